@@ -24,45 +24,50 @@ import (
 type Config struct {
 	Socket    string          // unix socket; empty: none
 	Bind      string          // TCP address; empty: none
-	Peers     []auth.PeerRule // other users that may use the socket, besides the daemon's own and root
+	Peers     []auth.PeerRule // users that may use the socket, in addition to root and the daemon's own user
 	TLS       TLS             // for the TCP address
-	TokenFile string          // clients on TCP must have one of its tokens; empty: no token is needed
-	Hosts     []string        // further names, besides those of loopback, that clients without a token may use on TCP
-	// parent domain of the host names of ports; empty: ports have none. See inbound.ParseDomain
+	TokenFile string          // clients on TCP must have a token from this file; empty: no token is needed
+	// Names of this host, besides those of loopback, that clients without a token may use on TCP.
+	Hosts []string
+	// Parent domain of the host names of ports; empty: ports have none. See inbound.ParseDomain.
 	ProxyDomain string
-	StateDir    string           // snapshots and private disks
-	RAMDir      string           // tmpfs for hot memory layers
-	RunDir      string           // sockets and records of running sandboxes
-	AuditLog    string           // empty: none
-	FlowLog     string           // connections of sandboxes; empty: none
-	Reopen      <-chan os.Signal // each signal reopens the logs, which another program has renamed; may be nil
-	Resolvers   []netip.AddrPort // DNS servers for sandboxes; none: those of /etc/resolv.conf
-	Cgroup      string           // where VMs get their limits; see cgroup.Config.Parent
-	Admit       admit.Rules
-	Proxy       netclient.Proxy // for outgoing TCP connections of sandboxes
-	OpenPrivate bool            // clients with the scope run may give sandboxes access to private networks and to the host
-	PoolSize    int             // waiting VMM processes per machine shape; 0: none
-	PoolMost    int             // temporary maximum of PoolSize, after forks found too few
-	Branches    int             // concurrent branches; 0: 4
-	CmdlineArgs []string        // added to the kernel command line of parents
-	CPUTemplate string          // of parents
-	Accel       string          // "kvm" or "tcg", for reports
-	// Port of the addresses that clients of forkd 0.5 get, which forkd forward-guests serves; 0:
-	// none.
+	StateDir    string // snapshots and private disks
+	RAMDir      string // tmpfs for hot memory layers
+	RunDir      string // sockets and records of running sandboxes
+	AuditLog    string // empty: none
+	FlowLog     string // connections of sandboxes; empty: none
+	// On each signal, the logs are opened again, because another program has renamed the files; may
+	// be nil.
+	Reopen    <-chan os.Signal
+	Resolvers []netip.AddrPort // DNS servers for sandboxes; none: those of /etc/resolv.conf
+	Cgroup    string           // parent of the VMs' cgroups; see cgroup.Config.Parent
+	Admit     admit.Rules
+	Proxy     netclient.Proxy // for outgoing TCP connections of sandboxes
+	// Clients with the scope run may allow sandboxes to connect to private networks and to the
+	// host.
+	OpenPrivate bool
+	PoolSize    int      // waiting VMM processes per machine shape; 0: none
+	PoolMost    int      // temporary maximum of PoolSize, used after forks found too few waiting processes
+	Branches    int      // concurrent branches; 0: 4
+	CmdlineArgs []string // added to the kernel command line of parents
+	CPUTemplate string   // CPU template of parents
+	Accel       string   // "kvm" or "tcg", as shown in reports
+	// Port of the addresses that clients of forkd 0.5 get for sandboxes. The command forkd
+	// forward-guests listens there. 0: none.
 	GuestPort  int
 	KillOnExit bool // kill all sandboxes when the daemon stops
 	Jail       jail.Options
 	Version    string
 	Log        *slog.Logger
 
-	// Probe says why no VM can run on this host, as far as a few guest instructions can tell, and
-	// whether that is certain. Without KVM the daemon still serves what needs no VM. nil: not
-	// probed.
+	// Probe runs a few guest instructions. It returns the reason why no VM can run on this host, or
+	// nil, and whether that result is certain. Without KVM the daemon still serves requests that
+	// need no VM. nil: VMs are assumed to work.
 	Probe func() (sure bool, reason error)
 }
 
 // Defaults fills in the directories and the socket for the calling user: system directories for
-// root, those of the XDG Base Directory specification for other users.
+// root, and the directories of the XDG Base Directory specification for other users.
 func (c *Config) Defaults(uid int, getenv func(string) string) error {
 	state, run := "/var/lib/forkd", "/run/forkd"
 	if uid != 0 {
@@ -94,8 +99,9 @@ func (c *Config) Defaults(uid int, getenv func(string) string) error {
 	return nil
 }
 
-// SetProxy reads the option --upstream-proxy: a URL, or "env". A password is accepted only from the
-// environment, because every user of this host can read command lines.
+// SetProxy parses the option --upstream-proxy: a URL, or "env" for the environment variables. A URL
+// on the command line must not contain a password, because every user of this host can read command
+// lines.
 func (c *Config) SetProxy(text string, getenv func(string) string) (err error) {
 	switch {
 	case text == "":
@@ -111,7 +117,8 @@ func (c *Config) SetProxy(text string, getenv func(string) string) (err error) {
 	return nil
 }
 
-// domain returns the domain of host names, with the port that clients are most likely to use.
+// domain returns the parent domain of host names. A missing port is replaced by the port of the
+// daemon's address.
 func (c *Config) domain() (d inbound.Domain, err error) {
 	if c.ProxyDomain == "" {
 		return d, nil
@@ -161,9 +168,9 @@ func (c *Config) check() error {
 	return nil
 }
 
-// checkDirs makes the daemon's directories. Their paths are well known, and some parent directories
-// are writable for all users. A user who can change their content could swap guest memory or take
-// over control sockets.
+// checkDirs makes the daemon's directories and refuses those that other users can change. Other
+// users know the paths and can write to some of the parent directories. A user who could change a
+// directory's content could replace guest memory or take over control sockets.
 func (c *Config) checkDirs() error {
 	for _, d := range []struct{ option, path string }{
 		{"--state-dir", c.StateDir}, {"--ram-dir", c.RAMDir}, {"--run-dir", c.RunDir},
@@ -185,10 +192,10 @@ const maxPool = 1000
 
 const maxOvercommit = 10_000 // vCPUs per CPU
 
-// DefaultReserve returns how much host memory is withheld from sandboxes by default, in bytes:
-// enough for the rest of the system, but only a small share of a small host.
+// DefaultReserve returns how much host memory is withheld from sandboxes by default, in bytes. It
+// is enough for the rest of the system, and only a small share of a small host's memory.
 func DefaultReserve() uint64 { return min(bake.HostMemoryMiB()/32, 512) << 20 }
 
-// DefaultDiskReserve is the disk space withheld by default, in bytes. With less, sandboxes that
-// write would soon be paused.
+// DefaultDiskReserve is the disk space withheld from sandboxes by default, in bytes. A sandbox that
+// writes to a full disk is paused, so it should not start when the disk is almost full.
 const DefaultDiskReserve = 64 << 20

@@ -1,8 +1,9 @@
 // Package daemon is the process behind `forkd daemon`. It owns the store and the sandboxes of one
 // host and serves the REST API until it is stopped.
 //
-// It runs no guest itself: every VM is a forkd-vmm process that lives on when the daemon ends, and
-// the next daemon takes it over. Constructors meet in wire.go and nowhere else.
+// It runs no guest itself: every VM is a forkd-vmm process. The process keeps running when the
+// daemon stops, and the next daemon takes it over. Only wire.go calls the constructors of the
+// daemon's parts.
 package daemon
 
 import (
@@ -30,13 +31,13 @@ const (
 	shutdownTimeout = 30 * time.Second
 )
 
-// Limits of the HTTP server. Each listener has its own number of connections. So clients who use up
-// the connections of a TCP address cannot lock the daemon's owner out of its unix socket.
+// Limits of the HTTP server. Each listener has its own limit of connections, so clients that use up
+// the connections of a TCP address cannot keep the daemon's owner from its unix socket.
 const (
 	maxConns   = 2048
-	maxHeaders = 16 << 10  // bytes, as in Node.js; parsing short headers takes twenty times that
+	maxHeaders = 16 << 10  // bytes, as in Node.js; parsed headers take up to twenty times that
 	maxHTTP2   = 100       // concurrent requests on an HTTP/2 connection
-	maxWindow  = 256 << 10 // bytes that a client may send ahead on one stream
+	maxWindow  = 256 << 10 // bytes of a stream that a client may send before the handler reads them
 )
 
 // Run serves until ctx ends, then finishes the requests in flight. It returns nil after an orderly
@@ -83,7 +84,7 @@ func Run(ctx context.Context, cfg Config) error {
 	return serve(ctx, cfg.Log, w.handler, listeners, maxConns)
 }
 
-// openGuard reads the configured tokens and certificates of clients.
+// openGuard returns the guard for the configured tokens, certificates and peers.
 func openGuard(cfg *Config) (*auth.Guard, error) {
 	g := &auth.Guard{Certs: cfg.TLS.ClientCA != "", Peers: cfg.Peers}
 	var err error
@@ -116,8 +117,8 @@ func serve(ctx context.Context, log *slog.Logger, handler http.Handler, listener
 	return nil
 }
 
-// newServer returns a server that closes a connection that is idle for the time idle, or whose
-// client does not receive an answer within the time answer.
+// newServer returns a server with two time limits: it closes a connection that has had no request
+// for the time idle, or whose client has not received an answer within the time answer.
 func newServer(handler http.Handler, log *slog.Logger, idle, answer time.Duration) *http.Server {
 	server := &http.Server{Handler: placing(fewHeaders(timed(handler, answer))), ReadHeaderTimeout: headerTimeout,
 		IdleTimeout: idle, MaxHeaderBytes: maxHeaders,
@@ -126,11 +127,11 @@ func newServer(handler http.Handler, log *slog.Logger, idle, answer time.Duratio
 			WriteByteTimeout: answer}}
 	server.Protocols.SetHTTP1(true)
 	server.Protocols.SetHTTP2(true)
-	server.Protocols.SetUnencryptedHTTP2(true) // for gRPC to ports of sandboxes, and for reverse proxies
+	server.Protocols.SetUnencryptedHTTP2(true) // gRPC clients of ports of sandboxes, and reverse proxies, use it
 	return server
 }
 
-// fewHeaders refuses a request with too many headers before a handler holds them.
+// fewHeaders refuses a request with too many headers before next is called.
 func fewHeaders(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if inbound.Fields(r.Header) > inbound.MaxFields {
@@ -179,14 +180,14 @@ func listen(cfg *Config, guard *auth.Guard) (listeners []net.Listener, err error
 	return listeners, nil
 }
 
-// hostOf returns the host of host:port, which has been checked.
+// hostOf returns the host of a valid host:port.
 func hostOf(addr string) string {
 	host, _, _ := net.SplitHostPort(addr)
 	return host
 }
 
-// socketMode lets all users connect if users other than the owner may use the socket, because the
-// daemon checks each connection's user.
+// socketMode returns the mode of the unix socket. If users other than the owner may use the daemon,
+// any user may connect, and the daemon checks the user of each connection.
 func (c *Config) socketMode() os.FileMode {
 	if len(c.Peers) > 0 {
 		return 0o666
@@ -194,7 +195,8 @@ func (c *Config) socketMode() os.FileMode {
 	return 0o600
 }
 
-// listenUnix makes a socket. A socket that a dead daemon left is replaced; one that answers is not.
+// listenUnix makes a socket. It replaces a socket on which no daemon answers, but not one on which
+// a daemon does.
 func listenUnix(path string, mode os.FileMode) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, err

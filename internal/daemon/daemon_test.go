@@ -67,7 +67,7 @@ func TestServeStopsInOrder(t *testing.T) {
 	inside := make(chan struct{})
 	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		close(inside)
-		stop() // the running request is still finished
+		stop() // the request in flight is finished
 		<-ctx.Done()
 		w.WriteHeader(http.StatusNoContent)
 	})
@@ -85,7 +85,7 @@ func TestServeStopsInOrder(t *testing.T) {
 }
 
 // The daemon refuses each of its three directories if other users can change it. The error names
-// the directory and the fix.
+// the directory and says how to fix it.
 func TestDaemonWantsItsDirectoriesToItself(t *testing.T) {
 	for _, option := range []string{"--state-dir", "--ram-dir", "--run-dir"} {
 		top := t.TempDir()
@@ -108,8 +108,8 @@ func TestDaemonWantsItsDirectoriesToItself(t *testing.T) {
 	}
 }
 
-// A connection beyond the limit is not served and takes no descriptor of the daemon, until another
-// one closes.
+// A connection beyond the limit is accepted only when another one closes. Until then it takes no
+// descriptor of the daemon.
 func TestConnectionsAreLimited(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -137,7 +137,8 @@ func TestConnectionsAreLimited(t *testing.T) {
 			<-served
 		}
 	}
-	conns[2].SetReadDeadline(time.Now().Add(100 * time.Millisecond)) // without a limit the answer comes at once
+	// Without a limit the answer would arrive within this time.
+	conns[2].SetReadDeadline(time.Now().Add(100 * time.Millisecond))
 	if n, err := conns[2].Read(make([]byte, 1)); err == nil {
 		t.Errorf("a third connection was served: %d bytes", n)
 	}
@@ -152,8 +153,8 @@ func TestConnectionsAreLimited(t *testing.T) {
 	}
 }
 
-// Counted connections can be closed in one direction, as streams to ports of sandboxes require.
-// They may also use HTTP/2 without TLS.
+// Connections of the limited listener can be closed in one direction, as streams to ports of
+// sandboxes require. They may also use HTTP/2 without TLS.
 func TestServedConnections(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -192,7 +193,8 @@ func TestServedConnections(t *testing.T) {
 	c.Close()
 	two := &http.Transport{Protocols: new(http.Protocols)}
 	two.Protocols.SetUnencryptedHTTP2(true)
-	resp, err := (&http.Client{Transport: two}).Get("http://" + l.Addr().String()) // in the place of the first
+	// Takes the place of the first connection.
+	resp, err := (&http.Client{Transport: two}).Get("http://" + l.Addr().String())
 	if err != nil || resp.ProtoMajor != 2 {
 		t.Errorf("HTTP/2: %+v, %v", resp, err)
 	}
@@ -203,7 +205,8 @@ func TestServedConnections(t *testing.T) {
 	}
 }
 
-// An idle connection does not keep a descriptor of the daemon for ever.
+// The server closes an idle connection, so that it does not keep a descriptor of the daemon for
+// ever.
 func TestIdleConnectionsAreClosed(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -218,7 +221,7 @@ func TestIdleConnectionsAreClosed(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(30 * time.Second)) // expires only if the server does not close the connection
+	_ = c.SetDeadline(time.Now().Add(30 * time.Second)) // expires only if the server fails to close the connection
 	fmt.Fprint(c, "GET / HTTP/1.1\r\nHost: x\r\n\r\n")
 	if p, err := io.ReadAll(c); err != nil || !strings.HasPrefix(string(p), "HTTP/1.1 200") {
 		t.Errorf("an answer and the end of the connection: %q, %v", p, err)

@@ -14,8 +14,8 @@ import (
 	"github.com/forkd/forkd/internal/daemon/inbound"
 )
 
-// Too many headers, which would take many times their bytes for the duration of the request, are
-// refused before any handler keeps them.
+// A request with too many headers is refused before a handler sees them. Parsed headers would take
+// many times their bytes in memory for as long as the request lasts.
 func TestVeryManyHeaders(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

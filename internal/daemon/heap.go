@@ -8,18 +8,20 @@ import (
 	"github.com/forkd/forkd/internal/host/cgroup"
 )
 
-// Bounds of the daemon's own memory: a share of the available memory, at least minHeap, but never
-// more than half. Requests may hold 512 MiB of bodies and answers (face.Limits.Memory).
+// Bounds of the daemon's own memory. The limit is a share of the available memory, but at least
+// minHeap, and never more than half of it. Requests may hold 512 MiB of bodies and answers
+// (face.Limits.Memory).
 const (
 	heapShare = 8
 	minHeap   = 1 << 30
 )
 
-// heapLimit returns the memory limit of the daemon's Go runtime, in bytes, given the memory
-// available to the daemon. Near the limit, the runtime collects garbage as hard as it can.
+// heapLimit returns the memory limit of the daemon's Go runtime, in bytes. memory is what the
+// daemon can use. Near the limit, the runtime collects garbage more often.
 func heapLimit(memory uint64) uint64 { return min(max(memory/heapShare, minHeap), memory/2) }
 
-// limitHeap sets the limit. If the variable GOMEMLIMIT is set, the runtime has already applied it.
+// limitHeap sets the memory limit, unless the variable GOMEMLIMIT is set, which the runtime applies
+// at its start.
 func limitHeap(goMemLimit string, log *slog.Logger) {
 	if goMemLimit != "" {
 		return

@@ -5,20 +5,20 @@ import (
 	"time"
 )
 
-// How long a preliminary answer is valid.
+// How long a result that may change is used.
 const (
-	// For a reason why no VM can run. Probing takes tens of milliseconds, and loading a missing
-	// module should not require a restart of the daemon.
+	// For a reason why no VM can run. A module that is loaded later should be noticed without a
+	// restart of the daemon. Probing takes only tens of milliseconds.
 	kvmAgain = 5 * time.Second
 
-	// For a probe that did not answer in time; KVM is then assumed to work. The next probe delays
-	// requests by seconds if the host is still that busy.
+	// For a probe that did not answer in time. KVM is then assumed to work. A busy host may delay
+	// each probe by seconds, and requests wait for it.
 	kvmUnsure = time.Minute
 )
 
-// kvmState caches whether VMs can run on this host. Once they certainly can, it never probes again;
-// other answers expire. A nil *kvmState assumes that they can. Its methods may be called
-// concurrently.
+// kvmState caches whether VMs can run on this host. A certain yes is kept for ever; any other
+// result is probed again after a while. A nil *kvmState assumes that VMs can run. Its methods may
+// be called concurrently.
 type kvmState struct {
 	probe func() (sure bool, reason error)
 
@@ -28,7 +28,7 @@ type kvmState struct {
 	until  time.Time
 }
 
-// why returns why no VM can run, or nil if VMs can.
+// why returns the reason why no VM can run; nil if VMs can run.
 func (k *kvmState) why() error {
 	if k == nil {
 		return nil

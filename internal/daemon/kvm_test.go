@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// A negative or uncertain result is checked again after a while; a positive one is not.
+// A negative or uncertain result is probed again after a while, but a positive one is not.
 func TestKVMState(t *testing.T) {
 	var none *kvmState
 	if err := none.why(); err != nil {
@@ -21,7 +21,7 @@ func TestKVMState(t *testing.T) {
 		}
 	}
 	why(answer, 1)
-	k.until = time.Now().Add(time.Hour) // independent of the host's speed
+	k.until = time.Now().Add(time.Hour) // expire only when the test says so, however slow the host is
 	why(answer, 1)
 	k.until = time.Time{}
 	why(answer, 2)

@@ -138,7 +138,7 @@ func (l *limited) Close() error {
 	return l.Listener.Close()
 }
 
-// placed is a connection that occupies a place until it is closed.
+// placed is a connection of a limited listener. It takes a place until it is closed.
 type placed struct {
 	net.Conn
 	of     *limited

@@ -18,17 +18,17 @@ const (
 	maxPlainHead = 64 << 10 // bytes
 	maxPlainBody = 1 << 20  // bytes that are read before the connection is closed
 	plainTime    = 5 * time.Second
-	plainLogs    = time.Minute // between two lines of the log
+	plainLogs    = time.Minute // minimum time between two lines of the log
 )
 
-// secure is a listener with encrypted connections.
+// secure is a listener whose connections use TLS.
 type secure struct {
 	net.Listener
 	config *tls.Config
 }
 
-// accepting returns the listener for a server: at most conns connections at once, encrypted if TLS
-// is configured.
+// accepting returns the listener for a server. It accepts at most conns connections at once and, if
+// TLS is configured, encrypts them.
 func accepting(l net.Listener, conns int, log *slog.Logger) net.Listener {
 	s, ok := l.(*secure)
 	if !ok {
@@ -38,7 +38,7 @@ func accepting(l net.Listener, conns int, log *slog.Logger) net.Listener {
 }
 
 // redirecting returns a listener of TLS connections. A client that speaks HTTP without TLS is
-// redirected to https://, and its request is not served.
+// redirected to https://, and no handler sees its request.
 func redirecting(l net.Listener, config *tls.Config, log *slog.Logger) net.Listener {
 	return tls.NewListener(&sniffer{Listener: l, log: log}, config)
 }
@@ -60,8 +60,8 @@ func (s *sniffer) Accept() (net.Conn, error) {
 	return &sniffed{Conn: conn, s: s}, nil
 }
 
-// sniffed examines the first byte of its connection. Only one goroutine at a time reads it: at
-// first that of the TLS handshake.
+// sniffed is a connection that examines its first byte. It needs no lock, because only the TLS
+// handshake reads the first byte.
 type sniffed struct {
 	net.Conn
 	s      *sniffer
@@ -69,7 +69,8 @@ type sniffed struct {
 }
 
 // Read implements net.Conn. It answers an unencrypted request itself and then closes the
-// connection. No TLS record begins with a capital letter, and all methods of HTTP do.
+// connection. It recognizes such a request by its first byte: every HTTP method begins with a
+// capital letter, and no TLS record does.
 func (c *sniffed) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	if c.looked || n == 0 {
@@ -89,9 +90,10 @@ func (c *sniffed) NetConn() net.Conn { return c.Conn }
 // redirect redirects a request to the same address with https://.
 func (c *sniffed) redirect(from io.Reader) {
 	defer c.Conn.Close()
-	_ = c.Conn.SetDeadline(time.Now().Add(plainTime)) // a closed connection ends the next line
+	_ = c.Conn.SetDeadline(time.Now().Add(plainTime)) // if the connection is closed, reading from it fails
 	r, err := http.ReadRequest(bufio.NewReader(io.LimitReader(from, maxPlainHead)))
-	if err != nil || r.Method == "PRI" { // preface of HTTP/2, which does not understand answers of HTTP/1.1
+	// PRI begins an HTTP/2 connection, whose client does not understand an answer in HTTP/1.1.
+	if err != nil || r.Method == "PRI" {
 		return
 	}
 	c.s.note(r, c.RemoteAddr())
@@ -100,12 +102,14 @@ func (c *sniffed) redirect(from io.Reader) {
 		status, location = "308 Permanent Redirect", fmt.Sprintf("Location: https://%s%s\r\n", r.Host, path)
 	}
 	const text = "This port speaks HTTPS only: use https://\n"
-	// A cached 308 would outlive a daemon that was started without TLS.
+	// Not a 308: browsers cache it, and would use https:// even after the daemon is started without
+	// TLS.
 	_, err = fmt.Fprintf(c.Conn,
 		"HTTP/1.1 %s\r\n%sContent-Type: text/plain\r\nCache-Control: no-store\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s",
 		status, location, len(text), text)
 	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok && err == nil && half.CloseWrite() == nil {
-		// unread bytes would reset the connection and lose the answer
+		// Bytes that remain unread would reset the connection, and the client would lose the
+		// answer.
 		_, _ = io.CopyN(io.Discard, c.Conn, maxPlainBody)
 	}
 }
@@ -113,8 +117,8 @@ func (c *sniffed) redirect(from io.Reader) {
 // credentials are the headers in which clients send secrets.
 var credentials = []string{"Authorization", "X-Api-Key", "X-Access-Token", "E2b-Traffic-Access-Token", "Cookie"}
 
-// note logs that a request sent its credentials unencrypted. Any stranger can send such requests,
-// so only some are logged.
+// note logs that a request sent its credentials unencrypted. Anyone can send such requests, so it
+// logs at most one in each interval of plainLogs.
 func (s *sniffer) note(r *http.Request, from net.Addr) {
 	for _, name := range credentials {
 		if r.Header.Get(name) == "" {

@@ -11,9 +11,10 @@ import (
 )
 
 // timed limits the time that a client takes to receive an answer of next. Without a limit, a client
-// that sends a request and reads nothing would hold the connection, and the answer in memory, for
-// ever, because a connection with a request is not idle. Streams set write deadlines of their own as
-// they progress. For them this limit covers only the bytes that remain when their handler returns.
+// that sends a request and reads nothing would hold the connection and the answer in memory for
+// ever: the idle timeout does not apply during a request. Streams set write deadlines of their own
+// while they make progress, so for a stream this limit covers only the bytes that remain when its
+// handler returns.
 func timed(next http.Handler, limit time.Duration) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		t := &timedWriter{ResponseWriter: w, limit: limit}
@@ -26,14 +27,14 @@ type timedWriter struct {
 	http.ResponseWriter
 	limit time.Duration
 
-	begun    bool // the deadline is set, or a stream sets it itself
+	begun    bool // the deadline is set, by this package or by a stream
 	hijacked bool
 }
 
 // Write implements http.ResponseWriter.
 func (t *timedWriter) Write(p []byte) (int, error) {
 	if !t.begun {
-		_ = t.SetWriteDeadline(time.Now().Add(t.limit)) // fails only in tests, whose connections have no deadlines
+		_ = t.SetWriteDeadline(time.Now().Add(t.limit)) // connections of some tests have no deadlines
 	}
 	return t.ResponseWriter.Write(p)
 }
@@ -44,7 +45,7 @@ func (t *timedWriter) SetWriteDeadline(at time.Time) error {
 	return http.NewResponseController(t.ResponseWriter).SetWriteDeadline(at)
 }
 
-// Hijack implements http.Hijacker. The new owner of the connection sets its deadlines.
+// Hijack implements http.Hijacker. The caller sets the deadlines of the connection from then on.
 func (t *timedWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	t.hijacked = true
 	return http.NewResponseController(t.ResponseWriter).Hijack()
@@ -53,17 +54,17 @@ func (t *timedWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 // Unwrap lets http.ResponseController reach the connection.
 func (t *timedWriter) Unwrap() http.ResponseWriter { return t.ResponseWriter }
 
-// end bounds the time for the client to receive what net/http has buffered. The server removes the
-// deadline afterwards.
+// end sets the deadline for the bytes that net/http has buffered. The server removes the deadline
+// after it has sent them.
 func (t *timedWriter) end() {
 	if !t.hijacked {
 		_ = t.SetWriteDeadline(time.Now().Add(t.limit))
 	}
 }
 
-// errorLog returns the log for messages of net/http. Except for panics of our handlers, they are
-// about what clients send, such as a broken TLS handshake, with which any client could fill the
-// log.
+// errorLog returns the log for messages of net/http. It logs only panics of handlers. All other
+// messages are about what clients send, such as a broken TLS handshake, and any client could fill
+// the log with them.
 func errorLog(l *slog.Logger) *log.Logger { return log.New(serverLog{l}, "", 0) }
 
 type serverLog struct{ log *slog.Logger }

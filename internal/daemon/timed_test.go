@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// patience is how long a test waits for events that should occur at once.
+// patience is how long a test waits for an event that should occur at once.
 const patience = 30 * time.Second
 
 // startServer starts a server on loopback with a time limit for answers.
@@ -27,7 +27,7 @@ func startServer(t *testing.T, h http.Handler, answer time.Duration) string {
 	return l.Addr().String()
 }
 
-// clientOf returns a transport of one protocol, with small receive buffers.
+// clientOf returns a transport for HTTP/1.1 or HTTP/2, with small receive buffers.
 func clientOf(t *testing.T, http2 bool) *http.Transport {
 	tr := &http.Transport{Protocols: new(http.Protocols),
 		HTTP2: &http.HTTP2Config{MaxReceiveBufferPerStream: 16 << 10, MaxReceiveBufferPerConnection: 64 << 10}}
@@ -37,8 +37,8 @@ func clientOf(t *testing.T, http2 bool) *http.Transport {
 	return tr
 }
 
-// A client that sends requests and reads nothing holds neither the handler nor the connection, in
-// any protocol, even if the handler does nothing about it.
+// A client that sends requests and reads nothing does not hold the handler or the connection for
+// ever, in any protocol, even if the handler sets no deadlines.
 func TestAnswersHaveATime(t *testing.T) {
 	for name, http2 := range map[string]bool{"HTTP/1": false, "HTTP/2": true} {
 		t.Run(name, func(t *testing.T) {
@@ -70,7 +70,7 @@ func TestAnswersHaveATime(t *testing.T) {
 	}
 }
 
-// A stream that sets its own deadlines is not limited by the time for other answers.
+// A stream that sets its own deadlines may last longer than the time limit for answers.
 func TestStreamsHaveTheirOwnTime(t *testing.T) {
 	for name, http2 := range map[string]bool{"HTTP/1": false, "HTTP/2": true} {
 		t.Run(name, func(t *testing.T) {
@@ -109,9 +109,9 @@ func TestStreamsHaveTheirOwnTime(t *testing.T) {
 	}
 }
 
-// The server closes the connection of an HTTP/2 client that opens all windows and reads nothing
-// from its socket. Its writes time out, so that they do not block the closing of an idle
-// connection.
+// The server closes the connection of an HTTP/2 client that opens all windows and never reads its
+// socket. The server's writes time out. Otherwise a blocked write would also block the closing of
+// the idle connection.
 func TestHTTP2SocketThatIsNotRead(t *testing.T) {
 	closed := make(chan bool)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -149,7 +149,7 @@ func TestHTTP2SocketThatIsNotRead(t *testing.T) {
 	}
 }
 
-// No client can fill the log with its requests, and our own panics are still logged.
+// Clients cannot fill the log with their requests, but panics of handlers are logged.
 func TestServerLog(t *testing.T) {
 	var out bytes.Buffer
 	l := errorLog(slog.New(slog.NewTextHandler(&out, nil)))

@@ -15,7 +15,7 @@ import (
 // TLS configures the TCP address. The zero TLS means no TLS.
 type TLS struct {
 	Cert, Key string // files in PEM
-	ClientCA  string // file in PEM: clients must have certificates that it signed; empty: no client certificates
+	ClientCA  string // file in PEM with the authorities of client certificates; empty: clients need no certificates
 }
 
 func (t *TLS) check(bind string) error {
@@ -30,9 +30,9 @@ func (t *TLS) check(bind string) error {
 	return nil
 }
 
-// certificates holds the daemon's certificates as their files are now. A changed file applies from
-// the next connection on. A file that cannot be used is logged, and the previous certificates stay
-// in force.
+// certificates holds the daemon's certificates. A change of the files applies from the next
+// connection on. If the files become unreadable or invalid, the error is logged, and the previous
+// certificates stay in use.
 type certificates struct {
 	files TLS
 	log   *slog.Logger
@@ -52,7 +52,8 @@ func serverTLS(files TLS, log *slog.Logger) (*tls.Config, error) {
 	return &tls.Config{MinVersion: tls.VersionTLS12, GetConfigForClient: c.current}, nil
 }
 
-// paths returns the files; the last one may be missing.
+// paths returns the paths of the files. The last one, of the client authorities, is empty if not
+// configured.
 func (c *certificates) paths() []string {
 	paths := []string{c.files.Cert, c.files.Key}
 	if c.files.ClientCA != "" {

@@ -40,7 +40,8 @@ func newAuthority(t *testing.T) *authority {
 	return a
 }
 
-// make fills in and signs a certificate; an authority without one signs its own.
+// make fills in a certificate and signs it. If a has no certificate yet, the certificate is
+// self-signed.
 func (a *authority) make(c *x509.Certificate) (_ *x509.Certificate, key *ecdsa.PrivateKey, certPEM, keyPEM []byte) {
 	a.t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -69,7 +70,7 @@ func (a *authority) make(c *x509.Certificate) (_ *x509.Certificate, key *ecdsa.P
 		pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER})
 }
 
-// server and user make certificates for the two sides.
+// server and user make a certificate for a server and for a client.
 func (a *authority) server() (cert, key []byte) {
 	_, _, cert, key = a.make(&x509.Certificate{Subject: pkix.Name{CommonName: "daemon"},
 		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}})
@@ -90,8 +91,8 @@ func put(t *testing.T, path string, p []byte) string {
 	return path
 }
 
-// The TCP address speaks TLS 1.2 and newer with the certificate that is currently in the file. It
-// accepts clients with certificates of the right authority.
+// The TCP address speaks TLS 1.2 and newer, with the certificate that is in the file now. It
+// accepts only clients whose certificates the configured authority has signed.
 func TestTLS(t *testing.T) {
 	ours, others := newAuthority(t), newAuthority(t)
 	dir := t.TempDir()
@@ -171,7 +172,7 @@ func TestTLS(t *testing.T) {
 	}
 	two.CloseIdleConnections()
 
-	// A broken file changes nothing; a new certificate is used for the next client.
+	// A broken file changes nothing. A new certificate is used from the next connection on.
 	put(t, files.Cert, []byte("nonsense"))
 	if err := ask(client.WithCA(ours.pem), ann); err != nil {
 		t.Errorf("after a broken change: %v", err)

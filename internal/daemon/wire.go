@@ -48,7 +48,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// wired is a complete daemon without its sockets.
+// wired is a complete daemon, except for its sockets.
 type wired struct {
 	handler http.Handler
 	manager *sandbox.Manager
@@ -62,8 +62,8 @@ type wired struct {
 	traces  *tracing.Tracer
 }
 
-// wire constructs the daemon and takes over what an earlier daemon left running. Streams to ports
-// of sandboxes end with ctx.
+// wire constructs the daemon and takes over the sandboxes and processes that an earlier daemon left
+// running. Streams to ports of sandboxes end with ctx.
 func wire(ctx context.Context, cfg Config, guard *auth.Guard, kvm *kvmState) (*wired, error) {
 	var undo cleanup.Stack
 	defer undo.Run()
@@ -79,7 +79,7 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard, kvm *kvmState) (*w
 	if w.traces, err = tracing.FromEnv(ctx, cfg.Version, os.Getenv); err != nil {
 		return nil, err
 	}
-	missing := w.openCgroups(&cfg) // before processes are started in the daemon's present cgroup
+	missing := w.openCgroups(&cfg) // processes that are started later belong to the daemon's new cgroup
 	bin := filepath.Join(cfg.StateDir, "bin")
 	vmm, err := install(bin, embedded.VMM)
 	if err != nil {
@@ -132,7 +132,7 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard, kvm *kvmState) (*w
 	if err != nil {
 		return nil, err
 	}
-	w.net.Forget() // the sandboxes that were not taken over
+	w.net.Forget() // drops the networks of sandboxes that were not taken over
 	needed := func(leaf string) bool { return leaf == netclient.Leaf || exists(filepath.Join(runDir, leaf)) }
 	if err := w.cgroups.Sweep(needed); err != nil {
 		cfg.Log.Warn("cgroups of an earlier daemon are left", "error", err)
@@ -182,7 +182,8 @@ func (w *wired) startBaker(cfg *Config, vmms vmpool.VMMs, runDir string) (*bake.
 	})
 	var err error
 	boot := func(ctx context.Context, i build.Image, report func(string)) (bake.Request, error) {
-		if err := w.kvm.Check(); err != nil { // otherwise found only after the image is made
+		// Otherwise the missing KVM would be noticed only after the image has been made.
+		if err := w.kvm.Check(); err != nil {
 			return bake.Request{}, &vmmclient.NoKVMError{Err: err}
 		}
 		return build.BootImage(ctx, i, report)
@@ -197,8 +198,8 @@ func (w *wired) startBaker(cfg *Config, vmms vmpool.VMMs, runDir string) (*bake.
 	return baker, err
 }
 
-// openKeys opens the key that signs URLs, if there is a domain for them, and the key from which
-// tokens of sandboxes are derived.
+// openKeys opens two keys: if there is a domain, the key that signs permissions in host names, and
+// the key from which tokens of sandboxes are derived.
 func openKeys(dir string, domain inbound.Domain) (links *auth.Links, keys *auth.Keys, err error) {
 	if domain.IsSet() {
 		if links, err = auth.OpenLinks(filepath.Join(dir, "links.key")); err != nil {
@@ -219,7 +220,7 @@ func (w *wired) openBooks(cfg *Config, dataDir string) (*workspace.Set, *once.Bo
 	return workspaces, answers, err
 }
 
-// gauges returns the metrics that are computed on demand.
+// gauges returns the metrics that are computed when they are requested.
 func (w *wired) gauges() metrics.Source {
 	return metrics.Source{
 		Snapshots:  func() int { return len(w.store.List()) },
@@ -246,11 +247,11 @@ func (w *wired) gauges() metrics.Source {
 	}
 }
 
-// netStatsTimeout bounds the time that forkd-net may take for its figures; after it they are
-// omitted.
+// netStatsTimeout bounds the time that forkd-net may take to return its metrics. After that, they
+// are omitted.
 const netStatsTimeout = 5 * time.Second
 
-// openJails ensures that VMMs can be jailed on this host.
+// openJails returns the starter of jailed VMMs, or an error if this host cannot jail them.
 func openJails(cfg *Config, vmm string) (*jail.Starter, error) {
 	jails, err := jail.New(cfg.Jail)
 	if err == nil {
@@ -266,7 +267,7 @@ func openJails(cfg *Config, vmm string) (*jail.Starter, error) {
 	return jails, nil
 }
 
-// startNet installs forkd-net, and finds it or starts it.
+// startNet installs forkd-net. It connects to a running forkd-net, or starts one.
 func (w *wired) startNet(cfg *Config, bin string, jails *jail.Starter) error {
 	path, err := install(bin, netclient.Name)
 	if err != nil {
@@ -279,7 +280,8 @@ func (w *wired) startNet(cfg *Config, bin string, jails *jail.Starter) error {
 	return err
 }
 
-// openCgroups finds the cgroup for limits of sandboxes and returns which limits cannot be enforced.
+// openCgroups finds the cgroup for limits of sandboxes. missing lists the limits that cannot be
+// enforced.
 func (w *wired) openCgroups(cfg *Config) (missing string) {
 	w.cgroups = cgroup.Open(cgroup.Config{Parent: cfg.Cgroup, RunDir: cfg.RunDir, StateDir: cfg.StateDir})
 	err := w.cgroups.Missing()
@@ -290,7 +292,7 @@ func (w *wired) openCgroups(cfg *Config) (missing string) {
 	return err.Error()
 }
 
-// openStore takes over the store and logs the defects of its snapshots.
+// openStore opens the store and logs the defects of its snapshots.
 func openStore(cfg *Config, events *event.Ring) (*store.Store, error) {
 	s, err := store.Open(store.Config{Root: cfg.StateDir, RAM: cfg.RAMDir, Events: events})
 	if err != nil {
@@ -344,7 +346,8 @@ func (w *wired) reopen(ctx context.Context, asked <-chan os.Signal, log *slog.Lo
 			return
 		case <-asked:
 		}
-		if err := errors.Join(w.audit.Reopen(), w.net.ReopenLog()); err != nil { // the old file stays in use
+		// If this fails, the daemon writes to the old file as before.
+		if err := errors.Join(w.audit.Reopen(), w.net.ReopenLog()); err != nil {
 			log.Error("SIGHUP", "error", err)
 		}
 	}
@@ -361,11 +364,11 @@ func (w *wired) close(kill bool) {
 	_ = w.traces.Close() // a collector that does not answer must not delay the stop
 }
 
-// install writes an embedded program into dir, which is not the run directory because many hosts
-// mount that noexec. The name carries no version: running processes keep the old file open, new
-// ones use the new file. An existing identical file stays, so that a daemon also starts on a full
-// disk. The users that a jail.Starter gives to processes can read it and dir; only the daemon's
-// user can change dir.
+// install writes an embedded program into dir. dir is not the run directory, which many hosts mount
+// with noexec. The file name has no version: running processes keep the old file open, and new ones
+// use the new file. An identical file is kept, so that a daemon can start on a full disk. All users
+// that a jail.Starter gives to processes can read dir and the program, but only the daemon's user
+// can change them.
 func install(dir, name string) (string, error) {
 	p, err := embedded.Open(name)
 	if err != nil {
@@ -377,7 +380,7 @@ func install(dir, name string) (string, error) {
 	if have, unread := os.ReadFile(path); err == nil && (unread != nil || !bytes.Equal(have, p)) {
 		err = atomicfile.Write(path, p, mode)
 	}
-	if err == nil { // an earlier build or the umask may have given them another mode
+	if err == nil { // an earlier build or the umask may have set another mode
 		err = errors.Join(os.Chmod(dir, dirMode), os.Chmod(path, mode))
 	}
 	if err != nil {

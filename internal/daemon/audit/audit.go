@@ -1,10 +1,10 @@
 // Package audit writes one JSON line per API request: the client, the operation, the sandbox, and
-// the result. It also gives each request the id that its line, its answer and the daemon's log have
-// in common.
+// the result. It gives each request an id, which also appears in the answer and in the daemon's
+// log.
 //
 // It writes no bodies, query strings or tokens, and nothing that is sent to a server in a sandbox.
-// It does not rotate the file: another program renames it and then has the daemon Reopen it
-// (SIGHUP).
+// It does not rotate the file. Another program renames the file and then sends the daemon SIGHUP,
+// so that the daemon calls Reopen.
 package audit
 
 import (
@@ -22,30 +22,31 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// Entry is one line.
+// Entry is one line of the log.
 type Entry struct {
 	Time      time.Time `json:"ts"`
 	RequestID string    `json:"request_id"`
 	Who       string    `json:"who,omitempty"` // name of the auth.Principal; empty if unknown
 	Method    string    `json:"method"`
-	Path      string    `json:"path"`                // without the query, and without the part that the guest interprets
-	Route     string    `json:"route,omitempty"`     // as in the API's document
-	Host      string    `json:"host,omitempty"`      // PORT-ID, if the request named a port of a sandbox by its host
-	Sandbox   string    `json:"sandbox,omitempty"`   // named by the request
-	Sandboxes []string  `json:"sandboxes,omitempty"` // made by the request
-	Status    int       `json:"status"`
-	LatencyUS int64     `json:"latency_us"`
-	UserAgent string    `json:"ua"`
-	Remote    string    `json:"remote"` // address; "unix:PID" over the unix socket
+	// Without the query, and without the part that belongs to a server in a sandbox.
+	Path      string   `json:"path"`
+	Route     string   `json:"route,omitempty"`     // pattern of the route in the API's document
+	Host      string   `json:"host,omitempty"`      // PORT-ID, if the request's host name names a port of a sandbox
+	Sandbox   string   `json:"sandbox,omitempty"`   // the sandbox that the request names
+	Sandboxes []string `json:"sandboxes,omitempty"` // the sandboxes that the request made
+	Status    int      `json:"status"`
+	LatencyUS int64    `json:"latency_us"`
+	UserAgent string   `json:"ua"`
+	Remote    string   `json:"remote"` // address; "unix:PID" over the unix socket
 
 	// LeftOut counts the omitted lines before this one, all of strangers.
 	LeftOut int `json:"left_out,omitempty"`
 
-	// Lost counts the lines missing before this one because they could not be written.
+	// Lost counts the lines before this one that could not be written.
 	Lost int `json:"lost,omitempty"`
 }
 
-// SignedURL is the client's name for a request that has nothing but a signed URL.
+// SignedURL is the client's name for a request whose only credential is a signed URL.
 const SignedURL = "signed-url"
 
 // isStranger reports whether the client of an entry proved nothing, or has only a signed URL.
@@ -77,8 +78,8 @@ type Log struct {
 	mu      sync.Mutex
 	out     io.WriteCloser
 	cut     bool // the file ends with an incomplete line
-	leftOut int  // see Entry
-	lost    int  // see Entry
+	leftOut int  // see Entry.LeftOut
+	lost    int  // see Entry.Lost
 }
 
 // Open opens the log at path, which is created with mode 0600.
@@ -97,7 +98,7 @@ func (l *Log) Reopen() error {
 	if err != nil {
 		return fmt.Errorf("open audit log: %w", err)
 	}
-	cut := endsAmidLine(f) // a daemon was killed while it wrote, or the disk was full
+	cut := endsAmidLine(f) // true if a daemon was killed while it wrote, or the disk was full
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.out != nil {
@@ -118,9 +119,8 @@ func endsAmidLine(f *os.File) bool {
 	return err == nil && last[0] != '\n'
 }
 
-// maxField bounds the fields of an entry whose text a client chooses, in bytes. The other fields
-// are bounded by their origin: RequestID by its form, Route by the table of routes, Remote by the
-// kernel, and Sandboxes by the largest fork.
+// maxField bounds the fields of an entry whose text the client chooses, in bytes. The other fields
+// need no bound, because the daemon or the kernel makes them.
 const maxField = 1024
 
 // Write appends e as one line in one write call.
@@ -143,8 +143,8 @@ func (l *Log) Write(e Entry) error {
 	return l.writeLocked(e)
 }
 
-// writeLocked writes a line, with the counts of the lines missing before it. A line that was
-// written only in part stays; the next one begins on a line of its own.
+// writeLocked writes a line with the counts of the missing lines before it. If the file ends with
+// an incomplete line, writeLocked begins a new one.
 func (l *Log) writeLocked(e Entry) error {
 	e.Time, e.LeftOut, e.Lost = e.Time.UTC(), l.leftOut, l.lost
 	for _, field := range []*string{&e.Method, &e.Path, &e.UserAgent, &e.Sandbox, &e.Host, &e.Who} {
@@ -155,7 +155,7 @@ func (l *Log) writeLocked(e Entry) error {
 		line.WriteByte('\n')
 	}
 	enc := json.NewEncoder(&line)
-	enc.SetEscapeHTML(false) // not embedded in HTML, and escaping would turn '<' into six bytes
+	enc.SetEscapeHTML(false) // the log is not embedded in HTML, and escaping would turn '<' into six bytes
 	if err := enc.Encode(e); err != nil {
 		return fmt.Errorf("write audit log: %w", err)
 	}
@@ -170,8 +170,7 @@ func (l *Log) writeLocked(e Entry) error {
 	return nil
 }
 
-// Close closes the file. Before that it writes the counts of missing lines, if no line has them
-// yet.
+// Close closes the file. If lines are missing at the end, Close first writes their counts.
 func (l *Log) Close() error {
 	if l == nil {
 		return nil

@@ -54,7 +54,7 @@ func TestEveryEntryIsOneLineWhateverTheClientSends(t *testing.T) {
 	}
 }
 
-// No client can fill the disk with a few requests, whichever field its text ends up in.
+// A client cannot write long lines, whichever field its text ends up in.
 func TestLinesAreBounded(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "audit.log")
 	l, err := Open(path)
@@ -154,8 +154,8 @@ func (d *fullDisk) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// After a full disk, or a daemon that was killed during a write, later lines are intact and count
-// the missing ones.
+// After a full disk, or after a daemon that was killed during a write, later lines are complete and
+// count the missing ones.
 func TestLinesAfterAFullDisk(t *testing.T) {
 	for _, room := range []int{0, 1, 50} {
 		path := filepath.Join(t.TempDir(), "log")

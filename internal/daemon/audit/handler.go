@@ -11,17 +11,17 @@ import (
 	"time"
 )
 
-// RequestIDHeader carries the id of a request, in the answer too: the client's own id if it is
-// valid, else a new one.
+// RequestIDHeader carries the id of a request, in the request and in the answer. An id that the
+// client sends is used if it is valid; otherwise the daemon makes one.
 const RequestIDHeader = "X-Request-Id"
 
-// properID excludes characters that could be misread wherever the id is shown.
+// properID excludes characters that a terminal, a shell or a log could interpret.
 var properID = regexp.MustCompile(`^[A-Za-z0-9._:-]{1,128}$`)
 
 type entryKey struct{}
 
-// From returns the entry of a request, to which handlers add what they know. They may change it
-// until they return. Without Handler the entry is discarded.
+// From returns the entry of a request, so that handlers can fill in its fields. A handler may
+// change the entry until it returns. If Handler does not serve the request, the entry is discarded.
 func From(ctx context.Context) *Entry {
 	if e, ok := ctx.Value(entryKey{}).(*Entry); ok {
 		return e
@@ -40,7 +40,7 @@ func (l *Log) Handler(next http.Handler, done func(Entry, error)) http.Handler {
 		}
 		w.Header().Set(RequestIDHeader, e.RequestID)
 		rec := &recorder{ResponseWriter: w, status: http.StatusOK}
-		defer func() { // deferred for handlers that abort the connection
+		defer func() { // deferred, because a handler may abort the connection with a panic
 			e.Status, e.LatencyUS = rec.status, time.Since(e.Time).Microseconds()
 			done(*e, l.Write(*e))
 		}()
@@ -64,8 +64,8 @@ func (r *recorder) WriteHeader(status int) {
 	r.ResponseWriter.WriteHeader(status)
 }
 
-// Hijack implements http.Hijacker. A handler that takes over the connection answers with an
-// upgrade.
+// Hijack implements http.Hijacker. It records status 101, because a handler that takes over the
+// connection upgrades it.
 func (r *recorder) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	r.status = http.StatusSwitchingProtocols
 	return http.NewResponseController(r.ResponseWriter).Hijack()

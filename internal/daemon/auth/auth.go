@@ -1,9 +1,9 @@
 // Package auth identifies the client of a request and its rights: by a token, by the user at the
 // other end of the unix socket, or by a client certificate. It refuses configurations that would
-// leave the daemon open.
+// let clients without credentials use the daemon from other hosts.
 //
-// It also signs temporary permissions to reach one port of one sandbox. The scope that a route
-// requires is decided by the daemon's faces, and TLS itself is the daemon's.
+// It also signs temporary permissions to reach one port of one sandbox. Packages v1 and e2b decide
+// which scope a route requires, and package daemon serves TLS.
 package auth
 
 import (
@@ -22,10 +22,10 @@ var (
 	errCertificate = errors.New("missing client certificate")
 )
 
-// TokenHeader carries the token if Authorization is meant for a server in a sandbox.
+// TokenHeader carries the daemon's token if Authorization is meant for a server in a sandbox.
 const TokenHeader = "Forkd-Token"
 
-// presented returns the token of a request: the value of TokenHeader or, without it, that of
+// presented returns the token of a request: the value of TokenHeader, or else the bearer token of
 // Authorization.
 func presented(r *http.Request) string {
 	if own := r.Header.Get(TokenHeader); own != "" {
@@ -44,8 +44,8 @@ func Bearer(authorization string) (token string, ok bool) {
 	return strings.TrimSpace(token), ok
 }
 
-// CheckBind refuses to serve TCP beyond this host to clients without credentials. addr is
-// host:port; proven says that every client must have a token or a certificate.
+// CheckBind returns an error if addr (host:port) can be reached from other hosts and clients need
+// no credentials. proven means that every client must have a token or a certificate.
 func CheckBind(addr string, proven bool) error {
 	host, _, err := net.SplitHostPort(addr)
 	if err != nil {

@@ -61,7 +61,7 @@ func TestIdentify(t *testing.T) {
 	}
 }
 
-// A token in TokenHeader takes precedence over any other token in the request.
+// The token in TokenHeader is used even if Authorization has another one.
 func TestIdentifyByTheOwnHeader(t *testing.T) {
 	tokens, _ := open(t, good)
 	g := &Guard{Tokens: tokens}
@@ -162,8 +162,8 @@ func TestNamedTokens(t *testing.T) {
 		t.Error("an unknown token is taken")
 	}
 
-	// A token removed from the file is invalid from the next request on, even if it was the last
-	// one.
+	// A token that was removed from the file is invalid from the next request on, even if the file
+	// had no other token.
 	less, err := Remove(file, "e2b")
 	if err != nil || !strings.HasPrefix(string(less), "# who\n") {
 		t.Fatalf("%q, %v", less, err)
@@ -195,7 +195,7 @@ func TestNamedTokens(t *testing.T) {
 	}
 }
 
-// A comment of a single word is not a token, neither alone in a file nor as the remainder after a
+// A comment of a single word is not a token, whether it is alone in a new file or remains after a
 // removal.
 func TestCommentIsNoToken(t *testing.T) {
 	const comment = "#forkd-tokens-of-ci"
@@ -220,7 +220,7 @@ func TestCommentIsNoToken(t *testing.T) {
 	}
 }
 
-// A file is read again only if it has changed, even if it was old before.
+// A file that has changed is read again, even if its old content had been in use for a long time.
 func TestOldTokenFileIsReadAgainWhenItChanges(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens")
 	write(t, path, good)

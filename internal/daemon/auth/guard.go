@@ -9,7 +9,7 @@ import (
 	"github.com/forkd/forkd/internal/host/owner"
 )
 
-// Principal identifies the client of a request.
+// Principal is the client of a request, with its rights.
 type Principal struct {
 	Who          string // "token:NAME", "uid:1000", "cert:NAME", or "local" if no credentials are required
 	Scope        Scope
@@ -17,12 +17,12 @@ type Principal struct {
 	Prefix       owner.Prefix
 }
 
-// Owner returns the owner of everything that p makes.
+// Owner returns the owner that sandboxes and snapshots made by p get.
 func (p Principal) Owner() owner.Owner {
 	return owner.Owner{Name: p.Who, Most: p.MaxSandboxes, Prefix: p.Prefix, Admin: p.Scope >= Admin}
 }
 
-// ScopeError refuses a request of a known principal that lacks the scope for it.
+// ScopeError refuses a request whose principal lacks the required scope.
 type ScopeError struct {
 	Who        string
 	Have, Want Scope
@@ -36,7 +36,7 @@ func (e *ScopeError) Error() string {
 		e.Who, e.Have, e.Want, e.Want)
 }
 
-// Need returns nil if p has at least a scope.
+// Need returns nil if p has the scope want or a higher one.
 func (p Principal) Need(want Scope) error {
 	if p.Scope < want {
 		return &ScopeError{p.Who, p.Scope, want}
@@ -71,15 +71,15 @@ type Guard struct {
 // Demands reports whether clients over TCP need credentials.
 func (g *Guard) Demands() bool { return g != nil && (g.Tokens != nil || g.Certs) }
 
-// Identify returns the principal of a request. A token in TokenHeader or Authorization names the
-// principal. Without a token, the connection does: the user at the other end of the unix socket or,
-// if no token is required, the name in the client's certificate. For a user without a rule,
-// Identify returns both the principal and an error. Such a connection should be closed, like that
-// of every client without credentials.
+// Identify returns the principal of a request. If the request has a token, the token names the
+// principal. Otherwise the connection does: by the user at the other end of the unix socket or, if
+// no token is required, by the name in the client's certificate. For a user of the socket without a
+// rule, Identify returns both the principal and an error. The caller should close the connection of
+// a request that Identify refuses.
 func (g *Guard) Identify(r *http.Request) (Principal, error) { return g.IdentifyBy(r, presented(r)) }
 
 // IdentifyBy is Identify for a token that was sent in another way, such as the API keys of E2B's
-// clients. A token that is present must be valid, whatever the connection proves.
+// clients. An invalid token is an error, even if the connection alone would name a principal.
 func (g *Guard) IdentifyBy(r *http.Request, token string) (Principal, error) {
 	who, err := g.identify(r, token)
 	if err == nil {
@@ -108,16 +108,17 @@ func (g *Guard) identify(r *http.Request, token string) (Principal, error) {
 		return Principal{}, errMissing
 	case !g.Certs:
 		return Principal{Who: owner.Anyone, Scope: Admin}, nil
-	case r.TLS == nil || len(r.TLS.VerifiedChains) == 0: // otherwise the handshake would have failed
+	// A client without a certificate would have failed the handshake.
+	case r.TLS == nil || len(r.TLS.VerifiedChains) == 0:
 		return Principal{}, errCertificate
 	}
 	return Principal{Who: "cert:" + r.TLS.VerifiedChains[0][0].Subject.CommonName, Scope: Admin}, nil
 }
 
-// apiKeyPrefix is the prefix of E2B's API keys. Its SDKs of 2025 accept no other prefix.
+// apiKeyPrefix is the prefix of E2B's API keys. E2B's SDKs of 2025 accept no other prefix.
 const apiKeyPrefix = "e2b_"
 
-// IdentifyByAPIKey is IdentifyBy for a token as an E2B API key: with or without the prefix "e2b_".
+// IdentifyByAPIKey is IdentifyBy for a token in the form of an E2B API key: with or without "e2b_".
 func (g *Guard) IdentifyByAPIKey(r *http.Request, key string) (Principal, error) {
 	who, err := g.IdentifyBy(r, key)
 	if token, ok := strings.CutPrefix(key, apiKeyPrefix); ok && err != nil {
@@ -126,8 +127,8 @@ func (g *Guard) IdentifyByAPIKey(r *http.Request, key string) (Principal, error)
 	return who, err
 }
 
-// IsToken reports whether text is a token of the daemon, also in the form of an API key. Such text
-// must not be passed on to anyone.
+// IsToken reports whether text is a token of the daemon, with or without the prefix of an API key.
+// Such text must not be passed on to a guest.
 func (g *Guard) IsToken(text string) bool {
 	if g == nil || g.Tokens == nil {
 		return false
@@ -139,8 +140,8 @@ func (g *Guard) IsToken(text string) bool {
 	return ok
 }
 
-// Holds reports whether a principal, given as Principal.Who, still has at least a scope. Only the
-// holder of a token can have lost it, because tokens can be removed while the daemon runs.
+// Holds reports whether a principal, given as Principal.Who, still has the scope want or a higher
+// one. A principal loses its scope only when its token is removed from the token file.
 func (g *Guard) Holds(who string, want Scope) bool {
 	name, ok := strings.CutPrefix(who, tokenWho)
 	return g == nil || g.Tokens == nil || !ok || g.Tokens.has(name, want)

@@ -7,10 +7,10 @@ import (
 	"strings"
 )
 
-// CheckHost reports whether a request's Host header names a daemon that requires no token:
-// localhost, a loopback address, or one of allowed, with any port. Any other name could belong to a
-// web page whose name was made to resolve to this host after the browser loaded it (DNS rebinding).
-// For the browser, such a page and the daemon have the same origin.
+// CheckHost returns an error if the Host header of a request is not localhost, a loopback address
+// or one of allowed; any port is accepted. It is for daemons that require no token. A web page
+// could make its own domain name resolve to this host after the browser has loaded the page (DNS
+// rebinding). The browser would then treat the page and the daemon as the same origin.
 func CheckHost(header string, allowed []string) error {
 	host := header
 	if h, _, err := net.SplitHostPort(header); err == nil {

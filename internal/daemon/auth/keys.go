@@ -12,8 +12,9 @@ import (
 	"github.com/forkd/forkd/internal/atomicfile"
 )
 
-// Keys derives the tokens of sandboxes from one key, so that they survive a restart without being
-// stored. (They are stored only in answers kept for repeated requests.)
+// Keys derives the tokens of sandboxes from one key, so that the tokens are valid after a restart
+// although they are not stored. (The only copies on disk are in answers kept for repeated requests;
+// see package once.)
 type Keys struct{ key [32]byte }
 
 // OpenKeys reads the key in a file. If the file is missing, it is created with a random key.
@@ -29,18 +30,19 @@ func (k *Keys) Token(purpose, id string) string {
 	return hex.EncodeToString(h.Sum(nil)[:20])
 }
 
-// Is reports whether text is that token, in a time that does not depend on how much of it is right.
+// Is reports whether token is the token of a sandbox for a purpose. It compares in constant time.
 func (k *Keys) Is(purpose, id, token string) bool {
 	return hmac.Equal([]byte(token), []byte(k.Token(purpose, id)))
 }
 
-// openKey reads a key, or makes one. what and loss are texts for errors: the name of the key, and
-// the effect of its loss.
+// openKey reads a key, or makes one. what and loss are used in error messages: what is the name of
+// the key, loss is the effect of losing it.
 func openKey(path, what, loss string) (key [32]byte, err error) {
 	p, err := os.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) {
 		rand.Read(key[:])
-		if err := atomicfile.WriteDurable(path, key[:], 0o600); err != nil { // tokens depend on it from now on
+		// Durable, because tokens derived from the key are given out from now on.
+		if err := atomicfile.WriteDurable(path, key[:], 0o600); err != nil {
 			return key, fmt.Errorf("write %s: %w", what, err)
 		}
 		return key, nil

@@ -10,14 +10,14 @@ import (
 	"time"
 )
 
-// Links signs permissions to reach one port of one sandbox until a given time. A permission is text
-// that fits into a host name: linkSize lower-case letters and digits. It can be revoked only by
-// deleting the key.
+// Links signs permissions to reach one port of one sandbox until a given time. A permission
+// consists of linkSize lower-case letters and digits, so that it fits into a host name. It cannot
+// be revoked, except by deleting the key.
 type Links struct{ key [32]byte }
 
 // Sizes of a permission, in base32 characters: the expiry in seconds (35 bits, enough until the
 // year 3058), and the first 100 bits of an HMAC-SHA256. A label of a host name has at most 63
-// characters; with the longest port and a sandbox's id this fills it.
+// characters; the longest port, a sandbox's id and a permission together have 63.
 const (
 	expirySize = 7
 	macSize    = 20
@@ -61,8 +61,8 @@ func (l *Links) Check(permission, id string, port uint16, now time.Time) error {
 	return nil
 }
 
-// mac signs an expiry together with the id and the port. Ids contain no zero byte, so that it can
-// end the id.
+// mac signs the expiry, the id and the port. A zero byte separates the id from the rest, because
+// ids contain none.
 func (l *Links) mac(id string, port uint16, end string) string {
 	h := hmac.New(sha256.New, l.key[:])
 	fmt.Fprintf(h, "forkd port url\x00%s\x00%d\x00%s", id, port, end)
@@ -72,12 +72,12 @@ func (l *Links) mac(id string, port uint16, end string) string {
 // expiryText encodes the low 35 bits of a time in seconds.
 func expiryText(seconds int64) string {
 	var b [8]byte
-	binary.BigEndian.PutUint64(b[:], uint64(seconds)<<(64-35)) // moves the bits to the front
+	binary.BigEndian.PutUint64(b[:], uint64(seconds)<<(64-35)) // puts the 35 bits first
 	return linkAlphabet.EncodeToString(b[:5])[:expirySize]
 }
 
-// expiryOf is the reverse of expiryText. Text that Sign did not make decodes to 0, a time long
-// past.
+// expiryOf is the reverse of expiryText. It returns 0, which is long past, for text that Sign did
+// not make.
 func expiryOf(text string) int64 {
 	b, err := linkAlphabet.DecodeString(text + "a")
 	if err != nil || len(b) != 5 {

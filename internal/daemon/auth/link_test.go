@@ -17,7 +17,7 @@ func TestLinks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	again, err := OpenLinks(path) // as the next daemon does
+	again, err := OpenLinks(path) // like a restarted daemon
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -51,7 +51,7 @@ func TestLinks(t *testing.T) {
 			t.Errorf("%s: %v, want %v", c.name, err, c.want)
 		}
 	}
-	for i := range p { // any changed character
+	for i := range p { // change each character
 		forged := p[:i] + string("ab"[b2i(p[i] == 'a')]) + p[i+1:]
 		if err := l.Check(forged, linkID, 65535, end.Add(-time.Hour)); !errors.Is(err, ErrLinkForged) {
 			t.Errorf("character %d changed: %v", i, err)

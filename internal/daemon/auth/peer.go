@@ -24,8 +24,8 @@ type Peer struct {
 
 type peerKey struct{}
 
-// WithPeer returns the context of a connection. It carries the peer if the connection is over a
-// unix socket.
+// WithPeer returns the context for a connection's requests. If the connection is over a unix
+// socket, the context carries the peer.
 func WithPeer(ctx context.Context, c net.Conn) context.Context {
 	for {
 		inner, ok := c.(interface{ NetConn() net.Conn })
@@ -58,7 +58,7 @@ func peerOf(conn *net.UnixConn) Peer {
 	return peer
 }
 
-// PeerFrom returns the peer of a request over a unix socket.
+// PeerFrom returns the peer of a request that came over a unix socket.
 func PeerFrom(ctx context.Context) (Peer, bool) {
 	p, ok := ctx.Value(peerKey{}).(Peer)
 	return p, ok
@@ -92,8 +92,8 @@ type PeerRule struct {
 	Scope Scope
 }
 
-// ParsePeer reads a rule: user:NAME or group:NAME, or a number instead of the name, with an
-// optional =SCOPE. The default scope is run.
+// ParsePeer reads a rule: user:NAME or group:NAME, with an optional =SCOPE at the end. NAME may be
+// a number. The default scope is run.
 func ParsePeer(text string) (r PeerRule, err error) {
 	kind, rest, _ := strings.Cut(text, ":")
 	name, scope, _ := strings.Cut(rest, "=")
@@ -148,11 +148,11 @@ func (g *Guard) byPeer(p Peer) Principal {
 	return who
 }
 
-// peerWho is the name of a user at the other end of the unix socket.
+// peerWho returns Principal.Who for a user at the other end of the unix socket.
 func peerWho(uid uint32) string { return fmt.Sprintf("uid:%d", uid) }
 
-// Operator reports whether p is root or the daemon's own user, at the unix socket and without a
-// token.
+// Operator reports whether p is root or the daemon's own user, connected to the unix socket without
+// a token.
 func (p Principal) Operator() bool {
 	return p.Who == peerWho(0) || p.Who == peerWho(uint32(os.Getuid()))
 }

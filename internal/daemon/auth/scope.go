@@ -2,12 +2,12 @@ package auth
 
 import "fmt"
 
-// Scope is a set of rights. Each scope includes those before it.
+// Scope is a set of rights. Each scope includes all lower scopes.
 type Scope int
 
 // Scopes. The zero Scope has no rights.
 const (
-	Read  Scope = iota + 1 // read lists, states and figures, but nothing inside a sandbox
+	Read  Scope = iota + 1 // read lists, states and metrics, but nothing inside a sandbox
 	Run                    // use sandboxes: fork, exec, files, ports, branch, kill
 	Admin                  // everything: also bake from files of the host, and delete snapshots
 )

@@ -30,14 +30,14 @@ const (
 	maxName      = 64
 )
 
-// hashPrefix says that a line stores the token's SHA-256. Tokens are random, so one round is
-// enough.
+// hashPrefix is the prefix of a token's SHA-256 in a token file. A single round of hashing
+// suffices, because tokens are random and cannot be guessed like passwords.
 const hashPrefix = "sha256:"
 
 // commentMark starts a comment line.
 const commentMark = "#"
 
-// soleName is the name of the token in a file that holds nothing else.
+// soleName is the name of a token that is the whole content of its file.
 const soleName = "default"
 
 // ParseTokens reads a token file. Each line has a name, a scope, "sha256:" with the SHA-256 of the
@@ -46,8 +46,8 @@ const soleName = "default"
 //	# may fork and exec
 //	ci run sha256:9f86d0818… max-sandboxes=20 label-prefix=ci/
 //
-// A file that consists of a single word is that token itself, with the scope admin. A file of
-// comments alone has no token.
+// If a file consists of a single word, that word is a token in plain text, with the scope admin. A
+// file that contains only comments has no tokens.
 func ParseTokens(p []byte) (list []Token, err error) {
 	if len(p) > maxTokenFile {
 		return nil, fmt.Errorf("larger than %d bytes", maxTokenFile)
@@ -76,8 +76,8 @@ func ParseTokens(p []byte) (list []Token, err error) {
 	return list, nil
 }
 
-// soleToken returns the only word of a file, unless it is a comment, because a comment is not
-// secret.
+// soleToken returns the word of a file that consists of a single word, unless the word begins with
+// commentMark: a comment would be a token that is not secret.
 func soleToken(p []byte) (token string, ok bool) {
 	words := strings.Fields(string(p))
 	if len(words) != 1 || strings.HasPrefix(words[0], commentMark) {
@@ -86,14 +86,15 @@ func soleToken(p []byte) (token string, ok bool) {
 	return words[0], true
 }
 
-// IsSole reports whether a token file consists of the token itself, so that anyone who reads the
-// file has it.
+// IsSole reports whether a token file consists of a token in plain text. Then anyone who can read
+// the file has the token.
 func IsSole(p []byte) bool {
 	_, ok := soleToken(p)
 	return ok
 }
 
-// parseLine never quotes the third word, which may be a token put there by mistake.
+// parseLine parses the words of a line. Its errors never quote the third word, which may be a token
+// in plain text.
 func parseLine(words []string) (t Token, err error) {
 	if len(words) < 3 {
 		return t, errors.New("want NAME SCOPE sha256:HASH, as 'forkd token new' writes it")
@@ -136,7 +137,7 @@ func (t *Token) LimitTo(prefix string) (err error) {
 	return nil
 }
 
-// check refuses a limit without effect: the scope admin reaches beyond sandboxes.
+// check refuses a limit on sandboxes for the scope admin, which the limit could not restrict.
 func (t *Token) check() error {
 	if t.Prefix != "" && t.Scope == Admin {
 		return fmt.Errorf("token %s: label-prefix has no effect with the scope %s: give it the scope %s or %s", t.Name,
@@ -145,7 +146,7 @@ func (t *Token) check() error {
 	return nil
 }
 
-// line is the reverse of parseLine.
+// line returns the line of a token file for t. parseLine is the reverse.
 func (t *Token) line() string {
 	line := fmt.Sprintf("%s %s %s%x", t.Name, t.Scope, hashPrefix, t.digest)
 	if t.MaxSandboxes > 0 {
@@ -168,7 +169,7 @@ func CheckName(name string) error {
 	return nil
 }
 
-// digestOf checks a token and returns its digest, by which tokens are compared.
+// digestOf checks a token and returns its SHA-256. Tokens are compared by their digests.
 func digestOf(token string) (sum [sha256.Size]byte, err error) {
 	switch {
 	case len(token) < minToken:
@@ -180,7 +181,7 @@ func digestOf(token string) (sum [sha256.Size]byte, err error) {
 	return sha256.Sum256([]byte(token)), nil
 }
 
-// isPlaceholder reports whether a token is a placeholder from an example, or one character
+// isPlaceholder reports whether a token is a placeholder copied from an example, or one character
 // repeated.
 func isPlaceholder(token string) bool {
 	plain := strings.NewReplacer("_", "", "-", "", " ", "", "<", "").Replace(strings.ToLower(token))
@@ -189,8 +190,8 @@ func isPlaceholder(token string) bool {
 		func(word string) bool { return strings.HasPrefix(plain, word) })
 }
 
-// Add returns a token file with one more token, and that token, which is stored nowhere else. With
-// e2b, the token has the form that E2B's clients require.
+// Add makes a token. It returns the token file with a line for it, and the token itself, which is
+// stored nowhere. With e2b, the token has the form that E2B's clients require.
 func Add(file []byte, t Token, e2b bool) (grown []byte, token string, err error) {
 	if err := CheckName(t.Name); err != nil {
 		return nil, "", err
@@ -213,7 +214,7 @@ func Add(file []byte, t Token, e2b bool) (grown []byte, token string, err error)
 	return append(slices.Clone(file), t.line()+"\n"...), token, nil
 }
 
-// Remove returns a token file without the token of the given name. Comments stay.
+// Remove returns a token file without the token of the given name. It keeps comments.
 func Remove(file []byte, name string) ([]byte, error) {
 	list, err := parseNamed(file)
 	if err != nil {
@@ -229,7 +230,8 @@ func Remove(file []byte, name string) ([]byte, error) {
 	return []byte(strings.Join(lines, "")), nil
 }
 
-// parseNamed is ParseTokens for a file that must not be a single token.
+// parseNamed is ParseTokens for a file to be edited. It refuses a file that consists of a single
+// token.
 func parseNamed(file []byte) ([]Token, error) {
 	if _, ok := soleToken(file); ok {
 		return nil, errors.New("the file is one token without a name, and can hold no others: use another file")

@@ -13,23 +13,23 @@ import (
 	"github.com/forkd/forkd/internal/daemon/stamp"
 )
 
-// Tokens holds the tokens of a token file as the file is now. A changed file applies from the next
-// request on. A file that cannot be used is logged, and the previous tokens stay valid. Methods may
-// be called concurrently.
+// Tokens holds the tokens of a token file. A change of the file applies from the next request on.
+// If the file becomes unreadable or invalid, the error is logged, and the previous tokens stay
+// valid. Methods may be called concurrently.
 type Tokens struct {
 	path string
 	log  *slog.Logger
 
 	mu       sync.Mutex
 	list     []Token
-	seen     stamp.Stamp // of the file that list was read from, or that could not be used
+	seen     stamp.Stamp // state of the file when it was last read
 	reported string      // the last error that was logged
 }
 
-// tokenWho is the prefix of the names of token holders.
+// tokenWho is the prefix of Principal.Who for holders of tokens.
 const tokenWho = "token:"
 
-// OpenTokens reads a token file; see ParseTokens. Only its owner may be able to read it.
+// OpenTokens reads a token file; see ParseTokens. It refuses a file that other users can read.
 func OpenTokens(path string, log *slog.Logger) (*Tokens, error) {
 	t := &Tokens{path: path, log: log}
 	if err := t.loadLocked(); err != nil {
@@ -41,8 +41,8 @@ func OpenTokens(path string, log *slog.Logger) (*Tokens, error) {
 	return t, nil
 }
 
-// Resolve returns the holder of a token. Its time does not depend on the token's bytes or length,
-// because it compares digests, in constant time, with those of all tokens.
+// Resolve returns the holder of a token. It compares the token's digest with those of all tokens,
+// in constant time, so its duration does not reveal the token's bytes or length.
 func (t *Tokens) Resolve(token string) (p Principal, ok bool) {
 	sum := sha256.Sum256([]byte(token))
 	for _, k := range t.current() {
@@ -53,12 +53,12 @@ func (t *Tokens) Resolve(token string) (p Principal, ok bool) {
 	return p, ok
 }
 
-// has reports whether there is a token of the given name with at least a scope.
+// has reports whether there is a token of the given name with the scope want or a higher one.
 func (t *Tokens) has(name string, want Scope) bool {
 	return slices.ContainsFunc(t.current(), func(k Token) bool { return k.Name == name && k.Scope >= want })
 }
 
-// current returns the tokens of the file as it is now.
+// current returns the tokens, after reading the file again if it has changed.
 func (t *Tokens) current() []Token {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -39,11 +39,11 @@ func (a *Server) buildStatus(w http.ResponseWriter, r *http.Request) error {
 		TemplateID string          `json:"templateID"`
 		BuildID    string          `json:"buildID"`
 		Status     template.Status `json:"status"`
-		Logs       []string        `json:"logs"` // for older builds; the SDKs require the field
+		Logs       []string        `json:"logs"` // empty; for older builds, but the SDKs require the field
 		Entries    []buildEntry    `json:"logEntries"`
 		Reason     *reason         `json:"reason,omitempty"`
 	}{TemplateID: b.Template, BuildID: b.ID, Logs: []string{}, Entries: []buildEntry{}}
-	status, why := a.Builder.State(b) // read before the log, so that the log of an ended build is complete
+	status, why := a.Builder.State(b) // before the log is read, so that the log of an ended build is complete
 	out.Status = status
 	if status == template.Failed {
 		out.Reason = &reason{why.Message, why.Step}
@@ -56,8 +56,8 @@ func (a *Server) buildStatus(w http.ResponseWriter, r *http.Request) error {
 
 func entryOf(e template.Entry) buildEntry { return buildEntry{e.Time, e.Level, e.Message, e.Step} }
 
-// buildLogs answers with a part of a build's log: forward from a time or back from it, at a level
-// or above.
+// buildLogs answers with a part of a build's log: entries of at least a given level, forward from a
+// time or backward from it.
 func (a *Server) buildLogs(w http.ResponseWriter, r *http.Request) error {
 	b, err := a.findBuild(r, r.PathValue("build"))
 	if err != nil {
@@ -82,9 +82,9 @@ func (a *Server) buildLogs(w http.ResponseWriter, r *http.Request) error {
 
 // logQuery selects a part of a log.
 type logQuery struct {
-	from  time.Time // or, with back, the latest time; zero: all
+	from  time.Time // earliest time or, with back, the latest; zero: no bound
 	back  bool      // newest first
-	level int       // least level, as an index into levels
+	level int       // lowest level, as an index into levels
 	limit int
 }
 
@@ -124,8 +124,8 @@ func logQueryOf(q url.Values, most int) (want logQuery, err error) {
 	return want, nil
 }
 
-// lets reports whether the query selects an entry. It compares times in whole milliseconds, the
-// unit of a query.
+// lets reports whether the query selects an entry. It compares times in whole milliseconds, because
+// queries have times in milliseconds.
 func (q *logQuery) lets(at time.Time, level string) bool {
 	if slices.Index(levels, level) < q.level {
 		return false

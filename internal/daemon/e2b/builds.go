@@ -14,14 +14,14 @@ import (
 	"github.com/forkd/forkd/internal/host/store"
 )
 
-// Bounds on what a template may request. The builder checks what its host has.
+// Bounds on what a template may request. The builder also checks what its host has.
 const (
 	maxCPUs    = 255
 	maxMiB     = 1 << 20
-	maxEntries = 100 // of a build's log in one answer; the SDKs ask for the rest
+	maxEntries = 100 // of a build's log in one answer; the SDKs ask for the rest in further requests
 )
 
-// buildStatusOf returns the HTTP status for an error of the builder, or 0.
+// buildStatusOf returns the HTTP status for an error of the builder, or 0 for any other error.
 func buildStatusOf(err error) int {
 	switch {
 	case errors.Is(err, template.ErrUnknown):
@@ -39,7 +39,7 @@ func buildStatusOf(err error) int {
 // onlyTag is the only tag of every template.
 const onlyTag = "default"
 
-// buildRequest requests the build of a template. Older SDKs call the name an alias.
+// buildRequest requests the build of a template. Alias is the name in requests of older SDKs.
 type buildRequest struct {
 	Name      string   `json:"name"`
 	Alias     string   `json:"alias"`
@@ -78,8 +78,8 @@ func (req *buildRequest) ask() (template.Ask, error) {
 		FreeMiB: int(req.FreeMiB)}, nil
 }
 
-// mayMake refuses a template name that the client may not use. Replacing a template requires the
-// right to delete it.
+// mayMake returns an error if the client may not give a template this name. To replace a template,
+// the client needs the right to delete it.
 func (a *Server) mayMake(r *http.Request, tag string) error {
 	if err := a.view(r).MayName("name", tag); err != nil {
 		return err
@@ -96,7 +96,7 @@ func (a *Server) mayMake(r *http.Request, tag string) error {
 	return auth.From(r.Context()).Need(auth.Admin)
 }
 
-// requestBuild accepts a build. It starts when its client has sent the files for it.
+// requestBuild accepts a build. The build starts when the client has sent its files.
 func (a *Server) requestBuild(w http.ResponseWriter, r *http.Request) error {
 	var req buildRequest
 	if err := readJSON(w, r, &req); err != nil {
@@ -117,8 +117,8 @@ func (a *Server) requestBuild(w http.ResponseWriter, r *http.Request) error {
 		"public": false, "names": []string{ask.Template}, "aliases": []string{ask.Template}, "tags": []string{onlyTag}})
 }
 
-// findBuild returns the caller's build with the given id or, if id is empty, the caller's pending
-// build.
+// findBuild returns the caller's build with the given id. If id is empty, it returns the caller's
+// build that has not started.
 func (a *Server) findBuild(r *http.Request, id string) (*template.Build, error) {
 	tag, err := tagOf(r.PathValue("id"))
 	if err != nil {
@@ -127,8 +127,8 @@ func (a *Server) findBuild(r *http.Request, id string) (*template.Build, error) 
 	return a.Builder.Find(auth.From(r.Context()).Who, tag, id)
 }
 
-// registry holds the credentials for fetching an image. For the registries of cloud providers the
-// host's own credentials are used.
+// registry holds the credentials for fetching an image. For the registries of cloud providers, the
+// daemon uses the host's own credentials.
 type registry struct {
 	Type     string `json:"type"`
 	Username string `json:"username"`
@@ -157,9 +157,9 @@ type startRequest struct {
 	Force        bool            `json:"force"`
 }
 
-// baseImage is the image that the SDKs build on by default. The template baseTemplate is used
-// instead of it. The template contains the image and everything that E2B adds to an image, and
-// needs no registry.
+// baseImage is the image that the SDKs build on by default. Builds use the template baseTemplate
+// instead of it, so that they need no registry. That template contains the image and what E2B adds
+// to every image.
 const (
 	baseImage    = "e2bdev/base"
 	baseTemplate = "base"
@@ -191,7 +191,7 @@ func (a *Server) startBuild(w http.ResponseWriter, r *http.Request) error {
 		}
 		plan.FromTemplate = i.Tag
 	}
-	if plan.FromImage != "" && notAdmin != nil { // the host fetches and unpacks the image
+	if plan.FromImage != "" && notAdmin != nil { // fetching and unpacking an image uses the host's resources
 		return notAdmin
 	}
 	if err := a.mayMake(r, b.Template); err != nil {
@@ -200,7 +200,7 @@ func (a *Server) startBuild(w http.ResponseWriter, r *http.Request) error {
 	if err := a.Builder.Start(r.Context(), b, plan); err != nil {
 		return err
 	}
-	w.Header().Set("Content-Length", "0") // the JavaScript SDK accepts no other empty answer
+	w.Header().Set("Content-Length", "0") // the JavaScript SDK accepts an empty answer only with this header
 	w.WriteHeader(http.StatusAccepted)
 	return nil
 }

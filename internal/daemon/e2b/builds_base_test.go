@@ -9,9 +9,8 @@ import (
 	"github.com/forkd/forkd/internal/daemon/auth"
 )
 
-// A client with the scope run may give a branch the name of the SDKs' default template. A template
-// of an admin does not begin with that branch, and neither does a Dockerfile. The client's own
-// templates do.
+// A client with the scope run may name a snapshot "base", like the SDKs' default template. A
+// template or Dockerfile of an admin is not built on that snapshot. The client's own templates are.
 func TestTemplatesOfAdminsDoNotBeginWithBranches(t *testing.T) {
 	r := startWith(t, apirig.Options{Tokens: []auth.Token{{Name: "runner", Scope: auth.Run}}})
 	as := func(token string) {

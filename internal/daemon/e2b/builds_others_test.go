@@ -17,9 +17,9 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 )
 
-// A build replaces a template made meanwhile by another client only if its own client may delete
-// it. Builds from a container image are not for clients with a prefix. No client can make the
-// daemon forget builds of others.
+// If another client has made a template of the same name during a build, the build replaces it only
+// if its client may delete it. Clients with a label prefix cannot build from container images. A
+// client cannot make the daemon forget other clients' builds.
 func TestBuildsBesideOthers(t *testing.T) {
 	r := startWith(t, apirig.Options{Tokens: []auth.Token{{Name: "runner", Scope: auth.Run},
 		{Name: "team", Scope: auth.Run, Prefix: "team-a/"}}})
@@ -86,7 +86,7 @@ func TestBuildsBesideOthers(t *testing.T) {
 		`{"snapshot_tag":"`+step+`"}`); resp.StatusCode != 404 {
 		t.Errorf("forked by a team: %s %s", resp.Status, text)
 	}
-	for range 40 { // each replaces the previous build
+	for range 40 { // each request replaces the previous build
 		r.request("team-a.x")
 	}
 	as(apirig.Token)
@@ -97,8 +97,8 @@ func TestBuildsBesideOthers(t *testing.T) {
 	r.call("GET", late.path()+"/status", "", 200, nil)
 }
 
-// The builds of templates of one client get most of the places, but not all. Its other builds wait,
-// and can be replaced. One place is left for the build of a Dockerfile.
+// The templates of one client can be built at several places, but not at all of them. Further
+// builds of the client wait, and can be replaced. One place is reserved for builds of Dockerfiles.
 func TestBuildsOfTemplatesWaitForPlaces(t *testing.T) {
 	r := startWith(t, apirig.Options{Tokens: []auth.Token{{Name: "runner", Scope: auth.Run},
 		{Name: "other", Scope: auth.Run}}})
@@ -145,7 +145,7 @@ func TestBuildsOfTemplatesWaitForPlaces(t *testing.T) {
 	if err != nil {
 		t.Errorf("a Dockerfile meanwhile: %v", err)
 	}
-	own = append(own, begin("waits")) // replaces the waiting build
+	own = append(own, begin("waits")) // replaces the client's waiting build
 	if end := r.finished(waits); end.Status != "error" || !strings.Contains(end.Reason.Message, "another build") {
 		t.Errorf("the build that was replaced: %+v", end)
 	}
@@ -164,7 +164,7 @@ func TestBuildsOfTemplatesWaitForPlaces(t *testing.T) {
 }
 
 // The guest determines the values of variables, and a client may use a variable many times in a
-// request. The result is bounded.
+// request. The expanded text is bounded.
 func TestVariablesAreBounded(t *testing.T) {
 	r := start(t)
 	var many []string
@@ -185,7 +185,8 @@ func TestVariablesAreBounded(t *testing.T) {
 	}
 }
 
-// A build whose sandbox is paused because the host's disk is full fails at once, and leaves no files.
+// A build fails at once if its sandbox is paused because the host's disk is full. The build leaves
+// no files.
 func TestBuildOnAFullDisk(t *testing.T) {
 	r := start(t)
 	b := r.request("mine")
@@ -202,7 +203,7 @@ func TestBuildOnAFullDisk(t *testing.T) {
 	r.checkClean("a.b")
 }
 
-// A link is valid only as long as the token that it was made for.
+// An upload link is valid only as long as the token of the client that requested it.
 func TestLinkOfATokenThatIsGone(t *testing.T) {
 	r := startWith(t, apirig.Options{Tokens: []auth.Token{{Name: "runner", Scope: auth.Run}}})
 	r.key = header{"X-API-Key": r.Tokens["runner"]}
@@ -222,7 +223,7 @@ func TestLinkOfATokenThatIsGone(t *testing.T) {
 	}
 }
 
-// The log of a build can be read backward, from a given time, and filtered by level.
+// The log of a build can be read backward, read from a given time, and filtered by level.
 func TestBuildLogs(t *testing.T) {
 	r := start(t)
 	b := r.request("mine")
@@ -280,8 +281,8 @@ func TestBuildOfTheUsualMachine(t *testing.T) {
 	r.checkClean("a.b", "mine")
 }
 
-// E2B's command line expects each line of a log as an object, and asks for lines after the last
-// one.
+// E2B's command line requires each line of a log to be an object, and repeats its request with the
+// time of the last line.
 func TestLogs(t *testing.T) {
 	r := start(t)
 	s := r.create(`{"templateID":"a.b"}`)
@@ -340,8 +341,8 @@ func TestWrongBuilds(t *testing.T) {
 	r.checkClean("a.b")
 }
 
-// The scope run suffices for a new template made from another one. Deleting, and fetching images on
-// the host, require admin. Clients do not see the builds of others.
+// With the scope run, a client can make a new template from another one. Deleting a template, and
+// fetching an image on the host, require admin. Clients do not see other clients' builds.
 func TestScopesOfBuilds(t *testing.T) {
 	r := startWith(t, apirig.Options{Tokens: []auth.Token{{Name: "runner", Scope: auth.Run},
 		{Name: "team", Scope: auth.Run, Prefix: "team-a/"},
@@ -367,11 +368,11 @@ func TestScopesOfBuilds(t *testing.T) {
 	}
 }
 
-// A client with a prefix cannot find out tags of others by varying the case of a name.
+// A client with a label prefix cannot discover other clients' tags by changing the case of a name.
 func TestCaseOfNamesHidesTheTagsOfOthers(t *testing.T) {
 	r := startWith(t, apirig.Options{Tokens: []auth.Token{{Name: "team", Scope: auth.Run, Prefix: "team-a/"}}})
 	team := header{"X-API-Key": r.Tokens["team"]}
-	for range 2 { // before other clients have the tag, and after
+	for range 2 { // before other clients have the tag, and afterwards
 		resp, out := r.send("POST", "/v2/sandboxes", team, `{"templateID":"A.B"}`)
 		if resp.StatusCode != 201 || !strings.Contains(out, `"templateID":"a.b"`) {
 			t.Errorf("%s %s", resp.Status, out)

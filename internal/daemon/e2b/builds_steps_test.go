@@ -24,8 +24,8 @@ func runs(t *testing.T, dir string) string {
 	return strings.Join(strings.Fields(string(text)), " ")
 }
 
-// A step that several templates have runs once. It runs again if it has changed or is forced, and
-// so do the steps after it.
+// A step that several templates share is run once. If a step has changed or is forced, it and all
+// later steps are run again.
 func TestStepsOfTemplatesAreKept(t *testing.T) {
 	r := start(t)
 	dir := t.TempDir()
@@ -70,7 +70,7 @@ func TestStepsOfTemplatesAreKept(t *testing.T) {
 	}
 }
 
-// A client with a prefix has its own steps there, which other clients do not use.
+// The cached steps of a client with a label prefix are not used by other clients.
 func TestStepsOfATeam(t *testing.T) {
 	r := startWith(t, apirig.Options{Tokens: []auth.Token{{Name: "team", Scope: auth.Run, Prefix: "team-a/"}}})
 	dir := t.TempDir()
@@ -96,7 +96,7 @@ func TestStepsOfATeam(t *testing.T) {
 	}
 }
 
-// A private image requires its password even if its snapshot exists.
+// Building on a private image requires its password even if a snapshot of the image exists.
 func TestBuildOfAPrivateImage(t *testing.T) {
 	r := start(t)
 	for n, c := range []struct{ password, want string }{{"secret", "ready"}, {"other", "error"}} {

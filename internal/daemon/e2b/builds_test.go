@@ -61,7 +61,7 @@ func (r *rig) finished(b build) build {
 }
 
 // built runs a build to its end. Its first step sets HOME to a missing directory, so that login
-// shells read no profile: the guests of this rig have the host's file system and accounts.
+// shells read no profile: the guests of this rig use the file system and accounts of the host.
 func (r *rig) built(b build, body string) build {
 	r.t.Helper()
 	body = strings.Replace(body, `"steps":[`, `"steps":[{"type":"ENV","args":["HOME","/nonexistent"]},`, 1)
@@ -80,8 +80,8 @@ func (b build) log() (text string) {
 	return text
 }
 
-// archive makes a compressed tar archive of names and contents. A content with the prefix "link:"
-// makes a symbolic link to the rest of it.
+// archive makes a compressed tar archive of names and contents. The content "link:TARGET" makes a
+// symbolic link.
 func archive(t *testing.T, files ...string) string {
 	t.Helper()
 	var out bytes.Buffer
@@ -133,7 +133,8 @@ func (r *rig) upload(b build, hash, content string) {
 	}
 }
 
-// The files that steps make are in a directory of the test.
+// A template with every kind of step is built. Its steps write files only to a directory of the
+// test.
 func TestBuildOfATemplate(t *testing.T) {
 	r := start(t)
 	dir := t.TempDir()
@@ -169,7 +170,7 @@ func TestBuildOfATemplate(t *testing.T) {
 		step("COPY", "src/*", "copied", "", ""),
 		step("COPY", "one.txt", "into/", "root", "0600"),
 		step("COPY", "one*.txt", "all/", "0:0", ""),
-		step("COPY", "src/", "copied/", "root:root", ""), // over existing files
+		step("COPY", "src/", "copied/", "root:root", ""), // replaces existing files
 		step("USER", "root"),
 		step("RUN", "cat copied/x.txt into/one.txt all/one.txt; whoami", "root"),
 	}, ",")
@@ -177,7 +178,7 @@ func TestBuildOfATemplate(t *testing.T) {
 	if end.Status != "ready" {
 		t.Fatalf("%+v\n%s", end.Reason, end.log())
 	}
-	// Output on two streams may arrive in any order.
+	// The lines of stdout and stderr may be interleaved in any order.
 	for _, want := range []string{"1 and 3 \"$(id)`\n", "in " + dir + "/new/deep\n", "err\n", "10001\n", "x11root\n",
 		"[12/12] RUN cat"} {
 		if !strings.Contains(end.log(), want) {
@@ -194,7 +195,7 @@ func TestBuildOfATemplate(t *testing.T) {
 	}
 	r.checkClean("mine", "a.b")
 	r.call("GET", "/templates/aliases/mine", "", 200, nil)
-	r.call("POST", "/v2"+b.path(), `{"fromTemplate":"a.b"}`, 400, nil) // the build was started already
+	r.call("POST", "/v2"+b.path(), `{"fromTemplate":"a.b"}`, 400, nil) // the build has been started already
 	in := r.create(`{"templateID":"mine"}`)
 	r.call("POST", "/v3/templates", `{"name":"mine"}`, 409, nil) // the name is in use
 	r.call("POST", "/sandboxes/"+in.ID+"/snapshots", `{"name":"of-it"}`, 201, nil)
@@ -206,7 +207,7 @@ func TestBuildOfATemplate(t *testing.T) {
 	}
 }
 
-// A rebuilt template replaces the old one, which stays if the new build fails.
+// A build of an existing template replaces it if the build succeeds.
 func TestBuildAgain(t *testing.T) {
 	r := start(t)
 	made := func() time.Time {
@@ -242,8 +243,8 @@ func TestBuildAgain(t *testing.T) {
 	r.checkClean("mine", "a.b")
 }
 
-// A parent is made from a container image, and deleted with the build. E2B's own image is the
-// template base.
+// A build from a container image makes a parent from the image, and deletes the parent at its end.
+// A build from E2B's own image uses the template base instead.
 func TestBuildOfAnImage(t *testing.T) {
 	r := start(t)
 	b := build{}
@@ -256,7 +257,8 @@ func TestBuildOfAnImage(t *testing.T) {
 	if d, err := r.Store.Detail("mine"); err != nil || d.Machine.VCPUs != 2 || d.Machine.MemoryBytes != 128<<20 {
 		t.Errorf("its machine: %+v, %v", d.Machine, err)
 	}
-	r.call("POST", "/v2"+r.request("other").path(), `{"fromImage":"e2bdev/base:latest"}`, 404, nil) // no template "base"
+	// There is no template "base".
+	r.call("POST", "/v2"+r.request("other").path(), `{"fromImage":"e2bdev/base:latest"}`, 404, nil)
 	b = build{}
 	r.call("POST", "/v3/templates", `{"name":"other"}`, 202, &b)
 	if end := r.built(b, `{"fromImage":"no.such/image"}`); end.Status != "error" || end.Reason.Step != "base" ||
@@ -265,7 +267,7 @@ func TestBuildOfAnImage(t *testing.T) {
 	}
 }
 
-// A build is cancelled by a new build of the same template, before its start and after.
+// A new build of the same template cancels the previous one, whether or not that has started.
 func TestBuildIsCalledOff(t *testing.T) {
 	r := start(t)
 	old := r.request("mine")
@@ -295,7 +297,7 @@ func (r *rig) begin(b build) {
 	}
 }
 
-// The next daemon deletes the sandbox of a build that the last daemon left, and its archives. Only
+// If a daemon stops during a build, the next daemon deletes the build's sandbox and archives. Only
 // /v1 shows that sandbox.
 func TestBuildOfAnEarlierDaemon(t *testing.T) {
 	r := start(t)
@@ -389,7 +391,7 @@ func TestUploads(t *testing.T) {
 			t.Errorf("%s: %s %s", wrong, resp.Status, text)
 		}
 	}
-	// chunked
+	// without a Content-Length
 	req, err := http.NewRequestWithContext(t.Context(), "PUT", r.URL+path, io.MultiReader(strings.NewReader("x")))
 	if err != nil {
 		t.Fatal(err)
@@ -415,7 +417,8 @@ func TestUploads(t *testing.T) {
 	r.checkClean("a.b")
 }
 
-// checkClean fails if there are sandboxes, archives, or snapshots with tags other than these.
+// checkClean fails if there are sandboxes, archives, or snapshots other than those with the given
+// tags.
 func (r *rig) checkClean(tags ...string) {
 	r.t.Helper()
 	list, err := r.Sandboxes(r.t.Context())

@@ -9,8 +9,8 @@ import (
 	"github.com/forkd/forkd/internal/daemon/auth"
 )
 
-// An API key with the scope run cannot give a sandbox access to the host's network, not even by
-// E2B's API.
+// An API key with the scope run cannot give a sandbox access to the host's network through E2B's
+// API.
 func TestOnlyAdminsOpenTheHostsNetwork(t *testing.T) {
 	r := startWith(t, apirig.Options{Tokens: []auth.Token{{Name: "a", Scope: auth.Run}}})
 	admin := r.key
@@ -29,14 +29,14 @@ func TestOnlyAdminsOpenTheHostsNetwork(t *testing.T) {
 	if answer, text := r.send("PUT", path, admin, private); answer.StatusCode != http.StatusNoContent {
 		t.Errorf("the admin: %s %s", answer.Status, text)
 	}
-	// Copies keep the access that an admin has given, even copies of a paused sandbox.
+	// Copies of a sandbox keep the access that an admin has given, even if the sandbox is paused.
 	at := strings.TrimSuffix(path, "/network")
 	r.call("POST", at+"/pause", `{}`, 204, nil)
 	r.call("POST", at+"/fork", `{"count":1,"timeout":60}`, 201, nil)
 }
 
-// Access of strangers to a sandbox's ports is fixed at its creation. A request that would change it is
-// refused, not ignored.
+// Whether a sandbox's ports are open to clients without a token is fixed at its creation. A request
+// to change it is refused, not ignored.
 func TestPublicTrafficIsForLife(t *testing.T) {
 	r := start(t)
 	for made, other := range map[string]string{"true": "false", "false": "true"} {

@@ -19,14 +19,16 @@ const (
 	defaultTimeoutV1 = 15 * time.Second
 )
 
-// annotation is what this package stores with a sandbox that it made.
+// annotation holds E2B's properties of a sandbox. It is stored with every sandbox made by this
+// package.
 type annotation struct {
 	Metadata map[string]string `json:"metadata,omitempty"`
-	Timeout  time.Duration     `json:"timeout"`           // set at creation, and again by auto-resume
-	Pauses   bool              `json:"pauses"`            // suspend the sandbox when its time has passed; else kill it
-	Resumes  bool              `json:"resumes"`           // traffic resumes it after such a pause
-	Private  bool              `json:"private"`           // its ports require the traffic token
-	Offline  *bool             `json:"offline,omitempty"` // negation of allow_internet_access, if that was given
+	Timeout  time.Duration     `json:"timeout"` // set at creation, and again by auto-resume
+	// Suspend the sandbox at the end of its time instead of killing it.
+	Pauses  bool  `json:"pauses"`
+	Resumes bool  `json:"resumes"`           // after such a suspension, traffic resumes the sandbox
+	Private bool  `json:"private"`           // the sandbox's ports require the traffic token
+	Offline *bool `json:"offline,omitempty"` // negation of allow_internet_access, if that was given
 }
 
 // annotationOf returns a sandbox's annotation, and whether this package made the sandbox.
@@ -37,11 +39,11 @@ func annotationOf(i sandbox.Info) (n annotation, own bool) {
 	return n, true
 }
 
-// created describes a sandbox to its creator.
+// created describes a new sandbox in the answer to its creator.
 type created struct {
 	SandboxID    string  `json:"sandboxID"`
 	TemplateID   string  `json:"templateID"`
-	ClientID     string  `json:"clientID"` // E2B's node; Python requires it
+	ClientID     string  `json:"clientID"` // E2B's node; the Python SDK requires the field
 	EnvdVersion  string  `json:"envdVersion"`
 	AccessToken  string  `json:"envdAccessToken"`
 	TrafficToken string  `json:"trafficAccessToken"`
@@ -58,7 +60,7 @@ func (a *Server) createdOf(i sandbox.Info) created {
 	return c
 }
 
-// createRequest has the fields of both versions of the route.
+// createRequest has the fields of all versions of the route.
 type createRequest struct {
 	TemplateID      string            `json:"templateID"`
 	Timeout         *int64            `json:"timeout"`
@@ -76,7 +78,7 @@ type createRequest struct {
 	VolumeMounts  json.RawMessage `json:"volumeMounts"`
 }
 
-// present reports whether a field was given a value.
+// present reports whether a field is in the request and not null.
 func present(field json.RawMessage) bool { return len(field) > 0 && string(field) != "null" }
 
 func (req *createRequest) check() error {
@@ -152,8 +154,8 @@ func (a *Server) createAs(w http.ResponseWriter, r *http.Request, def time.Durat
 	return face.WriteJSON(w, r, http.StatusCreated, a.createdOf(made))
 }
 
-// tagOf returns the tag of the snapshot for a template's id or name. E2B's names may have a tag;
-// forkd has only the default one.
+// tagOf returns the tag of the snapshot for a template's id or name. E2B's names may end with a tag
+// of their own; forkd supports only E2B's default tag.
 func tagOf(template string) (string, error) {
 	tag := strings.TrimSuffix(template, ":"+onlyTag)
 	if team, _, ok := strings.Cut(tag, "/"); ok {
@@ -166,8 +168,8 @@ func tagOf(template string) (string, error) {
 	return tag, nil
 }
 
-// existing is tagOf for a template that should exist. E2B folds names to lower case. So if no tag
-// is equal, a single tag that differs only in case is accepted.
+// existing is tagOf for a template that should exist. E2B folds names to lower case. So if no
+// snapshot has exactly this tag, existing accepts the only one whose tag differs just in case.
 func (a *Server) existing(r *http.Request, template string) (string, error) {
 	tag, err := tagOf(template)
 	if err != nil {

@@ -20,26 +20,27 @@ import (
 	"github.com/forkd/forkd/internal/proto/agentproto"
 )
 
-// Headers of requests to sandboxes.
+// Headers of requests that go to sandboxes.
 const (
 	idHeader      = "E2b-Sandbox-Id"
 	portHeader    = "E2b-Sandbox-Port"
 	accessHeader  = "X-Access-Token"
 	trafficHeader = "E2b-Traffic-Access-Token"
-	keyHeader     = "X-Api-Key" // used by the control plane
+	keyHeader     = "X-Api-Key" // for the control plane
 )
 
 // defaultUser is the account used for requests that name no user, if the image has it.
 const defaultUser = "user"
 
-// isAgentPort reports whether a port is served by the agent. A server of the guest at the same port
-// cannot be reached from outside.
+// isAgentPort reports whether a port is served by the agent. If a server of the guest listens on
+// the same port, it cannot be reached from outside.
 func isAgentPort(port uint16) bool {
 	return port == agentproto.EnvdPort || port == agentproto.CodeInterpreterPort
 }
 
-// Carries reports whether this package handles a route by host name: the agent's services, and
-// ports of sandboxes made here. A client with forkd's own permission needs none of E2B's.
+// Carries reports whether this package handles a request by its host name. It handles the agent's
+// services, and the ports of sandboxes made by this package. If the client has forkd's own
+// permission, package front handles the request, and no token of E2B is needed.
 func (a *Server) Carries(r *http.Request, route inbound.Route) bool {
 	switch {
 	case route.Signed:
@@ -50,8 +51,8 @@ func (a *Server) Carries(r *http.Request, route inbound.Route) bool {
 	return r.Header.Get(auth.TokenHeader) == "" && a.isOwn(route.ID)
 }
 
-// sharedRoute returns the route in the headers of a request to an address that all sandboxes share.
-// A missing part leaves the id empty, or the port 0.
+// sharedRoute returns the route that the headers of a request name. It is used at an address that
+// all sandboxes share. Without the headers, the id is empty or the port is 0.
 func sharedRoute(r *http.Request) inbound.Route {
 	route := inbound.Route{ID: r.Header.Get(idHeader), Port: agentproto.EnvdPort, Path: r.URL.EscapedPath(), Shared: true}
 	if text := r.Header.Get(portHeader); text != "" && route.ID != "" {
@@ -61,8 +62,9 @@ func sharedRoute(r *http.Request) inbound.Route {
 	return route
 }
 
-// isOwn reports whether this package made a sandbox, so that E2B's rules apply to its ports. It
-// returns true for a sandbox that does not exist, so that clients of E2B learn that it is gone.
+// isOwn reports whether E2B's rules apply to the ports of a sandbox, because this package made it.
+// For a sandbox that does not exist isOwn returns true, so that clients of E2B get E2B's answer for
+// a missing sandbox.
 func (a *Server) isOwn(id string) bool {
 	i, err := a.Face.Host.Permitted(id).Sandbox(id)
 	if err != nil {
@@ -72,8 +74,8 @@ func (a *Server) isOwn(id string) bool {
 	return own
 }
 
-// sharedData carries a request to the sandbox that it names at an address that all sandboxes share:
-// by its headers or, for a signed URL to a file, only by its signature.
+// sharedData carries a request that arrived at an address that all sandboxes share. The sandbox is
+// named by headers, or by the signature of a signed URL to a file.
 func (a *Server) sharedData(w http.ResponseWriter, r *http.Request) {
 	route := sharedRoute(r)
 	if route.ID == "" {
@@ -92,11 +94,11 @@ func (a *Server) sharedData(w http.ResponseWriter, r *http.Request) {
 func (a *Server) data(w http.ResponseWriter, r *http.Request, route inbound.Route) {
 	e := audit.From(r.Context())
 	e.Route = dataRoute
-	if vmpool.IsID(route.ID) { // otherwise strangers could write any text into the log
+	if vmpool.IsID(route.ID) { // otherwise a client without a token could write any text into the log
 		e.Sandbox, e.Host = route.ID, fmt.Sprintf("%d-%s", route.Port, route.ID)
 	}
 	if !route.Agent {
-		e.Path = "/" // the path belongs to the guest
+		e.Path = "/" // the rest of the path belongs to the guest
 	}
 	route.Open = a.isStranger(r, route)
 	i, err := get(a.Face.Host.Permitted(route.ID), route.ID)
@@ -114,7 +116,7 @@ func (a *Server) data(w http.ResponseWriter, r *http.Request, route inbound.Rout
 		a.failData(w, r, route, err)
 		return
 	}
-	isHealth := route.Agent && path.Clean("/"+r.URL.Path) == "/health" // needs no token
+	isHealth := route.Agent && path.Clean("/"+r.URL.Path) == "/health" // a health check needs no token
 	switch {
 	case !route.Open:
 		auth.Identified(r.Context(), i.Owner)
@@ -132,7 +134,7 @@ func (a *Server) data(w http.ResponseWriter, r *http.Request, route inbound.Rout
 			return
 		}
 	}
-	if a.Keys.Is(accessToken, i.ID, r.Header.Get(accessHeader)) { // another token is for the guest's own server
+	if a.Keys.Is(accessToken, i.ID, r.Header.Get(accessHeader)) { // any other token is for the guest's own server
 		r.Header.Del(accessHeader)
 	}
 	for _, name := range []string{idHeader, portHeader, trafficHeader} {
@@ -144,28 +146,29 @@ func (a *Server) data(w http.ResponseWriter, r *http.Request, route inbound.Rout
 	a.Face.CarryHTTP(w, r, route, a.failData)
 }
 
-// healthOfIdle answers a stranger's health check of a sandbox that is suspended when idle, from its
-// state. A request to the agent would resume the sandbox or keep it from being idle, which
-// otherwise requires a token.
+// healthOfIdle answers a health check without a token for a sandbox that is suspended when idle.
+// The answer depends only on the sandbox's state. A request to the agent would resume the sandbox
+// or keep it from becoming idle, and only clients with a token may do that.
 func (a *Server) healthOfIdle(w http.ResponseWriter, r *http.Request, route inbound.Route, i sandbox.Info) {
 	if i.State != sandbox.Running {
 		a.failData(w, r, route, &sandbox.StateError{ID: i.ID, Op: "reach", State: i.State})
 		return
 	}
-	if route.Port == agentproto.CodeInterpreterPort { // as the code interpreter's services answer
-		_, _ = io.WriteString(w, "OK") // the client has gone if this fails
+	if route.Port == agentproto.CodeInterpreterPort { // like the code interpreter's server
+		_, _ = io.WriteString(w, "OK") // fails only if the client has left
 		return
 	}
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// isStranger reports whether a request has none of its sandbox's tokens.
+// isStranger reports whether a request has neither of its sandbox's tokens. In this package, the
+// client of such a request is called a stranger.
 func (a *Server) isStranger(r *http.Request, route inbound.Route) bool {
 	return !a.Keys.Is(accessToken, route.ID, r.Header.Get(accessHeader)) &&
 		!a.Keys.Is(trafficToken, route.ID, r.Header.Get(trafficHeader))
 }
 
-// permit checks the sandbox's tokens in a request.
+// permit returns an error if a request lacks the token of its sandbox that its port requires.
 func (a *Server) permit(r *http.Request, route inbound.Route, i sandbox.Info) error {
 	access := a.Keys.Is(accessToken, i.ID, r.Header.Get(accessHeader))
 	traffic := a.Keys.Is(trafficToken, i.ID, r.Header.Get(trafficHeader))
@@ -196,14 +199,15 @@ func (a *Server) permit(r *http.Request, route inbound.Route, i sandbox.Info) er
 		"E2B-Traffic-Access-Token is missing or wrong: use the trafficAccessToken that create and connect return")
 }
 
-// isAsleep reports whether a sandbox is suspended, or in a state on the way there or back.
-// Sandboxes that an operator paused or is rolling back have those states too.
+// isAsleep reports whether a sandbox is suspended, being suspended or being resumed. A sandbox that
+// an operator has paused, or that is being rolled back, has one of these states too.
 func isAsleep(i sandbox.Info) bool {
 	return i.State == sandbox.Suspended || i.State == sandbox.Paused || i.State == sandbox.Restoring
 }
 
-// wake resumes a paused sandbox for a request, with the time that it was created with. That costs
-// far more than a request to a running sandbox, so strangers' requests are counted once more.
+// wake resumes a suspended sandbox for a request and gives it the timeout that it was created with.
+// A resumption costs far more than a request to a running sandbox, so a stranger's request counts a
+// second time against the rate limit.
 func (a *Server) wake(ctx context.Context, i sandbox.Info, n annotation, stranger bool) error {
 	if stranger {
 		if err := a.Face.Strangers.Enter(i.ID, i.Owner); err != nil {
@@ -217,7 +221,7 @@ func (a *Server) wake(ctx context.Context, i sandbox.Info, n annotation, strange
 	defer leave()
 	return a.Face.Host.Permitted(i.ID).With(ctx, i.ID, func(h *sandbox.Held) error {
 		i := h.Info()
-		if i.State != sandbox.Suspended { // a sandbox that an operator paused stays paused
+		if i.State != sandbox.Suspended { // a paused sandbox stays paused, because an operator paused it
 			return nil
 		}
 		return h.Resume(ctx, &sandbox.Expiry{At: time.Now().Add(n.Timeout), Suspends: i.ExpirySuspends})
@@ -232,8 +236,9 @@ type goneBody struct {
 	Code      int    `json:"code"`
 }
 
-// failData answers a request that did not reach its sandbox. The SDKs recognize only 502 as a
-// missing sandbox. It logs nothing, because guests and strangers could fill the log.
+// failData answers a request that did not reach its sandbox. For the SDKs, only status 502 means
+// that the sandbox is missing. failData logs nothing, because guests and strangers could fill the
+// log.
 func (a *Server) failData(w http.ResponseWriter, r *http.Request, route inbound.Route, err error) {
 	if r.ContentLength != 0 || route.Open {
 		face.LetGo(w)
@@ -252,7 +257,7 @@ func (a *Server) failData(w http.ResponseWriter, r *http.Request, route inbound.
 		_ = face.WriteJSON(w, r, http.StatusBadGateway, goneBody{SandboxID: route.ID,
 			Message: "The sandbox is running but port is not open", Port: route.Port, Code: http.StatusBadGateway})
 	case strings.HasPrefix(r.URL.Path, "/execute"), strings.HasPrefix(r.URL.Path, "/contexts"):
-		http.Error(w, fmt.Sprint(err), bodyOf(err).Code) // the code interpreter's errors are plain text
+		http.Error(w, fmt.Sprint(err), bodyOf(err).Code) // clients of the code interpreter expect errors as plain text
 	default:
 		writeError(w, err)
 	}

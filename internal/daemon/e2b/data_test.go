@@ -42,9 +42,9 @@ func sign(path, operation, user, token string, end int64) string {
 	return "/files?" + q.Encode()
 }
 
-// A signed file is at the daemon's own address. A page there gets an opaque origin. Otherwise its
-// scripts would have the daemon's origin, and a daemon without tokens obeys requests of that
-// origin.
+// A file of a signed URL is served at the daemon's own address. An HTML page there gets an opaque
+// origin. Otherwise its scripts would have the daemon's origin, and a daemon without tokens accepts
+// requests from its own origin.
 func TestSignedPageHasNoOrigin(t *testing.T) {
 	r := start(t)
 	b := r.create(simple)
@@ -61,7 +61,8 @@ func TestSignedPageHasNoOrigin(t *testing.T) {
 	}
 }
 
-// A signed URL permits one operation on one file, for anyone who has it, with or without headers.
+// A signed URL permits one operation on one file to anyone who has it, whether or not the request
+// names the sandbox in headers.
 func TestSignedFiles(t *testing.T) {
 	r := start(t)
 	b := r.create(simple)
@@ -143,8 +144,9 @@ func TestSearchesForASignatureAreLimited(t *testing.T) {
 	}
 }
 
-// Ports of E2B's sandboxes are open to every client that knows the id, as their creators expect. Ports of
-// other sandboxes, and of those that ask for it, need a token.
+// The ports of sandboxes made by E2B's API are open to every client that knows the id, as their
+// creators expect. Ports of all other sandboxes, and of sandboxes created with private ports, need
+// a token.
 func TestPorts(t *testing.T) {
 	r := start(t)
 	guest := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -178,8 +180,8 @@ func TestPorts(t *testing.T) {
 		{"of /v1, by headers", headers(v1), 403},
 		{"of /v1, token", headers(v1).with("E2B-Traffic-Access-Token", v1.Traffic), 200},
 	} {
-		// At a sandbox's host name, a path of the control plane belongs to the guest. No secret reaches
-		// the guest.
+		// At a sandbox's host name, a path like those of the control plane belongs to the guest.
+		// The client's API key does not reach the guest.
 		resp, out := r.send("GET", "/sandboxes", c.h.with("X-API-Key", "e2b_"+apirig.Token), "")
 		if resp.StatusCode != c.want || c.want == 200 && out != "/sandboxes" {
 			t.Errorf("%s: %s %s", c.name, resp.Status, out)
@@ -215,7 +217,7 @@ func TestPorts(t *testing.T) {
 	}
 }
 
-// A client without a token is a stranger, for ports and for the agent.
+// The rate limit of strangers applies to clients without a token, at ports and at the agent.
 func TestStrangersAreLimited(t *testing.T) {
 	r := startWith(t, apirig.Options{Limits: face.Limits{SignedBurst: 1, SignedPerSecond: 1e-9}})
 	guest := httptest.NewServer(http.NotFoundHandler())
@@ -250,7 +252,7 @@ func TestCodeInterpreterWantsAToken(t *testing.T) {
 	}
 }
 
-// A stranger with only a signed URL who reads slowly takes no places of clients with a token.
+// A client with only a signed URL that reads slowly takes no places of clients with a token.
 func TestStrangersTakeNobodysPlaces(t *testing.T) {
 	r := startWith(t, apirig.Options{Limits: face.Limits{Calls: 3, PerSandbox: 2}})
 	b := r.create(simple)
@@ -280,7 +282,8 @@ func TestStrangersTakeNobodysPlaces(t *testing.T) {
 	}
 }
 
-// A stranger gets an answer at once, even if a body was announced, and keeps no connection.
+// A refused stranger gets the answer before its announced body has arrived, and the connection is
+// closed.
 func TestStrangersAreLetGo(t *testing.T) {
 	r := startWith(t, apirig.Options{Limits: face.Limits{SignedBurst: 10, SignedPerSecond: 1e-9}})
 	b := r.create(simple)
@@ -311,8 +314,8 @@ func TestStrangersAreLetGo(t *testing.T) {
 	}
 }
 
-// The audit log distinguishes tokens, signed URLs and strangers. It does not record a stranger's
-// text as a sandbox id.
+// The audit log distinguishes tokens, signed URLs and strangers. It does not record text that a
+// stranger sent in place of a sandbox id.
 func TestWhoIsInTheAuditLog(t *testing.T) {
 	r := start(t)
 	b := r.create(simple)
@@ -345,8 +348,8 @@ func TestWhoIsInTheAuditLog(t *testing.T) {
 	}
 }
 
-// auditLine waits for the line after the first from bytes of the audit log. A line is written after
-// its answer.
+// auditLine waits for the first line that the audit log has after its first from bytes. The daemon
+// writes a line only after it has sent the answer.
 func (r *rig) auditLine(from int64) string {
 	r.t.Helper()
 	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
@@ -362,7 +365,8 @@ func (r *rig) auditLine(from int64) string {
 	return ""
 }
 
-// The client cannot choose the user for requests that name none.
+// If a request names no user, the daemon decides the user, even if the client sends another
+// default.
 func TestDefaultUserIsTheDaemons(t *testing.T) {
 	r := start(t)
 	b := r.create(`{"templateID":"a.b"}`)
@@ -382,8 +386,8 @@ func TestDefaultUserIsTheDaemons(t *testing.T) {
 	}
 }
 
-// A stranger who knows the id of a sandbox made by /v1 cannot resume it, or keep it from being idle, by
-// health checks. With the sandbox's token the agent answers.
+// A stranger who knows the id of a sandbox made by /v1 cannot resume it, or keep it from becoming
+// idle, by health checks. With the sandbox's token, a health check reaches the agent.
 func TestStrangersWakeNoIdleSandbox(t *testing.T) {
 	r := start(t)
 	f, err := r.Client.Fork(t.Context(), client.ForkRequest{SnapshotTag: "a.b", N: 1, IdleTimeoutSecs: 1})
@@ -401,7 +405,7 @@ func TestStrangersWakeNoIdleSandbox(t *testing.T) {
 		}
 	}
 	ask(204, 200)
-	for end := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) { // with requests all the time
+	for end := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) { // send health checks all the time
 		ask := header{"E2b-Sandbox-Id": id}
 		s, err := r.Client.Sandbox(t.Context(), id)
 		if err != nil || time.Now().After(end) {
@@ -423,8 +427,8 @@ func TestStrangersWakeNoIdleSandbox(t *testing.T) {
 	}
 }
 
-// Measuring requires only the scope read, so it neither resumes a sandbox nor keeps it from being
-// idle.
+// Metrics require only the scope read. So a request for metrics neither resumes a sandbox nor keeps
+// it from becoming idle.
 func TestMetricsKeepNoIdleSandboxAwake(t *testing.T) {
 	r := start(t)
 	f, err := r.Client.Fork(t.Context(), client.ForkRequest{SnapshotTag: "a.b", N: 1, IdleTimeoutSecs: 1})

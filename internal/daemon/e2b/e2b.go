@@ -1,15 +1,16 @@
-// Package e2b is the daemon's face for E2B's SDKs. It serves their control plane beside /v1, over
-// the same sandboxes and snapshots, and carries requests to the services of each sandbox.
+// Package e2b serves E2B's API, so that E2B's SDKs work with this daemon. It serves E2B's control
+// plane beside /v1, over the same sandboxes and snapshots, and carries requests to the services of
+// each sandbox.
 //
 // A template is a snapshot, named by its tag; creating a sandbox is a fork. A sandbox made here can
-// be used by /v1, and the other way round. The package uses E2B's JSON, error bodies and statuses,
-// and decides nothing about sandboxes. It refuses features that forkd lacks by name and never
-// ignores them, except for fields that no SDK has sent yet, because every release adds some.
-// docs/e2b.md lists the differences.
+// be used by /v1, and the other way round. The package converts between E2B's JSON, errors and
+// statuses and the daemon's operations, and has no policy of its own about sandboxes. It refuses
+// features that forkd lacks, with an error that names them. It ignores only fields that no SDK has
+// sent yet, because every release adds some. docs/e2b.md lists the differences.
 //
-// Times in the protocol are whole seconds, sizes are MiB in descriptions of sandboxes and bytes in
-// their metrics. The protocol is that of the SDKs e2b 2.51.0 (npm) and 2.63.0 (PyPI), which were
-// read and run against this package.
+// Times in the protocol are whole seconds. Sizes are MiB in descriptions of sandboxes and bytes in
+// metrics. The protocol is that of the SDKs e2b 2.51.0 (npm) and 2.63.0 (PyPI); both were run
+// against this package.
 package e2b
 
 import (
@@ -27,8 +28,8 @@ import (
 	"github.com/forkd/forkd/internal/gate"
 )
 
-// envdVersion is the version of E2B's envd to which the agent's services are equivalent. The SDKs
-// use the features of that version.
+// envdVersion is the version of E2B's agent, envd, whose features forkd's agent has. The SDKs use
+// features according to this version.
 const envdVersion = "0.6.13"
 
 // Bounds on requests.
@@ -46,25 +47,25 @@ const (
 	maxTimeout    = 365 * 24 * time.Hour
 )
 
-// Config configures the face.
+// Config configures a Server.
 type Config struct {
 	Face    *face.Face
-	Keys    *auth.Keys // for tokens of sandboxes and links for uploads
+	Keys    *auth.Keys // derives the tokens of sandboxes and signs links for uploads
 	Builder *template.Builder
 	Domain  inbound.Domain
-	Traces  *tracing.Tracer // nil: none
+	Traces  *tracing.Tracer // nil: no tracing
 }
 
-// Server serves the face.
+// Server serves E2B's API.
 type Server struct {
 	Config
-	hosts   []string // of the control plane
+	hosts   []string // host names of the control plane
 	mux     *http.ServeMux
 	wakes   *wakes
 	uploads *gate.Gate
 }
 
-// New returns the face. It handles the requests for which Carries or Serves returns true.
+// New returns a Server. It handles the requests for which Carries or Serves returns true.
 func New(cfg Config) *Server {
 	a := &Server{Config: cfg, mux: http.NewServeMux(), wakes: newWakes(),
 		uploads: gate.NewQueued(maxUploads, gate.Queue{Key: maxQueue, All: maxQueueAll})}
@@ -75,15 +76,15 @@ func New(cfg Config) *Server {
 	return a
 }
 
-// apiLabel is the first label of the control plane's host name below a domain. SDKs that are
-// configured with a domain only use that name.
+// apiLabel is the first label of the control plane's host name. An SDK that is configured with a
+// domain uses api.DOMAIN.
 const apiLabel = "api."
 
-// IsHost reports whether a host name is the control plane's.
+// IsHost reports whether a host name below the daemon's domain is the control plane's.
 func IsHost(host string) bool { return strings.HasPrefix(strings.ToLower(host), apiLabel) }
 
-// Serves reports whether a request is for E2B's API, judged by its path or by a header that names a
-// sandbox.
+// Serves reports whether a request at the daemon's own address is for E2B's API. It judges by the
+// path, or by a header that names a sandbox.
 func (a *Server) Serves(r *http.Request) bool {
 	return isControl(r.URL.Path) || r.Header.Get(idHeader) != "" || r.URL.Path == "/files"
 }
@@ -91,22 +92,24 @@ func (a *Server) Serves(r *http.Request) bool {
 // ServeHTTP answers a request for which Serves returned true.
 func (a *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h := a.sharedData
-	// SDKs of 2025 also send the sandbox's and the agent's port's headers to the control plane. At
-	// any other port, such a path and such a key belong to a server in the sandbox.
+	// SDKs of 2025 send the headers that name a sandbox and the agent's port to the control plane
+	// too. With any other port in the headers, the request is for a server in the sandbox, even if
+	// its path or key looks like one for the control plane.
 	if isControl(r.URL.Path) && (r.Header.Get(idHeader) == "" || r.Header.Get(keyHeader) != "" && sharedRoute(r).Agent) {
 		h = a.control
 	}
 	a.Face.Audited(http.HandlerFunc(h)).ServeHTTP(w, r)
 }
 
-// Carry carries a request to the port that the request's host names. Carries has returned true for
-// the request.
+// Carry carries a request to the port that the request's host names. It is called only if Carries
+// has returned true.
 func (a *Server) Carry(w http.ResponseWriter, r *http.Request, route inbound.Route) {
 	route.Agent = isAgentPort(route.Port)
 	a.Face.Audited(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { a.data(w, r, route) })).ServeHTTP(w, r)
 }
 
-// controlRoots are the first parts of all paths of the control plane. None is in /v1.
+// controlRoots are the beginnings of all paths of the control plane. No path of /v1 begins with one
+// of them.
 var controlRoots = []string{"sandboxes", "snapshots", "templates", "v2/sandboxes", "v2/templates",
 	"v3/templates", "default-templates", "volumes", "secrets", "teams"}
 
@@ -119,7 +122,7 @@ func isControl(path string) bool {
 	return false
 }
 
-// routes registers the routes of the control plane. The scopes are those of the same operations in
+// routes registers the routes of the control plane. Each scope is that of the same operation in
 // /v1.
 func (a *Server) routes() {
 	works := face.NewGate(face.Class{Total: maxWorks})
@@ -135,7 +138,8 @@ func (a *Server) routes() {
 		{"GET /sandboxes", auth.Read, lists, a.listV1},
 		{"GET /v2/sandboxes", auth.Read, lists, a.list},
 		{"GET /sandboxes/metrics", auth.Read, works, a.metricsOfMany},
-		{"GET /sandboxes/{id}", auth.Run, reads, a.info}, // the answer has the token of the sandbox
+		// Needs Run, because the answer contains the token of the sandbox.
+		{"GET /sandboxes/{id}", auth.Run, reads, a.info},
 		{"DELETE /sandboxes/{id}", auth.Run, a.Face.Ends, a.kill},
 		{"POST /sandboxes/{id}/connect", auth.Run, works, a.connect},
 		{"POST /v2/sandboxes/{id}/connect", auth.Run, works, a.connect},
@@ -156,9 +160,9 @@ func (a *Server) routes() {
 		{"GET /templates/{id}", auth.Read, reads, a.template},
 		{"GET /templates/{id}/{what}", auth.Read, reads, a.templatePart},
 		{"DELETE /templates/{id}", auth.Admin, works, a.deleteTemplate},
-		// not the id of a template
+		// before {id}, because "tags" is not the id of a template
 		{"DELETE /templates/tags", auth.Read, reads, a.unserved},
-		// of SDKs of 2025
+		// used by SDKs of 2025
 		{"POST /v2/templates", auth.Run, works, a.requestBuild},
 		{"POST /v3/templates", auth.Run, works, a.requestBuild},
 		{"GET /templates/{id}/files/{hash}", auth.Run, reads, a.uploadLink},
@@ -187,8 +191,8 @@ func (a *Server) routes() {
 	a.mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) { reads.Serve(w, r, a.unserved, a.fail) })
 }
 
-// Routes in the audit log and the metrics for requests without a pattern: requests to the control
-// plane that were refused before they were routed, and requests to sandboxes.
+// Routes in the audit log and the metrics for requests without a pattern. These are requests to the
+// control plane that were refused before they were routed, and requests to sandboxes.
 const (
 	controlRoute = "E2B"
 	dataRoute    = "E2B sandbox"
@@ -202,7 +206,7 @@ func (a *Server) control(w http.ResponseWriter, r *http.Request) {
 	}
 	who, err := a.identify(r)
 	e := audit.From(r.Context())
-	e.Who, e.Route = who.Who, controlRoute // replaced by its pattern once the request is routed
+	e.Who, e.Route = who.Who, controlRoute // the pattern replaces controlRoute once the request is routed
 	if err != nil {
 		face.LetGo(w)
 		a.fail(w, r, err)
@@ -212,7 +216,7 @@ func (a *Server) control(w http.ResponseWriter, r *http.Request) {
 }
 
 // identify returns the principal of a request, by its API key. If no key is required, it refuses
-// requests that a web page made a browser send, as package v1 does.
+// requests that a web page of another origin makes a browser send; see face.Face.CheckOrigin.
 func (a *Server) identify(r *http.Request) (auth.Principal, error) {
 	if err := a.Face.CheckOrigin(r, a.hosts...); err != nil {
 		return auth.Principal{}, err

@@ -23,7 +23,7 @@ func TestMain(m *testing.M) { apirig.Main(m, agent.Main) }
 type rig struct {
 	*apirig.Rig
 	t   *testing.T
-	key header // sent with calls
+	key header // headers sent by call
 }
 
 func start(t *testing.T) *rig {
@@ -71,7 +71,7 @@ func (r *rig) send(method, path string, h header, body string) (*http.Response, 
 	return resp, string(p)
 }
 
-// call makes a request of the control plane and decodes its answer into v, if that is not nil.
+// call sends a request to the control plane and, unless v is nil, decodes the answer into v.
 func (r *rig) call(method, path, body string, want int, v any) *http.Response {
 	r.t.Helper()
 	resp, text := r.send(method, path, r.key, body)
@@ -96,7 +96,7 @@ func (r *rig) call(method, path, body string, want int, v any) *http.Response {
 	return resp
 }
 
-// box is a sandbox as described to its creator.
+// box is the description of a new sandbox in the answer to its creator.
 type box struct {
 	ID      string `json:"sandboxID"`
 	Access  string `json:"envdAccessToken"`
@@ -192,7 +192,7 @@ func TestCreateUseAndKill(t *testing.T) {
 			}
 		}
 	}
-	for _, path := range []string{"/init", "//init", "/x/../init", "/%69nit"} { // would change the agent's token
+	for _, path := range []string{"/init", "//init", "/x/../init", "/%69nit"} { // /init would change the agent's token
 		if resp, _ := r.send("POST", path, b.header(), "{}"); resp.StatusCode != 404 {
 			t.Errorf("%s: %s", path, resp.Status)
 		}
@@ -239,7 +239,7 @@ func TestList(t *testing.T) {
 	if !slices.Equal(got, ids) {
 		t.Errorf("pages: %v, want %v", got, ids)
 	}
-	// Encoded like the SDKs: each part, then the form, then the query.
+	// The SDKs encode three times: each key and value, then the form, then the query.
 	pair := url.QueryEscape("a b") + "=" + url.QueryEscape("c&d=é")
 	filter := url.QueryEscape(url.QueryEscape(strings.ReplaceAll(pair, "+", "%20") + "&n=1"))
 	var page []box
@@ -289,7 +289,7 @@ func TestTimeoutPauseAndFork(t *testing.T) {
 	if r.call("GET", at, "", 200, &i); i.State != "paused" {
 		t.Errorf("it is %s after its fork", i.State)
 	}
-	// SDKs of 2025 send the header of the sandbox's services on these routes too.
+	// SDKs of 2025 also send the headers of sandboxes' services on these routes.
 	for _, h := range []header{{"E2b-Sandbox-Id": b.ID}, {"E2b-Sandbox-Id": b.ID, "E2b-Sandbox-Port": "49983"}} {
 		if resp, out := r.send("GET", at, h.with("X-API-Key", apiKey["X-API-Key"]), ""); resp.StatusCode != 200 {
 			t.Errorf("with %v: %s %s", h, resp.Status, out)
@@ -359,7 +359,7 @@ func TestAuditNamesTheSandbox(t *testing.T) {
 	r := start(t)
 	b := r.create(simple)
 	r.send("GET", "/health", b.header(), "")
-	r.Server.Close() // a line is written after its answer was sent
+	r.Server.Close() // the audit line is written after the answer, and Close waits for both
 	log, err := os.ReadFile(r.AuditLog)
 	if err != nil || !bytes.Contains(log, []byte(`"host":"49983-`+b.ID+`"`)) ||
 		!bytes.Contains(log, []byte(`"path":"/v2/sandboxes"`)) ||

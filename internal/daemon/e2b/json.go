@@ -11,7 +11,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/face"
 )
 
-// unsupported refuses a feature that E2B has and forkd lacks.
+// unsupported returns the error for a feature that E2B has and forkd lacks.
 func unsupported(field, instead string) error {
 	return face.BadRequest("%s: forkd does not have this: %s", field, instead)
 }
@@ -24,7 +24,7 @@ func unserved(r *http.Request) error {
 
 func (a *Server) unserved(_ http.ResponseWriter, r *http.Request) error { return unserved(r) }
 
-// errorBody is E2B's error body. The SDKs also read the status from it.
+// errorBody is the body of E2B's errors. The SDKs read the status from it too.
 type errorBody struct {
 	Code    int    `json:"code"`
 	Message string `json:"message"`
@@ -46,7 +46,8 @@ func writeError(w http.ResponseWriter, err error) {
 	_, _ = w.Write(p) // the client has gone if this fails
 }
 
-// retryAfter is when the SDKs may ask again, in seconds. By then a sandbox has usually ended.
+// retryAfter is the time after which the SDKs may repeat a request, in seconds. Usually a sandbox
+// has ended by then.
 const retryAfter = "5"
 
 func bodyOf(err error) errorBody {

@@ -15,10 +15,10 @@ import (
 	"github.com/forkd/forkd/internal/host/sandbox"
 )
 
-// maxPage is the default and the maximum size of a list's page.
+// maxPage is the default and the maximum number of elements on a page of a list.
 const maxPage = 100
 
-// filter is the filter of a list of sandboxes.
+// filter selects sandboxes of a list.
 type filter struct {
 	metadata map[string]string
 	states   []string
@@ -46,8 +46,8 @@ func filterOf(q url.Values) (f filter, err error) {
 	return f, nil
 }
 
-// metadataOf reads pairs that a sandbox must have. The SDKs encode each key and value, then all
-// pairs as a form, and the result again as the value of a query.
+// metadataOf returns the metadata that a sandbox must have to be listed. The SDKs encode three
+// times: each key and value, then all pairs as a form, and the form as the value of a query.
 func metadataOf(text string) (map[string]string, error) {
 	if text == "" {
 		return nil, nil
@@ -133,9 +133,9 @@ func (a *Server) writeSandboxes(w http.ResponseWriter, r *http.Request, infos []
 	return face.WriteArray(w, infos, describer(a.view(r)))
 }
 
-// pageOf returns the requested part of a list, and puts the token of the next part in a header. The
-// token is the name of the last member sent, with its place in the order, so that the next page is
-// right even if members are added or removed.
+// pageOf returns the requested page of a list and puts the token of the next page in a header. The
+// token contains the name of the page's last element, and its index. So the next page begins at the
+// right element even if elements are added or removed in between.
 func pageOf[T any](w http.ResponseWriter, q url.Values, all []T, name func(T) string) ([]T, error) {
 	limit := maxPage
 	if text := q.Get("limit"); text != "" {
@@ -151,7 +151,7 @@ func pageOf[T any](w http.ResponseWriter, q url.Values, all []T, name func(T) st
 			return nil, face.BadRequest("nextToken: it is not one of this API")
 		}
 		at := slices.IndexFunc(all, func(item T) bool { return name(item) == string(last) })
-		if at < 0 { // the member was removed in the meantime
+		if at < 0 { // the element was removed in the meantime
 			return nil, face.BadRequest("nextToken: the thing that it follows no longer exists: start again")
 		}
 		all = all[at+1:]

@@ -27,8 +27,8 @@ func (w stuckWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Lists are kept in memory until received, so their number is limited, for this API and /v1
-// together.
+// A list is in memory until the client has received it, so the number of concurrent lists is
+// limited. E2B's API and /v1 share the limit.
 func TestListsAreLimited(t *testing.T) {
 	r := startWith(t, apirig.Options{Limits: face.Limits{Lists: 2}})
 	bearer := header{"Authorization": "Bearer " + apirig.Token}
@@ -95,8 +95,8 @@ func (w *partsWriter) Write(p []byte) (int, error) {
 	return w.ResponseRecorder.Write(p)
 }
 
-// A list is written in parts, because each sandbox may have 64 KiB of metadata. All lists that clients
-// may request concurrently would otherwise exceed the daemon's memory.
+// A list is written in parts. Each sandbox may have 64 KiB of metadata, so whole lists of all
+// concurrent requests would exceed the daemon's memory.
 func TestListsAreWrittenInParts(t *testing.T) {
 	const sandboxes, metadata = 8, 60 << 10
 	r := start(t)
@@ -119,7 +119,8 @@ func TestListsAreWrittenInParts(t *testing.T) {
 	}
 }
 
-// Bodies of this API count in the shared memory by their decoded size: three bytes can become sixty.
+// Bodies of E2B's API count against the shared memory limit by their decoded size: three bytes of
+// JSON can become sixty in memory.
 func TestBodiesShareTheMemory(t *testing.T) {
 	r := startWith(t, apirig.Options{Limits: face.Limits{Memory: 1 << 20}})
 	many := strings.Repeat(`{},`, 50_000) + `{}`

@@ -19,12 +19,12 @@ import (
 	"github.com/forkd/forkd/internal/proto/agentproto"
 )
 
-// Bounds on requests to guests, and on their answers.
+// Bounds on requests for metrics, and on the guests' answers.
 const (
 	maxMetrics     = 64 << 10 // bytes of a guest's answer
 	metricsTimeout = 10 * time.Second
-	metricsSlack   = 10 * time.Second // most distance of the requested time from now; E2B measures every 5 s
-	maxMeasured    = 100              // sandboxes in one call
+	metricsSlack   = 10 * time.Second // a time this close counts as now; E2B measures every 5 s
+	maxMeasured    = 100              // sandboxes in one request
 	maxLogs        = 1000
 )
 
@@ -41,8 +41,8 @@ type metric struct {
 	DiskTotal uint64    `json:"diskTotal"`
 }
 
-// metrics answers with one measurement, taken now, if the query includes now. forkd keeps no
-// history of sandboxes.
+// metrics answers with one measurement, taken now, if the requested time range includes now. forkd
+// stores no past measurements.
 func (a *Server) metrics(w http.ResponseWriter, r *http.Request) error {
 	i, err := a.find(r)
 	if err != nil {
@@ -84,13 +84,14 @@ func includesNow(q url.Values, now time.Time) (bool, error) {
 	return in, nil
 }
 
-// metricsOfMany measures the sandboxes that a query names, and omits those that cannot be measured.
+// metricsOfMany measures the sandboxes that a query names, and omits sandboxes that cannot be
+// measured.
 func (a *Server) metricsOfMany(w http.ResponseWriter, r *http.Request) error {
 	ids := strings.Split(r.URL.Query().Get("sandbox_ids"), ",")
 	if len(ids) > maxMeasured {
 		return face.BadRequest("sandbox_ids: %d: want at most %d", len(ids), maxMeasured)
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), metricsTimeout) // for all sandboxes together
+	ctx, cancel := context.WithTimeout(r.Context(), metricsTimeout) // limits all measurements together
 	defer cancel()
 	view, out := a.view(r), map[string]metric{}
 	for _, id := range ids {
@@ -136,11 +137,11 @@ func measure(ctx context.Context, view *tenancy.View, i sandbox.Info) (m metric,
 		said.DiskTotal}, err
 }
 
-// consoleLevel is the level of all console lines, which have none of their own.
+// consoleLevel is the level reported for all lines of a console, because they have none.
 const consoleLevel = "info"
 
-// logEntry is a line of a sandbox's console. Lines have no time of their own: they get the start
-// time of the sandbox.
+// logEntry is a line of a sandbox's console. Lines of a console have no time, so the start time of
+// the sandbox is reported.
 type logEntry struct {
 	Timestamp time.Time         `json:"timestamp"`
 	Message   string            `json:"message"`
@@ -187,7 +188,7 @@ func (a *Server) logs(w http.ResponseWriter, r *http.Request) error {
 	return face.WriteJSON(w, r, http.StatusOK, map[string]any{"logs": entries})
 }
 
-// logsV1 is logs in the older form, in which each line is an object. E2B's command line uses it.
+// logs lists lines as text, logsV1 as objects. E2B's command line uses logsV1.
 func (a *Server) logsV1(w http.ResponseWriter, r *http.Request) error {
 	entries, err := a.logEntries(r)
 	if err != nil {

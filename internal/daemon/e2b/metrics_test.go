@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// There is no history: only a time range that includes now gets a measurement.
+// Only a time range that includes now gets a measurement, because past measurements are not stored.
 func TestMetricsOfATime(t *testing.T) {
 	r := start(t)
 	at := "/sandboxes/" + r.create(`{"templateID":"a.b"}`).ID + "/metrics"

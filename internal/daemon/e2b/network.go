@@ -12,8 +12,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// networkConfig is E2B's form of a network policy: where a sandbox may connect to, and who may
-// connect to it.
+// networkConfig is E2B's form of a network policy: the addresses that a sandbox may connect to, and
+// the clients that may connect to the sandbox.
 type networkConfig struct {
 	AllowOut   []string        `json:"allowOut,omitempty"`
 	DenyOut    []string        `json:"denyOut,omitempty"`
@@ -22,15 +22,16 @@ type networkConfig struct {
 	Proxy      json.RawMessage `json:"egressProxy,omitempty"`
 	MaskHost   string          `json:"maskRequestHost,omitempty"`
 	HTTPSPorts []int           `json:"httpsPorts,omitempty"`
-	DNS        []string        `json:"dnsServers,omitempty"` // checked but never used: they allow nothing
+	// Checked and then ignored, because it permits no connection.
+	DNS []string `json:"dnsServers,omitempty"`
 }
 
-// everything is E2B's rule for all addresses.
+// everything is E2B's list that matches all addresses.
 var everything = []string{"0.0.0.0/0", "::/0"}
 
-// setting converts a configuration to a policy. In E2B an allowed address wins over a denied one,
-// in forkd a denied one wins. So both lists together are accepted only if everything is denied,
-// which means that only the allowed addresses can be reached.
+// setting converts a configuration to a policy. If an address is in both lists, E2B allows it and
+// forkd denies it. So both lists together are accepted only if all addresses are denied, which
+// means that only the allowed ones can be reached.
 func (c *networkConfig) setting(offline *bool) (*netclient.Setting, error) {
 	switch {
 	case present(c.Rules) && string(c.Rules) != "{}":
@@ -63,7 +64,7 @@ func (c *networkConfig) setting(offline *bool) (*netclient.Setting, error) {
 		return nil, face.BadRequest("network.denyOut: forkd denies what is both allowed and denied, E2B allows it: deny %q to reach nothing but what is allowed, or omit allowOut",
 			everything[0])
 	default:
-		allow = nil // the internet is open without them, and private networks stay closed as in E2B
+		allow = nil // without a list the internet is open; private networks stay closed, as in E2B
 	}
 	policy, err := netproto.ParsePolicy(mode.String(), allow, deny)
 	if err != nil {
@@ -72,10 +73,10 @@ func (c *networkConfig) setting(offline *bool) (*netclient.Setting, error) {
 	return &netclient.Setting{Policy: policy}, nil
 }
 
-// maxDNS is the number of servers that E2B accepts.
+// maxDNS is the maximum number of DNS servers that E2B accepts.
 const maxDNS = 10
 
-// configOf returns E2B's form of a policy. Rules without an equivalent are passed on unchanged.
+// configOf returns E2B's form of a policy. A rule that E2B lacks is shown in forkd's form.
 func configOf(p netproto.Policy) networkConfig {
 	c := networkConfig{AllowOut: netproto.Texts(p.Allow), DenyOut: netproto.Texts(p.Deny)}
 	if p.Mode == netproto.ModeNone || p.Mode == netproto.ModeAllow {
@@ -84,8 +85,8 @@ func configOf(p netproto.Policy) networkConfig {
 	return c
 }
 
-// setNetwork replaces the policy of a sandbox. Limits and secrets stay as they are at that moment.
-// Access to the sandbox is fixed at its creation.
+// setNetwork replaces the policy of a sandbox. It keeps the sandbox's present limits and secrets.
+// Access to the sandbox's ports is fixed at its creation.
 func (a *Server) setNetwork(w http.ResponseWriter, r *http.Request) error {
 	var req struct {
 		networkConfig

@@ -29,12 +29,12 @@ func TestAutoResume(t *testing.T) {
 	}
 }
 
-// A request during the resumption waits for it.
+// A request during the resumption of its sandbox waits for the end of the resumption.
 func TestAutoResumeOfTwo(t *testing.T) {
 	r := start(t)
 	b := r.create(`{"templateID":"a.b","autoPause":true,"autoResume":{"enabled":true}}`)
 	r.call("POST", "/sandboxes/"+b.ID+"/pause", "", 204, nil)
-	r.VMs.Mu.Lock() // no VM can be started yet
+	r.VMs.Mu.Lock() // no VM can start until Unlock
 	restore := sync.OnceFunc(r.VMs.Mu.Unlock)
 	defer restore()
 	answers := make(chan int)
@@ -53,7 +53,7 @@ func TestAutoResumeOfTwo(t *testing.T) {
 	for state() != "restoring" {
 	}
 	go ask()
-	for range 20 { // so that the first request has most likely arrived too
+	for range 20 { // give the first request time to arrive
 		state()
 	}
 	restore()
@@ -64,12 +64,12 @@ func TestAutoResumeOfTwo(t *testing.T) {
 	}
 }
 
-// A request during the pause waits and then resumes the sandbox. A sandbox paused by /v1 must be
-// resumed by /v1.
+// A request during a pause waits for its end and then resumes the sandbox. A sandbox that was
+// paused by /v1 is not resumed by a request.
 func TestAutoResumeAmidAPause(t *testing.T) {
 	r := start(t)
 	b := r.create(`{"templateID":"a.b","autoPause":true,"autoResume":{"enabled":true}}`)
-	r.VMs.Mu.Lock() // its VM cannot be saved yet
+	r.VMs.Mu.Lock() // the VM cannot be saved until Unlock
 	save := sync.OnceFunc(r.VMs.Mu.Unlock)
 	defer save()
 	paused := make(chan int)

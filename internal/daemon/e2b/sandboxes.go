@@ -17,8 +17,8 @@ const (
 	paused  = "paused"
 )
 
-// stateOf returns the state of a sandbox in E2B's terms; empty if the sandbox would no longer exist
-// in E2B.
+// stateOf returns the state of a sandbox in E2B's terms. It returns "" if the sandbox has a state
+// in which E2B no longer has the sandbox.
 func stateOf(i sandbox.Info) string {
 	switch i.State {
 	case sandbox.Running, sandbox.Restoring:
@@ -34,7 +34,7 @@ func stateOf(i sandbox.Info) string {
 	return ""
 }
 
-// noEnd is the reported end of sandboxes without one; the SDKs require a time.
+// noEnd is reported as the end of a sandbox that has none, because the SDKs require a time.
 var noEnd = time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC)
 
 // listed describes a sandbox.
@@ -73,12 +73,13 @@ func listedOf(i sandbox.Info, vcpus uint32, diskMiB uint64) listed {
 		EnvdVersion: envdVersion, Metadata: n.Metadata}
 }
 
-// find returns the sandbox that a request names, if it would still exist in E2B.
+// find returns the sandbox that a request names. A sandbox for which stateOf returns "" does not
+// exist for it.
 func (a *Server) find(r *http.Request) (sandbox.Info, error) {
 	return get(a.view(r), r.PathValue("id"))
 }
 
-// view returns what the client of a request may see.
+// view returns the sandboxes and snapshots that the client of a request may see.
 func (a *Server) view(r *http.Request) *tenancy.View { return a.Face.View(r.Context()) }
 
 func get(view *tenancy.View, id string) (sandbox.Info, error) {
@@ -100,7 +101,7 @@ type detail struct {
 	AllowInternet *bool         `json:"allowInternetAccess"`
 	Network       networkConfig `json:"network"`
 	Lifecycle     lifecycle     `json:"lifecycle"`
-	PauseMode     string        `json:"pauseMode,omitempty"` // what the pause saved
+	PauseMode     string        `json:"pauseMode,omitempty"` // whether the pause saved memory
 }
 
 type lifecycle struct {
@@ -144,7 +145,7 @@ func (a *Server) kill(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// lifeRequest is the body of connect, resume, timeout and refreshes.
+// lifeRequest is the body of four routes: connect, resume, timeout and refreshes.
 type lifeRequest struct {
 	Timeout  *int64 `json:"timeout"`
 	Duration *int64 `json:"duration"` // sent by refreshes
@@ -166,12 +167,13 @@ func readLife(w http.ResponseWriter, r *http.Request) (req lifeRequest, timeout 
 	return req, timeout, err
 }
 
-// connect extends the time of a running sandbox, never shortens it, and resumes a paused one.
+// connect resumes a paused sandbox, or extends the time of a running one. It never shortens the
+// time.
 func (a *Server) connect(w http.ResponseWriter, r *http.Request) error {
 	return a.connectAs(w, r, http.StatusOK)
 }
 
-// resume is connect under the name of older SDKs. It always answers as if the sandbox had been
+// resume is connect under the name that older SDKs use. Its status always says that the sandbox was
 // resumed.
 func (a *Server) resume(w http.ResponseWriter, r *http.Request) error {
 	return a.connectAs(w, r, http.StatusCreated)
@@ -197,7 +199,7 @@ func (a *Server) connectAs(w http.ResponseWriter, r *http.Request, ifRunning int
 		if stateOf(was) == paused {
 			status = http.StatusCreated
 			_, own := annotationOf(was)
-			changes = own || !was.Expires.IsZero() // a sandbox of /v1 without an end may be meant to live for ever
+			changes = own || !was.Expires.IsZero() // a sandbox of /v1 without an end keeps it that way
 		}
 		if !changes {
 			e = nil
@@ -212,7 +214,7 @@ func (a *Server) connectAs(w http.ResponseWriter, r *http.Request, ifRunning int
 	return face.WriteJSON(w, r, status, a.createdOf(i))
 }
 
-// lengthens reports whether a sandbox has an end and e is later.
+// lengthens reports whether a sandbox has an end, and e is later than that end.
 func lengthens(i sandbox.Info, e sandbox.Expiry) bool {
 	return !i.Expires.IsZero() && i.Expires.Before(e.At)
 }
@@ -252,7 +254,7 @@ func (a *Server) timeout(w http.ResponseWriter, r *http.Request, onlyLonger bool
 	return nil
 }
 
-// pause suspends a sandbox, which does not expire until it is resumed.
+// pause suspends a sandbox. A suspended sandbox does not expire.
 func (a *Server) pause(w http.ResponseWriter, r *http.Request) error {
 	var req struct {
 		Memory  *bool `json:"memory"`

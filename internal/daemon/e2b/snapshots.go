@@ -15,10 +15,10 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// maxFork bounds the copies in one call.
+// maxFork bounds the number of copies in one request.
 const maxFork = 100
 
-// fork makes copies of a sandbox, which runs on or stays paused.
+// fork makes copies of a sandbox. The sandbox stays running or paused.
 func (a *Server) fork(w http.ResponseWriter, r *http.Request) error {
 	var req struct {
 		Timeout *int64 `json:"timeout"`
@@ -51,7 +51,7 @@ func (a *Server) fork(w http.ResponseWriter, r *http.Request) error {
 	}
 	var made sandbox.ForkResult
 	start := time.Now()
-	if i.State == sandbox.Suspended { // the sandbox stays suspended, and the copies are forked from its suspended state
+	if i.State == sandbox.Suspended { // the sandbox stays suspended, and the copies are forks of its saved state
 		err = a.view(r).With(r.Context(), i.ID, func(h *sandbox.Held) (err error) {
 			made, err = h.Fork(r.Context(), ask)
 			return err
@@ -85,7 +85,7 @@ type snapshotInfo struct {
 	Names      []string `json:"names"`
 }
 
-// createSnapshot branches a sandbox, which runs on or stays paused.
+// createSnapshot makes a snapshot of a sandbox. The sandbox stays running or paused.
 func (a *Server) createSnapshot(w http.ResponseWriter, r *http.Request) error {
 	var req struct {
 		Name   string `json:"name"`
@@ -129,8 +129,8 @@ func (a *Server) createSnapshot(w http.ResponseWriter, r *http.Request) error {
 	return face.WriteJSON(w, r, http.StatusCreated, snapshotInfo{made.Tag, []string{made.Tag}})
 }
 
-// listSnapshots answers with a page of the snapshots that were made of sandboxes, without those
-// that template builds made.
+// listSnapshots answers with a page of the snapshots that were made of sandboxes. It omits the
+// snapshots of template builds.
 func (a *Server) listSnapshots(w http.ResponseWriter, r *http.Request) error {
 	q := r.URL.Query()
 	name, err := "", error(nil)
@@ -190,10 +190,12 @@ func templateOf(i store.Info) templateInfo {
 		Builds:    1, EnvdVersion: envdVersion, BuildStatus: status}
 }
 
-// noBuild is the reported build of a template: the SDKs require a UUID, and forkd keeps none.
+// noBuild is reported as the build of every template: the SDKs require a UUID, and forkd stores
+// none.
 const noBuild = "00000000-0000-0000-0000-000000000000"
 
-// listTemplates answers with all snapshots but the states of paused sandboxes and the steps of builds.
+// listTemplates answers with all snapshots except saved states of paused sandboxes and steps of
+// builds.
 func (a *Server) listTemplates(w http.ResponseWriter, r *http.Request) error {
 	all := slices.DeleteFunc(a.view(r).Snapshots(), func(i store.Info) bool {
 		return i.Transient || snapshot.IsStepTag(i.Tag)
@@ -222,9 +224,9 @@ func (a *Server) template(w http.ResponseWriter, r *http.Request) error {
 	return face.WriteJSON(w, r, http.StatusOK, templateOf(i))
 }
 
-// templatePart answers two routes of E2B that a ServeMux cannot distinguish: the template of a name
-// (/templates/aliases/NAME), and the tags of a template, which has one tag
-// (/templates/ID/tags).
+// templatePart answers two routes of E2B that a ServeMux cannot distinguish.
+// /templates/aliases/NAME describes the template of a name, and /templates/ID/tags lists the tags
+// of a template, which is always one.
 func (a *Server) templatePart(w http.ResponseWriter, r *http.Request) error {
 	id, what := r.PathValue("id"), r.PathValue("what")
 	name := id
@@ -244,8 +246,7 @@ func (a *Server) templatePart(w http.ResponseWriter, r *http.Request) error {
 		[]map[string]any{{"tag": onlyTag, "buildID": noBuild, "createdAt": i.Created}})
 }
 
-// deleteTemplate deletes a snapshot. Snapshots made of its sandboxes have links to the files that
-// they need.
+// deleteTemplate deletes a snapshot. Other snapshots that need its files have hard links to them.
 func (a *Server) deleteTemplate(w http.ResponseWriter, r *http.Request) error {
 	i, err := a.snapshotOf(r, r.PathValue("id"))
 	if err != nil {

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// A snapshot of a paused sandbox is an ordinary one, and does not resume the sandbox.
+// A snapshot of a paused sandbox can be used like any other, and the sandbox stays paused.
 func TestSnapshotOfAPausedSandbox(t *testing.T) {
 	r := start(t)
 	b := r.create(`{"templateID":"a.b"}`)
@@ -34,7 +34,7 @@ func TestSnapshotOfAPausedSandbox(t *testing.T) {
 	r.call("DELETE", "/templates/asleep", "", 204, nil)
 }
 
-// A snapshot without memory is made from a running sandbox, and a sandbox of it boots.
+// A snapshot without memory can be made of a running sandbox. A sandbox forked from it boots.
 func TestSnapshotWithoutMemory(t *testing.T) {
 	r := start(t)
 	b := r.create(`{"templateID":"a.b"}`)
@@ -48,7 +48,7 @@ func TestSnapshotWithoutMemory(t *testing.T) {
 	r.call("DELETE", "/templates/files", "", 204, nil)
 }
 
-// A creation that is repeated with its key gets the first answer and is not executed again.
+// A repeated creation with the same key gets the first answer and makes no second sandbox.
 func TestIdempotencyKey(t *testing.T) {
 	r := start(t)
 	create := func(path, key, body string, want int) string {
@@ -66,7 +66,7 @@ func TestIdempotencyKey(t *testing.T) {
 	if other := create("/v2/sandboxes", "k2", `{"templateID":"a.b"}`, 201); other == first {
 		t.Error("another key got the same sandbox")
 	}
-	create("/v2/sandboxes", "k1", `{"templateID":"a.b","timeout":7}`, 422) // another request
+	create("/v2/sandboxes", "k1", `{"templateID":"a.b","timeout":7}`, 422) // the key was used for another request
 	var all []box
 	r.call("GET", "/v2/sandboxes", "", 200, &all)
 	var ids []string
@@ -79,11 +79,11 @@ func TestIdempotencyKey(t *testing.T) {
 	}
 }
 
-// Names of templates may be as long as E2B's. They are found regardless of case, if only one name
-// matches.
+// Names of templates may be as long as E2B's. A name matches regardless of case if it matches only
+// one template.
 func TestNamesOfTemplates(t *testing.T) {
 	r := start(t)
-	b := r.create(`{"templateID":"A.B"}`) // a.b
+	b := r.create(`{"templateID":"A.B"}`) // finds a.b
 	long := "Task__" + strings.Repeat("x", 122)
 	r.call("POST", "/sandboxes/"+b.ID+"/snapshots", `{"name":"`+long+`"}`, 201, nil)
 	var of struct {
@@ -98,7 +98,8 @@ func TestNamesOfTemplates(t *testing.T) {
 	}
 	r.call("POST", "/sandboxes/"+b.ID+"/snapshots", `{"name":"`+long+`y"}`, 400, nil)
 	r.call("POST", "/sandboxes/"+b.ID+"/snapshots", `{"name":"`+strings.ToLower(long)+`"}`, 201, nil)
-	if r.call("GET", "/templates/aliases/"+strings.ToUpper(long), "", 404, nil); of.ID != long { // two differ in case
+	// Two names differ only in case.
+	if r.call("GET", "/templates/aliases/"+strings.ToUpper(long), "", 404, nil); of.ID != long {
 		t.Errorf("found %q", of.ID)
 	}
 	r.call("GET", "/templates/aliases/"+long, "", 200, nil)
@@ -108,7 +109,8 @@ func TestNamesOfTemplates(t *testing.T) {
 	}
 }
 
-// Snapshots and copies of a paused sandbox have the policy that it was given while paused.
+// If the policy of a paused sandbox is changed, later snapshots and copies of it have the new
+// policy.
 func TestPausedSandboxPassesItsPolicyOn(t *testing.T) {
 	r := start(t)
 	b := r.create(`{"templateID":"a.b","timeout":300}`)

@@ -15,33 +15,35 @@ import (
 	"github.com/forkd/forkd/internal/daemon/face"
 )
 
-// Purposes of a sandbox's tokens; see auth.Keys. The first gives access to the agent, the second to
-// the sandbox's own servers and the code interpreter. Both are derived, so they are not stored.
+// Purposes of a sandbox's tokens; see auth.Keys. accessToken gives access to the agent,
+// trafficToken to the sandbox's own servers and the code interpreter. Both are derived from a key,
+// so they are not stored.
 const (
 	accessToken  = "e2b access"
 	trafficToken = "e2b traffic"
 )
 
-// signatureSize is "v1_" and a SHA-256 in base64 without padding.
+// signatureSize is the length of "v1_" and a SHA-256 in base64 without padding.
 const signatureSize = 3 + 43
 
-// Bounds on the parts of a stranger's URL that are hashed, in bytes.
+// Bounds on the parts of a signed URL that are hashed, in bytes.
 const (
 	maxSignedPath = 4096 // PATH_MAX
 	maxSignedUser = 256
 	maxExpiry     = 20 // digits of an int64
 )
 
-// claim is the signature in the query of a request, with its parameters. A signature is the hash of
-// path, operation, user, token and, if it expires, the expiry in seconds, with colons between them.
+// claim is the signature in the query of a request, with the parameters that it signs. The
+// signature is the hash of path, operation, user, token and, if the URL expires, the expiry in
+// seconds, with colons between them.
 type claim struct {
 	signature string
-	begun     hash.Cloner // hash of everything before the token
+	begun     hash.Cloner // state of the hash before the token is added
 	expiry    string
 }
 
-// claimOf returns the claim of a request to a file. It refuses a claim that is too long before it
-// hashes anything.
+// claimOf returns the claim of a request to a file. It checks the length of the parameters before
+// it hashes them.
 func claimOf(r *http.Request, q url.Values) (*claim, error) {
 	name, user := q.Get("path"), q.Get("username")
 	c := &claim{signature: q.Get("signature"), expiry: q.Get("signature_expiration")}
@@ -56,8 +58,9 @@ func claimOf(r *http.Request, q url.Values) (*claim, error) {
 		return nil, errExpiry
 	}
 	h := sha256.New()
-	_, _ = io.WriteString(h, name+":"+operationOf(r)+":"+user+":") // a hash returns no error
-	c.begun = h.(hash.Cloner)                                      // as all hashes of the standard library
+	_, _ = io.WriteString(h, name+":"+operationOf(r)+":"+user+":") // writing to a hash never fails
+	// All hashes of the standard library implement hash.Cloner.
+	c.begun = h.(hash.Cloner)
 	return c, nil
 }
 
@@ -66,7 +69,7 @@ var (
 	errExpiry   = face.NewError(http.StatusUnauthorized, "signature_expiration is not a number")
 )
 
-// isOf reports whether a token has made the signature.
+// isOf reports whether the signature was made with a token.
 func (c *claim) isOf(token string) bool {
 	h, err := c.begun.Clone()
 	if err != nil {
@@ -88,7 +91,8 @@ func operationOf(r *http.Request) string {
 	return "write"
 }
 
-// checkSignature refuses a request to a file without a valid signature by the sandbox's token.
+// checkSignature returns an error unless the request has a valid signature made with the sandbox's
+// token.
 func (a *Server) checkSignature(r *http.Request, id string) error {
 	c, err := claimOf(r, r.URL.Query())
 	if err != nil {

@@ -17,15 +17,16 @@ import (
 	"github.com/forkd/forkd/internal/gate"
 )
 
-// A link for uploading one archive of one build is signed with a token made for the two. The sender
-// of the archive has no other token.
+// The link for uploading an archive is signed with a token for that archive and its build. The
+// client sends no other token.
 const (
 	uploadPurpose   = "e2b upload"
 	uploadSignature = "signature"
 	uploadBuild     = "build"
 )
 
-// uploadLink answers whether the files of a step exist, and where to send them.
+// uploadLink answers whether the daemon has the files of a step, and with the link for uploading
+// them.
 func (a *Server) uploadLink(w http.ResponseWriter, r *http.Request) error {
 	b, err := a.findBuild(r, "")
 	if err != nil {
@@ -46,10 +47,10 @@ const uploadRoute = "PUT /templates/{id}/files/{hash}"
 
 // Bounds on the upload of an archive.
 const (
-	uploadTimeout = time.Hour   // in total, including the wait for a place; the SDKs' own limit
-	uploadStall   = time.Minute // interval in which uploadLeast must arrive, or the rest
-	uploadLeast   = 64 << 10    // bytes; of a large archive,
-	uploadPart    = 120         // its 120th part: half the pace that completes it in time
+	uploadTimeout = time.Hour   // for the whole upload, including the wait for a place; the SDKs have the same limit
+	uploadStall   = time.Minute // in each such interval, uploadLeast bytes or archive size / uploadPart must arrive
+	uploadLeast   = 64 << 10    // bytes
+	uploadPart    = 120         // half the pace that completes the archive in uploadTimeout
 )
 
 // upload receives an archive from a client with a signed link.
@@ -101,21 +102,21 @@ func (a *Server) takeArchive(w http.ResponseWriter, r *http.Request) error {
 	return err
 }
 
-// steady is the body of a request that must keep arriving at a minimum pace. Only time spent
-// waiting for the client counts, not time spent on a slow disk.
+// steady is a request body that fails if it arrives below a minimum pace. Only time spent waiting
+// for the client counts, not time spent on a slow disk.
 type steady struct {
 	body  io.Reader
 	rc    interface{ SetReadDeadline(time.Time) error }
 	end   time.Time
-	stall time.Duration // interval in which least bytes must arrive
+	stall time.Duration // in each such interval, least bytes must arrive
 	least int64
 
-	left time.Duration // rest of the present interval
-	got  int64         // bytes received in it
+	left time.Duration // remaining time of the present interval
+	got  int64         // bytes received in the present interval
 }
 
-// newSteady returns the body of an archive of size bytes. The required pace depends on the size,
-// because disk space for the whole archive is reserved at the start.
+// newSteady returns the body of an archive of size bytes. A larger archive must arrive at a higher
+// pace, because disk space for all of it is reserved from the start.
 func newSteady(body io.Reader, rc interface{ SetReadDeadline(time.Time) error }, size int64, end time.Time) *steady {
 	return &steady{body: body, rc: rc, end: end, stall: uploadStall, least: max(uploadLeast, size/uploadPart)}
 }
@@ -130,15 +131,15 @@ func (s *steady) Read(p []byte) (int, error) {
 	if by.After(s.end) {
 		by = s.end
 	}
-	_ = s.rc.SetReadDeadline(by) // fails only in tests, whose connections have no deadlines
+	_ = s.rc.SetReadDeadline(by) // connections of some tests have no deadlines
 	n, err := s.body.Read(p)
 	s.got += int64(n)
 	s.left = max(s.left-time.Since(start), time.Nanosecond)
 	return n, err
 }
 
-// enterUpload waits for a place for a client's archive. Each waiting request holds a connection,
-// even after its client has left: that is noticed only when the archive is read.
+// enterUpload waits for a place for a client's archive. A waiting request holds a connection even
+// after its client has left, because the daemon notices that only when it reads the archive.
 func (a *Server) enterUpload(ctx context.Context, who string) (leave func(), err error) {
 	if leave, err = a.uploads.Wait(ctx, gate.Share{Key: who, Most: maxOwn}); err != nil {
 		return nil, face.ErrTooMany

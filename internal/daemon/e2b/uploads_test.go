@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// A client that sends very slowly keeps its place for the stall limit, not for the whole time that
-// an archive may take.
+// A client that sends very slowly loses its place after the stall limit, long before the limit for
+// a whole archive.
 func TestDrips(t *testing.T) {
 	here, there := net.Pipe()
 	defer here.Close()
@@ -29,8 +29,8 @@ func TestDrips(t *testing.T) {
 	}
 }
 
-// An upload at the minimum pace may take longer than the stall limit, but not longer than the total
-// limit.
+// An upload at the minimum pace may take longer than the stall limit, but not longer than the limit
+// for a whole archive.
 func TestSteady(t *testing.T) {
 	here, there := net.Pipe()
 	defer here.Close()
@@ -48,7 +48,7 @@ func TestSteady(t *testing.T) {
 			t.Fatal(err)
 		}
 		if body.left > time.Nanosecond {
-			body.left = time.Nanosecond // the time for these 100 bytes has passed
+			body.left = time.Nanosecond // as if the time for these 100 bytes had passed
 		}
 	}
 	body.end = time.Now()
@@ -76,7 +76,7 @@ func TestPromise(t *testing.T) {
 		if _, err := io.ReadFull(body, make([]byte, uploadLeast)); err != nil {
 			t.Fatal(err)
 		}
-		body.left = time.Nanosecond // the time for these bytes has passed
+		body.left = time.Nanosecond // as if the time for these bytes had passed
 		if _, err := body.Read(make([]byte, 1)); !errors.Is(err, c.want) {
 			t.Errorf("an archive of %d bytes: %v, want %v", c.size, err, c.want)
 		}

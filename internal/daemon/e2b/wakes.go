@@ -19,13 +19,13 @@ type wakes struct {
 	requests  *gate.Gate // by sandbox and by owner
 
 	mu sync.Mutex
-	of map[string]*waking // by sandbox
+	of map[string]*waking // by sandbox id
 }
 
-// waking holds the requests that wait for one sandbox.
+// waking counts the requests that wait for one sandbox.
 type waking struct {
 	n     int
-	leave func() // frees its place
+	leave func() // frees the sandbox's place
 }
 
 func newWakes() *wakes {
@@ -35,10 +35,10 @@ func newWakes() *wakes {
 // strangersOf returns how many of the given places strangers may take.
 func strangersOf(places int) int { return places * 2 / 3 }
 
-// strangers is the prefix of the keys for strangers' shares.
+// strangers is the prefix of the gates' keys that count strangers' requests.
 const strangers = "strangers "
 
-// enter counts a request to a sandbox of an owner, and returns a function that ends the count.
+// enter counts a waiting request to a sandbox. who is the sandbox's owner. leave ends the count.
 func (w *wakes) enter(id, who string, stranger bool) (leave func(), err error) {
 	waiting := []gate.Share{{Key: id, Most: maxWaiting}, owner.Share(who, maxOwnWaiting)}
 	places := []gate.Share{owner.FairShare(who, maxWakes)}

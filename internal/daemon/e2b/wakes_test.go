@@ -9,8 +9,8 @@ import (
 	"github.com/forkd/forkd/internal/host/owner"
 )
 
-// Requests that wait for one sandbox leave room for requests to others. Requests of strangers leave
-// room for clients with a token.
+// Requests that wait for one sandbox leave places for requests to others. Requests of strangers
+// leave places for clients with a token.
 func TestWakes(t *testing.T) {
 	w := newWakes()
 	var leave []func()
@@ -97,7 +97,7 @@ func TestWakesOfOneOwner(t *testing.T) {
 	}
 }
 
-// Strangers at the sandboxes of one owner leave room for strangers at those of another.
+// Strangers' requests to the sandboxes of one owner leave places for strangers at another owner's.
 func TestStrangersWakesOfOneOwner(t *testing.T) {
 	w := newWakes()
 	n := 0

@@ -6,12 +6,12 @@ import (
 	"net/http"
 )
 
-// arrayPart is the size of one write of an array, in bytes, unless a single member is larger.
+// arrayPart is the size of one write of an array, in bytes. A larger element is written as a whole.
 const arrayPart = 32 << 10
 
-// WriteArray answers with a JSON array of the descriptions of members. It buffers only one part at
-// a time: the labels, metadata and guest-supplied text of a sandbox can be 100 KiB, and many
-// clients may request lists at once.
+// WriteArray answers with a JSON array that describes members. It holds only a part of the array in
+// memory, because the description of one sandbox can have 100 KiB and many clients may request
+// lists at once.
 func WriteArray[M, T any](w http.ResponseWriter, members []M, describe func(M) T) error {
 	var part bytes.Buffer
 	enc := json.NewEncoder(&part)
@@ -33,16 +33,16 @@ func WriteArray[M, T any](w http.ResponseWriter, members []M, describe func(M) T
 			part.WriteByte(',')
 		}
 		if err := enc.Encode(describe(m)); err != nil && begun {
-			panic(http.ErrAbortHandler) // the client must not mistake a part for the whole
+			panic(http.ErrAbortHandler) // abort, so that the client does not take a part of the list for the whole
 		} else if err != nil {
 			return err
 		}
 		part.Truncate(part.Len() - 1) // without the line feed that Encode adds
 		if part.Len() >= arrayPart && send() != nil {
-			return nil // the client has gone
+			return nil // fails only if the client has left
 		}
 	}
 	part.WriteString("]\n")
-	_ = send() // the client has gone if this fails
+	_ = send() // fails only if the client has left
 	return nil
 }

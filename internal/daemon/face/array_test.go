@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// firstWrite is a ResponseWriter that reports the first write.
+// firstWrite is a ResponseWriter that closes a channel at the first write.
 type firstWrite struct {
 	*httptest.ResponseRecorder
 	told func()
@@ -20,7 +20,8 @@ func (w *firstWrite) Write(p []byte) (int, error) {
 	return w.ResponseRecorder.Write(p)
 }
 
-// The members of a list are described as they are written, not all before the first write.
+// WriteArray describes members as it writes. It does not describe all of them before the first
+// write.
 func TestMembersAreDescribedAsTheyAreWritten(t *testing.T) {
 	const member = 10 << 10
 	text := strings.Repeat("x", member)
@@ -53,8 +54,8 @@ func (u unfit) MarshalJSON() ([]byte, error) {
 	return []byte(`"` + u.text + `"`), nil
 }
 
-// If a member cannot be encoded, WriteArray returns an error or, once it has begun to write, aborts
-// the connection. So no client mistakes part of a list for all of it.
+// If a member cannot be encoded, WriteArray returns an error. If it has already begun to write, it
+// aborts the connection, so that the client does not take a part of the list for the whole.
 func TestMembersWithoutJSON(t *testing.T) {
 	all := func(u unfit) unfit { return u }
 	if err := WriteArray(httptest.NewRecorder(), []unfit{{"x"}, {}}, all); err == nil {

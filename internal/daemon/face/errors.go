@@ -31,7 +31,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// codeOf is the one place where errors become codes of problems, and so statuses.
+// codeOf returns the code of an error for clients. The code determines the HTTP status.
 func codeOf(err error) code {
 	var (
 		request   *Error
@@ -72,7 +72,7 @@ func codeOf(err error) code {
 		return codeInvalidField
 	case errors.As(err, &warmup):
 		return codeWarmup
-	case errors.As(err, &cut): // this and the next two cases precede the errors that they wrap
+	case errors.As(err, &cut): // this and the next two cases come before the errors that they wrap
 		return codeCutOff
 	case errors.As(err, &held):
 		return codeHeld
@@ -161,7 +161,7 @@ func codeOfStatus(status int) code {
 
 func codeOfGuest(c agentclient.Code) code {
 	switch c {
-	case agentclient.CodeInvalid, agentclient.CodeUnauthenticated: // CodeUnauthenticated: the guest has no such user
+	case agentclient.CodeInvalid, agentclient.CodeUnauthenticated: // unauthenticated: the guest has no such user
 		return codeBadRequest
 	case agentclient.CodeNotFound:
 		return codeNoFile
@@ -189,8 +189,8 @@ func (f *Face) Fail(w http.ResponseWriter, r *http.Request, err error) {
 	f.FailAs(w, r, err, StatusOf(err), WriteProblem)
 }
 
-// FailAs is Fail with this status, and with write to send the error. It logs errors of the daemon
-// itself.
+// FailAs is Fail with the given status, and with write in place of WriteProblem. It logs errors
+// with a status of 500 and above.
 func (f *Face) FailAs(w http.ResponseWriter, r *http.Request, err error, status int,
 	write func(http.ResponseWriter, error)) {
 	if isOurs(status) && r.Context().Err() == nil {
@@ -255,12 +255,12 @@ const (
 	drainTime = 10 * time.Second
 )
 
-// drain sends the answer and then reads the rest of the body. Without it, a client that sends its
-// whole body before it reads would see a connection reset instead of the answer. The answer must
-// have the header Connection: close.
+// drain sends the answer and then reads the rest of the request's body. Without it, a client that
+// sends its whole body before it reads would get a connection reset instead of the answer. The
+// answer must have the header Connection: close.
 func drain(w http.ResponseWriter, r *http.Request) {
 	rc := http.NewResponseController(w)
 	_ = rc.Flush()
-	_ = rc.SetReadDeadline(time.Now().Add(drainTime)) // fails only in tests, whose connections have no deadlines
-	_, _ = io.CopyN(io.Discard, r.Body, maxDrain)     // the client has gone if this fails
+	_ = rc.SetReadDeadline(time.Now().Add(drainTime)) // connections of some tests have no deadlines
+	_, _ = io.CopyN(io.Discard, r.Body, maxDrain)     // fails only if the client has left
 }

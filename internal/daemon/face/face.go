@@ -1,8 +1,8 @@
-// Package face contains what the daemon's faces have in common: identification of clients and
-// origins, limits on the resources that clients can hold, bodies, answers and errors, requests that
-// are executed only once, and streams to guests.
+// Package face contains what the daemon's two APIs (packages v1 and e2b, its "faces") have in
+// common: identification of clients and origins, limits on the resources that clients can hold,
+// bodies, answers and errors, requests that are executed only once, and streams to guests.
 //
-// It knows no routes and no messages. Each face assigns its requests to classes.
+// It knows no routes and no messages. Each face decides which gate a request must enter.
 package face
 
 import (
@@ -19,11 +19,11 @@ import (
 	"github.com/forkd/forkd/internal/host/tenancy"
 )
 
-// Handler answers a request or returns the error to answer it with.
+// Handler answers a request, or returns an error for which its caller sends an answer.
 type Handler func(http.ResponseWriter, *http.Request) error
 
-// Error is an error with its HTTP status, for a request that is invalid or that arrives at a wrong
-// time.
+// Error is an error with its HTTP status. It is for an invalid request, or for a request that the
+// present state does not allow.
 type Error struct {
 	Status  int
 	Message string
@@ -39,39 +39,42 @@ func BadRequest(format string, args ...any) error {
 	return NewError(http.StatusBadRequest, fmt.Sprintf(format, args...))
 }
 
-// Config is the configuration common to all faces of a daemon.
+// Config is the configuration that all faces of a daemon share.
 type Config struct {
-	Host     *tenancy.Host
-	Guard    *auth.Guard // nil: every client has all rights
-	Hosts    []string    // names of this host, in addition to those of loopback, that clients without a token may use
-	Audit    *audit.Log  // nil: none
-	Answers  *once.Book  // to requests that must not be carried out twice
-	Limits   Limits
-	Counts   Streams                                            // counts streams to ports
-	Requests func(route string, status int, took time.Duration) // counts all requests; nil: none are counted
-	Stopping context.Context                                    // ends when streams to ports must end; nil: never
+	Host    *tenancy.Host
+	Guard   *auth.Guard // nil: every client has all rights
+	Hosts   []string    // further names of this host, besides those of loopback, that clients without a token may use
+	Audit   *audit.Log  // nil: none
+	Answers *once.Book  // answers to requests that must be carried out only once
+	Limits  Limits
+	Counts  Streams // counts streams to ports of guests
+	// Called after each request; nil: requests are not counted.
+	Requests func(route string, status int, took time.Duration)
+	Stopping context.Context // ended when streams to ports must end; nil: never
 	Log      *slog.Logger
 }
 
-// Face is the state that all faces of a daemon share. A request occupies a place in one of the
-// gates while it is served, whichever face serves it.
+// Face is the state that all faces of a daemon share. A request takes a place in one of the gates
+// while it is served. Requests of all faces count together.
 type Face struct {
 	Config
 	proxy *inbound.Proxy
 
-	Guests    *Gate // calls to guests
-	Control   *Gate // calls to running processes; not blocked by calls that wait in Guests
-	Work      *Gate // operations on sandboxes and snapshots
-	Messages  *Gate // of the Model Context Protocol
-	Lists     *Gate // lists of all things of a kind; large, and in memory until received
+	Guests   *Gate // requests to guests
+	Control  *Gate // requests to running processes; they do not wait for places in Guests
+	Work     *Gate // operations on sandboxes and snapshots
+	Messages *Gate // of the Model Context Protocol
+	// Lists of sandboxes, snapshots and so on; an answer is large, and is in memory until the
+	// client has received it.
+	Lists     *Gate
 	Reads     *Gate // reads of one thing
-	Ends      *Gate // requests that kill sandboxes or delete things; no other request can block them
-	Open      *Gate // requests that need no token, counted by the client's address
+	Ends      *Gate // requests that kill sandboxes or delete snapshots; requests of other kinds take no places here
+	Open      *Gate // requests that need no token, counted by the client's IP address
 	Followers *Gate // event streams
 	Logs      *Gate // answers with console output
 	Streams   *Gate // streams to ports of guests
-	Signed    *Gate // such streams of strangers with signed URLs
-	Carried   *Gate // requests that enter Streams or Signed themselves; unbounded
+	Signed    *Gate // streams to ports of guests by signed URLs
+	Carried   *Gate // requests that enter Streams or Signed later; unbounded
 
 	Memory    *Memory
 	Strangers *Strangers
@@ -86,7 +89,7 @@ func New(cfg Config) *Face {
 		cfg.Stopping = context.Background()
 	}
 	l := cfg.Limits
-	message := max(1, l.Calls/8) // a subscription occupies a place of a message as long as it lasts
+	message := max(1, l.Calls/8) // a subscription takes a place in Messages as long as it lasts
 	return &Face{
 		Config:    cfg,
 		proxy:     inbound.New(inbound.Config{IsToken: cfg.Guard.IsToken, Idle: l.Idle, Stall: l.Stall}),
@@ -109,8 +112,8 @@ func New(cfg Config) *Face {
 	}
 }
 
-// ClientOf returns the name under which a request is counted: that of its principal, or its address
-// if it has none.
+// ClientOf returns the name under which a request is counted: the name of its principal or, without
+// a principal, the client's IP address.
 func ClientOf(r *http.Request) string {
 	if who := auth.From(r.Context()).Who; who != "" {
 		return who
@@ -118,8 +121,8 @@ func ClientOf(r *http.Request) string {
 	return addressOf(r)
 }
 
-// View returns the part of the host that the principal of the request with context ctx may see.
-// Without a principal, nothing is visible.
+// View returns the sandboxes and snapshots that the principal of a request may see. ctx is the
+// context of the request. Without a principal, nothing is visible.
 func (f *Face) View(ctx context.Context) *tenancy.View {
 	who := auth.From(ctx)
 	return f.Host.For(who.Owner())

@@ -9,38 +9,41 @@ import (
 	"github.com/forkd/forkd/internal/host/owner"
 )
 
-// Class says how many requests of a kind are served at once.
+// Class limits the requests of one kind that are served at the same time.
 type Class struct {
-	Total   int // 0: no bound
-	Client  int // for one client; 0: three quarters, or all if clients cannot be told apart
-	Sandbox int // for one sandbox; 0: no bound of its own
+	Total   int // 0: no limit
+	Client  int // for one client; 0: three quarters of Total, or no limit if clients are anonymous
+	Sandbox int // for one sandbox; 0: no limit
 
-	Refusal error // error for a request that finds no place; nil: ErrTooMany
+	Refusal error // error for a request beyond the limits; nil: ErrTooMany
 }
 
-// Gate holds places for the requests of one class that are served at once. Requests beyond them are
-// refused, not queued. No client can take all places, so no client can lock the others out.
+// Gate limits the requests of one class that are served at the same time. Each of them takes a
+// place. A request that finds no free place is refused, not queued. No client can take all places,
+// so no client can lock the others out.
 //
-// A reserve is left for the operator (auth.Principal.Operator) when clients have taken all places:
-// probing the daemon, or suspending its sandboxes before it stops, must not depend on clients.
+// The operator (auth.Principal.Operator) has a few places of its own. So even if clients have taken
+// all places, the operator can check that the daemon is healthy, or suspend the sandboxes before it
+// stops the daemon.
 type Gate struct {
 	Class
 	places  *gate.Gate
 	reserve *gate.Gate
 }
 
-// NewGate returns a Gate. Its reserve is in addition to the places of the class.
+// NewGate returns a Gate. The operator's places are in addition to those of the class.
 func NewGate(c Class) *Gate { return &Gate{c, gate.New(c.Total), gate.New(max(1, c.Total/8))} }
 
-// Errors for a request that finds no place in its class. A client without a token gets 429, because
-// it caused that itself; 503 would say that the daemon is not ready.
+// Errors for a request that finds no free place. Clients without a token get status 429, because
+// their own requests took the places. Status 503 would tell a health check that the daemon is not
+// ready.
 var (
 	ErrTooMany  = NewError(http.StatusServiceUnavailable, "too many requests at once; try again")
 	errTooEager = NewError(http.StatusTooManyRequests, "too many requests without a token at once; try again")
 )
 
-// Enter takes a place for a request of a client, about the given sandbox if any. The caller calls
-// leave once.
+// Enter takes a place for a request of a client. sandboxID is the sandbox that the request names,
+// if any. The caller calls leave once.
 func (g *Gate) Enter(client, sandboxID string) (leave func(), err error) {
 	if g.Total == 0 {
 		return func() {}, nil
@@ -58,9 +61,10 @@ func (g *Gate) Enter(client, sandboxID string) (leave func(), err error) {
 	return leave, nil
 }
 
-// Serve answers a request with h if there is a place for it. If there is none, or if h returns an
-// error, it answers with fail. A short answer keeps its place until the client has received it.
-// Otherwise an HTTP/2 client that reads nothing could make the daemon hold any number of answers.
+// Serve answers a request with h if it finds a place. If it finds none, or if h returns an error,
+// it answers with fail. With HTTP/2, a request with a short answer keeps its place until the answer
+// has been sent. Otherwise a client that reads nothing could make the daemon hold any number of
+// answers.
 func (g *Gate) Serve(w http.ResponseWriter, r *http.Request, h Handler,
 	fail func(http.ResponseWriter, *http.Request, error)) {
 	leave, err := g.Enter(ClientOf(r), r.PathValue("id"))
@@ -78,7 +82,7 @@ func (g *Gate) Serve(w http.ResponseWriter, r *http.Request, h Handler,
 		fail(w, r, err)
 	}
 	if r.ProtoMajor == 2 && w.Header().Get("Content-Length") != "" {
-		_ = http.NewResponseController(w).Flush() // the client has gone if this fails
+		_ = http.NewResponseController(w).Flush() // fails only if the client has left
 	}
 }
 

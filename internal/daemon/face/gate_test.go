@@ -10,7 +10,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/auth"
 )
 
-// If clients hold all places, the operator still finds one, and no other client does.
+// If clients hold all places, the operator still finds one, but other clients do not.
 func TestOperatorFindsAPlace(t *testing.T) {
 	own := fmt.Sprintf("uid:%d", os.Getuid())
 	g := NewGate(Class{Total: 8, Client: 4, Sandbox: 1})
@@ -40,7 +40,7 @@ func TestOperatorFindsAPlace(t *testing.T) {
 			}
 		}
 	}
-	// The reserve is limited too.
+	// The number of the operator's places is limited.
 	ask("uid:0", func(w http.ResponseWriter, r *http.Request) error {
 		if got := ask("uid:0", answer); got != http.StatusServiceUnavailable {
 			t.Errorf("a second request beyond the places was answered with %d", got)

@@ -10,12 +10,12 @@ import (
 	"github.com/forkd/forkd/internal/daemon/auth"
 )
 
-// CheckOrigin refuses two kinds of requests over TCP: requests that carry another host's name and
-// need no token (see auth.CheckHost), and requests that a web page of another origin makes a
-// browser on this host send. A daemon on loopback without a token would obey such a page. Requests
-// that only read are refused too, because the page must not see the answer either. Programs send no
-// Origin and are not affected. hosts are names of this host in addition to those in the daemon's
-// configuration.
+// CheckOrigin refuses requests by which a web page could use the daemon through a browser on this
+// host. If the daemon requires no credentials over TCP, the Host header must name this host (see
+// auth.CheckHost). Also refused are requests that a browser sends for a page of another origin,
+// even requests that only read, because the page must not see the answer. Programs other than
+// browsers send no Origin header and are not affected. hosts are names of this host in addition to
+// those in the daemon's configuration.
 func (f *Face) CheckOrigin(r *http.Request, hosts ...string) error {
 	addr, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
 	if ok && addr.Network() == "tcp" && !f.Guard.Demands() {
@@ -23,7 +23,7 @@ func (f *Face) CheckOrigin(r *http.Request, hosts ...string) error {
 			return NewError(http.StatusForbidden, err.Error())
 		}
 	}
-	asPost := *r // because the check lets safe methods pass
+	asPost := *r // the check would let GET and HEAD pass
 	asPost.Method = http.MethodPost
 	if http.NewCrossOriginProtection().Check(&asPost) != nil {
 		return NewError(http.StatusForbidden, "cross-origin request from a browser refused")
@@ -31,21 +31,22 @@ func (f *Face) CheckOrigin(r *http.Request, hosts ...string) error {
 	return nil
 }
 
-// Refuse answers a request that its client may not make.
+// Refuse sends the answer for a request that CheckOrigin or the guard has refused.
 func Refuse(w http.ResponseWriter, err error) {
 	LetGo(w)
 	WriteProblem(w, err)
 }
 
-// LetGo makes the connection close after the answer to a stranger, so that the stranger holds no
-// resources: the server does not wait for a body that may never arrive.
+// LetGo makes the server close the connection after the answer. The server then does not wait for a
+// body that may never arrive, so a refused client holds no resources.
 func LetGo(w http.ResponseWriter) {
 	w.Header().Set("Connection", "close")
 	_ = http.NewResponseController(w).SetReadDeadline(time.Now()) // fails only in tests
 }
 
-// Audited writes an audit line for each request that h serves, and counts it. Counts are by the
-// routes of the API's document, so that their number does not depend on what clients send.
+// Audited writes an audit line for each request that h serves, and counts the request. Requests are
+// counted by their routes in the API's document, because paths would let clients make any number of
+// counters.
 func (f *Face) Audited(h http.Handler) http.Handler {
 	named := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if peer, ok := auth.PeerFrom(r.Context()); ok {

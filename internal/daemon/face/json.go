@@ -17,8 +17,8 @@ import (
 	"github.com/forkd/forkd/internal/host/invalid"
 )
 
-// ReadJSON decodes a request body strictly into v, which holds the defaults. An empty body leaves v
-// unchanged; it is an error in a PUT or a PATCH.
+// ReadJSON decodes a request body strictly into v. The caller sets v to the defaults of the fields.
+// An empty body leaves v unchanged, but is an error in a PUT or a PATCH.
 func ReadJSON(w http.ResponseWriter, r *http.Request, v any) error {
 	return ReadLongJSON(w, r, v, MaxBody)
 }
@@ -26,14 +26,14 @@ func ReadJSON(w http.ResponseWriter, r *http.Request, v any) error {
 // MaxBody bounds a JSON body, in bytes.
 const MaxBody = 2 << 20
 
-// BodyTimeout is the time to send a body that is read as a whole.
+// BodyTimeout is the time that a client has to send a body that is read as a whole.
 const BodyTimeout = time.Minute
 
-// bodyOf returns a reader of a request's body: of at most limit bytes, within BodyTimeout, and as
-// far as the memory share allows. The caller calls done after reading.
+// bodyOf returns a reader of a request's body. Reading fails after limit bytes, after BodyTimeout,
+// or if the request's share of memory is used up. The caller calls done after reading.
 func bodyOf(w http.ResponseWriter, r *http.Request, limit int64) (body io.Reader, done func()) {
 	rc := http.NewResponseController(w)
-	_ = rc.SetReadDeadline(time.Now().Add(BodyTimeout)) // fails only in tests, whose connections have no deadlines
+	_ = rc.SetReadDeadline(time.Now().Add(BodyTimeout)) // connections of some tests have no deadlines
 	return ShareOf(r).Body(http.MaxBytesReader(w, r.Body, limit)), func() { _ = rc.SetReadDeadline(time.Time{}) }
 }
 
@@ -58,8 +58,9 @@ func ReadLongJSON(w http.ResponseWriter, r *http.Request, v any, limit int64) er
 	return nil
 }
 
-// StrictJSON decodes one JSON object, which errors refer to as what. With nulls, a null marks a
-// value to remove. It returns io.EOF for empty input.
+// StrictJSON decodes one JSON object into v. what is the name of the object in errors. With nulls,
+// null is accepted as a value; it marks an entry to remove. StrictJSON returns io.EOF for empty
+// input.
 func StrictJSON(r io.Reader, v any, what string, nulls bool) error {
 	var raw bytes.Buffer
 	dec := json.NewDecoder(io.TeeReader(r, &raw))
@@ -91,7 +92,7 @@ func StrictJSON(r io.Reader, v any, what string, nulls bool) error {
 	return c.value("")
 }
 
-// article adds the article to a kind of value as encoding/json names it.
+// article returns a kind of value, in the words of encoding/json, with its article.
 func article(kind string) string {
 	switch kind {
 	case "array", "object":
@@ -99,14 +100,14 @@ func article(kind string) string {
 	case "bool":
 		return "true or false"
 	}
-	return "a " + kind // string; number, perhaps with its digits
+	return "a " + kind // "string", or "number" and perhaps the digits
 }
 
-// unknownField is the prefix of encoding/json's error for an unknown field, which has no type of
-// its own.
+// unknownField is the beginning of encoding/json's error for an unknown field. The error has no
+// type by which it could be recognized.
 const unknownField = "json: unknown field "
 
-// jsonType names a Go type in the words of JSON.
+// jsonType returns the name of a Go type in the terms of JSON.
 func jsonType(t reflect.Type) string {
 	switch t.Kind() {
 	case reflect.Bool:
@@ -128,12 +129,13 @@ func jsonType(t reflect.Type) string {
 	return "text"
 }
 
-// WriteJSON answers with v, whose JSON waits in memory for the client. A large one is counted against
-// the request's share. If there is no memory for it, the error says that the request was carried out.
+// WriteJSON answers with v as JSON. A large answer counts against the request's share of memory
+// until the client has received it. If the share is used up, the error says that the request was
+// carried out.
 func WriteJSON(w http.ResponseWriter, r *http.Request, status int, v any) error {
 	var p bytes.Buffer
 	enc := json.NewEncoder(&p)
-	enc.SetEscapeHTML(false) // not embedded in HTML, and escaping would turn a guest's '<' into six bytes
+	enc.SetEscapeHTML(false) // the answer is not embedded in HTML, and escaping would turn a guest's '<' into six bytes
 	if err := enc.Encode(v); err != nil {
 		return err
 	}
@@ -145,7 +147,7 @@ func WriteJSON(w http.ResponseWriter, r *http.Request, status int, v any) error 
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Content-Length", strconv.Itoa(p.Len()))
 	w.WriteHeader(status)
-	_, _ = w.Write(p.Bytes()) // the client has gone if this fails
+	_, _ = w.Write(p.Bytes()) // fails only if the client has left
 	return nil
 }
 

@@ -8,19 +8,21 @@ import (
 	"github.com/forkd/forkd/internal/host/invalid"
 )
 
-// namesThings are the fields whose value names a snapshot, sandbox or workspace. Empty text there
-// usually comes from an unset variable of the client, and must not mean the default.
+// namesThings are the fields whose value names a snapshot, sandbox or workspace. An empty value
+// usually comes from an unset variable of the client, so it is an error and does not mean the
+// default.
 var namesThings = map[string]bool{"tag": true, "to": true, "parent_tag": true, "snapshot_tag": true, "source_id": true,
 	"name": true}
 
-// textCheck finds what encoding/json accepts silently: null, duplicate fields, and empty names.
+// textCheck finds errors that encoding/json accepts silently: null, duplicate fields, and empty
+// names.
 //
-// It reads only text that json.Decoder.Decode has accepted, which is valid and not nested too
-// deeply for recursion.
+// It reads only text that json.Decoder.Decode has accepted. So the text is valid, and not nested
+// too deeply for recursion.
 type textCheck struct {
 	dec   *json.Decoder
-	what  string // what errors call the whole text
-	nulls bool   // null removes a value
+	what  string // name of the whole text in errors
+	nulls bool   // null is accepted as a value to remove
 }
 
 func (c *textCheck) value(field string) error {
@@ -48,15 +50,15 @@ func (c *textCheck) value(field string) error {
 	return err
 }
 
-// null refuses null. Decode would leave the field unchanged, but a client that sends null expects
-// an effect.
+// null returns an error for null. Decode would leave the field unchanged, which a client that sends
+// null does not expect.
 func (c *textCheck) null(field string) error {
 	switch {
 	case field == "":
 		return BadRequest("%s: null, want an object", c.what)
 	case c.nulls:
 		return nil
-	case field == "tap", field == "memory_limit_mib": // clients of forkd 0.5 send it for unset values
+	case field == "tap", field == "memory_limit_mib": // clients of forkd 0.5 send null for unset values
 		return nil
 	}
 	return invalid.Errorf(field, "null: give a value, or omit the field if it is optional")

@@ -2,29 +2,31 @@ package face
 
 import "time"
 
-// Limits bound what clients and guests can hold of the daemon. A zero field takes its default. One
-// client can have at most three quarters of the calls, streams and followers.
+// Limits bound the resources of the daemon that clients and guests can hold. A zero field takes its
+// default, which is the number at the end of each comment. One client can have at most three
+// quarters of the calls, streams and followers.
 type Limits struct {
 	Calls      int           // concurrent calls to guests, and as many operations on sandboxes and snapshots; 512
 	PerSandbox int           // concurrent calls to one guest; 128
-	Memory     int           // bytes of bodies and answers, except small ones, that all requests may hold; 512 MiB
+	Memory     int           // bytes of bodies and answers that all requests may hold, except small ones; 512 MiB
 	Reads      int           // for each of the gates Reads, Ends and Open; 2048
-	Lists      int           // concurrent lists of all things of a kind, half of them for one client; 64
-	Stall      time.Duration // time without progress of a request's body or a file; 2 minutes
+	Lists      int           // concurrent lists of sandboxes, snapshots and so on, half of them for one client; 64
+	Stall      time.Duration // time after which a request's body or a file that makes no progress is cut off; 2 minutes
 
-	// Concurrent streams to ports of guests, and those to one guest. Streams by signed URLs have
-	// limits of their own, so that strangers lock no other client out. An agent carries
+	// Concurrent streams to ports of all guests and of one guest. Streams by signed URLs (Signed)
+	// have limits of their own, because anyone who has the URL can open them. An agent carries
 	// agentproto.MaxDialed streams of both kinds.
 	Streams, StreamsPerSandbox int           // 512, 64
 	Signed, SignedPerSandbox   int           // 256, 48
-	Idle                       time.Duration // time without progress of such a stream; an hour
+	Idle                       time.Duration // time after which a stream that makes no progress is closed; an hour
 
 	// Rate of requests by signed URLs to one sandbox, per second, and the burst after a quiet time.
 	SignedPerSecond float64 // 100
-	SignedBurst     int     // 1000: a page of a development server loads hundreds of files
+	SignedBurst     int     // 1000, because a page of a development server loads hundreds of files
 
-	Followers int           // concurrent event streams, and as many console outputs, half of these for one client; 128
-	Keepalive time.Duration // interval of keepalive comments in silent event streams; 15 seconds
+	// Concurrent event streams, and concurrent console outputs; half of them for one client; 128.
+	Followers int
+	Keepalive time.Duration // interval of keepalive comments in idle event streams; 15 seconds
 }
 
 func (l Limits) withDefaults() Limits {

@@ -12,10 +12,10 @@ import (
 	"github.com/forkd/forkd/internal/host/owner"
 )
 
-// Memory bounds the bytes of clients' bodies and guests' answers that all current requests hold
-// together. Each body and answer has its own limit, but at the maximum number of requests their sum
-// would far exceed a host's memory. No client may hold all of it, so no client can lock the others
-// out.
+// Memory bounds the bytes of bodies and answers that all current requests hold together. Each body
+// and answer has a limit of its own. But at the maximum number of requests, the sum of these limits
+// would far exceed a host's memory. One client cannot hold all of it, so no client can lock the
+// others out.
 type Memory struct {
 	total int
 	bytes *gate.Gate // one place per byte
@@ -23,28 +23,29 @@ type Memory struct {
 
 func newMemory(total int) *Memory { return &Memory{total, gate.New(total)} }
 
-// smallShare is what every request may hold in addition, in bytes, so that small requests are
-// served regardless of large ones. The gates bound the number of requests.
+// smallShare is the number of bytes that every request may hold without being counted, so that
+// small requests are served while large ones use up the memory. The gates bound the number of
+// requests.
 const smallShare = 64 << 10
 
-// Approximate number of copies of each byte: of a body, raw and decoded; of an answer, in a growing
-// buffer, as text, and in JSON.
+// Approximate number of copies of each byte in memory. A body is held raw and decoded. An answer is
+// held in a growing buffer, as text, and as JSON.
 const (
 	copiesOfBody   = 2
 	copiesOfAnswer = 4
 )
 
-// valueSize is the approximate size of a decoded value of a body, in bytes: a list element may take
-// three bytes and become an object with many fields. Values are counted by the commas between them.
+// valueSize is the approximate size of a decoded value, in bytes. Three bytes of a list in JSON may
+// become an object with many fields. The number of values is estimated by the commas.
 const valueSize = 64
 
-// ErrNoMemory refuses a request that would exceed the bound.
+// ErrNoMemory refuses a request that would exceed the bound of Memory.
 var ErrNoMemory = NewError(http.StatusServiceUnavailable,
 	"current requests hold all the memory for bodies and answers, or this client holds its share: "+
 		"try again, or take output as a stream")
 
 // Share counts the bytes that one request holds. A nil Share counts nothing. Its methods may be
-// called concurrently, because guests answer on several streams.
+// called concurrently, because a guest answers on several streams.
 type Share struct {
 	mu    sync.Mutex
 	held  *gate.Hold // bytes beyond smallShare
@@ -53,19 +54,19 @@ type Share struct {
 
 type shareKey struct{}
 
-// Sharing gives a request its share until done is called.
+// Sharing returns the request with a Share in its context. done releases the share.
 func (m *Memory) Sharing(r *http.Request) (with *http.Request, done func()) {
 	s := &Share{held: m.bytes.Hold(owner.FairShare(auth.From(r.Context()).Who, m.total))}
 	return r.WithContext(context.WithValue(r.Context(), shareKey{}, s)), s.release
 }
 
-// ShareOf returns the share of a request, or nil if it passed no route of a face.
+// ShareOf returns the share of a request; nil if the request was not served by a face.
 func ShareOf(r *http.Request) *Share {
 	s, _ := r.Context().Value(shareKey{}).(*Share)
 	return s
 }
 
-// Take counts n more bytes of a request, or returns ErrNoMemory.
+// Take counts n more bytes against the share, or returns ErrNoMemory.
 func (s *Share) Take(n int) error {
 	if s == nil {
 		return nil
@@ -87,10 +88,10 @@ func (s *Share) release() {
 	s.taken = 0
 }
 
-// Keep is Take for n bytes of a guest's answer.
+// Keep is Take for n bytes of a guest's answer, including the copies of them.
 func (s *Share) Keep(n int) error { return s.Take(copiesOfAnswer * n) }
 
-// Body returns a reader of a client's body that counts its bytes.
+// Body returns a reader of a client's body that counts the bytes read against the share.
 func (s *Share) Body(r io.Reader) io.Reader { return countedBody{r, s} }
 
 type countedBody struct {

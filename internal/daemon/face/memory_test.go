@@ -11,7 +11,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/auth"
 )
 
-// Bytes of requests beyond the small share are counted, and released when the requests end.
+// Bytes of a request beyond smallShare are counted, and are released when the request ends.
 func TestMemory(t *testing.T) {
 	m := newMemory(1000)
 	held := func() int {
@@ -52,7 +52,7 @@ func TestMemory(t *testing.T) {
 	}
 }
 
-// If one client holds all that it may, bodies of other clients can still be read.
+// If one client holds all the memory that it may, bodies of other clients can still be read.
 func TestMemoryOfOneClientLeavesSomeForAnother(t *testing.T) {
 	m := newMemory(1000)
 	requestOf := func(name string) *Share {

@@ -20,8 +20,9 @@ const onceHeader = "Idempotency-Key"
 
 var onceKey = regexp.MustCompile(`^[!-~]{1,255}$`)
 
-// Once makes a handler that creates something honour the Idempotency-Key: a request with the same
-// key, body, path and client gets the first answer again. Only successes are remembered.
+// Once returns a handler that honours the header Idempotency-Key. A request with the same key,
+// body, path and client as an earlier one gets the first answer again, and h is not called. Only
+// successful answers are kept.
 func (f *Face) Once(h Handler) Handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
 		if len(r.Header.Values(onceHeader)) == 0 {
@@ -54,23 +55,23 @@ func (f *Face) Once(h Handler) Handler {
 		}
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(answer.Status)
-		_, _ = w.Write(answer.Body) // the client has gone if this fails
+		_, _ = w.Write(answer.Body) // fails only if the client has left
 		_, _ = w.Write([]byte{'\n'})
 		return nil
 	}
 }
 
-// copiesOfKept is the number of copies of a kept answer while it is sent again: its record, and its
-// body.
+// copiesOfKept is the number of copies of a kept answer in memory while it is sent again: its
+// record, and its body.
 const copiesOfKept = 2
 
-// heldAnswer keeps an answer in memory, which it counts against a share.
+// heldAnswer keeps an answer in memory and counts it against a share.
 type heldAnswer struct {
 	header http.Header
 	status int
 	body   bytes.Buffer
 	share  *Share
-	short  error // set if there was no memory for it
+	short  error // error if the share is used up
 }
 
 func (h *heldAnswer) Header() http.Header    { return h.header }

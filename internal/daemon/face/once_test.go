@@ -12,8 +12,8 @@ import (
 	"github.com/forkd/forkd/internal/daemon/once"
 )
 
-// A repeated answer counts against the memory of its client before it is read, and so do an answer
-// that is kept for repetitions and a large answer without a key.
+// A kept answer counts against the memory of its client before it is read for a repetition, and
+// while it is stored. A large answer without a key counts too.
 func TestKeptAnswersAreCounted(t *testing.T) {
 	answers, err := once.Open(t.TempDir())
 	if err != nil {
@@ -44,7 +44,7 @@ func TestKeptAnswersAreCounted(t *testing.T) {
 		w := httptest.NewRecorder()
 		return w, h(w, r)
 	}
-	const all = 12 * size // what one client may have
+	const all = 12 * size // what one client may hold
 	if w, err := answer(f.Once(write), "k", 0); err != nil || w.Body.Len() != size+3 {
 		t.Fatalf("the first answer: %d bytes, %v", w.Body.Len(), err)
 	}

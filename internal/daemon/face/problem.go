@@ -13,8 +13,8 @@ import (
 	"github.com/forkd/forkd/internal/host/owner"
 )
 
-// code names a kind of error for programs. Codes are part of the API: a code never changes its
-// meaning.
+// code is the kind of an error, for programs. Codes are part of the API, so a code never changes
+// its meaning.
 type code string
 
 // The codes, in the order of their statuses. docs/errors.md describes them for users.
@@ -62,7 +62,7 @@ const (
 	codeNoSpace          code = "no_space"
 )
 
-// problem holds what all errors of one code have in common.
+// problem holds the properties that all errors with a code share.
 type problem struct {
 	status int
 	title  string
@@ -70,8 +70,8 @@ type problem struct {
 	retry  time.Duration // time after which the same request may succeed; 0: never
 }
 
-// How long a client waits before it tries again. Requests usually end within a second; sandboxes
-// end less often, and so do the host's memory and disk become free.
+// How long a client should wait before it tries again. Requests usually end within a second.
+// Sandboxes end less often, and only then are memory and disk space freed.
 const (
 	soon  = time.Second
 	later = 5 * time.Second
@@ -157,10 +157,11 @@ var problems = map[code]problem{
 	codeNoSpace: {http.StatusInsufficientStorage, "A disk is full", "free space on the disk that the detail names", 0},
 }
 
-// problemDocs is the page that describes the codes; a problem's type is its section there.
+// problemDocs is the address of the page that describes the codes. Each code has a section there,
+// which is the type of its problems.
 const problemDocs = "https://github.com/forkd/forkd/blob/main/docs/errors.md#"
 
-// ProblemOf converts an error to its form for clients.
+// ProblemOf returns the description of an error for clients.
 func ProblemOf(err error) apiv1.Error {
 	c := codeOf(err)
 	p := problems[c]
@@ -184,12 +185,12 @@ func WriteProblem(w http.ResponseWriter, err error) {
 		w.Header().Set("Retry-After", strconv.Itoa(int(retry.Seconds())))
 	}
 	p, err := json.Marshal(body)
-	if err != nil { // text and numbers always encode
+	if err != nil { // a struct of text and numbers can always be encoded
 		p = []byte(`{"error": "internal"}`)
 	}
 	p = append(p, '\n')
 	w.Header().Set("Content-Type", apiv1.Problem)
 	w.Header().Set("Content-Length", strconv.Itoa(len(p)))
 	w.WriteHeader(body.Status)
-	_, _ = w.Write(p) // the client has gone if this fails
+	_, _ = w.Write(p) // fails only if the client has left
 }

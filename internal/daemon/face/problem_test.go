@@ -21,7 +21,7 @@ import (
 	"github.com/forkd/forkd/internal/host/vmpool"
 )
 
-// Every code has its section in docs/errors.md, which the type of a problem links to.
+// Every code has a section in docs/errors.md, to which the type of its problems links.
 func TestEveryCodeIsDocumented(t *testing.T) {
 	p, err := os.ReadFile("../../../docs/errors.md")
 	if err != nil {
@@ -82,7 +82,7 @@ func TestProblems(t *testing.T) {
 	}
 }
 
-// For each status of an error there is a code with the same status.
+// The fallback code for a status has the same status.
 func TestCodesOfStatuses(t *testing.T) {
 	for _, status := range []int{400, 401, 403, 404, 405, 409, 426, 429, 500, 503, 504} {
 		if got := StatusOf(NewError(status, "x")); got != status {

@@ -8,14 +8,14 @@ import (
 	apiv1 "github.com/forkd/forkd/api/v1"
 )
 
-// SSE writes server-sent events. If a client receives nothing for the time limit, writing fails.
+// SSE writes server-sent events. A write fails if the client receives nothing for the time limit.
 type SSE struct {
 	w     http.ResponseWriter
 	rc    *http.ResponseController
 	limit time.Duration
 }
 
-// NewSSE starts the answer.
+// NewSSE sends the headers of the answer.
 func NewSSE(w http.ResponseWriter, limit time.Duration) *SSE {
 	w.Header().Set("Content-Type", apiv1.EventStream)
 	w.Header().Set("Cache-Control", "no-store")
@@ -25,14 +25,14 @@ func NewSSE(w http.ResponseWriter, limit time.Duration) *SSE {
 
 // Text writes raw text that ends with an empty line, such as a comment.
 func (s *SSE) Text(text string) error {
-	_ = s.rc.SetWriteDeadline(time.Now().Add(s.limit)) // fails only in tests, whose connections have no deadlines
+	_ = s.rc.SetWriteDeadline(time.Now().Add(s.limit)) // connections of some tests have no deadlines
 	if _, err := s.w.Write([]byte(text)); err != nil {
 		return err
 	}
 	return s.rc.Flush()
 }
 
-// Send writes an event. Encoded JSON has no line breaks, nor has any id or name here.
+// Send writes an event. v as JSON, id and name must not contain line breaks.
 func (s *SSE) Send(id, name string, v any) error {
 	p, err := json.Marshal(v)
 	if err != nil {

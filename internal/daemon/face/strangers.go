@@ -40,8 +40,8 @@ type bound struct {
 
 func (b bound) limiter() *rate.Limiter { return rate.NewLimiter(b.perSecond, b.burst) }
 
-// manySandboxes is how many sandboxes can receive strangers' requests at the full rate at once;
-// manyOfOwner is how many of them may belong to one owner.
+// manySandboxes is the number of sandboxes that can receive strangers' requests at the full rate at
+// the same time. manyOfOwner is how many of them may belong to one owner.
 const (
 	manySandboxes = 8
 	manyOfOwner   = 6
@@ -127,12 +127,12 @@ func (s *Strangers) limiterLocked(key string, b bound) *rate.Limiter {
 	return s.by[key]
 }
 
-// bounded reports whether an owner has a share of its own. Owners that cannot be told apart have
-// none.
+// bounded reports whether an owner has a limit. Owners without a name, and the one owner of a
+// daemon without tokens, have none.
 func bounded(name string) bool { return owner.FairShare(name, manySandboxes).Most > 0 }
 
-// StrangersShare returns how many of the given places strangers may take at the sandboxes of one
-// owner.
+// StrangersShare limits the places that strangers may take at the sandboxes of one owner, out of
+// the given number of places.
 func StrangersShare(name string, places int) gate.Share {
 	s := owner.FairShare(name, places)
 	s.Key = "strangers to " + s.Key

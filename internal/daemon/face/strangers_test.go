@@ -19,8 +19,8 @@ func flood(s *Strangers, owner string) (came int) {
 	return came
 }
 
-// Strangers at one owner's sandboxes, however many there are, leave some of the rate for other
-// owners.
+// Strangers' requests to one owner's sandboxes leave some of the rate for other owners, however
+// many sandboxes the owner has.
 func TestStrangersToOneOwnerLeaveSomeForAnother(t *testing.T) {
 	const burst = 10
 	s := newStrangers(1e-9, burst)
@@ -37,7 +37,7 @@ func TestStrangersToOneOwnerLeaveSomeForAnother(t *testing.T) {
 	}
 }
 
-// Owners that cannot be told apart have no individual limit.
+// On a daemon without tokens, where all sandboxes have the same owner, there is no limit by owner.
 func TestStrangersToAnyone(t *testing.T) {
 	for _, owner := range []string{"", owner.Anyone} {
 		s := newStrangers(1e-9, 10)
@@ -47,7 +47,7 @@ func TestStrangersToAnyone(t *testing.T) {
 	}
 }
 
-// Only recently busy sandboxes and owners are remembered.
+// Limiters of sandboxes and owners that had no recent request are dropped.
 func TestStrangersAreForgotten(t *testing.T) {
 	s := newStrangers(1e9, 10)
 	for i := range 3 * sweepAt {

@@ -19,12 +19,12 @@ type Streams interface {
 	StreamEnded(kind, outcome string, took time.Duration)
 }
 
-// Outcomes of streams.
+// Outcomes of streams, in metrics.
 const (
 	outcomeOK      = "ok"
-	outcomeRefused = "refused" // no server listens there, or there are too many streams or requests
+	outcomeRefused = "refused" // no server listens at the port, or there are too many streams or requests
 	outcomeState   = "state"   // the sandbox does not exist or is not running
-	outcomeCut     = "cut"     // the sandbox was deleted, suspended or rolled back during the stream
+	outcomeCut     = "cut"     // the sandbox was deleted, suspended or rolled back while the stream was open
 	outcomeClient  = "client"  // the client left
 	outcomeFailed  = "failed"  // anything else, such as an answer that is not HTTP
 )
@@ -55,10 +55,11 @@ func outcomeOf(r *http.Request, err error) string {
 // FailStream sends the error of a request that has not been answered yet.
 type FailStream func(w http.ResponseWriter, r *http.Request, route inbound.Route, err error)
 
-// carrier carries a stream over connections made by dial. See inbound.Proxy for its results.
+// carrier carries a stream over connections made by dial. Its results are those of
+// inbound.Proxy.HTTP.
 type carrier func(w http.ResponseWriter, r *http.Request, dial inbound.Dial) (answered bool, err error)
 
-// carry counts a stream to a port and lets c carry it. The sandbox is in use for that time.
+// carry counts a stream to a port and lets c carry it. The sandbox counts as in use meanwhile.
 func (f *Face) carry(
 	w http.ResponseWriter,
 	r *http.Request,
@@ -71,7 +72,7 @@ func (f *Face) carry(
 	switch {
 	case err == nil:
 	case answered:
-		panic(http.ErrAbortHandler) // the client must not mistake a part for the whole
+		panic(http.ErrAbortHandler) // abort, so that the client does not take a part of the answer for the whole
 	default:
 		fail(w, r, route, err)
 	}
@@ -84,7 +85,7 @@ func (f *Face) useStream(w http.ResponseWriter, r *http.Request, kind string, ro
 	defer func() { f.Counts.StreamEnded(kind, outcomeOf(r, err), time.Since(begun)) }()
 	g := f.Streams
 	switch {
-	case route.Signed, route.Open: // even if they reach the agent: f.Guests is for other clients
+	case route.Signed, route.Open: // even to the agent, because f.Guests is for clients with a token
 		g = f.Signed
 	case route.Agent:
 		g = f.Guests
@@ -120,23 +121,24 @@ func (f *Face) useStream(w http.ResponseWriter, r *http.Request, kind string, ro
 	return answered, err
 }
 
-// maxDial bounds how long an agent may take to connect: it tries two addresses.
+// maxDial bounds the time that an agent may take to connect. The agent tries two addresses.
 const maxDial = 30 * time.Second
 
-// FailInbound answers instead of the guest, and marks the answer as the daemon's. It logs nothing,
-// because guests could fill the log.
+// FailInbound answers in place of the guest, with a header that marks the answer as the daemon's.
+// It logs nothing, because guests could fill the log.
 func (f *Face) FailInbound(w http.ResponseWriter, r *http.Request, _ inbound.Route, err error) {
 	if r.ContentLength != 0 || errors.Is(err, ErrTooOften) {
-		LetGo(w) // a client with a signed URL is a stranger too
+		LetGo(w) // the client may have only a signed URL
 	}
 	w.Header().Set(inbound.ErrorHeader, "true")
 	w.Header().Set(audit.RequestIDHeader, audit.From(r.Context()).RequestID)
 	WriteProblem(w, err)
 }
 
-// CarryHTTP carries a permitted request to a port of a sandbox.
+// CarryHTTP carries a permitted request to a port of a sandbox. fail sends the answer if that
+// fails.
 func (f *Face) CarryHTTP(w http.ResponseWriter, r *http.Request, route inbound.Route, fail FailStream) {
-	w.Header().Del(audit.RequestIDHeader) // the guest may set one of its own
+	w.Header().Del(audit.RequestIDHeader) // the guest's answer may have this header itself
 	f.carry(w, r, "http", route, func(w http.ResponseWriter, r *http.Request, dial inbound.Dial) (bool, error) {
 		return f.proxy.HTTP(w, r, route, dial)
 	}, fail)
@@ -147,8 +149,9 @@ func (f *Face) CarryTCP(w http.ResponseWriter, r *http.Request, route inbound.Ro
 	f.carry(w, r, "tcp", route, f.proxy.TCP, f.FailInbound)
 }
 
-// clientOf names the client of a request to a sandbox: its principal or, for a stranger with only a
-// signed URL or a token of the sandbox, the owner of the sandbox.
+// clientOf returns the name under which a request to a sandbox is counted. This is the name of its
+// principal. For a request without one (by a signed URL or a token of the sandbox), it is the owner
+// of the sandbox.
 func (f *Face) clientOf(r *http.Request, id string) string {
 	if who := auth.From(r.Context()).Who; who != "" {
 		return who
@@ -158,6 +161,6 @@ func (f *Face) clientOf(r *http.Request, id string) string {
 
 // ownerOf returns the owner of a sandbox, or "" if there is no such sandbox.
 func (f *Face) ownerOf(id string) string {
-	i, _ := f.Host.Permitted(id).Sandbox(id) // a missing sandbox has no owner
+	i, _ := f.Host.Permitted(id).Sandbox(id) // i is the zero value if there is no such sandbox
 	return i.Owner
 }

@@ -1,9 +1,8 @@
-// Package front receives all requests to the daemon and routes them: by host and path to the faces,
-// and by host to ports of sandboxes.
+// Package front receives all requests to the daemon and routes them. By path it chooses the API
+// that answers (packages v1 and e2b), and by host name it chooses a port of a sandbox.
 //
-// What a face answers is the face's decision. A host below the daemon's domain belongs to E2B's
-// control plane or to a port of a sandbox. Clients reach the port by forkd's own permissions or by
-// E2B's tokens.
+// A host name below the daemon's domain belongs to E2B's control plane or to a port of a sandbox. A
+// client may reach the port with forkd's own permission or with E2B's tokens.
 package front
 
 import (
@@ -20,13 +19,13 @@ import (
 	v1 "github.com/forkd/forkd/internal/daemon/v1"
 )
 
-// Config names the destinations of a Front.
+// Config holds the handlers to which a Front routes.
 type Config struct {
 	Face   *face.Face
 	E2B    *e2b.Server
-	V1     http.Handler   // serves all other requests
-	Domain inbound.Domain // parent domain of the host names of ports; zero: none
-	Links  *auth.Links    // signs such host names; nil without a domain
+	V1     http.Handler   // serves all requests that no other field serves
+	Domain inbound.Domain // parent domain of the host names of ports; zero: ports have no host names
+	Links  *auth.Links    // checks the permissions in such host names; nil without a domain
 }
 
 // Front is the handler of all requests to the daemon.
@@ -52,10 +51,10 @@ func (f *Front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// port serves a port of a guest that has a host name of its own. Such a host is an origin of its
-// own, so the guest decides what its pages may ask of it. Requests of these pages to the daemon are
-// refused like those of any other page. unknown says why the host names no port. The path after the
-// host belongs to the guest and may be a secret, so the audit log omits it.
+// port serves a request to a host name of a guest's port. The host name is an origin of its own, so
+// pages of this origin may send any request to the guest, and the daemon refuses their requests to
+// itself like those of other pages. unknown is the error if the host names no port. The path
+// belongs to the guest and may be a secret, so the audit log omits it.
 func (f *Front) port(w http.ResponseWriter, r *http.Request, route inbound.Route, permission string, unknown error) {
 	e := audit.From(r.Context())
 	e.Path = "/"
@@ -83,8 +82,8 @@ func (f *Front) port(w http.ResponseWriter, r *http.Request, route inbound.Route
 	f.Face.CarryHTTP(w, r, route, f.Face.FailInbound)
 }
 
-// mayReach checks whether the client of a request by host name may reach the port, and returns the
-// request with its principal.
+// mayReach checks whether the client of a request by host name may reach the port. It returns the
+// request with its principal in the context.
 func (f *Front) mayReach(r *http.Request, route inbound.Route) (*http.Request, error) {
 	who, err := f.Face.Guard.Identify(r)
 	if scope := (*auth.ScopeError)(nil); errors.As(err, &scope) {

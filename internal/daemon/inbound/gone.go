@@ -10,14 +10,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// errGone ends a stream after one side has sent everything and closed its connection. It is not a
+// errGone ends a stream after one side has sent everything and closed its connection. This is not a
 // failure.
 var errGone = errors.New("the other side has gone")
 
-// endWhenGone ends a stream by end when one side has closed its connection. The end of the side's
-// data does not prove that the connection is closed, because the side may only have finished
-// sending. So the connection is watched from then on. Otherwise, when both sides wait, the sandbox
-// would be in use until the idle timeout. Data of a client that has left may still be on its way.
+// endWhenGone calls end when one side has closed its connection. The end of a side's data does not
+// prove that its connection is closed, because the side may only have finished sending. So from the
+// end of the data on, the connection is watched. Otherwise a stream on which the other side only
+// waits would keep the sandbox in use until the idle timeout. Data of a client that has left may
+// still be on its way to the guest.
 func (p *Proxy) endWhenGone(ctx context.Context, client *clientConn, guest *guestConn, end func(error)) {
 	client.sent = func() {
 		if hangUp(guest.PortConn) {
@@ -32,9 +33,8 @@ func (p *Proxy) endWhenGone(ctx context.Context, client *clientConn, guest *gues
 	context.AfterFunc(ctx, func() { guest.Close(); client.Close() })
 }
 
-// hangUp waits until the other side closes a connection, and then returns true. It returns false
-// when the connection is closed on this side. It looks at the socket below the wrappers of a
-// client's connection, such as TLS.
+// hangUp waits until a connection is closed. It returns true if the other side closed it, and false
+// if this side did. It looks at the socket below wrappers such as TLS.
 func hangUp(conn net.Conn) bool {
 	for {
 		wrapped, ok := conn.(interface{ NetConn() net.Conn })

@@ -11,29 +11,29 @@ import (
 	"github.com/forkd/forkd/internal/daemon/auth"
 )
 
-// ErrorHeader marks answers of the daemon on the routes of guests. Guests' answers never have it.
+// ErrorHeader marks answers of the daemon on routes to guests. It is removed from guests' answers.
 const ErrorHeader = "Forkd-Error"
 
 // apiKeyHeader is the header in which clients of E2B send the daemon's token.
 const apiKeyHeader = "X-Api-Key"
 
-// prefixHeader tells the guest which prefix was removed from its paths.
+// prefixHeader tells the guest which prefix the daemon removed from the path.
 const prefixHeader = "X-Forwarded-Prefix"
 
-// request converts a client's request to the guest's. It keeps the client's Host, so that it
-// matches Origin, which servers compare. The forwarding headers are always set by the daemon.
+// request converts a client's request to the guest's. It keeps the client's Host header, because
+// servers compare it with Origin. It always sets the forwarding headers itself.
 func (p *Proxy) request(pr *httputil.ProxyRequest, route *Route) {
 	in, out := pr.In, pr.Out
 	path, err := url.PathUnescape(route.Path)
 	if err != nil {
-		path = route.Path // already parsed
+		path = route.Path // route.Path is already parsed
 	}
 	out.URL = &url.URL{Scheme: "http", Host: "localhost", Path: path, RawPath: route.Path,
 		RawQuery: in.URL.RawQuery, ForceQuery: in.URL.ForceQuery}
 	for _, name := range []string{auth.TokenHeader, ErrorHeader, prefixHeader, "X-Real-Ip"} {
 		out.Header.Del(name)
 	}
-	// A key that is no token of the daemon is for the guest's own API.
+	// A key that is not a token of the daemon is for the guest's own API.
 	if keys := slices.DeleteFunc(slices.Clone(in.Header[apiKeyHeader]), p.IsToken); len(keys) > 0 {
 		out.Header[apiKeyHeader] = keys
 	} else {
@@ -46,18 +46,18 @@ func (p *Proxy) request(pr *httputil.ProxyRequest, route *Route) {
 	}
 	pr.SetXForwarded()
 	if proto := in.Header.Get("X-Forwarded-Proto"); proto == "https" || proto == "http" {
-		out.Header.Set("X-Forwarded-Proto", proto) // set by a reverse proxy that terminates TLS
+		out.Header.Set("X-Forwarded-Proto", proto) // a reverse proxy that terminates TLS has set it
 	}
 	if route.Prefix != "" {
 		out.Header.Set(prefixHeader, route.Prefix)
 	}
 	if route.isDaemons() {
-		out.Header.Del("Cookie") // cookies of the daemon's host, and of all other servers there
+		out.Header.Del("Cookie") // the cookies belong to the daemon's host, and thus to all servers on that host
 	}
 }
 
-// authorization returns the values of Authorization that are meant for the guest. A bearer token is
-// considered the daemon's, unless something else permitted the request.
+// authorization returns the values of Authorization that are passed to the guest. A bearer token is
+// taken for the daemon's and withheld, unless a signature or TokenHeader permitted the request.
 func (p *Proxy) authorization(h http.Header, signed bool) (values []string) {
 	otherwise := signed || h.Get(auth.TokenHeader) != ""
 	for _, v := range h["Authorization"] {
@@ -70,14 +70,15 @@ func (p *Proxy) authorization(h http.Header, signed bool) (values []string) {
 	return values
 }
 
-// contain keeps an answer from affecting more than its port. Otherwise a page at an address of the
-// daemon itself, by path or shared, would have the daemon's origin.
+// contain removes the headers of an answer whose effect goes beyond the guest's port. It also gives
+// a page at an address of the daemon itself an opaque origin, because the page would otherwise have
+// the daemon's origin.
 func contain(resp *http.Response, in *http.Request, route *Route) {
 	h := resp.Header
 	h.Del(ErrorHeader)
 	if !route.isDaemons() {
 		ownCookies(resp)
-		if route.Signed { // the address itself is the permission
+		if route.Signed { // anyone who knows the address has the permission, so it must not be sent to other servers
 			h.Set("Referrer-Policy", "same-origin")
 		} else if in.Header.Get("Sec-Fetch-Site") == "" || in.Header.Get(auth.TokenHeader) != "" {
 			containLocation(h, in, route)
@@ -91,9 +92,11 @@ func contain(resp *http.Response, in *http.Request, route *Route) {
 	containLocation(h, in, route)
 }
 
-// containLocation removes a redirect that leads elsewhere. Browsers could follow it, because they
-// do not send the token along. Programs send it, because no client knows that Forkd-Token is a
-// secret. If a daemon requires no token, programs would carry out a request that the guest chose.
+// containLocation removes a redirect that leads away from the guest's port. A program that follows
+// it would send the header Forkd-Token to the new address, because it does not know that the header
+// is secret. If the daemon requires no token, the program could send it a request that the guest
+// chose. At a host name of the guest, contain lets browsers be redirected, because they do not send
+// the token to the new address.
 func containLocation(h http.Header, in *http.Request, route *Route) {
 	at := h.Get("Location")
 	if at == "" {
@@ -105,11 +108,12 @@ func containLocation(h http.Header, in *http.Request, route *Route) {
 	}
 }
 
-// sandboxed gives a page an opaque origin: its scripts run, but their requests to the daemon are
-// cross-origin and refused. A policy of the guest's own can only narrow it.
+// sandboxed gives a page an opaque origin. Its scripts run, but their requests to the daemon come
+// from another origin and are refused. A policy that the guest sends in addition can only restrict
+// the page further.
 const sandboxed = "sandbox allow-scripts allow-forms allow-modals allow-popups allow-downloads"
 
-// originWide are the headers whose effect is not limited to their page.
+// originWide are the headers whose effect is not limited to one page.
 var originWide = []string{
 	"Set-Cookie",
 	"Clear-Site-Data",
@@ -117,7 +121,7 @@ var originWide = []string{
 	"Public-Key-Pins",
 	"Alt-Svc",
 	"Service-Worker-Allowed",
-	"Refresh", // another form of Location
+	"Refresh", // acts like Location
 	"Report-To",
 	"Reporting-Endpoints",
 	"Nel",
@@ -126,9 +130,9 @@ var originWide = []string{
 	"Secure-Session-Registration",
 }
 
-// ownLocation returns the target of a redirect if the target is below the route's prefix. Other
-// redirects are not passed on. The client would follow them with its token, method and body, and
-// over a unix socket every host is the daemon.
+// ownLocation returns the target of a redirect if it is below the route's prefix. Other redirects
+// are not passed on, because the client would follow them with its token, method and body. Over a
+// unix socket, a redirect to any host would reach the daemon.
 func ownLocation(location, host string, route *Route) (string, bool) {
 	base := &url.URL{Scheme: "http", Host: host, RawPath: route.Path}
 	var err error
@@ -157,7 +161,7 @@ func ownLocation(location, host string, route *Route) (string, bool) {
 	return own, true
 }
 
-// sameHost reports whether a host is the host that the guest saw in the request, or the guest's
+// sameHost reports whether a host is the Host that the guest saw in the request, or the guest's
 // loopback.
 func sameHost(to, host string, port uint16) bool {
 	if strings.EqualFold(to, host) {
@@ -171,8 +175,8 @@ func sameHost(to, host string, port uint16) bool {
 	return err == nil && own == port && (name == "localhost" || name == "127.0.0.1" || name == "::1")
 }
 
-// climbs reports whether a decoded path has a part that a client would treat as "..": directly,
-// after decoding it once more, or after converting backslashes to slashes as browsers do.
+// climbs reports whether a decoded path has a part that a client would treat as "..". A client may
+// decode the part once more, or convert backslashes to slashes as browsers do.
 func climbs(path string) bool {
 	for part := range strings.FieldsFuncSeq(strings.ToLower(path), func(r rune) bool { return r == '/' || r == '\\' }) {
 		if strings.ReplaceAll(part, "%2e", ".") == ".." {
@@ -182,8 +186,8 @@ func climbs(path string) bool {
 	return false
 }
 
-// ownCookies limits the cookies of an answer to its own host. Otherwise they could be set for the
-// domain that all sandboxes share.
+// ownCookies limits the cookies of an answer to its own host. Otherwise a guest could set cookies
+// for the domain that all sandboxes share.
 func ownCookies(resp *http.Response) {
 	if len(resp.Header["Set-Cookie"]) == 0 {
 		return

@@ -22,14 +22,14 @@ import (
 const (
 	maxHeaders = 16 << 10 // bytes, as in Node.js clients
 	maxInforms = 32       // answers with a status below 200 before the final one
-	maxWindow  = 64 << 10 // bytes that a guest may send ahead on one HTTP/2 stream
+	maxWindow  = 64 << 10 // bytes that a guest may send on one HTTP/2 stream before they are read
 )
 
-// MaxFields bounds the number of headers of a request or an answer. Parsed, a short header takes
-// fifty times its bytes, for the duration of the request.
+// MaxFields bounds the number of headers of a request or an answer. A short header, parsed, takes
+// fifty times its bytes in memory for as long as the request lasts.
 const MaxFields = 256
 
-// Fields counts headers.
+// Fields returns the number of header lines.
 func Fields(h http.Header) (n int) {
 	for _, values := range h {
 		n += len(values)
@@ -40,9 +40,9 @@ func Fields(h http.Header) (n int) {
 // errFields ends an answer with too many headers.
 var errFields = fmt.Errorf("the server's answer has more than %d headers", MaxFields)
 
-// HTTP carries one request and its answer, or the protocol that the connection switches to by an
-// upgrade. If answered is false, nothing has been written yet and the caller answers with the
-// error. Otherwise an error means that the answer was cut off.
+// HTTP carries one request and its answer. If the request is an upgrade, HTTP then carries the
+// bytes of the new protocol. If answered is false, nothing has been written, and the caller must
+// answer with the error. If answered is true, an error means that the answer was cut off.
 func (p *Proxy) HTTP(w http.ResponseWriter, r *http.Request, route Route, dial Dial) (answered bool, err error) {
 	switch {
 	case r.Method == http.MethodConnect:
@@ -79,7 +79,8 @@ func (p *Proxy) HTTP(w http.ResponseWriter, r *http.Request, route Route, dial D
 	}()
 	in := r.WithContext(ctx)
 	in.Body = body
-	if !body.none && in.Header.Get("Upgrade") != "" { // a connection cannot switch protocols while its body is being read
+	// A connection cannot switch protocols while its body is being read.
+	if !body.none && in.Header.Get("Upgrade") != "" {
 		in.Header = in.Header.Clone()
 		in.Header.Del("Upgrade")
 	}
@@ -97,7 +98,7 @@ func (p *Proxy) HTTP(w http.ResponseWriter, r *http.Request, route Route, dial D
 			return nil
 		},
 		ErrorHandler:  func(_ http.ResponseWriter, _ *http.Request, e error) { err = explain(route.Port, e) },
-		ErrorLog:      log.New(io.Discard, "", 0), // a guest could fill the daemon's log
+		ErrorLog:      log.New(io.Discard, "", 0), // otherwise a guest could fill the daemon's log
 		FlushInterval: -1,
 		BufferPool:    p,
 	}
@@ -105,10 +106,10 @@ func (p *Proxy) HTTP(w http.ResponseWriter, r *http.Request, route Route, dial D
 	return out.begun, err
 }
 
-// errFlood ends an answer of endless interim answers.
+// errFlood ends an answer that has too many interim answers (status 1xx).
 var errFlood = errors.New("the server sends interim answers without end")
 
-// explain distinguishes errors of connecting from those of a server that does not speak HTTP.
+// explain returns an error that says whether connecting failed or the server does not speak HTTP.
 func explain(port uint16, err error) error {
 	var refused *agentclient.Error
 	var dial *dialError
@@ -129,8 +130,8 @@ func isGRPC(r *http.Request) bool {
 }
 
 // transport returns a transport for one request. The transport closes its connection after the
-// request, so that no idle connection exists when the guest is forked. Only gRPC uses HTTP/2
-// without TLS: servers that support HTTP/2 also support HTTP/1.1, but not the reverse.
+// request, so that no idle connection is part of the guest's state when the guest is forked. Only
+// gRPC uses HTTP/2 without TLS: other servers that support HTTP/2 also support HTTP/1.1.
 func (p *Proxy) transport(grpc bool, dial func(context.Context) (net.Conn, error)) *http.Transport {
 	t := &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -152,20 +153,20 @@ func (p *Proxy) transport(grpc bool, dial func(context.Context) (net.Conn, error
 	return t
 }
 
-// drainTime is how long a client may go on sending a body that is no longer needed. A client that
-// stops within this time certainly receives the answer.
+// drainTime is how long the daemon reads a body that is no longer needed. Closing the connection
+// earlier could reset it before the client has received the answer.
 const drainTime = time.Second
 
-// requestBody records whether it has been read to its end.
+// requestBody is the body of a request, and records whether it was read to its end.
 type requestBody struct {
 	io.ReadCloser
 	none    bool
 	ended   atomic.Bool
-	reading sync.Mutex // held by Read
+	reading sync.Mutex // held while Read runs
 
 	mu   sync.Mutex
 	rc   *http.ResponseController
-	left bool // the request is over, and rc may no longer be used
+	left bool // the handler is about to return, so rc may no longer be used
 }
 
 func (b *requestBody) Read(p []byte) (int, error) {
@@ -189,8 +190,8 @@ func (b *requestBody) isLeft() bool {
 	return b.left
 }
 
-// forsake aborts the reading of the remaining body. The transport waits until that reading ends,
-// even if the guest is gone.
+// forsake makes a Read of the remaining body fail at once. Otherwise the transport would wait for
+// the client's data although the guest has closed the connection.
 func (b *requestBody) forsake() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -199,9 +200,9 @@ func (b *requestBody) forsake() {
 	}
 }
 
-// leave ends the request and reports whether part of the body is unsent. In that case the server
-// reads on for a while. The transport must not be reading then, because it would remove the
-// server's deadline.
+// leave is called when the handler is about to return. It reports whether the client has not sent
+// the whole body; the server then reads the rest for up to drainTime. leave waits until Read has
+// returned, because a later Read would remove the deadline that leave has set.
 func (b *requestBody) leave() (remains bool) {
 	b.forsake()
 	b.mu.Lock()
@@ -215,7 +216,8 @@ func (b *requestBody) leave() (remains bool) {
 	return remains
 }
 
-// answer writes to the client. It drops interim answers, whose headers would bypass contain.
+// answer writes the guest's answer to the client. It drops interim answers, because contain does
+// not check their headers.
 type answer struct {
 	http.ResponseWriter
 	rc      *http.ResponseController
@@ -226,12 +228,12 @@ type answer struct {
 	informs int
 
 	flood    func()
-	hijacked func(*clientConn) // called when the client's connection is taken over
+	hijacked func(*clientConn) // called with the client's connection after an upgrade
 }
 
-// last makes the answer the last one on its connection, if it has not begun. With full duplex, the
-// server would parse the remaining body as the next request: that of another client, if a proxy
-// stands between.
+// last makes the server close the connection after the answer, unless the answer has begun.
+// Otherwise the server would parse the rest of the body as the next request. Behind a reverse
+// proxy, that would be taken for the request of another client.
 func (a *answer) last() {
 	if a.http1 && !a.begun {
 		a.Header().Set("Connection", "close")
@@ -253,11 +255,11 @@ func (a *answer) WriteHeader(status int) {
 	a.ResponseWriter.WriteHeader(status)
 }
 
-// Write implements http.ResponseWriter. It sets a deadline for this write and clears it afterwards,
-// because a deadline that stayed would end an idle HTTP/2 stream.
+// Write implements http.ResponseWriter. It sets a deadline for the write and clears it afterwards,
+// because an expired deadline would end an idle HTTP/2 stream.
 func (a *answer) Write(p []byte) (int, error) {
 	a.begun = true
-	_ = a.rc.SetWriteDeadline(time.Now().Add(a.stall)) // fails only in tests, whose connections have no deadlines
+	_ = a.rc.SetWriteDeadline(time.Now().Add(a.stall)) // connections of some tests have no deadlines
 	defer a.rc.SetWriteDeadline(time.Time{})
 	return a.ResponseWriter.Write(p)
 }

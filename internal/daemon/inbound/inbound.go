@@ -1,11 +1,11 @@
 // Package inbound carries requests and connections from the daemon's clients to TCP ports of
 // guests: HTTP/1.1 and its upgrades, HTTP/2 with gRPC, and plain TCP.
 //
-// The server in the guest is hostile, and so may be a client with a signed URL. The package bounds
-// what both can hold of the daemon (one buffer per direction, the time without a byte, the size of
-// headers). It keeps the daemon's token from the guest, and keeps answers from affecting more than
-// their port: see header.go. Package v1 decides who may reach what, and counts. This package
-// rewrites no bodies.
+// Neither the server in the guest nor a client with a signed URL is trusted. The package bounds the
+// resources of the daemon that each can hold: one buffer per direction, the time without a byte,
+// the size of headers. It keeps the daemon's token from the guest. It removes what would let an
+// answer affect more than the guest's port; see header.go. It does not decide which client may
+// reach which port (see package front), counts nothing, and rewrites no bodies.
 package inbound
 
 import (
@@ -26,9 +26,11 @@ type Dial func(context.Context) (agentclient.PortConn, error)
 
 // Config configures a Proxy.
 type Config struct {
-	IsToken func(string) bool // reports whether a text is the daemon's token or API key, which no guest may see
-	Idle    time.Duration     // a stream without a byte in either direction for this long is closed
-	Stall   time.Duration     // time for a client to read, or for a guest to read the rest from a client that left
+	IsToken func(string) bool // reports whether a text is a token of the daemon, which no guest may see
+	Idle    time.Duration     // time without a byte in either direction after which a stream is closed
+	// Time limit for a client to read, and for a guest to read the rest of the data from a client
+	// that has left.
+	Stall time.Duration
 }
 
 // Proxy carries streams. Its methods may be called concurrently.
@@ -37,7 +39,7 @@ type Proxy struct {
 	buffers sync.Pool // *[]byte
 }
 
-// bufferSize is the size of the buffer for one direction of a stream, in bytes.
+// bufferSize is the size of a buffer for one direction of a stream, in bytes.
 const bufferSize = 32 << 10
 
 // New returns a Proxy.
@@ -65,7 +67,7 @@ type AnswerError struct {
 	Err  error
 }
 
-// maxQuote bounds how much of an answer an error quotes, in bytes.
+// maxQuote bounds the part of an answer that an error quotes, in bytes.
 const maxQuote = 200
 
 func (e *AnswerError) Error() string {
@@ -87,8 +89,8 @@ type guestConn struct {
 	sent   func() // called when the client's data has ended; may be nil
 }
 
-// dial connects. It calls idled before it closes an idle connection, and closed when the connection
-// is closed for any reason.
+// dial connects to the guest. It calls idled before it closes the connection because it was idle,
+// and closed whenever the connection is closed.
 func (p *Proxy) dial(ctx context.Context, dial Dial, idled, closed func()) (*guestConn, error) {
 	conn, err := dial(ctx)
 	if err != nil {
@@ -111,7 +113,7 @@ func (c *guestConn) Write(b []byte) (int, error) {
 
 func (c *guestConn) moved(n int) {
 	if n > 0 {
-		c.timer.Reset(c.idle) // harmless on a closed connection, which is then closed again
+		c.timer.Reset(c.idle) // on a closed connection, the timer only closes it again
 	}
 }
 
@@ -130,8 +132,8 @@ func (c *guestConn) CloseWrite() error {
 	return c.PortConn.CloseWrite()
 }
 
-// clientConn is the connection of a client after it left HTTP. Writing fails if the client does not
-// read for too long.
+// clientConn is the connection of a client after an upgrade. A write fails if the client does not
+// read for the time stall.
 type clientConn struct {
 	net.Conn
 	early io.Reader // bytes that the client sent after its request
@@ -139,7 +141,7 @@ type clientConn struct {
 	sent  func() // called when the guest's data has ended
 }
 
-// hijack takes a client's connection over from the HTTP server.
+// hijack takes a client's connection from the HTTP server.
 func hijack(w http.ResponseWriter, stall time.Duration) (*clientConn, error) {
 	conn, rw, err := http.NewResponseController(w).Hijack()
 	if err != nil {
@@ -156,15 +158,16 @@ func (c *clientConn) Read(b []byte) (int, error) {
 }
 
 func (c *clientConn) Write(b []byte) (int, error) {
-	_ = c.Conn.SetWriteDeadline(time.Now().Add(c.stall)) // fails only on a closed connection, as the write does
+	// Fails only on a closed connection, and then the write fails too.
+	_ = c.Conn.SetWriteDeadline(time.Now().Add(c.stall))
 	return c.Conn.Write(b)
 }
 
-// CloseWrite closes the daemon's direction.
+// CloseWrite ends the data to the client.
 func (c *clientConn) CloseWrite() error {
 	go c.sent()
 	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
 		return half.CloseWrite()
 	}
-	return c.Conn.Close() // the connection cannot be closed in one direction
+	return c.Conn.Close() // this kind of connection cannot be closed in one direction
 }

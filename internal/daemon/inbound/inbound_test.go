@@ -15,8 +15,8 @@ import (
 
 const seen = "/v1/sandboxes/" + id + "/proxy/80"
 
-// TestWhatTheGuestSees sends a request with everything that a guest must not see, and with headers
-// that would change its meaning.
+// A request with headers that a guest must not see, or that would change its meaning, reaches the
+// guest without them.
 func TestWhatTheGuestSees(t *testing.T) {
 	var got *http.Request
 	guest := serve(t, func(_ http.ResponseWriter, r *http.Request) { got = r.Clone(context.Background()) })
@@ -76,8 +76,8 @@ func TestWhatTheGuestSees(t *testing.T) {
 	}
 }
 
-// Requests with an ambiguous length are refused. None reaches the guest with a second request
-// inside.
+// A request with an ambiguous length is refused, so that the guest does not find a second request
+// in its body.
 func TestNothingIsSmuggled(t *testing.T) {
 	requests := make(chan string, 10)
 	guest := serve(t, func(_ http.ResponseWriter, r *http.Request) {
@@ -102,8 +102,8 @@ func TestNothingIsSmuggled(t *testing.T) {
 			t.Errorf("%q: %+v, %v", head, resp, err)
 		}
 	}
-	// With both lengths present the chunks count, as RFC 9112 §6.3 requires, and the connection is
-	// closed afterwards.
+	// If a request has both lengths, the chunks count, as RFC 9112 §6.3 requires, and the
+	// connection is closed afterwards.
 	r.raw(t, "POST /both HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n")
 	if got := <-requests; got != "POST /both abc" {
 		t.Errorf("the guest is asked %q", got)
@@ -115,7 +115,7 @@ func TestNothingIsSmuggled(t *testing.T) {
 	}
 }
 
-// TestWhatTheClientSees lets a guest answer with everything that would affect more than its port.
+// Headers of a guest's answer that would affect more than its port do not reach the client.
 func TestWhatTheClientSees(t *testing.T) {
 	guest := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()
@@ -163,7 +163,7 @@ func TestWhatTheClientSees(t *testing.T) {
 	}
 }
 
-// Guests that do not speak HTTP, or send endless answers.
+// A guest that does not speak HTTP, or that sends an endless answer, causes an error.
 func TestHostileAnswers(t *testing.T) {
 	endless := func(head, part string) func(*net.TCPConn) {
 		return func(conn *net.TCPConn) {
@@ -180,7 +180,8 @@ func TestHostileAnswers(t *testing.T) {
 		"garbage": says("\x00\xff\r\n\r\n" + strings.Repeat("x", 1000)),
 		"nothing": func(conn *net.TCPConn) { bufio.NewReader(conn).ReadString('\n') },
 		"reset": func(conn *net.TCPConn) {
-			bufio.NewReader(conn).ReadString('\n') // an earlier reset would be an error of connecting
+			// Read the request first, because an earlier reset would be an error of connecting.
+			bufio.NewReader(conn).ReadString('\n')
 			conn.SetLinger(0)
 		},
 		"half a head":          func(conn *net.TCPConn) { io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Le") },
@@ -225,7 +226,7 @@ func TestNoUpgradeWithABody(t *testing.T) {
 	}
 }
 
-// A truncated answer is not mistaken for a complete one.
+// If a guest's answer is cut off, the client gets an error and not a complete answer.
 func TestABrokenAnswerIsNotWhole(t *testing.T) {
 	for name, text := range map[string]string{
 		"length": "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\npart",
@@ -247,8 +248,8 @@ func TestABrokenAnswerIsNotWhole(t *testing.T) {
 	}
 }
 
-// An idle stream ends: with a guest that never answers, a body that never arrives, or an unused
-// upgrade.
+// An idle stream ends. It may be idle because the guest never answers, because the body never
+// arrives, or because the upgraded connection is not used.
 func TestIdleStreamsEnd(t *testing.T) {
 	mute := listen(t, func(conn *net.TCPConn) { io.Copy(io.Discard, conn) })
 	upgraded := listen(t, says("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n"))
@@ -267,15 +268,15 @@ func TestIdleStreamsEnd(t *testing.T) {
 			if err := r.end(t); !errors.Is(err, ErrIdle) {
 				t.Errorf("the stream ended with %v", err)
 			}
-			if _, err := io.Copy(io.Discard, answer); err != nil { // the connection does not wait for the rest of a body
+			if _, err := io.Copy(io.Discard, answer); err != nil { // the rest of the body is not waited for
 				t.Errorf("the connection ended with %v", err)
 			}
 		})
 	}
 }
 
-// The unread rest of a body is never parsed as a request. Behind a proxy it would be another
-// client's request.
+// The rest of a body that was not read is never parsed as a request. Behind a reverse proxy, that
+// would be taken for the request of another client.
 func TestTheRestOfABodyIsNoRequest(t *testing.T) {
 	for name, text := range map[string]string{
 		"answered early": "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok",
@@ -293,7 +294,7 @@ func TestTheRestOfABodyIsNoRequest(t *testing.T) {
 			}
 			io.Copy(io.Discard, resp.Body)
 			r.end(t)
-			time.Sleep(2 * drainTime) // longer than the server waits for the rest
+			time.Sleep(2 * drainTime) // longer than the server reads the rest
 			io.WriteString(conn, "GET /inner HTTP/1.1\r\nHost: x\r\n\r\n")
 			if p, err := io.ReadAll(answers); len(p) > 0 || errors.Is(err, os.ErrDeadlineExceeded) {
 				t.Errorf("the connection goes on: %q, %v", p, err)

@@ -19,13 +19,13 @@ const token = "0123456789abcdef"
 // rig is a proxy in front of a server that stands in for a guest.
 type rig struct {
 	*httptest.Server
-	ended chan error // what HTTP or TCP returned
+	ended chan error // result of HTTP or TCP
 }
 
 // limit is the time limit for events that must occur.
 const limit = time.Minute
 
-// start serves a proxy to the port of a guest's listener, by path or by host name.
+// start serves a proxy to a guest that is stood in for by a listener.
 func start(t *testing.T, guest net.Listener, cfg Config, route Route) *rig {
 	t.Helper()
 	cfg.IsToken = func(s string) bool { return s == token }
@@ -72,7 +72,7 @@ func start(t *testing.T, guest net.Listener, cfg Config, route Route) *rig {
 	return r
 }
 
-// wrapping is a listener that wraps connections as the daemon's does.
+// wrapping is a listener that wraps its connections, like the daemon's listener.
 type wrapping struct{ net.Listener }
 
 func (l wrapping) Accept() (net.Conn, error) {
@@ -86,14 +86,14 @@ func (c wrapped) NetConn() net.Conn { return c.Conn }
 
 func (c wrapped) CloseWrite() error { return c.Conn.(*net.TCPConn).CloseWrite() }
 
-// listen returns a listener whose connections f serves, each in its own goroutine. f need not
-// follow any protocol.
+// listen returns a listener whose connections f serves, each in its own goroutine. f may violate
+// any protocol.
 func listen(t *testing.T, f func(*net.TCPConn)) net.Listener {
 	return listenOn(t, "tcp", "127.0.0.1:0", f)
 }
 
-// listenUnix is like listen, but its connections are like those of real guests: to close one is not
-// the same as to end its data.
+// listenUnix is listen with unix sockets, which behave like connections of real guests: the other
+// side can tell whether a connection was closed or only its data has ended.
 func listenUnix(t *testing.T, f func(*net.UnixConn)) net.Listener {
 	return listenOn(t, "unix", t.TempDir()+"/s", f)
 }
@@ -129,7 +129,8 @@ func serve(t *testing.T, h http.HandlerFunc) net.Listener {
 	return s.Listener
 }
 
-// says returns a guest that answers every connection with a text and then waits for its end.
+// says returns the handler of a guest that answers every connection with a text and then reads
+// until its end.
 func says(text string) func(*net.TCPConn) {
 	return func(conn *net.TCPConn) {
 		bufio.NewReader(conn).ReadString('\n')

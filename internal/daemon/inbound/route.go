@@ -16,19 +16,19 @@ type Route struct {
 	Port   uint16
 	Path   string // for the guest, escaped as the client sent it
 	Prefix string // removed from the path; empty if the request named the guest by host
-	Shared bool   // headers or a signature name the sandbox, at an address of the daemon itself
-	Signed bool   // permitted by a signature instead of the daemon's token
-	Open   bool   // the client has shown no permission at all
-	Agent  bool   // the agent's port, on vsock, not that of a server in the guest
+	Shared bool   // the address is one of the daemon's own; headers or a signature name the sandbox
+	Signed bool   // permitted by a signature; the request has no token of the daemon
+	Open   bool   // the request has neither a token nor a signature
+	Agent  bool   // the agent's port, reached over vsock; not the port of a server in the guest
 }
 
-// isDaemons reports whether the address of a request is the daemon's own, not a host name of the
-// guest.
+// isDaemons reports whether the address of a request is the daemon's own, and not a host name of a
+// guest's port.
 func (r *Route) isDaemons() bool { return r.Prefix != "" || r.Shared }
 
-// byPath matches a path that names a port; the rest of the path is the guest's. It must be matched
-// before anything cleans the path. Otherwise "..", "//" or "%2f" in the guest's part could lead to
-// another route.
+// byPath matches a path that names a port. The rest of the path belongs to the guest. The path must
+// be matched before it is cleaned, because "..", "//" or "%2f" in the guest's part could otherwise
+// lead to another route.
 var byPath = regexp.MustCompile(`^(/v1/sandboxes/([A-Za-z0-9-]+)/proxy/([1-9][0-9]{0,4}))(/.*)?$`)
 
 // FindPath returns the route in a path, if the path names one.
@@ -57,15 +57,16 @@ func ParsePort(text string) (uint16, error) {
 	return uint16(n), nil
 }
 
-// Domain is a DNS name below which every port of every sandbox has a host name: PORT-ID, or
-// PORT-ID-PERMISSION (see auth.Links). The zero Domain has none.
+// Domain is a DNS name. Every port of every sandbox has a host name below it, whose first label is
+// PORT-ID or PORT-ID-PERMISSION (see auth.Links). With the zero Domain, ports have no host names.
 type Domain struct{ scheme, name, port string }
 
-// domainName is a DNS name in lower case. Its labels begin with a letter, so that it cannot be an
-// address.
+// domainName matches a DNS name in lower case. Labels begin with a letter, which excludes IP
+// addresses.
 var domainName = regexp.MustCompile(`^[a-z]([a-z0-9-]*[a-z0-9])?(\.[a-z]([a-z0-9-]*[a-z0-9])?)*$`)
 
-// ParseDomain reads [http://|https://]NAME[:PORT]: how clients reach the daemon.
+// ParseDomain parses the address at which clients reach the daemon: [http://
+// https://]NAME[:PORT].
 func ParseDomain(text string) (d Domain, err error) {
 	d.scheme = "http"
 	rest := strings.ToLower(text)
@@ -86,7 +87,8 @@ func ParseDomain(text string) (d Domain, err error) {
 	return d, nil
 }
 
-// maxDomain is a DNS name's 253 characters without a label of 63 and a dot.
+// maxDomain is the maximum length of the domain. A DNS name has at most 253 characters, and a
+// port's host name adds a label of 63 and a dot.
 const maxDomain = 253 - 64
 
 // IsSet reports whether there is a domain.
@@ -109,8 +111,8 @@ func (d Domain) Host() string {
 	return net.JoinHostPort(d.name, d.port)
 }
 
-// URL returns the address of a port of a sandbox. With an empty permission, the client needs the
-// daemon's token.
+// URL returns the address of a port of a sandbox. With an empty permission, a client of that
+// address needs the daemon's token.
 func (d Domain) URL(id string, port uint16, permission string) string {
 	host := fmt.Sprintf("%d-%s", port, id)
 	if permission != "" {
@@ -129,8 +131,8 @@ var label = regexp.MustCompile(`^([1-9][0-9]{0,4})-(sb-[a-z2-7]{26})(?:-([a-z2-7
 // ErrHost reports a name below the domain that does not name a port of a sandbox.
 var ErrHost = errors.New("want PORT-ID as the first part of the host name, such as 8080-sb-askayjdqa5urabarmv2ude3h6q")
 
-// FindHost returns the route that the host of a request names, and the permission in it. below
-// reports whether the host is below the domain.
+// FindHost returns the route that the host of a request names, and the permission in the host.
+// below reports whether the host is below the domain.
 func (d Domain) FindHost(host string, u *url.URL) (r Route, permission string, below bool, err error) {
 	if !d.IsSet() {
 		return r, "", false, nil

@@ -70,7 +70,7 @@ func TestFindHost(t *testing.T) {
 			t.Errorf("%s: %+v, %v, %v", host, got, below, err)
 		}
 	}
-	for _, host := range []string{ // below the domain, so never a request to the API
+	for _, host := range []string{ // below the domain, so the API never serves them
 		"x.sandboxes.example.com", "80.sandboxes.example.com", "0-" + id + ".sandboxes.example.com",
 		"65536-" + id + ".sandboxes.example.com",
 		"80-" + id + "-.sandboxes.example.com", "80-" + id + "-" + permission + "a.sandboxes.example.com",
@@ -159,8 +159,9 @@ func TestOwnLocation(t *testing.T) {
 	}
 }
 
-// A program that follows redirects would send the daemon's token along, or execute a request chosen
-// by the guest. Browsers may be redirected, because they do not send the token to the new host.
+// A redirect to another host is removed for programs other than browsers. Such a program would send
+// the daemon's token to the new host, or send the daemon a request that the guest chose. Browsers
+// may be redirected, because they do not send the token to a new host.
 func TestForeignRedirectsByHostName(t *testing.T) {
 	const elsewhere, own = "http://attacker.example/", "http://80-sb.example:8889/x"
 	for name, c := range map[string]struct {

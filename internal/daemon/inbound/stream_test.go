@@ -16,8 +16,8 @@ import (
 	"time"
 )
 
-// Data arrives when it is written, in both directions and both versions of HTTP, even if the answer
-// begins before the request has ended.
+// Data arrives as soon as it is written, in both directions and both versions of HTTP. This is so
+// even if the answer begins before the request has ended.
 func TestHTTPStreamsBothWays(t *testing.T) {
 	guest := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		rc := http.NewResponseController(w)
@@ -77,7 +77,7 @@ func TestHTTPStreamsBothWays(t *testing.T) {
 	}
 }
 
-// summing reads to the end and answers with the digest.
+// summing reads to the end of the data and answers with the digest.
 func summing(conn io.ReadWriter) {
 	sum := sha256.New()
 	if _, err := io.Copy(sum, conn); err == nil {
@@ -85,8 +85,8 @@ func summing(conn io.ReadWriter) {
 	}
 }
 
-// An upgraded connection carries bytes. The first may arrive with the request, and each direction
-// ends separately.
+// An upgraded connection carries bytes in both directions, which end separately. The first bytes
+// may arrive together with the request.
 func TestUpgradesHaveTwoDirections(t *testing.T) {
 	upgrade := listen(t, func(conn *net.TCPConn) {
 		r := bufio.NewReader(conn)
@@ -129,7 +129,7 @@ func TestUpgradesHaveTwoDirections(t *testing.T) {
 	}
 }
 
-// When one side closes its connection, the stream ends even if the other side waits. A side that
+// A stream ends when one side closes its connection, even if the other side only waits. A side that
 // has only finished sending still receives data.
 func TestStreamsEndWithOneSide(t *testing.T) {
 	for name, c := range map[string]struct {
@@ -163,7 +163,7 @@ func TestStreamsEndWithOneSide(t *testing.T) {
 			func(conn *net.TCPConn, heard chan string) {
 				conn.CloseWrite()
 				<-heard
-				conn.SetLinger(0) // like its kernel when the program is gone
+				conn.SetLinger(0) // makes Close send a reset, like the kernel of a killed program
 				conn.Close()
 			},
 		},
@@ -214,7 +214,7 @@ func TestTCPWantsAnUpgrade(t *testing.T) {
 	}
 }
 
-// A stream ends with the request's context, which is the sandbox's.
+// A stream ends with its context, which is ended when the sandbox is.
 func TestStreamsEndWithTheirContext(t *testing.T) {
 	begun := make(chan struct{}, 1)
 	guest := listen(t, func(conn *net.TCPConn) {
@@ -238,8 +238,8 @@ func TestStreamsEndWithTheirContext(t *testing.T) {
 	}
 }
 
-// A client that does not read slows the guest down, and takes no memory for the guest's data. After
-// a time limit it is disconnected.
+// A client that does not read slows the guest down. The guest's data is not collected in memory,
+// and after a time limit the client is disconnected.
 func TestASlowReaderTakesNoMemory(t *testing.T) {
 	const streams = 8
 	for path, head := range map[string]string{"/": "HTTP/1.1 200 OK\r\n\r\n", "/tcp": ""} {
@@ -256,7 +256,7 @@ func TestASlowReaderTakesNoMemory(t *testing.T) {
 			}
 			blocked <- sent
 			conn.SetWriteDeadline(time.Time{})
-			io.Copy(io.Discard, conn) // until the proxy closes the connection
+			io.Copy(io.Discard, conn) // returns when the proxy closes the connection
 		})
 		r := start(t, guest, Config{Stall: 3 * time.Second}, Route{})
 		before := heap()
@@ -279,7 +279,7 @@ func TestASlowReaderTakesNoMemory(t *testing.T) {
 	}
 }
 
-// heap returns the number of bytes in use.
+// heap returns the number of bytes allocated on the heap.
 func heap() int64 {
 	runtime.GC()
 	var m runtime.MemStats
@@ -291,7 +291,7 @@ func heap() int64 {
 func TestLargeHeaders(t *testing.T) {
 	guest := serve(t, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, len(r.Header.Get("X-Large"))) })
 	r := start(t, guest, Config{}, Route{})
-	r.Config.MaxHeaderBytes = 16 << 10 // as for the daemon; not read before the first connection
+	r.Config.MaxHeaderBytes = 16 << 10 // like the daemon's; the server reads it at the first connection
 	for size, want := range map[int]int{14 << 10: http.StatusOK, 24 << 10: http.StatusRequestHeaderFieldsTooLarge} {
 		_, answers := r.raw(t, "GET / HTTP/1.1\r\nHost: x\r\nX-Large: "+strings.Repeat("x", size)+"\r\n\r\n")
 		resp, err := http.ReadResponse(answers, nil)

@@ -13,12 +13,12 @@ import (
 const protocol = "tcp"
 
 // TCP turns the connection of a request into a connection to the port: it upgrades to "tcp" and
-// then carries bytes. Each direction ends separately. answered is as for HTTP.
+// then carries bytes. The two directions end separately. For answered, see HTTP.
 func (p *Proxy) TCP(w http.ResponseWriter, r *http.Request, dial Dial) (answered bool, err error) {
 	if r.ProtoMajor != 1 || r.ContentLength != 0 || !asksFor(r.Header, protocol) {
 		w.Header().Set("Connection", "Upgrade")
 		w.Header().Set("Upgrade", protocol)
-		if r.ContentLength != 0 { // the server does not wait for a body that may never come
+		if r.ContentLength != 0 { // the server would wait for the body, which may never arrive
 			w.Header().Add("Connection", "close")
 			_ = http.NewResponseController(w).SetReadDeadline(time.Now())
 		}
@@ -80,8 +80,8 @@ func (p *Proxy) join(a, b halfConn) error {
 	return err
 }
 
-// pass carries one direction until it ends, and then closes it on the other side. An error closes
-// both directions.
+// pass carries one direction until its data ends, and then ends the data on the other side. On an
+// error, it closes both connections.
 func (p *Proxy) pass(to, from halfConn) error {
 	buf := p.Get()
 	defer p.Put(buf)

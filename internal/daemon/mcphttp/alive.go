@@ -6,24 +6,24 @@ import (
 	"time"
 )
 
-// comment is a line that clients of server-sent events skip.
+// comment is a comment in a stream of server-sent events. Clients skip it.
 const comment = ": keepalive\n\n"
 
-// aliveWriter writes a comment into a stream of events whenever it was silent for a while, so that
-// neither clients nor proxies consider the connection of a long call dead.
+// aliveWriter writes a comment into a stream of events after each interval without output.
+// Otherwise clients and proxies could take the connection of a long call for dead.
 type aliveWriter struct {
 	http.ResponseWriter
 
 	mu     sync.Mutex
-	header http.Header // set by the handler; sent with its first byte
+	header http.Header // set by the handler; sent with the first byte
 	begun  bool
 	timer  *time.Timer // fires after silence
 	every  time.Duration
 	ended  bool
 }
 
-// alive returns the writer for a handler, and a function to call after the handler has returned.
-// gone is called if a comment cannot be written because the client has left.
+// alive returns the writer for a handler, and a function that its caller calls when the handler has
+// returned. gone is called if a comment cannot be written because the client has left.
 func alive(w http.ResponseWriter, every time.Duration, gone func()) (*aliveWriter, func()) {
 	a := &aliveWriter{ResponseWriter: w, header: http.Header{}, every: every}
 	a.mu.Lock()
@@ -36,15 +36,15 @@ func alive(w http.ResponseWriter, every time.Duration, gone func()) (*aliveWrite
 	return a, a.end
 }
 
-// say writes a comment. A handler that was silent for that long will answer with a stream of
-// events, because errors of the transport are answered at once.
+// say writes a comment. If the handler has written nothing yet, say begins a stream of events. The
+// handler will write one too, because only errors have another form, and it returns them at once.
 func (a *aliveWriter) say() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.ended {
 		return nil
 	}
-	if !a.begun { // the handler may be writing to its own header
+	if !a.begun { // use a copy, because the handler may be writing to its own header
 		a.ResponseWriter.Header().Set("Content-Type", "text/event-stream")
 		a.ResponseWriter.Header().Set("Cache-Control", "no-cache, no-transform")
 		a.beginLocked(http.StatusOK)

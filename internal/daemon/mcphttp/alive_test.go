@@ -21,8 +21,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/mcphttp"
 )
 
-// A silent stream, of a long call or of subscriptions, sends keepalive comments, which clients
-// skip.
+// An idle stream, of a long call or of subscriptions, sends keepalive comments, which clients skip.
 func TestSilentStreamsLive(t *testing.T) {
 	rig := startWith(t, face.Limits{Keepalive: 20 * time.Millisecond})
 	f, err := rig.Fork(t.Context(), client.ForkRequest{SnapshotTag: "a.b", N: 1})

@@ -21,13 +21,14 @@ import (
 	"github.com/forkd/forkd/internal/mcp"
 )
 
-// Bounds on one message: its answer, and what a client that does not read makes the daemon hold.
+// Bounds on the answer to one message, and on the memory that it takes while the client does not
+// read.
 const (
 	mostAnswer = 6 << 20
 	mostHeld   = 8 << 20
 )
 
-// loud is the text that takes most as JSON.
+// loud returns a text that JSON makes six times as long.
 func loud(n int) string { return strings.Repeat("<", n) }
 
 func loudSandbox() apiv1.Sandbox {
@@ -40,7 +41,7 @@ func loudSandbox() apiv1.Sandbox {
 	return s
 }
 
-// loudAPI answers every request with as much as the API and a hostile guest can.
+// loudAPI answers every request with the largest answer that the API and a hostile guest can give.
 func loudAPI(w http.ResponseWriter, r *http.Request) {
 	box := loudSandbox()
 	lines := func(events ...any) {
@@ -58,7 +59,7 @@ func loudAPI(w http.ResponseWriter, r *http.Request) {
 		enc.SetEscapeHTML(false)
 		_ = enc.Encode(v)
 	}
-	list := func(v any) { // of 300
+	list := func(v any) { // v repeated 300 times
 		q := r.URL.Query()
 		limit, err := strconv.Atoi(q.Get("limit"))
 		if err != nil {
@@ -153,13 +154,13 @@ func reading(uri string) string {
 	return `{"jsonrpc":"2.0","id":1,"method":"resources/read","params":{"uri":"` + uri + `"}}`
 }
 
-// unread is the connection of a client that reads nothing. A write of more than a progress report
-// stays in memory until the test ends.
+// unread is the connection of a client that reads nothing. A write longer than a progress report
+// blocks until the test ends.
 type unread struct {
 	header http.Header
 	status int
 	n      int
-	stalls chan<- struct{} // told of such a write
+	stalls chan<- struct{} // receives a value for each blocked write
 	end    <-chan struct{}
 }
 
@@ -184,8 +185,8 @@ func posted(t *testing.T, body string) *http.Request {
 	return r
 }
 
-// Whatever the API and its guests answer, the answer to a message is bounded, and so is the memory
-// that it takes while its client does not read.
+// The answer to a message is bounded, whatever the API and its guests answer. So is the memory that
+// the answer takes while the client does not read.
 func TestAnswersAreBounded(t *testing.T) {
 	box := func(more ...any) map[string]any {
 		in := map[string]any{"sandbox_id": "sb-1"}
@@ -267,7 +268,7 @@ func heap() int {
 	return int(m.HeapAlloc)
 }
 
-// Answers that a message decodes count against its share of the memory.
+// Answers of the API that a message decodes count against the message's share of memory.
 func TestDecodedAnswersAreCounted(t *testing.T) {
 	f := face.New(face.Config{Limits: face.Limits{Memory: 16 << 20}})
 	answer := func(size int) string {

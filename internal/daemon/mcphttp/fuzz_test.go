@@ -14,8 +14,8 @@ import (
 	"github.com/forkd/forkd/internal/daemon/mcphttp"
 )
 
-// FuzzMessage sends arbitrary messages and headers. For all of them the handler answers, and
-// converts messages only to API requests below /v1.
+// FuzzMessage sends arbitrary messages and headers. The handler must answer all of them, and its
+// requests to the API must stay below /v1.
 func FuzzMessage(f *testing.F) {
 	const meta = `"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}}`
 	for _, m := range []struct{ version, method, body string }{
@@ -31,7 +31,7 @@ func FuzzMessage(f *testing.F) {
 	} {
 		f.Add(m.version, m.method, m.body)
 	}
-	type key struct{} // of the test, in the context of a message
+	type key struct{} // marks the context of a message as the test's
 	api := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		t := r.Context().Value(key{}).(*testing.T)
 		if !strings.HasPrefix(r.URL.Path, "/v1/") || strings.Contains(r.URL.EscapedPath(), "/../") {
@@ -45,7 +45,8 @@ func FuzzMessage(f *testing.F) {
 		}
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(http.StatusNotFound)
-		_, _ = w.Write([]byte(`{"status":404,"code":"sandbox_not_found","detail":"none"}`)) // in memory: cannot fail
+		// A write to memory cannot fail.
+		_, _ = w.Write([]byte(`{"status":404,"code":"sandbox_not_found","detail":"none"}`))
 	})
 	h := mcphttp.New("test", 0, slog.New(slog.DiscardHandler))(api)
 	f.Fuzz(func(t *testing.T, version, method, body string) {

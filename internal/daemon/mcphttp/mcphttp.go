@@ -1,10 +1,10 @@
 // Package mcphttp serves the tools of internal/mcp at the daemon's path /mcp, over streamable HTTP
 // without sessions.
 //
-// It authorizes nothing itself. The route in package v1 identifies the client of a message. Each
-// call of a tool is then a request to the whole API, in this process, with the credentials of the
-// message. So tools are subject to the same tokens, scopes, label prefixes, gates, audit lines and
-// limits as programs.
+// It authorizes no request itself. The route in package v1 identifies the client of a message. Each
+// call of a tool is then a request to the API in this process, with the credentials of the message.
+// So a tool has the same rights and limits as a program with these credentials, and the same audit
+// lines.
 package mcphttp
 
 import (
@@ -22,12 +22,12 @@ import (
 	"github.com/forkd/forkd/internal/mcp"
 )
 
-// defaultKeepalive is shorter than the idle timeout of proxies, often a minute.
+// defaultKeepalive is shorter than the idle timeout of proxies, which is often a minute.
 const defaultKeepalive = 15 * time.Second
 
-// New returns a function for v1.Config.MCP, which returns the handler of messages; its tools call api.
-// keepalive is the interval of comments in a silent stream; 0: 15 seconds. Panics of api are logged to
-// log.
+// New returns a function for v1.Config.MCP. That function returns the handler of messages, whose
+// tools call api. keepalive is the interval of comments in an idle stream; 0: 15 seconds. Panics of
+// api are logged to log.
 func New(version string, keepalive time.Duration, log *slog.Logger) func(api http.Handler) http.Handler {
 	return func(api http.Handler) http.Handler {
 		f := &messages{api: api, log: log, catalog: mcp.New(version), shared: map[mcp.Scope]func() *sdk.Server{}}
@@ -39,8 +39,8 @@ func New(version string, keepalive time.Duration, log *slog.Logger) func(api htt
 	}
 }
 
-// Served returns a handler for the servers that serverOf returns; otherwise it is like New's. The
-// conformance suite uses Served with a server that has the tools which the suite expects.
+// Served returns a handler like New's, but for the servers that serverOf returns. The conformance
+// suite of the protocol uses it with a server that has the tools of the suite.
 func Served(serverOf func(*http.Request) *sdk.Server, keepalive time.Duration) http.Handler {
 	return kept(protocol(serverOf), keepalive)
 }
@@ -48,12 +48,12 @@ func Served(serverOf func(*http.Request) *sdk.Server, keepalive time.Duration) h
 func protocol(serverOf func(*http.Request) *sdk.Server) http.Handler {
 	return sdk.NewStreamableHTTPHandler(serverOf, &sdk.StreamableHTTPOptions{
 		Stateless: true, PropagateRequestCancellation: true,
-		DisableLocalhostProtection: true, // the daemon checks hosts itself
-		MaxRequestBodyBytes:        -1,   // v1 has bounded the body
+		DisableLocalhostProtection: true, // the route in package v1 checks the host
+		MaxRequestBodyBytes:        -1,   // the route in package v1 bounds the body
 	})
 }
 
-// kept returns a handler that keeps silent streams alive.
+// kept returns a handler that writes comments into idle streams of h.
 func kept(h http.Handler, keepalive time.Duration) http.Handler {
 	keepalive = cmp.Or(keepalive, defaultKeepalive)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -70,7 +70,7 @@ type messages struct {
 	api      http.Handler
 	log      *slog.Logger
 	catalog  *mcp.Catalog
-	shared   map[mcp.Scope]func() *sdk.Server // created for the first message that needs it
+	shared   map[mcp.Scope]func() *sdk.Server // by scope; created for the first message with that scope
 	protocol http.Handler
 }
 
@@ -81,15 +81,15 @@ func serverOf(r *http.Request) *sdk.Server {
 	return s
 }
 
-// Subscriptions are the only method that needs a server of its own. By the protocol, the header
-// names the method of the message, and the SDK refuses a message with a different one.
+// methodHeader names the method of a message, as the protocol requires; the SDK refuses a message
+// with another method. Only the method for subscriptions needs a server of its own.
 const (
 	methodHeader = "Mcp-Method"
 	listenMethod = "subscriptions/listen"
 )
 
-// ServeHTTP answers one message with the tools of the client's scope. They call the API as the
-// client.
+// ServeHTTP answers one message with the tools of the client's scope. The tools call the API with
+// the client's credentials.
 func (f *messages) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	cl, scope := client.Over(newTransport(f.api, r, f.log)), scopeOf(auth.From(r.Context()).Scope)
 	ctx := mcp.With(r.Context(), cl)

@@ -95,7 +95,7 @@ func names(t *testing.T, s *sdk.ClientSession) (list []string) {
 	return list
 }
 
-// A client of the newest protocol forks and runs code, and receives progress.
+// A client of the newest protocol forks a sandbox and runs code, and receives progress reports.
 func TestNewestProtocol(t *testing.T) {
 	rig := start(t)
 	progress := make(chan string, 10)
@@ -133,8 +133,8 @@ func TestNewestProtocol(t *testing.T) {
 	}
 }
 
-// Tokens see the tools of their scope, and the API refuses what they may not do in any case. A
-// token with a label prefix does not learn of other sandboxes.
+// A client sees the tools that its scope permits. If it calls another tool, the API refuses the
+// request. A client with a label prefix does not learn of sandboxes outside its prefix.
 func TestTokensAreThoseOfTheAPI(t *testing.T) {
 	rig := start(t, auth.Token{Name: "reader", Scope: auth.Read}, auth.Token{Name: "runner", Scope: auth.Run},
 		auth.Token{Name: "tenant", Scope: auth.Run, Prefix: "tenant/"})
@@ -199,7 +199,7 @@ func checkAudit(t *testing.T, rig *apirig.Rig) {
 		}
 		byID[e.RequestID] = append(byID[e.RequestID], e)
 	}
-	for _, list := range byID { // all lines but the last have been written by now
+	for _, list := range byID { // the last line may not have been written yet
 		if i := slices.IndexFunc(list, func(e audit.Entry) bool {
 			return e.Route == "POST /v1/sandboxes" ||
 				e.Route == "POST /v1/forks"
@@ -253,7 +253,8 @@ var newest = map[string]string{"Mcp-Protocol-Version": "2026-07-28", "Mcp-Method
 
 const listTools = `{"jsonrpc":"2.0","id":1,"method":"tools/list"}`
 
-// Messages that no client of the protocol sends, and messages that a web page makes a browser send.
+// Messages that no client of the protocol would send, and messages that a web page makes a browser
+// send, are refused.
 func TestWrongMessages(t *testing.T) {
 	rig := start(t)
 	for name, test := range map[string]struct {
@@ -304,7 +305,7 @@ func TestWrongMessages(t *testing.T) {
 	}
 }
 
-// The owner of the unix socket needs no token, and calls are made as that user.
+// The owner of the unix socket needs no token, and tools call the API as that user.
 func TestUnixSocket(t *testing.T) {
 	rig := start(t)
 	socket := filepath.Join(t.TempDir(), "s")
@@ -329,7 +330,7 @@ func TestUnixSocket(t *testing.T) {
 		t.Fatal(text)
 	}
 	want := []byte(fmt.Sprintf(`"remote":"unix:%d"`, os.Getpid()))
-	for begun := time.Now(); ; time.Sleep(10 * time.Millisecond) { // the audit log gets a line only after the answer
+	for begun := time.Now(); ; time.Sleep(10 * time.Millisecond) { // the daemon writes the audit line after the answer
 		p, err := os.ReadFile(rig.AuditLog)
 		if err != nil {
 			t.Fatal(err)
@@ -343,7 +344,8 @@ func TestUnixSocket(t *testing.T) {
 	}
 }
 
-// A subscription of the newest protocol is a single, long-lasting answer.
+// The answer to a subscription of the newest protocol is a stream that lasts until the client
+// leaves.
 func TestListen(t *testing.T) {
 	rig := start(t)
 	f, err := rig.Fork(t.Context(), client.ForkRequest{SnapshotTag: "a.b", N: 1})
@@ -389,7 +391,7 @@ func TestListen(t *testing.T) {
 	next("notifications/resources/updated")
 }
 
-// A client that disconnects ends its call, in every version of the protocol.
+// A call ends when its client disconnects, in every version of the protocol.
 func TestLeaving(t *testing.T) {
 	rig := start(t)
 	f, err := rig.Fork(t.Context(), client.ForkRequest{SnapshotTag: "a.b", N: 1})
@@ -447,7 +449,7 @@ func TestLeaving(t *testing.T) {
 	}
 }
 
-// Concurrent messages of several clients share a server, and nothing else.
+// Concurrent messages of several clients are answered by one server, and do not affect each other.
 func TestClientsAtOnce(t *testing.T) {
 	rig := start(
 		t,

@@ -18,12 +18,13 @@ import (
 	"github.com/forkd/forkd/internal/daemon/face"
 )
 
-// transport passes requests to a handler in this process, as if the client of a message had sent
-// them: over its connection, with its credentials and the message's id.
+// transport passes the requests of a message's tools to a handler in this process. To the handler,
+// they seem to come from the message's client, over its connection, with its credentials and the
+// message's id.
 type transport struct {
 	handler    http.Handler
 	log        *slog.Logger
-	values     context.Context // of the message: its connection's peer and address
+	values     context.Context // context of the message, with the peer and the address of its connection
 	header     http.Header
 	host       string
 	remoteAddr string
@@ -67,19 +68,20 @@ func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 			face.WriteProblem(w, err)
 			err = nil
 		}
-		w.WriteHeader(http.StatusOK) // of a handler that wrote nothing
+		w.WriteHeader(http.StatusOK) // sent if the handler has written nothing
 		to.CloseWithError(err)
 	}()
 	select {
 	case <-w.begun:
 	case <-r.Context().Done():
 	}
-	if err := r.Context().Err(); err != nil { // after a cancellation the handler's answer is meaningless
+	if err := r.Context().Err(); err != nil { // after a cancellation the answer is meaningless
 		from.Close()
 		return nil, err
 	}
 	var answered io.ReadCloser = &body{from, cancel}
-	if strings.HasPrefix(w.sent.Get("Content-Type"), "application/json") { // others are read as streams
+	// Only JSON is decoded as a whole; other answers are read as streams.
+	if strings.HasPrefix(w.sent.Get("Content-Type"), "application/json") {
 		answered = &decoded{ReadCloser: answered, of: &t.held}
 	}
 	return &http.Response{
@@ -89,7 +91,7 @@ func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	}, nil
 }
 
-// joined is the context of a call that falls back to the values of a message's context.
+// joined is the context of a call. It finds values in the message's context too.
 type joined struct {
 	context.Context
 	values context.Context
@@ -103,11 +105,12 @@ func (j joined) Value(key any) any {
 	return j.values.Value(key)
 }
 
-// errPanic is the error for the client if a handler panicked. The daemon's log has the details.
+// errPanic is the error that the client gets if the handler panics. The details are in the daemon's
+// log.
 var errPanic = errors.New("internal error: the daemon's log says more")
 
-// serve calls the handler and recovers from its panic, as the server of a connection would. It returns
-// an error if the answer is incomplete.
+// serve calls the handler and recovers from a panic, as an HTTP server would. It returns an error
+// if the answer is incomplete.
 func (t *transport) serve(w http.ResponseWriter, r *http.Request) (err error) {
 	defer func() {
 		p := recover()
@@ -126,7 +129,8 @@ func (t *transport) serve(w http.ResponseWriter, r *http.Request) (err error) {
 	return nil
 }
 
-// answer is the http.ResponseWriter of a handler. The caller reads the body as it is written.
+// answer is the http.ResponseWriter of a handler. The reader of the body receives each part when
+// the handler writes it.
 type answer struct {
 	header http.Header
 	to     *io.PipeWriter
@@ -134,7 +138,7 @@ type answer struct {
 	once   sync.Once
 	status int
 	sent   http.Header
-	begun  chan struct{} // closed when status and sent are set
+	begun  chan struct{} // closed when status and sent have their values
 }
 
 // isFresh reports whether nothing has been written yet.
@@ -153,7 +157,7 @@ func (a *answer) Header() http.Header { return a.header }
 // WriteHeader implements http.ResponseWriter.
 func (a *answer) WriteHeader(status int) {
 	if status < http.StatusOK {
-		return // informational: the final answer follows
+		return // an interim answer; the final one follows
 	}
 	a.once.Do(func() {
 		a.status, a.sent = status, a.header.Clone()
@@ -171,41 +175,43 @@ func (a *answer) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// FlushError is called by http.ResponseController. Nothing is buffered, but the header of the
-// answer may not have been sent.
+// FlushError is called by http.ResponseController. It sends the header if that has not been sent.
+// Nothing else is buffered.
 func (a *answer) FlushError() error {
 	a.WriteHeader(http.StatusOK)
 	return nil
 }
 
 // Flush implements http.Flusher.
-func (a *answer) Flush() { _ = a.FlushError() } // there is no error to return
+func (a *answer) Flush() { _ = a.FlushError() } // Flush cannot return the error
 
-// SetReadDeadline is called by http.ResponseController. The request's body is in memory already.
+// SetReadDeadline is called by http.ResponseController. It has no effect: the request's body is in
+// memory.
 func (a *answer) SetReadDeadline(time.Time) error { return nil }
 
-// SetWriteDeadline is called by http.ResponseController. The reader is in this process, and stops
-// when its context ends.
+// SetWriteDeadline is called by http.ResponseController. It has no effect: the reader is in this
+// process and stops when its context ends.
 func (a *answer) SetWriteDeadline(time.Time) error { return nil }
 
-// held counts the answers that a message decodes against the message's share. A request gives its
-// own share back when its answer has been read, but the caller then still has the answer. So the
-// share has the most that was decoded at once.
+// held counts the answers that a message's tools decode against the message's share of memory. A
+// request to the API releases its own share when its answer has been read, but the tool then still
+// holds the answer. The share counts the most bytes that were held at the same time.
 type held struct {
 	share *face.Share
 
 	mu        sync.Mutex
-	now, most int // bytes of open answers
+	now, most int // bytes of answers that are held now, and the most so far
 }
 
-// decoded is a body that the caller decodes as a whole.
+// decoded is the body of an answer that a tool decodes as a whole.
 type decoded struct {
 	io.ReadCloser
 	of *held
-	n  int // bytes read
+	n  int // bytes read so far
 }
 
-// Read implements io.Reader. Without memory for more it returns face.ErrNoMemory.
+// Read implements io.Reader. If the message's share of memory is used up, it returns
+// face.ErrNoMemory.
 func (d *decoded) Read(p []byte) (int, error) {
 	n, err := d.ReadCloser.Read(p)
 	h := d.of

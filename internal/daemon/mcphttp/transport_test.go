@@ -15,7 +15,8 @@ import (
 	"github.com/forkd/forkd/internal/daemon/auth"
 )
 
-// over returns a client of a handler in this process, for a message with a token.
+// over returns a client of a handler in this process. Its requests belong to a message with a
+// token.
 func over(h http.HandlerFunc) *http.Client { return overWith(h, slog.New(slog.DiscardHandler)) }
 
 func overWith(h http.HandlerFunc, log *slog.Logger) *http.Client {
@@ -39,7 +40,8 @@ func get(t *testing.T, c *http.Client, ctx context.Context) (*http.Response, err
 	return c.Do(r)
 }
 
-// A handler sees a request of the message's client, with only the message's credentials.
+// The handler sees each request as one of the message's client, with no credentials but the
+// message's.
 func TestCallsAreTheClients(t *testing.T) {
 	c := over(func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("Authorization") != "Bearer t" || r.Header.Get(auth.TokenHeader) != "f" ||
@@ -65,16 +67,16 @@ func TestCallsAreTheClients(t *testing.T) {
 	}
 }
 
-// isTelling reports whether a text contains the message or the location of a panic.
+// isTelling reports whether a text contains the value or the location of a panic.
 func isTelling(text string) bool {
 	return strings.Contains(text, "boom") || strings.Contains(text, ".go:")
 }
 
-// A handler that panics or aborts breaks off its own answer only.
+// A handler that panics or aborts breaks off only its own answer.
 func TestPanics(t *testing.T) {
 	for _, c := range []struct {
 		what  any
-		tells bool // expected in the log
+		tells bool // the log must describe the panic
 	}{{http.ErrAbortHandler, false}, {errors.New("boom"), true}, {"boom", true}} {
 		what, tells := c.what, c.tells
 		var log strings.Builder
@@ -94,7 +96,7 @@ func TestPanics(t *testing.T) {
 			t.Errorf("%v: the log has %s", what, log.String())
 		}
 	}
-	// Before the answer has begun, an error can still be sent.
+	// An error can still be sent if the answer has not begun.
 	resp, err := get(t, over(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("X-Answer", "half")
 		panic("boom")
@@ -114,8 +116,8 @@ func TestPanics(t *testing.T) {
 	}
 }
 
-// Streams arrive as they are written. The handler ends when the caller closes the body or cancels
-// its context, before the answer has begun and after.
+// The reader receives parts of a stream as they are written. The handler ends when the reader
+// closes the body or cancels the context, whether or not the answer has begun.
 func TestStreams(t *testing.T) {
 	ended := make(chan error, 1)
 	endless := over(func(w http.ResponseWriter, r *http.Request) {

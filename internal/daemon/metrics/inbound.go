@@ -33,7 +33,7 @@ func (m *inboundMetrics) all() []prometheus.Collector {
 // StreamBegun counts a stream to a port of a sandbox.
 func (m *Metrics) StreamBegun() { m.inbound.open.Inc() }
 
-// StreamEnded counts its end.
+// StreamEnded counts the end of a stream.
 func (m *Metrics) StreamEnded(kind, outcome string, took time.Duration) {
 	m.inbound.open.Dec()
 	m.inbound.ended.WithLabelValues(kind, outcome).Inc()

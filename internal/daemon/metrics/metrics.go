@@ -1,6 +1,6 @@
-// Package metrics counts what the daemon does, for Prometheus.
+// Package metrics counts the operations of the daemon, for Prometheus.
 //
-// There is no global registry: New makes one, and the caller serves it. Durations are in seconds.
+// There is no global registry: New makes one, and Handler serves it. Durations are in seconds.
 package metrics
 
 import (
@@ -15,14 +15,15 @@ import (
 	"github.com/forkd/forkd/internal/host/sandbox"
 )
 
-// Source returns the values of gauges when they are collected.
+// Source has functions that return the values of gauges. They are called when metrics are
+// collected.
 type Source struct {
 	Snapshots func() int
 	Sandboxes func() map[string]int // by state
 	Branches  func() (n, most int)  // in progress, and the maximum
-	Pool      func() int            // ready shells
+	Pool      func() int            // waiting VMM processes
 
-	PoolWanted func() int                  // of a full pool
+	PoolWanted func() int                  // waiting VMM processes of a full pool
 	Net        func() (Net, bool)          // false: forkd-net is not running; nil: no network
 	Usage      func() (cgroup.Usage, bool) // of all sandboxes; false or nil: unknown
 }
@@ -48,11 +49,11 @@ type Metrics struct {
 	source    Source
 }
 
-// buckets returns 1 ms (a fork from a full pool) to a minute (an emulated host under load).
+// buckets returns bounds from 1 ms (a fork from a full pool) to a minute (an emulated host under
+// load).
 func buckets() []float64 { return prometheus.ExponentialBuckets(0.001, 2, 17) }
 
-// New returns metrics for a daemon of the given version. SetSource must be called before they are
-// served.
+// New returns the metrics of a daemon. SetSource must be called before the metrics are served.
 func New(version string) *Metrics {
 	m := &Metrics{
 		registry: prometheus.NewRegistry(),
@@ -120,7 +121,8 @@ func (m *Metrics) Handler() http.Handler {
 	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{})
 }
 
-// Describe implements prometheus.Collector for the sandboxes by state and for the network.
+// Describe implements prometheus.Collector. It describes the metrics that have no counter of their
+// own: sandboxes by state, and the network.
 func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
 	ch <- m.sandboxes
 	m.net.describe(ch)
@@ -143,7 +145,7 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// ForkDone counts a fork call.
+// ForkDone counts a fork.
 func (m *Metrics) ForkDone(r sandbox.ForkResult, err error) {
 	switch {
 	case err != nil:
@@ -157,7 +159,7 @@ func (m *Metrics) ForkDone(r sandbox.ForkResult, err error) {
 	m.forkWall.Observe(r.ForkWall.Seconds())
 }
 
-// ChildReady counts a child that was handed out.
+// ChildReady counts a child that is ready for its client.
 func (m *Metrics) ChildReady(t sandbox.Timing) {
 	pool := "cold"
 	if t.Pooled {
@@ -171,7 +173,7 @@ func (m *Metrics) ChildReady(t sandbox.Timing) {
 // PoolRefilled counts a VMM that was started for the pool.
 func (m *Metrics) PoolRefilled(took time.Duration) { m.refill.Observe(took.Seconds()) }
 
-// ConfirmFailed counts a child that was killed before it was handed out.
+// ConfirmFailed counts a child that was killed because it did not confirm its identity.
 func (m *Metrics) ConfirmFailed() { m.confirms.Inc() }
 
 // Refused counts VMs that were not admitted.

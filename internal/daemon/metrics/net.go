@@ -12,7 +12,8 @@ type Net struct {
 	Totals   netproto.Stats
 }
 
-// netDescs describe the metrics of the network. forkd-net counts them, from 0 after each restart.
+// netDescs describe the metrics of the network. forkd-net counts them, and starts at 0 after each
+// restart.
 type netDescs struct {
 	restarts, open, connections, up, down, queries, dropped, refused *prometheus.Desc
 }

@@ -55,10 +55,11 @@ func everything(t *testing.T) map[string]*dto.MetricFamily {
 	return families
 }
 
-// foreign reports whether Prometheus itself adds a label.
+// foreign reports whether a label is one that Prometheus adds.
 func foreign(name string) bool { return slices.Contains([]string{"__name__", "instance", "job"}, name) }
 
-// check reports an error if an expression uses series that the daemon does not have.
+// check reports an error if a PromQL expression uses metrics or labels that the daemon does not
+// have.
 func check(t *testing.T, where, expr string, families map[string]*dto.MetricFamily) (selectors int) {
 	t.Helper()
 	parsed, err := parser.NewParser(parser.Options{}).ParseExpr(expr)
@@ -101,7 +102,7 @@ func hasLabel(f *dto.MetricFamily, m *labels.Matcher) bool {
 	return slices.ContainsFunc(f.GetMetric()[0].GetLabel(), func(l *dto.LabelPair) bool { return l.GetName() == m.Name })
 }
 
-// The dashboard and the alert rules use metrics that the daemon has, and each alert has its section
+// The dashboard and the alert rules use only metrics that the daemon has. Each alert has a section
 // in the runbook.
 func TestDashboardAndAlertsNameWhatThereIs(t *testing.T) {
 	families := everything(t)
@@ -167,7 +168,7 @@ func TestDashboardAndAlertsNameWhatThereIs(t *testing.T) {
 	}
 }
 
-// The names of forkd 0.5 still exist, and every name follows the conventions of Prometheus.
+// The metrics of forkd 0.5 still exist, and every name follows the conventions of Prometheus.
 func TestNamesOfMetrics(t *testing.T) {
 	families := everything(t)
 	for _, name := range []string{"forkd_snapshots_total", "forkd_sandboxes_active", "forkd_branches_in_flight",

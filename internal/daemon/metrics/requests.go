@@ -8,8 +8,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// requestMetrics count requests to the API by route, as in the API's document, and by the first
-// digit of the status. The number of series is bounded by the document's routes.
+// requestMetrics count requests to the API by route and by the first digit of the status. The
+// routes are those of the API's document, so the number of series is bounded.
 type requestMetrics struct {
 	total *prometheus.CounterVec
 	took  *prometheus.HistogramVec

@@ -6,8 +6,8 @@ import (
 	"github.com/forkd/forkd/internal/host/cgroup"
 )
 
-// usageDescs describe what all sandboxes together use of the host. Series for single sandboxes,
-// which may live for seconds, would rarely be looked at; the API has those figures.
+// usageDescs describe the host's resources that all sandboxes use together. There are no metrics
+// for single sandboxes, which may live for seconds; the API has their figures.
 type usageDescs struct {
 	memory, swap, cpu, throttled, periods, threads, read, written *prometheus.Desc
 }

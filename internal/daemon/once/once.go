@@ -1,10 +1,10 @@
 // Package once stores the answers to requests that must be executed only once, for clients that
 // repeat a request because they did not receive the first answer.
 //
-// An answer is kept for a day, in a file, so that a new daemon has it too. A request is recorded
-// before it is executed. If the daemon dies in between, a repetition gets the error that the
-// outcome is unknown. Of HTTP the package knows only the status. The caller decides which requests
-// are the same.
+// An answer is kept for a day in a file, so that it outlives the daemon. A request is recorded
+// before it is executed. If the daemon dies before it has recorded the answer, a repetition of the
+// request gets the error that the outcome is unknown. The package does not depend on HTTP, except
+// that an answer has a status. The caller decides which requests are the same.
 package once
 
 import (
@@ -26,8 +26,8 @@ import (
 	"github.com/forkd/forkd/internal/format/record"
 )
 
-// Bounds on the answers kept for all clients. Above them, the oldest answer of the client with the
-// largest share is dropped, so that no client can push out the answers of others.
+// Bounds on the answers kept for all clients. If a bound is exceeded, the client with the largest
+// share loses its oldest answer, so that no client can displace the answers of others.
 const (
 	Keep       = 24 * time.Hour
 	maxAnswers = 4096
@@ -41,10 +41,11 @@ var (
 		"and its answer is not known: look what became of it")
 )
 
-// ErrUnanswered marks the error of a request that was carried out, but could not be answered.
+// ErrUnanswered is the error of a request that was carried out, but whose answer could not be
+// stored.
 var ErrUnanswered = errors.New("the request was carried out, but there is no memory for its answer")
 
-// unreadError is an ErrUnknown for a record of the first request that exists but cannot be read.
+// unreadError is an ErrUnknown whose reason is that the record of the first request cannot be read.
 type unreadError struct{ err error }
 
 func (e *unreadError) Unwrap() []error { return []error{ErrUnknown, e.err} }
@@ -54,15 +55,15 @@ func (e *unreadError) Error() string {
 		e.err.Error()
 }
 
-// Key names a request, and Request distinguishes requests that use the same key. Both are digests;
-// the first bytes of a key depend only on its client.
+// Key names a request, and Request is the digest of its content: two requests with the same Key and
+// different Requests are an error. The first bytes of a Key depend only on the client.
 type (
 	Key     [32]byte
 	Request [32]byte
 	client  [8]byte
 )
 
-// KeyOf returns the key of a request that client who named name.
+// KeyOf returns the key for a client and the name that the client gave its request.
 func KeyOf(who, name string) Key {
 	key := Key(sha256.Sum256([]byte(who + "\n" + name)))
 	of := sha256.Sum256([]byte(who))
@@ -78,7 +79,7 @@ type Answer struct {
 	Body   json.RawMessage
 }
 
-// kept is a record in the index.
+// kept is the index entry of a record.
 type kept struct {
 	key   Key
 	at    time.Time
@@ -90,21 +91,22 @@ type Book struct {
 	dir string
 	now func() time.Time
 
-	mu    sync.Mutex        // never held while a file is read or written: a slow disk stops one request, not all
-	under map[Key]*underWay // the current user of each key's file: there is one at a time
-	index []kept            // of the files, oldest first
+	mu    sync.Mutex        // never held while a file is read or written, so that a slow disk delays only one request
+	under map[Key]*underWay // the present use of each key; a key has only one use at a time
+	index []kept            // one entry for each file, oldest first
 }
 
-// underWay is a use of a key: by a request, or by prune.
+// underWay is a use of a key: by a request that is executed, or by prune.
 type underWay struct {
 	done    chan struct{} // closed when the use ends
 	begun   bool          // the request is recorded and being executed
 	request Request       // valid if begun
 }
 
-// Open returns the book in dir, which is created if missing. Records that a power failure truncated
-// are dropped. Other unreadable records are kept as long as answers. Until then their requests are
-// refused, because they may have been carried out.
+// Open returns the book in dir, and creates dir if it is missing. It drops records that a power
+// failure has truncated. A record that cannot be read for another reason stays for as long as an
+// answer would. Until then a repetition of its request is refused, because the request may have
+// been carried out.
 func Open(dir string) (*Book, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("open the book of answers: %w", err)
@@ -161,11 +163,12 @@ func (b *Book) sizeOf(key Key) int64 {
 	return 0
 }
 
-// Do executes a request, or returns the answer to an earlier request with the same key; then again
-// is true. If such a request is running, Do waits for it. An answer is stored if do returns no
-// error. After an ErrUnanswered the next request gets ErrUnknown; after other errors it is executed.
-// Before Do reads a record, it calls take with its size, and returns its error. The error comes from
-// take, do, ctx or a file, or is one of the variables above.
+// Do executes a request with do, or returns the answer to an earlier request with the same key;
+// then again is true. If the earlier request is still running, Do waits for it. The answer of do is
+// stored if do returns no error. After ErrUnanswered, a repetition gets ErrUnknown; after any other
+// error, a repetition is executed. Before Do reads a record, it calls take with the record's size,
+// and returns take's error. Do returns an error of take, do, ctx or a file, or one of the variables
+// above.
 func (b *Book) Do(ctx context.Context, key Key, request Request, take func(size int64) error,
 	do func() (Answer, error)) (a Answer, again bool, err error) {
 	for {
@@ -187,8 +190,8 @@ func (b *Book) Do(ctx context.Context, key Key, request Request, take func(size 
 	}
 }
 
-// begin returns the earlier answer, or a channel that is closed when the current request ends. If
-// it returns neither, the caller must execute the request.
+// begin returns the answer to an earlier request, or a channel that is closed when the earlier
+// request has ended. If both are nil, the caller must execute the request.
 func (b *Book) begin(key Key, request Request, take func(int64) error) (*Answer, <-chan struct{}, error) {
 	mine, wait, err := b.take(key, request)
 	if mine == nil {
@@ -211,7 +214,8 @@ func (b *Book) begin(key Key, request Request, take func(int64) error) (*Answer,
 	return nil, nil, nil
 }
 
-// take takes a key. If the key is in use, take returns a channel that is closed when the key is free.
+// take begins a use of a key. If the key is in use, it returns a channel that is closed at the end
+// of that use.
 func (b *Book) take(key Key, request Request) (mine *underWay, wait <-chan struct{}, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -227,7 +231,7 @@ func (b *Book) take(key Key, request Request) (mine *underWay, wait <-chan struc
 	}
 }
 
-// leave releases a key.
+// leave ends the use of a key.
 func (b *Book) leave(key Key) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -235,8 +239,8 @@ func (b *Book) leave(key Key) {
 	delete(b.under, key)
 }
 
-// look returns the recorded answer to the request of a key. It is nil if there was no such request,
-// or if the record has been kept long enough. The caller has taken the key.
+// look returns the recorded answer to the request of a key. It returns nil if there is no record,
+// or if the record has been kept for long enough. The caller uses the key (see take).
 func (b *Book) look(key Key, request Request) (*Answer, error) {
 	r, err := b.read(key)
 	switch {
@@ -253,7 +257,7 @@ func (b *Book) look(key Key, request Request) (*Answer, error) {
 	return &a, nil
 }
 
-// isOld reports whether the record of a request has been kept for long enough.
+// isOld reports whether the record of a key has been kept for long enough.
 func (b *Book) isOld(key Key) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -266,7 +270,7 @@ func (b *Book) carryOut(key Key, request Request, do func() (Answer, error)) (a 
 	defer func() {
 		switch {
 		case err == nil:
-			_ = b.write(key, request, &a) // the request was executed; a repetition gets ErrUnknown
+			_ = b.write(key, request, &a) // do has run; a repetition gets ErrUnknown
 		case !errors.Is(err, ErrUnanswered):
 			b.drop(key)
 		}
@@ -277,7 +281,7 @@ func (b *Book) carryOut(key Key, request Request, do func() (Answer, error)) (a 
 	return a, err
 }
 
-// write writes a record, whose key the caller has taken.
+// write writes the record of a key that the caller uses.
 func (b *Book) write(key Key, request Request, a *Answer) error {
 	r := record.Once{At: b.now().UTC(), Request: hex.EncodeToString(request[:]), Answer: (*record.Answer)(a)}
 	text, err := record.EncodeOnce(&r)
@@ -294,7 +298,7 @@ func (b *Book) write(key Key, request Request, a *Answer) error {
 	return nil
 }
 
-// drop removes a record, whose key the caller has taken.
+// drop removes the record of a key that the caller uses.
 func (b *Book) drop(key Key) {
 	os.Remove(b.path(key))
 	b.mu.Lock()
@@ -306,7 +310,8 @@ func (b *Book) forgetLocked(key Key) {
 	b.index = slices.DeleteFunc(b.index, func(k kept) bool { return k.key == key })
 }
 
-// prune removes records that are too old or exceed the bounds. Running requests stay.
+// prune removes records that are too old or exceed the bounds. It never removes the record of a
+// running request.
 func (b *Book) prune() {
 	for {
 		key, ok := b.takeSurplus()
@@ -318,7 +323,7 @@ func (b *Book) prune() {
 	}
 }
 
-// takeSurplus takes the key of a record to remove.
+// takeSurplus begins a use of the key whose record must be removed next.
 func (b *Book) takeSurplus() (key Key, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -330,16 +335,17 @@ func (b *Book) takeSurplus() (key Key, ok bool) {
 	}
 	if ok {
 		b.under[key] = &underWay{done: make(chan struct{})}
-		b.forgetLocked(key) // or another call would count it again
+		b.forgetLocked(key) // so that another call does not count the record again
 	}
 	return key, ok
 }
 
-// surplusLocked returns the record to remove if a bound is exceeded: the oldest answer of the
-// client that has the greatest share of a bound. Among equal clients it is the oldest of all.
+// surplusLocked returns the record to remove if a bound is exceeded. This is the oldest answer of
+// the client that has the greatest share of a bound. Among clients with equal shares, the client
+// with the oldest answer loses it.
 func (b *Book) surplusLocked() (oldest Key, tooMuch bool) {
 	shares := make(map[client]float64)
-	var first []Key // of each client, oldest first
+	var first []Key // oldest key of each client
 	total := int64(0)
 	for _, k := range b.index {
 		total += k.bytes

@@ -22,10 +22,10 @@ func open(t *testing.T, dir string) *Book {
 	return b
 }
 
-// free has room for every record.
+// free lets Do read a record of any size.
 func free(int64) error { return nil }
 
-// made answers with n.
+// made returns a request whose answer is n.
 func made(n string) func() (Answer, error) {
 	return func() (Answer, error) { return Answer{Status: 201, Body: json.RawMessage(n)}, nil }
 }
@@ -54,7 +54,7 @@ func TestOnce(t *testing.T) {
 		t.Errorf("a failure: %v", err)
 	}
 	check(t, b, Key{3}, Request{2}, made("5"), "5", false)
-	b = open(t, dir) // another daemon
+	b = open(t, dir) // a restarted daemon
 	check(t, b, Key{1}, Request{1}, made("6"), "1", true)
 	b.now = func() time.Time { return time.Now().Add(Keep) }
 	check(t, b, Key{1}, Request{2}, made("7"), "7", false)
@@ -63,7 +63,8 @@ func TestOnce(t *testing.T) {
 	}
 }
 
-// A request that was running when the daemon died is not executed again, and no answer is invented.
+// A request that was running when the daemon died is not executed again, and its repetition gets an
+// error.
 func TestUnknownOutcome(t *testing.T) {
 	dir := t.TempDir()
 	b := open(t, dir)
@@ -84,8 +85,8 @@ func TestUnknownOutcome(t *testing.T) {
 	}
 }
 
-// A record from another version of forkd is neither executed again nor discarded until it reaches
-// the age limit of answers.
+// A record that was written by another version of forkd is kept until it is as old as an answer may
+// become. Until then its request is not executed again.
 func TestRecordsOfOtherVersions(t *testing.T) {
 	dir := t.TempDir()
 	b := open(t, dir)
@@ -105,7 +106,7 @@ func TestRecordsOfOtherVersions(t *testing.T) {
 		bad.Path != b.path(Key{1}) || bad.Field != "version" {
 		t.Errorf("a later version: %v", err)
 	}
-	if err := os.WriteFile(b.path(Key{1}), text, 0o600); err != nil { // a later daemon can read it
+	if err := os.WriteFile(b.path(Key{1}), text, 0o600); err != nil { // another daemon can read it
 		t.Fatal(err)
 	}
 	check(t, open(t, dir), Key{1}, Request{1}, made("3"), "1", true)
@@ -143,8 +144,8 @@ func TestRecordsOfVersion0(t *testing.T) {
 	}
 }
 
-// A repetition during the first request waits for its answer, or executes the request if the first
-// one failed.
+// A repetition that arrives while the first request is running waits for its answer. If the first
+// request fails, the repetition is executed.
 func TestUnderWay(t *testing.T) {
 	b := open(t, t.TempDir())
 	for _, fails := range []bool{false, true} {
@@ -154,7 +155,7 @@ func TestUnderWay(t *testing.T) {
 		}
 		begun, finish := make(chan bool), make(chan bool)
 		go func() {
-			defer func() { recover() }() // an aborting handler panics
+			defer func() { recover() }() // the handler of an aborted connection panics
 			b.Do(context.Background(), key, Request{1}, free, func() (Answer, error) {
 				close(begun)
 				if <-finish; fails {
@@ -198,8 +199,8 @@ func TestOldestGoFirst(t *testing.T) {
 	check(t, b, KeyOf("one", "1"), Request{}, made("1"), "1", false)
 }
 
-// When space runs out, the oldest answers of the client with the most are dropped, not those of
-// other clients.
+// If the bounds are exceeded, the client with the most answers loses its oldest ones. Other clients
+// lose none.
 func TestClientsDoNotPushOneAnotherOut(t *testing.T) {
 	b := open(t, t.TempDir())
 	check(t, b, KeyOf("quiet", "1"), Request{}, made("1"), "1", false)
@@ -212,7 +213,7 @@ func TestClientsDoNotPushOneAnotherOut(t *testing.T) {
 	check(t, b, KeyOf("loud", "5"), Request{}, made("1"), big, true)
 }
 
-// A single answer above the total limit does not displace answers of others either.
+// A single answer that exceeds the total bound does not displace other clients' answers.
 func TestOneAnswerDoesNotPushOthersOut(t *testing.T) {
 	b := open(t, t.TempDir())
 	check(t, b, KeyOf("quiet", "1"), Request{}, made("1"), "1", false)
@@ -221,10 +222,10 @@ func TestOneAnswerDoesNotPushOthersOut(t *testing.T) {
 	check(t, b, KeyOf("quiet", "1"), Request{}, made("2"), "1", true)
 }
 
-// While the disk is slow for the record of one request, other requests are answered.
+// A slow disk delays only the request whose record is being written.
 func TestASlowRecordStopsItsRequestOnly(t *testing.T) {
 	b := open(t, filepath.Join(t.TempDir(), "once"))
-	slow, _, err := b.take(Key{1}, Request{1}) // like a write that does not return
+	slow, _, err := b.take(Key{1}, Request{1}) // as if a write did not return
 	if slow == nil || err != nil {
 		t.Fatal(err)
 	}

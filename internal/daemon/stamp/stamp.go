@@ -1,8 +1,8 @@
-// Package stamp reports whether a file has changed since it was read, for files that are read again
-// after a change: tokens, keys and certificates.
+// Package stamp reports whether a file has changed since it was read. It is used for files that are
+// read again after a change: tokens, keys and certificates.
 //
-// It does not watch files: the user of a file compares its stamp before each use. It neither reads
-// files nor decides what to do about a file that has become unreadable.
+// It does not watch files. The user of a file compares the file's stamp before each use, reads the
+// file again if it has changed, and decides what to do if it cannot be read.
 package stamp
 
 import (
@@ -20,11 +20,11 @@ type Stamp struct {
 	mode    fs.FileMode
 }
 
-// reliableAge is the age of a change from which the stamp is reliable. Two changes in quicker
-// succession may get the same time from the file system's clock.
+// reliableAge is how long ago a change must be for its stamp to be reliable. A second change soon
+// after the first may get the same time from the file system's clock.
 const reliableAge = 2 * time.Second
 
-// Of returns the stamp of a file; take it before reading the file.
+// Of returns the stamp of a file. Call it before you read the file.
 func Of(fi fs.FileInfo) Stamp {
 	changed := fi.ModTime()
 	if age := time.Since(changed); age < reliableAge && age > -reliableAge {
@@ -37,8 +37,8 @@ func Of(fi fs.FileInfo) Stamp {
 	return s
 }
 
-// Holds reports whether the file at path is unchanged since s was taken. It returns false for a
-// file that changed only just now.
+// Holds reports whether the file at path is unchanged since s was taken. It returns false if the
+// last change is more recent than reliableAge.
 func (s Stamp) Holds(path string) bool {
 	fi, err := os.Stat(path)
 	return err == nil && s != (Stamp{}) && s == Of(fi)

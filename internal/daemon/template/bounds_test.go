@@ -22,7 +22,7 @@ func variables(prefix string, n int) Step {
 	return s
 }
 
-// The memory that a template's steps need is compared with the bounds before it is allocated.
+// The memory that a template's steps need is checked against the bounds before it is allocated.
 func TestSmallTemplatesTakeLittleMemory(t *testing.T) {
 	files := make([]plan.File, 2000)
 	for i := range files {
@@ -34,7 +34,7 @@ func TestSmallTemplatesTakeLittleMemory(t *testing.T) {
 	for name, c := range map[string]struct {
 		steps []Step
 		base  dockerfile.Config
-		want  string // empty: valid
+		want  string // expected error; empty: none
 	}{
 		"variables of a step": {steps: []Step{variables("A", 3000)}, want: "the variables take more than 131072 bytes"},
 		"variables of steps":  {steps: []Step{variables("A", 1000), variables("B", 1000)}, want: "the variables take"},
@@ -89,7 +89,7 @@ func TestSmallTemplatesTakeLittleMemory(t *testing.T) {
 	}
 }
 
-// Reading stops when its build is replaced.
+// Reading a template's archives stops when the build is replaced.
 func TestReadEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

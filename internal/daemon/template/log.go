@@ -36,8 +36,8 @@ type Log struct {
 	full    bool
 }
 
-// add appends an entry. Above the bounds, the first omitted entry is replaced by a note. Errors are
-// always added: there is at most one.
+// add appends an entry. Beyond the bounds, a note replaces the first omitted entry. Entries of
+// level error are always appended, because a build has at most one.
 func (l *Log) add(level, step, message string) {
 	message = printable(message)
 	l.mu.Lock()
@@ -54,7 +54,7 @@ func (l *Log) add(level, step, message string) {
 	l.entries = append(l.entries, Entry{time.Now().UTC(), level, step, message})
 }
 
-// From returns at most most entries, beginning with the n-th (from 0).
+// From returns up to most entries, beginning with the n-th (from 0).
 func (l *Log) From(n, most int) []Entry {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -65,7 +65,7 @@ func (l *Log) From(n, most int) []Entry {
 	return append([]Entry(nil), rest[:min(most, len(rest))]...)
 }
 
-// printable makes text from a guest safe for a message.
+// printable removes control characters from a guest's text.
 func printable(text string) string {
 	text = strings.ToValidUTF8(text, "?")
 	if len(text) > maxLine {

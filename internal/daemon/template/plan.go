@@ -11,27 +11,29 @@ import (
 	"github.com/forkd/forkd/internal/host/invalid"
 )
 
-// Plan is the description of a build, as the SDKs send it.
+// Plan is the description of a template's build, as the SDKs send it.
 type Plan struct {
-	FromImage    string       // image of a registry; if empty, FromTemplate is set
-	Login        *image.Login // for that registry
+	FromImage    string       // image from a registry; empty: FromTemplate is used
+	Login        *image.Login // credentials for the registry of FromImage
 	FromTemplate string       // tag of a snapshot
 	Steps        []Step
-	Force        bool   // run steps even if their snapshots exist
-	MayReplace   bool   // replace a template of that name, even if another client made it
-	StartCmd     string // keeps running in the template; empty: none
-	ReadyCmd     string // succeeds when the template is ready; empty: ready at once, or some time after the start
+	Force        bool   // run all steps, even if their snapshots exist
+	MayReplace   bool   // replace a template of the same name, even if another client made it
+	StartCmd     string // command that keeps running in the template; empty: none
+	// Command that succeeds when the template is ready; empty: ready at once, or some time after
+	// StartCmd.
+	ReadyCmd string
 }
 
 // Step is one instruction.
 type Step struct {
 	Type      string   `json:"type"`
 	Args      []string `json:"args"`
-	FilesHash string   `json:"filesHash"` // for COPY: name of the archive
+	FilesHash string   `json:"filesHash"` // name of the archive; COPY only
 	Force     bool     `json:"force"`     // run this step and those after it even if their snapshots exist
 }
 
-// maxSteps is the maximum number of steps of a build. A plan has a few more.
+// maxSteps is the maximum number of steps of a template. The reader adds a few steps for the plan.
 const maxSteps = plan.MaxSteps - 10
 
 func (p *Plan) check(template string) error {
@@ -56,7 +58,7 @@ func (p *Plan) check(template string) error {
 	return nil
 }
 
-// Types of steps. E2B accepts a second name for two of them.
+// Types of steps. In E2B, ADD is another name for COPY, and ARG for ENV.
 const (
 	typeCopy    = "COPY"
 	typeAdd     = "ADD"
@@ -69,7 +71,7 @@ const (
 
 func (s *Step) isCopy() bool { return s.Type == typeCopy || s.Type == typeAdd }
 
-// Valid arguments of steps. Names of accounts may contain variables until the step runs.
+// Valid arguments of steps. A user's name may contain variables, which are expanded later.
 var (
 	modeForm  = regexp.MustCompile(`^[0-7]{3,4}$`)
 	ownerForm = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]*(:[A-Za-z0-9_][A-Za-z0-9_.-]*)?$`)
@@ -132,7 +134,8 @@ func (s *Step) arg(n int) string {
 	return ""
 }
 
-// text returns a step for the log. It omits the values of variables, which may be secrets.
+// text returns the text of a step for the log, without the values of variables, which may be
+// secrets.
 func (s *Step) text() string {
 	args := s.Args
 	switch s.Type {
@@ -149,8 +152,8 @@ func (s *Step) text() string {
 	return s.Type + " " + strings.Join(args, " ")
 }
 
-// sourceOf returns the path of a COPY's files in its archive. The SDKs archive the files that match
-// the pattern, with their paths relative to the client's directory.
+// sourceOf returns the path in the archive of a COPY's files. The SDKs archive the files that match
+// the pattern, with paths relative to the client's directory.
 func sourceOf(pattern string) string {
 	var fixed []string
 	for part := range strings.SplitSeq(pattern, "/") {

@@ -15,41 +15,41 @@ import (
 	"github.com/forkd/forkd/internal/build/plan"
 )
 
-// defaultUser is the account that runs steps until a step selects another, if the guest has the
-// account and no default user. Otherwise it is root.
+// defaultUser is the user of steps until a step selects another one, if the guest has this account
+// and no default user. If the guest has no such account, the steps run as root.
 const defaultUser = "user"
 
 // readyAfter is how long a start command without a ready command runs before the template is saved,
-// in seconds, as in E2B.
+// in seconds. E2B uses the same time.
 const readyAfter = "20"
 
 //go:embed user.sh
 var userScript string
 
-// loginShell runs $1 in a login shell.
+// loginShell runs the command $1 in a login shell.
 const loginShell = `shell=/bin/sh; [ ! -x /bin/bash ] || shell=/bin/bash; exec "$shell" -l -c "$1"`
 
-// reader makes a plan from a template. The Line of a step in the plan is the number of the step in
-// the template, from 1. It is 0 for the steps that the reader adds before and after them.
+// reader makes a plan from a template. plan.Step.Line is the number of the step in the template,
+// from 1. It is 0 for steps that the reader adds at the beginning and the end.
 type reader struct {
 	from  Plan
-	files []plan.File // of the uploaded archives, each below its hash; sorted by path
+	files []plan.File // files of the uploaded archives, each below its archive's hash; sorted by path
 	plan  plan.Plan
 
 	words    *dockerfile.Expander
 	env      map[string]string
-	envBytes int               // see dockerfile.Put
-	elses    map[string]string // values of variables that no step has set: root's
-	entries  int               // archive entries in all sources
+	envBytes int               // size of env; see dockerfile.Put
+	elses    map[string]string // values that variables have for root, for variables that no step has set
+	entries  int               // number of archive entries in all sources so far
 
 	user    string // empty: root
-	dir     string // absolute
-	settled bool   // a step has chosen the user
+	dir     string // absolute path
+	settled bool   // whether a step has chosen the user
 	force   bool   // run the following steps even if their snapshots exist
 	n       int    // number of the current step
 }
 
-// read makes the plan of a template with a base whose settings are known. The error is a *stepError.
+// read makes the plan of a template. c has the settings of the base. The error is a *stepError.
 func (r *reader) read(ctx context.Context, tag string, base plan.Base, c dockerfile.Config) (*plan.Plan, error) {
 	r.words, r.user, r.dir = dockerfile.NewExpander(ctx), c.User, cmp.Or(c.Dir, "/")
 	r.env = make(map[string]string)
@@ -97,10 +97,10 @@ func (r *reader) process(command, user string) plan.Process {
 		Dir: r.dir}
 }
 
-// expand expands variables in a text. A variable that no step has set has the value it has for root.
+// expand expands variables in a text. A variable that no step has set has root's value.
 func (r *reader) expand(text string) (string, error) { return r.words.Expand(text, r.env, r.elses) }
 
-// expandPath expands a text that names a file or a user.
+// expandPath expands variables in the name of a file or a user.
 func (r *reader) expandPath(text string) (string, error) {
 	text, err := r.expand(text)
 	if err == nil {
@@ -109,7 +109,7 @@ func (r *reader) expandPath(text string) (string, error) {
 	return text, err
 }
 
-// checkPath returns an error if a name is too long: every later step would repeat it.
+// checkPath returns an error if a name is too long. Every later step would contain the name.
 func checkPath(name string) error {
 	if len(name) > dockerfile.MaxPath {
 		return fmt.Errorf("%.40q: the name has %d bytes: want at most %d", name, len(name), dockerfile.MaxPath)
@@ -154,7 +154,7 @@ func (r *reader) absolute(p string) string {
 }
 
 func (r *reader) setEnv(args []string) error {
-	values := make([]string, len(args)/2) // each is expanded with the variables before the step
+	values := make([]string, len(args)/2) // the variables of a step do not affect each other's values
 	for n := range values {
 		value, err := r.expand(args[2*n+1])
 		if err != nil {
@@ -170,7 +170,7 @@ func (r *reader) setEnv(args []string) error {
 	return nil
 }
 
-// setUser selects the user of the following steps. A missing account is created.
+// setUser selects the user of the following steps and creates the account if it is missing.
 func (r *reader) setUser(name, user string) error {
 	user, err := r.expandPath(user)
 	if err != nil {
@@ -179,7 +179,7 @@ func (r *reader) setUser(name, user string) error {
 	if !ownerForm.MatchString(user) {
 		return fmt.Errorf("%.40q: want the name of a user", user)
 	}
-	r.user, _, _ = strings.Cut(user, ":") // a group has no effect: the user has the groups of the account
+	r.user, _, _ = strings.Cut(user, ":") // a group is ignored: the user has the groups of the account
 	r.settled = true
 	r.add(name, plan.Step{Run: &plan.Run{Process: plan.Process{
 		Args: []string{"/bin/sh", "-c", userScript, "sh", r.user}}}})
@@ -200,14 +200,14 @@ func (r *reader) copy(name string, s *Step) error {
 	}
 	target := r.absolute(to)
 	if last := path.Base(to); target != "/" && (strings.HasSuffix(to, "/") || last == "." || last == "..") {
-		target += "/" // marks a directory
+		target += "/" // a final slash marks a directory
 	}
 	r.add(name, plan.Step{Copy: &plan.Copy{Sources: []plan.Source{source}, Target: target,
 		Owner: cmp.Or(s.arg(2), r.user), Mode: s.arg(3)}})
 	return nil
 }
 
-// source returns the source of a step in its archive: a file, or the content of a directory.
+// source returns the source of a COPY in its archive: a file, or the content of a directory.
 func (r *reader) source(s *Step) (plan.Source, error) {
 	name := sourceOf(s.Args[0])
 	if name == "" {
@@ -224,13 +224,13 @@ func (r *reader) source(s *Step) (plan.Source, error) {
 	return plan.Source{Files: r.files[i : i+1], Strip: len(name) - len(path.Base(name))}, r.count(1)
 }
 
-// below returns the entries below a directory of the archives, as a source.
+// below returns the entries of the archives below a directory.
 func (r *reader) below(dir string) (plan.Source, error) {
 	files := r.files[r.search(dir+"/"):r.search(dir+"0")] // '0' is the byte after '/'
 	return plan.Source{Dir: true, Files: files, Strip: len(dir) + 1}, r.count(len(files))
 }
 
-// search returns the index of a name in the archives, or of the first entry that sorts after it.
+// search returns the index in files of a name, or of the first file that sorts after it.
 func (r *reader) search(name string) int {
 	i, _ := slices.BinarySearchFunc(r.files, name, func(f plan.File, name string) int {
 		return strings.Compare(f.Path, name)
@@ -238,7 +238,7 @@ func (r *reader) search(name string) int {
 	return i
 }
 
-// count counts entries of a source, and returns an error above the limit.
+// count adds to the number of entries in sources, and returns an error above the limit.
 func (r *reader) count(entries int) error {
 	if r.entries += entries; r.entries > dockerfile.MaxCopied(len(r.files)) {
 		return fmt.Errorf("the steps copy the %d files that were sent too many times: want at most %d files in all",
@@ -247,8 +247,7 @@ func (r *reader) count(entries int) error {
 	return nil
 }
 
-// warm starts the command that keeps running in the template, and waits until the template is
-// ready.
+// warm adds the steps that start the command of the template and wait until the template is ready.
 func (r *reader) warm() {
 	w := &plan.Warm{Process: r.process(cmp.Or(r.from.StartCmd, ":"), r.user),
 		Probe: []string{"/bin/sh", "-c", loginShell, "sh", r.from.ReadyCmd}}
@@ -264,7 +263,7 @@ func (r *reader) warm() {
 	r.add(name, plan.Step{Warm: w})
 }
 
-// planOf makes the plan of a build, including its base.
+// planOf makes the plan of a build, and with it the base.
 func (w *work) planOf(ctx context.Context) (*plan.Plan, error) {
 	from, err := w.base(ctx)
 	if err != nil {

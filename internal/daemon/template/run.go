@@ -15,7 +15,7 @@ import (
 	"github.com/forkd/forkd/internal/host/store"
 )
 
-// work is a running build. It receives the progress as a build.Observer.
+// work is a running build. As a build.Observer, it receives the progress of the plan.
 type work struct {
 	b     *Builder
 	bd    *Build
@@ -24,7 +24,7 @@ type work struct {
 	req   build.Request
 
 	mu    sync.Mutex
-	steps []plan.Step // steps of the plan; empty before the plan is made
+	steps []plan.Step // steps of the plan; empty until the plan is made
 	step  string      // name of the current step
 }
 
@@ -35,7 +35,7 @@ func (b *Builder) run(ctx context.Context, bd *Build, p Plan) error {
 	if bd.FreeMiB > 0 {
 		w.req.DiskMiB = build.ImageDiskMiB + bd.FreeMiB
 	}
-	leave, err := b.cfg.Builds.Wait(ctx, bd.Who) // before anything of the archives is in memory
+	leave, err := b.cfg.Builds.Wait(ctx, bd.Who) // wait before archives are read into memory
 	if err != nil {
 		return w.reasonOf(ctx, err)
 	}
@@ -55,7 +55,7 @@ func (b *Builder) run(ctx context.Context, bd *Build, p Plan) error {
 	return w.reasonOf(ctx, err)
 }
 
-// reasonOf returns an error with the step that caused it.
+// reasonOf adds the step that caused an error to the error.
 func (w *work) reasonOf(ctx context.Context, err error) *stepError {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -103,14 +103,14 @@ func (w *work) unpack(ctx context.Context) (*build.Context, error) {
 	return files, nil
 }
 
-// Default sizes that E2B's command line, and its SDKs before September 2026, request.
+// Sizes that E2B's command line requests by default, as did its SDKs before September 2026.
 const (
 	usualCPUs = 2
 	usualMiB  = 1024
 )
 
-// base returns the base of the build. A template keeps its size, and its memory, unless the client has
-// chosen another size.
+// base returns the base of the build. A base that is a template keeps its size and its memory,
+// unless the client has requested another size.
 func (w *work) base(ctx context.Context) (plan.Base, error) {
 	if w.plan.FromImage != "" {
 		return plan.Base{Image: w.plan.FromImage}, nil
@@ -151,8 +151,8 @@ func (w *work) Planned(p *plan.Plan) {
 	w.steps = p.Steps
 }
 
-// at returns a step of the plan and its name in the log. Before there is a plan, only the base is being
-// made.
+// at returns a step of the plan and its name in the log. Before the plan is made, the only step is
+// the base.
 func (w *work) at(number int) (label string, s plan.Step) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -171,7 +171,7 @@ func (w *work) at(number int) (label string, s plan.Step) {
 func (w *work) Step(number int, state string, _ time.Duration) {
 	label, s := w.at(number)
 	if s.Name == "" {
-		return // the base: it is in the log already
+		return // the base is in the log already
 	}
 	switch state {
 	case build.Started:

@@ -1,13 +1,14 @@
-// Package template builds templates for E2B's SDKs: snapshots made from another snapshot, or from a
-// container image, by steps like those of a Dockerfile.
+// Package template builds templates for E2B's SDKs. A template is a snapshot, made from another
+// snapshot or from a container image by steps like those of a Dockerfile.
 //
-// The package reads such a template into a plan, which package daemon/build executes. Steps that have a
-// snapshot do not run again, and a step that is killed leaves nothing. The variables, user and directory of
-// the steps must be known when the plan is made, so the package first asks a guest for those of the base.
+// The package converts the description of a template to a plan, which package daemon/build
+// executes. A step whose snapshot exists is not run again, and a step that is killed leaves nothing
+// behind. The plan contains the variables, the user and the directory of each step, so the package
+// first asks a guest for those of the base.
 //
-// Clients can look up their own builds, for a limited time and while the daemon runs. Archives from the
-// client are removed when the build has ended. The package does not speak HTTP, and does not decide who may
-// build; package e2b does both. Sizes are in bytes unless a name says otherwise.
+// A client can look up its builds for a limited time, until the daemon stops. The client's archives
+// are removed when the build has ended. Package e2b speaks HTTP and decides which client may build.
+// Sizes are in bytes unless a name says otherwise.
 package template
 
 import (
@@ -28,7 +29,7 @@ import (
 	"github.com/forkd/forkd/internal/host/sandbox"
 )
 
-// Bounds on builds. maxWait is longer than the hour that the SDKs allow for each upload.
+// Bounds on builds. maxWait is longer than an hour, the time that the SDKs allow for each upload.
 const (
 	maxUnended = 16            // of one client, not ended
 	maxAll     = 64            // of all clients, not ended
@@ -41,14 +42,14 @@ const (
 type Config struct {
 	Manager *sandbox.Manager
 	Builds  *build.Builder
-	Dir     string // for archives from clients; used by this Builder only
+	Dir     string // directory for archives; used only by this Builder
 	Log     *slog.Logger
 }
 
 // Status is the state of a build, in E2B's words.
 type Status string
 
-// The statuses, in their order; a build ends ready or failed.
+// The statuses, in the order in which a build has them. It ends as ready or failed.
 const (
 	Waiting  Status = "waiting"
 	Building Status = "building"
@@ -56,13 +57,13 @@ const (
 	Failed   Status = "error"
 )
 
-// Reason describes why a build failed.
+// Reason says why a build failed.
 type Reason struct {
-	Step    string // number of the step, from 1, or Base or Finalize
+	Step    string // number of the failed step, from 1, or Base or Finalize
 	Message string
 }
 
-// Phases of a build before and after its steps.
+// Values of Reason.Step for the phases before and after the steps.
 const (
 	Base     = "base"
 	Finalize = "finalize"
@@ -85,17 +86,17 @@ var (
 
 // Ask describes the template to build.
 type Ask struct {
-	Template  string // tag of the snapshot
+	Template  string // tag of the snapshot to make
 	CPUs      uint32 // 0: as in the base
 	MemoryMiB uint64 // 0: as in the base
-	FreeMiB   int    // free space on the disk made from a container image
+	FreeMiB   int    // free disk space; used for a base from a container image
 }
 
 // Build is one build.
 type Build struct {
 	Ask
 	ID  string // a UUID
-	Who string // client, named as in auth.Principal
+	Who string // Principal.Who of the client
 	Log Log
 
 	// Guarded by Builder.mu:
@@ -117,7 +118,7 @@ type Builder struct {
 	closed bool
 }
 
-// New returns a Builder. It removes archives for builds of an earlier daemon.
+// New returns a Builder. It removes archives that an earlier daemon has left.
 func New(cfg Config) (*Builder, error) {
 	u, err := newUploads(cfg.Dir)
 	if err != nil {
@@ -137,8 +138,8 @@ func (b *Builder) Close() {
 	b.running.Wait()
 }
 
-// Request registers a build for client who, to be started later. It replaces a waiting build of the
-// same template.
+// Request registers a build for the client who. The build waits until Start. It replaces a waiting
+// build of the same template.
 func (b *Builder) Request(who string, ask Ask) (*Build, error) {
 	bd := &Build{Ask: ask, ID: uuid.NewString(), Who: who, status: Waiting}
 	b.mu.Lock()
@@ -146,7 +147,7 @@ func (b *Builder) Request(who string, ask Ask) (*Build, error) {
 	if b.closed {
 		return nil, errStopping
 	}
-	own, all := 0, 0 // not ended
+	own, all := 0, 0 // builds that have not ended
 	for _, other := range b.builds {
 		if other.Who == who && other.Template == ask.Template && other.status == Waiting {
 			b.callOffLocked(other, errReplaced)
@@ -172,8 +173,8 @@ func (b *Builder) Request(who string, ask Ask) (*Build, error) {
 	return bd, nil
 }
 
-// Find returns the client's build of a template with the given id or, if id is empty, the waiting
-// build.
+// Find returns the build of a template with the given id, if the client who has requested it. If id
+// is empty, Find returns the client's waiting build of the template.
 func (b *Builder) Find(who, template, id string) (*Build, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -192,9 +193,8 @@ func (b *Builder) State(bd *Build) (Status, Reason) {
 	return bd.status, bd.reason
 }
 
-// Start starts a waiting build for the principal of the request with context ctx. The build
-// continues after the request. It cancels builds of the template that the same client has started
-// before.
+// Start starts a waiting build with the rights of the principal in ctx. The build continues after
+// ctx has ended. Start cancels the client's earlier builds of the same template.
 func (b *Builder) Start(ctx context.Context, bd *Build, plan Plan) error {
 	if err := plan.check(bd.Template); err != nil {
 		return err
@@ -228,9 +228,9 @@ func (b *Builder) Start(ctx context.Context, bd *Build, plan Plan) error {
 	return nil
 }
 
-// finish ends a build that was carried out. After the end it removes the archives once more,
-// because an upload may have stored one in the meantime. An upload checks for the end only after it
-// has stored its archive.
+// finish ends a build that was carried out. It removes the build's archives a second time after it
+// has recorded the end. An upload stores its archive before it checks for the end, so an archive
+// may have been stored after the first removal.
 func (b *Builder) finish(bd *Build, err error) {
 	b.uploads.drop(bd)
 	b.mu.Lock()
@@ -239,7 +239,7 @@ func (b *Builder) finish(bd *Build, err error) {
 	b.uploads.drop(bd)
 }
 
-// callOffLocked cancels a running build, and ends a waiting one.
+// callOffLocked cancels a build. A running build ends later, a waiting one at once.
 func (b *Builder) callOffLocked(bd *Build, why error) {
 	switch bd.status {
 	case Building:
@@ -251,7 +251,8 @@ func (b *Builder) callOffLocked(bd *Build, why error) {
 	}
 }
 
-// endLocked records the end of a build, and forgets the client's oldest ended builds.
+// endLocked records the end of a build, and forgets the client's oldest ended builds above
+// maxEnded.
 func (b *Builder) endLocked(bd *Build, err error) {
 	bd.status, bd.ended = Ready, time.Now()
 	if err != nil {
@@ -294,8 +295,8 @@ type stepError struct {
 	err  error
 }
 
-// ownError is an error of a step from the client. Its text may contain a secret from that step, so
-// it is for the client only.
+// ownError is an error of a step. It may quote the step, which may contain a secret, so only the
+// client gets its text.
 type ownError struct{ error }
 
 func (e *ownError) Unwrap() error { return e.error }

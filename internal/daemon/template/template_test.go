@@ -136,7 +136,7 @@ func TestUploadsAreBounded(t *testing.T) {
 	}
 }
 
-// An archive whose upload ends together with its build does not count against the bounds for ever.
+// If an archive is uploaded while its build ends, its bytes do not stay counted after the end.
 func TestUploadAtTheEndOfItsBuild(t *testing.T) {
 	u, err := newUploads(filepath.Join(t.TempDir(), "x"))
 	if err != nil {
@@ -147,7 +147,7 @@ func TestUploadAtTheEndOfItsBuild(t *testing.T) {
 	if err := u.put(bd, "h", 1, strings.NewReader("1")); err != nil {
 		t.Fatal(err)
 	}
-	b.mu.Lock() // the build has removed its archives, and has not ended yet
+	b.mu.Lock() // the build has removed its archives but has not ended
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -156,7 +156,7 @@ func TestUploadAtTheEndOfItsBuild(t *testing.T) {
 	for u.has("b", "h") {
 		time.Sleep(time.Millisecond)
 	}
-	for { // until the removal is done, which would fail it
+	for { // until the removal is done; before it, an upload fails
 		if err := u.put(bd, "late", 3, strings.NewReader("333")); err == nil && u.has("b", "late") {
 			break
 		}
@@ -194,7 +194,7 @@ func TestTextOfSteps(t *testing.T) {
 	}
 }
 
-// The number of builds on the host is limited, for all clients together.
+// The number of builds of all clients together is limited.
 func TestBuildsOfAllAreBounded(t *testing.T) {
 	b := &Builder{cfg: Config{Log: slog.New(slog.DiscardHandler)}, uploads: &uploads{dir: t.TempDir(),
 		by: map[string]int64{}}}

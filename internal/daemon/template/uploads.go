@@ -18,25 +18,26 @@ import (
 // Bounds on archives, in bytes.
 const (
 	maxArchive  = 4 << 30  // of one archive
-	maxOfClient = 8 << 30  // of all builds of one client
-	maxArchives = 16 << 30 // of all builds
-	maxFiles    = maxSteps // number of archives of one build, including empty ones
-	keepFree    = 1 << 30  // on the disk, reserved for other uses
+	maxOfClient = 8 << 30  // of all archives of one client
+	maxArchives = 16 << 30 // of all archives
+	maxFiles    = maxSteps // number of archives of one build; empty ones count
+	keepFree    = 1 << 30  // free disk space that archives must leave
 )
 
-// uploads holds the archives that clients have sent for builds, one file per archive, in a
-// directory per build.
+// uploads stores the archives that clients have sent for builds: a directory for each build, and in
+// it a file for each archive.
 type uploads struct {
 	dir string
 
 	mu     sync.Mutex
-	bytes  int64                       // of stored and incoming archives
-	by     map[string]int64            // the same by client
-	coming int64                       // of incoming archives, their full size
-	sizes  map[string]map[string]int64 // of stored archives, by build and hash
+	bytes  int64                       // of stored archives, and of archives being received
+	by     map[string]int64            // bytes, by client
+	coming int64                       // full size of the archives being received
+	sizes  map[string]map[string]int64 // sizes of stored archives, by build and hash
 }
 
-// newUploads returns an empty store. Builds of an earlier daemon no longer exist.
+// newUploads returns an empty store. It removes the archives of an earlier daemon, whose builds no
+// longer exist.
 func newUploads(dir string) (*uploads, error) {
 	err := os.RemoveAll(dir)
 	if err == nil {
@@ -48,7 +49,8 @@ func newUploads(dir string) (*uploads, error) {
 	return &uploads{dir: dir, by: make(map[string]int64), sizes: make(map[string]map[string]int64)}, nil
 }
 
-// hashForm matches the hashes by which the SDKs name archives. They do not identify the content.
+// hashForm matches the names of archives. The SDKs call them hashes, but they are not hashes of the
+// archives.
 var hashForm = regexp.MustCompile(`^[0-9A-Za-z_-]{1,128}$`)
 
 func (u *uploads) path(build, hash string) string { return filepath.Join(u.dir, build, hash) }
@@ -60,7 +62,7 @@ func (u *uploads) has(build, hash string) bool {
 	return ok
 }
 
-// countLocked adds n to the bytes of a client.
+// countLocked adds n to the total and to the bytes of a client.
 func (u *uploads) countLocked(who string, n int64) {
 	u.bytes += n
 	if u.by[who] += n; u.by[who] == 0 {
@@ -115,14 +117,15 @@ func (u *uploads) put(bd *Build, hash string, size int64, content io.Reader) (er
 	if err != nil {
 		return fmt.Errorf("store an archive: %w", err)
 	}
-	defer os.Remove(f.Name()) // no effect after the rename
+	defer os.Remove(f.Name()) // has no effect after the rename
 	defer f.Close()
 	if _, err := io.CopyN(f, content, size); err != nil {
 		return fmt.Errorf("store an archive: %w", err)
 	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if err := os.Rename(f.Name(), u.path(bd.ID, hash)); err != nil { // the build may have ended
+	// Fails if the build has ended and its directory was removed.
+	if err := os.Rename(f.Name(), u.path(bd.ID, hash)); err != nil {
 		return fmt.Errorf("store an archive: %w", err)
 	}
 	of := u.sizes[bd.ID]
@@ -135,7 +138,7 @@ func (u *uploads) put(bd *Build, hash string, size int64, content io.Reader) (er
 	return nil
 }
 
-// drop removes the archives of a build. They count until they are removed.
+// drop removes the archives of a build. They count against the bounds until they are removed.
 func (u *uploads) drop(bd *Build) {
 	u.mu.Lock()
 	var size int64
@@ -144,17 +147,16 @@ func (u *uploads) drop(bd *Build) {
 	}
 	delete(u.sizes, bd.ID)
 	u.mu.Unlock()
-	_ = os.RemoveAll(filepath.Join(u.dir, bd.ID)) // the next start tries again
+	_ = os.RemoveAll(filepath.Join(u.dir, bd.ID)) // the next start of the daemon removes what is left
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.countLocked(bd.Who, -size)
 }
 
-// Has reports whether an archive was sent for a build.
+// Has reports whether an archive has been uploaded for a build.
 func (b *Builder) Has(bd *Build, hash string) bool { return b.uploads.has(bd.ID, hash) }
 
-// Waiting returns the build with an id if it is waiting to be started. The build may belong to any
-// client.
+// Waiting returns the build with an id, of any client, if the build has not been started.
 func (b *Builder) Waiting(id string) (*Build, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -178,7 +180,8 @@ func (b *Builder) Upload(bd *Build, hash string, size int64, content io.Reader) 
 	if err := b.uploads.put(bd, hash, size, content); err != nil {
 		return err
 	}
-	if status, _ := b.State(bd); status == Ready || status == Failed { // its archives have been removed already
+	// The archives of the build were removed while this one was received.
+	if status, _ := b.State(bd); status == Ready || status == Failed {
 		b.uploads.drop(bd)
 		return ErrUnknown
 	}

@@ -1,9 +1,10 @@
-// Package tracing sends spans of forks and branches, with the durations of their parts, to an
-// OpenTelemetry collector. They belong to the trace of the client's request (W3C Trace Context).
+// Package tracing sends spans of forks and branches to an OpenTelemetry collector. The spans
+// contain the durations of the parts of a fork or branch, and belong to the trace of the client's
+// request (W3C Trace Context).
 //
-// The standard variables OTEL_* configure it; without them it is off. Spans are made after the
-// work, from times that are measured anyway, so that they add nothing to a fork's duration. They
-// name the snapshot and the sandboxes, and contain nothing from inside them.
+// The standard variables OTEL_* configure tracing; without them it is off. Spans are made after a
+// fork has been answered, from times that are measured anyway, so they do not delay it. They
+// contain the names of the snapshot and the sandboxes, but no data from inside sandboxes.
 package tracing
 
 import (
@@ -31,8 +32,8 @@ type Tracer struct {
 	tracer   trace.Tracer
 }
 
-// wanted reports whether the environment asks for traces. The error names settings that are not
-// supported.
+// wanted reports whether the environment turns tracing on. The error names the settings that are
+// not supported.
 func wanted(getenv func(string) string) (bool, error) {
 	exporter := getenv("OTEL_TRACES_EXPORTER")
 	endpoint := cmp.Or(getenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"), getenv("OTEL_EXPORTER_OTLP_ENDPOINT"))
@@ -51,8 +52,8 @@ func wanted(getenv func(string) string) (bool, error) {
 	return true, nil
 }
 
-// FromEnv returns the Tracer that the environment describes, or nil if it asks for none.
-// OpenTelemetry's own library reads the variables that configure sampling, batching and export.
+// FromEnv returns the Tracer that the environment describes; nil if tracing is off. OpenTelemetry's
+// library reads the variables for sampling, batching and export itself.
 func FromEnv(ctx context.Context, version string, getenv func(string) string) (*Tracer, error) {
 	on, err := wanted(getenv)
 	if !on || err != nil {
@@ -71,7 +72,7 @@ func FromEnv(ctx context.Context, version string, getenv func(string) string) (*
 	return &Tracer{provider: p, tracer: p.Tracer("github.com/forkd/forkd")}, nil
 }
 
-// closeTimeout is how long sending the last spans may take.
+// closeTimeout bounds the time for sending the last spans.
 const closeTimeout = 5 * time.Second
 
 // Close sends the remaining spans.
@@ -84,7 +85,7 @@ func (t *Tracer) Close() error {
 	return t.provider.Shutdown(ctx)
 }
 
-// maxChildren bounds the spans of one fork; more would add no information.
+// maxChildren bounds the number of spans of one fork, which may have many children.
 const maxChildren = 32
 
 // Fork sends the spans of a fork that began at start and has just ended.
@@ -104,7 +105,7 @@ func (t *Tracer) Fork(r *http.Request, start time.Time, source string, res sandb
 	finish(span, err)
 }
 
-// Branch sends the spans of a branch that began at start and has just been answered.
+// Branch sends the spans of a branch that began at start and has just ended.
 func (t *Tracer) Branch(r *http.Request, start time.Time, source string, res sandbox.BranchResult, err error) {
 	if t == nil {
 		return
@@ -122,7 +123,7 @@ func (t *Tracer) Branch(r *http.Request, start time.Time, source string, res san
 	finish(span, err)
 }
 
-// begin starts the span of a request in the client's trace.
+// begin starts a span as a part of the client's trace.
 func (t *Tracer) begin(r *http.Request, name string, start time.Time, about ...attribute.KeyValue) (context.Context,
 	trace.Span) {
 	ctx := propagation.TraceContext{}.Extract(r.Context(), propagation.HeaderCarrier(r.Header))
@@ -135,7 +136,7 @@ func part(ctx context.Context, t trace.Tracer, name string, from, to time.Time, 
 	span.End(trace.WithTimestamp(to))
 }
 
-// finish ends a span. The text of the error is not sent, because it may quote a guest.
+// finish ends a span. It does not send the text of the error, which may quote a guest.
 func finish(span trace.Span, err error) {
 	if err != nil {
 		span.SetStatus(codes.Error, "failed: see the log of the daemon")

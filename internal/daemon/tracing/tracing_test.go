@@ -23,7 +23,7 @@ import (
 // collected receives spans like a collector.
 type collected struct {
 	mu    sync.Mutex
-	spans map[string]*tracepb.Span // the last one of each name
+	spans map[string]*tracepb.Span // the last span of each name
 	count int
 	about string // attributes of the resource
 }
@@ -59,8 +59,8 @@ func (c *collected) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// The spans of a fork and a branch reach a collector, as parts of the client's trace and with their
-// times.
+// The spans of a fork and a branch reach a collector. They are parts of the client's trace, and
+// have the measured times.
 func TestSpansReachACollector(t *testing.T) {
 	got := &collected{spans: map[string]*tracepb.Span{}}
 	server := httptest.NewServer(got)

@@ -68,7 +68,7 @@ func TestDetachedCommands(t *testing.T) {
 	}
 }
 
-// A client attached to a process with a terminal can also send input.
+// A client that is attached to a process with a terminal can also send input.
 func TestAttachToATerminal(t *testing.T) {
 	cl, _, id := forked(t)
 	pid, err := cl.ExecDetached(t.Context(), id, client.ExecRequest{Args: []string{"sh", "-c",
@@ -92,8 +92,8 @@ func TestAttachToATerminal(t *testing.T) {
 	}
 }
 
-// A rollback ends a stream with a reason. It does not affect processes of the restored guest, which
-// have the same process ids.
+// A rollback ends the stream of a process, with a reason. A process of the restored guest may have
+// the same process id and is not affected.
 func TestStreamOverARollback(t *testing.T) {
 	cl, _, id := forked(t)
 	r := run(t, shell(cl, t.Context(), id, "echo $$; exec sleep 1000", nil))
@@ -101,7 +101,7 @@ func TestStreamOverARollback(t *testing.T) {
 	if _, err := fmt.Fscanln(r.out, &pid); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := cl.Pause(t.Context(), id); err != nil { // does not affect the stream
+	if _, err := cl.Pause(t.Context(), id); err != nil { // a pause does not affect the stream
 		t.Fatal(err)
 	}
 	if _, err := cl.Resume(t.Context(), id); err != nil {
@@ -114,7 +114,8 @@ func TestStreamOverARollback(t *testing.T) {
 		!strings.Contains(res.err.Error(), "rolled back") {
 		t.Errorf("%+v, %v", res.end, res.err)
 	}
-	if err := syscall.Kill(pid, 0); err != nil { // these guests are ordinary processes, which a rollback does not change
+	// A guest of this test is an ordinary process, which a rollback does not change.
+	if err := syscall.Kill(pid, 0); err != nil {
 		t.Errorf("the process of the guest was killed: %v", err)
 	}
 	syscall.Kill(pid, syscall.SIGKILL)

@@ -14,8 +14,8 @@ import (
 	"github.com/forkd/forkd/internal/daemon/audit"
 )
 
-// The audit log contains no text that is, or may be, a secret. It contains the client, the
-// operation and the sandbox.
+// The audit log contains no text that is a secret or may be one. It contains the client, the
+// operation and the sandbox of each request.
 func TestAuditTellsNoSecrets(t *testing.T) {
 	r := start(t, apirig.Options{})
 	id := fork(t, r, 1)[0].ID
@@ -24,7 +24,7 @@ func TestAuditTellsNoSecrets(t *testing.T) {
 	type request struct {
 		method, host, path, body string
 		headers                  []string
-		want                     audit.Entry // zero fields are not compared
+		want                     audit.Entry // only fields other than zero are compared
 	}
 	who := "token:default"
 	requests := []request{
@@ -104,8 +104,8 @@ func TestAuditTellsNoSecrets(t *testing.T) {
 	}
 }
 
-// auditLines waits for n lines with short request ids, and returns the lines by id. An answer may
-// reach the client before its line is written.
+// auditLines waits for n lines with short request ids, and returns the lines by id. A line may be
+// written after the client has received the answer.
 func auditLines(t *testing.T, path string, n int) map[string]string {
 	t.Helper()
 	lines := map[string]string{}

@@ -12,8 +12,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// branchMode returns the mode of a branch request. The default is live, which falls back to diff if
-// it must.
+// branchMode returns the mode of a branch request. The default is live. If a live branch is not
+// possible, the sandbox manager makes a diff branch.
 func branchMode(r *apiv1.BranchRequest) (vm.BranchMode, error) {
 	if r.Memory != nil && !*r.Memory {
 		if r.Mode != "" || r.Diff || r.Live || r.MeasureDiff {
@@ -22,7 +22,7 @@ func branchMode(r *apiv1.BranchRequest) (vm.BranchMode, error) {
 		return vm.BranchDisk, nil
 	}
 	mode := vm.BranchLive
-	diff := r.Diff || r.MeasureDiff // measure_diff is diff with figures, which every branch has here
+	diff := r.Diff || r.MeasureDiff // measure_diff of forkd 0.5 is diff with measurements, which every answer has now
 	if diff {
 		mode = vm.BranchDiff
 	}
@@ -69,7 +69,7 @@ func (a *api) branch(w http.ResponseWriter, r *http.Request) error {
 	start := time.Now()
 	res, err := a.view(r).Branch(r.Context(), r.PathValue("id"), sandbox.BranchRequest{
 		Tag: req.Tag, Mode: mode, ParentTag: req.ParentTag, Labels: req.Labels,
-		// other modes are complete when the sandbox runs again, or soon after
+		// Other modes are complete when the sandbox runs again, or soon afterwards.
 		NoWait: mode == vm.BranchLive && req.Wait != nil && !*req.Wait,
 	})
 	a.Traces.Branch(r, start, r.PathValue("id"), res, err)
@@ -164,11 +164,12 @@ func (a *api) compactSnapshot(r *http.Request, req *apiv1.CompactRequest) (out a
 		return out, err
 	}
 	info := snapshotOf(a.view(r), res)
-	info.BranchedFrom = "compact:" + from // in the form of forkd 0.5; the new snapshot needs nothing of the old one
+	// The form of forkd 0.5, although the new snapshot does not depend on the old one.
+	info.BranchedFrom = "compact:" + from
 	return info, nil
 }
 
-// forkSource forks from a running sandbox instead of a snapshot.
+// forkSource forks from a running sandbox.
 func (a *api) forkSource(r *http.Request, source, mode string,
 	fork sandbox.ForkRequest) (sandbox.ForkResult, time.Duration, error) {
 	req := sandbox.BranchRequest{Mode: vm.BranchLive}

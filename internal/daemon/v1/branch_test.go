@@ -49,14 +49,14 @@ func request(t *testing.T, method, url, body string) (int, map[string]any) {
 	return resp.StatusCode, answer
 }
 
-// Requests of forkd 0.5 keep their meaning.
+// Requests of forkd 0.5 have the same effect as before.
 func TestBranchRequests(t *testing.T) {
 	_, url, id := forked(t)
 	path := url + "/v1/sandboxes/" + id + "/branch"
 	for _, c := range []struct {
 		body   string
 		status int
-		mode   string // expected on success
+		mode   string // expected mode if the request succeeds
 	}{
 		{"", 201, "live"},
 		{`{"mode":"diff"}`, 201, "diff"},
@@ -108,8 +108,8 @@ func TestBranchRequests(t *testing.T) {
 	}
 }
 
-// A snapshot without memory is forked like any other. A parent can boot from it, or from the disk
-// of a snapshot with memory.
+// A snapshot without memory can be forked like any other. A parent can boot from the disk of any
+// snapshot, with or without memory.
 func TestDiskOnlyRequests(t *testing.T) {
 	cl, url, id := forked(t)
 	status, answer := post(t, url+"/v1/sandboxes/"+id+"/branch", `{"memory":false,"tag":"disk"}`)
@@ -172,7 +172,7 @@ func TestForkSourceRequests(t *testing.T) {
 	}
 }
 
-// The client and the API agree on every operation that changes a sandbox's state.
+// Every operation of the client that changes a sandbox's state has the documented effect.
 func TestStatesThroughTheClient(t *testing.T) {
 	cl, _, id := forked(t)
 	ctx := t.Context()
@@ -256,8 +256,8 @@ func TestWorkspaces(t *testing.T) {
 	}
 }
 
-// A branch has labels, and names the sandbox's previous snapshot. The sandbox and its statistics
-// report what was written since.
+// A branch has labels and names the snapshot that the sandbox ran from before. The sandbox and its
+// statistics report the bytes written since the branch.
 func TestLabelsAndOrderOfBranches(t *testing.T) {
 	cl, url, id := forked(t)
 	ctx := t.Context()

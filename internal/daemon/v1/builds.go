@@ -28,8 +28,8 @@ const (
 	maxBuildFile    = 4 << 20
 )
 
-// build builds a snapshot from a Dockerfile and answers with its progress as lines of JSON. If the
-// client disconnects, the build stops; the snapshots of completed steps stay.
+// build builds a snapshot from a Dockerfile. It answers with the progress of the build as lines of
+// JSON. If the client disconnects, the build stops; the snapshots of completed steps are kept.
 func (a *api) build(w http.ResponseWriter, r *http.Request) error {
 	leave, err := a.Builds.Enter(auth.From(r.Context()).Who)
 	if err != nil {
@@ -67,12 +67,12 @@ func (a *api) build(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		last = apiv1.BuildEvent{Error: err.Error(), Status: face.StatusOf(err), Code: face.ProblemOf(err).Code}
 	}
-	_ = out.send(last) // the client has gone if this fails; its answer has begun
+	_ = out.send(last) // the answer has begun; fails only if the client has left
 	return nil
 }
 
-// buildError converts errors that the client has caused: a mistake in a Dockerfile, a failed
-// command in it, or a tag that another build is making.
+// buildError converts the errors that the client has caused: a mistake in the Dockerfile, a failed
+// command, or a tag that another build is making.
 func buildError(err error) error {
 	if errors.Is(err, build.ErrTaken) {
 		return face.NewError(http.StatusConflict, err.Error()+": wait until it has ended")
@@ -102,7 +102,7 @@ func (a *api) readBuild(ctx context.Context, in *treetar.Reader) (req build.Requ
 		return req, nil, err
 	}
 	req = build.Request{
-		Admin:     true, // the route demands that scope
+		Admin:     true, // the route requires the scope admin
 		Tag:       ask.Tag,
 		Replace:   ask.Replace,
 		NoCache:   ask.NoCache,
@@ -182,7 +182,8 @@ func loginsOf(auths map[string]apiv1.RegistryAuth) (map[string]build.Login, erro
 	return logins, nil
 }
 
-// archiveError converts the error of an invalid archive to an error of the client.
+// archiveError returns an error with status 400 for an invalid archive. It returns other errors
+// unchanged.
 func archiveError(err error) error {
 	if errors.Is(err, tar.ErrHeader) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		return &invalid.Error{Field: "archive", Reason: fmt.Sprintf("it is not a complete tar archive: %v", err)}
@@ -196,7 +197,7 @@ func archiveError(err error) error {
 // buildObserver sends a build's progress to its client.
 type buildObserver struct {
 	out  *lines
-	gone func() // called when the client no longer receives
+	gone func() // called when an event cannot be sent because the client has left
 	once sync.Once
 }
 

@@ -18,7 +18,8 @@ import (
 	"github.com/forkd/forkd/internal/daemon/build"
 )
 
-// emptyLineShell answers the query for matching files with an empty line.
+// emptyLineShell is a shell. When a build asks it which files match a pattern, it answers with an
+// empty line.
 const emptyLineShell = `#!/bin/bash --posix
 case "$2" in
 '# Says which'*) echo; exit 0 ;;
@@ -26,11 +27,11 @@ esac
 exec -a sh /bin/bash --posix "$@"
 `
 
-// hostileShellEnv makes this program the child of TestAnEmptyAnswerFailsTheStep.
+// hostileShellEnv is set in the child process of TestAnEmptyAnswerFailsTheStep.
 const hostileShellEnv = "FORKD_TEST_HOSTILE_SHELL"
 
-// A hostile shell in an image fails the step that runs it, but does not crash the daemon, which is
-// a child of this test.
+// A hostile shell in an image makes the step fail that runs it, but does not crash the daemon. The
+// daemon runs in a child process of this test.
 func TestAnEmptyAnswerFailsTheStep(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("mounts over /bin/dash in a namespace: needs root")
@@ -42,7 +43,7 @@ func TestAnEmptyAnswerFailsTheStep(t *testing.T) {
 	if os.Getenv(hostileShellEnv) == "" {
 		cmd := exec.Command(self, "-test.run", "^"+t.Name()+"$")
 		cmd.Env = append(os.Environ(), hostileShellEnv+"=1")
-		cmd.WaitDelay = time.Second // agents left behind keep its output open until the group is killed
+		cmd.WaitDelay = time.Second // orphaned agents keep its output open until the process group is killed
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 		out, err := cmd.CombinedOutput()
 		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
@@ -71,7 +72,8 @@ func TestAnEmptyAnswerFailsTheStep(t *testing.T) {
 	}
 }
 
-// forkOf forks the parent with a token of the scope run.
+// forkOf forks the parent with a token whose scope is run, and returns the token's client and the
+// sandbox.
 func forkOf(t *testing.T, r *apirig.Rig, token string) (*client.Client, string) {
 	t.Helper()
 	if _, err := r.Bake(t.Context(), r.Parent); err != nil {
@@ -88,8 +90,8 @@ func forkOf(t *testing.T, r *apirig.Rig, token string) (*client.Client, string) 
 	return cl, box.Sandboxes[0].ID
 }
 
-// A build finds a step's snapshot by a tag that any client can compute. Only builds can create such a
-// tag.
+// A build finds the snapshot of a step by its tag. Any client can compute such a tag, but only
+// builds can create a snapshot with it.
 func TestTagsOfStepsAreForBuilds(t *testing.T) {
 	r := start(t, apirig.Options{Tokens: []auth.Token{{Name: "mallory", Scope: auth.Run}}})
 	mallory, id := forkOf(t, r, "mallory")
@@ -116,7 +118,7 @@ func TestTagsOfStepsAreForBuilds(t *testing.T) {
 	if _, err := mallory.Branch(t.Context(), id, client.BranchRequest{Tag: "step-1"}); err != nil {
 		t.Errorf("a tag that is not one of a build's step: %v", err)
 	}
-	name := fmt.Sprintf(`{"name":%q}`, tag) // by E2B's API, of a running and of a suspended sandbox
+	name := fmt.Sprintf(`{"name":%q}`, tag) // also by E2B's API, from a running and from a suspended sandbox
 	if status := ask("POST", "/sandboxes/"+id+"/snapshots", name); status != http.StatusBadRequest {
 		t.Errorf("E2B's snapshot of a running sandbox: %d", status)
 	}
@@ -126,14 +128,14 @@ func TestTagsOfStepsAreForBuilds(t *testing.T) {
 	if status := ask("POST", "/sandboxes/"+id+"/snapshots", name); status != http.StatusBadRequest {
 		t.Errorf("E2B's snapshot of a suspended sandbox: %d", status)
 	}
-	r.Steps.Trim(0) // each build trims to 256
+	r.Steps.Trim(0) // each build keeps only 256 steps
 	if _, err := r.Snapshot(t.Context(), "step-1"); err != nil {
 		t.Errorf("the snapshot of a user was removed as if it were a step: %v", err)
 	}
 }
 
-// FROM ignores snapshots that clients with the scope run may have made, because the name may be
-// that of an image.
+// FROM ignores a snapshot that a client with the scope run may have made, even if it has the name
+// of an image.
 func TestFROMTakesNoBranch(t *testing.T) {
 	r := start(t, apirig.Options{Tokens: []auth.Token{{Name: "mallory", Scope: auth.Run}}})
 	mallory, id := forkOf(t, r, "mallory")
@@ -155,9 +157,9 @@ func TestFROMTakesNoBranch(t *testing.T) {
 	}
 }
 
-// If the daemon dies after it has published the result of a build and before it has recorded that, the next daemon
-// records it: FROM takes the result, and the same build finds it. A branch under an announced tag that is not of
-// the build's sandbox is no result.
+// A daemon may die after it has published the result of a build and before it has recorded that.
+// The next daemon then records the result: FROM accepts it, and the same build finds it. If another
+// sandbox's branch has the tag of a running build's result, it is not recorded as a result.
 func TestResultsAreRecordedAfterACrash(t *testing.T) {
 	r := start(t, apirig.Options{Tokens: []auth.Token{{Name: "mallory", Scope: auth.Run}}})
 	mallory, id := forkOf(t, r, "mallory")
@@ -190,7 +192,7 @@ func TestResultsAreRecordedAfterACrash(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(announced, "forged"), note, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := build.New(r.Plans); err != nil { // as the next daemon does
+	if _, err := build.New(r.Plans); err != nil { // like the next daemon
 		t.Fatal(err)
 	}
 	if err := from(); err != nil {
@@ -208,8 +210,8 @@ func TestResultsAreRecordedAfterACrash(t *testing.T) {
 	}
 }
 
-// A build may use the daemon's registry login. So a token with a prefix sees neither the image's
-// snapshot nor those of other steps.
+// A build may fetch an image with the daemon's own registry login. So a client with a label prefix
+// sees neither the snapshot of the image nor those of steps.
 func TestStepsAreWithinNoPrefix(t *testing.T) {
 	r := start(t, apirig.Options{Tokens: []auth.Token{{Name: "a", Scope: auth.Run, Prefix: "team-a/"}}})
 	tenant, err := client.New(r.URL, r.Tokens["a"])

@@ -29,14 +29,14 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// Variables of a process that is a daemon to be killed.
+// Environment variables of a daemon process that this test kills.
 const (
-	mortalDirEnv = "FORKD_TEST_MORTAL_DIR" // directory of its state
-	mortalAtEnv  = "FORKD_TEST_MORTAL_AT"  // number of the event at which it kills itself, from 1; 0: at none
+	mortalDirEnv = "FORKD_TEST_MORTAL_DIR" // directory for the daemon's state
+	mortalAtEnv  = "FORKD_TEST_MORTAL_AT"  // number of the event, from 1, at which the daemon kills itself; 0: never
 )
 
-// mortal kills its process at an event: before an operation of a VM or a connection to an agent, and
-// some times after a branch.
+// mortal kills its own process at one of its events. Events are operations of a VM, connections to
+// an agent, and some moments after a branch.
 type mortal struct {
 	at  int64
 	now atomic.Int64
@@ -50,7 +50,7 @@ func (m *mortal) event() {
 
 func (m *mortal) die() {
 	_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
-	select {} // until the signal is there
+	select {} // wait for the signal
 }
 
 // afterBranch kills the process while the daemon publishes the snapshot of a branch.
@@ -62,7 +62,7 @@ func (m *mortal) afterBranch() {
 	}
 }
 
-// mortalVM is a VM with events.
+// mortalVM is a VM whose operations are events.
 type mortalVM struct {
 	*vmfake.VMM
 	m *mortal
@@ -92,7 +92,7 @@ func (v mortalVM) Kill() error {
 	return v.VMM.Kill()
 }
 
-// TestMortalDaemon is the process of a mortalDaemon, and no test.
+// TestMortalDaemon is the main function of a mortalDaemon's process. It is not a test by itself.
 func TestMortalDaemon(t *testing.T) {
 	dir := os.Getenv(mortalDirEnv)
 	if dir == "" {
@@ -127,11 +127,11 @@ func TestMortalDaemon(t *testing.T) {
 		return cmd
 	}})
 	fmt.Println("URL", r.URL)
-	<-t.Context().Done() // never: it is killed
+	<-t.Context().Done() // the process is killed before that
 }
 
-// mortalDaemon is a daemon with fake VMs in a process of its own. The next one with the same directory finds
-// its VMs running.
+// mortalDaemon is a daemon with fake VMs, in a process of its own. The VMs outlive the process, and
+// the next mortalDaemon with the same directory takes them over.
 type mortalDaemon struct {
 	*client.Client
 	cmd *exec.Cmd
@@ -169,12 +169,12 @@ func startMortal(t *testing.T, dir string, at int) *mortalDaemon {
 }
 
 func (d *mortalDaemon) end() {
-	_ = d.cmd.Process.Kill() // fails if it has killed itself
-	_ = d.cmd.Wait()         // says that it was killed
+	_ = d.cmd.Process.Kill() // fails if the process has killed itself
+	_ = d.cmd.Wait()         // the error says that it was killed
 }
 
-// stepsOf returns the snapshots of steps, by tag, as far as repeated builds agree on them. Every one is verified
-// once. None is unfinished.
+// stepsOf returns a description of each step's snapshot, by tag, without the parts that differ
+// between builds. It verifies each snapshot once, and fails if one is unfinished.
 func (d *mortalDaemon) stepsOf(t *testing.T, verified map[string]string) map[string]string {
 	t.Helper()
 	list, err := d.Snapshots(t.Context())
@@ -199,8 +199,8 @@ func (d *mortalDaemon) stepsOf(t *testing.T, verified map[string]string) map[str
 	return steps
 }
 
-// hasNoLeftovers checks that a daemon that has just started has nothing of its predecessor's builds but
-// the snapshots of steps.
+// hasNoLeftovers fails if a daemon that has just started has anything of its predecessor's builds,
+// except the snapshots of steps.
 func (d *mortalDaemon) hasNoLeftovers(t *testing.T, dir string) {
 	t.Helper()
 	if list, err := d.Sandboxes(t.Context()); err != nil || len(list) != 0 {
@@ -217,9 +217,10 @@ func (d *mortalDaemon) hasNoLeftovers(t *testing.T, dir string) {
 	}
 }
 
-const mortalSteps = 11 // of the Dockerfile below, with both bases
+const mortalSteps = 11 // steps of the Dockerfile below, with both bases
 
-// mortalBuild returns a request whose stages work in a directory of the host.
+// mortalBuild returns a build request whose stages write to a directory of the host, and the files
+// of its context.
 func mortalBuild(work string) (client.BuildRequest, map[string]string) {
 	text := strings.NewReplacer("IMAGE", apirig.Image, "@", work).Replace(`FROM IMAGE AS one
 WORKDIR @/work
@@ -239,7 +240,7 @@ RUN cat all warm > last
 		Secrets: map[string][]byte{"tok": []byte("secret")}}, map[string]string{"in.txt": "in\n", "sub/more.txt": "more\n"}
 }
 
-// stepsIn returns the numbers of the steps that a log shows in a state.
+// stepsIn returns the numbers of the steps that have a state in a log.
 func stepsIn(log, state string) (steps []int) {
 	for line := range strings.Lines(log) {
 		if number, is, _ := strings.Cut(strings.TrimSpace(line), " "); is == state {
@@ -251,8 +252,8 @@ func stepsIn(log, state string) (steps []int) {
 	return steps
 }
 
-// deathsApart returns by how many events two deaths of a daemon in the same step are apart: some, or 1 if
-// the variable FORKD_TEST_EVERY_DEATH is set, which takes minutes.
+// deathsApart returns how many events after its predecessor a daemon is killed within a step. It is
+// 1 if FORKD_TEST_EVERY_DEATH is set, which makes the test take minutes.
 func deathsApart() int {
 	if os.Getenv("FORKD_TEST_EVERY_DEATH") != "" {
 		return 1
@@ -260,8 +261,9 @@ func deathsApart() int {
 	return 10
 }
 
-// A build whose daemon is killed at any moment of any step continues in the next daemon: every complete step
-// is cached and verified, an incomplete one has left nothing, and the result is that of an undisturbed build.
+// A daemon is killed at any moment of a build, and the build continues in the next daemon. Each
+// complete step is cached and verified, an incomplete one leaves nothing, and the result is that of
+// an undisturbed build.
 func TestBuildsOfKilledDaemons(t *testing.T) {
 	diesInEveryStep(t, mortalSteps, func(_, work string) (client.BuildRequest, map[string]string) {
 		req, files := mortalBuild(work)
@@ -313,7 +315,7 @@ func diesInEveryStep(t *testing.T, number int, request func(root, work string) (
 		}
 		t.Cleanup(func() {
 			for name := range strings.Lines(readAll(t, filepath.Join(dir, "agents"))) {
-				_ = os.RemoveAll(strings.TrimSpace(name)) // in /tmp; killed daemons have left it
+				_ = os.RemoveAll(strings.TrimSpace(name)) // a directory in /tmp that a killed daemon has left
 			}
 		})
 		return dir
@@ -337,8 +339,8 @@ func diesInEveryStep(t *testing.T, number int, request func(root, work string) (
 	}
 
 	dir, apart := state("killed"), deathsApart()
-	known := map[string]string{} // steps that are complete
-	done := map[int]bool{}       // steps that a client has seen completed
+	known := map[string]string{} // snapshots of complete steps
+	done := map[int]bool{}       // steps that a client has seen complete
 	deaths := 0
 	for at := 1; ; at += apart {
 		if at > 200 {
@@ -352,7 +354,7 @@ func diesInEveryStep(t *testing.T, number int, request func(root, work string) (
 				t.Errorf("after %d deaths step %s is %q, and was %q", deaths, tag, steps[tag], what)
 			}
 		}
-		if len(steps) > len(known) { // each step dies in all of its moments
+		if len(steps) > len(known) { // continue with this step until it is complete
 			at = 1 + deaths%apart
 			d.end()
 			d = startMortal(t, dir, at)
@@ -398,8 +400,8 @@ func diesInEveryStep(t *testing.T, number int, request func(root, work string) (
 	d.dropAll(t, dir)
 }
 
-// dropAll removes all snapshots without force, so that none may have a holder, and checks that no layer
-// is left.
+// dropAll removes all snapshots without force, which fails if one is in use, and checks that no
+// layer remains.
 func (d *mortalDaemon) dropAll(t *testing.T, dir string) {
 	t.Helper()
 	list, err := d.Snapshots(t.Context())
@@ -425,7 +427,7 @@ func (d *mortalDaemon) dropAll(t *testing.T, dir string) {
 	}
 }
 
-// A daemon that is killed while a client sends the build context leaves nothing of it.
+// A daemon that is killed while it receives a build context leaves nothing of the context.
 func TestUploadsToKilledDaemons(t *testing.T) {
 	dir := t.TempDir()
 	d := startMortal(t, dir, 0)
@@ -455,7 +457,8 @@ func TestUploadsToKilledDaemons(t *testing.T) {
 	next.hasNoLeftovers(t, dir)
 }
 
-// readAll returns the text of a file, or of all files in a directory with their names.
+// readAll returns the text of a file. For a directory, it returns the names and texts of all its
+// files.
 func readAll(t *testing.T, path string) (text string) {
 	t.Helper()
 	var list []string

@@ -15,11 +15,11 @@ import (
 	"github.com/forkd/forkd/internal/apirig"
 )
 
-// A private image builds with the client's credentials, which the daemon writes nowhere. Its cached snapshot is
-// no way to the image: a build without credentials, or with those of another registry, is refused.
+// A build fetches a private image with the client's credentials, which the daemon never stores. A
+// cached snapshot of the image gives no access to it: a build without these credentials is refused.
 func TestPrivateImagesNeedTheirCredentials(t *testing.T) {
 	r := start(t, apirig.Options{})
-	const password = "secret" // of the rig's registry
+	const password = "secret" // of the test's registry
 	auth := map[string]client.RegistryAuth{"registry.example": {Username: "me", Password: password}}
 	for _, text := range []string{"FROM " + apirig.PrivateImage + "\nRUN true\n",
 		"FROM " + apirig.Image + "\nCOPY --from=" + apirig.PrivateImage + " /etc/passwd /tmp/copied-from-image\n"} {
@@ -47,7 +47,7 @@ func TestPrivateImagesNeedTheirCredentials(t *testing.T) {
 				t.Errorf("%s has the password", path)
 			}
 		}
-		if errors.Is(err, fs.ErrNotExist) { // layers are moved meanwhile
+		if errors.Is(err, fs.ErrNotExist) { // the daemon moves layers at the same time
 			return nil
 		}
 		return err
@@ -57,7 +57,7 @@ func TestPrivateImagesNeedTheirCredentials(t *testing.T) {
 	}
 }
 
-// Credentials that no registry could take are refused with their field.
+// Credentials that are invalid for every registry are refused with the name of their field.
 func TestWrongRegistryAuth(t *testing.T) {
 	r := start(t, apirig.Options{})
 	long := strings.Repeat("x", 64<<10+1)

@@ -14,7 +14,8 @@ import (
 	"github.com/forkd/forkd/internal/apirig"
 )
 
-// kept returns for each snapshot of a step whether it has memory: "m" or "d", in the order of creation.
+// kept returns a letter for each snapshot of a step, in the order of creation: "m" if it has
+// memory, or "d".
 func kept(t *testing.T, r *apirig.Rig) (text string) {
 	t.Helper()
 	list, err := r.Snapshots(t.Context())
@@ -33,8 +34,8 @@ func kept(t *testing.T, r *apirig.Rig) (text string) {
 	return text
 }
 
-// Steps have no memory before a warm step, unless their base has memory. The result boots from their
-// disk.
+// Snapshots of steps have no memory until a step warms the guest up, unless their base has memory.
+// The result of such a build boots.
 func TestStepsHaveADiskOnly(t *testing.T) {
 	r, _ := builder(t)
 	const steps = "RUN true\nRUN true 2\n"
@@ -42,7 +43,7 @@ func TestStepsHaveADiskOnly(t *testing.T) {
 	if res, log, err := built(t, r.Client, req, nil); err != nil || res.Run != 4 {
 		t.Fatalf("%+v, %v\n%s", res, err, log)
 	}
-	if got := kept(t, r); strings.Count(got, "d") != 2 || strings.Count(got, "m") != 1 { // the image has booted
+	if got := kept(t, r); strings.Count(got, "d") != 2 || strings.Count(got, "m") != 1 { // the image has been booted
 		t.Errorf("steps on an image are %q", got)
 	}
 	if d, err := r.Snapshot(t.Context(), "made"); err != nil || d.DiskOnly {
@@ -65,7 +66,8 @@ func TestStepsHaveADiskOnly(t *testing.T) {
 	}
 }
 
-// COPY --from reads from the sandbox that the stage left, or from a fork if there is none.
+// COPY --from reads from the stage's sandbox, or from a fork of its snapshot if the sandbox is
+// gone.
 func TestStagesWithoutMemory(t *testing.T) {
 	r, dir := builder(t)
 	text := strings.NewReplacer("IMAGE", apirig.Image, "DIR", dir).Replace(`FROM IMAGE AS one
@@ -81,13 +83,13 @@ RUN cat DIR/out/*
 		t.Fatalf("%+v, %v\n%s", res, err, log)
 	}
 	hasLines(t, log, "4: a", "4: b")
-	req.Dockerfile += "COPY --from=one " + dir + "/in/a " + dir + "/c\n" // all earlier steps exist
+	req.Dockerfile += "COPY --from=one " + dir + "/in/a " + dir + "/c\n" // all earlier steps are cached
 	if res, log, err = built(t, r.Client, req, nil); err != nil || res.Run != 2 {
 		t.Errorf("with one more: %+v, %v\n%s", res, err, log)
 	}
 }
 
-// A secret reaches the commands that request it, and nothing that the daemon writes.
+// A secret reaches the commands that request it. The daemon writes it nowhere.
 func TestSecretsOfBuilds(t *testing.T) {
 	r, dir := builder(t)
 	secret := strings.Repeat("hidden!", 3)
@@ -103,7 +105,7 @@ RUN echo "${TOK-gone}" > ` + dir + "/after\n"}
 	if text, err := os.ReadFile(dir + "/after"); err != nil || string(text) != "gone\n" {
 		t.Errorf("the next step has %q, %v", text, err)
 	}
-	req.Secrets["tok"] = []byte("another secret") // a secret does not change the build's keys
+	req.Secrets["tok"] = []byte("another secret") // the cached steps do not depend on the secret
 	req.Replace = true
 	if res, log, err := built(t, r.Client, req, nil); err != nil || res.Run != 0 {
 		t.Errorf("with another secret: %+v, %v\n%s", res, err, log)
@@ -111,7 +113,7 @@ RUN echo "${TOK-gone}" > ` + dir + "/after\n"}
 	state := filepath.Dir(r.TokenFile)
 	files := 0
 	err = filepath.WalkDir(state, func(path string, e fs.DirEntry, err error) error {
-		if errors.Is(err, fs.ErrNotExist) { // a layer is moved out of RAM meanwhile
+		if errors.Is(err, fs.ErrNotExist) { // the daemon moves layers out of RAM at the same time
 			return nil
 		}
 		if err != nil || !e.Type().IsRegular() {

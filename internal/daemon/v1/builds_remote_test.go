@@ -28,7 +28,7 @@ func git(t *testing.T, dir string, args ...string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// origin makes a repository with two commits below root, and returns both.
+// origin makes a git repository with two commits below root. It returns both commits.
 func origin(t *testing.T, root string) (first, second string) {
 	t.Helper()
 	work := t.TempDir()
@@ -52,7 +52,8 @@ func origin(t *testing.T, root string) (first, second string) {
 	return first, second
 }
 
-// ADD downloads files and repositories in the guest, and accepts only the given checksum or commit.
+// ADD downloads files and repositories in the guest. It accepts only the checksum or commit that
+// the Dockerfile gives.
 func TestAddFromTheNetwork(t *testing.T) {
 	for _, program := range []string{"git", "curl"} {
 		if _, err := exec.LookPath(program); err != nil {
@@ -66,7 +67,8 @@ func TestAddFromTheNetwork(t *testing.T) {
 	smart := httptest.NewServer(&cgi.Handler{Path: backend, Env: []string{"GIT_PROJECT_ROOT=" + root,
 		"GIT_HTTP_EXPORT_ALL=1"}})
 	defer smart.Close()
-	plain := httptest.NewServer(http.FileServer(http.Dir(root))) // does not support shallow clones
+	// A plain HTTP server, from which git cannot make a shallow clone.
+	plain := httptest.NewServer(http.FileServer(http.Dir(root)))
 	defer plain.Close()
 	if err := os.WriteFile(filepath.Join(root, "file.bin"), []byte("content"), 0o644); err != nil {
 		t.Fatal(err)
@@ -105,7 +107,8 @@ RUN cd DIR && find . -type f ! -path '*/.git/*' | sort | tr '\n' ' '; ls -d seco
 	}
 }
 
-// COPY --from skips files that match --exclude. ONBUILD instructions run in the stage that continues.
+// COPY --from skips files that match --exclude. ONBUILD instructions run in the stage that builds
+// on the image.
 func TestExcludeFromAndOnbuild(t *testing.T) {
 	r, dir := builder(t)
 	text := strings.NewReplacer("DIR", dir).Replace(`FROM a.b AS one

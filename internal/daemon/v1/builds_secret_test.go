@@ -10,9 +10,9 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// While a command has a secret, its sandbox can be neither suspended nor branched with its memory.
-// That holds even when all sandboxes are suspended before a pod ends. The build goes on, and no
-// memory is written to the disk.
+// While a command has a secret, its sandbox can neither be suspended nor be branched with its
+// memory, because the secret would be written to disk. The same holds if all sandboxes are to be
+// suspended before the daemon's pod ends. The build continues.
 func TestSandboxesWithSecretsAreNotSuspended(t *testing.T) {
 	r, dir := builder(t)
 	done := make(chan error, 1)

@@ -19,8 +19,8 @@ import (
 	"github.com/forkd/forkd/internal/apirig"
 )
 
-// built runs a build, whose guests have the host's file system. It returns the result and a log with a
-// line for each event.
+// built runs a build. It returns the result and a log with a line for each event. The guests of the
+// build have the host's file system.
 func built(
 	t *testing.T,
 	cl *client.Client,
@@ -74,7 +74,7 @@ func hasLines(t *testing.T, log string, want ...string) {
 	}
 }
 
-// builder starts a rig with a snapshot to build from.
+// builder starts the API with a snapshot to build from.
 func builder(t *testing.T) (r *apirig.Rig, dir string) {
 	t.Helper()
 	r = start(t, apirig.Options{})
@@ -88,7 +88,7 @@ func builder(t *testing.T) (r *apirig.Rig, dir string) {
 	return r, dir
 }
 
-// Every step runs once. It runs again only if it, its inputs or an earlier step changed.
+// Every step runs once. It runs again only if it, its inputs or an earlier step has changed.
 func TestBuildsGoOnFromWhatHasChanged(t *testing.T) {
 	r, dir := builder(t)
 	dockerfile := func(last string) string {
@@ -153,7 +153,8 @@ CMD ["x"]
 	}
 }
 
-// A build that fails keeps the earlier steps, names the file and line, and leaves no sandbox.
+// A build that fails keeps the completed steps, names the file and line of the failed one, and
+// leaves no sandbox.
 func TestBuildsThatFail(t *testing.T) {
 	r, dir := builder(t)
 	text := "FROM a.b\nRUN echo one >> " + dir + "/runs\nRUN echo out; echo bad >&2; exit 3\n"
@@ -266,8 +267,8 @@ COPY arch.tgz DIR/dst/packed/
 	}
 }
 
-// The least recently used steps are removed first. A step can be removed even if a snapshot is built
-// on it.
+// If there are too many snapshots of steps, the least recently used ones are removed, even if a
+// snapshot is built on them.
 func TestStepsAreBounded(t *testing.T) {
 	r, _ := builder(t)
 	req := client.BuildRequest{Tag: "made", Dockerfile: "FROM a.b\nRUN true\nRUN true 2\nRUN true 3\n", Replace: true}
@@ -293,7 +294,7 @@ func TestStepsAreBounded(t *testing.T) {
 			t.Errorf("%d steps are left of %d", n, c.kept)
 		}
 	}
-	req.Dockerfile += "RUN true 4\n" // continues the last step, which exists; the first one is not needed
+	req.Dockerfile += "RUN true 4\n" // builds on the last step, which still exists; the first one is not needed
 	if res, log, err := built(t, r.Client, req, nil); err != nil || res.Run != 2 || res.Cached != 4 {
 		t.Errorf("after the first step has gone: %+v, %v\n%s", res, err, log)
 	}
@@ -315,7 +316,8 @@ func tgz(t *testing.T) string {
 	return tgzOf(t, "in/file", "packed")
 }
 
-// tgzOf returns an archive of one file, or of a link if its content begins with "link:".
+// tgzOf returns a compressed archive with one file. The content "link:TARGET" makes a symbolic
+// link.
 func tgzOf(t *testing.T, name, content string) string {
 	t.Helper()
 	var text strings.Builder
@@ -337,7 +339,7 @@ func tgzOf(t *testing.T, name, content string) string {
 	return text.String()
 }
 
-// A single client can take most of the places for builds, but not all.
+// A single client can take most of the places for builds, but not all of them.
 func TestPlacesOfBuilds(t *testing.T) {
 	r, _ := builder(t)
 	for n := range 3 {
@@ -361,7 +363,7 @@ func TestPlacesOfBuilds(t *testing.T) {
 	}
 }
 
-// The steps of a running build are kept, however many steps other builds have made.
+// The steps of a running build are kept, however many newer steps other builds make.
 func TestStepsOfARunningBuildAreKept(t *testing.T) {
 	r, dir := builder(t)
 	done := make(chan error, 1)
@@ -381,7 +383,7 @@ func TestStepsOfARunningBuildAreKept(t *testing.T) {
 			t.Fatal("the build does not come to its second command")
 		}
 	}
-	r.Steps.Trim(0) // as another build does at its end, with 256
+	r.Steps.Trim(0) // another build does the same at its end, with 256
 	if got := kept(t, r); got != "m" {
 		t.Errorf("while the build runs its steps are %q", got)
 	}
@@ -397,8 +399,8 @@ func TestStepsOfARunningBuildAreKept(t *testing.T) {
 	}
 }
 
-// While a build of a tag runs, a second build of the tag is refused. That is not an error of the
-// daemon.
+// While a build makes a tag, a second build with this tag is refused. The refusal is not logged as
+// a failure of the daemon.
 func TestTwoBuildsOfATag(t *testing.T) {
 	r, _ := builder(t)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -430,7 +432,7 @@ func TestTwoBuildsOfATag(t *testing.T) {
 	}
 }
 
-// A build from an image boots it once, and has its settings.
+// A build from an image boots the image once, and runs with the image's settings.
 func TestBuildFromAnImage(t *testing.T) {
 	r := start(t, apirig.Options{})
 	req := client.BuildRequest{Tag: "made", Dockerfile: "FROM " + apirig.Image + "\nRUN echo $OF in $(pwd)\n",

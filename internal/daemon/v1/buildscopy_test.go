@@ -11,15 +11,15 @@ import (
 	"github.com/forkd/forkd/internal/apirig"
 )
 
-// hostileTar is the tar program of a hostile stage. For src/2 it sends a file without the file's
-// directory.
+// hostileTar replaces the tar program in a hostile stage. In the archive of src/2, it sends a file
+// whose path leads through a directory that is not in the archive.
 const hostileTar = `#!/bin/bash
 if [ "$1 $2 $3" = "-cf - -C" ] && [[ $4 = */src/2 ]]; then set -- -cf - -C "$4" x/passwd; fi
 exec REAL "$@"
 `
 
-// The files of another stage stay in the target of a COPY, whatever the stage's programs send. A
-// link in one source does not redirect the files of the next source.
+// The files that COPY reads from another stage are written only to the target of the COPY, whatever
+// the stage's programs send. A link in one source does not redirect the files of the next source.
 func TestCopyFromAHostileStageStaysInItsTarget(t *testing.T) {
 	self, err := os.Executable()
 	if err != nil {
@@ -52,14 +52,14 @@ func TestCopyFromAHostileStageStaysInItsTarget(t *testing.T) {
 	copyEvil(t, r, t.TempDir(), "COPY --from=evil DIR/src/* DIR/dst/", "x")
 }
 
-// A link that an earlier COPY has brought does not lead the files of a later COPY out of its
-// target.
+// A link that one COPY has written does not redirect the files of a later COPY out of its target.
 func TestCopyThroughALinkOfAnEarlierCopy(t *testing.T) {
 	r, dir := builder(t)
 	copyEvil(t, r, dir, "COPY --from=evil DIR/src/1 DIR/dst/\nCOPY --from=evil DIR/src/2 DIR/dst/", "DIR/dst/")
 }
 
-// A link in one archive of an ADD leads no file of the next one, and no file of the context, out of the target.
+// A link in one archive of an ADD does not redirect files of the next archive, or of the context,
+// out of the target.
 func TestAddOfArchivesStaysInItsTarget(t *testing.T) {
 	for what, add := range map[string]string{"an archive": "b.tgz", "a directory": "c"} {
 		t.Run(what, func(t *testing.T) {
@@ -78,7 +78,8 @@ func TestAddOfArchivesStaysInItsTarget(t *testing.T) {
 	}
 }
 
-// copyEvil builds from a stage with a link in src/1 and a file behind it in src/2, by instructions that fail.
+// copyEvil builds from a stage that has a link in src/1 and a file in src/2 whose path leads
+// through that link. The instructions must fail with the error says.
 func copyEvil(t *testing.T, r *apirig.Rig, dir, instructions, says string) {
 	t.Helper()
 	in := strings.NewReplacer("DIR", dir)

@@ -7,7 +7,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/face"
 )
 
-// get makes a handler of f, which reads no body. The answer is f's result as JSON with status 200.
+// get returns a handler that answers with f's result as JSON, with status 200. It reads no body.
 func get[Res any](f func(*http.Request) (Res, error)) face.Handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
 		res, err := f(r)
@@ -18,7 +18,7 @@ func get[Res any](f func(*http.Request) (Res, error)) face.Handler {
 	}
 }
 
-// listed is get for a list. The query may select a part of it.
+// listed is get for a list. The query may select a page of the list.
 func listed[M, T any](f func(*http.Request) (list[M, T], error)) face.Handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
 		l, err := f(r)
@@ -29,7 +29,7 @@ func listed[M, T any](f func(*http.Request) (list[M, T], error)) face.Handler {
 	}
 }
 
-// described converts the result of an operation with describe.
+// described passes an operation's result through describe, and its error unchanged.
 func described[M, T any](describe func(M) T) func(M, error) (T, error) {
 	return func(m M, err error) (t T, _ error) {
 		if err != nil {
@@ -39,7 +39,7 @@ func described[M, T any](describe func(M) T) func(M, error) (T, error) {
 	}
 }
 
-// end makes a handler of f, which reads no body. The answer has status 204.
+// end returns a handler that calls f and answers with status 204. It reads no body.
 func end(f func(*http.Request) error) face.Handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
 		if err := f(r); err != nil {
@@ -50,8 +50,8 @@ func end(f func(*http.Request) error) face.Handler {
 	}
 }
 
-// call makes a handler of f, which gets the request's JSON body. The answer is f's result as JSON
-// with the given status.
+// call returns a handler that decodes the request's JSON body for f, and answers with f's result as
+// JSON with the given status.
 func call[Req, Res any](status int, f func(*http.Request, *Req) (Res, error)) face.Handler {
 	var defaults Req
 	return callWith(defaults, status, f)
@@ -72,7 +72,7 @@ func callWith[Req, Res any](defaults Req, status int, f func(*http.Request, *Req
 	}
 }
 
-// tell is call for an f without a result. The answer has status 204.
+// tell is call for a function without a result. The answer has status 204.
 func tell[Req any](f func(*http.Request, *Req) error) face.Handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
 		var req Req

@@ -11,8 +11,8 @@ import (
 	"github.com/forkd/forkd/internal/daemon/auth"
 )
 
-// A token with the scope run cannot give a sandbox access to the host or its private networks, by
-// any request. An admin can, and children of a snapshot keep its access.
+// No request lets a token with the scope run give a sandbox access to the host or its private
+// networks. An admin can do so, and children of a snapshot inherit the access.
 func TestOnlyAdminsOpenTheHostsNetwork(t *testing.T) {
 	r := start(t, apirig.Options{Tokens: []auth.Token{{Name: "a", Scope: auth.Run, Prefix: "team-a/"}}})
 	if _, err := r.Bake(t.Context(), r.Parent); err != nil {

@@ -12,9 +12,9 @@ import (
 	"github.com/forkd/forkd/internal/host/invalid"
 )
 
-// runCode answers with the output of code while it runs, as lines of JSON. Before the code has
-// started, an error has a status of its own; later it is the last line. If the client disconnects,
-// the code is interrupted.
+// runCode answers with the output of code while it runs, as lines of JSON. An error before the code
+// has started determines the HTTP status; a later one is sent as the last line. If the client
+// disconnects, the code is interrupted.
 func (a *api) runCode(w http.ResponseWriter, r *http.Request) error {
 	var req apiv1.CodeRequest
 	if err := face.ReadJSON(w, r, &req); err != nil {
@@ -43,7 +43,7 @@ func (a *api) runCode(w http.ResponseWriter, r *http.Request) error {
 		return err
 	})
 	if err == nil && end.TimedOut {
-		err = a.paused(r, op) // the code was not too slow
+		err = a.paused(r, op) // a paused sandbox is reported as such, not as slow code
 	}
 	stop()
 	if err != nil && !out.hasBegun() {
@@ -53,11 +53,11 @@ func (a *api) runCode(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		last = apiv1.CodeEvent{Error: err.Error(), Status: face.StatusOf(err), Code: face.ProblemOf(err).Code}
 	}
-	_ = out.send(last) // the client has gone if this fails
+	_ = out.send(last) // fails only if the client has left
 	return nil
 }
 
-// codeSink passes the output of code on to a client.
+// codeSink returns a sink that sends the output of code to the client.
 func codeSink(out *lines) agentclient.CodeSink {
 	return agentclient.CodeSink{
 		Started: func(n int) error {

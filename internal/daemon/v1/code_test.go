@@ -159,7 +159,7 @@ func TestContexts(t *testing.T) {
 // The number of contexts is limited. Reaching the limit is not a failure of the sandbox.
 func TestTooManyContexts(t *testing.T) {
 	cl, _, id := forked(t)
-	for range 70 { // bash takes little memory
+	for range 70 { // with bash, whose interpreter takes little memory
 		_, err := cl.CreateContext(t.Context(), id, client.CodeContextRequest{Language: "bash"})
 		if client.IsStatus(err, http.StatusConflict) {
 			return
@@ -171,7 +171,7 @@ func TestTooManyContexts(t *testing.T) {
 	t.Error("70 contexts were made")
 }
 
-// Silent streams send keepalives, so that clients can distinguish them from dead ones.
+// An idle stream sends keepalives, so that a client can distinguish it from a dead one.
 func TestSilentStreamsHaveKeepalives(t *testing.T) {
 	r := start(t, apirig.Options{Limits: face.Limits{Keepalive: 50 * time.Millisecond}})
 	id := fork(t, r, 1)[0].ID

@@ -10,8 +10,8 @@ import (
 	"github.com/forkd/forkd/internal/host/agentclient"
 )
 
-// held tracks the commands that end with their answer in lines, so that they can be detached from
-// it.
+// held tracks the commands whose answers are lines of JSON. Such a command is killed when its
+// answer ends, unless it was detached before.
 type held struct {
 	mu     sync.Mutex
 	detach map[heldProcess]context.CancelCauseFunc
@@ -22,8 +22,8 @@ type heldProcess struct {
 	pid     uint32
 }
 
-// hold registers a command whose answer ends with cancel. The caller calls release when the command
-// has ended.
+// hold registers a command. cancel ends its answer. The caller calls release when the command has
+// ended.
 func (h *held) hold(sandbox string, pid uint32, cancel context.CancelCauseFunc) (release func()) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -36,8 +36,8 @@ func (h *held) hold(sandbox string, pid uint32, cancel context.CancelCauseFunc) 
 	}
 }
 
-// letGo ends the answer that holds a command; the command runs on. It reports whether there is such
-// an answer.
+// letGo ends the answer of a command and leaves the command running. It returns false if there is
+// no such answer.
 func (h *held) letGo(sandbox string, pid uint32) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -46,7 +46,7 @@ func (h *held) letGo(sandbox string, pid uint32) bool {
 	if cancel == nil {
 		return false
 	}
-	delete(h.detach, of) // before its answer ends, so that a second request finds none
+	delete(h.detach, of) // before the answer ends, so that a second request finds nothing to detach
 	cancel(agentclient.ErrDetached)
 	return true
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// A command continues after it was detached from its answer in lines, and is no longer limited to
-// an hour.
+// A command that is detached from its answer in lines continues. The limit of an hour no longer
+// applies to it.
 func TestDetachFromLines(t *testing.T) {
 	cl, _, id := forked(t)
 	var out started
@@ -57,7 +57,7 @@ func TestDetachFromLines(t *testing.T) {
 	}
 }
 
-// started closes pid at the first output.
+// started is a writer that closes its channel at the first output.
 type started struct {
 	bytes.Buffer
 	pid chan struct{}

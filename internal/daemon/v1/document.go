@@ -16,7 +16,7 @@ import (
 	apidoc "github.com/forkd/forkd/api"
 )
 
-// documentYAML serves the description of this API.
+// documentYAML serves api/openapi.yaml.
 func documentYAML(w http.ResponseWriter, _ *http.Request) error {
 	p, err := apidoc.FS.ReadFile("openapi.yaml")
 	return writeDocument(w, "application/yaml", p, err)
@@ -29,7 +29,7 @@ func documentJSON(w http.ResponseWriter, _ *http.Request) error {
 
 func documentPage(w http.ResponseWriter, _ *http.Request) error {
 	p, err := asPage()
-	// The page has a style of its own and nothing active.
+	// The page has only its own style, and no scripts.
 	w.Header().Set("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'")
 	return writeDocument(w, "text/html; charset=utf-8", p, err)
 }
@@ -40,7 +40,7 @@ func writeDocument(w http.ResponseWriter, contentType string, p []byte, err erro
 	}
 	w.Header().Set("Content-Type", contentType)
 	w.Header().Set("X-Content-Type-Options", "nosniff")
-	_, _ = w.Write(p) // the client has gone if this fails
+	_, _ = w.Write(p) // fails only if the client has left
 	return nil
 }
 
@@ -77,7 +77,7 @@ var asPage = sync.OnceValues(func() ([]byte, error) {
 	return out.Bytes(), err
 })
 
-// page is the part of the document that the page shows.
+// page holds the parts of the OpenAPI document that the HTML page shows.
 type page struct {
 	Info struct {
 		Title, Version, Description string
@@ -133,7 +133,7 @@ type schema struct {
 	More             any      `yaml:"additionalProperties"`
 }
 
-// inOrder is a mapping that keeps the document's order.
+// inOrder is a YAML mapping in the order of the document.
 type inOrder[T any] []struct {
 	Key   string
 	Value T
@@ -184,7 +184,7 @@ func (d *page) Answer(m message) message {
 
 func nameOf(ref string) string { return ref[strings.LastIndexByte(ref, '/')+1:] }
 
-// Link returns the name of the schema to which s, or each item of s, refers.
+// Link returns the name of the schema to which s or its items refer.
 func (s schema) Link() string {
 	if s.Items != nil {
 		return s.Items.Link()
@@ -195,7 +195,7 @@ func (s schema) Link() string {
 	return nameOf(s.Ref)
 }
 
-// Kind describes the type of a value in words, without the part that Link returns.
+// Kind describes the type of a value in words. It omits the name that Link returns.
 func (s schema) Kind() string {
 	switch types, several := s.Type.([]any); {
 	case s.Items != nil && s.Items.Link() != "":
@@ -216,7 +216,7 @@ func (s schema) Kind() string {
 	return ""
 }
 
-// Bounds describes which values are valid.
+// Bounds describes the valid values.
 func (s schema) Bounds() string {
 	var list []string
 	for _, b := range []struct {

@@ -10,14 +10,15 @@ import (
 	"github.com/forkd/forkd/internal/daemon/face"
 )
 
-// notMuxed lists documented operations that are routed before the mux, because it would clean their
-// paths.
+// notMuxed lists documented operations that are not patterns of the mux. They are routed before it,
+// because the mux would clean their paths.
 var notMuxed = []string{"GET /v1/sandboxes/{id}/proxy/{port}/{path}"}
 
-// notDocumented lists alternative spellings of paths, and the route for all other requests.
+// notDocumented lists patterns without an operation of their own: other spellings, and the pattern
+// for unknown paths.
 var notDocumented = []string{"GET /healthz/{$}", "/"}
 
-// The document contains exactly the routes of the API.
+// The document contains every route of the API, and no other operation.
 func TestDocumentHasTheRoutes(t *testing.T) {
 	documented := slices.DeleteFunc(apitest.Routes(t), func(r string) bool { return slices.Contains(notMuxed, r) })
 	documented = append(documented, notDocumented...)

@@ -16,14 +16,14 @@ import (
 // maxID bounds the event id from which a client resumes, in bytes; see event.Ring.ID.
 const maxID = 64
 
-// lastEventID is the header by which a client resumes after a broken connection (HTML standard,
-// section 9.2).
+// lastEventID is the header in which a client sends the id of the last event that it received
+// before the connection broke (HTML standard, section 9.2).
 const lastEventID = "Last-Event-ID"
 
 // sseRetry is the time before a browser reconnects, in milliseconds.
 const sseRetry = 1000
 
-// eventFilter selects the events for a client.
+// eventFilter selects the events that a client receives.
 type eventFilter struct {
 	sandboxes []string // ids; empty: all
 	labels    selector
@@ -34,8 +34,8 @@ func (f *eventFilter) wants(e *event.Event) bool {
 		f.labels.match(e.Labels)
 }
 
-// events streams the events of sandboxes and snapshots. It ends when the client leaves, when the
-// client receives nothing within the limit for stalled transfers, or when the daemon stops.
+// events streams the events of sandboxes and snapshots. The stream ends when the client leaves,
+// when it receives nothing for the time limit of stalled transfers, or when the daemon stops.
 func (a *api) events(w http.ResponseWriter, r *http.Request) error {
 	labels, err := selectorOf(r)
 	if err != nil {
@@ -54,8 +54,8 @@ func (a *api) events(w http.ResponseWriter, r *http.Request) error {
 	defer context.AfterFunc(a.Face.Stopping, cancel)()
 	follower := a.view(r).Events(after)
 	out := face.NewSSE(w, a.Face.Limits.Stall)
-	// The id where the stream begins, so that a client whose connection breaks before the first
-	// event misses none.
+	// Send the present position as an id, so that a client can resume without a gap even if the
+	// connection breaks before the first event.
 	if out.Text(fmt.Sprintf("retry: %d\nid: %s\n\n", sseRetry, follower.Place())) != nil {
 		return nil
 	}
@@ -67,7 +67,8 @@ func (a *api) events(w http.ResponseWriter, r *http.Request) error {
 		case ctx.Err() != nil:
 			return nil
 		case errors.Is(err, context.DeadlineExceeded):
-			err = out.Text("id: " + follower.Place() + "\n\n") // moves past events that the filter excludes
+			// The new position is after events that the filter excludes.
+			err = out.Text("id: " + follower.Place() + "\n\n")
 		case missed:
 			err = out.Send(follower.Place(), apiv1.EventMissed, apiv1.Event{ID: follower.Place(), Time: time.Now().UTC(),
 				Type: apiv1.EventMissed})
@@ -76,7 +77,7 @@ func (a *api) events(w http.ResponseWriter, r *http.Request) error {
 			err = out.Send(about.ID, about.Type, about)
 		}
 		if err != nil {
-			return nil // the client has gone
+			return nil // the client has left
 		}
 	}
 }

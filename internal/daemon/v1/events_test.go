@@ -42,7 +42,7 @@ func types(events []client.Event, id string) (list []string) {
 	return list
 }
 
-// A follower receives all events in order, and can resume at any position.
+// A client receives all events in order, and can resume at any position.
 func TestEvents(t *testing.T) {
 	cl, _, id := forked(t)
 	ctx := t.Context()
@@ -54,7 +54,7 @@ func TestEvents(t *testing.T) {
 		func() error { _, err := cl.Pause(ctx, id); return err },
 		func() error { _, err := cl.Resume(ctx, id); return err },
 		func() error { _, err := cl.Branch(ctx, id, client.BranchRequest{Tag: "b", Mode: "diff"}); return err },
-		func() error { // persisting the parent takes place in the background
+		func() error { // the parent is persisted in the background
 			follow(t, cl, client.EventsRequest{After: "none", Sandboxes: []string{id}}, "snapshot.persisted")
 			return nil
 		},
@@ -66,7 +66,7 @@ func TestEvents(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// An unknown position resumes with all stored events.
+	// From an unknown position, all stored events are sent.
 	all := follow(t, cl, client.EventsRequest{After: "none"}, "snapshot.deleted")
 	if got := types(all, ""); got[0] != "missed" || got[1] != "snapshot.created" || all[1].SnapshotTag != "a.b" {
 		t.Errorf("all events: %v", got)
@@ -92,8 +92,8 @@ func TestEvents(t *testing.T) {
 	}
 }
 
-// The stream reports its position at once, so that no events are lost if the connection breaks
-// early.
+// The stream sends its position at once, so that a client can resume without a gap if the
+// connection breaks early.
 func TestEventsFromNowOn(t *testing.T) {
 	cl, _, id := forked(t)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -102,7 +102,7 @@ func TestEventsFromNowOn(t *testing.T) {
 	go func() {
 		ended <- cl.Events(ctx, client.EventsRequest{}, func(e client.Event) error { got <- e; return nil })
 	}()
-	// The test cannot see when the stream has begun, so it causes events until one arrives.
+	// The test cannot see when the stream has begun, so it repeats a change until an event arrives.
 	for told := false; !told; {
 		for _, op := range []func(context.Context, string) (client.Sandbox, error){cl.Pause, cl.Resume} {
 			if _, err := op(t.Context(), id); err != nil {
@@ -147,14 +147,15 @@ func TestEventStreamsAreBounded(t *testing.T) {
 		return resp
 	}
 	first := get()
-	if _, err := io.CopyN(io.Discard, first.Body, 300); err != nil { // a stream without events still sends data
+	if _, err := io.CopyN(io.Discard, first.Body, 300); err != nil { // keepalives are sent if there are no events
 		t.Error(err)
 	}
 	if second := get(); second.StatusCode != http.StatusServiceUnavailable || second.Header.Get("Retry-After") == "" {
 		t.Errorf("a second follower: %s, %v", second.Status, second.Header)
 	}
 	first.Body.Close()
-	for get().StatusCode != http.StatusOK { // the place is free once the daemon has noticed
+	// The place is free as soon as the daemon has noticed the end of the first stream.
+	for get().StatusCode != http.StatusOK {
 		time.Sleep(5 * time.Millisecond)
 	}
 }

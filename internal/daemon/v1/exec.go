@@ -19,8 +19,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/agentproto"
 )
 
-// onGuest calls f with a client of the guest that a request names. The guest's answer counts in the
-// request's memory share.
+// onGuest calls f with a client of the guest that a request names. The guest's answers count
+// against the request's share of memory.
 func (a *api) onGuest(ctx context.Context, r *http.Request, op string,
 	f func(context.Context, *agentclient.Client) error) error {
 	use := a.view(r).Use
@@ -34,15 +34,15 @@ func (a *api) onGuest(ctx context.Context, r *http.Request, op string,
 	})
 }
 
-// looks reports whether a request changes neither files nor processes of a sandbox. A WebSocket
-// begins with a GET but may change them.
+// looks reports whether a request only reads and changes neither files nor processes of a sandbox.
+// A WebSocket begins with a GET, but may change them.
 func looks(r *http.Request) bool {
 	reads := r.Method == http.MethodGet || r.Method == http.MethodHead
 	return reads && r.Header.Get("Upgrade") == "" || strings.HasSuffix(r.Pattern, "/ping")
 }
 
-// runOn is onGuest for a command. If a command timed out because its sandbox is paused, for example
-// because the host's disk is full, the error says so and how to fix it.
+// runOn is onGuest for a command. If the command timed out because its sandbox is paused, the error
+// says so and how to resume it. A sandbox may have been paused because the host's disk is full.
 func (a *api) runOn(ctx context.Context, r *http.Request, op string,
 	f func(context.Context, *agentclient.Client) (agentclient.ExecResult, error)) (
 	res agentclient.ExecResult, err error) {
@@ -84,7 +84,7 @@ func (a *api) ping(r *http.Request) (out apiv1.Pong, err error) {
 	}, nil
 }
 
-// exitCodeOf returns the exit code that a shell would report.
+// exitCodeOf returns the exit code that a shell would report for the end of a command.
 func exitCodeOf(r agentclient.ExecResult) int {
 	switch r.Outcome {
 	case agentclient.Exited:
@@ -96,7 +96,7 @@ func exitCodeOf(r agentclient.ExecResult) int {
 	case agentclient.NotFound:
 		return 127
 	}
-	if r.Signal == 0 { // a signal that this host does not know
+	if r.Signal == 0 { // killed by a signal that this host does not know
 		return 128 + int(syscall.SIGKILL)
 	}
 	return 128 + int(r.Signal)
@@ -114,14 +114,15 @@ func execEnd(r agentclient.ExecResult) apiv1.ExecEnd {
 	return end
 }
 
-// times bounds the run time of a command; 0: unlimited.
+// times bounds the time that a command may run; 0: unlimited.
 type times struct{ def, most time.Duration }
 
-// Bounds for commands whose client waits until they exit, and for commands that may run on.
+// waited returns the bounds for a command whose client waits for its end, openEnded those for other
+// commands.
 func waited() times    { return times{defaultExec, maxExec} }
 func openEnded() times { return times{0, maxUnwatched} }
 
-// checkExec checks a request and converts it for the agent.
+// checkExec checks a request and converts it to the agent's form.
 func checkExec(req *apiv1.ExecRequest, limit times) (run agentclient.ExecRequest, err error) {
 	switch {
 	case len(req.Args) == 0:
@@ -165,7 +166,7 @@ func checkExec(req *apiv1.ExecRequest, limit times) (run agentclient.ExecRequest
 			return run, err
 		}
 		run.Terminal = &size
-		if run.Env["TERM"] == "" { // without it programs would assume the plainest terminal
+		if run.Env["TERM"] == "" { // without TERM, programs would assume a terminal without any capabilities
 			run.Env = maps.Clone(run.Env)
 			if run.Env == nil {
 				run.Env = map[string]string{}
@@ -176,7 +177,7 @@ func checkExec(req *apiv1.ExecRequest, limit times) (run agentclient.ExecRequest
 	return run, nil
 }
 
-// defaultTerm is the type of today's terminals.
+// defaultTerm is the terminal type that most terminals of today support.
 const defaultTerm = "xterm-256color"
 
 func checkSize(field string, s apiv1.TTYSize) (agentclient.Size, error) {
@@ -190,7 +191,7 @@ func checkSize(field string, s apiv1.TTYSize) (agentclient.Size, error) {
 // maxEnv bounds the number of variables in a request.
 const maxEnv = 256
 
-// checkEnv refuses names and values that no environment can hold.
+// checkEnv refuses names and values that an environment cannot contain.
 func checkEnv(env map[string]string) error {
 	if len(env) > maxEnv {
 		return face.BadRequest("env: %d variables: want at most %d", len(env), maxEnv)
@@ -218,7 +219,7 @@ func (a *api) exec(w http.ResponseWriter, r *http.Request) error {
 	case req.Detach:
 		limit = openEnded()
 	case inLines:
-		limit.most = maxUnwatched // the client receives keepalives
+		limit.most = maxUnwatched // the client receives keepalives, so a longer limit applies
 	}
 	run, err := checkExec(&req, limit)
 	if err != nil {
@@ -248,7 +249,7 @@ func (a *api) exec(w http.ResponseWriter, r *http.Request) error {
 	return face.WriteJSON(w, r, http.StatusOK, answer)
 }
 
-// execDetached answers as soon as the command runs.
+// execDetached starts a command and answers as soon as it is running.
 func (a *api) execDetached(w http.ResponseWriter, r *http.Request, run agentclient.ExecRequest) error {
 	ctx, cancel := context.WithTimeout(r.Context(), maxStart)
 	defer cancel()

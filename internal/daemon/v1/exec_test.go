@@ -17,7 +17,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// The output of a command is unchanged by the agent, the daemon and the client.
+// The agent, the daemon and the client pass on the output of a command unchanged.
 func TestExecKeepsBytes(t *testing.T) {
 	cl, url, id := forked(t)
 	var random [100_000]byte
@@ -67,7 +67,8 @@ func TestExecEndsAtATotal(t *testing.T) {
 	}
 }
 
-// Before the command has started, errors have their own status on a stream too.
+// An error before the command has started determines the HTTP status, even if a stream was
+// requested.
 func TestExecStreamErrors(t *testing.T) {
 	cl, _, id := forked(t)
 	for _, c := range []struct {
@@ -85,7 +86,8 @@ func TestExecStreamErrors(t *testing.T) {
 	}
 }
 
-// A command that timed out because its sandbox was paused is not reported as too slow.
+// If a command timed out because its sandbox was paused, the error says that, not that the command
+// was slow.
 func TestTimeoutOfAPausedSandbox(t *testing.T) {
 	cl, _, id := forked(t)
 	marker := filepath.Join(t.TempDir(), "runs") // the guest has the host's file system

@@ -12,19 +12,19 @@ import (
 	"github.com/forkd/forkd/internal/host/agentclient"
 )
 
-// output receives the output of a command. Its functions are called from one goroutine. If one
-// returns an error, the call ends.
+// output receives the output of a command. Its functions are called from one goroutine. If one of
+// them returns an error, the call ends.
 type output struct {
 	started func(*agentclient.Process) error
 	data    func(agentclient.Stream, []byte) error
 }
 
-// follower passes on the output of a command until it exits.
+// follower passes the output of a command to an output until the command exits.
 type follower func(context.Context, *agentclient.Client, output) (agentclient.ExecResult, error)
 
-// streamLines answers with the events of a command as they occur, as lines of JSON. Before the
-// command has started, an error has a status of its own; later it is the last line. With holds, the
-// command ends with the answer, unless it is detached.
+// streamLines answers with the events of a command as they occur, as lines of JSON. An error before
+// the command has started determines the HTTP status; a later one is sent as the last line. With
+// holds, the command is killed when the answer ends, unless it was detached.
 func (a *api) streamLines(w http.ResponseWriter, r *http.Request, op string, holds bool, follow follower) error {
 	ctx, cancel := context.WithCancelCause(r.Context())
 	defer cancel(nil)
@@ -51,11 +51,12 @@ func (a *api) streamLines(w http.ResponseWriter, r *http.Request, op string, hol
 	if errors.Is(context.Cause(ctx), agentclient.ErrDetached) && err != nil {
 		last = apiv1.ExecEvent{Detached: true}
 	}
-	_ = out.send(last) // the client has gone if this fails
+	_ = out.send(last) // fails only if the client has left
 	return nil
 }
 
-// dataEvent returns the event for a part of an output, as text if possible.
+// dataEvent returns the event for a part of an output. It contains text, or bytes if the part is
+// not text.
 func dataEvent(s agentclient.Stream, p []byte) apiv1.ExecEvent {
 	switch text := isText(p); {
 	case s == agentclient.Stdout && text:
@@ -68,9 +69,9 @@ func dataEvent(s agentclient.Stream, p []byte) apiv1.ExecEvent {
 	return apiv1.ExecEvent{StderrBytes: p}
 }
 
-// isText reports whether an output is sent as text in JSON: UTF-8 without NUL bytes, and with no
-// more control characters than coloring needs. Each control character takes six bytes in JSON, so a
-// guest could otherwise make the daemon hold six times the bound on outputs.
+// isText reports whether an output is sent as text in JSON. Such an output is UTF-8 without NUL
+// bytes, and has no more control characters than coloring needs. A control character takes six
+// bytes in JSON, so a guest could otherwise make the daemon hold six times the bound on outputs.
 func isText(p []byte) bool {
 	controls := 0
 	for _, c := range p {
@@ -84,12 +85,12 @@ func isText(p []byte) bool {
 	return controls <= 4+len(p)/8 && utf8.Valid(p)
 }
 
-// smallOutput is the size up to which output is always sent as text, for clients that support
-// nothing else, in bytes.
+// smallOutput is the size up to which an output is always sent as text, in bytes. Clients that
+// support only text need it.
 const smallOutput = 64 << 10
 
-// textOf returns a whole output as text, and also its bytes if the text is incomplete. In a large
-// output that is not text, the text omits control characters.
+// textOf returns a whole output as text. If the text differs from the output, it returns the bytes
+// too. From a large output that is not text, it omits control characters.
 func textOf(p []byte) (text string, raw []byte) {
 	if len(p) <= smallOutput || isText(p) {
 		if !utf8.Valid(p) {
@@ -106,7 +107,7 @@ func textOf(p []byte) (text string, raw []byte) {
 	return strings.Map(clean, strings.ToValidUTF8(string(p), "\uFFFD")), p
 }
 
-// lastEvent returns the event that says how a command ended, or why that is unknown.
+// lastEvent returns the event that says how a command ended, or why its end is unknown.
 func lastEvent(res agentclient.ExecResult, err error) apiv1.ExecEvent {
 	if err != nil {
 		return apiv1.ExecEvent{Error: err.Error(), Status: face.StatusOf(err), Code: face.ProblemOf(err).Code}

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// The lines of JSON contain the process id, and text output as text.
+// The lines of JSON contain the process id, and the output as text where possible.
 func TestExecLines(t *testing.T) {
 	cl, url, id := forked(t)
 	req := requestOf(t, url+"/v1/sandboxes/"+id+"/exec")

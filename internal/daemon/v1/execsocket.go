@@ -39,8 +39,9 @@ var (
 	errStopping   = face.NewError(http.StatusServiceUnavailable, "the daemon is stopping")
 )
 
-// serveSocket upgrades a request's connection to a WebSocket and carries a command over it, until
-// the command, the sandbox or the connection ends. begin starts or finds the command.
+// serveSocket upgrades the connection of a request to a WebSocket and carries a command over it. It
+// returns when the command, the sandbox or the connection ends. begin starts a command or finds a
+// running one.
 func (a *api) serveSocket(w http.ResponseWriter, r *http.Request, op string,
 	begin func(*socket) (follower, error)) error {
 	if r.ProtoMajor != 1 || !strings.EqualFold(r.Header.Get("Upgrade"), "websocket") {
@@ -51,10 +52,10 @@ func (a *api) serveSocket(w http.ResponseWriter, r *http.Request, op string,
 	if _, err := a.view(r).Sandbox(r.PathValue("id")); err != nil {
 		return err
 	}
-	// Origins were checked: see sameOrigin.
+	// Package face has checked the origin.
 	ws, err := websocket.Accept(w, r, &websocket.AcceptOptions{InsecureSkipVerify: true})
 	if err != nil {
-		return nil // Accept has answered
+		return nil // Accept has sent an answer
 	}
 	defer ws.CloseNow()
 	ws.SetReadLimit(-1) // messages are read in parts
@@ -72,14 +73,15 @@ func (a *api) serveSocket(w http.ResponseWriter, r *http.Request, op string,
 	follow, err := begin(s)
 	var work sync.WaitGroup
 	defer work.Wait()
-	defer ws.CloseNow() // makes reading end
+	defer ws.CloseNow() // makes the reading goroutine end
 	var res agentclient.ExecResult
 	if err == nil {
 		work.Go(func() { s.read(ctx) })
 		work.Go(func() { s.feed(ctx) })
 		work.Go(func() { s.keepAlive(ctx) })
 		res, err = a.runOn(ctx, r, op, func(ctx context.Context, guest *agentclient.Client) (agentclient.ExecResult, error) {
-			// A client that no longer receives holds an ended command at most this long.
+			// If the client no longer receives, a command that has ended is held for at most this
+			// time.
 			defer context.AfterFunc(ctx, func() { time.AfterFunc(a.Face.Limits.Stall, die) })()
 			return follow(ctx, guest, output{started: s.started, data: s.output})
 		})
@@ -95,7 +97,7 @@ func (a *api) serveSocket(w http.ResponseWriter, r *http.Request, op string,
 	if errors.Is(err, agentclient.ErrDetached) {
 		last = apiv1.ExecEvent{Detached: true}
 	}
-	_ = s.send(last) // the client has gone if this fails
+	_ = s.send(last) // fails only if the client has left
 	status := websocket.StatusNormalClosure
 	if errors.Is(err, errProtocol) {
 		status = websocket.StatusProtocolError
@@ -104,27 +106,27 @@ func (a *api) serveSocket(w http.ResponseWriter, r *http.Request, op string,
 	return nil
 }
 
-// socket connects a client to a command.
+// socket is the connection between a client and a command.
 type socket struct {
 	ws   *websocket.Conn
-	life context.Context // context of the connection, on which the command's end is sent
+	life context.Context // context of the connection; the end of the command is still sent on it
 	idle time.Duration   // how long the client may receive nothing
 
-	keepalive time.Duration // shorter than the idle timeout of proxies, often a minute
+	keepalive time.Duration // interval; shorter than the idle timeout of proxies, which is often a minute
 
 	end context.CancelCauseFunc // ends the command
 
 	process *agentclient.Process // valid when running is closed
 	running chan struct{}
 
-	parts   chan part   // of the input, for feed
-	buffers chan []byte // not in use; nil ones are not allocated yet
+	parts   chan part   // parts of the input, received by feed
+	buffers chan []byte // unused buffers; nil for one that is not allocated yet
 
-	sending chan struct{} // full while a part is on its way to the process, and after settle
+	sending chan struct{} // full while feed is sending a part to the process, and after settle
 }
 
-// inputBuffers is 2, so that one part of the input can be received while another is sent to the
-// guest.
+// inputBuffers is 2, so that one part of the input can be received from the client while another is
+// sent to the guest.
 const inputBuffers = 2
 
 // part is a part of the input, or its end.
@@ -133,10 +135,10 @@ type part struct {
 	last bool
 }
 
-// errProtocol is the error of a client that sends an invalid WebSocket message.
+// errProtocol is the error for a client that sends an invalid WebSocket frame.
 var errProtocol = face.BadRequest("WebSocket protocol error")
 
-// next waits for a message.
+// next waits for a message from the client.
 func (s *socket) next(ctx context.Context) (websocket.MessageType, io.Reader, error) {
 	kind, message, err := s.ws.Reader(ctx)
 	var broken *net.OpError
@@ -148,7 +150,7 @@ func (s *socket) next(ctx context.Context) (websocket.MessageType, io.Reader, er
 	return kind, message, fmt.Errorf("%w: %w", errProtocol, err)
 }
 
-// start reads the first message of an exec, which counts in the request's memory share.
+// start reads the first message of an exec. It counts against the request's share of memory.
 func (s *socket) start(share *face.Share) (*apiv1.ExecRequest, error) {
 	ctx, cancel := context.WithTimeout(s.life, face.BodyTimeout)
 	defer cancel()
@@ -173,7 +175,7 @@ func (s *socket) start(share *face.Share) (*apiv1.ExecRequest, error) {
 	return first.Start, nil
 }
 
-// send sends an event. After an error the connection is closed.
+// send sends an event to the client. If that fails, send closes the connection.
 func (s *socket) send(e apiv1.ExecEvent) error {
 	p, err := json.Marshal(e)
 	if err != nil {
@@ -222,8 +224,8 @@ func (s *socket) keepAlive(ctx context.Context) {
 	}
 }
 
-// read handles the client's messages until the client leaves or the command ends. When the client
-// leaves, the command ends.
+// read handles the client's messages until the client leaves or the command ends. If the client
+// leaves, read ends the command.
 func (s *socket) read(ctx context.Context) {
 	for {
 		kind, message, err := s.next(s.life)
@@ -246,7 +248,7 @@ func (s *socket) read(ctx context.Context) {
 	}
 }
 
-// takeInput passes a message to feed, in parts.
+// takeInput passes a message to feed in parts.
 func (s *socket) takeInput(ctx context.Context, message io.Reader) error {
 	for {
 		var buf []byte
@@ -316,8 +318,8 @@ func (s *socket) takeText(ctx context.Context, message io.Reader) error {
 	return nil
 }
 
-// control calls f when the process runs. If the process has exited or has no terminal, the stream
-// goes on without an error.
+// control calls f when the process is running. An error because the process has exited or has no
+// terminal is ignored, and the stream continues.
 func (s *socket) control(ctx context.Context, f func(context.Context) error) {
 	select {
 	case <-s.running:
@@ -329,12 +331,12 @@ func (s *socket) control(ctx context.Context, f func(context.Context) error) {
 	_ = f(ctx)
 }
 
-// settleTime bounds how long the end of a command waits for the part of its input that is being
-// sent. Another process may have the same pipe, and never read it.
+// settleTime bounds how long settle waits for the part of the input that feed is sending. The wait
+// could be endless if another process has the same pipe open and never reads it.
 const settleTime = 500 * time.Millisecond
 
-// settle waits until the client knows what input the process took before it ended, and then ends
-// feed.
+// settle is called when the command has ended. It waits until feed has told the client how much
+// input the process read, and then stops feed.
 func (s *socket) settle() {
 	select {
 	case s.sending <- struct{}{}:
@@ -342,8 +344,8 @@ func (s *socket) settle() {
 	}
 }
 
-// feed sends the input to the process, and tells the client how much was taken. It runs in its own
-// goroutine, so that a process that reads no input does not delay signals.
+// feed sends the input to the process, and tells the client how much the process has read. It runs
+// in a goroutine of its own, so that a process that reads no input does not delay signals.
 func (s *socket) feed(ctx context.Context) {
 	select {
 	case <-s.running:
@@ -364,7 +366,7 @@ func (s *socket) feed(ctx context.Context) {
 			return
 		}
 		if !closed && p.last {
-			_ = s.process.CloseStdin(ctx) // the process may have exited
+			_ = s.process.CloseStdin(ctx) // fails if the process has exited
 		} else if !closed {
 			if err := s.process.Input(ctx, p.data); err != nil {
 				closed = true

@@ -35,14 +35,14 @@ type result struct {
 	err error
 }
 
-// run starts a command and follows it. It discards stderr.
+// run starts a command and reads its stdout. It discards stderr.
 func run(t *testing.T, start func() (*client.Process, error)) running {
 	t.Helper()
 	p, err := start()
 	if err != nil {
 		t.Fatal(err)
 	}
-	out, w, err := os.Pipe() // a pipe's buffer: output is received although nothing reads it
+	out, w, err := os.Pipe() // output is received into the pipe's buffer although nothing reads it
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -65,7 +65,7 @@ func shell(cl *client.Client, ctx context.Context, id, script string,
 	return func() (*client.Process, error) { return cl.StartExec(ctx, id, req) }
 }
 
-// await reads the output until text has arrived.
+// await reads the output until it contains text.
 func (r running) await(t *testing.T, text string) {
 	t.Helper()
 	var got []byte
@@ -87,7 +87,7 @@ func (r running) ended(t *testing.T) client.ExecEnd {
 	return res.end
 }
 
-// awaitEnd waits until a process of this host has exited.
+// awaitEnd waits until a process of the host has exited.
 func awaitEnd(t *testing.T, pid int) {
 	t.Helper()
 	for syscall.Kill(pid, 0) == nil {
@@ -145,7 +145,7 @@ func TestInputOfACommand(t *testing.T) {
 	}
 }
 
-// Signals overtake input that the process does not read, and reach its whole group.
+// Signals overtake input that the process does not read. They reach the whole process group.
 func TestSignalsOfACommand(t *testing.T) {
 	cl, _, id := forked(t)
 	r := run(t, shell(cl, t.Context(), id, "trap 'exit 7' INT; sleep 1000 & echo $!; wait", nil))
@@ -155,7 +155,7 @@ func TestSignalsOfACommand(t *testing.T) {
 	}
 	failed := make(chan error, 1)
 	go func() {
-		_, err := r.Write(make([]byte, 1<<20)) // more than a pipe holds
+		_, err := r.Write(make([]byte, 1<<20)) // more than fits into a pipe
 		failed <- err
 	}()
 	if err := r.Signal("SIGINT"); err != nil {
@@ -167,7 +167,7 @@ func TestSignalsOfACommand(t *testing.T) {
 	if err := <-failed; err == nil {
 		t.Error("input that nobody took was taken")
 	}
-	// A background command of sh ignores SIGINT.
+	// A background command of sh ignores SIGINT, so it is killed.
 	syscall.Kill(child, syscall.SIGKILL)
 
 	r = run(t, shell(cl, t.Context(), id, "sleep 1000 & echo $!; wait", nil))
@@ -186,8 +186,8 @@ func TestSignalsOfACommand(t *testing.T) {
 	}
 }
 
-// A command is killed when its client disconnects, even if the daemon cannot read on because the
-// command reads no input.
+// A command is killed when its client disconnects. This is so even if the daemon cannot read from
+// the connection because the command reads no input.
 func TestACommandEndsWithItsClient(t *testing.T) {
 	cl, _, id := forked(t)
 	for _, input := range []int{0, 1 << 20} {
@@ -209,7 +209,7 @@ func TestACommandEndsWithItsClient(t *testing.T) {
 		}
 		<-sent
 	}
-	for { // the daemon's call has ended too
+	for { // until the daemon's request has ended too
 		list, err := cl.Processes(t.Context(), id)
 		if err != nil {
 			t.Fatal(err)
@@ -223,7 +223,8 @@ func TestACommandEndsWithItsClient(t *testing.T) {
 
 // A client that receives nothing is disconnected, and its command is killed.
 func TestASocketThatNobodyReadsEnds(t *testing.T) {
-	r := start(t, apirig.Options{Limits: face.Limits{PerSandbox: 1, Idle: time.Second}}) // enough to receive the start
+	// Long enough to receive the start of the command.
+	r := start(t, apirig.Options{Limits: face.Limits{PerSandbox: 1, Idle: time.Second}})
 	id := fork(t, r, 1)[0].ID
 	p, err := r.StartExec(t.Context(), id, client.ExecRequest{Args: []string{"yes"}})
 	if err != nil {
@@ -276,7 +277,7 @@ func requestOf(t *testing.T, url string) *http.Request {
 	return req
 }
 
-// ask1 sends messages and returns the last text message of the answer.
+// ask1 sends messages and returns the last text message that it receives.
 func ask1(t *testing.T, url, id string, messages ...string) string {
 	t.Helper()
 	ws, _, err := websocket.Dial(t.Context(), url+"/v1/sandboxes/"+id+"/exec",
@@ -305,7 +306,7 @@ func ask1(t *testing.T, url, id string, messages ...string) string {
 	}
 }
 
-// A protocol error of the client is reported as such, not as a failure of the daemon.
+// A protocol error is reported as an error of the client, not as a failure of the daemon.
 func TestBrokenWebSocket(t *testing.T) {
 	_, url, id := forked(t)
 	for name, frame := range map[string]string{
@@ -330,14 +331,15 @@ func TestBrokenWebSocket(t *testing.T) {
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
-		if strings.Contains(string(rest), `"status":500`) || !strings.Contains(string(rest), "\x03\xea") { // 1002
+		// "\x03\xea" is 1002.
+		if strings.Contains(string(rest), `"status":500`) || !strings.Contains(string(rest), "\x03\xea") {
 			t.Errorf("%s: %q, want an end with 1002", name, rest)
 		}
 	}
 }
 
-// If a process reads its input and exits, the client learns that the input was taken before it
-// learns of the exit.
+// If a process reads its input and exits, the client first learns that the input was read, and then
+// that the process exited.
 func TestInputOfAProcessThatEnds(t *testing.T) {
 	r, _, id := forked(t)
 	for i := range 60 {

@@ -11,7 +11,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/face"
 )
 
-// If one token takes all the places that it may, another token is still served.
+// If one token has taken all the places that it may, another token is still served.
 func TestOneTokenDoesNotKeepAnotherOut(t *testing.T) {
 	silent := mute{make(chan struct{}, 10)}
 	r := start(t, apirig.Options{Guest: silent, Limits: face.Limits{Calls: 4, PerSandbox: 4, Followers: 4},
@@ -32,7 +32,7 @@ func TestOneTokenDoesNotKeepAnotherOut(t *testing.T) {
 			t.Fatal(err)
 		}
 		req.Header.Set("Authorization", "Bearer "+r.Tokens[token])
-		resp, err := r.Server.Client().Do(req) // the answer begins once it has a place
+		resp, err := r.Server.Client().Do(req) // the answer begins when the request has its place
 		if err != nil {
 			t.Fatal(err)
 		}

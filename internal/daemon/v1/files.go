@@ -11,7 +11,7 @@ import (
 	"github.com/forkd/forkd/internal/host/invalid"
 )
 
-// fileQuery returns the path and user that a files request names.
+// fileQuery returns the path and the user in a request's query.
 func fileQuery(r *http.Request) (path, user string, err error) {
 	q := r.URL.Query()
 	if path = q.Get("path"); path == "" {
@@ -20,7 +20,7 @@ func fileQuery(r *http.Request) (path, user string, err error) {
 	return path, q.Get("username"), nil
 }
 
-// started records whether a response has begun; after that an error can only break it off.
+// started records whether an answer has begun. A later error can only break the answer off.
 type started struct {
 	http.ResponseWriter
 	begun bool
@@ -35,12 +35,12 @@ func (a *api) readFile(w http.ResponseWriter, r *http.Request) error {
 	return a.download(w, r, "application/octet-stream", "read a file of", (*agentclient.Client).ReadFile)
 }
 
-// readTree answers with a directory as a tar archive, which the guest makes.
+// readTree answers with a directory as a tar archive. The guest makes the archive.
 func (a *api) readTree(w http.ResponseWriter, r *http.Request) error {
 	return a.download(w, r, apiv1.Tar, "read a directory of", (*agentclient.Client).ReadTree)
 }
 
-// download answers with the content that open opens in the guest.
+// download answers with content of the guest. open opens the content.
 func (a *api) download(w http.ResponseWriter, r *http.Request, contentType, op string,
 	open func(_ *agentclient.Client, _ context.Context, path, user string) (io.ReadCloser, error)) error {
 	path, user, err := fileQuery(r)
@@ -62,7 +62,7 @@ func (a *api) download(w http.ResponseWriter, r *http.Request, contentType, op s
 	err = move.end(err)
 	if err != nil && out.begun {
 		a.Face.Log.Warn("file transfer broke off", "sandbox", r.PathValue("id"), "error", err)
-		panic(http.ErrAbortHandler) // the client must not mistake a part for the whole
+		panic(http.ErrAbortHandler) // abort, so that the client does not take a part of the file for the whole
 	}
 	return err
 }
@@ -71,12 +71,12 @@ func (a *api) writeFile(w http.ResponseWriter, r *http.Request) error {
 	return a.upload(w, r, maxUpload, "write a file of", (*agentclient.Client).WriteFile)
 }
 
-// writeTree has the guest unpack a tar archive in a directory.
+// writeTree lets the guest unpack a tar archive into a directory.
 func (a *api) writeTree(w http.ResponseWriter, r *http.Request) error {
 	return a.upload(w, r, maxArchive, "write a directory of", (*agentclient.Client).WriteTree)
 }
 
-// upload passes the body, of at most limit bytes, to the guest.
+// upload passes the body, which may have up to limit bytes, to the guest.
 func (a *api) upload(w http.ResponseWriter, r *http.Request, limit int64, op string,
 	write func(_ *agentclient.Client, _ context.Context, path, user string, content io.Reader) error) error {
 	path, user, err := fileQuery(r)

@@ -12,8 +12,8 @@ import (
 	"github.com/forkd/forkd/internal/daemon/face"
 )
 
-// Bodies and answers are refused if all requests together would hold too much. Streams are not. All
-// memory is released at the end.
+// A body or an answer is refused if all requests together would hold too much memory. Streams are
+// never refused for that reason. At the end, all memory is released.
 func TestLargeRequestsShareTheMemory(t *testing.T) {
 	r := start(t, apirig.Options{Limits: face.Limits{Memory: 1 << 20}})
 	id := fork(t, r, 1)[0].ID
@@ -43,8 +43,8 @@ func TestLargeRequestsShareTheMemory(t *testing.T) {
 	}
 }
 
-// Bodies count by their decoded size: each empty text in a list has three bytes, and takes sixteen in
-// memory.
+// Bodies count by their decoded size: an empty string in a list has three bytes of JSON and takes
+// sixteen in memory.
 func TestDecodedBodiesAreCounted(t *testing.T) {
 	r := start(t, apirig.Options{Limits: face.Limits{Memory: 1 << 20}})
 	id := fork(t, r, 1)[0].ID
@@ -63,7 +63,7 @@ func TestDecodedBodiesAreCounted(t *testing.T) {
 	}
 }
 
-// The output of code does not grow sixfold in JSON.
+// Output of code does not become six times as long in JSON.
 func TestEvalStaysSmallInJSON(t *testing.T) {
 	_, url, id := forked(t)
 	const n = 300_000

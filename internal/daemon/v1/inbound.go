@@ -11,7 +11,7 @@ import (
 	"github.com/forkd/forkd/internal/host/invalid"
 )
 
-// byPath serves ports of guests below the API's own paths, and passes other requests to next.
+// byPath serves the ports of guests that a path names, and passes all other requests to next.
 func (a *api) byPath(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		route, ok := inbound.FindPath(r.URL)

@@ -22,7 +22,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/face"
 )
 
-// port serves h on a port of this host. The guests of these tests share the host's ports.
+// port serves h on a port of this host. The guests of these tests use the host's ports.
 func port(t *testing.T, h http.HandlerFunc) int {
 	t.Helper()
 	s := httptest.NewServer(h)
@@ -41,8 +41,8 @@ func closedPort(t *testing.T) int {
 	return l.Addr().(*net.TCPAddr).Port
 }
 
-// ask sends a request to the API and returns status, headers and body. host may be the host name of
-// a port.
+// ask sends a request to the API and returns the status, the headers and the body. host may be the
+// host name of a port.
 func ask(t *testing.T, r *apirig.Rig, host, path string, header ...string) (int, http.Header, string) {
 	t.Helper()
 	req, err := http.NewRequest("GET", r.URL+path, nil)
@@ -102,7 +102,8 @@ func TestPortsByPath(t *testing.T) {
 		{base + "/healthz", nil, 401, "missing"},
 		{base + "/", []string{"Authorization", bearer, "Origin", "https://example.org"}, 403, "cross-origin"},
 		{base + "/", []string{"Authorization", bearer, "Sec-Fetch-Site", "same-site"}, 403, "cross-origin"},
-		{base + "/", []string{"Authorization", bearer, "Origin", "null"}, 403, "cross-origin"}, // from a guest's page
+		// From a page of a guest.
+		{base + "/", []string{"Authorization", bearer, "Origin", "null"}, 403, "cross-origin"},
 		{base + "/", []string{"Authorization", bearer, "Service-Worker", "script"}, 403, "service worker"},
 		{"/v1/sandboxes/" + id + "/proxy/0/", []string{"Authorization", bearer}, 404, "no such route"},
 		{"/v1/sandboxes/" + id + "/proxy/10.0.0.1:80/", []string{"Authorization", bearer}, 404, "no such route"},
@@ -200,8 +201,8 @@ func TestPortsByHost(t *testing.T) {
 	}
 }
 
-// Strangers with signed URLs have limited rates per sandbox, per owner, and in total. Clients with a
-// token are not affected.
+// Requests by signed URLs have limited rates: for each sandbox, for each owner, and in total.
+// Requests with a token are not limited.
 func TestStrangersAreLimited(t *testing.T) {
 	const burst = 2
 	r := start(t, apirig.Options{Limits: face.Limits{SignedBurst: burst, SignedPerSecond: 1e-9},
@@ -227,7 +228,7 @@ func TestStrangersAreLimited(t *testing.T) {
 	}
 	came, most := 0, 6*burst
 	for i, s := range append(slices.Clone(boxes), more.Sandboxes...) {
-		if i == len(boxes) { // of another owner
+		if i == len(boxes) { // a sandbox of another owner
 			most = 8 * burst
 		}
 		for n := range burst + 1 {
@@ -252,7 +253,7 @@ func TestStrangersAreLimited(t *testing.T) {
 	}
 }
 
-// flip changes the first character of a permission.
+// flip returns a permission with another first character.
 func flip(permission string) string {
 	if permission[0] == 'a' {
 		return "b" + permission[1:]
@@ -325,7 +326,7 @@ func TestDialPort(t *testing.T) {
 	if err := r.Kill(t.Context(), boxes[0].ID); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := second.Read(make([]byte, 1)); err == nil { // the connection ends with the sandbox
+	if _, err := second.Read(make([]byte, 1)); err == nil { // the connection ends when the sandbox is killed
 		t.Error("the stream of a killed sandbox goes on")
 	}
 	for { // the handler ends slightly later
@@ -337,8 +338,8 @@ func TestDialPort(t *testing.T) {
 	}
 }
 
-// Killing a sandbox aborts an answer that has begun, and gives an error to a request that has no
-// answer yet.
+// If a sandbox is killed, an answer that has begun is aborted, and a request without an answer gets
+// an error.
 func TestKillDuringARequest(t *testing.T) {
 	r := start(t, apirig.Options{})
 	boxes := fork(t, r, 2)

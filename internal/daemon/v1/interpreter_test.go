@@ -11,8 +11,8 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// Endless code is interrupted. Code that ignores the interrupt is killed with its interpreter,
-// which is then replaced.
+// Endless code can be interrupted. If code ignores the interrupt, a restart kills its interpreter
+// and starts a new one.
 func TestInterpreterIsInterruptedAndRestarted(t *testing.T) {
 	cl, url, id := forked(t)
 	ctx := t.Context()
@@ -73,8 +73,8 @@ func TestInterpreterIsInterruptedAndRestarted(t *testing.T) {
 	}
 }
 
-// Results that are too long are truncated and marked, whether the daemon or the guest truncates
-// them.
+// A result that is too long is truncated and marked. The daemon does so for some results, and the
+// guest for others.
 func TestLongResultsAreCut(t *testing.T) {
 	cl, _, id := forked(t)
 	for code, want := range map[string]string{

@@ -17,9 +17,9 @@ import (
 	"github.com/forkd/forkd/internal/proto/agentproto"
 )
 
-// docs/api.md describes what remains of a request whose client disconnects.
+// docs/api.md describes the effects of a request whose client disconnects.
 
-// unconfirmed is a guest that does not confirm its identity.
+// unconfirmed is a guest that never confirms its identity after a fork.
 type unconfirmed struct{ asked chan struct{} }
 
 func (g unconfirmed) Forked(ctx context.Context, _ agentproto.Forked) (*agentproto.Unique, error) {
@@ -31,9 +31,9 @@ func (unconfirmed) Dial(context.Context, uint32) (net.Conn, error) {
 	return nil, errors.New("it is deaf")
 }
 
-// leave calls f, and cancels its request when begun returns. It closes left when the client has
-// disconnected. Then it waits for the request's audit line, which marks the end of the request in
-// the daemon.
+// leave calls f in a request to route, and cancels the request when begun returns. It closes left
+// when the client has disconnected. Then it waits for the request's audit line, which the daemon
+// writes at the end of the request.
 func leave(t *testing.T, r *apirig.Rig, route string, left chan struct{}, f func(context.Context) error, begun func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -103,7 +103,8 @@ func TestBakeWithoutItsClient(t *testing.T) {
 	}
 }
 
-// A branch that has begun is completed, because the sandbox has already continued.
+// A branch that has begun is completed even if its client disconnects, because the sandbox has
+// already continued.
 func TestBranchWithoutItsClient(t *testing.T) {
 	r := start(t, apirig.Options{})
 	id := fork(t, r, 1)[0].ID
@@ -133,12 +134,12 @@ func TestBranchWithoutItsClient(t *testing.T) {
 	}
 }
 
-// If a client disconnects while its command cannot be killed, the command continues, is listed, and
-// can be killed later.
+// If a client disconnects while its command cannot be killed, the command continues. It can be
+// listed and killed later.
 func TestCommandOfAPausedSandboxWithoutItsClient(t *testing.T) {
 	var standsStill atomic.Bool
 	r := start(t, apirig.Options{Dial: func(ctx context.Context) error {
-		if standsStill.Load() { // like a paused guest
+		if standsStill.Load() { // like the agent of a paused guest
 			<-ctx.Done()
 			return ctx.Err()
 		}

@@ -10,18 +10,18 @@ import (
 	"github.com/forkd/forkd/internal/daemon/face"
 )
 
-// errStalled ends a transfer without progress.
+// errStalled is the error of a transfer that was aborted because it made no progress.
 var errStalled = face.NewError(http.StatusGatewayTimeout, "the transfer was aborted: no byte was moved for too long")
 
-// transfer is a copy between a client and a guest. Either may stop reading or writing. The context
-// ends when no byte has moved within the limit.
+// transfer is a copy between a client and a guest, either of which may stop sending or receiving.
+// Its context ends when no byte has been copied for the time limit.
 type transfer struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	timer  *time.Timer
 	limit  time.Duration
 	rc     *http.ResponseController
-	header http.Header // of the answer
+	header http.Header // headers of the answer
 }
 
 func newTransfer(ctx context.Context, w http.ResponseWriter, limit time.Duration) *transfer {
@@ -31,13 +31,13 @@ func newTransfer(ctx context.Context, w http.ResponseWriter, limit time.Duration
 	return t
 }
 
-// end stops the watch and returns why the copy ended.
+// end stops the timer and returns the reason why the copy ended.
 func (t *transfer) end(err error) error {
 	t.timer.Stop()
 	if cause := context.Cause(t.ctx); err != nil && errors.Is(cause, errStalled) {
 		err = cause
-		// The server would wait for the rest of the body before it answers, and then not reuse the
-		// connection.
+		// Without this header the server would read the rest of the body before it answers, and
+		// then close the connection all the same.
 		t.header.Set("Connection", "close")
 		_ = t.rc.SetReadDeadline(time.Now())
 	}
@@ -48,22 +48,24 @@ func (t *transfer) end(err error) error {
 // moved records progress.
 func (t *transfer) moved() { t.timer.Reset(t.limit) }
 
-// fromClient is the body of a request. If the client sends nothing within the limit, reading fails.
+// fromClient is the body of a request. Reading fails if the client sends nothing for the time
+// limit.
 type fromClient struct {
 	*transfer
 	body io.Reader
 }
 
 func (f fromClient) Read(p []byte) (int, error) {
-	_ = f.rc.SetReadDeadline(time.Now().Add(f.limit)) // fails only in tests, whose connections have no deadlines
+	_ = f.rc.SetReadDeadline(time.Now().Add(f.limit)) // connections of some tests have no deadlines
 	n, err := f.body.Read(p)
-	_ = f.rc.SetReadDeadline(time.Time{}) // after the last byte the server watches whether the connection closes
+	// After the last byte, the server reads in the background to notice when the client disconnects.
+	_ = f.rc.SetReadDeadline(time.Time{})
 	f.moved()
 	return n, err
 }
 
-// toClient is the answer to a request. If the client receives nothing within the limit, writing
-// fails.
+// toClient is the answer to a request. Writing fails if the client receives nothing for the time
+// limit.
 type toClient struct {
 	*transfer
 	w io.Writer

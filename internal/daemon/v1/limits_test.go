@@ -17,7 +17,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/agentproto"
 )
 
-// mute is a guest that accepts connections, but neither reads nor responds.
+// mute is a guest that accepts connections, but neither reads nor answers.
 type mute struct {
 	dialed chan struct{}
 }
@@ -29,7 +29,7 @@ func (m mute) Dial(context.Context, uint32) (net.Conn, error) {
 	return ours, nil
 }
 
-// fork returns n sandboxes.
+// fork forks n sandboxes.
 func fork(t *testing.T, r *apirig.Rig, n int) []client.Sandbox {
 	t.Helper()
 	if _, err := r.Bake(t.Context(), r.Parent); err != nil {
@@ -42,7 +42,7 @@ func fork(t *testing.T, r *apirig.Rig, n int) []client.Sandbox {
 	return f.Sandboxes
 }
 
-// Guests that do not respond hold the calls to them, and nothing else of the API.
+// Guests that do not answer delay only the requests to them.
 func TestStuckCallsHoldNothingElse(t *testing.T) {
 	silent := mute{make(chan struct{}, 10)}
 	r := start(t, apirig.Options{Guest: silent, Limits: face.Limits{Calls: 4, PerSandbox: 2}})
@@ -79,7 +79,7 @@ func TestStuckCallsHoldNothingElse(t *testing.T) {
 	}
 }
 
-// A file transfer with a stalled guest is aborted.
+// A transfer of a file is aborted if the guest stalls.
 func TestATransferThatStandsStillEnds(t *testing.T) {
 	silent := mute{make(chan struct{}, 10)}
 	r := start(t, apirig.Options{Guest: silent, Limits: face.Limits{Stall: 20 * time.Millisecond}})
@@ -93,7 +93,7 @@ func TestATransferThatStandsStillEnds(t *testing.T) {
 	}
 }
 
-// An upload from a stalled client is aborted.
+// An upload is aborted if the client stalls.
 func TestAnUploadThatStandsStillEnds(t *testing.T) {
 	r := start(t, apirig.Options{Limits: face.Limits{Stall: 20 * time.Millisecond}})
 	id := fork(t, r, 1)[0].ID
@@ -115,7 +115,7 @@ func (w stuckWriter) Write([]byte) (int, error) {
 	return 0, io.ErrClosedPipe
 }
 
-// A client that does not read a command's output does not hold the guest's place for ever.
+// A client that does not read a command's output is disconnected, and its place becomes free.
 func TestAStreamThatNobodyReadsEnds(t *testing.T) {
 	r := start(t, apirig.Options{Limits: face.Limits{PerSandbox: 1, Stall: 20 * time.Millisecond}})
 	id := fork(t, r, 1)[0].ID
@@ -140,12 +140,12 @@ func TestAStreamThatNobodyReadsEnds(t *testing.T) {
 	<-ended
 }
 
-// A client without a token does not keep a connection.
+// The connection of a client without a token is closed after the answer.
 func TestAConnectionWithoutTokenIsClosed(t *testing.T) {
 	r := start(t, apirig.Options{})
 	for request, status := range map[string]int{
 		"GET /v1/sandboxes HTTP/1.1\r\nHost: x\r\n\r\n": http.StatusUnauthorized,
-		// without its body
+		// The body is missing.
 		"POST /v1/forks HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n":                        http.StatusUnauthorized,
 		"POST /v1/forks HTTP/1.1\r\nHost: x\r\nOrigin: http://evil\r\nContent-Length: 10\r\n\r\n": http.StatusForbidden,
 		"POST /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n":                         http.StatusMethodNotAllowed,

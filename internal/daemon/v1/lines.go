@@ -10,8 +10,8 @@ import (
 	apiv1 "github.com/forkd/forkd/api/v1"
 )
 
-// lines sends an answer as lines of JSON, one per message. Before the first message, an error still
-// has a status of its own. It may be used concurrently.
+// lines sends an answer as lines of JSON, one for each message. Before the first message, an error
+// can still determine the HTTP status. Methods may be called concurrently.
 type lines struct {
 	w     http.ResponseWriter
 	rc    *http.ResponseController
@@ -20,7 +20,7 @@ type lines struct {
 	mu    sync.Mutex
 	out   *json.Encoder
 	begun bool
-	idle  *time.Timer // fires after a silent interval; nil before keepAlive
+	idle  *time.Timer // fires after an interval without a message; nil before keepAlive
 	every time.Duration
 }
 
@@ -46,7 +46,7 @@ func (l *lines) sendLocked(message any) error {
 		l.idle.Reset(l.every)
 	}
 	// A client that reads nothing must not hold its place for longer than this. The deadline is
-	// cleared afterwards, because it would end an idle HTTP/2 stream.
+	// cleared after the write, because it would otherwise end an idle HTTP/2 stream.
 	_ = l.rc.SetWriteDeadline(time.Now().Add(l.stall))
 	defer l.rc.SetWriteDeadline(time.Time{})
 	if err := l.out.Encode(message); err != nil {
@@ -55,8 +55,9 @@ func (l *lines) sendLocked(message any) error {
 	return l.rc.Flush()
 }
 
-// keepAlive sends message after every interval of silence, from the first message on, until stop is
-// called. If the client does not receive it, keepAlive calls gone.
+// keepAlive sends message after every interval without a message. It starts after the first message
+// and runs until stop is called. If message cannot be sent because the client has left, keepAlive
+// calls gone.
 func (l *lines) keepAlive(message any, every time.Duration, gone func()) (stop func()) {
 	l.mu.Lock()
 	l.idle, l.every = time.NewTimer(every), every

@@ -18,7 +18,7 @@ const (
 	maxSelectors = 64  // labels in one query
 )
 
-// selector is a set of required labels: NAME=VALUE, or NAME with any value.
+// selector is a set of required labels. Each is NAME=VALUE, or NAME for any value.
 type selector []string
 
 func selectorOf(r *http.Request) (selector, error) {
@@ -34,7 +34,7 @@ func selectorOf(r *http.Request) (selector, error) {
 	return s, nil
 }
 
-// match reports whether labels satisfy every part of s.
+// match reports whether labels contain every label of s.
 func (s selector) match(labels map[string]string) bool {
 	for _, want := range s {
 		name, value, exact := strings.Cut(want, "=")
@@ -45,17 +45,17 @@ func (s selector) match(labels map[string]string) bool {
 	return true
 }
 
-// list is a list sorted by the keys of its members. A member is described only when it is written,
-// because the descriptions of all members would take most of the memory.
+// list is a list that is sorted by the keys of its members. It describes each member only when it
+// writes the member, because all descriptions together would take much memory.
 type list[M, T any] struct {
 	members  []M
 	key      func(M) string
 	describe func(M) T
 }
 
-// write answers with a list, or with the part that the query selects by limit and cursor. The rest
-// is behind the Link with the relation next (RFC 8288). Its cursor is the key of the last member
-// sent, so that it stays valid when members are added or removed.
+// write answers with a list, or with the page that the query selects by limit and cursor. If there
+// is another page, a Link header with the relation next leads to it (RFC 8288). The cursor is the
+// key of the last member on this page, so it stays valid when members are added or removed.
 func (l list[M, T]) write(w http.ResponseWriter, r *http.Request) error {
 	q := r.URL.Query()
 	if text := q.Get("cursor"); text != "" {

@@ -123,7 +123,7 @@ func TestPages(t *testing.T) {
 		return ids(list), next
 	}
 	got, next := page("")
-	for _, gone := range []string{all[1].ID, all[2].ID} { // the member in the cursor, and the next one
+	for _, gone := range []string{all[1].ID, all[2].ID} { // the member that the cursor names, and the next one
 		if err := cl.Kill(ctx, gone); err != nil {
 			t.Fatal(err)
 		}

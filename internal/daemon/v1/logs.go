@@ -14,26 +14,26 @@ import (
 	"github.com/forkd/forkd/internal/host/invalid"
 )
 
-// console answers with the last output of a guest, unchanged.
+// console answers with the last output of a guest's console, unchanged.
 func (a *api) console(w http.ResponseWriter, r *http.Request) error {
 	text, err := a.view(r).Console(r.PathValue("id"))
 	if err != nil {
 		return err
 	}
 	plainText(w)
-	_, _ = w.Write(text.Bytes) // the client has gone if this fails
+	_, _ = w.Write(text.Bytes) // fails only if the client has left
 	return nil
 }
 
-// plainText keeps browsers from interpreting a guest's output as a page.
+// plainText keeps browsers from interpreting the output of a guest as HTML.
 func plainText(w http.ResponseWriter) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 }
 
 // logs is console with the parameters of 'docker logs': the last lines, lines since a time, and new
-// output until the sandbox ends. If a guest writes faster than its client reads, overwritten output
-// is omitted, and a line of the daemon says so. The guest never waits for the client.
+// output until the sandbox ends. If a guest writes faster than the client reads, logs omits output
+// and says so in a line of its own. The guest never waits for the client.
 func (a *api) logs(w http.ResponseWriter, r *http.Request) error {
 	follow, err := boolQuery(r, "follow")
 	if err != nil {
@@ -76,13 +76,13 @@ func (a *api) logs(w http.ResponseWriter, r *http.Request) error {
 	defer cancel()
 	defer context.AfterFunc(a.Face.Stopping, cancel)()
 	for {
-		_ = rc.SetWriteDeadline(time.Time{}) // a deadline left in force would end an idle HTTP/2 stream
+		_ = rc.SetWriteDeadline(time.Time{}) // the deadline would end an idle HTTP/2 stream
 		p, lost, err := log.Next(ctx)
 		if errors.Is(err, io.EOF) {
 			return nil
 		}
 		if err != nil {
-			panic(http.ErrAbortHandler) // the client must not mistake this for the end of the sandbox
+			panic(http.ErrAbortHandler) // abort, so that the client does not take this for the end of the sandbox
 		}
 		if lost > 0 && !send(fmt.Appendf(nil, "\n[forkd: %d bytes came faster than they were read, and are left out]\n",
 			lost)) {
@@ -94,7 +94,7 @@ func (a *api) logs(w http.ResponseWriter, r *http.Request) error {
 	}
 }
 
-// tailQuery returns how many lines of the existing output are requested.
+// tailQuery returns the number of last lines that the query requests.
 func tailQuery(r *http.Request) (int, error) {
 	text := r.URL.Query().Get("tail")
 	if text == "" || text == "all" {
@@ -107,7 +107,7 @@ func tailQuery(r *http.Request) (int, error) {
 	return n, nil
 }
 
-// lastLines returns the last n lines of p; the last line need not be complete.
+// lastLines returns the last n lines of p. The last line may lack its line feed.
 func lastLines(p []byte, n int) []byte {
 	rest := bytes.TrimSuffix(p, []byte("\n"))
 	for ; n > 0; n-- {
@@ -120,11 +120,12 @@ func lastLines(p []byte, n int) []byte {
 	return p[min(len(rest)+1, len(p)):]
 }
 
-// maxTime is the latest time for since, in seconds of Unix time: the end of the year 9999.
+// maxTime is the latest time that since may name, in seconds of Unix time: the end of the year
+// 9999.
 const maxTime = 253402300799
 
-// sinceQuery returns the time from which output is requested; zero: all. As in docker, it is an RFC
-// 3339 time, seconds of Unix time, or a duration before now.
+// sinceQuery returns the time from which output is requested; zero: from the beginning. As with
+// docker, the query has an RFC 3339 time, seconds of Unix time, or a duration before now.
 func sinceQuery(r *http.Request, now time.Time) (at time.Time, err error) {
 	text := r.URL.Query().Get("since")
 	if text == "" {

@@ -17,7 +17,7 @@ import (
 	"github.com/forkd/forkd/internal/host/vmfake"
 )
 
-// consoles starts the API with a sandbox, and returns the sandbox's VM too.
+// consoles starts the API with a sandbox, and returns the sandbox's fake VM too.
 func consoles(t *testing.T, limits face.Limits) (r *apirig.Rig, id string, guest *vmfake.VMM) {
 	t.Helper()
 	r = start(t, apirig.Options{Limits: limits})
@@ -37,7 +37,7 @@ func consoles(t *testing.T, limits face.Limits) (r *apirig.Rig, id string, guest
 
 func TestLogs(t *testing.T) {
 	r, id, _ := consoles(t, face.Limits{})
-	const all = "hello\nKernel panic - not syncing: x\nbye\n" // of every fake VM
+	const all = "hello\nKernel panic - not syncing: x\nbye\n" // console output of every fake VM
 	now := time.Now()
 	for query, want := range map[client.LogsRequest]string{
 		{}:              all,
@@ -74,7 +74,7 @@ func TestLogs(t *testing.T) {
 	}
 }
 
-// A followed log continues with new output, and ends with the sandbox.
+// With Follow, a log contains new output, and ends with the sandbox.
 func TestLogsAreFollowed(t *testing.T) {
 	r, id, guest := consoles(t, face.Limits{Followers: 2})
 	logs, err := r.Logs(t.Context(), id, client.LogsRequest{Follow: true, Tail: "1"})
@@ -105,7 +105,7 @@ func TestLogsAreFollowed(t *testing.T) {
 	}
 }
 
-// A slow reader loses output, is notified of that, and blocks nothing else.
+// A client that reads slowly loses output and is told so. It delays no other client.
 func TestLogsOfASlowReader(t *testing.T) {
 	r, id, guest := consoles(t, face.Limits{Stall: 300 * time.Millisecond})
 	logs, err := r.Logs(t.Context(), id, client.LogsRequest{Follow: true})
@@ -119,7 +119,7 @@ func TestLogsOfASlowReader(t *testing.T) {
 	stop := make(chan struct{})
 	defer close(stop)
 	go func() {
-		for { // until more output arrived between two reads than the buffer holds
+		for { // until more output arrives between two reads than the buffer can hold
 			select {
 			case <-stop:
 				return
@@ -134,7 +134,7 @@ func TestLogsOfASlowReader(t *testing.T) {
 		t.Errorf("what was lost is not told: %q, %v", told.Text(), told.Err())
 	}
 
-	// The pipe has no buffer that could hold data the client does not read.
+	// A net.Pipe has no buffer for data that the client does not read.
 	ours, theirs := net.Pipe()
 	defer ours.Close()
 	served := make(chan struct{})
@@ -149,7 +149,7 @@ func TestLogsOfASlowReader(t *testing.T) {
 		apirig.Token); err != nil {
 		t.Fatal(err)
 	}
-	<-served // because the daemon has given up
+	<-served // the daemon has disconnected the client
 }
 
 // oneConn is a listener with a single connection.

@@ -14,16 +14,16 @@ import (
 // maxMessage bounds a message of the Model Context Protocol, in bytes.
 const maxMessage = 4 << 20
 
-// toolAnswer bounds the answer of a tool, in bytes, and is the memory that each message takes at
-// once. A usual answer has far less than a third of it. Tools bound their answers, and an answer
-// waits in memory for the client: as a result, as a message, and as an event.
+// toolAnswer bounds the answer of a tool, in bytes. Every message takes this much memory at its
+// start. That is enough for a usual answer, which is shorter than a third of the bound, while the
+// answer waits for the client in three forms: as a result, as a message, and as an event.
 const (
 	toolAnswer     = 6 << 20
 	copiesOfAnswer = 3
 )
 
-// tools answers a message of the Model Context Protocol. Its client and origin are checked as for
-// every route. Calls of its tools are checked again, because each is a request of its own.
+// tools answers a message of the Model Context Protocol. The client and the origin of the message
+// are checked as for every route. A call of a tool is a request of its own, and is checked again.
 func (a *api) tools(w http.ResponseWriter, r *http.Request) error {
 	if a.mcp == nil {
 		return face.NewError(http.StatusNotFound, "this daemon has no tools for models")
@@ -32,7 +32,8 @@ func (a *api) tools(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	// Batches, as in version 2025-03-26, are refused, because many calls would take one place.
+	// Batches (protocol version 2025-03-26) are refused, because many calls would take only one
+	// place.
 	if bytes.HasPrefix(bytes.TrimLeft(body, " \t\r\n"), []byte("[")) {
 		return face.BadRequest("the message: it is an array: send one message at a time")
 	}
@@ -111,11 +112,11 @@ type pacedWriter struct {
 	rc    *http.ResponseController
 	limit time.Duration
 	share *face.Share
-	taken int // bytes of share
+	taken int // bytes of the share
 
 	status int // 0: not set by the handler
 	begun  bool
-	short  error // set if there was no memory for a part
+	short  error // error if the share is used up
 }
 
 // WriteHeader implements http.ResponseWriter.
@@ -143,7 +144,7 @@ func (p *pacedWriter) Write(b []byte) (int, error) {
 		return 0, p.short
 	}
 	p.begin()
-	_ = p.rc.SetWriteDeadline(time.Now().Add(p.limit)) // fails only in tests, whose connections have no deadlines
+	_ = p.rc.SetWriteDeadline(time.Now().Add(p.limit)) // connections of some tests have no deadlines
 	return p.ResponseWriter.Write(b)
 }
 
@@ -157,16 +158,16 @@ func (p *pacedWriter) FlushError() error {
 }
 
 // Flush implements http.Flusher.
-func (p *pacedWriter) Flush() { _ = p.FlushError() } // it has none
+func (p *pacedWriter) Flush() { _ = p.FlushError() } // Flush cannot return the error
 
-// end ends the answer. It returns the error to answer with if nothing was sent.
+// end ends the answer. If nothing was sent, it returns the error for the client.
 func (p *pacedWriter) end() error {
 	switch {
 	case p.short == nil:
 		p.begin()
 		return nil
 	case p.begun:
-		panic(http.ErrAbortHandler) // the client must not mistake a part for the whole
+		panic(http.ErrAbortHandler) // abort, so that the client does not take a part of the answer for the whole
 	}
 	return p.short
 }

@@ -32,7 +32,7 @@ func TestValuesOfMessages(t *testing.T) {
 // A message for whose answer there is no memory gets an error, or a stream that breaks off, and not
 // the answer.
 func TestUnreadAnswersOfToolsAreCounted(t *testing.T) {
-	f := face.New(face.Config{Limits: face.Limits{Memory: 16 << 20}}) // 12 MiB for one client
+	f := face.New(face.Config{Limits: face.Limits{Memory: 16 << 20}}) // 12 MiB for each client
 	answer := func(parts ...int) (w *httptest.ResponseRecorder, err error, aborted bool) {
 		r := httptest.NewRequest(http.MethodPost, "/mcp", nil)
 		r, done := f.Memory.Sharing(r.WithContext(auth.With(r.Context(), auth.Principal{Who: "token:a"})))

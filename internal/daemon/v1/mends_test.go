@@ -20,7 +20,7 @@ import (
 	"github.com/forkd/forkd/internal/host/agentclient"
 )
 
-// A client that uploads a file gets an error if the sandbox is deleted meanwhile.
+// A client that uploads a file gets an error if the sandbox is deleted during the upload.
 func TestDeleteDuringAnUpload(t *testing.T) {
 	cl, _, id := forked(t)
 	dir := t.TempDir() // the guest has the host's file system
@@ -117,7 +117,7 @@ func TestDocumentIsServed(t *testing.T) {
 	}
 }
 
-// A client that sends a large body before it reads still gets the answer.
+// A client that sends a large body before it reads the answer does receive the answer.
 func TestLargeBodyIsAnswered(t *testing.T) {
 	_, url, _, _ := serve(t)
 	conn, err := net.Dial("tcp", strings.TrimPrefix(url, "http://"))
@@ -125,7 +125,7 @@ func TestLargeBodyIsAnswered(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	const size = 16 << 20 // a busy host can send that within drainTime
+	const size = 16 << 20 // a busy host can send that much within drainTime
 	_, err = fmt.Fprintf(conn, "POST /v1/sandboxes HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer %s\r\n"+
 		"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n{\"snapshot_tag\": \"", token, size)
 	if err != nil {

@@ -11,9 +11,9 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// settingOf returns the network setting in a request, or nil if the request has none. It never
-// guesses a mode, because a request that only denies something must not open what a snapshot or
-// sandbox has closed. Errors name the field with the given prefix.
+// settingOf returns the network setting in a request, or nil if the request has none. The mode is
+// required, because a default could open what the snapshot or the sandbox has closed. Errors name
+// the field with the given prefix.
 func settingOf(prefix string, n *apiv1.Network) (*netclient.Setting, error) {
 	if n == nil {
 		return nil, nil

@@ -48,7 +48,7 @@ func TestNetworkPolicyOverTheAPI(t *testing.T) {
 	}
 }
 
-// An invalid policy is refused with the name of its field, on every route.
+// Every route refuses an invalid policy with the name of the wrong field.
 func TestWrongNetworkPolicyNamesTheField(t *testing.T) {
 	r := start(t, apirig.Options{})
 	if _, err := r.Bake(t.Context(), r.Parent); err != nil {
@@ -101,7 +101,7 @@ func TestWrongNetworkPolicyNamesTheField(t *testing.T) {
 	}
 }
 
-// The API accepts the value of a secret and never returns it, neither in an answer nor in an error.
+// The API accepts the value of a secret, but never returns it in an answer or an error.
 func TestSecretsOverTheAPI(t *testing.T) {
 	r := start(t, apirig.Options{})
 	if _, err := r.Bake(t.Context(), r.Parent); err != nil {
@@ -112,7 +112,7 @@ func TestSecretsOverTheAPI(t *testing.T) {
 		t.Fatal(err)
 	}
 	id := f.Sandboxes[0].ID
-	if _, err := r.Pause(t.Context(), id); err != nil { // its guest is told after the resumption
+	if _, err := r.Pause(t.Context(), id); err != nil { // the guest gets the policy when it is resumed
 		t.Fatal(err)
 	}
 	with := func(secrets ...client.NetworkSecret) client.Network {

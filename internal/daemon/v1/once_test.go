@@ -52,13 +52,13 @@ func TestIdempotencyKey(t *testing.T) {
 		code            string
 	}{
 		{"/v1/forks", "k1", `{"snapshot_tag":"a.b"}`, 422, "idempotency_key_reused"},
-		{"/v1/sandboxes", "k1", fork, 201, ""}, // another path
+		{"/v1/sandboxes", "k1", fork, 201, ""}, // the path differs
 		{"/v1/forks", "k2", `{"snapshot_tag":"none"}`, 404, "snapshot_not_found"},
-		{"/v1/forks", "k2", fork, 201, ""}, // no success was recorded for it
+		{"/v1/forks", "k2", fork, 201, ""}, // the first request with this key failed
 		{"/v1/forks", "a b", fork, 400, "invalid_field"},
 		{"/v1/forks", strings.Repeat("x", 256), fork, 400, "invalid_field"},
 		{"/v1/sandboxes/" + id + "/branch", "k1", `{"tag":"b1"}`, 201, ""},
-		{"/v1/sandboxes/" + id + "/branch", "k1", `{"tag":"b1"}`, 201, ""}, // without the key it would be 409
+		{"/v1/sandboxes/" + id + "/branch", "k1", `{"tag":"b1"}`, 201, ""}, // without the key the answer would be 409
 	} {
 		if status, answer, _ := send(c.path, c.key, c.body); status != c.status || !strings.Contains(answer, c.code) {
 			t.Errorf("%s %.20s %s: %d %s, want %d %s", c.path, c.key, c.body, status, answer, c.status, c.code)

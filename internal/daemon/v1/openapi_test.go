@@ -12,7 +12,7 @@ import (
 	apiv1 "github.com/forkd/forkd/api/v1"
 )
 
-// The document has exactly the fields that the code reads and writes.
+// The document has all fields that the code reads or writes, and no others.
 func TestOpenAPIHasTheFieldsOfTheCode(t *testing.T) {
 	p, err := apidoc.FS.ReadFile("openapi.yaml")
 	if err != nil {
@@ -91,7 +91,7 @@ func TestOpenAPIHasTheFieldsOfTheCode(t *testing.T) {
 		}
 		var coded []string
 		for _, f := range reflect.VisibleFields(reflect.TypeOf(v)) {
-			if len(f.Index) > 1 && refers { // field of an embedded type, which has its own schema
+			if len(f.Index) > 1 && refers { // a field of an embedded type, which has a schema of its own
 				continue
 			}
 			if field, _, _ := strings.Cut(f.Tag.Get("json"), ","); field != "" {

@@ -47,8 +47,8 @@ func TestAForeignPageIsRefused(t *testing.T) {
 	}
 }
 
-// A page whose name was made to resolve to this host sends that name as Host. Browsers cannot use
-// the unix socket.
+// If a page's domain name was made to resolve to this host, the browser sends that name as Host,
+// and the request is refused.
 func TestAForeignNameIsRefused(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "token")
 	if err := os.WriteFile(path, []byte(token), 0o600); err != nil {

@@ -11,8 +11,8 @@ import (
 	"github.com/forkd/forkd/internal/host/agentclient"
 )
 
-// An answer with a guest's output is complete, and not much larger than the output, whatever the
-// guest writes.
+// An answer with the output of a guest is complete and not much longer than the output, whatever
+// bytes the guest writes.
 func TestOutputsStaySmallInJSON(t *testing.T) {
 	const size = 1 << 20
 	for name, unit := range map[string]string{
@@ -36,7 +36,7 @@ func TestOutputsStaySmallInJSON(t *testing.T) {
 			t.Errorf("%s: the output is not all there: %v", name, err)
 		}
 		line, err := json.Marshal(dataEvent(agentclient.Stdout, p))
-		if err != nil || name != "markup" && len(line) > 3*size { // the encoder of this answer does not escape '<'
+		if err != nil || name != "markup" && len(line) > 3*size { // the encoder of this answer leaves '<' as one byte
 			t.Errorf("%s: %d bytes in a line of %d: %v", name, size, len(line), err)
 		}
 	}

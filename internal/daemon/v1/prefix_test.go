@@ -16,12 +16,13 @@ import (
 	"github.com/forkd/forkd/internal/daemon/auth"
 )
 
-// tenants has two tokens that are limited to label prefixes, and the objects of the second.
+// tenants has two tokens with different label prefixes, "a" and "b", and the objects that belong to
+// b.
 type tenants struct {
 	*apirig.Rig
 	a, b      *client.Client
-	sandbox   string   // belongs to b
-	tags      []string // branches of b's sandbox
+	sandbox   string   // the sandbox of b
+	tags      []string // branches of that sandbox
 	workspace string
 	within    string // the sandbox of the workspace
 }
@@ -39,7 +40,8 @@ func startTenants(t *testing.T) *tenants {
 	must(t, err)
 	w.sandbox = f.Sandboxes[0].ID
 	must(t, second(w.b.Branch(t.Context(), w.sandbox, client.BranchRequest{Tag: w.tags[0], Mode: "diff"})))
-	must(t, second(w.Branch(t.Context(), w.sandbox, client.BranchRequest{Tag: w.tags[1], Mode: "diff"}))) // by admin
+	// Made by admin.
+	must(t, second(w.Branch(t.Context(), w.sandbox, client.BranchRequest{Tag: w.tags[1], Mode: "diff"})))
 	ws, err := w.b.CreateWorkspace(t.Context(), client.WorkspaceRequest{Name: w.workspace, SnapshotTag: "a.b"})
 	must(t, err)
 	w.within = ws.LiveSandboxID
@@ -53,7 +55,7 @@ func (w *tenants) as(t *testing.T, token string) *client.Client {
 	return cl
 }
 
-// A branch of another tenant's sandbox is not named in descriptions.
+// A description does not name branches of another tenant's sandbox.
 func TestBranchesOfOthersAreNotNamed(t *testing.T) {
 	w := startTenants(t)
 	ctx := t.Context()
@@ -84,7 +86,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// ask sends a request with the token of a tenant.
+// ask sends a request with a tenant's token.
 func (w *tenants) ask(t *testing.T, token, method, path, body string) (status int, answer string) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), method, w.URL+path, strings.NewReader(body))
@@ -98,7 +100,7 @@ func (w *tenants) ask(t *testing.T, token, method, path, body string) (status in
 	return resp.StatusCode, string(p)
 }
 
-// Only clients without a prefix see the sandboxes that the daemon left alone.
+// Only clients without a prefix see the sandboxes that a new daemon could not take over.
 func TestLeftAlone(t *testing.T) {
 	id := "sb-" + strings.Repeat("a", 26)
 	r := start(t, apirig.Options{Damaged: id, Tokens: []auth.Token{{Name: "a", Scope: auth.Run, Prefix: "team-a/"}}})
@@ -114,7 +116,8 @@ func TestLeftAlone(t *testing.T) {
 	}
 }
 
-// No route lets a client distinguish an object outside its prefix from one that does not exist.
+// An object outside a client's prefix and an object that does not exist get the same answers from
+// every route.
 func TestPrefixHides(t *testing.T) {
 	w := startTenants(t)
 	never := strings.NewReplacer("0", "1", "1", "2", "2", "3", "3", "0", "a", "c", "c", "a").Replace(w.sandbox)
@@ -195,7 +198,7 @@ func TestPrefixHides(t *testing.T) {
 	}
 }
 
-// A follower of events receives only events within its prefix.
+// A client with a prefix receives only events within the prefix.
 func TestPrefixOfEvents(t *testing.T) {
 	w := startTenants(t)
 	f, err := w.a.Fork(t.Context(), client.ForkRequest{SnapshotTag: "a.b", N: 1})
@@ -211,13 +214,14 @@ func TestPrefixOfEvents(t *testing.T) {
 			t.Errorf("event %+v", e)
 		}
 	}
-	kinds = slices.DeleteFunc(kinds, func(k string) bool { return k == "snapshot.persisted" }) // arrives at any time
+	kinds = slices.DeleteFunc(kinds, func(k string) bool { return k == "snapshot.persisted" }) // may arrive at any time
 	if want := []string{"missed", "sandbox.created", "snapshot.created", "sandbox.deleted"}; !slices.Equal(kinds, want) {
 		t.Errorf("%v, want %v", kinds, want)
 	}
 }
 
-// Labels that a token gives a branch must begin with its prefix, except those of turns.
+// If a token has a prefix, the labels that it gives a branch must begin with it, except labels for
+// turns.
 func TestPrefixOfLabelsOfBranches(t *testing.T) {
 	w := startTenants(t)
 	for i, name := range []string{"team-b/golden", "turn", "turn.by"} {
@@ -243,7 +247,8 @@ func TestPrefixOfLabelsOfBranches(t *testing.T) {
 	}
 }
 
-// A sandbox that was taken from a team is no longer reachable by the name of its workspace either.
+// If an admin moves a sandbox to another prefix, its former client cannot reach it by the name of
+// its workspace either.
 func TestWorkspaceOfSandboxTakenAway(t *testing.T) {
 	w := startTenants(t)
 	must(t, second(w.ChangeLabels(t.Context(), w.within, map[string]*string{"team-b/owner": nil})))
@@ -262,7 +267,7 @@ func TestWorkspaceOfSandboxTakenAway(t *testing.T) {
 	must(t, w.DeleteWorkspace(t.Context(), w.workspace))
 }
 
-// A token with a prefix can use everything within the prefix, and creates nothing outside.
+// A client with a prefix can use everything within the prefix, and cannot create anything outside.
 func TestPrefixHolds(t *testing.T) {
 	w := startTenants(t)
 	ctx := t.Context()
@@ -321,7 +326,7 @@ func TestPrefixHolds(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	// The admin sees everything, and moves a sandbox to another tenant by its labels.
+	// An admin sees everything, and moves a sandbox to another tenant by changing its labels.
 	if list, err := w.Sandboxes(ctx); err != nil || len(list) != 8 {
 		t.Errorf("all: %d, %v", len(list), err)
 	}
@@ -329,7 +334,7 @@ func TestPrefixHolds(t *testing.T) {
 	if _, err := w.a.Sandbox(ctx, s.ID); !client.IsNotFound(err) {
 		t.Errorf("out of reach: %v", err)
 	}
-	// E2B's API sets the label by itself.
+	// E2B's API sets the label that the prefix requires by itself.
 	status, answer := w.ask(t, "a", "POST", "/sandboxes", `{"templateID": "a.b"}`)
 	var made struct{ SandboxID string }
 	if json.Unmarshal([]byte(answer), &made); status != http.StatusCreated {
@@ -340,8 +345,8 @@ func TestPrefixHolds(t *testing.T) {
 	}
 }
 
-// A parent that was baked from another team's disk does not name that team's snapshots, and gives
-// no access to them. Snapshots that the client may see are still named.
+// If a parent was baked from the disk of another tenant's snapshot, it neither names that snapshot
+// nor gives access to it. It still names snapshots that the client may see.
 func TestParentsLeadToNoSnapshotOfOthers(t *testing.T) {
 	w := startTenants(t)
 	ctx := t.Context()

@@ -17,7 +17,7 @@ import (
 	"github.com/forkd/forkd/internal/host/agentclient"
 )
 
-// maxControl bounds calls that a running guest answers at once.
+// maxControl bounds the time of requests that a running guest answers at once.
 const maxControl = 30 * time.Second
 
 func pidOf(r *http.Request) (uint32, error) {
@@ -54,7 +54,7 @@ func (a *api) listProcesses(r *http.Request) (out []apiv1.Process, err error) {
 	return answer, nil
 }
 
-// attach streams a running process, over a WebSocket if the client requests one.
+// attach streams the output of a running process, over a WebSocket if the client requests one.
 func (a *api) attach(w http.ResponseWriter, r *http.Request) error {
 	pid, err := pidOf(r)
 	if err != nil {
@@ -100,8 +100,8 @@ func (a *api) resizeProcess(r *http.Request, req *apiv1.TTYSize) error {
 	return a.onProcess(r, func(ctx context.Context, p *agentclient.Process) error { return p.Resize(ctx, size) })
 }
 
-// processStdin sends the body to a process as it arrives, and then closes the process's input if
-// requested.
+// processStdin sends the body to a process as it arrives. Then, if the query requests it,
+// processStdin closes the input of the process.
 func (a *api) processStdin(w http.ResponseWriter, r *http.Request) error {
 	pid, err := pidOf(r)
 	if err != nil {
@@ -119,7 +119,8 @@ func (a *api) processStdin(w http.ResponseWriter, r *http.Request) error {
 		}
 		err := p.CloseStdin(ctx)
 		var ended *agentclient.Error
-		if errors.As(err, &ended) && ended.Code == agentclient.CodeNotFound { // the process exited because of the input
+		// The process may have exited because of the input.
+		if errors.As(err, &ended) && ended.Code == agentclient.CodeNotFound {
 			return nil
 		}
 		return err
@@ -134,7 +135,7 @@ func (a *api) processStdin(w http.ResponseWriter, r *http.Request) error {
 // inputChunk is how much input is sent to a process at once, in bytes.
 const inputChunk = 128 << 10
 
-// feed sends all of from to a process, and calls moved for each part.
+// feed sends all of from to a process, and calls moved after each part.
 func feed(ctx context.Context, p *agentclient.Process, from io.Reader, moved func()) error {
 	for buf := make([]byte, inputChunk); ; {
 		n, err := from.Read(buf)

@@ -12,8 +12,8 @@ import (
 	"github.com/forkd/forkd/internal/host/invalid"
 )
 
-// checkQuery refuses query parameters that the route does not have. A misspelled filter must not
-// select everything, because some clients delete what they list.
+// checkQuery refuses unknown query parameters. A misspelled filter must not select everything,
+// because a client may delete the sandboxes that it lists.
 func checkQuery(row route, r *http.Request) error {
 	if r.URL.RawQuery == "" || !strings.Contains(row.pattern, " /v1/") {
 		return nil
@@ -34,8 +34,9 @@ func checkQuery(row route, r *http.Request) error {
 	return nil
 }
 
-// wholePath refuses paths with an empty or dotted part. The mux would redirect a request for a
-// sandbox without an id to another route, which would use the next part as the id.
+// wholePath refuses paths with an empty part or a part of dots. For a sandbox path with an empty
+// id, the mux would redirect to the path without the empty part, and the next part would become the
+// id.
 func wholePath(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		p := r.URL.EscapedPath()

@@ -16,7 +16,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/face"
 )
 
-// greedy is an HTTP/2 connection whose client receives no response bodies.
+// greedy is an HTTP/2 connection whose client never receives the body of an answer.
 type greedy struct {
 	t      *testing.T
 	frames *http2.Framer
@@ -43,7 +43,7 @@ func newGreedy(t *testing.T, address, token string) *greedy {
 	return g
 }
 
-// get sends a request for a path and returns the status of the response.
+// get sends a request for a path and returns the status of the answer.
 func (g *greedy) get(path string) string {
 	g.t.Helper()
 	var block bytes.Buffer
@@ -71,8 +71,8 @@ func (g *greedy) get(path string) string {
 	}
 }
 
-// A token that sends many requests over one HTTP/2 connection and receives no response gets at most
-// its share of the places. Another token is still served. Streams do not count.
+// A token that sends many requests over one HTTP/2 connection, and never receives an answer's body,
+// gets at most its share of the places. Another token is still served. Streams do not count.
 func TestReadsAreBoundedOverHTTP2(t *testing.T) {
 	r := start(t, apirig.Options{Limits: face.Limits{Reads: 4, Followers: 8},
 		Tokens: []auth.Token{{Name: "a", Scope: auth.Run}, {Name: "b", Scope: auth.Run}}})
@@ -115,7 +115,7 @@ func TestReadsAreBoundedOverHTTP2(t *testing.T) {
 	}
 }
 
-// Requests that need no token are limited by the client's address.
+// Requests that need no token are limited by the client's IP address.
 func TestOpenRequestsAreBounded(t *testing.T) {
 	r := start(t, apirig.Options{Limits: face.Limits{Reads: 4}})
 	server := httptest.NewUnstartedServer(r.Handler)

@@ -13,7 +13,7 @@ import (
 	"github.com/forkd/forkd/internal/host/vmmclient"
 )
 
-// Without a token the daemon reports that it is ready, and the state of its pool.
+// A client without a token learns whether the daemon is ready, and the state of the daemon's pool.
 func TestReady(t *testing.T) {
 	r := start(t, apirig.Options{})
 	for path, want := range map[string]int{"/readyz": 200, "/readyz?warm=true": 200, "/readyz?warm=perhaps": 400} {
@@ -30,7 +30,7 @@ func TestReady(t *testing.T) {
 	}
 }
 
-// A daemon whose host cannot run VMs reports that in its status, and in errors of requests that
+// A daemon whose host cannot run VMs says so in its readiness, and in the errors of requests that
 // need a VM.
 func TestReadyWithoutKVM(t *testing.T) {
 	r := start(t, apirig.Options{NoKVM: errors.New("no such device")})

@@ -1,9 +1,10 @@
 // Package v1 is the daemon's REST API, described by api/openapi.yaml: JSON over HTTP on a
 // tenancy.View.
 //
-// It translates, checks and limits; it decides nothing about sandboxes. Request bodies are strict:
-// an unknown field is an error that names it. Every error is a problem with a code (see package
-// face). The constants below bound everything that a client can make large.
+// It translates and checks requests and limits their number; package sandbox decides what happens
+// to sandboxes. Request bodies are strict: an unknown field is an error that names it. Every error
+// is a problem with a code (see package face). The constants below bound everything that a client
+// can make large.
 package v1
 
 import (
@@ -32,8 +33,8 @@ const (
 	maxStdin     = 8 << 20  // bytes of a command's input
 	maxExecBody  = face.MaxBody + maxStdin/3*4
 	maxExec      = time.Hour
-	maxUnwatched = 30 * 24 * time.Hour // for a detached command, or one on a WebSocket or answered in lines
-	maxStart     = time.Minute         // until a detached command runs
+	maxUnwatched = 30 * 24 * time.Hour // for a command that is detached, on a WebSocket, or answered in lines
+	maxStart     = time.Minute         // for starting a detached command
 	defaultExec  = 30 * time.Second
 	maxBoot      = 3600 * time.Second
 	maxPingDelay = 10 * time.Second
@@ -48,16 +49,17 @@ type Config struct {
 	Metrics   http.Handler
 	Version   string
 	Accel     string
-	GuestPort int             // port of the addresses in answers to forkd 0.5 clients; 0: no addresses
-	Domain    inbound.Domain  // parent domain of the host names of ports; zero: none
-	Links     *auth.Links     // signs such host names; nil without a domain
+	GuestPort int             // port of the addresses in answers to forkd 0.5 clients; 0: answers have no addresses
+	Domain    inbound.Domain  // parent domain of the host names of ports; zero: ports have no host names
+	Links     *auth.Links     // signs permissions in such host names; nil without a domain
 	Traces    *tracing.Tracer // nil: none
-	// why limits of sandboxes cannot all be enforced; empty if they can
+	// Why some limits of sandboxes cannot be enforced; empty: all can.
 	Missing   string
-	Admission apiv1.Admission // reported to clients
-	// returns why no VM can run on this host; nil: VMs are assumed to run
+	Admission apiv1.Admission // limits on admission, reported to clients
+	// NoKVM returns the reason why no VM can run on this host. nil: VMs are assumed to run.
 	NoKVM func() error
-	// MCP returns the handler for tools of models, which calls api; nil: there are no tools.
+	// MCP returns the handler of the Model Context Protocol, whose tools call api. nil: the daemon
+	// has none.
 	MCP func(api http.Handler) http.Handler
 }
 
@@ -101,8 +103,9 @@ func newAPI(cfg Config) *api {
 	}
 }
 
-// serve carries out a row of the table, with its checks in order. A request without the scope takes
-// no place and learns nothing, not even whether its query is valid.
+// serve returns the handler for a row of the table of routes. It makes the checks in a fixed order:
+// a request without the required scope takes no place, and its answer does not even say whether the
+// query is valid.
 func (a *api) serve(row route) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		e := audit.From(r.Context())
@@ -121,8 +124,8 @@ func (a *api) serve(row route) http.HandlerFunc {
 	}
 }
 
-// authorized refuses requests of web pages of another origin, and identifies the client, for all
-// routes that are not open.
+// authorized refuses requests from web pages of another origin and, unless the route is open,
+// identifies the client.
 func (a *api) authorized(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if err := a.Face.CheckOrigin(r); err != nil {
@@ -151,8 +154,8 @@ func (a *api) authorized(next http.Handler) http.Handler {
 	})
 }
 
-// noted reduces the audit entry of a request to a port. The rest of the path belongs to the guest,
-// and may be a secret.
+// noted removes the path below the port from the audit entry of a request to a port. That part of
+// the path belongs to the guest and may be a secret.
 func noted(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if route, ok := inbound.FindPath(r.URL); ok {
@@ -167,8 +170,8 @@ func (a *api) healthz(w http.ResponseWriter, r *http.Request) error {
 	return face.WriteJSON(w, r, http.StatusOK, apiv1.Health{OK: true})
 }
 
-// readyz says whether the daemon accepts requests, whether VMs can run, and whether forks find
-// waiting VMMs. With ?warm=true, a daemon that must first start VMMs is not ready.
+// readyz reports whether the daemon accepts requests, whether VMs can run, and whether the pool of
+// waiting VMMs is full. With ?warm=true, the daemon is ready only if the pool is full.
 func (a *api) readyz(w http.ResponseWriter, r *http.Request) error {
 	status, ready := http.StatusOK, apiv1.Ready{PoolShells: a.Face.Host.PoolSize(), PoolWanted: a.Face.Host.PoolWanted()}
 	ready.PoolWarm = ready.PoolShells >= ready.PoolWanted
@@ -191,7 +194,7 @@ func (a *api) readyz(w http.ResponseWriter, r *http.Request) error {
 	return face.WriteJSON(w, r, status, ready)
 }
 
-// metrics returns the metrics of all sandboxes of the host.
+// metrics serves the metrics of the daemon.
 func (a *api) metrics(w http.ResponseWriter, r *http.Request) error {
 	if err := a.view(r).Limited("metrics of all sandboxes"); err != nil {
 		return err

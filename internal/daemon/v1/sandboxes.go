@@ -45,20 +45,20 @@ func (a *api) sandboxOf(view *tenancy.View, i sandbox.Info) apiv1.Sandbox {
 	if !i.Expires.IsZero() {
 		s.ExpiresAt = i.Expires.Unix()
 	}
-	if i.Timing.Ready != 0 { // unknown for a sandbox that an earlier daemon started
+	if i.Timing.Ready != 0 { // unknown if an earlier daemon started the sandbox
 		vmm, ready := millis(i.Timing.VMM), millis(i.Timing.Ready)
 		s.VMMMS, s.ReadyMS = &vmm, &ready
 	}
 	return s
 }
 
-// sandboxesFor returns a function that describes sandboxes to the client of a request.
+// sandboxesFor returns a function that describes sandboxes for the client of a request.
 func (a *api) sandboxesFor(r *http.Request) func(sandbox.Info) apiv1.Sandbox {
 	view := a.view(r)
 	return func(i sandbox.Info) apiv1.Sandbox { return a.sandboxOf(view, i) }
 }
 
-// uniqueOf returns an agent's findings. Empty lists are included.
+// uniqueOf converts the agent's report about uniqueness. Empty lists become [] in JSON.
 func uniqueOf(found *agentproto.Unique) *apiv1.Unique {
 	if found == nil {
 		return nil
@@ -73,16 +73,16 @@ func uniqueOf(found *agentproto.Unique) *apiv1.Unique {
 	return u
 }
 
-// maxTTL bounds ttl_secs: a year.
+// maxTTL bounds ttl_secs to a year.
 const maxTTL = 365 * 24 * time.Hour
 
-// createSandboxes is fork for clients of forkd 0.5, which expect an array of children.
+// createSandboxes is fork for clients of forkd 0.5, which expect an array of the children.
 func (a *api) createSandboxes(r *http.Request, req *apiv1.ForkRequest) ([]apiv1.Sandbox, error) {
 	forked, err := a.fork(r, req)
 	return forked.Sandboxes, err
 }
 
-// fork answers with the children and the figures of the whole fork.
+// fork answers with the children and the measurements of the fork.
 func (a *api) fork(r *http.Request, req *apiv1.ForkRequest) (forked apiv1.Forked, err error) {
 	ttl, err := face.Seconds("ttl_secs", req.TTLSecs, 0, maxTTL)
 	if err != nil {
@@ -119,7 +119,7 @@ func (a *api) fork(r *http.Request, req *apiv1.ForkRequest) (forked apiv1.Forked
 	} else {
 		res, err = a.view(r).Fork(r.Context(), fork)
 	}
-	a.Traces.Fork(r, start, req.SnapshotTag+req.SourceID, res, err) // one of the two is empty
+	a.Traces.Fork(r, start, req.SnapshotTag+req.SourceID, res, err) // one of SnapshotTag and SourceID is empty
 	if err != nil {
 		return forked, err
 	}
@@ -151,8 +151,8 @@ func (a *api) changeLabels(r *http.Request, change *map[string]*string) (apiv1.S
 	return described(a.sandboxesFor(r))(a.view(r).ChangeLabels(r.Context(), r.PathValue("id"), *change))
 }
 
-// setTTL changes the time when a sandbox is deleted, or suspended if its creator chose that. The
-// sandbox of a workspace has no such time.
+// setTTL changes the time at which a sandbox is deleted or, if its creator chose that, suspended.
+// The sandbox of a workspace cannot have such a time.
 func (a *api) setTTL(r *http.Request, req *apiv1.TTLRequest) (s apiv1.Sandbox, err error) {
 	if req.TTLSecs == nil {
 		return s, invalid.Errorf("ttl_secs", "missing: want seconds from now, or 0 for no end")

@@ -7,7 +7,8 @@ import (
 	"github.com/forkd/forkd/internal/host/tenancy"
 )
 
-// permitted refuses a request whose client lacks the scope, or may not see what the path names.
+// permitted returns an error if the client of a request lacks the scope, or may not see the object
+// in the path.
 func (a *api) permitted(r *http.Request, want auth.Scope) error {
 	if err := auth.From(r.Context()).Need(want); err != nil {
 		return err
@@ -15,7 +16,8 @@ func (a *api) permitted(r *http.Request, want auth.Scope) error {
 	return a.within(r)
 }
 
-// within returns a "not found" error if the client of a request may not see what its path names.
+// within returns a "not found" error if the client of a request may not see the object that the
+// path names.
 func (a *api) within(r *http.Request) error {
 	if id := r.PathValue("id"); id != "" {
 		return a.view(r).Reach(id)
@@ -30,5 +32,5 @@ func (a *api) within(r *http.Request) error {
 	return nil
 }
 
-// view returns what the client of a request may see.
+// view returns the sandboxes, snapshots and workspaces that the client of a request may see.
 func (a *api) view(r *http.Request) *tenancy.View { return a.Face.View(r.Context()) }

@@ -15,7 +15,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/face"
 )
 
-// These routes need no token; all others do.
+// Exactly these routes need no token.
 func TestOpenRoutes(t *testing.T) {
 	want := []string{"GET /docs", "GET /healthz", "GET /healthz/{$}", "GET /openapi.json", "GET /openapi.yaml",
 		"GET /readyz"}
@@ -31,8 +31,8 @@ func TestOpenRoutes(t *testing.T) {
 	}
 }
 
-// Every route refuses a client without a token, with a wrong token, and with a token of a lesser
-// scope.
+// Every route refuses a client without a token, with a wrong token, and with a lower scope than it
+// requires.
 func TestEveryRouteWantsItsScope(t *testing.T) {
 	var file []byte
 	secrets := map[auth.Scope]string{}
@@ -51,7 +51,7 @@ func TestEveryRouteWantsItsScope(t *testing.T) {
 		t.Fatal(err)
 	}
 	f := face.New(face.Config{Guard: &auth.Guard{Tokens: tokens}, Log: slog.New(slog.DiscardHandler)})
-	h := New(Config{Face: f}) // no handler runs
+	h := New(Config{Face: f}) // the handlers are never called
 	ask := func(route, token string) int {
 		method, path, _ := strings.Cut(route, " ")
 		path = strings.NewReplacer("{id}", "sb-x", "{port}", "80", "{tag}", "a", "{name}", "n", "{path}", "p").Replace(path)

@@ -48,7 +48,7 @@ func snapshotOf(view *tenancy.View, i store.Info) apiv1.Snapshot {
 	return s
 }
 
-// setBranch adds the details of the snapshot's branch.
+// setBranch fills in the fields of a snapshot that is a branch.
 func setBranch(view *tenancy.View, s *apiv1.Snapshot, b *snapshot.Branch) {
 	if b == nil {
 		return
@@ -70,7 +70,7 @@ func setBranch(view *tenancy.View, s *apiv1.Snapshot, b *snapshot.Branch) {
 
 func (a *api) listSnapshots(r *http.Request) (list[store.Info, apiv1.Snapshot], error) {
 	view := a.view(r)
-	images := make(map[snapshot.Base]string) // each image has a file of its own, and most snapshots share an image
+	images := make(map[snapshot.Base]string) // by base: each image has a file of its own, which many snapshots share
 	describe := func(i store.Info) apiv1.Snapshot {
 		s := snapshotOf(view, i)
 		image, known := images[i.Base]

@@ -41,7 +41,7 @@ func documentedQueries(t *testing.T) map[string][]string {
 	return all
 }
 
-// Every route accepts the query parameters in the document, and refuses others by name.
+// Every route accepts the query parameters in the document, and refuses any other by its name.
 func TestUnknownQueryParameters(t *testing.T) {
 	documented := documentedQueries(t)
 	if len(documented["GET /v1/events"]) == 0 {
@@ -53,7 +53,7 @@ func TestUnknownQueryParameters(t *testing.T) {
 			continue
 		}
 		pattern, known := row.pattern, slices.Sorted(slices.Values(row.query))
-		if method != http.MethodPatch && !slices.Equal(known, documented[pattern]) { // the document's page has no PATCH
+		if method != http.MethodPatch && !slices.Equal(known, documented[pattern]) { // the HTML page lacks PATCH
 			t.Errorf("%s: takes %v, documented %v", pattern, known, documented[pattern])
 		}
 		err := checkQuery(row, httptest.NewRequest(method, "/v1/x?lable=job", nil))
@@ -71,8 +71,8 @@ func TestUnknownQueryParameters(t *testing.T) {
 	}
 }
 
-// Requests with typing errors, or from a script with an unset variable, are refused by name and
-// reach no other route.
+// A request with a typing error, or from a script with an unset variable, gets an error that names
+// the mistake. It is not served by another route.
 func TestSlips(t *testing.T) {
 	s := New(Config{Face: face.New(face.Config{}), Metrics: http.NotFoundHandler()})
 	for _, c := range []struct{ method, path, body, want string }{

@@ -9,8 +9,8 @@ import (
 	"github.com/forkd/forkd/internal/daemon/face"
 )
 
-// PortRoute is the document's name for guests' ports that are reached by path. PortScope is the
-// scope for all ways to reach them.
+// PortRoute is the document's path for guests' ports. PortScope is the scope that all ways to reach
+// a port require.
 const (
 	PortRoute = "GET /v1/sandboxes/{id}/proxy/{port}/{path}"
 	PortScope = auth.Run
@@ -21,15 +21,17 @@ const open auth.Scope = 0
 
 // route is a row of the table of routes.
 type route struct {
-	pattern string     // of http.ServeMux
-	scope   auth.Scope // required of a token: read shows what exists, but nothing inside a sandbox; run uses
-	// sandboxes; admin also reaches files of the host and snapshots that others fork from
+	pattern string // pattern for http.ServeMux
+	// Scope that a token must have. A token with read sees what exists, but nothing inside a sandbox.
+	// A token with run uses sandboxes. A token with admin also reaches files of the host, and snapshots
+	// that other clients fork.
+	scope  auth.Scope
 	query  []string   // query parameters, as in the document
-	gate   *face.Gate // bounds concurrent requests
+	gate   *face.Gate // limits concurrent requests
 	handle face.Handler
 }
 
-// routes returns the table. Other requests are answered with 404.
+// routes returns the table of routes. A request that matches no row gets 404.
 func (a *api) routes() []route {
 	f := a.Face
 	guests, control, work, reads, ends, lists := f.Guests, f.Control, f.Work, f.Reads, f.Ends, f.Lists
@@ -47,16 +49,17 @@ func (a *api) routes() []route {
 		{"GET /openapi.json", open, nil, f.Open, documentJSON},
 		{"GET /docs", open, nil, f.Open, documentPage},
 		{"GET /metrics", auth.Read, nil, reads, a.metrics},
-		{"POST /mcp", auth.Read, nil, f.Messages, a.tools}, // each tool requires its own scope
+		{"POST /mcp", auth.Read, nil, f.Messages, a.tools}, // each tool requires a scope of its own
 
 		{"GET /v1/snapshots", auth.Read, part, lists, listed(a.listSnapshots)},
-		{"POST /v1/snapshots", auth.Admin, nil, work, f.Once(call(created, a.createSnapshot))}, // reads files of the host
+		// May read files of the host.
+		{"POST /v1/snapshots", auth.Admin, nil, work, f.Once(call(created, a.createSnapshot))},
 		{"DELETE /v1/snapshots/{tag}", auth.Admin, []string{"cascade", "force"}, ends, end(a.deleteSnapshot)},
 		{"GET /v1/snapshots/{tag}/info", auth.Read, nil, reads, get(a.snapshotInfo)},
 		{"POST /v1/snapshots/{tag}/compact", auth.Admin, nil, work, call(ok, a.compactSnapshot)},
 		{"POST /v1/snapshots/{tag}/verify", auth.Run, nil, work, get(a.verifySnapshot)},
 
-		{"POST /v1/builds", auth.Admin, nil, work, a.build}, // fetches images, and makes snapshots that others fork from
+		{"POST /v1/builds", auth.Admin, nil, work, a.build}, // fetches images, and makes snapshots that others fork
 
 		{"POST /v1/forks", auth.Run, nil, work, f.Once(callWith(child, created, a.fork))},
 		{"GET /v1/sandboxes", auth.Read, and(part, "label"), lists, listed(a.listSandboxes)},
@@ -89,8 +92,8 @@ func (a *api) routes() []route {
 		{"POST /v1/sandboxes/{id}/processes/{pid}/resize", auth.Run, nil, control, tell(a.resizeProcess)},
 		{"POST /v1/sandboxes/{id}/processes/{pid}/detach", auth.Run, nil, control, end(a.detachProcess)},
 		{"POST /v1/sandboxes/{id}/eval", auth.Run, nil, guests, call(ok, a.eval)},
-		// Not through the gate of evals, because calls that wait for the interpreter must not block
-		// the call that frees it.
+		// Not in the gate of evals, because evals that wait for the interpreter must not block the
+		// request that frees it.
 		{"POST /v1/sandboxes/{id}/eval/interrupt", auth.Run, nil, work, call(ok, a.interruptEval)},
 		{"POST /v1/sandboxes/{id}/eval/restart", auth.Run, nil, work, call(ok, a.restartEval)},
 		{"POST /v1/sandboxes/{id}/code", auth.Run, nil, guests, a.runCode},
@@ -123,5 +126,5 @@ func (a *api) routes() []route {
 	}
 }
 
-// isOpen reports whether a path is that of an open route.
+// isOpen reports whether a path belongs to a route that needs no token.
 func (a *api) isOpen(path string) bool { return a.open["GET "+strings.TrimSuffix(path, "/")] }

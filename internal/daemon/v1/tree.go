@@ -14,7 +14,8 @@ import (
 	"github.com/forkd/forkd/internal/host/invalid"
 )
 
-// maxLook bounds calls that read or rename files; the guest decides how long they take.
+// maxLook bounds the time of requests that read or rename files. The guest determines how long they
+// take.
 const maxLook = 2 * time.Minute
 
 func fileOf(e agentclient.Entry) apiv1.File {
@@ -118,8 +119,9 @@ func (a *api) removeFile(r *http.Request) error {
 	})
 }
 
-// watchFiles streams the changes below a directory. It ends when the client leaves or stalls, when
-// the sandbox is taken away, or when the daemon stops. The sandbox is in use for that time.
+// watchFiles streams the changes below a directory. The stream ends when the client leaves or
+// stalls, when the sandbox is stopped or rolled back, or when the daemon stops. The sandbox counts
+// as in use during the stream.
 func (a *api) watchFiles(w http.ResponseWriter, r *http.Request) error {
 	path, user, err := fileQuery(r)
 	if err != nil {
@@ -172,7 +174,7 @@ func (a *api) watchFiles(w http.ResponseWriter, r *http.Request) error {
 		return err
 	case ctx.Err() == nil:
 		problem := face.ProblemOf(err)
-		// the client has gone if this fails
+		// Fails only if the client has left.
 		_ = out.Send("", apiv1.WatchError, apiv1.FileChange{Type: apiv1.WatchError, Problem: &problem})
 	}
 	return nil

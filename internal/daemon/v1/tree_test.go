@@ -25,7 +25,7 @@ func TestFilesOfSandboxes(t *testing.T) {
 	if _, err := cl.MakeDir(ctx, id, dir+"/a/b"); !client.IsStatus(err, http.StatusConflict) {
 		t.Errorf("make it again: %v", err)
 	}
-	odd := dir + "/a/\xff" // not UTF-8, so JSON cannot carry it
+	odd := dir + "/a/\xff" // JSON cannot carry it, because it is not UTF-8
 	if err := os.WriteFile(odd, []byte("12345"), 0o640); err != nil {
 		t.Fatal(err)
 	}
@@ -168,7 +168,7 @@ func TestWatch(t *testing.T) {
 	if !client.IsNotFound(err) {
 		t.Errorf("watch what is not there: %v", err)
 	}
-	// A client that watches a sandbox gets the reason when it is deleted.
+	// When a sandbox is deleted, a client that watches its files gets the reason.
 	err = cl.WatchFiles(t.Context(), id, dir, false, func(c client.FileChange) error {
 		return cl.Kill(context.Background(), id)
 	})

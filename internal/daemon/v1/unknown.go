@@ -8,11 +8,11 @@ import (
 	"github.com/forkd/forkd/internal/daemon/face"
 )
 
-// short truncates a client's text for an error.
+// short truncates text from a client, for use in an error.
 func short(text string) string { return fmt.Sprintf("%.100s", text) }
 
-// unknownRoute answers requests without a route: 405 if the path has other methods, which the
-// answer names (RFC 9110, section 15.5.6), else 404.
+// unknownRoute answers a request that matches no route. The answer is 405 if the path has routes
+// with other methods, which it lists (RFC 9110, section 15.5.6), and 404 if not.
 func unknownRoute(mux *http.ServeMux, w http.ResponseWriter, r *http.Request) error {
 	var allowed []string
 	for _, method := range []string{http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch,

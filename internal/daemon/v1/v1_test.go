@@ -23,7 +23,7 @@ const token = apirig.Token
 
 func TestMain(m *testing.M) { apirig.Main(m, agent.Main) }
 
-// start starts the API with sandboxes that are processes.
+// start starts the API with sandboxes that are processes of this host.
 func start(t *testing.T, o apirig.Options) *apirig.Rig {
 	t.Helper()
 	o.Agent = apirig.SelfAgent
@@ -94,7 +94,7 @@ func TestClientAndDaemonAgree(t *testing.T) {
 	}
 }
 
-// useSandbox makes every call for a sandbox once.
+// useSandbox calls every method of the client that uses a sandbox, once.
 func useSandbox(t *testing.T, cl *client.Client, id string) {
 	t.Helper()
 	ctx := context.Background()
@@ -144,7 +144,7 @@ func useSandbox(t *testing.T, cl *client.Client, id string) {
 	}
 }
 
-// Status codes and error bodies match the document.
+// Status codes and error bodies are as documented.
 func TestStatusCodes(t *testing.T) {
 	_, url, id := forked(t)
 	box := "/v1/sandboxes/" + id
@@ -217,7 +217,7 @@ func TestTokenAndAudit(t *testing.T) {
 			t.Errorf("%s without a token: %d, want %d", path, resp.StatusCode, want)
 		}
 	}
-	for range 1000 { // an answer may reach the client before its line is written
+	for range 1000 { // the audit line may be written after the client has received the answer
 		p, err := os.ReadFile(auditLog)
 		if err != nil {
 			t.Fatal(err)
