@@ -14,11 +14,11 @@ import (
 	"github.com/forkd/forkd/internal/apirig"
 )
 
-// agentHere returns the agent of a guest that is this host.
+// agentHere returns the command of an agent whose guest is this host.
 func agentHere(dir string) *exec.Cmd { return exec.Command("forkd-agent", "-listen-dir", dir) }
 
 // TestScriptsWithDaemon runs scripts against an API whose guests are agents on this host. $ID is
-// the id of a sandbox of the snapshot base; the guest sees the script's files.
+// the id of a sandbox of the snapshot "base". The guest sees the script's files.
 func TestScriptsWithDaemon(t *testing.T) {
 	setup := func(env *testscript.Env) error {
 		rig := apirig.Start(t, apirig.Options{Agent: agentHere, GuestPort: guestPort(t)})
@@ -47,7 +47,8 @@ func TestScriptsWithDaemon(t *testing.T) {
 		}})
 }
 
-// mapGuestRAM makes guests measurable: this process is the VMM, and gets their RAM mapped.
+// mapGuestRAM maps guest memory into this process, which stands for the VMM. Statistics of guests
+// measure this memory.
 func mapGuestRAM(t *testing.T) {
 	t.Helper()
 	ram, err := unix.Mmap(-1, 0, 512<<20, unix.PROT_READ|unix.PROT_WRITE,
@@ -58,7 +59,7 @@ func mapGuestRAM(t *testing.T) {
 	t.Cleanup(func() { unix.Munmap(ram) })
 }
 
-// guestPort returns an unused port, outside the range from which the kernel picks ports.
+// guestPort returns an unused port that the kernel does not give to other programs by itself.
 func guestPort(t *testing.T) int {
 	for port := 20000 + os.Getpid()%10000; port < 32768; port++ {
 		l, err := net.Listen("tcp4", fmt.Sprintf("0.0.0.0:%d", port))

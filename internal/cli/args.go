@@ -7,10 +7,10 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// anyNumber of arguments.
+// anyNumber means any number of arguments.
 const anyNumber = -1
 
-// arguments checks the number of arguments. Its error shows the command's usage.
+// arguments returns a check of the number of arguments. Its error shows the command's usage.
 func arguments(least, most int) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		few := len(args) < least
@@ -31,7 +31,7 @@ func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		err := check(cmd, args)
 		if err == nil {
-			err = cmd.ValidateRequiredFlags() // cobra checks them later, and its error is not a usageError
+			err = cmd.ValidateRequiredFlags() // cobra would check later, and return an error that is not a usageError
 		}
 		if err != nil {
 			return usageError{err}

@@ -12,7 +12,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// registerFrom adds the flags for a parent that boots from the disk of a snapshot.
+// registerFrom registers the flags for a parent that boots from the disk of a snapshot.
 func (o *buildOptions) registerFrom(f *pflag.FlagSet) {
 	f.StringVar(&o.from.From, "from", "", "boot from the disk of this snapshot, instead of making an image")
 	f.Var((*mibValue)(&o.from.MemSizeMiB), "memory-mib",
@@ -31,7 +31,7 @@ func (o *buildOptions) runFrom(cmd *cobra.Command, c *common, args []string) err
 	}
 	req := o.from
 	req.Tag, req.ReadyTimeoutSecs, req.Limits = o.tag, o.ready, o.limits.given()
-	req.Network, _ = o.network.given() // cannot fail without secrets
+	req.Network, _ = o.network.given() // fails only for secrets, which --from does not accept
 	if o.kernel != "" {
 		path, err := filepath.Abs(o.kernel)
 		if err != nil {

@@ -11,17 +11,17 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// progress shows the progress of a build, as docker build does: permanent lines and, on a terminal,
-// a block at the bottom with the current steps, which is redrawn.
+// progress shows the progress of a build, as docker build does. It prints permanent lines. On a
+// terminal, it also redraws a block with the current steps at the bottom.
 type progress struct {
 	w     io.Writer
 	live  bool
 	names []string
 	begun map[int]time.Time
-	last  map[int][]string // last lines of output of the current steps
+	last  map[int][]string // last lines of output of the current steps, by number
 
 	mu    sync.Mutex
-	lines int // of the block on the screen
+	lines int // lines of the block on the screen
 	stop  chan struct{}
 	done  chan struct{}
 }
@@ -32,7 +32,7 @@ const (
 	shownColumns = 100
 )
 
-// Bounds on the text kept from a daemon.
+// Bounds on the text kept from a daemon, which is not trusted.
 const (
 	maxShownSteps = 1000
 	maxShownText  = 4096 // runes of a name or a line
@@ -103,7 +103,7 @@ func (p *progress) event(e client.BuildEvent) error {
 			printf(p.w, "#%d %.3f %s\n", n+1, time.Since(p.begun[n]).Seconds(), e.Output.Line)
 			break
 		}
-		if _, ok := p.begun[n]; !ok { // the step is not shown, so its output is not either
+		if _, ok := p.begun[n]; !ok { // a step that is not shown has no output on the screen either
 			break
 		}
 		last := append(slices.Clone(p.last[n]), strings.Clone(firstRunes(e.Output.Line, maxShownText)))
@@ -162,7 +162,7 @@ func (p *progress) stepLocked(s *client.BuildStep) {
 	delete(p.last, n)
 }
 
-// firstRunes returns the beginning of a text.
+// firstRunes returns the first n runes of a text.
 func firstRunes(text string, n int) string {
 	for at := range text {
 		if n--; n < 0 {
@@ -172,7 +172,7 @@ func firstRunes(text string, n int) string {
 	return text
 }
 
-// redrawLocked prints text that stays, and the block below it.
+// redrawLocked prints permanent text, and the block below it.
 func (p *progress) redrawLocked(format string, args ...any) {
 	if !p.live {
 		printf(p.w, format, args...)

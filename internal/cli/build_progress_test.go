@@ -8,8 +8,8 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// Text from a Dockerfile or from its commands may be hostile. It must not control the terminal, and each
-// text stays on its line, in a pipe and in the redrawn block.
+// Text from a Dockerfile or from its commands does not control the terminal. Each text stays on its
+// line, in a pipe and in the redrawn block.
 func TestWordsOfBuildsAreForReading(t *testing.T) {
 	const hostile = "\x1b]0;owned\x07 \x1b[3A\u202eetis\u2066 \u009b2J\r\nforkd: all is well"
 	for _, live := range []bool{false, true} {
@@ -29,7 +29,8 @@ func TestWordsOfBuildsAreForReading(t *testing.T) {
 		p.end()
 		text := out.String()
 		for _, bad := range []string{"\x1b]", "\x1b[3A", "\x07", "\u202e", "\u2066", "\u009b", "\r", "\nforkd:"} {
-			if text := strings.ReplaceAll(text, "A\r\x1b[J", ""); strings.Contains(text, bad) { // sequences of the block itself
+			// The first replaced sequence is the block's own.
+			if text := strings.ReplaceAll(text, "A\r\x1b[J", ""); strings.Contains(text, bad) {
 				t.Errorf("live %v: %q is printed:\n%q", live, bad, text)
 			}
 		}
@@ -39,7 +40,7 @@ func TestWordsOfBuildsAreForReading(t *testing.T) {
 	}
 }
 
-// A daemon may be hostile too: the text kept from it is bounded.
+// The text kept from a daemon is bounded, because the daemon may be hostile.
 func TestProgressKeepsLittle(t *testing.T) {
 	p := newProgress(&log{}, true)
 	defer p.end()

@@ -12,13 +12,12 @@ import (
 	"github.com/forkd/forkd/internal/build/image"
 )
 
-// maxSecretFile is the maximum number of bytes read from a secret's file. The daemon's limit is
-// lower.
+// maxSecretFile bounds the bytes read from a secret's file. The daemon's limit is lower.
 const maxSecretFile = 1 << 20
 
-// readSecrets reads the secrets that --secret flags name, in the form of `docker build`: id=ID with
-// src=FILE or env=VARIABLE. Without either, it uses the variable ID if it is set, or else the file
-// ID.
+// readSecrets reads the secrets of --secret flags, which have the form of `docker build`: id=ID
+// with src=FILE or env=VARIABLE. If a flag has neither, the source is the variable ID if it is set,
+// or else the file ID.
 func readSecrets(flags []string) (map[string][]byte, error) {
 	secrets := make(map[string][]byte)
 	for _, flag := range flags {
@@ -74,7 +73,7 @@ func readSecret(id, file, variable string) ([]byte, error) {
 	return secret, err
 }
 
-// registryAuth returns the credentials that Docker's configuration has for registries.
+// registryAuth returns the credentials for registries in Docker's configuration.
 func registryAuth(ctx context.Context, hosts []string) (map[string]client.RegistryAuth, error) {
 	auths := make(map[string]client.RegistryAuth)
 	for _, host := range hosts {

@@ -1,6 +1,7 @@
-// Package cli is the command line: one file per verb, `-o json` on all, documented exit codes.
+// Package cli is the command line: a file for each command, `-o json` for all, documented exit
+// codes.
 //
-// It talks to the daemon through package client only and has no back door into sandboxes.
+// It uses the daemon only through package client, and does not reach sandboxes in any other way.
 package cli
 
 import (
@@ -18,17 +19,18 @@ type Stdio struct {
 	Err io.Writer
 }
 
-// Exit codes. Commands that run something in a sandbox exit with its code instead.
+// Exit codes. A command that runs a program in a sandbox exits with the code of the program
+// instead.
 const (
 	exitOK    = 0
-	exitError = 1 // the command was understood and failed
+	exitError = 1 // the command line is correct, but the command has failed
 	exitUsage = 2 // the command line is wrong
 
 	exitInterrupted = 130 // by Ctrl-C or SIGTERM
 )
 
-// exitCode is returned by a command that has reported everything itself, and only sets the
-// process's exit code.
+// exitCode is the error of a command that has printed all messages itself. It only sets the exit
+// code of the process.
 type exitCode int
 
 func (e exitCode) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
@@ -57,7 +59,7 @@ func Main(args []string, stdio Stdio) int {
 	return exitError
 }
 
-// Command returns the whole command line, from which package manual makes man pages.
+// Command returns the whole command line. Package manual makes the man pages from it.
 func Command(stdio Stdio) *cobra.Command { return newRoot(stdio) }
 
 func newRoot(stdio Stdio) *cobra.Command {

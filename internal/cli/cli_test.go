@@ -27,7 +27,7 @@ func TestScripts(t *testing.T) {
 		env.Setenv("FORKD_CACHE", env.WorkDir+"/cache")
 		return nil
 	}
-	// usage runs a command line that must be a usage error.
+	// The command usage runs a command line that must be a usage error.
 	usage := func(ts *testscript.TestScript, _ bool, args []string) {
 		var exit *exec.ExitError
 		if err := ts.Exec("forkd", args...); !errors.As(err, &exit) || exit.ExitCode() != exitUsage {

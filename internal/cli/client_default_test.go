@@ -11,7 +11,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// Programs that name no daemon find the same daemon as the forkd command.
+// Without an address, package client finds the same daemon as the forkd command.
 func TestClientsFindTheDaemonOfTheCommand(t *testing.T) {
 	for _, name := range []string{"FORKD_URL", "FORKD_TOKEN", "FORKD_MACHINE", "FORKD_CA", "FORKD_CERT", "FORKD_KEY",
 		"XDG_CACHE_HOME"} {
@@ -37,7 +37,7 @@ func TestClientsFindTheDaemonOfTheCommand(t *testing.T) {
 		return address
 	}
 	same("no daemon at all")
-	if os.Getuid() != 0 { // root's socket is not below $XDG_RUNTIME_DIR
+	if os.Getuid() != 0 { // root's socket is elsewhere
 		dir := filepath.Join(os.Getenv("XDG_RUNTIME_DIR"), "forkd")
 		if err := errors.Join(os.Mkdir(dir, 0o700), os.Chmod(dir, 0o777)); err != nil {
 			t.Fatal(err)

@@ -13,7 +13,7 @@ import (
 	"github.com/forkd/forkd/internal/build/image"
 )
 
-// imageOf05 is the image of forkd 0.5's `from-image`, with the sizes of its flags.
+// imageOf05 has the arguments of forkd 0.5's `from-image`.
 type imageOf05 struct {
 	disk, memory int // MiB
 }
@@ -100,8 +100,8 @@ type bench05 struct {
 	N      int     `json:"n"`
 }
 
-// newBenchCmd makes forkd 0.5's benchmark: a sandbox, a command in it, a branch, n forks of that, and the
-// end of all of them.
+// newBenchCmd makes forkd 0.5's benchmark. It measures a sandbox, a command in it, a branch, n
+// forks of the branch, and the removal of all of them.
 func newBenchCmd() *cobra.Command {
 	var c common
 	var tag string
@@ -135,7 +135,7 @@ func newBenchCmd() *cobra.Command {
 }
 
 func bench(ctx context.Context, cl *client.Client, tag string, n int) (b bench05, err error) {
-	whole := context.WithoutCancel(ctx) // nothing that was made is left behind
+	whole := context.WithoutCancel(ctx) // an interrupt must not leave sandboxes or snapshots behind
 	var ids []string
 	var branch string
 	clean := func() error {

@@ -8,7 +8,7 @@ import (
 	"github.com/forkd/forkd/internal/apirig"
 )
 
-// run05 runs a command of forkd 0.5 with a rig's daemon.
+// run05 runs a command line of forkd 0.5 with the daemon of a rig.
 func run05(t *testing.T, rig *apirig.Rig, args ...string) (code int, out, errs string) {
 	t.Helper()
 	t.Setenv("FORKD_URL", rig.URL)
@@ -18,7 +18,7 @@ func run05(t *testing.T, rig *apirig.Rig, args ...string) (code int, out, errs s
 	return code, o.String(), e.String()
 }
 
-// `forkd from-image IMAGE --tag TAG` is a build of the image with the sizes that its flags give.
+// `forkd from-image IMAGE --tag TAG` builds the image with the sizes in its flags.
 func TestFromImage(t *testing.T) {
 	r, err := imageOf05{disk: 1536, memory: 768}.recipe("python:3.12-slim")
 	if err != nil || r.Base != "docker://python:3.12-slim" || r.DiskMiB != 1536 || r.MemoryMiB != 768 {
@@ -31,7 +31,7 @@ func TestFromImage(t *testing.T) {
 	if _, err := rig.Bake(t.Context(), rig.Parent); err != nil {
 		t.Fatal(err)
 	}
-	t.Setenv("FORKD_CACHE", "/dev/null/nothing") // prevents any build
+	t.Setenv("FORKD_CACHE", "/dev/null/nothing") // makes every build fail
 	for want, args := range map[string][]string{
 		"a.b\": exists":   {"from-image", "python:3.12-slim", "--tag", rig.Parent.Tag},
 		"by a Dockerfile": {"from-image", "python:3.12-slim", "--tag", "x", "--extra", "git"},
@@ -43,7 +43,7 @@ func TestFromImage(t *testing.T) {
 	}
 }
 
-// `forkd bench --tag TAG` prints how long each part took, and leaves no sandboxes or snapshots
+// `forkd bench --tag TAG` prints how long each part took. It leaves no sandboxes or snapshots
 // behind, even if a part fails.
 func TestBench05(t *testing.T) {
 	rig := apirig.Start(t, apirig.Options{Agent: agentHere})

@@ -95,7 +95,7 @@ func printBranch(cmd *cobra.Command, c *common, s client.Snapshot, figures bool)
 	return nil
 }
 
-// describeBranch prints all figures of a branch.
+// describeBranch prints all measurements of a branch.
 func describeBranch(w io.Writer, s client.Snapshot) {
 	printf(w, "forkd: %s branch, the sandbox was paused for %.1f ms", s.Mode, value(s.PauseMS))
 	if s.StormStopMS != nil {
@@ -114,7 +114,7 @@ func describeBranch(w io.Writer, s client.Snapshot) {
 	printLine(w)
 }
 
-// value returns the value that p points to, or zero.
+// value returns *p, or the zero value if p is nil.
 func value[T any](p *T) (v T) {
 	if p != nil {
 		v = *p

@@ -25,7 +25,7 @@ import (
 )
 
 type buildOptions struct {
-	from    client.BakeRequest // of --from
+	from    client.BakeRequest // request of build --from
 	tag     string
 	kernel  string
 	reuse   bool
@@ -122,7 +122,7 @@ func newBuildCmd() *cobra.Command {
 	return cmd
 }
 
-// loadRecipe reads a recipe from a path, or a built-in recipe by its name, or makes one for a
+// loadRecipe returns the recipe for an argument: a file, a built-in recipe, or a recipe made for a
 // container image.
 func loadRecipe(name string) (*image.Recipe, error) {
 	if _, err := os.Stat(name); err == nil {
@@ -180,7 +180,7 @@ func build(ctx context.Context, cl *client.Client, recipe *image.Recipe, o build
 	if err != nil {
 		return built{}, err
 	}
-	// The daemon would report this too, but only after minutes of building.
+	// Checked before the build, because the daemon would check it only minutes later.
 	if v.NoKVM != "" {
 		return built{}, fmt.Errorf(
 			"the daemon's host cannot run VMs: %s (run 'forkd doctor' there; 'forkd machine start' emulates a host "+
@@ -256,7 +256,7 @@ func (b *built) took(s *client.BuildStep, name string) {
 // stepInterval is the interval for polling the daemon's current step.
 const stepInterval = 500 * time.Millisecond
 
-// bakeInSteps has the daemon bake, and shows its steps.
+// bakeInSteps bakes a parent, and shows the steps of the daemon.
 func bakeInSteps(ctx context.Context, cl *client.Client, req client.BakeRequest, st *status) (client.Baked, error) {
 	st.step("boot and warm up the parent", "")
 	following, done := context.WithCancel(ctx)
@@ -269,7 +269,7 @@ func bakeInSteps(ctx context.Context, cl *client.Client, req client.BakeRequest,
 			case <-tick:
 			}
 			if s, err := cl.Snapshot(following, req.Tag); err == nil &&
-				s.Step != "" { // the bake reports failures
+				s.Step != "" { // a failure to poll the step does not matter: the bake reports its own failure
 				st.step("parent: "+s.Step, "")
 			}
 		}

@@ -32,7 +32,7 @@ type dockerfileOptions struct {
 	disk     int
 }
 
-// onlyOfDockerfiles and onlyOfRecipes are the flags for only one kind of build.
+// onlyOfDockerfiles and onlyOfRecipes are the flags that only one kind of build accepts.
 var (
 	onlyOfDockerfiles = []string{"build-arg", "target", "check", "secret", "disk-mib", "registry-auth"}
 	onlyOfRecipes     = []string{"kernel", "reuse", "ready-timeout-secs", "verbose", "net", "allow", "deny", "allow-ech",
@@ -62,7 +62,7 @@ func (o *dockerfileOptions) register(f *pflag.FlagSet) {
 }
 
 // isDockerfile reports whether an argument of `forkd build` is the context of a Dockerfile. It
-// refuses flags for the other kind of build.
+// returns an error for flags of the other kind of build.
 func (o *dockerfileOptions) isDockerfile(cmd *cobra.Command, arg string) (bool, error) {
 	is := o.file != ""
 	if !is {
@@ -77,7 +77,7 @@ func (o *dockerfileOptions) isDockerfile(cmd *cobra.Command, arg string) (bool, 
 	return is, refuseFlags(cmd, wrong, kind)
 }
 
-// refuseFlags refuses flags for another kind of build.
+// refuseFlags returns an error if flags for another kind of build are set.
 func refuseFlags(cmd *cobra.Command, names []string, kind string) error {
 	for _, name := range names {
 		if f := cmd.Flags().Lookup(name); f != nil && f.Changed {
@@ -87,8 +87,8 @@ func refuseFlags(cmd *cobra.Command, names []string, kind string) error {
 	return nil
 }
 
-// open opens the context of a build and its Dockerfile. A relative path of the Dockerfile starts at
-// the working directory. Errors name the Dockerfile as it was typed.
+// open opens the context of a build and its Dockerfile. A relative path of the Dockerfile is
+// relative to the working directory. Errors name the Dockerfile as the user typed it.
 func (o *dockerfileOptions) open(dir string, in io.Reader) (*client.BuildContext, error) {
 	name, path := o.file, o.file
 	switch name {
@@ -140,7 +140,7 @@ func (o *dockerfileOptions) buildArgs() (map[string]string, error) {
 	return values, nil
 }
 
-// checkContext refuses a context that is not a directory.
+// checkContext returns an error if the context is not a directory.
 func checkContext(context string) error {
 	if context == "-" || strings.Contains(context, "://") || strings.HasPrefix(context, "git@") {
 		return usageError{fmt.Errorf("context %q: want a directory: archives and URLs are not fetched", context)}

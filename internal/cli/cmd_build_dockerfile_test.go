@@ -11,8 +11,8 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// writeFiles creates files with contents in a new directory. A content with the prefix "link:"
-// makes a link.
+// writeFiles creates files with contents in a new directory. The content "link:TARGET" makes a
+// symbolic link.
 func writeFiles(t *testing.T, files map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -31,8 +31,8 @@ func writeFiles(t *testing.T, files map[string]string) string {
 	return dir
 }
 
-// A relative path of a Dockerfile starts at the working directory, and errors name the file as it
-// was typed. A link of the context that leads out of the context is not read.
+// A relative path of a Dockerfile is relative to the working directory. Errors name the file as the
+// user typed it. A link in the context that leads out of it is not read.
 func TestOpenDockerfile(t *testing.T) {
 	dir := writeFiles(t, map[string]string{"Dockerfile": strings.Repeat("#", 1<<20+1), "secret": "no Dockerfile",
 		"ctx/Dockerfile": "FROM a", "dev/Dockerfile": "FROM b", "bad/Dockerfile": "link:../secret",
@@ -46,7 +46,7 @@ func TestOpenDockerfile(t *testing.T) {
 		{"-", "ctx", "Dockerfile", "FROM stdin", ""},
 		{"", ".", "", "", "more than 1048576 bytes"},
 		{"", "bad", "", "", "bad/Dockerfile: the link leads to no file of the build context"},
-		{"secret", "bad", "secret", "no Dockerfile", ""}, // the user has named this file
+		{"secret", "bad", "secret", "no Dockerfile", ""}, // the user named this file explicitly
 		{"", "ignore", "", "", "ignore/.dockerignore: the link leads to no file of the build context"},
 		{"", "none", "", "", "none"},
 	} {
@@ -106,7 +106,7 @@ func TestBuildProgress(t *testing.T) {
 	}
 }
 
-// Flags for Dockerfiles are refused for recipes, and vice versa. --check needs no daemon.
+// Flags for Dockerfiles are refused for recipes, and vice versa. The flag --check needs no daemon.
 func TestBuildFlags(t *testing.T) {
 	dir := writeFiles(t, map[string]string{"Dockerfile": "from debian:12 as A\nRUN true\n",
 		"ok/Dockerfile": "FROM debian:12\n", "bad/Dockerfile": "FROM debian:12\nNOPE\n"})
@@ -140,8 +140,8 @@ func TestBuildFlags(t *testing.T) {
 	}
 }
 
-// Secrets are files or variables. With neither src nor env, the variable takes precedence over the
-// file.
+// A secret comes from a file or a variable. If the flag has neither src nor env, the variable takes
+// precedence over the file.
 func TestReadSecrets(t *testing.T) {
 	dir := writeFiles(t, map[string]string{"file": "from a file\n", "BOTH": "from a file"})
 	t.Chdir(dir)
@@ -159,7 +159,8 @@ func TestReadSecrets(t *testing.T) {
 	}
 }
 
-// --registry-auth reads Docker's configuration, and says what to do if a registry is not in it.
+// The flag --registry-auth reads Docker's configuration. If a registry is not in it, the error says
+// what to do.
 func TestRegistryAuth(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("DOCKER_CONFIG", dir)

@@ -40,7 +40,7 @@ func (l *log) String() string {
 	return l.text.String()
 }
 
-// A build shows the daemon's steps for the parent as they happen.
+// A build shows the daemon's steps as they happen.
 func TestABuildShowsTheStepsOfItsBake(t *testing.T) {
 	rig := apirig.Start(t, apirig.Options{})
 	var out log
@@ -66,14 +66,14 @@ func TestABuildShowsTheStepsOfItsBake(t *testing.T) {
 	}
 }
 
-// A recipe with more memory than the daemon's host has is refused before anything is built.
+// A recipe that needs more memory than the daemon's host has is refused before anything is built.
 func TestABuildChecksMemoryFirst(t *testing.T) {
 	rig := apirig.Start(t, apirig.Options{})
 	v, err := rig.Client.Version(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Setenv("FORKD_CACHE", "/dev/null/nothing") // prevents any build
+	t.Setenv("FORKD_CACHE", "/dev/null/nothing") // makes every build fail
 	recipe := &image.Recipe{Name: "big", MemoryMiB: int(v.HostMemoryMiB) + 1}
 	_, err = build(t.Context(), rig.Client, recipe, buildOptions{tag: "big"}, io.Discard)
 	want := fmt.Sprintf("memory_mib: %d: the daemon's host has %d MiB", recipe.MemoryMiB, v.HostMemoryMiB)
@@ -82,12 +82,12 @@ func TestABuildChecksMemoryFirst(t *testing.T) {
 	}
 }
 
-// If the daemon's host cannot run VMs, nothing is built, and forkd doctor on any host shows the
-// reason.
+// If the daemon's host cannot run VMs, nothing is built. The command forkd doctor shows the reason,
+// on any host.
 func TestABuildAsksForKVMFirst(t *testing.T) {
 	const why = "no such device"
 	rig := apirig.Start(t, apirig.Options{NoKVM: errors.New(why)})
-	t.Setenv("FORKD_CACHE", "/dev/null/nothing") // prevents any build
+	t.Setenv("FORKD_CACHE", "/dev/null/nothing") // makes every build fail
 	_, err := build(t.Context(), rig.Client, &image.Recipe{Name: "small"}, buildOptions{tag: "small"},
 		io.Discard)
 	if err == nil || !strings.Contains(err.Error(), "cannot run VMs: "+why+" (run 'forkd doctor' there;") {

@@ -27,10 +27,10 @@ func newCacheCmd() *cobra.Command {
 	return cmd
 }
 
-// cached is an item of the cache in the output of `forkd cache`.
+// cached describes an item of the cache in the output of `forkd cache`.
 type cached struct {
 	image.Cached
-	InUse bool `json:"in_use"` // a snapshot's disk is based on it
+	InUse bool `json:"in_use"` // the disk of a snapshot is based on it
 }
 
 func newCacheLsCmd() *cobra.Command {
@@ -101,9 +101,11 @@ func newCachePruneCmd() *cobra.Command {
 
 // cacheList is the content of the cache, with the images that snapshots are based on.
 type cacheList struct {
-	all     []cached
-	inUse   []string
-	unclear []string // snapshots that may need any image, because they are being made or damaged
+	all   []cached
+	inUse []string
+	// Snapshots whose images are unknown, because they are being made or are damaged; they may need
+	// any image.
+	unclear []string
 }
 
 func listCache(ctx context.Context, cl *client.Client) (cacheList, error) {
@@ -135,7 +137,8 @@ func listCache(ctx context.Context, cl *client.Client) (cacheList, error) {
 	return list, nil
 }
 
-// removable returns the items that no build has used since then and no snapshot needs.
+// removable returns the items that no snapshot needs and that no build has used since the given
+// time.
 func (l cacheList) removable(since time.Time) []image.Cached {
 	var all []image.Cached
 	for _, c := range l.all {
@@ -144,7 +147,7 @@ func (l cacheList) removable(since time.Time) []image.Cached {
 	return image.Removable(all, l.inUse, since)
 }
 
-// prune removes the items that no build has used since then, and returns them.
+// prune removes the removable items and returns them. With dryRun, it only returns them.
 func (l cacheList) prune(since time.Time, dryRun bool) ([]cached, error) {
 	if len(l.unclear) > 0 {
 		return []cached{}, fmt.Errorf("it is not known which images these snapshots need: %s; wait until they are ready, or remove "+

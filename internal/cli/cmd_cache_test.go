@@ -27,7 +27,7 @@ func TestCachePrune(t *testing.T) {
 		}
 		return len(entries)
 	}
-	// If a snapshot may need any image, no image is removed.
+	// If it is unknown which images a snapshot needs, no image is removed.
 	unclear := list
 	unclear.unclear = []string{"broken"}
 	if removed, err := unclear.prune(time.Now(), false); err == nil || len(removed) != 0 || left() != 2 {

@@ -47,8 +47,9 @@ func newCleanupCmd() *cobra.Command {
 	return cmd
 }
 
-// unusedCache returns remains of builds in the cache: always incomplete items and, if a daemon says
-// which images its snapshots need, items that no build has used since then.
+// unusedCache returns remains of builds in the cache. Incomplete items are always among them.
+// Complete items are among them only if a daemon says which images its snapshots need, and if no
+// build has used the items since the given time.
 func (c *common) unusedCache(cmd *cobra.Command, since time.Time) (list []leftover, err error) {
 	half, err := halfMade()
 	if err != nil {
@@ -64,7 +65,7 @@ func (c *common) unusedCache(cmd *cobra.Command, since time.Time) (list []leftov
 			return fmt.Errorf("it is not known which images some snapshots need, such as %s", all.unclear[0])
 		}
 		for _, item := range all.removable(since) {
-			if item.Kind != image.CachedLeftover { // leftovers are incomplete
+			if item.Kind != image.CachedLeftover { // halfMade has found the others
 				cached = append(cached, item)
 			}
 		}
@@ -82,7 +83,7 @@ func (c *common) unusedCache(cmd *cobra.Command, since time.Time) (list []leftov
 	return list, nil
 }
 
-// sweep removes leftovers, or only lists them, and prints the results.
+// sweep prints leftovers, and removes them if remove is set.
 func (c *common) sweep(cmd *cobra.Command, list []leftover, remove bool) error {
 	gone, bytes := []leftover{}, int64(0)
 	var errs []error

@@ -17,12 +17,13 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// sandboxName matches the part before the colon of ID:PATH: an id, the beginning of one, or the
-// name of a workspace.
+// sandboxName matches the part before the colon of ID:PATH. It is an id, the beginning of an id, or
+// the name of a workspace.
 var sandboxName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*$`)
 
-// remotePath splits "ID:/path". After an id, the path may be relative: the daemon then refuses it
-// with a reason. After other names it may not, so that local files with colons stay usable.
+// remotePath splits "ID:/path". If the part before the colon is a sandbox id, the path may be
+// relative; the daemon then refuses it and says why. Otherwise an argument with a relative path is
+// a local file whose name has a colon.
 func remotePath(arg string) (id, path string, ok bool) {
 	id, path, ok = strings.Cut(arg, ":")
 	switch {
@@ -39,7 +40,7 @@ type transfer struct {
 	cl     *client.Client
 	id     string
 	remote string // path in the sandbox
-	local  string // path here, or - for standard input or output
+	local  string // local path; "-" for standard input or output
 }
 
 func newCpCmd() *cobra.Command {
@@ -99,18 +100,18 @@ func newCpCmd() *cobra.Command {
 	return cmd
 }
 
-// inTarget returns the path in the sandbox for the copy of a local file or directory.
+// inTarget returns the path in the sandbox to which a local file or directory is copied.
 func (t transfer) inTarget() (string, error) {
 	if !strings.HasSuffix(t.remote, "/") {
 		return t.remote, nil
 	}
-	abs, err := filepath.Abs(t.local) // so that . and .. get names too
+	abs, err := filepath.Abs(t.local) // resolves . and .. to names
 	return path.Join(t.remote, filepath.Base(abs)), err
 }
 
-// outTarget returns the local path for the copy of a file or directory of the sandbox. An earlier
-// copy may have brought symbolic links from a sandbox. So outTarget refuses a target that is a
-// symbolic link, unless the user has written a / after it.
+// outTarget returns the local path to which a file or directory of the sandbox is copied. It
+// refuses a target that is a symbolic link, unless the path ends with /. The reason is that an
+// earlier copy may have brought the link from a sandbox, to redirect this copy.
 func (t transfer) outTarget() (string, error) {
 	into := strings.HasSuffix(t.local, "/")
 	if !into {
@@ -128,11 +129,11 @@ func (t transfer) outTarget() (string, error) {
 	return target, refuseLink(target)
 }
 
-// refuseLink returns an error if path is a symbolic link, except a link to a pipe or a device, such
-// as /dev/stdout.
+// refuseLink returns an error if path is a symbolic link. A link to a pipe or a device, such as
+// /dev/stdout, is accepted.
 func refuseLink(path string) error {
 	if s, err := os.Lstat(path); err != nil || s.Mode()&fs.ModeSymlink == 0 {
-		return nil // opening the file returns other errors
+		return nil // opening the file will return any other error
 	}
 	if s, err := os.Stat(path); err == nil && !s.IsDir() && !s.Mode().IsRegular() {
 		return nil

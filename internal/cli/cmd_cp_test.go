@@ -13,8 +13,8 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// servedFiles is a daemon with a sandbox that contains the file /srv/result.txt, and the directory
-// /srv/dir with the file a.
+// servedFiles is a client of a daemon with one sandbox. The sandbox has the file /srv/result.txt,
+// and the directory /srv/dir with the file a.
 func servedFiles(t *testing.T) *client.Client {
 	t.Helper()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -44,13 +44,14 @@ func servedFiles(t *testing.T) *client.Client {
 	return cl
 }
 
-// A link that an earlier copy brought from a sandbox does not lead a later copy out of its target.
+// If an earlier copy has brought a link from a sandbox, a later copy does not write through the
+// link.
 func TestCopiesOutFollowNoLinkAtTheirTarget(t *testing.T) {
 	cl := servedFiles(t)
 	for name, c := range map[string]struct {
 		remote, local string
 		tree          bool
-		written       string // "": refused
+		written       string // content written; empty: the copy is refused
 	}{
 		"a link with the name of the file": {remote: "/srv/result.txt", local: "srv/"},
 		"the same, without a /":            {remote: "/srv/result.txt", local: "srv"},

@@ -125,8 +125,8 @@ func openPrivateFlag(f *pflag.FlagSet, open *bool) {
 			"by default only clients of the scope admin may")
 }
 
-// onHangup receives SIGHUP until stop is called. The daemon calls it even without a log to reopen,
-// because a reload must not end the daemon.
+// onHangup receives SIGHUP until stop is called. It is used even if there is no log to reopen,
+// because SIGHUP would otherwise kill the daemon.
 func onHangup() (hangups chan os.Signal, stop func()) {
 	hangups = make(chan os.Signal, 1)
 	signal.Notify(hangups, syscall.SIGHUP)
@@ -145,8 +145,8 @@ func parsePeers(texts []string) (rules []auth.PeerRule, err error) {
 	return rules, nil
 }
 
-// probeKVM returns why no VM can run on this host. A timeout proves nothing, because the VMs of an
-// earlier daemon may be busy.
+// probeKVM returns the reason why no VM can run on this host, or nil. After a timeout it is not
+// sure, because VMs of an earlier daemon may keep the host busy.
 func probeKVM() (sure bool, reason error) {
 	err := kvm.Probe()
 	if unfit := (*kvm.UnfitError)(nil); errors.As(err, &unfit) && unfit.Slow {
@@ -155,14 +155,14 @@ func probeKVM() (sure bool, reason error) {
 	return true, err
 }
 
-// daemonEnv names the options that forkd 0.5's controller also took from variables. Users who set
-// such a variable, for example for the token file, rely on it.
+// daemonEnv names the variable of each option that forkd 0.5's controller could take from the
+// environment. Users rely on such variables, for example for the token file.
 var daemonEnv = map[string]string{
 	"bind": "FORKD_BIND", "token-file": "FORKD_TOKEN_FILE", "audit-log": "FORKD_AUDIT_LOG",
 	"tls-cert": "FORKD_TLS_CERT", "tls-key": "FORKD_TLS_KEY", "branch-concurrency": "FORKD_BRANCH_CONCURRENCY",
 }
 
-// fromEnv sets missing options from their variables.
+// fromEnv sets each unset option whose variable is set.
 func fromEnv(f *pflag.FlagSet, lookup func(string) (string, bool)) error {
 	for option, name := range daemonEnv {
 		if value, ok := lookup(name); ok && value != "" && !f.Changed(option) {

@@ -63,7 +63,7 @@ func newDoctorCmd() *cobra.Command {
 func doctorHost(address string, tokens *tokenFlags) doctor.Host {
 	return doctor.Host{
 		Version:   version,
-		Named:     address != "" || os.Getenv(urlEnv) != "", // as in connect
+		Named:     address != "" || os.Getenv(urlEnv) != "", // connect uses the same condition
 		TokenFile: tokens.path,
 		Machine:   runningMachine,
 		Connect: func(ctx context.Context) (*client.Client, string, error) {
@@ -72,7 +72,7 @@ func doctorHost(address string, tokens *tokenFlags) doctor.Host {
 	}
 }
 
-// report prints findings, and returns the command's error if a check has failed.
+// report prints findings. It returns an error if a check has failed.
 func report(cmd *cobra.Command, findings []doctor.Finding, json, all bool) error {
 	count := map[doctor.Verdict]int{}
 	for _, f := range findings {
@@ -109,8 +109,8 @@ func report(cmd *cobra.Command, findings []doctor.Finding, json, all bool) error
 	return err
 }
 
-// printFindings prints findings as text: details in lines of the terminal's width, and the fix
-// below.
+// printFindings prints findings as text. Details are wrapped to the width of the terminal, with the
+// fix below.
 func printFindings(out io.Writer, width int, findings []doctor.Finding) error {
 	checks := 0
 	for _, f := range findings {
@@ -126,7 +126,7 @@ func printFindings(out io.Writer, width int, findings []doctor.Finding) error {
 		}
 		printf(&text, "%s  %-*s  %s\n", v, checks, f.Check,
 			multiline(strings.Join(wrapped(f.Detail, width-len(indent)), "\n"+indent)))
-		if f.Fix != nil { // on one line, to be copied
+		if f.Fix != nil { // on one line, so that users can copy it
 			printf(&text, "%s→ %s\n", indent, f.Fix)
 		}
 	}
@@ -134,7 +134,7 @@ func printFindings(out io.Writer, width int, findings []doctor.Finding) error {
 	return err
 }
 
-// wrapped breaks text into lines of at most width, if its words permit that.
+// wrapped breaks text into lines of at most width. Longer words stay whole.
 func wrapped(text string, width int) (lines []string) {
 	line := ""
 	for word := range strings.FieldsSeq(text) {

@@ -7,7 +7,7 @@ import (
 	"github.com/forkd/forkd/internal/doctor"
 )
 
-// On a terminal, lines of a report are wrapped to its width, but commands are not.
+// On a terminal, lines of a report are wrapped to the terminal's width, but commands are not.
 func TestFindingsAreWrapped(t *testing.T) {
 	var out strings.Builder
 	done := []doctor.Finding{{Check: "b", Verdict: doctor.Fail, Fix: &doctor.Fix{Command: "x", Result: "done"}}}

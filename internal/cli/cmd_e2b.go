@@ -56,7 +56,7 @@ func newE2BEnvCmd() *cobra.Command {
 				domain = made
 			}
 			if domain == "" || domain != made {
-				dir = "" // the certificate is not from setup
+				dir = "" // setup did not make the certificate
 			}
 			env, err := e2bEnv(address, token, domain, dir)
 			if err != nil {
@@ -77,13 +77,13 @@ func newE2BEnvCmd() *cobra.Command {
 // e2bKey matches the API keys that SDKs of 2025 accept.
 var e2bKey = regexp.MustCompile(`^e2b_[0-9a-f]+$`)
 
-// e2bVars are all variables that may be set, in the order in which they are printed. Variables that
-// one form does not set would interfere with it, so they are unset.
+// e2bVars are all variables that the command prints, in this order. Variables that the chosen
+// configuration does not need are unset, because old values would interfere.
 var e2bVars = []string{"E2B_DOMAIN", "E2B_API_URL", "E2B_SANDBOX_URL", "E2B_API_KEY", "E2B_VALIDATE_API_KEY",
 	"SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"}
 
-// e2bEnv returns the variables for a daemon. With a domain, sandboxes are reached by host names;
-// with dir, setup's directory, by its certificates.
+// e2bEnv returns the variables for a daemon. With domain, sandboxes are reached by host names. With
+// dir, the directory of setup, the certificates there are trusted.
 func e2bEnv(address, token, domain, dir string) (map[string]string, error) {
 	env := map[string]string{}
 	address = strings.TrimSuffix(address, "/")
@@ -103,7 +103,7 @@ func e2bEnv(address, token, domain, dir string) (map[string]string, error) {
 	key := token
 	switch {
 	case token == "":
-		key = "e2b_00" // the SDKs require one, the daemon does not
+		key = "e2b_00" // the SDKs require a key, although the daemon does not
 	case e2bKey.MatchString("e2b_" + token):
 		key = "e2b_" + token
 	}
@@ -114,7 +114,7 @@ func e2bEnv(address, token, domain, dir string) (map[string]string, error) {
 	return env, nil
 }
 
-// printE2BEnv prints variables as JSON, or as commands of a shell.
+// printE2BEnv prints variables as JSON, or as shell commands.
 func printE2BEnv(w io.Writer, env map[string]string, asJSON bool) error {
 	if asJSON {
 		return writeJSON(w, env)
@@ -129,13 +129,13 @@ func printE2BEnv(w io.Writer, env map[string]string, asJSON bool) error {
 	return err
 }
 
-// quoted returns text as a word of a shell.
+// quoted returns text as one word for a shell.
 func quoted(text string) string { return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'" }
 
 // plainWord matches words that need no quotes in a shell.
 var plainWord = regexp.MustCompile(`^[A-Za-z0-9_./:@-]+$`)
 
-// quotedIfNeeded is quoted, but without unneeded quotes.
+// quotedIfNeeded returns text as one word for a shell, with quotes only if they are needed.
 func quotedIfNeeded(text string) string {
 	if plainWord.MatchString(text) {
 		return text

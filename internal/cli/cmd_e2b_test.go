@@ -45,7 +45,7 @@ func TestE2BEnv(t *testing.T) {
 	}
 }
 
-// The output and the files of setup are valid input for the other command and for a shell.
+// The command env and a shell accept the output and the files of the command setup.
 func TestE2BSetup(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "it's here")
 	t.Setenv(urlEnv, "http://127.0.0.1:1")
@@ -160,7 +160,7 @@ func TestE2BCertificates(t *testing.T) {
 	}
 }
 
-// Trusting the authority means trusting it for its domain only.
+// A client that trusts the authority trusts it only for certificates of its domain.
 func TestE2BAuthorityIsLimited(t *testing.T) {
 	now := time.Now()
 	a, err := newAuthority("e2b.localhost", now)

@@ -41,7 +41,7 @@ func newEventsCmd() *cobra.Command {
 				out := json.NewEncoder(plainJSON{cmd.OutOrStdout()})
 				err = cl.Events(ctx, client.EventsRequest{After: after, Sandboxes: ids, Labels: labels},
 					func(e client.Event) error {
-						if after == oldest && e.Type == apiv1.EventMissed { // earlier events were not requested
+						if after == oldest && e.Type == apiv1.EventMissed { // the user did not ask for earlier events
 							return nil
 						}
 						after = e.ID
@@ -69,8 +69,8 @@ func newEventsCmd() *cobra.Command {
 	return cmd
 }
 
-// oldest asks for all events that the daemon still has. It works because it is not the id of an
-// event.
+// oldest, as the id of the last event received, requests all events that the daemon still has. It
+// works because no event has this id.
 const oldest = "oldest"
 
 // parseSince reads a time, or a duration before now.

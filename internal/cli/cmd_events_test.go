@@ -8,7 +8,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// Text that a guest may have chosen is escaped before it reaches a terminal.
+// Text that a guest may have chosen is escaped before it is printed on a terminal.
 func TestPrintEvent(t *testing.T) {
 	at := time.Date(2030, 1, 2, 3, 4, 5, 0, time.Local)
 	for _, c := range []struct {

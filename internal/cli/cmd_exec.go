@@ -10,7 +10,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// exitCodes documents the exit codes of commands that run something in a sandbox.
+// exitCodes documents the exit codes of commands that run a program in a sandbox.
 const exitCodes = "The exit code is the command's, or 124 after a timeout, 126 if the command cannot be executed, 127 if it does\n" +
 	"not exist, 128+n if signal n ended it."
 
@@ -46,7 +46,7 @@ func newExecCmd() *cobra.Command {
 	return cmd
 }
 
-// runCommand runs a command in a sandbox and returns its code as an exitCode.
+// runCommand runs a command in a sandbox and returns the command's exit code as an exitCode.
 func (c *common) runCommand(ctx context.Context, cmd *cobra.Command, cl *client.Client, run *command, id string) error {
 	switch {
 	case run.detach && c.json():
@@ -65,8 +65,8 @@ func (c *common) runCommand(ctx context.Context, cmd *cobra.Command, cl *client.
 	return exitWith(r.ExitCode, err)
 }
 
-// exitWith returns the code of a command in a sandbox as this program's exit code, if there was no
-// error.
+// exitWith returns the exit code of a command in a sandbox as the exit code of this process. If err
+// is not nil, it returns err.
 func exitWith(code int, err error) error {
 	if err != nil || code == 0 {
 		return err
@@ -74,7 +74,7 @@ func exitWith(code int, err error) error {
 	return exitCode(code)
 }
 
-// shellArgs returns the command that starts the best available shell of a sandbox.
+// shellArgs returns a command that starts the best shell that a sandbox has.
 func shellArgs() []string {
 	return []string{"/bin/sh", "-c", `command -v bash >/dev/null && exec bash -l; exec sh -l`}
 }
@@ -107,7 +107,7 @@ func newShellCmd() *cobra.Command {
 	return cmd
 }
 
-// interactive makes c a shell for the user of this program.
+// interactive makes c run a shell for the user of this terminal.
 func (c *command) interactive(cmd *cobra.Command) {
 	c.req.Args, c.stdin = shellArgs(), true
 	c.tty = isTerminal(cmd.OutOrStdout()) && isTerminalInput(cmd.InOrStdin())
@@ -155,8 +155,8 @@ func newAttachCmd() *cobra.Command {
 	return cmd
 }
 
-// onlyProcess returns the only process that exec started in a sandbox. It is an error if there are
-// none or several.
+// onlyProcess returns the process that exec has started in a sandbox. If there is none, or more
+// than one, it returns an error.
 func onlyProcess(ctx context.Context, cl *client.Client, id string) (pid uint32, err error) {
 	list, err := cl.Processes(ctx, id)
 	switch {

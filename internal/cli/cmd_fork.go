@@ -64,7 +64,7 @@ func newForkCmd() *cobra.Command {
 			}
 			req.Limits = limits.given()
 			switch {
-			case old.tag != "" && cmd.Name() == spawn: // spawn keeps its sandboxes
+			case old.tag != "" && cmd.Name() == spawn: // sandboxes of the old command spawn outlive the command
 				req.SnapshotTag = old.tag
 			case old.tag != "":
 				return old.run(cmd, &c, req)

@@ -52,12 +52,12 @@ func newHookCmd() *cobra.Command {
 	return cmd
 }
 
-// settings is a settings file of an agent, with functions that add and remove the hook.
+// settings is a settings file of an agent, with functions that add the hook to it and remove it.
 type settings struct {
 	path   string
 	add    func(text []byte) ([]byte, error) // text is empty if the file does not exist
 	remove func(text []byte) ([]byte, error)
-	sample string // lines to add by hand
+	sample string // lines that a user can add by hand
 }
 
 func (o *hookOptions) run(cmd *cobra.Command, args []string) error {
@@ -126,8 +126,8 @@ func (o *hookOptions) check(agent string) error {
 	return checkOutput(o.output)
 }
 
-// command returns the command line of a hook. It names the program by its path unless a shell finds
-// it.
+// command returns the command line of a hook. It uses the program's path if a shell cannot find the
+// program by name.
 func (o *hookOptions) command(agent string) []string {
 	argv := []string{programName(), "turn", "--hook", agent, "--workspace", cmp.Or(o.workspace, os.Getenv(workspaceEnv))}
 	if o.keep != defaultKeep {
@@ -145,7 +145,7 @@ func (o *hookOptions) command(agent string) []string {
 	return argv
 }
 
-// programName returns the name by which a shell can call this program.
+// programName returns this program's name if a shell finds it by name, or else its path.
 func programName() string {
 	self, err := os.Executable()
 	if err != nil {
@@ -163,7 +163,8 @@ func programName() string {
 	return self
 }
 
-// print prints the lines to add to a file, or the command to call if there is no such file.
+// print prints the lines to add to the settings file. If the agent has no such file, it prints the
+// command that the agent must call.
 func (o *hookOptions) print(cmd *cobra.Command, path, sample string) error {
 	if o.json() {
 		return writeJSON(cmd.OutOrStdout(), map[string]string{"file": path, "add": sample})

@@ -6,7 +6,8 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// The list omits suspended states, and snapshots between a sandbox and its forks.
+// The list omits the saved states of suspended sandboxes, and the snapshots through which sandboxes
+// are forked.
 func TestListedSnapshots(t *testing.T) {
 	all := func() []client.Snapshot {
 		return []client.Snapshot{{Tag: "p"}, {Tag: "suspended-sb-x-1", Transient: true},

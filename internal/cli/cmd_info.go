@@ -19,7 +19,7 @@ import (
 type overview struct {
 	Program    string         `json:"program"` // version of this program
 	Where      string         `json:"daemon_url"`
-	TokenFile  string         `json:"token_file,omitempty"` // with the token of the daemon in an emulated host
+	TokenFile  string         `json:"token_file,omitempty"` // file with the token of the daemon in an emulated host
 	Daemon     client.Version `json:"daemon"`
 	Sandboxes  map[string]int `json:"sandboxes"` // by state
 	Snapshots  map[string]int `json:"snapshots"` // by status
@@ -36,7 +36,7 @@ func newInfoCmd() *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return show(cmd, &c, func(ctx context.Context, cl *client.Client) (overview, error) {
 				o, err := look(ctx, cl, c.where)
-				if c.url == "" && os.Getenv(urlEnv) == "" { // as in connect
+				if c.url == "" && os.Getenv(urlEnv) == "" { // connect uses the same condition
 					if m, ready, _ := runningMachine(); ready {
 						o.TokenFile = tokenFile(m)
 					}
@@ -91,7 +91,7 @@ func printOverview(cmd *cobra.Command, o *overview) error {
 	})
 }
 
-// counts returns the total number, and the number of each kind, as text.
+// counts returns the total and the count of each kind, as text.
 func counts(of map[string]int) string {
 	total := 0
 	var kinds []string
@@ -105,7 +105,7 @@ func counts(of map[string]int) string {
 	return fmt.Sprintf("%d (%s)", total, strings.Join(kinds, ", "))
 }
 
-// endInterval is the polling interval while waiting for the end of sandboxes.
+// endInterval is the polling interval while forkd wait waits for sandboxes to end.
 const endInterval = 500 * time.Millisecond
 
 func newWaitCmd() *cobra.Command {
@@ -126,12 +126,12 @@ func newWaitCmd() *cobra.Command {
 // end is how a sandbox ended.
 type end struct {
 	ID     string `json:"id"`
-	Reason string `json:"reason"` // reason of its exit, or "deleted"
+	Reason string `json:"reason"` // reason of the sandbox's exit, or "deleted"
 	Detail string `json:"detail,omitempty"`
 }
 
-// waitForEnd waits until a sandbox has exited or is deleted. A sandbox that never existed is an
-// error.
+// waitForEnd waits until a sandbox has exited or is deleted. If the sandbox does not exist at
+// first, it returns an error.
 func waitForEnd(ctx context.Context, cl *client.Client, id string) (end, error) {
 	for seen := false; ; seen = true {
 		s, err := cl.Sandbox(ctx, id)

@@ -65,8 +65,8 @@ func newInspectCmd() *cobra.Command {
 	return cmd
 }
 
-// lineTemplate parses the template of --format. A name that the printed object lacks is an error,
-// unless JSON omits it because it is empty.
+// lineTemplate parses the template of --format. When the template is executed, a name that the
+// object lacks is an error. A field that is omitted because it is empty does exist.
 func lineTemplate(text string) (*template.Template, error) {
 	return template.New("--format").Option("missingkey=error").Funcs(template.FuncMap{"json": func(v any) (string, error) {
 		p, err := json.Marshal(v)
@@ -74,7 +74,7 @@ func lineTemplate(text string) (*template.Template, error) {
 	}}).Parse(text)
 }
 
-// writeLine prints an object by its template, with the names in its JSON.
+// writeLine prints an object by its template. The names are those of the object's JSON.
 func writeLine(out io.Writer, t *template.Template, thing any) error {
 	p, err := json.Marshal(thing)
 	if err != nil {
@@ -82,7 +82,7 @@ func writeLine(out io.Writer, t *template.Template, thing any) error {
 	}
 	var fields map[string]any
 	numbers := json.NewDecoder(bytes.NewReader(p))
-	numbers.UseNumber() // unchanged
+	numbers.UseNumber() // keeps numbers as they are written
 	if err := numbers.Decode(&fields); err != nil {
 		return err
 	}
@@ -94,14 +94,14 @@ func writeLine(out io.Writer, t *template.Template, thing any) error {
 	return err
 }
 
-// Errors of package text/template about a missing name.
+// Patterns for errors of package text/template about missing names.
 var (
 	noEntry = regexp.MustCompile(`at <(\.[^>]*)>: map has no entry for key "([^"]*)"`)
 	noField = regexp.MustCompile(`at <(\.[^>]*)>: can't evaluate field (\S+) in type`)
 )
 
-// formatError names the missing name of a template, and the name that was probably meant. Docker's
-// names have capital letters and are in groups.
+// formatError returns an error for a template with a missing name, and suggests a name. Docker's
+// names have capital letters and are nested, so they are translated.
 func formatError(err error, fields map[string]any) error {
 	found := noEntry.FindStringSubmatch(err.Error())
 	if found == nil {
@@ -120,8 +120,8 @@ func formatError(err error, fields map[string]any) error {
 	return fmt.Errorf("--format: %s: no %s in what is printed: %s", found[1], found[2], hint)
 }
 
-// nearest returns the name that a misspelled name probably means. That is the only name with the
-// same letters, without regard to case and underscores.
+// nearest returns the name that the user probably meant: the only one in names that equals wrong
+// apart from case and underscores. It returns "" if there is none.
 func nearest(names []string, wrong string) string {
 	plain := func(s string) string { return strings.ToLower(strings.ReplaceAll(s, "_", "")) }
 	found := ""
@@ -136,7 +136,7 @@ func nearest(names []string, wrong string) string {
 	return found
 }
 
-// inspect returns the sandbox in list, or the snapshot, with the given name.
+// inspect returns the sandbox in list with the given name, or else the snapshot.
 func inspect(ctx context.Context, cl *client.Client, list []client.Sandbox, name string) (any, error) {
 	id, err := findID(list, name)
 	if err != nil {
@@ -179,8 +179,8 @@ func newHistoryCmd() *cobra.Command {
 	return cmd
 }
 
-// history describes a snapshot and its ancestors. Deleted ancestors are omitted: their descendants
-// have the files that they need.
+// history describes a snapshot and its ancestors. Deleted ancestors are omitted, because their
+// descendants do not need them.
 func history(ctx context.Context, cl *client.Client, tag string) ([]client.SnapshotDetail, error) {
 	d, err := cl.Snapshot(ctx, tag)
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// parallelKills is how many sandboxes are killed at once.
+// parallelKills is the number of sandboxes that are killed at the same time.
 const parallelKills = 16
 
 func newKillCmd() *cobra.Command {

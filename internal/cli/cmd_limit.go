@@ -13,8 +13,8 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// mibValue is a flag for an amount of memory: a number of MiB, or one with a unit, such as 512m or
-// 2g.
+// mibValue is a flag for an amount of memory: a number of MiB, or a number with a unit, such as
+// 512m or 2g.
 type mibValue uint64
 
 func (m *mibValue) String() string { return strconv.FormatUint(uint64(*m), 10) }
@@ -28,7 +28,7 @@ func (m *mibValue) Set(text string) error {
 			break
 		}
 	}
-	n, err := strconv.ParseUint(number, 10, 32) // of units: far more than a host has
+	n, err := strconv.ParseUint(number, 10, 32) // 32 bits, because no host has more memory in any unit
 	if err != nil {
 		return errors.New("want a number of MiB, or an amount such as 512m or 2g")
 	}
@@ -49,7 +49,7 @@ func (l *limitFlags) register(f *pflag.FlagSet) {
 	f.Uint64Var(&l.IOOpsPerSecond, "io-ops-per-second", 0, "limit of operations per second in each direction on the host's disk")
 }
 
-// given returns the limits in the flags, or nil.
+// given returns the limits that the flags set, or nil if no flag is set.
 func (l *limitFlags) given() *client.Limits {
 	if l.Limits == (client.Limits{}) {
 		return nil

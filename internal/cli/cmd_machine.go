@@ -15,7 +15,7 @@ import (
 	"github.com/forkd/forkd/internal/emu/tcghost"
 )
 
-// machineEnv names the emulated host if --name is not given.
+// machineEnv is the variable that names the emulated host if --name is not given.
 const machineEnv = "FORKD_MACHINE"
 
 // superviseVerb is the hidden command that `machine start` runs in the background.
@@ -90,7 +90,7 @@ func newMachineStart(open openMachine) *cobra.Command {
 	return cmd
 }
 
-// startMachine starts m with this program as its supervisor.
+// startMachine starts m. Its supervisor is a process of this program.
 func startMachine(ctx context.Context, m tcghost.Machine, o tcghost.Options, progress io.Writer) (tcghost.State,
 	error) {
 	self, err := os.Executable()
@@ -179,7 +179,7 @@ func newMachineSupervise(open openMachine) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			// The client's terminal may go away; the emulated host stays.
+			// Closing the terminal must not end the emulated host.
 			signal.Ignore(syscall.SIGHUP, syscall.SIGINT)
 			ctx, cancel := signal.NotifyContext(cmd.Context(), syscall.SIGTERM)
 			defer cancel()

@@ -15,11 +15,11 @@ import (
 	"github.com/forkd/forkd/internal/emu/tcghost"
 )
 
-// Exit codes of `machine exec` in addition to the program's own, as in other tools that run
-// commands remotely.
+// Exit codes of `machine exec` in addition to those of the program. They are the same as in other
+// tools that run commands remotely.
 const (
 	exitTimedOut   = 124
-	exitMachine    = 125 // no emulated host, or it went away
+	exitMachine    = 125 // there is no emulated host, or it has ended
 	exitNotStarted = 126
 	exitNotFound   = 127
 	exitSignalBase = 128 // plus the signal's number
@@ -99,14 +99,14 @@ func machineExec(cmd *cobra.Command, m tcghost.Machine, f execFlags, args []stri
 	return execResult(cmd, f, exit)
 }
 
-// machineFailed reports a failure that does not come from the program.
+// machineFailed reports a failure of the emulated host, not of the program.
 func machineFailed(cmd *cobra.Command, err error) error {
 	printf(cmd.ErrOrStderr(), "forkd: %v\n", err)
 	return exitCode(exitMachine)
 }
 
-// execResult converts the program's end to an exit code, with a message if the code alone is
-// ambiguous.
+// execResult converts the end of the program to an exit code. If the code alone is ambiguous, it
+// prints a message.
 func execResult(cmd *cobra.Command, f execFlags, exit machineapi.ExecExit) error {
 	say := func(err error) { printf(cmd.ErrOrStderr(), "forkd: %v\n", err) }
 	switch {

@@ -13,7 +13,7 @@ import (
 	"github.com/forkd/forkd/internal/emu/tcghost"
 )
 
-// runMachineCLI runs a command line with an empty cache directory and returns what it wrote and its
+// runMachineCLI runs a command line with an empty cache directory. It returns the output and the
 // exit code.
 func runMachineCLI(t *testing.T, args ...string) (stdout, stderr string, code int) {
 	t.Helper()

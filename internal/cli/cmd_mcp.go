@@ -47,7 +47,7 @@ func newMCPCmd() *cobra.Command {
 	return cmd
 }
 
-// unclosed is a writer whose Close does nothing, because the stream does not belong to the server.
+// unclosed is a writer whose Close does nothing, because the server must not close standard output.
 type unclosed struct{ io.Writer }
 
 // Close implements io.Closer.

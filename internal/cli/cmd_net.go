@@ -38,14 +38,15 @@ func (n *networkFlags) complete(cmd *cobra.Command) {
 	completeWords(cmd, "net", "none", "public", "allow", "open")
 }
 
-// registerSecrets is for commands that make or change a sandbox, because a snapshot has no secrets.
+// registerSecrets is for commands that make or change a sandbox. Commands for snapshots do not call
+// it, because a snapshot cannot have secrets.
 func (n *networkFlags) registerSecrets(f *pflag.FlagSet) {
 	f.StringArrayVar(&n.secrets, "secret", nil,
 		"HOST:HEADER=env:NAME or =file:PATH: header that forkd adds to HTTPS requests, outside of the sandbox,\n"+
 			"with a value from a variable or a file (repeatable; without =, the current value stays)")
 }
 
-// given returns the policy in the flags, or nil.
+// given returns the policy that the flags set, or nil if no flag is set.
 func (n *networkFlags) given() (*client.Network, error) {
 	if n.Mode == "" && len(n.Allow) == 0 && len(n.Deny) == 0 && !n.AllowECH && n.Limits == (client.NetworkLimits{}) &&
 		len(n.secrets) == 0 {
@@ -62,11 +63,11 @@ func (n *networkFlags) given() (*client.Network, error) {
 	return &n.Network, nil
 }
 
-// maxSecret bounds a file with a secret, in bytes. The daemon's own bound is lower.
+// maxSecret bounds a file with a secret, in bytes. The daemon's bound is lower.
 const maxSecret = 64 << 10
 
-// parseSecret reads HOST:HEADER=SOURCE. The value itself is never an argument, because every user
-// of this host can read command lines.
+// parseSecret parses HOST:HEADER=SOURCE. The value is never an argument, because every user of this
+// host can read command lines.
 func parseSecret(text string) (s client.NetworkSecret, err error) {
 	about, source, hasSource := strings.Cut(text, "=")
 	var ok bool
@@ -91,7 +92,7 @@ func parseSecret(text string) (s client.NetworkSecret, err error) {
 			return s, err
 		}
 		s.Value = strings.TrimRight(string(p), "\r\n")
-	default: // the text may be the secret value, which must not be printed
+	default: // the text may be the value of the secret, so the error does not quote it
 		return s, fmt.Errorf("%s: after = give the source of the value: env:NAME or file:PATH", about)
 	}
 	if s.Value == "" {
@@ -191,7 +192,7 @@ func printNetwork(cmd *cobra.Command, n client.SandboxNetwork) error {
 	})
 }
 
-// refusalText describes a refused destination.
+// refusalText describes a destination that the policy has refused.
 func refusalText(r client.NetworkRefusal) string {
 	text := r.Address
 	switch {

@@ -23,7 +23,7 @@ func TestParseResolvers(t *testing.T) {
 	}
 }
 
-// A secret comes from a variable or a file. Errors about it do not contain its value.
+// The value of a secret comes from a variable or a file. Errors do not contain it.
 func TestParseSecret(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "key")
 	if err := os.WriteFile(file, []byte("from-a-file\n"), 0o600); err != nil {

@@ -88,7 +88,7 @@ func newSuspendCmd() *cobra.Command {
 	return cmd
 }
 
-// newStateCmd makes a command that puts each of the named sandboxes into another state.
+// newStateCmd makes a command that changes the state of each named sandbox with op.
 func newStateCmd(verb, short, long string, op func(context.Context, *client.Client, string) (client.Sandbox,
 	error)) *cobra.Command {
 	var c common

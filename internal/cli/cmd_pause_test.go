@@ -19,7 +19,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// A sandbox that takes for ever, or fails, does not keep others from being suspended.
+// If suspending one sandbox fails or takes for ever, the others are still suspended.
 func TestSuspensionsAreSideBySide(t *testing.T) {
 	var out bytes.Buffer
 	cmd := &cobra.Command{}
@@ -50,8 +50,8 @@ func TestSuspensionsAreSideBySide(t *testing.T) {
 	}
 }
 
-// suspender returns a suspendAll for a fake daemon. The daemon answers the nth request to suspend a sandbox with the
-// status that suspend returns, and says that every sandbox is in the given state.
+// suspender returns a suspendAll for a fake daemon. The daemon answers the nth request to suspend a
+// sandbox with the status that suspend returns. It says that every sandbox has the given state.
 func suspender(t *testing.T, suspend func(id string, nth int, r *http.Request) (status int), state string) *suspendAll {
 	t.Helper()
 	var mu sync.Mutex
@@ -85,16 +85,16 @@ func suspender(t *testing.T, suspend func(id string, nth int, r *http.Request) (
 	return newSuspendAll(cl, 0)
 }
 
-// hang does not answer before the client is gone.
+// hang returns when the client has disconnected, so that the request gets no answer.
 func hang(r *http.Request) int {
 	<-r.Context().Done()
 	return http.StatusOK
 }
 
-// A request that waits behind others for longer than a request may take is repeated, and its sandbox is
-// saved.
+// If a request waits behind others for longer than a request may take, it is repeated, and its
+// sandbox is saved.
 func TestSuspensionsThatWaitAreRepeated(t *testing.T) {
-	place := make(chan struct{}, 1) // of the daemon
+	place := make(chan struct{}, 1) // the one place of the daemon
 	a := suspender(t, func(_ string, _ int, r *http.Request) int {
 		select {
 		case place <- struct{}{}:
@@ -118,7 +118,8 @@ func TestSuspensionsThatWaitAreRepeated(t *testing.T) {
 	}
 }
 
-// Sandboxes that cannot be saved, at first as many as there are requests at once, do not keep the others from it.
+// Some sandboxes cannot be saved, at first as many as there may be concurrent requests. All other
+// sandboxes are saved.
 func TestStuckSandboxesAreGivenUp(t *testing.T) {
 	a := suspender(t, func(id string, _ int, r *http.Request) int {
 		if strings.Contains(id, "stuck") {
@@ -149,7 +150,7 @@ func TestStuckSandboxesAreGivenUp(t *testing.T) {
 	}
 }
 
-// With --within, a sandbox has all of the time, also if no other is saved meanwhile.
+// With --within, a sandbox may take all of that time, even if no other sandbox is saved in between.
 func TestSuspensionsHaveOneDeadline(t *testing.T) {
 	a := suspender(t, func(id string, nth int, r *http.Request) int {
 		if id == "sb-slow" && nth > 3 {
@@ -172,8 +173,9 @@ func TestSuspensionsHaveOneDeadline(t *testing.T) {
 	}
 }
 
-// A daemon that is busy is asked again when it says so. A request that an earlier one has made unnecessary is refused,
-// and is a success.
+// A request to a busy daemon is repeated after the time that the daemon names. If the sandbox is
+// already suspended because of the earlier request, the daemon refuses the second one, and suspend
+// returns success.
 func TestSuspensionsAreRepeatedWhenTold(t *testing.T) {
 	for name, second := range map[string]int{
 		"then it is saved": http.StatusOK, "it is saved already": http.StatusConflict,

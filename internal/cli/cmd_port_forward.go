@@ -40,7 +40,7 @@ func newPortForwardCmd() *cobra.Command {
 	return cmd
 }
 
-// forward is one port of this host that is forwarded to a sandbox.
+// forward is a port of this host whose connections are forwarded to a sandbox.
 type forward struct {
 	Local  int `json:"local"`
 	Remote int `json:"remote"`
@@ -78,19 +78,19 @@ func (c *common) printForwards(out io.Writer, list []forward) error {
 	return nil
 }
 
-// forwarder carries connections to one sandbox.
+// forwarder forwards connections to one sandbox.
 type forwarder struct {
 	cl     *client.Client
 	id     string
-	failed chan error // of listeners
+	failed chan error // errors of listeners
 
 	mu sync.Mutex
 	// +checklocks:mu
 	errOut io.Writer
 }
 
-// run listens, calls ready, and carries connections until ctx ends. The failure of a connection
-// does not end it.
+// run listens on the ports, calls ready, and forwards connections until ctx ends. If a connection
+// fails, run continues.
 func (f *forwarder) run(ctx context.Context, ports []forward, ready func([]forward) error) error {
 	if _, err := f.cl.Sandbox(ctx, f.id); err != nil {
 		return err
@@ -127,7 +127,7 @@ func (f *forwarder) run(ctx context.Context, ports []forward, ready func([]forwa
 	}
 }
 
-// serve carries the connections of one listener until the listener is closed.
+// serve forwards the connections of one listener until the listener is closed.
 func (f *forwarder) serve(ctx context.Context, l net.Listener, remote int, streams *sync.WaitGroup) error {
 	for {
 		conn, err := l.Accept()
@@ -145,8 +145,9 @@ func (f *forwarder) serve(ctx context.Context, l net.Listener, remote int, strea
 	}
 }
 
-// carry carries one connection until both of its directions have ended. If the sandbox's side
-// fails, it resets the local side, so that the client does not mistake a part for the whole.
+// carry forwards one connection until both of its directions have ended. If the connection to the
+// sandbox fails, carry resets the local one, so that the client does not take a part of the data
+// for the whole.
 func (f *forwarder) carry(ctx context.Context, conn *net.TCPConn, remote int) error {
 	port, err := f.cl.DialPort(ctx, f.id, remote)
 	if err != nil {

@@ -11,12 +11,12 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// snapshotBytes returns the disk usage of a snapshot's own files.
+// snapshotBytes returns the disk usage of the files that belong to one snapshot only.
 func snapshotBytes(d *client.SnapshotDetail) uint64 {
 	return d.MemoryPhysical + d.DiskPhysical + d.VMStateBytes
 }
 
-// details describes all snapshots, including those that forkd made for itself.
+// details describes all snapshots, including those that forkd makes for its own use.
 func details(ctx context.Context, cl *client.Client) ([]client.SnapshotDetail, error) {
 	list, err := cl.Snapshots(ctx)
 	if err != nil {
@@ -36,8 +36,8 @@ func details(ctx context.Context, cl *client.Client) ([]client.SnapshotDetail, e
 	return all, nil
 }
 
-// removable returns the snapshots that want selects, dependents first. It omits a snapshot that
-// anything uses except other selected snapshots.
+// removable returns the snapshots that want selects, dependents first. It omits a snapshot that is
+// used by anything but other selected snapshots.
 func removable(all []client.SnapshotDetail, want func(*client.SnapshotDetail) bool) (chosen []client.SnapshotDetail) {
 	isChosen := map[string]bool{}
 	for again := true; again; {
@@ -55,7 +55,7 @@ func removable(all []client.SnapshotDetail, want func(*client.SnapshotDetail) bo
 	return chosen
 }
 
-// usage is a line of `forkd df`.
+// usage is a row of the output of `forkd df`.
 type usage struct {
 	Kind      string `json:"kind"`
 	Count     int    `json:"count"`
@@ -70,8 +70,8 @@ func (u *usage) add(bytes uint64, inUse bool) {
 	u.Bytes += bytes
 }
 
-// usageOf returns the disk usage of snapshots and builds. The space that deleted snapshots take is
-// known from the sandboxes that still need it.
+// usageOf returns the disk usage of snapshots and builds. Deleted snapshots are not in the list;
+// their usage is computed from the sandboxes that still need their files.
 func usageOf(all []client.SnapshotDetail, sandboxes []client.Sandbox, builds cacheList) []usage {
 	parents, branches := usage{Kind: "parents"}, usage{Kind: "branches"}
 	states, deleted := usage{Kind: "states of sandboxes"}, usage{Kind: "removed branches"}
@@ -127,7 +127,7 @@ func newDfCmd() *cobra.Command {
 					return lines, err
 				}
 				builds, err := listCache(ctx, cl)
-				if err != nil { // the daemon may be on another host
+				if err != nil { // the cache cannot be read; the daemon may run on another host
 					printf(cmd.ErrOrStderr(), "forkd: the cache of builds: %s\n", err)
 				}
 				return usageOf(all, sandboxes, builds), nil

@@ -63,7 +63,7 @@ func newRunCmd() *cobra.Command {
 				if req.SnapshotTag, err = snapshotFor(ctx, cmd, cl, args[0]); err != nil {
 					return err
 				}
-				// Ctrl-C does not interrupt a step that would leave a sandbox behind.
+				// Ctrl-C does not interrupt the fork, which would leave a sandbox behind.
 				whole, cancel := context.WithTimeout(context.WithoutCancel(ctx), forkTimeout)
 				defer cancel()
 				f, err := cl.Fork(whole, req)
@@ -86,7 +86,7 @@ func newRunCmd() *cobra.Command {
 	f := cmd.Flags()
 	run.register(f, "kill the command after this many seconds (default no limit)")
 	f.Lookup("detach").Usage = "print the id of the sandbox, and leave it and the command running"
-	f.Lookup("timeout").DefValue = "0" // shows no default
+	f.Lookup("timeout").DefValue = "0" // hides the default in the help text
 	f.BoolVar(&keep, "keep", false, "do not remove the sandbox, and print its id")
 	labelFlag(f, &labels)
 	noEffect(f, "rm", "", "of docker; no effect: without --keep the sandbox is removed")
@@ -101,8 +101,8 @@ func newRunCmd() *cobra.Command {
 	return cmd
 }
 
-// leave starts a command in a sandbox and leaves both running. If the command does not start, the
-// sandbox is removed.
+// leave starts a command in a sandbox and returns while both keep running. If the command does not
+// start, leave removes the sandbox.
 func (c *common) leave(ctx context.Context, cmd *cobra.Command, cl *client.Client, run *command, id string) error {
 	pid, err := cl.ExecDetached(ctx, id, run.req)
 	if err != nil {
@@ -125,15 +125,15 @@ func removeSandbox(ctx context.Context, cl *client.Client, id string) error {
 	return nil
 }
 
-// snapshotFor returns the tag of the snapshot called name. If there is none and name is a recipe's,
-// it builds the snapshot.
+// snapshotFor returns the tag of the snapshot called name. If there is no such snapshot and name is
+// a recipe, it builds the recipe.
 func snapshotFor(ctx context.Context, cmd *cobra.Command, cl *client.Client, name string) (tag string, err error) {
 	_, missing := cl.Snapshot(ctx, name)
 	if missing == nil {
 		return name, nil
 	}
 	recipe, err := loadRecipe(name)
-	// ubuntu:22.04 is not a tag
+	// Bad request: a name such as ubuntu:22.04 is not a valid tag.
 	if err != nil && (client.IsNotFound(missing) || client.IsStatus(missing, http.StatusBadRequest)) {
 		return "", fmt.Errorf("%q is neither a snapshot ('forkd images') nor a recipe: %w", name, err)
 	}

@@ -13,8 +13,8 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// newSnapshotCmd makes forkd 0.5's command for a branch, and for a parent with a given kernel and
-// image.
+// newSnapshotCmd makes forkd 0.5's command snapshot. It makes a branch, or a parent from a given
+// kernel and image.
 func newSnapshotCmd() *cobra.Command {
 	var c common
 	var req client.BranchRequest
@@ -67,10 +67,10 @@ func newSnapshotCmd() *cobra.Command {
 	return cmd
 }
 
-// bootFlags are the flags for a parent that is booted from files.
+// bootFlags are the flags for a parent that boots from given files.
 type bootFlags struct{ client.BakeRequest }
 
-// Variables that name the files of a parent.
+// Variables with the default files of a parent.
 const (
 	kernelEnv = "FORKD_KERNEL"
 	rootfsEnv = "FORKD_ROOTFS"

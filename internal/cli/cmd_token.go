@@ -15,8 +15,8 @@ import (
 	"github.com/forkd/forkd/internal/daemon/auth"
 )
 
-// tokenFlags are the flags of the commands for a token file. They need no daemon: a daemon notices
-// changes of its file.
+// tokenFlags are the flags of commands that change a token file. These commands need no daemon: a
+// daemon notices changes of the file.
 type tokenFlags struct{ file string }
 
 func (f *tokenFlags) register(cmd *cobra.Command) {
@@ -36,8 +36,8 @@ func (f *tokenFlags) path() (string, error) {
 	return path, nil
 }
 
-// configPath returns the path of a configuration file or directory of forkd, for root or another
-// user.
+// configPath returns the path of a configuration file or directory of forkd. It differs between
+// root and other users.
 func configPath(name string) (string, error) {
 	if os.Getuid() == 0 {
 		return filepath.Join("/etc/forkd", name), nil
@@ -49,8 +49,8 @@ func configPath(name string) (string, error) {
 	return filepath.Join(dir, "forkd", name), nil
 }
 
-// change applies edit to the token file while it holds the file's lock. A missing file counts as
-// empty.
+// change applies edit to the token file while it holds the file's lock. If the file is missing,
+// edit gets no text.
 func (f *tokenFlags) change(edit func([]byte) ([]byte, error)) (path string, err error) {
 	if path, err = f.path(); err != nil {
 		return "", err

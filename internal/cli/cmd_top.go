@@ -17,7 +17,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// parallelStats is how many sandboxes are measured at once.
+// parallelStats is the number of sandboxes that are measured at the same time.
 const parallelStats = 8
 
 func newTopCmd() *cobra.Command {
@@ -63,7 +63,7 @@ func newStatsCmd() *cobra.Command {
 	return cmd
 }
 
-// stats prints the usage of each named sandbox. It continues after an error.
+// stats prints the usage of each named sandbox. If one fails, it continues with the next.
 func (c *common) stats(ctx context.Context, cmd *cobra.Command, cl *client.Client, refs []string) error {
 	type line struct {
 		ID string `json:"id"`
@@ -120,21 +120,21 @@ func kib(n uint64) string {
 type topRow struct {
 	ID         string  `json:"id"`
 	Snapshot   string  `json:"snapshot_tag"`
-	CPUPercent float64 `json:"cpu_percent"` // of one CPU, since the previous measurement
+	CPUPercent float64 `json:"cpu_percent"` // percentage of one CPU, since the previous measurement
 	CPUSeconds float64 `json:"cpu_seconds"`
 	PSSKiB     uint64  `json:"pss_kib"`
 	PrivateKiB uint64  `json:"private_kib"`
 	CreatedAt  int64   `json:"created_at"`
 }
 
-// top measures repeatedly.
+// top is the state of `forkd top`, which measures repeatedly.
 type top struct {
 	c        common
 	once     bool
 	interval secondsValue
 
 	cl     *client.Client
-	before map[string]float64 // CPU seconds by id
+	before map[string]float64 // CPU seconds at the previous measurement, by id
 	at     time.Time
 }
 
@@ -179,8 +179,8 @@ func (t *top) run(cmd *cobra.Command) error {
 	})
 }
 
-// measure returns the running sandboxes, the busiest first. A sandbox that has ended in the
-// meantime is omitted.
+// measure returns the usage of the running sandboxes, the busiest first. It omits a sandbox that
+// ends during the measurement.
 func (t *top) measure(ctx context.Context) ([]topRow, error) {
 	list, err := t.cl.Sandboxes(ctx)
 	if err != nil {

@@ -42,11 +42,12 @@ func newTreeCmd() *cobra.Command {
 type relative struct {
 	Tag      string      `json:"tag,omitempty"`
 	ID       string      `json:"id,omitempty"`
-	State    string      `json:"state"` // of a sandbox, or status of a snapshot
+	State    string      `json:"state"` // state of a sandbox, or status of a snapshot
 	Children []*relative `json:"children,omitempty"`
 }
 
-// family arranges snapshots and sandboxes in trees. Each occurs once, whatever the daemon says.
+// family arranges snapshots and sandboxes in trees. Each occurs only once, even if the daemon's
+// lists contain cycles.
 func family(snapshots []client.Snapshot, sandboxes []client.Sandbox) (roots []*relative) {
 	byTag, byID := map[string]*relative{}, map[string]*relative{}
 	for _, s := range snapshots {
@@ -64,7 +65,8 @@ func family(snapshots []client.Snapshot, sandboxes []client.Sandbox) (roots []*r
 	for _, s := range snapshots {
 		own := byTag[s.Tag]
 		parent := byID[s.SandboxID]
-		if parent == nil || contains(own, parent) { // a sandbox that was rolled back to its own branch
+		// A sandbox that was rolled back to its own branch s is a descendant of s, not its parent.
+		if parent == nil || contains(own, parent) {
 			parent = byTag[s.BranchedFrom]
 		}
 		if parent == nil || contains(own, parent) {

@@ -17,17 +17,17 @@ import (
 // defaultKeep is how many turns of a workspace are kept.
 const defaultKeep = 20
 
-// workspaceEnv names the workspace of commands on turns.
+// workspaceEnv is the variable with the default workspace of the commands for turns.
 const workspaceEnv = "FORKD_WORKSPACE"
 
-// workspaceFlag registers --workspace for a command on turns.
+// workspaceFlag registers --workspace for a command for turns.
 func workspaceFlag(c *common, cmd *cobra.Command, to *string) {
 	cmd.Flags().StringVarP(to, "workspace", "w", "",
 		"the workspace, or the id of a sandbox; default $"+workspaceEnv+", or the only workspace")
 	c.completeFlag(cmd, "workspace", sandboxNames)
 }
 
-// chooseWorkspace returns the workspace that a flag names, or the only one.
+// chooseWorkspace returns named or, if named is empty, the only workspace that exists.
 func chooseWorkspace(ctx context.Context, cl *client.Client, named string) (string, error) {
 	if named = cmp.Or(named, os.Getenv(workspaceEnv)); named != "" {
 		return named, nil
@@ -84,16 +84,16 @@ func newTurnCmd() *cobra.Command {
 	return cmd
 }
 
-// forgiven turns the error of a hook into a message on standard error, unless --strict is given,
-// because an agent interprets some exit codes as orders. It also handles wrong command lines, and
-// so is called outside the command.
+// forgiven turns the error of a hook into a message on standard error, unless --strict is given.
+// The reason is that an agent interprets some exit codes as orders. forgiven is called outside the
+// command, so that it also handles errors of the command line.
 func forgiven(cmd *cobra.Command, err error, stderr io.Writer) error {
 	if err == nil || cmd.CommandPath() != "forkd turn" || !cmd.Flags().Changed("hook") {
 		return err
 	}
 	printf(stderr, "forkd: the turn was not saved: %s\n", err)
 	if strict, _ := cmd.Flags().GetBool("strict"); strict {
-		return exitCode(exitError) // 2 would tell Claude Code to continue
+		return exitCode(exitError) // not 2, which would tell Claude Code to continue
 	}
 	return nil
 }
@@ -127,7 +127,7 @@ func (o *turnOptions) save(ctx context.Context, cmd *cobra.Command, args []strin
 	if e.text = cmp.Or(e.text, o.event.text); o.noPrompt {
 		e.text = ""
 	}
-	cl, _, err := connectWith(ctx, o.url, o.ca, nil) // without starting a daemon, which takes longer than a turn may
+	cl, _, err := connectWith(ctx, o.url, o.ca, nil) // does not start a daemon, which would take longer than a turn may
 	if err != nil {
 		return err
 	}
@@ -139,7 +139,7 @@ func (o *turnOptions) save(ctx context.Context, cmd *cobra.Command, args []strin
 	store := &turnStore{cl: cl, name: name, keep: o.keep}
 	note := e
 	if e.by == byPrompt {
-		e.text = "" // the change to be saved precedes this prompt
+		e.text = "" // the saved changes were made before this prompt
 	}
 	saved, made, err := store.save(ctx, e)
 	if err == nil && note.by == byPrompt {
@@ -154,7 +154,8 @@ func (o *turnOptions) save(ctx context.Context, cmd *cobra.Command, args []strin
 	return errors.Join(err, o.report(cmd, saved, made))
 }
 
-// report prints the tag of a turn. A hook prints nothing, because the agent would read it.
+// report prints the tag of a turn. In a hook it prints nothing, because the agent would read the
+// output.
 func (o *turnOptions) report(cmd *cobra.Command, saved client.Snapshot, made bool) error {
 	switch {
 	case o.hook != "" && o.hook != generic:

@@ -11,7 +11,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// turnRow is a line of `forkd turns`.
+// turnRow is a row of the output of `forkd turns`.
 type turnRow struct {
 	Turn        int     `json:"turn"`
 	Tag         string  `json:"tag"`
@@ -22,10 +22,10 @@ type turnRow struct {
 	ID          string  `json:"id,omitempty"`
 	Text        string  `json:"text,omitempty"`
 	MemoryBytes uint64  `json:"memory_bytes"` // written since the previous snapshot
-	DiskBytes   uint64  `json:"disk_bytes"`   // likewise
+	DiskBytes   uint64  `json:"disk_bytes"`   // written since the previous snapshot
 	After       string  `json:"after,omitempty"`
-	Current     bool    `json:"current"` // the workspace is at it, or has continued from it
-	Undone      bool    `json:"undone"`  // not in the past of the workspace's present state
+	Current     bool    `json:"current"` // the sandbox was last at this turn
+	Undone      bool    `json:"undone"`  // not among the turns that led to the sandbox's present state
 }
 
 func newTurnsCmd() *cobra.Command {
@@ -59,13 +59,13 @@ func newTurnsCmd() *cobra.Command {
 	return cmd
 }
 
-// rows describes all turns of a sandbox that is at now.
+// rows describes all turns of a sandbox. now is the tag of the turn that the sandbox was last at.
 func (t *turns) rows(now string) []turnRow {
 	past := t.line(now)
 	rows := make([]turnRow, 0, len(t.saved))
 	for _, p := range t.saved {
 		s, l := p.Snapshot, p.Snapshot.Labels
-		disk, _ := strconv.ParseUint(l[turnDiskKiB], 10, 53) // 0 if it is missing
+		disk, _ := strconv.ParseUint(l[turnDiskKiB], 10, 53) // 0 if the label is missing
 		rows = append(rows, turnRow{Turn: p.N, Tag: s.Tag, CreatedAt: s.CreatedAt, By: p.by(), Agent: l[turnAgent],
 			Session: l[turnSession], ID: l[turnID], Text: l[turnText], MemoryBytes: value(s.DirtyBytes), DiskBytes: disk << 10,
 			After: t.before(s.Tag), Current: s.Tag == now, Undone: !slices.Contains(past, s.Tag)})

@@ -12,12 +12,12 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// undone is the answer of an undo or redo.
+// undone is the output of undo and redo.
 type undone struct {
 	Workspace string  `json:"workspace"`
 	SandboxID string  `json:"sandbox_id"`
-	At        string  `json:"at"`             // tag of the snapshot that the sandbox is at now
-	Kept      string  `json:"kept,omitempty"` // tag of the turn with the changes since the last turn
+	At        string  `json:"at"`             // tag of the snapshot to which the sandbox was rolled back
+	Kept      string  `json:"kept,omitempty"` // tag of the turn that holds the changes since the last turn
 	ReadyMS   float64 `json:"rollback_ready_ms"`
 }
 
@@ -99,7 +99,7 @@ func (o *undoOptions) run(cmd *cobra.Command, args []string, by savedBy) error {
 	})
 }
 
-// move puts the sandbox to another turn. It first saves the changes since the last turn.
+// move rolls the sandbox back to another turn. It first saves the changes since the last turn.
 func (t *turnStore) move(ctx context.Context, by savedBy, steps int, to string) (done undone, err error) {
 	s, has, err := t.look(ctx)
 	if err != nil {
@@ -126,11 +126,12 @@ func (t *turnStore) move(ctx context.Context, by savedBy, steps int, to string) 
 	if made {
 		done.Kept = kept.Tag
 	}
-	_, _ = t.cl.Stats(ctx, s.ID) // resets the count of written bytes; an error only causes a superfluous turn
+	_, _ = t.cl.Stats(ctx, s.ID) // resets the count of written bytes; if this fails, the next turn may be superfluous
 	return done, nil
 }
 
-// target returns the tag to go to from the turn now; c is the change since then.
+// target returns the tag to roll back to. now is the turn that the sandbox is at, and c the change
+// since then.
 func (t *turns) target(by savedBy, now string, c change, steps int, to string) (string, error) {
 	if to != "" {
 		return t.named(to)
@@ -144,7 +145,7 @@ func (t *turns) target(by savedBy, now string, c change, steps int, to string) (
 		return undone[steps-1], nil
 	}
 	line := t.line(now)
-	if !c.used || !t.known(now) { // writes of an idle guest do not make a turn
+	if !c.used || !t.known(now) { // ignore what an idle guest has written
 		line = line[1:]
 	}
 	if len(line) == 0 {
@@ -157,13 +158,13 @@ func (t *turns) target(by savedBy, now string, c change, steps int, to string) (
 	return line[steps-1], nil
 }
 
-// known reports whether a snapshot exists.
+// known reports whether the list of snapshots contains a tag.
 func (t *turns) known(tag string) bool {
 	_, ok := t.all[tag]
 	return ok
 }
 
-// turnTags lists the tags of all turns, for completion in a shell.
+// turnTags lists the tags of all turns, for completion by a shell.
 func turnTags(ctx context.Context, cl *client.Client) (tags []string, err error) {
 	list, err := cl.Snapshots(ctx)
 	for _, s := range list {
@@ -174,8 +175,8 @@ func turnTags(ctx context.Context, cl *client.Client) (tags []string, err error)
 	return tags, err
 }
 
-// named returns the tag for --to: a turn by number or tag, or the first snapshot of a line of
-// turns.
+// named returns the tag that the argument of --to means. It is the number or tag of a turn, or the
+// tag of the snapshot from which the first turn started.
 func (t *turns) named(ref string) (string, error) {
 	if p, ok := t.find(ref); ok {
 		return p.Snapshot.Tag, nil

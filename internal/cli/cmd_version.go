@@ -9,7 +9,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// version of this forkd. REST clients of forkd 0.5 work with it.
+// version is the version of this program. REST clients of forkd 0.5 work with it.
 const version = "0.6.0"
 
 var errAccel = errors.New("--accel: use kvm or tcg")

@@ -15,7 +15,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// command is a command to run in a sandbox, with its connection to this program.
+// command is a command to run in a sandbox, with its inputs and outputs on this host.
 type command struct {
 	req      client.ExecRequest
 	env      []string
@@ -23,12 +23,12 @@ type command struct {
 	stdin    bool
 	tty      bool
 	detach   bool
-	bound    bool // the process ends with this program, so no keys detach from it
+	bound    bool // the process is killed when this program exits, so there are no keys to detach
 
 	flags *pflag.FlagSet
 }
 
-// errNoJSON refuses -o json for commands that pass the sandbox's output on as it arrives.
+// errNoJSON refuses -o json for commands that print the sandbox's output as it arrives.
 var errNoJSON = usageError{errors.New("-o json: not possible here: output is passed on as it arrives")}
 
 func (c *command) register(f *pflag.FlagSet, timeoutUsage string) {
@@ -40,7 +40,7 @@ func (c *command) register(f *pflag.FlagSet, timeoutUsage string) {
 	f.BoolVarP(&c.detach, "detach", "d", false, "print the id of the process and leave it running")
 }
 
-// registerEnv registers the flags for the command's environment in the sandbox.
+// registerEnv registers the flags for the environment of the command in the sandbox.
 func (c *command) registerEnv(f *pflag.FlagSet) {
 	c.flags = f
 	f.StringArrayVarP(&c.env, "env", "e", nil, "NAME=VALUE for the command's environment (repeatable)")
@@ -49,8 +49,8 @@ func (c *command) registerEnv(f *pflag.FlagSet) {
 	f.StringVarP(&c.req.User, "user", "u", "", "user in the sandbox")
 }
 
-// parse reads the flags between the first argument and COMMAND. It returns done if help was
-// requested and printed.
+// parse parses the flags between the first argument and COMMAND. done is true if help was requested
+// and has been printed.
 func (c *command) parse(cmd *cobra.Command, args []string) (done bool, err error) {
 	if err := c.flags.Parse(args); err != nil {
 		return false, flagError(cmd, err)
@@ -62,7 +62,7 @@ func (c *command) parse(cmd *cobra.Command, args []string) (done bool, err error
 	return false, emptyFlag(c.flags)
 }
 
-// prepare makes the request from the flags. With json the output is collected.
+// prepare makes the request from the flags. With json, the output is collected instead of printed.
 func (c *command) prepare(cmd *cobra.Command, json bool) (err error) {
 	if json && (c.stdin || c.tty) {
 		return usageError{errors.New("-o json shows the whole output at the end: it goes without --stdin and --tty")}
@@ -90,7 +90,7 @@ func (c *command) prepare(cmd *cobra.Command, json bool) (err error) {
 	return nil
 }
 
-// readEnv reads files of NAME=VALUE lines; pairs are added after them.
+// readEnv returns the NAME=VALUE lines of files, followed by pairs.
 func readEnv(files, pairs []string) (map[string]string, error) {
 	var all []string
 	for _, name := range files {
@@ -117,8 +117,8 @@ func readEnv(files, pairs []string) (map[string]string, error) {
 	return parseEnv(append(all, pairs...))
 }
 
-// runIn runs the command in a sandbox, connected to this program, and returns its code as an
-// exitCode.
+// runIn runs the command in a sandbox with this program's input and output. It returns the
+// command's exit code as an exitCode.
 func (c *command) runIn(ctx context.Context, cmd *cobra.Command, cl *client.Client, id string) error {
 	if c.detach {
 		pid, err := cl.ExecDetached(ctx, id, c.req)
@@ -143,13 +143,13 @@ func (c *command) runIn(ctx context.Context, cmd *cobra.Command, cl *client.Clie
 	return c.follow(cmd, id, p)
 }
 
-// follow connects a process of a sandbox to this program until the process exits, and returns its
-// code as an exitCode.
+// follow connects a process of a sandbox to this program's input and output until the process
+// exits. It returns the process's exit code as an exitCode.
 func (c *command) follow(cmd *cobra.Command, id string, p *client.Process) error {
 	input, giveBack := cmd.InOrStdin(), func() {}
 	if c.tty {
 		var keys io.Reader
-		if c.stdin { // otherwise keys are not read, and Ctrl-C goes to forkd as usual
+		if c.stdin { // otherwise this program does not read keys, and Ctrl-C interrupts it as usual
 			keys = input
 		}
 		terminal, err := openTerminal(keys, cmd.OutOrStdout(), func(size client.TTYSize) { _ = p.Resize(size) })
@@ -179,8 +179,8 @@ func (c *command) follow(cmd *cobra.Command, id string, p *client.Process) error
 // inputChunk is the size of one read of standard input, in bytes.
 const inputChunk = 128 << 10
 
-// feedStdin passes standard input on until its end, or until the process accepts no more. It may
-// outlive the process, while it reads.
+// feedStdin sends standard input to the process, until the end of the input or until the process
+// accepts no more. While it reads, it may outlive the process.
 func feedStdin(p *client.Process, from io.Reader) {
 	for buf := make([]byte, inputChunk); ; {
 		n, err := from.Read(buf)

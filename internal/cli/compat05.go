@@ -14,16 +14,16 @@ import (
 	"github.com/forkd/forkd/internal/compat05/agent05"
 )
 
-// The commands and flags of forkd 0.5 are in this file and in cmd_snapshot.go.
+// This file and cmd_snapshot.go contain the commands and flags of forkd 0.5.
 
 // sayTo returns a function that prints a line for the user.
 func sayTo(cmd *cobra.Command) func(string) {
 	return func(text string) { printf(cmd.ErrOrStderr(), "forkd: %s\n", multiline(text)) }
 }
 
-// oldFork is `forkd fork --tag TAG --settle-secs N` of forkd 0.5. The sandboxes live as long as the
-// command does, at most N seconds. If there is a single sandbox, $FORKD_TARGET is its address. The
-// class Sandbox of the Python package runs it.
+// oldFork is forkd 0.5's command `forkd fork --tag TAG --settle-secs N`, which class Sandbox of the
+// Python package runs. The sandboxes live until the command ends, at most N seconds. If there is
+// only one sandbox, $FORKD_TARGET is its address.
 type oldFork struct {
 	tag    string
 	settle float64
@@ -45,7 +45,7 @@ func (o *oldFork) run(cmd *cobra.Command, c *common, req client.ForkRequest) (er
 		return usageError{fmt.Errorf("--settle-secs %g: want 0 to %d", o.settle, compat05.MaxSettle)}
 	}
 	req.SnapshotTag = o.tag
-	c.streams = true // the command runs for long, and prints the reason
+	c.streams = true // prints while it runs, so no waiting line may be shown
 	hold := compat05.Hold{Settle: o.settle, Say: sayTo(cmd)}
 	if req.N == 1 && !req.PerChildNetns {
 		if hold.Listener, err = compat05.ListenTarget(os.Getenv(compat05.TargetEnv)); err != nil {
@@ -56,7 +56,7 @@ func (o *oldFork) run(cmd *cobra.Command, c *common, req client.ForkRequest) (er
 	return c.run(cmd, func(ctx context.Context, cl *client.Client) error { return hold.Run(ctx, cl, req) })
 }
 
-// spawn is forkd 0.5's name for a fork by its daemon.
+// spawn is forkd 0.5's name of the command that forks sandboxes of a daemon.
 const spawn = "spawn"
 
 func newSpawnCmd() *cobra.Command {

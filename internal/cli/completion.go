@@ -14,7 +14,7 @@ import (
 	"github.com/forkd/forkd/recipes"
 )
 
-// namesOf asks a daemon for the possible words of a command line.
+// namesOf gets the names that may be completed from a daemon.
 type namesOf func(context.Context, *client.Client) ([]string, error)
 
 func (c *common) completeSandboxes(cmd *cobra.Command) { c.complete(cmd, sandboxNames) }
@@ -56,7 +56,8 @@ func recipeNames(context.Context, *client.Client) (names []string, err error) {
 	return names, err
 }
 
-// complete makes the shell complete the first argument of cmd, or all of them if it takes several.
+// complete makes the shell complete the first argument of cmd, or all arguments if cmd takes
+// several.
 func (c *common) complete(cmd *cobra.Command, names namesOf) {
 	several := strings.Contains(cmd.Use, "ID…") || strings.Contains(cmd.Use, "TAG…")
 	cmd.ValidArgsFunction = func(cmd *cobra.Command, args []string, begin string) ([]string, cobra.ShellCompDirective) {
@@ -72,16 +73,17 @@ func (c *common) completeFlag(cmd *cobra.Command, flag string, names namesOf) {
 	_ = cmd.RegisterFlagCompletionFunc(flag, func(cmd *cobra.Command, _ []string, begin string) ([]string,
 		cobra.ShellCompDirective) {
 		return c.candidates(cmd, names, nil, begin)
-	}) // fails only for a flag that does not exist
+	}) // RegisterFlagCompletionFunc fails only for a flag that does not exist
 }
 
-// completeWords makes the shell complete the value of a flag that accepts a few words.
+// completeWords makes the shell complete the value of a flag from the given words.
 func completeWords(cmd *cobra.Command, flag string, words ...string) {
-	_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp)) // as above
+	// Fails only for a flag that does not exist.
+	_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp))
 }
 
-// completePath makes the shell complete the sandbox of an argument ID:PATH. The shell itself
-// completes files.
+// completePath makes the shell complete the sandbox in an argument ID:PATH. The shell completes
+// local files by itself.
 func (c *common) completePath(cmd *cobra.Command) {
 	cmd.ValidArgsFunction = func(cmd *cobra.Command, _ []string, begin string) ([]string, cobra.ShellCompDirective) {
 		found, directive := c.candidates(cmd, sandboxNames, nil, begin)
@@ -95,7 +97,8 @@ func (c *common) completePath(cmd *cobra.Command) {
 	}
 }
 
-// completeProcess makes the shell complete a sandbox, and then a process in it.
+// completeProcess makes the shell complete a sandbox as the first argument, and one of its
+// processes as the second.
 func (c *common) completeProcess(cmd *cobra.Command) {
 	cmd.ValidArgsFunction = func(cmd *cobra.Command, args []string, begin string) ([]string, cobra.ShellCompDirective) {
 		switch len(args) {
@@ -122,7 +125,7 @@ func processesOf(ref string) namesOf {
 	}
 }
 
-// either returns the names of both kinds.
+// either returns the names of both a and b.
 func either(a, b namesOf) namesOf {
 	return func(ctx context.Context, cl *client.Client) ([]string, error) {
 		names, err := a(ctx, cl)
@@ -135,11 +138,12 @@ func either(a, b namesOf) namesOf {
 }
 
 // plainName matches the names that are offered to a shell. The completion scripts pass the words of
-// a command line to eval, so a word that a shell would expand runs commands at the next Tab.
+// a command line to eval, so a name with special characters could run commands when the user
+// presses Tab.
 var plainName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._:/@-]*$`)
 
 // candidates returns the names that begin with begin and are not among the arguments yet. It omits
-// names that mean something to a shell, because the daemon is not trusted. It does not start a
+// names that plainName does not match, because the daemon is not trusted. It does not start a
 // daemon.
 func (c *common) candidates(cmd *cobra.Command, names namesOf, args []string, begin string) ([]string,
 	cobra.ShellCompDirective) {

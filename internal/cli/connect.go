@@ -31,8 +31,8 @@ import (
 	"github.com/forkd/forkd/internal/emu/tcghost"
 )
 
-// Environment variables that locate the daemon. The token is never a flag, because command lines
-// are public.
+// Environment variables that locate the daemon. The token has no flag, because other users can read
+// command lines.
 const (
 	urlEnv   = "FORKD_URL"
 	tokenEnv = "FORKD_TOKEN"
@@ -43,11 +43,11 @@ type common struct {
 	url    string
 	ca     string
 	output string
-	where  string // the daemon's address, once connected
+	where  string // address of the daemon; set by connecting
 
-	streams bool // prints as it runs, so that no waiting line may be shown
+	streams bool // the command prints while it runs, so no waiting line may be shown
 
-	hasWide bool // the command has additional columns
+	hasWide bool // the command has additional columns for -o wide
 }
 
 func (c *common) register(cmd *cobra.Command) {
@@ -65,10 +65,10 @@ func (c *common) register(cmd *cobra.Command) {
 
 func (c *common) json() bool { return c.output == "json" }
 
-// wide reports whether additional columns are requested.
+// wide reports whether the additional columns are requested.
 func (c *common) wide() bool { return c.hasWide && c.output == "wide" }
 
-// run connects to the daemon and calls f. An interrupt ends f's context.
+// run connects to the daemon and calls f. An interrupt cancels f's context.
 func (c *common) run(cmd *cobra.Command, f func(context.Context, *client.Client) error) error {
 	if err := checkOutput(c.output); err != nil && !c.wide() {
 		return err
@@ -104,7 +104,7 @@ func (c *common) run(cmd *cobra.Command, f func(context.Context, *client.Client)
 	return err
 }
 
-// reason returns err without package net/http's details about the request.
+// reason returns err without the details that package net/http adds about the request.
 func reason(err error) error {
 	if asked, ok := errors.AsType[*url.Error](err); ok {
 		return asked.Err
@@ -112,7 +112,7 @@ func reason(err error) error {
 	return err
 }
 
-// whatHelps returns what to do if no daemon answers.
+// whatHelps returns advice for the case that no daemon answers at where.
 func whatHelps(where string, err error) string {
 	const start = "start one with 'forkd daemon', or 'forkd machine start' where KVM is missing: 'forkd doctor' says which"
 	if errors.Is(err, fs.ErrPermission) {
@@ -129,14 +129,14 @@ func whatHelps(where string, err error) string {
 	return "root seems to have one: use sudo, or " + urlEnv + " if it serves others too: docs/security.md"
 }
 
-// connect finds the daemon: the named one, else the one in a running emulated host, else the one at
-// the local socket. If the daemon in the emulated host is not running, connect starts it and
-// reports that to progress, which may be nil.
+// connect returns a client of a daemon: the daemon at address, else the one in a running emulated
+// host, else the one at the local socket. If the daemon in the emulated host is not running,
+// connect starts it and says so on progress, which may be nil.
 func connect(ctx context.Context, address string, progress io.Writer) (*client.Client, string, error) {
 	return connectWith(ctx, address, "", progress)
 }
 
-// connectWith is connect with a file of the authority for the daemon's certificate.
+// connectWith is connect with ca, a file with the authority that signed the daemon's certificate.
 func connectWith(ctx context.Context, address, ca string, progress io.Writer) (*client.Client, string, error) {
 	named := cmp.Or(address, os.Getenv(urlEnv)) != ""
 	address, token, err := locate(ctx, address, progress)
@@ -154,7 +154,7 @@ func connectWith(ctx context.Context, address, ca string, progress io.Writer) (*
 	return c, address, err
 }
 
-// locate returns the address of connect's daemon, and its token.
+// locate returns the address and the token of the daemon that connect uses.
 func locate(ctx context.Context, named string, progress io.Writer) (address, token string, err error) {
 	address, token = cmp.Or(named, os.Getenv(urlEnv)), os.Getenv(tokenEnv)
 	if address != "" {
@@ -174,11 +174,11 @@ func locate(ctx context.Context, named string, progress io.Writer) (address, tok
 	return "unix://" + cfg.Socket, token, nil
 }
 
-// runningMachine returns the emulated host that commands use, and whether it answers.
+// runningMachine returns the emulated host that commands use, and whether it is running.
 func runningMachine() (tcghost.Machine, bool, error) {
 	cache, err := cachedir.Dir()
 	if err != nil {
-		return tcghost.Machine{}, false, nil // no cache, no emulated host
+		return tcghost.Machine{}, false, nil // without a cache there is no emulated host
 	}
 	name := os.Getenv(machineEnv)
 	if name == "" {
@@ -192,7 +192,8 @@ func runningMachine() (tcghost.Machine, bool, error) {
 	return m, err == nil && s.Phase == tcghost.Ready, err
 }
 
-// machineDaemon returns the address and token of the daemon in an emulated host; see connect.
+// machineDaemon returns the address and token of the daemon in an emulated host. It starts the
+// daemon if necessary.
 func machineDaemon(ctx context.Context, m tcghost.Machine, progress io.Writer) (address, token string, err error) {
 	s, err := m.State()
 	if err != nil {
@@ -239,7 +240,8 @@ func startMachineDaemon(ctx context.Context, m tcghost.Machine, dir string) erro
 	}
 	argv := append([]string{program, "daemon", "--token-file", tokenFile(m),
 		"--guest-port", strconv.Itoa(agent05.Port)}, tcghost.DaemonArgs()...)
-	// Kernels and images were built by this host in the cache; the daemon can read them.
+	// The daemon can read the cache of this host, which has the kernels and images that this host
+	// has built.
 	_, err = m.StartDaemon(ctx, machineapi.DaemonStart{Argv: argv, Env: []string{"FORKD_CACHE=" + m.CacheDir()}})
 	if err != nil {
 		return fmt.Errorf("start the daemon in the emulated host: %w", err)
@@ -247,7 +249,8 @@ func startMachineDaemon(ctx context.Context, m tcghost.Machine, dir string) erro
 	return nil
 }
 
-// installProgram copies this program for the emulated host, unless an identical copy exists.
+// installProgram copies this program to a path that the emulated host sees, unless an identical
+// copy is there.
 func installProgram(to, from string) error {
 	p, err := os.ReadFile(from)
 	if err != nil {
@@ -259,10 +262,10 @@ func installProgram(to, from string) error {
 	return atomicfile.Write(to, p, 0o700)
 }
 
-// daemonStart bounds the start of a daemon on an emulated CPU.
+// daemonStart bounds the time for starting a daemon on an emulated CPU.
 const daemonStart = 60 * time.Second
 
-// waitDaemon waits until a daemon answers or has exited.
+// waitDaemon waits until a daemon answers. It returns an error if the daemon exits.
 func waitDaemon(ctx context.Context, m tcghost.Machine, address string) error {
 	ctx, cancel := context.WithTimeout(ctx, daemonStart)
 	defer cancel()

@@ -9,7 +9,7 @@ import (
 	"github.com/forkd/forkd/internal/treetar"
 )
 
-// treeIn copies a local directory, or an archive from standard input.
+// treeIn copies a local directory, or an archive from standard input, into the sandbox.
 func (t transfer) treeIn(ctx context.Context, stdin io.Reader) error {
 	if t.local == "-" {
 		return t.cl.WriteTree(ctx, t.id, t.remote, stdin)
@@ -35,7 +35,7 @@ func (t transfer) treeIn(ctx context.Context, stdin io.Reader) error {
 	return nil
 }
 
-// treeOut copies a directory of the sandbox, or writes it to standard output as an archive.
+// treeOut copies a directory of the sandbox to a local one, or to standard output as an archive.
 func (t transfer) treeOut(ctx context.Context, stdout, notes io.Writer) error {
 	if f, err := t.cl.StatFile(ctx, t.id, t.remote); err != nil {
 		return err

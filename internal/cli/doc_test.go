@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// TestEveryCommandIsOnTheMap checks that docs/cli.md names every command that users can see.
+// TestEveryCommandIsOnTheMap checks that docs/cli.md names every visible command.
 func TestEveryCommandIsOnTheMap(t *testing.T) {
 	text, err := os.ReadFile("../../docs/cli.md")
 	if err != nil {
@@ -42,10 +42,11 @@ func TestEveryCommandIsOnTheMap(t *testing.T) {
 }
 
 var (
-	// code matches code in documents: blocks, and text between backticks.
+	// code matches code in documents: code blocks, and text between backticks.
 	code = regexp.MustCompile("(?s)```.*?```|`[^`]+`")
 
-	// typed matches a command line in code. In docs/api.md, "forkd /v1/…" is a shell function.
+	// typed matches a command line in code. It does not match "forkd /v1/…", a shell function in
+	// docs/api.md.
 	typed = regexp.MustCompile("(?m)(?:^[`$]?|[(|;&]) ?forkd ([a-z][^`#|;)\n]*)")
 
 	comment = regexp.MustCompile(`#.*`)
@@ -53,8 +54,8 @@ var (
 	flagName = regexp.MustCompile(`^--?[a-zA-Z][a-z0-9-]*`)
 )
 
-// TestDocumentsHaveCommandsThatExist checks that the command lines in documents are commands, with
-// flags that exist.
+// TestDocumentsHaveCommandsThatExist checks that the command lines in documents use existing
+// commands and flags.
 func TestDocumentsHaveCommandsThatExist(t *testing.T) {
 	files, err := filepath.Glob("../../docs/*.md")
 	if err != nil {
@@ -81,8 +82,8 @@ func TestDocumentsHaveCommandsThatExist(t *testing.T) {
 	}
 }
 
-// misses returns the first word of a command line that is neither a command nor one of its flags,
-// or "".
+// misses returns the first word of a command line that is neither a command nor a flag of the
+// command. It returns "" if there is none.
 func misses(root *cobra.Command, words []string) string {
 	cmd, args, err := root.Find(ungrouped(words))
 	if err != nil || cmd == root {
@@ -93,7 +94,7 @@ func misses(root *cobra.Command, words []string) string {
 	}
 	for _, arg := range args {
 		if arg == "--" || strings.ContainsAny(arg, "'\"(") {
-			break // the rest is for another program
+			break // the remaining words are for another program
 		}
 		if name := flagName.FindString(arg); name != "" && !hasFlag(cmd, name) {
 			return name
@@ -102,10 +103,10 @@ func misses(root *cobra.Command, words []string) string {
 	return ""
 }
 
-// hasFlag reports whether a command has a flag, or all letters of combined short flags.
+// hasFlag reports whether a command has a flag. Combined short flags such as -it must all exist.
 func hasFlag(cmd *cobra.Command, name string) bool {
 	cmd.InitDefaultHelpFlag()
-	_ = cmd.InheritedFlags() // adds the flags of the root
+	_ = cmd.InheritedFlags() // has the side effect of adding the flags of the root command
 	if long, ok := strings.CutPrefix(name, "--"); ok {
 		return cmd.Flags().Lookup(long) != nil
 	}
@@ -115,7 +116,7 @@ func hasFlag(cmd *cobra.Command, name string) bool {
 			return false
 		}
 		if f.NoOptDefVal == "" {
-			break // the rest is the flag's value
+			break // the rest is the value of the flag
 		}
 	}
 	return true

@@ -7,8 +7,8 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// groups are words of docker's and E2B's command lines that may precede a command, with our names
-// of the commands after them where they differ.
+// groups are words of docker's and E2B's command lines that may precede a command, such as
+// "container". Each maps commands that have another name here to that name.
 var groups = map[string]map[string]string{
 	"container": {"list": "ls", "prune": "kill"},
 	"image":     {"ls": "images", "list": "images", "rm": "rmi"},
@@ -24,7 +24,7 @@ var (
 	ofTemplates = map[string]string{"list": "images", "ls": "images", "delete": "rmi", "rm": "rmi"}
 )
 
-// ungrouped returns a command line without such a word.
+// ungrouped removes such a word from a command line.
 func ungrouped(args []string) []string {
 	if len(args) < 2 || strings.HasPrefix(args[1], "-") {
 		return args
@@ -40,13 +40,13 @@ func ungrouped(args []string) []string {
 	return slices.Concat([]string{name}, args[2:])
 }
 
-// sameFlags maps flag names of docker, forkd 0.5 or a guess to ours.
+// sameFlags maps names of flags to our names. They are docker's, forkd 0.5's, or likely guesses.
 var sameFlags = map[string]string{
 	"idle-timeout":     "idle-timeout-secs",
 	"interactive":      "stdin",
-	"memory-limit-mib": "memory", // of forkd 0.5
+	"memory-limit-mib": "memory", // used by forkd 0.5
 	"network":          "net",
-	"timeout-secs":     "timeout", // of forkd 0.5
+	"timeout-secs":     "timeout", // used by forkd 0.5
 	"ttl":              "ttl-secs",
 	"workdir":          "cwd",
 }
@@ -58,13 +58,14 @@ func normalFlag(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 	return pflag.NormalizedName(name)
 }
 
-// noEffect registers a hidden flag of another program whose effect is the default here.
+// noEffect registers a hidden flag that has no effect. It is for flags of other programs whose
+// effect is the default here.
 func noEffect(f *pflag.FlagSet, name, short, usage string) {
 	f.BoolP(name, short, false, usage)
 	_ = f.MarkHidden(name) // fails only for a flag that does not exist
 }
 
-// noEffectTime is noEffect for a flag with a time.
+// noEffectTime is noEffect for a flag whose value is a time.
 func noEffectTime(f *pflag.FlagSet, name, short, usage string) {
 	f.VarP(new(secondsValue), name, short, usage)
 	_ = f.MarkHidden(name) // fails only for a flag that does not exist
@@ -80,8 +81,8 @@ const (
 	whichHost = "give --daemon-url behind the command, or set FORKD_URL"
 )
 
-// unknownFlags explains, for flags of docker or forkd 0.5, how to do the same here. If a flag means
-// something else for one command, the command precedes it.
+// unknownFlags maps flags of docker or forkd 0.5 to hints for doing the same here. A hint for a
+// single command has the command before the flag.
 var unknownFlags = map[string]string{
 	"add-host":      inGuest,
 	"build q":       useJQ,
@@ -159,7 +160,7 @@ var unknownFlags = map[string]string{
 	"wait timeout":  "'timeout 60 forkd wait ID' leaves it after a minute",
 }
 
-// flagHint returns the explanation for a flag of another program.
+// flagHint returns the hint for a flag of another program.
 func flagHint(command, flag string) string {
 	if hint, ok := unknownFlags[command+" "+flag]; ok {
 		return hint

@@ -20,18 +20,19 @@ import (
 	"github.com/forkd/forkd/internal/rootcert"
 )
 
-// certificateDays is how long setup's certificates are valid. Apple's limit is 398 days.
+// certificateDays is how long the certificates of setup are valid. Apple's systems accept at most
+// 398 days.
 const certificateDays = 397
 
-// authority signs certificates for one domain and loopback only, so that trusting it does not
-// affect the rest of the internet.
+// authority signs certificates for one domain and for loopback. Clients that trust it accept no
+// certificate of it for other names.
 type authority struct {
 	cert *x509.Certificate
 	key  *ecdsa.PrivateKey
 }
 
-// loopback are the addresses in the daemon's certificate in addition to its domain, for the command
-// line.
+// loopback are the addresses in the daemon's certificate in addition to its domain. The forkd
+// command connects to them.
 var loopback = []net.IPNet{
 	{IP: net.IPv4(127, 0, 0, 0).To4(), Mask: net.CIDRMask(8, 32)},
 	{IP: net.IPv6loopback, Mask: net.CIDRMask(128, 128)},
@@ -47,7 +48,7 @@ func newAuthority(domain string, now time.Time) (*authority, error) {
 	return &authority{cert, key}, err
 }
 
-// sign makes a certificate with its key for the domain and the names directly below it.
+// sign makes a certificate, with its key, for the domain and its direct subdomains.
 func (a *authority) sign(domain string, now time.Time) (cert, key []byte, ends time.Time, err error) {
 	k, err := rootcert.NewKey()
 	if err != nil {
@@ -69,18 +70,18 @@ func (a *authority) sign(domain string, now time.Time) (cert, key []byte, ends t
 	return rootcert.PEM(der), key, ends, err
 }
 
-// Files of setup, in its directory.
+// Files in the directory of setup.
 const (
 	caFile     = "ca.pem"
 	caKeyFile  = "ca.key"
 	certFile   = "cert.pem"
 	keyFile    = "key.pem"
-	bundleFile = "bundle.pem" // the host's authorities, and this one
+	bundleFile = "bundle.pem" // the host's root certificates and the authority's
 	domainFile = "domain"
 )
 
-// openAuthority returns the authority in dir if it is for the domain and valid as long as a new
-// certificate. Otherwise it makes a new one and writes it there.
+// openAuthority returns the authority in dir, if it is for the domain and will be valid for as long
+// as a new certificate. Otherwise it makes a new authority and writes it to dir.
 func openAuthority(dir, domain string, now time.Time) (a *authority, made bool, err error) {
 	a, err = readAuthority(dir)
 	switch {
@@ -97,7 +98,7 @@ func openAuthority(dir, domain string, now time.Time) (a *authority, made bool, 
 	if err != nil {
 		return nil, false, err
 	}
-	// The key first: a certificate without its key is an error, and so is one with an older key.
+	// Write the key first, because a certificate without its key is an error.
 	if err := atomicfile.Write(filepath.Join(dir, caKeyFile), key, 0o600); err != nil {
 		return nil, false, err
 	}
@@ -111,7 +112,8 @@ func readAuthority(dir string) (*authority, error) {
 	}
 	secret, err := os.ReadFile(filepath.Join(dir, caKeyFile))
 	if err != nil {
-		return nil, fmt.Errorf("read the authority's key: %v", err) // not as ErrNotExist, because half of it exists
+		// %v, because a missing key must not count as a missing authority.
+		return nil, fmt.Errorf("read the authority's key: %v", err)
 	}
 	damaged := fmt.Errorf("%s and %s are damaged", caFile, caKeyFile)
 	block, _ := pem.Decode(text)
@@ -131,7 +133,7 @@ func readAuthority(dir string) (*authority, error) {
 	return &authority{cert, key}, nil
 }
 
-// hostRoots returns this host's root certificates, or none if it has none.
+// hostRoots returns the root certificates of this host; empty if it has none.
 func hostRoots() ([]byte, error) {
 	f, err := rootcert.OpenRoots()
 	if errors.Is(err, fs.ErrNotExist) {

@@ -21,7 +21,7 @@ import (
 	"github.com/forkd/forkd/internal/rootcert"
 )
 
-// defaultE2BDomain has two labels because Node.js accepts no certificate for *.localhost.
+// defaultE2BDomain has two labels, because Node.js accepts no wildcard certificate for *.localhost.
 const defaultE2BDomain = "e2b.localhost:8443"
 
 // e2bDir registers the flag for the directory of setup.
@@ -73,10 +73,11 @@ func newE2BSetupCmd() *cobra.Command {
 	return cmd
 }
 
-// e2bDomain is a domain below which ports have host names, as clients reach it.
+// e2bDomain is the domain below which ports have host names, with the port at which clients reach
+// it.
 type e2bDomain struct{ name, port string }
 
-// host returns the domain and port that clients are configured with.
+// host returns the domain and port for the configuration of clients.
 func (d e2bDomain) host() string {
 	if d.port == "443" {
 		return d.name
@@ -84,10 +85,11 @@ func (d e2bDomain) host() string {
 	return d.name + ":" + d.port
 }
 
-// dnsName matches a name in lower case of two labels or more. The daemon checks its length.
+// dnsName matches a lower-case name of at least two labels. The daemon checks its length.
 var dnsName = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)+$`)
 
-// parseE2BDomain reads a domain with an optional port. It refuses names that TLS clients refuse.
+// parseE2BDomain parses a domain with an optional port. It refuses names for which TLS clients
+// accept no certificate.
 func parseE2BDomain(text string) (e2bDomain, error) {
 	name, port, ok := strings.Cut(text, ":")
 	if !ok {
@@ -100,7 +102,7 @@ func parseE2BDomain(text string) (e2bDomain, error) {
 	return e2bDomain{name, port}, nil
 }
 
-// setupE2B writes the files, and returns when the certificate expires.
+// setupE2B writes the files. It returns the time when the certificate expires.
 func setupE2B(dir string, d e2bDomain, now time.Time) (ends time.Time, err error) {
 	f, err := private.Dir(dir, "--dir")
 	if err != nil {
@@ -152,7 +154,7 @@ func explainE2B(ctx context.Context, w io.Writer, dir string, d e2bDomain, ends 
 	}
 }
 
-// resolvesToLoopback looks a name up as programs of this host do.
+// resolvesToLoopback looks up a name in the same way as programs of this host.
 func resolvesToLoopback(ctx context.Context, name string) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
@@ -172,7 +174,7 @@ func resolvesToLoopback(ctx context.Context, name string) error {
 	return nil
 }
 
-// readE2BSetup returns setup's domain, or "" if setup was not run.
+// readE2BSetup returns the domain for which setup was run, or "" if it was not run.
 func readE2BSetup(dir string) (domain string, err error) {
 	p, err := os.ReadFile(filepath.Join(dir, domainFile))
 	if errors.Is(err, fs.ErrNotExist) {

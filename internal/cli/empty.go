@@ -8,12 +8,12 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// freeAfter maps a command to the number of arguments after which any text is accepted, including
-// empty text: words for a program in a sandbox. All arguments of other commands are names.
+// freeAfter maps a command to the number of arguments that are names. The arguments after them are
+// words for a program in a sandbox, which may be empty. All arguments of other commands are names.
 var freeAfter = map[string]int{"forkd exec": 1, "forkd run": 1, "forkd eval": 1, "forkd machine exec": 0}
 
-// refuseEmpty makes an empty argument or flag a usage error, for cmd and all commands below it. An
-// empty text usually comes from an unset variable of a script, and must not mean the default.
+// refuseEmpty makes an empty argument or flag a usage error, for cmd and all of its subcommands.
+// Empty text usually comes from an unset variable of a script, and must not select the default.
 func refuseEmpty(cmd *cobra.Command) {
 	for _, c := range cmd.Commands() {
 		refuseEmpty(c)
@@ -43,7 +43,7 @@ func checkNotEmpty(cmd *cobra.Command, args []string) error {
 	return emptyFlag(cmd.Flags())
 }
 
-// argumentName returns the name of argument i in a usage line, such as ID.
+// argumentName returns the name of argument i in a usage line, such as "ID".
 func argumentName(use string, i int) string {
 	own, _, _ := strings.Cut(use, " | ")
 	words := strings.Fields(own)[1:]
@@ -53,7 +53,7 @@ func argumentName(use string, i int) string {
 	return strings.Trim(words[min(i, len(words)-1)], "[]…")
 }
 
-// emptyFlag returns an error for a flag with empty text.
+// emptyFlag returns an error if the value of a flag is empty.
 func emptyFlag(f *pflag.FlagSet) (err error) {
 	f.Visit(func(flag *pflag.Flag) {
 		values := []string{flag.Value.String()}

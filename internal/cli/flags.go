@@ -50,10 +50,10 @@ func timeoutFlag(f *pflag.FlagSet, to *float64, usage string) {
 	f.Var((*secondsValue)(to), "timeout", usage+"; also a time such as 2m")
 }
 
-// notANumber matches errors of package strconv, which mean nothing to the user.
+// notANumber matches errors of package strconv, which users would not understand.
 var notANumber = regexp.MustCompile(`strconv\.\w+: parsing "[^"]*": (invalid syntax|value out of range)`)
 
-// plainFlagError describes an error in a flag in the words of the command line.
+// plainFlagError rewrites the error of a flag for users.
 func plainFlagError(err error) error {
 	text := notANumber.ReplaceAllStringFunc(err.Error(), func(found string) string {
 		if notANumber.FindStringSubmatch(found)[1] == "invalid syntax" {

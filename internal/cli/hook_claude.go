@@ -10,10 +10,10 @@ import (
 )
 
 // hookTimeout is how long Claude Code waits for a hook, in seconds. `forkd turn` gives up earlier,
-// and reports the error.
+// so that it can report the error.
 const hookTimeout = 15
 
-// claudeHook is an event of Claude Code with its entry in the settings.
+// claudeHook is a hook for an event in Claude Code's settings.
 type claudeHook struct {
 	event   string
 	Matcher string          `json:"matcher,omitempty"`
@@ -26,7 +26,8 @@ type claudeCommand struct {
 	Timeout int    `json:"timeout"` // seconds
 }
 
-// claudeEvents returns the settings that make Claude Code call command.
+// claudeEvents returns the hooks that make Claude Code call command. With tools, calls of tools are
+// reported too.
 func claudeEvents(command string, tools bool) []claudeHook {
 	hooks := []claudeCommand{{"command", command, hookTimeout}}
 	list := []claudeHook{{event: "UserPromptSubmit", Hooks: hooks}, {event: "Stop", Hooks: hooks}}
@@ -39,7 +40,8 @@ func claudeEvents(command string, tools bool) []claudeHook {
 // ownClaudeCommand matches the commands that claudeEvents writes.
 var ownClaudeCommand = regexp.MustCompile(`^('[^']*'|\S+) turn --hook claude-code( |$)`)
 
-// addClaudeHooks adds hooks to the settings of Claude Code. It replaces those of an earlier call.
+// addClaudeHooks adds hooks to the settings of Claude Code. It replaces those that an earlier
+// installation has added.
 func addClaudeHooks(text []byte, list []claudeHook) ([]byte, error) {
 	if len(bytes.TrimSpace(text)) == 0 {
 		text = []byte("{}\n")
@@ -88,13 +90,13 @@ func addClaudeHook(text []byte, h claudeHook) ([]byte, error) {
 func jsonLines(v any) (string, error) {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
-	enc.SetEscapeHTML(false) // not embedded in HTML
+	enc.SetEscapeHTML(false) // settings are not embedded in HTML
 	enc.SetIndent("", "  ")
 	err := enc.Encode(v)
 	return strings.TrimSpace(b.String()), err
 }
 
-// claudeSettings parses settings, and returns them with their hooks, nil if they have none.
+// claudeSettings parses settings. It returns them and their hooks; hooks is nil if there are none.
 func claudeSettings(text []byte) (root, hooks *jsonNode, err error) {
 	if root, err = parseJSON(text); err != nil {
 		return nil, nil, err
@@ -117,8 +119,9 @@ func claudeSettings(text []byte) (root, hooks *jsonNode, err error) {
 	return root, hooks, nil
 }
 
-// isOwnHook reports whether an item of an event was added by addClaudeHook: its only command is
-// this program's. If a user has added a command, the item is the user's.
+// isOwnHook reports whether an item of an event was added by addClaudeHook. The only command of
+// such an item is this program's. If a user has added another command, the item counts as the
+// user's.
 func isOwnHook(item *jsonNode) bool {
 	hooks, err := item.member("hooks")
 	if err != nil || hooks == nil || len(hooks.members) != 1 {
@@ -128,7 +131,7 @@ func isOwnHook(item *jsonNode) bool {
 	return err == nil && command != nil && ownClaudeCommand.MatchString(command.text)
 }
 
-// ownHooks returns the hooks added by an earlier call.
+// ownHooks returns the hooks that an earlier installation has added.
 func ownHooks(text []byte) (list []claudeHook, err error) {
 	_, hooks, err := claudeSettings(text)
 	if err != nil || hooks == nil {
@@ -140,7 +143,8 @@ func ownHooks(text []byte) (list []claudeHook, err error) {
 				continue
 			}
 			h := claudeHook{event: event.key}
-			_ = json.Unmarshal(text[item.value.start:item.value.end], &h) // an edited hook differs
+			// A hook that a user has edited is not equal to ours.
+			_ = json.Unmarshal(text[item.value.start:item.value.end], &h)
 			list = append(list, h)
 		}
 	}
@@ -167,8 +171,8 @@ func sameHooks(a, b []claudeHook) bool {
 	return true
 }
 
-// removeClaudeHooks removes the hooks of this program from settings, and parts that are empty
-// without them.
+// removeClaudeHooks removes the hooks of this program from settings, and lists and objects that are
+// empty afterwards.
 func removeClaudeHooks(text []byte) ([]byte, error) {
 	if len(bytes.TrimSpace(text)) == 0 {
 		return text, nil
@@ -196,7 +200,8 @@ func removeClaudeHooks(text []byte) ([]byte, error) {
 	}
 }
 
-// findOwnHook returns the event and the index of the first hook of this program, or -1.
+// findOwnHook returns the indices of the event and of the item of the first hook of this program;
+// -1 if there is none.
 func findOwnHook(hooks *jsonNode) (event, item int) {
 	for event, e := range hooks.members {
 		for item, m := range e.value.members {

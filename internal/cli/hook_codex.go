@@ -12,20 +12,20 @@ import (
 	"github.com/BurntSushi/toml"
 )
 
-// notifyComment precedes the line that addNotify adds.
+// notifyComment is the comment above the line that addNotify adds.
 const notifyComment = "# By 'forkd hook codex --install'; --uninstall takes it out.\n"
 
 // codexNotify returns the line for Codex's settings that calls a program at the end of each turn.
 func codexNotify(argv []string) string {
 	words := make([]string, len(argv))
 	for i, w := range argv {
-		p, _ := json.Marshal(w) // TOML's basic strings have the escapes of JSON; encoding a string never fails
+		p, _ := json.Marshal(w) // a JSON string is also a valid TOML string; encoding a string never fails
 		words[i] = string(p)
 	}
 	return notifyComment + "notify = [" + strings.Join(words, ", ") + "]\n"
 }
 
-// readTOML parses a settings file, and returns the words of its notify program.
+// readTOML parses a settings file. notify is the command line of the program that Codex notifies.
 func readTOML(text []byte) (all map[string]any, notify []string, err error) {
 	all = map[string]any{}
 	if err := toml.Unmarshal(text, &all); err != nil {
@@ -46,13 +46,13 @@ func readTOML(text []byte) (all map[string]any, notify []string, err error) {
 	return all, notify, nil
 }
 
-// ownNotify reports whether a notify program is this program.
+// ownNotify reports whether a notify program is this one.
 func ownNotify(words []string) bool {
 	return len(words) > 3 && slices.Equal(words[1:4], []string{"turn", "--hook", codex})
 }
 
-// addNotify adds codexNotify's line, and replaces an earlier one. It is an error if another program
-// is notified, because Codex supports only one.
+// addNotify adds the line of codexNotify, and replaces an earlier one. If Codex notifies another
+// program, addNotify returns an error, because Codex supports only one.
 func addNotify(text []byte, line string) ([]byte, error) {
 	all, words, err := readTOML(text)
 	if err != nil {
@@ -71,7 +71,8 @@ func addNotify(text []byte, line string) ([]byte, error) {
 	if len(text) > 0 {
 		line += "\n"
 	}
-	added := append([]byte(line), text...) // before the first table: a line after it would belong to the table
+	// At the beginning, because a line after a table's heading would belong to the table.
+	added := append([]byte(line), text...)
 	return added, sameButNotify(all, added)
 }
 
@@ -100,7 +101,7 @@ func removeNotify(text []byte) ([]byte, error) {
 	return rest, sameButNotify(all, rest)
 }
 
-// sameButNotify returns an error unless text has the same settings as all, except notify.
+// sameButNotify returns an error unless the settings in text equal all, except for notify.
 func sameButNotify(all map[string]any, text []byte) error {
 	now, _, err := readTOML(text)
 	if err != nil {

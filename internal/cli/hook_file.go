@@ -11,17 +11,17 @@ import (
 	"github.com/forkd/forkd/internal/atomicfile"
 )
 
-// settingsFile reads and replaces a settings file. For a missing file read returns no content and
-// the permissions for a new one.
+// settingsFile reads and replaces a settings file. If the file is missing, read returns no content
+// and the permissions for a new file.
 type settingsFile struct {
 	path  string
 	read  func() ([]byte, fs.FileMode, error)
 	write func([]byte, fs.FileMode) error
 }
 
-// edit applies change to the file, and reports whether that changed it. If change fails, or another
-// program keeps changing the file, the file is left unchanged. For a missing file change gets no
-// text.
+// edit replaces the content of the file by the result of change, and reports whether the content
+// differs. If the file is missing, change gets no text. If change fails, or if another program
+// keeps changing the file, the file stays as it is.
 func (f settingsFile) edit(change func([]byte) ([]byte, error)) (changed bool, err error) {
 	for range 3 {
 		old, mode, err := f.read()
@@ -43,8 +43,8 @@ func (f settingsFile) edit(change func([]byte) ([]byte, error)) (changed bool, e
 	return false, fmt.Errorf("%s: left as it is: another program keeps changing it", f.path)
 }
 
-// ownSettings returns a file of the user's own settings. If it is a symbolic link, the link stays
-// in place.
+// ownSettings returns a file of the user's own settings. If the file is a symbolic link, edit
+// changes the link's target.
 func ownSettings(path string) settingsFile {
 	if real, err := filepath.EvalSymlinks(path); err == nil {
 		path = real
@@ -61,8 +61,8 @@ func ownSettings(path string) settingsFile {
 	}
 }
 
-// projectSettings returns the settings file name in the directory of a project. The author of the
-// project is not trusted: the file is neither read nor written through a symbolic link.
+// projectSettings returns the settings file name in the directory of a project. It neither reads
+// nor writes through a symbolic link, because the author of the project is not trusted.
 func projectSettings(project *os.Root, name string) settingsFile {
 	path := filepath.Join(project.Name(), name)
 	return settingsFile{
@@ -87,7 +87,7 @@ func projectSettings(project *os.Root, name string) settingsFile {
 	}
 }
 
-// refuseLinks returns an error if name or a directory in it is a symbolic link.
+// refuseLinks returns an error if name, or a directory of its path, is a symbolic link.
 func refuseLinks(project *os.Root, name string) error {
 	for i, c := range name + string(filepath.Separator) {
 		if c != filepath.Separator {
@@ -108,7 +108,8 @@ func refuseLinks(project *os.Root, name string) error {
 	return nil
 }
 
-// readSettings returns the content and the permissions of the file name. Errors call it path.
+// readSettings returns the content and the permissions of the file name. path is the file's name in
+// errors.
 func readSettings(path, name string, stat func(string) (fs.FileInfo, error),
 	readFile func(string) ([]byte, error)) ([]byte, fs.FileMode, error) {
 	info, err := stat(name)

@@ -9,19 +9,19 @@ import (
 	"strings"
 )
 
-// jsonNode is a value of a JSON text with its position. Settings are edited in place, so that their
-// order, numbers and white space stay.
+// jsonNode is a value of a JSON text with its position. Settings are edited in their text, so that
+// the order of their members, their numbers and their white space stay the same.
 type jsonNode struct {
 	start, end int
-	kind       json.Delim // '{' or '['; 0: another value
-	text       string     // of a string
+	kind       json.Delim // '{' or '['; 0: neither an object nor an array
+	text       string     // value of a string
 	members    []jsonMember
 }
 
-// jsonMember is a member of an object, or an item of an array, which has no key.
+// jsonMember is a member of an object, or an item of an array. An item has no key.
 type jsonMember struct {
 	key   string
-	start int // of the key, or of the value without a key
+	start int // position of the key, or of the value if there is no key
 	value *jsonNode
 }
 
@@ -47,7 +47,7 @@ type jsonParser struct {
 // maxJSONDepth bounds the nesting of settings.
 const maxJSONDepth = 100
 
-// begin returns where the next token begins.
+// begin returns the position of the next token.
 func (p *jsonParser) begin() int {
 	at := int(p.dec.InputOffset())
 	for at < len(p.text) && bytes.IndexByte([]byte(" \t\r\n,:"), p.text[at]) >= 0 {
@@ -92,8 +92,8 @@ func (p *jsonParser) value(depth int) (*jsonNode, error) {
 	return n, nil
 }
 
-// member returns the value of a key, nil if there is none. A duplicate key is an error, because
-// programs disagree about its value.
+// member returns the value of a key, or nil if there is none. A duplicate key is an error, because
+// programs disagree about which of its values counts.
 func (n *jsonNode) member(key string) (found *jsonNode, err error) {
 	for _, m := range n.members {
 		if m.key == key {
@@ -106,7 +106,7 @@ func (n *jsonNode) member(key string) (found *jsonNode, err error) {
 	return found, nil
 }
 
-// insertJSON adds a member or an item, as lines without indentation, at the end of n.
+// insertJSON adds a member or an item at the end of n. The text of member is not indented.
 func insertJSON(text []byte, n *jsonNode, member string) []byte {
 	outer := indentAt(text, n.start)
 	var out []byte
@@ -118,7 +118,7 @@ func insertJSON(text []byte, n *jsonNode, member string) []byte {
 	}
 	last := n.members[len(n.members)-1]
 	out = append(out, text[:last.value.end]...)
-	if before := text[n.start:last.start]; bytes.IndexByte(before, '\n') < 0 { // all on one line
+	if before := text[n.start:last.start]; bytes.IndexByte(before, '\n') < 0 { // n is on one line
 		out = append(out, ", "+oneLineJSON(member)...)
 	} else {
 		inner := "\n" + indentAt(text, last.start)
@@ -141,13 +141,13 @@ func removeJSON(text []byte, n *jsonNode, i int) []byte {
 	return append(append([]byte(nil), text[:from]...), text[to:]...)
 }
 
-// indentAt returns the indentation of the line at an offset.
+// indentAt returns the indentation of the line that contains an offset.
 func indentAt(text []byte, at int) string {
 	line := text[bytes.LastIndexByte(text[:at], '\n')+1 : at]
 	return string(line[:len(line)-len(bytes.TrimLeft(line, " \t"))])
 }
 
-// jsonIndent returns the white space of one indentation level: that of the first indented line.
+// jsonIndent returns the indentation of the first indented line, which is used for each level.
 func jsonIndent(text []byte) string {
 	for line := range bytes.Lines(text) {
 		if body := bytes.TrimLeft(line, " \t"); len(body) < len(line) && len(bytes.TrimSpace(body)) > 0 {
@@ -157,7 +157,7 @@ func jsonIndent(text []byte) string {
 	return "  "
 }
 
-// oneLineJSON returns indented JSON on one line.
+// oneLineJSON converts indented JSON to one line.
 func oneLineJSON(text string) string {
 	lines := strings.Split(text, "\n")
 	for i := range lines {

@@ -12,7 +12,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// hookRun runs `forkd hook` with its own home directory.
+// hookRun runs `forkd hook` with a home directory of its own.
 func hookRun(t *testing.T, args ...string) (stdout, stderr string, code int) {
 	t.Helper()
 	var out, err bytes.Buffer
@@ -30,7 +30,7 @@ func hookHome(t *testing.T) string {
 	return home
 }
 
-// others are settings of Claude Code that an installation and its removal must leave unchanged.
+// others are settings of Claude Code that installing and removing the hooks must not change.
 var others = []string{
 	"{}\n",
 	"{}",
@@ -112,7 +112,7 @@ func TestInstallClaudeHooks(t *testing.T) {
 	}
 }
 
-// wantClaudeHooks checks that settings have three additional hooks and are otherwise equivalent.
+// wantClaudeHooks checks that after has three more hooks than before, and no other difference.
 func wantClaudeHooks(t *testing.T, before string, after []byte) {
 	t.Helper()
 	type item struct {
@@ -150,7 +150,7 @@ func wantClaudeHooks(t *testing.T, before string, after []byte) {
 	}
 }
 
-// A missing settings file is created. A link to the user's own settings stays a link.
+// Installation creates a missing settings file. If the user's settings are a link, the link stays.
 func TestInstallMakesTheFile(t *testing.T) {
 	home := hookHome(t)
 	project := t.TempDir()
@@ -195,7 +195,7 @@ func TestInstallMakesTheFile(t *testing.T) {
 	}
 }
 
-// A command that a user added to the hook's list stays.
+// If a user has added a command to the list of a hook, removal leaves it there.
 func TestUninstallLeavesWhatWasEdited(t *testing.T) {
 	const edited = `{"hooks": {"Stop": [{"hooks": [
   {"type": "command", "command": "/opt/forkd turn --hook claude-code --workspace desk"},
@@ -206,7 +206,7 @@ func TestUninstallLeavesWhatWasEdited(t *testing.T) {
 	}
 }
 
-// Settings that cannot be read or understood are refused and left unchanged.
+// Settings that cannot be read or parsed are refused and left unchanged.
 func TestRefusedSettings(t *testing.T) {
 	for _, c := range []struct{ agent, text, want string }{
 		{"claude-code", "{", "not valid JSON"},
@@ -246,7 +246,7 @@ func TestRefusedSettings(t *testing.T) {
 	}
 }
 
-// A project's settings are not written through its links, wherever they lead.
+// A project's settings are not written through a link, wherever the link leads.
 func TestLinksOfAProjectAreRefused(t *testing.T) {
 	hookHome(t)
 	for name, link := range map[string]func(project, outside string) (link, to string){
@@ -293,7 +293,7 @@ func TestLinksOfAProjectAreRefused(t *testing.T) {
 	}
 }
 
-// The settings may be a link to a device that has no end.
+// A settings file may be a link to a device whose content has no end. It is refused.
 func TestSettingsThatAreNoFile(t *testing.T) {
 	home := hookHome(t)
 	path := filepath.Join(home, ".claude", "settings.json")
@@ -392,7 +392,7 @@ func TestHookUsage(t *testing.T) {
 	}
 }
 
-// A tag chosen by a user does not make the number of the next turn overflow.
+// A tag chosen by a user cannot make the number of the next turn overflow.
 func TestNumberOfTheNextTurn(t *testing.T) {
 	all := map[string]client.Snapshot{}
 	for _, tag := range []string{"desk-turn-3", "desk-turn-9223372036854775807", "desk-turn-x", "else-turn-8"} {

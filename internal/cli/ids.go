@@ -16,11 +16,12 @@ import (
 // idPrefix is the prefix of every sandbox id, and of abbreviated ids.
 const idPrefix = "sb-"
 
-// wholeID matches a complete id, for which the list of sandboxes is not needed.
+// wholeID matches a complete id. Such an id is used without asking the daemon for its list of
+// sandboxes.
 var wholeID = regexp.MustCompile(`^sb-[a-z2-7]{26}$`)
 
-// sandboxID returns the id of the sandbox that ref means: an id, the beginning of one that no other
-// sandbox shares, or the name of a workspace. It returns other text unchanged, so that the daemon
+// sandboxID returns the id of the sandbox that ref means. ref is an id, the unambiguous beginning
+// of an id, or the name of a workspace. Any other ref is returned unchanged, so that the daemon
 // reports that there is no such sandbox.
 func sandboxID(ctx context.Context, cl *client.Client, ref string) (string, error) {
 	if wholeID.MatchString(ref) {
@@ -33,7 +34,7 @@ func sandboxID(ctx context.Context, cl *client.Client, ref string) (string, erro
 	return findID(list, ref)
 }
 
-// runOn is run for a command on one sandbox, given by ref as in sandboxID.
+// runOn is run for a command with one sandbox. ref is resolved by sandboxID.
 func (c *common) runOn(cmd *cobra.Command, ref string, f func(ctx context.Context, cl *client.Client,
 	id string) error) error {
 	return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
@@ -46,7 +47,7 @@ func (c *common) runOn(cmd *cobra.Command, ref string, f func(ctx context.Contex
 }
 
 func findID(list []client.Sandbox, ref string) (string, error) {
-	ref = strings.TrimSuffix(ref, ellipsis) // copied from a truncated table
+	ref = strings.TrimSuffix(ref, ellipsis) // the user may have copied ref from a truncated table
 	var begin []string
 	for _, s := range list {
 		if s.ID == ref || s.Workspace == ref && ref != "" {
@@ -67,8 +68,8 @@ func findID(list []client.Sandbox, ref string) (string, error) {
 		len(begin), begin[0], begin[1])
 }
 
-// sandboxIDs is sandboxID for several. It omits those that it cannot resolve, and names them in the
-// error.
+// sandboxIDs is sandboxID for several sandboxes. It omits those that it cannot find, and names them
+// in the error.
 func sandboxIDs(ctx context.Context, cl *client.Client, refs []string) ([]string, error) {
 	var ids []string
 	var errs []error

@@ -17,7 +17,8 @@ import (
 	"github.com/forkd/forkd/internal/cachedir"
 )
 
-// leftover is a file or directory that a program has left behind.
+// leftover is a file or directory that a program has left behind, for example because it was
+// killed.
 type leftover struct {
 	Kind    string    `json:"kind"`
 	Path    string    `json:"path"`
@@ -27,14 +28,14 @@ type leftover struct {
 	remove func() error
 }
 
-// place is a possible place of leftovers: entries of dir whose names match a pattern.
+// place is a directory and a pattern: the matching entries may be leftovers.
 type place struct {
 	kind, dir string
 	patterns  []string
 }
 
-// places returns all places of leftovers. Their patterns do not match forkd-run-UID, our run
-// directory for users without XDG_RUNTIME_DIR.
+// places returns all places of leftovers. The patterns do not match forkd-run-UID, the run
+// directory of users without XDG_RUNTIME_DIR, which is in use.
 func places() []place {
 	list := []place{
 		{"doctor", os.TempDir(), []string{"forkd-doctor*"}},
@@ -53,8 +54,8 @@ func places() []place {
 	return list
 }
 
-// findLeftovers returns the entries of places that belong to the calling user, have not changed
-// since then, and are open in no process.
+// findLeftovers returns the entries of places that belong to the calling user, that have not
+// changed since the given time, and that no process has open.
 func findLeftovers(in []place, since time.Time) ([]leftover, error) {
 	var list []leftover
 	for _, p := range in {
@@ -89,8 +90,8 @@ func findLeftovers(in []place, since time.Time) ([]leftover, error) {
 	}), nil
 }
 
-// isOwn reports whether a file or a directory belongs to the calling user, because other users can
-// also create such names in /tmp.
+// isOwn reports whether a file or directory belongs to the calling user. Other users can create
+// entries with such names in /tmp too.
 func isOwn(path string) bool {
 	var st unix.Stat_t
 	if err := unix.Lstat(path, &st); err != nil {
@@ -100,7 +101,7 @@ func isOwn(path string) bool {
 	return int(st.Uid) == os.Getuid() && (kind == unix.S_IFDIR || kind == unix.S_IFREG)
 }
 
-// measure returns the disk usage of a tree, and the time of its latest change.
+// measure returns the disk usage of a directory tree, and the time of its latest change.
 func measure(root string) (bytes int64, changed time.Time, err error) {
 	err = filepath.WalkDir(root, func(path string, _ fs.DirEntry, err error) error {
 		var st unix.Stat_t
@@ -122,7 +123,7 @@ func measure(root string) (bytes int64, changed time.Time, err error) {
 	return bytes, changed, err
 }
 
-// removeIn removes an entry of dir with everything below it, without following links.
+// removeIn removes an entry of dir and everything below it. It does not follow links.
 func removeIn(dir, name string) error {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
@@ -132,12 +133,12 @@ func removeIn(dir, name string) error {
 	return root.RemoveAll(name)
 }
 
-// openPaths returns the paths of all files and unix sockets that processes have open or mapped, as
-// far as the calling user may see them. Invisible processes belong to other users, and do not use
-// files of this one.
+// openPaths returns the paths of all files and unix sockets that processes have open or mapped. It
+// omits processes that the calling user may not inspect. Those belong to other users, so they do
+// not use files of this user.
 func openPaths() []string {
 	var paths []string
-	links, _ := filepath.Glob("/proc/[0-9]*/fd/*") // fails only for bad patterns
+	links, _ := filepath.Glob("/proc/[0-9]*/fd/*") // fails only for an invalid pattern
 	more, _ := filepath.Glob("/proc/[0-9]*/cwd")
 	for _, link := range append(links, more...) {
 		if path, err := os.Readlink(link); err == nil {
@@ -152,7 +153,7 @@ func openPaths() []string {
 	return slices.Compact(paths)
 }
 
-// lastPaths returns the paths at the ends of the lines of a file in /proc.
+// lastPaths returns the path at the end of each line of a file in /proc, if there is one.
 func lastPaths(name string) (paths []string) {
 	f, err := os.Open(name)
 	if err != nil {
@@ -167,7 +168,7 @@ func lastPaths(name string) (paths []string) {
 	return paths
 }
 
-// halfMade returns incomplete items that killed builds left in the cache.
+// halfMade returns the incomplete items in the cache, which killed builds have left.
 func halfMade() ([]image.Cached, error) {
 	dir, err := cachedir.Dir()
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Leftovers are files that are old, owned by the user, known by name, and unused.
+// A leftover is old, belongs to the user, has a known name, and is not open in any process.
 func TestLeftoversAreInNoUse(t *testing.T) {
 	dir := t.TempDir()
 	make := func(names ...string) {

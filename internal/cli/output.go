@@ -26,7 +26,7 @@ func writeJSON(w io.Writer, v any) error {
 	return nil
 }
 
-// count returns n with its noun.
+// count returns n with the noun in the singular or the plural.
 func count(n int, one, many string) string {
 	if n == 1 {
 		return "1 " + one
@@ -34,7 +34,7 @@ func count(n int, one, many string) string {
 	return fmt.Sprintf("%d %s", n, many)
 }
 
-// age returns the time since a Unix time, in its largest unit.
+// age returns the time since a Unix time, in the largest unit that fits.
 func age(unix int64) string {
 	d := time.Since(time.Unix(unix, 0))
 	switch {
@@ -54,7 +54,7 @@ func isTerminal(w io.Writer) bool {
 	return ok && term.IsTerminal(int(f.Fd()))
 }
 
-// fileOf returns the file that w writes to.
+// fileOf returns the file that w writes to, if w is a file.
 func fileOf(w io.Writer) (*os.File, bool) {
 	if p, ok := w.(printer); ok {
 		w = p.to

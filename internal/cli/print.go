@@ -9,12 +9,13 @@ import (
 	"unicode/utf16"
 )
 
-// Text for people is printed by printf, printLine and the functions of table.go, and by nothing else
-// (TestTextIsPrintedInOnePlace). The words in it come from daemons and guests, which are not
-// trusted: they neither control the terminal nor begin a line. What a program in a sandbox writes
-// goes to the terminal unchanged, by io.Copy and io.WriteString.
+// Text for people is printed only by printf, printLine and the functions of table.go
+// (TestTextIsPrintedInOnePlace checks this). Arguments may come from daemons and guests, which are
+// not trusted, so these functions remove characters that control the terminal or begin a new line.
+// The output of a program in a sandbox is different: io.Copy and io.WriteString write it to the
+// terminal unchanged.
 
-// printf is fmt.Fprintf with arguments that are cleaned. A format is this program's own text.
+// printf is fmt.Fprintf, but cleans its arguments. format must be a text of this program.
 func printf(w io.Writer, format string, args ...any) (int, error) {
 	for i, a := range args {
 		args[i] = cleaned(a)
@@ -22,7 +23,7 @@ func printf(w io.Writer, format string, args ...any) (int, error) {
 	return fmt.Fprintf(w, format, args...)
 }
 
-// printLine is fmt.Fprintln with arguments that are cleaned.
+// printLine is fmt.Fprintln, but cleans its arguments.
 func printLine(w io.Writer, args ...any) (int, error) {
 	for i, a := range args {
 		args[i] = cleaned(a)
@@ -30,14 +31,15 @@ func printLine(w io.Writer, args ...any) (int, error) {
 	return fmt.Fprintln(w, args...)
 }
 
-// multiline is an argument that keeps its tabs and line ends. Errors keep theirs too.
+// multiline is an argument that keeps its tabs and line ends. An error keeps them too.
 type multiline string
 
-// styled is an argument with control sequences of this program, which is printed unchanged.
+// styled is an argument that is printed unchanged, because it contains control sequences of this
+// program.
 type styled string
 
 // cleaned returns an argument without characters that control a terminal. Numbers keep their type,
-// for their verbs; anything else becomes text.
+// for verbs such as %d; any other argument becomes text.
 func cleaned(arg any) any {
 	switch arg := arg.(type) {
 	case nil, styled:
@@ -54,8 +56,8 @@ func cleaned(arg any) any {
 	return oneLine(fmt.Sprint(arg))
 }
 
-// printable returns the text of an error without terminal control sequences, because a guest may
-// have written a part of it.
+// printable returns the text of an error without characters that control a terminal. A guest may
+// have written a part of that text.
 func printable(err error) string { return printableText(err.Error()) }
 
 // printableText removes characters that control a terminal from text.
@@ -68,7 +70,7 @@ func printableText(text string) string {
 	}, text)
 }
 
-// oneLine removes characters from text that would break a table or control a terminal.
+// oneLine removes characters from text that would control a terminal or break a row of a table.
 func oneLine(text string) string {
 	return strings.Map(func(r rune) rune {
 		switch {
@@ -81,8 +83,9 @@ func oneLine(text string) string {
 	}, text)
 }
 
-// plainJSON writes JSON to w and escapes the characters that package json leaves and a terminal may
-// obey, such as those that reverse text. Each Write has whole values.
+// plainJSON writes JSON to w. It escapes the characters that package json leaves unescaped although
+// they affect a terminal, such as those that reverse the direction of text. Each Write must consist
+// of complete values.
 type plainJSON struct{ w io.Writer }
 
 func (p plainJSON) Write(text []byte) (int, error) {

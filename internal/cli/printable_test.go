@@ -19,7 +19,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// Text of a guest in an error does not affect the terminal.
+// If an error contains text of a guest, that text does not affect the terminal.
 func TestErrorsAreForReading(t *testing.T) {
 	got := printable(errors.New("guest: \x1b]52;c;ZXZpbA==\a\x1b[2Jdone\r\u202eñ\n\tnext"))
 	const want = "guest: \ufffd]52;c;ZXZpbA==\ufffd\ufffd[2Jdone\ufffd\ufffdñ\n\tnext"
@@ -28,7 +28,8 @@ func TestErrorsAreForReading(t *testing.T) {
 	}
 }
 
-// Text of guests in the output of commands does not affect the terminal, and cannot begin a new line.
+// If the output of a command contains text of a guest, that text does not affect the terminal and
+// cannot begin a new line.
 func TestWordsOfGuestsAreForReading(t *testing.T) {
 	const hostile = "\x1b]52;c;ZXZpbA==\aevil\r\nforkd: all is well"
 	var out strings.Builder
@@ -68,7 +69,7 @@ func TestWordsOfGuestsAreForReading(t *testing.T) {
 	}
 }
 
-// hostileWords are the words of a daemon that would control a terminal and begin a line.
+// hostileWords is a text that would control a terminal and begin a new line.
 const hostileWords = "evil\x1b]52;c;ZXZpbA==\a\x1b[2J\u009b2J\u202e\U000e0001\x7f\r\nforkd: all is well"
 
 // fill sets every string in a value to hostileWords, and makes lists of one element.
@@ -99,13 +100,13 @@ func fill(v reflect.Value) {
 	}
 }
 
-// hostile returns a value whose strings are hostileWords.
+// hostile returns a value in which every string is hostileWords.
 func hostile[T any]() (v T) {
 	fill(reflect.ValueOf(&v).Elem())
 	return v
 }
 
-// hostileDaemon serves hostileWords.
+// hostileDaemon starts a daemon that answers with hostileWords.
 func hostileDaemon(t *testing.T) {
 	t.Helper()
 	answers := map[string]any{
@@ -133,9 +134,9 @@ func hostileDaemon(t *testing.T) {
 		answer, ok := answers[r.Method+" "+r.URL.Path]
 		switch {
 		case ok:
-		case r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, "/info"): // of any snapshot
+		case r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, "/info"): // for any snapshot
 			answer = hostile[client.SnapshotDetail]()
-		case r.Method == http.MethodDelete: // of anything
+		case r.Method == http.MethodDelete: // for any object
 			answer = nil
 		default:
 			w.WriteHeader(http.StatusTeapot)
@@ -147,8 +148,8 @@ func hostileDaemon(t *testing.T) {
 	t.Setenv(urlEnv, srv.URL)
 }
 
-// No command passes a daemon's words to the terminal unchanged. JSON output escapes them, so that
-// its reader gets them back whole.
+// No command passes text of a daemon to the terminal unchanged. JSON output escapes the text, so
+// that a JSON decoder returns it unchanged.
 func TestWordsOfDaemonsAreForReading(t *testing.T) {
 	hostileDaemon(t)
 	for _, line := range []string{"version", "images", "images -q", "history base", "snapshot-info base", "ls", "ls -q",
@@ -186,7 +187,7 @@ func TestWordsOfDaemonsAreForReading(t *testing.T) {
 	}
 }
 
-// The waiting line cleans the name of a stage, which comes from the daemon.
+// The waiting line cleans the name of a stage, which is text of the daemon.
 func TestStagesAreForReading(t *testing.T) {
 	var out strings.Builder
 	s := &status{w: &out}
@@ -196,7 +197,8 @@ func TestStagesAreForReading(t *testing.T) {
 	}
 }
 
-// Text is printed by the functions of print.go, which clean the words in it. Package fmt does not.
+// Only the functions of print.go and table.go print text, because they clean it. Package fmt does
+// not.
 func TestTextIsPrintedInOnePlace(t *testing.T) {
 	files, err := filepath.Glob("*.go")
 	if err != nil {
@@ -226,7 +228,7 @@ func TestTextIsPrintedInOnePlace(t *testing.T) {
 	}
 }
 
-// A number keeps its type for the verb. Only a multiline argument and an error keep their line
+// A number keeps its type for its verb. Only multiline arguments and errors keep their line ends.
 // ends.
 func TestArgumentsAreCleaned(t *testing.T) {
 	type name string

@@ -11,17 +11,17 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// suspendAll suspends many sandboxes side by side. A sandbox that cannot be saved does not keep the
-// others from it: its request ends after a while and is repeated after those of all others. So no
-// sandbox is given up only because it had to wait for others.
+// suspendAll suspends many sandboxes concurrently. The number of concurrent requests is limited. If
+// a sandbox cannot be saved, its request ends after a while and is repeated after the requests of
+// all others. So the others are still saved, and no sandbox fails only because it had to wait.
 type suspendAll struct {
 	cl     *client.Client
-	within time.Duration // for all sandboxes together; 0: as long as sandboxes are being saved
-	turn   time.Duration // longest request; without within also the longest time in which none is saved
-	turns  chan struct{} // one for each request; waiters get them in the order in which they came
+	within time.Duration // time limit for all sandboxes together; 0: no limit as long as sandboxes are being saved
+	turn   time.Duration // time limit of a request; if within is 0, also of a period in which no sandbox is saved
+	turns  chan struct{} // one for each concurrent request; waiting goroutines get them in order of arrival
 
 	mu    sync.Mutex
-	saved time.Time // when the latest sandbox was saved
+	saved time.Time // time when the latest sandbox was saved
 }
 
 func newSuspendAll(cl *client.Client, within time.Duration) *suspendAll {
@@ -36,8 +36,8 @@ func (a *suspendAll) bound(ctx context.Context) (context.Context, context.Cancel
 	return context.WithTimeoutCause(ctx, a.within, fmt.Errorf("not done within %v", a.within))
 }
 
-// suspend suspends a sandbox. It repeats requests that take too long, or that the daemon answers
-// with a time to wait.
+// suspend suspends a sandbox. It repeats a request that took too long, or for which the daemon says
+// how long to wait.
 func (a *suspendAll) suspend(ctx context.Context, id string) (s client.Sandbox, err error) {
 	for began := (time.Time{}); ; {
 		select {
@@ -67,12 +67,13 @@ func (a *suspendAll) suspend(ctx context.Context, id string) (s client.Sandbox, 
 		}
 		select {
 		case <-time.After(wait):
-		case <-ctx.Done(): // the next request says so
+		case <-ctx.Done(): // the next request returns the error
 		}
 	}
 }
 
-// ask is one request for a suspension. A request that an earlier one has made unnecessary succeeds.
+// ask sends one request to suspend a sandbox. If the request is refused because an earlier request
+// has suspended the sandbox, ask succeeds.
 func (a *suspendAll) ask(ctx context.Context, id string) (client.Sandbox, error) {
 	turn, cancel := context.WithTimeout(ctx, a.turn)
 	defer cancel()
@@ -88,7 +89,8 @@ func (a *suspendAll) ask(ctx context.Context, id string) (client.Sandbox, error)
 	return s, err
 }
 
-// stalled reports whether no sandbox has been saved for the length of a turn, since began.
+// stalled reports whether no sandbox has been saved since began, or since the latest one was saved,
+// for the time a.turn.
 func (a *suspendAll) stalled(began time.Time) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -98,8 +100,8 @@ func (a *suspendAll) stalled(began time.Time) bool {
 	return time.Since(began) >= a.turn
 }
 
-// retryAfter returns how long to wait before a suspension may succeed that has failed with err, and
-// whether it may at all.
+// retryAfter reports whether a suspension that has failed with err may succeed later, and returns
+// how long to wait.
 func retryAfter(err error) (wait time.Duration, again bool) {
 	if answer := (*client.Error)(nil); errors.As(err, &answer) {
 		busy := answer.Status == http.StatusTooManyRequests || answer.Status == http.StatusServiceUnavailable

@@ -10,26 +10,27 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// Layout of tables, in columns of a terminal.
+// Layout of tables. Widths are in columns of a terminal.
 const (
 	tableGap   = 2  // between two columns
-	leastWidth = 12 // minimum width of a truncated column, however narrow the terminal is; all numbers fit
+	leastWidth = 12 // minimum width of a truncated column on a narrow terminal; all numbers fit
 )
 
-// noTruncFlag is the flag, of all commands, that disables the truncation of tables.
+// noTruncFlag is the flag of all commands that disables the truncation of tables.
 const noTruncFlag = "no-trunc"
 
-// table prints rows in columns under a heading. On a terminal, it truncates them to its width.
+// table prints rows in columns under a heading. On a terminal, it truncates the rows to the
+// terminal's width.
 func table(cmd *cobra.Command, heading string, rows func(row func(cells ...any))) error {
 	return writeTable(cmd.OutOrStdout(), tableWidth(cmd), heading, rows)
 }
 
-// values prints names and values, which are never truncated.
+// values prints names and values in two columns. It never truncates them.
 func values(cmd *cobra.Command, heading string, rows func(row func(cells ...any))) error {
 	return writeTable(cmd.OutOrStdout(), 0, heading, rows)
 }
 
-// tableWidth returns the maximum width of a table, 0: unlimited.
+// tableWidth returns the maximum width of a table; 0: unlimited.
 func tableWidth(cmd *cobra.Command) int {
 	if whole, err := cmd.Flags().GetBool(noTruncFlag); err == nil && whole {
 		return 0
@@ -38,8 +39,8 @@ func tableWidth(cmd *cobra.Command) int {
 	return int(size.Cols)
 }
 
-// writeTable prints a table. If it is wider than width, and width is not 0, its widest columns are
-// truncated.
+// writeTable prints a table. If the table is wider than width, its widest columns are truncated. 0:
+// unlimited.
 func writeTable(w io.Writer, width int, heading string, rows func(row func(cells ...any))) error {
 	var lines [][]string
 	add := func(cells ...any) {
@@ -50,7 +51,7 @@ func writeTable(w io.Writer, width int, heading string, rows func(row func(cells
 		lines = append(lines, line)
 	}
 	var first []any
-	for name := range strings.SplitSeq(heading, "\t") { // the heading may contain values: see function values
+	for name := range strings.SplitSeq(heading, "\t") { // clean it, because a heading of values may contain a value
 		first = append(first, name)
 	}
 	add(first...)
@@ -73,7 +74,7 @@ func writeTable(w io.Writer, width int, heading string, rows func(row func(cells
 	return nil
 }
 
-// columnWidths returns the width of each column so that lines fit into width, if possible.
+// columnWidths returns the width of each column. If possible, a line fits into width.
 func columnWidths(lines [][]string, width int) []int {
 	var widths []int
 	total := -tableGap
@@ -103,7 +104,7 @@ func columnWidths(lines [][]string, width int) []int {
 	return widths
 }
 
-// ellipsis marks truncated text. Truncated ids are accepted: see sandboxID.
+// ellipsis marks truncated text. sandboxID accepts ids that end with it.
 const ellipsis = "…"
 
 func cut(text string, width int) string {
@@ -113,15 +114,15 @@ func cut(text string, width int) string {
 	return string([]rune(text)[:width-1]) + ellipsis
 }
 
-// colours of the terminal, as parameters of SGR (ECMA-48, 8.3.117).
+// colours of the terminal, as parameters of the control sequence SGR (ECMA-48, 8.3.117).
 const (
 	red    = "31"
 	green  = "32"
 	yellow = "33"
 )
 
-// coloured returns text in a colour if w is a terminal with colours and the user has not disabled
-// them (https://no-color.org).
+// coloured returns text in a colour if w is a terminal that supports colours and the user has not
+// disabled them (https://no-color.org).
 func coloured(w io.Writer, colour, text string) styled {
 	if !isTerminal(w) || os.Getenv("NO_COLOR") != "" || os.Getenv("TERM") == "dumb" {
 		return styled(text)

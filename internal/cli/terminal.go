@@ -11,15 +11,16 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// terminal connects the local terminal to a process in a sandbox: keys go to the process unchanged,
-// including Ctrl-C, and the process knows the terminal's size.
+// terminal connects the local terminal to a process in a sandbox. Keys, including Ctrl-C, are sent
+// to the process unchanged, and changes of the terminal's size are reported to it.
 type terminal struct {
 	restore func()
 	resized chan os.Signal
 	told    chan struct{} // closed after the last call of resize; nil if resize is never called
 }
 
-// openTerminal uses input and output, if they are terminals, until close. A nil input is not used.
+// openTerminal sets up input and output, if they are terminals, until close is called. A nil input
+// is not used.
 func openTerminal(input io.Reader, output io.Writer, resize func(client.TTYSize)) (*terminal, error) {
 	t := &terminal{restore: func() {}, resized: make(chan os.Signal, 1)}
 	if f, ok := input.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
@@ -42,7 +43,7 @@ func openTerminal(input io.Reader, output io.Writer, resize func(client.TTYSize)
 			}
 		}
 	}()
-	t.resized <- syscall.SIGWINCH // the size may have changed since the process was started
+	t.resized <- syscall.SIGWINCH // the size may have changed between the start of the process and now
 	return t, nil
 }
 
@@ -50,7 +51,7 @@ func (t *terminal) close() {
 	signal.Stop(t.resized)
 	close(t.resized)
 	if t.told != nil {
-		<-t.told // the caller may then close the terminal's files
+		<-t.told // afterwards the caller may close the terminal's files
 	}
 	t.restore()
 }
@@ -67,14 +68,14 @@ func terminalSize(w io.Writer) (client.TTYSize, bool) {
 	return client.TTYSize{Cols: uint(cols), Rows: uint(rows)}, true
 }
 
-// The keys that detach from a process, as in docker: Ctrl-P, Ctrl-Q.
+// The keys that detach from a process are the same as docker's: Ctrl-P, Ctrl-Q.
 const (
 	firstDetachKey  = 'P' - '@'
 	secondDetachKey = 'Q' - '@'
 )
 
-// detachKeys passes on keys, except for the two keys that detach. It withholds the first until the
-// next key is known.
+// detachKeys is a reader that ends at the two keys that detach. It holds back the first of them
+// until the next key has been read.
 type detachKeys struct {
 	from   io.Reader
 	detach func()
@@ -82,7 +83,7 @@ type detachKeys struct {
 }
 
 func (d *detachKeys) Read(p []byte) (int, error) {
-	if len(p) < 2 { // room for a withheld key
+	if len(p) < 2 { // there must be room for the held key
 		return 0, io.ErrShortBuffer
 	}
 	for {
@@ -104,7 +105,7 @@ func (d *detachKeys) Read(p []byte) (int, error) {
 			}
 			out = append(out, b)
 		}
-		if err != nil && d.held { // no key follows
+		if err != nil && d.held { // no key will follow the held one
 			d.held = false
 			out = append(out, firstDetachKey)
 		}

@@ -8,15 +8,17 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// Environment variables that name files in PEM, for daemons at https addresses.
+// Environment variables with the names of PEM files, for daemons at https addresses.
 const (
 	caEnv   = "FORKD_CA"
 	certEnv = "FORKD_CERT"
 	keyEnv  = "FORKD_KEY"
 )
 
-// tlsOptions returns the options for checking the daemon's certificate and for the user's own. ca,
-// a file, takes precedence over $FORKD_CA; without both the host's authorities are trusted.
+// tlsOptions returns the client options for TLS. ca is a file with the authorities that the
+// daemon's certificate is checked against. If it is empty, $FORKD_CA is used, or else the
+// authorities of the host. The user's own certificate is in the files that the other variables
+// name.
 func tlsOptions(ca string) (options []client.Option, err error) {
 	if ca = cmp.Or(ca, os.Getenv(caEnv)); ca != "" {
 		p, err := os.ReadFile(ca)

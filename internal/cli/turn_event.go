@@ -10,27 +10,27 @@ import (
 	"strings"
 )
 
-// The agents whose hooks are supported. docs/undo.md names the versions of their formats.
+// The agents whose hooks are supported. docs/undo.md says for which versions.
 const (
 	claudeCode = "claude-code"
 	codex      = "codex"
 	generic    = "generic"
 )
 
-// maxEvent bounds the input of a hook, which may contain the answer of a tool.
+// maxEvent bounds the input of a hook, which may contain the output of a tool.
 const maxEvent = 64 << 20 // bytes
 
-// turnEvent is the report of a hook.
+// turnEvent is an event that an agent has reported to its hook.
 type turnEvent struct {
-	by      savedBy // empty: nothing to do for this event
+	by      savedBy // why the turn is saved; empty: this event saves no turn
 	agent   string
 	session string
-	id      string // of the turn or the tool call; empty if reports of it are never repeated
+	id      string // id of the turn or the tool call; empty if the agent never reports an event twice
 	text    string
 }
 
-// readEvent reads an agent's report to its hook: Claude Code's from standard input, Codex's from
-// the last argument.
+// readEvent reads the event that an agent reports to its hook. Claude Code writes it to standard
+// input, Codex passes it as the last argument.
 func readEvent(ctx context.Context, agent string, in io.Reader, args []string) (e turnEvent, err error) {
 	switch agent {
 	case claudeCode:
@@ -58,8 +58,7 @@ func readEvent(ctx context.Context, agent string, in io.Reader, args []string) (
 	return e, err
 }
 
-// readAll reads to the end of in, or until ctx ends, because an agent may leave its end of the pipe
-// open.
+// readAll reads to the end of in, or until ctx ends. An agent may never close its end of the pipe.
 func readAll(ctx context.Context, in io.Reader) ([]byte, error) {
 	type result struct {
 		text []byte
@@ -108,13 +107,14 @@ func claudeEvent(text []byte) (turnEvent, error) {
 			Command string `json:"command"`
 			Path    string `json:"file_path"`
 		}
-		_ = json.Unmarshal(in.Input, &input) // each tool has its own input: these are tools of Claude Code itself
+		// This fails for tools other than Claude Code's own, whose input has other fields.
+		_ = json.Unmarshal(in.Input, &input)
 		e.text = strings.TrimSpace(in.Tool + " " + cmp.Or(input.Command, input.Path))
 	}
 	return e, nil
 }
 
-// codexEvent parses the argument of a notify program of Codex.
+// codexEvent parses the event in the argument of Codex's notify program.
 func codexEvent(text []byte) (turnEvent, error) {
 	var in struct {
 		Type   string   `json:"type"`

@@ -9,41 +9,42 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// Labels of the snapshots that are turns. There is no other record: every machine that reaches the
-// daemon sees the same turns.
+// Labels of the snapshots that are turns. Turns are recorded only in these labels, so every client
+// of the daemon sees the same turns.
 const (
-	turnLabel    = "turn"          // its number
-	turnBy       = "turn.by"       // why it was saved, see savedBy
+	turnLabel    = "turn"          // number of the turn
+	turnBy       = "turn.by"       // why the turn was saved; see savedBy
 	turnText     = "turn.text"     // first words of the prompt, or the tool's command
-	turnAgent    = "turn.agent"    // the agent that reported it
-	turnSession  = "turn.session"  // of the agent
-	turnID       = "turn.id"       // id of the agent; a repeated report with the same id saves nothing
-	turnPast     = "turn.past"     // numbers of the turns before it, the latest first; some may be deleted
+	turnAgent    = "turn.agent"    // the agent that reported the turn
+	turnSession  = "turn.session"  // session of the agent
+	turnID       = "turn.id"       // the agent's id of the event; an event with the same id saves no second turn
+	turnPast     = "turn.past"     // numbers of the turns before this one, the latest first; some may be deleted
 	turnDiskKiB  = "turn.disk-kib" // KiB that the sandbox had written to its disk since the previous turn
-	turnPrompt   = "turn.prompt"   // of the sandbox: session and text of the prompt that it works on
-	turnInfix    = "-turn-"        // between the workspace and the number, in tags
-	maxTurnLabel = 120             // bytes of text saved with a turn
-	maxPast      = 240             // bytes of turnPast
+	turnPrompt   = "turn.prompt"   // label of the sandbox, not of a turn: session and text of the present prompt
+	turnInfix    = "-turn-"        // in tags, between the name of the workspace and the number
+	maxTurnLabel = 120             // bytes of a text that is saved with a turn
+	maxPast      = 240             // bytes of the label turnPast
 )
 
 // savedBy says why a turn was saved.
 type savedBy string
 
 const (
-	byPrompt savedBy = "prompt" // changes between turns, saved before a new one
-	byStop   savedBy = "stop"   // the end of a turn
-	byTool   savedBy = "tool"   // a call of a tool in a turn
-	byHand   savedBy = "hand"   // 'forkd turn' without an agent
-	byUndo   savedBy = "undo"   // the state that an undo left
-	byRedo   savedBy = "redo"   // the state that a redo left
+	byPrompt savedBy = "prompt" // before a new prompt: changes made between turns
+	byStop   savedBy = "stop"   // at the end of a turn
+	byTool   savedBy = "tool"   // after the call of a tool in a turn
+	byHand   savedBy = "hand"   // by 'forkd turn', not by an agent
+	byUndo   savedBy = "undo"   // before an undo, which would lose the present state
+	byRedo   savedBy = "redo"   // before a redo, which would lose the present state
 )
 
-// turns are the saved turns of one sandbox.
+// turns are the saved turns of one sandbox. A turn is a snapshot that is saved while an agent
+// works.
 type turns struct {
-	id    string // of the sandbox
-	name  string // of its workspace, or its id: prefix of the tags
+	id    string // id of the sandbox
+	name  string // name of the sandbox's workspace, or else its id; the tags of turns begin with it
 	all   map[string]client.Snapshot
-	saved []turn // by number
+	saved []turn // sorted by number
 }
 
 // turn is a saved state of a sandbox.
@@ -54,7 +55,7 @@ type turn struct {
 
 func (t *turn) by() savedBy { return savedBy(t.Snapshot.Labels[turnBy]) }
 
-// turnsOf finds the turns of a sandbox among all snapshots.
+// turnsOf returns the turns of a sandbox in a list of all snapshots.
 func turnsOf(list []client.Snapshot, id, name string) *turns {
 	t := &turns{id: id, name: name, all: make(map[string]client.Snapshot, len(list))}
 	for _, s := range list {
@@ -67,17 +68,17 @@ func turnsOf(list []client.Snapshot, id, name string) *turns {
 	return t
 }
 
-// number returns the number of the turn s, if s is a usable turn of this sandbox.
+// number returns the number of the snapshot s, if s is a usable turn of this sandbox.
 func (t *turns) number(s client.Snapshot) (int, bool) {
 	n, err := strconv.Atoi(s.Labels[turnLabel])
 	return n, err == nil && n >= 0 && s.SandboxID == t.id && s.Status == "ready"
 }
 
-// maxTurn is the largest number of a turn. A tag with a larger one is not a turn's.
+// maxTurn is the largest number of a turn. A tag with a larger number is not a turn.
 const maxTurn = 1 << 30
 
-// next returns the number of the next turn. It also counts tags of other sandboxes, which an
-// earlier workspace of the same name may have left.
+// next returns the number of the next turn. Its tag must be unique, so next also counts turns of
+// other sandboxes: an earlier workspace of the same name may have left some.
 func (t *turns) next() int {
 	n := 0
 	for tag := range t.all {
@@ -88,14 +89,14 @@ func (t *turns) next() int {
 	return max(n, 1)
 }
 
-// tagged returns the number of the turn in a tag, if there is one.
+// tagged returns the number in the tag of a turn, if tag has the form of one.
 func (t *turns) tagged(tag string) (int, bool) {
 	rest, ok := strings.CutPrefix(tag, t.name+turnInfix)
 	n, err := strconv.Atoi(rest)
 	return n, ok && err == nil && n >= 0 && n < maxTurn
 }
 
-// tag returns the tag of the turn with a number.
+// tag returns the tag of the turn with the number n.
 func (t *turns) tag(n int) string { return t.name + turnInfix + strconv.Itoa(n) }
 
 // beingSaved reports whether a turn is being saved now.
@@ -117,10 +118,11 @@ func (t *turns) find(ref string) (turn, bool) {
 	return t.saved[i], true
 }
 
-// nearest returns tag if its snapshot is a turn, or else the tag of the latest turn before it. It
-// returns "" if there is no such turn, or if snapshots in between have been deleted.
+// nearest returns tag if its snapshot is a turn, or else the tag of the latest turn on which the
+// snapshot builds. It returns "" if there is no such turn, or if a snapshot in between has been
+// deleted.
 func (t *turns) nearest(tag string) string {
-	for range t.all { // bounded, because damaged snapshots may form a ring
+	for range t.all { // bounded, because damaged snapshots may form a cycle
 		s, ok := t.all[tag]
 		if !ok {
 			return ""
@@ -136,7 +138,7 @@ func (t *turns) nearest(tag string) string {
 	return ""
 }
 
-// before returns the tag of the previous turn; empty for the first.
+// before returns the tag of the previous turn; empty if there is none.
 func (t *turns) before(tag string) string {
 	s := t.all[tag]
 	if before := t.nearest(s.After); before != "" {
@@ -150,8 +152,9 @@ func (t *turns) before(tag string) string {
 	return ""
 }
 
-// start returns the tag of the snapshot from which the first turn of a line started. It is empty if
-// earlier turns have been pruned, or if that snapshot was removed or is invisible to users.
+// start returns the tag of the snapshot from which the turn first, the oldest that is left, was
+// started. It returns "" if older turns have been pruned, if the snapshot was removed, or if users
+// do not see it.
 func (t *turns) start(first string) string {
 	s := t.all[first]
 	if s.Labels[turnPast] != "" {
@@ -164,8 +167,8 @@ func (t *turns) start(first string) string {
 	return start.Tag
 }
 
-// line returns the tags to which an undo can go from the turn or snapshot tag: the tag itself, the
-// turns before it, and the snapshot from which the first of these started.
+// line returns the tags that an undo can roll back to from the turn or snapshot tag: tag itself,
+// the turns before it, and the snapshot from which the first of these turns started.
 func (t *turns) line(tag string) []string {
 	line := []string{tag}
 	if _, ok := t.number(t.all[tag]); !ok {
@@ -184,8 +187,8 @@ func (t *turns) line(tag string) []string {
 	return line
 }
 
-// forward returns the turns that were undone after the turn or snapshot at, the next one first. It
-// ends with the newest turn whose line contains at.
+// forward returns the turns that a redo can go to from the turn or snapshot at, the next one first.
+// The last one is the newest turn whose line contains at.
 func (t *turns) forward(at string) []string {
 	for _, p := range slices.Backward(t.saved) {
 		line := t.line(p.Snapshot.Tag)
@@ -198,8 +201,8 @@ func (t *turns) forward(at string) []string {
 	return nil
 }
 
-// current returns the turn that a sandbox was last at, or the snapshot that it started from. If the
-// snapshot that it was last at has been deleted, current returns the newest turn.
+// current returns the turn that a sandbox was last at, or the snapshot that it started from. If
+// that snapshot has been deleted, current returns the newest turn.
 func (t *turns) current(s client.Sandbox) string {
 	if tag := t.nearest(s.LatestTag); tag != "" {
 		return tag
@@ -210,7 +213,7 @@ func (t *turns) current(s client.Sandbox) string {
 	return s.LatestTag
 }
 
-// words returns the beginning of a text as one line of at most maxTurnLabel bytes.
+// words returns the beginning of a text on one line, in at most maxTurnLabel bytes.
 func words(text string) string {
 	text = strings.ToValidUTF8(text[:min(len(text), 4*maxTurnLabel)], "")
 	text = strings.Join(strings.Fields(printableText(text)), " ")

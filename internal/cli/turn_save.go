@@ -13,41 +13,42 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// Bytes that a sandbox may write without a request before that counts as a change. The kernel of an
+// Bytes that a sandbox may write without a request before this counts as a change. The kernel of an
 // idle guest writes a little.
 const (
 	quietMemoryKiB = 4 << 10
 	quietDiskKiB   = 256
 )
 
-// turnPoll is the polling interval while another turn is being saved.
+// turnPoll is the polling interval while another process saves a turn.
 const turnPoll = 20 * time.Millisecond
 
 // turnStore saves and finds the turns of one sandbox.
 type turnStore struct {
 	cl   *client.Client
-	name string // workspace, or id of a sandbox
-	keep int    // turns; 0: all
+	name string // name of the workspace, or id of the sandbox
+	keep int    // number of turns to keep; 0: all
 }
 
-// change describes what may have happened in a sandbox since its latest turn.
+// change says what may have changed in a sandbox since its latest turn.
 type change struct {
-	used      bool // a request may have changed the sandbox, or it is unknown whether one has
-	wrote     bool // the sandbox has written more than an idle guest does
+	used      bool // a request may have changed the sandbox; also true if that is unknown
+	wrote     bool // the sandbox has written more bytes than an idle guest does
 	memoryKiB uint64
 	diskKiB   uint64
 }
 
 func (c change) any() bool { return c.used || c.wrote }
 
-// look returns the present state of the sandbox and its turns.
+// look returns the present description of the sandbox, and its turns.
 func (t *turnStore) look(ctx context.Context) (client.Sandbox, *turns, error) {
 	id, err := sandboxID(ctx, t.cl, t.name)
 	if err != nil {
 		return client.Sandbox{}, nil, err
 	}
-	// Fetch the list first. A turn that is saved afterwards is not in the list, and takes the tag that
-	// this turn would get. A turn in the list is known to the sandbox.
+	// Get the list before the sandbox. Then the sandbox's description takes account of every turn
+	// in the list. A turn that another hook saves later is not in the list, but has the tag that
+	// this hook will try to use, so this hook's save fails.
 	list, err := t.cl.Snapshots(ctx)
 	if err != nil {
 		return client.Sandbox{}, nil, err
@@ -63,8 +64,8 @@ func (t *turnStore) look(ctx context.Context) (client.Sandbox, *turns, error) {
 	return s, turnsOf(list, s.ID, cmp.Or(s.Workspace, s.ID)), nil
 }
 
-// changed returns what may have changed a sandbox since its latest turn, or since its start. It
-// does not resume a suspended sandbox, which has written little since its last request ended.
+// changed returns what may have changed in a sandbox since its latest turn, or since its start. It
+// does not resume a suspended sandbox, which has written little since its last request.
 func (t *turnStore) changed(ctx context.Context, s client.Sandbox, has *turns) (c change, err error) {
 	c.used = s.LatestTag == "" || s.LatestTag != has.current(s) || s.Calls == nil || *s.Calls > 0
 	if s.State != "running" {
@@ -72,16 +73,17 @@ func (t *turnStore) changed(ctx context.Context, s client.Sandbox, has *turns) (
 	}
 	st, err := t.cl.Stats(ctx, s.ID)
 	if err != nil && (c.used || client.IsStatus(err, http.StatusConflict)) {
-		return c, nil // without the figures, or while the sandbox is being suspended
+		return c, nil // the written bytes are unknown, for example because the sandbox is being suspended
 	}
 	c.memoryKiB, c.diskKiB = st.MemorySince, st.DiskSince
 	c.wrote = c.memoryKiB >= quietMemoryKiB || c.diskKiB >= quietDiskKiB
 	return c, err
 }
 
-// save saves the state of the sandbox as a turn, unless nothing has changed since the last turn or
-// the event was reported before; then made is false. If several hooks report at once, one saves and
-// the others find nothing changed: tags are unique, so two cannot save under one number.
+// save saves the state of the sandbox as a turn, and then made is true. It saves nothing if the
+// sandbox has not changed since the last turn, or if a turn exists for the event. If several hooks
+// run at once, only one of them saves a turn, because tags are unique. The others then find nothing
+// changed.
 func (t *turnStore) save(ctx context.Context, e turnEvent) (saved client.Snapshot, made bool, err error) {
 	for {
 		s, has, err := t.look(ctx)
@@ -103,7 +105,7 @@ func (t *turnStore) save(ctx context.Context, e turnEvent) (saved client.Snapsho
 		}
 		saved, err = t.cl.Branch(ctx, s.ID, client.BranchRequest{Tag: has.tag(has.next()), Labels: has.labels(s, e, c)})
 		var answer *client.Error
-		if errors.As(err, &answer) && answer.Code == "snapshot_exists" { // another hook was faster
+		if errors.As(err, &answer) && answer.Code == "snapshot_exists" { // another hook has saved this turn
 			if err := sleep(ctx, turnPoll); err != nil {
 				return saved, false, err
 			}
@@ -122,7 +124,7 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// reported reports whether a turn exists for an event that may be reported repeatedly.
+// reported reports whether a turn exists for an event that an agent may report twice.
 func (t *turns) reported(e turnEvent) bool {
 	for _, p := range t.saved {
 		l := p.Snapshot.Labels
@@ -136,7 +138,7 @@ func (t *turns) reported(e turnEvent) bool {
 // labels returns the labels of the next turn.
 func (t *turns) labels(s client.Sandbox, e turnEvent, c change) map[string]string {
 	text := e.text
-	if text == "" && e.by == byStop { // Claude Code reported the prompt at its start
+	if text == "" && e.by == byStop { // Claude Code reports the prompt at the start of a turn, not at its end
 		if session, prompt, _ := strings.Cut(s.Labels[turnPrompt], " "); session == words(e.session) {
 			text = prompt
 		}
@@ -154,7 +156,7 @@ func (t *turns) labels(s client.Sandbox, e turnEvent, c change) map[string]strin
 	return labels
 }
 
-// past returns the numbers of the turn now and of those before it, as many as fit into a label.
+// past returns the numbers of the turn now and of the turns before it, as many as fit into a label.
 func (t *turns) past(now string) string {
 	var past string
 	for _, tag := range t.line(now) {
@@ -176,7 +178,8 @@ func (t *turns) isTurn(tag string) bool {
 	return ok
 }
 
-// notePrompt saves the prompt that a session works on for the end of its turn.
+// notePrompt stores the prompt of a session in a label of the sandbox. The turn that is saved at
+// the end gets its text from there.
 func (t *turnStore) notePrompt(ctx context.Context, e turnEvent) error {
 	session, text := words(e.session), words(e.text)
 	if session == "" || text == "" || strings.Contains(session, " ") {
@@ -191,14 +194,15 @@ func (t *turnStore) notePrompt(ctx context.Context, e turnEvent) error {
 		return nil
 	}
 	_, err = t.cl.ChangeLabels(ctx, s.ID, map[string]*string{turnPrompt: &value})
-	if client.IsStatus(err, http.StatusForbidden) { // the token is limited to its own labels: the turn has no text
+	// The token may set only labels with its prefix; the turn will have no text.
+	if client.IsStatus(err, http.StatusForbidden) {
 		return nil
 	}
 	return err
 }
 
-// prune removes the oldest turns in excess of keep, and returns their tags. It keeps the turn that
-// the sandbox is at, and those that sandboxes run from.
+// prune removes the oldest turns beyond t.keep, and returns their tags. It keeps the turn that the
+// sandbox was last at, and turns from which sandboxes run.
 func (t *turnStore) prune(ctx context.Context) (removed []string, err error) {
 	if t.keep == 0 {
 		return nil, nil
@@ -217,7 +221,8 @@ func (t *turnStore) prune(ctx context.Context) (removed []string, err error) {
 		switch {
 		case err == nil:
 			removed = append(removed, tag)
-		case client.IsNotFound(err), client.IsStatus(err, http.StatusConflict): // another hook was faster, or it is in use
+		// Another hook has removed the turn, or the turn is in use.
+		case client.IsNotFound(err), client.IsStatus(err, http.StatusConflict):
 		default:
 			return removed, err
 		}

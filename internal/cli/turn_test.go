@@ -19,7 +19,7 @@ import (
 type desk struct {
 	*apirig.Rig
 	t   *testing.T
-	id  string // of the sandbox
+	id  string // id of the sandbox
 	dir string // working directory of the agent
 }
 
@@ -45,7 +45,7 @@ func newDesk(t *testing.T) *desk {
 	return &desk{Rig: rig, t: t, id: w.LiveSandboxID, dir: t.TempDir()}
 }
 
-// run runs a command line and returns what it printed.
+// run runs a command line and returns its output and exit code.
 func (d *desk) run(stdin string, args ...string) (stdout, stderr string, code int) {
 	var out, err bytes.Buffer
 	code = Main(args, Stdio{In: strings.NewReader(stdin), Out: &out, Err: &err})
@@ -62,7 +62,7 @@ func (d *desk) ok(args ...string) string {
 	return strings.TrimSpace(out)
 }
 
-// claude reports an event like Claude Code: as JSON, to the command in its settings.
+// claude reports an event like Claude Code: as JSON, to the command of the hook.
 func (d *desk) claude(event string, fields map[string]any, flags ...string) {
 	d.t.Helper()
 	input := map[string]any{"session_id": "8c35adc1", "transcript_path": "/home/u/.claude/projects/p/8c35adc1.jsonl",
@@ -81,7 +81,7 @@ func (d *desk) claude(event string, fields map[string]any, flags ...string) {
 	}
 }
 
-// bash runs a command in the workspace, like the agent's tool.
+// bash runs a command in the workspace, like the agent's tool, and reports the call.
 func (d *desk) bash(command string, flags ...string) {
 	d.t.Helper()
 	r, err := d.Exec(d.t.Context(), d.id, client.ExecRequest{Args: []string{"sh", "-c", command}, Cwd: d.dir,
@@ -94,8 +94,8 @@ func (d *desk) bash(command string, flags ...string) {
 		"tool_response": map[string]any{"stdout": "", "stderr": "", "interrupted": false}}, flags...)
 }
 
-// turn is a complete turn: a prompt, commands, and its end. Settings without --tools have no hook
-// for the commands.
+// turn is a complete turn of the agent: a prompt, commands, and the end. The commands are not
+// reported, as in settings without --tools.
 func (d *desk) turn(prompt string, commands ...string) {
 	d.t.Helper()
 	d.claude("UserPromptSubmit", map[string]any{"prompt": prompt})
@@ -108,8 +108,8 @@ func (d *desk) turn(prompt string, commands ...string) {
 	d.claude("Stop", map[string]any{"stop_hook_active": false})
 }
 
-// want compares the turns, as lines of NUMBER BY MARK TEXT. The mark is * for the current turn and -
-// for an undone one.
+// want compares the turns with lines of the form NUMBER BY MARK TEXT. The mark is * for the current
+// turn and - for an undone one.
 func (d *desk) want(when string, want ...string) {
 	d.t.Helper()
 	var rows []turnRow
@@ -143,7 +143,7 @@ func (d *desk) wantAt(when, tag string) {
 	}
 }
 
-// An agent works in turns, and one of them removes everything. Turns are undone, redone, and
+// An agent works in turns, and in one turn it removes everything. Turns are undone, redone, and
 // replaced by others.
 func TestUndoTheTurnsOfAnAgent(t *testing.T) {
 	d := newDesk(t)
@@ -169,7 +169,7 @@ func TestUndoTheTurnsOfAnAgent(t *testing.T) {
 		!strings.Contains(err, "no turn of desk") {
 		t.Errorf("undo at the beginning: %d, %s", code, err)
 	}
-	d.ok("redo", "--workspace", "desk") // towards the newest turn, one by one
+	d.ok("redo", "--workspace", "desk") // towards the newest turn, one at a time
 	d.wantAt("redone from the beginning", "desk-turn-1")
 
 	d.turn("try again", "mkdir -p src")
@@ -183,7 +183,7 @@ func TestUndoTheTurnsOfAnAgent(t *testing.T) {
 	d.wantAt("undone on the other way", "desk-turn-1")
 }
 
-// An interrupted turn has no end. Its changes are undone first, and saved.
+// An interrupted turn has no end. An undo first saves its changes.
 func TestUndoAnUnfinishedTurn(t *testing.T) {
 	d := newDesk(t)
 	d.turn("one", "true")
@@ -203,7 +203,7 @@ func TestUndoAnUnfinishedTurn(t *testing.T) {
 	d.wantAt("redone", "desk-turn-3")
 }
 
-// Changes made by hand between two turns are saved before the next turn.
+// Changes that a user makes between two turns are saved before the next turn.
 func TestChangesBetweenTurns(t *testing.T) {
 	d := newDesk(t)
 	if _, err := d.Exec(t.Context(), d.id, client.ExecRequest{Args: []string{"true"}}); err != nil {
@@ -211,14 +211,15 @@ func TestChangesBetweenTurns(t *testing.T) {
 	}
 	d.turn("one", "true")
 	d.want("a change before the first turn", "1 prompt +", "2 stop * one")
-	if _, err := d.Branch(t.Context(), d.id, client.BranchRequest{Tag: "mine"}); err != nil { // by hand: no turn
+	// A branch by the user is not a turn.
+	if _, err := d.Branch(t.Context(), d.id, client.BranchRequest{Tag: "mine"}); err != nil {
 		t.Fatal(err)
 	}
 	d.turn("two", "true")
 	d.want("a branch between", "1 prompt +", "2 stop + one", "3 prompt +", "4 stop * two")
 }
 
-// The guest's own writes count as a change only above a threshold.
+// Writes of an idle guest count as a change only above a threshold.
 func TestWritingWithoutARequest(t *testing.T) {
 	d := newDesk(t)
 	d.turn("one", "true")
@@ -228,13 +229,13 @@ func TestWritingWithoutARequest(t *testing.T) {
 	d.VMs.GuestDirty = quietMemoryKiB << 10
 	d.claude("Stop", nil)
 	d.want("a process in the background", "1 stop + one", "2 stop * two")
-	if out := d.ok("undo", "-w", "desk"); out != "desk-turn-1" { // writes in between make no turn
+	if out := d.ok("undo", "-w", "desk"); out != "desk-turn-1" { // the guest's writes made no turn
 		t.Errorf("undo went to %s", out)
 	}
 	d.want("undone", "1 stop * one", "2 stop - two", "3 undo -")
 }
 
-// Old turns are removed, except the one that the sandbox is at.
+// The oldest turns are removed, except the one that the sandbox is at.
 func TestOldTurnsAreRemoved(t *testing.T) {
 	d := newDesk(t)
 	for i := range 5 {
@@ -260,7 +261,7 @@ func (d *desk) turnByHand(command string, flags ...string) string {
 	return d.ok(append([]string{"turn", "-w", "desk"}, flags...)...)
 }
 
-// If several hooks run at once, one of them saves the turn.
+// If several hooks run at the same time, only one of them saves the turn.
 func TestHooksAtOnce(t *testing.T) {
 	d := newDesk(t)
 	for round := range 3 {
@@ -278,7 +279,7 @@ func TestHooksAtOnce(t *testing.T) {
 	}
 }
 
-// Codex reports each turn once; a repeated notification saves nothing.
+// If Codex repeats the notification for a turn, no second turn is saved.
 func TestTurnsOfCodex(t *testing.T) {
 	d := newDesk(t)
 	notify := func(id, prompt string) {
@@ -299,8 +300,8 @@ func TestTurnsOfCodex(t *testing.T) {
 	d.want("three notifications", "1 stop + rename the foo", "2 stop * and the bar")
 }
 
-// A failing hook prints its error and lets the agent continue. The exit code is not 2, which the agent
-// would treat as an order.
+// A hook that fails prints the error and lets the agent continue. Its exit code is not 2, which the
+// agent would treat as an order.
 func TestFailedHooks(t *testing.T) {
 	d := newDesk(t)
 	stop := `{"session_id":"s","hook_event_name":"Stop"}`
@@ -335,7 +336,7 @@ func TestFailedHooks(t *testing.T) {
 	if out, err, code := d.run(ignored, hook("-w", "desk")...); out+err != "" || code != 0 {
 		t.Errorf("an event for others: %q, %q, %d", out, err, code)
 	}
-	never, write := io.Pipe() // an agent that does not close its end of the pipe
+	never, write := io.Pipe() // like an agent that does not close its end of the pipe
 	defer write.Close()
 	var stderr bytes.Buffer
 	if code := Main(hook("-w", "desk", "--timeout", "0.05"), Stdio{In: never, Out: io.Discard, Err: &stderr}); code != 0 ||
@@ -347,7 +348,7 @@ func TestFailedHooks(t *testing.T) {
 	}
 }
 
-// A turn waits for another one that is being saved, and then finds nothing changed.
+// A hook waits while another hook saves a turn, and then finds nothing changed.
 func TestATurnWaitsForAnother(t *testing.T) {
 	d := newDesk(t)
 	d.VMs.Copying = make(chan struct{})
@@ -371,7 +372,8 @@ func TestATurnWaitsForAnother(t *testing.T) {
 	}
 }
 
-// A token with a label prefix saves turns, but without the prompt, which it may not store.
+// With a token that has a label prefix, turns are saved without the prompt, because the token may
+// not set that label.
 func TestTurnsOfOneTeam(t *testing.T) {
 	mapGuestRAM(t)
 	rig := apirig.Start(t, apirig.Options{Agent: agentHere, Tokens: []auth.Token{{Name: "a", Scope: auth.Run,
@@ -406,8 +408,8 @@ func TestTurnsOfOneTeam(t *testing.T) {
 	}
 }
 
-// A sandbox waits for its own turns to be saved, not for those of a sandbox whose name has the same
-// beginning.
+// A hook waits while turns of its own sandbox are saved. It does not wait for those of a sandbox
+// whose name begins with the same text.
 func TestTurnsBeingSavedAreItsOwn(t *testing.T) {
 	for tag, want := range map[string]bool{
 		"a-turn-7": true, "a-turn-turn-7": false, "a-turn-x": false, "b-turn-7": false,
@@ -432,7 +434,7 @@ func TestWords(t *testing.T) {
 	}
 }
 
-// The workspace need not be named if there is only one.
+// If there is only one workspace, a command need not name it.
 func TestTheOnlyWorkspace(t *testing.T) {
 	d := newDesk(t)
 	if _, err, code := d.run("", "undo"); code != exitError || !strings.Contains(err, "desk") {

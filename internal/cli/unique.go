@@ -17,11 +17,11 @@ func uniqueFlag(cmd *cobra.Command, unique *string) {
 	completeWords(cmd, "unique", "report", "strict")
 }
 
-// maxRepeats bounds the programs that printRepeats names.
+// maxRepeats bounds the number of programs that printRepeats names.
 const maxRepeats = 5
 
-// printRepeats names, in one line, the programs that repeat random numbers in sandboxes of one fork.
-// All these sandboxes have the same programs.
+// printRepeats names, in one line, the programs that repeat random numbers in the sandboxes of one
+// fork. It names those of the first sandbox, because all have the same programs.
 func printRepeats(cmd *cobra.Command, siblings ...client.Sandbox) {
 	if len(siblings) == 0 {
 		return

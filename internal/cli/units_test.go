@@ -13,9 +13,9 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// maxExposure is the maximum score of `systemd-analyze security` for the system's unit, from 0
-// (nothing can be reached) to 10. The daemon creates namespaces and mounts for its jails, so its
-// score is far from 0.
+// maxExposure is the maximum score of `systemd-analyze security` for the system's unit. The score
+// is 0 if an attacker can reach nothing, and at most 10. The daemon cannot have a score near 0,
+// because it creates namespaces and mounts for its jails.
 const maxExposure = 6.0
 
 // unit returns the text of a unit, and its path in a test directory in which its program exists.
@@ -32,7 +32,7 @@ func unit(t *testing.T, name string) (text, path string) {
 	return string(p), path
 }
 
-// systemd accepts the units unchanged; each is checked without the others.
+// systemd accepts each unit unchanged, and without the other one.
 func TestUnitsAreValid(t *testing.T) {
 	analyze, err := exec.LookPath("systemd-analyze")
 	if err != nil {
@@ -43,7 +43,7 @@ func TestUnitsAreValid(t *testing.T) {
 		_, path := unit(t, name)
 		cmd := exec.Command(analyze, "verify", "--man=no", "--recursive-errors=no", scope, path)
 		cmd.Env = append(os.Environ(), "XDG_RUNTIME_DIR="+t.TempDir())
-		out, _ := cmd.CombinedOutput() // the exit code adds nothing to the output
+		out, _ := cmd.CombinedOutput() // the output says more than the exit code
 		for line := range strings.Lines(string(out)) {
 			if strings.Contains(line, name) && !strings.Contains(line, "forkd-sandboxes.service not found") {
 				t.Errorf("%s", line)
@@ -63,8 +63,8 @@ func TestUnitsAreValid(t *testing.T) {
 	t.Logf("exposure %.1f", score)
 }
 
-// The units start the daemon with options that exist, and do not kill its sandboxes when they stop
-// it.
+// The units start the daemon with existing options. Stopping a unit does not kill the daemon's
+// sandboxes.
 func TestUnitsStartTheDaemonAndKeepSandboxes(t *testing.T) {
 	for _, name := range []string{"forkd.service", "forkd-user.service"} {
 		text, _ := unit(t, name)
@@ -85,9 +85,9 @@ func TestUnitsStartTheDaemonAndKeepSandboxes(t *testing.T) {
 			}
 		})
 		checkLines(t, name, text, "KillMode=process", "OOMPolicy=continue", "Requires=forkd-sandboxes.service",
-			"MemoryMax=75%", "OOMScoreAdjust=300") // if memory runs out, the daemon is killed and not a sandbox
-		// With this setting systemd blocks openat2 (seccomp_restrict_suid_sgid), which forkd uses
-		// to open snapshots.
+			"MemoryMax=75%", "OOMScoreAdjust=300") // if memory runs out, the kernel kills the daemon and not a sandbox
+		// With this setting, systemd blocks openat2 (see seccomp_restrict_suid_sgid in systemd),
+		// with which forkd opens snapshots.
 		if strings.Contains(text, "\nRestrictSUIDSGID=yes\n") {
 			t.Errorf("%s has RestrictSUIDSGID: no snapshot can be opened", name)
 		}

@@ -21,8 +21,8 @@ const (
 	noPlan     = "there is nothing like it: 'forkd fork TAG -n N' starts sandboxes, 'forkd label' groups them"
 )
 
-// elsewhere explains, for command names of docker, kubectl, E2B's command line and forkd 0.5, how
-// to do the same here. It does not contain names of our commands and their aliases.
+// elsewhere maps commands of docker, kubectl, E2B's command line and forkd 0.5 to hints for doing
+// the same here. It contains no command that exists here.
 var elsewhere = map[string]string{
 	"container":  standAlone,
 	"image":      standAlone,
@@ -109,7 +109,7 @@ func knownCommand(cmd *cobra.Command, args []string) error {
 	if hint, ok := elsewhere[args[0]]; ok && !cmd.HasParent() {
 		return errors.New(unknown + ": " + hint)
 	}
-	cmd.SuggestionsMinimumDistance = 2 // for typing errors
+	cmd.SuggestionsMinimumDistance = 2 // finds names with typing errors
 	var near []string
 	for _, name := range cmd.SuggestionsFor(args[0]) {
 		near = append(near, fmt.Sprintf("'%s %s'", cmd.CommandPath(), name))
@@ -120,9 +120,10 @@ func knownCommand(cmd *cobra.Command, args []string) error {
 	return errors.New(unknown)
 }
 
-// flagError describes an error in a flag in the words of the command line.
+// flagError rewrites the error of a flag for users.
 func flagError(cmd *cobra.Command, err error) error {
-	if before := cmd.Flags().Args(); !cmd.HasParent() && len(before) > 0 { // the command is unknown too
+	// The error of the unknown command comes first.
+	if before := cmd.Flags().Args(); !cmd.HasParent() && len(before) > 0 {
 		return usageError{knownCommand(cmd, before)}
 	}
 	var none *pflag.NotExistError

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// Hints refer to commands that exist, and are given only for commands that do not.
+// Each hint refers to a command that exists, and is given for a command that does not.
 func TestHintsNameCommandsThatAreHere(t *testing.T) {
 	root := newRoot(Stdio{})
 	isHere := func(name string) bool {

@@ -11,8 +11,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// show is a command that fetches a value from a daemon and prints it, as JSON with -o json and else
-// by text.
+// show fetches a value from the daemon and prints it: as JSON with -o json, otherwise with text.
 func show[T any](cmd *cobra.Command, c *common, fetch func(context.Context, *client.Client) (T, error),
 	text func(T) error) error {
 	return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
@@ -24,7 +23,7 @@ func show[T any](cmd *cobra.Command, c *common, fetch func(context.Context, *cli
 	})
 }
 
-// showOf is show for a value of one sandbox, given by ref as in sandboxID.
+// showOf is show for a value of one sandbox. ref is resolved by sandboxID.
 func showOf[T any](cmd *cobra.Command, c *common, ref string,
 	fetch func(ctx context.Context, cl *client.Client, id string) (T, error), text func(T) error) error {
 	return show(cmd, c, func(ctx context.Context, cl *client.Client) (v T, err error) {
@@ -36,7 +35,7 @@ func showOf[T any](cmd *cobra.Command, c *common, ref string,
 	}, text)
 }
 
-// print prints a value, as JSON with -o json and else by text.
+// print prints a value: as JSON with -o json, otherwise with text.
 func (c *common) print(cmd *cobra.Command, v any, text func() error) error {
 	if c.json() {
 		return writeJSON(cmd.OutOrStdout(), v)
@@ -44,20 +43,21 @@ func (c *common) print(cmd *cobra.Command, v any, text func() error) error {
 	return text()
 }
 
-// each calls op for every name and continues after errors. It prints each result at once, as a line
-// from text, or with -o json all results at the end, converted by list.
+// each calls op for every name and continues after errors. It prints each result at once, as the
+// line that text returns. With -o json, it prints all results at the end, as the value that list
+// returns.
 func each[T any](cmd *cobra.Command, c *common, names []string, op func(name string) (T, error), text func(T) string,
 	list func([]T) any) error {
 	return eachOf(cmd, c, 1, names, op, text, list)
 }
 
-// eachOf is each with op called for several names at once, at most atOnce.
+// eachOf is each with up to atOnce concurrent calls of op.
 func eachOf[T any](cmd *cobra.Command, c *common, atOnce int, names []string, op func(name string) (T, error),
 	text func(T) string, list func([]T) any) error {
 	all, errs := make([]*T, len(names)), make([]error, len(names))
 	var group errgroup.Group
 	group.SetLimit(atOnce)
-	var mu sync.Mutex // of the output
+	var mu sync.Mutex // serializes output
 	for i, name := range names {
 		group.Go(func() error {
 			v, err := op(name)
@@ -86,7 +86,7 @@ func eachOf[T any](cmd *cobra.Command, c *common, atOnce int, names []string, op
 	return errors.Join(errs...)
 }
 
-// eachSandbox is each for sandboxes given by refs as in sandboxID; its JSON is an array.
+// eachSandbox is each for sandboxes. refs are resolved by sandboxID. Its JSON is an array.
 func eachSandbox[T any](cmd *cobra.Command, c *common, refs []string,
 	op func(ctx context.Context, cl *client.Client, id string) (T, error), text func(T) string) error {
 	return c.run(cmd, func(ctx context.Context, cl *client.Client) error {

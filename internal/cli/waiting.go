@@ -7,14 +7,14 @@ import (
 	"time"
 )
 
-// waiting is a line on a terminal that says what a command waits for and for how long. It appears
-// when nothing has been printed for an interval, and is removed before other output.
+// waiting is a line on a terminal that says for what and for how long a command has been waiting.
+// It appears after an interval without output, and is removed before the next output.
 type waiting struct {
 	start time.Time
 	stop  chan struct{}
 	done  chan struct{}
 
-	mu sync.Mutex // held to print
+	mu sync.Mutex // held while the line or other output is printed
 	// +checklocks:mu
 	what string // empty: nothing yet
 	// +checklocks:mu
@@ -23,7 +23,7 @@ type waiting struct {
 	shown bool
 }
 
-// startWaiting starts the line on the terminal out. The caller ends it.
+// startWaiting starts to show the line on the terminal out. The caller calls end.
 func startWaiting(out io.Writer, what string, interval time.Duration) *waiting {
 	w := &waiting{out: out, what: what, start: time.Now(), stop: make(chan struct{}), done: make(chan struct{})}
 	go w.run(interval)
@@ -53,7 +53,7 @@ func (w *waiting) run(interval time.Duration) {
 // clearLine moves the cursor to the beginning of its line and clears the line.
 const clearLine = "\r\x1b[K"
 
-// clearLocked removes the line.
+// clearLocked removes the line from the terminal.
 //
 // +checklocks:w.mu
 func (w *waiting) clearLocked() {
@@ -63,7 +63,7 @@ func (w *waiting) clearLocked() {
 	}
 }
 
-// end removes the line permanently.
+// end removes the line for good.
 func (w *waiting) end() {
 	close(w.stop)
 	<-w.done
@@ -72,7 +72,8 @@ func (w *waiting) end() {
 	w.mu.Unlock()
 }
 
-// before returns a writer for another output of the command, which may be the same terminal.
+// before returns a writer that removes the line before it writes to the given writer, which may be
+// the same terminal.
 func (w *waiting) before(to io.Writer) io.Writer { return printer{w, to} }
 
 type printer struct {
@@ -87,11 +88,11 @@ func (p printer) Write(text []byte) (int, error) {
 	return p.to.Write(text)
 }
 
-// status shows the stages of a long command: in one line on a terminal, as waiting does, else as a
-// line per stage.
+// status shows the stages of a long command. On a terminal it shows them in one line, like waiting.
+// Otherwise it prints a line for each stage.
 type status struct {
 	w    io.Writer
-	line *waiting // nil: w is not a terminal
+	line *waiting // nil if w is not a terminal
 
 	mu sync.Mutex
 	// +checklocks:mu
@@ -109,7 +110,7 @@ func newStatus(w io.Writer) *status {
 	return s
 }
 
-// step sets the present stage and its details.
+// step sets the present stage and its detail.
 func (s *status) step(stage, detail string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

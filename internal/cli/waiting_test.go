@@ -15,7 +15,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// The waiting line is shown, makes way for output, and leaves nothing behind.
+// The waiting line is shown, is removed before other output, and leaves nothing behind.
 func TestWaitingIsShown(t *testing.T) {
 	var out log
 	w := startWaiting(&out, "forkd verify base", time.Millisecond)
@@ -31,7 +31,7 @@ func TestWaitingIsShown(t *testing.T) {
 	}
 }
 
-// A long-running command shows on a terminal that it waits.
+// On a terminal, a command that waits for long shows the waiting line.
 func TestACommandSaysOnATerminalThatItWaits(t *testing.T) {
 	control, terminal := openPTY(t)
 	c := common{output: "text", url: "unix:///none"}
@@ -55,10 +55,10 @@ func TestACommandSaysOnATerminalThatItWaits(t *testing.T) {
 	}
 }
 
-// openPTY returns the two ends of a terminal.
+// openPTY returns both ends of a pseudo-terminal.
 func openPTY(t *testing.T) (control, terminal *os.File) {
 	t.Helper()
-	t.Setenv("TERM", "xterm") // lines of a dumb terminal are not redrawn
+	t.Setenv("TERM", "xterm") // no line is redrawn on a dumb terminal
 	control, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
 	if err != nil {
 		t.Skipf("no terminals here: %v", err)
@@ -79,7 +79,7 @@ func openPTY(t *testing.T) (control, terminal *os.File) {
 	return control, terminal
 }
 
-// Without a terminal every stage is one line, regardless of its details.
+// Without a terminal, every stage is printed as one line, and details are not printed.
 func TestStagesAreLines(t *testing.T) {
 	var out log
 	s := newStatus(&out)
@@ -92,7 +92,7 @@ func TestStagesAreLines(t *testing.T) {
 	}
 }
 
-// On a terminal the stages share one line, which is cleared at the end.
+// On a terminal, all stages use the same line, which is cleared at the end.
 func TestStagesShareALineOnATerminal(t *testing.T) {
 	control, terminal := openPTY(t)
 	s := newStatus(terminal)
