@@ -21,17 +21,17 @@ func wireNames() map[string]string {
 	}
 }
 
-// canonical returns the scenarios' name for an argument of the API.
+// canonical returns the name that scenarios use for an argument of the API.
 func canonical(wire string) string {
 	for name, other := range wireNames() {
-		if other == wire && name != "new" { // another argument is called to as well
+		if other == wire && name != "new" { // the argument "new" is also called "to" in the API
 			return name
 		}
 	}
 	return wire
 }
 
-// into decodes the arguments into a request of the client.
+// into decodes the arguments into request, a message of the client.
 func (a arguments) into(request any) error {
 	names, fields := wireNames(), map[string]any{}
 	for name, value := range a {
@@ -50,7 +50,8 @@ func (a arguments) into(request any) error {
 	return nil
 }
 
-// command returns the request for a command. Its stdin is text or bytes, or true to keep it open.
+// command returns the request for a command. The argument stdin is text or bytes, or true to keep
+// the input open.
 func (a arguments) command() (req client.ExecRequest, err error) {
 	rest := arguments{}
 	for name, value := range a {
@@ -102,7 +103,7 @@ func data(v any) []byte {
 	return p
 }
 
-// labels returns the argument labels as a filter.
+// labels returns the argument labels as a list for a filter.
 func (a arguments) labels() (list []string) {
 	m, _ := a["labels"].(map[string]any)
 	for name, value := range m {
@@ -125,7 +126,7 @@ func fieldsOf(v any) (map[string]any, error) {
 	return fields, json.Unmarshal(p, &fields)
 }
 
-// fieldsAnd is fieldsOf for a function that returns a value and an error.
+// fieldsAnd is fieldsOf for the results of a call: a value and an error.
 func fieldsAnd(v any, err error) (any, error) {
 	if err != nil {
 		return nil, err
@@ -150,7 +151,8 @@ func sandboxObjects(list []client.Sandbox) []any {
 	return out
 }
 
-// found converts an error that means that the object does not exist to the result false.
+// found returns true and no error if err is nil, and false and no error if err says that the object
+// is missing.
 func found(err error, missing client.ErrorCode) (any, error) {
 	if errors.Is(err, missing) {
 		return false, nil
@@ -158,8 +160,7 @@ func found(err error, missing client.ErrorCode) (any, error) {
 	return err == nil, err
 }
 
-// feed passes on the events that a callback receives. Its channels have room for all events of a
-// scenario.
+// feed queues the events that a callback receives. The queue has room for all events of a scenario.
 type feed struct {
 	events chan map[string]any
 	ended  chan error
@@ -169,7 +170,7 @@ func newFeed() *feed {
 	return &feed{events: make(chan map[string]any, 1000), ended: make(chan error, 1)}
 }
 
-// take is the callback.
+// take is the callback. It queues an event.
 func (f *feed) take(v any) error {
 	fields, err := fieldsOf(v)
 	if err == nil {
@@ -178,7 +179,7 @@ func (f *feed) take(v any) error {
 	return err
 }
 
-// next returns the first event that has the given fields.
+// next returns the first queued event that has the given fields.
 func (f *feed) next(want arguments) (any, error) {
 	timeout := time.After(20 * time.Second)
 	var seen []any

@@ -11,13 +11,15 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// directory makes a directory on this host. It is removed after the scenario.
+// directory makes a directory on this host for a build. The directory is removed after the
+// scenario.
 func (r *runner) directory(with arguments) (any, error) {
 	dir, err := os.MkdirTemp("", "forkd-contract")
 	if err != nil {
 		return nil, err
 	}
-	r.undo = append(r.undo, func() { _ = os.RemoveAll(dir) }) // it is in the directory for temporary files
+	// If this fails, the system removes the temporary directory later.
+	r.undo = append(r.undo, func() { _ = os.RemoveAll(dir) })
 	files, _ := with["files"].(map[string]any)
 	for name, content := range files {
 		path := filepath.Join(dir, name)
@@ -38,7 +40,7 @@ func (r *runner) directory(with arguments) (any, error) {
 	return dir, nil
 }
 
-// build builds a snapshot from a directory, or from a text without a directory.
+// build builds a snapshot from a directory, or from the text of a Dockerfile without a directory.
 func build(r *runner, of *Object, with arguments) (any, error) {
 	req := client.BuildRequest{Tag: with.text("tag"), Target: with.text("target"), NoCache: with.flag("no_cache"),
 		Dockerfile: with.text("dockerfile_text"), Replace: true, Args: map[string]string{}, Secrets: map[string][]byte{}}

@@ -1,8 +1,8 @@
-// Package contract defines the behaviour that all SDKs of forkd share. The operations and scenarios
-// are data files, which the SDKs' own runners read too. README.md describes them. The package also
-// has the runner of the Go client.
+// Package contract defines the behaviour that all SDKs of forkd share. README.md describes its data
+// files, the operations and scenarios, which the runners of the other SDKs read too. The runner of
+// the Go client is in this package.
 //
-// It starts no daemon; the tests that use it do.
+// It does not start a daemon; the tests that use it do.
 package contract
 
 import (
@@ -39,7 +39,7 @@ type Operation struct {
 // Scenario is a sequence of steps.
 type Scenario struct {
 	Name    string `yaml:"name"`
-	Needs   string `yaml:"needs"` // "fake", "vm", or empty if both will do
+	Needs   string `yaml:"needs"` // kind of daemon: "fake", "vm", or empty for either
 	Steps   []Step `yaml:"steps"`
 	Finally []Step `yaml:"finally"`
 }
@@ -54,7 +54,7 @@ type Step struct {
 	Error  *map[string]any `yaml:"error"`
 }
 
-// own are the operations of the runners themselves, with their arguments.
+// own are the operations that each runner implements itself, with their arguments.
 var own = map[string][]string{
 	"rig.faults": {"clear", "requests", "fail_children", "restart"}, "rig.state": nil, "sleep": {"seconds"},
 	"number": {"text"}, "directory": {"files"},
@@ -139,7 +139,7 @@ func (s *Scenario) check(known map[string][]string) error {
 // variable matches a reference to a part of a saved result.
 var variable = regexp.MustCompile(`\$\{([^}]*)\}`)
 
-// filled returns a value of a step in which variables are replaced and encoded bytes are decoded.
+// filled returns a value of a step after variables have been replaced and encoded bytes decoded.
 func filled(v any, saved map[string]any) (any, error) {
 	switch v := v.(type) {
 	case string:
@@ -189,7 +189,7 @@ func at(v any, path string) any {
 		if value, ok := v[path]; ok {
 			return value
 		}
-		for i := range len(path) { // tries the shortest key first
+		for i := range len(path) { // shorter keys are tried first
 			if value, ok := v[path[:i]]; path[i] == '.' && ok {
 				return at(value, path[i+1:])
 			}
@@ -207,7 +207,7 @@ func at(v any, path string) any {
 	return nil
 }
 
-// holds returns an error if a value is not as expected.
+// holds returns an error if the value got does not match want.
 func holds(want, got any) error {
 	if o, ok := got.(*Object); ok {
 		got = o.Fields
@@ -273,7 +273,7 @@ func typeOf(v any) string {
 	}
 }
 
-// equal reports whether two values are equal. It compares numbers by value, and bytes with bytes.
+// equal reports whether two values are equal. Numbers are compared by value, whatever their type.
 func equal(a, b any) bool {
 	if x, ok := number(a); ok {
 		y, ok := number(b)

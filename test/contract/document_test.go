@@ -19,8 +19,8 @@ type sdk struct {
 	methods map[string]string
 }
 
-// sdks returns the SDKs of this tree, in the order of their columns. Except for Go, the methods of
-// each are in a file of the SDK's runner.
+// sdks returns the SDKs of this tree, in the order of their columns. The methods of the SDKs other
+// than Go's are listed in their runners.
 func sdks(t *testing.T) []sdk {
 	list := []sdk{}
 	for _, s := range []struct{ name, file string }{
@@ -89,8 +89,8 @@ func TestTableOfMethods(t *testing.T) {
 	}
 }
 
-// An unknown key or operation in a scenario is an error that names it. A runner must not skip parts
-// that it does not know.
+// An unknown key or operation in a scenario is an error that names it, because a runner must not
+// skip what it does not know.
 func TestWrongScenariosAreRefused(t *testing.T) {
 	known := map[string][]string{"sandbox.kill": nil, "sandbox.connect": {"id"}}
 	for want, s := range map[string]Scenario{

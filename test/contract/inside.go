@@ -32,7 +32,7 @@ func codeOperations() map[string]operation {
 	}
 }
 
-// formNames maps the scenarios' names for forms of results to media types.
+// formNames maps the names that scenarios use for forms of a result to media types.
 func formNames() map[string]string {
 	return map[string]string{"text": "text/plain", "html": "text/html", "markdown": "text/markdown",
 		"svg": "image/svg+xml", "png": "image/png",
@@ -91,7 +91,7 @@ type process struct {
 	done           chan struct{}
 }
 
-// followed starts to follow a command.
+// followed returns the handle of a command that was just started, and collects its output.
 func followed(p *client.Process, err error) (any, error) {
 	if err != nil {
 		return nil, err
@@ -104,7 +104,7 @@ func followed(p *client.Process, err error) (any, error) {
 	return &Object{Kind: "command", Fields: map[string]any{"pid": p.PID}, handle: h}, nil
 }
 
-// commandResult returns the end of a command in the form that scenarios use.
+// commandResult returns the end of a command in the form that scenarios compare.
 func commandResult(end client.ExecEnd, stdout, stderr []byte, truncated bool) (any, error) {
 	fields, err := fieldsOf(end)
 	if err != nil {
@@ -185,7 +185,7 @@ func onProcess(f func(*process, arguments) (any, error)) func(*runner, *Object, 
 	}
 }
 
-// start starts a command and follows it. The command's input ends at once unless it is kept open.
+// start starts a command. The command's input ends at once unless the arguments keep it open.
 func (r *runner) start(of *Object, with arguments, tty *client.TTYSize) (any, error) {
 	req, err := with.command()
 	if err != nil {
@@ -287,7 +287,7 @@ func (r *runner) read(with arguments, box, path string, text bool) (any, error) 
 	return readAll(file, text)
 }
 
-// watch returns when the watch has begun.
+// watch starts to watch a directory, and returns when the watch has begun.
 func watch(r *runner, box, path string, with arguments) (any, error) {
 	ctx, cancel := context.WithCancel(r.ctx)
 	r.undo = append(r.undo, cancel)
@@ -382,7 +382,7 @@ func snapshotOperations() map[string]operation {
 	}
 }
 
-// listOf returns a list of messages in the form that scenarios use.
+// listOf returns a list of messages in the form that scenarios compare.
 func listOf[T any](list []T) []any {
 	out := []any{}
 	for _, v := range list {

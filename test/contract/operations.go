@@ -11,8 +11,8 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// operation is the Go client's implementation of an operation. method is the call as users write
-// it.
+// operation is the Go client's implementation of an operation. method is the method's name in the
+// documentation.
 type operation struct {
 	method string
 	call   func(r *runner, of *Object, with arguments) (any, error)
@@ -40,7 +40,8 @@ func operations() map[string]operation {
 	return all
 }
 
-// on returns the client of an operation: a saved client, or the scenario's own.
+// on returns the client for an operation: the client that the operation is called on, or else the
+// scenario's.
 func (r *runner) on(of *Object) *client.Client {
 	if of != nil {
 		if c, ok := of.handle.(*client.Client); ok {
@@ -105,7 +106,7 @@ func clientOperations() map[string]operation {
 	}
 }
 
-// following is a stream that is being followed, and the function that ends it.
+// following is a stream that the runner reads in the background, and the function that ends it.
 type following struct {
 	*feed
 	end context.CancelFunc
@@ -302,7 +303,7 @@ func onConn(f func(client.PortConn, arguments) (any, error)) func(*runner, *Obje
 	}
 }
 
-// readAll returns the content of a stream, as text or as bytes, and closes it.
+// readAll returns the content of a stream as text or as bytes, and closes the stream.
 func readAll(from io.ReadCloser, text bool) (any, error) {
 	defer from.Close()
 	p, err := io.ReadAll(from)
@@ -312,7 +313,8 @@ func readAll(from io.ReadCloser, text bool) (any, error) {
 	return p, err
 }
 
-// bestOf runs several commands and compares the numbers that they print as their scores.
+// bestOf calls the client's BestOf. Each attempt is a command, whose score is the number that it
+// prints.
 func bestOf(r *runner, of *Object, with arguments) (any, error) {
 	commands, _ := with["attempts"].([]any)
 	var attempts []client.Attempt[client.ExecResult]

@@ -14,7 +14,7 @@ import (
 // Rig is a running fake daemon: the program rigd.
 type Rig struct {
 	Daemon
-	Socket string // unix:///path of the same API; the user who runs rigd needs no token there
+	Socket string // unix:///path of a socket with the same API, which needs no token
 
 	cmd   *exec.Cmd
 	stdin io.Closer

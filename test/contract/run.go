@@ -22,7 +22,7 @@ type Daemon struct {
 	URL, Token string
 	Snapshot   string
 	Tmp        string // a directory that exists in sandboxes
-	File       string // file on the daemon's host; only for the fake daemon
+	File       string // file on the daemon's host; set only for the fake daemon
 	Fake       bool
 }
 
@@ -42,7 +42,7 @@ type runner struct {
 	undo   []func()
 }
 
-// Timeout limits a scenario. It is for a step that hangs, not for a slow one.
+// Timeout limits a scenario. Only a step that hangs exceeds it.
 const Timeout = 2 * time.Minute
 
 // Run runs a scenario. name must be unique in this run, and consist of lower-case letters and
@@ -63,7 +63,7 @@ func Run(ctx context.Context, d Daemon, s Scenario, name string) (err error) {
 	}
 	defer func() {
 		for _, step := range s.Finally {
-			_ = r.step(step) // cleanup; errors are ignored
+			_ = r.step(step) // clean up; errors are ignored
 		}
 		for _, undo := range slices.Backward(r.undo) {
 			undo()
@@ -130,7 +130,7 @@ func (r *runner) compare(expect map[string]any, got any, whole string) error {
 	return errors.Join(errs...)
 }
 
-// do calls an operation.
+// do calls an operation of the client.
 func (r *runner) do(op string, of *Object, with arguments) (any, error) {
 	switch op {
 	case "rig.faults", "rig.state":
@@ -151,7 +151,7 @@ func (r *runner) do(op string, of *Object, with arguments) (any, error) {
 	return o.call(r, of, with)
 }
 
-// rig calls the fake daemon.
+// rig calls an operation of the fake daemon.
 func (r *runner) rig(op string, with arguments) (any, error) {
 	method, url := http.MethodPost, r.daemon.URL+"/_rig/faults"
 	if op == "rig.state" {
@@ -181,7 +181,7 @@ func (r *runner) rig(op string, with arguments) (any, error) {
 	return state, json.Unmarshal(answer, &state)
 }
 
-// errorFields returns those fields of an error that scenarios use.
+// errorFields returns the fields of an error that scenarios can compare.
 func (r *runner) errorFields(err error) map[string]any {
 	var (
 		answer  *client.Error
@@ -222,7 +222,7 @@ func (r *runner) errorFields(err error) map[string]any {
 	return map[string]any{"class": fmt.Sprintf("%T", err)}
 }
 
-// className returns the name of the other SDKs' exception class for an error code.
+// className returns the name of the exception class that other SDKs have for an error code.
 func className(code string) string {
 	name := ""
 	for part := range strings.SplitSeq(code, "_") {

@@ -17,7 +17,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/agentproto"
 )
 
-// repeated returns JSON that repeats an element as often as n bytes permit.
+// repeated returns a function that makes a JSON message of about n bytes, in which an element is
+// repeated.
 func repeated(head, element, tail string) func(int) []byte {
 	return func(n int) []byte {
 		count := max(1, (n-len(head)-len(tail))/(len(element)+1))
@@ -25,7 +26,7 @@ func repeated(head, element, tail string) func(int) []byte {
 	}
 }
 
-// numbered is like repeated, with a number in each element. It is for names that must be unique.
+// numbered is repeated with a number in each element, for elements whose names must be unique.
 func numbered(head, format, tail string) func(int) []byte {
 	return func(n int) []byte {
 		b := []byte(head)
@@ -36,7 +37,7 @@ func numbered(head, format, tail string) func(int) []byte {
 	}
 }
 
-// deep returns an element that is nested as deeply as n bytes permit.
+// deep returns a function that makes an element of about n bytes, nested as deeply as possible.
 func deep(open, inner, shut string) func(int) []byte {
 	return func(n int) []byte {
 		count := n / (len(open) + len(shut))
@@ -44,7 +45,7 @@ func deep(open, inner, shut string) func(int) []byte {
 	}
 }
 
-// guest returns a client of an agent that gives the same answer to every request.
+// guest returns a client of an agent that answers every request with body.
 func guest(contentType string, status int, body []byte) *agentclient.Client {
 	return agentclient.New(func(context.Context, uint32) (net.Conn, error) {
 		ours, theirs := net.Pipe()
@@ -59,14 +60,14 @@ func guest(contentType string, status int, body []byte) *agentclient.Client {
 					len(body))
 			}
 			if err == nil {
-				_, _ = theirs.Write(body) // the client may have closed the connection
+				_, _ = theirs.Write(body) // fails if the client has closed the connection
 			}
 		}()
 		return ours, nil
 	})
 }
 
-// raw returns a client of an agent that answers with the given bytes.
+// raw returns a client of an agent that answers with bytes that need not be HTTP.
 func raw(answer []byte) *agentclient.Client {
 	return agentclient.New(func(context.Context, uint32) (net.Conn, error) {
 		ours, theirs := net.Pipe()
@@ -80,8 +81,7 @@ func raw(answer []byte) *agentclient.Client {
 	})
 }
 
-// decoded is the memory that the longest listing may take when it is decoded, in addition to its
-// bytes.
+// decoded bounds the memory for the longest decoded listing, in addition to its bytes.
 const decoded = 16 << 20
 
 // callRows tests calls whose answer is one message of JSON.
@@ -90,7 +90,7 @@ func callRows() (rows []row) {
 		name  string
 		most  int
 		fixed int
-		field string // the field with the entries
+		field string // name of the field that has the entries
 		call  func(context.Context, *agentclient.Client) error
 	}{
 		{"stat", 60 << 10, 4 << 20, "entry", func(ctx context.Context, c *agentclient.Client) error {
@@ -177,7 +177,7 @@ func streamRows() (rows []row) {
 		} {
 			rows = append(rows, row{name: name + "/" + what, input: input, decode: decode, most: 60 << 10, fixed: 4 << 20})
 		}
-		// An empty message costs as much as any other: some hundred bytes of garbage.
+		// The number of messages counts too: even an empty message allocates some hundred bytes.
 		rows = append(rows, row{name: name + "/small messages", input: many(`{}`), decode: decode, factor: 200},
 			row{name: name + "/starts", input: many(`{"event":{"start":{"pid":7}}}`), decode: decode, factor: 50})
 	}

@@ -1,6 +1,5 @@
-// Package decoders measures the cost of every decoder of foreign bytes. Such data comes from
-// guests, VMMs, authors of images and clients. Decoding it must not take memory or time out of
-// proportion to its size.
+// Package decoders measures the cost of every decoder of bytes from guests, VMMs, authors of images
+// and clients. The memory and the time for decoding must be proportional to the number of bytes.
 package decoders
 
 import (
@@ -11,27 +10,28 @@ import (
 	"time"
 )
 
-// row is a decoder, with an input that an attacker would choose.
+// row is a test of a decoder, with an input that an attacker would choose.
 type row struct {
 	name   string
-	input  func(n int) []byte           // about n bytes, for any n; the decoder may refuse it
-	decode func(t *testing.T, p []byte) // its error does not matter
-	// Length of the input, in bytes. Inputs of a quarter and of four times the length are tested
-	// too. 0: 64 KiB
+	input  func(n int) []byte           // returns about n bytes, for any n; the decoder may refuse them
+	decode func(t *testing.T, p []byte) // decodes p; errors are ignored
+	// Length of the input, in bytes; 0: 64 KiB. The test also uses a quarter of the length and four
+	// times the length.
 	most   int
 	factor int // bytes that may be allocated for one byte of input; 0: 16
 	fixed  int // bytes that may be allocated in addition; 0: 1 MiB
 }
 
-// growth is the largest factor by which the time may grow for four times the input: 4 would be
-// linear, and 16 quadratic.
+// growth is the largest factor by which the time may grow when the input becomes four times as
+// long. The factor is 4 for a linear decoder, and 16 for a quadratic one.
 const growth = 9
 
-// unmeasured is a processor time that is too short to compare.
+// unmeasured is a processor time below which results are not compared, because they would be
+// inaccurate.
 const unmeasured = 20 * time.Millisecond
 
-// tries is how often a row is measured before it fails. Several tries are needed because other
-// goroutines, such as those of the runtime, run at the same time.
+// tries is how often a row may exceed its bounds before it fails. A single measurement may be too
+// high because other goroutines, such as those of the runtime, run at the same time.
 const tries = 4
 
 func TestCostOfDecoding(t *testing.T) {
@@ -39,7 +39,7 @@ func TestCostOfDecoding(t *testing.T) {
 		t.Run(r.name, func(t *testing.T) {
 			most, factor, fixed := or(r.most, 64<<10), or(r.factor, 16), or(r.fixed, 1<<20)
 			inputs := [][]byte{r.input(most / 4), r.input(most), r.input(4 * most)}
-			r.decode(t, inputs[0]) // does one-time work, such as making tables and pools, which must not count
+			r.decode(t, inputs[0]) // does one-time work, such as making tables and pools, which is not measured
 			var wrong string
 			for range tries {
 				if wrong = excess(t, r, inputs, factor, fixed); wrong == "" {
@@ -51,8 +51,8 @@ func TestCostOfDecoding(t *testing.T) {
 	}
 }
 
-// excess decodes inputs, each four times as long as the previous one. It returns what exceeded its
-// bound, or "".
+// excess decodes inputs, each of which is four times as long as the previous one. It describes the
+// bound that was exceeded, or returns "".
 func excess(t *testing.T, r row, inputs [][]byte, factor, fixed int) string {
 	before := time.Duration(-1)
 	for _, p := range inputs {
@@ -75,8 +75,8 @@ func or(n, otherwise int) int {
 	return n
 }
 
-// cost measures one decoding. It returns the processor time, and the number of allocated bytes,
-// including freed ones.
+// cost measures one decoding. It returns the processor time and the number of allocated bytes.
+// Bytes that were freed count too.
 func cost(t *testing.T, r row, p []byte) (time.Duration, int) {
 	runtime.GC()
 	var before, after runtime.MemStats
@@ -88,8 +88,8 @@ func cost(t *testing.T, r row, p []byte) (time.Duration, int) {
 	return took, int(after.TotalAlloc - before.TotalAlloc)
 }
 
-// processorTime returns the time of the whole process, because decoders have goroutines of their
-// own.
+// processorTime returns the processor time of the whole process, because some decoders start
+// goroutines.
 func processorTime(t *testing.T) time.Duration {
 	var use syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &use); err != nil {

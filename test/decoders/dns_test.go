@@ -11,9 +11,9 @@ import (
 	"github.com/forkd/forkd/internal/net/dns"
 )
 
-// dnsQuestion is the question of these tests, encoded as in RFC 1035 §4.1.2. aRecord is the
-// beginning of an answer to it: a pointer to the name, type A, class IN, a TTL of an hour, and the
-// length of the address that follows.
+// dnsQuestion is the question that the tests ask, encoded as in RFC 1035 §4.1.2. aRecord is the
+// beginning of an address record in the answer: a pointer to the question's name, type A, class IN,
+// a TTL of an hour, and the length of the address that follows.
 var (
 	dnsQuestion = append([]byte("\x07example\x03com\x00"), 0, 1, 0, 1)
 	aRecord     = []byte{0xc0, 12, 0, 1, 0, 1, 0, 0, 0x0e, 0x10, 0, 4}
@@ -30,7 +30,7 @@ func dnsMessage(flags uint16, counts [4]int, body ...[]byte) []byte {
 	return append(p, bytes.Join(body, nil)...)
 }
 
-// largestMessage is the size of inputs in the table. Four times as much still fits in a DNS
+// largestMessage is the length of inputs in the table. Four times this length still fits into a DNS
 // message.
 const largestMessage = 15 << 10
 
@@ -71,8 +71,8 @@ func dnsRows() []row {
 	}
 }
 
-// resolve makes a resolver answer a guest's query with p, over TCP and with the query's id. The
-// largest answers have more addresses than are stored for a guest.
+// resolve passes p to a resolver as the answer to a guest's query. The answer arrives over TCP and
+// has the query's id. The largest answers have more addresses than the resolver stores.
 func resolve(t *testing.T, p []byte) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -81,7 +81,7 @@ func resolve(t *testing.T, p []byte) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		for range 2 { // a refused answer causes a second query
+		for range 2 { // a refused answer makes the resolver send a second query
 			c, err := l.Accept()
 			if err != nil {
 				return

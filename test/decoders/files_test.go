@@ -33,7 +33,7 @@ func archive(n int, name func(i int) string, typ byte) []byte {
 	for i := 0; b.Len() < n; i++ {
 		if err := w.WriteHeader(&tar.Header{Typeflag: typ, Name: name(i), Linkname: "x", Mode: 0o755,
 			Format: tar.FormatPAX}); err != nil {
-			panic(err) // a mistake in this test
+			panic(err) // the error would be a mistake in this test
 		}
 	}
 	if err := w.Close(); err != nil {
@@ -58,7 +58,7 @@ func archiveRows() []row {
 	}
 	numbers := []string{"a", "b", "c", "d", "e", "f", "g", "h", "i", "j"}
 	return []row{
-		// A single name with a depth that grows with its length.
+		// A name with as many directories as its length permits.
 		{name: "treetar/one deep name", most: 4 << 10, decode: unpack, fixed: 8 << 20, input: func(n int) []byte {
 			return archive(1, func(int) string { return strings.Repeat("a/", n/4) + "f" }, tar.TypeReg)
 		}},
@@ -112,7 +112,7 @@ func messageRows() (rows []row) {
 			"zeros":            func(n int) []byte { return bytes.Repeat([]byte{0}, n) },
 			"ones":             func(n int) []byte { return bytes.Repeat([]byte{1, 0, 0, 0}, n/4) },
 			"greatest numbers": func(n int) []byte { return bytes.Repeat([]byte{0xff}, n) },
-			"a number of elements": func(n int) []byte { // grows up to the maximum that the reader accepts
+			"a number of elements": func(n int) []byte { // the number grows up to the maximum that the reader accepts
 				return append(binary.LittleEndian.AppendUint32(nil, uint32(n/32)), bytes.Repeat([]byte{0}, n)...)
 			},
 			"the greatest text": func(n int) []byte {

@@ -11,8 +11,8 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 )
 
-// audit waits until all processes, files and memory belong to listed sandboxes, to listed
-// snapshots, or to the pool.
+// audit waits until all processes, files and memory belong to sandboxes or snapshots that the
+// daemon lists, or to the pool.
 func (d *daemon) audit(t *testing.T) {
 	t.Helper()
 	eventually(t, quietLimit, func() error {
@@ -30,7 +30,7 @@ func (d *daemon) audit(t *testing.T) {
 				running = append(running, s.ID)
 			}
 			_, err := os.Stat(filepath.Join(d.state, "sandboxes", s.ID, "suspended.json"))
-			if s.State != "exited" || err == nil { // such a sandbox can be resumed
+			if s.State != "exited" || err == nil { // it can be resumed if it has a suspended state
 				held = append(held, s.ID)
 			}
 		}

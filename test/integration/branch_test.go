@@ -55,8 +55,8 @@ func (d *daemon) removeBranches(t *testing.T) {
 	}
 }
 
-// counter is a computation in the background of the interpreter, and a separate process that
-// counts.
+// counter is a computation in the background of the interpreter, and a separate process. Both
+// count.
 const counter = `
 import threading, time
 steps = []
@@ -68,7 +68,7 @@ threading.Thread(target=work, daemon=True).start()
 `
 
 // TestBranchMidComputation branches a sandbox during a computation. Children inherit memory, files
-// and processes and then diverge. The source is not affected.
+// and processes, and then continue independently. The source is not affected.
 func TestBranchMidComputation(t *testing.T) {
 	d := load(t).start(t)
 	source := d.fork(t, 1)[0]
@@ -198,12 +198,12 @@ func TestRollback(t *testing.T) {
 			t.Errorf("files and process: %q", got)
 		}
 	}
-	if _, err := d.Rollback(d.ctx(t, bakeLimit), box.ID, tag); err != nil { // back to an ancestor
+	if _, err := d.Rollback(d.ctx(t, bakeLimit), box.ID, tag); err != nil { // back to an earlier snapshot
 		t.Fatal(err)
 	}
 	d.alive(t, box.ID)
 	d.branchOf(t, box.ID, "fresh", "live")
-	if _, err := d.Rollback(d.ctx(t, bakeLimit), box.ID, "point"); err != nil { // forward again
+	if _, err := d.Rollback(d.ctx(t, bakeLimit), box.ID, "point"); err != nil { // forward to the later one
 		t.Fatal(err)
 	}
 	if got := d.value(t, box.ID, "state"); got != "'before'" {
@@ -289,8 +289,8 @@ func TestForkFromSandbox(t *testing.T) {
 	d.kill(t, box)
 }
 
-// TestBranchWithoutRAM checks that a branch fails if it finds no room, and that its source stays
-// intact and can be branched.
+// TestBranchWithoutRAM checks that a branch fails if there is no room for it, and that its source
+// continues and can be branched later.
 func TestBranchWithoutRAM(t *testing.T) {
 	ram := t.TempDir()
 	if err := syscall.Mount("forkd-test", ram, "tmpfs", 0, "size=300m,mode=0700"); err != nil {
@@ -360,8 +360,7 @@ func TestBranchCutShort(t *testing.T) {
 		d.removeBranches(t)
 	}
 	d.value(t, box.ID, "[data.extend(b'y'), len(data)][1]")
-	// The VMM may still be copying for the killed daemon. Until that is done, it refuses another
-	// branch.
+	// The VMM may still be copying for the killed daemon. While it does, it refuses another branch.
 	eventually(t, quietLimit, func() error {
 		_, err := d.Branch(d.ctx(t, bakeLimit), box.ID, client.BranchRequest{Tag: "next"})
 		return err

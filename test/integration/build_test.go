@@ -13,8 +13,8 @@ import (
 )
 
 // TestDaemonCrashWhileBuilding kills the daemon while a step of a template build runs in a VM. The
-// next daemon kills the build's sandbox and keeps only completed steps, after which the next build
-// continues.
+// next daemon kills the build's sandbox and keeps only the completed steps. The next build
+// continues after them.
 func TestDaemonCrashWhileBuilding(t *testing.T) {
 	d := load(t).start(t)
 	call := d.e2b(t)

@@ -13,8 +13,8 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// cli runs the program as a user does. The exit code must be code. If that is not 0, the program
-// must write a message to stderr.
+// cli runs the program like a user and checks the exit code. If code is not 0, the program must
+// write a message to stderr.
 func (d *daemon) cli(t *testing.T, code int, args ...string) (stdout, stderr string) {
 	t.Helper()
 	cmd := exec.CommandContext(d.ctx(t, bakeLimit), d.f.program, args...)
@@ -103,7 +103,7 @@ func TestWorkspaceVerbs(t *testing.T) {
 	if out, _ := d.cli(t, 0, "exec", ws.LiveSandboxID, "--", "cat", "/root/note"); out != "kept\n" {
 		t.Errorf("resumed with %q", out)
 	}
-	d.cli(t, 0, "workspace", "resume", "desk") // has no effect, because it runs already
+	d.cli(t, 0, "workspace", "resume", "desk") // has no effect, because the sandbox is running
 	d.cli(t, 0, "workspace", "delete", "desk")
 	d.refused(t, []string{`"desk"`, "not found"}, "workspace", "delete", "desk")
 	d.refused(t, []string{`"desk"`, "not found"}, "workspace", "resume", "desk")
@@ -132,7 +132,7 @@ func TestSnapshotVerbs(t *testing.T) {
 		"echo oops >&2; exit 3")
 	d.refused(t, []string{`"d2"`, "exists"}, "snapshot-diff", "--from", tag, "--tag", "d2", "--exec", "true")
 	d.cli(t, 2, "snapshot-diff", "--from", tag, "--tag", "bad")
-	d.only(t) // none of the commands has left a sandbox
+	d.only(t) // fails if one of the commands has left a sandbox
 	d.refused(t, []string{`"bad"`, "not found"}, "snapshot-info", "bad")
 
 	var info client.SnapshotDetail

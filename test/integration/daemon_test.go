@@ -1,8 +1,8 @@
-// Package integration_test drives a real daemon with real VMs through its REST API, with the Go
+// Package integration_test tests a real daemon with real VMs through its REST API, by the Go
 // client.
 //
-// A run bakes one parent and starts a separate daemon for every test. A test must leave nothing
-// behind. The package does not measure speed, and does not test daemons that it did not start.
+// The first test bakes a parent, and each test starts a daemon of its own. A test must leave no
+// processes or files behind. The package does not measure speed.
 package integration_test
 
 import (
@@ -40,8 +40,8 @@ const (
 type fixture struct {
 	assets  *vmtest.Assets
 	root    string // directory that holds everything of the run
-	program string // a copy, because the one in the cache may be replaced while the tests run
-	state   string // state directory that has the snapshot
+	program string // a copy, because the cached program may be replaced while the tests run
+	state   string // state directory with the snapshot
 	openErr error
 	bakeErr error
 }
@@ -52,7 +52,7 @@ var shared = struct {
 }{}
 
 func TestMain(m *testing.M) {
-	if os.Getenv(drawVar) != "" { // in a guest
+	if os.Getenv(drawVar) != "" { // this process runs in a guest
 		drawOnEachLine(os.Stdin, os.Stdout)
 		os.Exit(0)
 	}
@@ -74,7 +74,8 @@ func open(t *testing.T) *fixture {
 	shared.once.Do(func() {
 		f.assets = a
 		f.openErr = errors.New("see the first test")
-		if f.root, f.openErr = os.MkdirTemp("/tmp", "fki"); f.openErr != nil { // a short name, because unix sockets are in it
+		// A short name, because it is part of the paths of unix sockets.
+		if f.root, f.openErr = os.MkdirTemp("/tmp", "fki"); f.openErr != nil {
 			return
 		}
 		f.program, f.state = filepath.Join(f.root, "forkd"), filepath.Join(f.root, "s")
@@ -102,7 +103,7 @@ func load(t *testing.T) *fixture {
 	return f
 }
 
-// bake makes a parent for a test that does not test baking.
+// bake makes a parent. It is for tests of something other than baking.
 func (d *daemon) bake(t *testing.T, req client.BakeRequest) error {
 	t.Helper()
 	_, err := d.Bake(d.ctx(t, bakeLimit), req)
@@ -137,7 +138,7 @@ type daemon struct {
 	run, state, ram string
 	pool            string
 	args            []string // additional arguments
-	checked         bool     // the client's traffic is compared with api/openapi.yaml
+	checked         bool     // compare the client's traffic with api/openapi.yaml
 	url             string
 	log             *os.File
 	cmd             *exec.Cmd
@@ -183,7 +184,7 @@ func (f *fixture) start(t *testing.T, opts ...option) *daemon {
 		t.Fatal(err)
 	}
 	d.launch(t)
-	if d.checked { // not earlier, because the document has no answers of a daemon that is not running yet
+	if d.checked { // only now, because the document does not describe a daemon that is still starting
 		if d.Client, err = client.New(apitest.Proxy(t, socket), ""); err != nil {
 			t.Fatal(err)
 		}
@@ -196,14 +197,14 @@ func (d *daemon) launch(t *testing.T) {
 	t.Helper()
 	args := []string{"daemon", "--run-dir", d.run, "--state-dir", d.state, "--ram-dir", d.ram, "--pool", d.pool,
 		"--kill-on-exit",
-		"--disk-reserve-mib", "0"} // the disks are small, and the tests fill them
+		"--disk-reserve-mib", "0"} // the disks of the tests are small, and some tests fill them
 	args = append(args, d.args...)
 	if vmtest.Emulated() {
 		args = append(args, "--accel", "tcg", "--cpu-template", vmtest.Template()) // like the emulated host's own daemon
 		for _, param := range tcghost.GuestCmdline() {
 			args = append(args, "--cmdline-extra", param)
 		}
-		if d.program == d.f.program { // earlier builds do not know this option
+		if d.program == d.f.program { // earlier builds do not have this option
 			args = append(args, "--pool-most", "0")
 		}
 	}
@@ -220,8 +221,7 @@ func (d *daemon) launch(t *testing.T) {
 	})
 }
 
-// stop shuts the daemon down with its sandboxes, and checks that nothing remains. It may be called
-// again.
+// stop stops the daemon and its sandboxes, and checks that nothing remains. It may be called again.
 func (d *daemon) stop(t *testing.T) {
 	t.Helper()
 	if d.cmd == nil {
@@ -251,13 +251,13 @@ func (d *daemon) stop(t *testing.T) {
 	}
 }
 
-// crash kills the daemon without a shutdown.
+// crash kills the daemon with SIGKILL.
 func (d *daemon) crash(t *testing.T) {
 	t.Helper()
 	if err := d.cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	_ = d.cmd.Wait() // the error only says that it was killed
+	_ = d.cmd.Wait() // the error says that it was killed
 	d.Close()
 }
 
@@ -317,7 +317,7 @@ func (d *daemon) sh(t *testing.T, id, script string) string {
 	return r.Stdout
 }
 
-// alive checks that a sandbox still works.
+// alive checks that a sandbox still executes code.
 func (d *daemon) alive(t *testing.T, id string) {
 	t.Helper()
 	if got := d.value(t, id, "int(np.arange(10).sum())"); got != "45" {

@@ -15,10 +15,10 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// numbers is how many lines a guest writes: 16 MB.
+// numbers is the number of lines that a guest writes, which take 16 MB.
 const numbers = 2_200_000
 
-// fill starts a program in a guest that writes more than the host's disk has room for. The program
+// fill starts a program in a guest that writes more than fits onto the host's disk. The program
 // runs in the background until it has written everything.
 func (d *daemon) fill(t *testing.T, id, name string) {
 	t.Helper()
@@ -26,7 +26,8 @@ func (d *daemon) fill(t *testing.T, id, name string) {
 		name, numbers))
 }
 
-// written waits until a guest has written all data of fill, and compares the content of its disk.
+// written waits until the program of fill has written all lines, and checks the content of the
+// file.
 func (d *daemon) written(t *testing.T, id, name string) {
 	t.Helper()
 	eventually(t, 3*time.Minute, func() error {
@@ -46,7 +47,8 @@ func (d *daemon) written(t *testing.T, id, name string) {
 	}
 }
 
-// waits waits until sandboxes are paused because the disk is full, or until they run.
+// waits waits until sandboxes are paused because the disk is full or, if full is false, until they
+// run.
 func (d *daemon) waits(t *testing.T, state string, full bool, boxes ...client.Sandbox) {
 	t.Helper()
 	for _, b := range boxes {
@@ -61,8 +63,8 @@ func (d *daemon) waits(t *testing.T, state string, full bool, boxes ...client.Sa
 	}
 }
 
-// room sets the size of the tmpfs on dir so that free bytes are free. The kernel returns an invalid
-// argument if more space was used in the meantime; then room tries again.
+// room sets the size of the tmpfs on dir so that free bytes are free. If programs have used more
+// space in the meantime, the kernel returns EINVAL, and room tries again.
 func room(t *testing.T, dir string, free uint64) {
 	t.Helper()
 	for try := 0; ; try++ {
@@ -81,11 +83,11 @@ func room(t *testing.T, dir string, free uint64) {
 	}
 }
 
-// TestFullDisk checks that sandboxes are paused if they write to a full disk of the host, and that
-// they stay paused when the daemon crashes. They can be deleted and rolled back. When there is
-// room, they continue and have lost nothing.
+// TestFullDisk checks that sandboxes are paused if they write to a full disk of the host. They stay
+// paused when the daemon crashes, and can be deleted and rolled back. When there is room again,
+// they continue and have lost nothing.
 func TestFullDisk(t *testing.T) {
-	const ample, little = 100 << 20, 2 << 20 // above and below the 64 MiB that the daemon requires to resume them
+	const ample, little = 100 << 20, 2 << 20 // more and less than the 64 MiB of free space that a resumption requires
 	f := load(t)
 	state := f.copyState(t)
 	disk := filepath.Join(state, "sandboxes")

@@ -8,12 +8,12 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// deletedMiB is how much the tests write and delete again. A layer smaller than a quarter of it
-// does not contain the deleted data.
+// deletedMiB is the amount that the tests write and delete again. If a layer is smaller than a
+// quarter of it, the layer does not contain the deleted data.
 const deletedMiB = 96
 
-// TestDiskOnlyBranch saves the disk of a running sandbox and boots from it. Files are there even if
-// they were not synced. Processes and memory are not there, and deleted files take no space.
+// TestDiskOnlyBranch saves only the disk of a running sandbox, and boots from it. Files are there
+// even if they were not synced. Processes and memory are lost, and deleted files take no space.
 func TestDiskOnlyBranch(t *testing.T) {
 	d := load(t).start(t)
 	box := d.fork(t, 1)[0]
@@ -27,7 +27,7 @@ func TestDiskOnlyBranch(t *testing.T) {
 	if !s.DiskOnly || s.Mode != "disk" || s.Persist != "done" || s.Status != "ready" || s.SharedBytes != nil {
 		t.Errorf("%+v", s)
 	}
-	d.remembers(t, box.ID, "disk") // it continues, and can write again
+	d.remembers(t, box.ID, "disk") // the source continues, and can write
 	d.carriesNothingDeleted(t, "disk")
 	if err := d.VerifySnapshot(d.ctx(t, bakeLimit), "disk"); err != nil {
 		t.Error(err)
@@ -71,8 +71,8 @@ func TestDiskOnlyBranch(t *testing.T) {
 		t.Errorf("the larger VM has no more memory than %s MiB", strings.TrimSpace(small))
 	}
 
-	// Baking from a snapshot with memory freezes the disk of a child, so data that was never synced
-	// is saved too.
+	// Baking from a snapshot with memory also saves data that was never synced, because it freezes
+	// the file system in a child of the snapshot.
 	d.sh(t, box.ID, "echo unsynced >/root/late")
 	d.branchOf(t, box.ID, "whole", "live")
 	if _, err := d.Bake(d.ctx(t, bakeLimit), client.BakeRequest{Tag: "from-memory", From: "whole"}); err != nil {
@@ -154,13 +154,13 @@ func (d *daemon) carriesNothingDeleted(t *testing.T, name string) {
 	}
 }
 
-// TestDeletedFilesLeaveTheLayer deletes a file before a live branch. The guest discards the file's
-// blocks by itself.
+// TestDeletedFilesLeaveTheLayer deletes a file before a live branch. The guest itself discards the
+// blocks of the file.
 func TestDeletedFilesLeaveTheLayer(t *testing.T) {
 	d := load(t).start(t)
 	box := d.fork(t, 1)[0]
 	d.writeAndDelete(t, box.ID)
-	d.sh(t, box.ID, "sleep 2") // the guest discards in the background, after the deletion is committed
+	d.sh(t, box.ID, "sleep 2") // the guest discards blocks in the background, after it has committed the deletion
 	d.branchOf(t, box.ID, "after", "live")
 	d.carriesNothingDeleted(t, "after")
 	d.kill(t, box)

@@ -45,7 +45,8 @@ func (d *daemon) buildFile(ctx context.Context, req client.BuildRequest, files m
 	return r, log.String(), err
 }
 
-// dropBuilt removes a snapshot and those of its steps, so that later builds do not find them.
+// dropBuilt removes a snapshot and the snapshots of its steps, so that later builds repeat the
+// steps.
 func (d *daemon) dropBuilt(t *testing.T, tag string) {
 	t.Helper()
 	list, err := d.Snapshots(d.ctx(t, quietLimit))
@@ -62,9 +63,9 @@ func (d *daemon) dropBuilt(t *testing.T, tag string) {
 	}
 }
 
-// TestDockerfile builds stages with mounts, a secret, a here-document, arguments and a warm step in VMs.
-// Forks of the result have the files, the settings and the running process. No file on the host contains
-// the secret, and the next build finds every step.
+// TestDockerfile builds stages with mounts, a secret, a here-document, arguments and a warm step in
+// VMs. Forks of the result have the files, the settings and the running process. No file on the
+// host contains the secret. The next build uses every step again.
 func TestDockerfile(t *testing.T) {
 	d := load(t).start(t)
 	random := strings.ToLower(rand.Text())
@@ -97,7 +98,7 @@ WORKDIR /out
 `)
 	files := map[string]string{"a.txt": "a", "b/c.txt": "c"}
 	req := client.BuildRequest{Tag: "app", Dockerfile: text, Replace: true, Args: map[string]string{"WHO": "somebody"}}
-	begin := time.Now().Add(-time.Second) // timestamps of files have a lower resolution
+	begin := time.Now().Add(-time.Second) // file times have a lower resolution
 	d.buildByProgram(t, text, secret, files)
 	if found := d.search(t, begin, secret, onDisk, inMemory); found[secret] || !found[onDisk] || !found[inMemory] {
 		t.Errorf("of the secret and what a disk and a memory have, the daemon's files have %v", found)
@@ -122,7 +123,7 @@ tr '\0' ' ' < /proc/$(cat /run/warm.pid)/cmdline; echo; grep -lxz 123[4] /proc/[
 	if err != nil || r.Run != 0 || r.Cached != 12 {
 		t.Errorf("the same again: %+v, %v\n%s", r, err, log)
 	}
-	req.NoCache, req.Secrets = true, map[string][]byte{"s": []byte(secret)} // but the cache mount keeps its content
+	req.NoCache, req.Secrets = true, map[string][]byte{"s": []byte(secret)} // the cache mount keeps its content even so
 	if r, log, err = d.buildFile(d.ctx(t, 2*bakeLimit), req, files); err != nil || r.Run != 11 {
 		t.Fatalf("without the cache: %+v, %v\n%s", r, err, log)
 	}
@@ -156,10 +157,10 @@ func (d *daemon) buildByProgram(t *testing.T, text, secret string, files map[str
 	}
 }
 
-// TestDaemonCrashWhileBuildingADockerfile kills the daemon while a step runs. The next daemon kills the
-// sandbox of the build and has no snapshot of the incomplete step. A second build continues after the
-// last complete step. The stage has a secret mount, so it is saved without memory. Its result boots, and
-// has files that the steps wrote and never synced.
+// TestDaemonCrashWhileBuildingADockerfile kills the daemon while a step runs. The next daemon kills
+// the sandbox of the build and has no snapshot of the incomplete step. A second build continues
+// after the last complete step. Its stage has a secret mount, so its steps are saved without
+// memory. The result boots, and has the files that the steps wrote and never synced.
 func TestDaemonCrashWhileBuildingADockerfile(t *testing.T) {
 	d := load(t).start(t)
 	text := "FROM " + tag + "\nRUN --mount=type=secret,id=none echo one | tee /one /dev/shm/mark\n" +

@@ -27,7 +27,7 @@ func follow(t *testing.T, p *client.Process, err error) *process {
 	if err != nil {
 		t.Fatal(err)
 	}
-	out, w, err := os.Pipe() // a pipe has a buffer, so input is accepted even while the test does not read
+	out, w, err := os.Pipe() // a pipe has a buffer, so output can arrive while the test does not read
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -132,7 +132,7 @@ func TestCommandsAsTheyRun(t *testing.T) {
 	if err := <-p.end; !client.IsStatus(err, http.StatusConflict) || !strings.Contains(err.Error(), "rolled back") {
 		t.Errorf("a stream over a rollback: %v", err)
 	}
-	p = attach(box.ID) // the process waits for input again
+	p = attach(box.ID) // the process of the snapshot waits for input
 	fmt.Fprintln(p, "again")
 	p.says(t, "got again\n")
 	p.ends(t, 5)

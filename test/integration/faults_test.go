@@ -15,8 +15,8 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// TestVMEnds makes VMs end in every way that a client has not requested. Their sandboxes must give
-// the reason, and other sandboxes must not be affected.
+// TestVMEnds makes VMs end in every way other than at a client's request. Their sandboxes must
+// report the reason, and other sandboxes must not be affected.
 func TestVMEnds(t *testing.T) {
 	d := load(t).start(t, withPool(0))
 	trigger := func(c string) func(*testing.T, client.Sandbox) {
@@ -80,7 +80,7 @@ func TestVMEnds(t *testing.T) {
 func TestConsoleFlood(t *testing.T) {
 	d := load(t).start(t, withPool(0))
 	boxes := d.fork(t, 2)
-	eventually(t, quietLimit, func() error { // on a busy host, five seconds may pass without data
+	eventually(t, quietLimit, func() error { // on a busy host, no data may arrive for five seconds
 		r, err := d.Exec(d.ctx(t, quietLimit), boxes[0].ID, client.ExecRequest{
 			Args: []string{"/bin/sh", "-c", "yes flooding the console >/dev/console"}, TimeoutSecs: 5,
 		})
@@ -106,8 +106,8 @@ func TestConsoleFlood(t *testing.T) {
 	d.alive(t, boxes[1].ID)
 }
 
-// mount mounts a tmpfs on dir until the test has ended. Only its owner can access it, as the daemon
-// requires for its directories.
+// mount mounts a tmpfs on dir until the end of the test. Its mode gives access only to the owner,
+// as the daemon requires for its directories.
 func mount(t *testing.T, dir, options string) {
 	t.Helper()
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -130,7 +130,8 @@ func remount(t *testing.T, dir, options string) {
 	}
 }
 
-// TestFullWhileForking lets a fork of eight children fill a file system that it writes to.
+// TestFullWhileForking fills a file system that the daemon writes to during a fork of eight
+// children.
 func TestFullWhileForking(t *testing.T) {
 	for _, c := range []struct{ name, dir, small, large string }{
 		{"run directory", "run/vm", "nr_inodes=40", "nr_inodes=400"},

@@ -73,8 +73,9 @@ func (d *daemon) persisted(t *testing.T, name, status string) client.SnapshotDet
 	return s
 }
 
-// TestFullWhileFlushing checks that a branch is usable and has the right status if it does not fit
-// onto the disk, even after a crash of the daemon. When there is room, it is written.
+// TestFullWhileFlushing checks that a branch is usable and has the right status although it does
+// not fit onto the disk, even after a crash of the daemon. When there is room, the branch is
+// written to disk.
 func TestFullWhileFlushing(t *testing.T) {
 	f := load(t)
 	state := f.smallState(t)
@@ -92,9 +93,9 @@ func TestFullWhileFlushing(t *testing.T) {
 		}
 	}
 	filler := filepath.Join(state, "filler")
-	fill(t, state, filler, 4<<20) // leaves room for small files: records, maps, the guest's own disk
+	fill(t, state, filler, 4<<20) // leaves room for small files such as records, maps, and the guest's private disk
 	for _, name := range []string{"b", "c"} {
-		d.value(t, box.ID, "len(data)") // otherwise the guest might not have written anything since the previous branch
+		d.value(t, box.ID, "len(data)") // makes sure that the guest has written memory since the previous branch
 		d.branchOf(t, box.ID, name, "live")
 		s := d.persisted(t, name, "failed")
 		if s.Status != "ready" || !strings.Contains(s.Warning, "no space left") ||
@@ -131,7 +132,7 @@ func TestFullWhileFlushing(t *testing.T) {
 	d.removeBranches(t)
 }
 
-// loseRAM restarts the daemon with an empty RAM directory, as after a reboot of the host.
+// loseRAM empties the RAM directory and restarts the daemon, like a reboot of the host.
 func (d *daemon) loseRAM(t *testing.T) {
 	t.Helper()
 	d.crash(t)
@@ -147,8 +148,8 @@ func (d *daemon) loseRAM(t *testing.T) {
 	d.launch(t)
 }
 
-// TestLostBeforeFlushed checks that a branch is listed as failed, and not forgotten, if it was only
-// in RAM when the host went down.
+// TestLostBeforeFlushed checks a branch that was only in RAM when the host crashed. The next daemon
+// must list it as failed.
 func TestLostBeforeFlushed(t *testing.T) {
 	f := load(t)
 	state := f.smallState(t)
@@ -170,8 +171,8 @@ func TestLostBeforeFlushed(t *testing.T) {
 	d.removeBranches(t)
 }
 
-// TestBranchFallsBack checks that a live branch becomes a diff branch if memory layers are not on
-// tmpfs, and that the answer says so.
+// TestBranchFallsBack checks that a live branch becomes a diff branch if the directory for memory
+// layers is not on tmpfs. The answer must say so.
 func TestBranchFallsBack(t *testing.T) {
 	d := load(t).start(t, withRAM(onDisk(t)), withPool(0))
 	box := d.fork(t, 1)[0]
@@ -207,7 +208,7 @@ func TestBranchFallsBack(t *testing.T) {
 	d.removeBranches(t)
 }
 
-// onDisk returns a directory that is not on tmpfs.
+// onDisk returns a new directory that is not on tmpfs.
 func onDisk(t *testing.T) string {
 	t.Helper()
 	for _, parent := range []string{"/var/lib/forkd", "/var/tmp"} { // the first is the emulated host's disk

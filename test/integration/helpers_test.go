@@ -14,10 +14,10 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// vmms returns the VMM processes of the daemon's state directory.
+// vmms returns the running VMMs of the daemon's state directory.
 func (d *daemon) vmms(t *testing.T) []string { return d.processes(t, "forkd-vmm") }
 
-// processes returns the processes that run a program of the daemon's state directory.
+// processes returns the processes that run the program name from the daemon's state directory.
 func (d *daemon) processes(t *testing.T, name string) []string {
 	t.Helper()
 	links, err := filepath.Glob("/proc/[0-9]*/exe")
@@ -34,7 +34,8 @@ func (d *daemon) processes(t *testing.T, name string) []string {
 	return pids
 }
 
-// isParentOf reports whether this daemon has started a process. An earlier daemon may have.
+// isParentOf reports whether this daemon has started a process. An earlier daemon may have started
+// it.
 func (d *daemon) isParentOf(t *testing.T, pid string) bool {
 	t.Helper()
 	status, err := os.ReadFile("/proc/" + pid + "/status")
@@ -69,7 +70,7 @@ func tree(t *testing.T, dir string) []string {
 	var names []string
 	err := filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) {
-			return nil // removed since it was listed
+			return nil // the file was removed after it was listed
 		}
 		if rel, e := filepath.Rel(dir, path); e == nil && rel != "." {
 			names = append(names, rel)

@@ -12,15 +12,15 @@ import (
 	"github.com/forkd/forkd/internal/vmm/bareguest"
 )
 
-// hostileSeed is the seed of the attacks' random numbers. Another seed makes a different test.
+// hostileSeed is the seed of the attacks' random numbers. Each seed makes another test.
 const hostileSeed = 2
 
-// TestHostileRoot makes root of a Linux guest attack its machine. There is one sandbox for each
-// device and for each kind of flood. The daemon and another sandbox continue to work. When the
-// attackers have been deleted, nothing of them remains.
+// TestHostileRoot attacks the VMM of a Linux guest as root of the guest. There is one sandbox for
+// each device, and one for each kind of flood. The daemon and another sandbox continue to work.
+// When the attackers have been deleted, nothing of them remains.
 func TestHostileRoot(t *testing.T) {
 	d := load(t).start(t)
-	d.cycle(t) // until buffers and caches have reached their sizes
+	d.cycle(t) // until buffers and caches have their final sizes
 	before := d.settled(t, nil)
 	sibling := d.fork(t, 1)[0]
 	sum := d.value(t, sibling.ID,
@@ -48,7 +48,7 @@ func TestHostileRoot(t *testing.T) {
 			box := d.fork(t, 1)[0]
 			d.sh(t, box.ID, f.script)
 			well(t)
-			d.alive(t, box.ID) // the guest has only harmed itself, and only for a while
+			d.alive(t, box.ID) // at most the guest itself is affected, and only for a while
 			d.knows(t, box)
 			d.kill(t, box)
 		})
@@ -59,7 +59,7 @@ func TestHostileRoot(t *testing.T) {
 	before.compare(t, after)
 }
 
-// floods are the floods that root can cause with the guest's ordinary drivers.
+// floods are the floods that root can cause with the guest's own drivers.
 var floods = []struct{ name, script string }{
 	{"streams", `python3 - <<'END'
 import socket
@@ -75,7 +75,7 @@ END`},
 	{"console", `head -c 30000 /dev/urandom >/dev/console`},
 }
 
-// attack makes root in a sandbox run all attacks on a device.
+// attack runs all attacks on a device as root of a sandbox.
 func (d *daemon) attack(t *testing.T, id string, target bareguest.Target) {
 	t.Helper()
 	source, err := os.ReadFile("testdata/hostile.py")
@@ -103,7 +103,7 @@ func (d *daemon) attack(t *testing.T, id string, target bareguest.Target) {
 		p = append(p, a.Program...)
 	}
 	d.upload(t, id, dir+"/program.new", p.Encode())
-	// Ignore errors: the attack on the streams cuts off the call that starts it.
+	// Ignore the error: an attack may cut off the stream of this call.
 	_, _ = d.Exec(d.ctx(t, quietLimit), id, client.ExecRequest{Args: []string{"mv", dir + "/program.new",
 		dir + "/program"}})
 	eventually(t, stopLimit, func() error {
@@ -128,7 +128,7 @@ func (d *daemon) upload(t *testing.T, id, path string, p []byte) {
 	}
 }
 
-// knows checks that the daemon knows the state of a sandbox. Either the sandbox runs in the same
+// knows checks that the daemon knows the true state of a sandbox: either it runs in the same
 // process as before, or it has ended with a reason.
 func (d *daemon) knows(t *testing.T, box client.Sandbox) {
 	t.Helper()

@@ -25,10 +25,10 @@ import (
 	"github.com/forkd/forkd/internal/host/vmmclient"
 )
 
-// servers runs servers in the interpreter of a sandbox, on 127.0.0.1. Port 8000 speaks HTTP. It
-// answers a POST with the digest of the body, a GET with bytes of a pattern, and an upgrade with an
-// echo. Port 8001 answers with the digest of its input when the input has ended. Port 8002 sends
-// nothing, and waits until it is reset.
+// servers is code for the interpreter of a sandbox. It starts servers on 127.0.0.1. Port 8000
+// speaks HTTP: it answers a POST with the digest of the body, a GET with bytes of a pattern, and an
+// upgrade with an echo. Port 8001 answers with the digest of its input when the input has ended.
+// Port 8002 sends nothing, and waits until its connection is reset.
 const servers = `
 import hashlib, http.server, socket, threading
 pattern = bytes(range(251))
@@ -131,11 +131,11 @@ func proxied(id string, port int, path string) string {
 	return fmt.Sprintf("/v1/sandboxes/%s/proxy/%d%s", id, port, path)
 }
 
-// large is the number of bytes sent in each direction. It is many times the size of any buffer on
-// the way.
+// large is the number of bytes sent in each direction. All buffers between client and server
+// together hold far less.
 const large = 1<<20 + 17
 
-// TestInbound reaches servers on the loopback of a sandbox in every possible way.
+// TestInbound connects to servers on the loopback of a sandbox in every way that the daemon offers.
 func TestInbound(t *testing.T) {
 	d := load(t).start(t, withPool(0), withArgs("--proxy-domain", "sandboxes.test"))
 	box := d.fork(t, 1)[0]
@@ -207,7 +207,8 @@ func isPattern(p []byte, n int) bool {
 	return len(p) == n
 }
 
-// testDigest sends bytes to a server, which answers with their digest when it has received all.
+// testDigest sends bytes to a server, which answers with their digest when it has received all of
+// them.
 func testDigest(t *testing.T, conn client.PortConn, sent []byte, digest string) {
 	t.Helper()
 	defer conn.Close()
@@ -248,7 +249,7 @@ func testUpgrade(t *testing.T, d *daemon, id string, sent []byte) {
 	}
 }
 
-// testPortForward carries connections through the command.
+// testPortForward connects through `forkd port-forward`.
 func testPortForward(t *testing.T, d *daemon, id string, sent []byte, digest string) {
 	cmd := exec.Command(d.f.program, "port-forward", "--daemon-url", "unix://"+filepath.Join(d.run, "forkd.sock"), id,
 		"0:8001")
@@ -282,7 +283,7 @@ func testPortForward(t *testing.T, d *daemon, id string, sent []byte, digest str
 }
 
 // testGone closes its connection to a server that waits after the end of its input. The agent must
-// reset the connection to the server, because the host no longer waits for an answer.
+// then reset the connection to the server, because no client waits for an answer.
 func testGone(t *testing.T, d *daemon, id string) {
 	guest := agentclient.New(agentclient.DialUnix(filepath.Join(d.run, "vm", id, vmmclient.VsockSocket)))
 	conn, err := guest.DialPort(d.ctx(t, quietLimit), 8002)
@@ -292,7 +293,7 @@ func testGone(t *testing.T, d *daemon, id string) {
 	if err := conn.CloseWrite(); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(time.Second) // until the server has received the end of the data
+	time.Sleep(time.Second) // the server has received the end of the data by then
 	if got := d.value(t, id, "resets"); got != "0" {
 		t.Errorf("%s connections were reset before the client left", got)
 	}
@@ -305,8 +306,8 @@ func testGone(t *testing.T, d *daemon, id string) {
 	})
 }
 
-// TestInboundWakes checks that an open stream keeps a sandbox from being idle, and that a request
-// resumes an idle one.
+// TestInboundWakes checks that an open stream keeps a sandbox from being suspended as idle, and
+// that a request resumes an idle sandbox.
 func TestInboundWakes(t *testing.T) {
 	d := load(t).start(t, withPool(0))
 	r, err := d.Fork(d.ctx(t, bakeLimit), client.ForkRequest{SnapshotTag: tag, N: 1, IdleTimeoutSecs: idleTimeout})

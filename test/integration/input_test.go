@@ -95,12 +95,12 @@ func TestBadParents(t *testing.T) {
 		t.Errorf("snapshots: %+v, %v", list, err)
 	}
 	layers, err := os.ReadDir(d.ram)
-	if err != nil || len(layers) > 1 { // the only layer belongs to the good parent
+	if err != nil || len(layers) > 1 { // the one remaining layer belongs to the intact parent
 		t.Errorf("in the RAM directory: %v, %v", layers, err)
 	}
 }
 
-// TestDamagedSnapshots damages one file at a time in a copy of the snapshot.
+// TestDamagedSnapshots damages one file at a time in a copy of a snapshot.
 func TestDamagedSnapshots(t *testing.T) {
 	f := load(t)
 	for _, c := range []struct {
@@ -128,7 +128,7 @@ func TestDamagedSnapshots(t *testing.T) {
 	}
 }
 
-// TestForeignSnapshots tries snapshots that are complete, but that this host cannot run, or that
+// TestForeignSnapshots uses complete snapshots that this host cannot run, and snapshots whose files
 // were changed without changing their sizes.
 func TestForeignSnapshots(t *testing.T) {
 	f := load(t)
@@ -170,7 +170,7 @@ func (f *fixture) startDamaged(t *testing.T, file string, damage func(*testing.T
 	return f.start(t, withState(state), withRAM(filepath.Join(state, "ram")), withPool(0))
 }
 
-// copyState returns a state directory with the same snapshot, whose layers are links.
+// copyState returns a state directory with the same snapshot. Its layers are hard links.
 func (f *fixture) copyState(t *testing.T) string {
 	t.Helper()
 	state := f.newState(t)
@@ -193,8 +193,8 @@ func (f *fixture) newState(t *testing.T) string {
 	return state
 }
 
-// fillState puts the parent's snapshot and the records of base images into a state directory, file
-// by file. Only layers may have several links.
+// fillState puts the parent's snapshot and the records of base images into a state directory. put
+// copies or links one file. Only layers may have several hard links.
 func (f *fixture) fillState(t *testing.T, state string, put func(from, to string) error) {
 	t.Helper()
 	for _, dir := range []string{filepath.Join("snapshots", tag), "bases"} {
@@ -217,8 +217,8 @@ func (f *fixture) fillState(t *testing.T, state string, put func(from, to string
 	}
 }
 
-// take removes a file, which may be a link, and returns its first n bytes, or all bytes if n is
-// negative.
+// take removes a file, which may have other hard links, and returns its first n bytes. A negative n
+// means all bytes.
 func take(t *testing.T, path string, n int64) []byte {
 	t.Helper()
 	r, err := os.Open(path)

@@ -25,13 +25,13 @@ func envInt(t *testing.T, name string, def int) int {
 	return n
 }
 
-// Without FORKD_CYCLES the leak test runs for leakTime, and for at least minCycles cycles.
+// Without FORKD_CYCLES, the leak test runs for leakTime and for at least minCycles cycles.
 const (
 	leakTime  = 60 * time.Second
 	minCycles = 20
 )
 
-// Slack for growth that is not a leak, such as caches of the kernel and the daemon's heap.
+// Growth that does not count as a leak, for example of kernel caches and of the daemon's heap.
 const (
 	hostSlackKiB   = 64 << 10
 	daemonSlackKiB = 24 << 10
@@ -40,7 +40,7 @@ const (
 // holdings are the resources in use by a daemon and its host.
 type holdings struct {
 	fds, vmms    []string
-	files        []string // of run, state and RAM directories
+	files        []string // files in the run, state and RAM directories
 	mounts       string
 	cgroups      int
 	availableKiB int // of the host's memory
@@ -51,7 +51,7 @@ type holdings struct {
 // the resources in use before and after.
 func TestLeaks(t *testing.T) {
 	d := load(t).start(t)
-	for range 5 { // until buffers, caches and the pool have reached their sizes
+	for range 5 { // until buffers, caches and the pool have their final sizes
 		d.cycle(t)
 	}
 	before := d.settled(t, nil)
@@ -78,8 +78,8 @@ func (d *daemon) cycle(t *testing.T) {
 	d.kill(t, s)
 }
 
-// settled waits until the pool is full. If was is given, it also waits until the counted resources
-// are the same as in was.
+// settled waits until the pool is full. If was is not nil, it also waits until the daemon uses no
+// more resources than in was. It returns the resources in use.
 func (d *daemon) settled(t *testing.T, was *holdings) holdings {
 	t.Helper()
 	var h holdings
@@ -98,7 +98,7 @@ func (d *daemon) settled(t *testing.T, was *holdings) holdings {
 func (d *daemon) holdings(t *testing.T) holdings {
 	t.Helper()
 	proc := fmt.Sprintf("/proc/%d", d.cmd.Process.Pid)
-	d.Close() // idle connections of this client are not a leak of the daemon
+	d.Close() // idle connections of the client are not a leak
 	time.Sleep(200 * time.Millisecond)
 	h := holdings{vmms: d.vmms(t), availableKiB: procKiB(t, "/proc/meminfo", "MemAvailable:"),
 		daemonKiB: procKiB(t, proc+"/status", "VmRSS:")}
@@ -107,7 +107,8 @@ func (d *daemon) holdings(t *testing.T) holdings {
 		t.Fatal(err)
 	}
 	for _, fd := range fds {
-		target, _ := os.Readlink(filepath.Join(proc, "fd", fd.Name())) // counted even if it was closed in the meantime
+		// The descriptor counts even if it was closed in the meantime.
+		target, _ := os.Readlink(filepath.Join(proc, "fd", fd.Name()))
 		h.fds = append(h.fds, target)
 	}
 	slices.Sort(h.fds)
@@ -134,7 +135,7 @@ func (h holdings) String() string {
 		len(h.fds), len(h.vmms), len(h.files), strings.Count(h.mounts, "\n"), h.cgroups, h.availableKiB>>10, h.daemonKiB)
 }
 
-// compare fails the test for every resource that has grown.
+// compare fails the test for every resource of which more is in use afterwards.
 func (h holdings) compare(t *testing.T, after holdings) {
 	t.Helper()
 	if len(after.vmms) > len(h.vmms) {
@@ -160,7 +161,7 @@ func (h holdings) compare(t *testing.T, after holdings) {
 	}
 }
 
-// procKiB reads a figure from a file such as /proc/meminfo.
+// procKiB returns the number of a line in a file such as /proc/meminfo.
 func procKiB(t *testing.T, path, field string) int {
 	t.Helper()
 	p, err := os.ReadFile(path)

@@ -16,8 +16,8 @@ import (
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
-// limited forks a sandbox with limits. If the host does not support them, it skips the test. The
-// emulated host supports them.
+// limited forks a sandbox with limits. It skips the test if the host does not support limits; the
+// emulated host does.
 func (d *daemon) limited(t *testing.T, l client.Limits) client.Sandbox {
 	t.Helper()
 	f, err := d.Fork(d.ctx(t, startLimit), client.ForkRequest{SnapshotTag: tag, N: 1, Limits: &l})
@@ -37,7 +37,7 @@ func leaf(t *testing.T, id string) (dir string) {
 		if err == nil && e.IsDir() && e.Name() == id {
 			dir = path
 		}
-		if errors.Is(err, fs.ErrNotExist) { // other cgroups come and go
+		if errors.Is(err, fs.ErrNotExist) { // other cgroups appear and disappear meanwhile
 			err = nil
 		}
 		return err
@@ -48,7 +48,7 @@ func leaf(t *testing.T, id string) (dir string) {
 	return dir
 }
 
-// eat starts a program in a guest that allocates the given memory, in the background.
+// eat starts a program in the background of a guest that allocates mib MiB of memory.
 func (d *daemon) eat(t *testing.T, id string, mib int) {
 	t.Helper()
 	d.sh(t, id, fmt.Sprintf("python3 -c 'import time; x = bytearray(%d << 20); time.sleep(600)' >/dev/null 2>&1 &", mib))
@@ -75,8 +75,8 @@ func (d *daemon) killedByLimit(t *testing.T, id string, mib int) {
 }
 
 // TestMemoryLimit checks that a sandbox is killed if it exceeds its memory limit, and that its exit
-// reason says so. Copies made for its branches do not count. Its siblings and the daemon are not
-// affected. The next daemon knows the limits.
+// reason says so. Copies of its memory that belong to its branches do not count. Its siblings and
+// the daemon are not affected. A new daemon knows the limits.
 func TestMemoryLimit(t *testing.T) {
 	d := load(t).start(t)
 	sibling := d.limited(t, client.Limits{})
@@ -103,8 +103,8 @@ func TestMemoryLimit(t *testing.T) {
 	d.crash(t)
 	d.launch(t)
 	const taken = 34 << 20
-	d.sh(t, s.ID, "rm /dev/shm/x*") // the guest has little more memory than eat takes
-	d.eat(t, s.ID, taken>>20)       // the earlier memory belongs to its branches now
+	d.sh(t, s.ID, "rm /dev/shm/x*") // the guest has only a little more memory than eat allocates
+	d.eat(t, s.ID, taken>>20)       // the memory written earlier now belongs to the branches
 	eventually(t, quietLimit, func() error {
 		l, err := d.Limits(d.ctx(t, quietLimit), s.ID)
 		if err == nil && l.Usage.OwnMemoryBytes < taken {
@@ -127,8 +127,8 @@ func TestMemoryLimit(t *testing.T) {
 	d.kill(t, s, sibling)
 }
 
-// TestCPULimit checks that a sandbox above its CPU limit is throttled while its sibling is not. The
-// number of its threads is bounded.
+// TestCPULimit checks that a sandbox above its CPU limit is throttled and its sibling is not. It
+// also checks that the number of the sandbox's threads is bounded.
 func TestCPULimit(t *testing.T) {
 	d := load(t).start(t)
 	slow, sibling := d.limited(t, client.Limits{CPUs: 0.25, CPUWeight: 50}), d.limited(t, client.Limits{})
@@ -155,8 +155,8 @@ func TestCPULimit(t *testing.T) {
 	d.kill(t, slow, sibling)
 }
 
-// TestAdmission checks that no more sandboxes start than the host admits. Two concurrent forks must
-// not both get the last places.
+// TestAdmission checks that no more sandboxes start than the host admits. Of two concurrent forks
+// that need the last places, at most one succeeds.
 func TestAdmission(t *testing.T) {
 	d := load(t).start(t, withArgs("--max-sandboxes", "3"))
 	fork := func(n int) (client.Forked, error) {

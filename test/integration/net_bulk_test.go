@@ -9,8 +9,8 @@ import (
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
-// offloadCode is the code that runs in the guest of TestOffloads. The guest's driver counts each
-// frame once, whatever its length.
+// offloadCode is the code in the guest of TestOffloads. It reads the driver's count of frames, in
+// which a long frame counts as one.
 const offloadCode = `
 import random
 def counted(direction):
@@ -29,10 +29,10 @@ def upload(host, port, size):
     return s.makefile().read() == hashlib.sha256(data).hexdigest()
 `
 
-// TestOffloads checks that bulk transfers use frames longer than the MTU in both directions, so
-// that guest and forkd-net handle few of them. Every byte must arrive.
+// TestOffloads checks that bulk transfers in both directions use frames longer than the MTU, which
+// saves guest and forkd-net most of the work per frame. Every byte must arrive.
 func TestOffloads(t *testing.T) {
-	const size = 1 << 20 // small, because every frame takes long on an emulated CPU
+	const size = 1 << 20 // small, because each frame takes long on an emulated CPU
 	d := load(t).start(t)
 	file, digest := serveFile(t, size), serveDigest(t)
 	box := d.online(t, 1, client.Network{Mode: "allow", Allow: []string{file.address, digest.address}})[0]
@@ -40,7 +40,7 @@ func TestOffloads(t *testing.T) {
 		TimeoutSecs: 120}); err != nil || e.Error != "" {
 		t.Fatalf("%+v, %v", e, err)
 	}
-	const most = frame.MTU + 14 // bytes of a frame without segmentation, including its Ethernet header
+	const most = frame.MTU + 14 // length of a frame without segmentation offload: the MTU and the Ethernet header
 	for direction, c := range map[string]struct{ move, want string }{
 		"rx": {fmt.Sprintf("fetch(%s)", file.of()), file.sum},
 		"tx": {fmt.Sprintf("upload(%s, %d)", digest.of(), size), "True"},
@@ -63,8 +63,8 @@ func TestOffloads(t *testing.T) {
 	d.kill(t, box)
 }
 
-// The number of concurrent downloads, and the size of each. An emulated CPU does all the work
-// itself and shares its time with other programs, so its numbers are smaller.
+// Number and size of the concurrent downloads. They are smaller on an emulated CPU, which shares
+// its time with other programs.
 const (
 	downloads                        = 50
 	downloadMiB, emulatedDownloadMiB = 100, 4
@@ -81,14 +81,14 @@ func TestDownloadsAtOnce(t *testing.T) {
 	file := serveFileAtOnce(t, mib<<20, n)
 	boxes := d.online(t, n, client.Network{Mode: "allow", Allow: []string{file.address}})
 	d.each(t, boxes, func(s client.Sandbox) {
-		code := fmt.Sprintf("begin(%s, 600)", file.of()) // the server waits until all have begun
+		code := fmt.Sprintf("begin(%s, 600)", file.of()) // the server answers when all downloads have begun
 		if e, err := d.Eval(d.ctx(t, bakeLimit), s.ID, client.EvalRequest{Code: code, TimeoutSecs: 120}); err != nil ||
 			e.Error != "" {
 			t.Errorf("%s: %+v, %v", code, e, err)
 		}
 	})
 	if t.Failed() {
-		return // the others would wait for this one
+		return // the other downloads would wait for this one
 	}
 	d.each(t, boxes, func(s client.Sandbox) {
 		if got := d.call(t, s.ID, "fetched()"); got != file.sum {

@@ -11,7 +11,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// Hosts of PyPI: for the index, and for the packages.
+// Hosts of PyPI: the index, and the packages.
 const (
 	pypiLists = "pypi.org:443"
 	pypiFiles = "files.pythonhosted.org:443"
@@ -21,14 +21,14 @@ const (
 const installLimit = 10 * time.Minute
 
 // pipInstall installs a package without dependencies. Its options prevent pip's other requests and
-// the compilation, which take long on an emulated CPU.
+// the compilation to bytecode, which take long on an emulated CPU.
 const pipInstall = `PIP_BREAK_SYSTEM_PACKAGES=1 PIP_CERT=/root/roots.pem exec \
 	pip install -q --no-deps --no-compile --no-cache-dir --disable-pip-version-check six`
 
 // aptLine finds the suite with the smallest lists in the image's sources.
 const aptLine = `grep -m 1 -- -security /etc/apt/sources.list`
 
-// aptPackage is small, needs no other package and starts nothing.
+// aptPackage is a small package that needs no other package and starts no service.
 const aptPackage = "xmltooling-schemas"
 
 // aptInstall installs aptPackage. It accepts expired lists, because the mirror may be an old copy.
@@ -43,9 +43,8 @@ $apt install -y --no-install-recommends ` + aptPackage + `
 dpkg --verify ` + aptPackage + `
 dpkg-query -W -f '${Status}' ` + aptPackage
 
-// TestPackagesInstall installs a package from PyPI with pip and a package from Debian with apt, in
-// a child that may connect only to the registries. It needs these registries, like the images of
-// the tests.
+// TestPackagesInstall installs a package from PyPI with pip, and a package from Debian with apt.
+// The child may connect only to the registries. The test fails if the registries cannot be reached.
 func TestPackagesInstall(t *testing.T) {
 	f := load(t)
 	d := f.start(t)
@@ -104,9 +103,9 @@ func mirrorOf(t *testing.T, line string) string {
 	return ""
 }
 
-// rulesFor returns rules for a registry. There is a rule for its name. If the name resolves to the
-// address of a proxy that is not public, there is also one for the address, because a rule by name
-// does not open such addresses.
+// rulesFor returns the policy rules for a registry. The first rule has the registry's name. If the
+// name resolves to a private address, for example of a proxy, the second rule has that address,
+// because a rule by name does not allow private addresses.
 func rulesFor(t *testing.T, registry string) []string {
 	t.Helper()
 	conn, err := net.DialTimeout("tcp4", registry, quietLimit)

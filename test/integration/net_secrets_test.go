@@ -23,14 +23,15 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// Names of the server of TestSecretStaysOutside. The secret belongs to the first one.
+// Names of the server of TestSecretStaysOutside. The policy adds the secret only to requests for
+// the first name.
 const (
 	secretHost = "api.example.com"
 	otherHost  = "other.example.com"
 )
 
-// secretCode asks a server, over TLS with the root certificates of the image, whether it has
-// received the secret.
+// secretCode asks a server whether it has received the secret. It uses TLS with the root
+// certificates of the image.
 const secretCode = `python3 - <<'END'
 import ssl, urllib.request
 def ask(host, context=None):
@@ -39,14 +40,15 @@ def ask(host, context=None):
 print(ask(%q), ask(%q, ssl._create_unverified_context()))
 END`
 
-// TestSecretStaysOutside checks that a server receives a header that the guest never has. The guest
-// trusts the daemon's authority, and the daemon verifies the server against the host's roots. Under
-// another name of the same address, the server receives the guest's own header.
+// TestSecretStaysOutside checks that the daemon adds a secret header to a guest's request, and that
+// the guest never has the secret. The guest trusts the daemon's authority, and the daemon verifies
+// the server against the host's root certificates. In a request to another name with the same
+// address, the server receives the header that the guest has sent.
 func TestSecretStaysOutside(t *testing.T) {
 	f := load(t)
 	secret := "Bearer " + rand.Text()
 	address, roots := serveSecret(t, secret)
-	t.Setenv("SSL_CERT_FILE", roots) // the host's roots, for the daemon
+	t.Setenv("SSL_CERT_FILE", roots) // the host's root certificates, as the daemon sees them
 	d := f.start(t, withChecks, withArgs("--resolver", serveNames(t, address)))
 	box := d.online(t, 1, client.Network{
 		Mode: "allow", Allow: []string{address + ":443", secretHost, otherHost},
@@ -64,8 +66,8 @@ func TestSecretStaysOutside(t *testing.T) {
 	d.kill(t, box)
 }
 
-// serveSecret starts an HTTPS server on port 443, whose answer says whether it has received the
-// secret. It returns the server's address, and a file with the authority of the server's
+// serveSecret starts an HTTPS server on port 443. Its answer says whether it has received the
+// secret. It returns the server's address, and a file with the authority that signed the server's
 // certificate.
 func serveSecret(t *testing.T, secret string) (address, roots string) {
 	t.Helper()
@@ -106,8 +108,8 @@ func serveSecret(t *testing.T, secret string) (address, roots string) {
 	return address, roots
 }
 
-// serveNames starts a DNS server that answers every name with one address. It returns the address
-// of the DNS server.
+// serveNames starts a DNS server that resolves every name to address. It returns the address of the
+// DNS server.
 func serveNames(t *testing.T, address string) string {
 	t.Helper()
 	conn, err := net.ListenPacket("udp", "127.0.0.1:0")

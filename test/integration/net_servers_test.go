@@ -14,8 +14,8 @@ import (
 	"time"
 )
 
-// hostAddress returns an address of this host that is neither loopback nor link-local. Servers of
-// these tests listen there, because a policy opens it only by a rule.
+// hostAddress returns an address of this host that is neither loopback nor link-local. Sandboxes
+// can connect to it only if a rule of their policy allows it.
 func hostAddress(t *testing.T) string {
 	t.Helper()
 	addrs, err := net.InterfaceAddrs()
@@ -31,10 +31,11 @@ func hostAddress(t *testing.T) string {
 	return ""
 }
 
-// server is a server for sandboxes. If the client does not speak HTTP, it echoes its input.
+// server is a server outside of sandboxes. If a client does not speak HTTP, it echoes the client's
+// data.
 type server struct {
-	address string // including the port
-	content []byte // of GET /file
+	address string // host and port
+	content []byte // answer to GET /file
 	sum     string // SHA-256 of content, in hexadecimal
 }
 
@@ -44,7 +45,7 @@ func serveFile(t *testing.T, size int) server {
 	return serveFileAtOnce(t, size, 1)
 }
 
-// serveFileAtOnce is like serveFile, but the server answers only after n clients have asked.
+// serveFileAtOnce is serveFile with a server that answers when n clients have sent a request.
 func serveFileAtOnce(t *testing.T, size, n int) server {
 	t.Helper()
 	s := server{content: make([]byte, size)}
@@ -81,7 +82,8 @@ func serveEcho(t *testing.T) server {
 	return serveTCP(t, func(conn net.Conn) { _, _ = io.Copy(conn, conn) })
 }
 
-// serveTCP starts a server. It calls serve with every connection, and then closes the connection.
+// serveTCP starts a server that calls serve with every connection, and closes the connection
+// afterwards.
 func serveTCP(t *testing.T, serve func(net.Conn)) server {
 	t.Helper()
 	l, err := net.Listen("tcp", net.JoinHostPort(hostAddress(t), "0"))

@@ -19,7 +19,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// netCode has the functions by which guests of these tests use the network.
+// netCode has the functions with which guests of these tests use the network.
 const netCode = `
 import hashlib, socket, threading
 def fetch(host, port, timeout=60):
@@ -74,8 +74,8 @@ func (d *daemon) online(t *testing.T, n int, network client.Network) []client.Sa
 	return r.Sandboxes
 }
 
-// each calls f for all sandboxes, a few at a time. If too many guests share the CPU of an emulated
-// host, an interpreter does not answer within the agent's time limit.
+// each calls f for all sandboxes, a few at a time. If more guests shared an emulated CPU, their
+// interpreters would not answer within the agent's time limit.
 func (d *daemon) each(t *testing.T, list []client.Sandbox, f func(client.Sandbox)) {
 	t.Helper()
 	var group sync.WaitGroup
@@ -90,7 +90,7 @@ func (d *daemon) each(t *testing.T, list []client.Sandbox, f func(client.Sandbox
 	group.Wait()
 }
 
-// call calls a function of netCode in a sandbox and returns its answer, unquoted.
+// call calls a function of netCode in a sandbox and returns the result as plain text.
 func (d *daemon) call(t *testing.T, id, format string, args ...any) string {
 	t.Helper()
 	code := fmt.Sprintf(format, args...)
@@ -131,8 +131,8 @@ func (d *daemon) metric(t *testing.T, name string) float64 {
 	return 0
 }
 
-// TestNetworkPolicy checks that a child can fetch only from a server that its policy allows. A
-// changed policy takes effect at once, even for open connections.
+// TestNetworkPolicy checks that a child can connect only to the server that its policy allows. A
+// change of the policy applies at once, even to open connections.
 func TestNetworkPolicy(t *testing.T) {
 	flows := filepath.Join(t.TempDir(), "flows")
 	d := load(t).start(t, withChecks, func(d *daemon) { d.args = []string{"--flow-log", flows} })
@@ -168,7 +168,7 @@ func TestNetworkPolicy(t *testing.T) {
 	if got := d.call(t, box.ID, "fetch(%s)", other.of()); got != other.sum {
 		t.Errorf("fetch from the server that is allowed now: %s", got)
 	}
-	for _, mode := range []string{"none", "public", "open"} { // all of these close the host's own addresses
+	for _, mode := range []string{"none", "public", "open"} { // each of these modes denies the host's own addresses
 		if _, err := d.SetNetwork(d.ctx(t, quietLimit), box.ID, client.Network{Mode: mode}); err != nil {
 			t.Fatal(err)
 		}
@@ -207,9 +207,9 @@ func checkFlows(name, id string, allowed, other server) error {
 	return nil
 }
 
-// TestBranchWithOpenConnections checks that the source of a branch keeps its connections. Children
-// see these connections reset at once, and can make new ones. A rollback resets the sandbox's own
-// connections.
+// TestBranchWithOpenConnections checks that the source of a branch keeps its connections. A child
+// finds its copies of these connections reset, and can make new ones. A rollback resets the
+// connections of the sandbox.
 func TestBranchWithOpenConnections(t *testing.T) {
 	d := load(t).start(t)
 	defer d.removeBranches(t)
@@ -246,11 +246,11 @@ func TestBranchWithOpenConnections(t *testing.T) {
 	d.kill(t, append(children, source)...)
 }
 
-// TestForkdNetKilledUnderLoad kills forkd-net. Connections are reset, but nothing else is affected.
-// The restart is counted.
+// TestForkdNetKilledUnderLoad kills forkd-net during transfers. Connections are reset, but nothing
+// else is affected. The metrics count the restart.
 func TestForkdNetKilledUnderLoad(t *testing.T) {
 	d := load(t).start(t)
-	file := serveFile(t, 64<<20) // large enough to be still in transfer when forkd-net is killed
+	file := serveFile(t, 64<<20) // so large that it is still being transferred when forkd-net is killed
 	boxes := d.online(t, 3, client.Network{Mode: "allow", Allow: []string{file.address}})
 	before := d.processes(t, "forkd-net")
 	if len(before) != 1 {
@@ -299,7 +299,7 @@ func TestForkdNetKilledUnderLoad(t *testing.T) {
 	}
 }
 
-// TestNetworkOutlivesTheDaemon checks that connections survive a killed daemon.
+// TestNetworkOutlivesTheDaemon checks that connections continue when the daemon is killed.
 func TestNetworkOutlivesTheDaemon(t *testing.T) {
 	d := load(t).start(t)
 	echo := serveEcho(t)

@@ -15,11 +15,11 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// drawVar makes this program draw random numbers, like a user's program in a guest.
+// drawVar makes this program draw random numbers in a guest, like a user's program.
 const drawVar = "FORKD_DRAW"
 
-// drawOnEachLine prints numbers of Go's generators for each input line. crypto/rand uses the
-// kernel's generator through the vDSO, which keeps a state in the memory of the process.
+// drawOnEachLine prints random numbers for each input line. crypto/rand uses the kernel's generator
+// through the vDSO, which keeps a part of the generator's state in the memory of the process.
 func drawOnEachLine(in io.Reader, out io.Writer) {
 	for lines := bufio.NewScanner(in); lines.Scan(); {
 		key := make([]byte, 8)
@@ -28,8 +28,8 @@ func drawOnEachLine(in io.Reader, out io.Writer) {
 	}
 }
 
-// ownServers starts the programs from a shell, so the agent does not manage them. Each has a FIFO
-// for answers, and a FIFO for input, which another descriptor keeps open.
+// ownServers starts two programs from a shell, so that the agent does not manage them. Each has a
+// FIFO for its output, and a FIFO for its input that another descriptor keeps open.
 const ownServers = `cd /root
 cat >own.py <<'END'
 import json, os, random, ssl, sys
@@ -47,7 +47,7 @@ for name in python go; do
 done`
 
 // endServers kills both servers and waits until they have ended. Otherwise a branch could be made
-// before they have ended, and its fork would find them.
+// while they are ending, and its forks would contain them.
 const endServers = `for p in /proc/[0-9]*; do
     case $(tr '\0' ' ' <$p/cmdline 2>/dev/null) in
     "python3 own.py "*|"./draw "*)
@@ -69,8 +69,9 @@ func (d *daemon) drawn(t *testing.T, id string) map[string]string {
 	return values
 }
 
-// TestProgramsOfUsersDrawNumbersOfTheirOwn branches, rolls back and resumes a sandbox. A Python
-// program and a Go program of the user run in it, and have used their generators.
+// TestProgramsOfUsersDrawNumbersOfTheirOwn branches, rolls back and resumes a sandbox in which a
+// Python program and a Go program of the user run. Both have used their random number generators
+// before.
 func TestProgramsOfUsersDrawNumbersOfTheirOwn(t *testing.T) {
 	d := load(t).start(t)
 	defer d.removeBranches(t)
@@ -114,7 +115,7 @@ func TestProgramsOfUsersDrawNumbersOfTheirOwn(t *testing.T) {
 	d.strictRefuses(t, source, boxes[1])
 }
 
-// knowsPrograms checks what the sandbox reports about the two programs.
+// knowsPrograms checks what the daemon reports about the two programs.
 func knowsPrograms(t *testing.T, s client.Sandbox) {
 	t.Helper()
 	if s.Unique == nil {
@@ -134,8 +135,9 @@ func knowsPrograms(t *testing.T, s client.Sandbox) {
 	}
 }
 
-// differ compares the numbers that the copies have drawn. Generators that are reported as repeating
-// must repeat. Otherwise the other generators might differ for a reason other than reseeding.
+// differ compares the numbers that the copies have drawn. A generator that the daemon reports as
+// repeating must repeat: if it did not, the other generators too might differ for a reason other
+// than reseeding.
 func differ(t *testing.T, states map[string]map[string]string) {
 	t.Helper()
 	seen := make(map[string]map[string]bool)
@@ -156,8 +158,8 @@ func differ(t *testing.T, states map[string]map[string]string) {
 	}
 }
 
-// strictRefuses checks that a strict fork and a strict resume of the branch "own" are refused. For
-// a sandbox without programs they must succeed.
+// strictRefuses checks that a strict fork and a strict resume of a sandbox with such programs are
+// refused, and that they succeed for a sandbox without such programs.
 func (d *daemon) strictRefuses(t *testing.T, source, suspended client.Sandbox) {
 	t.Helper()
 	_, err := d.Fork(d.ctx(t, bakeLimit), client.ForkRequest{SnapshotTag: "own", N: 1, Unique: "strict"})

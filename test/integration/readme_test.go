@@ -17,9 +17,9 @@ import (
 )
 
 // TestReadmeSession types the first session of README.md into a shell and compares the output of
-// the commands. (Package lint compares the file with README.md.) The first command would build a
-// snapshot, but there is no package manager here, so the snapshot is made from the parent of these
-// tests.
+// the commands. (Package lint checks that the file with the session equals README.md.) The
+// session's first command would build a snapshot, for which there is no package manager here. So
+// the snapshot is made from the parent of these tests.
 func TestReadmeSession(t *testing.T) {
 	d := load(t).start(t, withPool(0))
 	d.cli(t, 0, "snapshot-compact", "--from", tag, "--to", "python-numpy")
@@ -29,8 +29,9 @@ func TestReadmeSession(t *testing.T) {
 	d.cli(t, 0, "rmi", "python-numpy")
 }
 
-// TestQuickStartOf05 types those commands of forkd 0.5's quick start that still exist, and sends
-// its request for five sandboxes. Where 0.5 used the name of a child, the test uses a sandbox's id.
+// TestQuickStartOf05 types the commands of forkd 0.5's quick start that still exist, and sends its
+// request for five sandboxes. Where forkd 0.5 used the name of a child, the test uses a sandbox's
+// id.
 func TestQuickStartOf05(t *testing.T) {
 	d := load(t).start(t, withPool(0))
 	d.cli(t, 0, "snapshot-compact", "--from", tag, "--to", "pyagent")
@@ -51,8 +52,8 @@ func TestQuickStartOf05(t *testing.T) {
 	d.cli(t, 0, "rmi", "pyagent")
 }
 
-// session types those lines of a file that begin with "$ " into a shell, except lines that begin
-// with without. It compares the output of the commands with the other lines.
+// session types the lines of a file that begin with "$ " into a shell, except lines that begin with
+// the text without. It compares the output of the commands with the other lines.
 func (d *daemon) session(t *testing.T, file, without string) {
 	t.Helper()
 	session, err := os.ReadFile(file)
@@ -87,7 +88,7 @@ func (d *daemon) session(t *testing.T, file, without string) {
 	t.Logf("messages:\n%s", &messages)
 }
 
-// request sends a request as a program without forkd's client library would.
+// request sends a request like a program without forkd's client library.
 func (d *daemon) request(t *testing.T, method, path string, status int, body string) []byte {
 	t.Helper()
 	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {

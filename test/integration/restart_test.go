@@ -45,8 +45,8 @@ func TestDaemonCrash(t *testing.T) {
 	d.only(t, boxes[0], boxes[1], more[0])
 }
 
-// TestDaemonCrashWhileForking kills the daemon before it has answered a fork. Wherever the fork was
-// interrupted, the next daemon must have all children or none.
+// TestDaemonCrashWhileForking kills the daemon before it has answered a fork. The next daemon must
+// have all children of the fork or none, wherever the fork was interrupted.
 func TestDaemonCrashWhileForking(t *testing.T) {
 	const n = 8
 	d := load(t).start(t)
@@ -77,8 +77,8 @@ func TestDaemonCrashWhileForking(t *testing.T) {
 	}
 }
 
-// crashWhileForking kills the daemon during a fork of n children, when at least vmms VMMs have
-// started and confirmed children have confirmed. Then it starts another daemon.
+// crashWhileForking starts a fork of n children. It kills the daemon when at least vmms VMMs have
+// started and confirmed children have confirmed their identity. Then it starts another daemon.
 func (d *daemon) crashWhileForking(t *testing.T, n, vmms, confirmed int) {
 	t.Helper()
 	before, records := len(d.vmms(t)), len(d.records(t))
@@ -100,7 +100,7 @@ func (d *daemon) crashWhileForking(t *testing.T, n, vmms, confirmed int) {
 	d.launch(t)
 }
 
-// records returns the paths of the records of all sandboxes that have a VM.
+// records returns the paths of the records of all sandboxes with a VM.
 func (d *daemon) records(t *testing.T) []string {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(d.run, "vm", "*", "sandbox.json"))

@@ -13,15 +13,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// search returns the words that occur in files that the daemon has written since a time. All words
-// must have the same length.
+// search returns the words that occur in files that the daemon has written since the given time.
+// All words must have the same length.
 func (d *daemon) search(t *testing.T, since time.Time, words ...string) map[string]bool {
 	t.Helper()
 	found := make(map[string]bool)
 	for _, dir := range []string{d.state, d.ram, d.run} {
 		err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
 			if errors.Is(err, fs.ErrNotExist) {
-				return nil // removed since it was listed
+				return nil // removed after it was listed
 			}
 			if err != nil || !e.Type().IsRegular() {
 				return err
@@ -50,7 +50,7 @@ func searchFile(path string, words []string, found map[string]bool) error {
 	}
 	defer f.Close()
 	const step = 1 << 20
-	keep := len(words[0]) - 1 // bytes to keep of each chunk, for words across its end
+	keep := len(words[0]) - 1 // a word may span two chunks, so the end of a chunk is kept
 	buf := make([]byte, keep+step)
 	for at := int64(0); ; {
 		data, err := f.Seek(at, unix.SEEK_DATA)
@@ -60,7 +60,7 @@ func searchFile(path string, words []string, found map[string]bool) error {
 		if err != nil {
 			return err
 		}
-		if data > at { // before data there are only zeros
+		if data > at { // there are only zeros before data
 			clear(buf[:keep])
 		}
 		n, err := f.ReadAt(buf[keep:], data)

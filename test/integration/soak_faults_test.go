@@ -27,7 +27,8 @@ const (
 	fiThaw   = 0xc0045878
 )
 
-// harm causes one fault after the other while the clients work, and each kind at least once.
+// harm causes faults, one after the other, while the clients work. It causes each kind at least
+// once.
 func (x *soaking) harm(until time.Time) {
 	x.t.Helper()
 	faults := x.allFaults()
@@ -38,12 +39,12 @@ func (x *soaking) harm(until time.Time) {
 	}
 }
 
-// pass lets the clients work for up to the given number of seconds.
+// pass lets the clients work for a random time of up to the given number of seconds.
 func (x *soaking) pass(seconds int) {
 	time.Sleep(time.Duration(x.rng.IntN(seconds*1000)) * time.Millisecond)
 }
 
-// allFaults returns the faults, in a shuffled deck.
+// allFaults returns a shuffled deck of the faults.
 func (x *soaking) allFaults() *rig.Deck[func()] {
 	return rig.NewDeck(x.rng, rig.Card[func()]{Weight: 3, Do: x.killDaemon}, rig.Card[func()]{Weight: 1, Do: x.killNet},
 		rig.Card[func()]{Weight: 4, Do: x.killVMM}, rig.Card[func()]{Weight: 2, Do: x.fillDisk},
@@ -51,8 +52,8 @@ func (x *soaking) allFaults() *rig.Deck[func()] {
 		rig.Card[func()]{Weight: 1, Do: x.killBoth})
 }
 
-// killDaemon kills the daemon and starts it again. Afterwards only acknowledged sandboxes and
-// snapshots may exist.
+// killDaemon kills the daemon and starts it again. Afterwards, there may be no sandboxes or
+// snapshots other than those acknowledged to clients.
 func (x *soaking) killDaemon() {
 	x.t.Helper()
 	x.restart()
@@ -68,7 +69,7 @@ func (x *soaking) restart() {
 	end()
 }
 
-// killNet kills forkd-net, and waits for its successor.
+// killNet kills forkd-net, and waits until the daemon has started it again.
 func (x *soaking) killNet() {
 	x.t.Helper()
 	x.report.Say("kill forkd-net")
@@ -118,8 +119,9 @@ func (x *soaking) kill(pid string) {
 	}
 }
 
-// killVMM kills one VMM at any moment: that of a sandbox, one that is being forked, or one that
-// waits in the pool. When the VMM's directory has disappeared, the daemon has noticed.
+// killVMM kills one VMM at a random time. It may be the VMM of a sandbox, one that is being forked,
+// or one that waits in the pool. killVMM then waits until the daemon has removed the VMM's
+// directory.
 func (x *soaking) killVMM() {
 	x.t.Helper()
 	dirs, err := filepath.Glob(filepath.Join(x.d.run, "vm", "*", "vmm.pid"))
@@ -130,7 +132,7 @@ func (x *soaking) killVMM() {
 	p, err := os.ReadFile(record)
 	fields := strings.Fields(string(p))
 	if err != nil || len(fields) != 2 {
-		return // the VMM has just exited, or has only just started
+		return // the VMM has just exited, or has not written its files yet
 	}
 	id := filepath.Base(filepath.Dir(record))
 	x.report.Say("kill the VMM of %s", id)
@@ -157,7 +159,7 @@ func (x *soaking) fillDisk() {
 		err = unix.Fallocate(int(f.Fd()), 0, 0, int64(free(x.t, x.disk)-min(leave, free(x.t, x.disk)/2)))
 		f.Close()
 	}
-	if err != nil && !errors.Is(err, syscall.ENOSPC) { // a full disk serves the purpose too
+	if err != nil && !errors.Is(err, syscall.ENOSPC) { // if another write has filled the disk, that is as good
 		x.t.Fatal(err)
 	}
 	restarted := x.meanwhile()
@@ -200,7 +202,7 @@ func (x *soaking) stallDisk() {
 	if err != nil {
 		x.t.Fatalf("freeze %s: %v", x.disk, err)
 	}
-	// The daemon may be killed during this. It cannot exit before its writes are done.
+	// The daemon may be killed meanwhile, but cannot exit before its writes are done.
 	thawed := make(chan error, 1)
 	time.AfterFunc(long, func() { thawed <- unix.IoctlSetInt(int(dir.Fd()), fiThaw, 0) })
 	restarted := x.meanwhile()
@@ -213,7 +215,7 @@ func (x *soaking) stallDisk() {
 	}
 }
 
-// meanwhile lets the clients work during a fault, and now and then causes another fault.
+// meanwhile lets the clients work during a fault. Sometimes it causes another fault.
 func (x *soaking) meanwhile() (restarted bool) {
 	x.t.Helper()
 	x.pass(5)
@@ -228,7 +230,7 @@ func (x *soaking) meanwhile() (restarted bool) {
 	return restarted
 }
 
-// unblocked waits until no sandbox waits for disk space any more.
+// unblocked waits until no sandbox is paused for lack of disk space.
 func (x *soaking) unblocked() {
 	x.t.Helper()
 	eventually(x.t, quietLimit, func() error {
@@ -275,8 +277,8 @@ func mountDisk(t *testing.T, image, dir string) {
 	}
 }
 
-// attach makes a block device of a file. The device disappears when it is released and not mounted
-// any more.
+// attach makes a loop device for a file. The device disappears when it has been released and is no
+// longer mounted.
 func attach(file string) (device string, release func() error, err error) {
 	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// soakHoldings are the resources in use by the daemon, forkd-net and the file systems.
+// soakHoldings are the resources that the daemon, forkd-net and the file systems use.
 type soakHoldings struct {
 	holdings
 	nets      []string // forkd-net processes
@@ -17,15 +17,14 @@ type soakHoldings struct {
 	disk, ram uint64 // free bytes of the two file systems
 }
 
-// sum returns the resources whose numbers must not have grown.
+// sum returns the resources that are counted, by kind.
 func (h soakHoldings) sum() map[string][]string {
 	return map[string][]string{"VMMs": h.vmms, "forkd-net": h.nets, "descriptors of the daemon": h.fds,
 		"descriptors of forkd-net": h.netFDs, "files": h.files, "mounts": strings.Split(h.mounts, "\n")}
 }
 
-// holdings returns the resources in use. It does not count one descriptor of os.Process: a daemon
-// that has started forkd-net has one for it, and a daemon that has found forkd-net running does
-// not.
+// holdings returns the resources in use. It does not count the descriptor that os.Process holds for
+// forkd-net: only a daemon that has started forkd-net itself has one.
 func (x *soaking) holdings() soakHoldings {
 	x.t.Helper()
 	h := soakHoldings{holdings: x.d.holdings(x.t), nets: x.d.processes(x.t, "forkd-net"), disk: free(x.t, x.disk),
@@ -39,15 +38,15 @@ func (x *soaking) holdings() soakHoldings {
 			x.t.Fatal(err)
 		}
 		for _, fd := range fds {
-			target, _ := os.Readlink(fd) // counted even if it was closed in the meantime
+			target, _ := os.Readlink(fd) // the descriptor counts even if it was closed in the meantime
 			h.netFDs = append(h.netFDs, target)
 		}
 	}
 	return h
 }
 
-// settled forks and kills a sandbox, which makes the daemon fill its pool. It waits until the pool
-// is full.
+// settled forks and kills a sandbox, so that the daemon refills its pool. It waits until the pool
+// is full, and returns the resources in use.
 func (x *soaking) settled() (h soakHoldings) {
 	x.t.Helper()
 	x.d.kill(x.t, x.fire.fork(soakTag))
@@ -61,7 +60,7 @@ func (x *soaking) settled() (h soakHoldings) {
 	return h
 }
 
-// compare waits until no resource exceeds its count in before. If that does not happen, it reports
+// compare waits until no more resources are in use than in before. After a time limit, it reports
 // the difference.
 func (x *soaking) compare(before soakHoldings) {
 	x.t.Helper()
@@ -82,7 +81,7 @@ func (x *soaking) compare(before soakHoldings) {
 	}
 }
 
-// more describes, by kind, the resources that after has in addition to h.
+// more describes the resources that are in after but not in h, by kind.
 func (h soakHoldings) more(after soakHoldings) map[string]string {
 	more := map[string]string{}
 	was := h.sum()

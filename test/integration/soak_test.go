@@ -26,24 +26,25 @@ var (
 
 const (
 	soakTag = "soak"
-	// soakRest is how long a guest's writers pause after every write, in microseconds. It is long
-	// because the daemon under test must get the CPU of an emulated host.
+	// soakRest is how long a guest's writers pause after every write, in microseconds. Without long
+	// pauses, the daemon would get too little of an emulated host's CPU.
 	soakRest = 50_000
-	// soakPatience is how much longer than its clients a run may take. It needs the time to undo
-	// the last fault, to verify, and to remove everything.
+	// soakPatience is how long a run may continue after its clients have stopped: to undo the last
+	// fault, to verify, and to remove everything.
 	soakPatience = 12 * time.Minute
 )
 
-// The maximum numbers of sandboxes and of snapshots that a client keeps.
+// Maximum numbers of sandboxes and of snapshots that a client keeps.
 const (
 	soakBoxes     = 2
 	soakSnapshots = 2
 )
 
-// TestSoak lets clients work at random. Meanwhile the daemon, forkd-net and VMMs are killed, and
-// the disk and the RAM of layers are full or stall. In the end, everything that was acknowledged
-// must exist and be whole. Every answer must be a success, or an error that a fault explains.
-// Nothing may remain. Package test/soak has the clients. make soak runs this for longer.
+// TestSoak lets clients use a daemon at random. Meanwhile it kills the daemon, forkd-net and VMMs,
+// and fills or stalls the disk and the RAM for layers. In the end, all acknowledged sandboxes and
+// snapshots must exist and be whole. Every answer must be a success, or an error that a fault
+// explains. Nothing may remain. Package test/soak has the clients. `make soak` runs this test for
+// longer.
 func TestSoak(t *testing.T) {
 	f := open(t)
 	x := newSoaking(t, f)
@@ -71,20 +72,21 @@ func TestSoak(t *testing.T) {
 	x.compare(before)
 }
 
-// soaking is a run of TestSoak. If the host fails, its methods end the test. Failures of the daemon
-// go into the report.
+// soaking is a run of TestSoak. Its methods end the test if something other than the daemon fails.
+// Failures of the daemon go into the report.
 type soaking struct {
 	t      *testing.T
 	d      *daemon
-	disk   string // mount point of the state directory's file system
+	disk   string // mount point of the file system with the state directory
 	rng    *rand.Rand
 	faults *soak.FaultLog
 	report *soak.Report
 	run    *soak.Soak
-	fire   *fire // makes the base
+	fire   *fire // used to make the base
 }
 
-// newSoaking starts a daemon on a disk of its own, and makes the snapshot from which clients fork.
+// newSoaking starts a daemon whose state is on a disk of its own, and makes the snapshot from which
+// clients fork.
 func newSoaking(t *testing.T, f *fixture) *soaking {
 	t.Helper()
 	dir := filepath.Join(f.root, "k")
@@ -93,10 +95,11 @@ func newSoaking(t *testing.T, f *fixture) *soaking {
 	ram := filepath.Join(dir, "m")
 	mountDisk(t, f.assets.Disk, x.disk)
 	mount(t, ram, ramSize)
-	// With this small reserve, the daemon accepts some requests while the disk is nearly full.
+	// The disk reserve is small, so that the daemon accepts some requests although the disk is
+	// nearly full.
 	x.d = f.start(t, withState(filepath.Join(x.disk, "s")), withRun(filepath.Join(dir, "r")), withRAM(ram),
 		withArgs("--disk-reserve-mib", "16"))
-	t.Cleanup(func() { // runs before the daemon is stopped
+	t.Cleanup(func() { // called before the daemon is stopped
 		x.write()
 		if err := x.report.Print(os.Stdout); err != nil {
 			t.Error(err)
@@ -116,7 +119,7 @@ func newSoaking(t *testing.T, f *fixture) *soaking {
 	x.d.kill(t, s)
 	x.fire.delete(baseTag, client.DeleteOptions{Force: true})
 	x.fire.check(soakTag)
-	x.d.crash(t) // so that both daemons that are compared were started in the same way
+	x.d.crash(t) // after a crash, the compared daemons have been started in the same way
 	x.d.launch(t)
 	return x
 }
@@ -128,7 +131,8 @@ func (x *soaking) write() {
 }
 
 // audit compares the existing sandboxes and snapshots with those that were acknowledged to clients.
-// Clients make no requests meanwhile. Incomplete work of a killed daemon must have been removed.
+// Clients make no requests meanwhile. What a killed daemon has not completed must have been
+// removed.
 func (x *soaking) audit() {
 	x.t.Helper()
 	x.run.Still(func(ids, tags map[string]bool) {

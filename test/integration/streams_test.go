@@ -17,8 +17,8 @@ import (
 )
 
 // loopback is a program that has both ends of a TCP connection in the guest. It sends a counter
-// back and forth, and writes its value to /root/count. The program ends with the connection, or at
-// the first wrong number.
+// back and forth, and writes the counter to /root/count. It exits when the connection breaks, or
+// when it receives a wrong number.
 const loopback = `
 import os, socket, threading, time
 server = socket.create_server(('127.0.0.1', 0))
@@ -40,8 +40,8 @@ while True:
     time.sleep(0.1)
 `
 
-// counting is a program that never ends and prints a number every 0.2 s. It is not a shell loop,
-// which would start a process for each number. That would be much work in an emulated guest.
+// counting is a program that prints a number every 0.2 s and never exits. A shell loop would start
+// a process for each number, which is too much work for an emulated guest.
 const counting = `
 import time
 counted = 0
@@ -56,12 +56,13 @@ type counterStream struct {
 	mu     sync.Mutex
 	output bytes.Buffer
 	stop   bool
-	done   chan error // receives the stream's end; has a buffer of one
+	done   chan error // receives the error at the end of the stream; has a buffer of one
 }
 
 var errEnough = errors.New("enough")
 
-// count starts the program counting in a sandbox. Like the daemon, it uses the socket of the VMM.
+// count starts the program counting in a sandbox. It connects to the agent through the VMM's
+// socket, like the daemon.
 func (d *daemon) count(ctx context.Context, id string) *counterStream {
 	c := &counterStream{done: make(chan error, 1)}
 	guest := agentclient.New(agentclient.DialUnix(filepath.Join(d.run, "vm", id, vmmclient.VsockSocket)))
@@ -92,7 +93,7 @@ func (c *counterStream) at(t *testing.T) int {
 	c.mu.Lock()
 	lines := strings.Split(c.output.String(), "\n")
 	c.mu.Unlock()
-	lines = lines[:len(lines)-1] // the part after the last newline is incomplete
+	lines = lines[:len(lines)-1] // the last line may be incomplete
 	for i, l := range lines {
 		if l != strconv.Itoa(i) {
 			t.Fatalf("line %d is %q", i, l)
@@ -101,7 +102,7 @@ func (c *counterStream) at(t *testing.T) int {
 	return len(lines)
 }
 
-// goesOn waits until two more numbers have arrived.
+// goesOn waits until the stream has delivered two more numbers.
 func (c *counterStream) goesOn(t *testing.T) {
 	t.Helper()
 	from := c.at(t)
@@ -124,15 +125,15 @@ func (c *counterStream) end(t *testing.T) {
 	}
 }
 
-// loopbackGoesOn waits until the counter of loopback has moved.
+// loopbackGoesOn waits until the program loopback has counted further.
 func (d *daemon) loopbackGoesOn(t *testing.T, id string) {
 	t.Helper()
 	d.sh(t, id, `from=$(cat /root/count); while [ $(cat /root/count) = $from ]; do kill -0 $(cat /root/pid) || exit 1; sleep 0.1; done`)
 }
 
-// TestBranchKeepsStreams branches a sandbox with a stream to the host, a request in progress, and a
-// TCP connection inside the guest. The source loses none of them. A child has the TCP connection,
-// and answers only its own clients.
+// TestBranchKeepsStreams branches a sandbox that has a stream to the host, a request in progress,
+// and a TCP connection inside the guest. The source loses none of them. A child has the TCP
+// connection, and does not answer the clients of its source.
 func TestBranchKeepsStreams(t *testing.T) {
 	d := load(t).start(t, withPool(0))
 	box := d.fork(t, 1)[0]
@@ -150,7 +151,7 @@ func TestBranchKeepsStreams(t *testing.T) {
 			err error
 		}
 		answers := make(chan answer, 1)
-		go func() { // the code continues after the branch
+		go func() { // the request continues after the branch
 			r, err := d.Eval(ctx, box.ID, client.EvalRequest{TimeoutSecs: 120, Code: `
 import os, time
 open('/root/asked', 'w').close()
@@ -173,11 +174,12 @@ asked`})
 
 		child := d.forkOf(t, mode, 1)[0]
 		d.loopbackGoesOn(t, child.ID)
-		if got := d.value(t, child.ID, "asked"); got != fmt.Sprint(i) { // the child's /root/go does not exist
+		if got := d.value(t, child.ID, "asked"); got != fmt.Sprint(i) { // /root/go does not exist in the child
 			t.Errorf("%s: the request that was under way did %s in a child, want %d", mode, got, i)
 		}
 		const find = `grep -l 'counted += [1]' /proc/[0-9]*/cmdline | wc -l`
-		if got := d.sh(t, child.ID, find); got != "1\n" { // the process still runs, although its output is not read
+		// The process is still running, although no one reads its output.
+		if got := d.sh(t, child.ID, find); got != "1\n" {
 			t.Errorf("%s: the command of the stream runs %q times in a child", mode, got)
 		}
 		d.kill(t, child)

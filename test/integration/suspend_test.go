@@ -17,7 +17,8 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// TestSuspend suspends a sandbox, which frees its VM, and resumes it, across a crash of the daemon.
+// TestSuspend suspends a sandbox, which frees its VM, and resumes it. In between, the daemon
+// crashes.
 func TestSuspend(t *testing.T) {
 	d := load(t).start(t)
 	box := d.fork(t, 1)[0]
@@ -52,7 +53,8 @@ func TestSuspend(t *testing.T) {
 	d.removeBranches(t)
 }
 
-// remember gives a sandbox state that it could lose: a variable, a file, and a running process.
+// remember gives a sandbox state that a suspension could lose: a variable, a file, and a running
+// process.
 func (d *daemon) remember(t *testing.T, id, word string) {
 	t.Helper()
 	d.value(t, id, fmt.Sprintf("[kept := %q]", word))
@@ -60,7 +62,8 @@ func (d *daemon) remember(t *testing.T, id, word string) {
 		"{ (while sleep 0.1; do echo tick >>/root/ticks; done) >/dev/null 2>&1 & echo $! >/root/pid; }", word))
 }
 
-// remembers checks that a sandbox has lost nothing since remember, and that its process still runs.
+// remembers checks that a sandbox has all state that remember gave it, and that its process is
+// running.
 func (d *daemon) remembers(t *testing.T, id, word string) {
 	t.Helper()
 	if got := d.value(t, id, "kept") + d.sh(t, id, "cat /root/note"); got != fmt.Sprintf("'%s'%s\n", word, word) {
@@ -97,11 +100,12 @@ func (d *daemon) inState(t *testing.T, id string, want ...string) client.Sandbox
 	return s
 }
 
-// idleTimeout is short enough to wait for. Requests of the test can still last longer.
+// idleTimeout is short, so that tests can wait for it. The requests of a test may still last
+// longer.
 const idleTimeout = 2
 
-// TestIdleSandbox checks that an unused sandbox is suspended, that a sandbox in use is not, and
-// that every kind of request resumes it, even after a crash of the daemon.
+// TestIdleSandbox checks that an unused sandbox is suspended, and that a sandbox in use is not. It
+// checks that every kind of request resumes a suspended sandbox, even after a crash of the daemon.
 func TestIdleSandbox(t *testing.T) {
 	d := load(t).start(t, withPool(0))
 	r, err := d.Fork(d.ctx(t, bakeLimit), client.ForkRequest{SnapshotTag: tag, N: 1, IdleTimeoutSecs: idleTimeout})
@@ -141,7 +145,7 @@ func TestIdleSandbox(t *testing.T) {
 				t.Errorf("after the crash: %+v", s)
 			}
 			d.branchOf(t, box.ID, "woken", "live")
-			// As long as the snapshot exists, it may take RAM.
+			// Until it is deleted, the snapshot may take RAM.
 			if err := d.DeleteSnapshot(d.ctx(t, quietLimit), "woken", client.DeleteOptions{}); err != nil {
 				t.Error(err)
 			}
@@ -153,7 +157,7 @@ func TestIdleSandbox(t *testing.T) {
 		if s.PID != 0 {
 			t.Errorf("before the %s: %+v", request.name, s)
 		}
-		eventually(t, quietLimit, func() error { // it is listed as suspended before it is freed
+		eventually(t, quietLimit, func() error { // the sandbox is listed as suspended before its memory is freed
 			if vmms, ram := d.vmms(t), tree(t, d.ram); len(vmms) > 0 || len(ram) > inRAM {
 				return fmt.Errorf("before the %s: suspended with VMM %v and in RAM %q", request.name, vmms, ram)
 			}
@@ -166,8 +170,8 @@ func TestIdleSandbox(t *testing.T) {
 	d.removeBranches(t)
 }
 
-// stayAwake makes requests that take longer than the idle timeout. The sandbox must not be
-// suspended.
+// stayAwake makes requests that take longer than the idle timeout, and checks that the sandbox is
+// not suspended.
 func (d *daemon) stayAwake(t *testing.T, id string) {
 	t.Helper()
 	const long = 2 * idleTimeout
@@ -212,8 +216,8 @@ func (d *daemon) stayAwake(t *testing.T, id string) {
 }
 
 // TestCrashWhileSuspending kills the daemon at several points of a suspension. Afterwards the
-// sandbox must be suspended, or run as if no suspension had been requested. If its client had
-// paused it, it must still be paused.
+// sandbox must either be suspended, or be in the state that it had before: running, or paused by
+// its client.
 func TestCrashWhileSuspending(t *testing.T) {
 	d := load(t).start(t, withPool(0))
 	boxes := d.fork(t, 2)
@@ -221,7 +225,7 @@ func TestCrashWhileSuspending(t *testing.T) {
 	if _, err := d.Pause(d.ctx(t, quietLimit), still.ID); err != nil {
 		t.Fatal(err)
 	}
-	d.value(t, box.ID, "[data := bytearray(__import__('os').urandom(32 << 20)), len(data)][1]") // slow to write
+	d.value(t, box.ID, "[data := bytearray(__import__('os').urandom(32 << 20)), len(data)][1]") // takes long to save
 	exists := func(pattern ...string) func() bool {
 		return func() bool {
 			list, err := filepath.Glob(filepath.Join(append([]string{d.state}, pattern...)...))
@@ -277,8 +281,8 @@ func TestCrashWhileSuspending(t *testing.T) {
 	d.removeBranches(t)
 }
 
-// TestFailedSuspension checks that a sandbox continues if its suspended state cannot be written to
-// disk. Its earlier suspended state stays.
+// TestFailedSuspension checks that a sandbox continues if its state cannot be written to disk. The
+// state of its previous suspension is kept.
 func TestFailedSuspension(t *testing.T) {
 	d := load(t).start(t, withPool(0))
 	box := d.fork(t, 1)[0]
@@ -291,14 +295,14 @@ func TestFailedSuspension(t *testing.T) {
 	}
 	d.remember(t, box.ID, "later")
 	earlier := tree(t, filepath.Join(d.state, "snapshots"))
-	var obstacles []string // a flush ends with a rename, which fails if the target is a directory that is not empty
+	var obstacles []string // a flush ends with a rename, which fails if the target is a directory with files
 	for i := range 9 {
 		dir := filepath.Join(d.state, "snapshots", fmt.Sprintf("suspended-%s-%d", box.ID, i))
 		if _, err := os.Stat(dir); err == nil {
 			continue
 		}
 		obstacles = append(obstacles, dir)
-		t.Cleanup(func() { os.RemoveAll(dir) }) // other tests use the directory too
+		t.Cleanup(func() { os.RemoveAll(dir) }) // other tests use the same directory
 		if err := os.MkdirAll(filepath.Join(dir, "x"), 0o700); err != nil {
 			t.Fatal(err)
 		}
@@ -321,7 +325,7 @@ func TestFailedSuspension(t *testing.T) {
 		return nil
 	})
 	d.crash(t)
-	if err := syscall.Kill(box.PID, syscall.SIGKILL); err != nil { // as if the host had crashed
+	if err := syscall.Kill(box.PID, syscall.SIGKILL); err != nil { // like a crash of the host
 		t.Fatal(err)
 	}
 	d.launch(t)

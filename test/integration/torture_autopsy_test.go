@@ -9,8 +9,8 @@ import (
 	"github.com/forkd/forkd/test/torture/guest"
 )
 
-// autopsyScript prints where each thread of the guest is. Then it ends the program, which prints
-// the same about its goroutines.
+// autopsyScript prints the stack of each thread of the guest program. Then it makes the program
+// exit and print the stacks of its goroutines.
 const autopsyScript = `exec 2>&1
 for p in /proc/[0-9]*; do
 	[ -n "$(tr -d '\0' <$p/cmdline)" ] || continue

@@ -14,8 +14,8 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// cutShort begins a branch of the source and calls end in the middle of it. It returns the answer
-// to the branch.
+// cutShort starts a branch of the source and calls end in the middle of it. It returns the answer
+// to the branch request.
 func (x *fire) cutShort(tag string, limit int, end func()) (answer client.Snapshot, err error) {
 	req := client.BranchRequest{Mode: x.mode()}
 	req.NoWait = req.Mode == "live" && x.rng.IntN(2) == 0
@@ -32,17 +32,18 @@ func (x *fire) cutShort(tag string, limit int, end func()) (answer client.Snapsh
 	return answer, err
 }
 
-// settleCut records whether a snapshot was completed. An acknowledged snapshot must exist.
+// settleCut checks whether a snapshot was completed, and records the result. An acknowledged
+// snapshot must exist.
 func (x *fire) settleCut(answer client.Snapshot, err error, p point) {
 	x.t.Helper()
 	d, missing := x.d.Snapshot(x.d.ctx(x.t, stepLimit), answer.Tag)
 	switch {
 	case missing == nil && d.Status == "ready":
-		if err != nil || answer.Status == "writing" { // otherwise it has already been counted
+		if err != nil || answer.Status == "writing" { // otherwise the snapshot has been counted
 			x.branched(d.Snapshot)
 		}
 		x.took(d.Snapshot, p)
-	case missing == nil && d.Status == "failed" && answer.Status == "writing": // listed until it is removed
+	case missing == nil && d.Status == "failed" && answer.Status == "writing": // listed as failed until it is removed
 		x.report.Count(&x.report.CutOff)
 		x.delete(answer.Tag, client.DeleteOptions{})
 	case client.IsNotFound(missing) && (err != nil || answer.Status == "writing"):
@@ -52,8 +53,8 @@ func (x *fire) settleCut(answer client.Snapshot, err error, p point) {
 	}
 }
 
-// killDaemon kills the daemon in the middle of a branch. The next daemon finds the source running
-// and whole, and can branch it at once. Every snapshot that it lists is whole.
+// killDaemon kills the daemon in the middle of a branch. Under the next daemon, the source runs, is
+// whole, and can be branched at once. Every snapshot that this daemon lists is whole.
 func (x *fire) killDaemon() {
 	p, tag := x.mark(x.source.ID, x.hot()...), x.newTag()
 	answer, err := x.cutShort(tag, 300, func() { x.d.crash(x.t) })
@@ -84,8 +85,8 @@ func (x *fire) killDaemon() {
 	x.d.audit(x.t)
 }
 
-// killVMM kills the source's VMM in the middle of a branch. The source is reported as exited, and
-// no other sandbox is affected.
+// killVMM kills the source's VMM in the middle of a branch. The source is then reported as exited,
+// and no other sandbox is affected.
 func (x *fire) killVMM() {
 	bystander := x.fork(x.last)
 	p, tag := x.mark(x.source.ID, x.hot()...), x.newTag()
@@ -124,8 +125,8 @@ func (x *fire) killVMM() {
 	x.d.audit(x.t)
 }
 
-// nothingOfTheDead checks that a source whose VMM was killed has left nothing except its latest
-// suspended state.
+// nothingOfTheDead checks that a source whose VMM was killed has left only its latest suspended
+// state, if it had one.
 func (x *fire) nothingOfTheDead() {
 	x.t.Helper()
 	dirs := []string{filepath.Join(x.d.run, "vm", x.source.ID)}
@@ -151,16 +152,16 @@ func (x *fire) nothingOfTheDead() {
 	x.verifySource(*x.saved)
 }
 
-// noRoom makes a snapshot that does not fit onto the disk, while guests have room for their writes.
-// The snapshot is usable and reports that it is not on disk, even under the next daemon. When there
-// is room, it is written.
+// noRoom makes a snapshot that does not fit onto the disk, while guests still have room for their
+// writes. The snapshot is usable and reports that it is not on disk, also under the next daemon.
+// When there is room, it is written.
 func (x *fire) noRoom() {
 	filler := filepath.Join(x.d.state, "filler")
 	leave := uint64(16+x.rng.IntN(8)) << 20
 	x.fillDisk(filler, leave)
 	p, tag := x.mark(x.source.ID, x.hot()...), x.newTag()
 	branch := func() client.SnapshotDetail {
-		s, err := x.branch(x.source.ID, tag, client.BranchRequest{Mode: "full"}) // takes tens of MiB
+		s, err := x.branch(x.source.ID, tag, client.BranchRequest{Mode: "full"}) // needs tens of MiB
 		x.fail(err)
 		x.took(s, p)
 		return x.flushed(tag)
@@ -170,7 +171,9 @@ func (x *fire) noRoom() {
 		if d.Persist != "done" {
 			break
 		}
-		x.delete(tag, client.DeleteOptions{}) // with the files of earlier deletions, which made room for it
+		// Also removes files that were waiting for deletion, so there is more room than this
+		// snapshot needs.
+		x.delete(tag, client.DeleteOptions{})
 		x.fillDisk(filler, leave)
 		d = branch()
 	}
@@ -191,7 +194,7 @@ func (x *fire) noRoom() {
 	s, err := x.branch(x.source.ID, other, client.BranchRequest{Mode: "diff"})
 	x.fail(err)
 	x.took(s, p)
-	x.delete(other, client.DeleteOptions{}) // a deletion makes the store try again
+	x.delete(other, client.DeleteOptions{}) // after a deletion the store tries to write again
 	eventually(x.t, quietLimit, func() error {
 		if d := x.flushed(tag); d.Persist != "done" || d.Warning != "" {
 			return fmt.Errorf("snapshot for which there is room: %+v", d)
@@ -215,7 +218,7 @@ func (x *fire) flushed(tag string) (d client.SnapshotDetail) {
 	return d
 }
 
-// fillDisk fills the state directory's file system until leave bytes are free.
+// fillDisk fills the file system of the state directory until leave bytes are free.
 func (x *fire) fillDisk(path string, leave uint64) {
 	x.t.Helper()
 	f, err := os.Create(path)
@@ -238,18 +241,18 @@ func free(t *testing.T, dir string) uint64 {
 	return st.Bfree * uint64(st.Bsize)
 }
 
-// freeBytes returns the free bytes of the file systems for state and memory. Removed files that are
-// still open do not count as free.
+// freeBytes returns the free bytes of the file systems for state and memory. Files that are removed
+// but still open take space.
 func (x *fire) freeBytes() uint64 {
 	x.t.Helper()
 	x.d.audit(x.t)
 	return free(x.t, x.d.state) + free(x.t, x.d.ram)
 }
 
-// slack is the space that logs, digests and other small files may take in the meantime.
+// slack is the space that logs, digests and other small files may take during a run.
 const slack = 2 << 20
 
-// nothingLeft checks that only the base exists, and that no more space is used than before.
+// nothingLeft checks that only the base exists, and that the free space is as before.
 func (x *fire) nothingLeft(before uint64) {
 	x.t.Helper()
 	x.d.only(x.t)

@@ -14,18 +14,19 @@ import (
 	"github.com/forkd/forkd/test/torture/guest"
 )
 
-// baseTag is the snapshot with the running guest program. All other snapshots descend from it.
+// baseTag is the snapshot in which the guest program is running. All other snapshots descend from
+// it.
 const baseTag = "base"
 
-// guestSize is small, because the daemon is under test.
+// guestSize is small, because these tests are about the daemon and not about large guests.
 var guestSize = guest.Size{MemoryMiB: 8, DiskMiB: 1, CPUs: 1}
 
 // stepLimit bounds every request. It is long because an emulated host may be busy. A request that
 // takes longer fails the test.
 const stepLimit = 2 * time.Minute
 
-// makeBase bakes a parent, starts the program in a child of it, and makes a snapshot of that child,
-// the base.
+// makeBase bakes a parent, starts the guest program in a child of it, and makes a snapshot of the
+// child: the base.
 func (x *fire) makeBase() {
 	x.t.Helper()
 	f := x.d.f
@@ -54,8 +55,8 @@ func (x *fire) makeBase() {
 	x.check(baseTag)
 }
 
-// ask sends a request to the program in a sandbox. It returns an error if the program reports
-// damage.
+// ask sends a request to the guest program of a sandbox. If the program reports damage, ask returns
+// an error.
 func (x *fire) ask(id string, words ...string) (guest.Report, error) {
 	var r guest.Report
 	res, err := x.d.Exec(x.d.ctx(x.t, stepLimit), id, client.ExecRequest{
@@ -83,13 +84,13 @@ func (x *fire) fail(err error) {
 	x.t.Fatal(err)
 }
 
-// hot draws the units that a sandbox writes: all, 64 units of each writer, or one unit of each.
+// hot draws how many units a sandbox writes: all units, 64 of each writer, or one of each writer.
 func (x *fire) hot() []string {
 	return []string{"hot", []string{"0", "0", "1", "64"}[x.rng.IntN(4)]}
 }
 
-// mark gives a sandbox a new, unique number. It is contained in snapshots that are made before the
-// next mark.
+// mark sets a new, unique mark in a sandbox. The snapshots of the sandbox contain it until the next
+// mark is set.
 func (x *fire) mark(id string, words ...string) point {
 	x.t.Helper()
 	x.names++
@@ -100,7 +101,7 @@ func (x *fire) mark(id string, words ...string) point {
 	return p
 }
 
-// branch makes the snapshot tag of a sandbox and counts it. The snapshot must have the requested
+// branch makes a snapshot of a sandbox and counts it. It checks that the snapshot has the requested
 // mode.
 func (x *fire) branch(id, tag string, req client.BranchRequest) (client.Snapshot, error) {
 	req.Tag = tag
@@ -130,7 +131,7 @@ func (x *fire) branched(s client.Snapshot) {
 	x.report.Branched(s.Mode, faults)
 }
 
-// took records a complete snapshot and its instant.
+// took records the instant of a complete snapshot.
 func (x *fire) took(s client.Snapshot, p point) {
 	x.t.Helper()
 	d, err := x.d.Snapshot(x.d.ctx(x.t, stepLimit), s.Tag)
@@ -140,8 +141,8 @@ func (x *fire) took(s client.Snapshot, p point) {
 	x.report.Reached(p.depth)
 }
 
-// latest makes tag the snapshot to roll back to. It removes the previous one, unless the source
-// runs from it.
+// latest makes tag the snapshot to which the source is rolled back. It removes the previous such
+// snapshot, unless the source runs from it.
 func (x *fire) latest(tag string) {
 	x.t.Helper()
 	old := x.last
@@ -177,8 +178,8 @@ func (x *fire) forkN(req client.ForkRequest) ([]client.Sandbox, error) {
 	return r.Sandboxes, nil
 }
 
-// verifyCopy checks that sandbox id is a copy of instant p, and has continued since. It must have
-// received no requests in between.
+// verifyCopy checks that sandbox id is a copy of instant p that has continued since then. The
+// sandbox must not have received other requests.
 func (x *fire) verifyCopy(id string, p point) error {
 	r, err := x.ask(id, "verify")
 	if err != nil {
@@ -205,14 +206,15 @@ func (x *fire) verifyMarked() {
 	x.report.Count(&x.report.SourcesVerified)
 }
 
-// verifySource checks the source, whose latest mark must be that of p.
+// verifySource checks the source. Its latest mark must be that of p.
 func (x *fire) verifySource(p point) {
 	x.t.Helper()
 	x.fail(x.verifyCopy(x.source.ID, p))
 	x.report.Count(&x.report.SourcesVerified)
 }
 
-// verifyChildren checks children of the instant p and kills them. Only one of them runs at a time.
+// verifyChildren checks that children are copies of instant p, and kills them. It lets only one of
+// them run at a time.
 func (x *fire) verifyChildren(list []client.Sandbox, p point) error {
 	for _, s := range list[1:] {
 		if _, err := x.d.Pause(x.d.ctx(x.t, stepLimit), s.ID); err != nil {
@@ -253,8 +255,8 @@ func (x *fire) check(tag string) {
 	x.fail(x.checkSnapshot(tag))
 }
 
-// checkAll verifies a child of every snapshot. It also checks that no other snapshots are listed
-// except those of suspended sandboxes.
+// checkAll verifies a child of every snapshot. It also checks that the daemon lists no other
+// snapshots, except those of suspended sandboxes.
 func (x *fire) checkAll() {
 	x.t.Helper()
 	list, err := x.d.Snapshots(x.d.ctx(x.t, stepLimit))
@@ -262,7 +264,7 @@ func (x *fire) checkAll() {
 	var tags []string
 	for _, s := range list {
 		if s.Transient {
-			continue // deleted with its sandbox
+			continue // deleted together with its sandbox
 		}
 		if _, known := x.points[s.Tag]; !known || s.Status != "ready" {
 			x.t.Fatalf("snapshot that is listed: %+v", s)
@@ -277,8 +279,8 @@ func (x *fire) checkAll() {
 	}
 }
 
-// verifyFiles compares the files of a snapshot, including its base image, with their digests. That
-// takes minutes on an emulated host, so only a long run does it, and seldom.
+// verifyFiles compares the files of a snapshot, and its base image, with their digests. It takes
+// minutes on an emulated host, so only a long run does so, and rarely.
 func (x *fire) verifyFiles(tag string) {
 	x.t.Helper()
 	if x.long && x.rng.IntN(4) == 0 {
@@ -286,7 +288,7 @@ func (x *fire) verifyFiles(tag string) {
 	}
 }
 
-// still pauses the source while f runs, so that children get the CPU of an emulated host.
+// still pauses the source while f runs, so that children get all of an emulated host's CPU.
 func (x *fire) still(f func()) {
 	x.t.Helper()
 	if s, err := x.d.Pause(x.d.ctx(x.t, stepLimit), x.source.ID); err != nil || s.State != "paused" {

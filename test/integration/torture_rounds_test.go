@@ -31,7 +31,8 @@ func (x *fire) plain() {
 	x.latest(tag)
 }
 
-// parentTag decides at random whether a branch request names its parent, and returns that or "".
+// parentTag decides at random whether a branch request names the source's snapshot. It returns the
+// tag, or "".
 func (x *fire) parentTag(mode string) string {
 	if mode == "full" || x.rng.IntN(2) == 0 {
 		return ""
@@ -39,13 +40,13 @@ func (x *fire) parentTag(mode string) string {
 	return x.source.SnapshotTag
 }
 
-// early starts children from a live branch as early as possible, while the source still writes and
-// the branch is flushed.
+// early forks children from a live branch as early as possible, while the branch is being copied
+// and flushed and the source writes.
 func (x *fire) early() {
 	p, tag := x.mark(x.source.ID, x.hot()...), x.newTag()
 	_, err := x.branch(x.source.ID, tag, client.BranchRequest{Mode: "live", NoWait: true})
 	x.fail(err)
-	next := x.mark(x.source.ID) // the children must not contain pages written after this mark
+	next := x.mark(x.source.ID) // the children must not contain later writes
 	list, err := x.forkWritten(tag)
 	x.fail(err)
 	d, err := x.d.Snapshot(x.d.ctx(x.t, stepLimit), tag)
@@ -103,7 +104,7 @@ func (x *fire) race() {
 	x.latest(made[keep].Tag)
 }
 
-// descend makes a child the source.
+// descend makes a child the new source.
 func (x *fire) descend() {
 	p, tag, mode := x.mark(x.source.ID, x.hot()...), x.newTag(), "live"
 	if x.rng.IntN(3) == 0 {
@@ -112,7 +113,8 @@ func (x *fire) descend() {
 	s, err := x.branch(x.source.ID, tag, client.BranchRequest{Mode: mode})
 	x.fail(err)
 	x.took(s, p)
-	if x.points[tag].depth <= x.own.depth { // may be more than one deeper if the source runs from a branch of its own
+	// The child may be more than one layer deeper, if the source runs from a branch of its own.
+	if x.points[tag].depth <= x.own.depth {
 		x.t.Fatalf("branch %s has depth %d, its source runs from depth %d", tag, x.points[tag].depth, x.own.depth)
 	}
 	x.verifyMarked()
@@ -120,8 +122,7 @@ func (x *fire) descend() {
 	x.replace()
 }
 
-// replace kills the source. A child of its latest snapshot becomes the next source, and is
-// verified.
+// replace kills the source. A child of its latest snapshot becomes the new source, and is verified.
 func (x *fire) replace() {
 	x.d.kill(x.t, x.source)
 	x.source, x.own, x.saved = x.fork(x.last), x.points[x.last], nil
@@ -129,8 +130,8 @@ func (x *fire) replace() {
 	x.report.Count(&x.report.ChildrenVerified)
 }
 
-// rollback rolls the running source back to a snapshot of its line, twice, and verifies it. Then it
-// branches the source.
+// rollback rolls the running source back to an earlier snapshot, twice, and verifies the source
+// each time. Then it branches the source.
 func (x *fire) rollback() {
 	to, want := "", x.own
 	if n := x.rng.IntN(8); n < 5 {
@@ -202,8 +203,8 @@ func (x *fire) forkSource() {
 	})
 }
 
-// suspend suspends and resumes the source, sometimes under another daemon. Then it verifies the
-// source, which can be rolled back to its suspended state.
+// suspend suspends and resumes the source, sometimes under another daemon, and verifies the source.
+// Later rounds may roll it back to its suspended state.
 func (x *fire) suspend() {
 	p := x.mark(x.source.ID)
 	if x.rng.IntN(3) == 0 {
@@ -231,7 +232,8 @@ func (x *fire) suspend() {
 	x.verifySource(p)
 }
 
-// remove removes a small tree of snapshots with running children, in each possible way.
+// remove removes three snapshots that build on each other and have running children. It does so in
+// each way that the API permits.
 func (x *fire) remove() {
 	now := x.mark(x.source.ID)
 	x.still(func() {
@@ -246,7 +248,8 @@ func (x *fire) remove() {
 		refused(tags[1], client.DeleteOptions{Force: true}, "in use")
 		x.d.kill(x.t, boxes[1])
 		x.delete(tags[1], client.DeleteOptions{Force: true})
-		x.fail(x.verifyCopy(boxes[2].ID, x.points[tags[2]])) // the child reads pages and blocks of the removed snapshots
+		// The child reads pages and blocks from the removed snapshots.
+		x.fail(x.verifyCopy(boxes[2].ID, x.points[tags[2]]))
 		x.d.kill(x.t, boxes[0])
 		x.delete(tags[0], client.DeleteOptions{})
 
@@ -267,8 +270,8 @@ func (x *fire) remove() {
 	x.verifySource(now)
 }
 
-// grow branches the paused source, a child of that branch, and a child of the second branch. In the
-// end only the last child runs.
+// grow branches the paused source, a child of that branch, and a child of the second branch. At its
+// end, only the last child runs.
 func (x *fire) grow(now point) (tags []string, boxes []client.Sandbox) {
 	x.t.Helper()
 	from := x.source.ID

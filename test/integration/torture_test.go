@@ -17,7 +17,7 @@ import (
 	"github.com/forkd/forkd/test/torture/guest"
 )
 
-// tortureBranches is the default number of branches.
+// tortureBranches is the default number of branches in a run.
 const tortureBranches = 22
 
 var (
@@ -26,21 +26,22 @@ var (
 	tortureReport = flag.String("torture.report", "", "file for the counts, as JSON, rewritten after every step")
 )
 
-// Depths of a line of descent: numbers of memory layers over the first snapshot.
+// Depths of a line of descent, as the number of memory layers above those of the first snapshot.
 const (
-	wantDepth = 4 // a run must reach this depth
-	lineDepth = 5 // at this depth a line ends, and its ancestors are verified
+	wantDepth = 4 // a run fails if it does not reach this depth
+	lineDepth = 5 // at this depth a line of descent ends, and its snapshots are verified
 )
 
-// TestTorture branches, forks, rolls back, suspends and removes sandboxes through the daemon while
-// test/guest/torture writes in them as fast as it can. It kills the daemon and VMMs in the middle,
-// and verifies every copy. A seed determines its choices, but not the instants at which it
-// interrupts guest, VMM and daemon. Package test/torture does the same to VMMs without a daemon.
+// TestTorture branches, forks, rolls back, suspends and removes sandboxes through the daemon. In
+// the sandboxes, test/guest/torture writes as fast as it can. The test kills the daemon and VMMs in
+// the middle of operations, and verifies every copy. A seed determines the operations, but not the
+// instants at which they interrupt guest, VMM and daemon. Package test/torture does the same to
+// VMMs without a daemon.
 func TestTorture(t *testing.T) {
 	f := open(t)
 	dir := filepath.Join(f.root, "t")
 	state := filepath.Join(dir, "s")
-	mount(t, state, "size=1g") // a file system of its own, which the test can fill
+	mount(t, state, "size=1g") // a file system of its own, which the test may fill
 	d := f.start(t, withState(state), withRun(filepath.Join(dir, "r")), withRAM(filepath.Join(dir, "m")))
 	x := &fire{t: t, d: d, rng: rand.New(rand.NewPCG(*tortureSeed, 0)), points: map[string]point{},
 		long: *tortureN > 2*tortureBranches, report: torture.NewReport(*tortureSeed, os.Stdout)}
@@ -65,31 +66,31 @@ func TestTorture(t *testing.T) {
 	x.nothingLeft(free)
 }
 
-// fire is a run of TestTorture. Its methods end the test on any failure. Those that return an error
-// instead may be called concurrently.
+// fire is a run of TestTorture. Its methods end the test on any failure. Methods that return an
+// error may be called concurrently.
 type fire struct {
 	t      *testing.T
 	d      *daemon
 	rng    *rand.Rand
 	deck   *rig.Deck[round]
-	long   bool // there is time to compute digests
+	long   bool // there is time to compute digests of files
 	names  int
 	report *torture.Report
 
-	source client.Sandbox   // writes all the time
-	own    point            // the instant that it runs from
-	saved  *point           // its latest suspended state
-	last   string           // latest snapshot in the source's line, to which the source can be rolled back
-	points map[string]point // expected instants of children of the listed snapshots, by tag
+	source client.Sandbox   // the sandbox that is branched; it writes all the time
+	own    point            // the instant of the snapshot that the source runs from
+	saved  *point           // the instant of the source's latest suspended state
+	last   string           // tag of the latest snapshot to which the source can be rolled back
+	points map[string]point // by tag: the instant that children of the snapshot must have
 }
 
 // point is the instant of a snapshot.
 type point struct {
 	guest.Instant
-	depth int // number of memory layers over the first
+	depth int // number of memory layers above those of the first snapshot
 }
 
-// round is one operation on the source. It may branch several times.
+// round is one operation on the source. It may make several branches.
 type round struct {
 	name string
 	run  func(*fire)
@@ -127,7 +128,7 @@ func (x *fire) write() {
 	}
 }
 
-// newLine starts a source from the base.
+// newLine makes a child of the base the source.
 func (x *fire) newLine() {
 	x.t.Helper()
 	x.source, x.own, x.saved, x.last = x.fork(baseTag), x.points[baseTag], nil, baseTag
@@ -146,7 +147,7 @@ func (x *fire) endLine() {
 		}
 		x.delete(tag, client.DeleteOptions{Force: true})
 		if i == len(tags)/2 {
-			x.checkAll() // checks snapshots whose ancestors are gone
+			x.checkAll() // also checks snapshots whose ancestors were removed
 		}
 	}
 	x.d.audit(x.t)
@@ -159,7 +160,7 @@ func (x *fire) newTag() string {
 	return fmt.Sprintf("t%d", x.names)
 }
 
-// mode draws the mode of a branch, live most of the time.
+// mode draws the mode of a branch. Most branches are live.
 func (x *fire) mode() string {
 	switch n := x.rng.IntN(20); {
 	case n < 12:

@@ -11,8 +11,8 @@ import (
 	"github.com/forkd/forkd/internal/treetar"
 )
 
-// testTrees uploads a directory into a sandbox and downloads it again. It uses the guest's own
-// disk, user and agent, and watches the files arrive.
+// testTrees uploads a directory into a sandbox and downloads it again, and receives an event for
+// each file that arrives. With a real VM, it uses the guest's own disk, user and agent.
 func testTrees(t *testing.T, d *daemon, id string) {
 	from, to := t.TempDir(), t.TempDir()
 	big := bytes.Repeat([]byte("0123456789abcdef"), 1<<16)

@@ -14,8 +14,8 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// hook reports an event to `forkd turn` as Claude Code does, with the command that `forkd hook`
-// writes into its settings.
+// hook reports an event to `forkd turn` like Claude Code, with the command that `forkd hook` has
+// written into the settings.
 func (d *daemon) hook(t *testing.T, event string, fields map[string]string) {
 	t.Helper()
 	input := map[string]string{"session_id": "8c35adc1", "cwd": "/root", "hook_event_name": event}
@@ -35,7 +35,7 @@ func (d *daemon) hook(t *testing.T, event string, fields map[string]string) {
 	}
 }
 
-// agentTurn performs one turn of an agent in the workspace desk.
+// agentTurn performs one turn of an agent in the workspace "desk".
 func (d *daemon) agentTurn(t *testing.T, id, prompt string, commands ...string) {
 	t.Helper()
 	d.hook(t, "UserPromptSubmit", map[string]string{"prompt": prompt})
@@ -60,9 +60,9 @@ func (d *daemon) savedTurns(t *testing.T) string {
 	return strings.Join(list, "; ")
 }
 
-// TestUndoTurns undoes and redoes the turns of an agent in a real VM. The agent removes its work
-// and files that a sandbox needs with rm -rf, and kills a process. Files, memory and processes come
-// back.
+// TestUndoTurns undoes and redoes the turns of an agent in a real VM. In one turn, the agent
+// removes its work and system files with rm -rf, and kills a process. Undoing the turn restores
+// files, memory and processes.
 func TestUndoTurns(t *testing.T) {
 	d := load(t).start(t, withPool(0))
 	t.Cleanup(func() { _ = d.DeleteWorkspace(d.ctx(t, quietLimit), "desk") })
@@ -70,7 +70,7 @@ func TestUndoTurns(t *testing.T) {
 	d.cliJSON(t, &ws, "workspace", "create", "desk", "--snapshot", tag)
 	id := ws.LiveSandboxID
 	d.hook(t, "UserPromptSubmit", map[string]string{"prompt": "hello"})
-	time.Sleep(10 * time.Second) // in this time there is no turn
+	time.Sleep(10 * time.Second) // no turn is saved in this time
 	if s, err := d.Stats(d.ctx(t, quietLimit), id); err != nil {
 		t.Fatal(err)
 	} else {
@@ -89,7 +89,8 @@ func TestUndoTurns(t *testing.T) {
 		t.Errorf("after the first turn: %s", got)
 	}
 
-	// The loop of remember writes a line ten times a second, which alone does not count as a turn.
+	// In this time, the process of remember writes ten lines a second, which is too little to count
+	// as a turn.
 	time.Sleep(5 * time.Second)
 	if s, err := d.Stats(d.ctx(t, quietLimit), id); err != nil {
 		t.Fatal(err)
@@ -117,7 +118,7 @@ func TestUndoTurns(t *testing.T) {
 		}
 		fmt.Printf("%s took %.1f s\n", what, time.Since(start).Seconds())
 	}
-	// Listing /root has used the sandbox, which counts as a turn.
+	// The listing of /root has used the sandbox, so undo saves it as a turn first.
 	back("undo of what came after rm -rf", "desk-turn-2", "undo")
 	back("undo of rm -rf", "desk-turn-1", "undo")
 	d.remembers(t, id, "first")
@@ -129,7 +130,7 @@ func TestUndoTurns(t *testing.T) {
 	if out := d.sh(t, id, "ls /root"); out != "" {
 		t.Errorf("forward again, there is %q", out)
 	}
-	back("undo once more", "desk-turn-1", "undo", "2") // undoes the listing and rm -rf
+	back("undo once more", "desk-turn-1", "undo", "2") // undoes two turns: the listing, and rm -rf
 	d.remembers(t, id, "first")
 
 	d.cli(t, 0, "workspace", "suspend", "desk")

@@ -10,7 +10,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// identity is code that prints values which children of one snapshot must not share.
+// identity is code that prints values that must differ between the children of a snapshot.
 const identity = `
 import json, os, random, socket, time, uuid
 with open("/dev/urandom", "rb") as f:
@@ -23,7 +23,7 @@ print(json.dumps({
 assert socket.gethostbyname("localhost") == "127.0.0.1" and socket.gethostbyname(socket.gethostname()) == "127.0.1.1"
 `
 
-// batch is how many children live at a time, which bounds the memory.
+// batch is the number of children that exist at a time. It bounds the memory.
 const batch = 25
 
 // TestUniqueness forks FORKD_CHILDREN children of one snapshot, by default 100.
@@ -35,7 +35,7 @@ func TestUniqueness(t *testing.T) {
 	for first := 0; first < total; first += batch {
 		forked := time.Now()
 		boxes := d.fork(t, min(batch, total-first))
-		slack := max(time.Second, time.Since(forked)) // the daemon reads a child's time during the fork
+		slack := max(time.Second, time.Since(forked)) // the daemon sets the clock of a child during the fork
 		for i, s := range boxes {
 			asked := time.Now()
 			r, err := d.Eval(d.ctx(t, quietLimit), s.ID, client.EvalRequest{Code: identity})
@@ -47,7 +47,7 @@ func TestUniqueness(t *testing.T) {
 			if err := json.Unmarshal([]byte(r.Stdout), &values); err != nil {
 				t.Fatalf("child %d: %v in %q", first+i, err, r.Stdout)
 			}
-			// The child read its clock between the request and the answer.
+			// The child read its clock after the request was sent and before the answer arrived.
 			clock := time.UnixMicro(int64(values["time"].(float64) * 1e6))
 			off := max(asked.Sub(clock), clock.Sub(answered))
 			if off > slack {
@@ -74,8 +74,8 @@ func TestUniqueness(t *testing.T) {
 		total, len(seen), max(worst, 0))
 }
 
-// warmGenerators uses every generator that keeps a state in the interpreter's memory. draw prints
-// the numbers that siblings get from these generators.
+// warmGenerators uses every random number generator that keeps its state in the interpreter's
+// memory. draw prints numbers of these generators.
 const warmGenerators = `
 import ctypes, json, random, sqlite3, ssl, tempfile, uuid
 import numpy as np
@@ -92,8 +92,8 @@ def draw():
 draw()
 `
 
-// TestSiblingsOfABranchDrawDifferentKeys branches a sandbox whose interpreter has used its
-// generators.
+// TestSiblingsOfABranchDrawDifferentKeys branches a sandbox whose interpreter has used its random
+// number generators.
 func TestSiblingsOfABranchDrawDifferentKeys(t *testing.T) {
 	d := load(t).start(t)
 	defer d.removeBranches(t)
@@ -125,8 +125,8 @@ func TestSiblingsOfABranchDrawDifferentKeys(t *testing.T) {
 	}
 }
 
-// TestForkHooks forks two branches. The disk of each has a program in /etc/forkd/fork.d; the second
-// one's fails.
+// TestForkHooks forks two branches. Each has a program in /etc/forkd/fork.d, and the program of the
+// second branch fails.
 func TestForkHooks(t *testing.T) {
 	d := load(t).start(t)
 	defer d.removeBranches(t)
@@ -153,7 +153,7 @@ chmod +x /etc/forkd/fork.d/20-licence`)
 }
 
 // TestACommandOutOfMemoryIsCalledThat runs a command that allocates all memory of its guest. The
-// result must say that the memory ran out.
+// result must say that the command ran out of memory.
 func TestACommandOutOfMemoryIsCalledThat(t *testing.T) {
 	d := load(t).start(t)
 	box := d.fork(t, 1)[0]

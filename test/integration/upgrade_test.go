@@ -14,9 +14,10 @@ import (
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
-// TestUpgrade replaces an earlier build, which it builds from the clone's history, by this build.
-// The new daemon takes over sandboxes whose VMMs speak its protocol. It does not touch others, and
-// its log names the reason. The earlier daemon takes those over again.
+// TestUpgrade starts a daemon of an earlier version, which it builds from the repository's history,
+// and replaces it by the present version. The new daemon takes over the sandboxes whose VMMs speak
+// its protocol. It leaves other sandboxes alone and logs the reason. When the earlier version runs
+// again, it takes those over.
 func TestUpgrade(t *testing.T) {
 	f := open(t)
 	if f.assets.NoBuild != "" {
@@ -65,7 +66,7 @@ func TestUpgrade(t *testing.T) {
 			}
 			if err == nil {
 				d.noted(t, asleep.ID)
-			} else { // the version of the snapshot format may have been raised together with that of the protocol
+			} else { // a new version of the protocol may have come with a new version of the snapshot format
 				wantError(t, "resume", err, http.StatusConflict, "format version", "bake it again")
 			}
 			d.only(t, asleep)
@@ -81,7 +82,8 @@ func TestUpgrade(t *testing.T) {
 	}
 }
 
-// noted checks that a sandbox has the earlier files, and that its process still runs.
+// noted checks that a sandbox has the files from before the upgrade, and that its process is
+// running.
 func (d *daemon) noted(t *testing.T, id string) {
 	t.Helper()
 	if got := d.sh(t, id,
@@ -90,7 +92,7 @@ func (d *daemon) noted(t *testing.T, id string) {
 	}
 }
 
-// usedAfterUpgrade performs all operations that change the state of a VMM of an earlier build.
+// usedAfterUpgrade performs every operation that changes the state of a VMM of the earlier version.
 func (d *daemon) usedAfterUpgrade(t *testing.T, s client.Sandbox) {
 	t.Helper()
 	d.noted(t, s.ID)
@@ -113,8 +115,8 @@ func (d *daemon) usedAfterUpgrade(t *testing.T, s client.Sandbox) {
 	d.noted(t, s.ID)
 }
 
-// leftAlone checks that a sandbox continues, and that the daemon and its log name the reason why it
-// was not taken over.
+// leftAlone checks that a sandbox continues to run, and that the daemon and its log say why it was
+// not taken over.
 func (d *daemon) leftAlone(t *testing.T, s client.Sandbox, protocol int) {
 	t.Helper()
 	if _, err := os.Stat(fmt.Sprintf("/proc/%d", s.PID)); err != nil {

@@ -1,5 +1,5 @@
-// Package rig contains what the random tests have in common, soak and both kinds of torture: the deck
-// that draws the next action, and the report. The tests themselves provide actions, checks and counts.
+// Package rig contains what the random tests share (soak, and both kinds of torture): the deck from
+// which the next action is drawn, and the report.
 package rig
 
 import (
@@ -13,8 +13,8 @@ type Card[T any] struct {
 	Do     T
 }
 
-// Deck is a shuffled deck of cards. In the first round it has each card once, so that even a short
-// run performs each action. Later it has a card as often as the card's weight says.
+// Deck is a shuffled deck of cards. The first round has each card once, so that even a short run
+// performs each action. In later rounds, each card occurs as often as its weight says.
 type Deck[T any] struct {
 	rng   *rand.Rand
 	cards []Card[T]

@@ -9,14 +9,15 @@ import (
 	"github.com/forkd/forkd/internal/atomicfile"
 )
 
-// Report is the beginning of each report: the seed, the time, and a lock for the counts after it.
+// Report has the fields with which each report begins: the seed and the time. It also has a lock
+// for the counts in the rest of the report.
 type Report struct {
 	Seed    uint64  `json:"seed"`
-	Seconds float64 `json:"duration_s"` // until the report was written
+	Seconds float64 `json:"duration_s"` // time from the start to the writing of the report
 
 	sync.Mutex `json:"-"`
 	start      time.Time
-	out        io.Writer // of Say
+	out        io.Writer // destination of Say
 }
 
 // Start sets the seed and starts the clock. Messages about the run are written to out as it proceeds.
@@ -46,8 +47,8 @@ func (r *Report) Count(n *int) {
 	*n++
 }
 
-// WriteLocked writes whole, the report that contains r, to path, completely or not at all. An empty
-// path is no file. The caller holds the lock.
+// WriteLocked writes whole, the report that contains r, to path. It writes the file completely or
+// not at all. With an empty path, it writes nothing. The caller holds the lock.
 func (r *Report) WriteLocked(path string, whole any) error {
 	r.Seconds = r.Elapsed()
 	if path == "" {

@@ -10,42 +10,42 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// outcome is a client's knowledge of the result of a request.
+// outcome says what a client knows about the result of a request.
 type outcome int
 
 const (
 	done    outcome = iota // the request was carried out
 	refused                // the request was not carried out
-	unknown                // the daemon was killed, or failed in the middle
+	unknown                // the daemon was killed, or failed during the request
 )
 
-// rules lists the error codes (docs/errors.md) that a fault may cause, with the faults that explain
-// each code. The run fails if any other code occurs, or if a code occurs without one of its faults.
+// rules lists the error codes (docs/errors.md) that faults may cause, and the faults that explain
+// each code. Any other code fails the run, and so does a code while none of its faults was active.
 var rules = map[string][]Kind{
 	"no_space":      {FillDisk, FillRAM},
 	"host_disk":     {FillDisk},
-	"sandbox_state": {FillDisk}, // paused until there is room
+	"sandbox_state": {FillDisk}, // the sandbox is paused until there is room
 	"timeout":       {StallDisk, FillDisk},
 }
 
-// ofDeadVMs are the codes of requests to a VM that was killed.
+// ofDeadVMs are the codes that a request gets after its VM was killed.
 var ofDeadVMs = []string{"sandbox_state", "sandbox_not_found", "vm_ended", "sandbox_failed"}
 
-// maybeDone are codes after which a part of the request may have been carried out.
+// maybeDone are codes after which the request may have been carried out in part.
 var maybeDone = []string{"internal", "vm_ended", "sandbox_failed", "timeout", "no_space"}
 
-// cutOff is the code for a request whose connection broke.
+// cutOff is used as the code of a request whose connection broke.
 const cutOff = "cut_off"
 
-// asked describes a request, and the answers other than success that it may get.
+// asked describes a request, and the errors that it may get.
 type asked struct {
 	op  string
-	box *box   // the request's sandbox; nil: none, or another client's
-	id  string // id of another client's sandbox
-	to  string // further details, for people
+	box *box   // the sandbox that the request names; nil if it names none, or another client's
+	id  string // id of the sandbox of another client that the request names
+	to  string // further details, for messages
 
-	starts bool     // it starts a VM, which may be killed like that of box
-	may    []string // codes that are permitted without a fault
+	starts bool     // the request starts a VM, which may be killed too
+	may    []string // codes that are expected without a fault
 }
 
 // do makes a request and checks its answer.
@@ -87,7 +87,7 @@ func (w *worker) do(a asked, f func(ctx context.Context) error) outcome {
 	return refused
 }
 
-// excuse finds the fault that explains a code.
+// excuse finds the fault that explains the code of an answer. from is the time of the request.
 func (w *worker) excuse(a asked, code string, from time.Time) (Kind, bool) {
 	if slices.Contains(ofDeadVMs, code) {
 		if a.box != nil && w.mayBeDead(a.box) {

@@ -10,25 +10,26 @@ type Kind string
 
 // The kinds of faults.
 const (
-	KillDaemon Kind = "kill_daemon" // kills the daemon, which the test starts again
-	KillNet    Kind = "kill_net"    // kills forkd-net, which the daemon starts again
-	KillVMM    Kind = "kill_vmm"    // kills one forkd-vmm, of a sandbox or of the pool
-	FillDisk   Kind = "fill_disk"   // fills the file system of the state directory
-	FillRAM    Kind = "fill_ram"    // fills the tmpfs of the memory layers
-	StallDisk  Kind = "stall_disk"  // blocks writes to the state directory's file system
+	KillDaemon Kind = "kill_daemon" // the daemon is killed, and the test starts it again
+	KillNet    Kind = "kill_net"    // forkd-net is killed, and the daemon starts it again
+	KillVMM    Kind = "kill_vmm"    // one VMM is killed, of a sandbox or of the pool
+	FillDisk   Kind = "fill_disk"   // the file system of the state directory is full
+	FillRAM    Kind = "fill_ram"    // the tmpfs of the memory layers is full
+	StallDisk  Kind = "stall_disk"  // writes to the file system of the state directory block
 )
 
 // Kinds returns all kinds.
 func Kinds() []Kind { return []Kind{KillDaemon, KillNet, KillVMM, FillDisk, FillRAM, StallDisk} }
 
-// fault is one occurrence of a fault, and the time during which it could cause errors.
+// fault is one occurrence of a fault, with the time during which it could cause errors.
 type fault struct {
 	kind     Kind
 	id       string // id of the sandbox whose VM was killed
 	from, to time.Time
 }
 
-// FaultLog records the faults and their times, which explain why an answer may be an error.
+// FaultLog records the faults and their times. An error is expected only if one of them explains
+// it.
 type FaultLog struct {
 	mu     sync.Mutex
 	faults []*fault
@@ -38,8 +39,8 @@ type FaultLog struct {
 // NewFaultLog returns a log without faults.
 func NewFaultLog() *FaultLog { return &FaultLog{counts: map[Kind]int{}} }
 
-// Begin records a fault just before it is caused. Call end when the fault can no longer cause
-// errors. A killed VMM has no end, because it concerns only that VM.
+// Begin records a fault just before it is caused. The caller calls end when the fault can no longer
+// cause errors. For a killed VMM, end is not called, because later requests to this VM fail too.
 func (l *FaultLog) Begin(kind Kind, id string) (end func()) {
 	f := &fault{kind: kind, id: id, from: time.Now()}
 	l.mu.Lock()
@@ -53,7 +54,7 @@ func (l *FaultLog) Begin(kind Kind, id string) (end func()) {
 	}
 }
 
-// explains returns the first of kinds that occurred since from.
+// explains returns the first of kinds that was active at some time since from.
 func (l *FaultLog) explains(from time.Time, kinds ...Kind) (Kind, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -15,7 +15,7 @@ import (
 	"github.com/forkd/forkd/test/torture/guest"
 )
 
-// Dir is the directory in a guest in which clients keep their files. The base has it.
+// Dir is the directory in which clients keep their files in a guest. It exists in the base.
 const Dir = "/root/soak"
 
 // The maximum number of files in a sandbox, and their maximum size.
@@ -24,7 +24,7 @@ const (
 	maxFileSize = 96 << 10
 )
 
-// ask sends a request to torture in a sandbox.
+// ask sends a request to the program torture in a sandbox.
 func (w *worker) ask(op string, b *box, words ...string) (guest.Report, outcome) {
 	var r guest.Report
 	p, out := w.exec(op, b, append([]string{guest.Program, "ask", guest.Socket}, words...))
@@ -51,12 +51,12 @@ func (w *worker) exec(op string, b *box, args []string) (stdout string, out outc
 	return res.Stdout, out
 }
 
-// corrupt records that a sandbox is not whole.
+// corrupt records that the content of a sandbox is damaged or wrong.
 func (w *worker) corrupt(b *box, format string, args ...any) {
 	w.rep.find(&w.rep.Corrupt, "%s: %s", b.name(), fmt.Sprintf(format, args...))
 }
 
-// mark gives a sandbox a new, unique number.
+// mark sets a new, unique mark in a sandbox.
 func (w *worker) mark(b *box) {
 	mark := w.marks.Add(1)
 	r, out := w.ask("mark", b, "mark", fmt.Sprint(mark))
@@ -70,7 +70,7 @@ func (w *worker) mark(b *box) {
 	}
 }
 
-// verify compares a running sandbox with the states that its client expects.
+// verify compares a running sandbox with the states that its client considers possible.
 func (w *worker) verify(b *box) {
 	r, out := w.ask("verify", b, "verify")
 	if out != done {
@@ -98,7 +98,7 @@ func (w *worker) verify(b *box) {
 }
 
 // verifyFiles returns the points of p that match the files of a sandbox. It returns none if the
-// files are damaged.
+// files match no point.
 func (w *worker) verifyFiles(b *box, p points) (fit points, out outcome) {
 	text, out := w.exec("read files", b, []string{"/bin/sh", "-c", "cd " + Dir + " && sha256sum * 2>/dev/null; true"})
 	if out != done {
@@ -128,8 +128,8 @@ func (w *worker) verifyFiles(b *box, p points) (fit points, out outcome) {
 	return fit, done
 }
 
-// writeFile writes one more file. No other request writes that file, even if the result of the
-// write is unknown.
+// writeFile writes a new file in a sandbox. Each file is written by only one request, so that a
+// request with an unknown result affects no other file.
 func (w *worker) writeFile(b *box) {
 	if len(b.now[0].files) >= maxFiles {
 		w.removeFile(b)
@@ -149,7 +149,7 @@ func (w *worker) writeFile(b *box) {
 	b.now = b.now.with(name, fmt.Sprintf("%x", sha256.Sum256(p)))
 }
 
-// removeFile removes a file that the sandbox certainly has.
+// removeFile removes a file that the sandbox has in all of its possible states.
 func (w *worker) removeFile(b *box) {
 	names := slices.Sorted(maps.Keys(b.now[0].files))
 	if len(names) == 0 || len(b.now) > 1 {
@@ -181,7 +181,8 @@ func (w *worker) execRefused(b *box) {
 	w.settle(b, b.state)
 }
 
-// meddle uses any client's sandbox, while that client may be doing anything with it.
+// meddle uses a sandbox of any client. That client may be using or deleting the sandbox at the same
+// time.
 func (w *worker) meddle() {
 	var ids []string
 	if out := w.do(asked{op: "list"}, func(ctx context.Context) error {
@@ -206,7 +207,7 @@ func (w *worker) meddle() {
 		try("stats", func(ctx context.Context) error { _, err := w.d.Stats(ctx, id); return err })
 	case 2:
 		try("console", func(ctx context.Context) error { _, err := w.d.Console(ctx, id); return err })
-	case 3: // timeout of ten seconds, which may be too short on a shared emulated CPU
+	case 3: // a timeout of ten seconds may be too short on a shared emulated CPU
 		may = append(may, "timeout")
 		try("ping", func(ctx context.Context) error { _, err := w.d.Ping(ctx, id); return err })
 	}

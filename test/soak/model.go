@@ -10,24 +10,24 @@ import (
 	"github.com/forkd/forkd/test/torture/guest"
 )
 
-// The states of a sandbox that last longer than a request, with the API's names.
+// States of a sandbox, with the API's names. Other states last only as long as a request.
 const (
 	running   = "running"
 	paused    = "paused"
 	suspended = "suspended"
 )
 
-// point is a known state of a guest.
+// point is a state that a guest or a snapshot may have.
 type point struct {
 	guest.Instant
-	files map[string]string // SHA-256 of the files in dir, by name; never changed in place
+	files map[string]string // SHA-256 of the files in dir, by name; the map is never changed
 }
 
-// points are the possible states of a guest or a snapshot. Usually there is one; after a request
-// whose result is unknown there are more. They are never changed in place.
+// points are the possible states of a guest or a snapshot. After a request whose result is unknown,
+// there is more than one. A slice is never changed in place.
 type points []point
 
-// marked returns the possible states after a request that sets a mark. certain reports that the
+// marked returns the possible states after a request that sets a mark. certain means that the
 // request was carried out.
 func (p points) marked(mark, seq uint64, certain bool) points {
 	next := make(points, 0, 2*len(p))
@@ -40,8 +40,8 @@ func (p points) marked(mark, seq uint64, certain bool) points {
 	return next
 }
 
-// with returns p with a file that was written. without returns p without a file that may have been
-// removed.
+// with returns p with one more file. without returns p, and the same states without a file, because
+// it is unknown whether the file was removed.
 func (p points) with(name, sum string) points {
 	next := slices.Clone(p)
 	for i := range next {
@@ -66,8 +66,8 @@ func (p points) without(name string) points {
 // or returns the states of both p and q.
 func (p points) or(q points) points { return append(slices.Clone(p), q...) }
 
-// check compares a guest's report about itself with p, and returns the points of p that match. An
-// error means that the guest is damaged.
+// check compares a guest's report about itself with p. It returns the points of p that match. If
+// the guest is damaged, it returns an error.
 func (p points) check(r *guest.Report, size guest.Size) (points, error) {
 	if err := r.Damage(); err != nil {
 		return nil, err
@@ -91,8 +91,8 @@ func (p points) check(r *guest.Report, size guest.Size) (points, error) {
 	return fit, nil
 }
 
-// newest reports whether fit, the matching points, contains the highest mark of p. If not, a
-// request that was cut off may still set that mark.
+// newest reports whether fit contains the highest mark of p. If it does not, a request that was cut
+// off may still set that mark in the guest.
 func (p points) newest(fit points) bool {
 	for _, q := range p {
 		if q.Mark > fit[0].Mark {
@@ -102,28 +102,29 @@ func (p points) newest(fit points) bool {
 	return true
 }
 
-// box is a sandbox that its client has not deleted.
+// box is a sandbox that its client has not deleted yet.
 type box struct {
 	id    string
-	born  time.Time // time just before the request that started its VM
+	born  time.Time // time just before the request that started the sandbox's VM
 	state string
-	now   points            // its possible states
-	own   points            // states that it runs from, to which a rollback without a target leads
-	saved points            // its latest suspended state; empty if there is none
-	line  map[string]points // branches of the sandbox
+	now   points            // possible states of the sandbox
+	own   points            // possible states of the snapshot that it runs from
+	saved points            // possible states of its latest suspension; empty if there was none
+	line  map[string]points // branches of the sandbox: their possible states, by tag
 
-	mayBeGone bool // a rollback was cut off or failed, so the daemon may have killed it
+	mayBeGone bool // the daemon may have killed the sandbox, because a rollback failed or was cut off
 }
 
-// start records that a request has started the VM of b with state p. from is the time of the request.
+// start records that a request has started the VM of b, whose possible states are p. from is the
+// time of the request.
 func (b *box) start(from time.Time, p points) {
 	b.born, b.state, b.now, b.own, b.mayBeGone = from, running, p, p, false
 }
 
-// family holds the objects that one client has made and not deleted. Only that client changes it.
+// family holds the sandboxes and snapshots of one client. Only that client changes it.
 type family struct {
 	boxes     []*box
-	snapshots map[string]points // by tag
+	snapshots map[string]points // possible states, by tag
 }
 
 func (f *family) remove(b *box) {
@@ -137,10 +138,10 @@ func (f *family) forget(tag string) {
 	}
 }
 
-// tags returns the tags of the family's snapshots, in a reproducible order.
+// tags returns the tags of the family's snapshots, sorted so that runs can be reproduced.
 func (f *family) tags() []string { return slices.Sorted(maps.Keys(f.snapshots)) }
 
-// adopt makes boxes for new sandboxes.
+// adopt adds new sandboxes to the family. Their possible states are p.
 func (f *family) adopt(list []client.Sandbox, from time.Time, p points) (boxes []*box) {
 	for _, s := range list {
 		b := &box{id: s.ID, line: map[string]points{}}

@@ -12,37 +12,38 @@ import (
 	"github.com/forkd/forkd/test/rig"
 )
 
-// maxFindings limits the number of findings in the report; all are counted.
+// maxFindings limits the findings whose text is in the report. All findings are counted.
 const maxFindings = 50
 
-// Report holds the operations and findings of a run. It is written as out/soak.json.
+// Report holds the counts and findings of a run. It is written as out/soak.json.
 type Report struct {
 	rig.Report
 	Clients int `json:"clients"`
 
 	Operations  int                       `json:"operations"`   // requests that got any answer, or were cut off
-	ByOperation map[string]map[string]int `json:"by_operation"` // how often, by operation and answer
-	Excused     map[string]int            `json:"excused"`      // numbers of error codes that faults explain
+	ByOperation map[string]map[string]int `json:"by_operation"` // number of requests, by operation and answer
+	Excused     map[string]int            `json:"excused"`      // number of errors that faults explain, by code
 
 	Faults      int          `json:"faults"`
 	ByFault     map[Kind]int `json:"by_fault"`
 	DaemonKills int          `json:"daemon_kills"`
-	Audits      int          `json:"audits"`   // comparisons of the actual with the acknowledged state
-	Verified    int          `json:"verified"` // sandboxes that reported no damage
+	Audits      int          `json:"audits"`   // comparisons of existing with acknowledged objects
+	Verified    int          `json:"verified"` // verifications of sandboxes that found no damage
 	// Sandboxes whose VM was killed and that resumed from their suspended state.
-	Resurrected  int `json:"resurrected"`
-	EndedByFault int `json:"ended_by_fault"` // sandboxes without a suspended state, or during a rollback
+	Resurrected int `json:"resurrected"`
+	// Sandboxes that a fault has ended: they had no suspended state, or were being rolled back.
+	EndedByFault int `json:"ended_by_fault"`
 
 	LostSandboxes int      `json:"lost_sandboxes"`
 	LostSnapshots int      `json:"lost_snapshots"`
-	Corrupt       int      `json:"corrupt"`    // sandboxes that are damaged, or copies of a different instant
+	Corrupt       int      `json:"corrupt"`    // sandboxes that are damaged, or copies of another instant
 	HalfMade      int      `json:"half_made"`  // objects that exist although no request for them was acknowledged
 	Unexpected    int      `json:"unexpected"` // answers that no fault explains
-	Leaks         int      `json:"leaks"`      // kinds of resources with more in use than before
-	Findings      []string `json:"findings"`   // the first findings
+	Leaks         int      `json:"leaks"`      // kinds of resources of which more are in use than before
+	Findings      []string `json:"findings"`   // texts of the first findings
 }
 
-// NewReport starts the clock. The run writes messages about its progress to out.
+// NewReport starts the clock. Messages about the run's progress are written to out.
 func NewReport(seed uint64, clients int, out io.Writer) *Report {
 	r := &Report{Clients: clients, ByOperation: map[string]map[string]int{}, Excused: map[string]int{},
 		Findings: []string{}}
@@ -67,10 +68,10 @@ func (r *Report) excused(answer string, by Kind) {
 	r.Excused[answer+": "+string(by)]++
 }
 
-// Audited counts a comparison of what exists with what was acknowledged.
+// Audited counts a comparison of the existing objects with the acknowledged ones.
 func (r *Report) Audited() { r.Count(&r.Audits) }
 
-// find counts a finding in n.
+// find records a finding, and counts it in n.
 func (r *Report) find(n *int, format string, args ...any) {
 	r.Lock()
 	defer r.Unlock()
@@ -82,10 +83,10 @@ func (r *Report) find(n *int, format string, args ...any) {
 	}
 }
 
-// Leak records a kind of resource with more in use than before.
+// Leak records a kind of resource of which more is in use than before.
 func (r *Report) Leak(kind, what string) { r.find(&r.Leaks, "leak of %s: %s", kind, what) }
 
-// HalfMadeThing records a finding of an audit.
+// HalfMadeThing records an object that no client has been told of.
 func (r *Report) HalfMadeThing(format string, args ...any) { r.find(&r.HalfMade, format, args...) }
 
 // Failed reports whether there are findings.
@@ -95,8 +96,7 @@ func (r *Report) Failed() bool {
 	return r.LostSandboxes+r.LostSnapshots+r.Corrupt+r.HalfMade+r.Unexpected+r.Leaks > 0
 }
 
-// Write writes the report to path, completely or not at all. It includes the faults that log has so
-// far.
+// Write writes the report to path, completely or not at all. It includes the faults in log.
 func (r *Report) Write(path string, log *FaultLog) error {
 	r.Lock()
 	defer r.Unlock()
@@ -110,7 +110,7 @@ func (r *Report) Write(path string, log *FaultLog) error {
 	return r.WriteLocked(path, r)
 }
 
-// Print writes the report in a form for people. The faults are those of the last Write.
+// Print writes the report as text. The faults are those of the last Write.
 func (r *Report) Print(to io.Writer) error {
 	r.Lock()
 	defer r.Unlock()

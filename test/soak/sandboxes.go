@@ -10,7 +10,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// label marks the children of one fork, so that they can be found if the answer is lost.
+// label is set on the children of a fork, so that they can be found if the answer is lost.
 const label = "soak-fork"
 
 // fork starts n children of a snapshot with the possible states p, and verifies them.
@@ -50,8 +50,8 @@ func (w *worker) forkAs(a asked, req client.ForkRequest, p points) []*box {
 	return slices.DeleteFunc(boxes, func(b *box) bool { return !w.has(b) })
 }
 
-// forked returns the children of a fork without an answer. There must be all or none. Children of a
-// refused fork are a finding.
+// forked returns the children of a fork whose answer was lost or was an error. The fork must have
+// made all of its children or none. If a refused fork has made children, this is a finding.
 func (w *worker) forked(req client.ForkRequest, out outcome) (children []client.Sandbox) {
 	var list []client.Sandbox
 	w.await(func(ctx context.Context) (ready bool, err error) {
@@ -71,11 +71,11 @@ func (w *worker) forked(req client.ForkRequest, out outcome) (children []client.
 	return nil
 }
 
-// kill deletes a sandbox. It repeats the request until a daemon has answered it.
+// kill deletes a sandbox. It repeats the request until it gets an answer.
 func (w *worker) kill(b *box, may ...string) {
 	w.await(func(context.Context) (bool, error) {
 		out := w.do(asked{op: "kill", box: b, may: may}, func(ctx context.Context) error { return w.d.Kill(ctx, b.id) })
-		may = []string{"sandbox_not_found"} // the first attempt may have been carried out
+		may = []string{"sandbox_not_found"} // an earlier attempt may have deleted the sandbox
 		return out != unknown, nil
 	})
 	w.own.remove(b)
@@ -140,7 +140,7 @@ func (w *worker) suspend(b *box) {
 	}
 }
 
-// suspend records that b was suspended in its current state.
+// suspend records that b was suspended in its present state.
 func (b *box) suspend() { b.state, b.saved, b.own = suspended, b.now, b.now }
 
 // rollback rolls a sandbox back to the snapshot that it runs from, or to a branch of it.

@@ -11,8 +11,8 @@ import (
 // pollPause is the pause between two checks of a condition.
 const pollPause = 200 * time.Millisecond
 
-// await calls f until it is ready. If f returns an error, the daemon is not running at the moment.
-// If f is not ready in time, await reports the last error.
+// await calls f until f returns true. If f returns an error, the daemon is not running at the
+// moment, and await tries again. After a time limit, await reports the last error.
 func (w *worker) await(f func(ctx context.Context) (ready bool, err error)) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*stepLimit)
 	defer cancel()
@@ -34,9 +34,10 @@ func (w *worker) await(f func(ctx context.Context) (ready bool, err error)) bool
 	}
 }
 
-// settle waits until a sandbox is in one of the states to which the latest request can lead, and
-// reports whether the sandbox exists. If its VM was killed, it may be in its latest suspended
-// state, or missing. A sandbox that is missing for another reason counts as lost.
+// settle waits until a sandbox is in one of the given states, which the latest request may have
+// caused. It reports whether the sandbox exists. If the sandbox's VM was killed, the sandbox may be
+// in its latest suspended state, or missing. If it is missing for another reason, this is a
+// finding.
 func (w *worker) settle(b *box, states ...string) bool {
 	there, why := false, ""
 	ok := w.await(func(ctx context.Context) (bool, error) {
@@ -48,7 +49,7 @@ func (w *worker) settle(b *box, states ...string) bool {
 		case err != nil:
 			return false, err
 		case slices.Contains([]string{"starting", "restoring", "stopping"}, s.State), s.NotAnswering, s.DiskFull:
-			return false, nil // the state is not known yet, or the disk is still full
+			return false, nil // the state is not final yet, or the disk is still full
 		case s.State == "exited":
 			why = "it has exited: " + s.ExitReason + ": " + s.ExitDetail
 			return true, nil
@@ -56,7 +57,7 @@ func (w *worker) settle(b *box, states ...string) bool {
 			there = true
 			w.entered(b, s.State)
 			return true, nil
-		case s.State == suspended && b.saved != nil && w.mayBeDead(b): // a daemon has taken it over and found no VM
+		case s.State == suspended && b.saved != nil && w.mayBeDead(b): // a daemon has found no VM for it
 			there = true
 			b.now = b.saved
 			b.suspend()
@@ -72,10 +73,10 @@ func (w *worker) settle(b *box, states ...string) bool {
 	return w.mourn(b, why)
 }
 
-// entered records the state in which a sandbox was found.
+// entered records the state in which the daemon reported a sandbox.
 func (w *worker) entered(b *box, state string) {
 	if state == suspended && b.state != suspended {
-		if b.saved != nil && w.mayBeDead(b) { // the sandbox has returned to its suspended state, now or once more
+		if b.saved != nil && w.mayBeDead(b) { // the sandbox is in the state of its latest suspension again
 			b.now = b.now.or(b.saved)
 		}
 		b.suspend()
@@ -86,7 +87,8 @@ func (w *worker) entered(b *box, state string) {
 // mayBeDead reports whether the VM of a sandbox may have ended.
 func (w *worker) mayBeDead(b *box) bool { return b.mayBeGone || w.faults.killed(b.id, b.born) }
 
-// mourn handles a sandbox in an unexpected state, and reports whether the sandbox still exists.
+// mourn records that a sandbox is missing or in an unexpected state. It reports whether the sandbox
+// still exists.
 func (w *worker) mourn(b *box, why string) bool {
 	if !w.mayBeDead(b) {
 		w.rep.find(&w.rep.LostSandboxes, "%s is lost: %s", b.name(), why)

@@ -31,9 +31,9 @@ func (w *worker) branch(b *box) {
 	}
 }
 
-// written waits until a snapshot is written and reports whether it exists. An acknowledged snapshot
-// must exist, and a refused one must not. A snapshot whose writing was interrupted must exist too,
-// unless a fault explains why it does not.
+// written waits until a snapshot is written, and reports whether it exists. An acknowledged
+// snapshot must exist, and a refused one must not. A snapshot whose writing was interrupted must
+// exist too, unless a fault explains why it does not.
 func (w *worker) written(tag string, b *box, from time.Time, out outcome, promised bool) (there bool) {
 	found := "there is no such snapshot"
 	if !w.await(func(ctx context.Context) (bool, error) {
@@ -57,14 +57,14 @@ func (w *worker) written(tag string, b *box, from time.Time, out outcome, promis
 	case !there && promised, !there && out == done && !explained:
 		w.rep.find(&w.rep.LostSnapshots, "snapshot %s of %s is lost: %s", tag, b.name(), found)
 	}
-	if !there && found != "there is no such snapshot" { // the list has the reason until the snapshot is removed
+	if !there && found != "there is no such snapshot" { // the list has failed snapshots until they are removed
 		w.removeSnapshot(tag, true)
 	}
 	return there
 }
 
-// removeSnapshot removes a snapshot. The request fails if the snapshot is in use, or if others
-// build on it and force is not set.
+// removeSnapshot removes a snapshot. The daemon refuses that if the snapshot is in use. Without
+// force, it also refuses if other snapshots build on it.
 func (w *worker) removeSnapshot(tag string, force bool) {
 	may := []string{"snapshot_in_use"}
 	var out outcome
@@ -72,7 +72,7 @@ func (w *worker) removeSnapshot(tag string, force bool) {
 		out = w.do(asked{op: "remove snapshot", to: tag, may: may}, func(ctx context.Context) error {
 			return w.d.DeleteSnapshot(ctx, tag, client.DeleteOptions{Force: force})
 		})
-		may = append(may, "snapshot_not_found") // the first attempt may have been carried out
+		may = append(may, "snapshot_not_found") // an earlier attempt may have removed the snapshot
 		return out != unknown, nil
 	})
 	if out == refused {

@@ -1,13 +1,13 @@
-// Package soak lets clients use a daemon at random while the daemon is killed and its VMMs, network
-// and disks fail. It checks that nothing that was acknowledged gets lost.
+// Package soak lets clients use a daemon at random while the daemon is killed, and VMMs, network
+// and disks fail. It checks that no acknowledged sandbox, snapshot or file is lost.
 //
-// Every sandbox runs test/guest/torture, which can check that its memory and disk are whole. The
-// sandbox's client gives it marks and files, and knows the expected content of each of its
-// sandboxes and snapshots. Every answer must be a success, or a documented error that a fault
+// Every sandbox runs test/guest/torture, which can check that its memory and disk are whole. A
+// client sets marks and writes files in its sandboxes, and knows the expected content of each of
+// its sandboxes and snapshots. Every answer must be a success, or a documented error that a fault
 // explains (answer.go). Any other answer is a finding. A seed determines the actions of the
-// clients, but not their timing or that of the faults. The user of this package (test/integration)
-// causes the faults, and compares the host's resources before and after. The package needs a
-// snapshot to fork from, and does not know how the daemon is started.
+// clients, but not their timing or that of the faults. test/integration uses this package: it
+// starts the daemon, makes the snapshot from which clients fork, causes the faults, and compares
+// the host's resources before and after.
 package soak
 
 import (
@@ -22,16 +22,16 @@ import (
 )
 
 // stepLimit bounds every request and every wait. It is long because an emulated host may be busy
-// and its disk stalled. A request or a wait that takes longer is a finding.
+// and its disk stalled. Exceeding it is a finding.
 const stepLimit = 3 * time.Minute
 
 // Config configures a run.
 type Config struct {
 	Daemon *client.Client
-	Base   string     // snapshot with torture running; all others descend from it
+	Base   string     // snapshot in which torture is running; all other snapshots descend from it
 	Size   guest.Size // memory and disk that torture writes
 	Clients,
-	Boxes, // maximum numbers of sandboxes that a client keeps, and of snapshots
+	Boxes, // maximum numbers of sandboxes and of snapshots that a client keeps
 	Snapshots int
 	Seed   uint64
 	Faults *FaultLog
@@ -42,9 +42,9 @@ type Config struct {
 type Soak struct {
 	cfg     Config
 	base    points
-	marks   atomic.Uint64 // the latest mark; each is used once
+	marks   atomic.Uint64 // the latest mark; each mark is used once
 	names   atomic.Uint64
-	gate    sync.RWMutex // locked for reading during requests
+	gate    sync.RWMutex // read-locked during requests
 	workers []*worker
 }
 
@@ -59,7 +59,7 @@ type worker struct {
 	own    family
 }
 
-// New returns a run whose base is a snapshot of the instant at.
+// New returns a run. Its base is a snapshot taken at the instant at.
 func New(cfg Config, at guest.Instant) *Soak {
 	s := &Soak{cfg: cfg, base: points{{Instant: at}}}
 	s.marks.Store(at.Mark)
@@ -79,7 +79,7 @@ func (s *Soak) Run(stop <-chan struct{}) {
 				select {
 				case <-stop:
 					return
-				case <-time.After(time.Duration(w.rng.IntN(300)) * time.Millisecond): // a pause, as users make
+				case <-time.After(time.Duration(w.rng.IntN(300)) * time.Millisecond): // a pause like a user's
 				}
 				s.gate.RLock()
 				w.step()
@@ -90,8 +90,8 @@ func (s *Soak) Run(stop <-chan struct{}) {
 	group.Wait()
 }
 
-// Still calls f while no client makes a request. It passes the ids of sandboxes and the tags of
-// snapshots that were acknowledged.
+// Still calls f while no client makes a request. boxes are the ids of acknowledged sandboxes, and
+// tags are those of acknowledged snapshots.
 func (s *Soak) Still(f func(boxes, tags map[string]bool)) {
 	s.gate.Lock()
 	defer s.gate.Unlock()

@@ -40,8 +40,8 @@ func problem(w http.ResponseWriter, status int, code string) {
 	fmt.Fprintf(w, `{"error": "it says %s", "code": %q}`, code, code)
 }
 
-// An error that no fault explains is a finding. A fault explains only its own errors. It does not
-// explain errors of requests that began after its end.
+// An error that no fault explains is a finding. A fault explains only the codes of its kind, and
+// only for requests that began before its end.
 func TestAnswersAreAccountedFor(t *testing.T) {
 	for _, c := range []struct {
 		name, code string
@@ -79,7 +79,7 @@ func TestAnswersAreAccountedFor(t *testing.T) {
 	}
 }
 
-// A fork may fail because the VM of a child was killed, even if the forked sandbox's own VM was
+// A fork may fail because the VM of a child was killed, even if the VM of the forked sandbox was
 // not.
 func TestChildrenMayBeKilled(t *testing.T) {
 	for unexpected, fault := range []Kind{KillVMM, KillNet} {
@@ -102,8 +102,8 @@ func TestChildrenMayBeKilled(t *testing.T) {
 	}
 }
 
-// A sandbox that is missing or has exited counts as lost, unless its VMM was killed after it was
-// started.
+// A sandbox that is missing or has exited counts as lost, unless its VMM was killed while the
+// sandbox was running in it.
 func TestLostSandboxesAreFound(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -171,7 +171,7 @@ func TestDamageIsFound(t *testing.T) {
 	}
 }
 
-// If the answer of a fork was lost, the fork must have made all of its children or none.
+// If the answer of a fork is lost, the fork must have made all of its children or none.
 func TestHalfMadeForksAreFound(t *testing.T) {
 	for _, c := range []struct{ left, half, boxes int }{{0, 0, 0}, {1, 1, 0}, {2, 0, 2}} {
 		w := newWorker(t, func(rw http.ResponseWriter, r *http.Request) {
@@ -190,8 +190,8 @@ func TestHalfMadeForksAreFound(t *testing.T) {
 	}
 }
 
-// After a request whose answer was lost, a guest may be in either state, until a later answer shows
-// which.
+// After a request whose answer was lost, both states of a guest are possible until a later answer
+// shows which one it has.
 func TestUncertainStates(t *testing.T) {
 	p := points{{Instant: guest.Instant{Mark: 1, Seq: 5}}}.marked(2, 0, false)
 	at := func(mark uint64) *guest.Report {

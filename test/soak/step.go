@@ -37,7 +37,7 @@ func steps(state string) []step {
 	}
 }
 
-// step performs one action. If the sandbox then runs, step verifies it.
+// step performs one action. If the sandbox is running afterwards, step verifies it.
 func (w *worker) step() {
 	switch n := w.rng.IntN(20); {
 	case len(w.own.boxes) == 0 || n < 3 && len(w.own.boxes) < w.cfg.Boxes:
@@ -69,7 +69,7 @@ func (w *worker) step() {
 	}
 }
 
-// has reports whether a sandbox still exists, according to its client.
+// has reports whether the client still knows a sandbox.
 func (w *worker) has(b *box) bool {
 	for _, x := range w.own.boxes {
 		if x == b {
@@ -79,7 +79,7 @@ func (w *worker) has(b *box) bool {
 	return false
 }
 
-// forkSomething forks the base or a snapshot of the client's own.
+// forkSomething forks the base or one of the client's snapshots.
 func (w *worker) forkSomething() {
 	tag, p := w.cfg.Base, w.base
 	if tags := w.own.tags(); len(tags) > 0 && w.rng.IntN(3) > 0 {

@@ -14,22 +14,22 @@ import (
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
-// maxExtents limits the memory maps of most branches. A branch with a lower limit also copies the
-// gaps between written pages.
+// maxExtents limits the number of extents in the memory maps of most branches. A branch with a
+// lower limit must also copy gaps between written pages, so that they form one extent.
 const maxExtents = 2048
 
 // pending is a branch whose layer may still be being copied.
 type pending struct {
 	snap   *Snapshot
-	base   *Snapshot // the snapshot that the machine was based on
+	base   *Snapshot // snapshot that the machine was based on before the branch
 	layer  *os.File
 	req    vmmproto.Branch
 	result vmmproto.BranchResult
 	copied vmmproto.Branched
 }
 
-// request draws a request for a branch. It is live most of the time, and sometimes has few extents
-// or a low limit of write faults.
+// request draws a request for a branch. Most branches are live. Some have a low limit for the
+// number of extents or of write faults.
 func (l *line) request() vmmproto.Branch {
 	req := vmmproto.Branch{Mode: vm.BranchLive, MaxExtents: maxExtents}
 	switch n := l.rig.rng.IntN(20); {
@@ -65,7 +65,7 @@ func (v *running) begin(ctx context.Context, req vmmproto.Branch) (*pending, err
 	return v.branchTo(ctx, req, s, layer)
 }
 
-// newMarked makes the files of a snapshot of v, and gives the guest a mark for it.
+// newMarked makes the files of a snapshot of v, and sets a mark in the guest for it.
 func (v *running) newMarked(ctx context.Context, kind string) (s *Snapshot, layer *os.File, err error) {
 	if s, layer, err = v.newSnapshot(kind); err != nil {
 		return nil, nil, err
@@ -74,14 +74,13 @@ func (v *running) newMarked(ctx context.Context, kind string) (s *Snapshot, laye
 	return s, layer, err
 }
 
-// branchTo branches v into files that the caller has made. It may run concurrently with another
-// branch.
+// branchTo branches v into the files of s. It may run concurrently with another branch.
 func (v *running) branchTo(ctx context.Context, req vmmproto.Branch, s *Snapshot, layer *os.File) (*pending, error) {
 	top, err := v.rig.newTop(v.size)
 	if err != nil {
 		return nil, err
 	}
-	v.asking.Lock() // a branch must name the top that the previous branch has given the disk
+	v.asking.Lock() // a branch must name the disk top that the previous branch has made
 	defer v.asking.Unlock()
 	frozen, err := vmtest.ForReading(v.files[len(v.files)-1])
 	if err != nil {
@@ -118,7 +117,8 @@ func (v *running) wait(ctx context.Context, p *pending) (err error) {
 	return nil
 }
 
-// complete makes the snapshot of a branch whose layer is complete, and rebases v onto it.
+// complete makes the snapshot of a branch whose layer is complete. It then rebases v onto the
+// snapshot.
 func (v *running) complete(p *pending) (*Snapshot, error) {
 	if err := noHoles(p.layer, p.result.Save.Extents); err != nil {
 		return nil, fmt.Errorf("%s: layer of %s: %w", v.name, p.snap.name, err)
@@ -140,8 +140,8 @@ func (v *running) complete(p *pending) (*Snapshot, error) {
 	return p.snap, v.rebase(p)
 }
 
-// noHoles checks that all extents of a layer are allocated, so that children can read them even if
-// the layer's file system is full.
+// noHoles checks that all extents of a layer are allocated. Children can then read the layer even
+// if its file system is full.
 func noHoles(layer *os.File, extents []vm.Extent) error {
 	for _, e := range extents {
 		hole, err := layer.Seek(int64(e.Offset), unix.SEEK_HOLE)
@@ -155,8 +155,8 @@ func noHoles(layer *os.File, extents []vm.Extent) error {
 	return nil
 }
 
-// minDefaultStorm is the smallest number of write faults that counts as a storm if the request has
-// no limit.
+// minDefaultStorm is the number of write faults from which a branch counts as a storm, if the
+// request has no limit.
 const minDefaultStorm = 2048
 
 // finish waits until the layer is complete and returns the snapshot.
@@ -167,14 +167,14 @@ func (v *running) finish(ctx context.Context, p *pending) (*Snapshot, error) {
 	return v.complete(p)
 }
 
-// branch branches v and then sets a new mark in v. A child with pages of a later instant is thereby
-// detected.
+// branch branches v and then sets a new mark in v. A child that has the new mark contains pages of
+// a later instant.
 func (v *running) branch(ctx context.Context, req vmmproto.Branch) (*Snapshot, error) {
 	p, err := v.begin(ctx, req)
 	if err != nil {
 		return nil, err
 	}
-	if _, err := v.setMark(ctx); err != nil { // a live branch is still being copied
+	if _, err := v.setMark(ctx); err != nil { // a live branch is still being copied now
 		return nil, err
 	}
 	return v.finish(ctx, p)

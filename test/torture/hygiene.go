@@ -19,7 +19,7 @@ type holdings struct {
 	files      int // open descriptors
 	vmms       int // directories of VMMs
 	routines   int
-	ramKiB     uint64 // tmpfs in use
+	ramKiB     uint64 // used memory of the tmpfs
 	ramFreeKiB uint64
 	heapKiB    uint64
 }
@@ -30,8 +30,8 @@ func (h holdings) String() string {
 		h.files, h.vmms, h.routines, h.ramKiB>>10, h.ramFreeKiB>>10, h.heapKiB)
 }
 
-// measure measures the resources in use. First it collects garbage, which closes the files of
-// forgotten snapshots.
+// measure returns the resources in use. It collects garbage first, because that closes the files of
+// snapshots that are no longer referenced.
 func (r *Rig) measure() (h holdings, err error) {
 	runtime.GC()
 	if h.files, err = entries("/proc/self/fd"); err != nil {
@@ -57,8 +57,8 @@ func entries(dir string) (int, error) {
 	return len(list), err
 }
 
-// Slack for connections that are being closed and for the Go runtime, relative to the first line of
-// descent. There is no slack for layers and descriptors of VMs that have ended.
+// Growth that is permitted since the measurement before the first line of descent, for connections
+// that are being closed and for the Go runtime.
 const (
 	slackRoutines = 8
 	slackFiles    = 8
@@ -71,12 +71,12 @@ func (h holdings) exceeds(base holdings) bool {
 		h.ramKiB > base.ramKiB+slackRAMKiB || h.heapKiB > base.heapKiB+slackHeapKiB
 }
 
-// measureTries is how often a measurement that is too high is repeated. Files are closed some time
-// after their last use.
+// measureTries is how often a measurement is repeated if it is too high. Some files are closed only
+// some time after their last use.
 const measureTries = 100
 
-// clean checks, between lines of descent, that the rig uses no more resources than base, which was
-// measured before the first line.
+// clean is called between lines of descent. It checks that the rig uses no more resources than
+// base, the measurement before the first line.
 func (r *Rig) clean(base holdings) error {
 	var h holdings
 	var err error
@@ -93,15 +93,15 @@ func (r *Rig) clean(base holdings) error {
 	return fmt.Errorf("the run grows: %v; before the first line of descent %v", h, base)
 }
 
-// Resources that a VMM may use, without disk layers and its guest's memory. Its heap grows with the
+// Resources that a VMM may use in addition to disk layers and guest memory. Its heap grows with the
 // lists of written pages.
 const (
 	maxOwnFiles   = 36
 	ownMemoryKiB  = 16 << 10
-	ownMemoryPart = 16 // this part of the guest's memory may be used in addition
+	ownMemoryPart = 16 // this part of the guest's memory is permitted in addition
 )
 
-// lean checks that branches have not left resources in use in the source's VMM.
+// lean checks that the source's VMM does not keep resources of earlier branches.
 func (l *line) lean(ctx context.Context) error {
 	v := l.source
 	files, err := entries(fmt.Sprintf("/proc/%d/fd", v.PID()))
@@ -112,7 +112,7 @@ func (l *line) lean(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	stats, err := v.Stats(ctx) // after the measurement, because the number of dirty pages only grows
+	stats, err := v.Stats(ctx) // measured last, because the number of dirty pages only grows
 	if err != nil {
 		return err
 	}
@@ -139,15 +139,14 @@ func anonymous(pid int) (uint64, error) {
 	return strconv.ParseUint(fields[0], 10, 64)
 }
 
-// roomy reports whether the tmpfs has room for the layers that a line of descent may add before the
-// next check.
+// roomy reports whether the tmpfs has room for the layers that are added before the next check.
 func (r *Rig) roomy() (bool, error) {
 	h, err := r.measure()
 	return h.ramFreeKiB<<10 > roomForVMs*r.shape.MemoryBytes, err
 }
 
-// roomForVMs bounds what a step may write to layers that are not forgotten yet, as a multiple of
-// the guest's memory.
+// roomForVMs bounds the size of the layers that a step may add, as a multiple of the guest's
+// memory.
 const roomForVMs = 3
 
 // mountRAM gives the rig a tmpfs of its own, so that its use can be measured. undo unmounts it.

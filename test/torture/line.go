@@ -10,15 +10,15 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// rebase rebases v onto a branch that was kept for it. If another operation followed the branch,
-// the VMM refuses and v keeps its layers.
+// rebase rebases v onto its branch p. If another operation on v has followed the branch, the VMM
+// refuses that, and v keeps its layers.
 func (v *running) rebase(p *pending) error {
 	if !p.result.Kept {
 		return nil
 	}
-	v.asking.Lock() // a branch that is requested now would have the same layers below as v
+	v.asking.Lock() // a branch that is requested meanwhile would be based on the old layers
 	defer v.asking.Unlock()
-	layer, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", p.layer.Fd())) // for reading only
+	layer, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", p.layer.Fd())) // opens the layer for reading only
 	if err != nil {
 		return err
 	}
@@ -40,14 +40,14 @@ func (v *running) rebase(p *pending) error {
 
 // Parameters of a long line.
 const (
-	lineLength   = 24 // branches
+	lineLength   = 24 // number of branches
 	lineRollback = 7  // number of branches after which the source is rolled back to one of them
-	lineLayers   = 9  // with more memory layers over the origin, a branch holds all writes since then
+	lineLayers   = 9  // a branch with more memory layers than this above the origin holds all writes since the origin
 )
 
 // long branches one running source many times, and rebases the source after each branch. So every
 // snapshot holds only the pages written since the previous one. It forgets every other snapshot,
-// and sometimes rolls the source back to one of its line. In the end all remaining snapshots must
+// and sometimes rolls the source back to an earlier one. In the end, all remaining snapshots must
 // be whole.
 func (l *line) long(ctx context.Context) error {
 	v := l.source
@@ -71,7 +71,7 @@ func (l *line) long(ctx context.Context) error {
 		}
 		line = append(line, s)
 		if k%2 == 1 {
-			line[k-1] = nil // its files are closed when they are no longer used
+			line[k-1] = nil // its files are closed when nothing uses them any more
 		}
 		if k%lineRollback == lineRollback-1 {
 			if err := l.rollInto(ctx, line); err != nil {
@@ -97,7 +97,7 @@ func (l *line) long(ctx context.Context) error {
 	return v.Resume(ctx)
 }
 
-// rollInto rolls the source back to one of its branches.
+// rollInto rolls the source back to one of the branches in line.
 func (l *line) rollInto(ctx context.Context, line []*Snapshot) error {
 	to := line[len(line)-1-2*l.rig.rng.IntN(2)]
 	if to == nil {

@@ -13,12 +13,12 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// tinyBytes is the size of a file system that has no room for a branch.
+// tinyBytes is the size of a file system that is too small for a branch.
 const tinyBytes = 64 << 10
 
-// layerWithoutRoom makes branches whose layer runs out of room at its beginning, in the middle, or
-// never. The source continues. A layer that had enough room is whole, and its children need no
-// further room.
+// layerWithoutRoom makes branches to a file system that becomes full at the beginning of the layer,
+// in the middle of it, or after its end. The source continues. A complete layer is whole, and its
+// children need no further room.
 func (l *line) layerWithoutRoom(ctx context.Context) (err error) {
 	v := l.source
 	if _, err := v.ask(ctx, "hot", "0"); err != nil {
@@ -70,7 +70,7 @@ func (l *line) layerWithoutRoom(ctx context.Context) (err error) {
 	return l.took(ctx, s)
 }
 
-// stateWithoutRoom makes a branch without room for the vCPU and device state.
+// stateWithoutRoom makes a branch to a file system that has no room for the vCPU and device state.
 func (l *line) stateWithoutRoom(ctx context.Context) (err error) {
 	v := l.source
 	dir, undo, err := l.rig.tinyTmpfs(tinyBytes)
@@ -124,7 +124,7 @@ func fillUp(dir string) error {
 	if err := unix.Statfs(dir, &fs); err != nil {
 		return fmt.Errorf("measure %s: %w", dir, err)
 	}
-	size := fmt.Sprintf("size=%d", max(1, fs.Blocks-fs.Bfree)*uint64(fs.Bsize)) // 0 means no limit
+	size := fmt.Sprintf("size=%d", max(1, fs.Blocks-fs.Bfree)*uint64(fs.Bsize)) // a size of 0 would mean no limit
 	if err := unix.Mount("", dir, "", unix.MS_REMOUNT, size); err != nil {
 		return fmt.Errorf("shrink %s: %w", dir, err)
 	}

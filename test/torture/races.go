@@ -14,24 +14,24 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// delay draws a delay before a concurrent operation.
+// delay draws the delay before a concurrent operation.
 func (l *line) delay(most time.Duration) time.Duration {
 	return time.Duration(l.rig.rng.Int64N(int64(most)))
 }
 
-// racer is a branch that is requested at a random time, during any other operation.
+// racer is a branch that is requested at a random time during another operation.
 type racer struct {
 	req    vmmproto.Branch
 	snap   *Snapshot
 	layer  *os.File
-	before time.Duration // time until it is requested
-	after  time.Duration // time from its answer until WaitCopied is called
+	before time.Duration // time until the request
+	after  time.Duration // time from the answer until the call of WaitCopied
 
 	p   *pending // nil if the branch was refused
 	err error
 }
 
-// newRacer draws a branch, without its delays and its mark.
+// newRacer makes the branch for a racer. The caller sets the delays and the mark.
 func (l *line) newRacer(req vmmproto.Branch) (c *racer, err error) {
 	c = &racer{req: req}
 	c.snap, c.layer, err = l.source.newSnapshot("race")
@@ -47,8 +47,9 @@ func (c *racer) run(ctx context.Context, v *running) {
 	c.err = v.wait(ctx, c.p)
 }
 
-// race requests two branches. The second is requested at about the same time, while the first is
-// copied, or after that but before WaitCopied. Either one is refused, or both are whole.
+// race requests two branches. The second is requested at about the same time as the first, or while
+// the first is being copied, or after that but before WaitCopied. Either one of the branches is
+// refused, or both are whole.
 func (l *line) race(ctx context.Context) error {
 	v := l.source
 	at, err := v.setMark(ctx, "hot", "0")
@@ -85,7 +86,7 @@ func (l *line) race(ctx context.Context) error {
 	return l.finishRace(ctx, whole)
 }
 
-// finishRace finishes the branches of a race, sorts them by time and verifies them.
+// finishRace waits for the branches of a race, sorts them by time and verifies them.
 func (l *line) finishRace(ctx context.Context, whole []*pending) error {
 	v := l.source
 	if len(whole) == 0 {
@@ -106,8 +107,8 @@ func (l *line) finishRace(ctx context.Context, whole []*pending) error {
 	return l.verifySource(ctx)
 }
 
-// interrupt pauses and resumes the guest while it is branched and while its pages are copied. If
-// the guest is paused at the moment of the branch, it stays paused.
+// interrupt pauses and resumes the guest during a branch and while its pages are copied. If the
+// guest was paused at the moment of the branch, it must stay paused.
 func (l *line) interrupt(ctx context.Context) error {
 	v := l.source
 	at, err := v.setMark(ctx, "hot", "0")
@@ -151,8 +152,8 @@ func (l *line) interrupt(ctx context.Context) error {
 	return l.check(ctx, l.last)
 }
 
-// disturb pauses the source, asks its VMM for statistics, or resumes the source. In the end the
-// source runs.
+// disturb pauses the source, asks its VMM for statistics, or resumes the source. Without more, it
+// leaves the source running.
 func (l *line) disturb(ctx context.Context, more bool) error {
 	switch n := l.rig.rng.IntN(5); {
 	case !more || n < 2:
@@ -164,8 +165,8 @@ func (l *line) disturb(ctx context.Context, more bool) error {
 	return err
 }
 
-// undo rolls the source back while a branch of it is copied. The branch and the source must be
-// whole.
+// undo rolls the source back while a branch of it is being copied. The branch and the source must
+// be whole.
 func (l *line) undo(ctx context.Context) error {
 	v := l.source
 	if _, err := v.ask(ctx, "hot", "0"); err != nil {

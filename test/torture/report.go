@@ -10,7 +10,7 @@ import (
 	"github.com/forkd/forkd/test/torture/guest"
 )
 
-// Report counts the operations of a run, on VMMs here or through a daemon in test/integration. It is
+// Report counts the operations of a run. Both this package and test/integration use it. It is
 // written as out/torture.json.
 type Report struct {
 	rig.Report
@@ -18,29 +18,35 @@ type Report struct {
 	ByMode           map[string]int `json:"by_mode"`
 	ChildrenVerified int            `json:"children_verified"`
 	SourcesVerified  int            `json:"sources_verified"`
-	Refused          int            `json:"refused"`           // branches requested while another was being copied
-	Failed           int            `json:"failed"`            // branches that failed for lack of room, as expected
-	FailedUnderFire  int            `json:"failed_under_fire"` // number of live branches with write faults among them
-	FullFS           int            `json:"whole_on_full_fs"`  // complete branches on a full file system
-	Races            int            `json:"races"`             // branches concurrent with another request
-	Kills            int            `json:"kills"`             // VMMs killed in the middle of a branch
-	DaemonKills      int            `json:"daemon_kills"`      // daemons killed in the middle of a branch
-	CutOff           int            `json:"cut_off"`           // branches that did not exist after a kill
-	Rollbacks        int            `json:"rollbacks"`
-	Suspensions      int            `json:"suspensions"`
-	Removals         int            `json:"removals"` // snapshots
-	Rebases          int            `json:"rebases"`
-	NotKept          int            `json:"not_rebased"`     // branches that another operation followed
-	MostShared       uint64         `json:"most_shared_kib"` // largest result of a single rebase
-	MostMappings     uint64         `json:"most_mappings"`
-	DeepestChain     int            `json:"deepest_chain"`  // memory layers over the base
-	Faults           uint64         `json:"write_faults"`   // pages that live branches copied because a vCPU wrote them
-	Storms           int            `json:"storms"`         // live branches that stopped the guest to finish
-	MostDirtyMiB     uint64         `json:"most_dirty_mib"` // largest result of a single branch
-	Mismatches       int            `json:"mismatches"`
-	MostOwnFiles     int            `json:"vmm_own_fds"`        // of a source's VMM, without disk layers
-	MostOwnKiB       uint64         `json:"vmm_own_memory_kib"` // largest private memory of a VMM, without the guest's
-	Errors           []string       `json:"errors,omitempty"`
+	// Branches that were refused because another one was being copied.
+	Refused         int `json:"refused"`
+	Failed          int `json:"failed"`            // branches that failed for lack of room, as expected
+	FailedUnderFire int `json:"failed_under_fire"` // live branches among them that had write faults
+	FullFS          int `json:"whole_on_full_fs"`  // branches that were completed on a full file system
+	Races           int `json:"races"`             // branches during which another request was made
+	Kills           int `json:"kills"`             // VMMs killed in the middle of a branch
+	DaemonKills     int `json:"daemon_kills"`      // daemons killed in the middle of a branch
+	// Branches that were cut off by a kill and did not exist afterwards.
+	CutOff      int `json:"cut_off"`
+	Rollbacks   int `json:"rollbacks"`
+	Suspensions int `json:"suspensions"`
+	Removals    int `json:"removals"` // removals of snapshots
+	Rebases     int `json:"rebases"`
+	// Branches that could not be rebased, because another operation followed them.
+	NotKept      int    `json:"not_rebased"`
+	MostShared   uint64 `json:"most_shared_kib"` // largest amount that a single rebase has made shared
+	MostMappings uint64 `json:"most_mappings"`
+	DeepestChain int    `json:"deepest_chain"` // most memory layers above the base
+	// Pages that a live branch copied because a vCPU wrote to them.
+	Faults uint64 `json:"write_faults"`
+	// Live branches that stopped the guest until the copy was finished.
+	Storms       int    `json:"storms"`
+	MostDirtyMiB uint64 `json:"most_dirty_mib"` // largest amount of dirty memory in a single branch
+	Mismatches   int    `json:"mismatches"`
+	MostOwnFiles int    `json:"vmm_own_fds"` // descriptors of a source's VMM, without disk layers
+	// Largest private memory of a VMM, without that of the guest.
+	MostOwnKiB uint64   `json:"vmm_own_memory_kib"`
+	Errors     []string `json:"errors,omitempty"`
 }
 
 // NewReport starts the clock. Messages about the run are written to out as it proceeds.
@@ -85,7 +91,7 @@ func (r *Report) Done() int {
 	return r.Branches
 }
 
-// Reached records the depth of a snapshot.
+// Reached records the depth of a snapshot, if it is the largest so far.
 func (r *Report) Reached(depth int) {
 	r.Lock()
 	defer r.Unlock()

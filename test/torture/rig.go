@@ -1,9 +1,9 @@
-// Package torture branches, forks, kills and rolls back VMs, and verifies every copy. The guest
-// program (test/guest/torture) can check that its copy is whole.
+// Package torture branches, forks, kills and rolls back VMs, and verifies every copy. It uses the
+// guest program test/guest/torture, which can check whether its copy is whole.
 //
-// The package works on VMMs directly, without a daemon, because it tests the machine and the files
-// of a branch, but not the store. A seed determines its choices, but not the instants at which it
-// interrupts the guest.
+// The package uses VMMs directly, without a daemon, because it tests the machine and the files of a
+// branch, but not the store. A seed determines the operations, but not the instants at which they
+// interrupt the guest.
 package torture
 
 import (
@@ -37,14 +37,14 @@ import (
 
 const mib = 1 << 20
 
-// Time limits of one step. They are long because an emulated host may be busy. A step that takes
-// longer fails.
+// Time limits of one step. They are long because an emulated host may be busy. Exceeding one is a
+// failure.
 const (
 	bootLimit = 10 * time.Minute
 	stepLimit = 5 * time.Minute
 )
 
-// systemMiB is the memory of a VM, without the memory that the guest program writes.
+// systemMiB is the memory of a VM in addition to the memory that the guest program writes.
 const systemMiB = 112
 
 // Config determines the size of the guests.
@@ -54,7 +54,7 @@ type Config struct {
 	Jail   *jail.Starter
 }
 
-// Rig makes VMs of one shape and counts the operations on them.
+// Rig makes VMs with the same configuration and counts the operations on them.
 type Rig struct {
 	cfg   Config
 	shape vm.Shape
@@ -77,8 +77,8 @@ func NewRig(cfg Config, dir, ram string, rng *rand.Rand, rep *Report, logf func(
 		deck: rig.NewDeck(rng, rounds()...), rep: rep, logf: logf}
 }
 
-// file returns a new file on tmpfs that has no name. Its memory is freed with the last mapping and
-// the last descriptor.
+// file returns a new file on tmpfs without a name. Its memory is freed when it is no longer open or
+// mapped.
 func (r *Rig) file() (*os.File, error) {
 	f, err := os.CreateTemp(r.ram, "")
 	if err != nil {
@@ -87,7 +87,7 @@ func (r *Rig) file() (*os.File, error) {
 	return f, os.Remove(f.Name())
 }
 
-// newTop returns an empty disk top.
+// newTop returns an empty file for the private disk of a VM.
 func (r *Rig) newTop(size uint64) (*os.File, error) {
 	f, err := r.file()
 	if err != nil {
@@ -101,12 +101,12 @@ type running struct {
 	*vmmclient.VMM
 	rig    *Rig
 	name   string
-	base   *Snapshot // the snapshot that its memory is based on; nil after a boot
-	origin *Snapshot // the snapshot that it was restored from; equals base until the first rebase
+	base   *Snapshot // snapshot that the memory is based on; nil after a boot
+	origin *Snapshot // snapshot that the VM was restored from; equals base until the first rebase
 	size   uint64    // size of the disk in bytes
 
 	asking sync.Mutex
-	files  []*os.File // files of the disk, the top last
+	files  []*os.File // files of the disk, the private one last
 	agent  *agentclient.Client
 }
 
@@ -127,7 +127,7 @@ func newID() (id [16]byte) {
 	return id
 }
 
-// Boot starts a guest with the program running in it and saves it as the first snapshot.
+// Boot boots a guest, starts the guest program in it, and saves it as the first snapshot.
 func (r *Rig) Boot(ctx context.Context) (*Snapshot, error) {
 	s, err := r.bootOnce(ctx)
 	if vmtest.BootAgain(err) {

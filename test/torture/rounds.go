@@ -12,23 +12,23 @@ import (
 	"github.com/forkd/forkd/test/rig"
 )
 
-// maxDepth is the maximum number of memory layers of a line of descent over its base.
+// maxDepth is the maximum number of memory layers of a line of descent above those of its base.
 const maxDepth = 30
 
-// maxDiskLayers limits the disk layers of a line. Every branch adds one, and a restore donates all
-// of them in one message.
+// maxDiskLayers limits the disk layers of a line of descent. Every branch adds one, and a restore
+// must send the descriptors of all of them in one message.
 const maxDiskLayers = 100
 
-// line is a source, and the snapshots that it descends from. A child of the latest snapshot
-// repeatedly replaces the source, so that chains grow.
+// line is a line of descent: a source, and the snapshots that it descends from. A child of the
+// latest snapshot repeatedly replaces the source, so that the chains of layers grow.
 type line struct {
 	rig    *Rig
 	source *running
-	last   *Snapshot   // latest snapshot in the source's line, to which the source can be rolled back
-	snaps  []*Snapshot // snapshots that are verified again at the end
+	last   *Snapshot   // latest snapshot to which the source can be rolled back
+	snaps  []*Snapshot // snapshots to verify again at the end
 }
 
-// round is one operation on a line. It may branch several times.
+// round is one operation on a line. It may make several branches.
 type round struct {
 	name string
 	run  func(*line, context.Context) error
@@ -71,7 +71,7 @@ func (r *Rig) Run(ctx context.Context, base *Snapshot, n int) error {
 	return nil
 }
 
-// descend grows one line from base to its full depth and verifies all its snapshots.
+// descend grows one line of descent from base to its full depth and verifies all its snapshots.
 func (r *Rig) descend(ctx context.Context, base *Snapshot, n int) (err error) {
 	l := &line{rig: r, last: base, snaps: []*Snapshot{base}}
 	if l.source, err = r.fork(ctx, base, "src"); err != nil {
@@ -121,24 +121,25 @@ func (l *line) step(ctx context.Context, x round) error {
 	}
 	l.rig.logf("%s: %s, depth %d, %d disk layers, %v", l.source.name, x.name,
 		l.last.depth, len(l.source.files), time.Since(start).Round(time.Millisecond))
-	runtime.GC() // closes the files of forgotten snapshots
+	runtime.GC() // closes the files of snapshots that are no longer referenced
 	return nil
 }
 
-// setHot draws the pages that the guest writes: all, some of each writer, or one of each.
+// setHot draws how many units the guest writes: all units, some of each writer, or one of each
+// writer.
 func (l *line) setHot(ctx context.Context) error {
 	_, err := l.source.ask(ctx, "hot", []string{"0", "0", "1", "64"}[l.rig.rng.IntN(4)])
 	return err
 }
 
-// took records a snapshot of the source and verifies a child of it.
+// took records a snapshot of the source, and verifies a child of it.
 func (l *line) took(ctx context.Context, s *Snapshot) error {
 	l.last = s
 	return l.check(ctx, s)
 }
 
-// check verifies a child of s while the source is paused, so that the child gets the CPU of an
-// emulated host. crowd tests children that run concurrently with their source.
+// check verifies a child of s while the source is paused, so that the child gets all of an emulated
+// host's CPU. Only crowd tests children while the source runs.
 func (l *line) check(ctx context.Context, s *Snapshot) error {
 	if err := l.source.Pause(ctx); err != nil {
 		return err
@@ -169,7 +170,7 @@ func (l *line) plain(ctx context.Context) error {
 	return l.took(ctx, s)
 }
 
-// replace makes a child the source, and verifies it before the next round.
+// replace makes a child the source, and verifies it.
 func (l *line) replace(ctx context.Context) error {
 	req := l.live()
 	if l.rig.rng.IntN(3) == 0 {
@@ -204,7 +205,7 @@ func (l *line) restart(ctx context.Context) error {
 }
 
 // overlap requests a second branch as soon as the guest runs again after a live branch. Either the
-// second is refused, or both are whole.
+// second branch is refused, or both are whole.
 func (l *line) overlap(ctx context.Context) error {
 	v := l.source
 	first, err := v.begin(ctx, l.live())
@@ -239,7 +240,7 @@ func (l *line) overlap(ctx context.Context) error {
 	return l.check(ctx, l.last)
 }
 
-// crowd forks children from the source's own snapshot while the source is branched.
+// crowd forks children from the snapshot that the source runs from, while the source is branched.
 func (l *line) crowd(ctx context.Context) error {
 	var wg sync.WaitGroup
 	errs := make([]error, 2)
@@ -254,7 +255,7 @@ func (l *line) crowd(ctx context.Context) error {
 	return l.took(ctx, s)
 }
 
-// stream branches the guest during a verification, whose answer arrives over a stream.
+// stream branches the guest while the guest program sends the answer of a verification.
 func (l *line) stream(ctx context.Context) error {
 	v := l.source
 	s, layer, err := v.newMarked(ctx, "stream")
@@ -277,8 +278,8 @@ func (l *line) stream(ctx context.Context) error {
 	return l.took(ctx, s)
 }
 
-// rollback rolls the running source back to its latest snapshot, twice, and verifies it. Then it
-// branches the source.
+// rollback rolls the running source back to its latest snapshot, twice, and verifies the source.
+// Then it branches the source.
 func (l *line) rollback(ctx context.Context) error {
 	for range 2 {
 		if _, err := l.source.setMark(ctx, "hot", "0"); err != nil {

@@ -23,12 +23,12 @@ import (
 )
 
 // Snapshot holds the files of a branch, and the state that its children must have. The files have
-// no names. The garbage collector closes files that only forgotten snapshots refer to.
+// no names. The garbage collector closes a file when no snapshot refers to it any more.
 type Snapshot struct {
 	name    string
-	depth   int // number of memory layers below its own
+	depth   int // number of memory layers below this snapshot's own
 	extents []vm.Extent
-	layers  []*os.File // base first
+	layers  []*os.File // memory layers, the base first
 	state   *os.File
 	disks   []*os.File
 	size    uint64 // size of the disk in bytes
@@ -62,8 +62,8 @@ func (v *running) ask(ctx context.Context, words ...string) (guest.Report, error
 	return r, nil
 }
 
-// setMark gives the guest a new, unique number, which copies made before the next mark must
-// contain.
+// setMark sets a new, unique mark in the guest. Copies of the guest must have this mark until the
+// next one is set.
 func (v *running) setMark(ctx context.Context, words ...string) (guest.Instant, error) {
 	at := guest.Instant{Mark: v.rig.names.Add(1)}
 	r, err := v.ask(ctx, append([]string{"mark", fmt.Sprint(at.Mark)}, words...)...)
@@ -81,7 +81,7 @@ func (v *running) newSnapshot(kind string) (s *Snapshot, layer *os.File, err err
 	return s, layer, err
 }
 
-// put stacks the snapshot's own layer on the layers of base. If base is nil, there are none.
+// put sets the layers of s: those of base, if base is not nil, and its own layer on top.
 func (s *Snapshot) put(base *Snapshot, layer *os.File, own []vm.Extent) {
 	s.extents, s.layers = own, []*os.File{layer}
 	if base == nil {
@@ -95,7 +95,7 @@ func (s *Snapshot) put(base *Snapshot, layer *os.File, own []vm.Extent) {
 	s.layers = append(slices.Clone(base.layers), layer)
 }
 
-// save pauses v permanently and makes a snapshot of it.
+// save pauses v for good and makes a snapshot of it.
 func (v *running) save(ctx context.Context) (*Snapshot, error) {
 	s, layer, err := v.newMarked(ctx, "base")
 	if err != nil {
@@ -112,7 +112,7 @@ func (v *running) save(ctx context.Context) (*Snapshot, error) {
 	return s, nil
 }
 
-// fork starts a child of s. The child writes from its first instant on.
+// fork starts a child of s. The child continues to write at once.
 func (r *Rig) fork(ctx context.Context, s *Snapshot, kind string) (*running, error) {
 	v, err := r.spawn(ctx, kind)
 	if err != nil {
@@ -150,8 +150,8 @@ func (v *running) restore(ctx context.Context, s *Snapshot) error {
 	return nil
 }
 
-// verifyCopy checks that v is a copy of s that has continued since. v must not have received
-// another request in between.
+// verifyCopy checks that v is a copy of s that has continued since. v must not have received other
+// requests since it was restored.
 func (v *running) verifyCopy(ctx context.Context, s *Snapshot) error {
 	r, err := v.ask(ctx, "verify")
 	if err != nil {

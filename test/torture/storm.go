@@ -8,13 +8,14 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// stormTries is how many branches of a round try to cause a storm, each with half the previous
-// limit of write faults. Scheduling determines whether a guest writes enough frozen pages before
+// stormTries is how often storm tries to cause a storm. Each try has half of the previous limit of
+// write faults, because it depends on scheduling whether a guest writes enough frozen pages before
 // they are copied.
 const stormTries = 6
 
-// storm lets the guest write all its pages. Because the guest writes so many frozen pages, it is
-// stopped until the rest is copied. Afterwards it continues, and both it and its child are whole.
+// storm lets the guest write all its pages during a branch. If the guest writes too many frozen
+// pages, the VMM stops it until the rest is copied. Afterwards the guest continues, and both the
+// guest and its child are whole.
 func (l *line) storm(ctx context.Context) error {
 	v := l.source
 	for try, bound := 0, 1+l.rig.rng.Uint64N(16); try < stormTries; try, bound = try+1, max(1, bound/2) {

@@ -23,11 +23,11 @@ var (
 )
 
 // stormBranches is the number of branches after which a run must have had a storm of write faults.
-// Otherwise the run fails, because it has not tested storms.
+// A run without one fails, because it has not tested storms.
 const stormBranches = 40
 
-// TestTorture checks that every copy of a guest is whole while the guest writes memory and disk as
-// fast as it can. It checks children, sources and ancestors, with each number of vCPUs, under every
+// TestTorture checks that every copy of a guest is whole although the guest writes memory and disk
+// as fast as it can. It checks children, sources and ancestors, with each number of vCPUs and every
 // kind of fault.
 func TestTorture(t *testing.T) {
 	assets := vmtest.Load(t)
@@ -60,7 +60,7 @@ func TestTorture(t *testing.T) {
 		rep.Say(format, args...)
 		write()
 	}
-	ctx := context.WithoutCancel(t.Context()) // cancelling a step would leave a VMM
+	ctx := context.WithoutCancel(t.Context()) // cancelling a step would leave a VMM running
 	counts := strings.Split(*vcpus, ",")
 	for i, count := range counts {
 		cpus, err := strconv.Atoi(count)

@@ -38,12 +38,13 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// ownHosts runs a command with the file $1 as /etc/hosts, which the command may append to.
+// ownHosts runs a command in a mount namespace in which the file $1 is /etc/hosts. The command may
+// append to that file.
 const ownHosts = `mount --bind "$1" /etc/hosts; shift; exec "$@"`
 
-// ownSystem runs an agent as root that cannot change accounts or devices of this host. Its login
-// shells do not read this user's profile, which is not under test and may be slow: pyenv waits a
-// minute for a lock that a killed shell has left.
+// ownSystem runs an agent as root, but so that it cannot change accounts or devices of this host.
+// Login shells of the agent do not read this user's profile: the profile is not under test, and
+// pyenv in it waits a minute for a lock that a killed shell has left.
 const ownSystem = `for d in /etc /dev; do
 	mount --rbind "$d" "$d"
 	mount -o remount,bind,ro "$d"

@@ -1,7 +1,7 @@
-// Command hostnames lets E2B packages that can only connect to https://PORT-ID.DOMAIN reach the
-// daemon at $FORKD_URL. It terminates TLS with certificates of `forkd e2b setup`, and passes on the
-// port and the id of the host name in headers. It prints DOMAIN and the directory of the
-// certificates, and exits when its standard input ends.
+// Command hostnames is a proxy for E2B packages that can only connect to https://PORT-ID.DOMAIN. It
+// passes their requests to the daemon at $FORKD_URL. It terminates TLS with certificates of `forkd
+// e2b setup`, and sends the port and the id in the host name as headers. It prints DOMAIN and the
+// directory of the certificates, and exits when its standard input ends.
 //
 // It is needed because the daemon in an emulated host has no --proxy-domain. The group e2btls tests
 // how the daemon itself serves host names and TLS.

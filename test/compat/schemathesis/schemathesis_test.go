@@ -1,5 +1,6 @@
-// Package schemathesis lets the program schemathesis call the API, both with inputs that the API's
-// document allows and with others. No answer may be a 5xx, or contradict the document.
+// Package schemathesis runs the program schemathesis against the API, both with inputs that the
+// API's document allows and with others. No answer may have a status of 500 or above, or contradict
+// the document.
 //
 // The API is the real one over fake VMs. Each VM has a real agent, which is a process of this host
 // that has no network and sees only the host's /usr, read only. scripts/compat runs this package.
@@ -20,9 +21,9 @@ import (
 	"github.com/forkd/forkd/internal/embedded"
 )
 
-// skipped matches the operations that schemathesis cannot judge: an endless stream, requests
-// answered by servers in sandboxes, statistics of fake VMs' memory, and messages of a protocol with
-// a test suite of its own (the group mcp).
+// skipped matches the operations that schemathesis cannot test: an endless stream, requests
+// answered by servers in sandboxes, statistics of fake VMs' memory, and messages of the Model
+// Context Protocol, which has a test suite of its own (the group mcp).
 const skipped = `^/mcp$|^/v1/events$|/proxy/|/tcp/|/stats$`
 
 // excluded are checks of properties that the API does not promise.
@@ -60,8 +61,9 @@ func TestSchemathesis(t *testing.T) {
 	}
 }
 
-// configOf gives every operation on a sandbox or a snapshot an existing object of its own.
-// Otherwise the answer would always be 404. Operations that remove an object make up names.
+// configOf returns a configuration in which every operation on a sandbox or a snapshot uses an
+// existing object of its own. With random names the answer would always be 404. Operations that
+// remove an object do use random names.
 func configOf(t *testing.T, rig *apirig.Rig) string {
 	var config strings.Builder
 	for _, route := range apitest.Routes(t) {
@@ -88,8 +90,8 @@ func configOf(t *testing.T, rig *apirig.Rig) string {
 	return config.String()
 }
 
-// enter makes dir the root of a process. The process sees the content of dir, and this host's /usr,
-// read only.
+// enter is a script that makes dir the root directory of a process. The process sees only the
+// content of dir, and this host's /usr, read only.
 const enter = `set -e
 mount --bind /usr "$1/usr"
 mount -o remount,bind,ro "$1/usr"

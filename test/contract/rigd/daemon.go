@@ -17,7 +17,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/auth"
 )
 
-// daemon serves a rig on several addresses. In a restart it closes them and opens them again.
+// daemon serves a rig on several addresses. A restart closes them and opens them again.
 type daemon struct {
 	rig       *apirig.Rig
 	addresses []net.Addr
@@ -25,46 +25,48 @@ type daemon struct {
 
 	mu        sync.Mutex
 	conns     map[net.Conn]bool // open connections
-	hijacked  []net.Conn        // connections of upgrades; some may have ended
+	hijacked  []net.Conn        // connections that were upgraded; some may have ended
 	listeners []net.Listener
 	server    *http.Server
 	closed    bool
 	faults    []*fault
 	requests  int
-	seen      map[string]int // number of requests, by method and path
+	seen      map[string]int // number of requests of each kind, by method and path
 }
 
-// fault describes requests that get a wrong answer.
+// fault selects requests, and says what is wrong with their answers.
 type fault struct {
-	Times      int    `json:"times"`       // number of requests; 0: 1
-	Method     string `json:"method"`      // empty: every method
-	Path       string `json:"path"`        // a regular expression; empty: every path below /v1
-	Status     int    `json:"status"`      // 429 or 503: answers only with this; 0: cuts or stalls the answer
-	RetryAfter int    `json:"retry_after"` // seconds, with Status; 0: no Retry-After header
-	AfterBytes int    `json:"after_bytes"` // without Status: forwards so many bytes of the answer's body
-	Stall      bool   `json:"stall"`       // sends nothing more, instead of closing the connection
+	Times  int    `json:"times"`  // number of requests; 0: 1
+	Method string `json:"method"` // empty: every method
+	Path   string `json:"path"`   // a regular expression; empty: every path below /v1
+	// 429 or 503: send only an error with this status; 0: cut off or stall the answer.
+	Status     int  `json:"status"`
+	RetryAfter int  `json:"retry_after"` // seconds, with Status; 0: no Retry-After header
+	AfterBytes int  `json:"after_bytes"` // if Status is 0: number of bytes of the answer's body that are sent
+	Stall      bool `json:"stall"`       // then send nothing more; false: close the connection
 
 	path *regexp.Regexp
 }
 
 // faults is the body of POST /_rig/faults.
 type faults struct {
-	Requests     *fault   `json:"requests"`      // for the next requests; several faults apply in order
-	FailChildren int      `json:"fail_children"` // number of children that cannot be started
-	Restart      *restart `json:"restart"`       // closes all connections, and comes back later with all sandboxes
-	Clear        bool     `json:"clear"`         // first drops all faults of requests and children
+	Requests     *fault   `json:"requests"`      // faults of later requests; several faults apply in order
+	FailChildren int      `json:"fail_children"` // number of children that will fail to start
+	Restart      *restart `json:"restart"`       // close all connections, and accept new ones later; sandboxes survive
+	Clear        bool     `json:"clear"`         // first drop all faults of requests and children
 }
 
 type restart struct {
-	DownMS int `json:"down_ms"` // 0: 200
+	DownMS int `json:"down_ms"` // milliseconds until connections are accepted again; 0: 200
 }
 
 // state is the answer of GET /_rig/state.
 type state struct {
-	VMs         int            `json:"vms"`
-	Connections int            `json:"connections"` // open connections, including this request's, without upgraded ones
-	Total       int            `json:"total"`       // requests so far
-	Requests    map[string]int `json:"requests"`    // number of requests by method and path; clear resets it
+	VMs int `json:"vms"`
+	// Open connections, including this request's; upgraded ones do not count.
+	Connections int            `json:"connections"`
+	Total       int            `json:"total"`    // requests so far
+	Requests    map[string]int `json:"requests"` // number of requests by method and path; Clear resets it
 }
 
 func newDaemon(rig *apirig.Rig) *daemon {
@@ -114,11 +116,11 @@ func (d *daemon) connState(c net.Conn, s http.ConnState) {
 	}
 }
 
-// away closes all listeners and connections, including those of WebSockets.
+// away closes all listeners and connections, including WebSockets.
 func (d *daemon) away() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	_ = d.server.Close() // closes listeners and connections; an error means that they are already closed
+	_ = d.server.Close() // an error means that they are already closed
 	for _, c := range d.hijacked {
 		_ = c.Close()
 	}
@@ -174,7 +176,7 @@ func (d *daemon) setFaults(w http.ResponseWriter, r *http.Request) {
 		down = restartGap
 	}
 	go func() {
-		time.Sleep(20 * time.Millisecond) // time for the client to read the answer
+		time.Sleep(20 * time.Millisecond) // give the client time to read the answer
 		if err := d.restart(down); err != nil {
 			fmt.Fprintln(os.Stderr, "rigd: restart:", err)
 			os.Exit(1)
@@ -182,7 +184,7 @@ func (d *daemon) setFaults(w http.ResponseWriter, r *http.Request) {
 	}()
 }
 
-// arm checks faults. It keeps the faults of requests and children for later.
+// arm checks the faults in a request and stores those that apply to later requests.
 func (d *daemon) arm(f *faults) error {
 	if q := f.Requests; q != nil {
 		if q.Times == 0 {
@@ -234,13 +236,13 @@ func (d *daemon) state(w http.ResponseWriter, _ *http.Request) {
 	d.mu.Unlock()
 	s.VMs = d.rig.VMs.Count()
 	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(s) // the client has gone if this fails
+	_ = json.NewEncoder(w).Encode(s) // fails only if the client has left
 }
 
-// maxSeen bounds how many different requests are counted.
+// maxSeen bounds the number of entries in daemon.seen.
 const maxSeen = 10000
 
-// answer serves a request of the API, unless a fault is due.
+// answer serves a request of the API, or causes the fault that applies to the request.
 func (d *daemon) answer(w http.ResponseWriter, r *http.Request) {
 	f := d.due(r)
 	switch {
@@ -271,7 +273,7 @@ func (d *daemon) due(r *http.Request) *fault {
 	return nil
 }
 
-// refuse answers as an overloaded daemon does.
+// refuse answers like an overloaded daemon.
 func (f *fault) refuse(w http.ResponseWriter) {
 	e := apiv1.Error{Message: "too many requests at once; try again", Title: "The daemon is busy", Status: f.Status,
 		Detail: "too many requests at once; try again", Code: "busy", Fix: "try again", Type: "about:blank"}
@@ -283,23 +285,23 @@ func (f *fault) refuse(w http.ResponseWriter) {
 		w.Header().Set("Retry-After", strconv.Itoa(f.RetryAfter))
 	}
 	w.WriteHeader(f.Status)
-	_ = json.NewEncoder(w).Encode(e) // the client has gone if this fails
+	_ = json.NewEncoder(w).Encode(e) // fails only if the client has left
 }
 
-// cut forwards a part of an answer's body, and then stops.
+// cut is a ResponseWriter that sends a part of an answer's body and then stops.
 type cut struct {
 	http.ResponseWriter
 	left  int
 	stall bool
 	gone  <-chan struct{}
-	done  bool // nothing more is written
+	done  bool // write nothing more
 }
 
 var errCut = errors.New("the rig was told to cut the answer")
 
 func (c *cut) Unwrap() http.ResponseWriter { return c.ResponseWriter }
 
-// SetWriteDeadline keeps the deadline that ends the connection.
+// SetWriteDeadline ignores deadlines after cut has set the one that breaks the connection.
 func (c *cut) SetWriteDeadline(t time.Time) error {
 	if c.done {
 		return nil
@@ -320,8 +322,8 @@ func (c *cut) Write(p []byte) (int, error) {
 	if c.stall {
 		<-c.gone
 	}
-	// write does not panic, because handlers also write in other goroutines. The client must not
-	// see the end of the answer, so the connection is broken.
+	// write breaks the connection, so that the client does not see a regular end of the answer. It
+	// does not panic with http.ErrAbortHandler, because handlers write in other goroutines too.
 	_ = c.SetWriteDeadline(time.Unix(1, 0))
 	c.done = true
 	return c.left, errCut

@@ -1,10 +1,10 @@
-// Command rigd serves the REST API to the contract suite of the SDKs. It has the real handlers over
-// fake VMs. Every sandbox has a real agent, which is a process of this host. rigd is used only in
-// tests and is not part of the product.
+// Command rigd is a fake daemon for the contract suite of the SDKs. Its API has the real handlers,
+// over fake VMs; every sandbox has a real agent, which is a process of this host. rigd is used only
+// in tests.
 //
-// When it serves, it prints one line of JSON (see ready). When its stdin ends, or on SIGINT or
-// SIGTERM, it removes everything that it has made, and exits. POST /_rig/faults makes it misbehave,
-// and GET /_rig/state reports the requests so far. Neither needs a token.
+// When rigd is ready, it prints one line of JSON (see type ready). When its stdin ends, or on
+// SIGINT or SIGTERM, it removes everything that it has made, and exits. POST /_rig/faults causes
+// faults, and GET /_rig/state reports the requests so far. Neither needs a token.
 package main
 
 import (
@@ -31,18 +31,18 @@ import (
 	"github.com/forkd/forkd/internal/guest/agent"
 )
 
-// agentArg makes this program the agent of a guest. The next argument is the directory of its
-// sockets.
+// agentArg is the argument with which this program runs as the agent of a guest. The next argument
+// is the directory of the agent's sockets.
 const agentArg = "-serve-agent"
 
-// ready is the line that the program prints when it serves.
+// ready is the line that the program prints when it is ready.
 type ready struct {
 	URL      string `json:"url"`      // on loopback
-	Socket   string `json:"socket"`   // unix:///path of the same API; the user who runs this program needs no token there
+	Socket   string `json:"socket"`   // unix:///path of a socket with the same API, which needs no token
 	Token    string `json:"token"`    // has all rights
 	Snapshot string `json:"snapshot"` // tag of an existing snapshot
-	Tmp      string `json:"tmp"`      // directory for files of tests, in all sandboxes
-	File     string `json:"file"`     // file on the host, usable as kernel, initrd and disk in bakes
+	Tmp      string `json:"tmp"`      // directory for files of tests; all sandboxes see it
+	File     string `json:"file"`     // file on the host, accepted as kernel, initrd and disk of a parent
 	PID      int    `json:"pid"`
 }
 
@@ -52,7 +52,7 @@ func main() {
 			_, _ = io.Copy(io.Discard, os.Stdin) // stdin ends when the program that started the agent exits
 			os.Exit(0)
 		}()
-		// Background processes of a sandbox stay descendants of its agent, and are killed with it.
+		// Orphaned processes of a sandbox become children of its agent, and are killed with it.
 		if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 			fmt.Fprintln(os.Stderr, "rigd:", err)
 			os.Exit(1)
@@ -127,16 +127,16 @@ func bake(ctx context.Context, rig *apirig.Rig, r ready) error {
 	return err
 }
 
-// agentHere returns the command of an agent. The agent always exits when this program does.
+// agentHere returns the command of an agent. The agent exits when this program does.
 func agentHere(t *lifetime, self, dir string) *exec.Cmd {
 	cmd := exec.Command(self, agentArg, dir)
-	if _, err := cmd.StdinPipe(); err != nil { // kept open until Wait
+	if _, err := cmd.StdinPipe(); err != nil { // the pipe stays open until Wait
 		t.Errorf("agent: %v", err)
 	}
 	return cmd
 }
 
-// guestRAM maps memory like a VMM, because statistics of a sandbox look for such a mapping in this
+// guestRAM maps memory as a VMM would. Statistics of a sandbox measure such a mapping in this
 // process.
 func guestRAM(t *lifetime) error {
 	ram, err := unix.Mmap(-1, 0, 512<<20, unix.PROT_READ|unix.PROT_WRITE,
@@ -148,14 +148,14 @@ func guestRAM(t *lifetime) error {
 	return nil
 }
 
-// lifetime implements apirig.T for a program.
+// lifetime implements apirig.T outside of tests.
 type lifetime struct {
 	mu     sync.Mutex
 	undo   []func()
 	errors []error
 }
 
-// fatal is the value with which Fatal and Fatalf panic.
+// fatal is the value with which the methods Fatal and Fatalf panic.
 type fatal struct{ error }
 
 func (t *lifetime) Helper() {}
@@ -165,7 +165,8 @@ func (t *lifetime) TempDir() string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) }) // errors are ignored, because some users cannot remove a guest's files
+	// An error is ignored, because some users cannot remove the files of a guest.
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	return dir
 }
 
@@ -186,7 +187,7 @@ func (t *lifetime) Errorf(format string, args ...any) {
 func (t *lifetime) Fatalf(format string, args ...any) { panic(fatal{fmt.Errorf(format, args...)}) }
 func (t *lifetime) Fatal(args ...any)                 { panic(fatal{errors.New(fmt.Sprint(args...))}) }
 
-// end calls the functions that Cleanup has collected and returns their errors.
+// end calls the functions that were passed to Cleanup, and returns their errors.
 func (t *lifetime) end() error {
 	t.mu.Lock()
 	undo := t.undo
@@ -199,5 +200,5 @@ func (t *lifetime) end() error {
 	return errors.Join(t.errors...)
 }
 
-// restartGap is how long a restarting daemon is away by default.
+// restartGap is the default time between the end and the start of a restart.
 const restartGap = 200 * time.Millisecond

@@ -14,18 +14,18 @@ const (
 	pageWords = pageSize / 8
 )
 
-// shape is the size of the memory and disk that the program writes, and the number of writers.
+// shape is the size of the memory and disk that the program writes. Each writer is a thread.
 type shape struct {
 	pages   int // pages of memory, spread over the memory writers
-	blocks  int // blocks of the two disk files, half of them in each; one more writer writes them
+	blocks  int // blocks of the two disk files, half of them in each; written by one more writer
 	writers int // memory writers
 }
 
 // A unit is a page of memory (0 … pages-1) or a block on disk (pages … pages+blocks-1).
 func (s shape) units() int { return s.pages + s.blocks }
 
-// arena is the memory of the writers. It is outside the Go heap so that the runtime neither moves
-// nor writes it:
+// arena is the memory of the writers. It is outside the Go heap, so that the runtime neither moves
+// it nor writes to it:
 //
 //	page 0           mark, hot, rest
 //	page 1           ticket: the number of the latest write that any writer has begun
@@ -34,8 +34,8 @@ func (s shape) units() int { return s.pages + s.blocks }
 //	then             table: the number of the last completed write, for each unit
 //	then             the pages of memory themselves
 //
-// Every part is on its own pages, so a page that is missing, or that belongs to a different
-// instant, contradicts the others.
+// Every part is on its own pages. So if a page is missing, or is a copy of a different instant, its
+// content contradicts the other pages.
 type arena struct {
 	shape
 	words []uint64
@@ -45,7 +45,7 @@ type arena struct {
 // Words of page 0.
 const (
 	wordMark = iota // a number that the driver sets
-	wordHot         // how many of its units each writer uses, from the first one; 0: all
+	wordHot         // number of units that each writer uses; 0: all
 	wordRest        // pause of a writer after every write, in microseconds
 )
 
@@ -55,13 +55,13 @@ const (
 	recUnit          // unit of the current write
 	recOld           // number of the unit's previous write
 	recDone          // number of completed writes
-	recDigest        // XOR of token(unit, table[unit]) ^ token(unit, 0) over the writer's units
+	recDigest        // XOR of token(unit, table[unit]) ^ token(unit, 0) over all units of the writer
 	recChain         // hash over all completed writes in their order
 )
 
 const (
 	ringLen   = 512
-	entry     = 3 // words: unit, number, chain after it
+	entry     = 3 // words of an entry of a ring: unit, number, hash after it
 	ringWords = ringLen * entry
 )
 
@@ -96,7 +96,7 @@ func (a *arena) table() []uint64 { return a.words[a.tableAt():][:a.units()] }
 func (a *arena) page(u int) []uint64 { return a.words[a.dataAt()+u*pageWords:][:pageWords] }
 
 // owned returns the units of a writer: the first one, the distance between two, and their number.
-// Neighbouring pages belong to different writers. The last writer has the disk.
+// Neighbouring pages belong to different writers. The last writer owns the disk blocks.
 func (a *arena) owned(writer int) (first, step, count int) {
 	if writer == a.writers {
 		return a.pages, 1, a.blocks
@@ -115,7 +115,7 @@ func (a *arena) begin(writer, u int) (old, seq uint64) {
 	return old, seq
 }
 
-// end records that the write that begin recorded is complete.
+// end records that a write is complete. The arguments are those and the results of begin.
 func (a *arena) end(writer, u int, old, seq uint64) {
 	r := a.record(writer)
 	atomic.StoreUint64(&a.table()[u], seq)
@@ -128,8 +128,8 @@ func (a *arena) end(writer, u int, old, seq uint64) {
 	atomic.StoreUint64(&r[recIntent], 0)
 }
 
-// Content: word k of unit u after write seq is first(u, seq) + k*wordStep. The function can be
-// inverted, so a wrong word reveals which write has written it.
+// Word k of unit u after write seq is first(u, seq) + k*wordStep. The function can be inverted, so
+// a wrong word shows which write has written it.
 const (
 	seqFactor  = 0x9e3779b97f4a7c15
 	unitFactor = 0xc2b2ae3d27d4eb4f
@@ -140,7 +140,7 @@ func first(u int, seq uint64) uint64 { return seq*seqFactor ^ uint64(u+1)*unitFa
 
 // seqOf returns the number of the write that leaves word in place k of unit u.
 func seqOf(word uint64, u, k int) uint64 {
-	inverse := uint64(seqFactor) // Newton's iteration doubles the correct bits, beginning with three
+	inverse := uint64(seqFactor) // Newton's iteration doubles the number of correct bits, which is three at first
 	for range 5 {
 		inverse *= 2 - seqFactor*inverse
 	}
@@ -157,8 +157,8 @@ func fill(page []uint64, u int, seq uint64) {
 }
 
 // overwrite replaces the content of write old by that of write seq, word by word in ascending
-// order. It returns the first word that differed from the content of write old. Otherwise a write
-// would hide damage to its page.
+// order. It first compares each word with the content of write old, because the write would
+// otherwise hide damage. It returns the first wrong word.
 func overwrite(page []uint64, u int, old, seq uint64) (bad int, found uint64) {
 	bad = -1
 	was, is := first(u, old), first(u, seq)

@@ -7,7 +7,8 @@ import (
 	"github.com/forkd/forkd/test/torture/guest"
 )
 
-// maxMismatches limits the mismatches in a report. The number of further mismatches follows them.
+// maxMismatches limits the mismatches in a report. If there are more, their number is the last
+// line.
 const maxMismatches = 32
 
 type checker struct {
@@ -24,7 +25,7 @@ func (c *checker) fail(format string, args ...any) {
 	c.found = append(c.found, fmt.Sprintf(format, args...))
 }
 
-// check compares all data in a, and the blocks that read returns, with each other.
+// check compares all data in a, and the disk blocks that read returns, with each other.
 //
 // Preconditions: no write is in progress.
 func check(a *arena, read func(block int, p []uint64) error) guest.Report {
@@ -57,8 +58,8 @@ func check(a *arena, read func(block int, p []uint64) error) guest.Report {
 	}
 }
 
-// content checks that p is the content of unit u after write seq. If not, it reports the writes
-// that have written its words.
+// content checks that p is the content of unit u after write seq. For other content, it reports the
+// writes that have written the words.
 func (c *checker) content(u int, p []uint64, seq uint64) {
 	want := first(u, seq)
 	for k := range p {
@@ -78,7 +79,7 @@ func (s shape) name(u int) string {
 	return fmt.Sprintf("block %d", u-s.pages)
 }
 
-// origin lists the runs of words in p, and the write that has written each run.
+// origin describes which writes have written the words of p.
 func origin(p []uint64, u int) string {
 	var out []byte
 	for k, runs := 0, 0; k < len(p); runs++ {
@@ -103,7 +104,7 @@ func origin(p []uint64, u int) string {
 	return string(out)
 }
 
-// writer checks the record and the ring of a writer against the table, and returns the number of
+// writer checks the record and the ring of writer w against the table. It returns the number of
 // writes that the writer has completed.
 func (c *checker) writer(w int) uint64 {
 	r, table := c.a.record(w), c.a.table()
@@ -126,7 +127,7 @@ func (c *checker) writer(w int) uint64 {
 	return r[recDone]
 }
 
-// ring checks the last writes of a writer and returns the number of the last one.
+// ring checks the last writes of a writer, and returns the number of the latest one.
 func (c *checker) ring(w int, r []uint64) (final uint64) {
 	ring, table := c.a.ring(w), c.a.table()
 	start, step, count := c.a.owned(w)

@@ -75,7 +75,7 @@ func (r *rig) save() instant {
 	return s
 }
 
-// check checks an image.
+// check checks the copy s.
 func (s instant) check() guest.Report {
 	a := &arena{shape: small, words: s.words}
 	return check(a, func(b int, p []uint64) error { copy(p, s.disk[b]); return nil })
@@ -99,10 +99,10 @@ func wantOK(t *testing.T, what string, r guest.Report) {
 }
 
 // The check finds any mixture of two instants, whichever pages of memory or blocks of disk come
-// from the later or the earlier instant.
+// from the later instant.
 func TestEveryMixtureOfInstantsIsFound(t *testing.T) {
 	r := newRig(t)
-	r.write(900) // until the rings have wrapped
+	r.write(900) // so many that the rings have wrapped around
 	early := r.save()
 	r.write(60)
 	late := r.save()
@@ -145,7 +145,8 @@ func TestEveryMixtureOfInstantsIsFound(t *testing.T) {
 	mixtures(t, early, late)
 }
 
-// mixtures takes each page at random from one of two instants.
+// mixtures makes mixtures in which each page comes from one of two instants at random, and checks
+// that each is found.
 func mixtures(t *testing.T, a, b instant) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	for round := range 200 {
@@ -209,8 +210,7 @@ func TestDamageIsFoundAndDescribed(t *testing.T) {
 	}
 }
 
-// When a writer overwrites a page, it finds damage to any word of the page that happened after the
-// fork.
+// When a writer overwrites a page, it finds any word of the page that was damaged after a fork.
 func TestWritersFindDamageThatTheyOverwrite(t *testing.T) {
 	for _, k := range []int{0, 1, 255, 511} {
 		r := newRig(t)
@@ -239,7 +239,7 @@ func TestWritersFindDamageThatTheyOverwrite(t *testing.T) {
 	}
 }
 
-// The odd blocks on disk are compared with those in the page cache.
+// Reading an odd block compares its content on the disk with that in the page cache.
 func TestReadSeesPageCacheAndDisk(t *testing.T) {
 	r := newRig(t)
 	r.write(100)
@@ -261,8 +261,8 @@ func TestSeqOfInvertsContent(t *testing.T) {
 	}
 }
 
-// A driver relies on two properties of the answers: a mark is set at the instant of the
-// verification, and an invalid request is refused.
+// A driver relies on two properties of the answers: a mark is set at the same instant at which the
+// verification is made, and an invalid request is refused.
 func TestAnswer(t *testing.T) {
 	r := newRig(t)
 	s := &server{a: r.a, disk: r.d, writers: r.writers}

@@ -11,7 +11,7 @@ import (
 )
 
 // disk consists of two files of blocks. The even blocks are written directly, and the odd blocks
-// through the page cache. All reads bypass the page cache.
+// through the page cache. Verifications read all blocks directly.
 type disk struct {
 	shape
 	direct [2]*os.File // files of the even and of the odd blocks, opened with O_DIRECT
@@ -19,18 +19,18 @@ type disk struct {
 	buf    []byte      // one aligned page, for the writer
 	page   []byte      // one aligned page, for the verification
 	view   [2][]byte   // readAhead aligned bytes of each file, for the verification
-	viewed [2]int      // index of each view, in units of readAhead; -1: none
+	viewed [2]int      // index of the content of each view, in units of readAhead; -1: none
 }
 
-// readAhead is the size of a verification's direct reads. It is large because each request takes
-// milliseconds on an emulated host inside another one.
+// readAhead is the size of a direct read by a verification. It is large because a request takes
+// milliseconds if the emulated host runs inside another one.
 const readAhead = 64 * pageSize
 
-// syncEvery is how many blocks are written through the page cache before it is flushed. So there
-// are always blocks that are only in the guest's memory.
+// syncEvery is the number of blocks that are written through the page cache before it is flushed.
+// So some blocks are always only in the guest's memory.
 const syncEvery = 16
 
-// openDisk makes the files in dir. Every block has the content from before its first write.
+// openDisk makes the files in dir. Every block gets the content that it has before its first write.
 func openDisk(dir string, s shape) (*disk, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
@@ -81,7 +81,7 @@ func (d *disk) get(b int, p []byte) error {
 	return err
 }
 
-// overwrite does for a block what the function overwrite does for a page.
+// overwrite replaces the content of a block and checks the old content; see the function overwrite.
 func (d *disk) overwrite(u int, old, seq uint64) (bad int, found uint64, err error) {
 	b := u - d.pages
 	if b%2 == 0 {
@@ -99,11 +99,11 @@ func (d *disk) overwrite(u int, old, seq uint64) (bad int, found uint64, err err
 	return bad, found, err
 }
 
-// forget makes the next verification read everything again.
+// forget makes the next verification read all blocks from the disk again.
 func (d *disk) forget() { d.viewed = [2]int{-1, -1} }
 
-// read returns block b for a verification. If the page cache has the block, read also checks that
-// its content is the same as on the disk.
+// read returns block b for a verification. If the block is in the page cache, read also checks that
+// the cache and the disk have the same content.
 //
 // Preconditions: nothing was written since forget.
 func (d *disk) read(b int, p []uint64) error {

@@ -1,19 +1,20 @@
-// Command torture runs in a guest that is branched, forked and rolled back, and checks that the
-// copies are whole.
+// Command torture runs in a guest that is branched, forked and rolled back. It checks that each
+// copy of the guest is complete and of a single instant.
 //
 //	torture serve SOCKET DIR MEMORY_MIB DISK_MIB   write memory and two files in DIR for ever; answer on SOCKET and on
 //	                                               vsock port 7777, a line for a line
 //	torture ask SOCKET [mark N] [hot N] [rest MICROSECONDS] [verify]   set things and verify; prints a JSON report
 //
-// One thread per vCPU writes pages, and another one writes disk blocks. Every word of a page
-// reveals the write that has written it. Tables, records, hash chains and a common counter, on
-// other pages, determine which write that must be. So a page contradicts the rest if it is lost,
-// stale, early, late or half-written. The same holds for registers, memory and disk of different
-// instants. Writers also check every page that they overwrite.
+// One thread per vCPU writes pages, and another one writes disk blocks. Every word of a page shows
+// which write has written it. Tables, records, hash chains and a common counter are on other pages,
+// and determine which write it must have been. So a page contradicts the others if it is lost,
+// stale, early, late or half-written. The same is true if registers, memory and disk belong to
+// different instants. Writers also check every page that they overwrite.
 //
-// A verification stops the writers between two writes, compares all data, and resumes them. It
-// cannot detect a copy that is whole but belongs to the wrong instant. For that the driver sets a
-// mark, which only grows.
+// A verification stops the writers between two writes, compares all data, and lets the writers
+// continue. It cannot detect a copy that is whole but belongs to the wrong instant. For that, the
+// driver sets a mark before a copy, and compares the mark afterwards. Each mark is larger than the
+// previous one.
 package main
 
 import (
@@ -71,7 +72,7 @@ func ask(socket, line string) error {
 	return err
 }
 
-// server answers questions about the writers.
+// server answers requests of the driver.
 type server struct {
 	a       *arena
 	disk    *disk
@@ -79,9 +80,8 @@ type server struct {
 }
 
 func serve(socket, dir string, s shape) error {
-	// There is no garbage to collect, and the guest's agent must get the CPU when it needs it.
-	// There are enough processors for all threads, so the threads that answer compete with the
-	// writers only in the kernel. Go's scheduler would delay them.
+	// There is no garbage to collect, and Go's scheduler would delay the threads that answer. There
+	// are enough processors for all threads, so these compete with the writers only in the kernel.
 	debug.SetGCPercent(-1)
 	runtime.GOMAXPROCS(s.writers + 2)
 	if err := unix.Setpriority(unix.PRIO_PROCESS, 0, 10); err != nil {
@@ -110,7 +110,7 @@ func serve(socket, dir string, s shape) error {
 		return err
 	}
 	go func() { failed <- srv.acceptVsock(vsock) }()
-	l, err := net.Listen("unix", socket) // last, because a driver waits for this file
+	l, err := net.Listen("unix", socket) // the last step, because a driver waits for this file
 	if err != nil {
 		return err
 	}
@@ -160,7 +160,7 @@ func (s *server) serve(c io.ReadWriteCloser) {
 		err = json.NewEncoder(c).Encode(s.answer(strings.Fields(line)))
 	}
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "torture: answer:", err) // the client may have been killed, as happens in a fork
+		fmt.Fprintln(os.Stderr, "torture: answer:", err) // the client may have been killed, for example by a fork
 	}
 	_ = c.Close()
 }
@@ -189,7 +189,7 @@ func (s *server) answer(words []string) guest.Report {
 		}
 		words = words[1:]
 		if word == "mark" && n < s.a.words[wordMark] {
-			continue // from a driver that has given up since; marks only grow
+			continue // sent by a driver that has given up since then; marks only grow
 		}
 		atomic.StoreUint64(&s.a.words[at], n)
 	}

@@ -19,11 +19,11 @@ type writer struct {
 	rng  uint64
 
 	mu     sync.Mutex // held during one write
-	faults []string   // damage that was found while overwriting it
+	faults []string   // damage that the writer found while it overwrote pages
 }
 
-// run writes for ever. The current time determines its next unit. Otherwise a fork would repeat the
-// writes of its source, and hide a page that belongs to a later instant.
+// run writes for ever. It chooses the next unit by the current time. Otherwise a fork would repeat
+// the writes of its source, and so overwrite a page of a later instant without noticing.
 func (w *writer) run() error {
 	runtime.LockOSThread()
 	if w.cpu >= 0 {
@@ -55,8 +55,8 @@ func (w *writer) pick() int {
 	return first + step*int(w.rng>>11%uint64(count))
 }
 
-// write writes unit u once. It checks each word of the page before it overwrites the word. A fork
-// that was taken in the middle continues at the same word.
+// write writes unit u once. It checks each word of the page before it overwrites the word. If the
+// guest is forked in between, the fork continues at the same word.
 func (w *writer) write(u int) {
 	old, seq := w.a.begin(w.id, u)
 	var bad int

@@ -1,6 +1,6 @@
-// Package guest defines the interface between a driver and the guest program test/guest/torture:
-// the path of the program, how to start it, its answers, and how to check them. Each driver makes
-// the requests in its own way.
+// Package guest defines the interface between the guest program test/guest/torture and its drivers:
+// the path of the program, how to start it, its answers, and how to check them. Each driver has its
+// own way to send requests.
 package guest
 
 import (
@@ -27,15 +27,14 @@ type Size struct {
 	CPUs               int // number of vCPUs, each with a writer of its own
 }
 
-// Start returns a shell script. The script starts the program, which is at Program, and waits until
-// it answers.
+// Start returns a shell script that starts the guest program and waits until it answers.
 func (s Size) Start() string {
 	return fmt.Sprintf("chmod 755 %s && sync && { setsid %[1]s serve %s %s %d %d >%s 2>&1 & } && "+
 		"i=0; while [ ! -S %[2]s ]; do i=$((i+1)); [ $i -lt 600 ] || { cat %[6]s; exit 1; }; sleep 0.1; done",
 		Program, Socket, files, s.MemoryMiB, s.DiskMiB, Log)
 }
 
-// Report is the program's answer to a question.
+// Report is the answer of the guest program.
 type Report struct {
 	OK         bool     `json:"ok"`
 	Pages      int      `json:"pages"`  // checked pages of memory
@@ -43,20 +42,21 @@ type Report struct {
 	Seq        uint64   `json:"seq"`    // number of writes since the start
 	Mark       uint64   `json:"mark"`
 	CPUs       int      `json:"cpus"`       // number of vCPUs with a writer of their own
-	Mismatches []string `json:"mismatches"` // the first mismatches, and the number of further ones
+	Mismatches []string `json:"mismatches"` // texts of the first mismatches, and the number of further ones
 }
 
-// Mismatch is damage in a guest. Other errors mean that a step failed.
+// Mismatch is damage in a guest. An error of another type means that a step failed for another
+// reason.
 type Mismatch struct{ Found []string }
 
 func (e *Mismatch) Error() string { return "MISMATCH:\n\t" + strings.Join(e.Found, "\n\t") }
 
-// Mismatchf returns damage that the driver itself has found.
+// Mismatchf returns a Mismatch for damage that the driver has found.
 func Mismatchf(format string, args ...any) error {
 	return &Mismatch{[]string{fmt.Sprintf(format, args...)}}
 }
 
-// Damage returns a *Mismatch if the program has found mismatches, or nil.
+// Damage returns a *Mismatch if the report has mismatches, or nil.
 func (r *Report) Damage() error {
 	if r.OK {
 		return nil
@@ -67,11 +67,11 @@ func (r *Report) Damage() error {
 // Instant describes the instant at which a copy was taken.
 type Instant struct {
 	Mark uint64
-	Seq  uint64 // number of writes that were complete before this instant
+	Seq  uint64 // number of writes that were complete at this instant
 }
 
-// Check returns an error unless r is a complete verification of size s, in a copy of instant at
-// that may have continued since.
+// Check returns an error unless r is a complete verification of a guest with size s that is a copy
+// of instant at. The guest may have continued since that instant.
 func (r *Report) Check(at Instant, s Size) error {
 	pages, blocks := s.MemoryMiB<<20/pageSize, s.DiskMiB<<20/pageSize
 	switch {

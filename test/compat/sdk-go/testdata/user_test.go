@@ -1,5 +1,5 @@
-// Package client_test belongs to the module of a user, which contains only the parts of forkd that
-// it requires.
+// Package client_test belongs to the module of a user of the client, which requires only the
+// published parts of forkd.
 package client_test
 
 import (
@@ -11,15 +11,15 @@ import (
 	"github.com/forkd/forkd/test/contract"
 )
 
-// Variables in which the examples of package client find the address of the daemon.
+// Variables by which the examples of package client find the daemon.
 const (
 	urlEnv      = "FORKD_URL"
 	tokenEnv    = "FORKD_TOKEN"
 	snapshotEnv = "FORKD_CONTRACT_SNAPSHOT"
 )
 
-// The Go client runs the contract's scenarios that fit the daemon. With $FORKD_CONTRACT_TMP these
-// are the scenarios for fake VMs.
+// The Go client passes the contract's scenarios against a daemon. If $FORKD_CONTRACT_TMP is set,
+// these are the scenarios for fake VMs.
 func TestContract(t *testing.T) {
 	scenarios, err := contract.Scenarios()
 	if err != nil {
