@@ -1,8 +1,8 @@
-// Package debpkg downloads Debian packages and takes files out of them without installing anything.
-// apt-get downloads with the host's own sources, keys and proxies, and checks the signatures;
-// dpkg-deb unpacks.
+// Package debpkg downloads Debian packages and extracts files from them, without installing
+// anything. It runs apt-get, which downloads with the host's own sources, keys and proxies and
+// checks the signatures, and dpkg-deb, which unpacks.
 //
-// It needs no root. The caller decides which packages it wants, and for what.
+// It needs no root privileges. The caller decides which packages to fetch.
 package debpkg
 
 import (
@@ -54,9 +54,9 @@ func Download(ctx context.Context, dir, pkg string) (deb string, err error) {
 	return deb, nil
 }
 
-// DownloadFrom is Download from another suite, such as bookworm-backports, of the archive that the
-// host's own release comes from. The host's sources need not list the suite and are not changed.
-// DownloadFrom leaves package lists in dir.
+// DownloadFrom is Download from another suite of the host's archive, such as bookworm-backports.
+// The suite need not be in the host's sources, which are not changed. DownloadFrom leaves package
+// lists in dir.
 func DownloadFrom(ctx context.Context, dir, suite, pkg string) (deb string, err error) {
 	options, err := readLists(ctx, dir, suite)
 	if err != nil {
@@ -65,9 +65,10 @@ func DownloadFrom(ctx context.Context, dir, suite, pkg string) (deb string, err 
 	return download(ctx, dir, pkg, options)
 }
 
-// FetchWhole unpacks packages of a suite, together with all their dependencies down to the C
+// FetchWhole unpacks packages of a suite, together with all their dependencies including the C
 // library, into a new directory in dir. The caller removes that directory. The suite may belong to
-// another release than the host's. Packages installed on the host do not satisfy a dependency.
+// another release than the host's. Packages that are installed on the host do not satisfy a
+// dependency.
 func FetchWhole(ctx context.Context, dir, suite string, pkgs ...string) (tree string, err error) {
 	fail := func(err error) (string, error) { return "", fmt.Errorf("fetch %s of %s: %w", pkgs[0], suite, err) }
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -109,8 +110,8 @@ func fetchWhole(ctx context.Context, tree, suite string, pkgs []string) error {
 	return os.RemoveAll(archives)
 }
 
-// readLists downloads the package lists of a suite into dir. It returns options that make apt-get
-// use these lists alone.
+// readLists downloads the package lists of a suite into dir. It returns options with which apt-get
+// uses only these lists.
 func readLists(ctx context.Context, dir, suite string) (options []string, err error) {
 	uris, err := Run(ctx, "", "apt-get", "indextargets", "--format", "$(REPO_URI)",
 		"Created-By: Packages", "Component: main", "Origin: Debian", "Label: Debian")
@@ -137,8 +138,8 @@ func readLists(ctx context.Context, dir, suite string) (options []string, err er
 	return options, nil
 }
 
-// ErrNoArchive means that the host's package sources do not include Debian's own archive, for
-// example because the host runs another distribution.
+// ErrNoArchive means that Debian's own archive is not among the host's package sources, for example
+// because the host runs another distribution.
 var ErrNoArchive = errors.New("there is no Debian archive")
 
 // archiveKeys is the key ring of the Debian archive (package debian-archive-keyring, which every
@@ -159,7 +160,8 @@ func download(ctx context.Context, dir, pkg string, options []string) (deb strin
 func aptGet(ctx context.Context, dir string, options []string, args ...string) error {
 	args = slices.Concat([]string{"-q"}, options, args)
 	if os.Geteuid() == 0 {
-		args = slices.Concat([]string{"-o", "APT::Sandbox::User=root"}, args) // the user _apt may not be able to write here
+		// The user _apt may not be able to write to dir.
+		args = slices.Concat([]string{"-o", "APT::Sandbox::User=root"}, args)
 	}
 	_, err := Run(ctx, dir, "apt-get", args...)
 	return err
@@ -207,10 +209,10 @@ func Run(ctx context.Context, dir, name string, args ...string) (string, error) 
 
 var number = regexp.MustCompile(`[0-9]+`)
 
-// CompareVersions orders names that differ only in their numbers: 6.12.9 is before 6.12.117.
+// CompareVersions orders names that differ only in their numbers: 6.12.9 comes before 6.12.117.
 func CompareVersions(a, b string) int {
 	return slices.CompareFunc(number.FindAllString(a, -1), number.FindAllString(b, -1), func(x, y string) int {
-		i, _ := strconv.ParseUint(x, 10, 64) // digits only; one that overflows is the largest number
+		i, _ := strconv.ParseUint(x, 10, 64) // x consists of digits; a number that overflows becomes the largest one
 		j, _ := strconv.ParseUint(y, 10, 64)
 		return cmp.Compare(i, j)
 	})

@@ -20,7 +20,7 @@ func TestCompareVersions(t *testing.T) {
 	}
 }
 
-// A package is unpacked, and its files are found in both layouts that Debian has had.
+// A package is unpacked. Take finds its files in both layouts that Debian has used.
 func TestUnpackAndTake(t *testing.T) {
 	if _, err := exec.LookPath("dpkg-deb"); err != nil {
 		t.Skip("this host has no dpkg-deb")
@@ -74,7 +74,7 @@ func TestRunEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// FetchWhole unpacks all packages that apt names, into a tree that appears completely or not at
+// FetchWhole unpacks all packages that apt names. The resulting tree appears completely or not at
 // all.
 func TestFetchWhole(t *testing.T) {
 	if _, err := exec.LookPath("dpkg-deb"); err != nil {
@@ -94,8 +94,8 @@ func TestFetchWhole(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// A fake apt-get with two packages in its archive. It downloads them into the directory it is
-	// given.
+	// A fake apt-get with two packages in its archive. It downloads them into the working
+	// directory.
 	apt := `#!/bin/sh
 case "$*" in
 *indextargets*) echo "$ARCHIVE" ;;

@@ -12,7 +12,7 @@ import (
 	"github.com/forkd/forkd/internal/build/plan"
 )
 
-// readHostile reads a Dockerfile and returns how many bytes were allocated meanwhile.
+// readHostile reads a Dockerfile and returns how many bytes that allocated.
 func readHostile(t *testing.T, text string, files []plan.File) (allocated uint64, err error) {
 	t.Helper()
 	var before, after runtime.MemStats
@@ -31,7 +31,7 @@ func anyBase(_ context.Context, name string) (plan.Base, Config, error) {
 	return plan.Base{Image: name, Digest: "1"}, Config{}, nil
 }
 
-// doubling is a Dockerfile whose variable A has 2^n bytes, before the first FROM.
+// doubling returns a Dockerfile whose variable A has 2^n bytes before the first FROM.
 func doubling(n int) string { return "ARG A=x\n" + strings.Repeat("ARG A=$A$A\n", n) }
 
 func numbered(format string, n int) string {
@@ -42,7 +42,7 @@ func numbered(format string, n int) string {
 	return b.String()
 }
 
-// The memory that a Dockerfile's instructions need is compared with the bounds before it is
+// The memory that a Dockerfile's instructions need is checked against the bounds before it is
 // allocated.
 func TestSmallDockerfilesTakeLittleMemory(t *testing.T) {
 	files := make([]plan.File, 2000)
@@ -170,13 +170,13 @@ func TestSmallDockerfilesTakeLittleMemory(t *testing.T) {
 		} else if len(err.Error()) > 4000 {
 			t.Errorf("%s: the error has %d bytes", name, len(err.Error()))
 		}
-		if n > 256<<20 { // most of it is allocated by the parser
+		if n > 256<<20 { // BuildKit's parser allocates most of it
 			t.Errorf("%s: %d bytes of Dockerfile took %d MiB", name, len(c.text), n>>20)
 		}
 	}
 }
 
-// Substitutions as people write them stay far below the bounds.
+// Substitutions as people write them do not exceed the bounds.
 func TestOrdinarySubstitutions(t *testing.T) {
 	p, err := Read(t.Context(), Request{Name: "Dockerfile", Base: anyBase, Text: []byte(`ARG V=1.2.3
 ARG A=${V//./_}-${V%.*}-${V##*.}-${V/./-}
@@ -195,7 +195,7 @@ ENV OUT="$A $B $C ${V%.*}"
 	}
 }
 
-// The settings of a base image may come from strangers, so they are bounded too.
+// The settings of a base image are bounded, because its author may not be trusted.
 func TestBasesThatSayTooMuch(t *testing.T) {
 	env := make(map[string]string)
 	for i := range 5000 {
@@ -260,7 +260,7 @@ func TestBasesThatSayTooMuchTogether(t *testing.T) {
 	}
 }
 
-// A stage does not keep the triggers of its base after it has been read.
+// When a stage has been read, the triggers of its base are no longer kept.
 func TestTriggersAreNotKept(t *testing.T) {
 	const text = "FROM x AS a\nONBUILD RUN x\nFROM a\n"
 	src, err := parse("Dockerfile", []byte(text), nil)
@@ -274,7 +274,7 @@ func TestTriggersAreNotKept(t *testing.T) {
 	}
 }
 
-// Directories without files are counted too.
+// Directories without files count as entries too.
 func TestEmptyDirectoriesAreCounted(t *testing.T) {
 	var files []plan.File
 	for i := range 2000 {
@@ -286,7 +286,7 @@ func TestEmptyDirectoriesAreCounted(t *testing.T) {
 	}
 }
 
-// A source shares a part of the context's list of files instead of copying it.
+// A source refers to a part of the context's list of files instead of copying it.
 func TestSourcesShareTheListOfFiles(t *testing.T) {
 	files := make([]plan.File, 50_000)
 	for i := range files {
@@ -301,7 +301,7 @@ func TestSourcesShareTheListOfFiles(t *testing.T) {
 	}
 }
 
-// Every command has the proxies of the request, so their size is bounded.
+// The size of the proxies in a request is bounded, because every command has them.
 func TestManyProxies(t *testing.T) {
 	args := map[string]string{"HTTP_PROXY": "p", "X": "y"}
 	read := func() (*plan.Plan, error) {
@@ -310,7 +310,7 @@ func TestManyProxies(t *testing.T) {
 	if p, err := read(); err != nil || len(p.Steps[1].Run.Env) != 1 || p.Steps[1].Run.Env["HTTP_PROXY"] != "p" {
 		t.Errorf("the command's variables are %v, %v", p.Steps[1].Run.Env, err)
 	}
-	for i := range 8 { // a proxy's name may be in any case
+	for i := range 8 { // the name of a proxy variable may be in upper and lower case
 		name := []byte("all_proxy")
 		for bit := range 3 {
 			if i>>bit&1 == 1 {
@@ -324,8 +324,8 @@ func TestManyProxies(t *testing.T) {
 	}
 }
 
-// The name of a base is resolved once, so that a Dockerfile cannot make forkd send many requests to
-// a registry.
+// The name of a base is resolved only once. Otherwise a Dockerfile could make forkd send many
+// requests to a registry.
 func TestBasesAreResolvedOnce(t *testing.T) {
 	asked := 0
 	_, err := Read(t.Context(), Request{Name: "Dockerfile",
@@ -339,7 +339,7 @@ func TestBasesAreResolvedOnce(t *testing.T) {
 	}
 }
 
-// The number of arguments is bounded because every command looks at all of them.
+// The number of arguments is bounded, because every command reads all of them.
 func TestManyArguments(t *testing.T) {
 	args := make(map[string]string)
 	for i := range maxArgs + 1 {
@@ -351,7 +351,7 @@ func TestManyArguments(t *testing.T) {
 	}
 }
 
-// If the plan has no room for a base, the base is not confused with another step.
+// If the plan has no room for the step of a base, no other step is used in its place.
 func TestBaseWithoutRoom(t *testing.T) {
 	for _, last := range []string{"COPY --from=a /b /c\n", "COPY --from=z /b /c\n", "RUN --mount=from=z,target=/z x\n"} {
 		text := "FROM y AS a\nFROM x\n" + strings.Repeat("RUN x\n", plan.MaxSteps-1) + last
@@ -398,8 +398,8 @@ func TestReadEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// Names without a pattern and the content of directories are found by a search in the sorted list
-// of files. They are not compared with every file.
+// Names without a pattern, and the contents of directories, are found by a binary search in the
+// sorted list of files. They are not compared with every file.
 func TestSourcesAreLookedUp(t *testing.T) {
 	var files []plan.File
 	for _, name := range []string{"a", "a-b", "a/b", "a/b/c", "a/d", "a0", "b"} {
@@ -430,7 +430,7 @@ func TestSourcesAreLookedUp(t *testing.T) {
 	}
 }
 
-// A comment for forkd is recognized by its position between the instructions.
+// A comment requests a warm step only if it stands between two instructions.
 func TestPlacesOfWarmSteps(t *testing.T) {
 	text := "FROM x\n" + strings.Repeat("# forkd: warm w\nRUN <<E\n# forkd: warm no\nE\nRUN a\\\n b\n", 100)
 	p, err := readOf(t, text, nil)

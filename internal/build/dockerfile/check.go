@@ -17,8 +17,8 @@ type Warning struct {
 	URL         string `json:"url,omitempty"`
 }
 
-// Check parses a Dockerfile and returns the warnings of BuildKit's linter about its instructions, by line.
-// Rules that need the base images are not checked. The error is an *Error.
+// Check parses a Dockerfile and returns the warnings of BuildKit's linter about its instructions,
+// sorted by line. Rules that need the base images are not checked. The error is an *Error.
 func Check(name string, text []byte) ([]Warning, error) {
 	var list []Warning
 	config := &linter.Config{}

@@ -22,21 +22,21 @@ var (
 
 // Bounds on sources of files.
 const (
-	maxSources   = 1000     // names in one instruction
-	maxNames     = 100_000  // names in all instructions
-	maxExcludes  = 100      // patterns in one instruction
-	maxExclude   = 4 << 10  // bytes of the patterns in one instruction
-	maxRepeated  = 16 << 20 // bytes of the patterns in all instructions, counted for each source that keeps them
-	maxCompared  = 1 << 25  // comparisons of names with patterns, in the Dockerfile
+	maxSources   = 1000     // names in one COPY or ADD
+	maxNames     = 100_000  // names in the Dockerfile
+	maxExcludes  = 100      // patterns of --exclude in one instruction
+	maxExclude   = 4 << 10  // bytes of these patterns in one instruction
+	maxRepeated  = 16 << 20 // bytes of these patterns in the Dockerfile, multiplied by the sources that keep them
+	maxCompared  = 1 << 25  // comparisons of names with patterns in the Dockerfile
 	spareEntries = 1 << 17  // see MaxCopied
 	entriesTimes = 3
 )
 
-// MaxCopied returns how many entries the sources of a build may have in total, for a build context with
-// that many files.
+// MaxCopied returns the maximum number of entries in all sources of a build together. files is the
+// number of files in the build context.
 func MaxCopied(files int) int { return spareEntries + entriesTimes*files }
 
-// copyFlags are the flags of COPY and ADD that select files.
+// copyFlags are the flags of COPY and ADD that change which files are copied, and their names.
 type copyFlags struct {
 	exclude []string
 	parents bool
@@ -124,7 +124,8 @@ func (r *reader) copyStep(st *stage, c interface {
 	return nil
 }
 
-// otherStage returns the index of the step that provides the files of another stage or of an image.
+// otherStage returns the index of the step whose snapshot has the files of another stage or of an
+// image.
 func (r *reader) otherStage(ctx context.Context, st *stage, name string, line int) (int, error) {
 	if i, ok := r.find(name, st.index); ok {
 		other, err := r.stage(ctx, i)
@@ -173,7 +174,8 @@ func (r *reader) stageSources(ctx context.Context, st *stage, c *instructions.Co
 	return sources, nil
 }
 
-// contextSources returns the files of the build context that the sources of an instruction name.
+// contextSources returns the sources for the names in an instruction. They contain files of the
+// build context.
 func (r *reader) contextSources(patterns []string, flags copyFlags) ([]plan.Source, error) {
 	var leave *exclude
 	if len(flags.exclude) > 0 {
@@ -205,13 +207,14 @@ func (r *reader) contextSources(patterns []string, flags copyFlags) ([]plan.Sour
 	return sources, nil
 }
 
-// exclude are the patterns of --exclude of an instruction.
+// exclude has the patterns of --exclude of one instruction.
 type exclude struct {
 	Ignore
 	patterns, size int
 }
 
-// checkSources refuses more names and patterns than an instruction, or all of them, may have.
+// checkSources returns an error if an instruction, or the Dockerfile so far, has too many names and
+// patterns.
 func (r *reader) checkSources(names, exclude []string) error {
 	if len(names) > maxSources {
 		return fmt.Errorf("it names %d sources: want at most %d", len(names), maxSources)
@@ -247,10 +250,12 @@ func (r *reader) compare(names, patterns, size int) error {
 	return nil
 }
 
-// whole is the index that stands for the context itself, as opposed to an entry of its list.
+// whole is the index that stands for the build context itself. Other indexes are those of its
+// entries.
 const whole = -1
 
-// matches returns the entries of the context that a source names, by their indexes.
+// matches returns the indexes of the entries of the build context that a name in an instruction
+// matches.
 func (r *reader) matches(pattern string, deep bool) ([]int, error) {
 	clean := path.Clean("/" + pattern)[1:]
 	if clean == "" {
@@ -262,7 +267,7 @@ func (r *reader) matches(pattern string, deep bool) ([]int, error) {
 	var match func(name string) bool
 	size := len(clean)
 	switch {
-	case !strings.ContainsAny(clean, `*?[\`): // no pattern
+	case !strings.ContainsAny(clean, `*?[\`): // a plain name
 		if i, ok := r.search(clean); ok {
 			return []int{i}, nil
 		}
@@ -301,15 +306,16 @@ func noSuchFile(pattern string) error {
 	return fmt.Errorf("%s: the build context has no such file (.dockerignore may leave it out)", pattern)
 }
 
-// search returns the index of a name in the build context, or of the first entry that sorts after
-// it.
+// search returns the index of a name in the build context. If the name is missing, it returns the
+// index of the first entry that sorts after the name.
 func (r *reader) search(name string) (i int, found bool) {
 	return slices.BinarySearchFunc(r.req.Files, name, func(f plan.File, name string) int {
 		return strings.Compare(f.Path, name)
 	})
 }
 
-// sourceOf returns an entry of the context as a source, with its content if it is a directory.
+// sourceOf returns the source for an entry of the build context. A directory is copied with its
+// content.
 func (r *reader) sourceOf(i int, pattern string, parents bool, leave *exclude) (src plan.Source, err error) {
 	if i == whole {
 		src.Dir = true
@@ -317,18 +323,18 @@ func (r *reader) sourceOf(i int, pattern string, parents bool, leave *exclude) (
 		return src, err
 	}
 	f := &r.req.Files[i]
-	isDir, own := f.Kind == plan.KindDir, i+1 // the entries of the source itself are those from i to own
+	isDir, own := f.Kind == plan.KindDir, i+1 // the source's own entries are those from i to own
 	var below []plan.File
 	src.Dir, src.Strip = isDir || parents, strings.LastIndexByte(f.Path, '/')+1
 	if isDir {
 		first, _ := r.search(f.Path + "/")
-		end, _ := r.search(f.Path + "0") // the byte after '/'
+		end, _ := r.search(f.Path + "0") // '0' is the byte after '/'
 		below = r.req.Files[first:end]
 		src.Strip = len(f.Path) + 1
 	}
 	switch pivot, _, ok := strings.Cut(pattern, "/./"); {
 	case !parents && isDir:
-		own = i // the directory itself becomes the target
+		own = i // the target takes the place of the directory itself
 	case !parents:
 	case ok && strings.HasPrefix(f.Path, path.Clean("/" + pivot)[1:]+"/"):
 		src.Strip = len(path.Clean("/" + pivot))
@@ -339,8 +345,8 @@ func (r *reader) sourceOf(i int, pattern string, parents bool, leave *exclude) (
 	return src, err
 }
 
-// list returns the files of a source: the source's own entries, from index i to own, and the files
-// below them. The result shares the context's list if these files are adjacent there.
+// list returns the files of a source: its own entries, from index i to own, and the files below
+// them. If these files are adjacent in the context's list, the result is a part of that list.
 func (r *reader) list(i, own int, below []plan.File, leave *exclude) ([]plan.File, error) {
 	n := own - i + len(below)
 	if r.entries += max(1, n); r.entries > MaxCopied(len(r.req.Files)) {
@@ -361,8 +367,8 @@ func (r *reader) list(i, own int, below []plan.File, leave *exclude) ([]plan.Fil
 	return slices.Concat(r.req.Files[i:own], below), nil
 }
 
-// without returns the files of below that no pattern of leave matches. The patterns are compared with
-// names below the source, and with the name of the source itself.
+// without returns the files in below that no pattern of leave matches. The patterns match names
+// relative to the source, and the name of the source itself.
 func (r *reader) without(leave *exclude, i, own int, below []plan.File) (kept []plan.File, err error) {
 	prefix := 0
 	if i != whole && r.req.Files[i].Kind == plan.KindDir {

@@ -13,21 +13,22 @@ import (
 	"github.com/moby/buildkit/frontend/dockerfile/shell"
 )
 
-// Bounds on variables and on expanded words. The library that expands words has none, so without these
-// a single line of a Dockerfile could exhaust the memory.
+// Bounds on variables and on expanded words. The library that expands words has no bounds, so a
+// single line of a Dockerfile could use up the memory.
 const (
 	maxValue     = 32 << 10  // bytes of a variable's value
-	maxVariables = 128 << 10 // bytes of the variables of a stage, with variableSize for each
+	maxVariables = 128 << 10 // bytes of the variables of a stage; each variable counts variableSize bytes more
 	variableSize = 64        // bytes that a variable takes in addition to its name and value
-	maxExpanded  = 8 << 20   // bytes of the values used by all words, and of the expanded words
+	maxExpanded  = 8 << 20   // bytes of all values that words use, and of the expanded words
 
-	maxSubstitutions = 64        // in a word, of the forms other than ${NAME}; they can be nested
-	maxPatterns      = 4 << 10   // bytes in a word of substitutions with a pattern, such as ${NAME//a/b}
-	maxReplaced      = 256 << 10 // bytes of the patterns, multiplied by the bytes of the values that the word uses
-	maxNested        = 1 << 10   // bytes of a word and of the values it uses, where a pattern has variables or quotes
+	maxSubstitutions = 64      // substitutions in a word, except those of the form ${NAME}; they can be nested
+	maxPatterns      = 4 << 10 // bytes of the substitutions in a word that have a pattern, such as ${NAME//a/b}
+	// Bytes of the patterns in a word, multiplied by the bytes of the values that the word uses.
+	maxReplaced = 256 << 10
+	maxNested   = 1 << 10 // bytes of a word and of its values, if a pattern contains variables or quotes
 )
 
-// vars holds the variables that a Dockerfile's words are expanded with.
+// vars holds the variables that the words of a Dockerfile may use.
 type vars struct {
 	args map[string]string
 	env  map[string]string // takes precedence over args
@@ -65,14 +66,14 @@ func Put(m map[string]string, size *int, name, value string) error {
 // Expander expands the variables in the words of one build, within the bounds of a Dockerfile.
 type Expander struct {
 	ctx      context.Context
-	expanded int // bytes; see maxExpanded
+	expanded int // bytes so far; see maxExpanded
 }
 
 // NewExpander returns an Expander that stops with an error once ctx is done.
 func NewExpander(ctx context.Context) *Expander { return &Expander{ctx: ctx} }
 
-// Expand replaces the variables in text by their values, by the rules of Dockerfile instructions. A
-// variable in env takes precedence over one in defaults. Quotes and backslashes are kept.
+// Expand replaces the variables in text by their values, in the manner of Dockerfile instructions.
+// Variables in env take precedence over those in defaults. Quotes and backslashes are kept.
 func (e *Expander) Expand(text string, env, defaults map[string]string) (string, error) {
 	lex := shell.NewLex('\\')
 	lex.SkipProcessQuotes, lex.RawEscapes = true, true
@@ -112,14 +113,15 @@ func (e *Expander) expanding(lex *shell.Lex, v vars) instructions.SingleWordExpa
 	}
 }
 
-// maxErrorText is the maximum length in bytes of an error of the library, which quotes whole words.
+// maxErrorText bounds the text of an error of the library, in bytes. Such a text quotes whole
+// words.
 const maxErrorText = 1000
 
-// bounded provides the values of variables up to a total number of bytes.
+// bounded provides the values of variables until their total length exceeds a limit.
 type bounded struct {
 	vars
-	left  int // bytes; negative: the limit was exceeded, and the expanded word is discarded
-	bytes int // provided so far
+	left  int // bytes that may still be provided; negative: the limit was exceeded, and the result must be discarded
+	bytes int // bytes provided so far
 }
 
 // Get implements shell.EnvGetter.
@@ -132,13 +134,15 @@ func (b *bounded) Get(name string) (string, bool) {
 	return value, ok
 }
 
-// substitution matches the beginning of a substitution: ${NAME}, a form with a word, or a form with a
-// pattern. The submatch is a pattern that contains nothing to expand.
+// substitution matches the beginning of a substitution. The substitution may have the form ${NAME},
+// or have a word or a pattern after the name. The submatch is a pattern without variables and
+// quotes.
 var substitution = regexp.MustCompile("\\$\\{[\\pL\\pN_]+(?:\\}|:?[-+?]|((?://[^/$'\"\\\\`{}]*/|/[^/$'\"\\\\`{}]+/|##?|%%?)[^$'\"\\\\`{}]*\\}))")
 
-// limitOf returns how many bytes the values used by word may have. A pattern multiplies the cost: matching
-// takes as many steps per byte of the value as the pattern has bytes, and a replacement may occur once per
-// byte of the value. A pattern within another pattern would multiply that again, and is refused.
+// limitOf returns how many bytes the values that word uses may have. A pattern makes each of these
+// bytes more expensive: matching takes as many steps per byte as the pattern has bytes, and a
+// replacement may be inserted once per byte. A pattern within another pattern would multiply this
+// again, so it is an error.
 func limitOf(word string) (int, error) {
 	all, plain, words, patterns, bytes := strings.Count(word, "${"), 0, 0, 0, 0
 	for _, at := range substitution.FindAllStringSubmatchIndex(word, -1) {

@@ -10,23 +10,23 @@ import (
 	"github.com/moby/buildkit/frontend/dockerfile/parser"
 )
 
-// trigger is an ONBUILD instruction. It is executed at the start of a stage whose base (another
-// stage, or an image) declares it.
+// trigger is an ONBUILD instruction. If a stage or an image has it, it is executed at the start of
+// every stage that is built on that stage or image.
 type trigger struct {
-	line int // of the ONBUILD; 0: it comes from an image
+	line int // line of the ONBUILD instruction; 0: it comes from an image
 	text string
 }
 
-// Bounds on triggers. Each stage reads the triggers of its base again.
+// Bounds on triggers. Each stage reads all triggers of its base again.
 const (
-	maxTriggers  = 100      // of a base
+	maxTriggers  = 100      // triggers of one base
 	maxTrigger   = 64 << 10 // bytes of one trigger
-	maxTriggered = 8 << 20  // bytes of the triggers of all stages, with triggerSize for each
+	maxTriggered = 8 << 20  // bytes of the triggers that all stages read; each trigger counts triggerSize bytes more
 	triggerSize  = 512      // bytes that a trigger takes in addition to its text
 )
 
-// trigger executes the triggers of a stage's base at the start of the stage, as if they stood at its
-// FROM instruction in the given line.
+// trigger makes a stage begin with the triggers of its base. line is the line of
+// the stage's FROM instruction, which errors name.
 func (r *reader) trigger(st *stage, list []trigger, line int) error {
 	if len(list) > maxTriggers {
 		return r.fail(line, "the base has %d ONBUILD triggers: want at most %d", len(list), maxTriggers)

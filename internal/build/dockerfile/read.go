@@ -1,6 +1,7 @@
-// Package dockerfile reads Dockerfiles into plans. BuildKit's own parser, instructions, shell words and
-// linter do the reading, so the syntax is Docker's. This package decides what instructions mean. It
-// refuses an instruction or flag that forkd does not implement, with its name, file and line.
+// Package dockerfile converts Dockerfiles to plans. It parses them with BuildKit's own parser,
+// instructions, shell words and linter, so the syntax is Docker's. What an instruction does is
+// decided here. An instruction or flag that forkd does not implement is an error with its name,
+// file and line.
 //
 // The package opens no files and no connections. The caller supplies the text, the list of files of
 // the build context, and a function that resolves the names of base images.
@@ -25,25 +26,25 @@ import (
 
 // Request is a Dockerfile with its parameters.
 type Request struct {
-	Name   string            // of the file, for errors
-	Text   []byte            // its content
+	Name   string            // name of the file, for errors
+	Text   []byte            // content of the file
 	Target string            // name or number of the stage to build; empty: the last
 	Args   map[string]string // values of ARG instructions
-	Files  []plan.File       // of the build context, sorted by path; To is ignored
+	Files  []plan.File       // files of the build context, sorted by path; To is ignored
 	Base   Resolver
 }
 
-// Resolver resolves the name in a FROM instruction. Config is the configuration that the steps
-// start with.
+// Resolver resolves the name in a FROM instruction. Config has the settings with which the steps
+// start.
 type Resolver func(ctx context.Context, name string) (plan.Base, Config, error)
 
-// Config holds the settings of a base for processes that run in it.
+// Config holds the settings that a base has for processes.
 type Config struct {
 	Env     map[string]string
 	User    string
 	Dir     string
 	Shell   []string // empty: /bin/sh -c
-	OnBuild []string // triggers
+	OnBuild []string // ONBUILD instructions
 }
 
 // Error is an error at a line of a Dockerfile.
@@ -70,11 +71,11 @@ const MaxText = 1 << 20
 // Bounds on a Dockerfile and its request.
 const (
 	maxStages = 500
-	maxArgs   = 1000 // of Request.Args: every command looks at them
+	maxArgs   = 1000 // arguments in Request.Args; each command reads all of them
 )
 
-// Read makes a plan from a Dockerfile. The plan does not contain stages that the target does not
-// need, and their bases are not resolved. The error is an *Error if the Dockerfile is at fault.
+// Read makes a plan from a Dockerfile. Stages that the target does not need are not in the plan,
+// and their bases are not resolved. If the Dockerfile is wrong, the error is an *Error.
 func Read(ctx context.Context, req Request) (*plan.Plan, error) {
 	src, err := parse(req.Name, req.Text, nil)
 	if err != nil {
@@ -161,7 +162,7 @@ func parse(name string, text []byte, lint *linter.Linter) (*source, error) {
 	return &source{name, ast.EscapeToken, stages, meta, warms}, nil
 }
 
-// knownSyntax reports whether a syntax directive selects the language that this package implements.
+// knownSyntax reports whether a syntax directive names a syntax that this package implements.
 func knownSyntax(syntax string) bool {
 	name, _, _ := strings.Cut(syntax, "@")
 	name = strings.TrimPrefix(name, "docker.io/")
@@ -170,7 +171,7 @@ func knownSyntax(syntax string) bool {
 		strings.HasPrefix(version, "1.") || strings.HasPrefix(version, "1-"))
 }
 
-// located adds the position to an error of BuildKit's packages.
+// located adds the file and line to an error of BuildKit's packages.
 func located(name string, err error) error {
 	line := 0
 	var at *parser.LocationError
@@ -178,7 +179,8 @@ func located(name string, err error) error {
 		line = lineOf(at.Locations[0])
 	}
 	text := err.Error()
-	for cause := err; cause != nil; cause = errors.Unwrap(cause) { // without "dockerfile parse error on line N"
+	// Find the message without "dockerfile parse error on line N".
+	for cause := err; cause != nil; cause = errors.Unwrap(cause) {
 		if rest, ok := strings.CutPrefix(cause.Error(), "dockerfile parse error on line "); ok {
 			if n, after, ok := strings.Cut(rest, ": "); ok {
 				text = after
@@ -198,30 +200,30 @@ func lineOf(at []parser.Range) int {
 	return at[0].Start.Line
 }
 
-// reader makes a plan of a source.
+// reader makes the plan for a source.
 type reader struct {
 	ctx      context.Context
 	req      Request
 	source   *source
 	plan     plan.Plan
-	args     map[string]string // ARG instructions before the first FROM, with their values
+	args     map[string]string // values of ARG instructions before the first FROM
 	argBytes int               // see Put
 	made     map[int]*stage
-	doing    []int               // stages being read, outermost first
+	doing    []int               // indexes of the stages that are being read, outermost first
 	used     map[string]bool     // names of Request.Args that an ARG instruction has declared
 	bases    map[string]resolved // results of Request.Base, by name
 
-	proxies map[string]string // those of Request.Args that all commands have
+	proxies map[string]string // arguments in Request.Args that every command has
 
 	words     *Expander
 	full      bool // the plan has no room for more steps
-	names     int  // of sources
-	entries   int  // of the build context in all sources
-	compared  int  // names of the build context with patterns
+	names     int  // names in all sources
+	entries   int  // entries of the build context in all sources
+	compared  int  // comparisons of names with patterns
 	repeated  int  // bytes; see maxRepeated
-	mounts    int  // of all commands
-	triggered int  // bytes of the triggers that stages begin with, with triggerSize for each
-	settings  int  // bytes of the settings of the bases
+	mounts    int  // mounts of all commands
+	triggered int  // bytes of the triggers that stages have read; each counts triggerSize bytes more
+	settings  int  // bytes of the settings of all bases
 }
 
 // resolved is the result of a Resolver.
@@ -251,7 +253,8 @@ func (r *reader) note(line int, format string, args ...any) {
 	}
 }
 
-// add adds a step. If the plan is full it sets r.full instead, and bounds returns the error.
+// add adds a step. If the plan has no room for it, add sets r.full, and bounds will return the
+// error.
 func (r *reader) add(s plan.Step) int {
 	if len(r.plan.Steps) == plan.MaxSteps {
 		r.full = true
@@ -261,8 +264,8 @@ func (r *reader) add(s plan.Step) int {
 	return len(r.plan.Steps) - 1
 }
 
-// bounds returns an error if reading must stop at a line: a limit was exceeded, or the context is
-// done.
+// bounds returns an error with the given line if reading must stop, because a limit was exceeded or
+// the context is done.
 func (r *reader) bounds(line int) error {
 	if r.full {
 		return r.fail(line, "there are more than %d steps", plan.MaxSteps)
@@ -270,13 +273,13 @@ func (r *reader) bounds(line int) error {
 	return r.ctx.Err()
 }
 
-// platform holds the arguments that every Dockerfile has without declaring them before FROM.
+// platform holds the arguments that a Dockerfile can use before FROM without declaring them.
 var platform = [...]struct{ key, value string }{
 	{"BUILDPLATFORM", "linux/amd64"}, {"BUILDOS", "linux"}, {"BUILDARCH", "amd64"}, {"BUILDVARIANT", ""},
 	{"TARGETPLATFORM", "linux/amd64"}, {"TARGETOS", "linux"}, {"TARGETARCH", "amd64"}, {"TARGETVARIANT", ""},
 }
 
-// isProxy reports whether a build argument is available without an ARG instruction.
+// isProxy reports whether a build argument can be used without an ARG instruction.
 func isProxy(name string) bool {
 	switch strings.ToUpper(name) {
 	case "HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "NO_PROXY", "ALL_PROXY":
@@ -285,7 +288,7 @@ func isProxy(name string) bool {
 	return false
 }
 
-// takeProxies finds the arguments that all commands have.
+// takeProxies finds the arguments that every command has.
 func (r *reader) takeProxies() error {
 	size := 0
 	r.proxies = make(map[string]string)
@@ -342,7 +345,7 @@ func (r *reader) target() (int, error) {
 	return 0, r.fail(0, "target %q: no such stage: there are %s", r.req.Target, strings.Join(names, ", "))
 }
 
-// find returns the index of a stage, by name or number. It searches only the stages before the
+// find returns the index of a stage with the given name or number, among the stages before the
 // given one.
 func (r *reader) find(name string, before int) (int, bool) {
 	stages := r.source.stages[:before]
@@ -359,7 +362,7 @@ func (r *reader) find(name string, before int) (int, bool) {
 	return n, name != "" && n < len(stages)
 }
 
-// title returns the name of a stage for use in the names of steps.
+// title returns the part of a step's name that names its stage.
 func (r *reader) title(i int) string {
 	if name := r.source.stages[i].Name; name != "" {
 		return name

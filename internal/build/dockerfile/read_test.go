@@ -14,12 +14,12 @@ import (
 	"github.com/forkd/forkd/internal/build/plan"
 )
 
-// digits are the digits of a checksum.
+// digits are the digits of a SHA-256.
 var digits = strings.Repeat("a", 64)
 
 var update = flag.Bool("update", false, "write the golden plans")
 
-// files returns the build context of the corpus.
+// files returns the build context for the Dockerfiles of the corpus.
 func files() []plan.File {
 	var list []plan.File
 	for _, f := range []struct{ path, kind, link string }{
@@ -40,7 +40,7 @@ func files() []plan.File {
 	return list
 }
 
-// bases resolves the bases of the corpus.
+// bases resolves the names of base images in the corpus.
 func bases(_ context.Context, name string) (plan.Base, Config, error) {
 	path := map[string]string{"PATH": "/usr/bin:/bin"}
 	switch name {
@@ -61,7 +61,7 @@ func bases(_ context.Context, name string) (plan.Base, Config, error) {
 	return plan.Base{}, Config{}, errors.New("no such image")
 }
 
-// read reads a text. Lines that begin with "# test:" set arguments and the target.
+// read reads a Dockerfile. Its lines that begin with "# test:" set arguments and the target.
 func read(text string) (*plan.Plan, error) {
 	req := Request{Name: "Dockerfile", Text: []byte(text), Files: files(), Base: bases, Args: map[string]string{}}
 	for line := range strings.SplitSeq(text, "\n") {
@@ -81,7 +81,7 @@ func read(text string) (*plan.Plan, error) {
 	return Read(context.Background(), req)
 }
 
-// named puts the names of files below the target into the JSON of a step.
+// named inserts the names of files below the target into the JSON of a step.
 func named(line string, s *plan.Step) string {
 	var sources []*plan.Source
 	if s.Copy != nil {
@@ -107,7 +107,7 @@ func named(line string, s *plan.Step) string {
 	return done + line
 }
 
-// text is a plan with a line for each step and note.
+// text returns a plan as text, with a line for each step and note.
 func text(t *testing.T, p *plan.Plan) string {
 	t.Helper()
 	var b strings.Builder

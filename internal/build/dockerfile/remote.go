@@ -14,9 +14,9 @@ import (
 	"github.com/forkd/forkd/internal/build/plan"
 )
 
-// remoteSource returns the source of an ADD instruction that downloads something. ok is false for a
-// file of the context. The checksum or commit is part of the step's key, so a later build knows
-// without a download whether the content has changed.
+// remoteSource returns the source for an ADD instruction that downloads a file or a repository. ok
+// is false if src is a file of the build context. The checksum or commit is part of the step's key.
+// So a later build can see without a download whether the content has changed.
 func remoteSource(src string, c *instructions.AddCommand) (s plan.Source, ok bool, err error) {
 	address, fragment, _ := strings.Cut(src, "#")
 	switch {
@@ -45,7 +45,7 @@ func remoteSource(src string, c *instructions.AddCommand) (s plan.Source, ok boo
 	return s, true, err
 }
 
-// hexSizes maps each hash that --checksum supports to its number of hex digits.
+// hexSizes maps the hash functions that --checksum supports to their number of hex digits.
 var hexSizes = map[string]int{"sha256": 64, "sha384": 96, "sha512": 128}
 
 func isHex(text string, size int) bool {

@@ -16,14 +16,14 @@ import (
 	"github.com/forkd/forkd/internal/build/plan"
 )
 
-// scriptDir is the directory for the script of a here-document that names its own interpreter,
-// while it runs.
+// scriptDir is the directory for the script of a here-document that begins with "#!". The script is
+// there only while it runs.
 const scriptDir = "/var/tmp/forkd-heredoc"
 
-// Bounds on mounts. The target of each mount may contain the stage's directory.
+// Bounds on mounts, because the target of each may contain the name of the stage's directory.
 const (
-	maxMounts    = 100  // of a command
-	maxAllMounts = 5000 // of all commands
+	maxMounts    = 100  // mounts of one command
+	maxAllMounts = 5000 // mounts of all commands
 )
 
 func (r *reader) run(ctx context.Context, st *stage, c *instructions.RunCommand) error {
@@ -41,7 +41,7 @@ func (r *reader) run(ctx context.Context, st *stage, c *instructions.RunCommand)
 		args = st.inShell(strings.Join(args, " "))
 	}
 	run := &plan.Run{Process: st.process(args), Script: script}
-	maps.Copy(run.Env, r.proxies) // visible to commands without an ARG instruction
+	maps.Copy(run.Env, r.proxies) // every command has these, even without an ARG instruction
 	switch n := instructions.GetNetwork(c); n {
 	case "", instructions.NetworkDefault:
 	case instructions.NetworkNone:
@@ -73,8 +73,8 @@ func (r *reader) run(ctx context.Context, st *stage, c *instructions.RunCommand)
 	return nil
 }
 
-// commandOf returns the command of a RUN instruction, and the script that it executes, if there is
-// one.
+// commandOf returns the command of a RUN instruction and, if it is a here-document with a script,
+// the script.
 func commandOf(c *instructions.RunCommand) (args []string, script *plan.Inline, err error) {
 	args = c.CmdLine
 	if len(c.Files) == 0 {
@@ -83,7 +83,7 @@ func commandOf(c *instructions.RunCommand) (args []string, script *plan.Inline, 
 	if len(args) != 1 || !c.PrependShell {
 		return nil, nil, errors.New("a here-document needs the shell form")
 	}
-	if parser.MustParseHeredoc(args[0]) == nil { // a command line with here-documents: the shell reads them
+	if parser.MustParseHeredoc(args[0]) == nil { // the shell itself reads the here-documents in a command line
 		var b strings.Builder
 		b.WriteString(args[0])
 		for _, file := range c.Files {
@@ -102,7 +102,7 @@ func commandOf(c *instructions.RunCommand) (args []string, script *plan.Inline, 
 	return []string{file}, &plan.Inline{Path: file, Data: data}, nil
 }
 
-// oneLine returns an instruction as the name of its step.
+// oneLine returns the text of an instruction on one line, for the name of its step.
 func oneLine(text string) string {
 	text = strings.Join(strings.Fields(strings.ReplaceAll(text, "\\\n", " ")), " ")
 	if len(text) > 120 {
@@ -150,7 +150,8 @@ func (r *reader) mount(ctx context.Context, st *stage, m *instructions.Mount) (p
 	return mount, nil
 }
 
-// secretMount reads a mount of a secret. By default the secret is a file below /run/secrets.
+// secretMount reads a mount of a secret. If the mount has no target, the secret is a file below
+// /run/secrets.
 func (st *stage) secretMount(m *instructions.Mount, mount *plan.Mount) error {
 	if st.warmed {
 		return errors.New("it stands below a # forkd: warm line, whose memory would have the secret: put it above")
@@ -171,7 +172,7 @@ func (st *stage) secretMount(m *instructions.Mount, mount *plan.Mount) error {
 	return nil
 }
 
-// takeOwner copies the mode and the owner from the instruction, as far as it sets them.
+// takeOwner copies the mode and the owner from the instruction, if it sets them.
 func takeOwner(m *instructions.Mount, mount *plan.Mount) {
 	if m.Mode != nil {
 		mount.Mode = strconv.FormatUint(*m.Mode, 8)

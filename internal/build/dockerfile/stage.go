@@ -15,39 +15,39 @@ import (
 	"github.com/forkd/forkd/internal/build/plan"
 )
 
-// stage is a stage whose instructions are being read. Stages that continue it start with its final
-// state.
+// stage is the state of a stage while its instructions are read. A stage that is built on it starts
+// with its final state.
 type stage struct {
 	index int
-	step  int // index of its last step so far
+	step  int // index of the latest step of the stage
 	env   map[string]string
 	user  string // without a group; empty: root
-	dir   string // absolute; empty: /
+	dir   string // absolute path; empty: /
 	shell []string
 
-	warmed bool // it has had a warm step
-	memory bool // its base has memory, and its steps preserve it
+	warmed bool // the stage has had a warm step
+	memory bool // the base has memory, which the steps preserve
 
-	triggers []trigger              // ONBUILD instructions, for stages that continue this one
-	onbuild  []instructions.Command // triggers of its base, until they are read
+	triggers []trigger              // ONBUILD instructions, for stages that are built on this one
+	onbuild  []instructions.Command // triggers of the base that have not been executed yet
 
 	args     map[string]string // ARG instructions of this stage
-	argBytes int               // see Put
-	envBytes int               // likewise
+	argBytes int               // size of args; see Put
+	envBytes int               // size of env; see Put
 
 	warms []directive
-	n     int // instructions done so far, out of total
+	n     int // number of the current instruction, of total
 	total int
 }
 
-// stage returns a stage. It reads the stage on the first call.
+// stage returns the stage with index i, which it reads at the first call.
 func (r *reader) stage(ctx context.Context, i int) (*stage, error) {
 	if st := r.made[i]; st != nil {
 		return st, nil
 	}
 	src := &r.source.stages[i]
 	line := lineOf(src.Location)
-	if slices.Contains(r.doing, i) { // a stage can refer to earlier stages only
+	if slices.Contains(r.doing, i) { // stages refer only to earlier ones or to themselves
 		return nil, r.fail(line, "stage %s needs itself", r.title(i))
 	}
 	r.doing = append(r.doing, i)
@@ -76,7 +76,7 @@ func (r *reader) stage(ctx context.Context, i int) (*stage, error) {
 	return st, nil
 }
 
-// from starts a stage with the base in its FROM instruction.
+// from starts a stage on the base that its FROM instruction names.
 func (r *reader) from(ctx context.Context, i int, src *instructions.Stage, line int) (*stage, error) {
 	expand := r.expander(vars{args: r.args})
 	base, err := expand(src.BaseName)
@@ -117,20 +117,20 @@ func (r *reader) from(ctx context.Context, i int, src *instructions.Stage, line 
 		triggers = append(triggers, trigger{text: text})
 	}
 	err = r.trigger(st, triggers, line)
-	if step == before { // no other stage has added the step; triggers run once
+	if step == before { // the base is new in the plan; its triggers are executed only once
 		r.plan.Steps[step].Name = r.stepName(st, "FROM "+base)
 	}
 	return st, err
 }
 
-// Bounds on a step's fields other than its environment.
+// Bounds on the fields of a step, except for its environment.
 const (
 	MaxPath       = 4096 // bytes of a directory or a user (PATH_MAX)
 	maxShellWords = 100
-	maxTitle      = 100 // bytes of a stage's name in names of steps
+	maxTitle      = 100 // bytes of a stage's name, in the names of its steps
 )
 
-// takeEnv gives a stage the environment of its base, after checking it against the bounds.
+// takeEnv sets the environment of a stage to that of its base, if that is within the bounds.
 func (st *stage) takeEnv(c Config) error {
 	st.env = make(map[string]string)
 	for name, value := range c.Env {
@@ -144,7 +144,7 @@ func (st *stage) takeEnv(c Config) error {
 	return checkShell(c.Shell)
 }
 
-// checkShell returns an error if a shell is too long, because every step has a copy of it.
+// checkShell returns an error if the shell's arguments are too long. Every step has a copy of them.
 func checkShell(shell []string) error {
 	if size := len(strings.Join(shell, " ")); len(shell) > maxShellWords || size > MaxPath {
 		return fmt.Errorf("the shell has %d words of %d bytes: want at most %d words of %d bytes", len(shell), size,
@@ -168,16 +168,16 @@ func (r *reader) base(ctx context.Context, name string, line int, step string) (
 	if err != nil {
 		return 0, Config{}, r.fail(line, "%s: %w", name, err)
 	}
-	for i := range r.plan.Steps { // two stages from one image share its step
+	for i := range r.plan.Steps { // stages that are built on the same image share its step
 		if have := r.plan.Steps[i].Base; have != nil && *have == b {
 			return i, config, nil
 		}
 	}
 	i := r.add(plan.Step{Name: step, Line: line, From: -1, Base: &b})
-	return i, config, r.bounds(line) // an error if the plan had no room for the step
+	return i, config, r.bounds(line) // bounds returns an error if the plan had no room for the step
 }
 
-// resolve resolves the name of a base, once for each name.
+// resolve resolves the name of a base. It asks the Resolver only once for each name.
 func (r *reader) resolve(ctx context.Context, name string) (plan.Base, Config, error) {
 	if have, ok := r.bases[name]; ok {
 		return have.base, have.config, nil
@@ -197,10 +197,10 @@ func (r *reader) resolve(ctx context.Context, name string) (plan.Base, Config, e
 	return b, config, nil
 }
 
-// maxSettings bounds the settings that are kept of all bases, in bytes.
+// maxSettings bounds the settings of all bases together, in bytes.
 const maxSettings = 16 << 20
 
-// size returns how much memory a Config takes, in bytes.
+// size returns the memory that c takes, in bytes.
 func (c *Config) size() int {
 	n := len(c.User) + len(c.Dir) + bytesOf(c.Shell) + bytesOf(c.OnBuild) + variableSize*(len(c.Shell)+len(c.OnBuild))
 	for name, value := range c.Env {
@@ -213,14 +213,14 @@ func (r *reader) stepName(st *stage, text string) string {
 	return fmt.Sprintf("[%.*s %d/%d] %s", maxTitle, r.title(st.index), st.n, st.total, text)
 }
 
-// next adds a step to a stage.
+// next adds a step that continues the latest step of a stage.
 func (r *reader) next(st *stage, line int, text string, s plan.Step) {
 	st.n++
 	s.Name, s.Line, s.From = r.stepName(st, text), line, st.step
 	st.step = r.add(s)
 }
 
-// warmsOf returns the warm steps in a stage.
+// warmsOf returns the comments in a stage that request warm steps.
 func (r *reader) warmsOf(i int) (list []directive) {
 	begin, end := lineOf(r.source.stages[i].Location), 1<<30
 	if i+1 < len(r.source.stages) {
@@ -234,7 +234,7 @@ func (r *reader) warmsOf(i int) (list []directive) {
 	return list
 }
 
-// warmBefore adds the warm steps of a stage that stand above a line.
+// warmBefore adds the warm steps that the comments of a stage above a line request.
 func (r *reader) warmBefore(st *stage, line int) error {
 	for len(st.warms) > 0 && st.warms[0].line < line {
 		d := st.warms[0]
@@ -252,10 +252,10 @@ func (r *reader) warmBefore(st *stage, line int) error {
 	return nil
 }
 
-// vars returns the variables that the stage's instructions are expanded with.
+// vars returns the variables for the instructions of the stage.
 func (st *stage) vars() vars { return vars{args: st.args, env: st.env} }
 
-// process returns a command with the stage's current settings.
+// process returns a command that runs with the stage's present settings.
 func (st *stage) process(args []string) plan.Process {
 	env := maps.Clone(st.env)
 	for name, value := range st.args {
@@ -268,7 +268,7 @@ func (st *stage) process(args []string) plan.Process {
 
 func (st *stage) inShell(command string) []string { return append(slices.Clone(st.shell), command) }
 
-// absolute returns an absolute path. A relative path is below the stage's working directory.
+// absolute returns p as an absolute path. A relative p is below the stage's working directory.
 func (st *stage) absolute(p string) string {
 	if !path.IsAbs(p) {
 		p = path.Join(cmp.Or(st.dir, "/"), p)
@@ -350,8 +350,8 @@ func (r *reader) instruction(ctx context.Context, st *stage, cmd instructions.Co
 	return nil
 }
 
-// arg sets the arguments of a stage. A value in the request takes precedence over an ARG before the
-// first FROM, and that over the default.
+// arg sets the arguments that an ARG instruction declares. A value in the request takes precedence
+// over the default in the instruction, which takes precedence over an ARG before the first FROM.
 func (r *reader) arg(st *stage, c *instructions.ArgCommand) error {
 	for _, a := range c.Args {
 		value, ok := r.req.Args[a.Key]

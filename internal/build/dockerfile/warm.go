@@ -10,17 +10,17 @@ import (
 	"github.com/moby/buildkit/frontend/dockerfile/parser"
 )
 
-// directive is a comment that requests a warm step: "# forkd: warm COMMAND", optionally with a "#
-// forkd: probe COMMAND" below it. Docker ignores both.
+// directive is a comment that requests a warm step. It has the form "# forkd: warm COMMAND"; "#
+// forkd: probe COMMAND" may follow. Docker ignores such comments.
 type directive struct {
 	line    int
 	command string
-	probe   string // empty: the command itself must succeed
+	probe   string // empty: the warm command itself must succeed
 }
 
 var directiveForm = regexp.MustCompile(`^\s*#\s*forkd:\s*(\S+)\s*(.*?)\s*$`)
 
-// directives returns the warm steps of a Dockerfile, by line.
+// directives returns the comments of a Dockerfile that request warm steps, sorted by line.
 func directives(name string, text []byte, ast *parser.Node) ([]directive, error) {
 	var found []directive
 	line, nodes := 0, ast.Children
@@ -30,11 +30,11 @@ func directives(name string, text []byte, ast *parser.Node) ([]directive, error)
 		if m == nil {
 			continue
 		}
-		for len(nodes) > 0 && nodes[0].EndLine < line { // nodes are in file order
+		for len(nodes) > 0 && nodes[0].EndLine < line { // nodes are sorted by line
 			nodes = nodes[1:]
 		}
 		switch within(nodes, line) {
-		case inHeredoc: // content of the here-document, not a comment
+		case inHeredoc: // a line of the here-document, not a comment
 			continue
 		case inInstruction:
 			return nil, &Error{name, line, errors.New("# forkd: stands within an instruction: put it below")}
@@ -67,8 +67,8 @@ const (
 	inHeredoc
 )
 
-// within returns the place of a line. nodes begins with the first instruction that ends at or below
-// the line.
+// within says where a line is. nodes[0] must be the first instruction that ends at the line or
+// below it.
 func within(nodes []*parser.Node, line int) place {
 	switch {
 	case len(nodes) == 0 || line < nodes[0].StartLine:
@@ -79,5 +79,5 @@ func within(nodes []*parser.Node, line int) place {
 	return inInstruction
 }
 
-// warmName returns the name of a warm step.
+// warmName returns the name of the warm step.
 func (d *directive) warmName() string { return "WARM " + strings.Join(strings.Fields(d.command), " ") }

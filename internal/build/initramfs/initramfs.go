@@ -1,13 +1,13 @@
 // Package initramfs writes the cpio archive ("newc" form) that a Linux kernel unpacks as its first
 // root file system.
 //
-// The output depends only on the calls: no clock, owner or inode number of the host is in it. So
-// the same content gives the same bytes and can be cached by digest. The archive is not compressed,
-// and existing archives are not read.
+// The output depends only on the calls: it contains no time, owner or inode number of the host. So
+// archives with the same content have the same bytes, and can be cached by their digest. The
+// archive is not compressed. The package cannot read archives.
 //
-// The package writes the format itself, a fixed 110-byte header per entry (Linux
-// Documentation/driver-api/early-userspace/buffer-format.rst), because the usual cpio library
-// cannot express device nodes.
+// The package writes the format itself: each entry has a header of 110 bytes (Linux
+// Documentation/driver-api/early-userspace/buffer-format.rst). It does not use the usual cpio
+// library, because that has no device nodes.
 package initramfs
 
 import (
@@ -29,12 +29,12 @@ const (
 
 const trailer = "TRAILER!!!"
 
-// Writer writes one archive. Entries are owned by root. Parent directories are added as needed,
-// with mode 0755. After an error every further call returns that error.
+// Writer writes one archive. All entries belong to root. Missing parent directories are added with
+// mode 0755. After an error, every further call returns that error.
 type Writer struct {
 	w     io.Writer
 	inode uint32
-	off   int64 // bytes written: names and contents are padded to 4 bytes from the archive's start
+	off   int64 // bytes written so far; names and contents are padded to a multiple of 4 of it
 	seen  map[string]bool
 	err   error
 }
@@ -42,7 +42,7 @@ type Writer struct {
 // NewWriter returns a Writer on w. Close completes the archive.
 func NewWriter(w io.Writer) *Writer { return &Writer{w: w, seen: make(map[string]bool)} }
 
-// Dir adds a directory with permission bits perm. An existing entry is left unchanged.
+// Dir adds a directory with the permission bits perm. If the name exists, Dir does nothing.
 func (w *Writer) Dir(name string, perm uint32) error {
 	if w.err == nil && w.seen[clean(name)] {
 		return nil
@@ -109,7 +109,7 @@ func (w *Writer) entry(name string, mode, major, minor uint32, data []byte) erro
 func (w *Writer) header(name string, mode, size, major, minor uint32) {
 	w.inode++
 	links := uint32(1)
-	if mode&typeDir != 0 { // no other type written here has this bit
+	if mode&typeDir != 0 { // directories are the only entries here that have this bit
 		links = 2
 	}
 	fields := [13]uint32{

@@ -20,7 +20,7 @@ func build(t *testing.T) []byte {
 		w.Dir("proc", 0o555),
 		w.File("lib/modules/a.ko", 0o644, bytes.Repeat([]byte("m"), 4097)),
 		w.File("lib/modules/b.ko", 0o644, nil),
-		w.Dir("lib", 0o700), // there already
+		w.Dir("lib", 0o700), // exists already
 		w.Symlink("bin/sh", "busybox"),
 		w.CharDevice("dev/console", 0o600, 5, 1),
 		w.Close(),
@@ -74,7 +74,7 @@ func TestArchiveReadsBack(t *testing.T) {
 	}
 }
 
-// TestCpioCommandAgrees checks what the library cannot: the device number.
+// The cpio command reads the device number, which the library cannot.
 func TestCpioCommandAgrees(t *testing.T) {
 	path, err := exec.LookPath("cpio")
 	if err != nil {

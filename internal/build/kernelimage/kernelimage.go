@@ -1,8 +1,8 @@
-// Package kernelimage takes the uncompressed ELF kernel (vmlinux) out of an x86 bzImage, so that a
-// virtual machine need not spend its first second decompressing it.
+// Package kernelimage extracts the uncompressed ELF kernel (vmlinux) from an x86 bzImage. A virtual
+// machine that boots it does not spend its first second on decompression.
 //
-// It reads the payload that the setup header describes, in the compressions that distributions use:
-// gzip, xz, zstd and lz4. It does not load, relocate or check the kernel; the loader does.
+// It reads the payload that the setup header describes. It supports the compressions that
+// distributions use: gzip, xz, zstd and lz4. It does not check whether the kernel can be loaded.
 package kernelimage
 
 import (
@@ -33,8 +33,8 @@ const (
 	minVersion        = 0x0208 // the first protocol with payload_offset and payload_length
 )
 
-// MaxVMLinuxBytes bounds the uncompressed kernel. A distribution kernel without debug information
-// has less than 100 MiB, and a hostile payload must not fill the host's memory.
+// MaxVMLinuxBytes bounds the uncompressed kernel, because a hostile payload must not fill the
+// host's memory. A distribution's kernel without debug information has less than 100 MiB.
 const MaxVMLinuxBytes = 512 << 20
 
 // xzDictMax is the largest accepted xz dictionary, in bytes: twice what `xz -9e` uses for kernels.
@@ -43,11 +43,11 @@ const xzDictMax = 128 << 20
 // ErrNotBzImage means that the input has no x86 setup header.
 var ErrNotBzImage = errors.New("not an x86 bzImage")
 
-// IsELF reports whether image is already an ELF file, that is, needs no extraction.
+// IsELF reports whether image is an ELF file already, so that nothing must be extracted.
 func IsELF(image []byte) bool { return bytes.HasPrefix(image, []byte("\x7fELF")) }
 
-// ExtractVMLinux returns the ELF kernel inside bzImage. It returns an ELF file unchanged. The error
-// wraps ErrNotBzImage if the input is neither.
+// ExtractVMLinux returns the ELF kernel inside bzImage. It returns an ELF file unchanged. For any
+// other input, the error wraps ErrNotBzImage.
 func ExtractVMLinux(bzImage []byte) ([]byte, error) {
 	if IsELF(bzImage) {
 		return bzImage, nil
@@ -86,9 +86,9 @@ func findPayload(image []byte) ([]byte, error) {
 	return image[start:end], nil
 }
 
-// decompress opens the payload by its magic number. The kernel's build appends the uncompressed
-// size (u32) to formats that do not carry it, so data after the compressed stream is expected and
-// ignored.
+// decompress returns a reader of the uncompressed payload, according to its magic number. The
+// reader ignores data after the compressed stream: for some formats, the kernel's build appends the
+// uncompressed size (u32).
 func decompress(payload []byte) ([]byte, error) {
 	switch {
 	case IsELF(payload): // CONFIG_KERNEL_UNCOMPRESSED
@@ -101,7 +101,8 @@ func decompress(payload []byte) ([]byte, error) {
 		r.Multistream(false)
 		return readBounded("gzip", r)
 	case bytes.HasPrefix(payload, []byte("\xfd7zXZ\x00")):
-		// The kernel is filtered with BCJ x86, which this package's reader supports.
+		// The kernel was filtered with BCJ x86 before it was compressed. This xz package supports
+		// that filter.
 		r, err := xz.NewReader(bytes.NewReader(trimSize(payload)), xzDictMax)
 		if err != nil {
 			return nil, fmt.Errorf("xz payload: %w", err)
@@ -110,15 +111,16 @@ func decompress(payload []byte) ([]byte, error) {
 		return readBounded("xz", r)
 	case bytes.HasPrefix(payload, []byte{0x28, 0xb5, 0x2f, 0xfd}):
 		return zstdFrame(payload)
-	case bytes.HasPrefix(payload, []byte{0x02, 0x21, 0x4c, 0x18}): // legacy lz4 frame, as the kernel's build writes it
+	// A legacy lz4 frame, which the kernel's build writes.
+	case bytes.HasPrefix(payload, []byte{0x02, 0x21, 0x4c, 0x18}):
 		return readBounded("lz4", lz4.NewReader(bytes.NewReader(trimSize(payload))))
 	}
 	return nil, fmt.Errorf("payload has an unknown compression (magic % x); gzip, xz, zstd and lz4 are known",
 		head(payload))
 }
 
-// zstdFrame decompresses exactly one frame, because the decoder would treat the appended size as a
-// damaged second frame.
+// zstdFrame decompresses exactly one frame. The decoder would otherwise take the appended size for
+// a second, damaged frame.
 func zstdFrame(payload []byte) ([]byte, error) {
 	r, err := zstd.NewReader(bytes.NewReader(trimSize(payload)),
 		zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(MaxVMLinuxBytes), zstd.WithDecoderMaxWindow(xzDictMax))
@@ -129,7 +131,7 @@ func zstdFrame(payload []byte) ([]byte, error) {
 	return readBounded("zstd", r)
 }
 
-// trimSize removes the size (u32) that the kernel's build appends.
+// trimSize removes the size (u32) that the kernel's build has appended.
 func trimSize(payload []byte) []byte {
 	if len(payload) < 4 {
 		return payload

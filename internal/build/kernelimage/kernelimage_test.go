@@ -14,8 +14,8 @@ import (
 	"github.com/pierrec/lz4/v4"
 )
 
-// image builds a bzImage around a payload, with the uncompressed size appended as the kernel's
-// build does.
+// image makes a bzImage with a payload. With appendSize, it appends the uncompressed size, like the
+// kernel's build.
 func image(payload []byte, size int, appendSize bool) []byte {
 	if appendSize {
 		payload = binary.LittleEndian.AppendUint32(bytes.Clone(payload), uint32(size))
@@ -116,7 +116,7 @@ func TestExtractRefuses(t *testing.T) {
 	}
 }
 
-// TestExtractRealKernel needs FORKD_TEST_BZIMAGE, the path of a distribution's kernel.
+// TestExtractRealKernel needs FORKD_TEST_BZIMAGE, the path of a distribution's bzImage.
 func TestExtractRealKernel(t *testing.T) {
 	path := os.Getenv("FORKD_TEST_BZIMAGE")
 	if path == "" {

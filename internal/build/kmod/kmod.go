@@ -1,14 +1,14 @@
 // Package kmod collects kernel modules for an initramfs: it resolves their dependencies,
 // decompresses them and returns them in the order in which they must be loaded.
 //
-// It works on the unpacked modules directory of a kernel package. It reads dependencies from the
-// modules themselves (the "depends" field of .modinfo), because depmod creates modules.dep only
-// when a package is installed. It does not follow aliases and soft dependencies, which name modules
-// that a module may request later. Name such modules explicitly (ext4, for example, wants
-// crc32c_generic). It loads nothing.
+// It works on the modules directory of an unpacked kernel package. It reads the dependencies of a
+// module from the module itself (the field "depends" of .modinfo), because a package has no
+// modules.dep before it is installed. It ignores aliases and soft dependencies: modules that a
+// module may request while it runs. The caller must name such modules (ext4, for example, requests
+// crc32c_generic). The package loads nothing into a kernel.
 //
-// Modules keep their signatures, so that a kernel can check them. Unsigned removes the signature,
-// which saves the kernel the check.
+// Modules keep their signatures, so that a kernel can check them. Unsigned removes the signature of
+// a module, so that the kernel need not spend time on the check.
 package kmod
 
 import (
@@ -29,22 +29,22 @@ import (
 	"github.com/therootcompany/xz"
 )
 
-// ErrNotFound means that a module is neither in the directory nor built into the kernel.
+// ErrNotFound means that a module is not in the directory and not built into the kernel.
 var ErrNotFound = errors.New("no such module")
 
-// maxModuleBytes bounds one decompressed module; the largest of a distribution kernel is about 20
-// MiB.
+// maxModuleBytes bounds one decompressed module. The largest module of a distribution's kernel has
+// about 20 MiB.
 const maxModuleBytes = 128 << 20
 
 // Module is one module, ready for finit_module or init_module.
 type Module struct {
-	Name string // as lsmod prints it: with underscores, without ".ko"
+	Name string // in the form of lsmod: with underscores, without ".ko"
 	Data []byte // the decompressed ELF object, with its signature if it has one
 }
 
-// Collect returns the modules called names and all their dependencies, each once, dependencies
-// first. Names may be written with "-" or "_". Modules built into the kernel are omitted. dir is
-// lib/modules/<version>.
+// Collect returns the modules with the given names and all their dependencies. Each module occurs
+// once, after its dependencies. Names may contain "-" or "_". Modules that are built into the
+// kernel are omitted. dir is lib/modules/<version>.
 func Collect(dir string, names []string) ([]Module, error) {
 	paths, err := index(dir)
 	if err != nil {
@@ -111,10 +111,11 @@ func (c *collector) add(name string) error {
 	return nil
 }
 
-// canonical returns the kernel's spelling of a module's name.
+// canonical returns a module's name as the kernel spells it.
 func canonical(name string) string { return strings.ReplaceAll(name, "-", "_") }
 
-// moduleName returns the canonical name of a module file. ok is false for any other file.
+// moduleName returns the canonical name of the module in a file. ok is false if the file is not a
+// module.
 func moduleName(path string) (string, bool) {
 	base, _, ok := strings.Cut(filepath.Base(path), ".ko")
 	return canonical(base), ok
@@ -193,17 +194,17 @@ func read(path string) ([]byte, error) {
 	return data, nil
 }
 
-// signatureMagic ends a signed module. Before it comes the signature, then its 12-byte description.
-// The last 4 bytes of the description are the signature's length, big endian (Linux
-// include/linux/module_signature.h).
+// signatureMagic is the end of a signed module. Before it are the signature and, after that, a
+// description of 12 bytes. The last 4 bytes of the description are the length of the signature, in
+// big endian (Linux include/linux/module_signature.h).
 const (
 	signatureMagic   = "~Module signature appended~\n"
 	signatureTrailer = 12
 )
 
-// Unsigned returns a module without its signature. A module without one, or with a damaged one, is
-// returned unchanged. A kernel that does not require signatures loads the result with the taint
-// "unsigned module".
+// Unsigned returns a module without its signature. If the signature is missing or damaged, it
+// returns the module unchanged. A kernel that does not require signatures loads an unsigned module,
+// and sets the taint flag "unsigned module".
 func Unsigned(module []byte) []byte {
 	body, ok := bytes.CutSuffix(module, []byte(signatureMagic))
 	if !ok || len(body) < signatureTrailer {
@@ -216,8 +217,8 @@ func Unsigned(module []byte) []byte {
 	return body[:int64(len(body))-length]
 }
 
-// depends reads the "depends" field of the module's .modinfo section: NUL-separated key=value
-// strings.
+// depends reads the field "depends" from the section .modinfo of a module. The section consists of
+// KEY=VALUE strings that end with NUL.
 func depends(data []byte) ([]string, error) {
 	f, err := elf.NewFile(bytes.NewReader(data))
 	if err != nil {

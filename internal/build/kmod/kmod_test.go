@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// object builds the smallest ELF file with a .modinfo section that lists the dependencies.
+// object makes a minimal ELF file with a .modinfo section that lists dependencies.
 func object(depends string) []byte {
 	const ehdr, shdr = 64, 64
 	info := []byte("license=GPL\x00depends=" + depends + "\x00name=x\x00")
@@ -42,7 +42,7 @@ func object(depends string) []byte {
 	return b
 }
 
-// modulesDir writes a modules directory; values are "depends" lists.
+// modulesDir makes a modules directory. It maps names of modules to their lists of dependencies.
 func modulesDir(t *testing.T, modules map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -125,8 +125,7 @@ func TestCollectRefuses(t *testing.T) {
 	}
 }
 
-// Modules keep their signatures for kernels that check them, and the signatures do not hide the
-// dependencies.
+// Modules keep their signatures, and a signature does not hide the dependencies.
 func TestCollectKeepsSignatures(t *testing.T) {
 	dir := modulesDir(t, map[string]string{"a.ko": "b", "b.ko": ""})
 	path := filepath.Join(dir, "kernel", "a.ko")

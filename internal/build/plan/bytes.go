@@ -7,12 +7,12 @@ import (
 	"unicode/utf8"
 )
 
-// undistinguished calls found, in order, with the texts of a step that are not valid UTF-8. Their
-// JSON may equal that of other texts, because JSON has U+FFFD for every invalid byte. Names of files
-// may contain any bytes.
+// undistinguished calls found with each text of a step that is not valid UTF-8, in a fixed order.
+// The JSON of two such texts may be equal, because JSON has U+FFFD for every invalid byte. For
+// example, names of files may contain any bytes.
 func undistinguished(step *Step, found func(string)) {
 	text := func(s string) {
-		if strings.ContainsRune(s, utf8.RuneError) { // invalid bytes count as this rune
+		if strings.ContainsRune(s, utf8.RuneError) { // an invalid byte counts as utf8.RuneError
 			found(s)
 		}
 	}
@@ -26,7 +26,7 @@ func undistinguished(step *Step, found func(string)) {
 				walk(v.Elem())
 			}
 		case reflect.Struct:
-			if src, ok := v.Interface().(Source); ok { // its files come first
+			if src, ok := v.Interface().(Source); ok { // the files of a source come first
 				for i := range src.Files {
 					text(src.Name(&src.Files[i]))
 					text(src.Files[i].Link)
@@ -41,7 +41,7 @@ func undistinguished(step *Step, found func(string)) {
 			for i := range v.Len() {
 				walk(v.Index(i))
 			}
-		case reflect.Map: // of texts, in the order of JSON
+		case reflect.Map: // a map of texts, in the same order as in JSON
 			keys := v.MapKeys()
 			slices.SortFunc(keys, func(a, b reflect.Value) int { return strings.Compare(a.String(), b.String()) })
 			for _, k := range keys {

@@ -2,8 +2,7 @@ package plan
 
 import "testing"
 
-// Steps that do different things have different keys, even if they differ only in bytes that are not
-// UTF-8.
+// Different steps have different keys, even if they differ only in bytes that are not valid UTF-8.
 func TestKeysOfBytes(t *testing.T) {
 	key := func(data, to, link string, env map[string]string) string {
 		p := Plan{Steps: []Step{

@@ -11,12 +11,12 @@ import (
 	"slices"
 )
 
-// keyVersion is part of every key. Raise it when the meaning of a step or its encoding here changes,
-// so that no snapshot with the earlier meaning is found.
+// keyVersion is part of every key. It must be increased when the meaning of a step or the encoding
+// here changes, so that builds do not use snapshots with the earlier meaning.
 const keyVersion = 2
 
-// Keys returns the key of every step, in hex. agent and format are the versions of the agent and of
-// the snapshot format. They are part of the keys because every snapshot depends on them.
+// Keys returns the keys of all steps, in hex. agent and format are the versions of the agent and of
+// the snapshot format. They are part of every key because every snapshot depends on them.
 func (p *Plan) Keys(agent, format string) ([]string, error) {
 	if err := p.Check(); err != nil {
 		return nil, err
@@ -49,17 +49,19 @@ func (p *Plan) Keys(agent, format string) ([]string, error) {
 	return keys, nil
 }
 
-// part adds a text to a hash so that no two lists of texts are the same bytes.
+// part adds a text to a hash, together with its length. So different lists of texts have different
+// hashes.
 func part(h hash.Hash, text string) {
 	begin(h, len(text))
-	_, _ = io.WriteString(h, text) // a hash returns no error
+	_, _ = io.WriteString(h, text) // writing to a hash never fails
 	_, _ = io.WriteString(h, "\n")
 }
 
 func begin(h hash.Hash, size int) { fmt.Fprintf(h, "%d:", size) }
 
-// encode adds what a step does to a hash: its JSON, and the texts that undistinguished finds. The
-// files of the step's sources may be most of the build context, so they are encoded one by one.
+// encode adds the effect of a step to a hash: the JSON of the step, and the texts that
+// undistinguished finds. It encodes the files of sources one by one, because they may be most of
+// the build context.
 func (s *Step) encode(h hash.Hash) error {
 	c := s.canonical()
 	short, lists := c.withoutFiles()
@@ -97,7 +99,7 @@ func (s *Step) encode(h hash.Hash) error {
 	return nil
 }
 
-// counter counts what is written to it, in bytes.
+// counter is a writer that counts bytes.
 type counter int
 
 // Write implements io.Writer.
@@ -106,10 +108,10 @@ func (c *counter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// encoded is a file in the JSON of a step. It omits the file's path in the build context, because
-// only the content matters.
+// encoded is the JSON of a file as a part of a step's JSON. It omits the file's path in the build
+// context, because only the content matters.
 type encoded struct {
-	Path   string `json:"path"` // empty
+	Path   string `json:"path"` // always empty
 	To     string `json:"to,omitempty"`
 	Kind   string `json:"kind"`
 	Mode   uint32 `json:"mode"`
@@ -118,11 +120,11 @@ type encoded struct {
 	Link   string `json:"link,omitempty"`
 }
 
-// listMark is the JSON of the zero File, which stands for the files of a source in the JSON of a
-// step. No text contains it, because JSON escapes the quotes in texts.
+// listMark is the JSON of the zero File. In the JSON of a step, it stands for all files of a
+// source. No text in JSON equals it, because JSON escapes quotes.
 var listMark = []byte(`{"path":"","kind":"","mode":0}`)
 
-// encodeFiles writes the JSON list of a source's files without its brackets.
+// encodeFiles writes the files of a source as a JSON list without brackets.
 func (s *Source) encodeFiles(w io.Writer) error {
 	var buf bytes.Buffer
 	var e encoded
@@ -136,7 +138,7 @@ func (s *Source) encodeFiles(w io.Writer) error {
 		if err := to.Encode(&e); err != nil {
 			return err
 		}
-		buf.Truncate(buf.Len() - 1) // without the line's end
+		buf.Truncate(buf.Len() - 1) // removes the line feed
 		if _, err := buf.WriteTo(w); err != nil {
 			return err
 		}
@@ -144,8 +146,8 @@ func (s *Source) encodeFiles(w io.Writer) error {
 	return nil
 }
 
-// withoutFiles returns a step whose sources have a mark in place of their files, and the sources that
-// have files, in their order.
+// withoutFiles returns a copy of a step in which each source has one zero File in place of its
+// files. It also returns the sources that have files, in order.
 func (s *Step) withoutFiles() (*Step, []*Source) {
 	var lists []*Source
 	mark := func(src *Source) Source {
@@ -179,12 +181,12 @@ func (s *Step) withoutFiles() (*Step, []*Source) {
 	return &c, lists
 }
 
-// canonical returns a step without the fields that do not change its effect: its name, its line, and
-// the indexes of other steps (their keys are hashed instead).
+// canonical returns a copy of a step without the fields that do not change its effect: its name and
+// its line. It also lacks the indexes of other steps, because their keys are hashed instead.
 func (s *Step) canonical() *Step {
 	c := *s
 	c.Name, c.Line, c.From = "", 0, 0
-	if s.Base != nil { // the digest identifies the base that the name meant
+	if s.Base != nil { // the digest identifies the image or snapshot, so its name does not matter
 		b := *s.Base
 		switch {
 		case b.Snapshot != "":
@@ -224,7 +226,7 @@ func (s *Step) canonical() *Step {
 	return &c
 }
 
-// canonical is a source without indexes of steps.
+// canonical returns a copy of a source without the index of a step.
 func (s Source) canonical() Source {
 	if s.Step != nil {
 		zero := 0

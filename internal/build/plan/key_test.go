@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// every returns a plan whose steps use everything that can be part of a key.
+// every returns a plan whose steps use all fields that are part of keys.
 func every() Plan {
 	zero := 0
 	files := []File{
@@ -42,7 +42,7 @@ func source(files []File, prefix string, s Source) Source {
 	return s
 }
 
-// goldenOfEvery are the keys of every. They change only together with keyVersion.
+// goldenOfEvery are the keys of the plan every. They may change only together with keyVersion.
 var goldenOfEvery = []string{
 	"2efda241766ff26631250b351578ee612f0c9fa65094ebeb7515e10c4aadd57d",
 	"1b6cb02adae7b4df116faf8a87c105e03e10a29882546e4a0f099767eeec1239",
@@ -64,7 +64,7 @@ func TestKeysOfEveryStepAreThoseOfTheirVersion(t *testing.T) {
 	}
 }
 
-// Even if every step copies most of the build context, computing the keys takes little memory.
+// Computing the keys takes little memory, even if every step copies most of the build context.
 func TestKeysOfManyFilesTakeLittleMemory(t *testing.T) {
 	files := make([]File, 20_000)
 	for i := range files {
@@ -85,7 +85,8 @@ func TestKeysOfManyFilesTakeLittleMemory(t *testing.T) {
 		t.Fatal(err)
 	}
 	runtime.ReadMemStats(&after)
-	if n := after.TotalAlloc - before.TotalAlloc; n > 40<<20 { // of short texts; the files are 400,000 in all
+	// Many short texts; there are 400,000 files in all sources.
+	if n := after.TotalAlloc - before.TotalAlloc; n > 40<<20 {
 		t.Errorf("the keys of %d steps took %d MiB in all", len(p.Steps), n>>20)
 	}
 }

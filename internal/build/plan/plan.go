@@ -1,6 +1,7 @@
-// Package plan describes a build: a graph of steps, each of which continues the snapshot of the step
-// before it. It also computes the key of every step, by which the step's snapshot is found again. Two
-// steps have the same key only if they do the same thing to the same content.
+// Package plan describes a build as a graph of steps. Each step continues the snapshot of an
+// earlier step. The package also computes the key of every step, by which a later build finds the
+// step's snapshot again. Two steps have the same key only if they do the same thing to the same
+// content.
 //
 // The package only holds values. Packages dockerfile and recipeplan read Dockerfiles and recipes, and
 // package daemon/build executes plans.
@@ -16,7 +17,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Plan is a graph of steps. A step comes after the steps that it needs.
+// Plan is a graph of steps. Each step comes after the steps that it needs.
 type Plan struct {
 	Steps  []Step `json:"steps"`
 	Result int    `json:"result"`          // index of the step whose snapshot is the result
@@ -29,15 +30,15 @@ type Plan struct {
 
 // Note is a remark about the source of a plan.
 type Note struct {
-	Line int    `json:"line,omitempty"` // in the source, from 1; 0: the whole source
+	Line int    `json:"line,omitempty"` // line of the source, from 1; 0: the whole source
 	Text string `json:"text"`
 }
 
 // Step is one step. Exactly one of the pointers is set.
 type Step struct {
-	Name string `json:"name"`           // for people, such as "[build 2/4] RUN make"; not part of the key
-	Line int    `json:"line,omitempty"` // in the source, from 1; not part of the key
-	From int    `json:"from"`           // index of the step that this one continues; -1: none, for a Base
+	Name string `json:"name"`           // shown to people, such as "[build 2/4] RUN make"; not part of the key
+	Line int    `json:"line,omitempty"` // line of the source, from 1; not part of the key
+	From int    `json:"from"`           // index of the step whose snapshot this one continues; -1 for a Base
 
 	Force bool `json:"-"` // run the step even if its snapshot exists
 
@@ -59,8 +60,8 @@ type Base struct {
 	Memory   bool   `json:"memory,omitempty"`   // not of an image: the steps continue its processes and memory
 
 	VCPUs     uint32 `json:"vcpus,omitempty"`      // of the VM; 0: the executor's default, or that of the snapshot
-	MemoryMiB uint64 `json:"memory_mib,omitempty"` // likewise
-	DiskMiB   int    `json:"disk_mib,omitempty"`   // of an image's VM; 0: the executor's default
+	MemoryMiB uint64 `json:"memory_mib,omitempty"` // of the VM; 0: as for VCPUs
+	DiskMiB   int    `json:"disk_mib,omitempty"`   // of the VM, for images; 0: the executor's default
 }
 
 // Boot names the files that a machine boots from. Their paths are absolute and on the daemon's host.
@@ -86,10 +87,10 @@ type Process struct {
 	Dir  string            `json:"dir,omitempty"`  // absolute; empty: /
 }
 
-// Run is a command that must succeed. Processes that it leaves behind are killed.
+// Run is a command that must succeed. Processes that it leaves running are killed.
 type Run struct {
 	Process
-	Script  *Inline `json:"script,omitempty"` // a file that Args name
+	Script  *Inline `json:"script,omitempty"` // a file whose path is in Args
 	Mounts  []Mount `json:"mounts,omitempty"`
 	Network string  `json:"network,omitempty"` // "none", or empty: the network of the build
 }
@@ -108,60 +109,62 @@ const (
 	MountSecret = "secret"
 )
 
-// Mount is a directory or file that a command sees but that is not part of the snapshot.
+// Mount is a directory or file that a command can use but that is not part of the snapshot.
 type Mount struct {
 	Kind     string  `json:"kind"`
-	Target   string  `json:"target"`             // absolute; may be empty for a secret that is only a variable
-	Source   *Source `json:"source,omitempty"`   // of a bind: content is copied, and writes to it are lost
-	ReadOnly bool    `json:"readonly,omitempty"` // of a bind
-	ID       string  `json:"id,omitempty"`       // of a cache or secret
-	SizeMiB  int64   `json:"size_mib,omitempty"` // of a tmpfs; 0: the kernel's default
-	Mode     string  `json:"mode,omitempty"`     // of a cache's directory or a secret's file, octal
-	UID      uint64  `json:"uid,omitempty"`      // likewise
-	GID      uint64  `json:"gid,omitempty"`      // likewise
-	Env      string  `json:"env,omitempty"`      // of a secret: variable to set to its value; empty: none
-	Required bool    `json:"required,omitempty"` // of a secret: the step fails without it
+	Target   string  `json:"target"`             // absolute path; may be empty for a secret that is only a variable
+	Source   *Source `json:"source,omitempty"`   // for a bind; the command gets a copy, and its changes are lost
+	ReadOnly bool    `json:"readonly,omitempty"` // for a bind
+	ID       string  `json:"id,omitempty"`       // of the cache or the secret
+	SizeMiB  int64   `json:"size_mib,omitempty"` // for a tmpfs; 0: the kernel's default
+	Mode     string  `json:"mode,omitempty"`     // of the cache's directory or the secret's file, in octal
+	UID      uint64  `json:"uid,omitempty"`      // owner of the cache's directory or the secret's file
+	GID      uint64  `json:"gid,omitempty"`      // group of the cache's directory or the secret's file
+	Env      string  `json:"env,omitempty"`      // for a secret: the variable that is set to its value; empty: none
+	Required bool    `json:"required,omitempty"` // for a secret: without it, the step fails
 }
 
-// Copy puts files into the file system.
+// Copy copies files into the file system.
 type Copy struct {
 	Sources []Source `json:"sources"`
-	Target  string   `json:"target"`          // absolute; a trailing "/" makes it a directory
-	Owner   string   `json:"owner,omitempty"` // USER, USER:GROUP or numbers; empty: root, or as in the source
-	Mode    string   `json:"mode,omitempty"`  // for chmod, of all files and directories; empty: as in the source
-	Unpack  bool     `json:"unpack,omitempty"`
+	Target  string   `json:"target"`          // absolute path; with a "/" at the end, it is a directory
+	Owner   string   `json:"owner,omitempty"` // USER, USER:GROUP or numbers; empty: root, or the owner in the source
+	// Argument of chmod for all files and directories; empty: as in the source.
+	Mode   string `json:"mode,omitempty"`
+	Unpack bool   `json:"unpack,omitempty"`
 }
 
 // Source says where files come from: the build context, the snapshot of another step, the network, or
 // the plan itself.
 type Source struct {
-	Files   []File   `json:"files,omitempty"`   // of the build context: a part of its list, for reading only
-	Strip   int      `json:"-"`                 // number of leading bytes that Name omits from each path
-	Dir     bool     `json:"dir,omitempty"`     // Files are the content of a directory
+	// Files of the build context; a part of its list, so they must not be changed.
+	Files   []File   `json:"files,omitempty"`
+	Strip   int      `json:"-"`                 // number of leading bytes of each path that Name omits
+	Dir     bool     `json:"dir,omitempty"`     // Files are the content of a directory, without the directory
 	Step    *int     `json:"step,omitempty"`    // index of the step whose snapshot contains the files
-	Path    string   `json:"path,omitempty"`    // in that snapshot, absolute; may be a shell pattern
-	Into    string   `json:"into,omitempty"`    // below the target, for a path that keeps its parents
-	Exclude []string `json:"exclude,omitempty"` // patterns of .dockerignore: files of the step to skip
-	Inline  *Inline  `json:"inline,omitempty"`  // Path is its name
-	Remote  *Remote  `json:"remote,omitempty"`  // a file
-	Git     *Git     `json:"git,omitempty"`     // the files of a commit
+	Path    string   `json:"path,omitempty"`    // absolute path in that snapshot; may be a shell pattern
+	Into    string   `json:"into,omitempty"`    // directory below the target, for a path that keeps its parents
+	Exclude []string `json:"exclude,omitempty"` // patterns in the syntax of .dockerignore, for files in Step to skip
+	Inline  *Inline  `json:"inline,omitempty"`  // a file whose name is Path
+	Remote  *Remote  `json:"remote,omitempty"`  // a file on a web server
+	Git     *Git     `json:"git,omitempty"`     // files of a commit
 }
 
 // Remote is a file on a web server.
 type Remote struct {
 	URL  string `json:"url"`
-	Name string `json:"name"` // below the target
+	Name string `json:"name"` // name below the target
 	Hash string `json:"hash"` // "sha256", "sha384" or "sha512"
-	Sum  string `json:"sum"`  // of the content, in hex
+	Sum  string `json:"sum"`  // digest of the content, in hex
 }
 
 // Git is a commit of a repository.
 type Git struct {
 	URL    string `json:"url"`
-	Ref    string `json:"ref"`            // ref to fetch: a branch, a tag, or the commit
+	Ref    string `json:"ref"`            // branch, tag or commit to fetch
 	Commit string `json:"commit"`         // expected commit, in hex
-	Dir    string `json:"dir,omitempty"`  // directory of the repository to copy; empty: all
-	Keep   bool   `json:"keep,omitempty"` // keep the directory .git
+	Dir    string `json:"dir,omitempty"`  // directory of the repository to copy; empty: the whole repository
+	Keep   bool   `json:"keep,omitempty"` // copy the directory .git too
 }
 
 // Name returns the name of a file of the source below the target.
@@ -173,10 +176,10 @@ type File struct {
 	Kind   string `json:"kind"`             // "file", "dir" or "link"
 	Mode   uint32 `json:"mode"`             // permission bits
 	Size   int64  `json:"size,omitempty"`   // in bytes
-	Digest string `json:"digest,omitempty"` // of a file's content, SHA-256 in hex
-	Link   string `json:"link,omitempty"`   // where a link points
+	Digest string `json:"digest,omitempty"` // SHA-256 of a file's content, in hex
+	Link   string `json:"link,omitempty"`   // target of a link
 
-	ModTime int64 `json:"-"` // in seconds since 1970; not part of the key
+	ModTime int64 `json:"-"` // seconds since 1970; not part of the key
 }
 
 // Kinds of files.
@@ -189,7 +192,7 @@ const (
 // Dir creates a directory and its missing parents.
 type Dir struct {
 	Path  string `json:"path"`
-	Owner string `json:"owner,omitempty"` // of created directories, as in Copy; empty: root
+	Owner string `json:"owner,omitempty"` // owner of the created directories, as in Copy; empty: root
 }
 
 // Warm runs a command, or code in the warm Python interpreter, whose processes and memory stay in the
@@ -218,7 +221,7 @@ type Defaults struct {
 	User string            `json:"user,omitempty"`
 	Dir  string            `json:"dir,omitempty"`
 
-	KeepUser bool `json:"keep_user,omitempty"` // User is unset and the base's user remains
+	KeepUser bool `json:"keep_user,omitempty"` // ignore User: the base's user remains
 }
 
 // Needs returns the indexes of the steps whose snapshots this step needs, in addition to From.
@@ -242,8 +245,8 @@ func (s *Step) Needs() []int {
 	return needs
 }
 
-// Memory reports for every step whether its snapshot has the memory and processes that the step left. The
-// other snapshots have only a disk, and the step that continues them boots.
+// Memory returns for every step whether its snapshot has the memory and processes that the step
+// leaves. Any other snapshot has only a disk, and the step that continues it boots a VM.
 //
 //   - A warm step has memory, and so have the steps that continue it. The step that saves the
 //     settings has memory too, so that a fork of the result need not boot.
@@ -264,16 +267,16 @@ func (p *Plan) Memory() []bool {
 	return memory
 }
 
-// HasSecret reports whether the step runs a command that gets a secret.
+// HasSecret reports whether the step runs a command with a secret.
 func (s *Step) HasSecret() bool {
 	return s.Run != nil && slices.ContainsFunc(s.Run.Mounts, func(m Mount) bool { return m.Kind == MountSecret })
 }
 
-// MaxSteps is the maximum number of steps in a plan. Every step adds a layer to the snapshots after
-// it.
+// MaxSteps is the maximum number of steps in a plan. It is limited because every step adds a layer
+// to the snapshots of later steps.
 const MaxSteps = 500
 
-// Check returns an error if the plan is not well-formed.
+// Check returns an error if the plan is invalid.
 func (p *Plan) Check() error {
 	if len(p.Steps) == 0 {
 		return errors.New("the plan has no steps")

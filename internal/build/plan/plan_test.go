@@ -21,7 +21,7 @@ func example() Plan {
 	}, Result: 5}
 }
 
-// golden holds the keys of the example. They change only together with keyVersion.
+// golden are the keys of the example. They may change only together with keyVersion.
 var golden = []string{
 	"93cbee12a28f836d403395da0a54a62723ec4c2b7306513e8b4a2ffa7177ebff",
 	"b7896b3a6c2d25c31b883d2d6c56fe2ea918efd824ad5ac0796ac5360165e0ee",
@@ -47,7 +47,8 @@ func TestKeysAreThoseOfTheirVersion(t *testing.T) {
 	}
 }
 
-// changed returns which keys of the example a change affects, as a string of digits.
+// changed returns the steps whose keys a change of the example affects, as a string of their
+// digits.
 func changed(t *testing.T, change func(*Plan)) string {
 	t.Helper()
 	p, q := example(), example()
@@ -148,8 +149,8 @@ func TestBadPlansAreRefused(t *testing.T) {
 	}
 }
 
-// Steps have memory from the first warm step on, or from a base that has it. A step with a secret
-// never has.
+// Snapshots have memory from the first warm step on, or if their base has memory. The snapshot of a
+// step with a secret has none.
 func TestWhichStepsKeepMemory(t *testing.T) {
 	secret := Step{Run: &Run{Process: Process{Args: []string{"x"}}, Mounts: []Mount{{Kind: MountSecret, ID: "s"}}}}
 	kinds := map[rune]Step{

@@ -1,14 +1,14 @@
-// Package bochs runs a job in an emulated Intel host. So tests of kvm-intel, and of code that
-// depends on it, run on any machine. QEMU's TCG emulates only AMD's SVM, but Bochs emulates VMX.
+// Package bochs runs a job in an emulated Intel host. So kvm-intel, and code that depends on it,
+// can be tested on any machine: Bochs emulates VMX, but QEMU's TCG emulates only AMD's SVM.
 //
-// A host exists for one run: it boots, does its job with a disk made for it, and powers off. Then
-// the caller reads the results from the disk. During the run there is no network and no way to
-// communicate with the host. Its time is virtual and advances by executed instructions. So time
-// limits inside do not depend on the load of the real host, and durations say nothing about
-// hardware.
+// A host exists for one run: it boots, does its job with a disk that was made for it, and powers
+// off. Then the caller reads the results from the disk. During the run, the host has no network and
+// no connection to the caller. Its time is virtual and advances with the number of executed
+// instructions. So time limits inside the host do not depend on the load of the real host, and
+// durations measured there say nothing about real hardware.
 //
-// It installs nothing. It needs root, or a host that permits user namespaces. Users' sandboxes run
-// in package tcghost's host instead, which is ten times faster.
+// It installs nothing. It needs root, or a real host that permits user namespaces. Users' sandboxes
+// do not run here, but in the host of package tcghost, which is ten times faster.
 package bochs
 
 import (
@@ -25,21 +25,23 @@ import (
 	"github.com/forkd/forkd/internal/build/debpkg"
 )
 
-// suite is the Debian suite of Bochs 3.0, whose VMX runs kvm-intel. Debian 12 has 2.7, built
-// without VMX. Later suites have 3.1, which divides 64-bit numbers wrongly, so that kernels panic.
+// suite is the Debian suite with Bochs 3.0, in whose VMX kvm-intel works. Debian 12 has Bochs 2.7,
+// built without VMX. Later suites have 3.1, which divides 64-bit numbers wrongly, so that kernels
+// panic.
 const suite = "trixie"
 
-// packages are fetched with their dependencies. They contain the emulator with its firmware and its
-// smallest display (it requires one), and the tools for a CD that its firmware can boot.
+// packages are fetched with their dependencies. They contain the emulator, its firmware, its
+// smallest display (Bochs requires one), and the tools for making a CD that the firmware can boot.
 var packages = []string{"bochs", "bochsbios", "vgabios", "bochs-term", "genisoimage", "isolinux", "syslinux-common"}
 
-// kept lists the directories of the packages that are kept in the cache.
+// kept lists the directories of the unpacked packages that are stored in the cache.
 var kept = []string{"usr/bin", "usr/lib", "usr/share/bochs", "usr/share/vgabios"}
 
-// layout is the directory name in the cache. Raise its number to fetch the content again.
+// layout is the name of the directory in the cache. Increase its number to make every host fetch
+// the packages again.
 const layout = suite + "-1"
 
-// fetchLimit bounds a download of about 70 MB, including 15 MB of package lists.
+// fetchLimit bounds the download, which has about 70 MB including 15 MB of package lists.
 const fetchLimit = 10 * time.Minute
 
 // Emulator is an unpacked Bochs.
@@ -69,17 +71,18 @@ func Get(ctx context.Context, dir string, progress func(string)) (Emulator, erro
 	if err := (Emulator{out}).check(ctx); err != nil {
 		return Emulator{}, err
 	}
-	if err := os.Rename(out, final); err != nil && !errors.Is(err, fs.ErrExist) { // another process may have been faster
+	// Another process may have fetched it first.
+	if err := os.Rename(out, final); err != nil && !errors.Is(err, fs.ErrExist) {
 		return Emulator{}, fmt.Errorf("publish Bochs: %w", err)
 	}
 	return Emulator{final}, nil
 }
 
-// libraries is the directory of the fetched programs' libraries and dynamic loader, because the
-// host's may be too old.
+// libraries is the directory with the libraries and the dynamic loader of the fetched programs. The
+// host's own may be too old.
 const libraries = "usr/lib/x86_64-linux-gnu"
 
-// command returns a command that runs one of the fetched programs.
+// command returns the command line of a fetched program.
 func (e Emulator) command(ctx context.Context, program string, args ...string) *exec.Cmd {
 	lib := filepath.Join(e.root, libraries)
 	loader := append([]string{"--library-path", lib, filepath.Join(e.root, "usr/bin", program)}, args...)
@@ -93,7 +96,8 @@ func (e Emulator) command(ctx context.Context, program string, args ...string) *
 
 func (e Emulator) share() string { return filepath.Join(e.root, "usr/share/bochs") }
 
-// check runs each fetched program once, so that the cache never keeps programs that do not start.
+// check runs each fetched program once, so that programs that cannot start do not get into the
+// cache.
 func (e Emulator) check(ctx context.Context) error {
 	for program, arg := range map[string]string{"bochs-bin": "--help", "genisoimage": "--version"} {
 		if out, err := e.command(ctx, program, arg).CombinedOutput(); err != nil {

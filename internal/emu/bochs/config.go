@@ -9,8 +9,8 @@ import (
 // CPU is a processor model of Bochs.
 type CPU string
 
-// Models with VMX on which a Linux host can run guests with several vCPUs. Other models with VMX
-// cannot.
+// Models with VMX on which a Linux host can run guests with several vCPUs. The other models with
+// VMX do not work for that.
 const (
 	Skylake CPU = "corei7_skylake_x"
 	Haswell CPU = "corei7_haswell_4770"
@@ -22,36 +22,35 @@ type Host struct {
 	KVMIntel []string // options of the module kvm-intel, such as "ept=0"
 }
 
-// instructionsPerSecond is how many instructions make a second in the host, and the rate of the
-// TSC. It is close to the highest real speed of Bochs.
+// instructionsPerSecond is the number of instructions that count as a second in the host, and the
+// rate of the TSC. It is close to the highest real speed of Bochs.
 const instructionsPerSecond = 250_000_000
 
-// Memory in MiB. Bochs can keep a limited part of it in its own memory, and swaps the rest to a
-// file.
+// Memory in MiB. Bochs keeps a part of the host's memory in RAM and swaps the rest to a file.
 const (
 	guestMemory = 4096
 	heldMemory  = 2048
 )
 
-// cmdline is the kernel's command line. It sets the TSC's frequency because these models report it
-// in a CPUID leaf that Bochs leaves empty. On a panic the host halts; the watcher sees the message
-// on the console and ends the run.
+// cmdline is the kernel's command line. It sets the frequency of the TSC, because Bochs leaves the
+// CPUID leaf empty in which these models report it. After a panic the host halts; the watcher reads
+// the message on the console and ends the run.
 var cmdline = strings.Join([]string{
 	"console=ttyS0,115200", "quiet", "mitigations=off", "nokaslr", "panic=0", "norandmaps",
 	fmt.Sprintf("tsc_early_khz=%d", instructionsPerSecond/1000),
 }, " ")
 
-// apicvOff is always passed to kvm-intel: with virtual interrupt delivery Bochs 3.0 loses
-// interrupts of guests.
+// apicvOff is an option that kvm-intel always gets, because Bochs 3.0 loses interrupts of guests
+// with virtual interrupt delivery.
 const apicvOff = "enable_apicv=0"
 
 func (h Host) moduleOptions() string {
 	return strings.Join(append([]string{apicvOff}, h.KVMIntel...), " ")
 }
 
-// configuration returns the bochsrc. It disables everything that would act on the real host, or
-// confines it to dir. The display listens on a port, which the caller confines. Messages are not
-// logged, because Bochs logs every EPT violation.
+// configuration returns the bochsrc, Bochs's configuration file. It disables devices that would act
+// on the real host, or confines them to dir. The display listens on a port, which confine makes
+// unreachable. Messages are not logged, because Bochs logs every EPT violation.
 func (h Host) configuration(e Emulator, dir string) string {
 	in := func(name string) string { return filepath.Join(dir, name) }
 	return strings.Join([]string{

@@ -17,7 +17,7 @@ import (
 //go:embed init.sh
 var initScript []byte
 
-// modules are the modules that the host needs: for its disk, for KVM, and for the daemon. ext4 uses
+// modules are the modules that the host needs for its disk, for KVM, and for the daemon. ext4 needs
 // crc32c_generic for the checksums of its journal, but does not list it as a dependency.
 var modules = []string{"ata_piix", "sd_mod", "crc32c_generic", "ext4", "kvm-intel", "tun", "overlay", "loop"}
 
@@ -54,7 +54,8 @@ func (e Emulator) makeCD(ctx context.Context, h Host, k debkernel.Kernel, busybo
 		os.WriteFile(in("initrd"), initrd, 0o644),
 		os.WriteFile(in("isolinux.cfg"), fmt.Appendf(nil, bootMenu, cmdline), 0o644),
 		os.Symlink(k.BzImage, in("vmlinuz")),
-		copyFile(in("isolinux.bin"), filepath.Join(e.root, "usr/lib/ISOLINUX/isolinux.bin")), // gets its table patched in
+		// Genisoimage changes the copy.
+		copyFile(in("isolinux.bin"), filepath.Join(e.root, "usr/lib/ISOLINUX/isolinux.bin")),
 		os.Symlink(filepath.Join(e.root, "usr/lib/syslinux/modules/bios/ldlinux.c32"), in("ldlinux.c32")),
 	)
 	if err != nil {
@@ -94,7 +95,7 @@ func (h Host) initrd(k debkernel.Kernel, busybox, job string) ([]byte, error) {
 	return buf.Bytes(), err
 }
 
-// diskSpare is the free space on the disk in addition to the initial files, in bytes.
+// diskSpare is the free space on a new disk, in bytes.
 const diskSpare = 2 << 30
 
 // makeDisk writes an ext4 file system with the files below tree.
@@ -107,16 +108,16 @@ func makeDisk(ctx context.Context, path, tree string, size int64) error {
 	return nil
 }
 
-// Results copies a directory of the run's disk to a directory of the host, and creates that if
-// needed.
+// Results copies a directory of the run's disk to a directory of the real host. It creates that
+// directory if it is missing.
 func (r Run) Results(ctx context.Context, name, to string) error {
 	if err := os.MkdirAll(to, 0o755); err != nil {
 		return err
 	}
 	disk := filepath.Join(r.dir, fileDisk)
-	// A host that was killed has left a journal, and debugfs would show old files without its
-	// replay. The status of e2fsck says only that it repaired something. If it could not, debugfs
-	// fails.
+	// If the host was killed, its file system has a journal that was not replayed, and debugfs
+	// would show old files. e2fsck replays it. The error is ignored, because e2fsck also returns
+	// one after a successful repair; after a failed one, debugfs fails.
 	_, _ = debpkg.Run(ctx, "", "e2fsck", "-fy", disk)
 	if _, err := debpkg.Run(ctx, "", "debugfs", "-R", fmt.Sprintf("rdump %q %q", name, to), disk); err != nil {
 		return fmt.Errorf("read the disk: %w", err)

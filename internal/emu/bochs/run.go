@@ -18,13 +18,13 @@ import (
 	"github.com/forkd/forkd/internal/emu/debkernel"
 )
 
-// limits tell a hanging host from one that is slow because the real host is busy. They count the
+// limits tell a hanging host from a host that is slow because the real host is busy. They count the
 // CPU time that Bochs has used since the last line on its console. A healthy host prints a line
-// every two seconds of its own time, which cost Bochs about four. Before its init starts it prints
-// nothing.
+// every two seconds of its own time, which takes Bochs about four seconds of CPU time. Before its
+// init starts, the host prints nothing, so a longer limit applies.
 type limits struct {
 	boot, silent time.Duration // CPU time
-	idle         time.Duration // real time, for a Bochs that uses no CPU time either
+	idle         time.Duration // real time, in case Bochs hangs without using CPU time
 }
 
 func defaultLimits() limits {
@@ -33,14 +33,14 @@ func defaultLimits() limits {
 
 const lookPause = 500 * time.Millisecond
 
-// Machine holds the emulator, kernel and tools that hosts are made of.
+// Machine has the emulator, the kernel and the tools from which hosts are made.
 type Machine struct {
 	Emulator Emulator
 	Kernel   debkernel.Kernel
 	Busybox  string
 }
 
-// Open returns the Machine in a cache directory, and fetches what is missing there.
+// Open returns the Machine in a cache directory. It fetches the files that are missing there.
 func Open(ctx context.Context, cache string, progress func(string)) (m Machine, err error) {
 	if m.Emulator, err = Get(ctx, filepath.Join(cache, "bochs"), progress); err != nil {
 		return m, err
@@ -57,7 +57,7 @@ func Open(ctx context.Context, cache string, progress func(string)) (m Machine, 
 	return m, err
 }
 
-// Run is a host with its disk, in a directory of its own.
+// Run is one run of a host, with its disk, in a directory of its own.
 type Run struct {
 	machine Machine
 	host    Host
@@ -75,9 +75,9 @@ func (m Machine) Prepare(ctx context.Context, h Host, job, dir, tree string, siz
 	)
 }
 
-// Do runs the host until its job has ended and it has powered off. It kills the host when limit has
-// passed or when the host hangs. It passes the console's lines to said, except the host's signs of
-// life.
+// Do runs the host until its job has ended and the host has powered off. It kills the host after
+// limit, or if the host hangs. It calls said with each line on the console, except for the lines
+// that only show that the host is alive.
 func (r Run) Do(ctx context.Context, limit time.Duration, said func(line string)) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("ended after %v", limit))
 	defer cancel()
@@ -92,7 +92,7 @@ func (r Run) Do(ctx context.Context, limit time.Duration, said func(line string)
 	w := watcher{path: filepath.Join(r.dir, fileConsole), said: said, limits: defaultLimits(),
 		used: func() time.Duration { return cpuTime(cmd.Process.Pid) }}
 	err := w.watch(ctx, ended)
-	cancel() // kill it unless it has exited
+	cancel() // kills Bochs unless it has exited
 	if err != nil {
 		<-ended
 		return fmt.Errorf("emulated Intel host: %w; its console ended with:\n%s", err, w.last(20))
@@ -100,8 +100,8 @@ func (r Run) Do(ctx context.Context, limit time.Duration, said func(line string)
 	return nil
 }
 
-// confine gives Bochs its own network namespace, because its display accepts connections from
-// anyone.
+// confine gives Bochs a network namespace of its own, because its display accepts connections from
+// any program.
 func confine(cmd *exec.Cmd) {
 	cmd.SysProcAttr.Cloneflags = syscall.CLONE_NEWNET
 	if uid, gid := os.Geteuid(), os.Getegid(); uid != 0 {
@@ -111,7 +111,7 @@ func confine(cmd *exec.Cmd) {
 	}
 }
 
-// Lines of the host's init; see init.sh.
+// Lines that init.sh prints on the host's console.
 const (
 	lineAlive  = "forkd: alive"
 	lineFailed = "forkd: failed: "
@@ -119,20 +119,20 @@ const (
 	linePanic  = "Kernel panic"
 )
 
-// watcher follows a console that is written to a file.
+// watcher reads the console, which Bochs writes to a file.
 type watcher struct {
 	path   string
 	said   func(string)
 	limits limits
-	used   func() time.Duration // Bochs's CPU time
+	used   func() time.Duration // returns the CPU time that Bochs has used
 
 	read  []byte
-	shown int // bytes of read that have been processed
+	shown int // bytes of the console that have been processed
 	done  bool
 }
 
-// watch returns nil when the host has done its job and powered off, or else an error with the
-// reason.
+// watch returns nil when the host has done its job and powered off. Otherwise it returns an error
+// with the reason.
 func (w *watcher) watch(ctx context.Context, ended <-chan error) error {
 	limit := w.limits.boot
 	spoke, usedThen := time.Now(), w.used()
@@ -141,7 +141,7 @@ func (w *watcher) watch(ctx context.Context, ended <-chan error) error {
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
-		case <-ended: // the status is an error even after an orderly power-off
+		case <-ended: // ignore the status: it is an error even after an orderly power-off
 			end = true
 		case <-time.After(lookPause):
 		}
@@ -166,10 +166,10 @@ func (w *watcher) watch(ctx context.Context, ended <-chan error) error {
 	}
 }
 
-// cpuTime returns the CPU time that a process has used so far; 0 if it is gone.
+// cpuTime returns the CPU time that a process has used so far; 0 if the process has ended.
 func cpuTime(pid int) time.Duration {
 	var clock unix.Timespec
-	// Compute the id of a process's CPU clock, see clock_getcpuclockid(3) and the kernel's
+	// The id of a process's CPU clock is computed as in clock_getcpuclockid(3) and the kernel's
 	// posix-timers.h.
 	const schedClock = 2
 	if err := unix.ClockGettime(int32(^pid<<3|schedClock), &clock); err != nil {
@@ -178,7 +178,7 @@ func cpuTime(pid int) time.Duration {
 	return time.Duration(clock.Nano())
 }
 
-// look reads new output on the console.
+// look reads the new output on the console.
 func (w *watcher) look() error {
 	p, err := os.ReadFile(w.path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -214,7 +214,8 @@ func (w *watcher) line(line string) error {
 	return nil
 }
 
-// last returns the end of the console without the host's signs of life.
+// last returns the last n lines on the console, without the lines that only show that the host is
+// alive.
 func (w *watcher) last(n int) string {
 	var lines []string
 	for line := range strings.Lines(string(w.read)) {

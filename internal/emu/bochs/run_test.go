@@ -14,15 +14,15 @@ import (
 
 const never = time.Hour
 
-// The result of a run is read from the console and from the exit of Bochs, whose status says
-// nothing useful.
+// The result of a run follows from the console and from the fact that Bochs has exited. Its exit
+// status says nothing useful.
 func TestWatch(t *testing.T) {
 	ended := errors.New("exit status 1")
 	for _, c := range []struct {
 		name, console string
-		end           bool          // Bochs exits
-		boot, silent  time.Duration // CPU time; a second passes between two looks
-		want          string        // in the error; empty: none
+		end           bool          // Bochs has exited
+		boot, silent  time.Duration // CPU time; it grows by a second between two looks
+		want          string        // part of the error; empty: no error
 	}{
 		{"in order", "forkd: alive at 1\r\nhello\r\nforkd: done\r\n[ 9.9] reboot: Power down\r\n", true, never, never, ""},
 		{"cut short", "forkd: alive at 1\nhello\nforkd: don", true, never, never, "before its job"},
@@ -68,7 +68,7 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-// The options of a host, and those that Bochs 3.0 needs, reach the files where they are read.
+// The options of a host, and those that Bochs 3.0 needs, are in the right files.
 func TestConfiguration(t *testing.T) {
 	h := Host{CPU: Haswell, KVMIntel: []string{"ept=0"}}
 	if got := h.moduleOptions(); got != "enable_apicv=0 ept=0" {
@@ -86,7 +86,7 @@ func TestConfiguration(t *testing.T) {
 	}
 }
 
-// A hang is detected by the CPU time of another process.
+// cpuTime returns the CPU time of another process.
 func TestCPUTime(t *testing.T) {
 	cmd := exec.Command("sh", "-c", "while :; do :; done")
 	if err := cmd.Start(); err != nil {

@@ -1,8 +1,8 @@
 // Package debkernel fetches the files that `forkd machine` boots, from Debian packages: a
 // distribution kernel (vmlinux, bzImage and modules directory) and busybox.
 //
-// Package debpkg downloads and unpacks. This package needs no root. It does not compile, configure
-// or boot anything.
+// Package debpkg downloads and unpacks the packages. This package needs no root privileges. It does
+// not compile, configure or boot a kernel.
 package debkernel
 
 import (
@@ -20,16 +20,16 @@ import (
 	"github.com/forkd/forkd/internal/build/kernelimage"
 )
 
-// metaPackages depend on the newest kernel of the 6.12 series. The first one found is used:
-// bookworm-security has the first name, and in trixie 6.12 is the default kernel.
+// metaPackages are packages that depend on the newest kernel of the 6.12 series. The first one that
+// exists is used: bookworm-security has the first, and in trixie the second one depends on 6.12.
 var metaPackages = []string{"linux-image-6.12-amd64", "linux-image-amd64"}
 
-// imagePackage matches the package a meta package depends on, for example
+// imagePackage matches the kernel package on which a meta package depends, such as
 // linux-image-6.12.117+deb12-amd64.
 var imagePackage = regexp.MustCompile(`^linux-image-(\d[^\s/]*-amd64)$`)
 
-// CacheDir is the subdirectory of the cache directory for the kernel of emulated hosts. Guests use
-// other kernels, in another directory.
+// CacheDir is the subdirectory of the cache with the kernels of emulated hosts. The kernels of
+// guests are in another one.
 const CacheDir = "machine-kernel"
 
 // Kernel is an unpacked kernel package.
@@ -65,8 +65,8 @@ func in(dir string) Kernel {
 		ModulesDir: filepath.Join(dir, modulesName)}
 }
 
-// Fetch downloads the newest 6.12 kernel package of the host's apt sources, about 100 MB, and
-// unpacks it below dir. It renames the complete copy to its final name in one step.
+// Fetch downloads the newest 6.12 kernel package from the host's apt sources, about 100 MB, and
+// unpacks it below dir. The kernel appears under its final name completely or not at all.
 func Fetch(ctx context.Context, dir string) (Kernel, error) {
 	pkg, err := newestImage(ctx)
 	if err != nil {
@@ -87,20 +87,20 @@ func Fetch(ctx context.Context, dir string) (Kernel, error) {
 		return Kernel{}, fmt.Errorf("unpack %s: %w", pkg, err)
 	}
 	if _, err := os.Stat(k.BzImage); errors.Is(err, fs.ErrNotExist) {
-		// An older forkd did not keep the bzImage. Move its directory into staging, where it is
-		// removed.
+		// A kernel of an older forkd has no bzImage. Move its directory into staging, which is
+		// removed at the end.
 		if err := os.Rename(final, filepath.Join(staging, "old")); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return Kernel{}, fmt.Errorf("publish kernel: %w", err)
 		}
 	}
 	err = os.Rename(filepath.Join(staging, "out"), final)
-	if err != nil && !errors.Is(err, fs.ErrExist) { // another process may have been faster
+	if err != nil && !errors.Is(err, fs.ErrExist) { // another process may have fetched it first
 		return Kernel{}, fmt.Errorf("publish kernel: %w", err)
 	}
 	return k, nil
 }
 
-// arrange creates staging/out from the unpacked package: vmlinux, bzImage and modules.
+// arrange makes staging/out with the files of the unpacked package: vmlinux, bzImage and modules.
 func arrange(staging, version string) error {
 	out := filepath.Join(staging, "out")
 	if err := os.Mkdir(out, 0o755); err != nil {
@@ -124,7 +124,7 @@ func arrange(staging, version string) error {
 	return debpkg.Take(staging, "lib/modules/"+version, filepath.Join(out, modulesName))
 }
 
-// Busybox returns the path of a static busybox: the host's, or else one that it fetches into dir.
+// Busybox returns the path of a static busybox. It uses the host's, or else fetches one into dir.
 func Busybox(ctx context.Context, dir string) (string, error) {
 	fetched := filepath.Join(dir, "busybox")
 	for _, path := range []string{"/bin/busybox", "/usr/bin/busybox", fetched} {
@@ -150,12 +150,12 @@ func Busybox(ctx context.Context, dir string) (string, error) {
 	return fetched, nil
 }
 
-// newestImage returns the kernel package that the meta package depends on, according to apt.
+// newestImage returns the kernel package on which a meta package depends, according to apt.
 func newestImage(ctx context.Context) (string, error) {
 	for _, meta := range metaPackages {
 		out, err := debpkg.Run(ctx, "", "apt-cache", "depends", "--important", meta)
 		if err != nil {
-			continue // not in this release
+			continue // the release does not have this package
 		}
 		if pkg, ok := imageDependency(out); ok {
 			return pkg, nil
@@ -165,7 +165,7 @@ func newestImage(ctx context.Context) (string, error) {
 		"security archive to the apt sources", strings.Join(metaPackages, ", "))
 }
 
-// imageDependency finds the kernel package in the output of `apt-cache depends`.
+// imageDependency returns the kernel package in the output of `apt-cache depends`.
 func imageDependency(out string) (string, bool) {
 	for line := range strings.Lines(out) {
 		name, ok := strings.CutPrefix(strings.TrimSpace(line), "Depends: ")

@@ -21,7 +21,7 @@ func TestFindTakesTheNewest(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// A directory without bzImage is not a complete kernel.
+	// Without a bzImage, a kernel is not complete.
 	if err := os.Mkdir(filepath.Join(dir, "7.0-amd64"), 0o755); err != nil {
 		t.Fatal(err)
 	}

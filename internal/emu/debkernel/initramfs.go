@@ -10,10 +10,10 @@ import (
 	"github.com/forkd/forkd/internal/build/kmod"
 )
 
-// AddModules adds the modules called names, with their dependencies, to dir of an initramfs. The
-// files are called NUMBER-NAME.ko, and their sorted order is the load order. They have no
-// signatures: to check them would cost an emulated machine a second, and its kernel comes from the
-// same package.
+// AddModules adds modules and their dependencies to the directory dir of an initramfs. The files
+// are called NUMBER-NAME.ko, and must be loaded in the order of their names. They have no
+// signatures: checking these would take an emulated machine a second, and the kernel comes from the
+// same package anyway.
 func (k Kernel) AddModules(w *initramfs.Writer, dir string, names []string) error {
 	collected, err := kmod.Collect(k.ModulesDir, names)
 	if err != nil {
@@ -27,7 +27,7 @@ func (k Kernel) AddModules(w *initramfs.Writer, dir string, names []string) erro
 	return nil
 }
 
-// AddBusybox adds the program at path as busybox, with a link in /bin for each of its commands.
+// AddBusybox adds the program at path as busybox, and links in /bin for all of its commands.
 func AddBusybox(w *initramfs.Writer, path string) error {
 	data, err := os.ReadFile(path)
 	if err != nil {

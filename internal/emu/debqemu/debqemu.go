@@ -1,8 +1,8 @@
-// Package debqemu finds the QEMU that `forkd machine` runs: the host's, or if that is too old, one
-// from the backports of the host's Debian release, unpacked into the cache.
+// Package debqemu finds the QEMU that `forkd machine` runs. It uses the host's QEMU. If that is too
+// old, it unpacks a newer one, from the backports of the host's Debian release, into the cache.
 //
-// It installs nothing and needs no root. The fetched QEMU uses data files and libraries of the
-// host's package. Package debqemu does not know what QEMU runs.
+// It installs nothing and needs no root privileges. The unpacked QEMU uses data files and libraries
+// of the host's own QEMU package. Package debqemu does not know what QEMU runs.
 package debqemu
 
 import (
@@ -22,11 +22,12 @@ import (
 // Program is the name of the host's QEMU.
 const Program = "qemu-system-x86_64"
 
-// Package is the Debian package that contains it.
+// Package is the Debian package that contains Program.
 const Package = "qemu-system-x86"
 
-// oldest is the first series known to be without these two faults of 7.2 (target/i386/tcg of its
-// source). Because of them VMs in an emulated host occasionally die or hang. For a third fault,
+// oldest is the first series that is known to be free of two faults of QEMU 7.2 (in target/i386/tcg
+// of its source). Because of these faults, VMs in an emulated host occasionally die or hang. A
+// third fault, which both series have, is mended by mend.go.
 // which both series have, see mend.go.
 //
 //   - VMRUN does not load the interrupt shadow (AMD64 manual volume 2, section 15.21.5). An
@@ -35,22 +36,22 @@ const Package = "qemu-system-x86"
 //     flags.
 const oldest = "10.0"
 
-// fetchLimit bounds a download of about 10 MB. After a failure Choose waits for retryAfter before
-// it tries again, so that a host without a network does not lose that time at every start.
+// fetchLimit bounds the download, which has about 10 MB. After a failure, Choose tries again only
+// after retryAfter, so that a host without a network does not wait at every start.
 const (
 	fetchLimit = 3 * time.Minute
 	retryAfter = 24 * time.Hour
 )
 
-// failureFile contains the reason for the last failure.
+// failureFile is the file with the error of the last failed attempt.
 const failureFile = "failure"
 
-// Choose returns the QEMU to run. It keeps a fetched one in dir. If it cannot get a good one, it
-// returns the host's, and reports that to progress.
+// Choose returns the path or name of the QEMU to run. A fetched QEMU is stored in dir. If Choose
+// cannot get a QEMU of the series oldest or newer, it returns the host's, and says so to progress.
 func Choose(ctx context.Context, dir string, progress func(string)) string {
 	have, err := version(ctx, Program)
 	if err != nil || !older(have) {
-		return Program // the caller reports a missing program when it starts it
+		return Program // if it is missing, starting it returns an error
 	}
 	if fetched, err := filepath.Glob(filepath.Join(dir, "*", Program)); err == nil && len(fetched) > 0 {
 		return slices.MaxFunc(fetched, debpkg.CompareVersions)
@@ -63,14 +64,15 @@ func Choose(ctx context.Context, dir string, progress func(string)) string {
 			return path
 		}
 		if ctx.Err() == nil {
-			_ = os.WriteFile(filepath.Join(dir, failureFile), []byte(err.Error()), 0o644) // else the next start tries again
+			// If this fails, the next start tries again too.
+			_ = os.WriteFile(filepath.Join(dir, failureFile), []byte(err.Error()), 0o644)
 		}
 	}
 	progress(fmt.Sprintf("going on with QEMU %s, which loses a VM now and then: %v", have, err))
 	return Program
 }
 
-// lastFailure returns the error of the last attempt if it is too early for another one.
+// lastFailure returns the error of the last attempt if that attempt is more recent than retryAfter.
 func lastFailure(dir string) error {
 	path := filepath.Join(dir, failureFile)
 	info, err := os.Stat(path)
@@ -100,7 +102,7 @@ func version(ctx context.Context, program string) (string, error) {
 	return m[1], nil
 }
 
-// fetch downloads the newest QEMU of the backports. It appears below dir complete or not at all.
+// fetch downloads the newest QEMU of the backports. It appears below dir completely or not at all.
 func fetch(ctx context.Context, dir string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, fetchLimit)
 	defer cancel()
@@ -117,7 +119,7 @@ func fetch(ctx context.Context, dir string) (string, error) {
 	if err := mend(program); err != nil {
 		return "", err
 	}
-	v, err := version(ctx, program) // fails if the host lacks a library
+	v, err := version(ctx, program) // fails if the host lacks a library that the program needs
 	if err != nil {
 		return "", err
 	}

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// qemu writes a program that prints the given QEMU version.
+// qemu makes a program that prints the given QEMU version.
 func qemu(t *testing.T, dir, version string) string {
 	t.Helper()
 	path := filepath.Join(dir, Program)
@@ -26,7 +26,7 @@ func qemu(t *testing.T, dir, version string) string {
 
 func TestChoose(t *testing.T) {
 	host, cache := t.TempDir(), t.TempDir()
-	t.Setenv("PATH", host) // no apt-get: nothing can be fetched
+	t.Setenv("PATH", host) // without apt-get, nothing can be fetched
 	var said []string
 	choose := func() string {
 		said = nil
@@ -43,7 +43,7 @@ func TestChoose(t *testing.T) {
 	}
 	qemu(t, host, "9.2.4")
 	reason := ""
-	for _, lines := range []int{2, 1} { // no second attempt so soon
+	for _, lines := range []int{2, 1} { // the second time, nothing is tried
 		got := choose()
 		if got != Program || len(said) != lines || !strings.Contains(said[lines-1], "going on with QEMU 9.2.4") ||
 			reason != "" && said[0] != reason {
@@ -54,7 +54,7 @@ func TestChoose(t *testing.T) {
 	if left, err := os.ReadDir(cache); err != nil || len(left) != 1 || left[0].Name() != failureFile {
 		t.Errorf("a failed fetch left %v, %v", left, err)
 	}
-	qemu(t, filepath.Join(cache, "9.10.0"), "9.10.0") // versions are not compared as text
+	qemu(t, filepath.Join(cache, "9.10.0"), "9.10.0") // versions must not be compared as text
 	newest := qemu(t, filepath.Join(cache, "10.0.2"), "10.0.2")
 	if got := choose(); got != newest || len(said) > 0 {
 		t.Errorf("with one in the cache: %s, %q", got, said)

@@ -6,18 +6,18 @@ import (
 	"os"
 )
 
-// Works around a fault of QEMU 7.2 and 10.0.2 (helper_vmrun in target/i386/tcg/system/svm_helper.c,
-// case SVM_EVTINJ_TYPE_INTR). VMRUN delivers an injected interrupt at once, but leaves its vector
-// in CPUState.exception_index. The emulator's loop may then be left for a reason other than an exit
-// of the guest (accel/tcg/cpu-exec.c, cpu_handle_interrupt and cpu_handle_exception). In this case
-// the vector counts as a pending exception, and the guest gets the interrupt again, at any
-// instruction. A kernel that has interrupts disabled panics or hangs. This happens to about one
-// guest in an hour of forks and branches, and to the whole machine within a minute of `stop` and
-// `cont` on QEMU's monitor.
+// The code in this file works around a fault of QEMU 7.2 and 10.0.2 (helper_vmrun in
+// target/i386/tcg/system/svm_helper.c, case SVM_EVTINJ_TYPE_INTR). VMRUN delivers an injected
+// interrupt at once, but leaves the interrupt's vector in CPUState.exception_index. The emulator's
+// loop may then be left for a reason other than an exit of the guest (accel/tcg/cpu-exec.c,
+// cpu_handle_interrupt and cpu_handle_exception). In this case the vector counts as a pending
+// exception, and the guest gets the interrupt a second time, at any instruction. A kernel that has
+// interrupts disabled panics or hangs. This happens to about one guest in an hour of forks and
+// branches, and to the whole machine within a minute of `stop` and `cont` on QEMU's monitor.
 //
-// These are the instructions by which Debian's build of 10.0.2 stores the fields of an injected
-// interrupt. Without the store to exception_index, which then stays -1 as for any other interrupt,
-// no vector is left behind.
+// These are the instructions with which Debian's build of 10.0.2 stores the fields of an injected
+// interrupt. Without the store to exception_index, no vector is left behind: exception_index stays
+// -1, as for any other interrupt.
 var (
 	injecting = []byte{
 		0x41, 0x0f, 0xb6, 0xf4, // movzbl %r12b,%esi: the vector
@@ -27,12 +27,12 @@ var (
 		0x48, 0xc7, 0x83, 0xe8, 0x33, 0x00, 0x00, 0xff, 0xff, 0xff, 0xff, // movq $-1,exception_next_eip
 	}
 	store  = []byte{0x89, 0xb3, 0x10, 0xd7, 0xff, 0xff}
-	noop   = []byte{0x66, 0x0f, 0x1f, 0x44, 0x00, 0x00} // of the same length
+	noop   = []byte{0x66, 0x0f, 0x1f, 0x44, 0x00, 0x00} // has the same length as the store
 	mended = bytes.Replace(injecting, store, noop, 1)
 )
 
-// mend patches that fault in a program. No other process may use the file. An unknown build is not
-// changed.
+// mend removes that store from a program. No other process may be using the file. A build with
+// other instructions is not changed.
 func mend(program string) error {
 	p, err := os.ReadFile(program)
 	if err != nil {

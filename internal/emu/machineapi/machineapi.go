@@ -1,8 +1,9 @@
-// Package machineapi defines the protocol between the host and the init of a `forkd machine`
-// (forkd-machined): HTTP paths, JSON bodies and the frames of an exec stream.
+// Package machineapi defines the protocol between the host and forkd-machined, the init of the
+// emulated host of `forkd machine`. It has the HTTP paths, the JSON bodies and the frames of an
+// exec stream.
 //
-// The package contains the messages and their encoding; it opens no connection. Both sides come
-// from one build, so they negotiate no version.
+// The package opens no connections. Both sides belong to the same build, so there is no negotiation
+// of versions.
 package machineapi
 
 import (
@@ -13,17 +14,18 @@ import (
 	"io"
 )
 
-// Ports inside the emulated host. Each is forwarded from a loopback port of the host.
+// Ports inside the emulated host. A loopback port of the host is forwarded to each.
 const (
 	InitPort   = 8888 // forkd-machined's own API
 	DaemonPort = 8889 // the forkd daemon's API
 )
 
-// Paths of forkd-machined's API. Every request needs "Authorization: Bearer <token>".
+// Paths of forkd-machined's API. Every request must have the header "Authorization: Bearer
+// <token>".
 const (
 	PathPing     = "/ping"     // GET → Ping
-	PathSpace    = "/space"    // GET with a query of dir=PATH, once or more → Space
-	PathExec     = "/exec"     // POST with Upgrade → frames, the first one FrameStart
+	PathSpace    = "/space"    // GET with one or more dir=PATH in the query → Space
+	PathExec     = "/exec"     // POST with Upgrade → frames in both directions, the first one FrameStart
 	PathDaemon   = "/daemon"   // GET → DaemonStatus; PUT DaemonStart
 	PathPowerOff = "/poweroff" // POST → 202, then the emulated host goes down
 )
@@ -34,8 +36,8 @@ const Upgrade = "forkd-machine-exec"
 // ConfigPath is the path of the init's Config in the initramfs.
 const ConfigPath = "/etc/forkd/machine.json"
 
-// ModulesDir is the directory of the kernel modules in the initramfs. They are loaded in the order
-// of their names.
+// ModulesDir is the directory of the kernel modules in the initramfs. Modules are loaded in the
+// order of their file names.
 const ModulesDir = "/lib/forkd-modules"
 
 // StateDir is the mount point of the state disk.
@@ -48,15 +50,15 @@ type Config struct {
 	Shares []Share `json:"shares"`
 }
 
-// Share is a directory of the host that the emulated host sees under the same absolute path. The
-// emulator refuses writes unless it is writable.
+// Share is a directory of the host that the emulated host has under the same absolute path. If it
+// is not writable, the emulator refuses writes.
 type Share struct {
 	Tag      string `json:"tag"` // 9p mount tag
 	Dir      string `json:"dir"`
 	Writable bool   `json:"writable,omitempty"`
 }
 
-// Ping is the response of a running machine.
+// Ping is the answer of a running emulated host.
 type Ping struct {
 	BootID        string  `json:"boot_id"`
 	UptimeSeconds float64 `json:"uptime_seconds"` // since the emulated host's kernel started
@@ -70,8 +72,8 @@ type ExecStart struct {
 	TimeoutMS int64    `json:"timeout_ms,omitempty"`
 }
 
-// ExecExit ends an exec stream. The first of these fields that is set applies: Error (nothing ran),
-// TimedOut, Signal, Code.
+// ExecExit is the last message of an exec stream. Of these fields, the first one that is set
+// applies: Error (nothing was run), TimedOut, Signal, Code.
 type ExecExit struct {
 	Error    string `json:"error,omitempty"`
 	NotFound bool   `json:"not_found,omitempty"` // with Error: the program does not exist
@@ -86,15 +88,15 @@ type DaemonStart struct {
 	Env  []string `json:"env,omitempty"`
 }
 
-// DaemonStatus is the state of the daemon process. A daemon that dies by accident is restarted. A
-// daemon that exits by itself soon after its first start is not.
+// DaemonStatus is the state of the daemon process. A daemon that crashes is restarted. A daemon
+// that exits by itself soon after its first start is not.
 type DaemonStatus struct {
 	Running    bool      `json:"running"`
-	Restarting bool      `json:"restarting,omitempty"` // the daemon died and will be restarted shortly
-	Restarts   int       `json:"restarts,omitempty"`   // since the last start by the host
+	Restarting bool      `json:"restarting,omitempty"` // the daemon has crashed and will be restarted soon
+	Restarts   int       `json:"restarts,omitempty"`   // number of restarts since the last DaemonStart
 	PID        int       `json:"pid,omitempty"`        // inside the emulated host
 	Exit       *ExecExit `json:"exit,omitempty"`       // how the last process ended
-	Log        string    `json:"log"`                  // end of its standard output and error
+	Log        string    `json:"log"`                  // last output of the daemon
 }
 
 // Space maps a directory to the free bytes of its file system.
@@ -105,19 +107,20 @@ type FrameType uint8
 
 // Frames of an exec stream.
 const (
-	FrameStart     FrameType = iota + 1 // host → machine, first: JSON ExecStart
-	FrameStdin                          // host → machine; empty: end of file; wait for FrameStdinDone before the next
-	FrameSignal                         // host → machine: one byte, the signal's number
-	FrameStdout                         // machine → host
-	FrameStderr                         // machine → host
-	FrameStdinDone                      // machine → host: the process has read the last FrameStdin, or never will
-	FrameExit                           // machine → host, last: JSON ExecExit
-	frameTypesEnd                       // not a frame
+	FrameStart  FrameType = iota + 1 // host → machine, first: JSON ExecStart
+	FrameStdin                       // host → machine; empty: end of file; the next one must wait for FrameStdinDone
+	FrameSignal                      // host → machine: one byte, the signal's number
+	FrameStdout                      // machine → host
+	FrameStderr                      // machine → host
+	// Machine → host: the process has read the last FrameStdin, or will never read it.
+	FrameStdinDone
+	FrameExit     // machine → host, last: JSON ExecExit
+	frameTypesEnd // first invalid type
 )
 
-// One FrameStdin at a time keeps the emulated host's receive window open. If the window were full
-// of input that the process does not read, the machine would not see the end of the connection
-// behind that input, and would not notice the death of the client.
+// Only one FrameStdin may be pending, so that the emulated host can always receive. If its receive
+// window were full of input that the process does not read, it would not see the end of the
+// connection behind that input, and would not notice that the client has died.
 
 // MaxFrame is the maximum length of a frame's payload in bytes.
 const MaxFrame = 1 << 20
@@ -171,7 +174,7 @@ func ReadFrame(r io.Reader) (FrameType, []byte, error) {
 	return t, payload, nil
 }
 
-// noEOF makes the error of a truncated frame differ from a clean end.
+// noEOF replaces io.EOF, so that a truncated frame does not look like the end of the stream.
 func noEOF(err error) error {
 	if errors.Is(err, io.EOF) {
 		return io.ErrUnexpectedEOF

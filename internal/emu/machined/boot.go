@@ -20,22 +20,21 @@ import (
 const (
 	cgroupRoot = "/sys/fs/cgroup"
 	stateDisk  = "/dev/vda"
-	// deviceWait bounds the wait for a device whose driver was just loaded, because probing is
-	// asynchronous.
+	// deviceWait bounds the wait for a device after its driver was loaded, because the kernel
+	// probes devices asynchronously.
 	deviceWait  = 20 * time.Second
 	devicePause = 5 * time.Millisecond
-	// openFiles is the limit of descriptors for all processes in the emulated host: the daemon
-	// keeps several per sandbox.
+	// openFiles is the limit of open files for each process in the emulated host. It is high
+	// because the daemon has several open files for each sandbox.
 	openFiles = 1 << 20
 )
 
-// network is the emulated host's fixed address in QEMU's user-mode network (QEMU manual, "Network
-// emulation": guest
-// 10.0.2.15, gateway 10.0.2.2).
+// network sets the emulated host's fixed address in QEMU's user-mode network (QEMU manual, "Network
+// emulation": guest 10.0.2.15, gateway 10.0.2.2).
 const network = `ip link set lo up && ip link set eth0 up && ip addr add 10.0.2.15/24 dev eth0 &&
 ip route add default via 10.0.2.2`
 
-// mount is one file system to mount at boot.
+// mount is a file system that is mounted at boot.
 type mount struct {
 	source, target, fstype string
 	flags                  uintptr
@@ -80,7 +79,7 @@ func boot() (machineapi.Config, error) {
 	}
 	mounts := []mount{{stateDisk, machineapi.StateDir, "ext4", unix.MS_NOATIME, "discard"}}
 	for _, s := range config.Shares {
-		// With cache=mmap files can be mapped and executed, and the host's changes stay visible.
+		// With cache=mmap, files can be mapped and executed, and changes by the host are visible.
 		m := mount{s.Tag, s.Dir, "9p", unix.MS_RDONLY, "trans=virtio,version=9p2000.L,msize=1048576,cache=mmap"}
 		if s.Writable {
 			m.flags = 0
@@ -92,7 +91,7 @@ func boot() (machineapi.Config, error) {
 			return config, err
 		}
 	}
-	if err := os.Chmod(machineapi.StateDir, 0o700); err != nil { // the state is private to the daemon
+	if err := os.Chmod(machineapi.StateDir, 0o700); err != nil { // only the daemon may see its state
 		return config, fmt.Errorf("state directory: %w", err)
 	}
 	if err := setUpCgroups(); err != nil {
@@ -143,7 +142,7 @@ func loadModules(dir string) error {
 		if err != nil && !errors.Is(err, unix.EEXIST) {
 			return fmt.Errorf("load module %s: %w", entry.Name(), err)
 		}
-		if err := os.Remove(path); err != nil { // the initramfs occupies memory
+		if err := os.Remove(path); err != nil { // frees the memory that the initramfs takes for the file
 			return fmt.Errorf("load modules: %w", err)
 		}
 	}
@@ -162,9 +161,9 @@ func waitFor(path string) error {
 	}
 }
 
-// setUpCgroups creates the cgroups of the init itself, of exec and of the daemon, and enables the
-// controllers for all cgroups below the root. The init gets nearly all the CPU weight, because it
-// must respond even when the CPU is busy.
+// setUpCgroups creates a cgroup each for the init, for exec and for the daemon, and enables the
+// controllers for them. The init gets nearly all of the CPU weight, because it must answer even
+// when the CPU is busy.
 func setUpCgroups() error {
 	available, err := os.ReadFile(cgroupRoot + "/cgroup.controllers")
 	if err != nil {
@@ -192,7 +191,7 @@ func setUpCgroups() error {
 	return nil
 }
 
-// configure changes kernel settings whose defaults are unsuitable.
+// configure changes kernel settings whose defaults are unsuitable for an emulated host.
 func configure() error {
 	limit := unix.Rlimit{Cur: openFiles, Max: openFiles}
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
@@ -201,7 +200,7 @@ func configure() error {
 	if err := unix.Sethostname([]byte("forkd-machine")); err != nil {
 		return fmt.Errorf("set host name: %w", err)
 	}
-	// Huge pages together with QEMU's translated code cause soft lockups of tens of seconds.
+	// With huge pages, QEMU's translated code causes soft lockups of tens of seconds.
 	if err := os.WriteFile("/sys/kernel/mm/transparent_hugepage/enabled", []byte("never"), 0); err != nil {
 		return fmt.Errorf("disable transparent huge pages: %w", err)
 	}

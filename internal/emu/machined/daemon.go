@@ -13,16 +13,16 @@ import (
 )
 
 const (
-	// daemonLogBytes is how much of the end of the daemon's output is kept.
+	// daemonLogBytes is the number of last bytes of the daemon's output that are kept.
 	daemonLogBytes = 256 << 10
-	// daemonPipeGrace bounds the wait for output after the daemon's exit: sandboxes may outlive it
-	// and keep the pipe open.
+	// daemonPipeGrace bounds the wait for the end of the output after the daemon's exit, because
+	// sandboxes may outlive the daemon and keep the pipe open.
 	daemonPipeGrace = time.Second
-	// daemonProven is how long a daemon must run before its exit counts as an accident. If the first
-	// process exits earlier by itself, its command line is wrong. Then it is not restarted, and the
-	// host sees the exit in the status.
+	// daemonProven is the time after which an exit of the daemon counts as a crash. If the first
+	// process exits earlier by itself, its command line is probably wrong. Then it is not
+	// restarted, and the host sees the exit in the status.
 	daemonProven = 10 * time.Second
-	// daemonPause is the pause before a restart. It doubles after another early exit, up to
+	// daemonPause is the pause before a restart. Each further early exit doubles the pause, up to
 	// daemonMaxPause.
 	daemonPause    = time.Second
 	daemonMaxPause = 30 * time.Second
@@ -30,15 +30,16 @@ const (
 
 var errDaemonRuns = errors.New("the daemon runs already: `forkd machine stop` ends it, with its host")
 
-// daemon supervises the forkd daemon of the emulated host. Processes that the daemon started are
-// not killed when it exits: sandboxes outlive their daemon, and the next one adopts them.
+// daemon supervises the forkd daemon of the emulated host. When the daemon exits, the processes
+// that it has started are not killed: sandboxes outlive the daemon, and the next daemon takes them
+// over.
 //
 //	stopped ──start──▶ running ──killed, or exits after daemonProven──▶ pausing ──▶ running
 //	   ▲                  │ its first process exits by itself at once,      │ abandoned
 //	   │                  │ or it was abandoned                             │
 //	   └──────────────────┴─────────────────────────────────────────────────┘
 type daemon struct {
-	cgroup string        // cgroup directory for the daemon; empty: it runs in the server's cgroup
+	cgroup string        // cgroup directory of the daemon; empty: it runs in the server's cgroup
 	pause  time.Duration // before the first restart
 
 	mu sync.Mutex
@@ -106,8 +107,8 @@ func (d *daemon) wait(cmd *exec.Cmd) {
 	defer d.mu.Unlock()
 	d.cmd, d.exit = nil, &exit
 	proven := time.Since(d.started) >= daemonProven
-	// An earlier process worked, so the command line is right, and the obstacle (such as a lock) may
-	// pass.
+	// If an earlier process has run for long enough, the command line is correct, and the cause of
+	// the exit (such as a lock) may disappear.
 	if d.abandoned || exit.Signal == 0 && !proven && d.restarts == 0 {
 		return
 	}
@@ -148,7 +149,7 @@ func (d *daemon) cancelRestartLocked() {
 	}
 }
 
-// abandon stops restarting the daemon, because the emulated host is going down.
+// abandon stops the restarts of the daemon, because the emulated host is about to power off.
 func (d *daemon) abandon() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -167,7 +168,7 @@ func (d *daemon) status() machineapi.DaemonStatus {
 	return s
 }
 
-// tail is an io.Writer that keeps the last daemonLogBytes written to it.
+// tail is an io.Writer that keeps the last daemonLogBytes bytes.
 type tail struct {
 	mu sync.Mutex
 	// +checklocks:mu

@@ -16,14 +16,15 @@ import (
 	"github.com/forkd/forkd/internal/emu/machineapi"
 )
 
-// drainGrace is how long output may still arrive after the process tree was killed. Only a process
-// that left its group and cgroup can keep the pipes open that long.
+// drainGrace is how long output may still arrive after the process and its children were killed.
+// Only a process that has left the group and the cgroup can keep the pipes open for longer.
 const drainGrace = 2 * time.Second
 
 // stdioChunk is the maximum size of the output in one frame, in bytes.
 const stdioChunk = 64 << 10
 
-// frameConn serialises the frames that several goroutines write to a connection.
+// frameConn is a connection on which several goroutines write frames. It writes each frame as a
+// whole.
 type frameConn struct {
 	mu sync.Mutex
 	// +checklocks:mu
@@ -42,9 +43,9 @@ func (c *frameConn) exit(e machineapi.ExecExit) error {
 	return machineapi.WriteJSON(c.w, machineapi.FrameExit, e)
 }
 
-// serveExec runs one process for the client at conn. The client sends ExecStart first, then input
-// and signals; it receives the output and the exit. The process and all its children are killed
-// when it exits, times out, or the client disconnects.
+// serveExec runs one process for the client at conn. The client sends ExecStart first, and then
+// input and signals. It receives the output and then the exit. When the process exits or times out,
+// or when the client disconnects, serveExec kills the process and all its children.
 func serveExec(conn io.ReadWriter, groups groups) error {
 	out := &frameConn{w: conn}
 	start, err := readStart(conn)
@@ -60,7 +61,7 @@ func serveExec(conn io.ReadWriter, groups groups) error {
 	defer cancel()
 	go func() {
 		p.input(ctx, conn, out)
-		if ctx.Err() == nil { // the client has disconnected, or violates the protocol
+		if ctx.Err() == nil { // the client has disconnected, or has violated the protocol
 			p.group.kill()
 		}
 	}()
@@ -115,8 +116,8 @@ func startProcess(start machineapi.ExecStart, groups groups) (*process, error) {
 		return nil, fmt.Errorf("exec: %w", err)
 	}
 	defer errW.Close()
-	// Use pipes instead of writers, because Wait must return when the process exits, even if
-	// another process keeps the other ends open.
+	// With writers in place of pipes, Wait would not return when the process exits but another
+	// process keeps the pipes open.
 	cmd.Stdout, cmd.Stderr = outW, errW
 	if p.group, err = groups.start(cmd); err != nil {
 		p.stdout.Close()
@@ -126,10 +127,10 @@ func startProcess(start machineapi.ExecStart, groups groups) (*process, error) {
 	return p, nil
 }
 
-// input processes the client's frames until the connection ends. It never blocks on the process, so
-// that it notices the end.
+// input handles the client's frames until the connection ends. It never waits for the process, so
+// that it notices the end of the connection.
 func (p *process) input(ctx context.Context, conn io.Reader, out *frameConn) {
-	chunks := make(chan []byte, 1) // one frame may be pending
+	chunks := make(chan []byte, 1) // one frame may wait for feed
 	defer close(chunks)
 	go p.feed(ctx, chunks, out)
 	for {
@@ -142,7 +143,7 @@ func (p *process) input(ctx context.Context, conn io.Reader, out *frameConn) {
 			select {
 			case chunks <- body:
 			default:
-				return // a second frame before FrameStdinDone violates the protocol
+				return // the client has sent a second frame before FrameStdinDone
 			}
 		case t == machineapi.FrameSignal && len(body) == 1:
 			p.group.signal(syscall.Signal(body[0]))
@@ -152,8 +153,8 @@ func (p *process) input(ctx context.Context, conn io.Reader, out *frameConn) {
 	}
 }
 
-// feed writes input to the process. An error means that the process closed its end, and the rest is
-// discarded.
+// feed writes input to the process. If a write fails, the process has closed its input, and feed
+// discards the rest.
 func (p *process) feed(ctx context.Context, chunks <-chan []byte, out *frameConn) {
 	for {
 		select {
@@ -175,7 +176,7 @@ func (p *process) feed(ctx context.Context, chunks <-chan []byte, out *frameConn
 	}
 }
 
-// wait streams the output until the process has exited and its tree is dead. It returns how the
+// wait sends the output until the process has exited and its children are dead. It returns how the
 // process ended.
 func (p *process) wait(out *frameConn, timeout time.Duration) machineapi.ExecExit {
 	timedOut := make(chan struct{})
@@ -208,8 +209,8 @@ func (p *process) wait(out *frameConn, timeout time.Duration) machineapi.ExecExi
 	return exit
 }
 
-// copyFrames sends the content of r as frames. When the client has disconnected, it still reads, so
-// that the process does not block until it is killed.
+// copyFrames sends the content of r as frames. When the client has disconnected, copyFrames
+// continues to read, so that the process does not block before it is killed.
 func copyFrames(out *frameConn, t machineapi.FrameType, r io.Reader) {
 	buf := make([]byte, stdioChunk)
 	gone := false

@@ -16,21 +16,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// groups starts processes so that the whole tree of each can be killed: each is in a process group
-// of its own. If root is set, each is also in its own cgroup, which children cannot leave by
-// setsid. That cgroup is delegated to them, so that they may divide it further.
+// groups starts processes so that each can be killed together with all its children. Each process
+// has a process group of its own. If root is set, each also has a cgroup of its own, which a child
+// cannot leave by setsid. The cgroup is delegated to the process, so that the process may divide it
+// further.
 type groups struct {
 	root string // a cgroup v2 directory; empty: process groups only
 	next *atomic.Uint64
 }
 
-// group is one process tree.
+// group is a process with all its children.
 type group struct {
 	pgid   int
-	cgroup string // directory, empty without cgroups
+	cgroup string // directory of the cgroup; empty without cgroups
 }
 
-// removeTries × removePause is the maximum wait for a killed cgroup to become empty.
+// removeTries × removePause is the maximum time that a cgroup may take to become empty after its
+// processes were killed.
 const (
 	removeTries = 100
 	removePause = 20 * time.Millisecond
@@ -64,9 +66,10 @@ func (g groups) start(cmd *exec.Cmd) (group, error) {
 	return started, nil
 }
 
-// delegate delegates a cgroup to a process that is started in the cgroup place below it, as systemd
-// does (systemd.resource-control(5), Delegate= and DelegateSubgroup=). The cgroup itself must not
-// contain processes: otherwise its children have no controllers.
+// delegate prepares the cgroup dir for delegation to a process, which is started in the cgroup
+// place below it. systemd does the same (systemd.resource-control(5), Delegate= and
+// DelegateSubgroup=). The cgroup dir itself must have no processes, because the kernel would not
+// enable controllers for the cgroups below it.
 func delegate(dir string) (place *os.File, err error) {
 	if err := unix.Setxattr(dir, "trusted.delegate", []byte("1"), 0); err != nil {
 		return nil, fmt.Errorf("delegate cgroup: %w", err)
@@ -84,9 +87,9 @@ func delegate(dir string) (place *os.File, err error) {
 // signal sends sig to the process group.
 func (g group) signal(sig syscall.Signal) { syscall.Kill(-g.pgid, sig) }
 
-// kill kills the tree. With cgroups it may be called at any time, because a cgroup directory is
-// never reused. Process ids are reused, so without cgroups it must not be called once the leader
-// has been waited for and everything it started has ended.
+// kill kills the process and all its children. With a cgroup, kill may be called at any time.
+// Without one, it must not be called after the process has been waited for and its children have
+// ended, because process ids are reused.
 func (g group) kill() {
 	if g.cgroup == "" {
 		g.signal(syscall.SIGKILL)
@@ -98,7 +101,7 @@ func (g group) kill() {
 	}
 }
 
-// end kills the remaining processes after the leader has exited, and removes the cgroup.
+// end kills the children that remain after the process has exited, and removes the cgroup.
 func (g group) end() {
 	g.kill()
 	if g.cgroup == "" {

@@ -128,8 +128,8 @@ func TestDaemonLife(t *testing.T) {
 	}
 }
 
-// A daemon that is killed is restarted without a client. A daemon that exits by itself at once, or
-// was abandoned, is not.
+// A daemon that is killed is restarted, without a request by a client. A daemon is not restarted if
+// it exits by itself at once or was abandoned.
 func TestDaemonComesBack(t *testing.T) {
 	await := func(d *daemon, what string, ok func(machineapi.DaemonStatus) bool) machineapi.DaemonStatus {
 		t.Helper()
@@ -181,7 +181,7 @@ func TestDaemonComesBack(t *testing.T) {
 	}
 }
 
-// A daemon that was killed is restarted until it runs, even if a start in between fails at once.
+// A daemon that was killed is restarted until it runs, even if one of the restarts fails at once.
 func TestDaemonComesBackAfterAFailedStart(t *testing.T) {
 	runs := filepath.Join(t.TempDir(), "runs")
 	d := &daemon{pause: time.Millisecond}

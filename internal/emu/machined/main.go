@@ -1,12 +1,12 @@
 // Package machined is the init of a `forkd machine`. It boots the emulated Linux host, reaps
 // orphans, and serves the API through which the host runs commands and the forkd daemon.
 //
-// It knows nothing about sandboxes, images or KVM. It restarts a daemon that died by accident. It
-// only reports everything else, and the host decides.
+// It knows nothing about sandboxes, images or KVM. It decides only one thing itself: it restarts a
+// daemon that has crashed. For everything else it reports the state, and the host decides.
 //
-// Two processes run from one binary. PID 1 reaps every orphan with wait4(-1). That would steal the
-// children of a process that also waits for its own. So PID 1 starts a second copy of the binary,
-// the server, which waits for the processes it starts.
+// There are two processes of the same program. PID 1 waits for any process (wait4 with -1), to reap
+// orphans. If it also started commands, it would reap them before os/exec could. So PID 1 starts a
+// second process, the server, which starts and waits for commands.
 package machined
 
 import (
@@ -23,14 +23,16 @@ import (
 	"github.com/forkd/forkd/internal/emu/machineapi"
 )
 
-// serveArg selects the server. PID 1 passes the configuration on standard input.
+// serveArg is the argument with which the program runs as the server. PID 1 passes the
+// configuration on standard input.
 const serveArg = "serve"
 
 // requestTimeout bounds the time to read a request's header.
 const requestTimeout = 30 * time.Second
 
-// Main runs the init (PID 1) or the server (argument "serve"). It returns the exit code of a server
-// that could not start. PID 1 never returns: it powers the emulated host off instead.
+// Main runs the init (as PID 1) or the server (with the argument "serve"). It returns the exit code
+// of a server that could not start. As PID 1 it never returns: it powers the emulated host off
+// instead.
 func Main(args []string) int {
 	log.SetFlags(0)
 	log.SetPrefix("forkd-machined: ")
@@ -47,8 +49,8 @@ func Main(args []string) int {
 	return 1
 }
 
-// initMain boots, starts the server and reaps processes until the server exits, which it should
-// not.
+// initMain boots, starts the server, and reaps processes. It returns when the server exits, which
+// is an error.
 func initMain() error {
 	if err := setEnv(); err != nil {
 		return err
@@ -88,7 +90,8 @@ func setEnv() error {
 	return nil
 }
 
-// startServer starts the server process without os/exec, because the reaper waits for it.
+// startServer starts the server. It does not use os/exec, because the reaper of PID 1 waits for the
+// server.
 func startServer(config machineapi.Config) (int, error) {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -108,8 +111,8 @@ func startServer(config machineapi.Config) (int, error) {
 	return pid, p.Release()
 }
 
-// serve listens on every address of the emulated host. It is reachable only through the ports that
-// the host forwards.
+// serve serves the API on every address of the emulated host. Only the ports that the host forwards
+// can be reached from outside.
 func serve() error {
 	var config machineapi.Config
 	if err := json.NewDecoder(os.Stdin).Decode(&config); err != nil {
@@ -123,10 +126,10 @@ func serve() error {
 	return s.ListenAndServe()
 }
 
-// killGrace is how long processes may take to exit before file systems are unmounted.
+// killGrace is the time that processes have to exit before file systems are unmounted.
 const killGrace = 300 * time.Millisecond
 
-// powerOff kills all processes so that none writes any more, syncs the disks, and powers the
+// powerOff kills all processes, so that they do not write any more, syncs the disks, and powers the
 // emulated host off.
 func powerOff() {
 	for _, cgroup := range []string{"exec", "daemon"} {
@@ -137,8 +140,8 @@ func powerOff() {
 	time.Sleep(killGrace)
 	unix.Sync()
 	if err := unix.Unmount(machineapi.StateDir, 0); err != nil {
-		// A file that the daemon put elsewhere is still in use. The disk is synced and journalled,
-		// so the next mount only replays the journal.
+		// Something still uses the file system. The disk is synced and has a journal, so the next
+		// mount only replays the journal.
 		log.Printf("unmount %s: %v", machineapi.StateDir, err)
 	}
 	if err := unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF); err != nil {

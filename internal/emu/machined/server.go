@@ -24,12 +24,12 @@ type server struct {
 	config   machineapi.Config
 	groups   groups
 	daemon   daemon
-	powerOff func() // called after the response was sent
+	powerOff func() // called after the answer was sent
 }
 
-// NewHandler returns the API. cgroups is the cgroup v2 root that contains "exec" and "daemon". If
-// it is empty, only process groups keep track of a program's children, as in tests on a host.
-// powerOff is called after the response.
+// NewHandler returns the API. cgroups is the cgroup v2 directory that contains "exec" and "daemon".
+// If it is empty, as in tests on a host, programs are killed only with their process groups.
+// powerOff is called after the answer to a request to power off.
 func NewHandler(config machineapi.Config, cgroups string, powerOff func()) http.Handler {
 	s := &server{config: config, powerOff: powerOff, groups: groups{next: new(atomic.Uint64)}}
 	s.daemon.pause = daemonPause
@@ -81,7 +81,7 @@ func (s *server) ping(w http.ResponseWriter, _ *http.Request) {
 	reply(w, machineapi.Ping{BootID: s.config.BootID, UptimeSeconds: float64(now.Nano()) / 1e9})
 }
 
-// space responds with the free bytes of the requested directories.
+// space answers with the free bytes of the requested directories.
 func (s *server) space(w http.ResponseWriter, r *http.Request) {
 	free := machineapi.Space{}
 	for _, dir := range r.URL.Query()["dir"] {
@@ -108,7 +108,7 @@ func (s *server) exec(w http.ResponseWriter, r *http.Request) {
 	defer conn.Close()
 	head := "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: " + machineapi.Upgrade + "\r\n\r\n"
 	if _, err := io.WriteString(conn, head); err != nil {
-		return // the client has disconnected and nothing was started
+		return // the client has left, and nothing was started
 	}
 	stream := struct {
 		io.Reader

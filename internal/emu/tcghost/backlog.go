@@ -11,9 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// deepen enlarges the accept queues of process pid at the TCP addresses. QEMU listens with a queue
-// of one. If ten clients connect together, the kernel resets some or makes them wait a second. The
-// queue belongs to the socket, so calling listen on a duplicate of QEMU's descriptor changes it.
+// deepen enlarges the accept queues of the sockets on which process pid listens at the given TCP
+// addresses. QEMU listens with a queue of one: if ten clients connect at the same time, the kernel
+// resets some or makes them wait a second. The queue belongs to the socket, so calling listen(2) on
+// a duplicate of QEMU's descriptor changes it.
 func deepen(pid int, addrs ...string) error {
 	dir := fmt.Sprintf("/proc/%d/fd", pid)
 	names, err := os.ReadDir(dir)
@@ -33,7 +34,7 @@ func deepen(pid int, addrs ...string) error {
 		}
 		fd, err := unix.PidfdGetfd(process, number, 0)
 		if errors.Is(err, unix.EBADF) {
-			continue // the descriptor has been closed since
+			continue // the descriptor has been closed in the meantime
 		}
 		if err != nil {
 			return fmt.Errorf("take a descriptor of process %d: %w", pid, err)

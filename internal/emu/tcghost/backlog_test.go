@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestDeepen checks that the queue of a listening socket grows, and that an address without a
-// listener is named in the error.
+// The queue of a listening socket grows. If no socket listens at an address, the error names the
+// address.
 func TestDeepen(t *testing.T) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -34,7 +34,7 @@ func TestDeepen(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if info.Sacked <= 1 { // of a listening socket: the length of its queue
+	if info.Sacked <= 1 { // for a listening socket, the length of its queue
 		t.Errorf("the queue has %d places", info.Sacked)
 	}
 	if err := deepen(os.Getpid(), addr, "127.0.0.1:1"); err == nil {

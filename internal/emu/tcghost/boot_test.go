@@ -25,8 +25,8 @@ import (
 	"github.com/forkd/forkd/internal/emu/machineapi"
 )
 
-// superviseEnv is the variable that makes the test binary the supervisor of the emulated host it
-// names.
+// superviseEnv is a variable. If it is set, the test binary is the supervisor of the emulated host
+// that it names.
 const superviseEnv = "FORKD_TEST_SUPERVISE"
 
 func TestMain(m *testing.M) {
@@ -40,7 +40,7 @@ func testSupervisor(cache, name string) int {
 	signal.Ignore(syscall.SIGHUP)
 	ctx, cancel := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer cancel()
-	// Unlike a real supervisor, this one must not outlive a test that was killed.
+	// Exit with the test. A real supervisor outlives the process that started it.
 	go func() {
 		for parent := os.Getppid(); os.Getppid() == parent; {
 			time.Sleep(time.Second)
@@ -58,8 +58,8 @@ func testSupervisor(cache, name string) int {
 	return 0
 }
 
-// bootMachine returns an emulated host of the user's cache directory, which has the kernel, or
-// skips the test.
+// bootMachine returns an emulated host with the user's cache directory. If the kernel is not in the
+// cache, it skips the test.
 func bootMachine(t *testing.T) Machine {
 	t.Helper()
 	if testing.Short() {
@@ -120,7 +120,7 @@ func (m Machine) testShell(t *testing.T, script string) string {
 	return strings.TrimSpace(out.String())
 }
 
-// TestMachineLife boots one machine and tests everything that ends or outlives a boot.
+// TestMachineLife boots one machine and tests all operations that end a boot or outlive one.
 func TestMachineLife(t *testing.T) {
 	m := bootMachine(t)
 	first := m.testStart(t)
@@ -172,8 +172,8 @@ func testHost(t *testing.T, m Machine) {
 	testShares(t, m)
 }
 
-// testShares checks from inside what the emulated host sees of the host's files. Its root mounts
-// each share writable: the host must refuse writes, even if the mount does not.
+// testShares checks, inside the emulated host, which files of the host it sees. Root there can
+// mount each share writable, so the host itself must refuse writes.
 func testShares(t *testing.T, m Machine) {
 	path := filepath.Join(m.path(dirRun), "shared")
 	if err := os.WriteFile(path, []byte("from the host"), 0o600); err != nil {
@@ -221,7 +221,7 @@ func testHang(t *testing.T, m Machine) {
 	if !errors.Is(err, ErrLost) {
 		t.Errorf("exec: got %v, want ErrLost", err)
 	}
-	after := m.testStart(t) // waits for the restart
+	after := m.testStart(t) // returns after the restart
 	if after.BootID == before.BootID || after.Restarts < 1 || !strings.Contains(after.LastFailure, "hung") {
 		t.Errorf("after the hang: %+v", after)
 	}

@@ -14,10 +14,10 @@ import (
 	"github.com/forkd/forkd/internal/emu/machineapi"
 )
 
-// maxAnswer is the maximum number of bytes read from a response.
+// maxAnswer bounds the bytes read from an answer.
 const maxAnswer = 4 << 20
 
-// client calls the forkd-machined of one boot.
+// client calls forkd-machined during one boot of the emulated host.
 type client struct {
 	addr, token string
 	http        *http.Client
@@ -25,8 +25,8 @@ type client struct {
 
 func newClient(addr, token string) *client {
 	return &client{addr: addr, token: token, http: &http.Client{Transport: &http.Transport{
-		// QEMU accepts connections before the emulated host listens, so connections from before a
-		// restart must not be reused.
+		// A connection must not be used for a second request: QEMU accepts connections before the
+		// emulated host listens, so the connection may be older than a restart.
 		DisableKeepAlives: true,
 	}}}
 }
@@ -75,9 +75,9 @@ func (c *client) request(ctx context.Context, method, path string, body io.Reade
 	return req, nil
 }
 
-// refusedError is an error response of a running machine.
+// refusedError is an error that the emulated host has answered.
 type refusedError struct {
-	what   string // the request
+	what   string // describes the request
 	status int
 	text   string
 }
@@ -94,7 +94,7 @@ func refused(method, path string, status int, answer io.Reader) error {
 	return refusedError{method + " " + path, status, strings.TrimSpace(string(text))}
 }
 
-// ping checks that the emulated host responds within limit.
+// ping returns an error if the emulated host does not answer within limit.
 func (c *client) ping(ctx context.Context, limit time.Duration) (machineapi.Ping, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -102,7 +102,7 @@ func (c *client) ping(ctx context.Context, limit time.Duration) (machineapi.Ping
 	return p, c.do(ctx, http.MethodGet, machineapi.PathPing, nil, &p)
 }
 
-// connect returns a client of the emulated host. If that is not ready, the error wraps
+// connect returns a client of the emulated host. If the emulated host is not ready, the error wraps
 // ErrNotRunning.
 func (m Machine) connect() (*client, State, error) {
 	s, err := m.State()
@@ -119,8 +119,8 @@ func (m Machine) connect() (*client, State, error) {
 	return newClient(s.InitAddr, token), s, nil
 }
 
-// StartDaemon starts the forkd daemon in the emulated host. It returns an error if one is running
-// already.
+// StartDaemon starts the forkd daemon in the emulated host. If a daemon is running already, it
+// returns an error.
 func (m Machine) StartDaemon(ctx context.Context, req machineapi.DaemonStart) (machineapi.DaemonStatus, error) {
 	return m.daemon(ctx, http.MethodPut, req)
 }

@@ -20,12 +20,12 @@ import (
 type Stdio struct {
 	In       io.Reader
 	Out, Err io.Writer
-	Signals  <-chan os.Signal // passed on to the program's process group
+	Signals  <-chan os.Signal // sent to the program's process group
 }
 
-// Exec runs a program in the emulated host and returns how it ended. If ctx is done first, the
-// program and its children are killed. The error wraps ErrNotRunning if there is no emulated host,
-// and ErrLost if it went away during the call. Errors of the program itself are in the ExecExit.
+// Exec runs a program in the emulated host and returns how it ended. When ctx is done, the program
+// and its children are killed. The error wraps ErrNotRunning if the emulated host is not running,
+// and ErrLost if it stops during the call. Errors of the program itself are in the ExecExit.
 func (m Machine) Exec(ctx context.Context, start machineapi.ExecStart, stdio Stdio) (machineapi.ExecExit, error) {
 	c, s, err := m.connect()
 	if err != nil {
@@ -47,8 +47,8 @@ func (m Machine) Exec(ctx context.Context, start machineapi.ExecStart, stdio Std
 	return exit, nil
 }
 
-// broken returns the reason why an exec stream ended early: the caller gave up, its output failed,
-// the emulated host refused the request, or the emulated host is gone.
+// broken returns the reason why an exec stream ended early. Either ctx is done, or the caller's
+// writer has failed, or the emulated host has refused the request, or the emulated host is gone.
 func (m Machine) broken(ctx context.Context, bootID string, err error) error {
 	var output outputError
 	var status refusedError
@@ -61,8 +61,8 @@ func (m Machine) broken(ctx context.Context, bootID string, err error) error {
 	return m.lost(bootID, err)
 }
 
-// lostPatience is how long the supervisor may take to notice and publish that an emulated host is
-// gone.
+// lostPatience is the time that the supervisor has to notice that an emulated host is gone, and to
+// write it to the state file.
 const lostPatience = 3 * time.Second
 
 // lost returns an error with the reason why a connection to the emulated host broke.
@@ -101,7 +101,8 @@ func (c *client) upgrade(ctx context.Context) (io.ReadWriteCloser, error) {
 	return conn, nil
 }
 
-// sender serialises the frames that the input and the signal goroutine write.
+// sender writes frames for two goroutines, that of the input and that of the signals. It writes
+// each frame as a whole.
 type sender struct {
 	mu sync.Mutex
 	// +checklocks:mu
@@ -114,8 +115,8 @@ func (s *sender) frame(t machineapi.FrameType, payload []byte) error {
 	return machineapi.WriteFrame(s.w, t, payload)
 }
 
-// stream runs the exec protocol over conn. The goroutine that reads stdio.In may outlive the call,
-// because a read from a terminal cannot be interrupted.
+// stream runs the exec protocol over conn. The goroutine that reads stdio.In may continue after
+// stream has returned, because a read from a terminal cannot be interrupted.
 func stream(conn io.ReadWriter, start machineapi.ExecStart, stdio Stdio) (machineapi.ExecExit, error) {
 	var exit machineapi.ExecExit
 	if err := machineapi.WriteJSON(conn, machineapi.FrameStart, start); err != nil {
@@ -130,7 +131,7 @@ func stream(conn io.ReadWriter, start machineapi.ExecStart, stdio Stdio) (machin
 	for {
 		t, body, err := machineapi.ReadFrame(conn)
 		if errors.Is(err, io.EOF) {
-			err = io.ErrUnexpectedEOF // there was no FrameExit
+			err = io.ErrUnexpectedEOF // the stream ended without FrameExit
 		}
 		if err != nil {
 			return exit, err
@@ -143,7 +144,7 @@ func stream(conn io.ReadWriter, start machineapi.ExecStart, stdio Stdio) (machin
 		case machineapi.FrameStdinDone:
 			select {
 			case fed <- struct{}{}:
-			default: // more FrameStdinDone than frames; no one waits for them
+			default: // there were more FrameStdinDone than frames; ignore them
 			}
 		case machineapi.FrameExit:
 			if err := json.Unmarshal(body, &exit); err != nil {
@@ -169,14 +170,15 @@ func write(w io.Writer, b []byte) error {
 	return nil
 }
 
-// outputError marks a failure of the caller's writer, as opposed to the emulated host.
+// outputError marks an error of the caller's writer, so that it is not taken for one of the
+// emulated host.
 type outputError struct{ error }
 
 func (e outputError) Error() string { return "write output: " + e.error.Error() }
 func (e outputError) Unwrap() error { return e.error }
 
-// sendInput sends in piece by piece, and then the end of the file. It sends each piece after the
-// emulated host has taken the previous one.
+// sendInput sends the content of in piece by piece, and then the end of the file. Before each
+// further piece, it waits until the emulated host has processed the previous one.
 func sendInput(out *sender, in io.Reader, fed, done <-chan struct{}) {
 	buf := make([]byte, 64<<10)
 	for {
@@ -195,7 +197,7 @@ func sendInput(out *sender, in io.Reader, fed, done <-chan struct{}) {
 			}
 		}
 		if err != nil {
-			out.frame(machineapi.FrameStdin, nil) // the reader of frames reports a broken connection
+			out.frame(machineapi.FrameStdin, nil) // if the connection is broken, the reader of frames returns the error
 			return
 		}
 	}

@@ -17,8 +17,8 @@ import (
 	"github.com/forkd/forkd/internal/emu/machined"
 )
 
-// fakeMachine is an emulated host without QEMU. Its API runs in this process, and a held lock
-// stands in for the supervisor.
+// fakeMachine is an emulated host without QEMU. Its API runs in this process, and the test holds
+// the supervisor's lock.
 func fakeMachine(t *testing.T) (Machine, *httptest.Server) {
 	t.Helper()
 	m, err := Open(t.TempDir(), "fake")
@@ -112,7 +112,7 @@ func TestExecSignalsArePassedOn(t *testing.T) {
 	r, w := io.Pipe()
 	signals := make(chan os.Signal, 1)
 	go func() {
-		r.Read(make([]byte, 1)) // the trap is set
+		r.Read(make([]byte, 1)) // the shell has set its trap
 		signals <- syscall.SIGTERM
 		io.Copy(io.Discard, r)
 	}()
@@ -123,8 +123,8 @@ func TestExecSignalsArePassedOn(t *testing.T) {
 	}
 }
 
-// TestExecKillsTheTree ends a program in three ways, each time with a child that would run for
-// ever.
+// TestExecKillsTheTree ends a program in three ways. Each time, the program has a child that would
+// run for ever.
 func TestExecKillsTheTree(t *testing.T) {
 	m, _ := fakeMachine(t)
 	const script = `sleep 600 & echo $!; eval "$1"`
@@ -171,7 +171,7 @@ func TestExecKillsTheTree(t *testing.T) {
 	})
 }
 
-// A client can disconnect even if its input is not being read.
+// A program is killed when its client disconnects, even if it does not read its input.
 func TestExecEndsWithItsClientWhileInputWaits(t *testing.T) {
 	m, _ := fakeMachine(t)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -204,7 +204,7 @@ func TestExecWithoutMachine(t *testing.T) {
 	}
 }
 
-// TestExecLostMachineSaysWhy breaks the connection, as the death of QEMU does.
+// TestExecLostMachineSaysWhy breaks the connection, as a dying QEMU would.
 func TestExecLostMachineSaysWhy(t *testing.T) {
 	m, server := fakeMachine(t)
 	target := server.Listener.Addr().String()

@@ -7,23 +7,23 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// ramDir is the tmpfs in an emulated host that stores hot memory.
+// ramDir is the tmpfs in an emulated host that holds memory layers.
 const ramDir = "/dev/shm"
 
-// DaemonDirs returns the directories in an emulated host in which the daemon needs space: for its
-// state, and for hot memory.
+// DaemonDirs returns the directories of an emulated host in which the daemon needs space: one for
+// its state, and one for memory layers.
 func DaemonDirs() (state, ram string) { return machineapi.StateDir, ramDir }
 
-// DaemonArgs returns the flags of a daemon in an emulated host. They contain everything that
-// differs under emulation: the daemon itself knows nothing about it.
+// DaemonArgs returns the flags of a daemon in an emulated host. The daemon itself has no code for
+// emulation, so everything that must be different is in these flags.
 func DaemonArgs() []string {
 	args := []string{
 		"--bind", fmt.Sprintf("0.0.0.0:%d", machineapi.DaemonPort),
 		"--state-dir", machineapi.StateDir, "--run-dir", "/run/forkd", "--ram-dir", ramDir + "/forkd",
-		// The emulator lets guests change XCR0 without KVM's knowledge, so guests must not see
-		// XSAVE (docs/architecture.md).
+		// With this emulator, a guest can change XCR0 without KVM's knowledge, so guests must not
+		// see XSAVE (docs/architecture.md).
 		"--cpu-template", vm.TemplateV2, "--accel", "tcg",
-		"--pool-most", "0", // starting a VMM takes 0.1 s of its only CPU
+		"--pool-most", "0", // starting a VMM takes 0.1 s of the only CPU
 	}
 	for _, param := range GuestCmdline() {
 		args = append(args, "--cmdline-extra", param)
@@ -31,8 +31,8 @@ func DaemonArgs() []string {
 	return args
 }
 
-// GuestCmdline returns kernel parameters for guests inside an emulated host. They avoid faults of
-// older QEMUs; real hosts need neither.
+// GuestCmdline returns kernel parameters for guests in an emulated host. They work around faults of
+// older QEMUs. Guests of a real host do not need them.
 //
 //   - norandmaps: with randomized addresses QEMU 7.2 accumulates translated code per page until
 //     clearing a page stalls.

@@ -14,19 +14,19 @@ import (
 	"github.com/forkd/forkd/internal/emu/machineapi"
 )
 
-// modules are the modules that the emulated host needs: for KVM, its disk, share and network, and
-// for the daemon (tun, overlay). ext4 uses crc32c_generic for the checksums of its journal, but
-// does not list it as a dependency.
+// modules are the modules that the emulated host needs: for KVM, for its disk, shares and network,
+// and for the daemon (tun, overlay). ext4 needs crc32c_generic for the checksums of its journal,
+// but does not list it as a dependency.
 var modules = []string{
 	"virtio_pci", "virtio_blk", "crc32c_generic", "ext4",
 	"9p", "9pnet_virtio", "virtio_net",
 	"kvm-amd", "tun", "overlay", "loop",
 }
 
-// kernelDir is the directory for the files that all emulated hosts share, from packages.
+// kernelDir is the directory for the kernel and busybox, which all emulated hosts share.
 func (m Machine) kernelDir() string { return filepath.Join(m.cache, debkernel.CacheDir) }
 
-// kernel returns the emulated host's kernel, and fetches it on the first use.
+// kernel returns the emulated host's kernel. It fetches the kernel if it is not in the cache.
 func (m Machine) kernel(ctx context.Context, progress func(string)) (debkernel.Kernel, error) {
 	dir := m.kernelDir()
 	k, err := debkernel.Find(dir)
@@ -37,8 +37,8 @@ func (m Machine) kernel(ctx context.Context, progress func(string)) (debkernel.K
 	return k, err
 }
 
-// writeInitrd builds the emulated host's initramfs: init, modules, busybox, a minimal /etc, and the
-// configuration. Only its owner may read the file, because the configuration contains the token.
+// writeInitrd writes the emulated host's initramfs: init, modules, busybox, a minimal /etc, and the
+// configuration. Only the owner may read the file, because the configuration contains the token.
 func (m Machine) writeInitrd(k debkernel.Kernel, busybox string, init []byte, config machineapi.Config) error {
 	var buf bytes.Buffer
 	w := initramfs.NewWriter(&buf)
@@ -56,7 +56,7 @@ func (m Machine) writeInitrd(k debkernel.Kernel, busybox string, init []byte, co
 		{"/etc/passwd", 0o644, []byte("root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n")},
 		{"/etc/group", 0o644, []byte("root:x:0:\nnogroup:x:65534:\n")},
 		{"/etc/hosts", 0o644, []byte("127.0.0.1 localhost forkd-machine\n::1 localhost\n")},
-		{"/etc/resolv.conf", 0o644, []byte("nameserver 10.0.2.3\n")}, // QEMU's user-mode network
+		{"/etc/resolv.conf", 0o644, []byte("nameserver 10.0.2.3\n")}, // the DNS server of QEMU's user-mode network
 	} {
 		if err := w.File(f.name, f.perm, f.data); err != nil {
 			return err

@@ -11,7 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Process identifies a process permanently: its id may be reused, but not with the same start time.
+// Process identifies a process for ever: another process may get the same id, but not with the same
+// start time.
 type Process struct {
 	PID       int    `json:"pid,omitempty"`
 	StartTime uint64 `json:"start_time,omitempty"` // field 22 of /proc/<pid>/stat: clock ticks after boot
@@ -19,7 +20,7 @@ type Process struct {
 
 var errGone = errors.New("no such process")
 
-// identify returns the Process that currently has the id pid.
+// identify returns the Process that has the id pid now.
 func identify(pid int) (Process, error) {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) {
@@ -35,8 +36,8 @@ func identify(pid int) (Process, error) {
 	return Process{PID: pid, StartTime: start}, nil
 }
 
-// startTime reads field 22 of a stat line (proc(5)). Field 2, the name, may contain anything, so
-// counting starts after its last parenthesis.
+// startTime reads field 22 of a stat line (proc(5)). Field 2, the name, may contain spaces and
+// parentheses, so startTime counts the fields after the last parenthesis.
 func startTime(stat []byte) (uint64, error) {
 	const field, firstAfterName = 22, 3
 	_, rest, ok := bytes.Cut(stat[max(bytes.LastIndexByte(stat, ')'), 0):], []byte(") "))
@@ -47,9 +48,9 @@ func startTime(stat []byte) (uint64, error) {
 	return strconv.ParseUint(string(fields[field-firstAfterName]), 10, 64)
 }
 
-// kill sends SIGKILL or another signal to p, and to no other process. It opens the pidfd first and
-// then compares the start time, so that the descriptor cannot refer to a process that reused the
-// id. It returns errGone if p has exited.
+// kill sends a signal to p, and never to another process. It opens a pidfd first and compares the
+// start time afterwards. If the start time is right, the pidfd refers to p, even if p exits and its
+// id is reused. If p has exited, kill returns errGone.
 func (p Process) kill(sig unix.Signal) error {
 	if p.PID <= 0 {
 		return errGone

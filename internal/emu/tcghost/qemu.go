@@ -17,18 +17,19 @@ import (
 	"github.com/forkd/forkd/internal/emu/machineapi"
 )
 
-// qemuDir is the directory for a fetched QEMU, if the host's is too old. All emulated hosts share
-// it.
+// qemuDir is the directory for a QEMU that was fetched because the host's is too old. All emulated
+// hosts share it.
 func (m Machine) qemuDir() string { return filepath.Join(m.cache, "machine-qemu") }
 
 // cmdline is the command line of the emulated host's kernel. Huge pages and address randomisation
-// are off, because with either of them QEMU 7.2 accumulates translated blocks until page clearing
-// stalls for tens of seconds. panic=-1 with -no-reboot makes QEMU exit on a panic.
+// are off, because with either of them QEMU 7.2 accumulates translated code until clearing a page
+// takes tens of seconds. Because of panic=-1, and -no-reboot in qemuArgs, QEMU exits when the
+// kernel panics.
 const cmdline = "console=ttyS0 quiet panic=-1 mitigations=off norandmaps transparent_hugepage=never"
 
-// qemuArgs returns QEMU's arguments. There is one emulated CPU and one translation thread: with
-// several, nested SVM loses or hangs about one VM in 200. Host paths are relative to the emulated
-// host's directory, which is QEMU's working directory.
+// qemuArgs returns QEMU's arguments. There are only one emulated CPU and one translation thread:
+// with several, about one nested VM in 200 dies or hangs. Paths are relative to the emulated host's
+// directory, which is QEMU's working directory.
 func (m Machine) qemuArgs(o Options, vmlinux, initAddr, daemonAddr string) []string {
 	args := []string{
 		"-name", "forkd-machine-" + m.Name,
@@ -44,8 +45,8 @@ func (m Machine) qemuArgs(o Options, vmlinux, initAddr, daemonAddr string) []str
 		"-device", "virtio-blk-pci,drive=d0",
 	}
 	for _, s := range m.shares() {
-		// With security_model=mapped-file a symbolic link that the emulated host creates is a regular
-		// file for this host.
+		// With security_model=mapped-file, a symbolic link made by the emulated host is a regular
+		// file on the host.
 		mode := "security_model=none,readonly=on"
 		if s.Writable {
 			mode = "security_model=mapped-file"
@@ -56,9 +57,9 @@ func (m Machine) qemuArgs(o Options, vmlinux, initAddr, daemonAddr string) []str
 	return args
 }
 
-// shares returns the directories of this host that the emulated host sees. They contain no programs
-// that the host will run, and no options and tokens of emulated hosts. One is writable, for
-// results.
+// shares returns the directories of the host that the emulated host sees. None of them contains
+// programs that the host will run, or options and tokens of emulated hosts. One of them, for
+// results, is writable.
 func (m Machine) shares() []machineapi.Share {
 	var shares []machineapi.Share
 	for _, dir := range []string{filepath.Join(m.cache, "images"), filepath.Join(m.cache, "kernel"),
@@ -85,8 +86,8 @@ func (m Machine) makeShares() error {
 // escape doubles the commas of a value in QEMU's option syntax.
 func escape(s string) string { return strings.ReplaceAll(s, ",", ",,") }
 
-// startQEMU starts the emulator. QEMU is killed when the calling OS thread ends, so the caller
-// locks its goroutine to a thread that lives as long as the supervisor.
+// startQEMU starts the emulator. The kernel kills QEMU when the OS thread that has started it ends.
+// So the caller must lock its goroutine to a thread that lives as long as the supervisor.
 func (m Machine) startQEMU(o Options, vmlinux, initAddr, daemonAddr string) (*exec.Cmd, error) {
 	if err := m.rotate(fileConsole, filePrevious); err != nil {
 		return nil, err
@@ -109,7 +110,7 @@ func (m Machine) startQEMU(o Options, vmlinux, initAddr, daemonAddr string) (*ex
 	return cmd, nil
 }
 
-// ensureDisk creates the state disk, an ext4 file system in a sparse file, if it does not exist.
+// ensureDisk creates the state disk if it does not exist: an ext4 file system in a sparse file.
 func (m Machine) ensureDisk(ctx context.Context, gib int) error {
 	path := m.path(fileDisk)
 	if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
@@ -117,7 +118,7 @@ func (m Machine) ensureDisk(ctx context.Context, gib int) error {
 	}
 	tool, err := exec.LookPath("mke2fs")
 	if err != nil {
-		tool = "/usr/sbin/mke2fs" // not in the PATH of ordinary users
+		tool = "/usr/sbin/mke2fs" // /usr/sbin is not in the PATH of ordinary users
 	}
 	return atomicfile.Fill(path, func(tmp string) error {
 		out, err := exec.CommandContext(ctx, tool, "-q", "-t", "ext4", "-m", "0", "-L", "forkd-machine", tmp,
@@ -129,7 +130,7 @@ func (m Machine) ensureDisk(ctx context.Context, gib int) error {
 	})
 }
 
-// logTail returns the last lines of one of the emulated host's logs, at most n bytes.
+// logTail returns the last lines of a log of the emulated host, at most n bytes.
 func (m Machine) logTail(name string, n int64) string {
 	f, err := os.Open(m.path(name))
 	if err != nil {

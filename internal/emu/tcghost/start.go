@@ -18,15 +18,15 @@ import (
 const (
 	// statePause is the interval between two reads of the state file.
 	statePause = 50 * time.Millisecond
-	// stopLimit is how long the supervisor may take to stop the emulated host in an orderly way. It
-	// is longer than the sum of its steps.
+	// stopLimit is the time that the supervisor has to stop the emulated host in an orderly way. It
+	// is longer than the sum of the limits of the steps.
 	stopLimit = powerOffLimit + qemuExitLimit + 10*time.Second
 )
 
-// Start makes sure that the emulated host runs and responds, and returns its state. A running
-// emulated host is left unchanged, with its current options. supervisor is the command line that
-// calls Supervise for this machine, without the program's own options; the process it starts
-// outlives the caller. progress receives messages about each step.
+// Start starts the emulated host if it is not running, waits until it answers, and returns its
+// state. If it is running, it keeps the options that it has. supervisor is the beginning of a
+// command line that calls Supervise for this machine; the process outlives the caller. progress is
+// called with a message for each step.
 func (m Machine) Start(ctx context.Context, o Options, supervisor []string, progress func(string)) (State, error) {
 	if err := o.validate(); err != nil {
 		return State{}, err
@@ -67,7 +67,7 @@ func (m Machine) Start(ctx context.Context, o Options, supervisor []string, prog
 	return m.awaitReady(ctx, exited)
 }
 
-// killStray kills a QEMU that outlived its supervisor, which the kernel should have prevented.
+// killStray kills a QEMU whose supervisor has died. The kernel should have killed it.
 func (m Machine) killStray() error {
 	s, err := m.State()
 	if err != nil {
@@ -79,8 +79,8 @@ func (m Machine) killStray() error {
 	return nil
 }
 
-// spawn starts the supervisor in its own session. The channel yields its exit error, if the caller
-// lives that long.
+// spawn starts the supervisor in a session of its own. The channel receives the supervisor's exit
+// error.
 func (m Machine) spawn(o Options, supervisor []string) (<-chan error, error) {
 	if _, err := m.token(); err != nil {
 		return nil, err
@@ -92,11 +92,13 @@ func (m Machine) spawn(o Options, supervisor []string) (<-chan error, error) {
 	if err := m.replace(fileOptions, b); err != nil {
 		return nil, err
 	}
-	// Remove copies whose clients were killed: nothing runs in an emulated host that is off.
+	// Remove copies made by clients that were killed. No program uses them while the emulated host
+	// is off.
 	if err := os.RemoveAll(m.path(dirRun)); err != nil {
 		return nil, fmt.Errorf("remove old copies: %w", err)
 	}
-	// Replace the state of the last run, so that it is not mistaken for the new one.
+	// Replace the state file of the previous run, so that it is not taken for the state of this
+	// one.
 	if err := m.writeState(State{Name: m.Name, Phase: Starting, Options: o}); err != nil {
 		return nil, err
 	}
@@ -117,11 +119,12 @@ func (m Machine) spawn(o Options, supervisor []string) (<-chan error, error) {
 	return exited, nil
 }
 
-// errEnded means that a supervisor started by another process was exiting.
+// errEnded means that the supervisor, which another process had started, has exited.
 var errEnded = errors.New("the supervisor has ended")
 
-// awaitReady waits until the emulated host responds, fails for good, or ctx is done. If another
-// process started the supervisor, exited is nil, and the supervisor's end is reported as errEnded.
+// awaitReady waits until the emulated host answers, until it has failed for good, or until ctx is
+// done. If another process has started the supervisor, exited is nil, and awaitReady returns
+// errEnded when the supervisor exits.
 func (m Machine) awaitReady(ctx context.Context, exited <-chan error) (State, error) {
 	ticker := time.NewTicker(statePause)
 	defer ticker.Stop()
@@ -150,8 +153,9 @@ func (m Machine) awaitReady(ctx context.Context, exited <-chan error) (State, er
 	}
 }
 
-// Stop shuts the emulated host down in order: it kills the processes, syncs the disk, powers off,
-// and waits for the supervisor to exit. It reports whether there was anything to stop.
+// Stop shuts the emulated host down in an orderly way: its processes are killed, the disk is
+// synced, the host powers off, and the supervisor exits. Stop returns false if the emulated host
+// was not running.
 func (m Machine) Stop(ctx context.Context) (bool, error) {
 	if _, err := os.Stat(m.dir); errors.Is(err, os.ErrNotExist) {
 		return false, nil
@@ -173,7 +177,7 @@ func (m Machine) Stop(ctx context.Context) (bool, error) {
 		return true, fmt.Errorf("stop emulated host %s: %w", m.Name, err)
 	}
 	if !m.awaitUnsupervised(ctx, stopLimit) {
-		// QEMU dies with the supervisor.
+		// If the supervisor is killed, QEMU dies too.
 		if err := s.Supervisor.kill(unix.SIGKILL); err != nil && !errors.Is(err, errGone) {
 			return true, fmt.Errorf("stop emulated host %s: %w", m.Name, err)
 		}

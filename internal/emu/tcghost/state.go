@@ -25,7 +25,8 @@ import (
 //	    └──────────┘         starting ──▶ failed, after several starts in a row without an answer
 type Phase string
 
-// Phases. An emulated host without a supervisor is stopped or failed, regardless of the file.
+// Phases. If an emulated host has no supervisor, its phase is stopped or failed, whatever the state
+// file says.
 const (
 	Starting Phase = "starting"
 	Ready    Phase = "ready"
@@ -38,20 +39,20 @@ const (
 type State struct {
 	Name        string    `json:"name"`
 	Phase       Phase     `json:"phase"`
-	BootID      string    `json:"boot_id,omitempty"` // differs for every start of QEMU
+	BootID      string    `json:"boot_id,omitempty"` // differs between starts of QEMU
 	Supervisor  Process   `json:"supervisor"`
 	QEMU        Process   `json:"qemu"`
 	InitAddr    string    `json:"init_addr"`   // host address of forkd-machined's API
 	DaemonAddr  string    `json:"daemon_addr"` // host address of the daemon's port in the emulated host
-	StartedAt   time.Time `json:"started_at"`  // of this boot
-	ReadyMS     int64     `json:"ready_ms"`    // from QEMU's start to the first response
-	Restarts    int       `json:"restarts"`    // since `machine start`
+	StartedAt   time.Time `json:"started_at"`  // start of this boot
+	ReadyMS     int64     `json:"ready_ms"`    // from the start of QEMU to the first answer
+	Restarts    int       `json:"restarts"`    // number of restarts since `machine start`
 	LastFailure string    `json:"last_failure,omitempty"`
 	Options     Options   `json:"options"`
 }
 
-// State reads the emulated host's state. An emulated host that was never started, or whose
-// supervisor is gone, is Stopped or Failed.
+// State reads the emulated host's state. If it was never started, or if its supervisor is gone, its
+// phase is Stopped or Failed.
 func (m Machine) State() (State, error) {
 	s := State{Name: m.Name, Phase: Stopped}
 	b, err := os.ReadFile(m.path(fileState))
@@ -86,13 +87,13 @@ func (m Machine) writeState(s State) error {
 	return m.replace(fileState, append(b, '\n'))
 }
 
-// replace writes one of the emulated host's files atomically.
+// replace writes a file of the emulated host atomically.
 func (m Machine) replace(name string, data []byte) error {
 	return atomicfile.Write(m.path(name), data, 0o600)
 }
 
-// supervised reports whether a supervisor lives. It checks the supervisor's lock, because a process
-// id may have been reused.
+// supervised reports whether a supervisor is running. It looks at the supervisor's lock and not at
+// a process id, which may have been reused.
 func (m Machine) supervised() (bool, error) {
 	f, err := os.Open(m.path(fileSuperLock))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -102,7 +103,7 @@ func (m Machine) supervised() (bool, error) {
 		return false, fmt.Errorf("look for supervisor: %w", err)
 	}
 	defer f.Close()
-	// The query does not take the lock: the supervisor may need it at that moment.
+	// F_OFD_GETLK only looks at the lock. Taking it could make a starting supervisor fail.
 	lock := unix.Flock_t{Type: unix.F_WRLCK}
 	if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_GETLK, &lock); err != nil {
 		return false, fmt.Errorf("look for supervisor: %w", err)
@@ -112,12 +113,12 @@ func (m Machine) supervised() (bool, error) {
 
 var errLocked = errors.New("locked by another process")
 
-// tryLock locks path until the returned file is closed or the process exits. The file's directory
-// must exist. The error is errLocked if another process, or another file of this process, has the
-// lock.
+// tryLock locks a file until the returned file is closed or the process exits. The directory of
+// path must exist. If another process, or another open file of this process, holds the lock, the
+// error is errLocked.
 func tryLock(path string) (*os.File, error) { return lockFile(path, unix.F_OFD_SETLK) }
 
-// waitLock is like tryLock but waits for the lock.
+// waitLock is tryLock, but waits for the lock.
 func waitLock(path string) (*os.File, error) { return lockFile(path, unix.F_OFD_SETLKW) }
 
 func lockFile(path string, cmd int) (*os.File, error) {
@@ -141,7 +142,7 @@ func lockFile(path string, cmd int) (*os.File, error) {
 	return nil, fmt.Errorf("lock %s: %w", path, err)
 }
 
-// token returns the emulated host's bearer token. The first call creates it.
+// token returns the bearer token of the emulated host. It creates the token if it does not exist.
 func (m Machine) token() (string, error) {
 	b, err := os.ReadFile(m.path(fileToken))
 	if err == nil && len(b) > 0 {
@@ -156,12 +157,13 @@ func (m Machine) token() (string, error) {
 
 func randomHex(n int) string {
 	b := make([]byte, n)
-	rand.Read(b) // never fails: crypto/rand.Read crashes the program instead
+	rand.Read(b) // never fails: crypto/rand.Read crashes the program instead of returning an error
 	return hex.EncodeToString(b)
 }
 
-// freeAddr returns a loopback address that no process listens on: prefer, if it is free. Another
-// process may take it before QEMU does; then QEMU fails to start, and the start is repeated.
+// freeAddr returns a loopback address at which no process listens: prefer, if it is free. If
+// another process takes the address before QEMU does, QEMU fails to start, and the supervisor tries
+// again.
 func freeAddr(prefer string) (string, error) {
 	for _, addr := range []string{prefer, "127.0.0.1:0"} {
 		if addr == "" {
@@ -177,7 +179,7 @@ func freeAddr(prefer string) (string, error) {
 	return "", errors.New("find a free loopback port: none can be opened")
 }
 
-// rotate renames the file called name to previous.
+// rotate renames the file name to previous.
 func (m Machine) rotate(name, previous string) error {
 	err := os.Rename(m.path(name), m.path(previous))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

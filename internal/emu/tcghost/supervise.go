@@ -22,16 +22,16 @@ import (
 
 const (
 	pingEvery = 2 * time.Second
-	// pingBootEvery is shorter: QEMU accepts connections before the emulated host listens, and each
-	// failed ping takes the full limit.
+	// pingBootEvery is short, because QEMU accepts connections before the emulated host listens, so
+	// that each failed ping takes its full time limit.
 	pingBootEvery = 250 * time.Millisecond
-	// pingLimit bounds one ping of an emulated host that has responded before.
+	// pingLimit bounds one ping after the first answer of a boot.
 	pingLimit = 10 * time.Second
-	// maxFailedBoots is the number of consecutive starts without a response after which the
+	// maxFailedBoots is the number of consecutive starts without an answer after which the
 	// supervisor gives up.
 	maxFailedBoots = 3
-	// Limits for the steps of an orderly shutdown: the emulated host syncs and powers off; QEMU
-	// flushes its disks and exits; then it is killed.
+	// Limits for the steps of an orderly shutdown. First the emulated host syncs and powers off.
+	// Then QEMU writes its disks and exits. If that takes longer, QEMU is killed.
 	powerOffLimit = 20 * time.Second
 	qemuExitLimit = 5 * time.Second
 )
@@ -41,13 +41,13 @@ type supervisor struct {
 	m       Machine
 	options Options
 	token   string
-	init    []byte // forkd-machined
+	init    []byte // the program forkd-machined
 	state   State
 }
 
-// Supervise runs the emulated host until ctx is done, and then stops it. The supervisor process
-// does nothing else. It returns an error if it never could start the emulated host, gave up, or
-// found another supervisor.
+// Supervise runs the emulated host until ctx is done, and then stops it. It is the only work of the
+// supervisor process. It returns an error if the emulated host could not be started, if it gave up
+// after several failed boots, or if there is another supervisor.
 func (m Machine) Supervise(ctx context.Context) error {
 	lock, err := tryLock(m.path(fileSuperLock))
 	if errors.Is(err, errLocked) {
@@ -57,8 +57,8 @@ func (m Machine) Supervise(ctx context.Context) error {
 		return err
 	}
 	defer lock.Close()
-	// QEMU is killed when the thread that started it ends, so this thread must live as long as the
-	// process.
+	// The kernel kills QEMU when the thread that has started it ends. So this thread must live as
+	// long as the process.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 
@@ -94,8 +94,8 @@ func (s *supervisor) prepare() error {
 	return err
 }
 
-// run starts the emulated host again and again until ctx is done. An error before QEMU runs would
-// occur again, so run returns it.
+// run starts the emulated host again and again until ctx is done. If a step before the start of
+// QEMU fails, it would fail again, so run returns the error.
 func (s *supervisor) run(ctx context.Context) error {
 	failed := 0
 	for {
@@ -124,7 +124,7 @@ func (s *supervisor) run(ctx context.Context) error {
 	}
 }
 
-// launch starts QEMU and publishes the new state.
+// launch starts QEMU and writes the new state to the state file.
 func (s *supervisor) launch(ctx context.Context) (*exec.Cmd, error) {
 	vmlinux, err := s.writeBoot(ctx)
 	if err != nil {
@@ -145,7 +145,7 @@ func (s *supervisor) launch(ctx context.Context) (*exec.Cmd, error) {
 	return cmd, nil
 }
 
-// writeBoot prepares all files that QEMU reads and returns the path of the kernel.
+// writeBoot writes all files that QEMU reads, and returns the path of the kernel.
 func (s *supervisor) writeBoot(ctx context.Context) (string, error) {
 	kernel, err := s.m.kernel(ctx, func(msg string) { log.Print(msg) })
 	if err != nil {
@@ -158,7 +158,7 @@ func (s *supervisor) writeBoot(ctx context.Context) (string, error) {
 	if err := s.m.ensureDisk(ctx, s.options.DiskGiB); err != nil {
 		return "", err
 	}
-	// Use the same ports as before if possible: clients may have stored them.
+	// Use the same ports as before if they are free, because clients may have stored them.
 	if s.state.InitAddr, err = freeAddr(s.state.InitAddr); err != nil {
 		return "", err
 	}
@@ -170,8 +170,9 @@ func (s *supervisor) writeBoot(ctx context.Context) (string, error) {
 	return kernel.VMLinux, s.m.writeInitrd(kernel, busybox, s.init, config)
 }
 
-// watch pings the emulated host until it dies or hangs, or until ctx is done and it has been
-// stopped. answered reports whether it was ever ready. The error is the reason why it is gone.
+// watch pings the emulated host until it dies or hangs, or until ctx is done and the emulated host
+// has been stopped. answered reports whether it has answered at least once. The error says why it
+// is gone.
 func (s *supervisor) watch(ctx context.Context, cmd *exec.Cmd) (answered bool, _ error) {
 	exited := make(chan error, 1)
 	go func() { exited <- cmd.Wait() }()
@@ -212,14 +213,14 @@ func (s *supervisor) watch(ctx context.Context, cmd *exec.Cmd) (answered bool, _
 	}
 }
 
-// lastWords returns the last messages of an emulated host: QEMU's own errors, or else the end of
-// the console.
+// lastWords returns the last messages of an emulated host: QEMU's own errors or, if there are none,
+// the end of the console.
 func (s *supervisor) lastWords() string {
 	const keep = 500
 	var errs []string
 	for line := range strings.Lines(s.m.logTail(fileQEMULog, 8*keep)) {
-		// Each start warns about CPU features that emulation lacks. The emulated host does not need
-		// them.
+		// QEMU warns at each start about CPU features that it does not emulate. The emulated host
+		// does not need them.
 		if !strings.Contains(line, "TCG doesn't support requested feature") {
 			errs = append(errs, strings.TrimSpace(line))
 		}
@@ -233,7 +234,7 @@ func (s *supervisor) lastWords() string {
 	return "nothing on the console"
 }
 
-// poll sends to pongs for every response of the emulated host that has this boot id.
+// poll pings the emulated host repeatedly. It sends to pongs for every answer with this boot id.
 func poll(ctx context.Context, c *client, bootID string, pongs chan<- struct{}) {
 	every, limit := pingBootEvery, pingBootEvery
 	for {
@@ -254,7 +255,7 @@ func poll(ctx context.Context, c *client, bootID string, pongs chan<- struct{}) 
 	}
 }
 
-// shutDown stops the emulated host in an orderly way, and kills it if it does not comply.
+// shutDown stops the emulated host in an orderly way. If a step takes too long, it kills QEMU.
 func (s *supervisor) shutDown(cmd *exec.Cmd, exited <-chan error) {
 	s.state.Phase = Stopping
 	if err := s.m.writeState(s.state); err != nil {

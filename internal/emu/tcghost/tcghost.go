@@ -1,15 +1,16 @@
-// Package tcghost is the host side of `forkd machine`: a Linux host emulated by QEMU with nested
-// SVM, in which kvm-amd works. It is used if /dev/kvm is missing or unusable, and to run tests that
-// need KVM.
+// Package tcghost is the host side of `forkd machine`. It runs a Linux host that is emulated by
+// QEMU with nested SVM, in which kvm-amd works. The emulated host is used if /dev/kvm is missing or
+// unusable, and for tests that need KVM.
 //
 //	client (emulated host …) ──start──▶ supervisor (own session) ──owns──▶ qemu ── forkd-machined (PID 1 inside)
 //	        └──────────────── HTTP over a forwarded loopback port ────────────────────────┘
 //
-// The supervisor lives as long as the emulated host should. It restarts an emulated host that died
-// or does not respond, and records that in the state file. QEMU dies with its supervisor.
+// The supervisor runs as long as the emulated host should. If the emulated host dies or does not
+// answer, the supervisor restarts it and records that in the state file. QEMU dies with its
+// supervisor.
 //
-// The package does not decide when an emulated host is needed, and does not know what the daemon in
-// it does.
+// The package does not decide when an emulated host is needed, and does not depend on what the
+// daemon in it does.
 package tcghost
 
 import (
@@ -21,21 +22,22 @@ import (
 	"time"
 )
 
-// DefaultName is the emulated host used by commands that name none.
+// DefaultName is the emulated host that commands use if no name is given.
 const DefaultName = "default"
 
 // Errors that callers branch on.
 var (
-	// ErrNotRunning means that no emulated host of that name responds.
+	// ErrNotRunning means that there is no emulated host of that name, or that it does not answer.
 	ErrNotRunning = errors.New("the emulated host is not running: start it with `forkd machine start`")
-	// ErrLost means that the emulated host died, hung or was stopped while a command ran in it.
+	// ErrLost means that the emulated host died, hung or was stopped during a command.
 	ErrLost = errors.New("the emulated host went away while the command ran")
 )
 
 // Options are the settings of an emulated host. They take effect when it starts.
 type Options struct {
-	MemoryMiB int           `json:"memory_mib"` // memory of the emulated host; the host allocates pages on first use
-	DiskGiB   int           `json:"disk_gib"`   // size of the state disk, a sparse file; fixed when it is created
+	// Memory of the emulated host; the host allocates a page when it is first used.
+	MemoryMiB int           `json:"memory_mib"`
+	DiskGiB   int           `json:"disk_gib"`   // size of the state disk, a sparse file; fixed after its creation
 	HangLimit time.Duration `json:"hang_limit"` // time without a response after which an emulated host counts as hung
 	QEMU      string        `json:"qemu"`       // path or name of the emulator; empty: see package debqemu
 }
@@ -57,17 +59,17 @@ func (o Options) validate() error {
 	return nil
 }
 
-// Machine identifies a machine and its files. It holds no resources.
+// Machine identifies an emulated host and its files. It holds no resources.
 type Machine struct {
 	Name  string
 	cache string // the cache directory
-	dir   string // this machine's files
+	dir   string // directory with the files of this emulated host
 }
 
 var validName = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,31}$`)
 
-// Open returns the emulated host called name, with its files below cacheDir (an absolute path). The
-// emulated host need not exist.
+// Open returns the emulated host with the given name. Its files are below cacheDir, an absolute
+// path. The emulated host need not exist.
 func Open(cacheDir, name string) (Machine, error) {
 	if !validName.MatchString(name) {
 		return Machine{}, fmt.Errorf("name %q of an emulated host: use up to 32 of a-z, 0-9 and '-'", name)
@@ -78,14 +80,14 @@ func Open(cacheDir, name string) (Machine, error) {
 	return Machine{Name: name, cache: cacheDir, dir: filepath.Join(cacheDir, "machine", name)}, nil
 }
 
-// CacheDir is the cache directory. The emulated host sees the parts it needs, under the same path.
+// CacheDir returns the cache directory. The emulated host sees parts of it, under the same paths.
 func (m Machine) CacheDir() string { return m.cache }
 
-// DaemonDir is the directory for files from which the daemon in the emulated host starts. The
-// emulated host sees it under the same path.
+// DaemonDir returns the directory with the files from which the daemon in the emulated host is
+// started. The emulated host sees it under the same path.
 func (m Machine) DaemonDir() string { return m.path(dirDaemon) }
 
-// path returns the path of one of the emulated host's files.
+// path returns the path of a file of the emulated host.
 func (m Machine) path(name string) string { return filepath.Join(m.dir, name) }
 
 // Names of the files in an emulated host's directory.
@@ -93,8 +95,8 @@ const (
 	fileState      = "state.json"
 	fileToken      = "token"           // mode 0600
 	fileOptions    = "options.json"    // options for the supervisor
-	fileClientLock = "client.lock"     // held by start and stop
-	fileSuperLock  = "supervisor.lock" // held by the supervisor while it lives
+	fileClientLock = "client.lock"     // held during start and stop
+	fileSuperLock  = "supervisor.lock" // held by the supervisor while it runs
 	fileSuperLog   = "supervisor.log"
 	fileConsole    = "console.log" // serial console of the current boot
 	filePrevious   = "console.previous.log"
@@ -103,11 +105,11 @@ const (
 	fileQEMULog    = "qemu.log"
 	dirRun         = "run"    // programs copied for exec
 	dirDaemon      = "daemon" // see DaemonDir
-	dirOut         = "out"    // results of programs; the only place that the emulated host can write to
+	dirOut         = "out"    // results of programs; the only share that the emulated host can write to
 )
 
-// makeDir creates the emulated host's directory. Only its owner may enter it, because it contains
-// the token and a console.
+// makeDir creates the emulated host's directory. Only the owner may enter it, because it contains
+// the token and the console's output.
 func (m Machine) makeDir() error {
 	if err := os.MkdirAll(m.dir, 0o700); err != nil {
 		return fmt.Errorf("make directory of emulated host %s: %w", m.Name, err)

@@ -15,10 +15,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// testPatience is how long a test waits for an event that must occur; far longer than it takes.
+// testPatience is how long a test waits for an event that must occur. No event should take nearly
+// that long.
 const testPatience = 30 * time.Second
 
-// proxy forwards one TCP connection after another until it is cut.
+// proxy forwards TCP connections until it is cut.
 type proxy struct {
 	net.Listener
 	mu    sync.Mutex
@@ -177,7 +178,7 @@ func TestProcessIdentity(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	other := Process{PID: p.PID, StartTime: p.StartTime + 1} // an earlier process with this id
+	other := Process{PID: p.PID, StartTime: p.StartTime + 1} // an earlier process with the same id
 	if err := other.kill(unix.SIGKILL); !errors.Is(err, errGone) || other.alive() {
 		t.Errorf("kill of the id's last owner: got %v, want errGone", err)
 	}
@@ -229,8 +230,8 @@ func TestQEMUArgsEscapeCommas(t *testing.T) {
 	}
 }
 
-// The shares of an emulated host contain no token but that of its own daemon, and no program that
-// the host runs.
+// The shares of an emulated host contain no token except that of its own daemon, and no program
+// that the host runs.
 func TestSharesAreNarrow(t *testing.T) {
 	m, err := Open(t.TempDir(), "test")
 	if err != nil {
