@@ -1,9 +1,9 @@
-// Package apirig serves the REST API, and also E2B's, to tests: the real handlers over a real
-// manager and store, with fake VMs. In each VM is a real agent, which is an ordinary process and
-// uses the host's file system. test/contract/rigd makes a program of it.
+// Package apirig serves the REST API and E2B's API to tests. It uses the real handlers over a real
+// sandbox manager and store, with fake VMs. Each VM has a real agent, which is an ordinary process
+// and uses the host's file system. The program test/contract/rigd serves a rig to other languages.
 //
-// All traffic of the REST API is compared with the API's document; see apitest. Other tests, with
-// real VMs, test VMs.
+// All traffic of the REST API is compared with the API's document; see package apitest. Real VMs
+// are tested elsewhere (test/integration).
 package apirig
 
 import (
@@ -52,17 +52,17 @@ const Token = "0123456789abcdef"
 // Domain is the domain of the host names of ports.
 const Domain = "sandboxes.test"
 
-// T is the part of a testing.TB that a rig needs. The program that serves a rig implements it.
+// T is the part of testing.TB that a rig needs. The program rigd implements it too.
 type T interface {
 	Helper()
-	TempDir() string // removed at the end
+	TempDir() string // returns a directory that is removed at the end
 	Cleanup(func())  // called at the end, the latest first
 	Errorf(format string, args ...any)
 	Fatalf(format string, args ...any)
 	Fatal(args ...any)
 }
 
-// Rig is a running API. New leaves Client, URL and Server unset.
+// Rig is a running API. New does not set Client, URL and Server; Start does.
 type Rig struct {
 	*client.Client
 	URL      string
@@ -71,11 +71,11 @@ type Rig struct {
 	AuditLog string
 	VMs      *vmfake.VMMs
 	Store    *store.Store
-	Builds   template.Config    // for the builder of templates
-	Plans    build.Config       // for Steps
-	Steps    *build.Builder     // carries out the builds of templates and Dockerfiles
-	Parent   client.BakeRequest // makes a snapshot
-	Tokens   map[string]string  // tokens of Options, by name
+	Builds   template.Config    // configuration of the builder of templates
+	Plans    build.Config       // configuration of Steps
+	Steps    *build.Builder     // executes the builds of templates and Dockerfiles
+	Parent   client.BakeRequest // request that makes a snapshot
+	Tokens   map[string]string  // tokens of Options.Tokens, by name
 
 	TokenFile string // file with all tokens
 
@@ -84,25 +84,27 @@ type Rig struct {
 
 // Options configure a rig.
 type Options struct {
-	Agent  func(dir string) *exec.Cmd  // makes the command that serves an agent on sockets in dir
+	Agent  func(dir string) *exec.Cmd  // returns a command that serves an agent on sockets in dir
 	Dial   func(context.Context) error // called before every connection to an agent; may be nil
-	Guest  sandbox.Guest               // used for all sandboxes instead of an agent
+	Guest  sandbox.Guest               // stands for the agent of every sandbox; nil: real agents
 	Limits face.Limits
 	Admit  admit.Rules
 
-	GuestPort int          // of guests' addresses; 0: they have none
+	GuestPort int          // port of guests' addresses; 0: guests have no addresses
 	Domain    string       // domain of the host names of ports; empty: Domain
 	Tokens    []auth.Token // accepted in addition to Token
 
-	Damaged string // id of a suspended sandbox of an earlier daemon with an unreadable record; empty: none
+	// Id of a suspended sandbox whose record cannot be read, as if left by an earlier daemon;
+	// empty: none.
+	Damaged string
 
 	Open bool // no token is required: every client over TCP has all rights
 
-	NoKVM error // why VMs cannot run on the host; nil: they can
+	NoKVM error // reason why the host cannot run VMs; nil: it can
 
-	Unchecked bool // traffic is not compared with the document: another program does so
+	Unchecked bool // do not compare traffic with the document, because another program does so
 
-	Dir     string             // state of the rig, continued if an earlier rig has used it; empty: a temporary directory
+	Dir     string             // state of the rig, which may be that of an earlier rig; empty: a temporary directory
 	Prepare func(*vmfake.VMMs) // called before the first VM starts; may be nil
 }
 
@@ -112,7 +114,7 @@ func Start(t T, o Options) *Rig {
 	r := New(t, o)
 	r.Server = httptest.NewServer(r.Handler)
 	t.Cleanup(r.Server.Close)
-	t.Cleanup(r.agents.stop) // first, because it ends requests that wait for agents
+	t.Cleanup(r.agents.stop) // first, because this ends requests that wait for agents
 	r.URL = r.Server.URL
 	var err error
 	if r.Client, err = client.New(r.URL, Token); err != nil {
@@ -121,7 +123,7 @@ func Start(t T, o Options) *Rig {
 	return r
 }
 
-// New returns a rig whose Handler the caller serves. Its resources are removed when t ends.
+// New returns a rig. The caller serves its Handler. Its resources are removed when t ends.
 func New(t T, o Options) *Rig {
 	t.Helper()
 	r := &Rig{agents: &agents{t: t, command: o.Agent, dial: o.Dial, running: map[*guest]bool{}}}
@@ -165,7 +167,7 @@ func New(t T, o Options) *Rig {
 	baker := bake.New(bake.Config{Store: st, VMMs: vmms, Guest: func(string) bake.Guest {
 		return vmfake.Guest{All: vmms}
 	}, RunDir: run,
-		Initrd:   os.Open, // it is never read
+		Initrd:   os.Open, // opened, but never read
 		Template: "host", Accel: "kvm", Log: slog.New(slog.DiscardHandler)})
 	counts.SetSource(metrics.Source{Snapshots: func() int { return len(st.List()) }, Pool: m.PoolSize,
 		PoolWanted: m.PoolWanted, Branches: m.BranchesInFlight,
@@ -222,13 +224,14 @@ func New(t T, o Options) *Rig {
 	return r
 }
 
-// state returns the directory of a rig, and a file in it that VMs boot from.
+// state returns the directory of a rig, and a file in it that VMs boot from in place of a kernel or
+// disk.
 func (o *Options) state(t T) (dir, part string) {
 	if dir = o.Dir; dir == "" {
 		dir = t.TempDir()
 	}
 	part = filepath.Join(dir, "part")
-	if _, err := os.Stat(part); err != nil { // snapshots of an earlier rig need the file as it was
+	if _, err := os.Stat(part); err != nil { // a file of an earlier rig stays, because its snapshots refer to it
 		if err := os.WriteFile(part, make([]byte, 4096), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -236,7 +239,8 @@ func (o *Options) state(t T) (dir, part string) {
 	return dir, part
 }
 
-// builders returns the builder of templates, and the builder that carries out its steps.
+// builders returns the builder of templates, and the builder that executes the steps of templates
+// and Dockerfiles.
 func (r *Rig) builders(dir string, c build.Config) (builder *template.Builder, err error) {
 	c.Dir, c.Log = filepath.Join(dir, "build"), slog.New(slog.DiscardHandler)
 	r.Plans = c
@@ -247,7 +251,8 @@ func (r *Rig) builders(dir string, c build.Config) (builder *template.Builder, e
 	return template.New(r.Builds)
 }
 
-// guard accepts Token and more tokens, which it also puts into r.Tokens. They are in r.TokenFile.
+// guard returns a guard that accepts Token and more. It writes all tokens to r.TokenFile, and puts
+// more into r.Tokens.
 func (r *Rig) guard(more []auth.Token) (g *auth.Guard, err error) {
 	file := fmt.Appendf(nil, "default admin sha256:%x\n", sha256.Sum256([]byte(Token)))
 	r.Tokens = make(map[string]string)
@@ -264,8 +269,8 @@ func (r *Rig) guard(more []auth.Token) (g *auth.Guard, err error) {
 	return g, err
 }
 
-// Names of images in the registry for builds. The second requires a login: the user me with the
-// password secret.
+// Names of images in the fake registry. The second image requires a login: the user "me" with the
+// password "secret".
 const (
 	Image        = "registry.example/image:1"
 	PrivateImage = "registry.example/private:1"
@@ -274,7 +279,7 @@ const (
 // imageDigest is the digest of the image named Image.
 const imageDigest = "sha256:1"
 
-// imageOf answers in place of the registry.
+// imageOf resolves the name of an image, in place of a registry.
 func imageOf(_ context.Context, name string, login *build.Login) (string, dockerfile.Config, error) {
 	switch {
 	case name == PrivateImage && login != nil && *login == build.Login{User: "me", Password: "secret"}:
@@ -287,8 +292,8 @@ func imageOf(_ context.Context, name string, login *build.Login) (string, docker
 	return imageDigest, dockerfile.Config{Env: map[string]string{"PATH": "/usr/bin:/bin", "OF": "image"}, Dir: "/usr"}, nil
 }
 
-// bootOf returns the same file for every container image. It expects images of the registry with
-// the digest that imageOf returned.
+// bootOf returns a function that provides the same boot files for every container image. It checks
+// that the digest is the one from imageOf.
 func bootOf(file string) build.Boot {
 	return func(_ context.Context, i build.Image, _ func(string)) (bake.Request, error) {
 		switch {
@@ -301,7 +306,7 @@ func bootOf(file string) build.Boot {
 	}
 }
 
-// boots returns the function that boots parents from snapshots without memory.
+// boots returns the function that boots VMs from snapshots without memory.
 func boots(b *bake.Baker) sandbox.Boot {
 	return func(ctx context.Context, from, to string) error {
 		_, err := b.Bake(ctx, bake.Request{Tag: to, From: from, Transient: true})

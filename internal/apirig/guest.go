@@ -31,21 +31,21 @@ type agents struct {
 	stopped bool
 }
 
-// guest is a real agent on this host, in place of one in a VM. It runs from the first connection
-// until its VM ends.
+// guest is a real agent that runs on this host instead of in a VM. It is started by the first
+// connection, and stopped when its VM ends.
 type guest struct {
 	of    *agents
-	ended <-chan struct{} // of the VM
+	ended <-chan struct{} // closed when the VM ends
 	start sync.Once
-	err   error // of start
+	err   error // error of starting the agent
 	env   map[string]string
 
 	dir string
 	cmd *exec.Cmd
 }
 
-// guests returns a function that makes the guest of a VM: the guest one, if it is not nil, or else
-// a new agent.
+// guests returns a function that returns the guest of a VM. This is the guest one, if one is not
+// nil, or else a new agent.
 func (a *agents) guests(one sandbox.Guest, vmms *vmfake.VMMs) func(string) sandbox.Guest {
 	return func(vsock string) sandbox.Guest {
 		if one != nil {
@@ -63,7 +63,8 @@ func (a *agents) run(g *guest) error {
 		return errors.New("the rig has ended")
 	}
 	var err error
-	if g.dir, err = os.MkdirTemp("/tmp", "fka"); err != nil { // short: unix sockets are in it
+	// A short path, because it is part of the paths of unix sockets.
+	if g.dir, err = os.MkdirTemp("/tmp", "fka"); err != nil {
 		return err
 	}
 	g.cmd = a.command(g.dir)
@@ -80,7 +81,7 @@ func (a *agents) run(g *guest) error {
 	return nil
 }
 
-// end stops an agent, once, and all processes below it.
+// end stops an agent and all of its child processes. Further calls do nothing.
 func (a *agents) end(g *guest) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -89,11 +90,11 @@ func (a *agents) end(g *guest) {
 	}
 	delete(a.running, g)
 	below := descendants(g.cmd.Process.Pid)
-	_ = g.cmd.Process.Kill() // fails only if the agent has ended
+	_ = g.cmd.Process.Kill() // fails only if the agent has exited
 	for _, pid := range below {
 		_ = syscall.Kill(pid, syscall.SIGKILL)
 	}
-	_ = g.cmd.Wait() // returns that the agent was killed
+	_ = g.cmd.Wait() // the error says that the agent was killed
 	if err := os.RemoveAll(g.dir); err != nil {
 		a.t.Errorf("agent: %v", err)
 	}
@@ -112,19 +113,20 @@ func (a *agents) stop() {
 	}
 }
 
-// descendants returns the processes below a process.
+// descendants returns the ids of the child processes of a process, and of their children.
 func descendants(pid int) []int {
-	stats, _ := filepath.Glob("/proc/[0-9]*/stat") // the pattern is right
+	stats, _ := filepath.Glob("/proc/[0-9]*/stat") // fails only for an invalid pattern
 	children := map[int][]int{}
 	for _, path := range stats {
 		text, err := os.ReadFile(path)
 		if err != nil {
-			continue // the process has ended
+			continue // the process has exited
 		}
-		own, _ := strconv.Atoi(filepath.Base(filepath.Dir(path))) // the pattern matches numbers
+		own, _ := strconv.Atoi(filepath.Base(filepath.Dir(path))) // the pattern matches only numbers
 		var state string
 		var parent int
-		behind := text[bytes.LastIndexByte(text, ')')+1:] // after the name, which may contain anything
+		// The name may contain any characters, so begin after its last parenthesis.
+		behind := text[bytes.LastIndexByte(text, ')')+1:]
 		if _, err := fmt.Sscan(string(behind), &state, &parent); err == nil {
 			children[parent] = append(children[parent], own)
 		}
@@ -137,14 +139,14 @@ func descendants(pid int) []int {
 	return below
 }
 
-// Forked confirms at once. The agent of a child is a new process that starts with the variables of
-// the fork.
+// Forked confirms the identity of a child at once. The child's agent is a new process, which is
+// started with the environment variables of the fork.
 func (g *guest) Forked(_ context.Context, f agentproto.Forked) (*agentproto.Unique, error) {
 	g.env = f.Env
 	return &agentproto.Unique{}, nil
 }
 
-// Dial starts the agent at its first call.
+// Dial connects to the agent. The first call starts it.
 func (g *guest) Dial(ctx context.Context, port uint32) (net.Conn, error) {
 	g.start.Do(func() {
 		if g.err = g.of.run(g); g.err == nil && len(g.env) > 0 {
@@ -171,7 +173,7 @@ func (g *guest) connect(ctx context.Context, port uint32) (net.Conn, error) {
 			return conn, err
 		}
 		select {
-		case <-time.After(5 * time.Millisecond): // the agent is about to listen
+		case <-time.After(5 * time.Millisecond): // the agent does not listen yet
 		case <-g.ended:
 			return nil, errors.New("the VM has ended")
 		case <-ctx.Done():

@@ -1,9 +1,9 @@
 // Package apitest checks the traffic of tests against the document of the REST API,
 // api/openapi.yaml. A request or an answer that the document does not allow fails the test.
 //
-// It is stricter than clients. A field of an answer that the document does not name is an error
-// here, while clients must ignore such a field. The package knows nothing of the daemon and is
-// linked into tests only.
+// It is stricter than clients may be: a field of an answer that is not in the document is an error
+// here, while clients must ignore such a field. The package does not depend on the daemon, and is
+// used only in tests.
 package apitest
 
 import (
@@ -34,16 +34,16 @@ import (
 	"github.com/forkd/forkd/api"
 )
 
-// T receives reports of traffic that the document does not allow. A testing.TB is one.
+// T receives reports of traffic that violates the document. testing.TB implements it.
 type T interface {
 	Helper()
 	Errorf(format string, args ...any)
 	Fatalf(format string, args ...any)
 }
 
-// Checked returns a handler that calls next, and reports to t traffic that the document does not
-// allow. It reports a request that breaks the document's rules only if the request was not refused,
-// because tests send invalid requests on purpose.
+// Checked returns a handler that calls next, and reports traffic that violates the document to t. A
+// request that violates the document is reported only if it was not refused, because tests send
+// invalid requests on purpose.
 func Checked(t T, next http.Handler) http.Handler {
 	t.Helper()
 	router, err := load()
@@ -65,11 +65,11 @@ func Checked(t T, next http.Handler) http.Handler {
 
 // exchange is a request and its answer.
 type exchange struct {
-	sent   bytes.Buffer // as far as the handler read
+	sent   bytes.Buffer // the part of the request's body that the handler has read
 	answer answer
 }
 
-// answer keeps a copy of the answer that passes through it.
+// answer is a ResponseWriter that keeps a copy of the answer.
 type answer struct {
 	http.ResponseWriter
 	status int
@@ -86,7 +86,8 @@ func (a *answer) Write(p []byte) (int, error) {
 	return a.ResponseWriter.Write(p)
 }
 
-// Hijack implements http.Hijacker. The data after an upgrade is not in the document.
+// Hijack implements http.Hijacker. Data after an upgrade is not checked, because it is not in the
+// document.
 func (a *answer) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	a.status = http.StatusSwitchingProtocols
 	return http.NewResponseController(a.ResponseWriter).Hijack()
@@ -99,10 +100,10 @@ func (a *answer) Unwrap() http.ResponseWriter { return a.ResponseWriter }
 func (c *exchange) check(router routers.Router, r *http.Request) error {
 	sent := r.Clone(context.WithoutCancel(r.Context()))
 	sent.Body = io.NopCloser(&c.sent)
-	sent.URL.Scheme, sent.URL.Host = "", "" // the document names no server
+	sent.URL.Scheme, sent.URL.Host = "", "" // the document has no server address
 	if own, foreign := guestsRoute(sent); foreign {
 		if own == "" || c.answer.Header().Get("Forkd-Error") == "" {
-			return nil // traffic of a server in a sandbox is not in the document
+			return nil // the document does not describe the traffic of servers in sandboxes
 		}
 		sent.Method, sent.URL.Path, sent.URL.RawPath = http.MethodGet, own, ""
 	}
@@ -114,7 +115,7 @@ func (c *exchange) check(router routers.Router, r *http.Request) error {
 		return fmt.Errorf("answered with %d: %w", c.answer.status, err)
 	}
 	options := &openapi3filter.Options{
-		AuthenticationFunc:    openapi3filter.NoopAuthenticationFunc, // the tests of tokens check them
+		AuthenticationFunc:    openapi3filter.NoopAuthenticationFunc, // other tests check tokens
 		IncludeResponseStatus: true, RejectWhenRequestBodyNotSpecified: true, SkipSettingDefaults: true, MultiError: true,
 	}
 	in := &openapi3filter.RequestValidationInput{Request: sent, PathParams: params, Route: route, Options: options}
@@ -133,14 +134,14 @@ func (c *exchange) check(router routers.Router, r *http.Request) error {
 	return nil
 }
 
-// Requests to servers in sandboxes, by path and by host name.
+// Requests to servers in sandboxes, addressed by path and by host name.
 var (
 	byPath = regexp.MustCompile(`^/v1/sandboxes/[^/]+/proxy/[^/]+/?`)
 	byHost = regexp.MustCompile(`(?i)^[0-9]+-sb-`)
 )
 
-// guestsRoute reports whether a request is for a server in a sandbox. If the document has the
-// request, it also returns the document's path for it.
+// guestsRoute reports whether a request is for a server in a sandbox. own is the document's path
+// for such a request; empty if the document has none.
 func guestsRoute(r *http.Request) (own string, ok bool) {
 	if byHost.MatchString(r.Host) {
 		return "", true
@@ -149,8 +150,8 @@ func guestsRoute(r *http.Request) (own string, ok bool) {
 	return strings.TrimSuffix(prefix, "/") + "/rest", prefix != ""
 }
 
-// Proxy serves the daemon behind a unix socket with the checks of Checked, until t ends, and
-// returns its URL.
+// Proxy serves the API of a daemon at a unix socket, with the checks of Checked, and returns its
+// URL. It ends with t.
 func Proxy(t testing.TB, socket string) string {
 	t.Helper()
 	srv := httptest.NewServer(Checked(t, &httputil.ReverseProxy{
@@ -165,7 +166,7 @@ func Proxy(t testing.TB, socket string) string {
 	return srv.URL
 }
 
-// load returns the document as a router, read once.
+// load returns a router for the document. It reads the document only once.
 var load = sync.OnceValues(func() (routers.Router, error) {
 	openapi3filter.RegisterBodyDecoder("application/x-ndjson", decodeLines)
 	openapi3filter.RegisterBodyDecoder("text/html", openapi3filter.PlainBodyDecoder)
@@ -190,7 +191,7 @@ var load = sync.OnceValues(func() (routers.Router, error) {
 	return legacy.NewRouter(parsed)
 })
 
-// decodeLines decodes a stream of messages as an array, which is its form in the document.
+// decodeLines decodes lines of JSON as an array, which is how the document describes them.
 func decodeLines(body io.Reader, _ http.Header, _ *openapi3.SchemaRef, _ openapi3filter.EncodingFn) (any, error) {
 	list := []any{}
 	for dec := json.NewDecoder(body); ; {
@@ -210,7 +211,7 @@ func decodeEvents(body io.Reader, h http.Header, s *openapi3.SchemaRef, enc open
 	for lines := bufio.NewReader(body); ; {
 		line, err := lines.ReadString('\n')
 		if err != nil {
-			return decodeLines(&data, h, s, enc) // the rest is a line that was cut off
+			return decodeLines(&data, h, s, enc) // the rest is an incomplete line
 		}
 		if found, ok := strings.CutPrefix(line, "data: "); ok {
 			data.WriteString(found)
@@ -218,9 +219,9 @@ func decodeEvents(body io.Reader, h http.Header, s *openapi3.SchemaRef, enc open
 	}
 }
 
-// closeObjects makes every object schema of a document refuse unknown fields. The parts of an allOf
-// stay open, because each part sees the fields of the others; the combined schema refuses unknown
-// fields instead.
+// closeObjects changes the document so that every object schema refuses unknown fields. The parts
+// of an allOf stay as they are, because each part also sees the fields of the others. The schema
+// that combines the parts refuses unknown fields instead.
 func closeObjects(doc map[string]any) {
 	schemas := asMap(asMap(doc["components"])["schemas"])
 	for _, name := range slices.Collect(maps.Keys(schemas)) {
@@ -241,7 +242,7 @@ func closeObjects(doc map[string]any) {
 	}
 }
 
-// openSuffix marks the copy of a schema that does not refuse fields.
+// openSuffix is the suffix of the name under which closeObjects keeps the original of a schema.
 const openSuffix = "Part"
 
 func asMap(v any) map[string]any {

@@ -10,14 +10,14 @@ import (
 	"github.com/getkin/kin-openapi/openapi3filter"
 )
 
-// example is a line of the curl tour in docs/api.md: a path and options of curl, each in the form
+// example matches a line of the curl tour in docs/api.md: a path, and options of curl in the form
 // of option.
 var (
 	example = regexp.MustCompile(`^forkd "?(/[^\s"]+)"?((?: -\w (?:'[^']*'|[^\s']+))*)(?:\s+#.*)?$`)
 	option  = regexp.MustCompile(`-(\w) (?:'([^']*)'|([^\s']+))`)
 )
 
-// TestExamplesOfTheDocument: api/openapi.yaml allows the requests that docs/api.md shows.
+// The requests in docs/api.md conform to api/openapi.yaml.
 func TestExamplesOfTheDocument(t *testing.T) {
 	router, err := load()
 	if err != nil {

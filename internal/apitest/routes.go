@@ -25,7 +25,7 @@ func Routes(t testing.TB) (routes []string) {
 	}
 	for path, item := range doc.Paths {
 		for method := range item {
-			if method != "parameters" { // applies to all operations of the path
+			if method != "parameters" { // the key "parameters" applies to all operations of the path
 				routes = append(routes, strings.ToUpper(method)+" "+path)
 			}
 		}

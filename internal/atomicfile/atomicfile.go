@@ -1,8 +1,8 @@
-// Package atomicfile replaces whole files. A reader, and a process that starts after a crash, finds
-// the old content or the new one and never a part of it.
+// Package atomicfile replaces whole files. A reader finds either the old content or the new content
+// of a file, and never a part of it. So does a process that starts after a crash.
 //
-// It writes a temporary file in the same directory and renames it. It takes no lock: the last of
-// several writers wins. It does not publish directories as a whole.
+// It writes a temporary file in the same directory and renames it. It takes no lock: if several
+// processes write a file, the last one wins. It does not replace directories.
 package atomicfile
 
 import (
@@ -16,9 +16,10 @@ import (
 	"strings"
 )
 
-// Write replaces the file path by data, with exactly the permissions mode. If Write fails, the old
-// file is unchanged. Any number of processes may write one path at once. A power failure may undo
-// the write or leave an empty file; WriteDurable is for content that must survive one.
+// Write replaces the content of the file path by data, and sets its permissions to mode. If Write
+// fails, the old file is unchanged. Several processes may write the same path at the same time.
+// After a power failure, the file may have the old content or be empty; use WriteDurable if the
+// content must survive.
 //
 // A process that is killed in Write leaves a file ".NAME.new-*" beside path; see Clean.
 func Write(path string, data []byte, mode fs.FileMode) error {
@@ -47,7 +48,7 @@ func WriteDurable(path string, data []byte, mode fs.FileMode) error {
 }
 
 // WriteDurableIn is WriteDurable for a file in the directory root. If name is a symbolic link, the
-// file replaces the link.
+// link is replaced.
 func WriteDurableIn(root *os.Root, name string, data []byte, mode fs.FileMode) error {
 	tmp := "." + name + infix + rand.Text()
 	f, err := root.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
@@ -59,7 +60,7 @@ func WriteDurableIn(root *os.Root, name string, data []byte, mode fs.FileMode) e
 		err = root.Rename(tmp, name)
 	}
 	if err != nil {
-		_ = root.Remove(tmp) // the first error is the one to report
+		_ = root.Remove(tmp) // report the first error
 		return fmt.Errorf("write %s: %w", name, err)
 	}
 	d, err := root.Open(".")
@@ -80,13 +81,13 @@ func write(path string, data []byte, mode fs.FileMode, sync bool) error {
 		err = os.Rename(f.Name(), path)
 	}
 	if err != nil {
-		_ = os.Remove(f.Name()) // the first error is the one to report
+		_ = os.Remove(f.Name()) // report the first error
 		return fmt.Errorf("write %s: %w", path, err)
 	}
 	return nil
 }
 
-// finish writes and closes a new file.
+// finish writes data to a new file and closes it.
 func finish(f *os.File, data []byte, mode fs.FileMode, sync bool) error {
 	_, err := f.Write(data)
 	if err == nil {
@@ -144,14 +145,14 @@ func Fill(path string, fill func(tmp string) error) error {
 		err = os.Rename(tmp, path)
 	}
 	if err != nil {
-		_ = os.Remove(tmp) // the first error is the one to report
+		_ = os.Remove(tmp) // report the first error
 		return fmt.Errorf("make %s: %w", path, err)
 	}
 	return nil
 }
 
-// SyncDir flushes a directory to disk. Files that were created, renamed or removed in it stay so
-// after a power failure.
+// SyncDir flushes a directory to disk. The creation, renaming and removal of files in it then
+// survives a power failure.
 func SyncDir(dir string) error {
 	d, err := os.Open(dir)
 	if err != nil {

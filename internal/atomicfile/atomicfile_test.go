@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The environment variable roleVariable makes the test binary one of the processes below.
-// pathVariable names the file for that process.
+// With the environment variable roleVariable, the test binary runs as one of the processes below.
+// pathVariable is the file that the process writes.
 const (
 	roleVariable = "ATOMICFILE_TEST_ROLE"
 	pathVariable = "ATOMICFILE_TEST_PATH"
@@ -51,8 +51,8 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// content is the content of one write: all bytes are equal, and there are more of them than the
-// kernel writes in one step.
+// content returns the content for one write. All its bytes are equal, and it is longer than what
+// the kernel writes in one step.
 func content(b byte) []byte { return bytes.Repeat([]byte{b}, 3<<20) }
 
 func role(name, path string) *exec.Cmd {
@@ -94,7 +94,7 @@ func TestReadersAndCrashesFindWholeContent(t *testing.T) {
 		if err := cmd.Process.Kill(); err != nil {
 			t.Fatal(err)
 		}
-		cmd.Wait() // the process was killed, so the error is known
+		cmd.Wait() // the error says that the process was killed
 		p, err := os.ReadFile(path)
 		if err != nil {
 			t.Fatal(err)

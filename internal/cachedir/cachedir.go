@@ -9,9 +9,9 @@ import (
 	"path/filepath"
 )
 
-// Dir returns the cache directory as an absolute path: $FORKD_CACHE, else $XDG_CACHE_HOME/forkd,
-// else ~/.cache/forkd. A relative $FORKD_CACHE is an error, because processes with other working
-// directories share the cache.
+// Dir returns the cache directory as an absolute path: $FORKD_CACHE, or else $XDG_CACHE_HOME/forkd,
+// or else ~/.cache/forkd. A relative $FORKD_CACHE is an error, because processes with different
+// working directories use the cache.
 func Dir() (string, error) { return fromEnv(os.Getenv) }
 
 func fromEnv(getenv func(string) string) (string, error) {

@@ -1,11 +1,12 @@
-// Package cleanup is an undo stack for functions that build something in several steps.
+// Package cleanup helps functions that create something in several steps to undo these steps after
+// an error.
 //
-// It runs functions in reverse order of their addition. It collects no errors: a function that
-// fails after its first error reports that error.
+// It calls the undo functions in reverse order. The functions return no errors: the caller reports
+// the error for which it undoes its steps.
 package cleanup
 
-// Stack holds the functions that undo what was done so far. The zero Stack is ready to use. It is
-// not safe for use by several goroutines at once.
+// Stack holds functions that undo the steps done so far. The zero Stack is ready for use. It may be
+// used by only one goroutine at a time.
 //
 //	var undo cleanup.Stack
 //	defer undo.Run()
@@ -16,7 +17,7 @@ type Stack struct{ steps []func() }
 // Add puts f on top of the stack.
 func (s *Stack) Add(f func()) { s.steps = append(s.steps, f) }
 
-// Run calls the functions, the last one added first, and empties the stack.
+// Run calls the functions, the latest one first, and empties the stack.
 func (s *Stack) Run() {
 	steps := s.steps
 	s.steps = nil
@@ -25,5 +26,5 @@ func (s *Stack) Run() {
 	}
 }
 
-// Release empties the stack without calling anything.
+// Release empties the stack without calling the functions.
 func (s *Stack) Release() { s.steps = nil }

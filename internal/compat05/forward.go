@@ -14,8 +14,8 @@ import (
 	"github.com/forkd/forkd/internal/compat05/agent05"
 )
 
-// Forward serves the protocol of forkd 0.5's agent on this host until ctx ends, at the addresses
-// that a daemon with --guest-port gives sandboxes. say prints errors.
+// Forward serves the protocol of forkd 0.5's agent on this host until ctx ends. It listens at the
+// addresses that a daemon with --guest-port tells clients for sandboxes. say is called with errors.
 func Forward(ctx context.Context, cl *client.Client, port int, say func(text string)) error {
 	l, err := listenLoopback(ctx, port)
 	if err != nil {
@@ -26,7 +26,8 @@ func Forward(ctx context.Context, cl *client.Client, port int, say func(text str
 	return agent05.Serve(ctx, l, func(conn net.Conn) *agent05.Server { return g.of(ctx, conn) })
 }
 
-// listenLoopback listens at all addresses of the loopback interface, and at no others.
+// listenLoopback returns a listener for all addresses of the loopback interface, and for no other
+// address.
 func listenLoopback(ctx context.Context, port int) (net.Listener, error) {
 	onLoopback := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error {
 		var err error
@@ -42,7 +43,7 @@ func listenLoopback(ctx context.Context, port int) (net.Listener, error) {
 	return l, nil
 }
 
-// guests finds sandboxes by the addresses that the daemon has given them.
+// guests finds the sandbox for the address of a connection.
 type guests struct {
 	cl  *client.Client
 	say func(text string)
@@ -52,7 +53,8 @@ type guests struct {
 	servers map[string]*agent05.Server // by the id of the sandbox
 }
 
-// of returns the agent of the sandbox that a connection is for, or nil.
+// of returns the server of the sandbox that has the connection's local address, or nil if there is
+// none.
 func (g *guests) of(ctx context.Context, conn net.Conn) *agent05.Server {
 	s, err := g.find(ctx, conn)
 	if err != nil {

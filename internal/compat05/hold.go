@@ -1,8 +1,8 @@
-// Package compat05 does what forkd 0.5's command line did for its Python package: it holds
-// sandboxes that end with a command, and makes sandboxes reachable like forkd 0.5's agent (package
+// Package compat05 contains what forkd 0.5's Python package needs of the command line. It holds
+// sandboxes until a command ends, and makes sandboxes reachable like forkd 0.5's agent (package
 // agent05).
 //
-// It parses no command line: the flags and commands of forkd 0.5 are in internal/cli/compat05.go.
+// It parses no command line: internal/cli/compat05.go has the flags and commands of forkd 0.5.
 package compat05
 
 import (
@@ -16,24 +16,24 @@ import (
 	"github.com/forkd/forkd/internal/compat05/agent05"
 )
 
-// TargetEnv names the variable with the address at which clients of forkd 0.5 reach a guest.
+// TargetEnv is the variable with the address at which clients of forkd 0.5 connect to a guest.
 const TargetEnv = "FORKD_TARGET"
 
-// holdMargin is how much longer held sandboxes live, in seconds, if this process does not kill
-// them.
+// holdMargin is added to the lifetime of held sandboxes, in seconds. The daemon deletes them after
+// that time if this process does not.
 const holdMargin = 60
 
-// MaxSettle bounds how long sandboxes are held, in seconds: a day.
+// MaxSettle bounds the time for which sandboxes are held, in seconds: a day.
 const MaxSettle = 86400
 
-// Hold keeps sandboxes for as long as a call lasts.
+// Hold keeps sandboxes running until Run returns.
 type Hold struct {
-	Settle   float64      // seconds until the call ends
-	Listener net.Listener // clients of forkd 0.5 reach the single sandbox here; may be nil
+	Settle   float64      // seconds until Run returns
+	Listener net.Listener // accepts connections of forkd 0.5's clients to the sandbox, if there is only one; may be nil
 	Say      func(text string)
 }
 
-// Run forks sandboxes and kills them when ctx ends or the time is over.
+// Run forks sandboxes, and kills them when ctx ends or the time has passed.
 func (h *Hold) Run(ctx context.Context, cl *client.Client, req client.ForkRequest) error {
 	req.TTLSecs = h.Settle + holdMargin
 	f, err := cl.Fork(ctx, req)
@@ -63,12 +63,12 @@ func (h *Hold) Run(ctx context.Context, cl *client.Client, req client.ForkReques
 		return guest
 	})
 	if ctx.Err() != nil {
-		return nil // the normal end
+		return nil // the time has passed
 	}
 	return err
 }
 
-// end removes the sandboxes, even after an interrupt.
+// end kills the sandboxes, even if ctx has been cancelled by an interrupt.
 func (h *Hold) end(ctx context.Context, cl *client.Client, sandboxes []client.Sandbox) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), holdMargin*time.Second)
 	defer cancel()
@@ -79,8 +79,8 @@ func (h *Hold) end(ctx context.Context, cl *client.Client, sandboxes []client.Sa
 	}
 }
 
-// ListenTarget listens at target or, by default, where clients of forkd 0.5 look for a guest. It
-// listens to this host only, because the protocol knows no token.
+// ListenTarget listens at target or, if target is empty, at the address to which clients of forkd
+// 0.5 connect. It refuses addresses that other hosts can reach, because the protocol has no token.
 func ListenTarget(target string) (net.Listener, error) {
 	target = cmp.Or(target, agent05.DefaultAddr)
 	addr, err := net.ResolveTCPAddr("tcp", target)
@@ -98,7 +98,7 @@ func ListenTarget(target string) (net.Listener, error) {
 	return l, nil
 }
 
-// isLocal reports whether an address can be reached only from this host.
+// isLocal reports whether only this host can connect to an address.
 func isLocal(ip net.IP) bool {
 	if ip.IsLoopback() {
 		return true

@@ -12,9 +12,9 @@ import (
 	"strings"
 )
 
-// isOurs returns an error unless a connection within this host comes from a program of this user.
-// The protocol of forkd 0.5's agent has no token, so without this check every user of the host
-// could run commands in sandboxes.
+// isOurs returns an error unless the other end of a connection is a program of this user on this
+// host. The protocol of forkd 0.5's agent has no token, so without this check every user of the
+// host could run commands in sandboxes.
 func isOurs(conn net.Conn) error {
 	from, to := addrOf(conn.RemoteAddr()), addrOf(conn.LocalAddr())
 	if !to.Addr().IsValid() || from.Addr() != to.Addr() && !from.Addr().IsLoopback() {
@@ -23,7 +23,7 @@ func isOurs(conn net.Conn) error {
 	for _, table := range []string{"/proc/net/tcp", "/proc/net/tcp6"} {
 		p, err := os.ReadFile(table)
 		if errors.Is(err, os.ErrNotExist) {
-			continue // no IPv6
+			continue // the host has no IPv6
 		}
 		if err != nil {
 			return err
@@ -55,8 +55,9 @@ const (
 	inodeColumn = 9
 )
 
-// ownerOf returns the user of the socket with these two ends, from /proc/net/tcp or tcp6. A closed
-// socket, whose inode is 0, is shown as root's and has no owner.
+// ownerOf returns the user of the socket with the addresses local and peer, according to
+// /proc/net/tcp or tcp6. A closed socket has the inode 0 there; ok is false for it, although the
+// table shows root as its user.
 func ownerOf(table string, local, peer netip.AddrPort) (uid int, ok bool) {
 	for line := range strings.Lines(table) {
 		f := strings.Fields(line)
@@ -75,8 +76,8 @@ func ownerOf(table string, local, peer netip.AddrPort) (uid int, ok bool) {
 	return 0, false
 }
 
-// parseProcAddr reads an address in the form of /proc/net/tcp: 32-bit words of the address in the
-// host's order, and the port, in hexadecimal.
+// parseProcAddr parses an address of /proc/net/tcp. It consists of 32-bit words in the host's byte
+// order, and the port, all in hexadecimal.
 func parseProcAddr(text string) (netip.AddrPort, error) {
 	address, port, _ := strings.Cut(text, ":")
 	p, err := hex.DecodeString(address)

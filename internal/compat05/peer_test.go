@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// The owner of a connection is read from the kernel's tables, and a socket without one has none.
+// The user of a connection is read from the kernel's tables. A closed socket has no user.
 func TestOwnersOfConnections(t *testing.T) {
 	const table = `  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
    0: 0100007F:1F90 0200007F:22B8 01 00000000:00000000 00:00000000 00000000  1000        0 4711 1 0000000000000000 20 4 30 10 -1
@@ -27,7 +27,7 @@ func TestOwnersOfConnections(t *testing.T) {
 	}
 }
 
-// A connection of this very program is let in, over IPv4 and IPv6.
+// A connection of this program is accepted, over IPv4 and over IPv6.
 func TestOwnConnectionsAreLetIn(t *testing.T) {
 	for _, address := range []string{"127.1.2.3:0", "[::1]:0"} {
 		l, err := net.Listen("tcp", address)
@@ -49,7 +49,7 @@ func TestOwnConnectionsAreLetIn(t *testing.T) {
 		if err := isOurs(conn); err != nil {
 			t.Errorf("%s: %v", address, err)
 		}
-		if err := client.(*net.TCPConn).CloseWrite(); err != nil { // as clients do before the answer
+		if err := client.(*net.TCPConn).CloseWrite(); err != nil { // clients do so before they read the answer
 			t.Fatal(err)
 		}
 		if err := isOurs(conn); err != nil {

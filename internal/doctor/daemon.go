@@ -12,7 +12,7 @@ import (
 
 // answer holds the daemon's answers.
 type answer struct {
-	reached      Finding // whether it answers
+	reached      Finding // whether the daemon answers
 	version      *client.Version
 	snapshots    []client.Snapshot
 	snapshotsErr error
@@ -62,7 +62,8 @@ func howToStart() string {
 	return "forkd daemon &"
 }
 
-// of returns a probe of the daemon's answers. It does not apply if no daemon answers.
+// of returns a probe that judges the daemon's answers. If no daemon answers, the check does not
+// apply.
 func of(judge func(*Host, client.Version) Finding) func(*Host) Finding {
 	return func(h *Host) Finding {
 		if h.daemon.version == nil {
@@ -114,7 +115,7 @@ func (h *Host) snapshots(client.Version) Finding {
 	}
 }
 
-// limits reports limits of sandboxes that a daemon cannot enforce.
+// limits reports limits of sandboxes that the daemon cannot enforce.
 func (h *Host) limits(v client.Version) Finding {
 	if v.LimitsMissing != "" {
 		return warn(DescribeLimits(v))
@@ -122,7 +123,7 @@ func (h *Host) limits(v client.Version) Finding {
 	return pass(DescribeLimits(v))
 }
 
-// DescribeLimits describes the limits of sandboxes that a daemon enforces.
+// DescribeLimits describes the limits of sandboxes that the daemon enforces.
 func DescribeLimits(v client.Version) string {
 	if v.LimitsMissing != "" {
 		return v.LimitsMissing + ": forks that ask for such limits are refused, others run without"
@@ -130,7 +131,7 @@ func DescribeLimits(v client.Version) string {
 	return "memory, processors, threads and disk"
 }
 
-// leftAlone reports the sandboxes of an earlier daemon that this one has not taken over.
+// leftAlone reports the sandboxes of an earlier daemon that the present daemon has not taken over.
 func (h *Host) leftAlone(v client.Version) Finding {
 	var reasons, pids []string
 	for _, l := range v.LeftAlone {
@@ -154,7 +155,7 @@ func (h *Host) leftAlone(v client.Version) Finding {
 	return bad.by(byHand(restart + " # when what the detail says has been put right"))
 }
 
-// DescribeAdmission describes how many sandboxes a daemon accepts.
+// DescribeAdmission describes how many sandboxes the daemon admits.
 func DescribeAdmission(a client.Admission) string {
 	or := func(n float64) string {
 		if n == 0 {

@@ -1,7 +1,7 @@
-// Package doctor determines whether this host can run forkd, and what to do if it cannot.
+// Package doctor checks whether this host can run forkd, and says what to do if it cannot.
 //
-// A check is a row of a table in Host.checks: its name, a probe, and the fix that belongs to it.
-// The package prints nothing and knows no command line; internal/cli shows what it returns.
+// A check is a row of a table: its name, a probe, and a fix. The package prints nothing and parses
+// no command line; internal/cli prints its findings.
 package doctor
 
 import (
@@ -18,7 +18,7 @@ import (
 // Verdict is the result of one check.
 type Verdict string
 
-// A warning costs time, room or safety, but forkd runs.
+// With a warning, forkd runs, but with less speed, space or security.
 const (
 	Pass Verdict = "pass"
 	Warn Verdict = "warn"
@@ -29,7 +29,7 @@ const (
 // Finding is the result of one check.
 type Finding struct {
 	Check   string  `json:"check"`
-	Verdict Verdict `json:"verdict"` // empty in the package: the check does not apply here
+	Verdict Verdict `json:"verdict"` // empty, only in this package: the check does not apply
 	Detail  string  `json:"detail"`
 	Fix     *Fix    `json:"fix,omitempty"`
 }
@@ -46,40 +46,41 @@ func found(v Verdict, detail string, args []any) Finding {
 	return Finding{Verdict: v, Detail: detail}
 }
 
-// by returns f with a fix that replaces that of the check's row.
+// by returns f with the given fix, which replaces the fix of the check's row.
 func (f Finding) by(fix Fix) Finding {
 	f.Fix = &fix
 	return f
 }
 
-// Host provides what the checks examine. All functions must be set.
+// Host has what the checks examine. All functions must be set.
 type Host struct {
-	Version   string // of this program
-	Named     bool   // the user has named a daemon, so that an emulated host does not matter
+	Version   string // version of this program
+	Named     bool   // the user has named a daemon, so no emulated host is used
 	TokenFile func() (path string, err error)
 	Machine   func() (m tcghost.Machine, ready bool, err error)
 	Connect   func(context.Context) (c *client.Client, where string, err error)
 
-	ctx       context.Context
-	root      bool
-	read      func(name string) string // a small file of /proc or /sys; empty if there is none
-	inMachine bool                     // the daemon is in an emulated host
+	ctx  context.Context
+	root bool
+	// Returns the content of a small file of /proc or /sys; empty if it does not exist.
+	read      func(name string) string
+	inMachine bool // the daemon is in an emulated host
 	machine   tcghost.Machine
 	emulated  Finding
 	kvm       Finding
-	room      map[string]Finding // of the emulated host, by directory
+	room      map[string]Finding // findings about the emulated host's free space, by directory
 	daemon    answer
 }
 
-// check is a row of the table.
+// check is a row of the table of checks.
 type check struct {
 	name  string
 	probe func(*Host) Finding
-	fix   *Fix // for warnings and failures for which the probe names no other
+	fix   *Fix // fix for a warning or failure; the probe may name another one
 }
 
-// checks returns the table in three parts. The second is about this host's kernel, which does not
-// matter if VMs run in an emulated host.
+// checks returns the table in three parts. The part kernel is about this host's kernel, which does
+// not matter if VMs run in an emulated host.
 func checks() (first, kernel, last []check) {
 	row := func(name string, probe func(*Host) Finding) check { return check{name: name, probe: probe} }
 	mend := func(name string, probe func(*Host) Finding, fix Fix) check { return check{name, probe, &fix} }
@@ -126,7 +127,7 @@ func checks() (first, kernel, last []check) {
 		}
 }
 
-// Names of the checks that decide whether forkd can be used.
+// Names of the checks that decide whether VMs can run.
 const (
 	checkVMs     = "VMs can run"
 	checkMachine = "emulated host"
@@ -137,7 +138,7 @@ const (
 	checkLimits  = "limits of sandboxes"
 )
 
-// Diagnose does all checks.
+// Diagnose runs all checks.
 func (h Host) Diagnose(ctx context.Context) []Finding {
 	h.ctx, h.root, h.read = ctx, os.Getuid() == 0, hostFile
 	h.machine, h.emulated = h.lookForMachine()
@@ -153,7 +154,7 @@ func (h Host) Diagnose(ctx context.Context) []Finding {
 	return slices.Concat(h.do(first), here, h.do(last))
 }
 
-// do runs the checks that apply.
+// do runs those of the given checks that apply.
 func (h *Host) do(rows []check) (findings []Finding) {
 	for _, c := range rows {
 		f := c.probe(h)
@@ -169,8 +170,8 @@ func (h *Host) do(rows []check) (findings []Finding) {
 	return findings
 }
 
-// needless marks findings about this host's kernel as irrelevant. It is for a host whose VMs run in
-// an emulated host, which has its own kernel.
+// needless replaces findings about this host's kernel by the verdict that they do not matter. It is
+// used if VMs run in an emulated host, which has a kernel of its own.
 func needless(findings []Finding) []Finding {
 	for i, f := range findings {
 		if f.Verdict == Warn || f.Verdict == Fail {
@@ -181,7 +182,7 @@ func needless(findings []Finding) []Finding {
 	return findings
 }
 
-// vmsRun summarizes the checks of KVM and of the emulated host: either is enough.
+// vmsRun combines the findings about KVM and about the emulated host. One of them suffices.
 func vmsRun(findings []Finding) Finding {
 	summary := fail("neither here nor in an emulated host").by(byHand(emulateHost))
 	for _, f := range findings {
@@ -201,7 +202,7 @@ func vmsRun(findings []Finding) Finding {
 	return summary
 }
 
-// Foremost returns the findings that decide whether forkd can be used, and those that fail.
+// Foremost returns the findings that decide whether forkd can be used, and all failures.
 func Foremost(findings []Finding) []Finding {
 	list := []Finding{vmsRun(findings)}
 	add := func(want func(Finding) bool) {
@@ -218,7 +219,8 @@ func Foremost(findings []Finding) []Finding {
 	return list
 }
 
-// Merge returns the findings of a second run, with the fixes that were tried after the first.
+// Merge returns the findings of a second run, together with the fixes that were tried after the
+// first run.
 func Merge(before, after []Finding) []Finding {
 	for i := range after {
 		for _, b := range before {
@@ -230,11 +232,11 @@ func Merge(before, after []Finding) []Finding {
 	return after
 }
 
-// hostFile reads a small file of /proc or /sys; empty if there is none.
+// hostFile returns the content of a small file of /proc or /sys; empty if it does not exist.
 func hostFile(name string) string {
 	p, _ := os.ReadFile(name)
 	return strings.TrimSpace(string(p))
 }
 
-// quoted is text as one word of a shell.
+// quoted returns text as one word for a shell.
 func quoted(text string) string { return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'" }

@@ -16,7 +16,7 @@ import (
 	"github.com/forkd/forkd/internal/emu/tcghost"
 )
 
-// everything returns all texts of a finding.
+// everything returns all texts of a finding in one string.
 func everything(f Finding) string {
 	if f.Fix == nil {
 		return f.Detail
@@ -24,7 +24,7 @@ func everything(f Finding) string {
 	return f.Detail + "\n" + f.Fix.Kind + " " + f.Fix.Command
 }
 
-// with returns a host with these files, given as name and content in turn.
+// with returns a host with files. The arguments are names and contents, alternately.
 func with(files ...string) *Host {
 	return &Host{read: func(name string) string {
 		for i := 0; i < len(files); i += 2 {
@@ -36,7 +36,7 @@ func with(files ...string) *Host {
 	}}
 }
 
-// check runs the check with the given name. The finding has the fix of the check's row.
+// check runs the check with the given name. The finding includes the fix of the check's row.
 func (h *Host) check(t *testing.T, name string) Finding {
 	first, kernel, last := checks()
 	for _, c := range slices.Concat(first, kernel, last) {
@@ -67,7 +67,7 @@ func TestDoctorKnowsHostSettings(t *testing.T) {
 		name    string
 		got     Finding
 		verdict Verdict
-		detail  string // part of the detail, or of the command that fixes it
+		detail  string // part of the detail, or of the fix's command
 	}{
 		{"an old kernel", with("/proc/sys/kernel/osrelease", "5.15.0-91-generic").check(t, "kernel"),
 			Warn, "no /dev/userfaultfd"},
@@ -172,7 +172,7 @@ func TestDoctorKnowsHostSettings(t *testing.T) {
 	}
 }
 
-// If VMs run in an emulated host, no finding about this host's kernel needs a fix.
+// If VMs run in an emulated host, the findings about this host's kernel need no fix.
 func TestDoctorInAnEmulatedHost(t *testing.T) {
 	made := func(check string, v Verdict) Finding {
 		return Finding{Check: check, Verdict: v, Fix: &Fix{Command: "x"}}
@@ -195,8 +195,8 @@ func TestDoctorInAnEmulatedHost(t *testing.T) {
 	}
 }
 
-// On a host without a daemon, every check that is not about the daemon has exactly one finding. A
-// warning or failure has a fix if the check's row has one.
+// On a host without a daemon, every check that does not need the daemon has exactly one finding. If
+// the check's row has a fix, a warning or failure has a fix.
 func TestEveryCheck(t *testing.T) {
 	tokens := filepath.Join(t.TempDir(), "tokens")
 	if err := os.WriteFile(tokens, []byte("x"), 0o600); err != nil {

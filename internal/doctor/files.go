@@ -30,7 +30,7 @@ var (
 	diskNeed = need{5 << 30, 1 << 30}
 )
 
-// judge converts free bytes to a finding. where names the place for the user.
+// judge converts a number of free bytes to a finding. where is the name of the place for users.
 func (n need) judge(where string, free uint64) Finding {
 	switch {
 	case free >= n.good:
@@ -41,7 +41,8 @@ func (n need) judge(where string, free uint64) Finding {
 	return fail("%s: %d MiB free: %d MiB are needed", where, free>>20, n.enough>>20)
 }
 
-// at checks the file system of dir, or of the nearest existing directory above.
+// at judges the free space of the file system of dir. If dir does not exist, it uses the nearest
+// directory above that does.
 func (n need) at(dir string) Finding {
 	at := dir
 	for at != "/" {
@@ -57,7 +58,8 @@ func (n need) at(dir string) Finding {
 	return n.judge(dir, st.Bavail*uint64(st.Bsize))
 }
 
-// config returns the configuration of a daemon on this host; zero if no directory is known.
+// config returns the configuration of a daemon on this host. It is zero if the default directories
+// are unknown.
 func config() (cfg daemon.Config) {
 	if err := cfg.Defaults(os.Getuid(), os.Getenv); err != nil {
 		return daemon.Config{}
@@ -65,7 +67,7 @@ func config() (cfg daemon.Config) {
 	return cfg
 }
 
-// hotSpace and diskSpace check the daemon's file systems, here or in the emulated host.
+// hotSpace and diskSpace check the free space for the daemon, on this host or in the emulated host.
 func (h *Host) hotSpace() Finding {
 	_, ram := tcghost.DaemonDirs()
 	return h.space(hotNeed, config().RAMDir, ram, asRoot("mount -o remount,size=75% /dev/shm"))
@@ -90,8 +92,8 @@ func (h *Host) space(n need, here, inMachine string, fix Fix) Finding {
 	return f.by(fix)
 }
 
-// machineFile checks the file system of this host that holds the disk of an emulated host, a file
-// that grows.
+// machineFile checks the free space on this host for the disk of an emulated host, a file that
+// grows.
 func (h *Host) machineFile() Finding {
 	cache, err := cachedir.Dir()
 	if !h.inMachine || err != nil {
@@ -100,10 +102,10 @@ func (h *Host) machineFile() Finding {
 	return diskNeed.at(cache)
 }
 
-// spaceLimit bounds the time for an emulated host to answer.
+// spaceLimit bounds the time that an emulated host may take to answer.
 const spaceLimit = 10 * time.Second
 
-// askMachine asks the daemon's emulated host, if there is one, for its free space.
+// askMachine gets the free space of the emulated host in which the daemon runs, if it runs in one.
 func (h *Host) askMachine() map[string]Finding {
 	if !h.inMachine {
 		return nil
@@ -115,7 +117,7 @@ func (h *Host) askMachine() map[string]Finding {
 	return judgeMachine(h.machine.Name, free, err)
 }
 
-// judgeMachine converts an emulated host's answer to findings, by directory.
+// judgeMachine converts the answer of an emulated host to findings, by directory.
 func judgeMachine(name string, free machineapi.Space, err error) map[string]Finding {
 	state, ram := tcghost.DaemonDirs()
 	room := map[string]Finding{}
@@ -129,7 +131,7 @@ func judgeMachine(name string, free machineapi.Space, err error) map[string]Find
 	return room
 }
 
-// directories checks the existing directories of this user's daemon.
+// directories checks the directories of this user's daemon, if they exist.
 func (h *Host) directories() Finding {
 	cfg := config()
 	if h.inMachine || cfg.StateDir == "" {
@@ -141,7 +143,7 @@ func (h *Host) directories() Finding {
 	} {
 		info, err := os.Lstat(d.path)
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // the daemon makes it
+			continue // the daemon creates it
 		}
 		there++
 		dir, err := private.Dir(d.path, d.option)
@@ -151,7 +153,8 @@ func (h *Host) directories() Finding {
 		}
 		bad := fail("the daemon does not start: " + err.Error())
 		if info != nil && info.IsDir() && info.Mode().Perm()&0o077 != 0 {
-			bad.Fix = &Fix{Kind: askFix, Command: "chmod 700 " + quoted(d.path)} // others may have changed its content
+			// Ask first, because others may have changed the content.
+			bad.Fix = &Fix{Kind: askFix, Command: "chmod 700 " + quoted(d.path)}
 		}
 		return bad
 	}
@@ -161,7 +164,7 @@ func (h *Host) directories() Finding {
 	return pass("nobody else can read or replace them")
 }
 
-// tokenFile checks the file of the daemon's tokens.
+// tokenFile checks the permissions of the daemon's token file.
 func (h *Host) tokenFile() Finding {
 	path, err := h.TokenFile()
 	if err != nil {
@@ -181,8 +184,8 @@ func (h *Host) tokenFile() Finding {
 	return judgeTokenFile(path, info.Mode(), auth.IsSole(p))
 }
 
-// judgeTokenFile judges the mode of the file. Changing the mode is a sufficient fix only if others
-// cannot have read or changed anything.
+// judgeTokenFile judges the permissions of a token file. If other users could read a plain token or
+// write to the file, changing the permissions is not enough.
 func judgeTokenFile(path string, mode fs.FileMode, sole bool) Finding {
 	if mode.Perm()&0o077 == 0 {
 		return pass(path)

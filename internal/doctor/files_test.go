@@ -9,7 +9,7 @@ import (
 	"github.com/forkd/forkd/internal/emu/tcghost"
 )
 
-// An emulated host whose disk is full fails the check, however much room this host has.
+// If the disk of the emulated host is full, the check fails, whatever space this host has.
 func TestDoctorLooksAtTheMachinesDisk(t *testing.T) {
 	state, ram := tcghost.DaemonDirs()
 	for _, c := range []struct {

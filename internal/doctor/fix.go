@@ -10,24 +10,24 @@ import (
 	"strings"
 )
 
-// How a fix may be made.
+// Kinds of fixes. They say what --fix does.
 const (
-	safeFix   = "safe"   // --fix runs it: it changes only a file of forkd
-	askFix    = "ask"    // --fix asks first: it changes the host, usually until the next boot
-	manualFix = "manual" // never: it needs a decision, a reboot or another computer
+	safeFix   = "safe"   // runs it without a question: it changes only a file of forkd
+	askFix    = "ask"    // asks first: it changes the host, usually until the next boot
+	manualFix = "manual" // never runs it: it needs a decision, a reboot or another computer
 )
 
-// Fix is what to do about a finding.
+// Fix says what to do about a finding.
 type Fix struct {
 	Kind    string `json:"kind"`
 	Command string `json:"command"`          // a line for a shell
-	Result  string `json:"result,omitempty"` // from a Fixer: "done", "would run", or why not
+	Result  string `json:"result,omitempty"` // set by a Fixer: "done", "would run", or why it was not run
 }
 
 func safely(command string) Fix { return Fix{Kind: safeFix, Command: command} }
 func byHand(command string) Fix { return Fix{Kind: manualFix, Command: command} }
 
-// asRoot is for commands that only root can run.
+// asRoot returns a fix whose command only root can run.
 func asRoot(command string) Fix {
 	if os.Getuid() != 0 {
 		command = "sudo sh -c " + quoted(command)
@@ -50,11 +50,11 @@ func (x *Fix) String() string {
 
 // Fixer runs the fixes of findings.
 type Fixer struct {
-	Yes, Dry bool          // do not ask; run nothing
-	In       *bufio.Reader // answers to questions; nil if not interactive
+	Yes, Dry bool          // Yes: run without questions; Dry: run nothing
+	In       *bufio.Reader // receives answers to questions; nil if not interactive
 	Out      io.Writer     // progress and questions
 
-	run func(ctx context.Context, command string, out io.Writer) error // nil: a shell
+	run func(ctx context.Context, command string, out io.Writer) error // runs a command; nil: with a shell
 }
 
 func runShell(ctx context.Context, command string, out io.Writer) error {
@@ -63,8 +63,8 @@ func runShell(ctx context.Context, command string, out io.Writer) error {
 	return cmd.Run()
 }
 
-// FixAll runs the permitted fixes, and records the result in each. It reports whether anything has
-// changed.
+// FixAll runs the permitted fixes and records the results in the findings. It reports whether a fix
+// has changed anything.
 func (x *Fixer) FixAll(ctx context.Context, findings []Finding) (changed bool) {
 	for _, f := range findings {
 		if f.Fix == nil || f.Fix.Kind == manualFix {
@@ -77,7 +77,7 @@ func (x *Fixer) FixAll(ctx context.Context, findings []Finding) (changed bool) {
 	return changed
 }
 
-// fix runs the fix of f if it is permitted, and returns the result.
+// fix runs the fix of f, if that is permitted, and returns the result.
 func (x *Fixer) fix(ctx context.Context, f Finding) string {
 	switch {
 	case x.Dry:

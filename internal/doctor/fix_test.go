@@ -10,7 +10,8 @@ import (
 	"testing"
 )
 
-// --fix does what is safe, asks before it changes the host, and leaves the rest alone.
+// With --fix, safe fixes are run, fixes that change the host are run after a question, and all
+// others are not run.
 func TestDoctorFixes(t *testing.T) {
 	findings := func() []Finding {
 		return []Finding{
@@ -24,9 +25,9 @@ func TestDoctorFixes(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		fixer  Fixer
-		answer string // to questions; empty: not interactive
+		answer string // answer to questions; empty: not interactive
 		ran    []string
-		result string // of the second finding's fix
+		result string // result of the fix of the second finding
 	}{
 		{"nobody to ask", Fixer{}, "", []string{"safe"}, "give --yes"},
 		{"asked", Fixer{}, "y\nno\n", []string{"safe", "first"}, "not run"},

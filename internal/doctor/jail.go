@@ -14,7 +14,7 @@ import (
 	"github.com/forkd/forkd/internal/jail"
 )
 
-// Checks of the confinement of a guest that has found a flaw in its VMM.
+// Checks of the jail, which confines a guest that has broken out into its VMM.
 
 func (h *Host) jail() Finding { return h.judgeJail(tryJail()) }
 
@@ -30,7 +30,7 @@ func tryJail() error {
 	}
 	defer os.RemoveAll(dir)
 	path := filepath.Join(dir, embedded.VMM)
-	// see jail.Starter
+	// jail.Starter needs these permissions
 	if err := errors.Join(os.WriteFile(path, program, 0o700), os.Chmod(path, 0o755), os.Chmod(dir, 0o711)); err != nil {
 		return err
 	}
@@ -63,7 +63,8 @@ func (h *Host) judgeJail(err error) Finding {
 	return pass("complete; every VMM has a user of its own")
 }
 
-// namespaceSettings are the settings by which distributions forbid namespaces to users.
+// namespaceSettings are the settings with which distributions forbid ordinary users to create
+// namespaces.
 func namespaceSettings() []struct{ name, forbids, allows string } {
 	return []struct{ name, forbids, allows string }{
 		{"kernel.unprivileged_userns_clone", "0", "1"},             // Debian
@@ -72,7 +73,7 @@ func namespaceSettings() []struct{ name, forbids, allows string } {
 	}
 }
 
-// seccomp checks for the seccomp action that kills a VMM when it makes a forbidden call.
+// seccomp checks that the kernel can kill a VMM that makes a forbidden system call.
 func (h *Host) seccomp() Finding {
 	if !slices.Contains(strings.Fields(h.read("/proc/sys/kernel/seccomp/actions_avail")), "kill_process") {
 		return fail("this kernel has no filters for system calls (CONFIG_SECCOMP_FILTER): no VMM starts")
@@ -93,10 +94,12 @@ func judgeLandlock(there bool) Finding {
 	return pass("there")
 }
 
-// cores checks for core scheduling. It asks for this process's cookie, which changes nothing.
+// cores checks for core scheduling. It asks the kernel for this process's cookie, which has no
+// effect.
 func (h *Host) cores() Finding {
 	err := unix.Prctl(unix.PR_SCHED_CORE, unix.PR_SCHED_CORE_GET, 0, unix.PR_SCHED_CORE_SCOPE_THREAD, 0)
-	// Without room for the cookie the error is EFAULT, or ENODEV without SMT.
+	// There is no room for the cookie, so the error is EFAULT, or ENODEV without SMT. EINVAL means
+	// that the kernel lacks core scheduling.
 	return judgeCores(h.read("/sys/devices/system/cpu/smt/active"), err != unix.EINVAL)
 }
 
@@ -120,7 +123,7 @@ func (h *Host) ksm() Finding {
 
 func (h *Host) cpuFlaws() Finding {
 	const dir = "/sys/devices/system/cpu/vulnerabilities"
-	entries, _ := os.ReadDir(dir) // an old kernel has none
+	entries, _ := os.ReadDir(dir) // empty on an old kernel
 	flaws := map[string]string{}
 	for _, e := range entries {
 		flaws[e.Name()] = h.read(filepath.Join(dir, e.Name()))
@@ -128,20 +131,21 @@ func (h *Host) cpuFlaws() Finding {
 	return judgeCPUFlaws(flaws, h.read("/proc/cpuinfo"), h.read("/proc/cmdline"))
 }
 
-// crossing lists the flaws by which one guest, or a guest and the host, could read each other's
-// memory. Processes inside one guest are not considered.
+// crossing lists the CPU flaws by which one guest could read the memory of another guest or of the
+// host. Flaws that affect only processes inside one guest are not listed.
 var crossing = []string{"gather_data_sampling", "indirect_target_selection", "itlb_multihit", "l1tf", "mds", "meltdown",
 	"mmio_stale_data", "old_microcode", "reg_file_data_sampling", "retbleed", "spec_rstack_overflow", "spectre_v2",
 	"srbds", "tsa", "tsx_async_abort", "vmscape"}
 
 var microcodeOf = regexp.MustCompile(`(?m)^microcode\s*:\s*(\S+)`)
 
-// weakened matches a kernel command line that disables some mitigations: mitigations=off, or a
-// partial form such as mitigations=auto,no_guest_host. mitigations=auto,nosmt enables more.
+// weakened matches a kernel command line that disables mitigations: mitigations=off, or a form such
+// as mitigations=auto,no_guest_host, which disables some. It does not match mitigations=auto,nosmt,
+// which enables more.
 var weakened = regexp.MustCompile(`\bmitigations=(off\b|\S*no_)`)
 
-// judgeCPUFlaws reports flaws of the CPU that the kernel does not mitigate. flaws holds the
-// kernel's text about each, by name.
+// judgeCPUFlaws reports flaws of the CPU that the kernel does not mitigate. flaws has the kernel's
+// text for each flaw.
 func judgeCPUFlaws(flaws map[string]string, cpuinfo, cmdline string) Finding {
 	if len(flaws) == 0 {
 		return skip("this kernel says nothing about them")

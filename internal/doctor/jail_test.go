@@ -15,7 +15,8 @@ func TestDoctorKnowsWhatKeepsGuestsIn(t *testing.T) {
 	}
 	const debian = "/proc/sys/kernel/unprivileged_userns_clone"
 	flaws := func(pairs ...string) map[string]string {
-		m := map[string]string{"spectre_v1": "Vulnerable", "mds": "Not affected"} // spectre_v1 matters only within a guest
+		// Spectre_v1 affects only processes inside one guest.
+		m := map[string]string{"spectre_v1": "Vulnerable", "mds": "Not affected"}
 		for i := 0; i < len(pairs); i += 2 {
 			m[pairs[i]] = pairs[i+1]
 		}
@@ -27,7 +28,7 @@ func TestDoctorKnowsWhatKeepsGuestsIn(t *testing.T) {
 		name    string
 		got     Finding
 		verdict Verdict
-		detail  string // part of the detail, or of the command that fixes it
+		detail  string // part of the detail, or of the fix's command
 	}{
 		{"root", jail(nil, true), Pass, "a user of its own"},
 		{"a user", jail(nil, false), Pass, "your user"},

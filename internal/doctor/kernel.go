@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Checks of how well the host's kernel handles many VMs. Failures do not prevent forkd from
-// running: each costs time or space, and names a fix.
+// Checks of how well the host's kernel supports many VMs. Even if they fail, forkd runs, but slower
+// or with less space. Each failure names a fix.
 
 // kernel reports features that older kernels lack.
 func (h *Host) kernel() Finding {
@@ -33,7 +33,8 @@ func (h *Host) kernel() Finding {
 	return pass(release)
 }
 
-// nxHugePages checks KVM's mitigation of iTLB multihit, a weakness of older Intel processors.
+// nxHugePages checks KVM's mitigation of the flaw iTLB multihit of older Intel processors, which
+// slows VMs down.
 func (h *Host) nxHugePages() Finding {
 	switch setting := h.read("/sys/module/kvm/parameters/nx_huge_pages"); setting {
 	case "":
@@ -46,13 +47,13 @@ func (h *Host) nxHugePages() Finding {
 	}
 }
 
-// cgroup checks for the controllers that limits of sandboxes need.
+// cgroup checks for the controllers that enforce limits of sandboxes.
 func (h *Host) cgroup() Finding {
 	const root, unified = "/sys/fs/cgroup", "systemd.unified_cgroup_hierarchy=1"
 	var st unix.Statfs_t
 	if err := unix.Statfs(root, &st); err != nil || st.Type != unix.CGROUP2_SUPER_MAGIC {
 		none := warn("not mounted at /sys/fs/cgroup: sandboxes have no limits")
-		if err == nil && st.Type == unix.TMPFS_MAGIC { // cgroup v1 is
+		if err == nil && st.Type == unix.TMPFS_MAGIC { // cgroup v1 is mounted there
 			return none.by(bootWith(unified))
 		}
 		return none.by(asRoot("mount -t cgroup2 none /sys/fs/cgroup"))
@@ -60,13 +61,14 @@ func (h *Host) cgroup() Finding {
 	return h.controllers(root, bootWith(unified))
 }
 
-// delegateToUsers makes systemd give users all controllers that limits need.
+// delegateToUsers is a command that makes systemd delegate all controllers that limits need to
+// users.
 const delegateToUsers = "mkdir -p /etc/systemd/system/user@.service.d && printf '[Service]\\nDelegate=cpu cpuset io memory pids\\n' > " +
 	"/etc/systemd/system/user@.service.d/forkd.conf && systemctl daemon-reload"
 
-// controllers checks the controllers below dir, the mount point of cgroup v2. A daemon run by root
-// has the controllers of the whole hierarchy. A daemon run by another user has only those that
-// systemd delegated to that user.
+// controllers checks the controllers that a daemon can use. dir is the mount point of cgroup v2. A
+// daemon run by root can use all of them. A daemon run by another user can use only those that
+// systemd has delegated to the user.
 func (h *Host) controllers(dir string, rootsFix Fix) Finding {
 	if !h.root {
 		dir = path.Join(dir, h.ownCgroup())
@@ -85,14 +87,14 @@ func (h *Host) controllers(dir string, rootsFix Fix) Finding {
 		strings.Join(missing, ", "), dir).by(asRoot(delegateToUsers))
 }
 
-// ownCgroup returns the path of this process in cgroup v2; empty if it is in none.
+// ownCgroup returns the path of this process in cgroup v2; empty if the process is in no cgroup.
 func (h *Host) ownCgroup() string {
 	_, at, _ := strings.Cut("\n"+h.read("/proc/self/cgroup"), "\n0::")
 	at, _, _ = strings.Cut(at, "\n")
 	return at
 }
 
-// cgroupMount checks for the mount option that makes moving processes between cgroups fast.
+// cgroupMount checks for the mount option that makes it fast to move processes between cgroups.
 func (h *Host) cgroupMount() Finding {
 	for line := range strings.Lines(h.read("/proc/self/mounts")) {
 		f := strings.Fields(line)
@@ -109,11 +111,11 @@ func (h *Host) cgroupMount() Finding {
 }
 
 const (
-	threadsPerVM = 10  // approximately, including KVM's
-	enoughVMs    = 500 // number of VMs for which there should be room
+	threadsPerVM = 10  // approximate number of a VMM's threads, including KVM's
+	enoughVMs    = 500 // number of VMs for which limits should suffice
 )
 
-// pidsLeft returns how many more threads the cgroups of this process permit.
+// pidsLeft returns the number of threads that the cgroups of this process still permit.
 func (h *Host) pidsLeft() uint64 {
 	left := uint64(math.MaxUint64)
 	at := h.ownCgroup()
@@ -122,7 +124,7 @@ func (h *Host) pidsLeft() uint64 {
 	}
 	for dir := path.Clean(at); ; dir = path.Dir(dir) {
 		limit, err := strconv.ParseUint(h.read("/sys/fs/cgroup"+dir+"/pids.max"), 10, 64)
-		if err == nil { // otherwise there is no limit, or it is "max"
+		if err == nil { // otherwise the file is missing, or contains "max"
 			used, _ := strconv.ParseUint(h.read("/sys/fs/cgroup"+dir+"/pids.current"), 10, 64)
 			left = min(left, limit-min(limit, used))
 		}
@@ -134,13 +136,13 @@ func (h *Host) pidsLeft() uint64 {
 
 func (h *Host) threads() Finding {
 	var nproc unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NPROC, &nproc); err != nil || h.root { // does not apply to root
+	if err := unix.Getrlimit(unix.RLIMIT_NPROC, &nproc); err != nil || h.root { // the limit does not apply to root
 		nproc.Cur = unix.RLIM_INFINITY
 	}
 	return judgeThreads(h.pidsLeft(), nproc.Cur)
 }
 
-// judgeThreads compares the limits on threads with the needs of many VMs.
+// judgeThreads compares limits of threads with the number that many VMs need.
 func judgeThreads(pids, nproc uint64) Finding {
 	var low, raise []string
 	for _, l := range []struct {
@@ -175,8 +177,9 @@ func (h *Host) overcommit() Finding {
 	}
 }
 
-// mostMaps bounds the mappings of a VMM: at most 32768 extents of a snapshot's memory
-// (internal/format/snapshot), each a mapping, and some hundred of its own.
+// mostMaps bounds the number of memory mappings of a VMM. A snapshot's memory has at most 32768
+// extents (internal/format/snapshot), each of which is a mapping. The VMM has some hundred mappings
+// of its own.
 const mostMaps = 32768 + 1000
 
 func (h *Host) maps() Finding {
@@ -191,7 +194,8 @@ func (h *Host) maps() Finding {
 	return pass(limit)
 }
 
-// meminfo reads /proc/meminfo, in KiB, or numbers of pages for lines without a unit.
+// meminfo returns the numbers in /proc/meminfo. They are in KiB, except for lines without a unit,
+// which count pages.
 func (h *Host) meminfo() map[string]uint64 {
 	fields := map[string]uint64{}
 	for line := range strings.Lines(h.read("/proc/meminfo")) {
@@ -206,7 +210,8 @@ func (h *Host) meminfo() map[string]uint64 {
 	return fields
 }
 
-// enoughMemory, in MiB, is what a few sandboxes of 512 MiB need if they write half of it.
+// enoughMemory, in MiB, is the memory that a few sandboxes of 512 MiB need if they write half of
+// it.
 const enoughMemory = 1024
 
 func (h *Host) memory() Finding {
@@ -222,7 +227,7 @@ func (h *Host) memory() Finding {
 	return pass(detail)
 }
 
-// swap says what happens to unused memory of sandboxes. Neither answer is wrong.
+// swap says what happens to unused memory of sandboxes. Both possible answers are good.
 func (h *Host) swap() Finding {
 	kib := h.meminfo()
 	total, ok := kib["SwapTotal"]
@@ -236,12 +241,12 @@ func (h *Host) swap() Finding {
 		total>>10)
 }
 
-// muchReserved, in MiB, is an amount of reserved memory that is worth a report.
+// muchReserved, in MiB, is the amount of reserved memory from which it is reported.
 const muchReserved = 256
 
-// hugePages reports memory reserved for huge pages. forkd does not use huge pages, because a child
-// that writes one byte would copy 2 MiB. For the same reason forkd disables transparent huge pages
-// for guests, whatever the host's setting.
+// hugePages reports memory reserved for huge pages, which forkd does not use: a child that writes
+// one byte would have to copy 2 MiB. For the same reason, forkd disables transparent huge pages for
+// guests, whatever the host's setting is.
 func (h *Host) hugePages() Finding {
 	kib := h.meminfo()
 	free := kib["HugePages_Free"] * kib["Hugepagesize"] >> 10

@@ -15,7 +15,7 @@ import (
 	"github.com/forkd/forkd/internal/vmm/kvm"
 )
 
-// Checks of features without which no VM runs.
+// Checks of features that every VM needs.
 
 const emulateHost = "forkd machine start"
 
@@ -27,8 +27,8 @@ func (h *Host) platform() Finding {
 	return pass(detail)
 }
 
-// kvmModule returns the KVM module for a CPU by its flags in /proc/cpuinfo, empty if it has no
-// virtualization.
+// kvmModule returns the KVM module for a CPU, according to the flags in /proc/cpuinfo. It returns
+// "" if the CPU has no virtualization.
 func kvmModule(cpuinfo string) string {
 	switch {
 	case strings.Contains(cpuinfo, " vmx "):
@@ -39,7 +39,7 @@ func kvmModule(cpuinfo string) string {
 	return ""
 }
 
-// isVM reports whether /proc/cpuinfo names a hypervisor.
+// isVM reports whether /proc/cpuinfo says that this host is a VM.
 func isVM(cpuinfo string) bool { return strings.Contains(cpuinfo, " hypervisor") }
 
 func (h *Host) virtualization() Finding {
@@ -61,7 +61,7 @@ func (h *Host) virtualization() Finding {
 	return pass(module)
 }
 
-// probeKVM runs a few instructions in a VM. module is the CPU's KVM module.
+// probeKVM runs a few instructions in a VM. module is the KVM module for the CPU.
 func probeKVM(module string, machineRuns bool) Finding {
 	err := kvm.Probe()
 	var unfit *kvm.UnfitError
@@ -81,7 +81,7 @@ func probeKVM(module string, machineRuns bool) Finding {
 	return fail(err.Error())
 }
 
-// userName returns the name of the calling user, for a shell.
+// userName returns the name of the calling user, for use in a shell command.
 func userName() string {
 	if u, err := user.Current(); err == nil {
 		return quoted(u.Username)
@@ -89,7 +89,7 @@ func userName() string {
 	return quoted(os.Getenv("USER"))
 }
 
-// lookForMachine returns the emulated host, and whether it runs.
+// lookForMachine returns the emulated host, and a finding that says whether it is running.
 func (h *Host) lookForMachine() (tcghost.Machine, Finding) {
 	m, ready, err := h.Machine()
 	switch {
@@ -110,7 +110,7 @@ func (h *Host) memfd() Finding {
 	return pass("")
 }
 
-// uffd asks for a userfaultfd that handles faults of the kernel, which live branches need.
+// uffd checks that a userfaultfd can handle page faults of the kernel, which live branches need.
 func (h *Host) uffd() Finding {
 	const device = "/dev/userfaultfd"
 	f, openErr := os.OpenFile(device, os.O_RDWR, 0)
@@ -139,11 +139,11 @@ func (h *Host) program() Finding {
 	return pass("forkd " + h.Version + ", complete")
 }
 
-// enoughDescriptors is the number of file descriptors for a hundred sandboxes with forty
-// connections each.
+// enoughDescriptors is the number of file descriptors that a hundred sandboxes with forty
+// connections each need.
 const enoughDescriptors = 4096
 
-// network checks what forkd-net needs to connect sandboxes: sockets of an ordinary user, a name
+// network checks that forkd-net can connect sandboxes. It needs sockets of an ordinary user, a name
 // server in /etc/resolv.conf, and file descriptors.
 func (h *Host) network() Finding {
 	var files unix.Rlimit
@@ -153,9 +153,9 @@ func (h *Host) network() Finding {
 	return judgeNetwork(canConnect(), h.read("/etc/resolv.conf"), files.Max)
 }
 
-// canConnect makes a socket towards the internet and sends nothing.
+// canConnect makes a socket for an address in the internet, but sends nothing.
 func canConnect() error {
-	conn, err := net.Dial("udp4", "192.88.99.1:9") // an unused address (RFC 7526)
+	conn, err := net.Dial("udp4", "192.88.99.1:9") // the address is not in use (RFC 7526)
 	if err != nil {
 		return err
 	}

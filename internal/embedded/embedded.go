@@ -1,8 +1,8 @@
-// Package embedded holds the small static binaries that forkd carries in itself, so that users
-// install one file: the init of `forkd machine`, the VMM, the guest agent and forkd-net.
-// scripts/build puts them into bin/ before forkd is compiled.
+// Package embedded contains the small static programs that are part of forkd, so that users install
+// only one file: the init of `forkd machine`, the VMM, the guest agent and forkd-net. scripts/build
+// puts them into bin/ before it compiles forkd.
 //
-// It starts none of them and writes nothing to disk.
+// It does not start the programs, and writes nothing to disk.
 package embedded
 
 import (
@@ -12,7 +12,7 @@ import (
 	"io/fs"
 )
 
-// The binaries that a complete forkd carries.
+// The programs that a complete forkd contains.
 const (
 	Machined = "forkd-machined"
 	VMM      = "forkd-vmm"
@@ -20,15 +20,14 @@ const (
 	Net      = "forkd-net"
 )
 
-// ErrNotBuiltIn means that this forkd was compiled without the binary, for example by a plain `go
+// ErrNotBuiltIn means that this forkd was compiled without the program, for example by a plain `go
 // build`.
 var ErrNotBuiltIn = errors.New("not built into this forkd: build it with make")
 
 //go:embed all:bin
 var files embed.FS
 
-// Open returns the contents of the binary called name. The error wraps ErrNotBuiltIn if it is not
-// there.
+// Open returns the program called name. If it is missing, the error wraps ErrNotBuiltIn.
 func Open(name string) ([]byte, error) {
 	data, err := fs.ReadFile(files, "bin/"+name)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrInvalid) {

@@ -15,7 +15,7 @@ func TestOpen(t *testing.T) {
 	for _, name := range []string{Machined, VMM, Agent, Net} {
 		data, err := Open(name)
 		switch {
-		case errors.Is(err, ErrNotBuiltIn): // a plain `go test` without scripts/build
+		case errors.Is(err, ErrNotBuiltIn): // happens in a `go test` without scripts/build
 		case err != nil:
 			t.Error(err)
 		case !bytes.HasPrefix(data, []byte("\x7fELF")):

@@ -1,8 +1,9 @@
-// Package gate bounds concurrent work: in total, and for each client, so that no client can lock
+// Package gate limits concurrent work: in total, and for each client, so that no client can lock
 // the others out.
 //
-// It counts places and queues callers. A caller may take several places. Its users decide what is
-// counted, who the clients are, and the error for a refused caller.
+// A gate has places, and a caller takes one or more of them for its work. Callers may wait in a
+// queue. The users of the package decide what a place stands for, which callers belong to the same
+// client, and which error a refused caller gets.
 package gate
 
 import (
@@ -12,21 +13,21 @@ import (
 	"sync"
 )
 
-// Share limits the places that one key may have.
+// Share limits the number of places that callers with the same key may have.
 type Share struct {
 	Key  string
-	Most int // most places at once; 0: as many as the gate has
+	Most int // most places at the same time; 0: no limit of its own
 }
 
-// Fair returns how many of a gate's places one client may have, so that other clients find free
-// ones: three quarters of them, or all but one. A single place is for everyone.
+// Fair returns how many of total places one client may have: three quarters of them, or all but
+// one. So other clients find free places. If there is only one place, every client may have it.
 func Fair(total int) int { return max(1, total-max(1, total/4)) }
 
-// FullError says that a gate, or the share of a key in it, has no free place.
+// FullError says that a gate, or the share of a key, has no free place.
 type FullError struct {
 	Limit   int
-	Key     string // the key whose share is used up; empty: the gate is full
-	Waiting bool   // the queue is full, not the gate
+	Key     string // the key whose share is full; empty: the gate is full
+	Waiting bool   // the queue is full; Limit is its bound
 }
 
 func (e *FullError) Error() string {
@@ -39,10 +40,10 @@ func (e *FullError) Error() string {
 	return fmt.Sprintf("%d are under way, the most at once", e.Limit)
 }
 
-// Queue bounds how many callers wait for a place of a gate. One caller of each key may always wait.
+// Queue limits the number of waiting callers. One caller of each key may always wait.
 type Queue struct {
-	Key int // callers of one key; 0: no bound
-	All int // 0: no bound
+	Key int // waiting callers of one key; 0: no limit
+	All int // all waiting callers; 0: no limit
 }
 
 // Gate has places for concurrent work. Its methods may be called concurrently.
@@ -52,20 +53,20 @@ type Gate struct {
 
 	mu    sync.Mutex
 	taken int
-	by    map[string]int // taken places, by key
+	by    map[string]int // number of taken places, by key
 	queue []*waiter      // in order of arrival
 }
 
-// waiter waits for a place.
+// waiter is a caller that waits for a place.
 type waiter struct {
 	shares []Share
-	rank   int           // number of places and waiters of its first key when it arrived
-	in     chan struct{} // closed when the waiter has its place
+	rank   int           // number of places and waiters that its first key had when it arrived
+	in     chan struct{} // closed when the waiter has got its place
 }
 
 func (w *waiter) key() string { return w.shares[0].Key }
 
-// New returns a gate with total places. Any number of callers may wait.
+// New returns a gate with total places. The number of waiting callers is not limited.
 func New(total int) *Gate { return NewQueued(total, Queue{}) }
 
 // NewQueued returns a gate with total places, and a bound for its queue.
@@ -87,8 +88,8 @@ func (g *Gate) Waiting() int {
 	return len(g.queue)
 }
 
-// Enter takes a place that counts in all shares, or returns a *FullError. It does not wait. The
-// caller calls leave once.
+// Enter takes one place, which counts in all of the shares. If there is none, it returns a
+// *FullError without waiting. The caller calls leave once.
 func (g *Gate) Enter(shares ...Share) (leave func(), err error) {
 	h := g.Hold(shares...)
 	if err := h.Add(1); err != nil {
@@ -97,18 +98,19 @@ func (g *Gate) Enter(shares ...Share) (leave func(), err error) {
 	return h.Leave, nil
 }
 
-// Hold is the set of places that one caller has. They count in all of its shares. It is for one
-// goroutine at a time.
+// Hold is a set of places that one caller has taken. They count in all of its shares. Only one
+// goroutine at a time may use it.
 type Hold struct {
 	of     *Gate
 	shares []Share
 	n      int
 }
 
-// Hold returns a Hold without a place.
+// Hold returns an empty Hold.
 func (g *Gate) Hold(shares ...Share) *Hold { return &Hold{of: g, shares: shares} }
 
-// Add takes n more places, or none and returns a *FullError. It does not wait.
+// Add takes n more places. If there are too few, it takes none and returns a *FullError without
+// waiting.
 func (h *Hold) Add(n int) error {
 	g := h.of
 	g.mu.Lock()
@@ -132,17 +134,17 @@ func (h *Hold) Leave() {
 	h.n = 0
 }
 
-// Wait takes a place, and waits for it until ctx ends. Its error is that of ctx, or a *FullError if
-// too many callers wait. Callers whose key has the fewest places and waiters come first, so that a
-// caller with one request does not wait behind many of another client. The place counts in all
-// shares; the key is that of the first. The caller calls leave once.
+// Wait waits until ctx ends for a place, which counts in all shares. The error is that of ctx, or a
+// *FullError if too many callers wait. The key of the first share identifies the client. Clients
+// with the fewest places and waiters come first, so a client's only request does not wait behind
+// many requests of another client. The caller calls leave once.
 func (g *Gate) Wait(ctx context.Context, first Share, others ...Share) (leave func(), err error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
 	g.mu.Lock()
 	w := &waiter{shares: append([]Share{first}, others...), rank: g.by[first.Key], in: make(chan struct{})}
-	waiting := 0 // waiters of the key
+	waiting := 0 // waiting callers with the same key
 	for _, other := range g.queue {
 		if other.key() == first.Key {
 			waiting++
@@ -173,15 +175,15 @@ func (g *Gate) Wait(ctx context.Context, first Share, others ...Share) (leave fu
 		g.queue = slices.Delete(g.queue, at, at+1)
 	}
 	g.mu.Unlock()
-	if at < 0 { // w has just got its place
+	if at < 0 { // w got its place in the meantime
 		leave()
 	}
 	return nil, ctx.Err()
 }
 
-// overfullLocked checks the bounds of the queue if w is its last waiter; others is the number of
-// other waiters of w's key. If there are too many waiters, in total or of the key, overfullLocked
-// removes w and returns a *FullError.
+// overfullLocked is called after w was added to the queue. If the queue now has too many callers,
+// in total or with w's key, it removes w and returns a *FullError. others is the number of other
+// waiting callers with w's key.
 func (g *Gate) overfullLocked(w *waiter, others int) error {
 	last := len(g.queue) - 1
 	if last < 0 || g.queue[last] != w || others == 0 {
@@ -200,12 +202,12 @@ func (g *Gate) overfullLocked(w *waiter, others int) error {
 	return full
 }
 
-// hasRoomLocked reports whether all of the shares have room for n more places.
+// hasRoomLocked reports whether n more places fit into all of the shares.
 func (g *Gate) hasRoomLocked(n int, shares ...Share) bool {
 	return !slices.ContainsFunc(shares, func(s Share) bool { return s.Most != 0 && g.by[s.Key]+n > s.Most })
 }
 
-// takeLocked counts n more places.
+// takeLocked counts n more places in all of the shares.
 func (g *Gate) takeLocked(n int, shares ...Share) {
 	g.taken += n
 	for _, s := range shares {
@@ -222,7 +224,7 @@ func (g *Gate) leave(n int, shares ...Share) {
 	g.admitLocked()
 }
 
-// admitLocked gives free places to waiters.
+// admitLocked gives free places to waiting callers.
 func (g *Gate) admitLocked() {
 	for g.taken < g.total {
 		next := -1

@@ -10,7 +10,7 @@ import (
 	"testing/synctest"
 )
 
-// One key gets at most its share, and another key still gets in.
+// One key gets at most its share of the places, and other keys get the rest.
 func TestOneKeyLeavesRoomForOthers(t *testing.T) {
 	for _, total := range []int{2, 3, 4, 16, 512} {
 		g, share := New(total), func(key string) Share { return Share{key, Fair(total)} }
@@ -51,7 +51,8 @@ func TestOneKeyLeavesRoomForOthers(t *testing.T) {
 	}
 }
 
-// A place counts in every share that it was taken for, and in none of them if one is full.
+// A place counts in every share that it was taken for. If one of the shares is full, the place
+// counts in none.
 func TestAPlaceCountsInEveryShare(t *testing.T) {
 	g := New(10)
 	leave, err := g.Enter(Share{"a", 5}, Share{"box", 1})
@@ -68,8 +69,8 @@ func TestAPlaceCountsInEveryShare(t *testing.T) {
 	leave()
 }
 
-// A caller that waits for one place does not wait behind all the callers of another key, however
-// many places there are.
+// A caller whose key has no other caller does not wait behind all callers of another key, whatever
+// the number of places.
 func TestThoseWithTheFewestBeforeThemComeFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := New(1)
@@ -92,7 +93,7 @@ func TestThoseWithTheFewestBeforeThemComeFirst(t *testing.T) {
 				mu.Unlock()
 				leave()
 			})
-			synctest.Wait() // the caller is in the queue
+			synctest.Wait() // the caller is waiting
 		}
 		for i := range 4 {
 			enter(fmt.Sprint("a", i), "a")
@@ -112,7 +113,7 @@ func TestThoseWithTheFewestBeforeThemComeFirst(t *testing.T) {
 }
 
 // A caller that waits because its share is full does not keep others from free places. A caller
-// that gives up leaves no trace in the queue.
+// that gives up is removed from the queue.
 func TestWaiting(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := New(2)
@@ -146,7 +147,8 @@ func TestWaiting(t *testing.T) {
 	})
 }
 
-// A place that was waited for counts in every share, and is not given while one of them is full.
+// A place that a caller has waited for counts in every share. A caller gets no place while one of
+// its shares is full.
 func TestAPlaceThatWasWaitedForCountsInEveryShare(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := New(4)
@@ -180,7 +182,7 @@ func TestAPlaceThatWasWaitedForCountsInEveryShare(t *testing.T) {
 	})
 }
 
-// A Hold gets all of the places that it asks for or none, and frees all of them at once.
+// A Hold gets either all of the places that it asks for or none. Leave frees all of them.
 func TestAHoldGrows(t *testing.T) {
 	g := New(100)
 	one, other := g.Hold(Share{"a", 75}), g.Hold(Share{"b", 75})
@@ -210,7 +212,7 @@ func TestAHoldGrows(t *testing.T) {
 	}
 }
 
-// The queue is bounded, for one key and for all keys together. The first caller of a key may always
+// The queue is limited for each key and for all keys together. The first caller of a key may always
 // wait.
 func TestTheQueueIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -242,7 +244,7 @@ func TestTheQueueIsBounded(t *testing.T) {
 		wait("a")
 		refused("a")
 		wait("b")
-		refused("b") // three are waiting
+		refused("b") // three callers are waiting
 		wait("c")
 		refused("c")
 		if n := g.Waiting(); n != 4 {

@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// Tasks is work that no caller waits for until Close, such as that of timers. Its zero value is
-// ready for use, and its methods may be called concurrently.
+// Tasks is a set of background tasks, such as those started by timers. Only Close waits for them.
+// The zero value is ready for use. Methods may be called concurrently.
 type Tasks struct {
 	mu      sync.Mutex
 	context context.Context
@@ -14,7 +14,7 @@ type Tasks struct {
 	running sync.WaitGroup
 }
 
-// Context returns a context that ends when Close is called.
+// Context returns the context for tasks. It ends when Close is called.
 func (t *Tasks) Context() context.Context {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -28,7 +28,7 @@ func (t *Tasks) contextLocked() context.Context {
 	return t.context
 }
 
-// Do calls f, unless Close was called.
+// Do runs f as a task. After Close, it does nothing.
 func (t *Tasks) Do(f func()) {
 	t.mu.Lock()
 	if t.contextLocked().Err() != nil {
@@ -41,7 +41,7 @@ func (t *Tasks) Do(f func()) {
 	f()
 }
 
-// Close waits until all work is done, and prevents more.
+// Close ends the context, waits for all tasks, and prevents new ones.
 func (t *Tasks) Close() {
 	t.mu.Lock()
 	t.contextLocked()

@@ -5,7 +5,7 @@ import (
 	"testing/synctest"
 )
 
-// Close waits for work that has begun and prevents more.
+// Close waits for tasks that have begun and prevents new ones.
 func TestTasks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var tasks Tasks

@@ -5,16 +5,17 @@ import (
 	"sync"
 )
 
-// Way lets work that may wait long give way to urgent work. Its zero value is ready for use, and its
-// methods may be called concurrently.
+// Way lets urgent work interrupt other work, which may take long. The zero value is ready for use.
+// Methods may be called concurrently.
 type Way struct {
 	mu      sync.Mutex
 	urgent  int
-	context context.Context // of the work that gives way
+	context context.Context // context of the work that can be interrupted
 	end     context.CancelCauseFunc
 }
 
-// Context returns a context for work that gives way. It has ended if there is urgent work.
+// Context returns a context for work that can be interrupted. It is cancelled while there is urgent
+// work.
 func (w *Way) Context() context.Context {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -28,7 +29,8 @@ func (w *Way) contextLocked() context.Context {
 	return w.context
 }
 
-// Clear begins urgent work: it ends the contexts of other work with cause. The caller calls done once.
+// Clear begins urgent work: it cancels the contexts of other work with cause. The caller calls done
+// once, when the urgent work is done.
 func (w *Way) Clear(cause error) (done func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

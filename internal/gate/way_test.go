@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// Work may go on until there is urgent work, and again when all urgent work is done.
+// Contexts are cancelled while there is urgent work. When all urgent work is done, new contexts are
+// not cancelled.
 func TestWay(t *testing.T) {
 	var w Way
 	free := func(want bool) {

@@ -1,5 +1,5 @@
-// Package hostroute queries the kernel whether an address belongs to this host. It sends no packets
-// and needs no privilege. Each query opens a socket of rtnetlink(7).
+// Package hostroute asks the kernel whether an address belongs to this host. It sends no packets
+// and needs no privileges. Each query opens a socket of rtnetlink(7).
 package hostroute
 
 import (
@@ -11,24 +11,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// IsLocal reports whether the kernel routes packets for an IPv4 address to this host itself, for
-// any reason. If the query fails, it returns true.
+// IsLocal reports whether the kernel delivers packets for an IPv4 address to this host itself. If
+// the query fails, it returns true, because callers deny access to local addresses.
 func IsLocal(addr netip.Addr) bool {
 	kind, err := routeType(addr)
 	switch {
 	case errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.EHOSTUNREACH):
-		return false // there is no route to it at all
+		return false // there is no route to the address
 	case err != nil:
-		return true // such as EMFILE: a connection would fail too
+		return true // for example EMFILE, after which a connection would fail too
 	}
 	switch kind {
 	case unix.RTN_UNICAST, unix.RTN_UNREACHABLE, unix.RTN_BLACKHOLE, unix.RTN_PROHIBIT, unix.RTN_THROW:
 		return false
 	}
-	return true // local; or broadcast and the like, which the host receives too
+	return true // a local address, or for example a broadcast address, whose packets the host receives too
 }
 
-// routeType returns the type of the route to an address, RTN_*.
+// routeType returns the type of the route to an address (RTN_*).
 func routeType(addr netip.Addr) (kind byte, err error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
 	if err != nil {
@@ -38,7 +38,7 @@ func routeType(addr netip.Addr) (kind byte, err error) {
 	if err := unix.Sendto(fd, routeRequest(addr), 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 		return 0, err
 	}
-	buf := make([]byte, 4096) // the response is one message with few attributes
+	buf := make([]byte, 4096) // one message with few attributes fits
 	n, _, err := unix.Recvfrom(fd, buf, 0)
 	for errors.Is(err, unix.EINTR) {
 		n, _, err = unix.Recvfrom(fd, buf, 0)
@@ -54,12 +54,12 @@ func routeType(addr netip.Addr) (kind byte, err error) {
 	case m.Header.Type == unix.NLMSG_ERROR && len(m.Data) >= 4:
 		return 0, unix.Errno(-int32(binary.NativeEndian.Uint32(m.Data)))
 	case m.Header.Type == unix.RTM_NEWROUTE && len(m.Data) >= unix.SizeofRtMsg:
-		return m.Data[7], nil // struct rtmsg, rtm_type
+		return m.Data[7], nil // field rtm_type of struct rtmsg
 	}
 	return 0, errors.New("no answer about a route")
 }
 
-// routeRequest returns a struct nlmsghdr, a struct rtmsg and the attribute RTA_DST.
+// routeRequest returns the query: a struct nlmsghdr, a struct rtmsg and the attribute RTA_DST.
 func routeRequest(addr netip.Addr) []byte {
 	const size = unix.SizeofNlMsghdr + unix.SizeofRtMsg + unix.SizeofRtAttr + 4
 	ne := binary.NativeEndian

@@ -9,8 +9,8 @@ import (
 func TestIsLocal(t *testing.T) {
 	for addr, want := range map[string]bool{
 		"127.0.0.1": true,
-		"127.9.9.9": true,  // assigned to no interface
-		"192.0.2.9": false, // documentation, RFC 5737
+		"127.9.9.9": true,  // assigned to no interface explicitly
+		"192.0.2.9": false, // an address for documentation (RFC 5737)
 	} {
 		if got := IsLocal(netip.MustParseAddr(addr)); got != want {
 			t.Errorf("%s: %v, want %v", addr, got, want)

@@ -6,12 +6,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Call is a system call that a process may make, by its number (unix.SYS_*). If several entries
-// have the same number, the call must match one of them.
+// Call is a system call that a process may make. Number is its number (unix.SYS_*). If several
+// Calls have the same number, one of them must match.
 type Call struct {
 	Number uintptr
-	Where  []Condition // conditions that must all hold; empty: any arguments
-	Deny   unix.Errno  // error that is returned instead of making the call; 0: the call is made
+	Where  []Condition // conditions that must all hold; empty: any arguments are permitted
+	Deny   unix.Errno  // error that the process gets without the call being made; 0: the call is made
 }
 
 // Condition is a condition on the value of one argument.
@@ -19,7 +19,7 @@ type Condition struct {
 	Argument int
 	Mask     uint64 // the bits that are compared
 	Value    uint64 // their required value
-	Not      bool   // the whole argument must differ from Value; Mask is ignored
+	Not      bool   // the condition is that the whole argument differs from Value; Mask is ignored
 }
 
 // Is returns the condition that an argument equals value.
@@ -27,8 +27,8 @@ func Is(argument int, value uint64) Condition {
 	return Condition{Argument: argument, Mask: ^uint64(0), Value: value}
 }
 
-// IsNot returns the conditions that an argument differs from value. They work for calls of which
-// Linux uses only the lower half of the argument, too.
+// IsNot returns the conditions that an argument differs from value. They are right even for calls
+// of which Linux uses only the lower half of the argument.
 func IsNot(argument int, value uint32) []Condition {
 	return []Condition{
 		{Argument: argument, Value: uint64(value), Not: true},
@@ -36,11 +36,11 @@ func IsNot(argument int, value uint32) []Condition {
 	}
 }
 
-// Lacks returns the condition that an argument has none of the given bits.
+// Lacks returns the condition that none of the given bits is set in an argument.
 func Lacks(argument int, bits uint64) Condition { return Condition{Argument: argument, Mask: bits} }
 
-// Calls returns calls with any arguments. Such calls must act only on descriptors and memory that
-// the process already has.
+// Calls returns calls that are permitted with any arguments. Use it only for calls that act on
+// nothing but descriptors and memory that the process already has.
 func Calls(numbers ...uintptr) []Call {
 	calls := make([]Call, len(numbers))
 	for i, n := range numbers {
@@ -49,7 +49,7 @@ func Calls(numbers ...uintptr) []Call {
 	return calls
 }
 
-// Ioctls returns ioctl requests of a device.
+// Ioctls returns calls of ioctl with the given requests.
 func Ioctls(requests ...uint64) []Call {
 	calls := make([]Call, len(requests))
 	for i, r := range requests {
@@ -58,18 +58,19 @@ func Ioctls(requests ...uint64) []Call {
 	return calls
 }
 
-// With returns a call with conditions on its arguments.
+// With returns a call that is permitted under conditions on its arguments.
 func With(number uintptr, where ...Condition) Call { return Call{Number: number, Where: where} }
 
-// newThread are the flags with which Go's runtime makes a thread (cloneFlags in
-// runtime/os_linux.go, and CLONE_SETTLS, which sys_linux_amd64.s adds). clone may have no other
-// flags. The runtime does not use clone3, whose flags a filter could not see.
+// newThread are the flags with which Go's runtime creates a thread (cloneFlags in
+// runtime/os_linux.go, and CLONE_SETTLS, which sys_linux_amd64.s adds). clone is not permitted with
+// other flags. clone3 is not permitted at all, because a filter cannot see its flags; the runtime
+// does not use it.
 const newThread = unix.CLONE_VM | unix.CLONE_FS | unix.CLONE_FILES | unix.CLONE_SIGHAND | unix.CLONE_SYSVSEM |
 	unix.CLONE_THREAD | unix.CLONE_SETTLS
 
-// RuntimeCalls returns the calls of Go's runtime, and those of package os on open files. They can
-// allocate memory, but not make it executable. They cannot replace the handler of SIGSYS, which
-// ends a process that makes any other call.
+// RuntimeCalls returns the calls that Go's runtime makes, and those of package os on open files.
+// They can allocate memory, but not make it executable. They cannot replace the handler of SIGSYS,
+// the signal that kills a process that makes a forbidden call.
 func RuntimeCalls() []Call {
 	return append(Calls(unix.SYS_READ, unix.SYS_WRITE, unix.SYS_CLOSE, unix.SYS_FSTAT, unix.SYS_LSEEK,
 		unix.SYS_PREAD64, unix.SYS_PWRITE64, unix.SYS_FUTEX, unix.SYS_NANOSLEEP,
@@ -77,15 +78,15 @@ func RuntimeCalls() []Call {
 		unix.SYS_RT_SIGPROCMASK, unix.SYS_RT_SIGRETURN, unix.SYS_SIGALTSTACK, unix.SYS_GETTID, unix.SYS_GETPID,
 		unix.SYS_TGKILL, unix.SYS_EXIT, unix.SYS_EXIT_GROUP, unix.SYS_MUNMAP, unix.SYS_MADVISE, unix.SYS_GETRANDOM,
 		unix.SYS_EPOLL_CREATE1, unix.SYS_EPOLL_CTL, unix.SYS_EPOLL_PWAIT, unix.SYS_EPOLL_WAIT, unix.SYS_EVENTFD2),
-		// Huge pages that the host has set aside count in no memory limit, so they are not
-		// permitted.
+		// Huge pages that the host has reserved do not count against any memory limit, so they are
+		// not permitted.
 		With(unix.SYS_MMAP, Lacks(2, unix.PROT_EXEC), Lacks(3, unix.MAP_HUGETLB)),
 		With(unix.SYS_CLONE, Is(0, newThread)),
 		With(unix.SYS_RT_SIGACTION, IsNot(0, uint32(unix.SIGSYS))...),
-		With(unix.SYS_PRCTL, Is(0, unix.PR_SET_VMA)), // gives memory a name
+		With(unix.SYS_PRCTL, Is(0, unix.PR_SET_VMA)), // names a range of memory
 		With(unix.SYS_FCNTL, Is(1, unix.F_GETFL)),
-		// These flags would apply to all processes with the same open file description. With
-		// O_APPEND, for example, the daemon's writes at an offset would go to the end of the file.
+		// These flags would affect every process that has the same file open. With O_APPEND, for
+		// example, the daemon's writes at an offset would go to the end of the file.
 		With(unix.SYS_FCNTL, Is(1, unix.F_SETFL), Lacks(2, unix.O_DIRECT|unix.O_ASYNC|unix.O_NOATIME|unix.O_APPEND)),
 		With(unix.SYS_FCNTL, Is(1, unix.F_GETFD)),
 		With(unix.SYS_FCNTL, Is(1, unix.F_DUPFD_CLOEXEC)))

@@ -15,23 +15,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Config holds the differences between the jails of two programs.
+// Config describes in what the jails of two programs differ.
 type Config struct {
-	Filter []unix.SockFilter // the result of package filter
-	Files  uint64            // maximum number of open descriptors; 0: as many as at the start of the program
-	Online bool              // the program makes connections
+	Filter []unix.SockFilter // made by package filter
+	Files  uint64            // maximum number of open descriptors; 0: as many as are open when the program starts
+	Online bool              // the program makes network connections
 }
 
-// ExitCode is the exit code of a program that could not enter its jail.
+// ExitCode is the exit code of a program that cannot enter its jail.
 const ExitCode = 3
 
-// threads bounds the threads of one process. There is one for each vCPU, more that KVM adds for the
-// vCPUs, and one for each waiting call of the Go runtime.
+// threads bounds the number of threads of a process. A process has a thread for each vCPU, more
+// that KVM adds for the vCPUs, and one for each blocking call of the Go runtime.
 const threads = 1024
 
-// Enter puts this process, with all of its threads, into its jail. It must be called before the
-// process reads any foreign data. After an error the process must exit. The order of the steps is
-// fixed, because each step needs a right that a later step drops.
+// Enter puts this process with all of its threads into its jail. It must be called before the
+// process reads any data that is not trusted. After an error the process must exit. The order of
+// the steps is fixed: a step may need a right that a later step drops.
 func Enter(c Config) error {
 	how := os.Getenv(environment)
 	if how == "" || how != noNamespaces && os.Getpid() != 1 {
@@ -40,7 +40,7 @@ func Enter(c Config) error {
 	if how == placed && os.Getuid() == 0 {
 		return errors.New("it was started as root")
 	}
-	there := how == noNamespaces || how == placed // see prepareThread
+	there := how == noNamespaces || how == placed // the process is in its place already; see prepareThread
 	for _, step := range []struct {
 		name string
 		do   func() error
@@ -53,8 +53,8 @@ func Enter(c Config) error {
 		{"become another user", func() error { return becomeUser(how) }, !strings.HasPrefix(how, ownUser)},
 		{"drop capabilities", dropCapabilities, false},
 		{"limit resources", func() error { return limit(c.Files, how != noNamespaces) }, false},
-		// Otherwise a daemon that is not root could neither inspect the process nor set its OOM
-		// score.
+		// Keep the process dumpable: otherwise a daemon that is not root could neither inspect the
+		// process nor set its OOM score.
 		{"hide memory from other processes", func() error { return unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0) },
 			how == noNamespaces},
 		{"share no core with others", shareNoCore, false},
@@ -71,9 +71,9 @@ func Enter(c Config) error {
 	return nil
 }
 
-// Unprivileged calls do before Enter, without any effective capability. For some files Linux checks
-// the rights of the process that opens the file, not those of the reader. So the descriptors that
-// do opens grant no more than those that the process could open in its jail.
+// Unprivileged calls do before Enter, in a thread without effective capabilities. For some files,
+// Linux checks the rights of the process that has opened the file, not of the one that reads. So
+// descriptors that do opens permit no more than the process could do in its jail.
 func Unprivileged(do func() error) (err error) {
 	header, had, err := capabilities()
 	if err != nil {
@@ -98,8 +98,8 @@ func Unprivileged(do func() error) (err error) {
 // capabilitySets holds the effective, permitted and inheritable capabilities of a thread.
 type capabilitySets [2]unix.CapUserData
 
-// capabilities returns the sets of this thread, which all threads share, and the header for
-// capset(2).
+// capabilities returns the capability sets of this thread, which are the same in all threads. h is
+// the header for capset(2).
 func capabilities() (h unix.CapUserHeader, c capabilitySets, err error) {
 	h.Version = unix.LINUX_CAPABILITY_VERSION_3
 	if err := unix.Capget(&h, &c[0]); err != nil {
@@ -108,7 +108,7 @@ func capabilities() (h unix.CapUserHeader, c capabilitySets, err error) {
 	return h, c, nil
 }
 
-// becomeUser changes to the user in how, and leaves every group except the user's own.
+// becomeUser changes to the user in how, and drops all groups except the user's own.
 func becomeUser(how string) error {
 	id, err := strconv.Atoi(strings.TrimPrefix(how, ownUser))
 	if err != nil {
@@ -125,23 +125,23 @@ func becomeUser(how string) error {
 	return syscall.Setresuid(id, id, id)
 }
 
-// emptyPlace is the mount point of the empty directory. Every host has this path, and no program
-// needs it.
+// emptyPlace is the path on which the empty directory is mounted. It exists on every host, and no
+// jailed program needs its content.
 const emptyPlace = "/proc/driver"
 
-// mountEmpty mounts an empty, read-only file system, in its own mount namespace.
+// mountEmpty creates a mount namespace and mounts an empty, read-only file system in it.
 func mountEmpty() error {
-	// Otherwise the host would see the mounts made here. Unmounts on the host still take effect
-	// here.
+	// With MS_SLAVE, the host does not see the mounts that are made here. Unmounts on the host
+	// still take effect here.
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
 		return err
 	}
-	// The file system holds at most one page and one file, the root directory itself.
+	// The size permits one page and one file, which is the root directory itself.
 	return unix.Mount("jail", emptyPlace, "tmpfs", unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC,
 		"size=4k,nr_inodes=1,mode=0555")
 }
 
-// emptyRoot makes the empty file system the root and detaches all others.
+// emptyRoot makes the empty file system the root directory, and detaches all other file systems.
 func emptyRoot() error {
 	if err := unix.Chdir(emptyPlace); err != nil {
 		return err
@@ -149,16 +149,16 @@ func emptyRoot() error {
 	return swapRoot()
 }
 
-// swapRoot makes the working directory the root.
+// swapRoot makes the working directory the root directory.
 func swapRoot() error {
 	switch err := unix.PivotRoot(".", "."); err {
 	case nil:
-		return unix.Unmount(".", unix.MNT_DETACH) // the old root, which is mounted over the new root now
+		return unix.Unmount(".", unix.MNT_DETACH) // the old root directory is mounted over the new one now
 	case unix.EINVAL, unix.EPERM:
-		// Either the host runs from its initramfs, which cannot be replaced. Or this is a
-		// container: the seccomp profile of containerd and Docker forbids pivot_root, whatever
-		// capabilities the container has, but permits the following calls. They cover the old root.
-		// Without capabilities a process cannot get below the cover.
+		// pivot_root fails on a host that runs from its initramfs. It also fails in a container,
+		// because the seccomp profile of containerd and Docker forbids it, whatever capabilities
+		// the container has. The following calls are permitted there. They mount the new root
+		// directory over the old one, and without capabilities a process cannot get below a mount.
 		if err := unix.Mount(".", "/", "", unix.MS_MOVE, ""); err != nil {
 			return err
 		}
@@ -171,9 +171,9 @@ func swapRoot() error {
 	}
 }
 
-// limit sets limits that cgroups do not cover. Unless the process is alone in its user or user
-// namespace, it gets no limit on threads, because the kernel would count the threads of all
-// processes there.
+// limit sets limits that cgroups do not have. The number of threads is limited only if no other
+// process has the same user, or user namespace, because the kernel counts the threads of all of
+// them.
 func limit(files uint64, alone bool) error {
 	limits := map[int]uint64{unix.RLIMIT_CORE: 0, unix.RLIMIT_MEMLOCK: 0, unix.RLIMIT_MSGQUEUE: 0}
 	if alone {
@@ -190,7 +190,7 @@ func limit(files uint64, alone bool) error {
 	return nil
 }
 
-// lower permanently lowers a limit of this process. It does nothing if the limit is already lower.
+// lower lowers a limit of this process for good. If the limit is already lower, it stays.
 func lower(resource int, most uint64) error {
 	var had unix.Rlimit
 	if err := unix.Prlimit(0, resource, nil, &had); err != nil {
@@ -200,9 +200,8 @@ func lower(resource int, most uint64) error {
 	return unix.Prlimit(0, resource, &unix.Rlimit{Cur: most, Max: most}, nil)
 }
 
-// LimitFiles bounds the size of the files that this process writes, in bytes. A write beyond it
-// fails. A further call can only lower the bound. It works in the jail of a program whose filter
-// permits LimitFilesCall.
+// LimitFiles bounds the size of files that this process writes, in bytes. A write beyond it fails.
+// Later calls can only lower the bound. In a jail, the filter must permit LimitFilesCall.
 func LimitFiles(most uint64) error {
 	if err := lower(unix.RLIMIT_FSIZE, most); err != nil {
 		return fmt.Errorf("bound the size of files: %w", err)
@@ -213,9 +212,9 @@ func LimitFiles(most uint64) error {
 // LimitFilesCall is the system call that LimitFiles makes.
 func LimitFilesCall() Call { return With(unix.SYS_PRLIMIT64, Is(0, 0), Is(1, unix.RLIMIT_FSIZE)) }
 
-// shareNoCore keeps processes with other cookies off the core that this process runs on, for all of
-// the core's hardware threads. It does nothing if Linux does not support that, or if cores have
-// only one thread (core-scheduling.rst).
+// shareNoCore keeps processes with other core-scheduling cookies off the hardware threads of the
+// core on which this process runs. It does nothing if Linux does not support that, or if the cores
+// have only one hardware thread (core-scheduling.rst).
 func shareNoCore() error {
 	err := unix.Prctl(unix.PR_SCHED_CORE, unix.PR_SCHED_CORE_CREATE, 0, unix.PR_SCHED_CORE_SCOPE_THREAD_GROUP, 0)
 	if err == unix.EINVAL || err == unix.ENODEV {
@@ -224,13 +223,13 @@ func shareNoCore() error {
 	return err
 }
 
-// shrinkBoundingSet empties the bounding sets of all threads. If a Starter's thread has started the
-// process, they are already empty.
+// shrinkBoundingSet empties the bounding sets of all threads. They are already empty if a thread of
+// a Starter has started the process.
 func shrinkBoundingSet() error {
 	for c := uintptr(0); ; c++ {
 		has, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, c, 0, 0, 0)
 		if err == unix.EINVAL && c > 0 {
-			return nil // past the last capability that the kernel knows
+			return nil // the kernel knows no further capabilities
 		}
 		if err != nil {
 			return err
@@ -244,7 +243,7 @@ func shrinkBoundingSet() error {
 	}
 }
 
-// dropCapabilities empties the capability sets of all threads, except the bounding sets.
+// dropCapabilities empties all capability sets of all threads, except the bounding sets.
 func dropCapabilities() error {
 	header, had, err := capabilities()
 	var none capabilitySets
@@ -259,9 +258,9 @@ func dropCapabilities() error {
 	return nil
 }
 
-// renouncePaths sets no_new_privs and uses Landlock to deny access to all files. Unless the process
-// is online, it also denies all TCP. On a kernel without Landlock the empty root and the filter
-// must suffice.
+// renouncePaths sets no_new_privs and denies access to all files by Landlock. Unless the process is
+// online, it also denies all TCP connections. On a kernel without Landlock, only the empty root
+// directory and the filter protect files.
 func renouncePaths(online bool) error {
 	if err := noNewPrivileges(); err != nil {
 		return err
@@ -271,12 +270,12 @@ func renouncePaths(online bool) error {
 	}
 	version, err := ll.LandlockGetABIVersion()
 	if err != nil || version < 1 {
-		return nil // the kernel lacks Landlock, or the surrounding container forbids the call
+		return nil // the kernel lacks Landlock, or the container's seccomp profile forbids it
 	}
-	// V6 is not used: on some kernels it blocks signals from other threads.
+	// V6 is not used, because on some kernels it blocks signals from other threads of the process.
 	known := []landlock.Config{landlock.V1, landlock.V2, landlock.V3, landlock.V4, landlock.V5}
 	most := known[min(version, len(known))-1]
-	// most.Restrict would stop all threads once more to set no_new_privs.
+	// Landlock's own method Restrict would stop all threads once more to set no_new_privs.
 	rules, err := ll.LandlockCreateRuleset(&ll.RulesetAttr{
 		HandledAccessFS: uint64(most.HandledAccessFS), HandledAccessNet: uint64(most.HandledAccessNet)}, 0)
 	if err != nil {
@@ -286,7 +285,7 @@ func renouncePaths(online bool) error {
 	return ll.AllThreadsLandlockRestrictSelf(rules, 0)
 }
 
-// noNewPrivileges sets no_new_privs for all threads. It does nothing if a Starter has set it.
+// noNewPrivileges sets no_new_privs for all threads, unless a Starter has set it.
 func noNewPrivileges() error {
 	if set, err := unix.PrctlRetInt(unix.PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0); err != nil || set == 1 {
 		return err
@@ -298,9 +297,9 @@ func noNewPrivileges() error {
 	return nil
 }
 
-// Narrow permanently forbids further calls in all threads of this process. They are the calls that
-// denied, a program from package filter, traps. It is for calls that are needed only at first.
-// Enter's filter stays in force, and must permit NarrowCall.
+// Narrow forbids more calls in all threads of this process, for good. It is for calls that a
+// program needs only at its start. denied is a program from filter.Denial. The filter of Enter
+// stays in force, and must permit NarrowCall.
 func Narrow(denied []unix.SockFilter) error {
 	if err := filter(denied); err != nil {
 		return fmt.Errorf("narrow the filter: %w", err)
@@ -308,12 +307,13 @@ func Narrow(denied []unix.SockFilter) error {
 	return nil
 }
 
-// NarrowCall is the system call that Narrow makes. An additional filter cannot loosen another one.
+// NarrowCall is the system call that Narrow makes. It can only forbid more calls, because an
+// additional filter cannot permit what another one forbids.
 func NarrowCall() Call {
 	return With(unix.SYS_SECCOMP, Is(0, unix.SECCOMP_SET_MODE_FILTER), Is(1, unix.SECCOMP_FILTER_FLAG_TSYNC))
 }
 
-// filter applies seccomp(2) to all threads at once.
+// filter installs a seccomp program in all threads at once.
 func filter(program []unix.SockFilter) error {
 	if len(program) == 0 {
 		return errors.New("there is no filter")

@@ -1,17 +1,18 @@
 // Package jail starts and confines the processes that handle data from guests: forkd-vmm and
 // forkd-net.
 //
-// The daemon starts such a process with a Starter: in its own namespaces and, if the daemon is
-// root, as its own user. The process calls Enter before it reads anything from a guest or the
-// daemon. From then on it has an empty, read-only root, no capability, and only the system calls of
-// its Filter. The kernel never carries out other calls. If a process tries one, its own runtime
-// ends it (SIGSYS) and prints the call, where package violation finds it.
+// The daemon starts such a process with a Starter: in namespaces of its own and, if the daemon is
+// root, with a user of its own. The process calls Enter before it reads anything from a guest or
+// the daemon. From then on it has an empty, read-only root directory, no capabilities, and only the
+// system calls of its filter. The kernel does not carry out other calls. If the process tries one,
+// it gets SIGSYS. Its Go runtime then prints the registers and exits, and package violation finds
+// the call in that output.
 //
-// The packages that make the calls declare them, as Call. Package filter makes the filter from them
-// during code generation, because assembling it in each process would cost more memory than the
-// rest of the jail.
+// The packages that make system calls declare them, as Calls. Package filter makes the filter from
+// these declarations during code generation. Assembling the filter in each process would take more
+// memory than the rest of the jail.
 //
-// The package sets no limits on CPU and memory; cgroups do that.
+// The package does not limit CPU and memory; the daemon uses cgroups for that.
 package jail
 
 import (
@@ -30,66 +31,67 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Options weaken the jail on hosts that lack a feature. The zero value is the complete jail.
+// Options weaken the jail on hosts that lack a feature. The zero Options is the complete jail.
 type Options struct {
-	// NoNamespaces starts processes in the daemon's namespaces, as the daemon's user and with its
-	// root directory. Then only Landlock and the filter deny access to files.
+	// NoNamespaces starts processes in the daemon's namespaces, with the daemon's user and root
+	// directory. Then only Landlock and the filter deny access to files.
 	NoNamespaces bool
 }
 
-// How a process was started, in a variable of its environment. Without that variable the process
-// refuses to enter a jail, because it would unmount the root directory of the host.
+// How a process was started. The value is in a variable of the process's environment. Without it,
+// Enter refuses to run, because it would unmount the root directory of the host.
 const (
 	environment  = "FORKD_JAIL"
 	noNamespaces = "no-namespaces" // in the daemon's namespaces
-	ownMapped    = "mapped"        // in a user namespace whose only user is the daemon's
-	ownUser      = "user="         // followed by the user that the process changes to
-	placed       = "placed"        // already its own user, without capabilities, in an empty root directory
+	ownMapped    = "mapped"        // in a user namespace that has only the daemon's user
+	ownUser      = "user="         // followed by the number of the user to which Enter changes
+	placed       = "placed"        // with its own user, without capabilities, in an empty root directory already
 )
 
-// Proc is the path of procfs in a process that a Starter has started. It is the working directory
-// until Enter.
+// Proc is the path of procfs for a process that a Starter has started. It is the process's working
+// directory until Enter.
 const Proc = "."
 
 // Users of the processes, if the daemon is root. They are 2^27 numbers that no distribution assigns
 // to users, subordinate users or containers (systemd's UIDS-GIDS.md lists the assignments). Each
-// VMM gets a random one. Among a thousand VMMs, two have the same user with a probability of 1 in
-// 270, and gain nothing from it.
+// VMM gets a random number. Among a thousand VMMs, two have the same number with a probability of 1
+// in 270; that does not give them any access to each other.
 const (
 	firstUser = 0x7000_0000
 	users     = 1 << 27
 )
 
-// namespaces are the namespaces that every process gets. They cost about 0.1 ms.
+// namespaces are the namespaces that every process gets. Creating them takes about 0.1 ms.
 const namespaces = unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWUTS | unix.CLONE_NEWCGROUP
 
 // Starter starts processes that will enter their jails.
 //
-// If the daemon is root, a process gets its own user instead of a user namespace. It is as
-// powerless as in a user namespace, because it has no capability and can get none. But Go starts a
-// process in a new user namespace by a full fork, which takes 3 ms longer for a daemon of 40 MiB.
+// If the daemon is root, a process gets a user of its own instead of a user namespace. This is
+// equally safe, because the process has no capabilities and cannot get any. A new user namespace
+// would be slower: for it, Go starts a process by a full fork, which takes 3 ms longer in a daemon
+// of 40 MiB.
 //
-// Such a process also gets no network namespace of its own, because making and removing one costs
-// 0.7 ms each. All VMMs share an empty network namespace, in which they can make no socket.
-// Likewise it gets the IPC namespace of the starting thread, which would cost 0.1 ms per process.
-// That namespace is empty, and the filter permits no call that could add to it.
+// Such a process does not get a network namespace of its own either, because creating and removing
+// one takes 0.7 ms each. All VMMs share an empty network namespace, in which they cannot make
+// sockets. A new IPC namespace would take 0.1 ms, so processes share that of the thread that starts
+// them. It is empty, and the filter permits no call that could add anything to it.
 //
-// The threads that start processes set up once what a process inherits. They are in an empty root
-// directory, an empty network and an empty IPC namespace, have no groups, and pass on no
-// capability. In a running Go program, each of these steps would stop all threads in turn. There is
-// one side effect. Once a process has started another process as a different user, and shares its
-// memory while doing so as Go does, Linux marks it as not dumpable. For a root daemon this has no
-// other consequence.
+// Special threads start the processes, so that processes inherit the threads' properties: an empty
+// root directory, an empty network namespace, an empty IPC namespace, no groups, and no
+// capabilities. To set these up in the new process, which is a Go program, would stop all of its
+// threads for each step. There is one side effect: Linux marks the daemon as not dumpable, because
+// it starts a process with another user while it shares its memory with that process, as Go does.
+// For a root daemon, this has no other consequence.
 type Starter struct {
 	options Options
-	null    *os.File    // replaces missing descriptors
-	offline chan func() // reaches the threads in the empty network; nil if the daemon is not root
+	null    *os.File    // used in place of missing descriptors
+	offline chan func() // functions for the threads in the empty network namespace; nil if the daemon is not root
 }
 
-// New returns a Starter that lives as long as the process.
+// New returns a Starter, which cannot be closed.
 func New(o Options) (*Starter, error) {
-	// New processes must not inherit descriptors that this process has inherited. Those that it
-	// opens itself are close-on-exec.
+	// New processes must not inherit the descriptors that this process has inherited. Descriptors
+	// that it opens itself are close-on-exec anyway.
 	if err := unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		return nil, fmt.Errorf("keep descriptors from processes: %w", err)
 	}
@@ -118,22 +120,23 @@ func New(o Options) (*Starter, error) {
 	return s, nil
 }
 
-// starters bounds the threads that start processes. One start occupies its thread for most of a
-// millisecond, and a fork of many children needs as many starts.
+// starters is the number of threads that start processes. Starting a process keeps a thread busy
+// for most of a millisecond, and a fork of many children starts many.
 const starters = 4
 
-// started reports a thread that is ready to start processes.
+// started is the message of a thread that is ready to start processes.
 type started struct {
-	network int // the empty network
+	network int // descriptor of the empty network namespace
 	err     error
 }
 
-// serve makes its thread start processes in the given empty network. If network is -1, it first
-// makes one.
+// serve makes its thread start processes in the given empty network namespace. If network is -1, it
+// first creates one.
 func (s *Starter) serve(network int, ready chan<- started) {
 	runtime.LockOSThread()
 	if unix.Gettid() == unix.Getpid() {
-		// The first thread represents the process in /proc/self, so another thread must serve.
+		// The process's first thread cannot be used, because it stands for the process in
+		// /proc/self.
 		other := make(chan started)
 		go s.serve(network, other)
 		ready <- <-other
@@ -143,16 +146,17 @@ func (s *Starter) serve(network int, ready chan<- started) {
 	network, err := prepareThread(network)
 	ready <- started{network, err}
 	if err != nil {
-		return // the thread ends, because it is still locked
+		return // this ends the thread, because the goroutine is still locked to it
 	}
 	for start := range s.offline {
 		start()
 	}
 }
 
-// Start starts a process as os.StartProcess does, but in the directory Proc. Unless it is online,
-// the process has no access to any network. If the daemon is root, other users must be able to read
-// and execute the program and to search its directory, but not the directories above.
+// Start starts a process like os.StartProcess, but with the working directory Proc. Unless the
+// process is online, it has no access to any network. If the daemon is root, other users must be
+// able to execute the program and search its directory; they need no access to the directories
+// above.
 func (s *Starter) Start(name string, argv []string, attr os.ProcAttr, online bool) (p *os.Process, err error) {
 	sys := syscall.SysProcAttr{}
 	if attr.Sys != nil {
@@ -162,7 +166,7 @@ func (s *Starter) Start(name string, argv []string, attr os.ProcAttr, online boo
 	attr.Files = slices.Clone(attr.Files)
 	for i, f := range attr.Files {
 		if f == nil {
-			attr.Files[i] = s.null // Go's runtime opens /dev/null in place of nil, and there may be no /dev
+			attr.Files[i] = s.null // for nil, Go's runtime would open /dev/null, which may not exist there
 		}
 	}
 	how, user := noNamespaces, uint32(firstUser+rand.IntN(users))
@@ -193,7 +197,7 @@ func (s *Starter) Start(name string, argv []string, attr os.ProcAttr, online boo
 		return nil, err
 	}
 	defer unix.Close(dir)
-	attr.Dir = "" // the thread's own directory, which is procfs
+	attr.Dir = "" // the thread's own working directory, which is procfs
 	done := make(chan struct{})
 	s.offline <- func() {
 		p, err = os.StartProcess(fmt.Sprintf("self/fd/%d/%s", dir, filepath.Base(name)), argv, &attr)
@@ -209,10 +213,10 @@ func (s *Starter) Start(name string, argv []string, attr os.ProcAttr, online boo
 	return p, nil
 }
 
-// openBehind opens a directory as the base for paths. The number of its descriptor is high, because
-// the descriptor must still be open when a new process has moved its files into place. For that the
-// process may use as many numbers above the highest file as there are files, and one for itself
-// (syscall.forkExec).
+// openBehind opens a directory as the base for paths in a new process. The descriptor gets a high
+// number, because a new process first copies its files to higher numbers (syscall.forkExec) and
+// must not overwrite it. The process uses as many numbers above the highest file as there are
+// files, and one more.
 func openBehind(files []*os.File, name string) (int, error) {
 	fd, err := unix.Open(name, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -225,7 +229,7 @@ func openBehind(files []*os.File, name string) (int, error) {
 	}
 	behind += len(files) + 3
 	dir, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, behind)
-	if err == unix.EINVAL { // EINVAL: the number exceeds RLIMIT_NOFILE
+	if err == unix.EINVAL { // EINVAL: the number is above RLIMIT_NOFILE
 		err = unix.EMFILE
 	}
 	if err != nil {
@@ -234,8 +238,8 @@ func openBehind(files []*os.File, name string) (int, error) {
 	return dir, nil
 }
 
-// Try tests whether this host permits jails. It starts a program that enters its jail, finds no
-// socket there, and exits.
+// Try tests whether jails work on this host. It starts a program that enters its jail, finds no
+// control socket there, and exits.
 func (s *Starter) Try(program string) error {
 	said, says, err := os.Pipe()
 	if err != nil {
@@ -259,10 +263,10 @@ func (s *Starter) Try(program string) error {
 	return nil
 }
 
-// prepareThread moves this thread into an empty network, an empty IPC namespace and an empty root
-// directory, with procfs as its working directory. It returns the network. Processes that the
-// thread starts have no groups and can gain no privileges. Once they have changed their user, they
-// have no capabilities. Their timers are late until they call OnTime.
+// prepareThread moves this thread into an empty network namespace, an empty IPC namespace and an
+// empty root directory, with procfs as its working directory. It returns the descriptor of the
+// network namespace. A process that the thread starts has no groups and can gain no privileges.
+// After it has changed its user, it has no capabilities. Its timers are late until it calls OnTime.
 func prepareThread(network int) (int, error) {
 	proc, err := unix.Open("/proc", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -284,7 +288,7 @@ func prepareThread(network int) (int, error) {
 		{"make namespaces of mounts and IPC", func() error { return unix.Unshare(unix.CLONE_NEWNS | unix.CLONE_NEWIPC) }},
 		{"mount an empty directory", mountEmpty},
 		{"empty the root directory", emptyRoot},
-		{"go back to /proc", func() error { return unix.Fchdir(proc) }}, // the procfs of the host
+		{"go back to /proc", func() error { return unix.Fchdir(proc) }}, // the host's procfs
 		{"leave all groups", leaveGroups},
 		{"renounce privileges", func() error { return unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) }},
 		{"pass on no capabilities", passOnNoCapabilities},
@@ -297,7 +301,7 @@ func prepareThread(network int) (int, error) {
 	return network, nil
 }
 
-// leaveGroups leaves all groups in this thread only. unix.Setgroups would affect all threads.
+// leaveGroups drops all groups of this thread. unix.Setgroups would do so for all threads.
 func leaveGroups() error {
 	if _, _, errno := unix.RawSyscall(unix.SYS_SETGROUPS, 0, 0, 0); errno != 0 {
 		return errno
@@ -305,7 +309,7 @@ func leaveGroups() error {
 	return nil
 }
 
-// newNetwork moves this thread into a new network namespace and returns it.
+// newNetwork moves this thread into a new network namespace and returns the descriptor of that.
 func newNetwork() (int, error) {
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		return -1, err
@@ -313,10 +317,10 @@ func newNetwork() (int, error) {
 	return unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 }
 
-// passOnNoCapabilities empties the sets from which processes of this thread could inherit
-// capabilities.
+// passOnNoCapabilities empties the capability sets that a process started by this thread would
+// inherit.
 func passOnNoCapabilities() error {
-	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3} // 0: this thread
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3} // pid 0: this thread
 	var caps [2]unix.CapUserData
 	if err := unix.Capget(&header, &caps[0]); err != nil {
 		return err
@@ -329,7 +333,7 @@ func passOnNoCapabilities() error {
 	}
 	for c := uintptr(0); ; c++ {
 		switch err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0); {
-		case err == unix.EINVAL && c > 0: // EINVAL: past the last capability that the kernel knows
+		case err == unix.EINVAL && c > 0: // EINVAL: the kernel knows no further capabilities
 			return nil
 		case err != nil:
 			return fmt.Errorf("capability %d: %w", c, err)
@@ -337,8 +341,8 @@ func passOnNoCapabilities() error {
 	}
 }
 
-// ownUsers reports whether this process can give each process it starts a user of its own. It must
-// be root, and not root of a container that has too few users.
+// ownUsers reports whether this process can give each process that it starts a user of its own. For
+// that it must be root, and not in a container with too few users.
 func ownUsers() bool {
 	if os.Geteuid() != 0 {
 		return false
@@ -352,7 +356,7 @@ func ownUsers() bool {
 	return true
 }
 
-// covers reports whether a /proc/PID/uid_map contains all of our users.
+// covers reports whether a /proc/PID/uid_map maps all of the users that processes may get.
 func covers(text string) bool {
 	for line := range strings.Lines(text) {
 		var inside, outside, length uint64

@@ -8,22 +8,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Values for PR_SET_TIMERSLACK, which says how late a thread's timers may be, in nanoseconds. New
-// threads and processes inherit it.
+// Values for PR_SET_TIMERSLACK: how late a thread's timers may be, in nanoseconds. New threads and
+// processes inherit the value.
 const (
-	usualSlack = 50_000     // default of Linux (init_task)
-	startSlack = 10_000_000 // for a process while it starts
+	usualSlack = 50_000     // the default of Linux (init_task)
+	startSlack = 10_000_000 // while a process starts
 )
 
 // OnTime makes the timers of this process punctual. A Starter's thread starts processes with late
-// timers, which spares them the wake-ups of Go's monitor while they prepare themselves. The monitor
-// would wake up every 20 us, which takes a tenth of the CPU time of such a start. It would also
-// take the processor of the Go scheduler from each system call, although no other goroutine waits.
-// Once there are other goroutines, the monitor must be on time.
+// timers, because Go's monitor thread would wake up every 20 us during a start, which takes a tenth
+// of the start's CPU time. The monitor would also take the processor of the Go scheduler from each
+// blocking system call, although no other goroutine waits for one. Once there are other goroutines,
+// the monitor must be punctual.
 //
-// OnTime works in the jail of a program whose filter has OnTimeCall. It does nothing in a process
-// that was not started by a Starter's thread. In a test with the race detector, for example, it
-// could not work, because such a test has threads that Go does not know.
+// In a jail, the filter must permit OnTimeCall. OnTime does nothing in a process that was not
+// started by a Starter's thread. There it might not work: a test with the race detector, for
+// example, has threads that Go does not know.
 func OnTime() error {
 	if os.Getenv(environment) != placed {
 		return nil

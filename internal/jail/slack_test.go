@@ -9,7 +9,7 @@ import (
 
 // OnTime changes no timers in a process that was not started by a Starter's thread.
 func TestOnTimeIsForAStartersProcesses(t *testing.T) {
-	runtime.LockOSThread() // never unlocked, so that the thread ends with its slack
+	runtime.LockOSThread() // stays locked, so that the thread ends together with its timer slack
 	const slack = 3 * usualSlack
 	if err := unix.Prctl(unix.PR_SET_TIMERSLACK, slack, 0, 0, 0); err != nil {
 		t.Fatal(err)

@@ -6,17 +6,17 @@ import (
 	"testing"
 )
 
-// A room is a folder with one purpose: code linked into one program, a protocol between two
-// programs, or a format on disk. Its packages are listed in order, lowest first. Each of them may
-// import only packages before it, the packages in imports, and leaves.
+// A room is a folder of packages with one purpose: code linked into one program, a protocol between
+// two programs, or a format on disk. Its packages are listed in order, lowest first. Each package
+// may import only packages before it, the packages in imports, and leaves.
 type room struct {
 	folder   string   // "" for packages directly under internal
 	packages []string // below folder; "." is the folder itself
 	imports  []string // patterns of other packages of this module that the room may import
-	reason   string   // why it may import nothing else
+	reason   string   // why the room may import nothing else
 }
 
-// leaves are small packages that know nothing of forkd. Every room except the guest's may import
+// leaves are small packages that do not depend on forkd. Every room except the guest's may import
 // them.
 var leaves = []string{"internal/atomicfile", "internal/cachedir", "internal/cleanup", "internal/embedded",
 	"internal/gate", "internal/hostroute", "internal/ignore",
@@ -169,7 +169,7 @@ var rooms = []room{
 	},
 }
 
-// programs are above all rooms. No other package may import them.
+// programs are above all rooms: no other package may import them.
 var programs = []string{"cmd/...", "bench/...", "examples/...", "packaging/...", "test/..."}
 
 func TestEveryPackageHasARoom(t *testing.T) {
@@ -223,12 +223,12 @@ func TestEveryPackageHasARoom(t *testing.T) {
 	}
 }
 
-// rule forbids packages to depend on others. A pattern is an import path, or a path and all paths
-// below it ("path/..."). Paths of our packages omit the module.
+// rule forbids packages to depend on others. A pattern is an import path, or "path/..." for a path
+// and everything below it. Paths of this module's packages are given without the module.
 type rule struct {
 	from, to []string
-	except   []string // exceptions among from
-	direct   bool     // checks only direct imports
+	except   []string // exceptions from the pattern from
+	direct   bool     // check only direct imports
 	reason   string
 }
 
@@ -299,7 +299,7 @@ func TestForbiddenImports(t *testing.T) {
 			for _, dep := range deps {
 				own, ours := strings.CutPrefix(dep, module)
 				if !ours && strings.HasPrefix(dep, "internal/") {
-					continue // standard library
+					continue // the standard library
 				}
 				if matchAny(r.to, own) {
 					t.Errorf("%s depends on %s: %s", p.path(), own, r.reason)

@@ -54,13 +54,13 @@ func documents(t *testing.T) []document {
 	return all
 }
 
-// isForeign reports whether a directory of that name is skipped, because it contains output of
-// tools, installed packages or test data.
+// isForeign reports whether a directory is skipped because it contains output of tools, installed
+// packages or test data.
 func isForeign(name string) bool {
 	return strings.HasPrefix(name, ".") || name == "out" || name == "node_modules" || name == "testdata"
 }
 
-// text calls f for every line outside of code blocks, with its number.
+// text calls f for every line outside of code blocks. number is the line's number.
 func (d *document) text(f func(number int, line string)) {
 	code := false
 	for i, line := range d.lines {
@@ -72,8 +72,8 @@ func (d *document) text(f func(number int, line string)) {
 	}
 }
 
-// Paths in documents: targets of relative links, and text in back quotes that begins with one of
-// our folders.
+// Paths in documents: targets of relative links, and text in back quotes that begins with the name
+// of a folder of this repository.
 var (
 	linkTarget = regexp.MustCompile(`\]\(([^):#]+)[^):]*\)`)
 	quotedPath = regexp.MustCompile("`((?:api|bench|client|cmd|docs|guest|internal|recipes|scripts|test)/[\\w./-]*)`")
@@ -103,7 +103,7 @@ func TestDocumentsNameFilesThatExist(t *testing.T) {
 	}
 }
 
-// headingLink is a link to a heading, either inline or as a reference definition.
+// headingLink matches a link to a heading. The link may be inline, or be a reference definition.
 var headingLink = regexp.MustCompile(`(?:\]\(|^\[[^\]]+\]: )([^):#]*)#([^):\s]+)`)
 
 func TestDocumentsLinkToHeadingsThatExist(t *testing.T) {
@@ -142,7 +142,7 @@ func TestDocumentsLinkToHeadingsThatExist(t *testing.T) {
 	}
 }
 
-// anchor returns the fragment that GitHub generates for a heading.
+// anchor returns the fragment with which GitHub links to a heading.
 func anchor(title string) string {
 	return strings.Map(func(r rune) rune {
 		switch {
@@ -171,11 +171,11 @@ func TestReadmeHasTheTestedSession(t *testing.T) {
 	}
 }
 
-// maxProse is the maximum number of characters in a line of prose. Tables and code blocks may be
-// wider.
+// maxProse is the maximum number of characters in a line of prose. Lines in tables and code blocks
+// may be longer.
 const maxProse = 99
 
-// TestProseIsNarrow checks the width of prose. It skips the output of benchmarks.
+// TestProseIsNarrow checks the length of lines of prose. It skips the results of benchmarks.
 func TestProseIsNarrow(t *testing.T) {
 	for _, d := range documents(t) {
 		if d.path == "bench/results.md" {
@@ -189,8 +189,7 @@ func TestProseIsNarrow(t *testing.T) {
 	}
 }
 
-// TestNetworkAttacksHaveTheirTests checks that every test named in docs/network.md exists, in the
-// attack tables and elsewhere.
+// TestNetworkAttacksHaveTheirTests checks that every test that docs/network.md names exists.
 func TestNetworkAttacksHaveTheirTests(t *testing.T) {
 	there := map[string]bool{}
 	for _, s := range sources(t) {

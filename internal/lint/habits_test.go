@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// unfinished finds marks of unfinished work, which belongs in the issue tracker.
+// unfinished matches marks of unfinished work. Such work belongs in the issue tracker.
 var unfinished = regexp.MustCompile(`\b(TODO|FIXME|XXX|HACK)\b`)
 
 func TestNothingIsPutOff(t *testing.T) {
@@ -38,7 +38,7 @@ func TestNoHiddenWiring(t *testing.T) {
 }
 
 // TestNoMutablePackageState forbids assignments to package-level variables. It also forbids
-// package-level locks, whose only purpose is to guard such variables. Tables and errors are
+// package-level locks, because they can only guard such variables. Tables and errors are
 // initialized where they are declared.
 func TestNoMutablePackageState(t *testing.T) {
 	for _, s := range sources(t) {

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestEveryPackageSaysWhatItIs requires one package comment in every package, of at least two
-// lines. It says what the package does, and what it leaves to others.
+// TestEveryPackageSaysWhatItIs requires exactly one package comment of at least two lines in every
+// package. It should say what the package does, and what it leaves to other packages.
 func TestEveryPackageSaysWhatItIs(t *testing.T) {
 	docs := map[string][]string{} // package comments by directory
 	names := map[string]string{}
@@ -43,7 +43,7 @@ func TestEveryPackageSaysWhatItIs(t *testing.T) {
 	}
 }
 
-// junk lists package names that describe no purpose, and therefore attract unrelated code.
+// junk lists names of packages that describe no purpose. Unrelated code collects in such packages.
 var junk = []string{"util", "utils", "common", "types", "helpers", "helper", "base", "factory", "shared", "misc", "lib"}
 
 func TestPackageNames(t *testing.T) {

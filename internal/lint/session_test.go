@@ -18,7 +18,7 @@ var update = flag.Bool("update", false, "write docs/session.svg anew")
 const (
 	cellWidth, lineHeight = 8.2, 21.0 // of the text
 	margin                = 18.0
-	bar                   = 30.0 // at the top of the window
+	bar                   = 30.0 // height of the bar at the top of the window
 	perKey                = 0.022
 	beforeCommand         = 0.5
 	beforeOutput          = 0.35
@@ -35,8 +35,8 @@ text { font: 13.6px ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans 
 @media (prefers-reduced-motion: reduce) { .line { opacity: 1; animation: none } .hide { display: none } }
 `
 
-// docs/session.svg shows the session at the beginning of README.md, which an integration test
-// compares with the output of real sandboxes. `go test ./internal/lint -run Session -update`
+// docs/session.svg shows the session at the beginning of README.md. An integration test compares
+// that session with the output of real sandboxes. `go test ./internal/lint -run Session -update`
 // redraws the picture.
 func TestSessionPicture(t *testing.T) {
 	readme, err := os.ReadFile(filepath.Join(root, "README.md"))
@@ -60,8 +60,8 @@ func TestSessionPicture(t *testing.T) {
 	}
 }
 
-// drawSession returns an SVG in which a terminal shows the lines one after another. If a line
-// begins with "$ ", its characters appear one by one, up to the comment.
+// drawSession returns an SVG in which a terminal shows the lines, one after another. A line that
+// begins with "$ " appears character by character, up to its comment.
 func drawSession(lines []string) []byte {
 	columns := 0
 	for _, line := range lines {
@@ -101,7 +101,7 @@ func drawSession(lines []string) []byte {
 			drawText(margin, y, "sign", "$"), drawText(x, y, "in", command))
 		fmt.Fprintf(&out, `<rect class="hide" x="%.1f" y="%.1f" width="%.1f" height="%.0f" fill="#0d1117" `+
 			`style="--width:%.1fpx;animation-duration:%.2fs;animation-timing-function:steps(%d);`+
-			// a browser may omit the last step
+			// One step more, because a browser may omit the last one.
 			`animation-delay:%.2fs"/></g>`+"\n", x, y-lineHeight+6, covered, lineHeight, covered+cellWidth, took, keys+1, clock)
 		clock += took
 		if note != "" {
@@ -115,8 +115,8 @@ func drawSession(lines []string) []byte {
 	return out.Bytes()
 }
 
-// drawText places text on the grid of the terminal, so that it does not depend on the width of the
-// reader's font.
+// drawText places each text at its position in the terminal's grid. So the picture does not depend
+// on the width of the reader's font.
 func drawText(x, y float64, class, text string) string {
 	if text == "" {
 		return ""

@@ -11,8 +11,8 @@ import (
 	"unicode/utf8"
 )
 
-// Limits of hand-written files, in lines. A file or function beyond a soft limit is only listed (go
-// test -v).
+// Limits of hand-written files, in lines. A file or function that exceeds a soft limit is only
+// listed (go test -v).
 const (
 	softFile     = 400
 	hardFile     = 600
@@ -48,8 +48,8 @@ func TestSizes(t *testing.T) {
 }
 
 // maxPackage is the maximum number of code lines in a package of the daemon's side. Tests, comments
-// and blank lines do not count. Without a limit, packages that every feature touches would grow
-// until they are too large to understand.
+// and blank lines do not count. Without a limit, the packages that every feature touches would
+// become too large to understand.
 const maxPackage = 4000
 
 func TestPackagesOfTheHostAreBounded(t *testing.T) {
@@ -78,7 +78,7 @@ func TestPackagesOfTheHostAreBounded(t *testing.T) {
 	t.Logf("%s is the largest, with %d lines of code", largest, lines[largest])
 }
 
-// codeLines counts the lines of a file that contain anything but comments.
+// codeLines counts the lines of a file that contain code.
 func codeLines(text []byte) int {
 	files := token.NewFileSet()
 	file := files.AddFile("", -1, len(text))
@@ -91,7 +91,7 @@ func codeLines(text []byte) int {
 		case tok == token.EOF:
 			return len(lines)
 		case tok == token.SEMICOLON && literal == "\n":
-			continue // an automatic semicolon
+			continue // a semicolon that the scanner has inserted
 		}
 		for n := range strings.Count(literal, "\n") + 1 {
 			lines[file.Line(pos)+n] = true
@@ -109,8 +109,8 @@ func TestCodeLines(t *testing.T) {
 // maxWidth is the maximum number of characters in a line of code. A tab counts as one.
 const maxWidth = 120
 
-// longText is the length from which a string may exceed maxWidth, because an unbroken text is
-// easier to find and to read.
+// longText is the length from which a string may make its line exceed maxWidth. A text that is not
+// broken into parts is easier to find and to read.
 const longText = 60
 
 func TestCodeIsNarrow(t *testing.T) {
@@ -131,7 +131,7 @@ func TestCodeIsNarrow(t *testing.T) {
 	}
 }
 
-// linesOfLongTexts returns the numbers of lines that contain a long string, or a part of a
+// linesOfLongTexts returns the numbers of the lines that contain a long string, or a part of a
 // multi-line string.
 func linesOfLongTexts(text []byte) map[int]bool {
 	files := token.NewFileSet()

@@ -17,16 +17,16 @@ var wholes = map[string][]string{
 	"internal/host/event":     {"Ring", "NewRing", "Follower"},
 }
 
-// permitting lists the methods of tenancy.Host that show a sandbox to a request without a
-// principal, and the files that check such requests.
+// permitting lists the methods of tenancy.Host that give access to a sandbox in a request without a
+// principal, and the files that may call them because they check such requests.
 var permitting = map[string][]string{
 	"Permitted": {"internal/daemon/face/streams.go", "internal/daemon/e2b/data.go"},
 	"IDs":       {"internal/daemon/e2b/token.go"},
 }
 
 // TestHandlersSeeAView forbids the daemon's faces to use the types in wholes. A handler gets the
-// tenancy.View of its request, so it cannot forget to check the principal's rights. There are two
-// exceptions: the wiring uses the Manager, and so do the builders of templates and Dockerfiles,
+// tenancy.View of its request, so it cannot forget to check the rights of the principal. There are
+// two exceptions: wire.go uses the Manager, and so do the builders of templates and Dockerfiles,
 // which create sandboxes of their own.
 func TestHandlersSeeAView(t *testing.T) {
 	wired, handlers, permitted := 0, 0, 0
@@ -66,8 +66,8 @@ func TestHandlersSeeAView(t *testing.T) {
 	}
 }
 
-// TestViewsHandOutNoWhole forbids package tenancy to return a type in wholes, or to have one in an
-// exported field.
+// TestViewsHandOutNoWhole checks that no function of package tenancy returns a type in wholes, and
+// that no exported field has such a type.
 func TestViewsHandOutNoWhole(t *testing.T) {
 	checked := 0
 	for _, s := range sources(t) {

@@ -10,13 +10,15 @@ import (
 	"testing"
 )
 
-// treeMark precedes a code block that draws a tree of folders. Each folder has a line with a
-// trailing slash and a short description, indented by two spaces below its parent.
+// treeMark stands before a code block that shows a tree of folders. Each folder has a line with its
+// name, a slash and a short description. The line is indented by two spaces more than that of its
+// parent.
 const treeMark = "<!-- tree -->"
 
 var treeLine = regexp.MustCompile(`^( *)([a-z0-9-]+)/(?: +\S.*)?$`)
 
-// drawnTree returns the folders in a document's tree, and whether each has folders drawn below it.
+// drawnTree returns the folders in a document's tree. The value says whether folders are shown
+// below the folder.
 func drawnTree(t *testing.T, d document) map[string]bool {
 	t.Helper()
 	start := slices.Index(d.lines, treeMark)
@@ -24,7 +26,7 @@ func drawnTree(t *testing.T, d document) map[string]bool {
 		t.Fatalf("%s has no %s with a code block below it", d.path, treeMark)
 	}
 	drawn := map[string]bool{}
-	var open []string // the chain of folders above the current line
+	var open []string // folders above the current line, outermost first
 	for i, line := range d.lines[start+2:] {
 		if line == "```" {
 			return drawn
@@ -43,8 +45,8 @@ func drawnTree(t *testing.T, d document) map[string]bool {
 	return nil
 }
 
-// coveredBy reports whether a tree has a line for path, or a line for a parent folder without
-// folders drawn below it.
+// coveredBy reports whether a tree has a line for path, or for a folder above it below which no
+// folders are shown.
 func coveredBy(drawn map[string]bool, p string) bool {
 	if _, ok := drawn[p]; ok {
 		return true
@@ -78,7 +80,7 @@ func TestDrawnTreesAreTheTreeOnDisk(t *testing.T) {
 				t.Errorf("%s does not draw %s: add a line that says what it is", name, p.path())
 			}
 		}
-		for _, d := range docs { // folders without Go code have their own document, or are listed here
+		for _, d := range docs { // a folder without Go code must have its own document, or be listed here
 			if top, _, below := strings.Cut(d.path, "/"); below && !coveredBy(drawn, top) {
 				t.Errorf("%s does not draw %s", name, top)
 			}

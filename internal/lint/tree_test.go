@@ -20,7 +20,7 @@ const (
 	root   = "../.."
 )
 
-// pkg is the description of a package by `go list`.
+// pkg describes a package, with the fields of `go list`.
 type pkg struct {
 	ImportPath string
 	Dir        string

@@ -36,8 +36,8 @@ func attemptTools() []tool {
 const (
 	maxAttempts = 64
 	attemptHead = 1 << 10 // bytes kept from the beginning of each output of an attempt
-	attemptTail = 3 << 10 // bytes kept from its end
-	attemptText = 4 << 10 // of a command as JSON; an output may have twice that
+	attemptTail = 3 << 10 // bytes kept from the end of each output
+	attemptText = 4 << 10 // bytes of a command as JSON; an output may have twice as many
 )
 
 type attemptArgs struct {
@@ -124,7 +124,7 @@ func forkAndRun(ctx context.Context, c *call, in attemptArgs) (r attempts, err e
 		}
 	}
 	if err := ctx.Err(); err != nil {
-		return r, err // no copy is kept
+		return r, err // no copy stays running
 	}
 	r.NotRemoved = removeAll(ctx, c.Client, remove)
 	c.say(r.table())
@@ -140,8 +140,8 @@ func (c *call) copies(ctx context.Context, id string, n int) (client.Forked, err
 	return f, err
 }
 
-// race runs all attempts concurrently and returns them in order. With keep "first", the first
-// success stops the others.
+// race runs all attempts concurrently and returns them in order. With keep "first", it stops all
+// attempts after the first success.
 func (c *call) race(ctx context.Context, in *attemptArgs, commands []string, boxes []client.Sandbox) []attempt {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
@@ -164,10 +164,10 @@ func (c *call) race(ctx context.Context, in *attemptArgs, commands []string, box
 	return all
 }
 
-// errBeaten stops the attempts after another attempt has won.
+// errBeaten is the reason for stopping attempts after another attempt has succeeded.
 var errBeaten = errors.New("another attempt was first")
 
-// shorten bounds the texts as JSON.
+// shorten shortens the texts so that their JSON is within the bounds.
 func (a *attempt) shorten() {
 	for _, text := range []*string{&a.Stdout, &a.Stderr, &a.Error} {
 		n := len(*text)
@@ -215,7 +215,7 @@ func (a *attempt) run(ctx context.Context, cl *client.Client, in *attemptArgs, c
 	}
 	r, err = runCommand(ctx, cl, a.box, shell(in.Score), 0, attemptTail)
 	switch score, ok := lastNumber(r.Stdout); {
-	case errors.Is(context.Cause(ctx), errBeaten): // the attempt succeeded nevertheless
+	case errors.Is(context.Cause(ctx), errBeaten): // the attempt succeeded before it was stopped
 	case err != nil:
 		a.Error = "score: " + err.Error()
 	case !ok:
@@ -225,7 +225,7 @@ func (a *attempt) run(ctx context.Context, cl *client.Client, in *attemptArgs, c
 	}
 }
 
-// lastNumber returns the number in the last non-empty line of a text.
+// lastNumber returns the number in the last line of a text that is not empty.
 func lastNumber(text string) (float64, bool) {
 	text = strings.TrimSpace(text)
 	line := strings.TrimSpace(text[strings.LastIndexByte(text, '\n')+1:])
@@ -233,7 +233,7 @@ func lastNumber(text string) (float64, bool) {
 	return n, err == nil && !math.IsNaN(n) && !math.IsInf(n, 0)
 }
 
-// winner chooses the best attempt, and says why it is the best.
+// winner returns the index of the best attempt, and the reason for the choice.
 func winner(all []attempt, keep string) (n int, why string) {
 	if keep == "none" || keep == "all" {
 		return 0, "no winner was asked for (keep=" + keep + ")"
@@ -273,7 +273,7 @@ func isScope(err error) bool {
 	return ok && p.Code == "scope"
 }
 
-// result describes in a few words how an attempt ended.
+// result says in a few words how an attempt ended.
 func (a *attempt) result() string {
 	switch {
 	case a.ExitCode != nil && a.Score != nil:
@@ -284,7 +284,7 @@ func (a *attempt) result() string {
 	return a.Outcome
 }
 
-// table returns the text for the model: a line per attempt, followed by the outputs.
+// table returns the text for the model: a line for each attempt, followed by the outputs.
 func (r *attempts) table() string {
 	var b strings.Builder
 	b.WriteString("| attempt | result | ms | command |\n|---|---|---|---|\n")

@@ -12,7 +12,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// api answers requests without a daemon.
+// api is a transport that answers requests in place of a daemon.
 type api func(r *http.Request) (contentType, body string)
 
 // RoundTrip implements http.RoundTripper.
@@ -22,14 +22,14 @@ func (a api) RoundTrip(r *http.Request) (*http.Response, error) {
 		Body: io.NopCloser(strings.NewReader(body)), Request: r}, nil
 }
 
-// callOf returns a call of a tool that uses a.
+// callOf returns a call of a tool whose requests a answers.
 func callOf(t *testing.T, a api) (context.Context, *call) {
 	cl := client.Over(a)
 	return With(t.Context(), cl), &call{Client: cl, req: &sdk.CallToolRequest{Params: &sdk.CallToolParamsRaw{}}}
 }
 
-// A daemon that makes fewer copies than it was asked for gets an error, and does not end this
-// program.
+// If a daemon makes fewer copies than requested, the tool returns an error, and this program does
+// not crash.
 func TestFewerCopies(t *testing.T) {
 	ctx, c := callOf(t, func(*http.Request) (string, string) { return jsonType, `{"sandboxes":[]}` })
 	_, err := forkAndRun(ctx, c, attemptArgs{SandboxID: "sb-1", Command: "true", Attempts: 2, Keep: "best"})
@@ -38,8 +38,8 @@ func TestFewerCopies(t *testing.T) {
 	}
 }
 
-// A guest that answers wait_command at once, and does not wait its slice, is not asked again and
-// again without a pause.
+// A hostile guest may answer wait_command at once instead of waiting. Then the tool pauses before
+// it asks again.
 func TestWaitingPauses(t *testing.T) {
 	asked := 0
 	ctx, c := callOf(t, func(r *http.Request) (string, string) {

@@ -6,7 +6,8 @@ import (
 	"github.com/forkd/forkd/internal/mcp"
 )
 
-// BenchmarkServer makes servers. HTTP needs one for every subscription; other messages share one.
+// BenchmarkServer makes servers. With HTTP, every subscription has a server of its own; all other
+// messages share one.
 func BenchmarkServer(b *testing.B) {
 	c := mcp.New("test")
 	b.ReportAllocs()

@@ -9,7 +9,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// branchTools returns the tools that copy sandboxes, save their states and return to them.
+// branchTools returns the tools that copy sandboxes, save their states and roll them back.
 func branchTools() []tool {
 	return []tool{
 		define(
@@ -68,7 +68,7 @@ type box struct {
 
 func boxOf(s client.Sandbox) box { return box{s.ID, s.SnapshotTag, s.State, s.Labels} }
 
-// boxesOf describes new sandboxes. If their labels are too long together, it omits the labels.
+// boxesOf describes new sandboxes. If their labels together are too long, it omits the labels.
 func boxesOf(all []client.Sandbox) []box {
 	list := make([]box, 0, len(all))
 	left := room(maxText)
@@ -206,7 +206,7 @@ type treeNode struct {
 	Parent   string `json:"parent,omitempty" jsonschema:"tag or id of the parent"`
 	State    string `json:"state"`
 
-	parent string // key of the parent
+	parent string // key of the parent; see family
 }
 
 func (n *treeNode) name() string { return cmp.Or(n.Snapshot, n.Sandbox) }
@@ -216,8 +216,8 @@ type treeResult struct {
 	Omitted int        `json:"omitted,omitempty" jsonschema:"at least this many nodes are omitted"`
 }
 
-// maxFamily bounds the snapshots, and the sandboxes, that are arranged in a tree. Of each there is
-// only what originOf keeps.
+// maxFamily bounds the number of snapshots, and of sandboxes, in a tree. Only the fields of origin
+// are kept of each.
 const maxFamily = 2000
 
 func tree(ctx context.Context, c *call, in treeArgs) (r treeResult, err error) {
@@ -235,7 +235,8 @@ func tree(ctx context.Context, c *call, in treeArgs) (r treeResult, err error) {
 		if err != nil {
 			return r, err
 		}
-		sandboxes = append(sandboxes, sandboxOrigin(box)) // it may be behind the bound; familyOf ignores a second one
+		// The list may have omitted this sandbox; familyOf ignores duplicates.
+		sandboxes = append(sandboxes, sandboxOrigin(box))
 	}
 	family := familyOf(snapshots, sandboxes)
 	if in.SandboxID != "" {

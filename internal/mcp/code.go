@@ -31,12 +31,12 @@ func codeTools() []tool {
 
 // Bounds on the output of code.
 const (
-	maxPrinted = 8 << 20 // bytes after which the code is interrupted
-	maxValues  = 4 << 20 // bytes of values that are kept for the answer
-	maxShown   = 8       // number of images shown in one call
-	maxFormats = 16      // number of media types listed for one value
+	maxPrinted = 8 << 20 // bytes of output after which the code is interrupted
+	maxValues  = 4 << 20 // bytes of displayed values that are kept
+	maxShown   = 8       // images in one answer
+	maxFormats = 16      // media types listed for one value
 
-	// text of displayed values, and of the value of the last expression, as JSON
+	// Bytes as JSON of the text forms of displayed values.
 	maxShownText = 128 << 10
 	maxMainText  = 320 << 10
 )
@@ -95,7 +95,7 @@ func runCode(ctx context.Context, c *call, in codeArgs) (r codeResult, err error
 		req.ContextID, r.ContextID = made.ID, made.ID
 	}
 	if req.ContextID != "" {
-		req.Language = "" // the context already has a language
+		req.Language = "" // a context has a language of its own
 	}
 	stdout, stderr := newExcerpt(headOutput, tailOutput), newExcerpt(headOutput, tailOutput)
 	print := func(to *excerptWriter) func(string) error {
@@ -112,7 +112,7 @@ func runCode(ctx context.Context, c *call, in codeArgs) (r codeResult, err error
 		for name, data := range v.Data {
 			size += len(name) + len(data)
 		}
-		if size += 64; size > maxPrinted { // counts even if the result is empty
+		if size += 64; size > maxPrinted { // each event counts, even without text
 			return errPrinted
 		}
 		return nil
@@ -135,7 +135,8 @@ func runCode(ctx context.Context, c *call, in codeArgs) (r codeResult, err error
 	if x := e.Exception; x != nil {
 		r.Error = &codeError{shorten(x.Name, maxName), shortened(x.Value), shortened(x.Traceback)}
 	}
-	values, main := room(maxShownText), room(maxMainText) // so that what was displayed leaves room for the value
+	// Separate, so that displayed values leave room for the value of the last expression.
+	values, main := room(maxShownText), room(maxMainText)
 	for _, v := range e.Results {
 		left, shown := &values, shownOf(v)
 		if v.Main {
@@ -152,7 +153,7 @@ func runCode(ctx context.Context, c *call, in codeArgs) (r codeResult, err error
 	return r, nil
 }
 
-// shownOf describes a value, whose media types the guest chooses.
+// shownOf describes a displayed value. The guest chooses its media types.
 func shownOf(v client.CodeResult) shownValue {
 	formats := slices.Sorted(maps.Keys(v.Data))
 	formats = formats[:min(len(formats), maxFormats)]
@@ -164,7 +165,7 @@ func shownOf(v client.CodeResult) shownValue {
 
 var errPrinted = fmt.Errorf("the code printed or showed more than %d MiB", maxPrinted>>20)
 
-// textForms are the text forms of a value that a model can read, the best first.
+// textForms are the media types of text that a model can read, the best first.
 var textForms = []string{"text/markdown", "text/plain", "text/latex", "text/html", "image/svg+xml"}
 
 func valueText(v client.CodeResult) string {
@@ -184,7 +185,7 @@ func shortened(text string) string {
 	return text
 }
 
-// show adds the images in values to the answer.
+// show adds the images among values to the answer.
 func (c *call) show(values []client.CodeResult) {
 	shown, bytes := 0, 0
 	for _, v := range values {
@@ -203,7 +204,7 @@ func (c *call) show(values []client.CodeResult) {
 				shown++
 				bytes += len(data)
 			}
-			break // shows only one form of a value
+			break // only one form of each value is shown
 		}
 	}
 }

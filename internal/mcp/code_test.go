@@ -11,7 +11,7 @@ import (
 	"github.com/forkd/forkd/internal/mcp"
 )
 
-// Code keeps its variables, and shows values, images and exceptions.
+// Code keeps its variables between calls. Its values, images and exceptions are shown.
 func TestRunCode(t *testing.T) {
 	c := connect(t, start(t).Client, mcp.Run)
 	id := c.spawn()

@@ -10,8 +10,9 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// commandTools are the tools for commands that run longer than a client waits for one answer. Their
-// state is in the sandbox, so copies of the sandbox have it too, and any server can use it.
+// commandTools returns the tools for commands that run for longer than a client waits for an
+// answer. The state of such a command is in the sandbox. So copies of the sandbox have it too, and
+// any server can continue to wait.
 func commandTools() []tool {
 	return []tool{
 		define(
@@ -58,8 +59,9 @@ type started struct {
 	StderrPath string `json:"stderr_path"`
 }
 
-// starter runs "$1". Its outputs and its exit code go to a directory named after the process id of
-// this shell. It removes what an earlier process with the same id left there.
+// starter is a script that runs the command $1. It writes the outputs and the exit code to a
+// directory named after the process id of its shell. It first removes files that an earlier process
+// with the same id has left there.
 const starter = `d=/tmp/forkd-command-$$
 umask 077
 rm -rf "$d" && mkdir "$d" || exit 125
@@ -104,8 +106,8 @@ type waited struct {
 	StderrOmitted int64  `json:"stderr_omitted_bytes,omitempty"`
 }
 
-// waiter waits up to $2 turns of 0.2 s for the command with process id $1. It prints the command's
-// state, its exit code or "-", and the sizes of its outputs.
+// waiter is a script that waits for the command with process id $1, up to $2 times 0.2 s. It prints
+// the state of the command, its exit code or "-", and the sizes of its outputs.
 const waiter = `d=/tmp/forkd-command-$1 n=$2
 while [ ! -e "$d/exit_code" ] && [ -d "/proc/$1" ] && [ "$n" -gt 0 ]; do sleep 0.2; n=$((n - 1)); done
 [ -d "/proc/$1" ] && state=running || state=gone
@@ -116,7 +118,7 @@ echo "$state $code $(($(wc -c <"$d/stdout" || echo 0))) $(($(wc -c <"$d/stderr" 
 
 // Bounds on waiting for a command.
 const (
-	slice      = 5        // longest wait in the sandbox, in seconds
+	slice      = 5        // longest wait by one request to the sandbox, in seconds
 	waitedTail = 16 << 10 // bytes kept from the end of each output
 	leastPause = 200 * time.Millisecond
 )
@@ -149,7 +151,7 @@ func waitCommand(ctx context.Context, c *call, in waitArgs) (w waited, err error
 				fmt.Sprintf("it runs, and has written %d bytes", max(0, w.StdoutBytes)+max(0, w.StderrBytes)),
 			)
 		}
-		rest := seconds(min(left, slice)) - time.Since(begun) // the guest may have answered without waiting
+		rest := seconds(min(left, slice)) - time.Since(begun) // positive if the guest has answered without waiting
 		select {
 		case <-ctx.Done():
 			return w, ctx.Err()
@@ -160,8 +162,8 @@ func waitCommand(ctx context.Context, c *call, in waitArgs) (w waited, err error
 
 func seconds(n float64) time.Duration { return time.Duration(n * float64(time.Second)) }
 
-// look waits for a command for the given time, and returns its state: running, ended or gone. A
-// command is gone if it was killed.
+// look waits for a command for up to secs seconds and returns its state: running, ended or gone. A
+// command that was killed is gone.
 func (c *call) look(ctx context.Context, in waitArgs, secs float64, w *waited) (state string, err error) {
 	turns := strconv.Itoa(int(secs * 5))
 	stdout, stderr, err := c.ends(ctx, in.SandboxID, client.ExecRequest{TimeoutSecs: secs + 30,

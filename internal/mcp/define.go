@@ -25,35 +25,36 @@ type tool struct {
 	add   func(*sdk.Server)
 }
 
-// Hints about a tool. Clients use them to decide whether to ask their users before a call.
+// Hints about a tool. A client may use them to decide whether to ask its user before a call.
 type hints int
 
 const (
 	readOnly    hints = 1 << iota // the tool changes nothing
-	destructive                   // the tool removes something irrecoverably
-	idempotent                    // repeating a call with the same arguments has no further effect
-	openWorld                     // the tool may reach beyond the daemon: to the internet, or into a guest
+	destructive                   // the tool removes something that cannot be restored
+	idempotent                    // repeating a call with the same arguments has no effect
+	openWorld                     // the tool may have effects outside the daemon: on the internet, or in a guest
 )
 
-// limit changes the schema of one argument: reflection knows only its Go type.
+// limit adds limits to the schema of an argument. The schema is made by reflection, which knows
+// only the Go type.
 type limit struct {
 	argument string
 	change   func(*jsonschema.Schema)
 }
 
-// between bounds a number with a default.
+// between returns the limits and the default of a number.
 func between(argument string, least, most, def float64) limit {
 	return limit{argument, func(s *jsonschema.Schema) {
 		s.Minimum, s.Maximum, s.Default = &least, &most, mustJSON(def)
 	}}
 }
 
-// within bounds a number without a default.
+// within returns the limits of a number without a default.
 func within(argument string, least, most float64) limit {
 	return limit{argument, func(s *jsonschema.Schema) { s.Minimum, s.Maximum = &least, &most }}
 }
 
-// oneOf lists the values of a text; the first is the default.
+// oneOf returns the permitted values of a text. The first one is the default.
 func oneOf(argument string, values ...string) limit {
 	return limit{argument, func(s *jsonschema.Schema) {
 		for _, v := range values {
@@ -63,7 +64,7 @@ func oneOf(argument string, values ...string) limit {
 	}}
 }
 
-// among lists the values of a text without a default.
+// among returns the permitted values of a text without a default.
 func among(argument string, values ...string) limit {
 	return limit{argument, func(s *jsonschema.Schema) {
 		for _, v := range values {
@@ -72,12 +73,12 @@ func among(argument string, values ...string) limit {
 	}}
 }
 
-// byDefault sets the default of an argument.
+// byDefault returns the default of an argument.
 func byDefault(argument string, v any) limit {
 	return limit{argument, func(s *jsonschema.Schema) { s.Default = mustJSON(v) }}
 }
 
-// items bounds the length of a list.
+// items returns the limits of the length of a list.
 func items(argument string, least, most int) limit {
 	return limit{argument, func(s *jsonschema.Schema) {
 		if least > 0 {
@@ -91,11 +92,12 @@ func items(argument string, least, most int) limit {
 type call struct {
 	*client.Client
 	req     *sdk.CallToolRequest
-	content []sdk.Content // for the model, instead of the output as JSON
+	content []sdk.Content // text or images for the model; empty: the output as JSON
 	made    made
 }
 
-// say replaces the JSON for the model by text. Clients still get the structured output.
+// say makes text the answer for the model, in place of JSON. Clients still get the structured
+// output.
 func (c *call) say(text string) { c.content = append(c.content, &sdk.TextContent{Text: text}) }
 
 // progress reports the progress of a call if the client has asked for it. total is 0 if unknown.
@@ -112,8 +114,8 @@ func (c *call) progress(ctx context.Context, done, total float64, message string
 // tick is the interval of progress reports in a long call.
 const tick = 5 * time.Second
 
-// during calls f. Every few seconds it reports the result of message to the client, with the number
-// of seconds as the progress.
+// during calls f. Every few seconds, it reports progress to the client: the number of seconds, and
+// the result of message.
 func (c *call) during(ctx context.Context, message func() string, f func() error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	begun, ended := time.Now(), make(chan struct{})
@@ -130,7 +132,7 @@ func (c *call) during(ctx context.Context, message func() string, f func() error
 	}()
 	err := f()
 	cancel()
-	<-ended // nothing may follow the answer
+	<-ended // wait, because no report may follow the answer
 	return err
 }
 
@@ -169,8 +171,8 @@ func define[In, Out any](
 	}}
 }
 
-// schemaOf returns the schema of a Go type. An error would be a defect of this program, which
-// defines all these types.
+// schemaOf returns the schema of a Go type. It panics on an error, because all these types belong
+// to this program.
 func schemaOf[T any]() *jsonschema.Schema {
 	s, err := jsonschema.For[T](nil)
 	if err != nil {
@@ -187,7 +189,8 @@ func mustJSON(v any) json.RawMessage {
 	return p
 }
 
-// Problem is an error of the API. The metadata of a tool's answer has it under ProblemKey.
+// Problem is the description of an error of the API. It is in the metadata of a tool's answer,
+// under ProblemKey.
 type Problem struct {
 	Status         int     `json:"status"`
 	Code           string  `json:"code"`
@@ -201,13 +204,13 @@ type Problem struct {
 // protocol error.
 const ProblemKey = "forkd/error"
 
-// wrong returns the error for an invalid argument of a tool.
+// wrong returns an error for an invalid argument of a tool.
 func wrong(argument, format string, args ...any) error {
 	return &client.ArgumentError{Field: argument, Reason: fmt.Sprintf(format, args...)}
 }
 
 // problemOf returns the API's description of an error. Invalid arguments are found before a request
-// is sent; for these it returns an equivalent description.
+// is sent; for them, it makes an equivalent description.
 func problemOf(err error) (Problem, bool) {
 	var argument *client.ArgumentError
 	if errors.As(err, &argument) {
@@ -240,8 +243,8 @@ func (p Problem) text() string {
 	return b.String()
 }
 
-// helpful names tools that help after an error, by the error's code. The API's fix names routes and
-// commands, which a model may not have.
+// helpful maps codes of errors to tools that help. The API's own advice names routes and commands,
+// which a model may not be able to use.
 var helpful = map[string]string{
 	"sandbox_not_found":    "list_sandboxes shows what there is; spawn_sandboxes makes one",
 	"snapshot_not_found":   "list_snapshots shows what there is; branch makes one",
@@ -257,8 +260,8 @@ var helpful = map[string]string{
 	"host_memory":          "kill_sandbox, or set_state with suspended",
 }
 
-// explained adds the API's descriptions of errors to answers. It does not use structured output,
-// whose schema describes only results.
+// explained adds the API's description of an error to the metadata of the answer. The structured
+// output cannot be used, because its schema describes only results.
 func explained(next sdk.MethodHandler) sdk.MethodHandler {
 	return func(ctx context.Context, method string, req sdk.Request) (sdk.Result, error) {
 		result, err := next(ctx, method, req)
@@ -277,7 +280,7 @@ func explained(next sdk.MethodHandler) sdk.MethodHandler {
 	}
 }
 
-// shortError bounds an error of the protocol, which may quote the message.
+// shortError shortens an error of the protocol, which may quote the message.
 func shortError(err error) error {
 	var wire *jsonrpc.Error
 	if !errors.As(err, &wire) || escaped(wire.Message)+escaped([]byte(wire.Data)) <= 2*maxError {
@@ -286,10 +289,11 @@ func shortError(err error) error {
 	return &jsonrpc.Error{Code: wire.Code, Message: shorten(wire.Message, maxError)}
 }
 
-// errNoMethod is the protocol's error for a method that a server lacks.
+// errNoMethod is the protocol's error for an unknown method.
 var errNoMethod = &jsonrpc.Error{Code: jsonrpc.CodeMethodNotFound, Message: "method not found"}
 
-// undeclared are methods that the SDK answers even if the server does not declare the capability.
+// undeclared are the methods that the SDK answers even if the server does not declare the
+// capability for them.
 var undeclared = []string{"prompts/", "completion/", "logging/"}
 
 // refused answers undeclared methods with "method not found", as the protocol requires.
@@ -302,8 +306,8 @@ func refused(next sdk.MethodHandler) sdk.MethodHandler {
 	}
 }
 
-// withoutSession refuses subscriptions, and does not declare them, because there is no stream for
-// notifications.
+// withoutSession refuses subscriptions and does not declare them. It is for transports that have no
+// stream for notifications.
 func withoutSession(next sdk.MethodHandler) sdk.MethodHandler {
 	return func(ctx context.Context, method string, req sdk.Request) (sdk.Result, error) {
 		if method == "resources/subscribe" || method == "resources/unsubscribe" {
@@ -311,7 +315,8 @@ func withoutSession(next sdk.MethodHandler) sdk.MethodHandler {
 		}
 		result, err := next(ctx, method, req)
 		if r, ok := result.(*sdk.InitializeResult); ok && r != nil && r.Capabilities.Resources != nil {
-			capabilities, resources := *r.Capabilities, *r.Capabilities.Resources // copies of the server's
+			// Copies, because the originals belong to the server.
+			capabilities, resources := *r.Capabilities, *r.Capabilities.Resources
 			resources.Subscribe, capabilities.Resources = false, &resources
 			r.Capabilities = &capabilities
 		}

@@ -21,8 +21,8 @@ const (
 	tableEnds   = "<!-- /tools -->"
 )
 
-// docs/mcp.md describes the existing tools, with the texts and arguments that models see. If
-// FORKD_UPDATE_DOCS is set, the test writes the table.
+// docs/mcp.md describes all tools, with the texts and arguments that models see. If
+// FORKD_UPDATE_DOCS is set, the test writes the table there.
 func TestDocumentedTools(t *testing.T) {
 	const path = "../../docs/mcp.md"
 	p, err := os.ReadFile(path)
@@ -57,7 +57,7 @@ func toolTable() string {
 		for _, name := range slices.Sorted(maps.Keys(d.Input.Properties)) {
 			list = append(list, argument(d.Input, name))
 		}
-		slices.SortStableFunc(list, func(a, b string) int { // required arguments first
+		slices.SortStableFunc(list, func(a, b string) int { // required arguments come first
 			return strings.Count(a, "`*") - strings.Count(b, "`*")
 		})
 		fmt.Fprintf(
@@ -84,7 +84,7 @@ func argument(s *jsonschema.Schema, name string) string {
 	return "*`" + text + "`*"
 }
 
-// All tools and resources exist that the skill tells a model to use.
+// All tools and resources that the skill tells a model to use exist.
 func TestPublishedNames(t *testing.T) {
 	var tools []string
 	for _, d := range mcp.New("").Describe() {
@@ -96,7 +96,7 @@ func TestPublishedNames(t *testing.T) {
 	}
 	seen := 0
 	for _, m := range regexp.MustCompile("`([a-z]+_[a-z_]+)`").FindAllStringSubmatch(string(skill), -1) {
-		if m[1] == "timeout_secs" { // an argument, not a tool
+		if m[1] == "timeout_secs" { // timeout_secs is an argument, not a tool
 			continue
 		}
 		if seen++; !slices.Contains(tools, m[1]) {

@@ -9,18 +9,18 @@ import (
 // family holds the ancestry of snapshots and sandboxes.
 type family struct {
 	nodes map[string]*treeNode // by snapshotKey or sandboxKey
-	order []string             // order of the API: snapshots by tag, then sandboxes by age
+	order []string             // in the order of the API: snapshots by tag, then sandboxes by age
 }
 
-// The prefixes distinguish tags from ids, because a tag may look like an id.
+// The prefixes keep tags and ids apart, because a tag may look like an id.
 func snapshotKey(tag string) string { return "snapshot " + tag }
 func sandboxKey(id string) string   { return "sandbox " + id }
 
-// origin is what a tree needs of a snapshot or a sandbox.
+// origin has the fields of a snapshot or a sandbox that a tree needs.
 type origin struct {
 	name, state string
-	box         string // of a snapshot: the sandbox that it is a branch of
-	tag         string // the snapshot that it was branched from, or runs from
+	box         string // for a snapshot: the sandbox of which it is a branch
+	tag         string // for a sandbox: the snapshot that it runs from; for a branch: the one that its sandbox ran from
 }
 
 func snapshotOrigin(s client.Snapshot) origin {
@@ -28,8 +28,8 @@ func snapshotOrigin(s client.Snapshot) origin {
 }
 func sandboxOrigin(s client.Sandbox) origin { return origin{s.ID, s.State, "", s.SnapshotTag} }
 
-// origins returns the origins of the members of a list, at most maxFamily, and how many it omits;
-// see pages.
+// origins returns the origins of up to maxFamily members of a list. omitted is the number of
+// further members; see pages.
 func origins[T any](ctx context.Context, page pageOf[T], of func(T) origin) (all []origin, omitted int, err error) {
 	omitted, err = pages(ctx, page, func(member T) bool {
 		if len(all) == maxFamily {
@@ -42,8 +42,9 @@ func origins[T any](ctx context.Context, page pageOf[T], of func(T) origin) (all
 }
 
 // familyOf arranges snapshots and sandboxes in a tree. A sandbox is below the snapshot that it runs
-// from. A branch is below the sandbox that it was made of or, if that is gone, below that sandbox's
-// snapshot. Even if the daemon's answers are wrong, each occurs once and none is its own ancestor.
+// from. A branch is below the sandbox of which it is a branch or, if that sandbox no longer exists,
+// below the snapshot from which the sandbox ran. Each occurs only once, and none is its own
+// ancestor, even if the daemon's answers contradict each other.
 func familyOf(snapshots, sandboxes []origin) *family {
 	f := &family{nodes: map[string]*treeNode{}}
 	for _, s := range snapshots {
@@ -68,8 +69,8 @@ func (f *family) add(key string, n *treeNode) {
 	}
 }
 
-// join makes a node a child of another node, and reports whether it did. It does not if the parent
-// is missing, or runs from its own branch.
+// join makes a node a child of another node and returns true. It returns false if the parent does
+// not exist, or is itself a descendant of the child.
 func (f *family) join(child, parent string) bool {
 	if f.nodes[parent] == nil {
 		return false
@@ -84,7 +85,7 @@ func (f *family) join(child, parent string) bool {
 	return true
 }
 
-// keepLine drops every node that is neither key's node nor an ancestor or a descendant of it.
+// keepLine keeps only the node of key, its ancestors and its descendants.
 func (f *family) keepLine(key string) {
 	keep := map[string]bool{}
 	for k := key; f.nodes[k] != nil; k = f.nodes[k].parent {

@@ -42,7 +42,7 @@ func fileTools() []tool {
 // Bounds on files, in bytes.
 const (
 	maxRead   = 512 << 10
-	maxShape  = 1 << 20 // of content as JSON
+	maxShape  = 1 << 20 // bytes of content as JSON
 	maxImage  = 1 << 20
 	maxOffset = 1 << 30
 )
@@ -62,7 +62,7 @@ type fileContent struct {
 	NextOffset int64  `json:"next_offset,omitempty" jsonschema:"where to continue; absent at the end of the file"`
 }
 
-// images are the image types that models accept, as http.DetectContentType names them.
+// images are the types of images that models accept, as returned by http.DetectContentType.
 var images = []string{"image/png", "image/jpeg", "image/gif", "image/webp"}
 
 func readFile(ctx context.Context, c *call, in readArgs) (f fileContent, err error) {
@@ -111,9 +111,10 @@ func readFile(ctx context.Context, c *call, in readArgs) (f fileContent, err err
 	return f, nil
 }
 
-// fitting returns how many bytes of content have at most maxShape bytes as JSON.
+// fitting returns the length of the longest beginning of content whose JSON has at most maxShape
+// bytes.
 func fitting(content []byte) int {
-	if !utf8.Valid(validEnd(content)) || escaped(content) <= maxShape { // base64 always fits
+	if !utf8.Valid(validEnd(content)) || escaped(content) <= maxShape { // as base64, content always fits
 		return len(content)
 	}
 	n := 0

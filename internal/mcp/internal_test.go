@@ -8,8 +8,8 @@ import (
 	"unicode/utf8"
 )
 
-// The excerpt of an output does not depend on how the output was divided into writes, and never
-// exceeds the limit.
+// The excerpt of an output is the same however the output is divided into writes. It never exceeds
+// the limit.
 func TestExcerpt(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for range 2000 {
@@ -124,7 +124,8 @@ func TestWinner(t *testing.T) {
 	}
 }
 
-// Each snapshot and sandbox occurs once in its family, even if the daemon's answers are wrong.
+// Each snapshot and sandbox occurs only once in its family, even if the daemon's answers contradict
+// each other.
 func TestFamily(t *testing.T) {
 	f := familyOf(
 		[]origin{{name: "base"}, {name: "own", box: "sb-1", tag: "base"}, {name: "x", tag: "y"},

@@ -14,15 +14,15 @@ const (
 	cleanupTime = time.Minute
 )
 
-// made holds the objects that a call has made and whose ids the caller learns only from the answer.
-// A cancelled call has no answer, so it removes these objects.
+// made holds the objects that a call has created with ids chosen by the daemon. If the call is
+// cancelled, its caller gets no answer and never learns these ids. So the call removes the objects.
 type made struct {
 	sandboxes []string
 	snapshot  string // tag chosen by the daemon
 }
 
-// Fork makes sandboxes. It continues when the caller has left, because the daemon may carry out an
-// interrupted request, and the ids would then be lost.
+// Fork makes sandboxes. If the caller leaves, Fork waits for the daemon's answer all the same,
+// because the daemon may carry out the request, and the ids would be lost.
 func (c *call) Fork(ctx context.Context, req client.ForkRequest) (client.Forked, error) {
 	if err := left(ctx); err != nil {
 		return client.Forked{}, err
@@ -39,8 +39,8 @@ func (c *call) Fork(ctx context.Context, req client.ForkRequest) (client.Forked,
 	return f, err
 }
 
-// Branch makes a snapshot. Without a tag it continues like Fork when the caller has left. A caller
-// that has named a tag can look for the snapshot.
+// Branch makes a snapshot. If the caller leaves, Branch waits for the daemon's answer like Fork,
+// unless the caller has chosen the tag and so can look for the snapshot.
 func (c *call) Branch(ctx context.Context, id string, req client.BranchRequest) (client.Snapshot, error) {
 	if req.Tag != "" {
 		return c.Client.Branch(ctx, id, req)
@@ -55,13 +55,14 @@ func (c *call) Branch(ctx context.Context, id string, req client.BranchRequest) 
 	return s, err
 }
 
-// left returns an error if the caller has left. The call's context may be cancelled slightly later.
+// left returns an error if the caller has left, even if the call's context has not been cancelled
+// yet.
 func left(ctx context.Context) error {
 	return cmp.Or(ctx.Err(), ctx.Value(messageKey{}).(*message).ctx.Err())
 }
 
 // takeBack removes the objects that the call has made. If the caller's token may not delete
-// snapshots, a snapshot stays, and is listed.
+// snapshots, a snapshot stays; the caller can find it in the list.
 func (c *call) takeBack(ctx context.Context) {
 	removeAll(ctx, c.Client, c.made.sandboxes)
 	if c.made.snapshot == "" {
@@ -69,7 +70,7 @@ func (c *call) takeBack(ctx context.Context) {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
 	defer cancel()
-	_ = c.DeleteSnapshot(ctx, c.made.snapshot, client.DeleteOptions{}) // no caller is left to receive the error
+	_ = c.DeleteSnapshot(ctx, c.made.snapshot, client.DeleteOptions{}) // no caller is left to get the error
 }
 
 // removeAll kills sandboxes, even if the caller has left, and returns those that it could not kill.

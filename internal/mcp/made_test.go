@@ -14,7 +14,8 @@ import (
 	"github.com/forkd/forkd/internal/mcp"
 )
 
-// leaving calls answered after the daemon has answered a POST that creates an object.
+// leaving is a transport. It calls answered when the daemon has answered a POST that creates an
+// object.
 type leaving struct {
 	answered func()
 }
@@ -28,12 +29,12 @@ func (l *leaving) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// over returns the rig's client with a different transport.
+// over returns the rig's client with another transport.
 func over(rig *apirig.Rig, rt http.RoundTripper) *client.Client {
 	return client.Over(addressed{rig.URL, rt})
 }
 
-// addressed sends requests to a daemon, with its token.
+// addressed is a transport that sends requests to a daemon, with its token.
 type addressed struct {
 	url  string
 	next http.RoundTripper
@@ -51,8 +52,8 @@ func (a addressed) RoundTrip(r *http.Request) (*http.Response, error) {
 	return a.next.RoundTrip(there)
 }
 
-// Only the answer gives the caller the ids of the objects that a call has made. A cancelled call
-// removes these objects, at whatever point it was cancelled.
+// The caller learns the ids of objects that a call has made only from the answer. So a cancelled
+// call removes these objects, whenever it is cancelled.
 func TestCancelledCallsLeaveNothing(t *testing.T) {
 	rig := start(t)
 	source, err := rig.Fork(t.Context(), client.ForkRequest{SnapshotTag: "a.b", N: 1})
@@ -73,7 +74,7 @@ func TestCancelledCallsLeaveNothing(t *testing.T) {
 	for _, c := range []struct {
 		tool string
 		in   args
-		keep string // id that the caller knows in any case
+		keep string // id of a sandbox that the caller knows
 	}{
 		{"spawn_sandboxes", args{"snapshot_tag": "a.b", "n": 2}, ""},
 		{"fork", args{"sandbox_id": id, "n": 2}, ""},
@@ -98,12 +99,12 @@ func TestCancelledCallsLeaveNothing(t *testing.T) {
 					return next(ctx, method, req)
 				}
 			})
-			rt.answered = func() { // wait until the server knows that its client has left
+			rt.answered = func() { // wait until the server has noticed that its client has left
 				cancel()
 				select {
 				case ctx := <-called:
 					<-ctx.Done()
-				default: // the server knows
+				default: // the server has noticed
 				}
 			}
 			here, far := sdk.NewInMemoryTransports()
@@ -127,7 +128,8 @@ func TestCancelledCallsLeaveNothing(t *testing.T) {
 	}
 }
 
-// The program exits only after it has removed the objects of a cancelled call.
+// At the end of its input, the program exits only after it has removed the objects of a cancelled
+// call.
 func TestStdioEndsWithNothingLeft(t *testing.T) {
 	rig := start(t)
 	in, toServer, err := os.Pipe()
@@ -144,7 +146,7 @@ func TestStdioEndsWithNothingLeft(t *testing.T) {
 	go func() { ended <- mcp.New("test").ServeStdio(ctx, over(rig, rt), mcp.Run, in, out) }()
 	c := join(t, &sdk.IOTransport{Reader: fromServer, Writer: toServer}, nil)
 	go func() {
-		_, _ = c.CallTool(t.Context(), &sdk.CallToolParams{Name: "spawn_sandboxes", // there may or may not be an answer
+		_, _ = c.CallTool(t.Context(), &sdk.CallToolParams{Name: "spawn_sandboxes", // there may be no answer
 			Arguments: args{"snapshot_tag": "a.b", "n": 3}})
 	}()
 	if err := <-ended; err == nil {

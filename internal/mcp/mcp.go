@@ -2,13 +2,13 @@
 // resources, and instructions that say when to branch. The official SDK implements versions
 // 2024-11-05 to 2026-07-28 of the protocol.
 //
-// The package uses only the REST API, through package client. So it has exactly its client's rights
-// and sees only the sandboxes that the client may see. It keeps no state between calls: every tool
-// takes the id of its sandbox, and the process id identifies a long-running command. It does not
-// use the protocol's roots, sampling or logging.
+// The package uses only the REST API, through package client. So a model has the rights of the
+// client's token, and sees only the sandboxes that the client may see. The package keeps no state
+// between calls: every tool has the id of its sandbox as an argument, and the process id identifies
+// a long-running command. It does not use the protocol's roots, sampling or logging.
 //
-// Constants of each tool bound the data that a guest can make large. The answer says if something
-// was omitted.
+// Constants of each tool bound the data that a guest can make large. If something was omitted, the
+// answer says so.
 package mcp
 
 import (
@@ -31,8 +31,8 @@ const (
 	Admin
 )
 
-// ParseScope reads a scope as GET /version names it. An older daemon names none, and only its API
-// checks the scope of each call. So an empty name means Admin, which offers all tools.
+// ParseScope parses the scope in the answer to GET /version. An older daemon names none. An empty
+// name means Admin, so that all tools are offered; the API checks the scope of each call anyway.
 func ParseScope(name string) (Scope, error) {
 	switch name {
 	case "read":
@@ -52,14 +52,14 @@ const MaxMessage = 4 << 20
 // on the program and on the client's scope.
 const toolsTTL = 10 * 60 * 1000
 
-// Catalog is the set of tools, from which servers for clients are made.
+// Catalog is the set of tools. It makes servers for clients.
 type Catalog struct {
 	version string
 	tools   []tool
 	cache   *sdk.SchemaCache
 }
 
-// New returns the catalog of a program with the given version.
+// New returns the catalog. version is the version of the program.
 func New(version string) *Catalog {
 	c := &Catalog{version: version, cache: sdk.NewSchemaCache()}
 	for _, group := range [][]tool{toolsOf05(), branchTools(), attemptTools(), codeTools(), commandTools(), fileTools(),
@@ -69,13 +69,13 @@ func New(version string) *Catalog {
 	return c
 }
 
-// Server returns a server with the tools of a scope, which call cl. Its subscriptions and calls end
-// with ctx.
+// Server returns a server with the tools of a scope. They send requests with cl. Its subscriptions
+// and calls end with ctx.
 func (c *Catalog) Server(ctx context.Context, cl *client.Client, scope Scope) *sdk.Server {
 	f := newFollower(ctx, cl)
 	s := c.server(scope, f.subscribe, f.unsubscribe)
 	f.updated = func(uri string) {
-		_ = s.ResourceUpdated(ctx, &sdk.ResourceUpdatedNotificationParams{URI: uri}) // never returns an error
+		_ = s.ResourceUpdated(ctx, &sdk.ResourceUpdatedNotificationParams{URI: uri}) // never fails
 	}
 	s.AddReceivingMiddleware(func(next sdk.MethodHandler) sdk.MethodHandler {
 		return func(inner context.Context, method string, req sdk.Request) (sdk.Result, error) {
@@ -85,9 +85,9 @@ func (c *Catalog) Server(ctx context.Context, cl *client.Client, scope Scope) *s
 	return s
 }
 
-// Shared returns a server for the messages of many clients of a scope, over a transport without
-// sessions. The context of each message identifies its client: see With. Clients cannot subscribe,
-// although the server declares that they can. A subscription needs a Server.
+// Shared returns a server for the messages of many clients with the same scope, over a transport
+// without sessions. The context of a message has the client to use; see With. The server declares
+// subscriptions, but refuses them; they need a Server.
 func (c *Catalog) Shared(scope Scope) *sdk.Server {
 	s := c.server(scope, func(context.Context, *sdk.SubscribeRequest) error { return errNoMethod },
 		func(context.Context, *sdk.UnsubscribeRequest) error { return errNoMethod })
@@ -122,26 +122,27 @@ func (c *Catalog) server(scope Scope, subscribe func(context.Context, *sdk.Subsc
 	return s
 }
 
-// message is what tool calls and resource reads need to know about their message.
+// message is what calls of tools and reads of resources know about their message.
 type message struct {
-	ctx context.Context // cancelled when the client has left
+	ctx context.Context // ends when the client has left
 	cl  *client.Client
 }
 
 type messageKey struct{}
 
-// With returns the context for a message to a Shared server. Tools that the message calls use cl,
-// and end with ctx.
+// With returns the context for a message to a Shared server. The tools that the message calls use
+// cl, and are cancelled when ctx ends.
 func With(ctx context.Context, cl *client.Client) context.Context {
 	return context.WithValue(ctx, messageKey{}, &message{ctx, cl})
 }
 
-// clientOf returns the client of the current message.
+// clientOf returns the client for the current message.
 func clientOf(ctx context.Context) *client.Client {
-	return ctx.Value(messageKey{}).(*message).cl // a context without a message is a defect of this program
+	return ctx.Value(messageKey{}).(*message).cl // without a message there is a defect in this program
 }
 
-// ended ends the calls of a message together with the message, in every version of the protocol.
+// ended cancels the calls of a message when the message's context ends, in every version of the
+// protocol.
 func ended(next sdk.MethodHandler) sdk.MethodHandler {
 	return func(ctx context.Context, method string, req sdk.Request) (sdk.Result, error) {
 		if m, ok := ctx.Value(messageKey{}).(*message); ok {
@@ -154,8 +155,8 @@ func ended(next sdk.MethodHandler) sdk.MethodHandler {
 	}
 }
 
-// cacheable lets clients cache lists, which are the same for all clients of a scope. It does not
-// permit caching data of sandboxes.
+// cacheable permits clients to cache lists of tools and resources, which are the same for all
+// clients of a scope. It does not permit them to cache data of sandboxes.
 func cacheable(_ context.Context, req sdk.Request, c *sdk.Cacheable) {
 	c.CacheScope = "private"
 	if _, ok := req.(*sdk.ReadResourceRequest); ok {
@@ -165,8 +166,8 @@ func cacheable(_ context.Context, req sdk.Request, c *sdk.Cacheable) {
 	c.TTLMs = toolsTTL
 }
 
-// Describe returns the tools of all scopes, each with its required scope. The tools of forkd 0.5
-// come first. (Clients see tools in the order of their names.)
+// Describe returns the tools of all scopes, with the scope that each requires. The tools of forkd
+// 0.5 come first. (Clients see the tools sorted by name.)
 func (c *Catalog) Describe() (list []Description) {
 	for i := range c.tools {
 		t := &c.tools[i]

@@ -17,9 +17,9 @@ import (
 	"github.com/forkd/forkd/internal/mcp"
 )
 
-// The tools that models see are those of the documentation. Each has schemas of both sides, an
-// explanation of every argument that needs one, and hints. There are at most 16 in addition to
-// those of forkd 0.5.
+// Models see the documented tools. Each tool has schemas for its arguments and its result, an
+// explanation of every argument that needs one, and hints. There are at most 16 tools in addition
+// to those of forkd 0.5.
 func TestToolsAreDescribed(t *testing.T) {
 	c := connect(t, start(t).Client, mcp.Admin)
 	list, err := c.ListTools(t.Context(), nil)
@@ -84,7 +84,7 @@ func TestToolsAreDescribed(t *testing.T) {
 	}
 }
 
-// A scope sees only its own tools and resources, and cannot call others.
+// A client sees only the tools and resources of its scope, and cannot call others.
 func TestToolsOfScopes(t *testing.T) {
 	rig := start(t)
 	want := map[mcp.Scope][]string{mcp.Read: {"get_sandbox", "list_sandboxes", "list_snapshots", "tree"}}
@@ -114,7 +114,7 @@ func TestToolsOfScopes(t *testing.T) {
 	}
 }
 
-// The tools of forkd 0.5's forkd-mcp work as before.
+// The tools of forkd-mcp, a package of forkd 0.5, have the same effect as before.
 func TestToolsOf05(t *testing.T) {
 	rig := start(t)
 	c := connect(t, rig.Client, mcp.Admin)
@@ -185,7 +185,7 @@ func TestToolsOf05(t *testing.T) {
 	c.fails("get_sandbox", args{"sandbox_id": id}, "404", "sandbox_not_found", "fix: ")
 }
 
-// A model gets an error of the API as text. A program gets its structure too.
+// A model gets an error of the API as text. A program also gets it as structured data.
 func TestErrors(t *testing.T) {
 	c := connect(t, start(t).Client, mcp.Admin)
 	r := c.fails(
@@ -220,7 +220,7 @@ func TestErrors(t *testing.T) {
 	c.fails("set_state", args{"sandbox_id": "sb-x", "state": "asleep"}, "state")
 	c.fails("get_sandbox", args{"sandbox_id": ""}, "empty")
 	c.fails("fork_and_run", args{"sandbox_id": "sb-x"}, "400 invalid_field: commands: is missing", "field: commands")
-	// The error also names the steps that were already done.
+	// The error also says which steps have been done.
 	c.fails(
 		"branch",
 		args{"sandbox_id": c.spawn(), "tag": "made", "n": 1, "labels": args{"": "x"}},
@@ -269,7 +269,7 @@ func TestBranching(t *testing.T) {
 	}
 	for _, state := range []string{"paused", "running", "suspended", "running"} {
 		var s struct{ State string }
-		for range 2 { // the second time, there is nothing to do
+		for range 2 { // the second call has nothing to do
 			if c.call("set_state", args{"sandbox_id": id, "state": state}, &s); s.State != state {
 				t.Errorf("set_state %s: %+v", state, s)
 			}
@@ -278,7 +278,7 @@ func TestBranching(t *testing.T) {
 	c.fails("delete_snapshot", args{"tag": "a.b"}, "snapshot_in_use")
 }
 
-// fork_and_run compares the attempts, keeps the winner's copy and removes the others.
+// fork_and_run compares the attempts, keeps the copy of the winner and removes the other copies.
 func TestForkAndRun(t *testing.T) {
 	rig := start(t)
 	c := connect(t, rig.Client, mcp.Admin)

@@ -10,8 +10,8 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// Bytes of each output of a command that a model gets. Compilers report errors at the beginning;
-// results are at the end.
+// Bytes of each output of a command that a model gets. Compilers report errors at the beginning,
+// and results are at the end, so both are kept.
 const (
 	headOutput = 16 << 10
 	tailOutput = 32 << 10
@@ -22,14 +22,14 @@ const maxStreamed = 256 << 20
 
 // excerptWriter keeps the beginning and the end of its input.
 type excerptWriter struct {
-	most, least int // bytes kept of the beginning, and of the end
+	most, least int // bytes kept from the beginning, and from the end
 	head, tail  []byte
 	total       int64
 }
 
 func newExcerpt(head, tail int) *excerptWriter { return &excerptWriter{most: head, least: tail} }
 
-// Write implements io.Writer. It fails above maxStreamed.
+// Write implements io.Writer. It fails after maxStreamed bytes.
 func (e *excerptWriter) Write(p []byte) (int, error) {
 	n := len(p)
 	if e.total += int64(n); e.total > maxStreamed {
@@ -63,7 +63,7 @@ func (e *excerptWriter) text() string {
 	return plain(append(bytes.Clone(e.head), e.tail...))
 }
 
-// binary reports whether the output has bytes that are not text. plain replaces these.
+// binary reports whether the output contains bytes that are not text. plain replaces them.
 func (e *excerptWriter) binary() bool {
 	if e.omitted() > 0 {
 		return !utf8.Valid(validEnd(e.head)) || !utf8.Valid(validStart(e.tail))
@@ -94,10 +94,10 @@ func validStart(p []byte) []byte {
 			return p[i:]
 		}
 	}
-	return p // not UTF-8
+	return p // p is not UTF-8
 }
 
-// commandResult describes the end of a command.
+// commandResult describes how a command ended.
 type commandResult struct {
 	Stdout         string `json:"stdout"`
 	Stderr         string `json:"stderr"`
@@ -124,8 +124,8 @@ func runCommand(
 	return runInto(ctx, cl, id, req, stdout, stderr)
 }
 
-// ends runs a command to its end and returns the last most bytes of each of its outputs, whatever
-// the guest sends.
+// ends runs a command until it exits. It returns the last most bytes of each output, whatever the
+// guest sends.
 func (c *call) ends(ctx context.Context, id string, req client.ExecRequest, most int) (stdout, stderr []byte,
 	err error) {
 	out, errs := newExcerpt(0, most), newExcerpt(0, most)

@@ -34,8 +34,8 @@ const (
 // address is the parsed URI of a resource.
 type address struct {
 	kind kind
-	name string // tag or id
-	path string // of a file
+	name string // tag of a snapshot, or id of a sandbox
+	path string // path of a file
 }
 
 // Parts of the URIs of resources.
@@ -73,7 +73,7 @@ func parseURI(uri string) (a address, ok bool) {
 	return a, a.name != "" && !strings.Contains(a.name, "/") && err == nil && err2 == nil
 }
 
-// addResources offers resources to clients that show them to their users or subscribe to them.
+// addResources offers resources, for clients that show them to their users or subscribe to them.
 func addResources(s *sdk.Server, scope Scope) {
 	read := func(ctx context.Context, req *sdk.ReadResourceRequest) (*sdk.ReadResourceResult, error) {
 		contents, err := readResource(ctx, clientOf(ctx), req.Params.URI)
@@ -121,7 +121,7 @@ func addResources(s *sdk.Server, scope Scope) {
 	}
 }
 
-// errNoResource is the error for a URI that names nothing.
+// errNoResource is the error for a URI of a resource that does not exist.
 var errNoResource = errors.New("there is no such resource")
 
 func readResource(ctx context.Context, cl *client.Client, uri string) (*sdk.ResourceContents, error) {
@@ -156,14 +156,14 @@ func readResource(ctx context.Context, cl *client.Client, uri string) (*sdk.Reso
 	return &sdk.ResourceContents{MIMEType: jsonType, Text: string(p)}, err
 }
 
-// maxConsole bounds a console, in bytes.
+// maxConsole bounds the output of a console, in bytes.
 const maxConsole = 64 << 10
 
-// OmittedKey is the key of the number of members, in the metadata of a list, that are missing at
-// its end. There may be more.
+// OmittedKey is a key in the metadata of a list. Its value is the number of members that are
+// missing at the end of the list. More may be missing.
 const OmittedKey = "forkd/omitted"
 
-// listResource returns the first members of a list, as many as an answer may have.
+// listResource returns the first members of a list, as many as fit into an answer.
 func listResource[T any](ctx context.Context, page pageOf[T]) (*sdk.ResourceContents, error) {
 	l, err := listed(ctx, page)
 	if err != nil {
@@ -199,7 +199,7 @@ func readFileResource(ctx context.Context, cl *client.Client, a address) (*sdk.R
 	return contents, nil
 }
 
-// resourceError returns an error of the protocol, with the API's description as its data.
+// resourceError returns an error of the protocol. The data of the error is the API's description.
 func resourceError(uri string, err error) error {
 	p, ok := problemOf(err)
 	switch {

@@ -61,8 +61,9 @@ func TestResources(t *testing.T) {
 	}
 }
 
-// After a subscription, a client is notified of every change until it unsubscribes. (In the newest
-// protocol, the SDK's client does not wait for the subscription. The tests of mcphttp cover that.)
+// A client that has subscribed to a resource is notified of every change until it unsubscribes.
+// (With the newest version of the protocol, the SDK's client does not wait for the subscription, so
+// package mcphttp tests that version.)
 func TestSubscriptions(t *testing.T) {
 	c := connectWith(t, start(t).Client, mcp.Run, &sdk.ClientSessionOptions{ProtocolVersion: "2025-11-25"})
 	id, other := c.spawn(), c.spawn()
@@ -110,14 +111,14 @@ func TestSubscriptions(t *testing.T) {
 		<-c.updated
 	}
 	c.call("kill_sandbox", args{"sandbox_id": id}, nil)
-	wants(console) // the end of the console
+	wants(console) // notified of the end of the console
 	c.call("kill_sandbox", args{"sandbox_id": other}, nil)
 	if len(c.updated) > 0 {
 		t.Errorf("told of %s after the end", <-c.updated)
 	}
 }
 
-// Over standard streams, each message is one line, in both directions.
+// Over standard input and output, each message is one line, in both directions.
 func TestStdio(t *testing.T) {
 	rig := start(t)
 	in, toServer, err := os.Pipe()

@@ -11,24 +11,24 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// Bounds on answers, in bytes of JSON as the SDK writes it: '<' and control characters take six. An
-// answer usually has its text twice, structured and for the model, and waits in memory for a client
-// that does not read.
+// Bounds on answers, in bytes of JSON as the SDK writes it: '<' and control characters take six
+// bytes. An answer usually contains its text twice, as structured output and for the model. It
+// stays in memory while its client does not read.
 const (
-	maxAnswer = 6<<20 - 64<<10 // the answer; the daemon counts 6 MiB for a message
-	maxText   = 512 << 10      // the entries of a list
-	maxField  = 8 << 10        // a path, a command or a reason that a guest or a client chooses
+	maxAnswer = 6<<20 - 64<<10 // the whole answer; the daemon counts 6 MiB for a message
+	maxText   = 512 << 10      // all members of a list
+	maxField  = 8 << 10        // a path, a command or a reason, which a guest or a client chooses
 	maxName   = 256            // a name
-	maxError  = 16 << 10       // the text of an error
+	maxError  = 16 << 10       // text of an error
 )
 
-// pageSize is the number of members of a list that are requested at once.
+// pageSize is the number of members of a list that are requested at a time.
 const pageSize = 50
 
-// room is the number of bytes of JSON that an answer may still have.
+// room is the number of bytes of JSON that may still be added to an answer.
 type room int
 
-// spend takes n bytes, or none and returns false.
+// spend takes n bytes from the room. If there is less, it takes nothing and returns false.
 func (r *room) spend(n int) bool {
 	if n > int(*r) {
 		return false
@@ -67,8 +67,8 @@ func escaped[T string | []byte](text T) (n int) {
 	return n
 }
 
-// shorten returns the beginning of a text: at most most bytes of JSON, and a mark if something is
-// missing.
+// shorten returns the beginning of a text with at most most bytes of JSON. If it omits something,
+// it adds a mark.
 func shorten(text string, most int) string {
 	if len(text)*6 <= most || escaped(text) <= most {
 		return text
@@ -85,7 +85,7 @@ func shorten(text string, most int) string {
 
 const shortenedMark = "…"
 
-// shortenAll shortens each of some texts, and omits those for which an answer has no room.
+// shortenAll shortens each text, and omits the texts for which there is no room in the answer.
 func shortenAll(all []string) (kept []string) {
 	left := room(maxText / 4)
 	for _, text := range all {
@@ -96,8 +96,8 @@ func shortenAll(all []string) (kept []string) {
 	return kept
 }
 
-// tooLong returns an error if an answer would exceed maxAnswer. Tools bound their parts, so that
-// their answers fit; this is for what they do not foresee.
+// tooLong returns an error if an answer would exceed maxAnswer. Tools bound the parts of their
+// answers, so this should not happen.
 func tooLong(out any, content []sdk.Content) error {
 	p, err := json.Marshal(out)
 	if err != nil {
@@ -121,12 +121,11 @@ func tooLong(out any, content []sdk.Content) error {
 	return nil
 }
 
-// pageOf requests a page of a list, and returns the cursor of the next page; see
-// client.SandboxPage.
+// pageOf requests a page of a list, like client.SandboxPage. next is the cursor of the next page.
 type pageOf[T any] func(context.Context, client.PageRequest) (part []T, next string, err error)
 
-// pages calls f with the members of a list, one page after another, until f returns false. It
-// returns how many members f did not take; all further pages count as one member.
+// pages calls f with the members of a list, page by page, until f returns false. omitted is the
+// number of members for which f did not return true; further pages together count as one.
 func pages[T any](ctx context.Context, page pageOf[T], f func(T) bool) (omitted int, err error) {
 	for req := (client.PageRequest{Limit: pageSize}); ; {
 		part, next, err := page(ctx, req)

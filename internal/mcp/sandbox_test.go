@@ -13,7 +13,8 @@ import (
 	"github.com/forkd/forkd/internal/mcp"
 )
 
-// A command that continues in the background can be found by its pid. All of its output is kept.
+// A command that continues in the background can be found by its process id. All of its output is
+// kept.
 func TestCommandsThatGoOn(t *testing.T) {
 	c := connect(t, start(t).Client, mcp.Run)
 	id := c.spawn()
@@ -65,7 +66,7 @@ func TestCommandsThatGoOn(t *testing.T) {
 	c.fails("wait_command", args{"sandbox_id": id, "pid": 4294967, "timeout_secs": 0}, "no command of start_command")
 }
 
-// Output that is too long for a model is cut, and the answer says that it was cut.
+// Output that is too long for a model is shortened, and the answer says so.
 func TestLongOutput(t *testing.T) {
 	c := connect(t, start(t).Client, mcp.Run)
 	id := c.spawn()

@@ -14,12 +14,12 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// drainTime is how long the server still answers requests after the end of its input. A client that
-// has exited needs no answers, but a client that pipes its requests needs all of them.
+// drainTime is the time for answering requests after the end of the input. A client that pipes its
+// requests into the server needs all answers, although its input has ended.
 const drainTime = 10 * time.Second
 
-// The request listenMethod is answered only when the client ends its subscription. cancelMethod
-// cancels a request, which may then remain without an answer.
+// A request with listenMethod is answered only when the client ends its subscription. A
+// notification with cancelMethod cancels a request, which may then get no answer.
 const (
 	listenMethod = "subscriptions/listen"
 	cancelMethod = "notifications/cancelled"
@@ -39,7 +39,7 @@ func (c *Catalog) ServeStdio(
 		Run(ctx, draining{&sdk.IOTransport{Reader: in, Writer: out, MaxLineLength: MaxMessage}})
 }
 
-// draining is a transport whose input ends only after all earlier requests are answered.
+// draining is a transport whose input seems to end only after all requests have been answered.
 type draining struct{ sdk.Transport }
 
 // Connect implements sdk.Transport.
@@ -52,9 +52,9 @@ type drainingConn struct {
 	sdk.Connection
 
 	mu    sync.Mutex
-	open  map[jsonrpc.ID]bool // unanswered requests
+	open  map[jsonrpc.ID]bool // requests without an answer
 	ended bool                // the input has ended
-	none  chan struct{}       // closed when the input has ended and all requests are answered
+	none  chan struct{}       // closed when the input has ended and all requests have been answered
 }
 
 // Read implements sdk.Connection.
@@ -76,7 +76,8 @@ func (d *drainingConn) Read(ctx context.Context) (jsonrpc.Message, error) {
 	return m, err
 }
 
-// cancelled returns the id of the request that a notification cancels, or the zero ID.
+// cancelled returns the id of the request that a notification cancels. If r is another message, it
+// returns the zero ID.
 func cancelled(r *jsonrpc.Request) jsonrpc.ID {
 	var params struct {
 		ID any `json:"requestId"`
@@ -103,8 +104,8 @@ func (d *drainingConn) Write(ctx context.Context, m jsonrpc.Message) error {
 	return err
 }
 
-// closeLocked closes none if the input has ended and all requests are answered. The caller holds
-// the connection's mu.
+// closeLocked closes none if the input has ended and all requests have been answered. The caller
+// holds the connection's mu.
 func (d *drainingConn) closeLocked() {
 	if d.ended && len(d.open) == 0 && d.none != nil {
 		close(d.none)
@@ -112,7 +113,7 @@ func (d *drainingConn) closeLocked() {
 	}
 }
 
-// drain waits until all requests are answered.
+// drain waits until all requests have been answered.
 func (d *drainingConn) drain(ctx context.Context) {
 	d.mu.Lock()
 	none := d.none

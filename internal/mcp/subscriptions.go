@@ -15,20 +15,20 @@ import (
 // Bounds of subscriptions.
 const (
 	maxSubscriptions = 256             // of one client
-	consolePause     = time.Second     // least time between two notifications about a console
-	eventsPause      = 2 * time.Second // after the stream of events broke off, before it is followed again
+	consolePause     = time.Second     // minimum time between two notifications about a console
+	eventsPause      = 2 * time.Second // pause before the stream of events is followed again after it has broken off
 )
 
-// follower notifies one client of changes of its subscribed resources. As long as there is a
-// subscription, it follows the daemon's events and, separately, the consoles.
+// follower notifies one client of changes of the resources to which it has subscribed. While there
+// are subscriptions, it follows the daemon's events and the consoles.
 type follower struct {
 	ctx     context.Context
 	cl      *client.Client
 	updated func(uri string)
 
 	mu     sync.Mutex
-	stops  map[string]context.CancelFunc // stops a subscription, by URI
-	events context.CancelFunc            // stops following events; nil if they are not followed
+	stops  map[string]context.CancelFunc // functions that end the subscriptions, by URI
+	events context.CancelFunc            // ends the following of events; nil if events are not followed
 }
 
 func newFollower(ctx context.Context, cl *client.Client) *follower {
@@ -37,7 +37,8 @@ func newFollower(ctx context.Context, cl *client.Client) *follower {
 
 var errTooManySubscriptions = errors.New("this client has all the subscriptions that it may have: end some first")
 
-// subscribe begins a subscription to an existing resource. No later change is missed.
+// subscribe begins a subscription to a resource that exists. The client is notified of every later
+// change.
 func (f *follower) subscribe(ctx context.Context, req *sdk.SubscribeRequest) error {
 	uri := req.Params.URI
 	a, ok := parseURI(uri)
@@ -89,8 +90,8 @@ func (f *follower) unsubscribe(_ context.Context, req *sdk.UnsubscribeRequest) e
 	return nil
 }
 
-// followEventsLocked begins to follow events, and returns when the stream has begun. The caller
-// holds the follower's mu.
+// followEventsLocked starts to follow the daemon's events. It returns when the stream has begun.
+// The caller holds the follower's mu.
 func (f *follower) followEventsLocked() error {
 	ctx, stop := context.WithCancel(f.ctx)
 	begun, once := make(chan error, 1), sync.Once{}
@@ -99,7 +100,7 @@ func (f *follower) followEventsLocked() error {
 		for first := true; ctx.Err() == nil; first = false {
 			err := f.cl.Events(ctx, client.EventsRequest{After: after, Begun: func() {
 				once.Do(func() { begun <- nil })
-				if !first && after == "" { // the first stream has given no position to resume from
+				if !first && after == "" { // the first stream ended before it gave a position, so events may be missing
 					f.tell(client.Event{Type: client.EventMissed})
 				}
 			}}, func(e client.Event) error {
@@ -122,7 +123,8 @@ func (f *follower) followEventsLocked() error {
 	return nil
 }
 
-// tell notifies the client of the resources that an event has changed. If events were missed, it
+// tell notifies the client of resources that an event has changed. If the event says that events
+// were missed, it notifies the client of all its resources.
 // notifies the client of all its resources.
 func (f *follower) tell(e client.Event) {
 	if e.Type == client.EventMissed {
@@ -147,7 +149,8 @@ func (f *follower) tell(e client.Event) {
 	}
 }
 
-// followConsoleLocked follows a sandbox's console output. The caller holds the follower's mu.
+// followConsoleLocked starts to follow the console of a sandbox. The caller holds the follower's
+// mu.
 func (f *follower) followConsoleLocked(uri, id string) error {
 	ctx, stop := context.WithCancel(f.ctx)
 	logs, err := f.cl.Logs(ctx, id, client.LogsRequest{Follow: true, Tail: "0"})

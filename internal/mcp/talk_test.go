@@ -17,7 +17,7 @@ import (
 
 func TestMain(m *testing.M) { apirig.Main(m, agent.Main) }
 
-// start serves the API over sandboxes that are processes, with a snapshot "a.b".
+// start serves the API with sandboxes that are processes of this host, and with a snapshot "a.b".
 func start(t *testing.T, tokens ...auth.Token) *apirig.Rig {
 	t.Helper()
 	rig := apirig.Start(t, apirig.Options{Tokens: tokens, Agent: apirig.SelfAgent})
@@ -27,7 +27,7 @@ func start(t *testing.T, tokens ...auth.Token) *apirig.Rig {
 	return rig
 }
 
-// talk is a client of the protocol, with the notifications that it received.
+// talk is a client of the protocol. It collects the notifications that it receives.
 type talk struct {
 	*sdk.ClientSession
 	t        *testing.T
@@ -35,7 +35,7 @@ type talk struct {
 	updated  chan string
 }
 
-// connect joins a client to a server of the tools over cl, in memory.
+// connect connects a client to a server in memory. The server's tools use cl.
 func connect(t *testing.T, cl *client.Client, scope mcp.Scope) *talk {
 	t.Helper()
 	return connectWith(t, cl, scope, nil)
@@ -74,7 +74,7 @@ func join(t *testing.T, over sdk.Transport, o *sdk.ClientSessionOptions) *talk {
 
 type args = map[string]any
 
-// call calls a tool, which has to succeed, and decodes its structured output into out.
+// call calls a tool, which must succeed, and decodes the structured output into out.
 func (c *talk) call(name string, in args, out any) *sdk.CallToolResult {
 	c.t.Helper()
 	r := c.answer(name, in)
@@ -93,7 +93,7 @@ func (c *talk) call(name string, in args, out any) *sdk.CallToolResult {
 	return r
 }
 
-// answer calls a tool with a progress token.
+// answer calls a tool with a progress token, and returns the result.
 func (c *talk) answer(name string, in args) *sdk.CallToolResult {
 	c.t.Helper()
 	params := &sdk.CallToolParams{Name: name, Arguments: in}
@@ -105,7 +105,7 @@ func (c *talk) answer(name string, in args) *sdk.CallToolResult {
 	return r
 }
 
-// fails calls a tool, which must fail with a text that contains the given words.
+// fails calls a tool, which must fail. The text of the error must contain the given words.
 func (c *talk) fails(name string, in args, want ...string) *sdk.CallToolResult {
 	c.t.Helper()
 	r := c.answer(name, in)
@@ -127,7 +127,7 @@ func text(r *sdk.CallToolResult) string {
 	return strings.Join(parts, "\n")
 }
 
-// spawn returns a new sandbox.
+// spawn forks a sandbox and returns its id.
 func (c *talk) spawn() string {
 	c.t.Helper()
 	var made struct{ Result []client.Sandbox }

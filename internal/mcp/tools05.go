@@ -9,8 +9,8 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// toolsOf05 returns the tools of forkd 0.5's package forkd-mcp, with the same names, arguments and
-// results.
+// toolsOf05 returns the tools of forkd-mcp, a package of forkd 0.5. They have the same names,
+// arguments and results as there.
 func toolsOf05() []tool {
 	return []tool{
 		define("list_snapshots", "List the snapshots from which sandboxes can be forked.", Read, readOnly, listSnapshots),
@@ -78,16 +78,16 @@ type ofSandbox struct {
 	SandboxID string `json:"sandbox_id" jsonschema:"id of the sandbox, such as sb-…"`
 }
 
-// list is a list in the form of servers of forkd 0.5, which need an object at the root of a result.
+// list is a list in the form of forkd 0.5, in which the root of a result must be an object.
 type list[T any] struct {
 	Result  []T `json:"result"`
 	Omitted int `json:"omitted,omitempty" jsonschema:"at least this many entries are omitted at the end"`
 }
 
-// maxListed bounds the elements of a list.
+// maxListed bounds the number of elements of a list.
 const maxListed = 1000
 
-// listed returns the first members of a list, as many as an answer may have.
+// listed returns the first members of a list, as many as fit into an answer.
 func listed[T any](ctx context.Context, page pageOf[T]) (l list[T], err error) {
 	left := room(maxText)
 	l.Result = []T{}
@@ -124,8 +124,8 @@ func spawnSandboxes(ctx context.Context, c *call, in spawnArgs) (list[client.San
 	return spawned(f.Sandboxes), err
 }
 
-// spawned lists new sandboxes. If their descriptions are too long, those have no labels and no
-// random number generators.
+// spawned describes new sandboxes. If the descriptions are too long, it omits labels and random
+// number generators.
 func spawned(all []client.Sandbox) list[client.Sandbox] {
 	l, left := list[client.Sandbox]{Result: []client.Sandbox{}}, room(maxText)
 	if !left.fits(all) {
@@ -209,7 +209,7 @@ type waitTextResult struct {
 	LastExcerpt string `json:"last_excerpt" jsonschema:"the last 256 bytes of the file"`
 }
 
-// Bytes of a file that are searched, and bytes that are shown.
+// Bytes of a file that are searched, and bytes that are returned.
 const (
 	searched = 64 << 10
 	excerpt  = 256
@@ -298,10 +298,11 @@ func evalCode(ctx context.Context, c *call, in evalArgs) (client.EvalResult, err
 	return r, err
 }
 
-// cut shortens a guest's text to the size of an output for a model.
+// cut shortens a text of a guest to the size of an output for a model. already says that the text
+// was shortened before.
 func cut(text string, already bool) (string, bool) {
 	e := newExcerpt(headOutput, tailOutput)
-	_, _ = e.Write([]byte(text)) // answers are shorter than the bound of e
+	_, _ = e.Write([]byte(text)) // cannot fail: answers are shorter than the bound of e
 	return e.text(), already || e.omitted() > 0
 }
 
@@ -309,7 +310,7 @@ func pingSandbox(ctx context.Context, c *call, in ofSandbox) (client.Pong, error
 	return c.Ping(ctx, in.SandboxID)
 }
 
-// stopwatch returns a function that returns the time since the call of stopwatch.
+// stopwatch returns a function that returns the time since stopwatch was called.
 func stopwatch() func() time.Duration {
 	begun := time.Now()
 	return func() time.Duration { return time.Since(begun) }

@@ -1,8 +1,8 @@
-// Package private opens files and directories that must belong to the calling user alone. They are
-// the directories that a daemon keeps at well-known places, and files below them whose names or
-// creators are not trusted.
+// Package private opens files and directories that must belong to the calling user alone. It is
+// used for the directories that a daemon has at well-known paths, and for files in them whose names
+// or creators are not trusted.
 //
-// It decides by owner, mode and kind of file. Its callers check the content of a file.
+// It checks owner, permissions and kind of a file. Its callers check the content.
 package private
 
 import (
@@ -16,17 +16,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sharedBits are the mode bits that give other users access.
+// sharedBits are the permission bits that give access to other users.
 const sharedBits = 0o077
 
-// overflowID is the owner and the group that a user namespace shows for ids without a mapping, such
+// overflowID is the number that a user namespace shows for users and groups without a mapping, such
 // as root of the host.
 const overflowID = 65534
 
-// Dir opens the directory path. If it is missing, Dir creates it with its parents. The directory
+// Dir opens the directory path, and creates it and its parents if they are missing. The directory
 // must belong to the calling user and give no access to other users, and no other user may be able
-// to replace it. Otherwise another user could create the directory at a well-known place before its
-// owner does, and later swap the files in it. Errors name option, by which the user sets path.
+// to replace it. Without these checks, another user could create the directory first, because its
+// path is well known, and later replace the files in it. option is the option for setting path;
+// errors name it.
 func Dir(path, option string) (*os.File, error) {
 	path = filepath.Clean(path)
 	refuse := func(reason string, args ...any) error {
@@ -40,7 +41,7 @@ func Dir(path, option string) (*os.File, error) {
 	}
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	switch {
-	case errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP): // not a directory, but a link
+	case errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP): // a link, or a file that is not a directory
 		return nil, refuse("it is a symbolic link or not a directory; remove it, or give another %s", option)
 	case err != nil:
 		return nil, refuse("%v", err)
@@ -57,7 +58,7 @@ func Dir(path, option string) (*os.File, error) {
 		}
 	}
 	if err == nil {
-		err = checkAbove(path) // directories created above are ours, but others may have appeared since
+		err = checkAbove(path) // another user may have created a directory above path in the meantime
 	}
 	if err != nil {
 		return nil, errors.Join(err, dir.Close())
@@ -66,8 +67,8 @@ func Dir(path, option string) (*os.File, error) {
 }
 
 // checkAbove returns an error if another user could replace path. The owner of a directory above
-// can, and everyone can if such a directory is writable for all and not sticky. It accepts missing
-// directories, which will be ours.
+// can do so, and so can every user if such a directory is writable for all and not sticky. A
+// missing directory is accepted, because this process will create it.
 func checkAbove(path string) error {
 	for p := filepath.Dir(path); ; p = filepath.Dir(p) {
 		st, err := os.Lstat(p)
@@ -92,7 +93,7 @@ func checkAbove(path string) error {
 	}
 }
 
-// trusted checks a directory above a private one, or a link to such a directory.
+// trusted checks a directory above a private one, or a symbolic link to such a directory.
 func trusted(path string, info os.FileInfo) error {
 	var st unix.Stat_t
 	if err := unix.Lstat(path, &st); err != nil {
@@ -107,21 +108,20 @@ func trusted(path string, info os.FileInfo) error {
 	if st.Mode&0o002 != 0 {
 		return fmt.Errorf("%s above it is writable for all users, who could replace it", path)
 	}
-	// Distributions give each user a group of its own, and make the user's files writable for the
-	// group.
+	// Write access for the group is accepted if it is the user's own group: distributions give each
+	// user one, and make the user's files writable for it.
 	if st.Mode&0o020 != 0 && st.Gid != 0 && st.Gid != overflowID && int(st.Gid) != os.Getgid() {
 		return fmt.Errorf("%s above it is writable for group %d, whose members could replace it", path, st.Gid)
 	}
 	return nil
 }
 
-// ErrNotRegular is returned for anything but a regular file, such as a FIFO, a device or a
+// ErrNotRegular is the error for files that are not regular, such as a FIFO, a device or a
 // directory.
 var ErrNotRegular = errors.New("not a regular file")
 
-// Open opens the regular file name, a path relative to dir, for reading. No part of name may be a
-// symbolic link or lead out of dir. It never waits, because it refuses FIFOs like all other files
-// that are not regular.
+// Open opens a regular file for reading. name is a path relative to dir, none of whose parts may be
+// a symbolic link or lead out of dir. Open does not block, even if name is a FIFO.
 func Open(dir *os.File, name string) (*os.File, error) {
 	how := unix.OpenHow{
 		Flags:   unix.O_RDONLY | unix.O_NONBLOCK | unix.O_CLOEXEC | unix.O_NOCTTY,
@@ -142,8 +142,8 @@ func Open(dir *os.File, name string) (*os.File, error) {
 	return regular(os.NewFile(uintptr(fd), full))
 }
 
-// openat2 retries if the kernel returns EAGAIN, because a rename higher up may have raced with the
-// check for "..".
+// openat2 repeats the system call while it fails with EAGAIN. It does so if a directory was renamed
+// while the kernel checked a "..".
 func openat2(at int, name string, how *unix.OpenHow) (fd int, err error) {
 	for range 100 {
 		fd, err = unix.Openat2(at, name, how)
@@ -154,8 +154,8 @@ func openat2(at int, name string, how *unix.OpenHow) (fd int, err error) {
 	return fd, err
 }
 
-// OpenPath opens the regular file at an absolute path that a user has named. Its directories may be
-// links, but the file itself may not.
+// OpenPath opens a regular file whose absolute path was chosen by a user. Directories of the path
+// may be symbolic links, but not the file itself.
 func OpenPath(path string) (*os.File, error) {
 	if !strings.HasPrefix(path, "/") {
 		return nil, fmt.Errorf("open %s: not an absolute path", path)
@@ -181,8 +181,8 @@ func regular(f *os.File) (*os.File, error) {
 	return f, nil
 }
 
-// setBlocking ends the non-blocking mode in which f was opened. The mode has no effect on a regular
-// file, but a program that receives the descriptor would try to poll it.
+// setBlocking ends the non-blocking mode in which f was opened. This mode has no effect on a
+// regular file itself, but a program that receives the descriptor would try to poll it.
 func setBlocking(f *os.File) error {
 	raw, err := f.SyscallConn()
 	if err != nil {

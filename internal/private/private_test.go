@@ -12,7 +12,7 @@ import (
 
 func TestDirIsMadePrivate(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a", "b")
-	for range 2 { // created the first time, found the second
+	for range 2 { // Dir first creates the directory, and then finds it
 		d, err := Dir(path, "--x-dir")
 		if err != nil {
 			t.Fatal(err)
@@ -26,8 +26,7 @@ func TestDirIsMadePrivate(t *testing.T) {
 	}
 }
 
-// Dir refuses a directory if another user can write to it or replace it, and could swap its
-// content.
+// Dir refuses a directory if another user can write to it or replace it.
 func TestDirRefusesWhatIsNotPrivate(t *testing.T) {
 	mkdir := func(t *testing.T, path string, mode os.FileMode) {
 		t.Helper()

@@ -17,8 +17,9 @@ func Map(size int) ([]byte, error) {
 	return unsafe.Slice((*byte)(at), size), nil
 }
 
-// MapOver maps a file over p, copy-on-write and without reserving memory. The previous content is
-// dropped. p must be outside Go's heap; p and offset must be multiples of the page size.
+// MapOver maps a file over the memory p, copy-on-write and without reserving memory. The previous
+// content of p is lost. p must not be in Go's heap; p and offset must be multiples of the page
+// size.
 func MapOver(p []byte, fd int, offset uint64) error {
 	_, err := mmap(start(p), len(p), unix.MAP_PRIVATE|unix.MAP_FIXED|unix.MAP_NORESERVE, fd, offset)
 	return err
@@ -36,7 +37,7 @@ func Unmap(p []byte) error {
 	return orNil(errno)
 }
 
-// Advise is madvise(2). Unlike the other calls, it also returns EINTR and EAGAIN.
+// Advise is madvise(2). Unlike the other functions, it returns EINTR and EAGAIN to its caller.
 func Advise(p []byte, advice int) error {
 	_, _, errno := unix.RawSyscall(unix.SYS_MADVISE, uintptr(start(p)), uintptr(len(p)), uintptr(advice))
 	return orNil(errno)

@@ -1,19 +1,20 @@
-// Package rawcall makes system calls without informing the Go runtime.
+// Package rawcall makes system calls without telling the Go runtime about them.
 //
-// An ordinary system call wakes the runtime's monitor thread if it sleeps. The monitor then wakes
-// up every 20 us until all threads of Go code are idle. That causes most context switches of a
-// mostly idle VMM. In a freshly forked guest it also causes copies of pages: of stacks, and of
-// tables of the kernel and the runtime.
+// An ordinary system call wakes the runtime's monitor thread if that is asleep. The monitor then
+// wakes up every 20 us until all threads of Go code are idle. Most context switches of a mostly
+// idle VMM have this cause. In a freshly forked guest, the wake-ups also make the kernel copy
+// pages: pages of stacks, and of tables of the kernel and the runtime.
 //
-// The monitor exists to run other goroutines while a call waits. A thread in one of this package's
-// calls keeps its processor of Go's scheduler. So use these calls only if they return at once: on
-// descriptors in non-blocking mode, on files in memory, and for writes for which a socket has room.
-// A restore also reads and maps files with them, because everything else in a VMM waits for the
-// restore. A read with a time limit (SetReadTimeout) may wait too: if a garbage collection begins,
-// it interrupts the read and runs first.
+// The monitor lets other goroutines run while a system call blocks. A thread in a call of this
+// package keeps its processor of Go's scheduler, so other goroutines may have to wait. So use these
+// functions only for calls that return at once: on descriptors in non-blocking mode, on files in
+// memory, and for writes for which a socket has room. A restore also uses them to read and map
+// files, because everything else in a VMM waits for the restore anyway. A read with a time limit
+// (SetReadTimeout) may block too: a garbage collection interrupts it, and the read is repeated
+// afterwards.
 //
-// An interrupted call is repeated, so callers never see EINTR. Errors are bare unix.Errno values.
-// After an error nothing was transferred, and n is 0.
+// An interrupted call is repeated, so callers never get EINTR. Errors are bare unix.Errno values.
+// If a function returns an error, nothing was transferred, and n is 0.
 package rawcall
 
 import (
@@ -22,9 +23,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// again repeats a call while a signal interrupts it. It is not inlined, so call is not inlined into
-// it either. The prologue of call, which runs before each try, lets the scheduler preempt the
-// goroutine.
+// again repeats a call while it is interrupted by a signal. Before each try, the prologue of call
+// lets the scheduler preempt the goroutine. So call must not be inlined, and again is not inlined
+// either.
 //
 //go:noinline
 func again(call func() (uintptr, uintptr, unix.Errno)) (int, error) {
@@ -39,7 +40,7 @@ func again(call func() (uintptr, uintptr, unix.Errno)) (int, error) {
 	}
 }
 
-// onFD makes a call on a descriptor and a buffer. If it is interrupted, it is repeated.
+// onFD makes a system call with a descriptor and a buffer, and repeats it if it is interrupted.
 func onFD(trap uintptr, fd int, p unsafe.Pointer, n int, arg uintptr) (int, error) {
 	return again(func() (uintptr, uintptr, unix.Errno) {
 		return unix.RawSyscall6(trap, uintptr(fd), uintptr(p), uintptr(n), arg, 0, 0)
@@ -78,21 +79,21 @@ func Size(fd int) (int64, error) {
 	return st.Size, orNil(errno)
 }
 
-// Close closes a descriptor that needs no further work, such as a socket's. It is never repeated,
-// because Linux closes the descriptor even if it returns an error.
+// Close closes a descriptor for which closing needs no further work, such as a socket. It is never
+// repeated, because Linux closes the descriptor even if it returns an error.
 func Close(fd int) error {
 	_, _, errno := unix.RawSyscall(unix.SYS_CLOSE, uintptr(fd), 0, 0)
 	return orNil(errno)
 }
 
-// IoctlInt is ioctl(2) with a pointer to a C int, which some requests ignore.
+// IoctlInt is ioctl(2) with a pointer to a C int. Some requests ignore the int.
 func IoctlInt(fd int, request uint, value int32) error {
 	_, _, errno := unix.RawSyscall(unix.SYS_IOCTL, uintptr(fd), uintptr(request), uintptr(unsafe.Pointer(&value)))
 	return orNil(errno)
 }
 
-// Random reads from getrandom(2) on a host whose generator has been seeded. If a signal arrives, it
-// returns fewer bytes.
+// Random is getrandom(2). The host's generator must have been seeded. If a signal interrupts the
+// call, it returns fewer bytes.
 func Random(p []byte) (int, error) {
 	return again(func() (uintptr, uintptr, unix.Errno) {
 		return unix.RawSyscall(unix.SYS_GETRANDOM, uintptr(start(p)), uintptr(len(p)), 0)
@@ -111,12 +112,12 @@ func SetHostname(name []byte) error {
 	return orNil(errno)
 }
 
-// usualPath is the size of a stack buffer for a path, in bytes.
+// usualPath is the size of a buffer on the stack for paths, in bytes. Longer paths are allocated.
 const usualPath = 128
 
 // Exists reports whether a path exists, with one system call. The path must not contain a zero
-// byte. It returns at once only if the file systems on the path respond at once. If root in a guest
-// mounts a file system there that never responds, the whole agent waits.
+// byte. The call returns at once if the file systems on the path answer at once. If root in a guest
+// has mounted a file system there that does not answer, the whole agent waits.
 func Exists(path string) bool {
 	p := append(append(make([]byte, 0, usualPath), path...), 0)
 	_, _, errno := unix.RawSyscall(unix.SYS_ACCESS, uintptr(start(p)), unix.F_OK, 0)

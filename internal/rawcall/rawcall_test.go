@@ -48,7 +48,8 @@ func TestFiles(t *testing.T) {
 	}
 }
 
-// fionbio makes a descriptor non-blocking, by a pointer to an int (asm-generic/ioctls.h).
+// fionbio is the ioctl request that makes a descriptor non-blocking. Its argument is a pointer to
+// an int (asm-generic/ioctls.h).
 const fionbio = 0x5421
 
 func TestIoctlInt(t *testing.T) {

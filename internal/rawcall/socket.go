@@ -6,26 +6,27 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Accept accepts a connection of a listening socket in non-blocking mode, without returning its
-// address. mode applies to the connection: SOCK_NONBLOCK, or 0 for blocking calls.
+// Accept accepts a connection from a listening socket in non-blocking mode. It does not return the
+// address. mode is the mode of the connection: SOCK_NONBLOCK, or 0 for blocking calls.
 func Accept(listener, mode int) (fd int, err error) {
 	return onFD(unix.SYS_ACCEPT4, listener, nil, 0, uintptr(mode)|unix.SOCK_CLOEXEC)
 }
 
-// Peek reads data of a socket without removing it. It does not wait, whatever the socket's mode.
+// Peek reads data from a socket without removing it. It does not block, whatever the mode of the
+// socket.
 func Peek(fd int, p []byte) (int, error) {
 	return onFD(unix.SYS_RECVFROM, fd, start(p), len(p), unix.MSG_PEEK|unix.MSG_DONTWAIT)
 }
 
-// SetReadTimeout bounds the wait of each read from a socket in blocking mode. After that time a
-// read fails with EAGAIN. An interruption of the read restarts the time.
+// SetReadTimeout bounds the time of a read from a socket in blocking mode. After that time, a read
+// fails with EAGAIN. If a read is interrupted and repeated, the time begins again.
 func SetReadTimeout(fd int, t unix.Timeval) error {
 	_, _, errno := unix.RawSyscall6(unix.SYS_SETSOCKOPT, uintptr(fd), unix.SOL_SOCKET, unix.SO_RCVTIMEO,
 		uintptr(unsafe.Pointer(&t)), unsafe.Sizeof(t), 0)
 	return orNil(errno)
 }
 
-// HungUp reports whether the other end of a socket is closed, or the socket has an error.
+// HungUp reports whether the other end of a socket is closed, or whether the socket has an error.
 func HungUp(fd int) bool {
 	poll := unix.PollFd{Fd: int32(fd)}
 	_, err := again(func() (uintptr, uintptr, unix.Errno) {
@@ -35,12 +36,12 @@ func HungUp(fd int) bool {
 	return err != nil || poll.Revents&(unix.POLLHUP|unix.POLLERR) != 0
 }
 
-// EpollWait returns the number of pending events.
+// EpollWait returns the number of events that it has written to events.
 func EpollWait(epoll int, events []unix.EpollEvent) (int, error) {
 	return onFD(unix.SYS_EPOLL_WAIT, epoll, unsafe.Pointer(unsafe.SliceData(events)), len(events), 0)
 }
 
-// EpollCtl adds, changes or removes a descriptor.
+// EpollCtl adds a descriptor to an epoll instance, changes it or removes it.
 func EpollCtl(epoll, op, fd int, event *unix.EpollEvent) error {
 	_, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_CTL, uintptr(epoll), uintptr(op), uintptr(fd),
 		uintptr(unsafe.Pointer(event)), 0, 0)

@@ -21,7 +21,7 @@ func pair(t *testing.T) (a, b int) {
 	}
 	t.Cleanup(func() {
 		for _, fd := range ends {
-			_ = unix.Close(fd) // a test may have closed it
+			_ = unix.Close(fd) // fails if a test has closed it
 		}
 	})
 	return ends[0], ends[1]
@@ -109,8 +109,8 @@ func TestReadTimeout(t *testing.T) {
 	}
 }
 
-// TestCollectionDuringRead collects garbage while a read waits for data that is sent only after the
-// collection.
+// TestCollectionDuringRead starts a garbage collection while a read waits for data. The data is
+// sent only after the collection.
 func TestCollectionDuringRead(t *testing.T) {
 	a, b := pair(t)
 	if err := errors.Join(unix.SetNonblock(b, false), SetReadTimeout(b, unix.NsecToTimeval(1e9*3600))); err != nil {
@@ -141,8 +141,8 @@ func TestCollectionDuringRead(t *testing.T) {
 	}
 }
 
-// TestHungUpInterrupted calls HungUp while signals arrive. An interrupted call says nothing about
-// the other end. If HungUp took it for a hang-up, most runs of this test would fail, but not all.
+// TestHungUpInterrupted calls HungUp while signals arrive. An interrupted call must not count as a
+// hang-up. If it did, most runs of this test would fail, but not all.
 func TestHungUpInterrupted(t *testing.T) {
 	_, b := pair(t)
 	runtime.LockOSThread()

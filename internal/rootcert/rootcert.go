@@ -1,6 +1,6 @@
 // Package rootcert makes the parts of a private certificate authority: a self-signed certificate,
-// serial numbers, and PEM. It also finds the authorities that a host trusts. Callers decide how an
-// authority is used and stored, and which certificates it signs.
+// keys, serial numbers and PEM. It also finds the authorities that a host trusts. Its callers
+// decide what an authority signs, and where it is stored.
 package rootcert
 
 import (
@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// Years is how long an authority is valid.
+// Years is the validity of an authority.
 const Years = 10
 
 // Types of PEM blocks (RFC 7468).
@@ -25,8 +25,8 @@ const (
 	KeyBlock         = "PRIVATE KEY" // PKCS #8
 )
 
-// New makes a self-signed authority that may not sign other authorities. It uses the name and the
-// name constraints of tmpl, and fills in the rest.
+// New makes a self-signed authority that may not sign other authorities. It takes the name and the
+// name constraints from tmpl, and sets all other fields.
 func New(tmpl *x509.Certificate, now time.Time) (*x509.Certificate, *ecdsa.PrivateKey, error) {
 	key, err := NewKey()
 	if err != nil {
@@ -49,8 +49,8 @@ func New(tmpl *x509.Certificate, now time.Time) (*x509.Certificate, *ecdsa.Priva
 // NewKey makes a key for a certificate.
 func NewKey() (*ecdsa.PrivateKey, error) { return ecdsa.GenerateKey(elliptic.P256(), rand.Reader) }
 
-// Serial returns a new serial number of 127 random bits. A serial number must be positive and have
-// at most 20 bytes (RFC 5280, section 4.1.2.2).
+// Serial returns a new serial number of 127 random bits. RFC 5280 (section 4.1.2.2) requires a
+// positive number of at most 20 bytes.
 func Serial() *big.Int {
 	n, _ := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127)) // crypto/rand never fails
 	return n
@@ -67,10 +67,10 @@ func KeyPEM(key *ecdsa.PrivateKey) ([]byte, error) {
 	return pem.EncodeToMemory(&pem.Block{Type: KeyBlock, Bytes: der}), err
 }
 
-// OpenRoots opens the file with the authorities that programs on this host trust. If there is no
-// such file, it returns fs.ErrNotExist.
+// OpenRoots opens the file with the authorities that programs on this host trust. If the host has
+// no such file, it returns fs.ErrNotExist.
 func OpenRoots() (*os.File, error) {
-	for _, name := range []string{ // as in crypto/x509
+	for _, name := range []string{ // the same files as in crypto/x509
 		"/etc/ssl/certs/ca-certificates.crt",                // Debian, Arch
 		"/etc/pki/tls/certs/ca-bundle.crt",                  // Fedora
 		"/etc/ssl/ca-bundle.pem",                            // openSUSE

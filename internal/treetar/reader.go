@@ -8,20 +8,20 @@ import (
 	"strings"
 )
 
-// maxHeaders bounds the headers before one entry, in bytes. An entry may have any number of extended
-// headers, and a tar.Reader accepts up to 1 MiB for each.
+// maxHeaders bounds the headers before one entry, in bytes. An entry may have any number of
+// extended headers, and a tar.Reader accepts 1 MiB for each.
 const maxHeaders = 4 << 20
 
-// ErrHeaders means that an archive has more headers before an entry than a Reader accepts.
+// ErrHeaders means that an archive has more than maxHeaders bytes of headers before an entry.
 var ErrHeaders = fmt.Errorf("the archive has more than %d MiB of headers before an entry", maxHeaders>>20)
 
-// Reader is a tar.Reader for untrusted archives. Next fails with ErrHeaders instead of reading
-// headers without end. If the caller has not read the content of a sparse entry, that content
-// counts as headers, because its length is not known.
+// Reader is a tar.Reader for archives that are not trusted. Next fails with ErrHeaders instead of
+// reading endless headers. If the caller has not read the content of a sparse entry, Next counts
+// the content as headers, because it does not know the length.
 type Reader struct {
 	*tar.Reader
 	in     *bounded
-	sparse bool // the current entry is sparse
+	sparse bool // the present entry is sparse
 }
 
 // NewReader returns a Reader of the archive r.
@@ -33,7 +33,7 @@ func NewReader(r io.Reader) *Reader {
 // Next advances to the next entry, like the method of tar.Reader.
 func (r *Reader) Next() (*tar.Header, error) {
 	r.in.left = math.MaxInt64
-	if !r.sparse { // a sparse entry of a few bytes may claim any number of zeros
+	if !r.sparse { // for a sparse entry the size is unknown: a few bytes may claim any number of zeros
 		if _, err := io.Copy(io.Discard, r.Reader); err != nil {
 			return nil, err
 		}

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// bigHeader returns an extended header of a megabyte, and the entry that it belongs to.
+// bigHeader returns an extended header of 1 MiB, and the entry to which it belongs.
 func bigHeader(t *testing.T) (extended, entry []byte) {
 	t.Helper()
 	var b bytes.Buffer
@@ -21,7 +21,7 @@ func bigHeader(t *testing.T) (extended, entry []byte) {
 	return b.Bytes()[:b.Len()-512], b.Bytes()[b.Len()-512:]
 }
 
-// endless repeats a text, and counts the bytes that were read.
+// endless is a reader that repeats a text and counts the bytes read.
 type endless struct {
 	text []byte
 	read int
@@ -36,7 +36,7 @@ func (e *endless) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// All readers of archives bound the number of headers that no entry follows.
+// Unpack bounds the headers that are not followed by an entry.
 func TestHeadersWithoutEntriesAreBounded(t *testing.T) {
 	extended, _ := bigHeader(t)
 	root, _, _ := open(t)
@@ -46,7 +46,8 @@ func TestHeadersWithoutEntriesAreBounded(t *testing.T) {
 	}
 }
 
-// The bound applies to each entry. Content does not count, whether it was read or not.
+// The bound applies to each entry separately. Content does not count, whether the caller has read
+// it or not.
 func TestHeadersAreBoundedByEntry(t *testing.T) {
 	extended, entry := bigHeader(t)
 	var b bytes.Buffer

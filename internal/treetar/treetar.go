@@ -1,11 +1,12 @@
-// Package treetar transfers directories as tar archives: it packs the content of a directory, and
-// unpacks an untrusted archive into a directory. It runs at both ends, on the host and in the
+// Package treetar transfers directories as tar archives. It packs the content of a directory, and
+// unpacks an archive, which is not trusted, into a directory. It is used on the host and in the
 // guest.
 //
-// Unpack makes only files, directories and links, but no devices. It sets no owners, and no mode
-// bits except permissions. An archive cannot lead out of the directory, which is an os.Root. A
-// symbolic link may point out of the directory, but nothing is written through such a link. The
-// package does not compress, and keeps neither sparse files nor extended attributes.
+// Unpack makes only files, directories and links, but no devices. It sets permissions, but no
+// owners and no other mode bits. An archive cannot write outside of the directory, because that is
+// an os.Root. A symbolic link in the archive may point to the outside, but nothing is written
+// through it. The package does not compress, and does not preserve sparse files or extended
+// attributes.
 package treetar
 
 import (
@@ -20,22 +21,23 @@ import (
 	"time"
 )
 
-// Bounds on the result of unpacking one archive, so that an endless archive ends before it fills
-// the disk. A sparse entry of a few bytes may claim any size.
+// Bounds on what one archive may become. Without them, an endless archive would fill the disk. A
+// sparse entry of a few bytes may claim any size.
 const (
 	MaxBytes   = 64 << 30 // bytes of content
 	MaxEntries = 4 << 20
 )
 
-// Bounds on a name. Linux bounds a path and each of its parts. The depth is bounded so that
-// programs that walk the tree stay fast. A few compressed bytes may expand to a name of a megabyte.
+// Bounds on a name. The first two are Linux's bounds of a path and of its parts. The third bounds
+// the depth, so that programs that walk the tree stay fast. All are needed, because a few
+// compressed bytes may become a name of a megabyte.
 const (
 	maxName  = 4096 // bytes
 	maxPart  = 255  // bytes
 	maxParts = 255
 )
 
-// CheckName refuses names of entries that no file system can have.
+// CheckName returns an error for the name of an entry that no file system can have.
 func CheckName(name string) error {
 	if len(name) > maxName {
 		return fmt.Errorf("the name %.50q… has %d bytes: want at most %d", name, len(name), maxName)
@@ -55,10 +57,10 @@ func CheckName(name string) error {
 	return nil
 }
 
-// Pack writes the content of dir to w as an archive, with permissions and times, but without an
-// entry for dir itself. If dir is a file, the archive has only that entry. Pipes and devices become
-// entries without content. If a file changes while it is packed, it keeps its initial length:
-// missing bytes are zeros.
+// Pack writes the content of dir to w as an archive. Entries have permissions and times; there is
+// no entry for dir itself. If dir is a file, the archive has only this file. Pipes and devices
+// become entries without content. If a file becomes shorter while it is packed, its entry is filled
+// with zeros.
 func Pack(w io.Writer, dir string) error {
 	out := tar.NewWriter(w)
 	err := filepath.WalkDir(dir, func(name string, e fs.DirEntry, err error) error {
@@ -68,7 +70,7 @@ func Pack(w io.Writer, dir string) error {
 		}
 		switch {
 		case err != nil && name != dir && errors.Is(err, fs.ErrNotExist):
-			return nil // removed since it was listed
+			return nil // the file was removed after it was listed
 		case err != nil:
 			return err
 		case rel == "." && e.IsDir():
@@ -101,7 +103,7 @@ func packEntry(out *tar.Writer, name, rel string, e fs.DirEntry) error {
 			return err
 		}
 		return out.WriteHeader(h)
-	case fs.ModeNamedPipe: // lets the receiver report that it was omitted
+	case fs.ModeNamedPipe: // an entry, so that the receiver can report that the pipe was omitted
 		h.Typeflag = tar.TypeFifo
 		return out.WriteHeader(h)
 	case fs.ModeDevice, fs.ModeDevice | fs.ModeCharDevice:
@@ -109,7 +111,7 @@ func packEntry(out *tar.Writer, name, rel string, e fs.DirEntry) error {
 		return out.WriteHeader(h)
 	case 0:
 	default:
-		return nil // archives have no sockets
+		return nil // an archive cannot contain a socket
 	}
 	f, err := os.Open(name)
 	if err != nil {
@@ -136,23 +138,24 @@ func (zeros) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Target is the directory in which Unpack makes files, with options.
+// Target is the directory in which Unpack makes files, and options for that.
 type Target struct {
 	Root *os.Root
-	Bits bool                    // entries get exactly the archive's permissions, without the umask
-	Left func(name string)       // called for every entry whose type is not supported; may be nil
-	Made func(name string) error // called for every file and directory that was created; may be nil
+	Bits bool                    // entries get exactly the archive's permissions, whatever the umask
+	Left func(name string)       // called for every entry of an unsupported type; may be nil
+	Made func(name string) error // called for every created file and directory; may be nil
 }
 
-// Unpack makes the entries of an archive. It replaces existing entries, but adds to existing
-// directories. After an error, the entries that it has already made stay.
+// Unpack makes the entries of an archive. It replaces existing files and links, and adds to
+// existing directories. If it fails, the entries that it has already made stay.
 func Unpack(r io.Reader, to Target) error {
 	in := NewReader(r)
 	left, entries := int64(MaxBytes), 0
 	for {
 		h, err := in.Next()
 		if errors.Is(err, io.EOF) {
-			_, err = io.Copy(io.Discard, io.LimitReader(r, maxPadding)) // padding after the archive's last block
+			// Read the padding after the last block of the archive.
+			_, err = io.Copy(io.Discard, io.LimitReader(r, maxPadding))
 			return err
 		}
 		if err != nil {
@@ -170,8 +173,8 @@ func Unpack(r io.Reader, to Target) error {
 	}
 }
 
-// maxPadding bounds the bytes after the end of an archive. Programs pad it to their block size,
-// which is seldom more than 10 KiB.
+// maxPadding bounds the bytes after the end of an archive. Programs pad an archive to a multiple of
+// their block size, which is seldom more than 10 KiB.
 const maxPadding = 1 << 20
 
 func (t *Target) unpack(h *tar.Header, content io.Reader) error {
@@ -217,15 +220,15 @@ func (t *Target) unpack(h *tar.Header, content io.Reader) error {
 	return err
 }
 
-// mkdirs makes a directory and its missing parents. It opens one directory after the other. A call
-// with the whole name would resolve all of them each time.
+// mkdirs makes a directory and its missing parents. It opens one directory after the other, because
+// a call with the whole path would resolve all parts of the path each time.
 func (t *Target) mkdirs(name string, mode fs.FileMode) error {
 	info, err := t.Root.Stat(name)
 	switch {
 	case err == nil && info.IsDir():
 		return nil
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
-		return err // for example, a link leads out of the tree
+		return err // for example, a link leads out of the directory
 	}
 	at, end := t.Root, 0
 	for part := range strings.SplitSeq(name, "/") {
@@ -247,15 +250,15 @@ func (t *Target) mkdirs(name string, mode fs.FileMode) error {
 	return at.Close()
 }
 
-// enter opens a directory in the directory at, and creates it if it is missing. path is its path in
-// the tree.
+// enter opens the directory part in the directory at, and creates it if it is missing. path is its
+// path in the tree.
 func (t *Target) enter(at *os.Root, part, path string, mode fs.FileMode) (*os.Root, error) {
 	next, err := at.OpenRoot(part)
 	switch {
 	case err == nil:
 		return next, nil
 	case !errors.Is(err, fs.ErrNotExist):
-		return t.Root.OpenRoot(path) // the link may lead out of at, but not out of the tree
+		return t.Root.OpenRoot(path) // part is a link, which may lead out of at but not out of the tree
 	}
 	if err := at.Mkdir(part, mode); err != nil {
 		return nil, err
@@ -268,8 +271,8 @@ func (t *Target) enter(at *os.Root, part, path string, mode fs.FileMode) (*os.Ro
 	return at.OpenRoot(part)
 }
 
-// remove makes room for a new entry. Opening an existing entry instead could write through a link,
-// or wait for the reader of a pipe.
+// remove removes an existing entry, so that a new one can take its name. Opening the existing entry
+// instead could write through a link, or block on a pipe.
 func (t *Target) remove(name string) error {
 	if err := t.Root.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -293,7 +296,7 @@ func (t *Target) file(name string, mode fs.FileMode, modified time.Time, content
 		return err
 	}
 	if modified.Unix() <= 0 {
-		return nil // the archive has no times
+		return nil // the archive has no times for this entry
 	}
 	return t.Root.Chtimes(name, modified, modified)
 }

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// open returns a root in a directory whose sibling must not be changed.
+// open returns an os.Root. The test fails if the file victim, which is outside of it, is changed.
 func open(t *testing.T) (root *os.Root, dir, victim string) {
 	t.Helper()
 	base := t.TempDir()
@@ -91,7 +91,7 @@ func TestThereAndBack(t *testing.T) {
 	}
 }
 
-// If Bits is set, entries get the archive's permissions, but no other mode bits.
+// With Bits, entries get the archive's permissions, but no other mode bits.
 func TestBits(t *testing.T) {
 	defer unix.Umask(unix.Umask(0o077))
 	for _, exact := range []bool{false, true} {
@@ -154,7 +154,7 @@ func archive(t *testing.T, entries ...entry) io.Reader {
 	return &b
 }
 
-// A hostile archive cannot write outside the directory.
+// A hostile archive cannot write outside of the directory.
 func TestHostileArchives(t *testing.T) {
 	file := func(name string) entry {
 		return entry{tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o6777}, "evil"}
@@ -171,7 +171,7 @@ func TestHostileArchives(t *testing.T) {
 	}{
 		"dots":                  {[]entry{file("../out/victim")}, true},
 		"dots within":           {[]entry{file("a/../../out/victim")}, true},
-		"an absolute name":      {[]entry{file("VICTIM/victim")}, false}, // the file is made beneath the directory
+		"an absolute name":      {[]entry{file("VICTIM/victim")}, false}, // the file is made inside the directory
 		"a link and through it": {[]entry{link("l", "../out"), file("l/victim")}, true},
 		"an absolute link":      {[]entry{link("l", "VICTIM"), file("l/victim")}, true},
 		"a chain of links":      {[]entry{link("a", "."), link("a/b", ".."), file("b/out/victim")}, true},
@@ -223,7 +223,7 @@ func TestHostileArchives(t *testing.T) {
 	}
 }
 
-// An archive of a few bytes that claims to be larger than the bound writes nothing.
+// An entry of a few bytes that claims a size above the bound writes nothing.
 func TestHugeClaim(t *testing.T) {
 	root, dir, _ := open(t)
 	var b bytes.Buffer
@@ -257,7 +257,8 @@ func FuzzUnpack(f *testing.F) {
 	})
 }
 
-// Unpack refuses names that no file system can have, or that would make walking the tree slow.
+// Unpack refuses names that no file system can have, and names that would make it slow to walk the
+// tree.
 func TestNamesOfNoFileSystem(t *testing.T) {
 	for name, c := range map[string]string{
 		"a long name":       strings.Repeat("abc/", 1100) + "f",
@@ -276,7 +277,8 @@ func TestNamesOfNoFileSystem(t *testing.T) {
 	}
 }
 
-// Directories are made below a link that stays within the tree. Made is called once for each.
+// Directories can be made through a link that stays inside the tree. Made is called once for each
+// directory.
 func TestDirectoriesByALink(t *testing.T) {
 	root, dir, _ := open(t)
 	var made []string

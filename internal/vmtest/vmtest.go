@@ -1,10 +1,10 @@
-// Package vmtest provides what tests with real VMs need: a check for usable KVM, a kernel, root
-// file systems and the VMM binary.
+// Package vmtest provides tests with what real VMs need: a check for usable KVM, a kernel, root
+// file systems and the VMM program.
 //
-// If KVM is not usable, or with FORKD_TEST_HOST=1, such tests skip with the reason. In the emulated
-// host (FORKD_TEST_MACHINE=1), or with FORKD_TEST_KVM=1, they fail instead. The command in prepare
-// creates the files on the host, because the emulated host has no package manager. No product
-// binary contains this package.
+// If KVM is not usable, or if FORKD_TEST_HOST=1, such tests are skipped with a reason. In the
+// emulated host (FORKD_TEST_MACHINE=1), or if FORKD_TEST_KVM=1, they fail instead. The command
+// prepare creates the files on the host, because the emulated host has no package manager. No
+// program of the product contains this package.
 package vmtest
 
 import (
@@ -21,7 +21,7 @@ import (
 	"github.com/forkd/forkd/internal/vmm/kvm"
 )
 
-// Kernel is a guest kernel with its initramfs. All paths are absolute.
+// Kernel is a kernel for guests, with its initramfs. All paths are absolute.
 type Kernel struct {
 	Name    string `json:"name"`
 	VMLinux string `json:"vmlinux"`
@@ -31,9 +31,9 @@ type Kernel struct {
 
 // Build is an earlier build of forkd.
 type Build struct {
-	Protocol int    `json:"protocol"` // control protocol version of its VMMs
+	Protocol int    `json:"protocol"` // version of the control protocol of its VMMs
 	Forkd    string `json:"forkd"`
-	Kernel   Kernel `json:"kernel"` // the minimal kernel, with its agent
+	Kernel   Kernel `json:"kernel"` // the minimal kernel, with the agent of this build
 }
 
 // Assets lists the files that prepare created.
@@ -43,10 +43,10 @@ type Assets struct {
 	Torture string            `json:"torture"` // test/guest/torture
 	Cloud   Kernel            `json:"cloud"`   // the distribution's kernel
 	Minimal Kernel            `json:"minimal"` // the kernel of guest/kernel
-	Images  map[string]string `json:"images"`  // directory of the image, by recipe
-	Roots   string            `json:"roots"`   // certificates that the host trusts, PEM
+	Images  map[string]string `json:"images"`  // by recipe: directory of the image
+	Roots   string            `json:"roots"`   // root certificates that the host trusts, in PEM
 	Disk    string            `json:"disk"`    // an empty ext4 file system
-	// the first build with the VMMs' current protocol, and the last one before it
+	// The first build whose VMMs have the present protocol, and the last build before that.
 	Earlier []Build `json:"earlier"`
 	NoBuild string  `json:"no_build"` // why Earlier is empty
 }
@@ -54,16 +54,16 @@ type Assets struct {
 // AssetsFile is the file, in the cache directory, in which prepare describes the assets.
 const AssetsFile = "vmtest/assets.json"
 
-// LeftOut is the reason of VM tests that skip with FORKD_TEST_HOST=1. Command testrun recognizes
-// such skips by it.
+// LeftOut is the skip reason of VM tests if FORKD_TEST_HOST=1. Command testrun recognizes it.
 const LeftOut = "a VM test: 'scripts/test vm' runs it"
 
-// Lacking is the prefix of the skip reason if a checkout lacks something optional, such as a long
-// history. Command testrun prints the reason. It fails if a VM test skips for any other reason.
+// Lacking is the prefix of a skip reason that says that a checkout lacks something optional, such
+// as a long history. Command testrun prints such reasons. A VM test that skips for any other reason
+// counts as failed.
 const Lacking = "this checkout lacks:"
 
-// NeedKVM skips or fails the test if KVM is not usable. Tests that need KVM but no files call it; Load
-// calls it too. For command testrun, every test that calls NeedKVM or Load is a VM test.
+// NeedKVM skips or fails the test if KVM is not usable. It is called by tests that need KVM but no
+// files, and by Load. For command testrun, every test that calls NeedKVM or Load is a VM test.
 func NeedKVM(t testing.TB) {
 	t.Helper()
 	if os.Getenv("FORKD_TEST_HOST") != "" {
@@ -102,19 +102,19 @@ func missing(t testing.TB, format string, args ...any) {
 	t.Skipf(format, args...)
 }
 
-// Emulated reports whether the tests run inside forkd's own emulated host.
+// Emulated reports whether the test runs inside forkd's own emulated host.
 func Emulated() bool { return os.Getenv("FORKD_TEST_MACHINE") != "" }
 
-// BootAgain reports whether a boot that failed with err should be repeated. An unpatched QEMU
-// (package debqemu) occasionally delivers an interrupt to a nested guest that has interrupts
-// disabled, and a booting kernel does not survive that. Use it only for fresh boots, because a
+// BootAgain reports whether a boot that failed with err should be repeated. QEMU, if it is not
+// patched (package debqemu), occasionally delivers an interrupt to a nested guest that has
+// interrupts disabled. A booting kernel panics then. Use BootAgain only for fresh boots, because a
 // panic in a copy of a guest is a finding. The product never retries.
 func BootAgain(err error) bool {
 	return Emulated() && err != nil && strings.Contains(err.Error(), "Kernel panic")
 }
 
-// Template returns the CPU template for this host's guests. An emulated host does not preserve XCR0
-// of nested guests.
+// Template returns the CPU template for guests on this host. An emulated host needs one without
+// XSAVE, because it does not preserve XCR0 of nested guests.
 func Template() string {
 	if Emulated() {
 		return vm.TemplateV2
@@ -122,7 +122,7 @@ func Template() string {
 	return vm.TemplateHost
 }
 
-// Cmdline returns the kernel command line for this host's guests.
+// Cmdline returns the kernel command line for guests on this host.
 func Cmdline(extra ...string) string {
 	if Emulated() {
 		extra = append(extra, tcghost.GuestCmdline()...)
@@ -130,7 +130,8 @@ func Cmdline(extra ...string) string {
 	return vm.Cmdline(extra...)
 }
 
-// ShortDir returns a directory whose path leaves room for unix socket names.
+// ShortDir returns a new directory with a short path, which leaves room for the names of unix
+// sockets.
 func ShortDir(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/tmp", "fkt")
@@ -145,12 +146,12 @@ func ShortDir(t testing.TB) string {
 	return dir
 }
 
-// ForReading reopens the file of f for reading only, even if it has no name.
+// ForReading opens the file of f again, for reading only. This works even if the file has no name.
 func ForReading(f *os.File) (*os.File, error) {
 	return os.Open(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
 }
 
-// LastLines returns the end of a console log for a failure message.
+// LastLines returns the last n lines of a console log, for the message of a failure.
 func LastLines(console []byte, n int) string {
 	lines := strings.Split(strings.TrimRight(string(console), "\n"), "\n")
 	return strings.Join(lines[max(0, len(lines)-n):], "\n")

@@ -1,13 +1,13 @@
-// Package agent05 speaks, on behalf of a sandbox, the protocol of forkd 0.5's agents on TCP port
-// 8888 of a guest. Published clients connect there: one line of JSON, one line as the answer, and
-// the connection ends.
+// Package agent05 serves the protocol of forkd 0.5's agent, which listened on TCP port 8888 of a
+// guest. Published clients still use it: a client connects, sends one line of JSON, receives one
+// line as the answer, and the connection ends.
 //
 //	{"action": "ping"}                             {"pong", "warmup_ready", "numpy_version", "agent_lang", "pid"}
 //	{"action": "exec", "args", "timeout": 30}      {"stdout", "stderr", "exit_code"}, or {"error"}
 //	{"action": "eval", "code"}                     {"result", "exit_code"}, or {"error", "traceback", "exit_code"}
 //
-// It knows no tokens, as the old agent did not: its users decide who may connect. The Guest carries
-// out the actions.
+// The protocol has no token. So the users of the package decide which connections are served. The
+// Guest carries out the actions.
 package agent05
 
 import (
@@ -28,40 +28,42 @@ import (
 	apiv1 "github.com/forkd/forkd/api/v1"
 )
 
-// DefaultAddr is where clients look for the guest by default.
+// DefaultAddr is the address to which clients connect if none is configured.
 const DefaultAddr = "10.42.0.2:8888"
 
-// Port is the old agent's port.
+// Port is the port of the old agent in a guest.
 const Port = 8888
 
 // Bounds on what a client can hold.
 const (
 	maxLine  = 2 << 20          // bytes of a request
-	maxConns = 128              // at once; the old agent's backlog
+	maxConns = 128              // connections at the same time; the old agent had the same backlog
 	lineTime = 30 * time.Second // to send a request, or to receive an answer
-	maxExec  = time.Hour        // as in the REST API
+	maxExec  = time.Hour        // like the limit of the REST API
 )
 
-// Guest is the sandbox that a Server represents.
+// Guest is the sandbox for which a Server answers.
 type Guest interface {
 	Ping(context.Context) (apiv1.Pong, error)
 	Exec(context.Context, apiv1.ExecRequest) (apiv1.ExecResult, error)
 	Eval(context.Context, apiv1.EvalRequest) (apiv1.EvalResult, error)
 }
 
-// Addr returns the address of a sandbox for clients on this host, on the loopback interface. With a
-// thousand sandboxes, the probability that any two have the same address is 3 %.
+// Addr returns the loopback address of a sandbox for clients on this host. It is derived from the
+// id, so two sandboxes may get the same address: among a thousand sandboxes with a probability of 3
+// %.
 func Addr(id string, port int) string {
 	h := fnv.New32a()
 	h.Write([]byte(id))
 	n := h.Sum32()
-	// Avoid 127.0.x.y, which hosts use for their own names and resolvers, and a last byte of 0 or 255.
+	// Avoid 127.0.x.y, which hosts use for their own names and resolvers, and last bytes of 0 and
+	// 255.
 	ip := net.IPv4(127, byte(1+n%255), byte(n/255), byte(1+n/255/256%254))
 	return net.JoinHostPort(ip.String(), strconv.Itoa(port))
 }
 
 // Serve answers connections on l until ctx ends. Then it closes l and waits for running requests.
-// of returns the server for a connection; a connection without a server is closed.
+// of returns the server for a connection; if that is nil, Serve closes the connection.
 func Serve(ctx context.Context, l net.Listener, of func(net.Conn) *Server) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var conns sync.WaitGroup
@@ -93,7 +95,7 @@ func Serve(ctx context.Context, l net.Listener, of func(net.Conn) *Server) error
 	}
 }
 
-// Server represents one sandbox.
+// Server answers the requests of clients for one sandbox.
 type Server struct {
 	guest Guest
 
@@ -102,10 +104,10 @@ type Server struct {
 	numpy *string // version that the interpreter has loaded, empty for none; nil: not asked yet
 }
 
-// New returns the server of a guest.
+// New returns the server for a guest.
 func New(g Guest) *Server { return &Server{guest: g} }
 
-// request is any of the three requests.
+// request is one of the three requests.
 type request struct {
 	Action  string   `json:"action"`
 	Args    []string `json:"args"`
@@ -119,12 +121,12 @@ type fault struct {
 	ExitCode  int    `json:"exit_code"`
 }
 
-// answer serves one connection. All clients close their direction after the request; answer ignores
-// that.
+// answer serves one connection. Clients close their direction of the connection after the request,
+// which is ignored.
 func (s *Server) answer(ctx context.Context, conn net.Conn) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	_ = conn.SetDeadline(time.Now().Add(lineTime)) // a failure appears at the next read
+	_ = conn.SetDeadline(time.Now().Add(lineTime)) // if this fails, so will reading
 	r := bufio.NewReader(io.LimitReader(conn, maxLine))
 	line, err := r.ReadBytes('\n')
 	if err != nil && !(errors.Is(err, io.EOF) && 0 < len(line) && len(line) < maxLine) {
@@ -142,7 +144,7 @@ func (s *Server) answer(ctx context.Context, conn net.Conn) {
 		return
 	}
 	_ = conn.SetDeadline(time.Now().Add(lineTime))
-	_, _ = conn.Write(append(p, '\n')) // the client has gone if this fails
+	_, _ = conn.Write(append(p, '\n')) // fails only if the client has left
 }
 
 func (s *Server) do(ctx context.Context, req *request) any {
@@ -182,8 +184,8 @@ func (s *Server) ping(ctx context.Context) any {
 	return reply
 }
 
-// numpyVersion returns the version of numpy that the interpreter has loaded. It asks once, and
-// never makes the interpreter load numpy.
+// numpyVersion returns the version of numpy that the interpreter has loaded. It asks the
+// interpreter until it gets an answer, and never makes it load numpy.
 func (s *Server) numpyVersion(ctx context.Context) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -193,7 +195,7 @@ func (s *Server) numpyVersion(ctx context.Context) string {
 	r, err := s.guest.Eval(ctx, apiv1.EvalRequest{
 		Code: `print(getattr(__import__("sys").modules.get("numpy"), "__version__", ""), end="")`})
 	if err != nil {
-		return "" // asked again with the next ping
+		return "" // the next ping asks again
 	}
 	s.numpy = &r.Stdout
 	return r.Stdout
@@ -230,7 +232,7 @@ func (s *Server) eval(ctx context.Context, req *request) any {
 	case r.Error != "":
 		return fault{Error: r.Error, Traceback: r.Traceback, ExitCode: r.ExitCode}
 	}
-	result := "None" // the old agent's repr of an expression without a value
+	result := "None" // the old agent sent this for an expression without a value
 	if r.Result != nil {
 		result = *r.Result
 	}

@@ -13,7 +13,7 @@ import (
 	apiv1 "github.com/forkd/forkd/api/v1"
 )
 
-// guest answers as its fields specify.
+// guest gives the answers in its fields.
 type guest struct {
 	ping apiv1.Pong
 	exec func(context.Context, apiv1.ExecRequest) (apiv1.ExecResult, error)
@@ -30,14 +30,14 @@ func (g *guest) Eval(_ context.Context, req apiv1.EvalRequest) (apiv1.EvalResult
 	return g.eval(req)
 }
 
-// only returns a function that represents g for every connection.
+// only returns a function that returns a server for g, for every connection.
 func only(g Guest) func(net.Conn) *Server {
 	s := New(g)
 	return func(net.Conn) *Server { return s }
 }
 
-// serve serves g until t ends. It returns a function that makes a request as clients do: it sends a
-// line, and closes its direction.
+// serve serves g until t ends. ask makes a request like a client: it sends a line and then closes
+// its direction of the connection.
 func serve(t *testing.T, g Guest) (ask func(line string) map[string]any, addr string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -108,10 +108,10 @@ func TestActions(t *testing.T) {
 	})
 	for _, c := range []struct {
 		line string
-		want string // JSON of fields that must be there
+		want string // JSON of fields that the answer must have
 	}{
 		{`{"action":"ping"}` + "\n", `{"pong":true,"warmup_ready":true,"numpy_version":"2.1","agent_lang":"python","pid":1}`},
-		{`{"action":"ping"}`, `{"pong":true}`}, // without a line break
+		{`{"action":"ping"}`, `{"pong":true}`}, // has no line feed
 		{`{"action":"exec","args":["echo","o"],"timeout":30}` + "\n", `{"stdout":"o","stderr":"e","exit_code":3}`},
 		{`{"action":"exec","args":["slow"],"timeout":2}` + "\n", `{"error":"command timed out after 2 s","exit_code":124}`},
 		{`{"action":"exec","args":["none"]}` + "\n", `{"error":"none: not found","exit_code":127}`},
@@ -134,14 +134,14 @@ func TestActions(t *testing.T) {
 			}
 		}
 	}
-	// A browser that sends this for a web page reaches no sandbox.
+	// A request that a browser sends for a web page does not reach a sandbox.
 	got := ask("POST / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n{\"action\":\"exec\",\"args\":[\"echo\",\"o\"]}\n")
 	if text, _ := got["error"].(string); !strings.Contains(text, "not a line of JSON") {
 		t.Errorf("HTTP was answered with %v", got)
 	}
 }
 
-// When Serve ends, no command is left running for a client.
+// When Serve has returned, no command of a client is running any more.
 func TestEndOfServe(t *testing.T) {
 	began, ended := make(chan struct{}), make(chan struct{})
 	g := &guest{exec: func(ctx context.Context, _ apiv1.ExecRequest) (apiv1.ExecResult, error) {
@@ -165,7 +165,7 @@ func TestEndOfServe(t *testing.T) {
 	<-ended
 }
 
-// A request without an end is cut off.
+// The connection of an endless request is closed.
 func TestLongRequest(t *testing.T) {
 	_, addr := serve(t, &guest{})
 	conn, err := net.Dial("tcp", addr)
@@ -176,7 +176,7 @@ func TestLongRequest(t *testing.T) {
 	block := make([]byte, 64<<10)
 	for {
 		if _, err := conn.Write(block); err != nil {
-			return // the server closed the connection
+			return // the server has closed the connection
 		}
 	}
 }

@@ -1,7 +1,7 @@
-// Package posture reads the confinement of a jailed process from /proc. Tests use it to fail if any
-// part of a jail has loosened.
+// Package posture reads the confinement of a jailed process from /proc. Tests use it to find out
+// whether a part of the jail has become weaker.
 //
-// It asks only the kernel; its callers know what a process must be like.
+// It reports what the kernel says; its callers say how a process must be confined.
 package posture
 
 import (
@@ -15,16 +15,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Want holds the differences between the jails of two programs.
+// Want describes in what the jails of two programs differ.
 type Want struct {
 	Online      bool     // the process is in the host's network namespace
-	Files       uint64   // the process's limit on descriptors; 0: any
-	Bytes       uint64   // the process's limit on the size of a file; 0: any
+	Files       uint64   // limit on the number of descriptors; 0: any
+	Bytes       uint64   // limit on the size of a file in bytes; 0: any
 	Filters     int      // number of seccomp filters on each thread; 0: 1
 	Descriptors []string // regular expressions; every descriptor must match one of them
 }
 
-// Check lists the weaknesses in the jail of a process that this process has started.
+// Check returns the weaknesses in the jail of a process that the caller has started.
 func Check(pid int, want Want) []string {
 	p := process{dir: fmt.Sprintf("/proc/%d", pid)}
 	p.namespaces(want.Online)
@@ -55,7 +55,7 @@ func (p *process) read(name string) string {
 
 func (p *process) namespaces(online bool) {
 	kinds := []string{"mnt", "pid", "ipc", "uts", "cgroup", "net"}
-	if os.Geteuid() != 0 { // root gives processes their own users instead: see jail.Starter
+	if os.Geteuid() != 0 { // if the caller is root, a process has a user of its own instead; see jail.Starter
 		kinds = append(kinds, "user")
 	}
 	for _, kind := range kinds {
@@ -75,7 +75,8 @@ func (p *process) namespaces(online bool) {
 	}
 }
 
-// user checks that a user namespace has only one user. threads checks which user that is.
+// user checks that the process's user namespace has only one user. threads checks that the process
+// is that user.
 func (p *process) user() {
 	if os.Geteuid() == 0 {
 		return
@@ -100,7 +101,7 @@ func (p *process) threads(filters int) {
 	want := map[string]string{"NoNewPrivs": "1", "Seccomp": "2", "Seccomp_filters": fmt.Sprint(filters),
 		"CapInh": none, "CapPrm": none, "CapEff": none, "CapBnd": none, "CapAmb": none}
 	if os.Geteuid() == 0 {
-		want["Groups"] = "" // an ordinary user cannot leave its own group
+		want["Groups"] = "" // an ordinary user cannot drop its own group
 	}
 	for _, task := range tasks {
 		status, err := os.ReadFile(filepath.Join(task, "status"))
@@ -125,7 +126,7 @@ func (p *process) threads(filters int) {
 	}
 }
 
-// root checks that there is only one mount, which is empty.
+// root checks that the process sees only one mount, and that this is empty.
 func (p *process) root() {
 	entries, err := os.ReadDir(filepath.Join(p.dir, "root"))
 	if err != nil || len(entries) != 0 {

@@ -9,9 +9,9 @@ import (
 	"slices"
 )
 
-// TestProgram returns the path of the running test program, built without cgo like the product.
-// With cgo, libc makes the threads, which make other calls. If needed, it builds the program in
-// dir, for the package in the working directory.
+// TestProgram returns the path of the running test program, compiled without cgo like the product.
+// (With cgo, libc creates threads by other system calls.) If the running program has cgo,
+// TestProgram compiles the package in the working directory to a program in dir.
 func TestProgram(dir string) (string, error) {
 	info, ok := debug.ReadBuildInfo()
 	if ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "CGO_ENABLED", Value: "0"}) {

@@ -1,6 +1,6 @@
 // Package violation finds the system call for which a jailed process was killed.
 //
-// Its table of names comes from a library. The numbers that a filter permits are in package jail,
+// The table of names comes from a library. Which calls are permitted is declared in package jail,
 // and in the packages that make the calls.
 package violation
 
@@ -11,9 +11,9 @@ import (
 	"github.com/elastic/go-seccomp-bpf/arch"
 )
 
-// Call returns the name of the call that ended a process. It reads the output of the process's Go
-// runtime, which begins with the signal and ends with the registers; rax is the number of the call.
-// If the process ended for another reason, Call returns "".
+// Call returns the name of the system call for which a process was killed, or "" if it ended for
+// another reason. log is the output of the process's Go runtime. It begins with the signal and ends
+// with the registers; rax is the number of the call.
 func Call(log string) string {
 	_, after, found := strings.Cut(log, "SIGSYS: bad system call")
 	_, registers, dumped := strings.Cut(after, "\nrax ")

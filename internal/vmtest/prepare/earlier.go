@@ -21,8 +21,8 @@ const protocolFile = "internal/proto/vmmproto/vmmproto.go"
 
 var versionLine = regexp.MustCompile(`(?m)^const Version = (\d+)$`)
 
-// earlier builds forkd from two commits in the history of this clone: the one that last changed the
-// control protocol, and its parent. If the history does not reach that far, missing is the reason.
+// earlier builds forkd from two commits in the history of this clone: the last one that changed the
+// control protocol, and the commit before that. If the history is too short, missing is the reason.
 func earlier(ctx context.Context, cache, vmlinux string) (builds []vmtest.Build, missing string, err error) {
 	out, err := git(ctx, "log", "-1", "--format=%H %P", "-G", "^const Version = ", "--", protocolFile)
 	if err != nil {
@@ -49,8 +49,7 @@ func earlier(ctx context.Context, cache, vmlinux string) (builds []vmtest.Build,
 	return builds, "", nil
 }
 
-// buildCommit builds forkd from a commit. If there is already a build of that commit, it returns
-// that.
+// buildCommit builds forkd from a commit. If the cache has a build of that commit, it returns that.
 func buildCommit(ctx context.Context, cache, commit string) (b vmtest.Build, err error) {
 	text, err := git(ctx, "show", commit+":"+protocolFile)
 	if err != nil {
@@ -83,7 +82,7 @@ func buildCommit(ctx context.Context, cache, commit string) (b vmtest.Build, err
 		return b, fmt.Errorf("%w: %s", err, out)
 	}
 	err = os.Rename(filepath.Join(tree, "bin"), dir)
-	if errors.Is(err, fs.ErrExist) { // another process has built it meanwhile
+	if errors.Is(err, fs.ErrExist) { // another process has built it in the meantime
 		err = nil
 	}
 	return b, err

@@ -1,7 +1,7 @@
-// Command prepare creates the files that VM tests need and describes them in
-// <cache>/vmtest/assets.json. They are guest kernels with the current agent, root file systems, the
-// host's root certificates, and copies of the current forkd-vmm and bin/forkd. Kernels and file
-// systems that are already in the cache are reused. Run it after scripts/build.
+// Command prepare creates the files that VM tests need, and describes them in
+// <cache>/vmtest/assets.json. These are guest kernels with the present agent, root file systems,
+// the host's root certificates, and copies of the present forkd-vmm and bin/forkd. It reuses
+// kernels and file systems in the cache. Run it after scripts/build.
 package main
 
 import (
@@ -67,7 +67,7 @@ func run(ctx context.Context) error {
 		return err
 	}
 	build := exec.CommandContext(ctx, "guest/kernel/build.sh")
-	build.Stderr = os.Stderr // a build takes minutes; show its progress
+	build.Stderr = os.Stderr // show the progress, because a build takes minutes
 	built, err := build.Output()
 	if err != nil {
 		return fmt.Errorf("build the minimal guest kernel: %w", err)
@@ -108,8 +108,8 @@ func progress(s image.Step) {
 	fmt.Println(strings.TrimSpace(fmt.Sprintf("prepare: %s %s", s.Stage, s.Detail)))
 }
 
-// buildGuest builds a static program of test/guest, in a directory that the emulated host can also
-// read.
+// buildGuest builds a static program of test/guest. The result is in a directory that the emulated
+// host can read.
 func buildGuest(ctx context.Context, cache, name string) (string, error) {
 	path := filepath.Join(cache, "vmtest", name)
 	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", path, "./test/guest/"+name)
@@ -128,9 +128,9 @@ func emptyDisk(ctx context.Context, cache string) (string, error) {
 	}
 	tool, err := exec.LookPath("mke2fs")
 	if err != nil {
-		tool = "/usr/sbin/mke2fs" // the PATH of ordinary users omits its directory
+		tool = "/usr/sbin/mke2fs" // this directory is not in the PATH of ordinary users
 	}
-	staging, err := os.MkdirTemp(filepath.Dir(path), "disk") // two prepares may run concurrently
+	staging, err := os.MkdirTemp(filepath.Dir(path), "disk") // another prepare may be running
 	if err != nil {
 		return "", err
 	}
@@ -144,8 +144,9 @@ func emptyDisk(ctx context.Context, cache string) (string, error) {
 	return path, os.Rename(tmp, path)
 }
 
-// hostRoots reads the root certificates that this host trusts. A host that reaches package
-// registries through a TLS-terminating proxy trusts one more certificate than an image does.
+// hostRoots returns the root certificates that this host trusts. If the host connects to package
+// registries through a TLS-terminating proxy, they include the proxy's certificate, which an image
+// does not have.
 func hostRoots() ([]byte, error) {
 	name := os.Getenv("SSL_CERT_FILE")
 	if name == "" {
@@ -158,12 +159,12 @@ func hostRoots() ([]byte, error) {
 	return p, nil
 }
 
-// install writes a file in a directory that the emulated host can also read.
+// install writes a file to a directory that the emulated host can read.
 func install(cache, name string, content []byte) (string, error) {
 	dir := filepath.Join(cache, "vmtest")
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", err
 	}
 	path := filepath.Join(dir, name)
-	return path, atomicfile.Write(path, content, 0o755) // two prepares may run concurrently
+	return path, atomicfile.Write(path, content, 0o755) // atomic, because another prepare may be running
 }

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// clientsLimit is how long the published clients may take. On an idle computer they take a quarter
-// of an hour, mostly to make the parent that they fork.
+// clientsLimit bounds the time for testing the published clients. On an idle computer they take a
+// quarter of an hour, mostly for making the parent that they fork.
 const clientsLimit = time.Hour
 
 // clientGroups are the groups of test/compat to run:
@@ -26,17 +26,17 @@ var clientGroups = []string{"e2b-python", "e2b-js", "code-interpreter-python", "
 	"sdk-python", "sdk-typescript", "sdk-go"}
 
 // schemathesisDuration and schemathesisSeed make each run of the suite send the same requests, as
-// many as fit in that time. `scripts/compat schemathesis` sends different requests each time.
+// many as fit into that time. `scripts/compat schemathesis` sends other requests each time.
 const (
 	schemathesisDuration = "2m"
 	schemathesisSeed     = "1"
 )
 
-// exitLost is the exit status of scripts/compat when its emulated host hung.
+// exitLost is the exit status of scripts/compat if its emulated host hung.
 const exitLost = 125
 
-// clientsJob runs published clients against a daemon with real VMs. It does not use the host that
-// runs the job, but creates one of its own.
+// clientsJob runs published clients against a daemon with real VMs. It ignores the host that it is
+// given, and uses an emulated host of its own.
 func clientsJob() job {
 	return job{name: "published clients", title: "published clients, from PyPI and npm, against VMs",
 		do: func(ctx context.Context, h host, out io.Writer) (counts, error) {
@@ -47,7 +47,7 @@ func clientsJob() job {
 				fmt.Fprintln(out, "RETRY: the emulated host hung")
 				err = clients(ctx, h, out)
 			}
-			return counts{}, err // scripts/compat prints its own results, by group
+			return counts{}, err // scripts/compat prints the results itself
 		}}
 }
 
@@ -55,7 +55,8 @@ func clients(ctx context.Context, h host, out io.Writer) error {
 	ctx, cancel := context.WithTimeout(ctx, clientsLimit)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "scripts/compat", clientGroups...)
-	cmd.Env = append(os.Environ(), "FORKD_URL=", "COMPAT_TAG=", "COMPAT_INTERPRETER_TAG=", // would name another daemon
+	// These would name another daemon.
+	cmd.Env = append(os.Environ(), "FORKD_URL=", "COMPAT_TAG=", "COMPAT_INTERPRETER_TAG=",
 		"DURATION="+schemathesisDuration, "SEED="+schemathesisSeed, "COMPAT_QUICK=yes")
 	if m, ok := h.(machine); ok {
 		cmd.Env = append(cmd.Env, "FORKD_MACHINE="+m.name+"-clients")

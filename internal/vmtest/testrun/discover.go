@@ -24,7 +24,7 @@ type vmPkg struct {
 // pattern returns the argument of -run that selects the tests.
 func (p vmPkg) pattern() string { return "^(" + strings.Join(p.tests, "|") + ")$" }
 
-// discover returns the packages with VM tests, among the packages that match names.
+// discover returns the packages with VM tests among the packages that match names, as for go list.
 func discover(ctx context.Context, names []string) ([]vmPkg, error) {
 	cmd := exec.CommandContext(ctx, "go", append([]string{"list", "-json=ImportPath,Dir,TestGoFiles,XTestGoFiles"},
 		names...)...)
@@ -66,10 +66,10 @@ func discover(ctx context.Context, names []string) ([]vmPkg, error) {
 }
 
 // vmTestsOf returns the tests that call vmtest.Load or vmtest.NeedKVM, directly or through
-// functions in these files. It knows functions only by their names. If two methods share a name, it
-// may return too many tests.
+// functions in these files. It compares functions only by their names, so it may return too many
+// tests if two methods have the same name.
 func vmTestsOf(files []*ast.File) []string {
-	calls := make(map[string][]string) // functions that call a function, by its name
+	calls := make(map[string][]string) // by name of a function: the functions that call it
 	var queue []string
 	for _, f := range files {
 		for _, d := range f.Decls {

@@ -12,16 +12,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// host can run VM tests.
+// host is a host on which VM tests can be run.
 type host interface {
 	env() []string
-	args() []string // arguments for go test
+	args() []string // returns additional arguments for go test
 	start(context.Context) error
-	restart(context.Context) bool // reports whether a restart makes sense and has worked
+	restart(context.Context) bool // restarts the host; returns false if that is not possible
 	stop()
 }
 
-// thisHost is this host, whose KVM is usable.
+// thisHost is the host on which this program runs. Its KVM is usable.
 type thisHost struct{}
 
 func (thisHost) env() []string                { return []string{"FORKD_TEST_KVM=1"} }
@@ -30,28 +30,28 @@ func (thisHost) start(context.Context) error  { return nil }
 func (thisHost) restart(context.Context) bool { return false }
 func (thisHost) stop()                        {}
 
-// machine is an emulated host. Its name is $FORKD_MACHINE. The default is a host without sandboxes
-// of users.
+// machine is an emulated host. Its name is $FORKD_MACHINE. By default it is one in which no user
+// has sandboxes.
 type machine struct{ name string }
 
 const defaultMachine = "test"
 
 // Limits for the emulated hosts that run tests concurrently. An emulated host has 6 GiB of memory,
-// and more on this host for page cache.
+// and needs more on this host for the page cache.
 const (
 	machineMemory = 8 << 30 // bytes
-	maxMachines   = 2       // there are few shards, and each emulated host prepares its own parent
+	maxMachines   = 2       // there are only a few shards, and each emulated host must make a parent of its own
 )
 
-// Time limits for commands that control the emulated host. A supervisor kills a host that hangs, so
-// nothing waits for it.
+// Time limits for commands that control the emulated host. They also end the wait for a host that
+// hangs.
 const (
 	startLimit = 2 * time.Minute
 	stopLimit  = time.Minute
 )
 
-// machines returns as many emulated hosts as fit on this host. Each keeps one CPU busy and may use
-// machineMemory.
+// machines returns as many emulated hosts as this host has room for. Each keeps one CPU busy and
+// may use machineMemory.
 func machines() []host {
 	name := os.Getenv("FORKD_MACHINE")
 	if name == "" {
@@ -70,13 +70,13 @@ func machines() []host {
 }
 
 func (m machine) env() []string {
-	return []string{"FORKD_MACHINE=" + m.name, "CGO_ENABLED=0"} // the emulated host has no libc for its programs
+	return []string{"FORKD_MACHINE=" + m.name, "CGO_ENABLED=0"} // without cgo, because the emulated host has no libc
 }
 
 func (m machine) args() []string {
 	program, err := filepath.Abs("scripts/machine-exec")
 	if err != nil {
-		program = "scripts/machine-exec" // go test runs it in the package's directory, and reports if it is missing
+		program = "scripts/machine-exec" // go test runs it in the package's directory, and reports if it does not exist
 	}
 	return []string{"-exec", program}
 }

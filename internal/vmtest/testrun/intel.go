@@ -18,15 +18,15 @@ import (
 	"github.com/forkd/forkd/internal/emu/bochs"
 )
 
-// intelHost is an emulated Intel host, with its name in scripts/test.
+// intelHost is an emulated Intel host, with the name by which scripts/test selects it.
 type intelHost struct {
 	name string
 	host bochs.Host
-	core bool // runs only coreTests, unless the user chooses tests
+	core bool // run only coreTests, unless the user has chosen tests
 }
 
-// intelHosts returns all emulated Intel hosts. Each of them exercises another path through
-// kvm-intel. The smoke test uses the first one.
+// intelHosts returns all emulated Intel hosts. Each makes kvm-intel use other features. The smoke
+// test uses the first one.
 func intelHosts() []intelHost {
 	return []intelHost{
 		{"ept", bochs.Host{CPU: bochs.Skylake}, false},
@@ -53,8 +53,8 @@ func chooseHosts(names []string) ([]intelHost, error) {
 	return chosen, nil
 }
 
-// Limits of one run on an emulated Intel host. intelTestLimit applies to a package's tests, in the
-// host's own time. The other limits are in real time. A hang is detected much earlier.
+// Limits of one run on an emulated Intel host. intelTestLimit bounds the tests of a package, in the
+// host's own time. The other limits are in real time; a hang is detected much earlier.
 const (
 	intelTestLimit  = 20 * time.Minute
 	smokeLimit      = 10 * time.Minute
@@ -63,7 +63,7 @@ const (
 	intelPerProgram = 64 << 20 // estimated disk space of a test program, in bytes
 )
 
-// smokeTests returns tests that kvm-intel runs guests, forks them and branches them.
+// smokeTests returns tests that run guests with kvm-intel, fork them and branch them.
 func smokeTests() []vmPkg {
 	return []vmPkg{
 		probe(),
@@ -71,13 +71,13 @@ func smokeTests() []vmPkg {
 	}
 }
 
-// probe returns a test that KVM runs guests correctly. discover does not return it, because it is
-// also a test of hosts without KVM.
+// probe returns the test that KVM runs guests correctly. discover does not return it, because it
+// also tests hosts without KVM.
 func probe() vmPkg { return vmPkg{path: module + "internal/vmm/kvm", tests: []string{"TestProbe"}} }
 
-// coreTests returns tests of everything that can differ on another kind of host: how guests boot,
+// coreTests returns tests of everything that depends on the kind of host: how guests boot,
 // beginning in real mode, and how their memory and processor state are saved, tracked, branched and
-// restored. They take about five minutes of CPU time. One of these is the host's boot.
+// restored. They take about five minutes of CPU time, including one for booting the host.
 func coreTests() []vmPkg {
 	return []vmPkg{
 		probe(),
@@ -86,8 +86,8 @@ func coreTests() []vmPkg {
 	}
 }
 
-// leftOut lists slow VM tests that use no other features of KVM than the remaining tests. Currently
-// there is one, which merges the disk layers of 300 branches.
+// leftOut lists slow VM tests that need no other features of KVM than the remaining tests. The only
+// one now merges the disk layers of 300 branches.
 var leftOut = []string{"TestManyBranchesOfOneVM"}
 
 const (
@@ -96,13 +96,14 @@ const (
 	clientPackage  = module + "internal/host/vmmclient"
 )
 
-// integrationTests are the integration tests that also run on an emulated Intel host, one for each
-// operation on a sandbox. The other integration tests check the daemon and files rather than VMs.
+// integrationTests are the integration tests that are run on an emulated Intel host, one for each
+// operation on a sandbox. The other integration tests are about the daemon and files rather than
+// VMs.
 var integrationTests = []string{"TestForkEvalExecKill", "TestBranchMidComputation", "TestRollback",
 	"TestForkFromSandbox",
 	"TestSuspend", "TestBranchChain", "TestVMEnds", "TestBranchKeepsStreams"}
 
-// intelTests returns the VM tests of the VMM and its client, and integrationTests.
+// intelTests returns the VM tests of the VMM and its client, and the integrationTests.
 func intelTests(ctx context.Context) ([]vmPkg, error) {
 	found, err := discover(ctx, []string{"./internal/vmm/...", "./internal/host/vmmclient"})
 	if err != nil {
@@ -179,8 +180,8 @@ type choice struct {
 
 func (c choice) all() bool { return len(c.packages) == 0 && c.tests == nil }
 
-// parseChoice parses host names, packages (which begin with "./"), and a pattern like that of go
-// test's -run.
+// parseChoice parses names of hosts, packages (which begin with "./"), and -run with a pattern like
+// that of go test.
 func parseChoice(args []string) (c choice, err error) {
 	for i := 0; i < len(args); i++ {
 		dir, isPackage := strings.CutPrefix(args[i], "./")
@@ -218,15 +219,15 @@ func (c choice) of(packages []vmPkg) []vmPkg {
 	return out
 }
 
-// intelJob is a job that each of several hosts does.
+// intelJob is a set of tests that is run on each of several hosts.
 type intelJob struct {
 	packages []vmPkg
-	core     bool     // hosts marked core run only coreTests
+	core     bool     // on hosts marked core, run only coreTests
 	flags    []string // flags for every test program
 	limit    time.Duration
 }
 
-// of returns the packages that a host runs.
+// of returns the packages to test on a host.
 func (j intelJob) of(h intelHost) []vmPkg {
 	if j.core && h.core {
 		return coreTests()
@@ -235,7 +236,7 @@ func (j intelJob) of(h intelHost) []vmPkg {
 }
 
 // run prepares the files for the hosts once, and runs the job on all hosts. It runs as many hosts
-// at a time as there are processors.
+// at the same time as there are processors.
 func (j intelJob) run(ctx context.Context, hosts []intelHost) error {
 	cache, err := cachedir.Dir()
 	if err != nil {
@@ -293,15 +294,15 @@ func (j intelJob) run(ctx context.Context, hosts []intelHost) error {
 	return nil
 }
 
-// disk holds the paths used to make a host's disk.
+// disk has the paths from which the disk of a host is made.
 type disk struct {
-	cache string // path that the tests see too
-	dir   string // directory of the run
+	cache string // path of the cache; it is the same for the tests
+	dir   string // directory of this run
 	tree  string
 	size  int64
 }
 
-// on runs the job on one host and returns the results of its tests. A skipped test counts as
+// on runs the job on one host and returns the results of the tests. A skipped test counts as
 // failed.
 func (j intelJob) on(ctx context.Context, m bochs.Machine, h intelHost, d disk, out *lineWriter) (counts, error) {
 	if err := os.Mkdir(d.dir, 0o755); err != nil {

@@ -9,7 +9,8 @@ import (
 	"testing"
 )
 
-// The tests of a package did not pass if its host died, or if fewer tests ran than there are.
+// If a host dies, or if fewer tests were run than there are, the tests of the package have not
+// passed.
 func TestReportPackage(t *testing.T) {
 	const begin = "\x16=== RUN   TestA\n"
 	const pass = begin + "\x16--- PASS: TestA (0.10s)\n\x16=== NAME  \n"
@@ -17,7 +18,7 @@ func TestReportPackage(t *testing.T) {
 	chdirWithProgram(t, t.TempDir())
 	for _, c := range []struct {
 		name, log, status string
-		want              string // in the error; "" for no error
+		want              string // part of the error; "": no error
 		passed            int
 	}{
 		{"passed", pass + end, "0\n", "", 1},
@@ -51,7 +52,8 @@ func TestReportPackage(t *testing.T) {
 	}
 }
 
-// The named tests exist and need KVM. Otherwise a renamed test would silently be omitted.
+// The tests that are listed by name exist and need KVM. Otherwise a renamed test would be omitted
+// silently.
 func TestIntelTestsExist(t *testing.T) {
 	t.Chdir("../../..")
 	source, err := os.ReadFile("internal/vmm/kvm/probe_test.go")
@@ -87,7 +89,7 @@ func TestIntelTestsExist(t *testing.T) {
 	}
 }
 
-// A mistyped choice must not look like a successful run.
+// A choice with a typing error must be an error, and not a successful run of no tests.
 func TestChoice(t *testing.T) {
 	packages := []vmPkg{{module + "a", []string{"TestOne", "TestTwo"}}, {module + "b", []string{"TestOne"}}}
 	for _, c := range []struct {

@@ -17,8 +17,8 @@ import (
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
-// An emulated Intel host's disk, mounted at /disk, contains test programs with their testdata, the
-// files of the cache that VM tests use, and the results.
+// Directories on the disk of an emulated Intel host, which is mounted at /disk: test programs with
+// their testdata, the files of the cache that VM tests use, and the results.
 const (
 	resultsDir    = "/results"
 	tortureReport = "/disk" + resultsDir + "/torture.json"
@@ -29,7 +29,7 @@ func (p vmPkg) short() string {
 	return strings.ReplaceAll(strings.TrimPrefix(p.path, module), "/", "-")
 }
 
-// layOut creates the disk's content below tree and returns its size in bytes.
+// layOut creates the content of the disk below tree and returns its size in bytes.
 func (j intelJob) layOut(ctx context.Context, cache, tree string) (size int64, err error) {
 	for _, p := range j.packages {
 		dir := filepath.Join(tree, "tests", p.short())
@@ -45,7 +45,7 @@ func (j intelJob) layOut(ctx context.Context, cache, tree string) (size int64, e
 	return size + used, err
 }
 
-// script returns the script that runs the tests on a host.
+// script returns the shell script that runs the tests on the host.
 func (j intelJob) script(cache string, packages []vmPkg) string {
 	var s strings.Builder
 	fmt.Fprintf(&s, "export FORKD_TEST_KVM=1 FORKD_CACHE=%s\n", quote(cache))
@@ -56,8 +56,8 @@ func (j intelJob) script(cache string, packages []vmPkg) string {
 	return s.String()
 }
 
-// command returns the line of the script that runs a package's tests. The console shows the result
-// of each test when the test ends.
+// command returns the line of the script that runs the tests of a package. The console shows the
+// result of each test as soon as the test ends.
 func (j intelJob) command(p vmPkg) string {
 	args := append([]string{"-test.v=test2json", "-test.timeout=" + j.testLimit(), "-test.run=" + p.pattern()}, j.flags...)
 	for i := range args {
@@ -88,9 +88,9 @@ func buildTest(ctx context.Context, pkg, dir string) error {
 	return os.CopyFS(filepath.Join(dir, "testdata"), os.DirFS(testdata))
 }
 
-// linkAssets links the files that prepare created into the tree at to, under their paths in the
-// cache, and returns their size on disk. It does not copy them, because they are large and are
-// copied to the disk later.
+// linkAssets puts the files that prepare has created into the tree at to, under their paths in the
+// cache, and returns their size on disk. It makes hard links instead of copies, because the files
+// are large and are copied to the host's disk later anyway.
 func linkAssets(cache, to string) (size int64, err error) {
 	description := filepath.Join(cache, vmtest.AssetsFile)
 	p, err := os.ReadFile(description)
@@ -128,7 +128,7 @@ func linkAssets(cache, to string) (size int64, err error) {
 	return size, nil
 }
 
-// link creates a hard link to a file and returns the number of bytes that the file takes on a disk,
+// link makes a hard link to a file. It returns the number of bytes that the file takes on a disk,
 // which is small for a sparse file.
 func link(to, from string) (used int64, err error) {
 	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
@@ -144,7 +144,7 @@ func link(to, from string) (used int64, err error) {
 	return st.Blocks * 512, nil
 }
 
-// report reads the results of all packages' tests from dir, the results of a run.
+// report reads the results of all packages' tests from dir, where a run has left them.
 func report(ctx context.Context, host string, packages []vmPkg, dir string, out io.Writer) (total counts, err error) {
 	for _, p := range packages {
 		c, packageErr := reportPackage(ctx, host, p, filepath.Join(dir, p.short()), out)
@@ -160,7 +160,8 @@ func report(ctx context.Context, host string, packages []vmPkg, dir string, out 
 	return total, err
 }
 
-// reportPackage counts the tests in one log. It returns an error unless all of them ran and passed.
+// reportPackage counts the tests in a package's log. Unless all tests were run and passed, it
+// returns an error.
 func reportPackage(ctx context.Context, host string, p vmPkg, result string, out io.Writer) (counts, error) {
 	log := result + ".log"
 	if _, err := os.Stat(log); err != nil {

@@ -1,11 +1,11 @@
-// Command testrun runs the project's tests and reports which tests really ran. `testrun host` runs
-// all tests of this host. `testrun vm` runs the tests that boot VMs; if KVM is not usable here, it
-// runs them in the emulated host. `testrun intel` runs tests on an emulated Intel host.
-// scripts/test calls testrun after scripts/build.
+// Command testrun runs the project's tests and checks that all of them were really run. `testrun
+// host` runs all tests of this host. `testrun vm` runs the tests that boot VMs; if KVM is not
+// usable here, it runs them in the emulated host. `testrun intel` runs tests on an emulated Intel
+// host. scripts/test calls testrun after scripts/build.
 //
-// It runs gotestsum, which runs `go test`, prints what tests print and writes files for CI into
-// out/tests. testrun itself finds VM tests in the source (see discover.go), distributes them among
-// emulated hosts, restarts a host that hangs, and decides which tests may be skipped.
+// It runs gotestsum, which runs `go test`, prints the output of tests and writes files for CI to
+// out/tests. testrun itself finds the VM tests in the source (see discover.go), distributes them
+// among emulated hosts, restarts a host that hangs, and decides which tests may be skipped.
 package main
 
 import (
@@ -47,7 +47,7 @@ func main() {
 	}
 }
 
-// hostTests runs all tests. VM tests skip themselves.
+// hostTests runs all tests on this host. VM tests skip themselves there.
 func hostTests(ctx context.Context) error {
 	start := time.Now()
 	r := &run{name: "host", out: os.Stdout, args: []string{"-timeout", hostLimit.String(), "./..."},
@@ -64,9 +64,9 @@ func hostTests(ctx context.Context) error {
 	return nil
 }
 
-// vmTests runs the tests that boot VMs, of the named packages (as for go list) or of all packages.
-// A skipped test counts as failed, unless its reason begins with vmtest.Lacking, because everything
-// else that tests need is present here.
+// vmTests runs the tests that boot VMs, in the packages that match names (as for go list) or in all
+// packages. A skipped test counts as failed, because this host has everything that tests need. The
+// only exception is a skip whose reason begins with vmtest.Lacking.
 func vmTests(ctx context.Context, names []string) error {
 	all := len(names) == 0
 	if all {
@@ -83,7 +83,7 @@ func vmTests(ctx context.Context, names []string) error {
 	}
 	var jobs []job
 	if all {
-		jobs = append(jobs, clientsJob()) // comes first because it takes longest
+		jobs = append(jobs, clientsJob()) // first, because it takes longest
 	}
 	for _, shard := range split(packages, shardTests) {
 		jobs = append(jobs, shardJob(shard))
@@ -101,7 +101,7 @@ func vmTests(ctx context.Context, names []string) error {
 	return nil
 }
 
-// vmPackage runs the VM tests of a package. If the host was lost or hung, it repeats them once.
+// vmPackage runs the VM tests of a package. If the host is lost or hangs, it repeats them once.
 func vmPackage(ctx context.Context, h host, p vmPkg, out io.Writer) (counts, error) {
 	for try := 1; ; try++ {
 		if err := h.start(ctx); err != nil {
@@ -125,12 +125,12 @@ func vmPackage(ctx context.Context, h host, p vmPkg, out io.Writer) (counts, err
 	}
 }
 
-// name returns the name of the files of one try.
+// name returns the name of the report files of one try.
 func (p vmPkg) name(try int) string {
 	return fmt.Sprintf("%s.%s.%d", p.short(), p.tests[0], try)
 }
 
-// complete returns an error if the counts show an incomplete run, although no test failed.
+// complete returns an error if the run was incomplete although no test failed.
 func (p vmPkg) complete(c counts) error {
 	switch {
 	case c.skipped > c.lacking:

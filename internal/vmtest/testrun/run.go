@@ -35,10 +35,11 @@ const (
 // counts holds numbers of tests, including subtests.
 type counts struct {
 	passed, failed, skipped int
-	top                     int      // tests that are not subtests, with any result
-	vm                      int      // skipped VM tests that do not belong to this run
-	lacking                 int      // tests skipped because this checkout lacks something optional
-	failures                []string // packages, tests and their last lines of output, in the order of failure
+	top                     int // tests other than subtests, whatever their result
+	vm                      int // skipped VM tests that are run elsewhere
+	lacking                 int // tests that were skipped because this checkout lacks something optional
+	// Failed packages and tests with their last lines of output, in the order of failure.
+	failures []string
 }
 
 func (c *counts) add(d counts) {
@@ -55,33 +56,33 @@ func (c counts) String() string {
 	return s
 }
 
-// printFailures repeats the names of the failed tests and their last lines of output. The full
-// output is hundreds of lines further up, and CI keeps only the end of a log.
+// printFailures repeats the names of failed tests and their last lines of output. The full output
+// is hundreds of lines above, and CI keeps only the end of a log.
 func (c counts) printFailures(out io.Writer) {
 	for _, failure := range c.failures {
 		fmt.Fprintf(out, "---- failed: %s", failure)
 	}
 }
 
-// run is a run of tests. gotestsum prints it; testrun counts.
+// run is a run of tests. gotestsum prints the output, and testrun counts the tests.
 type run struct {
-	name  string // of its files in reportDir
+	name  string // name of the report files in reportDir
 	out   io.Writer
-	args  []string // of go test
-	raw   []string // a command that prints events, instead of go test
+	args  []string // arguments of go test
+	raw   []string // command that prints events in place of go test
 	env   []string
-	each  bool          // report every test, not only every package
-	limit time.Duration // after this time everything is killed; 0: only go test's -timeout applies
+	each  bool          // print a line for every test, not only for every package
+	limit time.Duration // time after which everything is killed; 0: only the -timeout of go test applies
 
 	total  counts
-	output map[string][]string // of the tests that have not ended: their last lines, by package and test
+	output map[string][]string // by package and test: last lines of output of the tests that have not ended
 	lost   bool
 }
 
-// programVariable is the environment variable with the path of another gotestsum.
+// programVariable is the environment variable with the path of a gotestsum to use.
 const programVariable = "GOTESTSUM"
 
-// gotestsum returns the path of the program gotestsum. It is built if needed.
+// gotestsum returns the path of gotestsum. It builds the program if necessary.
 func gotestsum(ctx context.Context) (string, error) {
 	if path := os.Getenv(programVariable); path != "" {
 		return path, nil
@@ -95,7 +96,7 @@ func gotestsum(ctx context.Context) (string, error) {
 	return strings.TrimSpace(string(path)), nil
 }
 
-// do runs the tests to their end. The error means that they could not be run.
+// do runs the tests. An error means that they could not be run.
 func (r *run) do(ctx context.Context) (outcome, error) {
 	program, err := gotestsum(ctx)
 	if err != nil {
@@ -126,7 +127,7 @@ func (r *run) do(ctx context.Context) (outcome, error) {
 	cmd.Env = append(os.Environ(), r.env...)
 	cmd.Stdout, cmd.Stderr = r.out, os.Stderr
 	// gotestsum, go test, the -exec program and the test are in one process group, so that all of
-	// them are killed. Otherwise the rest would keep the output open.
+	// them are killed. A process that survived would keep the output open.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	runErr := cmd.Run()
@@ -158,7 +159,7 @@ type event struct {
 	Action, Package, Test, Output string
 }
 
-// count reads the events of a run. The last one is incomplete if the run was killed.
+// count reads the events of a run from a file. The last event is incomplete if the run was killed.
 func (r *run) count(path string) error {
 	f, err := os.Open(path)
 	if err != nil {
@@ -177,10 +178,10 @@ func (r *run) count(path string) error {
 	return lines.Err()
 }
 
-// maxLines is the number of lines kept of a test's output.
+// maxLines is the number of last lines that are kept of a test's output.
 const maxLines = 80
 
-// lastLines is how many of a failed test's last lines are repeated at the end.
+// lastLines is the number of a failed test's last lines that are repeated at the end.
 const lastLines = 12
 
 func (r *run) handle(e event) {
@@ -198,8 +199,8 @@ func (r *run) handle(e event) {
 	}
 }
 
-// isLost recognizes output of forkd machine exec and of package testing that means that the whole
-// run is lost, whichever test was running.
+// isLost reports whether a line means that the whole run is lost, whichever test was running. Such
+// lines are printed by forkd machine exec and by package testing.
 func isLost(line string) bool {
 	return strings.HasPrefix(line, "exit status 125") || strings.HasPrefix(line, "panic: test timed out after")
 }
@@ -230,7 +231,7 @@ func (r *run) testEnd(e event, output []string) {
 	}
 }
 
-// hung prints the last output of tests that have not ended.
+// hung prints the last output of the tests that have not ended.
 func (r *run) hung() {
 	for _, key := range slices.Sorted(maps.Keys(r.output)) {
 		if !strings.HasSuffix(key, " ") {

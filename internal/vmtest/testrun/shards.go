@@ -11,13 +11,13 @@ import (
 	"sync"
 )
 
-// shardTests is how many tests of a package run in one shard. Shards let several hosts share a
-// large package. With a smaller number, the package's preparations, such as baking a parent, would
-// be repeated more often.
+// shardTests is the maximum number of tests of a package in one shard. Shards let several hosts
+// share a large package. With smaller shards, the preparations of the package, such as baking a
+// parent, would be repeated more often.
 const shardTests = 12
 
-// split cuts packages into shards of at most n tests each. The smallest shards come first: a
-// package with a single test has a long one, which should not run alone at the end.
+// split divides packages into shards of at most n tests each. The smallest shards come first: a
+// package with a single test usually has a long one, which should not be the last to run.
 func split(packages []vmPkg, n int) []vmPkg {
 	var shards []vmPkg
 	for _, p := range packages {
@@ -36,7 +36,7 @@ func split(packages []vmPkg, n int) []vmPkg {
 
 // job is a unit of work for one host.
 type job struct {
-	name  string // shown if it fails
+	name  string // shown if the job fails
 	title string
 	do    func(context.Context, host, io.Writer) (counts, error)
 }
@@ -48,7 +48,8 @@ func shardJob(p vmPkg) job {
 		}}
 }
 
-// runJobs distributes the jobs among the hosts. It returns the total counts and the failed jobs.
+// runJobs distributes the jobs among the hosts. It returns the sum of the counts, and the names of
+// failed jobs.
 func runJobs(ctx context.Context, hosts []host, jobs []job) (total counts, failed []string) {
 	var mu sync.Mutex
 	next := 0
@@ -71,7 +72,8 @@ func runJobs(ctx context.Context, hosts []host, jobs []job) (total counts, faile
 				out.last = nil
 				fmt.Fprintf(out, "[%d/%d] %s\n", i+1, len(jobs), j.title)
 				c, err := j.do(ctx, h, out)
-				if err != nil && len(c.failures) == 0 { // a failed build, a hanging test, or the clients
+				// For example a failed build, a test that hangs, or the published clients.
+				if err != nil && len(c.failures) == 0 {
 					c.failures = []string{j.name + "\n" + strings.Join(out.last, "")}
 				}
 				if err != nil {
@@ -90,13 +92,13 @@ func runJobs(ctx context.Context, hosts []host, jobs []job) (total counts, faile
 	return total, failed
 }
 
-// lineWriter writes whole lines, each with a prefix that identifies the source.
+// lineWriter writes whole lines, each with a prefix that names the source.
 type lineWriter struct {
 	prefix string
-	mu     *sync.Mutex // held while a line is written; shared by all writers with the same destination
+	mu     *sync.Mutex // held while a line is written; all writers to the same destination share it
 	to     io.Writer
 	rest   []byte   // an incomplete line
-	last   []string // the last lines, at most lastLines, the newest at the end
+	last   []string // the last lines, up to lastLines, the newest at the end
 }
 
 func (w *lineWriter) Write(p []byte) (int, error) {

@@ -71,7 +71,7 @@ func TestLinesOfTwoWritersStayWhole(t *testing.T) {
 	}
 }
 
-// chdirWithProgram changes to dir, where the files of runs are written, and builds gotestsum before.
+// chdirWithProgram builds gotestsum and changes to dir, where the reports of runs are written.
 func chdirWithProgram(t *testing.T, dir string) {
 	t.Helper()
 	t.Chdir("../../..")
@@ -83,7 +83,7 @@ func chdirWithProgram(t *testing.T, dir string) {
 	t.Chdir(dir)
 }
 
-// TestRun runs go test on a module of its own.
+// TestRun runs go test on a module that it creates.
 func TestRun(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, content string) {
@@ -147,7 +147,7 @@ func TestEndNamesJobsWithoutTests(t *testing.T) {
 	want := []string{
 		"clients\n" + strings.Repeat("passed\n", lastLines-1) + "schemathesis: a case failed\n",
 		"pkg TestIt\n",
-		"short\n[4/4] title\n", // whole lines, not interleaved with those of another job
+		"short\n[4/4] title\n", // lines of two jobs are not interleaved
 	}
 	if !slices.Equal(total.failures, want) || !slices.Equal(failed, []string{"clients", "tests", "short"}) {
 		t.Errorf("%q failed and the end says %q, want %q", failed, total.failures, want)

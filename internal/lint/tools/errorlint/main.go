@@ -1,6 +1,6 @@
-// Command errorlint reports comparisons of errors by == and type assertions on errors, which miss
-// wrapped errors. It exists because `go vet -vettool`, which caches findings, cannot run the
-// errorlint library's own command.
+// Command errorlint reports comparisons of errors by == and type assertions on errors, because they
+// do not find wrapped errors. It exists because the errorlint library's own command cannot be run
+// by `go vet -vettool`, which caches findings.
 package main
 
 import (
