@@ -12,18 +12,18 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// depth is a snapshot with n snapshots below it, and the forks from it.
+// depth is a snapshot that has n ancestors, and the forks from it.
 type depth struct {
 	n               int
 	tag             string
 	layers, extents int
-	cold, warm      forks // without and with a waiting VMM
+	cold, warm      forks // cold: without a waiting VMM; warm: with one
 }
 
-// forks are the times of the forks from a depth.
+// forks are the times of the forks from one snapshot.
 type forks struct {
-	mapped, work       []time.Duration // inside the VMM: mapping memory, and the whole restore
-	entered, confirmed []time.Duration // time since the request
+	mapped, work       []time.Duration // parts of the VMM's time: mapping memory, and the whole restore
+	entered, confirmed []time.Duration // time from the request to the entry of the vCPUs, and to the confirmation
 }
 
 // depthTable makes a chain of snapshots, each of them a branch of a child of the previous one, and
@@ -50,8 +50,8 @@ func (b *bench) depthTable(ctx context.Context, memoryMiB int) (*report.Table, e
 	return b.depthRows(list, memoryMiB), nil
 }
 
-// chain makes the snapshots. When all are on disk, it returns those at the wanted depths, in
-// ascending order.
+// chain makes the snapshots. It returns those at the wanted depths, in ascending order, when all
+// snapshots are on disk.
 func (b *bench) chain(ctx context.Context, m *lab.Manager, memoryMiB int) ([]*depth, error) {
 	var list []*depth
 	tag := parent(memoryMiB)
@@ -82,7 +82,7 @@ func (b *bench) chain(ctx context.Context, m *lab.Manager, memoryMiB int) ([]*de
 	}
 }
 
-// look opens a snapshot in advance, for the forks.
+// look opens a snapshot before the forks, so that opening it is not measured.
 func (b *bench) look(n int, tag string) (*depth, error) {
 	lease, err := b.host.Store.Acquire(tag)
 	if err != nil {
@@ -92,8 +92,8 @@ func (b *bench) look(n int, tag string) (*depth, error) {
 	return &depth{n: n, tag: tag, layers: len(lease.Layers()), extents: len(lease.Extents())}, nil
 }
 
-// forkAll forks from the depths in turn, so that disturbances of the host affect all of them. The
-// first round is not counted, because it warms the caches and makes the pool fill itself.
+// forkAll forks from the depths in turn, so that a disturbance of the host affects all of them. It
+// does not measure the first round, which fills the caches and makes the pool fill itself.
 func (b *bench) forkAll(ctx context.Context, m *lab.Manager, list []*depth, pool int) error {
 	for round := range b.forks + 1 {
 		for _, d := range list {

@@ -10,10 +10,10 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// lineMiB is the memory that the sandbox of a line writes before each branch.
+// lineMiB is the memory that the sandbox writes before each branch.
 const lineMiB = 1
 
-// link holds the figures of the k-th branch of every line.
+// link has the measurements of the k-th branch of every line.
 type link struct {
 	saved, shared, dirty []float64 // MiB
 	pause, arm, ready    []time.Duration
@@ -52,7 +52,8 @@ func (b *bench) lineTable(ctx context.Context, memoryMiB int) (*report.Table, er
 	return t, nil
 }
 
-// addTo makes the sandbox write another MiB, branches it, and records the branch's figures.
+// addTo makes the sandbox write another lineMiB, branches the sandbox, and records the
+// measurements.
 func (s *source) addTo(ctx context.Context, l *link, tag string) error {
 	load, err := s.newMeter(ctx)
 	if err != nil {
@@ -89,7 +90,7 @@ func (s *source) addTo(ctx context.Context, l *link, tag string) error {
 	return nil
 }
 
-// nextMiB makes the load write the next MiB, and waits until that is done.
+// nextMiB makes the load program write the next MiB, and waits until it has done so.
 func (m *meter) nextMiB() error {
 	before, err := m.read()
 	if err == nil {

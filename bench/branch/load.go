@@ -14,7 +14,7 @@ import (
 	"github.com/forkd/forkd/internal/host/agentclient"
 )
 
-// loadProgram keeps a set of pages dirty and reports its progress.
+// loadProgram is a program that keeps writing a set of pages and reports its progress.
 //
 //go:embed load.py
 var loadProgram string
@@ -28,7 +28,8 @@ const (
 // guestLimit bounds requests to a guest. It allows for a busy emulated host.
 const guestLimit = 3 * time.Minute
 
-// startLoad starts the program in the source and returns when it has written all of its dirtyMiB.
+// startLoad starts the program in the source. It returns when the program has written all dirtyMiB
+// once.
 func (s *source) startLoad(ctx context.Context) error {
 	script := fmt.Sprintf("python3 -IS %s %d %d %s >/tmp/load.err 2>&1 </dev/null & "+
 		"while [ ! -e %s ]; do kill -0 $! || { cat /tmp/load.err >&2; exit 1; }; sleep 0.1; done",
@@ -69,9 +70,9 @@ func (s *source) newMeter(ctx context.Context) (*meter, error) {
 
 // mark is the load's progress.
 type mark struct {
-	at    time.Duration // on the guest's clock, which continues while a branch stops its vCPUs
+	at    time.Duration // on the guest's clock, which does not stop while a branch stops the vCPUs
 	pages uint64
-	took  time.Duration // duration of the request
+	took  time.Duration // duration of the request for the progress
 }
 
 // read asks for the load's progress.
@@ -97,9 +98,10 @@ func (m *meter) send(command byte) error {
 	return err
 }
 
-// lostWork returns the time in seconds that the load lost between begin and end. It assumes that
-// the missing writes would have gone on at the speed between calm and begin. The load also runs
-// while its progress is read; if that took longer than the measured branch, lostWork returns NaN.
+// lostWork returns how many seconds of work the load lost between begin and end. It assumes that
+// without the branch the load would have continued at the speed that it had between calm and begin.
+// The load also runs while its progress is read: if a reading took longer than the measured branch,
+// the result would be useless, and lostWork returns NaN.
 func lostWork(calm, begin, end mark, branch time.Duration) float64 {
 	if begin.took+end.took > 2*branch {
 		return math.NaN()

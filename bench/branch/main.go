@@ -1,9 +1,9 @@
-// Command branch measures the cost of branching and rolling back a running sandbox, of branching
-// one sandbox repeatedly, and of forking from a chain of snapshots. A guest keeps a given number of
-// pages dirty all the time while it is branched live, by diff and in full.
+// Command branch measures the cost of three things: branching and rolling back a running sandbox,
+// branching one sandbox repeatedly, and forking from a chain of snapshots. The guest keeps writing
+// a given number of pages while it is branched, in the modes live, diff and full.
 //
 // It uses the daemon's own sandbox manager, store and forkd-vmm processes, but not the REST API.
-// Tables go to standard output, progress to standard error, and the figures as JSON to the file -o.
+// Tables go to standard output, progress to standard error, and all figures as JSON to the file -o.
 // It needs a KVM that runs Linux guests. Without one, scripts/bench runs it in the emulated host.
 package main
 
@@ -83,7 +83,7 @@ func (b *bench) measure(ctx context.Context) (*report.Report, error) {
 		if err := b.bake(ctx, mib); err != nil {
 			return nil, err
 		}
-		// This table comes first, because the rows below fill the remaining time.
+		// First, because the rows below use up the remaining time.
 		if i == 0 && len(b.depths.List) > 0 {
 			if chain, err = b.depthTable(ctx, mib); err != nil {
 				return nil, err
@@ -118,7 +118,7 @@ func (b *bench) measure(ctx context.Context) (*report.Report, error) {
 	return r, nil
 }
 
-// parent returns the tag of the parent's snapshot with so much RAM.
+// parent returns the tag of the parent with mib MiB of RAM.
 func parent(mib int) string { return fmt.Sprintf("parent-%d", mib) }
 
 func (b *bench) bake(ctx context.Context, mib int) error {
@@ -128,18 +128,18 @@ func (b *bench) bake(ctx context.Context, mib int) error {
 	})
 }
 
-// drop removes a snapshot that has no descendants.
+// drop removes a snapshot on which no other builds.
 func (b *bench) drop(tag string) error {
 	_, err := b.host.Store.Delete(tag, store.DeleteSingle)
 	return err
 }
 
-// quantile returns a quantile in milliseconds, or nil if there are no figures.
+// quantile returns a quantile of ds in milliseconds, or nil if ds is empty.
 func quantile(ds []time.Duration, q float64) any {
 	return report.Cell(report.Quantile(report.Millis(ds...), q))
 }
 
-// median returns the median of the values that were measured.
+// median returns the median of the values that were measured, that is, are not NaN.
 func median(values []float64) float64 {
 	var known []float64
 	for _, v := range values {

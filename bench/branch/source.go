@@ -14,8 +14,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// armTimed records the arming time of a branch, a part of its pause that the manager does not
-// report.
+// armTimed records how long each branch takes to write-protect or copy pages. This time is a part
+// of the pause, and the manager does not report it.
 type armTimed struct {
 	vmpool.Processes
 	last *atomic.Int64 // nanoseconds
@@ -49,7 +49,7 @@ type source struct {
 	m        *lab.Manager
 	id       string
 	dirtyMiB int
-	arm      *atomic.Int64 // of the last branch, in nanoseconds
+	arm      *atomic.Int64 // of the last branch, in nanoseconds; see armTimed
 	branches int
 }
 
@@ -76,16 +76,15 @@ type branched struct {
 	ready, persisted time.Duration // time since the request
 	saved            float64       // MiB
 	faults           float64
-	lost             float64 // seconds of the source's work until ready, see lostWork
+	lost             float64 // seconds of the source's work until ready; see lostWork
 	asking           time.Duration
 }
 
-// baseline is how long the load runs undisturbed before each branch.
+// baseline is how long the load runs undisturbed before each branch, to measure its speed.
 const baseline = time.Second
 
 // branch makes a snapshot of the source and waits until it is on disk. The load is stopped while
-// the snapshot is written. Otherwise, on a host with one CPU, the figure would measure the load
-// instead of the disk.
+// the snapshot is written. Otherwise, on a host with one CPU, the load would delay the writing.
 func (s *source) branch(ctx context.Context, mode vm.BranchMode) (*branched, error) {
 	load, err := s.newMeter(ctx)
 	if err != nil {
@@ -112,9 +111,9 @@ func (s *source) branch(ctx context.Context, mode vm.BranchMode) (*branched, err
 	return x, load.send('c')
 }
 
-// underLoad branches between two readings of the load's progress. First the load writes every page
-// once: the host maps each page again when it is first written after a branch or a restore, which
-// would slow down the baseline.
+// underLoad branches between two readings of the load's progress. Before that, the load writes
+// every page once. The reason is that the host maps a page again at its first write after a branch
+// or a restore, which would make the baseline too slow.
 func (s *source) underLoad(ctx context.Context, load *meter, mode vm.BranchMode, x *branched) error {
 	if err := s.fullRound(load); err != nil {
 		return err
@@ -154,7 +153,7 @@ type rolled struct {
 	entered, confirmed time.Duration // time since the request
 }
 
-// rollBack rolls the source back to a branch, after the source has written its dirty set again.
+// rollBack rolls the source back to a branch, after the source has written all of its pages again.
 func (s *source) rollBack(ctx context.Context, tag string) (rolled, error) {
 	load, err := s.newMeter(ctx)
 	if err != nil {

@@ -1,12 +1,13 @@
-// Command floor does the minimum that any VMM must do. It creates a VM, a memory slot over a
+// Command floor does only what every VMM must do. It creates a VM, a memory slot over a
 // copy-on-write mapping of a file, the interrupt controllers and one vCPU, and runs the VM to its
-// first exit. bench/fork starts it many times for comparison.
+// first exit. bench/fork starts it many times, to compare forkd with this minimum.
 //
-// It has no devices, restores no state and communicates with no other process. Descriptor 3 is the
-// file with the guest's memory, made by bench/fork, with Code at CodeAddr. It prints two numbers to
-// standard output, CLOCK_MONOTONIC in nanoseconds: the times of the beginning of main and of the
-// first exit. Then it keeps the VM until its standard input ends. So the time to remove VMs is not
-// measured, and the VMs of a burst exist at the same time, like those of forked children.
+// It has no devices, restores no state and does not communicate with other processes. Descriptor 3
+// is the file with the guest's memory. bench/fork makes the file, with code at codeAddr. The
+// command prints two times to standard output, CLOCK_MONOTONIC in nanoseconds: the beginning of
+// main, and the first exit. Then it keeps the VM until its standard input ends. So the removal of
+// VMs is not measured, and the VMs of a burst exist at the same time, like those of forked
+// children.
 package main
 
 import (
@@ -22,7 +23,7 @@ import (
 
 const (
 	memoryFD = 3
-	codeAddr = 0x1000 // address of real-mode code that writes to an I/O port; bench/fork puts it there
+	codeAddr = 0x1000 // address of real-mode code that writes to an I/O port; bench/fork writes it to the file
 )
 
 func main() {
@@ -41,7 +42,7 @@ func now() int64 {
 	return t.Nano()
 }
 
-// run runs the VM to its first exit. It leaves all cleanup to the exit of the process.
+// run runs the VM to its first exit. It closes nothing, because the process exits afterwards.
 func run() error {
 	runtime.LockOSThread()
 	var st unix.Stat_t

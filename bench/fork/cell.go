@@ -8,18 +8,18 @@ import (
 	"github.com/forkd/forkd/internal/host/sandbox"
 )
 
-// cell is one combination of the matrix and the times of its forks.
+// cell is one combination of parameters, and the times of its forks.
 type cell struct {
 	n                  int
 	poolWarm, coldPage bool
 
 	runs                     int
-	vmm, ready               []time.Duration // per child, since the request
-	vmmWall, readyWall       []time.Duration // per fork: time of its last child
-	mapped, restored, resume []time.Duration // per child: parts of the VMM's work
-	pooled                   int             // number of children whose VMM had been waiting
-	cpu                      []time.Duration // per fork: CPU time of this process and all VMMs
-	memory                   *memory         // of the first fork's children, while they were alive
+	vmm, ready               []time.Duration // for each child: time since the request
+	vmmWall, readyWall       []time.Duration // for each fork: time of its last child
+	mapped, restored, resume []time.Duration // for each child: parts of the VMM's work
+	pooled                   int             // number of children whose VMM was waiting in the pool
+	cpu                      []time.Duration // for each fork: CPU time of this process and all VMMs
+	memory                   *memory         // of the children of the first fork, while they were alive
 }
 
 func (c *cell) pool() string { return word(c.poolWarm, "warm", "cold") }
@@ -32,8 +32,8 @@ func word(b bool, yes, no string) string {
 	return no
 }
 
-// run forks until the cell has enough children, or until time is up and it has at least some. The
-// first fork is not counted, because it warms the page cache and makes the pool fill itself.
+// run forks until the cell has enough children, or until the time is up and the cell has some. The
+// first fork is not measured: it fills the page cache and makes the pool fill itself.
 func (c *cell) run(ctx context.Context, m *lab.Manager, samples int, until time.Time, measureMemory bool) error {
 	if _, err := m.Fork(ctx, sandbox.ForkRequest{Tag: tag, N: 1}); err != nil {
 		return err

@@ -11,8 +11,8 @@ import (
 	"github.com/forkd/forkd/internal/host/sandbox"
 )
 
-// counts are the operations of forked children, which apart from chance are the same on every host.
-// The CPU times depend on the host and are only for reference.
+// counts are the numbers of operations of forked children. Apart from chance, they are the same on
+// every host. The CPU times depend on the host and are only for reference.
 type counts struct {
 	n        int
 	poolWarm bool
@@ -22,13 +22,13 @@ type counts struct {
 }
 
 type child struct {
-	request, start lab.Counts // operations since the request, and since the start of the process
+	request, start lab.Counts // operations since the request, and since the process was started
 	dirtied        float64    // pages of guest memory
 	private        float64    // KiB, without guest memory
 }
 
-// p50 returns the median of a figure over the children. A mean would be distorted by earlier
-// processes: if a child gets the id of one, its operations are counted too.
+// p50 returns the median of a figure over the children. A mean could be wrong: if a child has the
+// process id of an earlier process, the operations of that process are counted too.
 func (c *counts) p50(figure func(child) float64) float64 {
 	var all []float64
 	for _, child := range c.children {
@@ -37,14 +37,14 @@ func (c *counts) p50(figure func(child) float64) float64 {
 	return report.Quantile(all, 0.5)
 }
 
-// countSettle is the delay between the answer and reading the counts, because work that a fork does
-// after its answer is part of its cost.
+// countSettle is the delay between the answer to a fork and the reading of the counts. Work that a
+// fork does after its answer is part of its cost.
 const countSettle = 100 * time.Millisecond
 
-// countedChildren is the minimum number of children counted per row.
+// countedChildren is the minimum number of children that are counted for a row.
 const countedChildren = 20
 
-// countAll counts for every n, with a warm pool and with a cold one, while there is time.
+// countAll counts for every n, with a warm pool and with a cold one, until the time is up.
 func (b *bench) countAll(ctx context.Context) (rows []*counts, err error) {
 	for _, n := range b.opt.ns.List {
 		for _, warm := range []bool{true, false} {
@@ -76,7 +76,7 @@ func (b *bench) count(ctx context.Context, n int, poolWarm bool) (*counts, error
 	}
 	c := &counts{n: n, poolWarm: poolWarm}
 	err = b.withManager(size, func(m *lab.Manager) error {
-		// This fork is not counted, because it warms the page cache and makes the pool fill itself.
+		// This fork is not counted: it fills the page cache and makes the pool fill itself.
 		if _, err := m.Fork(ctx, sandbox.ForkRequest{Tag: tag, N: 1}); err != nil {
 			return err
 		}
@@ -96,7 +96,7 @@ func (c *counts) fork(ctx context.Context, m *lab.Manager, counter *lab.Counter)
 		if err := m.WaitPool(ctx, c.n); err != nil {
 			return err
 		}
-		time.Sleep(countSettle) // work that remains from starting the VMMs does not belong to the request
+		time.Sleep(countSettle) // wait, because the work after the start of the VMMs does not belong to the request
 	}
 	before, err := counter.ReadChildren()
 	if err != nil {
@@ -160,13 +160,13 @@ func (c *counts) add(ctx context.Context, m *lab.Manager, counter *lab.Counter, 
 	return nil
 }
 
-// Budgets of a child.
+// The cost that a child may have at most.
 const (
 	privateBudget = 512 // KiB, without guest RAM
 	dirtiedBudget = 640 // KiB
 )
 
-// budget is the budget of a child, from a warm pool or without one.
+// budget is the cost that a child may have at most, with a warm pool or a cold one.
 type budget struct {
 	switches, calls float64 // since the request
 	cpu             float64 // of the VMM, in milliseconds
@@ -179,7 +179,7 @@ func (c *counts) budget() budget {
 	return budget{switches: 70, calls: 475, cpu: 2.5}
 }
 
-// countsTable shows the cost of a child, and whether it is within the budgets.
+// countsTable shows the cost of a child, and whether it is within the budget.
 func countsTable(rows []*counts) *report.Table {
 	t := &report.Table{Title: "Counts per child (p50)", Columns: []report.Column{
 		{Name: "n"}, {Name: "pool"}, {Name: "context switches"},

@@ -20,7 +20,7 @@ import (
 type floor struct {
 	work    []float64       // from the beginning of main to the first exit, for each run
 	process []float64       // from the start of the process to the first exit
-	burst   map[int]float64 // by n: from the start of the first of n processes to the last one's first exit
+	burst   map[int]float64 // by n: from the start of the first of n processes to the first exit of the last one
 }
 
 // floorCode is real-mode code for CodeAddr: out %al,$0x10; hlt.
@@ -29,11 +29,11 @@ func floorCode() []byte { return []byte{0xe6, 0x10, 0xf4} }
 // floorCodeAddr is the address at which the vCPU of bench/floor begins.
 const floorCodeAddr = 0x1000
 
-// restoresPerCPU is how many children the sandbox manager restores at a time on each CPU. The
-// processes of a burst are started under the same limit.
+// restoresPerCPU is the number of children that the sandbox manager restores concurrently on each
+// CPU. The processes of a burst are started with the same limit.
 const restoresPerCPU = 2
 
-// measureFloor runs the program bin alone, runs times, and then in a burst for every n.
+// measureFloor runs the program bin: alone, runs times, and in a burst for every n.
 func measureFloor(ctx context.Context, bin string, memoryBytes uint64, runs int, ns []int) (*floor, error) {
 	fd, err := unix.MemfdCreate("floor-memory", unix.MFD_CLOEXEC)
 	if err != nil {
@@ -62,11 +62,11 @@ func measureFloor(ctx context.Context, bin string, memoryBytes uint64, runs int,
 			return nil, err
 		}
 	}
-	f.burst[1] = report.Quantile(f.process, 0.5) // over all runs instead of a single one
+	f.burst[1] = report.Quantile(f.process, 0.5) // the median over all runs is better than a single burst
 	return f, nil
 }
 
-// floorBurst starts n processes together, within the limit that also applies to forks.
+// floorBurst starts n processes together, with the same limit as for forks.
 func floorBurst(ctx context.Context, bin string, memory *os.File, n int) (float64, error) {
 	begin, err := lab.Now()
 	if err != nil {

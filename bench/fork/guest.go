@@ -11,22 +11,23 @@ import (
 // tag is the tag of this program's only snapshot.
 const tag = "bench"
 
-// guest is the kind of guest that is forked. It knows how to make the parent's snapshot, and how a
-// child answers.
+// guest is the kind of guest that is forked. It makes the parent's snapshot, and says how a child
+// answers.
 type guest struct {
 	name   string
 	bake   func(ctx context.Context, m *lab.Manager) error
-	client func(vsock string) sandbox.Guest // nil: the agent
+	client func(vsock string) sandbox.Guest // stands for the agent; nil: the agent itself
 }
 
-// linuxGuest is an image baked as by `forkd build`.
+// linuxGuest is a guest with an image that is baked as by `forkd build`.
 func linuxGuest(d *lab.Daemon, recipe string, memoryMiB uint64) *guest {
 	return &guest{name: recipe, bake: func(ctx context.Context, m *lab.Manager) error {
 		return d.Bake(ctx, m, tag, recipe, memoryMiB)
 	}}
 }
 
-// stubGuest is a running stub. Its memory map has the given number of additional extents.
+// stubGuest is a guest that runs a stub (package stub). Its memory map has the given number of
+// additional extents.
 func stubGuest(d *lab.Daemon, memoryMiB uint64, extents int) *guest {
 	name := "stub"
 	if extents > 0 {

@@ -1,14 +1,14 @@
 // Command fork measures how fast children fork from a warm parent, and what they cost. It measures
-// the time from the request until the vCPUs have entered (clock i) and until the agent has
-// confirmed (clock ii), CPU time and memory. For comparison it measures the minimum that KVM
-// requires of any VMM. It forks through the daemon's own sandbox manager, store and forkd-vmm
-// processes. One table compares that with requests to the REST API. It also shows how long the
-// deletion of a sandbox takes and how many sandboxes per second are possible.
+// CPU time, memory, and two times from the request: until the vCPUs run (clock i), and until the
+// agent has confirmed (clock ii). For comparison, it measures the minimum that KVM requires of any
+// VMM. It forks through the daemon's own sandbox manager, store and forkd-vmm processes. One table
+// compares that with requests to the REST API. Other figures are the time to delete a sandbox, and
+// how many sandboxes per second are possible.
 //
 // The guest is Linux with the recipe's warm interpreter. With -guest=stub it is a hundred bytes of
 // user-mode code, for hosts whose KVM cannot run Linux (package stub). Tables go to standard
-// output, progress to standard error, and the figures as JSON to the file -o. The command needs
-// root for cold page caches. scripts/bench runs it.
+// output, progress to standard error, and all figures as JSON to the file -o. The command needs
+// root, to empty page caches. scripts/bench runs it.
 package main
 
 import (
@@ -130,7 +130,7 @@ func (b *bench) measure(ctx context.Context) (*report.Report, error) {
 	return r, err
 }
 
-// cells measures the matrix, while there is time.
+// cells measures all combinations of parameters, until the time is up.
 func (b *bench) cells(ctx context.Context) ([]*cell, error) {
 	o := &b.opt
 	cells := matrix(o)

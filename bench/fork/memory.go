@@ -9,21 +9,21 @@ import (
 	"github.com/forkd/forkd/internal/host/sandbox"
 )
 
-// memory holds means per child of a fork, in KiB. They are measured while all children of the fork
-// are alive and idle.
+// memory has means over the children of a fork, in KiB. They are measured while all children are
+// alive and idle.
 type memory struct {
 	children   int // number of children that were measured
 	alive      int
 	pss        [procmem.Parts]float64
 	private    [procmem.Parts]float64
 	pageTables float64
-	dirtied    float64 // guest pages written between the restore and the measurement
-	host       float64 // all children: decrease of the host's available memory since before the fork
-	slab       float64 // all children: increase of the host's slabs
+	dirtied    float64 // guest pages that a child has written between the restore and the measurement
+	host       float64 // for all children: decrease of the host's available memory since before the fork
+	slab       float64 // for all children: increase of the memory in the host's slabs
 }
 
-// maxSampled is how many children of one fork are measured at most. Measuring one takes
-// milliseconds on an emulated host.
+// maxSampled is the maximum number of children of one fork that are measured. Measuring a child
+// takes milliseconds on an emulated host.
 const maxSampled = 20
 
 // memoryOf measures the children's memory. before is the host's memory before the fork.
@@ -69,7 +69,7 @@ func (m *memory) divide(n float64) {
 	m.dirtied /= n
 }
 
-// own is the private memory of the VMM without guest RAM.
+// own returns the private memory of the VMM, without guest RAM.
 func (m *memory) own() float64 { return sum(m.private) - m.private[procmem.PartGuest] }
 
 func sum(parts [procmem.Parts]float64) (total float64) {

@@ -20,7 +20,7 @@ import (
 // pageKind is the purpose for which a guest's kernel uses a page.
 type pageKind int
 
-// The kinds of pages, derived from the flags that the guest's kernel has for a page.
+// The kinds of pages. They follow from the flags that the guest's kernel has for a page.
 const (
 	kindProgram  pageKind = iota // memory of programs and cached files
 	kindTable                    // page tables of programs
@@ -59,13 +59,13 @@ func kindOf(flags uint64) pageKind {
 	return kindOther
 }
 
-// fewWords is the number of 8-byte words up to which a page counts as little changed.
+// fewWords is the maximum number of changed 8-byte words in a page that counts as little changed.
 const fewWords = 8
 
-// pageCounts counts pages of one kind by the number of their words that differ from the snapshot.
+// pageCounts counts the pages of one kind, by how many of their words differ from the snapshot.
 type pageCounts struct{ same, few, many int }
 
-// pages classifies the guest pages that idle, confirmed children have written.
+// pages classifies the guest pages that children have written until they were confirmed and idle.
 type pages struct {
 	children int
 	kinds    [pageKinds]pageCounts // sums over all children
@@ -74,8 +74,9 @@ type pages struct {
 // pagesRead is the number of children whose pages are read.
 const pagesRead = 5
 
-// readPages forks children one after another, and one more, which reports the purpose of its pages.
-// The purpose is the same in its siblings, except for the few pages that the report itself changes.
+// readPages forks children one after another. One more child reports the purpose of each of its
+// pages. Siblings use their pages for the same purposes, except for the few pages that the report
+// itself changes.
 func (b *bench) readPages(ctx context.Context) (p *pages, err error) {
 	p = &pages{}
 	return p, b.withManager(1, func(m *lab.Manager) error {
@@ -140,8 +141,8 @@ const (
 	pagemapPresent = 1 << 63
 )
 
-// add counts the private pages of a VMM's guest memory. Guest memory is one range, because the
-// guests of this program have less than 3 GiB.
+// add counts the private pages of a VMM's guest memory. The guests of this program have less than 3
+// GiB, so their memory is one range.
 func (p *pages) add(pid int, guestBytes uint64, flags []uint64) error {
 	parts, base, err := guestParts(pid, guestBytes)
 	if err != nil {
@@ -190,15 +191,15 @@ func (p *pages) add(pid int, guestBytes uint64, flags []uint64) error {
 	return nil
 }
 
-// guestPart is a mapping of guest memory. Its pages come from a layer, or from no file.
+// guestPart is a mapping of guest memory. Its pages come from the file of a layer, or from no file.
 type guestPart struct {
 	start, end, offset uint64
 	layer              string // path of the layer's file; empty if there is none
 }
 
-// guestParts returns the mappings of guest memory in the order of addresses (proc_pid_maps(5)). A
-// page has the same offset in a layer's file as in guest memory, so the first mapping of a layer
-// gives the base of guest memory.
+// guestParts returns the mappings of guest memory, sorted by address (proc_pid_maps(5)). A page has
+// the same offset in a layer's file as in guest memory. So the first mapping of a layer shows where
+// guest memory begins.
 func guestParts(pid int, guestBytes uint64) (parts []guestPart, base uint64, err error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
 	if err != nil {
@@ -228,7 +229,8 @@ func guestParts(pid int, guestBytes uint64) (parts []guestPart, base uint64, err
 	return parts, base, nil
 }
 
-// differ returns how many words of the page at an address of the VMM differ from the snapshot's.
+// differ returns how many words of a page differ from the snapshot. at is the page's address in the
+// VMM.
 func (v *guestPart) differ(memory io.ReaderAt, at uint64) (words int, err error) {
 	var now, was [pageBytes]byte
 	if _, err := memory.ReadAt(now[:], int64(at)); err != nil {

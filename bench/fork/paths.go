@@ -14,10 +14,10 @@ import (
 	"github.com/forkd/forkd/internal/host/sandbox"
 )
 
-// pathPool is how many VMMs wait while the paths are compared. It is enough for ratesAtOnce.
+// pathPool is the number of waiting VMMs while the paths are compared. It suffices for ratesAtOnce.
 const pathPool = 16
 
-// ratesAtOnce are the numbers of loops for which rates are measured, each for rateTime.
+// ratesAtOnce are the numbers of concurrent loops for which rates are measured, each for rateTime.
 var ratesAtOnce = []int{1, 4, 16}
 
 const rateTime = 5 * time.Second
@@ -28,11 +28,11 @@ type path struct {
 	fork func(context.Context) (id string, err error)
 	kill func(ctx context.Context, id string) error
 
-	forks, kills []time.Duration // of single requests
+	forks, kills []time.Duration // durations of single requests
 	rates        []rate
 }
 
-// rate is the total throughput of several loops that fork and delete.
+// rate is the throughput of several concurrent loops that fork and delete.
 type rate struct {
 	loops       int
 	took        time.Duration
@@ -51,7 +51,7 @@ func (b *bench) measurePaths(ctx context.Context) (paths []*path, err error) {
 			return err
 		}
 		paths = []*path{managerPath(m), restPath(c)}
-		if _, _, err := paths[0].times(ctx); err != nil { // warms the page cache and makes the pool fill itself
+		if _, _, err := paths[0].times(ctx); err != nil { // fills the page cache and makes the pool fill itself
 			return err
 		}
 		for range b.opt.samples {
@@ -125,7 +125,7 @@ func (p *path) times(ctx context.Context) (fork, kill time.Duration, err error) 
 }
 
 // measureRate runs several loops that fork and delete, for rateTime. It counts the sandboxes that
-// were deleted in that time.
+// were deleted within that time.
 func (p *path) measureRate(ctx context.Context, loops int) error {
 	forks, kills := make([][]time.Duration, loops), make([][]time.Duration, loops)
 	var group errgroup.Group

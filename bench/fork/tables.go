@@ -10,8 +10,8 @@ import (
 
 func largest(ns []int) int { return slices.Max(ns) }
 
-// matrix lists the cells. It omits the largest n with a cold page cache, which takes long and adds
-// little information.
+// matrix returns the cells. It omits the largest n with a cold page cache, which would take long
+// and tell little.
 func matrix(o *options) []*cell {
 	var cells []*cell
 	ns := o.ns.List
@@ -30,7 +30,7 @@ func quantile(ds []time.Duration, q float64) any {
 	return report.Cell(report.Quantile(report.Millis(ds...), q))
 }
 
-// tables describes the cells. f is nil if the floor was not measured.
+// tables returns the tables for the cells. f is nil if the floor was not measured.
 func (b *bench) tables(cells []*cell, f *floor) []*report.Table {
 	tables := []*report.Table{b.clockOne(cells, f), b.clockTwo(cells), b.parts(cells)}
 	for _, c := range cells {
@@ -41,7 +41,7 @@ func (b *bench) tables(cells []*cell, f *floor) []*report.Table {
 	return tables
 }
 
-// clockOne shows the VMM's work, with the floor for comparison.
+// clockOne shows how long the VMM works, in comparison with the floor.
 func (b *bench) clockOne(cells []*cell, f *floor) *report.Table {
 	t := &report.Table{Title: "Clock (i): request → vCPUs entered; guest " + b.guest.name, Columns: []report.Column{
 		{Name: "n"}, {Name: "pool"}, {Name: "page cache"}, {Name: "forks"},
@@ -79,7 +79,7 @@ func (b *bench) clockOne(cells []*cell, f *floor) *report.Table {
 	return t
 }
 
-// clockTwo shows the time until the guest is ready for use.
+// clockTwo shows the time until the guest can be used.
 func (b *bench) clockTwo(cells []*cell) *report.Table {
 	title := "Clock (ii): request → agent confirmed; guest " + b.guest.name
 	if b.opt.guest == "stub" {

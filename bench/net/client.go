@@ -12,23 +12,23 @@ import (
 	"github.com/forkd/forkd/bench/internal/report"
 )
 
-// clientArg makes this program a client, which carries out one order after another. Orders come
-// from standard input, and results go to standard output. If tapArg follows, the client first
-// connects its namespace to the frame socket, which is its descriptor 3.
+// clientArg makes this program a client, which carries out one order after another. Orders are read
+// from standard input, and results are written to standard output. If tapArg follows, the client
+// first connects its network namespace to the frame socket, which is its descriptor 3.
 const (
 	clientArg = "client"
 	tapArg    = "tap"
 )
 
-// Operations of a client. The client also sends them to the server as its first byte.
+// Operations of a client. The client sends an operation to the server as the first byte.
 const (
-	opDown    = 'd' // read
-	opUp      = 'u' // write
-	opRequest = 'r' // 64 bytes there and back, on one connection
-	opConnect = 'c' // connect, one byte there and back, close
+	opDown    = 'd' // download
+	opUp      = 'u' // upload
+	opRequest = 'r' // exchange 64 bytes in both directions, repeatedly, on one connection
+	opConnect = 'c' // connect, exchange one byte in both directions, and close
 )
 
-// order is an order for a client. result is the result of an order.
+// order is an order for a client; result is its result.
 type (
 	order struct {
 		Op   byte
@@ -36,8 +36,8 @@ type (
 		Each time.Duration
 	}
 	result struct {
-		MiBps    float64 // of opDown and opUp
-		P50, P99 float64 // of the others, in microseconds
+		MiBps    float64 // opDown and opUp only
+		P50, P99 float64 // opRequest and opConnect only; in microseconds
 		Error    string
 	}
 )
@@ -48,14 +48,14 @@ const (
 	requestBytes = 64
 )
 
-// An order opens connects connections, one every connectPause. forkd-net lets a sandbox open 500
-// per second; the benchmark stays below that limit.
+// An opConnect order opens connects connections, one after each connectPause. This is slower than
+// the 500 connections per second that forkd-net lets a sandbox open.
 const (
 	connects     = 100
 	connectPause = 4 * time.Millisecond
 )
 
-// clientMain runs the client and does not return.
+// clientMain runs as a client and does not return.
 func clientMain() {
 	if len(os.Args) > 2 && os.Args[2] == tapArg {
 		if err := joinTap(); err != nil {
@@ -122,8 +122,8 @@ func (o *order) down(c io.Reader) (r result, err error) {
 	return r, nil
 }
 
-// up counts the data that arrives at the server, including data that is still in sockets when the
-// time is up. The time to transfer that data counts too.
+// up uploads and counts the bytes that the server has received. When the time is up, bytes may
+// still be on their way; they count, and so does the time until the server has them.
 func (o *order) up(c *net.TCPConn) (r result, err error) {
 	p, begin := make([]byte, chunkBytes), time.Now()
 	for time.Since(begin) < o.Each {

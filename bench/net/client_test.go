@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// A client carries out every order and returns a figure.
+// A client carries out every kind of order and returns a figure.
 func TestOrders(t *testing.T) {
 	port, err := serve()
 	if err != nil {

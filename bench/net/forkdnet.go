@@ -24,11 +24,11 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// startLimit is how long forkd-net may take to answer.
+// startLimit bounds the time until forkd-net answers.
 const startLimit = 10 * time.Second
 
-// startForkdNet starts a forkd-net as the daemon does. It exits when undo has run and it has no
-// sandboxes.
+// startForkdNet starts a forkd-net like the daemon does. forkd-net exits when undo has run and it
+// has no sandboxes any more.
 func startForkdNet(ctx context.Context, undo *cleanup.Stack) (*netclient.Client, error) {
 	dir, err := os.MkdirTemp("/tmp", "fkb")
 	if err != nil {
@@ -68,8 +68,7 @@ func startForkdNet(ctx context.Context, undo *cleanup.Stack) (*netclient.Client,
 	}
 }
 
-// startForkdNetPeer connects a client's tap device to a forkd-net, in the way that a VM is
-// connected.
+// startForkdNetPeer connects the tap device of a client to a forkd-net, in the same way as a VM.
 func startForkdNetPeer(ctx context.Context, p *peer, undo *cleanup.Stack) error {
 	c, err := startForkdNet(ctx, undo)
 	if err != nil {
@@ -90,7 +89,7 @@ func startForkdNetPeer(ctx context.Context, p *peer, undo *cleanup.Stack) error 
 	return p.start(cmd, undo)
 }
 
-// join attaches a sandbox, and returns the sandbox's end of the frame socket.
+// join attaches a sandbox to forkd-net. It returns the sandbox's end of the frame socket.
 func join(c *netclient.Client, id string, setting netclient.Setting, undo *cleanup.Stack) (*os.File, error) {
 	again := func(*os.File) error { return errors.New("forkd-net died") }
 	link, socket, err := c.Join(id, setting, again)
@@ -108,8 +107,8 @@ type memory struct {
 	empty, idle, active uint64
 }
 
-// measureMemory attaches sandboxes to a new forkd-net. Then it makes each sandbox send one packet,
-// which is refused.
+// measureMemory attaches n sandboxes to a new forkd-net. Then it makes each sandbox send one
+// packet, which is refused.
 func measureMemory(ctx context.Context, n int) (*memory, error) {
 	var undo cleanup.Stack
 	defer undo.Run()
@@ -128,12 +127,12 @@ func measureMemory(ctx context.Context, n int) (*memory, error) {
 			return nil, err
 		}
 		undo.Add(func() { socket.Close() })
-		if err := unix.SetNonblock(int(socket.Fd()), false); err != nil { // so that reads wait for an answer
+		if err := unix.SetNonblock(int(socket.Fd()), false); err != nil { // so that a read waits for an answer
 			return nil, err
 		}
 		sockets = append(sockets, socket)
 	}
-	if _, err := c.Totals(ctx); err != nil { // answered after all attachments
+	if _, err := c.Totals(ctx); err != nil { // answered after all sandboxes are attached
 		return nil, err
 	}
 	if m.idle, err = lab.PssKiB(c.PID()); err != nil {

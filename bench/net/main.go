@@ -1,19 +1,18 @@
-// Command net measures forkd-net as a network stack in user space, in comparison with other such
-// stacks. It measures throughput, the time of a request and of a new connection, and the memory per
-// sandbox.
+// Command net compares forkd-net with other network stacks in user space. It measures throughput,
+// the time of a request and of a new connection, and the memory per sandbox.
 //
-// The client of every row is the Linux network stack of a namespace that contains only the peer's
-// interface. The server is a process of the host, reached over the host's loopback interface. So
-// the rows differ only in the peer. A real sandbox has a guest kernel and a VMM instead of that
-// namespace. They cost more than the peers, and are not measured here.
+// In every row, the client uses the Linux network stack of a namespace that has only the interface
+// of the peer. The server is a process of the host, reached over the host's loopback interface. So
+// the rows differ only in the peer. A real sandbox has a guest kernel and a VMM instead of the
+// namespace; their cost, which is higher than that of the peers, is not measured here.
 //
 //	client ── Linux ── tap ── this process ── frame socket ── forkd-net ──┐
 //	client ── Linux ── tap ── pasta, or slirp4netns ──────────────────────┼── loopback ── server
 //	client ── loopback ──────────────────────────────────────────────────┘
 //
 // The command runs in namespaces of its own. It needs a kernel that permits user namespaces, and
-// the program ip. A peer that is not installed leaves its row blank. Tables go to standard output,
-// progress to standard error, and the figures as JSON to the file -o. scripts/bench runs it.
+// the program ip. If a peer is not installed, its row is empty. Tables go to standard output,
+// progress to standard error, and all figures as JSON to the file -o. scripts/bench runs it.
 package main
 
 import (
@@ -67,7 +66,7 @@ func (b *bench) measure(ctx context.Context) (*report.Report, error) {
 	var undo cleanup.Stack
 	defer undo.Run()
 	host, err := lab.Host()
-	if err != nil && !errors.Is(err, lab.ErrUnfit) { // ErrUnfit does not matter, because this program runs no VM
+	if err != nil && !errors.Is(err, lab.ErrUnfit) { // this program runs no VM, so ErrUnfit does not matter
 		return nil, err
 	}
 	if err := makeWorld(ctx); err != nil {

@@ -17,11 +17,11 @@ import (
 	"github.com/forkd/forkd/internal/proto/frame"
 )
 
-// peer is one path from a client to the server, with its measurements.
+// peer is a path from a client to the server, with its measurements.
 type peer struct {
 	name string
-	note string // about the client's interface
-	to   string // address of the server, as the client sees it
+	note string // describes the client's interface
+	to   string // address at which the client connects to the server
 	in   io.WriteCloser
 	out  *json.Decoder // nil if the peer is not installed
 
@@ -52,7 +52,7 @@ func startLoopback(ctx context.Context, p *peer, undo *cleanup.Stack) error {
 	return p.start(exec.CommandContext(ctx, "/proc/self/exe", clientArg), undo)
 }
 
-// start runs a command that is, or starts, the peer's client.
+// start runs a command that is the peer's client, or that starts it.
 func (p *peer) start(cmd *exec.Cmd, undo *cleanup.Stack) error {
 	out, err := cmd.StdoutPipe()
 	if err != nil {
@@ -66,16 +66,16 @@ func (p *peer) start(cmd *exec.Cmd, undo *cleanup.Stack) error {
 	}
 	p.out = json.NewDecoder(out)
 	undo.Add(func() {
-		p.in.Close() // the client exits at the end of its input
+		p.in.Close() // at the end of its input, the client exits
 		_ = cmd.Wait()
 	})
 	return nil
 }
 
-// largestMTU is the default of pasta, and the MTU that rootless containers give slirp4netns.
+// largestMTU is the default MTU of pasta, and the MTU that rootless containers set for slirp4netns.
 const largestMTU = 65520
 
-// startPasta starts pasta, which runs the client.
+// startPasta starts pasta, which in turn starts the client.
 func startPasta(ctx context.Context, p *peer, undo *cleanup.Stack) error {
 	path, err := exec.LookPath("pasta")
 	if err != nil {
@@ -85,12 +85,11 @@ func startPasta(ctx context.Context, p *peer, undo *cleanup.Stack) error {
 	if err != nil {
 		return err
 	}
-	// Standard error is discarded, because pasta complains of missing rights that it does not need
-	// here.
+	// Standard error is discarded: pasta complains about missing rights that it does not need here.
 	return p.start(exec.CommandContext(ctx, path, "--foreground", "--config-net", "--ipv4-only", self, clientArg), undo)
 }
 
-// startSlirp connects slirp4netns to the namespace of a client.
+// startSlirp connects slirp4netns to the network namespace of a client.
 func startSlirp(ctx context.Context, p *peer, undo *cleanup.Stack) error {
 	path, err := exec.LookPath("slirp4netns")
 	if err != nil {
@@ -122,7 +121,7 @@ func startSlirp(ctx context.Context, p *peer, undo *cleanup.Stack) error {
 	return nil
 }
 
-// round makes all measurements once.
+// round makes each measurement once.
 func (p *peer) round(each time.Duration) error {
 	if p.out == nil {
 		return nil

@@ -6,7 +6,7 @@ import (
 	"net"
 )
 
-// serve starts the server for all clients, on every address of this namespace, and returns its
+// serve starts the server for all clients, at every address of this namespace, and returns its
 // port.
 func serve() (int, error) {
 	l, err := net.Listen("tcp4", ":0")
@@ -25,7 +25,7 @@ func serve() (int, error) {
 	return l.Addr().(*net.TCPAddr).Port, nil
 }
 
-// answer performs the operation in the first byte, until the client hangs up.
+// answer carries out the operation in the first byte, until the client closes the connection.
 func answer(c net.Conn) {
 	defer c.Close()
 	var op [1]byte
@@ -46,7 +46,7 @@ func answer(c net.Conn) {
 			n, err := c.Read(p)
 			total += uint64(n)
 			if err != nil {
-				_ = binary.Write(c, binary.LittleEndian, total) // the client notices an error
+				_ = binary.Write(c, binary.LittleEndian, total) // if this fails, the client gets an error
 				return
 			}
 		}

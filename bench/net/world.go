@@ -14,11 +14,11 @@ import (
 	"github.com/forkd/forkd/internal/proto/frame"
 )
 
-// insideEnv is set if this process runs in a namespace of its own.
+// insideEnv is set if this process runs in a network namespace of its own.
 const insideEnv = "FORKD_BENCH_NET"
 
-// Addresses of the namespace that represents the host. To reach the host's loopback, clients of
-// pasta use its gateway, and clients of slirp4netns use an address of its own.
+// Addresses in the namespace that stands for the host. Clients connect to the host's loopback by
+// other addresses: with pasta by that of the gateway, and with slirp4netns by a special one.
 const (
 	hostAddress  = "10.77.0.1"
 	hostGateway  = "10.77.0.254"
@@ -26,7 +26,7 @@ const (
 )
 
 // enterNamespace runs this program again in a network namespace of its own and returns its exit
-// code. In that second process it returns at once, with again false.
+// code. In the second process, it does nothing and returns again = false.
 func enterNamespace() (code int, again bool) {
 	if os.Getenv(insideEnv) != "" {
 		return 0, false
@@ -46,8 +46,8 @@ func enterNamespace() (code int, again bool) {
 	return 0, true
 }
 
-// namespace gives a process a network of its own, and a user namespace in which it is root, because
-// pasta should not run as root of the host.
+// namespace gives a process a network namespace and a user namespace in which it is root. pasta
+// should not run as root of the host.
 func namespace() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{
 		Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWUSER, Pdeathsig: syscall.SIGKILL,
@@ -56,14 +56,14 @@ func namespace() *syscall.SysProcAttr {
 	}
 }
 
-// makeWorld gives this namespace a loopback interface. It also adds an unconnected interface, whose
-// addresses and routes pasta copies.
+// makeWorld sets up the loopback interface of this namespace. It also adds an interface without a
+// connection, because pasta copies the addresses and routes of one.
 func makeWorld(ctx context.Context) error {
 	return ip(ctx, "link set lo up", "link add host0 type veth peer name host1", "link set host1 up",
 		"addr add "+hostAddress+"/24 dev host0", "link set host0 up", "route add default via "+hostGateway)
 }
 
-// ip calls the program ip with each of these arguments.
+// ip runs the program ip once for each of the argument lists.
 func ip(ctx context.Context, calls ...string) error {
 	for _, args := range calls {
 		if out, err := exec.CommandContext(ctx, "ip", strings.Fields(args)...).CombinedOutput(); err != nil {
@@ -76,8 +76,8 @@ func ip(ctx context.Context, calls ...string) error {
 // frameFD is the number of the frame socket's descriptor in a client.
 const frameFD = 3
 
-// joinTap gives the client's namespace an interface like that of a VM, and forwards frames between
-// the interface and the frame socket. Both precede a frame with the same header.
+// joinTap gives the client's namespace an interface like a VM's, and forwards frames between this
+// interface and the frame socket. On both, a frame is preceded by the same header.
 func joinTap() error {
 	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -108,7 +108,7 @@ func joinTap() error {
 		"route add default via "+frame.Gateway)
 }
 
-// carry moves messages until either file is closed.
+// carry copies messages until one of the files is closed.
 func carry(from, to *os.File) {
 	p := make([]byte, frame.MaxMessage)
 	for {
@@ -116,7 +116,8 @@ func carry(from, to *os.File) {
 		if err != nil {
 			return
 		}
-		if _, err := to.Write(p[:n]); err != nil && !errors.Is(err, unix.EINVAL) { // the tap rejects this frame
+		// EINVAL: the tap device rejects this frame.
+		if _, err := to.Write(p[:n]); err != nil && !errors.Is(err, unix.EINVAL) {
 			return
 		}
 	}

@@ -9,39 +9,39 @@ import (
 	"github.com/forkd/forkd/bench/internal/report"
 )
 
-// cell holds the figures of one peer's forks with one n, with a pool or without.
+// cell has the figures of one peer's forks of n children, with a pool or without one.
 type cell struct {
 	n     int
-	warm  bool // processes waited in the pool
-	width int  // how many children the driver starts at a time; 0: the peer decides
+	warm  bool // processes were waiting in the pool
+	width int  // number of children that this program starts concurrently; 0: the peer decides
 
-	entered, answered []float64     // milliseconds per child, since the request
-	last              []float64     // milliseconds per fork: answer of its last child
+	entered, answered []float64     // for each child, in milliseconds since the request
+	last              []float64     // for each fork: time of the last child's answer, in milliseconds
 	vmm, driver       time.Duration // CPU time of all timed children, and of this process for them
 	timed             int           // number of timed children
-	counts            []lab.Counts  // per counted child, since the request
-	private           []float64     // KiB, per counted child, without guest RAM
+	counts            []lab.Counts  // for each counted child, since the request
+	private           []float64     // for each counted child: KiB without guest RAM
 
-	counter *lab.Counter // if set, forks are counted and not timed
+	counter *lab.Counter // if set, the forks are counted instead of timed
 	before  map[int]lab.Counts
 	cpu     lab.CPU
 }
 
-// child is one live child of a fork. All times are measured from the request.
+// child is a running child of a fork. Times are measured from the request.
 type child struct {
-	pid      int           // of its VMM process; 0: there is none to measure
-	entered  time.Duration // when its vCPUs ran; 0: the peer does not report it
+	pid      int           // of the VMM process; 0: no process corresponds to the child
+	entered  time.Duration // when the vCPUs ran; 0: the peer does not report it
 	answered time.Duration
-	private  func() (float64, error) // see cell.private
+	private  func() (float64, error) // returns the value for cell.private
 }
 
-// quietTime is the pause before a request. It is also the time after the last answer in which
-// remaining work of a fork still counts as its cost.
+// quietTime is the pause before a request. It is also how long after the last answer a fork is
+// still measured, so that work that it does then counts.
 const quietTime = 100 * time.Millisecond
 
-// begin is called when everything is ready for a request.
+// begin is called just before a request.
 func (c *cell) begin() (err error) {
-	runtime.GC() // or a collection of ReadCPU's garbage might run in the middle of a fork
+	runtime.GC() // otherwise a collection of ReadCPU's garbage might run during a fork
 	time.Sleep(quietTime)
 	if c.counter != nil {
 		if c.before, err = c.counter.ReadChildren(); err != nil {
@@ -52,7 +52,7 @@ func (c *cell) begin() (err error) {
 	return err
 }
 
-// end is called when the last child has answered, while all children are alive.
+// end is called when the last child has answered. All children are still alive.
 func (c *cell) end(children []child) error {
 	now, err := lab.ReadCPU()
 	if err != nil {
@@ -100,7 +100,8 @@ func (c *cell) count(children []child) error {
 	return nil
 }
 
-// p50Entered returns the median time until the vCPUs run, or NaN if the peer does not report it.
+// p50Entered returns the median time until the vCPUs ran. It returns NaN if the peer does not
+// report it.
 func (c *cell) p50Entered() float64 {
 	if len(c.entered) == 0 || c.entered[0] == 0 {
 		return math.NaN()
@@ -112,7 +113,7 @@ func (c *cell) p50Answered() float64 { return report.Quantile(c.answered, 0.5) }
 
 func (c *cell) p50Last() float64 { return report.Quantile(c.last, 0.5) }
 
-// vmmCPU returns milliseconds per child, or NaN if unknown.
+// vmmCPU returns the CPU time of a child in milliseconds; NaN if it is unknown.
 func (c *cell) vmmCPU() float64 {
 	if c.timed == 0 || c.vmm == 0 {
 		return math.NaN()
@@ -120,7 +121,7 @@ func (c *cell) vmmCPU() float64 {
 	return c.vmm.Seconds() * 1e3 / float64(c.timed)
 }
 
-// driverCPU returns milliseconds per child.
+// driverCPU returns the CPU time of this process for a child, in milliseconds.
 func (c *cell) driverCPU() float64 {
 	if c.timed == 0 {
 		return math.NaN()
@@ -128,7 +129,7 @@ func (c *cell) driverCPU() float64 {
 	return c.driver.Seconds() * 1e3 / float64(c.timed)
 }
 
-// p50Count returns the median of a count, or NaN if nothing was counted.
+// p50Count returns the median of a count over the children; NaN if nothing was counted.
 func (c *cell) p50Count(figure func(lab.Counts) uint64) float64 {
 	var all []float64
 	for _, counts := range c.counts {
@@ -137,7 +138,7 @@ func (c *cell) p50Count(figure func(lab.Counts) uint64) float64 {
 	return report.Quantile(all, 0.5)
 }
 
-// exits returns the median number of VM exits of a child, or nil if it is unknown: kvm-pvm has no
+// exits returns the median number of VM exits of a child. It returns nil on kvm-pvm, which has no
 // tracepoint for exits.
 func (c *cell) exits() any {
 	if v := c.p50Count(func(c lab.Counts) uint64 { return c.Exits }); v > 0 {

@@ -11,8 +11,8 @@ import (
 	"github.com/forkd/forkd/bench/internal/stub"
 )
 
-// container starts a container for every child, by a program with the command line of runc. There
-// is no pool and no time at which vCPUs enter. CPU time and memory are unknown, because no process
+// container is a peer that starts a container for every child, by a program with the command line
+// of runc. It has no pool and no vCPUs. CPU time and memory are unknown, because no process
 // corresponds exactly to a child.
 func (b *bench) container(ctx context.Context, name, bin string) (*peer, error) {
 	p, version, err := newPeer(ctx, name, bin, false)
@@ -28,7 +28,7 @@ func (b *bench) container(ctx context.Context, name, bin string) (*peer, error) 
 		return nil, err
 	}
 	p.fork = processes(func(context.Context) (process, error) { return &running{of: c}, nil }, false)
-	// If this host lacks something that the peer needs, the peer is omitted.
+	// If this host lacks something that the peer needs, the fork fails, and the peer is omitted.
 	if err := p.fork(ctx, &cell{n: 1, width: 1}, 1); err != nil {
 		p.absent = fmt.Sprintf("it does not work here: %v", err)
 	}
@@ -39,7 +39,7 @@ type container struct{ bin, dir string }
 
 func (c *container) bundle() string { return filepath.Join(c.dir, "bundle") }
 
-// makeBundle makes a bundle as defined by the OCI runtime specification 1.0.
+// makeBundle makes a bundle according to the OCI runtime specification 1.0.
 func (c *container) makeBundle() error {
 	rootfs := filepath.Join(c.bundle(), "rootfs")
 	for _, dir := range []string{"proc", "dev"} {
@@ -68,7 +68,7 @@ func bundleConfig() any {
 		"process": fields{"user": fields{"uid": 0, "gid": 0}, "args": []string{"/answer"}, "cwd": "/",
 			"noNewPrivileges": true},
 		"root": fields{"path": "rootfs", "readonly": true},
-		// All containers share the bundle. Each has a /dev of its own for its devices.
+		// All containers share the bundle, but each has a /dev of its own for its devices.
 		"mounts": []fields{{"destination": "/proc", "type": "proc", "source": "proc"},
 			{"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": []string{"mode=755"}}},
 		"linux": fields{"namespaces": namespaces},
@@ -80,7 +80,7 @@ type running struct {
 	of  *container
 	id  string
 	cmd *exec.Cmd
-	out *os.File // its standard output
+	out *os.File // standard output of the container
 }
 
 func (r *running) start(context.Context) error {
@@ -99,7 +99,8 @@ func (r *running) start(context.Context) error {
 	return r.cmd.Start()
 }
 
-// flags returns the flags for all commands. gVisor would need a network without --network=none.
+// flags returns the flags that every command needs. Without --network=none, gVisor would need a
+// network.
 func (c *container) flags() []string {
 	flags := []string{"--root", filepath.Join(c.dir, "state")}
 	if filepath.Base(c.bin) == "runsc" {
@@ -114,10 +115,10 @@ func (r *running) describe(c *child) { c.private = noPrivate }
 
 func (r *running) end() {
 	if r.cmd != nil && r.cmd.Process != nil {
-		// When the container has ended, its own runtime process removes it. Removing it by force
+		// When the container has ended, its runtime process removes it. Forcing the removal here
 		// would make runsc wait for seconds.
 		if exec.Command(r.of.bin, append(r.of.flags(), "kill", r.id, "KILL")...).Run() != nil {
-			_ = r.cmd.Process.Kill() // there is no container, or the kill has failed
+			_ = r.cmd.Process.Kill() // there is no container, or it could not be killed
 		}
 		_ = r.cmd.Wait()
 	}

@@ -18,8 +18,8 @@ import (
 	"github.com/forkd/forkd/bench/internal/stub"
 )
 
-// firecracker forks from snapshots that Firecracker has made of a running guest. Every child is a
-// process that loads the snapshot by a request to its API socket.
+// firecracker is a peer that forks from snapshots that Firecracker has made of a running guest. A
+// child is a process that is told by its API socket to load the snapshot.
 func (b *bench) firecracker(ctx context.Context, name, bin string) (*peer, error) {
 	p, version, err := newPeer(ctx, name, bin, true)
 	if err != nil || p.absent != "" {
@@ -45,8 +45,8 @@ type firecracker struct {
 	guest     guest
 	bin, dir  string
 	snapshots string    // directory of the snapshot, in RAM
-	baked     bool      // there is a snapshot
-	written   time.Time // end of its parent's last write to its disk; zero without a disk
+	baked     bool      // the snapshot exists
+	written   time.Time // last write of the snapshot's parent to its disk; zero if it has no disk
 }
 
 func (f *firecracker) state() string  { return filepath.Join(f.snapshots, "state") }
@@ -82,7 +82,7 @@ func (f *firecracker) bake(ctx context.Context) error {
 	return f.guest.saved(f)
 }
 
-// tellCopies changes a snapshot's memory so that a stub notices that it is a copy.
+// tellCopies changes the memory of a snapshot, so that a stub notices that it is a copy.
 func tellCopies(memory string) error {
 	file, err := os.OpenFile(memory, os.O_WRONLY, 0)
 	if err != nil {
@@ -95,14 +95,14 @@ func tellCopies(memory string) error {
 // firecrackerVM is a process of Firecracker.
 type firecrackerVM struct {
 	of   *firecracker
-	dir  string // its working directory; the snapshot's path of the vsock is relative to it
+	dir  string // working directory; the snapshot's vsock path is relative to it
 	cmd  *exec.Cmd
-	out  *os.File // the guest's serial port
-	conn net.Conn // to its API
+	out  *os.File // output of the guest's serial port
+	conn net.Conn // connection to the API
 	in   *bufio.Reader
 }
 
-// apiPoll is the interval between attempts to connect to a starting VMM.
+// apiPoll is the interval between attempts to connect to a VMM that is starting.
 const apiPoll = 200 * time.Microsecond
 
 func (f *firecracker) spawn(ctx context.Context) (*firecrackerVM, error) {
@@ -129,7 +129,7 @@ func (v *firecrackerVM) run(ctx context.Context) error {
 	}
 	defer theirs.Close()
 	v.out = out
-	// Turn the log off, because it would be mixed with the guest's output.
+	// Turn the log off, because it has the same destination as the guest's output.
 	cmd := exec.Command(v.of.bin, "--api-sock", "api", "--level", "Off")
 	cmd.Dir, cmd.Stdout, cmd.Stderr = v.dir, theirs, os.Stderr
 	if err := cmd.Start(); err != nil {
@@ -143,7 +143,7 @@ func (v *firecrackerVM) run(ctx context.Context) error {
 	return err
 }
 
-// dialSoon connects to the socket of a process that is starting.
+// dialSoon connects to the socket of a process that may still be starting.
 func dialSoon(ctx context.Context, path string) (net.Conn, error) {
 	tick, err := lab.NewTicker(apiPoll)
 	if err != nil {
@@ -164,8 +164,8 @@ func dialSoon(ctx context.Context, path string) (net.Conn, error) {
 	}
 }
 
-// request makes a request to the API without net/http, whose client would use more CPU time than
-// Firecracker does for the answer.
+// request sends a request to the API. It does not use net/http, whose client would need more CPU
+// time than Firecracker does for the answer.
 func (v *firecrackerVM) request(ctx context.Context, method, path string, body any) error {
 	p, err := json.Marshal(body)
 	if err != nil {
@@ -203,7 +203,7 @@ func (v *firecrackerVM) start(ctx context.Context) error {
 
 func (v *firecrackerVM) answer(ctx context.Context) error { return v.of.guest.awaitAnswer(ctx, v) }
 
-// awaitAnswer waits for the first output of a child, which must be the answer of the stub.
+// awaitAnswer waits for the first output of a child, which must be the stub's answer.
 func awaitAnswer(ctx context.Context, out *os.File) error {
 	if deadline, ok := ctx.Deadline(); ok {
 		_ = out.SetReadDeadline(deadline)

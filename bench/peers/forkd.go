@@ -11,8 +11,8 @@ import (
 // tag names the snapshot.
 const tag = "peers"
 
-// forkd is the reference for all other peers. It uses the daemon's own sandbox manager and store,
-// with VMMs in their jails.
+// forkd is the peer with which all others are compared. It uses the daemon's own sandbox manager
+// and store, with VMMs in their jails.
 func (b *bench) forkd(ctx context.Context, daemon *lab.Daemon) (*peer, error) {
 	p := &peer{name: "forkd", pool: true,
 		how: "the daemon's sandbox manager: leases, records and events are part of it, as is the jail of every VMM"}
@@ -28,7 +28,7 @@ func (b *bench) forkd(ctx context.Context, daemon *lab.Daemon) (*peer, error) {
 			o.Pool = c.n
 		}
 		return daemon.WithManager(o, func(m *lab.Manager) error {
-			// This fork is not measured, because it makes the pool fill itself.
+			// This fork is not measured. It makes the pool fill itself.
 			if _, err := m.Fork(ctx, sandbox.ForkRequest{Tag: tag, N: 1}); err != nil {
 				return err
 			}

@@ -12,26 +12,26 @@ import (
 	"github.com/forkd/forkd/internal/host/sandbox"
 )
 
-// guest is the guest of the virtual machines. It knows how a parent becomes a snapshot, in forkd
-// and in Firecracker, and how a child answers.
+// guest is the guest of the virtual machines. It makes a snapshot of a parent, in forkd and in
+// Firecracker, and says how a child answers.
 type guest interface {
 	name() string
-	note() string    // how children of Firecracker differ from those of forkd
-	peers() []string // names of peers other than forkd that can run it
+	note() string    // how Firecracker's children differ from forkd's
+	peers() []string // names of the peers, other than forkd, that can run this guest
 
 	bake(ctx context.Context, d *lab.Daemon, m *lab.Manager) error // makes forkd's snapshot
-	client() func(vsock string) sandbox.Guest                      // nil: the agent
+	client() func(vsock string) sandbox.Guest                      // stands for the agent; nil: the agent itself
 
-	// setUp prepares the directory of a Firecracker VM, for the parent or for a child.
+	// setUp prepares the directory of a Firecracker VM, which is a parent or a child.
 	setUp(f *firecracker, dir string) error
-	// configure returns the requests that make a parent.
+	// configure returns the requests by which Firecracker makes a parent.
 	configure(f *firecracker) ([]request, error)
 	boot(ctx context.Context, vm *firecrackerVM) error // runs a parent until it can be saved
-	saved(f *firecracker) error                        // called after the parent was saved
+	saved(f *firecracker) error                        // called after a snapshot of the parent was made
 	awaitAnswer(ctx context.Context, vm *firecrackerVM) error
 }
 
-// request is a request to Firecracker's API with an object as its body.
+// request is a request to Firecracker's API. Its body is an object.
 type request struct {
 	path string
 	body fields
@@ -58,8 +58,8 @@ func (stubGuest) client() func(vsock string) sandbox.Guest { return lab.StubClie
 
 func (stubGuest) setUp(*firecracker, string) error { return nil }
 
-// firecrackerLayout is the layout of Firecracker 1.x. Its first virtio-mmio window follows the page
-// of its boot timer, which is the first page of the device hole.
+// firecrackerLayout is the layout for Firecracker 1.x. The first page of the device hole belongs to
+// its boot timer, and the next one is the first virtio-mmio device.
 var firecrackerLayout = stub.Layout{Register: 0xc0001000, Generation: stub.Note}
 
 func (g stubGuest) configure(f *firecracker) ([]request, error) {
@@ -68,12 +68,12 @@ func (g stubGuest) configure(f *firecracker) ([]request, error) {
 		return nil, err
 	}
 	return append(machine(g.memoryMiB),
-		// Firecracker has no serial port without a console argument.
+		// Without a console argument, Firecracker has no serial port.
 		request{"/boot-source", fields{"kernel_image_path": kernel, "boot_args": "console=ttyS0"}}), nil
 }
 
-// machine configures two of the devices that forkd's sandboxes have. A network device would need an
-// interface on the host for every child.
+// machine configures two of the devices that forkd's sandboxes have. It omits the network device,
+// which would need an interface on the host for every child.
 func machine(memoryMiB uint64) []request {
 	return []request{
 		{"/machine-config", fields{"vcpu_count": 1, "mem_size_mib": memoryMiB}},

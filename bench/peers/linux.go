@@ -22,8 +22,8 @@ import (
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
-// linuxGuest is a recipe's image with forkd's kernel and agent, warmed up as by `forkd build`. A
-// child's answer is its agent's confirmation of its identity.
+// linuxGuest is a Linux guest with a recipe's image and forkd's kernel and agent. It is warmed up
+// like by `forkd build`. A child has answered when its agent has confirmed its identity.
 type linuxGuest struct {
 	recipe    string
 	parent    bake.Request
@@ -50,15 +50,16 @@ func (g *linuxGuest) bake(ctx context.Context, d *lab.Daemon, m *lab.Manager) er
 
 func (*linuxGuest) client() func(vsock string) sandbox.Guest { return nil }
 
-// Files in the directory of a Firecracker VM. Its snapshot names them relative to that directory.
+// Files in the directory of a Firecracker VM. Snapshots refer to them by paths relative to that
+// directory.
 const (
 	vsockFile = "vsock"
 	diskFile  = "disk"
 )
 
-// disk is a copy of the image's disk, which all children share, because none writes to it before it
-// has answered. If a child did, it would spoil the disk for the others. The disk's write time
-// reveals that.
+// disk returns the path of a copy of the image's disk. All children share it, which works only
+// because no child writes to the disk before it has answered. If one did, the file's modification
+// time would show it.
 func (f *firecracker) disk() string { return filepath.Join(f.snapshots, diskFile) }
 
 func (g *linuxGuest) setUp(f *firecracker, dir string) error {
@@ -85,7 +86,8 @@ func (g *linuxGuest) configure(f *firecracker) ([]request, error) {
 	all := append(machine(g.memoryMiB),
 		request{"/boot-source", fields{"kernel_image_path": g.parent.Kernel, "initrd_path": g.parent.Initrd,
 			"boot_args": vmtest.Cmdline()}},
-		// For Firecracker the disk is not a root device, because the agent mounts it as the root.
+		// The disk is not a root device for Firecracker, because the agent itself mounts it as the
+		// root file system.
 		request{"/drives/root", fields{"drive_id": "root", "path_on_host": diskFile,
 			"is_root_device": false, "is_read_only": false}})
 	if g.emulated {
@@ -94,8 +96,8 @@ func (g *linuxGuest) configure(f *firecracker) ([]request, error) {
 	return all, nil
 }
 
-// withoutXSAVE hides the features that vm.TemplateV2 hides, because an emulated host does not
-// preserve the extended control register of its guests.
+// withoutXSAVE returns a CPU template that hides the same features as vm.TemplateV2. An emulated
+// host needs it, because it does not preserve the register XCR0 of its guests.
 func withoutXSAVE() fields {
 	clear := func(register string, bits ...int) fields {
 		mask := []byte("0bxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx")
@@ -113,14 +115,15 @@ func withoutXSAVE() fields {
 	}}
 }
 
-// bakeLimit is how long making a parent may take. It allows for a busy emulated host.
+// bakeLimit bounds the time for making a parent. It is long because an emulated host may be busy.
 const bakeLimit = 10 * time.Minute
 
-// boot prepares a parent in the same way as package bake.
+// boot boots and prepares a parent in the same way as package bake.
 func (g *linuxGuest) boot(ctx context.Context, vm *firecrackerVM) error {
 	ctx, cancel := context.WithTimeout(ctx, bakeLimit)
 	defer cancel()
-	// Firecracker connects a guest's streams to sockets whose names end with the port number.
+	// Firecracker connects streams of a guest to sockets whose names end with the number of the
+	// port.
 	dials, err := net.Listen("unix", filepath.Join(vm.dir, fmt.Sprintf("%s_%d", vsockFile, agentproto.ReadyPort)))
 	if err != nil {
 		return err
@@ -157,7 +160,7 @@ func (g *linuxGuest) boot(ctx context.Context, vm *firecrackerVM) error {
 	return agent.Sync(ctx)
 }
 
-// awaitAnnouncement waits until the agent of a parent announces that it is ready.
+// awaitAnnouncement waits until the agent of a parent says that it is ready.
 func awaitAnnouncement(ctx context.Context, dials net.Listener) error {
 	stop := context.AfterFunc(ctx, func() { dials.Close() })
 	defer stop()
@@ -179,7 +182,7 @@ func awaitAnnouncement(ctx context.Context, dials net.Listener) error {
 	return nil
 }
 
-// agent returns a client of a VM's agent.
+// agent returns a client of the agent in a VM.
 func (v *firecrackerVM) agent() *agentclient.Client {
 	return agentclient.New(agentclient.DialUnix(filepath.Join(v.dir, vsockFile)))
 }
@@ -190,9 +193,10 @@ func (g *linuxGuest) saved(f *firecracker) (err error) {
 	return err
 }
 
-// awaitAnswer confirms a child as the sandbox manager does. Firecracker forwards connections before
-// the guest has dropped those of its parent, and the guest may drop a new connection together with
-// the old ones. The connection then ends without an answer, and awaitAnswer makes another.
+// awaitAnswer waits for the confirmation of a child, like the sandbox manager. Firecracker accepts
+// connections to the guest before the guest has dropped the connections of its parent, and the
+// guest may drop a new one together with these. Such a connection ends without an answer, and
+// awaitAnswer makes another one.
 func (g *linuxGuest) awaitAnswer(ctx context.Context, vm *firecrackerVM) error {
 	dial := agentclient.DialUnix(filepath.Join(vm.dir, vsockFile))
 	agent := agentclient.New(func(ctx context.Context, port uint32) (net.Conn, error) {

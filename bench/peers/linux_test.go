@@ -63,8 +63,8 @@ func newVMDirs(t *testing.T) (f *firecracker, vm func() string) {
 	}
 }
 
-// All VMs share one disk, the image with the parent's writes. A child that writes to it is
-// detected.
+// All VMs share one disk, which is the image with the writes of the parent. If a child writes to
+// it, this is noticed.
 func TestChildrenShareADisk(t *testing.T) {
 	f, vm := newVMDirs(t)
 	rootfs := filepath.Join(t.TempDir(), "rootfs")
@@ -140,7 +140,7 @@ func TestCopySparse(t *testing.T) {
 	}
 }
 
-// The template clears bits, and leaves all others unchanged.
+// The template clears some bits, and leaves all others unchanged.
 func TestWithoutXSAVE(t *testing.T) {
 	hidden := map[string][]int{"0x1 ecx": {12, 26, 27, 28, 29}, "0x7 ebx": {3, 5, 8}}
 	for _, leaf := range withoutXSAVE()["cpuid_modifiers"].([]fields) {
@@ -194,7 +194,7 @@ func TestAwaitAnnouncement(t *testing.T) {
 			t.Errorf("%q: %v", said, err)
 		}
 	}
-	// An agent that never connects must not block the benchmark.
+	// If an agent never connects, the benchmark must not wait for ever.
 	l, _ := listen()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

@@ -1,15 +1,16 @@
-// Command peers compares forkd with other runtimes, interleaved in one run. It measures the time
-// from a request until a child runs and until it has answered, the CPU time for that, and the
-// memory that the child keeps.
+// Command peers compares forkd with other runtimes, whose measurements are interleaved. It measures
+// the time from a request until a child runs and until it has answered, the CPU time for that, and
+// the memory that a child takes.
 //
-// All virtual machines run the same guest, each from a snapshot that its own VMM has made. The
-// guest has no operating system (package stub). So the figures measure only the VMM and its driver,
-// and any KVM can run the guest. Containers cannot be forked. They start a program that answers,
-// which is their minimum. With -guest=linux the guest is forkd's kernel and agent with a recipe's
-// image, in forkd and in Firecracker. A child has then answered when its agent has confirmed.
+// All virtual machines run the same guest. Each VMM restores it from a snapshot that it has made
+// itself. By default, the guest has no operating system (package stub). Then the figures are only
+// those of the VMM and this program, and any KVM can run the guest. Containers cannot be forked, so
+// they start a program that answers, which is the least that they can do. With -guest=linux, the
+// guest of forkd and Firecracker is forkd's kernel and agent with a recipe's image. A child has
+// then answered when its agent has confirmed its identity.
 //
-// A peer takes part if it is installed, or if its path is given. The tables name other peers
-// without figures. Tables go to standard output, progress to standard error, the figures as JSON to
+// A peer is measured if it is installed or if its path is given; the tables list other peers
+// without figures. Tables go to standard output, progress to standard error, all figures as JSON to
 // the file -o, and a chart to the file -chart. The command needs root. scripts/bench runs it.
 package main
 
@@ -40,10 +41,10 @@ type bench struct {
 	rounds    int
 	counted   int
 	chart     string
-	programs  map[string]*string // paths by names of peers; an empty path omits the peer
+	programs  map[string]*string // paths by name of the peer; an empty path omits the peer
 
 	guest    guest
-	dir, ram string // parent directories of what the method directories makes
+	dir, ram string // parents of the directories that the method directories makes
 }
 
 func main() {
@@ -58,14 +59,14 @@ func main() {
 	flag.StringVar(&b.chart, "chart", "", "file for the chart as SVG; empty: none")
 	for _, p := range []struct{ peer, flag, program string }{
 		{firecrackerName, "firecracker", "firecracker"},
-		// This Firecracker sets memory slots before it makes the interrupt controller and vCPUs.
-		// Later, the kernel would make it wait.
+		// This Firecracker sets memory slots before it makes the interrupt controller and the
+		// vCPUs. If it did so later, the kernel would make it wait.
 		{memslotsFirstName, "firecracker-memslots-first", ""},
 		{qemuName, "qemu", "qemu-system-x86_64"},
 		{runcName, "runc", "runc"},
 		{gvisorName, "runsc", "runsc"},
 	} {
-		installed, _ := exec.LookPath(p.program) // empty if it is not installed
+		installed, _ := exec.LookPath(p.program) // empty if the program is not installed
 		b.programs[p.peer] = flag.String(p.flag, installed, "path of "+p.peer+"; empty: it takes no part")
 	}
 	b.Main(b.check, b.measure)
@@ -140,7 +141,7 @@ const (
 	gvisorName        = "gVisor runsc"
 )
 
-// peers prepares the peers that take part.
+// peers prepares the peers to be measured.
 func (b *bench) peers(ctx context.Context, daemon *lab.Daemon) ([]*peer, error) {
 	ours, err := b.forkd(ctx, daemon)
 	if err != nil {
@@ -162,7 +163,8 @@ func (b *bench) peers(ctx context.Context, daemon *lab.Daemon) ([]*peer, error) 
 		}
 		bin := *b.programs[other.name]
 		if bin != "" {
-			if bin, err = filepath.Abs(bin); err != nil { // it is run in other directories
+			// An absolute path, because the program is run in other directories.
+			if bin, err = filepath.Abs(bin); err != nil {
 				return nil, err
 			}
 		}
@@ -179,7 +181,7 @@ func (b *bench) peers(ctx context.Context, daemon *lab.Daemon) ([]*peer, error) 
 }
 
 // directories makes two directories with short paths for a peer: one on disk, and one in RAM for
-// snapshots.
+// its snapshots.
 func (b *bench) directories() (dir, ram string, err error) {
 	if dir, err = os.MkdirTemp(b.dir, "p"); err != nil {
 		return "", "", err
@@ -188,7 +190,7 @@ func (b *bench) directories() (dir, ram string, err error) {
 	return dir, ram, err
 }
 
-// turns measures in rounds. Each round measures every cell, and for each cell every peer.
+// turns measures in rounds. In each round, it measures every cell, and for each cell every peer.
 func (b *bench) turns(ctx context.Context, m *matrix) error {
 	for round := range b.rounds {
 		for _, row := range m.rows {
@@ -223,11 +225,11 @@ func (b *bench) turns(ctx context.Context, m *matrix) error {
 	return nil
 }
 
-// perTurn is the smallest number of children that a peer forks in one turn of a cell.
+// perTurn is the minimum number of children that a peer forks in one turn of a cell.
 const perTurn = 5
 
-// turn measures every peer once. Each round begins with another peer, so that the after-effects of
-// a turn are spread over all peers.
+// turn measures every peer once. The first peer changes from round to round, so that the
+// after-effects of a peer's turn do not always affect the same peer.
 func (r *row) turn(ctx context.Context, round int, counter *lab.Counter, children int) error {
 	for i := range r.cells {
 		at := (i + round) % len(r.cells)

@@ -14,16 +14,16 @@ import (
 // peer is one runtime of the comparison.
 type peer struct {
 	name   string
-	how    string // how the peer makes a child; a note under the tables
-	absent string // reason why the peer takes no part; empty if it does
-	pool   bool   // its processes can wait for a request
-	driven bool   // this program starts the children, once for each of widths; otherwise the peer does
-	// fork forks c.n children times times, one fork after another, and lets c measure each fork.
+	how    string // how the peer makes a child; printed below the tables
+	absent string // reason why the peer is not measured; empty if it is
+	pool   bool   // processes of the peer can wait for a request
+	driven bool   // this program starts the children, with each of widths; false: the peer starts them itself
+	// fork makes several forks of c.n children, one after another, and measures each with c.
 	fork func(ctx context.Context, c *cell, times int) error
 }
 
-// newPeer returns the peer whose program is at bin, and the first line of its version output. If
-// bin is empty, the peer is absent.
+// newPeer returns a peer, and the first line that its program bin prints as its version. If bin is
+// empty, the peer is absent.
 func newPeer(ctx context.Context, name, bin string, pool bool) (p *peer, version string, err error) {
 	p = &peer{name: name, pool: pool, driven: true}
 	if bin == "" {
@@ -38,18 +38,17 @@ func newPeer(ctx context.Context, name, bin string, pool bool) (p *peer, version
 	return p, version, nil
 }
 
-// process is one child of a peer, from the start of its process. It is for peers whose children
-// this program starts.
+// process is one child of a peer whose children this program starts.
 type process interface {
-	start(ctx context.Context) error  // starts the guest; returns when the peer reports that it runs
+	start(ctx context.Context) error  // starts the guest; returns when the peer says that it runs
 	answer(ctx context.Context) error // returns when the guest has answered
-	end()                             // ends the child and leaves nothing behind
-	describe(c *child)                // fills in everything except times
+	end()                             // ends the child and removes everything that belongs to it
+	describe(c *child)                // sets all fields except times
 }
 
-// processes returns a fork function for a peer whose children are processes made by spawn. Without
-// a pool, the work of spawn is part of the request. tells reports that start returns when the vCPUs
-// have entered.
+// processes returns the fork function of a peer whose children are processes made by spawn. Without
+// a pool, spawn is called as part of the request. tells means that process.start returns when the
+// vCPUs run.
 func processes(spawn func(ctx context.Context) (process, error), tells bool) func(context.Context, *cell, int) error {
 	return func(ctx context.Context, c *cell, times int) error {
 		for range times {
@@ -61,12 +60,12 @@ func processes(spawn func(ctx context.Context) (process, error), tells bool) fun
 	}
 }
 
-// widths are the numbers of children that a driver starts concurrently. The best number depends on
-// whether a start computes or sleeps, so each peer is measured with all of them, and the tables
-// show the best one.
+// widths are the numbers of children that this program starts concurrently. Which number is best
+// depends on whether a start computes or sleeps. So each peer is measured with all of them, and the
+// tables show the best result.
 var widths = []int{4, 16, 64}
 
-// widthsFor returns the widths that make a difference for n children.
+// widthsFor returns the widths that differ for n children.
 func widthsFor(n int) []int {
 	for i, w := range widths {
 		if w >= n {
@@ -76,8 +75,8 @@ func widthsFor(n int) []int {
 	return widths
 }
 
-// answerLimit is how long a fork may take before it counts as hanging. A hundred Linux guests on
-// one emulated CPU take half a minute.
+// answerLimit is the time after which a fork counts as hanging. A hundred Linux guests on one
+// emulated CPU take half a minute.
 const answerLimit = 3 * time.Minute
 
 func forkProcesses(ctx context.Context, c *cell, spawn func(context.Context) (process, error), tells bool) error {
@@ -92,7 +91,7 @@ func forkProcesses(ctx context.Context, c *cell, spawn func(context.Context) (pr
 			return nil
 		})
 	}()
-	// If make1 fails, it leaves all[i] nil.
+	// make1 makes process i. If it fails, it leaves all[i] nil.
 	make1 := func(i int) error {
 		p, err := spawn(ctx)
 		if err == nil {
@@ -139,7 +138,7 @@ func forkProcesses(ctx context.Context, c *cell, spawn func(context.Context) (pr
 	return c.end(children)
 }
 
-// inTurn calls f with 0 to n-1, up to width calls at a time.
+// inTurn calls f with each number from 0 to n-1, with up to width calls at a time.
 func inTurn(n, width int, f func(i int) error) error {
 	places := make(chan struct{}, width)
 	errs := make([]error, n)
@@ -155,5 +154,5 @@ func inTurn(n, width int, f func(i int) error) error {
 	return errors.Join(errs...)
 }
 
-// noPrivate replaces the private memory of children without a VMM.
+// noPrivate is child.private for children without a VMM. It returns NaN.
 func noPrivate() (float64, error) { return math.NaN(), nil }

@@ -17,7 +17,7 @@ import (
 	"github.com/forkd/forkd/bench/internal/stub"
 )
 
-// program is a child that only runs the program of the containers.
+// program is a child that is only the containers' program, without a container.
 type program struct {
 	path  string
 	cmd   *exec.Cmd
@@ -53,7 +53,7 @@ func (p *program) describe(c *child) {
 	c.private = func() (float64, error) { return lab.PrivateKiB(c.pid, "/none") }
 }
 
-// The test forks real processes. All are measured, and none remains.
+// fork makes real processes in this test. All of them are measured, and none remains.
 func TestForkProcesses(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "answer")
 	if err := os.WriteFile(path, stub.Program(), 0o700); err != nil {
@@ -81,7 +81,7 @@ func TestForkProcesses(t *testing.T) {
 			t.Errorf("a child took %v ms of CPU", c.vmmCPU())
 		}
 	}
-	// If a process cannot be made, the others are ended and fork returns the error.
+	// If a process cannot be made, fork ends the others and returns the error.
 	var made atomic.Int32
 	broken := processes(func(context.Context) (process, error) {
 		if made.Add(1) == 3 {
@@ -95,7 +95,7 @@ func TestForkProcesses(t *testing.T) {
 	}
 }
 
-// Only the exact answer counts. The output of a program that fails does not.
+// Only the exact answer is accepted. The error message of a failed program is not.
 func TestAwaitAnswer(t *testing.T) {
 	for said, want := range map[string]bool{"v": true, "vv": true, "invalid": false, "": false} {
 		out, in, err := os.Pipe()
@@ -113,7 +113,7 @@ func TestAwaitAnswer(t *testing.T) {
 	}
 }
 
-// A missing peer is named and has no figures. Ratios are relative to the first peer.
+// A peer that is not installed is listed without figures. Ratios are relative to the first peer.
 func TestMissingPeersAreNamed(t *testing.T) {
 	gone, _, err := newPeer(t.Context(), "gone", "", true)
 	noBox, _, errBox := newPeer(t.Context(), "no box", "", false)
@@ -134,7 +134,7 @@ func TestMissingPeersAreNamed(t *testing.T) {
 	measured(warm.cells[0][0], 2, 2, 9)
 	measured(warm.cells[1][0], 5, 5, 5)
 	measured(cold.cells[3][0], 30)
-	cold.cells[3][0].entered = []float64{0} // this peer does not report the time
+	cold.cells[3][0].entered = []float64{0} // the peer does not report this time
 	times := m.times()
 	row := func(pool, name string) []any {
 		for _, r := range times.Rows {
@@ -173,8 +173,8 @@ func TestMissingPeersAreNamed(t *testing.T) {
 	}
 }
 
-// A peer is measured with each width that can make a difference, and the tables show its best
-// width. forkd has no widths.
+// A peer is measured with each width that makes a difference, and the tables show the best one.
+// forkd is measured without widths.
 func TestBestWidth(t *testing.T) {
 	m := newMatrix("stub", []*peer{{name: "ours", pool: true}, {name: "theirs", pool: true, driven: true}},
 		[]int{1, 10, 100})

@@ -6,17 +6,17 @@ import (
 	"time"
 )
 
-// prodding is a connection to an agent's port for forks. If a guest has dropped the connection, it
-// signals that only when it receives another packet. So prodding repeatedly sends a byte until the
-// connection ends. The agent does not read these bytes.
+// prodding is a connection to an agent's port for forks. If a guest has dropped a connection, it
+// says so only when it receives another packet. So prodding sends a byte repeatedly until the
+// connection ends. The agent ignores these bytes.
 type prodding struct {
 	net.Conn
 	begun  sync.Once
 	closed chan struct{}
 }
 
-// prodEvery bounds the time until a dropped connection is noticed. On an emulated host an answer
-// takes 20 times as long as this.
+// prodEvery is the interval between these bytes, after which a dropped connection is noticed. On an
+// emulated host, an answer takes 20 times as long.
 const prodEvery = 5 * time.Millisecond
 
 // Write sends the message and then starts prodding.
@@ -36,12 +36,12 @@ func (p *prodding) prod() {
 			return
 		}
 		if _, err := p.Conn.Write([]byte{0}); err != nil {
-			return // the reader gets the same error
+			return // the reader of the connection gets the same error
 		}
 	}
 }
 
-// Close must be called only once.
+// Close closes the connection. It must be called only once.
 func (p *prodding) Close() error {
 	close(p.closed)
 	return p.Conn.Close()

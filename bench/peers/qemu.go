@@ -16,9 +16,10 @@ import (
 	"github.com/forkd/forkd/bench/internal/stub"
 )
 
-// qemu forks by QEMU's migration. The parent's RAM is a file, and its state is migrated to another
-// file. Every child maps the first file privately and migrates from the second. To load a kernel
-// QEMU needs a BIOS, which not every KVM runs, so the parent runs in QEMU's emulation.
+// qemu is a peer that forks by QEMU's migration. The parent's RAM is a file, and its state is
+// migrated to another file. A child maps the first file privately and migrates from the second. The
+// parent runs in QEMU's emulation, because QEMU needs a BIOS to load a kernel, and not every KVM
+// can run a BIOS.
 func (b *bench) qemu(ctx context.Context, name, bin string) (*peer, error) {
 	p, version, err := newPeer(ctx, name, bin, true)
 	if err != nil || p.absent != "" {
@@ -49,11 +50,11 @@ type qemu struct {
 func (q *qemu) state() string  { return filepath.Join(q.snapshots, "state") }
 func (q *qemu) memory() string { return filepath.Join(q.snapshots, "memory") }
 
-// qemuLayout has the first virtio-mmio window of QEMU's microvm, which exists even without a
-// device.
+// qemuLayout has the address of the first virtio-mmio device of QEMU's microvm. The registers exist
+// even if no device is configured.
 var qemuLayout = stub.Layout{Register: 0xfeb00000, Generation: stub.Note}
 
-// ignoreShared omits RAM from a migration if it is a file that both sides have.
+// ignoreShared makes a migration omit RAM that is a file which both sides have.
 var ignoreShared = map[string]any{"capabilities": []any{map[string]any{"capability": "x-ignore-shared", "state": true}}}
 
 func (q *qemu) bake(ctx context.Context) error {
@@ -75,8 +76,8 @@ func (q *qemu) bake(ctx context.Context) error {
 			return context.Cause(ctx)
 		}
 	}
-	// The guest runs while it is migrated, because a copy of a paused VM would be paused too. Its
-	// RAM does not change.
+	// The guest runs while it is migrated, because a copy of a paused VM would be paused too.
+	// Nothing is lost, because its RAM does not change.
 	if err := vm.command(ctx, "migrate", map[string]any{"uri": "exec:cat > " + q.state()}); err != nil {
 		return err
 	}
@@ -95,7 +96,7 @@ func (q *qemu) bake(ctx context.Context) error {
 	}
 }
 
-// userMode reports whether the guest has left its entry code.
+// userMode reports whether the guest has reached its code in user mode.
 func (v *qemuVM) userMode(ctx context.Context) bool {
 	var registers string
 	err := v.ask(ctx, "human-monitor-command", map[string]any{"command-line": "info registers"}, &registers)
@@ -107,10 +108,10 @@ type qemuVM struct {
 	of   *qemu
 	dir  string
 	cmd  *exec.Cmd
-	out  *os.File // the guest's serial port
-	conn net.Conn // to its monitor
+	out  *os.File // output of the guest's serial port
+	conn net.Conn // connection to the monitor
 	in   *json.Decoder
-	runs bool // its vCPUs run
+	runs bool // the vCPUs run
 }
 
 func (q *qemu) child(ctx context.Context) (process, error) {
@@ -122,7 +123,7 @@ func (q *qemu) child(ctx context.Context) (process, error) {
 	return q.spawn(ctx, "off", "kvm", []*os.File{state}, "-incoming", "defer")
 }
 
-// spawn starts QEMU. files become its descriptors from 3 on.
+// spawn starts QEMU. files are its descriptors from 3 on.
 func (q *qemu) spawn(ctx context.Context, share, accel string, files []*os.File, more ...string) (*qemuVM, error) {
 	dir, err := os.MkdirTemp(q.dir, "")
 	if err != nil {
@@ -140,8 +141,8 @@ func (q *qemu) spawn(ctx context.Context, share, accel string, files []*os.File,
 		"-object", fmt.Sprintf("memory-backend-file,id=ram,size=%dM,mem-path=%s,share=%s", q.memoryMiB, q.memory(), share),
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
 		"-serial", "stdio", "-qmp", "unix:qmp,server=on,wait=off"}, more...)...)
-	// Standard error is discarded, because each child would warn about missing features of this
-	// CPU.
+	// Standard error is discarded, because each child would warn about CPU features that are
+	// missing.
 	cmd.Dir, cmd.Stdout, cmd.ExtraFiles = dir, theirs, files
 	if err := cmd.Start(); err != nil {
 		vm.end()
@@ -170,7 +171,7 @@ func (v *qemuVM) connect(ctx context.Context) (err error) {
 	return v.command(ctx, "migrate-set-capabilities", ignoreShared)
 }
 
-// message is a message of the monitor: an answer, or an event.
+// message is a message of QEMU's monitor: an answer or an event.
 type message struct {
 	Return json.RawMessage
 	Error  *struct{ Desc string }
@@ -205,7 +206,7 @@ func (v *qemuVM) ask(ctx context.Context, name string, arguments, answer any) er
 	}
 }
 
-// start returns after the event that reports that the vCPUs run.
+// start makes the vCPUs run and returns after the event that says so.
 func (v *qemuVM) start(ctx context.Context) error {
 	if err := v.command(ctx, "migrate-incoming", map[string]any{"uri": "fd:3"}); err != nil {
 		return err
@@ -218,8 +219,8 @@ func (v *qemuVM) start(ctx context.Context) error {
 	return nil
 }
 
-// next reads a message of the monitor. The event that the vCPUs run may arrive before the answer to
-// the command that started them.
+// next reads a message of the monitor. It records the event that the vCPUs run, which may arrive
+// before the answer to the command that has started them.
 func (v *qemuVM) next() (m message, err error) {
 	err = v.in.Decode(&m)
 	v.runs = v.runs || m.Event == "RESUME"

@@ -6,8 +6,8 @@ import (
 	"os"
 )
 
-// copySparse copies a file and omits zeros. It detects them itself, because the image's file system
-// does not report holes. The copy is in RAM.
+// copySparse copies a file to RAM and leaves holes in place of zeros. It looks for zeros itself,
+// because the file system of the image does not report holes.
 func copySparse(to, from string) error {
 	in, err := os.Open(from)
 	if err != nil {

@@ -14,16 +14,16 @@ type matrix struct {
 	rows  []*row
 }
 
-// row shows one n, with a pool or without.
+// row has the measurements of one n, with a pool or without one.
 type row struct {
 	n     int
 	warm  bool
 	peers []*peer
-	cells [][]*cell // by peer and width; empty if the peer cannot do this, or is omitted
+	cells [][]*cell // by peer and width; empty if the peer is omitted here
 }
 
-// best returns the cell of a peer with the lowest median time of whole forks, or nil if it has
-// none.
+// best returns the cell of a peer that has the lowest median time of whole forks. If the peer has
+// no cell, best returns nil.
 func (r *row) best(peer int) (best *cell) {
 	for _, c := range r.cells[peer] {
 		if best == nil || c.p50Last() < best.p50Last() {
@@ -63,7 +63,7 @@ func newMatrix(guest string, peers []*peer, ns []int) *matrix {
 	return m
 }
 
-// times returns the table with both times: until a child runs, and until it has answered.
+// times returns the table of the two times: until a child runs, and until it has answered.
 func (m *matrix) times() *report.Table {
 	t := &report.Table{Title: "From one request: its children run, and have answered; guest " + m.guest,
 		Columns: []report.Column{
@@ -114,7 +114,7 @@ func (m *matrix) notes(t *report.Table) {
 	}
 }
 
-// costs returns the table with the cost of a child.
+// costs returns the table of the costs of a child.
 func (m *matrix) costs() *report.Table {
 	t := &report.Table{Title: "What a child takes, from the request until it has answered and a tenth of a second longer",
 		Columns: []report.Column{{Name: "n"}, {Name: "pool"}, {Name: "peer"},
@@ -141,7 +141,7 @@ func (m *matrix) costs() *report.Table {
 	return t
 }
 
-// chart draws the times until the answers.
+// chart returns a chart of the times until the answers.
 func (m *matrix) chart(host report.Host) *report.Chart {
 	c := &report.Chart{
 		Title:    "One request for n sandboxes: how long until a sandbox has answered (p50)",
@@ -163,8 +163,8 @@ func (m *matrix) chart(host report.Host) *report.Chart {
 	return c
 }
 
-// accelWords describes what ran the guests, for a chart, so that readers do not mistake emulation
-// for hardware.
+// accelWords says in words what ran the guests. It is used in a chart, so that readers do not take
+// emulation for hardware.
 func accelWords(accel string) string {
 	switch accel {
 	case lab.AccelKVM:

@@ -10,20 +10,21 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// branchFigures are the measurements of a branch. The last four count children; each should be 3.
+// branchFigures are the measurements of a branch. The last four count children, and should be 3.
 type branchFigures struct {
 	Mode       string  `json:"mode"`
 	PauseMS    float64 `json:"pause_ms"` // how long the source was paused
 	ReadyMS    float64 `json:"ready_ms"` // from the request until children can be forked
 	DirtyBytes uint64  `json:"dirty_bytes"`
-	ForkWallMS float64 `json:"fork_wall_ms"` // for the three children
+	ForkWallMS float64 `json:"fork_wall_ms"` // for all three children
 	Memory     int     `json:"memory_inherited"`
 	Files      int     `json:"files_inherited"`
 	Process    int     `json:"process_inherited"`
-	Paths      int     `json:"paths_right"` // number of right answers of their different paths
+	Paths      int     `json:"paths_right"` // number of children that gave the right answer for their path
 }
 
-// branchChildren is how many children are forked from the branch; branchPaths has a path for each.
+// branchChildren is the number of children that are forked from the branch. branchPaths has a path
+// for each.
 const branchChildren = 3
 
 func (b *branchFigures) complete() bool {
@@ -32,8 +33,8 @@ func (b *branchFigures) complete() bool {
 }
 
 // The source is branched while two programs run. A thread of its warm interpreter adds up 1 + 2 + 3
-// + …, so in every copy of its memory, total must be n(n+1)/2. A process counts in a file.
-// branchMoves waits until the process counts.
+// + …, so that total is n(n+1)/2 in every consistent copy of its memory. A process counts in a
+// file. branchMoves is a script that waits until the process counts.
 const (
 	branchStart = `
 import threading, time
@@ -53,8 +54,8 @@ threading.Thread(target=add_up, daemon=True).start()
 	branchFile    = "/root/plan.txt"
 )
 
-// branchPaths are the continuations of the children. Each is Python code, and the answer that it
-// must give for n and total.
+// branchPaths are the different computations with which the children continue. Each has Python
+// code, and a function that computes the right answer from n and total.
 var branchPaths = [branchChildren]struct {
 	code string
 	want func(n, total int64) int64
@@ -64,7 +65,7 @@ var branchPaths = [branchChildren]struct {
 	{"n * total", func(n, total int64) int64 { return n * total }},
 }
 
-// branch branches the last child while it computes, and forks children from the branch.
+// branch branches the last child while it computes, and forks children from that branch.
 func (d *demo) branch() (string, error) {
 	if len(d.forked.Sandboxes) == 0 {
 		return "", fmt.Errorf("no child to branch")
@@ -103,8 +104,8 @@ func (d *demo) branch() (string, error) {
 		min(b.Memory, b.Files, b.Process, b.Paths), branchChildren), nil
 }
 
-// startComputing gives a sandbox state that the branch must keep: a computation in memory, a file,
-// and a process.
+// startComputing starts in a sandbox what the branch must preserve: a computation in memory, a
+// file, and a process.
 func (d *demo) startComputing(id string) error {
 	r, err := d.client.Eval(d.ctx, id, client.EvalRequest{Code: branchStart, TimeoutSecs: timeout})
 	if err == nil && r.Error != "" {
@@ -138,8 +139,8 @@ print(found)`
 	return c, err
 }
 
-// follow lets one child of the branch continue and counts which state it has inherited. atLeast is
-// the progress of the source before the branch.
+// follow lets child i of the branch continue, and counts what it has inherited correctly. atLeast
+// is the value of n that the source had reached before the branch.
 func (d *demo) follow(i int, id string, atLeast int64) error {
 	b, path := d.figures.Branch, branchPaths[i]
 	c, err := d.computed(id, path.code)

@@ -19,20 +19,20 @@ import (
 
 // host describes where the demo's daemon runs and how to stop it.
 type host struct {
-	accel  string // "kvm" or "tcg", as the daemon reports it
+	accel  string // "kvm" or "tcg", according to the daemon
 	name   string
-	stop   string // a command; empty if the demo did not start the daemon
+	stop   string // command that stops the daemon; empty if the demo did not start it
 	remote bool   // the daemon may run on another host
 }
 
-// info is the part of `forkd info -o json` that the demo needs.
+// info has the fields of `forkd info -o json` that the demo needs.
 type info struct {
 	URL       string         `json:"daemon_url"`
-	TokenFile string         `json:"token_file"` // for an emulated host's daemon
+	TokenFile string         `json:"token_file"` // token of the daemon in an emulated host
 	Daemon    client.Version `json:"daemon"`
 }
 
-// forkd runs the command line and decodes its JSON into answer.
+// forkd runs a command of forkd and decodes its JSON into answer.
 func (d *demo) forkd(answer any, args ...string) error {
 	cmd := exec.CommandContext(d.ctx, d.program, append(args, "-o", "json")...)
 	cmd.Stderr = d.progress
@@ -43,9 +43,9 @@ func (d *demo) forkd(answer any, args ...string) error {
 	return json.Unmarshal(out, answer)
 }
 
-// startHost connects to the daemon at address. If that is empty, it connects to the daemon that the
-// command line finds. If there is none, it starts a daemon, in the emulated host if KVM is not
-// usable.
+// startHost connects to the daemon at address. If address is empty, it connects to the daemon that
+// the command forkd finds. If there is no daemon, it starts one: on this host or, if KVM is not
+// usable, in the emulated host.
 func (d *demo) startHost(address string) (string, error) {
 	var i info
 	var err error
@@ -79,7 +79,7 @@ func (d *demo) startHost(address string) (string, error) {
 func (d *demo) findDaemon() (i info, err error) {
 	d.where = host{name: "the daemon of this host"}
 	quiet := *d
-	quiet.progress = io.Discard // usually there is no daemon yet
+	quiet.progress = io.Discard // usually there is no daemon yet, which is not worth a message
 	if err := quiet.forkd(&i, "info"); err == nil && i.Daemon.NoKVM == "" {
 		return i, nil
 	}
@@ -98,7 +98,8 @@ func (d *demo) findDaemon() (i info, err error) {
 // hasKVM reports whether this host can run VMs.
 func (d *demo) hasKVM() bool {
 	var findings []struct{ Check, Verdict string }
-	out, _ := exec.CommandContext(d.ctx, d.program, "doctor", "-o", "json").Output() // exits with 1 if a check fails
+	// Ignore the error: doctor exits with 1 if a check fails.
+	out, _ := exec.CommandContext(d.ctx, d.program, "doctor", "-o", "json").Output()
 	if err := json.Unmarshal(out, &findings); err != nil {
 		return false
 	}
@@ -110,11 +111,11 @@ func (d *demo) hasKVM() bool {
 	return false
 }
 
-// daemonStart bounds the start of a daemon.
+// daemonStart bounds the time for starting a daemon.
 const daemonStart = time.Minute
 
-// startDaemon starts a daemon and waits until it answers. The daemon has its own session, so it
-// outlives the demo.
+// startDaemon starts a daemon and waits until it answers. The daemon has a session of its own, so
+// it outlives the demo.
 func (d *demo) startDaemon() error {
 	log, err := os.Create(filepath.Join(os.TempDir(), fmt.Sprintf("forkd-demo-daemon-%d.log", os.Getuid())))
 	if err != nil {
@@ -131,14 +132,14 @@ func (d *demo) startDaemon() error {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		_ = cmd.Wait() // the log says why it ended
+		_ = cmd.Wait() // the log says why the daemon has exited
 	}()
 	ctx, cancel := context.WithTimeout(d.ctx, daemonStart)
 	defer cancel()
 	for exec.CommandContext(ctx, d.program, "info").Run() != nil {
 		select {
 		case <-ended:
-			p, _ := os.ReadFile(log.Name()) // without the log, the error says less
+			p, _ := os.ReadFile(log.Name()) // if this fails, the error has less detail
 			return fmt.Errorf("the daemon ended at once:\n%s", strings.TrimSpace(string(p)))
 		case <-ctx.Done():
 			return fmt.Errorf("the daemon does not answer (see %s): %w", log.Name(), ctx.Err())
@@ -152,10 +153,11 @@ func (d *demo) startDaemon() error {
 const recipe = "python-numpy"
 
 // tagPrefix is the prefix of the tags of the demo's snapshots. The rest of a tag identifies the
-// program that baked the snapshot, so that snapshots of other versions are not used.
+// version of forkd that has baked the snapshot, so that the demo does not use snapshots of other
+// versions.
 const tagPrefix = "demo-"
 
-// built is the part of `forkd build -o json` that the demo needs.
+// built has the fields of `forkd build -o json` that the demo needs.
 type built struct {
 	client.Baked
 	Reused  bool    `json:"reused"`
@@ -165,7 +167,7 @@ type built struct {
 	Run     int     `json:"run"`
 }
 
-// buildParent builds the image and bakes the parent. One command does both, in two stages.
+// buildParent builds the image and bakes the parent. forkd does both with one command.
 func (d *demo) buildParent() error {
 	program, err := os.ReadFile(d.program)
 	if err != nil {
@@ -194,7 +196,8 @@ func (d *demo) buildParent() error {
 
 func milliseconds(ms float64) time.Duration { return time.Duration(ms * float64(time.Millisecond)) }
 
-// removeOld removes unused snapshots that earlier versions of the demo baked. It ignores errors.
+// removeOld removes unused snapshots that earlier versions of the demo have baked. It ignores
+// errors.
 func (d *demo) removeOld() {
 	list, err := d.client.Snapshots(d.ctx)
 	if err != nil {

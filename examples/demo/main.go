@@ -1,13 +1,13 @@
-// Command demo forks many children of one warm parent, lets each compute something different,
-// checks every answer and prints how long everything took.
+// Command demo forks many children of one warm parent and lets each child compute something
+// different. It checks every answer and prints how long everything took.
 //
-// It starts a daemon if none runs (in the emulated host if KVM is not usable). The command line
-// builds and bakes the recipe python-numpy unless that was done before. Then the demo forks
-// children, lets one child fetch from an allowed and from a forbidden server, and branches another.
-// It removes its children; the emulated host and the daemon keep running. The exit code is 1 unless
-// all answers are right.
+// If no daemon is running, the demo starts one (in the emulated host if KVM is not usable). It
+// builds and bakes the recipe python-numpy, unless that was done before. Then it forks children,
+// lets one child fetch from an allowed and from a forbidden server, and branches another child. It
+// removes its children at the end; the daemon and the emulated host keep running. The exit code is
+// 1 unless all answers are right.
 //
-// Everything that it does to sandboxes goes through package client. `forkd` must be in the PATH.
+// The demo uses sandboxes only through package client. The program forkd must be in the PATH.
 package main
 
 import (
@@ -90,7 +90,7 @@ type demo struct {
 	progress io.Writer
 
 	program   string // path of forkd
-	shown     string // program as a user would type it
+	shown     string // name of program as the user would type it
 	client    *client.Client
 	where     host
 	tag       string
@@ -98,7 +98,7 @@ type demo struct {
 	branched  []client.Sandbox // children that were forked from the branch
 	branchTag string           // tag of the branch
 	figures   figures
-	wrong     []string // the first wrong answers
+	wrong     []string // the first answers that were wrong
 	stages    []stage
 }
 
@@ -151,12 +151,12 @@ func (d *demo) run(address string) error {
 	return nil
 }
 
-// ttl is the lifetime of the children, in case a demo cannot remove them.
+// ttl is the lifetime of the children. They end after it even if the demo cannot remove them.
 const ttl = 30 * time.Minute
 
 func (d *demo) fork() (string, error) {
 	var err error
-	// Accept partial results, because the report must say how many children did not start.
+	// Accept a partial result, because the report says how many children did not start.
 	d.forked, err = d.client.Fork(d.ctx, client.ForkRequest{
 		SnapshotTag: d.tag, N: d.n, HostnamePrefix: "demo", AllowPartial: true, TTLSecs: ttl.Seconds(),
 	})
@@ -175,14 +175,14 @@ func (d *demo) fork() (string, error) {
 	return fmt.Sprintf("%d confirmed", len(d.forked.Sandboxes)), nil
 }
 
-// timeout bounds the code that runs in a child, in seconds. On an overloaded emulated host,
-// importing numpy takes half a minute.
+// timeout bounds the time of code in a child, in seconds. Importing numpy takes half a minute on an
+// overloaded emulated host.
 const timeout = 120
 
-// calls is how many calls to children run concurrently.
+// calls is the number of concurrent calls to children.
 const calls = 8
 
-// each calls f for every child, several at a time.
+// each calls f for every child, with up to calls at a time.
 func (d *demo) each(f func(i int, id string) error) error {
 	var group sync.WaitGroup
 	errs := make([]error, len(d.forked.Sandboxes))
@@ -236,11 +236,11 @@ func (d *demo) evaluate() (string, error) {
 	return fmt.Sprintf("%d of %d answers are right", d.figures.Correct, d.n), err
 }
 
-// runs is how often each of the two ways to run Python is timed. The median counts.
+// runs is how often each of the two ways to run Python is timed. The median is reported.
 const runs = 3
 
-// compare times an evaluation in the warm interpreter, and a new Python that imports numpy. Each
-// runs in children of its own, one at a time.
+// compare times an evaluation in the warm interpreter, and a new Python process that imports numpy.
+// Each of the two runs in children of its own, one at a time.
 func (d *demo) compare() (string, error) {
 	const code = "np.arange(16.0).sum()"
 	var warm, cold []float64
@@ -266,7 +266,8 @@ func (d *demo) compare() (string, error) {
 	return fmt.Sprintf("%.1f ms against %.1f ms", d.figures.EvalWarmMS, d.figures.ExecColdMS), nil
 }
 
-// cleanUpTime bounds the removal of the children, even after an interrupt.
+// cleanUpTime bounds the time for removing the children, which the demo does even after an
+// interrupt.
 const cleanUpTime = 2 * time.Minute
 
 func (d *demo) cleanUp() {

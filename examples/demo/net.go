@@ -15,20 +15,21 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// netFigures are the results of a child's attempts to fetch from two of the demo's servers.
+// netFigures are the results of a child that tries to fetch from two servers of the demo.
 type netFigures struct {
-	Rule    string `json:"rule"`    // address of the first server, the only one that the child's policy allows
-	Allowed bool   `json:"allowed"` // the child got the first server's answer
+	Rule    string `json:"rule"`    // address of the first server, the only one that the child's policy allows at first
+	Allowed bool   `json:"allowed"` // the child received the answer of the first server
 	Refused bool   `json:"refused"` // the child could not connect to the second server
-	Reason  string `json:"reason"`  // reason of the refusal, in the policy's words
-	Opened  bool   `json:"opened"`  // the child got the second server's answer after its policy had allowed it
+	Reason  string `json:"reason"`  // reason of the refusal, from the daemon
+	Opened  bool   `json:"opened"`  // the child received the answer of the second server after its policy was changed
 }
 
 // complete reports whether all results are right, or the step was skipped.
 func (n *netFigures) complete() bool { return n == nil || n.Allowed && n.Refused && n.Opened }
 
-// network lets the first child fetch from two servers. Its policy allows only the first.
-// Then it allows the second one too, to show that only the policy had prevented the connection.
+// network lets the first child fetch from two servers. Its policy allows only the first server.
+// Then the policy is changed to allow both, to show that only the policy had prevented the
+// connection.
 func (d *demo) network() (string, error) {
 	if len(d.forked.Sandboxes) == 0 {
 		return "", errors.New("no child to connect")
@@ -64,7 +65,7 @@ func (d *demo) network() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	for f.Reason = range n.Stats.Refused { // there is only one
+	for f.Reason = range n.Stats.Refused { // there is only one reason
 	}
 	f.Refused = !fetched && second.asked.Load() == 0 && len(n.Stats.Refused) == 1
 	if err := d.allow(id, first.seen, second.seen); err != nil {
@@ -76,7 +77,7 @@ func (d *demo) network() (string, error) {
 	return f.String(), nil
 }
 
-// String describes the results in a few words.
+// String describes the results in words.
 func (n *netFigures) String() string {
 	if n.complete() {
 		return "the allowed server answered, the other was refused until it was allowed"
@@ -84,13 +85,13 @@ func (n *netFigures) String() string {
 	return fmt.Sprintf("allowed: %t, refused: %t, allowed later: %t", n.Allowed, n.Refused, n.Opened)
 }
 
-// allow gives a child a policy that lets it reach these addresses and nothing else.
+// allow sets a policy that lets a child connect to these addresses and to nothing else.
 func (d *demo) allow(id string, addresses ...string) error {
 	_, err := d.client.SetNetwork(d.ctx, id, client.Network{Mode: "allow", Allow: addresses})
 	return err
 }
 
-// fetches reports whether a child gets a server's answer.
+// fetches reports whether a child receives the answer of a server.
 func (d *demo) fetches(id string, s *server) (bool, error) {
 	code := fmt.Sprintf(`
 import http.client
@@ -112,10 +113,10 @@ fetch(%q)`, timeout, s.seen)
 	return *r.Result == "'"+s.answer+"'", nil
 }
 
-// server is an HTTP server with one answer.
+// server is an HTTP server that always gives the same answer.
 type server struct {
-	seen   string // address and port, as sandboxes see them
-	answer string // must not be guessable
+	seen   string // address and port at which sandboxes connect to it
+	answer string // random, so that a child cannot guess it
 	asked  atomic.Int64
 	server http.Server
 }
@@ -137,14 +138,14 @@ func serve(listen, seen string) (*server, error) {
 
 func (s *server) close() { _ = s.server.Close() }
 
-// hostLoopback is the address of this host's loopback as seen from an emulated host (QEMU manual,
-// "User-mode networking").
+// hostLoopback is the address of this host's loopback for programs in the emulated host (QEMU
+// manual, "User-mode networking").
 const hostLoopback = "10.0.2.2"
 
-// serverAddress returns two addresses of the demo's servers: the address to listen on, and the
-// address by which sandboxes reach it. For an emulated host, the servers listen on this host's
-// loopback. Otherwise they listen on an address of this host that every policy closes unless it
-// names the address.
+// serverAddress returns the address on which the demo's servers listen, and the address at which
+// sandboxes connect to them. If the sandboxes are in the emulated host, the servers listen on this
+// host's loopback. Otherwise they listen on an address of this host, to which a sandbox may connect
+// only if its policy names that address.
 func (d *demo) serverAddress() (listen, seen string, err error) {
 	switch {
 	case d.where.remote:
@@ -164,7 +165,7 @@ func (d *demo) serverAddress() (listen, seen string, err error) {
 	return "", "", errors.New("this host has no IPv4 address besides loopback")
 }
 
-// isRemote reports whether a daemon's address may be on another host.
+// isRemote reports whether the address of a daemon may belong to another host.
 func isRemote(address string) bool {
 	u, err := url.Parse(address)
 	if err != nil || u.Scheme == "unix" || u.Hostname() == "localhost" {

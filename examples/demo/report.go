@@ -10,26 +10,26 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// figures are the measurements of the demo. Times are in milliseconds. Memory is in KiB, as the
-// mean over the children, which are idle after their fork.
+// figures are the measurements of the demo. Times are in milliseconds. Memory is in KiB: the mean
+// over the children, while they are idle after the fork.
 type figures struct {
 	Children   int     `json:"children"`
 	Confirmed  int     `json:"confirmed"`
 	Correct    int     `json:"correct"`
 	Accel      string  `json:"accel"`        // how the VMs ran: "kvm", or "tcg" for software emulation
-	VMMWallMS  float64 `json:"vmm_wall_ms"`  // from the request until the last child's vCPUs have entered
-	ForkWallMS float64 `json:"fork_wall_ms"` // from the request until the last child's agent has confirmed
-	ChildP50MS float64 `json:"child_p50_ms"` // from the request until a child has confirmed
+	VMMWallMS  float64 `json:"vmm_wall_ms"`  // from the request until the vCPUs of the last child run
+	ForkWallMS float64 `json:"fork_wall_ms"` // from the request until the agent of the last child has confirmed
+	ChildP50MS float64 `json:"child_p50_ms"` // median time from the request until a child has confirmed
 	ChildP99MS float64 `json:"child_p99_ms"` //
 	PSSKiB     uint64  `json:"pss_kib_per_child"`
 	PrivateKiB uint64  `json:"private_kib_per_child"`
 	EvalWarmMS float64 `json:"eval_warm_ms"`
 	ExecColdMS float64 `json:"exec_cold_ms"`
 
-	Network *netFigures    `json:"network"` // null if the step was skipped
+	Network *netFigures    `json:"network"` // null if this step was skipped
 	Branch  *branchFigures `json:"branch"`
 
-	vmmPrivateKiB, guestDirtyKiB uint64 // parts of the figures above, for the report
+	vmmPrivateKiB, guestDirtyKiB uint64 // parts of the memory figures, for the report
 }
 
 func (f *figures) setMemory(stats []client.Stats) {
@@ -46,8 +46,8 @@ func (f *figures) setMemory(stats []client.Stats) {
 	f.guestDirtyKiB = mean(func(s client.Stats) uint64 { return s.GuestDirty })
 }
 
-// percentile returns the smallest value that at least p percent of values do not exceed, or 0 if
-// there are no values.
+// percentile returns the smallest of values such that at least p percent of them are not larger. If
+// there are no values, it returns 0.
 func percentile(values []float64, p float64) float64 {
 	if len(values) == 0 {
 		return 0

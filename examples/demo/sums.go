@@ -2,14 +2,14 @@ package main
 
 import "fmt"
 
-// sum is an expression for numpy, and the answer that it must give, computed without numpy.
+// sum is an expression for numpy, and the right answer, which is computed without numpy.
 type sum struct {
 	code string
-	want string // the repr of the answer
+	want string // repr of the answer
 }
 
-// sumOf returns the i-th sum, i ≥ 0. No two are equal. All answers are integers that float64
-// represents exactly, so rounding does not matter.
+// sumOf returns the i-th sum, i ≥ 0. All sums are different. Their answers are integers that a
+// float64 represents exactly, so rounding does not matter.
 func sumOf(i int) sum {
 	k := int64(i/5 + 2)
 	switch i % 5 {
@@ -20,11 +20,11 @@ func sumOf(i int) sum {
 		m := 100 * k
 		return sum{fmt.Sprintf("int((np.arange(1, %d, dtype=np.int64) ** 2).sum())", m+1),
 			fmt.Sprint(m * (m + 1) * (2*m + 1) / 6)}
-	case 2: // the powers of [[1 1] [1 0]] hold Fibonacci's numbers
-		e := k%88 + 2 // int64 has room for the first 92
+	case 2: // powers of [[1 1] [1 0]] contain Fibonacci numbers
+		e := k%88 + 2 // the first 92 of them fit into an int64
 		return sum{fmt.Sprintf("int(np.linalg.matrix_power(np.array([[1, 1], [1, 0]]), %d)[0, 1]) + %d", e, k),
 			fmt.Sprint(fibonacci(e) + k)}
-	case 3: // trace(a·b) is k · 6k, for k × k matrices filled with 2 and with 3
+	case 3: // for k × k matrices filled with 2 and with 3, trace(a·b) is k · 6k
 		return sum{fmt.Sprintf("int(np.trace(np.full((%d, %d), 2.0) @ np.full((%d, %d), 3.0)))", k, k, k, k),
 			fmt.Sprint(6 * k * k)}
 	}

@@ -17,7 +17,7 @@ import (
 type Counts struct {
 	Switches uint64 // context switches away from the threads of the process
 	Calls    uint64 // system calls
-	Exits    uint64 // exits of its VM, including those that the kernel handles
+	Exits    uint64 // exits of the VM, including those that the kernel handles
 	Faults   uint64 // page faults of the host, including those in guest memory
 }
 
@@ -27,8 +27,8 @@ func (c Counts) Sub(before Counts) Counts {
 		Exits: c.Exits - before.Exits, Faults: c.Faults - before.Faults}
 }
 
-// Counter counts the operations of every process on the host, from NewCounter to Close. It slows
-// all of them down, so do not measure times while it counts.
+// Counter counts the operations of every process on the host, from NewCounter to Close. This makes
+// all processes slower, so times must not be measured meanwhile.
 type Counter struct {
 	counts *ebpf.Map // keys are counterKeys
 	undo   []func() error
@@ -37,13 +37,13 @@ type Counter struct {
 // counterKey is the key of the map in which the kernel counts.
 type counterKey struct{ Process, Kind uint32 }
 
-// counted are the kernel's tracepoints that are counted, by their index, which is the key's kind.
-// An event counts for the thread that reaches the tracepoint. At sched_switch that is the thread
-// that gives up its CPU.
+// counted are the kernel's tracepoints that are counted; the index is counterKey.Kind. An event
+// counts for the thread that reaches the tracepoint. At sched_switch, that is the thread that gives
+// up its CPU.
 var counted = []string{"sched_switch", "sys_enter", "kvm_exit"}
 
-// maxCounted bounds the keys. A key is needed for each process that runs during a benchmark and
-// each of counted. Processes that start when the map is full are not counted.
+// maxCounted bounds the number of keys. Each process that runs during a benchmark needs a key for
+// each of counted. If the map is full, processes that are started later are not counted.
 const maxCounted = 1 << 16
 
 // NewCounter starts counting. It needs root, and a kernel with BPF.
@@ -77,12 +77,12 @@ func (c *Counter) attach(tracepoint string, kind uint32) error {
 	return nil
 }
 
-// addOne is a program that adds one to the count of the current process.
+// addOne returns a program that adds one to the count of the current process.
 func addOne(counts *ebpf.Map, kind uint32) asm.Instructions {
-	const key, first = -8, -16 // on the stack: the key, and the value of a new entry
+	const key, first = -8, -16 // offsets on the stack: the key, and the value of a new entry
 	return asm.Instructions{
 		asm.FnGetCurrentPidTgid.Call(),
-		asm.RSh.Imm(asm.R0, 32), // the process id, which is the upper half; the lower is the thread's
+		asm.RSh.Imm(asm.R0, 32), // the upper half is the process id, the lower half the thread id
 		asm.StoreMem(asm.RFP, key, asm.R0, asm.Word),
 		asm.StoreImm(asm.RFP, key+4, int64(kind), asm.Word),
 
@@ -102,7 +102,8 @@ func addOne(counts *ebpf.Map, kind uint32) asm.Instructions {
 		asm.Add.Imm(asm.R2, key),
 		asm.Mov.Reg(asm.R3, asm.RFP),
 		asm.Add.Imm(asm.R3, first),
-		asm.Mov.Imm(asm.R4, int32(ebpf.UpdateNoExist)), // if two threads do this at the same time, one count is lost
+		// If two threads do this at the same time, one event is not counted.
+		asm.Mov.Imm(asm.R4, int32(ebpf.UpdateNoExist)),
 		asm.FnMapUpdateElem.Call(),
 
 		asm.Mov.Imm(asm.R0, 0).WithSymbol("end"),
@@ -110,8 +111,8 @@ func addOne(counts *ebpf.Map, kind uint32) asm.Instructions {
 	}
 }
 
-// Read returns the counts of a live process. They begin when the Counter was made, except page
-// faults, which begin with the process.
+// Read returns the counts of a running process. Page faults are counted from the start of the
+// process, and all other operations from NewCounter on.
 func (c *Counter) Read(pid int) (Counts, error) {
 	var counts [3]uint64
 	for kind := range counts {
@@ -132,7 +133,7 @@ func (c *Counter) ReadChildren() (map[int]Counts, error) {
 	}
 	out := make(map[int]Counts)
 	for _, pid := range pids {
-		if counts, err := c.Read(pid); err == nil { // otherwise the child has exited
+		if counts, err := c.Read(pid); err == nil { // fails if the child has exited
 			out[pid] = counts
 		}
 	}
@@ -158,8 +159,8 @@ func pageFaults(pid int) (uint64, error) {
 	return few + many, err
 }
 
-// statFields returns the fields of /proc/<pid>/stat after the command's name, which may contain any
-// character. The first of them is the third field, the state.
+// statFields returns the fields of /proc/<pid>/stat after the name of the command, which may
+// contain any character. The first of them is field 3, the state.
 func statFields(stat string) []string {
 	i := strings.LastIndex(stat, ") ")
 	if i < 0 {

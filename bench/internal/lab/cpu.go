@@ -11,10 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// CPU is the CPU time that this process and each of its live children have used so far. It includes
-// a vCPU's time in the guest.
+// CPU is the CPU time that this process and each of its running children have used so far. The time
+// of a vCPU in the guest is included.
 type CPU struct {
-	begin, end time.Duration         // this process, before and after reading the others
+	begin, end time.Duration         // of this process, before and after reading the children's
 	children   map[int]time.Duration // by process id
 }
 
@@ -42,7 +42,7 @@ func Children() (pids []int, err error) {
 	for _, path := range stats {
 		p, err := os.ReadFile(path)
 		if err != nil || parent(string(p)) != os.Getpid() {
-			continue // gone, or not a child of this process
+			continue // the process has ended, or is not a child of this process
 		}
 		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path))); err == nil {
 			pids = append(pids, pid)
@@ -59,9 +59,9 @@ func ownCPU() (time.Duration, error) {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano()), nil
 }
 
-// Since returns the CPU time that this process and the children pids have used since before. For a
-// child that did not exist then, it is the time since the child's start. The cost of the two
-// readings is not included.
+// Since returns the CPU time that this process and the children pids have used since before. If a
+// child did not exist then, its CPU time since its start is used. The cost of the two readings is
+// not included.
 func (c CPU) Since(before CPU, pids []int) (own, children time.Duration) {
 	for _, pid := range pids {
 		children += c.children[pid] - before.children[pid]
@@ -69,8 +69,8 @@ func (c CPU) Since(before CPU, pids []int) (own, children time.Duration) {
 	return c.begin - before.end, children
 }
 
-// parent returns the parent's process id from /proc/<pid>/stat (proc_pid_stat(5)), or 0 if the form
-// of stat is unknown.
+// parent returns the process id of the parent, from /proc/<pid>/stat (proc_pid_stat(5)). It returns
+// 0 if it cannot parse stat.
 func parent(stat string) int {
 	fields := statFields(stat)
 	if len(fields) < 2 {
@@ -83,9 +83,9 @@ func parent(stat string) int {
 	return pid
 }
 
-// threadsTime adds up what the scheduler has counted for every thread of a process, in nanoseconds
-// (Documentation/scheduler/sched-stats.rst). utime and stime in stat have a resolution of only 10
-// ms.
+// threadsTime returns the sum of the times that the scheduler has counted for the threads of a
+// process, in nanoseconds (Documentation/scheduler/sched-stats.rst). The fields utime and stime of
+// stat have a resolution of only 10 ms.
 func threadsTime(dir string) time.Duration {
 	files, _ := filepath.Glob(filepath.Join(dir, "task", "*", "schedstat"))
 	var total time.Duration

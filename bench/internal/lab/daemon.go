@@ -30,18 +30,18 @@ import (
 	"github.com/forkd/forkd/recipes"
 )
 
-// Daemon has the parts of `forkd daemon` below its REST API: a store with directories on disk and
-// on tmpfs, forkd-vmm, and sandbox managers that use them. Only this process uses them.
+// Daemon has the parts of `forkd daemon` below the REST API: a store with directories on disk and
+// on tmpfs, forkd-vmm, and the sandbox managers that use them. Nothing else on the host uses them.
 type Daemon struct {
 	Host   report.Host
 	Assets *vmtest.Assets
-	Dir    string // for programs
-	RunDir string // in RAM, like /run on hosts with systemd; a short path, for sockets
+	Dir    string // directory for programs
+	RunDir string // directory for sockets; in RAM, like /run on hosts with systemd, and with a short path
 	Store  *store.Store
 	VMMs   vmpool.Processes
 
 	net  string // path of forkd-net
-	disk string // directory of the store, and of private disk tops
+	disk string // directory of the store and of private disks
 	made int    // number of managers so far
 }
 
@@ -94,7 +94,7 @@ func NewDaemon(host report.Host, undo *cleanup.Stack) (*Daemon, error) {
 	return d, nil
 }
 
-// tempDir makes a directory with a short name; undo removes it.
+// tempDir makes a directory with a short path. undo removes it.
 func tempDir(parent string, undo *cleanup.Stack) (string, error) {
 	dir, err := os.MkdirTemp(parent, "fkb")
 	if err == nil {
@@ -116,15 +116,15 @@ func (m *Manager) VsockSocket(id string) string {
 	return filepath.Join(m.runDir, id, vmmclient.VsockSocket)
 }
 
-// Options are the settings in which managers of one Daemon may differ.
+// Options are the settings in which the managers of one Daemon may differ.
 type Options struct {
-	Pool  int                              // number of VMMs that wait for a fork
+	Pool  int                              // number of waiting VMMs
 	VMMs  vmpool.VMMs                      // nil: those of the daemon
-	Guest func(vsock string) sandbox.Guest // nil: the agent
+	Guest func(vsock string) sandbox.Guest // stands for the agent; nil: the agent itself
 }
 
-// WithManager calls f with a sandbox manager that is configured as in the daemon. Then it kills the
-// manager's sandboxes and pool.
+// WithManager calls f with a sandbox manager that is configured like the daemon's. Afterwards it
+// kills the manager's sandboxes and waiting VMMs.
 func (d *Daemon) WithManager(o Options, f func(*Manager) error) error {
 	d.made++
 	name := strconv.Itoa(d.made)
@@ -159,7 +159,7 @@ func (d *Daemon) WithManager(o Options, f func(*Manager) error) error {
 	return f(m)
 }
 
-// Bake bakes the image of a recipe, as `forkd build` does.
+// Bake bakes the image of a recipe, like `forkd build`.
 func (d *Daemon) Bake(ctx context.Context, m *Manager, tag, recipe string, memoryMiB uint64) error {
 	r, err := d.Recipe(recipe)
 	if err != nil {
@@ -169,7 +169,7 @@ func (d *Daemon) Bake(ctx context.Context, m *Manager, tag, recipe string, memor
 	return m.Bake(ctx, r)
 }
 
-// Bake bakes a parent for a request from Recipe.
+// Bake bakes a parent. r was made by Recipe.
 func (m *Manager) Bake(ctx context.Context, r bake.Request) error {
 	_, err := m.baker.Bake(ctx, r)
 	return err
@@ -195,7 +195,8 @@ func (d *Daemon) Recipe(name string) (bake.Request, error) {
 	}, nil
 }
 
-// poolLimit is how long n VMMs may take to start. On an emulated host each takes about 0.1 s.
+// poolLimit bounds the time for starting the VMMs of a pool. On an emulated host, each takes about
+// 0.1 s.
 const poolLimit = 2 * time.Minute
 
 // WaitPool waits until n VMMs of the pool are ready.

@@ -1,8 +1,8 @@
-// Package lab has the common parts of benchmarks: their flags, the description of the host, the
-// files they run, the daemon's parts that they measure, and the CPU time of processes.
+// Package lab has what the benchmarks share: flags, the description of the host, the files that
+// they run, the parts of the daemon that they measure, and the CPU time of processes.
 //
-// It does not contain the benchmarks themselves or their tables. It is not compiled into a product
-// binary.
+// It does not contain the benchmarks themselves or their tables. No program of the product contains
+// it.
 package lab
 
 import (
@@ -30,13 +30,13 @@ import (
 const (
 	AccelKVM = "kvm"
 	AccelTCG = "tcg" // forkd's own emulated host: an emulated CPU with nested virtualization
-	AccelPVM = "pvm" // a KVM without hardware virtualization; it runs no stock kernel, but the stub guest
+	AccelPVM = "pvm" // a KVM without hardware virtualization; it runs the stub guest, but no ordinary kernel
 
 	AccelNone = "none" // no KVM
 )
 
-// Host describes this host. If the host has no KVM at all, it returns ErrUnfit together with the
-// description.
+// Host describes this host. If the host has no KVM at all, Host returns the description together
+// with ErrUnfit.
 func Host() (report.Host, error) {
 	h := report.Host{CPUs: runtime.NumCPU()}
 	var name unix.Utsname
@@ -81,19 +81,21 @@ func assets() (*vmtest.Assets, error) {
 	return a, nil
 }
 
-// CopyBinary copies a program into dir and returns its new path. In the emulated host, built
-// programs are in a slow shared directory, while a daemon installs its VMM on a disk.
+// CopyBinary copies a program into dir and returns the path of the copy. In the emulated host,
+// built programs are in a slow shared directory, but a daemon has its VMM on a disk, and so should
+// a benchmark.
 func CopyBinary(dir, path string) (string, error) {
 	p, err := os.ReadFile(path)
 	if err != nil {
 		return "", fmt.Errorf("copy %s: %w", path, err)
 	}
 	to := filepath.Join(dir, filepath.Base(path))
-	return to, errors.Join(os.WriteFile(to, p, 0o700), os.Chmod(to, 0o755), os.Chmod(dir, 0o711)) // see jail.Starter
+	// Jail.Starter needs these permissions.
+	return to, errors.Join(os.WriteFile(to, p, 0o700), os.Chmod(to, 0o755), os.Chmod(dir, 0o711))
 }
 
-// Template is the CPU template of guests. An emulated host does not keep the extended control
-// register of its guests.
+// Template returns the CPU template of guests. An emulated host needs one without XSAVE, because it
+// does not preserve the register XCR0 of its guests.
 func Template(h report.Host) string {
 	if h.Accel == AccelTCG {
 		return vm.TemplateV2
@@ -103,14 +105,15 @@ func Template(h report.Host) string {
 
 // DropCaches empties the page cache of the whole host. It needs root.
 func DropCaches() error {
-	unix.Sync() // only clean pages can be dropped
+	unix.Sync() // only clean pages can be dropped, so write dirty ones first
 	if err := os.WriteFile("/proc/sys/vm/drop_caches", []byte("3\n"), 0); err != nil {
 		return fmt.Errorf("empty the page cache: %w", err)
 	}
 	return nil
 }
 
-// HostMemory is the memory of the whole host, in KiB (proc_meminfo(5)). Every process changes it.
+// HostMemory is the memory of the whole host, in KiB (proc_meminfo(5)). Every process on the host
+// changes it.
 type HostMemory struct {
 	Available uint64 // MemAvailable
 	Slab      uint64 // small objects of the kernel
@@ -135,8 +138,8 @@ func PssKiB(pid int) (uint64, error) {
 	return statusField(string(p), "Pss")
 }
 
-// PrivateKiB returns the private memory of a process without its mappings of a file
-// (proc_pid_smaps(5)). For a VMM, it is the private memory without the guest's RAM.
+// PrivateKiB returns the private memory of a process, except for its mappings of the file without
+// (proc_pid_smaps(5)). For a VMM, this is the private memory without guest RAM.
 func PrivateKiB(pid int, without string) (float64, error) {
 	f, err := os.Open(fmt.Sprintf("/proc/%d/smaps", pid))
 	if err != nil {
@@ -147,12 +150,12 @@ func PrivateKiB(pid int, without string) (float64, error) {
 }
 
 func privateKiB(smaps io.Reader, without string) (total float64, err error) {
-	counts := false // whether the current mapping counts
+	counts := false // whether the present mapping counts
 	lines := bufio.NewScanner(smaps)
 	for lines.Scan() {
 		key, rest, _ := strings.Cut(lines.Text(), " ")
 		switch {
-		case !strings.HasSuffix(key, ":"): // address, mode, offset, device, inode, path
+		case !strings.HasSuffix(key, ":"): // a line with address, mode, offset, device, inode and path
 			counts = !strings.HasSuffix(rest, " "+without)
 		case counts && strings.HasPrefix(key, "Private_"):
 			number, _, _ := strings.Cut(strings.TrimSpace(rest), " ")
@@ -174,7 +177,7 @@ func meminfo(key string) (uint64, error) {
 	return statusField(string(p), key)
 }
 
-// statusField returns the number of a "Key:  123 kB" line.
+// statusField returns the number in a line of the form "Key:  123 kB".
 func statusField(text, key string) (uint64, error) {
 	for line := range strings.Lines(text) {
 		if rest, ok := strings.CutPrefix(line, key+":"); ok {
@@ -188,7 +191,7 @@ func statusField(text, key string) (uint64, error) {
 	return 0, fmt.Errorf("no field %s in /proc", key)
 }
 
-// Now returns CLOCK_MONOTONIC in nanoseconds, which all processes share.
+// Now returns CLOCK_MONOTONIC in nanoseconds. It is the same in all processes.
 func Now() (int64, error) {
 	var t unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &t); err != nil {

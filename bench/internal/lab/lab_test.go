@@ -42,7 +42,7 @@ VmFlags: rd mr mw me
 	}
 }
 
-// A child's CPU time counts while the child lives.
+// The CPU time of a child counts while the child is running.
 func TestCPUSeesChildren(t *testing.T) {
 	before, err := ReadCPU()
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/forkd/forkd/bench/internal/report"
 )
 
-// Program is the frame of a benchmark: its common flags, its start and its end.
+// Program has the common parts of a benchmark: flags, start and end.
 type Program struct {
 	name   string
 	begin  time.Time
@@ -23,8 +23,8 @@ type Program struct {
 	out    string
 }
 
-// NewProgram declares the common flags of all benchmarks. leftOut describes what is omitted when
-// -budget is used up.
+// NewProgram declares the flags that all benchmarks have. leftOut describes what is omitted when
+// the time of -budget is used up.
 func NewProgram(name string, budget time.Duration, leftOut string) *Program {
 	p := &Program{name: name, begin: time.Now()}
 	flag.DurationVar(&p.budget, "budget", budget, "after this time "+leftOut)
@@ -33,7 +33,7 @@ func NewProgram(name string, budget time.Duration, leftOut string) *Program {
 }
 
 // Main parses and checks the flags, measures, writes the report, and exits. The exit code is 2 if a
-// flag is wrong, ExitUnfit if this host cannot run the guests, and 1 after other errors.
+// flag is wrong, ExitUnfit if this host cannot run the guests, and 1 after any other error.
 func (p *Program) Main(check func() error, measure func(context.Context) (*report.Report, error)) {
 	flag.Parse()
 	err := check()
@@ -66,23 +66,24 @@ func (p *Program) write(r *report.Report) error {
 	return r.Save(p.out)
 }
 
-// Report begins a report of this program.
+// Report returns a new report of this program.
 func (p *Program) Report(host report.Host) *report.Report {
 	return &report.Report{Bench: p.name, Time: p.begin.UTC(), Host: host}
 }
 
-// Progress prints a progress message to standard error.
+// Progress prints a message about the progress to standard error.
 func (p *Program) Progress(format string, args ...any) {
 	fmt.Fprintf(os.Stderr, p.name+": "+format+"\n", args...)
 }
 
-// TimeIsUp reports whether the -budget is used up.
+// TimeIsUp reports whether the time of -budget is used up.
 func (p *Program) TimeIsUp() bool { return time.Now().After(p.Deadline()) }
 
-// Deadline returns the time at which the -budget is used up.
+// Deadline returns the time when -budget is used up.
 func (p *Program) Deadline() time.Time { return p.begin.Add(p.budget) }
 
-// ErrUnfit means that this host runs no Linux guests. Programs that need them exit with ExitUnfit.
+// ErrUnfit means that KVM on this host cannot run Linux guests. Programs that need them exit with
+// ExitUnfit.
 var ErrUnfit = errors.New("KVM of this host runs no Linux guest: use the emulated host (scripts/bench does)")
 
 // ExitUnfit is the exit code of a benchmark whose guests this host cannot run.
@@ -95,7 +96,7 @@ func exitCode(err error) int {
 	return 1
 }
 
-// Numbers is a flag with a list of numbers, separated by commas.
+// Numbers is a flag whose value is a list of numbers, separated by commas.
 type Numbers struct {
 	List     []int
 	Min, Max int // bounds of each number
@@ -110,7 +111,7 @@ func (n *Numbers) String() string {
 	return strings.Join(text, ",")
 }
 
-// Set implements flag.Value. An empty text means no numbers.
+// Set implements flag.Value. An empty text means an empty list.
 func (n *Numbers) Set(text string) error {
 	n.List = nil
 	for field := range strings.SplitSeq(text, ",") {

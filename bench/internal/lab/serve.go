@@ -18,12 +18,12 @@ import (
 	"github.com/forkd/forkd/internal/host/workspace"
 )
 
-// Serve serves the REST API of the manager on a unix socket, with an audit log and without tokens,
-// and returns a client for it. undo closes server and client, and must run before the manager is
-// closed.
+// Serve serves the REST API of the manager on a unix socket, with an audit log and without tokens.
+// It returns a client for the API. undo closes the client and the server; it must run before the
+// manager is closed.
 //
-// Server and client are both in this process, so a program that measures the CPU time of the daemon
-// measures both.
+// Server and client are in this process. So the CPU time that a program measures for this process
+// includes both.
 func (m *Manager) Serve(ctx context.Context, undo *cleanup.Stack) (*client.Client, error) {
 	quiet := slog.New(slog.DiscardHandler)
 	workspaces, err := workspace.Open(filepath.Join(m.dataDir, "workspaces"), m.Manager, quiet)

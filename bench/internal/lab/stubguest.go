@@ -22,8 +22,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// BakeStub makes a snapshot of a running stub, whose memory map gets the given number of additional
-// extents. Bake cannot do that, because it waits until the guest announces that it is ready.
+// BakeStub makes a snapshot of a running stub whose memory map has the given number of additional
+// extents. Bake cannot be used, because it waits until the guest says that it is ready.
 func (d *Daemon) BakeStub(ctx context.Context, m *Manager, tag string, memoryMiB uint64, extents int) error {
 	kernel := filepath.Join(d.Dir, "stub.elf")
 	if err := os.WriteFile(kernel, stub.Kernel(), 0o600); err != nil {
@@ -42,8 +42,9 @@ func (d *Daemon) BakeStub(ctx context.Context, m *Manager, tag string, memoryMiB
 	return saveStub(ctx, m.Snapshots(), tag, vmm, machine, d.Host.Accel, extents)
 }
 
-// StubSettle is how long the stub's parent runs, which is certainly enough to reach its loop. It
-// gets there after a few dozen instructions, which take microseconds even on emulated hosts.
+// StubSettle is how long the parent of stubs runs before it is saved. It is more than enough for
+// the stub to reach its loop: that takes a few dozen instructions, or microseconds even on emulated
+// hosts.
 const StubSettle = 300 * time.Millisecond
 
 func runStub(ctx context.Context, vmm vmpool.VMM, kernel string) error {
@@ -66,14 +67,15 @@ func runStub(ctx context.Context, vmm vmpool.VMM, kernel string) error {
 	return vmm.Pause(ctx)
 }
 
-// Position of the extents that BakeStub adds. They are above all memory that the stub uses. A hole
-// of the same length follows each extent, so that the kernel does not merge their mappings.
+// Addresses of the extents that BakeStub adds. They are above all memory that the stub uses. Each
+// extent is followed by a hole of the same length, so that the kernel does not merge their
+// mappings.
 const (
 	extentsFrom = 32 << 20
 	extentStep  = 64 << 10
 )
 
-// MaxStubExtents is how many such extents fit into a guest with 64 MiB of RAM.
+// MaxStubExtents is the number of such extents that fit into a guest with 64 MiB of RAM.
 const MaxStubExtents = (64<<20 - extentsFrom) / extentStep
 
 func saveStub(ctx context.Context, s *store.Store, tag string, vmm vmpool.VMM, machine vm.Shape, accel string,
@@ -115,21 +117,23 @@ func saveStub(ctx context.Context, s *store.Store, tag string, vmm vmpool.VMM, m
 	return err
 }
 
-// StubClient returns a replacement for the agent of a stub, for Options.Guest.
+// StubClient returns the sandbox.Guest of a stub, for Options.Guest.
 func StubClient(vsock string) sandbox.Guest { return stubClient{dir: filepath.Dir(vsock)} }
 
-// stubClient replaces the agent of a stub. Only Forked may be called.
+// stubClient is the sandbox.Guest of a stub. Only its method Forked may be called.
 type stubClient struct {
 	sandbox.Guest
 	dir string // directory of the stub's VMM
 }
 
-// stubPoll is the resolution of the stub's clock (ii).
+// stubPoll is the interval at which Forked looks for the answer. It is the resolution of clock (ii)
+// with a stub.
 const stubPoll = 200 * time.Microsecond
 
-// Forked waits for the stub's answer on its console. It accepts only one byte, because a VMM that
-// exits writes more. It checks the number of bytes in an open file, because copying the ring of a
-// console takes as long as restoring a vCPU. For other VMMs the byte comes from a pipe.
+// Forked waits for the stub's answer on its console. It accepts exactly one byte, because a VMM
+// that exits writes more. It looks at the number of bytes in an open file, because copying the ring
+// buffer of a console would take as long as restoring a vCPU. For other VMMs, the byte is read from
+// a pipe.
 func (c stubClient) Forked(ctx context.Context, _ agentproto.Forked) (*agentproto.Unique, error) {
 	return nil, c.wait(ctx)
 }
@@ -163,9 +167,9 @@ func (c stubClient) wait(ctx context.Context) error {
 	}
 }
 
-// NewTicker returns a kernel timer, from which eight bytes can be read in every period. In an idle
-// program, Go's own timers are late by up to a millisecond, because Go's poller waits for whole
-// milliseconds.
+// NewTicker returns a kernel timer from which eight bytes can be read in every period. It is used
+// because Go's own timers are late by up to a millisecond in an idle program: Go's poller waits for
+// whole milliseconds.
 func NewTicker(period time.Duration) (*os.File, error) {
 	fd, err := unix.TimerfdCreate(unix.CLOCK_MONOTONIC, unix.TFD_NONBLOCK|unix.TFD_CLOEXEC)
 	if err != nil {

@@ -8,8 +8,8 @@ import (
 	"strconv"
 )
 
-// Chart shows groups of horizontal bars with their figures. Each group has its own scale, which
-// begins at 0, so only bars of the same group can be compared.
+// Chart shows groups of horizontal bars, each with its figure. Each group has a scale of its own
+// that begins at 0. So only bars of the same group can be compared.
 type Chart struct {
 	Title, Subtitle string
 	Unit            string
@@ -25,17 +25,17 @@ type ChartGroup struct {
 // ChartBar is one figure.
 type ChartBar struct {
 	Name    string
-	Value   float64 // above 0; otherwise there is neither a figure nor a bar
+	Value   float64 // above 0; 0 if there is no figure
 	Missing string  // reason why there is no figure
 	Ours    bool    // drawn in another colour
 }
 
-// Dimensions of a chart in SVG's user units, and its colours. The chart has a white background on
-// any page.
+// Dimensions of a chart, in the user units of SVG, and its colours. The chart has a white
+// background, whatever the colour of the page is.
 const (
 	chartWidth    = 820
 	chartBarLeft  = 220
-	chartBarRight = 720 // right end of the longest bar; the bar's figure follows
+	chartBarRight = 720 // right end of the longest bar; the figure is printed to the right of each bar
 	chartRow      = 18
 	chartGroup    = 30
 	chartHead     = 58
@@ -56,7 +56,7 @@ func (c *Chart) SVG() []byte {
 	b.WriteString(`<rect width="100%" height="100%" fill="#ffffff"/>` + "\n")
 	text := func(x float64, y int, anchor, style, s string) {
 		fmt.Fprintf(&b, `<text x="%.1f" y="%d" text-anchor="%s" %s>`, x, y, anchor, style)
-		_ = xml.EscapeText(&b, []byte(s)) // writing to a Buffer never fails
+		_ = xml.EscapeText(&b, []byte(s)) // writing to a bytes.Buffer never fails
 		b.WriteString("</text>\n")
 	}
 	ink, faint := `fill="`+chartInk+`"`, `fill="`+chartFaint+`"`
@@ -105,7 +105,7 @@ func (g *ChartGroup) longest() (v float64) {
 	return v
 }
 
-// figure prints three digits, or more if there are more before the point.
+// figure returns v with three digits, or with more if there are more before the point.
 func figure(v float64) string {
 	digits := 2
 	switch {

@@ -30,7 +30,7 @@ func TestChart(t *testing.T) {
 		t.Fatalf("%v in\n%s", err, svg)
 	}
 	var widths []string
-	for _, r := range doc.Rects[1:] { // the first is the background
+	for _, r := range doc.Rects[1:] { // the first one is the background
 		widths = append(widths, r.Width)
 	}
 	if got := strings.Join(widths, " "); got != "125.0 500.0 500.0" {

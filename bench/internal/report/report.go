@@ -1,8 +1,8 @@
-// Package report prints and saves the results of a benchmark: tables for people, and the same
-// figures as JSON for programs. It also computes quantiles.
+// Package report prints and saves the results of a benchmark: as tables for people, and as JSON for
+// programs. It also computes quantiles.
 //
-// It measures nothing. A figure that was not measured is a nil cell, which is printed as an empty
-// field and is null in JSON.
+// It measures nothing. A figure that was not measured is a nil cell. It is printed as an empty
+// field, and is null in JSON.
 package report
 
 import (
@@ -27,7 +27,7 @@ type Report struct {
 	Tables []*Table  `json:"tables"`
 }
 
-// Host describes the host on which the figures were measured. Figures mean nothing without it.
+// Host describes the host on which the figures were measured, without which they have no meaning.
 type Host struct {
 	Accel  string `json:"accel"` // what runs the guests: "kvm", "tcg" (emulated CPU), "pvm" (no hardware virtualization)
 	Kernel string `json:"kernel"`
@@ -37,9 +37,9 @@ type Host struct {
 
 // Column is a column of a table.
 type Column struct {
-	Name string `json:"name"` // unique in its table; with the unit, as in "pause p50 ms"
-	// Digits is how many digits of a float64 are printed after the point. JSON contains all of
-	// them.
+	Name string `json:"name"` // unique in its table; includes the unit, as in "pause p50 ms"
+	// Digits is the number of digits of a float64 that are printed after the point. JSON contains
+	// all digits.
 	Digits int `json:"-"`
 }
 
@@ -48,10 +48,10 @@ type Table struct {
 	Title   string
 	Columns []Column
 	Rows    [][]any
-	Notes   []string // how to read it
+	Notes   []string // explanations below the table
 }
 
-// Add appends a row. It must have as many cells as there are columns; otherwise WriteTo and
+// Add appends a row. If its number of cells differs from the number of columns, WriteTo and
 // MarshalJSON return an error.
 func (t *Table) Add(cells ...any) { t.Rows = append(t.Rows, cells) }
 
@@ -89,7 +89,8 @@ func (t *Table) MarshalJSON() ([]byte, error) {
 	}{t.Title, t.Columns, rows, t.Notes})
 }
 
-// write prints the table in Markdown, padded so that it is readable in a terminal too.
+// write prints the table in Markdown. Columns are padded, so that the table is readable in a
+// terminal too.
 func (t *Table) write(w io.Writer) error {
 	if err := t.check(); err != nil {
 		return err
@@ -162,8 +163,9 @@ func (r *Report) Save(path string) error {
 	return os.WriteFile(path, append(p, '\n'), 0o644)
 }
 
-// Quantile returns the smallest sample that is at least as large as the fraction q of all samples
-// (nearest rank), or NaN without samples. It never interpolates, so the result was measured.
+// Quantile returns the smallest sample that is not less than the fraction q of all samples (nearest
+// rank). It returns NaN if there are no samples. It never interpolates, so the result is always a
+// measured value.
 func Quantile(samples []float64, q float64) float64 {
 	if len(samples) == 0 {
 		return math.NaN()

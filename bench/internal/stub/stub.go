@@ -1,14 +1,15 @@
-// Package stub is a guest without an operating system: an ELF file that the product's loader boots
+// Package stub is a guest without an operating system. It is an ELF file that forkd's loader boots
 // like a kernel, with about a hundred bytes of code. With it, forks can be measured on a KVM that
 // cannot run Linux, such as kvm-pvm.
 //
-// The code sets up tables, drops to user mode (CPL 3) and reads a device's register repeatedly
-// until a number in memory changes. With forkd's VMM that number is the VM generation identifier,
-// which a restore changes. Then the copy answers: it traps to kernel mode, which writes the value
-// read from the register to the serial port, once, and halts. The parent never answers.
+// The code sets up tables and goes to user mode (CPL 3). There it reads a register of a device
+// repeatedly, until a number in memory changes. With forkd's VMM, that number is the VM generation
+// identifier, which a restore changes. So a copy leaves the loop and answers: it traps to kernel
+// mode, writes the last value of the register to the serial port, once, and halts. The parent never
+// answers.
 //
-// It has no agent, no interrupts and no devices of its own, so the cost of its forks inside the
-// guest says nothing about Linux.
+// The stub has no agent and no interrupts. So the cost of its forks says nothing about what a Linux
+// guest does after a fork.
 package stub
 
 import (
@@ -19,17 +20,18 @@ import (
 )
 
 // Answer is the byte that a forked stub writes to its console. It is the first byte of the magic
-// "virt", with which every virtio-mmio window begins (virtio 1.2 §4.2.2).
+// value "virt", with which the registers of every virtio-mmio device begin (virtio 1.2 §4.2.2).
 const Answer = 'v'
 
-// Layout holds the guest physical addresses that the stub reads. They depend on the VMM.
+// Layout has the guest physical addresses that the stub reads. They differ between VMMs.
 type Layout struct {
-	Register   uint32 // a virtio-mmio window between 3 and 4 GiB: reading it causes an exit to the VMM
-	Generation uint32 // 8 bytes in the first 2 MiB of RAM that differ in a copy
+	Register   uint32 // registers of a virtio-mmio device between 3 and 4 GiB; reading them causes an exit to the VMM
+	Generation uint32 // 8 bytes in the first 2 MiB of RAM that are different in a copy
 }
 
-// Note is a Generation for VMMs whose snapshots contain memory unchanged. It is 8 bytes of RAM that
-// only the stub uses. A program that has a snapshot can write another number there.
+// Note is used as Layout.Generation for VMMs that restore memory unchanged. It is the address of 8
+// bytes of RAM that the stub does not use otherwise. A program that has made a snapshot can write
+// another number there, so that copies notice that they are copies.
 const Note = loadAddr + imageSize
 
 // Guest physical layout, from loadAddr on. Every table has a page of its own.
@@ -37,13 +39,13 @@ const (
 	loadAddr = uint32(boot.MinKernelAddr)
 
 	userCode   = 0x100 // after the entry code
-	trapCode   = 0x200 // the handler of invalid instructions
+	trapCode   = 0x200 // handler of invalid instructions
 	bootCode   = 0x280 // entry point for a Multiboot loader
 	bootHeader = 0x300
 	pml4       = 0x1000
 	pdpt       = 0x2000
-	dirRAM     = 0x3000 // addresses from 0
-	dirDevices = 0x4000 // addresses from 3 GiB
+	dirRAM     = 0x3000 // maps addresses from 0 on
+	dirDevices = 0x4000 // maps addresses from 3 GiB on
 	gdt        = 0x5000
 	gdtPointer = 0x5800
 	idtPointer = 0x5810
@@ -56,7 +58,7 @@ const (
 // programAddr is the usual address of x86-64 programs.
 const programAddr = 0x400000
 
-// Selectors in the GDT. The user's include the requested privilege level.
+// Selectors in the GDT. Those of user mode include the requested privilege level.
 const (
 	selKernelCode = 0x08
 	selUserData   = 0x10 | 3
@@ -77,11 +79,11 @@ const (
 )
 
 const (
-	// The user code leaves through an invalid instruction, because kvm-pvm delivers no other trap
-	// that needs no set-up. On kvm-pvm, software interrupts, and port output with IOPL 3, become a
+	// The user code leaves user mode by an invalid instruction, because on kvm-pvm no other trap
+	// works without more preparation: software interrupts, and port output with IOPL 3, become a
 	// triple fault, and SYSCALL returns at the wrong privilege level.
 	trapVector = 6
-	// userFlags keeps interrupts off. Bit 1 is always one.
+	// userFlags disables interrupts. Bit 1 is always one.
 	userFlags = 1 << 1
 )
 
@@ -90,13 +92,13 @@ func Kernel() []byte {
 	return Layout{Register: uint32(boot.VirtioBase), Generation: uint32(boot.VMGenIDAddr)}.Kernel()
 }
 
-// Kernel returns the ELF file for a VMM that enters it in 64-bit mode, as it enters Linux.
+// Kernel returns the ELF file for a VMM that enters it in 64-bit mode, like a Linux kernel.
 func (l Layout) Kernel() []byte {
 	return bareguest.ELF(l.image(), loadAddr)
 }
 
-// Multiboot returns a kernel for a VMM that enters it in 32-bit mode. It is a file with a header
-// that gives the addresses itself (Multiboot Specification 0.6.96 §3.1).
+// Multiboot returns a kernel for a VMM that enters it in 32-bit mode. The file has a header that
+// contains the addresses (Multiboot Specification 0.6.96 §3.1).
 func (l Layout) Multiboot() []byte {
 	const magic, addressesAreValid = 0x1badb002, 1 << 16
 	m := l.image()
@@ -110,8 +112,8 @@ func (l Layout) Multiboot() []byte {
 	return m
 }
 
-// enter64 goes from 32-bit mode without paging to the entry code in 64-bit mode (Intel SDM vol. 3
-// §9.8.5).
+// enter64 returns code that goes from 32-bit mode without paging to the entry code in 64-bit mode
+// (Intel SDM vol. 3 §9.8.5).
 func enter64() []byte {
 	c := []byte{
 		0x0f, 0x20, 0xe0, 0x83, 0xc8, 0x20, 0x0f, 0x22, 0xe0, // CR4 |= PAE
@@ -124,8 +126,8 @@ func enter64() []byte {
 	return append(abs32(append(c, 0xea), loadAddr), selKernelCode, 0)      // ljmp to the entry code
 }
 
-// Program returns a Linux program for containers. It answers on standard output like a forked stub,
-// and then waits to be killed. It needs no files.
+// Program returns a Linux program for containers. It prints the same answer as a forked stub, and
+// then waits until it is killed. It needs no other files.
 func Program() []byte {
 	const write, pause = 1, 34 // system calls of x86-64
 	c := []byte{
@@ -142,7 +144,7 @@ func Program() []byte {
 	return bareguest.ELF(c, programAddr)
 }
 
-// image returns the content of memory from loadAddr on.
+// image returns the content of guest memory from loadAddr on.
 func (l Layout) image() []byte {
 	m := make([]byte, imageSize)
 	copy(m, entryCode())
@@ -160,7 +162,8 @@ func (l Layout) image() []byte {
 // abs32 appends a 32-bit number to code.
 func abs32(code []byte, v uint32) []byte { return binary.LittleEndian.AppendUint32(code, v) }
 
-// entryCode runs in 64-bit mode at CPL 0. It leaves to user mode and never returns.
+// entryCode returns code that runs in 64-bit mode at CPL 0. It goes to user mode and does not
+// return.
 func entryCode() []byte {
 	c := abs32([]byte{0x0f, 0x01, 0x14, 0x25}, loadAddr+gdtPointer)   // lgdt gdtPointer
 	c = abs32(append(c, 0x0f, 0x01, 0x1c, 0x25), loadAddr+idtPointer) // lidt idtPointer
@@ -174,7 +177,7 @@ func entryCode() []byte {
 	return append(c, 0x48, 0xcf) // iretq
 }
 
-// userLoop runs at CPL 3.
+// userLoop returns the code that runs in user mode (CPL 3).
 func (l Layout) userLoop() []byte {
 	c := abs32([]byte{0xbe}, l.Register)                       // mov $Register,%esi
 	c = abs32(append(c, 0x48, 0x8b, 0x1c, 0x25), l.Generation) // mov Generation,%rbx
@@ -200,7 +203,7 @@ func (l Layout) putTables(m []byte) {
 	le.PutUint64(m[gdt+selKernelCode:], 0x00af9b000000ffff)
 	le.PutUint64(m[gdt+selUserData&^3:], 0x00cff3000000ffff)
 	le.PutUint64(m[gdt+selUserCode&^3:], 0x00affb000000ffff)
-	// A 64-bit TSS, §7.2.3: it only names the stack for the trap.
+	// A 64-bit TSS, §7.2.3. Its only purpose is to give the stack for the trap.
 	const limit = 0x67
 	base := uint64(loadAddr + tss)
 	le.PutUint64(m[gdt+selTSS:], limit|base&0xffffff<<16|0x89<<40|base>>24&0xff<<56)

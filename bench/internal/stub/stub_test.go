@@ -80,7 +80,7 @@ func TestProgram(t *testing.T) {
 	}
 }
 
-// A Multiboot loader finds the header, which tells it where to load the image.
+// A Multiboot loader can find the header, which says where to load the image.
 func TestMultiboot(t *testing.T) {
 	m := forkd.Multiboot()
 	field := func(i int) uint32 { return binary.LittleEndian.Uint32(m[bootHeader+4*i:]) }
@@ -95,7 +95,7 @@ func TestMultiboot(t *testing.T) {
 	}
 }
 
-// The parts of the code do not overlap, and the page tables map all memory that the code accesses.
+// The parts of the code do not overlap. The page tables map all memory that the code uses.
 func TestLayout(t *testing.T) {
 	other := Layout{Register: 0xfeb00000, Generation: Note}
 	for _, l := range []Layout{forkd, other} {

@@ -1,5 +1,6 @@
-// Command client is the Go client for bench/sdk. Each line of its input is one piece of work, which it answers
-// with the seconds that the work took and those of CPU time; a line "held N" it answers with KiB per sandbox.
+// Command client is the Go client that bench/sdk measures. Each line of its input is one piece of
+// work. It answers with the seconds that the work took, and the seconds of CPU time. It answers the
+// line "held N" with KiB per sandbox.
 package main
 
 import (
@@ -19,7 +20,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// bench is the client and its current sandbox.
+// bench is the client and the sandbox that it uses.
 type bench struct {
 	*client.Client
 	tag, path string
@@ -43,9 +44,9 @@ func main() {
 	}
 }
 
-// carryOut does one piece of work, and prints what the caller waits for.
+// carryOut does one piece of work and prints the result for the program that has asked for it.
 func (b *bench) carryOut(ctx context.Context, work string, n int) error {
-	switch work { // what must be there before the clock starts
+	switch work { // prepare what the work needs before the clock starts
 	case "up":
 		b.large = bytes.Repeat([]byte{7}, 100<<20)
 	case "held":
@@ -118,7 +119,7 @@ func (b *bench) down(ctx context.Context) error {
 	return nil
 }
 
-// many starts n sandboxes concurrently.
+// many forks n sandboxes concurrently and returns their ids.
 func (b *bench) many(ctx context.Context, n int) (ids []string, err error) {
 	ids = make([]string, n)
 	var group errgroup.Group
@@ -131,7 +132,7 @@ func (b *bench) many(ctx context.Context, n int) (ids []string, err error) {
 	return ids, group.Wait()
 }
 
-// held prints by how much this process grows for each of n sandboxes that it holds.
+// held prints how much memory of this process a sandbox object takes, as the mean over n sandboxes.
 func (b *bench) held(ctx context.Context, n int) error {
 	first, err := b.many(ctx, 1) // makes the objects that all sandboxes share
 	if err != nil {
@@ -151,7 +152,7 @@ func (b *bench) held(ctx context.Context, n int) error {
 	return nil
 }
 
-// cpuSeconds returns how much CPU time this process has taken.
+// cpuSeconds returns the CPU time that this process has used.
 func cpuSeconds() float64 {
 	var used unix.Rusage
 	if err := unix.Getrusage(unix.RUSAGE_SELF, &used); err != nil {

@@ -5,32 +5,32 @@ import (
 	"time"
 )
 
-// A stream to DialPort begins with a TCP port of the guest's loopback: two bytes, little-endian.
-// The agent answers with one byte, a DialAnswer. After DialOK the stream carries the connection,
-// byte for byte, including the end of each direction. After any other answer the agent closes the
-// stream.
+// A stream to DialPort begins with the number of a TCP port on the guest's loopback: two bytes,
+// little-endian. The agent answers with one byte, a DialAnswer. After DialOK the stream carries the
+// bytes of the connection, and the end of each direction. After any other answer, the agent closes
+// the stream.
 
-// DialSize is the length of the request, in bytes. The answer is one byte.
+// DialSize is the length of the request, in bytes.
 const DialSize = 2
 
-// DialTimeout is how long the agent tries each of the two loopback addresses. Only a server with a
-// full queue of connections takes long.
+// DialTimeout bounds the attempt to connect to each of the two loopback addresses. Only a server
+// whose queue of connections is full takes long.
 const DialTimeout = 5 * time.Second
 
-// MaxDialed bounds the connections to ports that an agent carries at once. The guest's vsock device
-// has 256 streams in total.
+// MaxDialed is the maximum number of connections to ports that an agent carries at the same time.
+// The guest's vsock device has 256 streams in total.
 const MaxDialed = 112
 
-// DialAnswer is the result of a request to DialPort.
+// DialAnswer is the answer to a request to DialPort.
 type DialAnswer byte
 
-// The answers. Treat any other value as an error of a newer agent.
+// The answers. Any other value is an error of a newer agent.
 const (
 	DialOK      DialAnswer = iota + 1
-	DialRefused            // no server listens there
-	DialTimeOut            // a server listens, but does not accept
-	DialBusy               // MaxDialed connections are already open
-	DialFailed             // anything else, such as a lack of memory
+	DialRefused            // no server listens at the port
+	DialTimeOut            // a server listens, but does not accept the connection
+	DialBusy               // MaxDialed connections are open
+	DialFailed             // any other error, such as a lack of memory
 )
 
 // AppendDial appends a request for a port.

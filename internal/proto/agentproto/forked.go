@@ -11,12 +11,14 @@ import (
 
 // Sizes of fork messages in bytes.
 const (
-	LengthSize = 4       // the length at the beginning of every message, little-endian, which does not include itself
+	// Bytes of the length at the beginning of every message; it does not count itself, and is
+	// little-endian.
+	LengthSize = 4
 	MaxForked  = 1 << 20 // maximum length of a message to the guest, without LengthSize
 	MaxAnswer  = 64 << 10
 )
 
-// kind is the first byte after the length.
+// kind is the first byte of a message after its length.
 type kind uint8
 
 const (
@@ -24,17 +26,18 @@ const (
 	kindPrepare kind = 2
 )
 
-// Forked tells a guest that it is a new copy of an older guest. The agent applies all fields before
-// it answers.
+// Forked tells a guest that it is a new copy of another guest. The agent answers when it has
+// applied all fields.
 type Forked struct {
-	Entropy       []byte // 32 bytes or more, unique to this guest
-	RealtimeNanos int64  // host CLOCK_REALTIME when sent, ns since 1970
+	Entropy       []byte // 32 bytes or more, different for each guest
+	RealtimeNanos int64  // the host's CLOCK_REALTIME at the time of sending, in ns since 1970
 	Hostname      string
-	Env           map[string]string // added to the environment of processes and evals that start later
+	Env           map[string]string // added to the environment of processes and evals that are started later
 }
 
-// Append appends the message to b: its length, its kind, RealtimeNanos, Entropy, Hostname, the
-// number of variables, and each variable's name and value. Fields are encoded as by package codec.
+// Append appends the message to b. It consists of its length, its kind, RealtimeNanos, Entropy,
+// Hostname, the number of variables, and the name and value of each variable. Fields are encoded as
+// in package codec.
 func (f *Forked) Append(b []byte) ([]byte, error) {
 	var w codec.Writer
 	w.U8(uint8(kindForked))
@@ -53,26 +56,28 @@ func (f *Forked) Append(b []byte) ([]byte, error) {
 	return appendMessage(b, w.Bytes()), nil
 }
 
-// QuietTime is how long a guest must be left alone between its answer to AppendPrepare and the
-// save. A busy guest uses the time for deferred work, such as freeing memory, stopping timers of
-// its disk and putting threads to sleep. Otherwise each child would do that work.
+// QuietTime is the time between a guest's answer to AppendPrepare and the save of the guest, during
+// which it must get no requests. In this time the guest does deferred work, such as freeing memory,
+// stopping timers of its disk and putting threads to sleep. Otherwise each child would have to do
+// that work.
 const QuietTime = 3 * time.Second
 
-// AppendPrepare appends the message that makes a guest ready to be saved and forked, see QuietTime.
+// AppendPrepare appends the message that makes a guest ready to be saved and forked; see QuietTime.
 func AppendPrepare(b []byte) []byte { return appendMessage(b, []byte{uint8(kindPrepare)}) }
 
-// Received is a message in the guest. Its byte slices alias the message, so that a fork without
-// variables costs no memory.
+// Received is a message as the guest receives it. Its byte slices are parts of the message, so a
+// fork without variables allocates no memory.
 type Received struct {
-	Prepare bool // the message is from AppendPrepare; all other fields are empty
+	Prepare bool // the message was made by AppendPrepare; all other fields are empty
 
 	Entropy       []byte
 	RealtimeNanos int64
 	Hostname      []byte
-	Env           map[string]string // nil without variables
+	Env           map[string]string // nil if there are no variables
 }
 
-// Parse parses the part of Append's or AppendPrepare's message after the length.
+// Parse parses the part of a message after its length. The message was made by Append or
+// AppendPrepare.
 func Parse(body []byte) (m Received, err error) {
 	r := codec.NewReader(body)
 	switch k := kind(r.U8()); k {
@@ -92,7 +97,7 @@ func Parse(body []byte) (m Received, err error) {
 }
 
 func parseEnv(r *codec.Reader) map[string]string {
-	n := r.Count(2 * LengthSize) // two lengths each
+	n := r.Count(2 * LengthSize) // each variable has at least its two lengths
 	if n == 0 {
 		return nil
 	}
@@ -104,7 +109,8 @@ func parseEnv(r *codec.Reader) map[string]string {
 	return env
 }
 
-// Length returns the length at the beginning of a message, or an error if it exceeds max.
+// Length returns the length at the beginning of a message. If the length exceeds max, it returns an
+// error.
 func Length(head []byte, max int) (int, error) {
 	if len(head) < LengthSize {
 		return 0, errors.New("fork message: no length")
@@ -116,7 +122,7 @@ func Length(head []byte, max int) (int, error) {
 	return int(n), nil
 }
 
-// AppendAnswer appends the agent's answer to b: the text of err, or nothing if err is nil.
+// AppendAnswer appends the agent's answer to b: the text of err, or an empty text if err is nil.
 func AppendAnswer(b []byte, err error) []byte {
 	if err == nil {
 		return appendMessage(b, nil)

@@ -83,7 +83,7 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// Parse allocates nothing, because each child would allocate it.
+// Parse allocates no memory, because each child would need a private copy of it.
 func TestParseAllocatesNothing(t *testing.T) {
 	p, err := (&Forked{Entropy: make([]byte, 32), RealtimeNanos: 1, Hostname: "sb-abcdef"}).Append(nil)
 	if err != nil {

@@ -8,28 +8,29 @@ import (
 	"github.com/forkd/forkd/internal/proto/codec"
 )
 
-// Unique lists the random number generators that a fork has found in the memory of the guest's
-// processes. A nil *Unique means that the agent is too old to look for them.
+// Unique lists the random number generators that the agent has found in the memory of the guest's
+// processes after a fork. A nil *Unique means that the agent is too old to look for them.
 type Unique struct {
-	Reseeded []Generator // generators whose numbers differ from those of the siblings from now on
-	Repeats  []Generator // generators whose numbers repeat in all siblings, if they were used before the snapshot
-	More     uint32      // number of generators for which the lists had no room
+	Reseeded []Generator // from now on, their numbers differ from those of the sibling guests
+	Repeats  []Generator // if they were used before the snapshot, all sibling guests get the same numbers
+	More     uint32      // number of generators that do not fit into the lists
 }
 
-// Generator is one generator of one process. Its names come from programs in the guest.
+// Generator is a random number generator of one process. Programs in the guest choose its names.
 type Generator struct {
 	PID     uint32
 	Program string
 	Library string
 }
 
-// Bounds of a Unique. The excess of a guest's report is dropped.
+// Bounds of a Unique. Generators beyond them are dropped.
 const (
-	MaxGenerators    = 64  // maximum length of both lists together
+	MaxGenerators    = 64  // maximum number of generators in both lists together
 	MaxGeneratorName = 256 // bytes, printable ASCII
 )
 
-// cut returns u within its bounds. It drops generators in Reseeded before generators in Repeats.
+// cut returns u within the bounds. It drops generators of Reseeded first, and then generators of
+// Repeats.
 func (u Unique) cut() Unique {
 	repeats := u.Repeats[:min(len(u.Repeats), MaxGenerators)]
 	reseeded := u.Reseeded[:min(len(u.Reseeded), MaxGenerators-len(repeats))]
@@ -38,12 +39,13 @@ func (u Unique) cut() Unique {
 	return u
 }
 
-// reported is the first byte of an answer that contains a Unique. No error text begins with it.
+// reported is the first byte of an answer that contains a Unique. The text of an error never begins
+// with it.
 const reported = 0
 
-// AppendUnique appends the answer of an agent that has carried out a message completely and has
-// looked for generators: More, then the two lists. A list is the number of its generators, followed
-// by the process id and the two names of each.
+// AppendUnique appends the answer of an agent that has carried out a message and has looked for
+// generators. It contains More and the two lists. A list consists of the number of its generators,
+// and the process id and the two names of each.
 func AppendUnique(b []byte, u Unique) []byte {
 	u = u.cut()
 	head := len(b)
@@ -68,8 +70,8 @@ func appendGenerators(b []byte, list []Generator) []byte {
 	return b
 }
 
-// ParseAnswer parses body, an answer made by AppendAnswer or AppendUnique; the length before it has
-// been removed. text is the agent's error; err means that the answer is malformed.
+// ParseAnswer parses body, an answer made by AppendAnswer or AppendUnique, without its length. text
+// is the text of the agent's error. err means that the answer is malformed.
 func ParseAnswer(body []byte) (u *Unique, text string, err error) {
 	if len(body) == 0 || body[0] != reported {
 		return nil, string(body), nil
@@ -90,7 +92,7 @@ func ParseAnswer(body []byte) (u *Unique, text string, err error) {
 	return &got, "", nil
 }
 
-// printable returns a name within its bounds. It replaces characters that are not printable ASCII.
+// printable returns a name within the bounds. Characters that are not printable ASCII are replaced.
 func printable(p []byte) string {
 	name := append([]byte(nil), p[:min(len(p), MaxGeneratorName)]...)
 	for i, c := range name {

@@ -29,7 +29,7 @@ func TestAnswersRoundTrip(t *testing.T) {
 	}
 }
 
-// Both sides cut a guest's report, because the guest is hostile.
+// Both sides shorten a report, because the host must not trust the guest.
 func TestReportsAreCut(t *testing.T) {
 	long := Generator{1, strings.Repeat("x", 1000), "a\x1b]52;c;b\nc\xff"}
 	u := Unique{}

@@ -1,10 +1,10 @@
-// Package codec encodes the small binary records that forkd's processes exchange and store: control
-// messages between daemon and VMM, and saved device state.
+// Package codec encodes small binary records that forkd's processes exchange or store: control
+// messages between the daemon and its VMMs, and saved device state.
 //
-// Integers are little-endian and of fixed width; byte strings carry a 32-bit length. A Reader never
-// panics and never allocates more than its input holds, so it can read hostile bytes. The package
-// does not know any message. It has no reflection, no field names and no versions; versions are up
-// to its callers.
+// Integers are little-endian and have a fixed width. A byte string is preceded by its length in 32
+// bits. A Reader never panics and never allocates more than the length of its input, so it can read
+// input that is not trusted. The package defines no message. Records contain no field names and no
+// versions; callers that need versions add them.
 package codec
 
 import (
@@ -12,7 +12,7 @@ import (
 	"errors"
 )
 
-// ErrShort reports input that ended before the end of a value.
+// ErrShort means that the input ended within a value.
 var ErrShort = errors.New("truncated record")
 
 // Kind is the first byte of a message on a control socket. Every protocol defines its own kinds.
@@ -24,7 +24,7 @@ type Message interface{ Append(w *Writer) }
 // Writer appends values to a byte slice. The zero Writer is ready to use.
 type Writer struct{ buf []byte }
 
-// Bytes returns what was written so far; it aliases the Writer's buffer.
+// Bytes returns the encoded values. The result shares the Writer's buffer.
 func (w *Writer) Bytes() []byte { return w.buf }
 
 // U8 appends one byte.
@@ -63,8 +63,8 @@ func (w *Writer) String(s string) {
 	w.buf = append(w.buf, s...)
 }
 
-// Reader reads values from a byte slice. After the first failure every method returns a zero value
-// and Err reports the failure, so callers check once, at the end.
+// Reader reads values from a byte slice. After the first failure, every method returns a zero
+// value. So callers need to check Err or Done only once, at the end.
 type Reader struct {
 	buf []byte
 	err error
@@ -76,7 +76,7 @@ func NewReader(p []byte) *Reader { return &Reader{buf: p} }
 // Err returns the first failure, or nil.
 func (r *Reader) Err() error { return r.err }
 
-// Done returns the first failure, or an error if bytes are left over.
+// Done returns the first failure, or an error if unread bytes remain.
 func (r *Reader) Done() error {
 	if r.err == nil && len(r.buf) != 0 {
 		r.err = errors.New("trailing bytes after record")
@@ -87,7 +87,7 @@ func (r *Reader) Done() error {
 // Len returns the number of unread bytes.
 func (r *Reader) Len() int { return len(r.buf) }
 
-// Raw takes the next n bytes; the result aliases the input.
+// Raw reads the next n bytes. The result is a part of the input, not a copy.
 func (r *Reader) Raw(n int) []byte {
 	if r.err != nil || n < 0 || n > len(r.buf) {
 		if r.err == nil {

@@ -1,8 +1,8 @@
 // Package ctlsock sends and receives the messages of vmmproto and netproto with file descriptors on
 // SOCK_SEQPACKET unix sockets.
 //
-// It knows the framing (one kind byte, then the body, one packet per message) and nothing about the
-// messages.
+// It defines the framing: a message is one packet, which consists of one byte for the kind and the
+// body. It does not know the messages.
 package ctlsock
 
 import (
@@ -20,14 +20,15 @@ import (
 	"github.com/forkd/forkd/internal/rawcall"
 )
 
-// MaxMessage bounds one message, in bytes: a Restore with the maximum number of extents.
+// MaxMessage bounds one message, in bytes. The longest is a Restore with the maximum number of
+// extents.
 const MaxMessage = 1 << 20
 
-// MaxFDs bounds the descriptors in one message (Linux's SCM_MAX_FD).
+// MaxFDs is the maximum number of descriptors in one message (Linux's SCM_MAX_FD).
 const MaxFDs = 253
 
-// Conn is one end of a control connection. One goroutine may receive while others send. After Close
-// no method uses the descriptor, because its number may already belong to another file.
+// Conn is one end of a control connection. One goroutine may receive while others send. After
+// Close, no method uses the descriptor, because its number may belong to another file by then.
 type Conn struct {
 	file *os.File
 	raw  syscall.RawConn
@@ -37,9 +38,9 @@ type Conn struct {
 
 // newConn takes ownership of fd, a connected SOCK_SEQPACKET socket.
 func newConn(fd int) (*Conn, error) {
-	// Make room for the largest message. The kernel doubles the figure for its own bookkeeping.
-	// Without CAP_NET_ADMIN it caps the figure at net.core.wmem_max, commonly 208 KiB. Then
-	// messages above about 400 KiB cannot be sent.
+	// Make room for the largest message. The kernel doubles the number for its own bookkeeping.
+	// Without CAP_NET_ADMIN, it limits the number to net.core.wmem_max, commonly 208 KiB; messages
+	// above about 400 KiB then cannot be sent.
 	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, MaxMessage) != nil {
 		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, MaxMessage)
 	}
@@ -51,9 +52,9 @@ func newConn(fd int) (*Conn, error) {
 	return &Conn{file: file, raw: raw}, nil
 }
 
-// Backlog is how many connections wait for a listener that does not accept them. Each daemon that
-// tries to take over a hanging VMM adds one. With a small backlog, a few restarts of the daemon
-// would make the VMM unreachable.
+// Backlog is the number of connections that may wait for a listener that does not accept them. If a
+// VMM hangs, each daemon that tries to take it over adds a connection. With a small backlog, a few
+// restarts of the daemon would make the VMM unreachable.
 const Backlog = 512
 
 // Listen makes a listening socket at path.
@@ -68,9 +69,9 @@ func Listen(path string) (fd int, err error) {
 	return fd, nil
 }
 
-// Dial connects to the socket at path. It does not wait: a full backlog of the listener is an
-// error. Messages on the connection are received through Go's poller, because a blocking receive
-// would occupy a processor of the scheduler until the runtime notices, which takes up to 20 ms.
+// Dial connects to the socket at path. If the listener's backlog is full, it returns an error
+// instead of waiting. The connection uses Go's poller for receiving: a blocking system call would
+// keep a processor of the scheduler busy until the runtime notices, which takes up to 20 ms.
 func Dial(path string) (*Conn, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
@@ -82,13 +83,13 @@ func Dial(path string) (*Conn, error) {
 	return newConn(fd)
 }
 
-// acceptPause is the pause before Accept tries again after a shortage.
+// acceptPause is the pause after which Accept tries again.
 const acceptPause = 10 * time.Millisecond
 
-// Accept waits for the next connection of a listening socket; see Dial for how the connection
-// receives messages. If the process or the host lacks a descriptor or memory for the connection,
-// Accept waits and tries again: its caller holds sandboxes, and must not exit because of a
-// temporary shortage.
+// Accept waits for the next connection of a listening socket. The connection receives messages as
+// described at Dial. If descriptors or memory are missing for the connection, Accept tries again
+// after a pause, because its caller has sandboxes and must not exit because of a temporary
+// shortage.
 func Accept(listener int) (*Conn, error) {
 	for {
 		fd, _, err := unix.Accept4(listener, unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK)
@@ -104,7 +105,7 @@ func Accept(listener int) (*Conn, error) {
 	}
 }
 
-// Shutdown ends Receive calls on both ends.
+// Shutdown makes Receive return on both ends.
 func (c *Conn) Shutdown() {
 	_ = c.raw.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_RDWR) }) // fails only if c is closed
 }
@@ -117,13 +118,13 @@ func (c *Conn) Close() error {
 	return nil
 }
 
-// Send sends one message and copies of fds. It waits while the socket has no room, because the
-// other end has left too many messages unread.
+// Send sends one message and copies of the descriptors fds. If the socket is full because the other
+// end has not read earlier messages, Send waits.
 func (c *Conn) Send(kind codec.Kind, body []byte, fds ...int) error {
 	return c.send(true, kind, body, fds)
 }
 
-// SendNow is like Send, but fails with unix.EAGAIN if the socket has no room.
+// SendNow is Send, but returns unix.EAGAIN if the socket is full.
 func (c *Conn) SendNow(kind codec.Kind, body []byte, fds ...int) error {
 	return c.send(false, kind, body, fds)
 }
@@ -149,20 +150,20 @@ func (c *Conn) send(wait bool, kind codec.Kind, body []byte, fds []int) error {
 }
 
 // Packet is for a thread that cannot call Send. It returns the packet that Send would send for a
-// message without descriptors, and the descriptor of the socket. The connection must stay open
-// until the packet is sent.
+// message without descriptors, and the descriptor of the socket. The connection must not be closed
+// before the packet is sent.
 func (c *Conn) Packet(kind codec.Kind, body []byte) (fd int, packet []byte, err error) {
 	err = c.raw.Control(func(n uintptr) { fd = int(n) })
 	return fd, append([]byte{byte(kind)}, body...), err
 }
 
-// ErrFDsLost says that a message arrived without its descriptors, because this process cannot open
-// more.
+// ErrFDsLost means that a message was received without its descriptors, because this process cannot
+// open more.
 var ErrFDsLost = errors.New("the descriptors of a message were lost: this process has too many open files")
 
-// Receive waits for one message. Its descriptors then belong to the caller; its body is valid until
-// the next call. At the end of the connection Receive returns io.EOF. With ErrFDsLost it also
-// returns the message, and the connection stays usable.
+// Receive waits for one message. The caller must close the descriptors; the body is valid until the
+// next call. At the end of the connection, Receive returns io.EOF. If the error is ErrFDsLost, the
+// message is returned too, and the connection can still be used.
 func (c *Conn) Receive() (kind codec.Kind, body []byte, fds []int, err error) {
 	lost := c.raw.Read(func(fd uintptr) bool {
 		body, fds, err = c.receive(int(fd))
@@ -214,7 +215,7 @@ func (c *Conn) receive(fd int) (packet []byte, fds []int, err error) {
 	if err == nil && n == 0 {
 		err = io.EOF
 	}
-	if err == nil && flags&unix.MSG_CTRUNC != 0 { // oob has room for the most descriptors that a message can carry
+	if err == nil && flags&unix.MSG_CTRUNC != 0 { // oob has room for all descriptors that a message can have
 		CloseAll(fds)
 		return c.buf[:n], nil, ErrFDsLost
 	}
@@ -244,7 +245,7 @@ func parseFDs(oob []byte) ([]int, error) {
 	return all, nil
 }
 
-// CloseAll closes descriptors that were not taken.
+// CloseAll closes descriptors that no one has taken.
 func CloseAll(fds []int) {
 	for _, fd := range fds {
 		_ = unix.Close(fd)

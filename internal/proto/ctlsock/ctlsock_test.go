@@ -117,8 +117,8 @@ func TestDialDoesNotWaitForAListenerThatHangs(t *testing.T) {
 	t.Errorf("%d connections wait for a listener that takes none", 2*Backlog)
 }
 
-// A process without a free descriptor receives the message without its descriptors. It receives
-// later messages normally.
+// A process that cannot open another descriptor receives a message without the message's
+// descriptors. Later messages are received normally.
 func TestMessagesWhoseDescriptorsFindNoRoom(t *testing.T) {
 	a, b := pair(t)
 	send := func(fds ...int) {
@@ -152,7 +152,8 @@ func TestMessagesWhoseDescriptorsFindNoRoom(t *testing.T) {
 	}
 }
 
-// A process without a free descriptor accepts a connection as soon as a descriptor is free.
+// A process that cannot open another descriptor accepts a connection as soon as a descriptor is
+// free.
 func TestAcceptWaitsForADescriptor(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	l, err := Listen(path)
@@ -184,7 +185,7 @@ func TestAcceptWaitsForADescriptor(t *testing.T) {
 	case err := <-ended:
 		t.Errorf("without a descriptor: %v", err)
 		ended <- err
-	case <-time.After(10 * acceptPause): // Accept has tried meanwhile
+	case <-time.After(10 * acceptPause): // Accept has tried in this time
 	}
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
 		t.Fatal(err)

@@ -1,10 +1,10 @@
-// Package envdproto holds the definitions of the E2B envd RPC services, written from a description
-// of the protocol that the E2B SDKs use. Its sub-packages process and filesystem hold the generated
-// messages; processconnect and filesystemconnect below them hold the generated Connect clients and
-// handlers.
+// Package envdproto has the definitions of the RPC services of envd, E2B's agent. They were written
+// from a description of the protocol of the E2B SDKs. The packages process and filesystem have the
+// generated messages. The packages processconnect and filesystemconnect below them have the
+// generated Connect clients and handlers.
 //
-// The package itself has no code. The behaviour is implemented in internal/guest/envd (guest) and
-// internal/host/agentclient (host).
+// The package itself has no code. The services are implemented in internal/guest/envd, for the
+// guest, and used by internal/host/agentclient, on the host.
 package envdproto
 
 //go:generate ./generate.sh

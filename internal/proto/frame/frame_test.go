@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The longest message passes in one piece, in both directions. A full socket refuses messages
-// instead of blocking.
+// A message of the maximum length is received as a whole, in both directions. A full socket refuses
+// messages instead of blocking.
 func TestPairCarriesTheLongestMessage(t *testing.T) {
 	a, b, err := Pair()
 	if err != nil {

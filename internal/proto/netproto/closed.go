@@ -8,29 +8,30 @@ import (
 	"github.com/forkd/forkd/internal/proto/frame"
 )
 
-// Closed is a range of addresses that do not belong to the internet. A policy opens it by a rule
-// that lies within it. ModeOpen opens it too, unless Always is set.
+// Closed is a range of addresses that do not belong to the internet. A rule of a policy opens the
+// range, or a part of it, if the rule lies within the range. ModeOpen opens the range too, unless
+// Always is set.
 type Closed struct {
 	Prefix netip.Prefix
-	Name   string // one of the names below; empty in the zero Closed, which describes an open address
-	Always bool   // closed even in ModeOpen
+	Name   string // one of the names below; empty if the address is not in a closed range
+	Always bool   // the range is closed even in ModeOpen
 }
 
-// Names of closed ranges, which are also reasons of refusals.
+// Names of closed ranges. They are also reasons of refusals.
 const (
 	Host       = "host"        // an address of the host itself
-	SandboxNet = "sandbox-net" // the network inside every VM: no rule opens it
+	SandboxNet = "sandbox-net" // the network inside every VM, which no rule opens
 	Loopback   = "loopback"    // 127.0.0.0/8, and 0.0.0.0/8, which Linux treats as loopback
 	LinkLocal  = "link-local"  // 169.254.0.0/16 without the metadata address
-	Metadata   = "metadata"    // addresses at which clouds hand out credentials
+	Metadata   = "metadata"    // addresses from which cloud VMs get credentials
 	Private    = "private"     // RFC 1918
 	CarrierNAT = "carrier-nat" // RFC 6598
 	Multicast  = "multicast"
 	Broadcast  = "broadcast"
-	Reserved   = "reserved" // not on the internet
+	Reserved   = "reserved" // not used on the internet
 )
 
-// closedRanges is searched in order, so narrower ranges come first. The ranges come from the IANA
+// closedRanges is searched in order, so narrower ranges come first. Most ranges are from the IANA
 // registry of special-purpose IPv4 addresses (RFC 6890). The metadata addresses outside
 // 169.254.0.0/16 belong to large clouds.
 var closedRanges = []Closed{
@@ -57,8 +58,9 @@ var closedRanges = []Closed{
 	{netip.MustParsePrefix("240.0.0.0/4"), Reserved, false},
 }
 
-// ClosedRange returns the closed range of an IPv4 address. Each of the host's own addresses is a
-// range of its own, except loopback addresses, which stay in the loopback range.
+// ClosedRange returns the closed range that contains an IPv4 address. own says that the address is
+// one of the host's own, which is a closed range by itself. Only loopback addresses stay in the
+// loopback range.
 func ClosedRange(addr netip.Addr, own bool) Closed {
 	i := slices.IndexFunc(closedRanges, func(c Closed) bool { return c.Prefix.Contains(addr) })
 	switch {
@@ -75,13 +77,14 @@ func Within(inner, outer netip.Prefix) bool {
 	return inner.Bits() >= outer.Bits() && outer.Contains(inner.Addr())
 }
 
-// privateZones are the DNS zones that only the host's network answers. They hold the names of local
-// networks (RFC 6762, RFC 8375, and ICANN's internal) and of the host (RFC 6761), and the reverse
-// lookups, which reveal who holds an address.
+// privateZones are the DNS zones that only the host's network should answer. They contain names of
+// local networks (RFC 6762, RFC 8375, and ICANN's internal), names of the host (RFC 6761), and
+// reverse lookups, which reveal names of the network.
 var privateZones = []string{"local", "internal", "home.arpa", "localhost", "in-addr.arpa", "ip6.arpa"}
 
-// PrivateName reports whether a name belongs to the host's network rather than to the internet. It
-// includes names without a dot, which are looked up in the host's own domain or in its /etc/hosts.
+// PrivateName reports whether a name belongs to the host's network rather than to the internet.
+// This includes names without a dot, which are looked up in the host's own domain or in its
+// /etc/hosts.
 func PrivateName(name string) bool {
 	return !strings.Contains(name, ".") ||
 		slices.ContainsFunc(privateZones, func(zone string) bool { return name == zone || strings.HasSuffix(name, "."+zone) })

@@ -1,8 +1,8 @@
 // Package netproto is the control protocol between the daemon and forkd-net, the process through
-// which all sandboxes of a host reach the network. On a SOCK_SEQPACKET unix socket the daemon sends
-// requests, with the descriptors that they donate, and forkd-net answers each request. The daemon
-// may send further requests before the first one is answered. They are carried out and answered in
-// order.
+// which all sandboxes of a host connect to the network. The daemon sends requests on a
+// SOCK_SEQPACKET unix socket, some of them together with descriptors, and forkd-net answers each
+// request. The daemon may send further requests before it has received the answer to the first one.
+// forkd-net handles requests in order.
 //
 // The package defines the messages and their encoding, and the form of a policy (Policy, Rule).
 // Package policy of forkd-net decides what a policy permits. This package opens no socket.
@@ -16,32 +16,34 @@ import (
 	"github.com/forkd/forkd/internal/proto/codec"
 )
 
-// Version changes whenever a message does. forkd-net refuses a daemon that speaks another version,
-// with CodeVersion.
+// Version must be changed together with any message. forkd-net refuses a daemon with another
+// version, with CodeVersion.
 const Version = 3
 
-// ListenerFD is the descriptor number at which forkd-net finds its listening control socket.
+// ListenerFD is the number of the descriptor of forkd-net's listening control socket.
 const ListenerFD = 3
 
 // Kind is the first byte of every message.
 type Kind = codec.Kind
 
-// Requests and replies. Each comment names the body, the donated descriptors, and the content of
-// the answer.
+// Requests and replies. Each comment names the body, the descriptors that are sent along, and the
+// body of the answer.
 const (
-	KindHello     Kind = iota + 1 // Hello; the first request. Answer: Welcome
-	KindConfig                    // Config; the flow log, if there is one. Replaces the whole previous Config
-	KindAttach                    // Attach; the frame socket. An attached sandbox with the same id is detached first
-	KindDetach                    // ID. Its connections are reset; an unknown id is not an error
-	KindSetPolicy                 // SetPolicy. Connections that the new policy denies are reset
-	KindStats                     // ID; "" for the sum over all sandboxes so far. Answer: Stats
-	KindList                      // no body. Answer: List
-	KindTrust                     // Trust; a file of PEM certificates, the roots for servers. Must precede any Secret
-	KindOK                        // reply; the body depends on the request
-	KindError                     // reply; Error
+	KindHello  Kind = iota + 1 // Hello; the first request. Answer: Welcome
+	KindConfig                 // Config; the flow log, if there is one. Replaces the previous Config
+	// Attach; the frame socket. If a sandbox with this id is attached, it is detached first.
+	KindAttach
+	KindDetach    // ID. Resets the sandbox's connections; an unknown id is not an error
+	KindSetPolicy // SetPolicy. Resets connections that the new policy denies
+	KindStats     // ID; "" for the sum over all sandboxes. Answer: Stats
+	KindList      // no body. Answer: List
+	// Trust; a file with the root certificates for servers, in PEM. Required before a Secret.
+	KindTrust
+	KindOK    // answer; the body depends on the request
+	KindError // answer; Error
 )
 
-// Hello states the daemon's protocol version.
+// Hello contains the daemon's version of the protocol.
 type Hello struct{ Version uint32 }
 
 // Welcome is the answer to Hello.
@@ -50,30 +52,31 @@ type Welcome struct {
 	PID     uint32
 }
 
-// Config is the configuration that forkd-net cannot find out itself, because it reads no files.
+// Config is the configuration that forkd-net cannot read itself, because it has no access to files.
 type Config struct {
-	Resolvers []netip.AddrPort // asked in this order
-	Own       []netip.Addr     // the host's own addresses
+	Resolvers []netip.AddrPort // DNS servers, used in this order
+	Own       []netip.Addr     // addresses of the host
 	Proxy     Proxy
 }
 
-// Proxy is the proxy for outgoing TCP connections, by CONNECT. A zero Addr means no proxy.
+// Proxy is a proxy for outgoing TCP connections, with the method CONNECT. If Addr is the zero
+// value, there is none.
 type Proxy struct {
 	Addr          netip.AddrPort
 	Authorization Hidden // value of Proxy-Authorization; empty: none
-	Except        string // names, addresses and networks with direct connections, as in NO_PROXY
+	Except        string // names, addresses and networks that are connected without the proxy, as in NO_PROXY
 }
 
-// Limits bound one sandbox's use of the shared network. Zero values mean the defaults of forkd-net.
+// Limits limit one sandbox's use of the network. A zero field takes the default of forkd-net.
 type Limits struct {
-	BytesPerSecond   uint64 // of payload, in each direction
+	BytesPerSecond   uint64 // bytes of payload, in each direction
 	PacketsPerSecond uint32
-	Connections      uint32 // concurrent
+	Connections      uint32 // concurrent connections
 }
 
-// MaxConnections bounds the connections of one sandbox, even if its limits permit more. forkd-net's
-// memory bounds the connections of all sandboxes together, and one sandbox may have three quarters
-// of those.
+// MaxConnections is the maximum number of connections of one sandbox, even if its limits permit
+// more. In addition, forkd-net's memory limits the connections of all sandboxes together, and one
+// sandbox may have three quarters of these.
 const MaxConnections = 4096
 
 // Check returns a *FieldError if a limit is invalid.
@@ -84,7 +87,7 @@ func (l *Limits) Check() error {
 	return nil
 }
 
-// Attach registers a sandbox. Frames that its guest sent earlier wait in the socket.
+// Attach adds a sandbox. Frames that its guest has sent earlier are waiting in the socket.
 type Attach struct {
 	ID      string // at most MaxID bytes
 	Policy  Policy
@@ -95,61 +98,62 @@ type Attach struct {
 // MaxID bounds the id of a sandbox, in bytes.
 const MaxID = 64
 
-// SetPolicy replaces policy, limits and secrets of a sandbox.
+// SetPolicy replaces the policy, the limits and the secrets of a sandbox.
 type SetPolicy Attach
 
-// ID names a sandbox.
+// ID is the body of requests about one sandbox.
 type ID struct{ ID string }
 
-// List has the ids of all attached sandboxes, unordered.
+// List has the ids of all attached sandboxes, in any order.
 type List struct{ IDs []string }
 
-// Refusals counts the refusals for one reason.
+// Refusals counts the refused destinations with one reason.
 type Refusals struct {
-	Reason string // a reason of package policy, which has only a few; no guest can add to them
+	Reason string // a reason of package policy; a guest cannot add reasons
 	Count  uint64
 }
 
-// Refusal is a refused destination.
+// Refusal is a destination that was refused.
 type Refusal struct {
 	Protocol string // tcp, udp, icmp or dns
-	Address  string // with the port, if there is one; empty for dns
-	Name     string // name of the server or of the DNS query, chosen by the guest; empty if unknown
-	Reason   string // as in Refusals
-	Why      string // the reason in words
-	Fix      string // flags that would permit the connection; empty if none would
+	Address  string // includes the port, if there is one; empty for dns
+	Name     string // name of the server or in the DNS query, chosen by the guest; empty if unknown
+	Reason   string // see Refusals
+	Why      string // the reason in words, for people
+	Fix      string // flags that would permit the connection; empty if no flag would
 	Count    uint64
 	Unix     int64 // time of the latest refusal
 }
 
-// MaxRecent bounds the recent destinations in Stats.
+// MaxRecent bounds Stats.Recent.
 const MaxRecent = 8
 
-// Stats are counters since Attach. A sum counts since forkd-net started.
+// Stats are counters since the sandbox was attached. In a sum over all sandboxes, they are counters
+// since forkd-net started.
 type Stats struct {
-	Active      bool   // there is a network stack: the guest has sent a frame
-	Open        uint32 // current connections, including UDP flows
+	Active      bool   // the guest has sent a frame, so the sandbox has a network stack
+	Open        uint32 // open connections, including UDP flows
 	Connections uint64 // permitted connections that have ended
-	UpBytes     uint64 // payload of ended connections, from the guest
-	DownBytes   uint64 // payload of ended connections, to the guest
+	UpBytes     uint64 // payload of ended connections, sent by the guest
+	DownBytes   uint64 // payload of ended connections, sent to the guest
 	DNSQueries  uint64
-	Dropped     uint64     // frames that were malformed, or for which the guest had no room
-	Refused     []Refusals // counts that are not zero
-	Recent      []Refusal  // latest refused destinations, at most MaxRecent, the latest first; empty in a sum
+	Dropped     uint64     // frames that were malformed, or that the guest did not take
+	Refused     []Refusals // without reasons that have not occurred
+	Recent      []Refusal  // latest refused destinations, up to MaxRecent, the newest first; empty in a sum
 }
 
-// Code is the kind of an error, for callers that depend on it.
+// Code is the kind of an error, for callers that must tell errors apart.
 type Code uint8
 
 // Codes of Error.
 const (
 	CodeInternal Code = iota + 1
-	CodeVersion       // the daemon speaks another version
-	CodeUnknown       // no sandbox with that id is attached
+	CodeVersion       // the daemon has another version of the protocol
+	CodeUnknown       // no sandbox with this id is attached
 	CodeInvalid       // the request is malformed
 )
 
-// Error is the body of KindError. It implements error.
+// Error is the body of KindError. It implements the interface error.
 type Error struct {
 	Code Code
 	Text string
@@ -157,7 +161,7 @@ type Error struct {
 
 func (m *Error) Error() string { return m.Text }
 
-// IsCode reports whether err is an error that forkd-net answered with that code.
+// IsCode reports whether err is an error with this code from forkd-net.
 func IsCode(err error, code Code) bool {
 	e, ok := errors.AsType[*Error](err)
 	return ok && e.Code == code
@@ -327,10 +331,10 @@ func parseID(r *codec.Reader, id *string) error {
 	return r.Err()
 }
 
-// appendAddr encodes an address as its 4 or 16 bytes, preceded by their number.
+// appendAddr encodes the number of bytes of an address (4 or 16), and the bytes.
 func appendAddr(w *codec.Writer, a netip.Addr) { w.Blob(a.AsSlice()) }
 
-// parseAddr returns the zero address for invalid bytes.
+// parseAddr decodes an address. For invalid bytes, it returns the zero address.
 func parseAddr(r *codec.Reader) netip.Addr {
 	a, _ := netip.AddrFromSlice(r.Blob())
 	return a

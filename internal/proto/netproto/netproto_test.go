@@ -44,8 +44,7 @@ func messages(t testing.TB) []body {
 	}
 }
 
-// Every message is the same, byte for byte, after parsing and encoding it. A truncated message is
-// refused.
+// Parsing a message and encoding it again gives the same bytes. A truncated message is refused.
 func TestMessagesRoundTrip(t *testing.T) {
 	for _, m := range messages(t) {
 		var w codec.Writer
@@ -63,7 +62,7 @@ func TestMessagesRoundTrip(t *testing.T) {
 	}
 }
 
-// The largest policy fits into one message.
+// A message with the largest permitted policy and secrets is within the maximum size.
 func TestTheLargestAttachHasRoom(t *testing.T) {
 	long := strings.Repeat("a.", 125) + "a"
 	m := Attach{ID: strings.Repeat("i", MaxID), Policy: Policy{Mode: ModeAllow}}

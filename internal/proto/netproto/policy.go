@@ -12,10 +12,10 @@ type Mode uint8
 
 // Modes of a policy.
 const (
-	ModeNone   Mode = iota + 1 // nothing, and no name is resolved
-	ModePublic                 // the internet, without private networks and the host's own addresses
-	ModeAllow                  // the destinations that Allow lists
-	ModeOpen                   // everything except loopback, link-local and the host's own addresses
+	ModeNone   Mode = iota + 1 // nothing; no name is resolved
+	ModePublic                 // the internet, without private networks and the host's addresses
+	ModeAllow                  // the destinations in Allow
+	ModeOpen                   // everything except loopback, link-local and the host's addresses
 )
 
 var modeNames = [...]string{ModeNone: "none", ModePublic: "public", ModeAllow: "allow", ModeOpen: "open"}
@@ -41,31 +41,32 @@ func ParseMode(s string) (Mode, error) {
 // MaxRules bounds each list of a policy.
 const MaxRules = 256
 
-// Policy determines where a sandbox may connect to. It is a value: neither it nor its lists are
-// ever changed in place.
+// Policy determines the destinations to which a sandbox may connect. It is treated as a value: the
+// policy and its lists are never changed in place.
 type Policy struct {
 	Mode  Mode
-	Allow []Rule // with ModePublic and ModeOpen: exceptions from the ranges that these modes close
-	Deny  []Rule // takes precedence over everything, in every mode
+	Allow []Rule // in ModePublic and ModeOpen: destinations that are permitted although these modes deny them
+	Deny  []Rule // denied in every mode, even if Allow has them
 
-	// AllowECH permits TLS that encrypts the server's name (RFC 9849) where a rule by name decides.
-	// Only the outer name, which is not encrypted, is then checked.
+	// AllowECH permits connections in which TLS encrypts the server's name (RFC 9849) even if a
+	// rule by name decides about them. Then only the outer name, which is not encrypted, is
+	// compared with the rule.
 	AllowECH bool
 }
 
 // Public returns the default policy.
 func Public() Policy { return Policy{Mode: ModePublic} }
 
-// FieldError reports an invalid field of a policy, and how to correct it.
+// FieldError describes an invalid field of a policy, and how to correct it.
 type FieldError struct {
-	Field  string // "mode", "allow[3]"
+	Field  string // for example "mode" or "allow[3]"
 	Reason string
 }
 
 func (e *FieldError) Error() string { return e.Field + ": " + e.Reason }
 
-// ParsePolicy parses the API's form of a policy. Without a mode, a list of allowed destinations
-// means ModeAllow, and no list means ModePublic. Errors are *FieldError.
+// ParsePolicy parses a policy in the API's form. An empty mode means ModeAllow if there are allowed
+// destinations, and else ModePublic. Errors are *FieldError.
 func ParsePolicy(mode string, allow, deny []string) (p Policy, err error) {
 	switch {
 	case mode != "":
@@ -105,7 +106,7 @@ func parseRules(field string, texts []string) ([]Rule, error) {
 	return rules, nil
 }
 
-// Texts returns the API's form of rules.
+// Texts returns rules in the API's form.
 func Texts(rules []Rule) []string {
 	texts := make([]string, len(rules))
 	for i := range rules {
@@ -125,7 +126,7 @@ func (p *Policy) append(w *codec.Writer) {
 	}
 }
 
-// parse parses rules from their text, so that only one function checks rules.
+// parse decodes rules. Rules are encoded as texts, so that ParseRule checks all rules.
 func (p *Policy) parse(r *codec.Reader) error {
 	*p = Policy{Mode: Mode(r.U8()), AllowECH: r.Bool()}
 	if p.Mode < ModeNone || p.Mode > ModeOpen {

@@ -37,7 +37,7 @@ func TestParseRule(t *testing.T) {
 	}
 }
 
-// Every error quotes the rule and shows how to correct it.
+// An error quotes the rule and shows how to correct it.
 func TestParseRuleSaysWhatToWrite(t *testing.T) {
 	for text, fix := range map[string]string{
 		"":                        "names no host",
@@ -82,7 +82,7 @@ func TestParsePolicy(t *testing.T) {
 		mode        string
 		allow, deny []string
 		want        Mode
-		field       string // expected Field of the error
+		field       string // expected FieldError.Field
 	}{
 		{mode: "", want: ModePublic},
 		{mode: "", allow: []string{"pypi.org"}, want: ModeAllow},

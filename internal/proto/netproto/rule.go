@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// Protocol is the protocol that a rule applies to.
+// Protocol is the protocol to which a rule applies.
 type Protocol uint8
 
 // Protocols of rules.
@@ -18,7 +18,7 @@ const (
 	UDP
 )
 
-// Rule matches connections by their destination. It has either a Name or a Prefix. Its text is
+// Rule matches connections by their destination: a Name or a Prefix. Its text has the form
 //
 //	[tcp/|udp/] name | *.name | address | network/bits  [:port | :first-last]
 //
@@ -26,16 +26,16 @@ const (
 type Rule struct {
 	Protocol Protocol
 	Name     string       // in lower case, without a trailing dot
-	Below    bool         // applies to the names below Name, at any depth, and not to Name itself
+	Below    bool         // matches the names below Name, at any depth, but not Name itself
 	Prefix   netip.Prefix // IPv4, masked
-	First    uint16       // ports from First to Last; both are 0 in a rule without a port, which applies
-	Last     uint16       // to every port of a Prefix, and to TCP ports 80 and 443 of a Name
+	First    uint16       // First and Last port; if both are 0, the rule applies
+	Last     uint16       // to every port of a Prefix, but only to the TCP ports 80 and 443 of a Name
 }
 
-// IsName reports whether the rule has a Name. Others have a Prefix.
+// IsName reports whether the rule has a Name. All other rules have a Prefix.
 func (r *Rule) IsName() bool { return r.Name != "" }
 
-// HasPorts reports whether the rule applies only to certain ports.
+// HasPorts reports whether the text of the rule has ports.
 func (r *Rule) HasPorts() bool { return r.Last != 0 }
 
 // String returns the text of the rule.
@@ -66,10 +66,10 @@ func (r *Rule) String() string {
 	return b.String()
 }
 
-// maxRuleText bounds the text of a rule, in bytes. A name has at most 253.
+// maxRuleText bounds the text of a rule, in bytes. A name in it has at most 253.
 const maxRuleText = 300
 
-// ParseRule parses the text of a rule. Its errors quote the text and show how to correct it.
+// ParseRule parses the text of a rule. An error quotes the text and shows how to correct it.
 func ParseRule(text string) (Rule, error) {
 	if len(text) > maxRuleText {
 		return Rule{}, fmt.Errorf("a rule of %d bytes: a name has at most 253", len(text))
@@ -147,7 +147,8 @@ func parsePrefix(text string) (netip.Prefix, error) {
 	return p, nil
 }
 
-// parseName follows RFC 1123 §2.1. It also accepts underscores, which occur in names of services.
+// parseName parses a name according to RFC 1123 §2.1. It also accepts underscores, which names of
+// services contain.
 func parseName(text string) (name string, below bool, err error) {
 	name = strings.ToLower(text)
 	name, below = strings.CutPrefix(name, "*.")

@@ -16,29 +16,29 @@ import (
 // Bounds on the secrets of one sandbox.
 const (
 	MaxSecrets = 16
-	MaxValue   = 4 << 10 // bytes; servers take 8 KiB of headers
+	MaxValue   = 4 << 10 // bytes; servers accept 8 KiB of headers
 )
 
-// Secret is a header that forkd-net sets in requests of a sandbox to one HTTPS server. The guest
-// does not know its value.
+// Secret is a header that forkd-net sets in the requests of a sandbox to an HTTPS server. The guest
+// does not know the value of the header.
 type Secret struct {
-	Host   string // a name in the form that rules use
+	Host   string // name of the server, in the same form as in rules
 	Header string
 	Value  Hidden
 }
 
-// Hidden is a text that is not printed in logs, errors or JSON. Only a conversion reveals its
-// bytes.
+// Hidden is a text that cannot be printed to logs, errors or JSON by accident. Code must convert it
+// to a string to get its value.
 type Hidden string
 
 // Format implements fmt.Formatter, for every verb.
 func (Hidden) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, "[hidden]") }
 
-// MarshalText fails. Code that intends to store the value must use a type of its own.
+// MarshalText returns an error. Code that must store the value has a type of its own for it.
 func (Hidden) MarshalText() ([]byte, error) { return nil, errors.New("a secret is not to be encoded") }
 
-// ParseSecret parses the API's form of a secret. An empty value keeps the existing value. Errors
-// are *FieldError and do not quote the value.
+// ParseSecret parses a secret in the API's form. An empty value means that the sandbox's present
+// value stays. Errors are *FieldError and do not quote the value.
 func ParseSecret(host, header, value string) (Secret, error) {
 	rule, err := ParseRule(host)
 	switch {
@@ -61,11 +61,12 @@ func ParseSecret(host, header, value string) (Secret, error) {
 	return Secret{rule.Name, header, Hidden(value)}, nil
 }
 
-// framing are the headers that a proxy must write itself (RFC 9110 §7.6.1, RFC 9112).
+// framing are the headers that forkd-net, like any proxy, must set itself (RFC 9110 §7.6.1, RFC
+// 9112).
 var framing = []string{"host", "content-length", "transfer-encoding", "connection", "upgrade", "te", "trailer",
 	"keep-alive", "expect", "proxy-connection", "proxy-authorization", "proxy-authenticate"}
 
-// Is reports whether s and o are the same header for the same server.
+// Is reports whether s and o set the same header for the same server.
 func (s *Secret) Is(o *Secret) bool { return s.Host == o.Host && strings.EqualFold(s.Header, o.Header) }
 
 // CheckSecrets returns a *FieldError if a list of secrets is invalid.
@@ -109,8 +110,8 @@ func parseSecrets(r *codec.Reader) ([]Secret, error) {
 	return secrets, cmp.Or(r.Err(), CheckSecrets(secrets))
 }
 
-// Trust holds the certificate authority that forkd-net needs to act as a server towards guests. The
-// root certificates for servers are sent with it, as a descriptor.
+// Trust has the certificate authority with which forkd-net acts as a server towards guests. The
+// root certificates for real servers are sent along, as a descriptor.
 type Trust struct {
 	Certificate []byte // DER
 	Key         Hidden // DER, PKCS #8

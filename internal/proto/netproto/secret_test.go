@@ -14,7 +14,7 @@ import (
 func TestParseSecret(t *testing.T) {
 	for _, c := range []struct{ host, header, value, field string }{
 		{"API.example.com.", "Authorization", "Bearer s3cr3t", ""},
-		{"a.b", "X-Api-Key", "", ""}, // keeps the current value
+		{"a.b", "X-Api-Key", "", ""}, // keeps the sandbox's present value
 		{"*.example.com", "Authorization", "s3cr3t", "host"},
 		{"a.b:443", "Authorization", "s3cr3t", "host"},
 		{"tcp/a.b", "Authorization", "s3cr3t", "host"},
@@ -62,7 +62,7 @@ func TestSecretsAreFewAndDifferent(t *testing.T) {
 	}
 }
 
-// Printing a secret by accident, in whatever way, does not show its value.
+// No way of printing a secret by accident shows its value.
 func TestHiddenIsHidden(t *testing.T) {
 	s := Secret{"a.b", "X", "s3cr3t"}
 	var logged strings.Builder

@@ -7,10 +7,11 @@ import (
 	"strings"
 )
 
-// Widens returns a *FieldError if p opens more than present: a closed range, or names of the host's
-// network. Otherwise it returns nil. own reports whether an address is the host's.
+// Widens compares p with the present policy. If p opens a closed range, or names of the host's
+// network, that present does not open, it returns a *FieldError. own reports whether an address is
+// one of the host's.
 func (p *Policy) Widens(present *Policy, own func(netip.Addr) bool) *FieldError {
-	var kept []netip.Prefix // closed ranges that p opens as far as present does
+	var kept []netip.Prefix // closed ranges that both p and present open
 	if p.Mode == ModeOpen {
 		if present.Mode != ModeOpen {
 			return &FieldError{"mode", "open reaches private networks"}
@@ -50,9 +51,9 @@ func (p *Policy) Widens(present *Policy, own func(netip.Addr) bool) *FieldError 
 	return p.deniesLess(present, kept)
 }
 
-// deniesLess reports a denial in present that p lacks: a rule that denies a part of kept, or a
-// name. A rule for a name has no effect on encrypted names, so p also denies less if it allows
-// those.
+// deniesLess returns a *FieldError if present denies something that p does not: a part of kept, or
+// a name. A rule by name cannot deny connections whose server name is encrypted. So p also denies
+// less if it permits these and present does not.
 func (p *Policy) deniesLess(present *Policy, kept []netip.Prefix) *FieldError {
 	for i := range present.Deny {
 		d := &present.Deny[i]
@@ -69,7 +70,7 @@ func (p *Policy) deniesLess(present *Policy, kept []netip.Prefix) *FieldError {
 	return nil
 }
 
-// closedAround returns the closed ranges that contain a prefix, the narrowest first. A rule for the
+// closedAround returns the closed ranges that contain prefix, the narrowest first. A rule for
 // prefix opens all of them.
 func closedAround(prefix netip.Prefix, own func(netip.Addr) bool) (closed []Closed) {
 	if prefix.IsSingleIP() && own(prefix.Addr()) {
@@ -83,9 +84,10 @@ func closedAround(prefix netip.Prefix, own func(netip.Addr) bool) (closed []Clos
 	return closed
 }
 
-// opens reports whether p opens everything that r opens, a rule for an address in closed.
+// opens reports whether p opens all destinations of r, a rule for an address in the ranges closed.
 func (p *Policy) opens(r *Rule, closed []Closed) bool {
-	dns := r.HasPorts() && (r.hasPort(53) || r.hasPort(853)) // DNS ports are opened only by a rule with ports
+	// A rule without ports does not open the DNS ports of closed ranges.
+	dns := r.HasPorts() && (r.hasPort(53) || r.hasPort(853))
 	if p.Mode == ModeOpen && !dns && !slices.ContainsFunc(closed, func(c Closed) bool { return c.Always }) {
 		return true
 	}
@@ -95,13 +97,13 @@ func (p *Policy) opens(r *Rule, closed []Closed) bool {
 	})
 }
 
-// answers reports whether DNS under p answers for all names of a rule in Allow.
+// answers reports whether DNS queries for all names of a rule in Allow are answered under p.
 func (p *Policy) answers(r *Rule) bool {
 	return p.Mode == ModeOpen ||
 		slices.ContainsFunc(p.Allow, func(have Rule) bool { return have.IsName() && have.coversName(r) })
 }
 
-// namesPrivate reports whether a rule matches any name of the host's network.
+// namesPrivate reports whether a rule matches any name of the host's network; see PrivateName.
 func (r *Rule) namesPrivate() bool {
 	if !r.Below {
 		return PrivateName(r.Name)
@@ -111,7 +113,7 @@ func (r *Rule) namesPrivate() bool {
 	})
 }
 
-// covers reports whether r matches everything that other matches.
+// covers reports whether r matches every destination that other matches.
 func (r *Rule) covers(other *Rule) bool {
 	switch {
 	case r.IsName() != other.IsName(), r.Protocol != AnyProtocol && r.Protocol != other.Protocol:

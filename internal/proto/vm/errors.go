@@ -6,21 +6,21 @@ import (
 	"syscall"
 )
 
-// ErrorCode is the kind of an error of a VMM, on which the daemon's reaction depends. The text is
-// for people. A code implements error, for use with errors.Is.
+// ErrorCode is the kind of an error of a VMM. The daemon reacts to the code; the text of the error
+// is for people. A code implements error, so that it can be used with errors.Is.
 type ErrorCode uint8
 
 // The error codes.
 const (
 	ErrOther     ErrorCode = iota + 1 // any other error
-	ErrVersion                        // daemon and VMM are of different builds
-	ErrNotPaused                      // the machine must be paused for this request
+	ErrVersion                        // daemon and VMM belong to different builds
+	ErrNotPaused                      // the request requires a paused machine
 	ErrCopying                        // the previous live branch is still being copied; try again later
 	ErrNoSpace                        // a file system is full
-	ErrBadState                       // the saved state is damaged, or of a form that this build does not write
+	ErrBadState                       // the saved state is damaged, or has a form that this build does not know
 	ErrShape                          // the saved machine has different memory, vCPUs, template or devices
-	ErrCPU                            // the host's CPU does not fit the saved state
-	ErrNotKept                        // the machine no longer knows which of its pages equal a branch
+	ErrCPU                            // the state cannot be restored on this host's CPU
+	ErrNotKept                        // the machine does not know any more which of its pages equal the branch
 )
 
 // Error describes the code.
@@ -46,7 +46,7 @@ func (c ErrorCode) Error() string {
 	return fmt.Sprintf("error code %d", uint8(c))
 }
 
-// Error is an error with its code. Only the code and the text cross the control socket.
+// Error is an error with a code. The control socket carries only the code and the text.
 type Error struct {
 	Code ErrorCode
 	Err  error
@@ -56,13 +56,14 @@ func (e *Error) Error() string { return e.Err.Error() }
 
 func (e *Error) Unwrap() error { return e.Err }
 
-// Is reports whether target is the error's code, or the error of this host that corresponds to it.
+// Is reports whether target is the code of e, or an error of the operating system that corresponds
+// to the code.
 func (e *Error) Is(target error) bool {
 	code, ok := target.(ErrorCode)
 	return ok && code == e.Code || e.Code == ErrNoSpace && target == syscall.ENOSPC
 }
 
-// WithCode gives err the code, unless err already has a code or is nil.
+// WithCode gives err a code. If err already has a code, or is nil, it stays as it is.
 func WithCode(code ErrorCode, err error) error {
 	if err == nil || CodeOf(err) != ErrOther {
 		return err

@@ -3,12 +3,12 @@ package vm
 // PageSize is the granularity of memory extents, in bytes.
 const PageSize = 4096
 
-// Extent says that Length bytes of guest memory from guest physical address GPA on are at Offset in
-// layer file number Layer (0 is the base). GPA, Length and Offset are multiples of PageSize. Guest
-// memory in no extent is zero.
+// Extent describes a part of guest memory: Length bytes from guest physical address GPA on are at
+// Offset in the layer file with number Layer (0 is the base). GPA, Length and Offset are multiples
+// of PageSize. Guest memory that is in no extent is zero.
 //
-// A layer has no holes inside an extent. On tmpfs the first access to a hole through a mapping,
-// even a load, allocates a page, and kills the VM if there is no room for the page.
+// Within an extent, a layer has no holes. On tmpfs, even reading from a mapped hole allocates a
+// page, and if there is no memory for it, the access kills the VMM.
 type Extent struct {
 	GPA    uint64
 	Length uint64

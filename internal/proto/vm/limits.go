@@ -2,42 +2,44 @@ package vm
 
 import "fmt"
 
-// Limits bound the host resources of one VM's process. A zero field means that only the maximum
-// that the VM can need applies.
+// Limits limit the host resources of one VM's process. A zero field means that there is no limit
+// except what the VM can use at most.
 type Limits struct {
-	// MiB of memory for the VMM and its guest; the process is killed above the limit
+	// MiB of memory for the VMM and its guest. The process is killed if it exceeds them.
 	MemoryMiB uint64 `json:"memory_mib,omitempty" yaml:"memory_mib"`
-	// MiB of swap in addition to MemoryMiB, which must be set; 0: no swap
+	// MiB of swap in addition to MemoryMiB, which must be set too. 0: no swap.
 	SwapMiB   uint64  `json:"swap_mib,omitempty" yaml:"swap_mib"`
 	CPUs      float64 `json:"cpus,omitempty" yaml:"cpus"`             // CPU time, in CPUs, averaged over 100 ms
 	CPUWeight uint32  `json:"cpu_weight,omitempty" yaml:"cpu_weight"` // share among competing VMs; 0: 100
-	// in each direction, on the disk of the daemon's state directory
+	// Bytes per second in each direction, on the disk of the daemon's state directory.
 	IOBytesPerSecond uint64 `json:"io_bytes_per_second,omitempty" yaml:"io_bytes_per_second"`
-	IOOpsPerSecond   uint64 `json:"io_ops_per_second,omitempty" yaml:"io_ops_per_second"` // likewise
+	// Operations per second in each direction, on the same disk.
+	IOOpsPerSecond uint64 `json:"io_ops_per_second,omitempty" yaml:"io_ops_per_second"`
 }
 
-// MinMemoryMiB is the smallest memory limit. A VMM with less might not reach its guest.
+// MinMemoryMiB is the smallest memory limit. With less memory, a VMM might fail before its guest
+// runs.
 const MinMemoryMiB = 32
 
-// Bounds of the other fields: the kernel's bounds (cgroup-v2.rst), and bounds that prevent overflow
-// of sums.
+// Bounds of the other fields. Some are the kernel's (cgroup-v2.rst), the others prevent overflows
+// in sums.
 const (
-	minCPUs      = 0.01 // the kernel requires 1 ms per period
+	minCPUs      = 0.01 // the kernel requires at least 1 ms per period
 	maxCPUs      = 4096
 	maxWeight    = 10_000
 	maxMiB       = 1 << 30
 	maxPerSecond = 1 << 40
 )
 
-// Minimum rates of a disk. The kernel writes a guest's data back at the guest's rate, and others wait
-// for that: the daemon, which makes a branch durable, and the journal of the host's file system,
-// which holds the writes of all other processes.
+// Minimum disk rates. The kernel writes a guest's data to disk at the guest's rate, and other
+// processes wait for these writes: the daemon when it makes a branch durable, and through the
+// journal of the host's file system every process that writes.
 const (
 	minBytesPerSecond = 1 << 20
 	minOpsPerSecond   = 64
 )
 
-// LimitError reports a limit that is out of range.
+// LimitError means that a limit is out of range.
 type LimitError struct {
 	Field  string // JSON name
 	Reason string
@@ -57,7 +59,7 @@ func (l Limits) Check() error {
 		return wrong("swap_mib", "%d: want memory_mib too", l.SwapMiB)
 	case l.SwapMiB > maxMiB:
 		return wrong("swap_mib", "%d: want at most %d", l.SwapMiB, maxMiB)
-	case l.CPUs != 0 && !(l.CPUs >= minCPUs && l.CPUs <= maxCPUs): // also rejects NaN
+	case l.CPUs != 0 && !(l.CPUs >= minCPUs && l.CPUs <= maxCPUs): // written so that NaN is out of range too
 		return wrong("cpus", "%g: want %g to %d", l.CPUs, minCPUs, maxCPUs)
 	case l.CPUWeight > maxWeight:
 		return wrong("cpu_weight", "%d: want 1 to %d", l.CPUWeight, maxWeight)

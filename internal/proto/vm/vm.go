@@ -1,27 +1,26 @@
-// Package vm defines the values by which the programs of forkd describe one virtual machine: its
-// shape, the modes of a branch, the reasons of its exit and its counters. The control protocol
-// encodes them, snapshots record them, and the API names them.
+// Package vm defines the values with which forkd's programs describe one virtual machine: its
+// shape, the modes of a branch, the reasons of its exit, and its counters. They are used in the
+// control protocol, in snapshots and in the API.
 //
-// It has values only. The VMM runs machines (internal/vmm), and the daemon requests them
-// (internal/host).
+// It has only data types. internal/vmm runs machines, and internal/host requests them.
 package vm
 
 import "fmt"
 
 // Shape holds the properties that are fixed when a VM is created. A snapshot can only be restored
-// into a VM of its own shape.
+// into a VM with the same shape.
 type Shape struct {
 	MemoryBytes uint64
 	VCPUs       uint32
 	Template    string // CPU template, one of the Template constants
 }
 
-// CPU templates, which derive a guest's CPUID from the host's.
+// CPU templates determine the CPUID of a guest, starting from the host's.
 const (
-	// TemplateHost shows the host's features if snapshots are known to carry their state.
+	// TemplateHost shows all features of the host whose state snapshots can save.
 	TemplateHost = "host"
 	// TemplatePortable shows the features that all server processors of one vendor have had since
-	// 2017, so that snapshots can move between hosts.
+	// 2017, so that snapshots can be moved between hosts.
 	TemplatePortable = "portable"
 	// TemplateV2 is the portable template without features that need XSAVE: the x86-64-v2 level.
 	TemplateV2 = "x86-64-v2"
@@ -36,24 +35,26 @@ func CheckTemplate(name string) error {
 	return fmt.Errorf("unknown cpu template %q: use %q, %q or %q", name, TemplateHost, TemplatePortable, TemplateV2)
 }
 
-// MaxVCPUs is the number of 8-bit APIC identifiers, without the broadcast identifier 255. For more
-// vCPUs the I/O APIC would need interrupt remapping, or KVM's extended destination identifiers.
+// MaxVCPUs is the number of APIC identifiers with 8 bits, except for the broadcast identifier 255.
+// With more vCPUs, the I/O APIC would need interrupt remapping, or KVM's extended destination
+// identifiers.
 const MaxVCPUs = 255
 
-// MaxMemoryBytes bounds the memory of a VM. A snapshot with more memory is refused before anything
-// is mapped for it.
+// MaxMemoryBytes bounds the memory of a VM. A snapshot with more memory is refused before any of it
+// is mapped.
 const MaxMemoryBytes = 1 << 40
 
-// MaxStateBytes bounds the file with the state of vCPUs and devices: MaxVCPUs vCPUs take about 6 MiB.
+// MaxStateBytes bounds the file with the state of vCPUs and devices. The state of MaxVCPUs vCPUs
+// takes about 6 MiB.
 const MaxStateBytes = 16 << 20
 
-// The device hole: guest physical addresses that are never RAM. RAM continues above the hole.
+// The device hole is a range of guest physical addresses that is never RAM. RAM continues above it.
 const (
 	HoleStart = 3 << 30
 	HoleEnd   = 4 << 30
 )
 
-// RAMEnd returns the guest physical address after size bytes of RAM.
+// RAMEnd returns the guest physical address at the end of size bytes of RAM.
 func RAMEnd(size uint64) uint64 {
 	if size > HoleStart {
 		return size + HoleEnd - HoleStart
@@ -61,14 +62,14 @@ func RAMEnd(size uint64) uint64 {
 	return size
 }
 
-// Stats holds figures that only the VMM knows about its VM.
+// Stats holds counters that only the VMM knows.
 type Stats struct {
-	GuestDirtyBytes uint64 // private pages, including all that differ from its layers
+	GuestDirtyBytes uint64 // private pages; all pages that differ from the VM's layers are among them
 	Paused          bool
 	Exits           uint64 // KVM exits to user space
-	TopSwaps        uint64 // branches since the process started that put new tops on the disks
-	Rebases         uint64 // rebases since the process started, counted when they begin
-	DiskFull        bool   // paused by itself until the host has room for a write to a disk
+	TopSwaps        uint64 // branches that gave the disks new tops, since the process started
+	Rebases         uint64 // rebases that have begun since the process started
+	DiskFull        bool   // the VMM has paused the VM until the host has room for a write to a disk
 }
 
 // BranchMode determines how a branch saves the memory of a running machine.
@@ -76,10 +77,12 @@ type BranchMode uint8
 
 // The branch modes.
 const (
-	BranchLive BranchMode = iota + 1 // dirty pages are frozen while the guest is stopped, and copied while it runs
-	BranchDiff                       // dirty pages are copied while the guest is stopped
-	BranchFull                       // all pages are copied while the guest is stopped; needs no layers below
-	BranchDisk                       // no page is copied; only the disks are branched
+	// Dirty pages are write-protected while the guest is stopped, and copied while it runs.
+	BranchLive BranchMode = iota + 1
+	BranchDiff            // dirty pages are copied while the guest is stopped
+	// All pages are copied while the guest is stopped; the result needs no other layers.
+	BranchFull
+	BranchDisk // no page is copied; only the disks are branched
 )
 
 // String returns the API's name of the mode.
@@ -97,18 +100,18 @@ func (m BranchMode) String() string {
 	return fmt.Sprintf("mode %d", uint8(m))
 }
 
-// ExitReason is the reason why a VM stopped by itself.
+// ExitReason is the reason why a VM has stopped without a request.
 type ExitReason uint8
 
 // The exit reasons.
 const (
 	ExitPowerOff    ExitReason = iota + 1 // the guest powered off
 	ExitReset                             // the guest requested a reset
-	ExitFault                             // triple fault or a state that KVM cannot run
+	ExitFault                             // a triple fault, or a state that KVM cannot run
 	ExitInternal                          // the VMM failed
-	ExitPanic                             // the guest's kernel reported a panic on the console and requested a reset
-	ExitMemoryLimit                       // the VMM was killed by its memory limit
-	ExitHostMemory                        // the VMM was killed because the host was out of memory
+	ExitPanic                             // the guest's kernel printed a panic and requested a reset
+	ExitMemoryLimit                       // the VMM was killed because it exceeded its memory limit
+	ExitHostMemory                        // the VMM was killed because the host had no free memory
 )
 
 // String returns the API's name of the reason.

@@ -9,63 +9,67 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Branch saves a machine while it runs: its state, the memory that it has written over its layers,
-// and its disks. The disks' tops become layers below the donated new tops. From then on the VMM
-// reads the old tops only through the donated descriptors, which do not permit writing. State,
-// memory and disks belong to the same instant. A paused machine stays paused. Mode vm.BranchDisk
-// saves neither state nor memory, and donates no files for them.
+// Branch saves the state of a running or paused machine, the memory that it has written since its
+// layers were made, and its disks. State, memory and disks belong to the same instant. The top of
+// each disk, its private file, becomes a layer below a new top that the daemon sends. From then on
+// the VMM reads the old top only through a descriptor that does not permit writing, which the
+// daemon sends too. A paused machine stays paused. With mode vm.BranchDisk, neither state nor
+// memory is saved, and no files are sent for them.
 type Branch struct {
-	Mode       vm.BranchMode
-	MaxExtents uint32 // small gaps between written pages are filled until the map has at most this many extents
-	Disks      uint32 // two donated files for each disk: a new top, and the current one for reading
-	Serial     uint64 // copied to Branched, which may report a branch that an earlier daemon requested
+	Mode vm.BranchMode
+	// Gaps between written pages are filled, the smallest first, until the map has at most this
+	// many extents.
+	MaxExtents uint32
+	Disks      uint32 // number of disks; two files are sent for each: a new top, and the present top for reading
+	Serial     uint64 // copied to Branched, so that a later daemon can tell which branch was requested
 
-	Keep         bool // live and diff: keep track of pages that still equal the layer, for Rebase
-	SinceRestore bool // live and diff: save the pages written since the restore, not since the last Rebase
+	Keep         bool // live and diff only: keep track of the pages that equal the layer, so that Rebase is possible
+	SinceRestore bool // live and diff only: save the pages written since the restore instead of since the last Rebase
 
-	// StormFaults is how many write faults a live branch serves before it stops the guest until the
-	// rest is copied. 0: it stops the guest if faults capture most of the pages. The daemon always
-	// sends 0. The torture tests use it to reach the stop with any guest, because they test the
-	// shipped VMM, which has no special switch.
+	// StormFaults is the number of write faults after which a live branch stops the guest until all
+	// pages are copied. 0: the guest is stopped if most pages are copied because of write faults.
+	// The daemon always sends 0. The torture tests send other values, so that they can cause the
+	// stop with any guest.
 	StormFaults uint64
 }
 
-// BranchResult describes a branch at the moment when the guest runs again. The layer of a live
-// branch is not complete before Branched.
+// BranchResult describes a branch. It is sent when the guest runs again. The layer of a live branch
+// is complete only when Branched is sent.
 type BranchResult struct {
 	Save     SaveResult
-	Serial   uint64        // Serial of the Branch
-	Mode     vm.BranchMode // actual mode: a live branch falls back to diff if the host does not support it
-	Fallback string        // reason of the fallback; empty if there was none
-	Kept     bool          // Rebase may follow when the layer is complete; false without userfaultfd on the host
-	Pause    time.Duration // from the request to stop the vCPUs until they entered again
-	Arm      time.Duration // part of Pause for write-protecting (live) or copying
+	Serial   uint64        // Branch.Serial
+	Mode     vm.BranchMode // actual mode: a live branch becomes a diff branch if the host does not support it
+	Fallback string        // why the mode was changed; empty if it was not
+	Kept     bool          // Rebase is possible when the layer is complete; false if the host has no userfaultfd
+	Pause    time.Duration // from the request to stop the vCPUs until they run again
+	Arm      time.Duration // part of Pause for write-protecting (live) or copying pages
 }
 
-// Branched reports that the layer of a live branch is complete, or has failed.
+// Branched says that the layer of a live branch is complete or has failed.
 type Branched struct {
-	Serial uint64        // Serial of the Branch
+	Serial uint64        // Branch.Serial
 	Failed *Error        // nil: the layer is complete
 	Copy   time.Duration // time since the guest was resumed
-	Faults uint64        // pages that were copied because a vCPU wrote them
-	Stop   time.Duration // how long the guest was stopped again because it wrote faster than pages were copied
+	Faults uint64        // pages that were copied because a vCPU wrote to them
+	Stop   time.Duration // how long the guest was stopped a second time because it wrote too many pages
 }
 
-// Rebase replaces the pages that the machine has not written since a branch by private mappings of
-// the branch's memory layer, which is donated. The machine runs during the rebase. When it begins,
-// Stats.Rebases is incremented. From then on, private pages are those that differ from the branch's
-// snapshot, so the next branch saves only these. The snapshot must exist as long as the machine. If
-// the machine no longer knows which pages are unwritten, it changes nothing and answers
-// vm.ErrNotKept. That happens after 30 seconds, another branch, or a Restore.
+// Rebase makes the machine share memory with a branch. The daemon sends the memory layer of the
+// branch. Private mappings of the layer replace all pages that the machine has not written since
+// the branch, while the machine runs. Stats.Rebases is incremented at the beginning. From then on,
+// a private page is one that differs from the branch's snapshot, so the next branch saves only
+// these pages. The snapshot must exist as long as the machine. If the machine does not know any
+// more which pages are unwritten, it changes nothing and answers with vm.ErrNotKept. This is so
+// after 30 seconds, another branch, or a Restore.
 type Rebase struct {
-	Serial uint64 // Serial of the Branch
+	Serial uint64 // Branch.Serial
 }
 
 // RebaseResult describes a rebase.
 type RebaseResult struct {
-	Bytes    uint64        // bytes replaced; the branch's other pages stay private
-	Mappings uint64        // number of mappings in the memory after the rebase
-	Took     time.Duration // duration; the guest was running
+	Bytes    uint64        // bytes replaced; the other pages of the branch stay private
+	Mappings uint64        // number of mappings of guest memory after the rebase
+	Took     time.Duration // time taken, while the guest ran
 }
 
 // Append encodes m.
@@ -90,9 +94,9 @@ func (m *RebaseResult) Parse(r *codec.Reader) error {
 	return r.Err()
 }
 
-// Merge replaces the layers of a disk from First, counted above the base image, to the last one
-// below its top by one donated layer with their content. Each branch adds a layer, and the
-// individual layers are no longer needed.
+// Merge replaces several layers of a disk by one layer with the same content, which the daemon
+// sends. The layers are those from First, counted above the base image, to the one below the top.
+// It is used because each branch adds a layer to the disk, even if the branch is deleted later.
 type Merge struct {
 	Disk  uint32
 	First uint32

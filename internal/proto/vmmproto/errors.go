@@ -7,17 +7,16 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Error is the body of KindError: the code of an error, on which the daemon's reaction depends, and
-// the error's text.
+// Error is the body of KindError. The daemon reacts to the code; the text is for people.
 type Error struct {
 	Code vm.ErrorCode
 	Text string
 }
 
-// ErrorOf describes err.
+// ErrorOf returns the Error for err.
 func ErrorOf(err error) *Error { return &Error{Code: vm.CodeOf(err), Text: err.Error()} }
 
-// Err returns the other side's error, with its code and text.
+// Err returns the error that the other side has sent, with its code and text.
 func (m *Error) Err() error { return &vm.Error{Code: m.Code, Err: errors.New(m.Text)} }
 
 // Append encodes m.

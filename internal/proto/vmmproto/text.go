@@ -8,13 +8,13 @@ import (
 	"github.com/forkd/forkd/internal/proto/codec"
 )
 
-// MaxText bounds a stored text of a VMM, in bytes. The daemon keeps such texts as long as a sandbox
-// is listed, and writes them to its log and into manifests.
+// MaxText bounds a text of a VMM, in bytes. The daemon keeps such texts for as long as a sandbox is
+// listed, and writes them to its log and to manifests.
 const MaxText = 4 << 10
 
-// Text returns at most MaxText bytes of a text of a VMM. It removes terminal control sequences,
-// because the guest may have taken over the VMM. Line feeds and tabs stay; other unprintable
-// characters become U+FFFD.
+// Text returns up to MaxText bytes of a text of a VMM. It removes terminal control sequences,
+// because a guest may control the VMM. Line feeds and tabs stay; other characters that are not
+// printable become U+FFFD.
 func Text(text string) string {
 	cut := len(text) > MaxText
 	var out strings.Builder
@@ -34,8 +34,8 @@ func Text(text string) string {
 	return out.String()
 }
 
-// textCut marks the end of a text that was cut.
+// textCut is the mark at the end of a text that was shortened.
 const textCut = " [...]"
 
-// parseText parses a text that a VMM sent.
+// parseText parses a text that a VMM has sent.
 func parseText(r *codec.Reader) string { return Text(string(r.Blob())) }

@@ -1,14 +1,13 @@
-// Package vmmproto is the control protocol between the daemon and one forkd-vmm process. On a
-// SOCK_SEQPACKET unix socket the daemon sends requests, one at a time, with the file descriptors
-// that they donate, and the VMM answers each. Between answers the VMM may send events.
+// Package vmmproto is the control protocol between the daemon and a forkd-vmm process. The daemon
+// sends requests on a SOCK_SEQPACKET unix socket, one at a time, some of them together with file
+// descriptors. The VMM answers each request. Between answers it may send events.
 //
-// The package has the messages and their encoding, not the socket. Both sides check the version in
-// Create.
+// The package has the messages and their encoding, but not the socket. Create contains the version
+// of the protocol, which both sides compare.
 //
-// A guest may have taken its VMM over, so no message of a VMM is trusted. Parse bounds its texts,
-// its durations and the pages of Written. Package vmmclient makes the checks that need more than
-// the message, such as whether the extents of a saved layer are valid and whether a message was
-// requested.
+// A guest may control its VMM, so no message of a VMM is trusted. Parse bounds texts, durations and
+// the pages of Written. Package vmmclient makes the checks for which a message alone is not enough,
+// such as whether the extents of a saved layer are valid, and whether a message was requested.
 package vmmproto
 
 import (
@@ -20,104 +19,107 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Version changes whenever a message changes, or the version of the state that a VMM saves.
-// Otherwise a VMM that outlives its daemon could save a state that no VMM of the next daemon can
-// restore. A VMM refuses a daemon that speaks another version.
+// Version must be changed together with any message, and together with the form of the state that a
+// VMM saves. Otherwise a VMM that has outlived its daemon could save a state that the next daemon's
+// VMMs cannot restore. A VMM refuses a daemon with another version.
 const Version = 16
 
 // Kind is the first byte of every message.
 type Kind = codec.Kind
 
-// Requests, replies and events. The comments name the body and the donated descriptors in order.
+// Requests, replies and events. Each comment names the body and the descriptors that are sent
+// along, in order.
 const (
-	KindCreate  Kind = iota + 1 // Create; /dev/kvm, vsock listener, console ring
-	KindBoot                    // Boot; kernel, initrd (if any), disk layers of every disk, frame socket (if any)
-	KindRestore                 // Restore; vmstate, memory layers, disk layers of every disk, frame socket (if any)
-	KindResume                  // no body
-	KindPause                   // no body
-	_                           // was a save; a paused VM is branched
-	// Branch; vmstate and memory layer (to write), /dev/userfaultfd if live, new tops of all disks,
-	// their current tops for reading
+	KindCreate Kind = iota + 1 // Create; /dev/kvm, vsock listener, console ring
+	// Boot; kernel, initrd (if there is one), layers of every disk, frame socket (if there is one).
+	KindBoot
+	KindRestore // Restore; vmstate, memory layers, layers of every disk, frame socket (if there is one)
+	KindResume  // no body
+	KindPause   // no body
+	_           // not used any more
+	// Branch; vmstate and memory layer (both for writing), /dev/userfaultfd if live, a new top of
+	// every disk, the present top of every disk for reading.
 	KindBranch
 	KindStats    // no body
 	KindMerge    // Merge; the merged disk layer
-	KindOK       // reply; body as the request's result type
-	KindError    // reply; Error
+	KindOK       // answer; the body depends on the request
+	KindError    // answer; Error
 	KindExit     // event; Exit
 	KindConn     // event; port uint32; one end of a stream that the guest opened
-	KindBranched // event; Branched, once after every successful live Branch
-	KindStalled  // event; no body; the VM has paused itself, because the host has no room for its disks
-	KindNet      // no body; a frame socket to replace the current one, or none
+	KindBranched // event; Branched; sent once after every live Branch that was answered with KindOK
+	KindStalled  // event; no body; the VM has paused itself, because the host has no room for a write to its disks
+	KindNet      // no body; a frame socket that replaces the present one, or nothing to remove it
 	KindRebase   // Rebase; the memory layer of the branch, for reading
 	KindWritten  // no body
 )
 
-// Create makes the VM of this process: memory slots, interrupt controllers, vCPUs and devices. The
-// VM is not running.
+// Create makes the VM of this process, with memory slots, interrupt controllers, vCPUs and devices.
+// The VM does not run yet.
 type Create struct {
 	Version uint32
 	Shape   vm.Shape
-	CPUID   []byte // Created.CPUID of another VMM on this host; empty: this VMM asks KVM
+	CPUID   []byte // Created.CPUID of another VMM on this host; empty: this VMM asks KVM for it
 }
 
 // Created is the answer to Create.
 type Created struct {
-	CPUID []byte // CPUID values that KVM supports here, in a private form of the VMMs; empty if Create had them
+	CPUID []byte // CPUID values that KVM supports on this host, in a form of the VMMs; empty if they were in Create
 }
 
-// Disk is one virtio-blk disk. It donates Layers files: the raw base image, then layers with their
-// allocation bitmaps after the data. The last layer is the private top, empty and writable.
+// Disk is a virtio-blk disk. Its Layers files are sent along: first the raw base image, then
+// layers, each with its allocation bitmap after the data. The last layer is the private top, which
+// is empty and writable.
 type Disk struct {
 	SizeBytes uint64
 	Layers    uint32
 }
 
-// Boot loads a kernel and leaves the VM paused at its first instruction.
+// Boot loads a kernel. The VM is then paused at the kernel's first instruction.
 type Boot struct {
 	Cmdline string
-	Initrd  bool // an initrd is among the donated files
+	Initrd  bool // an initrd is sent along
 	Disks   []Disk
 	VMGenID [16]byte
-	Net     bool // a frame socket is among the donated files
+	Net     bool // a frame socket is sent along
 }
 
-// Restore restores a saved machine into a created VM, or into the VM that the state was saved from,
-// and leaves it paused. It closes the VM's current frame socket, so that no frames pass from one
-// state to the other.
+// Restore restores a saved machine into a VM that was just created, or into the VM that was saved.
+// The VM is then paused. Restore closes the VM's present frame socket, so that no frame of one
+// state reaches the other.
 type Restore struct {
-	Layers  uint32 // donated memory layers, base first
+	Layers  uint32 // number of memory layers that are sent along, base first
 	Extents []vm.Extent
 	Disks   []Disk
 	VMGenID [16]byte // a value that was never used before
-	Resume  bool     // enter all vCPUs before answering
-	Net     bool     // a frame socket is among the donated files
+	Resume  bool     // let all vCPUs run before the answer
+	Net     bool     // a frame socket is sent along
 
 	// FirstWrites are pages that the guest will probably write soon. They are copied before the
-	// guest runs. Otherwise a page that the guest first reads and then writes would cost two page
+	// guest runs. Otherwise a page that the guest first reads and then writes would cause two page
 	// faults and two exits.
 	FirstWrites []vm.Range
 }
 
-// RestoreResult holds the times that the VMM spent.
+// RestoreResult has the durations of the parts of a restore.
 type RestoreResult struct {
-	Map   time.Duration // memory mapped
-	State time.Duration // vCPU and device state set
-	Run   time.Duration // vCPUs about to enter the guest (0 without Resume)
+	Map   time.Duration // until memory was mapped
+	State time.Duration // until the state of vCPUs and devices was set
+	Run   time.Duration // until the vCPUs were about to run (0 without Resume)
 }
 
-// MaxWritten bounds the pages in Written.
+// MaxWritten bounds the number of pages in Written.
 const MaxWritten = 1024
 
-// Written is the answer to KindWritten: the pages that the VM has written over its layers, in
-// ascending order. If the VM runs, they belong to some moment during the request. If there are more
-// than MaxWritten, the list is empty.
+// Written is the answer to KindWritten. It has the pages that the VM has written since its layers
+// were made, in ascending order. If the VM runs, they are right for some moment during the request.
+// If there are more than MaxWritten pages, the list is empty.
 type Written struct{ Ranges []vm.Range }
 
-// SaveResult describes the files that a branch wrote.
+// SaveResult describes the files that a branch has written.
 type SaveResult struct {
-	Extents    []vm.Extent // of the new layer only; Layer is 0
+	Extents    []vm.Extent // extents of the new layer only; their Layer is 0
 	LayerBytes uint64
-	DirtyBytes uint64 // pages that differ from the layers below
+	DirtyBytes uint64 // bytes in pages that differ from the layers below
 	StateBytes uint64
 }
 
@@ -184,10 +186,10 @@ func parseExtents(r *codec.Reader) []vm.Extent {
 	return extents
 }
 
-// Durations are encoded as nanoseconds.
+// appendDuration encodes a duration in nanoseconds.
 func appendDuration(w *codec.Writer, d time.Duration) { w.U64(uint64(d)) }
 
-// parseDuration never returns a negative duration, whatever the VMM has sent.
+// parseDuration decodes a duration. It never returns a negative one, whatever the VMM has sent.
 func parseDuration(r *codec.Reader) time.Duration { return time.Duration(min(r.U64(), math.MaxInt64)) }
 
 func parseVMGenID(r *codec.Reader) (id [16]byte) {
@@ -254,8 +256,9 @@ func parseRanges(r *codec.Reader) []vm.Range {
 // Append encodes m.
 func (m *Written) Append(w *codec.Writer) { appendRanges(w, m.Ranges) }
 
-// Parse decodes m. It refuses more than MaxWritten pages, or pages that are not in ascending order,
-// because the daemon passes the pages on to the VMMs of other sandboxes, and each VMM copies them.
+// Parse decodes m. It returns an error if there are more than MaxWritten pages, or if they are not
+// in ascending order: the daemon sends these pages to the VMMs of other sandboxes, and each VMM
+// copies them.
 func (m *Written) Parse(r *codec.Reader) error {
 	m.Ranges = parseRanges(r)
 	pages, end := uint64(0), uint64(0)
@@ -322,7 +325,7 @@ func (m *Stats) Parse(r *codec.Reader) error {
 	return r.Err()
 }
 
-// Exit is the last event of a VMM. Its VM has stopped and the process exits.
+// Exit is the last event of a VMM. The VM has stopped, and the process is about to exit.
 type Exit vm.Exit
 
 // Append encodes m.

@@ -14,8 +14,7 @@ type body interface {
 	Parse(*codec.Reader) error
 }
 
-// Every message is the same, byte for byte, after parsing and encoding it. A truncated message is
-// refused.
+// Parsing a message and encoding it again gives the same bytes. A truncated message is refused.
 func TestMessagesRoundTrip(t *testing.T) {
 	extents := []vm.Extent{{GPA: 0, Length: vm.PageSize, Layer: 0, Offset: 0},
 		{GPA: 4 * vm.PageSize, Length: 2 * vm.PageSize, Layer: 1, Offset: vm.PageSize}}
@@ -58,8 +57,8 @@ func TestMessagesRoundTrip(t *testing.T) {
 	}
 }
 
-// A VMM that a guest has taken over cannot make other VMMs copy more pages than a child may have
-// written.
+// A VMM that is controlled by its guest cannot make other VMMs copy more pages than a child could
+// have written.
 func TestWrittenIsBounded(t *testing.T) {
 	most := vm.Range{GPA: vm.PageSize, Length: MaxWritten * vm.PageSize}
 	for _, c := range []struct {
