@@ -24,7 +24,7 @@ var (
 	ofTemplates = map[string]string{"list": "images", "ls": "images", "delete": "rmi", "rm": "rmi"}
 )
 
-// ungrouped removes such a word from a command line.
+// ungrouped removes a word of groups from the beginning of a command line.
 func ungrouped(args []string) []string {
 	if len(args) < 2 || strings.HasPrefix(args[1], "-") {
 		return args

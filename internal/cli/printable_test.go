@@ -229,7 +229,6 @@ func TestTextIsPrintedInOnePlace(t *testing.T) {
 }
 
 // A number keeps its type for its verb. Only multiline arguments and errors keep their line ends.
-// ends.
 func TestArgumentsAreCleaned(t *testing.T) {
 	type name string
 	const bad = "a\x1b\nb"

@@ -17,8 +17,8 @@ const (
 
 // tlsOptions returns the client options for TLS. ca is a file with the authorities that the
 // daemon's certificate is checked against. If it is empty, $FORKD_CA is used, or else the
-// authorities of the host. The user's own certificate is in the files that the other variables
-// name.
+// authorities of the host. The user's own certificate and key are in the files that $FORKD_CERT
+// and $FORKD_KEY name.
 func tlsOptions(ca string) (options []client.Option, err error) {
 	if ca = cmp.Or(ca, os.Getenv(caEnv)); ca != "" {
 		p, err := os.ReadFile(ca)

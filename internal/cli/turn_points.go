@@ -188,7 +188,7 @@ func (t *turns) line(tag string) []string {
 }
 
 // forward returns the turns that a redo can go to from the turn or snapshot at, the next one first.
-// The last one is the newest turn whose line contains at.
+// The last one is the newest turn from which undos can return to at.
 func (t *turns) forward(at string) []string {
 	for _, p := range slices.Backward(t.saved) {
 		line := t.line(p.Snapshot.Tag)

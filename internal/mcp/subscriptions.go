@@ -125,7 +125,6 @@ func (f *follower) followEventsLocked() error {
 
 // tell notifies the client of resources that an event has changed. If the event says that events
 // were missed, it notifies the client of all its resources.
-// notifies the client of all its resources.
 func (f *follower) tell(e client.Event) {
 	if e.Type == client.EventMissed {
 		f.mu.Lock()

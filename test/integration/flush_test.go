@@ -17,7 +17,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// smallState makes a state directory with the parent. The directory is on a small file system of its
+// smallState makes a state directory with the parent's snapshot. The directory is on a small file system of its
 // own, which a test can fill.
 func (f *fixture) smallState(t *testing.T) string {
 	t.Helper()

@@ -108,7 +108,7 @@ func (g *Guard) identify(r *http.Request, token string) (Principal, error) {
 		return Principal{}, errMissing
 	case !g.Certs:
 		return Principal{Who: owner.Anyone, Scope: Admin}, nil
-	// A client without a certificate would have failed the handshake.
+	// Cannot happen: without a certificate, the TLS handshake would have failed.
 	case r.TLS == nil || len(r.TLS.VerifiedChains) == 0:
 		return Principal{}, errCertificate
 	}

@@ -263,7 +263,7 @@ func (r *reader) warm() {
 	r.add(name, plan.Step{Warm: w})
 }
 
-// planOf makes the plan of a build, and with it the base.
+// planOf makes the plan of a build. It makes the base of the plan first.
 func (w *work) planOf(ctx context.Context) (*plan.Plan, error) {
 	from, err := w.base(ctx)
 	if err != nil {

@@ -28,7 +28,6 @@ const Package = "qemu-system-x86"
 // oldest is the first series that is known to be free of two faults of QEMU 7.2 (in target/i386/tcg
 // of its source). Because of these faults, VMs in an emulated host occasionally die or hang. A
 // third fault, which both series have, is mended by mend.go.
-// which both series have, see mend.go.
 //
 //   - VMRUN does not load the interrupt shadow (AMD64 manual volume 2, section 15.21.5). An
 //     interrupt can come between STI and HLT, and then HLT waits although it should wake up.
