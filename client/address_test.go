@@ -22,7 +22,7 @@ func runDir(t *testing.T) string {
 func TestPrivateSocketIsNobodyElses(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(dir string) error
-		above  bool   // the directory above is changed
+		above  bool   // change the directory above the socket's directory
 		want   string // empty: accepted
 	}{
 		"private":                 {func(string) error { return nil }, false, ""},

@@ -19,7 +19,7 @@ type Best[T any] struct {
 	Index   int     // index of the attempt
 	Score   float64
 	Result  T       // returned by the attempt
-	Errors  []error // by attempt: why the attempt was disqualified, or nil
+	Errors  []error // for each attempt: why it was disqualified, or nil
 }
 
 // BestOf forks a child of a running sandbox for every attempt and runs the attempts concurrently.

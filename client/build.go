@@ -97,7 +97,7 @@ const (
 // is ready for use.
 type buildSteps struct {
 	names  []string
-	output map[int]*ending // of the running steps, by number
+	output map[int]*ending // output of the running steps, by number
 	first  *BuildError     // the step that failed first, without Err; nil if none has failed
 }
 

@@ -23,7 +23,7 @@ type (
 // CodeResult is a value that code displayed, in one or more media types.
 type CodeResult struct {
 	Main bool                       // value of the last expression, not of display()
-	Data map[string]json.RawMessage // by media type; use Text, Bytes and JSON to read it
+	Data map[string]json.RawMessage // forms of the value by media type; use Text, Bytes and JSON to read them
 }
 
 // Text returns the form of a textual media type, such as "text/plain" or "text/html"; empty if

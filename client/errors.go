@@ -23,7 +23,7 @@ type Error struct {
 
 	RetryAfter time.Duration // when the same request may succeed; 0: repeating it is useless
 
-	RequestID string // as in the log and the audit log of the daemon; empty if unknown
+	RequestID string // id of the request in the log and the audit log of the daemon; empty if unknown
 }
 
 func (e *Error) Error() string { return e.Message }

@@ -13,8 +13,8 @@ import (
 
 // PageRequest asks for a part of a list.
 type PageRequest struct {
-	Limit  int      // at most this many; 0: all
-	Cursor string   // from the previous page; empty: start at the beginning
+	Limit  int      // maximum number of elements; 0: all
+	Cursor string   // from the previous page; empty: start at the beginning of the list
 	Labels []string // NAME=VALUE or NAME; only sandboxes that have all of them are listed
 }
 

@@ -13,7 +13,7 @@ type Option func(*settings) error
 type settings struct {
 	tls     *tls.Config // used for https addresses
 	retries int
-	private bool // see WithPrivateSocket
+	private bool // check who may have created the unix socket; see WithPrivateSocket
 }
 
 // WithPrivateSocket refuses a unix socket that a user other than root and the caller may have

@@ -59,5 +59,5 @@ type BranchRequest struct {
 	NoWait    bool   // return when the sandbox runs again; the snapshot's state is still "writing" then
 	DiskOnly  bool   // save the disk without memory, so that forks of the snapshot boot; excludes Mode and NoWait
 
-	Labels map[string]string // of the snapshot
+	Labels map[string]string // labels of the snapshot
 }

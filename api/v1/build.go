@@ -21,8 +21,8 @@ const (
 	MaxBuildSecrets = 64
 	MaxBuildSecret  = 500 << 10 // bytes of each
 
-	MaxBuildRegistries = 64       // with credentials
-	MaxRegistryAuth    = 64 << 10 // bytes of each of their texts
+	MaxBuildRegistries = 64       // registries for which credentials are given
+	MaxRegistryAuth    = 64 << 10 // bytes of each text of their credentials
 )
 
 // BuildRequest asks for a snapshot to be built from a Dockerfile or a recipe.
@@ -34,10 +34,10 @@ type BuildRequest struct {
 	Target     string            `json:"target,omitempty"`     // stage to build; empty: the last
 	Args       map[string]string `json:"args,omitempty"`       // values of ARG instructions
 	NoCache    bool              `json:"no_cache,omitempty"`
-	VCPUs      uint32            `json:"vcpus,omitempty"`      // of a VM that boots from an image; 0: 1
-	MemoryMiB  uint64            `json:"memory_mib,omitempty"` // likewise; 0: 1024
-	DiskMiB    int               `json:"disk_mib,omitempty"`   // likewise; 0: 8192
-	Secrets    map[string][]byte `json:"secrets,omitempty"`    // for RUN --mount=type=secret, by id
+	VCPUs      uint32            `json:"vcpus,omitempty"`      // vCPUs of a VM that boots from an image; 0: 1
+	MemoryMiB  uint64            `json:"memory_mib,omitempty"` // memory of such a VM; 0: 1024
+	DiskMiB    int               `json:"disk_mib,omitempty"`   // disk of such a VM; 0: 8192
+	Secrets    map[string][]byte `json:"secrets,omitempty"`    // secrets for RUN --mount=type=secret, by id
 
 	RegistryAuth map[string]RegistryAuth `json:"registry_auth,omitempty"` // for images, by host of the registry
 
@@ -82,33 +82,33 @@ type BuildEvent struct {
 
 // BuildPlan describes the steps of a build.
 type BuildPlan struct {
-	Steps []string    `json:"steps"` // names, by number from 0
+	Steps []string    `json:"steps"` // names of the steps; the index is the step's number
 	Notes []BuildNote `json:"notes"` // parts of the Dockerfile without effect
 }
 
 // BuildNote is a remark about a line of a Dockerfile.
 type BuildNote struct {
-	Line int    `json:"line,omitempty"` // from 1; 0: the whole file
+	Line int    `json:"line,omitempty"` // line number, from 1; 0: the whole file
 	Text string `json:"text"`
 }
 
 // BuildStep reports the state of a step: "started", "cached", "done" or "failed".
 type BuildStep struct {
-	Number int     `json:"number"` // from 0
+	Number int     `json:"number"` // number of the step, from 0
 	State  string  `json:"state"`
 	MS     float64 `json:"ms,omitempty"` // duration, in milliseconds
 }
 
 // BuildOutput is an output line of a step's command.
 type BuildOutput struct {
-	Number int    `json:"number"` // of the step
+	Number int    `json:"number"` // number of the step
 	Line   string `json:"line"`
 }
 
 // BuildResult is the result of a build.
 type BuildResult struct {
 	Tag    string  `json:"tag"`
-	Cached int     `json:"cached"` // steps with an existing snapshot
+	Cached int     `json:"cached"` // steps whose snapshot existed
 	Run    int     `json:"run"`    // steps that were executed
-	MS     float64 `json:"ms"`     // in milliseconds
+	MS     float64 `json:"ms"`     // duration of the build in milliseconds
 }

@@ -8,7 +8,7 @@ type CodeRequest struct {
 	Language    string            `json:"language,omitempty"`     // empty: python
 	ContextID   string            `json:"context_id,omitempty"`   // empty: the language's default context
 	TimeoutSecs float64           `json:"timeout_secs,omitempty"` // 0: 30
-	Env         map[string]string `json:"env,omitempty"`          // for this call only
+	Env         map[string]string `json:"env,omitempty"`          // environment variables for this call only
 	Repr        bool              `json:"repr,omitempty"`         // keep the quotes of a string result
 }
 
@@ -23,9 +23,9 @@ type CodeEvent struct {
 	Keepalive bool           `json:"keepalive,omitempty"` // sent when there is no other message
 	End       *CodeEnd       `json:"end,omitempty"`
 
-	Error  string `json:"error,omitempty"`  // why the outcome is unknown
-	Status int    `json:"status,omitempty"` // with Error: HTTP status of the same problem
-	Code   string `json:"code,omitempty"`   // with Error
+	Error  string `json:"error,omitempty"`  // reason why the outcome is unknown
+	Status int    `json:"status,omitempty"` // with Error: the HTTP status for the same problem
+	Code   string `json:"code,omitempty"`   // with Error: the code of the problem, as in Error.Code
 }
 
 // CodeStarted means that code is running.
@@ -38,7 +38,7 @@ type CodeStarted struct {
 // content of a figure).
 type CodeResult struct {
 	Main bool                       `json:"main"` // the value of the last expression, as opposed to display()
-	Data map[string]json.RawMessage `json:"data"` // by media type
+	Data map[string]json.RawMessage `json:"data"` // forms of the value, by media type
 }
 
 // CodeException is an uncaught exception.
@@ -58,7 +58,7 @@ type CodeEnd struct {
 
 // CodeContext is an interpreter of a sandbox: a namespace with its own process.
 type CodeContext struct {
-	ID       string `json:"id"` // for a default context: its language
+	ID       string `json:"id"` // id; for a default context, the name of its language
 	Language string `json:"language"`
 	Cwd      string `json:"cwd"`
 }

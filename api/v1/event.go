@@ -14,10 +14,11 @@ type Event struct {
 	// here; the client should list the objects again.
 	Type string `json:"type"`
 
-	// the sandbox that changed, or that the snapshot was branched from
-	SandboxID   string            `json:"sandbox_id,omitempty"`
-	SnapshotTag string            `json:"snapshot_tag,omitempty"` // snapshot that changed, or that the sandbox runs from
-	Labels      map[string]string `json:"labels,omitempty"`       // of the sandbox that changed
+	// ID of the sandbox that changed, or of which the snapshot is a branch.
+	SandboxID string `json:"sandbox_id,omitempty"`
+	// Tag of the snapshot that changed, or that the sandbox runs from.
+	SnapshotTag string            `json:"snapshot_tag,omitempty"`
+	Labels      map[string]string `json:"labels,omitempty"` // labels of the sandbox that changed
 
 	Reason string `json:"reason,omitempty"` // what was done, or how the sandbox exited, as one word
 	Detail string `json:"detail,omitempty"` // the same as text; may come from the guest

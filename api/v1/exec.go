@@ -34,14 +34,14 @@ type TTYSize struct {
 
 // ExecStarted means that a command is running.
 type ExecStarted struct {
-	PID uint32 `json:"pid"` // in the sandbox
+	PID uint32 `json:"pid"` // process id in the sandbox
 }
 
 // Process is a running process of a sandbox that was started by an exec.
 type Process struct {
 	PID  uint32   `json:"pid"`
 	Args []string `json:"args"`
-	Cwd  string   `json:"cwd,omitempty"` // as requested
+	Cwd  string   `json:"cwd,omitempty"` // working directory, as in the request
 }
 
 // SignalRequest names a signal, such as "SIGTERM" or "TERM".
@@ -56,9 +56,9 @@ type SignalRequest struct {
 type ExecEnd struct {
 	ExitCode int    `json:"exit_code"`
 	Outcome  string `json:"outcome"`
-	Signal   string `json:"signal,omitempty"` // that killed it, such as "SIGKILL"
+	Signal   string `json:"signal,omitempty"` // signal that killed the command, such as "SIGKILL"
 	Status   string `json:"status,omitempty"`
-	Error    string `json:"error,omitempty"` // set unless it exited by itself with complete output
+	Error    string `json:"error,omitempty"` // set unless the command exited by itself and its output is complete
 	TimedOut bool   `json:"timed_out"`
 }
 
@@ -102,7 +102,7 @@ type ExecEvent struct {
 
 	End    *ExecEnd `json:"end,omitempty"`
 	Error  string   `json:"error,omitempty"`
-	Status int      `json:"status,omitempty"` // with Error: HTTP status of the same problem
+	Status int      `json:"status,omitempty"` // with Error: the HTTP status for the same problem
 	Code   string   `json:"code,omitempty"`
 }
 

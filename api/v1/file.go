@@ -9,7 +9,8 @@ const Tar = "application/x-tar"
 type File struct {
 	Name string `json:"name"`
 	Path string `json:"path"`
-	// "file", "directory", "symlink" or "other"; for a link, the type of its target if that exists
+	// "file", "directory", "symlink" or "other". For a link, it is the type of the target if that
+	// exists.
 	Type        string    `json:"type"`
 	Size        int64     `json:"size"` // bytes
 	Mode        uint32    `json:"mode"` // permission bits
@@ -17,7 +18,7 @@ type File struct {
 	Owner       string    `json:"owner"`
 	Group       string    `json:"group"`
 	Modified    time.Time `json:"modified"`
-	LinkTarget  string    `json:"symlink_target,omitempty"` // for a link: its final target
+	LinkTarget  string    `json:"symlink_target,omitempty"` // final target of a symbolic link
 }
 
 // MakeDirRequest requests a directory and its parents.

@@ -30,15 +30,15 @@ type Network struct {
 type NetworkSecret struct {
 	Host   string `json:"host"`
 	Header string `json:"header"` // such as "Authorization"
-	// full header value, such as "Bearer …"; empty: keep the current one. Never returned.
+	// Full value of the header, such as "Bearer …". Empty: keep the present value. Never returned.
 	Value string `json:"value,omitempty"`
 }
 
 // NetworkLimits bounds a sandbox's use of the shared network. 0 means the daemon's default.
 type NetworkLimits struct {
-	BytesPerSecond   uint64 `json:"bytes_per_second,omitempty"` // of payload, in each direction
+	BytesPerSecond   uint64 `json:"bytes_per_second,omitempty"` // bytes of payload, in each direction
 	PacketsPerSecond uint32 `json:"packets_per_second,omitempty"`
-	Connections      uint32 `json:"connections,omitempty"` // concurrent
+	Connections      uint32 `json:"connections,omitempty"` // concurrent connections
 }
 
 // SandboxNetwork is the network of a sandbox: its policy, with the fields of Network, and its
@@ -58,12 +58,12 @@ type SandboxNetwork struct {
 
 // NetworkStats are counters.
 type NetworkStats struct {
-	Open        uint32 `json:"open"`        // current connections, including UDP
+	Open        uint32 `json:"open"`        // open connections, including UDP flows
 	Connections uint64 `json:"connections"` // allowed connections that have ended
-	UpBytes     uint64 `json:"up_bytes"`    // their payload from the sandbox
+	UpBytes     uint64 `json:"up_bytes"`    // payload of ended connections, sent by the sandbox
 	DownBytes   uint64 `json:"down_bytes"`
 	DNSQueries  uint64 `json:"dns_queries"`
-	// frames dropped because the sandbox had no room for them, or because they were malformed
+	// Frames that were malformed, or for which the sandbox had no room.
 	Dropped uint64            `json:"dropped"`
 	Refused map[string]uint64 `json:"refused,omitempty"` // refused connections, by reason
 	Recent  []NetworkRefusal  `json:"recent,omitempty"`  // the last refused destinations, at most 8, newest first
@@ -72,12 +72,12 @@ type NetworkStats struct {
 // NetworkRefusal is a refused destination.
 type NetworkRefusal struct {
 	Protocol string `json:"protocol"`          // "tcp", "udp", "icmp" or "dns"
-	Address  string `json:"address,omitempty"` // with its port; empty for "dns"
-	Name     string `json:"name,omitempty"`    // of the server, or in the DNS query; chosen by the sandbox
+	Address  string `json:"address,omitempty"` // includes the port; empty for "dns"
+	Name     string `json:"name,omitempty"`    // name of the server, or in the DNS query; chosen by the sandbox
 	Reason   string `json:"reason"`            // a key of Refused
 	Why      string `json:"why"`               // the reason in words, such as "private range"
-	// option of forkd net set that allows it, such as "allow it with --allow 1.2.3.4"; empty if
-	// none can
+	// Option of forkd net set that permits the destination, such as "allow it with --allow
+	// 1.2.3.4". Empty if no option can.
 	Fix      string `json:"fix,omitempty"`
 	Count    uint64 `json:"count"`
 	LastUnix int64  `json:"last_unix"` // last occurrence, in seconds since 1970

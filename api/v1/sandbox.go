@@ -2,41 +2,44 @@ package v1
 
 // Sandbox is a VM forked from a snapshot.
 type Sandbox struct {
-	ID             string `json:"id"`
-	SnapshotTag    string `json:"snapshot_tag"`
-	GuestAddr      string `json:"guest_addr"` // of forkd 0.5: where `forkd forward-guests` serves it; empty: nowhere
+	ID          string `json:"id"`
+	SnapshotTag string `json:"snapshot_tag"`
+	// Address for clients of forkd 0.5, served by `forkd forward-guests`; empty if there is none.
+	GuestAddr      string `json:"guest_addr"`
 	CreatedAt      int64  `json:"created_at_unix"`
-	PID            int    `json:"pid,omitempty"`                   // of its VMM process
+	PID            int    `json:"pid,omitempty"`                   // process id of the VMM
 	MemoryLimitMiB uint64 `json:"memory_limit_mib,omitempty"`      // Limits.MemoryMiB, as named by forkd 0.5
 	LimitEnforced  bool   `json:"memory_limit_enforced,omitempty"` // set together with MemoryLimitMiB
 	Hostname       string `json:"hostname"`
 	// "running", "paused", "suspended", "restoring", "exited" or "stopping"
 	State        string   `json:"state"`
 	DiskFull     bool     `json:"disk_full,omitempty"`     // paused until the host has space for its writes
-	NotAnswering bool     `json:"not_answering,omitempty"` // its VMM process hangs: delete the sandbox if that persists
+	NotAnswering bool     `json:"not_answering,omitempty"` // the VMM process hangs; delete the sandbox if that persists
 	ExpiresAt    int64    `json:"expires_at_unix,omitempty"`
 	ExitReason   string   `json:"exit_reason,omitempty"`
 	ExitDetail   string   `json:"exit_detail,omitempty"`
-	VMMMS        *float64 `json:"vmm_ms,omitempty"`   // from the request until all vCPUs run, milliseconds
-	ReadyMS      *float64 `json:"ready_ms,omitempty"` // from the request until its agent has confirmed, milliseconds
+	VMMMS        *float64 `json:"vmm_ms,omitempty"`   // milliseconds from the request until all vCPUs ran
+	ReadyMS      *float64 `json:"ready_ms,omitempty"` // milliseconds from the request until the agent had confirmed
 	HasBranched  bool     `json:"has_branched"`
 	BranchCount  int      `json:"branch_count"`
 	IdleTimeout  float64  `json:"idle_timeout_secs,omitempty"`
-	Pooled       bool     `json:"pooled,omitempty"` // its VMM process came from the pool
-	// size of its latest branch, if the branch was deleted and the sandbox still needs it
+	Pooled       bool     `json:"pooled,omitempty"` // the VMM process was waiting in the pool
+	// Size of the latest branch, if that was deleted and the sandbox still needs its files.
 	DeletedBytes uint64 `json:"deleted_snapshot_bytes,omitempty"`
-	Workspace    string `json:"workspace,omitempty"` // the workspace that it belongs to and is deleted with
-	Network      string `json:"network"`             // the mode of its network policy
-	Limits       Limits `json:"limits,omitzero"`
+	// The workspace to which the sandbox belongs, and with which it is deleted.
+	Workspace string `json:"workspace,omitempty"`
+	Network   string `json:"network"` // mode of the network policy
+	Limits    Limits `json:"limits,omitzero"`
 
 	Labels map[string]string `json:"labels,omitempty"`
 
-	// snapshot of its last branch or rollback, or else the snapshot it was forked from; empty: deleted
+	// Snapshot of the last branch or rollback, or else the one from which the sandbox was forked.
+	// Empty if that snapshot was deleted.
 	LatestTag string `json:"latest_tag,omitempty"`
-	// requests since then that may have changed files or processes; nil: unknown
+	// Number of requests since LatestTag that may have changed files or processes; nil if unknown.
 	Calls *uint64 `json:"calls_since_latest,omitempty"`
 
-	// found at its latest start; nil: its agent is too old to check
+	// Result of the agent's check at the latest start; nil if the agent is too old for the check.
 	Unique       *Unique `json:"unique,omitempty"`
 	UniqueStrict bool    `json:"unique_strict,omitempty"`
 }
@@ -45,8 +48,9 @@ type Sandbox struct {
 // programs. The guest chooses the names.
 type Unique struct {
 	Reseeded []Generator `json:"reseeded"`
-	Repeats  []Generator `json:"repeats"`        // used before the snapshot, they return the same numbers in siblings
-	More     uint32      `json:"more,omitempty"` // number of generators that do not fit in the lists
+	// If they were used before the snapshot, all siblings get the same numbers.
+	Repeats []Generator `json:"repeats"`
+	More    uint32      `json:"more,omitempty"` // number of generators that do not fit into the lists
 }
 
 // Generator is a random number generator of one process.
@@ -63,10 +67,11 @@ type TTLRequest struct {
 
 // ForkRequest requests N children of a snapshot.
 type ForkRequest struct {
-	SnapshotTag    string            `json:"snapshot_tag,omitempty"`
-	SourceID       string            `json:"source_id,omitempty"` // a running sandbox, instead of SnapshotTag
-	Mode           string            `json:"mode,omitempty"`      // how SourceID is branched: "live", "diff" or "full"
-	N              int               `json:"n"`                   // 1 to 1000; omitted: 1
+	SnapshotTag string `json:"snapshot_tag,omitempty"`
+	// Id of a running sandbox to fork from, instead of SnapshotTag.
+	SourceID       string            `json:"source_id,omitempty"`
+	Mode           string            `json:"mode,omitempty"` // how SourceID is branched: "live", "diff" or "full"
+	N              int               `json:"n"`              // 1 to 1000; omitted: 1
 	Env            map[string]string `json:"env,omitempty"`
 	HostnamePrefix string            `json:"hostname_prefix,omitempty"`
 	AllowPartial   bool              `json:"allow_partial,omitempty"`
@@ -77,11 +82,11 @@ type ForkRequest struct {
 	// request resumes it. 0: never.
 	IdleTimeoutSecs float64 `json:"idle_timeout_secs,omitempty"`
 
-	Network *Network `json:"network,omitempty"` // nil: as for the snapshot or the source
-	Limits  *Limits  `json:"limits,omitempty"`  // nil: as for the snapshot or the source
+	Network *Network `json:"network,omitempty"` // nil: the policy of the snapshot or the source
+	Limits  *Limits  `json:"limits,omitempty"`  // nil: the limits of the snapshot or the source
 
-	// "strict": fail if programs repeat random numbers; "report": only report them; empty: as for
-	// the snapshot
+	// "strict": fail if programs repeat random numbers; "report": only report them. Empty: as the
+	// snapshot says.
 	Unique string `json:"unique,omitempty"`
 
 	Labels map[string]string `json:"labels,omitempty"` // labels of the children; nothing is inherited
@@ -98,8 +103,8 @@ type Forked struct {
 	Sandboxes   []Sandbox `json:"sandboxes"`
 	Failed      int       `json:"failed"`             // only with AllowPartial
 	Unconfirmed int       `json:"unconfirmed"`        // part of Failed: the agent did not confirm
-	VMMWallMS   float64   `json:"vmm_wall_ms"`        // from the request until the last child's vCPUs run
-	ForkWallMS  float64   `json:"fork_wall_ms"`       // from the request until the last child is confirmed
+	VMMWallMS   float64   `json:"vmm_wall_ms"`        // until the vCPUs of the last child ran
+	ForkWallMS  float64   `json:"fork_wall_ms"`       // until the last child had confirmed
 	PauseMS     float64   `json:"pause_ms,omitempty"` // how long the source sandbox was paused
 }
 
@@ -145,6 +150,6 @@ type ResumeRequest struct {
 type RolledBack struct {
 	Sandbox
 	RolledBackTo    string  `json:"rolled_back_to"`
-	RollbackVMMMS   float64 `json:"rollback_vmm_ms"`   // until its vCPUs ran
-	RollbackReadyMS float64 `json:"rollback_ready_ms"` // until its agent had confirmed
+	RollbackVMMMS   float64 `json:"rollback_vmm_ms"`   // until the vCPUs ran
+	RollbackReadyMS float64 `json:"rollback_ready_ms"` // until the agent had confirmed
 }

@@ -16,27 +16,32 @@ type Snapshot struct {
 	Accel        string   `json:"accel,omitempty"`
 	Kernel       string   `json:"kernel,omitempty"`
 	Warm         []string `json:"warm,omitempty"`
-	BaseImage    string   `json:"base_image,omitempty"` // path of its disk's image; in lists only
-	Sandboxes    int      `json:"sandboxes"`            // running from it
+	BaseImage    string   `json:"base_image,omitempty"` // path of the disk's base image; in lists only
+	Sandboxes    int      `json:"sandboxes"`            // number of sandboxes that run from it
 	Transient    bool     `json:"transient,omitempty"`  // deleted with the last of its sandboxes
-	DiskOnly     bool     `json:"disk_only,omitempty"`  // it has no memory, so its forks boot
+	DiskOnly     bool     `json:"disk_only,omitempty"`  // the snapshot has no memory, so its forks boot
 
 	// Set for a branch. Times are in milliseconds; ReadyMS and PersistedMS are measured from the
 	// request.
 	SandboxID string `json:"sandbox_id,omitempty"`
-	// the sandbox's previous snapshot; empty: the snapshot it ran from, or it was deleted
-	After       string   `json:"after,omitempty"`
-	Mode        string   `json:"mode,omitempty"`
-	Fallback    string   `json:"fallback_reason,omitempty"` // why the mode differs from the requested one
-	PauseMS     *float64 `json:"pause_ms,omitempty"`        // how long the sandbox was paused
-	StormStopMS *float64 `json:"storm_stop_ms,omitempty"`   // second pause, because it wrote faster than the copy
-	ReadyMS     *float64 `json:"ready_ms,omitempty"`        // sandboxes can be forked from it
-	DirtyBytes  *uint64  `json:"dirty_bytes,omitempty"`     // saved memory: written since the previous branch
-	// part of DirtyBytes now shared by the sandbox; in the response to a branch only
+	// Tag of the sandbox's previous branch. Empty if there is none since BranchedFrom, or if it was
+	// deleted.
+	After    string   `json:"after,omitempty"`
+	Mode     string   `json:"mode,omitempty"`
+	Fallback string   `json:"fallback_reason,omitempty"` // why the mode differs from the requested one
+	PauseMS  *float64 `json:"pause_ms,omitempty"`        // how long the sandbox was paused
+	// Duration of the second pause, which happens if the sandbox writes faster than its pages are
+	// copied.
+	StormStopMS *float64 `json:"storm_stop_ms,omitempty"`
+	ReadyMS     *float64 `json:"ready_ms,omitempty"` // until sandboxes could be forked from it
+	// Bytes of memory in the snapshot: those written since the previous branch.
+	DirtyBytes *uint64 `json:"dirty_bytes,omitempty"`
+	// Part of DirtyBytes that the sandbox now shares with the snapshot. Only in the response to a
+	// branch.
 	SharedBytes *uint64  `json:"shared_bytes,omitempty"`
 	DiffBytes   *uint64  `json:"diff_physical_bytes,omitempty"` // DirtyBytes, as named by forkd 0.5
 	DiffMS      *float64 `json:"diff_ms,omitempty"`             // PauseMS of a diff branch, as named by forkd 0.5
-	// of forkd 0.5: size of a diff branch if it were a full one
+	// For forkd 0.5: size of a diff branch if it were a full one.
 	DiffLogical *uint64 `json:"diff_logical_bytes,omitempty"`
 	Faults      *uint64 `json:"faults,omitempty"` // pages copied because the sandbox wrote them during the copy
 
@@ -83,10 +88,10 @@ type BakeRequest struct {
 	Warmup            Warmup            `json:"warmup,omitzero"`
 	ReadyTimeoutSecs  float64           `json:"ready_timeout_secs,omitempty"`
 	WarmupTimeoutSecs float64           `json:"warmup_timeout_secs,omitempty"`
-	// for the warm-up and for children; nil: "none" for the warm-up, "public" for children
+	// Policy for the warm-up and for children. nil: "none" for the warm-up, "public" for children.
 	Network *Network `json:"network,omitempty"`
 
-	Limits *Limits `json:"limits,omitempty"` // default for children
+	Limits *Limits `json:"limits,omitempty"` // default limits of children
 	Unique string  `json:"unique,omitempty"` // "strict" or "report"; default for children
 
 	// Options of forkd 0.5. The root disk is always writable through a private layer, and the agent
@@ -120,12 +125,13 @@ type BranchRequest struct {
 	Tag       string `json:"tag,omitempty"`        // empty: the daemon chooses one
 	Mode      string `json:"mode,omitempty"`       // "live" (also if empty), "diff" or "full"
 	ParentTag string `json:"parent_tag,omitempty"` // refuse unless the sandbox runs from this snapshot
-	// false: respond when the sandbox runs again, before the snapshot is complete
+	// If false, the response is sent when the sandbox runs again, before the snapshot is complete.
 	Wait *bool `json:"wait,omitempty"`
-	// false: save only the disk, with the guest's file system frozen; forks of the snapshot boot
+	// If false, only the disk is saved, with the guest's file system frozen, and forks of the
+	// snapshot boot.
 	Memory *bool `json:"memory,omitempty"`
 
-	Labels map[string]string `json:"labels,omitempty"` // of the snapshot; its forks do not inherit them
+	Labels map[string]string `json:"labels,omitempty"` // labels of the snapshot, which its forks do not inherit
 
 	// Mode in the form of forkd 0.5. MeasureDiff is the same as Diff.
 	Diff        bool `json:"diff,omitempty"`

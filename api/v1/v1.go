@@ -29,9 +29,9 @@ type Version struct {
 	API     string `json:"api"`
 	Accel   string `json:"accel"` // "kvm", or "tcg" on an emulated host
 
-	Scope string `json:"scope,omitempty"` // of the calling client: "read", "run" or "admin"
+	Scope string `json:"scope,omitempty"` // scope of the calling client: "read", "run" or "admin"
 
-	HostMemoryMiB uint64 `json:"host_memory_mib"` // memory of the daemon's host, the maximum of a VM
+	HostMemoryMiB uint64 `json:"host_memory_mib"` // memory of the daemon's host, which is the maximum for a VM
 
 	NoKVM         string      `json:"no_kvm,omitempty"`         // why the daemon's host cannot run VMs; empty if it can
 	LimitsMissing string      `json:"limits_missing,omitempty"` // why some limits cannot be enforced
@@ -43,14 +43,14 @@ type Version struct {
 // has not touched the sandbox.
 type LeftAlone struct {
 	ID     string `json:"id"`
-	PID    int    `json:"pid,omitempty"` // of its VMM; 0: none, or unknown
+	PID    int    `json:"pid,omitempty"` // process id of the VMM; 0: none, or unknown
 	Reason string `json:"reason"`
 }
 
 // Admission holds the limits on the number of sandboxes. 0 means no limit.
 type Admission struct {
 	MaxSandboxes     int     `json:"max_sandboxes"`   // sandboxes with a VM
-	VCPUOvercommit   float64 `json:"vcpu_overcommit"` // vCPUs of all sandboxes, per CPU of the host
+	VCPUOvercommit   float64 `json:"vcpu_overcommit"` // maximum number of vCPUs of all sandboxes, per CPU of the host
 	MemoryReserveMiB uint64  `json:"memory_reserve_mib"`
 	DiskReserveMiB   uint64  `json:"disk_reserve_mib"`
 }

@@ -5,7 +5,7 @@ type Workspace struct {
 	ID            string `json:"id"`
 	Name          string `json:"name"`
 	SourceTag     string `json:"source_snapshot_tag"`
-	StateTag      string `json:"current_state_tag,omitempty"` // snapshot of its suspended state
+	StateTag      string `json:"current_state_tag,omitempty"` // snapshot with the suspended state
 	Status        string `json:"status"`                      // "running", "suspended" or "stale"
 	LiveSandboxID string `json:"live_sandbox_id,omitempty"`
 	CreatedAt     int64  `json:"created_at_unix"`
@@ -27,10 +27,10 @@ type WorkspaceRequest struct {
 	MemoryLimitMiB  uint64            `json:"memory_limit_mib,omitempty"`
 	Env             map[string]string `json:"env,omitempty"`
 	IdleTimeoutSecs float64           `json:"idle_timeout_secs,omitempty"`
-	Network         *Network          `json:"network,omitempty"`         // nil: as for the snapshot
-	Limits          *Limits           `json:"limits,omitempty"`          // nil: as for the snapshot
-	Labels          map[string]string `json:"labels,omitempty"`          // of its sandbox
-	PerChildNetns   bool              `json:"per_child_netns,omitempty"` // of forkd 0.5
+	Network         *Network          `json:"network,omitempty"`         // nil: the policy of the snapshot
+	Limits          *Limits           `json:"limits,omitempty"`          // nil: the limits of the snapshot
+	Labels          map[string]string `json:"labels,omitempty"`          // labels of the sandbox
+	PerChildNetns   bool              `json:"per_child_netns,omitempty"` // field of forkd 0.5
 }
 
 // SuspendWorkspaceRequest has a field of forkd 0.5, which is ignored: a suspended state always

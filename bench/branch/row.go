@@ -8,7 +8,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// row is one size of guest and dirty set.
+// row has the measurements for one size of the guest and of the memory that it keeps dirty.
 type row struct {
 	memoryMiB, dirtyMiB int
 	modes               map[vm.BranchMode][]*branched

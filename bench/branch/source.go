@@ -49,7 +49,7 @@ type source struct {
 	m        *lab.Manager
 	id       string
 	dirtyMiB int
-	arm      *atomic.Int64 // of the last branch, in nanoseconds; see armTimed
+	arm      *atomic.Int64 // time that the last branch took to write-protect or copy pages, in nanoseconds
 	branches int
 }
 
@@ -149,7 +149,7 @@ func (s *source) underLoad(ctx context.Context, load *meter, mode vm.BranchMode,
 
 // rolled is one rollback.
 type rolled struct {
-	dropped            float64       // MiB of private pages
+	dropped            float64       // MiB of private pages that the rollback dropped
 	entered, confirmed time.Duration // time since the request
 }
 

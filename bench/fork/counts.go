@@ -18,7 +18,7 @@ type counts struct {
 	poolWarm bool
 
 	children          []child
-	vmmCPU, daemonCPU time.Duration // of all children
+	vmmCPU, daemonCPU time.Duration // CPU time for all children
 }
 
 type child struct {
@@ -169,7 +169,7 @@ const (
 // budget is the cost that a child may have at most, with a warm pool or a cold one.
 type budget struct {
 	switches, calls float64 // since the request
-	cpu             float64 // of the VMM, in milliseconds
+	cpu             float64 // CPU time of the VMM, in milliseconds
 }
 
 func (c *counts) budget() budget {

@@ -15,12 +15,12 @@ type cell struct {
 	warm  bool // processes were waiting in the pool
 	width int  // number of children that this program starts concurrently; 0: the peer decides
 
-	entered, answered []float64     // for each child, in milliseconds since the request
-	last              []float64     // for each fork: time of the last child's answer, in milliseconds
+	entered, answered []float64     // milliseconds since the request, one value for each child
+	last              []float64     // milliseconds until the last child's answer, one value for each fork
 	vmm, driver       time.Duration // CPU time of all timed children, and of this process for them
 	timed             int           // number of timed children
-	counts            []lab.Counts  // for each counted child, since the request
-	private           []float64     // for each counted child: KiB without guest RAM
+	counts            []lab.Counts  // operations since the request, one value for each counted child
+	private           []float64     // KiB of private memory without guest RAM, one value for each counted child
 
 	counter *lab.Counter // if set, the forks are counted instead of timed
 	before  map[int]lab.Counts
@@ -29,7 +29,7 @@ type cell struct {
 
 // child is a running child of a fork. Times are measured from the request.
 type child struct {
-	pid      int           // of the VMM process; 0: no process corresponds to the child
+	pid      int           // process id of the VMM; 0: no process corresponds to the child
 	entered  time.Duration // when the vCPUs ran; 0: the peer does not report it
 	answered time.Duration
 	private  func() (float64, error) // returns the value for cell.private

@@ -16,7 +16,7 @@ type branchFigures struct {
 	PauseMS    float64 `json:"pause_ms"` // how long the source was paused
 	ReadyMS    float64 `json:"ready_ms"` // from the request until children can be forked
 	DirtyBytes uint64  `json:"dirty_bytes"`
-	ForkWallMS float64 `json:"fork_wall_ms"` // for all three children
+	ForkWallMS float64 `json:"fork_wall_ms"` // duration of the fork of the three children
 	Memory     int     `json:"memory_inherited"`
 	Files      int     `json:"files_inherited"`
 	Process    int     `json:"process_inherited"`

@@ -1,6 +1,7 @@
 // Package apirig serves the REST API and E2B's API to tests. It uses the real handlers over a real
 // sandbox manager and store, with fake VMs. Each VM has a real agent, which is an ordinary process
-// and uses the host's file system. The program test/contract/rigd serves a rig to other languages.
+// and uses the host's file system. The program test/contract/rigd serves such an API to tests in
+// other languages.
 //
 // All traffic of the REST API is compared with the API's document; see package apitest. Real VMs
 // are tested elsewhere (test/integration).

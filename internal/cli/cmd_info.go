@@ -21,8 +21,8 @@ type overview struct {
 	Where      string         `json:"daemon_url"`
 	TokenFile  string         `json:"token_file,omitempty"` // file with the token of the daemon in an emulated host
 	Daemon     client.Version `json:"daemon"`
-	Sandboxes  map[string]int `json:"sandboxes"` // by state
-	Snapshots  map[string]int `json:"snapshots"` // by status
+	Sandboxes  map[string]int `json:"sandboxes"` // number of sandboxes, by state
+	Snapshots  map[string]int `json:"snapshots"` // number of snapshots, by status
 	Workspaces int            `json:"workspaces"`
 }
 

@@ -63,7 +63,8 @@ func newRunCmd() *cobra.Command {
 				if req.SnapshotTag, err = snapshotFor(ctx, cmd, cl, args[0]); err != nil {
 					return err
 				}
-				// Ctrl-C does not interrupt the fork, which would leave a sandbox behind.
+				// Ctrl-C does not interrupt the fork, because an interrupted fork may leave a
+				// sandbox behind.
 				whole, cancel := context.WithTimeout(context.WithoutCancel(ctx), forkTimeout)
 				defer cancel()
 				f, err := cl.Fork(whole, req)

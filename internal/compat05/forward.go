@@ -50,7 +50,7 @@ type guests struct {
 
 	mu sync.Mutex
 	// +checklocks:mu
-	servers map[string]*agent05.Server // by the id of the sandbox
+	servers map[string]*agent05.Server // by id of the sandbox
 }
 
 // of returns the server of the sandbox that has the connection's local address, or nil if there is

@@ -25,7 +25,7 @@ type Config struct {
 	Socket    string          // unix socket; empty: none
 	Bind      string          // TCP address; empty: none
 	Peers     []auth.PeerRule // users that may use the socket, in addition to root and the daemon's own user
-	TLS       TLS             // for the TCP address
+	TLS       TLS             // TLS on the TCP address
 	TokenFile string          // clients on TCP must have a token from this file; empty: no token is needed
 	// Names of this host, besides those of loopback, that clients without a token may use on TCP.
 	Hosts []string
@@ -42,7 +42,7 @@ type Config struct {
 	Resolvers []netip.AddrPort // DNS servers for sandboxes; none: those of /etc/resolv.conf
 	Cgroup    string           // parent of the VMs' cgroups; see cgroup.Config.Parent
 	Admit     admit.Rules
-	Proxy     netclient.Proxy // for outgoing TCP connections of sandboxes
+	Proxy     netclient.Proxy // proxy for outgoing TCP connections of sandboxes
 	// Clients with the scope run may allow sandboxes to connect to private networks and to the
 	// host.
 	OpenPrivate bool

@@ -49,7 +49,7 @@ func TestListenUnixReplacesOnlyTheDead(t *testing.T) {
 	if _, err := listenUnix(path, 0o600); err == nil || !strings.Contains(err.Error(), "another daemon") {
 		t.Errorf("a live socket was taken: %v", err)
 	}
-	l.(*net.UnixListener).SetUnlinkOnClose(false) // as after SIGKILL
+	l.(*net.UnixListener).SetUnlinkOnClose(false) // the socket stays, as after SIGKILL
 	l.Close()
 	again, err := listenUnix(path, 0o600)
 	if err != nil {

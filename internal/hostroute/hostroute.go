@@ -19,7 +19,7 @@ func IsLocal(addr netip.Addr) bool {
 	case errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.EHOSTUNREACH):
 		return false // there is no route to the address
 	case err != nil:
-		return true // for example EMFILE, after which a connection would fail too
+		return true // the error is for example EMFILE, after which a connection would fail too
 	}
 	switch kind {
 	case unix.RTN_UNICAST, unix.RTN_UNREACHABLE, unix.RTN_BLACKHOLE, unix.RTN_PROHIBIT, unix.RTN_THROW:

@@ -42,10 +42,10 @@ type Options struct {
 // Enter refuses to run, because it would unmount the root directory of the host.
 const (
 	environment  = "FORKD_JAIL"
-	noNamespaces = "no-namespaces" // in the daemon's namespaces
-	ownMapped    = "mapped"        // in a user namespace that has only the daemon's user
+	noNamespaces = "no-namespaces" // the process is in the daemon's namespaces
+	ownMapped    = "mapped"        // the process is in a user namespace that has only the daemon's user
 	ownUser      = "user="         // followed by the number of the user to which Enter changes
-	placed       = "placed"        // with its own user, without capabilities, in an empty root directory already
+	placed       = "placed"        // the process has its own user, no capabilities, and an empty root directory already
 )
 
 // Proc is the path of procfs for a process that a Starter has started. It is the process's working

@@ -15,7 +15,7 @@ import (
 
 // document is one Markdown file of the repository.
 type document struct {
-	path  string // in this repository
+	path  string // path in this repository
 	lines []string
 }
 

@@ -16,7 +16,7 @@ var update = flag.Bool("update", false, "write docs/session.svg anew")
 
 // Layout of the picture in pixels, and timing in seconds.
 const (
-	cellWidth, lineHeight = 8.2, 21.0 // of the text
+	cellWidth, lineHeight = 8.2, 21.0 // size of a character of the text
 	margin                = 18.0
 	bar                   = 30.0 // height of the bar at the top of the window
 	perKey                = 0.022

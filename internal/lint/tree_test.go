@@ -67,7 +67,7 @@ func list(t *testing.T) []pkg {
 
 // source is one parsed Go file.
 type source struct {
-	path      string // in this repository
+	path      string // path in this repository
 	file      *ast.File
 	fset      *token.FileSet
 	lines     int

@@ -8,8 +8,8 @@ import (
 
 // family holds the ancestry of snapshots and sandboxes.
 type family struct {
-	nodes map[string]*treeNode // by snapshotKey or sandboxKey
-	order []string             // in the order of the API: snapshots by tag, then sandboxes by age
+	nodes map[string]*treeNode // key: snapshotKey or sandboxKey
+	order []string             // keys in the order of the API: snapshots by tag, then sandboxes by age
 }
 
 // The prefixes keep tags and ids apart, because a tag may look like an id.

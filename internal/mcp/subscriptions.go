@@ -14,7 +14,7 @@ import (
 
 // Bounds of subscriptions.
 const (
-	maxSubscriptions = 256             // of one client
+	maxSubscriptions = 256             // subscriptions of one client
 	consolePause     = time.Second     // minimum time between two notifications about a console
 	eventsPause      = 2 * time.Second // pause before the stream of events is followed again after it has broken off
 )

@@ -142,8 +142,8 @@ func Open(dir *os.File, name string) (*os.File, error) {
 	return regular(os.NewFile(uintptr(fd), full))
 }
 
-// openat2 repeats the system call while it fails with EAGAIN. It does so if a directory was renamed
-// while the kernel checked a "..".
+// openat2 repeats the system call while it fails with EAGAIN. The kernel returns EAGAIN if a
+// directory was renamed while the kernel checked a "..".
 func openat2(at int, name string, how *unix.OpenHow) (fd int, err error) {
 	for range 100 {
 		fd, err = unix.Openat2(at, name, how)

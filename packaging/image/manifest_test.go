@@ -33,7 +33,7 @@ type container struct {
 	Lifecycle struct {
 		PreStop probe `yaml:"preStop"`
 	}
-	grace           time.Duration // of its pod
+	grace           time.Duration // terminationGracePeriodSeconds of the pod
 	SecurityContext struct {
 		Privileged   bool
 		Capabilities struct{ Add, Drop []string }

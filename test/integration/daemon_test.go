@@ -33,7 +33,7 @@ const (
 	startLimit = time.Minute
 	bakeLimit  = 5 * time.Minute
 	stopLimit  = 3 * time.Minute
-	quietLimit = time.Minute // for work that ends in the background
+	quietLimit = time.Minute // time limit for background work
 )
 
 // fixture is shared by the tests of a run.

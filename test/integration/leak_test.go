@@ -43,7 +43,7 @@ type holdings struct {
 	files        []string // files in the run, state and RAM directories
 	mounts       string
 	cgroups      int
-	availableKiB int // of the host's memory
+	availableKiB int // available memory of the host
 	daemonKiB    int // resident memory of the daemon
 }
 

@@ -14,8 +14,8 @@ import (
 // CPU is the CPU time that this process and each of its running children have used so far. The time
 // of a vCPU in the guest is included.
 type CPU struct {
-	begin, end time.Duration         // of this process, before and after reading the children's
-	children   map[int]time.Duration // by process id
+	begin, end time.Duration         // CPU time of this process, before and after reading the children's
+	children   map[int]time.Duration // CPU time of the children, by process id
 }
 
 // ReadCPU reads the CPU times.

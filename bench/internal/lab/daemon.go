@@ -35,7 +35,7 @@ import (
 type Daemon struct {
 	Host   report.Host
 	Assets *vmtest.Assets
-	Dir    string // directory for programs
+	Dir    string // directory for copies of programs
 	RunDir string // directory for sockets; in RAM, like /run on hosts with systemd, and with a short path
 	Store  *store.Store
 	VMMs   vmpool.Processes

@@ -207,7 +207,7 @@ type reader struct {
 	source   *source
 	plan     plan.Plan
 	args     map[string]string // values of ARG instructions before the first FROM
-	argBytes int               // see Put
+	argBytes int               // size of args; see Put
 	made     map[int]*stage
 	doing    []int               // indexes of the stages that are being read, outermost first
 	used     map[string]bool     // names of Request.Args that an ARG instruction has declared

@@ -59,9 +59,11 @@ type Base struct {
 	Digest   string `json:"digest"`             // of the image's manifest or of the files, or the snapshot's id
 	Memory   bool   `json:"memory,omitempty"`   // not of an image: the steps continue its processes and memory
 
-	VCPUs     uint32 `json:"vcpus,omitempty"`      // of the VM; 0: the executor's default, or that of the snapshot
-	MemoryMiB uint64 `json:"memory_mib,omitempty"` // of the VM; 0: as for VCPUs
-	DiskMiB   int    `json:"disk_mib,omitempty"`   // of the VM, for images; 0: the executor's default
+	// vCPUs of the VM; 0: the executor's default, or those of the snapshot.
+	VCPUs uint32 `json:"vcpus,omitempty"`
+	// Memory of the VM; 0: the executor's default, or that of the snapshot.
+	MemoryMiB uint64 `json:"memory_mib,omitempty"`
+	DiskMiB   int    `json:"disk_mib,omitempty"` // disk of the VM, for images; 0: the executor's default
 }
 
 // Boot names the files that a machine boots from. Their paths are absolute and on the daemon's host.

@@ -65,7 +65,7 @@ func Identified(ctx context.Context, who string) {
 type Guard struct {
 	Tokens *Tokens    // nil: no token is required
 	Certs  bool       // every client over TCP has a certificate
-	Peers  []PeerRule // for the unix socket
+	Peers  []PeerRule // rules for users of the unix socket
 }
 
 // Demands reports whether clients over TCP need credentials.

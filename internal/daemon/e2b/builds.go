@@ -18,7 +18,7 @@ import (
 const (
 	maxCPUs    = 255
 	maxMiB     = 1 << 20
-	maxEntries = 100 // of a build's log in one answer; the SDKs ask for the rest in further requests
+	maxEntries = 100 // entries of a build's log in one answer; the SDKs request the rest
 )
 
 // buildStatusOf returns the HTTP status for an error of the builder, or 0 for any other error.

@@ -26,7 +26,7 @@ const (
 	portHeader    = "E2b-Sandbox-Port"
 	accessHeader  = "X-Access-Token"
 	trafficHeader = "E2b-Traffic-Access-Token"
-	keyHeader     = "X-Api-Key" // for the control plane
+	keyHeader     = "X-Api-Key" // header of requests to the control plane
 )
 
 // defaultUser is the account used for requests that name no user, if the image has it.

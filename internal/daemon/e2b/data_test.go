@@ -348,8 +348,8 @@ func TestWhoIsInTheAuditLog(t *testing.T) {
 	}
 }
 
-// auditLine waits for a line of the audit log at the offset from and returns it. The daemon writes a
-// line only after it has sent the answer.
+// auditLine waits for a line of the audit log at the offset from and returns it. The daemon writes
+// a line only after it has sent the answer.
 func (r *rig) auditLine(from int64) string {
 	r.t.Helper()
 	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {

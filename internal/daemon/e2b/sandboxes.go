@@ -241,7 +241,7 @@ func (a *Server) timeout(w http.ResponseWriter, r *http.Request, onlyLonger bool
 		e := sandbox.Expiry{At: time.Now().Add(timeout), Suspends: was.ExpirySuspends}
 		switch {
 		case stateOf(was) == paused:
-			return &sandbox.NotFoundError{ID: was.ID} // as E2B's API answers
+			return &sandbox.NotFoundError{ID: was.ID} // E2B's API answers the same
 		case onlyLonger && !lengthens(was, e):
 			return nil
 		}

@@ -19,7 +19,7 @@ type wakes struct {
 	requests  *gate.Gate // by sandbox and by owner
 
 	mu sync.Mutex
-	of map[string]*waking // by sandbox id
+	of map[string]*waking // waiting requests, by sandbox id
 }
 
 // waking counts the requests that wait for one sandbox.

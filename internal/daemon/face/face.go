@@ -63,7 +63,7 @@ type Face struct {
 	Guests   *Gate // requests to guests
 	Control  *Gate // requests to running processes; they do not wait for places in Guests
 	Work     *Gate // operations on sandboxes and snapshots
-	Messages *Gate // of the Model Context Protocol
+	Messages *Gate // messages of the Model Context Protocol
 	// Lists of sandboxes, snapshots and so on; an answer is large, and is in memory until the
 	// client has received it.
 	Lists     *Gate

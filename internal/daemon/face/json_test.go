@@ -13,7 +13,7 @@ import (
 func TestReadJSON(t *testing.T) {
 	for _, c := range []struct {
 		method, body string
-		want         string // in the error; empty: none
+		want         string // part of the error; empty: no error
 	}{
 		{"POST", ``, ""},
 		{"POST", `{}`, ""},

@@ -12,9 +12,9 @@ import (
 
 // Route is the destination that a request names.
 type Route struct {
-	ID     string // of the sandbox
+	ID     string // id of the sandbox
 	Port   uint16
-	Path   string // for the guest, escaped as the client sent it
+	Path   string // path for the guest, escaped as in the client's request
 	Prefix string // removed from the path; empty if the request named the guest by host
 	Shared bool   // the address is one of the daemon's own; headers or a signature name the sandbox
 	Signed bool   // permitted by a signature; the request has no token of the daemon

@@ -67,10 +67,11 @@ func kept(h http.Handler, keepalive time.Duration) http.Handler {
 
 // messages is the handler of messages.
 type messages struct {
-	api      http.Handler
-	log      *slog.Logger
-	catalog  *mcp.Catalog
-	shared   map[mcp.Scope]func() *sdk.Server // by scope; created for the first message with that scope
+	api     http.Handler
+	log     *slog.Logger
+	catalog *mcp.Catalog
+	// One server for each scope, created for the first message with that scope.
+	shared   map[mcp.Scope]func() *sdk.Server
 	protocol http.Handler
 }
 

@@ -19,13 +19,13 @@ import (
 // collected.
 type Source struct {
 	Snapshots func() int
-	Sandboxes func() map[string]int // by state
-	Branches  func() (n, most int)  // in progress, and the maximum
+	Sandboxes func() map[string]int // number of sandboxes, by state
+	Branches  func() (n, most int)  // number of branches in progress, and the maximum
 	Pool      func() int            // waiting VMM processes
 
 	PoolWanted func() int                  // waiting VMM processes of a full pool
 	Net        func() (Net, bool)          // false: forkd-net is not running; nil: no network
-	Usage      func() (cgroup.Usage, bool) // of all sandboxes; false or nil: unknown
+	Usage      func() (cgroup.Usage, bool) // usage of all sandboxes together; false or nil: unknown
 }
 
 // Metrics implements sandbox.Observer.

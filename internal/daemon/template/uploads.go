@@ -17,9 +17,9 @@ import (
 
 // Bounds on archives, in bytes.
 const (
-	maxArchive  = 4 << 30  // of one archive
-	maxOfClient = 8 << 30  // of all archives of one client
-	maxArchives = 16 << 30 // of all archives
+	maxArchive  = 4 << 30  // bytes of one archive
+	maxOfClient = 8 << 30  // bytes of all archives of one client
+	maxArchives = 16 << 30 // bytes of all archives
 	maxFiles    = maxSteps // number of archives of one build; empty ones count
 	keepFree    = 1 << 30  // free disk space that archives must leave
 )
@@ -30,7 +30,7 @@ type uploads struct {
 	dir string
 
 	mu     sync.Mutex
-	bytes  int64                       // of stored archives, and of archives being received
+	bytes  int64                       // bytes of stored archives, and of archives being received
 	by     map[string]int64            // bytes, by client
 	coming int64                       // full size of the archives being received
 	sizes  map[string]map[string]int64 // sizes of stored archives, by build and hash

@@ -19,7 +19,7 @@ import (
 // cached snapshot of the image gives no access to it: a build without these credentials is refused.
 func TestPrivateImagesNeedTheirCredentials(t *testing.T) {
 	r := start(t, apirig.Options{})
-	const password = "secret" // of the test's registry
+	const password = "secret" // password of the test's registry
 	auth := map[string]client.RegistryAuth{"registry.example": {Username: "me", Password: password}}
 	for _, text := range []string{"FROM " + apirig.PrivateImage + "\nRUN true\n",
 		"FROM " + apirig.Image + "\nCOPY --from=" + apirig.PrivateImage + " /etc/passwd /tmp/copied-from-image\n"} {

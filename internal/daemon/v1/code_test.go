@@ -159,7 +159,7 @@ func TestContexts(t *testing.T) {
 // The number of contexts is limited. Reaching the limit is not a failure of the sandbox.
 func TestTooManyContexts(t *testing.T) {
 	cl, _, id := forked(t)
-	for range 70 { // with bash, whose interpreter takes little memory
+	for range 70 { // contexts of bash, whose interpreter takes little memory
 		_, err := cl.CreateContext(t.Context(), id, client.CodeContextRequest{Language: "bash"})
 		if client.IsStatus(err, http.StatusConflict) {
 			return

@@ -58,7 +58,8 @@ type fromClient struct {
 func (f fromClient) Read(p []byte) (int, error) {
 	_ = f.rc.SetReadDeadline(time.Now().Add(f.limit)) // connections of some tests have no deadlines
 	n, err := f.body.Read(p)
-	// After the last byte, the server reads in the background to notice when the client disconnects.
+	// After the last byte, the server reads in the background to notice when the client
+	// disconnects.
 	_ = f.rc.SetReadDeadline(time.Time{})
 	f.moved()
 	return n, err

@@ -48,7 +48,7 @@ func TestLogs(t *testing.T) {
 		{Tail: "0"}:     "",
 		{Since: "1h"}:   all,
 		{Since: "0"}:    all,
-		{Since: "1e10"}: "", // in the year 2286
+		{Since: "1e10"}: "", // a time in the year 2286
 		{Since: now.Add(-time.Hour).Format(time.RFC3339Nano)}: all,
 		{Since: now.Add(time.Hour).Format(time.RFC3339)}:      "",
 		{Since: "1h", Tail: "2"}:                              "Kernel panic - not syncing: x\nbye\n",

@@ -27,18 +27,18 @@ import (
 const (
 	maxUpload    = 1 << 30  // bytes of an uploaded file
 	maxArchive   = 64 << 30 // bytes of an uploaded archive
-	maxDepth     = 64       // of a listing
+	maxDepth     = 64       // depth of a listing of files
 	maxOutput    = 8 << 20  // bytes kept of stdout and of stderr
 	maxArgs      = 4096     // arguments of a command
 	maxStdin     = 8 << 20  // bytes of a command's input
 	maxExecBody  = face.MaxBody + maxStdin/3*4
 	maxExec      = time.Hour
-	maxUnwatched = 30 * 24 * time.Hour // for a command that is detached, on a WebSocket, or answered in lines
-	maxStart     = time.Minute         // for starting a detached command
+	maxUnwatched = 30 * 24 * time.Hour // time limit of a command that is detached, on a WebSocket, or answered in lines
+	maxStart     = time.Minute         // time limit for starting a detached command
 	defaultExec  = 30 * time.Second
 	maxBoot      = 3600 * time.Second
 	maxPingDelay = 10 * time.Second
-	maxRestart   = time.Minute // for restarting an interpreter
+	maxRestart   = time.Minute // time limit for restarting an interpreter
 )
 
 // Config configures the API.

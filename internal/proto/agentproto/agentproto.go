@@ -79,7 +79,7 @@ const (
 // Request is one request of the control protocol, sent as one line.
 type Request struct {
 	Op          Op     `json:"op"`
-	Certificate string `json:"certificate,omitempty"` // for OpTrust; PEM
+	Certificate string `json:"certificate,omitempty"` // certificate for OpTrust, in PEM
 }
 
 // Reply is the agent's answer. Error is empty only if the request was carried out completely.

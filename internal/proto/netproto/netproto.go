@@ -118,7 +118,7 @@ type Refusal struct {
 	Protocol string // tcp, udp, icmp or dns
 	Address  string // includes the port, if there is one; empty for dns
 	Name     string // name of the server or in the DNS query, chosen by the guest; empty if unknown
-	Reason   string // see Refusals
+	Reason   string // one of the reasons in Refusals
 	Why      string // the reason in words, for people
 	Fix      string // flags that would permit the connection; empty if no flag would
 	Count    uint64

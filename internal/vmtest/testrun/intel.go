@@ -222,7 +222,7 @@ func (c choice) of(packages []vmPkg) []vmPkg {
 // intelJob is a set of tests that is run on each of several hosts.
 type intelJob struct {
 	packages []vmPkg
-	core     bool     // on hosts marked core, run only coreTests
+	core     bool     // on hosts that are marked core, run only coreTests
 	flags    []string // flags for every test program
 	limit    time.Duration
 }
