@@ -56,7 +56,7 @@ export function parseAddress(text: string, token: string | undefined, source: st
   return { url: text, base, socket: undefined, token };
 }
 
-/** The socket of this user's daemon, which for root is the system's. */
+/** The socket of this user's daemon. For root, that is the system's daemon. */
 function localSocket(): string {
   const os = builtin("node:os");
   const uid = os?.userInfo().uid;
@@ -149,7 +149,7 @@ function runningMachine(): { url: string; token: string | undefined } | undefine
 }
 
 /**
- * Reports whether a process is still the recorded one. Another process may have its number by now.
+ * Reports whether the recorded process is still running. Another process may have its id by now.
  */
 function runs(read: (path: string) => string | undefined, of: MachineState["supervisor"]): boolean {
   const stat = of?.pid === undefined ? undefined : read(`/proc/${of.pid}/stat`);

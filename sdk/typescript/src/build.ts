@@ -32,7 +32,7 @@ export interface RegistryAuth {
   registryToken?: string | undefined;
 }
 
-/** Options of a build; docs/build.md says what of a Dockerfile is carried out. */
+/** Options of a build; docs/build.md lists the supported instructions. */
 export interface BuildOptions extends CallOptions {
   /** Directory whose files the build may copy, except those that its .dockerignore excludes. */
   context?: string | undefined;
@@ -46,15 +46,15 @@ export interface BuildOptions extends CallOptions {
   target?: string | undefined;
   /** Values of ARG instructions. */
   buildArgs?: Record<string, string> | undefined;
-  /** By id, for commands with RUN --mount=type=secret. */
+  /** Secrets by id, for commands with RUN --mount=type=secret. */
   secrets?: Record<string, string | Uint8Array> | undefined;
   /** Credentials for registries of images, by host such as "ghcr.io". The daemon keeps them for this build only. */
   registryAuth?: Record<string, RegistryAuth> | undefined;
-  /** Do all steps again. */
+  /** Run all steps again, even if their snapshots exist. */
   noCache?: boolean | undefined;
   /** false: an existing snapshot with the tag is an error. */
   replace?: boolean | undefined;
-  /** For a VM that is made from an image. */
+  /** The size of a VM that boots from an image. */
   vcpus?: number | undefined;
   memoryMib?: number | undefined;
   diskMib?: number | undefined;
@@ -84,7 +84,8 @@ const maxSecrets = 64;
 const maxSecret = 500 << 10; // bytes
 const maxOutput = 64 << 10; // characters of a step's output that are kept for its error
 const maxSteps = 64; // steps that write output at the same time
-const planSeconds = 600; // while the daemon makes the plan, it asks registries
+// The time limit of a silent stream: the daemon sends nothing while it asks registries for the plan.
+const planSeconds = 600;
 
 /** Builds a snapshot; see Client.build. The archive is written to a file before it is sent. */
 export async function build(client: Client, options: BuildOptions): Promise<Snapshot> {

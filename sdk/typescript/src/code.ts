@@ -246,7 +246,7 @@ export class Contexts {
   }
 
   /**
-   * Interrupts the code of an interpreter, as Ctrl-C does; false if none runs. The code may ignore
+   * Interrupts the code of an interpreter, like Ctrl-C; false if no code runs. The code may ignore
    * it.
    */
   async interrupt(context?: CodeContext | string, options?: CallOptions): Promise<boolean> {

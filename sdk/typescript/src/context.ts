@@ -4,12 +4,12 @@ import { BadPattern, Ignore } from "./ignore.ts";
 import { builtin } from "./node.ts";
 import { header, padding, type Entry } from "./tree.ts";
 
-/** Bounds on a build, which are also the daemon's. */
+/** Bounds on a build. They equal the daemon's. */
 export const maxDockerfile = 1 << 20; // bytes
 const maxContent = 8 * 2 ** 30; // bytes of files
 const maxEntries = 1 << 20;
 const maxNames = 64 << 20; // bytes of names, and of targets of links
-const maxParts = 255; // of a name
+const maxParts = 255; // parts of a name
 const maxIgnore = 1 << 20; // bytes of a .dockerignore
 
 const block = 512;
@@ -55,12 +55,12 @@ const replaced = "it was replaced while the build context was read";
  * Dockerfile outside of the directory was chosen by the caller, and is read without such checks.
  */
 export class BuildContext {
-  readonly name: string; // of the Dockerfile, in errors
+  readonly name: string; // name of the Dockerfile, in errors
   text = "";
   readonly #directory: string;
   readonly #fs: FS;
   readonly #path: typeof import("node:path");
-  #real = ""; // of the directory
+  #real = ""; // real path of the directory
   #ignore = new Ignore();
 
   private constructor(directory: string, name: string) {
@@ -255,7 +255,7 @@ export class BuildContext {
       });
       packing.omitted = packing.omitted.filter((dir) => name.startsWith(`${dir.name}/`));
       if (!this.#ignore.out(name)) {
-        const above = packing.omitted; // they contain an exception from the patterns
+        const above = packing.omitted; // directories that have an exception from the patterns below them
         packing.omitted = [];
         for (const dir of above) {
           yield* this.#entry(dir.name, dir.info, packing);
@@ -311,7 +311,7 @@ export class BuildContext {
   }
 }
 
-/** A context while it is written. */
+/** The state of writing a context. */
 interface Packing {
   omitted: { name: string; info: Info }[]; // omitted directories, each inside the previous one
   entries: number;
@@ -319,7 +319,7 @@ interface Packing {
   content: number;
 }
 
-/** The header of an entry. It fails above the bounds, which are also the daemon's. */
+/** The header of an entry. It throws an error if the context exceeds the daemon's bounds. */
 function* counted(packing: Packing, entry: Entry): Generator<Uint8Array> {
   packing.entries += 1;
   packing.content += entry.size;

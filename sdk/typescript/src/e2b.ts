@@ -8,7 +8,7 @@ export function knowsE2B(kind: string, prototype: object): void {
   names(kind, e2bNames[kind]!, prototype, (of) => of !== prototype);
 }
 
-/** The same for static members of E2B's SDK, which take the id of a sandbox. */
+/** Does the same for static members of E2B's SDK, which have the id of a sandbox as a parameter. */
 export function knowsE2BStatics(kind: string, constructor: object): void {
   names(kind, e2bStatics[kind]!, constructor, () => true);
 }

@@ -1,5 +1,5 @@
 /**
- * What a .dockerignore leaves out of a build context. The rules are those of Docker, whose code
+ * Finds the files that a .dockerignore excludes from a build context. The rules are those of Docker, whose code
  * (github.com/moby/patternmatcher) makes a regular expression of Go of each pattern.
  * test/contract/ignore.yaml has examples, which the SDKs for Python and Go follow too.
  *
@@ -10,11 +10,11 @@
 const maxLine = 64 << 10; // bytes
 const maxRepeat = 1000; // maximum repetition in a regular expression of Go
 
-const maxParts = 1 << 18; // of an expression, with its repetitions written out
+const maxParts = 1 << 18; // parts of an expression; a repetition counts as often as it repeats
 const maxKept = 1 << 14; // parts and transitions of states that an automaton keeps
 
 const space = /[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]/;
-const escaped = ".+()$"; // characters of a pattern that are themselves in its regular expression
+const escaped = ".+()$"; // characters that a pattern matches literally, and a regular expression does not
 const classes: Readonly<Record<string, readonly string[]>> = {
   d: ["09"],
   w: ["09", "AZ", "__", "az"],
@@ -103,7 +103,10 @@ function clean(path: string): string {
   return (rooted ? "/" : "") + parts.join("/") || ".";
 }
 
-/** Whether a pattern, with or without an exclamation mark before it, means a path or one of its parents. */
+/**
+ * Returns a function that reports whether a pattern matches a path or one of its parents. The
+ * pattern may begin with "!".
+ */
 function matcher(pattern: string): Matches {
   const meant = pattern.replace(/^!/, "");
   try {
@@ -121,7 +124,7 @@ function matcher(pattern: string): Matches {
       return (path) => path.startsWith(start);
     }
     if (kind === "suffix") {
-      const end = meant.slice(2); // if it begins with a slash, the first part of a path is meant too
+      const end = meant.slice(2); // if it begins with a slash, it matches the first part of a path too
       return (path) => ends(path).some((to) => `/${path}`.endsWith(end, 1 + to));
     }
     const automaton = new Automaton(new Parser(source));
@@ -139,7 +142,7 @@ function ends(path: string): number[] {
   return [...path.matchAll(/\//g), { index: path.length }].map(({ index }) => index);
 }
 
-/** Refuses what Go's path.Match does. */
+/** Refuses patterns that Go's path.Match refuses. */
 function check(chars: readonly string[]): void {
   let i = 0;
   const character = (): void => {
@@ -172,7 +175,7 @@ function check(chars: readonly string[]): void {
   }
 }
 
-/** How a pattern is matched, and its regular expression in the syntax of Go. */
+/** The way in which a pattern is matched, and its regular expression in the syntax of Go. */
 function expression(chars: readonly string[]): { kind: "exact" | "prefix" | "suffix" | "expression"; source: string } {
   let kind: "exact" | "prefix" | "suffix" | "expression" = "exact";
   let source = "^";
@@ -207,7 +210,7 @@ function expression(chars: readonly string[]): { kind: "exact" | "prefix" | "suf
   return { kind, source: `${source}$` };
 }
 
-/** The characters of some ranges, each the first and the last in one string; or all others. */
+/** A set of characters: those of some ranges, or all others. A range is a string of its first and last character. */
 class Chars {
   readonly #ranges: readonly (readonly [number, number])[];
   readonly #others: boolean;
@@ -226,14 +229,14 @@ class Chars {
   }
 }
 
-/** "^" is the beginning, "$" the end, "b" the beginning or the end of a word, "B" what is neither, "" every place. */
+/** "^" is the beginning, "$" the end, "b" the beginning or the end of a word, "B" any other place, "" every place. */
 type Place = "^" | "$" | "b" | "B" | "";
 
 /** A part of an expression: a character, or a place between two. At "found" the expression ends. */
 interface Part {
   readonly what: Chars | Place | "found";
   readonly loop?: boolean; // any number of these characters
-  readonly skip?: number; // the expression may also go on so many parts further
+  readonly skip?: number; // the expression may also continue after skipping this many parts
 }
 
 const word = new Chars(classes["w"]!);
@@ -241,14 +244,14 @@ const slash: Part = { what: new Chars(["//"]) };
 const anything: Part = { what: new Chars(["\n\n"], true), loop: true, skip: 1 };
 const found: Part = { what: "found" };
 
-/** The parts of a regular expression of Go that was made by expression, one alternative after the other. */
+/** Parses a regular expression of Go that the function expression has made. Its parts are stored in order. */
 class Parser {
   readonly parts: Part[] = [{ what: "^" }];
-  readonly first = [0]; // where alternatives begin
+  readonly first = [0]; // indices of the parts with which alternatives begin
   readonly #source: readonly string[];
   readonly #end: number;
   #at = 1;
-  #last: Part | undefined = this.parts[0]; // what may be repeated
+  #last: Part | undefined = this.parts[0]; // the part that a repetition would repeat; undefined: there is none
 
   constructor(source: string) {
     this.#source = Array.from(source);
@@ -262,7 +265,7 @@ class Parser {
     this.#add(0, { what: "$" }, found);
   }
 
-  /** Adds what so many characters of the source mean. */
+  /** Adds the parts for the next length characters of the expression. */
   #add(length: number, ...parts: Part[]): void {
     this.#at += length;
     this.parts.push(...parts);
@@ -301,7 +304,7 @@ class Parser {
     }
   }
 
-  /** Repeats what is last. A place is the same place however often it is asked for. */
+  /** Repeats the last part. A place has no length: one that must occur is kept once. */
   #repeat(text: string, least: number, most: number | undefined): void {
     const part = this.#last;
     if (part === undefined) {
@@ -368,11 +371,11 @@ class Parser {
   }
 }
 
-/** What an automaton knows behind a character of a path. */
+/** The state of an automaton after a character of a path. */
 class State {
-  readonly next = new Map<string, State>(); // by the next character, or "" for the end
-  readonly parts: readonly number[]; // that may come next
-  readonly word: boolean | undefined; // whether the character is one of a word; undefined: the path begins
+  readonly next = new Map<string, State>(); // the following states, by the next character; "": the end
+  readonly parts: readonly number[]; // parts of the expression that may match next
+  readonly word: boolean | undefined; // whether the character belongs to a word; undefined at the beginning
 
   constructor(parts: readonly number[] = [], word?: boolean) {
     this.parts = parts;
@@ -380,7 +383,7 @@ class State {
   }
 }
 
-const yes = new State(); // whatever follows
+const yes = new State(); // the result is certain, whatever characters follow
 const no = new State();
 
 /**
@@ -390,7 +393,7 @@ const no = new State();
 class Automaton {
   readonly #parts: readonly Part[];
   readonly #first: readonly number[];
-  readonly #later: readonly number[]; // those of first that may begin anywhere
+  readonly #later: readonly number[]; // alternatives that may begin anywhere
   readonly #states = new Map<string, State>();
   #begin: State;
   #kept = 0;
@@ -417,7 +420,7 @@ class Automaton {
     return this.#then(state, "") === yes;
   }
 
-  /** The state that follows a state by a character, or by the end of the path. */
+  /** The state that follows a state after a character, or at the end of the path. */
   #then(state: State, c: string): State {
     let then = state.next.get(c);
     if (then === undefined) {
@@ -437,7 +440,7 @@ class Automaton {
     const inWord = c !== "" && word.has(c);
     const edge = inWord !== (state.word ?? false);
     const here = { "": true, "^": state.word === undefined, $: c === "", b: edge, B: !edge };
-    const todo = new Set(state.parts); // it grows while it is gone through
+    const todo = new Set(state.parts); // parts are added to the set while the loop reads it
     const after = new Set(this.#later);
     for (const i of todo) {
       const { what, loop, skip } = this.#parts[i]!;
@@ -469,7 +472,7 @@ class Automaton {
   }
 }
 
-/** The character that a backslash makes of another one. */
+/** The character that a backslash and another character stand for. */
 function meaning(c: string): string {
   if (Object.hasOwn(characters, c)) {
     return characters[c]!;

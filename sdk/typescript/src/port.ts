@@ -16,7 +16,7 @@ export class PortConnection implements AsyncIterable<Uint8Array>, AsyncDisposabl
     socket.on("error", (error) => (this.#error = error));
   }
 
-  /** Sends data. The promise resolves when the connection has taken it. */
+  /** Sends data. The promise resolves when the data has been passed to the connection. */
   async write(data: Data): Promise<void> {
     const body = bodyOf("data", data);
     for await (const part of body instanceof Uint8Array ? [body] : body) {

@@ -74,7 +74,7 @@ async function textOf(answer: Answer): Promise<string> {
       }
     }
   } catch {
-    // an error that is cut off is an error all the same
+    // a part of the error suffices
   }
   answer.cancel();
   return text + decoder.decode();

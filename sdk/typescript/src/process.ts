@@ -22,14 +22,14 @@ export interface CommandResult<Output = string> {
    */
   readonly exitCode: number;
   readonly outcome: Outcome;
-  /** The signal that ended it, such as SIGKILL. */
+  /** The signal that killed the command, such as SIGKILL. */
   readonly signal: string | undefined;
   readonly timedOut: boolean;
-  /** The outputs are longer than maxOutput and were cut there. */
+  /** An output was longer than maxOutput, and the rest was dropped. */
   readonly truncated: boolean;
   /** The exit code is 0. */
   readonly ok: boolean;
-  /** What went wrong, in words; undefined if the command exited by itself. */
+  /** The reason why the command did not exit by itself, in words; undefined if it did. */
   readonly error: string | undefined;
   /** UTF-8 text, with U+FFFD for invalid bytes; bytes if the command was run with text: false. */
   readonly stdout: Output;
@@ -95,7 +95,7 @@ class Output<T> {
   }
 }
 
-/** The place of a sandbox's processes in the API. */
+/** Where requests about a sandbox's processes are sent. */
 export interface ProcessPlace {
   wire: Wire;
   sandbox: string; // path of the sandbox in the API
@@ -154,7 +154,7 @@ export class CommandHandle<T = string> {
   readonly pid: number;
   readonly #place: ProcessPlace;
   readonly #answer: Answer;
-  readonly #owned: boolean; // the process is killed when the answer ends
+  readonly #owned: boolean; // whether the process is killed when the connection ends
   readonly #end: Promise<CommandResult<T>>;
   #input: Promise<unknown> = Promise.resolve();
   #left = false;

@@ -67,7 +67,7 @@ export interface BranchOptions extends CallOptions {
 export interface LogOptions extends CallOptions {
   /** Only this number of last lines. */
   tail?: number | undefined;
-  /** Only lines since then: a time (RFC 3339), or a duration before now, such as "10m". */
+  /** Only lines since this time (RFC 3339, or a duration before now such as "10m"). */
   since?: string | undefined;
 }
 
@@ -255,7 +255,7 @@ export class Sandbox implements AsyncDisposable {
     return this.#changed("POST", "/resume", { unique: options.unique }, options);
   }
 
-  /** Saves it to disk and frees its memory. */
+  /** Saves the sandbox to disk and frees its memory. */
   suspend(options?: CallOptions): Promise<SandboxInfo> {
     return this.#changed("POST", "/suspend", {}, options, 600);
   }

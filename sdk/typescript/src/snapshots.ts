@@ -146,7 +146,7 @@ export class Snapshots {
 
   /**
    * Compares every file of a snapshot with its digest, and fails if one differs. Returns
-   * milliseconds.
+   * the duration in milliseconds.
    */
   async verify(tag: string | Snapshot, options?: CallOptions): Promise<{ ok: boolean; verifyMs: number }> {
     const path = `/v1/snapshots/${tagOf(tag, "tag")}/verify`;

@@ -1,6 +1,6 @@
 import { StreamBrokenError } from "./error.ts";
 
-const maxLine = 64 << 20; // characters: more is no line of a daemon
+const maxLine = 64 << 20; // characters; a daemon sends no longer line
 
 /**
  * The lines of a body, without their ends. A last line without an end means that the stream is

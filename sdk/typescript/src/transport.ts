@@ -7,11 +7,11 @@ export type Body = Uint8Array | AsyncIterable<Uint8Array>;
 /** One HTTP request. */
 export interface Request {
   method: string;
-  path: string; // of the API, with its query
+  path: string; // path and query of the API
   headers: Record<string, string>;
   body: Body | undefined;
   signal: AbortSignal;
-  upgrade?: boolean; // the connection itself is needed: see Answer.socket
+  upgrade?: boolean; // the caller needs the connection itself; see Answer.socket
 }
 
 /** The answer to a request. Its body must be read to the end or cancelled. */
@@ -31,7 +31,7 @@ export interface Transport {
   close(): void;
 }
 
-/** There was no answer. */
+/** The error of a request that got no answer. */
 export class SendError extends Error {
   /** False if the daemon cannot have seen any of the request. */
   readonly sent: boolean;
@@ -238,7 +238,7 @@ function unreached(error: unknown): boolean {
 
 async function* nothing(): AsyncIterable<Uint8Array> {}
 
-/** The parts of a stream; leaving the loop cancels it. */
+/** The parts of a stream, for a loop. Leaving the loop cancels the stream. */
 export async function* partsOf(stream: ReadableStream<Uint8Array>): AsyncGenerator<Uint8Array> {
   const reader = stream.getReader();
   try {
@@ -250,11 +250,11 @@ export async function* partsOf(stream: ReadableStream<Uint8Array>): AsyncGenerat
       yield value;
     }
   } finally {
-    await reader.cancel().catch(() => undefined); // it has ended, or fails like the loop
+    await reader.cancel().catch(() => undefined); // ignored: the stream has ended, or the loop has the same error
   }
 }
 
-/** A stream of the parts; cancelling it leaves the loop. */
+/** Converts parts to a stream. Cancelling the stream ends the loop that makes the parts. */
 export function streamOf(parts: AsyncIterable<Uint8Array>): ReadableStream<Uint8Array> {
   const each = parts[Symbol.asyncIterator]();
   return new ReadableStream<Uint8Array>({

@@ -112,7 +112,7 @@ function plainHeader(entry: Entry): Uint8Array {
   const octal = (at: number, width: number, n: number): void => put(at, width, n.toString(8).padStart(width - 1, "0"));
   put(0, 100, entry.name);
   octal(100, 8, entry.mode);
-  octal(108, 8, 0); // whoever unpacks the archive chooses the owner
+  octal(108, 8, 0); // owner 0: the program that unpacks the archive chooses the owner
   octal(116, 8, 0);
   octal(124, 12, entry.size < 8 ** 11 ? entry.size : 0);
   octal(136, 12, Math.max(entry.seconds, 0));
@@ -273,8 +273,8 @@ const longestExtension = 1 << 20;
 /** The maximum number of bytes that are read after the end of an archive. */
 const longestEnd = 1 << 20;
 
-/** Bounds on an archive and on the names in it, which are also the daemon's. */
-const maxBytes = 64 * 2 ** 30; // of content
+/** Bounds on an archive and on the names in it. They equal the daemon's. */
+const maxBytes = 64 * 2 ** 30; // bytes of content
 const maxEntries = 4 << 20;
 const maxName = 4096; // bytes
 const maxPart = 255; // bytes

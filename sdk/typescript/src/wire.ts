@@ -22,8 +22,8 @@ export type Query = Record<string, string | number | boolean | readonly string[]
 /** A request to the API. */
 export interface Call {
   query?: Query;
-  json?: unknown; // body
-  body?: Body; // instead
+  json?: unknown; // body, sent as JSON
+  body?: Body; // body, in place of json
   headers?: Record<string, string>;
   once?: boolean; // send an Idempotency-Key, so that it can be repeated
   options?: CallOptions | undefined;
@@ -170,7 +170,7 @@ export class Wire {
   #headers(call: Call): Record<string, string> {
     const headers: Record<string, string> = { ...call.headers };
     if (builtin("node:http") !== undefined) {
-      headers["user-agent"] = `forkd-client-typescript/${version}`; // browsers have their own
+      headers["user-agent"] = `forkd-client-typescript/${version}`; // in browsers, their own name stays
     }
     if (this.address.token !== undefined) {
       headers["authorization"] = `Bearer ${this.address.token}`;

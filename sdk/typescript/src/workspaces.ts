@@ -36,7 +36,7 @@ export class Workspace {
     this.info = info;
   }
 
-  /** Returns its sandbox, which must be running. */
+  /** Returns the workspace's sandbox, which must be running. */
   async sandbox(options?: CallOptions): Promise<Sandbox> {
     await this.getInfo(options);
     if (this.info.liveSandboxId === undefined) {
@@ -49,12 +49,12 @@ export class Workspace {
     return (this.info = (await this.#client.workspaces.get(this.name, options)).info);
   }
 
-  /** Saves its sandbox to disk and frees its memory. */
+  /** Saves the workspace's sandbox to disk and frees its memory. */
   async suspend(options?: CallOptions): Promise<WorkspaceInfo> {
     return (this.info = (await this.#client.workspaces.suspend(this.name, options)).info);
   }
 
-  /** Restores its sandbox. */
+  /** Restores the workspace's sandbox. */
   async resume(options?: CallOptions): Promise<WorkspaceInfo> {
     return (this.info = (await this.#client.workspaces.resume(this.name, options)).info);
   }

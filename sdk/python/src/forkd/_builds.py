@@ -66,7 +66,7 @@ AUTH_FIELDS = ("username", "password", "identity_token", "registry_token")
 
 
 def registry_auth_of(auth: Mapping[str, Mapping[str, str]] | None) -> dict[str, dict[str, str]] | None:
-    """Credentials for registries as the request has them."""
+    """Credentials for registries, in the form of the request."""
     if auth is None:
         return None
     if not isinstance(auth, Mapping):

@@ -169,7 +169,7 @@ class LegacySandbox(Sandbox):
         self.tag = tag or self.DEFAULT_TAG
         self.target = target or self.DEFAULT_TARGET
         self.timeout = timeout
-        self.commands = _LegacyCommands(self)  # type: ignore[assignment]  # that of 0.5
+        self.commands = _LegacyCommands(self)  # type: ignore[assignment]  # the commands of 0.5
         self._fork: subprocess.Popen[bytes] | None = None
         if spawn:
             self._spawn()

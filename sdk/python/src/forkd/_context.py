@@ -15,12 +15,12 @@ from ._ignore import BadPattern, Ignore
 if TYPE_CHECKING:
     from tarfile import TarInfo
 
-# Bounds on a build, which are also the daemon's.
+# Bounds on a build. They equal the daemon's.
 MAX_DOCKERFILE = 1 << 20  # bytes
 MAX_CONTENT = 8 << 30  # bytes of files
 MAX_ENTRIES = 1 << 20
 MAX_NAMES = 64 << 20  # bytes of names, and of targets of links
-MAX_PARTS = 255  # of a name
+MAX_PARTS = 255  # parts of a name
 MAX_IGNORE = 1 << 20  # bytes of a .dockerignore
 MAX_LINKS = 40  # links that Linux follows in one path
 
@@ -177,7 +177,7 @@ class BuildContext:
 
 
 class _Packing:
-    """A context while it is written."""
+    """The state of writing a context."""
 
     def __init__(self, context: BuildContext, into: IO[bytes]) -> None:
         self.context, self.into = context, into
@@ -203,7 +203,7 @@ class _Packing:
                     continue
                 self.omitted.append((path, info))
             else:
-                above, self.omitted = self.omitted, []  # they contain an exception from the patterns
+                above, self.omitted = self.omitted, []  # directories with an exception below them
                 for omitted, of in above:
                     self.entry(fd, omitted, "", of)
                 self.entry(fd, path, name, info)
@@ -224,7 +224,7 @@ class _Packing:
         except OSError as e:
             raise self.refused(path, e.strerror or str(e)) from e
         now = os.fstat(opened)
-        was = info.st_dev, info.st_ino, stat.S_IFMT(info.st_mode)  # by now the number may belong to another file
+        was = info.st_dev, info.st_ino, stat.S_IFMT(info.st_mode)  # another file may have the same inode number by now
         if (now.st_dev, now.st_ino, stat.S_IFMT(now.st_mode)) != was:
             os.close(opened)
             raise self.refused(path, "it was replaced while the build context was read")
@@ -264,7 +264,7 @@ class _Packing:
         self.into.write(bytes(-info.st_size % tarfile.BLOCKSIZE))
 
     def count(self, entry: TarInfo) -> None:
-        """Counts an entry, and fails above the bounds, which are also the daemon's."""
+        """Counts an entry, and raises an error if the context exceeds the daemon's bounds."""
         self.entries += 1
         self.content += entry.size
         self.names += len(os.fsencode(entry.name)) - len("context/") + len(os.fsencode(entry.linkname))

@@ -57,7 +57,7 @@ class Result:
         return cls(bool(result.get("main")), **{name: raw.get(kind) for name, kind in FORMATS.items()}, raw=raw)
 
     def formats(self) -> list[str]:
-        """The names of the attributes that it has."""
+        """The names of the forms that this result has."""
         return [name for name in FORMATS if getattr(self, name) is not None]
 
     def __str__(self) -> str:

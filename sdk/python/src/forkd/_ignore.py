@@ -13,16 +13,17 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 MAX_LINE = 64 << 10  # bytes
-MAX_REPEAT = 1000  # that a regular expression of Go may ask for
-MAX_PARTS = 1 << 18  # of an expression, with its repetitions written out
+MAX_REPEAT = 1000  # maximum repetition in a regular expression of Go
+MAX_PARTS = 1 << 18  # parts of an expression; a repetition counts as often as it repeats
 MAX_KEPT = 1 << 14  # parts and transitions of states that an automaton keeps
 
 SPACE = (
     "\t\n\v\f\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u2028\u2029\u202f"
     "\u205f\u3000"
 )
-ESCAPED = ".+()$"  # characters of a pattern that are themselves in its regular expression
-CLASSES = {"d": ["09"], "w": ["09", "AZ", "__", "az"], "s": ["\t\n", "\f\r", "  "]}  # what a backslash makes of letters
+ESCAPED = ".+()$"  # characters that a pattern matches literally, and a regular expression does not
+# The classes of characters that a backslash and a letter stand for.
+CLASSES = {"d": ["09"], "w": ["09", "AZ", "__", "az"], "s": ["\t\n", "\f\r", "  "]}
 CHARACTERS = {"a": "\a", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
 PLACES = {"b": "b", "B": "B", "A": "^"}  # see Part
 TIMES = re.compile(r"\{(0|[1-9][0-9]*)(,(0|[1-9][0-9]*)?)?\}")
@@ -42,7 +43,7 @@ class Ignore:
         """Some path below an excluded directory may still be in the context."""
 
     def out(self, path: str) -> bool:
-        """Whether a path of the context, with slashes, is left out."""
+        """Whether a path of the context, with slashes, is excluded."""
         left = False
         for exception, matches in self.patterns:
             if exception == left and matches(path):
@@ -84,7 +85,10 @@ def clean(path: str) -> str:
 
 
 def matcher(pattern: str) -> Callable[[str], bool]:
-    """Whether a pattern, with or without an exclamation mark before it, means a path or one of its parents."""
+    """A function that reports whether a pattern matches a path or one of its parents.
+
+    The pattern may begin with "!".
+    """
     try:
         return _matcher(pattern.removeprefix("!"))
     except BadPattern as e:
@@ -102,7 +106,7 @@ def _matcher(pattern: str) -> Callable[[str], bool]:
         start = pattern[:-2]
         return lambda path: path.startswith(start)
     if kind == "suffix":
-        end = pattern[2:]  # if it begins with a slash, the first part of a path is meant too
+        end = pattern[2:]  # if it begins with a slash, it matches the first part of a path too
         return lambda path: any(("/" + path).endswith(end, 0, 1 + to) for to in ends(path))
     return Automaton(Parser(text)).matches
 
@@ -147,7 +151,7 @@ def check(pattern: str) -> None:
 
 
 def expression(pattern: str) -> tuple[str, str]:
-    """How a pattern is matched, and its regular expression in the syntax of Go."""
+    """The way in which a pattern is matched, and its regular expression in the syntax of Go."""
     kind, out, i, first = "exact", "^", 0, True
     while i < len(pattern):
         c, i = pattern[i], i + 1
@@ -182,7 +186,7 @@ def expression(pattern: str) -> tuple[str, str]:
 
 
 class Chars(NamedTuple):
-    """The characters of some ranges, each the first and the last in one string; or all others."""
+    """A set of characters: those of some ranges, or all others. A range is a string of its first and last character."""
 
     ranges: tuple[str, ...]
     others: bool = False
@@ -193,7 +197,7 @@ class Chars(NamedTuple):
 
 class Part(NamedTuple):
     """A part of an expression: a character, or a place between two. "^" is the beginning, "$" the end, "b" the
-    beginning or the end of a word, "B" what is neither, and "" every place. At "found" the expression ends."""
+    beginning or the end of a word, "B" any other place, and "" every place. At "found" the expression ends."""
 
     what: Chars | str
     loop: bool = False
@@ -209,13 +213,13 @@ FOUND = Part("found")
 
 
 class Parser:
-    """The parts of a regular expression of Go that was made by expression, one alternative after the other."""
+    """Parses a regular expression of Go that the function expression has made. Its parts are stored in order."""
 
     def __init__(self, source: str) -> None:
         self.source, self.at, self.end = source, 1, len(source) - 1
         self.parts = [Part("^")]
-        self.first = [0]  # where alternatives begin
-        self.last: Part | None = self.parts[0]  # what may be repeated; None: nothing
+        self.first = [0]  # indices of the parts with which alternatives begin
+        self.last: Part | None = self.parts[0]  # the part that a repetition would repeat; None: there is none
         while self.at < self.end:
             self.one()
             if len(self.parts) > MAX_PARTS:
@@ -223,7 +227,7 @@ class Parser:
         self.add(0, Part("$"), FOUND)
 
     def add(self, length: int, *parts: Part) -> None:
-        """Adds what so many characters of the source mean."""
+        """Adds the parts for the next length characters of the expression."""
         self.at += length
         self.parts += parts
         self.last = parts[0] if len(parts) == 1 and parts[0] is not ANY else None
@@ -255,7 +259,7 @@ class Parser:
             self.add(1, Part(Chars((c + c,))))
 
     def repeat(self, text: str, least: int, most: int | None) -> None:
-        """Repeats what is last. A place is the same place however often it is asked for."""
+        """Repeats the last part. A place has no length: one that must occur is kept once."""
         part = self.last
         if part is None:
             raise BadPattern(f"{text}: there is nothing to repeat before it")
@@ -278,7 +282,7 @@ class Parser:
             self.add(2, Part(Chars((self.escaped(c) * 2,))))
 
     def escaped(self, c: str) -> str:
-        """The character that a backslash makes of another one."""
+        """The character that a backslash and c stand for."""
         if not c.isascii() or c.isalnum() and c not in CHARACTERS:
             raise BadPattern(f"\\{c}: a backslash has no meaning there")
         return CHARACTERS.get(c, c)
@@ -317,15 +321,15 @@ class Parser:
 
 
 class State:
-    """What an automaton knows behind a character of a path."""
+    """The state of an automaton after a character of a path."""
 
     def __init__(self, parts: frozenset[int] = frozenset(), word: bool | None = None) -> None:
-        self.parts = parts  # that may come next
-        self.word = word  # whether the character is one of a word; None: the path begins
-        self.next: dict[str, State] = {}  # by the next character, or "" for the end
+        self.parts = parts  # parts of the expression that may match next
+        self.word = word  # whether the character belongs to a word; None: at the beginning of the path
+        self.next: dict[str, State] = {}  # the following states, by the next character, or "" for the end of the path
 
 
-YES, NO = State(), State()  # whatever follows
+YES, NO = State(), State()  # the result is certain, whatever characters follow
 
 
 class Automaton:
@@ -353,7 +357,7 @@ class Automaton:
         return self.then(state, "") is YES
 
     def then(self, state: State, c: str) -> State:
-        """The state that follows a state by a character, or by the end of the path."""
+        """The state that follows a state after a character, or at the end of the path."""
         if c not in state.next:
             if self.kept > MAX_KEPT:
                 self.forget()

@@ -16,7 +16,7 @@ COROUTINE, KEYWORDS = 0x80, 0x08  # flags of co_flags: async function; any keywo
 class NamesOfE2B(type):
     """Makes a class answer E2B's names, which it does not have, with the name here."""
 
-    if not TYPE_CHECKING:  # else every name would be one of the class
+    if not TYPE_CHECKING:  # otherwise a type checker would accept every name
 
         def __getattr__(cls, name: str) -> Any:
             here = STATICS.get(cls.__name__.removeprefix("Async"), {}).get(name)

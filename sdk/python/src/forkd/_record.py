@@ -49,7 +49,7 @@ class Record:
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and vars(self) == vars(other)
 
-    __hash__: ClassVar[None]  # type: ignore[assignment]  # lists and dicts are in them
+    __hash__: ClassVar[None]  # type: ignore[assignment]  # messages contain lists and dicts
 
     def __getitem__(self, name: str) -> Any:
         if any(f.name == name for f in fields(self)):  # type: ignore[arg-type]

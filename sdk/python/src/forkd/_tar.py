@@ -12,7 +12,7 @@ from ._errors import ForkdError, InvalidArgumentError
 if TYPE_CHECKING:
     from tarfile import TarFile, TarInfo
 
-# Bounds on an archive and on the names in it, which are also the daemon's.
+# Bounds on an archive and on the names in it. They equal the daemon's.
 MAX_BYTES = 64 << 30
 MAX_ENTRIES = 4 << 20
 MAX_NAME = 4096  # bytes
@@ -130,14 +130,14 @@ class _Unpacking:
         self.hard: dict[str, str] = {}  # name to target
         self.soft: dict[str, str] = {}
         self.times: dict[str, float] = {}  # of directories; set after their content is complete
-        self.kept = 0  # bytes of the names and targets in these
-        self.steps = MAX_STEPS  # that are left to check links
+        self.kept = 0  # bytes of the names and targets in the dicts above
+        self.steps = MAX_STEPS  # number of parts of paths that may still be walked to check links
 
     def all(self, tar: TarFile, archive: _Bounded) -> None:
         left, entries = MAX_BYTES, 0
         while (member := tar.next()) is not None:
-            tar.members = []  # type: ignore[attr-defined]  # it would keep all of them
-            if tar.pax_headers:  # they would grow with every entry
+            tar.members = []  # type: ignore[attr-defined]  # otherwise the TarFile would keep all members
+            if tar.pax_headers:  # otherwise global headers would grow with every entry
                 raise Refused("it has a global header, which no daemon sends")
             archive.left = None
             entries, left = entries + 1, left - member.size
@@ -257,7 +257,7 @@ class _Unpacking:
             elif another.startswith("/"):
                 return False
             elif (followed := followed + 1) > MAX_LINKS:
-                return True  # it leads nowhere
+                return True  # the link leads nowhere, so also not out of the root
             else:
                 todo.append(another)
         return True

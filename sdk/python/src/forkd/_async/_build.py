@@ -19,7 +19,7 @@ from ._snapshot import AsyncSnapshot
 if TYPE_CHECKING:
     from ._client import AsyncClient
 
-SILENT = 600.0  # seconds: while it makes the plan, the daemon asks registries and sends nothing
+SILENT = 600.0  # seconds: the daemon sends nothing while it asks registries for the plan
 
 
 async def build(

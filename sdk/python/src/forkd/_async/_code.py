@@ -102,7 +102,7 @@ class AsyncContexts:
         return bool(answer.json().get("interrupted"))
 
     async def remove(self, context: Context) -> bool:
-        """Ends an interpreter. Returns False if there is none with that id."""
+        """Ends an interpreter. Returns False if there is no interpreter with that id."""
         from .._codes import NotFoundInSandboxError
 
         id = _args.text("context", context_id(context))

@@ -102,7 +102,7 @@ class AsyncCommandHandle:
         try:
             await self._socket.send(message)
         except StreamBrokenError:
-            while not self._ended():  # its end may be in transit
+            while not self._ended():  # the end of the process may be in transit
                 await self._receive(lambda: True)
             if self._error is not None:
                 raise
@@ -220,7 +220,7 @@ async def open_handle(
         await socket.aclose()
         raise
     handle = AsyncCommandHandle(sandbox, socket, first.get("started", {}).get("pid", 0), text, check, cmd)
-    handle._event(first)  # it may have ended already, because it could not be started
+    handle._event(first)  # the process may have ended already, because it could not be started
     return handle
 
 

@@ -35,7 +35,7 @@ class AsyncPools:
             if self.closed:
                 raise RuntimeError("this client was closed")
             for ended in [other for other in self.pools if other.is_closed()]:
-                del self.pools[ended]  # the loop has not closed its generators
+                del self.pools[ended]  # the loop was closed without closing its generators
             if (there := self.pools.get(loop)) is not None:
                 return there[0]
             import httpx2

@@ -53,7 +53,7 @@ class AsyncSandboxes(list["AsyncSandbox"]):
         sandboxes. The first error is raised when all calls have ended."""
         results = await _runtime.gather([partial(call, s) for s in self])
         _runtime.first_error(results)
-        return results  # type: ignore[return-value]  # there is no error in it
+        return results  # type: ignore[return-value]  # there is no error among the results
 
     async def __aenter__(self) -> Self:
         return self
@@ -292,7 +292,7 @@ class AsyncSandbox(metaclass=NamesOfE2B):
         if lines.rest:
             yield bytes(lines.rest).decode("utf-8", "surrogateescape")
 
-    # Its lifecycle.
+    # The life of the sandbox.
 
     async def kill(self) -> bool:
         """Kills and removes the sandbox. Returns False if it no longer existed."""
@@ -393,7 +393,7 @@ class AsyncSandbox(metaclass=NamesOfE2B):
         return await self._changed("POST", "/resume", _args.given(unique=_args.one_of("unique", unique, UNIQUE_MODES)))
 
     async def suspend(self) -> SandboxInfo:
-        """Saves it to disk and frees its memory."""
+        """Saves the sandbox to disk and frees its memory."""
         return await self._changed("POST", "/suspend", {})
 
     # Code.

@@ -55,12 +55,12 @@ class AsyncWorkspace:
         return await AsyncSandbox.connect(id, client=self.client)
 
     async def suspend(self) -> WorkspaceInfo:
-        """Saves its sandbox to disk and frees its memory."""
+        """Saves the workspace's sandbox to disk and frees its memory."""
         self.details = (await self.client.workspaces.suspend(self.name)).details
         return self.details
 
     async def resume(self) -> WorkspaceInfo:
-        """Restores its sandbox."""
+        """Restores the workspace's sandbox."""
         self.details = (await self.client.workspaces.resume(self.name)).details
         return self.details
 

@@ -20,7 +20,7 @@ from ._snapshot import Snapshot
 if TYPE_CHECKING:
     from ._client import Client
 
-SILENT = 600.0  # seconds: while it makes the plan, the daemon asks registries and sends nothing
+SILENT = 600.0  # seconds: the daemon sends nothing while it asks registries for the plan
 
 
 def build(

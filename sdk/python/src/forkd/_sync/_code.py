@@ -103,7 +103,7 @@ class Contexts:
         return bool(answer.json().get("interrupted"))
 
     def remove(self, context: Context) -> bool:
-        """Ends an interpreter. Returns False if there is none with that id."""
+        """Ends an interpreter. Returns False if there is no interpreter with that id."""
         from .._codes import NotFoundInSandboxError
 
         id = _args.text("context", context_id(context))

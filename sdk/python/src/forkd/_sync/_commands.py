@@ -103,7 +103,7 @@ class CommandHandle:
         try:
             self._socket.send(message)
         except StreamBrokenError:
-            while not self._ended():  # its end may be in transit
+            while not self._ended():  # the end of the process may be in transit
                 self._receive(lambda: True)
             if self._error is not None:
                 raise
@@ -221,7 +221,7 @@ def open_handle(
         socket.close()
         raise
     handle = CommandHandle(sandbox, socket, first.get("started", {}).get("pid", 0), text, check, cmd)
-    handle._event(first)  # it may have ended already, because it could not be started
+    handle._event(first)  # the process may have ended already, because it could not be started
     return handle
 
 

@@ -53,7 +53,7 @@ class Sandboxes(list["Sandbox"]):
         sandboxes. The first error is raised when all calls have ended."""
         results = _runtime.gather([partial(call, s) for s in self])
         _runtime.first_error(results)
-        return results  # type: ignore[return-value]  # there is no error in it
+        return results  # type: ignore[return-value]  # there is no error among the results
 
     def __enter__(self) -> Self:
         return self
@@ -289,7 +289,7 @@ class Sandbox(metaclass=NamesOfE2B):
         if lines.rest:
             yield bytes(lines.rest).decode("utf-8", "surrogateescape")
 
-    # Its lifecycle.
+    # The life of the sandbox.
 
     def kill(self) -> bool:
         """Kills and removes the sandbox. Returns False if it no longer existed."""
@@ -390,7 +390,7 @@ class Sandbox(metaclass=NamesOfE2B):
         return self._changed("POST", "/resume", _args.given(unique=_args.one_of("unique", unique, UNIQUE_MODES)))
 
     def suspend(self) -> SandboxInfo:
-        """Saves it to disk and frees its memory."""
+        """Saves the sandbox to disk and frees its memory."""
         return self._changed("POST", "/suspend", {})
 
     # Code.

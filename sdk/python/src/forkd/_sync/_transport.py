@@ -93,8 +93,9 @@ class Transport:
     ) -> Answer:
         """Sends a request and returns its answer, whose status is a success.
 
-        A GET, and with once a POST that carries a key of its own, is sent again if the connection fails or
-        the daemon says when to: at most retries times, and within the timeout. Nothing else is."""
+        A GET is sent again if the connection fails or the daemon says when to repeat it: at most retries
+        times, and within the timeout. With once, so is a POST, which then has an Idempotency-Key. No other
+        request is sent again."""
         if once:
             headers = {**(headers or {}), "Idempotency-Key": str(uuid.uuid4())}
         limit = timeout or self.timeout
@@ -158,8 +159,8 @@ class Transport:
     def request(
         self, method: str, path: str, params: Params, content: Any, headers: Mapping[str, str], json: Any
     ) -> httpx2.Request:
-        """A request whose body is bytes, JSON, or what can be iterated. Its headers are made here: httpx2 takes
-        longer for them than for all the rest."""
+        """A request whose body is bytes, JSON, or an iterable of bytes. Its headers are made here, because
+        httpx2 would take longer for them than for the rest of the request."""
         import httpx2
 
         if params:
@@ -183,7 +184,7 @@ class Transport:
         return httpx2.URL(self.address.base + path)
 
     def body(self, response: httpx2.Response, limit: float | None) -> bytes:
-        """All of an answer."""
+        """The whole body of an answer."""
         try:
             return response.read()
         except Exception as e:
@@ -209,8 +210,8 @@ class Transport:
         return e
 
     def chunks(self, response: httpx2.Response, what: str) -> Iterator[bytes]:
-        """The bytes of a stream, which no server may have encoded. Its end is that of the iteration, or an error if
-        it broke off."""
+        """The bytes of a stream, which must not be compressed. If the stream breaks off, the iteration raises an
+        error."""
         import httpx2
 
         try:

@@ -56,12 +56,12 @@ class Workspace:
         return Sandbox.connect(id, client=self.client)
 
     def suspend(self) -> WorkspaceInfo:
-        """Saves its sandbox to disk and frees its memory."""
+        """Saves the workspace's sandbox to disk and frees its memory."""
         self.details = (self.client.workspaces.suspend(self.name)).details
         return self.details
 
     def resume(self) -> WorkspaceInfo:
-        """Restores its sandbox."""
+        """Restores the workspace's sandbox."""
         self.details = (self.client.workspaces.resume(self.name)).details
         return self.details
 
