@@ -61,7 +61,7 @@ func (c *Client) Suspend(ctx context.Context, id string) (s Sandbox, err error) 
 	return s, err
 }
 
-// refuse the request if the sandbox does not run from this snapshot
+// CompactSnapshot makes a snapshot with the same content that depends on no other snapshot.
 func (c *Client) CompactSnapshot(ctx context.Context, tag, to string) (s Snapshot, err error) {
 	err = c.call(ctx, http.MethodPost, snapshotPath(tag, "/compact"), v1.CompactRequest{To: to}, &s)
 	return s, err

@@ -55,7 +55,7 @@ type (
 type BranchRequest struct {
 	Tag       string // empty: the daemon chooses one
 	Mode      string // "live" (also if empty), "diff" or "full"
-	ParentTag string // refuse if the sandbox does not run from this snapshot
+	ParentTag string // the request fails if the sandbox does not run from this snapshot
 	NoWait    bool   // return when the sandbox runs again; the snapshot's state is still "writing" then
 	DiskOnly  bool   // save the disk without memory, so that forks of the snapshot boot; excludes Mode and NoWait
 

@@ -27,7 +27,7 @@ const recipe = "python-numpy"
 // bench is one run of this program.
 type bench struct {
 	*lab.Program
-	memory, dirty, depths lab.Numbers // MiB, MiB, snapshots
+	memory, dirty, depths lab.Numbers // in MiB, in MiB, and in snapshots
 	samples, forks, line  int
 	host                  *lab.Daemon
 }

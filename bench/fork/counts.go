@@ -44,7 +44,8 @@ const countSettle = 100 * time.Millisecond
 // countedChildren is the minimum number of children that are counted for a row.
 const countedChildren = 20
 
-// countAll counts for every n, with a warm pool and with a cold one, until the time is up.
+// countAll makes a row of counts for every n with a warm pool, and one with a cold pool, until the
+// time of -budget is up.
 func (b *bench) countAll(ctx context.Context) (rows []*counts, err error) {
 	for _, n := range b.opt.ns.List {
 		for _, warm := range []bool{true, false} {

@@ -65,7 +65,7 @@ const fewWords = 8
 // pageCounts counts the pages of one kind, by how many of their words differ from the snapshot.
 type pageCounts struct{ same, few, many int }
 
-// pages classifies the guest pages that children have written until they were confirmed and idle.
+// pages classifies the guest pages that children have written by the time at which they are idle.
 type pages struct {
 	children int
 	kinds    [pageKinds]pageCounts // sums over all children

@@ -10,11 +10,11 @@ import (
 	"strings"
 )
 
-// Kinds of fixes. They say what --fix does.
+// Kinds of fixes.
 const (
-	safeFix   = "safe"   // runs it without a question: it changes only a file of forkd
-	askFix    = "ask"    // asks first: it changes the host, usually until the next boot
-	manualFix = "manual" // never runs it: it needs a decision, a reboot or another computer
+	safeFix   = "safe"   // --fix makes it without a question: it changes only a file of forkd
+	askFix    = "ask"    // --fix asks first: the fix changes the host, usually until the next boot
+	manualFix = "manual" // --fix never makes it: it needs a decision, a reboot or another computer
 )
 
 // Fix says what to do about a finding.

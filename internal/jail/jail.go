@@ -73,8 +73,9 @@ const namespaces = unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWUTS | un
 //
 // Such a process does not get a network namespace of its own either, because creating and removing
 // one takes 0.7 ms each. All VMMs share an empty network namespace, in which they cannot make
-// sockets. A new IPC namespace would take 0.1 ms, so processes share that of the thread that starts
-// them. It is empty, and the filter permits no call that could add anything to it.
+// sockets. A new IPC namespace would take 0.1 ms, so processes share the IPC namespace of the
+// thread that starts them. This namespace is empty, and the filter of system calls permits no call
+// that could add anything to it.
 //
 // Special threads start the processes, so that processes inherit the threads' properties: an empty
 // root directory, an empty network namespace, an empty IPC namespace, no groups, and no

@@ -124,8 +124,8 @@ func spawnSandboxes(ctx context.Context, c *call, in spawnArgs) (list[client.San
 	return spawned(f.Sandboxes), err
 }
 
-// spawned describes new sandboxes. If the descriptions are too long, it omits labels and random
-// number generators.
+// spawned describes new sandboxes. If the descriptions are too long, it omits the fields Labels
+// and Unique of all of them.
 func spawned(all []client.Sandbox) list[client.Sandbox] {
 	l, left := list[client.Sandbox]{Result: []client.Sandbox{}}, room(maxText)
 	if !left.fits(all) {

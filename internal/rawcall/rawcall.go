@@ -23,9 +23,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// again repeats a call while it is interrupted by a signal. Before each try, the prologue of call
-// lets the scheduler preempt the goroutine. So call must not be inlined, and again is not inlined
-// either.
+// again repeats a call while it is interrupted by a signal. The prologue of call, which runs before
+// each try, lets the scheduler preempt the goroutine. If again were inlined into its caller, the
+// compiler could inline call too, and there would be no prologue.
 //
 //go:noinline
 func again(call func() (uintptr, uintptr, unix.Errno)) (int, error) {

@@ -5,7 +5,7 @@
 //
 // It makes the disk (disk.go), boots it as often as the steps require (run.go), and prints the
 // output of the steps. The script try, which runs in the emulated host, has the steps themselves.
-// The disk also has the files that they need, because the emulated host has no network.
+// The disk also has the files that the steps need, because the emulated host has no network.
 package main
 
 import (

@@ -42,9 +42,9 @@ const (
 
 // TestSoak lets clients use a daemon at random. Meanwhile it kills the daemon, forkd-net and VMMs,
 // and fills or stalls the disk and the RAM for layers. In the end, all acknowledged sandboxes and
-// snapshots must exist and be whole. Every answer must be a success, or an error that a fault
-// explains. Nothing may remain. Package test/soak has the clients. `make soak` runs this test for
-// longer.
+// snapshots must exist with the right content. Every answer must be a success, or an error that a
+// fault explains. Nothing may remain. Package test/soak has the clients. `make soak` runs this test
+// for longer.
 func TestSoak(t *testing.T) {
 	f := open(t)
 	x := newSoaking(t, f)

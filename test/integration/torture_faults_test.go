@@ -53,8 +53,9 @@ func (x *fire) settleCut(answer client.Snapshot, err error, p point) {
 	}
 }
 
-// killDaemon kills the daemon in the middle of a branch. Under the next daemon, the source runs, is
-// whole, and can be branched at once. Every snapshot that this daemon lists is whole.
+// killDaemon kills the daemon in the middle of a branch. Under the next daemon, the source runs,
+// has the right content, and can be branched at once. Every snapshot that the next daemon lists has
+// the right content.
 func (x *fire) killDaemon() {
 	p, tag := x.mark(x.source.ID, x.hot()...), x.newTag()
 	answer, err := x.cutShort(tag, 300, func() { x.d.crash(x.t) })
@@ -171,8 +172,8 @@ func (x *fire) noRoom() {
 		if d.Persist != "done" {
 			break
 		}
-		// Also removes files that were waiting for deletion, so there is more room than this
-		// snapshot needs.
+		// The daemon then also removes other files that were waiting for deletion, so there is more
+		// room than this snapshot needs.
 		x.delete(tag, client.DeleteOptions{})
 		x.fillDisk(filler, leave)
 		d = branch()

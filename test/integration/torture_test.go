@@ -90,7 +90,7 @@ type point struct {
 	depth int // number of memory layers above those of the first snapshot
 }
 
-// round is one operation on the source. It may make several branches.
+// round is one operation on the sandbox in fire.source. It may make several branches.
 type round struct {
 	name string
 	run  func(*fire)

@@ -1,7 +1,7 @@
 // Package soak lets clients use a daemon at random while the daemon is killed, and VMMs, network
 // and disks fail. It checks that no acknowledged sandbox, snapshot or file is lost.
 //
-// Every sandbox runs test/guest/torture, which can check that its memory and disk are whole. A
+// Every sandbox runs test/guest/torture, which can check that its memory and disk are undamaged. A
 // client sets marks and writes files in its sandboxes, and knows the expected content of each of
 // its sandboxes and snapshots. Every answer must be a success, or a documented error that a fault
 // explains (answer.go). Any other answer is a finding. A seed determines the actions of the

@@ -48,7 +48,7 @@ const (
 // long branches one running source many times, and rebases the source after each branch. So every
 // snapshot holds only the pages written since the previous one. It forgets every other snapshot,
 // and sometimes rolls the source back to an earlier one. In the end, all remaining snapshots must
-// be whole.
+// have the right content.
 func (l *line) long(ctx context.Context) error {
 	v := l.source
 	var line []*Snapshot

@@ -17,8 +17,8 @@ import (
 const tinyBytes = 64 << 10
 
 // layerWithoutRoom makes branches to a file system that becomes full at the beginning of the layer,
-// in the middle of it, or after its end. The source continues. A complete layer is whole, and its
-// children need no further room.
+// in the middle of it, or after its end. The source continues. If the layer is complete, its
+// children have the right content and need no further room.
 func (l *line) layerWithoutRoom(ctx context.Context) (err error) {
 	v := l.source
 	if _, err := v.ask(ctx, "hot", "0"); err != nil {

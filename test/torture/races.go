@@ -49,7 +49,7 @@ func (c *racer) run(ctx context.Context, v *running) {
 
 // race requests two branches. The second is requested at about the same time as the first, or while
 // the first is being copied, or after that but before WaitCopied. Either one of the branches is
-// refused, or both are whole.
+// refused, or both have the right content.
 func (l *line) race(ctx context.Context) error {
 	v := l.source
 	at, err := v.setMark(ctx, "hot", "0")
@@ -166,7 +166,7 @@ func (l *line) disturb(ctx context.Context, more bool) error {
 }
 
 // undo rolls the source back while a branch of it is being copied. The branch and the source must
-// be whole.
+// have the right content.
 func (l *line) undo(ctx context.Context) error {
 	v := l.source
 	if _, err := v.ask(ctx, "hot", "0"); err != nil {
@@ -198,7 +198,7 @@ func (l *line) undo(ctx context.Context) error {
 	return l.check(ctx, p.snap)
 }
 
-// kill kills the VMM in the middle of a branch. Earlier snapshots of the VM must be whole.
+// kill kills the VMM in the middle of a branch. Earlier snapshots of the VM must be undamaged.
 func (l *line) kill(ctx context.Context) error {
 	c, err := l.newRacer(l.request())
 	if err != nil {

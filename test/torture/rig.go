@@ -1,5 +1,6 @@
 // Package torture branches, forks, kills and rolls back VMs, and verifies every copy. It uses the
-// guest program test/guest/torture, which can check whether its copy is whole.
+// guest program test/guest/torture, which can check whether its memory and disk are those of one
+// instant.
 //
 // The package uses VMMs directly, without a daemon, because it tests the machine and the files of a
 // branch, but not the store. A seed determines the operations, but not the instants at which they

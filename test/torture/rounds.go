@@ -205,7 +205,7 @@ func (l *line) restart(ctx context.Context) error {
 }
 
 // overlap requests a second branch as soon as the guest runs again after a live branch. Either the
-// second branch is refused, or both are whole.
+// second branch is refused, or both branches have the right content.
 func (l *line) overlap(ctx context.Context) error {
 	v := l.source
 	first, err := v.begin(ctx, l.live())

@@ -13,9 +13,9 @@ import (
 // they are copied.
 const stormTries = 6
 
-// storm lets the guest write all its pages during a branch. If the guest writes too many frozen
-// pages, the VMM stops it until the rest is copied. Afterwards the guest continues, and both the
-// guest and its child are whole.
+// storm lets the guest write all its pages during a branch. If the guest writes too many pages
+// that are not copied yet, the VMM stops it until they are copied. Afterwards the guest continues,
+// and both the guest and its child have the right content.
 func (l *line) storm(ctx context.Context) error {
 	v := l.source
 	for try, bound := 0, 1+l.rig.rng.Uint64N(16); try < stormTries; try, bound = try+1, max(1, bound/2) {

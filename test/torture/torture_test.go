@@ -26,9 +26,9 @@ var (
 // A run without one fails, because it has not tested storms.
 const stormBranches = 40
 
-// TestTorture checks that every copy of a guest is whole although the guest writes memory and disk
-// as fast as it can. It checks children, sources and ancestors, with each number of vCPUs and every
-// kind of fault.
+// TestTorture checks that every copy of a guest is correct although the guest writes memory and
+// disk as fast as it can. It checks children, sources and ancestors, with each number of vCPUs and
+// every kind of fault.
 func TestTorture(t *testing.T) {
 	assets := vmtest.Load(t)
 	ram := t.TempDir()

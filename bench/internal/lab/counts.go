@@ -43,7 +43,7 @@ type counterKey struct{ Process, Kind uint32 }
 var counted = []string{"sched_switch", "sys_enter", "kvm_exit"}
 
 // maxCounted bounds the number of keys. Each process that runs during a benchmark needs a key for
-// each of counted. If the map is full, processes that are started later are not counted.
+// each tracepoint. If the map is full, processes that are started later are not counted.
 const maxCounted = 1 << 16
 
 // NewCounter starts counting. It needs root, and a kernel with BPF.

@@ -85,7 +85,7 @@ func TestKeysOfManyFilesTakeLittleMemory(t *testing.T) {
 		t.Fatal(err)
 	}
 	runtime.ReadMemStats(&after)
-	// Many short texts; there are 400,000 files in all sources.
+	// The bound is small for sources that have 400,000 files in total.
 	if n := after.TotalAlloc - before.TotalAlloc; n > 40<<20 {
 		t.Errorf("the keys of %d steps took %d MiB in all", len(p.Steps), n>>20)
 	}

@@ -145,7 +145,7 @@ type Source struct {
 	Dir     bool     `json:"dir,omitempty"`     // Files are the content of a directory, without the directory
 	Step    *int     `json:"step,omitempty"`    // index of the step whose snapshot contains the files
 	Path    string   `json:"path,omitempty"`    // absolute path in that snapshot; may be a shell pattern
-	Into    string   `json:"into,omitempty"`    // directory below the target, for a path that keeps its parents
+	Into    string   `json:"into,omitempty"`    // directory below the target in which to put the files (COPY --parents)
 	Exclude []string `json:"exclude,omitempty"` // patterns in the syntax of .dockerignore, for files in Step to skip
 	Inline  *Inline  `json:"inline,omitempty"`  // a file whose name is Path
 	Remote  *Remote  `json:"remote,omitempty"`  // a file on a web server

@@ -195,7 +195,7 @@ func (s *Server) numpyVersion(ctx context.Context) string {
 	r, err := s.guest.Eval(ctx, apiv1.EvalRequest{
 		Code: `print(getattr(__import__("sys").modules.get("numpy"), "__version__", ""), end="")`})
 	if err != nil {
-		return "" // the next ping asks again
+		return "" // asked again at the next ping
 	}
 	s.numpy = &r.Stdout
 	return r.Stdout

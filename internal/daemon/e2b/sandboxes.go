@@ -17,8 +17,8 @@ const (
 	paused  = "paused"
 )
 
-// stateOf returns the state of a sandbox in E2B's terms. It returns "" if the sandbox has a state
-// in which E2B no longer has the sandbox.
+// stateOf returns the state of a sandbox in E2B's terms. It returns "" for a sandbox
+// that is starting, has exited or is being stopped: E2B's clients are told that it does not exist.
 func stateOf(i sandbox.Info) string {
 	switch i.State {
 	case sandbox.Running, sandbox.Restoring:

@@ -210,8 +210,8 @@ type decoded struct {
 	n  int // bytes read so far
 }
 
-// Read implements io.Reader. If the message's share of memory is used up, it returns
-// face.ErrNoMemory.
+// Read implements io.Reader. It returns face.ErrNoMemory if the share of memory has no room for
+// more bytes.
 func (d *decoded) Read(p []byte) (int, error) {
 	n, err := d.ReadCloser.Read(p)
 	h := d.of

@@ -85,8 +85,8 @@ func TestUnknownOutcome(t *testing.T) {
 	}
 }
 
-// A record that was written by another version of forkd is kept until it is as old as an answer may
-// become. Until then its request is not executed again.
+// A record that was written by another version of forkd is kept for as long as an answer is kept.
+// In this time, its request is not executed again.
 func TestRecordsOfOtherVersions(t *testing.T) {
 	dir := t.TempDir()
 	b := open(t, dir)

@@ -217,7 +217,7 @@ func (d *mortalDaemon) hasNoLeftovers(t *testing.T, dir string) {
 	}
 }
 
-const mortalSteps = 11 // steps of the Dockerfile below, with both bases
+const mortalSteps = 11 // steps of the Dockerfile below, including its two base images
 
 // mortalBuild returns a build request whose stages write to a directory of the host, and the files
 // of its context.

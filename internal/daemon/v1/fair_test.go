@@ -32,7 +32,7 @@ func TestOneTokenDoesNotKeepAnotherOut(t *testing.T) {
 			t.Fatal(err)
 		}
 		req.Header.Set("Authorization", "Bearer "+r.Tokens[token])
-		resp, err := r.Server.Client().Do(req) // the answer begins when the request has its place
+		resp, err := r.Server.Client().Do(req) // returns when the request is no longer queued
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -144,7 +144,7 @@ func (p *pacedWriter) Write(b []byte) (int, error) {
 		return 0, p.short
 	}
 	p.begin()
-	_ = p.rc.SetWriteDeadline(time.Now().Add(p.limit)) // connections of some tests have no deadlines
+	_ = p.rc.SetWriteDeadline(time.Now().Add(p.limit)) // fails only in tests, whose writers have no deadlines
 	return p.ResponseWriter.Write(b)
 }
 

@@ -21,7 +21,7 @@ import (
 type tenants struct {
 	*apirig.Rig
 	a, b      *client.Client
-	sandbox   string   // the sandbox of b
+	sandbox   string   // id of the sandbox of b
 	tags      []string // branches of that sandbox
 	workspace string
 	within    string // the sandbox of the workspace

@@ -7,8 +7,9 @@
 // instructions. So time limits inside the host do not depend on the load of the real host, and
 // durations measured there say nothing about real hardware.
 //
-// It installs nothing. It needs root, or a real host that permits user namespaces. Users' sandboxes
-// do not run here, but in the host of package tcghost, which is ten times faster.
+// The package installs nothing on the real host. It needs root, or a real host that permits user
+// namespaces. Users' sandboxes do not run here, but in the host of package tcghost, which is ten
+// times faster.
 package bochs
 
 import (

@@ -70,7 +70,7 @@ func TestPolicyWidens(t *testing.T) {
 		{"allow 10.1.2.3:443", "allow 10.1.2.3:442-443", "allow[0]"},
 		{"allow tcp/10.1.2.3", "allow 10.1.2.3", "allow[0]"},
 		{"allow 10.0.0.0/8", "allow 10.0.0.7", "allow[0]"},    // an address of the host
-		{"allow 10.0.0.0/8", "allow 10.1.2.3:53", "allow[0]"}, // a DNS port
+		{"allow 10.0.0.0/8", "allow 10.1.2.3:53", "allow[0]"}, // a rule without ports does not open DNS ports
 		{"allow 0.0.0.0/0", "allow 10.1.2.3", "allow[0]"},     // 0.0.0.0/0 does not open private networks
 		// 169.254.0.0/16 does not open the metadata address.
 		{"allow 169.254.0.0/16", "allow 169.254.169.254", "allow[0]"},

@@ -12,9 +12,9 @@
 // different instants. Writers also check every page that they overwrite.
 //
 // A verification stops the writers between two writes, compares all data, and lets the writers
-// continue. It cannot detect a copy that is whole but belongs to the wrong instant. For that, the
-// driver sets a mark before a copy, and compares the mark afterwards. Each mark is larger than the
-// previous one.
+// continue. It cannot detect a copy whose parts all belong to one instant, but to the wrong one.
+// For that, the driver sets a mark before a copy, and compares the mark afterwards. Each mark is
+// larger than the previous one.
 package main
 
 import (
