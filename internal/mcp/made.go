@@ -21,7 +21,7 @@ type made struct {
 	snapshot  string // tag chosen by the daemon
 }
 
-// Fork makes sandboxes. If the caller leaves, Fork waits for the daemon's answer all the same,
+// Fork makes sandboxes. If the caller leaves, Fork still waits for the daemon's answer,
 // because the daemon may carry out the request, and the ids would be lost.
 func (c *call) Fork(ctx context.Context, req client.ForkRequest) (client.Forked, error) {
 	if err := left(ctx); err != nil {

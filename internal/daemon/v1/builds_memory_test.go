@@ -43,7 +43,8 @@ func TestStepsHaveADiskOnly(t *testing.T) {
 	if res, log, err := built(t, r.Client, req, nil); err != nil || res.Run != 4 {
 		t.Fatalf("%+v, %v\n%s", res, err, log)
 	}
-	if got := kept(t, r); strings.Count(got, "d") != 2 || strings.Count(got, "m") != 1 { // the image was booted, so it has memory
+	// A VM has booted from the image, so its step has memory.
+	if got := kept(t, r); strings.Count(got, "d") != 2 || strings.Count(got, "m") != 1 {
 		t.Errorf("steps on an image are %q", got)
 	}
 	if d, err := r.Snapshot(t.Context(), "made"); err != nil || d.DiskOnly {

@@ -36,8 +36,8 @@ func (t *transfer) end(err error) error {
 	t.timer.Stop()
 	if cause := context.Cause(t.ctx); err != nil && errors.Is(cause, errStalled) {
 		err = cause
-		// Without this header the server would read the rest of the body before it answers, and
-		// then close the connection all the same.
+		// Without this header, the server would read the rest of the body before it answers. It
+		// would close the connection afterwards anyway.
 		t.header.Set("Connection", "close")
 		_ = t.rc.SetReadDeadline(time.Now())
 	}

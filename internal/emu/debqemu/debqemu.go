@@ -63,7 +63,7 @@ func Choose(ctx context.Context, dir string, progress func(string)) string {
 			return path
 		}
 		if ctx.Err() == nil {
-			// If this fails, the next start tries again too.
+			// If the error cannot be saved, the next start tries the download again.
 			_ = os.WriteFile(filepath.Join(dir, failureFile), []byte(err.Error()), 0o644)
 		}
 	}
