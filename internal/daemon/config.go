@@ -27,7 +27,7 @@ type Config struct {
 	Peers     []auth.PeerRule // users that may use the socket, in addition to root and the daemon's own user
 	TLS       TLS             // TLS on the TCP address
 	TokenFile string          // clients on TCP must have a token from this file; empty: no token is needed
-	// Names of this host, besides those of loopback, that clients without a token may use on TCP.
+	// Host names that requests without a token may address on TCP, in addition to those of loopback.
 	Hosts []string
 	// Parent domain of the host names of ports; empty: ports have none. See inbound.ParseDomain.
 	ProxyDomain string

@@ -73,7 +73,7 @@ func among(argument string, values ...string) limit {
 	}}
 }
 
-// byDefault returns the default of an argument.
+// byDefault returns a limit that sets the default of an argument.
 func byDefault(argument string, v any) limit {
 	return limit{argument, func(s *jsonschema.Schema) { s.Default = mustJSON(v) }}
 }

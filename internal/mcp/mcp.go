@@ -87,7 +87,7 @@ func (c *Catalog) Server(ctx context.Context, cl *client.Client, scope Scope) *s
 
 // Shared returns a server for the messages of many clients with the same scope, over a transport
 // without sessions. The context of a message has the client to use; see With. The server declares
-// subscriptions, but refuses them; they need a Server.
+// subscriptions, but refuses them: only a server that Catalog.Server returns supports them.
 func (c *Catalog) Shared(scope Scope) *sdk.Server {
 	s := c.server(scope, func(context.Context, *sdk.SubscribeRequest) error { return errNoMethod },
 		func(context.Context, *sdk.UnsubscribeRequest) error { return errNoMethod })

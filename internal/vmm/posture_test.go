@@ -25,7 +25,7 @@ import (
 )
 
 // role is an environment variable that makes the test program run as a VMM. Its value may be the
-// name of an attempt, which the VMM then makes.
+// name of a forbidden operation, which the VMM then attempts.
 const role = "FORKD_TEST_ROLE"
 
 func TestMain(m *testing.M) {

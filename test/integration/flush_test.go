@@ -119,7 +119,7 @@ func TestFullWhileFlushing(t *testing.T) {
 	if err := os.Remove(filler); err != nil {
 		t.Fatal(err)
 	}
-	// A deletion makes the store try again.
+	// Deleting a snapshot makes the store try again to write b to disk.
 	if err := d.DeleteSnapshot(d.ctx(t, quietLimit), "c", client.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}

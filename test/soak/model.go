@@ -115,8 +115,8 @@ type box struct {
 	mayBeGone bool // the daemon may have killed the sandbox, because a rollback failed or was cut off
 }
 
-// start records that a request has started the VM of b, whose possible states are p. from is the
-// time of the request.
+// start records that a request at the time from has started the VM of b. p are the possible states
+// of b.
 func (b *box) start(from time.Time, p points) {
 	b.born, b.state, b.now, b.own, b.mayBeGone = from, running, p, p, false
 }

@@ -13,10 +13,10 @@ import (
 	"github.com/forkd/forkd/internal/treetar"
 )
 
-// filtered returns a guest's archive in a form that another guest may unpack, into the directory
-// below of a COPY's staging directory, a relative path. It omits excluded entries, and checks the others against the
-// links that the COPY has brought. A hard link to an excluded file is an error, because the archive
-// does not have the file's content.
+// filtered returns a guest's archive in a form that another guest may unpack. below is the directory
+// to unpack into, relative to the staging directory of a COPY. filtered omits excluded entries. It
+// checks the other entries against brought, the links that the COPY has already unpacked. A hard
+// link to an excluded file is an error, because the archive does not have the file's content.
 func filtered(archive io.Reader, leave dockerfile.Ignore, brought *links, below string) io.ReadCloser {
 	r, w := io.Pipe()
 	go func() { w.CloseWithError(filter(w, archive, leave, brought, below)) }()

@@ -1,6 +1,6 @@
 // Package face contains what the daemon's two APIs (packages v1 and e2b, its "faces") have in
-// common: identification of clients and origins, limits on the resources that clients can hold,
-// bodies, answers and errors, requests that are executed only once, and streams to guests.
+// common: they identify clients and origins, limit the resources that clients can hold, read bodies,
+// write answers and errors, execute some requests only once, and carry streams to guests.
 //
 // It knows no routes and no messages. Each face decides which gate a request must enter.
 package face

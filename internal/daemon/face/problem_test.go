@@ -82,7 +82,7 @@ func TestProblems(t *testing.T) {
 	}
 }
 
-// The fallback code for a status has the same status.
+// An error that is made from a status alone is answered with that status.
 func TestCodesOfStatuses(t *testing.T) {
 	for _, status := range []int{400, 401, 403, 404, 405, 409, 426, 429, 500, 503, 504} {
 		if got := StatusOf(NewError(status, "x")); got != status {

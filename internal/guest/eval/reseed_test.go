@@ -29,7 +29,7 @@ func venv(t *testing.T, name string) string {
 	return filepath.Join(dir, name, "bin")
 }
 
-// siblings clones a warm interpreter twice and returns the random numbers of each copy.
+// siblings copies a warm interpreter twice and returns the random numbers of each copy.
 func siblings(t *testing.T, python, mode string) [2]map[string]string {
 	t.Helper()
 	driver := filepath.Join(t.TempDir(), "reseed.py")

@@ -19,8 +19,8 @@ import (
 	"syscall"
 )
 
-// DefaultPath is the PATH of processes. Debian gives the same PATH to root. It contains the PATH of
-// other users.
+// DefaultPath is the PATH of all processes. It is Debian's PATH for root. Except for the directories
+// of games, it has every directory of Debian's PATH for other users.
 const DefaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 // Env is the state that all later processes share. It may be used concurrently.

@@ -194,9 +194,9 @@ func hasEnded(pidfd uintptr) bool {
 	}
 }
 
-// Said returns what the process has written to its standard error. It may be called after Wait. It
-// is empty unless the process has failed, and for a process whose standard error is unknown. If
-// there are more than 32 KiB, it returns both ends. Output beyond 16 MiB is lost.
+// Said returns what the process has written to its standard error. Call it after Wait. The result
+// is empty if the process has not failed, or if its standard error is unknown. Of more than 32 KiB,
+// Said returns both ends. Output beyond 16 MiB is lost.
 func (p *Process) Said() string { return p.said }
 
 // Release releases the resources for a process without waiting for it.

@@ -65,8 +65,8 @@ func TestFullDiskAndNoAnswer(t *testing.T) {
 	until(t, w, id, func(i Info) bool { return i.Silent })
 }
 
-// If a VMM reports a full disk again and again although there is room, it makes the daemon send
-// only one request per second.
+// If a VMM reports a full disk again and again although there is room, the daemon reads only one
+// report per second, and so sends at most one request per second.
 func TestFullDiskIsToldWithoutEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 0)

@@ -312,9 +312,9 @@ func TestLostBranchBelow(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A suspended state holds only what was written since the latest branch, and later branches are
-// made over it. After a rollback, they are made over the snapshot to which the sandbox was rolled
-// back.
+// A suspended state has one layer with the pages written since the latest branch, on top of that
+// branch. Branches after the resume build on the suspended state. After a rollback, branches build
+// on the snapshot that the sandbox was rolled back to.
 func TestLinesEnd(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

@@ -13,9 +13,9 @@ import (
 const unnamedPrefix = ".unnamed-"
 
 // Follow keeps the files of the snapshot with an ID, for a sandbox of owner that was rebased onto
-// it, until unfollow is called. The snapshot can still be deleted: then its tag is free and it is invisible
-// at once, but its files stay until no sandbox follows it. Snapshots that an earlier daemon left
-// unnamed can be followed until DropUnused.
+// it, until unfollow is called. The snapshot can still be deleted: then its tag is free and it is
+// invisible at once, but its files stay until no sandbox follows it. Snapshots that an earlier
+// daemon left unnamed can be followed until DropUnused.
 func (s *Store) Follow(id, owner string) (unfollow func(), err error) {
 	e, err := s.follow(id)
 	if err != nil {

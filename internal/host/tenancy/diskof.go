@@ -21,9 +21,9 @@ func (v *View) DiskOf(ctx context.Context, tag string) (_ string, release func()
 	return DiskOf(v.as(ctx), v.host.manager, sandbox.ForkRequest{Tag: tag, N: 1, TTL: childLimit})
 }
 
-// DiskOf returns the tag of a disk-only snapshot that has the disk of another snapshot. It exists
-// at least until release is called. If the other snapshot is itself disk-only, DiskOf returns that
-// one. Otherwise it forks a child and branches the child's disk, because data that the guest has
+// DiskOf returns the tag of a disk-only snapshot with the disk of fork.Tag. The disk-only snapshot
+// exists at least until release is called. If fork.Tag is itself disk-only, DiskOf returns it.
+// Otherwise DiskOf forks a child and branches the child's disk, because data that the guest has
 // written may still be in the page cache, which is in the memory of the snapshot. The child writes
 // its page cache to the disk before the branch.
 func DiskOf(ctx context.Context, m *sandbox.Manager, fork sandbox.ForkRequest) (tag string, release func(), err error) {

@@ -124,9 +124,9 @@ func TestWorkspace(t *testing.T) {
 	}
 }
 
-// The sandbox of a workspace is not deleted by requests to delete that sandbox, or all sandboxes,
-// whether or not it is suspended, before and after a restart. Only deleting the workspace deletes
-// it.
+// Requests to delete one sandbox or all sandboxes do not delete the sandbox of a workspace. This
+// holds for a running and a suspended sandbox, before and after a restart. Only deleting the
+// workspace deletes it.
 func TestWorkspaceIsNotKilled(t *testing.T) {
 	w := newWorld(t)
 	info, err := w.Create(t.Context(), "ws", sandbox.ForkRequest{Tag: "p"})

@@ -25,8 +25,8 @@ const httpsPort = 443
 // SetTrust sets the CA and root certificates that are needed to add secrets.
 func (h *Host) SetTrust(t *inject.Trust) { h.trust.Store(t) }
 
-// mayInject reports whether a flow could be for the host of a secret, so that its first bytes must
-// be read to find out.
+// mayInject reports whether a flow could be for the host of a secret. If so, the first bytes of the
+// flow must be read to find out.
 func (s *Stack) mayInject(f *flow) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

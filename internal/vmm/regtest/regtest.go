@@ -2,8 +2,8 @@
 // saves, branches or restores the machine. Afterwards it finds the registers that have changed. It
 // is only for tests.
 //
-// It checks registers that a user program of the guest can use: XMM, PKRU, and if processor and
-// kernel support them YMM, and ZMM with the mask registers. It does not check x87, MXCSR or kernel
+// It checks registers that a user program of the guest can use: XMM and, where processor and kernel
+// support them, PKRU, YMM, and ZMM with the mask registers. It does not check x87, MXCSR or kernel
 // registers.
 package regtest
 

@@ -84,8 +84,8 @@ func (t *Transport) NotifyFD() int { return t.kick.FD() }
 // every interrupt.
 func (t *Transport) InterruptStatus() *atomic.Uint32 { return &t.interrupt }
 
-// Close stops the device, ends the goroutine and closes NotifyFD. It does not close the device. The
-// transport may be quiesced. It must not be used afterwards.
+// Close stops the device, ends the goroutine and closes NotifyFD. It does not close the device.
+// Close may be called while the transport is quiesced. After Close, the transport must not be used.
 func (t *Transport) Close() error {
 	if !t.quiesced {
 		t.lockRun()

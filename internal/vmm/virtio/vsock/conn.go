@@ -161,8 +161,8 @@ func (d *Device) header(c *conn, op uint16) header {
 		kind: typeStream, op: op, bufAlloc: bufAlloc, fwdCount: c.forwarded}
 }
 
-// endOfHost handles the end of the host's data. The client may have closed only its sending
-// direction, and still read.
+// endOfHost handles the end of the host's data. The client on the host may have closed only its
+// sending direction; it can then still read.
 func (d *Device) endOfHost(c *conn) error {
 	c.hostEOF = true
 	if !rawcall.HungUp(c.fd) {
