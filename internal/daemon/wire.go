@@ -353,15 +353,17 @@ func (w *wired) reopen(ctx context.Context, asked <-chan os.Signal, log *slog.Lo
 	}
 }
 
+// close closes all parts, the builder first. Even if one panics, the others are closed: above all the
+// store, which writes to disk what is only in RAM.
 func (w *wired) close(kill bool) {
+	defer func() { _ = w.traces.Close() }() // a collector that does not answer must not delay the stop
+	defer w.audit.Close()
+	defer w.store.Close()
+	defer w.net.Close()
+	defer w.cgroups.Close()
+	defer func() { _ = w.kvm.Close() }()
+	defer w.manager.Close(kill)
 	w.builder.Close()
-	w.manager.Close(kill)
-	_ = w.kvm.Close()
-	w.cgroups.Close()
-	w.net.Close()
-	w.store.Close()
-	w.audit.Close()
-	_ = w.traces.Close() // a collector that does not answer must not delay the stop
 }
 
 // install writes an embedded program into dir. dir is not the run directory, which many hosts mount

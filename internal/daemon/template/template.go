@@ -284,7 +284,7 @@ func (b *Builder) endLocked(bd *Build, err error) {
 		}
 		if ended++; ended > maxEnded {
 			b.builds[n].timer.Stop()
-			b.builds = slices.Delete(b.builds, n, n+1)
+			b.builds = slices.Concat(b.builds[:n], b.builds[n+1:]) // callers may be in a loop over the old slice
 		}
 	}
 }

@@ -71,6 +71,33 @@ func TestEndedBuildsAreForgotten(t *testing.T) {
 	})
 }
 
+// A client that ends more builds than are remembered disturbs neither later requests nor the stop of
+// the daemon.
+func TestManyEndedBuilds(t *testing.T) {
+	b, err := New(Config{Dir: filepath.Join(t.TempDir(), "x"), Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	request := func(name string) {
+		t.Helper()
+		if _, err := b.Request("token:a", Ask{Template: name}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range maxEnded + 1 { // each calls the previous one off
+		request("first")
+	}
+	for _, name := range []string{"second", "third", "first", "second"} {
+		request(name)
+	}
+	b.Close()
+	for _, bd := range b.builds {
+		if bd.ended.IsZero() {
+			t.Errorf("the build of %s has not ended", bd.Template)
+		}
+	}
+}
+
 func TestUploadsAreBounded(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "x")
 	if err := os.MkdirAll(filepath.Join(dir, "old"), 0o700); err != nil {
