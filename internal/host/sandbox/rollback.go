@@ -5,6 +5,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -212,8 +213,13 @@ func (m *Manager) inFamily(ctx context.Context, rec ledger.Record, to *store.Lea
 		return nil
 	}
 	// a client may use the snapshot that its sandbox was forked from, even if it cannot see it
-	if err := m.MayUse(ctx, tag); err != nil && tag != rec.Tag() {
-		return err
+	if err := m.MayUse(ctx, tag); err != nil {
+		// The client may use the snapshot that the sandbox was forked from, also after a suspension, but
+		// not another snapshot that has this tag by now.
+		d, _ := m.cfg.Store.Detail(rec.SnapshotTag)
+		if tag != rec.Tag() || !slices.ContainsFunc(d.Line, func(a snapshot.Ref) bool { return a.ID == id }) {
+			return err
+		}
 	}
 	if m.cfg.Store.Root(id) != m.cfg.Store.Root(rec.SnapshotID) {
 		return &FamilyError{ID: rec.ID, Tag: tag}
@@ -253,8 +259,12 @@ func (m *Manager) Promote(ctx context.Context, id, from string, req BranchReques
 	if err != nil {
 		return r, err
 	}
-	defer unpin()
-	return m.Rollback(ctx, id, b.Info.Tag)
+	r, err = m.Rollback(ctx, id, b.Info.Tag)
+	unpin()
+	if err != nil && req.Tag != "" {
+		_, _ = m.cfg.Store.Delete(req.Tag, store.DeleteSingle) // fails only if somebody uses it already
+	}
+	return r, err
 }
 
 // root returns the ID of the booted snapshot from which a sandbox comes.

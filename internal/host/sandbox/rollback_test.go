@@ -230,7 +230,8 @@ func TestRollbackToSnapshotsOfOthers(t *testing.T) {
 	first := fork(b, "p")
 	w.branch(t, first, "team-b.one", vm.BranchDiff)
 	w.branch(t, first, "hidden", vm.BranchDiff) // made by the operator, of the client's sandbox
-	w.branch(t, fork(t.Context(), "hidden"), "team-b.two", vm.BranchDiff)
+	between := fork(t.Context(), "hidden")
+	w.branch(t, between, "team-b.two", vm.BranchDiff)
 	handed, last := fork(t.Context(), "hidden"), fork(b, "team-b.two")
 	var none *store.NotFoundError
 	for _, c := range []struct {
@@ -252,6 +253,22 @@ func TestRollbackToSnapshotsOfOthers(t *testing.T) {
 	}
 	if _, err := w.Rollback(b, handed, "hidden"); err != nil {
 		t.Errorf("to what it was forked from, after a suspension: %v", err)
+	}
+	if _, err := w.Suspend(b, handed); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Kill(between); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Snapshots().Delete("hidden", store.DeleteForce); err != nil {
+		t.Fatal(err)
+	}
+	w.branch(t, first, "hidden", vm.BranchDiff) // another snapshot of the family has the tag now
+	if _, err := w.Resume(b, handed); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Rollback(b, handed, "hidden"); !errors.As(err, &none) {
+		t.Errorf("to another snapshot with the tag of what it was forked from: %v", err)
 	}
 	w.KillAll()
 	w.checkClean(t)
