@@ -20,6 +20,7 @@ type Snapshot struct {
 	Sandboxes    int      `json:"sandboxes"`            // number of sandboxes that run from it
 	Transient    bool     `json:"transient,omitempty"`  // deleted with the last of its sandboxes
 	DiskOnly     bool     `json:"disk_only,omitempty"`  // the snapshot has no memory, so its forks boot
+	Built        bool     `json:"built,omitempty"`      // it is the result of a build, not a branch that a client made
 
 	// Set for a branch. Times are in milliseconds; ReadyMS and PersistedMS are measured from the
 	// request.

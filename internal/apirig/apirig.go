@@ -144,6 +144,7 @@ func New(t T, o Options) *Rig {
 		NewTop: disklayer.Format,
 		RunDir: run, DataDir: filepath.Join(dir, "data"),
 		Observer: counts, Events: events, Log: slog.New(slog.DiscardHandler), Admit: o.Admit,
+		IsParent: func(tag string) bool { return r.Steps != nil && r.Steps.IsParent(tag) },
 	})
 	if err != nil {
 		t.Fatal(err)

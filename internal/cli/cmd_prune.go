@@ -80,7 +80,7 @@ func usageOf(all []client.SnapshotDetail, sandboxes []client.Sandbox, builds cac
 		switch {
 		case d.Transient:
 			return &states
-		case d.BranchedFrom != "":
+		case d.BranchedFrom != "" && !d.Built:
 			return &branches
 		}
 		return &parents
@@ -155,7 +155,8 @@ func newPruneCmd() *cobra.Command {
 		Use:   "prune",
 		Short: "Remove unused branches",
 		Long: "Removes branches that no sandbox runs from and that no remaining snapshot builds on. --all also removes\n" +
-			"unused parents, which must be built again before they can be forked. Without --yes, nothing is removed.\n" +
+			"unused parents and results of builds, which must be built again before they can be forked. Without --yes,\n" +
+			"nothing is removed.\n" +
 			"Data that forkd keeps for a sandbox ('forkd df') is deleted with the sandbox ('forkd kill').",
 		Example: "  forkd prune --older-than 24h\n  forkd prune --older-than 24h --yes",
 		Args:    usageArgs(arguments(0, 0)),
@@ -167,7 +168,7 @@ func newPruneCmd() *cobra.Command {
 				}
 				before := time.Now().Add(-older.duration()).Unix()
 				chosen := removable(list, func(d *client.SnapshotDetail) bool {
-					return (all || d.BranchedFrom != "") && d.CreatedAt <= before && snapshotBytes(d) >= larger<<20
+					return (all || d.BranchedFrom != "" && !d.Built) && d.CreatedAt <= before && snapshotBytes(d) >= larger<<20
 				})
 				removed, total := []string{}, uint64(0)
 				for _, d := range chosen {
@@ -197,7 +198,7 @@ func newPruneCmd() *cobra.Command {
 	f := cmd.Flags()
 	f.Var(&older, "older-than", "only branches older than this: a number of seconds, or a time such as 24h or 7d")
 	f.Uint64Var(&larger, "larger-than-mib", 0, "only branches that use at least this much disk")
-	f.BoolVarP(&all, "all", "a", false, "also parents")
+	f.BoolVarP(&all, "all", "a", false, "also parents and results of builds")
 	f.BoolVarP(&yes, "yes", "y", false, "remove them")
 	f.BoolVarP(&yes, "force", "f", false, "docker's name for --yes")
 	_ = f.MarkHidden("force") // fails only for a flag that does not exist

@@ -122,8 +122,9 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard, kvm *kvmState) (*w
 		PoolMost: cfg.PoolMost,
 		Admit:    cfg.Admit,
 		Observer: counts, OpenPrivate: cfg.OpenPrivate,
-		Events: events,
-		Log:    cfg.Log,
+		IsParent: func(tag string) bool { return w.builds != nil && w.builds.IsParent(tag) },
+		Events:   events,
+		Log:      cfg.Log,
 	})
 	if err != nil {
 		return nil, err

@@ -17,6 +17,8 @@ type result struct {
 	Box   string `json:"box,omitempty"`   // in an announcement: the sandbox whose branch the snapshot is
 	Key   string `json:"key"`             // of the step
 	Admin bool   `json:"admin,omitempty"` // Request.Admin
+	// built from a recipe; false in records of earlier versions
+	Recipe bool `json:"recipe,omitempty"`
 }
 
 func (b *Builder) resultFile(tag string) string { return filepath.Join(b.cfg.Dir, "results", tag) }
@@ -45,7 +47,7 @@ func (w *work) done() error {
 }
 
 func (w *work) write(file string, r result) error {
-	r.Key, r.Admin = w.keys[w.plan.Result], w.req.Admin
+	r.Key, r.Admin, r.Recipe = w.keys[w.plan.Result], w.req.Admin, w.req.Recipe != nil
 	text, err := json.Marshal(r)
 	if err != nil {
 		return err
@@ -92,4 +94,11 @@ func read(file string) (r result, ok bool) {
 func (b *Builder) isResult(tag, id string) bool {
 	r, ok := b.resultOf(tag)
 	return ok && r.Admin && r.ID == id
+}
+
+// IsParent reports whether an admin built the snapshot with this tag from a recipe. Such a snapshot is
+// for all clients, like a parent that an admin has baked.
+func (b *Builder) IsParent(tag string) bool {
+	r, ok := b.resultOf(tag)
+	return ok && r.Admin && r.Recipe && b.cfg.Manager.Snapshots().Has(tag, r.ID)
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/forkd/forkd/client"
 	"github.com/forkd/forkd/internal/apirig"
+	"github.com/forkd/forkd/internal/daemon/auth"
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
@@ -25,7 +26,7 @@ func recipeOf(r *apirig.Rig, text string) client.BuildRequest {
 // A recipe's files, variables, network, limits and strictness reach the steps and the result. The same build
 // again finds every step, and a changed command runs with those after it.
 func TestARecipeIsBuiltInSteps(t *testing.T) {
-	r := start(t, apirig.Options{})
+	r := start(t, apirig.Options{Tokens: []auth.Token{{Name: "team", Scope: auth.Run, Prefix: "team-a/"}}})
 	dir, err := os.MkdirTemp("/var/tmp", "fkr") // a recipe has no files below /tmp
 	if err != nil {
 		t.Fatal(err)
@@ -116,6 +117,19 @@ warmup:
 	next := client.BuildRequest{Tag: "next", Dockerfile: "FROM made\nRUN true\n"}
 	if _, out, err = built(t, r.Client, next, nil); err != nil {
 		t.Errorf("FROM the result: %v\n%s", err, out)
+	}
+	if d, err := r.Client.Snapshot(t.Context(), "made"); err != nil || !d.Built {
+		t.Errorf("it is no result of a build: %+v, %v", d, err)
+	}
+	other, err := client.New(r.URL, r.Tokens["team"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := other.Snapshot(t.Context(), "made"); err != nil {
+		t.Errorf("a recipe's result is not for all: %v", err)
+	}
+	if _, err := other.Snapshot(t.Context(), "next"); !client.IsNotFound(err) {
+		t.Errorf("a Dockerfile's result is for all: %v", err)
 	}
 }
 

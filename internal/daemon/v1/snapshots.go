@@ -44,6 +44,7 @@ func snapshotOf(view *tenancy.View, i store.Info) apiv1.Snapshot {
 		s.PersistedMS = &ms
 	}
 	s.Transient, s.DiskOnly = i.Transient, i.DiskOnly
+	s.Built = i.Branch != nil && i.Branch.Template && !snapshot.IsStepTag(i.Tag)
 	setBranch(view, &s, i.Branch)
 	return s
 }

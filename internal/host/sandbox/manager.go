@@ -56,6 +56,9 @@ type Config struct {
 	Events   *event.Ring // nil: events are dropped
 	Log      *slog.Logger
 
+	// IsParent reports whether a branch with this tag is for all clients, as parents are; nil: none is.
+	IsParent func(tag string) bool
+
 	// OpenPrivate permits every client to give sandboxes access to private networks and the host;
 	// see owner.Owner.
 	OpenPrivate bool

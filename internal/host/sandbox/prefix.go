@@ -32,7 +32,7 @@ func (m *Manager) isWithin(p owner.Prefix, i store.Info) bool {
 		return true
 	case i.Writing, i.Damage != "":
 		return false
-	case i.Branch == nil:
+	case i.Branch == nil, m.cfg.IsParent != nil && m.cfg.IsParent(i.Tag):
 		return i.ForAll()
 	}
 	s, err := m.Get(i.Branch.SandboxID)

@@ -390,6 +390,8 @@ class SnapshotInfo(Record):
     """deleted with the last sandbox that needs it"""
     disk_only: bool | None = None
     """it has no memory; forks boot from its disk"""
+    built: bool | None = None
+    """it is the result of a build, not a branch that a client made"""
     labels: dict[str, str] | None = None
     """labels that the request for the branch gave"""
     sandbox_id: str | None = None
@@ -453,6 +455,8 @@ class Baked(Record):
     """deleted with the last sandbox that needs it"""
     disk_only: bool | None = None
     """it has no memory; forks boot from its disk"""
+    built: bool | None = None
+    """it is the result of a build, not a branch that a client made"""
     labels: dict[str, str] | None = None
     """labels that the request for the branch gave"""
     sandbox_id: str | None = None
@@ -524,6 +528,8 @@ class SnapshotInfoDetail(Record):
     """deleted with the last sandbox that needs it"""
     disk_only: bool | None = None
     """it has no memory; forks boot from its disk"""
+    built: bool | None = None
+    """it is the result of a build, not a branch that a client made"""
     labels: dict[str, str] | None = None
     """labels that the request for the branch gave"""
     sandbox_id: str | None = None

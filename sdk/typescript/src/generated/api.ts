@@ -182,6 +182,8 @@ export interface components {
             transient?: boolean;
             /** @description it has no memory; forks boot from its disk */
             disk_only?: boolean;
+            /** @description it is the result of a build, not a branch that a client made */
+            built?: boolean;
             /** @description labels that the request for the branch gave */
             labels?: components["schemas"]["Labels"];
             /** @description the branched sandbox; this and the following fields are present for branches only */
