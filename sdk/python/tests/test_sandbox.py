@@ -10,7 +10,6 @@ import pytest
 
 from forkd import Client, Limits, Network, NetworkLimits, PartialForkError, Sandbox, Sandboxes, best_of
 from forkd.errors import (
-    NotInLineError,
     SandboxNotFoundError,
     SandboxStateError,
     SnapshotExistsError,
@@ -57,7 +56,7 @@ def test_fork_of_a_sandbox(sandbox: Sandbox) -> None:
     assert not {s.id for s in tries} & {s.id for s in sandbox.client.sandboxes()}
 
 
-def test_branch_rollback_and_the_line_of_a_sandbox(sandbox: Sandbox, rig: Any) -> None:
+def test_branch_rollback_and_the_family_of_a_sandbox(sandbox: Sandbox, rig: Any) -> None:
     snap, kids = sandbox.branch(2, tag="branched")
     assert (
         snap.tag == "branched"
@@ -73,9 +72,11 @@ def test_branch_rollback_and_the_line_of_a_sandbox(sandbox: Sandbox, rig: Any) -
     assert unnamed.details and unnamed.details.labels == {"turn": "7"}
     assert unnamed.tag.startswith("branch-") and none == []
     other, _ = kids[0].branch()
-    with pytest.raises(NotInLineError):
-        sandbox.rollback(other)
+    assert sandbox.rollback(other).rolled_back_to == other.tag
+    assert sandbox.promote(kids[1], tag="promoted").rolled_back_to == "promoted"
+    sandbox.rollback(rig.snapshot)
     kids.kill()
+    sandbox.client.snapshots.delete("promoted")
     assert [other.delete(), unnamed.delete(), snap.delete(cascade=True), snap.delete()] == [True, True, True, False]
 
 
