@@ -50,9 +50,9 @@ type layerRoom struct {
 // branches are not on disk yet, or because sandboxes of the owner use them. Sizes are in bytes.
 type BacklogError struct {
 	Need  uint64
-	Own   uint64 // in RAM only, of the sandbox's owner
-	All   uint64 // in RAM only
-	Used  uint64 // on disk too, and in use by sandboxes of the owner as their memory
+	Own   uint64 // to be written to disk, of the sandbox's owner
+	All   uint64 // to be written to disk
+	Used  uint64 // in use by sandboxes of the owner as their memory, and not to be written to disk
 	Flush error  // why flushing fails; nil if it is in progress
 }
 
@@ -75,8 +75,9 @@ func (e *BacklogError) Unwrap() error { return e.Flush }
 // not called for a branch that is to be Awaited. If most does not fit at once, and exact is not
 // nil, exact returns a better estimate. ReserveRAM waits until the disk has caught up with the
 // branches of owner, but no longer than a client can wait. After that, or if the disk cannot be
-// written, the error is a *BacklogError. A branch is never refused while no other layer is in RAM
-// only, and sandboxes of owner have no lines. The caller calls release when the snapshot is published or abandoned.
+// written, the error is a *BacklogError. A branch is never refused while no other layer is to be
+// written to disk, and sandboxes of owner have no lines. The caller calls release when the snapshot
+// is published or abandoned.
 func (s *Store) ReserveRAM(ctx context.Context, owner string, most uint64, exact func() (uint64, error)) (
 	release func(), err error) {
 	b := &s.backlog
@@ -238,7 +239,7 @@ func (b *backlog) refusal(w *layerRoom, flush error) error {
 		Flush: flush}
 }
 
-// unflushedLayer is a memory layer that is in RAM only.
+// unflushedLayer is a memory layer that is in RAM only and is to be written to disk.
 type unflushedLayer struct {
 	id    string
 	owner string
@@ -248,13 +249,14 @@ type unflushedLayer struct {
 // ramBytes returns the RAM usage of a memory layer.
 func (s *Store) ramBytes(id string) uint64 { return blocks(s.ramLayer(id)) }
 
-// unflushed returns the layers that are in RAM only, including those of unnamed snapshots.
+// unflushed returns the layers that are to be written to disk. Those of unnamed snapshots are in RAM
+// only too, but are never written: they count as lines.
 func (s *Store) unflushed() []unflushedLayer {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var list []unflushedLayer
 	for _, e := range s.byTag {
-		if e.inRAM() && e.manifest != nil {
+		if e.awaitsFlush() && e.manifest != nil {
 			list = append(list, unflushedLayer{e.manifest.ID, e.owner, e.flushErr})
 		}
 	}

@@ -2,7 +2,8 @@ package store
 
 // A sandbox that was rebased onto its branch follows it. The layers of such a branch over the
 // snapshot that the sandbox runs from are the sandbox's line. They stay in RAM even if they are on
-// disk and their snapshots are deleted, because the sandbox's memory is mapped from them.
+// disk and their snapshots are deleted, because the sandbox's memory is mapped from them. If such a
+// snapshot is deleted before it is on disk, its layer is never written, and is in the line only.
 
 // Line returns the number of memory layers of the followed snapshot with an ID, and how many bytes
 // those of its line have.
@@ -39,7 +40,7 @@ func (s *Store) lineLocked(e *entry) (owners []string) {
 }
 
 // lines returns the RAM usage of the lines of sandboxes, in bytes by the sandboxes' owner. It leaves
-// out layers that are in RAM only.
+// out layers that are to be written to disk, which unflushed returns.
 func (s *Store) lines() map[string]uint64 {
 	of := make(map[string]string) // owners of sandboxes, by layer
 	s.mu.Lock()
@@ -48,7 +49,7 @@ func (s *Store) lines() map[string]uint64 {
 			continue
 		}
 		for _, layer := range s.lineLocked(e) {
-			if own := s.byID[layer]; own == nil || !own.inRAM() {
+			if own := s.byID[layer]; own == nil || !own.awaitsFlush() {
 				of[layer] = e.follower
 			}
 		}

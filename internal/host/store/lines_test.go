@@ -66,6 +66,46 @@ func TestLinesLeaveRoom(t *testing.T) {
 	}
 }
 
+// A branch that is deleted before it is on disk is never written while a sandbox follows it. It
+// counts as part of the sandbox's line, also after a restart, and keeps no branch of another owner
+// waiting.
+func TestDeletedUnflushedBranchIsALine(t *testing.T) {
+	s, d, catchUp := slowDisk(t, 17)
+	g, err := s.Stage("a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	g.For("a")
+	if err := complete(t, s, d, g, "parent"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Follow(g.ID(), "a"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Delete("a", DeleteForce); err != nil {
+		t.Fatal(err)
+	}
+	catchUp()
+	s.Quiesce()
+	if got := s.lines()["a"]; got != layerBytes {
+		t.Errorf("the lines of a have %d bytes, want %d", got, layerBytes)
+	}
+	if release, refused := reserve(t, s, "b", 30); refused != nil {
+		t.Errorf("a large branch of b: %v", refused)
+	} else {
+		release()
+	}
+	s.Close()
+
+	s = d.open(t)
+	if _, err := s.Follow(g.ID(), "a"); err != nil {
+		t.Fatal(err)
+	}
+	if got, waiting := s.lines(), s.unflushed(); got["a"] != layerBytes || len(got) != 1 || len(waiting) != 0 {
+		t.Errorf("after a restart: lines %v, to be written %v", got, waiting)
+	}
+}
+
 // A branch that its owner's lines keep out does not delay branches of other owners.
 func TestLinesDelayNoOtherOwner(t *testing.T) {
 	s, d, catchUp := slowDisk(t, 17)

@@ -118,6 +118,9 @@ func (l *life) inRAM() bool {
 	return p == phaseHot || p == phaseUnnamedHot
 }
 
+// awaitsFlush reports whether the flusher is to write the snapshot to disk.
+func (l *life) awaitsFlush() bool { return l.inRAM() && !l.isUnnamed() }
+
 // undeleteLocked returns to the phase before a deletion that has failed.
 func (l *life) undeleteLocked() {
 	if l.phase == phaseDeleting {
