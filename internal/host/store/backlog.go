@@ -27,16 +27,25 @@ const backlogWait = 30 * time.Second
 // too and do not tell the store.
 const backlogPoll = time.Second
 
+// usageAge is how long a backlogUsage is remembered. Many branches may wait at the same time, and
+// there may be thousands of layers to ask the file system about.
+const usageAge = 250 * time.Millisecond
+
 // backlog limits the memory layers that are in RAM only. They cannot be dropped before they are on
 // disk, and memory is copied faster than a disk can write. Branches that find no room wait in a
 // queue. The branch whose owner has the fewest bytes in RAM is the first.
 type backlog struct {
 	store *Store
 	wait  time.Duration // backlogWait, except in tests
+	age   time.Duration // usageAge, except in tests
 
 	mu    sync.Mutex
 	queue []*layerRoom // sorted: layers whose owner has few bytes in RAM come first, among equal ones the oldest
 	taken []*layerRoom // rooms of layers that are being made
+
+	usage   backlogUsage // see usageLocked
+	counted time.Time    // when usage was counted; zero: it must be counted again
+	planned bool         // admit will be called when usage is too old
 }
 
 // layerRoom is room in RAM for one memory layer.
@@ -93,7 +102,7 @@ func (s *Store) ReserveRAM(ctx context.Context, owner string, most uint64, exact
 		}
 		w.bytes = min(most, bytes)
 	}
-	s.coolUntil((&backlogUsage{}).wants(w))
+	b.coolUntil((&backlogUsage{}).wants(w))
 	b.mu.Lock()
 	b.queue = append(b.queue, w)
 	b.mu.Unlock()
@@ -108,7 +117,7 @@ func (s *Store) ReserveRAM(ctx context.Context, owner string, most uint64, exact
 func (b *backlog) await(ctx context.Context, w *layerRoom) error {
 	timeout := time.After(b.wait)
 	for {
-		if missing := b.admit(); missing > 0 && b.store.coolUntil(missing) {
+		if missing := b.admit(); missing > 0 && b.coolUntil(missing) {
 			b.admit()
 		}
 		select {
@@ -131,16 +140,36 @@ func (b *backlog) await(ctx context.Context, w *layerRoom) error {
 	}
 }
 
+// coolUntil is Store.coolUntil. If it has dropped a layer, the usage is counted again.
+func (b *backlog) coolUntil(bytes uint64) (freed bool) {
+	if freed = b.store.coolUntil(bytes); freed {
+		b.mu.Lock()
+		b.counted = time.Time{}
+		b.mu.Unlock()
+	}
+	return freed
+}
+
 // enter assigns room to w if the queue is empty and there is enough. It returns true if it has
 // assigned the room.
 func (b *backlog) enter(w *layerRoom) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if u := b.usageLocked(); len(b.queue) > 0 || u.wants(w) > u.free {
+	if u, _ := b.usageLocked(); len(b.queue) > 0 || u.wants(w) > u.free {
 		return false
 	}
-	b.taken = append(b.taken, w)
+	b.takeLocked(w)
 	return true
+}
+
+// takeLocked assigns room to w.
+func (b *backlog) takeLocked(w *layerRoom) {
+	u := &b.usage
+	u.own[w.owner] += w.bytes
+	u.all += w.bytes
+	u.coming += w.bytes
+	u.free -= min(u.free, w.bytes)
+	b.taken = append(b.taken, w)
 }
 
 // leave removes w from the queue. If w already has room, the room goes to others in the queue.
@@ -153,14 +182,15 @@ func (b *backlog) leave(w *layerRoom) {
 }
 
 // admit assigns room to layers in the queue, in order. It returns how many bytes must be free for
-// the first that remains, or 0 if the queue is empty.
+// the first that remains, or 0 if the queue is empty. It also returns 0 if it has used a remembered
+// usage. Then it plans another call for the time when the usage is too old.
 func (b *backlog) admit() (missing uint64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if len(b.queue) == 0 {
 		return 0
 	}
-	u := b.usageLocked()
+	u, fresh := b.usageLocked()
 	slices.SortStableFunc(b.queue, func(x, y *layerRoom) int {
 		return cmp.Compare(u.own[x.owner]+x.bytes, u.own[y.owner]+y.bytes)
 	})
@@ -174,13 +204,29 @@ func (b *backlog) admit() (missing uint64) {
 			i++ // a layer of another owner, without lines, may have its room
 			continue
 		}
-		u.own[w.owner] += w.bytes
-		u.all += w.bytes
-		u.free -= min(u.free, w.bytes)
-		b.queue, b.taken = slices.Delete(b.queue, i, i+1), append(b.taken, w)
+		b.takeLocked(w)
+		b.queue = slices.Delete(b.queue, i, i+1)
 		close(w.in)
 	}
+	if !fresh {
+		b.planLocked()
+		return 0
+	}
 	return missing
+}
+
+// planLocked makes admit be called when the remembered usage is too old, if a layer waits.
+func (b *backlog) planLocked() {
+	if b.planned || len(b.queue) == 0 {
+		return
+	}
+	b.planned = true
+	time.AfterFunc(b.age-time.Since(b.counted), func() {
+		b.mu.Lock()
+		b.planned = false
+		b.mu.Unlock()
+		b.admit()
+	})
 }
 
 // backlogUsage is the RAM usage of layers that are not on disk, and of lines, in bytes.
@@ -198,7 +244,18 @@ func (u *backlogUsage) wants(w *layerRoom) uint64 {
 	return w.bytes + (u.own[w.owner]+w.bytes)/backlogTimes
 }
 
-func (b *backlog) usageLocked() backlogUsage {
+// usageLocked returns the usage, and whether it was counted just now. A remembered usage may count
+// more than there is, but includes all rooms that were assigned after it was counted.
+func (b *backlog) usageLocked() (u *backlogUsage, fresh bool) {
+	if fresh = time.Since(b.counted) >= b.age; fresh {
+		b.usage = b.countLocked()
+		b.counted = time.Now()
+	}
+	return &b.usage, fresh
+}
+
+// countLocked counts the usage.
+func (b *backlog) countLocked() backlogUsage {
 	u := backlogUsage{own: make(map[string]uint64), lines: b.store.lines()}
 	maps.Copy(u.own, u.lines)
 	for _, w := range b.taken {
@@ -234,7 +291,7 @@ func (b *backlog) stuck(w *layerRoom) error {
 func (b *backlog) refusal(w *layerRoom, flush error) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	u := b.usageLocked()
+	u, _ := b.usageLocked()
 	return &BacklogError{Need: w.bytes, Own: u.own[w.owner] - u.lines[w.owner], All: u.all, Used: u.lines[w.owner],
 		Flush: flush}
 }

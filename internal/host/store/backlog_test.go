@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -37,7 +38,7 @@ func slowDisk(t *testing.T, layers int) (s *Store, d dirs, catchUp func()) {
 		entries, err := os.ReadDir(s.ram)
 		return uint64(max(0, layers-len(entries))) * layerBytes, uint64(layers) * layerBytes, err
 	}
-	s.backlog.wait = time.Millisecond
+	s.backlog.wait, s.backlog.age = time.Millisecond, 0
 	return s, d, catchUp
 }
 
@@ -179,18 +180,60 @@ func TestBacklogOfAFullDisk(t *testing.T) {
 	}
 }
 
-// For a large branch, more layers that are not in use are dropped than usual.
+// While many branches wait, the layers are counted seldom. Rooms that are assigned between two
+// counts are not assigned twice, and a branch that waits gets its room soon after there is room.
+func TestUsageIsRemembered(t *testing.T) {
+	s, d, catchUp := slowDisk(t, 17)
+	s.backlog.age = time.Hour
+	var counts atomic.Int64
+	room := s.ramRoom
+	s.ramRoom = func() (free, all uint64, err error) { counts.Add(1); return room() }
+	w := &layerRoom{owner: "a", bytes: 20 * layerBytes, in: make(chan struct{})}
+	a := 0
+	for ; a < 20 && s.backlog.enter(&layerRoom{owner: "a", bytes: layerBytes}); a++ {
+	}
+	s.backlog.queue = []*layerRoom{w}
+	for range 100 {
+		s.backlog.admit()
+	}
+	if n := counts.Load(); n != 1 || a != 12 {
+		t.Errorf("counted %d times, and a has %d of 16 places, want three quarters", n, a)
+	}
+
+	s.backlog.queue, s.backlog.taken, s.backlog.counted, s.backlog.planned = nil, nil, time.Time{}, false
+	s.backlog.age = time.Second
+	publish(t, s, d, "b", "parent")
+	s.backlog.mu.Lock()
+	s.backlog.queue = []*layerRoom{w}
+	s.backlog.mu.Unlock()
+	s.backlog.admit()
+	catchUp()
+	select {
+	case <-w.in:
+	case <-time.After(20 * time.Second):
+		t.Error("no room is assigned, although nothing is in RAM only")
+	}
+}
+
+// For a large branch, more layers that are not in use are dropped than usual. The branch gets the
+// new room at once.
 func TestUnusedLayersMakeRoomForALargeBranch(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)
 	layers := func() int { entries, _ := os.ReadDir(s.ram); return len(entries) }
+	s.ramRoom = func() (free, all uint64, err error) {
+		return uint64(16-layers()) * layerBytes, 16 * layerBytes, nil
+	}
 	for i := range 12 {
 		publish(t, s, d, fmt.Sprintf("s%d", i), "")
 	}
 	s.Quiesce()
-	s.ramRoom = func() (free, all uint64, err error) {
-		return uint64(16-layers()) * layerBytes, 16 * layerBytes, nil
+	s.backlog.wait, s.backlog.age = time.Millisecond, time.Hour
+	small, refused := reserve(t, s, "b", 1)
+	if refused != nil {
+		t.Fatal(refused)
 	}
+	defer small()
 	release, refused := reserve(t, s, "a", 9)
 	if refused != nil {
 		t.Fatal(refused)
