@@ -14,6 +14,14 @@ const FirstTop = "disk.top"
 // NextTop returns the file name for the sandbox's next top.
 func (r *Record) NextTop() string { return fmt.Sprintf("%s.%d", FirstTop, r.Tops+1) }
 
+// FrozenOwners returns the IDs of the snapshots that own the sandbox's frozen tops.
+func (r *Record) FrozenOwners() (owners []string) {
+	for _, f := range r.Frozen {
+		owners = append(owners, f.Owner)
+	}
+	return owners
+}
+
 // ClearOrphans removes disk tops that the sandbox's record does not name. A daemon made or replaced
 // them and died before it recorded that. They take space, and new tops would need their names.
 func (r *Record) ClearOrphans(data string) {

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/forkd/forkd/internal/host/invalid"
+	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
@@ -127,6 +128,45 @@ func TestFlushIsNotHeldBack(t *testing.T) {
 	}
 	if lifted() == before {
 		t.Error("a daemon that takes over an unflushed snapshot does not lift the limits")
+	}
+	w.KillAll()
+	if err := os.Remove(obstacle); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A daemon lifts the limits of a VM that it takes over while a branch of another sandbox is flushed
+// that has the VM's disk layer. All snapshots between the two may be deleted.
+func TestFlushOfADescendantIsNotHeldBack(t *testing.T) {
+	w := newWorld(t, 0)
+	id := w.source(t)
+	lifted := w.fake(t, id).Hurried.Load
+	w.branch(t, id, "first", vm.BranchDiff)
+	child := w.fork(t, "first")
+	obstacle := filepath.Join(w.dir, "state", "snapshots", "late") // prevents the flush
+	if err := os.WriteFile(obstacle, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	w.branch(t, child, "late", vm.BranchDiff)
+	w.branch(t, id, "second", vm.BranchDiff) // the sandbox does not follow the first one any more
+	if err := w.Kill(child); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Snapshots().Delete("first", store.DeleteForce); err != nil {
+		t.Fatal(err)
+	}
+	if n := w.unnamed(t); n != 0 {
+		t.Errorf("%d deleted snapshots are kept", n)
+	}
+	w.stop()
+	w.start(t, 0)
+	defer w.stop()
+	before := lifted()
+	if n, err := w.Recover(); n != 1 || err != nil {
+		t.Fatalf("recovered %d, %v", n, err)
+	}
+	if lifted() == before {
+		t.Error("the limits are not lifted")
 	}
 	w.KillAll()
 	if err := os.Remove(obstacle); err != nil {

@@ -189,7 +189,7 @@ func (m *Manager) readopt(id string) (*Sandbox, error) {
 	if err := v.limit(&s.record); err != nil {
 		m.cfg.Log.Error("the limits of a sandbox are not known to be in force", "sandbox", id, "error", err)
 	}
-	m.cfg.Store.HurryTakenOver(id, vmm.Hurry)
+	m.cfg.Store.HurryTakenOver(id, r.FrozenOwners(), vmm.Hurry)
 	if last, err := ledger.ReadSuspended(s.data); err == nil {
 		if s.unpin, err = m.cfg.Store.Pin(last.SnapshotTag); err != nil {
 			m.cfg.Log.Error("sandbox runs, but its suspended state is lost", "sandbox", id, "error", err)

@@ -1,6 +1,10 @@
 package store
 
-import "github.com/forkd/forkd/internal/format/snapshot"
+import (
+	"slices"
+
+	"github.com/forkd/forkd/internal/format/snapshot"
+)
 
 // Data that a VM has written to its disk is flushed at the rate of the VM's disk limits, even if
 // the flusher waits for it, and with the flusher the snapshots of other owners. So these limits are
@@ -41,12 +45,13 @@ func liftAll(hurries []hurry) (done func()) {
 }
 
 // HurryTakenOver is Hurry for the unflushed snapshots of a sandbox that an earlier daemon has made.
-// lift belongs to the sandbox's present VM.
-func (s *Store) HurryTakenOver(sandbox string, lift func() (done func())) {
+// frozen has the owners of the sandbox's frozen disk tops: snapshots may have these layers even if
+// their owners are deleted. lift belongs to the sandbox's present VM.
+func (s *Store) HurryTakenOver(sandbox string, frozen []string, lift func() (done func())) {
 	s.mu.Lock()
 	var found []*entry
 	for _, e := range s.byTag {
-		if e.phase == phaseHot && s.hasDiskOfLocked(e.manifest, sandbox) {
+		if e.phase == phaseHot && s.hasDiskOfLocked(e.manifest, sandbox, frozen) {
 			found = append(found, e)
 		}
 	}
@@ -66,12 +71,15 @@ func (s *Store) HurryTakenOver(sandbox string, lift func() (done func())) {
 }
 
 // hasDiskOfLocked reports whether a snapshot has a disk layer that was made for a branch of the
-// sandbox.
-func (s *Store) hasDiskOfLocked(m *snapshot.Manifest, sandbox string) bool {
+// sandbox, or whose owner is in frozen.
+func (s *Store) hasDiskOfLocked(m *snapshot.Manifest, sandbox string, frozen []string) bool {
 	if m.Disk == nil {
 		return false
 	}
 	for _, l := range m.Disk.Layers {
+		if slices.Contains(frozen, l.Owner) {
+			return true
+		}
 		owner := m
 		if l.Owner != m.ID {
 			if s.byID[l.Owner] == nil {

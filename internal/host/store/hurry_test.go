@@ -124,8 +124,8 @@ func TestFlushOfAnEarlierDaemonIsNotThrottled(t *testing.T) {
 	s.byTag["a"].manifest.Branch = &snapshot.Branch{SandboxID: "sb-a"}
 	s.mu.Unlock()
 	var l, other throttle
-	s.HurryTakenOver("sb-other", other.lift)
-	s.HurryTakenOver("sb-a", l.lift)
+	s.HurryTakenOver("sb-other", nil, other.lift)
+	s.HurryTakenOver("sb-a", nil, l.lift)
 	if l.now() == 0 || other.total() != 0 {
 		t.Errorf("before the flush: lifted %d times, of another sandbox %d times", l.now(), other.total())
 	}
@@ -134,8 +134,31 @@ func TestFlushOfAnEarlierDaemonIsNotThrottled(t *testing.T) {
 	if l.now() != 0 {
 		t.Errorf("lifted %d times after the flush", l.now())
 	}
-	s.HurryTakenOver("sb-a", l.lift)
+	s.HurryTakenOver("sb-a", nil, l.lift)
 	if l.now() != 0 {
 		t.Errorf("lifted %d times although all is on disk", l.now())
+	}
+}
+
+// The snapshot that a disk layer was made for may be deleted before a daemon takes over the VM that
+// has written the layer. The VM's record names it.
+func TestFlushAfterDeletedAncestorsIsNotThrottled(t *testing.T) {
+	s, d, catchUp := slowDisk(t, 100)
+	publishBy(t, s, d, nil, "a", "parent")
+	first := s.byTag["a"].manifest.ID
+	publishBy(t, s, d, nil, "b", "a")
+	if _, err := s.Delete("a", DeleteForce); err != nil {
+		t.Fatal(err)
+	}
+	var l, other throttle
+	s.HurryTakenOver("sb-other", []string{snapshot.NewID()}, other.lift)
+	s.HurryTakenOver("sb-a", []string{snapshot.NewID(), first}, l.lift)
+	if l.now() == 0 || other.total() != 0 {
+		t.Errorf("before the flush: lifted %d times, of another sandbox %d times", l.now(), other.total())
+	}
+	catchUp()
+	s.Quiesce()
+	if l.now() != 0 {
+		t.Errorf("lifted %d times after the flush", l.now())
 	}
 }
