@@ -136,7 +136,7 @@ func (f *flusher) flush(e *entry) {
 	err := s.flush(e)
 	s.mu.Lock()
 	e.flushErr = err
-	if err == nil {
+	if err == nil && !e.inRAM() { // if it is deleted and still in RAM, later snapshots of its followers need them
 		e.hurries = nil
 	}
 	ended := append(e.calm, calm)

@@ -162,3 +162,33 @@ func TestFlushAfterDeletedAncestorsIsNotThrottled(t *testing.T) {
 		t.Errorf("lifted %d times after the flush", l.now())
 	}
 }
+
+// If a followed snapshot is deleted before its flush, the VMs that have written its disk layers are
+// not throttled while a later snapshot of the follower is flushed.
+func TestFlushAfterADeletedSnapshotIsNotThrottled(t *testing.T) {
+	s, d, catchUp := slowDisk(t, 100)
+	var l throttle
+	publishBy(t, s, d, l.lift, "a", "parent")
+	id := s.byTag["a"].manifest.ID
+	unfollow, err := s.Follow(id, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unfollow()
+	if _, err := s.Delete("a", DeleteForce); err != nil {
+		t.Fatal(err)
+	}
+	catchUp()
+	s.Quiesce()
+	if l.now() != 0 {
+		t.Errorf("lifted %d times although no flush is in progress", l.now())
+	}
+	s.mu.Lock()
+	later := s.hurriesLocked(&snapshot.Manifest{Parent: &snapshot.Ref{ID: id}}, nil)
+	s.mu.Unlock()
+	if done := liftAll(later); l.now() != 1 {
+		t.Errorf("for a later snapshot, the limits are lifted %d times, want 1", l.now())
+	} else {
+		done()
+	}
+}
