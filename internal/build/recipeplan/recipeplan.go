@@ -7,10 +7,12 @@ package recipeplan
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"slices"
 	"strings"
 
+	"github.com/forkd/forkd/internal/build/dockerfile"
 	"github.com/forkd/forkd/internal/build/image"
 	"github.com/forkd/forkd/internal/build/plan"
 	"github.com/forkd/forkd/internal/format/snapshot"
@@ -29,10 +31,13 @@ type Request struct {
 }
 
 // Read makes a plan from a recipe. Its errors name the field at fault.
-func Read(req Request) (*plan.Plan, error) {
+func Read(ctx context.Context, req Request) (*plan.Plan, error) {
 	recipe, err := image.ParseRecipe(req.Text)
 	if err != nil {
 		return nil, err
+	}
+	if n := len(recipe.Files) + len(recipe.Warmup.Commands); n > maxEntries {
+		return nil, fmt.Errorf("files and warmup.commands: %d entries: want at most %d in all", n, maxEntries)
 	}
 	r := &reader{req: req, recipe: recipe, plan: &plan.Plan{Network: &snapshot.Network{Mode: "none"}}}
 	children := plan.Children{Network: req.Network, Limits: recipe.Limits.Limits, Strict: recipe.Unique == "strict"}
@@ -52,7 +57,7 @@ func Read(req Request) (*plan.Plan, error) {
 	boot.Env = recipe.EnvOver(boot.Env)
 	r.add("boot "+recipe.Base, plan.Step{From: -1, Base: &plan.Base{Boot: &boot, Digest: req.Digest, Memory: true,
 		VCPUs: uint32(recipe.VCPUs), MemoryMiB: uint64(recipe.MemoryMiB)}})
-	if err := r.files(); err != nil {
+	if err := r.files(ctx); err != nil {
 		return nil, err
 	}
 	r.warmup()
@@ -66,11 +71,16 @@ func Read(req Request) (*plan.Plan, error) {
 	return r.plan, r.plan.Check()
 }
 
+// maxEntries is the maximum number of files and commands of a recipe. The reader adds a few steps
+// for the plan.
+const maxEntries = plan.MaxSteps - 5
+
 // reader makes the plan of one recipe.
 type reader struct {
-	req    Request
-	recipe *image.Recipe
-	plan   *plan.Plan
+	req     Request
+	recipe  *image.Recipe
+	plan    *plan.Plan
+	entries int // in all sources of files
 }
 
 // add adds a step that continues the last one. It gets its number later.
@@ -82,8 +92,11 @@ func (r *reader) add(name string, s plan.Step) {
 }
 
 // files adds a step for each entry of the field files.
-func (r *reader) files() error {
+func (r *reader) files(ctx context.Context) error {
 	for i, f := range r.recipe.Files {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
 		src, err := r.source(f)
 		if err != nil {
 			return fmt.Errorf("files[%d]: %w", i, err)
@@ -96,15 +109,17 @@ func (r *reader) files() error {
 
 // source returns the files that an entry names.
 func (r *reader) source(f image.File) (*plan.Source, error) {
-	at, found := slices.BinarySearchFunc(r.req.Files, f.Source, func(e plan.File, path string) int {
-		return strings.Compare(e.Path, path)
-	})
+	at, found := r.search(f.Source)
 	below := f.Source + "/"
+	first, _ := r.search(below)
+	end, _ := r.search(f.Source + "0") // '0' is the byte after '/'
+	if r.entries += max(1, end-first); r.entries > dockerfile.MaxCopied(len(r.req.Files)) {
+		return nil, fmt.Errorf("source: the entries of the recipe copy the %d files of the build context too many times: "+
+			"want at most %d files in all", len(r.req.Files), dockerfile.MaxCopied(len(r.req.Files)))
+	}
 	var inside []plan.File
-	for _, e := range r.req.Files[at:] {
-		if strings.HasPrefix(e.Path, below) {
-			inside = append(inside, withMode(e, f.Mode))
-		}
+	for _, e := range r.req.Files[first:end] {
+		inside = append(inside, withMode(e, f.Mode))
 	}
 	switch {
 	case len(inside) > 0 || found && r.req.Files[at].Kind == plan.KindDir:
@@ -123,6 +138,14 @@ func (r *reader) source(f image.File) (*plan.Source, error) {
 	}
 	return &plan.Source{Files: []plan.File{withMode(r.req.Files[at], f.Mode)},
 		Strip: strings.LastIndexByte(f.Source, '/') + 1}, nil
+}
+
+// search returns the index in the build context of a path, or of the first file that sorts after
+// it, and whether the context has the path.
+func (r *reader) search(path string) (at int, found bool) {
+	return slices.BinarySearchFunc(r.req.Files, path, func(e plan.File, path string) int {
+		return strings.Compare(e.Path, path)
+	})
 }
 
 // withMode returns a file with the permissions that it has in the image. Only the execute bit of the file in

@@ -1,8 +1,11 @@
 package recipeplan
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"flag"
+	"fmt"
 	"io/fs"
 	"os"
 	"path"
@@ -11,6 +14,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/forkd/forkd/internal/build/dockerfile"
 	"github.com/forkd/forkd/internal/build/plan"
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/proto/vm"
@@ -89,7 +93,7 @@ func TestPlansOfRecipes(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		p, err := Read(Request{Text: recipe, Boot: boot, Digest: "d", Files: contextOf(t, dir)})
+		p, err := Read(t.Context(), Request{Text: recipe, Boot: boot, Digest: "d", Files: contextOf(t, dir)})
 		if err != nil {
 			t.Errorf("%s: %v", e.Name(), err)
 			continue
@@ -140,13 +144,13 @@ var wholeFiles = []plan.File{
 // A recipe with every field reaches the steps and the result, and a request may replace its network and limits.
 func TestPlanOfEveryField(t *testing.T) {
 	req := Request{Text: []byte(whole), Boot: boot, Digest: "d", Files: wholeFiles}
-	p, err := Read(req)
+	p, err := Read(t.Context(), req)
 	if err != nil {
 		t.Fatal(err)
 	}
 	compare(t, "every-field", text(t, p))
 	req.Network, req.Limits = &snapshot.Network{Mode: "open"}, &vm.Limits{CPUs: 2}
-	if p, err = Read(req); err != nil {
+	if p, err = Read(t.Context(), req); err != nil {
 		t.Fatal(err)
 	}
 	want := plan.Children{Network: req.Network, Limits: *req.Limits, Strict: true}
@@ -162,7 +166,7 @@ func TestPlanOfEveryField(t *testing.T) {
 func TestWhatAChangeRunsAgain(t *testing.T) {
 	keys := func(text string, files []plan.File, digest string) []string {
 		t.Helper()
-		p, err := Read(Request{Text: []byte(text), Boot: boot, Digest: digest, Files: files})
+		p, err := Read(t.Context(), Request{Text: []byte(text), Boot: boot, Digest: digest, Files: files})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -230,16 +234,71 @@ func TestErrorsNameTheField(t *testing.T) {
 		{head + "limits: {memory_mib: 1}\n", "limits: "},
 		{head + "files:\n  - {source: deep, target: /}\n", `"/tmp/x" is hidden by a mount`},
 		{
-			head + "warmup:\n  commands:\n" + strings.Repeat("  - x\n", 500),
-			"the plan has 503 steps: want at most 500",
+			head + "warmup:\n  commands:\n" + strings.Repeat("  - x\n", 496),
+			"files and warmup.commands: 496 entries: want at most 495 in all",
+		},
+		{
+			head + "files:\n" + entries("no", 400) + "warmup:\n  commands:\n" +
+				strings.Repeat("  - x\n", 100),
+			"files and warmup.commands: 500 entries: want at most 495 in all",
 		},
 	} {
 		files := append([]plan.File{{Path: "deep/tmp/x", Kind: plan.KindFile, Digest: "x"}}, wholeFiles...)
 		slices.SortFunc(files, func(a, b plan.File) int { return strings.Compare(a.Path, b.Path) })
-		_, err := Read(Request{Text: []byte(c[0]), Boot: boot, Digest: "d", Files: files})
+		_, err := Read(t.Context(), Request{Text: []byte(c[0]), Boot: boot, Digest: "d", Files: files})
 		if err == nil || !strings.Contains(err.Error(), c[1]) {
 			t.Errorf("%.80s: %v, want %q", c[0], err, c[1])
 		}
+	}
+}
+
+// entries returns n entries of the field files, with the same source.
+func entries(source string, n int) string {
+	var b strings.Builder
+	for i := range n {
+		fmt.Fprintf(&b, "  - {source: %s, target: /a%d}\n", source, i)
+	}
+	return b.String()
+}
+
+// A recipe with as many entries as possible is a plan.
+func TestMostEntries(t *testing.T) {
+	text := "name: x\nbase: debian:bookworm\nwarmup:\n  start: x\n  probe: x\n  python: x\n  commands:\n" +
+		strings.Repeat("  - x\n", maxEntries)
+	p, err := Read(t.Context(), Request{Text: []byte(text), Boot: boot, Digest: "d"})
+	if err != nil || len(p.Steps) != plan.MaxSteps {
+		t.Error(err)
+	}
+}
+
+// A recipe cannot copy a large build context any number of times, and stops when its client has gone.
+func TestCopiedFilesAreBounded(t *testing.T) {
+	files := make([]plan.File, 20_000)
+	for i := range files {
+		files[i] = plan.File{Path: fmt.Sprintf("d/%05d", i), Kind: plan.KindFile, Digest: "x"}
+	}
+	files = append(files, plan.File{Path: "d0", Kind: plan.KindFile, Digest: "x"})
+	read := func(ctx context.Context, n int) (*plan.Plan, error) {
+		text := "name: x\nbase: debian:bookworm\nfiles:\n" + entries("d", n)
+		return Read(ctx, Request{Text: []byte(text), Boot: boot, Digest: "d", Files: files})
+	}
+	most := dockerfile.MaxCopied(len(files)) / 20_000
+	p, err := read(t.Context(), most)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := len(p.Steps[1].Copy.Sources[0].Files); n != 20_000 {
+		t.Errorf("an entry copies %d files", n)
+	}
+	_, err = read(t.Context(), most+1)
+	if want := fmt.Sprintf("files[%d]: source: the entries of the recipe copy", most); err == nil ||
+		!strings.HasPrefix(err.Error(), want) {
+		t.Errorf("%v, want %q", err, want)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := read(ctx, 1); !errors.Is(err, context.Canceled) {
+		t.Errorf("after the client has gone: %v", err)
 	}
 }
 

@@ -263,8 +263,8 @@ func (b *Builder) Build(ctx context.Context, req Request, files *Context, o Obse
 	}
 	defer free()
 	if req.Recipe != nil {
-		return b.build(ctx, req, files, func(context.Context) (*plan.Plan, error) {
-			return b.readRecipe(req.Recipe, files.Files())
+		return b.build(ctx, req, files, func(ctx context.Context) (*plan.Plan, error) {
+			return b.readRecipe(ctx, req.Recipe, files.Files())
 		}, o)
 	}
 	req.Dockerfile.Files = files.Files()

@@ -34,13 +34,16 @@ type Recipe struct {
 }
 
 // readRecipe makes the plan of a recipe.
-func (b *Builder) readRecipe(r *Recipe, files []plan.File) (*plan.Plan, error) {
+func (b *Builder) readRecipe(ctx context.Context, r *Recipe, files []plan.File) (*plan.Plan, error) {
 	digest, err := identityOf(r.Boot)
 	if err != nil {
 		return nil, err
 	}
-	p, err := recipeplan.Read(recipeplan.Request{Text: r.Text, Boot: r.Boot, Digest: digest, Files: files,
+	p, err := recipeplan.Read(ctx, recipeplan.Request{Text: r.Text, Boot: r.Boot, Digest: digest, Files: files,
 		Network: r.Network, Limits: r.Limits})
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
 	if err != nil {
 		return nil, invalid.Errorf("recipe", "%v", err)
 	}
