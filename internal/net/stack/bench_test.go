@@ -38,6 +38,36 @@ func BenchmarkDownload(b *testing.B) {
 	}
 }
 
+// BenchmarkDownloadMany downloads on 128 connections at the same time.
+func BenchmarkDownloadMany(b *testing.B) {
+	w := newWorld(b)
+	nettest.Serve(w.Listen(b, web+":80"), func(c net.Conn) { _, _ = io.Copy(c, zeros{}) })
+	r := newRig(b, w, "public")
+	got := make(chan int, 1000)
+	for range 128 {
+		c := r.mustDial(b, web+":80")
+		go func() {
+			for buf := make([]byte, 64<<10); ; {
+				n, err := c.Read(buf)
+				if err != nil {
+					return
+				}
+				select {
+				case got <- n:
+				case <-b.Context().Done():
+					return
+				}
+			}
+		}()
+	}
+	b.SetBytes(1 << 20)
+	for b.Loop() {
+		for n := 0; n < 1<<20; {
+			n += <-got
+		}
+	}
+}
+
 func BenchmarkUpload(b *testing.B) {
 	w := newWorld(b)
 	nettest.Serve(w.Listen(b, web+":80"), func(c net.Conn) { _, _ = io.Copy(io.Discard, c) })

@@ -42,6 +42,9 @@ type flow struct {
 	down    atomic.Uint64
 	place   int // number of the stack's flows just after this one was added
 
+	sizes buffers // zero until chosen; see the method buffers
+	room  *room   // counts sizes; nil for none and for smallBuffers
+
 	// The stack's mu guards the fields below.
 	decided bool   // the policy has decided about this flow, and decides again when the policy changes
 	verdict string // verdict for the log
@@ -106,6 +109,9 @@ func (s *Stack) refuse(f *flow, reason string) {
 // end removes a flow from the list and logs it.
 func (s *Stack) end(f *flow) {
 	f.cancel()
+	if f.room != nil {
+		f.room.give(f.sizes.bytes())
+	}
 	s.host.giveSocket(f.Protocol)
 	s.mu.Lock()
 	delete(s.flows, f)

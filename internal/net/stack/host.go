@@ -25,6 +25,7 @@ type Host struct {
 	peeks   room                         // counts the memory of connections that have not named their server yet
 	injects room                         // counts the memory of connections to which secrets are added
 	pieces  room                         // counts the memory of incomplete packets
+	grown   room                         // counts buffers above smallBuffers
 	trust   atomic.Pointer[inject.Trust] // nil until a sandbox has a secret
 	proxy   atomic.Pointer[upstream]     // nil if the host's network has no proxy
 	own     atomic.Pointer[[]netip.Addr]
@@ -61,7 +62,7 @@ func NewHost(sockets int) *Host {
 // SetMemory sets the memory limit of the process, in bytes. Call it before any stack is made.
 func (h *Host) SetMemory(bytes int64) {
 	h.held.most, h.peeks.most, h.injects.most = bytes/chunkShare, bytes/peekShare, bytes/injectShare
-	h.pieces.most = bytes / pieceShare
+	h.pieces.most, h.grown.most = bytes/pieceShare, bytes/growShare
 }
 
 // Sockets returns how many sockets for flows a process supports that may open so many files and use
@@ -115,9 +116,9 @@ func (h *Host) takeQuery(own int) bool {
 
 func (h *Host) giveQuery() { h.queries.Add(-1) }
 
-// dialTCP connects to an address outside.
-func dialTCP(ctx context.Context, to netip.AddrPort) (*net.TCPConn, error) {
-	d := net.Dialer{Timeout: dialTime}
+// dialTCP connects to an address outside. The socket has buffers of the given sizes.
+func dialTCP(ctx context.Context, to netip.AddrPort, b buffers) (*net.TCPConn, error) {
+	d := net.Dialer{Timeout: dialTime, Control: b.control}
 	conn, err := d.DialContext(ctx, "tcp4", to.String())
 	if err != nil {
 		return nil, err

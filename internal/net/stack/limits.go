@@ -2,8 +2,11 @@ package stack
 
 import (
 	"cmp"
+	"errors"
+	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"golang.org/x/time/rate"
 	"gvisor.dev/gvisor/pkg/tcpip"
 
@@ -33,27 +36,45 @@ const (
 )
 
 // Sizes of buffers, in bytes. Connections with the guest have no delay, because their data is only
-// copied in memory. So maxBuffer is a large enough window for full speed. The more connections a
-// sandbox has, the smaller their buffers, so that all of them together have less than 100 MiB.
+// copied in memory. So maxBuffer is a large enough window for full speed.
 const (
 	maxBuffer     = 256 << 10
 	defaultBuffer = 64 << 10
 	minBuffer     = 4 << 10
 	firstWindow   = 64 << 10
-	roomyFlows    = 64  // with at most this many flows, buffers grow up to maxBuffer
-	normalFlows   = 256 // with at most this many flows, new ones get defaultBuffer, and above it smallBuffer
-	smallBuffer   = 16 << 10
+	roomyFlows    = 64       // a sandbox's flows up to this number may have roomyBuffers
+	normalFlows   = 256      // a sandbox's flows up to this number may have normalBuffers
 	chunkBytes    = 72 << 10 // size of a chunk; the longest message of a frame socket fits
 	smallChunk    = 4 << 10  // size of a chunk if there are too many chunks
 )
+
+// buffers are the sizes of a TCP flow's buffers, in bytes.
+type buffers struct {
+	guest         int64 // each direction of the connection with the guest; maxBuffer: it grows to that when needed
+	receive, send int   // SO_RCVBUF and SO_SNDBUF of the host's socket; Linux doubles both
+}
+
+// Each TCP flow has one of these sizes. Sizes above smallBuffers are counted in the room of the
+// sandbox and in that of all sandboxes; smallBuffers are part of flowBytes. Linux reduces sizes of
+// its sockets to net.core.rmem_max and wmem_max. It does not resize buffers that were set. By itself
+// it would let them grow to tcp_rmem and tcp_wmem, which are megabytes for each flow.
+var (
+	roomyBuffers  = buffers{guest: maxBuffer, receive: 512 << 10, send: 512 << 10}
+	normalBuffers = buffers{guest: defaultBuffer, receive: 64 << 10, send: 64 << 10}
+	smallBuffers  = buffers{guest: 16 << 10, receive: 16 << 10, send: 8 << 10}
+)
+
+// bytes returns how many bytes a flow may hold in its buffers, in both directions together.
+func (b buffers) bytes() int64 { return 2 * (b.guest + int64(b.receive+b.send)) }
 
 // Parts of this process's memory (1/n) that may hold data of waiting flows. The rest is for the
 // flows themselves: their goroutines and the buffers above.
 const (
 	chunkShare  = 8 // for chunks of relays
 	peekShare   = 16
-	injectShare = 4
+	injectShare = 8
 	flowShare   = 2
+	growShare   = 8  // for buffers above smallBuffers
 	pieceShare  = 32 // for packets in fragments
 )
 
@@ -61,7 +82,7 @@ const (
 const (
 	peekBytes   = 40 << 10  // the first bytes, and what parsing them takes
 	injectBytes = 256 << 10 // the headers of a request and an answer, raw and parsed, and TLS with guest and server
-	flowBytes   = 64 << 10  // a connection with buffers of smallBuffer, without its chunks
+	flowBytes   = 160 << 10 // a connection with smallBuffers, which Linux exceeds by 64 KiB, without its chunks
 )
 
 // Limits of one sandbox for the memory above.
@@ -69,6 +90,7 @@ const (
 	maxChunks   = 8 << 20 // bytes of chunks; above the limit the sandbox gets small chunks
 	maxPeeks    = 256     // connections that have not named their server yet
 	maxInjected = 128     // connections to which secrets are added
+	growPart    = 4       // 1/n of the room of all sandboxes for buffers; roomyBuffers may have half of it
 )
 
 // LeastMemory is forkd-net's memory on the smallest hosts, in bytes: seven eighths of the limit
@@ -116,16 +138,38 @@ func (s *Stack) setLimitsLocked(l netproto.Limits) {
 	}
 }
 
-// setBuffers sets the buffer sizes of a new connection according to the number of the sandbox's
-// flows.
-func setBuffers(ep tcpip.Endpoint, flows int) {
-	size := int64(defaultBuffer)
+// buffers returns the sizes of a TCP flow's buffers. The first call chooses and counts them; end
+// gives them back. The sizes depend on the number of the sandbox's flows and on the memory left.
+func (f *flow) buffers() buffers {
+	s := f.stack
 	switch {
-	case flows <= roomyFlows:
-		return // the buffers grow by themselves
-	case flows > normalFlows:
-		size = smallBuffer
+	case f.sizes != buffers{}:
+	case f.place <= roomyFlows && s.roomy.take(roomyBuffers.bytes()):
+		f.sizes, f.room = roomyBuffers, &s.roomy
+	case f.place <= normalFlows && s.grown.take(normalBuffers.bytes()):
+		f.sizes, f.room = normalBuffers, &s.grown
+	default:
+		f.sizes = smallBuffers
 	}
-	ep.SocketOptions().SetReceiveBufferSize(size, true)
-	ep.SocketOptions().SetSendBufferSize(size, true)
+	return f.sizes
+}
+
+// set applies the sizes to the connection with the guest.
+func (b buffers) set(ep tcpip.Endpoint) {
+	if b.guest == maxBuffer {
+		return // the buffers grow by themselves
+	}
+	ep.SocketOptions().SetReceiveBufferSize(b.guest, true)
+	ep.SocketOptions().SetSendBufferSize(b.guest, true)
+}
+
+// control applies the sizes to the socket to the server, for net.Dialer. Linux offers the server a
+// window that depends on the size at that time.
+func (b buffers) control(_, _ string, raw syscall.RawConn) error {
+	var err error
+	lost := raw.Control(func(fd uintptr) {
+		err = errors.Join(unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, b.receive),
+			unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_SNDBUF, b.send))
+	})
+	return errors.Join(lost, err)
 }

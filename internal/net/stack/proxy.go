@@ -51,11 +51,11 @@ func (u *upstream) uses(to netip.AddrPort, names []string) bool {
 func (h *Host) dial(ctx context.Context, f *flow) (*net.TCPConn, error) {
 	u := h.proxy.Load()
 	if u == nil || !u.uses(f.To, f.Names) {
-		return dialTCP(ctx, f.To)
+		return dialTCP(ctx, f.To, f.buffers())
 	}
 	ctx, cancel := context.WithTimeout(ctx, dialTime)
 	defer cancel()
-	conn, err := dialTCP(ctx, u.Addr)
+	conn, err := dialTCP(ctx, u.Addr, f.buffers())
 	if err != nil {
 		return nil, fmt.Errorf("proxy: %w", err)
 	}

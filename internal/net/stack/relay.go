@@ -6,10 +6,12 @@ import (
 	"io"
 	"net"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
 	"gvisor.dev/gvisor/pkg/waiter"
 )
 
@@ -31,12 +33,50 @@ func (r *relay) run(sent []byte) {
 	done.Go(func() { r.broke(r.downward()) })
 	r.broke(r.upward(sent))
 	done.Wait()
+	r.drain()
 	if stop() {
 		r.ep.Close()
 		_ = r.out.Close() // an error is ignored, because both sides have ended
 		return
 	}
 	r.reset()
+}
+
+// drain waits, after both sides have ended, until both have also acknowledged all bytes. Until then
+// the bytes take memory, which no longer counts when the flow has ended. If it takes too long, Sweep
+// resets the flow.
+func (r *relay) drain() {
+	for wait := time.Millisecond; r.unacknowledged(); wait = min(2*wait, time.Second) {
+		select {
+		case <-time.After(wait):
+		case <-r.ctx.Done():
+			return
+		}
+	}
+}
+
+// unacknowledged reports, after both sides have ended, whether the guest or the server has not
+// acknowledged the end of the data for it (RFC 9293 §3.3.2). gVisor changes the state only when it
+// sends that end, and Linux when it queues it.
+func (r *relay) unacknowledged() bool {
+	switch tcp.EndpointState(r.ep.State()) {
+	case tcp.StateEstablished, tcp.StateCloseWait, tcp.StateFinWait1, tcp.StateClosing, tcp.StateLastAck:
+		return true
+	}
+	raw, err := r.out.SyscallConn()
+	if err != nil {
+		return false
+	}
+	var info *unix.TCPInfo
+	lost := raw.Control(func(fd uintptr) { info, err = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO) })
+	if lost != nil || err != nil {
+		return false
+	}
+	switch info.State {
+	case unix.BPF_TCP_FIN_WAIT1, unix.BPF_TCP_CLOSING, unix.BPF_TCP_LAST_ACK:
+		return true
+	}
+	return false
 }
 
 // broke resets the flow after an error in either direction, and records the first error.

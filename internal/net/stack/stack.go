@@ -62,6 +62,7 @@ type Stack struct {
 	echoes         chan struct{} // holds one value for each ping that waits for an answer
 	queries        chan struct{} // holds one value for each DNS query over UDP
 	chunks         room          // memory for the chunks of relays
+	grown, roomy   room          // memory for buffers above smallBuffers, and for roomyBuffers among them
 	peeks          chan struct{} // holds one value for each connection that has not named its server yet
 	fragments      fragments     // fragments of incomplete packets
 
@@ -88,6 +89,8 @@ func New(host *Host, file *os.File, as *netproto.Attach, c *Counters) (*Stack, e
 		secrets: as.Secrets, flows: map[*flow]struct{}{}, udp: map[ports]*udpFlow{}, echoes: make(chan struct{}, maxEchoes),
 		queries: make(chan struct{}, maxQueries), peeks: make(chan struct{}, maxPeeks)}
 	s.chunks.most, s.chunks.of = maxChunks, &host.held
+	s.grown.most, s.grown.of = host.grown.most/growPart, &host.grown
+	s.roomy.most, s.roomy.of = s.grown.most/2, &s.grown
 	s.fragments.room.most, s.fragments.room.of = maxFragments, &host.pieces
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.dns = dns.New(host.Resolver, s.nameAllowed, s.nameRefused)

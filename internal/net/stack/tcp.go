@@ -31,7 +31,7 @@ func destination(addr tcpip.Address, port uint16) netip.AddrPort {
 }
 
 // accept completes the handshake with the guest.
-func (s *Stack) accept(r *tcp.ForwarderRequest, place int) (*conn, error) {
+func (s *Stack) accept(r *tcp.ForwarderRequest, b buffers) (*conn, error) {
 	c := &conn{wq: &waiter.Queue{}}
 	var err tcpip.Error
 	if c.ep, err = r.CreateEndpoint(c.wq); err != nil {
@@ -39,7 +39,7 @@ func (s *Stack) accept(r *tcp.ForwarderRequest, place int) (*conn, error) {
 		return nil, errors.New(err.String())
 	}
 	r.Complete(false)
-	setBuffers(c.ep, place)
+	b.set(c.ep)
 	return c, nil
 }
 
@@ -87,7 +87,7 @@ func (s *Stack) dialFirst(f *flow, r *tcp.ForwarderRequest) {
 		r.Complete(!isTimeout(err))
 		return
 	}
-	c, err := s.accept(r, f.place)
+	c, err := s.accept(r, f.buffers())
 	if err != nil {
 		f.fail(err)
 		breakOff(out)
@@ -105,7 +105,7 @@ func (s *Stack) peekFirst(f *flow, r *tcp.ForwarderRequest) {
 		return
 	}
 	defer done()
-	c, err := s.accept(r, f.place)
+	c, err := s.accept(r, f.buffers())
 	if err != nil {
 		f.fail(err)
 		return
@@ -167,7 +167,7 @@ func isTimeout(err error) bool {
 // takeDNS answers queries over TCP (RFC 7766), one after the other.
 func (s *Stack) takeDNS(f *flow, r *tcp.ForwarderRequest) {
 	defer s.endDNS(f)
-	c, err := s.accept(r, normalFlows+1)
+	c, err := s.accept(r, smallBuffers)
 	if err != nil {
 		return
 	}

@@ -1,0 +1,181 @@
+package stack
+
+import (
+	"errors"
+	"io"
+	"net"
+	"net/netip"
+	"os/exec"
+	"regexp"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/forkd/forkd/internal/net/nettest"
+	"github.com/forkd/forkd/internal/net/policy"
+	"github.com/forkd/forkd/internal/proto/netproto"
+)
+
+// kernelMemory matches the memory of a socket in the output of ss(8): bytes received, their limit,
+// bytes that are being sent, their limit, and bytes reserved and queued.
+var kernelMemory = regexp.MustCompile(`skmem:\(r(\d+),rb(\d+),t(\d+),tb(\d+),f(\d+),w(\d+),`)
+
+// kernelBytes returns how many bytes the kernel holds for the connections of this process to an
+// address, and the largest number for one of them.
+func kernelBytes(t *testing.T, to string) (sum, largest int64) {
+	t.Helper()
+	out, err := exec.Command("ss", "-tmnH", "dst", to).Output()
+	if err != nil {
+		t.Skipf("ss, a program of iproute2: %v", err)
+	}
+	for _, m := range kernelMemory.FindAllSubmatch(out, -1) {
+		var n int64
+		for _, i := range []int{1, 5, 6} {
+			bytes, err := strconv.ParseInt(string(m[i]), 10, 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			n += bytes
+		}
+		sum, largest = sum+n, max(largest, n)
+	}
+	return sum, largest
+}
+
+// TestAttackKernelBuffers opens connections on which both sides first read fast, so that the kernel
+// would enlarge its buffers, and then read no more. The memory in the kernel stays within what is
+// counted.
+func TestAttackKernelBuffers(t *testing.T) {
+	const each, fast = 40, 4 << 20
+	w := newWorld(t)
+	nettest.Serve(w.Listen(t, web+":80"), func(c net.Conn) {
+		go func() { _, _ = io.CopyN(io.Discard, c, fast) }()
+		_, _ = io.Copy(c, zeros{})
+	})
+	r := newRig(t, w, "public")
+	r.grown.most, r.roomy.most = 2*roomyBuffers.bytes()+4*normalBuffers.bytes(), 2*roomyBuffers.bytes()
+	for range each {
+		c := r.mustDial(t, web+":80")
+		go func() { _, _ = io.Copy(c, zeros{}) }()
+		go func() { _, _ = io.CopyN(io.Discard, c, fast) }()
+	}
+	var moved uint64
+	waitFor(t, "both directions stand still", func() bool {
+		earlier := moved
+		time.Sleep(500 * time.Millisecond)
+		moved = r.counters.moving(r.Stack)
+		return moved == earlier && moved > each*fast
+	})
+	sum, largest := kernelBytes(t, web+":80")
+	t.Logf("%d connections hold %d KiB in the kernel, the largest %d KiB", each, sum>>10, largest>>10)
+	if counted := each*flowBytes + r.grown.used.Load(); sum == 0 || sum > counted {
+		t.Errorf("%d connections hold %d KiB in the kernel, but %d KiB are counted", each, sum>>10, counted>>10)
+	}
+	if largest > roomyBuffers.bytes() {
+		t.Errorf("one connection holds %d KiB in the kernel", largest>>10)
+	}
+	if used, all := r.grown.used.Load(), r.host.grown.used.Load(); used != r.grown.most || all != used {
+		t.Errorf("%d bytes are counted, and %d of all sandboxes, want %d", used, all, r.grown.most)
+	}
+}
+
+// TestAttackClosedUnread closes connections on both sides while bytes for one side are unread. The
+// flow and its buffers count until that side has read them, or the flow is reset.
+func TestAttackClosedUnread(t *testing.T) {
+	type end interface {
+		io.ReadWriter
+		CloseWrite() error
+	}
+	w := newWorld(t)
+	servers := make(chan *net.TCPConn, 1)
+	nettest.Serve(w.Listen(t, web+":80"), func(c net.Conn) {
+		_ = c.(*net.TCPConn).SetReadBuffer(minBuffer)
+		servers <- c.(*net.TCPConn)
+	})
+	// So many bytes do not fit into the receiver, but into receiver and stack together.
+	const up, down = 320 << 10, 576 << 10
+	for _, test := range []struct {
+		name   string
+		size   int
+		resets bool
+	}{{"up", up, false}, {"up, reset", up, true}, {"down", down, false}, {"down, reset", down, true}} {
+		t.Run(test.name, func(t *testing.T) {
+			r := newRig(t, w, "public")
+			guest := r.mustDial(t, web+":80")
+			var sender, receiver end = guest, <-servers
+			if test.size == down {
+				sender, receiver = receiver, guest
+			}
+			written := make(chan error, 1)
+			go func() {
+				_, err := sender.Write(make([]byte, test.size))
+				written <- errors.Join(err, sender.CloseWrite(), receiver.CloseWrite())
+			}()
+			if err := <-written; err != nil {
+				t.Fatal(err)
+			}
+			waitFor(t, "all bytes are forwarded", func() bool { return r.counters.moving(r.Stack) == uint64(test.size) })
+			time.Sleep(300 * time.Millisecond)
+			if open, bytes := r.counters.Open.Load(), r.grown.used.Load(); open != 1 || bytes == 0 {
+				t.Errorf("%d flows with %d bytes are counted, want one with some", open, bytes)
+			}
+			if test.resets {
+				r.Sweep(time.Now().Add(idleHalf + time.Second))
+			} else if p, err := io.ReadAll(receiver); len(p) != test.size || err != nil {
+				t.Errorf("the receiver got %d bytes, %v", len(p), err)
+			}
+			waitFor(t, "the flow ends", func() bool { return r.counters.Open.Load() == 0 })
+			if n, all := r.grown.used.Load(), r.host.grown.used.Load(); n != 0 || all != 0 {
+				t.Errorf("%d bytes are counted, and %d of all sandboxes, although no flow is left", n, all)
+			}
+		})
+	}
+}
+
+// Flows get smaller buffers if there are many, if the sandbox has used its share, or if the room of
+// all sandboxes is full. The buffers of ended flows no longer count.
+func TestBuffersAreCounted(t *testing.T) {
+	w := newWorld(t)
+	h := NewHost(10000)
+	share := h.grown.most / growPart
+	var all []*flow
+	var rigs []*rig
+	for range growPart + 1 {
+		r := addRig(t, w, h, "public", netproto.Limits{})
+		rigs = append(rigs, r)
+		var sum int64
+		number := map[buffers]int64{}
+		for range normalFlows + 10 {
+			f, refusal := r.begin(policy.TCP, netip.MustParseAddrPort(web+":80"))
+			if f == nil {
+				t.Fatal(refusal)
+			}
+			all = append(all, f)
+			b := f.buffers()
+			if b != f.buffers() {
+				t.Fatal("a flow's buffers change")
+			}
+			if number[b]++; b != smallBuffers {
+				sum += b.bytes()
+			}
+		}
+		if sum != r.grown.used.Load() || sum > share {
+			t.Errorf("%d bytes of %d are counted, want up to %d", r.grown.used.Load(), sum, share)
+		}
+		if n := number[roomyBuffers]; n > share/2/roomyBuffers.bytes() || n == 0 && len(rigs) < growPart {
+			t.Errorf("%d flows have roomy buffers, want half of the share", n)
+		}
+		if number[smallBuffers] == 0 {
+			t.Error("no flow has small buffers")
+		}
+	}
+	if used := h.grown.used.Load(); used > h.grown.most {
+		t.Errorf("%d bytes are counted, want up to %d", used, h.grown.most)
+	}
+	for _, f := range all {
+		f.stack.end(f)
+	}
+	if used := h.grown.used.Load(); used != 0 {
+		t.Errorf("%d bytes are counted of none", used)
+	}
+}
