@@ -15,10 +15,15 @@ import (
 
 // imageOf05 has the arguments of forkd 0.5's `from-image`.
 type imageOf05 struct {
-	disk, memory int // MiB
+	disk, memory int      // MiB
+	extra        []string // packages; refused
 }
 
 func (i imageOf05) recipe(name string) (*image.Recipe, error) {
+	if len(i.extra) > 0 {
+		return nil, usageError{errors.New("--extra: packages are installed by a Dockerfile, with RUN: " +
+			"'forkd build -t TAG DIR'")}
+	}
 	r, ok, err := image.FromContainer("docker://" + name)
 	if err == nil && !ok {
 		err = fmt.Errorf("%.200q: want the name of a container image, such as python:3.12-slim", name)
@@ -39,10 +44,10 @@ func (i imageOf05) recipe(name string) (*image.Recipe, error) {
 }
 
 // flags registers the sizes, and flags of forkd 0.5 that are refused or have no effect.
-func (i *imageOf05) flags(f *pflag.FlagSet, extra *[]string, without ...string) {
+func (i *imageOf05) flags(f *pflag.FlagSet, without ...string) {
 	f.IntVar(&i.disk, "size-mib", 0, "size of the disk (default 1024)")
 	f.IntVar(&i.memory, "mem-size-mib", 0, "memory (default 512)")
-	f.StringSliceVar(extra, "extra", nil, "of forkd 0.5; refused")
+	f.StringSliceVar(&i.extra, "extra", nil, "of forkd 0.5; refused")
 	_ = f.MarkHidden("extra") // fails only for a flag that does not exist
 	for _, name := range without {
 		f.String(name, "", "of forkd 0.5; no effect")
@@ -50,15 +55,11 @@ func (i *imageOf05) flags(f *pflag.FlagSet, extra *[]string, without ...string) 
 	}
 }
 
-// errExtra refuses the packages of forkd 0.5's --extra.
-var errExtra = usageError{errors.New("--extra: packages are installed by a Dockerfile, with RUN: 'forkd build -t TAG DIR'")}
-
 // newFromImageCmd makes forkd 0.5's command for `build docker://IMAGE`.
 func newFromImageCmd() *cobra.Command {
 	c := common{streams: true}
 	var o buildOptions
 	var from imageOf05
-	var extra []string
 	cmd := &cobra.Command{
 		Use:    "from-image IMAGE --tag TAG",
 		Short:  "Make a snapshot of a container image; see build",
@@ -66,9 +67,6 @@ func newFromImageCmd() *cobra.Command {
 		Hidden: true,
 		Args:   usageArgs(arguments(1, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(extra) > 0 {
-				return errExtra
-			}
 			r, err := from.recipe(args[0])
 			if err != nil {
 				return err
@@ -83,7 +81,7 @@ func newFromImageCmd() *cobra.Command {
 	f := cmd.Flags()
 	f.StringVar(&o.tag, "tag", "", "the snapshot's tag (default the name of the image)")
 	f.StringVar(&o.kernel, "kernel", "", "kernel to boot, with all drivers built in")
-	from.flags(f, &extra, "tap", "cache")
+	from.flags(f, "tap", "cache")
 	f.Float64Var(&o.ready, "boot-wait-secs", 0, "how long the guest may take to boot (default 300)")
 	c.register(cmd)
 	return cmd

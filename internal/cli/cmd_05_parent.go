@@ -28,7 +28,6 @@ func newParentBuildCmd() *cobra.Command {
 	c := common{streams: true}
 	var o buildOptions
 	var from imageOf05
-	var extra []string
 	cmd := &cobra.Command{
 		Use:   "build IMAGE [-o FILE.ext4 | --tag TAG]",
 		Short: "Make a snapshot, or a root file system, of a container image; see build",
@@ -36,9 +35,6 @@ func newParentBuildCmd() *cobra.Command {
 			"image's root file system to FILE, for 'forkd snapshot --rootfs FILE'.",
 		Args: usageArgs(arguments(1, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(extra) > 0 {
-				return errExtra
-			}
 			r, err := from.recipe(args[0])
 			if err != nil {
 				return err
@@ -52,7 +48,7 @@ func newParentBuildCmd() *cobra.Command {
 	}
 	f := cmd.Flags()
 	f.StringVar(&o.tag, "tag", "", "the snapshot's tag (default the name of the image)")
-	from.flags(f, &extra)
+	from.flags(f)
 	c.register(cmd)
 	f.Lookup("output").Usage = "text or json, or the file for the root file system"
 	return cmd
@@ -72,7 +68,7 @@ func writeRootfs(cmd *cobra.Command, r *image.Recipe, name string) error {
 		return err
 	}
 	if err := copySparse(name, img.Rootfs()); err != nil {
-		return errors.Join(err, os.Remove(name))
+		return err
 	}
 	printf(cmd.OutOrStdout(), "%s\n", name)
 	printf(cmd.ErrOrStderr(), "forkd: next: forkd snapshot --tag %s --rootfs %s --kernel KERNEL; 'forkd build docker://IMAGE' "+
@@ -80,7 +76,7 @@ func writeRootfs(cmd *cobra.Command, r *image.Recipe, name string) error {
 	return nil
 }
 
-// copySparse copies a file. Blocks of zeros are holes in the copy.
+// copySparse copies a file. Blocks of zeros are holes in the copy. After an error it leaves no copy.
 func copySparse(to, from string) (err error) {
 	in, err := os.Open(from)
 	if err != nil {
@@ -91,7 +87,11 @@ func copySparse(to, from string) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, out.Close()) }()
+	defer func() {
+		if err = errors.Join(err, out.Close()); err != nil {
+			err = errors.Join(err, os.Remove(to))
+		}
+	}()
 	buf, zeros := make([]byte, 64<<10), make([]byte, 64<<10)
 	for at := int64(0); ; {
 		n, err := io.ReadFull(in, buf)
