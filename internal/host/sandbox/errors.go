@@ -76,7 +76,7 @@ func (e *LeaseError) Error() string {
 
 func (e *LeaseError) Unwrap() error { return e.Err }
 
-// replacedError reports that a tag now names another snapshot than the one that is needed.
+// replacedError reports that a tag now names another snapshot than the needed one.
 type replacedError struct{ tag string }
 
 func (e *replacedError) Error() string {
@@ -151,13 +151,13 @@ func IsBusy(err error) bool {
 	return errors.As(err, &busy) || errors.As(err, &backlog) && backlog.Flush == nil
 }
 
-// FamilyError reports a snapshot that does not come from the same booted VM as a sandbox, so the
-// sandbox cannot be rolled back to it.
-type FamilyError struct{ ID, Tag string }
+// FamilyError reports a snapshot or another sandbox that does not come from the same booted VM as a
+// sandbox, so the sandbox cannot go on from its state.
+type FamilyError struct{ ID, From string }
 
 func (e *FamilyError) Error() string {
-	return fmt.Sprintf("roll back sandbox %q to %q: the snapshot is of another family: it does not come from the "+
-		"parent that the sandbox comes from ('forkd tree' shows families)", e.ID, e.Tag)
+	return fmt.Sprintf("sandbox %q cannot go on as %q: they are of different families, since they do not come from the "+
+		"same parent ('forkd tree' shows families)", e.ID, e.From)
 }
 
 // RollbackError reports a rollback that failed when the sandbox's previous state was already lost.

@@ -222,7 +222,7 @@ func (m *Manager) inFamily(ctx context.Context, rec ledger.Record, to *store.Lea
 		}
 	}
 	if m.cfg.Store.Root(id) != m.cfg.Store.Root(rec.SnapshotID) {
-		return &FamilyError{ID: rec.ID, Tag: tag}
+		return &FamilyError{ID: rec.ID, From: tag}
 	}
 	return nil
 }
@@ -245,7 +245,7 @@ func (m *Manager) Promote(ctx context.Context, id, from string, req BranchReques
 	}
 	root, err := m.root(from)
 	if err == nil && root != own {
-		err = &FamilyError{ID: id, Tag: from}
+		err = &FamilyError{ID: id, From: from}
 	}
 	if err != nil {
 		return r, err
