@@ -66,11 +66,10 @@ func TestLinesLeaveRoom(t *testing.T) {
 	}
 }
 
-// A branch that is deleted before it is on disk is never written while a sandbox follows it. It
-// counts as part of the sandbox's line, also after a restart, and keeps no branch of another owner
-// waiting.
-func TestDeletedUnflushedBranchIsALine(t *testing.T) {
-	s, d, catchUp := slowDisk(t, 17)
+// followed publishes the branch "a" of the owner a, which a sandbox of a follows. It returns the
+// branch's ID.
+func followed(t *testing.T, s *Store, d dirs) (id string) {
+	t.Helper()
 	g, err := s.Stage("a")
 	if err != nil {
 		t.Fatal(err)
@@ -82,6 +81,15 @@ func TestDeletedUnflushedBranchIsALine(t *testing.T) {
 	if _, err := s.Follow(g.ID(), "a"); err != nil {
 		t.Fatal(err)
 	}
+	return g.ID()
+}
+
+// A branch that is deleted before it is on disk is never written while a sandbox follows it. It
+// counts as part of the sandbox's line, also after a restart, and keeps no branch of another owner
+// waiting.
+func TestDeletedUnflushedBranchIsALine(t *testing.T) {
+	s, d, catchUp := slowDisk(t, 17)
+	id := followed(t, s, d)
 	if _, err := s.Delete("a", DeleteForce); err != nil {
 		t.Fatal(err)
 	}
@@ -98,7 +106,7 @@ func TestDeletedUnflushedBranchIsALine(t *testing.T) {
 	s.Close()
 
 	s = d.open(t)
-	if _, err := s.Follow(g.ID(), "a"); err != nil {
+	if _, err := s.Follow(id, "a"); err != nil {
 		t.Fatal(err)
 	}
 	if got, waiting := s.lines(), s.unflushed(); got["a"] != layerBytes || len(got) != 1 || len(waiting) != 0 {
@@ -110,17 +118,7 @@ func TestDeletedUnflushedBranchIsALine(t *testing.T) {
 func TestLinesDelayNoOtherOwner(t *testing.T) {
 	s, d, catchUp := slowDisk(t, 17)
 	catchUp()
-	g, err := s.Stage("a")
-	if err != nil {
-		t.Fatal(err)
-	}
-	g.For("a")
-	if err := complete(t, s, d, g, "parent"); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := s.Follow(g.ID(), "a"); err != nil {
-		t.Fatal(err)
-	}
+	followed(t, s, d)
 	s.Quiesce()
 	a := &layerRoom{owner: "a", bytes: 20 * layerBytes, in: make(chan struct{})}
 	b := &layerRoom{owner: "b", bytes: 30 * layerBytes, in: make(chan struct{})} // alone, a branch may have any size
