@@ -14,7 +14,7 @@ type Event struct {
 	// here; the client should list the objects again.
 	Type string `json:"type"`
 
-	// ID of the sandbox that changed, or of which the snapshot is a branch.
+	// ID of the sandbox that changed. For a snapshot: of the sandbox that was branched.
 	SandboxID string `json:"sandbox_id,omitempty"`
 	// Tag of the snapshot that changed, or that the sandbox runs from.
 	SnapshotTag string            `json:"snapshot_tag,omitempty"`

@@ -178,8 +178,8 @@ func (h *Host) overcommit() Finding {
 }
 
 // mostMaps bounds the number of memory mappings of a VMM. A snapshot's memory has at most 32768
-// extents (internal/format/snapshot), each of which is a mapping. The VMM has some hundred mappings
-// of its own.
+// extents (internal/format/snapshot). Each extent is a mapping. The VMM has some hundred mappings of
+// its own.
 const mostMaps = 32768 + 1000
 
 func (h *Host) maps() Finding {

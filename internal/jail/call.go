@@ -27,8 +27,8 @@ func Is(argument int, value uint64) Condition {
 	return Condition{Argument: argument, Mask: ^uint64(0), Value: value}
 }
 
-// IsNot returns the conditions that an argument differs from value. They are right even for calls
-// of which Linux uses only the lower half of the argument.
+// IsNot returns the conditions that an argument differs from value. They are right even if Linux
+// uses only the lower half of the argument.
 func IsNot(argument int, value uint32) []Condition {
 	return []Condition{
 		{Argument: argument, Value: uint64(value), Not: true},

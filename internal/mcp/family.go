@@ -19,7 +19,7 @@ func sandboxKey(id string) string   { return "sandbox " + id }
 // origin has the fields of a snapshot or a sandbox that a tree needs.
 type origin struct {
 	name, state string
-	box         string // for a snapshot: the sandbox of which it is a branch
+	box         string // for a snapshot: the sandbox that was branched
 	tag         string // for a sandbox: the snapshot that it runs from; for a branch: the one that its sandbox ran from
 }
 
@@ -42,8 +42,8 @@ func origins[T any](ctx context.Context, page pageOf[T], of func(T) origin) (all
 }
 
 // familyOf arranges snapshots and sandboxes in a tree. A sandbox is below the snapshot that it runs
-// from. A branch is below the sandbox of which it is a branch or, if that sandbox no longer exists,
-// below the snapshot from which the sandbox ran. Each occurs only once, and none is its own
+// from. A branch is below the sandbox that was branched. If that sandbox no longer exists, the branch
+// is below the snapshot from which the sandbox ran. Each occurs only once, and none is its own
 // ancestor, even if the daemon's answers contradict each other.
 func familyOf(snapshots, sandboxes []origin) *family {
 	f := &family{nodes: map[string]*treeNode{}}

@@ -51,7 +51,7 @@ func TestCostOfDecoding(t *testing.T) {
 	}
 }
 
-// excess decodes inputs, each of which is four times as long as the previous one. It describes the
+// excess decodes inputs. Each input is four times as long as the previous one. excess describes the
 // bound that was exceeded, or returns "".
 func excess(t *testing.T, r row, inputs [][]byte, factor, fixed int) string {
 	before := time.Duration(-1)

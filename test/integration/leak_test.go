@@ -135,7 +135,7 @@ func (h holdings) String() string {
 		len(h.fds), len(h.vmms), len(h.files), strings.Count(h.mounts, "\n"), h.cgroups, h.availableKiB>>10, h.daemonKiB)
 }
 
-// compare fails the test for every resource of which more is in use afterwards.
+// compare fails the test for every resource whose use has grown.
 func (h holdings) compare(t *testing.T, after holdings) {
 	t.Helper()
 	if len(after.vmms) > len(h.vmms) {

@@ -39,7 +39,7 @@ type Report struct {
 	Corrupt       int      `json:"corrupt"`    // sandboxes that are damaged, or copies of another instant
 	HalfMade      int      `json:"half_made"`  // objects that exist although no request for them was acknowledged
 	Unexpected    int      `json:"unexpected"` // answers that no fault explains
-	Leaks         int      `json:"leaks"`      // kinds of resources of which more are in use than before
+	Leaks         int      `json:"leaks"`      // kinds of resources whose use has grown
 	Findings      []string `json:"findings"`   // texts of the first findings
 }
 
@@ -83,7 +83,7 @@ func (r *Report) find(n *int, format string, args ...any) {
 	}
 }
 
-// Leak records a kind of resource of which more is in use than before.
+// Leak records a kind of resource whose use has grown.
 func (r *Report) Leak(kind, what string) { r.find(&r.Leaks, "leak of %s: %s", kind, what) }
 
 // HalfMadeThing records an object that no client has been told of.

@@ -169,7 +169,7 @@ func TestTheWarmUpOfARecipeHasNoNetwork(t *testing.T) {
 	}
 }
 
-// A wrong recipe or request gets an error that names the field, and a failed step one that names the step.
+// The error for a wrong recipe or request names the field. The error for a failed step names the step.
 func TestErrorsOfRecipes(t *testing.T) {
 	r := start(t, apirig.Options{})
 	const head = "name: made\nbase: debian:bookworm\n"

@@ -68,7 +68,7 @@ func (m *Manager) LeftAlone() (list []LeftAlone) {
 	return list
 }
 
-// readoptAll takes over the VMs, each of which has a directory.
+// readoptAll takes over all VMs. Each VM has one of the entries as its directory.
 func (m *Manager) readoptAll(entries []os.DirEntry) {
 	found := make(chan struct{}, vmpool.AtOnce)
 	var group sync.WaitGroup

@@ -80,8 +80,8 @@ func (s *Store) openCopy(l snapshot.File, disk *os.File) (*os.File, error) {
 	return f, nil
 }
 
-// origin returns the fileID of the file of which the layer in RAM is a copy. If the layer is not a
-// copy, it returns the zero fileID.
+// origin returns the fileID of the file that was copied to the layer in RAM. If the layer is not a
+// copy, origin returns the zero fileID.
 func (s *Store) origin(owner string) (id fileID) {
 	p, err := s.readBounded(filepath.Join(s.layerDir(owner), originFile), 4096)
 	if err != nil || json.Unmarshal(p, &id) != nil {

@@ -46,8 +46,8 @@ type Config struct {
 // collection would write to more pages. disablethp keeps the heap out of transparent huge pages; it
 // would take two of these, which is 4 MiB. The VMM's own code cannot disable them, because the
 // runtime touches the heap before any other code runs. The next two settings keep the runtime from
-// watching the cgroup's CPU limit, for which it would keep files open. The last two save memory for
-// profiles, which nobody reads.
+// watching the cgroup's CPU limit, for which it would keep files open. The last two save the memory of
+// unused profiles.
 var vmmEnv = []string{"GOMAXPROCS=1", "GOGC=400",
 	"GODEBUG=madvdontneed=1,disablethp=1,containermaxprocs=0,updatemaxprocs=0,profstackdepth=1,memprofilerate=0"}
 

@@ -56,8 +56,8 @@ func (r *Resolver) ask(ctx context.Context, q dnsmessage.Question, tcp, edns boo
 	return nil, errors.Join(errs...)
 }
 
-// try asks one resolver. It uses an unpredictable source port and id, so that nobody can forge the
-// answer.
+// try asks one resolver. It uses an unpredictable source port and id, so that others cannot forge
+// the answer.
 func (r *Resolver) try(ctx context.Context, server netip.AddrPort, q dnsmessage.Question, tcp, edns bool) ([]byte,
 	error) {
 	var id [2]byte

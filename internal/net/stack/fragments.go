@@ -31,7 +31,7 @@ type packetID struct {
 	number   uint16
 }
 
-// partial is a packet of which some fragments have not arrived yet.
+// partial is a packet with fragments that have not arrived yet.
 type partial struct {
 	begun  time.Time
 	pieces []piece // the fragments that have arrived, by offset, without overlap

@@ -14,8 +14,8 @@ import (
 // Reasons for refusing connections to the host of a secret, although the policy permits them.
 const (
 	noTrust = "secret-trust" // the daemon has not sent the root certificates yet
-	// tooManySecret: this process already terminates TLS for too many connections, each of which
-	// takes up to injectBytes.
+	// tooManySecret: this process already terminates TLS for too many connections. Each takes up to
+	// injectBytes.
 	tooManySecret = "secret-limit"
 )
 

@@ -198,7 +198,7 @@ func (f *Freezer) Freeze(ranges []guestmem.Range, layer int) (*Capture, error) {
 			err = f.uffd.writeProtect(hva, r.Length, true)
 		}
 		if err != nil {
-			return nil, errors.Join(err, f.unfreeze(ranges[:i+1])) // including the last range, a part of which may be protected
+			return nil, errors.Join(err, f.unfreeze(ranges[:i+1])) // part of the last range may be protected too
 		}
 	}
 	f.current.Store(c)

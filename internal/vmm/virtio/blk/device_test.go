@@ -176,8 +176,8 @@ func TestFailedWriteLeavesOldData(t *testing.T) {
 	}
 }
 
-// TestRestoreServesLostKicks saves a device that has a request of which it was not notified, and
-// restores another device over the same memory.
+// TestRestoreServesLostKicks saves a device with a request, but without the notification for that
+// request, and restores another device over the same memory.
 func TestRestoreServesLostKicks(t *testing.T) {
 	o := newDisk(t, 16*cluster, bytes.Repeat([]byte{9}, 16*cluster))
 	g := start(t, o)

@@ -195,7 +195,7 @@ func (t *Transport) raise(reason uint32) error {
 
 // Fail implements virtio.Transport.
 func (t *Transport) Fail(err error) {
-	t.dev.Reset() // releases descriptors, which nobody will serve any more
+	t.dev.Reset() // releases descriptors that the device will not serve any more
 	t.running, t.failure = false, err
 	if t.status.Or(statusNeedsReset)&statusDriverOK == 0 {
 		return // without DRIVER_OK the driver gets no notification (virtio 1.2 §2.1.2)
