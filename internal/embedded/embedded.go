@@ -18,6 +18,7 @@ const (
 	VMM      = "forkd-vmm"
 	Agent    = "forkd-agent"
 	Net      = "forkd-net"
+	Unpack   = "forkd-unpack"
 )
 
 // ErrNotBuiltIn means that this forkd was compiled without the program, for example by a plain `go

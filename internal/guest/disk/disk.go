@@ -50,14 +50,26 @@ func (d *Disk) Rest() error {
 	if d.resting != nil {
 		return errors.New("freeze the file system: it is frozen already")
 	}
-	// Discarding only saves space, so a file system without support is no error.
-	if err := d.call(fiTrim, &[3]uint64{0, math.MaxUint64, 0}); err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
-		return fmt.Errorf("discard what is free: %w", err)
+	if err := trim(d.call); err != nil {
+		return err
 	}
 	if err := d.call(fiFreeze, nil); err != nil {
 		return fmt.Errorf("freeze the file system: %w", err)
 	}
 	d.resting = time.AfterFunc(d.limit, func() { _ = d.Wake() })
+	return nil
+}
+
+// Trim discards the free blocks of the file system that is mounted at path.
+func Trim(path string) error {
+	return trim(func(request uint, arg *[3]uint64) error { return ioctl(path, request, arg) })
+}
+
+func trim(call func(request uint, arg *[3]uint64) error) error {
+	// A file system that cannot discard merely takes more space.
+	if err := call(fiTrim, &[3]uint64{0, math.MaxUint64, 0}); err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
+		return fmt.Errorf("discard what is free: %w", err)
+	}
 	return nil
 }
 

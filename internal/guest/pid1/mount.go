@@ -59,8 +59,8 @@ func mountRoot(opts Options) error {
 	}
 	// "discard" returns the space of deleted files to the host, which frees it in the layers of the
 	// disk.
-	if err := unix.Mount(rootDevice, newRoot, "ext4", flags, "discard"); err != nil {
-		return fmt.Errorf("mount %s as ext4: %w; is the root disk an ext4 image?", rootDevice, err)
+	if err := unix.Mount(RootDevice, newRoot, "ext4", flags, "discard"); err != nil {
+		return fmt.Errorf("mount %s as ext4: %w; is the root disk an ext4 image?", RootDevice, err)
 	}
 	for _, m := range append(kernelMounts(newRoot), systemMounts(newRoot)...) {
 		if err := mount(m); err != nil {

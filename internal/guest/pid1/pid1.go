@@ -22,10 +22,12 @@ import (
 	"github.com/forkd/forkd/internal/guest/userenv"
 )
 
+// RootDevice is the guest's disk.
+const RootDevice = "/dev/vda"
+
 // Paths in the initramfs and the guest.
 const (
 	modulesDir = "/modules" // *.ko, and the text file "order" with one file name on each line
-	rootDevice = "/dev/vda"
 	newRoot    = "/newroot"
 )
 
@@ -77,22 +79,15 @@ func EarlyLog() (*kmsg.Log, error) {
 	return kmsg.New(os.NewFile(uintptr(fd), "/dev/kmsg")), nil
 }
 
-// Boot does everything between EarlyLog and the start of the agent's services.
-func Boot(log *kmsg.Log) error {
+// Devices mounts the kernel's file systems, loads the modules of the initramfs and waits for the
+// disk. It is the part of Boot that comes before the disk is mounted.
+func Devices(log *kmsg.Log) error {
 	for _, m := range kernelMounts("") {
 		if err := mount(m); err != nil {
 			return err
 		}
 	}
-	cmdline, err := os.ReadFile("/proc/cmdline")
-	if err != nil {
-		return err
-	}
-	opts, err := ParseCmdline(string(cmdline))
-	if err != nil {
-		return err
-	}
-	// Open the socket before a module can find a device, so that no event is missed.
+	// The socket is open before the first module can find a device, so that no event is missed.
 	events, err := openUevents()
 	if err != nil {
 		return err
@@ -101,7 +96,20 @@ func Boot(log *kmsg.Log) error {
 	if err := loadModules(modulesDir, log); err != nil {
 		return err
 	}
-	if err := events.waitForDevice(rootDevice); err != nil {
+	return events.waitForDevice(RootDevice)
+}
+
+// Boot does everything between EarlyLog and the start of the agent's services.
+func Boot(log *kmsg.Log) error {
+	if err := Devices(log); err != nil {
+		return err
+	}
+	cmdline, err := os.ReadFile("/proc/cmdline")
+	if err != nil {
+		return err
+	}
+	opts, err := ParseCmdline(string(cmdline))
+	if err != nil {
 		return err
 	}
 	if err := mountRoot(opts); err != nil {

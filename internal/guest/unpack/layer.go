@@ -1,0 +1,395 @@
+package unpack
+
+import (
+	"archive/tar"
+	"bufio"
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"math"
+	"strings"
+
+	"github.com/klauspost/compress/gzip"
+	"github.com/klauspost/compress/zstd"
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/proto/imageproto"
+	"github.com/forkd/forkd/internal/treetar"
+)
+
+// Whiteouts of layers (OCI image spec, layer.md).
+const (
+	whiteoutPrefix = ".wh."
+	whiteoutOpaque = ".wh..wh..opq"
+	whiteoutMeta   = ".wh..wh." // files of union file systems, which no image needs
+)
+
+// maxWindow bounds the memory that a layer's compression may ask for, in bytes: that of zstd's own
+// program.
+const maxWindow = 128 << 20
+
+// maxPlain returns how many bytes one layer may decompress to. A layer that fits on the disk is
+// shorter, except for what it overwrites itself.
+func (t *tree) maxPlain() int64 { return 2*t.size + 64<<20 }
+
+// apply applies a layer. After an error the tree is of no use.
+func (t *tree) apply(l imageproto.Layer, compressed io.Reader) error {
+	plain, err := decompress(compressed)
+	if err != nil {
+		return err
+	}
+	sum := sha256.New()
+	content := io.TeeReader(&bounded{r: plain, left: t.maxPlain()}, sum)
+	t.placed, t.bytes = map[uint64]bool{}, 0
+	in := treetar.NewReader(content)
+	for {
+		h, err := in.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return fmt.Errorf("read archive: %w", err)
+		}
+		if err := t.entry(h, in, l.Files); err != nil {
+			return fmt.Errorf("archive entry %.300q: %w", h.Name, t.full(err))
+		}
+	}
+	for _, h := range t.late {
+		if err := t.link(h, true); err != nil {
+			return fmt.Errorf("archive entry %.300q: %w", h.Name, err)
+		}
+	}
+	t.late = nil
+	// Padding follows the archive's end. It belongs to the digest.
+	if _, err := io.Copy(io.Discard, content); err != nil {
+		return fmt.Errorf("read archive: %w", err)
+	}
+	if _, err := io.Copy(io.Discard, compressed); err != nil {
+		return err
+	}
+	return checkSum(l.DiffID, sum)
+}
+
+func checkSum(want string, sum hash.Hash) error {
+	if got := "sha256:" + hex.EncodeToString(sum.Sum(nil)); want != "" && got != want {
+		return fmt.Errorf("the container image is damaged: content has digest %s, its configuration says %s", got, want)
+	}
+	return nil
+}
+
+// errFull means that the content does not fit.
+var errFull = errors.New("the content is larger than the disk: raise disk_mib")
+
+func (t *tree) full(err error) error {
+	if errors.Is(err, unix.ENOSPC) && !t.host {
+		return errFull
+	}
+	return err
+}
+
+// decompress returns the plain archive.
+func decompress(r io.Reader) (io.Reader, error) {
+	in := bufio.NewReaderSize(r, 64<<10)
+	magic, _ := in.Peek(4) // what is shorter is not compressed
+	switch {
+	case bytes.HasPrefix(magic, []byte("\x1f\x8b")): // RFC 1952, section 2.3.1
+		return gzip.NewReader(in)
+	case bytes.HasPrefix(magic, []byte("\x28\xb5\x2f\xfd")): // RFC 8878, section 3.1.1
+		return zstd.NewReader(in, zstd.WithDecoderMaxMemory(maxWindow), zstd.WithDecoderLowmem(true),
+			zstd.WithDecoderConcurrency(1))
+	}
+	return in, nil
+}
+
+// bounded is a reader that fails after left bytes.
+type bounded struct {
+	r    io.Reader
+	left int64
+}
+
+// Read implements io.Reader.
+func (b *bounded) Read(p []byte) (int, error) {
+	if b.left <= 0 {
+		return 0, fmt.Errorf("a layer decompresses to much more than the disk holds: %w", errFull)
+	}
+	n, err := b.r.Read(p[:min(int64(len(p)), b.left)])
+	b.left -= int64(n)
+	return n, err
+}
+
+// entry applies one entry of a layer.
+func (t *tree) entry(h *tar.Header, content io.Reader, files bool) error {
+	name, err := relative(h.Name)
+	if err != nil {
+		return err
+	}
+	if err := checkHeader(h); err != nil {
+		return err
+	}
+	h.Name = name
+	if name == "." {
+		if h.Typeflag != tar.TypeDir {
+			return errors.New("the root is not a directory")
+		}
+		return t.directory(h)
+	}
+	_, base := splitName(name)
+	if strings.HasPrefix(base, whiteoutPrefix) && !files {
+		return t.whiteout(name)
+	}
+	dir, base, err := t.dirOf(name, true)
+	if err != nil {
+		return err
+	}
+	if files {
+		if done, err := t.checkFile(dir, base, h); done || err != nil {
+			return err
+		}
+	}
+	switch h.Typeflag {
+	case tar.TypeDir:
+		return t.directory(h)
+	case tar.TypeReg, tar.TypeGNUSparse:
+		if t.bytes += h.Size; h.Size > t.size || t.bytes > t.maxPlain() {
+			return errFull
+		}
+		return t.regular(dir, base, h, content)
+	case tar.TypeLink:
+		return t.link(h, false)
+	case tar.TypeSymlink, tar.TypeChar, tar.TypeBlock, tar.TypeFifo:
+		return t.special(dir, base, h)
+	}
+	return fmt.Errorf("unsupported type %q", h.Typeflag)
+}
+
+func splitName(name string) (dir, base string) {
+	i := strings.LastIndexByte(name, '/')
+	return name[:i+1], name[i+1:]
+}
+
+// checkHeader refuses numbers that the file system would store as others.
+func checkHeader(h *tar.Header) error {
+	if h.Uid < 0 || h.Gid < 0 || int64(h.Uid) >= math.MaxUint32 || int64(h.Gid) >= math.MaxUint32 {
+		return fmt.Errorf("owner %d:%d: want numbers from 0 to %d", h.Uid, h.Gid, uint32(math.MaxUint32-1))
+	}
+	device := h.Typeflag == tar.TypeChar || h.Typeflag == tar.TypeBlock
+	const maxMajor, maxMinor = 1<<12 - 1, 1<<20 - 1 // MINORBITS of Linux
+	if device && (h.Devmajor < 0 || h.Devmajor > maxMajor || h.Devminor < 0 || h.Devminor > maxMinor) {
+		return fmt.Errorf("device %d:%d: want numbers up to %d:%d", h.Devmajor, h.Devminor, maxMajor, maxMinor)
+	}
+	return nil
+}
+
+// checkFile checks an entry of a recipe's files. done means that the file is there already.
+func (t *tree) checkFile(dir int, base string, h *tar.Header) (done bool, err error) {
+	st, ok, err := stat(dir, base)
+	switch {
+	case err != nil || !ok:
+		return false, err
+	case h.Typeflag == tar.TypeDir && !isDir(st):
+		return false, errors.New("the base has a file or a symbolic link where the recipe has a directory")
+	case h.Typeflag != tar.TypeDir && isDir(st):
+		return false, errors.New("the recipe has a file where the base has a directory")
+	}
+	return isDir(st), nil
+}
+
+// directory creates a directory, or changes the existing one.
+func (t *tree) directory(h *tar.Header) error {
+	dir, base := t.root, "."
+	if h.Name != "." {
+		var err error
+		if dir, base, err = t.dirOf(h.Name, true); err != nil {
+			return err
+		}
+		st, ok, err := stat(dir, base)
+		if err == nil && ok && !isDir(st) {
+			err, ok = unix.Unlinkat(dir, base, 0), false
+		}
+		if err == nil && !ok {
+			err = unix.Mkdirat(dir, base, 0o700)
+		}
+		if err == nil {
+			err = t.place(dir, base)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if _, ok := t.times[h.Name]; !ok {
+		if err := t.keep(h.Name); err != nil {
+			return err
+		}
+	}
+	t.times[h.Name] = h.ModTime
+	fd, err := unix.Openat(dir, base, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	return describe(fd, h)
+}
+
+// describe sets owner, mode and extended attributes of an open file. A change of the owner resets
+// some modes and attributes, so it comes first.
+func describe(fd int, h *tar.Header) error {
+	if err := unix.Fchown(fd, h.Uid, h.Gid); err != nil {
+		return err
+	}
+	if err := unix.Fchmod(fd, uint32(h.Mode&0o7777)); err != nil {
+		return err
+	}
+	for name, value := range h.PAXRecords {
+		name, ok := strings.CutPrefix(name, "SCHILY.xattr.")
+		// Other attributes belong to the host that made the archive.
+		if !ok || !strings.HasPrefix(name, "user.") && (name != "security.capability" || h.Typeflag == tar.TypeDir) {
+			continue
+		}
+		if err := unix.Fsetxattr(fd, name, []byte(value), 0); err != nil {
+			return fmt.Errorf("extended attribute %.100q: %w", name, err)
+		}
+	}
+	return nil
+}
+
+func (t *tree) regular(dir int, base string, h *tar.Header, content io.Reader) error {
+	if err := t.replace(dir, base); err != nil {
+		return err
+	}
+	fd, err := unix.Openat(dir, base, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return err
+	}
+	err = writeFile(fd, h.Size, content)
+	if err == nil {
+		err = describe(fd, h)
+	}
+	if err == nil {
+		err = setTime(fd, "", h.ModTime)
+	}
+	if closed := unix.Close(fd); err == nil {
+		err = closed
+	}
+	if err != nil {
+		return err
+	}
+	return t.place(dir, base)
+}
+
+// replace removes what an entry of the same name replaces.
+func (t *tree) replace(dir int, base string) error {
+	st, ok, err := stat(dir, base)
+	if err != nil || !ok {
+		return err
+	}
+	if isDir(st) && t.placed[st.Ino] {
+		return errors.New("the name appears twice, once as a directory; an image that adds files through a symbolic link must use the real path")
+	}
+	return t.remove(dir, base)
+}
+
+// link makes a hard link. Unless the layer has ended, a link to a missing file waits for it.
+func (t *tree) link(h *tar.Header, ended bool) error {
+	target, err := relative(h.Linkname)
+	if err != nil {
+		return fmt.Errorf("hard link: %w", err)
+	}
+	from, fromBase := splitName(target)
+	fd, err := t.open("./"+from, unix.O_PATH|unix.O_DIRECTORY)
+	var st unix.Stat_t
+	ok := false
+	if err == nil {
+		defer unix.Close(fd)
+		st, ok, err = stat(fd, fromBase)
+	}
+	switch {
+	case (errors.Is(err, unix.ENOENT) || err == nil && !ok) && !ended:
+		if err := t.keep(h.Name + target); err != nil {
+			return err
+		}
+		t.late = append(t.late, &tar.Header{Name: h.Name, Linkname: target})
+		return nil
+	case err != nil && !errors.Is(err, unix.ENOENT):
+		return fmt.Errorf("hard link: %w", err)
+	case !ok || isDir(st):
+		return fmt.Errorf("hard link to %.300q, which is no file of the image", target)
+	}
+	if target == h.Name {
+		return nil
+	}
+	dir, base, err := t.dirOf(h.Name, true)
+	if err != nil {
+		return err
+	}
+	if err := t.replace(dir, base); err != nil {
+		return err
+	}
+	if err := unix.Linkat(fd, fromBase, dir, base, 0); err != nil {
+		return err
+	}
+	return t.place(dir, base)
+}
+
+// special makes a symbolic link, a device or a named pipe.
+func (t *tree) special(dir int, base string, h *tar.Header) error {
+	if t.host && (h.Typeflag == tar.TypeChar || h.Typeflag == tar.TypeBlock) {
+		return nil
+	}
+	if err := t.replace(dir, base); err != nil {
+		return err
+	}
+	mode := uint32(h.Mode & 0o7777)
+	var err error
+	switch h.Typeflag {
+	case tar.TypeSymlink:
+		if err := treetar.CheckName(h.Linkname); err != nil {
+			return fmt.Errorf("symbolic link: %w", err)
+		}
+		err = unix.Symlinkat(h.Linkname, dir, base)
+	case tar.TypeFifo:
+		err = unix.Mknodat(dir, base, unix.S_IFIFO|mode, 0)
+	case tar.TypeChar:
+		err = unix.Mknodat(dir, base, unix.S_IFCHR|mode, int(unix.Mkdev(uint32(h.Devmajor), uint32(h.Devminor))))
+	case tar.TypeBlock:
+		err = unix.Mknodat(dir, base, unix.S_IFBLK|mode, int(unix.Mkdev(uint32(h.Devmajor), uint32(h.Devminor))))
+	}
+	if err == nil {
+		err = unix.Fchownat(dir, base, h.Uid, h.Gid, unix.AT_SYMLINK_NOFOLLOW)
+	}
+	if err == nil {
+		err = setTime(dir, base, h.ModTime)
+	}
+	if err != nil {
+		return err
+	}
+	return t.place(dir, base)
+}
+
+// whiteout removes files of lower layers. Files of the present layer stay, whether they came before
+// or come after.
+func (t *tree) whiteout(name string) error {
+	dir, base := splitName(name)
+	fd, err := t.open("./"+dir, unix.O_RDONLY|unix.O_DIRECTORY)
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	t.forget() // it may be removed
+	switch hidden := strings.TrimPrefix(base, whiteoutPrefix); {
+	case base == whiteoutOpaque:
+		return t.empty(fd, t.placed)
+	case strings.HasPrefix(base, whiteoutMeta):
+		return nil
+	case hidden == "" || hidden == "." || hidden == "..":
+		return errors.New("a whiteout without the name of a file")
+	default:
+		return t.prune(fd, hidden, t.placed)
+	}
+}

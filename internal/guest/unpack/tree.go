@@ -1,0 +1,304 @@
+package unpack
+
+import (
+	"archive/tar"
+	"errors"
+	"fmt"
+	"io"
+	"path"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/treetar"
+)
+
+// Bounds on what a tree keeps in memory while layers are applied.
+const (
+	maxEntries = 4 << 20   // entries of all layers
+	maxNames   = 128 << 20 // bytes of kept names
+	nameSize   = 64        // cost of a kept name, in addition to its bytes
+)
+
+// tree is the file system that layers are applied to. Paths of entries are relative to its root. No
+// operation follows a symbolic link: the kernel refuses a path through one (openat2 with
+// RESOLVE_NO_SYMLINKS), so that neither links of the image nor ".." lead out of the tree.
+type tree struct {
+	root  int // descriptor
+	bytes int64
+	size  int64 // of the disk
+	names int   // bytes of kept names
+
+	host bool // the directory is on a host: device nodes are omitted
+
+	entries int
+	placed  map[uint64]bool      // inodes of the present layer
+	times   map[string]time.Time // of directories: set at the end, because every new file changes them
+	late    []*tar.Header        // hard links of the present layer that came before their file
+
+	parent     int // descriptor of the directory parentName, or -1
+	parentName string
+}
+
+// noTime is the time of files that no archive describes, so that the same input gives the same files.
+var noTime = time.Unix(0, 0)
+
+// newTree returns the tree below the directory dir, on a disk of size bytes.
+func newTree(dir string, size int64, host bool) (*tree, error) {
+	root, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open %s: %w", dir, err)
+	}
+	return &tree{root: root, size: size, host: host, times: map[string]time.Time{}, parent: -1}, nil
+}
+
+func (t *tree) close() {
+	t.forget()
+	unix.Close(t.root)
+}
+
+// forget closes the cached parent directory.
+func (t *tree) forget() {
+	if t.parent >= 0 {
+		unix.Close(t.parent)
+		t.parent = -1
+	}
+}
+
+func (t *tree) keep(name string) error {
+	if t.names += len(name) + nameSize; t.names > maxNames {
+		return fmt.Errorf("the names of the image's files take more than %d MiB", maxNames>>20)
+	}
+	return nil
+}
+
+// relative returns a name of an archive without a leading "./" or "/"; "." is the root itself.
+func relative(name string) (string, error) {
+	if err := treetar.CheckName(name); err != nil {
+		return "", err
+	}
+	for part := range strings.SplitSeq(name, "/") {
+		if part == ".." {
+			return "", errors.New("the name leaves the image")
+		}
+	}
+	if strings.ContainsRune(name, 0) {
+		return "", errors.New("the name has a NUL byte")
+	}
+	clean := strings.TrimPrefix(path.Clean("/"+name), "/")
+	if clean == "" {
+		return ".", nil
+	}
+	return clean, nil
+}
+
+// open opens an existing path of the tree, without following any symbolic link.
+func (t *tree) open(name string, flags uint64) (int, error) {
+	fd, err := unix.Openat2(t.root, name, &unix.OpenHow{Flags: flags | unix.O_CLOEXEC,
+		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_XDEV})
+	return fd, pathError(name, err)
+}
+
+// errNoPath means that a path passes through something other than directories.
+var errNoPath = errors.New("not a path of directories")
+
+// pathError explains why a path could not be walked.
+func pathError(name string, err error) error {
+	switch {
+	case errors.Is(err, unix.ELOOP) || errors.Is(err, unix.EXDEV):
+		return fmt.Errorf("the path %.300q passes through a symbolic link, so it is %w: use the real path", name,
+			errNoPath)
+	case errors.Is(err, unix.ENOTDIR):
+		return fmt.Errorf("the path %.300q passes through a file, so it is %w", name, errNoPath)
+	}
+	return err
+}
+
+// dirOf returns a descriptor of the directory that holds name, and the last part of name. With
+// create, missing directories are created. The descriptor is valid until the next call.
+func (t *tree) dirOf(name string, create bool) (fd int, base string, err error) {
+	dir, base := path.Split(name)
+	dir = path.Clean(dir)
+	if t.parent >= 0 && t.parentName == dir {
+		return t.parent, base, nil
+	}
+	fd, err = t.open(dir, unix.O_PATH|unix.O_DIRECTORY)
+	if errors.Is(err, unix.ENOENT) && create {
+		if err := t.makeDir(dir); err != nil {
+			return -1, "", err
+		}
+		fd, err = t.open(dir, unix.O_PATH|unix.O_DIRECTORY)
+	}
+	if err != nil {
+		return -1, "", err
+	}
+	t.forget()
+	t.parent, t.parentName = fd, dir
+	return fd, base, nil
+}
+
+// makeDir creates a directory that no entry describes, with its parents.
+func (t *tree) makeDir(name string) error {
+	if name == "." {
+		return nil
+	}
+	fd, base, err := t.dirOf(name, true)
+	if err != nil {
+		return err
+	}
+	if err := unix.Mkdirat(fd, base, 0o755); err != nil && !errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("create directory %.300q: %w", name, err)
+	}
+	if err := t.keep(name); err != nil {
+		return err
+	}
+	t.times[name] = noTime
+	return t.place(fd, base)
+}
+
+// place records that the present layer has a file.
+func (t *tree) place(dir int, base string) error {
+	var st unix.Stat_t
+	if err := unix.Fstatat(dir, base, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return err
+	}
+	if t.entries++; t.entries > maxEntries {
+		return fmt.Errorf("the image has more than %d files and directories", maxEntries)
+	}
+	if t.placed != nil {
+		t.placed[st.Ino] = true
+	}
+	return nil
+}
+
+// stat returns the status of a file; ok is false if there is none.
+func stat(dir int, base string) (st unix.Stat_t, ok bool, err error) {
+	err = unix.Fstatat(dir, base, &st, unix.AT_SYMLINK_NOFOLLOW)
+	if errors.Is(err, unix.ENOENT) {
+		return st, false, nil
+	}
+	return st, err == nil, err
+}
+
+func isDir(st unix.Stat_t) bool { return st.Mode&unix.S_IFMT == unix.S_IFDIR }
+
+// remove removes a file, or a directory with its content. It is no error if there is none.
+func (t *tree) remove(dir int, base string) error {
+	t.parentName = removed
+	return t.prune(dir, base, nil)
+}
+
+// removed is the name of a cached directory that may be gone. No entry has it.
+const removed = "/"
+
+// prune removes a file or directory, except for files in kept and the directories that hold them.
+func (t *tree) prune(dir int, base string, kept map[uint64]bool) error {
+	st, ok, err := stat(dir, base)
+	if err != nil || !ok {
+		return err
+	}
+	if !isDir(st) {
+		if kept[st.Ino] {
+			return nil
+		}
+		return unix.Unlinkat(dir, base, 0)
+	}
+	fd, err := unix.Openat(dir, base, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	if err := t.empty(fd, kept); err != nil {
+		return err
+	}
+	if kept[st.Ino] {
+		return nil
+	}
+	err = unix.Unlinkat(dir, base, unix.AT_REMOVEDIR)
+	if errors.Is(err, unix.ENOTEMPTY) && kept != nil {
+		return nil
+	}
+	return err
+}
+
+// empty prunes the content of the directory fd. Depth is bounded by treetar.CheckName.
+func (t *tree) empty(fd int, kept map[uint64]bool) error {
+	names, err := list(fd)
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		if err := t.prune(fd, name, kept); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// list returns the names in a directory.
+func list(fd int) ([]string, error) {
+	var names []string
+	for buf := make([]byte, 64<<10); ; {
+		n, err := unix.ReadDirent(fd, buf)
+		if err != nil || n == 0 {
+			return names, err
+		}
+		for rest := buf[:n]; len(rest) > 0; {
+			used, _, more := unix.ParseDirent(rest, -1, names)
+			rest, names = rest[used:], more
+		}
+	}
+}
+
+// writeFile creates a file from content, leaving out blocks of zeros.
+func writeFile(fd int, size int64, content io.Reader) error {
+	const block = 64 << 10
+	buf, zero := make([]byte, block), make([]byte, block)
+	for at := int64(0); at < size; {
+		n, err := io.ReadFull(content, buf[:min(block, size-at)])
+		if err != nil {
+			return fmt.Errorf("read content: %w", err)
+		}
+		if string(buf[:n]) != string(zero[:n]) {
+			for p, off := buf[:n], at; len(p) > 0; {
+				m, err := unix.Pwrite(fd, p, off)
+				if err != nil {
+					return err
+				}
+				p, off = p[m:], off+int64(m)
+			}
+		}
+		at += int64(n)
+	}
+	return unix.Ftruncate(fd, size)
+}
+
+// setTimes sets the times of the directories that layers describe.
+func (t *tree) setTimes() error {
+	for name, mod := range t.times {
+		fd, err := t.open(name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW)
+		if err != nil {
+			continue // a later layer has removed or replaced it
+		}
+		err = setTime(fd, "", mod)
+		unix.Close(fd)
+		if err != nil {
+			return fmt.Errorf("set the time of %q: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// setTime sets the times of a file in a directory, or of the descriptor itself if base is empty.
+func setTime(dir int, base string, mod time.Time) error {
+	flags := unix.AT_SYMLINK_NOFOLLOW
+	if base == "" {
+		flags = unix.AT_EMPTY_PATH
+	}
+	if mod.Unix() < 0 || mod.Unix() > 1<<33 { // an archive may say anything
+		mod = noTime
+	}
+	ts := unix.NsecToTimespec(mod.UnixNano())
+	return unix.UtimesNanoAt(dir, base, []unix.Timespec{ts, ts}, flags)
+}

@@ -1,0 +1,153 @@
+// Package unpack is the init of a builder VM: it fills the VM's disk, a blank ext4 file system, with
+// the files of a container image.
+//
+// It mounts the disk, dials the host, reads one stream of package imageproto, applies its layers as
+// root, adds the files and the account that every image of forkd has, discards the free space,
+// unmounts the disk and answers. Then it waits for its end. The VM has no network, no other program
+// and no other disk, and the host kills it in every case.
+//
+// Layers are hostile: nothing in them leads out of the tree, and time, memory and disk that they
+// take are bounded (see tree). A layer that breaks a rule fails the whole image, with an error that
+// names the entry. The package builds nothing and starts nothing from the image.
+//
+// On a host, forkd-unpack with arguments applies the stream on its standard input to a directory. A
+// build uses that for Debian bases, which mmdebstrap makes on the host.
+package unpack
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"runtime/debug"
+	"strconv"
+
+	"github.com/mdlayher/vsock"
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/guest/disk"
+	"github.com/forkd/forkd/internal/guest/kmsg"
+	"github.com/forkd/forkd/internal/guest/pid1"
+	"github.com/forkd/forkd/internal/proto/agentproto"
+	"github.com/forkd/forkd/internal/proto/imageproto"
+)
+
+// memoryLimit is the heap size that the garbage collector aims at, in bytes. The VM has more: the
+// page cache takes the rest.
+const memoryLimit = 256 << 20
+
+// Main is forkd-unpack. As the init of a machine it returns only if the machine cannot be switched off.
+// Otherwise args are a directory and the maximum size of its content in bytes; the stream is on stdin,
+// and the answer goes to stdout.
+func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
+	if os.Getpid() != 1 {
+		if err := fillDir(args, stdin, stdout); err != nil {
+			fmt.Fprintln(stderr, "forkd-unpack:", err)
+			return 1
+		}
+		return 0
+	}
+	debug.SetMemoryLimit(memoryLimit)
+	log, err := pid1.EarlyLog()
+	if err == nil {
+		err = serve(log)
+	}
+	pid1.PowerOff(log, err)
+	return 1
+}
+
+// mountPoint is where the disk is mounted, below the initramfs.
+const mountPoint = "/newroot"
+
+func serve(log *kmsg.Log) error {
+	if err := pid1.Devices(log); err != nil {
+		return err
+	}
+	conn, err := vsock.Dial(agentproto.HostCID, imageproto.Port, nil)
+	if err != nil {
+		return fmt.Errorf("dial vsock port %d of the host: %w", imageproto.Port, err)
+	}
+	defer conn.Close()
+	if err := imageproto.WriteAnswer(conn, fillDisk(conn)); err != nil {
+		return err
+	}
+	wait(conn)
+	return errors.New("the host has left")
+}
+
+// wait reads until the host closes the connection. The host kills the VM first.
+func wait(conn net.Conn) { _, _ = io.Copy(io.Discard, conn) }
+
+func fillDisk(stream io.Reader) (err error) {
+	unix.Umask(0)
+	// A device or a program of the image is never used here.
+	const flags = unix.MS_NOATIME | unix.MS_NODEV | unix.MS_NOEXEC | unix.MS_NOSUID
+	if err := unix.Mount(pid1.RootDevice, mountPoint, "ext4", flags, ""); err != nil {
+		return fmt.Errorf("mount %s: %w", pid1.RootDevice, err)
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(mountPoint, &st); err != nil {
+		return err
+	}
+	if err := fill(mountPoint, int64(st.Blocks)*st.Bsize, false, stream); err != nil {
+		return err
+	}
+	if err := disk.Trim(mountPoint); err != nil {
+		return err
+	}
+	if err := unix.Unmount(mountPoint, 0); err != nil {
+		return fmt.Errorf("unmount the disk: %w", err)
+	}
+	unix.Sync()
+	return nil
+}
+
+// fillDir applies a stream to a directory of a host, without device nodes: in a user namespace they
+// cannot be created, and guests mount devtmpfs.
+func fillDir(args []string, stream io.Reader, answer io.Writer) error {
+	if len(args) != 2 {
+		return errors.New("want a directory and the maximum size of its content in bytes, or to be the init of a builder VM")
+	}
+	size, err := strconv.ParseInt(args[1], 10, 64)
+	if err != nil || size <= 0 {
+		return fmt.Errorf("%q: want a number of bytes", args[1])
+	}
+	unix.Umask(0)
+	return imageproto.WriteAnswer(answer, fill(args[0], size, true, stream))
+}
+
+// fill applies a stream to the directory dir of a disk of size bytes. host is set if it is on a host.
+func fill(dir string, size int64, host bool, stream io.Reader) error {
+	in := imageproto.NewReader(bufio.NewReaderSize(stream, 256<<10))
+	header, err := in.Header()
+	if err != nil {
+		return err
+	}
+	t, err := newTree(dir, size, host)
+	if err != nil {
+		return err
+	}
+	defer t.close()
+	for i, l := range header.Layers {
+		if err := t.apply(l, in.Layer()); err != nil {
+			if l.Files {
+				return fmt.Errorf("files of the recipe: %w", err)
+			}
+			return fmt.Errorf("layer %d: %w", i+1, err)
+		}
+	}
+	t.placed = nil
+	for _, f := range defaultFiles() {
+		if err := t.addDefault(f); err != nil {
+			return fmt.Errorf("default file /%s: %w", f.name, t.full(err))
+		}
+	}
+	if header.User {
+		if err := t.addAccount(); err != nil {
+			return fmt.Errorf("user: %w", t.full(err))
+		}
+	}
+	return t.setTimes()
+}

@@ -1,0 +1,227 @@
+// Package imageproto is the stream from which a builder VM fills a blank disk with the files of a
+// container image: from the client that has the image, through the daemon, to forkd-unpack.
+//
+//	length (4 bytes, little-endian), Header as JSON
+//	for each layer: chunks of a length (likewise, not 0) and as many bytes; then a length of 0
+//
+// forkd-unpack dials Port of the host when the disk is mounted, reads the stream and answers with
+// one line, an Answer as JSON. An error may come before the end of the stream.
+//
+// Only forkd-unpack looks into layers. The daemon passes the stream on.
+package imageproto
+
+import (
+	"bufio"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+)
+
+// Port is the vsock port of the host that forkd-unpack dials.
+const Port = 1028
+
+// Bounds, in bytes.
+const (
+	maxHeader = 1 << 20
+	maxChunk  = 1 << 20
+	maxAnswer = 64 << 10
+)
+
+// MaxLayers bounds the layers of a stream. Docker makes at most 127.
+const MaxLayers = 1001
+
+// Header describes the layers of a stream, lowest first.
+type Header struct {
+	Layers []Layer `json:"layers"`
+	User   bool    `json:"user,omitempty"` // add the account "user", if there is none
+}
+
+// Layer is a tar archive, plain or compressed with gzip or zstd.
+type Layer struct {
+	// DiffID is the digest that the plain archive must have ("sha256:…"); empty: not checked.
+	DiffID string `json:"diff_id,omitempty"`
+
+	// Files marks the files of a recipe. They replace files, but neither directories nor by
+	// directories, and leave existing directories unchanged.
+	Files bool `json:"files,omitempty"`
+}
+
+// Answer is forkd-unpack's last message.
+type Answer struct {
+	Error string `json:"error,omitempty"` // empty: the disk is complete and unmounted
+}
+
+// WriteAnswer writes the answer for an error of forkd-unpack, or for nil.
+func WriteAnswer(w io.Writer, refused error) error {
+	var a Answer
+	if refused != nil {
+		a.Error = refused.Error()
+		a.Error = a.Error[:min(len(a.Error), maxAnswer/8)] // JSON may need 6 bytes for one
+	}
+	line, err := json.Marshal(a)
+	if err != nil {
+		return err
+	}
+	if _, err := w.Write(append(line, '\n')); err != nil {
+		return fmt.Errorf("answer: %w", err)
+	}
+	return nil
+}
+
+// RefusedError is the error of an answer. Its text comes from forkd-unpack and is not safe to print.
+type RefusedError struct{ Reason string }
+
+func (e *RefusedError) Error() string { return e.Reason }
+
+// ReadAnswer reads an answer. If forkd-unpack has refused the stream, the error is a *RefusedError.
+func ReadAnswer(r io.Reader) error {
+	line, err := bufio.NewReader(io.LimitReader(r, maxAnswer)).ReadBytes('\n')
+	var a Answer
+	if err == nil {
+		err = json.Unmarshal(line, &a)
+	}
+	if err != nil {
+		return fmt.Errorf("read the answer of forkd-unpack: %w", whole(err))
+	}
+	if a.Error != "" {
+		return &RefusedError{a.Error}
+	}
+	return nil
+}
+
+// Check returns an error for a header that no stream has.
+func (h *Header) Check() error {
+	if len(h.Layers) > MaxLayers {
+		return fmt.Errorf("layers: %d of them: want at most %d", len(h.Layers), MaxLayers)
+	}
+	for i, l := range h.Layers {
+		if l.DiffID != "" && !isSHA256(l.DiffID) {
+			return fmt.Errorf("layers[%d].diff_id: %.80q: want sha256: and 64 hexadecimal digits", i, l.DiffID)
+		}
+	}
+	return nil
+}
+
+func isSHA256(s string) bool {
+	const prefix = "sha256:"
+	if len(s) != len(prefix)+64 || s[:len(prefix)] != prefix {
+		return false
+	}
+	for _, c := range s[len(prefix):] {
+		if (c < '0' || c > '9') && (c < 'a' || c > 'f') {
+			return false
+		}
+	}
+	return true
+}
+
+// WriteHeader begins a stream.
+func WriteHeader(w io.Writer, h Header) error {
+	text, err := json.Marshal(h)
+	if err != nil {
+		return err
+	}
+	if len(text) > maxHeader {
+		return fmt.Errorf("header of %d bytes: at most %d", len(text), maxHeader)
+	}
+	return writeChunk(w, text)
+}
+
+// WriteLayer writes one layer, as from has it.
+func WriteLayer(w io.Writer, from io.Reader) error {
+	buf := make([]byte, maxChunk)
+	for {
+		n, err := io.ReadFull(from, buf)
+		if n > 0 {
+			if err := writeChunk(w, buf[:n]); err != nil {
+				return err
+			}
+		}
+		switch {
+		case errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF):
+			return writeChunk(w, nil)
+		case err != nil:
+			return err
+		}
+	}
+}
+
+func writeChunk(w io.Writer, p []byte) error {
+	if _, err := w.Write(binary.LittleEndian.AppendUint32(nil, uint32(len(p)))); err != nil || len(p) == 0 {
+		return err
+	}
+	_, err := w.Write(p)
+	return err
+}
+
+// Reader reads a stream. Its first call is Header.
+type Reader struct{ r io.Reader }
+
+// NewReader returns a Reader of the stream r.
+func NewReader(r io.Reader) *Reader { return &Reader{r} }
+
+// Header reads and checks the header.
+func (r *Reader) Header() (h Header, err error) {
+	n, err := r.length(maxHeader)
+	if err != nil {
+		return h, fmt.Errorf("read header: %w", err)
+	}
+	text := make([]byte, n)
+	if _, err := io.ReadFull(r.r, text); err != nil {
+		return h, fmt.Errorf("read header: %w", whole(err))
+	}
+	if err := json.Unmarshal(text, &h); err != nil {
+		return h, fmt.Errorf("read header: %w", err)
+	}
+	return h, h.Check()
+}
+
+// Layer returns the bytes of the next layer. They must be read to their end before the next call.
+func (r *Reader) Layer() io.Reader { return &layerReader{r: r} }
+
+func (r *Reader) length(most uint32) (uint32, error) {
+	var b [4]byte
+	if _, err := io.ReadFull(r.r, b[:]); err != nil {
+		return 0, whole(err)
+	}
+	n := binary.LittleEndian.Uint32(b[:])
+	if n > most {
+		return 0, fmt.Errorf("a chunk of %d bytes: at most %d", n, most)
+	}
+	return n, nil
+}
+
+// whole converts the end of the stream in its middle to io.ErrUnexpectedEOF.
+func whole(err error) error {
+	if errors.Is(err, io.EOF) {
+		return io.ErrUnexpectedEOF
+	}
+	return err
+}
+
+type layerReader struct {
+	r    *Reader
+	left uint32 // of the present chunk
+	end  bool
+}
+
+// Read implements io.Reader.
+func (l *layerReader) Read(p []byte) (int, error) {
+	if l.end {
+		return 0, io.EOF
+	}
+	if l.left == 0 {
+		n, err := l.r.length(maxChunk)
+		if err != nil {
+			return 0, err
+		}
+		if l.left, l.end = n, n == 0; l.end {
+			return 0, io.EOF
+		}
+	}
+	n, err := l.r.r.Read(p[:min(uint64(len(p)), uint64(l.left))])
+	l.left -= uint32(n)
+	return n, whole(err)
+}
