@@ -49,6 +49,8 @@ type (
 	SandboxLimits    = v1.SandboxLimits
 	Usage            = v1.Usage
 	Admission        = v1.Admission
+	CachedImage      = v1.CachedImage
+	PrunedImages     = v1.PrunedImages
 )
 
 // BranchRequest asks for a snapshot of a running sandbox.

@@ -13,6 +13,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -40,6 +41,7 @@ import (
 	"github.com/forkd/forkd/internal/host/admit"
 	"github.com/forkd/forkd/internal/host/bake"
 	"github.com/forkd/forkd/internal/host/event"
+	"github.com/forkd/forkd/internal/host/imagevm"
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/tenancy"
@@ -75,12 +77,16 @@ type Rig struct {
 	Builds   template.Config    // configuration of the builder of templates
 	Plans    build.Config       // configuration of Steps
 	Steps    *build.Builder     // executes the builds of templates and Dockerfiles
+	Unpacks  *vmfake.VMMs       // builder VMs
+	Scratch  string             // directory of the disks that builder VMs fill
+	Cache    string             // image cache
 	Parent   client.BakeRequest // request that makes a snapshot
 	Tokens   map[string]string  // tokens of Options.Tokens, by name
 
 	TokenFile string // file with all tokens
 
 	agents *agents
+	images *build.Images
 }
 
 // Options configure a rig.
@@ -100,6 +106,8 @@ type Options struct {
 	Damaged string
 
 	Open bool // no token is required: every client over TCP has all rights
+
+	Unpack func(stream io.Reader) error // acts as the guest of builder VMs; nil: they never connect
 
 	NoKVM error // reason why the host cannot run VMs; nil: it can
 
@@ -204,7 +212,7 @@ func New(t T, o Options) *Rig {
 		t.Fatal(err)
 	}
 	r.Store = st
-	builder, err := r.builders(dir, build.Config{Manager: m, Baker: baker, Image: imageOf, Boot: bootOf(part)})
+	builder, err := r.builders(dir, o.Unpack, build.Config{Manager: m, Baker: baker, Image: imageOf, Boot: bootOf(part)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -212,7 +220,8 @@ func New(t T, o Options) *Rig {
 	discard := slog.New(slog.DiscardHandler)
 	shared := face.New(face.Config{Host: tenancy.New(m, workspaces), Guard: guard, Audit: log,
 		Answers: answers, Limits: o.Limits, Counts: counts, Requests: counts.RequestDone, Log: discard})
-	api := v1.New(v1.Config{Face: shared, Baker: baker, Builds: r.Steps, Metrics: counts.Handler(),
+	api := v1.New(v1.Config{Face: shared, Baker: baker, Builds: r.Steps, Images: r.images, ScratchDir: r.Scratch,
+		Metrics: counts.Handler(),
 		Version: "test", Accel: "kvm", GuestPort: o.GuestPort, NoKVM: func() error { return o.NoKVM }, Domain: domain,
 		Links: links, MCP: mcphttp.New("test", o.Limits.Keepalive, discard)})
 	if !o.Unchecked {
@@ -243,7 +252,11 @@ func (o *Options) state(t T) (dir, part string) {
 
 // builders returns the builder of templates, and the builder that executes the steps of templates
 // and Dockerfiles.
-func (r *Rig) builders(dir string, c build.Config) (builder *template.Builder, err error) {
+func (r *Rig) builders(dir string, unpack func(io.Reader) error, c build.Config) (builder *template.Builder,
+	err error) {
+	if r.images, err = r.unpacks(dir, unpack); err != nil {
+		return nil, err
+	}
 	c.Dir, c.Log = filepath.Join(dir, "build"), slog.New(slog.DiscardHandler)
 	r.Plans = c
 	if r.Steps, err = build.New(c); err != nil {
@@ -251,6 +264,18 @@ func (r *Rig) builders(dir string, c build.Config) (builder *template.Builder, e
 	}
 	r.Builds = template.Config{Manager: c.Manager, Builds: r.Steps, Dir: filepath.Join(dir, "builds"), Log: c.Log}
 	return template.New(r.Builds)
+}
+
+// unpacks returns an Images whose builder VMs are fakes that call unpack.
+func (r *Rig) unpacks(dir string, unpack func(io.Reader) error) (*build.Images, error) {
+	r.Unpacks, r.Scratch = vmfake.NewBuilders(vmfake.Unpacks(unpack)), filepath.Join(dir, "scratch")
+	run := filepath.Join(dir, "builders")
+	if err := errors.Join(os.MkdirAll(run, 0o700), os.MkdirAll(r.Scratch, 0o700)); err != nil {
+		return nil, err
+	}
+	r.Cache = filepath.Join(dir, "image-cache")
+	filler := imagevm.New(imagevm.Config{VMMs: r.Unpacks, RunDir: run, Template: "host", Initrd: os.Open})
+	return &build.Images{Filler: filler, Dir: r.Cache}, nil
 }
 
 // guard returns a guard that accepts Token and more. It writes all tokens to r.TokenFile, and puts

@@ -3,15 +3,15 @@ package cli
 import (
 	"bytes"
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
-	"syscall"
 
 	"github.com/spf13/cobra"
 
+	"github.com/forkd/forkd/client"
 	"github.com/forkd/forkd/internal/build/image"
 )
 
@@ -43,7 +43,11 @@ func newParentBuildCmd() *cobra.Command {
 			if c.output == "text" || c.json() {
 				return buildAndPrint(cmd, &c, r, o)
 			}
-			return writeRootfs(cmd, r, c.output)
+			file := c.output
+			c.output = "text"
+			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
+				return writeRootfs(ctx, cmd, cl, r, file)
+			})
 		},
 	}
 	f := cmd.Flags()
@@ -55,14 +59,12 @@ func newParentBuildCmd() *cobra.Command {
 }
 
 // writeRootfs makes the root file system of an image and copies it to a file.
-func writeRootfs(cmd *cobra.Command, r *image.Recipe, name string) error {
+func writeRootfs(ctx context.Context, cmd *cobra.Command, cl *client.Client, r *image.Recipe, name string) error {
 	if _, err := os.Lstat(name); err == nil {
 		return fmt.Errorf("-o %s: it exists: remove it, or choose another name", name)
 	}
-	ctx, cancel := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
-	defer cancel()
 	st := newStatus(cmd.ErrOrStderr())
-	img, _, err := buildFiles(ctx, r, "", st)
+	img, _, err := buildFiles(ctx, cl, r, "", st)
 	st.end()
 	if err != nil {
 		return err

@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"cmp"
 	"context"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -21,6 +22,7 @@ import (
 	"github.com/forkd/forkd/internal/build/image"
 	"github.com/forkd/forkd/internal/cachedir"
 	"github.com/forkd/forkd/internal/embedded"
+	"github.com/forkd/forkd/internal/proto/imageproto"
 	"github.com/forkd/forkd/recipes"
 )
 
@@ -194,7 +196,7 @@ func build(ctx context.Context, cl *client.Client, recipe *image.Recipe, o build
 	}
 	start := time.Now()
 	st := newStatus(w)
-	img, kernel, err := buildFiles(ctx, recipe, o.kernel, st)
+	img, kernel, err := buildFiles(ctx, cl, recipe, o.kernel, st)
 	st.end()
 	if err != nil {
 		return built{}, err
@@ -281,8 +283,8 @@ func bakeInSteps(ctx context.Context, cl *client.Client, req client.BakeRequest,
 }
 
 // buildFiles makes the files that a parent boots from, or takes them from the cache.
-func buildFiles(ctx context.Context, recipe *image.Recipe, userKernel string, st *status) (*image.Image,
-	*image.KernelFiles, error) {
+func buildFiles(ctx context.Context, cl *client.Client, recipe *image.Recipe, userKernel string, st *status) (
+	*image.Image, *image.KernelFiles, error) {
 	cache, err := cachedir.Dir()
 	if err != nil {
 		return nil, nil, err
@@ -292,17 +294,54 @@ func buildFiles(ctx context.Context, recipe *image.Recipe, userKernel string, st
 		return nil, nil, err
 	}
 	progress := func(s image.Step) { st.step(s.Stage, s.Detail) }
-	img, err := image.Build(ctx, cache, recipe, progress)
-	if err != nil {
-		return nil, nil, err
-	}
 	var kernel *image.KernelFiles
 	if userKernel != "" {
 		kernel, err = image.UserKernel(ctx, cache, userKernel, agent)
 	} else {
 		kernel, err = image.Kernel(ctx, cache, agent, progress)
 	}
+	if err != nil {
+		return nil, nil, err
+	}
+	u := image.Unpacker{Fill: func(ctx context.Context, d image.Disk) error {
+		return fillDisk(ctx, cl, kernel.VMLinux, d)
+	}}
+	if u.Program, err = embedded.Open(embedded.Unpack); err != nil {
+		return nil, nil, err
+	}
+	img, err := image.Build(ctx, cache, recipe, u, progress)
 	return img, kernel, err
+}
+
+// fillDisk has the daemon unpack a container image in a VM, and writes the disk that it answers with.
+func fillDisk(ctx context.Context, cl *client.Client, kernel string, d image.Disk) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	r, w := io.Pipe()
+	sent := make(chan error, 1)
+	go func() {
+		err := d.Stream(ctx, w)
+		w.CloseWithError(err)
+		sent <- err
+	}()
+	disk, err := cl.FillImage(ctx, client.FillRequest{Kernel: kernel, DiskMiB: d.MiB,
+		UUID: hex.EncodeToString(d.UUID[:])}, r)
+	r.Close() // ends Stream
+	if failed := <-sent; failed != nil && !errors.Is(failed, io.ErrClosedPipe) {
+		err = failed // what the daemon has got is not whole
+	}
+	if err != nil {
+		if disk != nil {
+			disk.Close()
+		}
+		return err
+	}
+	defer disk.Close()
+	f, err := os.OpenFile(d.Path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	return errors.Join(imageproto.ReadDisk(f, disk, int64(d.MiB)<<20), f.Close())
 }
 
 func msSince(start time.Time) float64 { return float64(time.Since(start).Microseconds()) / 1000 }

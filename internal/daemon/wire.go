@@ -37,6 +37,7 @@ import (
 	"github.com/forkd/forkd/internal/host/bake"
 	"github.com/forkd/forkd/internal/host/cgroup"
 	"github.com/forkd/forkd/internal/host/event"
+	"github.com/forkd/forkd/internal/host/imagevm"
 	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/store"
@@ -54,6 +55,7 @@ type wired struct {
 	manager *sandbox.Manager
 	builder *template.Builder
 	builds  *build.Builder
+	images  *build.Images
 	store   *store.Store
 	audit   *audit.Log
 	net     *netclient.Client
@@ -152,7 +154,8 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard, kvm *kvmState) (*w
 		Audit: w.audit, Answers: answers,
 		Counts: counts, Requests: counts.RequestDone, Stopping: ctx, Log: cfg.Log})
 	api := v1.New(v1.Config{
-		Face: shared, Baker: baker, Builds: w.builds, Metrics: counts.Handler(),
+		Face: shared, Baker: baker, Builds: w.builds, Images: w.images, ScratchDir: scratchDir(cfg.StateDir),
+		Metrics: counts.Handler(),
 		Version: cfg.Version, Accel: cfg.Accel, GuestPort: cfg.GuestPort, Domain: domain, Links: links, Traces: w.traces,
 		Missing: missing, Admission: admissionOf(cfg.Admit), NoKVM: kvm.why, MCP: mcphttp.New(cfg.Version, 0, cfg.Log),
 	})
@@ -174,20 +177,23 @@ func (w *wired) startBaker(cfg *Config, vmms vmpool.VMMs, runDir string) (*bake.
 		Template: cfg.CPUTemplate,
 		Accel:    cfg.Accel,
 		Cmdline:  vm.Cmdline(cfg.CmdlineArgs...),
-		Initrd:   makeInitrd,
+		Initrd:   func(kernel string) (*os.File, error) { return makeInitrd(kernel, embedded.Agent) },
 		Log:      cfg.Log,
 	})
 	w.manager.SetBoot(func(ctx context.Context, from, to string) error {
 		_, err := baker.Bake(ctx, bake.Request{Client: auth.From(ctx).Who, Tag: to, From: from, Transient: true})
 		return err
 	})
-	var err error
+	err := w.startImages(cfg, vmms, runDir)
+	if err != nil {
+		return nil, err
+	}
 	boot := func(ctx context.Context, i build.Image, report func(string)) (bake.Request, error) {
 		// Otherwise the missing KVM would be noticed only after the image has been made.
 		if err := w.kvm.Check(); err != nil {
 			return bake.Request{}, &vmmclient.NoKVMError{Err: err}
 		}
-		return build.BootImage(ctx, i, report)
+		return w.images.Boot(ctx, i, report)
 	}
 	w.builds, err = build.New(build.Config{Manager: w.manager, Baker: baker, Boot: boot, Image: build.FromRegistry,
 		Dir: filepath.Join(cfg.StateDir, "build"), Log: cfg.Log})
@@ -198,6 +204,21 @@ func (w *wired) startBaker(cfg *Config, vmms vmpool.VMMs, runDir string) (*bake.
 		Dir: filepath.Join(cfg.StateDir, "builds"), Log: cfg.Log})
 	return baker, err
 }
+
+// startImages prepares the cache and the scratch directory of images that builder VMs unpack.
+func (w *wired) startImages(cfg *Config, vmms vmpool.VMMs, runDir string) error {
+	filler := imagevm.New(imagevm.Config{VMMs: vmms, RunDir: runDir, Template: cfg.CPUTemplate,
+		Cmdline: vm.Cmdline(cfg.CmdlineArgs...),
+		Initrd:  func(kernel string) (*os.File, error) { return makeInitrd(kernel, embedded.Unpack) }})
+	w.images = &build.Images{Filler: filler, Dir: build.ImageDir(filepath.Join(cfg.StateDir, "image-cache"))}
+	if err := w.images.Tidy(); err != nil {
+		cfg.Log.Warn("files of unfinished images are left", "error", err)
+	}
+	return os.MkdirAll(scratchDir(cfg.StateDir), 0o700)
+}
+
+// scratchDir returns the directory of disks while builder VMs fill them. The files in it have no names.
+func scratchDir(stateDir string) string { return filepath.Join(stateDir, "scratch") }
 
 // openKeys opens two keys: if there is a domain, the key that signs permissions in host names, and
 // the key from which tokens of sandboxes are derived.
@@ -312,13 +333,13 @@ func admissionOf(a admit.Rules) apiv1.Admission {
 		MemoryReserveMiB: a.MemoryReserve >> 20, DiskReserveMiB: a.DiskReserve >> 20}
 }
 
-// makeInitrd makes an initramfs in memory, with the agent of this build.
-func makeInitrd(kernel string) (*os.File, error) {
-	agent, err := embedded.Open(embedded.Agent)
+// makeInitrd makes an initramfs in memory, with a program of this build as its init.
+func makeInitrd(kernel, program string) (*os.File, error) {
+	init, err := embedded.Open(program)
 	if err != nil {
 		return nil, err
 	}
-	p, err := image.Initramfs(kernel, agent)
+	p, err := image.Initramfs(kernel, init)
 	if err != nil {
 		return nil, err
 	}

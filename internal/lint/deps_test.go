@@ -25,8 +25,10 @@ var leaves = []string{"internal/atomicfile", "internal/cachedir", "internal/clea
 var rooms = []room{
 	{
 		folder: "internal/proto",
-		packages: []string{"codec", "vm", "frame", "agentproto", "envdproto", "envdproto/filesystem", "envdproto/process",
-			"envdproto/filesystem/filesystemconnect", "envdproto/process/processconnect", "vmmproto", "netproto", "ctlsock"},
+		packages: []string{"codec", "vm", "frame", "agentproto", "envdproto", "envdproto/filesystem",
+			"envdproto/process",
+			"envdproto/filesystem/filesystemconnect", "envdproto/process/processconnect", "vmmproto", "netproto",
+			"imageproto", "ctlsock"},
 		reason: "a contract holds values and their encoding: both of its sides import it, so it can import neither",
 	},
 	{
@@ -35,29 +37,31 @@ var rooms = []room{
 	},
 	{
 		folder:   "internal/format",
-		packages: []string{"console", "disklayer", "memlayer", "snapshot", "record"},
+		packages: []string{"console", "disklayer", "ext4", "memlayer", "snapshot", "record"},
 		imports:  []string{"internal/proto/codec", "internal/proto/vm"},
 		reason:   "a format outlives the program that wrote it",
 	},
 	{
 		folder: "internal/vmm",
 		packages: []string{"kvm", "cpuid", "guestmem", "uffd", "boot", "virtio/virtq", "virtio", "virtio/mmio",
-			"virtio/virtiotest", "bareguest", "virtio/rng", "virtio/blk", "virtio/vsock", "virtio/net", "regtest", "machine",
+			"virtio/virtiotest", "bareguest", "virtio/rng", "virtio/blk", "virtio/vsock", "virtio/net", "regtest",
+			"machine",
 			"."},
 		imports: []string{"internal/proto/...", "internal/format/...", "internal/jail"},
 		reason:  "the VMM is what a guest attacks: it knows neither where snapshots lie nor who asks for them",
 	},
 	{
-		folder:   "internal/net",
-		packages: []string{"policy", "peek", "inject", "inspect", "dns", "flowlog", "guesttest", "nettest", "stack", "."},
-		imports:  []string{"internal/proto/...", "internal/jail"},
+		folder: "internal/net",
+		packages: []string{"policy", "peek", "inject", "inspect", "dns", "flowlog", "guesttest", "nettest", "stack",
+			"."},
+		imports: []string{"internal/proto/...", "internal/jail"},
 		reason: "forkd-net parses what hostile guests send: it knows neither files nor sandboxes, only what the daemon " +
 			"tells it",
 	},
 	{
 		folder: "internal/guest",
 		packages: []string{"kmsg", "reap", "trust", "disk", "userenv", "pid1", "nic", "forkhook", "generators", "envd",
-			"eval", "agent"},
+			"eval", "agent", "unpack"},
 		imports: []string{"internal/proto/...", "internal/rawcall", "internal/treetar"},
 		reason:  "what runs in a guest is in every guest's memory, and a hostile guest can read it",
 	},
@@ -65,7 +69,7 @@ var rooms = []room{
 		folder: "internal/host",
 		packages: []string{"invalid", "debt", "excerpt", "event", "owner", "unique", "procmem", "agentclient", "cgroup",
 			"process", "netclient", "vmmclient", "store", "vmpool", "vmpool/suite", "vmfake",
-			"identity", "chain", "bake", "admit", "ledger", "conlog",
+			"identity", "chain", "imagevm", "bake", "admit", "ledger", "conlog",
 			"tally", "idle", "unwatched", "sandbox", "workspace", "tenancy"},
 		imports: []string{"internal/proto/...", "internal/format/...", "internal/jail/..."},
 		reason: "the daemon's side knows VMs by contract only and never runs a guest: it owns files and processes, and " +
@@ -122,7 +126,9 @@ var rooms = []room{
 		packages: []string{"."},
 		imports: []string{"api/v1", "client", "internal/compat05/...", "internal/mcp", "internal/daemon",
 			"internal/daemon/auth",
-			"internal/build/...", "internal/doctor", "internal/emu/...", "internal/proto/vm", "internal/vmm/kvm",
+			"internal/build/...", "internal/doctor", "internal/emu/...", "internal/proto/imageproto",
+			"internal/proto/vm",
+			"internal/vmm/kvm",
 			"recipes"},
 		reason: "the command line has no back door: everything it does to sandboxes goes through the REST API. It imports " +
 			"the daemon to start it, which is told whether KVM works, and the file of its tokens",
@@ -248,7 +254,7 @@ var rules = []rule{
 		reason: "the VMM does not know where snapshots are or who asks for them; it could not be jailed otherwise",
 	},
 	{
-		from: []string{"cmd/forkd-agent", "cmd/forkd-machined"},
+		from: []string{"cmd/forkd-agent", "cmd/forkd-machined", "cmd/forkd-unpack"},
 		to: []string{"internal/vmm/...", "internal/host/...", "internal/format/...", "internal/daemon/...",
 			"internal/build/...", "github.com/spf13/...", "github.com/prometheus/...", "go.opentelemetry.io/..."},
 		reason: "what runs in a guest is in every guest's memory, and a hostile guest can read it",

@@ -46,6 +46,7 @@ type Assets struct {
 	Images  map[string]string `json:"images"`  // by recipe: directory of the image
 	Roots   string            `json:"roots"`   // root certificates that the host trusts, in PEM
 	Disk    string            `json:"disk"`    // an empty ext4 file system
+	Busybox string            `json:"busybox"` // a static shell
 	// The first build whose VMMs have the present protocol, and the last build before that.
 	Earlier []Build `json:"earlier"`
 	NoBuild string  `json:"no_build"` // why Earlier is empty

@@ -111,7 +111,11 @@ func (p *parts) guest(ctx context.Context, cache string) error {
 	if err != nil {
 		return err
 	}
-	p.image, err = image.Build(ctx, cache, recipe, step)
+	unpack, err := embedded.Open(embedded.Unpack)
+	if err != nil {
+		return err
+	}
+	p.image, err = image.Build(ctx, cache, recipe, image.Unpacker{Program: unpack}, step)
 	return err
 }
 

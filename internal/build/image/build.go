@@ -5,11 +5,11 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 )
@@ -22,13 +22,15 @@ type Step struct {
 
 // The stages, in their order. A cached result reports none of them.
 const (
-	StageWait     = "wait for another build"
-	StageResolve  = "resolve the base image"
-	StageContent  = "collect files"
-	StageFS       = "write the file system"
-	StageDigest   = "compute the digest"
-	StageDownload = "download the kernel"
-	StageUnpack   = "unpack the kernel"
+	StageWait    = "wait for another build"
+	StageResolve = "resolve the base image"
+	StageContent = "collect files"
+
+	StageUnpackImage = "unpack the image in a VM"
+	StageFS          = "write the file system"
+	StageDigest      = "compute the digest"
+	StageDownload    = "download the kernel"
+	StageUnpack      = "unpack the kernel"
 )
 
 // reporter wraps a progress function, which may be nil.
@@ -43,9 +45,27 @@ func (p reporter) step(stage, detail string) {
 // content is a resolved base: a function that writes an archive, and the part of the key that is
 // not in the recipe's text.
 type content struct {
-	digest string
-	env    map[string]string
-	write  func(ctx context.Context, w io.Writer) error
+	digest  string
+	env     map[string]string
+	stream  func(ctx context.Context, w io.Writer) error
+	trusted bool // made by this host, which may unpack it
+}
+
+// Disk is a disk to be filled in a VM.
+type Disk struct {
+	Path   string // of a file that does not exist yet
+	MiB    int
+	UUID   [16]byte // of the file system
+	Stream func(ctx context.Context, w io.Writer) error
+}
+
+// Unpacker unpacks bases.
+type Unpacker struct {
+	// Fill fills a disk with a container image. It needs a VM: the daemon has one, and its clients ask
+	// the daemon. nil: no container images.
+	Fill func(ctx context.Context, d Disk) error
+	// Program is forkd-unpack, which unpacks a Debian base on this host. nil: no Debian bases.
+	Program []byte
 }
 
 // Build returns the image of r. It builds the image if the cache does not have it. progress may be
@@ -53,15 +73,15 @@ type content struct {
 //
 // The error is a *MissingError (wrapped) if the host lacks tools or rights. In this case nothing
 // was changed.
-func Build(ctx context.Context, cacheDir string, r *Recipe, progress func(Step)) (*Image, error) {
-	img, err := build(ctx, cacheDir, r, progress)
+func Build(ctx context.Context, cacheDir string, r *Recipe, u Unpacker, progress func(Step)) (*Image, error) {
+	img, err := build(ctx, cacheDir, r, u, progress)
 	if err != nil {
 		return nil, fmt.Errorf("build image %s: %w", r.Name, err)
 	}
 	return img, nil
 }
 
-func build(ctx context.Context, cacheDir string, r *Recipe, report reporter) (*Image, error) {
+func build(ctx context.Context, cacheDir string, r *Recipe, u Unpacker, report reporter) (*Image, error) {
 	if err := r.validate(); err != nil {
 		return nil, err
 	}
@@ -71,7 +91,7 @@ func build(ctx context.Context, cacheDir string, r *Recipe, report reporter) (*I
 	}
 	key := cacheKey(r, c.digest)
 	err = publish(ctx, imagesDir(cacheDir), key, func() { report.step(StageWait, "") }, func(staging string) error {
-		return fill(ctx, staging, key, r, c, report)
+		return fill(ctx, staging, key, r, c, u, report)
 	})
 	if err != nil {
 		return nil, err
@@ -85,39 +105,42 @@ func resolve(ctx context.Context, r *Recipe, report reporter) (*content, error) 
 	if err != nil {
 		return nil, err
 	}
-	if b.kind == baseDebian {
-		return &content{write: func(ctx context.Context, w io.Writer) error {
-			return debianSource(ctx, w, b.arg, r.Packages, func(line string) {
-				if detail, ok := strings.CutPrefix(line, "I: "); ok && !strings.HasPrefix(detail, "running --") {
-					report.step(StageContent, detail)
-				}
-			})
-		}}, nil
+	if b.kind != baseDebian {
+		report.step(StageResolve, r.Base)
+		return resolveContainer(ctx, b, r)
 	}
-	report.step(StageResolve, r.Base)
-	return resolveContainer(ctx, b, r.dir, r.Login)
+	line := func(line string) {
+		if detail, ok := strings.CutPrefix(line, "I: "); ok && !strings.HasPrefix(detail, "running --") {
+			report.step(StageContent, detail)
+		}
+	}
+	return &content{trusted: true, stream: func(ctx context.Context, w io.Writer) error {
+		return writeStream(ctx, w, r, source{name: r.Base, open: func() (io.ReadCloser, error) {
+			return openDebian(ctx, b.arg, r.Packages, line), nil
+		}})
+	}}, nil
 }
 
 // fill builds the image in staging.
-func fill(ctx context.Context, staging, key string, r *Recipe, c *content, report reporter) error {
-	if err := requireFor(ctx, r); err != nil {
-		return err
-	}
-	report.step(StageContent, r.Base)
-	work := filepath.Join(staging, "work")
-	if err := os.Mkdir(work, 0o700); err != nil {
-		return err
-	}
+func fill(ctx context.Context, staging, key string, r *Recipe, c *content, u Unpacker, report reporter) error {
 	rootfs := filepath.Join(staging, rootfsName)
-	source := func(ctx context.Context, w io.Writer) error {
-		err := c.write(ctx, w)
+	stream := func(ctx context.Context, w io.Writer) error {
+		err := c.stream(ctx, w)
 		report.step(StageFS, "")
 		return err
 	}
-	if err := writeExt4(ctx, rootfs, work, uuidOf(key), r, source); err != nil {
-		return err
+	var err error
+	switch {
+	case c.trusted:
+		report.step(StageContent, r.Base)
+		err = unpackHere(ctx, staging, rootfs, key, r, u.Program, stream)
+	case u.Fill == nil:
+		err = errors.New("container images are unpacked in a VM: start a daemon")
+	default:
+		report.step(StageUnpackImage, r.Base)
+		err = u.Fill(ctx, Disk{Path: rootfs, MiB: r.DiskMiB, UUID: uuidBytes(key), Stream: stream})
 	}
-	if err := removeTree(work); err != nil {
+	if err != nil {
 		return err
 	}
 	if err := os.Chmod(rootfs, 0o444); err != nil {
@@ -139,23 +162,33 @@ func fill(ctx context.Context, staging, key string, r *Recipe, c *content, repor
 	return os.WriteFile(filepath.Join(staging, manifestName), append(text, '\n'), 0o444)
 }
 
-// requireFor returns a *MissingError if this host cannot build r.
-func requireFor(ctx context.Context, r *Recipe) error {
-	tools := []tool{toolMke2fs, toolTar, toolFallocate}
-	if strings.HasPrefix(r.Base, baseDebian+":") {
-		tools = append(tools, toolAptGet, toolMmdebstrap)
+// unpackHere makes a file system with tools of the host.
+func unpackHere(ctx context.Context, staging, rootfs, key string, r *Recipe, program []byte,
+	stream func(ctx context.Context, w io.Writer) error) error {
+	if program == nil {
+		return errors.New("forkd-unpack is missing: only container images can be built here")
 	}
-	if err := require(tools...); err != nil {
+	if err := require(toolMke2fs, toolFallocate, toolAptGet, toolMmdebstrap); err != nil {
 		return err
 	}
-	return requireOwners(ctx)
+	if err := requireOwners(ctx); err != nil {
+		return err
+	}
+	work := filepath.Join(staging, "work")
+	if err := os.Mkdir(work, 0o700); err != nil {
+		return err
+	}
+	if err := writeExt4(ctx, rootfs, work, uuidOf(key), int64(r.DiskMiB)*mib, program, stream); err != nil {
+		return err
+	}
+	return removeTree(work)
 }
 
 // cacheKey returns a digest over everything that determines an image's file system, and nothing
 // else. A recipe with another warm-up or VM size uses the same image. The digest of a container
 // image covers its environment. buildVersion is raised when this package builds images differently.
 func cacheKey(r *Recipe, baseDigest string) string {
-	const buildVersion = 2
+	const buildVersion = 3
 	h := sha256.New()
 	// Each string is written with its length, so that different inputs never hash the same bytes.
 	put := func(parts ...string) {
@@ -169,17 +202,23 @@ func cacheKey(r *Recipe, baseDigest string) string {
 	put(dpkgExcludes()...)
 	put(r.Packages...)
 	if r.User {
-		put("account", accountName)
+		put("account", "user")
 	}
-	for _, f := range slices.Concat(defaultFiles(), r.files) {
+	for _, f := range r.files {
 		put(f.name, string(f.typ), fmt.Sprintf("%o", f.mode), string(f.data), f.link)
 	}
 	return hex.EncodeToString(h.Sum(nil))[:32]
 }
 
-// uuidOf derives a file system's UUID from an image's key: version 8, RFC 9562 §5.8.
+// uuidBytes derives a file system's UUID from an image's key: version 8, RFC 9562 §5.8.
+func uuidBytes(key string) (id [16]byte) {
+	_, _ = hex.Decode(id[:], []byte(key)) // a key is 32 hexadecimal digits
+	id[6], id[8] = id[6]&0xf|0x80, id[8]&0xf|0x80
+	return id
+}
+
+// uuidOf is uuidBytes as text.
 func uuidOf(key string) string {
-	b := []byte(key[:32])
-	b[12], b[16] = '8', '8'
-	return fmt.Sprintf("%s-%s-%s-%s-%s", b[:8], b[8:12], b[12:16], b[16:20], b[20:])
+	b := uuidBytes(key)
+	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
 }

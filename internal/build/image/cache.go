@@ -159,6 +159,23 @@ func (c Cached) Remove() error {
 	return nil
 }
 
+// ListImages returns the entries of the cache that are images or leftovers of killed builds of images.
+func ListImages(cacheDir string) ([]Cached, error) {
+	list, err := ListCached(cacheDir)
+	dir := imagesDir(cacheDir)
+	return slices.DeleteFunc(list, func(c Cached) bool { return filepath.Dir(c.Dir) != dir }), err
+}
+
+// RemoveLeftovers deletes what killed builds of images have left in the cache.
+func RemoveLeftovers(cacheDir string) error {
+	return eachDir(imagesDir(cacheDir), func(name, dir string) error {
+		if !leftover(name) {
+			return nil
+		}
+		return Cached{Kind: CachedLeftover, Dir: dir}.Remove()
+	})
+}
+
 // lockLeftover locks out builds while a leftover is removed. The error is context.Canceled if a
 // build has the lock.
 func lockLeftover(dir string) (unlock func(), err error) {

@@ -21,7 +21,6 @@ type tool struct{ name, pkg string }
 var (
 	toolMmdebstrap = tool{"mmdebstrap", "mmdebstrap"}
 	toolMke2fs     = tool{"mke2fs", "e2fsprogs"}
-	toolTar        = tool{"tar", "tar"}
 	toolFallocate  = tool{"fallocate", "util-linux"}
 	toolUnshare    = tool{"unshare", "util-linux"}
 	toolNewuidmap  = tool{"newuidmap", "uidmap"}
@@ -170,10 +169,10 @@ func startAndWait(ctx context.Context, cmd *exec.Cmd) error {
 }
 
 // output runs argv and returns what it wrote to stdout, at most limit bytes.
-func output(ctx context.Context, limit int, argv ...string) ([]byte, error) {
+func output(ctx context.Context, stdin io.Reader, limit int, argv ...string) ([]byte, error) {
 	var out bytes.Buffer
 	w := &limitWriter{w: &out, left: int64(limit), err: fmt.Errorf("%s wrote more than %d bytes", argv[0], limit)}
-	if err := run(ctx, nil, w, nil, argv...); err != nil {
+	if err := run(ctx, stdin, w, nil, argv...); err != nil {
 		return nil, err
 	}
 	return out.Bytes(), nil

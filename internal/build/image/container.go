@@ -16,9 +16,10 @@ import (
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/layout"
-	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
+
+	"github.com/forkd/forkd/internal/proto/imageproto"
 )
 
 // refNameAnnotation names an image inside an OCI layout (OCI image spec, annotations.md).
@@ -29,19 +30,19 @@ const maxIndexDepth = 3
 
 // resolveContainer finds a container image for linux/amd64. It fetches the manifest from a
 // registry, so that a moved tag gives another digest and another key. Layers are read when the
-// content is written. Relative paths start at dir. Only the environment of the image's
-// configuration is used, because a sandbox starts the agent and not an entrypoint.
-func resolveContainer(ctx context.Context, b base, dir string, login *Login) (*content, error) {
+// content is written. Relative paths start at the recipe's directory. Only the environment of the
+// image's configuration is used, because a sandbox starts the agent and not an entrypoint.
+func resolveContainer(ctx context.Context, b base, r *Recipe) (*content, error) {
 	var img v1.Image
 	var err error
 	plain := false
 	switch b.kind {
 	case baseOCI:
-		img, err = openLayout(b.arg, dir)
+		img, err = openLayout(b.arg, r.dir)
 	case baseDockerArchive:
-		img, plain, err = openArchive(absolute(dir, b.arg))
+		img, plain, err = openArchive(absolute(r.dir, b.arg))
 	case baseRegistry:
-		img, err = openRegistry(ctx, b.arg, login)
+		img, err = openRegistry(ctx, b.arg, r.Login)
 	}
 	if err == nil && b.kind == baseOCI { // for an archive, openArchive counts the layers
 		err = checkManifest(img)
@@ -62,17 +63,24 @@ func resolveContainer(ctx context.Context, b base, dir string, login *Login) (*c
 			config.Architecture,
 		)
 	}
-	// The digest of the configuration covers the layers' content. For an archive it is known without
-	// compressing a layer.
-	digest, err := img.ConfigName()
+	// The manifest of a registry covers the layers as they are fetched. For a local image, the digest of
+	// the configuration covers their content. For an archive it is known without compressing a layer.
+	digest, err := img.Digest()
+	if b.kind != baseRegistry {
+		digest, err = checkConfig(img)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("base %s:%s: %w", b.kind, b.arg, err)
 	}
 	return &content{
 		digest: digest.String(),
 		env:    envOf(config.Config.Env),
-		write: func(ctx context.Context, w io.Writer) error {
-			return writeContainer(ctx, w, img, plain)
+		stream: func(ctx context.Context, w io.Writer) error {
+			layers, err := layersOf(img, plain)
+			if err != nil {
+				return err
+			}
+			return writeStream(ctx, w, r, layers...)
 		},
 	}, nil
 }
@@ -114,45 +122,44 @@ func checkManifest(img v1.Image) error {
 	return nil
 }
 
-// writeContainer writes the flattened image. It checks the digests in the configuration as the layers
-// arrive. Images are cached by the digest of their configuration, so without the check a hostile image
-// could claim the configuration of another one. If plain is set, the layers are not compressed.
-func writeContainer(ctx context.Context, w io.Writer, img v1.Image, plain bool) error {
-	if err := verifyConfig(img); err != nil {
-		return err
-	}
+// layersOf returns the layers of an image as sources of a stream. It does not look into them. If plain
+// is set, they are not compressed. The library compares the layers of a registry with their digests in
+// the manifest as they arrive. forkd-unpack compares all layers with their digests in the
+// configuration, so an image cannot claim the configuration of another one.
+func layersOf(img v1.Image, plain bool) ([]source, error) {
 	layers, err := img.Layers()
 	if err != nil {
-		return err
+		return nil, err
 	}
-	bounded := boundedImage{Image: img, ctx: ctx, plain: plain}
-	if bounded.diffs, err = diffIDs(img, len(layers)); err != nil {
-		return err
+	diffs, err := diffIDs(img, len(layers))
+	if err != nil {
+		return nil, err
 	}
-	flat := mutate.Extract(bounded)
-	stop := context.AfterFunc(ctx, func() { _ = flat.Close() })
-	defer stop()
-	_, err = io.Copy(w, flat)
-	if ctx.Err() != nil {
-		err = ctx.Err()
+	var list []source
+	for i, layer := range layers {
+		s := source{Layer: imageproto.Layer{DiffID: diffs[i].String()}, name: fmt.Sprintf("layer %d", i+1),
+			open: layer.Compressed}
+		if plain { // the library would compress the layer first
+			s.open = layer.Uncompressed
+		}
+		list = append(list, s)
 	}
-	return errors.Join(err, flat.Close())
+	return list, nil
 }
 
-// verifyConfig compares the configuration with its digest.
-func verifyConfig(img v1.Image) error {
+// checkConfig returns the digest of a local image's configuration, after comparing it.
+func checkConfig(img v1.Image) (want v1.Hash, err error) {
 	config, err := img.RawConfigFile()
 	if err != nil {
-		return err
+		return want, err
 	}
-	want, err := img.ConfigName()
-	if err != nil {
-		return err
+	if want, err = img.ConfigName(); err != nil {
+		return want, err
 	}
 	if sum, _, err := v1.SHA256(bytes.NewReader(config)); err != nil || sum != want {
-		return fmt.Errorf("the container image is damaged: its configuration has digest %v, not %v", sum, want)
+		return want, fmt.Errorf("the container image is damaged: its configuration has digest %v, not %v", sum, want)
 	}
-	return nil
+	return want, nil
 }
 
 // diffIDs returns the digests of the layers' content from the configuration.
@@ -237,7 +244,16 @@ func openArchive(file string) (img v1.Image, plain bool, err error) {
 		return nil, false, fmt.Errorf("the image has %d layers: at most %d are read", len(layers), maxLayers)
 	}
 	magic, _, err := startOf(file, layers[0]) // the library judges all layers by the first, too
-	return img, compressionOf(magic) == plainLayer, err
+	return img, !isCompressed(magic), err
+}
+
+// magicBytes is the length of the longest start that isCompressed knows.
+const magicBytes = 4
+
+// isCompressed tells from the start of a layer whether forkd-unpack will decompress it.
+func isCompressed(start []byte) bool {
+	return bytes.HasPrefix(start, []byte("\x1f\x8b")) || // RFC 1952, section 2.3.1
+		bytes.HasPrefix(start, []byte("\x28\xb5\x2f\xfd")) // RFC 8878, section 3.1.1
 }
 
 // maxLinks is the maximum number of links from the name of a layer in an archive to its content.

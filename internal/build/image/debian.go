@@ -22,6 +22,30 @@ func dpkgExcludes() []string {
 	}
 }
 
+// openDebian returns the archive of a minimal Debian. Close waits until mmdebstrap has ended.
+func openDebian(ctx context.Context, suite string, packages []string, line func(string)) io.ReadCloser {
+	r, w := io.Pipe()
+	p := &producer{PipeReader: r, ended: make(chan struct{})}
+	go func() {
+		defer close(p.ended)
+		w.CloseWithError(debianSource(ctx, w, suite, packages, line))
+	}()
+	return p
+}
+
+// producer is a pipe from a goroutine.
+type producer struct {
+	*io.PipeReader
+	ended chan struct{}
+}
+
+// Close implements io.Closer.
+func (p *producer) Close() error {
+	err := p.PipeReader.Close()
+	<-p.ended
+	return err
+}
+
 // debianSource writes to w the archive of a minimal Debian of the suite with packages.
 func debianSource(ctx context.Context, w io.Writer, suite string, packages []string, line func(string)) error {
 	sources, err := debianSources(ctx, suite)
@@ -61,7 +85,7 @@ func debianSource(ctx context.Context, w io.Writer, suite string, packages []str
 // debianSources returns the lines of a sources.list for suite. They have the mirrors, components
 // and keyrings of the host's apt. If the host uses another suite, its name is replaced by suite.
 func debianSources(ctx context.Context, suite string) ([]string, error) {
-	text, err := output(ctx, 16*mib, "apt-get", "indextargets", "--format",
+	text, err := output(ctx, nil, 16*mib, "apt-get", "indextargets", "--format",
 		"$(CREATED_BY) $(ORIGIN) $(CODENAME) $(RELEASE) $(COMPONENT) $(REPO_URI)")
 	if err != nil {
 		return nil, fmt.Errorf("ask apt for its sources: %w", err)
@@ -130,7 +154,7 @@ func sourcesFor(suite string, indextargets []byte) ([]string, error) {
 // aptAcquireOptions returns the host's settings for downloading (proxies, timeouts, certificates,
 // date checks) in the syntax of apt.conf.
 func aptAcquireOptions(ctx context.Context) ([]string, error) {
-	text, err := output(ctx, mib, "apt-config", "dump", "--no-empty", "--format", `%F "%v";%n`,
+	text, err := output(ctx, nil, mib, "apt-config", "dump", "--no-empty", "--format", `%F "%v";%n`,
 		"Acquire::http", "Acquire::https", "Acquire::Retries", "Acquire::ForceIPv4", "Acquire::ForceIPv6",
 		"Acquire::Check-Valid-Until", "Acquire::Check-Date")
 	if err != nil {

@@ -1,7 +1,7 @@
 package image
 
 import (
-	"archive/tar"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+
+	"github.com/forkd/forkd/internal/proto/imageproto"
 )
 
 const (
@@ -19,6 +21,8 @@ const (
 
 	// bytesPerInode is small because interpreters and their packages consist of many small files.
 	bytesPerInode = 8192
+
+	maxAnswer = 1 << 20 // more than forkd-unpack writes
 )
 
 // ext4Features are the features passed to mke2fs, independent of the host's mke2fs.conf.
@@ -34,21 +38,16 @@ const ext4Features = "none,ext_attr,dir_index,filetype,extent,64bit,flex_bg,spar
 // writeExt4 creates the file system image name of diskMiB. Its content is the archive that source
 // writes, with the files of r on top. work is an empty directory for temporary files; the caller
 // removes it. uuid identifies the file system and seeds its directory hashes.
-func writeExt4(ctx context.Context, name, work, uuid string, r *Recipe,
-	source func(ctx context.Context, w io.Writer) error) error {
-	root := filepath.Join(work, "root")
+func writeExt4(ctx context.Context, name, work, uuid string, size int64, program []byte,
+	stream func(ctx context.Context, w io.Writer) error) error {
+	unpack, root := filepath.Join(work, "forkd-unpack"), filepath.Join(work, "root")
+	if err := os.WriteFile(unpack, program, 0o700); err != nil {
+		return err
+	}
 	if err := os.Mkdir(root, 0o755); err != nil {
 		return err
 	}
-	size := int64(r.DiskMiB) * mib
-	filter := &tarFilter{overlay: r.files, defaults: defaultFiles(), maxBytes: size, devices: keepDevices()}
-	if r.User {
-		filter.account = &account{files: map[string]overlayFile{}}
-	}
-	if err := extract(ctx, root, filter, source); err != nil {
-		if errors.Is(err, errTooLarge) {
-			return fmt.Errorf("%w: raise disk_mib (now %d)", err, r.DiskMiB)
-		}
+	if err := runUnpack(ctx, asRoot(unpack, root, strconv.FormatInt(size, 10)), stream); err != nil {
 		return err
 	}
 	err := run(ctx, nil, io.Discard, nil, asRoot("mke2fs", "-q", "-F", "-O", ext4Features,
@@ -59,69 +58,39 @@ func writeExt4(ctx context.Context, name, work, uuid string, r *Recipe,
 		"-E", "hash_seed="+uuid+",lazy_itable_init=0,root_owner=0:0", "-d", root, name,
 		strconv.FormatInt(size/blockSize, 10))...)
 	if err != nil && strings.Contains(err.Error(), "Could not allocate") {
-		return fmt.Errorf("%w: raise disk_mib (now %d): %w", errTooLarge, r.DiskMiB, err)
+		return fmt.Errorf("the content is larger than the disk: raise disk_mib (now %d): %w", size/mib, err)
 	}
 	if err != nil {
 		return err
 	}
 	// mke2fs has written the zeros of the inode tables; as holes they take no space.
-	if err := run(ctx, nil, io.Discard, nil, asRoot("fallocate", "--dig-holes", name)...); err != nil {
-		return err
-	}
-	return removeTree(root)
+	return run(ctx, nil, io.Discard, nil, asRoot("fallocate", "--dig-holes", name)...)
 }
 
-// extract runs source → tarFilter → tar -x.
-func extract(ctx context.Context, root string, f *tarFilter, source func(ctx context.Context,
-	w io.Writer) error) error {
+// errUnpackEnded stops the sender of a stream that forkd-unpack no longer reads.
+var errUnpackEnded = errors.New("forkd-unpack has ended")
+
+// runUnpack runs forkd-unpack, and returns when both it and stream have ended.
+func runUnpack(ctx context.Context, argv []string, stream func(ctx context.Context, w io.Writer) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	fromSource, toFilter := io.Pipe()
-	fromFilter, toTar := io.Pipe()
-
-	sourced := make(chan error, 1)
+	in, out := io.Pipe()
+	sent := make(chan error, 1)
 	go func() {
-		err := source(ctx, toFilter)
-		toFilter.CloseWithError(err) // nil becomes io.EOF
-		sourced <- err
+		err := stream(ctx, out)
+		out.CloseWithError(err) // nil becomes io.EOF
+		sent <- err
 	}()
-	filtered := make(chan error, 1)
-	go func() {
-		f.out = tar.NewWriter(toTar)
-		err := f.copy(fromSource)
-		if err != nil {
-			cancel(err) // stops the tools at both ends
-		}
-		// The archive is complete, but its source may still be busy: mmdebstrap removes its tree.
-		// tar does not wait for that.
-		toTar.CloseWithError(err)
-		if err == nil {
-			// Padding follows the end of the archive. Read it, or its writer fails.
-			_, err = io.Copy(io.Discard, fromSource)
-		}
-		fromSource.CloseWithError(err)
-		filtered <- err
-	}()
-	tarErr := run(ctx, fromFilter, io.Discard, nil, asRoot("tar", "--extract", "--numeric-owner", "--same-owner",
-		"--same-permissions",
-		"--delay-directory-restore", "--xattrs", "--xattrs-include=*", "--directory", root)...)
-	fromFilter.CloseWithError(errors.Join(errors.New("tar has ended"), tarErr))
-	filterErr, sourceErr := <-filtered, <-sourced
-	return firstCause(filterErr, sourceErr, tarErr)
-}
-
-// firstCause picks the error that caused the others. If the source fails, the filter gets the same
-// error when it reads. A failed filter stops source and tar. A failed tar stops the filter.
-func firstCause(filterErr, sourceErr, tarErr error) error {
-	switch {
-	case sourceErr != nil && filterErr != nil && errors.Is(filterErr, sourceErr):
-		return sourceErr
-	case tarErr != nil && filterErr != nil && errors.Is(filterErr, tarErr):
-		return tarErr
-	case filterErr != nil:
-		return filterErr
-	case tarErr != nil:
-		return tarErr
+	answer, err := output(ctx, in, maxAnswer, argv...)
+	if err == nil {
+		err = imageproto.ReadAnswer(bytes.NewReader(answer))
 	}
-	return sourceErr
+	in.CloseWithError(errUnpackEnded)
+	if err != nil {
+		cancel(errUnpackEnded)
+	}
+	if failed := <-sent; failed != nil && !errors.Is(failed, errUnpackEnded) {
+		return failed // forkd-unpack got only a part
+	}
+	return err
 }

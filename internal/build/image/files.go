@@ -26,6 +26,15 @@ func readFiles(fsys fs.FS, files []File) ([]overlayFile, error) {
 	return c.out, nil
 }
 
+// overlayFile is a file put over the base.
+type overlayFile struct {
+	name string // relative
+	typ  byte   // tar.TypeReg, tar.TypeDir or tar.TypeSymlink
+	mode int64
+	data []byte
+	link string // of a symbolic link
+}
+
 // collector gathers the files of a recipe.
 type collector struct {
 	fsys  fs.FS
@@ -115,19 +124,4 @@ func CheckTarget(target string) error {
 		return fmt.Errorf("target: %q is hidden by a mount in the guest", target)
 	}
 	return nil
-}
-
-// defaultFiles returns files that programs expect on every Linux. Container runtimes create them
-// when they start a container, so a base may lack them; an image from scratch may have no users at
-// all.
-func defaultFiles() []overlayFile {
-	return []overlayFile{
-		{name: "etc/passwd", typ: tar.TypeReg, mode: 0o644, data: []byte(
-			"root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n")},
-		{name: "etc/group", typ: tar.TypeReg, mode: 0o644, data: []byte("root:x:0:\nnogroup:x:65534:\n")},
-		{name: "root", typ: tar.TypeDir, mode: 0o700},
-		{name: "etc/hosts", typ: tar.TypeReg, mode: 0o644, data: []byte(
-			"127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n")},
-		{name: "etc/machine-id", typ: tar.TypeReg, mode: 0o444}, // empty: each sandbox gets its own, machine-id(5)
-	}
 }

@@ -1,7 +1,6 @@
 package image
 
 import (
-	"archive/tar"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -80,24 +79,5 @@ func TestRecipeFilesThatAreRefused(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: got %v, want an error with %q", name, err, c.want)
 		}
-	}
-}
-
-// An image from scratch has no users at all. Other images keep the users they have.
-func TestDefaultsAreForBasesThatLackThem(t *testing.T) {
-	headers, err := filterAll(&tarFilter{defaults: defaultFiles()}, archive(t, reg("etc/passwd")))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var got []string
-	for _, h := range headers {
-		got = append(got, h.Name)
-	}
-	if want := []string{"etc/passwd", "etc/", "etc/group", "root/", "etc/hosts", "etc/machine-id"}; !slices.Equal(got,
-		want) {
-		t.Errorf("got %q, want %q", got, want)
-	}
-	if h := headers[0]; h.Typeflag != tar.TypeReg || h.Size != int64(len("etc/passwd")) {
-		t.Errorf("the base's /etc/passwd became %+v", h)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"log"
 	"net/http"
 	"net/http/httptest"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -32,19 +33,22 @@ func TestConfigurationOfAnotherImage(t *testing.T) {
 	if a.Digest == b.Digest {
 		t.Errorf("both images have digest %s", a.Digest)
 	}
-	c, err := resolveContainer(t.Context(), base{baseRegistry, forged}, ".", nil)
+	c, err := resolveContainer(t.Context(), base{baseRegistry, forged}, &Recipe{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = c.write(t.Context(), io.Discard)
-	if err == nil || !strings.Contains(err.Error(), "layer 1: content has digest") {
-		t.Errorf("its layers are written: %v", err)
+	if c.digest != b.Digest {
+		t.Errorf("its key has the digest %s, want that of the manifest, %s", c.digest, b.Digest)
+	}
+	if err := (&builderVM{}).fill(t.Context(), Disk{Stream: c.stream}); err == nil ||
+		!strings.Contains(err.Error(), "damaged: layer 1 has digest") {
+		t.Errorf("its layers do not come with the digests of its configuration: %v", err)
 	}
 	forged = pushForged(t, containerOf(t, archive(t, reg("a")), archive(t, reg("b"))), official)
-	if c, err = resolveContainer(t.Context(), base{baseRegistry, forged}, ".", nil); err != nil {
+	if c, err = resolveContainer(t.Context(), base{baseRegistry, forged}, &Recipe{}); err != nil {
 		t.Fatal(err)
 	}
-	err = c.write(t.Context(), io.Discard)
+	err = c.stream(t.Context(), io.Discard)
 	if err == nil || !strings.Contains(err.Error(), "2 layers, its configuration names 1") {
 		t.Errorf("a layer too many is written: %v", err)
 	}
@@ -66,12 +70,13 @@ func TestPinned(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, want := range map[string]string{reference: "after", pinned: "before"} {
-		c, err := resolveContainer(t.Context(), base{baseRegistry, name}, ".", nil)
+		c, err := resolveContainer(t.Context(), base{baseRegistry, name}, &Recipe{})
 		if err != nil {
 			t.Fatal(err)
 		}
-		var content bytes.Buffer
-		if err := c.write(t.Context(), &content); err != nil || !strings.Contains(content.String(), want) {
+		v := &builderVM{}
+		err = v.fill(t.Context(), Disk{Path: filepath.Join(t.TempDir(), "disk"), MiB: 64, Stream: c.stream})
+		if err != nil || !bytes.Contains(v.layers[0], []byte(want)) {
 			t.Errorf("%s does not have the file %s: %v", name, want, err)
 		}
 	}
@@ -115,7 +120,8 @@ func pushForged(t *testing.T, img, of v1.Image) string {
 		if err != nil {
 			t.Fatal(err)
 		}
-		put(http.MethodPost, "/v2/x/blobs/uploads/?digest="+m.Layers[i].Digest.String(), "application/octet-stream", content)
+		put(http.MethodPost, "/v2/x/blobs/uploads/?digest="+m.Layers[i].Digest.String(), "application/octet-stream",
+			content)
 	}
 	config, err := of.RawConfigFile()
 	if err != nil {

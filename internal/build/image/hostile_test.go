@@ -37,7 +37,7 @@ func TestManifestOfAHostileRegistry(t *testing.T) {
 			}
 		}))
 		reference := strings.TrimPrefix(s.URL, "http://") + "/x:1"
-		if _, err := resolveContainer(t.Context(), base{baseRegistry, reference}, ".", nil); err == nil ||
+		if _, err := resolveContainer(t.Context(), base{baseRegistry, reference}, &Recipe{}); err == nil ||
 			!strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want %q", name, err, c.want)
 		}

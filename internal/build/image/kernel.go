@@ -50,9 +50,9 @@ type KernelFiles struct {
 // again. If apt offers none, as inside `forkd machine`, Kernel uses the newest one in the cache.
 // Nothing is installed on the host.
 func Kernel(ctx context.Context, cacheDir string, agent []byte, progress func(Step)) (*KernelFiles, error) {
-	k, err := debianKernel(ctx, cacheDir, progress)
+	k, err := KernelAlone(ctx, cacheDir, progress)
 	if err != nil {
-		return nil, fmt.Errorf("get guest kernel: %w", err)
+		return nil, err
 	}
 	if err := k.makeInitrd(ctx, agent); err != nil {
 		return nil, fmt.Errorf("make initramfs for kernel %s: %w", k.Version, err)
@@ -87,6 +87,15 @@ func UserKernel(ctx context.Context, cacheDir, name string, agent []byte) (*Kern
 	}
 	if err := k.makeInitrd(ctx, agent); err != nil {
 		return nil, fmt.Errorf("make initramfs for kernel %s: %w", name, err)
+	}
+	return k, nil
+}
+
+// KernelAlone is Kernel without an initramfs. It writes nothing if the kernel is in the cache.
+func KernelAlone(ctx context.Context, cacheDir string, progress func(Step)) (*KernelFiles, error) {
+	k, err := debianKernel(ctx, cacheDir, progress)
+	if err != nil {
+		return nil, fmt.Errorf("get guest kernel: %w", err)
 	}
 	return k, nil
 }
@@ -224,7 +233,7 @@ var cloudPattern = regexp.MustCompile(`^linux-image-(` + regexp.QuoteMeta(kernel
 
 // newestCloudKernel returns the name of the newest package that apt offers.
 func newestCloudKernel(ctx context.Context) (string, error) {
-	text, err := output(ctx, 16*mib, "apt-cache", "search", "--names-only",
+	text, err := output(ctx, nil, 16*mib, "apt-cache", "search", "--names-only",
 		"^linux-image-"+regexp.QuoteMeta(kernelSeries)+`\..*-cloud-amd64$`)
 	if err != nil {
 		return "", err

@@ -102,7 +102,7 @@ func TestPrivateRegistries(t *testing.T) {
 			{nil, false}, {&Login{User: "me", Password: "wrong"}, false}, {&Login{User: "me", Password: "secret"}, true},
 			{&Login{IdentityToken: "identity"}, tokens}, {&Login{RegistryToken: "pass"}, tokens},
 		} {
-			got, err := resolveContainer(t.Context(), base{baseRegistry, p.reference}, "/", c.login)
+			got, err := resolveContainer(t.Context(), base{baseRegistry, p.reference}, &Recipe{dir: "/", Login: c.login})
 			if (err == nil) != c.want {
 				t.Errorf("tokens %v, login %v: %v", tokens, c.login, err)
 				continue
@@ -115,7 +115,7 @@ func TestPrivateRegistries(t *testing.T) {
 				}
 				continue
 			}
-			if err := got.write(t.Context(), io.Discard); err != nil {
+			if err := got.stream(t.Context(), io.Discard); err != nil {
 				t.Errorf("tokens %v: %v", tokens, err)
 			}
 		}

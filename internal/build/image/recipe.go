@@ -11,6 +11,7 @@ import (
 	"path"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -346,7 +347,7 @@ func (r *Recipe) validateFiles() error {
 		if err := CheckTarget(f.Target); err != nil {
 			return fmt.Errorf("files[%d]: %w", i, err)
 		}
-		if name := f.Target[1:]; r.User && (name == passwd || name == grp || name == shdw) {
+		if r.User && slices.Contains([]string{"/etc/passwd", "/etc/group", "/etc/shadow"}, f.Target) {
 			return fmt.Errorf("files[%d]: target: %q: leave user out, and have the account in this file", i, f.Target)
 		}
 		if seen[f.Target] {

@@ -2,14 +2,20 @@ package build
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
+	"os"
+	"path/filepath"
 	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/forkd/forkd/internal/build/image"
 	"github.com/forkd/forkd/internal/cachedir"
-	"github.com/forkd/forkd/internal/embedded"
 	"github.com/forkd/forkd/internal/host/bake"
+	"github.com/forkd/forkd/internal/host/imagevm"
 )
 
 // Boot prepares the files that a parent boots from, out of a container image, and reports its
@@ -21,27 +27,31 @@ type Image struct {
 	Reference string
 	Login     *Login // nil: the login stored by `docker login` for the daemon's user
 	DiskMiB   int    // size of the root file system
+	Client    string // that builds from it
 }
 
 // Login holds the credentials for a registry.
 type Login = image.Login
 
-// BootImage is the daemon's Boot. Like `forkd build docker://IMAGE`, it makes a root file system
-// from a container image and fetches the guest kernel, into the cache of the daemon's user.
-func BootImage(ctx context.Context, i Image, report func(string)) (bake.Request, error) {
+// Images makes root file systems of container images.
+type Images struct {
+	Filler *imagevm.Filler
+	Dir    string // cache of images; see ImageDir
+}
+
+// Boot is the daemon's Boot. Like `forkd build docker://IMAGE`, it makes a root file system from a
+// container image and fetches the guest kernel, into the cache of the daemon's user.
+func (m *Images) Boot(ctx context.Context, i Image, report func(string)) (bake.Request, error) {
 	r, ok, err := image.FromContainer("docker://" + i.Reference)
 	if err != nil {
 		return bake.Request{}, err
 	}
 	if !ok {
-		return bake.Request{}, fmt.Errorf("%.200q: want the name of a container image, such as python:3.12-slim", i.Reference)
+		return bake.Request{}, fmt.Errorf("%.200q: want the name of a container image, such as python:3.12-slim",
+			i.Reference)
 	}
 	r.User, r.DiskMiB, r.Login = true, i.DiskMiB, i.Login
 	cache, err := cachedir.Dir()
-	if err != nil {
-		return bake.Request{}, err
-	}
-	agent, err := embedded.Open(embedded.Agent)
 	if err != nil {
 		return bake.Request{}, err
 	}
@@ -55,13 +65,67 @@ func BootImage(ctx context.Context, i Image, report func(string)) (bake.Request,
 			report(stage)
 		}
 	}
-	img, err := image.Build(ctx, cache, r, progress)
+	kernel, err := image.KernelAlone(ctx, cache, progress)
 	if err != nil {
 		return bake.Request{}, fmt.Errorf("the daemon's host: %w", err)
 	}
-	kernel, err := image.Kernel(ctx, cache, agent, progress)
+	fill := func(ctx context.Context, d image.Disk) error { return m.fill(ctx, i.Client, kernel.VMLinux, d) }
+	img, err := image.Build(ctx, m.Dir, r, image.Unpacker{Fill: fill}, progress)
 	if err != nil {
-		return bake.Request{}, fmt.Errorf("the daemon's host: %w", err)
+		return bake.Request{}, err
 	}
-	return bake.Request{Kernel: kernel.VMLinux, Initrd: kernel.Initrd, Rootfs: img.Rootfs(), Env: maps.Clone(img.Env)}, nil
+	return bake.Request{Kernel: kernel.VMLinux, Rootfs: img.Rootfs(), Env: maps.Clone(img.Env)}, nil
+}
+
+// ImageDir returns the cache of the daemon's user, or else own. An emulated host sees the cache of its
+// own host, and does not change it.
+func ImageDir(own string) string {
+	if cache, err := cachedir.Dir(); err == nil && writable(cache) {
+		return cache
+	}
+	return own
+}
+
+// List returns the cached images, and what killed builds have left.
+func (m *Images) List() ([]image.Cached, error) { return image.ListImages(m.Dir) }
+
+// Prune removes the images that no build has used since a time, except for those in inUse (paths of
+// root file systems), and returns them. With dryRun it removes nothing.
+func (m *Images) Prune(inUse []string, since time.Time, dryRun bool) ([]image.Cached, error) {
+	list, err := m.List()
+	if err != nil || dryRun {
+		return image.Removable(list, inUse, since), err
+	}
+	var removed []image.Cached
+	var errs []error
+	for _, c := range image.Removable(list, inUse, since) {
+		if err := c.Remove(); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		removed = append(removed, c)
+	}
+	return removed, errors.Join(errs...)
+}
+
+// Tidy removes what an earlier daemon left of images that it did not finish.
+func (m *Images) Tidy() error {
+	return image.RemoveLeftovers(m.Dir)
+}
+
+func (m *Images) fill(ctx context.Context, client, kernel string, d image.Disk) error {
+	f, err := os.OpenFile(d.Path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return m.Filler.Fill(ctx, imagevm.Request{Client: client, Kernel: kernel, Disk: f, Size: int64(d.MiB) << 20,
+		UUID:   d.UUID,
+		Stream: d.Stream})
+}
+
+// writable reports whether images can be added to a cache, which may not exist yet.
+func writable(cache string) bool {
+	images := filepath.Join(cache, "images")
+	return os.MkdirAll(images, 0o755) == nil && unix.Access(images, unix.W_OK) == nil
 }

@@ -15,7 +15,7 @@ import (
 func TestBootImage(t *testing.T) {
 	t.Setenv("FORKD_CACHE", t.TempDir())
 	for reference, want := range map[string]string{"": "", "Not An Image": "", "127.0.0.1:1/x:y": "127.0.0.1:1"} {
-		_, err := BootImage(t.Context(), Image{Reference: reference, DiskMiB: ImageDiskMiB}, func(string) {})
+		_, err := (&Images{}).Boot(t.Context(), Image{Reference: reference, DiskMiB: ImageDiskMiB}, func(string) {})
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v", reference, err)
 		}

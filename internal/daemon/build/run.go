@@ -255,7 +255,8 @@ func (w *work) bake(ctx context.Context, i int) error {
 			req.Ready = w.req.Recipe.Ready
 		}
 	case base.Image != "":
-		from, err := w.b.cfg.Boot(ctx, Image{image.Pinned(base.Image, base.Digest), w.req.login(base.Image), base.DiskMiB},
+		from, err := w.b.cfg.Boot(ctx, Image{image.Pinned(base.Image, base.Digest), w.req.login(base.Image), base.DiskMiB,
+			w.req.Who},
 			func(stage string) { w.o.Output(i, stage) })
 		if err != nil {
 			return err

@@ -43,16 +43,18 @@ const (
 
 // Config configures the API.
 type Config struct {
-	Face      *face.Face
-	Baker     *bake.Baker
-	Builds    *build.Builder
-	Metrics   http.Handler
-	Version   string
-	Accel     string
-	GuestPort int             // port of the addresses in answers to forkd 0.5 clients; 0: answers have no addresses
-	Domain    inbound.Domain  // parent domain of the host names of ports; zero: ports have no host names
-	Links     *auth.Links     // signs permissions in such host names; nil without a domain
-	Traces    *tracing.Tracer // nil: none
+	Face       *face.Face
+	Baker      *bake.Baker
+	Builds     *build.Builder
+	Images     *build.Images
+	ScratchDir string // directory of disks while they are filled; the files in it have no names
+	Metrics    http.Handler
+	Version    string
+	Accel      string
+	GuestPort  int             // port of the addresses in answers to forkd 0.5 clients; 0: answers have no addresses
+	Domain     inbound.Domain  // parent domain of the host names of ports; zero: ports have no host names
+	Links      *auth.Links     // signs permissions in such host names; nil without a domain
+	Traces     *tracing.Tracer // nil: none
 	// Why some limits of sandboxes cannot be enforced; empty: all can.
 	Missing   string
 	Admission apiv1.Admission // limits on admission, reported to clients

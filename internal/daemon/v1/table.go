@@ -61,6 +61,11 @@ func (a *api) routes() []route {
 
 		{"POST /v1/builds", auth.Admin, nil, work, a.build}, // fetches images, and makes snapshots that others fork
 
+		// The first boots files of the host. The others are about images of all clients.
+		{"POST /v1/images", auth.Admin, []string{"disk_mib", "kernel", "uuid"}, work, a.fillImage},
+		{"GET /v1/images", auth.Admin, nil, reads, get(a.listImages)},
+		{"DELETE /v1/images", auth.Admin, []string{"dry_run", "unused_secs"}, ends, get(a.pruneImages)},
+
 		{"POST /v1/forks", auth.Run, nil, work, f.Once(callWith(child, created, a.fork))},
 		{"GET /v1/sandboxes", auth.Read, and(part, "label"), lists, listed(a.listSandboxes)},
 		{"POST /v1/sandboxes", auth.Run, nil, work, f.Once(callWith(child, created, a.createSandboxes))},

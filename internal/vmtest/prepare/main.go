@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"github.com/forkd/forkd/internal/atomicfile"
+	"github.com/forkd/forkd/internal/build/debpkg"
 	"github.com/forkd/forkd/internal/build/image"
 	"github.com/forkd/forkd/internal/cachedir"
 	"github.com/forkd/forkd/internal/embedded"
@@ -59,6 +60,9 @@ func run(ctx context.Context) error {
 	if a.Disk, err = emptyDisk(ctx, cache); err != nil {
 		return err
 	}
+	if a.Busybox, err = busybox(ctx, cache); err != nil {
+		return err
+	}
 	agent, err := embedded.Open(embedded.Agent)
 	if err != nil {
 		return err
@@ -83,12 +87,16 @@ func run(ctx context.Context) error {
 	if a.NoBuild != "" {
 		fmt.Println("prepare:", a.NoBuild)
 	}
+	unpack, err := embedded.Open(embedded.Unpack)
+	if err != nil {
+		return err
+	}
 	for _, name := range []string{"base", "python-numpy"} {
 		recipe, err := image.LoadRecipe(filepath.Join("recipes", name))
 		if err != nil {
 			return err
 		}
-		img, err := image.Build(ctx, cache, recipe, progress)
+		img, err := image.Build(ctx, cache, recipe, image.Unpacker{Program: unpack}, progress)
 		if err != nil {
 			return err
 		}
@@ -142,6 +150,20 @@ func emptyDisk(ctx context.Context, cache string) (string, error) {
 		return "", fmt.Errorf("run mke2fs (Debian package e2fsprogs): %w: %s", err, out)
 	}
 	return path, os.Rename(tmp, path)
+}
+
+// busybox fetches a static shell for container images without a distribution.
+func busybox(ctx context.Context, cache string) (string, error) {
+	path := filepath.Join(cache, "vmtest", "busybox")
+	if _, err := os.Stat(path); err == nil {
+		return path, nil
+	}
+	tree, err := debpkg.Fetch(ctx, filepath.Dir(path), "", "busybox-static")
+	if err != nil {
+		return "", err
+	}
+	defer os.RemoveAll(tree)
+	return path, debpkg.Take(tree, "bin/busybox", path)
 }
 
 // hostRoots returns the root certificates that this host trusts. If the host connects to package

@@ -501,6 +501,36 @@ class Baked(Record):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class CachedImage(Record):
+    """The message CachedImage of the API."""
+
+    kind: str = ""
+    """a leftover is of a killed build"""
+    dir: str = ""
+    """on the daemon's host"""
+    detail: str | None = None
+    """the image that it was first made from"""
+    bytes: int = 0
+    """on the disk"""
+    used_at_unix: int = 0
+    """time of the last build that used it"""
+    in_use: bool = False
+    """the disk of a snapshot is based on it"""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class PrunedImages(Record):
+    """The message PrunedImages of the API."""
+
+    removed: list[CachedImage] = _field(default_factory=list)
+    dry_run: bool | None = None
+    """nothing was removed"""
+    _nested: ClassVar[Nested] = {
+        "removed": CachedImage,
+    }
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class SnapshotInfoDetail(Record):
     """The message SnapshotInfoDetail of the API."""
 
@@ -1467,6 +1497,7 @@ __all__ = [
     "BuildRequest",
     "BuildResult",
     "BuildStep",
+    "CachedImage",
     "Code",
     "CodeContext",
     "CodeContextRequest",
@@ -1510,6 +1541,7 @@ __all__ = [
     "PortURL",
     "Process",
     "Promote",
+    "PrunedImages",
     "Ready",
     "RegistryAuth",
     "Restarted",

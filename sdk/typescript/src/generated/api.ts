@@ -233,6 +233,28 @@ export interface components {
             /** @description end of the output of the warm-up steps, up to 64 KiB */
             warmup_output?: string;
         };
+        CachedImage: {
+            /**
+             * @description a leftover is of a killed build
+             * @enum {string}
+             */
+            kind: "image" | "leftover";
+            /** @description on the daemon's host */
+            dir: string;
+            /** @description the image that it was first made from */
+            detail?: string;
+            /** @description on the disk */
+            bytes: number;
+            /** @description time of the last build that used it */
+            used_at_unix: number;
+            /** @description the disk of a snapshot is based on it */
+            in_use: boolean;
+        };
+        PrunedImages: {
+            removed: components["schemas"]["CachedImage"][];
+            /** @description nothing was removed */
+            dry_run?: boolean;
+        };
         SnapshotInfoDetail: components["schemas"]["SnapshotInfo"] & {
             id: string;
             memory_logical_bytes: number;

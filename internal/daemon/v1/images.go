@@ -1,0 +1,162 @@
+package v1
+
+import (
+	"context"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	apiv1 "github.com/forkd/forkd/api/v1"
+	"github.com/forkd/forkd/internal/build/image"
+	"github.com/forkd/forkd/internal/daemon/auth"
+	"github.com/forkd/forkd/internal/daemon/face"
+	"github.com/forkd/forkd/internal/host/imagevm"
+	"github.com/forkd/forkd/internal/host/invalid"
+	"github.com/forkd/forkd/internal/proto/imageproto"
+)
+
+// maxImage bounds the stream of a container image, in bytes.
+const maxImage = 256 << 30
+
+// fillImage has a VM fill a disk with the layers in the body, and answers with the disk. The daemon
+// looks into neither.
+func (a *api) fillImage(w http.ResponseWriter, r *http.Request) error {
+	req, err := imageQuery(r)
+	if err != nil {
+		return err
+	}
+	if r.ContentLength > maxImage {
+		return &http.MaxBytesError{Limit: maxImage}
+	}
+	if err := a.NoKVM(); err != nil {
+		return err
+	}
+	if req.Disk, err = scratch(a.ScratchDir); err != nil {
+		return err
+	}
+	defer req.Disk.Close()
+	body := http.MaxBytesReader(w, r.Body, maxImage)
+	req.Stream = func(ctx context.Context, out io.Writer) error {
+		move := newTransfer(ctx, w, a.Face.Limits.Stall)
+		late := make(chan struct{})
+		stop := context.AfterFunc(ctx, func() {
+			defer close(late)
+			_ = move.rc.SetReadDeadline(time.Unix(1, 0)) // nothing reads the rest
+		})
+		defer func() {
+			if !stop() { // the connection has that deadline, now or soon: the next request must not have it
+				<-late
+				w.Header().Set("Connection", "close")
+			}
+		}()
+		_, err := io.Copy(out, fromClient{move, body})
+		return move.end(err)
+	}
+	if err := a.Images.Filler.Fill(r.Context(), req); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/octet-stream")
+	move := newTransfer(r.Context(), w, a.Face.Limits.Stall)
+	if err := move.end(imageproto.WriteDisk(toClient{move, w}, req.Disk, req.Size)); err != nil {
+		a.Face.Log.Warn("the transfer of an image broke off", "error", err)
+		panic(http.ErrAbortHandler) // the client must not mistake a part for the whole
+	}
+	return nil
+}
+
+// imageQuery reads the query of a request for a disk.
+func imageQuery(r *http.Request) (req imagevm.Request, err error) {
+	q := r.URL.Query()
+	const maxMiB = 1 << 24 // fewer bytes than an int64 holds; Fill has the real limit
+	mib, err := strconv.ParseInt(q.Get("disk_mib"), 10, 64)
+	if err != nil || mib < 0 || mib > maxMiB {
+		return req, invalid.Errorf("disk_mib", "%.100q: want the size of the disk as a number of MiB", q.Get("disk_mib"))
+	}
+	id, err := hex.DecodeString(strings.ReplaceAll(q.Get("uuid"), "-", ""))
+	if err != nil || len(id) != len(req.UUID) {
+		return req, invalid.Errorf("uuid", "%.100q: want 32 hexadecimal digits", q.Get("uuid"))
+	}
+	req.Client, req.Kernel, req.Size = auth.From(r.Context()).Who, q.Get("kernel"), mib<<20
+	copy(req.UUID[:], id)
+	return req, nil
+}
+
+// scratch returns a file without a name, so that nothing of it outlives the daemon and its VMs.
+func scratch(dir string) (*os.File, error) {
+	f, err := os.CreateTemp(dir, "")
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Remove(f.Name()); err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// listImages lists the daemon's image cache.
+func (a *api) listImages(r *http.Request) ([]apiv1.CachedImage, error) {
+	list, err := a.Images.List()
+	if err != nil {
+		return nil, err
+	}
+	inUse, _ := a.baseImages(r)
+	return cachedImages(list, inUse), nil
+}
+
+// pruneImages removes cached images. It refuses to if it is not known which of them are needed.
+func (a *api) pruneImages(r *http.Request) (out apiv1.PrunedImages, err error) {
+	unused := defaultUnused
+	if text := r.URL.Query().Get("unused_secs"); text != "" {
+		secs, err := strconv.ParseFloat(text, 64)
+		if err != nil || !(secs >= 0 && secs <= maxUnused.Seconds()) {
+			return out, invalid.Errorf("unused_secs", "%.100q: want 0 to %g seconds", text, maxUnused.Seconds())
+		}
+		unused = time.Duration(secs * float64(time.Second))
+	}
+	if out.DryRun, err = boolQuery(r, "dry_run"); err != nil {
+		return out, err
+	}
+	inUse, unclear := a.baseImages(r)
+	if len(unclear) > 0 {
+		return out, face.NewError(http.StatusConflict, fmt.Sprintf("it is not known which images these snapshots need: %.1000s; "+
+			"wait until they are ready, or remove those that are damaged", strings.Join(unclear, ", ")))
+	}
+	removed, err := a.Images.Prune(inUse, time.Now().Add(-unused), out.DryRun)
+	out.Removed = cachedImages(removed, nil)
+	return out, err
+}
+
+// Times without use after which an image may be removed.
+const (
+	defaultUnused = 24 * time.Hour
+	maxUnused     = 100 * 365 * 24 * time.Hour
+)
+
+// baseImages returns the images that snapshots are based on, and the tags of snapshots that may need
+// any image, because they are being made or damaged.
+func (a *api) baseImages(r *http.Request) (inUse, unclear []string) {
+	view := a.view(r)
+	for _, i := range view.Snapshots() {
+		if image := view.BaseImage(i.Base); image != "" {
+			inUse = append(inUse, image)
+		} else if i.Writing || i.Damage != "" {
+			unclear = append(unclear, i.Tag)
+		}
+	}
+	return inUse, unclear
+}
+
+func cachedImages(list []image.Cached, rootfs []string) []apiv1.CachedImage {
+	inUse, out := image.InUse(rootfs), []apiv1.CachedImage{}
+	for _, c := range list {
+		out = append(out, apiv1.CachedImage{Kind: c.Kind, Dir: c.Dir, Detail: c.Detail, Bytes: c.Bytes,
+			UsedAt: c.Used.Unix(), InUse: inUse[c.Dir]})
+	}
+	return out
+}

@@ -1,0 +1,325 @@
+// Package imagevm fills a disk with the files of a container image, in a VM of its own.
+//
+// The VM boots a guest kernel with forkd-unpack as its init. It has one disk, one connection to the
+// host and no network. The host writes an empty file system into the disk file, passes on a stream of
+// package imageproto, and waits for one answer; it looks neither into the stream nor into the file
+// system afterwards. The VM is killed in every case.
+//
+// While the VM runs, the disk file is a disk layer that has all clusters, so that nothing shows of
+// the base below it. Without the layer's bitmap and footer it is the finished disk: nothing is copied.
+package imagevm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+	"unicode"
+
+	"github.com/forkd/forkd/internal/cleanup"
+	"github.com/forkd/forkd/internal/format/disklayer"
+	"github.com/forkd/forkd/internal/format/ext4"
+	"github.com/forkd/forkd/internal/gate"
+	"github.com/forkd/forkd/internal/host/excerpt"
+	"github.com/forkd/forkd/internal/host/identity"
+	"github.com/forkd/forkd/internal/host/invalid"
+	"github.com/forkd/forkd/internal/host/vmmclient"
+	"github.com/forkd/forkd/internal/host/vmpool"
+	"github.com/forkd/forkd/internal/proto/imageproto"
+	"github.com/forkd/forkd/internal/proto/vm"
+	"github.com/forkd/forkd/internal/proto/vmmproto"
+)
+
+// Config configures a Filler. All fields are required.
+type Config struct {
+	VMMs     vmpool.VMMs
+	RunDir   string // holds a directory for each VM
+	Template string // CPU template
+	Cmdline  string // kernel command line
+
+	// Initrd makes the initramfs for a kernel, with forkd-unpack as its init.
+	Initrd func(kernel string) (*os.File, error)
+}
+
+// Bounds of a VM.
+const (
+	maxVMs      = 2 // at once; one client has one of them
+	memoryBytes = 512 << 20
+	bootTime    = 5 * time.Minute  // until it asks for the stream; an emulated CPU is slow
+	exitTime    = time.Second      // from the end of its connection to its exit
+	stallTime   = 10 * time.Minute // without taking a byte of the stream, or from its end to the answer
+)
+
+// Filler fills disks. Its methods may be called concurrently.
+type Filler struct {
+	cfg   Config
+	place *gate.Gate
+}
+
+// New returns a Filler.
+func New(cfg Config) *Filler { return &Filler{cfg: cfg, place: gate.New(maxVMs)} }
+
+// Request asks for a disk.
+type Request struct {
+	Client string   // those of different clients take turns
+	Kernel string   // path of a bzImage or ELF kernel; its modules are beside it, as the cache has them
+	Disk   *os.File // its content is lost
+	Size   int64    // of the disk, in bytes
+	UUID   [16]byte // of the file system
+
+	// Stream writes a stream of package imageproto. Its context ends when no VM takes it any more.
+	Stream func(ctx context.Context, w io.Writer) error
+}
+
+func (r *Request) check() error {
+	if r.Size < ext4.MinSize || r.Size > ext4.MaxSize || r.Size%(1<<20) != 0 {
+		return invalid.Errorf("disk_mib", "%d bytes: want %d to %d MiB", r.Size, ext4.MinSize>>20, ext4.MaxSize>>20)
+	}
+	if !filepath.IsAbs(r.Kernel) {
+		return invalid.Errorf("kernel", "%.200q: want the absolute path of a file on the daemon's host", r.Kernel)
+	}
+	if st, err := os.Stat(r.Kernel); err != nil || !st.Mode().IsRegular() {
+		return invalid.Errorf("kernel", "%.200q: not a regular file on the daemon's host", r.Kernel)
+	}
+	return nil
+}
+
+// Fill makes the disk. The error is an *invalid.Error if the VM has refused the stream. After an
+// error the content of the disk is of no use, and no VM is left.
+func (f *Filler) Fill(ctx context.Context, req Request) error {
+	if err := req.check(); err != nil {
+		return err
+	}
+	leave, err := f.place.Wait(ctx, gate.Share{Key: req.Client, Most: gate.Fair(maxVMs)})
+	if err != nil {
+		return err
+	}
+	defer leave()
+	if err := blank(req.Disk, req.Size, req.UUID); err != nil {
+		return err
+	}
+	if err := f.run(ctx, &req); err != nil {
+		return err
+	}
+	return req.Disk.Truncate(req.Size)
+}
+
+// blank makes disk a layer with an empty file system, in which no cluster is missing.
+func blank(disk *os.File, size int64, uuid [16]byte) error {
+	if err := disklayer.Format(disk, uint64(size)); err != nil {
+		return err
+	}
+	if err := ext4.Format(disk, size, uuid); err != nil {
+		return err
+	}
+	l, err := disklayer.Open(disk)
+	if err != nil {
+		return err
+	}
+	return errors.Join(l.Set(0, uint64(size)/disklayer.ClusterSize), l.Close())
+}
+
+func (f *Filler) run(ctx context.Context, req *Request) (err error) {
+	shell, err := vmpool.Spawn(ctx, f.cfg.VMMs, f.cfg.RunDir, vm.Shape{MemoryBytes: memoryBytes, VCPUs: 1,
+		Template: f.cfg.Template})
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil && ctx.Err() == nil && !isRefused(err) {
+			console, _ := vmpool.Console(f.cfg.VMMs, shell.Dir) // optional: without it the error says less
+			err = fmt.Errorf("%w; the console of the builder VM ends with:\n%s", err, excerpt.Console(console.Bytes,
+				10))
+		}
+		err = errors.Join(err, shell.VMM.Kill()) // afterwards nothing writes to the disk
+	}()
+	running, stop := vmpool.WhileAlive(ctx, shell.VMM)
+	defer stop()
+	if err := f.boot(running, shell, req); err != nil {
+		return vmpool.Cause(running, fmt.Errorf("boot the builder VM: %w", err))
+	}
+	conn, err := dialed(running, shell.VMM)
+	if err != nil {
+		return vmpool.Cause(running, err)
+	}
+	defer conn.Close()
+	if err = pass(running, conn, req.Stream); errors.Is(err, errLost) {
+		select { // a VM that has ended has closed its connection first
+		case <-shell.VMM.Done():
+			return &vmpool.ExitError{Exit: shell.VMM.Exit()}
+		case <-time.After(exitTime):
+		}
+	}
+	if isRefused(err) {
+		return err
+	}
+	return vmpool.Cause(running, err)
+}
+
+func (f *Filler) boot(ctx context.Context, shell *vmpool.Shell, req *Request) error {
+	var undo cleanup.Stack
+	defer undo.Run()
+	open := func(file *os.File, err error) (*os.File, error) {
+		if err == nil {
+			undo.Add(func() { file.Close() })
+		}
+		return file, err
+	}
+	kernel, err := open(os.Open(req.Kernel))
+	if err != nil {
+		return err
+	}
+	initrd, err := open(f.cfg.Initrd(req.Kernel))
+	if err != nil {
+		return err
+	}
+	base, err := open(emptyBase(shell.Dir, req.Size))
+	if err != nil {
+		return err
+	}
+	// A description of its own: the VMM's must not share a position with ours.
+	top, err := open(os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", req.Disk.Fd()), os.O_RDWR, 0))
+	if err != nil {
+		return err
+	}
+	size := uint64(req.Size)
+	err = shell.VMM.Boot(ctx, vmmproto.Boot{Cmdline: f.cfg.Cmdline, VMGenID: identity.NewGenerationID(),
+		Disks: []vmmproto.Disk{{SizeBytes: size}}},
+		vmmclient.BootFiles{Kernel: kernel, Initrd: initrd, Disks: [][]*os.File{{base, top}}})
+	if err != nil {
+		return err
+	}
+	return shell.VMM.Resume(ctx)
+}
+
+// emptyBase returns a file of zeros without a name.
+func emptyBase(dir string, size int64) (*os.File, error) {
+	name := filepath.Join(dir, "base")
+	w, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	defer os.Remove(name)
+	if err := errors.Join(w.Truncate(size), w.Close()); err != nil {
+		return nil, err
+	}
+	return os.Open(name)
+}
+
+// dialed waits until forkd-unpack asks for the stream.
+func dialed(ctx context.Context, v vmpool.VMM) (net.Conn, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, bootTime,
+		fmt.Errorf("the builder VM has not come up within %v", bootTime))
+	defer cancel()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		case c, ok := <-v.Conns():
+			switch {
+			case !ok:
+				<-ctx.Done() // the VM is ending; its exit is the cause
+			case c.Port == imageproto.Port:
+				return c.Conn, nil
+			default:
+				c.Conn.Close()
+			}
+		}
+	}
+}
+
+// pass passes the stream on and waits for the answer, which may come early.
+func pass(ctx context.Context, conn net.Conn, stream func(context.Context, io.Writer) error) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	answered := make(chan error, 1)
+	go func() {
+		err := answer(conn)
+		answered <- err
+		if err != nil {
+			cancel(err) // the stream is no longer of use
+		}
+	}()
+	if err := stream(ctx, patient{ctx, conn}); err != nil {
+		if ctx.Err() != nil || errors.Is(err, errLost) {
+			if early := <-answered; isRefused(early) {
+				return early
+			}
+		}
+		return vmpool.Cause(ctx, err)
+	}
+	_ = conn.SetReadDeadline(time.Now().Add(stallTime))
+	if ctx.Err() != nil {
+		_ = conn.SetReadDeadline(time.Unix(1, 0)) // which the end of ctx has set before
+	}
+	err := <-answered
+	if isRefused(err) {
+		return err
+	}
+	return vmpool.Cause(ctx, err)
+}
+
+// isRefused reports whether forkd-unpack has refused the stream. Nothing that happens later, such as
+// the end of the client's connection, explains more.
+func isRefused(err error) bool {
+	var refused *invalid.Error
+	return errors.As(err, &refused)
+}
+
+// patient fails if the VM takes nothing for stallTime.
+type patient struct {
+	ctx  context.Context
+	conn net.Conn
+}
+
+// Write implements io.Writer.
+func (p patient) Write(b []byte) (int, error) {
+	_ = p.conn.SetWriteDeadline(time.Now().Add(stallTime))
+	if err := context.Cause(p.ctx); err != nil { // after the deadline, which the end of ctx sets too
+		return 0, err
+	}
+	n, err := p.conn.Write(b)
+	switch {
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		err = fmt.Errorf("the builder VM has taken nothing for %v", stallTime)
+	case err != nil:
+		err = fmt.Errorf("%w: %w", errLost, err)
+	}
+	return n, err
+}
+
+// errLost means that the connection to the VM is of no use any more.
+var errLost = errors.New("the connection to the builder VM is lost")
+
+// answer reads forkd-unpack's answer.
+func answer(conn net.Conn) error {
+	err := imageproto.ReadAnswer(conn)
+	var refused *imageproto.RefusedError
+	if errors.As(err, &refused) {
+		return &invalid.Error{Field: "image", Reason: printable(refused.Reason)}
+	}
+	if err != nil {
+		return fmt.Errorf("%w: %w", errLost, err)
+	}
+	return nil
+}
+
+// maxReason bounds a quoted reason, in bytes.
+const maxReason = 1000
+
+// printable makes a text of a VM safe to print.
+func printable(text string) string {
+	return strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return -1
+		}
+		return r
+	}, strings.ToValidUTF8(text[:min(len(text), maxReason)], "?"))
+}
