@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -17,9 +18,10 @@ import (
 func newCacheCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cache",
-		Short: "Show and clean this host's build cache",
+		Short: "Show and clean the build caches of this host and of the daemon",
 		Long: "forkd build keeps images, guest kernels and initramfses, because building them takes minutes. They are\n" +
-			"in $FORKD_CACHE, by default ~/.cache/forkd. Removed items are built again when a build needs them.",
+			"in $FORKD_CACHE, by default ~/.cache/forkd. The daemon keeps the images that builds of Dockerfiles and\n" +
+			"templates start from. Removed items are built again when a build needs them.",
 		Args: usageArgs(knownCommand),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
@@ -30,7 +32,14 @@ func newCacheCmd() *cobra.Command {
 // cached describes an item of the cache in the output of `forkd cache`.
 type cached struct {
 	image.Cached
-	InUse bool `json:"in_use"` // the disk of a snapshot is based on it
+	InUse  bool `json:"in_use"`           // the disk of a snapshot is based on it
+	Daemon bool `json:"daemon,omitempty"` // in the daemon's cache, on its host
+}
+
+// daemonCached returns an item of the daemon's cache.
+func daemonCached(c client.CachedImage) cached {
+	return cached{Cached: image.Cached{Kind: c.Kind, Dir: c.Dir, Detail: c.Detail, Bytes: c.Bytes,
+		Used: time.Unix(c.UsedAt, 0)}, InUse: c.InUse, Daemon: true}
 }
 
 func newCacheLsCmd() *cobra.Command {
@@ -45,10 +54,12 @@ func newCacheLsCmd() *cobra.Command {
 				if err != nil {
 					return err
 				}
+				list.warn(cmd)
+				all := slices.Concat(list.all, list.daemon)
 				if c.json() {
-					return writeJSON(cmd.OutOrStdout(), list.all)
+					return writeJSON(cmd.OutOrStdout(), all)
 				}
-				return printCached(cmd, list.all)
+				return printCached(cmd, all)
 			})
 		},
 	}
@@ -62,7 +73,7 @@ func newCachePruneCmd() *cobra.Command {
 	var dryRun bool
 	cmd := &cobra.Command{
 		Use:   "prune",
-		Short: "Remove items of the cache that no build has used for a while",
+		Short: "Remove items of the caches that no build has used for a while",
 		Long: "Keeps images that snapshots of the daemon are based on, and the newest guest kernel. The command asks\n" +
 			"only one daemon: if other daemons use the same cache, do not remove items that their snapshots need.",
 		Args: usageArgs(arguments(0, 0)),
@@ -72,7 +83,12 @@ func newCachePruneCmd() *cobra.Command {
 				if err != nil {
 					return err
 				}
+				list.warn(cmd)
 				removed, err := list.prune(time.Now().Add(-unused.duration()), dryRun)
+				if err == nil && list.noDaemon == nil {
+					p, failed := cl.PruneImages(ctx, unused.duration(), dryRun)
+					removed, err = append(removed, list.others(p.Removed)...), failed
+				}
 				if c.json() {
 					return errors.Join(err, writeJSON(cmd.OutOrStdout(), map[string]any{"removed": removed, "dry_run": dryRun}))
 				}
@@ -101,11 +117,14 @@ func newCachePruneCmd() *cobra.Command {
 
 // cacheList is the content of the cache, with the images that snapshots are based on.
 type cacheList struct {
-	all   []cached
-	inUse []string
+	all     []cached
+	daemon  []cached // in the daemon's cache, if that is another one
+	inUse   []string
 	// Snapshots whose images are unknown, because they are being made or are damaged; they may need
 	// any image.
 	unclear []string
+
+	noDaemon error // why the daemon's cache is unknown
 }
 
 func listCache(ctx context.Context, cl *client.Client) (cacheList, error) {
@@ -134,7 +153,28 @@ func listCache(ctx context.Context, cl *client.Client) (cacheList, error) {
 	for _, f := range found {
 		list.all = append(list.all, cached{Cached: f, InUse: used[f.Dir]})
 	}
+	images, err := cl.CachedImages(ctx)
+	list.daemon, list.noDaemon = list.others(images), err
 	return list, nil
+}
+
+// warn says why the daemon's cache is missing, such as a token without the scope.
+func (l cacheList) warn(cmd *cobra.Command) {
+	if l.noDaemon != nil {
+		printf(cmd.ErrOrStderr(), "forkd: the daemon's cache is left out: %s\n", l.noDaemon)
+	}
+}
+
+// others returns the images of the daemon's cache that are not in this user's. A daemon of the same user
+// and host has the same cache.
+func (l cacheList) others(images []client.CachedImage) (list []cached) {
+	for _, i := range images {
+		c := daemonCached(i)
+		if !slices.ContainsFunc(l.all, func(o cached) bool { return o.Dir == c.Dir && o.Used.Unix() == c.Used.Unix() }) {
+			list = append(list, c)
+		}
+	}
+	return list
 }
 
 // removable returns the items that no snapshot needs and that no build has used since the given
@@ -171,16 +211,19 @@ func printCached(cmd *cobra.Command, list []cached) error {
 	if len(list) == 0 {
 		return nil
 	}
-	return table(cmd, "KIND\tSIZE\tUSED\tIN USE\tFOR\tDIRECTORY", func(row func(...any)) {
+	return table(cmd, "KIND\tSIZE\tUSED\tIN USE\tFOR\tCACHE\tDIRECTORY", func(row func(...any)) {
 		for _, c := range list {
-			inUse, detail := "-", c.Detail
+			inUse, detail, cache := "-", c.Detail, "user"
+			if c.Daemon {
+				cache = "daemon"
+			}
 			if c.InUse {
 				inUse = "yes"
 			}
 			if detail == "" {
 				detail = "-"
 			}
-			row(c.Kind, fmt.Sprintf("%d MiB", c.Bytes>>20), age(c.Used.Unix())+" ago", inUse, detail, c.Dir)
+			row(c.Kind, fmt.Sprintf("%d MiB", c.Bytes>>20), age(c.Used.Unix())+" ago", inUse, detail, cache, c.Dir)
 		}
 	})
 }

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/forkd/forkd/client"
 	"github.com/forkd/forkd/internal/build/image"
 )
 
@@ -39,5 +40,22 @@ func TestCachePrune(t *testing.T) {
 	removed, err := list.prune(time.Now(), false)
 	if err != nil || len(removed) != 1 || removed[0].Dir != filepath.Join(dir, "b") || left() != 1 {
 		t.Errorf("prune: %v, %v, %d directories left", removed, err, left())
+	}
+}
+
+// Items of the daemon's cache are shown once, if it is also the user's cache.
+func TestCacheOfTheDaemon(t *testing.T) {
+	now := time.Now()
+	list := cacheList{all: []cached{{Cached: image.Cached{Kind: image.CachedImage, Dir: "/c/images/a", Used: now}}}}
+	got := list.others([]client.CachedImage{{Dir: "/c/images/a", UsedAt: now.Unix()}, {Dir: "/c/images/a", UsedAt: 5},
+		{Dir: "/c/images/b", UsedAt: now.Unix(), InUse: true}})
+	if len(got) != 2 || got[0].Used.Unix() != 5 || got[1].Dir != "/c/images/b" || !got[1].InUse || !got[1].Daemon {
+		t.Errorf("%+v", got)
+	}
+	list.daemon = got
+	list.daemon[0].Bytes, list.daemon[1].Bytes = 3<<20, 5<<20
+	lines := usageOf(nil, nil, list)
+	if u := lines[len(lines)-1]; u.Count != 3 || u.Bytes != 8<<20 || u.Removable != 3<<20 {
+		t.Errorf("df: %+v", u)
 	}
 }

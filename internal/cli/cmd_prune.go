@@ -103,6 +103,12 @@ func usageOf(all []client.SnapshotDetail, sandboxes []client.Sandbox, builds cac
 	for _, item := range builds.removable(time.Now()) {
 		cache.Removable += uint64(item.Bytes)
 	}
+	for _, item := range builds.daemon {
+		cache.add(uint64(item.Bytes), item.InUse)
+		if !item.InUse {
+			cache.Removable += uint64(item.Bytes)
+		}
+	}
 	return []usage{parents, branches, states, deleted, cache}
 }
 
@@ -111,7 +117,7 @@ func newDfCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "df",
 		Short: "Show the disk usage of snapshots and builds, and how much of it is unused",
-		Long: "'forkd prune' removes unused snapshots, 'forkd cache prune' unused items of this host's build cache. The\n" +
+		Long: "'forkd prune' removes unused snapshots, 'forkd cache prune' unused items of the build caches. The\n" +
 			"states of suspended sandboxes, and of sandboxes copied by 'forkd fork --from-sandbox', are deleted with\n" +
 			"their sandboxes. Deleted branches that a sandbox still uses for its memory are deleted with the sandbox,\n" +
 			"or with its next branch, rollback or suspension.",
