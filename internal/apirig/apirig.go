@@ -221,9 +221,8 @@ func New(t T, o Options) *Rig {
 	shared := face.New(face.Config{Host: tenancy.New(m, workspaces), Guard: guard, Audit: log,
 		Answers: answers, Limits: o.Limits, Counts: counts, Requests: counts.RequestDone, Log: discard})
 	api := v1.New(v1.Config{Face: shared, Baker: baker, Builds: r.Steps, Images: r.images, ScratchDir: r.Scratch,
-		Metrics: counts.Handler(),
-		Version: "test", Accel: "kvm", GuestPort: o.GuestPort, NoKVM: func() error { return o.NoKVM }, Domain: domain,
-		Links: links, MCP: mcphttp.New("test", o.Limits.Keepalive, discard)})
+		Metrics: counts.Handler(), Version: "test", Accel: "kvm", GuestPort: o.GuestPort, Domain: domain, Links: links,
+		NoKVM: func() error { return o.NoKVM }, MCP: mcphttp.New("test", o.Limits.Keepalive, discard)})
 	if !o.Unchecked {
 		api = apitest.Checked(t, api)
 	}
