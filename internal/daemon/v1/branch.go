@@ -96,10 +96,7 @@ func (a *api) rollback(r *http.Request, req *apiv1.RollbackRequest) (out apiv1.R
 			return out, err
 		}
 	}
-	if err := a.view(r).SetStrict(r.Context(), r.PathValue("id"), unique.Strict(req.Unique)); err != nil {
-		return out, err
-	}
-	return a.rolledBack(r)(a.view(r).Rollback(r.Context(), r.PathValue("id"), req.To))
+	return a.rolledBack(r)(a.view(r).Rollback(r.Context(), r.PathValue("id"), req.To, unique.Strict(req.Unique)))
 }
 
 func (a *api) promote(r *http.Request, req *apiv1.PromoteRequest) (out apiv1.RolledBack, err error) {
@@ -117,10 +114,7 @@ func (a *api) promote(r *http.Request, req *apiv1.PromoteRequest) (out apiv1.Rol
 			return out, err
 		}
 	}
-	if err := a.view(r).SetStrict(r.Context(), id, unique.Strict(req.Unique)); err != nil {
-		return out, err
-	}
-	return a.rolledBack(r)(a.view(r).Promote(r.Context(), id, req.From, branch))
+	return a.rolledBack(r)(a.view(r).Promote(r.Context(), id, req.From, branch, unique.Strict(req.Unique)))
 }
 
 // rolledBack returns a function that converts the outcome of a rollback.

@@ -17,6 +17,7 @@ import (
 	"github.com/forkd/forkd/internal/host/chain"
 	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/store"
+	"github.com/forkd/forkd/internal/host/unique"
 	"github.com/forkd/forkd/internal/host/vmfake"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
@@ -212,7 +213,7 @@ func TestBranchWithoutWaiting(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
-	if _, err := w.Rollback(ctx, id, ""); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := w.Rollback(ctx, id, "", unique.AsBefore); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("rollback beside a branch: %v", err)
 	}
 	time.AfterFunc(20*time.Millisecond, func() { close(w.vmms.Copying) })
@@ -347,7 +348,7 @@ func TestTopsThatStayWritable(t *testing.T) {
 	if err := w.Use(t.Context(), id, "use", nothing); err != nil {
 		t.Errorf("the sandbox: %v", err)
 	}
-	if _, err := w.Rollback(t.Context(), id, "good"); err != nil {
+	if _, err := w.Rollback(t.Context(), id, "good", unique.AsBefore); err != nil {
 		t.Fatal(err)
 	}
 	w.branch(t, id, "b", vm.BranchDiff) // between this branch and the rollback, nothing is written

@@ -3,6 +3,7 @@ package sandbox
 import (
 	"testing"
 
+	"github.com/forkd/forkd/internal/host/unique"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
@@ -67,7 +68,7 @@ func TestCallsSinceTheLatestSnapshot(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.wantCalls(t, "resumed", id, "b2", 2)
-	if _, err := w.Rollback(t.Context(), id, "b1"); err != nil {
+	if _, err := w.Rollback(t.Context(), id, "b1", unique.AsBefore); err != nil {
 		t.Fatal(err)
 	}
 	w.wantCalls(t, "rolled back", id, "b1", 0)
@@ -93,7 +94,7 @@ func TestRollbackForward(t *testing.T) {
 		w.branch(t, id, tag, vm.BranchDiff)
 	}
 	for _, to := range []string{"b1", "b3", "p", "b2"} {
-		if _, err := w.Rollback(t.Context(), id, to); err != nil {
+		if _, err := w.Rollback(t.Context(), id, to, unique.AsBefore); err != nil {
 			t.Errorf("to %s: %v", to, err)
 		}
 	}

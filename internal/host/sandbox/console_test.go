@@ -9,6 +9,7 @@ import (
 
 	"github.com/forkd/forkd/internal/format/console"
 	"github.com/forkd/forkd/internal/host/conlog"
+	"github.com/forkd/forkd/internal/host/unique"
 	"github.com/forkd/forkd/internal/host/vmfake"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
@@ -56,7 +57,7 @@ func TestLog(t *testing.T) {
 	if got, lost := readTo(t, l, "one\n"); got != "one\n" || lost != 0 {
 		t.Errorf("%q, %d lost", got, lost)
 	}
-	if _, err := w.Rollback(t.Context(), id, ""); err != nil {
+	if _, err := w.Rollback(t.Context(), id, "", unique.AsBefore); err != nil {
 		t.Fatal(err)
 	}
 	w.vmOf(t, id).Print("two\n")

@@ -15,6 +15,7 @@ import (
 	"github.com/forkd/forkd/internal/host/bake"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/store"
+	"github.com/forkd/forkd/internal/host/unique"
 	"github.com/forkd/forkd/internal/proto/agentproto"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
@@ -86,7 +87,7 @@ func TestBranchOfTheDisk(t *testing.T) {
 		t.Errorf("the sandbox is at %+v", i.At)
 	}
 	var none *store.DiskOnlyError
-	if _, err := w.Rollback(t.Context(), id, "disk"); !errors.As(err, &none) {
+	if _, err := w.Rollback(t.Context(), id, "disk", unique.AsBefore); !errors.As(err, &none) {
 		t.Errorf("rolled back to it: %v", err)
 	}
 

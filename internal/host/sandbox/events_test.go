@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/forkd/forkd/internal/host/event"
+	"github.com/forkd/forkd/internal/host/unique"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
@@ -36,7 +37,7 @@ func TestEventsOfSandboxes(t *testing.T) {
 	}
 	lively, crashing, brief := forkOne(t, w, ForkRequest{}), forkOne(t, w, ForkRequest{}),
 		forkOne(t, w, ForkRequest{TTL: soon})
-	if _, err := w.Rollback(t.Context(), lively, ""); err != nil {
+	if _, err := w.Rollback(t.Context(), lively, "", unique.AsBefore); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := w.Suspend(t.Context(), lively); err != nil {

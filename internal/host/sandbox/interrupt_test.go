@@ -11,6 +11,7 @@ import (
 
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/ledger"
+	"github.com/forkd/forkd/internal/host/unique"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
@@ -106,9 +107,12 @@ func TestExpiresWhileSuspended(t *testing.T) {
 // If an operation on a sandbox ends a request to it, the error of the request names the operation.
 func TestRequestsThatAreCutOff(t *testing.T) {
 	for by, op := range map[cutter]func(w *world, id string) error{
-		byDelete:   func(w *world, id string) error { return w.Kill(id) },
-		bySuspend:  func(w *world, id string) error { _, err := w.Suspend(t.Context(), id); return err },
-		byRollback: func(w *world, id string) error { _, err := w.Rollback(t.Context(), id, ""); return err },
+		byDelete:  func(w *world, id string) error { return w.Kill(id) },
+		bySuspend: func(w *world, id string) error { _, err := w.Suspend(t.Context(), id); return err },
+		byRollback: func(w *world, id string) error {
+			_, err := w.Rollback(t.Context(), id, "", unique.AsBefore)
+			return err
+		},
 	} {
 		w := newWorld(t, 0)
 		id := w.source(t)
@@ -277,7 +281,7 @@ func TestOperationsOnASuspendedSandbox(t *testing.T) {
 	}
 	for op, f := range map[string]func() error{
 		"branch":    func() error { _, err := w.Branch(t.Context(), id, BranchRequest{Mode: vm.BranchLive}); return err },
-		"roll back": func() error { _, err := w.Rollback(t.Context(), id, ""); return err },
+		"roll back": func() error { _, err := w.Rollback(t.Context(), id, "", unique.AsBefore); return err },
 		"pause":     func() error { _, err := w.Pause(t.Context(), id); return err },
 		"suspend":   func() error { _, err := w.Suspend(t.Context(), id); return err },
 		"measure":   func() error { _, err := w.Stats(t.Context(), id); return err },

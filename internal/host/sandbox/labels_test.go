@@ -9,6 +9,7 @@ import (
 
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/ledger"
+	"github.com/forkd/forkd/internal/host/unique"
 )
 
 // Labels stay with their sandbox through all operations, and do not appear on any other.
@@ -30,7 +31,7 @@ func TestLabels(t *testing.T) {
 	}
 	want := map[string]string{"job": "8"}
 	is("changed", want)
-	if _, err := w.Rollback(ctx, id, ""); err != nil {
+	if _, err := w.Rollback(ctx, id, "", unique.AsBefore); err != nil {
 		t.Fatal(err)
 	}
 	is("rolled back", want)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/internal/host/netclient"
+	"github.com/forkd/forkd/internal/host/unique"
 	"github.com/forkd/forkd/internal/host/vmfake"
 	"github.com/forkd/forkd/internal/proto/netproto"
 	"github.com/forkd/forkd/internal/proto/vm"
@@ -118,7 +119,7 @@ func TestNetworkPolicyStaysWithTheSandbox(t *testing.T) {
 	}
 	w.wantMode(t, id, "open")
 
-	if _, err := w.Rollback(t.Context(), id, "p"); err != nil {
+	if _, err := w.Rollback(t.Context(), id, "p", unique.AsBefore); err != nil {
 		t.Fatal(err)
 	}
 	w.wantMode(t, id, "open")
@@ -173,7 +174,7 @@ func TestRollbackHasANewFrameSocket(t *testing.T) {
 	if err := v.Say([]byte("late")); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.Rollback(t.Context(), id, ""); err != nil {
+	if _, err := w.Rollback(t.Context(), id, "", unique.AsBefore); err != nil {
 		t.Fatal(err)
 	}
 	for range 50 {

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/forkd/forkd/internal/host/invalid"
+	"github.com/forkd/forkd/internal/host/unique"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
@@ -19,7 +20,7 @@ func TestPromote(t *testing.T) {
 		t.Fatal(err)
 	}
 	child := forked.Sandboxes[0].ID
-	r, err := w.Promote(t.Context(), id, child, BranchRequest{Mode: vm.BranchDiff})
+	r, err := w.Promote(t.Context(), id, child, BranchRequest{Mode: vm.BranchDiff}, unique.AsBefore)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -33,7 +34,7 @@ func TestPromote(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, to := range []string{"", "before"} { // the way back, without the child and the snapshot of its fork
-		if _, err := w.Rollback(t.Context(), id, to); err != nil {
+		if _, err := w.Rollback(t.Context(), id, to, unique.AsBefore); err != nil {
 			t.Errorf("roll back to %q: %v", to, err)
 		}
 	}
@@ -43,7 +44,7 @@ func TestPromote(t *testing.T) {
 		}
 	}
 	kept := w.fork(t, "before")
-	r, err = w.Promote(t.Context(), id, kept, BranchRequest{Mode: vm.BranchDiff, Tag: "winner"})
+	r, err = w.Promote(t.Context(), id, kept, BranchRequest{Mode: vm.BranchDiff, Tag: "winner"}, unique.AsBefore)
 	if err != nil || r.Tag != "winner" {
 		t.Fatalf("with a tag: %+v, %v", r, err)
 	}
@@ -66,16 +67,16 @@ func TestPromoteIsRefused(t *testing.T) {
 	stranger := w.fork(t, "other")
 	before := len(w.cfg.Store.List())
 	var family *FamilyError
-	if _, err := w.Promote(t.Context(), id, stranger, BranchRequest{}); !errors.As(err, &family) {
+	if _, err := w.Promote(t.Context(), id, stranger, BranchRequest{}, unique.AsBefore); !errors.As(err, &family) {
 		t.Errorf("from another family: %v", err)
 	}
 	var bad *invalid.Error
-	if _, err := w.Promote(t.Context(), id, id, BranchRequest{}); !errors.As(err, &bad) || bad.Field != "from" {
+	if _, err := w.Promote(t.Context(), id, id, BranchRequest{}, unique.AsBefore); !errors.As(err, &bad) || bad.Field != "from" {
 		t.Errorf("from itself: %v", err)
 	}
 	var none *NotFoundError
 	for _, c := range [][2]string{{id, "sb-none"}, {"sb-none", id}} {
-		if _, err := w.Promote(t.Context(), c[0], c[1], BranchRequest{}); !errors.As(err, &none) {
+		if _, err := w.Promote(t.Context(), c[0], c[1], BranchRequest{}, unique.AsBefore); !errors.As(err, &none) {
 			t.Errorf("%v: %v", c, err)
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/store"
+	"github.com/forkd/forkd/internal/host/unique"
 	"github.com/forkd/forkd/internal/host/vmfake"
 	"github.com/forkd/forkd/internal/proto/vm"
 	"github.com/forkd/forkd/internal/proto/vmmproto"
@@ -348,7 +349,7 @@ func TestLinesEnd(t *testing.T) {
 		to     string
 		layers int
 	}{{"c", 5}, {"p", 2}} {
-		if _, err := w.Rollback(t.Context(), id, c.to); err != nil {
+		if _, err := w.Rollback(t.Context(), id, c.to, unique.AsBefore); err != nil {
 			t.Fatal(err)
 		}
 		w.branch(t, id, "of-"+c.to, vm.BranchLive)

@@ -18,6 +18,7 @@ import (
 	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/owner"
 	"github.com/forkd/forkd/internal/host/store"
+	"github.com/forkd/forkd/internal/host/unique"
 	"github.com/forkd/forkd/internal/host/vmpool"
 )
 
@@ -37,16 +38,22 @@ type RollbackResult struct {
 // restore leaves the sandbox unchanged. After that there is nothing to return to: a sandbox that
 // fails or does not confirm is killed, which the *RollbackError says. Only its latest suspended
 // state is left, if it has one.
-func (m *Manager) Rollback(ctx context.Context, id, to string) (r RollbackResult, err error) {
+//
+// strict holds from this rollback on. A rollback that leaves the sandbox unchanged does not set it.
+func (m *Manager) Rollback(ctx context.Context, id, to string, strict unique.Strict) (r RollbackResult, err error) {
 	start := time.Now()
+	if err := strict.Check(); err != nil {
+		return r, err
+	}
 	err = m.With(ctx, id, func(h *Held) (err error) {
-		r, err = h.rollback(ctx, to, start)
+		r, err = h.rollback(ctx, to, strict, start)
 		return err
 	})
 	return r, err
 }
 
-func (h *Held) rollback(ctx context.Context, to string, start time.Time) (r RollbackResult, err error) {
+func (h *Held) rollback(ctx context.Context, to string, strict unique.Strict, start time.Time) (r RollbackResult,
+	err error) {
 	if err := h.wake(ctx); err != nil {
 		return r, err
 	}
@@ -86,7 +93,10 @@ func (h *Held) rollback(ctx context.Context, to string, start time.Time) (r Roll
 		defer top.Close()
 		undo.Add(func() { os.Remove(top.Name()) })
 	}
-	if err := s.update(func(r *ledger.Record) { r.Restoring, r.Tops = true, r.Tops+1 }); err != nil {
+	rec.Strict = strict.Or(rec.Strict)
+	if err := s.update(func(r *ledger.Record) {
+		r.Restoring, r.Tops, r.Strict = true, r.Tops+1, rec.Strict
+	}); err != nil {
 		return r, err
 	}
 	err = s.transition(rollBackOp, Restoring, func() {
@@ -235,7 +245,11 @@ func (m *Manager) inFamily(ctx context.Context, rec ledger.Record, to *store.Lea
 // If the sandboxes are of different families, Promote returns a *FamilyError and makes no branch.
 // Errors after the branch are those of Rollback. The sandbox's own state is lost, as in a rollback: a
 // caller that needs that state must branch the sandbox first.
-func (m *Manager) Promote(ctx context.Context, id, from string, req BranchRequest) (r RollbackResult, err error) {
+func (m *Manager) Promote(ctx context.Context, id, from string, req BranchRequest, strict unique.Strict) (
+	r RollbackResult, err error) {
+	if err := strict.Check(); err != nil {
+		return r, err
+	}
 	if id == from {
 		return r, invalid.Errorf("from", "%q: want another sandbox", from)
 	}
@@ -259,7 +273,7 @@ func (m *Manager) Promote(ctx context.Context, id, from string, req BranchReques
 	if err != nil {
 		return r, err
 	}
-	r, err = m.Rollback(ctx, id, b.Info.Tag)
+	r, err = m.Rollback(ctx, id, b.Info.Tag, strict)
 	unpin()
 	if err != nil && req.Tag != "" {
 		_, _ = m.cfg.Store.Delete(req.Tag, store.DeleteSingle) // fails only if somebody uses it already

@@ -13,6 +13,7 @@ import (
 	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/owner"
 	"github.com/forkd/forkd/internal/host/store"
+	"github.com/forkd/forkd/internal/host/unique"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
@@ -30,11 +31,11 @@ func TestRollback(t *testing.T) {
 		t.Fatal(err)
 	}
 	var family *FamilyError
-	if _, err := w.Rollback(t.Context(), id, "other"); !errors.As(err, &family) {
+	if _, err := w.Rollback(t.Context(), id, "other", unique.AsBefore); !errors.As(err, &family) {
 		t.Errorf("to a snapshot of another family: %v", err)
 	}
 	for _, to := range []string{"b1", "", "child", "sibling", "child", "p"} {
-		r, err := w.Rollback(t.Context(), id, to)
+		r, err := w.Rollback(t.Context(), id, to, unique.AsBefore)
 		if err != nil {
 			t.Fatalf("to %q: %v", to, err)
 		}
@@ -58,7 +59,7 @@ func TestRollback(t *testing.T) {
 	}
 	w.vmms.ForkedErr = func(int) error { return errors.New("no answer") }
 	var failed *RollbackError
-	if _, err := w.Rollback(t.Context(), id, ""); !errors.As(err, &failed) ||
+	if _, err := w.Rollback(t.Context(), id, "", unique.AsBefore); !errors.As(err, &failed) ||
 		!strings.Contains(err.Error(), "was killed") {
 		t.Errorf("unconfirmed rollback: %v", err)
 	}
@@ -97,7 +98,7 @@ func TestFailedRollbackKeepsTheSuspendedState(t *testing.T) {
 			return errors.New("no answer")
 		}
 		var failed *RollbackError
-		if _, err := w.Rollback(t.Context(), id, ""); !errors.As(err, &failed) || !failed.Kept ||
+		if _, err := w.Rollback(t.Context(), id, "", unique.AsBefore); !errors.As(err, &failed) || !failed.Kept ||
 			!strings.Contains(err.Error(), "forkd resume "+id) {
 			t.Errorf("%s: %v", c.name, err)
 		}
@@ -148,7 +149,7 @@ func TestRollbackWaitsBeforeItsPointOfNoReturn(t *testing.T) {
 	}
 	ctx, giveUp := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer giveUp()
-	if _, err := w.Rollback(ctx, id, ""); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := w.Rollback(ctx, id, "", unique.AsBefore); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("without a place: %v", err)
 	}
 	s, err := w.Get(id)
@@ -164,7 +165,7 @@ func TestRollbackWaitsBeforeItsPointOfNoReturn(t *testing.T) {
 	for _, done := range leave {
 		done()
 	}
-	if _, err := w.Rollback(t.Context(), id, ""); err != nil {
+	if _, err := w.Rollback(t.Context(), id, "", unique.AsBefore); err != nil {
 		t.Errorf("when there are places: %v", err)
 	}
 	if n, _ := w.restores.Count(); n != 0 {
@@ -196,15 +197,15 @@ func TestRollbackEndsAtABootedParent(t *testing.T) {
 	id := made.Sandboxes[0].ID
 	for _, tag := range []string{"team-a.memory", "team-a.disk", "team-a.none"} {
 		var none *store.NotFoundError
-		if r, err := w.Rollback(b, id, tag); !errors.As(err, &none) && !strings.Contains(err.Error(), "not found") {
+		if r, err := w.Rollback(b, id, tag, unique.AsBefore); !errors.As(err, &none) && !strings.Contains(err.Error(), "not found") {
 			t.Errorf("to %s: %+v, %v", tag, r.Info, err)
 		}
 	}
 	var family *FamilyError
-	if _, err := w.Rollback(b, id, "p"); !errors.As(err, &family) || strings.Contains(err.Error(), "team-a") {
+	if _, err := w.Rollback(b, id, "p", unique.AsBefore); !errors.As(err, &family) || strings.Contains(err.Error(), "team-a") {
 		t.Errorf("to a parent of another family: %v", err)
 	}
-	if _, err := w.Rollback(t.Context(), id, "team-a.memory"); !errors.As(err, &family) {
+	if _, err := w.Rollback(t.Context(), id, "team-a.memory", unique.AsBefore); !errors.As(err, &family) {
 		t.Errorf("by a client without a limit: %v", err)
 	}
 	w.KillAll()
@@ -241,7 +242,7 @@ func TestRollbackToSnapshotsOfOthers(t *testing.T) {
 		{first, "team-b.one", true}, {first, "hidden", false}, {first, "p", true},
 		{last, "hidden", false}, {last, "p", true}, {handed, "hidden", true}, {handed, "", true},
 	} {
-		if _, err := w.Rollback(b, c.id, c.to); (err == nil) != c.may || err != nil && !errors.As(err, &none) {
+		if _, err := w.Rollback(b, c.id, c.to, unique.AsBefore); (err == nil) != c.may || err != nil && !errors.As(err, &none) {
 			t.Errorf("to %q: %v, want it allowed: %v", c.to, err, c.may)
 		}
 	}
@@ -251,7 +252,7 @@ func TestRollbackToSnapshotsOfOthers(t *testing.T) {
 	if _, err := w.Resume(b, handed); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.Rollback(b, handed, "hidden"); err != nil {
+	if _, err := w.Rollback(b, handed, "hidden", unique.AsBefore); err != nil {
 		t.Errorf("to what it was forked from, after a suspension: %v", err)
 	}
 	if _, err := w.Suspend(b, handed); err != nil {
@@ -267,7 +268,7 @@ func TestRollbackToSnapshotsOfOthers(t *testing.T) {
 	if _, err := w.Resume(b, handed); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.Rollback(b, handed, "hidden"); !errors.As(err, &none) {
+	if _, err := w.Rollback(b, handed, "hidden", unique.AsBefore); !errors.As(err, &none) {
 		t.Errorf("to another snapshot with the tag of what it was forked from: %v", err)
 	}
 	w.KillAll()

@@ -15,6 +15,7 @@ import (
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/netclient"
+	"github.com/forkd/forkd/internal/host/unique"
 	"github.com/forkd/forkd/internal/proto/agentproto"
 	"github.com/forkd/forkd/internal/proto/netproto"
 	"github.com/forkd/forkd/internal/proto/vm"
@@ -110,7 +111,7 @@ func TestSecretsStayWithTheSandbox(t *testing.T) {
 	}
 	w.wantAnswer(t, id, "public s3cr3t")
 
-	if _, err := w.Rollback(t.Context(), id, "p"); err != nil {
+	if _, err := w.Rollback(t.Context(), id, "p", unique.AsBefore); err != nil {
 		t.Fatal(err)
 	}
 	w.wantAnswer(t, id, "public s3cr3t")

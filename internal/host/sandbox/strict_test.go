@@ -93,15 +93,23 @@ func TestStrictHoldsForTheRestOfASandboxAndItsBranches(t *testing.T) {
 		t.Errorf("the resume without strict: %+v, %v", info, err)
 	}
 	w.finds(&agentproto.Unique{})
-	back, err := w.Rollback(t.Context(), id, "")
+	back, err := w.Rollback(t.Context(), id, "", unique.AsBefore)
 	if err != nil || back.Info.Unique == nil || len(back.Info.Unique.Repeats) > 0 {
 		t.Errorf("a rollback to before those programs: %+v, %v", back.Info.Unique, err)
 	}
-	if err := w.SetStrict(t.Context(), id, unique.Refuse); err != nil {
-		t.Fatal(err)
+	for _, to := range []string{"none", "other"} {
+		if _, err := w.Rollback(t.Context(), id, to, unique.Refuse); err == nil || w.info(t, id).Strict {
+			t.Errorf("a rollback to %s, which leaves the sandbox unchanged: %+v, %v", to, w.info(t, id), err)
+		}
+	}
+	if _, err := w.Promote(t.Context(), id, "sb-none", BranchRequest{}, unique.Refuse); err == nil || w.info(t, id).Strict {
+		t.Errorf("a promotion of no sandbox: %+v, %v", w.info(t, id), err)
+	}
+	if back, err = w.Rollback(t.Context(), id, "", unique.Refuse); err != nil || !back.Info.Strict {
+		t.Errorf("a rollback that makes the sandbox strict: %+v, %v", back.Info, err)
 	}
 	w.finds(repeating)
-	if _, err := w.Rollback(t.Context(), id, ""); !errors.As(err, &refused) {
+	if _, err := w.Rollback(t.Context(), id, "", unique.AsBefore); !errors.As(err, &refused) {
 		t.Errorf("a strict rollback: %v", err)
 	}
 	w.KillAll()

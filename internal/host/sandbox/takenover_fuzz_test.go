@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/internal/host/store"
+	"github.com/forkd/forkd/internal/host/unique"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
@@ -104,7 +105,7 @@ func use(ctx context.Context, w *world, id string, op byte) {
 	case 3:
 		_, _ = w.Branch(ctx, id, BranchRequest{Mode: vm.BranchLive, NoWait: true})
 	case 4:
-		_, _ = w.Rollback(ctx, id, "")
+		_, _ = w.Rollback(ctx, id, "", unique.AsBefore)
 	case 5:
 		_, _ = w.Suspend(ctx, id)
 	case 6, 7:

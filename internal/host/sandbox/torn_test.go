@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/internal/host/ledger"
+	"github.com/forkd/forkd/internal/host/unique"
 	"github.com/forkd/forkd/internal/host/vmfake"
 	"github.com/forkd/forkd/internal/host/vmmclient"
 	"github.com/forkd/forkd/internal/host/vmpool"
@@ -143,11 +144,11 @@ func TestTopsWithoutUse(t *testing.T) {
 	if _, err := w.Branch(t.Context(), id, BranchRequest{Mode: vm.BranchLive}); !errors.Is(err, syscall.ENOSPC) {
 		t.Errorf("branch without room for a top: %v", err)
 	}
-	if _, err := w.Rollback(t.Context(), id, ""); !errors.Is(err, syscall.ENOSPC) {
+	if _, err := w.Rollback(t.Context(), id, "", unique.AsBefore); !errors.Is(err, syscall.ENOSPC) {
 		t.Errorf("rollback without room for a top: %v", err)
 	}
 	w.cfg.NewTop = newTop
-	if _, err := w.Rollback(t.Context(), id, ""); err != nil {
+	if _, err := w.Rollback(t.Context(), id, "", unique.AsBefore); err != nil {
 		t.Errorf("rollback after one that found no room: %v", err)
 	}
 	w.branch(t, id, "a", vm.BranchLive)
@@ -239,7 +240,7 @@ func TestSuspendedSnapshotIsNobodysBusiness(t *testing.T) {
 	if _, err := w.Branch(t.Context(), id, BranchRequest{Tag: "b", Mode: vm.BranchLive, ParentTag: "p"}); err != nil {
 		t.Errorf("branch that names the parent: %v", err)
 	}
-	if r, err := w.Rollback(t.Context(), id, "point"); err != nil || r.Info.SnapshotTag != "point" {
+	if r, err := w.Rollback(t.Context(), id, "point", unique.AsBefore); err != nil || r.Info.SnapshotTag != "point" {
 		t.Errorf("rollback to a branch from before: %+v, %v", r, err)
 	}
 	w.KillAll()

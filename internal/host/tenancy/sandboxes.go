@@ -108,20 +108,20 @@ func (v *View) mayLabel(name string) bool {
 }
 
 // Rollback calls Manager.Rollback.
-func (v *View) Rollback(ctx context.Context, id, to string) (sandbox.RollbackResult, error) {
+func (v *View) Rollback(ctx context.Context, id, to string, strict unique.Strict) (sandbox.RollbackResult, error) {
 	return reached(ctx, v, id, func(ctx context.Context, m *sandbox.Manager) (sandbox.RollbackResult, error) {
-		return m.Rollback(ctx, id, to)
+		return m.Rollback(ctx, id, to, strict)
 	})
 }
 
 // Promote is Manager.Promote, for two visible sandboxes.
-func (v *View) Promote(ctx context.Context, id, from string, req sandbox.BranchRequest) (r sandbox.RollbackResult,
-	err error) {
+func (v *View) Promote(ctx context.Context, id, from string, req sandbox.BranchRequest, strict unique.Strict) (
+	r sandbox.RollbackResult, err error) {
 	if err := v.Reach(from); err != nil {
 		return r, err
 	}
 	return reached(ctx, v, id, func(ctx context.Context, m *sandbox.Manager) (sandbox.RollbackResult, error) {
-		return m.Promote(ctx, id, from, req)
+		return m.Promote(ctx, id, from, req, strict)
 	})
 }
 
