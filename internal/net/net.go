@@ -1,8 +1,8 @@
 // Package net is the forkd-net process. It serves the control socket (package netproto) and
 // connects every sandbox to the network as the sandbox's policy permits.
 //
-// The process opens sockets but no files. The daemon sends it the addresses of resolvers and of the
-// host, and descriptors of the flow log and of the frame sockets. A sandbox gets a network stack
+// In its jail the process opens sockets but no files. The daemon sends it the addresses of resolvers
+// and of the host, and descriptors of the flow log and of the frame sockets. A sandbox gets a network stack
 // when its guest sends a packet that needs one. Until then it has only a descriptor and a small
 // record. The process continues without a daemon while there are sandboxes. If it is killed, the
 // daemon starts another.
@@ -42,6 +42,7 @@ const (
 // Main serves the control socket until the process is no longer needed, and returns its exit code.
 func Main() int {
 	log.SetTarget(&log.GoogleEmitter{Writer: &log.Writer{Next: io.Discard}}) // gVisor's log, which a guest could fill
+	receive := stack.LargestReceive()                                        // before the jail, which has no /proc
 	if err := jail.Enter(jail.Config{Filter: allowed[:], Online: true}); err != nil {
 		fmt.Fprintf(os.Stderr, "forkd-net: cannot enter the jail: %v\n", err)
 		return jail.ExitCode
@@ -49,6 +50,7 @@ func Main() int {
 	memory := memoryLimit()
 	host := stack.NewHost(stack.Sockets(maxFiles(), memory))
 	host.SetMemory(memory)
+	host.SetReceive(receive)
 	s, err := newServer(host, loneliness)
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "forkd-net: %v\n", err)

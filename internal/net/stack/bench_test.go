@@ -5,6 +5,7 @@ import (
 	"net"
 	"runtime"
 	"testing"
+	"time"
 
 	"github.com/forkd/forkd/internal/net/guesttest"
 	"github.com/forkd/forkd/internal/net/nettest"
@@ -35,6 +36,35 @@ func BenchmarkDownload(b *testing.B) {
 			}
 			n += m
 		}
+	}
+}
+
+// BenchmarkDownloadFar downloads from a server at a distance, with buffers of a fixed size and with
+// buffers that Linux enlarges.
+func BenchmarkDownloadFar(b *testing.B) {
+	const far = "93.184.216.77"
+	for _, size := range []struct {
+		name    string
+		receive int64
+	}{{"fixed", 0}, {"enlarged", LargestReceive()}} {
+		b.Run(size.name, func(b *testing.B) {
+			w := newWorld(b)
+			w.Far(b, far, 25*time.Millisecond)
+			nettest.Serve(w.Listen(b, far+":80"), func(c net.Conn) { _, _ = io.Copy(c, zeros{}) })
+			h := NewHost(10000)
+			h.SetMemory(8 << 30)
+			h.SetReceive(size.receive)
+			c := addRig(b, w, h, "public", netproto.Limits{}).mustDial(b, far+":80")
+			if _, err := io.CopyN(io.Discard, c, 8<<20); err != nil { // until the windows have grown
+				b.Fatal(err)
+			}
+			b.SetBytes(1 << 20)
+			for b.Loop() {
+				if _, err := io.CopyN(io.Discard, c, 1<<20); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
 	}
 }
 

@@ -79,6 +79,85 @@ func TestAttackKernelBuffers(t *testing.T) {
 	}
 }
 
+// Only the first flows of a sandbox let Linux enlarge the buffer from the server, and only if the
+// sandbox's share has room for the largest size. TestAttackFarBuffers fills them.
+func TestFarBuffersAreCounted(t *testing.T) {
+	w := newWorld(t)
+	for _, c := range []struct{ memory, receive, far int64 }{
+		{8 << 30, 6 << 20, farFlows},
+		{1 << 30, 6 << 20, 2}, // half of a quarter of an eighth of 1 GiB is 16 MiB
+		{LeastMemory, 6 << 20, 0},
+		{8 << 30, 0, 0},
+	} {
+		h := NewHost(10000)
+		h.SetMemory(c.memory)
+		h.SetReceive(c.receive)
+		r := addRig(t, w, h, "public", netproto.Limits{})
+		var far, sum int64
+		var all []*flow
+		for range farFlows + 2 {
+			f, refusal := r.begin(policy.TCP, netip.MustParseAddrPort(web+":80"))
+			if f == nil {
+				t.Fatal(refusal)
+			}
+			all = append(all, f)
+			b := f.buffers()
+			if b.grows > 0 {
+				far++
+			}
+			if b != smallBuffers {
+				sum += b.bytes()
+			}
+			if b.grows > 0 && b.bytes() < c.receive {
+				t.Errorf("%d bytes of memory: a flow whose buffer may grow to %d bytes counts %d", c.memory, c.receive, b.bytes())
+			}
+		}
+		if used := h.grown.used.Load(); far != c.far || used != sum {
+			t.Errorf("%d bytes of memory: %d flows whose buffers grow, want %d; %d bytes are counted, want %d", c.memory, far,
+				c.far, used, sum)
+		}
+		for _, f := range all {
+			f.stack.end(f)
+		}
+		if used := h.grown.used.Load(); used != 0 {
+			t.Errorf("%d bytes are counted of none", used)
+		}
+	}
+}
+
+// TestAttackFarBuffers fills buffers that Linux enlarges. Each holds at most what is counted for it.
+func TestAttackFarBuffers(t *testing.T) {
+	const fast = 64 << 20
+	w := newWorld(t)
+	nettest.Serve(w.Listen(t, web+":80"), func(c net.Conn) { _, _ = io.Copy(c, zeros{}) })
+	h := NewHost(10000)
+	h.SetMemory(64 << 30)
+	h.SetReceive(LargestReceive())
+	if h.receive < int64(roomyBuffers.receive) {
+		t.Fatalf("the largest receive buffer is %d bytes", h.receive)
+	}
+	r := addRig(t, w, h, "public", netproto.Limits{})
+	for range farFlows {
+		c := r.mustDial(t, web+":80")
+		go func() { _, _ = io.CopyN(io.Discard, c, fast) }()
+	}
+	var moved uint64
+	waitFor(t, "the flows stand still", func() bool {
+		earlier := moved
+		time.Sleep(500 * time.Millisecond)
+		moved = r.counters.moving(r.Stack)
+		return moved == earlier && moved >= farFlows*fast
+	})
+	sum, largest := kernelBytes(t, web+":80")
+	t.Logf("%d connections hold %d KiB in the kernel, the largest %d KiB", farFlows, sum>>10, largest>>10)
+	if counted := r.grown.used.Load(); counted != farFlows*h.farBuffers().bytes() || sum == 0 || sum > counted {
+		t.Errorf("%d connections hold %d KiB in the kernel, but %d KiB are counted", farFlows, sum>>10, counted>>10)
+	}
+	if largest > h.farBuffers().bytes() {
+		t.Errorf("one connection holds %d KiB in the kernel", largest>>10)
+	}
+}
+
 // TestAttackClosedUnread closes connections on both sides while bytes for one side are unread. The
 // flow and its buffers count until that side has read them, or the flow is reset.
 func TestAttackClosedUnread(t *testing.T) {

@@ -2,8 +2,10 @@ package stack
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
 	"sync/atomic"
 
@@ -34,6 +36,7 @@ type Host struct {
 	udp     atomic.Int64 // number of open sockets of UDP flows
 	queries atomic.Int64 // number of open sockets of DNS queries over UDP
 	asks    int64        // maximum of queries
+	receive int64        // largest receive buffer that Linux gives a TCP socket, in bytes; 0: unknown
 }
 
 // maxHostUDP bounds the UDP flows of all sandboxes, each of which takes a port that the rest of the
@@ -63,6 +66,24 @@ func NewHost(sockets int) *Host {
 func (h *Host) SetMemory(bytes int64) {
 	h.held.most, h.peeks.most, h.injects.most = bytes/chunkShare, bytes/peekShare, bytes/injectShare
 	h.pieces.most, h.grown.most = bytes/pieceShare, bytes/growShare
+}
+
+// SetReceive sets the largest size that Linux gives the receive buffer of a TCP socket, in bytes. If
+// it is not set, all buffers have fixed sizes. Call it before any stack is made.
+func (h *Host) SetReceive(bytes int64) { h.receive = bytes }
+
+// LargestReceive returns the largest size that Linux gives the receive buffer of a TCP socket, in
+// bytes, or 0 if the file that says so cannot be read. See tcp_rmem in tcp(7).
+func LargestReceive() int64 {
+	text, err := os.ReadFile("/proc/sys/net/ipv4/tcp_rmem")
+	if err != nil {
+		return 0
+	}
+	var least, usual, largest int64
+	if _, err := fmt.Sscan(string(text), &least, &usual, &largest); err != nil {
+		return 0
+	}
+	return max(0, largest)
 }
 
 // Sockets returns how many sockets for flows a process supports that may open so many files and use

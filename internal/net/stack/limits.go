@@ -42,6 +42,7 @@ const (
 	defaultBuffer = 64 << 10
 	minBuffer     = 4 << 10
 	firstWindow   = 64 << 10
+	farFlows      = 8        // a sandbox's flows up to this number may have farBuffers
 	roomyFlows    = 64       // a sandbox's flows up to this number may have roomyBuffers
 	normalFlows   = 256      // a sandbox's flows up to this number may have normalBuffers
 	chunkBytes    = 72 << 10 // size of a chunk; the longest message of a frame socket fits
@@ -52,12 +53,15 @@ const (
 type buffers struct {
 	guest         int64 // each direction of the connection with the guest; maxBuffer: it grows to that when needed
 	receive, send int   // SO_RCVBUF and SO_SNDBUF of the host's socket; Linux doubles both
+	grows         int64 // receive buffer of the host's socket, which Linux enlarges up to this size; 0: it has a fixed size
 }
 
 // Each TCP flow has one of these sizes. Sizes above smallBuffers are counted in the room of the
 // sandbox and in that of all sandboxes; smallBuffers are part of flowBytes. Linux reduces sizes of
 // its sockets to net.core.rmem_max and wmem_max. It does not resize buffers that were set. By itself
-// it would let them grow to tcp_rmem and tcp_wmem, which are megabytes for each flow.
+// it would let them grow to tcp_rmem and tcp_wmem, which are megabytes for each flow. Only
+// farBuffers let it do so, in the direction from the server, because a window of roomyBuffers is too
+// small for a server at a distance.
 var (
 	roomyBuffers  = buffers{guest: maxBuffer, receive: 512 << 10, send: 512 << 10}
 	normalBuffers = buffers{guest: defaultBuffer, receive: 64 << 10, send: 64 << 10}
@@ -65,7 +69,12 @@ var (
 )
 
 // bytes returns how many bytes a flow may hold in its buffers, in both directions together.
-func (b buffers) bytes() int64 { return 2 * (b.guest + int64(b.receive+b.send)) }
+func (b buffers) bytes() int64 { return 2*(b.guest+int64(b.receive+b.send)) + b.grows }
+
+// farBuffers returns buffers whose size Linux chooses in the direction from the server.
+func (h *Host) farBuffers() buffers {
+	return buffers{guest: roomyBuffers.guest, send: roomyBuffers.send, grows: h.receive}
+}
 
 // Parts of this process's memory (1/n) that may hold data of waiting flows. The rest is for the
 // flows themselves: their goroutines and the buffers above.
@@ -144,6 +153,8 @@ func (f *flow) buffers() buffers {
 	s := f.stack
 	switch {
 	case f.sizes != buffers{}:
+	case f.place <= farFlows && s.host.receive > 0 && s.roomy.take(s.host.farBuffers().bytes()):
+		f.sizes, f.room = s.host.farBuffers(), &s.roomy
 	case f.place <= roomyFlows && s.roomy.take(roomyBuffers.bytes()):
 		f.sizes, f.room = roomyBuffers, &s.roomy
 	case f.place <= normalFlows && s.grown.take(normalBuffers.bytes()):
@@ -168,8 +179,10 @@ func (b buffers) set(ep tcpip.Endpoint) {
 func (b buffers) control(_, _ string, raw syscall.RawConn) error {
 	var err error
 	lost := raw.Control(func(fd uintptr) {
-		err = errors.Join(unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, b.receive),
-			unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_SNDBUF, b.send))
+		err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_SNDBUF, b.send)
+		if b.grows == 0 {
+			err = errors.Join(err, unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, b.receive))
+		}
 	})
 	return errors.Join(lost, err)
 }
