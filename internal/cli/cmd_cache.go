@@ -117,9 +117,9 @@ func newCachePruneCmd() *cobra.Command {
 
 // cacheList is the content of the cache, with the images that snapshots are based on.
 type cacheList struct {
-	all     []cached
-	daemon  []cached // in the daemon's cache, if that is another one
-	inUse   []string
+	all    []cached
+	daemon []cached // in the daemon's cache, if that is another one
+	inUse  []string
 	// Snapshots whose images are unknown, because they are being made or are damaged; they may need
 	// any image.
 	unclear []string

@@ -242,7 +242,8 @@ func TestRollbackToSnapshotsOfOthers(t *testing.T) {
 		{first, "team-b.one", true}, {first, "hidden", false}, {first, "p", true},
 		{last, "hidden", false}, {last, "p", true}, {handed, "hidden", true}, {handed, "", true},
 	} {
-		if _, err := w.Rollback(b, c.id, c.to, unique.AsBefore); (err == nil) != c.may || err != nil && !errors.As(err, &none) {
+		_, err := w.Rollback(b, c.id, c.to, unique.AsBefore)
+		if (err == nil) != c.may || err != nil && !errors.As(err, &none) {
 			t.Errorf("to %q: %v, want it allowed: %v", c.to, err, c.may)
 		}
 	}

@@ -102,7 +102,8 @@ func TestStrictHoldsForTheRestOfASandboxAndItsBranches(t *testing.T) {
 			t.Errorf("a rollback to %s, which leaves the sandbox unchanged: %+v, %v", to, w.info(t, id), err)
 		}
 	}
-	if _, err := w.Promote(t.Context(), id, "sb-none", BranchRequest{}, unique.Refuse); err == nil || w.info(t, id).Strict {
+	_, err = w.Promote(t.Context(), id, "sb-none", BranchRequest{}, unique.Refuse)
+	if err == nil || w.info(t, id).Strict {
 		t.Errorf("a promotion of no sandbox: %+v, %v", w.info(t, id), err)
 	}
 	if back, err = w.Rollback(t.Context(), id, "", unique.Refuse); err != nil || !back.Info.Strict {

@@ -53,7 +53,7 @@ const (
 type buffers struct {
 	guest         int64 // each direction of the connection with the guest; maxBuffer: it grows to that when needed
 	receive, send int   // SO_RCVBUF and SO_SNDBUF of the host's socket; Linux doubles both
-	grows         int64 // receive buffer of the host's socket, which Linux enlarges up to this size; 0: it has a fixed size
+	grows         int64 // size to which Linux may enlarge the host's receive buffer; 0: it has a fixed size
 }
 
 // Each TCP flow has one of these sizes. Sizes above smallBuffers are counted in the room of the
