@@ -39,6 +39,11 @@ func IsNot(argument int, value uint32) []Condition {
 // Lacks returns the condition that none of the given bits is set in an argument.
 func Lacks(argument int, bits uint64) Condition { return Condition{Argument: argument, Mask: bits} }
 
+// Has returns the condition that all given bits are set in an argument.
+func Has(argument int, bits uint64) Condition {
+	return Condition{Argument: argument, Mask: bits, Value: bits}
+}
+
 // Calls returns calls that are permitted with any arguments. Use it only for calls that act on
 // nothing but descriptors and memory that the process already has.
 func Calls(numbers ...uintptr) []Call {
@@ -86,8 +91,10 @@ func RuntimeCalls() []Call {
 		With(unix.SYS_PRCTL, Is(0, unix.PR_SET_VMA)), // names a range of memory
 		With(unix.SYS_FCNTL, Is(1, unix.F_GETFL)),
 		// These flags would affect every process that has the same file open. With O_APPEND, for
-		// example, the daemon's writes at an offset would go to the end of the file.
-		With(unix.SYS_FCNTL, Is(1, unix.F_SETFL), Lacks(2, unix.O_DIRECT|unix.O_ASYNC|unix.O_NOATIME|unix.O_APPEND)),
+		// example, the daemon's writes at an offset would go to the end of the file. Without O_NONBLOCK
+		// the daemon's read of a stream that the process has passed to it would never return.
+		With(unix.SYS_FCNTL, Is(1, unix.F_SETFL), Has(2, unix.O_NONBLOCK),
+			Lacks(2, unix.O_DIRECT|unix.O_ASYNC|unix.O_NOATIME|unix.O_APPEND)),
 		With(unix.SYS_FCNTL, Is(1, unix.F_GETFD)),
 		With(unix.SYS_FCNTL, Is(1, unix.F_DUPFD_CLOEXEC)))
 }
