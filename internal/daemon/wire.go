@@ -333,7 +333,8 @@ func admissionOf(a admit.Rules) apiv1.Admission {
 		MemoryReserveMiB: a.MemoryReserve >> 20, DiskReserveMiB: a.DiskReserve >> 20}
 }
 
-// makeInitrd makes an initramfs in memory, with a program of this build as its init.
+// makeInitrd makes an initramfs in memory, with a program of this build as its init. A VMM that gets
+// the file cannot write to it: the store copies it for all later boots.
 func makeInitrd(kernel, program string) (*os.File, error) {
 	init, err := embedded.Open(program)
 	if err != nil {
@@ -343,16 +344,29 @@ func makeInitrd(kernel, program string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	fd, err := unix.MemfdCreate("forkd-initrd", unix.MFD_CLOEXEC)
+	f, err := sealed(p)
 	if err != nil {
 		return nil, fmt.Errorf("make initramfs for kernel %s: %w", kernel, err)
 	}
-	f := os.NewFile(uintptr(fd), "forkd-initrd")
-	if _, err := f.WriteAt(p, 0); err != nil {
-		f.Close()
-		return nil, fmt.Errorf("make initramfs for kernel %s: %w", kernel, err)
-	}
 	return f, nil
+}
+
+// sealed returns a file in memory with this content, open for reading. Nobody can change it.
+func sealed(content []byte) (*os.File, error) {
+	fd, err := unix.MemfdCreate("forkd-initrd", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return nil, err
+	}
+	f := os.NewFile(uintptr(fd), "forkd-initrd")
+	defer f.Close()
+	if _, err := f.Write(content); err != nil {
+		return nil, err
+	}
+	const all = unix.F_SEAL_SEAL | unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_WRITE
+	if _, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, all); err != nil {
+		return nil, err
+	}
+	return os.Open(fmt.Sprintf("/proc/self/fd/%d", fd))
 }
 
 func exists(path string) bool {

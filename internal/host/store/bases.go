@@ -183,7 +183,7 @@ func (s *Store) addBase(ctx context.Context, g *Staging, f *os.File, path string
 	}
 	if !linked && keep {
 		rec.Path = s.baseLink(base.Digest)
-		copied, err := copyBase(rec.Path, f)
+		copied, err := copyBase(ctx, rec.Path, f, rec.Digest)
 		if err != nil {
 			return base, err
 		}
@@ -214,8 +214,9 @@ func (s *Store) linkBase(f *os.File, digest string) (linked bool, err error) {
 	return false, fmt.Errorf("link it to %s: %w", name, err)
 }
 
-// copyBase copies a file into the store and flushes it to disk.
-func copyBase(name string, f *os.File) (id fileID, err error) {
+// copyBase copies a file with a digest into the store and flushes it to disk. It returns an error if
+// the copy has another digest, because the file was changed in the meantime.
+func copyBase(ctx context.Context, name string, f *os.File, want string) (id fileID, err error) {
 	err = atomicfile.Fill(name, func(tmp string) error {
 		if err := copyFile(tmp, f); err != nil {
 			return err
@@ -227,6 +228,9 @@ func copyBase(name string, f *os.File) (id fileID, err error) {
 		defer copied.Close()
 		if err := copied.Sync(); err != nil {
 			return err
+		}
+		if got, err := digest(ctx, copied); err != nil || got != want {
+			return errors.Join(errors.New("it was changed while it was copied; build the image again"), err)
 		}
 		id, err = identify(copied)
 		return err

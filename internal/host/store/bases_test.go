@@ -102,6 +102,35 @@ func TestChangedBaseIsRefused(t *testing.T) {
 	}
 }
 
+// A file that was changed after its digest had been computed is not copied into the store under that
+// digest.
+func TestBaseIsCopiedWithItsDigest(t *testing.T) {
+	d := newDirs(t)
+	f, err := os.OpenFile(d.base, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	want, err := digest(t.Context(), f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := filepath.Join(t.TempDir(), "copy")
+	if _, err := copyBase(t.Context(), name, f, want); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.WriteAt([]byte{42}, 0); err != nil {
+		t.Fatal(err)
+	}
+	name += ".changed"
+	if _, err := copyBase(t.Context(), name, f, want); err == nil || !strings.Contains(err.Error(), "was changed") {
+		t.Errorf("a changed file: %v", err)
+	}
+	if _, err := os.Lstat(name); !os.IsNotExist(err) {
+		t.Errorf("the copy of a changed file: %v", err)
+	}
+}
+
 // The digest of an image is computed only once. A cancelled bake leaves nothing of its base behind.
 func TestBaseIsDigestedOnce(t *testing.T) {
 	d := newDirs(t)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -199,5 +200,35 @@ func TestErrorsKeepTheirCode(t *testing.T) {
 	}
 	if err := <-failed; err == nil {
 		t.Error("an error without a body is none")
+	}
+}
+
+// A VMM gets files of other VMs only for reading.
+func TestFilesOfOthersAreReadOnly(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(name, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var files [2]*os.File
+	for i, flag := range []int{os.O_RDONLY, os.O_RDWR} {
+		var err error
+		if files[i], err = os.OpenFile(name, flag, 0); err != nil {
+			t.Fatal(err)
+		}
+		defer files[i].Close()
+	}
+	reads, writes := files[0], files[1]
+	for _, c := range []struct {
+		disks [][]*os.File
+		files []*os.File
+		ok    bool
+	}{
+		{[][]*os.File{{reads, writes}, {writes}, nil}, []*os.File{reads, nil}, true},
+		{[][]*os.File{{reads, writes}, {writes, writes}}, nil, false},
+		{nil, []*os.File{reads, writes}, false},
+	} {
+		if err := readOnly(c.disks, c.files...); (err == nil) != c.ok {
+			t.Errorf("%v, %v: %v", c.disks, c.files, err)
+		}
 	}
 }

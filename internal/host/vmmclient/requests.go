@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/forkd/forkd/internal/host/cgroup"
 	"github.com/forkd/forkd/internal/proto/vm"
 	"github.com/forkd/forkd/internal/proto/vmmproto"
@@ -32,6 +34,9 @@ type RestoreFiles struct {
 // Boot loads a kernel into the machine, which stays paused. It sets req.Initrd, req.Net and the
 // layer counts of req.Disks from files.
 func (v *VMM) Boot(ctx context.Context, req vmmproto.Boot, files BootFiles) error {
+	if err := readOnly(files.Disks, files.Kernel, files.Initrd); err != nil {
+		return err
+	}
 	req.Initrd = files.Initrd != nil
 	fds := descriptors(files.Kernel)
 	if req.Initrd {
@@ -48,6 +53,9 @@ func (v *VMM) Boot(ctx context.Context, req vmmproto.Boot, files BootFiles) erro
 // of req.Disks from files.
 func (v *VMM) Restore(ctx context.Context, req vmmproto.Restore, files RestoreFiles) (result vmmproto.RestoreResult,
 	err error) {
+	if err := readOnly(files.Disks, append([]*os.File{files.State}, files.Layers...)...); err != nil {
+		return result, err
+	}
 	req.Layers = uint32(len(files.Layers))
 	fds := append(descriptors(files.State), descriptors(files.Layers...)...)
 	fds = append(fds, diskDescriptors(req.Disks, files.Disks)...)
@@ -181,6 +189,27 @@ func descriptors(files ...*os.File) []int {
 		fds[i] = int(f.Fd())
 	}
 	return fds
+}
+
+// readOnly returns an error if a VMM could write to one of files, which may be nil, or to a layer
+// below the top of a disk: other VMs use these files too.
+func readOnly(disks [][]*os.File, files ...*os.File) error {
+	for _, d := range disks {
+		files = append(files, d[:max(0, len(d)-1)]...)
+	}
+	for _, f := range files {
+		if f == nil {
+			continue
+		}
+		flags, err := unix.FcntlInt(f.Fd(), unix.F_GETFL, 0)
+		if err != nil {
+			return fmt.Errorf("%s: %w", f.Name(), err)
+		}
+		if flags&unix.O_ACCMODE != unix.O_RDONLY {
+			return fmt.Errorf("%s is open for writing: a VMM may only read it", f.Name())
+		}
+	}
+	return nil
 }
 
 // diskDescriptors returns the descriptors of the files of all disks, and sets the numbers of layers
