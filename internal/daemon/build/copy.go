@@ -60,7 +60,7 @@ func (g *guest) copyTogether(ctx context.Context, cp *plan.Copy, sources []plan.
 		return false, err
 	}
 	dir = strings.TrimSpace(dir)
-	defer func() { err = errors.Join(err, g.c.Remove(context.WithoutCancel(ctx), dir, "root")) }()
+	defer func() { err = g.removeAfter(ctx, err, dir) }()
 	single := len(cp.Sources) == 1
 	for n := range sources {
 		got, err := g.fetch(ctx, &sources[n], dir, cp.Unpack)
@@ -71,6 +71,17 @@ func (g *guest) copyTogether(ctx context.Context, cp *plan.Copy, sources []plan.
 	}
 	_, err = g.script(ctx, placeScript, dir, cp.Target, cp.Owner, cp.Mode, flag(single, "single"), flag(others, "others"))
 	return unpacked, err
+}
+
+// removeAfter removes a directory of the guest if err, the outcome of the work in it, is nil. After an error
+// the whole sandbox is killed. The guest may never answer, so the removal ends with ctx too.
+func (g *guest) removeAfter(ctx context.Context, err error, dir string) error {
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, ownTime)
+	defer cancel()
+	return g.c.Remove(ctx, dir, "root")
 }
 
 // flag is an argument of a script: name if it is set, and otherwise empty.

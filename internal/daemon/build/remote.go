@@ -3,7 +3,6 @@ package build
 import (
 	"context"
 	_ "embed"
-	"errors"
 	"fmt"
 	"path"
 	"strings"
@@ -35,7 +34,7 @@ func (g *guest) fetchGit(ctx context.Context, r *plan.Git, dir string) (err erro
 		return err
 	}
 	work = strings.TrimSpace(work)
-	defer func() { err = errors.Join(err, g.c.Remove(context.WithoutCancel(ctx), work, "root")) }()
+	defer func() { err = g.removeAfter(ctx, err, work) }()
 	keep := ""
 	if r.Keep {
 		keep = "keep"

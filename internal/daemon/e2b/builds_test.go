@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"compress/gzip"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -13,6 +14,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -285,6 +287,30 @@ func TestBuildIsCalledOff(t *testing.T) {
 		t.Errorf("one that ran: %+v", end)
 	}
 	r.checkClean("mine", "a.b")
+}
+
+// A build can be cancelled although a guest never answers the removal of what a COPY step has unpacked.
+func TestBuildIsCalledOffDuringARemoval(t *testing.T) {
+	dir := t.TempDir()
+	var once sync.Once
+	removing := make(chan struct{})
+	r := startWith(t, apirig.Options{Dial: func(ctx context.Context) error {
+		if _, err := os.Stat(filepath.Join(dir, "f")); err != nil {
+			return nil // the step has not placed its file yet
+		}
+		once.Do(func() { close(removing) })
+		<-ctx.Done()
+		return ctx.Err()
+	}})
+	b := r.request("mine")
+	r.upload(b, "h", archive(t, "f", "x"))
+	r.call("POST", "/v2"+b.path(), `{"fromTemplate":"a.b","steps":[{"type":"ENV","args":["HOME","/"]},`+
+		`{"type":"COPY","args":["f","`+dir+`/"],"filesHash":"h"}]}`, 202, nil)
+	<-removing
+	r.call("POST", "/v2"+r.request("mine").path(), `{"fromTemplate":"a.b"}`, 202, nil)
+	if end := r.finished(b); end.Status != "error" || !strings.Contains(end.Reason.Message, "another build") {
+		t.Errorf("%+v", end)
+	}
 }
 
 // begin starts a long-running build, and returns while it is running.
