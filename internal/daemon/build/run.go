@@ -377,6 +377,15 @@ func IsBuild(i sandbox.Info) bool {
 	return len(i.Annotation) > 0 && json.Unmarshal(i.Annotation, &m) == nil && m.Build != ""
 }
 
+// EndSandboxes kills the sandboxes of all builds. Builds that wait for one of them then fail.
+func (b *Builder) EndSandboxes() {
+	for _, i := range b.cfg.Manager.List() {
+		if IsBuild(i) {
+			b.end(i.ID)
+		}
+	}
+}
+
 func (b *Builder) end(box string) {
 	if err := b.cfg.Manager.Kill(box); err != nil {
 		b.cfg.Log.Warn("end the sandbox of a build", "sandbox", box, "error", err)

@@ -110,6 +110,7 @@ type Build struct {
 // Builder makes templates. Its methods may be called concurrently.
 type Builder struct {
 	cfg     Config
+	endAll  func() // kills the sandboxes of all builds
 	uploads *uploads
 	running sync.WaitGroup
 
@@ -124,10 +125,15 @@ func New(cfg Config) (*Builder, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Builder{cfg: cfg, uploads: u}, nil
+	return &Builder{cfg: cfg, endAll: cfg.Builds.EndSandboxes, uploads: u}, nil
 }
 
-// Close cancels all builds and waits until they have ended.
+// closeWait is how long Close waits for builds: first for the cancelled ones, and then for those whose
+// sandboxes it has killed.
+const closeWait = 10 * time.Second
+
+// Close cancels all builds and waits until they have ended. It kills the sandboxes of builds that take too
+// long, and in the end leaves such builds: what they wait for must not delay the stop of the daemon.
 func (b *Builder) Close() {
 	b.mu.Lock()
 	b.closed = true
@@ -135,7 +141,16 @@ func (b *Builder) Close() {
 		b.callOffLocked(bd, errStopping)
 	}
 	b.mu.Unlock()
-	b.running.Wait()
+	ended := make(chan struct{})
+	go func() { b.running.Wait(); close(ended) }()
+	for _, next := range []func(){b.endAll, func() { b.cfg.Log.Error("builds of templates do not end") }} {
+		select {
+		case <-ended:
+			return
+		case <-time.After(closeWait):
+			next()
+		}
+	}
 }
 
 // Request registers a build for the client who. The build waits until Start. It replaces a waiting

@@ -252,3 +252,34 @@ func TestStepsAreNotInTheDaemonsLog(t *testing.T) {
 		t.Errorf("the daemon's log does not say what the host is to blame for: %s", log.String())
 	}
 }
+
+// A build that does not end when it is cancelled loses its sandboxes. If it does not end then either, it
+// does not prevent the stop of the daemon.
+func TestCloseIsBounded(t *testing.T) {
+	for _, ends := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			b, err := New(Config{Dir: filepath.Join(t.TempDir(), "x"), Log: slog.New(slog.DiscardHandler)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			killed, over := make(chan struct{}), make(chan struct{})
+			b.endAll = func() { close(killed) }
+			b.running.Go(func() {
+				<-killed
+				if !ends {
+					<-over
+				}
+			})
+			start := time.Now()
+			b.Close()
+			want := closeWait
+			if !ends {
+				want = 2 * closeWait
+			}
+			if took := time.Since(start); took != want {
+				t.Errorf("a build that ends with its sandbox: %v: it took %v, want %v", ends, took, want)
+			}
+			close(over)
+		})
+	}
+}
