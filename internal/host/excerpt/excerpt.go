@@ -29,6 +29,15 @@ func Console(console []byte, n int) string {
 	return tail
 }
 
+// Ending returns the end of an error message that quotes a result of Console. It is empty if there is
+// nothing to quote.
+func Ending(console string) string {
+	if console == "" {
+		return ""
+	}
+	return "; its console ends with:\n" + console
+}
+
 // pciNoise is a line that every guest prints while it boots. Linux reports an error because the
 // machine has no PCI, whatever the kernel's parameters are (pci_arch_init, arch/x86/pci/init.c). A
 // reader of an error message could take the line for the cause.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/forkd/forkd/internal/host/excerpt"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/vmpool"
 	"github.com/forkd/forkd/internal/proto/vm"
@@ -33,7 +34,7 @@ func (e *StateError) Error() string {
 	msg := fmt.Sprintf("%s sandbox %q: it is %s", e.Op, e.ID, e.State)
 	switch {
 	case e.State == Exited:
-		msg += describeExit(e.Exit, e.Console)
+		msg += " (" + vmpool.DescribeExit(e.Exit) + ")" + excerpt.Ending(e.Console)
 	case e.Full:
 		msg += " until there is room for its disk on the host"
 	case e.State == Paused, e.State == Suspended:
@@ -115,11 +116,8 @@ type unconfirmedError struct {
 }
 
 func (e *unconfirmedError) Error() string {
-	msg := fmt.Sprintf("child %s: its agent did not confirm its new identity: %v", e.id, e.err)
-	if e.console != "" {
-		msg += "; its console ends with:\n" + e.console
-	}
-	return msg
+	return fmt.Sprintf("child %s: its agent did not confirm its new identity: %v", e.id, e.err) +
+		excerpt.Ending(e.console)
 }
 
 func (e *unconfirmedError) Unwrap() error { return e.err }
@@ -174,18 +172,7 @@ func (e *RollbackError) Error() string {
 	if e.Kept {
 		msg += fmt.Sprintf(" ('forkd resume %s' brings it back as it was when it was last suspended)", e.ID)
 	}
-	if e.Console != "" {
-		msg += "; its console ends with:\n" + e.Console
-	}
-	return msg
+	return msg + excerpt.Ending(e.Console)
 }
 
 func (e *RollbackError) Unwrap() error { return e.Err }
-
-func describeExit(x vm.Exit, console string) string {
-	msg := " (" + vmpool.DescribeExit(x) + ")"
-	if console != "" {
-		msg += "; its console ends with:\n" + console
-	}
-	return msg
-}
