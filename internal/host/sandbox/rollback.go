@@ -68,6 +68,11 @@ func (h *Held) rollback(ctx context.Context, to string, strict unique.Strict, st
 	}
 	var undo cleanup.Stack
 	defer undo.Run()
+	// Acquire may read gigabytes, and its time would tell that a hidden snapshot exists.
+	own := to == rec.Tag() || to == rec.SnapshotTag
+	if err := m.MayUse(ctx, to); err != nil && !own {
+		return r, err
+	}
 	lease, err := m.cfg.Store.Acquire(to)
 	if err != nil {
 		return r, cmp.Or(m.MayUse(ctx, to), err)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -207,6 +208,51 @@ func TestRollbackEndsAtABootedParent(t *testing.T) {
 	}
 	if _, err := w.Rollback(t.Context(), id, "team-a.memory", unique.AsBefore); !errors.As(err, &family) {
 		t.Errorf("by a client without a limit: %v", err)
+	}
+	w.KillAll()
+	w.checkClean(t)
+}
+
+// A rollback to a snapshot that the client may not see does not open the snapshot's files.
+func TestRollbackOpensNoHiddenSnapshot(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	mustBake(t, w)
+	b := owner.In(t.Context(), owner.Owner{Name: "token:b", Prefix: "team-b/"})
+	made, err := w.Fork(b, ForkRequest{Tag: "p", N: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.branch(t, w.fork(t, "p"), "hidden", vm.BranchDiff)
+	for d, err := w.Snapshots().Detail("hidden"); !d.Sealed; d, err = w.Snapshots().Detail("hidden") {
+		if err != nil { // the store reads the snapshot's files until they are digested
+			t.Fatal(err)
+		}
+		time.Sleep(time.Millisecond)
+	}
+	w.Snapshots().Quiesce()
+	opened := func() (names []string) {
+		fds, err := filepath.Glob("/proc/self/fd/*")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, fd := range fds {
+			if name, _ := os.Readlink(fd); strings.Contains(name, "/hidden/") {
+				names = append(names, name)
+			}
+		}
+		return names
+	}
+	var none *store.NotFoundError
+	if _, err := w.Rollback(b, made.Sandboxes[0].ID, "hidden", unique.AsBefore); !errors.As(err, &none) {
+		t.Errorf("%v", err)
+	}
+	if names := opened(); len(names) > 0 {
+		t.Errorf("open after a refused rollback: %v", names)
+	}
+	_, err = w.Rollback(t.Context(), made.Sandboxes[0].ID, "hidden", unique.AsBefore)
+	if names := opened(); err != nil || len(names) == 0 {
+		t.Errorf("a permitted rollback opens %v: %v", names, err)
 	}
 	w.KillAll()
 	w.checkClean(t)
