@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -231,4 +232,41 @@ func TestSnapshotWithAnUnknownPolicy(t *testing.T) {
 		got.Policy.Mode != want.Policy.Mode {
 		t.Errorf("%+v became %+v, %v", want, got, err)
 	}
+}
+
+// If a sandbox is deleted before its rollback connects it to the network again, the rollback leaves no
+// connection behind.
+func TestDeletionDuringARollbackLeavesNoLink(t *testing.T) {
+	w := newOnline(t)
+	defer w.stop()
+	mustBake(t, w)
+	s, err := w.Get(w.fork(t, "p"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	v, rec := s.live, s.record
+	if err := s.transition(rollBackOp, Restoring, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Kill(s.id); err != nil {
+		t.Fatal(err)
+	}
+	link, frames, err := w.join(v, &rec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer frames.Close()
+	v.link = link
+	link.Ready()
+	if _, err := link.Stats(t.Context()); err != nil {
+		t.Fatalf("the sandbox is not connected: %v", err)
+	}
+	var cut *CutOffError
+	if err := w.endRolledBack(s, v, "p", errors.New("its VM has ended")); !errors.As(err, &cut) {
+		t.Errorf("%v", err)
+	}
+	if _, err := link.Stats(t.Context()); err == nil {
+		t.Error("a deleted sandbox is connected to the network")
+	}
+	w.KillAll()
 }

@@ -128,6 +128,7 @@ func (h *Held) rollback(ctx context.Context, to string, strict unique.Strict, st
 // and can be restored from that state.
 func (m *Manager) endRolledBack(s *Sandbox, v *liveVM, to string, err error) error {
 	if s.Info().State == Stopping {
+		v.link.Close() // the deletion may have closed only the previous link
 		return &CutOffError{ID: s.id, Op: rollBackOp, By: byDelete}
 	}
 	failed := &RollbackError{ID: s.id, Tag: to, Err: err}

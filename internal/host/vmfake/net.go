@@ -123,6 +123,10 @@ func (f *fakeNet) serve(conn *ctlsock.Conn) error {
 			err = &netproto.Error{Code: netproto.CodeUnknown, Text: "no such sandbox"}
 		}
 	case netproto.KindStats:
+		var m netproto.ID
+		if err = m.Parse(r); err == nil && m.ID != "" && f.sandboxes[m.ID] == nil {
+			err = &netproto.Error{Code: netproto.CodeUnknown, Text: "no such sandbox"}
+		}
 		(&netproto.Stats{Connections: f.configs}).Append(&w)
 	case netproto.KindList:
 		var list netproto.List
