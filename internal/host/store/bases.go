@@ -181,6 +181,9 @@ func (s *Store) addBase(ctx context.Context, g *Staging, f *os.File, path string
 	if err != nil {
 		return base, err
 	}
+	if !linked && !keep && identifyPath(path) != id { // the store could not find it again
+		return base, errors.New("it was removed or replaced while it was read; build the image again")
+	}
 	if !linked && keep {
 		rec.Path = s.baseLink(base.Digest)
 		copied, err := copyBase(ctx, rec.Path, f, rec.Digest)

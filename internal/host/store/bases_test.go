@@ -2,6 +2,7 @@ package store
 
 import (
 	"bytes"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -128,6 +129,46 @@ func TestBaseIsCopiedWithItsDigest(t *testing.T) {
 	}
 	if _, err := os.Lstat(name); !os.IsNotExist(err) {
 		t.Errorf("the copy of a changed file: %v", err)
+	}
+}
+
+// An image that loses its name while it is added cannot be found again, so it is no base, and the store
+// records nothing.
+func TestRemovedImageIsNoBase(t *testing.T) {
+	d := newDirs(t)
+	s := d.open(t)
+	for name, lose := range map[string]func() error{
+		"removed": func() error { return os.Remove(d.base) },
+		"replaced": func() error {
+			return errors.Join(os.Remove(d.base), os.WriteFile(d.base, make([]byte, 8192), 0o600))
+		},
+	} {
+		if err := errors.Join(os.RemoveAll(d.base), os.WriteFile(d.base, []byte(name), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		g, err := s.Stage(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f, err := os.Open(d.base)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		if err := lose(); err != nil {
+			t.Fatal(err)
+		}
+		if err := g.UseBase(f); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := g.basing.wait(); err == nil || !strings.Contains(err.Error(), d.base) ||
+			!strings.Contains(err.Error(), "build the image again") {
+			t.Errorf("%s: %v", name, err)
+		}
+		if left, _ := os.ReadDir(s.bases()); len(left) != 0 {
+			t.Errorf("%s: %v is recorded", name, left)
+		}
+		g.Discard()
 	}
 }
 
