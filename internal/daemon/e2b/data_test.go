@@ -121,6 +121,12 @@ func TestSearchesForASignatureAreLimited(t *testing.T) {
 	if err := os.WriteFile(path, []byte("x"), 0o644); err != nil {
 		t.Fatal(err)
 	}
+	for range 3 { // these cost no search
+		resp, out := r.send("GET", sign(path, "read", "", b.Access, time.Now().Unix()-10), nil, "")
+		if resp.StatusCode != 401 || !strings.Contains(out, "expired") {
+			t.Errorf("expired: %s %s", resp.Status, out)
+		}
+	}
 	for n, want := range []int{401, 401, 429} {
 		if resp, out := r.send("GET", sign("/x", "read", "", "wrong", 0), nil, ""); resp.StatusCode != want {
 			t.Errorf("search %d: %s %s, want %d", n, resp.Status, out, want)

@@ -42,8 +42,8 @@ type claim struct {
 	expiry    string
 }
 
-// claimOf returns the claim of a request to a file. It checks the length of the parameters before
-// it hashes them.
+// claimOf returns the claim of a request to a file, unless the URL has expired. It checks the length of
+// the parameters before it hashes them.
 func claimOf(r *http.Request, q url.Values) (*claim, error) {
 	name, user := q.Get("path"), q.Get("username")
 	c := &claim{signature: q.Get("signature"), expiry: q.Get("signature_expiration")}
@@ -57,6 +57,15 @@ func claimOf(r *http.Request, q url.Values) (*claim, error) {
 	case len(c.expiry) > maxExpiry:
 		return nil, errExpiry
 	}
+	if c.expiry != "" {
+		at, err := strconv.ParseInt(c.expiry, 10, 64)
+		if err != nil {
+			return nil, errExpiry
+		}
+		if at < time.Now().Unix() {
+			return nil, errExpired
+		}
+	}
 	h := sha256.New()
 	_, _ = io.WriteString(h, name+":"+operationOf(r)+":"+user+":") // writing to a hash never fails
 	// All hashes of the standard library implement hash.Cloner.
@@ -67,6 +76,7 @@ func claimOf(r *http.Request, q url.Values) (*claim, error) {
 var (
 	errUnsigned = face.NewError(http.StatusUnauthorized, "signature is missing or wrong")
 	errExpiry   = face.NewError(http.StatusUnauthorized, "signature_expiration is not a number")
+	errExpired  = face.NewError(http.StatusUnauthorized, "signature is already expired")
 )
 
 // isOf reports whether the signature was made with a token.
@@ -101,15 +111,6 @@ func (a *Server) checkSignature(r *http.Request, id string) error {
 	if !c.isOf(a.Keys.Token(accessToken, id)) {
 		return errUnsigned
 	}
-	if c.expiry != "" {
-		at, err := strconv.ParseInt(c.expiry, 10, 64)
-		if err != nil {
-			return errExpiry
-		}
-		if at < time.Now().Unix() {
-			return face.NewError(http.StatusUnauthorized, "signature is already expired")
-		}
-	}
 	return nil
 }
 
@@ -125,18 +126,19 @@ func (a *Server) signer(r *http.Request) (string, error) {
 	if len(q.Get("signature")) != signatureSize {
 		return "", nil
 	}
-	if err := a.Face.Strangers.Search(auth.PeerName(r.Context(), r.RemoteAddr)); err != nil {
-		return "", err
-	}
 	c, err := claimOf(r, q)
 	if err != nil {
 		return "", err
 	}
+	if err := a.Face.Strangers.Search(auth.PeerName(r.Context(), r.RemoteAddr)); err != nil {
+		return "", err
+	}
 	for _, id := range a.Face.Host.IDs() {
 		if c.isOf(a.Keys.Token(accessToken, id)) {
+			a.Face.Strangers.Searched(true)
 			return id, nil
 		}
 	}
-	a.Face.Strangers.Missed()
+	a.Face.Strangers.Searched(false)
 	return "", nil
 }

@@ -17,7 +17,8 @@ import (
 // serves such a request, but each one costs the daemon a connection to the guest.
 //
 // A request that names no sandbox costs a search for the sandbox whose token has signed it. Searches
-// have rates of their own: for each peer and, if they find nothing, for all peers together.
+// have rates of their own: for each peer, and for all peers together. For all peers together there is one
+// rate for searches that find a sandbox, and a lower one for those that find nothing.
 type Strangers struct {
 	sandbox, owner bound
 
@@ -26,6 +27,7 @@ type Strangers struct {
 	by  map[string]*rate.Limiter // by sandbox and by owner; entries with a full burst may be missing
 
 	peer   bound
+	found  *rate.Limiter            // searches that found a sandbox
 	missed *rate.Limiter            // searches that found nothing
 	peers  map[string]*rate.Limiter // searches of each peer; entries with a full burst may be missing
 	others *rate.Limiter            // searches of peers without an entry, if there is no room for more
@@ -67,23 +69,30 @@ func newStrangers(perSecond float64, burst int) *Strangers {
 	times := func(n int) bound { return bound{rate.Limit(float64(n) * perSecond), n * burst} }
 	peer := bound{rate.Limit(perSecond / peersAtOnce), max(1, burst/peersAtOnce)}
 	return &Strangers{sandbox: times(1), owner: times(manyOfOwner), all: times(manySandboxes).limiter(),
-		by: make(map[string]*rate.Limiter), peer: peer, missed: times(1).limiter(),
+		by: make(map[string]*rate.Limiter), peer: peer,
+		found: times(manySandboxes).limiter(), missed: times(1).limiter(),
 		peers: make(map[string]*rate.Limiter), others: peer.limiter()}
 }
 
 // Search counts a search for the sandbox of a request, or returns the error that refuses it. peer is
-// the name of the client as in auth.PeerName. If the search finds nothing, the caller calls Missed.
+// the name of the client as in auth.PeerName. The caller calls Searched after the search.
 func (s *Strangers) Search(peer string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.peerLocked(peer).Allow() || s.missed.Tokens() < 1 {
+	if !s.peerLocked(peer).Allow() || s.missed.Tokens() < 1 || s.found.Tokens() < 1 {
 		return ErrTooOften
 	}
 	return nil
 }
 
-// Missed counts a search that found nothing.
-func (s *Strangers) Missed() { s.missed.Allow() }
+// Searched counts the outcome of a search.
+func (s *Strangers) Searched(found bool) {
+	if found {
+		s.found.Allow()
+	} else {
+		s.missed.Allow()
+	}
+}
 
 func (s *Strangers) peerLocked(peer string) *rate.Limiter {
 	if l := s.peers[peer]; l != nil {

@@ -60,15 +60,15 @@ func TestStrangersAreForgotten(t *testing.T) {
 	}
 }
 
-// Searches are limited for each peer; together, only those that find nothing are.
+// Searches are limited for each peer, and for all peers together. Those that find a sandbox have a rate of
+// their own.
 func TestSearchesOfPeers(t *testing.T) {
 	const burst = 10
 	s := newStrangers(1e-9, burst)
 	search := func(peer string, finds bool) (n int) {
 		for s.Search(peer) == nil {
-			if n++; !finds {
-				s.Missed()
-			}
+			n++
+			s.Searched(finds)
 		}
 		return n
 	}
@@ -83,6 +83,13 @@ func TestSearchesOfPeers(t *testing.T) {
 	}
 	if came != burst {
 		t.Errorf("%d searches found nothing, want %d", came, burst)
+	}
+	s, came = newStrangers(1e-9, burst), 0
+	for i := range 2 * manySandboxes * peersAtOnce {
+		came += search(fmt.Sprint("finds ", i), true)
+	}
+	if want := manySandboxes * burst; came != want {
+		t.Errorf("%d searches found a sandbox, want %d", came, want)
 	}
 	if err := s.Enter("a", "token:a"); err != nil {
 		t.Errorf("a request that needs no search: %v", err)
