@@ -1,5 +1,7 @@
 /** Controller of the TypeScript package of forkd 0.5, with its behaviour. New code uses Client. */
 import { env } from "./node.ts";
+import { partsOf } from "./transport.ts";
+import { collected, maxAnswer } from "./wire.ts";
 
 /** A snapshot, as forkd 0.5 describes it. Names are those of the API. */
 export interface SnapshotInfo05 {
@@ -170,7 +172,8 @@ export class Controller {
     try {
       const sent = body === undefined ? {} : { body: JSON.stringify(body) };
       const answer = await this.#fetch(url, { method, headers, ...sent, signal: limit.signal, redirect: "error" });
-      const text = await answer.text();
+      const bytes = answer.body === null ? new Uint8Array() : await collected(partsOf(answer.body), maxAnswer);
+      const text = new TextDecoder().decode(bytes);
       if (!answer.ok) {
         throw new ControllerError(answer.status, parsed(text), url);
       }

@@ -9,7 +9,7 @@ import { errorOf } from "./problem.ts";
 import { serverSentEvents } from "./stream.ts";
 import { packTree, unpackTree } from "./tree.ts";
 import { streamOf, type Answer } from "./transport.ts";
-import { callOptions, joined, type CallOptions, type Wire } from "./wire.ts";
+import { callOptions, collected, maxWhole, type CallOptions, type Wire } from "./wire.ts";
 
 /** A file, a directory or a link. */
 export type FileInfo = Camel<components["schemas"]["File"]>;
@@ -48,7 +48,7 @@ export class Files {
     this.#path = path;
   }
 
-  /** Reads a file, as text or in the given format. */
+  /** Reads a file, as text or in the given format; except as a stream, at most 1 GiB. */
   read(path: string, options?: FileOptions & { format?: "text" }): Promise<string>;
   read(path: string, options: FileOptions & { format: "bytes" }): Promise<Uint8Array>;
   read(path: string, options: FileOptions & { format: "blob" }): Promise<Blob>;
@@ -65,7 +65,7 @@ export class Files {
     if (options.format === "stream") {
       return streamOf(parts);
     }
-    const bytes = await whole(parts);
+    const bytes = await collected(parts, maxWhole, 'the format "stream" reads the file in parts');
     switch (options.format) {
       case "bytes":
         return bytes;
@@ -76,7 +76,7 @@ export class Files {
     }
   }
 
-  /** Reads a file as bytes. */
+  /** Reads a file of at most 1 GiB as bytes. */
   readBytes(path: string, options: FileOptions = {}): Promise<Uint8Array> {
     return this.read(path, { ...options, format: "bytes" });
   }
@@ -284,12 +284,4 @@ async function* changesOf(
     yield { type: change.type as FileChange["type"], name: change.name ?? "" };
   }
   throw new StreamBrokenError(`${what}: the stream broke off`);
-}
-
-async function whole(parts: AsyncIterable<Uint8Array>): Promise<Uint8Array> {
-  const all: Uint8Array[] = [];
-  for await (const part of parts) {
-    all.push(part);
-  }
-  return joined(all);
 }

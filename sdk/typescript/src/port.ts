@@ -1,6 +1,6 @@
 import { bodyOf, type Data } from "./bytes.ts";
 import { ForkdError } from "./error.ts";
-import { joined } from "./wire.ts";
+import { collected, maxWhole } from "./wire.ts";
 
 /** The raw connection to a port. */
 export type Socket = import("node:stream").Duplex;
@@ -42,13 +42,9 @@ export class PortConnection implements AsyncIterable<Uint8Array>, AsyncDisposabl
     }
   }
 
-  /** Reads all data that the server sends, until its end. */
+  /** Reads all data that the server sends, until its end; at most 1 GiB. */
   async readAll(): Promise<Uint8Array> {
-    const parts: Uint8Array[] = [];
-    for await (const part of this) {
-      parts.push(part);
-    }
-    return joined(parts);
+    return collected(this, maxWhole, "a loop over the connection reads the data in parts");
   }
 
   close(): void {

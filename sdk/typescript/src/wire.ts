@@ -38,6 +38,12 @@ export interface WireSettings {
   retries: number;
 }
 
+/** Bytes of an answer that is no file. */
+export const maxAnswer = 256 << 20;
+
+/** Bytes of a file, or of the data of a port, that is read as a whole. */
+export const maxWhole = 1 << 30;
+
 /** Milliseconds before the first repetition. The delay doubles with each further one. */
 const firstPause = 100;
 
@@ -63,11 +69,7 @@ export class Wire {
   /** Sends a request and returns the answer's JSON; undefined without a body. */
   async call(method: string, path: string, call: Call = {}): Promise<unknown> {
     return this.#within(method, path, call, async (answer) => {
-      const parts: Uint8Array[] = [];
-      for await (const part of answer.body) {
-        parts.push(part);
-      }
-      const text = new TextDecoder().decode(joined(parts));
+      const text = new TextDecoder().decode(await collected(answer.body, maxAnswer));
       try {
         return text === "" ? undefined : (JSON.parse(text) as unknown);
       } catch (cause) {
@@ -343,6 +345,24 @@ class Limit {
     this.caller?.throwIfAborted();
     return true;
   }
+}
+
+/** Reads all parts, which may have at most `most` bytes. fix says what helps if there are more. */
+export async function collected(
+  body: AsyncIterable<Uint8Array>,
+  most: number,
+  fix?: string,
+): Promise<Uint8Array> {
+  const parts: Uint8Array[] = [];
+  let size = 0;
+  for await (const part of body) {
+    parts.push(part);
+    size += part.length;
+    if (size > most) {
+      throw new ForkdError(`the answer has more than ${most >> 20} MiB` + (fix ? `: ${fix}` : ""), { fix });
+    }
+  }
+  return joined(parts);
 }
 
 /** Joins the parts into a new array, because the memory of parts may be reused. */

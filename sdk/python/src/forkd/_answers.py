@@ -3,11 +3,31 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
+from typing import Any
 
 from . import _codes
 from ._errors import ForkdError
 from ._version import VERSION
+
+MAX_ANSWER = 256 << 20  # bytes of an answer, or of a message of a stream
+MAX_FILE = 1 << 30  # bytes of a file that is read as a whole
+
+
+def parsed(text: str | bytes | bytearray, status: int | None = None) -> Any:
+    """The JSON that a daemon has sent."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as e:  # RecursionError: it is nested too deeply
+        raise ForkdError(
+            f"the answer is no JSON ({e}): is that a forkd daemon?", code="bad_answer", status=status
+        ) from e
+
+
+def too_large(most: int, fix: str | None = None) -> ForkdError:
+    """The error for an answer of more than most bytes."""
+    return ForkdError(f"the answer has more than {most >> 20} MiB", code="bad_answer", fix=fix)
 
 
 def error_of(status: int, headers: Mapping[str, str], body: bytes) -> ForkdError:
@@ -15,7 +35,7 @@ def error_of(status: int, headers: Mapping[str, str], body: bytes) -> ForkdError
     try:
         problem = json.loads(body)
         problem = problem if isinstance(problem, dict) else {}
-    except ValueError:
+    except (ValueError, RecursionError):
         problem = {}
     message = (
         problem.get("detail")
@@ -54,6 +74,7 @@ def problem_of(
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
     try:
-        return float(headers["retry-after"])
+        seconds = float(headers["retry-after"])
     except (KeyError, ValueError):
         return None
+    return seconds if math.isfinite(seconds) and seconds >= 0 else None

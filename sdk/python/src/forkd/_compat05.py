@@ -13,9 +13,11 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
-from typing import Any, Literal, Self
+from typing import IO, Any, Literal, Self
 from urllib.parse import urlsplit
 
+from . import _answers
+from ._answers import parsed
 from ._output import CommandResult
 from ._sync._sandbox import Sandbox
 
@@ -129,16 +131,23 @@ class Controller:
         request = urllib.request.Request(url, data=data, method=method, headers=headers)
         try:
             with urllib.request.build_opener(_Direct).open(request, timeout=self.timeout) as answer:
-                raw = answer.read()
+                raw = _whole(answer)
         except urllib.error.HTTPError as e:
             with e:
-                raw = e.read()
+                raw = _whole(e)
             try:
                 problem = json.loads(raw) if raw else {}
-            except ValueError:
+            except (ValueError, RecursionError):
                 problem = raw.decode(errors="replace")
             raise ControllerError(e.code, problem, url) from e
-        return json.loads(raw) if raw else None
+        return parsed(raw) if raw else None
+
+
+def _whole(answer: IO[bytes]) -> bytes:
+    raw = answer.read(_answers.MAX_ANSWER + 1)
+    if len(raw) > _answers.MAX_ANSWER:
+        raise _answers.too_large(_answers.MAX_ANSWER)
+    return raw
 
 
 class _LegacyCommands:
@@ -254,10 +263,12 @@ class LegacySandbox(Sandbox):
             try:
                 while chunk := s.recv(65536):
                     answer += chunk
+                    if len(answer) > _answers.MAX_ANSWER:
+                        raise _answers.too_large(_answers.MAX_ANSWER)
             except TimeoutError as e:
                 raise TimeoutError(
                     f"forkd: no response from guest agent at {self.target} within {self.timeout + 5}s"
                 ) from e
         if not answer:
             raise RuntimeError(f"forkd: empty response from guest agent at {self.target} (the agent may have crashed)")
-        return json.loads(answer)
+        return parsed(answer)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import base64
 import codecs
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
+
+from ._answers import parsed
 
 Stream = Literal["stdout", "stderr"]
 
@@ -133,7 +134,7 @@ class Collector:
 
 def event_of(line: bytes) -> dict[str, Any]:
     """A message of a stream of lines; an empty dict for an empty line."""
-    return json.loads(line) if line else {}
+    return parsed(line) if line else {}
 
 
 def output_of(message: dict[str, Any]) -> Iterator[tuple[Stream, bytes]]:

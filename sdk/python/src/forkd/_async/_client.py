@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 # sync: import atexit
-import json
 import os
 import threading
 from builtins import list as List
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from .. import _args
 from .._address import Address, locate
+from .._answers import parsed
 from .._errors import ConnectionFailedError, ForkdError, StreamBrokenError
 from .._lines import ServerEvents
 from .._names import knows_e2b
@@ -213,7 +213,7 @@ class AsyncClient:
                 for event in events.feed(chunk):
                     last = event.id or last
                     if event.data:
-                        yield Event.from_json(json.loads(event.data))
+                        yield Event.from_json(parsed(event.data))
         except StreamBrokenError as e:
             e.after = last
             raise

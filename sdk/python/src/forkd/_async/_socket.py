@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+from .. import _answers
 from .._errors import StreamBrokenError
 from . import _runtime
 from ._transport import AsyncTransport
@@ -16,6 +17,9 @@ from ._transport import AsyncTransport
 if TYPE_CHECKING:
     import httpcore2
     import wsproto.connection
+
+
+PART = 64  # bytes that a part takes besides its data
 
 
 class AsyncSocket:
@@ -36,6 +40,7 @@ class AsyncSocket:
         self.protocol = wsproto.connection.Connection(wsproto.connection.ConnectionType.CLIENT)
         self.sending = _runtime.AsyncLock()
         self.parts: list[Any] = []  # parts of an incomplete message
+        self.size = 0  # bytes of parts, plus PART for each, because a part may be empty
         self.events: list[Any] = []  # messages that arrived together with others
         self.open = True
 
@@ -75,11 +80,16 @@ class AsyncSocket:
                     raise StreamBrokenError(f"{self.what} broke off: {why}")
                 elif isinstance(event, (ws.TextMessage, ws.BytesMessage)):
                     self.parts.append(event.data)
+                    self.size += len(event.data) + PART
+                    if self.size > _answers.MAX_ANSWER:
+                        raise StreamBrokenError(
+                            f"{self.what} broke off: a message has more than {_answers.MAX_ANSWER >> 20} MiB"
+                        )
                     if event.message_finished:
-                        parts, self.parts = self.parts, []
+                        parts, self.parts, self.size = self.parts, [], 0
                         if isinstance(event, ws.BytesMessage):
                             return b"".join(parts)
-                        return json.loads("".join(parts))  # type: ignore[no-any-return]  # the daemon sends objects
+                        return _answers.parsed("".join(parts))  # type: ignore[no-any-return]  # the daemon sends objects
             await self.more()
 
     async def more(self) -> None:

@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from .. import _answers
 from .._address import Address, what_helps
-from .._answers import error_of
 from .._errors import ConnectionFailedError, ForkdError, StreamBrokenError
 from .._version import VERSION
 from . import _runtime
@@ -32,12 +32,7 @@ class Answer(NamedTuple):
     body: bytes
 
     def json(self) -> Any:
-        try:
-            return jsonlib.loads(self.body)
-        except ValueError as e:
-            raise ForkdError(
-                f"the answer is no JSON ({e}): is that a forkd daemon?", code="bad_answer", status=self.status
-            ) from e
+        return _answers.parsed(self.body, self.status)
 
 
 def pool_options(address: Address) -> dict[str, Any]:
@@ -89,8 +84,11 @@ class AsyncTransport:
         once: bool = False,
         timeout: float | None = None,
         headers: Mapping[str, str] | None = None,
+        most: int | None = None,
+        larger: str | None = None,
     ) -> Answer:
-        """Sends a request and returns its answer, whose status is a success.
+        """Sends a request and returns its answer, whose status is a success, and whose body has at most `most`
+        bytes, by default MAX_ANSWER. larger says what helps if it has more.
 
         A GET is sent again if the connection fails or the daemon says when to repeat it: at most retries
         times, and within the timeout. With once, so is a POST, which then has an Idempotency-Key. No other
@@ -105,7 +103,8 @@ class AsyncTransport:
                 async with self.stream(
                     method, path, params=params, content=content, headers=headers, json=json, idle=limit
                 ) as response:
-                    return Answer(response.status_code, response.headers, await self.body(response, limit))
+                    body = await self.body(response, limit, most, larger)
+                    return Answer(response.status_code, response.headers, body)
             except (ConnectionFailedError, ForkdError) as e:
                 failed_at_all = isinstance(e, ConnectionFailedError)
                 wait = (
@@ -150,7 +149,7 @@ class AsyncTransport:
         try:
             if response.status_code >= 300 or (response.status_code == 101) != switch:
                 body = b"" if response.status_code == 101 else await self.body(response, idle)
-                raise error_of(response.status_code, response.headers, body)
+                raise _answers.error_of(response.status_code, response.headers, body)
             yield response
         finally:
             await response.aclose()
@@ -182,12 +181,22 @@ class AsyncTransport:
 
         return httpx2.URL(self.address.base + path)
 
-    async def body(self, response: httpx2.Response, limit: float | None) -> bytes:
-        """The whole body of an answer."""
+    async def body(
+        self, response: httpx2.Response, limit: float | None, most: int | None = None, larger: str | None = None
+    ) -> bytes:
+        """The whole body of an answer; see call."""
+        parts, size, most = list[bytes](), 0, most or _answers.MAX_ANSWER
         try:
-            return await response.aread()
+            async for part in response.aiter_raw():
+                parts.append(part)
+                size += len(part)
+                if size > most:
+                    raise _answers.too_large(most, larger)
+        except ForkdError:
+            raise
         except Exception as e:
             raise self.lost(e, limit) from e
+        return b"".join(parts)
 
     def lost(self, e: Exception, limit: float | None) -> Exception:
         """The error for a request that got no answer."""

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from builtins import list as List
 from collections.abc import Iterable, Iterator, Iterable
@@ -11,7 +10,7 @@ from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Literal, overload
 
 from .. import _args, _tar
-from .._answers import problem_of
+from .._answers import MAX_FILE, parsed, problem_of
 from .._codes import ConflictError, NotFoundInSandboxError
 from .._errors import StreamBrokenError
 from .._lines import ServerEvents
@@ -50,14 +49,16 @@ class Files:
     def read(
         self, path: Path, *, format: Literal["text", "bytes"] = "text", user: str | None = None
     ) -> str | bytes:
-        """The content of a file, as bytes or as text. In text, surrogates replace bytes that are not UTF-8."""
+        """The content of a file of at most 1 GiB, as bytes or as text. In text, surrogates replace bytes that
+        are not UTF-8."""
         _args.one_of("format", format, ("text", "bytes"))
         data = self.read_bytes(path, user=user)
         return data if format == "bytes" else data.decode("utf-8", "surrogateescape")
 
     def read_bytes(self, path: Path, *, user: str | None = None) -> bytes:
-        """The content of a file."""
-        return (self._sandbox._call("GET", "/files", params=where(path, user))).body
+        """The content of a file of at most 1 GiB."""
+        larger = "read_stream reads the file in parts"
+        return (self._sandbox._call("GET", "/files", params=where(path, user), most=MAX_FILE, larger=larger)).body
 
     @contextmanager
     def read_stream(self, path: Path, *, user: str | None = None) -> Iterator[Iterator[bytes]]:
@@ -148,7 +149,7 @@ class Files:
             for event in events.feed(chunk):
                 if not event.data:
                     continue
-                change = FileChange.from_json(json.loads(event.data))
+                change = FileChange.from_json(parsed(event.data))
                 if change.problem is not None:
                     raise problem_of(
                         change.problem.detail, change.problem.code, change.problem.status, fix=change.problem.fix
