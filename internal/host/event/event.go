@@ -1,15 +1,17 @@
 // Package event stores the recent events of this host's sandboxes and snapshots, in a ring.
 // Followers read the events, each at its own pace.
 //
-// Emit never waits for followers. A follower that falls behind by more than the ring's length
-// learns that it missed events. A follower that begins at an id of another ring, for example of an
-// earlier daemon, learns the same. Nothing is written to disk. The callers of Emit decide what an
-// event contains.
+// Emit never waits for followers. If the ring is full, it drops the oldest event of the owner with most
+// events, so no owner can displace the events of others. A follower that has not read all dropped events
+// learns that it missed events. A follower that begins at an id of another ring, for example of an earlier
+// daemon, learns the same. Nothing is written to disk. The callers of Emit decide what an event contains.
 package event
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -43,6 +45,7 @@ type Event struct {
 	Time time.Time
 	Kind Kind
 
+	Owner    string            // owner of the sandbox or snapshot; empty if unknown
 	Sandbox  string            // sandbox of the event; for a snapshot, the sandbox that it was branched from
 	Snapshot string            // snapshot of the event; for a sandbox, the snapshot that it runs from
 	Labels   map[string]string // labels of the sandbox; the map is never changed
@@ -53,18 +56,28 @@ type Event struct {
 // Ring stores the latest events. Its methods may be called concurrently. A nil Ring stores nothing.
 type Ring struct {
 	epoch string // distinguishes the ids of this ring from those of other rings
+	size  int    // maximum number of events
 
 	mu sync.Mutex
 	// +checklocks:mu
-	events []Event // the event with number n is at index n modulo the length
+	owners map[string]*queue // events by owner; no queue is empty
 	// +checklocks:mu
 	last uint64 // Seq of the latest event
 	// +checklocks:mu
-	first uint64 // Seq of the oldest stored event
+	dropped uint64 // highest Seq of the events that were dropped
 	// +checklocks:mu
-	bytes int // size of the stored events
+	total use // of all owners
 	// +checklocks:mu
 	news chan struct{} // closed when the next event is emitted
+}
+
+// use is what stored events take.
+type use struct{ events, bytes int }
+
+// queue has the stored events of one owner.
+type queue struct {
+	use
+	list []Event // oldest first
 }
 
 // DefaultSize is the number of events that a daemon stores. Forking and killing 1000 sandboxes
@@ -89,7 +102,7 @@ func (e *Event) size() int {
 
 // NewRing returns an empty ring that holds size events.
 func NewRing(size int) *Ring {
-	return &Ring{epoch: strings.ToLower(rand.Text()[:12]), events: make([]Event, size), first: 1,
+	return &Ring{epoch: strings.ToLower(rand.Text()[:12]), size: size, owners: make(map[string]*queue),
 		news: make(chan struct{})}
 }
 
@@ -102,20 +115,65 @@ func (r *Ring) Emit(e Event) {
 	defer r.mu.Unlock()
 	r.last++
 	e.Seq, e.Time = r.last, time.Now().UTC()
-	r.bytes += e.size()
-	for r.first < e.Seq && (r.bytes > maxBytes || e.Seq-r.first == uint64(len(r.events))) {
-		oldest := r.atLocked(r.first)
-		r.bytes -= oldest.size()
-		*oldest = Event{}
-		r.first++
+	q := r.owners[e.Owner]
+	if q == nil {
+		q = &queue{}
+		r.owners[e.Owner] = q
 	}
-	*r.atLocked(e.Seq) = e
+	q.list = append(q.list, e)
+	r.addLocked(q, 1, e.size())
+	for r.total.events > 1 && (r.total.events > r.size || r.total.bytes > maxBytes) {
+		r.dropLocked()
+	}
 	close(r.news)
 	r.news = make(chan struct{})
 }
 
 // +checklocks:r.mu
-func (r *Ring) atLocked(seq uint64) *Event { return &r.events[seq%uint64(len(r.events))] }
+func (r *Ring) addLocked(q *queue, events, bytes int) {
+	for _, u := range []*use{&q.use, &r.total} {
+		u.events += events
+		u.bytes += bytes
+	}
+}
+
+// dropLocked drops the oldest event of the owner that has most of what there is too much of: bytes, or
+// events. It does not drop the latest event.
+//
+// +checklocks:r.mu
+func (r *Ring) dropLocked() {
+	var most *queue
+	var name string
+	for owner, q := range r.owners {
+		more := most == nil || q.events > most.events
+		if most != nil && r.total.bytes > maxBytes {
+			more = q.bytes > most.bytes
+		}
+		if more && q.list[0].Seq != r.last {
+			most, name = q, owner
+		}
+	}
+	r.addLocked(most, -1, -most.list[0].size())
+	r.dropped = max(r.dropped, most.list[0].Seq)
+	most.list[0] = Event{}
+	most.list = most.list[1:]
+	if len(most.list) == 0 {
+		delete(r.owners, name)
+	}
+}
+
+// afterLocked returns the first stored event after the one with number seq, or nil.
+//
+// +checklocks:r.mu
+func (r *Ring) afterLocked(seq uint64) (first *Event) {
+	for _, q := range r.owners {
+		n, _ := slices.BinarySearchFunc(q.list, seq+1, func(e Event, want uint64) int { return cmp.Compare(e.Seq, want) })
+		if n < len(q.list) && (first == nil || q.list[n].Seq < first.Seq) {
+			first = &q.list[n]
+		}
+	}
+	return first
+}
 
 // ID returns an id for the place after the event with number seq. A client can pass it to Follow.
 func (r *Ring) ID(seq uint64) string {
@@ -129,6 +187,7 @@ func (r *Ring) ID(seq uint64) string {
 type Follower struct {
 	ring   *Ring
 	seen   uint64 // number of the last event that was read or skipped
+	told   uint64 // Ring.dropped when Next last reported missed events
 	missed bool   // the ring does not know the place at which the follower began
 }
 
@@ -160,8 +219,8 @@ func (r *Ring) Follow(id string) *Follower {
 func (f *Follower) Place() string { return f.ring.ID(f.seen) }
 
 // Next waits for the next event and returns it. If missed is true, it returns no event: events were
-// overwritten before they could be read, or the follower began at an unknown place. The Next after
-// that returns the oldest stored event. The error is that of ctx.
+// dropped before they could be read, or the follower began at an unknown place. The Next after that
+// returns the oldest stored event that was not read. The error is that of ctx.
 func (f *Follower) Next(ctx context.Context) (e Event, missed bool, err error) {
 	if f.ring == nil {
 		<-ctx.Done()
@@ -186,13 +245,17 @@ func (f *Follower) take() (e Event, missed bool, news <-chan struct{}) {
 	r := f.ring
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if before := r.first - 1; f.seen < before || f.missed {
-		f.seen, f.missed = before, false
+	next := r.afterLocked(f.seen)
+	if f.missed || f.seen < r.dropped && f.told < r.dropped {
+		f.told, f.missed = r.dropped, false
+		if next != nil {
+			f.seen = next.Seq - 1
+		}
 		return e, true, nil
 	}
-	if f.seen == r.last {
+	if next == nil {
 		return e, false, r.news
 	}
-	f.seen++
-	return *r.atLocked(f.seen), false, nil
+	f.seen = next.Seq
+	return *next, false, nil
 }

@@ -91,9 +91,11 @@ func TestRingIsBoundedInBytes(t *testing.T) {
 	}
 	held := 0
 	r.mu.Lock()
-	for i := range r.events {
-		if r.events[i].Seq != 0 {
-			held++
+	for _, q := range r.owners {
+		for _, e := range q.list[:cap(q.list)] {
+			if e.Seq != 0 {
+				held++
+			}
 		}
 	}
 	r.mu.Unlock()
@@ -108,8 +110,48 @@ func TestRingIsBoundedInBytes(t *testing.T) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.bytes > maxBytes {
-		t.Errorf("%d bytes are kept", r.bytes)
+	if r.total.bytes > maxBytes {
+		t.Errorf("%d bytes are kept", r.total.bytes)
+	}
+}
+
+// An owner with many events, or with large ones, displaces its own events and not those of others.
+func TestOwnersHaveAShareOfTheRing(t *testing.T) {
+	for name, e := range map[string]Event{
+		"many":  {Owner: "noisy"},
+		"large": {Owner: "noisy", Labels: map[string]string{"a": strings.Repeat("x", 8<<10)}},
+	} {
+		r := NewRing(DefaultSize)
+		for range 100 {
+			r.Emit(Event{Owner: "quiet", Sandbox: "mine"})
+			r.Emit(Event{Sandbox: "mine"}) // without an owner
+		}
+		slow, fast := r.Follow(r.ID(0)), r.Follow("")
+		for range 2 * DefaultSize {
+			r.Emit(e)
+			if next, missed := next(t, fast); missed || next.Owner != "noisy" {
+				t.Fatalf("%s: a follower that reads all: %+v, %v", name, next, missed)
+			}
+		}
+		if _, missed := next(t, slow); !missed {
+			t.Errorf("%s: a follower that reads late does not learn what it has missed", name)
+		}
+		mine := 0
+		for slow.Place() != r.ID(r.last) {
+			e, missed := next(t, slow)
+			if missed {
+				t.Fatalf("%s: it is told twice", name)
+			}
+			if e.Sandbox == "mine" {
+				mine++
+			}
+		}
+		if mine != 200 {
+			t.Errorf("%s: %d of 200 events of others are left", name, mine)
+		}
+		if len(r.owners) != 3 {
+			t.Errorf("%s: %d owners", name, len(r.owners))
+		}
 	}
 }
 

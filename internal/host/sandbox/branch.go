@@ -97,7 +97,7 @@ func (h *Held) branch(ctx context.Context, req BranchRequest, start time.Time) (
 		defer rest.Run()
 		if _, err := b.finish(context.WithoutCancel(ctx)); err != nil {
 			m.cfg.Log.Error("branch", "sandbox", s.id, "snapshot", req.Tag, "error", err)
-			m.cfg.Store.ListFailed(req.Tag, err)
+			m.cfg.Store.ListFailed(req.Tag, s.Info().Owner, err)
 		}
 	})
 	return result, nil

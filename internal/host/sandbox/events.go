@@ -33,7 +33,8 @@ func (s *Sandbox) enteredLocked(from State, op string) {
 }
 
 func (s *Sandbox) eventLocked(kind event.Kind, reason string) event.Event {
-	return event.Event{Kind: kind, Sandbox: s.id, Snapshot: s.record.Tag(), Labels: s.record.Labels, Reason: reason}
+	return event.Event{Kind: kind, Owner: s.record.Owner, Sandbox: s.id, Snapshot: s.record.Tag(),
+		Labels: s.record.Labels, Reason: reason}
 }
 
 // event returns an event of s, which the caller must emit.

@@ -79,3 +79,34 @@ func TestEventsOfSandboxes(t *testing.T) {
 	w.stop()
 	w.checkClean(t)
 }
+
+// Events have the owner of their sandbox or branch, so that the ring can share its space out.
+func TestEventsHaveAnOwner(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	if _, err := w.Bake(t.Context(), w.bake); err != nil {
+		t.Fatal(err)
+	}
+	made, err := w.Fork(as(t, "token:a"), ForkRequest{Tag: "p", N: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := made.Sandboxes[0].ID
+	w.branch(t, id, "b", vm.BranchDiff)
+	if err := w.Kill(id); err != nil {
+		t.Fatal(err)
+	}
+	for f := w.events.Follow(w.events.ID(0)); ; {
+		e, _, err := f.Next(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if e.Owner != "token:a" {
+			t.Errorf("%s of %q", e.Kind, e.Owner)
+		}
+		if e.Kind == event.SandboxDeleted {
+			break
+		}
+	}
+	w.KillAll()
+}

@@ -12,8 +12,9 @@ const maxFailed = 256
 
 // ListFailed adds a failed branch to the list of snapshots, with the reason. It is for branches
 // that failed while no client waited for them, or that are lost. An entry stays until the branch is
-// deleted or made again, or the daemon exits. If there are too many, the oldest is dropped.
-func (s *Store) ListFailed(tag string, reason error) {
+// deleted or made again, or the daemon exits. If there are too many, the oldest is dropped. owner is the
+// owner of the sandbox, empty if unknown.
+func (s *Store) ListFailed(tag, owner string, reason error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.byTag[tag] == nil && s.reserved[tag] == nil {
@@ -22,7 +23,7 @@ func (s *Store) ListFailed(tag string, reason error) {
 		e.enterLocked(phaseFailed)
 		s.addLocked(e)
 		s.forgetFailedLocked()
-		s.events.Emit(event.Event{Kind: event.SnapshotFailed, Snapshot: tag, Detail: reason.Error()})
+		s.events.Emit(event.Event{Kind: event.SnapshotFailed, Owner: owner, Snapshot: tag, Detail: reason.Error()})
 	}
 }
 

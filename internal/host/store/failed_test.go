@@ -14,7 +14,7 @@ func TestFailedBranchesAreBounded(t *testing.T) {
 	defer s.Close()
 	publish(t, s, d, "base", "")
 	for n := range maxFailed + 50 {
-		s.ListFailed(fmt.Sprintf("failed-%d", n), errors.New("no room"))
+		s.ListFailed(fmt.Sprintf("failed-%d", n), "", errors.New("no room"))
 	}
 	if n := len(s.List()); n != maxFailed+1 {
 		t.Errorf("%d snapshots are listed, want %d failed ones and one", n, maxFailed)

@@ -362,7 +362,7 @@ func (s *Store) reload(name string) bool {
 			continue
 		}
 		if !m.Transient {
-			s.ListFailed(m.Tag, errors.New("was in RAM only when the host or its daemon went down, and is lost"))
+			s.ListFailed(m.Tag, "", errors.New("was in RAM only when the host or its daemon went down, and is lost"))
 		}
 		return false
 	}

@@ -133,7 +133,7 @@ func (s *Store) tell(kind event.Kind, e *entry) {
 	if e.manifest != nil && e.manifest.Transient {
 		return
 	}
-	about := event.Event{Kind: kind, Snapshot: e.tag}
+	about := event.Event{Kind: kind, Owner: e.owner, Snapshot: e.tag}
 	if e.manifest != nil && e.manifest.Branch != nil {
 		about.Sandbox = e.manifest.Branch.SandboxID
 	}
