@@ -430,14 +430,14 @@ func (w *work) save(ctx context.Context, i int, box string, set snapshot.Default
 		if err == nil && i == w.plan.Result {
 			return w.done()
 		}
-		if !sandbox.IsBusy(err) {
-			if i == w.plan.Result {
-				w.retract()
+		if sandbox.IsBusy(err) {
+			if err = wait(ctx, saveAgain); err == nil {
+				continue
 			}
-			return err
 		}
-		if err := wait(ctx, saveAgain); err != nil {
-			return err
+		if i == w.plan.Result {
+			w.retract()
 		}
+		return err
 	}
 }

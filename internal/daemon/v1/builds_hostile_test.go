@@ -1,7 +1,9 @@
 package v1_test
 
 import (
+	"archive/tar"
 	"cmp"
+	"context"
 	"fmt"
 	"net/http"
 	"os"
@@ -16,6 +18,7 @@ import (
 	"github.com/forkd/forkd/internal/apirig"
 	"github.com/forkd/forkd/internal/daemon/auth"
 	"github.com/forkd/forkd/internal/daemon/build"
+	"github.com/forkd/forkd/internal/host/sandbox"
 )
 
 // emptyLineShell is a shell. When a build asks it which files match a pattern, it answers with an
@@ -235,4 +238,34 @@ func TestStepsAreWithinNoPrefix(t *testing.T) {
 			t.Errorf("a tenant forks %s", s.Tag)
 		}
 	}
+}
+
+// A build whose client leaves while it waits for a place for its snapshot leaves no record of it.
+func TestCancelledWhileBranchesAreBusy(t *testing.T) {
+	r := start(t, apirig.Options{})
+	if _, err := r.Bake(t.Context(), r.Parent); err != nil {
+		t.Fatal(err)
+	}
+	r.VMs.Mu.Lock()
+	r.VMs.BranchErr = &sandbox.BusyError{What: "branches", Limit: 1}
+	r.VMs.Mu.Unlock()
+	ctx, leave := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() {
+		_, err := r.Build(ctx, client.BuildRequest{Tag: "x", Dockerfile: "FROM a.b\n"},
+			func(*tar.Writer) error { return nil }, func(client.BuildEvent) error { return nil })
+		ended <- err
+	}()
+	announced := filepath.Join(r.Plans.Dir, "announced", "x")
+	for _, err := os.Stat(announced); err != nil; _, err = os.Stat(announced) {
+		time.Sleep(time.Millisecond)
+	}
+	leave()
+	<-ended
+	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		if _, err := os.Stat(announced); err != nil {
+			return
+		}
+	}
+	t.Errorf("%s is left", announced)
 }
