@@ -60,7 +60,7 @@ func (b *branch) freeze(ctx context.Context) error {
 		return err
 	}
 	b.undo.Add(b.staging.Discard)
-	b.staging.For(b.s.Info().Owner)
+	b.staging.For(b.s.Info().Owner, b.lease)
 	b.staging.Hurry(v.vmm.Hurry)
 	if b.op == "suspend" {
 		b.staging.Awaited()

@@ -64,7 +64,7 @@ func fillRAM(t *testing.T, s *Store, d dirs, owner string) int {
 		if err != nil {
 			t.Fatal(err)
 		}
-		g.For(owner)
+		g.For(owner, nil)
 		if err := complete(t, s, d, g, "parent"); err != nil {
 			t.Fatal(err)
 		}

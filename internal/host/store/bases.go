@@ -84,6 +84,8 @@ func (g *Staging) addInBackground(what string, file *os.File, keep bool) (*basin
 		atLowestPriority()
 		if b.base, b.err = g.store.addBase(ctx, g, f, filepath.Clean(file.Name()), keep); b.err != nil {
 			b.err = fmt.Errorf("use %s %s: %w", what, file.Name(), b.err)
+		} else if !keep { // it is no boot file
+			g.setBase(b.base)
 		}
 	}()
 	return b, nil

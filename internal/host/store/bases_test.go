@@ -269,3 +269,47 @@ func TestRecordsOfBasesHaveAVersion(t *testing.T) {
 		}
 	}
 }
+
+// The list names the base of a snapshot that is being made, so that it is known which image it needs: for
+// a branch from the beginning, and for a bake as soon as the store has the image.
+func TestUnfinishedSnapshotsHaveABase(t *testing.T) {
+	d := newDirs(t)
+	s := d.open(t)
+	publish(t, s, d, "a", "")
+	want := s.manifestOf("a").Disk.Base
+	lease, err := s.Acquire("a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lease.Release()
+	branch, err := s.Stage("branch")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer branch.Discard()
+	branch.For("a", lease)
+	bake, err := s.Stage("bake")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer bake.Discard()
+	if i, err := s.Info("bake"); err != nil || i.Base != (snapshot.Base{}) {
+		t.Errorf("a bake without an image: %+v, %v", i, err)
+	}
+	f, err := os.Open(d.base)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := bake.UseBase(f); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := bake.basing.wait(); err != nil {
+		t.Fatal(err)
+	}
+	for _, i := range s.List() {
+		if i.Base != want || s.BaseImage(i.Base) != d.base {
+			t.Errorf("%s: base %+v, image %q", i.Tag, i.Base, s.BaseImage(i.Base))
+		}
+	}
+}

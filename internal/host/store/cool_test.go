@@ -124,7 +124,7 @@ func TestAwaitedSnapshotsPassOthers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	g.For("b")
+	g.For("b", nil)
 	g.Awaited()
 	if err := complete(t, s, d, g, ""); err != nil {
 		t.Fatal(err)

@@ -75,6 +75,11 @@ func (s *Store) infoLocked(e *entry) Info {
 	return info
 }
 
+// infoLocked returns the Info of a snapshot that is being made.
+func (g *Staging) infoLocked() Info {
+	return Info{Tag: g.tag, Dir: g.store.dir(g.tag), Created: g.since, Base: g.base, Writing: true, Step: g.step}
+}
+
 // List returns all snapshots, sorted by tag, including those that are being made.
 func (s *Store) List() []Info {
 	s.mu.Lock()
@@ -87,7 +92,7 @@ func (s *Store) List() []Info {
 	}
 	for _, g := range s.reserved {
 		if s.byTag[g.tag] == nil || !g.over { // a snapshot that is being replaced is listed instead of the new one
-			list = append(list, Info{Tag: g.tag, Dir: s.dir(g.tag), Created: g.since, Writing: true, Step: g.step})
+			list = append(list, g.infoLocked())
 		}
 	}
 	slices.SortFunc(list, func(a, b Info) int {
@@ -114,7 +119,7 @@ func (s *Store) Info(tag string) (Info, error) {
 func (s *Store) findLocked(tag string) (*entry, Info, error) {
 	e := s.byTag[tag]
 	if g := s.reserved[tag]; e == nil && g != nil {
-		return nil, Info{Tag: tag, Dir: s.dir(tag), Created: g.since, Writing: true, Step: g.step}, nil
+		return nil, g.infoLocked(), nil
 	}
 	if e == nil || !e.listed() {
 		return nil, Info{}, &NotFoundError{Tag: tag}

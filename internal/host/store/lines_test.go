@@ -24,7 +24,7 @@ func TestLinesLeaveRoom(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		g.For("a")
+		g.For("a", nil)
 		if err := complete(t, s, d, g, "parent"); err != nil {
 			t.Fatal(err)
 		}
@@ -74,7 +74,7 @@ func followed(t *testing.T, s *Store, d dirs) (id string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	g.For("a")
+	g.For("a", nil)
 	if err := complete(t, s, d, g, "parent"); err != nil {
 		t.Fatal(err)
 	}

@@ -33,6 +33,8 @@ type Staging struct {
 	initrd *basing
 	bases  []string // digests of the files that the store must keep for the snapshot; guarded by store.mu
 	step   string   // what is being done; guarded by store.mu
+
+	base snapshot.Base // the disk's base image, if it is known and in the store; guarded by store.mu
 }
 
 // Stage reserves tag and makes an empty staging directory. If a snapshot has the tag, the error is
@@ -94,8 +96,20 @@ func (g *Staging) SetStep(step string) {
 	g.store.mu.Unlock()
 }
 
-// For sets the owner of the snapshot, whose turn the flusher uses.
-func (g *Staging) For(owner string) { g.owner = owner }
+// For sets the owner of the snapshot, whose turn the flusher uses. For a branch, from is a lease of the
+// parent, whose base image the branch will have; otherwise it is nil.
+func (g *Staging) For(owner string, from *Lease) {
+	g.owner = owner
+	if from != nil && from.Manifest().Disk != nil {
+		g.setBase(from.Manifest().Disk.Base)
+	}
+}
+
+func (g *Staging) setBase(base snapshot.Base) {
+	g.store.mu.Lock()
+	g.base = base
+	g.store.mu.Unlock()
+}
 
 // Awaited is called if a stopped sandbox waits until the snapshot is on disk. Such a snapshot does
 // not wait behind snapshots for which no client waits.
