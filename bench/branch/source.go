@@ -8,6 +8,7 @@ import (
 
 	"github.com/forkd/forkd/bench/internal/lab"
 	"github.com/forkd/forkd/internal/host/sandbox"
+	"github.com/forkd/forkd/internal/host/unique"
 	"github.com/forkd/forkd/internal/host/vmmclient"
 	"github.com/forkd/forkd/internal/host/vmpool"
 	"github.com/forkd/forkd/internal/proto/vm"
@@ -167,7 +168,7 @@ func (s *source) rollBack(ctx context.Context, tag string) (rolled, error) {
 	if err != nil {
 		return rolled{}, err
 	}
-	r, err := s.m.Rollback(ctx, s.id, tag)
+	r, err := s.m.Rollback(ctx, s.id, tag, unique.AsBefore)
 	return rolled{float64(stats.VMM.GuestDirtyBytes) / (1 << 20), r.VMM, r.Ready}, err
 }
 

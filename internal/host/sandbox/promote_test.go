@@ -71,7 +71,8 @@ func TestPromoteIsRefused(t *testing.T) {
 		t.Errorf("from another family: %v", err)
 	}
 	var bad *invalid.Error
-	if _, err := w.Promote(t.Context(), id, id, BranchRequest{}, unique.AsBefore); !errors.As(err, &bad) || bad.Field != "from" {
+	_, err := w.Promote(t.Context(), id, id, BranchRequest{}, unique.AsBefore)
+	if !errors.As(err, &bad) || bad.Field != "from" {
 		t.Errorf("from itself: %v", err)
 	}
 	var none *NotFoundError

@@ -198,12 +198,14 @@ func TestRollbackEndsAtABootedParent(t *testing.T) {
 	id := made.Sandboxes[0].ID
 	for _, tag := range []string{"team-a.memory", "team-a.disk", "team-a.none"} {
 		var none *store.NotFoundError
-		if r, err := w.Rollback(b, id, tag, unique.AsBefore); !errors.As(err, &none) && !strings.Contains(err.Error(), "not found") {
+		r, err := w.Rollback(b, id, tag, unique.AsBefore)
+		if !errors.As(err, &none) && !strings.Contains(err.Error(), "not found") {
 			t.Errorf("to %s: %+v, %v", tag, r.Info, err)
 		}
 	}
 	var family *FamilyError
-	if _, err := w.Rollback(b, id, "p", unique.AsBefore); !errors.As(err, &family) || strings.Contains(err.Error(), "team-a") {
+	_, err = w.Rollback(b, id, "p", unique.AsBefore)
+	if !errors.As(err, &family) || strings.Contains(err.Error(), "team-a") {
 		t.Errorf("to a parent of another family: %v", err)
 	}
 	if _, err := w.Rollback(t.Context(), id, "team-a.memory", unique.AsBefore); !errors.As(err, &family) {
