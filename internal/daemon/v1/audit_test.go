@@ -18,7 +18,8 @@ import (
 // operation and the sandbox of each request.
 func TestAuditTellsNoSecrets(t *testing.T) {
 	r := start(t, apirig.Options{})
-	id := fork(t, r, 1)[0].ID
+	made := fork(t, r, 2)
+	id, other := made[0].ID, made[1].ID
 	const secret = "hush-4f9d2c"
 	box := "/v1/sandboxes/" + id
 	type request struct {
@@ -43,6 +44,10 @@ func TestAuditTellsNoSecrets(t *testing.T) {
 			want: audit.Entry{Sandbox: id, Route: "POST /v1/sandboxes/{id}/exec", Status: 200}},
 		{method: "POST", path: box + "/eval", body: `{"code":"'` + secret + `'"}`,
 			want: audit.Entry{Sandbox: id, Status: 200}},
+		{method: "POST", path: box + "/promote", body: `{"from":"` + other + `"}`,
+			want: audit.Entry{Sandbox: id, From: other, Status: 200}},
+		{method: "POST", path: box + "/promote", body: `{"from":"` + secret + `"}`,
+			want: audit.Entry{Sandbox: id, Status: 404}},
 		{method: "PUT", path: box + "/files?path=" + t.TempDir() + "/" + secret, body: secret,
 			headers: []string{"Content-Type", "application/octet-stream"}, want: audit.Entry{Sandbox: id}},
 		{path: box + "/proxy/1/" + secret + "?" + secret, want: audit.Entry{Sandbox: id, Path: box + "/proxy/1/", Who: who}},
@@ -93,6 +98,7 @@ func TestAuditTellsNoSecrets(t *testing.T) {
 		w := c.want
 		for _, f := range []struct{ want, got string }{
 			{w.Who, e.Who}, {w.Route, e.Route}, {w.Sandbox, e.Sandbox}, {w.Path, e.Path}, {w.Host, e.Host},
+			{w.From, e.From},
 		} {
 			if f.want != "" && f.want != f.got {
 				t.Errorf("%s: %s; want %q", c.path, line, f.want)

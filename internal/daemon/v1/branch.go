@@ -5,6 +5,7 @@ import (
 	"time"
 
 	apiv1 "github.com/forkd/forkd/api/v1"
+	"github.com/forkd/forkd/internal/daemon/audit"
 	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/sandbox"
@@ -113,6 +114,9 @@ func (a *api) promote(r *http.Request, req *apiv1.PromoteRequest) (out apiv1.Rol
 		if branch.Mode, err = parseMode(req.Mode); err != nil {
 			return out, err
 		}
+	}
+	if _, err := a.view(r).Sandbox(req.From); err == nil { // other text may be a secret
+		audit.From(r.Context()).From = req.From
 	}
 	return a.rolledBack(r)(a.view(r).Promote(r.Context(), id, req.From, branch, unique.Strict(req.Unique)))
 }
