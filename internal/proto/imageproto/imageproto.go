@@ -129,20 +129,22 @@ func WriteHeader(w io.Writer, h Header) error {
 	return writeChunk(w, text)
 }
 
-// WriteLayer writes one layer, as from has it.
+// WriteLayer writes one layer, as from has it. Only io.EOF ends the layer. io.ErrUnexpectedEOF is an
+// error like any other: readers of network connections return it for content that is cut short.
 func WriteLayer(w io.Writer, from io.Reader) error {
 	buf := make([]byte, maxChunk)
-	for {
-		n, err := io.ReadFull(from, buf)
-		if n > 0 {
+	for n := 0; ; {
+		m, err := from.Read(buf[n:])
+		if n += m; n > 0 && (n == len(buf) || err != nil) {
 			if err := writeChunk(w, buf[:n]); err != nil {
 				return err
 			}
+			n = 0
 		}
-		switch {
-		case errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF):
+		if err == io.EOF {
 			return writeChunk(w, nil)
-		case err != nil:
+		}
+		if err != nil {
 			return err
 		}
 	}

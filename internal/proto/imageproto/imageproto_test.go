@@ -3,6 +3,7 @@ package imageproto
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"slices"
 	"strings"
@@ -44,6 +45,21 @@ func TestStreamRoundTrip(t *testing.T) {
 		}
 		if err == nil || errors.Is(err, io.EOF) {
 			t.Fatalf("the first %d bytes pass: %v", cut, err)
+		}
+	}
+}
+
+// A layer whose source breaks off has no end in the stream, even if the source reports io.ErrUnexpectedEOF.
+func TestBrokenSourcesEndNoLayer(t *testing.T) {
+	boom := errors.New("boom")
+	for _, broken := range []error{io.ErrUnexpectedEOF, boom, fmt.Errorf("layer: %w", io.EOF)} {
+		var stream bytes.Buffer
+		err := WriteLayer(&stream, io.MultiReader(strings.NewReader("begin"), iotest.ErrReader(broken)))
+		if !errors.Is(err, broken) {
+			t.Errorf("a source that ends with %q: %v", broken, err)
+		}
+		if _, err := io.ReadAll(NewReader(&stream).Layer()); !errors.Is(err, io.ErrUnexpectedEOF) {
+			t.Errorf("a source that ends with %q: the stream has a whole layer, %v", broken, err)
 		}
 	}
 }
