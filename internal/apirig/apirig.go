@@ -273,7 +273,8 @@ func (r *Rig) unpacks(dir string, unpack func(io.Reader) error) (*build.Images, 
 		return nil, err
 	}
 	r.Cache = filepath.Join(dir, "image-cache")
-	filler := imagevm.New(imagevm.Config{VMMs: r.Unpacks, RunDir: run, Template: "host", Initrd: os.Open})
+	filler := imagevm.New(imagevm.Config{VMMs: r.Unpacks, RunDir: run, Template: "host", Initrd: os.Open,
+		Room: (&admit.Rules{}).Room})
 	return &build.Images{Filler: filler, Dir: r.Cache}, nil
 }
 

@@ -208,8 +208,8 @@ func (w *wired) startBaker(cfg *Config, vmms vmpool.VMMs, runDir string) (*bake.
 // startImages prepares the cache and the scratch directory of images that builder VMs unpack.
 func (w *wired) startImages(cfg *Config, vmms vmpool.VMMs, runDir string) error {
 	filler := imagevm.New(imagevm.Config{VMMs: vmms, RunDir: runDir, Template: cfg.CPUTemplate,
-		Cmdline: vm.Cmdline(cfg.CmdlineArgs...),
-		Initrd:  func(kernel string) (*os.File, error) { return makeInitrd(kernel, embedded.Unpack) }})
+		Cmdline: vm.Cmdline(cfg.CmdlineArgs...), Room: cfg.Admit.Room,
+		Initrd: func(kernel string) (*os.File, error) { return makeInitrd(kernel, embedded.Unpack) }})
 	w.images = &build.Images{Filler: filler, Dir: build.ImageDir(filepath.Join(cfg.StateDir, "image-cache"))}
 	if err := w.images.Tidy(); err != nil {
 		cfg.Log.Warn("files of unfinished images are left", "error", err)

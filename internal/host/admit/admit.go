@@ -138,12 +138,41 @@ func (h *Host) checkLocked(n int, vcpus uint32) error {
 		if err != nil {
 			return err
 		}
-		if free < r.DiskReserve {
-			return refuse(CodeHostDisk, "%s has %d MiB free, less than the daemon's reserve of %d; free some, or lower "+
-				"--disk-reserve-mib", h.dir, free>>20, r.DiskReserve>>20)
-		}
+		return r.checkDisk(free, h.dir)
 	}
 	return nil
+}
+
+func (r *Rules) checkDisk(free uint64, name string) error {
+	if free >= r.DiskReserve {
+		return nil
+	}
+	return refuse(CodeHostDisk, "%s has %d MiB free, less than the daemon's reserve of %d; free some, or lower "+
+		"--disk-reserve-mib", name, free>>20, r.DiskReserve>>20)
+}
+
+// Room returns an error if the reserves do not allow a VM that is no sandbox. It will need so many bytes
+// of memory, and write to the file system of disk.
+func (r *Rules) Room(memory uint64, disk *os.File) error {
+	if r.MemoryReserve > 0 {
+		free, err := memAvailable()
+		if err != nil {
+			return err
+		}
+		if need := r.MemoryReserve + memory; free < need {
+			return refuse(CodeHostMemory, "the host has %d MiB of memory available, and a VM that unpacks an image wants %d MiB "+
+				"with the daemon's reserve of %d; kill or suspend sandboxes, or lower --memory-reserve-mib", free>>20, need>>20,
+				r.MemoryReserve>>20)
+		}
+	}
+	if r.DiskReserve == 0 {
+		return nil
+	}
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(int(disk.Fd()), &st); err != nil {
+		return fmt.Errorf("free space of %s: %w", disk.Name(), err)
+	}
+	return r.checkDisk(st.Bavail*uint64(st.Bsize), "the file system of images")
 }
 
 func refuse(code, format string, args ...any) error {

@@ -2,6 +2,7 @@ package admit
 
 import (
 	"errors"
+	"os"
 	"testing"
 	"time"
 )
@@ -84,4 +85,21 @@ func TestOwnersReserve(t *testing.T) {
 	if _, err := o.Reserve("c", 0, 1000, func() int { panic("counted") }); err != nil {
 		t.Errorf("without a limit: %v", err)
 	}
+}
+
+// A VM that is no sandbox must leave the reserves as well.
+func TestRoomLeavesTheReserves(t *testing.T) {
+	f, err := os.Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := (&Rules{MemoryReserve: 1, DiskReserve: 1}).Room(1, f); err != nil {
+		t.Errorf("small reserves: %v", err)
+	}
+	if err := (&Rules{}).Room(1<<62, f); err != nil {
+		t.Errorf("no reserves: %v", err)
+	}
+	wantRefused(t, CodeHostMemory, (&Rules{MemoryReserve: 1}).Room(1<<62, f))
+	wantRefused(t, CodeHostDisk, (&Rules{DiskReserve: 1 << 62}).Room(1, f))
 }

@@ -18,6 +18,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 	"unicode"
 
@@ -44,6 +45,10 @@ type Config struct {
 
 	// Initrd makes the initramfs for a kernel, with forkd-unpack as its init.
 	Initrd func(kernel string) (*os.File, error)
+
+	// Room returns an error if the host has no room for a VM with so many bytes of memory, or for more data
+	// on the disk's file system.
+	Room func(memory uint64, disk *os.File) error
 }
 
 // Bounds of a VM.
@@ -100,6 +105,9 @@ func (f *Filler) Fill(ctx context.Context, req Request) error {
 		return err
 	}
 	defer leave()
+	if err := f.cfg.Room(memoryBytes, req.Disk); err != nil {
+		return err
+	}
 	if err := blank(req.Disk, req.Size, req.UUID); err != nil {
 		return err
 	}
@@ -131,7 +139,7 @@ func (f *Filler) run(ctx context.Context, req *Request) (err error) {
 		return err
 	}
 	defer func() {
-		if err != nil && ctx.Err() == nil && !isRefused(err) {
+		if err != nil && ctx.Err() == nil && !isRefused(err) && !errors.Is(err, ErrFull) {
 			console, _ := vmpool.Console(f.cfg.VMMs, shell.Dir) // optional: without it the error says less
 			err = fmt.Errorf("%w; the console of the builder VM ends with:\n%s", err, excerpt.Console(console.Bytes,
 				10))
@@ -140,6 +148,8 @@ func (f *Filler) run(ctx context.Context, req *Request) (err error) {
 	}()
 	running, stop := vmpool.WhileAlive(ctx, shell.VMM)
 	defer stop()
+	running, unwatch := whileRoom(running, shell.VMM)
+	defer unwatch()
 	if err := f.boot(running, shell, req); err != nil {
 		return vmpool.Cause(running, fmt.Errorf("boot the builder VM: %w", err))
 	}
@@ -159,6 +169,24 @@ func (f *Filler) run(ctx context.Context, req *Request) (err error) {
 		return err
 	}
 	return vmpool.Cause(running, err)
+}
+
+// ErrFull means that the disk's file system is full. The VM is paused then. Waiting for space would keep
+// all that the VM has written, and sandboxes would stand still for lack of it.
+var ErrFull = fmt.Errorf("the host's disk is full: the image is larger than the free space: %w", syscall.ENOSPC)
+
+// whileRoom returns a context that is cancelled with the cause ErrFull when the VM pauses itself because
+// the disk is full.
+func whileRoom(ctx context.Context, v vmpool.VMM) (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	go func() {
+		select {
+		case <-v.Stalled():
+			cancel(ErrFull)
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, func() { cancel(nil) }
 }
 
 func (f *Filler) boot(ctx context.Context, shell *vmpool.Shell, req *Request) error {

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -35,7 +36,8 @@ func newSite(t *testing.T, guest func(*vmfake.VMM, net.Conn)) *site {
 	if err := errors.Join(os.Mkdir(run, 0o700), os.WriteFile(kernel, make([]byte, 4096), 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	s.Filler = New(Config{VMMs: s.vmms, RunDir: run, Template: "host", Initrd: os.Open}) // it is never read
+	s.Filler = New(Config{VMMs: s.vmms, RunDir: run, Template: "host", Initrd: os.Open, // it is never read
+		Room: func(uint64, *os.File) error { return nil }})
 	s.req = Request{Client: "me", Kernel: kernel, Size: 64 << 20, Disk: s.disk(t), Stream: stream("content")}
 	return s
 }
@@ -195,6 +197,41 @@ func TestVMsThatStall(t *testing.T) {
 			}
 			s.checkClean(t)
 		})
+	}
+}
+
+// A VM that is paused because the disk is full is killed at once.
+func TestFillFailsOnAFullDisk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, func(b *vmfake.VMM, conn net.Conn) {
+			b.Stall()
+			<-b.Done()
+		})
+		s.req.Stream = endless
+		begin := time.Now()
+		if err := s.Fill(t.Context(), s.req); !errors.Is(err, ErrFull) || !errors.Is(err, syscall.ENOSPC) ||
+			time.Since(begin) > time.Minute {
+			t.Errorf("%v after %v", err, time.Since(begin))
+		}
+		s.checkClean(t)
+	})
+}
+
+// Without room on the host nothing is written, and no VM is started.
+func TestFillNeedsRoom(t *testing.T) {
+	s := newSite(t, nil)
+	full := errors.New("no room")
+	s.cfg.Room = func(memory uint64, disk *os.File) error {
+		if memory != memoryBytes || disk != s.req.Disk {
+			t.Errorf("room for %d bytes of memory and the disk %v", memory, disk)
+		}
+		return full
+	}
+	if err := s.Fill(t.Context(), s.req); !errors.Is(err, full) {
+		t.Errorf("%v", err)
+	}
+	if st, err := s.req.Disk.Stat(); err != nil || st.Size() != 0 || s.vmms.Spawned != 0 {
+		t.Errorf("a disk of %d bytes, %d VMs, %v", st.Size(), s.vmms.Spawned, err)
 	}
 }
 
