@@ -56,7 +56,7 @@ const (
 	maxVMs      = 2 // at once; one client has one of them
 	memoryBytes = 512 << 20
 	bootTime    = 5 * time.Minute  // until it asks for the stream; an emulated CPU is slow
-	exitTime    = time.Second      // from the end of its connection to its exit
+	exitTime    = time.Second      // from the end of its connection to its exit, or to the answer
 	stallTime   = 10 * time.Minute // without taking a byte of the stream, or from its end to the answer
 )
 
@@ -277,6 +277,8 @@ func pass(ctx context.Context, conn net.Conn, stream func(context.Context, io.Wr
 	}()
 	if err := stream(ctx, patient{ctx, conn}); err != nil {
 		if ctx.Err() != nil || errors.Is(err, errLost) {
+			// A guest that takes nothing more may still keep its own direction open.
+			_ = conn.SetReadDeadline(time.Now().Add(exitTime))
 			if early := <-answered; isRefused(early) {
 				return early
 			}

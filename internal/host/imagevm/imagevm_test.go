@@ -235,6 +235,23 @@ func TestFillNeedsRoom(t *testing.T) {
 	}
 }
 
+// deaf is a connection to a guest that takes nothing, and keeps its own direction open.
+type deaf struct{ net.Conn }
+
+func (deaf) Write([]byte) (int, error) { return 0, syscall.EPIPE }
+
+func TestFillEndsWithAGuestThatTakesNothingMore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ours, theirs := net.Pipe()
+		defer ours.Close()
+		defer theirs.Close()
+		begin := time.Now()
+		if err := pass(t.Context(), deaf{ours}, stream("x")); !errors.Is(err, errLost) || time.Since(begin) > time.Minute {
+			t.Errorf("%v after %v", err, time.Since(begin))
+		}
+	})
+}
+
 func TestFillEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	s := newSite(t, func(b *vmfake.VMM, conn net.Conn) {
