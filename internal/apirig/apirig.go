@@ -121,7 +121,9 @@ type Options struct {
 func Start(t T, o Options) *Rig {
 	t.Helper()
 	r := New(t, o)
-	r.Server = httptest.NewServer(r.Handler)
+	r.Server = httptest.NewUnstartedServer(r.Handler)
+	r.Server.Config.ConnContext = face.WithConn
+	r.Server.Start()
 	t.Cleanup(r.Server.Close)
 	t.Cleanup(r.agents.stop) // first, because this ends requests that wait for agents
 	r.URL = r.Server.URL

@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"github.com/forkd/forkd/internal/daemon/auth"
+	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/host/owner"
 )
 
@@ -204,9 +205,9 @@ func (c *placed) CloseWrite() error {
 
 type placedKey struct{}
 
-// withConn returns the context of a connection, with its peer and its place.
+// withConn returns the context of a connection, with the connection, its peer and its place.
 func withConn(ctx context.Context, c net.Conn) context.Context {
-	ctx = auth.WithPeer(ctx, c)
+	ctx = face.WithConn(auth.WithPeer(ctx, c), c)
 	for {
 		if p, ok := c.(*placed); ok {
 			return context.WithValue(ctx, placedKey{}, p)

@@ -57,7 +57,9 @@ func (a *api) fillImage(w http.ResponseWriter, r *http.Request) error {
 		_, err := io.Copy(out, fromClient{move, body})
 		return move.end(err)
 	}
-	if err := a.Images.Filler.Fill(r.Context(), req); err != nil {
+	ctx, stop := face.WhileConnected(r.Context()) // the request waits, and its body may not be read meanwhile
+	defer stop()
+	if err := a.Images.Filler.Fill(ctx, req); err != nil {
 		return err
 	}
 	w.Header().Set("Content-Type", "application/octet-stream")

@@ -181,6 +181,38 @@ func TestClientsThatLeaveWhileTheySendAnImage(t *testing.T) {
 	nothingOfDisks(t, r)
 }
 
+// So does a client that leaves while its VM takes nothing, or while the client waits for a VM.
+func TestClientsThatLeaveWhileNothingIsRead(t *testing.T) {
+	begun, release := make(chan struct{}, 1), make(chan struct{})
+	r := start(t, apirig.Options{Unpack: func(io.Reader) error {
+		begun <- struct{}{}
+		<-release
+		return nil
+	}})
+	defer close(release)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	ended := make(chan error, 2)
+	fill := func() {
+		in, out := io.Pipe()
+		context.AfterFunc(ctx, func() { out.CloseWithError(ctx.Err()) })
+		go func() { _, _ = layerOf(t, "content").WriteTo(out) }() // and no end
+		_, err := r.FillImage(ctx, client.FillRequest{Kernel: r.Parent.Kernel, DiskMiB: 64, UUID: diskID}, in)
+		ended <- err
+	}
+	go fill()
+	<-begun
+	go fill()
+	time.Sleep(100 * time.Millisecond) // the second request now waits, probably
+	cancel()
+	for range cap(ended) {
+		if err := <-ended; !errors.Is(err, context.Canceled) {
+			t.Errorf("%v", err)
+		}
+	}
+	nothingOfDisks(t, r)
+}
+
 func TestDisksNeedKVM(t *testing.T) {
 	r := start(t, apirig.Options{Unpack: unpacks, NoKVM: &vmmclient.NoKVMError{Err: errors.New("no /dev/kvm here")}})
 	_, err := r.FillImage(t.Context(), client.FillRequest{Kernel: r.Parent.Kernel, DiskMiB: 64, UUID: diskID},
