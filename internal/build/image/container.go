@@ -32,9 +32,14 @@ const maxIndexDepth = 3
 // registry, so that a moved tag gives another digest and another key. Layers are read when the
 // content is written. Relative paths start at the recipe's directory. Only the environment of the
 // image's configuration is used, because a sandbox starts the agent and not an entrypoint.
-func resolveContainer(ctx context.Context, b base, r *Recipe) (*content, error) {
+func resolveContainer(ctx context.Context, b base, r *Recipe) (_ *content, err error) {
+	ctx, abort := context.WithCancel(ctx) // of requests to the registry: the library keeps it
+	defer func() {
+		if err != nil {
+			abort()
+		}
+	}()
 	var img v1.Image
-	var err error
 	plain := false
 	switch b.kind {
 	case baseOCI:
@@ -76,6 +81,8 @@ func resolveContainer(ctx context.Context, b base, r *Recipe) (*content, error) 
 		digest: digest.String(),
 		env:    envOf(config.Config.Env),
 		stream: func(ctx context.Context, w io.Writer) error {
+			stop := context.AfterFunc(ctx, abort)
+			defer stop()
 			layers, err := layersOf(img, plain)
 			if err != nil {
 				return err

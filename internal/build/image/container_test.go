@@ -9,11 +9,15 @@ import (
 	"fmt"
 	"io"
 	"log"
+	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/registry"
@@ -220,6 +224,45 @@ func TestBuildFromContainers(t *testing.T) {
 				t.Errorf("second build: %v, %v", again, err)
 			}
 		})
+	}
+}
+
+// A registry that does not even begin to answer does not keep a stream whose context has ended.
+func TestStreamsEndWithTheirContext(t *testing.T) {
+	inner := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
+	begun, release := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	var silent atomic.Bool
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if silent.Load() && strings.Contains(r.URL.Path, "/blobs/") {
+			once.Do(func() { close(begun) })
+			<-release
+		}
+		inner.ServeHTTP(w, r)
+	}))
+	defer server.Close()
+	defer close(release)
+	reference := strings.TrimPrefix(server.URL, "http://") + "/test/image:v1"
+	if err := push(reference, testImage(t)); err != nil {
+		t.Fatal(err)
+	}
+	c, err := resolveContainer(t.Context(), base{kind: baseRegistry, arg: reference}, &Recipe{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	silent.Store(true)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- c.stream(ctx, io.Discard) }()
+	<-begun
+	cancel()
+	select {
+	case err := <-ended:
+		if !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("the stream waits for the registry although its context has ended")
 	}
 }
 

@@ -55,9 +55,10 @@ type Config struct {
 const (
 	maxVMs      = 2 // at once; one client has one of them
 	memoryBytes = 512 << 20
-	bootTime    = 5 * time.Minute  // until it asks for the stream; an emulated CPU is slow
+	fillTime    = 2 * time.Hour    // from its start to the answer; an emulated CPU is slow
+	bootTime    = 5 * time.Minute  // until it asks for the stream
 	exitTime    = time.Second      // from the end of its connection to its exit, or to the answer
-	stallTime   = 10 * time.Minute // without taking a byte of the stream, or from its end to the answer
+	stallTime   = 10 * time.Minute // without progress of the stream, or from its end to the answer
 )
 
 // Filler fills disks. Its methods may be called concurrently.
@@ -150,15 +151,17 @@ func (f *Filler) run(ctx context.Context, req *Request) (err error) {
 	defer stop()
 	running, unwatch := whileRoom(running, shell.VMM)
 	defer unwatch()
+	running, w := newWatchdog(running)
+	defer w.end()
 	if err := f.boot(running, shell, req); err != nil {
 		return vmpool.Cause(running, fmt.Errorf("boot the builder VM: %w", err))
 	}
-	conn, err := dialed(running, shell.VMM)
+	conn, err := dialed(running, w, shell.VMM)
 	if err != nil {
 		return vmpool.Cause(running, err)
 	}
 	defer conn.Close()
-	if err = pass(running, conn, req.Stream); errors.Is(err, errLost) {
+	if err = pass(running, w, conn, req.Stream); errors.Is(err, errLost) {
 		select { // a VM that has ended has closed its connection first
 		case <-shell.VMM.Done():
 			return &vmpool.ExitError{Exit: shell.VMM.Exit()}
@@ -240,10 +243,8 @@ func emptyBase(dir string, size int64) (*os.File, error) {
 }
 
 // dialed waits until forkd-unpack asks for the stream.
-func dialed(ctx context.Context, v vmpool.VMM) (net.Conn, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, bootTime,
-		fmt.Errorf("the builder VM has not come up within %v", bootTime))
-	defer cancel()
+func dialed(ctx context.Context, w *watchdog, v vmpool.VMM) (net.Conn, error) {
+	w.expect(bootTime, "the builder VM has not come up within %v")
 	for {
 		select {
 		case <-ctx.Done():
@@ -262,7 +263,7 @@ func dialed(ctx context.Context, v vmpool.VMM) (net.Conn, error) {
 }
 
 // pass passes the stream on and waits for the answer, which may come early.
-func pass(ctx context.Context, conn net.Conn, stream func(context.Context, io.Writer) error) error {
+func pass(ctx context.Context, w *watchdog, conn net.Conn, stream func(context.Context, io.Writer) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
@@ -275,7 +276,8 @@ func pass(ctx context.Context, conn net.Conn, stream func(context.Context, io.Wr
 			cancel(err) // the stream is no longer of use
 		}
 	}()
-	if err := stream(ctx, patient{ctx, conn}); err != nil {
+	w.expectSource()
+	if err := stream(ctx, guest{ctx, w, conn}); err != nil {
 		if ctx.Err() != nil || errors.Is(err, errLost) {
 			// A guest that takes nothing more may still keep its own direction open.
 			_ = conn.SetReadDeadline(time.Now().Add(exitTime))
@@ -285,10 +287,7 @@ func pass(ctx context.Context, conn net.Conn, stream func(context.Context, io.Wr
 		}
 		return vmpool.Cause(ctx, err)
 	}
-	_ = conn.SetReadDeadline(time.Now().Add(stallTime))
-	if ctx.Err() != nil {
-		_ = conn.SetReadDeadline(time.Unix(1, 0)) // which the end of ctx has set before
-	}
+	w.expect(stallTime, "the builder VM has not answered for %v")
 	err := <-answered
 	if isRefused(err) {
 		return err
@@ -303,23 +302,22 @@ func isRefused(err error) bool {
 	return errors.As(err, &refused)
 }
 
-// patient fails if the VM takes nothing for stallTime.
-type patient struct {
+// guest is the connection to forkd-unpack.
+type guest struct {
 	ctx  context.Context
+	w    *watchdog
 	conn net.Conn
 }
 
 // Write implements io.Writer.
-func (p patient) Write(b []byte) (int, error) {
-	_ = p.conn.SetWriteDeadline(time.Now().Add(stallTime))
-	if err := context.Cause(p.ctx); err != nil { // after the deadline, which the end of ctx sets too
+func (g guest) Write(b []byte) (int, error) {
+	g.w.expect(stallTime, "the builder VM has taken nothing for %v")
+	defer g.w.expectSource()
+	if err := context.Cause(g.ctx); err != nil {
 		return 0, err
 	}
-	n, err := p.conn.Write(b)
-	switch {
-	case errors.Is(err, os.ErrDeadlineExceeded):
-		err = fmt.Errorf("the builder VM has taken nothing for %v", stallTime)
-	case err != nil:
+	n, err := g.conn.Write(b)
+	if err != nil {
 		err = fmt.Errorf("%w: %w", errLost, err)
 	}
 	return n, err

@@ -182,18 +182,37 @@ func TestVMsThatFail(t *testing.T) {
 	}
 }
 
-// A VM that does not come up, or takes nothing, is killed.
-func TestVMsThatStall(t *testing.T) {
-	for want, guest := range map[string]func(*vmfake.VMM, net.Conn){
-		"has not come up within 5m0s": nil,
-		"has taken nothing for 10m0s": func(b *vmfake.VMM, conn net.Conn) { <-b.Done() },
+// Whatever a fill waits for, it does not wait for ever. The source ends with its context.
+func TestFillsThatStall(t *testing.T) {
+	silent := func(ctx context.Context, _ io.Writer) error { <-ctx.Done(); return ctx.Err() }
+	slow := func(ctx context.Context, w io.Writer) error {
+		for {
+			if _, err := w.Write([]byte("x")); err != nil {
+				return err
+			}
+			time.Sleep(stallTime / 2)
+		}
+	}
+	takesAll := func(_ *vmfake.VMM, conn net.Conn) { _, _ = io.Copy(io.Discard, conn) }
+	for want, c := range map[string]struct {
+		guest  func(*vmfake.VMM, net.Conn)
+		stream func(context.Context, io.Writer) error
+		limit  time.Duration
+	}{
+		"has not come up within 5m0s":             {nil, endless, bootTime},
+		"has taken nothing for 10m0s":             {func(b *vmfake.VMM, _ net.Conn) { <-b.Done() }, endless, stallTime},
+		"has not answered for 10m0s":              {takesAll, stream("x"), stallTime},
+		"nothing of the image has arrived for 10": {takesAll, silent, stallTime},
+		"the image is not unpacked after 2h0m0s":  {takesAll, slow, fillTime + stallTime},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			s := newSite(t, guest)
-			s.req.Stream = endless
+			s := newSite(t, c.guest)
+			s.req.Stream = c.stream
 			begin := time.Now()
-			if err := s.Fill(t.Context(), s.req); err == nil || !strings.Contains(err.Error(), want) {
-				t.Errorf("%v after %v, want %q", err, time.Since(begin), want)
+			err := s.Fill(t.Context(), s.req)
+			if took := time.Since(begin); !errors.Is(err, context.DeadlineExceeded) ||
+				!strings.Contains(err.Error(), want) || took > c.limit+2*exitTime {
+				t.Errorf("%v after %v, want %q", err, took, want)
 			}
 			s.checkClean(t)
 		})
@@ -245,8 +264,10 @@ func TestFillEndsWithAGuestThatTakesNothingMore(t *testing.T) {
 		ours, theirs := net.Pipe()
 		defer ours.Close()
 		defer theirs.Close()
+		ctx, w := newWatchdog(t.Context())
+		defer w.end()
 		begin := time.Now()
-		if err := pass(t.Context(), deaf{ours}, stream("x")); !errors.Is(err, errLost) || time.Since(begin) > time.Minute {
+		if err := pass(ctx, w, deaf{ours}, stream("x")); !errors.Is(err, errLost) || time.Since(begin) > time.Minute {
 			t.Errorf("%v after %v", err, time.Since(begin))
 		}
 	})

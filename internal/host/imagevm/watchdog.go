@@ -1,0 +1,57 @@
+package imagevm
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// watchdog cancels the context of a fill that waits for one thing for too long, or takes too long as a
+// whole.
+type watchdog struct {
+	cancel context.CancelCauseFunc
+	all    *time.Timer
+
+	mu  sync.Mutex
+	one *time.Timer // of the present wait; nil: none
+}
+
+// newWatchdog returns a watchdog and its context, which ends with a context.DeadlineExceeded as its cause.
+func newWatchdog(ctx context.Context) (context.Context, *watchdog) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	w := &watchdog{cancel: cancel}
+	w.all = time.AfterFunc(fillTime, func() { w.bark("the image is not unpacked after %v", fillTime) })
+	return ctx, w
+}
+
+func (w *watchdog) bark(format string, after time.Duration) {
+	w.cancel(fmt.Errorf(format+": %w", after, context.DeadlineExceeded))
+}
+
+// expect ends the present wait, and begins one that may take limit. format is the error, with a verb for
+// limit.
+func (w *watchdog) expect(limit time.Duration, format string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.one != nil {
+		w.one.Stop()
+	}
+	w.one = time.AfterFunc(limit, func() { w.bark(format, limit) })
+}
+
+// expectSource begins the wait for the next bytes of the stream.
+func (w *watchdog) expectSource() {
+	w.expect(stallTime, "nothing of the image has arrived for %v")
+}
+
+// end stops the watchdog and cancels the context.
+func (w *watchdog) end() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.all.Stop()
+	if w.one != nil {
+		w.one.Stop()
+	}
+	w.cancel(nil)
+}
