@@ -196,7 +196,8 @@ func (w *wired) startBaker(cfg *Config, vmms vmpool.VMMs, runDir string) (*bake.
 		return w.images.Boot(ctx, i, report)
 	}
 	w.builds, err = build.New(build.Config{Manager: w.manager, Baker: baker, Boot: boot, Image: build.FromRegistry,
-		Dir: filepath.Join(cfg.StateDir, "build"), Log: cfg.Log})
+		Place: w.images.Filler.Wait,
+		Dir:   filepath.Join(cfg.StateDir, "build"), Log: cfg.Log})
 	if err != nil {
 		return nil, err
 	}

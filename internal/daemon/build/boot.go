@@ -19,8 +19,12 @@ import (
 )
 
 // Boot prepares the files that a parent boots from, out of a container image, and reports its
-// stages. The request has no tag yet.
+// stages. The request has no tag yet. The error is imagevm.ErrNoPlace if the image needs a builder VM, and
+// the client has to wait for one.
 type Boot func(ctx context.Context, i Image, report func(string)) (bake.Request, error)
+
+// Place waits for the place of a builder VM. leave frees it.
+type Place func(ctx context.Context, client string) (leave func(), err error)
 
 // Image is a container image of a registry.
 type Image struct {
@@ -28,6 +32,9 @@ type Image struct {
 	Login     *Login // nil: the login stored by `docker login` for the daemon's user
 	DiskMiB   int    // size of the root file system
 	Client    string // that builds from it
+
+	// Place is the place of a builder VM for the client, which Boot frees. nil: none is reserved.
+	Place func()
 }
 
 // Login holds the credentials for a registry.
@@ -42,6 +49,9 @@ type Images struct {
 // Boot is the daemon's Boot. Like `forkd build docker://IMAGE`, it makes a root file system from a
 // container image and fetches the guest kernel, into the cache of the daemon's user.
 func (m *Images) Boot(ctx context.Context, i Image, report func(string)) (bake.Request, error) {
+	if i.Place != nil {
+		defer i.Place()
+	}
 	r, ok, err := image.FromContainer("docker://" + i.Reference)
 	if err != nil {
 		return bake.Request{}, err
@@ -69,7 +79,7 @@ func (m *Images) Boot(ctx context.Context, i Image, report func(string)) (bake.R
 	if err != nil {
 		return bake.Request{}, fmt.Errorf("the daemon's host: %w", err)
 	}
-	fill := func(ctx context.Context, d image.Disk) error { return m.fill(ctx, i.Client, kernel.VMLinux, d) }
+	fill := func(ctx context.Context, d image.Disk) error { return m.fill(ctx, i, kernel.VMLinux, d) }
 	img, err := image.Build(ctx, m.Dir, r, image.Unpacker{Fill: fill}, progress)
 	if err != nil {
 		return bake.Request{}, err
@@ -113,14 +123,21 @@ func (m *Images) Tidy() error {
 	return image.RemoveLeftovers(m.Dir)
 }
 
-func (m *Images) fill(ctx context.Context, client, kernel string, d image.Disk) error {
+// fill does not wait for a place, because the image's lock is held: other clients may have a place.
+func (m *Images) fill(ctx context.Context, i Image, kernel string, d image.Disk) error {
+	if i.Place == nil {
+		leave, err := m.Filler.Enter(i.Client)
+		if err != nil {
+			return err
+		}
+		defer leave()
+	}
 	f, err := os.OpenFile(d.Path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	return m.Filler.Fill(ctx, imagevm.Request{Client: client, Kernel: kernel, Disk: f, Size: int64(d.MiB) << 20,
-		UUID:   d.UUID,
+	return m.Filler.Fill(ctx, imagevm.Request{Kernel: kernel, Disk: f, Size: int64(d.MiB) << 20, UUID: d.UUID,
 		Stream: d.Stream})
 }
 

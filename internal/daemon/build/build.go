@@ -50,6 +50,7 @@ type Config struct {
 	Manager *sandbox.Manager
 	Baker   *bake.Baker
 	Boot    Boot     // of container images
+	Place   Place    // of builder VMs
 	Image   Registry // looks up container images
 	Dir     string   // directory for files of builds; used by this Builder only
 	Log     *slog.Logger

@@ -16,6 +16,7 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/bake"
+	"github.com/forkd/forkd/internal/host/imagevm"
 	"github.com/forkd/forkd/internal/host/owner"
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/store"
@@ -132,30 +133,58 @@ func (w *work) provide(ctx context.Context, cancel func(), i int) error {
 	if err := w.ensureNeeds(ctx, cancel, i); err != nil {
 		return err
 	}
-	if free, err = w.b.await(ctx, "step "+w.tagOf(i)); err != nil {
-		return err
-	}
-	defer free()
-	if w.isThere(i) { // by another build
-		w.isCached(i)
-		return nil
-	}
 	begin := time.Now()
-	w.o.Step(i, Started, 0)
-	if s.Base != nil {
-		err = w.bake(ctx, i)
-	} else {
-		err = w.step(ctx, i)
+	started := false
+	start := func() {
+		if !started {
+			started = true
+			w.o.Step(i, Started, 0)
+		}
 	}
-	if err != nil {
+	there, err := w.attempt(ctx, i, nil, start)
+	if errors.Is(err, imagevm.ErrNoPlace) {
+		// The step is not claimed while this client waits. Another client may have a VM, and execute it.
+		w.o.Output(i, "wait for a builder VM")
+		var leave func()
+		if leave, err = w.b.cfg.Place(ctx, w.req.Who); err == nil {
+			leave = sync.OnceFunc(leave)
+			defer leave()
+			there, err = w.attempt(ctx, i, leave, start)
+		}
+	}
+	switch {
+	case err != nil && !started:
+		return err
+	case err != nil:
 		w.o.Step(i, Failed, time.Since(begin))
 		return w.failed(i, err)
+	case there:
+		w.isCached(i)
+		return nil
 	}
 	w.o.Step(i, Done, time.Since(begin))
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.count.Run++
 	return nil
+}
+
+// attempt executes a step, unless another build has made its snapshot. place is the place of a builder VM
+// that the step may use; nil: none is reserved. start is called before the step is executed.
+func (w *work) attempt(ctx context.Context, i int, place, start func()) (there bool, err error) {
+	free, err := w.b.await(ctx, "step "+w.tagOf(i))
+	if err != nil {
+		return false, err
+	}
+	defer free()
+	if w.isThere(i) {
+		return true, nil
+	}
+	start()
+	if w.plan.Steps[i].Base != nil {
+		return false, w.bake(ctx, i, place)
+	}
+	return false, w.step(ctx, i)
 }
 
 func (w *work) failed(i int, err error) error {
@@ -245,7 +274,7 @@ func (w *work) isCached(i int) {
 }
 
 // bake makes the snapshot of an image, of files to boot from, or of another snapshot's disk.
-func (w *work) bake(ctx context.Context, i int) error {
+func (w *work) bake(ctx context.Context, i int, place func()) error {
 	base := w.plan.Steps[i].Base
 	var req bake.Request
 	switch {
@@ -256,7 +285,7 @@ func (w *work) bake(ctx context.Context, i int) error {
 		}
 	case base.Image != "":
 		from, err := w.b.cfg.Boot(ctx, Image{image.Pinned(base.Image, base.Digest), w.req.login(base.Image), base.DiskMiB,
-			w.req.Who},
+			w.req.Who, place},
 			func(stage string) { w.o.Output(i, stage) })
 		if err != nil {
 			return err

@@ -9,6 +9,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	apiv1 "github.com/forkd/forkd/api/v1"
@@ -27,6 +28,9 @@ const maxImage = 256 << 30
 // looks into neither.
 func (a *api) fillImage(w http.ResponseWriter, r *http.Request) error {
 	req, err := imageQuery(r)
+	if err == nil {
+		err = req.Check()
+	}
 	if err != nil {
 		return err
 	}
@@ -36,6 +40,14 @@ func (a *api) fillImage(w http.ResponseWriter, r *http.Request) error {
 	if err := a.NoKVM(); err != nil {
 		return err
 	}
+	ctx, stop := face.WhileConnected(r.Context()) // the request waits, and its body may not be read meanwhile
+	defer stop()
+	leave, err := a.Images.Filler.Wait(ctx, auth.From(ctx).Who)
+	if err != nil {
+		return err
+	}
+	leave = sync.OnceFunc(leave)
+	defer leave()
 	if req.Disk, err = scratch(a.ScratchDir); err != nil {
 		return err
 	}
@@ -57,9 +69,9 @@ func (a *api) fillImage(w http.ResponseWriter, r *http.Request) error {
 		_, err := io.Copy(out, fromClient{move, body})
 		return move.end(err)
 	}
-	ctx, stop := face.WhileConnected(r.Context()) // the request waits, and its body may not be read meanwhile
-	defer stop()
-	if err := a.Images.Filler.Fill(ctx, req); err != nil {
+	err = a.Images.Filler.Fill(ctx, req)
+	leave()
+	if err != nil {
 		return err
 	}
 	w.Header().Set("Content-Type", "application/octet-stream")
@@ -83,7 +95,7 @@ func imageQuery(r *http.Request) (req imagevm.Request, err error) {
 	if err != nil || len(id) != len(req.UUID) {
 		return req, invalid.Errorf("uuid", "%.100q: want 32 hexadecimal digits", q.Get("uuid"))
 	}
-	req.Client, req.Kernel, req.Size = auth.From(r.Context()).Who, q.Get("kernel"), mib<<20
+	req.Kernel, req.Size = q.Get("kernel"), mib<<20
 	copy(req.UUID[:], id)
 	return req, nil
 }

@@ -72,7 +72,6 @@ func New(cfg Config) *Filler { return &Filler{cfg: cfg, place: gate.New(maxVMs)}
 
 // Request asks for a disk.
 type Request struct {
-	Client string   // those of different clients take turns
 	Kernel string   // path of a bzImage or ELF kernel; its modules are beside it, as the cache has them
 	Disk   *os.File // its content is lost
 	Size   int64    // of the disk, in bytes
@@ -82,7 +81,8 @@ type Request struct {
 	Stream func(ctx context.Context, w io.Writer) error
 }
 
-func (r *Request) check() error {
+// Check returns an error, as an *invalid.Error, if a request has a wrong size or kernel.
+func (r *Request) Check() error {
 	if r.Size < ext4.MinSize || r.Size > ext4.MaxSize || r.Size%(1<<20) != 0 {
 		return invalid.Errorf("disk_mib", "%d bytes: want %d to %d MiB", r.Size, ext4.MinSize>>20, ext4.MaxSize>>20)
 	}
@@ -95,17 +95,32 @@ func (r *Request) check() error {
 	return nil
 }
 
-// Fill makes the disk. The error is an *invalid.Error if the VM has refused the stream. After an
-// error the content of the disk is of no use, and no VM is left.
+// ErrNoPlace means that a client has to wait for a VM.
+var ErrNoPlace = errors.New("all builder VMs that the client may have are busy")
+
+// Enter takes the place of a VM for a client. The error is ErrNoPlace if the client has to wait. leave frees
+// the place.
+func (f *Filler) Enter(client string) (leave func(), err error) {
+	if leave, err = f.place.Enter(share(client)); err != nil {
+		return nil, ErrNoPlace
+	}
+	return leave, nil
+}
+
+// Wait is Enter, but waits until ctx ends. Other clients may have a VM at that time, so the caller must not
+// hold what they need.
+func (f *Filler) Wait(ctx context.Context, client string) (leave func(), err error) {
+	return f.place.Wait(ctx, share(client))
+}
+
+func share(client string) gate.Share { return gate.Share{Key: client, Most: gate.Fair(maxVMs)} }
+
+// Fill makes the disk. The caller has a place; see Enter. The error is an *invalid.Error if the VM has
+// refused the stream. After an error the content of the disk is of no use, and no VM is left.
 func (f *Filler) Fill(ctx context.Context, req Request) error {
-	if err := req.check(); err != nil {
+	if err := req.Check(); err != nil {
 		return err
 	}
-	leave, err := f.place.Wait(ctx, gate.Share{Key: req.Client, Most: gate.Fair(maxVMs)})
-	if err != nil {
-		return err
-	}
-	defer leave()
 	if err := f.cfg.Room(memoryBytes, req.Disk); err != nil {
 		return err
 	}

@@ -38,7 +38,7 @@ func newSite(t *testing.T, guest func(*vmfake.VMM, net.Conn)) *site {
 	}
 	s.Filler = New(Config{VMMs: s.vmms, RunDir: run, Template: "host", Initrd: os.Open, // it is never read
 		Room: func(uint64, *os.File) error { return nil }})
-	s.req = Request{Client: "me", Kernel: kernel, Size: 64 << 20, Disk: s.disk(t), Stream: stream("content")}
+	s.req = Request{Kernel: kernel, Size: 64 << 20, Disk: s.disk(t), Stream: stream("content")}
 	return s
 }
 
@@ -297,8 +297,15 @@ func TestClientsTakeTurns(t *testing.T) {
 	ended := make(chan error, 3)
 	fill := func(client string) {
 		req := s.req
-		req.Client, req.Disk = client, s.disk(t)
-		go func() { ended <- s.Fill(t.Context(), req) }()
+		req.Disk = s.disk(t)
+		go func() {
+			leave, err := s.Wait(t.Context(), client)
+			if err == nil {
+				err = s.Fill(t.Context(), req)
+				leave()
+			}
+			ended <- err
+		}()
 	}
 	fill("me")
 	fill("me")
@@ -307,6 +314,9 @@ func TestClientsTakeTurns(t *testing.T) {
 	s.waitFor(t, 2)
 	if n := s.vmms.Count(); n != 2 {
 		t.Errorf("%d VMs, want one for each client", n)
+	}
+	if _, err := s.Enter("other"); !errors.Is(err, ErrNoPlace) {
+		t.Errorf("a third client: %v", err)
 	}
 	close(release)
 	for range cap(ended) {
