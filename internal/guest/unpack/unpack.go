@@ -16,6 +16,7 @@ package unpack
 
 import (
 	"bufio"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -70,7 +71,7 @@ func serve(log *kmsg.Log) error {
 		return fmt.Errorf("dial vsock port %d of the host: %w", imageproto.Port, err)
 	}
 	defer conn.Close()
-	if err := imageproto.WriteAnswer(conn, fillDisk(conn)); err != nil {
+	if err := imageproto.WriteAnswer(conn, fillDisk(pid1.RootDevice, mountPoint, conn)); err != nil {
 		return err
 	}
 	wait(conn)
@@ -80,27 +81,74 @@ func serve(log *kmsg.Log) error {
 // wait reads until the host closes the connection. The host kills the VM first.
 func wait(conn net.Conn) { _, _ = io.Copy(io.Discard, conn) }
 
-func fillDisk(stream io.Reader) (err error) {
+// fillDisk fills a device with an empty file system, which it mounts on dir. The result is nil only if
+// everything is on the disk: an error of a write that the kernel has put off is an error.
+func fillDisk(device, dir string, stream io.Reader) (err error) {
 	unix.Umask(0)
+	dev, err := os.Open(device) // errors of writes from now on are reported to its Sync
+	if err != nil {
+		return err
+	}
+	defer dev.Close()
 	// A device or a program of the image is never used here.
 	const flags = unix.MS_NOATIME | unix.MS_NODEV | unix.MS_NOEXEC | unix.MS_NOSUID
-	if err := unix.Mount(pid1.RootDevice, mountPoint, "ext4", flags, ""); err != nil {
-		return fmt.Errorf("mount %s: %w", pid1.RootDevice, err)
+	if err := unix.Mount(device, dir, "ext4", flags, ""); err != nil {
+		return fmt.Errorf("mount %s: %w", device, err)
 	}
-	var st unix.Statfs_t
-	if err := unix.Statfs(mountPoint, &st); err != nil {
+	if err := fillMounted(dir, stream); err != nil {
 		return err
 	}
-	if err := fill(mountPoint, int64(st.Blocks)*st.Bsize, false, stream); err != nil {
-		return err
-	}
-	if err := disk.Trim(mountPoint); err != nil {
-		return err
-	}
-	if err := unix.Unmount(mountPoint, 0); err != nil {
+	if err := unix.Unmount(dir, 0); err != nil {
 		return fmt.Errorf("unmount the disk: %w", err)
 	}
-	unix.Sync()
+	if err := dev.Sync(); err != nil {
+		return fmt.Errorf("write the disk: %w", err)
+	}
+	return checkClean(dev)
+}
+
+// fillMounted fills a mounted file system and writes it to the disk.
+func fillMounted(dir string, stream io.Reader) error {
+	root, err := os.Open(dir) // errors of writes from now on are reported to syncfs(2)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err != nil {
+		return err
+	}
+	if err := fill(dir, int64(st.Blocks)*st.Bsize, false, stream); err != nil {
+		return err
+	}
+	if err := disk.Trim(dir); err != nil {
+		return err
+	}
+	if err := unix.Syncfs(int(root.Fd())); err != nil {
+		return fmt.Errorf("write the disk: %w", err)
+	}
+	return nil
+}
+
+// checkClean returns an error unless the file system on a device was unmounted without a remaining write,
+// and the kernel has found no error in it (Linux Documentation/filesystems/ext4/super.rst).
+func checkClean(dev io.ReaderAt) error {
+	const (
+		superblock = 1024
+		state      = 0x3a  // s_state
+		cleanly    = 1     // the only bit of s_state: unmounted, no errors
+		errorCount = 0x194 // s_error_count
+	)
+	var sb [1024]byte
+	if _, err := dev.ReadAt(sb[:], superblock); err != nil {
+		return fmt.Errorf("read the disk: %w", err)
+	}
+	if s := binary.LittleEndian.Uint16(sb[state:]); s != cleanly {
+		return fmt.Errorf("the file system has the state %#x after it was unmounted: want %d", s, cleanly)
+	}
+	if n := binary.LittleEndian.Uint32(sb[errorCount:]); n != 0 {
+		return fmt.Errorf("the kernel has found %d errors in the file system", n)
+	}
 	return nil
 }
 
