@@ -36,6 +36,10 @@ const maxWindow = 128 << 20
 // shorter, except for what it overwrites itself.
 func (t *tree) maxPlain() int64 { return 2*t.size + 64<<20 }
 
+// maxTotal returns how many bytes all layers together may decompress to, and how many bytes of content
+// they may have. A header may name many layers, which may be the same blob.
+func (t *tree) maxTotal() int64 { return 2 * t.maxPlain() }
+
 // apply applies a layer. After an error the tree is of no use.
 func (t *tree) apply(l imageproto.Layer, compressed io.Reader) error {
 	plain, err := decompress(compressed)
@@ -43,8 +47,11 @@ func (t *tree) apply(l imageproto.Layer, compressed io.Reader) error {
 		return err
 	}
 	sum := sha256.New()
-	content := io.TeeReader(&bounded{r: plain, left: t.maxPlain()}, sum)
-	t.placed, t.bytes = map[uint64]bool{}, 0
+	most := min(t.maxPlain(), t.maxTotal()-t.plain)
+	limited := &bounded{r: plain, left: most}
+	defer func() { t.plain += most - limited.left }()
+	content := io.TeeReader(limited, sum)
+	t.placed = map[uint64]bool{}
 	in := treetar.NewReader(content)
 	for {
 		h, err := in.Next()
@@ -114,7 +121,7 @@ type bounded struct {
 // Read implements io.Reader.
 func (b *bounded) Read(p []byte) (int, error) {
 	if b.left <= 0 {
-		return 0, fmt.Errorf("a layer decompresses to much more than the disk holds: %w", errFull)
+		return 0, fmt.Errorf("the image decompresses to much more than the disk holds: %w", errFull)
 	}
 	n, err := b.r.Read(p[:min(int64(len(p)), b.left)])
 	b.left -= int64(n)
@@ -154,7 +161,7 @@ func (t *tree) entry(h *tar.Header, content io.Reader, files bool) error {
 	case tar.TypeDir:
 		return t.directory(h)
 	case tar.TypeReg, tar.TypeGNUSparse:
-		if t.bytes += h.Size; h.Size > t.size || t.bytes > t.maxPlain() {
+		if t.bytes += h.Size; h.Size > t.size || t.bytes > t.maxTotal() {
 			return errFull
 		}
 		return t.regular(dir, base, h, content)

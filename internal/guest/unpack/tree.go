@@ -25,9 +25,10 @@ const (
 // operation follows a symbolic link: the kernel refuses a path through one (openat2 with
 // RESOLVE_NO_SYMLINKS), so that neither links of the image nor ".." lead out of the tree.
 type tree struct {
-	root  int // descriptor
-	bytes int64
+	root  int   // descriptor
 	size  int64 // of the disk
+	plain int64 // bytes that the layers have decompressed to
+	bytes int64 // content of files in the layers
 	names int   // bytes of kept names
 
 	host bool // the directory is on a host: device nodes are omitted

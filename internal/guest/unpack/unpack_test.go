@@ -122,6 +122,18 @@ func text(dir, name string) string {
 	return string(p)
 }
 
+// A stream may name the same layer many times. What all layers decompress to is bounded.
+func TestLayersAreBoundedTogether(t *testing.T) {
+	zeros := layer{data: zipped(make([]byte, 150<<20))} // an archive without entries, and padding
+	if _, err := unpacked(t, false, zeros, zeros); err != nil {
+		t.Errorf("two layers: %v", err)
+	}
+	if _, err := unpacked(t, false, zeros, zeros, zeros); err == nil ||
+		!strings.Contains(err.Error(), "layer 3: read archive: the image decompresses to much more than") {
+		t.Errorf("three layers: %v", err)
+	}
+}
+
 func TestLayers(t *testing.T) {
 	below := archive(t, file{name: "./"}, file{name: "etc/"}, file{name: "etc/passwd", text: "root:x:0:0::/:/bin/sh\n"},
 		file{name: "a/keep", text: "1"}, file{name: "a/gone", text: "1"}, file{name: "a/dir/x", text: "1"},

@@ -55,6 +55,7 @@ type Config struct {
 const (
 	maxVMs      = 2 // at once; one client has one of them
 	memoryBytes = 512 << 20
+	cpuWeight   = 20               // a sandbox has 100
 	fillTime    = 2 * time.Hour    // from its start to the answer; an emulated CPU is slow
 	bootTime    = 5 * time.Minute  // until it asks for the stream
 	exitTime    = time.Second      // from the end of its connection to its exit, or to the answer
@@ -162,6 +163,8 @@ func (f *Filler) run(ctx context.Context, req *Request) (err error) {
 		}
 		err = errors.Join(err, shell.VMM.Kill()) // afterwards nothing writes to the disk
 	}()
+	// Without cgroups there are no weights, and no limits for sandboxes either.
+	_ = shell.VMM.Limit(vm.Limits{CPUWeight: cpuWeight}, memoryBytes)
 	running, stop := vmpool.WhileAlive(ctx, shell.VMM)
 	defer stop()
 	running, unwatch := whileRoom(running, shell.VMM)

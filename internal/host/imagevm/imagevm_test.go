@@ -100,7 +100,10 @@ func takes(conn net.Conn) ([]byte, error) {
 // The VM gets the stream, and the disk has an empty file system of the requested size when it starts.
 func TestFill(t *testing.T) {
 	var got []byte
-	s := newSite(t, func(_ *vmfake.VMM, conn net.Conn) {
+	s := newSite(t, func(b *vmfake.VMM, conn net.Conn) {
+		if w := b.Limits().CPUWeight; w != cpuWeight {
+			t.Errorf("the VM has the weight %d", w)
+		}
 		var err error
 		got, err = takes(conn)
 		_ = imageproto.WriteAnswer(conn, err)
