@@ -20,10 +20,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"runtime/debug"
 	"strconv"
+	"time"
 
 	"github.com/mdlayher/vsock"
 	"golang.org/x/sys/unix"
@@ -74,12 +74,14 @@ func serve(log *kmsg.Log) error {
 	if err := imageproto.WriteAnswer(conn, fillDisk(pid1.RootDevice, mountPoint, conn)); err != nil {
 		return err
 	}
-	wait(conn)
+	_, _ = io.Copy(io.Discard, conn) // the rest of a refused stream
+	time.Sleep(exitTime)
 	return errors.New("the host has left")
 }
 
-// wait reads until the host closes the connection. The host kills the VM first.
-func wait(conn net.Conn) { _, _ = io.Copy(io.Discard, conn) }
+// exitTime is how long the host has to read the answer and to kill the VM. The end of the stream does not
+// mean that it has.
+const exitTime = time.Minute
 
 // fillDisk fills a device with an empty file system, which it mounts on dir. The result is nil only if
 // everything is on the disk: an error of a write that the kernel has put off is an error.

@@ -305,6 +305,9 @@ func pass(ctx context.Context, w *watchdog, conn net.Conn, stream func(context.C
 		}
 		return vmpool.Cause(ctx, err)
 	}
+	if half, ok := conn.(interface{ CloseWrite() error }); ok {
+		_ = half.CloseWrite() // a guest that wants more than there is gets an end, and refuses the stream
+	}
 	w.expect(stallTime, "the builder VM has not answered for %v")
 	err := <-answered
 	if isRefused(err) {

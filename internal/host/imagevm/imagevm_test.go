@@ -276,6 +276,35 @@ func TestFillEndsWithAGuestThatTakesNothingMore(t *testing.T) {
 	})
 }
 
+// halves is a connection whose end of the stream the guest sees.
+type halves struct {
+	net.Conn
+	ended chan struct{}
+}
+
+func (h halves) CloseWrite() error { close(h.ended); return nil }
+
+// A stream that is shorter than its header says has an end in the guest.
+func TestStreamsHaveAnEnd(t *testing.T) {
+	ours, theirs := net.Pipe()
+	defer ours.Close()
+	conn := halves{ours, make(chan struct{})}
+	go func() {
+		defer theirs.Close()
+		_, _ = imageproto.NewReader(theirs).Header()
+		<-conn.ended
+		_ = imageproto.WriteAnswer(theirs, io.ErrUnexpectedEOF)
+	}()
+	ctx, w := newWatchdog(t.Context())
+	defer w.end()
+	err := pass(ctx, w, conn, func(_ context.Context, out io.Writer) error {
+		return imageproto.WriteHeader(out, imageproto.Header{Layers: make([]imageproto.Layer, 1)})
+	})
+	if !isRefused(err) || !strings.Contains(err.Error(), "unexpected EOF") {
+		t.Errorf("%v", err)
+	}
+}
+
 func TestFillEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	s := newSite(t, func(b *vmfake.VMM, conn net.Conn) {
