@@ -326,8 +326,14 @@ func fillDisk(ctx context.Context, cl *client.Client, kernel string, d image.Dis
 	}()
 	disk, err := cl.FillImage(ctx, client.FillRequest{Kernel: kernel, DiskMiB: d.MiB,
 		UUID: hex.EncodeToString(d.UUID[:])}, r)
-	r.Close() // ends Stream
-	if failed := <-sent; failed != nil && !errors.Is(failed, io.ErrClosedPipe) {
+	if err != nil {
+		cancel() // ends Stream, which may be waiting for a registry
+	}
+	r.Close() // ends its writes
+	stopped := func(failed error) bool {
+		return errors.Is(failed, io.ErrClosedPipe) || err != nil && errors.Is(failed, context.Canceled)
+	}
+	if failed := <-sent; failed != nil && !stopped(failed) {
 		err = failed // what the daemon has got is not whole
 	}
 	if err != nil {

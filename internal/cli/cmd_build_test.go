@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
@@ -103,6 +104,35 @@ func TestABuildAsksForKVMFirst(t *testing.T) {
 
 // A recipe is sent with its files and built in steps. The same recipe again finds all of them, and a changed one
 // does not take the place of a snapshot.
+// A refusal ends a build at once, although its registry is silent.
+func TestARefusalEndsTheStream(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Connection", "close")
+		http.Error(w, `{"error": "image: refused"}`, http.StatusBadRequest)
+	}))
+	defer server.Close()
+	cl, err := client.New(server.URL, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() {
+		ended <- fillDisk(t.Context(), cl, "/kernel", image.Disk{Path: filepath.Join(t.TempDir(), "disk"), MiB: 64,
+			Stream: func(ctx context.Context, _ io.Writer) error {
+				<-ctx.Done()
+				return ctx.Err()
+			}})
+	}()
+	select {
+	case err := <-ended:
+		if !client.IsStatus(err, http.StatusBadRequest) {
+			t.Error(err)
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("the build waits for its registry")
+	}
+}
+
 func TestARecipeIsSentWithItsFiles(t *testing.T) {
 	rig := apirig.Start(t, apirig.Options{Agent: agentHere})
 	target, err := os.MkdirTemp("/var/tmp", "fkc") // a recipe has no files below /tmp
