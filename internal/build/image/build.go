@@ -147,7 +147,7 @@ func fill(ctx context.Context, staging, key string, r *Recipe, c *content, u Unp
 		return err
 	}
 	report.step(StageDigest, "")
-	sum, err := fileSHA256(rootfs)
+	sum, err := fileSHA256(ctx, rootfs)
 	if err != nil {
 		return err
 	}

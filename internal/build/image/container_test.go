@@ -195,7 +195,7 @@ func TestBuildFromContainers(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := built.Verify(); err != nil {
+			if err := built.Verify(t.Context()); err != nil {
 				t.Error(err)
 			}
 			if h := v.headers[0]; len(h.Layers) != 3 || !h.User || h.Layers[1].Files || !h.Layers[2].Files {

@@ -15,6 +15,7 @@
 package image
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -115,8 +116,8 @@ func Open(dir string) (*Image, error) {
 
 // Verify reads the whole file system and compares it with the digest in the manifest. The error is
 // an *InvalidError if they differ.
-func (i *Image) Verify() error {
-	sum, err := fileSHA256(i.Rootfs())
+func (i *Image) Verify(ctx context.Context) error {
+	sum, err := fileSHA256(ctx, i.Rootfs())
 	if err != nil {
 		return fmt.Errorf("verify image %s: %w", i.Dir, err)
 	}

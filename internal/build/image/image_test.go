@@ -26,7 +26,7 @@ func fakeImage(t *testing.T, cache, key string) string {
 	if err := os.WriteFile(filepath.Join(dir, rootfsName), rootfs, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	sum, err := fileSHA256(filepath.Join(dir, rootfsName))
+	sum, err := fileSHA256(t.Context(), filepath.Join(dir, rootfsName))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -103,7 +103,7 @@ func TestVerifyFindsChangedContent(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := img.Verify(); err != nil {
+	if err := img.Verify(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	f, err := os.OpenFile(img.Rootfs(), os.O_WRONLY, 0)
@@ -115,7 +115,7 @@ func TestVerifyFindsChangedContent(t *testing.T) {
 		t.Fatal(err)
 	}
 	var invalid *InvalidError
-	if err := img.Verify(); !errors.As(err, &invalid) {
+	if err := img.Verify(t.Context()); !errors.As(err, &invalid) {
 		t.Errorf("got %v", err)
 	}
 }

@@ -67,6 +67,19 @@ func TestPublishFailureLeavesNothing(t *testing.T) {
 	}
 }
 
+// The digest of a disk ends with its context.
+func TestDigestEndsWithItsContext(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "f")
+	if err := os.WriteFile(name, []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := fileSHA256(ctx, name); !errors.Is(err, context.Canceled) {
+		t.Errorf("%v", err)
+	}
+}
+
 func TestPublishAfterCrash(t *testing.T) {
 	parent := t.TempDir()
 	if err := os.MkdirAll(filepath.Join(parent, ".x.staging", "old"), 0o700); err != nil {
