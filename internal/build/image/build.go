@@ -124,6 +124,14 @@ func resolve(ctx context.Context, r *Recipe, report reporter) (*content, error) 
 // fill builds the image in staging.
 func fill(ctx context.Context, staging, key string, r *Recipe, c *content, u Unpacker, report reporter) error {
 	rootfs := filepath.Join(staging, rootfsName)
+	manifest := Manifest{
+		FormatVersion: FormatVersion, Key: key, RootfsSize: int64(r.DiskMiB) * mib,
+		Created: time.Now().UTC().Truncate(time.Second), Recipe: r.Name,
+		Base: r.Base, BaseDigest: c.digest, Packages: r.Packages, Env: c.env,
+	}
+	if _, err := manifest.text(); err != nil { // before the work
+		return err
+	}
 	stream := func(ctx context.Context, w io.Writer) error {
 		err := c.stream(ctx, w)
 		report.step(StageFS, "")
@@ -147,19 +155,24 @@ func fill(ctx context.Context, staging, key string, r *Recipe, c *content, u Unp
 		return err
 	}
 	report.step(StageDigest, "")
-	sum, err := fileSHA256(ctx, rootfs)
+	if manifest.RootfsSHA256, err = fileSHA256(ctx, rootfs); err != nil {
+		return err
+	}
+	text, err := manifest.text()
 	if err != nil {
 		return err
 	}
-	text, err := json.MarshalIndent(Manifest{
-		FormatVersion: FormatVersion, Key: key, RootfsSHA256: sum, RootfsSize: int64(r.DiskMiB) * mib,
-		Created: time.Now().UTC().Truncate(time.Second), Recipe: r.Name,
-		Base: r.Base, BaseDigest: c.digest, Packages: r.Packages, Env: c.env,
-	}, "", "  ")
-	if err != nil {
-		return err
+	return os.WriteFile(filepath.Join(staging, manifestName), text, 0o444)
+}
+
+// text returns the content of image.json. It fails if Open would refuse that.
+func (m *Manifest) text() ([]byte, error) {
+	text, err := json.MarshalIndent(m, "", "  ")
+	if spare := sha256.Size * 2; err == nil && len(text)+spare > maxManifestBytes { // for the digest
+		err = fmt.Errorf("%s would have %d bytes, at most %d are read: the image's environment is too large", manifestName,
+			len(text), maxManifestBytes-spare)
 	}
-	return os.WriteFile(filepath.Join(staging, manifestName), append(text, '\n'), 0o444)
+	return append(text, '\n'), err
 }
 
 // unpackHere makes a file system with tools of the host.

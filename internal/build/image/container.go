@@ -19,6 +19,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 
+	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/proto/imageproto"
 )
 
@@ -77,9 +78,13 @@ func resolveContainer(ctx context.Context, b base, r *Recipe) (_ *content, err e
 	if err != nil {
 		return nil, fmt.Errorf("base %s:%s: %w", b.kind, b.arg, err)
 	}
+	env := envOf(config.Config.Env)
+	if err := snapshot.CheckEnv(env); err != nil { // a snapshot of the image must have it
+		return nil, fmt.Errorf("base %s:%s: %w", b.kind, b.arg, err)
+	}
 	return &content{
 		digest: digest.String(),
-		env:    envOf(config.Config.Env),
+		env:    env,
 		stream: func(ctx context.Context, w io.Writer) error {
 			stop := context.AfterFunc(ctx, abort)
 			defer stop()
@@ -97,7 +102,7 @@ func envOf(list []string) map[string]string {
 	env := make(map[string]string)
 	for _, kv := range list {
 		if k, v, ok := strings.Cut(kv, "="); ok && envPattern.MatchString(k) {
-			env[k] = v
+			env[k] = strings.ToValidUTF8(v, "\uFFFD")
 		}
 	}
 	return env

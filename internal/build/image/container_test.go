@@ -266,6 +266,33 @@ func TestStreamsEndWithTheirContext(t *testing.T) {
 	}
 }
 
+// An environment that a finished image or a snapshot cannot have is refused before the work.
+func TestEnvironmentsAreChecked(t *testing.T) {
+	u := Unpacker{Fill: func(context.Context, Disk) error {
+		t.Error("the disk is filled")
+		return nil
+	}}
+	large := &content{env: map[string]string{"V": strings.Repeat("<", 1<<20)}} // 6 bytes each in JSON
+	if err := fill(t.Context(), t.TempDir(), testKey, &Recipe{DiskMiB: 64}, large, u, nil); err == nil ||
+		!strings.Contains(err.Error(), "the image's environment is too large") {
+		t.Errorf("%v", err)
+	}
+	img := testImage(t)
+	config := withConfig(t, img, "linux", "amd64")
+	for i := range 300 {
+		config.Config.Env = append(config.Config.Env, fmt.Sprintf("V%d=x", i))
+	}
+	img, err := mutate.ConfigFile(img, config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &Recipe{Name: "x", Base: "oci:" + writeLayout(t, img), DiskMiB: 64, MemoryMiB: 128, VCPUs: 1}
+	if _, err = Build(t.Context(), t.TempDir(), r, u, nil); err == nil ||
+		!strings.Contains(err.Error(), "env has 302 variables") {
+		t.Errorf("%v", err)
+	}
+}
+
 func TestBuildRefusesBadContainers(t *testing.T) {
 	damaged := writeLayout(t, testImage(t))
 	damageLayer(t, damaged)
