@@ -4,8 +4,11 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"hash"
 	"io"
 	"net/http"
 	"os"
@@ -88,7 +91,7 @@ func resolveContainer(ctx context.Context, b base, r *Recipe) (_ *content, err e
 		stream: func(ctx context.Context, w io.Writer) error {
 			stop := context.AfterFunc(ctx, abort)
 			defer stop()
-			layers, err := layersOf(img, plain)
+			layers, err := layersOf(img, b.kind, plain)
 			if err != nil {
 				return err
 			}
@@ -136,9 +139,10 @@ func checkManifest(img v1.Image) error {
 
 // layersOf returns the layers of an image as sources of a stream. It does not look into them. If plain
 // is set, they are not compressed. The library compares the layers of a registry with their digests in
-// the manifest as they arrive. forkd-unpack compares all layers with their digests in the
-// configuration, so an image cannot claim the configuration of another one.
-func layersOf(img v1.Image, plain bool) ([]source, error) {
+// the manifest as they arrive; those of a local image are compared here. (A compressed layer of an archive of
+// docker save has no digest but that of its content.) forkd-unpack compares all layers with their digests
+// in the configuration, so an image cannot claim the configuration of another one.
+func layersOf(img v1.Image, kind string, plain bool) ([]source, error) {
 	layers, err := img.Layers()
 	if err != nil {
 		return nil, err
@@ -152,11 +156,42 @@ func layersOf(img v1.Image, plain bool) ([]source, error) {
 		s := source{Layer: imageproto.Layer{DiffID: diffs[i].String()}, name: fmt.Sprintf("layer %d", i+1),
 			open: layer.Compressed}
 		if plain { // the library would compress the layer first
-			s.open = layer.Uncompressed
+			s.open = checked(layer.Uncompressed, diffs[i])
+		} else if kind == baseOCI {
+			digest, err := layer.Digest()
+			if err != nil {
+				return nil, err
+			}
+			s.open = checked(layer.Compressed, digest)
 		}
 		list = append(list, s)
 	}
 	return list, nil
+}
+
+// checked returns an open whose reader compares its content with a digest.
+func checked(open func() (io.ReadCloser, error), want v1.Hash) func() (io.ReadCloser, error) {
+	return func() (io.ReadCloser, error) {
+		from, err := open()
+		return &checkedReader{from, want, sha256.New()}, err
+	}
+}
+
+type checkedReader struct {
+	io.ReadCloser
+	want v1.Hash
+	sum  hash.Hash
+}
+
+func (c *checkedReader) Read(p []byte) (int, error) {
+	n, err := c.ReadCloser.Read(p)
+	c.sum.Write(p[:n])
+	if errors.Is(err, io.EOF) {
+		if got := (v1.Hash{Algorithm: "sha256", Hex: hex.EncodeToString(c.sum.Sum(nil))}); got != c.want {
+			err = fmt.Errorf("the container image is damaged: layer has digest %v, not %v", got, c.want)
+		}
+	}
+	return n, err
 }
 
 // checkConfig returns the digest of a local image's configuration, after comparing it.

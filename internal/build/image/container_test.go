@@ -293,6 +293,20 @@ func TestEnvironmentsAreChecked(t *testing.T) {
 	}
 }
 
+// The layers of a local image are compared with their digests before a VM gets their end.
+func TestLocalLayersAreChecked(t *testing.T) {
+	dir := writeLayout(t, testImage(t))
+	damageLayer(t, dir)
+	c, err := resolveContainer(t.Context(), base{kind: baseOCI, arg: dir}, &Recipe{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.stream(t.Context(), io.Discard); err == nil || !strings.Contains(err.Error(),
+		"damaged: layer has digest") {
+		t.Errorf("%v", err)
+	}
+}
+
 func TestBuildRefusesBadContainers(t *testing.T) {
 	damaged := writeLayout(t, testImage(t))
 	damageLayer(t, damaged)
@@ -387,7 +401,7 @@ func TestPlainLayersOfArchives(t *testing.T) {
 		if err == nil {
 			err = (&builderVM{}).fill(t.Context(), Disk{Path: filepath.Join(t.TempDir(), "disk"), MiB: 64, Stream: from.stream})
 		}
-		if (err != nil) != damaged || damaged && !strings.Contains(err.Error(), "damaged: layer 1") {
+		if (err != nil) != damaged || damaged && !strings.Contains(err.Error(), "damaged: layer has digest") {
 			t.Errorf("damaged %v: got %v", damaged, err)
 		}
 	}
