@@ -215,7 +215,11 @@ func (w *wired) startImages(cfg *Config, vmms vmpool.VMMs, runDir string) error 
 	if err := w.images.Tidy(); err != nil {
 		cfg.Log.Warn("files of unfinished images are left", "error", err)
 	}
-	return os.MkdirAll(scratchDir(cfg.StateDir), 0o700)
+	scratch := scratchDir(cfg.StateDir)
+	if err := os.RemoveAll(scratch); err != nil { // a daemon may be killed before it removes a file's name
+		return err
+	}
+	return os.MkdirAll(scratch, 0o700)
 }
 
 // scratchDir returns the directory of disks while builder VMs fill them. The files in it have no names.
