@@ -49,6 +49,9 @@ func ListCached(cacheDir string) ([]Cached, error) {
 		}
 		c := Cached{Kind: kind, Dir: dir, Detail: detail}
 		info, err := os.Stat(dir)
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil // published or removed since the directory was read
+		}
 		if err != nil {
 			return fmt.Errorf("list the cache: %w", err)
 		}
@@ -84,20 +87,20 @@ func ListCached(cacheDir string) ([]Cached, error) {
 		if !cloudPattern.MatchString("linux-image-"+name) && !strings.HasPrefix(name, userPrefix) {
 			return nil // created by something else
 		}
-		if err := add(CachedKernel, dir, name); err != nil {
+		own := len(list)
+		if err := add(CachedKernel, dir, name); err != nil || len(list) == own {
 			return err
 		}
-		kernel := &list[len(list)-1]
-		kernel.newest = name == newest
-		own := len(list) - 1
+		list[own].newest = name == newest
 		return eachDir(dir, func(sub, path string) error {
 			if !strings.HasPrefix(sub, initramfsPrefix) {
 				return nil
 			}
-			if err := add(CachedInitramfs, path, name); err != nil {
+			added := len(list)
+			if err := add(CachedInitramfs, path, name); err != nil || len(list) == added {
 				return err
 			}
-			list[own].Bytes -= list[len(list)-1].Bytes
+			list[own].Bytes -= list[added].Bytes
 			return nil
 		})
 	})

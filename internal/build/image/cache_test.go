@@ -84,6 +84,37 @@ func TestListCached(t *testing.T) {
 	}
 }
 
+// Entries that come and go while the cache is listed are no error.
+func TestListCachedWhileItChanges(t *testing.T) {
+	cache := t.TempDir()
+	dir := fakeImage(t, cache, testKey)
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			if err := os.Rename(dir, cache+"/gone"); err != nil {
+				t.Error(err)
+			}
+			if err := os.Rename(cache+"/gone", dir); err != nil {
+				t.Error(err)
+			}
+		}
+	}()
+	for range 2000 {
+		if _, err := ListCached(cache); err != nil {
+			t.Error(err)
+			break
+		}
+	}
+	close(stop)
+	<-stopped
+}
+
 func TestPruneKeepsWhatIsInUse(t *testing.T) {
 	cache := cacheWith(t)
 	list, err := ListCached(cache)

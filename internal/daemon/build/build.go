@@ -18,8 +18,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -163,6 +165,28 @@ type Builder struct {
 	busy  map[string]bool              // keys of steps that builds execute, and tags that builds make
 
 	pinned map[string]int // tags of the steps of running builds, with the number of these builds
+	held   map[string]int // see Hold
+}
+
+// Hold records that a bake needs a root file system, which may be empty. A bake that waits for its turn shows
+// in no list of snapshots.
+func (b *Builder) Hold(rootfs string) (release func()) {
+	add := func(n int) {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		if b.held[rootfs] += n; b.held[rootfs] == 0 {
+			delete(b.held, rootfs)
+		}
+	}
+	add(1)
+	return func() { add(-1) }
+}
+
+// Held returns the root file systems that bakes need.
+func (b *Builder) Held() []string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return slices.Collect(maps.Keys(b.held))
 }
 
 // New returns a Builder. It kills the sandboxes of an earlier daemon's builds.
@@ -195,7 +219,7 @@ func New(cfg Config) (*Builder, error) {
 	}
 	b := &Builder{cfg: cfg, places: gate.New(maxBuilds), lists: gate.New(maxListsMiB),
 		contents: gate.New(maxContentsMiB), bases: make(map[string]dockerfile.Config), busy: make(map[string]bool),
-		pinned: make(map[string]int)}
+		pinned: make(map[string]int), held: make(map[string]int)}
 	if err := b.repair(); err != nil {
 		return nil, fmt.Errorf("open the store of builds: %w", err)
 	}

@@ -311,6 +311,7 @@ func (w *work) bake(ctx context.Context, i int, place func()) error {
 	}
 	req.Client, req.Tag, req.VCPUs, req.MemoryMiB = w.req.Who, w.tagOf(i), base.VCPUs, base.MemoryMiB
 	w.o.Output(i, "boot")
+	defer w.b.Hold(req.Rootfs)()
 	made, err := w.b.cfg.Baker.Bake(ctx, req)
 	for _, e := range made.Ready.Errors {
 		w.o.Output(i, "in the guest: "+printable(e))

@@ -120,7 +120,7 @@ func (a *api) listImages(r *http.Request) ([]apiv1.CachedImage, error) {
 		return nil, err
 	}
 	inUse, _ := a.baseImages(r)
-	return cachedImages(list, inUse), nil
+	return cachedImages(list, append(inUse, a.Builds.Held()...)), nil
 }
 
 // pruneImages removes cached images. It refuses to if it is not known which of them are needed.
@@ -137,6 +137,7 @@ func (a *api) pruneImages(r *http.Request) (out apiv1.PrunedImages, err error) {
 		return out, err
 	}
 	inUse, unclear := a.baseImages(r)
+	inUse = append(inUse, a.Builds.Held()...)
 	if len(unclear) > 0 {
 		return out, face.NewError(http.StatusConflict, fmt.Sprintf("it is not known which images these snapshots need: %.1000s; "+
 			"wait until they are ready, or remove those that are damaged", strings.Join(unclear, ", ")))
@@ -153,13 +154,16 @@ const (
 )
 
 // baseImages returns the images that snapshots are based on, and the tags of snapshots that may need
-// any image, because they are being made or damaged.
+// any image: they are being made or replaced, they are damaged, or the record of their image is.
 func (a *api) baseImages(r *http.Request) (inUse, unclear []string) {
 	view := a.view(r)
 	for _, i := range view.Snapshots() {
 		if image := view.BaseImage(i.Base); image != "" {
 			inUse = append(inUse, image)
-		} else if i.Writing || i.Damage != "" {
+		} else if i.Base.Digest != "" || i.Damage != "" {
+			unclear = append(unclear, i.Tag)
+		}
+		if i.Writing || i.Replacing {
 			unclear = append(unclear, i.Tag)
 		}
 	}

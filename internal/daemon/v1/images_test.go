@@ -225,6 +225,38 @@ func TestDisksNeedKVM(t *testing.T) {
 	}
 }
 
+// An image is not removed while a bake waits with it, nor while it is unknown which image a snapshot needs.
+func TestPruneKeepsWhatMayBeNeeded(t *testing.T) {
+	r := start(t, apirig.Options{})
+	dir := filepath.Join(r.Cache, "images", strings.Repeat("a", 32))
+	rootfs := filepath.Join(dir, "rootfs.ext4")
+	if err := errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(rootfs, make([]byte, 4096), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	release := r.Steps.Hold(rootfs)
+	if p, err := r.PruneImages(t.Context(), 0, false); err != nil || len(p.Removed) > 0 {
+		t.Errorf("while a bake waits: %+v, %v", p, err)
+	}
+	release()
+	bake := r.Parent
+	bake.Rootfs = rootfs
+	if _, err := r.Bake(t.Context(), bake); err != nil {
+		t.Fatal(err)
+	}
+	records, err := filepath.Glob(filepath.Join(filepath.Dir(r.Cache), "state", "bases", "*.json"))
+	if err != nil || len(records) == 0 {
+		t.Fatalf("records of images: %v, %v", records, err)
+	}
+	for _, name := range records {
+		if err := os.WriteFile(name, []byte("damaged"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if p, err := r.PruneImages(t.Context(), 0, false); !client.IsStatus(err, http.StatusConflict) {
+		t.Errorf("with a damaged record: %+v, %v", p, err)
+	}
+}
+
 // The daemon's image cache is listed, and loses what no build has used for a time. An image that a
 // snapshot is based on stays.
 func TestImageCache(t *testing.T) {

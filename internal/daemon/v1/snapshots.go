@@ -127,6 +127,7 @@ func (a *api) createSnapshot(r *http.Request, req *apiv1.BakeRequest) (out apiv1
 		}
 		defer release()
 	}
+	defer a.Builds.Hold(req.Rootfs)()
 	res, err := a.Baker.Bake(r.Context(), bake.Request{
 		Client: auth.From(r.Context()).Who, From: from,
 		Tag: req.Tag, Kernel: req.Kernel, Initrd: req.Initrd, Rootfs: req.Rootfs, MemoryMiB: req.MemSizeMiB,

@@ -283,6 +283,9 @@ func TestStageOver(t *testing.T) {
 	over := func() *Staging {
 		t.Helper()
 		g, err := s.StageOver("a")
+		if list := s.List(); len(list) == 0 || !list[0].Replacing {
+			t.Errorf("the list does not show that it is being replaced: %+v", list)
+		}
 		if err != nil {
 			t.Fatal(err)
 		}

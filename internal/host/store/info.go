@@ -23,6 +23,7 @@ type Info struct {
 	Leases  int
 
 	Writing   bool   // the snapshot is being made and cannot be used yet
+	Replacing bool   // another snapshot with its tag is being made
 	Step      string // the step at which that is; empty if unknown
 	Branch    *snapshot.Branch
 	Transient bool
@@ -87,7 +88,9 @@ func (s *Store) List() []Info {
 	list := make([]Info, 0, len(s.byTag))
 	for _, e := range s.byTag {
 		if e.listed() {
-			list = append(list, s.infoLocked(e))
+			info := s.infoLocked(e)
+			info.Replacing = s.reserved[e.tag] != nil
+			list = append(list, info)
 		}
 	}
 	for _, g := range s.reserved {
