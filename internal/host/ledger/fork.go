@@ -14,16 +14,17 @@ import (
 // exists, a starting daemon kills every child whose record names the fork. Removing the file hands
 // out all children at once.
 type Fork struct {
-	ID   string // empty: there is only one child, and writing its record hands it out
+	ID   string // empty: writing the record of the only child hands it out
 	path string
 }
 
 // ForkPrefix begins the names of the files of forks in the run directory.
 const ForkPrefix = "fork-"
 
-// BeginFork records that a fork of n children has begun.
-func BeginFork(runDir string, n int) (Fork, error) {
-	if n == 1 {
+// BeginFork records that a fork has begun. single means that the fork has only one child, which is
+// handed out as soon as it has its record.
+func BeginFork(runDir string, single bool) (Fork, error) {
+	if single {
 		return Fork{}, nil
 	}
 	f := Fork{ID: snapshot.NewID()}
@@ -43,6 +44,24 @@ func (f Fork) Finish() error {
 		return fmt.Errorf("hand out the children of a fork: %w", err)
 	}
 	return nil
+}
+
+// FindSuspended returns nil if a data directory has a suspended state that clients may use. If it has
+// none, or if the sandbox's fork was not finished, the error is os.ErrNotExist. Any other error means
+// that the state cannot be read.
+func FindSuspended(runDir, data string) error {
+	r, err := ReadSuspended(data)
+	if errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err != nil {
+		return fmt.Errorf("read suspended sandbox: %w", err)
+	}
+	unfinished, err := IsUnfinished(runDir, r.Fork)
+	if unfinished {
+		err = fs.ErrNotExist
+	}
+	return err
 }
 
 // IsUnfinished reports whether the children of a fork were not handed out. fork is the ID in their

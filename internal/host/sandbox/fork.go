@@ -154,7 +154,7 @@ func (m *Manager) Fork(ctx context.Context, req ForkRequest) (ForkResult, error)
 // fork starts children for which places are reserved, and hands them out as one unit: if the daemon
 // dies before, the next daemon kills all of them.
 func (m *Manager) fork(ctx context.Context, start time.Time, req ForkRequest, vcpus uint32) (ForkResult, error) {
-	unfinished, err := ledger.BeginFork(m.cfg.RunDir, req.N)
+	unfinished, err := ledger.BeginFork(m.cfg.RunDir, req.N == 1 && !req.Provisional)
 	if err != nil {
 		m.givePlaces(make([]*Sandbox, req.N), vcpus)
 		return ForkResult{}, err
@@ -163,7 +163,7 @@ func (m *Manager) fork(ctx context.Context, start time.Time, req ForkRequest, vc
 	m.givePlaces(children, vcpus)
 	result, err := countFailed(ctx, req, errs)
 	children = slices.DeleteFunc(children, func(s *Sandbox) bool { return s == nil })
-	if err == nil {
+	if err == nil && !req.Provisional {
 		err = unfinished.Finish()
 	}
 	if err != nil {
@@ -171,6 +171,7 @@ func (m *Manager) fork(ctx context.Context, start time.Time, req ForkRequest, vc
 		_ = unfinished.Finish() // no caller is left that could use the children
 		return result, err
 	}
+	result.Keep = unfinished.Finish
 	for _, s := range children {
 		m.adopt(s, event.SandboxCreated)
 		info := s.Info()

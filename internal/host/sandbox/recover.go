@@ -104,10 +104,10 @@ func (m *Manager) readoptAll(entries []os.DirEntry) {
 }
 
 // recoverData takes over the sandbox of a data directory that has no VM. If the sandbox is
-// suspended, it is kept; otherwise the directory is removed.
+// suspended, it is kept, unless its fork was not finished. Otherwise the directory is removed.
 func (m *Manager) recoverData(id string) error {
 	dir := filepath.Join(m.cfg.DataDir, id)
-	_, err := os.Stat(filepath.Join(dir, ledger.SuspendedFile))
+	err := ledger.FindSuspended(m.cfg.RunDir, dir)
 	if errors.Is(err, os.ErrNotExist) {
 		return os.RemoveAll(dir)
 	}

@@ -53,6 +53,7 @@ type ForkRequest struct {
 	Labels         map[string]string  // labels of each child
 	Strict         unique.Strict      // strictness of each child
 	Annotation     json.RawMessage    // data of the API that makes the request, stored with each child; may be nil
+	Provisional    bool               // if the daemon dies before ForkResult.Keep, the next one kills all children
 
 	present *netclient.Setting // setting of the suspended sandbox that is forked; nil: as the snapshot
 }
@@ -64,4 +65,5 @@ type ForkResult struct {
 	Unconfirmed int
 	VMMWall     time.Duration // from the request until the vCPUs of all children ran
 	ForkWall    time.Duration // from the request until the agents of all children had confirmed
+	Keep        func() error  // keeps the children that live, see ForkRequest.Provisional
 }

@@ -1,0 +1,62 @@
+package sandbox
+
+import (
+	"path/filepath"
+	"testing"
+
+	"github.com/forkd/forkd/internal/host/ledger"
+	"github.com/forkd/forkd/internal/proto/vm"
+)
+
+// Until Keep is called, the next daemon kills the children of a provisional fork, running or
+// suspended, and deletes the snapshot between them and their source. Afterwards it takes them over.
+func TestProvisionalFork(t *testing.T) {
+	for name, n := range map[string]int{"one child": 1, "three children": 3} {
+		for _, kept := range []bool{false, true} {
+			t.Run(name, func(t *testing.T) { testProvisional(t, n, kept) })
+		}
+	}
+}
+
+func testProvisional(t *testing.T, n int, kept bool) {
+	w := newWorld(t, 0)
+	id := w.source(t)
+	forked, _, err := w.ForkSandbox(t.Context(), id, BranchRequest{Mode: vm.BranchLive},
+		ForkRequest{N: n, Provisional: true})
+	if err != nil || len(forked.Sandboxes) != n {
+		t.Fatalf("%+v, %v", forked, err)
+	}
+	if _, err := w.Suspend(t.Context(), forked.Sandboxes[n-1].ID); err != nil {
+		t.Fatal(err)
+	}
+	if kept {
+		if err := forked.Keep(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.stop()
+	w.start(t, 0)
+	defer w.stop()
+	want := 1
+	if kept {
+		want += n
+	}
+	if found, err := w.Recover(); found != want || err != nil || len(w.LeftAlone()) != 0 {
+		t.Errorf("recovered %d, %v, want %d; left alone %v", found, err, want, w.LeftAlone())
+	}
+	if !w.has(id) {
+		t.Error("the source is lost")
+	}
+	if notes, _ := filepath.Glob(filepath.Join(w.cfg.RunDir, ledger.ForkPrefix+"*")); len(notes) != 0 {
+		t.Errorf("left: %v", notes)
+	}
+	if !kept {
+		w.KillAll()
+		w.checkClean(t)
+		for _, s := range w.Snapshots().List() {
+			if s.Tag != "p" {
+				t.Errorf("the snapshot %s is left", s.Tag)
+			}
+		}
+	}
+}
