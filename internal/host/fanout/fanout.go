@@ -1,0 +1,358 @@
+// Package fanout tries several ways to continue from one state of a sandbox: it branches the sandbox
+// once, forks children of the branch, runs a command in each of them, and keeps all children, the
+// first one whose command succeeds, the one that a judge scores highest, or none. It can also promote
+// the winner into the source.
+//
+// It is an operation on a tenancy.View and keeps no state. The fork is provisional until the end, so
+// the next daemon removes the children if this one dies, and with them the branch. It does not know
+// how commands reach guests, and does not bound the number of children: its caller does both.
+package fanout
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/forkd/forkd/internal/host/agentclient"
+	"github.com/forkd/forkd/internal/host/sandbox"
+	"github.com/forkd/forkd/internal/proto/vm"
+)
+
+// Keep says which children stay.
+type Keep string
+
+const (
+	All   Keep = "all"
+	First Keep = "first" // the first one whose command exits with 0; the others are killed then
+	Best  Keep = "best"  // the one with the highest score of the judge
+	None  Keep = "none"
+)
+
+// Request describes what to try. It is valid if the number of commands is at least one, if Keep is
+// Best only with a judge and First only without, and if Promote goes with First or Best.
+type Request struct {
+	Commands []agentclient.ExecRequest // one for each child
+	Judge    *agentclient.ExecRequest  // its last line on stdout is the score; nil: none
+	Keep     Keep
+	Promote  bool          // the source goes on as the winner, and no child stays
+	Mode     vm.BranchMode // of the branches of the source and of the winner
+	Labels   map[string]string
+}
+
+// Variables that Run adds to the environment of commands and judges.
+const (
+	indexEnv = "FORKD_TRY_INDEX"     // number of the child, from 0
+	exitEnv  = "FORKD_TRY_EXIT_CODE" // for judges: exit code of the command, or -1 if it did not exit by itself
+)
+
+// Started describes the children, in the order of the commands.
+type Started struct {
+	Sandboxes []sandbox.Info
+	Pause     time.Duration // how long the source was paused
+	Ready     time.Duration // from the request to fork until the agents of all children had confirmed
+}
+
+// Result is the result of one child.
+type Result struct {
+	Index    int
+	ID       string
+	Exec     agentclient.ExecResult
+	Err      error // why the end of the command is unknown; nil: Exec is valid
+	Took     time.Duration
+	Stats    *sandbox.Stats // after the command; nil: unknown
+	Score    *float64       // nil: no judge, or the judge rejected the child
+	Rejected error          // why the judge gave no score
+}
+
+// succeeded reports whether the command exited with 0.
+func (r *Result) succeeded() bool {
+	return r.Err == nil && r.Exec.Outcome == agentclient.Exited && r.Exec.ExitCode == 0
+}
+
+// Stopped reports whether the command was stopped because another child had won.
+func (r *Result) Stopped() bool { return errors.Is(r.Err, errBeaten) }
+
+// Outcome says what is left.
+type Outcome struct {
+	Winner   int                     // index of the first or best child; -1: none, or none was wanted
+	Kept     []string                // ids of the children that stay
+	Promoted *sandbox.RollbackResult // the source after the promotion; nil: none
+}
+
+// Observer receives the results as they arrive. Its methods may be called concurrently.
+type Observer interface {
+	Started(Started)
+	Ended(Result)
+}
+
+// Host is the part of a tenancy.View that Run uses.
+type Host interface {
+	ForkSandbox(ctx context.Context, id string, mode sandbox.BranchRequest, req sandbox.ForkRequest) (sandbox.ForkResult,
+		sandbox.BranchResult, error)
+	Promote(ctx context.Context, id, from string, req sandbox.BranchRequest) (sandbox.RollbackResult, error)
+	Stats(ctx context.Context, id string) (sandbox.Stats, error)
+	Kill(id string) error
+}
+
+// Exec runs a command in a sandbox, as agentclient.Client.Exec does. If sink is set, it passes the
+// output to sink instead of returning it.
+type Exec func(ctx context.Context, id string, req agentclient.ExecRequest,
+	sink func(agentclient.Stream, []byte) error) (agentclient.ExecResult, error)
+
+// try is one call of Run.
+type try struct {
+	host    Host
+	exec    Exec
+	req     Request
+	o       Observer
+	forked  sandbox.ForkResult
+	results []Result
+
+	mu sync.Mutex
+	// +checklocks:mu
+	first int // index of the first child whose command has succeeded; -1: none
+}
+
+// errBeaten is the reason why a command was stopped.
+var errBeaten = errors.New("stopped, because another child had succeeded first")
+
+// Run tries the commands of a request in children of a sandbox. The source keeps running. If Run
+// returns an error, or if ctx ends before a decision, no child and no branch stays, and the source is
+// as it was, unless the promotion failed halfway (see sandbox.Manager.Rollback).
+func Run(ctx context.Context, host Host, exec Exec, source string, req Request, o Observer) (out Outcome, err error) {
+	t := &try{host: host, exec: exec, req: req, o: o, results: make([]Result, len(req.Commands)), first: -1}
+	mode := sandbox.BranchRequest{Mode: req.Mode}
+	forked, b, err := host.ForkSandbox(ctx, source, mode, sandbox.ForkRequest{N: len(req.Commands), Labels: req.Labels,
+		Provisional: true})
+	if err != nil {
+		return Outcome{Winner: -1}, err
+	}
+	t.forked = forked
+	defer func() { err = errors.Join(err, t.settle(&out, err != nil)) }()
+	o.Started(Started{Sandboxes: forked.Sandboxes, Pause: time.Duration(b.Figure.Pause), Ready: forked.ForkWall})
+	t.runAll(ctx)
+	if err := ctx.Err(); err != nil {
+		return Outcome{Winner: -1}, err
+	}
+	out.Winner = t.winner()
+	switch {
+	case req.Keep == All:
+		for _, s := range forked.Sandboxes {
+			out.Kept = append(out.Kept, s.ID)
+		}
+	case out.Winner >= 0 && req.Promote:
+		r, err := t.promote(ctx, source, forked.Sandboxes[out.Winner].ID)
+		if err != nil {
+			return out, err
+		}
+		out.Promoted = &r
+	case out.Winner >= 0:
+		out.Kept = []string{forked.Sandboxes[out.Winner].ID}
+	}
+	return out, nil
+}
+
+// runAll runs the commands and judges of all children concurrently.
+func (t *try) runAll(ctx context.Context) {
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	var children sync.WaitGroup
+	for i := range t.results {
+		children.Go(func() {
+			r := &t.results[i]
+			*r = t.run(ctx, i)
+			if t.req.Keep == First && r.succeeded() && t.isFirst(i) {
+				stop(errBeaten)
+			}
+			t.o.Ended(*r)
+		})
+	}
+	children.Wait()
+}
+
+// isFirst records that the command of a child has succeeded, and reports whether it is the first one.
+func (t *try) isFirst(i int) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.first < 0 {
+		t.first = i
+	}
+	return t.first == i
+}
+
+// run runs the command of one child, and then the judge.
+func (t *try) run(ctx context.Context, i int) Result {
+	id := t.forked.Sandboxes[i].ID
+	r := Result{Index: i, ID: id}
+	start := time.Now()
+	r.Exec, r.Err = t.exec(ctx, id, with(t.req.Commands[i], indexEnv, strconv.Itoa(i)), nil)
+	r.Took = time.Since(start)
+	if r.Err != nil {
+		if cause := context.Cause(ctx); errors.Is(cause, errBeaten) {
+			r.Err = cause
+		}
+		return r
+	}
+	if s, err := t.host.Stats(ctx, id); err == nil {
+		r.Stats = &s
+	}
+	if t.req.Judge != nil && r.Exec.Outcome != agentclient.NotFound && r.Exec.Outcome != agentclient.NotExecutable {
+		r.Score, r.Rejected = t.judge(ctx, &r)
+	}
+	return r
+}
+
+// with returns a request with another variable in its environment.
+func with(req agentclient.ExecRequest, name, value string) agentclient.ExecRequest {
+	env := map[string]string{name: value}
+	for n, v := range req.Env {
+		env[n] = v
+	}
+	req.Env = env
+	return req
+}
+
+// lastOutput is how many bytes of a judge's output are kept, at the end of each stream.
+const lastOutput = 4 << 10
+
+// judge runs the judge in the child of r, and returns the number in the last line of its output.
+func (t *try) judge(ctx context.Context, r *Result) (*float64, error) {
+	req := with(*t.req.Judge, indexEnv, strconv.Itoa(r.Index))
+	code := -1
+	if r.Exec.Outcome == agentclient.Exited {
+		code = r.Exec.ExitCode
+	}
+	req = with(req, exitEnv, strconv.Itoa(code))
+	var stdout, stderr tail
+	res, err := t.exec(ctx, r.ID, req, func(s agentclient.Stream, p []byte) error {
+		if s == agentclient.Stdout {
+			stdout.add(p)
+		} else {
+			stderr.add(p)
+		}
+		return nil
+	})
+	switch {
+	case err != nil:
+		return nil, err
+	case res.Outcome != agentclient.Exited:
+		return nil, fmt.Errorf("%s%s", res.Status, stderr.quote())
+	case res.ExitCode != 0:
+		return nil, fmt.Errorf("exit code %d%s", res.ExitCode, stderr.quote())
+	}
+	line := stdout.lastLine()
+	score, err := strconv.ParseFloat(line, 64)
+	if err != nil || math.IsNaN(score) || math.IsInf(score, 0) {
+		return nil, fmt.Errorf("the last line of its output is %.100q: want a number%s", line, stderr.quote())
+	}
+	return &score, nil
+}
+
+// tail keeps the last bytes of an output.
+type tail struct{ kept []byte }
+
+func (t *tail) add(p []byte) {
+	t.kept = append(t.kept, p[max(0, len(p)-lastOutput):]...)
+	t.kept = t.kept[max(0, len(t.kept)-lastOutput):]
+}
+
+// lastLine returns the last line that is not empty, without white space around it.
+func (t *tail) lastLine() string {
+	text := strings.TrimSpace(string(t.kept))
+	return strings.TrimSpace(text[strings.LastIndexByte(text, '\n')+1:])
+}
+
+// quote returns the last line for the end of an error, or "".
+func (t *tail) quote() string {
+	if line := t.lastLine(); line != "" {
+		return fmt.Sprintf(": %.200q", strings.ToValidUTF8(line, "\uFFFD"))
+	}
+	return ""
+}
+
+// winner returns the index of the winner, or -1.
+func (t *try) winner() int {
+	best := -1
+	switch t.req.Keep {
+	case First:
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		return t.first
+	case Best:
+		for i := range t.results {
+			if s := t.results[i].Score; s != nil && (best < 0 || *s > *t.results[best].Score) {
+				best = i
+			}
+		}
+	}
+	return best
+}
+
+// Times for repeating a promotion for which the host has no place yet.
+const (
+	promoteAgain = time.Second
+	promoteLimit = time.Minute
+)
+
+// promote lets the source go on as a child. If the host is busy with other branches, it tries again
+// for some time, because the children's work would be lost.
+func (t *try) promote(ctx context.Context, source, child string) (sandbox.RollbackResult, error) {
+	for deadline := time.Now().Add(promoteLimit); ; {
+		r, err := t.host.Promote(ctx, source, child, sandbox.BranchRequest{Mode: t.req.Mode})
+		if err == nil || !sandbox.IsBusy(err) || time.Now().After(deadline) {
+			return r, err
+		}
+		select {
+		case <-ctx.Done():
+			return r, ctx.Err()
+		case <-time.After(promoteAgain):
+		}
+	}
+}
+
+// atOnce bounds how many children are killed at a time.
+const atOnce = 8
+
+// settle kills the children that do not stay, and then makes the fork final. Until then, the next
+// daemon would kill all children. With failed, no child stays.
+func (t *try) settle(out *Outcome, failed bool) error {
+	if failed {
+		out.Kept = nil
+	}
+	err := t.killBut(out.Kept)
+	if final := t.forked.Keep(); final != nil {
+		out.Kept = nil
+		err = errors.Join(err, final, t.killBut(nil))
+	}
+	return err
+}
+
+func (t *try) killBut(kept []string) error {
+	var group errgroup.Group
+	group.SetLimit(atOnce)
+	for _, s := range t.forked.Sandboxes {
+		if !slices.Contains(kept, s.ID) {
+			group.Go(func() error { return t.kill(s.ID) })
+		}
+	}
+	return group.Wait()
+}
+
+// kill kills a child, unless it is gone already or has become the sandbox of a workspace.
+func (t *try) kill(id string) error {
+	err := t.host.Kill(id)
+	var gone *sandbox.NotFoundError
+	var held *sandbox.HeldError
+	if errors.As(err, &gone) || errors.As(err, &held) {
+		return nil
+	}
+	return err
+}
