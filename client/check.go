@@ -31,6 +31,7 @@ func wrong(field, format string, args ...any) error {
 // Bounds of requests. They equal the daemon's.
 const (
 	maxChildren = 1000
+	maxTry      = 24 * time.Hour      // run time of a command of a try
 	maxCode     = time.Hour           // run time of code
 	maxCommand  = 30 * 24 * time.Hour // run time of a command whose output is streamed
 	maxDepth    = 64
@@ -91,6 +92,29 @@ func checkExec(req ExecRequest) error {
 		}
 	}
 	return checkEnv(req.Env)
+}
+
+func checkTry(req TryRequest) error {
+	commands := req.Each
+	switch {
+	case (len(req.Args) == 0) == (len(req.Each) == 0):
+		return wrong("args", "want either this and n, or each")
+	case len(req.Each) == 0 && (req.N < 1 || req.N > v1.MaxTry):
+		return wrong("n", "%d: want 1 to %d", req.N, v1.MaxTry)
+	case len(req.Each) > v1.MaxTry:
+		return wrong("each", "%d commands: want at most %d", len(req.Each), v1.MaxTry)
+	case len(req.Each) == 0:
+		commands = [][]string{req.Args}
+	}
+	if len(req.Judge) > 0 {
+		commands = append(slices.Clip(commands), req.Judge)
+	}
+	for _, args := range commands {
+		if err := checkExec(ExecRequest{Args: args, Env: req.Env, Cwd: req.Cwd}); err != nil {
+			return err
+		}
+	}
+	return checkSeconds("timeout_secs", req.TimeoutSecs, maxTry)
 }
 
 func checkCode(req CodeRequest) error {

@@ -14,6 +14,10 @@ type (
 	RollbackRequest  = v1.RollbackRequest
 	RolledBack       = v1.RolledBack
 	PromoteRequest   = v1.PromoteRequest
+	TryRequest       = v1.TryRequest
+	TryStarted       = v1.TryStarted
+	TryResult        = v1.TryResult
+	TryEnd           = v1.TryEnd
 	ResumeRequest    = v1.ResumeRequest
 	Unique           = v1.Unique
 	Generator        = v1.Generator

@@ -109,6 +109,8 @@ type Options struct {
 
 	Unpack func(stream io.Reader) error // acts as the guest of builder VMs; nil: they never connect
 
+	Stopping context.Context // ended when the daemon stops; nil: never
+
 	NoKVM error // reason why the host cannot run VMs; nil: it can
 
 	Unchecked bool // do not compare traffic with the document, because another program does so
@@ -144,7 +146,7 @@ func New(t T, o Options) *Rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	counts := metrics.New("test")
+	counts, discard := metrics.New("test"), slog.New(slog.DiscardHandler)
 	vmms, run := &vmfake.VMMs{GuestDirty: 8192}, filepath.Join(dir, "run")
 	if o.Prepare != nil {
 		o.Prepare(vmms)
@@ -219,12 +221,12 @@ func New(t T, o Options) *Rig {
 		t.Fatal(err)
 	}
 	m.SetBoot(boots(baker))
-	discard := slog.New(slog.DiscardHandler)
 	shared := face.New(face.Config{Host: tenancy.New(m, workspaces), Guard: guard, Audit: log,
-		Answers: answers, Limits: o.Limits, Counts: counts, Requests: counts.RequestDone, Log: discard})
+		Answers: answers, Limits: o.Limits, Counts: counts, Requests: counts.RequestDone, Stopping: o.Stopping, Log: discard})
 	api := v1.New(v1.Config{Face: shared, Baker: baker, Builds: r.Steps, Images: r.images, ScratchDir: r.Scratch,
 		Metrics: counts.Handler(), Version: "test", Accel: "kvm", GuestPort: o.GuestPort, Domain: domain, Links: links,
-		NoKVM: func() error { return o.NoKVM }, MCP: mcphttp.New("test", o.Limits.Keepalive, discard)})
+		NoKVM: func() error { return o.NoKVM }, Tried: counts.Tried,
+		MCP: mcphttp.New("test", o.Limits.Keepalive, discard)})
 	if !o.Unchecked {
 		api = apitest.Checked(t, api)
 	}

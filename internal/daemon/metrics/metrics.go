@@ -36,6 +36,7 @@ type Metrics struct {
 	confirms  prometheus.Counter
 	exits     *prometheus.CounterVec
 	refusals  *prometheus.CounterVec
+	tries     *prometheus.CounterVec
 	vmm       *prometheus.HistogramVec
 	ready     *prometheus.HistogramVec
 	forkWall  prometheus.Histogram
@@ -68,6 +69,9 @@ func New(version string) *Metrics {
 		refusals: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "forkd_admission_refusals_total", Help: "Forks and resumptions that were not admitted, by code."},
 			[]string{"code"}),
+		tries: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "forkd_tries_total", Help: "Tries by result: ok, no_winner, failed or client_left."},
+			[]string{"result"}),
 		vmm: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "forkd_child_vmm_seconds", Help: "Request to all vCPUs entered, per child.", Buckets: buckets()},
 			[]string{"pool"}),
@@ -91,7 +95,8 @@ func New(version string) *Metrics {
 	m.registry.MustRegister(m.branch.all()...)
 	m.registry.MustRegister(m.inbound.all()...)
 	m.registry.MustRegister(m.requests.all()...)
-	m.registry.MustRegister(m.forks, m.children, m.confirms, m.exits, m.refusals, m.vmm, m.ready, m.forkWall, m.refill,
+	m.registry.MustRegister(m.forks, m.children, m.confirms, m.exits, m.refusals, m.tries, m.vmm, m.ready, m.forkWall,
+		m.refill,
 		build, m,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 		gauge("forkd_snapshots_total", "Snapshots in the store.", func() float64 { return float64(m.source.Snapshots()) }),
@@ -178,6 +183,9 @@ func (m *Metrics) ConfirmFailed() { m.confirms.Inc() }
 
 // Refused counts VMs that were not admitted.
 func (m *Metrics) Refused(code string) { m.refusals.WithLabelValues(code).Inc() }
+
+// Tried counts a request that tried commands in children of a sandbox.
+func (m *Metrics) Tried(result string) { m.tries.WithLabelValues(result).Inc() }
 
 // SandboxExited counts a sandbox that ended by itself.
 func (m *Metrics) SandboxExited(reason string) { m.exits.WithLabelValues(reason).Inc() }

@@ -9,6 +9,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/sandbox"
+	"github.com/forkd/forkd/internal/host/tenancy"
 	"github.com/forkd/forkd/internal/host/unique"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
@@ -127,10 +128,14 @@ func (a *api) rolledBack(r *http.Request) func(sandbox.RollbackResult, error) (a
 		if err != nil {
 			return apiv1.RolledBack{}, err
 		}
-		return apiv1.RolledBack{
-			Sandbox: a.sandboxOf(a.view(r), res.Info), RolledBackTo: res.Tag, RollbackVMMMS: millis(res.VMM),
-			RollbackReadyMS: millis(res.Ready),
-		}, nil
+		return a.rolledBackOf(a.view(r), res), nil
+	}
+}
+
+func (a *api) rolledBackOf(view *tenancy.View, res sandbox.RollbackResult) apiv1.RolledBack {
+	return apiv1.RolledBack{
+		Sandbox: a.sandboxOf(view, res.Info), RolledBackTo: res.Tag, RollbackVMMMS: millis(res.VMM),
+		RollbackReadyMS: millis(res.Ready),
 	}
 }
 

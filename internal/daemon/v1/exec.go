@@ -53,12 +53,12 @@ func (a *api) runOn(ctx context.Context, r *http.Request, op string,
 	if err != nil || res.Outcome != agentclient.TimedOut {
 		return res, err
 	}
-	return res, a.paused(r, op)
+	return res, a.paused(r, r.PathValue("id"), op)
 }
 
-// paused returns an error if the sandbox of a request is paused.
-func (a *api) paused(r *http.Request, op string) error {
-	i, err := a.view(r).Sandbox(r.PathValue("id"))
+// paused returns an error if a sandbox is paused.
+func (a *api) paused(r *http.Request, id, op string) error {
+	i, err := a.view(r).Sandbox(id)
 	if err != nil {
 		return err
 	}
@@ -124,18 +124,8 @@ func openEnded() times { return times{0, maxUnwatched} }
 
 // checkExec checks a request and converts it to the agent's form.
 func checkExec(req *apiv1.ExecRequest, limit times) (run agentclient.ExecRequest, err error) {
-	switch {
-	case len(req.Args) == 0:
-		return run, face.BadRequest("args: no command: want the command and its arguments")
-	case req.Args[0] == "":
-		return run, face.BadRequest("args[0]: the command is empty")
-	case len(req.Args) > maxArgs:
-		return run, face.BadRequest("args: %d of them: want at most %d", len(req.Args), maxArgs)
-	}
-	for i, arg := range req.Args {
-		if strings.ContainsRune(arg, 0) {
-			return run, face.BadRequest("args[%d]: contains a NUL byte", i)
-		}
+	if err := checkArgs("args", req.Args); err != nil {
+		return run, err
 	}
 	if err := checkEnv(req.Env); err != nil {
 		return run, err
@@ -175,6 +165,24 @@ func checkExec(req *apiv1.ExecRequest, limit times) (run agentclient.ExecRequest
 		}
 	}
 	return run, nil
+}
+
+// checkArgs checks a command. field is the name of its field.
+func checkArgs(field string, args []string) error {
+	switch {
+	case len(args) == 0:
+		return face.BadRequest("%s: no command: want the command and its arguments", field)
+	case args[0] == "":
+		return face.BadRequest("%s[0]: the command is empty", field)
+	case len(args) > maxArgs:
+		return face.BadRequest("%s: %d of them: want at most %d", field, len(args), maxArgs)
+	}
+	for i, arg := range args {
+		if strings.ContainsRune(arg, 0) {
+			return face.BadRequest("%s[%d]: contains a NUL byte", field, i)
+		}
+	}
+	return nil
 }
 
 // defaultTerm is the terminal type that most terminals of today support.
@@ -242,11 +250,15 @@ func (a *api) exec(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	return face.WriteJSON(w, r, http.StatusOK, execResult(res))
+}
+
+func execResult(res agentclient.ExecResult) apiv1.ExecResult {
 	answer := apiv1.ExecResult{ExecEnd: execEnd(res), StdoutTruncated: res.StdoutTruncated,
 		StderrTruncated: res.StderrTruncated}
 	answer.Stdout, answer.StdoutBytes = textOf(res.Stdout)
 	answer.Stderr, answer.StderrBytes = textOf(res.Stderr)
-	return face.WriteJSON(w, r, http.StatusOK, answer)
+	return answer
 }
 
 // execDetached starts a command and answers as soon as it is running.

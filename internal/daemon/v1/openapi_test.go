@@ -48,6 +48,8 @@ func TestOpenAPIHasTheFieldsOfTheCode(t *testing.T) {
 		"Eval":       apiv1.EvalRequest{},
 		"EvalResult": apiv1.EvalResult{}, "Stats": apiv1.Stats{}, "Branch": apiv1.BranchRequest{},
 		"Rollback": apiv1.RollbackRequest{}, "Promote": apiv1.PromoteRequest{},
+		"Try": apiv1.TryRequest{}, "TryEvent": apiv1.TryEvent{}, "TryStarted": apiv1.TryStarted{},
+		"TryResult": apiv1.TryResult{}, "TryEnd": apiv1.TryEnd{},
 		"Resume": apiv1.ResumeRequest{}, "Unique": apiv1.Unique{}, "Generator": apiv1.Generator{},
 		"RolledBack": apiv1.RolledBack{}, "Compact": apiv1.CompactRequest{}, "CreateWorkspace": apiv1.WorkspaceRequest{},
 		"SuspendWorkspace": apiv1.SuspendWorkspaceRequest{}, "WorkspaceInfo": apiv1.Workspace{}, "Error": apiv1.Error{},

@@ -51,10 +51,11 @@ type Config struct {
 	Metrics    http.Handler
 	Version    string
 	Accel      string
-	GuestPort  int             // port of the addresses in answers to forkd 0.5 clients; 0: answers have no addresses
-	Domain     inbound.Domain  // parent domain of the host names of ports; zero: ports have no host names
-	Links      *auth.Links     // signs permissions in such host names; nil without a domain
-	Traces     *tracing.Tracer // nil: none
+	GuestPort  int                 // port of the addresses in answers to forkd 0.5 clients; 0: answers have no addresses
+	Domain     inbound.Domain      // parent domain of the host names of ports; zero: ports have no host names
+	Links      *auth.Links         // signs permissions in such host names; nil without a domain
+	Traces     *tracing.Tracer     // nil: none
+	Tried      func(result string) // called after each try; nil: tries are not counted
 	// Why some limits of sandboxes cannot be enforced; empty: all can.
 	Missing   string
 	Admission apiv1.Admission // limits on admission, reported to clients

@@ -812,11 +812,103 @@ class Promote(Record):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
-class Resume(Record):
-    """The message Resume of the API."""
+class Try(Record):
+    """The message Try of the API."""
 
-    unique: Literal["report", "strict"] | None = None
-    """the sandbox's mode from now on"""
+    n: int | None = None
+    """number of children that run args; with each: its length, or absent"""
+    args: list[str] | None = None
+    """the command of every child; required without each"""
+    each: list[list[str]] | None = None
+    """a command for each child, in place of args"""
+    env: dict[str, str] | None = None
+    cwd: str | None = None
+    user: str | None = None
+    timeout_secs: float | None = None
+    """of each command and of each judge"""
+    judge: list[str] | None = None
+    """a command that runs in each child after the child's own command, unless that could not be started. The last
+    line of its stdout must be a number, the score; the highest wins. A judge that exits with another code than 0
+    rejects the child. It finds the exit code of the command in FORKD_TRY_EXIT_CODE (-1: the command did not exit
+    by itself)"""
+    keep: Literal["all", "first", "best", "none"] | None = None
+    """the children that stay: first is the first one whose command exits with 0, which stops the other commands;
+    best is the one with the highest score. Empty: best with judge, otherwise first with promote, otherwise none"""
+    promote: bool | None = None
+    """let the sandbox go on as the first or best child, as with promote; no child stays then"""
+    mode: Literal["live", "diff", "full"] | None = None
+    """of the branches of the sandbox and of the winner; empty: live"""
+    labels: dict[str, str] | None = None
+    """of the children"""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class TryStarted(Record):
+    """The message TryStarted of the API."""
+
+    sandboxes: list[str] = _field(default_factory=list)
+    """ids of the children, in the order of the commands"""
+    pause_ms: float = 0.0
+    """how long the sandbox was paused"""
+    fork_wall_ms: float = 0.0
+    """time until the agent of the last child had confirmed"""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class ExecResult(Record):
+    """The message ExecResult of the API."""
+
+    exit_code: int = 0
+    """exit code of the command; 124: timeout, 126: not_executable, 127: not_found, 128 + n: ended by signal n"""
+    outcome: str = ""
+    signal: str | None = None
+    """name of the signal that ended the command, such as SIGKILL"""
+    status: str | None = None
+    error: str | None = None
+    """set unless the command exited by itself and its output is complete"""
+    timed_out: bool = False
+    stdout: str = ""
+    """the first 8 MiB"""
+    stderr: str = ""
+    """the first 8 MiB"""
+    stdout_truncated: bool = False
+    stderr_truncated: bool = False
+    stdout_base64: str | None = None
+    """unchanged stdout, present if it is not UTF-8, or large with many control characters; stdout then omits
+    those"""
+    stderr_base64: str | None = None
+    """unchanged stderr, present if it is not UTF-8, or large with many control characters; stderr then omits
+    those"""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class TryResult(Record):
+    """The message TryResult of the API."""
+
+    index: int = 0
+    """number of the child, from 0"""
+    sandbox_id: str = ""
+    exec: ExecResult | None = None
+    """how the command ended, with the first 256 KiB of each output; absent if unknown"""
+    stopped: bool | None = None
+    """the command was stopped, because another child had succeeded first"""
+    error: str | None = None
+    """why the end of the command is unknown"""
+    ms: float = 0.0
+    """run time of the command"""
+    private_kib: int | None = None
+    """memory that only this child uses, after the command; absent if unknown"""
+    memory_written_kib: int | None = None
+    """guest memory that the child has written since the branch; absent if unknown"""
+    disk_written_kib: int | None = None
+    """disk that the child has written since the branch; absent if unknown"""
+    score: float | None = None
+    """of the judge"""
+    judge_error: str | None = None
+    """why the judge gave no score"""
+    _nested: ClassVar[Nested] = {
+        "exec": ExecResult,
+    }
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -876,6 +968,53 @@ class RolledBack(Record):
         "limits": Limits,
         "unique": Unique,
     }
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class TryEnd(Record):
+    """The message TryEnd of the API."""
+
+    keep: str = ""
+    winner: int | None = None
+    """index of the first or best child; absent if there is none"""
+    kept: list[SandboxInfo] = _field(default_factory=list)
+    """the children that stay"""
+    promoted: RolledBack | None = None
+    """with promote: the sandbox, which is now as the winner was"""
+    _nested: ClassVar[Nested] = {
+        "kept": SandboxInfo,
+        "promoted": RolledBack,
+    }
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class TryEvent(Record):
+    """One line of a try, with exactly one field: the first has started, the last end or error."""
+
+    started: TryStarted | None = None
+    result: TryResult | None = None
+    end: TryEnd | None = None
+    keepalive: bool | None = None
+    """sent after 15 seconds without other messages"""
+    error: str | None = None
+    """why the try has failed; no child is left"""
+    status: int | None = None
+    """with error: its HTTP status"""
+    code: str | None = None
+    """with error: the code of the problem"""
+    _nested: ClassVar[Nested] = {
+        "started": TryStarted,
+        "result": TryResult,
+        "end": TryEnd,
+    }
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class Resume(Record):
+    """The message Resume of the API."""
+
+    unique: Literal["report", "strict"] | None = None
+    """the sandbox's mode from now on"""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -977,33 +1116,6 @@ class ExecEnd(Record):
     error: str | None = None
     """set unless the command exited by itself and its output is complete"""
     timed_out: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
-class ExecResult(Record):
-    """The message ExecResult of the API."""
-
-    exit_code: int = 0
-    """exit code of the command; 124: timeout, 126: not_executable, 127: not_found, 128 + n: ended by signal n"""
-    outcome: str = ""
-    signal: str | None = None
-    """name of the signal that ended the command, such as SIGKILL"""
-    status: str | None = None
-    error: str | None = None
-    """set unless the command exited by itself and its output is complete"""
-    timed_out: bool = False
-    stdout: str = ""
-    """the first 8 MiB"""
-    stderr: str = ""
-    """the first 8 MiB"""
-    stdout_truncated: bool = False
-    stderr_truncated: bool = False
-    stdout_base64: str | None = None
-    """unchanged stdout, present if it is not UTF-8, or large with many control characters; stdout then omits
-    those"""
-    stderr_base64: str | None = None
-    """unchanged stderr, present if it is not UTF-8, or large with many control characters; stderr then omits
-    those"""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -1558,6 +1670,11 @@ __all__ = [
     "SuspendWorkspace",
     "TTL",
     "TTYSize",
+    "Try",
+    "TryEnd",
+    "TryEvent",
+    "TryResult",
+    "TryStarted",
     "Unique",
     "Usage",
     "Verified",

@@ -579,6 +579,99 @@ export interface components {
             /** @description the sandbox's mode from now on */
             unique?: components["schemas"]["UniqueMode"];
         };
+        Try: {
+            /** @description number of children that run args; with each: its length, or absent */
+            n?: number;
+            /** @description the command of every child; required without each */
+            args?: string[];
+            /** @description a command for each child, in place of args */
+            each?: string[][];
+            env?: components["schemas"]["Env"];
+            cwd?: string;
+            user?: string;
+            /**
+             * @description of each command and of each judge
+             * @default 600
+             */
+            timeout_secs?: number;
+            /** @description a command that runs in each child after the child's own command, unless that could not be started. The last line of its stdout must be a number, the score; the highest wins. A judge that exits with another code than 0 rejects the child. It finds the exit code of the command in FORKD_TRY_EXIT_CODE (-1: the command did not exit by itself) */
+            judge?: string[];
+            /**
+             * @description the children that stay: first is the first one whose command exits with 0, which stops the other commands; best is the one with the highest score. Empty: best with judge, otherwise first with promote, otherwise none
+             * @enum {string}
+             */
+            keep?: "" | "all" | "first" | "best" | "none";
+            /**
+             * @description let the sandbox go on as the first or best child, as with promote; no child stays then
+             * @default false
+             */
+            promote?: boolean;
+            /**
+             * @description of the branches of the sandbox and of the winner; empty: live
+             * @enum {string}
+             */
+            mode?: "" | "live" | "diff" | "full";
+            /** @description of the children */
+            labels?: components["schemas"]["Labels"];
+        };
+        /** @description one line of a try, with exactly one field: the first has started, the last end or error */
+        TryEvent: {
+            started?: components["schemas"]["TryStarted"];
+            result?: components["schemas"]["TryResult"];
+            end?: components["schemas"]["TryEnd"];
+            /** @description sent after 15 seconds without other messages */
+            keepalive?: boolean;
+            /** @description why the try has failed; no child is left */
+            error?: string;
+            /** @description with error: its HTTP status */
+            status?: number;
+            /** @description with error: the code of the problem */
+            code?: string;
+        };
+        TryStarted: {
+            /** @description ids of the children, in the order of the commands */
+            sandboxes: string[];
+            /** @description how long the sandbox was paused */
+            pause_ms: number;
+            /** @description time until the agent of the last child had confirmed */
+            fork_wall_ms: number;
+        };
+        TryResult: {
+            /** @description number of the child, from 0 */
+            index: number;
+            sandbox_id: string;
+            /** @description how the command ended, with the first 256 KiB of each output; absent if unknown */
+            exec?: components["schemas"]["ExecResult"];
+            /**
+             * @description the command was stopped, because another child had succeeded first
+             * @default false
+             */
+            stopped?: boolean;
+            /** @description why the end of the command is unknown */
+            error?: string;
+            /** @description run time of the command */
+            ms: number;
+            /** @description memory that only this child uses, after the command; absent if unknown */
+            private_kib?: number;
+            /** @description guest memory that the child has written since the branch; absent if unknown */
+            memory_written_kib?: number;
+            /** @description disk that the child has written since the branch; absent if unknown */
+            disk_written_kib?: number;
+            /** @description of the judge */
+            score?: number;
+            /** @description why the judge gave no score */
+            judge_error?: string;
+        };
+        TryEnd: {
+            /** @enum {string} */
+            keep: "all" | "first" | "best" | "none";
+            /** @description index of the first or best child; absent if there is none */
+            winner?: number;
+            /** @description the children that stay */
+            kept: components["schemas"]["SandboxInfo"][];
+            /** @description with promote: the sandbox, which is now as the winner was */
+            promoted?: components["schemas"]["RolledBack"];
+        };
         Resume: {
             /** @description the sandbox's mode from now on */
             unique?: components["schemas"]["UniqueMode"];
