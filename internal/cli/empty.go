@@ -10,7 +10,8 @@ import (
 
 // freeAfter maps a command to the number of arguments that are names. The arguments after them are
 // words for a program in a sandbox, which may be empty. All arguments of other commands are names.
-var freeAfter = map[string]int{"forkd exec": 1, "forkd run": 1, "forkd eval": 1, "forkd machine exec": 0}
+var freeAfter = map[string]int{"forkd exec": 1, "forkd run": 1, "forkd eval": 1, "forkd try": 1,
+	"forkd machine exec": 0}
 
 // refuseEmpty makes an empty argument or flag a usage error, for cmd and all of its subcommands.
 // Empty text usually comes from an unset variable of a script, and must not select the default.
