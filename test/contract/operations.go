@@ -224,7 +224,8 @@ func sandboxOperations() map[string]operation {
 			return fieldsAnd(r.client.Promote(r.ctx, id(of), client.PromoteRequest{From: with.text("child"),
 				Tag: with.text("tag"), Mode: with.text("mode"), Unique: with.text("unique")}))
 		}},
-		"sandbox.pause": {"Client.Pause", state((*client.Client).Pause)},
+		"sandbox.try_all": {"Client.Try", tryAll},
+		"sandbox.pause":   {"Client.Pause", state((*client.Client).Pause)},
 		"sandbox.resume": {"Client.ResumeWith", func(r *runner, of *Object, with arguments) (any, error) {
 			return fieldsAnd(r.client.ResumeWith(r.ctx, id(of), client.ResumeRequest{Unique: with.text("unique")}))
 		}},

@@ -410,6 +410,7 @@ for name in (
     "fork",
     "rollback",
     "promote",
+    "try_all",
     "pause",
     "resume",
     "suspend",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -226,3 +227,32 @@ def test_events(client: Client, rig: Any) -> None:
 
 def test_version(client: Client) -> None:
     assert client.version().api == "v1" and client.healthy() and "http" in repr(client)
+
+
+def test_try_all_reports_as_it_goes_and_keeps_what_it_should(sandbox: Sandbox, client: Client) -> None:
+    before = {s.id for s in client.sandboxes()}
+    seen: list[int] = []
+    tries = sandbox.try_all(
+        ["exit 1", ["sleep", "1000"], "printf '\\377'; echo won >&2"],
+        keep="first",
+        on_result=lambda r: seen.append(r.index),
+    )
+    assert sorted(seen) == [0, 1, 2] and [r.index for r in tries.results] == [0, 1, 2]
+    assert tries.winner is tries.results[2] and tries.winner.ok and tries.winner.command
+    assert tries.winner.command.stdout_bytes == b"\xff" and tries.winner.command.stderr == "won\n"
+    assert tries.results[1].stopped and tries.results[1].command is None and tries.results[1].error
+    with tries.sandboxes as kept:
+        assert [s.id for s in kept] == [tries.winner.sandbox_id]
+        assert {s.id for s in client.sandboxes()} == before | {kept[0].id}
+
+    def leave(result: Any) -> None:
+        raise ValueError("enough")
+
+    with pytest.raises(ValueError, match="enough"):
+        sandbox.try_all(["exit 1", ["sleep", "1000"]], keep="all", on_result=leave)
+    deadline = time.monotonic() + 30
+    while {s.id for s in client.sandboxes()} != before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert {s.id for s in client.sandboxes()} == before
+    big = sandbox.try_all("head -c 300000 /dev/zero", 1).results[0].command
+    assert big and big.truncated and big.stdout_bytes == bytes(256 << 10)

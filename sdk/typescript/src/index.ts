@@ -87,6 +87,7 @@ export {
   type SnapshotDetail,
   type SnapshotInfo,
 } from "./snapshots.ts";
+export type { ChildResult, Tries, TryOptions } from "./try.ts";
 export { version } from "./version.ts";
 export type { CallOptions } from "./wire.ts";
 export { Workspace, Workspaces, type WorkspaceInfo, type WorkspaceOptions } from "./workspaces.ts";

@@ -11,7 +11,7 @@ import {
   type UniqueMode,
 } from "./client.ts";
 import { Contexts, runCode, type CodeContext, type Execution, type RunCodeOptions } from "./code.ts";
-import { Commands } from "./commands.ts";
+import { Commands, type Command } from "./commands.ts";
 import type { ControllerOptions, SpawnOptions05 } from "./controller05.ts";
 import { knowsE2B, knowsE2BStatics } from "./e2b.ts";
 import { Files } from "./files.ts";
@@ -22,6 +22,7 @@ import { Pty } from "./pty.ts";
 import { Sandbox05 } from "./sandbox05.ts";
 import { Sandboxes } from "./sandboxes.ts";
 import { Snapshot } from "./snapshots.ts";
+import { tryAll, tryBody, type Tries, type TryOptions } from "./try.ts";
 import { callOptions, type CallOptions } from "./wire.ts";
 
 type Schemas = components["schemas"];
@@ -242,6 +243,24 @@ export class Sandbox implements AsyncDisposable {
     const tag = options.tag === undefined ? undefined : tagOf(options.tag, "tag");
     const json = { from, tag, mode: options.mode, unique: options.unique };
     return (await this.#changed("POST", "/promote", json, options)) as RolledBack;
+  }
+
+  /**
+   * Branches the sandbox once, forks children of the branch, and runs a command in each: each command of a
+   * list, or with n one command in n children. If this call is cancelled or fails, if its connection
+   * breaks, or if the daemon dies, no child stays, and the sandbox is as it was. FORKD_TRY_INDEX in the
+   * environment of a command is the child's number.
+   */
+  async tryAll(commands: Command | readonly Command[], options: TryOptions = {}): Promise<Tries> {
+    const { results, end } = await tryAll(this.client.wire, this.#path(""), tryBody(commands, options), options);
+    if (end.promoted !== undefined) {
+      this.info = camel(end.promoted);
+    }
+    return {
+      results,
+      winner: results.find(({ index }) => index === end.winner),
+      sandboxes: new Sandboxes(end.kept.map((info) => new Sandbox(this.client, camel(info)))),
+    };
   }
 
   /** Pauses the sandbox. */

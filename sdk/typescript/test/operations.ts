@@ -172,6 +172,11 @@ export const operations: Readonly<Record<string, Operation>> = {
     "child tag mode unique",
     (box: Sandbox, args) => box.promote(args["child"], options(args, "child")),
   ],
+  "sandbox.try_all": [
+    "sandbox.tryAll",
+    "commands n judge keep promote mode env cwd user timeout labels",
+    (box: Sandbox, args) => box.tryAll(args["commands"], options(args, "commands")),
+  ],
   "sandbox.pause": ["sandbox.pause", "", (box: Sandbox) => box.pause()],
   "sandbox.resume": ["sandbox.resume", "unique", (box: Sandbox, args) => box.resume(args)],
   "sandbox.suspend": ["sandbox.suspend", "", (box: Sandbox) => box.suspend()],

@@ -30,7 +30,9 @@ from ._sync._commands import CommandHandle
 from ._sync._sandbox import Sandbox, Sandboxes
 from ._sync._snapshot import Snapshot
 from ._sync._socket import PortConnection
+from ._sync._try import Tries
 from ._sync._workspace import Workspace
+from ._tries import ChildResult
 from ._version import VERSION as __version__
 from ._wire import Limits, Network, NetworkLimits, NetworkSecret
 
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from ._async._sandbox import AsyncSandbox, AsyncSandboxes
     from ._async._snapshot import AsyncSnapshot
     from ._async._socket import AsyncPortConnection
+    from ._async._try import AsyncTries
     from ._async._workspace import AsyncWorkspace
     from ._compat05 import BranchMode, Controller, ControllerError
 
@@ -54,6 +57,7 @@ _LATER = {
     "AsyncSandbox": "_async._sandbox",
     "AsyncSandboxes": "_async._sandbox",
     "AsyncSnapshot": "_async._snapshot",
+    "AsyncTries": "_async._try",
     "AsyncWorkspace": "_async._workspace",
     "BranchMode": "_compat05",
     "Controller": "_compat05",
@@ -90,11 +94,13 @@ __all__ = [
     "AsyncSandbox",
     "AsyncSandboxes",
     "AsyncSnapshot",
+    "AsyncTries",
     "AsyncWorkspace",
     "Best",
     "BranchMode",
     "BuildFailed",
     "BytesResult",
+    "ChildResult",
     "Client",
     "CommandFailed",
     "CommandHandle",
@@ -118,6 +124,7 @@ __all__ = [
     "Sandboxes",
     "Snapshot",
     "StreamBrokenError",
+    "Tries",
     "Workspace",
     "__version__",
     "async_best_of",

@@ -112,15 +112,15 @@ def one_of(field: str, value: object, words: Sequence[str]) -> str | None:
     return value  # type: ignore[return-value]  # it is one of words
 
 
-def command(value: object) -> list[str]:
+def command(value: object, field: str = "cmd") -> list[str]:
     """The argv of a command: a list is used as it is, a string is run by /bin/sh -c."""
     if isinstance(value, str):
-        return ["/bin/sh", "-c", text("cmd", value)]
+        return ["/bin/sh", "-c", text(field, value)]
     if not isinstance(value, Sequence) or isinstance(value, (bytes, bytearray)) or not value:
-        raise wrong("cmd", value, "a string for /bin/sh, or a list of strings that is not empty")
+        raise wrong(field, value, "a string for /bin/sh, or a list of strings that is not empty")
     if not value[0]:
-        raise wrong("cmd", value, "a program first")
-    return [text("cmd", a, empty=True) for a in value]
+        raise wrong(field, value, "a program first")
+    return [text(field, a, empty=True) for a in value]
 
 
 def data(field: str, value: object) -> bytes:

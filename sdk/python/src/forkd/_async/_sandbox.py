@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from builtins import list as List
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from types import TracebackType
@@ -16,13 +16,15 @@ from .._errors import PartialForkError
 from .._execution import Execution, Result
 from .._lines import Lines
 from .._names import NamesOfE2B, knows_e2b
+from .._tries import ChildResult
 from .._wire import CodeContext, Limits, Network, Pong, RolledBack, SandboxInfo, SandboxLimits, SandboxNetwork, Stats
 from . import _runtime
 from ._code import AsyncContexts, run_code
-from ._commands import AsyncCommands, AsyncPty
+from ._commands import AsyncCommands, AsyncPty, Command
 from ._files import AsyncFiles
 from ._socket import AsyncPortConnection, open_port
 from ._transport import Answer, AsyncTransport
+from ._try import AsyncTries, try_all, try_body
 
 if TYPE_CHECKING:
     from ._client import AsyncClient
@@ -383,6 +385,36 @@ class AsyncSandbox(metaclass=NamesOfE2B):
         answer = (await self._call("POST", "/promote", body)).json()
         self._info = SandboxInfo.from_json(answer)
         return RolledBack.from_json(answer)
+
+    async def try_all(
+        self,
+        commands: Command | Sequence[Command],
+        n: int | None = None,
+        *,
+        judge: Command | None = None,
+        keep: str | None = None,
+        promote: bool = False,
+        mode: str | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        timeout: float | None = None,
+        labels: Mapping[str, str] | None = None,
+        on_result: Callable[[ChildResult], Any] | None = None,
+    ) -> AsyncTries:
+        """Branches the sandbox once, forks up to 64 children of the branch, and runs a command in each: every
+        command of a list, or one command in n children. on_result receives the results as they arrive.
+
+        keep says which children stay: all; first, the first one whose command exits with 0, which stops the
+        others; best, the one with the highest score; or none. The default is best with a judge, first with
+        promote, and otherwise none. The judge is a command that runs in each child afterwards; the last line
+        that it prints is the score. With promote the sandbox goes on as the winner, and no child stays.
+
+        timeout is in seconds, for each command and judge, by default 600 and at most 86400. FORKD_TRY_INDEX in
+        the environment is the child's number. If this call is cancelled or fails, if its connection breaks, or
+        if the daemon dies, no child stays, and the sandbox is as it was."""
+        body = try_body(commands, n, judge, keep, promote, mode, env, cwd, user, timeout, labels, BRANCH_MODES)
+        return await try_all(self, body, on_result)
 
     async def pause(self) -> SandboxInfo:
         """Pauses the sandbox."""
