@@ -19,6 +19,7 @@ const (
 	Agent    = "forkd-agent"
 	Net      = "forkd-net"
 	Unpack   = "forkd-unpack"
+	Diff     = "forkd-diff"
 )
 
 // ErrNotBuiltIn means that this forkd was compiled without the program, for example by a plain `go

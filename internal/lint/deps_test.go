@@ -28,7 +28,7 @@ var rooms = []room{
 		packages: []string{"codec", "vm", "frame", "agentproto", "envdproto", "envdproto/filesystem",
 			"envdproto/process",
 			"envdproto/filesystem/filesystemconnect", "envdproto/process/processconnect", "vmmproto", "netproto",
-			"imageproto", "ctlsock"},
+			"imageproto", "diffproto", "ctlsock"},
 		reason: "a contract holds values and their encoding: both of its sides import it, so it can import neither",
 	},
 	{
@@ -61,7 +61,7 @@ var rooms = []room{
 	{
 		folder: "internal/guest",
 		packages: []string{"kmsg", "reap", "trust", "disk", "userenv", "pid1", "nic", "forkhook", "generators", "envd",
-			"eval", "agent", "unpack"},
+			"eval", "agent", "unpack", "difftree"},
 		imports: []string{"internal/proto/...", "internal/rawcall", "internal/treetar"},
 		reason:  "what runs in a guest is in every guest's memory, and a hostile guest can read it",
 	},
@@ -69,7 +69,7 @@ var rooms = []room{
 		folder: "internal/host",
 		packages: []string{"invalid", "debt", "excerpt", "event", "owner", "unique", "procmem", "agentclient", "cgroup",
 			"process", "netclient", "vmmclient", "store", "vmpool", "vmpool/suite", "vmfake",
-			"identity", "chain", "imagevm", "bake", "admit", "ledger", "conlog",
+			"identity", "chain", "imagevm", "diff", "bake", "admit", "ledger", "conlog",
 			"tally", "idle", "unwatched", "sandbox", "workspace", "tenancy",
 			"fanout"},
 		imports: []string{"internal/proto/...", "internal/format/...", "internal/jail/..."},
@@ -171,7 +171,7 @@ var rooms = []room{
 		folder: "internal/apirig", packages: []string{"."},
 		imports: []string{"client", "internal/apitest", "internal/build/dockerfile", "internal/daemon/...",
 			"internal/host/...", "internal/format/disklayer",
-			"internal/proto/agentproto"},
+			"internal/proto/agentproto", "internal/proto/diffproto"},
 		reason: "it prepares tests of the API; the program that is its guests' agent is for them to bring",
 	},
 }
@@ -255,7 +255,8 @@ var rules = []rule{
 		reason: "the VMM does not know where snapshots are or who asks for them; it could not be jailed otherwise",
 	},
 	{
-		from: []string{"cmd/forkd-agent", "cmd/forkd-machined", "cmd/forkd-unpack"},
+		from: []string{"cmd/forkd-agent", "cmd/forkd-machined", "cmd/forkd-unpack",
+			"cmd/forkd-diff"},
 		to: []string{"internal/vmm/...", "internal/host/...", "internal/format/...", "internal/daemon/...",
 			"internal/build/...", "github.com/spf13/...", "github.com/prometheus/...", "go.opentelemetry.io/..."},
 		reason: "what runs in a guest is in every guest's memory, and a hostile guest can read it",

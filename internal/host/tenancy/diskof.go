@@ -2,6 +2,7 @@ package tenancy
 
 import (
 	"context"
+	"encoding/json"
 	"time"
 
 	"github.com/forkd/forkd/internal/host/sandbox"
@@ -10,8 +11,29 @@ import (
 )
 
 // childLimit is how long the child that DiskOf forks lives at most. The limit is only needed if the
-// daemon is killed before DiskOf deletes the child.
+// daemon is killed before DiskOf deletes the child, and the next daemon does not start.
 const childLimit = time.Hour
+
+// childNote is the annotation of such a child. Clients cannot set one: package e2b, which also writes
+// annotations, puts data from clients into fields below the top.
+const childNote = `{"disk_of":true}`
+
+// isChild reports whether a sandbox is such a child.
+func isChild(i sandbox.Info) bool {
+	var note struct {
+		DiskOf bool `json:"disk_of"`
+	}
+	return len(i.Annotation) > 0 && json.Unmarshal(i.Annotation, &note) == nil && note.DiskOf
+}
+
+// endChildren kills the children that an earlier daemon forked in DiskOf.
+func endChildren(m *sandbox.Manager) {
+	for _, i := range m.List() {
+		if isChild(i) {
+			_ = m.Kill(i.ID) // fails only if the child has ended
+		}
+	}
+}
 
 // DiskOf calls the function DiskOf on behalf of the view's principal.
 func (v *View) DiskOf(ctx context.Context, tag string) (_ string, release func(), err error) {
@@ -27,15 +49,23 @@ func (v *View) DiskOf(ctx context.Context, tag string) (_ string, release func()
 // written may still be in the page cache, which is in the memory of the snapshot. The child writes
 // its page cache to the disk before the branch.
 func DiskOf(ctx context.Context, m *sandbox.Manager, fork sandbox.ForkRequest) (tag string, release func(), err error) {
-	tag = fork.Tag
-	if err := m.MayUse(ctx, tag); err != nil {
+	if err := m.MayUse(ctx, fork.Tag); err != nil {
 		return "", nil, err
 	}
+	return diskOf(ctx, m, fork)
+}
+
+// diskOf is DiskOf for a snapshot that the client may use.
+func diskOf(ctx context.Context, m *sandbox.Manager, fork sandbox.ForkRequest) (tag string, release func(), err error) {
+	tag = fork.Tag
 	d, err := m.Snapshots().Info(tag)
 	if err != nil {
 		return "", nil, err
 	}
 	if !d.DiskOnly {
+		if fork.Annotation == nil {
+			fork.Annotation = json.RawMessage(childNote)
+		}
 		child, err := m.Fork(ctx, fork)
 		if err != nil {
 			return "", nil, err

@@ -27,7 +27,11 @@ type Host struct {
 // the disk and uses a whole CPU.
 const maxVerifies = 3
 
-func New(m *sandbox.Manager, w *workspace.Set) *Host { return &Host{m, w, gate.New(maxVerifies)} }
+// New returns a Host. It kills the children that an earlier daemon forked in DiskOf.
+func New(m *sandbox.Manager, w *workspace.Set) *Host {
+	endChildren(m)
+	return &Host{m, w, gate.New(maxVerifies)}
+}
 
 // For returns the View of a principal. If the principal has no name, the View is empty.
 func (h *Host) For(p owner.Owner) *View { return &View{host: h, p: p} }

@@ -8,14 +8,20 @@ import (
 
 	"github.com/forkd/forkd/internal/host/vmmclient"
 	"github.com/forkd/forkd/internal/host/vmpool"
+	"github.com/forkd/forkd/internal/proto/diffproto"
 	"github.com/forkd/forkd/internal/proto/imageproto"
 )
 
 // NewBuilders returns VMMs for builder VMs. When such a VM runs, guest serves its connection to the
 // host. If guest is nil, the VM never connects.
-func NewBuilders(guest func(v *VMM, host net.Conn)) *VMMs {
+func NewBuilders(guest func(v *VMM, host net.Conn)) *VMMs { return newHelpers(imageproto.Port, guest) }
+
+// NewDiffers is NewBuilders for VMs that compare disks.
+func NewDiffers(guest func(v *VMM, host net.Conn)) *VMMs { return newHelpers(diffproto.Port, guest) }
+
+func newHelpers(port uint32, guest func(v *VMM, host net.Conn)) *VMMs {
 	return &VMMs{Wrap: func(v *VMM) vmpool.VMM {
-		return &builder{VMM: v, guest: guest, conns: make(chan vmmclient.Conn, 1)}
+		return &builder{VMM: v, port: port, guest: guest, conns: make(chan vmmclient.Conn, 1)}
 	}}
 }
 
@@ -27,8 +33,26 @@ func Unpacks(unpack func(stream io.Reader) error) func(*VMM, net.Conn) {
 	return func(_ *VMM, host net.Conn) { _ = imageproto.WriteAnswer(host, unpack(host)) }
 }
 
+// Differs returns a guest that reads what it is asked for, and finds the entries.
+func Differs(entries ...*diffproto.Entry) func(*VMM, net.Conn) {
+	return func(_ *VMM, host net.Conn) {
+		req, err := diffproto.ReadRequest(host)
+		if err != nil || diffproto.ReadRanges(host, func(diffproto.Range) error { return nil }) != nil {
+			return
+		}
+		done := diffproto.Done{Changed: uint64(len(entries))}
+		for _, e := range entries[:min(len(entries), int(req.MaxEntries))] {
+			_ = diffproto.WriteEntry(host, e)
+			done.LinesAdded += uint64(e.LinesAdded)
+			done.LinesDeleted += uint64(e.LinesDeleted)
+		}
+		_ = diffproto.WriteDone(host, done)
+	}
+}
+
 type builder struct {
 	*VMM
+	port  uint32
 	guest func(v *VMM, host net.Conn)
 	conns chan vmmclient.Conn
 	mu    sync.Mutex
@@ -44,7 +68,7 @@ func (b *builder) Resume(context.Context) error {
 	b.mu.Lock()
 	b.host = theirs
 	b.mu.Unlock()
-	b.conns <- vmmclient.Conn{Port: imageproto.Port, Conn: ours}
+	b.conns <- vmmclient.Conn{Port: b.port, Conn: ours}
 	go func() {
 		defer theirs.Close()
 		b.guest(b.VMM, theirs)

@@ -1,0 +1,233 @@
+package tenancy
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	"github.com/forkd/forkd/internal/cleanup"
+	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/diff"
+	"github.com/forkd/forkd/internal/host/invalid"
+	"github.com/forkd/forkd/internal/host/netclient"
+	"github.com/forkd/forkd/internal/host/owner"
+	"github.com/forkd/forkd/internal/host/sandbox"
+	"github.com/forkd/forkd/internal/host/store"
+	"github.com/forkd/forkd/internal/host/unique"
+	"github.com/forkd/forkd/internal/host/vmpool"
+	"github.com/forkd/forkd/internal/proto/vm"
+)
+
+// DiffRequest asks for the differences between two snapshots or sandboxes.
+type DiffRequest struct {
+	// Tag of a snapshot, or id of a sandbox. If From is empty, it is the snapshot that the sandbox To runs
+	// from.
+	From, To string
+
+	diff.Request // without leases
+}
+
+// DiffResult is the answer to a DiffRequest.
+type DiffResult struct {
+	diff.Result
+	From string // as in the request, or the tag that an empty From stands for
+
+	// MemoryBytes is at least how much of the memory of the sides is different; nil if one side has no
+	// memory.
+	MemoryBytes *uint64
+}
+
+// Diff compares the files of two snapshots or sandboxes, and the sizes of their memory. It takes a
+// disk-only snapshot of each side, and the memory map of the snapshot that the side runs from. All
+// snapshots and children that it makes are deleted before it returns or, if the daemon dies, when the next
+// daemon starts.
+func (v *View) Diff(ctx context.Context, d *diff.Differ, req DiffRequest) (r DiffResult, err error) {
+	if v.isEmpty() {
+		return r, &store.NotFoundError{Tag: req.To}
+	}
+	ctx = v.as(ctx)
+	var undo cleanup.Stack
+	defer undo.Run()
+	hidden := false // a client may use the snapshot that its sandbox was forked from, even if it cannot see it
+	if req.From == "" {
+		if req.From, err = v.originOf(req.To); err != nil {
+			return r, err
+		}
+		hidden = v.hasTag(req.From) != nil
+	}
+	r.From = req.From
+	if req.From == req.To {
+		return r, invalid.Errorf("from", "%q: the same as to", req.From)
+	}
+	// Both are checked before anything is made.
+	for i, name := range []string{req.From, req.To} {
+		if i == 0 && hidden {
+			continue
+		}
+		if err := v.hasSide(name); err != nil {
+			return r, err
+		}
+	}
+	ctx, end, err := d.Begin(ctx)
+	if err != nil {
+		return r, err
+	}
+	undo.Add(end)
+	now, err := v.side(ctx, &undo, req.To)
+	if err != nil {
+		return r, err
+	}
+	if hidden {
+		o := owner.Of(ctx)
+		o.Prefix = ""
+		ctx = owner.In(ctx, o)
+	}
+	old, err := v.side(ctx, &undo, req.From)
+	if err == nil && hidden {
+		err = v.isOrigin(req.From, old.disk, now.disk)
+	}
+	if err != nil {
+		return r, err
+	}
+	req.Request.Old, req.Request.New = old.disk, now.disk
+	if r.Result, err = d.Compare(ctx, req.Request); err != nil {
+		return r, err
+	}
+	if old.memory != nil && now.memory != nil {
+		n := diff.MemoryBytes(old.memory, now.memory) + old.dirty + now.dirty
+		r.MemoryBytes = &n
+	}
+	return r, nil
+}
+
+// originOf returns the tag of the snapshot that a sandbox runs from.
+func (v *View) originOf(id string) (string, error) {
+	if !vmpool.IsID(id) {
+		return "", invalid.Errorf("from", "missing: want the tag of a snapshot or the id of a sandbox, unless to is a sandbox")
+	}
+	i, err := v.Sandbox(id)
+	return i.SnapshotTag, err
+}
+
+// isOrigin returns a *store.NotFoundError unless disk is of the snapshot that the sandbox with the disk of
+// was forked from. If that snapshot is deleted, another client may have given its tag to another one.
+func (v *View) isOrigin(tag string, disk, of *store.Lease) error {
+	line := func(l *store.Lease) []snapshot.Ref {
+		d, _ := v.host.manager.Snapshots().Detail(l.Manifest().Tag) // cannot fail: it is leased
+		return append(d.Line, snapshot.Ref{ID: d.ID, Tag: d.Tag})
+	}
+	origins := line(of)
+	if !slices.ContainsFunc(line(disk), func(r snapshot.Ref) bool { return r.Tag == tag && slices.Contains(origins, r) }) {
+		return &store.NotFoundError{Tag: tag}
+	}
+	return nil
+}
+
+// hasSide returns an error if the principal may not see a snapshot or sandbox.
+func (v *View) hasSide(name string) error {
+	if vmpool.IsID(name) {
+		_, err := v.Sandbox(name)
+		return err
+	}
+	if err := v.hasTag(name); err != nil {
+		return err
+	}
+	_, err := v.host.manager.Snapshots().Info(name)
+	return err
+}
+
+// side is one side of a comparison.
+type side struct {
+	disk   *store.Lease // disk-only
+	memory *store.Lease // nil: none
+	dirty  uint64       // bytes of memory written since
+}
+
+// side prepares a side. It adds what must be released to undo.
+func (v *View) side(ctx context.Context, undo *cleanup.Stack, name string) (s side, err error) {
+	m := v.host.manager
+	disk := name
+	if vmpool.IsID(name) {
+		disk, err = v.sandboxSide(ctx, undo, name, &s)
+	} else {
+		s.memory, err = leased(undo, m.Snapshots().Acquire, name)
+	}
+	if err != nil {
+		return s, err
+	}
+	isolated := netclient.Isolated()
+	fork := sandbox.ForkRequest{Tag: disk, N: 1, TTL: childLimit, Network: &isolated, Strict: unique.Report}
+	tag, release, err := diskOf(ctx, m, fork)
+	if err != nil {
+		return s, err
+	}
+	undo.Add(release)
+	if s.disk, err = m.Snapshots().AcquireDisk(tag); err == nil {
+		undo.Add(s.disk.Release)
+	}
+	return s, err
+}
+
+// leased leases a snapshot. The lease is nil if the snapshot has no memory.
+func leased(undo *cleanup.Stack, acquire func(string) (*store.Lease, error), name string) (*store.Lease, error) {
+	l, err := acquire(name)
+	if none := (*store.DiskOnlyError)(nil); errors.As(err, &none) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	undo.Add(l.Release)
+	return l, nil
+}
+
+// sandboxSide returns the tag of a snapshot with the files of a sandbox, and fills in the memory of s.
+func (v *View) sandboxSide(ctx context.Context, undo *cleanup.Stack, id string, s *side) (string, error) {
+	m := v.host.manager
+	i, err := v.Sandbox(id)
+	if err != nil {
+		return "", err
+	}
+	if i.State == sandbox.Suspended {
+		s.memory, err = leased(undo, m.Snapshots().Acquire, i.StateTag)
+		return i.StateTag, err
+	}
+	// The agent of a paused sandbox cannot write the page cache to the disk. A child does that instead.
+	branch := sandbox.BranchRequest{Mode: vm.BranchDisk, Transient: true}
+	if i.State == sandbox.Paused {
+		branch.Mode = vm.BranchLive
+	}
+	b, err := m.Branch(ctx, id, branch)
+	if err != nil {
+		return "", err
+	}
+	unpin, err := m.Snapshots().Pin(b.Info.Tag)
+	if err != nil {
+		return "", err
+	}
+	undo.Add(unpin)
+	if branch.Mode == vm.BranchLive {
+		s.memory, err = leased(undo, m.Snapshots().Acquire, b.Info.Tag)
+		return b.Info.Tag, err
+	}
+	v.runningMemory(ctx, undo, id, b.Info.Parent, s)
+	return b.Info.Tag, nil
+}
+
+// runningMemory fills in the memory of s for a running sandbox, whose VM was restored from the snapshot
+// from. If the sandbox has just ended, its memory is unknown.
+func (v *View) runningMemory(ctx context.Context, undo *cleanup.Stack, id, from string, s *side) {
+	m := v.host.manager
+	stats, _ := m.Stats(ctx, id)
+	i, err := v.Sandbox(id)
+	if stats.PID == 0 || err != nil { // what only the host's kernel knows may be missing
+		return
+	}
+	acquire, of := m.Snapshots().Acquire, from
+	if i.RebasedOnto != "" {
+		acquire, of = m.Snapshots().AcquireFollowed, i.RebasedOnto
+	}
+	if lease, err := leased(undo, acquire, of); err == nil {
+		s.memory, s.dirty = lease, stats.VMM.GuestDirtyBytes
+	}
+}

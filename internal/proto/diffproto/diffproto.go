@@ -1,0 +1,382 @@
+// Package diffproto is the conversation of the daemon with forkd-diff, which compares the files of two
+// disks in a VM of its own.
+//
+// forkd-diff dials Port of the host. Both sides then send frames: a length (4 bytes, little-endian) and
+// as many bytes, in the encoding of package codec.
+//
+//	daemon:      Request, then Ranges, the last of which is empty
+//	forkd-diff:  an Entry for each difference, then Done, or Refused instead
+//
+// The disks are those of guests, and a guest may take over forkd-diff. So the daemon takes
+// no message on trust: Reader bounds and checks each of them, and holds one at a time.
+package diffproto
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"path"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/forkd/forkd/internal/proto/codec"
+)
+
+// Port is the vsock port of the host that forkd-diff dials.
+const Port = 1029
+
+// Bounds, in bytes unless a comment says otherwise.
+const (
+	MaxPath    = 4095    // of a path, and of the target of a symbolic link (PATH_MAX of Linux)
+	MaxPatch   = 4 << 20 // of the patch of one file
+	MaxXattrs  = 128     // number of names in an Entry
+	maxName    = 255     // name of an extended attribute
+	maxReason  = 1000    // of a refusal
+	maxRequest = 16 << 10
+	maxRanges  = 4096 // number of ranges in a frame
+	maxFrame   = MaxPatch + MaxXattrs*(maxName+4) + 3*MaxPath + 1024
+)
+
+// Request says what to compare, and how much of the differences to send.
+type Request struct {
+	Path       string // absolute and clean; only this file or directory is compared
+	Patch      bool   // send patches of text
+	MaxEntries uint32 // further entries are only counted
+	MaxPatch   uint64 // bytes of all patches
+}
+
+// Range is a part of both disks: Length bytes from Offset on. Outside of all ranges the disks are equal.
+type Range struct{ Offset, Length uint64 }
+
+// Type is the type of a file.
+type Type uint8
+
+// The types of files.
+const (
+	Absent Type = iota // there is no such file
+	Regular
+	Directory
+	Symlink
+	CharDevice
+	BlockDevice
+	FIFO
+	Socket
+	types // number of types
+)
+
+// Node describes a file on one of the disks.
+type Node struct {
+	Type     Type
+	Mode     uint32 // permission bits with set-user-ID, set-group-ID and sticky
+	UID, GID uint32
+	Size     uint64 // of a regular file or symbolic link
+	Device   uint64 // of a device: major number << 32 | minor number
+	Target   string // of a symbolic link
+}
+
+// Omission is the reason why an entry has no patch.
+type Omission uint8
+
+// The reasons.
+const (
+	NotOmitted Omission = iota // there is a patch, or the content is equal
+	Binary                     // the content is not text in UTF-8
+	Large                      // the file is too large for a patch
+	Limit                      // the patches have reached Request.MaxPatch
+	NotAsked                   // Request.Patch is not set
+	omissions                  // number of reasons
+)
+
+// Entry is a difference: a path at which the disks have different files.
+type Entry struct {
+	Path         string // absolute
+	Old, New     Node
+	Content      bool     // the bytes, the targets or the types differ
+	Xattrs       []string // names of the extended attributes that differ
+	Omitted      Omission
+	LinesAdded   uint32
+	LinesDeleted uint32
+	Patch        []byte // hunks of a unified diff
+}
+
+// Done ends a comparison.
+type Done struct {
+	Added, Changed, Deleted  uint64 // number of paths, whether an Entry was sent or not
+	LinesAdded, LinesDeleted uint64
+	Skipped                  uint64 // number of files that could not be read
+}
+
+// kinds of messages of forkd-diff.
+const (
+	kindEntry codec.Kind = iota + 1
+	kindDone
+	kindRefused
+)
+
+// RefusedError is the reason why forkd-diff cannot compare. Its text is printable.
+type RefusedError struct {
+	Field  string // field of the request; may be empty
+	Reason string
+}
+
+func (e *RefusedError) Error() string { return e.Reason }
+
+func writeFrame(w io.Writer, body []byte) error {
+	frame := make([]byte, 4, 4+len(body))
+	binary.LittleEndian.PutUint32(frame, uint32(len(body)))
+	_, err := w.Write(append(frame, body...))
+	return err
+}
+
+// readFrame returns the body of a frame in buf, which it enlarges if need be.
+func readFrame(r io.Reader, buf []byte, most uint32) ([]byte, error) {
+	var head [4]byte
+	if _, err := io.ReadFull(r, head[:]); err != nil {
+		return buf, whole(err)
+	}
+	n := binary.LittleEndian.Uint32(head[:])
+	if n > most {
+		return buf, fmt.Errorf("a message of %d bytes: at most %d", n, most)
+	}
+	if int(n) > cap(buf) {
+		buf = make([]byte, n)
+	}
+	_, err := io.ReadFull(r, buf[:n])
+	return buf[:n], whole(err)
+}
+
+// whole converts the end of a stream in its middle to io.ErrUnexpectedEOF.
+func whole(err error) error {
+	if errors.Is(err, io.EOF) {
+		return io.ErrUnexpectedEOF
+	}
+	return err
+}
+
+// WriteRequest sends a request.
+func WriteRequest(w io.Writer, r Request) error {
+	var body codec.Writer
+	body.String(r.Path)
+	body.Bool(r.Patch)
+	body.U32(r.MaxEntries)
+	body.U64(r.MaxPatch)
+	return writeFrame(w, body.Bytes())
+}
+
+// ReadRequest reads what WriteRequest wrote.
+func ReadRequest(r io.Reader) (req Request, err error) {
+	body, err := readFrame(r, nil, maxRequest)
+	if err != nil {
+		return req, err
+	}
+	in := codec.NewReader(body)
+	req = Request{Path: in.String(), Patch: in.Bool(), MaxEntries: in.U32(), MaxPatch: in.U64()}
+	return req, in.Done()
+}
+
+// RangeWriter sends ranges.
+type RangeWriter struct {
+	w    io.Writer
+	body codec.Writer
+	n    int
+}
+
+// NewRangeWriter returns a RangeWriter. Its caller must call Close.
+func NewRangeWriter(w io.Writer) *RangeWriter { return &RangeWriter{w: w} }
+
+// Add sends a range, or keeps it until there are more.
+func (r *RangeWriter) Add(v Range) error {
+	r.body.U64(v.Offset)
+	r.body.U64(v.Length)
+	if r.n++; r.n < maxRanges {
+		return nil
+	}
+	return r.flush()
+}
+
+func (r *RangeWriter) flush() error {
+	err := writeFrame(r.w, r.body.Bytes())
+	r.body, r.n = codec.Writer{}, 0
+	return err
+}
+
+// Close sends the rest, and the end of the ranges.
+func (r *RangeWriter) Close() error {
+	if r.n > 0 {
+		if err := r.flush(); err != nil {
+			return err
+		}
+	}
+	return r.flush()
+}
+
+// ReadRanges calls add for each range, until their end.
+func ReadRanges(r io.Reader, add func(Range) error) error {
+	var buf []byte
+	for {
+		var err error
+		if buf, err = readFrame(r, buf, 16*maxRanges); err != nil || len(buf) == 0 {
+			return err
+		}
+		in := codec.NewReader(buf)
+		for in.Len() > 0 {
+			v := Range{Offset: in.U64(), Length: in.U64()}
+			if err := in.Err(); err != nil {
+				return err
+			}
+			if err := add(v); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+func appendNode(w *codec.Writer, n *Node) {
+	w.U8(uint8(n.Type))
+	w.U32(n.Mode)
+	w.U32(n.UID)
+	w.U32(n.GID)
+	w.U64(n.Size)
+	w.U64(n.Device)
+	w.String(n.Target)
+}
+
+func parseNode(r *codec.Reader) Node {
+	return Node{Type: Type(r.U8()), Mode: r.U32(), UID: r.U32(), GID: r.U32(), Size: r.U64(), Device: r.U64(),
+		Target: r.String()}
+}
+
+// WriteEntry sends an entry.
+func WriteEntry(w io.Writer, e *Entry) error {
+	var body codec.Writer
+	body.U8(uint8(kindEntry))
+	body.String(e.Path)
+	appendNode(&body, &e.Old)
+	appendNode(&body, &e.New)
+	body.Bool(e.Content)
+	body.U32(uint32(len(e.Xattrs)))
+	for _, name := range e.Xattrs {
+		body.String(name)
+	}
+	body.U8(uint8(e.Omitted))
+	body.U32(e.LinesAdded)
+	body.U32(e.LinesDeleted)
+	body.Blob(e.Patch)
+	return writeFrame(w, body.Bytes())
+}
+
+// WriteDone sends the end of a comparison.
+func WriteDone(w io.Writer, d Done) error {
+	var body codec.Writer
+	body.U8(uint8(kindDone))
+	for _, n := range []uint64{d.Added, d.Changed, d.Deleted, d.LinesAdded, d.LinesDeleted, d.Skipped} {
+		body.U64(n)
+	}
+	return writeFrame(w, body.Bytes())
+}
+
+// WriteRefused sends the reason why nothing is compared any more.
+func WriteRefused(w io.Writer, reason error) error {
+	refused := &RefusedError{Reason: reason.Error()}
+	_ = errors.As(reason, &refused)
+	var body codec.Writer
+	body.U8(uint8(kindRefused))
+	body.String(refused.Field)
+	body.String(refused.Reason[:min(len(refused.Reason), maxReason)])
+	return writeFrame(w, body.Bytes())
+}
+
+// Reader reads the messages of forkd-diff.
+type Reader struct {
+	r   io.Reader
+	buf []byte
+}
+
+// NewReader returns a Reader.
+func NewReader(r io.Reader) *Reader { return &Reader{r: r} }
+
+// Next returns the next entry, or the end of the comparison. The entry shares no memory with the
+// Reader. If forkd-diff has refused, the error is a *RefusedError.
+func (r *Reader) Next() (*Entry, *Done, error) {
+	var err error
+	if r.buf, err = readFrame(r.r, r.buf, maxFrame); err != nil {
+		return nil, nil, fmt.Errorf("read from forkd-diff: %w", err)
+	}
+	in := codec.NewReader(r.buf)
+	switch kind := codec.Kind(in.U8()); kind {
+	case kindEntry:
+		e := parseEntry(in)
+		if err := errors.Join(in.Done(), e.check()); err != nil {
+			return nil, nil, fmt.Errorf("read an entry from forkd-diff: %w", err)
+		}
+		return e, nil, nil
+	case kindDone:
+		d := &Done{Added: in.U64(), Changed: in.U64(), Deleted: in.U64(), LinesAdded: in.U64(), LinesDeleted: in.U64(),
+			Skipped: in.U64()}
+		if err := in.Done(); err != nil {
+			return nil, nil, fmt.Errorf("read the end from forkd-diff: %w", err)
+		}
+		return nil, d, nil
+	case kindRefused:
+		refused := &RefusedError{Field: in.String(), Reason: in.String()}
+		if err := in.Done(); err != nil {
+			return nil, nil, fmt.Errorf("read a refusal from forkd-diff: %w", err)
+		}
+		if refused.Field != "path" { // the only field that forkd-diff checks
+			refused.Field = ""
+		}
+		refused.Reason = fmt.Sprintf("%.*q", maxReason, refused.Reason)
+		refused.Reason = refused.Reason[1 : len(refused.Reason)-1]
+		return nil, nil, refused
+	default:
+		return nil, nil, fmt.Errorf("read from forkd-diff: a message of kind %d", kind)
+	}
+}
+
+func parseEntry(in *codec.Reader) *Entry {
+	e := &Entry{Path: in.String(), Old: parseNode(in), New: parseNode(in), Content: in.Bool()}
+	n := in.Count(4)
+	for range min(n, MaxXattrs+1) {
+		e.Xattrs = append(e.Xattrs, in.String())
+	}
+	e.Omitted, e.LinesAdded, e.LinesDeleted = Omission(in.U8()), in.U32(), in.U32()
+	if p := in.Blob(); len(p) > 0 {
+		e.Patch = append([]byte(nil), p...)
+	}
+	return e
+}
+
+// check returns an error for an entry that no comparison has.
+func (e *Entry) check() error {
+	switch {
+	case len(e.Path) > MaxPath || !path.IsAbs(e.Path) || path.Clean(e.Path) != e.Path || strings.ContainsRune(e.Path, 0):
+		return fmt.Errorf("path %.100q", e.Path)
+	case e.Old.Type == Absent && e.New.Type == Absent:
+		return errors.New("no file on either disk")
+	case len(e.Xattrs) > MaxXattrs:
+		return fmt.Errorf("more than %d extended attributes", MaxXattrs)
+	case e.Omitted >= omissions:
+		return fmt.Errorf("omission %d", e.Omitted)
+	case len(e.Patch) > MaxPatch || !utf8.Valid(e.Patch):
+		return fmt.Errorf("a patch of %d bytes: want UTF-8, and at most %d", len(e.Patch), MaxPatch)
+	}
+	for line := range strings.Lines(string(e.Patch)) {
+		if !strings.ContainsRune(" +-@\\", rune(line[0])) {
+			return fmt.Errorf("a line of a patch: %.100q", line)
+		}
+	}
+	for _, name := range e.Xattrs {
+		if len(name) > maxName {
+			return fmt.Errorf("extended attribute %.100q", name)
+		}
+	}
+	return errors.Join(e.Old.check(), e.New.check())
+}
+
+func (n *Node) check() error {
+	if n.Type >= types || n.Mode > 0o7777 || len(n.Target) > MaxPath || strings.ContainsRune(n.Target, 0) {
+		return fmt.Errorf("file of type %d, mode %o, target %.100q", n.Type, n.Mode, n.Target)
+	}
+	return nil
+}
