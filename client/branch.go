@@ -38,6 +38,14 @@ func (c *Client) Promote(ctx context.Context, id string, req PromoteRequest) (r 
 	return r, err
 }
 
+// Diff compares the files of two snapshots or sandboxes of one family, and the sizes of their memory.
+// If req.From is empty, a sandbox is compared with the snapshot that it runs from. Data that a sandbox
+// has not written to its disk yet counts too.
+func (c *Client) Diff(ctx context.Context, req DiffRequest) (d Diff, err error) {
+	err = c.call(ctx, http.MethodPost, "/v1/diff", req, &d)
+	return d, err
+}
+
 // Pause stops the vCPUs of a sandbox.
 func (c *Client) Pause(ctx context.Context, id string) (s Sandbox, err error) {
 	err = c.call(ctx, http.MethodPost, sandboxPath(id, "/pause"), nil, &s)

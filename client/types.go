@@ -18,6 +18,10 @@ type (
 	TryStarted       = v1.TryStarted
 	TryResult        = v1.TryResult
 	TryEnd           = v1.TryEnd
+	DiffRequest      = v1.DiffRequest
+	Diff             = v1.Diff
+	DiffFile         = v1.DiffFile
+	DiffNode         = v1.DiffNode
 	ResumeRequest    = v1.ResumeRequest
 	Unique           = v1.Unique
 	Generator        = v1.Generator

@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -40,6 +41,7 @@ import (
 	"github.com/forkd/forkd/internal/format/disklayer"
 	"github.com/forkd/forkd/internal/host/admit"
 	"github.com/forkd/forkd/internal/host/bake"
+	"github.com/forkd/forkd/internal/host/diff"
 	"github.com/forkd/forkd/internal/host/event"
 	"github.com/forkd/forkd/internal/host/imagevm"
 	"github.com/forkd/forkd/internal/host/sandbox"
@@ -47,6 +49,7 @@ import (
 	"github.com/forkd/forkd/internal/host/tenancy"
 	"github.com/forkd/forkd/internal/host/vmfake"
 	"github.com/forkd/forkd/internal/host/workspace"
+	"github.com/forkd/forkd/internal/proto/diffproto"
 )
 
 // Token is the token that the API requires.
@@ -78,6 +81,7 @@ type Rig struct {
 	Plans    build.Config       // configuration of Steps
 	Steps    *build.Builder     // executes the builds of templates and Dockerfiles
 	Unpacks  *vmfake.VMMs       // builder VMs
+	Differs  *vmfake.VMMs       // VMs that compare disks
 	Scratch  string             // directory of the disks that builder VMs fill
 	Cache    string             // image cache
 	Parent   client.BakeRequest // request that makes a snapshot
@@ -111,6 +115,9 @@ type Options struct {
 
 	Stopping context.Context // ended when the daemon stops; nil: never
 
+	// Acts as the guest of VMs that compare disks; nil: each finds that the text /srv/a has changed.
+	Diff func(*vmfake.VMM, net.Conn)
+
 	NoKVM error // reason why the host cannot run VMs; nil: it can
 
 	Unchecked bool // do not compare traffic with the document, because another program does so
@@ -118,6 +125,8 @@ type Options struct {
 	Dir     string             // state of the rig, which may be that of an earlier rig; empty: a temporary directory
 	Prepare func(*vmfake.VMMs) // called before the first VM starts; may be nil
 }
+
+func (o *Options) noKVM() error { return o.NoKVM }
 
 // Start serves the API on a loopback address until t ends.
 func Start(t T, o Options) *Rig {
@@ -224,8 +233,8 @@ func New(t T, o Options) *Rig {
 	shared := face.New(face.Config{Host: tenancy.New(m, workspaces), Guard: guard, Audit: log,
 		Answers: answers, Limits: o.Limits, Counts: counts, Requests: counts.RequestDone, Stopping: o.Stopping, Log: discard})
 	api := v1.New(v1.Config{Face: shared, Baker: baker, Builds: r.Steps, Images: r.images, ScratchDir: r.Scratch,
-		Metrics: counts.Handler(), Version: "test", Accel: "kvm", GuestPort: o.GuestPort, Domain: domain, Links: links,
-		NoKVM: func() error { return o.NoKVM }, Tried: counts.Tried,
+		Differ: r.differ(o.Diff, run, st), Metrics: counts.Handler(), Version: "test", Accel: "kvm", Domain: domain,
+		GuestPort: o.GuestPort, NoKVM: o.noKVM, Links: links, Tried: counts.Tried,
 		MCP: mcphttp.New("test", o.Limits.Keepalive, discard)})
 	if !o.Unchecked {
 		api = apitest.Checked(t, api)
@@ -280,6 +289,18 @@ func (r *Rig) unpacks(dir string, unpack func(io.Reader) error) (*build.Images, 
 	filler := imagevm.New(imagevm.Config{VMMs: r.Unpacks, RunDir: run, Template: "host", Initrd: os.Open,
 		Room: (&admit.Rules{}).Room})
 	return &build.Images{Filler: filler, Dir: r.Cache}, nil
+}
+
+// differ returns a Differ whose VMs are fakes in which guest answers.
+func (r *Rig) differ(guest func(*vmfake.VMM, net.Conn), run string, st *store.Store) *diff.Differ {
+	if guest == nil {
+		file := diffproto.Node{Type: diffproto.Regular, Mode: 0o644, Size: 4}
+		guest = vmfake.Differs(&diffproto.Entry{Path: "/srv/a", Old: file, New: file, Content: true, LinesAdded: 1,
+			LinesDeleted: 1, Patch: []byte("@@ -1 +1 @@\n-old\n+new\n")})
+	}
+	r.Differs = vmfake.NewDiffers(guest)
+	return diff.New(diff.Config{VMMs: r.Differs, Store: st, RunDir: run, Template: "host",
+		Initrd: func(base *os.File) (*os.File, error) { return os.Open(base.Name()) }})
 }
 
 // guard returns a guard that accepts Token and more. It writes all tokens to r.TokenFile, and puts

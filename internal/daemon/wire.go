@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
 	"os"
@@ -16,6 +17,7 @@ import (
 	apiv1 "github.com/forkd/forkd/api/v1"
 	"github.com/forkd/forkd/internal/atomicfile"
 	"github.com/forkd/forkd/internal/build/image"
+	"github.com/forkd/forkd/internal/build/initramfs"
 	"github.com/forkd/forkd/internal/cleanup"
 	"github.com/forkd/forkd/internal/daemon/audit"
 	"github.com/forkd/forkd/internal/daemon/auth"
@@ -36,6 +38,7 @@ import (
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/bake"
 	"github.com/forkd/forkd/internal/host/cgroup"
+	"github.com/forkd/forkd/internal/host/diff"
 	"github.com/forkd/forkd/internal/host/event"
 	"github.com/forkd/forkd/internal/host/imagevm"
 	"github.com/forkd/forkd/internal/host/netclient"
@@ -155,7 +158,7 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard, kvm *kvmState) (*w
 		Counts: counts, Requests: counts.RequestDone, Stopping: ctx, Log: cfg.Log})
 	api := v1.New(v1.Config{
 		Face: shared, Baker: baker, Builds: w.builds, Images: w.images, ScratchDir: scratchDir(cfg.StateDir),
-		Metrics: counts.Handler(),
+		Differ: w.differ(&cfg, vmms, runDir), Metrics: counts.Handler(),
 		Version: cfg.Version, Accel: cfg.Accel, GuestPort: cfg.GuestPort, Domain: domain, Links: links, Traces: w.traces,
 		Missing: missing, Admission: admissionOf(cfg.Admit), NoKVM: kvm.why, MCP: mcphttp.New(cfg.Version, 0, cfg.Log),
 		Tried: counts.Tried,
@@ -205,6 +208,12 @@ func (w *wired) startBaker(cfg *Config, vmms vmpool.VMMs, runDir string) (*bake.
 	w.builder, err = template.New(template.Config{Manager: w.manager, Builds: w.builds,
 		Dir: filepath.Join(cfg.StateDir, "builds"), Log: cfg.Log})
 	return baker, err
+}
+
+// differ returns what compares disks.
+func (w *wired) differ(cfg *Config, vmms vmpool.VMMs, runDir string) *diff.Differ {
+	return diff.New(diff.Config{VMMs: vmms, Store: w.store, RunDir: runDir, Template: cfg.CPUTemplate,
+		Cmdline: vm.Cmdline(cfg.CmdlineArgs...), Initrd: addDiff})
 }
 
 // startImages prepares the cache and the scratch directory of images that builder VMs unpack.
@@ -353,6 +362,34 @@ func makeInitrd(kernel, program string) (*os.File, error) {
 	f, err := sealed(p)
 	if err != nil {
 		return nil, fmt.Errorf("make initramfs for kernel %s: %w", kernel, err)
+	}
+	return f, nil
+}
+
+// addDiff makes an initramfs with the files of base and forkd-diff. Linux unpacks several archives one
+// after the other.
+func addDiff(base *os.File) (*os.File, error) {
+	program, err := embedded.Open(embedded.Diff)
+	if err != nil {
+		return nil, err
+	}
+	st, err := base.Stat()
+	if err != nil {
+		return nil, err
+	}
+	var all bytes.Buffer
+	if _, err := all.ReadFrom(io.NewSectionReader(base, 0, st.Size())); err != nil {
+		return nil, err
+	}
+	all.Write(make([]byte, (4-all.Len()%4)%4)) // Linux skips zeros between archives, up to a multiple of 4
+	w := initramfs.NewWriter(&all)
+	_ = w.File(diff.Program, 0o755, program) // Close returns the error
+	if err := w.Close(); err != nil {
+		return nil, err
+	}
+	f, err := sealed(all.Bytes())
+	if err != nil {
+		return nil, fmt.Errorf("add forkd-diff to initramfs %s: %w", base.Name(), err)
 	}
 	return f, nil
 }

@@ -28,6 +28,7 @@ import (
 	"github.com/forkd/forkd/internal/host/vmmclient"
 	"github.com/forkd/forkd/internal/host/vmpool"
 	"github.com/forkd/forkd/internal/host/workspace"
+	"github.com/forkd/forkd/internal/proto/diffproto"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
@@ -60,6 +61,7 @@ func codeOf(err error) code {
 		prefix    *owner.PrefixError
 		closed    *owner.ClosedError
 		noKVM     *vmmclient.NoKVMError
+		disks     *diffproto.RefusedError
 	)
 	switch {
 	case errors.As(err, &noKVM):
@@ -122,7 +124,7 @@ func codeOf(err error) code {
 		return codeForbidden
 	case errors.Is(err, inbound.ErrMethod):
 		return codeMethod
-	case errors.As(err, &answer):
+	case errors.As(err, &answer), errors.As(err, &disks): // disks: a guest's file system is damaged
 		return codeGuestFailed
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, inbound.ErrIdle):
 		return codeTimeout

@@ -34,6 +34,7 @@ func TestOpenAPIHasTheFieldsOfTheCode(t *testing.T) {
 		t.Fatal(err)
 	}
 	types := map[string]any{
+		"DiffRequest": apiv1.DiffRequest{}, "Diff": apiv1.Diff{}, "DiffFile": apiv1.DiffFile{}, "DiffNode": apiv1.DiffNode{},
 		"CachedImage": apiv1.CachedImage{}, "PrunedImages": apiv1.PrunedImages{},
 		"CreateSnapshot": apiv1.BakeRequest{}, "SnapshotInfo": apiv1.Snapshot{}, "Baked": apiv1.Baked{},
 		"SnapshotInfoDetail": apiv1.SnapshotDetail{}, "CreateSandboxes": apiv1.ForkRequest{}, "Forked": apiv1.Forked{},

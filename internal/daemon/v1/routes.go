@@ -21,6 +21,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/inbound"
 	"github.com/forkd/forkd/internal/daemon/tracing"
 	"github.com/forkd/forkd/internal/host/bake"
+	"github.com/forkd/forkd/internal/host/diff"
 )
 
 // Limits on requests.
@@ -47,6 +48,7 @@ type Config struct {
 	Baker      *bake.Baker
 	Builds     *build.Builder
 	Images     *build.Images
+	Differ     *diff.Differ
 	ScratchDir string // directory of disks while they are filled; the files in it have no names
 	Metrics    http.Handler
 	Version    string

@@ -1010,6 +1010,98 @@ class TryEvent(Record):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class DiffRequest(Record):
+    """The message DiffRequest of the API."""
+
+    from_: str | None = None
+    """tag of a snapshot, or id of a sandbox; empty: the snapshot that the sandbox to runs from"""
+    to: str
+    """tag of a snapshot, or id of a sandbox, whose files come from the same image"""
+    path: str | None = None
+    """compare only this file or directory (absolute; links in it are not followed); empty: all"""
+    patch: bool | None = None
+    """send patches of text files"""
+    max_files: int | None = None
+    """further files are only counted"""
+    max_patch_bytes: int | None = None
+    """of all patches"""
+    _renamed: ClassVar[dict[str, str]] = {"from_": "from"}
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class DiffNode(Record):
+    """The message DiffNode of the API."""
+
+    type: str = ""
+    mode: int = 0
+    """permission bits"""
+    uid: int = 0
+    gid: int = 0
+    size: int = 0
+    """in bytes; 0 unless it is a file or a symbolic link"""
+    target: str | None = None
+    """of a symbolic link"""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class DiffFile(Record):
+    """The message DiffFile of the API."""
+
+    path: str = ""
+    """absolute; bytes that are not UTF-8 are replaced by U+FFFD"""
+    path_base64: str | None = None
+    """the path, if it is not UTF-8"""
+    change: str = ""
+    old: DiffNode | None = None
+    """absent if it was added"""
+    new: DiffNode | None = None
+    """absent if it was deleted"""
+    content: bool | None = None
+    """the bytes, the link's target or the type differ"""
+    xattrs: list[str] | None = None
+    """names of the extended attributes that differ"""
+    lines_added: int | None = None
+    lines_deleted: int | None = None
+    patch: str | None = None
+    """a part of a patch for git apply or patch -p1"""
+    patch_omitted: str | None = None
+    """why there is no patch of the content"""
+    _nested: ClassVar[Nested] = {
+        "old": DiffNode,
+        "new": DiffNode,
+    }
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class Diff(Record):
+    """The message Diff of the API."""
+
+    from_: str = ""
+    to: str = ""
+    files: list[DiffFile] = _field(default_factory=list)
+    """in the order of their paths"""
+    added: int = 0
+    """number of added files, whether files lists them or not"""
+    changed: int = 0
+    deleted: int = 0
+    lines_added: int = 0
+    """of the text files that files lists"""
+    lines_deleted: int = 0
+    omitted: int | None = None
+    """number of files that differ and are not listed"""
+    skipped: int | None = None
+    """number of files that could not be compared"""
+    memory_bytes: int | None = None
+    """bytes of memory that the guests have at different places, as far as the daemon knows without reading them;
+    absent if one side has no memory"""
+    diff_ms: float = 0.0
+    _nested: ClassVar[Nested] = {
+        "files": DiffFile,
+    }
+    _renamed: ClassVar[dict[str, str]] = {"from_": "from"}
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Resume(Record):
     """The message Resume of the API."""
 
@@ -1624,6 +1716,10 @@ __all__ = [
     "CreateSnapshot",
     "CreateSnapshotWarmup",
     "CreateWorkspace",
+    "Diff",
+    "DiffFile",
+    "DiffNode",
+    "DiffRequest",
     "Error",
     "Eval",
     "EvalResult",

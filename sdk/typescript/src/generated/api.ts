@@ -672,6 +672,86 @@ export interface components {
             /** @description with promote: the sandbox, which is now as the winner was */
             promoted?: components["schemas"]["RolledBack"];
         };
+        DiffRequest: {
+            /** @description tag of a snapshot, or id of a sandbox; empty: the snapshot that the sandbox to runs from */
+            from?: string;
+            /** @description tag of a snapshot, or id of a sandbox, whose files come from the same image */
+            to: string;
+            /** @description compare only this file or directory (absolute; links in it are not followed); empty: all */
+            path?: string;
+            /**
+             * @description send patches of text files
+             * @default true
+             */
+            patch?: boolean;
+            /**
+             * @description further files are only counted
+             * @default 10000
+             */
+            max_files?: number;
+            /**
+             * @description of all patches
+             * @default 1048576
+             */
+            max_patch_bytes?: number;
+        };
+        Diff: {
+            from: string;
+            to: string;
+            /** @description in the order of their paths */
+            files: components["schemas"]["DiffFile"][];
+            /** @description number of added files, whether files lists them or not */
+            added: number;
+            changed: number;
+            deleted: number;
+            /** @description of the text files that files lists */
+            lines_added: number;
+            lines_deleted: number;
+            /** @description number of files that differ and are not listed */
+            omitted?: number;
+            /** @description number of files that could not be compared */
+            skipped?: number;
+            /** @description bytes of memory that the guests have at different places, as far as the daemon knows without reading them; absent if one side has no memory */
+            memory_bytes?: number;
+            diff_ms: number;
+        };
+        DiffFile: {
+            /** @description absolute; bytes that are not UTF-8 are replaced by U+FFFD */
+            path: string;
+            /** @description the path, if it is not UTF-8 */
+            path_base64?: string;
+            /** @enum {string} */
+            change: "added" | "changed" | "deleted";
+            /** @description absent if it was added */
+            old?: components["schemas"]["DiffNode"];
+            /** @description absent if it was deleted */
+            new?: components["schemas"]["DiffNode"];
+            /** @description the bytes, the link's target or the type differ */
+            content?: boolean;
+            /** @description names of the extended attributes that differ */
+            xattrs?: string[];
+            lines_added?: number;
+            lines_deleted?: number;
+            /** @description a part of a patch for git apply or patch -p1 */
+            patch?: string;
+            /**
+             * @description why there is no patch of the content
+             * @enum {string}
+             */
+            patch_omitted?: "binary" | "large" | "limit";
+        };
+        DiffNode: {
+            /** @enum {string} */
+            type: "file" | "dir" | "symlink" | "char" | "block" | "fifo" | "socket";
+            /** @description permission bits */
+            mode: number;
+            uid: number;
+            gid: number;
+            /** @description in bytes; 0 unless it is a file or a symbolic link */
+            size: number;
+            /** @description of a symbolic link */
+            target?: string;
+        };
         Resume: {
             /** @description the sandbox's mode from now on */
             unique?: components["schemas"]["UniqueMode"];
