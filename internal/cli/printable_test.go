@@ -126,6 +126,7 @@ func hostileDaemon(t *testing.T) {
 		"GET /v1/sandboxes/sb-1/network":       hostile[client.SandboxNetwork](),
 		"POST /v1/sandboxes/sb-1/ping":         hostile[client.Pong](),
 		"POST /v1/forks":                       hostile[client.Forked](),
+		"POST /v1/diff":                        hostile[client.Diff](),
 		"GET /v1/workspaces":                   hostile[[]client.Workspace](),
 		"POST /v1/workspaces":                  hostile[client.Workspace](),
 		"GET /v1/workspaces/desk":              hostile[client.Workspace](),
@@ -159,7 +160,8 @@ func TestWordsOfDaemonsAreForReading(t *testing.T) {
 		"prune --force", "df", "info", "ping sb-1", "net sb-1", "limit sb-1", "workspace list",
 		"workspace create desk --snapshot base", "inspect sb-1", "inspect base", "kill sb-1",
 		"top --once", "stats sb-1", "ttl sb-1", "rmi base", "rmi nothing",
-		"verify base", "undo -w desk", "turns -w desk", "inspect -f {{.id}} sb-1"} {
+		"verify base", "undo -w desk", "turns -w desk", "inspect -f {{.id}} sb-1", "diff sb-1",
+		"diff base sb-1 /srv", "diff sb-1 --stat", "diff sb-1 --name-only", "diff sb-1 --name-status"} {
 		for _, format := range []string{"", "-o json"} {
 			command, program, _ := strings.Cut(line, " -- ")
 			args := append(strings.Fields(command), strings.Fields(format)...)
