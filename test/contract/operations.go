@@ -225,7 +225,15 @@ func sandboxOperations() map[string]operation {
 				Tag: with.text("tag"), Mode: with.text("mode"), Unique: with.text("unique")}))
 		}},
 		"sandbox.try_all": {"Client.Try", tryAll},
-		"sandbox.pause":   {"Client.Pause", state((*client.Client).Pause)},
+		"sandbox.diff": {"Client.Diff", func(r *runner, of *Object, with arguments) (any, error) {
+			var req client.DiffRequest
+			if err := with.into(&req); err != nil {
+				return nil, err
+			}
+			req.From, req.To = with.text("since"), id(of)
+			return fieldsAnd(r.client.Diff(r.ctx, req))
+		}},
+		"sandbox.pause": {"Client.Pause", state((*client.Client).Pause)},
 		"sandbox.resume": {"Client.ResumeWith", func(r *runner, of *Object, with arguments) (any, error) {
 			return fieldsAnd(r.client.ResumeWith(r.ctx, id(of), client.ResumeRequest{Unique: with.text("unique")}))
 		}},

@@ -411,6 +411,7 @@ for name in (
     "rollback",
     "promote",
     "try_all",
+    "diff",
     "pause",
     "resume",
     "suspend",

@@ -81,6 +81,18 @@ def test_branch_rollback_and_the_family_of_a_sandbox(sandbox: Sandbox, rig: Any)
     assert [other.delete(), unnamed.delete(), snap.delete(cascade=True), snap.delete()] == [True, True, True, False]
 
 
+def test_diff_takes_snapshots_and_sandboxes(sandbox: Sandbox) -> None:
+    snapshot, kids = sandbox.branch(1)
+    for since in (None, snapshot, kids[0], kids[0].id, snapshot.tag):
+        found = sandbox.diff(since, path="/srv")
+        assert [f.path for f in found.files] == ["/srv/a"]
+        assert found.files[0].patch.endswith("@@ -1 +1 @@\n-old\n+new\n")
+    assert sandbox.diff(patch=False).files[0].patch is None
+    assert sandbox.diff(max_files=0).omitted == 1
+    kids.kill()
+    snapshot.delete()
+
+
 def test_pause_resume_suspend(sandbox: Sandbox) -> None:
     assert sandbox.pause().state == "paused"
     with pytest.raises(SandboxStateError):

@@ -1,5 +1,5 @@
 import { camel, snake, type Camel } from "./case.ts";
-import { checkInteger, checkName, checkOptions, checkSeconds, checkString, checkStrings, checkWord } from "./check.ts";
+import { checkInteger, checkName, checkOptions, checkPath, checkSeconds, checkString, checkStrings, checkWord } from "./check.ts";
 import {
   Client,
   forkOptions,
@@ -39,6 +39,10 @@ export type SandboxNetwork = Camel<Schemas["SandboxNetwork"]>;
 export type SandboxLimits = Camel<Schemas["SandboxLimits"]>;
 /** A sandbox after a rollback, and the duration of the rollback. */
 export type RolledBack = Camel<Schemas["RolledBack"]>;
+/** The files that differ between two snapshots or sandboxes. */
+export type Diff = Camel<Schemas["Diff"]>;
+/** A path at which two snapshots or sandboxes differ. */
+export type DiffFile = Camel<Schemas["DiffFile"]>;
 /** How a running sandbox is branched; see docs/branching.md. */
 export type BranchMode = "live" | "diff" | "full";
 
@@ -46,6 +50,18 @@ export type BranchMode = "live" | "diff" | "full";
 export interface WithClient {
   /** Default: the client of the daemon that is found without options. */
   client?: Client | undefined;
+}
+
+/** Options of sandbox.diff. */
+export interface DiffOptions extends CallOptions {
+  /** Compare only this file or directory. */
+  path?: string | undefined;
+  /** false: no patches of text files. */
+  patch?: boolean | undefined;
+  /** Further files are only counted. Default: 10,000; at most 20,000. */
+  maxFiles?: number | undefined;
+  /** Bytes of all patches. Default: 1 MiB; at most 4 MiB. */
+  maxPatchBytes?: number | undefined;
 }
 
 /** Options of sandbox.branch. */
@@ -261,6 +277,21 @@ export class Sandbox implements AsyncDisposable {
       winner: results.find(({ index }) => index === end.winner),
       sandboxes: new Sandboxes(end.kept.map((info) => new Sandbox(this.client, camel(info)))),
     };
+  }
+
+  /**
+   * Returns the files of the sandbox that differ from those of another snapshot or sandbox of its family,
+   * and the size of the memory that may differ. By default it is the snapshot that the sandbox runs from.
+   */
+  async diff(since?: string | Snapshot | Sandbox, options: DiffOptions = {}): Promise<Diff> {
+    checkOptions(options, "path", "patch", "maxFiles", "maxPatchBytes", ...callOptions);
+    const from = since instanceof Sandbox ? since.id : since === undefined ? undefined : tagOf(since, "since");
+    const { path, patch, maxFiles, maxPatchBytes } = options;
+    if (path !== undefined) checkPath("path", path);
+    if (maxFiles !== undefined) checkInteger("maxFiles", maxFiles, 0, 20_000);
+    if (maxPatchBytes !== undefined) checkInteger("maxPatchBytes", maxPatchBytes, 0, 4 << 20);
+    const json = { from, to: this.id, path, patch, max_files: maxFiles, max_patch_bytes: maxPatchBytes };
+    return camel((await this.client.wire.call("POST", "/v1/diff", { json, options, seconds: 900 })) as Schemas["Diff"]);
   }
 
   /** Pauses the sandbox. */

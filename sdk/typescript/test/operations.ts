@@ -177,6 +177,11 @@ export const operations: Readonly<Record<string, Operation>> = {
     "commands n judge keep promote mode env cwd user timeout labels",
     (box: Sandbox, args) => box.tryAll(args["commands"], options(args, "commands")),
   ],
+  "sandbox.diff": [
+    "sandbox.diff",
+    "since path patch max_files max_patch_bytes",
+    (box: Sandbox, args) => box.diff(args["since"], options(args, "since")),
+  ],
   "sandbox.pause": ["sandbox.pause", "", (box: Sandbox) => box.pause()],
   "sandbox.resume": ["sandbox.resume", "unique", (box: Sandbox, args) => box.resume(args)],
   "sandbox.suspend": ["sandbox.suspend", "", (box: Sandbox) => box.suspend()],

@@ -18,7 +18,18 @@ from .._execution import Execution, Result
 from .._lines import Lines
 from .._names import NamesOfE2B, knows_e2b
 from .._tries import ChildResult
-from .._wire import CodeContext, Limits, Network, Pong, RolledBack, SandboxInfo, SandboxLimits, SandboxNetwork, Stats
+from .._wire import (
+    CodeContext,
+    Diff,
+    Limits,
+    Network,
+    Pong,
+    RolledBack,
+    SandboxInfo,
+    SandboxLimits,
+    SandboxNetwork,
+    Stats,
+)
 from . import _runtime
 from ._code import Contexts, run_code
 from ._commands import Commands, Pty, Command
@@ -38,6 +49,7 @@ NetworkPolicy = Network | str | Mapping[str, Any]
 
 BRANCH_MODES = ("live", "diff", "full")
 UNIQUE_MODES = ("report", "strict")
+COMPARE = 900.0  # seconds: the daemon compares for ten minutes at most, and first saves both sides
 
 
 class Sandboxes(list["Sandbox"]):
@@ -412,6 +424,35 @@ class Sandbox(metaclass=NamesOfE2B):
         if the daemon dies, no child stays, and the sandbox is as it was."""
         body = try_body(commands, n, judge, keep, promote, mode, env, cwd, user, timeout, labels, BRANCH_MODES)
         return try_all(self, body, on_result)
+
+    def diff(
+        self,
+        since: str | Snapshot | Sandbox | None = None,
+        *,
+        path: str | None = None,
+        patch: bool = True,
+        max_files: int | None = None,
+        max_patch_bytes: int | None = None,
+    ) -> Diff:
+        """The files of the sandbox that differ from those of another snapshot or sandbox of its family, and the size
+        of the memory that may differ. By default it is the snapshot that the sandbox runs from. path selects a file
+        or directory. Text files have a patch, which together have at most max_patch_bytes; of more than max_files
+        files the others are only counted."""
+        if not isinstance(patch, bool):
+            raise _args.wrong("patch", patch, "True or False")
+        body = _args.given(
+            to=self.id,
+            path=None if path is None else _args.path("path", path),
+            patch=patch,
+            max_files=None if max_files is None else _args.whole("max_files", max_files, 0, 20_000),
+            max_patch_bytes=None
+            if max_patch_bytes is None
+            else _args.whole("max_patch_bytes", max_patch_bytes, 0, 4 << 20),
+        )
+        if since is not None:
+            name = since if isinstance(since, str) else since.id if isinstance(since, Sandbox) else since.tag
+            body["from"] = _args.name("since", name)
+        return Diff.from_json((self._transport.call("POST", "/v1/diff", body, timeout=COMPARE)).json())
 
     def pause(self) -> SandboxInfo:
         """Pauses the sandbox."""
