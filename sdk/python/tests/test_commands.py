@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from typing import Any
 
 import pytest
 
-from forkd import BytesResult, Client, CommandFailed, CommandResult, ForkdError, Output, Sandbox
+from forkd import AsyncClient, BytesResult, Client, CommandFailed, CommandResult, ForkdError, Output, Sandbox
 from forkd.errors import InputClosedError, NotFoundInSandboxError
 
 
@@ -108,6 +109,30 @@ def test_input_that_is_not_taken_is_an_error(sandbox: Sandbox) -> None:
     assert isinstance(caught.value, BrokenPipeError)
     handle.kill()
     assert handle.wait().signal == "SIGKILL"
+
+
+def test_input_for_a_command_that_has_ended_already(sandbox: Sandbox) -> None:
+    """Its end, and the end of the stream, may arrive together with its start."""
+    for _ in range(100):
+        assert sandbox.commands.start(["echo", "done"], stdin=b"").wait().stdout == "done\n"
+
+
+def test_a_start_that_is_cancelled_kills_its_command(rig: Any, sandbox: Sandbox) -> None:
+    async def cancelled() -> None:
+        async with AsyncClient(rig.url, token=rig.token) as client:
+            there = await client.connect(sandbox.id)
+            start = asyncio.create_task(there.commands.start(["sleep", "600"], stdin=b"x" * (1 << 20)))
+            async with asyncio.timeout(30):
+                while not (found := await there.commands.list()):
+                    await asyncio.sleep(0.02)
+                start.cancel()
+                with pytest.raises(asyncio.CancelledError) as caught:
+                    await start
+                while await there.commands.list():
+                    await asyncio.sleep(0.02)
+            assert len(found) == 1 and caught.value.__traceback__ is not None  # which keeps the stream alive
+
+    asyncio.run(cancelled())
 
 
 def test_signal_kill_and_send_stdin_by_number(sandbox: Sandbox) -> None:

@@ -337,6 +337,9 @@ class AsyncCommands:
                 await handle.close_stdin()
             except InputClosedError:
                 pass  # like `head`, it needs no more input
+            except BaseException:
+                await handle.aclose()
+                raise
         return handle
 
     async def connect(self, pid: int, *, text: bool = True) -> AsyncCommandHandle:

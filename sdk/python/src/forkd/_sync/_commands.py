@@ -338,6 +338,9 @@ class Commands:
                 handle.close_stdin()
             except InputClosedError:
                 pass  # like `head`, it needs no more input
+            except BaseException:
+                handle.close()
+                raise
         return handle
 
     def connect(self, pid: int, *, text: bool = True) -> CommandHandle:

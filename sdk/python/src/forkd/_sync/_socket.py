@@ -54,12 +54,15 @@ class Socket:
 
     def write(self, event: Any) -> None:
         import httpcore2
+        import wsproto.utilities
 
         with self.sending:
             if not self.open:
                 raise StreamBrokenError(f"{self.what}: the stream has ended")
             try:
                 self.stream.write(self.protocol.send(event), timeout=self.idle)
+            except wsproto.utilities.LocalProtocolError as e:  # the daemon's close has arrived already
+                raise StreamBrokenError(f"{self.what}: the stream has ended") from e
             except (httpcore2.NetworkError, httpcore2.TimeoutException) as e:
                 raise StreamBrokenError(f"{self.what} broke off: {str(e) or type(e).__name__}") from e
 
