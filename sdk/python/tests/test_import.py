@@ -42,6 +42,22 @@ def test_import_loads_few_modules() -> None:
     print(f"import forkd: {said['ms']:.0f} ms of processor time, {len(said['modules'])} modules")
     assert not NOT_AT_ONCE & set(said["modules"])
     assert len(said["modules"]) <= MOST, said["modules"]
+    assert not [m for m in said["modules"] if m.startswith("forkd.integrations")]
+
+
+FRAMEWORKS = ["deepagents", "inspect_ai", "langchain_core", "langgraph", "minisweagent", "pydantic", "pydantic_ai"]
+
+WITHOUT = f"""
+import sys
+sys.modules.update(dict.fromkeys({FRAMEWORKS!r}))  # importing one is an error
+import forkd, forkd.integrations
+for name in forkd.__all__:
+    getattr(forkd, name)
+"""
+
+
+def test_nothing_but_the_adapters_needs_a_framework() -> None:
+    subprocess.run([sys.executable, "-I", "-c", WITHOUT], check=True)
 
 
 def test_every_name_can_be_imported() -> None:

@@ -7,8 +7,8 @@ interpreters, separated by spaces, with which the tests run too."""
 from __future__ import annotations
 
 import glob
+import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -40,10 +40,15 @@ def tool(name: str, *args: str, **env: str) -> str:
 
 
 def typed() -> None:
-    # It finds the package through the Python of $PATH, not in a directory that also has the sources.
-    said = run(BIN + "/pyright", "--ignoreexternal", "--verifytypes", "forkd", cwd=scratch, PATH=BIN + os.pathsep + os.environ["PATH"])
-    if "Type completeness score: 100%" not in said:
-        raise RuntimeError(re.sub(r"(?s).*Symbols exported", "Symbols exported", said))
+    # It finds the package through the Python of $PATH, not in a directory that also has the sources. The bases of the
+    # adapters are classes of frameworks that this environment lacks; the group adapters checks their types.
+    got = subprocess.run([BIN + "/pyright", "--ignoreexternal", "--outputjson", "--verifytypes", "forkd"], cwd=scratch,
+                         env={**os.environ, "PATH": BIN + os.pathsep + os.environ["PATH"]}, stdout=subprocess.PIPE, text=True)
+    symbols = json.loads(got.stdout)["typeCompleteness"]["symbols"]
+    unknown = [s["name"] for s in symbols if s["isExported"] and not s["name"].startswith("forkd.integrations.")
+               and (not s["isTypeKnown"] or s["isTypeAmbiguous"])]
+    if unknown or len(symbols) < 500:
+        raise RuntimeError(f"of {len(symbols)} symbols, these have no complete type: {unknown}")
 
 
 def tests(python: str, name: str, rig: str, **env: str) -> None:
@@ -72,7 +77,8 @@ with tempfile.TemporaryDirectory() as scratch:
     r.case("mypy --strict", lambda: tool("mypy", "--cache-dir", os.path.join(scratch, "mypy")))
     r.case("pyright --verifytypes: all of it is typed", typed)
 
-    r.case("the reference is made", lambda: run(sys.executable, "-m", "pdoc", "-o", scratch + "/reference", "forkd", cwd=scratch))
+    r.case("the reference is made", lambda: run(sys.executable, "-m", "pdoc", "-o", scratch + "/reference", "forkd",
+                                                    "!forkd.integrations", cwd=scratch))
 
     def install() -> None:
         run(sys.executable, "-m", "venv", empty)
