@@ -1,0 +1,53 @@
+"""The daemon of these tests: that of $FORKD_URL, with real VMs forked from $COMPAT_TAG, or else the fake one whose
+program is $FORKD_RIG."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from forkd import Client, Sandbox
+
+
+@dataclass
+class Daemon:
+    snapshot: str
+    real: bool  # VMs are real, so that a rollback takes back what a guest has done
+    env: dict[str, str]  # of sandboxes
+    user: str  # of sandboxes, without privileges
+
+    def sandbox(self) -> Sandbox:
+        return Sandbox.create(self.snapshot, env=self.env)
+
+
+@pytest.fixture(scope="session")
+def daemon() -> Iterator[Daemon]:
+    if "FORKD_URL" in os.environ:
+        yield Daemon(os.environ["COMPAT_TAG"], True, {}, "user")
+        return
+    with subprocess.Popen(
+        [os.environ["FORKD_RIG"], "-bind", "127.0.0.1:0"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        said = json.loads(process.stdout.readline())
+        os.environ.update(FORKD_URL=said["url"], FORKD_TOKEN=said["token"])
+        # The suites run `python`, which a host may lack outside of virtual environments.
+        path = os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"]
+        yield Daemon(said["snapshot"], False, {"PATH": path}, "nobody")
+        Client.default().close()
+        process.stdin.close()
+    assert process.returncode == 0, "a request or an answer was not as api/openapi.yaml has it: see above"
+
+
+@pytest.fixture
+def real(daemon: Daemon) -> None:
+    if not daemon.real:
+        pytest.skip("fake VMs share the host's files")

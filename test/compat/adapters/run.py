@@ -1,0 +1,100 @@
+"""The adapters of the Python SDK (forkd.integrations), each with the conformance suite of its framework, in sandboxes
+forked from $COMPAT_TAG. Only frameworks that are installed are tested. Without VMs: build test/contract/rigd, set
+FORKD_RIG to the program, and run pytest with the OPTIONS below in this directory."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as xml
+from functools import partial
+from importlib.util import find_spec
+
+from report import Report
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+SDK = os.path.join(os.getcwd(), "sdk/python")
+SEVERAL = ["-o", "asyncio_mode=auto", "-o", "asyncio_default_fixture_loop_scope=module"]
+OPTIONS = {  # by adapter; the suite of Pydantic AI uses anyio's plugin
+    "deepagents": SEVERAL,
+    "inspect_ai": [*SEVERAL, "-o", "asyncio_default_test_loop_scope=module"],
+    "langgraph": SEVERAL,
+    "minisweagent": [],
+    "pydantic_ai": [],
+}
+NEEDS = {
+    "deepagents": "langchain_tests",
+    "langgraph": "langgraph.checkpoint.conformance",
+}  # else the adapter's name
+r = Report("forkd.integrations (sdk/python)")
+
+
+def installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # of the package that it is in
+        return False
+
+
+def run(*args: str, cwd: str = SDK) -> None:
+    got = subprocess.run(
+        [sys.executable, "-m", *args],
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    if got.returncode:
+        raise RuntimeError(f"{args[0]} ended with status {got.returncode}\n{got.stdout}")
+
+
+def suite(name: str, report: str) -> None:
+    """Runs the tests of an adapter. Each test is a case."""
+    if os.path.exists(report):
+        os.remove(report)
+    code = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            f"--junitxml={report}",
+            *OPTIONS[name],
+            f"test_{name}.py",
+        ],
+        cwd=HERE,
+    ).returncode
+    for case in xml.parse(report).iter("testcase") if os.path.exists(report) else []:
+        bad = next((e for e in case if e.tag in ("failure", "error", "skipped")), None)
+        outcome = "passed" if bad is None else "not_applicable" if bad.tag == "skipped" else "failed"
+        title = f"{name}: {'suite: ' if 'TestSuite' in case.get('classname', '') else ''}{case.get('name')}"
+        r.add(
+            title,
+            outcome,
+            None if bad is None else bad.get("message"),
+            float(case.get("time", 0)),
+        )
+    r.add(
+        f"{name}: the tests as a whole",
+        "failed" if code else "passed",
+        f"pytest ended with status {code}" if code else None,
+    )
+
+
+# The frameworks take minutes to install. As the SDK is not among their requirements, they stay when it changes.
+PIP = ["pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-build-isolation", "--force-reinstall"]
+
+with tempfile.TemporaryDirectory() as scratch:
+    r.case("the SDK is installed", lambda: run(*PIP, SDK))
+    for name in OPTIONS:
+        if installed(NEEDS.get(name, name)):
+            mypy = partial(run, "mypy", "--cache-dir", scratch + "/mypy", f"src/forkd/integrations/{name}.py")
+            pdoc = partial(run, "pdoc", "-o", scratch + "/reference", f"forkd.integrations.{name}", cwd=scratch)
+            r.case(f"{name}: mypy --strict", mypy)
+            r.case(f"{name}: the reference is made", pdoc)
+            suite(name, scratch + "/tests.xml")
+r.finish()
