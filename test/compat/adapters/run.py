@@ -10,9 +10,10 @@ import sys
 import tempfile
 import xml.etree.ElementTree as xml
 from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 
-from report import Report
+from report import NotApplicable, Report, want
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 SDK = os.path.join(os.getcwd(), "sdk/python")
@@ -50,43 +51,57 @@ def run(*args: str, cwd: str = SDK) -> None:
         raise RuntimeError(f"{args[0]} ended with status {got.returncode}\n{got.stdout}")
 
 
+def of_suite(case: xml.Element) -> bool:
+    """Whether a test is one of the framework's suite."""
+    name = case.get("name", "")
+    if name.startswith("test_suite[") or "TestSuite" in case.get("classname", ""):
+        return True
+    return installed("inspect_ai") and name in import_module("inspect_ai.util._sandbox.self_check").__all__
+
+
 def suite(name: str, report: str) -> None:
     """Runs the tests of an adapter. Each test is a case."""
     if os.path.exists(report):
         os.remove(report)
-    code = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            f"--junitxml={report}",
-            *OPTIONS[name],
-            f"test_{name}.py",
-        ],
-        cwd=HERE,
-    ).returncode
+    args = ["-q", "-p", "no:cacheprovider", f"--junitxml={report}", *OPTIONS[name], f"test_{name}.py"]
+    code = subprocess.run([sys.executable, "-m", "pytest", *args], cwd=HERE).returncode
+    passed = total = slow = 0
     for case in xml.parse(report).iter("testcase") if os.path.exists(report) else []:
         bad = next((e for e in case if e.tag in ("failure", "error", "skipped")), None)
         outcome = "passed" if bad is None else "not_applicable" if bad.tag == "skipped" else "failed"
-        title = f"{name}: {'suite: ' if 'TestSuite' in case.get('classname', '') else ''}{case.get('name')}"
-        r.add(
-            title,
-            outcome,
-            None if bad is None else bad.get("message"),
-            float(case.get("time", 0)),
+        reason, title = None if bad is None else bad.get("message"), f"{name}: {case.get('name')}"
+        if of_suite(case):
+            title = f"{name}: suite: {case.get('name')}"
+            passed += outcome == "passed"
+            total += bad is None or bad.get("type") != "pytest.skip"
+            slow += "emulated host" in (reason or "")
+        r.add(title, outcome, reason, float(case.get("time", 0)))
+    reason = f"pytest ended with status {code}" if code else None
+    r.add(f"{name}: the tests as a whole", "failed" if code else "passed", reason)
+    if total:
+        r.case(
+            f"{name}: docs/integrations.md has these numbers", lambda: documented(name, f"{passed} of {total}", slow)
         )
-    r.add(
-        f"{name}: the tests as a whole",
-        "failed" if code else "passed",
-        f"pytest ended with status {code}" if code else None,
-    )
+
+
+def documented(name: str, numbers: str, slow: int) -> None:
+    if slow:
+        raise NotApplicable("an emulated host was too slow for a test")
+    with open("docs/integrations.md") as f:
+        row = next(line for line in f if f"| `forkd.integrations.{name}`" in line)
+    want(numbers in row, f"{numbers}; the document has: {row}")
 
 
 # The frameworks take minutes to install. As the SDK is not among their requirements, they stay when it changes.
-PIP = ["pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-build-isolation", "--force-reinstall"]
+PIP = [
+    "pip",
+    "install",
+    "--quiet",
+    "--disable-pip-version-check",
+    "--no-deps",
+    "--no-build-isolation",
+    "--force-reinstall",
+]
 
 with tempfile.TemporaryDirectory() as scratch:
     r.case("the SDK is installed", lambda: run(*PIP, SDK))
