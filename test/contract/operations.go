@@ -225,15 +225,8 @@ func sandboxOperations() map[string]operation {
 				Tag: with.text("tag"), Mode: with.text("mode"), Unique: with.text("unique")}))
 		}},
 		"sandbox.try_all": {"Client.Try", tryAll},
-		"sandbox.diff": {"Client.Diff", func(r *runner, of *Object, with arguments) (any, error) {
-			var req client.DiffRequest
-			if err := with.into(&req); err != nil {
-				return nil, err
-			}
-			req.From, req.To = with.text("since"), id(of)
-			return fieldsAnd(r.client.Diff(r.ctx, req))
-		}},
-		"sandbox.pause": {"Client.Pause", state((*client.Client).Pause)},
+		"sandbox.diff":    {"Client.Diff", diff},
+		"sandbox.pause":   {"Client.Pause", state((*client.Client).Pause)},
 		"sandbox.resume": {"Client.ResumeWith", func(r *runner, of *Object, with arguments) (any, error) {
 			return fieldsAnd(r.client.ResumeWith(r.ctx, id(of), client.ResumeRequest{Unique: with.text("unique")}))
 		}},
@@ -346,4 +339,13 @@ func bestOf(r *runner, of *Object, with arguments) (any, error) {
 	result, err := fieldsOf(best.Result)
 	return map[string]any{"index": best.Index, "score": best.Score, "result": result,
 		"sandbox": at(sandboxObjects([]client.Sandbox{best.Sandbox}), "0")}, err
+}
+
+func diff(r *runner, of *Object, with arguments) (any, error) {
+	var req client.DiffRequest
+	if err := with.into(&req); err != nil {
+		return nil, err
+	}
+	req.From, req.To = with.text("since"), id(of)
+	return fieldsAnd(r.client.Diff(r.ctx, req))
 }

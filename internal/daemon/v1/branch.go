@@ -98,6 +98,9 @@ func (a *api) rollback(r *http.Request, req *apiv1.RollbackRequest) (out apiv1.R
 			return out, err
 		}
 	}
+	if err := unique.Strict(req.Unique).Check(); err != nil {
+		return out, err
+	}
 	return a.rolledBack(r)(a.view(r).Rollback(r.Context(), r.PathValue("id"), req.To, unique.Strict(req.Unique)))
 }
 
@@ -118,6 +121,9 @@ func (a *api) promote(r *http.Request, req *apiv1.PromoteRequest) (out apiv1.Rol
 	}
 	if _, err := a.view(r).Sandbox(req.From); err == nil { // other text may be a secret
 		audit.From(r.Context()).From = req.From
+	}
+	if err := unique.Strict(req.Unique).Check(); err != nil {
+		return out, err
 	}
 	return a.rolledBack(r)(a.view(r).Promote(r.Context(), id, req.From, branch, unique.Strict(req.Unique)))
 }

@@ -23,6 +23,7 @@ import (
 
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/sandbox"
+	"github.com/forkd/forkd/internal/host/unique"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
@@ -97,7 +98,8 @@ type Observer interface {
 type Host interface {
 	ForkSandbox(ctx context.Context, id string, mode sandbox.BranchRequest, req sandbox.ForkRequest) (sandbox.ForkResult,
 		sandbox.BranchResult, error)
-	Promote(ctx context.Context, id, from string, req sandbox.BranchRequest) (sandbox.RollbackResult, error)
+	Promote(ctx context.Context, id, from string, req sandbox.BranchRequest, strict unique.Strict) (
+		sandbox.RollbackResult, error)
 	Stats(ctx context.Context, id string) (sandbox.Stats, error)
 	Kill(id string) error
 }
@@ -306,7 +308,7 @@ const (
 // for some time, because the children's work would be lost.
 func (t *try) promote(ctx context.Context, source, child string) (sandbox.RollbackResult, error) {
 	for deadline := time.Now().Add(promoteLimit); ; {
-		r, err := t.host.Promote(ctx, source, child, sandbox.BranchRequest{Mode: t.req.Mode})
+		r, err := t.host.Promote(ctx, source, child, sandbox.BranchRequest{Mode: t.req.Mode}, unique.AsBefore)
 		if err == nil || !sandbox.IsBusy(err) || time.Now().After(deadline) {
 			return r, err
 		}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/sandbox"
+	"github.com/forkd/forkd/internal/host/unique"
 )
 
 // fake is a Host whose children do what their commands say.
@@ -40,7 +41,8 @@ func (f *fake) ForkSandbox(_ context.Context, _ string, _ sandbox.BranchRequest,
 	return r, b, nil
 }
 
-func (f *fake) Promote(_ context.Context, id, from string, _ sandbox.BranchRequest) (sandbox.RollbackResult, error) {
+func (f *fake) Promote(_ context.Context, id, from string, _ sandbox.BranchRequest, _ unique.Strict) (
+	sandbox.RollbackResult, error) {
 	f.promoted = append(f.promoted, from+" into "+id)
 	err := f.promote
 	f.promote = nil

@@ -42,9 +42,6 @@ type RollbackResult struct {
 // strict holds from this rollback on. A rollback that leaves the sandbox unchanged does not set it.
 func (m *Manager) Rollback(ctx context.Context, id, to string, strict unique.Strict) (r RollbackResult, err error) {
 	start := time.Now()
-	if err := strict.Check(); err != nil {
-		return r, err
-	}
 	err = m.With(ctx, id, func(h *Held) (err error) {
 		r, err = h.rollback(ctx, to, strict, start)
 		return err
@@ -253,9 +250,6 @@ func (m *Manager) inFamily(ctx context.Context, rec ledger.Record, to *store.Lea
 // caller that needs that state must branch the sandbox first.
 func (m *Manager) Promote(ctx context.Context, id, from string, req BranchRequest, strict unique.Strict) (
 	r RollbackResult, err error) {
-	if err := strict.Check(); err != nil {
-		return r, err
-	}
 	if id == from {
 		return r, invalid.Errorf("from", "%q: want another sandbox", from)
 	}
