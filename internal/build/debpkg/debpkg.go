@@ -1,6 +1,6 @@
 // Package debpkg downloads Debian packages and extracts files from them, without installing
-// anything. It runs apt-get, which downloads with the host's own sources, keys and proxies and
-// checks the signatures, and dpkg-deb, which unpacks.
+// anything. apt-get downloads the packages with the host's own sources, keys and proxies, and
+// checks their signatures. dpkg-deb unpacks them.
 //
 // It needs no root privileges. The caller decides which packages to fetch.
 package debpkg
@@ -54,9 +54,9 @@ func Download(ctx context.Context, dir, pkg string) (deb string, err error) {
 	return deb, nil
 }
 
-// DownloadFrom is Download from another suite of the host's archive, such as bookworm-backports.
-// The suite need not be in the host's sources, which are not changed. DownloadFrom leaves package
-// lists in dir.
+// DownloadFrom is like Download, but takes the package from another suite of the host's archive,
+// such as bookworm-backports. The host's package sources need not contain the suite, and are not
+// changed. DownloadFrom leaves the downloaded package lists in dir.
 func DownloadFrom(ctx context.Context, dir, suite, pkg string) (deb string, err error) {
 	options, err := readLists(ctx, dir, suite)
 	if err != nil {
@@ -65,10 +65,10 @@ func DownloadFrom(ctx context.Context, dir, suite, pkg string) (deb string, err 
 	return download(ctx, dir, pkg, options)
 }
 
-// FetchWhole unpacks packages of a suite, together with all their dependencies including the C
-// library, into a new directory in dir. The caller removes that directory. The suite may belong to
-// another release than the host's. Packages that are installed on the host do not satisfy a
-// dependency.
+// FetchWhole unpacks packages of a suite into a new directory in dir, together with all their
+// dependencies including the C library. The caller removes that directory. The suite may belong to
+// another Debian release than the host's. A dependency is fetched even if its package is installed
+// on the host.
 func FetchWhole(ctx context.Context, dir, suite string, pkgs ...string) (tree string, err error) {
 	fail := func(err error) (string, error) { return "", fmt.Errorf("fetch %s of %s: %w", pkgs[0], suite, err) }
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -110,8 +110,8 @@ func fetchWhole(ctx context.Context, tree, suite string, pkgs []string) error {
 	return os.RemoveAll(archives)
 }
 
-// readLists downloads the package lists of a suite into dir. It returns options with which apt-get
-// uses only these lists.
+// readLists downloads the package lists of a suite into dir. The returned options make apt-get use
+// only these lists.
 func readLists(ctx context.Context, dir, suite string) (options []string, err error) {
 	uris, err := Run(ctx, "", "apt-get", "indextargets", "--format", "$(REPO_URI)",
 		"Created-By: Packages", "Component: main", "Origin: Debian", "Label: Debian")

@@ -12,7 +12,7 @@ import (
 	"github.com/forkd/forkd/internal/build/plan"
 )
 
-// readHostile reads a Dockerfile and returns how many bytes that allocated.
+// readHostile reads a Dockerfile and returns how many bytes of memory the reading allocated.
 func readHostile(t *testing.T, text string, files []plan.File) (allocated uint64, err error) {
 	t.Helper()
 	var before, after runtime.MemStats
@@ -170,7 +170,7 @@ func TestSmallDockerfilesTakeLittleMemory(t *testing.T) {
 		} else if len(err.Error()) > 4000 {
 			t.Errorf("%s: the error has %d bytes", name, len(err.Error()))
 		}
-		if n > 256<<20 { // BuildKit's parser allocates most of it
+		if n > 256<<20 { // most of it is allocated by BuildKit's parser
 			t.Errorf("%s: %d bytes of Dockerfile took %d MiB", name, len(c.text), n>>20)
 		}
 	}
@@ -260,7 +260,7 @@ func TestBasesThatSayTooMuchTogether(t *testing.T) {
 	}
 }
 
-// When a stage has been read, the triggers of its base are no longer kept.
+// After a stage has been read, the reader no longer keeps the ONBUILD triggers of its base.
 func TestTriggersAreNotKept(t *testing.T) {
 	const text = "FROM x AS a\nONBUILD RUN x\nFROM a\n"
 	src, err := parse("Dockerfile", []byte(text), nil)
@@ -274,7 +274,7 @@ func TestTriggersAreNotKept(t *testing.T) {
 	}
 }
 
-// Directories without files count as entries too.
+// Empty directories count towards the limit on entries too.
 func TestEmptyDirectoriesAreCounted(t *testing.T) {
 	var files []plan.File
 	for i := range 2000 {
@@ -301,7 +301,7 @@ func TestSourcesShareTheListOfFiles(t *testing.T) {
 	}
 }
 
-// The size of the proxies in a request is bounded, because every command has them.
+// The total size of the proxy variables in a request is bounded, because every command gets a copy.
 func TestManyProxies(t *testing.T) {
 	args := map[string]string{"HTTP_PROXY": "p", "X": "y"}
 	read := func() (*plan.Plan, error) {
@@ -351,7 +351,8 @@ func TestManyArguments(t *testing.T) {
 	}
 }
 
-// If the plan has no room for the step of a base, no other step is used in its place.
+// If the plan has no room for the step of a base, reading fails, and no stage gets another step as
+// its base.
 func TestBaseWithoutRoom(t *testing.T) {
 	for _, last := range []string{"COPY --from=a /b /c\n", "COPY --from=z /b /c\n", "RUN --mount=from=z,target=/z x\n"} {
 		text := "FROM y AS a\nFROM x\n" + strings.Repeat("RUN x\n", plan.MaxSteps-1) + last

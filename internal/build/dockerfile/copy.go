@@ -23,7 +23,7 @@ var (
 // Bounds on sources of files.
 const (
 	maxSources   = 1000     // names in one COPY or ADD
-	maxNames     = 100_000  // names in the Dockerfile
+	maxNames     = 100_000  // names in all COPY and ADD instructions of the Dockerfile
 	maxExcludes  = 100      // patterns of --exclude in one instruction
 	maxExclude   = 4 << 10  // bytes of these patterns in one instruction
 	maxRepeated  = 16 << 20 // bytes of these patterns in the Dockerfile, multiplied by the sources that keep them
@@ -36,7 +36,8 @@ const (
 // number of files in the build context.
 func MaxCopied(files int) int { return spareEntries + entriesTimes*files }
 
-// copyFlags are the flags of COPY and ADD that change which files are copied, and their names.
+// copyFlags holds the flags of COPY and ADD that change which files are copied, and under which
+// names.
 type copyFlags struct {
 	exclude []string
 	parents bool
@@ -124,8 +125,8 @@ func (r *reader) copyStep(st *stage, c interface {
 	return nil
 }
 
-// otherStage returns the index of the step whose snapshot has the files of another stage or of an
-// image.
+// otherStage returns the index of the step whose snapshot contains the files of the stage or image
+// with the given name.
 func (r *reader) otherStage(ctx context.Context, st *stage, name string, line int) (int, error) {
 	if i, ok := r.find(name, st.index); ok {
 		other, err := r.stage(ctx, i)
@@ -174,8 +175,8 @@ func (r *reader) stageSources(ctx context.Context, st *stage, c *instructions.Co
 	return sources, nil
 }
 
-// contextSources returns the sources for the names in an instruction. They contain files of the
-// build context.
+// contextSources converts the names in an instruction to sources that contain the matching files of
+// the build context.
 func (r *reader) contextSources(patterns []string, flags copyFlags) ([]plan.Source, error) {
 	var leave *exclude
 	if len(flags.exclude) > 0 {
@@ -207,13 +208,13 @@ func (r *reader) contextSources(patterns []string, flags copyFlags) ([]plan.Sour
 	return sources, nil
 }
 
-// exclude has the patterns of --exclude of one instruction.
+// exclude holds the --exclude patterns of one instruction.
 type exclude struct {
 	Ignore
 	patterns, size int
 }
 
-// checkSources returns an error if an instruction, or the Dockerfile so far, has too many names and
+// checkSources returns an error if an instruction, or the Dockerfile so far, has too many names or
 // patterns.
 func (r *reader) checkSources(names, exclude []string) error {
 	if len(names) > maxSources {
@@ -238,10 +239,11 @@ func bytesOf(texts []string) (n int) {
 	return n
 }
 
-// patternUnit is how many bytes, or steps, of a pattern count as one more comparison.
+// patternUnit is the size of a pattern, in bytes or matching steps, that counts as one comparison.
 const patternUnit = 64
 
-// compare counts comparisons of names of the build context with patterns of a total size.
+// compare counts the comparisons of a number of names with a number of patterns. size is the size
+// of these patterns together; see patternUnit.
 func (r *reader) compare(names, patterns, size int) error {
 	if r.compared += names * (patterns + size/patternUnit); r.compared > maxCompared {
 		return fmt.Errorf("the Dockerfile has too many patterns for a build context of %d files: name directories, "+
@@ -283,7 +285,7 @@ func (r *reader) matches(pattern string, deep bool) ([]int, error) {
 			return nil, fmt.Errorf("%s: %w", pattern, err)
 		}
 		match = func(name string) bool {
-			ok, _ := path.Match(clean, name) // the pattern is valid
+			ok, _ := path.Match(clean, name) // never fails: the pattern was checked above
 			return ok || name == clean
 		}
 	}

@@ -139,10 +139,10 @@ func (b *bounded) Get(name string) (string, bool) {
 // quotes.
 var substitution = regexp.MustCompile("\\$\\{[\\pL\\pN_]+(?:\\}|:?[-+?]|((?://[^/$'\"\\\\`{}]*/|/[^/$'\"\\\\`{}]+/|##?|%%?)[^$'\"\\\\`{}]*\\}))")
 
-// limitOf returns how many bytes the values that word uses may have. A pattern makes each of these
-// bytes more expensive: matching takes as many steps per byte as the pattern has bytes, and a
-// replacement may be inserted once per byte. A pattern within another pattern would multiply this
-// again, so it is an error.
+// limitOf returns the maximum total size, in bytes, of the values that word uses. A pattern makes
+// each of these bytes more expensive: matching takes as many steps per byte as the pattern has
+// bytes, and a replacement may be inserted once per byte. A pattern within another pattern would
+// multiply this again, so it is an error.
 func limitOf(word string) (int, error) {
 	all, plain, words, patterns, bytes := strings.Count(word, "${"), 0, 0, 0, 0
 	for _, at := range substitution.FindAllStringSubmatchIndex(word, -1) {

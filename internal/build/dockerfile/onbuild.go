@@ -10,8 +10,8 @@ import (
 	"github.com/moby/buildkit/frontend/dockerfile/parser"
 )
 
-// trigger is an ONBUILD instruction. If a stage or an image has it, it is executed at the start of
-// every stage that is built on that stage or image.
+// trigger is an ONBUILD instruction of a stage or an image. Every stage that is built on that stage
+// or image executes the trigger first.
 type trigger struct {
 	line int // line of the ONBUILD instruction; 0: it comes from an image
 	text string

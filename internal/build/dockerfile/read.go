@@ -1,5 +1,5 @@
-// Package dockerfile converts Dockerfiles to plans. It parses them with BuildKit's own parser,
-// instructions, shell words and linter, so the syntax is Docker's. What an instruction does is
+// Package dockerfile converts Dockerfiles to plans. It uses BuildKit's own packages for parsing,
+// instructions, shell words and linting, so the syntax is Docker's. The effect of an instruction is
 // decided here. An instruction or flag that forkd does not implement is an error with its name,
 // file and line.
 //
@@ -34,11 +34,11 @@ type Request struct {
 	Base   Resolver
 }
 
-// Resolver resolves the name in a FROM instruction. Config has the settings with which the steps
-// start.
+// Resolver resolves the name in a FROM instruction. The Config holds the settings with which the
+// stage's first step runs.
 type Resolver func(ctx context.Context, name string) (plan.Base, Config, error)
 
-// Config holds the settings that a base has for processes.
+// Config holds the settings of a base for the processes that run on it.
 type Config struct {
 	Env     map[string]string
 	User    string
@@ -213,7 +213,8 @@ type reader struct {
 	used     map[string]bool     // names of Request.Args that an ARG instruction has declared
 	bases    map[string]resolved // results of Request.Base, by name
 
-	proxies map[string]string // arguments in Request.Args that every command has
+	// proxy variables in Request.Args, which every command gets
+	proxies map[string]string
 
 	words     *Expander
 	full      bool // the plan has no room for more steps
@@ -253,8 +254,8 @@ func (r *reader) note(line int, format string, args ...any) {
 	}
 }
 
-// add adds a step. If the plan has no room for it, add sets r.full, and bounds will return the
-// error.
+// add adds a step. If the plan has no room for it, add sets r.full, and the next call of bounds
+// returns the error.
 func (r *reader) add(s plan.Step) int {
 	if len(r.plan.Steps) == plan.MaxSteps {
 		r.full = true
@@ -288,7 +289,7 @@ func isProxy(name string) bool {
 	return false
 }
 
-// takeProxies finds the arguments that every command has.
+// takeProxies finds the proxy variables, which every command gets, and bounds their size.
 func (r *reader) takeProxies() error {
 	size := 0
 	r.proxies = make(map[string]string)

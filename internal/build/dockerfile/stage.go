@@ -15,8 +15,8 @@ import (
 	"github.com/forkd/forkd/internal/build/plan"
 )
 
-// stage is the state of a stage while its instructions are read. A stage that is built on it starts
-// with its final state.
+// stage is the state of a stage while its instructions are read. A stage that is built on another
+// one starts with the final state of that one.
 type stage struct {
 	index int
 	step  int // index of the latest step of the stage
@@ -31,7 +31,7 @@ type stage struct {
 	triggers []trigger              // ONBUILD instructions, for stages that are built on this one
 	onbuild  []instructions.Command // triggers of the base that have not been executed yet
 
-	args     map[string]string // ARG instructions of this stage
+	args     map[string]string // values of the ARG instructions of this stage
 	argBytes int               // size of args; see Put
 	envBytes int               // size of env; see Put
 
@@ -153,7 +153,7 @@ func checkShell(shell []string) error {
 	return nil
 }
 
-// base adds the step of a base that is not a stage.
+// base adds the step of a base that is an image and not another stage.
 func (r *reader) base(ctx context.Context, name string, line int, step string) (int, Config, error) {
 	switch {
 	case name == "":
@@ -234,7 +234,7 @@ func (r *reader) warmsOf(i int) (list []directive) {
 	return list
 }
 
-// warmBefore adds the warm steps that the comments of a stage above a line request.
+// warmBefore adds the warm steps that the stage's comments above the given line request.
 func (r *reader) warmBefore(st *stage, line int) error {
 	for len(st.warms) > 0 && st.warms[0].line < line {
 		d := st.warms[0]

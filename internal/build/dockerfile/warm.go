@@ -67,8 +67,8 @@ const (
 	inHeredoc
 )
 
-// within says where a line is. nodes[0] must be the first instruction that ends at the line or
-// below it.
+// within reports whether a line lies between instructions, in an instruction or in a here-document.
+// nodes[0] must be the first instruction that ends at the line or below it.
 func within(nodes []*parser.Node, line int) place {
 	switch {
 	case len(nodes) == 0 || line < nodes[0].StartLine:

@@ -11,7 +11,8 @@ import (
 	"testing"
 )
 
-// The library reads two files of an archive into memory. Both have bounds, also behind links.
+// The image library reads two files of an archive into memory: the manifest and the configuration.
+// Both have bounds, even if links lead to them.
 func TestFilesOfArchivesAreBounded(t *testing.T) {
 	const manifest = `[{"Config": "config.json", "Layers": ["layer.tar"]}]`
 	for want, files := range map[string][][2]string{

@@ -42,18 +42,19 @@ func (p reporter) step(stage, detail string) {
 	}
 }
 
-// content is a resolved base: a function that writes an archive, and the part of the key that is
-// not in the recipe's text.
+// content is a resolved base. digest is the part of the cache key that is not in the recipe's text,
+// and stream writes the layers of the base and the recipe's files as a stream of package
+// imageproto.
 type content struct {
 	digest  string
 	env     map[string]string
 	stream  func(ctx context.Context, w io.Writer) error
-	trusted bool // made by this host, which may unpack it
+	trusted bool // this host made the content, so it may unpack the content without a VM
 }
 
-// Disk is a disk to be filled in a VM.
+// Disk describes a disk that a VM is to fill.
 type Disk struct {
-	Path   string // of a file that does not exist yet
+	Path   string // file of the disk; it does not exist yet
 	MiB    int
 	UUID   [16]byte // of the file system
 	Stream func(ctx context.Context, w io.Writer) error
@@ -61,10 +62,11 @@ type Disk struct {
 
 // Unpacker unpacks bases.
 type Unpacker struct {
-	// Fill fills a disk with a container image. It needs a VM: the daemon has one, and its clients ask
-	// the daemon. nil: no container images.
+	// Fill lets a VM fill a disk with a container image. The daemon starts such a VM itself; other
+	// programs send the request to the daemon. nil: container images cannot be built.
 	Fill func(ctx context.Context, d Disk) error
-	// Program is forkd-unpack, which unpacks a Debian base on this host. nil: no Debian bases.
+	// Program is the executable forkd-unpack, which unpacks a Debian base on this host. nil: Debian
+	// bases cannot be built.
 	Program []byte
 }
 
@@ -175,7 +177,7 @@ func (m *Manifest) text() ([]byte, error) {
 	return append(text, '\n'), err
 }
 
-// unpackHere makes a file system with tools of the host.
+// unpackHere makes the file system of a Debian base with tools of the host.
 func unpackHere(ctx context.Context, staging, rootfs, key string, r *Recipe, program []byte,
 	stream func(ctx context.Context, w io.Writer) error) error {
 	if program == nil {
@@ -199,7 +201,7 @@ func unpackHere(ctx context.Context, staging, rootfs, key string, r *Recipe, pro
 
 // cacheKey returns a digest over everything that determines an image's file system, and nothing
 // else. A recipe with another warm-up or VM size uses the same image. The digest of a container
-// image covers its environment. buildVersion is raised when this package builds images differently.
+// image covers its environment. Increase buildVersion when this package builds images differently.
 func cacheKey(r *Recipe, baseDigest string) string {
 	const buildVersion = 3
 	h := sha256.New()

@@ -19,15 +19,15 @@ const (
 	CachedImage     = "image"
 	CachedKernel    = "kernel"
 	CachedInitramfs = "initramfs"
-	CachedLeftover  = "leftover" // of a killed build
+	CachedLeftover  = "leftover" // files of a killed build
 )
 
 // Cached is an entry of the cache, which a build can create again.
 type Cached struct {
 	Kind   string    `json:"kind"`
 	Dir    string    `json:"dir"`
-	Detail string    `json:"detail,omitempty"` // of an image: the recipe that it was first built for
-	Bytes  int64     `json:"bytes"`            // on the disk; hard links from elsewhere count too
+	Detail string    `json:"detail,omitempty"` // recipe that an image was first built for, or version of a kernel
+	Bytes  int64     `json:"bytes"`            // disk usage; a file with hard links elsewhere counts in full
 	Used   time.Time `json:"used"`             // time of the last build that used it
 
 	newest bool // the newest kernel: builds use it if apt offers none
@@ -79,7 +79,7 @@ func ListCached(cacheDir string) ([]Cached, error) {
 		return nil, err
 	}
 	kernels := filepath.Join(cacheDir, "kernel")
-	newest, _ := newestCached(kernels) // on an error there is nothing to keep
+	newest, _ := newestCached(kernels) // after an error, no kernel counts as the newest
 	err = eachDir(kernels, func(name, dir string) error {
 		if leftover(name) {
 			return add(CachedLeftover, dir, "")
@@ -179,8 +179,8 @@ func RemoveLeftovers(cacheDir string) error {
 	})
 }
 
-// lockLeftover locks out builds while a leftover is removed. The error is context.Canceled if a
-// build has the lock.
+// lockLeftover prevents builds from taking over a leftover while it is removed. The error is
+// context.Canceled if a build holds the lock.
 func lockLeftover(dir string) (unlock func(), err error) {
 	done, cancel := context.WithCancel(context.Background())
 	cancel() // do not wait for the lock

@@ -71,8 +71,9 @@ func lookPath(t tool) (string, error) {
 	return "", err
 }
 
-// asRoot returns argv wrapped to run as root. If the caller is not root, that is root of a user
-// namespace with the caller's subordinate ids, so that created files can have any owner.
+// asRoot wraps argv so that it runs as root. If the caller is not root, argv runs as root of a user
+// namespace with the caller's subordinate ids, so that the files that it creates can have any
+// owner.
 func asRoot(argv ...string) []string {
 	if os.Geteuid() == 0 {
 		return argv
@@ -108,9 +109,9 @@ func removeTree(dir string) error {
 // errorTail is the number of a tool's last output lines that are quoted when it fails.
 const errorTail = 12
 
-// run runs argv with a fixed locale; from our environment it passes only PATH, HOME and proxy
-// settings. Each line of stderr is passed to line (which may be nil), and the error quotes the last
-// ones. Cancelling ctx terminates argv and all its children.
+// run runs argv with a fixed locale. Of the caller's environment, argv gets only PATH, HOME and a
+// few settings such as proxies (see toolEnv). Each line of stderr is passed to line (which may be
+// nil), and the error quotes the last lines. Cancelling ctx terminates argv and all its children.
 func run(ctx context.Context, stdin io.Reader, stdout io.Writer, line func(string), argv ...string) error {
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	if p, err := lookPath(tool{name: argv[0]}); err == nil {
@@ -145,8 +146,8 @@ func run(ctx context.Context, stdin io.Reader, stdout io.Writer, line func(strin
 const cleanupTime = 10 * time.Second
 
 // startAndWait runs cmd until it has exited and all of its input and output has been copied,
-// however long that takes. Once ctx is done, cleanupTime remains. (WaitDelay of os/exec would limit
-// the copying even without a cancellation, and so fail a build on a slow disk.)
+// however long that takes. Once ctx is done, cmd may continue for cleanupTime. (WaitDelay of
+// os/exec would limit the copying even without a cancellation, and so fail a build on a slow disk.)
 func startAndWait(ctx context.Context, cmd *exec.Cmd) error {
 	if err := cmd.Start(); err != nil {
 		return err
@@ -187,7 +188,7 @@ func toolEnv(environ []string) []string {
 	for _, kv := range environ {
 		name, _, _ := strings.Cut(kv, "=")
 		if name == "PATH" {
-			kv += ":/usr/sbin:/sbin" // not in every user's PATH; the tools start further tools
+			kv += ":/usr/sbin:/sbin" // not in every user's PATH, but the tools start programs from there
 		}
 		if keep[name] {
 			env = append(env, kv)

@@ -72,8 +72,9 @@ func resolveContainer(ctx context.Context, b base, r *Recipe) (_ *content, err e
 			config.Architecture,
 		)
 	}
-	// The manifest of a registry covers the layers as they are fetched. For a local image, the digest of
-	// the configuration covers their content. For an archive it is known without compressing a layer.
+	// For an image of a registry, the digest of the manifest identifies the layers as they are
+	// fetched. For a local image, the digest of the configuration identifies the content of the
+	// layers. The manifest of an archive would be known only after compressing its layers.
 	digest, err := img.Digest()
 	if b.kind != baseRegistry {
 		digest, err = checkConfig(img)
@@ -100,7 +101,8 @@ func resolveContainer(ctx context.Context, b base, r *Recipe) (_ *content, err e
 	}, nil
 }
 
-// envOf returns the environment of an image's configuration.
+// envOf returns the environment of an image's configuration, without variables that have an invalid
+// name.
 func envOf(list []string) map[string]string {
 	env := make(map[string]string)
 	for _, kv := range list {
@@ -115,13 +117,13 @@ func envOf(list []string) map[string]string {
 // not store manifests above 4 MiB (OCI distribution spec, "Pushing Manifests").
 const (
 	maxRegistryManifest = 4 << 20
-	maxArchiveManifest  = 1 << 20 // of an archive of docker save: the names of the layers, and tags
+	maxArchiveManifest  = 1 << 20 // manifest.json of a docker save archive: names of layers, and tags
 	maxConfigBytes      = 4 << 20
 	maxLayers           = 1000
 )
 
-// checkManifest returns an error if the manifest declares a configuration that is too large. The
-// configuration is read into memory, but never beyond its declared size.
+// checkManifest returns an error if the manifest declares a configuration that is too large, or too
+// many layers. The configuration is read into memory, but never beyond its declared size.
 func checkManifest(img v1.Image) error {
 	m, err := img.Manifest()
 	if err != nil {
@@ -209,7 +211,8 @@ func checkConfig(img v1.Image) (want v1.Hash, err error) {
 	return want, nil
 }
 
-// diffIDs returns the digests of the layers' content from the configuration.
+// diffIDs returns the digests of the uncompressed layers, which the configuration lists. layers is
+// the number of layers that the image has.
 func diffIDs(img v1.Image, layers int) ([]v1.Hash, error) {
 	config, err := img.ConfigFile()
 	if err != nil {
@@ -221,8 +224,8 @@ func diffIDs(img v1.Image, layers int) ([]v1.Hash, error) {
 	return config.RootFS.DiffIDs, nil
 }
 
-// openRegistry fetches and checks the manifest of an image for linux/amd64. The declared sizes of
-// its configuration and layers are within bounds.
+// openRegistry fetches the manifest of an image for linux/amd64. It checks that the number of
+// layers and the declared size of the configuration are within bounds.
 func openRegistry(ctx context.Context, reference string, login *Login) (v1.Image, error) {
 	ref, err := name.ParseReference(reference)
 	if err != nil {
@@ -236,8 +239,8 @@ func openRegistry(ctx context.Context, reference string, login *Login) (v1.Image
 	return img, checkManifest(img)
 }
 
-// boundedManifests is the transport to registries. It limits manifests to maxRegistryManifest: the library
-// would read 100 MiB, and parse that into several GiB of values.
+// boundedManifests is the transport to registries. It limits manifests to maxRegistryManifest
+// bytes. The library would read up to 100 MiB, and parse them into several GiB of values.
 type boundedManifests struct {
 	encrypted bool // credentials need TLS; see checkEncrypted
 }
@@ -250,7 +253,7 @@ func (b boundedManifests) RoundTrip(r *http.Request) (*http.Response, error) {
 		}
 	}
 	resp, err := remote.DefaultTransport.RoundTrip(r)
-	if err == nil && r.Header.Get("Accept") != "" { // set for manifests, with their media types, and not for blobs
+	if err == nil && r.Header.Get("Accept") != "" { // only requests for manifests have this header
 		resp.Body = &boundedBody{resp.Body, maxRegistryManifest}
 	}
 	return resp, err
@@ -270,8 +273,9 @@ func (b *boundedBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// openArchive opens an archive of docker save, and reports whether its layers are not compressed. The
-// library hides that: it decompresses layers without bounds, or compresses them.
+// openArchive opens an archive of docker save, and reports whether its layers are uncompressed
+// (plain). The library does not tell this to its caller: one of its methods decompresses layers
+// without bounds, the other compresses them.
 func openArchive(file string) (img v1.Image, plain bool, err error) {
 	if err := checkSize(file, "manifest.json", maxArchiveManifest); err != nil { // the library reads any size
 		return nil, false, err
@@ -290,14 +294,14 @@ func openArchive(file string) (img v1.Image, plain bool, err error) {
 	if len(layers) > maxLayers {
 		return nil, false, fmt.Errorf("the image has %d layers: at most %d are read", len(layers), maxLayers)
 	}
-	magic, _, err := startOf(file, layers[0]) // the library judges all layers by the first, too
+	magic, _, err := startOf(file, layers[0]) // like the library, judge all layers by the first one
 	return img, !isCompressed(magic), err
 }
 
-// magicBytes is the length of the longest start that isCompressed knows.
+// magicBytes is the length in bytes of the longest magic number that isCompressed knows.
 const magicBytes = 4
 
-// isCompressed tells from the start of a layer whether forkd-unpack will decompress it.
+// isCompressed reports whether forkd-unpack will decompress a layer that begins with start.
 func isCompressed(start []byte) bool {
 	return bytes.HasPrefix(start, []byte("\x1f\x8b")) || // RFC 1952, section 2.3.1
 		bytes.HasPrefix(start, []byte("\x28\xb5\x2f\xfd")) // RFC 8878, section 3.1.1
@@ -341,7 +345,7 @@ func startOrLink(in *tar.Reader, name string) (start []byte, size int64, link st
 		case err != nil:
 			return nil, 0, "", fmt.Errorf("%s: %w", name, err)
 		case path.Clean(h.Name) != path.Clean(name):
-		case h.Typeflag == tar.TypeSymlink || h.Typeflag == tar.TypeLink: // as the library reads both
+		case h.Typeflag == tar.TypeSymlink || h.Typeflag == tar.TypeLink: // the library follows both alike
 			return nil, 0, h.Linkname, nil
 		default:
 			start = make([]byte, magicBytes)

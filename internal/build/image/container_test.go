@@ -123,7 +123,8 @@ func push(reference string, img v1.Image) error {
 	return remote.Write(ref, img)
 }
 
-// builderVM stands for the VM that fills disks. It makes an empty file system, and keeps the streams.
+// builderVM stands for the VM that fills disks. It writes an empty file system to the disk, and
+// keeps the streams.
 type builderVM struct {
 	headers []imageproto.Header
 	layers  [][]byte // decompressed, of all streams
@@ -364,8 +365,8 @@ func damageLayer(t *testing.T, dir string) {
 	t.Fatal("no layer found")
 }
 
-// Layers of an archive that are not compressed are read as they are, also through links, as docker save of some
-// versions writes them. Their content is checked.
+// Uncompressed layers of an archive are passed on unchanged, even if links lead to them, as in
+// archives of some versions of docker save. Their content is checked.
 func TestPlainLayersOfArchives(t *testing.T) {
 	layer := archive(t, reg("first"))
 	img := containerOf(t, layer)

@@ -22,7 +22,8 @@ func dpkgExcludes() []string {
 	}
 }
 
-// openDebian returns the archive of a minimal Debian. Close waits until mmdebstrap has ended.
+// openDebian runs mmdebstrap and returns the archive of a minimal Debian that it writes. Close
+// waits until mmdebstrap has exited.
 func openDebian(ctx context.Context, suite string, packages []string, line func(string)) io.ReadCloser {
 	r, w := io.Pipe()
 	p := &producer{PipeReader: r, ended: make(chan struct{})}
@@ -33,7 +34,8 @@ func openDebian(ctx context.Context, suite string, packages []string, line func(
 	return p
 }
 
-// producer is a pipe from a goroutine.
+// producer is the reading end of a pipe. Close also waits for the goroutine that writes to the
+// pipe.
 type producer struct {
 	*io.PipeReader
 	ended chan struct{}
@@ -101,10 +103,9 @@ func debianSources(ctx context.Context, suite string) ([]string, error) {
 	return lines, nil
 }
 
-// sourcesFor converts indextargets to deb lines; debianSources lists their fields. If the host's
-// sources have the suite, such as trixie, the lines are those of trixie, trixie-updates and
-// trixie-security in the host's sources. Otherwise they are made from the lines of the host's own
-// suite.
+// sourcesFor converts indextargets, whose fields debianSources lists, to deb lines. If the host's
+// sources have the suite, such as trixie, the result is their lines for trixie, trixie-updates and
+// trixie-security. Otherwise the lines are derived from those of the host's own suite.
 func sourcesFor(suite string, indextargets []byte) ([]string, error) {
 	components := make(map[string][]string) // by "URI suite"
 	var order []string

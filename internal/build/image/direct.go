@@ -8,11 +8,11 @@ import (
 	"strings"
 )
 
-// notInName matches characters that a container image may have in its name and a recipe may not.
+// notInName matches characters that are valid in the name of a container image but not of a recipe.
 var notInName = regexp.MustCompile(`[^a-z0-9._-]+`)
 
 // FromContainer returns the recipe of a snapshot that consists of a container image alone. text is
-// the base in a recipe's syntax: docker://…, oci:… or docker-archive:…; for any other text ok is
+// the base in a recipe's syntax: docker://…, oci:… or docker-archive:…. For any other text, ok is
 // false. The recipe is named after the last part of the image's name. Relative paths start at the
 // working directory.
 func FromContainer(text string) (r *Recipe, ok bool, err error) {

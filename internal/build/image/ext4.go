@@ -15,14 +15,14 @@ import (
 )
 
 const (
-	blockSize = 4096 // of the file system: the guest's page size
+	blockSize = 4096 // block size of the file system, in bytes: the guest's page size
 	inodeSize = 256
 	mib       = 1 << 20
 
 	// bytesPerInode is small because interpreters and their packages consist of many small files.
 	bytesPerInode = 8192
 
-	maxAnswer = 1 << 20 // more than forkd-unpack writes
+	maxAnswer = 1 << 20 // maximum size of forkd-unpack's answer, in bytes; real answers are shorter
 )
 
 // ext4Features are the features passed to mke2fs, independent of the host's mke2fs.conf.
@@ -35,9 +35,10 @@ const (
 const ext4Features = "none,ext_attr,dir_index,filetype,extent,64bit,flex_bg,sparse_super,large_file,huge_file,dir_nlink," +
 	"extra_isize,metadata_csum"
 
-// writeExt4 creates the file system image name of diskMiB. Its content is the archive that source
-// writes, with the files of r on top. work is an empty directory for temporary files; the caller
-// removes it. uuid identifies the file system and seeds its directory hashes.
+// writeExt4 creates the file system image name of size bytes. program is the executable
+// forkd-unpack, which unpacks the output of stream. The file system gets the result. work is an
+// empty directory for temporary files; the caller removes it. uuid identifies the file system and
+// seeds its directory hashes.
 func writeExt4(ctx context.Context, name, work, uuid string, size int64, program []byte,
 	stream func(ctx context.Context, w io.Writer) error) error {
 	unpack, root := filepath.Join(work, "forkd-unpack"), filepath.Join(work, "root")
@@ -63,14 +64,15 @@ func writeExt4(ctx context.Context, name, work, uuid string, size int64, program
 	if err != nil {
 		return err
 	}
-	// mke2fs has written the zeros of the inode tables; as holes they take no space.
+	// mke2fs has written zeros into the inode tables. Make holes of them, which take no space.
 	return run(ctx, nil, io.Discard, nil, asRoot("fallocate", "--dig-holes", name)...)
 }
 
 // errUnpackEnded stops the sender of a stream that forkd-unpack no longer reads.
 var errUnpackEnded = errors.New("forkd-unpack has ended")
 
-// runUnpack runs forkd-unpack, and returns when both it and stream have ended.
+// runUnpack runs forkd-unpack with the output of stream as its input. It returns when both have
+// ended.
 func runUnpack(ctx context.Context, argv []string, stream func(ctx context.Context, w io.Writer) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -90,7 +92,7 @@ func runUnpack(ctx context.Context, argv []string, stream func(ctx context.Conte
 		cancel(errUnpackEnded)
 	}
 	if failed := <-sent; failed != nil && !errors.Is(failed, errUnpackEnded) {
-		return failed // forkd-unpack got only a part
+		return failed // forkd-unpack has received only a part of the stream
 	}
 	return err
 }

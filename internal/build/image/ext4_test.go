@@ -15,8 +15,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/imageproto"
 )
 
-// unpackProgram builds forkd-unpack. It skips the test if the host cannot create file systems, for lack
-// of e2fsprogs, or of root and subordinate ids.
+// unpackProgram builds forkd-unpack. It skips the test if the host cannot create file systems,
+// because e2fsprogs is missing, or because the user is not root and has no subordinate ids.
 func unpackProgram(t *testing.T) []byte {
 	t.Helper()
 	if err := errors.Join(require(toolMke2fs, toolFallocate), requireOwners(t.Context())); err != nil {
@@ -44,7 +44,8 @@ func debugfs(t *testing.T, fs, command string) string {
 	return string(out)
 }
 
-// debianOf returns a stream of a base whose archive open returns, with the files of a recipe.
+// debianOf returns a function that writes the stream of a Debian base with the files of a recipe.
+// open returns the archive of the base.
 func debianOf(r *Recipe, open func(ctx context.Context) (io.ReadCloser, error)) func(context.Context, io.Writer) error {
 	return func(ctx context.Context, w io.Writer) error {
 		return writeStream(ctx, w, r, source{name: "debian:test", open: func() (io.ReadCloser, error) { return open(ctx) }})
@@ -131,7 +132,7 @@ func TestUnpackReportsTheFirstCause(t *testing.T) {
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: %v", err)
 	}
-	// A program that ends without an answer is no success.
+	// If the program exits without an answer, that is an error even if its status is 0.
 	err = runUnpack(t.Context(), []string{"true"}, func(_ context.Context, w io.Writer) error {
 		return imageproto.WriteHeader(w, imageproto.Header{})
 	})

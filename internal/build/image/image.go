@@ -4,14 +4,14 @@
 //	<cache>/images/<key>/rootfs.ext4, image.json      Build; the key is a digest over all that the file system depends on
 //	<cache>/kernel/<version>/vmlinuz, vmlinux, ...    Kernel, UserKernel
 //
-// Both appear in one step: they are created in a staging directory, synced and renamed. Concurrent
-// builds of the same thing wait for each other, and a failed build leaves nothing behind. Images
-// are immutable; VMs write to block layers above them.
+// Each of these directories appears in one step: it is created as a staging directory, synced and
+// renamed. Concurrent builds of the same thing wait for each other, and a failed build leaves
+// nothing behind. Images are immutable; VMs write to block layers above them.
 //
-// The package runs the distribution's own tools (apt-get, mmdebstrap, dpkg-deb, tar, mke2fs) with
-// the host's apt settings. It boots nothing, installs no packages on the host and does not ask for
-// privileges. Without root it uses user namespaces; if these are unavailable, the error names the
-// requirement.
+// The package runs the distribution's own tools (apt-get, mmdebstrap, dpkg-deb, mke2fs) with the
+// host's apt settings. The caller supplies the VM that unpacks container images. The package boots
+// nothing itself, installs no packages on the host and does not ask for privileges. Without root it
+// uses user namespaces; if these are unavailable, the error names the requirement.
 package image
 
 import (
@@ -45,11 +45,11 @@ type Manifest struct {
 	RootfsSHA256  string            `json:"rootfs_sha256"`
 	RootfsSize    int64             `json:"rootfs_size"`
 	Created       time.Time         `json:"created"`
-	Recipe        string            `json:"recipe"` // the image was first made for
+	Recipe        string            `json:"recipe"` // name of the recipe that the image was first built for
 	Base          string            `json:"base"`
 	BaseDigest    string            `json:"base_digest,omitempty"` // container images: digest that the base resolved to
 	Packages      []string          `json:"packages,omitempty"`
-	Env           map[string]string `json:"env,omitempty"` // container images: of their configuration
+	Env           map[string]string `json:"env,omitempty"` // environment from the configuration of a container image
 }
 
 // Image is a finished image in the cache.

@@ -65,9 +65,9 @@ func (k *KernelFiles) makeInitrd(ctx context.Context, agent []byte) error {
 	return nil
 }
 
-// Initramfs returns an initramfs with agent for a kernel file at any path. It contains the modules
-// in the directory "modules" beside the kernel, as the cache has them. Without that directory the
-// kernel must have everything built in.
+// Initramfs returns an initramfs with agent for the kernel file kernel, which may be at any path.
+// The initramfs contains the modules in the directory "modules" beside the kernel, as in the cache.
+// Without that directory, the kernel must have all drivers built in.
 func Initramfs(kernel string, agent []byte) ([]byte, error) {
 	k := &KernelFiles{}
 	if modules := filepath.Join(filepath.Dir(kernel), modulesName); exists(modules) {

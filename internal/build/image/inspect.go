@@ -8,7 +8,9 @@ import (
 
 // Inspected holds the configuration of a container image that a build starts from.
 type Inspected struct {
-	Digest  string // of the manifest for linux/amd64, which covers the configuration and the layers as they are fetched
+	// digest of the manifest for linux/amd64; it identifies the configuration and the layers as
+	// they are fetched
+	Digest  string
 	Env     map[string]string
 	User    string
 	Dir     string

@@ -91,7 +91,8 @@ func UserKernel(ctx context.Context, cacheDir, name string, agent []byte) (*Kern
 	return k, nil
 }
 
-// KernelAlone is Kernel without an initramfs. It writes nothing if the kernel is in the cache.
+// KernelAlone is like Kernel, but makes no initramfs. If the kernel is in the cache, it writes
+// nothing.
 func KernelAlone(ctx context.Context, cacheDir string, progress func(Step)) (*KernelFiles, error) {
 	k, err := debianKernel(ctx, cacheDir, progress)
 	if err != nil {
@@ -226,8 +227,8 @@ func kernelVersion(elf []byte) string {
 	}
 }
 
-// cloudPattern is a signed cloud kernel of the series, with Debian's revision of the ABI, such as
-// "+deb12" or "+deb13+1".
+// cloudPattern matches the names of packages with a signed cloud kernel of the series. The names
+// end with Debian's revision of the ABI, such as "+deb12" or "+deb13+1".
 var cloudPattern = regexp.MustCompile(`^linux-image-(` + regexp.QuoteMeta(kernelSeries) +
 	`\.[0-9]+[0-9a-z+~.]*-cloud-amd64)$`)
 

@@ -109,7 +109,7 @@ func checkInitrd(t *testing.T, file string, agent []byte) {
 	}
 }
 
-// The initramfs for a kernel at any path has the modules beside the kernel, or none.
+// Initramfs adds the modules beside the kernel, at any path, or none if there are none.
 func TestInitramfs(t *testing.T) {
 	kernel := filepath.Join(t.TempDir(), "vmlinux")
 	agent := []byte("\x7fELF agent")

@@ -15,8 +15,8 @@ import (
 type Login struct {
 	User          string
 	Password      string
-	IdentityToken string // exchanged for tokens of images, as Docker's credential helpers return it
-	RegistryToken string // sent as it is
+	IdentityToken string // as Docker's credential helpers return it; exchanged for access tokens
+	RegistryToken string // bearer token, sent unchanged
 }
 
 // String and GoString keep credentials out of messages.
@@ -28,8 +28,8 @@ func (l Login) authenticator() authn.Authenticator {
 		RegistryToken: l.RegistryToken})
 }
 
-// Registry returns the name under which credentials for a registry are kept: "docker.io" and "index.docker.io"
-// are the same registry.
+// Registry returns the canonical name of a registry, under which its credentials are kept. For
+// example, "docker.io" and "index.docker.io" are the same registry.
 func Registry(host string) (string, error) {
 	r, err := name.NewRegistry(host)
 	if err != nil || host == "" {
@@ -47,8 +47,8 @@ func RegistryOf(reference string) string {
 	return ref.Context().RegistryStr()
 }
 
-// StoredLogin returns the credentials that `docker login` or a credential helper of Docker's configuration
-// keeps for a registry. ok is false if there are none.
+// StoredLogin returns the credentials for a registry that `docker login` has stored, or that a
+// credential helper in Docker's configuration returns. ok is false if there are none.
 func StoredLogin(ctx context.Context, host string) (l Login, ok bool, err error) {
 	r, err := name.NewRegistry(host)
 	if err != nil {
@@ -66,8 +66,9 @@ func StoredLogin(ctx context.Context, host string) (l Login, ok bool, err error)
 	return l, l != Login{}, nil
 }
 
-// options are those of requests to a registry: with a login, credentials are only sent encrypted, or to this
-// host. Without, the credentials that Docker's configuration has are sent as Docker does.
+// options returns the options for requests to a registry. With a login, its credentials are sent
+// only over TLS or to this host. Without a login (nil), credentials in Docker's configuration are
+// sent under the same conditions as Docker sends them.
 func (l *Login) options() []remote.Option {
 	if l == nil {
 		return []remote.Option{remote.WithAuthFromKeychain(authn.DefaultKeychain),
@@ -76,8 +77,8 @@ func (l *Login) options() []remote.Option {
 	return []remote.Option{remote.WithAuth(l.authenticator()), remote.WithTransport(boundedManifests{encrypted: true})}
 }
 
-// checkEncrypted refuses a request that would send credentials to another host without TLS. The library
-// falls back to that for hosts with a private address.
+// checkEncrypted refuses a request that would send credentials to another host without TLS. For
+// hosts with a private address, the library falls back to requests without TLS.
 func checkEncrypted(r *http.Request) error {
 	if r.Header.Get("Authorization") == "" || r.URL.Scheme != "http" {
 		return nil

@@ -19,8 +19,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 )
 
-// privateRegistry has an image for the user me with the password secret. It hands out blobs by a redirect
-// to another server, which notes the credentials that it receives.
+// privateRegistry has an image that only the user "me" with the password "secret" may fetch. For
+// blobs it redirects to another server, which records the credentials that it receives.
 type privateRegistry struct {
 	reference string
 	mu        sync.Mutex
@@ -28,7 +28,8 @@ type privateRegistry struct {
 	requests  int      // to the other server
 }
 
-// servePrivate serves a registry that wants either a password or a token for one.
+// servePrivate serves a registry that requires the password in every request or, if tokens is set,
+// a token that it issues for the password.
 func servePrivate(t *testing.T, tokens bool) *privateRegistry {
 	t.Helper()
 	p := &privateRegistry{}
@@ -48,7 +49,7 @@ func servePrivate(t *testing.T, tokens bool) *privateRegistry {
 		user, password, _ := r.BasicAuth()
 		isUser := user == "me" && password == "secret"
 		switch {
-		case r.URL.Path == "/token" && r.Method == http.MethodPost: // of an identity token
+		case r.URL.Path == "/token" && r.Method == http.MethodPost: // exchange of an identity token for an access token
 			if r.FormValue("refresh_token") != "identity" {
 				w.WriteHeader(http.StatusUnauthorized)
 				return
@@ -88,8 +89,8 @@ func servePrivate(t *testing.T, tokens bool) *privateRegistry {
 	return p
 }
 
-// Registries with passwords and with tokens give images to clients with credentials only, and the servers that
-// they redirect to receive none.
+// Private registries send an image only to a client with credentials, whether they require the
+// password or a token. The servers to which they redirect receive no credentials.
 func TestPrivateRegistries(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	t.Setenv("HOME", t.TempDir())
@@ -127,7 +128,8 @@ func TestPrivateRegistries(t *testing.T) {
 	}
 }
 
-// The credentials of `docker login` and of credential helpers are found, for their registry only.
+// StoredLogin finds the credentials of `docker login` and of credential helpers, each only for its
+// own registry.
 func TestStoredLogin(t *testing.T) {
 	dir, bin := t.TempDir(), t.TempDir()
 	t.Setenv("DOCKER_CONFIG", dir)
@@ -162,7 +164,7 @@ esac
 	}
 }
 
-// The credentials of a request need TLS, except on this host.
+// A request with credentials requires TLS, unless it goes to this host.
 func TestCredentialsNeedTLS(t *testing.T) {
 	for url, want := range map[string]bool{"https://10.0.0.1/v2/": true, "http://127.0.0.1:5000/v2/": true,
 		"http://[::1]/": true, "http://localhost:5000/": true, "http://10.0.0.1/v2/": false, "http://host.local/": false} {

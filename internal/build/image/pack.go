@@ -17,18 +17,20 @@ func (r *Recipe) Text() (string, error) {
 		return string(r.text), nil
 	}
 	text, err := json.Marshal(map[string]any{"name": r.Name, "base": r.Base, "user": r.User, "memory_mib": r.MemoryMiB,
-		"vcpus": r.VCPUs, "disk_mib": r.DiskMiB}) // JSON is YAML; other fields are empty without a text
+		"vcpus": r.VCPUs, "disk_mib": r.DiskMiB}) // JSON is YAML; a recipe without a text has no other fields
 	return string(text), err
 }
 
-// WithoutFiles returns the recipe without the files that it copies, for an image that a build copies them into.
+// WithoutFiles returns a copy of the recipe without its files. A daemon's build of the recipe boots
+// from such an image, and copies the files itself.
 func (r *Recipe) WithoutFiles() *Recipe {
 	c := *r
 	c.Files, c.files = nil, nil
 	return &c
 }
 
-// Pack writes the files that the recipe copies to an archive, by their names in the recipe's directory after a prefix.
+// Pack writes the files that the recipe names to an archive. A file's name in the archive is prefix
+// followed by its name in the recipe's directory.
 func (r *Recipe) Pack(out *tar.Writer, prefix string) error {
 	p := packer{fsys: r.fsys, out: out, prefix: prefix, named: make(map[string]bool), seen: make(map[string]bool)}
 	for _, f := range r.Files {
@@ -47,11 +49,12 @@ type packer struct {
 	fsys   fs.FS
 	out    *tar.Writer
 	prefix string
-	named  map[string]bool // by the recipe; packed by themselves, because links among them are followed
+	named  map[string]bool // files that the recipe names; each is packed by its own call of tree, which follows links
 	seen   map[string]bool
 }
 
-// tree packs a file, or a directory with all its content. A link that the recipe names is followed.
+// tree packs a file, or a directory with all its content. It follows source if that is a symbolic
+// link, but packs links inside a directory as links.
 func (p *packer) tree(source string) error {
 	return fs.WalkDir(p.fsys, source, func(name string, d fs.DirEntry, err error) error {
 		switch {
@@ -99,7 +102,7 @@ func (p *packer) file(name string) error {
 	return err
 }
 
-// Has reports whether the cache has the image of r. It does not look into the image.
+// Has reports whether the cache has the image of r. It does not verify the content of the image.
 func Has(ctx context.Context, cacheDir string, r *Recipe) bool {
 	c, err := resolve(ctx, r, nil)
 	if err != nil {

@@ -28,9 +28,9 @@ const (
 )
 
 // publish creates the directory parent/name. It calls fill with an empty staging directory beside
-// parent/name, and then renames the staging directory. If parent/name already exists, or appears
-// while publish waits for another process that creates it, fill is not called. waiting is called
-// once if publish has to wait.
+// parent/name, and then renames the staging directory to parent/name. If parent/name already
+// exists, or appears while publish waits for another process that creates it, fill is not called.
+// waiting is called once if publish has to wait.
 //
 // A process that dies in fill leaves its staging directory; the next publish of the same name
 // removes it.
@@ -87,7 +87,7 @@ func lock(ctx context.Context, name string, waiting func()) (unlock func(), err 
 		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil && sameFile(f, name) {
 			return func() {
-				_ = os.Remove(name) // while locked: see sameFile
+				_ = os.Remove(name) // while the lock is held; see sameFile
 				_ = f.Close()
 			}, nil
 		}
@@ -109,8 +109,8 @@ func lock(ctx context.Context, name string, waiting func()) (unlock func(), err 
 	}
 }
 
-// sameFile reports whether name still is the locked file f. The last holder may have removed it
-// between our open and our lock, and then the lock guards nothing.
+// sameFile reports whether name is still the file f, which is locked. The last holder of the lock
+// may have removed the file between our open and our lock. Then our lock guards nothing.
 func sameFile(f *os.File, name string) bool {
 	have, err := f.Stat()
 	if err != nil {

@@ -52,8 +52,8 @@ type Recipe struct {
 	User     bool              `yaml:"user"` // add an account "user" to the image, if it has none
 	Env      map[string]string `yaml:"env"`
 	Warmup   Warmup            `yaml:"warmup"`
-	// for the warm-up and for children; nil: none for the warm-up, and the daemon's default for
-	// children
+	// network for the warm-up and for children; nil: the warm-up has no network, and children have
+	// the daemon's default
 	Network *Network `yaml:"network"`
 	Limits  Limits   `yaml:"limits"` // of children
 	// how to treat children that repeat random numbers: "strict" refuses them; "report" (or empty)
@@ -66,14 +66,14 @@ type Recipe struct {
 
 	Login *Login `yaml:"-"` // to the registry of Base; nil: the login stored by `docker login`
 
-	text  []byte        // from which it was parsed; empty: from none
+	text  []byte        // text that the recipe was parsed from; empty: none
 	fsys  fs.FS         // of the recipe's directory, for Files
 	dir   string        // relative paths in Base start here
 	files []overlayFile // content of Files
 }
 
-// File names a file of the recipe's directory, or a directory with all its content, that is copied
-// into the image. Its owner there is root.
+// File names a file, or a directory with all its content, in the recipe's directory. It is copied
+// into the image, where root owns it.
 type File struct {
 	Source string `yaml:"source"` // relative to the recipe
 	Target string `yaml:"target"` // absolute path in the image; for a directory, of its content
@@ -95,7 +95,8 @@ func (m *Mode) UnmarshalYAML(node *yaml.Node) error {
 }
 
 // Warmup runs in the parent before the snapshot is taken, so that children have its effects in
-// memory. Start is started, the commands run one after another, then the Python code runs in the warm interpreter.
+// memory. First Start is started, then the commands run one after another, then the Python code
+// runs in the warm interpreter.
 type Warmup struct {
 	Start       string   `yaml:"start"`    // for /bin/sh -c; keeps running, and comes first
 	Probe       string   `yaml:"probe"`    // for /bin/sh -c; succeeds when Start is warm
@@ -165,7 +166,9 @@ func LoadRecipe(name string) (*Recipe, error) {
 	if err != nil {
 		return nil, fmt.Errorf("load recipe %s: %w", name, err)
 	}
-	root, err := os.OpenRoot(dir) // confines "source" and symbolic links to the recipe's directory; closed with the Recipe
+	// confines "source" and symbolic links to the recipe's directory; closed when the Recipe is
+	// garbage-collected
+	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return nil, fmt.Errorf("load recipe: %w", err)
 	}
@@ -358,7 +361,7 @@ func (r *Recipe) validateFiles() error {
 	return nil
 }
 
-// EnvOver returns the environment of a base with the recipe's over it.
+// EnvOver returns the environment of a base with the recipe's variables, which take precedence.
 func (r *Recipe) EnvOver(base map[string]string) map[string]string {
 	env := make(map[string]string)
 	maps.Copy(env, base)

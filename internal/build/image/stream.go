@@ -10,14 +10,15 @@ import (
 	"github.com/forkd/forkd/internal/proto/imageproto"
 )
 
-// source is a layer of a stream.
+// source is a layer that is written to a stream of package imageproto.
 type source struct {
 	imageproto.Layer
 	name string // for errors
 	open func() (io.ReadCloser, error)
 }
 
-// writeStream writes layers and the files of r as a stream of package imageproto.
+// writeStream writes layers, followed by the files of r as a last layer, as a stream of package
+// imageproto.
 func writeStream(ctx context.Context, w io.Writer, r *Recipe, layers ...source) error {
 	if len(r.files) > 0 {
 		layers = append(layers, source{imageproto.Layer{Files: true}, "files of the recipe",

@@ -34,9 +34,10 @@ const trailer = "TRAILER!!!"
 type Writer struct {
 	w     io.Writer
 	inode uint32
-	off   int64 // bytes written so far; names and contents are padded to a multiple of 4 of it
-	seen  map[string]bool
-	err   error
+	// bytes written so far; names and contents are padded until this is a multiple of 4
+	off  int64
+	seen map[string]bool
+	err  error
 }
 
 // NewWriter returns a Writer on w. Close completes the archive.

@@ -1,7 +1,7 @@
 // Package kernelimage extracts the uncompressed ELF kernel (vmlinux) from an x86 bzImage. A virtual
-// machine that boots it does not spend its first second on decompression.
+// machine that boots the ELF kernel does not spend its first second on decompression.
 //
-// It reads the payload that the setup header describes. It supports the compressions that
+// The package reads the payload that the setup header describes. It supports the compressions that
 // distributions use: gzip, xz, zstd and lz4. It does not check whether the kernel can be loaded.
 package kernelimage
 

@@ -194,9 +194,9 @@ func read(path string) ([]byte, error) {
 	return data, nil
 }
 
-// signatureMagic is the end of a signed module. Before it are the signature and, after that, a
-// description of 12 bytes. The last 4 bytes of the description are the length of the signature, in
-// big endian (Linux include/linux/module_signature.h).
+// signatureMagic ends a signed module. It follows the signature and a description of 12 bytes, in
+// this order. The last 4 bytes of the description are the length of the signature, in big endian
+// (Linux include/linux/module_signature.h).
 const (
 	signatureMagic   = "~Module signature appended~\n"
 	signatureTrailer = 12

@@ -8,8 +8,8 @@ import (
 )
 
 // undistinguished calls found with each text of a step that is not valid UTF-8, in a fixed order.
-// The JSON of two such texts may be equal, because JSON has U+FFFD for every invalid byte. For
-// example, names of files may contain any bytes.
+// Names of files, for example, may contain any bytes. Two such texts may have the same JSON,
+// because JSON has U+FFFD for every invalid byte.
 func undistinguished(step *Step, found func(string)) {
 	text := func(s string) {
 		if strings.ContainsRune(s, utf8.RuneError) { // an invalid byte counts as utf8.RuneError

@@ -108,7 +108,7 @@ func (c *counter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// encoded is the JSON of a file as a part of a step's JSON. It omits the file's path in the build
+// encoded is a file in the form that a step's JSON contains. It omits the file's path in the build
 // context, because only the content matters.
 type encoded struct {
 	Path   string `json:"path"` // always empty
@@ -182,7 +182,8 @@ func (s *Step) withoutFiles() (*Step, []*Source) {
 }
 
 // canonical returns a copy of a step without the fields that do not change its effect: its name and
-// its line. It also lacks the indexes of other steps, because their keys are hashed instead.
+// its line. It also omits the indexes of other steps, because the keys of these steps are hashed
+// instead.
 func (s *Step) canonical() *Step {
 	c := *s
 	c.Name, c.Line, c.From = "", 0, 0

@@ -57,7 +57,7 @@ type Base struct {
 	Boot     *Boot  `json:"boot,omitempty"`
 	Snapshot string `json:"snapshot,omitempty"` // a tag
 	Digest   string `json:"digest"`             // of the image's manifest or of the files, or the snapshot's id
-	Memory   bool   `json:"memory,omitempty"`   // not of an image: the steps continue its processes and memory
+	Memory   bool   `json:"memory,omitempty"`   // continue processes and memory of the base; never for an image
 
 	// vCPUs of the VM; 0: the executor's default, or those of the snapshot.
 	VCPUs uint32 `json:"vcpus,omitempty"`
@@ -83,7 +83,7 @@ func (b *Base) Boots() bool {
 
 // Process is a command of a step with its settings.
 type Process struct {
-	Args []string          `json:"args"`           // added to the environment of the base
+	Args []string          `json:"args"`           // command and its arguments
 	Env  map[string]string `json:"env,omitempty"`  // added to the environment of the base
 	User string            `json:"user,omitempty"` // an account or its number; empty: root
 	Dir  string            `json:"dir,omitempty"`  // absolute; empty: /
@@ -115,7 +115,7 @@ const (
 type Mount struct {
 	Kind     string  `json:"kind"`
 	Target   string  `json:"target"`             // absolute path; may be empty for a secret that is only a variable
-	Source   *Source `json:"source,omitempty"`   // for a bind; the command gets a copy, and its changes are lost
+	Source   *Source `json:"source,omitempty"`   // for a bind; the command changes only a copy
 	ReadOnly bool    `json:"readonly,omitempty"` // for a bind
 	ID       string  `json:"id,omitempty"`       // of the cache or the secret
 	SizeMiB  int64   `json:"size_mib,omitempty"` // for a tmpfs; 0: the kernel's default
@@ -139,7 +139,8 @@ type Copy struct {
 // Source says where files come from: the build context, the snapshot of another step, the network, or
 // the plan itself.
 type Source struct {
-	// Files of the build context; a part of its list, so they must not be changed.
+	// Files of the build context. The slice is a part of the context's list, so it must not be
+	// changed.
 	Files   []File   `json:"files,omitempty"`
 	Strip   int      `json:"-"`                 // number of leading bytes of each path that Name omits
 	Dir     bool     `json:"dir,omitempty"`     // Files are the content of a directory, without the directory
@@ -147,7 +148,7 @@ type Source struct {
 	Path    string   `json:"path,omitempty"`    // absolute path in that snapshot; may be a shell pattern
 	Into    string   `json:"into,omitempty"`    // directory below the target in which to put the files (COPY --parents)
 	Exclude []string `json:"exclude,omitempty"` // patterns in the syntax of .dockerignore, for files in Step to skip
-	Inline  *Inline  `json:"inline,omitempty"`  // a file whose name is Path
+	Inline  *Inline  `json:"inline,omitempty"`  // a file whose name is Inline.Path
 	Remote  *Remote  `json:"remote,omitempty"`  // a file on a web server
 	Git     *Git     `json:"git,omitempty"`     // files of a commit
 }
@@ -209,8 +210,8 @@ type Warm struct {
 	TimeoutSecs float64 `json:"timeout_secs,omitempty"`
 }
 
-// Children holds settings of sandboxes that are forked from the result. While the step runs, its guest has
-// them too, and not the network of the plan.
+// Children holds settings of sandboxes that are forked from the result. While the step runs, these
+// settings also apply to its guest. The plan's network does not.
 type Children struct {
 	Network *snapshot.Network `json:"network,omitempty"` // nil: the default of sandboxes
 	Limits  vm.Limits         `json:"limits,omitzero"`
@@ -247,8 +248,8 @@ func (s *Step) Needs() []int {
 	return needs
 }
 
-// Memory returns for every step whether its snapshot has the memory and processes that the step
-// leaves. Any other snapshot has only a disk, and the step that continues it boots a VM.
+// Memory returns for every step whether its snapshot contains the memory and processes that the
+// step leaves. Any other snapshot has only a disk, and the step that continues it boots a VM.
 //
 //   - A warm step has memory, and so have the steps that continue it. The step that saves the
 //     settings has memory too, so that a fork of the result need not boot.

@@ -1,8 +1,9 @@
-// Package recipeplan reads recipes into plans: a machine boots, gets the recipe's files, and runs the
-// warm-up. All steps continue one machine, so that what the warm-up starts runs in every child.
+// Package recipeplan converts recipes to plans: a machine boots, gets the recipe's files, and runs
+// the warm-up. All steps continue one machine, so the processes that the warm-up starts run in
+// every child.
 //
-// The package only reads. Package image parses recipes and makes the root file systems that their machines
-// boot from.
+// The package only reads. Package image parses recipes and makes the root file systems that their
+// machines boot from.
 package recipeplan
 
 import (
@@ -19,7 +20,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Request is a recipe to read, and what it does not say itself.
+// Request is a recipe, with the values for its plan that its text does not contain.
 type Request struct {
 	Text   []byte
 	Boot   plan.Boot   // made from the recipe's base and packages; the recipe's variables override its Env
@@ -43,11 +44,13 @@ func Read(ctx context.Context, req Request) (*plan.Plan, error) {
 	children := plan.Children{Network: req.Network, Limits: recipe.Limits.Limits, Strict: recipe.Unique == "strict"}
 	if n := recipe.Network; n != nil && req.Network == nil {
 		children.Network = &snapshot.Network{Mode: n.Mode, Allow: n.Allow, Deny: n.Deny, AllowECH: n.AllowECH}
-		if n.Mode == "" { // the recipe has rules to allow, or it would be wrong
+		if n.Mode == "" { // a valid recipe without a mode has rules to allow
 			children.Network.Mode = "allow"
 		}
 	}
-	if children.Network != nil { // otherwise the warm-up has no network: downloaded data would be in every child
+	// Otherwise the plan's network stays "none". Data that a warm-up downloads would be in every
+	// child, so a recipe must request the network.
+	if children.Network != nil {
 		r.plan.Network = children.Network
 	}
 	if req.Limits != nil {
@@ -83,7 +86,7 @@ type reader struct {
 	entries int // in all sources of files
 }
 
-// add adds a step that continues the last one. It gets its number later.
+// add adds a step that continues the last one. Read later puts the step's number into its name.
 func (r *reader) add(name string, s plan.Step) {
 	if s.Name = name; s.Base == nil {
 		s.From = len(r.plan.Steps) - 1

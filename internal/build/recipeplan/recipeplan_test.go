@@ -141,7 +141,8 @@ var wholeFiles = []plan.File{
 	{Path: "tool.sh", Kind: plan.KindFile, Mode: 0o700, Size: 3, Digest: "t"},
 }
 
-// A recipe with every field reaches the steps and the result, and a request may replace its network and limits.
+// Every field of a recipe has an effect on the steps or the result. A request may replace the
+// network and the limits.
 func TestPlanOfEveryField(t *testing.T) {
 	req := Request{Text: []byte(whole), Boot: boot, Digest: "d", Files: wholeFiles}
 	p, err := Read(t.Context(), req)
@@ -162,7 +163,7 @@ func TestPlanOfEveryField(t *testing.T) {
 	}
 }
 
-// A change makes new keys for the step that has it and for the steps after it.
+// A change gives new keys to the first step that it affects and to all steps after that.
 func TestWhatAChangeRunsAgain(t *testing.T) {
 	keys := func(text string, files []plan.File, digest string) []string {
 		t.Helper()
@@ -182,7 +183,7 @@ func TestWhatAChangeRunsAgain(t *testing.T) {
 	unused := slices.Clone(wholeFiles)
 	unused[1].Digest = "other"
 	for what, c := range map[string]struct {
-		from int // the first step with another key
+		from int // index of the first step whose key changes
 		keys []string
 	}{
 		"nothing":       {10, keys(whole, wholeFiles, "d")},
@@ -210,7 +211,7 @@ func TestWhatAChangeRunsAgain(t *testing.T) {
 	}
 }
 
-// An error names the field and what it wants.
+// An error names the field and the valid values.
 func TestErrorsNameTheField(t *testing.T) {
 	const head = "name: x\nbase: debian:bookworm\n"
 	for _, c := range [][2]string{
@@ -271,7 +272,7 @@ func TestMostEntries(t *testing.T) {
 	}
 }
 
-// A recipe cannot copy a large build context any number of times, and stops when its client has gone.
+// The number of entries that a recipe copies is bounded. Reading stops when the client has left.
 func TestCopiedFilesAreBounded(t *testing.T) {
 	files := make([]plan.File, 20_000)
 	for i := range files {
