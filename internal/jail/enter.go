@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Config describes in what the jails of two programs differ.
+// Config holds the properties in which the jails of forkd-vmm and forkd-net differ.
 type Config struct {
 	Filter []unix.SockFilter // made by package filter
 	Files  uint64            // maximum number of open descriptors; 0: as many as are open when the program starts
@@ -72,8 +72,9 @@ func Enter(c Config) error {
 }
 
 // Unprivileged calls do before Enter, in a thread without effective capabilities. For some files,
-// Linux checks the rights of the process that has opened the file, not of the one that reads. So
-// descriptors that do opens permit no more than the process could do in its jail.
+// Linux checks the rights of the process that has opened the file, and not of the process that
+// reads it. Without Unprivileged, descriptors that do opens could permit more than the process may
+// do in its jail.
 func Unprivileged(do func() error) (err error) {
 	header, had, err := capabilities()
 	if err != nil {
@@ -200,8 +201,8 @@ func lower(resource int, most uint64) error {
 	return unix.Prlimit(0, resource, &unix.Rlimit{Cur: most, Max: most}, nil)
 }
 
-// LimitFiles bounds the size of files that this process writes, in bytes. A write beyond it fails.
-// Later calls can only lower the bound. In a jail, the filter must permit LimitFilesCall.
+// LimitFiles bounds the size of files that this process writes, in bytes. A write beyond the bound
+// fails. Later calls can only lower the bound. In a jail, the filter must permit LimitFilesCall.
 func LimitFiles(most uint64) error {
 	if err := lower(unix.RLIMIT_FSIZE, most); err != nil {
 		return fmt.Errorf("bound the size of files: %w", err)
@@ -212,9 +213,9 @@ func LimitFiles(most uint64) error {
 // LimitFilesCall is the system call that LimitFiles makes.
 func LimitFilesCall() Call { return With(unix.SYS_PRLIMIT64, Is(0, 0), Is(1, unix.RLIMIT_FSIZE)) }
 
-// shareNoCore keeps processes with other core-scheduling cookies off the hardware threads of the
-// core on which this process runs. It does nothing if Linux does not support that, or if the cores
-// have only one hardware thread (core-scheduling.rst).
+// shareNoCore prevents the hardware threads of the core on which this process runs from running
+// processes with other core-scheduling cookies at the same time. It does nothing if Linux does not
+// support that, or if the cores have only one hardware thread (core-scheduling.rst).
 func shareNoCore() error {
 	err := unix.Prctl(unix.PR_SCHED_CORE, unix.PR_SCHED_CORE_CREATE, 0, unix.PR_SCHED_CORE_SCOPE_THREAD_GROUP, 0)
 	if err == unix.EINVAL || err == unix.ENODEV {

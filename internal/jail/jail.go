@@ -215,8 +215,8 @@ func (s *Starter) Start(name string, argv []string, attr os.ProcAttr, online boo
 }
 
 // openBehind opens a directory as the base for paths in a new process. The descriptor gets a high
-// number, because a new process first copies its files to higher numbers (syscall.forkExec) and
-// must not overwrite it. The process uses as many numbers above the highest file as there are
+// number, because a new process first copies its files to higher numbers (syscall.forkExec), and
+// these copies must not overwrite it. They take as many numbers above the highest file as there are
 // files, and one more.
 func openBehind(files []*os.File, name string) (int, error) {
 	fd, err := unix.Open(name, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)

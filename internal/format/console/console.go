@@ -131,8 +131,8 @@ func Written(f io.ReaderAt) (uint64, error) {
 	return binary.LittleEndian.Uint64(head[:]), nil
 }
 
-// Behind returns the bytes after the first seen ones. lost is the number of such bytes that the
-// ring has already overwritten.
+// Behind returns the bytes that were written after the first seen bytes. lost is the number of
+// these bytes that the ring has already overwritten.
 func (t *Text) Behind(seen uint64) (p []byte, lost uint64) {
 	first := t.Written - uint64(len(t.Bytes))
 	switch {

@@ -12,10 +12,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Merge fills the empty layer file dst with the combined content of layers, which are stacked, base
-// first. It does not map them: if another process truncated a mapped file, a read would kill the
-// daemon. Holes stay holes, so clusters that a guest has discarded take no space. If ctx ends,
-// Merge stops and returns its error.
+// Merge fills the empty layer file dst with the combined content of layers, which are ordered from
+// the base up. It does not map their files: if another process truncated a mapped file, a read
+// would kill the daemon. Holes stay holes, so clusters that a guest has discarded take no space. If
+// ctx ends, Merge stops and returns the error of ctx.
 func Merge(ctx context.Context, dst *os.File, layers []*os.File) error {
 	if len(layers) == 0 {
 		return fmt.Errorf("merge disk layers into %s: no layers", dst.Name())
@@ -138,7 +138,7 @@ func (s *source) addClusters(ctx context.Context, dst *Layer, first uint64, chun
 	return nil
 }
 
-// ones returns the number of consecutive set bits from bit at, before end.
+// ones returns the number of consecutive set bits that begin with bit at and lie before bit end.
 func ones(bitmap []byte, at, end uint64) uint64 {
 	start := at
 	for at < end {

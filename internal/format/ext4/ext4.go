@@ -1,12 +1,12 @@
 // Package ext4 writes an empty ext4 file system into a sparse file, without mke2fs.
 //
-// The result depends only on the arguments: no clock and no random number is in it. It has the
-// features that forkd's images have (see the feature constants), 4 KiB blocks, inodes of 256 bytes
-// and one of them for every 8 KiB, no journal and no reserved blocks. Inode tables are holes of the
-// file and marked as zeroed, so that no kernel zeroes them later, in every child.
+// The result depends only on the arguments: it contains no time and no random number. It has the
+// features that forkd's images have (see the feature constants), 4 KiB blocks, inodes of 256 bytes,
+// one inode for every 8 KiB, no journal and no reserved blocks. Inode tables are holes of the file
+// and marked as zeroed. Otherwise the kernel would zero them later, in every child.
 //
-// The package writes nothing but a root directory with lost+found, and reads no file system: a
-// kernel in a VM mounts the result and fills it. Names and offsets are those of Linux
+// The package writes only a root directory with lost+found, and reads no file system. A kernel in a
+// VM mounts the result and fills it. Names and offsets are those of Linux
 // Documentation/filesystems/ext4.
 package ext4
 
@@ -29,10 +29,11 @@ const (
 	blocksPerGroup = 8 * BlockSize // a group's bitmap is one block
 	inodeSize      = 256
 	inodesPerBlock = BlockSize / inodeSize
-	bytesPerInode  = 8192 // small, because interpreters and their packages consist of many small files
+	bytesPerInode  = 8192 // bytes per inode; few, because interpreters and their packages consist of many small files
 	descSize       = 64
 
-	// The bitmaps and inode tables of 8 groups are together, in the first of them.
+	// The bitmaps and inode tables of each 8 consecutive groups (a flex group) are in the first of
+	// these groups.
 	logGroupsPerFlex = 3
 	groupsPerFlex    = 1 << logGroupsPerFlex
 )
@@ -55,8 +56,8 @@ const (
 
 // Flags of a group.
 const (
-	inodesUnused = 0x1 // INODE_UNINIT: the inode bitmap is not written yet
-	blocksUnused = 0x2 // BLOCK_UNINIT: likewise the block bitmap
+	inodesUnused = 0x1 // INODE_UNINIT: the inode bitmap is not initialized
+	blocksUnused = 0x2 // BLOCK_UNINIT: the block bitmap is not initialized
 	tableZeroed  = 0x4 // INODE_ZEROED
 )
 
@@ -64,7 +65,7 @@ const (
 const (
 	rootInode      = 2
 	lostFoundInode = 11
-	firstInode     = 11 // before it are the reserved ones
+	firstInode     = 11 // the inodes before it are reserved
 	usedInodes     = lostFoundInode
 )
 
@@ -72,35 +73,36 @@ var le = binary.LittleEndian
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// crc continues a CRC-32C as the kernel does, without inverting it at the beginning and the end.
+// crc continues a CRC-32C. Like the kernel, it does not invert the sum at the beginning and the
+// end.
 func crc(seed uint32, p []byte) uint32 { return ^crc32.Update(^seed, castagnoli, p) }
 
 func crc32of(seed, v uint32) uint32 { return crc(seed, le.AppendUint32(nil, v)) }
 
 // group is one block group.
 type group struct {
-	blocks      uint64 // length
-	base        uint64 // blocks of the superblock and the descriptors at its beginning
-	used        uint64 // blocks in use, from its beginning without a gap
-	blockBitmap uint64 // block numbers in the file system
+	blocks      uint64 // length in blocks
+	base        uint64 // blocks at the start for copies of the superblock and the descriptors; 0: no copies
+	used        uint64 // number of blocks in use: the first ones of the group
+	blockBitmap uint64 // block number in the file system, as in the next two fields
 	inodeBitmap uint64
 	inodeTable  uint64
 	dirs        uint16
-	inodes      uint32 // in use
+	inodes      uint32 // inodes in use
 }
 
 type layout struct {
 	blocks, size   uint64
 	uuid           [16]byte
-	seed           uint32 // of checksums
+	seed           uint32 // seed of all checksums except the superblock's
 	inodesPerGroup uint64
 	descBlocks     uint64
 	groups         []group
 	root, lost     uint64 // blocks of the two directories
 }
 
-// Format writes an empty file system of size bytes, a multiple of BlockSize, into w, all of whose
-// bytes must be zero. uuid identifies the file system and seeds its directory hashes.
+// Format writes an empty file system of size bytes, a multiple of BlockSize, into w. All bytes of w
+// must be zero. uuid identifies the file system and seeds its directory hashes.
 func Format(w io.WriterAt, size int64, uuid [16]byte) error {
 	if size < MinSize || size > MaxSize || size%BlockSize != 0 {
 		return fmt.Errorf("format ext4: size %d: want a multiple of %d from %d to %d", size, BlockSize, MinSize,
@@ -133,7 +135,7 @@ func newLayout(size uint64, uuid [16]byte) *layout {
 		leader := first
 		if need := uint64(len(members))*(2+table) + 16; l.groups[first].blocks < l.groups[first].base+need &&
 			first > 0 {
-			leader -= groupsPerFlex // the last group is short: its neighbours take its tables
+			leader -= groupsPerFlex // the last flex group is too short for its tables, so they go into the previous one
 		}
 		take := func(n uint64) uint64 {
 			at := uint64(leader)*blocksPerGroup + l.groups[leader].used
@@ -203,7 +205,8 @@ func (l *layout) write(w io.WriterAt) error {
 	return l.writeDirectories(w)
 }
 
-// writeGroup writes the bitmaps of a group that the kernel cannot derive, and fills its descriptor.
+// writeGroup writes those bitmaps of a group that the kernel does not initialize itself, and fills
+// the group's descriptor d.
 func (l *layout) writeGroup(w io.WriterAt, i int, d []byte) error {
 	g := &l.groups[i]
 	flags := uint16(tableZeroed | inodesUnused)
@@ -215,7 +218,8 @@ func (l *layout) writeGroup(w io.WriterAt, i int, d []byte) error {
 		}
 		putCRC(d, 0x1a, 0x3a, crc(l.seed, bits[:l.inodesPerGroup/8]))
 	}
-	// The last group's bitmap is written always: no kernel derives the bits beyond the end.
+	// The block bitmap of the last group is always written, because no kernel would set the bits
+	// beyond the end of the file system.
 	if i == len(l.groups)-1 || g.used > g.base {
 		bits := bitmap(g.used, g.blocks)
 		if _, err := w.WriteAt(bits, int64(g.blockBitmap)*BlockSize); err != nil {
@@ -237,7 +241,8 @@ func (l *layout) writeGroup(w io.WriterAt, i int, d []byte) error {
 	return nil
 }
 
-// bitmap returns a block with the first used bits set, and those from total on.
+// bitmap returns the block of a bitmap for total items, of which the first used ones are in use.
+// The bits from total on are set too.
 func bitmap(used, total uint64) []byte {
 	bits := make([]byte, BlockSize)
 	for n := range uint64(8 * BlockSize) {
@@ -253,7 +258,7 @@ func putCRC(p []byte, low, high int, sum uint32) {
 	le.PutUint16(p[high:], uint16(sum>>16))
 }
 
-// superblock returns the copy of the superblock for a group.
+// superblock returns the copy of the superblock that the given group contains.
 func (l *layout) superblock(group int) []byte {
 	var freeBlocks uint64
 	for i := range l.groups {
@@ -266,18 +271,18 @@ func (l *layout) superblock(group int) []byte {
 		value uint32
 	}{
 		{0x0, uint32(inodes)}, {0x4, uint32(l.blocks)}, {0xc, uint32(freeBlocks)}, {0x10, uint32(inodes - usedInodes)},
-		{0x18, 2}, {0x1c, 2}, // log2 of the size of blocks and of clusters, less 10
+		{0x18, 2}, {0x1c, 2}, // log2 of the block size and of the cluster size, minus 10
 		{0x20, blocksPerGroup}, {0x24, blocksPerGroup}, {0x28, uint32(l.inodesPerGroup)},
 		{0x4c, 1}, // revision
 		{0x54, firstInode}, {0x5c, compat}, {0x60, incompat}, {0x64, roCompat},
 		{0x100, 0xc}, // default mount options: user_xattr, acl
-		{0x160, 0x1}, // directory hashes of signed characters
+		{0x160, 0x1}, // directory hashes treat characters as signed
 	} {
 		le.PutUint32(s[f.at:], f.value)
 	}
-	le.PutUint16(s[0x36:], 0xffff) // mounts until a check: unlimited
+	le.PutUint16(s[0x36:], 0xffff) // maximum number of mounts before a check: unlimited
 	le.PutUint16(s[0x38:], 0xef53)
-	le.PutUint16(s[0x3a:], 1) // clean
+	le.PutUint16(s[0x3a:], 1) // state: clean
 	le.PutUint16(s[0x3c:], 1) // on errors, continue
 	le.PutUint16(s[0x58:], inodeSize)
 	le.PutUint16(s[0x5a:], uint16(group))
@@ -285,7 +290,7 @@ func (l *layout) superblock(group int) []byte {
 	copy(s[0xec:], l.uuid[:]) // hash seed
 	s[0xfc] = 1               // half MD4
 	le.PutUint16(s[0xfe:], descSize)
-	le.PutUint16(s[0x15c:], 32) // bytes of an inode beyond the first 128 that are in use
+	le.PutUint16(s[0x15c:], 32) // bytes in use in each inode, beyond the first 128
 	le.PutUint16(s[0x15e:], 32)
 	s[0x174] = logGroupsPerFlex
 	s[0x175] = 1 // checksums are CRC-32C
@@ -306,7 +311,7 @@ func (l *layout) writeDirectories(w io.WriterAt) error {
 		{rootInode, 0o040755, 3, l.root, []entry{{rootInode, "."}, {rootInode, ".."}, {lostFoundInode, "lost+found"}}},
 		{lostFoundInode, 0o040700, 2, l.lost, []entry{{lostFoundInode, "."}, {rootInode, ".."}}},
 	} {
-		seed := crc32of(crc32of(l.seed, d.inode), 0) // of generation 0
+		seed := crc32of(crc32of(l.seed, d.inode), 0) // 0: the inode's generation
 		if _, err := w.WriteAt(directory(d.names, seed), int64(d.block)*BlockSize); err != nil {
 			return err
 		}
@@ -315,11 +320,11 @@ func (l *layout) writeDirectories(w io.WriterAt) error {
 		le.PutUint32(p[0x4:], BlockSize)
 		le.PutUint16(p[0x1a:], d.links)
 		le.PutUint32(p[0x1c:], BlockSize/512)
-		le.PutUint32(p[0x20:], 0x80000) // its blocks are extents
+		le.PutUint32(p[0x20:], 0x80000) // flag EXTENTS: the inode uses extents
 		le.PutUint16(p[0x28:], 0xf30a)
 		le.PutUint16(p[0x2a:], 1) // one extent
 		le.PutUint16(p[0x2c:], 4)
-		le.PutUint16(p[0x38:], 1) // of one block
+		le.PutUint16(p[0x38:], 1) // length of the extent: one block
 		le.PutUint32(p[0x3c:], uint32(d.block))
 		le.PutUint16(p[0x80:], 32)
 		putCRC(p, 0x7c, 0x82, crc(seed, p))
@@ -347,7 +352,7 @@ func directory(list []entry, seed uint32) []byte {
 		}
 		le.PutUint32(p[at:], e.inode)
 		le.PutUint16(p[at+4:], uint16(size))
-		p[at+6], p[at+7] = byte(len(e.name)), 2 // a directory
+		p[at+6], p[at+7] = byte(len(e.name)), 2 // file type: directory
 		copy(p[at+8:], e.name)
 		at += size
 	}

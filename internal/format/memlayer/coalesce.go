@@ -14,7 +14,7 @@ import (
 // before the first or after the last extent of own. The result may exceed limit by the number of
 // these extents plus two.
 //
-// A gap qualifies only if it has RAM: the layer has no room for the bytes of other addresses.
+// A gap qualifies only if it consists of RAM, because the layer has no room for other addresses.
 func Coalesce(lower, own []vm.Extent, limit int) []Span {
 	whole := Overlay(lower, own)
 	excess := len(whole) - limit

@@ -17,7 +17,7 @@ func TestCoalesceKeepsContentWithinTheLimit(t *testing.T) {
 		want := paint(Overlay(lower, own))
 		limit := 1 + r.IntN(10)
 		fill := Coalesce(lower, own, limit)
-		var copied [testPages][2]uint64 // by page of the own layer: which layer and page were copied there
+		var copied [testPages][2]uint64 // for each page of the own layer: the layer and the page that were copied there
 		for _, s := range fill {
 			for _, e := range Slice(lower, s) {
 				if e.GPA < s.Start || e.GPA+e.Length > s.Start+s.Length {

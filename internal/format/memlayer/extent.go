@@ -1,8 +1,9 @@
 // Package memlayer maps guest memory to layer files. It has the rules for extents: how to combine a
 // branch's extents with those of its parent, and how to bound their number.
 //
-// It only computes offsets, and opens, maps or copies no file. Package snapshot has the file
-// formats, vmmproto the messages. The VMM, which links this package, makes the mappings.
+// The package only computes offsets. It opens, maps and copies no file. Package snapshot has the
+// file formats, and package vmmproto the messages. The VMM, which links this package, makes the
+// mappings.
 package memlayer
 
 import (
@@ -34,8 +35,8 @@ func CheckExtents(extents []vm.Extent, layerSizes []uint64) error {
 
 // CheckSaved checks the extents of a layer that a VMM saved, for a guest with memoryBytes of
 // memory. There may be at most limit extents. They must satisfy CheckExtents for that one layer.
-// The layer holds the guest's memory without the device hole, and each extent must be at the offset
-// of its memory there.
+// The layer holds the guest's memory without the device hole, and the Offset of each extent must be
+// the offset of its memory in the layer.
 func CheckSaved(extents []vm.Extent, memoryBytes uint64, limit int) error {
 	if len(extents) > limit {
 		return fmt.Errorf("%d extents: at most %d were asked for", len(extents), limit)

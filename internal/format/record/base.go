@@ -1,14 +1,14 @@
 package record
 
-// Base is the record of a base image: a digest, and the file with that content.
+// Base is the record of a base image: a digest, and the file whose content has that digest.
 type Base struct {
 	Digest string `json:"digest"`
 	Path   string `json:"path"` // path of the image in the latest bake that used it
 	File   File   `json:"file"` // the file whose digest was computed
 }
 
-// File identifies one version of a file: it differs for another file, and for the same file after a
-// change.
+// File identifies one version of a file. It is different for another file, and for the same file
+// after a change.
 type File struct {
 	Dev      uint64 `json:"dev"`
 	Ino      uint64 `json:"ino"`

@@ -9,10 +9,10 @@
 // everything".
 //
 // Only this package uses the structs, so that no change of a protocol or an API can change the
-// files. A changed struct raises Version; the previous version's struct then moves to a file of its
-// own, like v0.go, with a golden file in testdata. The package encodes, decodes and checks. The
-// packages that write records decide where to store them, when to flush them, and what their values
-// mean.
+// files. A change of a struct requires a higher Version. The previous version's struct then moves
+// to a file of its own, like v0.go, with a golden file in testdata. The package encodes, decodes
+// and checks. The packages that write records decide where to store them, when to flush them, and
+// what their values mean.
 package record
 
 import (

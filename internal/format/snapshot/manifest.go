@@ -21,8 +21,8 @@ import (
 )
 
 // Format and Version head every manifest. Version changes whenever the meaning of a snapshot's
-// files does; a reader refuses versions that it does not know. The oldest version that it reads has no
-// root, no default user and no default directory.
+// files changes. A reader refuses versions that it does not know. Manifests of the oldest version
+// that it reads have no root, no default user and no default directory.
 const (
 	Format  = "forkd-snapshot"
 	Version = 6
@@ -67,8 +67,8 @@ type Manifest struct {
 	Tag     string    `json:"tag"`
 	Created time.Time `json:"created"`
 	Parent  *Ref      `json:"parent,omitempty"` // the snapshot below the topmost layers
-	// ID of the snapshot of a booted VM from which this one comes by branches; empty: this one was
-	// booted, or is of version 5
+	// ID of the snapshot of a booted VM from which this snapshot descends by branches; empty: this
+	// snapshot is itself of a booted VM, or has version 5
 	Root string `json:"root,omitempty"`
 
 	Machine Machine `json:"machine"`
@@ -116,8 +116,9 @@ type Guest struct {
 	Strict bool `json:"unique_strict,omitempty"`
 }
 
-// Defaults holds the properties of processes whose request leaves them unset. The memory of a
-// snapshot includes them. A machine that boots from a snapshot's disk gets them from here.
+// Defaults holds the properties of processes whose request leaves them unset. The agent in the
+// memory of a snapshot already has them. A machine that boots from a snapshot's disk gets them from
+// here.
 type Defaults struct {
 	Env  map[string]string `json:"env,omitempty"`
 	User string            `json:"user,omitempty"`    // account in the guest; empty: the agent's default

@@ -85,8 +85,8 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// Manifests of the version before are read, and get the present version when they are written again.
-// They have no default user and no default directory.
+// Manifests of the previous version can be read, and get the present version when they are written
+// again. They have no default user and no default directory.
 func TestOlderVersionIsRead(t *testing.T) {
 	for _, name := range []string{"memory", "disk-only"} {
 		text, err := os.ReadFile(filepath.Join("testdata", "manifest-5-"+name+".json"))

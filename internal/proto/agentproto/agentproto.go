@@ -1,11 +1,12 @@
 // Package agentproto is forkd's own part of the protocol between host and guest. It has the agent's
-// vsock ports, the control protocol, and the fork messages. A fork message prepares a guest for
-// forks, or gives a forked guest its new identity, which the guest confirms.
+// vsock ports, the control protocol, and the fork messages. A fork message either prepares a guest
+// for forks, or gives a forked guest its new identity. The guest confirms both.
 //
 // All other services of the agent use E2B's protocols (see EnvdPort and CodeInterpreterPort). The
 // control protocol is newline-delimited JSON on one vsock stream, with one answer for each request,
-// without HTTP. Fork messages have a port and a binary form of their own (see Forked.Append),
-// because every child gets a private copy of each page that its guest writes while it handles them.
+// without HTTP. Fork messages have a port and a binary form of their own (see Forked.Append), which
+// is cheap to parse: every child gets a private copy of each page that its guest writes while it
+// handles a fork message.
 package agentproto
 
 import "time"
@@ -46,8 +47,8 @@ const GroupHeader = "Forkd-Group"
 const TerminalHeader = "Forkd-Terminal"
 
 // DefaultUserHeader is a header of requests to envd. It names the account for a request that names
-// none, if the guest has this account. It is an extension by forkd, whose APIs have different
-// default users.
+// no account, if the guest has the account in the header. The header is an extension by forkd,
+// whose APIs have different default users.
 const DefaultUserHeader = "Forkd-Default-User"
 
 // Ready says that all services of the agent listen and that the warm interpreters have been

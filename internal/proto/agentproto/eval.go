@@ -8,7 +8,7 @@ type ExecuteRequest struct {
 	// Used without a context: the default context of the language.
 	Language string            `json:"language,omitempty"`
 	Env      map[string]string `json:"env_vars,omitempty"`
-	// Forkd only: a result is its repr, for example with quotes around a string.
+	// Forkd only: the text of a result is its repr, for example with quotes around a string.
 	Repr      bool  `json:"repr"`
 	TimeoutMS int64 `json:"timeout_ms,omitempty"` // forkd only: time limit of the code; 0: none
 }

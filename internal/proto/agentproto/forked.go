@@ -56,10 +56,10 @@ func (f *Forked) Append(b []byte) ([]byte, error) {
 	return appendMessage(b, w.Bytes()), nil
 }
 
-// QuietTime is the time between a guest's answer to AppendPrepare and the save of the guest, during
-// which it must get no requests. In this time the guest does deferred work, such as freeing memory,
-// stopping timers of its disk and putting threads to sleep. Otherwise each child would have to do
-// that work.
+// QuietTime is the time between a guest's answer to AppendPrepare and the save of the guest. The
+// host must send no requests in this time. The guest uses it for deferred work, such as freeing
+// memory, stopping timers of its disk and putting threads to sleep. Otherwise each child would have
+// to do that work.
 const QuietTime = 3 * time.Second
 
 // AppendPrepare appends the message that makes a guest ready to be saved and forked; see QuietTime.

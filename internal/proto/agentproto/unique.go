@@ -12,7 +12,7 @@ import (
 // processes after a fork. A nil *Unique means that the agent is too old to look for them.
 type Unique struct {
 	Reseeded []Generator // from now on, their numbers differ from those of the sibling guests
-	Repeats  []Generator // if they were used before the snapshot, all sibling guests get the same numbers
+	Repeats  []Generator // sibling guests get the same numbers from these if they were used before the snapshot
 	More     uint32      // number of generators that do not fit into the lists
 }
 

@@ -87,8 +87,8 @@ func Dial(path string) (*Conn, error) {
 const acceptPause = 10 * time.Millisecond
 
 // Accept waits for the next connection of a listening socket. The connection receives messages as
-// described at Dial. If descriptors or memory are missing for the connection, Accept tries again
-// after a pause, because its caller has sandboxes and must not exit because of a temporary
+// described at Dial. If there are not enough descriptors or memory for the connection, Accept tries
+// again after a pause, because its caller has sandboxes and must not exit because of a temporary
 // shortage.
 func Accept(listener int) (*Conn, error) {
 	for {
@@ -149,9 +149,9 @@ func (c *Conn) send(wait bool, kind codec.Kind, body []byte, fds []int) error {
 	return nil
 }
 
-// Packet is for a thread that cannot call Send. It returns the packet that Send would send for a
-// message without descriptors, and the descriptor of the socket. The connection must not be closed
-// before the packet is sent.
+// Packet returns the packet that Send would send for a message without descriptors, and the
+// descriptor of the socket. It is for a thread that cannot call Send and sends the packet itself.
+// The connection must not be closed before the packet is sent.
 func (c *Conn) Packet(kind codec.Kind, body []byte) (fd int, packet []byte, err error) {
 	err = c.raw.Control(func(n uintptr) { fd = int(n) })
 	return fd, append([]byte{byte(kind)}, body...), err
@@ -215,7 +215,8 @@ func (c *Conn) receive(fd int) (packet []byte, fds []int, err error) {
 	if err == nil && n == 0 {
 		err = io.EOF
 	}
-	if err == nil && flags&unix.MSG_CTRUNC != 0 { // oob has room for all descriptors that a message can have
+	// oob has room for all descriptors of a message, so some could not be opened
+	if err == nil && flags&unix.MSG_CTRUNC != 0 {
 		CloseAll(fds)
 		return c.buf[:n], nil, ErrFDsLost
 	}

@@ -11,13 +11,15 @@ import (
 
 // A finished disk goes to a client as records, in the order of their offsets:
 //
-//	offset (8 bytes, little-endian), length (4 bytes, likewise), as many bytes
+//	offset (8 bytes, little-endian), length (4 bytes, little-endian), that many bytes
 //
-// What no record covers is zero. The last record has the disk's size as its offset, and no bytes.
+// Bytes of the disk that no record covers are zero. The last record has the disk's size as its
+// offset, and a length of 0.
 
 const recordHead = 8 + 4
 
-// WriteDisk writes a disk of size bytes from the file f, which may be sparse.
+// WriteDisk writes the records of a disk of size bytes to w. f is the disk's file, which may be
+// sparse.
 func WriteDisk(w io.Writer, f *os.File, size int64) error {
 	buf := make([]byte, recordHead+maxChunk)
 	record := func(at int64, n int) error {
@@ -52,7 +54,8 @@ func WriteDisk(w io.Writer, f *os.File, size int64) error {
 	return record(size, 0)
 }
 
-// ReadDisk reads what WriteDisk wrote into f, which is empty, for a disk of size bytes.
+// ReadDisk reads the records that WriteDisk wrote, and writes the disk of size bytes to f. f must
+// be empty.
 func ReadDisk(f *os.File, r io.Reader, size int64) error {
 	if err := f.Truncate(size); err != nil {
 		return err

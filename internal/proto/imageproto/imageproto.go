@@ -1,13 +1,14 @@
-// Package imageproto is the stream from which a builder VM fills a blank disk with the files of a
-// container image: from the client that has the image, through the daemon, to forkd-unpack.
+// Package imageproto defines the stream from which a builder VM fills a blank disk with the files
+// of a container image. The stream goes from the client that has the image through the daemon to
+// forkd-unpack.
 //
 //	length (4 bytes, little-endian), Header as JSON
-//	for each layer: chunks of a length (likewise, not 0) and as many bytes; then a length of 0
+//	for each layer: chunks, each a length (as above, not 0) and that many bytes; then a length of 0
 //
-// forkd-unpack dials Port of the host when the disk is mounted, reads the stream and answers with
-// one line, an Answer as JSON. An error may come before the end of the stream.
+// forkd-unpack dials Port of the host, mounts the disk, reads the stream and answers with one line:
+// an Answer as JSON. If forkd-unpack fails, the Answer may come before the end of the stream.
 //
-// Only forkd-unpack looks into layers. The daemon passes the stream on.
+// Only forkd-unpack looks into layers. The daemon passes the stream on unread.
 package imageproto
 
 import (
@@ -35,7 +36,7 @@ const MaxLayers = 1001
 // Header describes the layers of a stream, lowest first.
 type Header struct {
 	Layers []Layer `json:"layers"`
-	User   bool    `json:"user,omitempty"` // add the account "user", if there is none
+	User   bool    `json:"user,omitempty"` // add the account "user" if the image has no such account
 }
 
 // Layer is a tar archive, plain or compressed with gzip or zstd.
@@ -43,8 +44,9 @@ type Layer struct {
 	// DiffID is the digest that the plain archive must have ("sha256:…"); empty: not checked.
 	DiffID string `json:"diff_id,omitempty"`
 
-	// Files marks the files of a recipe. They replace files, but neither directories nor by
-	// directories, and leave existing directories unchanged.
+	// Files marks the layer with the files of a recipe. A file of this layer may replace a file. It
+	// is an error if a directory would replace a file, or a file a directory. Existing directories
+	// keep their owner and mode.
 	Files bool `json:"files,omitempty"`
 }
 
@@ -53,12 +55,12 @@ type Answer struct {
 	Error string `json:"error,omitempty"` // empty: the disk is complete and unmounted
 }
 
-// WriteAnswer writes the answer for an error of forkd-unpack, or for nil.
+// WriteAnswer writes the answer of forkd-unpack. refused is its error; nil means success.
 func WriteAnswer(w io.Writer, refused error) error {
 	var a Answer
 	if refused != nil {
 		a.Error = refused.Error()
-		a.Error = a.Error[:min(len(a.Error), maxAnswer/8)] // JSON may need 6 bytes for one
+		a.Error = a.Error[:min(len(a.Error), maxAnswer/8)] // in JSON, one byte may become 6
 	}
 	line, err := json.Marshal(a)
 	if err != nil {
@@ -70,7 +72,8 @@ func WriteAnswer(w io.Writer, refused error) error {
 	return nil
 }
 
-// RefusedError is the error of an answer. Its text comes from forkd-unpack and is not safe to print.
+// RefusedError is the error in an answer. Its text comes from forkd-unpack and is not safe to
+// print.
 type RefusedError struct{ Reason string }
 
 func (e *RefusedError) Error() string { return e.Reason }
@@ -91,7 +94,7 @@ func ReadAnswer(r io.Reader) error {
 	return nil
 }
 
-// Check returns an error for a header that no stream has.
+// Check returns an error if the header is invalid.
 func (h *Header) Check() error {
 	if len(h.Layers) > MaxLayers {
 		return fmt.Errorf("layers: %d of them: want at most %d", len(h.Layers), MaxLayers)
@@ -158,7 +161,7 @@ func writeChunk(w io.Writer, p []byte) error {
 	return err
 }
 
-// Reader reads a stream. Its first call is Header.
+// Reader reads a stream. The caller calls Header first, and then Layer for each layer.
 type Reader struct{ r io.Reader }
 
 // NewReader returns a Reader of the stream r.
@@ -180,7 +183,7 @@ func (r *Reader) Header() (h Header, err error) {
 	return h, h.Check()
 }
 
-// Layer returns the bytes of the next layer. They must be read to their end before the next call.
+// Layer returns a reader of the next layer. The layer must be read to its end before the next call.
 func (r *Reader) Layer() io.Reader { return &layerReader{r: r} }
 
 func (r *Reader) length(most uint32) (uint32, error) {
@@ -195,7 +198,7 @@ func (r *Reader) length(most uint32) (uint32, error) {
 	return n, nil
 }
 
-// whole converts the end of the stream in its middle to io.ErrUnexpectedEOF.
+// whole converts io.EOF to io.ErrUnexpectedEOF, where the stream must not end.
 func whole(err error) error {
 	if errors.Is(err, io.EOF) {
 		return io.ErrUnexpectedEOF
@@ -205,7 +208,7 @@ func whole(err error) error {
 
 type layerReader struct {
 	r    *Reader
-	left uint32 // of the present chunk
+	left uint32 // unread bytes of the current chunk
 	end  bool
 }
 

@@ -37,7 +37,7 @@ func TestStreamRoundTrip(t *testing.T) {
 			t.Fatalf("a layer of %d bytes has %d, %v", len(l), len(p), err)
 		}
 	}
-	for cut := range 600 { // within the header and the first layers
+	for cut := range 600 { // at every byte within the header and the first layers
 		r := NewReader(bytes.NewReader(whole[:cut]))
 		_, err := r.Header()
 		for i := 0; err == nil && i < len(layers); i++ {

@@ -9,8 +9,8 @@ import (
 )
 
 // Closed is a range of addresses that do not belong to the internet. A rule of a policy opens the
-// range, or a part of it, if the rule lies within the range. ModeOpen opens the range too, unless
-// Always is set.
+// part of the range that it covers, if the rule lies completely within the range. ModeOpen opens
+// the range too, unless Always is set.
 type Closed struct {
 	Prefix netip.Prefix
 	Name   string // one of the names below; empty if the address is not in a closed range
@@ -59,8 +59,8 @@ var closedRanges = []Closed{
 }
 
 // ClosedRange returns the closed range that contains an IPv4 address. own says that the address is
-// one of the host's own, which is a closed range by itself. Only loopback addresses stay in the
-// loopback range.
+// one of the host's. Its range is then Host, unless it lies in a range that is always closed, such
+// as loopback.
 func ClosedRange(addr netip.Addr, own bool) Closed {
 	i := slices.IndexFunc(closedRanges, func(c Closed) bool { return c.Prefix.Contains(addr) })
 	switch {

@@ -28,8 +28,8 @@ type Rule struct {
 	Name     string       // in lower case, without a trailing dot
 	Below    bool         // matches the names below Name, at any depth, but not Name itself
 	Prefix   netip.Prefix // IPv4, masked
-	First    uint16       // First and Last port; if both are 0, the rule applies
-	Last     uint16       // to every port of a Prefix, but only to the TCP ports 80 and 443 of a Name
+	First    uint16       // first port; 0: see Last
+	Last     uint16       // last port; 0: every port of a Prefix, but only TCP 80 and 443 of a Name
 }
 
 // IsName reports whether the rule has a Name. All other rules have a Prefix.

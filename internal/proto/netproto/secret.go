@@ -37,8 +37,8 @@ func (Hidden) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, "[hidden]")
 // MarshalText returns an error. Code that must store the value has a type of its own for it.
 func (Hidden) MarshalText() ([]byte, error) { return nil, errors.New("a secret is not to be encoded") }
 
-// ParseSecret parses a secret in the API's form. An empty value means that the sandbox's present
-// value stays. Errors are *FieldError and do not quote the value.
+// ParseSecret parses a secret in the API's form. An empty value means that the sandbox keeps its
+// present value of this secret. Errors are *FieldError and do not quote the value.
 func ParseSecret(host, header, value string) (Secret, error) {
 	rule, err := ParseRule(host)
 	switch {
@@ -110,8 +110,8 @@ func parseSecrets(r *codec.Reader) ([]Secret, error) {
 	return secrets, cmp.Or(r.Err(), CheckSecrets(secrets))
 }
 
-// Trust has the certificate authority with which forkd-net acts as a server towards guests. The
-// root certificates for real servers are sent along, as a descriptor.
+// Trust has the certificate authority with which forkd-net acts as a server towards guests. A
+// descriptor of a file with the root certificates for real servers is sent along.
 type Trust struct {
 	Certificate []byte // DER
 	Key         Hidden // DER, PKCS #8

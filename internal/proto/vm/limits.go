@@ -2,8 +2,8 @@ package vm
 
 import "fmt"
 
-// Limits limit the host resources of one VM's process. A zero field means that there is no limit
-// except what the VM can use at most.
+// Limits limit the host resources of one VM's process. If a field is zero, only the size of the VM
+// limits its use of that resource.
 type Limits struct {
 	// MiB of memory for the VMM and its guest. The process is killed if it exceeds them.
 	MemoryMiB uint64 `json:"memory_mib,omitempty" yaml:"memory_mib"`

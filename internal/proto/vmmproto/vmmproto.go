@@ -63,7 +63,7 @@ type Create struct {
 
 // Created is the answer to Create.
 type Created struct {
-	CPUID []byte // CPUID values that KVM supports on this host, in a form of the VMMs; empty if they were in Create
+	CPUID []byte // CPUID values that KVM supports here, in the VMMs' own encoding; empty if Create had them
 }
 
 // Disk is a virtio-blk disk. Its Layers files are sent along: first the raw base image, then
@@ -111,8 +111,8 @@ type RestoreResult struct {
 const MaxWritten = 1024
 
 // Written is the answer to KindWritten. It has the pages that the VM has written since its layers
-// were made, in ascending order. If the VM runs, they are right for some moment during the request.
-// If there are more than MaxWritten pages, the list is empty.
+// were made, in ascending order. If the VM runs, the list is correct for some instant during the
+// request. If there are more than MaxWritten pages, the list is empty.
 type Written struct{ Ranges []vm.Range }
 
 // SaveResult describes the files that a branch has written.

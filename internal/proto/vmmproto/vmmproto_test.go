@@ -57,8 +57,8 @@ func TestMessagesRoundTrip(t *testing.T) {
 	}
 }
 
-// A VMM that is controlled by its guest cannot make other VMMs copy more pages than a child could
-// have written.
+// Parse limits the pages in Written. A guest that controls its VMM cannot make other VMMs copy more
+// pages than a child could have written.
 func TestWrittenIsBounded(t *testing.T) {
 	most := vm.Range{GPA: vm.PageSize, Length: MaxWritten * vm.PageSize}
 	for _, c := range []struct {
