@@ -40,14 +40,14 @@ import (
 )
 
 // memoryLimit is the heap size in bytes at which the agent's garbage collector starts. Below it,
-// the agent disables even periodic collections: a collection soon after a fork would write to much
-// of the agent's memory, and every written page is copied in that child.
+// the agent disables even periodic collections. A collection soon after a fork would write to much
+// of the agent's memory, and every written page would be copied in that child.
 const memoryLimit = 64 << 20
 
 // maxProcs is the GOMAXPROCS of the agent. A low number saves memory, because each processor of the
-// runtime has caches that every child would copy. It is two even on one CPU: while a thread waits
-// in a system call, as the thread for forks does, the runtime wakes another thread to look for work
-// unless it has a spare processor.
+// runtime has caches that every child would copy. The number is two even on one CPU. When a thread
+// waits in a system call, as the thread for forks does, the runtime wakes another thread to look for
+// work unless it has a spare processor.
 const maxProcs = 2
 
 // Main runs the agent with the given arguments and returns the exit code. As PID 1 it does not
@@ -187,9 +187,9 @@ func newAgent(log *kmsg.Log, reaper *reap.Reaper, id identity) *agent {
 	}
 }
 
-// trust makes all programs that start later, including programs that warm interpreters start, trust
-// the certificate of an authority. Environment variables that were given to the guest keep their
-// values.
+// trust makes all programs that start later trust a certificate authority, whose certificate is
+// given. This includes programs that warm interpreters start. Environment variables that were given
+// to the guest keep their values.
 func (a *agent) trust(certificate string) error {
 	env, err := trust.Install(certificate)
 	if err != nil {

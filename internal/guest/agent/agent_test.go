@@ -323,7 +323,8 @@ func TestFilesThroughTheClient(t *testing.T) {
 	}
 }
 
-// rests is a file system whose calls fail with the given error.
+// rests is a file system that records the calls of Rest and Wake, and returns the given error for
+// them.
 type rests struct {
 	calls []string
 	fails error

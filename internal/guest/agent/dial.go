@@ -16,9 +16,9 @@ import (
 )
 
 // ports serves agentproto.DialPort. It connects streams from the host to TCP ports on the guest's
-// loopback, and to no other address. Its memory is part of every guest. So it allocates nothing
-// before the first stream, and an idle stream holds no buffer. It reuses buffers, because below
-// memoryLimit nothing is collected.
+// loopback, and to no other address. Its memory is part of every guest, so it allocates nothing
+// before the first stream, and an idle stream holds no buffer. It reuses buffers, because no
+// garbage is collected below memoryLimit.
 type ports struct {
 	mu   sync.Mutex
 	open int
@@ -129,11 +129,11 @@ type halfConn interface {
 	CloseWrite() error
 }
 
-// goneInterval is how often a stream checks whether the host's end still exists. No event tells a
-// close by the host from the end of the host's data, and a server may wait for ever after that end,
-// or leave the data unread. Keep-alive probes to a server that has sent everything have the same
-// interval, because no event tells when such a server closes its socket. The guest's kernel answers
-// the probes until then, and for a minute after that.
+// goneInterval is how often a stream checks whether the host's end still exists. No event
+// distinguishes a close by the host from the end of the host's data. After that end a server may
+// wait for ever, or leave the data unread. Keep-alive probes to a server that has sent everything
+// have the same interval, because no event reports that such a server closes its socket. The
+// guest's kernel answers the probes until then, and for a minute after that.
 const goneInterval = 10 * time.Second
 
 // join carries bytes in both directions until both directions have ended or one has failed.
@@ -168,8 +168,8 @@ func (p *ports) join(host, guest halfConn) {
 }
 
 // awaitClose is called after a server has sent all its data. It waits until the server has also
-// closed its socket, or until the connection is closed here. It returns an error, because the
-// server will not read what the host still sends.
+// closed its socket, or until this end closes the connection. It returns an error, because the
+// server will not read the data that the host still sends.
 func awaitClose(guest halfConn) error {
 	if tcp, ok := guest.(*net.TCPConn); ok {
 		_ = tcp.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: goneInterval, Interval: goneInterval})
@@ -258,8 +258,8 @@ func (p *ports) giveBack(buf []byte) {
 	p.free = append(p.free, buf)
 }
 
-// gone reports whether the peer has closed the stream, and not only finished sending. Only after a
-// close does the kernel refuse an empty message to the peer.
+// gone reports whether the peer has closed the stream, and not only finished sending. The kernel
+// refuses an empty message to the peer only after a close.
 func gone(conn syscall.Conn) bool {
 	raw, err := conn.SyscallConn()
 	if err != nil {

@@ -36,8 +36,8 @@ func server(t *testing.T, address string, f func(*net.TCPConn)) uint16 {
 	return uint16(l.Addr().(*net.TCPAddr).Port)
 }
 
-// summing reads to the end of its input, and then sends a digest of it. That works only if the two
-// directions of a stream end separately.
+// summing reads its input to the end, and then sends a digest of the input. This works only if the
+// two directions of a stream can end separately.
 func summing(conn *net.TCPConn) {
 	sum := sha256.New()
 	if _, err := io.Copy(sum, conn); err == nil {
@@ -133,7 +133,7 @@ func TestPortsShareBuffers(t *testing.T) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	// each stream may have two, and two may be on their way back
+	// Each stream may have used two buffers, and two more may be on their way back to p.free.
 	if n := len(p.free); p.open != len(ours) || n == 0 || n > 4 {
 		t.Errorf("%d streams have used %d buffers", p.open, n)
 	}

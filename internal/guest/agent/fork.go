@@ -22,7 +22,7 @@ type interpreters interface {
 	Prepare() error
 }
 
-// network closes connections to the outside, whose peers know only the fork's source.
+// network closes connections to other hosts, whose peers know only the fork's source.
 type network interface {
 	Reset() error
 	Rehearse() error
@@ -40,10 +40,10 @@ type finder interface {
 	Renew() (agentproto.Unique, error)
 }
 
-// forks serves agentproto.ForkPort. Every page that its code writes is copied in every child. So it
+// forks serves agentproto.ForkPort. Every page that its code writes is copied in every child, so it
 // allocates nothing for a message of the usual size. One thread sleeps in the Go runtime's poller
-// to wait for connections. This thread then makes its system calls by package rawcall, so that the
-// runtime wakes no other thread for them. Connections are served one after another, so a client
+// to wait for connections. This thread then makes its system calls through package rawcall, so that
+// the runtime wakes no other thread for them. Connections are served one after another, so a client
 // must not be slow.
 type forks struct {
 	identity identity // nil unless the agent is PID 1
@@ -159,8 +159,7 @@ func (f *forks) forked(m *agentproto.Received) error {
 	return f.interps.Forked(m.Env)
 }
 
-// nameShared adds to the answer the files, such as keys, that this guest has in common with its
-// siblings.
+// nameShared adds the files that this guest shares with its siblings, such as keys, to the answer.
 func (f *forks) nameShared() {
 	if f.identity == nil {
 		return

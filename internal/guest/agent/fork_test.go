@@ -43,7 +43,7 @@ func TestForkedFailsWithItsFirstFailure(t *testing.T) {
 	}
 }
 
-// hookFunc is a hooks that calls a function.
+// hookFunc is an implementation of hooks that calls a function.
 type hookFunc func() error
 
 func (f hookFunc) Any() bool  { return true }
@@ -79,8 +79,8 @@ func TestPrepareThenFlush(t *testing.T) {
 	}
 }
 
-// keepQuiet ends when a connection arrives. Otherwise the children of a guest that was saved before
-// the end of keepQuiet would wait.
+// keepQuiet ends when a connection arrives. Otherwise each child of a guest that was saved during
+// keepQuiet would first wait for the end of keepQuiet.
 func TestAConnectionEndsSettling(t *testing.T) {
 	dir := t.TempDir()
 	open := unixSockets(dir)

@@ -89,7 +89,7 @@ func (d *Disk) Wake() error {
 	return nil
 }
 
-// ioctl makes a request on the file system at path. The kernel reads and writes arg, unless arg is
+// ioctl makes a request on the file system at path. The kernel reads and writes arg, unless it is
 // nil.
 func ioctl(path string, request uint, arg *[3]uint64) error {
 	f, err := os.Open(path)

@@ -79,8 +79,8 @@ func (s *Server) Handler() http.Handler {
 }
 
 // authenticate refuses requests without the access token, if one is set. It lets requests to
-// /health pass, and requests to /files, which checks them itself because signed URLs have no
-// header.
+// /health pass. It also lets requests to /files pass, whose handler checks them itself because
+// signed URLs come without the header.
 func (s *Server) authenticate(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		token := s.accessToken()

@@ -21,7 +21,7 @@ type metrics struct {
 	CPUCount   int     `json:"cpu_count"`
 	CPUUsedPct float64 `json:"cpu_used_pct"` // of all CPUs, since the previous call, or since boot for the first call
 	MemTotal   uint64  `json:"mem_total"`
-	MemUsed    uint64  `json:"mem_used"` // total minus what the kernel calls available, so without the page cache
+	MemUsed    uint64  `json:"mem_used"` // total minus available memory, so the page cache does not count
 	MemCache   uint64  `json:"mem_cache"`
 	DiskUsed   uint64  `json:"disk_used"` // of the root file system
 	DiskTotal  uint64  `json:"disk_total"`

@@ -31,8 +31,8 @@ type controlReply struct {
 }
 
 // putOff stores a request until the next call, if no code can run in the interpreter before that.
-// It returns true if it has stored the request or if the request needs no action, and false if the
-// caller must send the request now.
+// It returns true if it has stored the request, or if the request needs no action. It returns false
+// if the caller must send the request now.
 func (i *interpreter) putOff(req controlRequest) bool {
 	if !i.backend.listens && req.Op == opPrepare {
 		return true // such drivers have nothing to prepare

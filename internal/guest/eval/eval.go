@@ -7,9 +7,9 @@
 //
 // A context that dies or hangs does not affect other contexts, and the next call restarts it. The
 // package does not limit the memory of the code, and limits its time only if the call requests
-// that. It interrupts code whose client disconnects. It informs no process that user code has
-// started about a fork of the machine; package generators reseeds the generators of such processes
-// if possible.
+// that. It interrupts code whose client disconnects. After a fork of the machine it informs only
+// the interpreters, and not the processes that user code has started. Package generators reseeds
+// the generators of such processes if possible.
 package eval
 
 import (
@@ -104,12 +104,12 @@ func (s *Server) SetEnv(env map[string]string) error {
 	return s.control(controlRequest{Op: opEnv, Env: env})
 }
 
-// Prepare makes live interpreters cheap to fork; "prepare" in drivers/wire.py says how.
+// Prepare makes live interpreters cheap to fork; drivers/wire.py describes the request "prepare".
 func (s *Server) Prepare() error { return s.control(controlRequest{Op: opPrepare}) }
 
-// Processes returns the process ids of live interpreters. Those in renewed have reseeded all their
-// generators when Forked returns. Those in partly reseed at their next call, because they cannot
-// listen while code runs, and do not reseed the generators of their libraries.
+// Processes returns the process ids of live interpreters. The interpreters in renewed have reseeded
+// all their generators when Forked returns. The interpreters in partly cannot listen while code
+// runs. They reseed at their next call, and do not reseed the generators of their libraries.
 func (s *Server) Processes() (renewed, partly []int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

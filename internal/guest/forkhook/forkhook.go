@@ -1,7 +1,7 @@
-// Package forkhook runs an image's hooks in every fork. The fork is confirmed only after they have
-// ended. The hooks are the programs in /etc/forkd/fork.d, and the replacement of the SSH host keys,
-// if the guest has any. A guest without hooks makes only two system calls here, even if it has an
-// SSH client.
+// Package forkhook runs an image's hooks in every fork. The fork is confirmed only after the hooks
+// have ended. The hooks are the programs in /etc/forkd/fork.d and, if the guest has SSH host keys,
+// the replacement of these keys. A guest without hooks makes only two system calls here, even if it
+// has an SSH client.
 //
 // The package restarts no service. A program that has read the old keys, or must know of the fork,
 // must be restarted or notified by a hook.

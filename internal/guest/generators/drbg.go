@@ -9,10 +9,9 @@ import (
 )
 
 // OpenSSL keeps its generators on the heap, in structs: RAND_DRBG in version 1.1.1, PROV_DRBG from
-// 3.0 on. The part of the struct that is listed here has the same layout in all versions. A
-// generator reseeds when it is used and generate_counter has reached reseed_interval. The
-// generators of threads also reseed when their parent's reseed_counter has changed. Offsets are
-// relative to max_perslen:
+// 3.0 on. The fields listed here have the same layout in all versions. When a generator is used, it
+// reseeds if generate_counter has reached reseed_interval. The generators of threads also reseed
+// when their parent's reseed_counter has changed. Offsets are relative to max_perslen:
 //
 //	-40  max_request           65536
 //	-32  min_entropylen

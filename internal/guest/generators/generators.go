@@ -56,10 +56,10 @@ type Finder struct {
 // searched.
 const maxNew = 64
 
-// Managed returns the process ids of the agent's own interpreters. The interpreters in renewed
-// reseed all of their generators, and are not searched. Those in partly reseed the generators that
-// a search would name as repeating, so a search does not name them; it reseeds their other
-// generators.
+// Managed returns the process ids of the agent's own interpreters. A search skips the interpreters
+// in renewed, because they reseed all of their generators. The interpreters in partly reseed the
+// generators that a search would report as repeating. A search does not report these, but reseeds
+// the other generators of these interpreters.
 type Managed func() (renewed, partly []int)
 
 // New returns a finder for this system.
@@ -73,7 +73,7 @@ func in(proc string, managed Managed) *Finder {
 		files: map[fileID]marks{}, own: proc + "/" + strconv.Itoa(os.Getpid()) + "/task/"}
 	var err error
 	if f.loadavg, err = unix.Open(proc+"/loadavg", unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
-		f.loadavg = -1 // so that every search checks all processes
+		f.loadavg = -1 // makes every search check all processes
 	}
 	return f
 }

@@ -150,7 +150,7 @@ func TestProgramsAreReadOnceBeforeTheSnapshot(t *testing.T) {
 	known := maps.Clone(f.files)
 	before := len(known)
 	for id := range f.files {
-		f.files[id] = marks{rust: true} // a second reading of the file would change this
+		f.files[id] = marks{rust: true} // a second reading of the file would replace this
 	}
 	report, err := f.Renew()
 	if err != nil || !has(report.Repeats, "rust: crate rand") {

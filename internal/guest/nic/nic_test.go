@@ -166,7 +166,7 @@ func (p *pair) wantAlive(t *testing.T, what string) {
 	}
 }
 
-// Connections that leave the guest end at once, even if a process waits in a read. All others
+// Connections to other hosts end at once, even if a process waits in a read. All other connections
 // continue.
 func TestReset(t *testing.T) {
 	inNamespaces(t, func(t *testing.T, l net.Listener) {

@@ -23,9 +23,9 @@ const (
 	rndReseedCRNG  = 0x5207     // RNDRESEEDCRNG
 )
 
-// Identity changes, after a fork, what a guest shares with its siblings: the kernel's random
-// numbers, the clock, the names and the ids. It opens its files before the fork, so that a fork
-// opens nothing.
+// Identity changes, after a fork, the properties that a guest shares with its siblings: the
+// kernel's random numbers, the clock, the names and the ids. It opens its files before the fork, so
+// that a fork opens nothing.
 type Identity struct {
 	random int // /dev/urandom
 	hwrng  int // /dev/hwrng; -1 if the kernel has none
@@ -53,8 +53,8 @@ func OpenIdentity(log *kmsg.Log) (*Identity, error) {
 	return &Identity{fd, hwrng, mountIDFiles(fd, []byte(name), log)}, nil
 }
 
-// Shared returns the files that could not be made the guest's own. They have the same content in
-// all of the guest's siblings.
+// Shared returns the files that could not be replaced by files of the guest's own. They have the
+// same content in all of the guest's siblings.
 func (id *Identity) Shared() []string { return id.files.shared }
 
 // Rehearse makes the system calls of SetHostname without changing anything, so that the memory that

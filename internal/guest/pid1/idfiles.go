@@ -64,10 +64,10 @@ func newMachineID(name []byte) (id [33]byte) {
 	return id
 }
 
-// newBootID returns a random UUID. Programs that compare boot ids so take a fork, a rollback or a
-// resumption for a boot. The bytes are read from a descriptor of /dev/urandom. getrandom in the
-// vDSO is not used, because it keeps a generator in each thread's memory, which a fork copies with
-// everything else.
+// newBootID returns a random UUID. Programs that compare boot ids treat a fork, a rollback or a
+// resumption like a boot. The bytes are read from a descriptor of /dev/urandom. getrandom in the
+// vDSO is not used, because it keeps a generator in each thread's memory, and a fork would copy
+// that generator.
 func newBootID(random int) (id [37]byte, err error) {
 	var r [16]byte
 	if n, err := rawcall.Read(random, r[:]); err != nil || n != len(r) {

@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The account that a header requests. Its name and number are those of E2B's images. If the number
-// is taken, the account gets the next free one.
+// The account that the stream's header may request. Its name and number are those of E2B's images.
+// If the number is taken, the account gets the next free number.
 const (
 	accountName       = "user"
 	minUserID         = 1000
@@ -28,17 +28,17 @@ const (
 	passwd, grp, shdw = "etc/passwd", "etc/group", "etc/shadow"
 )
 
-// newFile is a file or directory that images get if they lack it.
+// newFile is a file or directory to add to images that lack it.
 type newFile struct {
 	name     string
-	mode     uint32 // with the type
+	mode     uint32 // permissions and file type
 	uid, gid int
 	data     []byte
 }
 
-// defaultFiles returns files that programs expect on every Linux. Container runtimes create them
-// when they start a container, so a base may lack them; an image from scratch may have no users at
-// all.
+// defaultFiles returns files that programs expect on every Linux system. A base may lack them,
+// because container runtimes create them when they start a container. An image from scratch may
+// even have no users.
 func defaultFiles() []newFile {
 	return []newFile{
 		{name: passwd, mode: unix.S_IFREG | 0o644, data: []byte(
@@ -52,8 +52,8 @@ func defaultFiles() []newFile {
 	}
 }
 
-// addDefault adds a file that the image lacks or has empty. If its path is not one of directories,
-// it adds nothing.
+// addDefault adds a file if the image lacks it, or has an empty one in its place. If a part of the
+// file's path is not a directory, it adds nothing.
 func (t *tree) addDefault(f newFile) error {
 	dir, base, err := t.dirOf(f.name, true)
 	if errors.Is(err, errNoPath) {
@@ -72,7 +72,7 @@ func (t *tree) addDefault(f newFile) error {
 	return t.add(f)
 }
 
-// add puts a file or an absent directory into the tree.
+// add replaces a file of the tree, or creates a directory, which must not exist yet.
 func (t *tree) add(f newFile) error {
 	dir, base, err := t.dirOf(f.name, true)
 	if err != nil {
@@ -105,7 +105,7 @@ func (t *tree) add(f newFile) error {
 	return unix.Fchmod(fd, f.mode&0o7777)
 }
 
-// read returns the content of a regular file. It is nil if there is no file.
+// read returns the content of a regular file, or nil if the file does not exist.
 func (t *tree) read(name string) ([]byte, error) {
 	fd, err := t.open(name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK)
 	if errors.Is(err, unix.ENOENT) {
@@ -127,10 +127,10 @@ func (t *tree) read(name string) ([]byte, error) {
 	if err == nil && len(text) > maxAccountBytes {
 		err = fmt.Errorf("/%s is larger than %d bytes", name, maxAccountBytes)
 	}
-	return append([]byte{}, text...), err // not nil: the file is there
+	return append([]byte{}, text...), err // never nil, because the file exists
 }
 
-// rewrite replaces the content of an existing file, whose owner, mode and other names stay.
+// rewrite replaces the content of an existing file. The file keeps its owner, mode and hard links.
 func (t *tree) rewrite(name string, data []byte) error {
 	fd, err := t.open(name, unix.O_WRONLY|unix.O_TRUNC|unix.O_NOFOLLOW)
 	if err != nil {
@@ -141,7 +141,8 @@ func (t *tree) rewrite(name string, data []byte) error {
 	return errors.Join(err, setTime(fd, "", noTime), f.Close())
 }
 
-// addAccount adds the account "user", unless the image has one. The default files are there.
+// addAccount adds the account "user", unless the image has one. It is called after the default
+// files have been added.
 func (t *tree) addAccount() error {
 	users, err := t.read(passwd)
 	if err != nil {
@@ -219,7 +220,7 @@ func (t *tree) addMissing(f newFile) error {
 	return t.add(f)
 }
 
-// addHome adds the home directory, with the files of /etc/skel.
+// addHome adds the account's home directory, with copies of the files in /etc/skel.
 func (t *tree) addHome(uid, gid int) error {
 	if err := t.addMissing(newFile{name: accountHome, mode: unix.S_IFDIR | 0o755, uid: uid, gid: gid}); err != nil {
 		return err
@@ -228,11 +229,12 @@ func (t *tree) addHome(uid, gid int) error {
 	return t.addSkeleton("", uid, gid, &left)
 }
 
-// addSkeleton copies the directory sub of /etc/skel. Symbolic links and devices are left out.
+// addSkeleton copies the content of the directory sub of /etc/skel to the home directory. It skips
+// symbolic links and devices. left is the number of files that may still be copied.
 func (t *tree) addSkeleton(sub string, uid, gid int, left *int) error {
 	fd, err := t.open(path.Join(skeletonDir, sub), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW)
 	if err != nil {
-		return nil // there is none
+		return nil // the directory does not exist
 	}
 	defer unix.Close(fd)
 	names, err := list(fd)
@@ -267,7 +269,8 @@ func (t *tree) addSkeleton(sub string, uid, gid int, left *int) error {
 	return nil
 }
 
-// accountID returns the number of the account if a file has it, or else a free number.
+// accountID returns the number of the account "user" in text, the content of the file name. If text
+// has no such account, it returns a free number.
 func accountID(text []byte, name string) (int, error) {
 	if id, err := strconv.Atoi(field(text, accountName, 2)); err == nil {
 		return id, nil
@@ -286,7 +289,8 @@ func accountID(text []byte, name string) (int, error) {
 	return 0, fmt.Errorf("/%s has no number left for an account", name)
 }
 
-// field returns the n-th field of an account's line, or "" if there is no such line.
+// field returns the n-th field, from 0, of the line of an account. It returns "" if there is no
+// such line.
 func field(text []byte, name string, n int) string {
 	for line := range strings.Lines(string(text)) {
 		if f := strings.Split(strings.TrimSpace(line), ":"); f[0] == name && n < len(f) {

@@ -21,19 +21,19 @@ import (
 	"github.com/forkd/forkd/internal/treetar"
 )
 
-// Whiteouts of layers (OCI image spec, layer.md).
+// Names that mark deletions in layers, called whiteouts (OCI image spec, layer.md).
 const (
 	whiteoutPrefix = ".wh."
 	whiteoutOpaque = ".wh..wh..opq"
-	whiteoutMeta   = ".wh..wh." // files of union file systems, which no image needs
+	whiteoutMeta   = ".wh..wh." // prefix of files of union file systems, which no image needs
 )
 
-// maxWindow bounds the memory that a layer's compression may ask for, in bytes: that of zstd's own
-// program.
+// maxWindow bounds the memory that a layer's compression may require, in bytes. It is the limit of
+// the program zstd.
 const maxWindow = 128 << 20
 
-// maxPlain returns how many bytes one layer may decompress to. A layer that fits on the disk is
-// shorter, except for what it overwrites itself.
+// maxPlain returns the maximum size of a decompressed layer, in bytes. A layer that fits on the
+// disk is smaller, unless it overwrites its own files.
 func (t *tree) maxPlain() int64 { return 2*t.size + 64<<20 }
 
 // maxTotal returns how many bytes all layers together may decompress to, and how many bytes of content
@@ -71,7 +71,7 @@ func (t *tree) apply(l imageproto.Layer, compressed io.Reader) error {
 		}
 	}
 	t.late = nil
-	// Padding follows the archive's end. It belongs to the digest.
+	// The digest also covers the padding that follows the archive's end.
 	if _, err := io.Copy(io.Discard, content); err != nil {
 		return fmt.Errorf("read archive: %w", err)
 	}
@@ -88,7 +88,7 @@ func checkSum(want string, sum hash.Hash) error {
 	return nil
 }
 
-// errFull means that the content does not fit.
+// errFull means that the content does not fit on the disk.
 var errFull = errors.New("the content is larger than the disk: raise disk_mib")
 
 func (t *tree) full(err error) error {
@@ -98,10 +98,10 @@ func (t *tree) full(err error) error {
 	return err
 }
 
-// decompress returns the plain archive.
+// decompress returns a reader of the uncompressed archive.
 func decompress(r io.Reader) (io.Reader, error) {
 	in := bufio.NewReaderSize(r, 64<<10)
-	magic, _ := in.Peek(4) // what is shorter is not compressed
+	magic, _ := in.Peek(4) // Peek fails if the layer is shorter, and then it is not compressed
 	switch {
 	case bytes.HasPrefix(magic, []byte("\x1f\x8b")): // RFC 1952, section 2.3.1
 		return gzip.NewReader(in)
@@ -112,7 +112,7 @@ func decompress(r io.Reader) (io.Reader, error) {
 	return in, nil
 }
 
-// bounded is a reader that fails after left bytes.
+// bounded is a reader that returns an error after left bytes.
 type bounded struct {
 	r    io.Reader
 	left int64
@@ -128,7 +128,7 @@ func (b *bounded) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// entry applies one entry of a layer.
+// entry applies one entry of a layer. files says that the layer has the files of a recipe.
 func (t *tree) entry(h *tar.Header, content io.Reader, files bool) error {
 	name, err := relative(h.Name)
 	if err != nil {
@@ -178,7 +178,7 @@ func splitName(name string) (dir, base string) {
 	return name[:i+1], name[i+1:]
 }
 
-// checkHeader refuses numbers that the file system would store as others.
+// checkHeader refuses owners and device numbers that the file system would store as other numbers.
 func checkHeader(h *tar.Header) error {
 	if h.Uid < 0 || h.Gid < 0 || int64(h.Uid) >= math.MaxUint32 || int64(h.Gid) >= math.MaxUint32 {
 		return fmt.Errorf("owner %d:%d: want numbers from 0 to %d", h.Uid, h.Gid, uint32(math.MaxUint32-1))
@@ -191,7 +191,8 @@ func checkHeader(h *tar.Header) error {
 	return nil
 }
 
-// checkFile checks an entry of a recipe's files. done means that the file is there already.
+// checkFile checks an entry of a recipe's files against the tree. done means that the entry is a
+// directory that already exists.
 func (t *tree) checkFile(dir int, base string, h *tar.Header) (done bool, err error) {
 	st, ok, err := stat(dir, base)
 	switch {
@@ -205,7 +206,7 @@ func (t *tree) checkFile(dir int, base string, h *tar.Header) (done bool, err er
 	return isDir(st), nil
 }
 
-// directory creates a directory, or changes the existing one.
+// directory creates a directory, or changes an existing one to match the entry.
 func (t *tree) directory(h *tar.Header) error {
 	dir, base := t.root, "."
 	if h.Name != "." {
@@ -241,8 +242,8 @@ func (t *tree) directory(h *tar.Header) error {
 	return describe(fd, h)
 }
 
-// describe sets owner, mode and extended attributes of an open file. A change of the owner resets
-// some modes and attributes, so it comes first.
+// describe sets the owner, mode and extended attributes of an open file. It sets the owner first,
+// because that resets some mode bits and attributes.
 func describe(fd int, h *tar.Header) error {
 	if err := unix.Fchown(fd, h.Uid, h.Gid); err != nil {
 		return err
@@ -252,7 +253,7 @@ func describe(fd int, h *tar.Header) error {
 	}
 	for name, value := range h.PAXRecords {
 		name, ok := strings.CutPrefix(name, "SCHILY.xattr.")
-		// Other attributes belong to the host that made the archive.
+		// Other attributes concern only the host that made the archive.
 		if !ok || !strings.HasPrefix(name, "user.") && (name != "security.capability" || h.Typeflag == tar.TypeDir) {
 			continue
 		}
@@ -287,7 +288,7 @@ func (t *tree) regular(dir int, base string, h *tar.Header, content io.Reader) e
 	return t.place(dir, base)
 }
 
-// replace removes what an entry of the same name replaces.
+// replace removes the file or directory that an entry is about to replace.
 func (t *tree) replace(dir int, base string) error {
 	st, ok, err := stat(dir, base)
 	if err != nil || !ok {
@@ -299,7 +300,8 @@ func (t *tree) replace(dir int, base string) error {
 	return t.remove(dir, base)
 }
 
-// link makes a hard link. Unless the layer has ended, a link to a missing file waits for it.
+// link makes a hard link. If the target is missing and the layer has not ended, link stores the
+// entry in t.late, because the target may come later in the layer.
 func (t *tree) link(h *tar.Header, ended bool) error {
 	target, err := relative(h.Linkname)
 	if err != nil {
@@ -376,8 +378,8 @@ func (t *tree) special(dir int, base string, h *tar.Header) error {
 	return t.place(dir, base)
 }
 
-// whiteout removes files of lower layers. Files of the present layer stay, whether they came before
-// or come after.
+// whiteout removes files of lower layers. Files of the present layer stay, whether they come before
+// or after the whiteout.
 func (t *tree) whiteout(name string) error {
 	dir, base := splitName(name)
 	fd, err := t.open("./"+dir, unix.O_RDONLY|unix.O_DIRECTORY)
@@ -388,7 +390,7 @@ func (t *tree) whiteout(name string) error {
 		return err
 	}
 	defer unix.Close(fd)
-	t.forget() // it may be removed
+	t.forget() // the cached parent directory may be removed below
 	switch hidden := strings.TrimPrefix(base, whiteoutPrefix); {
 	case base == whiteoutOpaque:
 		return t.empty(fd, t.placed)

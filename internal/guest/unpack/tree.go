@@ -14,16 +14,17 @@ import (
 	"github.com/forkd/forkd/internal/treetar"
 )
 
-// Bounds on what a tree keeps in memory while layers are applied.
+// Bounds on the entries of an image, and on the memory for names that are kept while layers are
+// applied.
 const (
-	maxEntries = 4 << 20   // entries of all layers
-	maxNames   = 128 << 20 // bytes of kept names
-	nameSize   = 64        // cost of a kept name, in addition to its bytes
+	maxEntries = 4 << 20   // entries in all layers together
+	maxNames   = 128 << 20 // bytes of all kept names
+	nameSize   = 64        // bytes that a kept name costs in addition to its length
 )
 
-// tree is the file system that layers are applied to. Paths of entries are relative to its root. No
-// operation follows a symbolic link: the kernel refuses a path through one (openat2 with
-// RESOLVE_NO_SYMLINKS), so that neither links of the image nor ".." lead out of the tree.
+// tree is the file system to which layers are applied. Paths of entries are relative to its root.
+// No operation follows a symbolic link, because the kernel refuses such paths (openat2 with
+// RESOLVE_NO_SYMLINKS). So neither links of the image nor ".." lead out of the tree.
 type tree struct {
 	root  int   // descriptor
 	size  int64 // of the disk
@@ -34,15 +35,16 @@ type tree struct {
 	host bool // the directory is on a host: device nodes are omitted
 
 	entries int
-	placed  map[uint64]bool      // inodes of the present layer
-	times   map[string]time.Time // of directories: set at the end, because every new file changes them
-	late    []*tar.Header        // hard links of the present layer that came before their file
+	placed  map[uint64]bool      // inodes of the entries that the present layer has placed; nil after the last layer
+	times   map[string]time.Time // times of directories by name; set at the end, because every new file changes them
+	late    []*tar.Header        // hard links of the present layer that came before their target
 
-	parent     int // descriptor of the directory parentName, or -1
+	parent     int // descriptor of the cached directory parentName; -1: none is cached
 	parentName string
 }
 
-// noTime is the time of files that no archive describes, so that the same input gives the same files.
+// noTime is the time of files that no archive describes. It is fixed, so the same input gives the
+// same files.
 var noTime = time.Unix(0, 0)
 
 // newTree returns the tree below the directory dir, on a disk of size bytes.
@@ -74,7 +76,8 @@ func (t *tree) keep(name string) error {
 	return nil
 }
 
-// relative returns a name of an archive without a leading "./" or "/"; "." is the root itself.
+// relative returns the name of an archive's entry as a relative path, without "./" at its
+// beginning. The root itself is ".".
 func relative(name string) (string, error) {
 	if err := treetar.CheckName(name); err != nil {
 		return "", err
@@ -101,10 +104,10 @@ func (t *tree) open(name string, flags uint64) (int, error) {
 	return fd, pathError(name, err)
 }
 
-// errNoPath means that a path passes through something other than directories.
+// errNoPath means that a part of a path is not a directory, but a file or a symbolic link.
 var errNoPath = errors.New("not a path of directories")
 
-// pathError explains why a path could not be walked.
+// pathError explains why the kernel could not follow a path.
 func pathError(name string, err error) error {
 	switch {
 	case errors.Is(err, unix.ELOOP) || errors.Is(err, unix.EXDEV):
@@ -116,7 +119,7 @@ func pathError(name string, err error) error {
 	return err
 }
 
-// dirOf returns a descriptor of the directory that holds name, and the last part of name. With
+// dirOf returns a descriptor of the directory that contains name, and the last part of name. With
 // create, missing directories are created. The descriptor is valid until the next call.
 func (t *tree) dirOf(name string, create bool) (fd int, base string, err error) {
 	dir, base := path.Split(name)
@@ -139,7 +142,7 @@ func (t *tree) dirOf(name string, create bool) (fd int, base string, err error) 
 	return fd, base, nil
 }
 
-// makeDir creates a directory that no entry describes, with its parents.
+// makeDir creates a directory that no entry describes, and its missing parents.
 func (t *tree) makeDir(name string) error {
 	if name == "." {
 		return nil
@@ -158,7 +161,7 @@ func (t *tree) makeDir(name string) error {
 	return t.place(fd, base)
 }
 
-// place records that the present layer has a file.
+// place counts an entry, and records that the present layer has placed it.
 func (t *tree) place(dir int, base string) error {
 	var st unix.Stat_t
 	if err := unix.Fstatat(dir, base, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
@@ -173,7 +176,7 @@ func (t *tree) place(dir int, base string) error {
 	return nil
 }
 
-// stat returns the status of a file; ok is false if there is none.
+// stat returns the status of a file. ok is false if the file does not exist.
 func stat(dir int, base string) (st unix.Stat_t, ok bool, err error) {
 	err = unix.Fstatat(dir, base, &st, unix.AT_SYMLINK_NOFOLLOW)
 	if errors.Is(err, unix.ENOENT) {
@@ -184,16 +187,19 @@ func stat(dir int, base string) (st unix.Stat_t, ok bool, err error) {
 
 func isDir(st unix.Stat_t) bool { return st.Mode&unix.S_IFMT == unix.S_IFDIR }
 
-// remove removes a file, or a directory with its content. It is no error if there is none.
+// remove removes a file, or a directory with its content. It is no error if the file does not
+// exist.
 func (t *tree) remove(dir int, base string) error {
 	t.parentName = removed
 	return t.prune(dir, base, nil)
 }
 
-// removed is the name of a cached directory that may be gone. No entry has it.
+// removed is the parentName of a cached directory that may have been deleted. The directory of an
+// entry never has this name, so the cached descriptor is not used again.
 const removed = "/"
 
-// prune removes a file or directory, except for files in kept and the directories that hold them.
+// prune removes a file or directory, except for files whose inodes are in kept, and the directories
+// that contain such files.
 func (t *tree) prune(dir int, base string, kept map[uint64]bool) error {
 	st, ok, err := stat(dir, base)
 	if err != nil || !ok {
@@ -223,7 +229,8 @@ func (t *tree) prune(dir int, base string, kept map[uint64]bool) error {
 	return err
 }
 
-// empty prunes the content of the directory fd. Depth is bounded by treetar.CheckName.
+// empty prunes the content of the directory fd. treetar.CheckName bounds the depth of the
+// recursion.
 func (t *tree) empty(fd int, kept map[uint64]bool) error {
 	names, err := list(fd)
 	if err != nil {
@@ -252,7 +259,7 @@ func list(fd int) ([]string, error) {
 	}
 }
 
-// writeFile creates a file from content, leaving out blocks of zeros.
+// writeFile writes size bytes of content to the new file fd. Blocks of zeros become holes.
 func writeFile(fd int, size int64, content io.Reader) error {
 	const block = 64 << 10
 	buf, zero := make([]byte, block), make([]byte, block)
@@ -275,7 +282,7 @@ func writeFile(fd int, size int64, content io.Reader) error {
 	return unix.Ftruncate(fd, size)
 }
 
-// setTimes sets the times of the directories that layers describe.
+// setTimes sets the times of all directories that layers have described or needed.
 func (t *tree) setTimes() error {
 	for name, mod := range t.times {
 		fd, err := t.open(name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW)
@@ -291,13 +298,14 @@ func (t *tree) setTimes() error {
 	return nil
 }
 
-// setTime sets the times of a file in a directory, or of the descriptor itself if base is empty.
+// setTime sets the times of the file base in the directory dir, or of the descriptor dir itself if
+// base is empty.
 func setTime(dir int, base string, mod time.Time) error {
 	flags := unix.AT_SYMLINK_NOFOLLOW
 	if base == "" {
 		flags = unix.AT_EMPTY_PATH
 	}
-	if mod.Unix() < 0 || mod.Unix() > 1<<33 { // an archive may say anything
+	if mod.Unix() < 0 || mod.Unix() > 1<<33 { // an archive may contain any time
 		mod = noTime
 	}
 	ts := unix.NsecToTimespec(mod.UnixNano())

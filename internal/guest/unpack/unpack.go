@@ -1,17 +1,17 @@
-// Package unpack is the init of a builder VM: it fills the VM's disk, a blank ext4 file system, with
-// the files of a container image.
+// Package unpack is the init of a builder VM: it fills the VM's disk, a blank ext4 file system,
+// with the files of a container image.
 //
-// It mounts the disk, dials the host, reads one stream of package imageproto, applies its layers as
-// root, adds the files and the account that every image of forkd has, discards the free space,
-// unmounts the disk and answers. Then it waits for its end. The VM has no network, no other program
-// and no other disk, and the host kills it in every case.
+// It dials the host, mounts the disk, reads one stream of package imageproto, applies its layers as
+// root, and adds the files and the account that every image of forkd has. Then it discards the free
+// space, unmounts the disk, answers, and waits until the host closes the connection. The VM has no
+// network, no other program and no other disk. The host always kills it in the end.
 //
-// Layers are hostile: nothing in them leads out of the tree, and time, memory and disk that they
-// take are bounded (see tree). A layer that breaks a rule fails the whole image, with an error that
-// names the entry. The package builds nothing and starts nothing from the image.
+// Layers are hostile. Nothing in them can lead out of the tree, and the time, memory and disk space
+// that they take are bounded (see tree). A layer that breaks a rule fails the whole image, with an
+// error that names the entry. The package builds nothing and starts nothing from the image.
 //
-// On a host, forkd-unpack with arguments applies the stream on its standard input to a directory. A
-// build uses that for Debian bases, which mmdebstrap makes on the host.
+// On a host, forkd-unpack with arguments applies the stream on its standard input to a directory.
+// Builds use that for Debian bases, which mmdebstrap makes on the host.
 package unpack
 
 import (
@@ -35,13 +35,13 @@ import (
 	"github.com/forkd/forkd/internal/proto/imageproto"
 )
 
-// memoryLimit is the heap size that the garbage collector aims at, in bytes. The VM has more: the
-// page cache takes the rest.
+// memoryLimit is the heap size that the garbage collector aims at, in bytes. The VM has more
+// memory, which the page cache uses.
 const memoryLimit = 256 << 20
 
-// Main is forkd-unpack. As the init of a machine it returns only if the machine cannot be switched off.
-// Otherwise args are a directory and the maximum size of its content in bytes; the stream is on stdin,
-// and the answer goes to stdout.
+// Main is the program forkd-unpack. As the init of a VM, it returns only if the VM cannot be
+// powered off. Otherwise args are a directory and the maximum size of its content in bytes. Main
+// then reads the stream from stdin, and writes the answer to stdout.
 func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	if os.Getpid() != 1 {
 		if err := fillDir(args, stdin, stdout); err != nil {
@@ -59,7 +59,7 @@ func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	return 1
 }
 
-// mountPoint is where the disk is mounted, below the initramfs.
+// mountPoint is the directory of the initramfs on which the disk is mounted.
 const mountPoint = "/newroot"
 
 func serve(log *kmsg.Log) error {
@@ -154,8 +154,8 @@ func checkClean(dev io.ReaderAt) error {
 	return nil
 }
 
-// fillDir applies a stream to a directory of a host, without device nodes: in a user namespace they
-// cannot be created, and guests mount devtmpfs.
+// fillDir applies a stream to a directory of a host. It omits device nodes, because they cannot be
+// created in a user namespace, and because guests mount devtmpfs anyway.
 func fillDir(args []string, stream io.Reader, answer io.Writer) error {
 	if len(args) != 2 {
 		return errors.New("want a directory and the maximum size of its content in bytes, or to be the init of a builder VM")
@@ -168,7 +168,8 @@ func fillDir(args []string, stream io.Reader, answer io.Writer) error {
 	return imageproto.WriteAnswer(answer, fill(args[0], size, true, stream))
 }
 
-// fill applies a stream to the directory dir of a disk of size bytes. host is set if it is on a host.
+// fill applies a stream to the directory dir of a disk of size bytes. host says that dir is on a
+// host and not in a builder VM.
 func fill(dir string, size int64, host bool, stream io.Reader) error {
 	in := imageproto.NewReader(bufio.NewReaderSize(stream, 256<<10))
 	header, err := in.Header()

@@ -21,12 +21,12 @@ import (
 
 const testSize = 64 << 20
 
-// file is an entry of a layer. A name with a slash at its end is a directory; link makes a symbolic
-// link, hard a hard link.
+// file is an entry of a layer. If the name ends with a slash, it is a directory. link is the target
+// of a symbolic link, hard that of a hard link.
 type file struct {
 	name, text string
 	link, hard string
-	head       tar.Header // other fields
+	head       tar.Header // other fields of the entry's header
 }
 
 func archive(t *testing.T, files ...file) []byte {
@@ -78,7 +78,7 @@ type layer struct {
 	data []byte
 }
 
-// unpacked applies layers to a new directory.
+// unpacked applies layers to a new directory and returns it.
 func unpacked(t *testing.T, user bool, layers ...layer) (dir string, err error) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -110,7 +110,7 @@ func plain(t *testing.T, files ...file) layer {
 	return layer{imageproto.Layer{DiffID: diffID(p)}, p}
 }
 
-// text returns the content of a file, or the reason why it has none.
+// text returns the content of a file or, if it cannot be read, the reason.
 func text(dir, name string) string {
 	p, err := os.ReadFile(filepath.Join(dir, name))
 	switch {
@@ -155,7 +155,8 @@ func TestLayers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// becomes-dir is a file below: a layer says that it is a directory before it has files in it.
+	// In the layer below, becomes-dir is a file. This layer turns it into a directory, before a
+	// later layer has files in it.
 	between := archive(t, file{name: "becomes-dir/"})
 	dir, err := unpacked(t, false, layer{imageproto.Layer{DiffID: diffID(below)}, zipped(below)},
 		layer{imageproto.Layer{DiffID: diffID(between)}, between},
@@ -221,7 +222,7 @@ func TestHostileLayers(t *testing.T) {
 		t.Fatal(err)
 	}
 	zeros := zipped(make([]byte, 1<<20))
-	bomb := bytes.Repeat(zeros, 200) // concatenated members decompress to all of their contents
+	bomb := bytes.Repeat(zeros, 200) // gzip decompresses concatenated members one after another
 	for name, c := range map[string]struct {
 		layer layer
 		want  string
@@ -277,7 +278,7 @@ func TestHostileLayers(t *testing.T) {
 func TestManyHeadersAreRefused(t *testing.T) {
 	one := archive(t, file{name: "a", link: "x", head: tar.Header{PAXRecords: map[string]string{
 		"SCHILY.xattr.user.x": strings.Repeat("x", 1000<<10)}}})
-	one = one[:len(one)-3*512] // without the entry itself and the archive's end
+	one = one[:len(one)-3*512] // the hard link itself and the end of the archive are removed
 	if _, err := unpacked(t, false, layer{data: bytes.Repeat(one, 10)}); err == nil ||
 		!strings.Contains(err.Error(), "MiB of headers") {
 		t.Errorf("extended headers without an entry: %v", err)
@@ -380,8 +381,9 @@ func FuzzLayer(f *testing.F) {
 	})
 }
 
-// On a host, device nodes are omitted, and a full disk is not that of the image. What no archive
-// describes has the time 0, so that the same input gives the same files.
+// On a host, device nodes are omitted, and an error about a full disk does not suggest a larger
+// image. Files that no archive describes have the time 0, so that the same input gives the same
+// files.
 func TestDirectoryOfAHost(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: files get owners")

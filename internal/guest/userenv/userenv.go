@@ -151,7 +151,8 @@ func (u *User) Credential() *syscall.Credential {
 }
 
 // Environ returns the environment of a process of u. It contains the variables of the account, the
-// shared variables, and those in call. If a variable occurs more than once, the last of these wins.
+// shared variables, and the variables in call. If a variable occurs more than once, call takes
+// precedence over the shared variables, and these take precedence over the account.
 func (e *Env) Environ(u *User, call map[string]string) []string {
 	vars := map[string]string{"PATH": DefaultPath, "HOME": u.Home, "USER": u.Name, "LOGNAME": u.Name}
 	e.mu.Lock()
