@@ -26,7 +26,7 @@ import (
 )
 
 const (
-	loneliness = 10 * time.Second // the process exits after this time without a daemon and sandboxes
+	loneliness = 10 * time.Second // the process exits after this time with neither a daemon nor a sandbox
 	sweepTime  = 5 * time.Second  // interval of checks for idle flows
 )
 
@@ -76,8 +76,8 @@ func Main() int {
 	}
 }
 
-// memoryLimit returns the memory limit of this process in bytes. The daemon sets it in GOMEMLIMIT;
-// by default it is the limit for the smallest hosts.
+// memoryLimit returns the memory limit of this process in bytes. The daemon sets it in GOMEMLIMIT.
+// If that is unset, memoryLimit returns the limit for the smallest hosts.
 func memoryLimit() int64 {
 	if limit := debug.SetMemoryLimit(-1); limit < math.MaxInt64 { // a negative argument only queries
 		return limit

@@ -23,7 +23,8 @@ func (p *poller) add(fd int) error {
 	return unix.EpollCtl(p.epoll, unix.EPOLL_CTL_ADD, fd, &event)
 }
 
-// remove removes a descriptor from the poller. An event of it may still be delivered afterwards.
+// remove removes a descriptor from the poller. An event for the descriptor may still be delivered
+// afterwards.
 func (p *poller) remove(fd int) { _ = unix.EpollCtl(p.epoll, unix.EPOLL_CTL_DEL, fd, nil) }
 
 // run calls ready for every descriptor that is readable or whose peer has hung up, again and again

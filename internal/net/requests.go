@@ -18,8 +18,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// donated holds the descriptors that a request brought. After the request, those that were not
-// taken are closed.
+// donated holds the descriptors that were sent with a request. After the request, the descriptors
+// that were not taken are closed.
 type donated struct{ fds []int }
 
 func (d *donated) take() (int, bool) {

@@ -141,8 +141,8 @@ func (s *server) wake(fd int) {
 	}
 }
 
-// wakeLocked drops frames that need no stack. This goroutine serves all sandboxes, so a guest that
-// sends more than patience of them gets a stack, whose rate is limited.
+// wakeLocked drops frames that need no stack. Its goroutine serves all sandboxes. So a guest that
+// sends more than patience such frames gets a stack, which limits the rate of the guest's frames.
 func (s *server) wakeLocked(b *sandbox) {
 	var head [inspect.WakeBytes]byte
 	for {

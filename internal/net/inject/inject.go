@@ -1,6 +1,6 @@
 // Package inject serves one HTTPS connection in place of its server. It terminates the guest's TLS
-// with a certificate of its own and adds headers with secrets to each request, which the guest does
-// not know. Then it forwards the request to the real server, whose certificate it checks.
+// with a certificate of its own. It adds headers with secrets, which the guest does not know, to
+// each request. Then it forwards the request to the real server, whose certificate it checks.
 //
 // It speaks HTTP/1.1 on both sides, with net/http. It parses a request completely and writes a new
 // one from the parsed form, so a guest cannot hide a second request in the first. It forwards to
@@ -81,7 +81,7 @@ func (p *Proxy) Serve(ctx context.Context, conn net.Conn) error {
 		IdleTimeout: -1, BaseContext: func(net.Listener) context.Context { return ctx },
 		DisableGeneralOptionsHandler: true, // send "OPTIONS *" to the server, instead of answering it here
 	}
-	_ = server.Serve(only) // returns an error in any case, when the connection has ended
+	_ = server.Serve(only) // always returns an error, after the connection has ended
 	return nil
 }
 

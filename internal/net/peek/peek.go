@@ -1,11 +1,11 @@
-// Package peek reads a client's first bytes to find out which server a TCP connection is for. That
-// is the server name of a TLS ClientHello (RFC 6066 §3), or the Host of an HTTP/1 request (RFC 9112
-// §3.2).
+// Package peek reads a client's first bytes to find out which server a TCP connection is for. The
+// server is named in a TLS ClientHello (RFC 6066 §3), or in the Host header of an HTTP/1 request
+// (RFC 9112 §3.2).
 //
-// It reads at most MaxBytes, stores them for forwarding, and sends nothing. It parses a request
-// only after all headers have arrived, so an endless request takes no more than MaxBytes. The
-// caller must bound the time by a deadline of the reader. The package cannot see later data, such
-// as the Host header inside TLS.
+// The package reads at most MaxBytes, stores them for forwarding, and sends nothing. It parses a
+// request only after all headers have arrived, so an endless request takes no more than MaxBytes.
+// The caller must bound the time by a deadline of the reader. The package cannot see later data,
+// such as the Host header inside TLS.
 package peek
 
 import (
@@ -22,7 +22,7 @@ import (
 	"time"
 )
 
-// MaxBytes is how many bytes are read at most to find a name. A ClientHello with keys for
+// MaxBytes is the maximum number of bytes that are read to find a name. A ClientHello with keys for
 // post-quantum key exchange has 2 KiB, and servers accept 8 KiB of HTTP headers.
 const MaxBytes = 16 << 10
 

@@ -90,8 +90,8 @@ func TestServerReportsAReaderThatFails(t *testing.T) {
 	}
 }
 
-// Go's parsers refuse some requests that servers accept. Such a request must not count as one that
-// names no server.
+// Go's parsers refuse some requests that servers accept. Such a request must count as unclear, and
+// not as a request that names no server.
 func TestServerThatOthersWouldRead(t *testing.T) {
 	long := make([]string, 3000)
 	for i := range long {

@@ -63,8 +63,8 @@ const (
 	NoName      Reason = "no-name"      // only a name is allowed for the address, and the connection names no server
 	OtherName   Reason = "other-name"   // the connection names a server that is not allowed
 	NameAddress Reason = "name-address" // DNS did not give the address for the server that the connection names
-	IPv6        Reason = "ipv6"         // there is no IPv6 outside
-	PrivateName Reason = "private-name" // mode public, and a name of the host's network
+	IPv6        Reason = "ipv6"         // sandboxes cannot connect by IPv6
+	PrivateName Reason = "private-name" // the mode is public, and the name belongs to the host's network
 	Unclear     Reason = "unclear-name" // a rule denies a name, and the connection may be for it
 	ECH         Reason = "ech"          // a rule by name decides, and the connection may contain an encrypted name
 	QUIC        Reason = "quic"         // a rule by name decides, but UDP at port 443 shows no name

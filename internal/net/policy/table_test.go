@@ -58,7 +58,7 @@ var places = []place{
 	{"192.0.2.3", false, SandboxNet, true, ""},
 }
 
-// said is what is known about the server's name when Decide is called.
+// said holds the facts about the server's name that are known when Decide is called.
 type said struct {
 	peeked  bool
 	server  string
@@ -269,7 +269,8 @@ func checkFix(t *testing.T, p netproto.Policy, f Flow, verdict Verdict, reason R
 	if why == "" {
 		t.Fatalf("%s is not explained", reason)
 	}
-	// The server's name was known when the rule decided. A new connection begins without it.
+	// When the rule decided, the server's name was known. A new connection begins without that
+	// knowledge.
 	if reason == NoRule {
 		f.Peeked, f.Server, f.Unclear, f.ECH = false, "", false, false
 	}

@@ -21,8 +21,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// A rule for a name permits only addresses that DNS has returned for the name, in a connection that
-// names it.
+// A rule for a name permits only addresses that DNS has returned for the name, and only connections
+// that name the same server.
 func TestAllowedNamePasses(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, web+":80"), echo)
@@ -90,7 +90,7 @@ func TestAttackForgedSNI(t *testing.T) {
 }
 
 // TestAttackOtherServerName connects to an allowed address, but names a server that is not allowed.
-// The gateway cannot read the Host header inside TLS, so the server must check that one.
+// The gateway cannot read the Host header inside TLS, so the server must check that header.
 func TestAttackOtherServerName(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, web+":443"), echo)

@@ -43,8 +43,8 @@ func kernelBytes(t *testing.T, to string) (sum, largest int64) {
 }
 
 // TestAttackKernelBuffers opens connections on which both sides first read fast, so that the kernel
-// would enlarge its buffers, and then read no more. The memory in the kernel stays within what is
-// counted.
+// would enlarge its buffers, and then read no more. The kernel's memory for the connections stays
+// within the bytes that are counted.
 func TestAttackKernelBuffers(t *testing.T) {
 	const each, fast = 40, 4 << 20
 	w := newWorld(t)
@@ -159,7 +159,7 @@ func TestAttackFarBuffers(t *testing.T) {
 }
 
 // TestAttackClosedUnread closes connections on both sides while bytes for one side are unread. The
-// flow and its buffers count until that side has read them, or the flow is reset.
+// flow and its buffers count until that side has read the bytes, or the flow is reset.
 func TestAttackClosedUnread(t *testing.T) {
 	type end interface {
 		io.ReadWriter
@@ -171,7 +171,7 @@ func TestAttackClosedUnread(t *testing.T) {
 		_ = c.(*net.TCPConn).SetReadBuffer(minBuffer)
 		servers <- c.(*net.TCPConn)
 	})
-	// So many bytes do not fit into the receiver, but into receiver and stack together.
+	// The bytes are too many for the receiver, but fit into the receiver and the stack together.
 	const up, down = 320 << 10, 576 << 10
 	for _, test := range []struct {
 		name   string

@@ -85,8 +85,8 @@ func unreachable(packet []byte, code header.ICMPv4Code) []byte {
 	return icmpMessage(gatewayDNS.Addr(), message)
 }
 
-// icmpMessage sets the checksum of an ICMP message to the guest, and returns it as a message for
-// the frame socket.
+// icmpMessage sets the checksum of an ICMP message. It returns the message for the frame socket, as
+// a packet to the guest with the source address from.
 func icmpMessage(from netip.Addr, message []byte) []byte {
 	packet := make([]byte, header.IPv4MinimumSize, header.IPv4MinimumSize+len(message))
 	h := header.IPv4(packet)

@@ -52,8 +52,8 @@ type flow struct {
 	err     error
 }
 
-// enter counts a task that another goroutine than the stack's starts, so that Close waits for it.
-// It returns false if the stack is closed.
+// enter counts a task that is started by a goroutine other than the stack's own, so that Close
+// waits for the task. It returns false if the stack is closed.
 func (s *Stack) enter() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -99,7 +99,7 @@ func (s *Stack) decide(f *flow, seen *peek.Seen) policy.Verdict {
 	return verdict
 }
 
-// refuse records why a flow is refused that the policy permits.
+// refuse records why a flow is refused although the policy permits it.
 func (s *Stack) refuse(f *flow, reason string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -16,7 +16,7 @@ import (
 	"github.com/forkd/forkd/internal/net/policy"
 )
 
-// Host holds what the stacks of all sandboxes share: limits, the resolvers and the flow log. Use
+// Host holds the limits, the resolvers and the flow log that the stacks of all sandboxes share. Use
 // NewHost.
 type Host struct {
 	Resolver *dns.Resolver

@@ -51,7 +51,7 @@ const (
 
 // buffers are the sizes of a TCP flow's buffers, in bytes.
 type buffers struct {
-	guest         int64 // each direction of the connection with the guest; maxBuffer: it grows to that when needed
+	guest         int64 // each direction of the connection with the guest; maxBuffer: grows to this size if needed
 	receive, send int   // SO_RCVBUF and SO_SNDBUF of the host's socket; Linux doubles both
 	grows         int64 // size to which Linux may enlarge the host's receive buffer; 0: it has a fixed size
 }
@@ -99,7 +99,7 @@ const (
 	maxChunks   = 8 << 20 // bytes of chunks; above the limit the sandbox gets small chunks
 	maxPeeks    = 256     // connections that have not named their server yet
 	maxInjected = 128     // connections to which secrets are added
-	growPart    = 4       // 1/n of the room of all sandboxes for buffers; roomyBuffers may have half of it
+	growPart    = 4       // a sandbox may use 1/n of the room for buffers, and half of that for roomyBuffers
 )
 
 // LeastMemory is forkd-net's memory on the smallest hosts, in bytes: seven eighths of the limit
@@ -174,8 +174,8 @@ func (b buffers) set(ep tcpip.Endpoint) {
 	ep.SocketOptions().SetSendBufferSize(b.guest, true)
 }
 
-// control applies the sizes to the socket to the server, for net.Dialer. Linux offers the server a
-// window that depends on the size at that time.
+// control applies the sizes to the socket to the server before net.Dialer connects it, because the
+// window that Linux offers the server depends on the size at that time.
 func (b buffers) control(_, _ string, raw syscall.RawConn) error {
 	var err error
 	lost := raw.Control(func(fd uintptr) {

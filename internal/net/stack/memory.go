@@ -40,8 +40,9 @@ type chunk struct {
 }
 
 // chunks provides chunks. The reader of a frame socket has a chunk while it reads. Each direction
-// of a flow has a chunk while it forwards bytes, for any time if the receiver accepts none. So the
-// chunks of flows are counted in a room, and if the room is full, a direction gets a small chunk.
+// of a flow has a chunk while it forwards bytes, and keeps it for as long as the receiver accepts
+// none. So the chunks of flows are counted in a room, and if the room is full, a direction gets a
+// small chunk.
 type chunks struct{ large, small sync.Pool }
 
 // take returns a chunk of chunkBytes, or one of smallChunk if room in is full. The caller passes

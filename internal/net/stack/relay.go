@@ -43,8 +43,8 @@ func (r *relay) run(sent []byte) {
 }
 
 // drain waits, after both sides have ended, until both have also acknowledged all bytes. Until then
-// the bytes take memory, which no longer counts when the flow has ended. If it takes too long, Sweep
-// resets the flow.
+// the bytes take memory, which would no longer be counted if the flow ended. If drain takes too
+// long, Sweep resets the flow.
 func (r *relay) drain() {
 	for wait := time.Millisecond; r.unacknowledged(); wait = min(2*wait, time.Second) {
 		select {

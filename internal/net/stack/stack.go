@@ -182,8 +182,8 @@ func (s *Stack) Close() {
 	s.counters.Active.Store(false)
 }
 
-// SetPolicy replaces policy, limits and secrets. It resets flows that the new policy denies. It
-// also resets flows whose server's name the new policy needs but which were not peeked. If the
+// SetPolicy replaces policy, limits and secrets. It resets flows that the new policy denies. If the
+// new policy needs the server's name of a flow that was not peeked, it resets that flow too. If the
 // secrets change, it resets all flows that the old or new secrets could concern.
 func (s *Stack) SetPolicy(to *netproto.SetPolicy) {
 	s.mu.Lock()
@@ -214,10 +214,10 @@ func (s *Stack) Redecide() {
 	}
 }
 
-// maxComparisons bounds how many names are compared with rules during one request of the daemon. So
-// many comparisons take some tenths of a second, during which requests for all other sandboxes
-// wait. A tenth of them is enough for a thousand connections to addresses with three names each,
-// with the maximum number of rules.
+// maxComparisons bounds how many names are compared with rules during one request of the daemon.
+// This number of comparisons takes some tenths of a second, during which requests for all other
+// sandboxes wait. A tenth of it is enough for a thousand connections to addresses with three names
+// each, with the maximum number of rules.
 const maxComparisons = 16 << 20
 
 // decideAgainLocked resets a flow that the policy no longer permits. left is how many comparisons
