@@ -151,8 +151,9 @@ type placed struct {
 	who      string // client of the first of these requests, as in auth.Identified
 }
 
-// weaker compares two connections of equally large groups: the older of two idle ones is to be closed
-// first, the newer of two with requests, and an idle one before one with requests.
+// weaker compares two connections of equally large groups. It is positive if c is to be closed
+// before than. An idle connection is closed before one with requests. Of two idle connections, the
+// older is closed first. Of two connections with requests, the newer is closed first.
 func (c *placed) weaker(than *placed) int {
 	switch {
 	case c.requests == 0 && than.requests == 0:

@@ -83,7 +83,8 @@ func (l *limited) add(peer string, clients ...string) *placed {
 	return c
 }
 
-// The connection that gives its place is the oldest idle one of the peer that has most of them.
+// The connection that loses its place is the oldest idle connection of the peer that has most of
+// them.
 func TestWeakestConnection(t *testing.T) {
 	l := newLimited(nil, 40)
 	if l.weakestLocked() != nil {
@@ -105,8 +106,8 @@ func TestWeakestConnection(t *testing.T) {
 	}
 }
 
-// A client with requests on more than its share of the connections gives places to others, whatever
-// peers its connections come from.
+// A client with requests on more than its share of the connections loses places to other clients,
+// whatever peers its connections come from.
 func TestOneClientLeavesConnections(t *testing.T) {
 	const most = 8
 	for _, who := range []string{"token:a", "", owner.Anyone} {
@@ -137,7 +138,8 @@ func TestOneClientLeavesConnections(t *testing.T) {
 	}
 }
 
-// A connection ends once in the count of its client, whether it or its last request ends first.
+// A connection is subtracted only once from the count of its client, whether the connection or its
+// last request ends first.
 func TestBusyConnectionsAreCountedOnce(t *testing.T) {
 	l := newLimited(nil, 8)
 	c := l.add("a")

@@ -432,8 +432,8 @@ func (w *wired) reopen(ctx context.Context, asked <-chan os.Signal, log *slog.Lo
 	}
 }
 
-// close closes all parts, the builder first. Even if one panics, the others are closed: above all the
-// store, which writes to disk what is only in RAM.
+// close closes all parts, the builder first. Even if closing one part panics, the others are
+// closed. This matters most for the store, which writes data to disk that is only in RAM.
 func (w *wired) close(kill bool) {
 	defer func() { _ = w.traces.Close() }() // a collector that does not answer must not delay the stop
 	defer w.audit.Close()

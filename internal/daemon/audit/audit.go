@@ -40,7 +40,7 @@ type Entry struct {
 	UserAgent string   `json:"ua"`
 	Remote    string   `json:"remote"` // address; "unix:PID" over the unix socket
 
-	// LeftOut counts the omitted lines before this one, all of strangers.
+	// LeftOut counts the lines before this one that were omitted. All of them were about strangers.
 	LeftOut int `json:"left_out,omitempty"`
 
 	// Lost counts the lines before this one that could not be written.
@@ -50,7 +50,7 @@ type Entry struct {
 // SignedURL is the client's name for a request whose only credential is a signed URL.
 const SignedURL = "signed-url"
 
-// isStranger reports whether the client of an entry proved nothing, or has only a signed URL.
+// isStranger reports whether the client of an entry is unidentified, or has only a signed URL.
 func (e *Entry) isStranger() bool { return e.Who == "" || e.Who == SignedURL }
 
 // isRefused reports whether the request of an entry was refused.
@@ -62,9 +62,10 @@ func (e *Entry) isRefused() bool {
 	return e.Who == "" && e.Status >= http.StatusBadRequest
 }
 
-// Rate of lines about strangers, per second, and the burst after a quiet time: once for refused
-// requests, and once for others, such as those to a public port of a sandbox. Without this limit
-// anyone who reaches the daemon could fill the disk. The next line counts the omitted lines.
+// Rate of lines about strangers, per second, and the burst after a quiet time. Refused requests
+// have one such limit. Other requests, such as those to a public port of a sandbox, have another.
+// Without the limits, anyone who reaches the daemon could fill the disk. The next line counts the
+// omitted lines.
 const (
 	strangersPerSecond = 10
 	strangersAtOnce    = 200
@@ -74,7 +75,7 @@ const (
 type Log struct {
 	path string
 
-	refused, served *rate.Limiter // of strangers
+	refused, served *rate.Limiter // limit the lines about refused and about served requests of strangers
 
 	mu      sync.Mutex
 	out     io.WriteCloser

@@ -83,8 +83,9 @@ func TestNilLogDropsEntries(t *testing.T) {
 	}
 }
 
-// Strangers, refused or not, cannot fill the log: their omitted lines are counted. Refused ones do not
-// displace the lines of others. Lines of other clients are never omitted.
+// Strangers cannot fill the log, whether or not they are refused, and their omitted lines are
+// counted. Lines about refused strangers do not displace those about served strangers. Lines about
+// other clients are never omitted.
 func TestStrangersAreLimited(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
 	l, err := Open(path)

@@ -46,15 +46,16 @@ func (p Principal) Need(want Scope) error {
 
 type identifiedKey struct{}
 
-// OnIdentified returns a context for a request that calls known when the client of the request has
-// been identified, perhaps more than once. who is the name under which the client is counted.
+// OnIdentified returns a context for a request. When the client of the request has been identified,
+// known is called, perhaps more than once. who is the name under which the client is counted.
 func OnIdentified(ctx context.Context, known func(who string)) context.Context {
 	return context.WithValue(ctx, identifiedKey{}, known)
 }
 
-// Identified tells the function given to OnIdentified that the client of a request is known, or is a
-// stranger who has a place of those for strangers. who is the principal's name or, for a client with
-// only a permission for one sandbox, the sandbox's owner.
+// Identified calls the function given to OnIdentified. It is called when the client of a request
+// has been identified, or is a stranger that has got one of the places for strangers. who is the
+// principal's name or, for a client with only a permission for one sandbox, the name of the
+// sandbox's owner.
 func Identified(ctx context.Context, who string) {
 	if known, ok := ctx.Value(identifiedKey{}).(func(string)); ok {
 		known(who)

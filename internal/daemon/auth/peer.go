@@ -64,9 +64,10 @@ func PeerFrom(ctx context.Context) (Peer, bool) {
 	return p, ok
 }
 
-// PeerName names the other side of a connection by its context and its remote address, so that what a
-// client may hold does not depend on how many connections or addresses it has: the user of a unix
-// socket, the address of IPv4, or the network of IPv6, because a host has 64 bits of addresses.
+// PeerName returns the name under which the other side of a connection is counted. ctx and
+// remoteAddr are the context and the remote address of the connection. The name is the user of a
+// unix socket, the IPv4 address, or the IPv6 network, because a host has 64 bits of IPv6 addresses.
+// So a client gets no more resources by more connections or addresses.
 func PeerName(ctx context.Context, remoteAddr string) string {
 	if peer, ok := PeerFrom(ctx); ok {
 		return peerWho(peer.UID)

@@ -137,7 +137,8 @@ func (t *Token) LimitTo(prefix string) (err error) {
 	return nil
 }
 
-// check refuses a limit on sandboxes for the scope admin, which the limit could not restrict.
+// check refuses a label prefix for a token with the scope admin, which the prefix could not
+// restrict.
 func (t *Token) check() error {
 	if t.Prefix != "" && t.Scope == Admin {
 		return fmt.Errorf("token %s: label-prefix has no effect with the scope %s: give it the scope %s or %s", t.Name,

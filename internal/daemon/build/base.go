@@ -72,9 +72,10 @@ func imageBase(req Request, name, digest string) plan.Base {
 }
 
 // Begin resolves the base of a build without a Dockerfile. from has the name of an image or of a
-// snapshot. Begin makes a snapshot if from is an image, or a snapshot whose machine is to have
-// another size. It reads the settings in a guest. Their user is userElse, if the guest has that
-// account and no default user of its own. For an admin, FROM must accept the snapshot.
+// snapshot. Begin makes a snapshot if from is an image, or if the machine is to have another size
+// than the machine of the snapshot from. It reads the settings of processes in a guest. If the
+// guest has no default user, the settings' user is userElse, provided that the guest has this
+// account. For an admin, the snapshot must be one that FROM accepts.
 func (b *Builder) Begin(ctx context.Context, req Request, from plan.Base, userElse string, o Observer) (plan.Base,
 	dockerfile.Config, error) {
 	name := from.Image
@@ -109,7 +110,7 @@ func (b *Builder) Begin(ctx context.Context, req Request, from plan.Base, userEl
 	if err != nil {
 		return from, dockerfile.Config{}, err
 	}
-	w.plan.Result = -1 // without a result: it is an ordinary step
+	w.plan.Result = -1 // the plan has no result, so its step is an ordinary one
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	if err := w.ensure(ctx, cancel, 0); err != nil {
@@ -123,8 +124,8 @@ func (b *Builder) Begin(ctx context.Context, req Request, from plan.Base, userEl
 	return from, config, err
 }
 
-// settings returns the settings of processes in a fork of a snapshot. Their user is userElse if the guest
-// has that account and no default user.
+// settings returns the settings of processes in a fork of a snapshot. If the guest has no default
+// user, their user is userElse, provided that the guest has this account.
 func (b *Builder) settings(ctx context.Context, tag, id, userElse string) (dockerfile.Config, error) {
 	key := id + " " + userElse
 	b.mu.Lock()

@@ -70,7 +70,7 @@ func (m *Images) Boot(ctx context.Context, i Image, report func(string)) (bake.R
 	progress := func(s image.Step) {
 		mu.Lock()
 		defer mu.Unlock()
-		if s.Stage != stage { // output of the tools is meant for terminals
+		if s.Stage != stage { // only stages are reported, because the output of the tools is meant for terminals
 			stage = s.Stage
 			report(stage)
 		}
@@ -87,8 +87,8 @@ func (m *Images) Boot(ctx context.Context, i Image, report func(string)) (bake.R
 	return bake.Request{Kernel: kernel.VMLinux, Rootfs: img.Rootfs(), Env: maps.Clone(img.Env)}, nil
 }
 
-// ImageDir returns the cache of the daemon's user, or else own. An emulated host sees the cache of its
-// own host, and does not change it.
+// ImageDir returns the cache of the daemon's user if the daemon can write to it, and otherwise own.
+// An emulated host sees the cache of the host that runs it, and does not change that cache.
 func ImageDir(own string) string {
 	if cache, err := cachedir.Dir(); err == nil && writable(cache) {
 		return cache
@@ -118,7 +118,7 @@ func (m *Images) Prune(inUse []string, since time.Time, dryRun bool) ([]image.Ca
 	return removed, errors.Join(errs...)
 }
 
-// Tidy removes what an earlier daemon left of images that it did not finish.
+// Tidy removes the remains of images that an earlier daemon did not finish.
 func (m *Images) Tidy() error {
 	return image.RemoveLeftovers(m.Dir)
 }

@@ -57,27 +57,30 @@ type Config struct {
 	Dir     string   // directory for files of builds; used by this Builder only
 	Log     *slog.Logger
 
-	Longest time.Duration // of a build; 0: 4 hours
+	Longest time.Duration // time limit of a build; 0: 4 hours
 }
 
 // Request is a build to execute.
 type Request struct {
-	Who     string // client
-	Admin   bool   // Who has all rights; otherwise steps are cached for Who alone, and FROM does not accept results
+	Who string // client
+	// Who has all rights. Otherwise steps are cached for Who alone, and FROM does not accept the
+	// result.
+	Admin   bool
 	Tag     string
 	Replace bool
 	NoCache bool
 	Login   *Login // to the registry of the image that BuildFrom begins with; nil: see Logins
 
-	// Logins are the client's credentials, by registry as image.Registry names it. They are in no key, file or
-	// message of a build, and sent to no other registry. For other registries the daemon's user may have logged in.
+	// Logins are the client's credentials, by registry as image.Registry names it. They are in no
+	// key, file or message of a build, and sent to no other registry. For other registries, the
+	// stored logins of the daemon's user are used.
 	Logins map[string]Login
 
 	Recipe     *Recipe            // nil: Dockerfile is to be built
 	Dockerfile dockerfile.Request // without Files and Base; empty: see BuildFrom
 	VCPUs      uint32             // of a VM that boots from an image; 0: 1
-	MemoryMiB  uint64             // likewise; 0: 1024
-	DiskMiB    int                // likewise; 0: 8192
+	MemoryMiB  uint64             // of such a VM; 0: 1024
+	DiskMiB    int                // of such a VM; 0: 8192
 
 	// Secrets for RUN --mount=type=secret, by id. They are in no key, file or message of a build.
 	Secrets map[string][]byte
@@ -237,9 +240,9 @@ func (b *Builder) Enter(who string) (leave func(), err error) {
 	return leave, nil
 }
 
-// Wait is Enter for a build that BuildFrom carries out. It waits for a place until ctx is done.
-// Such builds leave one place for builds of Dockerfiles, which do not wait. The builds of one
-// client leave one place for other clients.
+// Wait is like Enter, for a build by BuildFrom. It waits for a place until ctx is done. Such builds
+// leave one place for builds of Dockerfiles, which do not wait. The builds of one client leave one
+// place for other clients.
 func (b *Builder) Wait(ctx context.Context, who string) (leave func(), err error) {
 	all := gate.Share{Key: "templates", Most: gate.Fair(maxBuilds)}
 	own := owner.FairShare(who, all.Most)
@@ -263,11 +266,12 @@ func (e *StepError) Error() string {
 	return fmt.Sprintf("%s:%d: %s: %v", e.File, e.Line, e.Name, e.Err)
 }
 
-// Unwrap returns what went wrong.
+// Unwrap returns the error without the step.
 func (e *StepError) Unwrap() error { return e.Err }
 
-// Limit returns a context that ends when a build that begins now has had its time. BuildFrom has the
-// same limit; a caller that reads archives for it begins before.
+// Limit returns a context that ends when the time limit of a build that begins now has passed.
+// BuildFrom applies the same limit to its own part. A caller that reads archives for BuildFrom
+// calls Limit before it reads them.
 func (b *Builder) Limit(ctx context.Context) (context.Context, context.CancelFunc) {
 	longest := cmp.Or(b.cfg.Longest, maxBuild)
 	return context.WithTimeoutCause(ctx, longest, fmt.Errorf("the build was not done after %v", longest))
@@ -301,8 +305,9 @@ func (b *Builder) Build(ctx context.Context, req Request, files *Context, o Obse
 	}, o)
 }
 
-// BuildFrom executes a plan made by read instead of a Dockerfile. It waits for other builds of the tag. The
-// caller closes files, which the plan copies from. The error is a *StepError if a step failed.
+// BuildFrom executes the plan that read returns, and no Dockerfile. It waits for other builds of
+// the same tag. The caller closes files, from which the plan copies. The error is a *StepError if a
+// step failed.
 func (b *Builder) BuildFrom(ctx context.Context, req Request, files *Context,
 	read func(context.Context) (*plan.Plan, error), o Observer,
 ) (Result, error) {

@@ -33,7 +33,7 @@ const (
 	maxContext = apiv1.MaxBuildContent
 	maxEntries = apiv1.MaxBuildEntries
 	maxNames   = apiv1.MaxBuildNames
-	keepFree   = 1 << 30 // bytes on the disk, for others
+	keepFree   = 1 << 30 // bytes of the disk that are left for other uses
 
 	entrySize = 384 // bytes of memory that an entry takes in addition to its name and the target of a link
 )
@@ -66,8 +66,8 @@ type held struct {
 	mib   int64 // places held
 }
 
-// shareOf returns the held of a client's context, which holds no place yet. The gate has a place
-// for each MiB.
+// shareOf returns a held for a client's context, without any places yet. The gate has a place for
+// each MiB.
 func shareOf(g *gate.Gate, who string) *held {
 	_, total := g.Count()
 	return &held{hold: g.Hold(owner.FairShare(who, total))}
@@ -143,8 +143,9 @@ func (c *Context) Unpack(ctx context.Context, archive io.Reader, dir string) err
 	return c.unpack(ctx, treetar.NewReader(c.plain(&readUntil{ctx, plain})), "", dir)
 }
 
-// plain returns the reader of a decompressed archive. It counts bytes for the build and fails when the
-// build's archives have too many, because any number of bytes may come from a short archive.
+// plain returns a reader of a decompressed archive, which counts bytes for the whole build. The
+// reader fails when the build's archives have too many bytes, because a short archive may
+// decompress to any number of bytes.
 func (c *Context) plain(archive io.Reader) io.Reader { return plainArchive{archive, &c.unpacked} }
 
 type plainArchive struct {
@@ -247,7 +248,7 @@ func (c *Context) add(h *tar.Header, in io.Reader, prefix, dir string) error {
 			return invalid.Errorf("archive", "entry %.200q: the target of the link has more than %d bytes", h.Name, unix.PathMax-1)
 		}
 		f.Kind, f.Mode = plan.KindLink, 0o777
-		f.Link = strings.Clone(h.Linkname) // the link may be a part of a header of a MiB
+		f.Link = strings.Clone(h.Linkname) // h.Linkname may be a part of a header of 1 MiB
 	case tar.TypeReg:
 		f.Kind, f.Size = plan.KindFile, h.Size
 		if c.left -= h.Size; c.left < 0 {
@@ -286,8 +287,8 @@ func (c *Context) add(h *tar.Header, in io.Reader, prefix, dir string) error {
 	return c.insert(f)
 }
 
-// count counts an entry, even one that replaces another. The entry's name and link target have this
-// many bytes.
+// count counts an entry, even one that replaces another. bytes is the length of the entry's name
+// and of its link target.
 func (c *Context) count(bytes int) error {
 	if c.names += bytes; c.names > maxNames {
 		return invalid.Errorf("archive", "the names and links of the build context have more than %d MiB: leave files "+
@@ -366,7 +367,8 @@ func (c *Context) keep(in io.Reader, size int64) (string, error) {
 
 func (c *Context) path(digest string) string { return filepath.Join(c.dir, digest) }
 
-// pack writes the files of a source as an archive, by their names below the target. They belong to root.
+// pack writes the files of a source as an archive. The entries have the names that the files will
+// have below the target, and belong to root.
 func (c *Context) pack(w io.Writer, src *plan.Source) error {
 	out := tar.NewWriter(w)
 	for i := range src.Files {

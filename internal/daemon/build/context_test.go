@@ -141,7 +141,7 @@ func live() int64 {
 func TestEntriesAreCountedForTheirMemory(t *testing.T) {
 	long := linksOf(40)
 	for i := range long {
-		long[i].Linkname = strings.Repeat("x", 101) // beyond what a header has a field for
+		long[i].Linkname = strings.Repeat("x", 101) // longer than the field for it in a header
 		long[i].PAXRecords = map[string]string{"FORKD.comment": strings.Repeat("y", 500<<10)}
 	}
 	for what, entries := range map[string][]tar.Header{"short": linksOf(60_000), "headers of 500 KiB": long} {
@@ -196,13 +196,13 @@ func TestForgetAsksForEachSnapshot(t *testing.T) {
 		remember("used", tag)
 	}
 	there["there"] = true
-	free, err := b.claim("tag making") // a build is about to make it
+	free, err := b.claim("tag making") // a build is about to make this snapshot
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer free()
 	b.forget(func(tag string) bool {
-		there["made"] = true // by a build that ends after the list was read
+		there["made"] = true // made by a build that ends after the list was read
 		return there[tag]
 	})
 	left := func(dir string) (names []string) {
@@ -322,7 +322,7 @@ func TestUnpackEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// The guest can choose its environment.
+// A guest can choose its environment, so the size of the environment is bounded.
 func TestEnvironmentOfAGuestIsBounded(t *testing.T) {
 	env, err := environment("A=1\x00HOME=/x\x00FORKD_X=1\x00B=2=3\x00")
 	if err != nil || len(env) != 2 || env["A"] != "1" || env["B"] != "2=3" {

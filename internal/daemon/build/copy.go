@@ -27,9 +27,10 @@ import (
 // memory.
 const workDir = "mkdir -p /var/tmp && mktemp -d /var/tmp/forkd-build.XXXXXX"
 
-// copy puts the files of the sources into a directory of the guest, and moves them to their target from
-// there. What others have made, such as stages, repositories and archives, has a directory of its own:
-// a link in it would lead what comes next out of a common one.
+// copy puts the files of the sources into a directory of the guest, and moves them from there to
+// their target. Files that others have made, such as those of stages, repositories and archives,
+// get a directory of their own. In a common directory, a link among them could lead the files of a
+// later source out of the directory.
 func (g *guest) copy(ctx context.Context, cp *plan.Copy) error {
 	others := slices.ContainsFunc(cp.Sources, func(s plan.Source) bool { return s.Step != nil || s.Git != nil })
 	for rest := cp.Sources; ; {
@@ -51,8 +52,8 @@ func (g *guest) copy(ctx context.Context, cp *plan.Copy) error {
 	}
 }
 
-// copyTogether copies sources by way of one directory. If others is set, no directory is placed by way of a
-// link that leads out of the target. It reports whether an archive was unpacked.
+// copyTogether copies sources through one directory. If others is set, it places no directory
+// through a link that leads out of the target. It reports whether an archive was unpacked.
 func (g *guest) copyTogether(ctx context.Context, cp *plan.Copy, sources []plan.Source, others bool) (unpacked bool,
 	err error) {
 	dir, err := g.script(ctx, workDir)
@@ -92,7 +93,7 @@ func flag(set bool, name string) string {
 	return name
 }
 
-// fetched describes what a source has.
+// fetched describes the files that fetch has got from a source.
 type fetched struct {
 	single   bool // one file, which may get another name
 	unpacked bool // the content of an archive
@@ -128,7 +129,7 @@ func (g *guest) fetch(ctx context.Context, src *plan.Source, dir string, unpack 
 	}
 	r, w := io.Pipe()
 	go func() { w.CloseWithError(g.w.files.pack(w, src)) }()
-	defer r.Close() // ends the writer
+	defer r.Close() // makes the writing goroutine end
 	return fetched{single: !src.Dir && len(src.Files) == 1}, g.unpack(ctx, r, dir)
 }
 
@@ -138,7 +139,7 @@ func (g *guest) unpack(ctx context.Context, archive io.Reader, dir string) error
 	req := agentclient.ExecRequest{User: "root", Stdin: in, Timeout: maxCommand, MaxOutput: maxAnswer,
 		Args: []string{"/bin/sh", "-c", `mkdir -p "$1" && exec tar -xpf - -C "$1"`, "sh", dir}}
 	r, err := g.c.Exec(ctx, req)
-	if in.err != nil { // tar saw a truncated archive
+	if in.err != nil { // the archive failed, so tar received only a part of it
 		return in.err
 	}
 	if err != nil {
@@ -275,7 +276,7 @@ func (g *guest) send(ctx context.Context, to staging, match string, leave docker
 		leave = dockerfile.Ignore{}
 	}
 	rest := filtered(r, leave, to.brought, below)
-	defer rest.Close() // before r, so that r's reader ends
+	defer rest.Close() // runs before r.Close, and ends the goroutine that reads r
 	return to.guest.unpack(ctx, rest, path.Join(to.dir, below))
 }
 

@@ -63,12 +63,12 @@ func filter(w io.Writer, archive io.Reader, leave dockerfile.Ignore, brought *li
 	}
 }
 
-// maxPadding bounds the bytes after the end of an archive. The programs tar fill a record, which has
-// 10 KiB unless a user says otherwise.
+// maxPadding bounds the bytes after the end of an archive. Programs such as tar pad an archive to
+// whole records, which have 10 KiB by default.
 const maxPadding = 1 << 20
 
-// atEnd reads what follows the end of an archive. Its error is that of the program that wrote the
-// archive, which may have left out files that it could not read.
+// atEnd reads the bytes that follow the end of an archive. It returns the error of the program that
+// wrote the archive, because that program may have omitted files that it could not read.
 func atEnd(archive io.Reader) error {
 	n, err := io.Copy(io.Discard, io.LimitReader(archive, maxPadding+1))
 	if err == nil && n > maxPadding {

@@ -44,9 +44,9 @@ func guestArchive(t *testing.T, names ...string) io.Reader {
 	return &text
 }
 
-// An error of the program that reads the files fails the copy, even if the archive looks complete:
-// tar leaves out files that it cannot read, and says so at its end. Nothing may follow the archive
-// without end.
+// An error of the program that reads the files fails the copy, even if the archive looks complete.
+// For example, tar omits files that it cannot read, and reports them only at its end. The number of
+// bytes after an archive is bounded.
 func TestErrorsAfterTheEndOfAnArchive(t *testing.T) {
 	broken := errors.New("tar: secret: cannot open")
 	for want, rest := range map[string]io.Reader{

@@ -38,7 +38,7 @@ type guest struct {
 	step *plan.Step
 	c    *agentclient.Client
 
-	set snapshot.Defaults // given to the agent by the step
+	set snapshot.Defaults // defaults that the step has given to the agent
 }
 
 func (g *guest) do(ctx context.Context) error {
@@ -295,7 +295,8 @@ func (g *guest) defaults(ctx context.Context, d *plan.Defaults) error {
 	return nil
 }
 
-// asText makes a setting of a Dockerfile text, because the guest and the manifest hold only text.
+// asText converts a setting of a Dockerfile to valid UTF-8, because the guest and the manifest
+// accept nothing else.
 func asText(setting string) string { return strings.ToValidUTF8(setting, "\uFFFD") }
 
 // Bounds on the output of a command.

@@ -7,8 +7,8 @@ import (
 	"github.com/forkd/forkd/internal/build/plan"
 )
 
-// maxIdle is the maximum number of sandboxes that a build keeps for later steps. Others are forked
-// again.
+// maxIdle is the maximum number of sandboxes that a build keeps for later steps. Beyond it, the
+// oldest is killed, and a later step forks its snapshot instead.
 const maxIdle = 4
 
 // idle is a sandbox in the state that a step left.

@@ -29,12 +29,12 @@ const (
 // mounted is a mount of a command.
 type mounted struct {
 	*plan.Mount
-	dir  string   // in the guest, with the content
+	dir  string   // directory in the guest that has the content
 	made []string // files and directories created for it, innermost first
 }
 
-// mount prepares the mounts of a command, and adds secrets to env that are variables. unmount removes
-// the mounts and saves the content of caches.
+// mount prepares the mounts of a command. It adds the secrets that are variables to env. unmount
+// removes the mounts and saves the content of caches.
 func (g *guest) mount(ctx context.Context, mounts []plan.Mount, env map[string]string) (unmount func() error,
 	err error) {
 	if len(mounts) == 0 {
@@ -170,8 +170,8 @@ func (b *Builder) cacheFile(who, id string) string {
 	return filepath.Join(b.cfg.Dir, "caches", hex.EncodeToString(client[:])+"-"+hex.EncodeToString(cache[:])+".tar")
 }
 
-// cacheClient returns the client's part of the name of a cache's file. The file of a cache that is
-// being written has none.
+// cacheClient returns the part of a cache file's name that stands for the client. A file that is
+// still being written has no such part.
 func cacheClient(name string) string {
 	client, _, _ := strings.Cut(name, "-")
 	return client

@@ -26,7 +26,7 @@ import (
 // Recipe is a recipe to build instead of a Dockerfile.
 type Recipe struct {
 	Text []byte
-	Boot plan.Boot // made from its base and packages
+	Boot plan.Boot // files made from the recipe's base and packages
 
 	Network *snapshot.Network // nil: as in the recipe
 	Limits  *vm.Limits        // nil: as in the recipe
@@ -90,8 +90,9 @@ func settingOf(n *snapshot.Network) (*netclient.Setting, error) {
 	return &s, err
 }
 
-// forkFor returns the request for a fork in which a step runs. Steps that set what children have get a
-// fork with these settings: a limit may be lower than the memory that the warm-up has used.
+// forkFor returns the request for a fork in which a step runs. A step that has settings of children
+// gets a fork with these settings, because a limit may be lower than the memory that the warm-up
+// has used.
 func (w *work) forkFor(i int, tag string) (sandbox.ForkRequest, error) {
 	req, err := requestOf(tag)
 	if err != nil {

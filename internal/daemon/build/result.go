@@ -31,7 +31,7 @@ func (w *work) announce(box string) error {
 	return w.write(w.b.announced(w.req.Tag), result{Box: box})
 }
 
-// retract takes back what announce noted.
+// retract removes the note of announce.
 func (w *work) retract() { _ = os.Remove(w.b.announced(w.req.Tag)) }
 
 // done stores the record of the result.

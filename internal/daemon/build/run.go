@@ -129,7 +129,7 @@ func (w *work) provide(ctx context.Context, cancel func(), i int) error {
 		w.isCached(i)
 		return nil
 	}
-	free() // while snapshots it needs are made
+	free() // other builds may claim the step while the snapshots that it needs are made
 	if err := w.ensureNeeds(ctx, cancel, i); err != nil {
 		return err
 	}
@@ -442,7 +442,7 @@ func (b *Builder) whileRoom(ctx context.Context, box string) (context.Context, f
 // saveAgain is how long a build waits before it tries again when too many snapshots are being made.
 const saveAgain = time.Second
 
-// save makes the snapshot of a step, which has set defaults in the guest.
+// save makes the snapshot of a step. set holds the defaults that the step has set in the guest.
 func (w *work) save(ctx context.Context, i int, box string, set snapshot.Defaults) error {
 	req := sandbox.BranchRequest{Tag: w.tagOf(i), Step: true, Mode: vm.BranchDiff, Template: true, Replace: true,
 		Defaults: set}

@@ -84,9 +84,9 @@ func (b *Builder) Trim(most int) {
 	})
 }
 
-// forget removes the records of deleted snapshots. It checks each snapshot just before it removes
-// the record, while no build makes the snapshot: other builds are running, and write a record after
-// its snapshot.
+// forget removes the records of deleted snapshots. Other builds are running, and each writes a
+// record after it has made the snapshot. So forget checks each snapshot just before it removes the
+// record, while no build makes the snapshot.
 func (b *Builder) forget(there func(tag string) bool) {
 	for dir, claim := range map[string]string{"used": "step ", "results": "tag "} {
 		entries, err := os.ReadDir(filepath.Join(b.cfg.Dir, dir))

@@ -39,7 +39,7 @@ func (a *Server) buildStatus(w http.ResponseWriter, r *http.Request) error {
 		TemplateID string          `json:"templateID"`
 		BuildID    string          `json:"buildID"`
 		Status     template.Status `json:"status"`
-		Logs       []string        `json:"logs"` // empty; for older builds, but the SDKs require the field
+		Logs       []string        `json:"logs"` // always empty; the field is for older builds, but the SDKs require it
 		Entries    []buildEntry    `json:"logEntries"`
 		Reason     *reason         `json:"reason,omitempty"`
 	}{TemplateID: b.Template, BuildID: b.ID, Logs: []string{}, Entries: []buildEntry{}}

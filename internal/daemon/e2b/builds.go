@@ -14,7 +14,7 @@ import (
 	"github.com/forkd/forkd/internal/host/store"
 )
 
-// Bounds on what a template may request. The builder also checks what its host has.
+// Bounds on what a template may request. The builder also checks the request against its host.
 const (
 	maxCPUs    = 255
 	maxMiB     = 1 << 20

@@ -97,8 +97,8 @@ func TestBuildsBesideOthers(t *testing.T) {
 	r.call("GET", late.path()+"/status", "", 200, nil)
 }
 
-// The templates of one client can be built at several places, but not at all of them. Further
-// builds of the client wait, and can be replaced. One place is reserved for builds of Dockerfiles.
+// The template builds of one client can take most of the places, but not all. Further builds of the
+// client wait, and can be replaced. One place is reserved for builds of Dockerfiles.
 func TestBuildsOfTemplatesWaitForPlaces(t *testing.T) {
 	r := startWith(t, apirig.Options{Tokens: []auth.Token{{Name: "runner", Scope: auth.Run},
 		{Name: "other", Scope: auth.Run}}})

@@ -368,7 +368,7 @@ func TestBuildOfAnEarlierDaemon(t *testing.T) {
 	r.checkClean("a.b")
 }
 
-// The time of a build begins before its archives are unpacked.
+// The time limit of a build includes the time for unpacking its archives.
 func TestUnpackingIsWithinTheTimeOfABuild(t *testing.T) {
 	r := start(t)
 	cfg, own := r.Plans, r.Builds

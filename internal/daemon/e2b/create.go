@@ -168,9 +168,9 @@ func tagOf(template string) (string, error) {
 	return tag, nil
 }
 
-// existing is tagOf for a template that should exist. E2B converts names to lower case.
-// So if no snapshot has exactly this tag, but only one has it with other capital letters, existing
-// returns the tag of that one.
+// existing is tagOf for a template that should exist. E2B converts names to lower case. So if no
+// snapshot has exactly this tag, and only one snapshot has a tag that differs from it only in case,
+// existing returns the tag of that snapshot.
 func (a *Server) existing(r *http.Request, template string) (string, error) {
 	tag, err := tagOf(template)
 	if err != nil {

@@ -216,8 +216,8 @@ type sendingError struct{ error }
 
 func (e sendingError) Unwrap() error { return e.error }
 
-// isOurs reports whether errors with a status are about the daemon or its host. Guests cause 502,
-// and clients cause 503 and 504 by what they demand at once; the metrics count those.
+// isOurs reports whether errors with a status are about the daemon or its host. Guests cause 502.
+// Clients cause 503 and 504 by too many or too large requests. The metrics count these errors.
 func isOurs(status int) bool {
 	return status == http.StatusInternalServerError || status == http.StatusInsufficientStorage
 }

@@ -37,7 +37,8 @@ func alive(w http.ResponseWriter, every time.Duration, gone func()) (*aliveWrite
 }
 
 // say writes a comment. If the handler has written nothing yet, say begins a stream of events. The
-// handler will write one too, because only errors have another form, and it returns them at once.
+// handler's own answer will be a stream too, because only errors have another form, and the handler
+// returns errors at once.
 func (a *aliveWriter) say() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -82,8 +82,9 @@ func serverOf(r *http.Request) *sdk.Server {
 	return s
 }
 
-// methodHeader names the method of a message, as the protocol requires; the SDK refuses a message
-// with another method. Only the method for subscriptions needs a server of its own.
+// methodHeader is the header that names the method of a message, as the protocol requires. The SDK
+// refuses a message whose method differs from it. Only the method for subscriptions needs a server
+// of its own.
 const (
 	methodHeader = "Mcp-Method"
 	listenMethod = "subscriptions/listen"

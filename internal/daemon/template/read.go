@@ -39,7 +39,7 @@ type reader struct {
 	words    *dockerfile.Expander
 	env      map[string]string
 	envBytes int               // size of env; see dockerfile.Put
-	elses    map[string]string // values that variables have for root, for variables that no step has set
+	elses    map[string]string // root's values of variables that no step has set
 	entries  int               // number of archive entries in all sources so far
 
 	user    string // empty: root

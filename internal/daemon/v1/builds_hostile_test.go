@@ -33,8 +33,8 @@ exec -a sh /bin/bash --posix "$@"
 // hostileShellEnv is set in the child process of TestAnEmptyAnswerFailsTheStep.
 const hostileShellEnv = "FORKD_TEST_HOSTILE_SHELL"
 
-// A hostile shell in an image makes the step fail that runs it, but does not crash the daemon. The
-// daemon runs in a child process of this test.
+// If an image has a hostile shell, the step that runs the shell fails, but the daemon does not
+// crash. The daemon runs in a child process of this test.
 func TestAnEmptyAnswerFailsTheStep(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("mounts over /bin/dash in a namespace: needs root")
@@ -137,8 +137,8 @@ func TestTagsOfStepsAreForBuilds(t *testing.T) {
 	}
 }
 
-// FROM ignores a snapshot that a client with the scope run may have made, even if it has the name
-// of an image.
+// FROM refuses a snapshot that a client with the scope run may have made. It does not use the image
+// of the same name instead.
 func TestFROMTakesNoBranch(t *testing.T) {
 	r := start(t, apirig.Options{Tokens: []auth.Token{{Name: "mallory", Scope: auth.Run}}})
 	mallory, id := forkOf(t, r, "mallory")
@@ -160,9 +160,10 @@ func TestFROMTakesNoBranch(t *testing.T) {
 	}
 }
 
-// A daemon may die after it has published the result of a build and before it has recorded that.
-// The next daemon then records the result: FROM accepts it, and the same build finds it. If another
-// sandbox's branch has the tag of a running build's result, it is not recorded as a result.
+// A daemon may die after it has published the result of a build and before it has recorded the
+// result. The next daemon then records it: FROM accepts the result, and the same build finds it. If
+// the branch of another sandbox has the tag of a running build's result, the branch is not recorded
+// as a result.
 func TestResultsAreRecordedAfterACrash(t *testing.T) {
 	r := start(t, apirig.Options{Tokens: []auth.Token{{Name: "mallory", Scope: auth.Run}}})
 	mallory, id := forkOf(t, r, "mallory")

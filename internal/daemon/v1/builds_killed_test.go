@@ -252,8 +252,9 @@ func stepsIn(log, state string) (steps []int) {
 	return steps
 }
 
-// deathsApart returns how many events after its predecessor a daemon is killed within a step. It is
-// 1 if FORKD_TEST_EVERY_DEATH is set, which makes the test take minutes.
+// deathsApart returns the number of events between the moments at which one daemon and the next are
+// killed within a step. It is 1 if FORKD_TEST_EVERY_DEATH is set, which makes the test take
+// minutes.
 func deathsApart() int {
 	if os.Getenv("FORKD_TEST_EVERY_DEATH") != "" {
 		return 1
@@ -272,7 +273,7 @@ func TestBuildsOfKilledDaemons(t *testing.T) {
 	})
 }
 
-// The same is true of a recipe.
+// A build of a recipe also continues after its daemon was killed, like the build of a Dockerfile.
 func TestRecipesOfKilledDaemons(t *testing.T) {
 	diesInEveryStep(t, 7, func(root, work string) (client.BuildRequest, map[string]string) {
 		part := filepath.Join(root, "part")
@@ -292,8 +293,8 @@ limits: {cpus: 0.5}
 	})
 }
 
-// diesInEveryStep kills the daemons of a build of some steps. request returns the build, whose guests work in
-// a directory of the host.
+// diesInEveryStep executes a build of number steps, and kills its daemons in every step. request
+// returns the build, whose guests work in the directory work of the host.
 func diesInEveryStep(t *testing.T, number int, request func(root, work string) (client.BuildRequest,
 	map[string]string)) {
 	root, err := os.MkdirTemp("/var/tmp", "fkm") // a recipe has no files below /tmp

@@ -23,8 +23,8 @@ func recipeOf(r *apirig.Rig, text string) client.BuildRequest {
 			Env: map[string]string{"BASE": "b", "BOTH": "b"}}}
 }
 
-// A recipe's files, variables, network, limits and strictness reach the steps and the result. The same build
-// again finds every step, and a changed command runs with those after it.
+// A recipe's files, variables, network, limits and strictness reach the steps and the result. The
+// same build again finds every step. If a command changes, it and the commands after it run again.
 func TestARecipeIsBuiltInSteps(t *testing.T) {
 	r := start(t, apirig.Options{Tokens: []auth.Token{{Name: "team", Scope: auth.Run, Prefix: "team-a/"}}})
 	dir, err := os.MkdirTemp("/var/tmp", "fkr") // a recipe has no files below /tmp
@@ -110,7 +110,8 @@ warmup:
 		t.Errorf("with another command: %+v, %v, %q\n%s", res, err, log(), out)
 	}
 	req.Recipe = recipe("other", "memory_mib: 64\nvcpus: 2\n")
-	if res, out, err = built(t, r.Client, req, files); err != nil || res.Run != 3 { // its warm-up has none, as above
+	// Its warm-up has no network, as in the build with the mode none.
+	if res, out, err = built(t, r.Client, req, files); err != nil || res.Run != 3 {
 		t.Errorf("without a network: %+v, %v\n%s", res, err, out)
 	}
 	check(snapshot.Guest{Network: &snapshot.Network{Mode: "public"}})
@@ -133,7 +134,8 @@ warmup:
 	}
 }
 
-// Steps of a recipe without a network are in sandboxes without one, and the code for the interpreter runs there.
+// If a recipe has no network, its steps run in sandboxes without a network, and so does the code
+// for the interpreter.
 func TestTheWarmUpOfARecipeHasNoNetwork(t *testing.T) {
 	r := start(t, apirig.Options{})
 	mark := filepath.Join(t.TempDir(), "mark")

@@ -24,8 +24,8 @@ import (
 // maxImage bounds the stream of a container image, in bytes.
 const maxImage = 256 << 30
 
-// fillImage has a VM fill a disk with the layers in the body, and answers with the disk. The daemon
-// looks into neither.
+// fillImage lets a VM fill a disk with the layers in the body, and answers with the disk. The
+// daemon parses neither the layers nor the disk.
 func (a *api) fillImage(w http.ResponseWriter, r *http.Request) error {
 	req, err := imageQuery(r)
 	if err == nil {
@@ -58,10 +58,10 @@ func (a *api) fillImage(w http.ResponseWriter, r *http.Request) error {
 		late := make(chan struct{})
 		stop := context.AfterFunc(ctx, func() {
 			defer close(late)
-			_ = move.rc.SetReadDeadline(time.Unix(1, 0)) // nothing reads the rest
+			_ = move.rc.SetReadDeadline(time.Unix(1, 0)) // stops reading, because the rest of the body is not needed
 		})
 		defer func() {
-			if !stop() { // the connection has that deadline, now or soon: the next request must not have it
+			if !stop() { // the deadline is set now or soon, so the connection must not be used for another request
 				<-late
 				w.Header().Set("Connection", "close")
 			}
@@ -78,7 +78,7 @@ func (a *api) fillImage(w http.ResponseWriter, r *http.Request) error {
 	move := newTransfer(r.Context(), w, a.Face.Limits.Stall)
 	if err := move.end(imageproto.WriteDisk(toClient{move, w}, req.Disk, req.Size)); err != nil {
 		a.Face.Log.Warn("the transfer of an image broke off", "error", err)
-		panic(http.ErrAbortHandler) // the client must not mistake a part for the whole
+		panic(http.ErrAbortHandler) // abort, so that the client does not take a part of the disk for the whole
 	}
 	return nil
 }
@@ -86,7 +86,7 @@ func (a *api) fillImage(w http.ResponseWriter, r *http.Request) error {
 // imageQuery reads the query of a request for a disk.
 func imageQuery(r *http.Request) (req imagevm.Request, err error) {
 	q := r.URL.Query()
-	const maxMiB = 1 << 24 // fewer bytes than an int64 holds; Fill has the real limit
+	const maxMiB = 1 << 24 // prevents an overflow of int64; Fill checks the real limit
 	mib, err := strconv.ParseInt(q.Get("disk_mib"), 10, 64)
 	if err != nil || mib < 0 || mib > maxMiB {
 		return req, invalid.Errorf("disk_mib", "%.100q: want the size of the disk as a number of MiB", q.Get("disk_mib"))
@@ -100,7 +100,8 @@ func imageQuery(r *http.Request) (req imagevm.Request, err error) {
 	return req, nil
 }
 
-// scratch returns a file without a name, so that nothing of it outlives the daemon and its VMs.
+// scratch returns a new file in dir and removes its name. The file vanishes when the daemon and its
+// VMs have closed it or are killed.
 func scratch(dir string) (*os.File, error) {
 	f, err := os.CreateTemp(dir, "")
 	if err != nil {
@@ -123,7 +124,8 @@ func (a *api) listImages(r *http.Request) ([]apiv1.CachedImage, error) {
 	return cachedImages(list, append(inUse, a.Builds.Held()...)), nil
 }
 
-// pruneImages removes cached images. It refuses to if it is not known which of them are needed.
+// pruneImages removes cached images. It returns an error if it cannot know which images snapshots
+// need.
 func (a *api) pruneImages(r *http.Request) (out apiv1.PrunedImages, err error) {
 	unused := defaultUnused
 	if text := r.URL.Query().Get("unused_secs"); text != "" {
@@ -147,7 +149,8 @@ func (a *api) pruneImages(r *http.Request) (out apiv1.PrunedImages, err error) {
 	return out, err
 }
 
-// Times without use after which an image may be removed.
+// How long an image must be unused before it may be removed: the default, and the maximum in a
+// request.
 const (
 	defaultUnused = 24 * time.Hour
 	maxUnused     = 100 * 365 * 24 * time.Hour

@@ -21,7 +21,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/imageproto"
 )
 
-// layerOf returns a stream with one layer.
+// layerOf returns a stream of package imageproto with one layer.
 func layerOf(t *testing.T, layer string) *bytes.Buffer {
 	t.Helper()
 	var stream bytes.Buffer
@@ -32,7 +32,7 @@ func layerOf(t *testing.T, layer string) *bytes.Buffer {
 	return &stream
 }
 
-// unpacks is a builder VM that expects the layer "content".
+// unpacks stands in for a builder VM that expects the layer "content".
 func unpacks(stream io.Reader) error {
 	r := imageproto.NewReader(stream)
 	if _, err := r.Header(); err != nil {
@@ -45,7 +45,7 @@ func unpacks(stream io.Reader) error {
 	return err
 }
 
-// nothingOfDisks fails if a builder VM or an unfinished disk is left.
+// nothingOfDisks fails the test if a builder VM or an unfinished disk remains.
 func nothingOfDisks(t *testing.T, r *apirig.Rig) {
 	t.Helper()
 	for deadline := time.Now().Add(time.Minute); r.Unpacks.Count() > 0; time.Sleep(5 * time.Millisecond) {
@@ -82,7 +82,7 @@ func TestImagesBecomeDisks(t *testing.T) {
 	}
 	nothingOfDisks(t, r)
 
-	for range 20 { // a refusal leaves nothing on the connection for the next request
+	for range 20 { // a refused request leaves nothing on the connection that the next request could read
 		_, err = r.FillImage(t.Context(), req, layerOf(t, "../evil"))
 		if !client.IsStatus(err, http.StatusBadRequest) || !strings.Contains(err.Error(),
 			`image: layer 1: archive entry "../evil": refused`) {
@@ -154,7 +154,7 @@ func TestBadRequestsForDisks(t *testing.T) {
 	nothingOfDisks(t, r)
 }
 
-// A client that leaves while it sends an image takes its VM and its disk with it.
+// If a client leaves while it sends an image, its builder VM and its disk are removed.
 func TestClientsThatLeaveWhileTheySendAnImage(t *testing.T) {
 	begun := make(chan struct{})
 	r := start(t, apirig.Options{Unpack: func(stream io.Reader) error {
@@ -288,7 +288,7 @@ func TestImageCache(t *testing.T) {
 	for _, c := range []struct {
 		unused time.Duration
 		dry    bool
-		want   int // removed
+		want   int // number of removed images
 		left   int
 	}{{24 * time.Hour, true, 1, 3}, {24 * time.Hour, false, 1, 2}, {24 * time.Hour, false, 0, 2}, {0, false, 1, 1}} {
 		p, err := r.PruneImages(t.Context(), c.unused, c.dry)

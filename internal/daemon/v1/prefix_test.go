@@ -40,7 +40,7 @@ func startTenants(t *testing.T) *tenants {
 	must(t, err)
 	w.sandbox = f.Sandboxes[0].ID
 	must(t, second(w.b.Branch(t.Context(), w.sandbox, client.BranchRequest{Tag: w.tags[0], Mode: "diff"})))
-	// Made by admin.
+	// The second branch is made by an admin.
 	must(t, second(w.Branch(t.Context(), w.sandbox, client.BranchRequest{Tag: w.tags[1], Mode: "diff"})))
 	ws, err := w.b.CreateWorkspace(t.Context(), client.WorkspaceRequest{Name: w.workspace, SnapshotTag: "a.b"})
 	must(t, err)
