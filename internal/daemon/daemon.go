@@ -26,8 +26,8 @@ import (
 // take long.
 const (
 	headerTimeout   = 10 * time.Second
-	idleTimeout     = 2 * time.Minute // of a connection without a request
-	answerTimeout   = time.Minute     // until the client has received an answer that is not a stream
+	idleTimeout     = 2 * time.Minute // time after which a connection without a request is closed
+	answerTimeout   = time.Minute     // time limit for a client to receive an answer that is not a stream
 	shutdownTimeout = 30 * time.Second
 )
 

@@ -9,8 +9,8 @@ import (
 )
 
 // Bounds of the daemon's own memory. The limit is a share of the available memory, but at least
-// minHeap, and never more than half of it. Requests may hold 512 MiB of bodies and answers
-// (face.Limits.Memory).
+// minHeap, and never more than half of the available memory. Requests may hold 512 MiB of bodies
+// and answers (face.Limits.Memory).
 const (
 	heapShare = 8
 	minHeap   = 1 << 30

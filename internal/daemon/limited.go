@@ -119,8 +119,8 @@ func (l *limited) removeLocked(c *placed) {
 	delete(l.open, c)
 }
 
-// recountLocked adds n to the connections that the client of c has requests on, unless c has no place
-// any more.
+// recountLocked adds n to the number of connections on which the client of c has requests, unless c
+// has no place any more.
 func (l *limited) recountLocked(c *placed, n int) {
 	if _, ok := l.open[c]; !ok {
 		return
@@ -144,10 +144,10 @@ type placed struct {
 	net.Conn
 	of     *limited
 	peer   string
-	number uint64 // in the order of arrival
+	number uint64 // number in the order of arrival
 
 	// Guarded by of.mu:
-	requests int    // of identified clients, that are being served
+	requests int    // number of requests of identified clients that are being served
 	who      string // client of the first of these requests, as in auth.Identified
 }
 

@@ -18,7 +18,7 @@ type Call struct {
 type Condition struct {
 	Argument int
 	Mask     uint64 // the bits that are compared
-	Value    uint64 // their required value
+	Value    uint64 // required value of these bits
 	Not      bool   // the condition is that the whole argument differs from Value; Mask is ignored
 }
 

@@ -20,7 +20,7 @@ import (
 // server holds the sandboxes, which present and former daemons have attached.
 type server struct {
 	host       *stack.Host
-	idle       *poller // for sandboxes whose guests have not sent anything
+	idle       *poller // watches sandboxes whose guests have not sent anything
 	loneliness time.Duration
 	lonely     chan struct{}  // receives a value when the process should exit, see loneliness
 	past       stack.Counters // sum over removed sandboxes

@@ -252,8 +252,8 @@ func (r *reader) compare(names, patterns, size int) error {
 	return nil
 }
 
-// whole is the index that stands for the build context itself. Other indexes are those of its
-// entries.
+// whole is the index that stands for the build context itself. Other indexes stand for entries of
+// the context.
 const whole = -1
 
 // matches returns the indexes of the entries of the build context that a name in an instruction

@@ -221,7 +221,7 @@ type reader struct {
 	names     int  // names in all sources
 	entries   int  // entries of the build context in all sources
 	compared  int  // comparisons of names with patterns
-	repeated  int  // bytes; see maxRepeated
+	repeated  int  // bytes of patterns that sources repeat; see maxRepeated
 	mounts    int  // mounts of all commands
 	triggered int  // bytes of the triggers that stages have read; each counts triggerSize bytes more
 	settings  int  // bytes of the settings of all bases

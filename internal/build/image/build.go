@@ -20,7 +20,7 @@ type Step struct {
 	Detail string // current output of the tool; may be empty
 }
 
-// The stages, in their order. A cached result reports none of them.
+// The stages, in their order. If the result is cached, none of them is reported.
 const (
 	StageWait    = "wait for another build"
 	StageResolve = "resolve the base image"
@@ -56,7 +56,7 @@ type content struct {
 type Disk struct {
 	Path   string // file of the disk; it does not exist yet
 	MiB    int
-	UUID   [16]byte // of the file system
+	UUID   [16]byte // UUID of the file system
 	Stream func(ctx context.Context, w io.Writer) error
 }
 

@@ -188,7 +188,7 @@ func toolEnv(environ []string) []string {
 	for _, kv := range environ {
 		name, _, _ := strings.Cut(kv, "=")
 		if name == "PATH" {
-			kv += ":/usr/sbin:/sbin" // not in every user's PATH, but the tools start programs from there
+			kv += ":/usr/sbin:/sbin" // the tools start programs from these directories, which not every user's PATH has
 		}
 		if keep[name] {
 			env = append(env, kv)

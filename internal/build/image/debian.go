@@ -107,7 +107,7 @@ func debianSources(ctx context.Context, suite string) ([]string, error) {
 // sources have the suite, such as trixie, the result is their lines for trixie, trixie-updates and
 // trixie-security. Otherwise the lines are derived from those of the host's own suite.
 func sourcesFor(suite string, indextargets []byte) ([]string, error) {
-	components := make(map[string][]string) // by "URI suite"
+	components := make(map[string][]string) // components of each "URI suite"
 	var order []string
 	exact := false
 	sc := bufio.NewScanner(bytes.NewReader(indextargets))

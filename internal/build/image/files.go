@@ -32,7 +32,7 @@ type overlayFile struct {
 	typ  byte   // tar.TypeReg, tar.TypeDir or tar.TypeSymlink
 	mode int64
 	data []byte
-	link string // of a symbolic link
+	link string // target of a symbolic link
 }
 
 // collector gathers the files of a recipe.

@@ -38,7 +38,7 @@ const maxKernelBytes = 512 << 20
 // KernelFiles are the files that a VM boots from. All paths are absolute.
 type KernelFiles struct {
 	Version string // as uname -r prints it
-	Dir     string // in the cache
+	Dir     string // directory of the kernel in the cache
 	BzImage string // empty for a user's ELF kernel
 	VMLinux string // the same kernel, uncompressed; boots faster
 	Modules string // lib/modules/<version> of its package; empty for a kernel without modules

@@ -25,7 +25,7 @@ type privateRegistry struct {
 	reference string
 	mu        sync.Mutex
 	elsewhere []string // values of Authorization at the other server
-	requests  int      // to the other server
+	requests  int      // number of requests to the other server
 }
 
 // servePrivate serves a registry that requires the password in every request or, if tokens is set,

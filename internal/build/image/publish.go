@@ -87,7 +87,7 @@ func lock(ctx context.Context, name string, waiting func()) (unlock func(), err 
 		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil && sameFile(f, name) {
 			return func() {
-				_ = os.Remove(name) // while the lock is held; see sameFile
+				_ = os.Remove(name) // before the lock is released; see sameFile
 				_ = f.Close()
 			}, nil
 		}

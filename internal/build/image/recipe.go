@@ -33,7 +33,7 @@ const (
 const (
 	minMemoryMiB, maxMemoryMiB = 64, 1 << 20
 	minDiskMiB, maxDiskMiB     = 64, 1 << 20
-	maxWarmupSecs              = 3600 // as in the daemon
+	maxWarmupSecs              = 3600 // the daemon has the same bound
 	maxRecipeBytes             = 1 << 20
 	maxRecipeFileBytes         = 64 << 20
 )
@@ -55,7 +55,7 @@ type Recipe struct {
 	// network for the warm-up and for children; nil: the warm-up has no network, and children have
 	// the daemon's default
 	Network *Network `yaml:"network"`
-	Limits  Limits   `yaml:"limits"` // of children
+	Limits  Limits   `yaml:"limits"` // limits of children
 	// how to treat children that repeat random numbers: "strict" refuses them; "report" (or empty)
 	// reports them
 	Unique    string `yaml:"unique"`
@@ -64,10 +64,10 @@ type Recipe struct {
 	// size of the file system; unused space takes none on the host; 0: 1024
 	DiskMiB int `yaml:"disk_mib"`
 
-	Login *Login `yaml:"-"` // to the registry of Base; nil: the login stored by `docker login`
+	Login *Login `yaml:"-"` // credentials for the registry of Base; nil: the login stored by `docker login`
 
 	text  []byte        // text that the recipe was parsed from; empty: none
-	fsys  fs.FS         // of the recipe's directory, for Files
+	fsys  fs.FS         // recipe's directory, which has the sources of Files
 	dir   string        // relative paths in Base start here
 	files []overlayFile // content of Files
 }
@@ -77,7 +77,7 @@ type Recipe struct {
 type File struct {
 	Source string `yaml:"source"` // relative to the recipe
 	Target string `yaml:"target"` // absolute path in the image; for a directory, of its content
-	Mode   Mode   `yaml:"mode"`   // of files; 0: 0644, or 0755 if the source is executable
+	Mode   Mode   `yaml:"mode"`   // mode of files; 0: 0644, or 0755 if the source is executable
 }
 
 // Mode is permission bits, written in octal as chmod takes them ("0755").
@@ -98,11 +98,11 @@ func (m *Mode) UnmarshalYAML(node *yaml.Node) error {
 // memory. First Start is started, then the commands run one after another, then the Python code
 // runs in the warm interpreter.
 type Warmup struct {
-	Start       string   `yaml:"start"`    // for /bin/sh -c; keeps running, and comes first
-	Probe       string   `yaml:"probe"`    // for /bin/sh -c; succeeds when Start is warm
-	Commands    []string `yaml:"commands"` // each for /bin/sh -c
+	Start       string   `yaml:"start"`    // command for /bin/sh -c; runs first, and keeps running
+	Probe       string   `yaml:"probe"`    // command for /bin/sh -c; succeeds when Start is warm
+	Commands    []string `yaml:"commands"` // commands, each for /bin/sh -c
 	Python      string   `yaml:"python"`
-	TimeoutSecs float64  `yaml:"timeout_secs"` // of each command and of the code; 0: the daemon's default, 600
+	TimeoutSecs float64  `yaml:"timeout_secs"` // limit of each command and of the code; 0: the daemon's default, 600
 }
 
 // Network is a network policy, as in the daemon's API. A recipe may give the mode alone.

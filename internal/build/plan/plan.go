@@ -56,8 +56,9 @@ type Base struct {
 	Image    string `json:"image,omitempty"`
 	Boot     *Boot  `json:"boot,omitempty"`
 	Snapshot string `json:"snapshot,omitempty"` // a tag
-	Digest   string `json:"digest"`             // of the image's manifest or of the files, or the snapshot's id
-	Memory   bool   `json:"memory,omitempty"`   // continue processes and memory of the base; never for an image
+	// Digest of the image's manifest or of the boot files, or id of the snapshot.
+	Digest string `json:"digest"`
+	Memory bool   `json:"memory,omitempty"` // continue processes and memory of the base; never for an image
 
 	// vCPUs of the VM; 0: the executor's default, or those of the snapshot.
 	VCPUs uint32 `json:"vcpus,omitempty"`
@@ -117,9 +118,9 @@ type Mount struct {
 	Target   string  `json:"target"`             // absolute path; may be empty for a secret that is only a variable
 	Source   *Source `json:"source,omitempty"`   // for a bind; the command changes only a copy
 	ReadOnly bool    `json:"readonly,omitempty"` // for a bind
-	ID       string  `json:"id,omitempty"`       // of the cache or the secret
-	SizeMiB  int64   `json:"size_mib,omitempty"` // for a tmpfs; 0: the kernel's default
-	Mode     string  `json:"mode,omitempty"`     // of the cache's directory or the secret's file, in octal
+	ID       string  `json:"id,omitempty"`       // id of the cache or the secret
+	SizeMiB  int64   `json:"size_mib,omitempty"` // for a tmpfs: its maximum size; 0: the kernel's default
+	Mode     string  `json:"mode,omitempty"`     // mode of the cache's directory or the secret's file, in octal
 	UID      uint64  `json:"uid,omitempty"`      // owner of the cache's directory or the secret's file
 	GID      uint64  `json:"gid,omitempty"`      // group of the cache's directory or the secret's file
 	Env      string  `json:"env,omitempty"`      // for a secret: the variable that is set to its value; empty: none

@@ -24,7 +24,7 @@ import (
 type Request struct {
 	Text   []byte
 	Boot   plan.Boot   // made from the recipe's base and packages; the recipe's variables override its Env
-	Digest string      // of the files of Boot
+	Digest string      // digest of the files of Boot
 	Files  []plan.File // build context, sorted: the recipe's directory
 
 	Network *snapshot.Network // nil: the recipe's
@@ -83,7 +83,7 @@ type reader struct {
 	req     Request
 	recipe  *image.Recipe
 	plan    *plan.Plan
-	entries int // in all sources of files
+	entries int // number of entries of all sources of files
 }
 
 // add adds a step that continues the last one. Read later puts the step's number into its name.

@@ -28,7 +28,7 @@ type Entry struct {
 	RequestID string    `json:"request_id"`
 	Who       string    `json:"who,omitempty"` // name of the auth.Principal; empty if unknown
 	Method    string    `json:"method"`
-	// Without the query, and without the part that belongs to a server in a sandbox.
+	// Path of the request, without the query, and without the part for a server in a sandbox.
 	Path      string   `json:"path"`
 	Route     string   `json:"route,omitempty"`     // pattern of the route in the API's document
 	Host      string   `json:"host,omitempty"`      // PORT-ID, if the request's host name names a port of a sandbox
@@ -47,7 +47,7 @@ type Entry struct {
 	Lost int `json:"lost,omitempty"`
 }
 
-// SignedURL is the client's name for a request whose only credential is a signed URL.
+// SignedURL is the value of Entry.Who for a request whose only credential is a signed URL.
 const SignedURL = "signed-url"
 
 // isStranger reports whether the client of an entry is unidentified, or has only a signed URL.

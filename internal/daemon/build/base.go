@@ -51,8 +51,8 @@ func (b *Builder) base(ctx context.Context, req Request, name string) (plan.Base
 	return plan.Base{Snapshot: name, Digest: d.ID, Memory: !d.DiskOnly}, config, err
 }
 
-// isBase reports whether builds of admins may begin with a snapshot. They may if it is a parent, or
-// the result of such a build.
+// isBase reports whether builds of admins may begin with a snapshot. They may if the snapshot is a
+// parent, or the result of an admin's build.
 func (b *Builder) isBase(tag string, d store.Detail) bool {
 	return d.Branch == nil || b.isResult(tag, d.ID)
 }
@@ -191,7 +191,8 @@ func ask(ctx context.Context, c *agentclient.Client, userElse string) (config do
 }
 
 // environment parses /proc/self/environ, without the variables set by an account or a fork. The
-// text comes from the guest, so it returns an error if a step could not have that environment.
+// text comes from the guest. If a step could not have this environment, environment returns an
+// error.
 func environment(text string) (map[string]string, error) {
 	size, env := 0, make(map[string]string)
 	for kv := range strings.SplitSeq(text, "\x00") {

@@ -63,13 +63,13 @@ type Config struct {
 // Request is a build to execute.
 type Request struct {
 	Who string // client
-	// Who has all rights. Otherwise steps are cached for Who alone, and FROM does not accept the
-	// result.
+	// True if Who has all rights. If false, the steps are cached for Who alone, and FROM does not
+	// accept the result.
 	Admin   bool
 	Tag     string
 	Replace bool
 	NoCache bool
-	Login   *Login // to the registry of the image that BuildFrom begins with; nil: see Logins
+	Login   *Login // credentials for the registry of the image that BuildFrom begins with; nil: see Logins
 
 	// Logins are the client's credentials, by registry as image.Registry names it. They are in no
 	// key, file or message of a build, and sent to no other registry. For other registries, the
@@ -78,9 +78,9 @@ type Request struct {
 
 	Recipe     *Recipe            // nil: Dockerfile is to be built
 	Dockerfile dockerfile.Request // without Files and Base; empty: see BuildFrom
-	VCPUs      uint32             // of a VM that boots from an image; 0: 1
-	MemoryMiB  uint64             // of such a VM; 0: 1024
-	DiskMiB    int                // of such a VM; 0: 8192
+	VCPUs      uint32             // vCPUs of a VM that boots from an image; 0: 1
+	MemoryMiB  uint64             // memory of such a VM; 0: 1024
+	DiskMiB    int                // disk of such a VM; 0: 8192
 
 	// Secrets for RUN --mount=type=secret, by id. They are in no key, file or message of a build.
 	Secrets map[string][]byte
@@ -202,7 +202,7 @@ func New(cfg Config) (*Builder, error) {
 			cfg.Log.Warn("end the sandbox of a build of an earlier daemon", "sandbox", i.ID, "error", err)
 		}
 	}
-	if err := os.RemoveAll(filepath.Join(cfg.Dir, "contexts")); err != nil { // of builds of an earlier daemon
+	if err := os.RemoveAll(filepath.Join(cfg.Dir, "contexts")); err != nil { // contexts of an earlier daemon's builds
 		return nil, fmt.Errorf("open the store of builds: %w", err)
 	}
 	for _, name := range []string{"contexts", "caches", "results", "announced", "used"} {
@@ -252,8 +252,8 @@ func (b *Builder) Wait(ctx context.Context, who string) (leave func(), err error
 
 // StepError is the failure of a step.
 type StepError struct {
-	Name string // of the step
-	Line int    // of the Dockerfile; 0: none
+	Name string // name of the step
+	Line int    // line of the Dockerfile; 0: none
 	File string
 	Err  error
 }

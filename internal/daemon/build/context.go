@@ -40,8 +40,8 @@ const (
 
 // Bounds on all build contexts together, in MiB. One client may have its fair share of each.
 const (
-	maxListsMiB    = 256      // of memory, for the lists of files
-	maxContentsMiB = 24 << 10 // of the disk
+	maxListsMiB    = 256      // MiB of memory for the lists of files
+	maxContentsMiB = 24 << 10 // MiB of the disk for contents
 )
 
 // Context is a build context from a client: the list of its files, and their content by digest.
@@ -54,7 +54,7 @@ type Context struct {
 
 	unpacked atomic.Int64 // decompressed bytes of all archives of the build; see maxUnpacked
 
-	names    int // bytes; see maxNames
+	names    int // bytes of names; see maxNames
 	list     *held
 	contents *held
 }
@@ -266,7 +266,7 @@ func (c *Context) add(h *tar.Header, in io.Reader, prefix, dir string) error {
 			return err
 		}
 		f.Digest = digest
-	case tar.TypeLink: // to an earlier entry, with the same content
+	case tar.TypeLink: // a hard link to an earlier entry, whose content it has
 		to, err := nameIn(h.Linkname, prefix, dir)
 		if err != nil {
 			return err

@@ -73,7 +73,7 @@ func linksOf(n int) []tar.Header {
 // The memory and disk space of all contexts together are bounded, and so is one client's share. A
 // closed context frees its part.
 func TestContextsOfAllBuildsAreBounded(t *testing.T) {
-	names := linksOf(3000) // more than a MiB
+	names := linksOf(3000) // their names have more than 1 MiB
 	content := []tar.Header{{Name: "x", Typeflag: tar.TypeReg, Size: 1<<20 + 1}}
 	for what, c := range map[string]struct {
 		lists, contents int
@@ -102,7 +102,7 @@ func TestContextsOfAllBuildsAreBounded(t *testing.T) {
 			t.Error(err)
 		}
 		var open []*Context
-		for i := range 4 { // of one client, until it has its share
+		for i := range 4 { // contexts of one client, until it has its share
 			ctx, err := fill("token:a", 1)
 			if open = append(open, ctx); i < 3 && err != nil || i == 3 && !errors.Is(err, ErrBusy) {
 				t.Errorf("%s: context %d of a client: %v", what, i, err)

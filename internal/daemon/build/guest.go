@@ -113,7 +113,8 @@ func (g *guest) request(ctx context.Context, p *plan.Process, within time.Durati
 	return agentclient.ExecRequest{Args: p.Args, Env: p.Env, User: user, Cwd: cmp.Or(p.Dir, "/"), Timeout: within}, nil
 }
 
-// stepVariable marks the processes of a RUN step, so that those it leaves behind can be killed.
+// stepVariable marks the processes of a RUN step, so that processes that the step leaves behind can
+// be killed.
 const stepVariable = "FORKD_BUILD_STEP"
 
 var (

@@ -21,7 +21,7 @@ type idle struct {
 func (w *work) begin(ctx context.Context, i int) (string, error) {
 	from := w.plan.Steps[i].From
 	box := w.takeIdle(from)
-	other := w.memory[i] && !w.memory[from] // its memory differs from the memory after a fresh boot
+	other := w.memory[i] && !w.memory[from] // the step needs the memory of a fresh boot, which box no longer has
 	if box != "" && (other || w.plan.Steps[i].Children != nil) {
 		w.b.end(box)
 		box = ""

@@ -23,7 +23,7 @@ import (
 // Bounds on the content of cache mounts on the host, in bytes. A larger directory is not kept.
 const (
 	maxCache  = 4 << 30
-	maxCaches = 16 << 30 // of all clients, see trimCaches
+	maxCaches = 16 << 30 // bytes of the caches of all clients; see trimCaches
 )
 
 // mounted is a mount of a command.
@@ -250,7 +250,7 @@ func (b *Builder) trimCaches(but string) error {
 	}
 	var list []fs.FileInfo
 	var total int64
-	sizes := make(map[string]int64) // by client
+	sizes := make(map[string]int64) // bytes by client
 	for _, e := range entries {
 		i, err := e.Info()
 		if err != nil { // another build has removed it

@@ -12,7 +12,7 @@ import (
 // A client that keeps many caches displaces its own, not those of other clients. Otherwise the
 // least recently used cache is removed first.
 func TestCachesAreTrimmedFairly(t *testing.T) {
-	type cache struct{ who, id string } // of 3 GiB; the least recently used first
+	type cache struct{ who, id string } // each cache has 3 GiB; in lists, the least recently used comes first
 	for name, c := range map[string]struct {
 		caches []cache
 		gone   []cache
@@ -47,7 +47,7 @@ func TestCachesAreTrimmedFairly(t *testing.T) {
 			if err := os.WriteFile(path, nil, 0o600); err != nil {
 				t.Fatal(err)
 			}
-			if err := os.Truncate(path, 3<<30); err != nil { // has no blocks
+			if err := os.Truncate(path, 3<<30); err != nil { // the file has no blocks
 				t.Fatal(err)
 			}
 			used := time.Now().Add(time.Duration(n-100) * time.Minute)

@@ -38,7 +38,7 @@ type work struct {
 	memory []bool // by number: the snapshot has the memory that the step left; see plan.Plan.Memory
 
 	mu    sync.Mutex
-	idle  []idle // in the order in which they were kept
+	idle  []idle // idle sandboxes, in the order in which leave kept them
 	count Result
 
 	within string // prefix of the tags of steps: the client's label prefix; empty: none
@@ -352,7 +352,8 @@ func (w *work) step(ctx context.Context, i int) error {
 	return err
 }
 
-// tag returns the tag of a step's snapshot.
+// tag returns the tag of a step's snapshot. If the step is a base that is a snapshot, that is the
+// base's own tag.
 func (w *work) tag(i int) string {
 	if base := w.plan.Steps[i].Base; base != nil && !base.Boots() {
 		return base.Snapshot

@@ -22,7 +22,7 @@ func (b *Builder) used(tag string) {
 	if err := os.Chtimes(name, now, now); err == nil {
 		return
 	}
-	if err := os.WriteFile(name, nil, 0o600); err != nil { // on an error the time of its creation counts
+	if err := os.WriteFile(name, nil, 0o600); err != nil { // after an error, the time of the snapshot's creation counts
 		b.cfg.Log.Warn("note the use of a build's step", "snapshot", tag, "error", err)
 	}
 }

@@ -43,7 +43,7 @@ func (a *Server) buildStatus(w http.ResponseWriter, r *http.Request) error {
 		Entries    []buildEntry    `json:"logEntries"`
 		Reason     *reason         `json:"reason,omitempty"`
 	}{TemplateID: b.Template, BuildID: b.ID, Logs: []string{}, Entries: []buildEntry{}}
-	status, why := a.Builder.State(b) // before the log is read, so that the log of an ended build is complete
+	status, why := a.Builder.State(b) // read the state before the log, so that the log of an ended build is complete
 	out.Status = status
 	if status == template.Failed {
 		out.Reason = &reason{why.Message, why.Step}

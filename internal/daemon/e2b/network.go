@@ -22,7 +22,8 @@ type networkConfig struct {
 	Proxy      json.RawMessage `json:"egressProxy,omitempty"`
 	MaskHost   string          `json:"maskRequestHost,omitempty"`
 	HTTPSPorts []int           `json:"httpsPorts,omitempty"`
-	// Checked and then ignored, because it permits no connection.
+	// Addresses of DNS servers. They are checked and then ignored, because they permit no
+	// connection.
 	DNS []string `json:"dnsServers,omitempty"`
 }
 

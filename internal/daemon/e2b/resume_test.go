@@ -64,8 +64,8 @@ func TestAutoResumeOfTwo(t *testing.T) {
 	}
 }
 
-// A request during a pause waits for its end and then resumes the sandbox. A sandbox that was
-// paused by /v1 is not resumed by a request.
+// A request during a pause waits for the end of the pause and then resumes the sandbox. A sandbox
+// that was paused by /v1 is not resumed by a request.
 func TestAutoResumeAmidAPause(t *testing.T) {
 	r := start(t)
 	b := r.create(`{"templateID":"a.b","autoPause":true,"autoResume":{"enabled":true}}`)

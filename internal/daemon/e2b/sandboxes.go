@@ -199,7 +199,7 @@ func (a *Server) connectAs(w http.ResponseWriter, r *http.Request, ifRunning int
 		if stateOf(was) == paused {
 			status = http.StatusCreated
 			_, own := annotationOf(was)
-			changes = own || !was.Expires.IsZero() // a sandbox of /v1 without an end keeps it that way
+			changes = own || !was.Expires.IsZero() // a sandbox that /v1 made without an end stays without one
 		}
 		if !changes {
 			e = nil

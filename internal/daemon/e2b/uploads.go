@@ -47,7 +47,7 @@ const uploadRoute = "PUT /templates/{id}/files/{hash}"
 
 // Bounds on the upload of an archive.
 const (
-	uploadTimeout = time.Hour   // for the whole upload, including the wait for a place; the SDKs have the same limit
+	uploadTimeout = time.Hour   // limit for an upload, including the wait for a place; the SDKs have the same limit
 	uploadStall   = time.Minute // in each such interval, max(uploadLeast, archive size / uploadPart) bytes must arrive
 	uploadLeast   = 64 << 10    // bytes
 	uploadPart    = 120         // half the pace that completes the archive in uploadTimeout

@@ -16,7 +16,7 @@ import (
 // sandboxes nor the strangers to one owner's sandboxes can take all places.
 type wakes struct {
 	sandboxes *gate.Gate
-	requests  *gate.Gate // by sandbox and by owner
+	requests  *gate.Gate // waiting requests, counted by sandbox and by owner
 
 	mu sync.Mutex
 	of map[string]*waking // waiting requests, by sandbox id

@@ -53,7 +53,7 @@ func TestWakes(t *testing.T) {
 // Requests that wait for the sandboxes of one owner have a bound, which strangers cannot use up.
 func TestWaitingRequestsOfOneOwner(t *testing.T) {
 	w := newWakes()
-	enter := func(who string, stranger bool) (n int) { // until it is refused
+	enter := func(who string, stranger bool) (n int) { // returns how many requests are accepted before one is refused
 		for id := range maxWakes {
 			for range maxWaiting {
 				if _, err := w.enter(fmt.Sprint(who, id), who, stranger); err != nil {

@@ -112,7 +112,7 @@ func codeOf(err error) code {
 		return codeOutcomeUnknown
 	case errors.Is(err, syscall.ENOSPC):
 		return codeNoSpace
-	case errors.As(err, &backlog): // after ENOSPC: the disk may be full
+	case errors.As(err, &backlog): // checked after ENOSPC, because a backlog may be caused by a full disk
 		return codeBusy
 	case errors.As(err, &tooLarge):
 		return codeTooLarge

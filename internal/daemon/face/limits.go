@@ -9,7 +9,7 @@ type Limits struct {
 	Calls      int           // concurrent calls to guests, and as many operations on sandboxes and snapshots; 512
 	PerSandbox int           // concurrent calls to one guest; 128
 	Memory     int           // bytes of bodies and answers that all requests may hold, except small ones; 512 MiB
-	Reads      int           // for each of the gates Reads, Ends and Open; 2048
+	Reads      int           // places of each of the gates Reads, Ends and Open; 2048
 	Lists      int           // concurrent lists of sandboxes, snapshots and so on, half of them for one client; 64
 	Stall      time.Duration // time after which a request's body or a file that makes no progress is cut off; 2 minutes
 

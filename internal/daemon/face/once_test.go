@@ -44,7 +44,7 @@ func TestKeptAnswersAreCounted(t *testing.T) {
 		w := httptest.NewRecorder()
 		return w, h(w, r)
 	}
-	const all = 12 * size // what one client may hold
+	const all = 12 * size // bytes that one client may hold
 	if w, err := answer(f.Once(write), "k", 0); err != nil || w.Body.Len() != size+3 {
 		t.Fatalf("the first answer: %d bytes, %v", w.Body.Len(), err)
 	}

@@ -24,7 +24,7 @@ type Strangers struct {
 
 	mu  sync.Mutex
 	all *rate.Limiter
-	by  map[string]*rate.Limiter // by sandbox and by owner; entries with a full burst may be missing
+	by  map[string]*rate.Limiter // limiters of sandboxes and owners; limiters with a full burst may be missing
 
 	peer   bound
 	found  *rate.Limiter            // searches that found a sandbox
@@ -52,8 +52,9 @@ const (
 // A peer may search at a fifth of the rate of all searches.
 const peersAtOnce = 5
 
-// maxPeers bounds the peers with an entry; a host's peer has 64 bits of addresses. If there is no
-// room, entries with a full burst are dropped, at most once in sweepEvery.
+// maxPeers bounds the number of peers with an entry. (A peer may be a whole IPv6 network; see
+// auth.PeerName.) If there is no room, entries with a full burst are dropped, at most once in
+// sweepEvery.
 const (
 	maxPeers   = 4096
 	sweepEvery = time.Second

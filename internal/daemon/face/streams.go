@@ -59,7 +59,8 @@ type FailStream func(w http.ResponseWriter, r *http.Request, route inbound.Route
 // inbound.Proxy.HTTP.
 type carrier func(w http.ResponseWriter, r *http.Request, dial inbound.Dial) (answered bool, err error)
 
-// carry counts a stream to a port and lets c carry it. The sandbox counts as in use meanwhile.
+// carry counts a stream to a port and lets c carry it. The sandbox counts as in use while the
+// stream is open.
 func (f *Face) carry(
 	w http.ResponseWriter,
 	r *http.Request,
@@ -85,7 +86,7 @@ func (f *Face) useStream(w http.ResponseWriter, r *http.Request, kind string, ro
 	defer func() { f.Counts.StreamEnded(kind, outcomeOf(r, err), time.Since(begun)) }()
 	g := f.Streams
 	switch {
-	case route.Signed, route.Open: // even to the agent, because f.Guests is for clients with a token
+	case route.Signed, route.Open: // even if the stream goes to the agent, because f.Guests is for clients with a token
 		g = f.Signed
 	case route.Agent:
 		g = f.Guests

@@ -94,9 +94,9 @@ func contain(resp *http.Response, in *http.Request, route *Route) {
 
 // containLocation removes a redirect that leads away from the guest's port. A program that follows
 // it would send the header Forkd-Token to the new address, because it does not know that the header
-// is secret. If the daemon requires no token, the program could send it a request that the guest
-// chose. contain does not call this function for browsers at a host name of the guest, because
-// browsers do not send the token to the new address.
+// is secret. If the daemon requires no token, the program could also send the daemon a request that
+// the guest chose. contain does not call this function for browsers at a host name of the guest,
+// because browsers do not send the token to the new address.
 func containLocation(h http.Header, in *http.Request, route *Route) {
 	at := h.Get("Location")
 	if at == "" {

@@ -15,9 +15,9 @@ type Route struct {
 	ID     string // id of the sandbox
 	Port   uint16
 	Path   string // path for the guest, escaped as in the client's request
-	Prefix string // removed from the path; empty if the request named the guest by host
+	Prefix string // prefix that was removed from the path; empty if the request named the guest by host
 	Shared bool   // the address is one of the daemon's own; headers or a signature name the sandbox
-	Signed bool   // permitted by a signature; the request has no token of the daemon
+	Signed bool   // a signature permits the request, which has no token of the daemon
 	Open   bool   // the request has neither a token nor a signature
 	Agent  bool   // the agent's port, reached over vsock; not the port of a server in the guest
 }

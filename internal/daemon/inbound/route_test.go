@@ -70,7 +70,7 @@ func TestFindHost(t *testing.T) {
 			t.Errorf("%s: %+v, %v, %v", host, got, below, err)
 		}
 	}
-	for _, host := range []string{ // below the domain, so the API never serves them
+	for _, host := range []string{ // these names are below the domain, so the API never serves them
 		"x.sandboxes.example.com", "80.sandboxes.example.com", "0-" + id + ".sandboxes.example.com",
 		"65536-" + id + ".sandboxes.example.com",
 		"80-" + id + "-.sandboxes.example.com", "80-" + id + "-" + permission + "a.sandboxes.example.com",

@@ -15,7 +15,7 @@ type aliveWriter struct {
 	http.ResponseWriter
 
 	mu     sync.Mutex
-	header http.Header // set by the handler; sent with the first byte
+	header http.Header // header that the handler sets; sent with the first byte
 	begun  bool
 	timer  *time.Timer // fires after silence
 	every  time.Duration

@@ -270,7 +270,7 @@ func (b *Book) carryOut(key Key, request Request, do func() (Answer, error)) (a 
 	defer func() {
 		switch {
 		case err == nil:
-			_ = b.write(key, request, &a) // do has run; a repetition gets ErrUnknown
+			_ = b.write(key, request, &a) // if this fails, a repetition gets ErrUnknown, because do has run
 		case !errors.Is(err, ErrUnanswered):
 			b.drop(key)
 		}
@@ -335,7 +335,7 @@ func (b *Book) takeSurplus() (key Key, ok bool) {
 	}
 	if ok {
 		b.under[key] = &underWay{done: make(chan struct{})}
-		b.forgetLocked(key) // so that another call does not count the record again
+		b.forgetLocked(key) // prevents another call from counting the record again
 	}
 	return key, ok
 }

@@ -31,11 +31,11 @@ import (
 
 // Bounds on builds. maxWait is longer than an hour, the time that the SDKs allow for each upload.
 const (
-	maxUnended = 16            // of one client, not ended
-	maxAll     = 64            // of all clients, not ended
-	maxEnded   = 16            // ended, of one client
+	maxUnended = 16            // builds of one client that have not ended
+	maxAll     = 64            // builds of all clients that have not ended
+	maxEnded   = 16            // ended builds of one client that are remembered
 	keepEnded  = time.Hour     // how long an ended build, with its log, is remembered
-	maxWait    = 2 * time.Hour // between the request and the start
+	maxWait    = 2 * time.Hour // maximum time between the request and the start
 )
 
 // Config holds the parameters of a Builder.

@@ -183,7 +183,7 @@ func TestUploadAtTheEndOfItsBuild(t *testing.T) {
 	for u.has("b", "h") {
 		time.Sleep(time.Millisecond)
 	}
-	for { // until the removal is done; before it, an upload fails
+	for { // an upload fails until the archives are removed
 		if err := u.put(bd, "late", 3, strings.NewReader("333")); err == nil && u.has("b", "late") {
 			break
 		}

@@ -121,7 +121,7 @@ func TestTagsOfStepsAreForBuilds(t *testing.T) {
 	if _, err := mallory.Branch(t.Context(), id, client.BranchRequest{Tag: "step-1"}); err != nil {
 		t.Errorf("a tag that is not one of a build's step: %v", err)
 	}
-	name := fmt.Sprintf(`{"name":%q}`, tag) // also by E2B's API, from a running and from a suspended sandbox
+	name := fmt.Sprintf(`{"name":%q}`, tag) // E2B's API refuses the tag too, for a running and for a suspended sandbox
 	if status := ask("POST", "/sandboxes/"+id+"/snapshots", name); status != http.StatusBadRequest {
 		t.Errorf("E2B's snapshot of a running sandbox: %d", status)
 	}
@@ -131,7 +131,7 @@ func TestTagsOfStepsAreForBuilds(t *testing.T) {
 	if status := ask("POST", "/sandboxes/"+id+"/snapshots", name); status != http.StatusBadRequest {
 		t.Errorf("E2B's snapshot of a suspended sandbox: %d", status)
 	}
-	r.Steps.Trim(0) // each build keeps only 256 steps
+	r.Steps.Trim(0) // each build does the same at its end, but keeps 256 steps
 	if _, err := r.Snapshot(t.Context(), "step-1"); err != nil {
 		t.Errorf("the snapshot of a user was removed as if it were a step: %v", err)
 	}

@@ -441,7 +441,7 @@ func TestUploadsToKilledDaemons(t *testing.T) {
 		if _, err := out.Write(make([]byte, 1<<19)); err != nil {
 			return err
 		}
-		for { // until a part is stored
+		for { // wait until a part is stored
 			if parts, _ := filepath.Glob(filepath.Join(dir, "build/contexts/*/.*")); len(parts) > 0 {
 				break
 			}

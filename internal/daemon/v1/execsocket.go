@@ -110,7 +110,7 @@ func (a *api) serveSocket(w http.ResponseWriter, r *http.Request, op string,
 type socket struct {
 	ws   *websocket.Conn
 	life context.Context // context of the connection; the end of the command is still sent on it
-	idle time.Duration   // how long the client may receive nothing
+	idle time.Duration   // maximum time for which the client may receive nothing
 
 	keepalive time.Duration // interval; shorter than the idle timeout of proxies, which is often a minute
 

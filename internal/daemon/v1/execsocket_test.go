@@ -155,7 +155,7 @@ func TestSignalsOfACommand(t *testing.T) {
 	}
 	failed := make(chan error, 1)
 	go func() {
-		_, err := r.Write(make([]byte, 1<<20)) // more than fits into a pipe
+		_, err := r.Write(make([]byte, 1<<20)) // more bytes than a pipe holds
 		failed <- err
 	}()
 	if err := r.Signal("SIGINT"); err != nil {
@@ -209,7 +209,7 @@ func TestACommandEndsWithItsClient(t *testing.T) {
 		}
 		<-sent
 	}
-	for { // until the daemon's request has ended too
+	for { // wait until the daemon's request has ended too
 		list, err := cl.Processes(t.Context(), id)
 		if err != nil {
 			t.Fatal(err)

@@ -15,7 +15,7 @@ import (
 type lines struct {
 	w     http.ResponseWriter
 	rc    *http.ResponseController
-	stall time.Duration // how long the client may receive nothing
+	stall time.Duration // maximum time for which the client may receive nothing
 
 	mu    sync.Mutex
 	out   *json.Encoder

@@ -119,7 +119,7 @@ func TestLogsOfASlowReader(t *testing.T) {
 	stop := make(chan struct{})
 	defer close(stop)
 	go func() {
-		for { // until more output arrives between two reads than the buffer can hold
+		for { // soon more output arrives between two reads than the buffer can hold
 			select {
 			case <-stop:
 				return

@@ -122,7 +122,7 @@ func useSandbox(t *testing.T, cl *client.Client, id string) {
 	}
 	ram, err := unix.Mmap(-1, 0, 512<<20, unix.PROT_READ|unix.PROT_WRITE,
 		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
-	if err != nil { // this process is the VMM, and has the guest's RAM mapped
+	if err != nil { // this process stands in for the VMM, so it maps the guest's RAM
 		t.Fatal(err)
 	}
 	defer unix.Munmap(ram)

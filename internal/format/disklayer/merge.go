@@ -38,7 +38,7 @@ func Merge(ctx context.Context, dst *os.File, layers []*os.File) error {
 	if err != nil {
 		return err
 	}
-	for _, s := range slices.Backward(sources) { // from the top, because a layer hides those below it
+	for _, s := range slices.Backward(sources) { // begin with the top, because a layer hides the layers below it
 		if err := s.addTo(ctx, merged); err != nil {
 			return errors.Join(fmt.Errorf("merge disk layers: %w", err), merged.Close())
 		}
@@ -50,7 +50,7 @@ func Merge(ctx context.Context, dst *os.File, layers []*os.File) error {
 type source struct {
 	file *os.File
 	name string
-	size uint64 // of the disk, in bytes
+	size uint64 // size of the disk in bytes
 	buf  []byte // buffer for data
 
 	// Result of the latest search for data, which began at offset searched: the first data is at

@@ -77,7 +77,7 @@ func TestMerge(t *testing.T) {
 }
 
 // A VMM that has a layer open for writing can truncate it at any time. Merge then returns an error.
-// If it mapped the layer, the daemon would be killed.
+// If Merge mapped the layer, the daemon would be killed.
 func TestMergeOfALayerThatIsCutOff(t *testing.T) {
 	const size = 8 << 20
 	_, _, fileSize := Layout(size)

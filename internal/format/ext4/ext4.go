@@ -241,8 +241,8 @@ func (l *layout) writeGroup(w io.WriterAt, i int, d []byte) error {
 	return nil
 }
 
-// bitmap returns the block of a bitmap for total items, of which the first used ones are in use.
-// The bits from total on are set too.
+// bitmap returns the block of a bitmap. It sets the bits of the first used items. It also sets the
+// bits from total on, which stand for no items.
 func bitmap(used, total uint64) []byte {
 	bits := make([]byte, BlockSize)
 	for n := range uint64(8 * BlockSize) {

@@ -43,7 +43,7 @@ func TestCoalesceKeepsContentWithinTheLimit(t *testing.T) {
 		}
 		dirty := paint(own)
 		for p, v := range paint(whole) {
-			if v[0] == 2 && dirty[p][0] == 0 { // in the own layer, but not dirty
+			if v[0] == 2 && dirty[p][0] == 0 { // the page is in the own layer, but is not dirty
 				v = copied[v[1]]
 			}
 			if v != want[p] {

@@ -15,7 +15,7 @@ type Sandbox struct {
 	Origin      string    `json:"origin,omitempty"` // tag shown to users instead of SnapshotTag
 	Hostname    string    `json:"hostname"`
 	Owner       string    `json:"owner,omitempty"`
-	PID         int       `json:"pid,omitempty"`      // of the sandbox's VMM; 0 while suspended
+	PID         int       `json:"pid,omitempty"`      // process id of the sandbox's VMM; 0 while suspended
 	Protocol    int       `json:"protocol,omitempty"` // control protocol of the sandbox's VMM; 0 while suspended
 	Created     time.Time `json:"created"`
 	Expires     time.Time `json:"expires,omitzero"` // zero: never
@@ -185,7 +185,7 @@ func (s *Sandbox) check() *fault {
 // suspendedFile is the content of the record of a suspended sandbox.
 type suspendedFile struct {
 	Version int     `json:"version"`
-	Sandbox Sandbox `json:"sandbox"` // its snapshot is the suspended state
+	Sandbox Sandbox `json:"sandbox"` // SnapshotTag names the suspended state
 }
 
 // EncodeSuspended returns the bytes of the record of a suspended sandbox, which has neither a VMM

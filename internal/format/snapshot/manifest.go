@@ -108,7 +108,7 @@ type Machine struct {
 type Guest struct {
 	Kernel   string   `json:"kernel"` // uname -r
 	Warm     []string `json:"warm,omitempty"`
-	Hostname string   `json:"hostname"` // of the parent; forks get their own
+	Hostname string   `json:"hostname"` // host name of the parent; forks get their own
 	Defaults
 	Network *Network  `json:"network,omitempty"` // nil: the default at the time of a fork
 	Limits  vm.Limits `json:"limits,omitzero"`   // default for forks
@@ -146,14 +146,14 @@ type Branch struct {
 	Pause     Micros `json:"pause_us"`           // time for which the sandbox was stopped
 	// second pause, needed if the sandbox wrote faster than its memory was copied
 	Stop       Micros `json:"stop_us,omitempty"`
-	Ready      Micros `json:"ready_us"`    // from the request until children could start
+	Ready      Micros `json:"ready_us"`    // time from the request until children could start
 	DirtyBytes uint64 `json:"dirty_bytes"` // bytes of memory that the sandbox had written
 	// copies made because the sandbox was about to write a page that was not copied yet
 	Faults uint64 `json:"faults,omitempty"`
 
 	// the snapshot that the sandbox was at before; nil: the snapshot's parent
 	After  *Ref              `json:"after,omitempty"`
-	Labels map[string]string `json:"labels,omitempty"` // from the request
+	Labels map[string]string `json:"labels,omitempty"` // labels in the request
 }
 
 // Micros is a duration that a manifest stores in whole microseconds.

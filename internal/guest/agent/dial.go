@@ -27,7 +27,7 @@ type ports struct {
 
 // Bounds of a stream.
 const (
-	requestTimeout = 10 * time.Second // for the host to send the port number
+	requestTimeout = 10 * time.Second // time limit for the host to send the port number
 	bufferSize     = 32 << 10         // bytes per read
 )
 
@@ -66,7 +66,7 @@ func (p *ports) serveConn(conn net.Conn) {
 		return // cannot happen: the agent listens only on sockets
 	}
 	if !p.enter() {
-		_, _ = conn.Write([]byte{byte(agentproto.DialBusy)}) // this fails if the host has gone, which does not matter
+		_, _ = conn.Write([]byte{byte(agentproto.DialBusy)}) // an error means that the host has gone
 		return
 	}
 	defer p.leave()

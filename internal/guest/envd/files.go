@@ -171,7 +171,7 @@ func (s *Server) handleWrite(w http.ResponseWriter, r *http.Request) {
 
 type upload struct {
 	user *userenv.User
-	path string // from the query; empty if the parts of the form name their files
+	path string // path in the query; empty if the parts of the form name their files
 	meta map[string]string
 	done []written
 }

@@ -17,13 +17,14 @@ import (
 
 // metrics is the answer to GET /metrics; sizes are in bytes.
 type metrics struct {
-	Timestamp  int64   `json:"ts"` // seconds since 1970
-	CPUCount   int     `json:"cpu_count"`
-	CPUUsedPct float64 `json:"cpu_used_pct"` // of all CPUs, since the previous call, or since boot for the first call
+	Timestamp int64 `json:"ts"` // seconds since 1970
+	CPUCount  int   `json:"cpu_count"`
+	// Percentage of busy time of all CPUs since the previous call or, without one, since boot.
+	CPUUsedPct float64 `json:"cpu_used_pct"`
 	MemTotal   uint64  `json:"mem_total"`
 	MemUsed    uint64  `json:"mem_used"` // total minus available memory, so the page cache does not count
 	MemCache   uint64  `json:"mem_cache"`
-	DiskUsed   uint64  `json:"disk_used"` // of the root file system
+	DiskUsed   uint64  `json:"disk_used"` // bytes in use on the root file system
 	DiskTotal  uint64  `json:"disk_total"`
 }
 

@@ -152,7 +152,7 @@ func start(r *reap.Reaper, cmd *exec.Cmd, p *proc, size *pty.Winsize, wantStdin 
 		}
 		return nil, err
 	}
-	sub := p.subscribe() // before any output is read, so that the subscriber misses none
+	sub := p.subscribe() // subscribe before output is read, so that the subscriber misses none
 	for i, f := range outs {
 		kind, chunk := outputKind(i), pipeChunk
 		if size != nil {
@@ -277,7 +277,7 @@ func oomKills() string {
 }
 
 // endEvent describes how a process ended. outOfMemory says that the kernel killed some process for
-// lack of memory while this one ran; it is unknown whether it killed this one.
+// lack of memory while this one ran; it is unknown whether the kernel killed this one.
 func endEvent(status syscall.WaitStatus, outOfMemory bool) *process.ProcessEvent_EndEvent {
 	if status.Signaled() {
 		text := "signal: " + status.Signal().String()

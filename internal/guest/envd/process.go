@@ -31,7 +31,7 @@ func (ps *processService) Start(ctx context.Context, req *connect.Request[proces
 	}
 	defer p.unsubscribe(sub)
 	ps.s.procs.add(p)
-	var late atomic.Bool // set before the process is killed at its deadline: the answer is then a timeout error
+	var late atomic.Bool // set if the deadline kills the process, so that the answer is a timeout error
 	if deadline, ok := ctx.Deadline(); ok {
 		timer := time.AfterFunc(time.Until(deadline), func() {
 			late.Store(true)

@@ -27,8 +27,8 @@ func (t *table) add(p *proc) {
 	t.procs = append(t.procs, p)
 }
 
-// pruneLocked removes processes that ended longer than connectableFor ago. Calls of the table run
-// it. A timer would instead fire in every child of a snapshot.
+// pruneLocked removes processes that ended longer than connectableFor ago. The table's methods call
+// it. A timer is not used, because it would fire in every child of a snapshot.
 func (t *table) pruneLocked(now time.Time) {
 	t.procs = slices.DeleteFunc(t.procs, func(p *proc) bool {
 		return p.hasEnded() && now.Sub(p.stopped) > connectableFor

@@ -36,8 +36,8 @@ type watchRequest interface {
 	GetAllowNetworkMounts() bool
 }
 
-// networkMounts maps the types of file systems (statfs(2)) on which the kernel does not notice
-// changes by other hosts to their names.
+// networkMounts maps types of file systems (statfs(2)) to their names. On these file systems, the
+// kernel does not notice changes that other hosts make.
 var networkMounts = map[int64]string{
 	unix.NFS_SUPER_MAGIC: "nfs", unix.SMB_SUPER_MAGIC: "smb", unix.SMB2_SUPER_MAGIC: "smb", unix.CIFS_SUPER_MAGIC: "cifs",
 	unix.V9FS_MAGIC: "9p", unix.FUSE_SUPER_MAGIC: "fuse", unix.CEPH_SUPER_MAGIC: "ceph",

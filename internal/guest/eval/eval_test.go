@@ -228,7 +228,7 @@ func TestHangingUpAtTheEndDoesNotInterruptTheNextCall(t *testing.T) {
 		for !strings.Contains(text, "end_of_execution") && lines.Scan() {
 			text += lines.Text()
 		}
-		resp.Body.Close() // before the server has ended the stream
+		resp.Body.Close() // the client leaves before the server has ended the stream
 		if !strings.Contains(text, "199990000") {
 			t.Fatalf("call %d: %s", i, text)
 		}

@@ -14,7 +14,7 @@ type marks struct {
 
 	openssl bool // it contains the generators of OpenSSL 1.1.1 or later
 	golang  bool // it was built by the Go compiler
-	rust    bool // it contains the Rust crate rand, and panic messages that show that
+	rust    bool // it contains the Rust crate rand, which its panic messages reveal
 }
 
 var (
@@ -31,7 +31,7 @@ var (
 type fileID struct {
 	dev, inode   uint64
 	size         int64
-	sec, nanosec int64 // of the last change of the inode
+	sec, nanosec int64 // time of the inode's last change
 }
 
 // maxFiles bounds the files whose marks are remembered.

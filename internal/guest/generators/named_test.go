@@ -232,12 +232,12 @@ func TestNothingIsLookedForTwice(t *testing.T) {
 		t.Fatalf("%d walks, %v", walks, err)
 	}
 	own := strconv.Itoa(os.Getpid())
-	write("42/exe", "") // no exe: a thread of this process
+	write("42/exe", "") // has no exe, but is a thread of this process
 	write(own+"/task/42/comm", "")
-	write("43/exe", "") // no exe: a process
+	write("43/exe", "") // has no exe, and is a process
 	for _, step := range []struct {
 		last string
-		want int // how many times /proc was walked
+		want int // number of walks through /proc
 	}{{"40", 0}, {"41", 0}, {"42", 0}, {"43", 1}, {"39", 1}, {"200", 1}, {"", 1}, {"x", 1}} {
 		last(step.last)
 		walks = 0

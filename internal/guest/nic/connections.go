@@ -95,7 +95,7 @@ func (c *Connections) probe() error {
 	if err := c.search(); err != nil {
 		return err
 	}
-	c.cleanLen = 0 // so that Reset searches
+	c.cleanLen = 0 // makes the next Reset search
 	if err := c.destroy(&connection{family: unix.AF_INET}); err != nil && !errors.Is(err, unix.ENOENT) {
 		return err
 	}
@@ -154,7 +154,7 @@ func (c *Connections) search() error {
 			return fmt.Errorf("list connections: %w", err)
 		}
 	}
-	if len(c.found) == 0 { // count was read before the search, so a connection made since then changes it again
+	if len(c.found) == 0 { // the count was read before the search, so a later connection changes it
 		c.clean, c.cleanLen = c.count, c.countLen
 	}
 	return nil

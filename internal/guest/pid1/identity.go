@@ -13,8 +13,8 @@ import (
 )
 
 // clockTolerance is how far the guest's wall clock may differ from the host's before a fork sets
-// it. Setting the clock wakes every timer that uses it. The host's message takes part of this time
-// to arrive.
+// it. Setting the clock wakes every timer that uses it. A part of the tolerance is the time that
+// the host's message takes to arrive.
 const clockTolerance = 2 * time.Millisecond
 
 // ioctls of random(4).

@@ -53,7 +53,7 @@ func mountRoot(opts Options) error {
 	if err := os.MkdirAll(newRoot, dirMode); err != nil {
 		return fmt.Errorf("mount root: %w", err)
 	}
-	var flags uintptr = unix.MS_NOATIME // without access times, because reading a file would write to the child's disk
+	var flags uintptr = unix.MS_NOATIME // otherwise reading a file would write its access time to the child's disk
 	if opts.ReadOnly {
 		flags |= unix.MS_RDONLY
 	}

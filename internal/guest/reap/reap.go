@@ -95,8 +95,8 @@ func (r *Reaper) collect() {
 	}
 }
 
-// wait collects one child; a Reaper of New uses it. It first waits without collecting (WNOWAIT),
-// and then collects under the lock that Signal holds.
+// wait collects one child. A Reaper made by New uses it. It first waits without collecting
+// (WNOWAIT), and then collects under the lock that Signal holds.
 func (c *Child) wait() {
 	for {
 		err := unix.Waitid(unix.P_PID, c.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil)

@@ -166,8 +166,8 @@ func (e *Env) Environ(u *User, call map[string]string) []string {
 	return out
 }
 
-// Dir returns the working directory of a process of u. If dir is empty, it is the default directory
-// or, without one, the user's home. If the home is missing, it is "/".
+// Dir returns the working directory of a process of u. If dir is empty, Dir returns the default
+// directory or, without one, the user's home. If that home is missing, Dir returns "/".
 func (e *Env) Dir(u *User, dir string) (string, error) {
 	if dir == "" {
 		e.mu.Lock()

@@ -18,7 +18,7 @@ import (
 
 const (
 	tries      = 2               // number of rounds over all resolvers, as in resolv.conf(5)
-	tryTimeout = 2 * time.Second // for one resolver to answer
+	tryTimeout = 2 * time.Second // time limit for one resolver to answer
 
 	// udpBytes is the largest answer requested by UDP, in bytes. An answer of this size passes
 	// every path unfragmented (DNS flag day 2020).

@@ -29,8 +29,8 @@ import (
 
 // Limits of one connection.
 const (
-	handshakeTime = 10 * time.Second // for a handshake, with the guest or with the server
-	headerTime    = 30 * time.Second // for all headers of a request, from its first byte on
+	handshakeTime = 10 * time.Second // time limit for a handshake, with the guest or with the server
+	headerTime    = 30 * time.Second // time limit for all headers of a request, from its first byte on
 	maxHeaders    = 64 << 10         // bytes, for the headers of a request
 	maxAnswer     = 64 << 10         // bytes, for the headers of an answer
 )

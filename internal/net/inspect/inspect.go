@@ -32,7 +32,7 @@ type Reason string
 // Reasons. A working driver never sends a malformed message.
 const (
 	Malformed Reason = "malformed"
-	Spoofed   Reason = "spoofed-source" // not from the guest's own hardware and IP address
+	Spoofed   Reason = "spoofed-source" // the source is not the guest's own hardware and IP address
 	Ethertype Reason = "ethertype"      // neither IPv4 nor ARP; a Linux guest sends a little IPv6 by itself
 	NotToUs   Reason = "not-to-gateway" // a frame for another station, or an ARP request for another address
 	Options   Reason = "ip-options"     // source routes and other unneeded options

@@ -31,7 +31,7 @@ const recordHandshake = 22
 
 // Seen is the result of Server.
 type Seen struct {
-	Name    string // in the normalized form of package policy; "" if there is none
+	Name    string // name of the server, in the normalized form of package policy; "" if there is none
 	Unclear bool   // different servers could interpret the request differently; Name is then empty
 	ECH     bool   // the ClientHello may contain another name, encrypted; Name is the unencrypted one (RFC 9849)
 	Sent    []byte // all bytes that were read
@@ -188,7 +188,7 @@ func canonical(name string) string {
 	if len(name) > 253 {
 		return ""
 	}
-	for _, c := range []byte(name) { // before ToLower, which turns some non-ASCII letters into ASCII
+	for _, c := range []byte(name) { // check before ToLower, which turns some non-ASCII letters into ASCII
 		switch {
 		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', c == '-', c == '_', c == '.':
 		default:

@@ -27,7 +27,7 @@ type Host struct {
 	peeks   room                         // counts the memory of connections that have not named their server yet
 	injects room                         // counts the memory of connections to which secrets are added
 	pieces  room                         // counts the memory of incomplete packets
-	grown   room                         // counts buffers above smallBuffers
+	grown   room                         // counts the bytes of buffers larger than smallBuffers
 	trust   atomic.Pointer[inject.Trust] // nil until a sandbox has a secret
 	proxy   atomic.Pointer[upstream]     // nil if the host's network has no proxy
 	own     atomic.Pointer[[]netip.Addr]

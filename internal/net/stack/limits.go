@@ -83,7 +83,7 @@ const (
 	peekShare   = 16
 	injectShare = 8
 	flowShare   = 2
-	growShare   = 8  // for buffers above smallBuffers
+	growShare   = 8  // for buffers larger than smallBuffers
 	pieceShare  = 32 // for packets in fragments
 )
 
@@ -109,14 +109,14 @@ const LeastMemory = 448 << 20
 // Times.
 const (
 	dialTime    = 30 * time.Second
-	peekTime    = 5 * time.Second  // for a client to name its server
-	dnsTCPTime  = 10 * time.Second // for the next query on a connection
+	peekTime    = 5 * time.Second  // limit for a client to name its server
+	dnsTCPTime  = 10 * time.Second // limit for the next query on a connection
 	idleTCP     = 30 * time.Minute // a flow without data; other gateways take 5 to 60 minutes
 	idleHalf    = 5 * time.Minute  // a flow without data, after one side has ended
 	idleUDP     = 60 * time.Second // half of Linux's nf_conntrack_udp_timeout_stream
 	echoTime    = 5 * time.Second
 	timeWait    = 2 * time.Second  // RFC 9293 has 2 minutes, but between guest and stack no segment can be delayed
-	lingerTime  = 10 * time.Second // for the guest to close its side after the server has closed the connection
+	lingerTime  = 10 * time.Second // limit for the guest to close its side after the server has closed the connection
 	synRetries  = 4                // repetitions of our SYN-ACK, which take 15 seconds
 	minBurst    = 256 << 10        // bytes that may pass at once, at any rate limit
 	burstPart   = 10               // the bytes that the rate permits in 1/10 second may also pass at once

@@ -89,7 +89,7 @@ func (u *upstream) connect(conn io.ReadWriter, to string) error {
 	if err != nil {
 		return errors.New("it does not answer in HTTP")
 	}
-	_ = resp.Body.Close() // has been read
+	_ = resp.Body.Close() // the body has been read
 	if resp.StatusCode/100 != 2 {
 		return fmt.Errorf("it answers %d to CONNECT", resp.StatusCode)
 	}

@@ -28,7 +28,7 @@ type udpFlow struct {
 	*flow
 	id  ports
 	out *net.UDPConn
-	raw syscall.RawConn // of out, for sends that do not block
+	raw syscall.RawConn // raw form of out, for sends that do not block
 }
 
 // takeUDP handles each UDP packet of the guest. If it returns false, the stack answers that the

@@ -109,7 +109,7 @@ type List struct{ IDs []string }
 
 // Refusals counts the refused destinations with one reason.
 type Refusals struct {
-	Reason string // a reason of package policy; a guest cannot add reasons
+	Reason string // one of forkd-net's constants, so a guest cannot add reasons
 	Count  uint64
 }
 
@@ -138,7 +138,7 @@ type Stats struct {
 	DownBytes   uint64 // payload of ended connections, sent to the guest
 	DNSQueries  uint64
 	Dropped     uint64     // frames that were malformed, or that the guest did not take
-	Refused     []Refusals // without reasons that have not occurred
+	Refused     []Refusals // one entry for each reason that has occurred
 	Recent      []Refusal  // latest refused destinations, up to MaxRecent, the newest first; empty in a sum
 }
 

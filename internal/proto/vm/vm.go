@@ -64,7 +64,7 @@ func RAMEnd(size uint64) uint64 {
 
 // Stats holds counters that only the VMM knows.
 type Stats struct {
-	GuestDirtyBytes uint64 // private pages; all pages that differ from the VM's layers are among them
+	GuestDirtyBytes uint64 // bytes of private pages, among them all pages that differ from the VM's layers
 	Paused          bool
 	Exits           uint64 // KVM exits to user space
 	TopSwaps        uint64 // branches that gave the disks new tops, since the process started

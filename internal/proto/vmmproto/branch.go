@@ -51,7 +51,7 @@ type Branched struct {
 	Failed *Error        // nil: the layer is complete
 	Copy   time.Duration // time since the guest was resumed
 	Faults uint64        // pages that were copied because a vCPU wrote to them
-	Stop   time.Duration // how long the guest was stopped a second time because it wrote too many pages
+	Stop   time.Duration // duration of a second stop of the guest, needed if it wrote too many pages; 0: none
 }
 
 // Rebase makes the machine share memory with a branch. The daemon sends the memory layer of the
