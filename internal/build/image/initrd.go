@@ -21,7 +21,7 @@ import (
 func guestModules() []string {
 	return []string{
 		"virtio_mmio", "virtio_blk",
-		"ext4", "crc32c_generic", // ext4 requests the checksum by name, so it is no listed dependency
+		"ext4", "crc32c_generic", // ext4 requests the checksum by name, so its .modinfo does not list the dependency
 		"vmw_vsock_virtio_transport",
 		"virtio_rng", "virtio_net", "overlay",
 		"tcp_diag", // the agent uses it to close a fork's connections

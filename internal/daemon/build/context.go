@@ -50,7 +50,7 @@ type Context struct {
 	files []plan.File
 
 	seen map[string]int // indexes of files, by path; nil: the list is complete
-	left int64          // bytes of content that it may still take
+	left int64          // bytes of content that the context may still take
 
 	unpacked atomic.Int64 // decompressed bytes of all archives of the build; see maxUnpacked
 

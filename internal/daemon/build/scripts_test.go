@@ -70,7 +70,7 @@ func TestLeftoversAreKilled(t *testing.T) {
 }
 
 func statusOf(pid int) string {
-	text, _ := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "status")) // empty if it has exited
+	text, _ := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "status")) // empty if the process has exited
 	return string(text)
 }
 

@@ -74,7 +74,7 @@ func codeOf(err error) code {
 		return codeInvalidField
 	case errors.As(err, &warmup):
 		return codeWarmup
-	case errors.As(err, &cut): // this and the next two cases come before the errors that they wrap
+	case errors.As(err, &cut): // this and the next two cases must come before those of the errors that they wrap
 		return codeCutOff
 	case errors.As(err, &held):
 		return codeHeld

@@ -43,7 +43,7 @@ func BadRequest(format string, args ...any) error {
 type Config struct {
 	Host    *tenancy.Host
 	Guard   *auth.Guard // nil: every client has all rights
-	Hosts   []string    // further names of this host, besides those of loopback, that clients without a token may use
+	Hosts   []string    // names of this host, besides those of loopback, that clients without a token may use
 	Audit   *audit.Log  // nil: none
 	Answers *once.Book  // answers to requests that must be carried out only once
 	Limits  Limits

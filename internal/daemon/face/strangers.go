@@ -138,7 +138,7 @@ func (s *Strangers) limiterLocked(key string, b bound) *rate.Limiter {
 }
 
 // bounded reports whether an owner has a limit. Owners without a name, and the one owner of a
-// daemon without tokens, have none.
+// daemon without tokens, have no limit.
 func bounded(name string) bool { return owner.FairShare(name, manySandboxes).Most > 0 }
 
 // StrangersShare limits the places that strangers may take at the sandboxes of one owner, out of

@@ -200,7 +200,7 @@ func TestOldestGoFirst(t *testing.T) {
 }
 
 // If the bounds are exceeded, the client with the most answers loses its oldest ones. Other clients
-// lose none.
+// lose no answers.
 func TestClientsDoNotPushOneAnotherOut(t *testing.T) {
 	b := open(t, t.TempDir())
 	check(t, b, KeyOf("quiet", "1"), Request{}, made("1"), "1", false)

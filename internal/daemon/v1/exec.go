@@ -42,7 +42,8 @@ func looks(r *http.Request) bool {
 }
 
 // runOn is onGuest for a command. If the command timed out because its sandbox is paused, the error
-// says so and how to resume it. A sandbox may have been paused because the host's disk is full.
+// says so, and how to resume the sandbox. A sandbox may have been paused because the host's disk is
+// full.
 func (a *api) runOn(ctx context.Context, r *http.Request, op string,
 	f func(context.Context, *agentclient.Client) (agentclient.ExecResult, error)) (
 	res agentclient.ExecResult, err error) {

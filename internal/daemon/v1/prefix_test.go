@@ -220,8 +220,8 @@ func TestPrefixOfEvents(t *testing.T) {
 	}
 }
 
-// If a token has a prefix, the labels that it gives a branch must begin with it, except labels for
-// turns.
+// If a token has a prefix, the labels that its client gives a branch must begin with the prefix,
+// except labels for turns.
 func TestPrefixOfLabelsOfBranches(t *testing.T) {
 	w := startTenants(t)
 	for i, name := range []string{"team-b/golden", "turn", "turn.by"} {

@@ -173,7 +173,8 @@ func (s *source) copyTo(ctx context.Context, dst *Layer, first, n uint64) error 
 	return dst.Set(first, n)
 }
 
-// find sets s.from and s.to to the first data at or after offset at, unless they are already.
+// find sets s.from and s.to to the first data at or after offset at, unless they already describe
+// it.
 func (s *source) find(at uint64) error {
 	if s.searched <= at && at < s.to {
 		return nil

@@ -93,8 +93,8 @@ func (s *Server) Warm() ([]string, error) {
 // code failed, or if a call holds the interpreter lock for longer than forkTimeout.
 //
 // An interpreter in which no code can run before the next call is not woken: the next call makes it
-// do this first. Waking it here would copy half a megabyte of its memory in every child, even in
-// children that never use it.
+// apply the numbers and the environment first. Waking it here would copy half a megabyte of its
+// memory in every child, even in children that never use it.
 func (s *Server) Forked(env map[string]string) error {
 	return s.control(controlRequest{Op: opForked, Env: env})
 }

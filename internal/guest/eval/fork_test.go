@@ -90,8 +90,8 @@ func TestAnIdleInterpreterReseedsBeforeItsNextCall(t *testing.T) {
 	}
 }
 
-// A call takes its turn before its code reaches the driver. Until then the driver believes that it
-// is idle, but it must not count as idle.
+// A call takes its turn before its code reaches the driver. Until then the driver believes that the
+// interpreter is idle, but the interpreter must not count as idle.
 func TestPrepareDoesNotCallAnInterpreterIdleWhoseCodeIsOnItsWay(t *testing.T) {
 	s, h := newServer(t)
 	run(t, h, code("None"))

@@ -12,8 +12,8 @@ const wipeOnFork = "MADV_WIPEONFORK (BoringSSL, AWS-LC)"
 
 // wipe clears the MADV_WIPEONFORK pages of a process, as fork(2) does in a child. Libraries such as
 // BoringSSL and AWS-LC set a flag in such a page, and reseed when they find it cleared. Only pages
-// that contain nothing but a flag are cleared: clearing those cannot harm a thread that reads the
-// page.
+// that contain nothing but a flag are cleared: clearing such a page cannot harm a thread that reads
+// it.
 func (p *process) wipe() error {
 	var smaps []byte
 	for i := range p.regions {

@@ -126,7 +126,7 @@ func (p *process) threads(filters int) {
 	}
 }
 
-// root checks that the process sees only one mount, and that this is empty.
+// root checks that the process sees only one mount, and that this mount is empty.
 func (p *process) root() {
 	entries, err := os.ReadDir(filepath.Join(p.dir, "root"))
 	if err != nil || len(entries) != 0 {

@@ -57,7 +57,7 @@ func (r *relay) drain() {
 
 // unacknowledged reports, after both sides have ended, whether the guest or the server has not
 // acknowledged the end of the data for it (RFC 9293 §3.3.2). gVisor changes the state only when it
-// sends that end, and Linux when it queues it.
+// sends the end of the data, and Linux when it queues the end.
 func (r *relay) unacknowledged() bool {
 	switch tcp.EndpointState(r.ep.State()) {
 	case tcp.StateEstablished, tcp.StateCloseWait, tcp.StateFinWait1, tcp.StateClosing, tcp.StateLastAck:
@@ -203,8 +203,8 @@ func (r *relay) downward() error {
 	}
 }
 
-// receive waits until a socket has bytes. Then it takes a chunk, which room in counts unless it is
-// nil, and reads into it. The caller must give the chunk back.
+// receive waits until a socket has bytes. Then receive takes a chunk, and reads into the chunk. If
+// in is not nil, the chunk counts in that room. The caller must give the chunk back.
 func receive(raw interface {
 	Read(func(uintptr) bool) error
 }, pool *chunks, in *room) (k *chunk, n int, err error) {

@@ -48,7 +48,7 @@ const (
 	KindConn     // event; port uint32; one end of a stream that the guest opened
 	KindBranched // event; Branched; sent once after every live Branch that was answered with KindOK
 	KindStalled  // event; no body; the VM has paused itself, because the host has no room for a write to its disks
-	KindNet      // no body; a frame socket that replaces the present one, or nothing to remove it
+	KindNet      // no body; a frame socket that replaces the present one; none: the present one is removed
 	KindRebase   // Rebase; the memory layer of the branch, for reading
 	KindWritten  // no body
 )
