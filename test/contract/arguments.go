@@ -21,7 +21,7 @@ func wireNames() map[string]string {
 	}
 }
 
-// canonical returns the name that scenarios use for an argument of the API.
+// canonical returns the name in scenarios for an argument of the API.
 func canonical(wire string) string {
 	for name, other := range wireNames() {
 		if other == wire && name != "new" { // the argument "new" is also called "to" in the API
@@ -94,7 +94,7 @@ func (a arguments) whole(name string, def int) int {
 	return def
 }
 
-// data converts an argument that is text or bytes to bytes.
+// data returns an argument, which is text or bytes, as bytes.
 func data(v any) []byte {
 	if text, ok := v.(string); ok {
 		return []byte(text)
@@ -126,7 +126,7 @@ func fieldsOf(v any) (map[string]any, error) {
 	return fields, json.Unmarshal(p, &fields)
 }
 
-// fieldsAnd is fieldsOf for the results of a call: a value and an error.
+// fieldsAnd is like fieldsOf, but takes both results of a call: a value and an error.
 func fieldsAnd(v any, err error) (any, error) {
 	if err != nil {
 		return nil, err
@@ -151,8 +151,8 @@ func sandboxObjects(list []client.Sandbox) []any {
 	return out
 }
 
-// found returns true and no error if err is nil, and false and no error if err says that the object
-// is missing.
+// found reports whether an object exists, from the error of a call for it. The error missing means
+// that the object does not exist; found returns any other error.
 func found(err error, missing client.ErrorCode) (any, error) {
 	if errors.Is(err, missing) {
 		return false, nil

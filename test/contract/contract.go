@@ -54,7 +54,7 @@ type Step struct {
 	Error  *map[string]any `yaml:"error"`
 }
 
-// own are the operations that each runner implements itself, with their arguments.
+// own lists the operations that each runner implements itself, and their arguments.
 var own = map[string][]string{
 	"rig.faults": {"clear", "requests", "fail_children", "restart"}, "rig.state": nil, "sleep": {"seconds"},
 	"number": {"text"}, "directory": {"files"},
@@ -139,7 +139,7 @@ func (s *Scenario) check(known map[string][]string) error {
 // variable matches a reference to a part of a saved result.
 var variable = regexp.MustCompile(`\$\{([^}]*)\}`)
 
-// filled returns a value of a step after variables have been replaced and encoded bytes decoded.
+// filled returns a value of a step with variables replaced and encoded bytes decoded.
 func filled(v any, saved map[string]any) (any, error) {
 	switch v := v.(type) {
 	case string:

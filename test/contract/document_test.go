@@ -89,8 +89,8 @@ func TestTableOfMethods(t *testing.T) {
 	}
 }
 
-// An unknown key or operation in a scenario is an error that names it, because a runner must not
-// skip what it does not know.
+// An unknown key or operation in a scenario is an error that names it. A runner must not skip parts
+// of a scenario.
 func TestWrongScenariosAreRefused(t *testing.T) {
 	known := map[string][]string{"sandbox.kill": nil, "sandbox.connect": {"id"}}
 	for want, s := range map[string]Scenario{

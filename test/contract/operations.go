@@ -40,8 +40,7 @@ func operations() map[string]operation {
 	return all
 }
 
-// on returns the client for an operation: the client that the operation is called on, or else the
-// scenario's.
+// on returns the client on which an operation is called, or else the scenario's client.
 func (r *runner) on(of *Object) *client.Client {
 	if of != nil {
 		if c, ok := of.handle.(*client.Client); ok {
@@ -106,7 +105,8 @@ func clientOperations() map[string]operation {
 	}
 }
 
-// following is a stream that the runner reads in the background, and the function that ends it.
+// following is a stream that the runner reads in the background, with the function that ends the
+// stream.
 type following struct {
 	*feed
 	end context.CancelFunc
@@ -315,8 +315,8 @@ func readAll(from io.ReadCloser, text bool) (any, error) {
 	return p, err
 }
 
-// bestOf calls the client's BestOf. Each attempt is a command, whose score is the number that it
-// prints.
+// bestOf calls the client's BestOf. Each attempt runs a command, and its score is the number that
+// the command prints.
 func bestOf(r *runner, of *Object, with arguments) (any, error) {
 	commands, _ := with["attempts"].([]any)
 	var attempts []client.Attempt[client.ExecResult]

@@ -26,7 +26,8 @@ func repeated(head, element, tail string) func(int) []byte {
 	}
 }
 
-// numbered is repeated with a number in each element, for elements whose names must be unique.
+// numbered is like repeated, but each element contains its number, because the elements' names must
+// be unique.
 func numbered(head, format, tail string) func(int) []byte {
 	return func(n int) []byte {
 		b := []byte(head)
@@ -81,7 +82,7 @@ func raw(answer []byte) *agentclient.Client {
 	})
 }
 
-// decoded bounds the memory for the longest decoded listing, in addition to its bytes.
+// decoded bounds the memory for the longest decoded list, in addition to the bytes of the answer.
 const decoded = 16 << 20
 
 // callRows tests calls whose answer is one message of JSON.
@@ -177,7 +178,7 @@ func streamRows() (rows []row) {
 		} {
 			rows = append(rows, row{name: name + "/" + what, input: input, decode: decode, most: 60 << 10, fixed: 4 << 20})
 		}
-		// The number of messages counts too: even an empty message allocates some hundred bytes.
+		// The factors are large, because even an empty message allocates some hundred bytes.
 		rows = append(rows, row{name: name + "/small messages", input: many(`{}`), decode: decode, factor: 200},
 			row{name: name + "/starts", input: many(`{"event":{"start":{"pid":7}}}`), decode: decode, factor: 50})
 	}

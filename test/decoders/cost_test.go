@@ -51,8 +51,8 @@ func TestCostOfDecoding(t *testing.T) {
 	}
 }
 
-// excess decodes inputs. Each input is four times as long as the previous one. excess describes the
-// bound that was exceeded, or returns "".
+// excess decodes inputs, each four times as long as the one before. It returns a description of the
+// bound that was exceeded, or "".
 func excess(t *testing.T, r row, inputs [][]byte, factor, fixed int) string {
 	before := time.Duration(-1)
 	for _, p := range inputs {

@@ -81,7 +81,7 @@ func archiveRows() []row {
 type parser interface{ Parse(*codec.Reader) error }
 
 func messageRows() (rows []row) {
-	const most = 256 << 10 // a message has at most 1 MiB
+	const most = 256 << 10 // inputs are up to four times as long, and a message has at most 1 MiB
 	for name, make := range map[string]func() parser{
 		"vmmproto/Created": func() parser { return &vmmproto.Created{} }, "vmmproto/RestoreResult": func() parser {
 			return &vmmproto.RestoreResult{}

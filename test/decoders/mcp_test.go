@@ -11,7 +11,7 @@ import (
 	"github.com/forkd/forkd/internal/apirig"
 )
 
-// within returns input with what precedes and follows it in a message.
+// within returns input between ends, which are the beginning and the end of a message.
 func within(ends [2]string, input func(int) []byte) func(int) []byte {
 	return func(n int) []byte { return slices.Concat([]byte(ends[0]), input(n), []byte(ends[1])) }
 }

@@ -30,7 +30,7 @@ func (d *daemon) audit(t *testing.T) {
 				running = append(running, s.ID)
 			}
 			_, err := os.Stat(filepath.Join(d.state, "sandboxes", s.ID, "suspended.json"))
-			if s.State != "exited" || err == nil { // it can be resumed if it has a suspended state
+			if s.State != "exited" || err == nil { // with a suspended state, an exited sandbox can be resumed
 				held = append(held, s.ID)
 			}
 		}

@@ -55,7 +55,7 @@ func (d *daemon) removeBranches(t *testing.T) {
 	}
 }
 
-// counter is a computation in the background of the interpreter, and a separate process. Both
+// counter starts a computation in the background of the interpreter, and a separate process. Both
 // count.
 const counter = `
 import threading, time
@@ -222,7 +222,8 @@ func TestRollback(t *testing.T) {
 	d.removeBranches(t)
 }
 
-// TestPromote lets a sandbox go on as one of its copies, and back.
+// TestPromote makes a sandbox continue as one of its copies, and then rolls it back to its own
+// state.
 func TestPromote(t *testing.T) {
 	d := load(t).start(t)
 	box := d.fork(t, 1)[0]

@@ -1,4 +1,4 @@
-// Package integration_test tests a real daemon with real VMs through its REST API, by the Go
+// Package integration_test tests a real daemon with real VMs through its REST API, with the Go
 // client.
 //
 // The first test bakes a parent, and each test starts a daemon of its own. A test must leave no
@@ -184,7 +184,7 @@ func (f *fixture) start(t *testing.T, opts ...option) *daemon {
 		t.Fatal(err)
 	}
 	d.launch(t)
-	if d.checked { // only now, because the document does not describe a daemon that is still starting
+	if d.checked { // the document does not describe a daemon that is still starting, so the check begins here
 		if d.Client, err = client.New(apitest.Proxy(t, socket), ""); err != nil {
 			t.Fatal(err)
 		}

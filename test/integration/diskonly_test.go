@@ -8,8 +8,8 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// deletedMiB is the amount that the tests write and delete again. If a layer is smaller than a
-// quarter of it, the layer does not contain the deleted data.
+// deletedMiB is the amount of data that the tests write and delete again. A disk layer smaller than
+// a quarter of this amount does not contain the deleted data.
 const deletedMiB = 96
 
 // TestDiskOnlyBranch saves only the disk of a running sandbox, and boots from it. Files are there
@@ -87,8 +87,8 @@ func TestDiskOnlyBranch(t *testing.T) {
 	d.forkOf(t, "disk", 1)
 }
 
-// TestDiskOnlyBranchOfABuild boots the disk of a fork of a build's result. Its processes have the
-// user, the directory and the variables of the Dockerfile, as those of the fork do.
+// TestDiskOnlyBranchOfABuild boots the disk of a fork of a build's result. Processes in the booted
+// VM have the user, the directory and the variables of the Dockerfile, like processes in the fork.
 func TestDiskOnlyBranchOfABuild(t *testing.T) {
 	d := load(t).start(t)
 	text := "FROM " + tag + "\nRUN useradd -m app && mkdir /srv/app\nENV MODE=built\nUSER app\nWORKDIR /srv/app\n"
@@ -154,8 +154,8 @@ func (d *daemon) carriesNothingDeleted(t *testing.T, name string) {
 	}
 }
 
-// TestDeletedFilesLeaveTheLayer deletes a file before a live branch. The guest itself discards the
-// blocks of the file.
+// TestDeletedFilesLeaveTheLayer deletes a file before a live branch. The guest's file system
+// discards the blocks of the file without a request by the host.
 func TestDeletedFilesLeaveTheLayer(t *testing.T) {
 	d := load(t).start(t)
 	box := d.fork(t, 1)[0]

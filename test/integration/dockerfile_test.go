@@ -98,7 +98,7 @@ WORKDIR /out
 `)
 	files := map[string]string{"a.txt": "a", "b/c.txt": "c"}
 	req := client.BuildRequest{Tag: "app", Dockerfile: text, Replace: true, Args: map[string]string{"WHO": "somebody"}}
-	begin := time.Now().Add(-time.Second) // file times have a lower resolution
+	begin := time.Now().Add(-time.Second) // file times have a lower resolution than time.Now
 	d.buildByProgram(t, text, secret, files)
 	if found := d.search(t, begin, secret, onDisk, inMemory); found[secret] || !found[onDisk] || !found[inMemory] {
 		t.Errorf("of the secret and what a disk and a memory have, the daemon's files have %v", found)
@@ -123,7 +123,7 @@ tr '\0' ' ' < /proc/$(cat /run/warm.pid)/cmdline; echo; grep -lxz 123[4] /proc/[
 	if err != nil || r.Run != 0 || r.Cached != 12 {
 		t.Errorf("the same again: %+v, %v\n%s", r, err, log)
 	}
-	req.NoCache, req.Secrets = true, map[string][]byte{"s": []byte(secret)} // the cache mount keeps its content even so
+	req.NoCache, req.Secrets = true, map[string][]byte{"s": []byte(secret)} // the cache mount keeps its content anyway
 	if r, log, err = d.buildFile(d.ctx(t, 2*bakeLimit), req, files); err != nil || r.Run != 11 {
 		t.Fatalf("without the cache: %+v, %v\n%s", r, err, log)
 	}
@@ -159,7 +159,7 @@ func (d *daemon) buildByProgram(t *testing.T, text, secret string, files map[str
 
 // TestDaemonCrashWhileBuildingADockerfile kills the daemon while a step runs. The next daemon kills
 // the sandbox of the build and has no snapshot of the incomplete step. A second build continues
-// after the last complete step. Its stage has a secret mount, so its steps are saved without
+// after the last complete step. The stage has a secret mount, so snapshots of its steps have no
 // memory. The result boots, and has the files that the steps wrote and never synced.
 func TestDaemonCrashWhileBuildingADockerfile(t *testing.T) {
 	d := load(t).start(t)

@@ -17,7 +17,7 @@ import (
 type process struct {
 	*client.Process
 	out *os.File
-	end chan error // has a buffer of one
+	end chan error // has room for one error
 	how client.ExecEnd
 }
 

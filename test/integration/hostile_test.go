@@ -12,7 +12,7 @@ import (
 	"github.com/forkd/forkd/internal/vmm/bareguest"
 )
 
-// hostileSeed is the seed of the attacks' random numbers. Each seed makes another test.
+// hostileSeed is the seed of the attacks' random numbers. Another seed gives other attacks.
 const hostileSeed = 2
 
 // TestHostileRoot attacks the VMM of a Linux guest as root of the guest. There is one sandbox for

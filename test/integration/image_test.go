@@ -139,8 +139,9 @@ const wantBusybox = "ls /gone /opaque/old 2>&1 | cut -d: -f3; ls /opaque; cat /e
 
 const haveBusybox = " No such file or directory\n No such file or directory\nnew\nsecond\n4711 7:8\n1:3\n4\n25\n1000\nyes\n"
 
-// A Dockerfile begins with an image of a registry. The daemon has neither mke2fs nor a user namespace for it: a
-// VM unpacks it. Hostile images are refused, and leave neither a VM nor a file.
+// TestImagesOfRegistries builds from a Dockerfile that begins with an image of a registry. The
+// daemon can use neither mke2fs nor a user namespace, so a VM unpacks the image. Hostile images are
+// refused, and leave neither a VM nor a file.
 func TestImagesOfRegistries(t *testing.T) {
 	f := load(t)
 	d := f.start(t, withChecks)
@@ -195,7 +196,8 @@ func TestImagesOfRegistries(t *testing.T) {
 	d.nothingOfImages(t, images)
 }
 
-// imageCache is the daemon's cache of images, below its state directory. It is made with the first image.
+// imageCache is the daemon's cache of images, below its state directory. The first image creates
+// the cache.
 const imageCache = "image-cache/images"
 
 // cachedImages returns the number of files in the daemon's cache of images.
@@ -204,7 +206,8 @@ func (d *daemon) cachedImages(t *testing.T) int {
 	return len(tree(t, filepath.Join(d.state, imageCache)))
 }
 
-// nothingOfImages fails if a VM or a file of an unfinished image is left.
+// nothingOfImages fails if a VM, or a file of an unfinished image, is left. The cache must hold the
+// given number of files.
 func (d *daemon) nothingOfImages(t *testing.T, files int) {
 	t.Helper()
 	if left := tree(t, filepath.Join(d.run, "vm")); slices.ContainsFunc(left, func(s string) bool {
@@ -219,7 +222,8 @@ func (d *daemon) nothingOfImages(t *testing.T, files int) {
 	}
 }
 
-// `forkd build oci:DIR` sends the layers to the daemon and gets the disk back. The kernel is one without modules.
+// TestLocalImage runs `forkd build oci:DIR`, which sends the layers to the daemon and gets the disk
+// back. The guest kernel has no modules.
 func TestLocalImage(t *testing.T) {
 	f := load(t)
 	d := f.start(t)
@@ -287,8 +291,8 @@ func TestLocalImage(t *testing.T) {
 	d.nothingOfImages(t, images)
 }
 
-// TestDaemonCrashWhileUnpacking kills the daemon while a layer arrives. The next daemon ends the VM, and nothing of
-// the image is left.
+// TestDaemonCrashWhileUnpacking kills the daemon while it receives a layer. The next daemon kills
+// the VM, and no file of the image is left.
 func TestDaemonCrashWhileUnpacking(t *testing.T) {
 	f := load(t)
 	d := f.start(t)

@@ -48,7 +48,7 @@ func leaf(t *testing.T, id string) (dir string) {
 	return dir
 }
 
-// eat starts a program in the background of a guest that allocates mib MiB of memory.
+// eat starts a program in the background of a guest. The program allocates mib MiB of memory.
 func (d *daemon) eat(t *testing.T, id string, mib int) {
 	t.Helper()
 	d.sh(t, id, fmt.Sprintf("python3 -c 'import time; x = bytearray(%d << 20); time.sleep(600)' >/dev/null 2>&1 &", mib))
@@ -103,7 +103,7 @@ func TestMemoryLimit(t *testing.T) {
 	d.crash(t)
 	d.launch(t)
 	const taken = 34 << 20
-	d.sh(t, s.ID, "rm /dev/shm/x*") // the guest has only a little more memory than eat allocates
+	d.sh(t, s.ID, "rm /dev/shm/x*") // the guest has room for little more than eat allocates
 	d.eat(t, s.ID, taken>>20)       // the memory written earlier now belongs to the branches
 	eventually(t, quietLimit, func() error {
 		l, err := d.Limits(d.ctx(t, quietLimit), s.ID)

@@ -31,8 +31,8 @@ func hostAddress(t *testing.T) string {
 	return ""
 }
 
-// server is a server outside of sandboxes. If a client does not speak HTTP, it echoes the client's
-// data.
+// server is a server outside the sandboxes. For clients that do not speak HTTP, it is an echo
+// server.
 type server struct {
 	address string // host and port
 	content []byte // answer to GET /file
@@ -45,7 +45,8 @@ func serveFile(t *testing.T, size int) server {
 	return serveFileAtOnce(t, size, 1)
 }
 
-// serveFileAtOnce is serveFile with a server that answers when n clients have sent a request.
+// serveFileAtOnce is serveFile with a server that waits with its answers until n clients have sent
+// a request.
 func serveFileAtOnce(t *testing.T, size, n int) server {
 	t.Helper()
 	s := server{content: make([]byte, size)}

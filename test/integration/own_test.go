@@ -15,7 +15,8 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// drawVar makes this program draw random numbers in a guest, like a user's program.
+// drawVar is an environment variable that makes this test binary draw random numbers in a guest,
+// like a user's program.
 const drawVar = "FORKD_DRAW"
 
 // drawOnEachLine prints random numbers for each input line. crypto/rand uses the kernel's generator
@@ -28,8 +29,9 @@ func drawOnEachLine(in io.Reader, out io.Writer) {
 	}
 }
 
-// ownServers starts two programs from a shell, so that the agent does not manage them. Each has a
-// FIFO for its output, and a FIFO for its input that another descriptor keeps open.
+// ownServers starts two programs from a shell, so that the agent does not manage them. Each program
+// has one FIFO for its input and one for its output. It opens both for reading and writing, so its
+// input does not end between requests.
 const ownServers = `cd /root
 cat >own.py <<'END'
 import json, os, random, ssl, sys
@@ -56,7 +58,7 @@ const endServers = `for p in /proc/[0-9]*; do
     esac
 done`
 
-// drawn sends one request to each server.
+// drawn sends one request to each server and returns the random numbers in the answers.
 func (d *daemon) drawn(t *testing.T, id string) map[string]string {
 	t.Helper()
 	values := make(map[string]string)
@@ -136,8 +138,7 @@ func knowsPrograms(t *testing.T, s client.Sandbox) {
 }
 
 // differ compares the numbers that the copies have drawn. A generator that the daemon reports as
-// repeating must repeat: if it did not, the other generators too might differ for a reason other
-// than reseeding.
+// repeating must repeat. This proves that the other generators differ because they were reseeded.
 func differ(t *testing.T, states map[string]map[string]string) {
 	t.Helper()
 	seen := make(map[string]map[string]bool)
@@ -158,8 +159,8 @@ func differ(t *testing.T, states map[string]map[string]string) {
 	}
 }
 
-// strictRefuses checks that a strict fork and a strict resume of a sandbox with such programs are
-// refused, and that they succeed for a sandbox without such programs.
+// strictRefuses checks that a strict fork and a strict resume of a sandbox with these programs are
+// refused. Without the programs, a strict fork succeeds.
 func (d *daemon) strictRefuses(t *testing.T, source, suspended client.Sandbox) {
 	t.Helper()
 	_, err := d.Fork(d.ctx(t, bakeLimit), client.ForkRequest{SnapshotTag: "own", N: 1, Unique: "strict"})

@@ -18,8 +18,8 @@ import (
 
 // TestReadmeSession types the first session of README.md into a shell and compares the output of
 // the commands. (Package lint checks that the file with the session equals README.md.) The
-// session's first command would build a snapshot, for which there is no package manager here. So
-// the snapshot is made from the parent of these tests.
+// session's first command builds a snapshot, which would need a package manager. The test skips
+// this command and compacts its own parent into a snapshot of that name.
 func TestReadmeSession(t *testing.T) {
 	d := load(t).start(t, withPool(0))
 	d.cli(t, 0, "snapshot-compact", "--from", tag, "--to", "python-numpy")
@@ -52,8 +52,8 @@ func TestQuickStartOf05(t *testing.T) {
 	d.cli(t, 0, "rmi", "pyagent")
 }
 
-// session types the lines of a file that begin with "$ " into a shell, except lines that begin with
-// the text without. It compares the output of the commands with the other lines.
+// session types the lines of a file that begin with "$ " into a shell. It skips commands that begin
+// with the text in without. The other lines are the expected output.
 func (d *daemon) session(t *testing.T, file, without string) {
 	t.Helper()
 	session, err := os.ReadFile(file)

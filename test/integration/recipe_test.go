@@ -11,9 +11,10 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// TestRecipe builds a recipe in VMs. Forks of the result have its files, its variables and its network, what its
-// warm-up has in memory, and the process that it started. The same build again finds every step, and after a
-// change of the limits only the last step runs.
+// TestRecipe builds a recipe in VMs. Forks of the result have the recipe's files, variables and
+// network. They also have the memory contents of the warm-up and the process that it started. A
+// repeated build finds every step in the cache. After a change of the limits, only the last step
+// runs.
 func TestRecipe(t *testing.T) {
 	d := load(t).start(t)
 	const recipe = `name: small

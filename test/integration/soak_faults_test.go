@@ -159,7 +159,7 @@ func (x *soaking) fillDisk() {
 		err = unix.Fallocate(int(f.Fd()), 0, 0, int64(free(x.t, x.disk)-min(leave, free(x.t, x.disk)/2)))
 		f.Close()
 	}
-	if err != nil && !errors.Is(err, syscall.ENOSPC) { // if another write has filled the disk, that is as good
+	if err != nil && !errors.Is(err, syscall.ENOSPC) { // if another write has filled the disk, the effect is the same
 		x.t.Fatal(err)
 	}
 	restarted := x.meanwhile()
@@ -202,7 +202,7 @@ func (x *soaking) stallDisk() {
 	if err != nil {
 		x.t.Fatalf("freeze %s: %v", x.disk, err)
 	}
-	// The daemon may be killed meanwhile, but cannot exit before its writes are done.
+	// The daemon may be killed in this time, but cannot exit before its writes are done.
 	thawed := make(chan error, 1)
 	time.AfterFunc(long, func() { thawed <- unix.IoctlSetInt(int(dir.Fd()), fiThaw, 0) })
 	restarted := x.meanwhile()

@@ -119,7 +119,7 @@ func newSoaking(t *testing.T, f *fixture) *soaking {
 	x.d.kill(t, s)
 	x.fire.delete(baseTag, client.DeleteOptions{Force: true})
 	x.fire.check(soakTag)
-	x.d.crash(t) // after a crash, the compared daemons have been started in the same way
+	x.d.crash(t) // start the daemon after a crash, like the daemons that it is compared with later
 	x.d.launch(t)
 	return x
 }
@@ -131,8 +131,8 @@ func (x *soaking) write() {
 }
 
 // audit compares the existing sandboxes and snapshots with those that were acknowledged to clients.
-// Clients make no requests meanwhile. What a killed daemon has not completed must have been
-// removed.
+// Clients make no requests during the audit. Objects that a killed daemon left incomplete must have
+// been removed.
 func (x *soaking) audit() {
 	x.t.Helper()
 	x.run.Still(func(ids, tags map[string]bool) {

@@ -157,8 +157,8 @@ func (x *fire) rollback() {
 	x.plain()
 }
 
-// promote lets the source go on as a child that writes meanwhile, and verifies both. The source
-// stays paused in half of all cases, because a rollback also ends a pause.
+// promote makes the source continue as a child that writes during the promotion, and verifies both.
+// In half of all cases the source is paused before; promoting it also ends the pause.
 func (x *fire) promote() {
 	child := x.fork(x.last)
 	p, tag, mode := x.mark(child.ID, x.hot()...), x.newTag(), x.mode()

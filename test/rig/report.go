@@ -9,8 +9,8 @@ import (
 	"github.com/forkd/forkd/internal/atomicfile"
 )
 
-// Report has the fields with which each report begins: the seed and the time. It also has a lock
-// for the counts in the rest of the report.
+// Report holds the fields with which each report begins: the seed and the time. Its lock also
+// guards the counts in the rest of the report.
 type Report struct {
 	Seed    uint64  `json:"seed"`
 	Seconds float64 `json:"duration_s"` // time from the start to the writing of the report

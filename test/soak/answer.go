@@ -19,8 +19,8 @@ const (
 	unknown                // the daemon was killed, or failed during the request
 )
 
-// rules lists the error codes (docs/errors.md) that faults may cause, and the faults that explain
-// each code. Any other code fails the run, and so does a code while none of its faults was active.
+// rules lists the error codes (docs/errors.md) that faults may cause, with the faults that explain
+// each code. A run fails at any other code, and at a code while none of its faults is active.
 var rules = map[string][]Kind{
 	"no_space":      {FillDisk, FillRAM},
 	"host_disk":     {FillDisk},

@@ -5,9 +5,9 @@
 // client sets marks and writes files in its sandboxes, and knows the expected content of each of
 // its sandboxes and snapshots. Every answer must be a success, or a documented error that a fault
 // explains (answer.go). Any other answer is a finding. A seed determines the actions of the
-// clients, but not their timing or that of the faults. test/integration uses this package: it
-// starts the daemon, makes the snapshot from which clients fork, causes the faults, and compares
-// the host's resources before and after.
+// clients, but neither the timing of the clients nor the timing of the faults. test/integration
+// uses this package: it starts the daemon, makes the snapshot from which clients fork, causes the
+// faults, and compares the host's resources before and after.
 package soak
 
 import (
@@ -90,8 +90,8 @@ func (s *Soak) Run(stop <-chan struct{}) {
 	group.Wait()
 }
 
-// Still calls f while no client makes a request. boxes are the ids of acknowledged sandboxes, and
-// tags are those of acknowledged snapshots.
+// Still calls f while no client makes a request. boxes holds the ids of the acknowledged sandboxes,
+// and tags the tags of the acknowledged snapshots.
 func (s *Soak) Still(f func(boxes, tags map[string]bool)) {
 	s.gate.Lock()
 	defer s.gate.Unlock()

@@ -98,7 +98,7 @@ func (r *Rig) clean(base holdings) error {
 const (
 	maxOwnFiles   = 36
 	ownMemoryKiB  = 16 << 10
-	ownMemoryPart = 16 // this part of the guest's memory is permitted in addition
+	ownMemoryPart = 16 // this fraction, 1/16, of the guest's memory is permitted in addition
 )
 
 // lean checks that the source's VMM does not keep resources of earlier branches.

@@ -11,7 +11,7 @@ import (
 )
 
 // rebase rebases v onto its branch p. If another operation on v has followed the branch, the VMM
-// refuses that, and v keeps its layers.
+// refuses to rebase, and v keeps its layers.
 func (v *running) rebase(p *pending) error {
 	if !p.result.Kept {
 		return nil

@@ -47,9 +47,9 @@ func (c *racer) run(ctx context.Context, v *running) {
 	c.err = v.wait(ctx, c.p)
 }
 
-// race requests two branches. The second is requested at about the same time as the first, or while
-// the first is being copied, or after that but before WaitCopied. Either one of the branches is
-// refused, or both have the right content.
+// race requests two branches. The second request comes at about the same time as the first, or
+// while the first branch is being copied, or after the copy but before WaitCopied. Either one of
+// the branches is refused, or both have the right content.
 func (l *line) race(ctx context.Context) error {
 	v := l.source
 	at, err := v.setMark(ctx, "hot", "0")
@@ -152,8 +152,8 @@ func (l *line) interrupt(ctx context.Context) error {
 	return l.check(ctx, l.last)
 }
 
-// disturb pauses the source, asks its VMM for statistics, or resumes the source. Without more, it
-// leaves the source running.
+// disturb resumes the source or, if more is true, may instead pause it or ask its VMM for
+// statistics.
 func (l *line) disturb(ctx context.Context, more bool) error {
 	switch n := l.rig.rng.IntN(5); {
 	case !more || n < 2:

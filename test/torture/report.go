@@ -21,7 +21,7 @@ type Report struct {
 	// Branches that were refused because another one was being copied.
 	Refused         int `json:"refused"`
 	Failed          int `json:"failed"`            // branches that failed for lack of room, as expected
-	FailedUnderFire int `json:"failed_under_fire"` // live branches among them that had write faults
+	FailedUnderFire int `json:"failed_under_fire"` // branches among Failed that were live and had write faults
 	FullFS          int `json:"whole_on_full_fs"`  // branches that were completed on a full file system
 	Races           int `json:"races"`             // branches during which another request was made
 	Kills           int `json:"kills"`             // VMMs killed in the middle of a branch
@@ -44,7 +44,7 @@ type Report struct {
 	MostDirtyMiB uint64 `json:"most_dirty_mib"` // largest amount of dirty memory in a single branch
 	Mismatches   int    `json:"mismatches"`
 	MostOwnFiles int    `json:"vmm_own_fds"` // descriptors of a source's VMM, without disk layers
-	// Largest private memory of a VMM, without that of the guest.
+	// Largest private memory of a VMM, without the guest's memory.
 	MostOwnKiB uint64   `json:"vmm_own_memory_kib"`
 	Errors     []string `json:"errors,omitempty"`
 }

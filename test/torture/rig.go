@@ -1,5 +1,5 @@
-// Package torture branches, forks, kills and rolls back VMs, and verifies every copy. It uses the
-// guest program test/guest/torture, which can check whether its memory and disk are those of one
+// Package torture branches, forks, kills and rolls back VMs, and verifies every copy. The guests
+// run the program test/guest/torture, which can check whether memory and disk belong to one
 // instant.
 //
 // The package uses VMMs directly, without a daemon, because it tests the machine and the files of a

@@ -12,7 +12,7 @@ import (
 	"github.com/forkd/forkd/test/rig"
 )
 
-// maxDepth is the maximum number of memory layers of a line of descent above those of its base.
+// maxDepth is the maximum number of memory layers that a line of descent has above its base.
 const maxDepth = 30
 
 // maxDiskLayers limits the disk layers of a line of descent. Every branch adds one, and a restore

@@ -42,9 +42,10 @@ func TestMain(m *testing.M) {
 // append to that file.
 const ownHosts = `mount --bind "$1" /etc/hosts; shift; exec "$@"`
 
-// ownSystem runs an agent as root, but so that it cannot change accounts or devices of this host.
-// Login shells of the agent do not read this user's profile: the profile is not under test, and
-// pyenv in it waits a minute for a lock that a killed shell has left.
+// ownSystem runs an agent as root that cannot change accounts or devices of this host. The agent's
+// login shells do not read this user's profile, because the profile is not under test. Profiles can
+// also be slow: pyenv, if a profile starts it, waits a minute for a lock that a killed shell has
+// left.
 const ownSystem = `for d in /etc /dev; do
 	mount --rbind "$d" "$d"
 	mount -o remount,bind,ro "$d"

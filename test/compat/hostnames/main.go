@@ -3,8 +3,8 @@
 // e2b setup`, and sends the port and the id in the host name as headers. It prints DOMAIN and the
 // directory of the certificates, and exits when its standard input ends.
 //
-// It is needed because the daemon in an emulated host has no --proxy-domain. The group e2btls tests
-// how the daemon itself serves host names and TLS.
+// The proxy is needed because the daemon in an emulated host has no --proxy-domain. The group
+// e2btls tests how the daemon itself serves host names and TLS.
 package main
 
 import (

@@ -1,6 +1,6 @@
-// Package schemathesis runs the program schemathesis against the API, both with inputs that the
-// API's document allows and with others. No answer may have a status of 500 or above, or contradict
-// the document.
+// Package schemathesis runs the program schemathesis against the API. The inputs include some that
+// the API's document does not allow. No answer may have a status of 500 or above, or contradict the
+// document.
 //
 // The API is the real one over fake VMs. Each VM has a real agent, which is a process of this host
 // that has no network and sees only the host's /usr, read only. scripts/compat runs this package.

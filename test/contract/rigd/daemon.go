@@ -34,7 +34,7 @@ type daemon struct {
 	seen      map[string]int // number of requests of each kind, by method and path
 }
 
-// fault selects requests, and says what is wrong with their answers.
+// fault selects requests and determines how their answers fail.
 type fault struct {
 	Times  int    `json:"times"`  // number of requests; 0: 1
 	Method string `json:"method"` // empty: every method
@@ -43,7 +43,7 @@ type fault struct {
 	Status     int  `json:"status"`
 	RetryAfter int  `json:"retry_after"` // seconds, with Status; 0: no Retry-After header
 	AfterBytes int  `json:"after_bytes"` // if Status is 0: number of bytes of the answer's body that are sent
-	Stall      bool `json:"stall"`       // then send nothing more; false: close the connection
+	Stall      bool `json:"stall"`       // after AfterBytes, send nothing more; false: close the connection
 
 	path *regexp.Regexp
 }
@@ -120,7 +120,7 @@ func (d *daemon) connState(c net.Conn, s http.ConnState) {
 func (d *daemon) away() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	_ = d.server.Close() // an error means that they are already closed
+	_ = d.server.Close() // an error means that a listener is already closed
 	for _, c := range d.hijacked {
 		_ = c.Close()
 	}
@@ -184,7 +184,7 @@ func (d *daemon) setFaults(w http.ResponseWriter, r *http.Request) {
 	}()
 }
 
-// arm checks the faults in a request and stores those that apply to later requests.
+// arm checks the faults that a request contains and stores the faults for later requests.
 func (d *daemon) arm(f *faults) error {
 	if q := f.Requests; q != nil {
 		if q.Times == 0 {
@@ -217,7 +217,7 @@ func (d *daemon) arm(f *faults) error {
 		vms.RestoreErr = nil
 	}
 	if left := f.FailChildren; left > 0 {
-		vms.RestoreErr = func(int) error { // called with the lock held
+		vms.RestoreErr = func(int) error { // called with the lock of the fake VMs held
 			if left--; left < 0 {
 				return nil
 			}
@@ -301,7 +301,7 @@ var errCut = errors.New("the rig was told to cut the answer")
 
 func (c *cut) Unwrap() http.ResponseWriter { return c.ResponseWriter }
 
-// SetWriteDeadline ignores deadlines after cut has set the one that breaks the connection.
+// SetWriteDeadline does nothing once Write has broken the connection by a deadline in the past.
 func (c *cut) SetWriteDeadline(t time.Time) error {
 	if c.done {
 		return nil
@@ -322,8 +322,8 @@ func (c *cut) Write(p []byte) (int, error) {
 	if c.stall {
 		<-c.gone
 	}
-	// write breaks the connection, so that the client does not see a regular end of the answer. It
-	// does not panic with http.ErrAbortHandler, because handlers write in other goroutines too.
+	// Break the connection, because the client must not see a regular end of the answer. A panic
+	// with http.ErrAbortHandler would not always work: handlers also write in other goroutines.
 	_ = c.SetWriteDeadline(time.Unix(1, 0))
 	c.done = true
 	return c.left, errCut

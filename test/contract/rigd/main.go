@@ -136,8 +136,8 @@ func agentHere(t *lifetime, self, dir string) *exec.Cmd {
 	return cmd
 }
 
-// guestRAM maps memory as a VMM would. Statistics of a sandbox measure such a mapping in this
-// process.
+// guestRAM maps memory like a VMM. The statistics of a sandbox, whose VM is fake, measure this
+// mapping.
 func guestRAM(t *lifetime) error {
 	ram, err := unix.Mmap(-1, 0, 512<<20, unix.PROT_READ|unix.PROT_WRITE,
 		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)

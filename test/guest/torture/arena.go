@@ -95,7 +95,8 @@ func (a *arena) table() []uint64 { return a.words[a.tableAt():][:a.units()] }
 
 func (a *arena) page(u int) []uint64 { return a.words[a.dataAt()+u*pageWords:][:pageWords] }
 
-// owned returns the units of a writer: the first one, the distance between two, and their number.
+// owned returns the units of a writer: the first one, the distance to the next one, and their
+// number.
 // Neighbouring pages belong to different writers. The last writer owns the disk blocks.
 func (a *arena) owned(writer int) (first, step, count int) {
 	if writer == a.writers {
@@ -115,7 +116,7 @@ func (a *arena) begin(writer, u int) (old, seq uint64) {
 	return old, seq
 }
 
-// end records that a write is complete. The arguments are those and the results of begin.
+// end records that a write is complete. old and seq are the results of begin.
 func (a *arena) end(writer, u int, old, seq uint64) {
 	r := a.record(writer)
 	atomic.StoreUint64(&a.table()[u], seq)
@@ -156,9 +157,9 @@ func fill(page []uint64, u int, seq uint64) {
 	}
 }
 
-// overwrite replaces the content of write old by that of write seq, word by word in ascending
-// order. It first compares each word with the content of write old, because the write would
-// otherwise hide damage. It returns the first wrong word.
+// overwrite replaces the content of write old with the content of write seq, word by word in
+// ascending order. Before it writes a word, it compares the word with the content of write old,
+// because writing would hide damage. It returns the first wrong word.
 func overwrite(page []uint64, u int, old, seq uint64) (bad int, found uint64) {
 	bad = -1
 	was, is := first(u, old), first(u, seq)

@@ -58,8 +58,8 @@ func check(a *arena, read func(block int, p []uint64) error) guest.Report {
 	}
 }
 
-// content checks that p is the content of unit u after write seq. For other content, it reports the
-// writes that have written the words.
+// content checks that p is the content of unit u after write seq. If it is not, content reports
+// which writes have written the words of p.
 func (c *checker) content(u int, p []uint64, seq uint64) {
 	want := first(u, seq)
 	for k := range p {

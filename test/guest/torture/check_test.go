@@ -261,8 +261,8 @@ func TestSeqOfInvertsContent(t *testing.T) {
 	}
 }
 
-// A driver relies on two properties of the answers: a mark is set at the same instant at which the
-// verification is made, and an invalid request is refused.
+// Answers have two properties on which a driver relies: a mark is set at the instant of the
+// verification, and an invalid request is refused.
 func TestAnswer(t *testing.T) {
 	r := newRig(t)
 	s := &server{a: r.a, disk: r.d, writers: r.writers}

@@ -22,8 +22,9 @@ type writer struct {
 	faults []string   // damage that the writer found while it overwrote pages
 }
 
-// run writes for ever. It chooses the next unit by the current time. Otherwise a fork would repeat
-// the writes of its source, and so overwrite a page of a later instant without noticing.
+// run writes for ever. It chooses the next unit by the current time. With a fixed order, a fork
+// would repeat the writes of its source, and could overwrite a page of a later instant without
+// noticing.
 func (w *writer) run() error {
 	runtime.LockOSThread()
 	if w.cpu >= 0 {
