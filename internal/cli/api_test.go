@@ -47,8 +47,8 @@ func TestScriptsWithDaemon(t *testing.T) {
 		}})
 }
 
-// mapGuestRAM maps guest memory into this process, which stands for the VMM. Statistics of guests
-// measure this memory.
+// mapGuestRAM maps guest memory into this process, which stands in for the VMM. The statistics of
+// guests measure this memory.
 func mapGuestRAM(t *testing.T) {
 	t.Helper()
 	ram, err := unix.Mmap(-1, 0, 512<<20, unix.PROT_READ|unix.PROT_WRITE,
@@ -59,7 +59,7 @@ func mapGuestRAM(t *testing.T) {
 	t.Cleanup(func() { unix.Munmap(ram) })
 }
 
-// guestPort returns an unused port that the kernel does not give to other programs by itself.
+// guestPort returns an unused port below the range from which the kernel assigns ports by itself.
 func guestPort(t *testing.T) int {
 	for port := 20000 + os.Getpid()%10000; port < 32768; port++ {
 		l, err := net.Listen("tcp4", fmt.Sprintf("0.0.0.0:%d", port))

@@ -75,7 +75,7 @@ func (p *progress) end() {
 	p.redrawLocked("")
 }
 
-// event shows an event of the build.
+// event shows one event of the build.
 func (p *progress) event(e client.BuildEvent) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -29,7 +29,7 @@ func TestWordsOfBuildsAreForReading(t *testing.T) {
 		p.end()
 		text := out.String()
 		for _, bad := range []string{"\x1b]", "\x1b[3A", "\x07", "\u202e", "\u2066", "\u009b", "\r", "\nforkd:"} {
-			// The first replaced sequence is the block's own.
+			// Remove the one control sequence that the block itself prints.
 			if text := strings.ReplaceAll(text, "A\r\x1b[J", ""); strings.Contains(text, bad) {
 				t.Errorf("live %v: %q is printed:\n%q", live, bad, text)
 			}

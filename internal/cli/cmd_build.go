@@ -43,9 +43,9 @@ type built struct {
 	client.Baked
 	Reused  bool    `json:"reused"` // the snapshot existed already
 	Image   string  `json:"image,omitempty"`
-	ImageMS float64 `json:"image_ms"` // for root file system, kernel and initramfs; near zero from the cache
-	BakeMS  float64 `json:"bake_ms"`  // for everything after the image
-	Cached  int     `json:"cached"`   // steps of a recipe with an existing snapshot
+	ImageMS float64 `json:"image_ms"` // time for root file system, kernel and initramfs; near zero if cached
+	BakeMS  float64 `json:"bake_ms"`  // time for everything after the image
+	Cached  int     `json:"cached"`   // steps of a recipe whose snapshot existed
 	Run     int     `json:"run"`      // steps of a recipe that were executed
 }
 
@@ -158,7 +158,8 @@ func buildAndPrint(cmd *cobra.Command, c *common, recipe *image.Recipe, o buildO
 	})
 }
 
-// build makes the image of a recipe, and has the daemon build the recipe from it. It shows the progress on w.
+// build makes the image of a recipe, and has the daemon build the recipe from that image. It shows
+// the progress on w.
 func build(ctx context.Context, cl *client.Client, recipe *image.Recipe, o buildOptions, w io.Writer) (built, error) {
 	cache, err := cachedir.Dir()
 	if err != nil {
@@ -175,7 +176,7 @@ func build(ctx context.Context, cl *client.Client, recipe *image.Recipe, o build
 		return built{Baked: client.Baked{Snapshot: s.Snapshot}, Reused: true}, nil
 	case s.Status == "writing":
 		return built{}, fmt.Errorf("snapshot %q: is being made by another call", o.tag)
-	case !image.Has(ctx, cache, recipe): // it is not the result of the same build, and a new image takes minutes
+	case !image.Has(ctx, cache, recipe): // without the recipe's image, s is no result of this build
 		return built{}, exists
 	}
 	v, err := cl.Version(ctx)
@@ -245,7 +246,7 @@ func (b *built) steps(ctx context.Context, cl *client.Client, o buildOptions, r 
 	return err
 }
 
-// took adds the duration of a step to that of the boot or of the warm-up.
+// took adds the duration of a step to the duration of the boot or of the warm-up.
 func (b *built) took(s *client.BuildStep, name string) {
 	switch {
 	case s.Number == 0:
@@ -313,7 +314,8 @@ func buildFiles(ctx context.Context, cl *client.Client, recipe *image.Recipe, us
 	return img, kernel, err
 }
 
-// fillDisk has the daemon unpack a container image in a VM, and writes the disk that it answers with.
+// fillDisk has the daemon unpack a container image in a VM, and writes the disk in the daemon's
+// answer to d.Path.
 func fillDisk(ctx context.Context, cl *client.Client, kernel string, d image.Disk) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

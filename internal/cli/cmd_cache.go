@@ -32,8 +32,8 @@ func newCacheCmd() *cobra.Command {
 // cached describes an item of the cache in the output of `forkd cache`.
 type cached struct {
 	image.Cached
-	InUse  bool `json:"in_use"`           // the disk of a snapshot is based on it
-	Daemon bool `json:"daemon,omitempty"` // in the daemon's cache, on its host
+	InUse  bool `json:"in_use"`           // the disk of a snapshot is based on this item
+	Daemon bool `json:"daemon,omitempty"` // the item is in the daemon's cache, on the daemon's host
 }
 
 // daemonCached returns an item of the daemon's cache.
@@ -158,15 +158,16 @@ func listCache(ctx context.Context, cl *client.Client) (cacheList, error) {
 	return list, nil
 }
 
-// warn says why the daemon's cache is missing, such as a token without the scope.
+// warn says why the daemon's cache is not listed, for example because the token lacks the scope for
+// it.
 func (l cacheList) warn(cmd *cobra.Command) {
 	if l.noDaemon != nil {
 		printf(cmd.ErrOrStderr(), "forkd: the daemon's cache is left out: %s\n", l.noDaemon)
 	}
 }
 
-// others returns the images of the daemon's cache that are not in this user's. A daemon of the same user
-// and host has the same cache.
+// others returns the images of the daemon's cache that are not also in this user's cache. A daemon
+// of the same user and host has the same cache.
 func (l cacheList) others(images []client.CachedImage) (list []cached) {
 	for _, i := range images {
 		c := daemonCached(i)

@@ -43,7 +43,7 @@ func TestCachePrune(t *testing.T) {
 	}
 }
 
-// Items of the daemon's cache are shown once, if it is also the user's cache.
+// If the daemon's cache is also the user's, its items are shown once.
 func TestCacheOfTheDaemon(t *testing.T) {
 	now := time.Now()
 	list := cacheList{all: []cached{{Cached: image.Cached{Kind: image.CachedImage, Dir: "/c/images/a", Used: now}}}}

@@ -65,7 +65,7 @@ func (c *common) unusedCache(cmd *cobra.Command, since time.Time) (list []leftov
 			return fmt.Errorf("it is not known which images some snapshots need, such as %s", all.unclear[0])
 		}
 		for _, item := range all.removable(since) {
-			if item.Kind != image.CachedLeftover { // halfMade has found the others
+			if item.Kind != image.CachedLeftover { // halfMade has found the leftovers
 				cached = append(cached, item)
 			}
 		}

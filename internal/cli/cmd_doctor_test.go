@@ -7,7 +7,8 @@ import (
 	"github.com/forkd/forkd/internal/doctor"
 )
 
-// On a terminal, lines of a report are wrapped to the terminal's width, but commands are not.
+// On a terminal, the lines of a report are wrapped to the terminal's width. Commands are not
+// wrapped.
 func TestFindingsAreWrapped(t *testing.T) {
 	var out strings.Builder
 	done := []doctor.Finding{{Check: "b", Verdict: doctor.Fail, Fix: &doctor.Fix{Command: "x", Result: "done"}}}

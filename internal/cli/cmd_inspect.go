@@ -66,7 +66,7 @@ func newInspectCmd() *cobra.Command {
 }
 
 // lineTemplate parses the template of --format. When the template is executed, a name that the
-// object lacks is an error. A field that is omitted because it is empty does exist.
+// object's JSON lacks is an error, even if the JSON lacks it only because the field is empty.
 func lineTemplate(text string) (*template.Template, error) {
 	return template.New("--format").Option("missingkey=error").Funcs(template.FuncMap{"json": func(v any) (string, error) {
 		p, err := json.Marshal(v)
@@ -74,7 +74,7 @@ func lineTemplate(text string) (*template.Template, error) {
 	}}).Parse(text)
 }
 
-// writeLine prints an object by its template. The names are those of the object's JSON.
+// writeLine prints an object with a template. The template uses the names in the object's JSON.
 func writeLine(out io.Writer, t *template.Template, thing any) error {
 	p, err := json.Marshal(thing)
 	if err != nil {
@@ -120,8 +120,8 @@ func formatError(err error, fields map[string]any) error {
 	return fmt.Errorf("--format: %s: no %s in what is printed: %s", found[1], found[2], hint)
 }
 
-// nearest returns the name that the user probably meant: the only one in names that equals wrong
-// apart from case and underscores. It returns "" if there is none.
+// nearest returns the name that the user probably meant, ignoring case and underscores: the name
+// that equals wrong, or else the first one that begins with wrong. It returns "" if there is none.
 func nearest(names []string, wrong string) string {
 	plain := func(s string) string { return strings.ToLower(strings.ReplaceAll(s, "_", "")) }
 	found := ""

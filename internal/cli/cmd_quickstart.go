@@ -21,7 +21,8 @@ import (
 	"github.com/forkd/forkd/internal/doctor"
 )
 
-// quickRecipe is the recipe whose snapshot quickstart forks, and quickCode the line of Python that it runs.
+// quickRecipe is the recipe whose snapshot quickstart forks. quickCode is the line of Python that
+// it runs.
 const (
 	quickRecipe = "python-numpy"
 	quickCode   = "import numpy as np; int(np.arange(6).sum())"
@@ -29,15 +30,15 @@ const (
 
 // quick is the result of `quickstart`.
 type quick struct {
-	Daemon   string  `json:"daemon"`  // its address
-	Started  bool    `json:"started"` // this command has started it
+	Daemon   string  `json:"daemon"`  // address of the daemon
+	Started  bool    `json:"started"` // this command has started the daemon
 	Snapshot string  `json:"snapshot"`
-	Built    bool    `json:"built"` // by this command
+	Built    bool    `json:"built"` // this command has built the snapshot
 	Forks    int     `json:"forks"`
-	ForkMS   float64 `json:"fork_ms"` // of all forks together
+	ForkMS   float64 `json:"fork_ms"` // time for all forks together
 	Code     string  `json:"code"`
 	Answer   string  `json:"answer"`
-	EvalMS   float64 `json:"eval_ms"` // of the first answer
+	EvalMS   float64 `json:"eval_ms"` // time for the first answer
 }
 
 func newQuickstartCmd() *cobra.Command {
@@ -109,8 +110,8 @@ func (c *common) ensureDaemon(cmd *cobra.Command, tokens *tokenFlags) (started b
 	return true, startDaemon(ctx, self, address)
 }
 
-// missingFor returns the findings that prevent a first fork, and whether a daemon answers. If one does, this
-// host does not matter.
+// missingFor returns the findings that prevent a first fork, and reports whether a daemon answers.
+// If a daemon answers, the other findings about this host do not matter.
 func missingFor(findings []doctor.Finding) (missing []doctor.Finding, reached bool) {
 	reached = slices.ContainsFunc(findings, func(f doctor.Finding) bool {
 		return f.Check == doctor.CheckDaemon && f.Verdict == doctor.Pass
@@ -155,7 +156,7 @@ func startDaemon(ctx context.Context, program, address string) error {
 	for cl.Healthy(ctx) != nil {
 		select {
 		case err := <-ended:
-			text, _ := io.ReadAll(io.NewSectionReader(log, 0, 64<<10)) // without it the error says less
+			text, _ := io.ReadAll(io.NewSectionReader(log, 0, 64<<10)) // if reading fails, the error has less detail
 			return fmt.Errorf("the daemon has ended (%v):\n%s", err, multiline(strings.TrimSpace(string(text))))
 		case <-ctx.Done():
 			return fmt.Errorf("the daemon does not answer: %w; its log is %s", ctx.Err(), name)
@@ -181,7 +182,7 @@ func (q *quick) run(ctx context.Context, cl *client.Client, w io.Writer) (err er
 
 // fork forks the snapshot, runs the code in each fork and removes the forks.
 func (q *quick) fork(ctx context.Context, cl *client.Client, code string) (err error) {
-	whole, cancel := context.WithTimeout(context.WithoutCancel(ctx), forkTimeout) // leaves no sandbox behind
+	whole, cancel := context.WithTimeout(context.WithoutCancel(ctx), forkTimeout) // else a sandbox may be left
 	defer cancel()
 	start := time.Now()
 	made, err := cl.Fork(whole, client.ForkRequest{SnapshotTag: q.Snapshot, N: q.Forks})

@@ -47,7 +47,7 @@ func TestQuickstart(t *testing.T) {
 	}
 }
 
-// What prevents a first fork are failed checks of this host, unless a daemon answers elsewhere.
+// Failed checks of this host prevent a first fork, unless a daemon answers elsewhere.
 func TestWhatIsMissing(t *testing.T) {
 	kvm := doctor.Finding{Check: "/dev/kvm", Verdict: doctor.Fail, Detail: "none"}
 	space := doctor.Finding{Check: "disk space", Verdict: doctor.Fail, Detail: "full"}
@@ -76,7 +76,7 @@ func TestWhatIsMissing(t *testing.T) {
 	}
 }
 
-// A daemon that ends at once is an error with what it has said.
+// If a daemon exits at once, the error contains its output.
 func TestADaemonThatEnds(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("FORKD_CACHE", filepath.Join(dir, "cache"))
@@ -90,7 +90,8 @@ func TestADaemonThatEnds(t *testing.T) {
 	}
 }
 
-// `forkd parent build IMAGE` is a build of the image; with -o it only writes its root file system.
+// `forkd parent build IMAGE` builds the image. With -o, it only writes the image's root file
+// system.
 func TestParentBuild(t *testing.T) {
 	rig := apirig.Start(t, apirig.Options{})
 	if _, err := rig.Bake(t.Context(), rig.Parent); err != nil {

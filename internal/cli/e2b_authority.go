@@ -24,8 +24,8 @@ import (
 // 398 days.
 const certificateDays = 397
 
-// authority signs certificates for one domain and for loopback. Clients that trust it accept no
-// certificate of it for other names.
+// authority signs certificates for one domain and for loopback. Clients that trust the authority
+// accept none of its certificates for other names.
 type authority struct {
 	cert *x509.Certificate
 	key  *ecdsa.PrivateKey
@@ -112,7 +112,7 @@ func readAuthority(dir string) (*authority, error) {
 	}
 	secret, err := os.ReadFile(filepath.Join(dir, caKeyFile))
 	if err != nil {
-		// %v, because a missing key must not count as a missing authority.
+		// Use %v instead of %w: a missing key must not count as a missing authority.
 		return nil, fmt.Errorf("read the authority's key: %v", err)
 	}
 	damaged := fmt.Errorf("%s and %s are damaged", caFile, caKeyFile)

@@ -73,8 +73,8 @@ func newE2BSetupCmd() *cobra.Command {
 	return cmd
 }
 
-// e2bDomain is the domain below which ports have host names, with the port at which clients reach
-// it.
+// e2bDomain is the domain below which ports have host names, and the port at which clients reach
+// that domain.
 type e2bDomain struct{ name, port string }
 
 // host returns the domain and port for the configuration of clients.

@@ -143,7 +143,7 @@ func ownHooks(text []byte) (list []claudeHook, err error) {
 				continue
 			}
 			h := claudeHook{event: event.key}
-			// A hook that a user has edited is not equal to ours.
+			// If the user has edited the hook, h differs from the hook that installation wrote.
 			_ = json.Unmarshal(text[item.value.start:item.value.end], &h)
 			list = append(list, h)
 		}

@@ -71,7 +71,7 @@ func addNotify(text []byte, line string) ([]byte, error) {
 	if len(text) > 0 {
 		line += "\n"
 	}
-	// At the beginning, because a line after a table's heading would belong to the table.
+	// Add the line at the beginning: after a table's heading, the line would belong to the table.
 	added := append([]byte(line), text...)
 	return added, sameButNotify(all, added)
 }

@@ -68,8 +68,8 @@ func findID(list []client.Sandbox, ref string) (string, error) {
 		len(begin), begin[0], begin[1])
 }
 
-// sandboxIDs is sandboxID for several sandboxes. It omits those that it cannot find, and names them
-// in the error.
+// sandboxIDs is sandboxID for several sandboxes. If it cannot find some of them, it omits them, and
+// its error names them.
 func sandboxIDs(ctx context.Context, cl *client.Client, refs []string) ([]string, error) {
 	var ids []string
 	var errs []error

@@ -53,7 +53,7 @@ func TestWordsOfGuestsAreForReading(t *testing.T) {
 			t.Errorf("%s: %q", name, text)
 		}
 	}
-	for name, print := range map[string]func(){ // with more than one line
+	for name, print := range map[string]func(){ // text with more than one line
 		"eval, error": func() { printEval(&out, &out, client.EvalResult{Error: "a\tb\n" + hostile}) },
 	} {
 		out.Reset()

@@ -89,8 +89,8 @@ func (a *suspendAll) ask(ctx context.Context, id string) (client.Sandbox, error)
 	return s, err
 }
 
-// stalled reports whether no sandbox has been saved since began, or since the latest one was saved,
-// for the time a.turn.
+// stalled reports whether no sandbox has been saved for the time a.turn, measured from began or
+// from the latest save.
 func (a *suspendAll) stalled(began time.Time) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()

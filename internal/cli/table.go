@@ -39,8 +39,8 @@ func tableWidth(cmd *cobra.Command) int {
 	return int(size.Cols)
 }
 
-// writeTable prints a table. If the table is wider than width, its widest columns are truncated. 0:
-// unlimited.
+// writeTable prints a table. If the table is wider than width, its widest columns are truncated. A
+// width of 0 means no limit.
 func writeTable(w io.Writer, width int, heading string, rows func(row func(cells ...any))) error {
 	var lines [][]string
 	add := func(cells ...any) {

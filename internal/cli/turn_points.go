@@ -109,7 +109,7 @@ func (t *turns) beingSaved() bool {
 	return false
 }
 
-// find returns the turn that ref names, by its number or its tag.
+// find returns the turn with the number or the tag ref.
 func (t *turns) find(ref string) (turn, bool) {
 	i := slices.IndexFunc(t.saved, func(p turn) bool { return p.Snapshot.Tag == ref || strconv.Itoa(p.N) == ref })
 	if i < 0 {
@@ -152,9 +152,9 @@ func (t *turns) before(tag string) string {
 	return ""
 }
 
-// start returns the tag of the snapshot from which the turn first, the oldest that is left, was
+// start returns the tag of the snapshot from which the turn first, the oldest remaining one, was
 // started. It returns "" if older turns have been pruned, if the snapshot was removed, or if users
-// do not see it.
+// do not see the snapshot.
 func (t *turns) start(first string) string {
 	s := t.all[first]
 	if s.Labels[turnPast] != "" {

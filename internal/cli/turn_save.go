@@ -13,8 +13,8 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// Bytes that a sandbox may write without a request before this counts as a change. The kernel of an
-// idle guest writes a little.
+// Bytes that a sandbox may write without a request before the writing counts as a change. The
+// kernel of an idle guest writes a little.
 const (
 	quietMemoryKiB = 4 << 10
 	quietDiskKiB   = 256

@@ -408,8 +408,8 @@ func TestTurnsOfOneTeam(t *testing.T) {
 	}
 }
 
-// A hook waits while turns of its own sandbox are saved. It does not wait for those of a sandbox
-// whose name begins with the same text.
+// A hook waits while turns of its own sandbox are saved. It does not wait for turns of another
+// sandbox whose name begins with the same text.
 func TestTurnsBeingSavedAreItsOwn(t *testing.T) {
 	for tag, want := range map[string]bool{
 		"a-turn-7": true, "a-turn-turn-7": false, "a-turn-x": false, "b-turn-7": false,

@@ -21,7 +21,7 @@ func uniqueFlag(cmd *cobra.Command, unique *string) {
 const maxRepeats = 5
 
 // printRepeats names, in one line, the programs that repeat random numbers in the sandboxes of one
-// fork. It names those of the first sandbox, because all have the same programs.
+// fork. It names the programs of the first sandbox, because all sandboxes have the same programs.
 func printRepeats(cmd *cobra.Command, siblings ...client.Sandbox) {
 	if len(siblings) == 0 {
 		return

@@ -32,7 +32,7 @@ func unit(t *testing.T, name string) (text, path string) {
 	return string(p), path
 }
 
-// systemd accepts each unit unchanged, and without the other one.
+// systemd accepts each unit unchanged, and without the other units.
 func TestUnitsAreValid(t *testing.T) {
 	analyze, err := exec.LookPath("systemd-analyze")
 	if err != nil {
