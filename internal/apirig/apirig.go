@@ -62,7 +62,7 @@ const Domain = "sandboxes.test"
 type T interface {
 	Helper()
 	TempDir() string // returns a directory that is removed at the end
-	Cleanup(func())  // called at the end, the latest first
+	Cleanup(func())  // called at the end, in reverse order
 	Errorf(format string, args ...any)
 	Fatalf(format string, args ...any)
 	Fatal(args ...any)
@@ -97,7 +97,7 @@ type Rig struct {
 type Options struct {
 	Agent  func(dir string) *exec.Cmd  // returns a command that serves an agent on sockets in dir
 	Dial   func(context.Context) error // called before every connection to an agent; may be nil
-	Guest  sandbox.Guest               // stands for the agent of every sandbox; nil: real agents
+	Guest  sandbox.Guest               // stands in for the agent of every sandbox; nil: real agents
 	Limits face.Limits
 	Admit  admit.Rules
 
@@ -122,7 +122,7 @@ type Options struct {
 
 	Unchecked bool // do not compare traffic with the document, because another program does so
 
-	Dir     string             // state of the rig, which may be that of an earlier rig; empty: a temporary directory
+	Dir     string             // directory of the rig's state, which an earlier rig may have used; empty: a temporary one
 	Prepare func(*vmfake.VMMs) // called before the first VM starts; may be nil
 }
 
@@ -136,7 +136,7 @@ func Start(t T, o Options) *Rig {
 	r.Server.Config.ConnContext = face.WithConn
 	r.Server.Start()
 	t.Cleanup(r.Server.Close)
-	t.Cleanup(r.agents.stop) // first, because this ends requests that wait for agents
+	t.Cleanup(r.agents.stop) // runs first: ends requests that wait for agents
 	r.URL = r.Server.URL
 	var err error
 	if r.Client, err = client.New(r.URL, Token); err != nil {

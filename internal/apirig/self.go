@@ -6,12 +6,12 @@ import (
 	"os/exec"
 )
 
-// AgentDirEnv is an environment variable. If it is set, a test binary whose TestMain calls Main
-// runs as the agent of a guest. Its value is the directory of the agent's sockets.
+// AgentDirEnv is an environment variable that holds the directory of an agent's sockets. If it is
+// set, a test binary whose TestMain calls Main runs as that agent.
 const AgentDirEnv = "FORKD_TEST_AGENT_DIR"
 
 // Main runs the tests m of a package. In a process started by SelfAgent, it runs the agent instead.
-// It does not return.
+// Main does not return.
 func Main(m interface{ Run() int }, agent func(args []string, stderr io.Writer) int) {
 	if dir := os.Getenv(AgentDirEnv); dir != "" {
 		os.Exit(agent([]string{"-listen-dir", dir}, os.Stderr))

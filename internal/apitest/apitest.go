@@ -1,9 +1,9 @@
 // Package apitest checks the traffic of tests against the document of the REST API,
 // api/openapi.yaml. A request or an answer that the document does not allow fails the test.
 //
-// It is stricter than clients may be: a field of an answer that is not in the document is an error
-// here, while clients must ignore such a field. The package does not depend on the daemon, and is
-// used only in tests.
+// The checks are stricter than the checks of clients may be: a field of an answer that is not in
+// the document is an error here, while clients must ignore such a field. The package does not
+// depend on the daemon, and is used only in tests.
 package apitest
 
 import (
@@ -151,7 +151,7 @@ func guestsRoute(r *http.Request) (own string, ok bool) {
 }
 
 // Proxy serves the API of a daemon at a unix socket, with the checks of Checked, and returns its
-// URL. It ends with t.
+// URL. The proxy ends with t.
 func Proxy(t testing.TB, socket string) string {
 	t.Helper()
 	srv := httptest.NewServer(Checked(t, &httputil.ReverseProxy{
@@ -191,7 +191,7 @@ var load = sync.OnceValues(func() (routers.Router, error) {
 	return legacy.NewRouter(parsed)
 })
 
-// decodeLines decodes lines of JSON as an array, which is how the document describes them.
+// decodeLines decodes lines of JSON as an array, because the document describes them as one.
 func decodeLines(body io.Reader, _ http.Header, _ *openapi3.SchemaRef, _ openapi3filter.EncodingFn) (any, error) {
 	list := []any{}
 	for dec := json.NewDecoder(body); ; {

@@ -24,7 +24,7 @@ func TestChecked(t *testing.T) {
 	for _, c := range []struct {
 		name, method, path, request string
 		status                      int
-		answer, want                string // want is in the report; empty: none
+		answer, want                string // text that the report must contain; empty: there must be no report
 	}{
 		{"as documented", "GET", "/v1/sandboxes/x/stats", "", 200, `{` + stats + `,"paused":false}`, ""},
 		{"a field too many", "GET", "/v1/sandboxes/x/stats", "", 200, `{` + stats + `,"paused":false,"more":1}`, "more"},

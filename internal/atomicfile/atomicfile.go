@@ -1,5 +1,5 @@
 // Package atomicfile replaces whole files. A reader finds either the old content or the new content
-// of a file, and never a part of it. So does a process that starts after a crash.
+// of a file, and never a part of it. This also holds for a process that starts after a crash.
 //
 // It writes a temporary file in the same directory and renames it. It takes no lock: if several
 // processes write a file, the last one wins. It does not replace directories.
@@ -99,8 +99,8 @@ func finish(f *os.File, data []byte, mode fs.FileMode, sync bool) error {
 	return errors.Join(err, f.Close())
 }
 
-// Clean removes the files that killed processes left in a directory, which need not exist, when they
-// wrote other files there. No process may be writing.
+// Clean removes the temporary files that killed processes have left in a directory. The directory
+// need not exist. No process may be writing a file in it.
 func Clean(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -114,7 +114,7 @@ func Clean(dir string) error {
 	return err
 }
 
-// isPart reports whether a name is that of a temporary file: ".NAME.new-" and letters or digits.
+// isPart reports whether name has the form of a temporary file: ".NAME.new-" and letters or digits.
 func isPart(name string) bool {
 	i := strings.LastIndex(name, infix)
 	if i < 2 || name[0] != '.' || i+len(infix) == len(name) {
@@ -129,9 +129,9 @@ func isPart(name string) bool {
 const infix = ".new-"
 
 // Fill creates or replaces the file path. It calls fill, which writes the content to the file tmp;
-// tmp does not exist before. Fill is for large files that another program or a copy inside the
-// kernel makes. The caller ensures that no other Fill of path runs at the same time. If Fill fails,
-// the old file is unchanged.
+// tmp does not exist before. Fill is for large files that another program writes or that the kernel
+// copies. The caller ensures that no other Fill of path runs at the same time. If Fill fails, the
+// old file is unchanged.
 //
 // A process that is killed in Fill leaves the file path+".new", and the next Fill of path removes
 // it.

@@ -51,8 +51,8 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// content returns the content for one write. All its bytes are equal, and it is longer than what
-// the kernel writes in one step.
+// content returns the content for one write. All its bytes are equal, and it is too long for the
+// kernel to write in one step.
 func content(b byte) []byte { return bytes.Repeat([]byte{b}, 3<<20) }
 
 func role(name, path string) *exec.Cmd {
@@ -195,7 +195,7 @@ func checkOnly(t *testing.T, dir, name, content string, mode fs.FileMode) {
 	}
 }
 
-// Clean removes what killed writers have left, and nothing else.
+// Clean removes the files that killed writers have left, and nothing else.
 func TestClean(t *testing.T) {
 	dir := t.TempDir()
 	kept := []string{"a", "a.new-1", ".a", ".a.new-", ".a.new-1.json", ".new-1", ".a.new-x", "b.new"}

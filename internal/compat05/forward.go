@@ -15,7 +15,7 @@ import (
 )
 
 // Forward serves the protocol of forkd 0.5's agent on this host until ctx ends. It listens at the
-// addresses that a daemon with --guest-port tells clients for sandboxes. say is called with errors.
+// addresses that a daemon with --guest-port reports for sandboxes. say is called with errors.
 func Forward(ctx context.Context, cl *client.Client, port int, say func(text string)) error {
 	l, err := listenLoopback(ctx, port)
 	if err != nil {

@@ -52,7 +52,7 @@ func (f Finding) by(fix Fix) Finding {
 	return f
 }
 
-// Host has what the checks examine. All functions must be set.
+// Host holds the inputs of the checks. All functions must be set.
 type Host struct {
 	Version   string // version of this program
 	Named     bool   // the user has named a daemon, so no emulated host is used
@@ -134,7 +134,7 @@ const (
 	checkKVM     = "/dev/kvm"
 	checkNetwork = "network of sandboxes"
 	checkDisk    = "disk space"
-	CheckDaemon  = "daemon" // whether one answers
+	CheckDaemon  = "daemon" // whether a daemon answers
 	checkLimits  = "limits of sandboxes"
 )
 
@@ -154,7 +154,7 @@ func (h Host) Diagnose(ctx context.Context) []Finding {
 	return slices.Concat(h.do(first), here, h.do(last))
 }
 
-// do runs those of the given checks that apply.
+// do runs the given checks, except those that do not apply.
 func (h *Host) do(rows []check) (findings []Finding) {
 	for _, c := range rows {
 		f := c.probe(h)
@@ -170,8 +170,8 @@ func (h *Host) do(rows []check) (findings []Finding) {
 	return findings
 }
 
-// needless replaces findings about this host's kernel by the verdict that they do not matter. It is
-// used if VMs run in an emulated host, which has a kernel of its own.
+// needless replaces findings about this host's kernel with the verdict that they do not matter. It
+// is used if VMs run in an emulated host, which has a kernel of its own.
 func needless(findings []Finding) []Finding {
 	for i, f := range findings {
 		if f.Verdict == Warn || f.Verdict == Fail {
@@ -182,7 +182,8 @@ func needless(findings []Finding) []Finding {
 	return findings
 }
 
-// vmsRun combines the findings about KVM and about the emulated host. One of them suffices.
+// vmsRun combines the findings about KVM and about the emulated host. It suffices that one of the
+// two works.
 func vmsRun(findings []Finding) Finding {
 	summary := fail("neither here nor in an emulated host").by(byHand(emulateHost))
 	for _, f := range findings {

@@ -22,7 +22,8 @@ import (
 
 // Checks of forkd's own files, and of the disk space for them.
 
-// A need is how much space a daemon needs in one place, in bytes.
+// A need is the free space that a daemon needs in one place, in bytes. Less than good is a warning,
+// and less than enough is a failure.
 type need struct{ good, enough uint64 }
 
 var (
@@ -42,7 +43,7 @@ func (n need) judge(where string, free uint64) Finding {
 }
 
 // at judges the free space of the file system of dir. If dir does not exist, it uses the nearest
-// directory above that does.
+// existing directory above dir.
 func (n need) at(dir string) Finding {
 	at := dir
 	for at != "/" {
@@ -105,7 +106,7 @@ func (h *Host) machineFile() Finding {
 // spaceLimit bounds the time that an emulated host may take to answer.
 const spaceLimit = 10 * time.Second
 
-// askMachine gets the free space of the emulated host in which the daemon runs, if it runs in one.
+// askMachine asks the emulated host for its free space, if the daemon runs in one.
 func (h *Host) askMachine() map[string]Finding {
 	if !h.inMachine {
 		return nil
@@ -153,7 +154,7 @@ func (h *Host) directories() Finding {
 		}
 		bad := fail("the daemon does not start: " + err.Error())
 		if info != nil && info.IsDir() && info.Mode().Perm()&0o077 != 0 {
-			// Ask first, because others may have changed the content.
+			// This fix needs a question, because other users may have changed the content.
 			bad.Fix = &Fix{Kind: askFix, Command: "chmod 700 " + quoted(d.path)}
 		}
 		return bad

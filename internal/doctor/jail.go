@@ -94,8 +94,8 @@ func judgeLandlock(there bool) Finding {
 	return pass("there")
 }
 
-// cores checks for core scheduling. It asks the kernel for this process's cookie, which has no
-// effect.
+// cores checks for core scheduling. It asks the kernel for this process's cookie, which changes
+// nothing.
 func (h *Host) cores() Finding {
 	err := unix.Prctl(unix.PR_SCHED_CORE, unix.PR_SCHED_CORE_GET, 0, unix.PR_SCHED_CORE_SCOPE_THREAD, 0)
 	// The call passes no buffer for the cookie. So it fails with EFAULT, or with ENODEV without

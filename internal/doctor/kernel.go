@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Checks of how well the host's kernel supports many VMs. Even if they fail, forkd runs, but slower
-// or with less space. Each failure names a fix.
+// Checks of how well the host's kernel supports many VMs. If they fail, forkd still runs, but
+// slower or with less space. Each failure names a fix.
 
 // kernel reports features that older kernels lack.
 func (h *Host) kernel() Finding {
@@ -210,8 +210,7 @@ func (h *Host) meminfo() map[string]uint64 {
 	return fields
 }
 
-// enoughMemory, in MiB, is the memory that a few sandboxes of 512 MiB need if they write half of
-// it.
+// enoughMemory, in MiB, is enough for a few sandboxes of 512 MiB that write half of their memory.
 const enoughMemory = 1024
 
 func (h *Host) memory() Finding {
@@ -227,7 +226,7 @@ func (h *Host) memory() Finding {
 	return pass(detail)
 }
 
-// swap says what happens to unused memory of sandboxes. Both possible answers are good.
+// swap reports whether the kernel can swap out unused memory of sandboxes. Both results pass.
 func (h *Host) swap() Finding {
 	kib := h.meminfo()
 	total, ok := kib["SwapTotal"]
@@ -241,7 +240,7 @@ func (h *Host) swap() Finding {
 		total>>10)
 }
 
-// muchReserved, in MiB, is the amount of reserved memory from which it is reported.
+// muchReserved, in MiB, is the smallest amount of reserved memory that causes a warning.
 const muchReserved = 256
 
 // hugePages reports memory reserved for huge pages, which forkd does not use: a child that writes

@@ -88,8 +88,8 @@ func (g *Gate) Waiting() int {
 	return len(g.queue)
 }
 
-// Enter takes one place, which counts in all of the shares. If there is none, it returns a
-// *FullError without waiting. The caller calls leave once.
+// Enter takes one place, which counts in all of the shares. If the gate or a share has no free
+// place, it returns a *FullError without waiting. The caller calls leave once.
 func (g *Gate) Enter(shares ...Share) (leave func(), err error) {
 	h := g.Hold(shares...)
 	if err := h.Add(1); err != nil {
@@ -109,8 +109,8 @@ type Hold struct {
 // Hold returns an empty Hold.
 func (g *Gate) Hold(shares ...Share) *Hold { return &Hold{of: g, shares: shares} }
 
-// Add takes n more places. If there are too few, it takes none and returns a *FullError without
-// waiting.
+// Add takes n more places. If fewer than n places are free, it takes none and returns a *FullError
+// without waiting.
 func (h *Hold) Add(n int) error {
 	g := h.of
 	g.mu.Lock()
@@ -134,10 +134,10 @@ func (h *Hold) Leave() {
 	h.n = 0
 }
 
-// Wait waits until ctx ends for a place, which counts in all shares. The error is that of ctx, or a
-// *FullError if too many callers wait. The key of the first share identifies the client. Clients
-// with the fewest places and waiters come first, so a client's only request does not wait behind
-// many requests of another client. The caller calls leave once.
+// Wait waits for a place, which counts in all shares. It returns the error of ctx if ctx ends
+// before, or a *FullError if too many callers wait. The key of the first share identifies the
+// client. Clients with the fewest places and waiters come first, so a client's only request does
+// not wait behind many requests of another client. The caller calls leave once.
 func (g *Gate) Wait(ctx context.Context, first Share, others ...Share) (leave func(), err error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err

@@ -69,8 +69,8 @@ func TestAPlaceCountsInEveryShare(t *testing.T) {
 	leave()
 }
 
-// A caller whose key has no other caller does not wait behind all callers of another key, whatever
-// the number of places.
+// A caller whose key has no other caller does not wait behind all callers of another key. The
+// number of places does not matter.
 func TestThoseWithTheFewestBeforeThemComeFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := New(1)

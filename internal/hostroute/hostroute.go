@@ -19,13 +19,13 @@ func IsLocal(addr netip.Addr) bool {
 	case errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.EHOSTUNREACH):
 		return false // there is no route to the address
 	case err != nil:
-		return true // the error is for example EMFILE, after which a connection would fail too
+		return true // such as EMFILE, after which a connection would fail too
 	}
 	switch kind {
 	case unix.RTN_UNICAST, unix.RTN_UNREACHABLE, unix.RTN_BLACKHOLE, unix.RTN_PROHIBIT, unix.RTN_THROW:
 		return false
 	}
-	return true // a local address, or for example a broadcast address, whose packets the host receives too
+	return true // for example local, or broadcast: the host itself receives these packets too
 }
 
 // routeType returns the type of the route to an address (RTN_*).

@@ -1,8 +1,9 @@
 // Package ignore finds the paths that the patterns of a .dockerignore match.
 //
-// The rules are those of Docker's github.com/moby/patternmatcher, which makes a regular expression of
-// each pattern. A pattern matches a path if it matches the path or one of its parents. Docker's code
-// tries one after another; this package reads a path once for each pattern, however many parents it has.
+// The rules are those of Docker's github.com/moby/patternmatcher, which makes a regular expression
+// of each pattern. A pattern matches a path if it matches the path or one of its parents. Docker's
+// code tries the path and its parents one after another. This package reads the path only once per
+// pattern, however many parents it has.
 //
 // The package reads no files, and does not split the text of a .dockerignore into patterns.
 package ignore
@@ -17,7 +18,7 @@ import (
 )
 
 // maxSize bounds a pattern, in instructions of its regular expression. A repetition such as a{1000}
-// multiplies them.
+// multiplies the instructions.
 const maxSize = 1 << 16
 
 // Patterns are the patterns of a .dockerignore. The zero value excludes nothing.
@@ -32,8 +33,8 @@ type pattern struct {
 	matches   func(path string) bool // reports whether the pattern matches the path or one of its parents
 }
 
-// New returns patterns in the order in which they apply: the last one that matches decides. A
-// pattern that begins with an exclamation mark is an exception.
+// New returns patterns in the order in which they apply: the last pattern that matches a path
+// decides. A pattern that begins with an exclamation mark is an exception.
 func New(patterns []string) (Patterns, error) {
 	var all Patterns
 	for _, p := range patterns {
@@ -57,7 +58,7 @@ func (p Patterns) Any() bool { return len(p.list) > 0 }
 // Exceptions reports whether a path below an excluded directory may be included.
 func (p Patterns) Exceptions() bool { return p.exceptions }
 
-// Size is about the number of steps that all patterns take for one character of a path.
+// Size returns the approximate number of steps that all patterns take for one character of a path.
 func (p Patterns) Size() int { return p.size }
 
 // Out reports whether a clean relative path, with slashes, is excluded.
@@ -125,18 +126,18 @@ func compileExpression(p pattern, source string) (pattern, int, error) {
 type kind int
 
 const (
-	exact      kind = iota // it is the path
-	prefix                 // it ends with two stars, and has no other wildcards
-	suffix                 // it begins with two stars, and has no other wildcards
-	expression             // a regular expression
+	exact      kind = iota // no wildcards
+	prefix                 // two stars at the end, and no other wildcards
+	suffix                 // two stars at the beginning, and no other wildcards
+	expression             // any other pattern, which needs a regular expression
 )
 
 // translate returns the kind of a pattern and its regular expression, which matches a path if the
 // pattern matches the path or one of its parents.
 func translate(text string) (kind, string, error) {
 	const (
-		special = ".+()$"           // characters of patterns that are special in regular expressions only
-		letters = "afnrtvdDsSwWbBA" // letters that have the same meaning behind a backslash for a parent as for the path
+		special = ".+()$"           // characters that are special in regular expressions, but not in patterns
+		letters = "afnrtvdDsSwWbBA" // letters whose escapes mean the same for a parent as for the path
 	)
 	k, runes := exact, []rune(text)
 	var out strings.Builder
@@ -187,8 +188,9 @@ func translate(text string) (kind, string, error) {
 			out.WriteRune(c)
 		}
 	}
-	// A parent ends before a slash. Assertions see no difference: neither a slash nor the end of a
-	// text is a part of a word.
+	// A match ends at the end of the path, or before a slash, where a parent ends. An assertion
+	// such as \b gives the same result in both places: neither the slash nor the end of the text is
+	// part of a word.
 	out.WriteString("(?:/|$)")
 	return k, out.String(), nil
 }

@@ -37,13 +37,13 @@ func TestParentsCostNothing(t *testing.T) {
 		t.Errorf("%d patterns were compared %d times, with %d bytes of a path of %d", len(patterns), compared, bytes,
 			len(deep))
 	}
-	// The work is in these comparisons: no pattern is a loop over parents.
+	// The size includes all of the work, because no pattern loops over the parents.
 	if p.Size() > 50*len(patterns) {
 		t.Errorf("%d patterns take %d steps for a character", len(patterns), p.Size())
 	}
 }
 
-// Docker's own code decides the same.
+// Docker's own code gives the same results.
 func TestSameAsDocker(t *testing.T) {
 	parts := []string{"a", "b", "ab", "*", "**", "?", "/", "/", "/", "!", ".", "[ab]", "[^a]", "\\*", "\\b", "\\B", "\\w",
 		"{2}", "{0,1}", "|", "^", "$", "é", "+", "(", ")"}

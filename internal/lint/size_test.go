@@ -109,8 +109,8 @@ func TestCodeLines(t *testing.T) {
 // maxWidth is the maximum number of characters in a line of code. A tab counts as one.
 const maxWidth = 120
 
-// longText is the length from which a string may make its line exceed maxWidth. A text that is not
-// broken into parts is easier to find and to read.
+// longText is the minimum length of a string that may make its line exceed maxWidth. A text that is
+// not broken into parts is easier to find and to read.
 const longText = 60
 
 func TestCodeIsNarrow(t *testing.T) {

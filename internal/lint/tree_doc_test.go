@@ -11,14 +11,14 @@ import (
 )
 
 // treeMark stands before a code block that shows a tree of folders. Each folder has a line with its
-// name, a slash and a short description. The line is indented by two spaces more than that of its
-// parent.
+// name, a slash and a short description. The line of a folder is indented by two spaces more than
+// the line of its parent.
 const treeMark = "<!-- tree -->"
 
 var treeLine = regexp.MustCompile(`^( *)([a-z0-9-]+)/(?: +\S.*)?$`)
 
-// drawnTree returns the folders in a document's tree. The value says whether folders are shown
-// below the folder.
+// drawnTree returns the folders in a document's tree. The value of a folder says whether the tree
+// shows folders below it.
 func drawnTree(t *testing.T, d document) map[string]bool {
 	t.Helper()
 	start := slices.Index(d.lines, treeMark)

@@ -216,8 +216,8 @@ type treeResult struct {
 	Omitted int        `json:"omitted,omitempty" jsonschema:"at least this many nodes are omitted"`
 }
 
-// maxFamily bounds the number of snapshots, and of sandboxes, in a tree. Only the fields of origin
-// are kept of each.
+// maxFamily bounds the number of snapshots, and of sandboxes, in a tree. Only the fields of type
+// origin are kept for each.
 const maxFamily = 2000
 
 func tree(ctx context.Context, c *call, in treeArgs) (r treeResult, err error) {

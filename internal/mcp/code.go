@@ -36,7 +36,7 @@ const (
 	maxShown   = 8       // images in one answer
 	maxFormats = 16      // media types listed for one value
 
-	// Bytes as JSON of the text forms of displayed values.
+	// Bytes of JSON for text: of displayed values, and of the last expression's value.
 	maxShownText = 128 << 10
 	maxMainText  = 320 << 10
 )

@@ -7,8 +7,8 @@
 // between calls: every tool has the id of its sandbox as an argument, and the process id identifies
 // a long-running command. It does not use the protocol's roots, sampling or logging.
 //
-// Constants of each tool bound the data that a guest can make large. If something was omitted, the
-// answer says so.
+// Each tool has constants that bound the data that a guest can make large. If something was
+// omitted, the answer says so.
 package mcp
 
 import (
@@ -52,7 +52,7 @@ const MaxMessage = 4 << 20
 // on the program and on the client's scope.
 const toolsTTL = 10 * 60 * 1000
 
-// Catalog is the set of tools. It makes servers for clients.
+// Catalog is the set of tools. It makes a server for each client or scope.
 type Catalog struct {
 	version string
 	tools   []tool
@@ -69,7 +69,7 @@ func New(version string) *Catalog {
 	return c
 }
 
-// Server returns a server with the tools of a scope. They send requests with cl. Its subscriptions
+// Server returns a server with the tools of a scope. The tools send requests with cl. Subscriptions
 // and calls end with ctx.
 func (c *Catalog) Server(ctx context.Context, cl *client.Client, scope Scope) *sdk.Server {
 	f := newFollower(ctx, cl)
@@ -122,7 +122,7 @@ func (c *Catalog) server(scope Scope, subscribe func(context.Context, *sdk.Subsc
 	return s
 }
 
-// message is what calls of tools and reads of resources know about their message.
+// message holds the data about a message that calls of tools and reads of resources need.
 type message struct {
 	ctx context.Context // ends when the client has left
 	cl  *client.Client
@@ -138,7 +138,7 @@ func With(ctx context.Context, cl *client.Client) context.Context {
 
 // clientOf returns the client for the current message.
 func clientOf(ctx context.Context) *client.Client {
-	return ctx.Value(messageKey{}).(*message).cl // without a message there is a defect in this program
+	return ctx.Value(messageKey{}).(*message).cl // a missing message is a defect of this program
 }
 
 // ended cancels the calls of a message when the message's context ends, in every version of the

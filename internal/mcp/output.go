@@ -63,7 +63,8 @@ func (e *excerptWriter) text() string {
 	return plain(append(bytes.Clone(e.head), e.tail...))
 }
 
-// binary reports whether the output contains bytes that are not text. plain replaces them.
+// binary reports whether the output contains bytes that are not text. The function plain replaces
+// such bytes.
 func (e *excerptWriter) binary() bool {
 	if e.omitted() > 0 {
 		return !utf8.Valid(validEnd(e.head)) || !utf8.Valid(validStart(e.tail))
@@ -124,8 +125,8 @@ func runCommand(
 	return runInto(ctx, cl, id, req, stdout, stderr)
 }
 
-// ends runs a command until it exits. It returns the last most bytes of each output, whatever the
-// guest sends.
+// ends runs a command until it exits. It returns the end of each output, at most most bytes,
+// whatever the guest sends.
 func (c *call) ends(ctx context.Context, id string, req client.ExecRequest, most int) (stdout, stderr []byte,
 	err error) {
 	out, errs := newExcerpt(0, most), newExcerpt(0, most)

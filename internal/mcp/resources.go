@@ -159,8 +159,8 @@ func readResource(ctx context.Context, cl *client.Client, uri string) (*sdk.Reso
 // maxConsole bounds the output of a console, in bytes.
 const maxConsole = 64 << 10
 
-// OmittedKey is a key in the metadata of a list. Its value is the number of members that are
-// missing at the end of the list. More may be missing.
+// OmittedKey is a key in the metadata of a list. Its value is the number of members that are known
+// to be missing at the end of the list. More may be missing.
 const OmittedKey = "forkd/omitted"
 
 // listResource returns the first members of a list, as many as fit into an answer.

@@ -67,8 +67,8 @@ func escaped[T string | []byte](text T) (n int) {
 	return n
 }
 
-// shorten returns the beginning of a text with at most most bytes of JSON. If it omits something,
-// it adds a mark.
+// shorten returns the beginning of a text, so that its JSON has no more bytes than most. It marks
+// the place where it has cut the text.
 func shorten(text string, most int) string {
 	if len(text)*6 <= most || escaped(text) <= most {
 		return text

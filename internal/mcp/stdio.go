@@ -14,8 +14,8 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// drainTime is the time for answering requests after the end of the input. A client that pipes its
-// requests into the server needs all answers, although its input has ended.
+// drainTime bounds the time for answering requests after the end of the input. A client that pipes
+// its requests into the server expects an answer to each of them.
 const drainTime = 10 * time.Second
 
 // A request with listenMethod is answered only when the client ends its subscription. A

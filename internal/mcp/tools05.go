@@ -78,7 +78,7 @@ type ofSandbox struct {
 	SandboxID string `json:"sandbox_id" jsonschema:"id of the sandbox, such as sb-…"`
 }
 
-// list is a list in the form of forkd 0.5, in which the root of a result must be an object.
+// list is a list in the form of forkd 0.5, where a result must be an object and not an array.
 type list[T any] struct {
 	Result  []T `json:"result"`
 	Omitted int `json:"omitted,omitempty" jsonschema:"at least this many entries are omitted at the end"`

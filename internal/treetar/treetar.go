@@ -3,9 +3,9 @@
 // guest.
 //
 // Unpack makes only files, directories and links, but no devices. It sets permissions, but no
-// owners and no other mode bits. An archive cannot write outside of the directory, because that is
-// an os.Root. A symbolic link in the archive may point to the outside, but nothing is written
-// through it. The package does not compress, and does not preserve sparse files or extended
+// owners and no other mode bits. An archive cannot write outside of the directory, because the
+// directory is an os.Root. A symbolic link in the archive may point to the outside, but nothing is
+// written through it. The package does not compress, and does not preserve sparse files or extended
 // attributes.
 package treetar
 
@@ -29,8 +29,8 @@ const (
 )
 
 // Bounds on a name. The first two are Linux's bounds of a path and of its parts. The third bounds
-// the depth, so that programs that walk the tree stay fast. All are needed, because a few
-// compressed bytes may become a name of a megabyte.
+// the depth, so that programs that walk the tree stay fast. All three are needed, because a few
+// compressed bytes may expand to a name of a megabyte.
 const (
 	maxName  = 4096 // bytes
 	maxPart  = 255  // bytes
@@ -138,7 +138,7 @@ func (zeros) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Target is the directory in which Unpack makes files, and options for that.
+// Target holds the directory in which Unpack makes files, and options.
 type Target struct {
 	Root *os.Root
 	Bits bool                    // entries get exactly the archive's permissions, whatever the umask

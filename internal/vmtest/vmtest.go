@@ -1,5 +1,5 @@
-// Package vmtest provides tests with what real VMs need: a check for usable KVM, a kernel, root
-// file systems and the VMM program.
+// Package vmtest provides the prerequisites of tests with real VMs: a check for usable KVM, a
+// kernel, root file systems and the VMM program.
 //
 // If KVM is not usable, or if FORKD_TEST_HOST=1, such tests are skipped with a reason. In the
 // emulated host (FORKD_TEST_MACHINE=1), or if FORKD_TEST_KVM=1, they fail instead. The command

@@ -6,7 +6,7 @@
 //	{"action": "exec", "args", "timeout": 30}      {"stdout", "stderr", "exit_code"}, or {"error"}
 //	{"action": "eval", "code"}                     {"result", "exit_code"}, or {"error", "traceback", "exit_code"}
 //
-// The protocol has no token. So the users of the package decide which connections are served. The
+// The protocol has no token, so the users of the package decide which connections are served. The
 // Guest carries out the actions.
 package agent05
 
@@ -34,7 +34,7 @@ const DefaultAddr = "10.42.0.2:8888"
 // Port is the port of the old agent in a guest.
 const Port = 8888
 
-// Bounds on what a client can hold.
+// Bounds on the resources that a client can hold.
 const (
 	maxLine  = 2 << 20          // bytes of a request
 	maxConns = 128              // connections at the same time; the old agent had the same backlog
@@ -49,9 +49,9 @@ type Guest interface {
 	Eval(context.Context, apiv1.EvalRequest) (apiv1.EvalResult, error)
 }
 
-// Addr returns the loopback address of a sandbox for clients on this host. It is derived from the
-// id, so two sandboxes may get the same address: among a thousand sandboxes with a probability of 3
-// %.
+// Addr returns the loopback address of a sandbox for clients on this host. The address is derived
+// from the id, so two sandboxes may get the same one. Among a thousand sandboxes, this happens with
+// a probability of 3 %.
 func Addr(id string, port int) string {
 	h := fnv.New32a()
 	h.Write([]byte(id))
@@ -63,7 +63,8 @@ func Addr(id string, port int) string {
 }
 
 // Serve answers connections on l until ctx ends. Then it closes l and waits for running requests.
-// of returns the server for a connection; if that is nil, Serve closes the connection.
+// The function of returns the server for a connection; if it returns nil, Serve closes the
+// connection.
 func Serve(ctx context.Context, l net.Listener, of func(net.Conn) *Server) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var conns sync.WaitGroup
@@ -121,8 +122,8 @@ type fault struct {
 	ExitCode  int    `json:"exit_code"`
 }
 
-// answer serves one connection. Clients close their direction of the connection after the request,
-// which is ignored.
+// answer serves one connection. After sending the request, clients close their direction of the
+// connection; answer ignores that.
 func (s *Server) answer(ctx context.Context, conn net.Conn) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -184,8 +185,8 @@ func (s *Server) ping(ctx context.Context) any {
 	return reply
 }
 
-// numpyVersion returns the version of numpy that the interpreter has loaded. It asks the
-// interpreter until it gets an answer, and never makes it load numpy.
+// numpyVersion returns the version of numpy that the interpreter has loaded. If the interpreter
+// gives no answer, the next ping asks again. The question never makes the interpreter load numpy.
 func (s *Server) numpyVersion(ctx context.Context) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -26,9 +26,9 @@ import (
 	"github.com/forkd/forkd/internal/build/debpkg"
 )
 
-// suite is the Debian suite with Bochs 3.0, in whose VMX kvm-intel works. Debian 12 has Bochs 2.7,
-// built without VMX. Later suites have 3.1, which divides 64-bit numbers wrongly, so that kernels
-// panic.
+// suite is the Debian suite with Bochs 3.0, whose emulation of VMX works with kvm-intel. Debian 12
+// has Bochs 2.7, which is built without VMX. Later suites have 3.1, which divides 64-bit numbers
+// wrongly, so that kernels panic.
 const suite = "trixie"
 
 // packages are fetched with their dependencies. They contain the emulator, its firmware, its

@@ -33,8 +33,8 @@ const (
 )
 
 // cmdline is the kernel's command line. It sets the frequency of the TSC, because Bochs leaves the
-// CPUID leaf empty in which these models report it. After a panic the host halts; the watcher reads
-// the message on the console and ends the run.
+// CPUID leaf for that frequency empty. After a panic the host halts; the watcher then reads the
+// message on the console and ends the run.
 var cmdline = strings.Join([]string{
 	"console=ttyS0,115200", "quiet", "mitigations=off", "nokaslr", "panic=0", "norandmaps",
 	fmt.Sprintf("tsc_early_khz=%d", instructionsPerSecond/1000),

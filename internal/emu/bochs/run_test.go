@@ -14,8 +14,8 @@ import (
 
 const never = time.Hour
 
-// The result of a run follows from the console and from the fact that Bochs has exited. Its exit
-// status says nothing useful.
+// The console, and the fact that Bochs has exited, determine the result of a run. The exit status
+// of Bochs says nothing useful.
 func TestWatch(t *testing.T) {
 	ended := errors.New("exit status 1")
 	for _, c := range []struct {
@@ -68,7 +68,7 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-// The options of a host, and those that Bochs 3.0 needs, are in the right files.
+// The options of a host, and the options that Bochs 3.0 needs, are in the right files.
 func TestConfiguration(t *testing.T) {
 	h := Host{CPU: Haswell, KVMIntel: []string{"ept=0"}}
 	if got := h.moduleOptions(); got != "enable_apicv=0 ept=0" {

@@ -28,8 +28,8 @@ var metaPackages = []string{"linux-image-6.12-amd64", "linux-image-amd64"}
 // linux-image-6.12.117+deb12-amd64.
 var imagePackage = regexp.MustCompile(`^linux-image-(\d[^\s/]*-amd64)$`)
 
-// CacheDir is the subdirectory of the cache with the kernels of emulated hosts. The kernels of
-// guests are in another one.
+// CacheDir is the subdirectory of the cache for the kernels of emulated hosts. Kernels of guests
+// are in another subdirectory.
 const CacheDir = "machine-kernel"
 
 // Kernel is an unpacked kernel package.
@@ -124,7 +124,8 @@ func arrange(staging, version string) error {
 	return debpkg.Take(staging, "lib/modules/"+version, filepath.Join(out, modulesName))
 }
 
-// Busybox returns the path of a static busybox. It uses the host's, or else fetches one into dir.
+// Busybox returns the path of a static busybox: the host's busybox, or else one that it fetches
+// into dir.
 func Busybox(ctx context.Context, dir string) (string, error) {
 	fetched := filepath.Join(dir, "busybox")
 	for _, path := range []string{"/bin/busybox", "/usr/bin/busybox", fetched} {

@@ -12,8 +12,8 @@ import (
 
 // AddModules adds modules and their dependencies to the directory dir of an initramfs. The files
 // are called NUMBER-NAME.ko, and must be loaded in the order of their names. They have no
-// signatures: checking these would take an emulated machine a second, and the kernel comes from the
-// same package anyway.
+// signatures: an emulated machine would need a second to check signatures, and the kernel comes
+// from the same package anyway.
 func (k Kernel) AddModules(w *initramfs.Writer, dir string, names []string) error {
 	collected, err := kmod.Collect(k.ModulesDir, names)
 	if err != nil {

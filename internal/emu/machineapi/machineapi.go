@@ -118,9 +118,10 @@ const (
 	frameTypesEnd // first invalid type
 )
 
-// Only one FrameStdin may be pending, so that the emulated host can always receive. If its receive
-// window were full of input that the process does not read, it would not see the end of the
-// connection behind that input, and would not notice that the client has died.
+// Only one FrameStdin may be pending, so that the emulated host can always receive. Otherwise its
+// receive window could fill up with input that the process does not read. The emulated host would
+// then not see the end of the connection behind that input, and would not notice that the client
+// has died.
 
 // MaxFrame is the maximum length of a frame's payload in bytes.
 const MaxFrame = 1 << 20

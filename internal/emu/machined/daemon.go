@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	// daemonLogBytes is the number of last bytes of the daemon's output that are kept.
+	// daemonLogBytes bounds the end of the daemon's output that is kept.
 	daemonLogBytes = 256 << 10
 	// daemonPipeGrace bounds the wait for the end of the output after the daemon's exit, because
 	// sandboxes may outlive the daemon and keep the pipe open.
@@ -107,8 +107,8 @@ func (d *daemon) wait(cmd *exec.Cmd) {
 	defer d.mu.Unlock()
 	d.cmd, d.exit = nil, &exit
 	proven := time.Since(d.started) >= daemonProven
-	// If an earlier process has run for long enough, the command line is correct, and the cause of
-	// the exit (such as a lock) may disappear.
+	// After a restart, an early exit is not final: the command line has worked before, and the
+	// cause of the exit (such as a lock) may disappear.
 	if d.abandoned || exit.Signal == 0 && !proven && d.restarts == 0 {
 		return
 	}

@@ -116,8 +116,8 @@ func startProcess(start machineapi.ExecStart, groups groups) (*process, error) {
 		return nil, fmt.Errorf("exec: %w", err)
 	}
 	defer errW.Close()
-	// With writers in place of pipes, Wait would not return when the process exits but another
-	// process keeps the pipes open.
+	// Use pipes instead of writers. With writers, Wait would return only when no other process
+	// keeps the pipes open any more.
 	cmd.Stdout, cmd.Stderr = outW, errW
 	if p.group, err = groups.start(cmd); err != nil {
 		p.stdout.Close()

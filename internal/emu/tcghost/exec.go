@@ -101,8 +101,8 @@ func (c *client) upgrade(ctx context.Context) (io.ReadWriteCloser, error) {
 	return conn, nil
 }
 
-// sender writes frames for two goroutines, that of the input and that of the signals. It writes
-// each frame as a whole.
+// sender writes frames for two goroutines: one sends input, and the other one sends signals. It
+// writes each frame as a whole.
 type sender struct {
 	mu sync.Mutex
 	// +checklocks:mu
@@ -170,8 +170,7 @@ func write(w io.Writer, b []byte) error {
 	return nil
 }
 
-// outputError marks an error of the caller's writer, so that it is not taken for one of the
-// emulated host.
+// outputError marks an error of the caller's writer, to tell it from an error of the emulated host.
 type outputError struct{ error }
 
 func (e outputError) Error() string { return "write output: " + e.error.Error() }

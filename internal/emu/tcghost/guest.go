@@ -38,6 +38,6 @@ func DaemonArgs() []string {
 //     clearing a page stalls.
 //   - clearcpuid=cx16: after cmpxchg16b QEMU 7.2 leaves operands of earlier instructions in RFLAGS,
 //     including trap and alignment check bits, and a following exit saves them. Linux's allocator
-//     uses the instruction on pages that are write-protected after a fork. Without the instruction
-//     it uses another method.
+//     uses cmpxchg16b on pages that are write-protected after a fork. Without cmpxchg16b, the
+//     allocator uses another method.
 func GuestCmdline() []string { return []string{"norandmaps", "clearcpuid=cx16"} }

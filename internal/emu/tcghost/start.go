@@ -97,8 +97,8 @@ func (m Machine) spawn(o Options, supervisor []string) (<-chan error, error) {
 	if err := os.RemoveAll(m.path(dirRun)); err != nil {
 		return nil, fmt.Errorf("remove old copies: %w", err)
 	}
-	// Replace the state file of the previous run, so that it is not taken for the state of this
-	// one.
+	// Replace the state file of the previous run, so that no process takes it for the state of this
+	// run.
 	if err := m.writeState(State{Name: m.Name, Phase: Starting, Options: o}); err != nil {
 		return nil, err
 	}

@@ -22,8 +22,9 @@ import (
 
 const (
 	pingEvery = 2 * time.Second
-	// pingBootEvery is short, because QEMU accepts connections before the emulated host listens, so
-	// that each failed ping takes its full time limit.
+	// pingBootEvery is the interval and the time limit of pings during a boot. It is short: QEMU
+	// accepts connections before the emulated host listens, so an early ping takes its full time
+	// limit.
 	pingBootEvery = 250 * time.Millisecond
 	// pingLimit bounds one ping after the first answer of a boot.
 	pingLimit = 10 * time.Second
@@ -234,7 +235,7 @@ func (s *supervisor) lastWords() string {
 	return "nothing on the console"
 }
 
-// poll pings the emulated host repeatedly. It sends to pongs for every answer with this boot id.
+// poll pings the emulated host repeatedly. For every answer with this boot id, it sends to pongs.
 func poll(ctx context.Context, c *client, bootID string, pongs chan<- struct{}) {
 	every, limit := pingBootEvery, pingBootEvery
 	for {

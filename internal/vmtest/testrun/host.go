@@ -30,14 +30,14 @@ func (thisHost) start(context.Context) error  { return nil }
 func (thisHost) restart(context.Context) bool { return false }
 func (thisHost) stop()                        {}
 
-// machine is an emulated host. Its name is $FORKD_MACHINE. By default it is one in which no user
-// has sandboxes.
+// machine is an emulated host with the name $FORKD_MACHINE or, by default, defaultMachine. No user
+// has sandboxes in the default one.
 type machine struct{ name string }
 
 const defaultMachine = "test"
 
 // Limits for the emulated hosts that run tests concurrently. An emulated host has 6 GiB of memory,
-// and needs more on this host for the page cache.
+// and this host needs more than that for the page cache.
 const (
 	machineMemory = 8 << 30 // bytes
 	maxMachines   = 2       // there are only a few shards, and each emulated host must make a parent of its own

@@ -86,8 +86,8 @@ func coreTests() []vmPkg {
 	}
 }
 
-// leftOut lists slow VM tests that need no other features of KVM than the remaining tests. The only
-// one now merges the disk layers of 300 branches.
+// leftOut lists slow VM tests that need no features of KVM beyond those that the other tests use.
+// The only test in the list merges the disk layers of 300 branches.
 var leftOut = []string{"TestManyBranchesOfOneVM"}
 
 const (

@@ -72,7 +72,8 @@ func runJobs(ctx context.Context, hosts []host, jobs []job) (total counts, faile
 				out.last = nil
 				fmt.Fprintf(out, "[%d/%d] %s\n", i+1, len(jobs), j.title)
 				c, err := j.do(ctx, h, out)
-				// For example a failed build, a test that hangs, or the published clients.
+				// An error without a failed test is for example a failed build, a hanging test, or
+				// a failure of the published clients.
 				if err != nil && len(c.failures) == 0 {
 					c.failures = []string{j.name + "\n" + strings.Join(out.last, "")}
 				}

@@ -1,6 +1,6 @@
-// Command errorlint reports comparisons of errors by == and type assertions on errors, because they
-// do not find wrapped errors. It exists because the errorlint library's own command cannot be run
-// by `go vet -vettool`, which caches findings.
+// Command errorlint reports comparisons of errors by == and type assertions on errors, because
+// these miss wrapped errors. The errorlint library's own command cannot be run by `go vet
+// -vettool`, which caches findings.
 package main
 
 import (
