@@ -30,9 +30,9 @@ func (c *Client) RollbackWith(ctx context.Context, id string, req RollbackReques
 	return r, err
 }
 
-// Promote lets a sandbox go on as the sandbox req.From is now: with its memory, disk and processes,
-// but under its own id, name, labels and network policy. Both sandboxes must come from the same
-// parent. The sandbox req.From goes on too. The sandbox's own state is lost, as in a rollback.
+// Promote gives a sandbox the memory, disk and processes that the sandbox req.From has now. The
+// promoted sandbox keeps its own id, name, labels and network policy, and loses its own state, as
+// in a rollback. The sandbox req.From continues. Both sandboxes must come from the same parent.
 func (c *Client) Promote(ctx context.Context, id string, req PromoteRequest) (r RolledBack, err error) {
 	err = c.call(ctx, http.MethodPost, sandboxPath(id, "/promote"), req, &r)
 	return r, err

@@ -15,8 +15,8 @@ import (
 	"github.com/forkd/forkd/internal/ignore"
 )
 
-// BuildContext is a directory whose files a build may copy, and its Dockerfile. The zero BuildContext has no
-// files.
+// BuildContext is a directory of files that a build may copy, with the build's Dockerfile. The zero
+// BuildContext has no files.
 //
 //	files, err := client.OpenBuildContext("app", "")
 //	defer files.Close()

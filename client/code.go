@@ -45,7 +45,7 @@ func (r CodeResult) Bytes(mediaType string) []byte {
 	return data
 }
 
-// Execution holds how code ended and what it displayed.
+// Execution is the outcome of code, with everything that the code displayed.
 type Execution struct {
 	Results        []CodeResult
 	Stdout, Stderr string

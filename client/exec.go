@@ -18,8 +18,8 @@ func (c *Client) Ping(ctx context.Context, id string) (p Pong, err error) {
 	return p, err
 }
 
-// Bounds of Exec, in bytes: maxOutput for what Exec returns of each output, maxTotal for what it
-// reads altogether.
+// Bounds of Exec, in bytes: maxOutput for the part of each output that Exec returns, and maxTotal
+// for all output that it reads.
 const (
 	maxOutput = 8 << 20
 	maxTotal  = 64 << 20

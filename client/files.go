@@ -139,7 +139,8 @@ func (c *Client) MakeDir(ctx context.Context, id, path string) (f File, err erro
 	return f, err
 }
 
-// MoveFile moves a file or a directory of a sandbox to another path, whose parents it makes.
+// MoveFile moves a file or a directory of a sandbox to another path, and makes missing parents of
+// that path.
 func (c *Client) MoveFile(ctx context.Context, id, from, to string) (f File, err error) {
 	if err := checkFile("from", from); err != nil {
 		return f, err

@@ -13,13 +13,13 @@ import (
 type FillRequest struct {
 	Kernel  string // path of a guest kernel on the daemon's host
 	DiskMiB int    // size of the file system
-	UUID    string // of the file system
+	UUID    string // UUID of the file system
 }
 
-// FillImage has a VM of the daemon unpack the layers of a container image onto an empty disk. stream and
-// the answer are for programs of forkd's own version only: `forkd build docker://IMAGE` makes and reads
-// them. A call may wait for a read of stream even after its context has ended, so reads should end with
-// the context.
+// FillImage has a VM of the daemon unpack the layers of a container image onto an empty disk. Only
+// programs of the daemon's own version can make stream and read the answer; `forkd build
+// docker://IMAGE` does so. A call may wait for a read of stream even after its context has ended,
+// so reads should end with the context.
 func (c *Client) FillImage(ctx context.Context, req FillRequest, stream io.Reader) (io.ReadCloser, error) {
 	q := url.Values{"kernel": {req.Kernel}, "disk_mib": {strconv.Itoa(req.DiskMiB)}, "uuid": {req.UUID}}
 	resp, err := c.request(ctx, http.MethodPost, "/v1/images?"+q.Encode(), "application/octet-stream", stream)
@@ -36,8 +36,8 @@ func (c *Client) CachedImages(ctx context.Context) (list []CachedImage, err erro
 	return list, err
 }
 
-// PruneImages removes the items of the daemon's image cache that no build has used for a time and no
-// snapshot is based on. With dryRun it only reports them.
+// PruneImages removes the items of the daemon's image cache that no snapshot is based on, and that
+// no build has used for the given time. With dryRun it only reports them.
 func (c *Client) PruneImages(ctx context.Context, unused time.Duration, dryRun bool) (p PrunedImages, err error) {
 	q := url.Values{"unused_secs": {strconv.FormatFloat(unused.Seconds(), 'f', -1, 64)}}
 	if dryRun {

@@ -5,7 +5,7 @@ import (
 	"net/http"
 )
 
-// Limits returns the limits of a sandbox and what it uses.
+// Limits returns the limits of a sandbox and its usage.
 func (c *Client) Limits(ctx context.Context, id string) (l SandboxLimits, err error) {
 	err = c.call(ctx, http.MethodGet, sandboxPath(id, "/limits"), nil, &l)
 	return l, err

@@ -170,7 +170,7 @@ func (p *Process) Wait(stdout, stderr io.Writer) (end ExecEnd, err error) {
 }
 
 // maxUntaken bounds the input, in bytes, that was sent and that the process has not read yet. The
-// daemon buffers this much; beyond it, signals would wait behind input.
+// daemon buffers this much. With more input, signals would wait behind the input.
 const maxUntaken = 128 << 10
 
 // Write sends input to the process and returns when the process has read it.

@@ -22,7 +22,7 @@ const (
 	MaxBuildSecret  = 500 << 10 // bytes of each
 
 	MaxBuildRegistries = 64       // registries for which credentials are given
-	MaxRegistryAuth    = 64 << 10 // bytes of each text of their credentials
+	MaxRegistryAuth    = 64 << 10 // bytes of each text in the credentials
 )
 
 // BuildRequest asks for a snapshot to be built from a Dockerfile or a recipe.
@@ -39,7 +39,7 @@ type BuildRequest struct {
 	DiskMiB    int               `json:"disk_mib,omitempty"`   // disk of such a VM; 0: 8192
 	Secrets    map[string][]byte `json:"secrets,omitempty"`    // secrets for RUN --mount=type=secret, by id
 
-	RegistryAuth map[string]RegistryAuth `json:"registry_auth,omitempty"` // for images, by host of the registry
+	RegistryAuth map[string]RegistryAuth `json:"registry_auth,omitempty"` // to pull images, by host of the registry
 
 	// Recipe is the text of a recipe, which is built instead of a Dockerfile. The build context is its directory.
 	Recipe           string     `json:"recipe,omitempty"`
@@ -49,20 +49,20 @@ type BuildRequest struct {
 	ReadyTimeoutSecs float64    `json:"ready_timeout_secs,omitempty"` // with Recipe: how long the boot may take; 0: 300
 }
 
-// BuildBoot names what the machine of a recipe boots from: a root file system made from the recipe's base and
-// packages, and a kernel. Paths are paths on the daemon's host.
+// BuildBoot names the files that a recipe's VM boots from: a root file system made from the
+// recipe's base and packages, and a kernel. Paths are paths on the daemon's host.
 type BuildBoot struct {
 	Kernel string            `json:"kernel"`
 	Initrd string            `json:"initrd,omitempty"` // empty: the daemon makes one
 	Rootfs string            `json:"rootfs"`
-	Env    map[string]string `json:"env,omitempty"` // of the base
+	Env    map[string]string `json:"env,omitempty"` // environment variables of the base
 }
 
 // RegistryAuth holds credentials for a registry: a username with a password, or one token.
 type RegistryAuth struct {
 	Username      string `json:"username,omitempty"`
 	Password      string `json:"password,omitempty"`
-	IdentityToken string `json:"identity_token,omitempty"` // exchanged for tokens of images
+	IdentityToken string `json:"identity_token,omitempty"` // exchanged for access tokens
 	RegistryToken string `json:"registry_token,omitempty"` // sent to the registry as it is
 }
 

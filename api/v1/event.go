@@ -11,17 +11,17 @@ type Event struct {
 	Time time.Time `json:"time"`
 
 	// Type is "sandbox.created" or the like, see docs/api.md. "missed" means that events were lost
-	// here; the client should list the objects again.
+	// at this point; the client should list the objects again.
 	Type string `json:"type"`
 
-	// ID of the sandbox that changed. For a snapshot: of the sandbox that was branched.
+	// ID of the sandbox that changed or, for a snapshot, of the sandbox that was branched.
 	SandboxID string `json:"sandbox_id,omitempty"`
-	// Tag of the snapshot that changed, or that the sandbox runs from.
+	// Tag of the snapshot that changed or, for a sandbox, of the snapshot that it runs from.
 	SnapshotTag string            `json:"snapshot_tag,omitempty"`
 	Labels      map[string]string `json:"labels,omitempty"` // labels of the sandbox that changed
 
 	Reason string `json:"reason,omitempty"` // what was done, or how the sandbox exited, as one word
-	Detail string `json:"detail,omitempty"` // the same as text; may come from the guest
+	Detail string `json:"detail,omitempty"` // Reason as text; may come from the guest
 }
 
 // EventMissed is the type of an event that stands for lost events.

@@ -1,13 +1,14 @@
 package v1
 
-// CachedImage is an item of the daemon's image cache. A build makes a removed image again.
+// CachedImage is an item of the daemon's image cache. If an image was removed, the next build that
+// needs it makes it again.
 type CachedImage struct {
 	Kind   string `json:"kind"`             // "image", or "leftover" of a killed build
-	Dir    string `json:"dir"`              // on the daemon's host
-	Detail string `json:"detail,omitempty"` // the image that it was first made from
-	Bytes  int64  `json:"bytes"`            // on the disk; hard links from elsewhere count too
+	Dir    string `json:"dir"`              // path on the daemon's host
+	Detail string `json:"detail,omitempty"` // name of the image that the item was first made from
+	Bytes  int64  `json:"bytes"`            // disk usage; files with hard links elsewhere count too
 	UsedAt int64  `json:"used_at_unix"`     // time of the last build that used it
-	InUse  bool   `json:"in_use"`           // the disk of a snapshot is based on it
+	InUse  bool   `json:"in_use"`           // the disk of a snapshot is based on this item
 }
 
 // PrunedImages lists the items that were removed from the daemon's image cache.

@@ -44,11 +44,11 @@ type Sandbox struct {
 	UniqueStrict bool    `json:"unique_strict,omitempty"`
 }
 
-// Unique lists random number generators that a sandbox has from its snapshot, in the memory of
-// programs. The guest chooses the names.
+// Unique lists random number generators in the memory of a sandbox's programs. The sandbox has
+// inherited the programs from its snapshot. The guest chooses the names.
 type Unique struct {
 	Reseeded []Generator `json:"reseeded"`
-	// If they were used before the snapshot, all siblings get the same numbers.
+	// Generators that give the same numbers in all siblings if they were used before the snapshot.
 	Repeats []Generator `json:"repeats"`
 	More    uint32      `json:"more,omitempty"` // number of generators that do not fit into the lists
 }
@@ -129,15 +129,16 @@ type Stats struct {
 
 // RollbackRequest requests an earlier state of a sandbox.
 type RollbackRequest struct {
-	To     string `json:"to,omitempty"`     // a snapshot of its family; empty: the one that it runs from
+	To     string `json:"to,omitempty"`     // a snapshot of the sandbox's family; empty: the snapshot that it runs from
 	Unique string `json:"unique,omitempty"` // "strict" or "report", from now on; empty: unchanged
 }
 
-// PromoteRequest requests that a sandbox go on as another sandbox of its family is now.
+// PromoteRequest requests that a sandbox take over the present state of another sandbox of its
+// family.
 type PromoteRequest struct {
 	From   string `json:"from"`             // id of the other sandbox
-	Tag    string `json:"tag,omitempty"`    // of the snapshot in between; empty: it has no tag, and is not kept
-	Mode   string `json:"mode,omitempty"`   // of the branch; empty: live
+	Tag    string `json:"tag,omitempty"`    // tag of the snapshot of that state; empty: no tag, and it is not kept
+	Mode   string `json:"mode,omitempty"`   // mode of the branch that saves that state; empty: live
 	Unique string `json:"unique,omitempty"` // "strict" or "report", from now on; empty: unchanged
 }
 

@@ -17,7 +17,7 @@ type Snapshot struct {
 	Kernel       string   `json:"kernel,omitempty"`
 	Warm         []string `json:"warm,omitempty"`
 	BaseImage    string   `json:"base_image,omitempty"` // path of the disk's base image; in lists only
-	Sandboxes    int      `json:"sandboxes"`            // number of sandboxes that run from it
+	Sandboxes    int      `json:"sandboxes"`            // number of sandboxes that run from this snapshot
 	Transient    bool     `json:"transient,omitempty"`  // deleted with the last of its sandboxes
 	DiskOnly     bool     `json:"disk_only,omitempty"`  // the snapshot has no memory, so its forks boot
 	Built        bool     `json:"built,omitempty"`      // it is the result of a build, not a branch that a client made
@@ -25,8 +25,8 @@ type Snapshot struct {
 	// Set for a branch. Times are in milliseconds; ReadyMS and PersistedMS are measured from the
 	// request.
 	SandboxID string `json:"sandbox_id,omitempty"`
-	// Tag of the sandbox's previous branch. Empty if there is none since BranchedFrom, or if it was
-	// deleted.
+	// Tag of the sandbox's previous branch since BranchedFrom. Empty if there is none, or if that
+	// branch was deleted.
 	After    string   `json:"after,omitempty"`
 	Mode     string   `json:"mode,omitempty"`
 	Fallback string   `json:"fallback_reason,omitempty"` // why the mode differs from the requested one
@@ -78,9 +78,9 @@ type BakeRequest struct {
 	Kernel string `json:"kernel,omitempty"` // empty with From: the snapshot's kernel
 	Initrd string `json:"initrd,omitempty"` // empty: the daemon creates one
 	Rootfs string `json:"rootfs,omitempty"`
-	// tag of a snapshot whose disk the parent boots from, instead of rootfs. The snapshot supplies an
-	// omitted kernel, mem_size_mib, vcpus, cpu_template, network, limits or unique. env is added to
-	// the snapshot's env.
+	// Tag of a snapshot whose disk the parent boots from, instead of rootfs. The snapshot supplies
+	// an omitted kernel, mem_size_mib, vcpus, cpu_template, network, limits or unique. env is added
+	// to the snapshot's env.
 	From              string            `json:"from,omitempty"`
 	MemSizeMiB        uint64            `json:"mem_size_mib,omitempty"` // 0: 512
 	VCPUs             uint32            `json:"vcpus,omitempty"`        // 0: 1
@@ -118,7 +118,7 @@ type Baked struct {
 	PersistMS        float64  `json:"persist_ms"`
 	MemoryLayerBytes uint64   `json:"memory_layer_bytes"`
 	WarmupOutput     string   `json:"warmup_output,omitempty"` // last part of the output of the warm-up steps
-	GuestErrors      []string `json:"guest_errors,omitempty"`  // what the guest's agent could not set up
+	GuestErrors      []string `json:"guest_errors,omitempty"`  // what the agent could not set up in the guest
 }
 
 // BranchRequest requests a snapshot of a running sandbox.

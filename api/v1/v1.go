@@ -39,8 +39,8 @@ type Version struct {
 	LeftAlone     []LeftAlone `json:"left_alone,omitempty"`
 }
 
-// LeftAlone is a sandbox of an earlier daemon that this daemon could not take over at its start. It
-// has not touched the sandbox.
+// LeftAlone is a sandbox of an earlier daemon that the present daemon could not take over at its
+// start. The present daemon has not touched the sandbox.
 type LeftAlone struct {
 	ID     string `json:"id"`
 	PID    int    `json:"pid,omitempty"` // process id of the VMM; 0: none, or unknown
