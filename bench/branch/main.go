@@ -83,7 +83,7 @@ func (b *bench) measure(ctx context.Context) (*report.Report, error) {
 		if err := b.bake(ctx, mib); err != nil {
 			return nil, err
 		}
-		// First, because the rows below use up the remaining time.
+		// Make the chain first, because the rows below use up the remaining time.
 		if i == 0 && len(b.depths.List) > 0 {
 			if chain, err = b.depthTable(ctx, mib); err != nil {
 				return nil, err
@@ -139,7 +139,8 @@ func quantile(ds []time.Duration, q float64) any {
 	return report.Cell(report.Quantile(report.Millis(ds...), q))
 }
 
-// median returns the median of the values that were measured, that is, are not NaN.
+// median returns the median of the values that are not NaN. NaN means that a value was not
+// measured.
 func median(values []float64) float64 {
 	var known []float64
 	for _, v := range values {

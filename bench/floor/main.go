@@ -6,7 +6,7 @@
 // is the file with the guest's memory. bench/fork makes the file, with code at codeAddr. The
 // command prints two times to standard output, CLOCK_MONOTONIC in nanoseconds: the beginning of
 // main, and the first exit. Then it keeps the VM until its standard input ends. So the removal of
-// VMs is not measured, and the VMs of a burst exist at the same time, like those of forked
+// VMs is not measured, and the VMs of a burst exist at the same time, like the VMs of forked
 // children.
 package main
 

@@ -161,13 +161,13 @@ func (c *counts) add(ctx context.Context, m *lab.Manager, counter *lab.Counter, 
 	return nil
 }
 
-// The cost that a child may have at most.
+// Maximum cost of a child.
 const (
 	privateBudget = 512 // KiB, without guest RAM
 	dirtiedBudget = 640 // KiB
 )
 
-// budget is the cost that a child may have at most, with a warm pool or a cold one.
+// budget is the maximum cost of a child, with a warm pool or a cold one.
 type budget struct {
 	switches, calls float64 // since the request
 	cpu             float64 // CPU time of the VMM, in milliseconds

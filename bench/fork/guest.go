@@ -19,7 +19,7 @@ type guest struct {
 	client func(vsock string) sandbox.Guest // stands for the agent; nil: the agent itself
 }
 
-// linuxGuest is a guest with an image that is baked as by `forkd build`.
+// linuxGuest is a guest with the image of a recipe, baked in the same way as by `forkd build`.
 func linuxGuest(d *lab.Daemon, recipe string, memoryMiB uint64) *guest {
 	return &guest{name: recipe, bake: func(ctx context.Context, m *lab.Manager) error {
 		return d.Bake(ctx, m, tag, recipe, memoryMiB)

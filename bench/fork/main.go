@@ -2,8 +2,8 @@
 // CPU time, memory, and two times from the request: until the vCPUs run (clock i), and until the
 // agent has confirmed (clock ii). For comparison, it measures the minimum that KVM requires of any
 // VMM. It forks through the daemon's own sandbox manager, store and forkd-vmm processes. One table
-// compares that with requests to the REST API. Other figures are the time to delete a sandbox, and
-// how many sandboxes per second are possible.
+// compares these forks with requests to the REST API. Other figures are the time to delete a
+// sandbox, and how many sandboxes per second are possible.
 //
 // The guest is Linux with the recipe's warm interpreter. With -guest=stub it is a hundred bytes of
 // user-mode code, for hosts whose KVM cannot run Linux (package stub). Tables go to standard

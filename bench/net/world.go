@@ -17,8 +17,8 @@ import (
 // insideEnv is set if this process runs in a network namespace of its own.
 const insideEnv = "FORKD_BENCH_NET"
 
-// Addresses in the namespace that stands for the host. Clients connect to the host's loopback by
-// other addresses: with pasta by that of the gateway, and with slirp4netns by a special one.
+// Addresses in the namespace that stands for the host. Clients reach the host's loopback at other
+// addresses: with pasta at the address of the gateway, and with slirp4netns at a special address.
 const (
 	hostAddress  = "10.77.0.1"
 	hostGateway  = "10.77.0.254"

@@ -35,13 +35,13 @@ type child struct {
 	private  func() (float64, error) // returns the value for cell.private
 }
 
-// quietTime is the pause before a request. It is also how long after the last answer a fork is
-// still measured, so that work that it does then counts.
+// quietTime is the pause before a request. For the same time after its last answer, a fork is still
+// measured, because its work in that time counts too.
 const quietTime = 100 * time.Millisecond
 
 // begin is called just before a request.
 func (c *cell) begin() (err error) {
-	runtime.GC() // otherwise a collection of ReadCPU's garbage might run during a fork
+	runtime.GC() // without this, ReadCPU's garbage might be collected during a fork
 	time.Sleep(quietTime)
 	if c.counter != nil {
 		if c.before, err = c.counter.ReadChildren(); err != nil {

@@ -20,7 +20,7 @@ type guest interface {
 	peers() []string // names of the peers, other than forkd, that can run this guest
 
 	bake(ctx context.Context, d *lab.Daemon, m *lab.Manager) error // makes forkd's snapshot
-	client() func(vsock string) sandbox.Guest                      // stands for the agent; nil: the agent itself
+	client() func(vsock string) sandbox.Guest                      // stands in for the agent; nil: the agent itself
 
 	// setUp prepares the directory of a Firecracker VM, which is a parent or a child.
 	setUp(f *firecracker, dir string) error

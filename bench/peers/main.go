@@ -1,6 +1,6 @@
-// Command peers compares forkd with other runtimes, whose measurements are interleaved. It measures
-// the time from a request until a child runs and until it has answered, the CPU time for that, and
-// the memory that a child takes.
+// Command peers compares forkd with other runtimes. It measures the time from a request until a
+// child runs and until it has answered, the CPU time for that, and the memory that a child takes.
+// The measurements of the runtimes are interleaved.
 //
 // All virtual machines run the same guest. Each VMM restores it from a snapshot that it has made
 // itself. By default, the guest has no operating system (package stub). Then the figures are only

@@ -54,7 +54,7 @@ func (q *qemu) memory() string { return filepath.Join(q.snapshots, "memory") }
 // even if no device is configured.
 var qemuLayout = stub.Layout{Register: 0xfeb00000, Generation: stub.Note}
 
-// ignoreShared makes a migration omit RAM that is a file which both sides have.
+// ignoreShared makes a migration omit RAM that is in a file, because both sides have the file.
 var ignoreShared = map[string]any{"capabilities": []any{map[string]any{"capability": "x-ignore-shared", "state": true}}}
 
 func (q *qemu) bake(ctx context.Context) error {

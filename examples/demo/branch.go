@@ -104,8 +104,8 @@ func (d *demo) branch() (string, error) {
 		min(b.Memory, b.Files, b.Process, b.Paths), branchChildren), nil
 }
 
-// startComputing starts in a sandbox what the branch must preserve: a computation in memory, a
-// file, and a process.
+// startComputing starts the three things in a sandbox that the branch must preserve: a computation
+// in memory, a file, and a process.
 func (d *demo) startComputing(id string) error {
 	r, err := d.client.Eval(d.ctx, id, client.EvalRequest{Code: branchStart, TimeoutSecs: timeout})
 	if err == nil && r.Error != "" {

@@ -151,7 +151,8 @@ func (d *demo) run(address string) error {
 	return nil
 }
 
-// ttl is the lifetime of the children. They end after it even if the demo cannot remove them.
+// ttl is the lifetime of the children. After that time the children end even if the demo cannot
+// remove them.
 const ttl = 30 * time.Minute
 
 func (d *demo) fork() (string, error) {

@@ -27,8 +27,8 @@ func (c Counts) Sub(before Counts) Counts {
 		Exits: c.Exits - before.Exits, Faults: c.Faults - before.Faults}
 }
 
-// Counter counts the operations of every process on the host, from NewCounter to Close. This makes
-// all processes slower, so times must not be measured meanwhile.
+// Counter counts the operations of every process on the host, from NewCounter to Close. Counting
+// makes all processes slower, so times must not be measured while it is on.
 type Counter struct {
 	counts *ebpf.Map // keys are counterKeys
 	undo   []func() error

@@ -119,8 +119,8 @@ func (m *Manager) VsockSocket(id string) string {
 // Options are the settings in which the managers of one Daemon may differ.
 type Options struct {
 	Pool  int                              // number of waiting VMMs
-	VMMs  vmpool.VMMs                      // nil: those of the daemon
-	Guest func(vsock string) sandbox.Guest // stands for the agent; nil: the agent itself
+	VMMs  vmpool.VMMs                      // nil: the VMMs of the daemon
+	Guest func(vsock string) sandbox.Guest // stands in for the agent; nil: the agent itself
 }
 
 // WithManager calls f with a sandbox manager that is configured like the daemon's. Afterwards it

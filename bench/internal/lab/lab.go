@@ -1,5 +1,5 @@
-// Package lab has what the benchmarks share: flags, the description of the host, the files that
-// they run, the parts of the daemon that they measure, and the CPU time of processes.
+// Package lab has the parts that benchmarks share: flags, the description of the host, the files
+// that they run, the parts of the daemon that they measure, and the CPU time of processes.
 //
 // It does not contain the benchmarks themselves or their tables. No program of the product contains
 // it.

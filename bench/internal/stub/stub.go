@@ -8,8 +8,8 @@
 // mode, writes the last value of the register to the serial port, once, and halts. The parent never
 // answers.
 //
-// The stub has no agent and no interrupts. So the cost of its forks says nothing about what a Linux
-// guest does after a fork.
+// The stub has no agent and no interrupts. So the cost of its forks says nothing about the work of
+// a Linux guest after a fork.
 package stub
 
 import (
@@ -67,7 +67,7 @@ const (
 	gdtLimit      = 0x2f
 )
 
-// Page table bits, Intel SDM vol. 3 §4.5. Device pages are uncached like those of a kernel.
+// Page table bits, Intel SDM vol. 3 §4.5. Device pages are uncached, as in an operating system.
 const (
 	pagePresent  = 1 << 0
 	pageWrite    = 1 << 1

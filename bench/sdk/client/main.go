@@ -1,6 +1,6 @@
 // Command client is the Go client that bench/sdk measures. Each line of its input is one piece of
-// work. It answers with the seconds that the work took, and the seconds of CPU time. It answers the
-// line "held N" with KiB per sandbox.
+// work. For each line, the client prints the seconds that the work took, and the seconds of CPU
+// time. For the line "held N", it prints KiB per sandbox.
 package main
 
 import (

@@ -128,7 +128,8 @@ func makeVolume(path string, v corev1.Volume) error {
 	return os.Chmod(path, mode)
 }
 
-// specOf converts a container as containerd's CRI plugin does, as far as these containers need it.
+// specOf converts a container as containerd's CRI plugin does. It supports only the fields that
+// these containers use.
 func specOf(c corev1.Container, dir string) (*specs.Spec, error) {
 	args := append(c.Command, c.Args...)
 	if len(c.Command) == 0 {
