@@ -3,7 +3,7 @@
 .DEFAULT_GOAL := help
 .PHONY: help setup build demo test test-host test-vm test-intel test-race vulncheck fuzz lint bench torture torture-intel soak compat recipes package clean
 
-# What scripts/compat needs beside the rest.
+# Debian packages that only scripts/compat needs, in the form of scripts/setup.
 COMPAT_NEEDS = /usr/share/doc/python3-venv:python3-venv curl:curl
 
 help: ## Show this list

@@ -31,7 +31,7 @@ ROOT = os.getcwd()
 N, RUNS = int(os.environ.get("N", "100")), int(os.environ.get("RUNS", "20"))
 FILE_MB = 100
 LARGE = os.urandom(1 << 20) * FILE_MB
-WORKS = {  # what they are called, and how often they are done
+WORKS = {  # by kind of work: its name in the table, and how often it is done
     "create": ("create → first command", RUNS),
     "command": ("a command", 5 * RUNS),
     "code": ('run_code("1+1")', 25 * RUNS),

@@ -50,7 +50,7 @@ for cls in (Sandbox, AsyncSandbox, Execution, ExecutionError, Logs, Result):
     public[cls.__name__] = recorded(cls, used[cls.__name__])
 
 if AGE:
-    hostnames.begin()  # it runs code only at https://49999-ID.DOMAIN
+    hostnames.begin()  # this package runs code only at https://49999-ID.DOMAIN
 
 r = Report("e2b-code-interpreter (PyPI)")
 s = Sandbox.create(TAG, timeout=3600, request_timeout=SLOW, envs={"GIVEN": "at create"})

@@ -91,7 +91,7 @@ async def main(which: str) -> set[str]:
                 clean(got["tag"])
 
         async def creates() -> None:
-            # It sends no initrd, so the daemon makes one for the kernel.
+            # The tool sends no initrd, so the daemon makes one for the kernel.
             got = await call("create_snapshot", tag=BAKED, kernel=os.environ["COMPAT_KERNEL"],
                              rootfs=os.environ["COMPAT_ROOTFS"], rw=True, boot_wait_secs=5)
             want(got["status"] == "ready" and got["bootable"], got)
