@@ -1,8 +1,8 @@
 """Sandboxes by host names, for packages that only connect to https://PORT-ID.DOMAIN.
 
 begin() starts test/compat/hostnames and sets the environment that this process and its children need. They
-must also resolve names there. This process does so from then on, Node.js does with hostnames.mjs, and
-pytest with -p hostnames.
+must also resolve the names to this host. This process does so from then on, Node.js does with hostnames.mjs,
+and pytest with -p hostnames.
 """
 
 from __future__ import annotations

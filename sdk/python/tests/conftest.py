@@ -43,7 +43,7 @@ class Rig:
         urllib.request.urlopen(request, timeout=30).close()
 
     def restart(self, down_ms: int) -> None:
-        """Closes all connections. When this returns, the daemon is away; it comes back after down_ms."""
+        """Closes all connections. When this returns, the daemon is not reachable; it is again after down_ms."""
         host, port = self.url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), timeout=30) as connection:
             self.fault(restart={"down_ms": down_ms})

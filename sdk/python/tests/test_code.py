@@ -132,8 +132,9 @@ def test_notebook_display() -> None:
 
 
 def test_a_call_costs_little(sandbox: Sandbox) -> None:
-    """Calls of functions, Python's own and httpx2's too, are what a run costs the client; time says less on a
-    busy host. A request whose URL and headers httpx2 makes takes 500 more."""
+    """The cost of a run for the client is counted in calls of functions, including those of Python and
+    httpx2, because time says little on a busy host. If httpx2 made the URL and the headers of a request, the
+    request would take 500 calls more."""
     sandbox.run_code("1+1")
     profile = cProfile.Profile()
     for _ in range(20):

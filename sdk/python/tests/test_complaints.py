@@ -27,7 +27,7 @@ def descriptors() -> int:
 
 
 def opened() -> list[str]:
-    """What the descriptors of this process refer to."""
+    """The targets of this process's descriptors."""
     found = []
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):  # it was the descriptor of the listing itself
@@ -36,8 +36,8 @@ def opened() -> list[str]:
 
 
 def alone(test: Callable[[str], None], rig: Any) -> None:
-    """Runs a test in a process whose descriptors and threads are all its own: in that of pytest, what other tests
-    have left there may begin or end meanwhile."""
+    """Runs a test in a process of its own. In pytest's process, descriptors and threads that other tests
+    have left may appear or disappear during the test."""
     process = multiprocessing.get_context("spawn").Process(target=test, args=(rig.snapshot,))
     process.start()
     process.join()
@@ -45,7 +45,7 @@ def alone(test: Callable[[str], None], rig: Any) -> None:
 
 
 def test_1155_no_descriptor_left_after_many_sandboxes(rig: Any) -> None:
-    """E2B #1155: a client for every sandbox, which nobody closes."""
+    """E2B #1155: a client for every sandbox, and no client is closed."""
     alone(many_sandboxes, rig)
 
 

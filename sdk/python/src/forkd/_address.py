@@ -47,7 +47,7 @@ class Address:
         import ssl
 
         context = ssl.create_default_context(cafile=self.ca)
-        if self.ca:  # like the command forkd, does not require everything that RFC 5280 requires of public authorities
+        if self.ca:  # like the command forkd, accepts authorities that lack some properties of public ones (RFC 5280)
             context.verify_flags &= ~ssl.VERIFY_X509_STRICT
         if self.cert and self.key:
             context.load_cert_chain(self.cert, self.key)

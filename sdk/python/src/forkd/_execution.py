@@ -69,7 +69,7 @@ class Result:
 
 @dataclass(frozen=True)
 class ExecutionError:
-    """An exception that code did not catch. It is Timeout or InterpreterDied if the code was ended."""
+    """An exception that code did not catch. The name is Timeout or InterpreterDied if the code was stopped."""
 
     name: str
     value: str

@@ -1,10 +1,12 @@
 """Finds the files that a .dockerignore excludes from a build context.
 
-The rules are those of Docker, whose code (github.com/moby/patternmatcher) makes a regular expression of Go of each
-pattern. test/contract/ignore.yaml has examples, which the SDKs for TypeScript and Go follow too.
+The rules are those of Docker, whose code (github.com/moby/patternmatcher) translates each pattern to a
+regular expression of Go. test/contract/ignore.yaml has examples, which the SDKs for TypeScript and Go follow
+too.
 
-The module re backtracks, and a pattern with twenty stars can take it years. So these expressions are matched as Go
-matches them: by an automaton that reads each character of a path once, for the path and all its parents."""
+The module re backtracks, so it can take years for a pattern with twenty stars. Here these expressions are
+matched in the same way as in Go: by an automaton that reads each character of a path once, for the path and
+all its parents."""
 
 from __future__ import annotations
 
@@ -201,9 +203,9 @@ class Part(NamedTuple):
 
     what: Chars | str
     loop: bool = False
-    """It is any number of these characters."""
+    """Whether the part matches any number of these characters."""
     skip: int = 0
-    """The expression may also go on so many parts further; 0: it may not."""
+    """The number of parts, from this one on, that may be skipped; 0: none."""
 
 
 WORD = Chars(tuple(CLASSES["w"]))
@@ -259,7 +261,7 @@ class Parser:
             self.add(1, Part(Chars((c + c,))))
 
     def repeat(self, text: str, least: int, most: int | None) -> None:
-        """Repeats the last part. A place has no length: one that must occur is kept once."""
+        """Repeats the last part. A place has no length, so a place that must occur is kept once."""
         part = self.last
         if part is None:
             raise BadPattern(f"{text}: there is nothing to repeat before it")
@@ -333,8 +335,8 @@ YES, NO = State(), State()  # the result is certain, whatever characters follow
 
 
 class Automaton:
-    """Finds an expression in paths. A character takes at most as many steps as the expression has parts, and one
-    if the automaton has been in the same state before."""
+    """Finds an expression in paths. A character takes at most as many steps as the expression has parts. It
+    takes only one step if the automaton has been in the same state before."""
 
     def __init__(self, parser: Parser) -> None:
         self.parts, self.first = parser.parts, frozenset(parser.first)

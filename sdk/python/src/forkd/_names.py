@@ -14,7 +14,7 @@ COROUTINE, KEYWORDS = 0x80, 0x08  # flags of co_flags: async function; any keywo
 
 
 class NamesOfE2B(type):
-    """Makes a class answer E2B's names, which it does not have, with the name here."""
+    """If a class lacks a name of E2B's SDK, makes its error give the name here."""
 
     if not TYPE_CHECKING:  # otherwise a type checker would accept every name
 
@@ -26,7 +26,8 @@ class NamesOfE2B(type):
 
 
 def knows_e2b(kind: Kind) -> Kind:
-    """Makes a class answer E2B's names of attributes and parameters, which it lacks, with the name here."""
+    """Makes the errors for E2B's names of attributes and parameters, which a class lacks, give the names
+    here."""
     name = kind.__name__
     attributes = ATTRIBUTES.get(name.removeprefix("Async"), {})
 

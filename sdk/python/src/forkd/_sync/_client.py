@@ -113,13 +113,13 @@ class Client:
         hostname_prefix: str | None = None,
         allow_partial: bool = False,
     ) -> Sandboxes:
-        """Forks n sandboxes from a snapshot: all of them, or none. With allow_partial, a PartialForkError
-        may say that some did not start; it contains those that did.
+        """Forks n sandboxes from a snapshot: all of them, or none. With allow_partial, some may fail to
+        start. Then a PartialForkError is raised, which contains the sandboxes that did start.
 
-        env is set for commands and code. network is where they may connect to; by default it is that of the
-        snapshot. ttl is the number of seconds after which a sandbox is deleted. idle_timeout is the number
-        of seconds without a request after which it is suspended until the next request. With
-        unique="strict", the fork fails if programs would repeat random numbers."""
+        env holds environment variables for commands and code. network is the policy of the sandboxes, by
+        default that of the snapshot. ttl is the number of seconds after which a sandbox is deleted.
+        idle_timeout is the number of seconds without a request after which a sandbox is suspended until the
+        next request. With unique="strict", the fork fails if programs would repeat random numbers."""
         body = fork_body(n, labels, env, network, limits, ttl, idle_timeout, unique, hostname_prefix, allow_partial)
         return fork(self, body | {"snapshot_tag": _args.name("snapshot", snapshot)})
 
@@ -148,10 +148,11 @@ class Client:
         excludes. dockerfile is a path relative to context, by default "Dockerfile". dockerfile_text is the
         text of a Dockerfile instead, which needs no context.
 
-        target is a stage, build_args are values of ARG instructions, and secrets, by id, are for commands that
-        ask for them by RUN --mount=type=secret. registry_auth has credentials for registries of images, by host:
-        {"ghcr.io": {"username": "me", "password": "…"}}; the daemon keeps them for this build only. no_cache does all
-        steps again. vcpus, memory_mib and disk_mib are for a VM that is made from an image.
+        target is a stage, build_args are values of ARG instructions, and secrets, by id, are for commands
+        that ask for them by RUN --mount=type=secret. registry_auth has credentials for registries of images,
+        by host: {"ghcr.io": {"username": "me", "password": "…"}}; the daemon keeps them for this build only.
+        no_cache repeats all steps. vcpus, memory_mib and disk_mib are the size of a VM that boots from an
+        image.
 
         on_progress is called with a BuildPlan, then with BuildSteps and BuildOutputs (forkd.types). If a
         step fails, BuildFailed contains the step and the end of its output. Cancelling this call ends the
@@ -198,8 +199,8 @@ class Client:
                 for event in events:
                     print(event.type, event.sandbox_id)
 
-        sandbox and labels select sandboxes. after is the id of an event; the events after it come first. If
-        the stream breaks, the StreamBrokenError contains the id to continue after."""
+        sandbox and labels select sandboxes. after is the id of an event; the first events are those that
+        follow it. If the stream breaks, the StreamBrokenError contains the id to continue after."""
         ids = [sandbox] if isinstance(sandbox, str) else sandbox or []
         params = [("sandbox", _args.identifier("sandbox", id)) for id in ids] + _args.label_filter(labels)
         if after is not None:

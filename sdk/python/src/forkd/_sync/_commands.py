@@ -29,7 +29,7 @@ Command = str | Sequence[str]
 Callback = Callable[[Any], Any]
 
 MAX_STDIN = 8 << 20  # bytes that a request may carry
-MAX_UNTAKEN = 128 << 10  # bytes of input that may be in transit before the process has taken earlier input
+MAX_UNTAKEN = 128 << 10  # bytes of input that may be sent before the process has read them
 SHELL = ["/bin/sh", "-c", "command -v bash >/dev/null && exec bash -il || exec sh -i"]
 
 
@@ -162,7 +162,8 @@ class CommandHandle:
         return self._end is not None or self._detached or self._error is not None
 
     def _receive(self, wanted: Callable[[], bool]) -> None:
-        """Receives one message of the daemon, unless another task or thread receives what is wanted first."""
+        """Receives one message of the daemon, unless another task or thread has received it: then wanted
+        returns False."""
         with self._reading:
             if self._ended() or not wanted():
                 return
@@ -324,10 +325,10 @@ class Commands:
         check: bool = False,
         text: bool = True,
     ) -> CommandHandle:
-        """Starts a command, and returns a handle as soon as it runs. With stdin=True, its input is open for
-        write. If stdin is a str or bytes, the command receives exactly that. Without timeout it may run
-        without a limit. If it cannot be started, the handle has already ended, and its outcome gives the
-        reason."""
+        """Starts a command, and returns a handle as soon as the command runs. With stdin=True, the command's
+        input is open for write. If stdin is a str or bytes, the command receives exactly that. Without
+        timeout the command may run without a limit. If the command cannot be started, the handle has already
+        ended, and its outcome gives the reason."""
         body = exec_body(cmd, env, cwd, user, timeout)
         if stdin is not False:
             body["open_stdin"] = True

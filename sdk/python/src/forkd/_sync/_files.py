@@ -164,8 +164,9 @@ class Files:
     def read_tree(self, path: Path, to: Path, *, user: str | None = None) -> None: ...
 
     def read_tree(self, path: Path, to: Path | None = None, *, user: str | None = None) -> bytes | None:
-        """Downloads a directory into the directory to of this host, which is made. Without to, returns the
-        directory as the bytes of a tar archive. A sandbox cannot make this write outside of to."""
+        """Downloads a directory into the directory `to` of this host, and makes `to` if it is missing.
+        Without `to`, returns the directory as the bytes of a tar archive. Whatever the sandbox sends,
+        nothing is written outside of `to`."""
         import tempfile
 
         transport = self._sandbox.client._transport
@@ -183,7 +184,7 @@ class Files:
 
     def write_tree(self, path: Path, source: Path | bytes, *, user: str | None = None) -> None:
         """Uploads a directory of this host, or the bytes of a tar archive, into a directory of the sandbox,
-        which is made. Existing files are replaced; other files stay."""
+        and makes the latter if it is missing. Existing files are replaced; other files stay."""
         params = where(path, user)
         if isinstance(source, bytes):
             self._upload("/archive", params, "application/x-tar", source)

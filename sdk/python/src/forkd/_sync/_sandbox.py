@@ -56,7 +56,8 @@ class Sandboxes(list["Sandbox"]):
     """The children of a fork. A with block kills them at its end."""
 
     def kill(self) -> None:
-        """Kills all of them, even if some cannot be killed; that error is raised afterwards."""
+        """Kills all sandboxes. If some of them cannot be killed, it kills the others, and then raises the
+        error."""
         _runtime.first_error(_runtime.gather([s.kill for s in self]))
 
     def map(
@@ -363,9 +364,9 @@ class Sandbox(metaclass=NamesOfE2B):
         return snapshot, snapshot.fork(n) if n else Sandboxes()
 
     def rollback(self, to: str | Snapshot | None = None, *, unique: str | None = None) -> RolledBack:
-        """Rolls the sandbox back in place. The snapshot must come from the same parent as the sandbox: its own
-        branches, their ancestors, and branches of its children. By default it is the snapshot that the sandbox runs
-        from."""
+        """Rolls the sandbox back in place. The snapshot must come from the same parent as the sandbox: a
+        branch of the sandbox or of its children, or an ancestor of such a branch. By default, it is the
+        snapshot that the sandbox runs from."""
         tag = to if isinstance(to, str) or to is None else to.tag
         body = _args.given(
             to=None if tag is None else _args.name("to", tag), unique=_args.one_of("unique", unique, UNIQUE_MODES)
@@ -382,9 +383,9 @@ class Sandbox(metaclass=NamesOfE2B):
         mode: str | None = None,
         unique: str | None = None,
     ) -> RolledBack:
-        """Goes on as child is now, with the memory, files and processes of child, but under this sandbox's own id,
-        labels and network. Both must come from the same parent; child goes on too. The state of this sandbox is
-        lost, unless it is branched first. tag keeps the snapshot of child that this makes."""
+        """Gives this sandbox the memory, files and processes that child has now. This sandbox keeps its own
+        id, labels and network; its own state is lost, unless it is branched first. Both sandboxes must come
+        from the same parent, and child continues. tag keeps the snapshot of child that this call makes."""
         body = _args.given(
             tag=None if tag is None else _args.name("tag", tag),
             mode=_args.one_of("mode", mode, BRANCH_MODES),
@@ -553,7 +554,7 @@ class NetworkOf:
 
     def set(self, policy: NetworkPolicy | None = None, /, **fields: Any) -> SandboxNetwork:
         """Replaces the policy: set("none"), set(Network(…)), or by its fields: set(mode="allow",
-        allow=["pypi.org"]). It applies when this returns. Connections that it denies are reset."""
+        allow=["pypi.org"]). The policy applies when this call returns. Connections that it denies are reset."""
         if (policy is None) == (not fields):
             raise _args.wrong("policy", policy, "a mode, a Network, or its fields by name")
         if unknown := set(fields) - set(Network.__dataclass_fields__):
