@@ -1,5 +1,6 @@
-// The TypeScript SDK for bench/sdk. Each line of input is one piece of work, which is answered with the
-// seconds that it took, and those of CPU time; "held N" is answered with KiB per sandbox.
+// The TypeScript SDK for bench/sdk. Each line of input is one piece of work. The answer to it has
+// the seconds that the work took, and the seconds of CPU time. The answer to "held N" is KiB per
+// sandbox.
 import { rmSync } from "node:fs";
 import { createInterface } from "node:readline";
 import { Sandbox } from "../../sdk/typescript/src/index.ts";
@@ -42,7 +43,7 @@ for await (const line of createInterface({ input: process.stdin })) {
     await Promise.all(made.map((one) => one.kill()));
     continue;
   }
-  if (work === "held") { // how much this process grows for each sandbox that it holds, in KiB
+  if (work === "held") { // growth of this process for each sandbox that it holds, in KiB
     const first = await started(); // makes the objects that all sandboxes share
     const before = process.memoryUsage.rss();
     const made = [];

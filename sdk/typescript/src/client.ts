@@ -15,9 +15,9 @@ import { Workspaces } from "./workspaces.ts";
 
 type Schemas = components["schemas"];
 
-/** Limits on a sandbox's use of its host; see docs/limits.md. A new value replaces all of them. */
+/** Limits on a sandbox's use of its host; see docs/limits.md. A new value replaces all limits. */
 export type Limits = Camel<Schemas["Limits"]>;
-/** Where a sandbox may connect to; see docs/network.md. A new value replaces all of it. */
+/** Where a sandbox may connect to; see docs/network.md. A new value replaces the whole policy. */
 export type NetworkPolicy = Camel<Schemas["Network"]>;
 /** Versions and settings of a daemon. */
 export type Version = Camel<Schemas["Version"]>;
@@ -62,19 +62,22 @@ const clientOptions = ["url", "token", "ca", "cert", "key", "timeout", "idleTime
 /** Options of a fork. */
 export interface ForkOptions extends CallOptions {
   labels?: Record<string, string> | undefined;
-  /** Variables of all programs in the children. */
+  /** Environment variables of all programs in the children. */
   env?: Record<string, string> | undefined;
   limits?: Limits | undefined;
   network?: NetworkPolicy | undefined;
   /** Seconds after which a child is deleted; default: never. */
   ttl?: number | undefined;
-  /** Seconds without a request after which a child is suspended until the next one; default: never. */
+  /**
+   * Seconds without a request after which a child is suspended until the next request; default:
+   * never.
+   */
   idleTimeout?: number | undefined;
   unique?: UniqueMode | undefined;
   hostnamePrefix?: string | undefined;
   /**
-   * Keep the children that start even if others do not. The fork then fails with a
-   * PartialForkError, which contains them.
+   * Keep the children that start even if others do not start. The fork then fails with a
+   * PartialForkError, which contains the children that did.
    */
   allowPartial?: boolean | undefined;
 }
@@ -220,7 +223,7 @@ export class Client implements AsyncDisposable {
 
 let shared: { place: string; client: Client } | undefined;
 
-/** Returns the tag of a snapshot, which is given as an object or by its tag. */
+/** Returns the tag of a snapshot, which is a Snapshot or the tag itself. */
 export function tagOf(snapshot: string | Snapshot, parameter = "snapshot"): string {
   const tag = typeof snapshot === "object" && snapshot !== null ? snapshot.tag : snapshot;
   checkName(parameter, tag);
@@ -255,7 +258,7 @@ function checkFork(options: ForkOptions): void {
   checkWord("unique", options.unique, "", "report", "strict");
 }
 
-/** The certificates of options and environment, for addresses that use any. */
+/** The certificates from the options and the environment, for addresses that use TLS. */
 function tlsOptions(options: ClientOptions, base: string): TLSOptions {
   const secure = base.startsWith("https:");
   const given = options.ca ?? options.cert ?? options.key;
@@ -273,7 +276,7 @@ function tlsOptions(options: ClientOptions, base: string): TLSOptions {
   return { ca: pem("ca", options.ca ?? env("FORKD_CA")), cert: pem("cert", cert), key: pem("key", key) };
 }
 
-/** Returns a PEM text, which is given directly or as the path of a file. */
+/** Returns a PEM text. value is the text itself or the path of a file. */
 function pem(parameter: string, value: string | undefined): string | undefined {
   if (value === undefined || value.includes("-----BEGIN")) {
     return value;

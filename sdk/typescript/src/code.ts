@@ -54,8 +54,8 @@ export interface Execution {
   /** Output, in the pieces in which it arrived. */
   readonly logs: { readonly stdout: string[]; readonly stderr: string[] };
   /**
-   * The exception of the code, or that it ran out of time or its interpreter died; undefined if it
-   * ended by itself.
+   * The exception of the code, or an error that says that its time ran out or its interpreter died;
+   * undefined if the code ended by itself.
    */
   readonly error: ExecutionError | undefined;
   /** Number of runs in the interpreter so far, including this one. */
@@ -98,7 +98,7 @@ const forms: Readonly<Record<string, keyof Result>> = {
   "e2b/chart": "chart",
 };
 
-/** Runs code. If the caller leaves, the code is interrupted. */
+/** Runs code. If the call is cancelled, the code is interrupted. */
 export async function runCode(
   wire: Wire,
   sandbox: string,
@@ -246,8 +246,8 @@ export class Contexts {
   }
 
   /**
-   * Interrupts the code of an interpreter, like Ctrl-C; false if no code runs. The code may ignore
-   * it.
+   * Interrupts the code of an interpreter, like Ctrl-C. Returns false if no code runs. The code may
+   * ignore the interrupt.
    */
   async interrupt(context?: CodeContext | string, options?: CallOptions): Promise<boolean> {
     const answer = await this.#wire.call("POST", `${this.#path}/eval/interrupt`, { json: which(context), options });

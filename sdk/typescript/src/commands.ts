@@ -27,7 +27,7 @@ export type Command = string | readonly string[];
 /** How a process is started. */
 export interface ProcessOptions extends CallOptions {
   env?: Record<string, string> | undefined;
-  /** Directory in which it runs; default: the user's home. */
+  /** Directory in which the process runs; default: the user's home. */
   cwd?: string | undefined;
   user?: string | undefined;
 }
@@ -45,8 +45,8 @@ export interface RunOptions<Output = string> extends ProcessOptions, OutputOptio
 /** Options of commands.start. */
 export interface StartOptions<Output = string> extends ProcessOptions, OutputOptions<Output> {
   /**
-   * true: the input is open for write. Data: the input is exactly that. Default: the input is
-   * empty.
+   * true: the input is open for write. Data: the command's input is exactly this data. Default: the
+   * input is empty.
    */
   stdin?: boolean | Data | undefined;
   /** Seconds that the command may run; default: unlimited. */

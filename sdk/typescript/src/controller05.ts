@@ -87,7 +87,7 @@ export class ControllerError extends Error {
   }
 }
 
-/** Calls a daemon in the way of forkd 0.5: by fetch, over TCP. */
+/** Calls a daemon like forkd 0.5 did: by fetch, over TCP. */
 export class Controller {
   readonly baseUrl: string;
   readonly token: string | undefined;

@@ -1,8 +1,8 @@
 import { e2bNames, e2bStatics } from "./generated/e2b.ts";
 
 /**
- * Makes members that E2B's SDK names differently throw an error with the name here when they are
- * read. They are not in any type, and not in any list of an object's members.
+ * For members that E2B's SDK names differently, makes reading the member throw an error that gives
+ * the name here. The members are not in any type, and not in any list of an object's members.
  */
 export function knowsE2B(kind: string, prototype: object): void {
   names(kind, e2bNames[kind]!, prototype, (of) => of !== prototype);

@@ -15,15 +15,15 @@ export interface EventsOptions extends CallOptions {
   /** Id of a sandbox, or several; default: all. */
   sandbox?: string | readonly string[] | undefined;
   labels?: LabelFilter | undefined;
-  /** Id of an event, after which to begin; default: from now on. */
+  /** Id of the event after which to begin; default: from now on. */
   after?: string | undefined;
 }
 
 /** Events, for `for await`. Leaving the loop ends the stream. */
 export class EventStream implements AsyncIterable<Event>, AsyncDisposable {
   /**
-   * The value of `after` that continues at the current position, which also advances without
-   * events.
+   * The value of `after` with which another stream continues here. It also advances if no events
+   * arrive.
    */
   lastId: string | undefined;
   readonly #answer: Answer;

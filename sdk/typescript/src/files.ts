@@ -40,7 +40,7 @@ export class Files {
   }
 
   readonly #wire: Wire;
-  readonly #path: string; // of the sandbox in the API
+  readonly #path: string; // path of the sandbox in the API
 
   /** @internal */
   constructor(wire: Wire, path: string) {
@@ -187,9 +187,9 @@ export class Files {
   }
 
   /**
-   * Copies a directory into a directory of this host, which is made if it is missing. Nothing is
-   * written outside of it. Without to, it returns a tar archive. The sandbox makes the archive, so
-   * do not trust it.
+   * Copies a directory into the directory `to` of this host, and makes `to` if it is missing.
+   * Nothing is written outside of `to`. Without `to`, it returns a tar archive. The sandbox makes
+   * the archive, so do not trust it.
    */
   readTree(path: string, to: string, options?: FileOptions): Promise<void>;
   readTree(path: string, to?: undefined, options?: FileOptions): Promise<ReadableStream<Uint8Array>>;
@@ -203,7 +203,8 @@ export class Files {
 
   /**
    * Copies the content of a directory of this host, or of a tar archive, into a directory of the
-   * sandbox, which is made if it is missing. Existing files are replaced; other files stay.
+   * sandbox. That directory is made if it is missing. Existing files are replaced; other files
+   * stay.
    */
   async writeTree(path: string, source: Data, options: FileOptions = {}): Promise<void> {
     checkPath("path", path);

@@ -1,10 +1,12 @@
 /**
- * Finds the files that a .dockerignore excludes from a build context. The rules are those of Docker, whose code
- * (github.com/moby/patternmatcher) makes a regular expression of Go of each pattern.
- * test/contract/ignore.yaml has examples, which the SDKs for Python and Go follow too.
+ * Finds the files that a .dockerignore excludes from a build context. The rules are those of
+ * Docker, whose code (github.com/moby/patternmatcher) translates each pattern to a regular
+ * expression of Go. test/contract/ignore.yaml has examples, which the SDKs for Python and Go follow
+ * too.
  *
- * RegExp backtracks, and a pattern with twenty stars can take it years. So these expressions are matched as Go
- * matches them: by an automaton that reads each character of a path once, for the path and all its parents.
+ * RegExp backtracks, so it can take years for a pattern with twenty stars. Here these expressions
+ * are matched in the same way as in Go: by an automaton that reads each character of a path once,
+ * for the path and all its parents.
  */
 
 const maxLine = 64 << 10; // bytes
@@ -304,7 +306,7 @@ class Parser {
     }
   }
 
-  /** Repeats the last part. A place has no length: one that must occur is kept once. */
+  /** Repeats the last part. A place has no length, so a place that must occur is kept once. */
   #repeat(text: string, least: number, most: number | undefined): void {
     const part = this.#last;
     if (part === undefined) {
@@ -387,8 +389,8 @@ const yes = new State(); // the result is certain, whatever characters follow
 const no = new State();
 
 /**
- * Finds an expression in paths. A character takes at most as many steps as the expression has parts, and one
- * if the automaton has been in the same state before.
+ * Finds an expression in paths. A character takes at most as many steps as the expression has
+ * parts. It takes only one step if the automaton has been in the same state before.
  */
 class Automaton {
   readonly #parts: readonly Part[];

@@ -30,7 +30,10 @@ export interface Problem {
   status?: number | undefined;
 }
 
-/** Returns the error for a problem. Its class is that of the code, or else of the status. */
+/**
+ * Returns the error for a problem. The code determines its class; if the code is unknown, the
+ * status does.
+ */
 export function errorOf(problem: Problem, requestId?: string, retryAfter?: number): ForkdError {
   const { error, code, field, fix, status } = problem;
   const byCode = code === undefined ? undefined : errorClasses[code];

@@ -262,8 +262,8 @@ export class CommandHandle<T = string> {
   }
 
   /**
-   * Closes the connection. That kills a process that was started here; one that was connected to
-   * continues.
+   * Closes the connection. This kills a process that this program has started. A process to which
+   * it has connected continues.
    */
   async [Symbol.asyncDispose](): Promise<void> {
     if (!this.#left) {
@@ -278,8 +278,8 @@ export class CommandHandle<T = string> {
 const nobodyReads = /broken pipe|input\/output error|no open stdin|already closed/;
 
 /**
- * Reports whether an error means that a process takes no input, because it has ended or closed its
- * stdin.
+ * Reports whether an error means that a process takes no input, because the process has ended or
+ * closed its stdin.
  */
 function takesNone(error: unknown): boolean {
   return (

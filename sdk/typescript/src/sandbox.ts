@@ -233,9 +233,9 @@ export class Sandbox implements AsyncDisposable {
   }
 
   /**
-   * Rolls the sandbox back in place. The snapshot must come from the same parent as the sandbox: its own
-   * branches, their ancestors, and branches of its children. By default it is the snapshot that the
-   * sandbox runs from.
+   * Rolls the sandbox back in place. The snapshot must come from the same parent as the sandbox: a
+   * branch of the sandbox or of its children, or an ancestor of such a branch. By default, it is
+   * the snapshot that the sandbox runs from.
    */
   async rollback(to?: string | Snapshot, options: CallOptions & { unique?: UniqueMode } = {}): Promise<RolledBack> {
     checkOptions(options, "unique", ...callOptions);
@@ -244,9 +244,10 @@ export class Sandbox implements AsyncDisposable {
   }
 
   /**
-   * Goes on as child is now, with the memory, files and processes of child, but under this sandbox's own
-   * id, labels and network. Both must come from the same parent; child goes on too. The state of this
-   * sandbox is lost, unless it is branched first. tag keeps the snapshot of child that this makes.
+   * Gives this sandbox the memory, files and processes that child has now. This sandbox keeps its
+   * own id, labels and network; its own state is lost, unless it is branched first. Both sandboxes
+   * must come from the same parent, and child continues. tag keeps the snapshot of child that this
+   * call makes.
    */
   async promote(
     child: string | Sandbox,
@@ -450,7 +451,7 @@ export class SandboxSetting<Current, Setting> {
     return camel(await this.#client.wire.call("GET", this.#path, { options })) as Current;
   }
 
-  /** Replaces the setting, which applies when this returns. */
+  /** Replaces the setting. The new setting applies when this call returns. */
   async set(setting: Setting, options?: CallOptions): Promise<Current> {
     return camel(await this.#client.wire.call("PUT", this.#path, { json: snake(setting), options })) as Current;
   }

@@ -47,7 +47,10 @@ export class Sandbox05 {
     return this.#controller.execCommand(this.id, args, options);
   }
 
-  /** Returns the repr of an expression. If the code raises an exception, it fails with that. */
+  /**
+   * Returns the repr of an expression. If the code raises an exception, the call fails with that
+   * exception.
+   */
   async eval(code: string): Promise<unknown> {
     const { error, result } = await this.#controller.evalCode(this.id, code);
     if (error) {

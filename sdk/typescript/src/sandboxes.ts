@@ -31,7 +31,7 @@ export class Sandboxes extends Array<Sandbox> implements AsyncDisposable {
     return Array;
   }
 
-  /** Kills all of them. It is no error if some no longer exist. */
+  /** Kills all sandboxes. It is no error if some of them no longer exist. */
   async kill(): Promise<void> {
     const outcomes = await Promise.allSettled([...this].map((sandbox) => sandbox.kill()));
     const failed = outcomes

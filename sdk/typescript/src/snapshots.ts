@@ -63,7 +63,7 @@ export class Snapshot {
   readonly tag: string;
   /** The information about the snapshot at the time when this object was made. */
   readonly info: SnapshotInfo;
-  /** The result of the build that made it; undefined unless this program has built it. */
+  /** The result of the build that made the snapshot; undefined unless this program has built it. */
   built: BuildResult | undefined;
   readonly #client: Client;
 
@@ -98,9 +98,9 @@ export class Snapshot {
 
 /** Options of a deletion. */
 export interface DeleteOptions extends CallOptions {
-  /** Also remove the snapshots that build on it. */
+  /** Also remove the snapshots that build on this one. */
   cascade?: boolean | undefined;
-  /** Keep those snapshots; they have their own links to the layers. */
+  /** Keep the snapshots that build on this one; they have their own links to the layers. */
   force?: boolean | undefined;
 }
 
@@ -166,8 +166,8 @@ export class Snapshots {
   }
 
   /**
-   * Boots a parent, warms it up and makes a snapshot of it, whose info has the durations of these
-   * steps.
+   * Boots a parent, warms it up and makes a snapshot of it. The info of the snapshot has the
+   * durations of these steps.
    */
   async bake(tag: string, options: BakeOptions): Promise<Snapshot & { info: Baked }> {
     checkOptions(options, ...bakeOptions);

@@ -107,7 +107,7 @@ export class NodeTransport implements Transport {
       if (socket.connecting) {
         socket.once(this.#secure ? "secureConnect" : "connect", () => (sent = true));
       } else {
-        sent = true; // the connection had been used before
+        sent = true; // the connection had been used before, so the daemon may have seen the request
       }
     });
     const abort = (): void => void out.destroy(new Error("aborted"));
@@ -220,7 +220,7 @@ export class FetchTransport implements Transport {
   }
 
   close(): void {
-    // The connections are those of the runtime, which closes them.
+    // Nothing to do: the runtime owns the connections and closes them.
   }
 }
 

@@ -207,8 +207,8 @@ function checkName(name: string, platform: string | undefined): void {
 }
 
 /**
- * Removes what an entry replaces. A directory stays, unless the archive replaces it by something
- * else.
+ * Removes a file or a link whose place a new entry takes. It does not replace a directory, which is
+ * an error.
  */
 async function makeRoom(fs: FS, at: string): Promise<void> {
   const info = await fs.lstat(at).catch(() => undefined);

@@ -78,7 +78,7 @@ export class Wire {
     });
   }
 
-  /** Deletes an object; false if it did not exist, which code reports. */
+  /** Deletes an object. Returns false if the object did not exist, which the error code says. */
   async gone(path: string, code: string, call: Call = {}): Promise<boolean> {
     try {
       await this.call("DELETE", path, call);

@@ -18,7 +18,10 @@ export interface WorkspaceOptions extends CallOptions {
   env?: Record<string, string> | undefined;
   limits?: Limits | undefined;
   network?: NetworkPolicy | undefined;
-  /** Seconds without a request after which it is suspended until the next one; default: never. */
+  /**
+   * Seconds without a request after which the sandbox is suspended until the next request; default:
+   * never.
+   */
   idleTimeout?: number | undefined;
 }
 

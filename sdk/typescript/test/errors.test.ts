@@ -199,7 +199,7 @@ test("a daemon restarted in the middle of a stream", async () => {
   const followed = (async () => {
     for await (const _ of events);
   })();
-  followed.catch(() => undefined); // it is looked at below
+  followed.catch(() => undefined); // the test looks at the rejection below
   const handle = await sandbox.commands.start("sleep 20");
   const running = sandbox.runCode("import time; time.sleep(20)");
   running.catch(() => undefined);

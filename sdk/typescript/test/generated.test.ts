@@ -1,4 +1,4 @@
-/** What is generated is what the documents of the API say. */
+/** The generated files are up to date with the documents of the API. */
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";

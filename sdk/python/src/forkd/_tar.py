@@ -113,7 +113,7 @@ def _open(root: int, parts: list[str], make: bool) -> int:
 
 
 def _remove(name: str, at: int) -> None:
-    """Removes what an entry replaces."""
+    """Removes an existing file or link whose place a new entry takes."""
     try:
         os.unlink(name, dir_fd=at)
     except FileNotFoundError:
