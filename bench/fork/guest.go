@@ -11,7 +11,7 @@ import (
 // tag is the tag of this program's only snapshot.
 const tag = "bench"
 
-// guest is the kind of guest that is forked. It makes the parent's snapshot, and says how a child
+// guest is the kind of guest that is forked: how its parent's snapshot is made, and how a child
 // answers.
 type guest struct {
 	name   string

@@ -118,8 +118,8 @@ func TestSuspensionsThatWaitAreRepeated(t *testing.T) {
 	}
 }
 
-// Some sandboxes cannot be saved, at first as many as there may be concurrent requests. All other
-// sandboxes are saved.
+// Sandboxes that cannot be saved are given up, even if they first take the places of all concurrent
+// requests. All other sandboxes are saved.
 func TestStuckSandboxesAreGivenUp(t *testing.T) {
 	a := suspender(t, func(id string, _ int, r *http.Request) int {
 		if strings.Contains(id, "stuck") {

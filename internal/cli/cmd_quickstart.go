@@ -21,8 +21,8 @@ import (
 	"github.com/forkd/forkd/internal/doctor"
 )
 
-// quickRecipe is the recipe whose snapshot quickstart forks. quickCode is the line of Python that
-// it runs.
+// quickRecipe is the recipe whose snapshot is forked. quickCode is the line of Python that each
+// fork runs.
 const (
 	quickRecipe = "python-numpy"
 	quickCode   = "import numpy as np; int(np.arange(6).sum())"

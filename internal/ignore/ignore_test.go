@@ -37,7 +37,7 @@ func TestParentsCostNothing(t *testing.T) {
 		t.Errorf("%d patterns were compared %d times, with %d bytes of a path of %d", len(patterns), compared, bytes,
 			len(deep))
 	}
-	// The size includes all of the work, because no pattern loops over the parents.
+	// Size counts all steps, because a pattern is not compared with each parent separately.
 	if p.Size() > 50*len(patterns) {
 		t.Errorf("%d patterns take %d steps for a character", len(patterns), p.Size())
 	}

@@ -20,7 +20,7 @@ const (
 // point is a state that a guest or a snapshot may have.
 type point struct {
 	guest.Instant
-	files map[string]string // SHA-256 of the files in dir, by name; the map is never changed
+	files map[string]string // SHA-256 of the files that dir must have, by name; the map is never changed
 }
 
 // points are the possible states of a guest or a snapshot. After a request whose result is unknown,
@@ -40,8 +40,8 @@ func (p points) marked(mark, seq uint64, certain bool) points {
 	return next
 }
 
-// with returns p with one more file. without returns p, and the same states without a file, because
-// it is unknown whether the file was removed.
+// with returns the states of p, each with one more file. without returns the states of p, each
+// without the file: the guest may still have it, but need not.
 func (p points) with(name, sum string) points {
 	next := slices.Clone(p)
 	for i := range next {

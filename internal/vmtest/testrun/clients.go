@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// clientsLimit bounds the time for testing the published clients. On an idle computer they take a
-// quarter of an hour, mostly for making the parent that they fork.
+// clientsLimit bounds the time for testing the published clients. On an idle computer the tests
+// take a quarter of an hour, mostly for making the parent that the clients fork.
 const clientsLimit = time.Hour
 
 // clientGroups are the groups of test/compat to run:

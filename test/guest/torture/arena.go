@@ -96,8 +96,7 @@ func (a *arena) table() []uint64 { return a.words[a.tableAt():][:a.units()] }
 func (a *arena) page(u int) []uint64 { return a.words[a.dataAt()+u*pageWords:][:pageWords] }
 
 // owned returns the units of a writer: the first one, the distance to the next one, and their
-// number.
-// Neighbouring pages belong to different writers. The last writer owns the disk blocks.
+// number. Neighbouring pages belong to different writers. The last writer owns the disk blocks.
 func (a *arena) owned(writer int) (first, step, count int) {
 	if writer == a.writers {
 		return a.pages, 1, a.blocks

@@ -6,10 +6,10 @@
 //	torture ask SOCKET [mark N] [hot N] [rest MICROSECONDS] [verify]   set things and verify; prints a JSON report
 //
 // One thread per vCPU writes pages, and another one writes disk blocks. Every word of a page shows
-// which write has written it. Tables, records, hash chains and a common counter are on other pages;
-// they determine which write that must have been. So a page contradicts the others if it is lost,
-// stale, early, late or half-written. A contradiction also appears if registers, memory and disk
-// belong to different instants. Writers also check every page that they overwrite.
+// which write has written it. Tables, records, hash chains and a common counter, which are on other
+// pages, determine which write it must be. So a page contradicts these others if it is lost, stale,
+// early, late or half-written. A contradiction also appears if registers, memory and disk belong to
+// different instants. Writers also check every page that they overwrite.
 //
 // A verification stops the writers between two writes, compares all data, and lets the writers
 // continue. It cannot detect a copy that belongs as a whole to one wrong instant. To detect such a
