@@ -1,7 +1,7 @@
 // Package debt stores messages for the guest of a paused VM until the VM runs.
 //
-// It sends nothing by itself. Its callers provide the functions that send, and call Pay when the VM
-// runs.
+// It sends nothing by itself: callers provide the functions that send the messages, and call Pay
+// when the VM runs.
 package debt
 
 import "sync"
@@ -15,8 +15,8 @@ const (
 	Trust             // the guest must trust the CA for hosts of secrets
 )
 
-// Debts holds the latest message of each kind for one guest. So if the network of a paused sandbox
-// changes repeatedly, messages do not accumulate. The zero value is ready to use. Methods may be
+// Debts holds the latest message of each kind for one guest, so messages do not accumulate if the
+// network of a paused sandbox changes repeatedly. The zero value is ready to use. Methods may be
 // called concurrently.
 type Debts struct {
 	mu sync.Mutex
@@ -24,7 +24,7 @@ type Debts struct {
 	owed map[Kind]func()
 }
 
-// Owe makes the next Pay call tell. It replaces an earlier function of the same kind.
+// Owe stores tell, which the next Pay calls. It replaces an earlier function of the same kind.
 func (d *Debts) Owe(kind Kind, tell func()) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -1,9 +1,9 @@
 // Package identity gives a guest an identity of its own. An identity consists of a VM generation
 // ID, a host name, and fresh random numbers.
 //
-// A child is a copy of its parent, including the state of its random number generators. So it must
-// not be used until its agent has confirmed its new identity. Packages eval and agent apply the
-// identity in the guest. The caller decides when a guest gets one.
+// A child is a copy of its parent, including the state of its random number generators. So no
+// client may use the child until its agent has confirmed a new identity. In the guest, packages
+// eval and agent apply the identity. The caller decides when a guest gets one.
 package identity
 
 import (
@@ -17,9 +17,9 @@ import (
 // entropyBytes is the size of the seed for a guest's random number generators: 256 bits.
 const entropyBytes = 32
 
-// Guest is the agent in a guest. Forked asks it to change the guest's identity, and returns when
-// the agent has done so. The result says which random number generators the agent has found in the
-// guest's processes; it is nil if the agent did not search.
+// Guest is the agent in a guest. Forked asks the agent to change the guest's identity, and returns
+// when the agent has done so. The result lists the random number generators that the agent has
+// found in the guest's processes; it is nil if the agent did not search.
 type Guest interface {
 	Forked(context.Context, agentproto.Forked) (*agentproto.Unique, error)
 }

@@ -92,17 +92,17 @@ func (m *Manager) reserveRAM(ctx context.Context, s *Sandbox, rec *ledger.Record
 	return release, vmpool.Cause(v.calls, err)
 }
 
-// nextBranchBytes returns the most bytes of memory that the next branch of s has.
+// nextBranchBytes returns an upper bound for the memory of the next branch of s, in bytes.
 func (m *Manager) nextBranchBytes(ctx context.Context, s *Sandbox, rec *ledger.Record, v *liveVM) (uint64, error) {
 	stats, err := v.vmm.Stats(ctx)
 	if end, line := chain.EndLine(m.cfg.Store, rec.Rebased, rec.MemoryBytes); end {
-		stats.GuestDirtyBytes += line // the branch also has the pages of the line that it ends
+		stats.GuestDirtyBytes += line // a branch that ends the line also contains the line's pages
 	}
 	return stats.GuestDirtyBytes, s.answered(err)
 }
 
-// branchTag checks tag, the tag of a new snapshot, and returns it. If tag is empty, it returns a new
-// one. Only a build's step may have a tag that is a snapshot.StepTag.
+// branchTag checks tag, the tag of a new snapshot, and returns it. If tag is empty, it returns a
+// newly chosen one. Only a step of a build may use a tag that is a snapshot.StepTag.
 func branchTag(ctx context.Context, tag, id string, at time.Time, step bool) (string, error) {
 	p := owner.PrefixOf(ctx)
 	switch {

@@ -10,7 +10,7 @@ import (
 	"github.com/forkd/forkd/internal/host/admit"
 )
 
-// wantRefused fails the test unless err refuses with the given code.
+// wantRefused fails the test unless err is an *admit.Error with the given code.
 func wantRefused(t *testing.T, code string, err error) {
 	t.Helper()
 	var refused *admit.Error
@@ -35,7 +35,7 @@ func TestAdmissionIsWholeAndExact(t *testing.T) {
 	if w.vmms.Spawned != 1 { // only the VMM of the bake
 		t.Errorf("%d VMs were started, for a fork that was refused", w.vmms.Spawned-1)
 	}
-	// When a fork fails, or its children end, their places become free.
+	// When a fork fails, or its children exit, their places become free.
 	w.vmms.RestoreErr = func(n int) error {
 		if n%2 == 1 {
 			return errors.New("no")
@@ -100,8 +100,8 @@ func TestAdmissionIsWholeAndExact(t *testing.T) {
 	w.stop()
 }
 
-// The pool has more VMs than usual for some time. They are killed only if the host has no memory
-// for a fork.
+// After a large fork, the pool keeps more VMs than usual for some time. These extra VMs are killed
+// early only if the host has no memory for another fork.
 func TestShortMemoryShrinksThePool(t *testing.T) {
 	w := newWorld(t, 0)
 	mustBake(t, w)

@@ -14,12 +14,12 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// hungVMM is a VM whose process hangs while hung is set. Afterwards it executes the request that it
-// has received.
+// hungVMM is a VM whose process hangs while hung is set. It executes requests but does not answer
+// them, as if the process continued after the caller has given up.
 type hungVMM struct {
 	*vmfake.VMM
 	hung bool
-	slow bool // it hangs at the next branch
+	slow bool // the VMM hangs from the next branch on
 }
 
 func (v *hungVMM) answer() error {
@@ -40,7 +40,7 @@ func (v *hungVMM) Stats(ctx context.Context) (vm.Stats, error) {
 	return stats, errors.Join(err, v.answer())
 }
 
-// paused reports whether the VM is paused. While it hangs, that cannot be asked.
+// paused reports whether the VM is paused, even while the VMM does not answer.
 func (v *hungVMM) paused(t *testing.T) bool {
 	t.Helper()
 	stats, err := v.VMM.Stats(t.Context())
@@ -113,7 +113,7 @@ func TestVMMThatHangs(t *testing.T) {
 }
 
 // If the VMM has not answered a branch, it may or may not use the new disk top. The next branch
-// finds out.
+// finds out which top is in use.
 func TestBranchWithoutAnAnswerIsSettledLater(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

@@ -21,7 +21,7 @@ func TestBranchesWaitForRoomInRAM(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.vmms.GuestDirty = 1 << 50 // counts only up to the size of the guest's memory
+	w.vmms.GuestDirty = 1 << 50 // capped at the size of the guest's memory
 	for _, mode := range []vm.BranchMode{vm.BranchFull, vm.BranchDiff, vm.BranchLive} {
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 		_, err := w.Branch(ctx, id, BranchRequest{Tag: "b", Mode: mode})

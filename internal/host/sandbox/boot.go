@@ -9,8 +9,8 @@ import (
 	"github.com/forkd/forkd/internal/host/store"
 )
 
-// Boot boots a parent from the disk-only snapshot from. It saves the parent as a transient snapshot
-// with the tag to.
+// Boot boots a parent from the disk-only snapshot with the tag from, and saves the parent as a
+// transient snapshot with the tag to.
 type Boot func(ctx context.Context, from, to string) error
 
 // SetBoot sets the function that boots parents. Without it, disk-only snapshots cannot be forked.
@@ -18,10 +18,10 @@ type Boot func(ctx context.Context, from, to string) error
 // Preconditions: no request has been made yet.
 func (m *Manager) SetBoot(boot Boot) { m.boot = boot }
 
-// booted returns the tag of a snapshot with memory to fork instead of tag. That snapshot exists at
-// least until release is called. If tag already has memory, booted returns tag. Otherwise it checks
-// that there is room for n children, and boots a parent. The parent's snapshot is deleted with the
-// last sandbox that runs from it.
+// booted returns the tag of a snapshot that has memory, for a fork of tag. If the snapshot tag has
+// memory, that is tag itself. Otherwise booted checks that there is room for n children, boots a
+// parent from the disk, and returns the parent's tag. The returned snapshot exists at least until
+// release is called. A parent's snapshot is deleted with the last sandbox that runs from it.
 func (m *Manager) booted(ctx context.Context, tag string, n int) (_ string, release func(), err error) {
 	if err := m.unwatched.Wait(ctx, tag); err != nil {
 		return "", nil, err

@@ -12,9 +12,10 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Bounds that limit what a branch costs others.
+// Bounds on what a branch costs other sandboxes.
 const (
-	vmmExtents    = 8192 // extents for the dirty pages; so many that the VMM rarely has to fill gaps
+	// maximum number of extents for the dirty pages; with so many, the VMM rarely has to fill gaps
+	vmmExtents    = 8192
 	branchTimeout = 10 * time.Minute
 )
 
@@ -64,7 +65,7 @@ func (h *Held) branch(ctx context.Context, req BranchRequest, start time.Time) (
 		return BranchResult{}, err
 	}
 	if req.Mode == vm.BranchDisk {
-		done() // a guest may never answer, so a branch that waits for it must not hold a place
+		done() // a guest may never answer, so a branch that waits for its guest must not hold a place
 	} else {
 		h.free.Add(done)
 	}

@@ -92,8 +92,7 @@ func TestBranchChains(t *testing.T) {
 	w.checkClean(t)
 }
 
-// checkTops fails the test if the disk of a sandbox that was often branched consists of too many
-// files.
+// checkTops fails the test if the disk of a sandbox consists of too many files after many branches.
 func (w *world) checkTops(t *testing.T, id string) {
 	t.Helper()
 	files, err := os.ReadDir(filepath.Join(w.cfg.DataDir, id))
@@ -279,8 +278,9 @@ func TestRestartDuringABranch(t *testing.T) {
 	}
 }
 
-// A VM that refuses a branch, but keeps a file of it open, is sent no more files. Such a file has
-// no name any more, and could grow until the VM ends.
+// A VMM that refuses a branch, but keeps one of its files open, gets no files of later branches.
+// The daemon has removed the file that the VMM keeps, but the file can still grow until the VMM
+// ends.
 func TestFilesOfARefusedBranch(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -306,9 +306,9 @@ func TestFilesOfARefusedBranch(t *testing.T) {
 	w.checkClean(t)
 }
 
-// If a VM keeps a frozen disk top open for writing, that top becomes no layer of a snapshot: not of
-// the branch that froze it, not of a later branch, and not of a suspended state. Once the daemon
-// has noticed, it asks the VM for no more branches. The sandbox continues.
+// If a VM keeps a frozen disk top open for writing, that top never becomes a layer: neither of the
+// branch that froze it, nor of a later branch, nor of a suspended state. Once the daemon has
+// noticed, it asks the VM for no more branches. The sandbox continues.
 func TestTopsThatStayWritable(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -356,8 +356,8 @@ func TestTopsThatStayWritable(t *testing.T) {
 	w.checkClean(t)
 }
 
-// If the VM of a child ends before the child has confirmed, the error says how the VM ended. It
-// does not say that a connection broke, although the daemon notices that first.
+// If the VM of a child ends before the child has confirmed, the error says how the VM ended,
+// although the daemon first notices only that a connection broke.
 func TestAChildThatDiesIsSaidToHave(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

@@ -15,10 +15,10 @@ import (
 )
 
 // disk adds the sandbox's disk to the manifest, with the layers that the snapshot inherits. It
-// returns the files of all layers; the snapshot's own is the last. To limit the number of layers,
-// it merges some. If the sandbox has written too many tops since its fork, it merges those into
-// one. If the snapshot below already has the maximum number of layers, it merges all. If ctx ends,
-// a merge stops with an error.
+// returns the files of all layers; the last one is the snapshot's own. It merges layers to limit
+// their number: if the sandbox has written too many tops since its fork, disk merges those into
+// one; if the snapshot below already has the maximum number of layers, disk merges all layers. If
+// ctx ends, a merge stops with an error.
 func (b *branch) disk(ctx context.Context, m *snapshot.Manifest) ([]*os.File, error) {
 	parent := b.lease.Manifest().Disk
 	if parent == nil {
@@ -28,7 +28,9 @@ func (b *branch) disk(ctx context.Context, m *snapshot.Manifest) ([]*os.File, er
 	if chain.MergeTops(inherited, len(b.lower)) {
 		owner := b.staging.ID()
 		if chain.MergeDisk(inherited) {
-			owner = snapshot.NewID() // a new owner, because the snapshot's own layer will be another one
+			// All layers will be merged into the snapshot's own one, so the merged tops need
+			// another ID.
+			owner = snapshot.NewID()
 		}
 		if err := b.mergeTops(ctx, owner); err != nil {
 			return nil, err

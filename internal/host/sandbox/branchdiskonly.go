@@ -30,7 +30,8 @@ func (b *branch) checkDisk() error {
 
 // askAtRest makes the VMM branch the disk while the guest's file system is frozen. During that
 // time, programs in the guest that write have to wait. The guest must freeze its file system before
-// client ends. If askAtRest returns an error, the VMM may have switched to a new top nevertheless.
+// the context client ends. Even if askAtRest returns an error, the VMM may have switched to a new
+// top.
 func (b *branch) askAtRest(client, ctx context.Context, files vmmclient.BranchFiles) (done vmmproto.BranchResult,
 	err error) {
 	v, calls, err := b.s.running(b.op)
@@ -53,8 +54,8 @@ func (b *branch) askAtRest(client, ctx context.Context, files vmmclient.BranchFi
 	return done, vmpool.Cause(ctx, err)
 }
 
-// publishDisk completes a disk-only branch. A sandbox cannot be rolled back to such a branch. So
-// the branch does not become the sandbox's latest snapshot, and is not in the sandbox's line.
+// publishDisk completes a disk-only branch. A sandbox cannot be rolled back to such a branch, so
+// the branch becomes neither the sandbox's latest snapshot nor a part of the sandbox's line.
 func (b *branch) publishDisk(ctx context.Context) (store.Info, error) {
 	if err := b.refuseWriters(); err != nil {
 		return store.Info{}, fmt.Errorf("%s sandbox %q: complete the disk: %w", b.op, b.s.id, err)

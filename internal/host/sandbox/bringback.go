@@ -15,8 +15,8 @@ import (
 // suspended, unless it is being deleted. The caller must hold s.ops.
 //
 // When the sandbox runs, bringBack sets its expiry to the result of the function expiry. If expiry
-// is nil, the sandbox keeps its expiry, with one exception. If the sandbox was to be suspended at a
-// time that has passed, it would be suspended again at once, so it gets no expiry.
+// is nil, the sandbox keeps its expiry, with one exception: an expiry that has passed and suspends
+// is removed, because it would suspend the sandbox again at once.
 func (m *Manager) bringBack(ctx context.Context, s *Sandbox, expiry func() Expiry) error {
 	err := m.tryBringBack(ctx, s, expiry)
 	if err != nil && s.Info().State == Suspended {
@@ -122,8 +122,8 @@ func (m *Manager) fallBack(s *Sandbox) error {
 	return nil
 }
 
-// wake resumes the sandbox if it was suspended because it was idle. The operation for which it is
-// called counts as a request.
+// wake resumes the sandbox if it was suspended because it was idle. It counts the caller's
+// operation as a request.
 func (h *Held) wake(ctx context.Context) error {
 	if h.s.Info().State == Suspended && h.s.record.AutoResume {
 		if err := h.m.bringBack(ctx, h.s, nil); err != nil {
@@ -134,7 +134,8 @@ func (h *Held) wake(ctx context.Context) error {
 	return nil
 }
 
-// awake returns a sandbox, which it first resumes if it was suspended because it was idle.
+// awake returns a sandbox. If the sandbox was suspended because it was idle, awake first resumes
+// it.
 func (m *Manager) awake(ctx context.Context, id string) (*Sandbox, error) {
 	s, err := m.Get(id)
 	if err != nil {
@@ -144,6 +145,6 @@ func (m *Manager) awake(ctx context.Context, id string) (*Sandbox, error) {
 	if !info.Silent && (info.State == Running || info.State == Exited || info.IdleTimeout == 0) {
 		return s, nil
 	}
-	// with the lock, because the sandbox may be about to be suspended
+	// wake must hold the lock, because the sandbox may be about to be suspended
 	return s, m.With(ctx, id, func(h *Held) error { return h.wake(ctx) })
 }

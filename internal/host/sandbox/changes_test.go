@@ -29,8 +29,7 @@ func (w *world) wantCalls(t *testing.T, when, id, at string, calls int) {
 	}
 }
 
-// A branch or a rollback makes the count of calls begin at zero. Other operations do not change the
-// count.
+// A branch or a rollback resets the count of calls to zero. Other operations do not change it.
 func TestCallsSinceTheLatestSnapshot(t *testing.T) {
 	w := newWorld(t, 0)
 	id := w.source(t)
@@ -46,7 +45,7 @@ func TestCallsSinceTheLatestSnapshot(t *testing.T) {
 	}
 	w.wantCalls(t, "looked at", id, "p", 0)
 	use()
-	w.wantCalls(t, "used", id, "p", 2) // one call that begins and ends
+	w.wantCalls(t, "used", id, "p", 2) // Use counts a call at its beginning and at its end
 	w.branch(t, id, "b1", vm.BranchDiff)
 	w.wantCalls(t, "branched", id, "b1", 0)
 	use()

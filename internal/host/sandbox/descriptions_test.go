@@ -18,8 +18,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// seeker is a VMM that moves the offsets of the files that it can read. It reports the files that
-// share an offset with the daemon.
+// seeker is a VMM that moves the offset of every file that it can read. It fails the test if the
+// daemon shares an offset with it.
 type seeker struct {
 	*vmfake.VMM
 	t    *testing.T
@@ -75,15 +75,16 @@ func (v seeker) move(what string, files ...*os.File) {
 				ofDaemon++
 			}
 		}
-		if ofDaemon == 0 && filepath.Base(path) != snapshot.DiskLayerFile { // not shared later: a bake opened it for its VMM
+		// A disk layer is exempt: a bake opens it only for its VMM, and does not share it later.
+		if ofDaemon == 0 && filepath.Base(path) != snapshot.DiskLayerFile {
 			v.t.Errorf("%s: the VMM has the daemon's own descriptor of %s", what, path)
 		}
 	}
 }
 
-// VMMs share no open file description with the daemon or with each other. If they did, a VMM that
-// its guest has taken over could block in a system call that changes the offset, and all others
-// that use the same offset would wait.
+// VMMs share no open file description with the daemon or with each other. Otherwise a compromised
+// VMM could block in a system call that changes the offset, and every process that uses the same
+// offset would wait.
 func TestVMMsHaveDescriptionsOfTheirOwn(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

@@ -7,7 +7,7 @@ import (
 
 const (
 	// roomToResume is how many bytes must be free before a sandbox that waits for room on the disk
-	// is resumed. With less, it would soon be paused again.
+	// is resumed. With fewer free bytes, the sandbox would soon be paused again.
 	roomToResume = 64 << 20
 
 	// roomInterval is how often the free space is checked for a sandbox that waits for room.

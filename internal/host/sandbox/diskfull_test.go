@@ -50,7 +50,7 @@ func TestFullDiskPausesASandbox(t *testing.T) {
 	if _, err := w.Pause(context.Background(), id); err != nil {
 		t.Fatal(err)
 	}
-	w.vmms.All()[0].Stall() // stands for a write that was in progress when the client paused the sandbox
+	w.vmms.All()[0].Stall() // simulates a write that was in progress when the client paused the sandbox
 	until(t, w, id, func(i Info) bool { return i.State == Paused && !i.DiskFull })
 }
 
@@ -65,8 +65,8 @@ func TestFullDiskAndNoAnswer(t *testing.T) {
 	until(t, w, id, func(i Info) bool { return i.Silent })
 }
 
-// If a VMM reports a full disk again and again although there is room, the daemon reads only one
-// report per second, and so sends at most one request per second.
+// If a VMM keeps reporting a full disk although there is room, the daemon reads only one report per
+// second. So it sends the VMM at most one request per second.
 func TestFullDiskIsToldWithoutEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 0)

@@ -20,7 +20,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// asked is a guest that records requests, and fails those that the test selects.
+// asked is a guest that records requests, and fails those that the test has chosen.
 type asked struct {
 	mu    sync.Mutex
 	ops   []agentproto.Op
@@ -120,9 +120,9 @@ func TestBranchOfTheDisk(t *testing.T) {
 	w.checkClean(t)
 }
 
-// The default user, directory and variables that a build gives its result are in the memory of forks.
-// A fork of a disk alone gets them at its boot, and so do forks of later branches. A disk without the
-// account boots too.
+// A build sets a default user, directory and variables. They are in the memory of forks with
+// memory. A fork of a disk-only snapshot gets them when it boots, and so do forks of its later
+// branches. If the disk does not have the default user's account, the fork boots nevertheless.
 func TestDefaultsOutliveTheMemory(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

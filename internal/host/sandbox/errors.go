@@ -77,7 +77,7 @@ func (e *LeaseError) Error() string {
 
 func (e *LeaseError) Unwrap() error { return e.Err }
 
-// replacedError reports that a tag now names another snapshot than the needed one.
+// replacedError reports that a tag now names a different snapshot than before.
 type replacedError struct{ tag string }
 
 func (e *replacedError) Error() string {
@@ -149,8 +149,8 @@ func IsBusy(err error) bool {
 	return errors.As(err, &busy) || errors.As(err, &backlog) && backlog.Flush == nil
 }
 
-// FamilyError reports a snapshot or another sandbox that does not come from the same booted VM as a
-// sandbox, so the sandbox cannot go on from its state.
+// FamilyError reports that a sandbox cannot continue from the state of a snapshot or of another
+// sandbox, because the two do not come from the same booted VM.
 type FamilyError struct{ ID, From string }
 
 func (e *FamilyError) Error() string {

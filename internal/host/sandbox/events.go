@@ -44,9 +44,9 @@ func (s *Sandbox) event(kind event.Kind, reason string) event.Event {
 	return s.eventLocked(kind, reason)
 }
 
-// transition changes the state of s to to. No other function writes s.state. If change is not nil,
-// it is called under the same lock, to change fields that must change together with the state. If s
-// may not enter the state, the error is a *StateError.
+// transition changes the state of s. It is the only function that writes s.state. If change is not
+// nil, transition calls it under the same lock, to change fields that must change together with the
+// state. If s may not enter the state to, the error is a *StateError.
 func (s *Sandbox) transition(op string, to State, change func()) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

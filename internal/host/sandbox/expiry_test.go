@@ -19,7 +19,7 @@ const (
 	far  = time.Hour
 )
 
-// waitFor waits until is returns true for a sandbox.
+// waitFor polls a sandbox until the function is returns true for its Info.
 func (w *world) waitFor(t *testing.T, id string, is func(Info, error) bool) {
 	t.Helper()
 	for t.Context().Err() == nil {
@@ -187,7 +187,7 @@ func TestSuspendingAndItsTimeAreOneStep(t *testing.T) {
 				t.Error(err)
 			}
 		}()
-		time.Sleep(20 * time.Millisecond) // time for this one to wait too, as the second
+		time.Sleep(20 * time.Millisecond) // time for this call to queue as the second
 		return nil
 	})
 	if err := errors.Join(err, <-saved); err != nil {
@@ -208,8 +208,8 @@ func TestSuspendingAndItsTimeAreOneStep(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A sandbox that is resumed after its expiry has passed has none any more, also under the next
-// daemon.
+// If a sandbox is resumed after its expiry has passed, it has no expiry any more. This also holds
+// under the next daemon.
 func TestResumeAfterItsTimeHasPassed(t *testing.T) {
 	w := newWorld(t, 0)
 	mustBake(t, w)

@@ -66,7 +66,7 @@ func (b *branch) finish(ctx context.Context) (result BranchResult, err error) {
 	}
 	// The branch is recorded before it is published, because the daemon could die in between. A
 	// recorded branch without a snapshot is harmless.
-	var at *snapshot.Ref // the previous value
+	var at *snapshot.Ref // r.At before the update, restored if Publish fails
 	err = b.s.update(func(r *ledger.Record) {
 		r.Count++
 		if at = r.At; b.stays() {

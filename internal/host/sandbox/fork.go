@@ -110,8 +110,8 @@ func (m *Manager) Fork(ctx context.Context, req ForkRequest) (ForkResult, error)
 	if err := m.MayUse(ctx, req.Tag); err != nil {
 		return ForkResult{}, err
 	}
-	// done is called when every child has its own lease, so that the snapshot cannot be deleted
-	// before.
+	// done is called when every child has its own lease. Until then, it keeps the snapshot from being
+	// deleted.
 	tag, done, err := m.booted(ctx, req.Tag, req.N)
 	if err != nil {
 		return ForkResult{}, err
@@ -184,9 +184,10 @@ func (m *Manager) fork(ctx context.Context, start time.Time, req ForkRequest, vc
 }
 
 // startChildren starts the children in waves. Within a wave they start concurrently, as far as the
-// gates permit. The next wave starts when all of them have confirmed. In a single wave of a hundred
-// children on one CPU, half of them would confirm almost as late as the last one. If all children
-// are required, the first failure cancels the others.
+// gates permit. The next wave starts when all children of the wave have confirmed. With waves, most
+// children confirm early: in a single wave of a hundred children on one CPU, half of them would
+// confirm almost as late as the last one. If all children are required, the first failure cancels
+// the others.
 func (m *Manager) startChildren(ctx context.Context, start time.Time, req ForkRequest, fork string) ([]*Sandbox,
 	[]error) {
 	ctx, cancel := context.WithCancel(ctx)
@@ -205,7 +206,7 @@ func (m *Manager) startChildren(ctx context.Context, start time.Time, req ForkRe
 		for i := first + 1; i < last; i++ {
 			group.Go(func() { start1(i) })
 		}
-		start1(first) // in this goroutine, so that a single child need not wait until another thread wakes up
+		start1(first) // in this goroutine, because a single child should not wait until another thread wakes up
 		group.Wait()
 	}
 	return children, errs

@@ -70,8 +70,8 @@ func TestClientLeavesAPartialFork(t *testing.T) {
 	w.checkClean(t)
 }
 
-// Children with a large environment write pages that other children do not write. So they are not
-// asked for the pages that they have written.
+// Children with a large environment write pages that other children do not write. So the daemon
+// does not ask their VMMs which pages they have written.
 func TestNobodyLearnsFromALargeEnvironment(t *testing.T) {
 	w := newWorld(t, 0)
 	mustBake(t, w)
@@ -92,8 +92,8 @@ func TestNobodyLearnsFromALargeEnvironment(t *testing.T) {
 	w.stop()
 }
 
-// The VMMs of later children are told the pages that the first three children of a snapshot have
-// written. If these pages cannot be found out, forks succeed nevertheless.
+// The VMMs of later children receive the list of pages that the first three children of a snapshot
+// have written. If the daemon cannot find out these pages, forks succeed nevertheless.
 func TestLaterChildrenAreToldTheFirstWrites(t *testing.T) {
 	for _, broken := range []error{nil, errors.New("no page map")} {
 		w := newWorld(t, 0)

@@ -23,7 +23,7 @@ import (
 // freeze saves state, memory and disk as they are at one instant. Afterwards the sandbox continues.
 func (b *branch) freeze(ctx context.Context) error {
 	rec, v, err := b.s.withVM(b.op)
-	// An earlier branch or rebase could not record its outcome.
+	// First settle an earlier branch or rebase whose outcome could not be recorded.
 	if err == nil && (rec.Pending != nil || rec.Rebasing != nil) {
 		if _, err = b.s.settle(context.Background(), v); err == nil {
 			rec, v, err = b.s.withVM(b.op)
@@ -86,7 +86,7 @@ func (b *branch) freeze(ctx context.Context) error {
 		}
 	}
 	client := ctx
-	// without the client's cancellation, because the outcome of the branch must be known
+	// not cancelled with the client, because the outcome of the branch must be known
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), branchTimeout)
 	defer cancel()
 	b.calls = b.s.since.Calls()
@@ -110,7 +110,8 @@ func (b *branch) freeze(ctx context.Context) error {
 	return nil
 }
 
-// copyPoll is how often a VMM is asked again that is still copying a branch for an earlier daemon.
+// copyPoll is the interval between requests to a VMM that is still copying a branch for an earlier
+// daemon.
 const copyPoll = 50 * time.Millisecond
 
 // ask makes the VMM branch. A VMM that is still copying a live branch of an earlier daemon refuses,

@@ -22,8 +22,8 @@ type guestCall struct {
 	op    string
 }
 
-// wakeTries is how often a request resumes a sandbox that is suspended again before the request has
-// begun.
+// wakeTries limits how often one request resumes a sandbox that is suspended again before the
+// request has begun.
 const wakeTries = 3
 
 // guestOf begins a request to the agent of a sandbox. The caller must stop it.
@@ -104,8 +104,8 @@ func (c *guestCall) explain(err error) error {
 // Use calls f, which may open connections to ports of the sandbox's guest. If the sandbox was
 // suspended because it was idle, Use resumes it first. The sandbox counts as used until f returns.
 // The context for f ends when the VM ends, or when the sandbox is rolled back, suspended or
-// deleted; the error of f is then replaced by a *StateError or a *CutOffError. Errors have op
-// before the sandbox's id, such as "exec in".
+// deleted; the error of f is then replaced by a *StateError or a *CutOffError. In error texts, op,
+// such as "exec in", precedes the sandbox's id.
 func (m *Manager) Use(ctx context.Context, id, op string, f func(context.Context, agentclient.DialFunc) error) error {
 	call, err := m.guestOf(ctx, id, op)
 	if err != nil {
@@ -113,7 +113,7 @@ func (m *Manager) Use(ctx context.Context, id, op string, f func(context.Context
 	}
 	defer call.stop()
 	call.s.since.Count()
-	defer call.s.since.Count() // now too, because the call may have changed something after a concurrent branch
+	defer call.s.since.Count() // again at the end, because f may have changed something after a concurrent branch
 	return call.explain(f(call.ctx, call.dial))
 }
 

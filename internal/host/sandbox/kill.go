@@ -46,8 +46,8 @@ func (m *Manager) setHolder(id, workspace string) error {
 	return nil
 }
 
-// Kill kills a sandbox and removes all of its files, including its suspended state. If it returns
-// no error, nothing is left. For the sandbox of a workspace the error is a *HeldError.
+// Kill kills a sandbox and removes all of its files, including its suspended state. After a nil
+// error nothing is left. For the sandbox of a workspace the error is a *HeldError.
 func (m *Manager) Kill(id string) error {
 	s, err := m.Get(id)
 	if err != nil {

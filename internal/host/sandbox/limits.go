@@ -14,8 +14,8 @@ import (
 // force; a new VM has none.
 func (v *liveVM) limit(r *ledger.Record) error { return v.vmm.Limit(r.Limits, r.MemoryBytes) }
 
-// limitsFor returns the limits of children, which are those of the request or, if the request has
-// none, those of their snapshot.
+// limitsFor returns the limits of children: those of the request or, if the request has none, those
+// of their snapshot.
 func limitsFor(asked *vm.Limits, m *snapshot.Manifest) vm.Limits {
 	if asked != nil {
 		return *asked
@@ -51,8 +51,8 @@ func (s *Sandbox) setLimits(limits vm.Limits) error {
 	return nil
 }
 
-// change applies limits to a VM, as far as they differ from those in r. The VM may already exceed
-// them.
+// change applies limits to a VM with the record r. It returns an error if the VM already uses more
+// memory than the limits permit.
 func (v *liveVM) change(limits vm.Limits, r *ledger.Record) error {
 	use, err := v.vmm.Usage()
 	if err != nil {

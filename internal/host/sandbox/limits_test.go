@@ -88,9 +88,10 @@ func TestLimitsStayWithASandbox(t *testing.T) {
 	w.stop()
 }
 
-// The limits of a VM's disk are lifted while a branch of it is flushed, because the flusher writes
-// one snapshot at a time and others wait. This holds without limits too, because they may be set
-// before the flush ends, for branches of every mode, and for a daemon that takes the VM over.
+// The limits of a VM's disk are lifted while a branch of the VM is flushed, because the flusher
+// writes one snapshot at a time and other flushes wait. This also holds for a VM without limits,
+// because limits may be set before the flush ends. It holds for branches of every mode, and for a
+// daemon that takes the VM over.
 func TestFlushIsNotHeldBack(t *testing.T) {
 	w := newWorld(t, 0)
 	id := w.source(t)
@@ -142,8 +143,9 @@ func checkLiftedAfterRestart(t *testing.T, w *world, lifted func() int64, obstac
 	}
 }
 
-// A daemon lifts the limits of a VM that it takes over while a branch of another sandbox is flushed
-// that has the VM's disk layer. All snapshots between the two may be deleted.
+// A daemon takes over a VM while a branch of another sandbox is flushed. The branch contains the
+// VM's disk layer, so the daemon lifts the VM's limits, even if all snapshots between the two are
+// deleted.
 func TestFlushOfADescendantIsNotHeldBack(t *testing.T) {
 	w := newWorld(t, 0)
 	id := w.source(t)
@@ -155,7 +157,7 @@ func TestFlushOfADescendantIsNotHeldBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.branch(t, child, "late", vm.BranchDiff)
-	w.branch(t, id, "second", vm.BranchDiff) // the sandbox does not follow the first one any more
+	w.branch(t, id, "second", vm.BranchDiff) // from here on, the sandbox's memory is not based on "first" any more
 	if err := w.Kill(child); err != nil {
 		t.Fatal(err)
 	}

@@ -48,8 +48,7 @@ func (m *Manager) kill(id string, v *liveVM) {
 	}
 }
 
-// exitDelay is how long after a broken connection the exit of the VM that broke it may become
-// known.
+// exitDelay is how long a VMM may take to exit after it has closed its connection.
 const exitDelay = 2 * time.Second
 
 // explain returns the reason why an operation on a VM failed, if the sandbox was deleted or its VM

@@ -25,7 +25,8 @@ func TestLostVMIsSuspendedAgain(t *testing.T) {
 			w.vmms.Mu.Unlock()
 		})
 	})
-	t.Run("ending", func(t *testing.T) { // a killed process still accepts connections while the kernel frees its memory
+	// A killed process still accepts connections while the kernel frees its memory.
+	t.Run("ending", func(t *testing.T) {
 		testLostVM(t, func(w *world) { w.vmms.StatsErr = vmmclient.ErrGone })
 	})
 }

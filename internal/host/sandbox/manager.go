@@ -48,7 +48,7 @@ type Config struct {
 	DataDir  string // directory for private disk tops; only this manager uses it
 	Branches int    // maximum number of concurrent branches; 0: 4
 	PoolSize int    // number of waiting VMMs for each machine shape; 0: none
-	// maximum of PoolSize for some time after forks have found too few waiting VMMs
+	// maximum of PoolSize for some time after forks that found too few waiting VMMs
 	PoolMost int
 	Admit    admit.Rules   // limits for the sandboxes of the host
 	Confirm  time.Duration // how long a child may take to confirm its identity; 0: 30 s
@@ -56,7 +56,8 @@ type Config struct {
 	Events   *event.Ring // nil: events are dropped
 	Log      *slog.Logger
 
-	// IsParent reports whether a branch with this tag is for all clients, as parents are; nil: none is.
+	// IsParent reports whether a branch with this tag is for all clients, as parents are; nil: no
+	// branch is.
 	IsParent func(tag string) bool
 
 	// OpenPrivate permits every client to give sandboxes access to private networks and the host;
@@ -97,7 +98,7 @@ type Manager struct {
 	unwatched  *unwatched.Branches              // branches started with NoWait
 	writers    time.Duration                    // chain.WriterPatience, except in tests
 	room       func(dir string) (uint64, error) // returns the free bytes of the file system that contains dir
-	// tasks that timers start; its context ends with Close, so that watchers leave sandboxes alone
+	// tasks that timers start; Close ends their context, after which watchers leave sandboxes alone
 	timed gate.Tasks
 	boot  Boot   // nil until SetBoot
 	left  []left // set by Recover

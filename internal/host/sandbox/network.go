@@ -14,8 +14,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// networkFor returns the network setting of children, which is that of the request or, if the
-// request has none, that of their snapshot.
+// networkFor returns the network setting of children: that of the request or, if the request has
+// none, that of their snapshot.
 func networkFor(asked *netclient.Setting, m *snapshot.Manifest) (netclient.Setting, error) {
 	if asked != nil {
 		return *asked, nil
@@ -77,8 +77,8 @@ func joined(link *netclient.Link, frames *os.File) {
 // SetNetwork replaces policy, limits and secrets of a sandbox in any state. When it returns, they
 // are in force. Connections that the new policy denies are reset, and so are connections whose
 // secrets change. A secret without a value keeps its present value. Later branches inherit policy
-// and limits. A rollback changes none of the three. If the client may not open what the policy
-// would open, the error is a *owner.ClosedError.
+// and limits. A rollback changes neither policy, limits nor secrets. If the policy opens networks
+// that the client may not open, the error is an *owner.ClosedError.
 func (m *Manager) SetNetwork(ctx context.Context, id string, setting netclient.Setting) (Info, error) {
 	return m.change(ctx, id, func(h *Held) error { return h.SetNetwork(ctx, setting) })
 }
@@ -113,8 +113,8 @@ func (m *Manager) setNetwork(ctx context.Context, s *Sandbox, setting netclient.
 	return m.tellTrust(ctx, s, setting)
 }
 
-// tellTrust makes the guest trust the CA for hosts of secrets, for a sandbox in any state. If the
-// sandbox has no VM, it gets the message when it has one.
+// tellTrust makes the guest trust the CA for hosts of secrets, for a sandbox in any state. A
+// sandbox without a VM gets the message when it has a VM again.
 func (m *Manager) tellTrust(ctx context.Context, s *Sandbox, setting netclient.Setting) error {
 	v, state := s.live, s.Info().State
 	tell := func(ctx context.Context) error {

@@ -42,7 +42,7 @@ func (w *world) wantMode(t *testing.T, id, mode string) {
 	}
 }
 
-// wantAnswer is like wantMode; the answer has the values of secrets after the mode.
+// wantAnswer is like wantMode, but the answer has the values of secrets after the mode.
 func (w *world) wantAnswer(t *testing.T, id, mode string) {
 	t.Helper()
 	var got []byte
@@ -219,8 +219,8 @@ func TestForkdNetDiesUnderSandboxes(t *testing.T) {
 	w.KillAll()
 }
 
-// If this version of forkd does not know the network setting of a snapshot, forking it is an error.
-// It does not get another policy instead.
+// If this version of forkd does not know the network setting of a snapshot, forking the snapshot is
+// an error. The children do not get a different policy instead.
 func TestSnapshotWithAnUnknownPolicy(t *testing.T) {
 	if _, err := netclient.FromSnapshot((&netclient.Setting{}).ForSnapshot()); err == nil {
 		t.Error("a policy without a mode was accepted")

@@ -17,8 +17,8 @@ func as(t *testing.T, name string) context.Context {
 
 func asAdmin(t *testing.T) context.Context { return owner.In(t.Context(), owner.Owner{Admin: true}) }
 
-// An owner may have a maximum number of sandboxes at a time. All kinds of requests count them, also
-// after a restart of the daemon. Other owners are not affected.
+// The number of sandboxes that an owner may have at a time is limited. Requests of every kind count
+// them, even after a restart of the daemon. Other owners are not affected.
 func TestOwnersHaveTheirNumberOfSandboxes(t *testing.T) {
 	w := newWorld(t, 0)
 	if _, err := w.Bake(t.Context(), w.bake); err != nil {

@@ -52,10 +52,10 @@ func (m *Manager) MayUse(ctx context.Context, tag string) error {
 	return err
 }
 
-// mayOpen returns an error if the setting asked opens closed networks that the policy present does
-// not open, and the client may not open them. Closed networks need protection because forkd-net
-// connects from the host's own network, where servers on loopback and private addresses trust the
-// host. Errors name the field with the given prefix.
+// mayOpen returns an error if asked opens closed networks that present does not open, unless the
+// client may open them. Closed networks need protection because forkd-net connects from the host's
+// own network, where servers on loopback and private addresses trust the host. Errors name the
+// field with the given prefix.
 func (m *Manager) mayOpen(ctx context.Context, prefix string, asked *netclient.Setting,
 	present netproto.Policy) error {
 	o := owner.Of(ctx)

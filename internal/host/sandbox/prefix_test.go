@@ -13,7 +13,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// waitingCtx is a context that calls waits when a goroutine begins to wait for its end.
+// waitingCtx is a context that calls waits when a goroutine asks for its Done channel.
 type waitingCtx struct {
 	context.Context
 	waits func()
@@ -55,8 +55,8 @@ func TestAForkMayNotUseWhatTookTheTag(t *testing.T) {
 	w.KillAll()
 }
 
-// A client that waits for a sandbox's lock is refused if the sandbox belongs to another team
-// afterwards.
+// A client waits for a sandbox's lock. If the sandbox belongs to another team when the wait ends,
+// the client is refused.
 func TestReachIsAskedAgain(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

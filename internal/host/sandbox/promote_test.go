@@ -27,7 +27,7 @@ func TestPromote(t *testing.T) {
 	if r.Info.ID != id || r.Info.State != Running || r.Info.SnapshotTag != r.Tag {
 		t.Errorf("%+v", r)
 	}
-	for _, other := range []string{child, id} { // the one goes on, the other can be branched
+	for _, other := range []string{child, id} { // both sandboxes continue, and can be branched
 		w.branch(t, other, "after-"+other, vm.BranchDiff)
 	}
 	if err := w.Kill(child); err != nil {

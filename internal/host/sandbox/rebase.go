@@ -19,11 +19,11 @@ import (
 // sandbox.
 func (b *branch) keeps() bool { return b.op == "branch" && b.req.Mode != vm.BranchFull }
 
-// chooseBelow chooses the snapshot below the branch's memory layer. That is the branch that the
-// sandbox was last rebased onto. If the line of such branches has become long, or cannot be used,
-// it is the snapshot from which the sandbox runs; then the layer holds all pages written since that
-// snapshot. If that would exceed the sandbox's memory limit, the line goes on as long as it can;
-// after that, chooseBelow returns an error.
+// chooseBelow chooses the snapshot below the branch's memory layer. Usually that is the branch that
+// the sandbox was last rebased onto. If the line of such branches has become long, or cannot be
+// used, chooseBelow takes the snapshot from which the sandbox runs; the layer then holds all pages
+// written since that snapshot. If that would exceed the sandbox's memory limit, the line continues
+// as long as it can, and then chooseBelow returns an error.
 func (b *branch) chooseBelow(rec *ledger.Record) error {
 	b.below, b.line = b.lease, 1
 	if rec.Rebased == nil || b.req.Mode == vm.BranchFull || b.req.Mode == vm.BranchDisk {
@@ -39,7 +39,8 @@ func (b *branch) chooseBelow(rec *ledger.Record) error {
 	b.undo.Add(below.Release)
 	if end, _ := chain.EndLine(b.m.cfg.Store, rec.Rebased, rec.MemoryBytes); end {
 		tooMuch := b.checkWhole(rec, below)
-		end, _ := chain.EndLine(b.m.cfg.Store, &durable.Rebased{ID: rec.Rebased.ID}, rec.MemoryBytes) // of any age
+		// Check again, ignoring the number of rebases.
+		end, _ := chain.EndLine(b.m.cfg.Store, &durable.Rebased{ID: rec.Rebased.ID}, rec.MemoryBytes)
 		if tooMuch == nil || end && b.op != "suspend" {
 			return tooMuch
 		}
@@ -49,7 +50,8 @@ func (b *branch) chooseBelow(rec *ledger.Record) error {
 }
 
 // checkWhole returns an error if a branch that ends the sandbox's line would exceed the sandbox's
-// memory limit, because the VMM makes the pages private that the sandbox shares with its line.
+// memory limit. Such a branch needs memory, because the VMM makes private all pages that the
+// sandbox shares with its line.
 func (b *branch) checkWhole(rec *ledger.Record, below *store.Lease) error {
 	use, err := b.v.vmm.Usage()
 	if err != nil || rec.Limits.MemoryMiB == 0 {
@@ -69,8 +71,8 @@ func (b *branch) checkWhole(rec *ledger.Record, below *store.Lease) error {
 const rebaseTimeout = 30 * time.Second
 
 // rebase rebases the memory of the sandbox onto the published branch. It returns how many bytes the
-// two now share. If it fails, the branch exists nevertheless, and the next branch contains the same
-// pages again.
+// sandbox now shares with the branch. If rebase fails, the branch exists nevertheless, and the next
+// branch contains the same pages again.
 func (b *branch) rebase(ctx context.Context) (shared uint64) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rebaseTimeout)
 	defer cancel()

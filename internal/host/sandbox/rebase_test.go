@@ -109,7 +109,7 @@ func TestLineEndsWithItsBytes(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A branch that ends a line needs room in RAM for the pages of the line, too.
+// A branch that ends a line also needs room in RAM for the pages of the line.
 func TestRoomForTheEndOfALine(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -133,8 +133,8 @@ func TestRoomForTheEndOfALine(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A line whose end would exceed the sandbox's memory limit goes on, as long as it can. Then branches
-// are refused, but the sandbox can be suspended.
+// If ending a line would exceed the sandbox's memory limit, the line continues as long as it can.
+// Then branches are refused, but the sandbox can be suspended.
 func TestLineEndsWithinTheMemoryLimit(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -199,8 +199,8 @@ func (w *world) fillLayers(t *testing.T, bytes int64) {
 	}
 }
 
-// After a failed rebase the next branch misses nothing: it holds the pages once more or, if some
-// may have been replaced, lies on the new snapshot.
+// After a failed rebase the next branch misses no pages. It contains the branch's pages again or,
+// if the VMM may have replaced some of them, lies on the new snapshot.
 func TestFailedRebase(t *testing.T) {
 	for _, c := range []struct {
 		name   string

@@ -26,7 +26,7 @@ func (m *Manager) Recover() (int, error) {
 	if err != nil {
 		return 0, fmt.Errorf("recover sandboxes: %w", err)
 	}
-	// not released after an error, because then it is not known which snapshots are unused
+	// not called after an error, because then it is not known which snapshots are unused
 	release := m.cfg.Store.HoldTransient()
 	m.readoptAll(entries)
 	running := len(m.left)
@@ -200,8 +200,8 @@ func (m *Manager) readopt(id string) (*Sandbox, error) {
 }
 
 // answersAtStart is how long a starting daemon waits for the answer of each VMM that it takes over.
-// Without a limit, a VMM that its guest has taken over could delay the start for ever. On a host
-// with far too much load, some VMMs answer later and are asked again.
+// Without a limit, a compromised VMM could delay the start for ever. On a heavily overloaded host,
+// some VMMs answer later and are asked again.
 const answersAtStart = 10 * time.Second
 
 // settleTakenOver asks the VMM of a sandbox that was taken over for its state, and marks the

@@ -15,7 +15,7 @@ import (
 type BranchRequest struct {
 	Tag       string // empty: Branch chooses one
 	Mode      vm.BranchMode
-	ParentTag string // snapshot from which the sandbox must run, or the request is refused; empty: any
+	ParentTag string // the request is refused unless the sandbox runs from this snapshot; empty: not checked
 	NoWait    bool   // for a live branch: return when the sandbox runs again, before the snapshot is complete
 	Transient bool   // delete the snapshot with the last sandbox that runs from it
 	// the sandbox exists only to build a template, and the branch is that template; stored in the
@@ -26,7 +26,7 @@ type BranchRequest struct {
 
 	Labels map[string]string // of the snapshot; bounded like those of sandboxes
 
-	// Defaults are those that the caller has given the guest's agent since the sandbox was made.
+	// Defaults are the values that the caller has set in the guest's agent since the sandbox was made.
 	Defaults snapshot.Defaults
 }
 

@@ -120,9 +120,9 @@ func (h *Held) rollback(ctx context.Context, to string, strict unique.Strict, st
 	return r, nil
 }
 
-// endRolledBack kills a sandbox whose rollback has failed with err when its previous state was
-// already lost. If the sandbox has a suspended state, it becomes exited, as if its VM had ended,
-// and can be restored from that state.
+// endRolledBack kills a sandbox whose rollback failed with err after the previous state was already
+// lost. If the sandbox has a suspended state, it becomes exited, as if its VM had ended, and can be
+// restored from that state.
 func (m *Manager) endRolledBack(s *Sandbox, v *liveVM, to string, err error) error {
 	if s.Info().State == Stopping {
 		v.link.Close() // the deletion may have closed only the previous link
@@ -219,16 +219,18 @@ func (s *Sandbox) commitRollback(v *liveVM, was ledger.Record, lease *store.Leas
 	return nil
 }
 
-// inFamily returns an error unless the client of ctx may roll a sandbox back to the snapshot of to.
+// inFamily returns an error unless the client of ctx may roll a sandbox back to the snapshot leased
+// by to.
 func (m *Manager) inFamily(ctx context.Context, rec ledger.Record, to *store.Lease) error {
 	id, tag := to.Manifest().ID, to.Manifest().Tag
 	if id == rec.SnapshotID {
 		return nil
 	}
-	// a client may use the snapshot that its sandbox was forked from, even if it cannot see it
+	// a client may use the snapshot that its sandbox was forked from, even a snapshot that it
+	// cannot see
 	if err := m.MayUse(ctx, tag); err != nil {
-		// The client may use the snapshot that the sandbox was forked from, also after a suspension, but
-		// not another snapshot that has this tag by now.
+		// This also holds after a suspension, but not for another snapshot that has got the tag in the
+		// meantime.
 		d, _ := m.cfg.Store.Detail(rec.SnapshotTag)
 		if tag != rec.Tag() || !slices.ContainsFunc(d.Line, func(a snapshot.Ref) bool { return a.ID == id }) {
 			return err
@@ -240,10 +242,11 @@ func (m *Manager) inFamily(ctx context.Context, rec ledger.Record, to *store.Lea
 	return nil
 }
 
-// Promote lets a sandbox go on as another sandbox of its family is now, with the memory, disk and
-// processes of the other one. It keeps its own id, name, labels, owner, limits and network policy.
-// Promote branches the other sandbox, which is unchanged, and rolls the sandbox back to that branch.
-// The branch is deleted with the last sandbox that runs from it, unless the request gives it a tag.
+// Promote makes a sandbox continue from the present state of another sandbox of its family, with
+// the memory, disk and processes of that other sandbox. The sandbox keeps its own id, name, labels,
+// owner, limits and network policy. Promote branches the other sandbox, which is unchanged, and
+// rolls the sandbox back to that branch. The branch is deleted with the last sandbox that runs from
+// it, unless the request gives it a tag.
 //
 // If the sandboxes are of different families, Promote returns a *FamilyError and makes no branch.
 // Errors after the branch are those of Rollback. The sandbox's own state is lost, as in a rollback: a
@@ -269,14 +272,14 @@ func (m *Manager) Promote(ctx context.Context, id, from string, req BranchReques
 	if err != nil {
 		return r, err
 	}
-	unpin, err := m.cfg.Store.Pin(b.Info.Tag) // the other sandbox could be deleted now
+	unpin, err := m.cfg.Store.Pin(b.Info.Tag) // from now on, the other sandbox could be deleted
 	if err != nil {
 		return r, err
 	}
 	r, err = m.Rollback(ctx, id, b.Info.Tag, strict)
 	unpin()
 	if err != nil && req.Tag != "" {
-		_, _ = m.cfg.Store.Delete(req.Tag, store.DeleteSingle) // fails only if somebody uses it already
+		_, _ = m.cfg.Store.Delete(req.Tag, store.DeleteSingle) // fails only if the branch is already in use
 	}
 	return r, err
 }

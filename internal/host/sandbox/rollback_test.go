@@ -71,8 +71,8 @@ func TestRollback(t *testing.T) {
 	w.checkClean(t)
 }
 
-// After a failed rollback, a sandbox returns to its latest suspended state, whether the agent did
-// not confirm or the VM ended.
+// After a failed rollback, a sandbox returns to its latest suspended state. The rollback may have
+// failed because the agent did not confirm, or because the VM ended.
 func TestFailedRollbackKeepsTheSuspendedState(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -278,7 +278,7 @@ func TestRollbackToSnapshotsOfOthers(t *testing.T) {
 	}
 	first := fork(b, "p")
 	w.branch(t, first, "team-b.one", vm.BranchDiff)
-	w.branch(t, first, "hidden", vm.BranchDiff) // made by the operator, of the client's sandbox
+	w.branch(t, first, "hidden", vm.BranchDiff) // made by the operator, from the client's sandbox
 	between := fork(t.Context(), "hidden")
 	w.branch(t, between, "team-b.two", vm.BranchDiff)
 	handed, last := fork(t.Context(), "hidden"), fork(b, "team-b.two")

@@ -47,12 +47,12 @@ type Guest interface {
 type Sandbox struct {
 	id     string
 	data   string        // directory for the sandbox's private disk tops and its suspended state
-	ops    chan struct{} // a lock, which a branch, a rollback, a pause and so on hold; has room for one value
+	ops    chan struct{} // lock for operations such as branch, rollback and pause; has room for one value
 	usage  *idle.Watch
 	since  tally.Tally // counts changes since its latest branch or rollback
 	events *event.Ring // receives its events
 	freed  sync.Once
-	rests  gate.Way // passed by branches that wait for the guest to freeze its file system; a suspension cancels them
+	rests  gate.Way // context of branches that wait for the guest to freeze its file system
 	secret bool     // the sandbox's memory must not be on a disk, see KeepSecret; guarded by ops
 
 	mu      sync.Mutex
@@ -71,7 +71,7 @@ type Sandbox struct {
 	silent   bool   // the VMM has not answered a request, see catchUp
 	full     bool   // the sandbox is paused because the host has no room for its disk
 
-	workspace string // the workspace that it belongs to, see Manager.Hold; may be empty
+	workspace string // the workspace that the sandbox belongs to, see Manager.Hold; empty: none
 }
 
 // Timing holds durations of a sandbox's start, each measured from the request.
@@ -103,12 +103,12 @@ type Info struct {
 	BranchCount int
 	IdleTimeout time.Duration
 	Silent      bool   // the VMM has not answered the latest request
-	Workspace   string // the workspace that it belongs to; empty: none
+	Workspace   string // the workspace that the sandbox belongs to; empty: none
 	Network     netclient.Setting
 	Labels      map[string]string // must not be changed
 	DiskFull    bool              // the sandbox is paused until the host has room for its writes
 
-	Unique *agentproto.Unique // what its agent found at its latest start; nil: the agent did not search
+	Unique *agentproto.Unique // what the agent found at the sandbox's latest start; nil: the agent did not search
 	Strict bool               // see unique.Refuse
 
 	ExpirySuspends bool            // on expiry, suspend it instead of deleting it

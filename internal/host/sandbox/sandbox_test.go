@@ -269,7 +269,7 @@ func TestPoolFeedsForksAndIsDrained(t *testing.T) {
 	if err := w.DeleteSnapshot("p", store.DeleteSingle); err != nil {
 		t.Fatal(err)
 	}
-	for range 1000 { // repeat, because a shell that was being started must end too
+	for range 1000 { // repeat, because a shell that was being started must also end
 		if w.vmms.Count() == 0 {
 			break
 		}

@@ -22,9 +22,9 @@ func (s *Sandbox) behind() bool {
 	return s.state.hasVM() && (s.silent || s.record.Pending != nil || s.record.Rebasing != nil)
 }
 
-// catchUp finds out the outcome of requests that the VMM of s has not answered. It then makes
-// record, state and VM agree. It returns an error if the VMM still does not answer. The caller must
-// hold s.ops.
+// catchUp finds out the outcome of requests that the VMM of s has not answered. Then it makes the
+// record, the state and the VM consistent. It returns an error if the VMM still does not answer.
+// The caller must hold s.ops.
 func (s *Sandbox) catchUp() error {
 	if !s.behind() {
 		return nil

@@ -19,8 +19,8 @@ func (m *Manager) SetStrict(ctx context.Context, id string, strict unique.Strict
 	})
 }
 
-// admitUnique records what an agent has found. It returns an error if clients may not use a sandbox
-// in which the agent has found this.
+// admitUnique records what an agent has found. It returns an error if, after such findings, clients
+// may not use the sandbox.
 func admitUnique(r *ledger.Record, found *agentproto.Unique) error {
 	r.Unique = found
 	return unique.Admit(r.ID, r.Strict, found)

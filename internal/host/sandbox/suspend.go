@@ -19,10 +19,10 @@ import (
 )
 
 // Copy makes a snapshot of a suspended sandbox, which stays suspended. It copies the suspended
-// state instead of using it as a parent, because the state is deleted with the sandbox. Children get the
-// sandbox's present policy and limits. Copy takes a place for branches, although it writes far more
-// than a branch. If tag is empty, it chooses one. If the sandbox is not suspended, the error is a
-// *StateError.
+// state instead of using it as a parent, because the state is deleted with the sandbox. Children
+// get the sandbox's present policy and limits. Copy takes a place for branches, although it writes
+// far more than a branch. If tag is empty, Copy chooses one. If the sandbox is not suspended, the
+// error is a *StateError.
 func (h *Held) Copy(ctx context.Context, tag string) (store.Info, error) {
 	m, i := h.m, h.Info()
 	tag, err := branchTag(ctx, tag, i.ID, time.Now(), false)
@@ -77,12 +77,12 @@ func (h *Held) Fork(ctx context.Context, req ForkRequest) (ForkResult, error) {
 var errBusy = errors.New("a request came in")
 
 // lockToSuspend locks a sandbox for a suspension, and takes a place for suspensions, which counts
-// for the sandbox's owner. It never holds one of them while it waits for the other. So requests to
-// the sandbox do not wait for other suspensions, and other suspensions do not wait for a long
-// request.
+// for the sandbox's owner. It never holds the lock while it waits for the place, or the place while
+// it waits for the lock. So requests to the sandbox do not wait for other suspensions, and other
+// suspensions do not wait for a long request.
 //
-// Until unlock, it cancels branches that wait for the guest to freeze its file system. An automatic
-// suspension does not cancel them: it waits, as for all requests.
+// Until unlock, lockToSuspend cancels branches that wait for the guest to freeze its file system.
+// An automatic suspension does not cancel them: it waits for them, as for all requests.
 func (m *Manager) lockToSuspend(ctx context.Context, s *Sandbox, auto bool) (unlock func(), err error) {
 	var held cleanup.Stack
 	defer func() { held.Run() }()
@@ -158,9 +158,9 @@ func (m *Manager) suspend(ctx context.Context, s *Sandbox, auto, timeless bool) 
 	return nil
 }
 
-// standStill pauses the VM of a sandbox that is being suspended, and adds resuming it to undo. A
-// paused VM stays paused. If the disk has no room for the memory that the VM has written,
-// standStill returns an error before it pauses the VM.
+// standStill pauses the VM of a sandbox that is being suspended, and adds a function to undo that
+// resumes it. A VM that is already paused stays paused. If the disk has no room for the memory that
+// the VM has written, standStill returns an error before it pauses the VM.
 func (m *Manager) standStill(ctx context.Context, s *Sandbox, auto bool, undo *cleanup.Stack) error {
 	paused := s.Info().State == Paused
 	if !paused {

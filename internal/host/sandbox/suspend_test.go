@@ -130,7 +130,7 @@ func TestFailedSuspension(t *testing.T) {
 	}
 	w.vmms.BranchErr = nil
 	obstacle := filepath.Join(w.dir, "state", "snapshots", "suspended-"+id+"-2", "x")
-	if err := os.MkdirAll(obstacle, 0o700); err != nil { // so that the flush cannot move the snapshot there
+	if err := os.MkdirAll(obstacle, 0o700); err != nil { // prevents the flush from moving the snapshot there
 		t.Fatal(err)
 	}
 	if _, err := w.Suspend(t.Context(), id); err == nil {
@@ -234,8 +234,8 @@ func TestSnapshotOfASuspendedSandbox(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A snapshot of a suspended sandbox copies its whole state. So few such snapshots may be made at a
-// time, as with branches.
+// A snapshot of a suspended sandbox copies its whole state. So the number of such snapshots that
+// are made at a time is limited, as for branches.
 func TestSnapshotsOfSuspendedSandboxesAreLimited(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

@@ -17,8 +17,8 @@ import (
 
 const takenOverMiB = 64 // memory of the guests
 
-// withTakenOver returns a world whose snapshot "p" was made by a working VMM. All later VMMs have
-// been taken over by their guests.
+// withTakenOver returns a world whose snapshot "p" was made by a working VMM. All later VMMs are
+// compromised by their guests.
 func withTakenOver(t testing.TB) (*world, *takenOver) {
 	t.Helper()
 	w := newWorld(t, 0)
@@ -37,10 +37,10 @@ func withTakenOver(t testing.TB) (*world, *takenOver) {
 	return w, h
 }
 
-// attack forks a sandbox whose VMM was taken over by its guest, and uses the sandbox. drawn chooses
-// the operations and the VMM's answers. Whatever the VMM answers, each operation must end, each
-// snapshot in the list must be usable, no file may become longer than the guest's memory, and
-// nothing may be left over.
+// attack forks a sandbox with a compromised VMM, and uses the sandbox. drawn chooses the operations
+// and the VMM's answers. Whatever the VMM answers, each operation must end, each snapshot in the
+// list must be usable, no file may become longer than the guest's memory, and nothing may be left
+// over.
 func attack(t *testing.T, w *world, h *takenOver, drawn []byte) {
 	t.Helper()
 	ops := words{left: drawn}
@@ -119,7 +119,7 @@ func use(ctx context.Context, w *world, id string, op byte) {
 	}
 }
 
-// VMMs that their guests have taken over give the manager random answers.
+// Compromised VMMs give the manager random answers.
 func TestVMMsThatWereTakenOver(t *testing.T) {
 	const seed, rounds = 22, 60
 	t.Logf("seed %d", seed)
@@ -140,7 +140,7 @@ func TestVMMsThatWereTakenOver(t *testing.T) {
 	}
 }
 
-// FuzzVMMsThatWereTakenOver is TestVMMsThatWereTakenOver with inputs that the fuzzer draws.
+// FuzzVMMsThatWereTakenOver is TestVMMsThatWereTakenOver with inputs that the fuzzer chooses.
 func FuzzVMMsThatWereTakenOver(f *testing.F) {
 	w, h := withTakenOver(f)
 	f.Cleanup(w.stop)

@@ -21,9 +21,9 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// takenOver provides VMMs that their guests have taken over. The daemon talks to each of them by
-// the real client over a real socket, but the VMM's process only sleeps. The answers are those of a
-// VMM, with random changes.
+// takenOver provides VMMs that their guests have compromised. The daemon talks to each of them
+// through the real client and a real socket, but the VMM's process only sleeps. The answers are
+// those of a real VMM, with random changes.
 type takenOver struct {
 	bin string // path of the program that the processes run
 
@@ -96,7 +96,7 @@ type takenOverVMM struct {
 	proc   *process.Process
 	memory uint64
 	stats  vmmproto.Stats
-	kept   []int // descriptors that it should have closed and has not
+	kept   []int // descriptors that the VMM should have closed
 }
 
 func (v *takenOverVMM) serve() {
@@ -109,7 +109,7 @@ func (v *takenOverVMM) serve() {
 		v.all.mu.Lock()
 		ok := v.answer(kind, append([]byte(nil), body...), fds)
 		v.all.mu.Unlock()
-		if !ok { // it answers at once, because other tests check VMMs that do not answer
+		if !ok { // exit instead of staying silent, because other tests check VMMs that do not answer
 			_ = v.proc.Kill()
 			v.ctl.Shutdown()
 			return
@@ -162,7 +162,7 @@ func (v *takenOverVMM) answer(kind vmmproto.Kind, body []byte, fds []int) bool {
 		var end codec.Writer
 		(&vmmproto.Branched{Serial: live}).Append(&end)
 		_ = v.send(vmmproto.KindBranched, end.Bytes())
-		_ = v.ctl.Send(vmmproto.KindBranched, end.Bytes()) // without changes, so that the daemon does not wait
+		_ = v.ctl.Send(vmmproto.KindBranched, end.Bytes()) // unchanged, because the daemon waits for this message
 	}
 	return true
 }
@@ -191,8 +191,8 @@ func (v *takenOverVMM) save(fds []int) vmmproto.SaveResult {
 	return r
 }
 
-// send sends a message, or sometimes a wrong one. If the message is an answer, send reports whether
-// the daemon gets one.
+// send sends a message, or sometimes a wrong one. It reports whether the daemon has received an OK
+// or an error.
 func (v *takenOverVMM) send(kind vmmproto.Kind, body []byte) bool {
 	w := &v.all.words
 	var fds []int

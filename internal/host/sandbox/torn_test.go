@@ -131,8 +131,8 @@ func TestBranchThatCannotBeNoted(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A top that is not in use, and that this daemon or an earlier one has left behind, does not
-// prevent the next branch.
+// An unused top that this daemon or an earlier one has left behind does not prevent the next
+// branch.
 func TestTopsWithoutUse(t *testing.T) {
 	w := newWorld(t, 0)
 	id := w.source(t)
@@ -174,8 +174,8 @@ func TestTopsWithoutUse(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A VMM that is still copying a branch for an earlier daemon refuses another one, and is asked
-// again.
+// A VMM that is still copying a branch for an earlier daemon refuses another branch. The daemon
+// then repeats its request.
 func TestBranchAfterACopyOfAnotherDaemon(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

@@ -34,7 +34,7 @@ func (m *Manager) add(s *Sandbox, kind event.Kind) {
 	m.setTimer(s)
 }
 
-// adopt makes a sandbox running whose agent has confirmed its identity, and watches its VM.
+// adopt marks a sandbox as running when its agent has confirmed its identity, and watches its VM.
 func (m *Manager) adopt(s *Sandbox, kind event.Kind) {
 	v := s.live
 	_ = s.transition("start", Running, nil) // cannot fail, because no other goroutine has s yet
@@ -44,8 +44,8 @@ func (m *Manager) adopt(s *Sandbox, kind event.Kind) {
 }
 
 // stallPause is how long further messages of a VMM about a full disk are ignored. Each message
-// makes the daemon send requests to the VMM. A VMM that its guest has taken over could send one
-// message after another.
+// makes the daemon send requests to the VMM, and a compromised VMM could send one message after
+// another.
 const stallPause = time.Second
 
 // watch waits for the VM of s to end. If no operation of the daemon has ended the VM, watch handles

@@ -145,7 +145,7 @@ func (w *world) checkClean(t testing.TB) {
 	}
 }
 
-// unnamed returns how many deleted snapshots are still there because others need them.
+// unnamed returns how many deleted snapshots still exist because other snapshots need them.
 func (w *world) unnamed(t testing.TB) (n int) {
 	t.Helper()
 	w.Snapshots().Quiesce()
