@@ -21,19 +21,20 @@ type bound struct{ bytes, objects, values int }
 // text has at most maxText bytes.
 const maxLast = maxText
 
-// maxListed is how many entries the agent lists at most.
+// maxListed is the maximum number of entries that the agent lists.
 const maxListed = 20000
 
-// Bounds on answers. Only the larger two count against Client.Keep: a small answer takes no more
-// memory than its request.
+// Bounds on answers. Answers within the bound small do not count against Client.Keep, because they
+// take no more memory than their requests.
 var (
 	small     = bound{64 << 10, 16, 256} // for answers with one entry, one event, or nothing
 	processes = bound{1 << 20, maxListed, 128 << 10}
 	listing   = bound{8 << 20, maxListed + 1, 20 * maxListed}
 )
 
-// Bytes that decoding adds to an answer, and that count against Client.Keep. An object of three
-// bytes becomes a protobuf message, a value of this package, a value of the API, and JSON.
+// Number of bytes that decoding adds to an answer for each object and for each value. They count
+// against Client.Keep. An object of three bytes becomes a protobuf message, a value of this
+// package, a value of the API, and JSON.
 const (
 	objectSize = 256
 	valueSize  = 16
@@ -94,9 +95,9 @@ func (a answers) Do(req *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// streams is the HTTP client for RPCs whose answer is a stream. It bounds the last message, because
-// Connect decodes that message itself, and a part of an error may take a hundred times its length
-// when decoded.
+// streams is the HTTP client for RPCs whose answer is a stream. It bounds the last message of a
+// stream, because Connect decodes that message itself, and a part of an error may take a hundred
+// times its length when decoded.
 type streams struct{ client *http.Client }
 
 func (s streams) Do(req *http.Request) (*http.Response, error) {
@@ -113,7 +114,7 @@ type streamBody struct {
 	io.ReadCloser
 	head [5]byte
 	have int    // number of bytes in head
-	left uint32 // bytes left of the message whose length is in head
+	left uint32 // bytes that are still to be read of the message whose length is in head
 }
 
 const flagLast = 2

@@ -1,6 +1,6 @@
-// Package agentclient is the host side of the guest agent. It calls the agent of one guest over a
-// dial function, which takes a vsock port and usually connects to the unix socket of the guest's
-// VMM.
+// Package agentclient is the host side of the guest agent. It calls the agent of one guest through
+// a dial function. The dial function takes a vsock port, and usually connects to the unix socket of
+// the guest's VMM.
 //
 // Every call makes a new connection, because a vsock stream does not survive a fork. The package
 // does not start or find guests, and does not retry. It does not trust guests, and bounds every
@@ -27,14 +27,14 @@ const (
 	maxControlReply  = 64 << 10
 	maxLine          = 32 << 20
 	maxErrorBody     = 64 << 10
-	maxHeaders       = 16 << 10 // a header may contain a file name of 4 KiB with three bytes for each of its bytes
+	maxHeaders       = 16 << 10 // for a file name of 4 KiB, each byte of which may take three
 	maxText          = 16 << 10 // text of an error, or of a command's outcome
 	defaultMaxOutput = 8 << 20
 )
 
 // maxTotal bounds the total output of a command or of code, in bytes. limit is how many bytes of
-// each stream are kept. A command with more output is killed, because even output that is dropped
-// must be decoded.
+// each stream are kept. A command with more output than the total is killed, because output must be
+// decoded even if it is dropped.
 func maxTotal(limit int) int { return 8 * max(limit, defaultMaxOutput) }
 
 // DialFunc opens a stream to a vsock port of one guest.
@@ -47,9 +47,9 @@ type Client struct {
 	envd  *http.Client
 	code  *http.Client
 
-	// Keep, if set, is called before some part of an answer is kept in memory, as text or decoded;
-	// bytes is the size of the part. If Keep returns an error, the call ends with it. Streams and
-	// files are not kept.
+	// Keep, if set, is called before a part of an answer, as text or decoded, is kept in memory. bytes
+	// is the size of the part. If Keep returns an error, the call ends with that error. Streams and
+	// files are not kept in memory.
 	Keep func(bytes int) error
 }
 
@@ -83,8 +83,8 @@ func (c *Client) Transport(port uint32) http.RoundTripper {
 	}
 }
 
-// Ping asks the agent whether it is ready. The answer is the same that the agent sends to announce
-// that it is ready.
+// Ping asks the agent whether it is ready. The agent's answer is the same message with which it
+// announces that it is ready.
 func (c *Client) Ping(ctx context.Context) (agentproto.Ready, error) {
 	reply, err := c.control(ctx, agentproto.Request{Op: agentproto.OpPing})
 	if err != nil {
@@ -96,8 +96,8 @@ func (c *Client) Ping(ctx context.Context) (agentproto.Ready, error) {
 	return *reply.Ready, nil
 }
 
-// ResetConnections closes the guest's TCP connections to the outside, whose peers no longer know
-// them.
+// ResetConnections closes the guest's TCP connections to the outside, because their peers no longer
+// know them.
 func (c *Client) ResetConnections(ctx context.Context) error {
 	_, err := c.control(ctx, agentproto.Request{Op: agentproto.OpReset})
 	return err
@@ -110,7 +110,7 @@ func (c *Client) Trust(ctx context.Context, certificate []byte) error {
 }
 
 // Freeze stops all writing to the guest's root file system, until Thaw or for 30 seconds. During
-// that time, its disk looks as if the file system were unmounted.
+// that time, the disk looks as if the file system were unmounted.
 func (c *Client) Freeze(ctx context.Context) error {
 	_, err := c.control(ctx, agentproto.Request{Op: agentproto.OpFreeze})
 	return err
@@ -189,9 +189,9 @@ func (c *Client) Sync(ctx context.Context) error {
 }
 
 // Forked tells the guest that it is a new copy, and waits until the guest has changed its identity.
-// It returns the generators that the agent has found, or nil if the agent is too old to search for
-// them. After an error the guest must be killed, because it may have the same random numbers as its
-// siblings.
+// It returns the random number generators that the agent has found, or nil if the agent is too old
+// to search for them. After an error the guest must be killed, because it may have the same random
+// numbers as its siblings.
 func (c *Client) Forked(ctx context.Context, f agentproto.Forked) (*agentproto.Unique, error) {
 	message, err := f.Append(nil)
 	if err != nil {
@@ -200,7 +200,8 @@ func (c *Client) Forked(ctx context.Context, f agentproto.Forked) (*agentproto.U
 	return c.forkMessage(ctx, "agent forked", message)
 }
 
-// forkMessage sends a message to agentproto.ForkPort, and returns the generators in the answer.
+// forkMessage sends a message to agentproto.ForkPort, and returns the random number generators in
+// the answer.
 func (c *Client) forkMessage(ctx context.Context, op string, message []byte) (*agentproto.Unique, error) {
 	var body []byte
 	err := c.exchange(ctx, agentproto.ForkPort, message, func(r io.Reader) error {

@@ -97,7 +97,7 @@ func TestDialUnixEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// A busy agent answers, and closes the stream, before it has read which port is meant.
+// A busy agent answers and closes the stream before it has read the port number.
 func TestDialPortOfABusyAgent(t *testing.T) {
 	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
 	if err != nil {
@@ -241,8 +241,8 @@ func TestExecNeedsACommand(t *testing.T) {
 	}
 }
 
-// TestExecOfASilentGuest checks that the result tells a guest that does not answer from a command
-// that takes too long.
+// TestExecOfASilentGuest checks that the result distinguishes a guest that does not answer from a
+// command that takes too long.
 func TestExecOfASilentGuest(t *testing.T) {
 	silent := peer(func(c net.Conn) { _, _ = io.Copy(io.Discard, c) })
 	r, err := New(silent).Exec(t.Context(), ExecRequest{Args: []string{"true"}, Timeout: 10 * time.Millisecond})
@@ -269,8 +269,8 @@ func TestEvalTellsHowATimeoutWent(t *testing.T) {
 	}
 }
 
-// TestExecUnpacksNothing checks that a guest cannot make the host decompress a message: the host
-// bounds only the size of a message as sent.
+// TestExecUnpacksNothing checks that a guest cannot make the host decompress a message, because the
+// host bounds only the compressed size of a message.
 func TestExecUnpacksNothing(t *testing.T) {
 	accepted := make(chan string, 1)
 	guest := peer(func(c net.Conn) {
@@ -278,7 +278,7 @@ func TestExecUnpacksNothing(t *testing.T) {
 		if err != nil {
 			return
 		}
-		io.Copy(io.Discard, req.Body) // the connection must not end while the client still sends the body
+		io.Copy(io.Discard, req.Body) // keep the connection open while the client still sends the body
 		accepted <- req.Header.Get("Connect-Accept-Encoding")
 		io.WriteString(c, "HTTP/1.1 200 x\r\nContent-Type: application/connect+json\r\nConnect-Content-Encoding: gzip\r\n"+
 			"Content-Length: 6\r\n\r\n\x01\x00\x00\x00\x01x")
@@ -332,7 +332,7 @@ func TestInputIsSentOnceWhateverTheGuestSays(t *testing.T) {
 	select {
 	case <-input:
 		t.Error("the input was read by a second goroutine")
-	case <-time.After(100 * time.Millisecond): // without the limit, the answer would have arrived by now
+	case <-time.After(100 * time.Millisecond): // a second goroutine would have read the input by now
 	}
 	cancel()
 	if err := <-done; !errors.Is(err, context.Canceled) {
@@ -340,7 +340,7 @@ func TestInputIsSentOnceWhateverTheGuestSays(t *testing.T) {
 	}
 }
 
-// A warm-up step may write far more output than is kept, and is not killed for that.
+// A warm-up step may write far more output than is kept. The step is not killed for that.
 func TestExecMayWriteMoreThanIsKept(t *testing.T) {
 	guest := peer(func(c net.Conn) {
 		if _, err := http.ReadRequest(bufio.NewReader(c)); err == nil {
@@ -355,8 +355,8 @@ func TestExecMayWriteMoreThanIsKept(t *testing.T) {
 	}
 }
 
-// Endless output ends a call when the total is exceeded, and not by a timeout. This is so if the
-// code writes endlessly, and if the guest sends endlessly.
+// If the output is endless, the call ends when the output exceeds the total, and not by a timeout.
+// This holds whether the code or a hostile guest produces the output.
 func TestEvalEndsAtATotal(t *testing.T) {
 	ended := make(chan struct{})
 	guest := peer(func(c net.Conn) {

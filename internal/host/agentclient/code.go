@@ -21,9 +21,9 @@ type CodeRequest struct {
 	ContextID string            // empty: the language's default context
 	Language  string            // empty: python; not together with ContextID
 	Env       map[string]string // for this call only
-	Repr      bool              // results that are strings include their quotes
-	// 0: none; after it, the guest interrupts the code, and kills the interpreter if the code does
-	// not end
+	Repr      bool              // strings as results include their quotes
+	// 0: none; after the timeout, the guest interrupts the code, and kills the interpreter if the code
+	// does not end
 	Timeout time.Duration
 }
 
@@ -45,10 +45,11 @@ type CodeEnd struct {
 	Restarted      bool // only with TimedOut: the interpreter was killed, and its state is lost
 }
 
-// diedError is the name of the exception with which an agent reports that the interpreter has died.
+// diedError is the name of the exception that an agent reports when the interpreter has died.
 const diedError = "UnexpectedEndOfExecution"
 
-// maxForms bounds the forms of one result, and separately those with custom names.
+// maxForms bounds the number of forms of one result, and separately the number of forms with custom
+// names.
 const maxForms = 64
 
 // mediaType returns the media type for the name of a result's form in E2B's protocol.
@@ -109,8 +110,8 @@ type codeRun struct {
 }
 
 // decodedLine is how many bytes count against Client.Keep for each byte of a line. A byte that is
-// not UTF-8 becomes three bytes when decoded, and six in JSON. Both of these are kept in addition
-// to the line.
+// not UTF-8 becomes three bytes when decoded, and six in JSON. Both copies are kept in addition to
+// the line.
 const decodedLine = 4
 
 func (c *codeRun) read(body io.Reader, ask func(int) error) error {
@@ -147,7 +148,7 @@ func (c *codeRun) line(line []byte) (done bool, err error) {
 	if err := json.Unmarshal(line, &kind); err != nil {
 		return false, err
 	}
-	if kind.Type == "result" { // do not decode such a message, because its field "text" may be other than a string
+	if kind.Type == "result" { // do not decode a result, because its field "text" may be other than a string
 		main, data, err := formsOf(bytes.ToValidUTF8(line, []byte("\uFFFD")))
 		if err == nil {
 			err = c.sink.Result(main, data)
@@ -178,8 +179,8 @@ func (c *codeRun) line(line []byte) (done bool, err error) {
 	return false, err
 }
 
-// formsOf returns the forms of a result, by media type. It does not decode them, because a guest
-// could make a few bytes decode to many.
+// formsOf returns the forms of a result, by media type. It leaves them encoded, because a guest
+// could choose bytes that decode to many more.
 func formsOf(line []byte) (main bool, data map[string]json.RawMessage, err error) {
 	data = map[string]json.RawMessage{}
 	err = eachField(line, func(name string, value json.RawMessage) error {
@@ -220,14 +221,15 @@ func eachField(object []byte, f func(name string, value json.RawMessage) error) 
 		if err := dec.Decode(&value); err != nil {
 			return err
 		}
-		if err := f(name.(string), value); err != nil { // cannot panic, because the decoder accepts only strings as keys
+		// The type assertion cannot fail, because the decoder accepts only strings as keys.
+		if err := f(name.(string), value); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// CodeContext is a namespace for code, which has an interpreter of its own in the guest.
+// CodeContext is a namespace for code. Each context has its own interpreter in the guest.
 type CodeContext struct {
 	ID       string `json:"id"`
 	Language string `json:"language"`

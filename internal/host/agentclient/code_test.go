@@ -13,7 +13,7 @@ import (
 	"testing"
 )
 
-// interpreter returns a client of a guest that answers every call with these lines.
+// interpreter returns a client of a guest that answers every call with the given lines.
 func interpreter(lines ...string) *Client {
 	return New(peer(func(c net.Conn) {
 		req, err := http.ReadRequest(bufio.NewReader(c))
@@ -62,7 +62,7 @@ func TestRunCodeTellsAllInOrder(t *testing.T) {
 	}
 }
 
-// Lines that the real agent never sends are errors. They do not make the daemon use much memory.
+// Lines that the real agent never sends are errors, and do not make the daemon use much memory.
 func TestRunCodeOfAHostileGuest(t *testing.T) {
 	many := `{"type":"result"` + strings.Repeat(`,"x":0`, 1000) + `}`
 	extra := `{"type":"result","extra":{"x":0` + strings.Repeat(`,"x":0`, 1000) + `}}`

@@ -34,7 +34,7 @@ const (
 	CodeExists      Code = "already_exists"      // the directory exists
 	CodeNoSpace     Code = "resource_exhausted"  // the guest's disk is full
 	CodeBusy        Code = "aborted"             // the context is running the code of another call
-	CodeTooMany     Code = "out_of_range"        // the guest has as many contexts as it may have
+	CodeTooMany     Code = "out_of_range"        // the guest has the maximum number of contexts
 	CodeUnavailable Code = "unavailable"         // too many connections to ports of the guest
 	CodeRefused     Code = "failed_precondition" // no server listens on the port
 	CodeTimeout     Code = "deadline_exceeded"   // from DialPort; for commands see Outcome TimedOut instead

@@ -21,8 +21,8 @@ type EvalOptions struct {
 	ContextID string            // empty: the language's default context
 	Language  string            // empty: python; not together with ContextID
 	Env       map[string]string // for this call only
-	// 0: none; after it, the guest interrupts the code, and kills the interpreter if the code does
-	// not end
+	// 0: none; after the timeout, the guest interrupts the code, and kills the interpreter if the code
+	// does not end
 	Timeout   time.Duration
 	MaxOutput int // maximum bytes of each of stdout, stderr, the result, and the texts of an error; 0: 8 MiB
 }
@@ -61,8 +61,8 @@ func (r EvalResult) Err() error {
 	return nil
 }
 
-// evalSlack is how much longer than the timeout and agentproto.EvalGrace together a guest may take
-// to report the end of the code.
+// evalSlack is how much time a guest may take to report the end of the code, in addition to the
+// timeout and agentproto.EvalGrace.
 const evalSlack = 5 * time.Second
 
 // Eval runs code in a warm interpreter of the guest. The error is nil if the guest has reported how
@@ -116,8 +116,8 @@ func (e *evaluation) kept() int {
 	return n
 }
 
-// split is bufio.ScanLines with a count: while a long line arrives, it counts the memory that the
-// line will take when decoded.
+// split is like bufio.ScanLines. In addition, while a long line arrives, it counts the memory that
+// the line will take when decoded.
 func (e *evaluation) split(data []byte, atEOF bool) (advance int, token []byte, err error) {
 	if grown := len(data) - e.longest; grown > 0 {
 		e.longest = len(data)
@@ -146,7 +146,7 @@ func (e *evaluation) run(ctx context.Context, client *http.Client, body []byte) 
 	lines.Buffer(nil, maxLine)
 	lines.Split(e.split)
 	for total := 0; lines.Scan(); {
-		// returning closes the connection, which makes the guest interrupt the code
+		// Returning closes the connection, which makes the guest interrupt the code.
 		if total += len(lines.Bytes()); total > maxTotal(e.limit) {
 			e.result.Error = &EvalError{Name: "OutputLimit", Value: fmt.Sprintf("interrupted after %d bytes of output", total)}
 			e.result.Truncated = true
@@ -192,7 +192,8 @@ func (e *evaluation) line(line []byte) (done bool, err error) {
 		ee := &EvalError{e.cut(m.Name), e.cut(m.Value), e.cut(m.Traceback)}
 		e.result.Error, e.errorBytes = ee, len(ee.Name)+len(ee.Value)+len(ee.Traceback)
 	case "result":
-		if m.Main && e.result.Result == nil { // other forms of the result, and displayed values, are only for E2B's clients
+		// Only E2B's clients use other forms of the result, and displayed values.
+		if m.Main && e.result.Result == nil {
 			text := e.cut(m.Text)
 			e.result.Result = &text
 		}
@@ -243,7 +244,7 @@ func (c *Client) Restart(ctx context.Context, contextID string) error {
 	return c.onContext(ctx, contextID, "restart", func(io.Reader) error { return nil })
 }
 
-// defaultContext is the context of calls that name none.
+// defaultContext is the context of calls that do not name a context.
 const defaultContext = "python"
 
 func (c *Client) onContext(ctx context.Context, contextID, verb string, read func(body io.Reader) error) error {

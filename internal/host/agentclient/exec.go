@@ -24,11 +24,11 @@ type ExecRequest struct {
 	Env       map[string]string
 	Cwd       string        // empty: the user's home
 	User      string        // empty: the guest's default user
-	UserElse  string        // account to use instead of root, if the guest has it and no default user is set
+	UserElse  string        // account to use instead of root, if it exists in the guest and no default user is set
 	Stdin     io.Reader     // nil: /dev/null, unless OpenStdin or Terminal is set
 	OpenStdin bool          // stdin stays open for Process.Input; Stdin must be nil
 	Terminal  *Size         // if set, the command gets a terminal; all its output is then Stdout
-	Timeout   time.Duration // 0: none; after it, the guest kills the command's process group
+	Timeout   time.Duration // 0: none; after the timeout, the guest kills the command's process group
 	MaxOutput int           // for Exec: maximum bytes of each of stdout and stderr; 0: 8 MiB
 
 	// Started, if set, is called as soon as the command runs. If it returns an error, the command
@@ -123,8 +123,8 @@ func (c *Client) Exec(ctx context.Context, req ExecRequest) (ExecResult, error) 
 }
 
 // ExecStream runs a command and passes its output to sink as it arrives, from one goroutine. If
-// sink returns an error, the command is killed, and ExecStream returns that error. If ctx ends
-// first, the command is killed too.
+// sink returns an error, the command is killed, and ExecStream returns the error. If ctx ends
+// first, the command is also killed.
 func (c *Client) ExecStream(ctx context.Context, req ExecRequest, sink func(Stream, []byte) error) (ExecResult, error) {
 	none := ExecResult{ExitCode: -1}
 	if len(req.Args) == 0 || req.Args[0] == "" {
@@ -158,8 +158,8 @@ func (c *Client) ExecStream(ctx context.Context, req ExecRequest, sink func(Stre
 	return none, err
 }
 
-// ErrDetached ends an ExecStream without killing the command. It may be the cause of the end of the
-// context, or an error that Started or sink returns.
+// ErrDetached ends an ExecStream without killing the command. It may be the cause with which the
+// context ends, or an error that Started or sink returns.
 var ErrDetached = errors.New("the command goes on by itself")
 
 // ExecDetached starts a command and leaves it running. Its output is lost while no client is
@@ -185,9 +185,9 @@ type execCall struct {
 	started chan struct{} // closed when e.pid is set
 }
 
-// untilStarted is stream for a caller whose context may end before the guest has reported the
-// process id. In that case it waits for the id for a moment, because without the id the process
-// could not be killed.
+// untilStarted is like stream, but the context may end before the guest has reported the process
+// id. In that case untilStarted waits for the id for a moment, because it could not kill the
+// process without the id.
 func (e *execCall) untilStarted(ctx context.Context) (ExecResult, error) {
 	call, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
@@ -287,8 +287,8 @@ func ended(end *process.ProcessEvent_EndEvent) ExecResult {
 	return ExecResult{Outcome: Signaled, ExitCode: -1, Signal: signalOf(status), Status: status}
 }
 
-// signalOf returns the signal in a status such as "signal: killed (core dumped)", which has the
-// spelling of package syscall. It returns 0 if there is none.
+// signalOf returns the signal in a status such as "signal: killed (core dumped)", which names
+// signals as package syscall does. It returns 0 if there is none.
 func signalOf(status string) syscall.Signal {
 	words, _, _ := strings.Cut(strings.TrimPrefix(status, "signal: "), " (")
 	for s := syscall.Signal(1); s <= maxSignal; s++ {
@@ -302,8 +302,8 @@ func signalOf(status string) syscall.Signal {
 // maxSignal is the highest signal of Linux, SIGRTMAX.
 const maxSignal = 64
 
-// notStarted returns the result for a command that could not be started, or the error. In Start,
-// the codes not_found and permission_denied can only be about the command.
+// notStarted returns the result for a command that could not be started, or the error. In the
+// answer to Start, the codes not_found and permission_denied can only refer to the command.
 func notStarted(op string, err error) (ExecResult, error) {
 	none := ExecResult{ExitCode: -1}
 	if err == nil {
@@ -348,8 +348,8 @@ func (e *execCall) kill(ctx context.Context) {
 	_ = e.client.Process(e.pid).Signal(ctx, syscall.SIGKILL)
 }
 
-// setUser names the user of the guest in the way of E2B's SDKs: by basic authentication with an
-// empty password.
+// setUser names the user of the guest as E2B's SDKs do: by basic authentication with an empty
+// password.
 func setUser(h interface{ Set(k, v string) }, user string) {
 	if user != "" {
 		h.Set("Authorization", "Basic "+base64.StdEncoding.EncodeToString([]byte(user+":")))

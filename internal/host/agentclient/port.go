@@ -12,7 +12,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/agentproto"
 )
 
-// PortConn is a connection to a TCP port of a guest. CloseWrite closes only the host's direction.
+// PortConn is a connection to a TCP port of a guest. CloseWrite closes only the direction to the
+// guest.
 //
 // If the guest resets a connection, the host sees an ordinary end, because vsock has no resets.
 type PortConn interface {
@@ -22,7 +23,7 @@ type PortConn interface {
 
 // DialPort connects to a TCP port on the guest's loopback, 127.0.0.1 or ::1, through the agent. The
 // agent connects to no other address. If the agent gives a reason for a failure, the error is an
-// *Error. When ctx ends later, the stream stays open.
+// *Error. After DialPort has returned, the stream stays open even if ctx ends.
 func (c *Client) DialPort(ctx context.Context, port uint16) (PortConn, error) {
 	op := fmt.Sprintf("connect to port %d", port)
 	conn, err := c.dial(ctx, agentproto.DialPort)
@@ -43,7 +44,8 @@ func (c *Client) DialPort(ctx context.Context, port uint16) (PortConn, error) {
 	return nil, refusal(op, port, answer)
 }
 
-// DialService connects to a vsock port of the agent. When ctx ends later, the stream stays open.
+// DialService connects to a vsock port of the agent. After DialService has returned, the stream
+// stays open even if ctx ends.
 func (c *Client) DialService(ctx context.Context, port uint32) (PortConn, error) {
 	conn, err := c.dial(ctx, port)
 	if err != nil {
@@ -61,7 +63,7 @@ func askPort(ctx context.Context, conn net.Conn, port uint16) (agentproto.DialAn
 	stop := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })
 	_, sent := conn.Write(agentproto.AppendDial(nil, port))
 	var answer [1]byte
-	_, err := io.ReadFull(conn, answer[:]) // a busy agent answers, and closes, before it reads the request
+	_, err := io.ReadFull(conn, answer[:]) // a busy agent answers and closes before it reads the request
 	if !stop() {
 		return 0, ctx.Err()
 	}

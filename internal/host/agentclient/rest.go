@@ -10,15 +10,15 @@ import (
 // Limits on how long the guest may take to freeze and thaw its file system.
 const (
 	restTimeout = time.Minute // to freeze, which writes the whole page cache to the disk
-	// to thaw; longer than Freeze can last, so that the agent has thawed it by then in any case
+	// to thaw; longer than a freeze can last, so the agent has thawed the file system by then in any case
 	wakeTimeout  = 30 * time.Second
 	abortTimeout = 5 * time.Second // to thaw after a freeze that failed or took too long
 )
 
-// AtRest calls f while the guest's root file system is frozen, see Freeze. The guest must freeze it
-// before ctx ends, and within a minute. If ctx ends later, f is not cancelled. The file system is
-// thawed afterwards, whatever f returns, unless lasting ends first. It is also thawed if the freeze
-// failed, because the guest may still complete the freeze.
+// AtRest calls f while the guest's root file system is frozen, see Freeze. The guest must freeze
+// the file system before ctx ends, and within a minute. f is not cancelled if ctx ends while f
+// runs. The file system is thawed afterwards, whatever f returns, unless lasting ends first. It is
+// also thawed if the freeze failed, because the guest may still complete the freeze.
 func (c *Client) AtRest(ctx, lasting context.Context, f func() error) error {
 	err := within(ctx, restTimeout, "come to rest (run sync in it before)", c.Freeze)
 	if refused := (*Error)(nil); errors.As(err, &refused) {
@@ -32,8 +32,8 @@ func (c *Client) AtRest(ctx, lasting context.Context, f func() error) error {
 	return errors.Join(f(), within(lasting, wakeTimeout, "end its rest", c.Thaw))
 }
 
-// within calls f, which waits for the guest, with a deadline. If ctx has ended, it returns the
-// cause of ctx.
+// within calls f, which waits for the guest, with a deadline. If ctx has ended, within returns the
+// cause.
 func within(ctx context.Context, limit time.Duration, what string, f func(context.Context) error) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("the guest did not %s within %v: %w", what, limit,
 		context.DeadlineExceeded))

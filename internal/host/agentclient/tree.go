@@ -56,8 +56,8 @@ func (c *Client) Stat(ctx context.Context, path, user string) (Entry, error) {
 	return entryOf(e.GetEntry()), nil
 }
 
-// List describes the entries of a directory of the guest, down to a depth. With depth 1 it lists no
-// subdirectories.
+// List describes the entries of a directory of the guest, down to the given depth. With depth 1 it
+// lists only the entries of the directory itself.
 func (c *Client) List(ctx context.Context, path, user string, depth uint32) ([]Entry, error) {
 	answer, err := call[filesystem.ListDirRequest, filesystem.ListDirResponse](ctx, c,
 		filesystemconnect.FilesystemListDirProcedure,
@@ -72,8 +72,8 @@ func (c *Client) List(ctx context.Context, path, user string, depth uint32) ([]E
 	return list, nil
 }
 
-// MakeDir makes a directory of the guest, and its missing parents. If the directory exists, the
-// error has CodeExists.
+// MakeDir makes a directory of the guest, and missing parent directories. If the directory exists,
+// the error has CodeExists.
 func (c *Client) MakeDir(ctx context.Context, path, user string) (Entry, error) {
 	e, err := call[filesystem.MakeDirRequest, filesystem.MakeDirResponse](ctx, c,
 		filesystemconnect.FilesystemMakeDirProcedure,
@@ -84,8 +84,8 @@ func (c *Client) MakeDir(ctx context.Context, path, user string) (Entry, error) 
 	return entryOf(e.GetEntry()), nil
 }
 
-// Move moves a file or directory of the guest to another path, and makes that path's missing
-// parents.
+// Move moves a file or directory of the guest to another path, and makes the missing parent
+// directories of that path.
 func (c *Client) Move(ctx context.Context, from, to, user string) (Entry, error) {
 	e, err := call[filesystem.MoveRequest, filesystem.MoveResponse](ctx, c, filesystemconnect.FilesystemMoveProcedure,
 		small, asUser(user, &filesystem.MoveRequest{Source: from, Destination: to}))
@@ -95,8 +95,8 @@ func (c *Client) Move(ctx context.Context, from, to, user string) (Entry, error)
 	return entryOf(e.GetEntry()), nil
 }
 
-// Remove removes a file or directory of the guest with everything below it. It is no error if the
-// path is missing.
+// Remove removes a file or directory of the guest with everything below it. A missing path is not
+// an error.
 func (c *Client) Remove(ctx context.Context, path, user string) error {
 	_, err := call[filesystem.RemoveRequest, filesystem.RemoveResponse](ctx, c,
 		filesystemconnect.FilesystemRemoveProcedure,
@@ -113,9 +113,9 @@ type Change struct {
 	Name string // relative to the directory
 }
 
-// Watch calls f with the changes in a directory of the guest, and if recursive is set also below
-// it. When the watch has begun, it calls f with a zero Change. The watch ends when ctx ends, when
-// the guest ends it, or when f returns an error, which Watch then returns.
+// Watch calls f with the changes in a directory of the guest and, if recursive is set, with those
+// in its subdirectories. When the watch has begun, Watch calls f with a zero Change. The watch ends
+// when ctx ends, when the guest ends it, or when f returns an error, which Watch then returns.
 func (c *Client) Watch(ctx context.Context, path, user string, recursive bool, f func(Change) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -44,7 +44,7 @@ type Result struct {
 	Boot     time.Duration // from the first instruction until the agent reported that it was ready
 	Warmup   time.Duration
 	Save     time.Duration // writing state and memory to RAM
-	Persist  time.Duration // flushing to disk and publishing
+	Persist  time.Duration // flushing to the disk and publishing
 	MemBytes uint64        // length of the memory layer
 	Output   string        // end of the output of the warm-up; each step has stdout before stderr
 }
@@ -69,14 +69,15 @@ type Config struct {
 	Accel    string                       // "kvm", or "tcg" on an emulated host
 	Cmdline  string                       // kernel command line of parents
 
-	// Initrd returns the initramfs for a kernel. It is called for requests that have none.
+	// Initrd returns the initramfs for a kernel. It is called for requests that name a kernel but
+	// no initramfs.
 	Initrd func(kernel string) (*os.File, error)
 	Log    *slog.Logger
 }
 
 // Baker bakes one parent at a time, because each needs the memory and CPUs that its request names.
-// There are separate places for parents whose disk comes from a client without the right to bake,
-// because their guests may never become ready.
+// A parent whose disk comes from a client without the right to bake takes a separate place, because
+// its guest may never become ready.
 type Baker struct {
 	cfg   Config
 	place *gate.Gate    // the place of the current bake
@@ -86,7 +87,7 @@ type Baker struct {
 
 // Bounds on parents whose disk comes from a client without the right to bake.
 const (
-	maxBoots    = 2               // at a time; one per client
+	maxBoots    = 2               // maximum number at a time; one for each client
 	bootTimeout = 5 * time.Minute // from the start of the VM to the snapshot
 )
 
@@ -94,7 +95,7 @@ func New(cfg Config) *Baker {
 	return &Baker{cfg: cfg, place: gate.New(1), boots: gate.New(maxBoots), limit: bootTimeout}
 }
 
-// CheckLimits returns an error if this host cannot limit sandboxes so.
+// CheckLimits returns an error if this host cannot apply the limits to sandboxes.
 func (k *Baker) CheckLimits(l vm.Limits) error { return k.cfg.VMMs.CheckLimits("limits.", l) }
 
 // enter waits for a place. It returns the context for making the parent, and a function that frees the
@@ -132,8 +133,8 @@ type bake struct {
 }
 
 // Bake boots a parent, waits until its agent is ready, warms it up, saves it and publishes the
-// snapshot. After an error it removes everything it has made. If the guest has run, the error is a
-// *Error with the end of the guest's console.
+// snapshot. After an error Bake removes everything it has made. If the guest has run, the error is
+// an *Error with the end of the guest's console.
 func (k *Baker) Bake(ctx context.Context, req Request) (Result, error) {
 	b := &bake{cfg: &k.cfg}
 	defer b.undo.Run()
@@ -197,7 +198,7 @@ func (b *bake) run(ctx context.Context) error {
 	if err := b.toWarm(ctx); err != nil {
 		return vmpool.Cause(ctx, err)
 	}
-	if b.req.ofClient() { // counts the snapshot against the client's share of the RAM
+	if b.req.ofClient() { // the snapshot counts against the client's share of the RAM
 		release, err := b.cfg.Store.ReserveRAM(ctx, b.req.Client, b.req.MemoryMiB<<20, nil)
 		if err != nil {
 			return vmpool.Cause(ctx, err)
@@ -210,7 +211,7 @@ func (b *bake) run(ctx context.Context) error {
 	}
 	b.begin("publish")
 	start := time.Now()
-	if err := b.vmm.Kill(); err != nil { // so that nothing writes to the disk layer any more
+	if err := b.vmm.Kill(); err != nil { // from here on, nothing may write to the disk layer
 		return fmt.Errorf("end the parent's VMM: %w", err)
 	}
 	own, err := os.Open(b.staging.Path(snapshot.DiskLayerFile))
@@ -312,8 +313,8 @@ func (b *bake) boot(ctx context.Context) error {
 }
 
 // join connects the parent to the network and returns the frame socket for its VM, which may be
-// nil. If the request names no policy, the parent has no network. Otherwise, data that the guest
-// fetches by itself would be in every child without any client having asked for it.
+// nil. If the request names no policy, the parent has no network. With a network, the guest could
+// fetch data by itself, and the data would be in every child although no client has asked for it.
 func (b *bake) join() (*os.File, error) {
 	setting := netclient.Isolated()
 	if b.req.Network != nil {
@@ -441,9 +442,9 @@ func (b *bake) save(ctx context.Context) (*snapshot.Manifest, []vm.Extent, error
 	return m, saved.Extents, nil
 }
 
-// maxLayerExtents bounds the extents of a parent's memory layer. Every fork must make one mmap for
-// each extent. Joining extents instead takes space in the layer. The bound leaves a part of
-// maxExtents (package chain) to branches.
+// maxLayerExtents bounds the number of extents of a parent's memory layer. Every fork makes one
+// mmap for each extent. To reduce the number, extents are joined, which takes space in the layer.
+// The bound leaves a part of maxExtents (package chain) to branches.
 const maxLayerExtents = 128
 
 // Error reports that a bake failed after its guest had run.

@@ -86,8 +86,8 @@ func TestBadRequestsNameTheField(t *testing.T) {
 			t.Errorf("%s: %v", field, err)
 		}
 	}
-	// A request for more memory than the host has is refused at once: otherwise a guest would spend
-	// minutes on such memory.
+	// A request for more memory than the host has is refused at once, because a guest would need minutes
+	// to set up such memory.
 	req := w.request
 	req.MemoryMiB = HostMemoryMiB() + 1
 	_, err := w.Bake(t.Context(), req)
@@ -184,7 +184,7 @@ func TestWarmupCommands(t *testing.T) {
 	}
 }
 
-// If a guest does not answer, its place for bakes is freed.
+// If a guest does not answer, the bake ends and frees its place.
 func TestGuestThatHangs(t *testing.T) {
 	w := newKitchen(t)
 	w.vmms.SyncHangs = true
@@ -196,7 +196,7 @@ func TestGuestThatHangs(t *testing.T) {
 }
 
 // A parent that is booted for a fork may never become ready. It blocks neither the bakes nor the
-// boots of other clients, and its own boot ends after a time limit.
+// boots of other clients, and its boot ends at a time limit.
 func TestBootsForForksHavePlacesOfTheirOwn(t *testing.T) {
 	w := newKitchen(t)
 	w.vmms.SyncHangs = true
@@ -227,7 +227,8 @@ func TestBootsForForksHavePlacesOfTheirOwn(t *testing.T) {
 	other := w.request
 	other.Client, other.Tag, other.Transient, other.Warmup = "token:b", "b", true, time.Millisecond
 	if _, err := w.Bake(t.Context(), other); err == nil || !strings.Contains(err.Error(), "flush the guest's disk") {
-		t.Errorf("of another client: %v", err) // the guest of another client hangs too, but its boot has begun
+		// The guest of the other client also hangs, but its boot must have begun.
+		t.Errorf("of another client: %v", err)
 	}
 	w.limit = time.Millisecond
 	cancel()
@@ -241,7 +242,8 @@ func TestBootsForForksHavePlacesOfTheirOwn(t *testing.T) {
 	w.checkClean(t)
 }
 
-// The error of a boot says which time is over, also if no VMM was started in that time.
+// The error of a boot names the time limit that has passed, even if no VMM was started within the
+// limit.
 func TestBootWithoutTimeForAVMM(t *testing.T) {
 	w := newKitchen(t)
 	w.limit, w.request.Transient = time.Nanosecond, true
@@ -251,12 +253,12 @@ func TestBootWithoutTimeForAVMM(t *testing.T) {
 	w.checkClean(t)
 }
 
-// If a guest fills the host's disk, its place for bakes is freed at once, and the error names the
+// If a guest fills the host's disk, its bake ends at once and frees its place. The error names the
 // reason.
 func TestGuestThatFillsTheDisk(t *testing.T) {
 	w := newKitchen(t)
 	w.vmms.SyncHangs = true
-	w.request.Warmup = 5 * time.Second // makes the test end if the full disk does not end the step
+	w.request.Warmup = 5 * time.Second // ends the test if the full disk does not end the step
 	go func() {
 		for ; ; time.Sleep(time.Millisecond) {
 			if vms := w.vmms.All(); len(vms) > 0 {
@@ -272,11 +274,11 @@ func TestGuestThatFillsTheDisk(t *testing.T) {
 	w.checkClean(t)
 }
 
-// If one client has requested many bakes, a bake of another client does not wait for all of them.
+// If one client has requested many bakes, another client's bake does not wait for all of them.
 func TestBakesOfOneClientDoNotAllComeFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newKitchen(t)
-		leave, err := w.place.Enter(gate.Share{Key: "token:a"}) // stands for a running bake of the first client
+		leave, err := w.place.Enter(gate.Share{Key: "token:a"}) // simulates a running bake of the first client
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -15,8 +15,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// acquire leases the snapshot that the parent boots from. It copies values that the request leaves
-// unset from that snapshot.
+// acquire leases the snapshot that the parent boots from. Values that the request leaves unset are
+// copied from that snapshot.
 func (b *bake) acquire(req *Request) (err error) {
 	if err := snapshot.CheckTag(req.From); err != nil {
 		return &invalid.Error{Field: "from", Reason: err.Error()}
@@ -50,9 +50,9 @@ func (b *bake) defaults() snapshot.Defaults {
 	return d
 }
 
-// inheritDefaults sets the default user and directory of the snapshot that the parent was booted from.
-// Warm-up steps run before, as root. If the disk no longer has the account, the agent's default
-// remains. Otherwise the disk could never be booted again.
+// inheritDefaults sets the default user and directory of the snapshot that the parent was booted
+// from. Warm-up steps run earlier, as root. If the disk no longer has the user's account, the
+// agent's default user remains. Without this exception, such a disk could never be booted again.
 func (b *bake) inheritDefaults(ctx context.Context) error {
 	d := b.defaults()
 	if d.User == "" && d.Dir == "" {
@@ -111,8 +111,8 @@ func (b *bake) openDisk(ctx context.Context) error {
 	return b.staging.UseBase(image)
 }
 
-// inheritDisk makes the parent use the disk of the snapshot that it boots from. If that has too
-// many layers, it merges them into one.
+// inheritDisk makes the parent use the disk of the snapshot that it boots from. If that disk has
+// too many layers, inheritDisk merges them into one.
 func (b *bake) inheritDisk(ctx context.Context) error {
 	from := b.from.Manifest().Disk
 	b.disk = &snapshot.Disk{SizeBytes: from.SizeBytes, Base: from.Base}

@@ -15,17 +15,17 @@ import (
 
 // Request asks for a parent to be booted, warmed up and saved.
 type Request struct {
-	Client string // name of the client; bakes of different clients take turns
+	Client string // name of the client; the bakes of different clients are interleaved
 	Tag    string
-	// From was made by a client without the right to bake: the bake gets a place and a time limit
-	// as for such clients
+	// From was made by a client without the right to bake, so the bake gets the place and the time limit
+	// of such clients
 	Foreign bool
 	From    string // tag of a disk-only snapshot whose disk is booted instead of Rootfs; may be empty
 	// path of a bzImage or ELF kernel; if it is empty, From must be set, and the snapshot's kernel
 	// is used
 	Kernel string
-	// path of the initramfs with the agent; if Kernel is empty, Initrd is empty, and the Baker
-	// makes one
+	// path of the initramfs with the agent; empty: the Baker makes one for Kernel; must be empty without
+	// Kernel, because the snapshot's initramfs is then used
 	Initrd    string
 	Rootfs    string             // path of the raw root file system, which is never written
 	MemoryMiB uint64             // 0: as in From, or 512 without From
@@ -98,12 +98,12 @@ func (r *Request) check() error {
 	return nil
 }
 
-// HostMemoryMiB returns the memory of this host. A VM must not have more: the daemon would spend
-// minutes on setting up memory that the VM can never get.
+// HostMemoryMiB returns the memory of this host in MiB. A VM must not have more memory, because the
+// daemon would spend minutes on setting up memory that the VM can never get.
 func HostMemoryMiB() uint64 {
 	var info unix.Sysinfo_t
 	if err := unix.Sysinfo(&info); err != nil {
-		return maxMemoryMiB // cannot fail: the address is valid
+		return maxMemoryMiB // the call cannot fail, because the address is valid
 	}
 	return info.Totalram * uint64(info.Unit) >> 20
 }

@@ -19,8 +19,8 @@ const maxWarmupOutput = 64 << 10
 // quotedLines is how many lines of a failed step's output are in its error.
 const quotedLines = 10
 
-// WarmupError reports a warm-up step that failed in the guest. The fault is in the step and not in
-// the daemon.
+// WarmupError reports a warm-up step that failed in the guest. The step is at fault, not the
+// daemon.
 type WarmupError struct {
 	What   string // the command, or "python"
 	Reason string // how the step ended
@@ -35,8 +35,8 @@ func (e *WarmupError) Error() string {
 	return msg
 }
 
-// lateAnswer is how much longer than its own timeout a step may take. A guest that never reports
-// the end of a step would otherwise keep the only place for bakes.
+// lateAnswer is how long a step may continue after its own timeout. Without this limit, a guest
+// that never reports the end of a step would keep the only place for bakes.
 const lateAnswer = 30 * time.Second
 
 // within calls f, which waits for the guest, with a deadline.
@@ -47,7 +47,7 @@ func within(ctx context.Context, limit time.Duration, f func(context.Context) er
 }
 
 // ErrFull is returned by a bake, and by other work, if the disk is full. A guest that finds no
-// space for its writes is paused until there is some. A bake does not wait for that, because it
+// space for its writes is paused until there is space. A bake does not wait for space, because it
 // would keep the only place for bakes until its timeout.
 var ErrFull = fmt.Errorf("the host's disk is full: the guest writes more than there is room for under the daemon's state: %w", syscall.ENOSPC)
 

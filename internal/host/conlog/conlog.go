@@ -16,9 +16,9 @@ import (
 )
 
 // Log follows the console of a sandbox, through all of its VMs, until the sandbox ends. While the
-// sandbox is suspended, there is no output; when it is resumed, the log continues. Following the
-// console does not count as use of the sandbox: it neither wakes the sandbox nor keeps it awake. A
-// Log must not be used concurrently.
+// sandbox is suspended, there is no output; when the sandbox is resumed, the log continues.
+// Following the console does not count as use of the sandbox: it does not resume a sandbox, and
+// does not prevent its suspension. A Log must not be used concurrently.
 type Log struct {
 	screen func() Screen
 	vm     any      // Screen.VM of the console that is being read; nil: none yet
@@ -38,8 +38,8 @@ type Screen struct {
 // return a consistent Screen.
 func New(screen func() Screen) *Log { return &Log{screen: screen} }
 
-// logInterval is how often a ring is read. The VMM does not notify readers, so that readers cannot
-// slow down a guest's output. If nothing is new, a read costs 8 bytes.
+// logInterval is how often a ring is read. The VMM does not notify readers, because readers must
+// not slow down a guest's output. If there is no new output, a read costs 8 bytes.
 const logInterval = 200 * time.Millisecond
 
 func (l *Log) Close() {
@@ -54,9 +54,9 @@ func (l *Log) Begin() (console.Text, error) {
 	return text, err
 }
 
-// Next waits for output and returns it. lost is the number of bytes before it that were overwritten
-// before they were read. The error is io.EOF when the sandbox has ended and all of its output was
-// returned. Otherwise it is the error of ctx.
+// Next waits for output and returns it. lost is the number of bytes before this output that were
+// overwritten before Next could read them. The error is io.EOF when the sandbox has ended and Next has
+// returned all of its output. Otherwise it is the error of ctx.
 func (l *Log) Next(ctx context.Context) (p []byte, lost uint64, err error) {
 	tick := time.NewTicker(logInterval)
 	defer tick.Stop()

@@ -18,10 +18,11 @@ import (
 	"time"
 )
 
-// Kind is the kind of an event, with the names of the API.
+// Kind is the kind of an event. Its values are names of the API.
 type Kind string
 
-// Kinds. Those of a sandbox, except the first and the last two, are states that the sandbox enters.
+// Kinds. The kinds of sandboxes, except the first and the last two, are states that a sandbox
+// enters.
 const (
 	SandboxCreated   Kind = "sandbox.created" // the sandbox is running
 	SandboxAdopted   Kind = "sandbox.adopted" // the sandbox was taken over from an earlier daemon
@@ -33,15 +34,15 @@ const (
 	SandboxLabels    Kind = "sandbox.labels" // the sandbox's labels changed
 	SandboxDeleted   Kind = "sandbox.deleted"
 
-	SnapshotCreated   Kind = "snapshot.created"   // sandboxes can be forked from it
-	SnapshotPersisted Kind = "snapshot.persisted" // it is on disk; before that it was only in RAM
-	SnapshotFailed    Kind = "snapshot.failed"    // a branch failed for which no client waited
+	SnapshotCreated   Kind = "snapshot.created"   // sandboxes can be forked from the snapshot
+	SnapshotPersisted Kind = "snapshot.persisted" // the snapshot is on disk; before, it was only in RAM
+	SnapshotFailed    Kind = "snapshot.failed"    // a branch that no client waited for has failed
 	SnapshotDeleted   Kind = "snapshot.deleted"
 )
 
 // Event is one event of a sandbox or a snapshot. Receivers must not change it.
 type Event struct {
-	Seq  uint64 // number of the event in its ring, from 1
+	Seq  uint64 // number of the event in its ring; the first event has number 1
 	Time time.Time
 	Kind Kind
 
@@ -84,13 +85,13 @@ type queue struct {
 // makes 2000 events, of some 300 bytes each.
 const DefaultSize = 4096
 
-// maxBytes bounds the memory of a ring's events. The number of events is not a sufficient bound,
-// because clients choose an event's labels, and guests sometimes its Detail. The latest event is
-// stored in any case.
+// maxBytes bounds the memory of a ring's events. The number of events alone is not a sufficient
+// bound, because clients choose an event's labels, and guests sometimes its Detail. The latest
+// event is always stored, whatever its size.
 const maxBytes = 4 << 20
 
-// size returns the approximate memory of an event in bytes, if no other event shares its map of
-// labels.
+// size returns the approximate memory of an event in bytes, assuming that no other event shares its
+// map of labels.
 func (e *Event) size() int {
 	const event, label = 160, 64
 	n := event + len(e.Sandbox) + len(e.Snapshot) + len(e.Reason) + len(e.Detail)
@@ -175,7 +176,7 @@ func (r *Ring) afterLocked(seq uint64) (first *Event) {
 	return first
 }
 
-// ID returns an id for the place after the event with number seq. A client can pass it to Follow.
+// ID returns an id for the place after the event with number seq. Follow accepts such an id.
 func (r *Ring) ID(seq uint64) string {
 	if r == nil {
 		return "0"
@@ -191,9 +192,9 @@ type Follower struct {
 	missed bool   // the ring does not know the place at which the follower began
 }
 
-// Follow returns a follower of the events after the place that id names. If id is empty, it follows
-// the events from now on. If the ring does not know the place, for example because the id is an
-// earlier daemon's, Next reports missed events and continues with the oldest event.
+// Follow returns a follower of the events after the place that id names. If id is empty, the
+// follower begins at the present. If the ring does not know the place, for example because the id
+// comes from an earlier daemon, Next reports missed events and continues with the oldest event.
 func (r *Ring) Follow(id string) *Follower {
 	f := &Follower{ring: r}
 	if r == nil {
@@ -239,8 +240,8 @@ func (f *Follower) Next(ctx context.Context) (e Event, missed bool, err error) {
 	}
 }
 
-// take returns the next event. If there is none, it returns a channel that is closed when there is
-// one.
+// take returns the next event. If there is no next event yet, it returns a channel that is closed
+// when there is one.
 func (f *Follower) take() (e Event, missed bool, news <-chan struct{}) {
 	r := f.ring
 	r.mu.Lock()

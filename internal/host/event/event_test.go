@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// next reads an event that is already there.
+// next reads an event that the ring already has.
 func next(t *testing.T, f *Follower) (Event, bool) {
 	t.Helper()
 	e, missed, err := f.Next(t.Context())
@@ -41,7 +41,7 @@ func TestFollow(t *testing.T) {
 	}
 }
 
-// A follower that was too slow, or that continues from another daemon's id, learns once that it
+// A follower that is too slow, or that continues from an id of another daemon, learns once that it
 // missed events. Then it gets the events that are still stored.
 func TestMissed(t *testing.T) {
 	r := NewRing(4)

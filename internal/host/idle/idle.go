@@ -8,8 +8,9 @@ import (
 	"time"
 )
 
-// Watch tracks whether a sandbox is in use. It calls idled when the sandbox has been idle for the
-// timeout, or never if the timeout is 0. The first Touch starts it.
+// Watch tracks whether a sandbox is in use. It calls the function idled when the sandbox has been
+// idle for the timeout. If the timeout is 0, it never calls idled. The first Touch starts the
+// watch.
 type Watch struct {
 	timeout time.Duration
 

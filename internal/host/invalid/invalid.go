@@ -1,7 +1,7 @@
-// Package invalid has the error for a request with a wrong field. All packages of the daemon use it
-// for bad input, so that the code that answers requests needs to know only one type.
+// Package invalid provides the error for a request with a wrong field. All packages of the daemon
+// use it for bad input, so the code that answers requests needs to know only one type.
 //
-// It checks nothing. The packages that use a field decide which values are valid.
+// The package checks nothing. The packages that use a field decide which values are valid.
 package invalid
 
 import "fmt"

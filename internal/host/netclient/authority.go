@@ -14,9 +14,9 @@ import (
 	"github.com/forkd/forkd/internal/rootcert"
 )
 
-// authority is a CA certificate of this daemon with its key. forkd-net signs certificates with it
-// for guests whose sandboxes have secrets. Both are in one file, which only the daemon's user can
-// read.
+// authority is a CA certificate of this daemon with its key. With them, forkd-net signs
+// certificates for guests whose sandboxes have secrets. Certificate and key are in one file, which
+// only the daemon's user can read.
 type authority struct {
 	netproto.Trust
 	pem []byte // the certificate

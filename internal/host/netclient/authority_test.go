@@ -14,8 +14,8 @@ import (
 	"github.com/forkd/forkd/internal/rootcert"
 )
 
-// The authority is made when it is first needed. It is in a file that only the daemon's user can
-// read. Later calls return the same one. The key is not given to guests.
+// The authority is made when it is first needed, in a file that only the daemon's user can read.
+// Later calls return the same authority. Guests never get its key.
 func TestAuthority(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "ca.pem")
 	first, err := openAuthority(path)

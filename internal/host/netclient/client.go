@@ -4,8 +4,8 @@
 // Its callers decide the policies, and forkd-net parses the frames.
 //
 // A fork does not wait for forkd-net. The sandbox gets its end of the frame socket at once, and its
-// guest may send. The frames wait in the socket until forkd-net has the sandbox's policy, so that
-// no frame bypasses a policy.
+// guest may send frames. They wait in the socket until forkd-net has the sandbox's policy, so no
+// frame bypasses the policy.
 //
 // When forkd-net is replaced, every sandbox gets a new frame socket and a new network stack. That
 // resets the sandbox's connections, and has no other effect on it. The process has a directory with
@@ -33,7 +33,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// Name is the name of the forkd-net program, also in messages.
+// Name is the name of the forkd-net program. It is also used in messages.
 const Name = "forkd-net"
 
 // Files in the process's directory.
@@ -45,13 +45,13 @@ const (
 // Config configures a Client.
 type Config struct {
 	Bin       string           // path of the forkd-net program
-	Authority string           // path of the file with the authority for secrets, which is made for the first secret
-	Dir       string           // directory of the process, made by New; short enough for the address of a unix socket
-	Resolvers []netip.AddrPort // DNS servers; empty: those of /etc/resolv.conf, whose changes are noticed
+	Authority string           // path of the file with the CA for secrets; the file is made when first needed
+	Dir       string           // directory of the process, made by New; short enough for a unix socket's address
+	Resolvers []netip.AddrPort // DNS servers; empty: those of /etc/resolv.conf, which is watched for changes
 	Proxy     Proxy            // for outgoing TCP connections
-	FlowLog   string           // file that gets a line for each connection; empty: none
+	FlowLog   string           // file that gets a line for each connection; empty: no flow log
 	Jail      *jail.Starter
-	Cgroups   *cgroup.Tree // for a cgroup for forkd-net; nil: no limits
+	Cgroups   *cgroup.Tree // for forkd-net's own cgroup; nil: no limits
 	Log       *slog.Logger
 
 	patience time.Duration // answerTimeout, except in tests
@@ -61,7 +61,7 @@ type Config struct {
 var ErrDown = errors.New("forkd-net is being started again")
 
 // Client connects sandboxes to forkd-net. Its methods may be called concurrently. A nil Client
-// connects none; its Join returns a nil Link, which does nothing.
+// connects no sandboxes: its Join returns a nil Link, which does nothing.
 type Client struct {
 	cfg       Config
 	authority func() (*authority, error)
@@ -79,7 +79,7 @@ type Client struct {
 	flows *os.File // the flow log; nil: none
 }
 
-// New finds the forkd-net of an earlier daemon, or starts one in the background.
+// New finds the forkd-net of an earlier daemon. If there is none, New starts one in the background.
 func New(cfg Config) (*Client, error) {
 	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make the directory of forkd-net: %w", err)
@@ -111,10 +111,10 @@ func New(cfg Config) (*Client, error) {
 const (
 	firstDelay = 100 * time.Millisecond
 	lastDelay  = 30 * time.Second
-	stableTime = 10 * time.Second // if it has run for this long, the next restart waits only firstDelay
+	stableTime = 10 * time.Second // if forkd-net has run for this long, the next restart waits only firstDelay
 )
 
-// run keeps forkd-net running. If current is not nil, it is a process that already runs.
+// run keeps forkd-net running. current is a process that already runs, or nil.
 func (c *Client) run(current *conn) {
 	delay := firstDelay
 	for {
@@ -231,7 +231,8 @@ func (c *Client) Forget() {
 // complain returns a function that logs the error of a request for which no caller waits.
 func (c *Client) complain(id string) func([]byte, error) {
 	return func(_ []byte, err error) {
-		if err != nil && !errors.Is(err, ErrDown) { // ErrDown is no problem, because the restart repeats the request
+		// ErrDown needs no message, because the restart repeats the request.
+		if err != nil && !errors.Is(err, ErrDown) {
 			c.cfg.Log.Error("sandbox has no network", "sandbox", id, "error", err)
 		}
 	}
@@ -260,8 +261,9 @@ func (c *Client) Close() {
 	}
 }
 
-// lastWords says why a forkd-net has exited: that the kernel killed it for its memory, which system
-// call its jail has refused, or the end of its standard error, for example a panic.
+// lastWords says why a forkd-net has exited. The reason is that the kernel killed it for its memory
+// usage, a system call that its jail has refused, or the end of its standard error, for example a
+// panic.
 func (n *conn) lastWords() string {
 	select {
 	case <-n.ended:

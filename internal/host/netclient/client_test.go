@@ -36,7 +36,7 @@ func open(t *testing.T, cfg Config) *Client {
 	return c
 }
 
-// guest is the VM of a link. It uses the latest frame socket that it was given.
+// guest is the VM of a link. It uses the frame socket that it received last.
 type guest struct {
 	mu    sync.Mutex
 	fd    int
@@ -152,14 +152,15 @@ func TestJoinSetPolicyClose(t *testing.T) {
 	}
 	l.Close()
 	l.Close()
-	if _, err := c.Totals(t.Context()); err != nil { // waits for the Detach, because requests are answered in order
+	// Requests are answered in order, so the Detach is done when Totals returns.
+	if _, err := c.Totals(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	g.ended(t, "the frame socket of a closed link")
 }
 
-// Joining a sandbox again, as a rollback does, resets its connections. When the earlier link is
-// closed then, the new one still works.
+// Joining a sandbox again, as a rollback does, resets its connections. Closing the earlier link
+// afterwards does not affect the new link.
 func TestJoinAgain(t *testing.T) {
 	c := open(t, newConfig(t))
 	first, old := join(t, c, "a", netproto.Public())

@@ -15,8 +15,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// conn is a forkd-net process with its control connection. Requests are sent and answered in the
-// order in which they were posted.
+// conn is a forkd-net process with its control connection. forkd-net receives and answers requests
+// in the order in which they were posted.
 type conn struct {
 	proc     *process.Process
 	leaf     *cgroup.Leaf // nil: no limits
@@ -24,7 +24,7 @@ type conn struct {
 	attached map[string]bool // sandboxes that an earlier daemon has attached; guarded by the client's lock
 	trusted  bool            // the authority was sent; guarded by the client's lock
 
-	killed string // says that the kernel killed forkd-net for its memory; valid after ended is closed
+	killed string // set if the kernel killed forkd-net for its memory usage; valid after ended is closed
 
 	lost  chan struct{} // closed when forkd-net has hung up
 	ended chan struct{} // closed when the process has ended, or is left to the next daemon
@@ -53,8 +53,8 @@ type request struct {
 }
 
 // answerTimeout is how long forkd-net may take for a request, after it has answered all earlier
-// ones. Usually a request takes microseconds. If forkd-net takes longer than this, it hangs, even
-// on an overloaded host, so it is killed and replaced.
+// requests. Usually a request takes microseconds. A forkd-net that takes longer than the timeout
+// hangs, even on an overloaded host, so it is killed and replaced.
 const answerTimeout = 30 * time.Second
 
 func newConn(proc *process.Process, leaf *cgroup.Leaf, ctl *ctlsock.Conn, timeout time.Duration) *conn {
@@ -105,7 +105,8 @@ func (r *request) close() {
 
 type parser interface{ Parse(r *codec.Reader) error }
 
-// call posts a request and waits for the answer, which it parses into result unless that is nil.
+// call posts a request and waits for the answer. If result is not nil, call parses the answer into
+// result.
 func (n *conn) call(ctx context.Context, kind netproto.Kind, m codec.Message, result parser) error {
 	answered := make(chan error, 1)
 	n.post(kind, m, nil, func(body []byte, err error) {

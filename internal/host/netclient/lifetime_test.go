@@ -54,8 +54,8 @@ func TestForkdNetDies(t *testing.T) {
 	}
 }
 
-// If forkd-net dies while a VM is being restored, the VM uses the frame socket that it is being
-// given with the next forkd-net.
+// If forkd-net dies while a VM is being restored, the VM keeps the frame socket with which it is
+// restored. The next forkd-net gets the other end of that socket.
 func TestForkdNetDiesDuringAFork(t *testing.T) {
 	c := open(t, newConfig(t))
 	was := pid(t, c)
@@ -82,8 +82,8 @@ func TestForkdNetDiesDuringAFork(t *testing.T) {
 	}
 }
 
-// If forkd-net dies because of a request, or does not answer it, it is replaced. The request is not
-// sent to the new process, which it could kill too.
+// If forkd-net dies because of a request, or does not answer the request, it is replaced. The
+// request is not sent to the new process, because it could kill that process too.
 func TestForkdNetThatMisbehaves(t *testing.T) {
 	for _, id := range []string{vmfake.NetDies, vmfake.NetHangs} {
 		t.Run(id, func(t *testing.T) {
@@ -182,8 +182,8 @@ func TestAnotherBuildIsReplaced(t *testing.T) {
 	l.Close()
 }
 
-// forkd-net has its own memory limit, if the host supports limits. The OOM killer kills it before
-// the daemon.
+// forkd-net has its own memory limit, if the host supports limits. The kernel's OOM killer chooses
+// forkd-net before the daemon.
 func TestForkdNetIsBounded(t *testing.T) {
 	cfg := newConfig(t)
 	cfg.Cgroups = cgroup.Open(cgroup.Config{RunDir: t.TempDir(), StateDir: "/"})

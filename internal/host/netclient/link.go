@@ -10,7 +10,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// Give replaces the frame socket of a VM by vmm. It may take time. It does not close vmm.
+// Give replaces the frame socket of a VM by vmm. It may take some time. It does not close vmm.
 type Give func(vmm *os.File) error
 
 // Link is the connection of one VM to forkd-net. It is made by Join or Adopt and lasts until Close.
@@ -24,16 +24,16 @@ type Link struct {
 
 	// Guarded by the client's lock.
 	setting Setting
-	conn    *conn    // the forkd-net that has the other end of the VM's frame socket; nil: none is running
-	pending *os.File // the other end, until it is sent to forkd-net
+	conn    *conn    // the forkd-net that has the other end of the VM's frame socket; nil: no forkd-net has it
+	pending *os.File // forkd-net's end of a new frame socket, until it is sent; nil: there is no new socket
 	ready   bool     // Ready has been called
 }
 
-// Join makes a Link for the VM of a sandbox. It returns the end of the frame socket for the VM.
-// Join does not wait. It also does not make forkd-net work, because that would compete with the VM
-// for the host's CPUs; forkd-net gets its end only in Ready. The caller must call Ready when the VM
-// has its end, and before the sandbox is announced. An earlier Link with the same id ends, and
-// needs no Close.
+// Join makes a Link for the VM of a sandbox. It returns the VM's end of the frame socket. Join does
+// not wait. It also does not make forkd-net work, because that work would compete with the VM for
+// the host's CPUs: forkd-net gets its end of the socket only in Ready. The caller must call Ready
+// when the VM has its end, and before the sandbox is announced. An earlier Link with the same id
+// ends, and needs no Close.
 func (c *Client) Join(id string, setting Setting, give Give) (*Link, *os.File, error) {
 	if c == nil {
 		return nil, nil, nil
@@ -49,8 +49,8 @@ func (c *Client) Join(id string, setting Setting, give Give) (*Link, *os.File, e
 	return l, vmm, nil
 }
 
-// Adopt joins the VM of a sandbox that an earlier daemon had joined. If forkd-net has lived on, the
-// VM keeps its connections.
+// Adopt joins the VM of a sandbox that an earlier daemon had joined. If forkd-net has run all the
+// time, the VM keeps its connections.
 func (c *Client) Adopt(id string, setting Setting, give Give) *Link {
 	if c == nil {
 		return nil
@@ -95,8 +95,8 @@ func (l *Link) attachLocked() {
 }
 
 // renewLocked connects the VM to the present forkd-net, if it was connected to an earlier one. It
-// does nothing for a VM that is still being restored with an end of an earlier socket; Ready
-// handles that case.
+// does nothing for a VM that is still being restored with one end of an earlier socket, because
+// Ready handles that case.
 func (l *Link) renewLocked() {
 	n := l.c.conn
 	if n == nil || l.conn == n {
@@ -119,8 +119,8 @@ func (l *Link) renewLocked() {
 	go l.handOver(vmm, n)
 }
 
-// handOver gives vmm, one end of a frame socket, to the VM. n has the other end. If l no longer
-// uses n, or the client no longer uses l, handOver does nothing.
+// handOver gives vmm, one end of a frame socket, to the VM. The forkd-net n has the other end. If l
+// no longer uses n, or the client no longer uses l, handOver does nothing.
 func (l *Link) handOver(vmm *os.File, n *conn) {
 	defer vmm.Close()
 	l.giving.Lock()
@@ -150,8 +150,8 @@ func (l *Link) Ready() {
 	}
 }
 
-// Set replaces policy, limits and secrets. When it returns nil, they are in force. If forkd-net is
-// not running, no traffic passes, and the next forkd-net gets them before any traffic.
+// Set replaces policy, limits and secrets. When it returns nil, they are in force. While forkd-net
+// is not running, no traffic passes, and the next forkd-net gets the setting before any traffic.
 func (l *Link) Set(ctx context.Context, setting Setting) error {
 	if l == nil {
 		return nil

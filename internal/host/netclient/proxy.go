@@ -23,7 +23,7 @@ type Proxy struct {
 	except        string
 }
 
-// defaultProxyPort is the port if the URL names none.
+// defaultProxyPort is the port of a proxy whose URL names no port.
 const defaultProxyPort = 80
 
 // ParseProxy parses the URL of a proxy, http://[user:password@]host[:port], and a list of
@@ -53,9 +53,10 @@ func ParseProxy(text, except string) (Proxy, error) {
 // lookupTimeout bounds the lookup of a proxy's name.
 const lookupTimeout = 2 * time.Second
 
-// resolve returns the proxy with its address. If the name has several addresses, it uses the
-// previous one if possible. If the lookup fails, it uses the previous address. If there is none, it
-// uses the unreachable address nobody, because connections must never bypass the proxy.
+// resolve returns the proxy with its address. If the name has several addresses, resolve keeps the
+// previous address if possible. If the lookup fails, it also keeps the previous address. If there
+// is no previous address, it uses the unreachable address nobody, because connections must never
+// bypass the proxy.
 func (p Proxy) resolve(before netproto.Proxy) netproto.Proxy {
 	if p.host == "" {
 		return netproto.Proxy{}
@@ -73,5 +74,6 @@ func (p Proxy) resolve(before netproto.Proxy) netproto.Proxy {
 	return out
 }
 
-// nobody is an address that no host has (TEST-NET-3, RFC 5737).
+// nobody is an address that no host has, because it is reserved for documentation (TEST-NET-3, RFC
+// 5737).
 var nobody = netip.AddrFrom4([4]byte{203, 0, 113, 1})

@@ -7,9 +7,9 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// FillSecrets returns wanted, where secrets without a value get the value that they have in
-// present. So a client can change a policy without knowing the secrets. Errors name the field,
-// which begins with prefix.
+// FillSecrets returns wanted, with the values from present for the secrets that have no value. So a
+// client can change a policy without knowing the secrets. Errors name the field, with prefix in
+// front.
 func FillSecrets(prefix string, wanted, present []netproto.Secret) ([]netproto.Secret, error) {
 	filled := make([]netproto.Secret, len(wanted))
 	for i, s := range wanted {

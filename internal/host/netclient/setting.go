@@ -7,8 +7,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// Setting says where a sandbox may connect to, and bounds its use of the host's network. It is a
-// value, and must not be changed in place.
+// Setting says where a sandbox may connect to, and bounds its use of the host's network. Code that
+// has a Setting must not change its slices in place.
 type Setting struct {
 	Policy  netproto.Policy
 	Limits  netproto.Limits
@@ -21,7 +21,7 @@ func Default() Setting { return Setting{Policy: netproto.Public()} }
 // Isolated returns the setting of a VM that may not connect to anything.
 func Isolated() Setting { return Setting{Policy: netproto.Policy{Mode: netproto.ModeNone}} }
 
-// FromSnapshot returns the setting for forks of a snapshot.
+// FromSnapshot returns the setting for forks of a snapshot with the network setting n.
 func FromSnapshot(n *snapshot.Network) (Setting, error) {
 	if n == nil {
 		return Default(), nil

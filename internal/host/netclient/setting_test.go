@@ -7,7 +7,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// Forks of a snapshot have the setting that the snapshot was made with, without secrets.
+// Forks of a snapshot have the network setting of the snapshot, without secrets.
 func TestSettingsOutliveSnapshots(t *testing.T) {
 	policy, err := netproto.ParsePolicy("allow", []string{"a.example", "10.0.0.0/8:80-90"}, []string{"udp/b.example:123"})
 	if err != nil {

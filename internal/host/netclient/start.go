@@ -18,15 +18,16 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// netEnv is the environment of forkd-net, apart from its memory limit. The setting makes the Go
-// runtime return memory to the host when a sandbox has ended.
+// netEnv is the environment of forkd-net, without its memory limit. It makes the Go runtime return
+// memory to the host when a sandbox has ended.
 var netEnv = []string{"GODEBUG=madvdontneed=1"}
 
 // Leaf is the name of forkd-net's cgroup. VMMs have other names.
 const Leaf = "net"
 
-// Bounds on forkd-net's memory: a part of the host's memory (1/n), and a minimum. A sandbox that
-// uses its network takes some 100 KiB, and each connection takes as much as its data in transit.
+// Memory limit of forkd-net: the host's memory divided by memoryShare, and a minimum. A sandbox
+// that uses its network takes some 100 KiB, and each connection takes as much as its data in
+// transit.
 const (
 	memoryShare = 8
 	minMemory   = 512 << 20
@@ -40,7 +41,7 @@ const oomScore = 250
 // default weight, forkd-net would get only as much CPU as one busy sandbox.
 const cpuWeight = 10_000
 
-// memory returns the memory limit for forkd-net, in MiB.
+// memory returns the memory limit of forkd-net, in MiB.
 func memory() (uint64, error) {
 	var host unix.Sysinfo_t
 	if err := unix.Sysinfo(&host); err != nil {
@@ -49,8 +50,9 @@ func memory() (uint64, error) {
 	return max(uint64(host.Totalram)*uint64(host.Unit)/memoryShare, minMemory) >> 20, nil
 }
 
-// newLeaf makes forkd-net's cgroup. It returns nil if the host has no limits. env contains a limit
-// for Go's garbage collector, which then collects more often before the cgroup's limit is reached.
+// newLeaf makes forkd-net's cgroup. If the host does not support limits, leaf is nil. env sets a
+// limit for Go's garbage collector, which then collects more often before the cgroup's limit is
+// reached.
 func (c *Client) newLeaf() (leaf *cgroup.Leaf, env []string, err error) {
 	if leaf, err = c.cfg.Cgroups.New(Leaf, 0); leaf == nil {
 		return nil, netEnv, err
@@ -80,8 +82,8 @@ func (c *Client) start() (*conn, error) {
 	}
 	listenerFile := os.NewFile(uintptr(listener), "control listener")
 	defer listenerFile.Close()
-	// Connect before the process starts, as for a VMM. If the daemon dies now, the process notices
-	// that its peer is gone, and exits.
+	// Connect before the process starts, as for a VMM. If the daemon dies now, the process notices that
+	// its peer is gone, and exits.
 	ctl, err := ctlsock.Dial(c.path(socketFile))
 	if err != nil {
 		return nil, err
@@ -92,7 +94,7 @@ func (c *Client) start() (*conn, error) {
 	}
 	proc, err := startIn(leaf, process.Spec{Name: Name, Bin: c.cfg.Bin,
 		Env: env, Record: c.path(recordFile), Listener: listenerFile, Jail: c.cfg.Jail, Online: true})
-	_ = listenerFile.Close() // otherwise the daemon would not notice if the process exits before it accepts
+	_ = listenerFile.Close() // otherwise the daemon would not notice an exit before the accept
 	if err != nil {
 		return nil, errors.Join(err, ctl.Close(), leaf.Remove())
 	}
@@ -119,8 +121,8 @@ func startIn(leaf *cgroup.Leaf, spec process.Spec) (*process.Process, error) {
 // longer, the daemon starts a new one.
 const findTimeout = 5 * time.Second
 
-// find returns the forkd-net that an earlier daemon has left running. If that is of another build
-// or does not answer, find kills it. If there was none, the error wraps os.ErrNotExist.
+// find returns the forkd-net that an earlier daemon has left running. It kills a forkd-net of
+// another build, and one that does not answer. If there was none, the error wraps os.ErrNotExist.
 func (c *Client) find() (*conn, error) {
 	proc, err := process.Find(Name, c.path(recordFile))
 	if err != nil {

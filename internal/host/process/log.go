@@ -38,7 +38,7 @@ func newLog(name string) (*os.File, error) {
 }
 
 // findLog opens the standard error of a process that an earlier daemon has started. It returns nil
-// if the daemon may not open it, or if the process has replaced it.
+// if the daemon may not open the file, or if the process has replaced its standard error.
 func findLog(pid int) *os.File {
 	f, err := os.OpenFile(fmt.Sprintf("/proc/%d/fd/2", pid), os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
 	if err != nil {
@@ -51,17 +51,17 @@ func findLog(pid int) *os.File {
 	return f
 }
 
-// keptOfLog is how many bytes are kept from the beginning, and from the end, of a log. If a signal
-// has killed a Go program, the beginning names the signal, and the end has the registers. The bound
-// is needed because exited sandboxes stay in lists for any time, and a guest that has taken over
-// its VMM can write the VMM's log.
+// keptOfLog is how many bytes are kept from the beginning, and as many from the end, of a log. If a
+// signal has killed a Go program, the beginning names the signal, and the end has the registers.
+// The bound is needed because exited sandboxes stay in lists for any time, and a compromised VMM
+// can write any text to its log.
 const keptOfLog = 16 << 10
 
 // logGap replaces the omitted part of a log.
 const logGap = "\n[...]\n"
 
-// readLog returns the text in f up to the first hole. If the text is long, it returns both ends,
-// and never holds much more in memory.
+// readLog returns the text in f up to the first hole. If the text is long, readLog returns only its
+// beginning and its end, and holds little more than these in memory.
 func readLog(f *os.File) string {
 	var text []byte // the beginning of the text, and the end of what was read so far
 	cut := false

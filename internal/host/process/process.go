@@ -3,8 +3,8 @@
 //
 // A process is identified by its id and its start time, which are stored in a file. The callers
 // decide what to send to a process and when it must end. The standard error of a process goes to
-// memory of bounded size, which is charged to the process. So a process cannot fill a disk, even if
-// its guest has taken it over.
+// memory of bounded size, which is charged to the process. So not even a compromised process can
+// fill a disk.
 package process
 
 import (
@@ -42,8 +42,8 @@ type Process struct {
 	said  string
 }
 
-// adopt returns a Process for a pidfd, which it owns. Go's poller waits for the pidfd. A blocking
-// system call would instead occupy a processor of the Go scheduler until the runtime notices.
+// adopt returns a Process that owns pidfd. Go's poller waits for the pidfd. A blocking system call
+// would instead occupy a processor of the Go scheduler until the runtime notices.
 func adopt(pid, pidfd int, child *os.Process) (*Process, error) {
 	if err := unix.SetNonblock(pidfd, true); err != nil {
 		return nil, errors.Join(fmt.Errorf("watch process %d: %w", pid, err), unix.Close(pidfd))
@@ -52,9 +52,9 @@ func adopt(pid, pidfd int, child *os.Process) (*Process, error) {
 }
 
 // Start runs a program with / as its working directory. The process leads its own process group, so
-// that signals to the daemon's group, such as a terminal's, do not reach it. It stays in the
+// signals to the daemon's group, for example from a terminal, do not reach it. It stays in the
 // daemon's session, because Linux divides CPU time among sessions (autogroups, sched(7)): if each
-// VMM had its own session, the daemon would get only as much as one guest.
+// VMM had its own session, the daemon would get only as much CPU time as one guest.
 func Start(spec Spec) (*Process, error) {
 	log, err := newLog(spec.Name)
 	if err != nil {
@@ -111,8 +111,8 @@ func (p *Process) record(spec *Spec) error {
 	return os.WriteFile(spec.Record, fmt.Appendf(nil, "%d %s\n", p.pid, start), 0o600)
 }
 
-// Find returns the process whose id and start time Start has stored in a file, if the process still
-// runs.
+// Find returns the process whose id and start time Start has stored in the file record. It returns
+// an error if that process has ended.
 func Find(name, record string) (*Process, error) {
 	text, err := os.ReadFile(record)
 	if err != nil {
@@ -132,7 +132,7 @@ func Find(name, record string) (*Process, error) {
 	if err == nil && now != start {
 		err = errors.New("another process has its id now")
 	}
-	if err != nil { // the process may still run: for example, no more files can be opened
+	if err != nil { // the process may still run: an error also occurs if, for example, no more files can be opened
 		_ = unix.Close(fd)
 		return nil, fmt.Errorf("find %s: process %d: %w", name, pid, err)
 	}
@@ -195,8 +195,8 @@ func hasEnded(pidfd uintptr) bool {
 }
 
 // Said returns what the process has written to its standard error. Call it after Wait. The result
-// is empty if the process has not failed, or if its standard error is unknown. Of more than 32 KiB,
-// Said returns both ends. Output beyond 16 MiB is lost.
+// is empty if the process has not failed, or if its standard error is unknown. If the process has
+// written more than 32 KiB, Said returns the beginning and the end. Output beyond 16 MiB is lost.
 func (p *Process) Said() string { return p.said }
 
 // Release releases the resources for a process without waiting for it.

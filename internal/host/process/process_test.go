@@ -28,8 +28,8 @@ func sleeper(t *testing.T) (*Process, string) {
 	return p, record
 }
 
-// Find finds a running process by its record. If the pid in the record belongs to a process with
-// another start time, it finds none.
+// Find finds a running process by its record. If the pid in the record now belongs to a process
+// with another start time, Find returns an error.
 func TestFind(t *testing.T) {
 	p, record := sleeper(t)
 	again, err := Find("sleeper", record)
@@ -76,8 +76,8 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// When a process has ended, its descriptor may soon be reused for another process. Kill must not
-// kill that other process.
+// When a process has ended, its pid may soon belong to another process, and its descriptor to
+// another file. Kill must not kill that other process.
 func TestKillAfterTheEndKillsNobody(t *testing.T) {
 	gone, _ := sleeper(t)
 	number := gone.pidfd.Fd()
@@ -103,8 +103,8 @@ func TestKillAfterTheEndKillsNobody(t *testing.T) {
 	}
 }
 
-// The output of a process can be read when it has ended, also if the process was found by its
-// record. The output is bounded.
+// The output of a process can be read when the process has ended. This also holds for a process
+// that was found by its record. The output is bounded.
 func TestSaid(t *testing.T) {
 	dir := t.TempDir()
 	bin, record, fifo := filepath.Join(dir, "speaker"), filepath.Join(dir, "pid"), filepath.Join(dir, "fifo")
@@ -180,7 +180,7 @@ func TestForbiddenCallIsNamedFromBothEnds(t *testing.T) {
 	}
 }
 
-// If too many files are open, the start time of a process cannot be read. Find must not report then
+// If too many files are open, Find cannot read the start time of a process. Then it must not report
 // that the process has ended.
 func TestFindWithoutFiles(t *testing.T) {
 	p, record := sleeper(t)
@@ -199,7 +199,7 @@ func TestFindWithoutFiles(t *testing.T) {
 	}
 	_ = unix.Close(next)
 	one := limit
-	one.Cur = uint64(next) + 1 // the pidfd can be opened, and nothing else
+	one.Cur = uint64(next) + 1 // enough to open the pidfd, but no other file
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &one); err != nil {
 		t.Fatal(err)
 	}

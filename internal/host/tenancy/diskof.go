@@ -43,11 +43,12 @@ func (v *View) DiskOf(ctx context.Context, tag string) (_ string, release func()
 	return DiskOf(v.as(ctx), v.host.manager, sandbox.ForkRequest{Tag: tag, N: 1, TTL: childLimit})
 }
 
-// DiskOf returns the tag of a disk-only snapshot with the disk of fork.Tag. The disk-only snapshot
-// exists at least until release is called. If fork.Tag is itself disk-only, DiskOf returns it.
-// Otherwise DiskOf forks a child and branches the child's disk, because data that the guest has
-// written may still be in the page cache, which is in the memory of the snapshot. The child writes
-// its page cache to the disk before the branch.
+// DiskOf returns the tag of a disk-only snapshot with the disk of the snapshot fork.Tag. The
+// disk-only snapshot exists at least until release is called. If the snapshot fork.Tag is itself
+// disk-only, DiskOf returns fork.Tag. Otherwise DiskOf forks a child and branches the child's disk.
+// Copying the snapshot's own disk would not suffice, because data that the guest has written may
+// still be in the page cache, which is in the snapshot's memory. The child writes its page cache to
+// the disk before the branch.
 func DiskOf(ctx context.Context, m *sandbox.Manager, fork sandbox.ForkRequest) (tag string, release func(), err error) {
 	if err := m.MayUse(ctx, fork.Tag); err != nil {
 		return "", nil, err

@@ -30,7 +30,7 @@ func (v *View) Reach(id string) error {
 }
 
 // reached calls do with the manager and a context in which the manager acts for the principal. If
-// the principal may not see the sandbox, it returns an error instead.
+// the principal may not see the sandbox, reached returns an error instead.
 func reached[T any](ctx context.Context, v *View, id string,
 	do func(context.Context, *sandbox.Manager) (T, error)) (t T, err error) {
 	if err := v.Reach(id); err != nil {
@@ -102,7 +102,8 @@ func (v *View) Branch(ctx context.Context, id string, req sandbox.BranchRequest)
 const turnLabel = "turn"
 
 // mayLabel reports whether the principal may give a snapshot a label with this name. All principals
-// may use the labels of turns, because these only have a meaning for the sandbox that was branched.
+// may use the labels of turns, because these labels have a meaning only for the sandbox that was
+// branched.
 func (v *View) mayLabel(name string) bool {
 	return strings.HasPrefix(name, string(v.p.Prefix)) || name == turnLabel || strings.HasPrefix(name, turnLabel+".")
 }
@@ -125,7 +126,7 @@ func (v *View) Promote(ctx context.Context, id, from string, req sandbox.BranchR
 	})
 }
 
-// Pause is Manager.Pause.
+// Pause calls Manager.Pause.
 func (v *View) Pause(ctx context.Context, id string) (sandbox.Info, error) {
 	return reached(ctx, v, id, func(ctx context.Context, m *sandbox.Manager) (sandbox.Info, error) {
 		return m.Pause(ctx, id)

@@ -31,7 +31,7 @@ func (v *View) Snapshots() []store.Info {
 	return list
 }
 
-// narrow removes from i what refers to sandboxes and snapshots that the principal may not see.
+// narrow removes from i all references to sandboxes and snapshots that the principal may not see.
 func (v *View) narrow(i *store.Info) {
 	if !v.p.Prefix.HasTag(i.Tag) {
 		i.Leases = 0
@@ -71,8 +71,8 @@ func (v *View) BaseImage(base snapshot.Base) string {
 	return v.host.manager.Snapshots().BaseImage(base)
 }
 
-// UnnamedBytes returns the space that a deleted snapshot takes because a sandbox was rebased onto
-// it.
+// UnnamedBytes returns the space that a deleted snapshot still takes because the sandbox was
+// rebased onto it.
 func (v *View) UnnamedBytes(i sandbox.Info) uint64 {
 	if i.RebasedOnto == "" {
 		return 0
@@ -81,8 +81,9 @@ func (v *View) UnnamedBytes(i sandbox.Info) uint64 {
 }
 
 // Machines returns a function that returns the number of vCPUs of a sandbox, and the size of its
-// root disk in bytes. They come from the snapshot that the sandbox was forked from or, if that no
-// longer exists, from the sandbox's suspended state. If there is neither, they are 0.
+// root disk in bytes. Both values come from the snapshot that the sandbox was forked from or, if
+// that snapshot no longer exists, from the sandbox's suspended state. If neither exists, both
+// values are 0.
 func (v *View) Machines() func(sandbox.Info) (vcpus uint32, diskBytes uint64) {
 	of := make(map[string]store.Info)
 	for _, i := range v.host.manager.Snapshots().List() {
@@ -105,7 +106,7 @@ func (v *View) DeleteSnapshot(tag string, mode store.DeleteMode) error {
 	return v.host.manager.DeleteSnapshot(tag, mode)
 }
 
-// VerifySnapshot calls store.Verify. It first waits until not too many verifications are running.
+// VerifySnapshot calls store.Verify. If too many verifications are running, it first waits.
 func (v *View) VerifySnapshot(ctx context.Context, tag string) error {
 	if err := v.hasTag(tag); err != nil {
 		return err

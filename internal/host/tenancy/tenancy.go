@@ -23,8 +23,8 @@ type Host struct {
 	verifies   *gate.Gate
 }
 
-// maxVerifies is how many snapshots are verified at a time. Each verification reads gigabytes from
-// the disk and uses a whole CPU.
+// maxVerifies is the maximum number of concurrent verifications of snapshots. Each verification
+// reads gigabytes from the disk and uses a whole CPU.
 const maxVerifies = 3
 
 // New returns a Host. It kills the children that an earlier daemon forked in DiskOf.
@@ -40,8 +40,8 @@ func (h *Host) For(p owner.Owner) *View { return &View{host: h, p: p} }
 // has a permission for this sandbox, such as a signed URL. The caller must check the permission.
 func (h *Host) Permitted(id string) *View { return &View{host: h, only: id} }
 
-// IDs returns the ids of all sandboxes in any order, for a caller that must find the sandbox of a
-// permission.
+// IDs returns the ids of all sandboxes in any order. It is for a caller that must find out for
+// which sandbox a permission was given.
 func (h *Host) IDs() []string { return h.manager.IDs() }
 
 // PoolSize returns how many VMM processes wait for a fork.
@@ -50,13 +50,13 @@ func (h *Host) PoolSize() int { return h.manager.PoolSize() }
 // PoolWanted returns how many VMM processes should wait for a fork.
 func (h *Host) PoolWanted() int { return h.manager.PoolWanted() }
 
-// View is the part of a host that one principal may see. Its methods may be called concurrently.
-// Methods that have the names of a Manager's or a Set's do the same as those, but return a "not
-// found" error for everything outside the View.
+// View is the part of a host that one principal may see. Its methods may be called concurrently. A
+// method that has the name of a method of the Manager or the Set does the same as that method, but
+// returns a "not found" error for everything outside the View.
 type View struct {
 	host *Host
 	p    owner.Owner
-	only string // id of the only visible sandbox; empty: those that p may see
+	only string // id of the only visible sandbox; empty: all sandboxes that p may see are visible
 }
 
 // as returns a context in which the manager acts for the principal.
@@ -70,20 +70,20 @@ func (v *View) as(ctx context.Context) context.Context {
 // isEmpty reports whether the View contains at most the sandbox v.only.
 func (v *View) isEmpty() bool { return v.p.Name == "" }
 
-// Limited returns a *owner.PrefixError if the principal has a prefix. It is for operations that
+// Limited returns an *owner.PrefixError if the principal has a prefix. It is for operations that
 // concern all sandboxes.
 func (v *View) Limited(what string) error {
 	return owner.Within(v.as(context.Background()), false, "%s", what)
 }
 
-// MayName returns a *owner.PrefixError if the principal may not use a name for a snapshot or
+// MayName returns an *owner.PrefixError if the principal may not use a name for a snapshot or
 // workspace. what is the kind of object, for the error.
 func (v *View) MayName(what, name string) error {
 	return owner.Within(v.as(context.Background()), v.p.Prefix.HasTag(name), "%s: %.70q", what, name)
 }
 
 // LeftAlone calls Manager.LeftAlone. The labels of these sandboxes are unknown, so a principal with
-// a prefix sees none.
+// a prefix sees none of them.
 func (v *View) LeftAlone() []sandbox.LeftAlone {
 	if v.isEmpty() || v.p.Prefix != "" {
 		return nil

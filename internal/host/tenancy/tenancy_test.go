@@ -136,8 +136,8 @@ func call(t *testing.T, v *View, m reflect.Method, name string) error {
 	return err
 }
 
-// For every method, an object of another principal does not exist. For a View without a principal,
-// no object exists.
+// For every method, objects of another principal do not exist. For a View without a principal, no
+// objects exist.
 func TestWhatIsOfOthersIsNotThere(t *testing.T) {
 	h := newHost(t)
 	a, b := newPart(t, h, "a"), newPart(t, h, "b")
@@ -251,7 +251,7 @@ func TestLimits(t *testing.T) {
 }
 
 // Verifying a snapshot needs a whole CPU and the disk. If a client has some verifications in
-// progress, its next one waits, but one of another client does not.
+// progress, its next verification waits, but that of another client does not.
 func TestVerificationsAreFew(t *testing.T) {
 	h := newHost(t)
 	a, b := h.For(owner.Owner{Name: "token:a"}), h.For(owner.Owner{Name: "token:b"})
@@ -290,7 +290,7 @@ func detail(t *testing.T, p part) store.Detail {
 	return d
 }
 
-// A follower gets the events of its own sandboxes, and none of other principals.
+// A follower gets the events of its own principal's sandboxes, and no events of other principals.
 func TestEvents(t *testing.T) {
 	h := newHost(t)
 	a, b := newPart(t, h, "a"), newPart(t, h, "b")

@@ -8,8 +8,8 @@ import (
 	"github.com/forkd/forkd/internal/host/workspace"
 )
 
-// knows reports whether the principal may see a workspace: its name must be visible, and its
-// sandbox too while that exists.
+// knows reports whether the principal may see a workspace. It may if the name is visible to it and,
+// as long as the workspace's sandbox exists, the sandbox is visible too.
 func (v *View) knows(w workspace.Info) bool {
 	if v.isEmpty() || !v.p.Prefix.HasTag(w.Name) {
 		return false

@@ -54,7 +54,7 @@ func (v *VMM) Branch(ctx context.Context, req vmmproto.Branch, f vmmclient.Branc
 	return r, nil
 }
 
-// saveLocked writes state and memory. The layer is as large as the memory.
+// saveLocked writes state and memory. The memory layer contains the whole memory.
 func (v *VMM) saveLocked(r *vmmproto.SaveResult, f vmmclient.BranchFiles) error {
 	const state = "state"
 	*r = vmmproto.SaveResult{Extents: []vm.Extent{{Length: vm.PageSize}}, LayerBytes: v.shape.MemoryBytes,
@@ -64,7 +64,7 @@ func (v *VMM) saveLocked(r *vmmproto.SaveResult, f vmmclient.BranchFiles) error 
 	return errors.Join(err, err2, f.Layer.Truncate(int64(r.LayerBytes)))
 }
 
-// swapTopsLocked puts new tops on all disks. If it returns an error, it has changed none.
+// swapTopsLocked puts new tops on all disks. If it returns an error, it has not changed any disk.
 func (v *VMM) swapTopsLocked(f vmmclient.BranchFiles) error {
 	if len(f.Tops) != len(v.disks) || len(f.Frozen) != len(v.disks) {
 		return fmt.Errorf("%d new and %d frozen disk tops for %d disks", len(f.Tops), len(f.Frozen), len(v.disks))
@@ -82,8 +82,8 @@ func (v *VMM) swapTopsLocked(f vmmclient.BranchFiles) error {
 	return nil
 }
 
-// copyingLocked reports whether the copying of a live branch is still in progress. A test ends it
-// by closing Copying.
+// copyingLocked reports whether the copying of a live branch is still in progress. A test ends the
+// copying by closing Copying.
 func (v *VMM) copyingLocked() bool {
 	if len(v.copies) == 0 || v.all.Copying == nil {
 		return false

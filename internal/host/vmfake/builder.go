@@ -25,7 +25,8 @@ func newHelpers(port uint32, guest func(v *VMM, host net.Conn)) *VMMs {
 	}}
 }
 
-// Unpacks returns a guest that answers with the error of unpack, or nil if unpack is nil.
+// Unpacks returns a guest that answers each image with the error of unpack. If unpack is nil,
+// Unpacks returns nil.
 func Unpacks(unpack func(stream io.Reader) error) func(*VMM, net.Conn) {
 	if unpack == nil {
 		return nil
@@ -56,7 +57,7 @@ type builder struct {
 	guest func(v *VMM, host net.Conn)
 	conns chan vmmclient.Conn
 	mu    sync.Mutex
-	host  net.Conn // end of the guest; nil: not connected
+	host  net.Conn // the guest's end of the connection; nil: not connected
 }
 
 // Resume implements vmpool.VMM.

@@ -21,7 +21,7 @@ func newConsole(path string) (*console.Ring, error) {
 	return console.Open(f)
 }
 
-// openConsole opens the console ring of a VM that an earlier VMMs has started.
+// openConsole opens the console ring of a VM that another VMMs, of an earlier daemon, has started.
 func openConsole(path string) (*console.Ring, error) {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
@@ -52,7 +52,7 @@ func (v *VMM) keepLocked(frames *os.File) {
 	}
 	v.frames = nil
 	if frames != nil {
-		v.frames, _ = duplicate(frames) // on failure no frames pass, which a test notices
+		v.frames, _ = duplicate(frames) // on failure no frames pass, and the test that needs them fails
 	}
 }
 
@@ -68,8 +68,8 @@ func (v *VMM) holdLocked(f *os.File) error {
 	return err
 }
 
-// swapTopLocked makes the VM write to another top. It keeps a copy of top's descriptor and closes
-// the old top.
+// swapTopLocked makes the VM write to another top. It duplicates the descriptor of the new top and
+// closes the old top.
 func (v *VMM) swapTopLocked(top *os.File) error {
 	if v.all.KeepTops {
 		v.kept = append(v.kept, v.top)

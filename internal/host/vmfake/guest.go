@@ -10,7 +10,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/agentproto"
 )
 
-// Guest is the agent of every fake VM. It does what the fields of All say.
+// Guest is the agent of every fake VM. The fields of All decide what it does.
 type Guest struct{ All *VMMs }
 
 var errNoGuest = errors.New("a fake VM has no guest")
@@ -58,7 +58,7 @@ func (g Guest) Eval(context.Context, string, agentclient.EvalOptions) (agentclie
 	return agentclient.EvalResult{Error: g.All.EvalErr}, nil
 }
 
-// SetDefaults refuses the user that NoUser names, as an agent does without such an account.
+// SetDefaults refuses the user that NoUser names, like an agent of a guest without that account.
 func (g Guest) SetDefaults(_ context.Context, d agentclient.Defaults) error {
 	g.All.Mu.Lock()
 	defer g.All.Mu.Unlock()
@@ -69,8 +69,8 @@ func (g Guest) SetDefaults(_ context.Context, d agentclient.Defaults) error {
 	return nil
 }
 
-// Dial connects only to the control port: tests of the other ports need no guest. If Told is nil,
-// the guest supports nothing but freezing its file systems.
+// Dial connects only to the control port, because tests that use other ports need no guest. If Told
+// is nil, the guest supports only requests to freeze and thaw its file systems.
 func (g Guest) Dial(_ context.Context, port uint32) (net.Conn, error) {
 	if port != agentproto.ControlPort {
 		return nil, errNoGuest

@@ -14,10 +14,9 @@ import (
 )
 
 // ServeNet must be called by TestMain. If a client has started the test binary as forkd-net,
-// ServeNet runs a fake forkd-net and does not return. The fake answers requests like the real one.
-// It sends every frame back, with the mode of the sandbox's policy and a space in front. When it
-// has received the CA, it also inserts the values of the sandbox's secrets between the mode and the
-// frame.
+// ServeNet runs a fake forkd-net and does not return. The fake answers requests like the real
+// forkd-net. It returns every frame with a prefix: the mode of the sandbox's policy and a space.
+// After the fake has received the CA, the values of the sandbox's secrets follow the mode.
 func ServeNet() {
 	if os.Args[0] != "forkd-net" {
 		return
@@ -35,8 +34,8 @@ func ServeNet() {
 	}
 }
 
-// endWithTest exits when the test binary that started this process is gone. It is needed because a
-// forkd-net continues without its daemon.
+// endWithTest exits when the test binary that started this process is gone. Otherwise this process
+// would continue, because a forkd-net continues without its daemon.
 func endWithTest(parent int) {
 	for os.Getppid() == parent {
 		time.Sleep(time.Second)
@@ -160,7 +159,7 @@ func (f *fakeNet) echo(id string, s *fakeSandbox) {
 			if f.sandboxes[id] == s {
 				delete(f.sandboxes, id)
 			}
-			_ = unix.Close(s.fd) // under the lock, so that no other goroutine uses a descriptor that has been reused
+			_ = unix.Close(s.fd) // under the lock, because others use s.fd, whose number may be reused
 			f.mu.Unlock()
 			return
 		}

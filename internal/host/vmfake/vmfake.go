@@ -21,25 +21,25 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// VMMs starts fake VMs. Its exported fields say what they do.
+// VMMs starts fake VMs. Its exported fields decide what the VMs do.
 type VMMs struct {
 	Mu      sync.Mutex
 	Live    map[string]*VMM // VMs that have not ended, by directory; nil until the first Spawn
 	Spawned int
 
 	SpawnErr   error
-	RestoreErr func(n int) error // error of the n-th restore; n begins with 1
+	RestoreErr func(n int) error // returns the error of the n-th restore; n begins with 1
 	Restores   int
 	Expected   [][]vm.Range // the FirstWrites of each restore
 	Writes     []vm.Range   // result of Written
 	WritesErr  error        // error of Written
 	WritesRead int          // number of calls of Written
-	BootExit   *vm.Exit     // if set, the guest ends with this and never becomes ready
+	BootExit   *vm.Exit     // if set, the guest ends in this way and never becomes ready
 	ForkedErr  func(n int) error
 	Forked     []agentproto.Forked
 	Defaults   []agentclient.Defaults // set in guests
 	NoUser     string                 // account that guests lack
-	Unique     *agentproto.Unique     // findings of guests; nil: they do not look
+	Unique     *agentproto.Unique     // what guests find; nil: they do not search
 	EvalErr    *agentclient.EvalError
 	Exec       func(context.Context) agentclient.ExecResult // returns the result of every command; nil: success
 	SyncHangs  bool
@@ -52,15 +52,17 @@ type VMMs struct {
 	GuestDirty uint64                // dirty bytes that Stats reports
 	Wrap       func(*VMM) vmpool.VMM // wraps the result of Spawn; nil: no wrapping
 	Killing    func()                // called by each Kill; may be nil
-	Most       int                   // largest number of layers that a VM has had, without the layers of its snapshot
+	Most       int                   // largest number of layers that a VM has had above its snapshot's layers
 	Copying    chan struct{}         // closing it ends the copying of a live branch; nil: it ends at once
-	// KeepTops makes VMs keep files open for writing that they should close: frozen tops, and files
-	// of a refused branch.
+	// KeepTops makes VMs keep files open for writing that they should close: frozen tops, and files of a
+	// refused branch.
 	KeepTops   bool
 	RebaseErr  error // error of Rebase, before pages are replaced
 	LateRebase error // error of Rebase, after pages were replaced
 
-	Outlived bool // Attach finds a running VM in each directory of an earlier VMMs, as after a restart of the daemon
+	// Outlived makes Attach find a running VM in each directory that an earlier VMMs has used, as
+	// after a restart of the daemon.
+	Outlived bool
 }
 
 // Spawn implements vmpool.VMMs.

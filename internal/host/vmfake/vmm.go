@@ -57,8 +57,8 @@ type VMM struct {
 	last    uint64          // serial of the branch that Rebase may use; 0: none
 }
 
-// layers counts the layers of a disk above its base image, with the top: after the restore, and
-// now.
+// layers holds two numbers of layers of a disk above its base image, including the top: the number
+// after the restore, and the present number.
 type layers struct{ first, now int }
 
 // Stall makes the VM pause itself until it is resumed, as if its disk were full.
@@ -70,7 +70,7 @@ func (v *VMM) Stall() {
 }
 
 // TellOfFullDisk makes the VM report a full disk up to most times, although the disk has room. Each
-// report waits until the previous one was received. heard returns how many were received.
+// report waits until the previous one was received. heard returns the number of received reports.
 func (v *VMM) TellOfFullDisk(most int) (heard func() int) {
 	var n atomic.Int64
 	go func() {
@@ -103,7 +103,7 @@ func (v *VMM) End(x vm.Exit) {
 	})
 }
 
-// request locks all.Mu for a request. It returns an error if ctx has ended or the VM has ended.
+// request locks all.Mu for a request. It returns an error if ctx or the VM has ended.
 func (v *VMM) request(ctx context.Context) (unlock func(), err error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -156,7 +156,7 @@ func (v *VMM) Restore(ctx context.Context, req vmmproto.Restore, files vmmclient
 	v.all.Expected = append(v.all.Expected, req.FirstWrites)
 	for _, disk := range files.Disks {
 		for _, layer := range disk[:len(disk)-1] {
-			_, _ = layer.Seek(1, io.SeekStart) // a VM moves the offset too, when it looks for holes
+			_, _ = layer.Seek(1, io.SeekStart) // a real VM also moves the offset, when it looks for holes
 		}
 	}
 	if err := v.takeDisksLocked(files.Disks); err != nil {

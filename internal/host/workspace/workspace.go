@@ -58,7 +58,7 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("workspace %.100q: not found", e.Name)
 }
 
-// Sandboxes contains what a Set needs of a *sandbox.Manager.
+// Sandboxes has the methods of *sandbox.Manager that a Set needs.
 type Sandboxes interface {
 	Fork(context.Context, sandbox.ForkRequest) (sandbox.ForkResult, error)
 	Suspend(ctx context.Context, id string) (sandbox.Info, error)
@@ -180,8 +180,8 @@ func (s *Set) save(w *entry, change func(*Workspace)) error {
 	return nil
 }
 
-// remove removes a workspace and its record. It does nothing if another call has removed it,
-// because the name may already belong to another workspace.
+// remove removes a workspace and its record. If another call has already removed the workspace,
+// remove does nothing, because the name may already belong to another workspace.
 func (s *Set) remove(w *entry) error {
 	w.file.Lock()
 	defer w.file.Unlock()
@@ -203,8 +203,8 @@ func (s *Set) remove(w *entry) error {
 
 func (s *Set) path(name string) string { return filepath.Join(s.dir, name+".json") }
 
-// Create forks a sandbox and gives it a name. The rules for names are those for tags. It ignores N
-// in the request.
+// Create forks a sandbox and gives it a name. The rules for names are those for tags. Create
+// ignores the N of the request.
 func (s *Set) Create(ctx context.Context, name string, req sandbox.ForkRequest) (Info, error) {
 	if err := snapshot.CheckTag(name); err != nil {
 		return Info{}, &invalid.Error{Field: "name", Reason: err.Error()}

@@ -162,7 +162,7 @@ func TestWorkspaceIsNotKilled(t *testing.T) {
 	}
 }
 
-// meddler is a Sandboxes that calls a function at the first Release.
+// meddler is a Sandboxes that calls a function of the test at the first Release.
 type meddler struct {
 	Sandboxes
 	meddle func()
@@ -176,9 +176,9 @@ func (m *meddler) Release(id string) error {
 	return m.Sandboxes.Release(id)
 }
 
-// A workspace is deleted twice, and meanwhile created again under the same name. The second
-// deletion does not release the new workspace's sandbox. Otherwise a sandbox would belong to a
-// workspace that does not exist, and could never be deleted.
+// A workspace is deleted by two concurrent calls, and in between created again under the same name.
+// The second deletion does not release the new workspace's sandbox. If it did, the sandbox would
+// belong to a workspace that does not exist, and could never be deleted.
 func TestDeletedTwiceAndMadeAgain(t *testing.T) {
 	w := newWorld(t)
 	defer w.stop()
@@ -205,7 +205,7 @@ func TestDeletedTwiceAndMadeAgain(t *testing.T) {
 	}
 }
 
-// Workspaces whose records have no version yet are unchanged. If the record of a workspace cannot
+// Records of workspaces that have no version yet can be read. If the record of a workspace cannot
 // be read, the workspace keeps its name and its record.
 func TestRecords(t *testing.T) {
 	w := newWorld(t)
@@ -297,7 +297,7 @@ func TestASlowRecordStopsItsWorkspaceOnly(t *testing.T) {
 	w.mu.Lock()
 	e := w.byName["slow"]
 	w.mu.Unlock()
-	e.file.Lock() // as if a write did not end
+	e.file.Lock() // simulates a write that never ends
 	suspended := make(chan error)
 	go func() {
 		_, err := w.Suspend(t.Context(), "slow")
