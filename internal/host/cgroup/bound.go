@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// MemoryBound returns the memory limit of the daemon's cgroup in bytes. It is the smallest
-// memory.max or memory.high of that cgroup and those above it, or MaxUint64 if none has a limit.
+// MemoryBound returns the memory limit of the daemon's cgroup in bytes: the smallest memory.max or
+// memory.high of that cgroup and the cgroups above it. It returns MaxUint64 if none has a limit.
 func MemoryBound() uint64 {
 	mount, err := mounted("/proc/self/mounts")
 	if err != nil {
@@ -31,7 +31,7 @@ func boundAt(dir, mount string) uint64 {
 			if err != nil {
 				continue // the root of the hierarchy has no limit
 			}
-			// a value without a limit is "max"
+			// the kernel writes "max" if there is no limit, and parsing it fails
 			if n, err := strconv.ParseUint(strings.TrimSpace(string(p)), 10, 64); err == nil {
 				least = min(least, n)
 			}

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// The smallest limit counts, wherever it is between the root and the cgroup.
+// The smallest limit applies, wherever it is between the root and the cgroup.
 func TestMemoryBound(t *testing.T) {
 	mount := t.TempDir()
 	own := filepath.Join(mount, "a", "b")

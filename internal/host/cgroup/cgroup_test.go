@@ -45,7 +45,7 @@ func TestMain(m *testing.M) {
 // open returns a real tree, or skips the test if the host has no cgroups.
 func open(t *testing.T) *Tree {
 	t.Helper()
-	state := "/var/lib" // on a disk even on the emulated host, unlike the root
+	state := "/var/lib" // on a disk even on the emulated host, whose root is not on a disk
 	if _, err := os.Stat(state + "/forkd"); err == nil {
 		state += "/forkd"
 	}
@@ -88,7 +88,7 @@ func read(t *testing.T, l *Leaf, file string) string {
 func TestLeafHasLimits(t *testing.T) {
 	tree := open(t)
 	l, err := tree.New("sb-a", 1<<30)
-	if err == nil { // New replaces a leaf that was left behind under the same name
+	if err == nil { // New replaces an earlier leaf with the same name
 		l, err = tree.New("sb-a", 256<<20)
 	}
 	if err != nil {
@@ -151,7 +151,7 @@ func TestLeafHasLimits(t *testing.T) {
 	if use, err := l.Usage(); err != nil || use.Threads != 1 || use.MemoryBytes == 0 {
 		t.Errorf("usage of a process that sleeps: %+v, %v", use, err)
 	}
-	// Another daemon finds the leaf again, and removes leaves that belong to no sandbox.
+	// Another daemon finds the leaf, and removes leaves that belong to no sandbox.
 	again := tree.Find("sb-a")
 	again.Hurry()()
 	if got := read(t, l, "memory.max"); got != fmt.Sprint(64<<20+lag()) {
@@ -182,8 +182,8 @@ func onTmpfs(t *testing.T) string {
 	return dir
 }
 
-// Files that a process has on tmpfs raise its memory limit only if they are a layer that it was
-// asked to write, and only while the file exists.
+// Files on tmpfs raise the memory limit of the process that has written them only if they are a
+// layer that the daemon has asked for, and only while the file exists.
 func TestOwnSharedMemoryRaisesNoLimit(t *testing.T) {
 	const limit, ram, copied = 64 << 20, 256 << 20, 8 << 20 // bytes
 	tree := open(t)

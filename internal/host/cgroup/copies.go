@@ -7,12 +7,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// copies are files on tmpfs that the process of a leaf has written for the daemon. It maps their
-// paths to inode numbers, because another file may later have the same path.
+// copies are files on tmpfs that the process of a leaf has written for the daemon. The map is from
+// a file's path to its inode number, because another file may later have the same path.
 type copies map[string]uint64
 
-// add records a file on tmpfs. It ignores a file on a disk, whose pages are page cache that the
-// kernel can reclaim.
+// add records a file on tmpfs. It ignores a file on a disk, because the kernel can reclaim the page
+// cache of such a file.
 func (c *copies) add(f *os.File) (charged bool, err error) {
 	var fs unix.Statfs_t
 	if err := unix.Fstatfs(int(f.Fd()), &fs); err != nil {
@@ -32,7 +32,7 @@ func (c *copies) add(f *os.File) (charged bool, err error) {
 	return true, nil
 }
 
-// bytes returns the memory that the files take, where each counts at most most bytes. It removes
+// bytes returns the memory that the files take. Each file counts at most most bytes. bytes removes
 // deleted files from c.
 func (c copies) bytes(most uint64) (sum uint64) {
 	const block = 512 // unit of st_blocks, in bytes

@@ -28,28 +28,28 @@ type Leaf struct {
 	// +checklocks:mu
 	ram uint64 // memory of the guest in bytes
 	// +checklocks:mu
-	spare uint64 // bytes permitted above the memory limit, for copies in RAM that belong to a snapshot
+	spare uint64 // bytes permitted above the memory limit, for copies in RAM that belong to snapshots
 	// +checklocks:mu
-	copies copies // files of these copies that were written for this daemon
+	copies copies // files of such copies that were written for this daemon
 	// +checklocks:mu
 	before uint64 // bytes that an earlier daemon permitted above the memory limit
 	// +checklocks:mu
 	hurry int // number of callers of Hurry that need disk I/O without limits
 	// +checklocks:mu
-	found bool // the leaf was made by an earlier daemon, and Set was not called since
+	found bool // an earlier daemon made the leaf, and Set was not called since
 	// +checklocks:mu
-	have map[string]string // content of the cgroup's files, as far as it is known
+	have map[string]string // known content of the cgroup's files, by file name
 }
 
-// New makes a leaf for a VM with ram bytes of memory. The leaf has the default limits. New returns
-// nil if there are no limits on this host.
+// New makes a leaf for a VM with ram bytes of memory. The leaf has the default limits. If this host
+// does not support limits, New returns nil.
 func (t *Tree) New(name string, ram uint64) (*Leaf, error) {
 	if t == nil || t.dir == "" {
 		return nil, nil
 	}
 	l := t.leaf(name)
 	err := os.Mkdir(l.dir, 0o755)
-	if errors.Is(err, fs.ErrExist) { // the leaf of an earlier VM with this name, which has ended
+	if errors.Is(err, fs.ErrExist) { // an earlier VM with this name has ended and left its leaf
 		if err = l.Remove(); err == nil {
 			err = os.Mkdir(l.dir, 0o755)
 		}
@@ -132,7 +132,7 @@ func (l *Leaf) Set(limits vm.Limits, ram uint64) error {
 }
 
 // sparedLocked returns how many bytes an earlier daemon has permitted above the memory limit. A
-// copy that needs these bytes may still be in progress.
+// copy for that daemon, which needs these bytes, may still be in progress.
 //
 // +checklocks:l.mu
 func (l *Leaf) sparedLocked() uint64 {
@@ -165,10 +165,10 @@ func (l *Leaf) writeLocked() error {
 	return nil
 }
 
-// Spare raises the memory limit so that the VM process can copy its guest's memory to layer, for a
-// branch or a parent. If layer is on tmpfs, the kernel charges the copy to the leaf, although it
-// belongs to the snapshot. When the copy is complete, Tighten lowers the limit again, to what the
-// copy really takes. That part stays permitted while the file exists.
+// Spare raises the memory limit so that the VM process can copy its guest's memory to the file
+// layer, for a branch or a parent. If the file is on tmpfs, the kernel charges the copy to the
+// leaf, although it belongs to the snapshot. When the copy is complete, Tighten lowers the limit to
+// what the copy takes. That much stays permitted while the file exists.
 func (l *Leaf) Spare(layer *os.File) error {
 	if l == nil {
 		return nil
@@ -190,17 +190,17 @@ func (l *Leaf) Tighten() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if charged, err := stat(l.dir, "memory.stat", "shmem"); err == nil {
-		l.before = min(l.before, charged) // a copy for an earlier daemon, if complete, takes no more than this
+		l.before = min(l.before, charged) // when a copy for an earlier daemon is complete, it takes no more than this
 	}
 	_ = l.spareLocked(0) // fails only if the process has ended
 }
 
-// statLag is by how many bytes, per CPU, the kernel's figures of a cgroup may be out of date: 64
-// pages (mm/memcontrol.c, MEMCG_CHARGE_BATCH).
+// statLag is the bound, in bytes per CPU, by which the kernel's figures of a cgroup may be out of
+// date: 64 pages (mm/memcontrol.c, MEMCG_CHARGE_BATCH).
 const statLag = 64 * vm.PageSize
 
-// Hurry removes the leaf's limits on disk I/O until done is called. With limits, data that the
-// process has written is flushed slowly, even if the daemon waits for the flush.
+// Hurry removes the leaf's limits on disk I/O until done is called. With these limits, data that
+// the process has written would be flushed slowly even if the daemon waits for the flush.
 func (l *Leaf) Hurry() (done func()) {
 	if l == nil {
 		return func() {}
@@ -221,7 +221,7 @@ func (l *Leaf) hurryBy(n int) {
 func lag() uint64 { return statLag * uint64(runtime.NumCPU()) }
 
 // spareLocked raises the memory limit by the memory that the copies take on tmpfs, plus more bytes.
-// All other memory that is charged to the leaf is the process's own.
+// All other memory that is charged to the leaf counts against the limit.
 //
 // +checklocks:l.mu
 func (l *Leaf) spareLocked(more uint64) error {
@@ -248,9 +248,9 @@ func (l *Leaf) limitMiB() uint64 {
 	return memoryOf(l.limits, l.ram) >> 20
 }
 
-// Killed reports why the kernel killed the leaf's process for its memory. If byLimit is set, the
-// process exceeded its own limit; otherwise the host, or a cgroup above, ran out of memory. why is
-// empty if the kernel did not kill the process for its memory.
+// Killed reports why the kernel killed the leaf's process for its memory usage. If byLimit is set,
+// the process exceeded its own limit; otherwise the host, or a cgroup above the leaf, ran out of
+// memory. why is empty if the kernel did not kill the process for this reason.
 func (l *Leaf) Killed() (byLimit bool, why string) {
 	if l == nil {
 		return false, ""
@@ -264,7 +264,7 @@ func (l *Leaf) Killed() (byLimit bool, why string) {
 	return false, "killed by the kernel because the host, or a cgroup above, was out of memory"
 }
 
-// Times for the remaining processes of a leaf to end.
+// How often, and at which interval, Remove tries again while the remaining processes of a leaf end.
 const (
 	removeTries = 50
 	removePause = 10 * time.Millisecond

@@ -10,17 +10,17 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Memory that a VMM may use in addition to its guest's. It needs a few MiB of its own, page tables
-// of the host and of KVM (at most 1/128 of the guest's memory), and KVM's data about pages if KVM
-// shadows page tables. The bound is generous, because it is only meant to stop a VMM that its guest
-// has taken over.
+// Memory that a VMM may use in addition to its guest's memory. A VMM needs a few MiB for itself,
+// page tables of the host and of KVM (at most 1/128 of the guest's memory), and KVM's data about
+// pages if KVM shadows page tables. The bound is generous, because its only purpose is to stop a
+// compromised VMM.
 const (
 	overheadBytes = 64 << 20
 	overheadShare = 32
 )
 
-// maxPIDs bounds the threads of a VMM, including KVM's. A VMM has about ten, and one per vCPU. The
-// bound is much higher, because Go exits if it cannot start a thread.
+// maxPIDs bounds the number of threads of a VMM, including KVM's. A VMM has about ten threads, and
+// one for each vCPU. The bound is much higher, because Go exits if it cannot start a thread.
 const maxPIDs = 512
 
 const (
@@ -66,8 +66,8 @@ type file struct{ controller, name, value string }
 // filesOf returns the files to write for limits. ram is the guest's memory, spare is added to
 // memory.max, and disk is the major:minor of the disk for I/O limits.
 func filesOf(l vm.Limits, disk string, ram, spare uint64) []file {
-	// By default the swap limit is as high as the memory limit. Then the whole guest can be swapped
-	// out, but a guest that has taken over its VMM cannot fill the host's swap.
+	// By default the swap limit equals the memory limit. Then the whole guest can be swapped out, but a
+	// compromised VMM cannot fill the host's swap.
 	swap, quota, weight := memoryOf(l, ram), "max", l.CPUWeight
 	if l.MemoryMiB != 0 {
 		swap = l.SwapMiB << 20

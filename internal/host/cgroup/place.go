@@ -12,9 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ownName is the name of the daemon's own cgroup, below the one that was delegated to it. It is
-// needed because a cgroup whose children have controllers must not contain processes
-// (cgroup-v2.rst, "No Internal Process Constraint").
+// ownName is the name of the cgroup into which the daemon moves itself, below the cgroup that was
+// delegated to it. The daemon must move because a cgroup whose children have controllers must not
+// contain processes (cgroup-v2.rst, "No Internal Process Constraint").
 const ownName = "daemon"
 
 // findParent returns a cgroup below which the daemon may make leaves:
@@ -128,7 +128,8 @@ func diskOf(dir string) (string, error) {
 	if _, err := os.Stat(sys + "/partition"); err != nil {
 		return fmt.Sprintf("%d:%d", major, minor), nil
 	}
-	p, err := os.ReadFile(sys + "/../dev") // sys is a link to the partition, and its parent directory is the disk
+	// sys links to the directory of the partition. Its parent is the directory of the disk.
+	p, err := os.ReadFile(sys + "/../dev")
 	if err != nil {
 		return "", fmt.Errorf("find the disk of %s: %w", dir, err)
 	}

@@ -1,17 +1,17 @@
 // Package cgroup limits the memory, processor time, threads and disk I/O of VM processes with
 // cgroup v2. Each process has its own cgroup, called its leaf. The leaf is made before the process
-// starts and removed after it ends, so that the process never runs without its limits.
+// starts and removed after the process has ended, so the process never runs without its limits.
 //
 // The package finds a place in the hierarchy that the daemon may use, or says why there is none.
-// Its callers decide the limits of a sandbox. It knows only the memory and time that a VM process
-// uses, and does not see inside guests.
+// Its callers decide the limits of a sandbox. The package knows only the memory and time that a VM
+// process uses, and does not see inside guests.
 //
-// The kernel charges a page to the leaf whose process used it first, until the page is freed. So
-// pages of layers that a VMM only reads are charged to the daemon or to the VMM that made the
-// snapshot. Pages that a guest writes are copied, and the copies are charged to its own leaf.
-// Layers in RAM that a VMM writes for branches are charged to its leaf too, although they belong to
-// the snapshot; see Leaf.Spare. Page cache of disks is also charged, but when a leaf reaches its
-// limit, the kernel reclaims page cache first.
+// The kernel charges a page to the leaf whose process used the page first, until the page is freed.
+// So pages of layers that a VMM only reads are charged to the daemon or to the VMM that made the
+// snapshot. Pages that a guest writes are copied, and the copies are charged to the guest's own
+// leaf. Layers in RAM that a VMM writes for branches are also charged to its leaf, although they
+// belong to the snapshot; see Leaf.Spare. The same holds for the page cache of disks, but when a
+// leaf reaches its limit, the kernel reclaims page cache first.
 //
 // Sizes are in bytes unless a name says otherwise. The package uses a dozen small files of the
 // kernel (Documentation/admin-guide/cgroup-v2.rst) directly, because containerd/cgroups would bring
@@ -40,13 +40,13 @@ type Config struct {
 // None is the Parent for a daemon without limits.
 const None = "none"
 
-// controllers are the controllers that limits need. A host may lack some.
+// controllers are the cgroup controllers that limits need. A host may lack some of them.
 var controllers = []string{"memory", "cpu", "pids", "io"}
 
 // unified is the kernel option that makes systemd use cgroup v2 only.
 const unified = "systemd.unified_cgroup_hierarchy=1"
 
-// Tree holds all leaves of a daemon. A nil Tree has none.
+// Tree holds all leaves of a daemon. A nil Tree has no leaves.
 type Tree struct {
 	dir     string
 	enabled []string // available controllers
@@ -55,8 +55,8 @@ type Tree struct {
 	diskErr error    // why disk is unknown
 }
 
-// Open finds a place for leaves and prepares it. If there is none, the tree has no leaves, and
-// Missing says why.
+// Open finds a place for leaves and prepares it. If there is no such place, the tree has no leaves,
+// and Missing says why.
 func Open(cfg Config) *Tree {
 	t := &Tree{}
 	if cfg.Parent == None {
@@ -127,7 +127,7 @@ func enable(dir string) error {
 }
 
 // Missing returns an error that says why there are no limits, or which kinds of limits are missing.
-// It returns nil if all are available.
+// It returns nil if all kinds are available.
 func (t *Tree) Missing() error {
 	if t == nil {
 		return errors.New("no cgroup was set up")
@@ -148,7 +148,7 @@ func (t *Tree) Missing() error {
 	return t.diskErr
 }
 
-// can returns an error if limits of a controller are not available.
+// can returns an error if limits of the controller are not available.
 func (t *Tree) can(controller string) error {
 	if t == nil || t.dir == "" {
 		return t.Missing()
@@ -162,8 +162,8 @@ func (t *Tree) can(controller string) error {
 	return nil
 }
 
-// Sweep removes leaves for which keep returns false. They belong to VMs that ended under an earlier
-// daemon.
+// Sweep removes leaves for which keep returns false. These leaves belong to VMs that ended under an
+// earlier daemon.
 func (t *Tree) Sweep(keep func(name string) bool) error {
 	if t == nil || t.dir == "" {
 		return nil
@@ -181,7 +181,8 @@ func (t *Tree) Sweep(keep func(name string) bool) error {
 	return errors.Join(errs...)
 }
 
-// Close removes the directory for leaves, unless it contains some that the next daemon takes over.
+// Close removes the directory for leaves, unless it contains leaves that the next daemon takes
+// over.
 func (t *Tree) Close() {
 	if t != nil && t.dir != "" {
 		_ = os.Remove(t.dir)

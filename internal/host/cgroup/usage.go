@@ -15,11 +15,11 @@ import (
 // controller are zero.
 type Usage struct {
 	MemoryBytes   uint64 // charged to the cgroup now, including page cache
-	OwnBytes      uint64 // of MemoryBytes, those that the kernel cannot reclaim: without page cache and tmpfs
+	OwnBytes      uint64 // the part of MemoryBytes that the kernel cannot reclaim: all except page cache and tmpfs
 	SwapBytes     uint64
 	CPU           time.Duration // time in user and kernel mode, and in guests
 	Throttled     time.Duration // time for which the limit of cpus has stopped processes
-	ThrottledRuns uint64        // number of periods in which it has stopped them
+	ThrottledRuns uint64        // number of periods in which the limit of cpus has stopped processes
 	Threads       uint64
 	ReadBytes     uint64 // from disks
 	WrittenBytes  uint64

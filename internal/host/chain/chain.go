@@ -1,7 +1,7 @@
-// Package chain composes the layers of a new snapshot from those of the snapshot below it and those
-// that a sandbox has written since. It also decides when layers are merged, so that a snapshot does
-// not get too many. It reads and writes existing layer files, whose formats are in packages
-// memlayer and disklayer. The caller decides which snapshot is published, and when.
+// Package chain composes the layers of a new snapshot from the layers of the snapshot below it and
+// the layers that a sandbox has written since. It also merges layers, so that a snapshot does not
+// get too many. It reads and writes existing layer files, whose formats are in packages memlayer
+// and disklayer. The caller decides which snapshot is published, and when.
 package chain
 
 import (
@@ -17,18 +17,18 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Bounds that limit what a snapshot costs its forks.
+// Bounds on what a snapshot costs its forks.
 const (
-	MaxDepth   = 32  // layers of a snapshot; the next one becomes self-contained while its sandbox runs
-	MaxLine    = 16  // memory layers added by a sandbox's own branches, until the sandbox no longer uses them
-	maxRewrite = 2   // bytes of these layers, as a multiple of the guest's memory; they stay in RAM
+	MaxDepth   = 32  // layers of a snapshot; a snapshot on top of so many layers becomes self-contained
+	MaxLine    = 16  // memory layers in a sandbox's line of branches; see EndLine
+	maxRewrite = 2   // bytes of a line's layers, as a multiple of the guest's memory; they stay in RAM
 	MaxTops    = 16  // frozen tops of a sandbox: each costs its VMM a descriptor, a bitmap and a lookup
 	maxExtents = 256 // extents in a snapshot's whole memory map: each costs every fork one mmap
 )
 
 // Memory completes own, the file of a new snapshot's memory layer. own holds the pages that were
-// written since the snapshot parent, and extents describes them. Memory returns the memory map of
-// the new snapshot, and the layers that the snapshot inherits.
+// written after the snapshot parent was made, and extents describes them. Memory returns the memory
+// map of the new snapshot, and the layers that the snapshot inherits.
 //
 // To limit the number of extents, it copies some pages of parent's layers into own. If parent
 // already has MaxDepth layers, it copies all pages that own lacks, and the snapshot inherits no
@@ -52,10 +52,10 @@ func Memory(ctx context.Context, own *os.File, extents []vm.Extent, parent *stor
 	return memlayer.Overlay(lower, memlayer.Fill(extents, fill)), slices.Clone(parent.Manifest().Memory), nil
 }
 
-// EndLine reports whether the next branch of a sandbox ends its line of rebases. Such a branch
-// holds all pages written since the fork, over the snapshot that the sandbox was forked from.
-// rebased is the branch that the sandbox was last rebased onto, or nil, and memory is the size of
-// the guest's memory. bytes is the disk usage of the layers that the rebases have added.
+// EndLine reports whether the next branch of a sandbox ends its line of rebases. A branch that ends
+// the line is based on the snapshot that the sandbox was forked from, and holds all pages written
+// since the fork. rebased is the branch that the sandbox was last rebased onto, or nil, and memory
+// is the size of the guest's memory. bytes is the disk usage of the layers in the line.
 func EndLine(st *store.Store, rebased *record.Rebased, memory uint64) (end bool, bytes uint64) {
 	if rebased == nil {
 		return false, 0
@@ -64,8 +64,8 @@ func EndLine(st *store.Store, rebased *record.Rebased, memory uint64) (end bool,
 	return rebased.Line >= MaxLine || layers >= MaxDepth || bytes > maxRewrite*memory, bytes
 }
 
-// LineBytes returns how much memory a sandbox may share with the line that ends with the branch
-// line. The sandbox runs from the snapshot from.
+// LineBytes returns how much memory a sandbox may share with its line. line is the latest branch of
+// the line, and from is the snapshot that the sandbox runs from.
 func LineBytes(line, from *store.Lease) (bytes uint64) {
 	inherited := from.Manifest().Memory
 	for _, e := range line.Extents() {
@@ -77,8 +77,8 @@ func LineBytes(line, from *store.Lease) (bytes uint64) {
 	return bytes
 }
 
-// fillGaps copies gaps between the extents of own from the layers below, so that the extents join.
-// It writes zeros where no layer has data, for the reason given at copyExtent.
+// fillGaps copies gaps between the extents of own from the layers below, so that neighboring
+// extents join. Where no layer has data, it writes zeros, for the reason given at copyExtent.
 func fillGaps(ctx context.Context, own *os.File, extents []vm.Extent, gaps []memlayer.Span, lower []vm.Extent,
 	layers []*os.File) error {
 	zeros, buf := make([]byte, copyBuffer), make([]byte, copyBuffer)
@@ -91,7 +91,8 @@ func fillGaps(ctx context.Context, own *os.File, extents []vm.Extent, gaps []mem
 			continue
 		}
 		gaps = gaps[1:]
-		at, offset := gap.Start, e.Offset-e.GPA // a gap begins where extent e ends, both in guest memory and in the layer
+		// A gap begins where extent e ends, both in guest memory and in the layer.
+		at, offset := gap.Start, e.Offset-e.GPA
 		for _, part := range memlayer.Slice(lower, gap) {
 			if err := writeZeros(ctx, own, at+offset, part.GPA-at, zeros); err != nil {
 				return err
@@ -129,8 +130,8 @@ func MergeTops(inherited, tops int) bool {
 	return tops > MaxTops || tops > 1 && !MergeDisk(inherited) && inherited+tops > MaxDepth
 }
 
-// MergeDisk reports whether a snapshot must get a single disk layer, because it would inherit too
-// many.
+// MergeDisk reports whether a snapshot must get a single disk layer, because it would otherwise
+// inherit too many layers.
 func MergeDisk(inherited int) bool { return inherited >= MaxDepth }
 
 // DiskLayers returns the disk layers that a snapshot inherits. These are the layers of the snapshot

@@ -15,7 +15,7 @@ import (
 )
 
 // A gap that was filled between two extents of a layer has no holes, whether the layers below have
-// all of its pages, some, or none.
+// all pages of the gap, some of them, or none.
 func TestFilledGapsHaveNoHoles(t *testing.T) {
 	const page = vm.PageSize
 	for _, c := range []struct {

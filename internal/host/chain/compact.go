@@ -22,9 +22,9 @@ type Source struct {
 	Strict  bool
 }
 
-// Compact makes the snapshot to from the snapshot from. It has the same content, but inherits no
-// layers: it has one memory layer and one disk layer. of, which may be nil, describes the source
-// sandbox.
+// Compact makes the snapshot to from the snapshot from. The two have the same content, but to
+// inherits no layers: it has one memory layer and one disk layer. of, which may be nil, describes
+// the source sandbox.
 func Compact(ctx context.Context, st *store.Store, from, to string, of *Source) (store.Info, error) {
 	if from == to {
 		return store.Info{}, &invalid.Error{Field: "to", Reason: "the snapshot itself; choose another tag"}

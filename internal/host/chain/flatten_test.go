@@ -37,7 +37,7 @@ func TestFlatten(t *testing.T) {
 		n := min(1+r.Uint64N(300), pages-page)
 		e := vm.Extent{GPA: page * vm.PageSize, Length: n * vm.PageSize, Layer: uint32(r.IntN(3)), Offset: page * vm.PageSize}
 		for i := range n {
-			if r.IntN(2) == 0 { // otherwise the page is zeros
+			if r.IntN(2) == 0 { // otherwise the page stays zero
 				p := bytes.Repeat([]byte{byte(1 + e.Layer)}, vm.PageSize)
 				if _, err := files[e.Layer].WriteAt(p, int64(e.Offset+i*vm.PageSize)); err != nil {
 					t.Fatal(err)

@@ -8,16 +8,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Times to wait for a file that is still open for writing. A process that this daemon is starting
-// has copies of all its descriptors until the process executes its program, which takes some
-// milliseconds on an idle host.
+// Times to wait for a file that is still open for writing. While this daemon starts a process, that
+// process has copies of all of the daemon's descriptors until it executes its program. That takes
+// some milliseconds on an idle host.
 const (
 	WriterPatience = 5 * time.Second
 	writerPause    = 2 * time.Millisecond
 )
 
-// NoWriters returns an error if a process has a file open for writing, or has it mapped, and still
-// does after patience.
+// NoWriters returns an error if a process has a file open for writing or mapped, and this is still
+// so after patience.
 func NoWriters(path string, patience time.Duration) error {
 	f, err := os.Open(path)
 	if err != nil {

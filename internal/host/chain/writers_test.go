@@ -50,8 +50,8 @@ func TestWritersAreFound(t *testing.T) {
 }
 
 // A process that is being started has copies of the daemon's descriptors until it executes its
-// program. If the daemon closes a file at that time, NoWriters does not report the file as being
-// kept open.
+// program. If the daemon closes a file at that time, NoWriters does not return an error because of
+// these copies.
 func TestWritersThatGoAreWaitedFor(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "f")
 	writer, err := os.Create(path)

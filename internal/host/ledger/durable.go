@@ -9,8 +9,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// durable returns r in its form on disk, which has no secrets. If the network setting has no mode,
-// which is invalid, the result has a policy that the encoder refuses.
+// durable returns the form of r on disk, which has no secrets. If the network setting has no mode,
+// it is invalid, and the result has a policy that the encoder refuses.
 func (r *Record) durable() *durable.Sandbox {
 	network := r.Network.ForSnapshot()
 	if r.Network.Policy.Mode == 0 {

@@ -10,7 +10,7 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 )
 
-// Fork is a fork whose children are not handed out to a client yet. It has a file. While the file
+// Fork is a fork whose children are not handed out to a client yet. While the file of the fork
 // exists, a starting daemon kills every child whose record names the fork. Removing the file hands
 // out all children at once.
 type Fork struct {
@@ -18,7 +18,7 @@ type Fork struct {
 	path string
 }
 
-// ForkPrefix begins the names of the files of forks in the run directory.
+// ForkPrefix is the prefix of the names of forks' files in the run directory.
 const ForkPrefix = "fork-"
 
 // BeginFork records that a fork has begun. single means that the fork has only one child, which is

@@ -14,10 +14,10 @@ func (e *LostError) Unwrap() error { return e.error }
 // Lost returns a *LostError with the given text.
 func Lost(format string, args ...any) error { return &LostError{fmt.Errorf(format, args...)} }
 
-// HandedOut returns the record of the sandbox id, if clients may use it. dir is the directory of
-// its VM, data its data directory, and runDir the run directory of all sandboxes. If clients may
-// not use the sandbox, the error is a *LostError. Any other error means that the record is damaged,
-// or of a version that this daemon does not understand, so that it is unknown whether clients may
+// HandedOut returns the record of the sandbox id, if clients may use the sandbox. dir is the
+// directory of its VM, data its data directory, and runDir the run directory of all sandboxes. If
+// clients may not use the sandbox, the error is a *LostError. Any other error means that the record
+// is damaged, or that its version is unknown to this daemon. Then it is unknown whether clients may
 // use the sandbox.
 func HandedOut(runDir, dir, data, id string) (Record, error) {
 	r, err := Read(dir)

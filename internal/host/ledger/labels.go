@@ -9,8 +9,8 @@ import (
 	"github.com/forkd/forkd/internal/host/invalid"
 )
 
-// Bounds on labels. Labels are in every list, and in a record that is written often, so they must
-// be small.
+// Bounds on labels. Labels must be small, because they are in every list of sandboxes, and in a
+// record that is written often.
 const (
 	MaxLabels     = 64
 	maxLabelValue = 256     // bytes of one value

@@ -1,6 +1,6 @@
-// Package ledger stores what the daemon must know of its sandboxes after a restart. For each
-// sandbox that is its record, its suspended state, and the secrets of its network. The package also
-// stores the forks that are not finished.
+// Package ledger stores what the daemon must know about its sandboxes after a restart: for each
+// sandbox its record, its suspended state, and the secrets of its network. The package also stores
+// the forks that are not finished.
 //
 // Package sandbox interprets the records. Package format/record defines their form on disk.
 package ledger
@@ -26,9 +26,9 @@ import (
 // daemon kills the VM.
 const File = "sandbox.json"
 
-// Record is the daemon's record of a sandbox. While the sandbox has a VM, the record is in
-// sandbox.json; for its latest suspended state, one is in suspended.json. durable.Sandbox is its
-// form on disk.
+// Record is the daemon's record of a sandbox. The file sandbox.json has the record of a sandbox
+// with a VM; the file suspended.json has the record of its latest suspended state. durable.Sandbox
+// is the form of a record on disk.
 type Record struct {
 	ID          string
 	SnapshotTag string
@@ -51,7 +51,7 @@ type Record struct {
 	Limits      vm.Limits
 	Labels      map[string]string // the map is never changed
 	IdleTimeout time.Duration     // time without a request after which the sandbox is suspended; 0: never
-	AutoResume  bool              // the sandbox was suspended because it was idle, so the next request resumes it
+	AutoResume  bool              // the sandbox was suspended because it was idle; the next request resumes it
 
 	// The disk consists of the snapshot's layers, the frozen tops, and the top. The memory consists
 	// of the snapshot's layers (or those of the branch that the sandbox was rebased onto) and
@@ -61,22 +61,22 @@ type Record struct {
 	Top      string // file name in the data directory
 	Tops     int
 	Count    int
-	Suspends int // number of suspends; it tells a VM from a suspended state that was made of it later
+	Suspends int // number of suspensions; distinguishes a VM from a suspended state that was made of the VM later
 
 	At *snapshot.Ref // snapshot of the latest branch or rollback; nil: the snapshot that the sandbox was forked from
 
 	Rebased  *durable.Rebased       // nil: the memory is based on the sandbox's snapshot
 	Rebasing *durable.PendingRebase // not nil while a rebase is in progress
 
-	Unique *agentproto.Unique // what the agent found out when the sandbox last got an identity
+	Unique *agentproto.Unique // what the agent found when the sandbox last got an identity
 	Strict bool               // see unique.Strict
 
-	Paused    bool                // a client has paused it; if a VM is paused without it, the sandbox is being suspended
+	Paused    bool                // set by a client's pause; false while a suspension pauses the VM
 	Pending   *durable.PendingTop // not nil while a branch is in progress
 	Restoring bool                // a rollback is in progress, so the guest may not have confirmed its identity
 }
 
-// Tag returns the tag of the snapshot that, for users, the sandbox runs from.
+// Tag returns the tag of the snapshot from which the sandbox runs in the view of users.
 func (r *Record) Tag() string {
 	if r.Origin != "" {
 		return r.Origin
@@ -84,9 +84,9 @@ func (r *Record) Tag() string {
 	return r.SnapshotTag
 }
 
-// Latest returns the snapshot of the sandbox's latest branch or rollback. If there was none, it
-// returns the snapshot that the sandbox was forked from; if the sandbox was suspended since, the
-// record has only that snapshot's tag, and the ID is empty.
+// Latest returns the snapshot of the sandbox's latest branch or rollback. If there was none, Latest
+// returns the snapshot that the sandbox was forked from. After a suspension, the record has only
+// the tag of that snapshot, so the ID in the result is empty.
 func (r *Record) Latest() snapshot.Ref {
 	switch {
 	case r.At != nil:
@@ -97,8 +97,8 @@ func (r *Record) Latest() snapshot.Ref {
 	return snapshot.Ref{ID: r.SnapshotID, Tag: r.SnapshotTag}
 }
 
-// Write stores a sandbox's record atomically. It does not flush it, because after a reboot the VM
-// no longer exists, and its record is of no use.
+// Write stores a sandbox's record atomically. It does not sync the file, because after a reboot the
+// VM no longer exists, and its record is useless.
 func Write(dir string, r *Record) error {
 	stamped := r.durable()
 	stamped.Protocol = vmmproto.Version // VMMs with another version are not taken over
@@ -116,8 +116,8 @@ func (e ProtocolError) Error() string {
 	return fmt.Sprintf("its VMM speaks control protocol %d, this daemon %d", int(e), vmmproto.Version)
 }
 
-// Read returns a sandbox's record. If the sandbox's VMM uses another version of the control
-// protocol than this daemon, the error is a ProtocolError, even if the record has other defects.
+// Read returns a sandbox's record. If the sandbox's VMM uses a different version of the control
+// protocol than this daemon, the error is a ProtocolError, whatever else is wrong with the record.
 func Read(dir string) (Record, error) {
 	path := filepath.Join(dir, File)
 	p, err := os.ReadFile(path)
@@ -135,12 +135,12 @@ func Read(dir string) (Record, error) {
 }
 
 // SuspendedFile is the name of the file, in a sandbox's data directory, with its latest suspended
-// state. It is written when the snapshot of that state is on disk. It stays when the sandbox is
-// resumed: if the VM is then lost because the host crashes, the sandbox returns to that state.
+// state. The file is written when the snapshot of that state is on disk. It stays when the sandbox
+// is resumed: if the VM is then lost because the host crashes, the sandbox returns to that state.
 const SuspendedFile = "suspended.json"
 
-// WriteSuspended durably stores a suspended state: the record of the sandbox to resume, whose
-// snapshot contains the state.
+// WriteSuspended durably stores a suspended state: the record of the sandbox to resume. The record
+// names the snapshot that contains the state.
 func WriteSuspended(data string, r *Record) error {
 	p, err := durable.EncodeSuspended(r.durable())
 	if err != nil {
@@ -168,7 +168,7 @@ func ReadSuspended(data string) (Record, error) {
 	return r, err
 }
 
-// SuspendAs changes the record of a running sandbox to that of a suspended one.
+// SuspendAs changes the record of a running sandbox to the record of a suspended sandbox.
 func (r *Record) SuspendAs(tag, snapshotID string, auto bool) {
 	if at := r.Latest(); r.At == nil && at.ID != "" {
 		r.At = &at

@@ -50,8 +50,8 @@ func wholeRecord(t *testing.T) Record {
 	return r
 }
 
-// requireSet fails the test if a field of v is zero: then wholeRecord must be extended, so that the
-// test below checks that the field is stored.
+// requireSet fails the test if a field of v is zero. In that case wholeRecord must be extended: the
+// test below can only check fields that are set.
 func requireSet(t *testing.T, v reflect.Value, name string) {
 	t.Helper()
 	switch {
@@ -90,7 +90,7 @@ func TestRecordRoundTrip(t *testing.T) {
 	}
 }
 
-// A sandbox without a network setting is neither stored nor read.
+// A record without a network setting can be neither written nor read.
 func TestRecordWithoutANetwork(t *testing.T) {
 	r, dir := wholeRecord(t), t.TempDir()
 	r.Network = netclient.Setting{}
@@ -117,8 +117,8 @@ func TestRecordWithoutANetwork(t *testing.T) {
 	}
 }
 
-// If a VMM uses another protocol, the error names this problem, even if the record has other
-// defects.
+// If a VMM uses a different protocol version, the error says so, whatever else is wrong with the
+// record.
 func TestProtocolIsToldFirst(t *testing.T) {
 	for _, text := range []string{`{"vmm_protocol":1,"later":true}`, `{"version":7,"protocol":1}`} {
 		dir := t.TempDir()

@@ -12,8 +12,8 @@ import (
 )
 
 // SecretsFile is the name of the file, in a sandbox's data directory, with the secrets of its
-// network. The secrets are in no other file: neither the record nor suspended states and snapshots
-// contain them. The file stays while the sandbox is suspended, and is deleted with the sandbox.
+// network. The secrets are in no other file: records, suspended states and snapshots do not contain
+// them. The file stays while the sandbox is suspended, and is deleted with the sandbox.
 const SecretsFile = "secrets.json"
 
 // WriteSecrets replaces the secrets in a data directory.

@@ -7,8 +7,8 @@ import (
 	"slices"
 )
 
-// FirstTop is the file name of a sandbox's first private disk top. The names of later tops begin
-// with it.
+// FirstTop is the file name of a sandbox's first private disk top, and the prefix of the names of
+// later tops.
 const FirstTop = "disk.top"
 
 // NextTop returns the file name for the sandbox's next top.
@@ -23,7 +23,8 @@ func (r *Record) FrozenOwners() (owners []string) {
 }
 
 // ClearOrphans removes disk tops that the sandbox's record does not name. A daemon made or replaced
-// them and died before it recorded that. They take space, and new tops would need their names.
+// such tops and died before it could record that. They take space, and their names are needed for
+// new tops.
 func (r *Record) ClearOrphans(data string) {
 	keep := []string{r.Top, SuspendedFile, SecretsFile}
 	for _, f := range r.Frozen {

@@ -12,7 +12,7 @@ import (
 )
 
 // Owner is the owner of the sandboxes that a request creates. It is stored in the request's
-// context, so that no function on the way can forget to pass it on.
+// context, so that no function can forget to pass it on.
 type Owner struct {
 	Name   string
 	Most   int // maximum number of sandboxes at a time, including those that can be resumed; 0: no limit
@@ -20,12 +20,12 @@ type Owner struct {
 	Admin  bool // may give sandboxes access to private networks and the host
 }
 
-// Anyone is the owner's name for all clients of a daemon that requires no credentials. The daemon
-// cannot tell these clients apart, so it does not limit each of them.
+// Anyone is the name of the owner for all clients of a daemon that requires no credentials. The
+// daemon cannot distinguish these clients, so it does not limit the share of each client.
 const Anyone = "local"
 
-// Share returns the share of a client or owner in a gate: at most most places at a time. Clients
-// without a name are not limited, and neither are those that cannot be told apart.
+// Share returns the share of a client or owner in a gate: at most most places at a time. The share
+// of clients without a name, and of clients that the daemon cannot distinguish, is not limited.
 func Share(name string, most int) gate.Share {
 	if name == "" || name == Anyone {
 		most = 0
@@ -42,8 +42,8 @@ func TakePlace(ctx context.Context, g *gate.Gate, other string) (release func(),
 	return g.Wait(ctx, PlaceShare(ctx, g, other))
 }
 
-// PlaceShare returns the share for TakePlace. One place is left to other clients. Otherwise a
-// client whose VMs never answer could take all places.
+// PlaceShare returns the share for TakePlace. The share leaves one place to other clients.
+// Otherwise a client whose VMs never answer could take all places.
 func PlaceShare(ctx context.Context, g *gate.Gate, other string) gate.Share {
 	_, total := g.Count()
 	return Share(cmp.Or(Of(ctx).Name, other), total-1)
@@ -80,8 +80,8 @@ func (o Owner) Label(labels map[string]string) (map[string]string, error) {
 	return own, nil
 }
 
-// ClosedError refuses a network policy that opens something that is closed to sandboxes: private
-// networks, the host, or metadata services.
+// ClosedError reports a network policy that opens a closed network to sandboxes: private networks,
+// the host, or metadata services.
 type ClosedError struct {
 	Field  string // name of the field in the API
 	Who    string // name of the owner; empty if unknown

@@ -11,7 +11,7 @@ import (
 	"github.com/forkd/forkd/internal/host/event"
 )
 
-// A context without an owner has an Owner without rights and without limits.
+// The Owner of a context without an owner has no rights and no limits.
 func TestOwnerOfAContext(t *testing.T) {
 	if o := Of(t.Context()); o != (Owner{}) {
 		t.Errorf("without an owner: %+v", o)
@@ -27,7 +27,7 @@ func TestOwnerOfAContext(t *testing.T) {
 	}
 }
 
-// Only clients that the daemon can tell apart have a limited share.
+// Only clients that the daemon can distinguish have a limited share.
 func TestShare(t *testing.T) {
 	for name, most := range map[string]int{"": 0, Anyone: 0, "token:ann": 5} {
 		if got, want := Share(name, 5), (gate.Share{Key: name, Most: most}); got != want {
@@ -39,7 +39,7 @@ func TestShare(t *testing.T) {
 	}
 }
 
-// No prefix is the beginning of another one, so no owner can reach objects of another owner.
+// No prefix is the prefix of another one, so no owner can reach objects of another owner.
 func TestParsePrefix(t *testing.T) {
 	for _, good := range []string{"a/", "team-a/", "Team_1/", strings.Repeat("x", 31) + "/"} {
 		if p, err := ParsePrefix(good); err != nil || string(p) != good {

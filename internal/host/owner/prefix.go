@@ -14,8 +14,8 @@ import (
 // to such sandboxes or to no sandbox. An empty Prefix is no limit.
 type Prefix string
 
-// prefixForm permits no '.', and '/' only at the end. So no prefix is the beginning of another
-// prefix. The same is true for the prefixes of tags, such as "team-a.", which Tags makes from them.
+// prefixForm permits no '.', and '/' only at the end. So no Prefix is a prefix of another Prefix.
+// The same is true for the prefixes of tags, such as "team-a.", which Tags makes from them.
 var prefixForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,30}/$`)
 
 // ParsePrefix returns text as a Prefix, or an error if it is not a valid one.
@@ -54,7 +54,7 @@ func (p Prefix) HasEvent(e *event.Event) bool {
 	return p.HasTag(e.Snapshot)
 }
 
-// PrefixError refuses an operation beyond the owner's Prefix. It is used only where the refusal
+// PrefixError reports an operation that goes beyond the owner's Prefix. It is used only where it
 // reveals nothing about other owners.
 type PrefixError struct {
 	Who    string

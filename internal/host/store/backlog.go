@@ -14,38 +14,40 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// backlogTimes limits the memory layers of one owner that are in RAM only: together they may have at
-// most this many times the RAM that is still free. The layers of the lines of its sandboxes count
-// too. So a single owner can take three quarters of the RAM, and two owners three sevenths each. The
-// next owner, and a suspension, always find some room.
+// backlogTimes limits the memory layers of one owner that are only in RAM. Together they may have
+// at most this many times the bytes of RAM that are still free. The layers of the lines of the
+// owner's sandboxes count too. So a single owner can take three quarters of the RAM, and two owners
+// three sevenths each. Another owner, or a suspension, always finds some room.
 const backlogTimes = 3
 
 // backlogWait is how long a branch waits for room in RAM.
 const backlogWait = 30 * time.Second
 
-// backlogPoll is how often a waiting branch checks for room. It must poll, because VMMs free RAM
-// too and do not tell the store.
+// backlogPoll is how often a waiting branch checks for room. It must poll, because VMMs also free
+// RAM, and do not notify the store.
 const backlogPoll = time.Second
 
-// usageAge is how long a backlogUsage is remembered. Many branches may wait at the same time, and
-// there may be thousands of layers to ask the file system about.
+// usageAge is how long a backlogUsage is reused. Many branches may wait at the same time, and
+// counting may have to ask the file system about thousands of layers.
 const usageAge = 250 * time.Millisecond
 
-// backlog limits the memory layers that are in RAM only. They cannot be dropped before they are on
+// backlog limits the memory layers that are only in RAM. They cannot be dropped before they are on
 // disk, and memory is copied faster than a disk can write. Branches that find no room wait in a
-// queue. The branch whose owner has the fewest bytes in RAM is the first.
+// queue. The branch whose owner has the fewest bytes in RAM comes first.
 type backlog struct {
 	store *Store
 	wait  time.Duration // backlogWait, except in tests
 	age   time.Duration // usageAge, except in tests
 
-	mu    sync.Mutex
-	queue []*layerRoom // sorted: layers whose owner has few bytes in RAM come first, among equal ones the oldest
+	mu sync.Mutex
+	// sorted by the bytes that the layer's owner has in RAM, fewest first; among equals, oldest
+	// first
+	queue []*layerRoom
 	taken []*layerRoom // rooms of layers that are being made
 
 	usage   backlogUsage // see usageLocked
-	counted time.Time    // when usage was counted; zero: it must be counted again
-	planned bool         // admit will be called when usage is too old
+	counted time.Time    // when usage was counted; zero: usage must be counted again
+	planned bool         // a call of admit is planned for the time when usage is too old
 }
 
 // layerRoom is room in RAM for one memory layer.
@@ -55,13 +57,13 @@ type layerRoom struct {
 	in    chan struct{} // closed when the room is assigned
 }
 
-// BacklogError reports that there is no room in RAM for the memory of a branch, because earlier
-// branches are not on disk yet, or because sandboxes of the owner use them. Sizes are in bytes.
+// BacklogError reports that there is no room in RAM for the memory of a branch. Earlier branches
+// are not on disk yet, or sandboxes of the owner use them. Sizes are in bytes.
 type BacklogError struct {
 	Need  uint64
-	Own   uint64 // to be written to disk, of the sandbox's owner
-	All   uint64 // to be written to disk
-	Used  uint64 // in use by sandboxes of the owner as their memory, and not to be written to disk
+	Own   uint64 // layers of the owner that are to be written to disk
+	All   uint64 // layers of all owners that are to be written to disk
+	Used  uint64 // layers that sandboxes of the owner use as their memory, and that are not to be written to disk
 	Flush error  // why flushing fails; nil if it is in progress
 }
 
@@ -81,12 +83,12 @@ func (e *BacklogError) Error() string {
 func (e *BacklogError) Unwrap() error { return e.Flush }
 
 // ReserveRAM reserves room for the memory layer of a branch, which has at most most bytes. It is
-// not called for a branch that is to be Awaited. If most does not fit at once, and exact is not
-// nil, exact returns a better estimate. ReserveRAM waits until the disk has caught up with the
-// branches of owner, but no longer than a client can wait. After that, or if the disk cannot be
-// written, the error is a *BacklogError. A branch is never refused while no other layer is to be
-// written to disk, and sandboxes of owner have no lines. The caller calls release when the snapshot
-// is published or abandoned.
+// not called if Staging.Awaited is called for the branch. If most bytes do not fit at once, and
+// exact is not nil, exact returns a better estimate. ReserveRAM waits until the disk has caught up
+// with the branches of owner, but no longer than a client can wait. After that, or if the disk
+// cannot be written, the error is a *BacklogError. If no other layer is to be written to disk, and
+// sandboxes of owner have no lines, the branch is never refused. The caller calls release when the
+// snapshot is published or abandoned.
 func (s *Store) ReserveRAM(ctx context.Context, owner string, most uint64, exact func() (uint64, error)) (
 	release func(), err error) {
 	b := &s.backlog
@@ -140,7 +142,7 @@ func (b *backlog) await(ctx context.Context, w *layerRoom) error {
 	}
 }
 
-// coolUntil is Store.coolUntil. If it has dropped a layer, the usage is counted again.
+// coolUntil calls Store.coolUntil. If that has dropped a layer, the usage must be counted again.
 func (b *backlog) coolUntil(bytes uint64) (freed bool) {
 	if freed = b.store.coolUntil(bytes); freed {
 		b.mu.Lock()
@@ -150,7 +152,7 @@ func (b *backlog) coolUntil(bytes uint64) (freed bool) {
 	return freed
 }
 
-// enter assigns room to w if the queue is empty and there is enough. It returns true if it has
+// enter assigns room to w if the queue is empty and there is enough room. It reports whether it has
 // assigned the room.
 func (b *backlog) enter(w *layerRoom) bool {
 	b.mu.Lock()
@@ -172,7 +174,7 @@ func (b *backlog) takeLocked(w *layerRoom) {
 	b.taken = append(b.taken, w)
 }
 
-// leave removes w from the queue. If w already has room, the room goes to others in the queue.
+// leave removes w from the queue. If w already has room, other layers in the queue get it.
 func (b *backlog) leave(w *layerRoom) {
 	is := func(other *layerRoom) bool { return other == w }
 	b.mu.Lock()
@@ -182,8 +184,8 @@ func (b *backlog) leave(w *layerRoom) {
 }
 
 // admit assigns room to layers in the queue, in order. It returns how many bytes must be free for
-// the first that remains, or 0 if the queue is empty. It also returns 0 if it has used a remembered
-// usage. Then it plans another call for the time when the usage is too old.
+// the first layer that remains, or 0 if the queue is empty. If the usage was not counted just now,
+// it returns 0, and plans another call for the time when the usage is too old.
 func (b *backlog) admit() (missing uint64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -201,7 +203,8 @@ func (b *backlog) admit() (missing uint64) {
 			if u.all > 0 {
 				break
 			}
-			i++ // a layer of another owner, without lines, may have its room
+			// A layer of another owner, without lines, may get room.
+			i++
 			continue
 		}
 		b.takeLocked(w)
@@ -215,7 +218,7 @@ func (b *backlog) admit() (missing uint64) {
 	return missing
 }
 
-// planLocked makes admit be called when the remembered usage is too old, if a layer waits.
+// planLocked plans a call of admit for the time when the usage is too old, if a layer waits.
 func (b *backlog) planLocked() {
 	if b.planned || len(b.queue) == 0 {
 		return
@@ -244,8 +247,8 @@ func (u *backlogUsage) wants(w *layerRoom) uint64 {
 	return w.bytes + (u.own[w.owner]+w.bytes)/backlogTimes
 }
 
-// usageLocked returns the usage, and whether it was counted just now. A remembered usage may count
-// more than there is, but includes all rooms that were assigned after it was counted.
+// usageLocked returns the usage, and whether it was counted just now. An older usage may be higher
+// than the present one, but includes all room that was assigned after the count.
 func (b *backlog) usageLocked() (u *backlogUsage, fresh bool) {
 	if fresh = time.Since(b.counted) >= b.age; fresh {
 		b.usage = b.countLocked()
@@ -270,13 +273,13 @@ func (b *backlog) countLocked() backlogUsage {
 	}
 	free, _, err := b.store.ramRoom()
 	if err != nil {
-		free = math.MaxUint64 // unknown, so leave it to the file system to refuse
+		free = math.MaxUint64 // free is unknown, so the file system must refuse a layer that does not fit
 	}
 	u.free = free - min(free, u.coming)
 	return u
 }
 
-// stuck returns a *BacklogError if it does not help to wait, because the disk is full or a flush of
+// stuck returns a *BacklogError if waiting does not help, because the disk is full or a flush of
 // the same owner's snapshots has failed.
 func (b *backlog) stuck(w *layerRoom) error {
 	for _, l := range b.store.unflushed() {
@@ -296,7 +299,7 @@ func (b *backlog) refusal(w *layerRoom, flush error) error {
 		Flush: flush}
 }
 
-// unflushedLayer is a memory layer that is in RAM only and is to be written to disk.
+// unflushedLayer is a memory layer that is only in RAM and is to be written to disk.
 type unflushedLayer struct {
 	id    string
 	owner string
@@ -306,8 +309,8 @@ type unflushedLayer struct {
 // ramBytes returns the RAM usage of a memory layer.
 func (s *Store) ramBytes(id string) uint64 { return blocks(s.ramLayer(id)) }
 
-// unflushed returns the layers that are to be written to disk. Those of unnamed snapshots are in RAM
-// only too, but are never written: they count as lines.
+// unflushed returns the layers that are to be written to disk. Layers of unnamed snapshots may also
+// be only in RAM, but are never written: they count as lines.
 func (s *Store) unflushed() []unflushedLayer {
 	s.mu.Lock()
 	defer s.mu.Unlock()

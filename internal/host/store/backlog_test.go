@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// slowDisk opens a store whose RAM has room for the given number of layers of publish. Nothing is
-// written to its disk until catchUp is called.
+// slowDisk opens a store whose RAM has room for the given number of layers, as publish makes them.
+// Nothing is written to its disk until catchUp is called.
 //
 // +checklocksignore: it returns with the flusher's lock held
 func slowDisk(t *testing.T, layers int) (s *Store, d dirs, catchUp func()) {
@@ -22,7 +22,7 @@ func slowDisk(t *testing.T, layers int) (s *Store, d dirs, catchUp func()) {
 	s = d.open(t)
 	publish(t, s, d, "parent", "")
 	s.Quiesce()
-	at := s.byTag["parent"] // keeps the flusher waiting
+	at := s.byTag["parent"] // keeps the flusher busy
 	at.flushed = make(chan struct{})
 	at.flushMu.Lock()
 	s.flusher.add(at)
@@ -42,7 +42,8 @@ func slowDisk(t *testing.T, layers int) (s *Store, d dirs, catchUp func()) {
 	return s, d, catchUp
 }
 
-// reserve reserves room for n layers of owner. If that is refused, it returns the *BacklogError.
+// reserve reserves room for n layers of owner. If ReserveRAM refuses, reserve returns the
+// *BacklogError.
 func reserve(t *testing.T, s *Store, owner string, n uint64) (release func(), refused *BacklogError) {
 	t.Helper()
 	release, err := s.ReserveRAM(t.Context(), owner, n*layerBytes, nil)
@@ -77,7 +78,7 @@ func fillRAM(t *testing.T, s *Store, d dirs, owner string) int {
 // Branches of one owner that are not on disk yet leave room in RAM for other owners. If there is
 // only one owner, it gets most of the RAM.
 func TestUnflushedBranchesLeaveRoom(t *testing.T) {
-	s, d, catchUp := slowDisk(t, 17) // one of them is the parent's
+	s, d, catchUp := slowDisk(t, 17) // one of the layers is the parent's
 	if n := fillRAM(t, s, d, "a"); n != 12 {
 		t.Errorf("a has %d of 16 places, want three quarters", n)
 	}
@@ -108,8 +109,8 @@ func TestUnflushedBranchesLeaveRoom(t *testing.T) {
 	}
 }
 
-// A branch that is larger than its owner's share waits until no other layer is in RAM only.
-// Meanwhile smaller branches of the same owner wait behind it.
+// A branch that is larger than its owner's share waits until no other layer is only in RAM. Smaller
+// branches of the same owner wait behind it.
 func TestLargeBranchIsPossible(t *testing.T) {
 	s, d, catchUp := slowDisk(t, 17)
 	release, refused := reserve(t, s, "a", 100)
@@ -154,7 +155,7 @@ func TestLargeBranchIsPossible(t *testing.T) {
 	}
 }
 
-// If the disk is full, a branch is refused at once, and does not wait. If a flush fails for another
+// If the disk is full, a branch is refused at once instead of waiting. If a flush fails for another
 // reason, only branches of the same owner are refused.
 func TestBacklogOfAFullDisk(t *testing.T) {
 	s, d, _ := slowDisk(t, 17)
@@ -180,8 +181,8 @@ func TestBacklogOfAFullDisk(t *testing.T) {
 	}
 }
 
-// While many branches wait, the layers are counted seldom. Rooms that are assigned between two
-// counts are not assigned twice, and a branch that waits gets its room soon after there is room.
+// While many branches wait, the layers are seldom counted. Between two counts, no room is assigned
+// twice. A branch that waits gets its room soon after there is room.
 func TestUsageIsRemembered(t *testing.T) {
 	s, d, catchUp := slowDisk(t, 17)
 	s.backlog.age = time.Hour
@@ -215,8 +216,8 @@ func TestUsageIsRemembered(t *testing.T) {
 	}
 }
 
-// For a large branch, more layers that are not in use are dropped than usual. The branch gets the
-// new room at once.
+// For a large branch, the store drops more unused layers than usual. The branch gets the freed room
+// at once.
 func TestUnusedLayersMakeRoomForALargeBranch(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)

@@ -19,21 +19,21 @@ import (
 )
 
 // Snapshots name their base image by its digest. Only the store knows which file has that digest.
-// If manifests named paths, the author of a manifest could make any file of this host the guest's
-// disk. For each base there are these files:
+// Manifests must not name paths, because then the author of a manifest could make any file of this host
+// the guest's disk. For each base there are these files:
 //
 //	<root>/bases/<hex>.json   a record.Base
 //	<root>/bases/<hex>        another link to the image's file, if it is on the same file system: the image may then
 //	                          be moved, or removed from its cache
 
 // maxBaseRecord is the maximum length of a record in bytes. A path may have 4096 bytes, and JSON
-// uses up to six bytes for one.
+// uses up to six bytes for a byte of a path.
 const maxBaseRecord = 32 << 10
 
-// basing is the addition of a base image to the store, which runs in the background.
+// basing adds one file, such as a base image or a kernel, to the store in the background.
 type basing struct {
 	cancel context.CancelFunc
-	done   chan struct{} // closed when the addition has ended, so that the other fields may be read
+	done   chan struct{} // closed when the addition has ended; the other fields may be read only then
 	base   snapshot.Base
 	err    error
 }
@@ -67,10 +67,10 @@ func (g *Staging) UseBoot(kernel, initrd *os.File) (err error) {
 	return err
 }
 
-// addInBackground adds a file, which the snapshot names by its digest, to the store. If keep is
-// set, the file is copied if it cannot be linked.
+// addInBackground adds a file, which the snapshot names by its digest, to the store. If the file
+// cannot be linked and keep is set, it is copied.
 func (g *Staging) addInBackground(what string, file *os.File, keep bool) (*basing, error) {
-	// Open the file again, because computing the digest moves the offset, which all copies of a
+	// Open the file again, because computing the digest moves the offset, which duplicates of a
 	// descriptor share.
 	f, err := os.Open(procPath(file))
 	if err != nil {
@@ -110,7 +110,7 @@ func (g *Staging) boot() (*snapshot.Boot, error) {
 	return &snapshot.Boot{Kernel: kernel, Initrd: initrd}, err
 }
 
-// useBases adds the files of UseBase and UseBoot to m.
+// useBases adds the files of UseBase and UseBoot to the manifest m.
 func (g *Staging) useBases(m *snapshot.Manifest) (err error) {
 	if g.basing != nil && m.Disk != nil {
 		if m.Disk.Base, err = g.basing.wait(); err != nil {
@@ -124,7 +124,7 @@ func (g *Staging) useBases(m *snapshot.Manifest) (err error) {
 	return err
 }
 
-// stopBasing cancels additions that have not ended. It reports whether there were any.
+// stopBasing cancels additions that are in progress. It reports whether there were any.
 func (g *Staging) stopBasing() (any bool) {
 	for _, b := range []*basing{g.basing, g.kernel, g.initrd} {
 		if b != nil {
@@ -136,12 +136,12 @@ func (g *Staging) stopBasing() (any bool) {
 	return any
 }
 
-// lowestNice is the nice value of the lowest priority, setpriority(2).
+// lowestNice is the nice value of the lowest priority (setpriority(2)).
 const lowestNice = 19
 
 // atLowestPriority gives the calling goroutine's thread the lowest priority. It must be called at
-// the beginning of the goroutine. It locks the thread and never unlocks it, so that the thread ends
-// with the goroutine and is not reused.
+// the beginning of the goroutine. It locks the goroutine to the thread and never unlocks it. So the
+// thread ends with the goroutine and is not reused.
 func atLowestPriority() {
 	runtime.LockOSThread()
 	_ = unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), lowestNice)
@@ -151,8 +151,8 @@ func atLowestPriority() {
 func procPath(f *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", f.Fd()) }
 
 // addBase computes the digest of a file and records where the file is. From then on the store keeps
-// the record, as long as g or a snapshot needs it. If keep is set, it copies a file that it cannot
-// link.
+// the record as long as g or a snapshot needs it. If addBase cannot link the file and keep is set,
+// it copies the file.
 func (s *Store) addBase(ctx context.Context, g *Staging, f *os.File, path string, keep bool) (snapshot.Base, error) {
 	id, err := identify(f)
 	if err != nil {
@@ -202,8 +202,8 @@ func (s *Store) addBase(ctx context.Context, g *Staging, f *os.File, path string
 }
 
 // linkBase makes a link to an image in the store, and reports whether it could. It cannot if the
-// image is on another file system or the store may not link it. Then the store needs the image at
-// its path.
+// image is on another file system, or if the store may not link the image. In these cases the store
+// needs the image at its path.
 func (s *Store) linkBase(f *os.File, digest string) (linked bool, err error) {
 	name := s.baseLink(digest)
 	if err := os.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -246,8 +246,8 @@ func copyBase(ctx context.Context, name string, f *os.File, want string) (id fil
 	return id, nil
 }
 
-// knownDigest returns the digest of a file that is already a base and has not changed since. If
-// there is none, it returns "".
+// knownDigest returns the digest of a file that is already a base and has not changed since it was
+// added. For any other file it returns "".
 func (s *Store) knownDigest(id fileID) string {
 	entries, err := os.ReadDir(s.bases())
 	if err != nil {
@@ -282,9 +282,9 @@ func (s *Store) readBase(digest string) (*record.Base, error) {
 	return rec, nil
 }
 
-// openBase opens a base of a snapshot. It checks that the file's length and the time of its latest
-// change are the same as when the digest was computed. It does not compute the digest again,
-// because that would delay a fork.
+// openBase opens a base of a snapshot. It checks that the file's length and change time are still
+// those from when the digest was computed. It does not compute the digest again, because that would
+// delay a fork.
 func (s *Store) openBase(base snapshot.Base) (*os.File, error) {
 	rec, err := s.readBase(base.Digest)
 	if err != nil {
@@ -309,7 +309,7 @@ func (s *Store) openBase(base snapshot.Base) (*os.File, error) {
 	return f, nil
 }
 
-// dropBases drops the bases that no snapshot needs, including snapshots that are being made. If a
+// dropBases drops the bases that no snapshot needs. Snapshots that are being made also count. If a
 // manifest cannot be read, its base is unknown, so all bases are kept.
 func (s *Store) dropBases() error {
 	s.basesMu.Lock()
@@ -334,7 +334,7 @@ func (s *Store) dropBases() error {
 	return emptyDir(s.bases(), func(name string) bool { return used[strings.TrimSuffix(name, recordSuffix)] })
 }
 
-// basesOf returns the files that the manifest m names by their digests. A nil m has none.
+// basesOf returns the files that the manifest m names by their digests. It returns nil if m is nil.
 func basesOf(m *snapshot.Manifest) (bases []snapshot.Base) {
 	if m != nil && m.Disk != nil {
 		bases = append(bases, m.Disk.Base)

@@ -20,14 +20,14 @@ func acquire(s *Store, tag string) error {
 	return err
 }
 
-// A snapshot's base stays usable when the image is moved. The store forgets it with the last
-// snapshot that needs it.
+// A snapshot's base stays usable when the image is moved. When the last snapshot that needs the
+// base is deleted, the store forgets the base.
 func TestBaseSurvivesTheMoveOfItsImage(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)
 	publish(t, s, d, "a", "")
 	publish(t, s, d, "b", "a")
-	if err := os.Remove(d.base); err != nil { // as if the cache had been cleaned
+	if err := os.Remove(d.base); err != nil { // simulates cleaning the cache
 		t.Fatal(err)
 	}
 	s.Close()
@@ -57,7 +57,7 @@ func TestBaseOnAnotherFileSystem(t *testing.T) {
 	s := d.open(t)
 	publish(t, s, d, "a", "")
 	digest := s.manifestOf("a").Disk.Base.Digest
-	if err := os.Remove(s.baseLink(digest)); err != nil { // as if the link had never been made
+	if err := os.Remove(s.baseLink(digest)); err != nil { // simulates that the image could not be linked
 		t.Fatal(err)
 	}
 	if err := acquire(s, "a"); err != nil {
@@ -90,7 +90,7 @@ func TestChangedBaseIsRefused(t *testing.T) {
 	if err := os.WriteFile(d.base, bytes.Repeat([]byte{1}, 8192), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	// because the file system's clock may be too coarse to show the change
+	// The file system's clock may be too coarse to show the change.
 	if err := os.Chtimes(d.base, time.Time{}, time.Now().Add(time.Hour)); err != nil {
 		t.Fatal(err)
 	}
@@ -200,7 +200,7 @@ func TestBaseIsDigestedOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-g.basing.done
-	if err := s.dropBases(); err != nil { // a deletion of another snapshot must not drop the base of a running bake
+	if err := s.dropBases(); err != nil { // deleting another snapshot must not drop the base of a running bake
 		t.Fatal(err)
 	}
 	if _, err := s.openBase(g.basing.base); err != nil {
@@ -238,8 +238,8 @@ func TestBasesOfDamagedSnapshotsAreKept(t *testing.T) {
 	}
 }
 
-// Records of bases that were written by the first release have no version, and can still be read. A
-// record of a later version is refused, and the error names the file and the fix.
+// Records of bases from the first release have no version, and can still be read. A record of a
+// later version is refused, and the error names the file and the fix.
 func TestRecordsOfBasesHaveAVersion(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)

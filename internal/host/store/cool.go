@@ -11,7 +11,8 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 )
 
-// ramPart is the part of the RAM file system (1/n) that coolUnused keeps free for later branches.
+// ramPart is the part of the RAM file system, 1/ramPart, that coolUnused keeps free for later
+// branches.
 const ramPart = 4
 
 // statRAM returns the free bytes and the size of the RAM file system.
@@ -23,8 +24,8 @@ func (s *Store) statRAM() (free, all uint64, err error) {
 	return st.Bavail * uint64(st.Bsize), st.Blocks * uint64(st.Bsize), nil
 }
 
-// coldLayer is a memory layer in RAM that can be dropped: all of its snapshots are on disk, and
-// none is in use.
+// coldLayer is a memory layer in RAM that can be dropped: all snapshots that have the layer are on
+// disk, and none of them is in use.
 type coldLayer struct {
 	owner string
 	used  time.Time // latest use of one of its snapshots
@@ -32,8 +33,9 @@ type coldLayer struct {
 }
 
 // coolUnused drops layers from RAM that are not in use, least recently used first, until a part of
-// the file system is free. The next fork of their snapshots reads them back. It drops no more than
-// that: otherwise one client's branches could keep the layers of all other clients out of RAM.
+// the file system is free. The next fork of a snapshot reads its layers back. coolUnused drops no
+// more layers than that: otherwise one client's branches could keep the layers of all other clients
+// out of RAM.
 func (s *Store) coolUnused() { s.coolUntil(0) }
 
 // coolUntil is like coolUnused, but continues until at least the given number of bytes is free. It
@@ -45,7 +47,7 @@ func (s *Store) coolUntil(bytes uint64) (freed bool) {
 	defer s.cooling.Store(false)
 	for _, l := range s.coldLayers() {
 		for _, e := range l.of {
-			s.closeIdle(e) // because open files keep their memory
+			s.closeIdle(e) // open files would keep the memory of the layer
 		}
 		s.dropCold(l.owner)
 		if freed = true; s.ramHas(bytes) {
@@ -103,8 +105,8 @@ func (s *Store) coldLayers() []*coldLayer {
 // needsRAM reports whether the snapshot's layers must stay in RAM.
 func (e *entry) needsRAM() bool { return e.refs.using() > 0 || e.inRAM() }
 
-// lastUse returns when this daemon last used the snapshot. If it has not, it returns the creation
-// time.
+// lastUse returns when this daemon last used the snapshot. If it never has, lastUse returns the
+// creation time.
 func (e *entry) lastUse() time.Time {
 	if e.used.IsZero() {
 		return e.created
@@ -112,8 +114,8 @@ func (e *entry) lastUse() time.Time {
 	return e.used
 }
 
-// dropCold drops a layer from RAM, if it is still cold. It first renames the layer. Otherwise a
-// concurrent read-back could find a layer that is partly removed.
+// dropCold drops a layer from RAM, if it is still cold. It first renames the layer, because a
+// concurrent readBack must not find a layer that is partly removed.
 func (s *Store) dropCold(owner string) {
 	gone := s.layerDir(owner) + "." + snapshot.NewID()
 	s.mu.Lock()

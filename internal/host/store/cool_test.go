@@ -23,7 +23,8 @@ func TestUnusedLayersLeaveTheRAM(t *testing.T) {
 		}
 		return 1, 4, nil
 	}
-	cool := func(n int) { // waits until this call, or the flusher, has dropped layers
+	// cool waits until this function, or the flusher, has dropped layers.
+	cool := func(n int) {
 		for most.Store(int64(n)); layers() > n; time.Sleep(time.Millisecond) {
 			s.coolUnused()
 		}
@@ -40,16 +41,16 @@ func TestUnusedLayersLeaveTheRAM(t *testing.T) {
 	for i := range 6 {
 		publish(t, s, d, fmt.Sprintf("s%d", i), "")
 	}
-	publish(t, s, d, "child", "s0") // uses the layer of s0 too
+	publish(t, s, d, "child", "s0") // the child uses the layer of s0, too
 	s.Quiesce()
 	kept, err := s.Acquire("child")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i, at := range []int{4, 1, 2, 5, 3} { // used in this order
+	for i, at := range []int{4, 1, 2, 5, 3} { // the order in which the snapshots are used
 		s.byTag[fmt.Sprintf("s%d", at)].used = time.Now().Add(time.Duration(i) * time.Second)
 	}
-	cool(4) // of 7
+	cool(4) // of the 7 snapshots, 4 stay in RAM
 	var gone []string
 	for _, tag := range []string{"s0", "s1", "s2", "s3", "s4", "s5", "child"} {
 		if !hot(tag) {
@@ -84,7 +85,7 @@ func TestUnusedLayersLeaveTheRAM(t *testing.T) {
 	}
 }
 
-// A snapshot for which a stopped sandbox waits is flushed before others. Owners take turns.
+// A snapshot that a stopped sandbox waits for is flushed before others. Owners take turns.
 func TestOwnersTakeTurns(t *testing.T) {
 	f := &flusher{turns: make(map[string]uint64), queue: []*entry{
 		{tag: "a1", owner: "a"}, {tag: "a2", owner: "a"}, {tag: "a3", owner: "a"},
@@ -104,7 +105,7 @@ func TestOwnersTakeTurns(t *testing.T) {
 	for e := f.nextLocked(true); e != nil; e = f.nextLocked(true) {
 		order = append(order, e.tag)
 	}
-	if want := []string{"w3", "w1", "w2"}; !slices.Equal(order, want) { // a has had more turns
+	if want := []string{"w3", "w1", "w2"}; !slices.Equal(order, want) { // owner a has had more turns
 		t.Errorf("awaited: %v, want %v", order, want)
 	}
 }

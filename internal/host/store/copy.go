@@ -10,8 +10,8 @@ import (
 )
 
 // copyFile copies src to a new file with the path to. It keeps holes, because a memory layer is as
-// long as the guest's RAM and mostly holes, and on a RAM file system each page that is written
-// takes memory. After an error it removes the file.
+// long as the guest's RAM and consists mostly of holes. On a RAM file system, each page that is
+// written takes memory. After an error copyFile removes the file.
 func copyFile(to string, src *os.File) error { return copyParts(to, src, nil) }
 
 // copyParts is like copyFile, but copies only parts of src. The rest becomes holes. If parts is

@@ -12,23 +12,24 @@ import (
 // DeleteMode says what a deletion does with the snapshots that build on the deleted one.
 type DeleteMode int
 
-// Modes of deletion. A snapshot that sandboxes run from is never deleted. If sandboxes only follow
-// a snapshot (see Follow), it loses its name at once, and its files are deleted when the last of
-// them stops following it.
+// Modes of deletion. A snapshot that sandboxes run from is never deleted. If sandboxes only follow a
+// snapshot (see Follow), the snapshot loses its name at once, and its files are deleted when the last
+// of these sandboxes stops following it.
 const (
 	DeleteSingle  DeleteMode = iota // return an error if any snapshot builds on it
 	DeleteCascade                   // also delete all snapshots that build on it
 	DeleteForce                     // keep the snapshots that build on it, which have their own links to its layers
 )
 
-// deletedPrefix begins the name of a directory whose deletion has begun. No tag begins with a dot.
+// deletedPrefix is the prefix of the name of a directory whose deletion has begun. No tag begins
+// with a dot.
 const deletedPrefix = ".deleted-"
 
 // Deleted names a snapshot that a deletion has removed.
 type Deleted struct{ Tag, ID string } // ID is empty if the snapshot was damaged
 
-// Delete deletes the snapshot tag. It returns the deleted snapshots; each comes after those that
-// build on it. If it has deleted nothing, the error is a *NotFoundError or an *InUseError.
+// Delete deletes the snapshot tag. It returns the deleted snapshots, dependents first. If it has
+// deleted nothing, the error is a *NotFoundError or an *InUseError.
 func (s *Store) Delete(tag string, mode DeleteMode) ([]Deleted, error) {
 	if err := snapshot.CheckTag(tag); err != nil {
 		return nil, err
@@ -51,7 +52,7 @@ func (s *Store) Delete(tag string, mode DeleteMode) ([]Deleted, error) {
 			return going[:i], fmt.Errorf("delete snapshot %q: %w", going[i].Tag, err)
 		}
 	}
-	s.keepReserve() // there may be room for the reserve now
+	s.keepReserve() // after a deletion there may be room for the reserve
 	s.flusher.retry()
 	return going, nil
 }
@@ -102,7 +103,7 @@ func (s *Store) builtUponLocked(e *entry) error {
 	suspended := 0
 	for _, tag := range s.dependentsLocked(e) {
 		if d := s.byTag[tag]; d.manifest.Transient {
-			suspended += max(1, d.refs.keeping()) // a state that is about to be deleted has no references, but counts as one
+			suspended += max(1, d.refs.keeping()) // a state that is being deleted has no references, but counts as one
 		} else {
 			named = append(named, tag)
 		}
@@ -116,7 +117,7 @@ func (s *Store) builtUponLocked(e *entry) error {
 	return nil
 }
 
-// familyLocked returns all snapshots that build on e, directly or not, and then e.
+// familyLocked returns all snapshots that build on e, directly or indirectly, and then e.
 func (s *Store) familyLocked(e *entry, seen map[*entry]bool) []*entry {
 	if seen[e] {
 		return nil
@@ -145,7 +146,7 @@ func (s *Store) remove(e *entry) error {
 	}
 	s.mu.Lock()
 	s.dropLocked(e)
-	if !e.isUnnamed() { // an unnamed snapshot had its event when it lost its name
+	if !e.isUnnamed() { // an unnamed snapshot had this event when it lost its name
 		s.tell(event.SnapshotDeleted, e)
 	}
 	e.enterLocked(phaseGone)
@@ -161,7 +162,7 @@ func (s *Store) remove(e *entry) error {
 	for _, owner := range cold {
 		os.RemoveAll(s.layerDir(owner))
 	}
-	s.backlog.admit() // there may be room now
+	s.backlog.admit() // after the deletion there may be room
 	if err := os.RemoveAll(grave); err != nil {
 		return err
 	}

@@ -25,7 +25,7 @@ func digest(ctx context.Context, f *os.File) (string, error) {
 	buf := make([]byte, digestBuffer)
 	for at := int64(0); at < st.Size(); {
 		start, err := f.Seek(at, unix.SEEK_DATA)
-		if errors.Is(err, unix.ENXIO) { // there is no more data
+		if errors.Is(err, unix.ENXIO) { // the file has no more data
 			break
 		}
 		if err != nil {

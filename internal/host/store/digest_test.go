@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sparse makes a file of size bytes with some content at each of the offsets. Up to zeroed, the
-// other bytes are zeros that were written; the rest are holes.
+// sparse makes a file of size bytes with some content at each of the offsets. All other bytes are
+// zero: up to zeroed they are written, and after that they are holes.
 func sparse(t *testing.T, name string, size, zeroed int64, offsets ...int64) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), name)
@@ -56,7 +56,7 @@ func TestDigestOfHolesIsThatOfZeros(t *testing.T) {
 	if got := digestFile(t, holes); got != want {
 		t.Errorf("with holes %s, with zeros %s", got, want)
 	}
-	// A copy with holes in other places has the same digest.
+	// A copy with holes at other places has the same digest.
 	punched := sparse(t, "punched", size, size, offsets...)
 	f, err := os.OpenFile(punched, os.O_RDWR, 0)
 	if err != nil {
@@ -78,8 +78,8 @@ func TestDigestOfHolesIsThatOfZeros(t *testing.T) {
 	}
 }
 
-// Computing a digest does not read holes. The layer in this test is so long that the test would not
-// end otherwise.
+// Computing a digest does not read holes. If it did, this test would never end, because the layer
+// is so long.
 func TestDigestDoesNotReadHoles(t *testing.T) {
 	const size = 1 << 42
 	a := digestFile(t, sparse(t, "a", size, 0, 0, size/2, size-7))

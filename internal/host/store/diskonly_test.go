@@ -12,7 +12,7 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 )
 
-// inMemory returns a file without a name, like an initramfs that was made for one boot.
+// inMemory returns a file without a name, like an initramfs that is made for one boot.
 func inMemory(t *testing.T, content string) *os.File {
 	t.Helper()
 	fd, err := unix.MemfdCreate("in-memory", unix.MFD_CLOEXEC)
@@ -116,7 +116,7 @@ func TestDiskOnlySnapshots(t *testing.T) {
 		t.Errorf("staging: %v, %v", entries, err)
 	}
 	s.Close()
-	if err := os.RemoveAll(d.ram); err != nil { // as a reboot does
+	if err := os.RemoveAll(d.ram); err != nil { // simulates a reboot
 		t.Fatal(err)
 	}
 	s = d.open(t)
@@ -170,14 +170,14 @@ func TestLostKernel(t *testing.T) {
 	if err := s.Verify(context.Background(), "disk"); !errors.As(err, &damaged) {
 		t.Errorf("verify: %v", err)
 	}
-	// does not need the kernel, because memory is restored without it
+	// Verification does not need the kernel, because memory is restored without it.
 	if err := s.Verify(context.Background(), "parent"); err != nil {
 		t.Errorf("verify the parent: %v", err)
 	}
 }
 
-// If the daemon is killed while a disk-only snapshot replaces another snapshot, one of the two is
-// left.
+// If the daemon is killed while a disk-only snapshot replaces another snapshot, one of the two
+// survives.
 func TestKilledWhileADiskOnlySnapshotIsReplaced(t *testing.T) {
 	for _, deleted := range []bool{false, true} { // killed before or after the deletion of the old snapshot
 		d := newDirs(t)
@@ -234,13 +234,13 @@ func isEmpty(t *testing.T, dir string) bool {
 	return len(entries) == 0
 }
 
-// If a published disk-only snapshot could not be moved out of staging, it survives a restart. An
-// incomplete one is removed.
+// If a published disk-only snapshot could not be moved out of the staging directory, it survives a
+// restart. An incomplete disk-only snapshot is removed.
 func TestPublishedDiskOnlySnapshotIsKept(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)
 	parentWithBoot(t, s, d, "parent")
-	obstacle := filepath.Join(s.dir("disk"), "in the way") // so that the snapshot cannot be moved there
+	obstacle := filepath.Join(s.dir("disk"), "in the way") // prevents the move of the snapshot
 	if err := os.MkdirAll(obstacle, 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -249,7 +249,7 @@ func TestPublishedDiskOnlySnapshotIsKept(t *testing.T) {
 	}
 	g, m, disk := stageDisk(t, s, s.Stage, "partial", "parent")
 	g.diskOnly = true
-	if err := g.complete(m, nil, disk); err != nil { // as if the daemon were killed after this
+	if err := g.complete(m, nil, disk); err != nil { // simulates a daemon that is killed after this step
 		t.Fatal(err)
 	}
 	s.Close()

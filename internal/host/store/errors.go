@@ -28,7 +28,7 @@ func (e *ExistsError) Error() string {
 type InUseError struct {
 	Tag        string
 	Dependents []string // tags of the snapshots that build on it
-	Leases     int      // number of sandboxes that run from it or are suspended to it
+	Leases     int      // number of sandboxes that run from the snapshot or are suspended to it
 }
 
 func (e *InUseError) Error() string {

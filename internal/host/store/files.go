@@ -16,7 +16,7 @@ import (
 // errMissing reports a missing file of a snapshot.
 var errMissing = errors.New("file is missing")
 
-// open opens a regular file of the store for reading. Files may have been imported, so they are not
+// open opens a regular file of the store for reading. The file may have been imported, so it is not
 // trusted: below the store's directories, no part of the path may be a symbolic link, and opening a
 // FIFO returns an error at once.
 func (s *Store) open(path string) (*os.File, error) {
@@ -47,8 +47,8 @@ func (s *Store) openSized(path string, size uint64) (*os.File, error) {
 	return f, nil
 }
 
-// openAlone is like openSized, for a file that the store never links. If the file has another link,
-// a different program has made it, and openAlone returns an error.
+// openAlone is like openSized, for a file that the store never links. If the file has a second
+// link, a different program has made that link, and openAlone returns an error.
 func (s *Store) openAlone(path string, size uint64) (*os.File, error) {
 	f, err := s.openSized(path, size)
 	if err != nil {
@@ -91,8 +91,8 @@ func (s *Store) readBounded(path string, limit int64) ([]byte, error) {
 	return p, err
 }
 
-// fileID identifies one version of a file: it differs for another file, and for the same file after
-// a change.
+// fileID identifies one version of a file. Two files have different fileIDs, and the fileID of a
+// file changes when the file changes.
 type fileID struct {
 	Dev      uint64 `json:"dev"`
 	Ino      uint64 `json:"ino"`
@@ -108,7 +108,7 @@ func identify(f *os.File) (fileID, error) {
 	return idOf(&st), nil
 }
 
-// identifyPath returns the fileID of the file at path. If there is none, it returns the zero
+// identifyPath returns the fileID of the file at path. If there is no file, it returns the zero
 // fileID, which no file has.
 func identifyPath(path string) fileID {
 	var st unix.Stat_t

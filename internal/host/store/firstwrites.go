@@ -6,14 +6,14 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// learners is how many children must report the pages that they have written. One child may not be
-// typical: while the host reads pages of the first child from disk, the child stays awake so long
-// that its kernel may start another worker thread, and then it writes forty pages more than its
+// learners is how many children must report the pages that they have written. A single child may
+// not be typical. While the host reads pages of the first child from disk, that child stays awake
+// so long that its kernel may start another worker thread. Then it writes forty pages more than its
 // siblings.
 const learners = 3
 
-// maxAsked is how many children are asked at most. It is more than learners, because a child that
-// is asked may be killed when its fork is cancelled.
+// maxAsked is the maximum number of children that are asked for their pages. It is more than
+// learners, because a child that is asked may be killed when its fork is cancelled.
 const maxAsked = 3 * learners
 
 // firstWrites are the pages that every child of a snapshot writes as soon as it runs.
@@ -26,7 +26,7 @@ type firstWrites struct {
 	// +checklocks:mu
 	told int // number of children that have answered
 	// +checklocks:mu
-	common []vm.Range // pages that all these children have written; valid when told is learners
+	common []vm.Range // pages that all children that have answered have written; valid when told is learners
 }
 
 // FirstWrites returns the pages that every child of the snapshot writes as soon as it runs. It
@@ -63,7 +63,7 @@ func (l *Lease) LearnFirstWrites(ask func() ([]vm.Range, error)) {
 	f.told++
 }
 
-// begin counts another child that is asked. It returns false if no more are needed.
+// begin counts another child that is asked. It returns false if no more children are needed.
 func (f *firstWrites) begin() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()

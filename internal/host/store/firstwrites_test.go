@@ -50,7 +50,7 @@ func TestFirstWritesOfThoseWhoAnswer(t *testing.T) {
 	}
 }
 
-// No more children are asked than are needed.
+// The store asks no more children than it needs.
 func TestFirstWritesAreAskedOfFewAtOnce(t *testing.T) {
 	l := &Lease{hotFiles: &hotFiles{}}
 	asked := 0

@@ -10,17 +10,17 @@ import (
 	"github.com/forkd/forkd/internal/host/event"
 )
 
-// flushRetry is how long after a failed flush the next attempt is made. A deletion, which frees
-// space, makes it earlier.
+// flushRetry is how long after a failed flush the next attempt is made. A deletion frees space, so
+// it causes an earlier attempt.
 const flushRetry = 30 * time.Second
 
-// flusher writes hot snapshots, which are in RAM only, to disk. Owners take turns. The oldest
-// snapshot of an owner is first, so that a parent is usually on disk before branches of its
-// children. If a branch is written before its parent, it has copies of the parent's layers for a
-// while. A flush that fails is logged and tried again.
+// flusher writes hot snapshots, which are only in RAM, to disk. Owners take turns. The oldest
+// snapshot of an owner is first, so a parent is usually on disk before branches of its children. A
+// branch that is written before its parent has its own copies of the parent's layers for some time.
+// A flush that fails is logged and tried again.
 //
-// Snapshots for which a stopped sandbox waits have a goroutine of their own, so that they need not
-// wait for the others.
+// A separate goroutine flushes snapshots that a stopped sandbox waits for, so that they do not wait
+// behind others.
 type flusher struct {
 	store *Store
 	runs  sync.WaitGroup
@@ -33,7 +33,7 @@ type flusher struct {
 	// +checklocks:mu
 	ended bool
 	// +checklocks:mu
-	turns map[string]uint64 // value of turn at each owner's latest turn
+	turns map[string]uint64 // value of turn when the owner last had a turn
 	// +checklocks:mu
 	turn uint64
 	wake *sync.Cond // condition of mu: queue or ended has changed
@@ -82,8 +82,8 @@ func (f *flusher) close() {
 	f.runs.Wait()
 }
 
-// run flushes snapshots. If awaited is set, it flushes only snapshots for which stopped sandboxes
-// wait; if not, only all other snapshots.
+// run flushes snapshots. If awaited is set, it flushes only snapshots that stopped sandboxes wait
+// for; if not, it flushes only the other snapshots.
 func (f *flusher) run(awaited bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -105,7 +105,7 @@ func (f *flusher) run(awaited bool) {
 }
 
 // nextLocked removes a snapshot from the queue and returns it. It chooses the owner whose latest
-// turn was longest ago, and the owner's oldest snapshot.
+// turn is the longest ago, and the oldest snapshot of that owner.
 //
 // +checklocks:f.mu
 func (f *flusher) nextLocked(awaited bool) *entry {
@@ -136,7 +136,9 @@ func (f *flusher) flush(e *entry) {
 	err := s.flush(e)
 	s.mu.Lock()
 	e.flushErr = err
-	if err == nil && !e.inRAM() { // if it is deleted and still in RAM, later snapshots of its followers need them
+	// If the snapshot was deleted and is still in RAM, later snapshots of its followers need its
+	// hurries.
+	if err == nil && !e.inRAM() {
 		e.hurries = nil
 	}
 	ended := append(e.calm, calm)
@@ -165,8 +167,8 @@ func (f *flusher) flush(e *entry) {
 	}
 }
 
-// WaitFlushed waits until the snapshot tag is on disk. An error says why it is not, but a later
-// attempt may succeed.
+// WaitFlushed waits until the snapshot tag is on disk. An error says why the snapshot is not on
+// disk; a later attempt may succeed.
 func (s *Store) WaitFlushed(ctx context.Context, tag string) error {
 	s.mu.Lock()
 	e := s.byTag[tag]

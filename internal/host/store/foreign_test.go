@@ -15,8 +15,9 @@ import (
 
 const layerBytes = 2 * vm.PageSize
 
-// foreign puts a snapshot into the store's directory, as an import would. Its second layer is a
-// file of its own, but has the name of owner's layer. change may damage the snapshot further.
+// foreign puts a snapshot into the store's directory, as an import would. The second layer of the
+// snapshot is a separate file, but has the name of owner's layer. change may damage the snapshot
+// further.
 func foreign(t *testing.T, d dirs, like *snapshot.Manifest, tag, owner string,
 	change func(dir string, m *snapshot.Manifest)) {
 	t.Helper()
@@ -88,8 +89,8 @@ func victims(t *testing.T, d dirs) *snapshot.Manifest {
 	return &m
 }
 
-// If a snapshot claims the layer of another snapshot, neither gets the memory of the other. It does
-// not matter which is used first, and whether the layer is in RAM.
+// If a snapshot claims the layer of another snapshot, neither gets the memory of the other. The
+// order in which they are used does not matter, nor whether the layer is in RAM.
 func TestForeignSnapshotSharesNoMemory(t *testing.T) {
 	for _, order := range []string{"victim branch foreign", "foreign victim branch", "branch foreign victim"} {
 		for _, rebooted := range []bool{false, true} {
@@ -116,8 +117,8 @@ func TestForeignSnapshotSharesNoMemory(t *testing.T) {
 	}
 }
 
-// The snapshots of a chain share one copy in RAM, also after a restart. The check of origins must
-// permit that.
+// The snapshots of a chain share one copy in RAM, even after a restart. The check of a layer's
+// origin must permit that.
 func TestChainSharesOneCopyInRAM(t *testing.T) {
 	d := newDirs(t)
 	m := victims(t, d)
@@ -146,7 +147,7 @@ func TestChainSharesOneCopyInRAM(t *testing.T) {
 	}
 }
 
-// If another file has the name of a layer, it does not get the layer's digest.
+// A file that has only the name of a layer does not get the layer's digest.
 func TestForeignSnapshotInheritsNoDigest(t *testing.T) {
 	d := newDirs(t)
 	m := victims(t, d)
@@ -173,7 +174,7 @@ func TestForeignSnapshotInheritsNoDigest(t *testing.T) {
 }
 
 // A file is refused if it is a link out of the snapshot's directory, if opening it would block, or
-// if a different program has made another link to it. The error names the file.
+// if a different program has made a second link to it. The error names the file.
 func TestForeignFilesAreRefused(t *testing.T) {
 	secret := filepath.Join(t.TempDir(), "secret")
 	if err := os.WriteFile(secret, bytes.Repeat([]byte{9}, layerBytes), 0o600); err != nil {

@@ -15,16 +15,17 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Publish completes the snapshot and makes it visible. It sets m's identity, and the snapshot's own
-// files with their lengths. The snapshot can be forked as soon as Publish returns. The flusher
-// writes it to disk later, unless DurableFirst was called. Digests of layers are computed in the
-// background.
+// Publish completes the snapshot and makes it visible. In m, it sets the identity, and the
+// snapshot's own files with their lengths. The snapshot can be forked as soon as Publish returns.
+// The flusher writes it to disk later, unless DurableFirst was called. Digests of layers are
+// computed in the background.
 //
-// The caller sets the other fields of m: the machine, the guest, and the disk. For a branch it also
-// sets the parent and the inherited memory layers. The disk has all layers except the last one. The
-// base and the boot files are set only if UseBase and UseBoot were not called. disk has the open
-// files of all disk layers, including the last. They must be on the store's file system, because
-// the snapshot gets links to them, so that it does not depend on other snapshots.
+// The caller sets the other fields of m: the machine, the guest, and the disk. For a branch the
+// caller also sets the parent and the inherited memory layers. The disk has all layers except the
+// last one. The caller sets the base and the boot files only if UseBase and UseBoot were not
+// called. disk has the open files of all disk layers, including the last. They must be on the
+// store's file system, because the snapshot gets its own links to them, and so does not depend on
+// other snapshots.
 func (g *Staging) Publish(m *snapshot.Manifest, extents []vm.Extent, disk []*os.File) (Info, error) {
 	g.store.mu.Lock()
 	hurries := g.store.hurriesLocked(m, g.lift)
@@ -37,7 +38,8 @@ func (g *Staging) Publish(m *snapshot.Manifest, extents []vm.Extent, disk []*os.
 	return info, err
 }
 
-// publish is Publish in a hurry that calm ends. If publish succeeds, calm is called by the flusher.
+// publish is Publish with lifted disk limits; calm restores the limits. After a successful publish,
+// the flusher calls calm.
 func (g *Staging) publish(m *snapshot.Manifest, extents []vm.Extent, disk []*os.File, hurries []hurry, calm func()) (
 	Info, error) {
 	if err := g.complete(m, extents, disk); err != nil {
@@ -45,13 +47,13 @@ func (g *Staging) publish(m *snapshot.Manifest, extents []vm.Extent, disk []*os.
 	}
 	s := g.store
 	if g.over || g.first {
-		if err := s.persist(g.dir, m); err != nil { // before the snapshot that this one replaces is deleted
+		if err := s.persist(g.dir, m); err != nil { // the snapshot that this one replaces is deleted only later
 			return Info{}, fmt.Errorf("publish snapshot %q: %w", g.tag, err)
 		}
 	}
 	if g.over {
 		var none *NotFoundError
-		var onlyThis *ExistsError // the old snapshot may be gone already, which is no error
+		var onlyThis *ExistsError // the old snapshot may already be gone, which is no error
 		if _, err := s.Delete(g.tag, DeleteForce); err != nil && !errors.As(err, &none) && !errors.As(err, &onlyThis) {
 			return Info{}, fmt.Errorf("replace snapshot %q: %w", g.tag, err)
 		}
@@ -100,8 +102,8 @@ func (g *Staging) complete(m *snapshot.Manifest, extents []vm.Extent, disk []*os
 	if err != nil {
 		return err
 	}
-	// The file is not synced, because until the flush the snapshot needs its layer in RAM anyway,
-	// which does not survive a crash of the host.
+	// The file is not synced, because a crash of the host would also destroy the layer in RAM, which
+	// the snapshot needs until it is flushed.
 	return g.store.essential(func() error { return os.WriteFile(g.Path(snapshot.ManifestFile), p, 0o600) })
 }
 
@@ -131,8 +133,8 @@ func (g *Staging) completeMemory(m *snapshot.Manifest, extents []vm.Extent) erro
 }
 
 // linkMemory gives the snapshot its own links to inherited memory layers that are on disk. If RAM
-// is short, these layers may be on disk only. Without the links, they could be deleted with the
-// snapshots that have them before this snapshot is flushed.
+// is short, these layers may be only on disk. Without the links, they could be deleted, together
+// with the snapshots that have them, before this snapshot is flushed.
 func (g *Staging) linkMemory(m *snapshot.Manifest) error {
 	for _, l := range m.Memory {
 		if _, err := g.store.linkLayer(m, g.below, l.Owner, g.dir); err != nil {
@@ -142,7 +144,7 @@ func (g *Staging) linkMemory(m *snapshot.Manifest) error {
 	return nil
 }
 
-// describe returns the manifest's entry for one of the snapshot's own files.
+// describe returns the manifest's entry for a file of the snapshot's own.
 func (g *Staging) describe(name string) (snapshot.File, error) {
 	st, err := os.Stat(g.Path(name))
 	if err != nil {
@@ -169,8 +171,8 @@ func (g *Staging) linkDisk(d *snapshot.Disk, files []*os.File) error {
 	return nil
 }
 
-// linkFile makes a link to an open file, unless the name to exists already. The file may have been
-// renamed since it was opened, but must have a name.
+// linkFile makes a link to an open file, unless the file already has the name to. The file may have
+// been renamed since it was opened, but must still have a name.
 func linkFile(f *os.File, to string) error {
 	if id, err := identify(f); err == nil && id == identifyPath(to) {
 		return nil
@@ -195,7 +197,7 @@ func (s *Store) flush(e *entry) error {
 	if err := s.persist(dir, m); err != nil {
 		return err
 	}
-	e.hotMu.Lock() // calls that open the snapshot's files wait for this lock
+	e.hotMu.Lock() // calls that open the snapshot's files also take this lock
 	defer e.hotMu.Unlock()
 	if err := s.moveIn(e); err != nil {
 		return err
@@ -203,7 +205,7 @@ func (s *Store) flush(e *entry) error {
 	if err := atomicfile.SyncDir(s.snapshots()); err != nil {
 		return err
 	}
-	_ = os.Remove(filepath.Join(s.dir(e.tag), wholeFile)) // it is only needed in the staging directory
+	_ = os.Remove(filepath.Join(s.dir(e.tag), wholeFile)) // wholeFile is needed only in the staging directory
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e.enterLocked(phaseStored)
@@ -215,9 +217,9 @@ func (s *Store) flush(e *entry) error {
 // to its own directory.
 const wholeFile = ".whole"
 
-// persist flushes all files of a hot snapshot in dir to disk. The snapshot's own memory layer is
-// the last: if it is on disk under its name, all other files are complete. reload relies on that. A
-// disk-only snapshot has wholeFile instead.
+// persist flushes all files of a hot snapshot in dir to disk. It flushes the snapshot's own memory
+// layer last: if the layer is on disk under its name, all other files are complete. reload relies
+// on that. A disk-only snapshot has wholeFile for the same purpose.
 func (s *Store) persist(dir string, m *snapshot.Manifest) error {
 	names := []string{snapshot.ManifestFile}
 	if !m.DiskOnly() {
@@ -262,8 +264,8 @@ func (s *Store) moveIn(e *entry) error {
 	return nil
 }
 
-// flushLayer makes one memory layer appear in dir. If another snapshot has it on disk, it makes a
-// link; otherwise it copies the layer from RAM.
+// flushLayer makes one memory layer appear in dir. If another snapshot has the layer on disk,
+// flushLayer makes a link; otherwise it copies the layer from RAM.
 func (s *Store) flushLayer(dir string, m *snapshot.Manifest, l snapshot.File) error {
 	to := layerPath(dir, m, l.Owner)
 	if _, err := os.Lstat(to); err == nil {
@@ -279,8 +281,8 @@ func (s *Store) flushLayer(dir string, m *snapshot.Manifest, l snapshot.File) er
 		return fmt.Errorf("memory layer in RAM: %w", err)
 	}
 	defer hot.Close()
-	// If the copy filled the disk, it would take the space that running sandboxes need, so check
-	// before.
+	// Check before the copy, because a copy that fills the disk would take the space that running sandboxes
+	// need.
 	room, err := s.Room()
 	if err != nil {
 		return err
@@ -304,14 +306,14 @@ func (s *Store) flushLayer(dir string, m *snapshot.Manifest, l snapshot.File) er
 		if err := disk.Sync(); err != nil {
 			return err
 		}
-		// before the rename, so that any code that finds the file also finds its origin
+		// Record the origin before the rename, so that any code that finds the file also finds its origin.
 		return setOrigin(s.layerDir(l.Owner), disk)
 	})
 }
 
-// ownParts returns the parts of a layer that hold data, according to the extents in the memory map,
-// if the layer is m's own. Otherwise it returns nil. It uses the extents because a VMM may have
-// filled the layer's holes (see trim), which must become holes on disk.
+// ownParts returns the parts of the snapshot's own layer that hold data, according to the extents
+// in the memory map. For any other layer it returns nil. It uses the extents because a VMM may have
+// filled the layer's holes in RAM (see trim), which must become holes on disk.
 func (s *Store) ownParts(dir string, m *snapshot.Manifest, l snapshot.File) ([]part, error) {
 	if l.Owner != m.ID {
 		return nil, nil
@@ -337,8 +339,8 @@ func syncFile(path string) error {
 
 // reload takes over a hot snapshot that an earlier daemon has not flushed. This is possible if each
 // memory layer is still in RAM or is on disk. The snapshot's own layer is on disk only if all other
-// files are, see persist. If layers are lost, the snapshot is listed as failed, unless it was
-// transient. A disk-only snapshot is taken over if it has wholeFile; otherwise it was never
+// files are also on disk, see persist. If layers are lost, the snapshot is listed as failed, unless
+// it was transient. A disk-only snapshot is taken over if it has wholeFile; otherwise it was never
 // published.
 func (s *Store) reload(name string) bool {
 	dir := filepath.Join(s.staging(), name)

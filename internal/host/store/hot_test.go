@@ -10,8 +10,8 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 )
 
-// A snapshot whose flush fails can be used while its layer is in RAM, shows the reason, and is
-// flushed at the next start.
+// If the flush of a snapshot fails, the snapshot can be used while its layer is in RAM, and its
+// Info shows the reason. The next start of the store flushes it.
 func TestFailedFlush(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)
@@ -134,7 +134,7 @@ func TestUnflushedSnapshotIsLostWithRAM(t *testing.T) {
 	}
 	publish(t, s, d, "child", "base")
 	s.Close()
-	// Only the directory has prevented the flush.
+	// The directory has prevented only the last step of the flush.
 	layers, err := filepath.Glob(filepath.Join(s.staging(), "*", snapshot.MemoryLayerFile))
 	if err != nil || len(layers) != 1 {
 		t.Fatalf("layers on disk: %q, %v", layers, err)
@@ -228,7 +228,7 @@ func TestTransient(t *testing.T) {
 	}
 }
 
-// Layers can be found while a flush moves their snapshot to another directory.
+// Layers are found even while a flush moves their snapshot to another directory.
 func TestLayersAreFoundWhileTheyMove(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)
@@ -264,7 +264,7 @@ func TestLayersAreFoundWhileTheyMove(t *testing.T) {
 }
 
 // A snapshot that replaces another one appears under the tag when it is complete. Until then the
-// old snapshot stays. If a sandbox uses the old one, it is not replaced.
+// old snapshot stays. If a sandbox uses the old snapshot, the old snapshot is not replaced.
 func TestStageOver(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)

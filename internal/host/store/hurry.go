@@ -6,24 +6,25 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 )
 
-// Data that a VM has written to its disk is flushed at the rate of the VM's disk limits, even if
-// the flusher waits for it, and with the flusher the snapshots of other owners. So these limits are
-// lifted from the beginning of Publish until the first attempt to flush the snapshot has ended, and
-// during each later attempt. Between attempts they apply. Otherwise a snapshot that never fits on
-// the disk would lift them permanently.
+// Data that a VM has written to its disk is flushed at the rate of the VM's disk limits, even while the
+// flusher, and so the snapshots of other owners, wait for the flush. So these limits are lifted from
+// the beginning of Publish until the first attempt to flush the snapshot has ended, and during each
+// later attempt. Between attempts the limits apply. Otherwise a snapshot that never fits on the disk
+// would lift them permanently.
 
 // hurry lifts the disk limits of one VM until done is called.
 type hurry func() (done func())
 
-// Hurry sets the function that lifts the limits of the VM whose disk the snapshot has. Publish
-// calls it.
+// Hurry sets lift, which lifts the disk limits of the VM that has written the snapshot's disk.
+// Publish calls lift.
 func (g *Staging) Hurry(lift func() (done func())) { g.lift = lift }
 
-// hurriesLocked returns the functions that lift the limits of all VMs whose data may be unwritten
-// in the disk layers of a snapshot that lift belongs to.
+// hurriesLocked returns functions for all VMs whose data in the disk layers of the snapshot m may
+// not be on disk yet. Each function lifts the disk limits of one VM. lift is the function for the
+// VM of m.
 func (s *Store) hurriesLocked(m *snapshot.Manifest, lift hurry) (all []hurry) {
 	if m.Parent != nil && s.byID[m.Parent.ID] != nil {
-		all = append(all, s.byID[m.Parent.ID].hurries...) // of inherited layers; empty after the parent's flush
+		all = append(all, s.byID[m.Parent.ID].hurries...) // for inherited layers; empty after the parent was flushed
 	}
 	if lift != nil {
 		all = append(all, lift)
@@ -31,7 +32,7 @@ func (s *Store) hurriesLocked(m *snapshot.Manifest, lift hurry) (all []hurry) {
 	return all
 }
 
-// liftAll calls all functions, and returns a function that ends what they began.
+// liftAll calls all functions, and returns a function that restores the limits.
 func liftAll(hurries []hurry) (done func()) {
 	var ends []func()
 	for _, lift := range hurries {
@@ -44,9 +45,9 @@ func liftAll(hurries []hurry) (done func()) {
 	}
 }
 
-// HurryTakenOver is Hurry for the unflushed snapshots of a sandbox that an earlier daemon has made.
-// frozen has the owners of the sandbox's frozen disk tops: snapshots may have these layers even if
-// their owners are deleted. lift belongs to the sandbox's present VM.
+// HurryTakenOver is like Hurry, for the unflushed snapshots of a sandbox that an earlier daemon has
+// made. frozen has the owners of the sandbox's frozen disk tops: snapshots may have these layers
+// even if the owners are deleted. lift lifts the disk limits of the sandbox's present VM.
 func (s *Store) HurryTakenOver(sandbox string, frozen []string, lift func() (done func())) {
 	s.mu.Lock()
 	var found []*entry
@@ -59,7 +60,7 @@ func (s *Store) HurryTakenOver(sandbox string, frozen []string, lift func() (don
 	for _, e := range found {
 		done := lift()
 		s.mu.Lock()
-		hot := e.phase == phaseHot // otherwise no attempt follows
+		hot := e.phase == phaseHot // otherwise no further attempt follows
 		if hot {
 			e.hurries, e.calm = append(e.hurries, lift), append(e.calm, done)
 		}

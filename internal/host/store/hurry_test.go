@@ -9,7 +9,8 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 )
 
-// throttle counts how often the limits of a VM's disk are lifted at present, and in total.
+// throttle counts how many times the limits of a VM's disk are lifted at present, and were lifted
+// in total.
 type throttle struct{ lifted, lifts atomic.Int64 }
 
 func (l *throttle) lift() (done func()) {
@@ -34,8 +35,8 @@ func publishBy(t *testing.T, s *Store, d dirs, l hurry, tag, parent string) {
 	}
 }
 
-// A snapshot's VM is not throttled from its publication until its flush ends, nor during later
-// attempts, nor while a snapshot that inherits its disk layer is flushed.
+// A snapshot's VM is not throttled from the publication of the snapshot until its flush ends, nor
+// during later attempts, nor while a snapshot that inherits its disk layer is flushed.
 func TestFlushIsNotThrottled(t *testing.T) {
 	s, d, catchUp := slowDisk(t, 100)
 	var a, b throttle
@@ -75,8 +76,8 @@ func TestFlushIsNotThrottled(t *testing.T) {
 	}
 }
 
-// The VM of a snapshot that replaces another, or that is on disk when it becomes visible, is not
-// throttled while Publish writes it. If Publish fails, the VM is throttled again.
+// If a snapshot replaces another one, or is on disk when it becomes visible, its VM is not
+// throttled while Publish writes the snapshot. If Publish fails, the VM is throttled again.
 func TestPublishIsNotThrottled(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)
@@ -115,7 +116,8 @@ func TestPublishIsNotThrottled(t *testing.T) {
 	}
 }
 
-// A daemon that takes over a VM lifts its limits while snapshots of an earlier daemon are flushed.
+// A daemon that takes over a VM lifts the VM's limits while snapshots of an earlier daemon are
+// flushed.
 func TestFlushOfAnEarlierDaemonIsNotThrottled(t *testing.T) {
 	s, d, catchUp := slowDisk(t, 100)
 	publishBy(t, s, d, nil, "a", "parent")
@@ -140,8 +142,8 @@ func TestFlushOfAnEarlierDaemonIsNotThrottled(t *testing.T) {
 	}
 }
 
-// The snapshot that a disk layer was made for may be deleted before a daemon takes over the VM that
-// has written the layer. The VM's record names it.
+// The snapshot for which a disk layer was made may be deleted before a daemon takes over the VM
+// that has written the layer. The VM's record still names the snapshot.
 func TestFlushAfterDeletedAncestorsIsNotThrottled(t *testing.T) {
 	s, d, catchUp := slowDisk(t, 100)
 	publishBy(t, s, d, nil, "a", "parent")

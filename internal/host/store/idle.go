@@ -6,7 +6,7 @@ import (
 )
 
 // maxIdle is how many snapshots without a lease keep their files open for the next lease. These are
-// the most recently used ones. There must be a limit, because a snapshot may have more than a
+// the most recently used snapshots. The number is limited because a snapshot may have more than a
 // hundred open files, and a daemon can make any number of branches.
 const maxIdle = 32
 
@@ -27,7 +27,7 @@ func (s *Store) releasedLocked(e *entry) (victim *entry) {
 
 // closeIdle closes the files of a snapshot without a lease. The next lease opens them again.
 func (s *Store) closeIdle(e *entry) {
-	e.hotMu.Lock() // a new lease needs this lock to open the files
+	e.hotMu.Lock() // a new lease takes this lock to open the files
 	defer e.hotMu.Unlock()
 	s.mu.Lock()
 	busy := e.refs.using() > 0

@@ -15,7 +15,7 @@ func openFiles(t *testing.T) int {
 	return len(fds)
 }
 
-// A store does not keep the files of all snapshots open that have been used.
+// The number of snapshots without a lease whose files a store keeps open is limited.
 func TestIdleSnapshotsAreClosed(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)
@@ -34,7 +34,7 @@ func TestIdleSnapshotsAreClosed(t *testing.T) {
 			t.Fatal(err)
 		}
 		l.Release()
-		again, err := s.Acquire(fmt.Sprintf("s%d", i/2)) // some have their files open, some do not
+		again, err := s.Acquire(fmt.Sprintf("s%d", i/2)) // some have their files open, others do not
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -15,7 +15,7 @@ type Info struct {
 	Tag     string
 	Dir     string
 	Created time.Time
-	Parent  string // tag of the snapshot that it was branched from; may be empty
+	Parent  string // tag of the snapshot that the snapshot was branched from; may be empty
 	Damage  string // why the snapshot cannot be used; empty if it can
 	Machine snapshot.Machine
 	Guest   snapshot.Guest
@@ -28,16 +28,16 @@ type Info struct {
 	Branch    *snapshot.Branch
 	Transient bool
 	DiskOnly  bool          // the snapshot has no memory
-	FlushedIn time.Duration // for a branch made by this daemon: the time from usable until on disk
+	FlushedIn time.Duration // for a branch made by this daemon: how long after it was usable it was on disk
 	InRAM     bool          // the snapshot is not on disk yet
-	FlushErr  string        // why the latest flush failed; until a flush succeeds, the snapshot is in RAM only
+	FlushErr  string        // why the latest flush failed; until a flush succeeds, the snapshot is only in RAM
 }
 
-// ForAll reports whether every client may fork a snapshot that is not a branch. A step of a build
-// may not be, because its image may need a password.
+// ForAll reports whether every client may fork a snapshot that is not a branch. A client may not
+// fork another client's step of a build, because the step's image may need a password.
 func (i *Info) ForAll() bool { return !i.Transient && !snapshot.IsStepTag(i.Tag) }
 
-// Detail is everything the store knows about one snapshot. Sizes are in bytes.
+// Detail holds everything the store knows about one snapshot. Sizes are in bytes.
 type Detail struct {
 	Info
 	ID             string
@@ -47,10 +47,10 @@ type Detail struct {
 	StateBytes     uint64
 	ParentDigest   string         // digest of the parent's memory layer; empty until it is computed
 	Ancestors      []string       // root first
-	Line           []snapshot.Ref // ancestors back to the one that was booted, root first
+	Line           []snapshot.Ref // ancestors from the snapshot of the booted VM on, root first
 	MemoryLayers   int
 	DiskLayers     int
-	Dependents     []string // snapshots that build on it directly
+	Dependents     []string // snapshots that build directly on the snapshot
 	Sealed         bool     // all digests are in the manifest
 }
 
@@ -107,7 +107,7 @@ func (s *Store) List() []Info {
 	return list
 }
 
-// Info returns the entry of the list for the snapshot tag. It is much faster than Detail.
+// Info returns the Info of the snapshot tag. It is much faster than Detail.
 func (s *Store) Info(tag string) (Info, error) {
 	if err := snapshot.CheckTag(tag); err != nil {
 		return Info{}, err
@@ -142,8 +142,8 @@ func (s *Store) Detail(tag string) (Detail, error) {
 	return d, err
 }
 
-// detail is Detail without what the files take on disk. It returns the paths of these files
-// instead.
+// detail is like Detail, but does not measure the space that the files take on disk. It returns the
+// paths of these files instead.
 func (s *Store) detail(tag string) (Detail, ownFiles, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -184,9 +184,9 @@ func (s *Store) detail(tag string) (Detail, ownFiles, error) {
 	return d, files, nil
 }
 
-// Root returns the ID of the snapshot of a booted VM from which the snapshot with an ID comes by
+// Root returns the ID of the snapshot of a booted VM from which the snapshot id descends by
 // branches. That can be id itself. Snapshots with the same root have VMs of the same shape. If no
-// snapshot has this ID, Root returns id.
+// snapshot has the ID id, Root returns id.
 func (s *Store) Root(id string) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -200,7 +200,7 @@ func (s *Store) Root(id string) string {
 		case e.manifest.Branch == nil || e.manifest.Parent == nil:
 			return id
 		}
-		id = e.manifest.Parent.ID // of version 5, as long as its ancestors exist
+		id = e.manifest.Parent.ID // for manifests of version 5, which have no Root, while the ancestors exist
 	}
 	return id
 }
@@ -216,8 +216,8 @@ func (s *Store) Has(tag, id string) bool {
 // ownFiles are the paths of a snapshot's own layers.
 type ownFiles struct{ memory, disk string }
 
-// ownFilesLocked returns the paths of e's own layers. If the memory layer is only in RAM, its path
-// is the one in RAM.
+// ownFilesLocked returns the paths of e's own layers. If the memory layer is only in RAM, the
+// result has its path in RAM.
 func (s *Store) ownFilesLocked(e *entry) ownFiles {
 	files := ownFiles{filepath.Join(e.dir, snapshot.MemoryLayerFile), filepath.Join(e.dir, snapshot.DiskLayerFile)}
 	if e.inRAM() {
@@ -226,8 +226,8 @@ func (s *Store) ownFilesLocked(e *entry) ownFiles {
 	return files
 }
 
-// BaseImage returns the path that an image had when a snapshot was last baked from it, or "" if
-// that is unknown. If the store has no link to the image, it needs the image at that path.
+// BaseImage returns the path that an image had when a snapshot was last baked from it, or "" if the
+// path is unknown. If the store has no link to the image, it needs the image at that path.
 func (s *Store) BaseImage(base snapshot.Base) string {
 	if base.Digest == "" {
 		return ""

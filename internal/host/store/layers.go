@@ -28,8 +28,8 @@ const originFile = "origin"
 
 // openLayer opens a memory layer in RAM. If the layer is not in RAM, openLayer copies it there if
 // there is room. Otherwise it opens the file on disk, where the first access to each page is
-// slower. unflushed says that the layer may be in RAM only. usual is how many bytes the layer takes
-// without the pages that VMMs have added to holes, as far as that is known.
+// slower. unflushed says that the layer may be only in RAM. usual is how many bytes the layer takes
+// without the pages that VMMs have added to holes, as far as known.
 func (s *Store) openLayer(dir string, m *snapshot.Manifest, l snapshot.File, unflushed bool) (
 	f *os.File, usual uint64, err error) {
 	disk, err := s.openSized(layerPath(dir, m, l.Owner), l.Bytes)
@@ -60,14 +60,14 @@ func layerPath(dir string, m *snapshot.Manifest, owner string) string {
 	return filepath.Join(dir, snapshot.LayerFile(snapshot.MemoryLayerFile, m.ID, owner))
 }
 
-// openHot opens a layer in RAM without checking its origin. The caller must know that it is the
-// right layer.
+// openHot opens a layer in RAM without checking its origin. The caller must know that the file is
+// the right layer.
 func (s *Store) openHot(l snapshot.File) (*os.File, error) {
 	return s.openAlone(s.ramLayer(l.Owner), l.Bytes)
 }
 
-// openCopy opens the layer in RAM that is a copy of a file on disk. If there is none, it returns
-// nil.
+// openCopy opens the layer in RAM that is a copy of a file on disk. If there is no such copy,
+// openCopy returns nil.
 func (s *Store) openCopy(l snapshot.File, disk *os.File) (*os.File, error) {
 	id, err := identify(disk)
 	if err != nil || s.origin(l.Owner) != id {
@@ -104,8 +104,8 @@ func setOrigin(dir string, disk *os.File) error {
 }
 
 // readBack copies a layer from disk to RAM. It returns nil if there is too little room. It also
-// returns nil if another snapshot of the chain has made the copy at the same time, which is then
-// used.
+// returns nil if another snapshot of the chain has made the copy at the same time, because then
+// that copy is used.
 func (s *Store) readBack(l snapshot.File, disk *os.File) (*os.File, error) {
 	if identifyPath(s.ramLayer(l.Owner)) != (fileID{}) {
 		return nil, nil
@@ -141,8 +141,8 @@ func (s *Store) hasRoom(n uint64) bool {
 }
 
 // findLayer returns the path, on disk, of a memory layer that m inherits, or "". It looks in the
-// snapshot that m was branched from, and in the snapshot with the ID below. It also looks for a
-// file that is the origin of the layer in RAM.
+// snapshot that m was branched from, and in the snapshot with the ID below. It also looks for the
+// file from which the layer in RAM was copied.
 func (s *Store) findLayer(m *snapshot.Manifest, below, owner string) string {
 	var fromParent string
 	var others []string
@@ -157,7 +157,7 @@ func (s *Store) findLayer(m *snapshot.Manifest, below, owner string) string {
 		}
 	}
 	s.mu.Unlock()
-	// the file may be missing, because an unflushed snapshot may not have the layer yet
+	// The file may be missing, because an unflushed snapshot may not have the layer on disk yet.
 	if fromParent != "" && identifyPath(fromParent) != (fileID{}) {
 		return fromParent
 	}

@@ -20,7 +20,7 @@ type hotFiles struct {
 	extents  []vm.Extent
 	state    *os.File
 	layers   []*os.File
-	usual    []atomic.Uint64 // for each layer: bytes that it takes without pages that VMMs have added, see trim
+	usual    []atomic.Uint64 // bytes that each layer takes without pages that VMMs have added, see trim
 	disk     []*os.File      // base image, then layers; empty if there is no disk
 
 	firstWrites firstWrites
@@ -46,15 +46,15 @@ func (l *Lease) State() *os.File { return l.state }
 // Layers returns the memory layers, base first.
 func (l *Lease) Layers() []*os.File { return l.layers }
 
-// Disk returns the files of the base image and the disk layers, base first. It returns none if the
-// snapshot has no disk.
+// Disk returns the files of the base image and the disk layers, base first. If the snapshot has no
+// disk, the result is empty.
 func (l *Lease) Disk() []*os.File { return l.disk }
 
 // Release ends the lease. Calling it again does nothing.
 func (l *Lease) Release() { l.release() }
 
-// Acquire leases the snapshot tag. The first lease of a snapshot opens and checks the files; if
-// they are damaged, the error is a *DamagedError. If the snapshot has no memory, the error is a
+// Acquire leases the snapshot tag. The first lease of a snapshot opens and checks the files. If the
+// files are damaged, the error is a *DamagedError. If the snapshot has no memory, the error is a
 // *DiskOnlyError.
 func (s *Store) Acquire(tag string) (*Lease, error) {
 	l, err := s.AcquireDisk(tag)
@@ -88,7 +88,7 @@ func (s *Store) AcquireDisk(tag string) (*Lease, error) {
 	return s.lease(e, &e.refs.lease)
 }
 
-// lease returns a lease of e. The caller has already incremented count.
+// lease returns a lease of e. The caller has already incremented count, a field of e.refs.
 func (s *Store) lease(e *entry, count *int) (*Lease, error) {
 	release := s.releaser(e, count)
 	hot, err := s.heat(e)
@@ -107,7 +107,7 @@ func (s *Store) releaser(e *entry, count *int) (release func()) {
 	return sync.OnceFunc(func() {
 		s.mu.Lock()
 		*count--
-		// the last follower of a transient snapshot with a name does not delete it
+		// If a transient snapshot still has its name, the end of its last follower does not delete it.
 		if e.isUnnamed() || count == &e.refs.lease {
 			s.dropTransientLocked(e)
 		}

@@ -1,12 +1,13 @@
 package store
 
-// A sandbox that was rebased onto its branch follows it. The layers of such a branch over the
-// snapshot that the sandbox runs from are the sandbox's line. They stay in RAM even if they are on
-// disk and their snapshots are deleted, because the sandbox's memory is mapped from them. If such a
-// snapshot is deleted before it is on disk, its layer is never written, and is in the line only.
+// A sandbox follows the branch that it was rebased onto. The sandbox's line consists of the layers that
+// this branch has in addition to those of the snapshot from which the sandbox runs. The layers of a
+// line stay in RAM even if they are on disk and their snapshots are deleted, because the sandbox's
+// memory is mapped from them. If a snapshot in a line is deleted before it is on disk, its layer is
+// never written to disk.
 
-// Line returns the number of memory layers of the followed snapshot with an ID, and how many bytes
-// those of its line have.
+// Line describes the line of the sandboxes that follow the snapshot id. It returns the number of
+// memory layers of the snapshot, and how many bytes the layers in the line take.
 func (s *Store) Line(id string) (layers int, bytes uint64) {
 	type paths struct{ ram, disk string }
 	var line []paths
@@ -19,13 +20,14 @@ func (s *Store) Line(id string) (layers int, bytes uint64) {
 	}
 	s.mu.Unlock()
 	for _, l := range line {
-		bytes += max(blocks(l.ram), blocks(l.disk)) // only one of them if it is unflushed, or RAM is short
+		// An unflushed layer is only in RAM. If RAM is short, a layer is only on disk.
+		bytes += max(blocks(l.ram), blocks(l.disk))
 	}
 	return layers, bytes
 }
 
-// lineLocked returns the owners of the layers that a branch has over the snapshot that its sandbox
-// runs from.
+// lineLocked returns the owners of the layers in a line: those that the branch e has in addition to
+// the layers of the snapshot that its sandbox runs from.
 func (s *Store) lineLocked(e *entry) (owners []string) {
 	var from *entry
 	if e.manifest.Parent != nil {
@@ -39,8 +41,8 @@ func (s *Store) lineLocked(e *entry) (owners []string) {
 	return owners
 }
 
-// lines returns the RAM usage of the lines of sandboxes, in bytes by the sandboxes' owner. It leaves
-// out layers that are to be written to disk, which unflushed returns.
+// lines returns how many bytes of RAM the lines of sandboxes take, for each owner of sandboxes. It
+// omits layers that are to be written to disk, because unflushed returns these.
 func (s *Store) lines() map[string]uint64 {
 	of := make(map[string]string) // owners of sandboxes, by layer
 	s.mu.Lock()

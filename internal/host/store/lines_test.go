@@ -6,10 +6,10 @@ import (
 	"testing"
 )
 
-// Flushed and deleted branches that sandboxes of one owner follow leave room in RAM for other
-// owners, also when the sandboxes branch one after another.
+// If sandboxes of one owner follow branches that are flushed or deleted, these branches leave room
+// in RAM for other owners. This also holds when the sandboxes branch one after another.
 func TestLinesLeaveRoom(t *testing.T) {
-	s, d, catchUp := slowDisk(t, 17) // one for the parent
+	s, d, catchUp := slowDisk(t, 17) // room for 17 layers, of which one is the parent's
 	catchUp()
 	s.Quiesce()
 	var unfollow func()
@@ -84,9 +84,9 @@ func followed(t *testing.T, s *Store, d dirs) (id string) {
 	return g.ID()
 }
 
-// A branch that is deleted before it is on disk is never written while a sandbox follows it. It
-// counts as part of the sandbox's line, also after a restart, and keeps no branch of another owner
-// waiting.
+// A branch that is deleted before it is on disk is never written to disk while a sandbox follows
+// it. It counts as part of the sandbox's line, even after a restart. It does not make the branches
+// of another owner wait.
 func TestDeletedUnflushedBranchIsALine(t *testing.T) {
 	s, d, catchUp := slowDisk(t, 17)
 	id := followed(t, s, d)
@@ -114,14 +114,15 @@ func TestDeletedUnflushedBranchIsALine(t *testing.T) {
 	}
 }
 
-// A branch that its owner's lines keep out does not delay branches of other owners.
+// A branch that has no room because of its owner's lines does not delay branches of other owners.
 func TestLinesDelayNoOtherOwner(t *testing.T) {
 	s, d, catchUp := slowDisk(t, 17)
 	catchUp()
 	followed(t, s, d)
 	s.Quiesce()
 	a := &layerRoom{owner: "a", bytes: 20 * layerBytes, in: make(chan struct{})}
-	b := &layerRoom{owner: "b", bytes: 30 * layerBytes, in: make(chan struct{})} // alone, a branch may have any size
+	// If there is no other layer, a branch may have any size.
+	b := &layerRoom{owner: "b", bytes: 30 * layerBytes, in: make(chan struct{})}
 	s.backlog.queue = []*layerRoom{a, b}
 	if s.backlog.admit() == 0 {
 		t.Error("a has room")

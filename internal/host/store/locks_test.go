@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// No code uses the file system while it holds mu: forks, lists and deletions wait for mu, so a slow
-// disk would delay all of them.
+// No code may use the file system while it holds mu. Forks, lists and deletions wait for mu, so a
+// slow disk would delay all of them.
 func TestNoFileIsTouchedUnderMu(t *testing.T) {
 	files, err := os.ReadDir(".")
 	if err != nil {
@@ -52,8 +52,8 @@ func TestNoFileIsTouchedUnderMu(t *testing.T) {
 }
 
 // underMu returns the statements of a function that run while mu is locked. If the function's name
-// ends with Locked, these are all statements; if not, the statements after a lock that is unlocked
-// by defer.
+// ends with Locked, these are all statements. Otherwise they are the statements after a lock that
+// is unlocked by defer.
 func underMu(f *ast.FuncDecl) []ast.Stmt {
 	list := f.Body.List
 	if strings.HasSuffix(f.Name.Name, "Locked") {

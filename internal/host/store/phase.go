@@ -23,12 +23,12 @@ type phase int
 //	              ▼ │           ▼ │
 //	          unnamedHot      unnamed ◀── a start
 //
-// A snapshot is deleting from the time when a deletion has chosen it until its files are removed.
-// If sandboxes follow it, it becomes unnamed instead, and is deleted when the last of them stops
-// following it. If a deletion fails, the snapshot returns to its previous phase, or to stored if it
-// was flushed during the deletion.
+// A snapshot is deleting from the time when a deletion has chosen it until its files are removed. If
+// sandboxes follow the snapshot, it becomes unnamed instead, and is deleted when the last of these
+// sandboxes stops following it. If a deletion fails, the snapshot returns to its previous phase, or to
+// stored if it was flushed during the deletion.
 const (
-	phaseHot        phase = iota + 1 // usable; at least the memory layer is in RAM only
+	phaseHot        phase = iota + 1 // usable; at least the memory layer is only in RAM
 	phaseStored                      // usable; on disk
 	phaseDamaged                     // in the list with the reason; has a directory
 	phaseFailed                      // in the list with the reason; has no files, see ListFailed
@@ -38,8 +38,8 @@ const (
 	phaseGone
 )
 
-// nextPhases has the phases that may follow each phase. It is the drawing above as code. For
-// phaseDeleting, mayEnter also considers the phase before phaseDeleting.
+// nextPhases has the phases that may follow each phase. It is the drawing above as code. After
+// phaseDeleting, mayEnter also permits a return to the phase before phaseDeleting.
 var nextPhases = map[phase][]phase{
 	phaseHot:        {phaseStored, phaseDeleting},
 	phaseStored:     {phaseDamaged, phaseDeleting},
@@ -81,8 +81,8 @@ func (l *life) mayEnter(to phase) bool {
 	return to == phaseGone || to == l.before || to == phaseStored && l.before == phaseHot
 }
 
-// enterLocked changes the phase if that is permitted, and reports whether it was. No other function
-// writes the phase.
+// enterLocked changes the phase if the change is permitted, and reports whether it was. No other
+// function writes the phase.
 func (l *life) enterLocked(to phase) bool {
 	switch {
 	case !l.mayEnter(to):
@@ -109,7 +109,7 @@ func (l *life) isUnnamed() bool {
 		l.phase == phaseDeleting && (l.before == phaseUnnamedHot || l.before == phaseUnnamed)
 }
 
-// inRAM reports whether some part of the snapshot, such as its memory layer, is in RAM only.
+// inRAM reports whether some part of the snapshot, such as its memory layer, is only in RAM.
 func (l *life) inRAM() bool {
 	p := l.phase
 	if p == phaseDeleting {
@@ -118,7 +118,7 @@ func (l *life) inRAM() bool {
 	return p == phaseHot || p == phaseUnnamedHot
 }
 
-// awaitsFlush reports whether the flusher is to write the snapshot to disk.
+// awaitsFlush reports whether the flusher still has to write the snapshot to disk.
 func (l *life) awaitsFlush() bool { return l.inRAM() && !l.isUnnamed() }
 
 // undeleteLocked returns to the phase before a deletion that has failed.
@@ -142,7 +142,7 @@ func (r *refs) keeping() int { return r.lease + r.pin }
 func (r *refs) using() int { return r.lease + r.follow }
 
 // addLocked adds an entry to the indexes. If several entries have the same ID, the index by ID has
-// the first.
+// the one that was added first.
 func (s *Store) addLocked(e *entry) {
 	if old := s.byTag[e.tag]; old != nil {
 		s.dropLocked(old)

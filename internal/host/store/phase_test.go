@@ -5,9 +5,9 @@ import (
 	"testing"
 )
 
-// For every pair of phases (and for deleting, every phase before it), the test checks that the
-// change is permitted if it is in the drawing in phase.go. Every other change must be refused, and
-// must leave the phase as it was.
+// TestPhases checks every pair of phases, and for the phase deleting every phase before it. If a
+// change is in the drawing in phase.go, it must be permitted. Every other change must be refused,
+// and must leave the phase as it was.
 func TestPhases(t *testing.T) {
 	drawn := map[phase][]phase{
 		0:               {phaseHot, phaseStored, phaseDamaged, phaseFailed, phaseUnnamedHot, phaseUnnamed},
@@ -53,8 +53,8 @@ func TestPhases(t *testing.T) {
 	}
 }
 
-// While an entry is being deleted, it has the properties of its previous phase. So if the deletion
-// fails, nothing has changed.
+// While an entry is being deleted, it has the properties of its previous phase. So a deletion that
+// fails changes nothing.
 func TestDeletionThatFails(t *testing.T) {
 	for _, p := range []phase{phaseHot, phaseStored, phaseDamaged, phaseFailed, phaseUnnamedHot, phaseUnnamed} {
 		l := life{phase: p}

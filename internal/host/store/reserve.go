@@ -16,8 +16,8 @@ const reserveBytes = 8 << 20
 
 func (s *Store) reserveFile() string { return filepath.Join(s.root, "reserve") }
 
-// keepReserve allocates the reserve, if it is missing and there is room. On a full disk that may
-// fail, and the next deletion or start tries again.
+// keepReserve allocates the reserve, if the reserve is missing and there is room. On a full disk
+// the allocation may fail, and the next deletion or start tries again.
 func (s *Store) keepReserve() {
 	s.reserveMu.Lock()
 	defer s.reserveMu.Unlock()

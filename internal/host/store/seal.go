@@ -13,8 +13,8 @@ import (
 )
 
 // sealer computes the digests of published snapshots in the background and writes them to the
-// manifests ("seals" the snapshots). It works on one snapshot at a time, at the lowest priority. A
-// snapshot can be used without digests, but not verified.
+// manifests, which seals the snapshots. It works on one snapshot at a time, at the lowest priority.
+// An unsealed snapshot can be used, but not verified.
 type sealer struct {
 	store  *Store
 	cancel context.CancelFunc
@@ -61,7 +61,8 @@ func (q *sealer) next(ctx context.Context) (context.Context, string) {
 	return ctx, q.tag
 }
 
-// drop cancels the sealing of a snapshot that is being deleted, because its open files take space.
+// drop cancels the sealing of a snapshot that is being deleted, because open files keep their
+// space.
 func (q *sealer) drop(tag string) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -132,7 +133,7 @@ func (s *Store) files(m *snapshot.Manifest) []digested {
 	var list []digested
 	if !m.DiskOnly() {
 		list = append(list, inDir(snapshot.StateFile, &m.State.Digest), inDir(snapshot.MemoryMapFile, &m.Map.Digest))
-	} else { // boot files, without which a disk-only snapshot is useless
+	} else { // boot files, which a disk-only snapshot needs
 		for what, base := range map[string]*snapshot.Base{"kernel ": &m.Boot.Kernel, "initramfs ": &m.Boot.Initrd} {
 			open := func() (*os.File, error) { return s.openBase(*base) }
 			list = append(list, digested{what + base.Digest, open, &base.Digest})
@@ -178,7 +179,7 @@ func (s *Store) seal(ctx context.Context, tag string) error {
 	if e == nil {
 		return nil // the snapshot has been deleted
 	}
-	e.flushMu.Lock() // a deletion waits for this lock
+	e.flushMu.Lock() // a deletion takes this lock, too
 	defer e.flushMu.Unlock()
 	s.mu.Lock()
 	same := s.byTag[tag] == e && e.listed() && e.id() == m.ID
@@ -209,7 +210,7 @@ func (s *Store) inheritDigests(m *snapshot.Manifest) {
 	}
 }
 
-// inherit is the part of inheritDigests for layers of one kind.
+// inherit does the work of inheritDigests for layers of one kind.
 func (s *Store) inherit(m *snapshot.Manifest, kind string, layers []snapshot.File,
 	of func(*snapshot.Manifest) []snapshot.File) {
 	type known struct{ path, digest string }
@@ -243,8 +244,8 @@ func (s *Store) inherit(m *snapshot.Manifest, kind string, layers []snapshot.Fil
 }
 
 // Verify reads every file of the snapshot, including inherited layers, and compares the digests. If
-// a file differs, the error is a *DamagedError that names the first one. Missing digests are
-// computed and stored before. Like the sealer, it runs at the lowest priority.
+// a file differs, the error is a *DamagedError that names the first such file. Verify first
+// computes and stores missing digests. Like the sealer, it runs at the lowest priority.
 func (s *Store) Verify(ctx context.Context, tag string) error {
 	done := make(chan error, 1)
 	go func() {

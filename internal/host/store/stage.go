@@ -41,9 +41,9 @@ type Staging struct {
 // an *ExistsError.
 func (s *Store) Stage(tag string) (*Staging, error) { return s.stage(tag, false) }
 
-// StageOver is like Stage, but the new snapshot replaces the one with the same tag, if there is
-// one. When the new snapshot is complete and on disk, Publish deletes the old one as Delete with
-// DeleteForce does. If that deletion would fail now, the error is an *InUseError.
+// StageOver is like Stage, but the new snapshot replaces a snapshot with the same tag. When the new
+// snapshot is complete and on disk, Publish deletes the old one as Delete with DeleteForce does. If
+// that deletion would fail at present, the error is an *InUseError.
 func (s *Store) StageOver(tag string) (*Staging, error) { return s.stage(tag, true) }
 
 func (s *Store) stage(tag string, over bool) (*Staging, error) {
@@ -111,14 +111,14 @@ func (g *Staging) setBase(base snapshot.Base) {
 	g.store.mu.Unlock()
 }
 
-// Awaited is called if a stopped sandbox waits until the snapshot is on disk. Such a snapshot does
-// not wait behind snapshots for which no client waits.
+// Awaited is called if a stopped sandbox waits until the snapshot is on disk. Such a snapshot is
+// not flushed behind snapshots that no client waits for.
 func (g *Staging) Awaited() { g.awaited = true }
 
 // DurableFirst makes Publish flush the snapshot to disk before it becomes visible.
 func (g *Staging) DurableFirst() { g.first = true }
 
-// Inherit is called if the inherited memory layers are those of a leased snapshot other than the
+// Inherit is called if the snapshot inherits the memory layers of a leased snapshot that is not its
 // parent.
 func (g *Staging) Inherit(from *Lease) { g.below = from.Manifest().ID }
 
@@ -153,7 +153,7 @@ func layerSizes(m *snapshot.Manifest) []uint64 {
 	return sizes
 }
 
-// Discard removes all files of a snapshot that is not published, and frees its tag.
+// Discard removes all files of a snapshot that was not published, and frees its tag.
 func (g *Staging) Discard() {
 	if g.done {
 		return

@@ -1,7 +1,7 @@
 // Package store keeps the snapshots of one host. A snapshot is a directory on disk, which is
 // published completely or not at all. Memory layers of snapshots in use have copies on a RAM file
-// system ("hot" layers). Leases protect snapshots that are in use, and the package has the rules
-// for deletions.
+// system ("hot" layers). Leases protect snapshots that are in use. The package also decides which
+// snapshots may be deleted.
 //
 // It starts no VM and does not interpret vmstate and layers. It never computes digests or copies
 // layers while a fork waits, with one exception: the first use of a snapshot opens its files, and
@@ -9,8 +9,8 @@
 // belong to package image; a snapshot only names its base image.
 //
 // Files in the store may come from other hosts, so they are not trusted. They are opened without
-// following links or leaving the store's directories. Which file is a base image, and to which
-// snapshot a layer in RAM belongs, is in the store's own records and not in manifests.
+// following links or leaving the store's directories. The store's own records, and not the
+// manifests, say which file is a base image, and to which snapshot a layer in RAM belongs.
 //
 // Layout:
 //
@@ -89,7 +89,7 @@ type Store struct {
 	byTag    map[string]*entry
 	byID     map[string]*entry   // by ID; snapshots with a manifest
 	reserved map[string]*Staging // by tag; snapshots that are being made
-	idle     []*entry            // snapshots whose last lease has ended, latest last; some may have a lease again
+	idle     []*entry            // snapshots whose last lease has ended, latest last; some may be leased again
 }
 
 // entry is one published snapshot.
@@ -110,11 +110,11 @@ type entry struct {
 
 	flushed   chan struct{} // closed when the first flush has ended, even with an error; nil if there was none
 	flushErr  error         // error of the latest flush
-	published time.Time     // when this daemon published it
+	published time.Time     // when this daemon published the snapshot; zero for a snapshot of an earlier daemon
 	flushTime time.Duration
 	flushMu   sync.Mutex // held while flushing
-	hurries   []hurry    // called for each attempt to flush it; guarded by Store.mu
-	calm      []func()   // called when the next attempt has ended; guarded by Store.mu
+	hurries   []hurry    // called for each attempt to flush the snapshot; guarded by Store.mu
+	calm      []func()   // called when the next attempt to flush has ended; guarded by Store.mu
 
 	hotMu sync.Mutex // held while files are opened or closed
 	hot   *hotFiles  // nil until the first lease; guarded by hotMu
@@ -141,8 +141,8 @@ func (s *Store) tell(kind event.Kind, e *entry) {
 }
 
 // Open takes over the store at cfg.Root. It removes what a crash has left, and reads every
-// manifest. Damaged snapshots are in the list, with the reason, and cannot be used. Open returns an
-// error if another process owns the store.
+// manifest. Damaged snapshots stay in the list, with the reason, and cannot be used. Open returns
+// an error if another process owns the store.
 func Open(cfg Config) (*Store, error) {
 	s := &Store{root: filepath.Clean(cfg.Root), ram: filepath.Clean(cfg.RAM), events: cfg.Events,
 		byTag: make(map[string]*entry), byID: make(map[string]*entry), reserved: make(map[string]*Staging)}
@@ -163,7 +163,7 @@ func Open(cfg Config) (*Store, error) {
 	var unflushed []*entry
 	for _, e := range s.byTag {
 		switch {
-		case e.isUnnamed(): // no background work for it, because it will be deleted soon
+		case e.isUnnamed(): // an unnamed snapshot needs no background work, because it will be deleted soon
 		case e.inRAM():
 			unflushed = append(unflushed, e)
 		case e.manifest != nil && !sealed(e.manifest):
@@ -219,7 +219,7 @@ func (s *Store) Close() error {
 	s.mu.Lock()
 	entries := slices.Collect(maps.Values(s.byTag))
 	s.mu.Unlock()
-	for _, e := range entries { // without mu, because the lock order forbids taking hotMu under it
+	for _, e := range entries { // without mu, because hotMu must not be taken under mu
 		e.cool()
 	}
 	return s.closeDirs()
@@ -241,7 +241,7 @@ func (s *Store) scan() error {
 		return err
 	}
 	for _, d := range dirs {
-		if strings.HasPrefix(d.Name(), deletedPrefix) { // a crash has interrupted its deletion
+		if strings.HasPrefix(d.Name(), deletedPrefix) { // a crash has interrupted the deletion
 			if err := os.RemoveAll(filepath.Join(s.snapshots(), d.Name())); err != nil {
 				return err
 			}
@@ -254,7 +254,7 @@ func (s *Store) scan() error {
 			continue
 		}
 		if !d.IsDir() || snapshot.CheckTag(d.Name()) != nil {
-			continue // not a snapshot, because its name is not a valid tag
+			continue // a directory whose name is not a valid tag is not a snapshot
 		}
 		s.addLocked(s.load(d.Name()))
 	}
@@ -335,7 +335,7 @@ func emptyDir(dir string, keep func(name string) bool) error {
 	return nil
 }
 
-// ownsMemoryLocked reports whether a snapshot needs the memory layer that owner owns.
+// ownsMemoryLocked reports whether a snapshot needs the memory layer of owner.
 func (s *Store) ownsMemoryLocked(owner string) bool {
 	for _, e := range s.byTag {
 		if e.manifest != nil && hasMemory(e.manifest, owner) {

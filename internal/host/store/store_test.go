@@ -118,7 +118,7 @@ func TestPublishedSnapshotSurvivesARestart(t *testing.T) {
 	publish(t, s, d, "base", "")
 	publish(t, s, d, "child", "base")
 	s.Close()
-	if err := os.RemoveAll(d.ram); err != nil { // as a reboot does
+	if err := os.RemoveAll(d.ram); err != nil { // simulates a reboot
 		t.Fatal(err)
 	}
 	s = d.open(t)
@@ -148,7 +148,8 @@ func TestOneOwner(t *testing.T) {
 	}
 }
 
-// The store refuses directories to which other users can write, because they could replace layers.
+// The store refuses directories to which other users can write, because those users could replace
+// layers.
 func TestStoreWantsItsDirectoriesToItself(t *testing.T) {
 	for name, option := range map[string]string{"state": "--state-dir", "ram": "--ram-dir"} {
 		d := newDirs(t)
@@ -178,7 +179,7 @@ func TestCrashLeftoversAreRemoved(t *testing.T) {
 	if _, err := g.Create(snapshot.MemoryLayerFile); err != nil {
 		t.Fatal(err)
 	}
-	s.Close() // without Discard, as if the process had died
+	s.Close() // without Discard, to simulate a crash
 	grave := filepath.Join(d.root, "snapshots", deletedPrefix+"x")
 	if err := os.Mkdir(grave, 0o700); err != nil {
 		t.Fatal(err)

@@ -27,8 +27,8 @@ func (s *Store) dropTransientLocked(e *entry) {
 
 // HoldTransient keeps transient snapshots from being deleted until release is called. It is used
 // while sandboxes of an earlier daemon are taken over: if one of them is lost, its snapshot must
-// not be deleted, because others may run from it. release deletes the transient snapshots that are
-// not in use, unless allKnown is false. In that case they stay for a later daemon that knows all
+// not be deleted, because other sandboxes may run from it. If allKnown is true, release deletes the
+// transient snapshots that are not in use. Otherwise these stay for a later daemon that knows all
 // sandboxes.
 func (s *Store) HoldTransient() (release func(allKnown bool)) {
 	held := make(map[string]func()) // by tag
@@ -42,7 +42,7 @@ func (s *Store) HoldTransient() (release func(allKnown bool)) {
 	}
 	return func(allKnown bool) {
 		for _, info := range s.List() {
-			const own = 1 // the pin that was made here
+			const own = 1 // the pin that HoldTransient has made
 			if unpin := held[info.Tag]; unpin != nil && (allKnown || info.Leases > own) {
 				unpin()
 			}
@@ -63,8 +63,8 @@ func (s *Store) DropUnused() {
 	}
 }
 
-// Pin keeps a snapshot from being deleted. Its files may be closed, and its layers dropped from
-// RAM. unpin reverses Pin.
+// Pin keeps a snapshot from being deleted, until unpin is called. The files of a pinned snapshot
+// may be closed, and its layers dropped from RAM.
 func (s *Store) Pin(tag string) (unpin func(), err error) {
 	if err := snapshot.CheckTag(tag); err != nil {
 		return nil, err
@@ -89,7 +89,7 @@ func (s *Store) Pin(tag string) (unpin func(), err error) {
 }
 
 // Cool drops the layers of a snapshot from RAM, if the snapshot is on disk and no sandbox uses it.
-// The next use reads them back.
+// The next use of the snapshot reads the layers back.
 func (s *Store) Cool(tag string) {
 	s.mu.Lock()
 	e := s.byTag[tag]
@@ -97,7 +97,7 @@ func (s *Store) Cool(tag string) {
 	if e == nil {
 		return
 	}
-	e.hotMu.Lock() // a new lease needs this lock to open the files
+	e.hotMu.Lock() // a new lease takes this lock to open the files
 	defer e.hotMu.Unlock()
 	s.mu.Lock()
 	busy := e.refs.using() > 0 || e.inRAM() || e.manifest == nil

@@ -10,17 +10,17 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Layers in RAM have holes, and VMMs have them open for reading. When a process reads a hole
-// through a mapping, tmpfs allocates a page, and keeps it after the process has ended. A working
-// VMM never does that, because extents cover no holes. But a VMM that its guest has taken over
-// could fill all holes, and so take the host's memory. The functions in this file free such pages.
+// Layers in RAM have holes, and VMMs have the layers open for reading. When a process reads a hole
+// through a mapping, tmpfs allocates a page, and keeps it after the process has ended. A working VMM
+// never does that, because extents cover no holes. But a compromised VMM could fill all holes, and so
+// take the host's memory. The functions in this file free such pages.
 
 // trimSlack is how many bytes a layer may grow before it is trimmed.
 const trimSlack = 1 << 20
 
-// measureOwn sets the usual size of the snapshot's own layer, the last one, to at most the size of
-// its extents. The layer may be larger now, because VMMs of an earlier daemon may have filled
-// holes.
+// measureOwn sets the usual size of the snapshot's own layer, which is the last one. The result is
+// at most the size of the layer's extents: the layer may be larger now, because VMMs of an earlier
+// daemon may have filled holes.
 func (h *hotFiles) measureOwn() {
 	last := len(h.layers) - 1
 	if last < 0 {
@@ -44,8 +44,8 @@ func extentsOver(extents []vm.Extent, layer int) []vm.Extent {
 	return over
 }
 
-// trim frees pages in the holes of layers that have grown. It skips a layer that is not on disk
-// yet, until a later lease ends. The caller must hold a lease.
+// trim frees pages in the holes of layers that have grown. A layer that is not on disk yet is
+// skipped, and the end of a later lease tries again. The caller must hold a lease.
 func (s *Store) trim(e *entry, h *hotFiles) {
 	for i, l := range h.manifest.Memory {
 		if fileBlocks(h.layers[i]) <= h.usual[i].Load()+trimSlack {
@@ -54,8 +54,10 @@ func (s *Store) trim(e *entry, h *hotFiles) {
 		s.mu.Lock()
 		dir := e.dir
 		s.mu.Unlock()
-		if s.trimLayer(dir, h.manifest, l, h.layers[i]) == nil { // after an error, the end of the next lease tries again
-			h.usual[i].Store(fileBlocks(h.layers[i])) // measured in RAM, because the disk may have larger or compressed blocks
+		// After an error, the end of the next lease tries again.
+		if s.trimLayer(dir, h.manifest, l, h.layers[i]) == nil {
+			// Measure the file in RAM, because blocks on disk may be larger, or compressed.
+			h.usual[i].Store(fileBlocks(h.layers[i]))
 		}
 	}
 }

@@ -101,7 +101,8 @@ func fillHoles(t *testing.T, layer *os.File, size int) {
 }
 
 // A VMM can make tmpfs allocate memory for the holes of a layer, although it may only read the
-// layer. When the VMM has ended, the store frees that memory. The layer's content is unchanged.
+// layer. When the VMM has ended, the store frees that memory. The content of the layer is
+// unchanged.
 func TestHolesOfLayersAreGivenBack(t *testing.T) {
 	const size = 16 << 20
 	d := newDirs(t)
@@ -138,7 +139,7 @@ func TestHolesOfLayersAreGivenBack(t *testing.T) {
 	}
 }
 
-// Holes that were filled under an earlier daemon, or before the layer was on disk, are freed too.
+// Holes that were filled under an earlier daemon, or before the layer was on disk, are also freed.
 // In the file on disk they stay holes.
 func TestHolesFilledEarlierAreGivenBack(t *testing.T) {
 	const size = 16 << 20

@@ -8,14 +8,14 @@ import (
 	"github.com/forkd/forkd/internal/host/event"
 )
 
-// unnamedPrefix begins the directory name of an unnamed snapshot. The snapshot's ID follows. No tag
-// begins with a dot.
+// unnamedPrefix is the prefix of the directory name of an unnamed snapshot. The snapshot's ID
+// follows. No tag begins with a dot.
 const unnamedPrefix = ".unnamed-"
 
-// Follow keeps the files of the snapshot with an ID, for a sandbox of owner that was rebased onto
-// it, until unfollow is called. The snapshot can still be deleted: then its tag is free and it is
+// Follow keeps the files of the snapshot id, for a sandbox of owner that was rebased onto it, until
+// unfollow is called. The snapshot can still be deleted. Then its tag is free and the snapshot is
 // invisible at once, but its files stay until no sandbox follows it. Snapshots that an earlier
-// daemon left unnamed can be followed until DropUnused.
+// daemon left unnamed can be followed until DropUnused is called.
 func (s *Store) Follow(id, owner string) (unfollow func(), err error) {
 	e, err := s.follow(id)
 	if err != nil {
@@ -47,8 +47,9 @@ func (s *Store) follow(id string) (*entry, error) {
 	return e, nil
 }
 
-// UnnamedBytes returns how much space a deleted snapshot takes while it is followed. That space is
-// on disk, or in RAM if the snapshot was not flushed. It returns 0 for any other ID.
+// UnnamedBytes returns how much space a deleted snapshot still takes because a sandbox follows it.
+// The space is on disk, or in RAM if the snapshot was not flushed. For any other ID the result is
+// 0.
 func (s *Store) UnnamedBytes(id string) uint64 {
 	s.mu.Lock()
 	e := s.byTag[unnamedPrefix+id]
@@ -74,10 +75,10 @@ func (s *Store) removeOrUnname(e *entry) error {
 }
 
 // OnGone makes the store call f with the ID of each snapshot that can no longer be forked, for any
-// reason. If a snapshot first loses its name, f is called twice for it.
+// reason. For a snapshot that first loses its name and is deleted later, f is called twice.
 func (s *Store) OnGone(f func(id string)) { s.gone.Store(&f) }
 
-// takeAway is removeOrUnname without the call of OnGone's function.
+// takeAway is like removeOrUnname, but does not call the function of OnGone.
 func (s *Store) takeAway(e *entry) error {
 	s.mu.Lock()
 	followed := e.refs.follow > 0
@@ -88,7 +89,7 @@ func (s *Store) takeAway(e *entry) error {
 	e.flushMu.Lock() // needed to move the directory
 	defer e.flushMu.Unlock()
 	s.sealer.drop(e.tag)
-	e.hotMu.Lock() // calls that open the snapshot's files wait for this lock
+	e.hotMu.Lock() // calls that open the snapshot's files also take this lock
 	defer e.hotMu.Unlock()
 	s.moves.Lock()
 	defer s.moves.Unlock()
@@ -107,7 +108,7 @@ func (s *Store) takeAway(e *entry) error {
 		e.enterLocked(phaseUnnamed)
 	}
 	s.addLocked(e)
-	s.dropTransientLocked(e) // if its last follower has stopped following it in the meantime
+	s.dropTransientLocked(e) // its last follower may have stopped following it in the meantime
 	return nil
 }
 

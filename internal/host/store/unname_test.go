@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// If a snapshot is only followed, clients can delete it: its tag is free at once. Its files stay
-// until the last follower is gone, also after a restart, whether they were flushed or not.
+// If sandboxes only follow a snapshot, clients can delete it: its tag is free at once. Its files stay
+// until the last sandbox stops following it, even after a restart, and whether they were flushed or not.
 //
 // +checklocksignore: it holds a lock in one of two cases
 func TestFollowedSnapshotCanBeDeleted(t *testing.T) {
@@ -99,7 +99,7 @@ func TestFollowedSnapshotCanBeDeleted(t *testing.T) {
 	}
 }
 
-// Unnamed snapshots that no sandbox follows are deleted when all sandboxes are known.
+// Unnamed snapshots that no sandbox follows are deleted as soon as all sandboxes are known.
 func TestUnnamedSnapshotsOfALostDaemon(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)
