@@ -25,12 +25,12 @@ type Rules struct {
 	DiskReserve   uint64  // bytes that must stay free on the file system with the private disk tops
 }
 
-// startBytes is the memory that is counted for a starting VM, because the host's own figures do not
-// include it yet. A child writes about 1 MiB before it has confirmed, and its VMM and KVM use about
-// as much each.
+// startBytes is the memory that is counted for each starting VM, because the host's own figures do
+// not include it yet. A child writes about 1 MiB before it has confirmed, and its VMM and KVM use
+// about 1 MiB each.
 const startBytes = 4 << 20
 
-// Codes of an Error, as in the API.
+// Codes of an Error. The API uses the same codes.
 const (
 	CodeMaxSandboxes = "max_sandboxes"
 	CodeMaxVCPUs     = "max_vcpus"
@@ -71,8 +71,8 @@ type Host struct {
 	since int // number of VMs that entered after free was read
 }
 
-// askEvery is how old the figure of the host's available memory may be. The kernel takes tens of
-// microseconds to compute it, which is long for a fork.
+// askEvery is the maximum age of the figure of the host's available memory. The kernel takes tens
+// of microseconds to compute the figure, which is long for a fork.
 const askEvery = 100 * time.Millisecond
 
 // New returns a Host without VMs. The private disk tops of sandboxes are in dir.
@@ -89,9 +89,9 @@ func FreeBytes(dir string) (uint64, error) {
 	return st.Bavail * uint64(st.Bsize), nil
 }
 
-// Enter reserves places for n VMs, or for none if it returns an error. The caller must call Leave
-// once for each VM. When all n VMs have started or failed, the caller must call Started once, with
-// the same n.
+// Enter reserves places for n VMs. If it returns an error, it has reserved none. The caller must
+// call Leave once for each VM. When all n VMs have started or failed, the caller must call Started
+// once, with the same n.
 func (h *Host) Enter(n int, vcpus uint32) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()

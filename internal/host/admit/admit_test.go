@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// wantRefused fails the test unless err refuses with the given code.
+// wantRefused fails the test unless err is an *Error with the given code.
 func wantRefused(t *testing.T, code string, err error) {
 	t.Helper()
 	var refused *Error
@@ -52,10 +52,10 @@ func TestRulesLookAtTheHost(t *testing.T) {
 		defer a.mu.Unlock()
 		a.asked = at
 	}
-	askedAt(time.Now().Add(time.Hour))            // so that the host's memory is not read again
+	askedAt(time.Now().Add(time.Hour))            // so the host's memory is not read again
 	wantRefused(t, CodeHostMemory, a.Enter(1, 1)) // the first VM is still starting
 	a.Started(1)
-	wantRefused(t, CodeHostMemory, a.Enter(1, 1)) // the figure of the host's memory does not include the VM yet
+	wantRefused(t, CodeHostMemory, a.Enter(1, 1)) // the host's figure does not include the first VM yet
 	askedAt(time.Time{})
 	if err := a.Enter(1, 1); err != nil {
 		t.Errorf("the first has started, and the host's figures have it: %v", err)

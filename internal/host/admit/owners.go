@@ -5,7 +5,7 @@ import (
 	"sync"
 )
 
-// Owners counts, for each owner, the sandboxes that are being created, so that two requests cannot
+// Owners counts the sandboxes that are being created, for each owner, so that two requests cannot
 // both take the last place. The zero Owners is ready to use.
 type Owners struct {
 	mu sync.Mutex
@@ -13,9 +13,9 @@ type Owners struct {
 	coming map[string]int
 }
 
-// Reserve reserves room for n more sandboxes of an owner. most is the maximum (0: unlimited), and
-// have returns how many sandboxes the owner has now. The caller must call release when the
-// sandboxes exist or have failed. The error is an *Error.
+// Reserve reserves room for n more sandboxes of an owner. most is the owner's maximum (0:
+// unlimited), and have returns how many sandboxes the owner has now. The caller must call release
+// when the sandboxes exist or have failed. The error is an *Error.
 func (o *Owners) Reserve(owner string, most, n int, have func() int) (release func(), err error) {
 	if most == 0 {
 		return func() {}, nil

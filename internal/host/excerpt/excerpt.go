@@ -13,8 +13,8 @@ import (
 // maxLine bounds the length of a quoted line in bytes, because the guest chooses it.
 const maxLine = 200
 
-// Console returns the lines of a console that help most in an error message. These are the kernel's
-// panic line, if there is one, and the last n lines.
+// Console returns the lines of a console that help most in an error message: the kernel's panic
+// line, if there is one, and the last n lines.
 func Console(console []byte, n int) string {
 	console = withoutNoise(console)
 	tail := Lines(console, n)
@@ -67,7 +67,7 @@ func Lines(output []byte, n int) string {
 	return strings.Join(lines, "\n")
 }
 
-// printable returns a line of a guest without what could harm a terminal.
+// printable returns a line of a guest without characters that could harm a terminal.
 func printable(line []byte) string {
 	line = bytes.TrimSpace(line)
 	if len(line) > maxLine {

@@ -1,12 +1,14 @@
-// Package imagevm fills a disk with the files of a container image, in a VM of its own.
+// Package imagevm fills a disk with the files of a container image. It does so in a VM that exists
+// only for this purpose.
 //
 // The VM boots a guest kernel with forkd-unpack as its init. It has one disk, one connection to the
-// host and no network. The host writes an empty file system into the disk file, passes on a stream of
-// package imageproto, and waits for one answer; it looks neither into the stream nor into the file
-// system afterwards. The VM is killed in every case.
+// host and no network. The host writes an empty file system to the disk file, sends the VM a stream
+// of package imageproto, and waits for one answer. The host looks neither into the stream nor into
+// the resulting file system. The VM is always killed afterwards.
 //
-// While the VM runs, the disk file is a disk layer that has all clusters, so that nothing shows of
-// the base below it. Without the layer's bitmap and footer it is the finished disk: nothing is copied.
+// While the VM runs, the disk file is a disk layer. The layer contains every cluster, so the VM
+// reads nothing of the base below it. Without the layer's bitmap and footer, the file is the
+// finished disk, so no data is copied.
 package imagevm
 
 import (
@@ -51,9 +53,9 @@ type Config struct {
 	Room func(memory uint64, disk *os.File) error
 }
 
-// Bounds of a VM.
+// Bounds on the VMs.
 const (
-	maxVMs      = 2 // at once; one client has one of them
+	maxVMs      = 2 // maximum number at a time; one client may have one of them
 	memoryBytes = 512 << 20
 	cpuWeight   = 20               // a sandbox has 100
 	fillTime    = 2 * time.Hour    // from its start to the answer; an emulated CPU is slow
@@ -78,7 +80,8 @@ type Request struct {
 	Size   int64    // of the disk, in bytes
 	UUID   [16]byte // of the file system
 
-	// Stream writes a stream of package imageproto. Its context ends when no VM takes it any more.
+	// Stream writes a stream of package imageproto to w. Its context ends when no VM reads the stream any
+	// more.
 	Stream func(ctx context.Context, w io.Writer) error
 }
 
@@ -134,7 +137,7 @@ func (f *Filler) Fill(ctx context.Context, req Request) error {
 	return req.Disk.Truncate(req.Size)
 }
 
-// blank makes disk a layer with an empty file system, in which no cluster is missing.
+// blank makes disk a layer that contains every cluster, with an empty file system.
 func blank(disk *os.File, size int64, uuid [16]byte) error {
 	if err := disklayer.Format(disk, uint64(size)); err != nil {
 		return err
@@ -161,7 +164,7 @@ func (f *Filler) run(ctx context.Context, req *Request) (err error) {
 			err = fmt.Errorf("%w; the console of the builder VM ends with:\n%s", err, excerpt.Console(console.Bytes,
 				10))
 		}
-		err = errors.Join(err, shell.VMM.Kill()) // afterwards nothing writes to the disk
+		err = errors.Join(err, shell.VMM.Kill()) // from here on, nothing writes to the disk
 	}()
 	// Without cgroups there are no weights, and no limits for sandboxes either.
 	_ = shell.VMM.Limit(vm.Limits{CPUWeight: cpuWeight}, memoryBytes)
@@ -231,7 +234,7 @@ func (f *Filler) boot(ctx context.Context, shell *vmpool.Shell, req *Request) er
 	if err != nil {
 		return err
 	}
-	// A description of its own: the VMM's must not share a position with ours.
+	// Open the file again, because the VMM must not share a file offset with the daemon.
 	top, err := open(os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", req.Disk.Fd()), os.O_RDWR, 0))
 	if err != nil {
 		return err
@@ -246,7 +249,7 @@ func (f *Filler) boot(ctx context.Context, shell *vmpool.Shell, req *Request) er
 	return shell.VMM.Resume(ctx)
 }
 
-// emptyBase returns a file of zeros without a name.
+// emptyBase returns a file of zeros that has no name any more.
 func emptyBase(dir string, size int64) (*os.File, error) {
 	name := filepath.Join(dir, "base")
 	w, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
@@ -270,7 +273,7 @@ func dialed(ctx context.Context, w *watchdog, v vmpool.VMM) (net.Conn, error) {
 		case c, ok := <-v.Conns():
 			switch {
 			case !ok:
-				<-ctx.Done() // the VM is ending; its exit is the cause
+				<-ctx.Done() // the VM is about to end, and its exit is the cause
 			case c.Port == imageproto.Port:
 				return c.Conn, nil
 			default:
@@ -291,7 +294,7 @@ func pass(ctx context.Context, w *watchdog, conn net.Conn, stream func(context.C
 		err := answer(conn)
 		answered <- err
 		if err != nil {
-			cancel(err) // the stream is no longer of use
+			cancel(err) // the VM does not need the rest of the stream
 		}
 	}()
 	w.expectSource()
@@ -316,8 +319,8 @@ func pass(ctx context.Context, w *watchdog, conn net.Conn, stream func(context.C
 	return vmpool.Cause(ctx, err)
 }
 
-// isRefused reports whether forkd-unpack has refused the stream. Nothing that happens later, such as
-// the end of the client's connection, explains more.
+// isRefused reports whether forkd-unpack has refused the stream. A later error, such as the end of
+// the client's connection, explains no more than the refusal.
 func isRefused(err error) bool {
 	var refused *invalid.Error
 	return errors.As(err, &refused)
@@ -344,7 +347,7 @@ func (g guest) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// errLost means that the connection to the VM is of no use any more.
+// errLost means that the connection to the VM can no longer be used.
 var errLost = errors.New("the connection to the builder VM is lost")
 
 // answer reads forkd-unpack's answer.
@@ -363,7 +366,7 @@ func answer(conn net.Conn) error {
 // maxReason bounds a quoted reason, in bytes.
 const maxReason = 1000
 
-// printable makes a text of a VM safe to print.
+// printable returns a text from a VM, shortened and without characters that are not safe to print.
 func printable(text string) string {
 	return strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) {

@@ -21,7 +21,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// site is a Filler over fake VMs.
+// site is a Filler with fake VMs, and a valid request.
 type site struct {
 	*Filler
 	vmms *vmfake.VMMs
@@ -52,7 +52,7 @@ func (s *site) disk(t *testing.T) *os.File {
 	return f
 }
 
-// checkClean fails if a VM or one of its files is left.
+// checkClean fails the test if a VM or one of its files is left.
 func (s *site) checkClean(t *testing.T) {
 	t.Helper()
 	if n := s.vmms.Count(); n != 0 {
@@ -73,7 +73,7 @@ func stream(layer string) func(context.Context, io.Writer) error {
 	}
 }
 
-// endless is a stream that ends with its context or with an error of its writer.
+// endless writes a stream without an end, until its context ends or its writer returns an error.
 func endless(ctx context.Context, w io.Writer) error {
 	if err := imageproto.WriteHeader(w, imageproto.Header{Layers: make([]imageproto.Layer, 1)}); err != nil {
 		return err
@@ -88,7 +88,7 @@ func endless(ctx context.Context, w io.Writer) error {
 	}
 }
 
-// takes reads a stream and returns its layer.
+// takes reads a stream and returns the content of its layer.
 func takes(conn net.Conn) ([]byte, error) {
 	r := imageproto.NewReader(conn)
 	if _, err := r.Header(); err != nil {
@@ -97,7 +97,8 @@ func takes(conn net.Conn) ([]byte, error) {
 	return io.ReadAll(r.Layer())
 }
 
-// The VM gets the stream, and the disk has an empty file system of the requested size when it starts.
+// The VM gets the stream. When the VM starts, the disk has an empty file system of the requested
+// size.
 func TestFill(t *testing.T) {
 	var got []byte
 	s := newSite(t, func(b *vmfake.VMM, conn net.Conn) {
@@ -125,7 +126,8 @@ func TestFill(t *testing.T) {
 	s.checkClean(t)
 }
 
-// A refusal stops the stream. Its text comes from a VM, so it is bounded and made printable.
+// A refusal stops the stream. The text of the refusal comes from a VM, so it is bounded and made
+// printable.
 func TestRefusedStreams(t *testing.T) {
 	text := "layer 2: archive entry \"a\": \x1b[31mno\n" + strings.Repeat("x", 5000)
 	s := newSite(t, func(_ *vmfake.VMM, conn net.Conn) { _ = imageproto.WriteAnswer(conn, errors.New(text)) })
@@ -318,7 +320,7 @@ func TestFillEndsWithItsContext(t *testing.T) {
 	s.checkClean(t)
 }
 
-// A client has one VM at a time. Another client does not wait for it.
+// A client has at most one VM at a time. Another client does not wait for it.
 func TestClientsTakeTurns(t *testing.T) {
 	release := make(chan struct{})
 	s := newSite(t, func(_ *vmfake.VMM, conn net.Conn) {

@@ -11,8 +11,8 @@ import (
 )
 
 // mmapFloor is lower than all addresses that Linux itself chooses for mappings on x86-64
-// (mm/util.c, mmap_base: at most 1 TiB of randomisation, and the stack's limit, below 128 TiB). The
-// Go runtime requests much lower addresses, only for its heap.
+// (mm/util.c, mmap_base: at most 1 TiB of randomisation, and the stack's limit, below 128 TiB).
+// Only the Go runtime requests lower addresses, for its heap.
 const mmapFloor = 0x7e0000000000
 
 // mapping is one mapping in smaps.
@@ -25,16 +25,16 @@ type mapping struct {
 
 func (v *mapping) binary() bool { return strings.Contains(v.name, "forkd-vmm") }
 
-// mayBeGuest reports whether the mapping is writable private memory. It excludes longer ranges,
-// which the Go runtime has only reserved.
+// mayBeGuest reports whether the mapping may be guest RAM: it is writable private memory, and not
+// the Go heap. Longer ranges that the Go runtime has only reserved are not writable.
 func (v *mapping) mayBeGuest() bool {
 	return v.mode == "rw-p" && (v.name == "" && v.start >= mmapFloor || strings.Contains(v.name, "layer"))
 }
 
-// maxMappings is more than the mappings of any VMM: two for each range of a rebase (at most 4096
-// ranges, see package machine), and the extents of its snapshot. The kernel permits four times as
-// many. The kernel takes some microseconds to describe a mapping, so a VMM that its guest has taken
-// over could make each measurement take seconds.
+// maxMappings is more than the number of mappings of any VMM: two for each range of a rebase (at
+// most 4096 ranges, see package machine), and the extents of its snapshot. The kernel permits four
+// times as many. It takes some microseconds to describe a mapping, so without this bound a
+// compromised VMM could make each measurement take seconds.
 const maxMappings = 16384
 
 func readMappings(r io.Reader) ([]mapping, error) {
@@ -63,7 +63,7 @@ func readMappings(r io.Reader) ([]mapping, error) {
 			field = &maps[len(maps)-1].private
 		}
 		if field == nil {
-			continue // a line such as "VmFlags: rd wr"
+			continue // a line such as "VmFlags: rd wr" has no number
 		}
 		number, _, _ := bytes.Cut(bytes.TrimLeft(rest, " "), []byte(" "))
 		kib, err := strconv.ParseUint(string(number), 10, 64)

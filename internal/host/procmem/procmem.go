@@ -2,7 +2,7 @@
 // It distinguishes guest RAM from the memory of the program itself.
 //
 // It works only for forkd-vmm, whose kinds of memory it recognizes by the mappings. It does not
-// talk to the process. Of the kernel's memory for the VM, it counts only page tables.
+// talk to the process. Of the kernel memory that a VM needs, it counts only page tables.
 package procmem
 
 import (
@@ -36,7 +36,7 @@ func (p Part) String() string {
 type Memory struct {
 	PSS        [Parts]uint64 // shared pages count divided by the number of processes that map them
 	Private    [Parts]uint64 // pages that only this process maps
-	PageTables uint64        // memory of the kernel, which the other fields do not include
+	PageTables uint64        // page tables, which are kernel memory and not in the other fields
 }
 
 // TotalPSS returns the PSS of all parts, in KiB.
@@ -52,9 +52,8 @@ func sum(parts [Parts]uint64) (total uint64) {
 	return total
 }
 
-// Of measures the memory of the VMM process pid, whose guest has guestBytes of RAM. It takes as
-// long as the kernel needs to walk the process's page tables, which is milliseconds for a large
-// guest.
+// Of measures the memory of the VMM process pid, whose guest has guestBytes of RAM. The kernel has
+// to walk the process's page tables, which takes milliseconds for a large guest.
 func Of(pid int, guestBytes uint64) (Memory, error) {
 	m, err := read(pid, guestBytes)
 	if err != nil {
@@ -108,7 +107,7 @@ func parse(r io.Reader, guestBytes uint64) (Memory, error) {
 		switch {
 		case slices.ContainsFunc(guest, func(c chain) bool { return i >= c.first && i < c.end }):
 			part = PartGuest
-		// the second condition is true for .bss
+		// .bss is an anonymous mapping right after a mapping of the binary
 		case v.binary(), v.name == "" && i > 0 && maps[i-1].binary() && maps[i-1].end == v.start:
 			part = PartBinary
 		case v.name == "" && v.start < mmapFloor:
@@ -120,20 +119,20 @@ func parse(r io.Reader, guestBytes uint64) (Memory, error) {
 	return m, nil
 }
 
-// chain is a range of addresses without gaps, which consists of the mappings from first to before
-// end.
+// chain is a range of addresses without gaps. It consists of the mappings with the indexes from
+// first to end, without end.
 type chain struct {
 	first, end int
 	bytes      uint64
 }
 
-// guestRegions is how many ranges of guest RAM there are at most: one below the 32-bit device hole
-// and one above it.
+// guestRegions is the maximum number of ranges of guest RAM: one below the 32-bit device hole and
+// one above it.
 const guestRegions = 2
 
-// guestRAM returns the ranges of guest RAM, or nil if there are none. Each region of guest RAM is
-// one range of addresses that consists of mappings of layer files and of anonymous memory. They are
-// the longest ranges of a VMM.
+// guestRAM returns the ranges of guest RAM, or nil if it finds none. Each region of guest RAM is
+// one range of addresses, which consists of mappings of layer files and of anonymous memory. The
+// regions are the longest such ranges of a VMM.
 func guestRAM(maps []mapping, guestBytes uint64) []chain {
 	var chains []chain
 	for i := 0; i < len(maps); {

@@ -10,8 +10,8 @@ import (
 )
 
 // vmmSmaps is the smaps of a VMM whose guest has 64 MiB of RAM. The RAM consists of a page of a
-// layer between anonymous ranges. There are also the binary with its .bss, the heap, a reserved
-// range and a thread's stack.
+// layer between anonymous ranges. The other mappings are the binary with its .bss, the heap, a
+// reserved range, and a thread's stack.
 const vmmSmaps = `00400000-00500000 r-xp 00000000 08:01 11 /layers/forkd-vmm
 Pss:                  10 kB
 Private_Clean:         4 kB
@@ -75,8 +75,8 @@ func TestParts(t *testing.T) {
 	}
 }
 
-// This process makes mappings like those of guest RAM. Of finds them in the real smaps, and counts
-// pages that were written.
+// The test's own process makes mappings like those of guest RAM. Of finds them in the real smaps,
+// and counts the pages that were written.
 func TestOfThisProcess(t *testing.T) {
 	const size, written = 256 << 20, 4 << 20
 	const guard = 2 << 20 // keeps mappings of the Go runtime away from both ends
@@ -111,8 +111,8 @@ func TestOfThisProcess(t *testing.T) {
 	}
 }
 
-// A VMM that its guest has taken over may have as many mappings as the kernel permits. The function
-// Of returns an error long before it has read all mappings.
+// A compromised VMM may have as many mappings as the kernel permits. Of returns an error long
+// before it has read all of them.
 func TestMappingsAreBounded(t *testing.T) {
 	var heads strings.Builder
 	for i := range 4 * maxMappings {

@@ -11,14 +11,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Written is how many bytes of a sandbox were written since its latest branch or rollback. It is
-// not zero for an idle sandbox, because the guest's kernel writes a little.
+// Written is how many bytes of a sandbox were written since its latest branch or rollback. Even for
+// an idle sandbox it is not zero, because the guest's kernel writes a little.
 type Written struct {
 	Memory uint64
 	Disk   uint64
 }
 
-// DiskBytes returns how many bytes a file takes on disk, or 0 if there is none.
+// DiskBytes returns how many bytes a file takes on disk, or 0 if the file does not exist.
 func DiskBytes(path string) uint64 {
 	var st unix.Stat_t
 	if unix.Stat(path, &st) != nil {
@@ -27,7 +27,7 @@ func DiskBytes(path string) uint64 {
 	return uint64(st.Blocks) * 512 // st_blocks counts units of 512 bytes, stat(2)
 }
 
-// minus returns w minus other; a field is 0 if it would be negative.
+// minus returns w minus other. A difference below 0 counts as 0.
 func (w Written) minus(other Written) Written {
 	return Written{w.Memory - min(w.Memory, other.Memory), w.Disk - min(w.Disk, other.Disk)}
 }
@@ -44,19 +44,21 @@ type Tally struct {
 
 	mu sync.Mutex
 	// +checklocks:mu
-	unknown bool // the other fields are not valid, because the sandbox was at the snapshot under an earlier daemon
+	unknown bool // the sandbox was at the snapshot under an earlier daemon, so the other fields are not valid
 	// +checklocks:mu
 	at uint64 // value of calls when the sandbox was at the snapshot
 	// +checklocks:mu
-	// what the present VM had written when the sandbox was at the snapshot, or at the first
-	// measurement after that; nil: not measured
+	// what the present VM had written when the sandbox was at the snapshot, or at the first measurement
+	// after that; nil: not measured
 	base *Written
 	// +checklocks:mu
-	earlier Written // what was written by earlier VMs, and before branches that made the VM count from zero
+	// bytes that base does not cover: written by earlier VMs, or before a branch that restarted the
+	// VM's count
+	earlier Written
 }
 
 // CallsSince returns how many times a request has begun or ended since the snapshot. It returns nil
-// if that is unknown.
+// if the number is unknown.
 func (c *Tally) CallsSince() *uint64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -68,8 +70,8 @@ func (c *Tally) CallsSince() *uint64 {
 }
 
 // Written returns what was written since the snapshot. now is what the VM has written in total. The
-// first call after a fork, a rollback or a resumption returns nothing and only sets the base:
-// measuring earlier would have delayed that operation.
+// first call after a fork, a rollback or a resumption returns zero and only sets the base, because
+// a measurement during that operation would have delayed it.
 func (c *Tally) Written(now Written) Written {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -87,8 +89,8 @@ func (c *Tally) Mark(calls uint64) {
 	c.unknown, c.at, c.base, c.earlier = false, calls, nil, Written{}
 }
 
-// Begin sets the base: what the VM had already written, by its own count, when the sandbox was at
-// the snapshot.
+// Begin sets the base: the number of bytes that the VM had already written, by its own count, when
+// the sandbox was at the snapshot.
 func (c *Tally) Begin(base Written) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -104,8 +106,8 @@ func (c *Tally) Forget() {
 	c.unknown, c.base, c.earlier = true, nil, Written{}
 }
 
-// Carry adds what the VM has written until now. It is called before the VM begins to count from
-// base, or ends, which a nil base means.
+// Carry adds what the VM has written until now. It is called before the VM restarts its count at
+// base, or, with a nil base, before the VM ends.
 func (c *Tally) Carry(now Written, base *Written) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -115,8 +117,8 @@ func (c *Tally) Carry(now Written, base *Written) {
 	c.base = base
 }
 
-// CarryDisk is like Carry for a disk-only branch, which affects only the count of the disk: now is
-// its value until now, and base the value from which the VM continues.
+// CarryDisk is like Carry for a disk-only branch, which affects only the count of the disk. now is
+// the value of that count, and base is the value from which the VM then counts.
 func (c *Tally) CarryDisk(now, base uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -33,7 +33,8 @@ func (s Strict) Check() error {
 	return invalid.Errorf("unique", "%.70q: want report or strict", string(s))
 }
 
-// Or returns whether a sandbox is strict if s is requested and before was its setting.
+// Or reports whether a sandbox is strict if a request has the value s, and the sandbox's setting
+// was before.
 func (s Strict) Or(before bool) bool {
 	if s == AsBefore {
 		return before
@@ -64,7 +65,7 @@ type Error struct {
 	Found *agentproto.Unique // nil: the agent is too old to search
 }
 
-// maxNamed is how many generators an error names.
+// maxNamed is the maximum number of generators that an error names.
 const maxNamed = 8
 
 func (e *Error) Error() string {

@@ -23,7 +23,7 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// If a request has a setting, it replaces the earlier one; otherwise the earlier one stays.
+// A setting in a request replaces the earlier setting. Without one, the earlier setting stays.
 func TestOr(t *testing.T) {
 	for _, before := range []bool{false, true} {
 		for s, want := range map[Strict]bool{AsBefore: before, Report: false, Refuse: true} {
@@ -38,7 +38,7 @@ func TestOr(t *testing.T) {
 }
 
 // repeats returns the findings of an agent that lists n repeating generators and counts more
-// further ones.
+// others.
 func repeats(n int, more uint32) *agentproto.Unique {
 	u := &agentproto.Unique{More: more}
 	for i := range n {

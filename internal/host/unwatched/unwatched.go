@@ -1,5 +1,5 @@
-// Package unwatched lets requests wait for branches that become complete in the background, without
-// a waiting client. It neither makes branches nor keeps their outcome.
+// Package unwatched lets requests wait for branches that no client watches while they complete in
+// the background. It neither makes branches nor keeps their outcome.
 package unwatched
 
 import (
@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// Patience is how long a fork waits for such a branch. Published clients of forkd 0.5 time out after
-// a minute.
+// Patience is how long a fork waits for such a branch. It is below one minute, the timeout of
+// published clients of forkd 0.5.
 const Patience = 45 * time.Second
 
 // Branches is the set of unfinished branches.
@@ -34,7 +34,7 @@ func (b *Branches) Add(tag string) (complete func()) {
 	b.mu.Unlock()
 	return func() {
 		b.mu.Lock()
-		if b.done[tag] == done { // otherwise this branch has failed, and another one has its tag
+		if b.done[tag] == done { // otherwise another branch has taken the tag after this one failed
 			delete(b.done, tag)
 		}
 		b.mu.Unlock()
@@ -42,8 +42,8 @@ func (b *Branches) Add(tag string) (complete func()) {
 	}
 }
 
-// Wait waits until the branch with a tag is complete, if there is one. If that takes too long, Wait
-// returns nil: the store's error then says that the branch is being made.
+// Wait waits until the branch with a tag is complete, if there is such a branch. If that takes too
+// long, Wait returns nil, and the store then reports that the branch is still being made.
 func (b *Branches) Wait(ctx context.Context, tag string) error {
 	b.mu.Lock()
 	done := b.done[tag]

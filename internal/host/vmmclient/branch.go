@@ -14,18 +14,18 @@ import (
 
 // BranchFiles are the files of a branch. The caller keeps its own descriptors and must close them.
 type BranchFiles struct {
-	MemoryBytes uint64 // RAM of the guest, which is needed to check the VMM's answer
+	MemoryBytes uint64 // RAM of the guest, for checking the VMM's answer
 
 	State  *os.File   // an empty file; nil in mode vm.BranchDisk
-	Layer  *os.File   // an empty file, or nil as for State; must be on tmpfs if children will run on it
+	Layer  *os.File   // an empty file; nil in mode vm.BranchDisk; must be on tmpfs if children will run on it
 	Tops   []*os.File // a formatted, empty top for each disk
-	Frozen []*os.File // the present top of each disk, open for reading and used by this VMM only
+	Frozen []*os.File // the present top of each disk, open for reading; no other process uses these descriptors
 }
 
 // Branch saves the machine while it runs. It sets req.Disks and req.Serial. If BranchResult.Mode is
 // live, the layer is not complete yet: the caller must call WaitCopied, and the layer is complete
-// when that returns. While the VMM copies, it refuses further branches, without effect on the
-// current one. Rebase may follow.
+// when WaitCopied returns. While the VMM copies, it refuses further branches, without effect on the
+// present one. A Rebase may follow the branch.
 func (v *VMM) Branch(ctx context.Context, req vmmproto.Branch, files BranchFiles) (result vmmproto.BranchResult,
 	err error) {
 	if req.Mode == vm.BranchDisk {
@@ -33,7 +33,7 @@ func (v *VMM) Branch(ctx context.Context, req vmmproto.Branch, files BranchFiles
 	}
 	fds := descriptors(files.State, files.Layer)
 	if req.Mode == vm.BranchLive || req.Keep {
-		// Without this device the VMM makes a diff branch instead of a live one, and reports that.
+		// Without this device the VMM makes a diff branch instead of a live one, and says so in its answer.
 		if device, err := os.OpenFile("/dev/userfaultfd", os.O_RDWR, 0); err == nil {
 			defer device.Close()
 			fds = append(fds, int(device.Fd()))
@@ -74,8 +74,8 @@ func (v *VMM) branchDisks(ctx context.Context, req vmmproto.Branch, files Branch
 }
 
 // checkBranch checks a VMM's answer. It returns an error if no working VMM, whose guest has
-// memoryBytes of memory, would send it. The check is needed because the daemon computes the
-// snapshot's memory map from the extents, and itself fills gaps between them.
+// memoryBytes of memory, would send that answer. The check is needed because the daemon computes
+// the snapshot's memory map from the extents in the answer, and fills gaps between them.
 func checkBranch(req *vmmproto.Branch, r *vmmproto.BranchResult, memoryBytes uint64) error {
 	fellBack := req.Mode == vm.BranchLive && r.Mode == vm.BranchDiff
 	switch {
@@ -87,7 +87,7 @@ func checkBranch(req *vmmproto.Branch, r *vmmproto.BranchResult, memoryBytes uin
 	return checkSaved(&r.Save, req.MaxExtents, memoryBytes)
 }
 
-// checkSaved is the part of checkBranch for the layer that the VMM has written.
+// checkSaved checks the description of the layer that the VMM has written, for checkBranch.
 func checkSaved(r *vmmproto.SaveResult, maxExtents uint32, memoryBytes uint64) error {
 	if r.LayerBytes != memoryBytes || r.DirtyBytes > memoryBytes {
 		return fmt.Errorf("a memory layer of %d bytes, %d of them written: its guest has %d", r.LayerBytes, r.DirtyBytes,
@@ -102,16 +102,16 @@ func checkSaved(r *vmmproto.SaveResult, maxExtents uint32, memoryBytes uint64) e
 // Rebase maps the layer of a branch in place of pages that the machine has not written since that
 // branch; see vmmproto.Rebase. serial is the BranchResult.Serial of the branch, and layer is its
 // complete memory layer, open for reading. If the error is vm.ErrNotKept, nothing has changed.
-// After any other error, Stats.Rebases tells whether the rebase has begun.
+// After any other error, Stats.Rebases shows whether the rebase has begun.
 func (v *VMM) Rebase(ctx context.Context, serial uint64, layer *os.File) (result vmmproto.RebaseResult, err error) {
 	err = v.call(ctx, vmmproto.KindRebase, &vmmproto.Rebase{Serial: serial}, descriptors(layer), &result)
 	return result, err
 }
 
 // WaitCopied waits until the live branch with the given BranchResult.Serial has ended. It may be
-// called only once for each. An error in Branched means that the layer is incomplete and useless;
-// the machine continues. At the deadline of ctx, the VMM loses the memory that it was granted for
-// the copy.
+// called only once for each branch. An error in Branched means that the layer is incomplete and
+// useless; the machine continues. If ctx ends by its deadline, the VMM loses the memory that it was
+// granted for the copy.
 func (v *VMM) WaitCopied(ctx context.Context, serial uint64) (vmmproto.Branched, error) {
 	end := v.copying(serial)
 	if end == nil {
@@ -131,14 +131,17 @@ func (v *VMM) WaitCopied(ctx context.Context, serial uint64) (vmmproto.Branched,
 		}
 	case <-ctx.Done():
 		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-			v.tighten(nil) // the layer is abandoned; what the VMM still writes to it counts as the VMM's own memory
+			// The layer is abandoned. What the VMM still writes to it counts as the VMM's own
+			// memory.
+			v.tighten(nil)
 		}
 		return vmmproto.Branched{}, ctx.Err()
 	}
 }
 
-// tighten removes the memory allowance for a copy, as far as it is not used. If err is set, the VMM
-// may still be copying; then tighten waits for the time limit of a copy.
+// tighten removes the unused part of the memory that the VMM was granted for a copy. err is the
+// error of the branch, or nil. If err shows that the VMM may still be copying, tighten does
+// nothing.
 func (v *VMM) tighten(err error) {
 	givenUp := errors.Is(err, ErrNoAnswer) && !errors.Is(err, context.DeadlineExceeded)
 	if !givenUp && !errors.Is(err, vm.ErrCopying) {
@@ -146,9 +149,10 @@ func (v *VMM) tighten(err error) {
 	}
 }
 
-// tightenAfter calls tighten after d. An earlier daemon may have requested a copy for which the VMM
-// got a memory allowance; after d, the copy has ended in any case. This daemon does not know which
-// file the copy went to. So the allowance for shared memory that the VMM has at that time stays.
+// tightenAfter removes the unused part of that memory after d. An earlier daemon may have requested
+// a copy for which the VMM was granted memory; after d, that copy has ended in any case. This
+// daemon does not know to which file the VMM has copied. So the VMM keeps an allowance for all
+// shared memory that it has at that time.
 func (v *VMM) tightenAfter(d time.Duration) {
 	timer := time.AfterFunc(d, v.leaf.Tighten)
 	go func() {
@@ -164,8 +168,8 @@ func (v *VMM) expect(serial uint64) {
 	v.copies[serial] = make(chan vmmproto.Branched, 1)
 }
 
-// copying returns the channel for the report that a branch has ended. It is nil if no caller
-// expects one.
+// copying returns the channel for the report that a branch has ended. It is nil if no report is
+// expected.
 func (v *VMM) copying(serial uint64) chan vmmproto.Branched {
 	v.mu.Lock()
 	defer v.mu.Unlock()

@@ -23,7 +23,7 @@ func TestEndsOfBranchesFindTheirWaiters(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	go func() { // acts as the VMM
+	go func() { // simulates the VMM
 		var first uint64
 		for range 2 {
 			_, body, fds, err := vmm.Receive()

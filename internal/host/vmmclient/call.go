@@ -19,16 +19,17 @@ type reply struct {
 
 type parser interface{ Parse(r *codec.Reader) error }
 
-// limits are the times that a VMM may take to answer, including the time for its earlier requests.
+// limits are the times that a VMM may take to answer a request. They include the time for its
+// earlier requests.
 type limits struct {
 	short  time.Duration // for requests that do little work
 	long   time.Duration // for requests that write memory to files
-	hangUp time.Duration // until the VMM exits, after it has hung up; the exit status says why it did
+	hangUp time.Duration // until the VMM exits, after it has hung up; its exit status says why it has
 	end    time.Duration // until the VMM exits, after SIGKILL
 }
 
-// defaultLimits are much longer than a working VMM needs, even on an emulated host or one with far
-// too much load.
+// defaultLimits are much longer than a working VMM needs, even on an emulated or heavily overloaded
+// host.
 var defaultLimits = limits{short: time.Minute, long: 10 * time.Minute, hangUp: 5 * time.Second, end: time.Minute}
 
 func (l *limits) of(kind vmmproto.Kind) time.Duration {
@@ -38,7 +39,8 @@ func (l *limits) of(kind vmmproto.Kind) time.Duration {
 	return l.short
 }
 
-// call sends a request and waits for the reply, which it parses into result unless that is nil.
+// call sends a request and waits for the reply. If result is not nil, call parses the reply into
+// result.
 func (v *VMM) call(ctx context.Context, kind vmmproto.Kind, body vmmproto.Message, fds []int, result parser) error {
 	var w codec.Writer
 	if body != nil {
@@ -58,7 +60,7 @@ func (v *VMM) call(ctx context.Context, kind vmmproto.Kind, body vmmproto.Messag
 	}
 	answer := make(chan reply, 1)
 	v.replyTo(answer)
-	// The socket has room: a VMM that has answered all earlier requests has also received them.
+	// The socket has room, because a VMM that has answered all earlier requests has also received them.
 	if err := v.ctl.SendNow(kind, w.Bytes(), fds...); err != nil {
 		v.withdraw(answer)
 		if errors.Is(err, unix.EAGAIN) {
@@ -92,8 +94,8 @@ func (v *VMM) replyTo(answer chan reply) {
 	v.answer = answer
 }
 
-// withdraw removes a request that could not be sent. If there was an answer nevertheless, deliver
-// has already removed the request.
+// withdraw removes a request that could not be sent. If a hostile VMM has sent an answer
+// nevertheless, deliver has already removed the request.
 func (v *VMM) withdraw(answer chan reply) {
 	v.mu.Lock()
 	waiting := v.answer == answer
@@ -106,11 +108,11 @@ func (v *VMM) withdraw(answer chan reply) {
 	}
 }
 
-// errUnasked reports a reply without a request.
+// errUnasked reports a reply that belongs to no request.
 var errUnasked = errors.New("an answer without a request")
 
-// deliver passes a reply to the caller of the request, if it still waits, and permits the next
-// request. If there was no request, it returns errUnasked.
+// deliver passes a reply to the caller of the request, if the caller still waits, and permits the
+// next request. If no request is in progress, deliver returns errUnasked.
 func (v *VMM) deliver(r reply) error {
 	v.mu.Lock()
 	answer := v.answer

@@ -28,7 +28,7 @@ func receive(t *testing.T, vmm *ctlsock.Conn) vmmproto.Kind {
 	return kind
 }
 
-// answerStats answers a Stats request. The test recognizes the reply by exits.
+// answerStats answers a Stats request. exits is the value by which the test recognizes the reply.
 func answerStats(t *testing.T, vmm *ctlsock.Conn, exits uint64) {
 	t.Helper()
 	var w codec.Writer
@@ -38,8 +38,8 @@ func answerStats(t *testing.T, vmm *ctlsock.Conn, exits uint64) {
 	}
 }
 
-// If a caller gives up a request, the connection stays usable, and the late reply is not taken for
-// the reply to the next request.
+// If a caller gives up a request, the connection stays usable, and the late reply is not mistaken
+// for the reply to the next request.
 func TestReplyToAnAbandonedRequestIsDropped(t *testing.T) {
 	v, vmm := scripted(t)
 	for round := range uint64(3) {
@@ -71,8 +71,8 @@ func TestReplyToAnAbandonedRequestIsDropped(t *testing.T) {
 	}
 }
 
-// Each request to a VMM that hangs fails within a time limit. Until the VMM has answered, it is
-// sent no further requests; afterwards it works again.
+// Each request to a VMM that hangs fails within a time limit. The client sends no further requests
+// until the VMM has answered; afterwards the VMM can be used again.
 func TestVMMThatHangsIsReported(t *testing.T) {
 	v, vmm := scripted(t)
 	v.limits.short = 10 * time.Millisecond
@@ -129,7 +129,7 @@ func TestKillEndsRequestsOfAHungVMM(t *testing.T) {
 		go func() { errs <- v.Pause(context.Background()) }()
 	}
 	receive(t, vmm)
-	_ = vmm.Close() // as the kernel does when the process ends
+	_ = vmm.Close() // simulates the end of the process, at which the kernel closes the socket
 	within(t, "the end of a hung VMM", func() {
 		if err := v.Kill(); err != nil {
 			t.Error(err)
@@ -142,8 +142,8 @@ func TestKillEndsRequestsOfAHungVMM(t *testing.T) {
 	})
 }
 
-// An error of a VMM is identified by its code and not by its text, even if the text quotes another
-// error.
+// An error of a VMM is identified by its code and not by its text, even if the text quotes a
+// different error.
 func TestErrorsKeepTheirCode(t *testing.T) {
 	v, vmm := scripted(t)
 	for _, c := range []struct {

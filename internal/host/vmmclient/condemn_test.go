@@ -28,7 +28,7 @@ func tempFile(t *testing.T) *os.File {
 	return f
 }
 
-// answer answers the next request with a message.
+// answer receives the next request and answers it with m.
 func answer(t *testing.T, vmm *ctlsock.Conn, kind vmmproto.Kind, m vmmproto.Message) {
 	t.Helper()
 	_, _, fds, err := vmm.Receive()
@@ -53,9 +53,8 @@ func ended(t *testing.T, v *VMM) {
 	}
 }
 
-// The VMM describes the layer that it has saved, and the daemon reads and writes according to that
-// description. A VMM that sends an impossible description is killed, and the description is not
-// used.
+// The daemon reads and writes according to the VMM's description of the layer that it has saved. A
+// VMM that sends an impossible description is killed, and the description is not used.
 func TestLayersThatCannotBe(t *testing.T) {
 	const page = vm.PageSize
 	good := vmmproto.SaveResult{LayerBytes: guestBytes, DirtyBytes: page, StateBytes: 5,
@@ -119,7 +118,7 @@ func TestLayersThatCannotBe(t *testing.T) {
 	}
 }
 
-// A disk-only branch has no memory, even if the VMM claims that it has saved some.
+// A disk-only branch has no memory. A VMM that claims to have saved some is killed.
 func TestDisksThatCannotBe(t *testing.T) {
 	for name, r := range map[string]vmmproto.BranchResult{
 		"":             {Mode: vm.BranchDisk},
@@ -140,7 +139,7 @@ func TestDisksThatCannotBe(t *testing.T) {
 	}
 }
 
-// check fails the test unless a good answer was accepted, or a bad one has ended the VMM.
+// check fails the test unless a good answer was accepted, or a bad answer has ended the VMM.
 func check(t *testing.T, v *VMM, good bool, err error) {
 	t.Helper()
 	if good {
@@ -219,7 +218,7 @@ func TestUnaskedMessagesEndTheVMM(t *testing.T) {
 		})
 	}
 	v, vmm := scripted(t)
-	for range 3 { // the count begins again with each answer
+	for range 3 { // each answer restarts the count of messages
 		for range maxUnasked {
 			if err := vmm.Send(vmmproto.KindStalled, nil); err != nil {
 				t.Fatal(err)
@@ -232,7 +231,7 @@ func TestUnaskedMessagesEndTheVMM(t *testing.T) {
 	}
 }
 
-// The daemon keeps only a little of a VMM's text, and removes everything that a terminal would
+// The daemon keeps only a little of a VMM's text, and removes all characters that a terminal would
 // interpret.
 func TestWordsAreCut(t *testing.T) {
 	long := "beg\x1b]52;c;ZXZpbA==\ain\u009b2J\u202e" + strings.Repeat("\xff", 500<<10)

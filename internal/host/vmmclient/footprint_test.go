@@ -11,9 +11,9 @@ import (
 )
 
 // TestIdleChildIsSmall measures the memory of an idle child that has a new identity, because a host
-// may have hundreds of children. It takes the minimum over several children. On a busy host, a
-// child takes longer to confirm its identity, and the kernel's timers write to more pages during
-// that time.
+// may have hundreds of children. It takes the minimum over several children: on a busy host, a
+// child takes longer to confirm its identity, and in that time the timers of its kernel write to
+// more pages.
 func TestIdleChildIsSmall(t *testing.T) {
 	const maxDirty, maxVMM = 1 * mib, 1 * mib
 	a := vmtest.Load(t)

@@ -54,7 +54,7 @@ func scriptedIn(t *testing.T, leaf *cgroup.Leaf) (*VMM, *ctlsock.Conn) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		_ = vmm.Close() // as when the process of a real VMM ends
+		_ = vmm.Close() // simulates the end of a real VMM's process
 		if err := v.Kill(); err != nil {
 			t.Error(err)
 		}
@@ -62,8 +62,8 @@ func scriptedIn(t *testing.T, leaf *cgroup.Leaf) (*VMM, *ctlsock.Conn) {
 	return v, vmm
 }
 
-// within fails the test if f does not return in time. Without it, a deadlock would appear only as a
-// timeout of all tests.
+// within fails the test if f does not return in time. Without this check, a deadlock would appear
+// only as a timeout of the whole test program.
 func within(t *testing.T, what string, f func()) {
 	t.Helper()
 	done := make(chan struct{})
@@ -75,8 +75,7 @@ func within(t *testing.T, what string, f func()) {
 	}
 }
 
-// A VMM that its guest has taken over may send any messages. The daemon must still be able to kill
-// it.
+// A compromised VMM may send any messages. The daemon must still be able to kill it.
 func TestUnaskedMessagesDoNotBlockTheClient(t *testing.T) {
 	v, vmm := scripted(t)
 	var branched codec.Writer
@@ -118,8 +117,8 @@ func TestRequestFailsWhenTheConnectionIsLost(t *testing.T) {
 	})
 }
 
-// When a VMM has ended, its control descriptor may soon be reused for another file. No request may
-// be sent to that file.
+// When a VMM has ended, another file may soon have the number of its control descriptor. No request
+// may be sent to that file.
 func TestRequestsAfterTheEndGoNowhere(t *testing.T) {
 	v, vmm := scripted(t)
 	_ = vmm.Close()
@@ -143,7 +142,8 @@ func TestRequestsAfterTheEndGoNowhere(t *testing.T) {
 	}
 }
 
-// If the daemon has too few descriptors, a stream of a guest is lost, but not the VMM.
+// If the daemon has too few descriptors, it loses the stream that a guest has opened, but not the
+// VMM.
 func TestStreamsAreLostForWantOfDescriptors(t *testing.T) {
 	v, vmm := scripted(t)
 	var limit unix.Rlimit

@@ -7,11 +7,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// KVM holds what VMMs share of the host's KVM: the device, which is opened for the first VMM, and
-// the CPUID values that KVM supports. The values come from the first VMM's answer, because asking
-// KVM for them takes longer than creating a VM. They stay valid, because the kernel module cannot
-// be replaced while its device is open. The zero value is ready to use. The methods may be called
-// concurrently.
+// KVM holds the parts of the host's KVM that VMMs share: the device, which is opened for the first
+// VMM, and the CPUID values that KVM supports. The values come from the answer of the first VMM,
+// because asking KVM for them takes longer than creating a VM. They stay valid, because the kernel
+// module cannot be replaced while its device is open. The zero value is ready to use. The methods
+// may be called concurrently.
 type KVM struct {
 	Check func() error // returns why no VM can run here; may be nil
 
@@ -55,12 +55,12 @@ func (k *KVM) open() (device int, cpuid []byte, err error) {
 func (k *KVM) learn(cpuid []byte) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.cpuid == nil && len(cpuid) > 0 { // a VMM returns values only if the daemon has not sent it any
+	if k.cpuid == nil && len(cpuid) > 0 { // a VMM returns values only if the daemon has sent none
 		k.cpuid = cpuid
 	}
 }
 
-// Close closes the device. VMMs that have got it can still use it.
+// Close closes the device. VMMs that have received it can still use it.
 func (k *KVM) Close() error {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -17,8 +17,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// filesOfALeaf returns a Leaf that consists of ordinary files, and its directory. The test can then
-// read what was written to the cgroup.
+// filesOfALeaf returns a Leaf that consists of ordinary files, and its directory. The test can read
+// what the Leaf writes to these files.
 func filesOfALeaf(t *testing.T) (*cgroup.Leaf, string) {
 	t.Helper()
 	parent, run := t.TempDir(), t.TempDir()
@@ -56,7 +56,7 @@ func layerInRAM(t *testing.T) *os.File {
 	return layer
 }
 
-// limitIn returns the memory limit in a leaf's directory, in bytes.
+// limitIn returns the memory limit in the directory of a leaf, in bytes.
 func limitIn(t *testing.T, leaf string) uint64 {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(leaf, "memory.max"))
@@ -91,7 +91,7 @@ func TestABranchWithoutAnswerRaisesNoLimit(t *testing.T) {
 }
 
 // If a VMM was copying a layer when its daemon exited, it keeps the extra memory until the time
-// limit of a copy has passed, even if it refuses branches until then.
+// limit of a copy has passed. This holds even if the VMM refuses branches until then.
 func TestACopyForAnEarlierDaemonRaisesNoLimit(t *testing.T) {
 	const ram = 1 << 30
 	leaf, dir := filesOfALeaf(t)

@@ -13,8 +13,8 @@ import (
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
-// A VM is branched many times, and its layers are merged now and then. Afterwards the VMM has as
-// many descriptors as before, and the disk has the same content.
+// A VM is branched many times, and its layers are merged from time to time. Afterwards the VMM has
+// as many descriptors as before, and the disk has the same content.
 func TestManyBranchesOfOneVM(t *testing.T) {
 	const branches, between = 300, 20
 	a := vmtest.Load(t)
@@ -78,7 +78,7 @@ func branchAway(t *testing.T, v *testVM, memory uint64) {
 	v.files = append(v.files, top)
 }
 
-// mergeTops merges the layers of v from number first up to the one below the top.
+// mergeTops merges the layers of v from number first to the layer just below the top.
 func mergeTops(t *testing.T, v *testVM, first int) {
 	t.Helper()
 	merged, err := os.Create(filepath.Join(t.TempDir(), "merged"))

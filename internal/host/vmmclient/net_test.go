@@ -13,9 +13,9 @@ import (
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
-// The agent sets up the guest's network. If a connection is open when a guest is saved, it
-// continues in the source. In a child it ends at once, even if a process waits in a read, and even
-// if the child's network has no peer.
+// The agent sets up the guest's network. If a connection is open when a guest is saved, the
+// connection continues in the source. In a child it ends at once, even if a process is blocked in a
+// read, and even if the child's network has no peer.
 func TestConnectionsEndInAChild(t *testing.T) {
 	a := vmtest.Load(t)
 	shape := vm.Shape{MemoryBytes: 256 * mib, VCPUs: 1, Template: vmtest.Template()}
@@ -39,7 +39,8 @@ func TestConnectionsEndInAChild(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	polled := os.NewFile(uintptr(fd), "frame socket") // Pair returns descriptors that the runtime's poller does not manage
+	// The runtime's poller manages a new file, but not the descriptors that Pair returns.
+	polled := os.NewFile(uintptr(fd), "frame socket")
 	t.Cleanup(func() { polled.Close() })
 	go (&gateway{polled}).serve()
 	if err := parent.SetNet(t.Context(), guests); err != nil {
@@ -51,7 +52,7 @@ func TestConnectionsEndInAChild(t *testing.T) {
 	s := save(t, parent, shape)
 	child := fork(t, a, s, "child")
 	t.Log(child.sh(t, "until grep end /run/state; do sleep 0.1; done; cat /run/log"))
-	if err := child.Pause(t.Context()); err != nil { // so that the child takes no CPU time from the source
+	if err := child.Pause(t.Context()); err != nil { // a running child would take CPU time from the source
 		t.Fatal(err)
 	}
 	if err := parent.Resume(t.Context()); err != nil {

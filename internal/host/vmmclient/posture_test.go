@@ -13,8 +13,8 @@ import (
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
-// A VMM that runs a guest is in its jail, and has no descriptors except those that it was sent. The
-// test checks that after a boot, a save and a fork.
+// A VMM that runs a guest is in its jail, and has only the descriptors that the daemon has sent.
+// The test checks this after a boot, a save and a fork.
 func TestPostureOfAVMM(t *testing.T) {
 	a := vmtest.Load(t)
 	shape := vm.Shape{MemoryBytes: 256 * mib, VCPUs: 1, Template: vmtest.Template()}
@@ -32,8 +32,8 @@ func TestPostureOfAVMM(t *testing.T) {
 	}
 }
 
-// checkOnTime fails the test if the kernel may delay timers of a VMM more than by default. KVM's
-// own thread is exempt.
+// checkOnTime fails the test if the kernel may delay timers of a VMM by more than the default
+// slack. KVM's own thread is exempt.
 func checkOnTime(t *testing.T, name string, pid int) {
 	t.Helper()
 	threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))

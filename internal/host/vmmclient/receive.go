@@ -17,12 +17,12 @@ import (
 
 // maxUnasked is how many messages a VMM may send between two answers. A working VMM sends at most
 // eight: four about streams that its guest has opened after a boot, one about a full disk, two
-// about the ends of live branches, and one about its exit.
+// about ends of live branches, and one about its exit.
 const maxUnasked = 16
 
-// receive handles the VMM's messages until the connection ends. It never waits for a caller: a VMM
-// that its guest has taken over may send anything, and receive must still notice the VMM's end. A
-// VMM that sends an invalid message is killed.
+// receive handles the VMM's messages until the connection ends. It never waits for a caller,
+// because it must notice the end of a compromised VMM, whatever the VMM sends. A VMM that sends an
+// invalid message is killed.
 func (v *VMM) receive() {
 	defer close(v.lost)
 	defer close(v.conns)
@@ -54,8 +54,8 @@ func (v *VMM) receive() {
 	}
 }
 
-// condemn kills a VMM that has violated the protocol, because it has a defect or because its guest
-// has taken it over. It returns an ErrHostile with the reason, which Exit will also give.
+// condemn kills a VMM that has violated the protocol, because it has a defect or is compromised. It
+// returns an ErrHostile with the reason, which Exit then also returns.
 func (v *VMM) condemn(why error) error {
 	v.mu.Lock()
 	if v.broke == nil {
@@ -102,7 +102,7 @@ func (v *VMM) take(kind vmmproto.Kind, body []byte, fds []int) error {
 		if err = r.Done(); err == nil {
 			select {
 			case v.stalled <- struct{}{}:
-			default: // a value is already there, so a caller will notice
+			default: // the channel already has a value, so its receiver will notice
 			}
 		}
 	default:
@@ -122,8 +122,9 @@ func parse(m parser, r *codec.Reader) error {
 	return r.Done()
 }
 
-// guestConn passes a stream that the guest has opened to Conns. If it is not received soon, the
-// stream is refused, so that the guest cannot use up the daemon's descriptors.
+// guestConn passes a stream that the guest has opened to the channel of Conns. If no caller
+// receives the stream soon, guestConn closes it, so that the guest cannot use up the daemon's
+// descriptors.
 func (v *VMM) guestConn(body []byte, fds []int) error {
 	r := codec.NewReader(body)
 	port := r.U32()

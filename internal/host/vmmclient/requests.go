@@ -28,7 +28,7 @@ type RestoreFiles struct {
 	State  *os.File
 	Layers []*os.File
 	Disks  [][]*os.File
-	Net    *os.File // frame socket that replaces the VM's present one; nil: the VM then has none
+	Net    *os.File // frame socket that replaces the VM's present one; nil: the VM then has no frame socket
 }
 
 // Boot loads a kernel into the machine, which stays paused. It sets req.Initrd, req.Net and the
@@ -82,20 +82,20 @@ func (v *VMM) Pause(ctx context.Context) error {
 }
 
 // Scores that decide in which order the kernel kills processes when the host is out of memory
-// (oom_score_adj). VMMs are killed before the daemon, which has the score of other services, and
-// paused VMMs before running ones. The scores are well below 1000, which would outweigh any
+// (oom_score_adj). The kernel kills VMMs before the daemon, which has the score of other services,
+// and paused VMMs before running ones. The scores are well below 1000, which would outweigh any
 // difference in memory.
 const (
 	oomScore       = 500
 	oomScorePaused = 800
 )
 
-// setOOMScore sets the VMM's OOM score. If it fails, the OOM killer chooses processes only by their
-// size.
+// setOOMScore sets the VMM's OOM score. If that fails, the OOM killer chooses processes only by
+// their size.
 func (v *VMM) setOOMScore(score int) { _ = v.proc.SetOOMScore(score) }
 
-// Limit replaces the limits of the VMM, whose guest has ram bytes of memory. Spawn sets the default
-// limits.
+// Limit replaces the limits of the VMM, whose guest has ram bytes of memory. A VMM has the default
+// limits from Spawn on.
 func (v *VMM) Limit(limits vm.Limits, ram uint64) error { return v.leaf.Set(limits, ram) }
 
 // Hurry removes the limits on disk I/O until done is called.
@@ -111,9 +111,9 @@ func (v *VMM) Merge(ctx context.Context, req vmmproto.Merge, merged *os.File) er
 	return v.call(ctx, vmmproto.KindMerge, &req, descriptors(merged), nil)
 }
 
-// SetNet gives the machine another frame socket, or none if socket is nil. The guest is not told;
-// the process at the other end resets the guest's connections. The caller must close its own
-// descriptor.
+// SetNet gives the machine another frame socket, or none if socket is nil. The VMM does not tell
+// the guest; the process at the other end resets the guest's connections. The caller must close its
+// own descriptor.
 func (v *VMM) SetNet(ctx context.Context, socket *os.File) error {
 	var fds []int
 	if socket != nil {
@@ -128,8 +128,8 @@ func (v *VMM) Stats(ctx context.Context) (result vm.Stats, err error) {
 	return result, err
 }
 
-// Written returns the pages that the machine has written since its restore, or none if there are
-// more than vmmproto.MaxWritten. The machine continues to run.
+// Written returns the pages that the machine has written since its restore. If there are more than
+// vmmproto.MaxWritten ranges, it returns none. The machine continues to run.
 func (v *VMM) Written(ctx context.Context) ([]vm.Range, error) {
 	var result vmmproto.Written
 	err := v.call(ctx, vmmproto.KindWritten, nil, nil, &result)
@@ -142,8 +142,8 @@ func (v *VMM) PID() int { return v.proc.PID() }
 // Dir returns the VMM's directory.
 func (v *VMM) Dir() string { return v.dir }
 
-// Conns returns a channel with the streams that the guest opens. It is closed when the VMM ends.
-// Streams that are not received soon are refused.
+// Conns returns a channel with the streams that the guest opens. The channel is closed when the VMM
+// ends. A stream that is not received soon is refused.
 func (v *VMM) Conns() <-chan Conn { return v.conns }
 
 // Stalled returns a channel that receives a value when the VM has paused itself because its disk is

@@ -18,7 +18,7 @@ import (
 )
 
 // A VMM that answers requests without reading them violates the protocol. When the socket is full,
-// the next request fails; it does not wait until the VMM is killed.
+// the next request fails and the VMM is killed. The request does not wait.
 func TestAnswersToUnreadRequestsEndTheVMM(t *testing.T) {
 	v, vmm := scripted(t)
 	var w codec.Writer
@@ -50,8 +50,8 @@ func TestAnswersToUnreadRequestsEndTheVMM(t *testing.T) {
 	ended(t, v)
 }
 
-// A connection can continue to exist after the VMM's process has ended, for example because another
-// process has a copy of its descriptor. The daemon notices the end of the VMM nevertheless.
+// A connection can outlive the VMM's process, for example because another process has a copy of its
+// descriptor. The daemon notices the end of the VMM nevertheless.
 func TestTheEndOfTheProcessEndsTheConnection(t *testing.T) {
 	v, vmm := scripted(t)
 	var w codec.Writer
@@ -70,8 +70,8 @@ func TestTheEndOfTheProcessEndsTheConnection(t *testing.T) {
 	}
 }
 
-// If a VMM has closed its control socket, no daemon can connect to it. A daemon that tries to take
-// it over kills it.
+// If a VMM has closed its listening socket, no daemon can connect to it. A daemon that tries to
+// take over such a VMM kills it.
 func TestAttachKillsAVMMThatDoesNotListen(t *testing.T) {
 	dir := t.TempDir()
 	listener, err := ctlsock.Listen(filepath.Join(dir, ControlSocket))
@@ -106,7 +106,7 @@ func TestAttachKillsAVMMThatDoesNotListen(t *testing.T) {
 	}
 }
 
-// If the daemon or its user lacks a resource, that does not mean that a VMM has ended.
+// If the daemon or its user lacks a resource, the daemon does not conclude that a VMM has ended.
 func TestAShortageIsNoEnd(t *testing.T) {
 	dir := t.TempDir()
 	listener, err := ctlsock.Listen(filepath.Join(dir, ControlSocket))
@@ -124,7 +124,7 @@ func TestAShortageIsNoEnd(t *testing.T) {
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- p.Wait() }()
-	for range 10000 { // until the queue of connections that the VMM has not accepted is full
+	for range 10000 { // fills the queue of connections that the VMM has not accepted
 		c, err := ctlsock.Dial(filepath.Join(dir, ControlSocket))
 		if err != nil {
 			break

@@ -55,7 +55,8 @@ func spawn(t *testing.T, a *vmtest.Assets, shape vm.Shape) *vmmclient.VMM {
 	return v
 }
 
-// consoleOf returns the latest output on the console of v, or nothing if it cannot be read.
+// consoleOf returns the latest output on the console of v, or nothing if the console cannot be
+// read.
 func consoleOf(v *vmmclient.VMM) []byte {
 	f, err := vmmclient.OpenConsole(v.Dir())
 	if err != nil {
@@ -165,11 +166,11 @@ type saved struct {
 	result vmmproto.SaveResult
 	state  *os.File
 	layer  *os.File
-	layers []*os.File // the memory layers, base first; layer is the last
+	layers []*os.File // the memory layers, base first; the last is the field layer
 	disk   vmmproto.Disk
 	disks  []*os.File // the disk at the save: base image and layers
 
-	firstWrites []vm.Range // written by the first child; passed to later children
+	firstWrites []vm.Range // pages that the first child has written; passed to later children
 }
 
 // save pauses v for good and makes a snapshot of it.
@@ -237,7 +238,7 @@ func TestBootForkExec(t *testing.T) {
 		t.Errorf("the guest's kernel has found modules without signatures: %q", got)
 	}
 	const number = "dd if=/dev/hwrng bs=16 count=1 2>/dev/null | od -An -tx1"
-	parent.sh(t, number) // now the kernel has drawn more random bytes than were fetched in advance
+	parent.sh(t, number) // after this, the kernel has used up the random bytes that it fetched in advance
 	s := save(t, parent, shape)
 	hosts, numbers := map[string]bool{}, map[string]bool{}
 	for i := range 4 {
@@ -266,7 +267,7 @@ func TestKernelNoticesItsFork(t *testing.T) {
 				t.Fatalf("before a fork: %q", got)
 			}
 			child := fork(t, a, save(t, parent, shape), "child")
-			// The kernel reseeds in another thread, possibly after the agent has confirmed.
+			// The kernel reseeds in another thread, possibly later than the agent confirms.
 			if got := child.sh(t, "until "+count+"; do sleep 0.1; done"); !strings.HasSuffix(got, "1") {
 				t.Errorf("after it: %q", got)
 			}
@@ -274,7 +275,7 @@ func TestKernelNoticesItsFork(t *testing.T) {
 	}
 }
 
-// A guest may still have sockets of connections from before it was saved. Its children must be
+// A guest may have sockets of connections that were open when it was saved. Its children must be
 // reachable nevertheless.
 func TestChildrenOfAGuestWithConnections(t *testing.T) {
 	a := vmtest.Load(t)
@@ -302,8 +303,8 @@ func TestChildrenOfAGuestWithConnections(t *testing.T) {
 	}
 }
 
-// A panic of the kernel is not reported as a reset. Here the kernel panics because it finds no
-// program to run.
+// A panic of the kernel is reported as a panic, not as a reset. Here the kernel panics because it
+// finds no program to run.
 func TestPanicIsReported(t *testing.T) {
 	a := vmtest.Load(t)
 	for name, path := range map[string]string{"minimal": a.Minimal.VMLinux, "cloud": a.Cloud.BzImage} {

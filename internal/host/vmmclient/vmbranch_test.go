@@ -88,7 +88,7 @@ func branch(t *testing.T, v *testVM, base *saved, mode vm.BranchMode) *saved {
 	return s
 }
 
-// frozen opens the top of v for reading, as it must be passed to a branch.
+// frozen opens the top of v for reading, in the form that a branch needs.
 func (v *testVM) frozen(t *testing.T) []*os.File {
 	t.Helper()
 	f, err := vmtest.ForReading(v.files[len(v.files)-1])

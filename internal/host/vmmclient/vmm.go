@@ -29,39 +29,39 @@ import (
 // Config configures Spawn.
 type Config struct {
 	Bin string // path of the forkd-vmm binary
-	// directory of this VMM, which Spawn makes; short, because a unix socket's path must fit into
-	// its address
+	// directory of this VMM, which Spawn makes; must be short, because it is part of unix sockets'
+	// addresses
 	Dir     string
-	ID      string // id in messages
+	ID      string // id of the VM in messages
 	Shape   vm.Shape
-	Cgroups *cgroup.Tree // for the VMM's cgroup, which gets the name of Dir; nil: no limits
+	Cgroups *cgroup.Tree // for the VMM's cgroup, which has the base name of Dir; nil: no limits
 	Jail    *jail.Starter
-	KVM     *KVM // what VMMs share; nil: nothing
+	KVM     *KVM // state that VMMs share; nil: nothing is shared
 }
 
-// vmmEnv bounds the memory of the VMM's Go runtime.
+// vmmEnv is the environment of a VMM. It bounds the memory of the VMM's Go runtime.
 //
 // GOMAXPROCS=1 saves the pages of a second thread, until package vmm raises the value when the VMM
 // has vCPUs. GOGC=400 makes garbage collections rare: the heap has only a few hundred KiB, and each
-// collection would write to more pages. disablethp keeps the heap out of transparent huge pages; it
-// would take two of these, which is 4 MiB. The VMM's own code cannot disable them, because the
-// runtime touches the heap before any other code runs. The next two settings keep the runtime from
-// watching the cgroup's CPU limit, for which it would keep files open. The last two save the memory of
-// unused profiles.
+// collection would write to more pages. disablethp keeps the heap out of transparent huge pages, of
+// which it would take two, or 4 MiB. The VMM's own code cannot disable them, because the runtime
+// touches the heap before any other code runs. containermaxprocs and updatemaxprocs stop the
+// runtime from watching the cgroup's CPU limit, for which it would keep files open. The last two
+// settings save the memory of unused profiles.
 var vmmEnv = []string{"GOMAXPROCS=1", "GOGC=400",
 	"GODEBUG=madvdontneed=1,disablethp=1,containermaxprocs=0,updatemaxprocs=0,profstackdepth=1,memprofilerate=0"}
 
-// Conn is a stream that the guest opened to the host.
+// Conn is a stream that the guest has opened to the host.
 type Conn struct {
 	Port uint32
 	Conn net.Conn
 }
 
-// VMM is one forkd-vmm process. Its methods may be called concurrently; the requests are executed
+// VMM is one forkd-vmm process. Its methods may be called concurrently; the VMM executes the requests
 // one after another.
 //
 // A request fails with ErrNoAnswer when its context ends, or after a time limit that depends on its
-// kind. Then its outcome is unknown, and its reply is dropped when it arrives. No other request can
+// kind. Then its outcome is unknown, and its reply is dropped when it arrives. No further request can
 // be made until then.
 type VMM struct {
 	id      string
@@ -74,11 +74,11 @@ type VMM struct {
 	// closed when no more messages will come from the VMM, because it hung up or violated the
 	// protocol
 	lost chan struct{}
-	done chan struct{} // closed when the process has ended too
+	done chan struct{} // closed after lost, when the process has also ended
 
 	limits limits
-	// a lock, held from a request to its reply, even if no caller waits for the reply; has room for
-	// one value
+	// a lock with room for one value; held from a request to its reply, even if no caller waits for the
+	// reply
 	turn chan struct{}
 
 	first uint64        // random number at which this client's serials begin
@@ -92,7 +92,8 @@ type VMM struct {
 	// +checklocks:mu
 	answer chan reply // receives the reply to the current request; nil if there is none; has a buffer of one value
 	// +checklocks:mu
-	// receive the reports that live branches have ended, by serial; each has a buffer of one value
+	// receive the reports that live branches have ended, by serial; each channel has a buffer of one
+	// value
 	copies map[uint64]chan vmmproto.Branched
 }
 
@@ -104,8 +105,8 @@ var (
 	ErrHostile  = errors.New("the VMM broke the control protocol and was killed")
 )
 
-// Spawn starts a VMM and makes its machine, which is paused and has no guest. After an error it
-// removes everything it has made.
+// Spawn starts a VMM and makes its machine, which is paused and has no guest. After an error Spawn
+// removes everything that it has made.
 func Spawn(ctx context.Context, cfg Config) (_ *VMM, err error) {
 	var undo cleanup.Stack
 	defer undo.Run()
@@ -131,8 +132,8 @@ func Spawn(ctx context.Context, cfg Config) (_ *VMM, err error) {
 	}
 	listenerFile := os.NewFile(uintptr(listener), "control listener")
 	defer listenerFile.Close()
-	// Connect before the process starts, because the process exits when its peer hangs up. So if
-	// the daemon dies before it has recorded the process, the process exits.
+	// Connect before the process starts, because the process exits when its peer hangs up. So if the
+	// daemon dies before it has recorded the process, the process exits.
 	ctl, err := ctlsock.Dial(filepath.Join(cfg.Dir, ControlSocket))
 	if err != nil {
 		return nil, err
@@ -141,7 +142,7 @@ func Spawn(ctx context.Context, cfg Config) (_ *VMM, err error) {
 		Name: "forkd-vmm", Bin: cfg.Bin, Env: vmmEnv, Listener: listenerFile, Cgroup: place, Jail: cfg.Jail,
 		Record: filepath.Join(cfg.Dir, pidFile),
 	})
-	_ = listenerFile.Close() // otherwise the daemon would not notice if the process exits before it accepts
+	_ = listenerFile.Close() // otherwise the daemon would not notice an exit before the accept
 	if err != nil {
 		return nil, errors.Join(err, ctl.Close())
 	}
@@ -156,9 +157,9 @@ func Spawn(ctx context.Context, cfg Config) (_ *VMM, err error) {
 }
 
 // Attach finds the VMM that an earlier daemon has started in dir and left running, and its cgroup.
-// A working VMM listens until it ends. If the VMM does not listen, it has closed its socket, so
-// that no daemon can connect to it any more, and Attach kills it. If IsShortage is true for the
-// error, Attach has changed nothing.
+// A working VMM listens until it ends. A VMM that does not listen has closed its socket, and no
+// daemon can connect to it any more, so Attach kills it. If IsShortage is true for the error,
+// Attach has changed nothing.
 func Attach(cgroups *cgroup.Tree, id, dir string) (*VMM, error) {
 	proc, err := process.Find("forkd-vmm", filepath.Join(dir, pidFile))
 	if err != nil {
@@ -178,8 +179,8 @@ func Attach(cgroups *cgroup.Tree, id, dir string) (*VMM, error) {
 	return nil, fmt.Errorf("%w: process %d: %w", errUndecided, pid, err)
 }
 
-// errUndecided is wrapped by errors of a connect that do not tell whether a VMM listens. An example
-// is EAGAIN: the socket's queue is full of connections of earlier daemons, which the VMM has not
+// errUndecided is wrapped by errors of a connect that do not show whether a VMM listens. An example
+// is EAGAIN: the socket's queue is full of connections of earlier daemons that the VMM has not
 // accepted yet.
 var errUndecided = errors.New("it is not known whether the VMM can be reached")
 
@@ -225,9 +226,9 @@ func newVMM(id, dir string, proc *process.Process, leaf *cgroup.Leaf, ctl *ctlso
 // reap waits for the end of the process and of its connection, and then closes v.done.
 func (v *VMM) reap() {
 	_ = v.proc.Wait()
-	// Messages that the VMM sent before its end, such as the reason of its exit, are still
-	// received. Shut the connection down, because it may continue to exist after the VMM, if the
-	// VMM has passed its descriptor to another process.
+	// receive still handles messages that the VMM sent before its end, such as the reason of its exit. Shut
+	// the connection down, because it outlives the VMM if the VMM has passed its descriptor to another
+	// process.
 	v.ctl.Shutdown()
 	<-v.lost
 	v.mu.Lock()
@@ -244,7 +245,7 @@ func (v *VMM) reap() {
 	close(v.done)
 }
 
-// killed returns the exit of a VMM that ended without telling why.
+// killed returns the exit of a VMM that ended without reporting a reason.
 func (v *VMM) killed() vm.Exit {
 	switch byLimit, why := v.leaf.Killed(); {
 	case byLimit:
@@ -297,7 +298,7 @@ func (v *VMM) create(ctx context.Context, cfg *Config) error {
 	if err := v.call(ctx, vmmproto.KindCreate, req, []int{device, vsock, int(ring.Fd())}, &created); err != nil {
 		return err
 	}
-	kvm.learn(created.CPUID) // the answer can be trusted, because there is no guest yet
+	kvm.learn(created.CPUID) // the answer can be trusted, because the VMM has no guest yet
 	return nil
 }
 

@@ -7,18 +7,19 @@ import (
 )
 
 // defaultLasts is how long demand is remembered. It is long enough for clients that fork the same
-// number every few minutes, but unused memory is freed soon; a shell has about 1 MiB.
+// number of children every few minutes, and short enough that unused memory is soon freed; a shell
+// takes about 1 MiB.
 const defaultLasts = 5 * time.Minute
 
-// demand counts how many shells of a shape are taken before the pool is full again: by one fork of
-// many children, or by many forks in a short time.
+// demand counts how many shells of a shape are taken before the pool is full again. One fork of
+// many children may take them, or many forks in a short time.
 type demand struct {
 	burst int       // shells taken since the pool was last full
 	most  int       // largest recent burst
 	until time.Time // when most expires
 }
 
-// takenLocked counts a shell that is taken for a fork, even if the pool had none ready.
+// takenLocked counts a shell that a fork takes or, if the pool has none ready, would have taken.
 //
 // +checklocks:p.mu
 func (p *Pool) takenLocked(shape vm.Shape) {
@@ -56,7 +57,7 @@ func (p *Pool) targetLocked(shape vm.Shape) int {
 	return max(p.cfg.Size, min(d.most, p.cfg.Most))
 }
 
-// Forget forgets the demand. The pool then kills the shells above the configured size.
+// Forget drops all demand. The pool then kills the shells above the configured size.
 func (p *Pool) Forget() {
 	p.mu.Lock()
 	clear(p.demand)
@@ -79,8 +80,8 @@ func (p *Pool) surplus() (victims []*Shell) {
 	return victims
 }
 
-// forgotten returns a timer for the next time at which demand is forgotten and shells become
-// surplus. It returns nil if there is no such time.
+// forgotten returns a timer for the next time at which demand expires and shells become surplus. It
+// returns nil if there is no such time.
 func (p *Pool) forgotten() <-chan time.Time {
 	p.mu.Lock()
 	defer p.mu.Unlock()

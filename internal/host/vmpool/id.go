@@ -6,13 +6,13 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 )
 
-// IDPrefix begins every id, as in forkd 0.5. A shell gets its id before a client requests a
-// sandbox, so this package creates ids.
+// IDPrefix is the prefix of every id, as in forkd 0.5. This package creates ids, because a shell
+// gets its id before a client requests a sandbox.
 const IDPrefix = "sb-"
 
 func newID() string { return IDPrefix + snapshot.NewID() }
 
-// IsID reports whether id has the form of a shell's id, which becomes the id of the sandbox.
+// IsID reports whether id has the form of a shell's id. A shell's id becomes the id of the sandbox.
 func IsID(id string) bool {
 	rest, ok := strings.CutPrefix(id, IDPrefix)
 	return ok && snapshot.CheckID(rest) == nil

@@ -18,13 +18,13 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// AtOnce is how many VMs are killed, or taken over, at a time. The kernel needs time to free the
-// memory of a killed VM. Taking over a VM that does not answer takes long.
+// AtOnce is how many VMs are killed, or taken over, at a time. Killing a VM takes time, because the
+// kernel has to free its memory, and so does taking over a VM that does not answer.
 const AtOnce = 16
 
-// Pool keeps Size shells ready for each machine shape that was forked lately, and more for some
-// time if forks found too few. It never delays a fork: it starts shells in the background, one at a
-// time, while no fork is running.
+// Pool keeps Size shells ready for each machine shape that was forked lately. If forks have found
+// too few shells, it keeps more for some time. It never delays a fork: it starts shells in the
+// background, one at a time, while no fork is running.
 type Pool struct {
 	cfg Config
 
@@ -49,12 +49,14 @@ type Config struct {
 	VMMs   VMMs
 	RunDir string // directory that contains the shells' directories
 	Size   int    // number of ready shells for each shape; 0: none
-	Most   int    // maximum of that number after forks have found too few; if below Size, Size
+	Most   int    // maximum of that number after forks have found too few; at least Size
 	Log    *slog.Logger
 
-	Lasts time.Duration // how long it is remembered that forks have found too few; 0: 5 min
+	Lasts time.Duration // how long the pool keeps more than Size shells after such forks; 0: 5 min
 
-	Refilled func(took time.Duration) // if set, called with the start time of each shell that was started for the pool
+	// Refilled, if set, is called for each shell that the pool has started, with the time that the
+	// start took.
+	Refilled func(took time.Duration)
 }
 
 // New returns an empty pool.
@@ -73,7 +75,7 @@ func New(cfg Config) *Pool {
 	return p
 }
 
-// Begin and End are called at the start and the end of a fork. In between, the pool starts no
+// Begin is called at the start of a fork, and End at its end. In between, the pool starts no
 // shells, because that would delay the fork.
 func (p *Pool) Begin() {
 	p.mu.Lock()
@@ -81,7 +83,7 @@ func (p *Pool) Begin() {
 	p.mu.Unlock()
 }
 
-// End ends what Begin began.
+// End allows the pool to start shells again. See Begin.
 func (p *Pool) End() {
 	p.mu.Lock()
 	p.busy--
@@ -98,7 +100,7 @@ func (p *Pool) Keep(snapshotID string, shape vm.Shape) {
 	p.kick()
 }
 
-// Drop ends what Keep began.
+// Drop reverses Keep.
 func (p *Pool) Drop(snapshotID string) {
 	p.mu.Lock()
 	var victims []*Shell
@@ -186,8 +188,8 @@ func (p *Pool) kick() {
 	}
 }
 
-// poolRetry is the pause after a shell could not be started, for example because the host is out of
-// memory.
+// poolRetry is how long the pool waits after a shell could not be started, for example because the
+// host is out of memory.
 const poolRetry = 5 * time.Second
 
 func (p *Pool) run() {
@@ -234,7 +236,7 @@ func (p *Pool) run() {
 	}
 }
 
-// watch replaces a shell that ends while it is in the pool. It pauses first, because the next shell
+// watch replaces a shell that ends while it is in the pool. It first waits, because the next shell
 // may end for the same reason.
 func (p *Pool) watch(shape vm.Shape, s *Shell) {
 	select {
@@ -254,7 +256,7 @@ func (p *Pool) watch(shape vm.Shape, s *Shell) {
 	}
 }
 
-// remove removes a shell from the pool. It returns false if the shell was not there.
+// remove removes a shell from the pool. It returns false if the pool does not have the shell.
 func (p *Pool) remove(shape vm.Shape, s *Shell) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -281,8 +283,8 @@ func (p *Pool) missing() (vm.Shape, bool) {
 	return vm.Shape{}, false
 }
 
-// Wanted returns the number of shells in a full pool, without those that are kept only for some
-// time.
+// Wanted returns the number of shells in a full pool, without the additional shells that are kept
+// for some time.
 func (p *Pool) Wanted() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -48,14 +48,14 @@ func eventually(t *testing.T, p *vmpool.Pool, want int) {
 }
 
 // If forks take more shells than the pool has, the pool grows to that number, up to its maximum. If
-// several forks take shells before the pool is full again, the shells are added up.
+// several forks take shells before the pool is full again, the pool grows to the sum.
 func TestPoolGrowsByDemand(t *testing.T) {
 	shape := vm.Shape{VCPUs: 1}
 	p, vmms := newPool(t, vmpool.Config{Size: 2, Most: 6}, shape)
 	eventually(t, p, 2)
 	take(t, p, shape, 4)
 	eventually(t, p, 4)
-	p.Begin() // no refill
+	p.Begin() // prevents a refill
 	take(t, p, shape, 3)
 	take(t, p, shape, 2)
 	p.End()
@@ -73,11 +73,11 @@ func TestPoolGrowsByDemand(t *testing.T) {
 	}
 }
 
-// When the demand is forgotten, the pool kills the shells that it had because of it.
+// When the demand expires, the pool kills the shells that it had only because of the demand.
 func TestPoolShrinks(t *testing.T) {
 	shape := vm.Shape{VCPUs: 1}
 	p, vmms := newPool(t, vmpool.Config{Size: 2, Most: 6, Lasts: 100 * time.Millisecond}, shape)
-	for grown := false; !grown; { // repeat, because on a slow host the demand may be forgotten too early
+	for grown := false; !grown; { // repeat, because on a slow host the demand may expire too early
 		take(t, p, shape, 5)
 		end := time.Now().Add(200 * time.Millisecond)
 		for ; !grown && time.Now().Before(end); time.Sleep(time.Millisecond) {
@@ -93,7 +93,7 @@ func TestPoolShrinks(t *testing.T) {
 	p.Close()
 }
 
-// Forget makes the pool kill these shells at once.
+// Forget makes the pool kill the additional shells at once.
 func TestPoolForgets(t *testing.T) {
 	shape := vm.Shape{VCPUs: 1}
 	p, _ := newPool(t, vmpool.Config{Size: 2, Most: 6}, shape)

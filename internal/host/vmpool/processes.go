@@ -15,7 +15,7 @@ type Processes struct {
 	Bin     string       // path of forkd-vmm
 	Cgroups *cgroup.Tree // for the VMMs' cgroups; nil: no limits
 	Jail    *jail.Starter
-	KVM     *vmmclient.KVM // what the VMMs share of KVM; nil: nothing
+	KVM     *vmmclient.KVM // state that the VMMs share; nil: nothing is shared
 }
 
 // Spawn implements VMMs.
@@ -23,7 +23,7 @@ func (p Processes) Spawn(ctx context.Context, c ShellConfig) (VMM, error) {
 	v, err := vmmclient.Spawn(ctx, vmmclient.Config{Bin: p.Bin, Dir: c.Dir, ID: c.ID, Shape: c.Shape, Cgroups: p.Cgroups,
 		Jail: p.Jail, KVM: p.KVM})
 	if err != nil {
-		return nil, err // returning v would make an interface that is not nil, with a nil *vmmclient.VMM in it
+		return nil, err // returning v would make an interface that is not nil, but contains a nil *vmmclient.VMM
 	}
 	return v, nil
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
-// Real VMs pass the suite.
+// Real VMs pass the same suite as fake VMs.
 func TestProcesses(t *testing.T) {
 	a := vmtest.Load(t)
 	jails, err := jail.New(jail.Options{})

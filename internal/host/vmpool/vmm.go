@@ -14,7 +14,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// VMM is a VM process. The methods of *vmmclient.VMM have the documentation.
+// VMM is a VM process. The methods are documented at *vmmclient.VMM.
 type VMM interface {
 	PID() int
 	Boot(context.Context, vmmproto.Boot, vmmclient.BootFiles) error
@@ -47,16 +47,14 @@ type ShellConfig struct {
 
 // VMMs starts and finds VM processes.
 type VMMs interface {
-	// Spawn starts a process and creates its VM, in which nothing runs. Such a process is called a
-	// shell.
+	// Spawn starts a process and creates its VM, in which nothing runs. Such a process is called a shell.
 	Spawn(context.Context, ShellConfig) (VMM, error)
 	// Attach finds the process that an earlier daemon has started in dir.
 	Attach(id, dir string) (VMM, error)
-	// CheckLimits returns an error if the host cannot enforce limits. The error is an
-	// *invalid.Error that names the field, with the given prefix.
+	// CheckLimits returns an error if the host cannot enforce the limits. The error is an *invalid.Error
+	// that names the field, with the given prefix.
 	CheckLimits(prefix string, l vm.Limits) error
-	// OpenConsole opens the console ring in a VM's directory. It works after the process has ended
-	// too.
+	// OpenConsole opens the console ring in a VM's directory. It also works after the process has ended.
 	OpenConsole(dir string) (*os.File, error)
 }
 
@@ -99,7 +97,7 @@ func (s *Shell) alive() bool {
 	}
 }
 
-// WhileAlive returns a context that is cancelled when the VM ends, with an *ExitError as its cause.
+// WhileAlive returns a context that is cancelled when the VM ends. The cause is then an *ExitError.
 // The caller must call the returned function.
 func WhileAlive(ctx context.Context, v VMM) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -117,8 +115,8 @@ func WhileAlive(ctx context.Context, v VMM) (context.Context, func()) {
 	}
 }
 
-// Cause returns the cause of the end of ctx. If ctx has not ended, it returns err. If both exist,
-// err is often only a consequence, such as a broken connection.
+// Cause returns the cause of the end of ctx or, if ctx has not ended, err. The cause is preferred
+// because err is often only its consequence, such as a broken connection.
 func Cause(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); err != nil && cause != nil {
 		return cause

@@ -1,10 +1,10 @@
 // Package suite tests that an implementation of vmpool.VMMs, and its VMs, behave as the daemon
 // expects.
 //
-// Package vmfake runs the tests with fake VMs on every host, and package vmpool with real VMs, on
-// hosts with KVM. So the fake VMs behave like real ones in everything that the suite tests. The
-// guest only needs to report that it is ready. The suite does not look into the guest's memory or
-// disk.
+// Package vmfake runs the tests with fake VMs on every host, and package vmpool runs them with real
+// VMs on hosts with KVM. So the fake VMs behave like real ones in everything that the suite tests.
+// The guest only needs to report that it is ready. The suite does not look into the guest's memory
+// or disk.
 package suite
 
 import (
@@ -28,7 +28,7 @@ import (
 type Host struct {
 	VMMs  vmpool.VMMs
 	Dir   string // directory for the directories of VMs; short, because they contain unix sockets
-	RAM   string // directory for memory layers; on tmpfs if VMs are real
+	RAM   string // directory for memory layers; must be on tmpfs for real VMs
 	Shape vm.Shape
 
 	Kernel, Initrd string // paths; a guest without an initramfs panics
@@ -195,8 +195,7 @@ func (g *guest) mustBranch(t *testing.T, req vmmproto.Branch) *saved {
 		}
 		return s
 	}
-	// Later branches may have no dirty pages, because an idle guest may write nothing between two
-	// branches.
+	// Later branches may have no dirty pages, because an idle guest may write nothing between two branches.
 	first := len(s.disk) == 2
 	if err := memlayer.CheckSaved(save.Extents, memory, maxExtents); err != nil || first && len(save.Extents) == 0 {
 		t.Errorf("%d extents: %v", len(save.Extents), err)

@@ -78,8 +78,8 @@ func attach(t *testing.T, h *Host) {
 	}
 }
 
-// checkEnded waits for the end of g. It checks the reason, and that everything else of g has ended
-// too.
+// checkEnded waits for the end of g. It checks the reason, and that the VM's process, connections
+// and files are gone.
 func (g *guest) checkEnded(t *testing.T, reason vm.ExitReason) {
 	t.Helper()
 	ctx, stop := vmpool.WhileAlive(t.Context(), g)
@@ -91,7 +91,7 @@ func (g *guest) checkEnded(t *testing.T, reason vm.ExitReason) {
 	if x := g.Exit(); x.Reason != reason || x.Detail == "" {
 		t.Errorf("exit %+v, want %v with a detail", x, reason)
 	}
-	for c := range g.Conns() { // drains the channel until it is closed
+	for c := range g.Conns() { // receives until the channel is closed
 		c.Conn.Close()
 	}
 }
@@ -117,8 +117,8 @@ func limits(t *testing.T, h *Host) {
 	}
 }
 
-// A guest does not run before Resume. Pausing a paused VM does nothing, and neither does resuming a
-// running one. A second kernel is refused. Requests may be made concurrently.
+// A guest does not run before Resume. Pausing a paused VM has no effect, and neither has resuming a
+// running VM. Loading a second kernel is refused. Requests may be made concurrently.
 func bootPauseResume(t *testing.T, h *Host) {
 	g := h.spawn(t)
 	if err := g.load(t, t.Context(), h.Initrd); err != nil {
@@ -187,8 +187,8 @@ func (g *guest) everyRequest(t *testing.T, ctx context.Context) map[string]error
 	}
 }
 
-// A VM whose guest has ended says why, and refuses all requests. Its console can be read until
-// Kill.
+// If the guest of a VM has ended, the VM reports the reason and refuses all requests. Its console
+// can be read until Kill.
 func guestThatEnds(t *testing.T, h *Host) {
 	g := h.spawn(t)
 	if err := errors.Join(g.load(t, t.Context(), ""), g.Resume(t.Context())); err != nil {
@@ -258,7 +258,7 @@ func refusedBranch(t *testing.T, h *Host) {
 	g := h.boot(t)
 	disk := g.disk
 	for _, mode := range []vm.BranchMode{vm.BranchDiff, vm.BranchFull, vm.BranchDisk} {
-		g.disk = append(disk[:1:1], h.newTop(t)) // not the VM's top, so the branch is refused
+		g.disk = append(disk[:1:1], h.newTop(t)) // this is not the VM's top, so the branch is refused
 		if _, err := g.branch(t, t.Context(), vmmproto.Branch{Mode: mode}); err == nil || vmpool.IsEnd(err) {
 			t.Errorf("a %v branch with another file for the former top: %v", mode, err)
 		}
@@ -269,8 +269,8 @@ func refusedBranch(t *testing.T, h *Host) {
 	g.checkStats(t, false, 1, 0)
 }
 
-// A VM can be rebased onto the last branch that saved memory, once, and only if that branch was
-// requested with Keep. A refused rebase changes nothing.
+// A VM can be rebased onto the latest branch that saved memory, but only once, and only if that
+// branch was requested with Keep. A refused rebase changes nothing.
 func rebase(t *testing.T, h *Host) {
 	g := h.boot(t)
 	rebases := uint64(0)
@@ -330,7 +330,7 @@ func merge(t *testing.T, h *Host) {
 	g.checkStats(t, false, 3, 0)
 }
 
-// A snapshot can be restored into a new VM, and (by a rollback) into a running one. After that, no
+// A snapshot can be restored into a new VM or, as in a rollback, into a running one. After that, no
 // kernel can be loaded.
 func restore(t *testing.T, h *Host) {
 	g := h.boot(t)
