@@ -15,9 +15,9 @@ import (
 // vsock), the layers of its disks, and one request.
 const maxFiles = 4096
 
-// calls returns all system calls of the process. setUpCalls returns those that are forbidden once
-// the process has a machine. zfilter_linux_amd64.go is generated from both. It has two filters: the
-// first permits calls, and the second forbids setUpCalls.
+// calls returns all system calls that the process may make. setUpCalls returns the calls that are
+// forbidden once the process has a machine. zfilter_linux_amd64.go is generated from both. It has
+// two filters: the first permits calls, and the second forbids setUpCalls.
 func calls() []jail.Call {
 	return slices.Concat(jail.RuntimeCalls(), machine.Calls(), setUpCalls(),
 		// for package ctlsock

@@ -14,9 +14,9 @@ import (
 // tell the host that it is ready.
 const maxDials = 4
 
-// dials passes streams that the guest has opened to the daemon. A guest may open a few after a
-// boot, which happens only for a bake, and none after a restore. Each stream costs the daemon a
-// descriptor, and no program in a running sandbox has a reason to open one.
+// dials passes streams that the guest has opened to the daemon. A guest may open a few streams
+// after a boot, which happens only in a bake, and none after a restore. Each stream costs the
+// daemon a descriptor, and no program in a running sandbox has a reason to open one.
 type dials struct {
 	forward func(kind vmmproto.Kind, body []byte, fds ...int) error
 
@@ -35,8 +35,8 @@ func (d *dials) allow(n int) {
 
 // take passes the stream fd to the daemon and takes ownership of fd. It returns an error if the
 // guest may open no more streams. It must not block, because the vsock device calls it while it
-// holds a lock that pausing needs. So a goroutine passes the stream, and only that goroutine waits
-// if the daemon does not read.
+// holds a lock that pausing needs. So a goroutine passes the stream, and if the daemon does not
+// read, only that goroutine waits.
 func (d *dials) take(port uint32, fd int) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -47,7 +47,7 @@ func (d *dials) take(port uint32, fd int) error {
 	var w codec.Writer
 	w.U32(port)
 	go func() {
-		// an error means that there is no daemon, and ends the stream for the guest
+		// An error means that no daemon is connected; closing fd then ends the stream for the guest.
 		_ = d.forward(vmmproto.KindConn, w.Bytes(), fd)
 		_ = unix.Close(fd)
 	}()

@@ -16,7 +16,7 @@ import (
 func TestGuestDialsAreBounded(t *testing.T) {
 	taken, proceed := make(chan int, 100), make(chan struct{})
 	d := &dials{forward: func(kind vmmproto.Kind, _ []byte, fds ...int) error {
-		<-proceed // blocks like a send to a daemon that reads nothing
+		<-proceed // simulates a send to a daemon that reads nothing
 		if kind != vmmproto.KindConn || len(fds) != 1 {
 			t.Errorf("kind %d with %d descriptors", kind, len(fds))
 		}
@@ -62,8 +62,8 @@ func TestGuestDialsAreBounded(t *testing.T) {
 	}
 }
 
-// When a restore begins, the guest may open no more streams, even if the restore then fails. Here
-// it fails because the state is empty.
+// When a restore begins, the guest may open no more streams. This holds even if the restore then
+// fails, as it does here because the state is empty.
 func TestRestoreEndsDials(t *testing.T) {
 	s := &server{machine: &machine.Machine{}, limitFiles: func(uint64) error { return nil }}
 	s.dials.forward = s.event

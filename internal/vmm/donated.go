@@ -12,14 +12,14 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/net"
 )
 
-// donated holds the descriptors that a request brought. A request takes them in order. Those that
-// it has not taken are closed when it ends.
+// donated holds the descriptors that came with a request. The request takes them in order.
+// Descriptors that are not taken are closed when the request ends.
 type donated struct{ fds []int }
 
 func donate(fds []int) *donated { return &donated{fds} }
 
-// take returns the next descriptor as a file that the caller owns. It returns nil if there are no
-// more.
+// take returns the next descriptor as a file that the caller owns. If there is no further
+// descriptor, it returns nil.
 func (d *donated) take() *os.File {
 	if len(d.fds) == 0 {
 		return nil
@@ -27,7 +27,7 @@ func (d *donated) take() *os.File {
 	return os.NewFile(uintptr(d.takeFD()), "donated")
 }
 
-// takeFD is like take but returns a bare descriptor. There must be one left.
+// takeFD is like take but returns a bare descriptor. At least one descriptor must be left.
 func (d *donated) takeFD() int {
 	fd := d.fds[0]
 	d.fds = d.fds[1:]

@@ -11,8 +11,8 @@ import (
 	"github.com/forkd/forkd/internal/vmm/machine"
 )
 
-// A request that names a frame socket but brings no descriptor is refused. A descriptor is used for
-// only one frame socket.
+// A request that names a frame socket but has no descriptor for it is refused. A descriptor is used
+// for only one frame socket.
 func TestFrameSocketIsAmongTheDescriptors(t *testing.T) {
 	s := &server{machine: &machine.Machine{}, limitFiles: func(uint64) error { return nil }}
 	var boot, restore, out codec.Writer

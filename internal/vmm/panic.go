@@ -9,14 +9,14 @@ import (
 
 const (
 	panicWords = "Kernel panic - not syncing" // Linux, kernel/panic.c
-	// bytes of console that are searched; a panic is followed by a dump of one stack
+	// bytes of the console's end that are searched; after a panic's line, the kernel prints one stack
 	panicSearch = 16 << 10
 	panicLine   = 256 // bytes of the panic's line that are reported
 )
 
-// namePanic turns an ordinary reset into a panic if the last output on the guest's console shows
-// one. The kernels of our guests request a reset after a panic (panic=-1). A guest can print such a
-// line itself and reset, but deceives only its own user.
+// namePanic turns the exit e, if it is an ordinary reset, into a panic if the guest's last console
+// output shows one. The kernels of guests request a reset after a panic (panic=-1). A guest can
+// print such a line itself and reset, but deceives only its own user.
 func namePanic(e vm.Exit, console []byte) vm.Exit {
 	if e.Reason != vm.ExitReset {
 		return e

@@ -17,13 +17,13 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// Roles of the test program, for checks that must run in such a process.
+// Roles of the test program, for checks that must run in a process of that kind.
 const (
 	inside = "inside" // a process in a jail whose filter permits all calls
 	watch  = "watch"  // a daemon that is not root, and starts a VMM without namespaces
 )
 
-// lookInside prints what this process can access if the filter permits all calls.
+// lookInside prints what this process can access when its filter permits all calls.
 func lookInside() int {
 	everything := []unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW}}
 	if err := jail.Enter(jail.Config{Filter: everything, Files: maxFiles}); err != nil {
@@ -44,9 +44,9 @@ func lookInside() int {
 	return 0
 }
 
-// Some properties of a jail cannot be seen in /proc, so they are tested inside it. Landlock denies
-// access to the (empty) root directory. Other processes cannot read the VMM's memory. The VMM
-// shares no CPU core with other processes. Its number of threads is limited.
+// TestPostureInside tests properties of a jail that cannot be seen in /proc, so the checks run in
+// the jail. Landlock denies access to the (empty) root directory. Other processes cannot read the
+// VMM's memory. The VMM shares no CPU core with other processes. Its number of threads is limited.
 func TestPostureInside(t *testing.T) {
 	program := program(t)
 	for name, c := range map[string]struct {
@@ -86,8 +86,8 @@ func TestPostureInside(t *testing.T) {
 	}
 }
 
-// A daemon that is not root, and has no namespaces, can still read a VMM's memory usage and
-// program. It can also set how early the kernel kills the VMM if memory runs out.
+// A daemon that is not root, and starts its VMMs without namespaces, can still read a VMM's memory
+// usage and program. It can also set how early the kernel kills the VMM if memory runs out.
 func TestPostureWithoutNamespaces(t *testing.T) {
 	dir, err := os.MkdirTemp("", "fkt") // other users cannot enter the test's own directory
 	if err != nil {

@@ -24,8 +24,8 @@ import (
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
-// role is an environment variable that makes the test program run as a VMM. Its value may be the
-// name of a forbidden operation, which the VMM then attempts.
+// role is the name of an environment variable that makes the test program run as a VMM. Its value
+// may name a forbidden operation, which the VMM then attempts.
 const role = "FORKD_TEST_ROLE"
 
 func TestMain(m *testing.M) {
@@ -71,8 +71,8 @@ func attempt(do string) error {
 	return nil
 }
 
-// attempts are system calls that a VMM must not be able to make. The keys are their Linux names,
-// with notes on the arguments.
+// attempts are system calls that a VMM must not be able to make. The keys are the Linux names of
+// the calls, with notes on the arguments.
 var attempts = map[string]func() error{
 	"socket":         raw(unix.SYS_SOCKET, unix.AF_UNIX, unix.SOCK_STREAM, 0),
 	"connect":        raw(unix.SYS_CONNECT, 3, 0, 0),
@@ -84,7 +84,7 @@ var attempts = map[string]func() error{
 	"unshare":        raw(unix.SYS_UNSHARE, unix.CLONE_NEWUSER, 0, 0),
 	"mprotect":       raw(unix.SYS_MPROTECT, 0, 4096, unix.PROT_READ|unix.PROT_EXEC),
 	"memfd_create":   raw(unix.SYS_MEMFD_CREATE, 0, 0, 0),
-	"shmget":         raw(unix.SYS_SHMGET, 0, 4096, 0o1600), // VMMs share an IPC namespace
+	"shmget":         raw(unix.SYS_SHMGET, 0, 4096, 0o1600), // VMMs share one IPC namespace
 	"semget":         raw(unix.SYS_SEMGET, 0, 1, 0o1600),
 	"msgget":         raw(unix.SYS_MSGGET, 0, 0o1600, 0),
 	"mq_open":        raw(unix.SYS_MQ_OPEN, 0, unix.O_RDWR, 0),
@@ -109,7 +109,7 @@ var attempts = map[string]func() error{
 	"prlimit64 threads":   raw(unix.SYS_PRLIMIT64, 0, unix.RLIMIT_NPROC, 0),
 }
 
-// withMachine is the end of the names of attempts that need a VMM with a machine.
+// withMachine is the suffix of the names of attempts that need a VMM with a machine.
 const withMachine = " with a machine"
 
 // setUpRequests are the KVM requests that create a machine (linux/kvm.h).
@@ -201,8 +201,8 @@ func startWith(t *testing.T, o jail.Options, program, do string) (*os.Process, *
 	return p, conn, log
 }
 
-// Start must give a process its descriptors in the right order, even if the numbers that they get
-// are in use by other descriptors at that moment.
+// Start must give a process its descriptors in the right order, even if other descriptors have
+// these numbers at that moment.
 func TestStartWithHighDescriptors(t *testing.T) {
 	bin := program(t)
 	jails, err := jail.New(jail.Options{})
@@ -263,7 +263,7 @@ func TestPostureOfAShell(t *testing.T) {
 	}
 }
 
-// pageOf returns what a VMM reads in its page map about the first page of its program.
+// pageOf returns the word that a VMM reads in its page map for the first page of its program.
 func pageOf(t *testing.T, pid int) uint64 {
 	t.Helper()
 	links, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
@@ -283,7 +283,7 @@ func pageOf(t *testing.T, pid int) uint64 {
 			t.Fatal(err)
 		}
 		defer unix.Close(pidfd)
-		// the same open file, because opening it again would give this process's map
+		// Use the VMM's open file. Opening the page map again would give this process's own map.
 		fd, err := unix.PidfdGetfd(pidfd, number, 0)
 		if err != nil {
 			t.Fatal(err)

@@ -16,8 +16,8 @@ import (
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
-// If a machine has several vCPUs, the process gets two processors of the Go scheduler, whatever it
-// had before.
+// If a machine has several vCPUs, the process gets two processors of the Go scheduler, whatever
+// number it had before.
 func TestCreateSetsProcs(t *testing.T) {
 	vmtest.NeedKVM(t)
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))

@@ -1,9 +1,10 @@
-// Package vmm is the forkd-vmm process. It serves the control socket and drives one machine.
+// Package vmm implements the forkd-vmm process. It serves the control socket and drives one
+// machine.
 //
 // The process works on descriptors that the daemon sends. It opens only its own page map in /proc.
 // Then it enters its jail (package jail), where it can open nothing. When the daemon hangs up, a
-// VMM without a running VM exits. A VMM with a running VM continues, and waits for another daemon.
-// When the guest stops, the process reports that and exits.
+// VMM without a guest exits. A VMM with a guest continues, and waits for another daemon. When the
+// guest stops, the process reports the end to the daemon and exits.
 package vmm
 
 import (
@@ -42,8 +43,8 @@ const (
 func Main() int {
 	growStack()
 	var tracker *guestmem.Tracker
-	// Without CAP_SYS_ADMIN, because a page map that is opened with it reveals physical addresses
-	// of the host.
+	// Drop CAP_SYS_ADMIN first, because a page map that is opened with it reveals physical addresses of the
+	// host.
 	err := jail.Unprivileged(func() (err error) {
 		tracker, err = guestmem.NewTracker(jail.Proc)
 		return err
@@ -90,7 +91,7 @@ func Serve(tracker *guestmem.Tracker, limitFiles func(most uint64) error, narrow
 		if !s.started {
 			return exitClean
 		}
-		if !hungUp(err) { // otherwise standard error already says why the VM has ended
+		if !hungUp(err) { // after a hang-up, standard error already says why the VM has ended, if it has
 			fmt.Fprintf(os.Stderr, "forkd-vmm: control connection: %v\n", err)
 		}
 	}
@@ -107,14 +108,14 @@ type server struct {
 	machine  *machine.Machine
 	ring     *console.Ring
 	memory   uint64 // size of the machine's memory, in bytes
-	started  bool   // the VM was booted or restored, so the process continues without a daemon
+	started  bool   // the VM was booted or restored; from then on, the process continues without a daemon
 
 	dials      dials // the guest's streams to the host
 	limitFiles func(most uint64) error
 	narrow     func() error
 	maxProcs   int // MaxProcs, except in benchmarks
 
-	answer *kvm.Notice // makes a vCPU's thread answer the current request; nil: the request's handler answers
+	answer *kvm.Notice // set if a vCPU's thread answers the current request; nil: the request's handler answers
 
 	mu   sync.Mutex
 	conn *ctlsock.Conn // nil while no daemon is connected
@@ -148,7 +149,7 @@ func (s *server) exited(e vm.Exit) {
 }
 
 // stalled tells the daemon that the machine is paused because the disk is full. A daemon that
-// connects later learns that from the statistics.
+// connects later sees this in the statistics.
 func (s *server) stalled() { _ = s.event(vmmproto.KindStalled, nil) }
 
 func (s *server) serve(conn *ctlsock.Conn) error {
@@ -162,7 +163,7 @@ func (s *server) serve(conn *ctlsock.Conn) error {
 		s.answer = nil
 		err = s.handle(kind, codec.NewReader(body), files, &w)
 		files.closeRest()
-		if s.answer.Sent() { // the answer is already sent, so nothing can fail
+		if s.answer.Sent() { // the answer is already sent, so no error can follow
 			continue
 		}
 		if err != nil {
@@ -263,18 +264,17 @@ func (s *server) create(r *codec.Reader, files *donated, w *codec.Writer) error 
 	if err := jail.OnTime(); err != nil {
 		return err
 	}
-	// Drop rights before the process reads anything of a guest. A VMM in the pool has time for this
-	// step.
+	// Drop rights before the process reads any data of a guest. A VMM in the pool has time for this step.
 	return s.narrow()
 }
 
 // MaxProcs is the GOMAXPROCS of the process: how many threads may run Go code at once. Go code
 // handles devices, exits of vCPUs, page faults of a live branch, and requests of the daemon. All of
-// these are short, and a vCPU inside its guest does not count (see kvm.VCPU.Run), so one would be
-// enough for most guests. But a vCPU that leaves its guest repeatedly keeps its processor of the Go
-// scheduler for up to a millisecond, and with only one processor devices would wait for that
-// (bench/results.md). A second processor costs 90 KiB of allocator caches, and makes the scheduler
-// wake threads to look for work.
+// this work is short, and a vCPU inside its guest does not count (see kvm.VCPU.Run), so one
+// processor would be enough for most guests. But a vCPU that leaves its guest repeatedly keeps its
+// processor of the Go scheduler for up to a millisecond. With only one processor, devices would
+// wait for that time (bench/results.md). A second processor costs 90 KiB of allocator caches, and
+// makes the scheduler wake threads to look for work.
 const MaxProcs = 2
 
 func (s *server) boot(r *codec.Reader, files *donated) error {
@@ -335,7 +335,7 @@ func (s *server) restore(r *codec.Reader, files *donated, w *codec.Writer) error
 	return err
 }
 
-// entering returns the answer to a restore as a notice, which a vCPU's thread sends (see
+// entering makes a notice of the answer to a restore. A vCPU's thread sends the notice (see
 // kvm.Notice).
 func (s *server) entering(t vmmproto.RestoreResult) *kvm.Notice {
 	var w codec.Writer
@@ -346,8 +346,8 @@ func (s *server) entering(t vmmproto.RestoreResult) *kvm.Notice {
 	return s.answer
 }
 
-// disks takes the descriptors of the layers of all disks. If there is no guest yet, it also limits
-// the length of the files that this process may write to that of the longest possible layer.
+// disks takes the descriptors of the layers of all disks. It also lowers the limit on the length of
+// files that this process may write, to what the memory layer and the disk layers need.
 func (s *server) disks(files *donated, specs []vmmproto.Disk) ([]machine.Disk, error) {
 	most := s.memory
 	for _, d := range specs {

@@ -42,17 +42,17 @@ const (
 	fadtSleepCtrl   = 244
 	fadtSleepStatus = 256
 
-	// These bits (IAPC_BOOT_ARCH, §5.2.9.3) say that hardware is missing that PCs usually have, so
-	// that Linux does not look for it. The bits for legacy devices and for a keyboard controller
-	// mean "present", so they are zero.
+	// These bits (IAPC_BOOT_ARCH, §5.2.9.3) say that hardware is missing that PCs usually have. So Linux
+	// does not look for it. The bits for legacy devices and for a keyboard controller mean "present", so
+	// they are zero.
 	bootNoVGA  = 1 << 2
 	bootNoMSI  = 1 << 3
 	bootNoASPM = 1 << 4
 	bootNoCMOS = 1 << 5
 
 	flagWBINVD    = 1 << 0 // the instruction WBINVD works
-	flagNoPwrBtn  = 1 << 4 // the power button is not a fixed one
-	flagNoSlpBtn  = 1 << 5 // the sleep button is not a fixed one
+	flagNoPwrBtn  = 1 << 4 // there is no fixed power button
+	flagNoSlpBtn  = 1 << 5 // there is no fixed sleep button
 	flagResetReg  = 1 << 10
 	flagHeadless  = 1 << 12
 	flagHWReduced = 1 << 20
@@ -76,11 +76,11 @@ const (
 const (
 	dsdtRevision = 2 // with it, AML integers have 64 bits
 
-	// vmGenIDHID is our own name for the device. Drivers look for vmGenIDCID (Virtual Machine
-	// Generation ID, Microsoft 2012).
+	// vmGenIDHID is the ACPI name that this package gives the device. Drivers look for vmGenIDCID (Virtual
+	// Machine Generation ID, Microsoft 2012).
 	vmGenIDHID = "FRKD0001"
 	vmGenIDCID = "VM_Gen_Counter"
-	// vmGenIDChanged is the notification that reports a new identifier (Virtual Machine Generation
+	// vmGenIDChanged is the notification value that reports a new identifier (Virtual Machine Generation
 	// ID).
 	vmGenIDChanged = 0x80
 	// gedHID is the ACPI name of the Generic Event Device, §5.6.9.
@@ -157,7 +157,7 @@ func rsdp(xsdtAt uint64) []byte {
 	b := append(make([]byte, 0, rsdpSize), "RSD PTR "...)
 	b = append(b, 0)
 	b = append(b, oemID...)
-	b = append(b, rsdpRevision, 0, 0, 0, 0) // no RSDT, because a guest of this boot protocol reads the XSDT
+	b = append(b, rsdpRevision, 0, 0, 0, 0) // no RSDT address: a guest of this boot protocol reads the XSDT
 	b[8] = checksum(b)
 	b = binary.LittleEndian.AppendUint32(b, rsdpSize)
 	b = binary.LittleEndian.AppendUint64(b, xsdtAt)
@@ -195,9 +195,9 @@ func fadt(dsdtAt uint64) []byte {
 	return sdt("FACP", fadtRevision, b[sdtHeaderSize:])
 }
 
-// madt returns the MADT, which lists the processors and the I/O APIC. It needs no overrides,
-// because the default applies: an ISA interrupt has the GSI of the same number, edge triggered and
-// active high. Its flags are zero, because there are no 8259s to mask.
+// madt returns the MADT, which lists the processors and the I/O APIC. It has no interrupt
+// overrides, because the default is right: an ISA interrupt has the GSI of the same number, edge
+// triggered and active high. Its flags are zero, because there are no 8259s to mask.
 func madt(vcpus int) []byte {
 	le := binary.LittleEndian
 	b := le.AppendUint32(nil, uint32(LocalAPICAddr))
@@ -215,8 +215,8 @@ func madt(vcpus int) []byte {
 // dsdt returns the DSDT, which describes the devices and the only sleep state, "off".
 func dsdt(devices []MMIODevice) []byte {
 	terms := [][]byte{
-		// COM1 has a device of its own in the table, which gives it an interrupt: without legacy
-		// interrupt controllers Linux would assume none.
+		// COM1 is listed as a device, which gives it an interrupt: without legacy interrupt controllers, Linux
+		// would otherwise assume that COM1 has none.
 		device("COM1",
 			named("_HID", eisaID("PNP", 0x0501)),
 			named("_UID", integer(0)),

@@ -47,7 +47,7 @@ func tableAt(t *testing.T, image []byte, addr uint64) []byte {
 	return table
 }
 
-// walk finds the tables in the way of a guest.
+// walk finds the tables as a guest does.
 func walk(t *testing.T, image []byte) map[string][]byte {
 	t.Helper()
 	le := binary.LittleEndian
@@ -159,7 +159,7 @@ func TestLoadACPIRefusesBadDevices(t *testing.T) {
 	}
 }
 
-// TestDisassembled disassembles the tables with iasl, the reference compiler, which fails on
+// TestDisassembled disassembles the tables with iasl, the reference compiler. iasl fails on
 // malformed AML.
 func TestDisassembled(t *testing.T) {
 	iasl, err := exec.LookPath("iasl")

@@ -2,8 +2,8 @@ package boot
 
 import "encoding/binary"
 
-// The AML constructs that our DSDT needs (ACPI 6.5 §20.2). Every function returns encoded bytes,
-// and takes nested terms in this form.
+// The AML constructs that this package's DSDT needs (ACPI 6.5 §20.2). Every function returns
+// encoded bytes. Parameters for nested terms are also encoded bytes.
 
 // Opcodes.
 const (
@@ -145,8 +145,8 @@ func notifySB(name string, code uint64) []byte {
 	return join([]byte{amlNotify, amlRoot, amlDualName}, nameSeg("_SB"), nameSeg(name), integer(code))
 }
 
-// resources is ResourceTemplate() { descriptors }, a buffer that ends with an end tag. A zero
-// checksum in the end tag means that there is none.
+// resources is ResourceTemplate() { descriptors }, a buffer that ends with an end tag. A zero in
+// the end tag means that there is no checksum.
 func resources(descriptors ...[]byte) []byte {
 	body := join(join(descriptors...), []byte{resEndTag, 0})
 	return join([]byte{amlBuffer}, sized(join(integer(uint64(len(body))), body)))

@@ -1,11 +1,11 @@
 // Package boot loads a Linux kernel into guest memory and returns the state in which the first vCPU
-// must enter it. It loads kernel and initrd, boot parameters, page tables, a descriptor table and
-// ACPI tables that describe the machine.
+// must enter it. It loads the kernel, the initrd, the boot parameters, page tables, a descriptor
+// table, and the ACPI tables that describe the machine.
 //
-// It defines the guest physical map (layout.go) and makes no call of KVM. Package machine registers
+// It defines the guest physical map (layout.go) and makes no calls to KVM. Package machine registers
 // the memory, sets the returned State, and emulates the devices at the addresses that this package
-// defines. It boots only x86-64 Linux at its 64-bit entry, from a bzImage or an ELF vmlinux. It has
-// no firmware and supports no 16- or 32-bit entry, no Xen PVH and no Windows.
+// defines. It boots only x86-64 Linux at its 64-bit entry, from a bzImage or an ELF vmlinux. It has no
+// firmware, and supports neither 16- or 32-bit entries nor Xen PVH nor Windows.
 //
 // Kernel files come from users: every number in them is checked before it is used.
 package boot
@@ -82,7 +82,7 @@ func Load(mem *guestmem.Memory, p Params) (State, error) {
 	return newState(mem, kern.entry)
 }
 
-// file is a file from a client, with its length at the time it was opened.
+// file is a file from a client, with its length when it was opened.
 type file struct {
 	r    io.ReaderAt
 	size int64
@@ -133,8 +133,8 @@ func loadCmdline(mem *guestmem.Memory, zp *zeroPage, cmdline string, max uint32)
 }
 
 // loadInitrd reads the initrd to the highest page-aligned address in low RAM that the kernel
-// accepts. It must be far from the kernel, because the kernel needs the memory above itself while
-// it unpacks itself.
+// accepts. The initrd must be far from the kernel, because the kernel needs the memory above itself
+// while it unpacks itself.
 func loadInitrd(mem *guestmem.Memory, zp *zeroPage, f file, kern kernel) error {
 	if f.size <= 0 {
 		return fmt.Errorf("the file is empty")

@@ -35,7 +35,7 @@ func put16(b []byte, off int, v uint16) { binary.LittleEndian.PutUint16(b[off:],
 func put32(b []byte, off int, v uint32) { binary.LittleEndian.PutUint32(b[off:], v) }
 func put64(b []byte, off int, v uint64) { binary.LittleEndian.PutUint64(b[off:], v) }
 
-// bzImage returns a valid image. The protected-mode part consists of 0xc3.
+// bzImage returns a valid image. All bytes of its protected-mode part are 0xc3.
 func bzImage() []byte {
 	b := make([]byte, (testSects+1)*sectorSize+testCode)
 	b[offSetupSects] = testSects
@@ -165,8 +165,8 @@ func checkBootParams(t *testing.T, mem *guestmem.Memory, initrd []byte) {
 	}
 }
 
-// TestE820 checks that the map is sorted and does not overlap, and that it gives the kernel no
-// memory which the kernel must not use.
+// TestE820 checks that the map is sorted and does not overlap. It also checks that the map offers
+// the kernel no memory that the kernel must not use.
 func TestE820(t *testing.T) {
 	mem := newMemory(t, 5<<30)
 	var end guestmem.GPA
@@ -257,7 +257,7 @@ func TestParamsRefused(t *testing.T) {
 	}
 }
 
-// TestState uses the page tables to translate addresses, and decodes the GDT, as the CPU would.
+// TestState translates addresses with the page tables, and decodes the GDT, as the CPU would.
 func TestState(t *testing.T) {
 	mem := newMemory(t, 2*mib)
 	s, err := newState(mem, testPref)

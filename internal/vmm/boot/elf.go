@@ -22,7 +22,7 @@ const (
 
 	// maxProgHeaders bounds the number of program headers; Linux has about 5.
 	maxProgHeaders = 64
-	// maxInitrdELF permits an initrd anywhere below 4 GiB, because a vmlinux states no limit.
+	// maxInitrdELF permits an initrd anywhere below 4 GiB, because a vmlinux does not name a limit.
 	maxInitrdELF = guestmem.HoleEnd
 )
 
@@ -34,8 +34,8 @@ type elfSegment struct {
 }
 
 // loadELF loads the segments of a vmlinux to their physical addresses. The entry point is the
-// physical address of startup_64, which expects the same register values as the 64-bit entry of a
-// bzImage (arch/x86/kernel/head_64.S).
+// physical address of startup_64. That code expects the same register values as the 64-bit entry of
+// a bzImage (arch/x86/kernel/head_64.S).
 func loadELF(mem *guestmem.Memory, f file, head []byte) (kernel, error) {
 	segs, err := elfSegments(f, head)
 	if err != nil {

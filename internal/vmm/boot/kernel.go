@@ -16,8 +16,8 @@ type kernel struct {
 	header     []byte       // setup header from offSetupSects on; nil for a vmlinux
 }
 
-// minBootProtocol is 2.12, the first version whose header has xloadflags, which say whether the
-// kernel has a 64-bit entry.
+// minBootProtocol is 2.12, the first version whose header has xloadflags. These flags say whether
+// the kernel has a 64-bit entry.
 const minBootProtocol = 0x020c
 
 // Bits of the setup header.
@@ -28,7 +28,8 @@ const (
 	entry64 = 0x200
 )
 
-// setupHeaderBytes is how many bytes of the file must be read to know how to load the rest.
+// setupHeaderBytes is how many bytes of the file must be read before it is known how to load the
+// rest.
 const setupHeaderBytes = offHeaderEnd
 
 // loadKernel loads a kernel file, which is a bzImage or a vmlinux.
@@ -73,8 +74,7 @@ func loadBzImage(mem *guestmem.Memory, f file, head []byte) (kernel, error) {
 	if off+max(code, entry64+1) > f.size {
 		return kernel{}, fmt.Errorf("bzImage: the file has %d bytes, its header names %d: it is truncated", f.size, off+code)
 	}
-	// The whole rest of the file is loaded, as other boot loaders do, because a checksum may follow
-	// the code.
+	// Load the whole rest of the file, as other boot loaders do, because a checksum may follow the code.
 	size := uint64(f.size - off)
 	addr := guestmem.GPA(le.Uint64(head[offPrefAddress:]))
 	need := max(size, uint64(le.Uint32(head[offInitSize:])))

@@ -35,10 +35,10 @@ type MSR struct {
 	Value uint64
 }
 
-// State is the state of the first vCPU at the kernel's first instruction. It is in 64-bit mode with
-// interrupts disabled, as Documentation/arch/x86/boot.rst ("64-bit Boot Protocol") requires.
-// Registers that are not in State are zero. The other vCPUs wait for INIT and SIPI, as after a
-// reset. EFER.LMA can be set only after KVM_SET_CPUID2.
+// State is the state of the first vCPU at the kernel's first instruction. The vCPU is in 64-bit
+// mode with interrupts disabled, as Documentation/arch/x86/boot.rst ("64-bit Boot Protocol")
+// requires. Registers that are not in State are zero. The other vCPUs wait for INIT and SIPI, as
+// after a reset. EFER.LMA can be set only after KVM_SET_CPUID2.
 type State struct {
 	RIP, RSI, RSP, RFlags uint64
 	CR0, CR3, CR4, EFER   uint64
@@ -77,8 +77,8 @@ const (
 	pageEntryLarge   = 1 << 7
 )
 
-// Selectors. The boot protocol requires those of code and data. VT-x requires the task register to
-// be valid.
+// Selectors. The boot protocol requires the selectors of code and data. VT-x requires a valid task
+// register.
 const (
 	bootCS = 0x10
 	bootDS = 0x18
@@ -102,11 +102,11 @@ func newState(mem *guestmem.Memory, entry guestmem.GPA) (State, error) {
 		TR:   Segment{Limit: 0x67, Selector: bootTR, Type: 0xb, Present: 1},
 		LDT:  Segment{Unusable: 1},
 		MSRs: []MSR{
-			// Fast "rep movs", which every firmware enables.
+			// Enable fast "rep movs", as every firmware does.
 			{msrMiscEnable, miscFastStrings},
-			// All memory is write-back unless the page tables say otherwise. If MTRRs were
-			// disabled, Linux would map memory that is not its RAM as uncached, such as the ACPI
-			// tables and the generation identifier.
+			// Unless the page tables say otherwise, all memory is write-back. If MTRRs were disabled, Linux
+			// would map memory that is not its RAM, such as the ACPI tables and the generation identifier, as
+			// uncached.
 			{msrMTRRDefType, mtrrEnable | mtrrWriteBack},
 		},
 	}
@@ -145,8 +145,8 @@ func descriptor(s Segment) uint64 {
 }
 
 // writePageTables maps the first 4 GiB to themselves, writable, in pages of 2 MiB. Through this map
-// the kernel's entry code reads its image, the boot parameters and the command line. Then it makes
-// page tables of its own.
+// the kernel's entry code reads its image, the boot parameters and the command line. Then the
+// kernel makes its own page tables.
 func writePageTables(mem *guestmem.Memory) error {
 	const (
 		entries   = 512

@@ -8,9 +8,9 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// IncompatibleError reports that the host lacks a feature that a snapshot's guest has found.
+// IncompatibleError reports that the host lacks a feature that the guest of a snapshot has found.
 type IncompatibleError struct {
-	Feature string // name in /proc/cpuinfo, if it has one
+	Feature string // name of the feature in /proc/cpuinfo, if it has one
 	Have    string // the host's value; empty if the feature is missing
 }
 
@@ -25,9 +25,9 @@ func (e *IncompatibleError) Error() string {
 }
 
 // Compatible returns an *IncompatibleError if this host cannot run a vCPU whose guest has read the
-// CPUID entries saved. The host supports the entries host. Compatible compares features, the layout
-// of the XSAVE area and the width of physical addresses. It ignores the model, caches and names,
-// which guests only display.
+// CPUID entries saved. host is the entries that this host supports. Compatible compares features,
+// the layout of the XSAVE area and the width of physical addresses. It ignores the model, caches
+// and names, because guests only display these.
 func Compatible(saved, host []Entry) error {
 	if err := sameVendor(saved, host); err != nil {
 		return err
@@ -79,7 +79,7 @@ func physBits(entries []Entry) uint32 {
 	if e := find(entries, leafAddress, 0); e != nil {
 		return e.EAX & 0xff
 	}
-	return 36 // Intel SDM vol. 3 §4.1.4: the width if the leaf is missing
+	return 36 // the width without this leaf, Intel SDM vol. 3 §4.1.4
 }
 
 // sameXSAVE compares the size and the offset of each extended state component that the guest may

@@ -1,6 +1,6 @@
 // Package cpuid decides which processor a guest sees. It derives the CPUID entries of a vCPU from
-// those that KVM supports on this host. It checks whether a host can run a guest that has read
-// certain entries. It also lists the MSRs that belong to a vCPU's saved state.
+// the entries that KVM supports on this host. It checks whether a host can run a guest that has
+// read given entries. It also lists the MSRs that belong to a vCPU's saved state.
 //
 // It only computes. Package machine executes CPUID and calls KVM. Bit positions are those of the
 // Intel SDM vol. 2A (CPUID) and the AMD APM vol. 3 appendix E. Paravirtual leaves are those of
@@ -62,9 +62,9 @@ const (
 )
 
 // Apply returns the CPUID entries of vCPU number vcpu in a machine with vcpus vCPUs. It derives
-// them from supported, the entries that KVM supports (KVM_GET_SUPPORTED_CPUID), and hides what the
-// template excludes. It does not change supported. Each vCPU is one core of one socket, and its
-// number is its local APIC identifier. A snapshot records the result.
+// them from supported, the entries that KVM supports (KVM_GET_SUPPORTED_CPUID), and hides the
+// features that the template excludes. It does not change supported. Each vCPU is one core of one
+// socket, and the vCPU's number is its local APIC identifier. A snapshot records the result.
 func Apply(template string, supported []Entry, vcpu, vcpus int) ([]Entry, error) {
 	if vcpus < 1 || vcpu < 0 || vcpu >= vcpus {
 		return nil, fmt.Errorf("cpuid: vCPU %d of %d does not exist", vcpu, vcpus)
@@ -114,8 +114,8 @@ func addEmulated(entries []Entry) {
 	f.EDX |= bitAPIC
 }
 
-// vendorIntelEBX is "Genu", the start of Intel's vendor string. All other vendors use AMD's layout
-// where it differs from Intel's.
+// vendorIntelEBX is "Genu", the start of Intel's vendor string. Where the layouts of Intel and AMD
+// differ, all other vendors use AMD's.
 const vendorIntelEBX = 0x756e6547
 
 // Bits of leaf 1 that this file sets or clears.
@@ -136,7 +136,7 @@ const (
 )
 
 // setTopology rewrites all leaves about a processor's position, because KVM's values describe the
-// host CPU on which KVM was asked.
+// host CPU on which KVM computed them.
 func setTopology(e []Entry, id, vcpus uint32) []Entry {
 	shift := uint32(bits.Len32(vcpus - 1)) // number of APIC identifier bits for the core
 	slots := uint32(1) << shift
@@ -174,8 +174,8 @@ func setTopology(e []Entry, id, vcpus uint32) []Entry {
 		Entry{leafTopology, 2, FlagIndexed, 0, 0, 2, id})
 }
 
-// shareCache sets how many processors share a cache (bits 14 to 25, minus one). All of them share
-// the third level. They do not share the other levels. Intel and AMD use the same format.
+// shareCache sets how many processors share a cache (bits 14 to 25, minus one). All processors
+// share the third level. They do not share the other levels. Intel and AMD use the same format.
 func shareCache(c *Entry, slots uint32) {
 	sharing := uint32(0)
 	if level := c.EAX >> 5 & 7; level >= 3 {

@@ -273,7 +273,7 @@ func TestCompatible(t *testing.T) {
 			t.Errorf("%s: error %v, want an IncompatibleError with %q", name, err, tc.want)
 		}
 	}
-	// With the portable template, a snapshot from a newer host can run on an older one.
+	// With the portable template, a snapshot from a newer host can run on an older host.
 	old := clearBits(intel(), leafExtended, 0, func(e *Entry) { e.EBX &^= 0xffff << 16 &^ portable7EBX; e.ECX = 0 })
 	if err := Compatible(portable, old); err != nil {
 		t.Errorf("portable snapshot on an older host: %v", err)

@@ -39,7 +39,7 @@ const (
 	hostMaxExtLeaf = leafTopologyExt
 )
 
-// maskHost removes everything from entries that the host template does not pass on.
+// maskHost removes from entries everything that the host template does not pass on.
 func maskHost(entries []Entry) []Entry {
 	out := make([]Entry, 0, len(entries))
 	for _, c := range entries {
@@ -51,7 +51,7 @@ func maskHost(entries []Entry) []Entry {
 	return out
 }
 
-// hostLeaf does the same for one entry. It reports whether to keep the entry.
+// hostLeaf does for one entry what maskHost does for all. It reports whether to keep the entry.
 func hostLeaf(c *Entry) bool {
 	switch c.Function {
 	case leafVendor:

@@ -1,7 +1,7 @@
 package cpuid
 
-// maskUnsaved hides features in every template, because our snapshots do not contain their state,
-// or because the machine does not provide them:
+// maskUnsaved hides features in every template, because snapshots do not contain their state, or because
+// the machine does not provide them:
 //
 //   - nested virtualization (VMX, SVM, SMX): the inner guests' state;
 //   - performance counters, debug store, branch records, processor trace, IBS: their registers;
@@ -53,7 +53,7 @@ const (
 	xssUnsaved = 1<<8 | 1<<11 | 1<<12 | 1<<15
 )
 
-// maskXSAVE removes the state components that belong to the features of maskUnsaved.
+// maskXSAVE removes the state components of the features that maskUnsaved hides.
 func maskXSAVE(c *Entry) {
 	switch {
 	case c.Index == 0:
@@ -68,10 +68,10 @@ func maskXSAVE(c *Entry) {
 
 // Features of the portable template. It has x86-64-v3, and the features that every server processor
 // of the same vendor has had since Intel Skylake-SP and AMD Zen (both 2017), with current
-// microcode. If only one vendor has a bit, the bit is listed if all of that vendor's processors
-// since then have it. A bit is not listed if one of the vendors introduced it later (ERMS, PCID and
-// SHA). AVX-512, AMX, TSX, XSAVES and the TSC's frequency leaves are not listed either. The guest
-// does not see IA32_ARCH_CAPABILITIES, so it assumes that the host has every vulnerability.
+// microcode. A bit that only one vendor uses is listed if all of that vendor's processors since
+// then have it. A bit is not listed if one of the vendors introduced it later (ERMS, PCID and SHA).
+// AVX-512, AMX, TSX, XSAVES and the TSC's frequency leaves are not listed either. The guest does
+// not see IA32_ARCH_CAPABILITIES, so it assumes that the host has every vulnerability.
 const (
 	portable1ECX = 1<<0 | 1<<1 | 1<<9 | 1<<12 | 1<<13 | // sse3 pclmulqdq ssse3 fma cx16
 		1<<19 | 1<<20 | 1<<21 | 1<<22 | 1<<23 | 1<<24 | 1<<25 | // sse4_1 sse4_2 x2apic movbe popcnt tsc_deadline aes
@@ -104,13 +104,13 @@ const (
 
 	portableMaxLeaf    = leafXSAVE
 	portableMaxExtLeaf = leafTopologyAMD
-	// portablePhysBits is the physical address width of Skylake-SP, the narrowest of these
+	// portablePhysBits is the physical address width of Skylake-SP, which is the narrowest among these
 	// processors.
 	portablePhysBits = 46
 )
 
-// maskPortable removes everything from entries that is not in the portable template, including
-// leaves that it does not know.
+// maskPortable removes from entries everything that is not in the portable template. That includes
+// leaves that this package does not know.
 func maskPortable(entries []Entry) []Entry {
 	out := make([]Entry, 0, len(entries))
 	for _, c := range entries {

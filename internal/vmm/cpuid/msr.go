@@ -10,14 +10,14 @@ const (
 )
 
 // SavedMSRs returns the MSRs in a vCPU's saved state, in the order in which a restore must set
-// them. supported is the result of KVM_GET_MSR_INDEX_LIST. The caller then passes the result to
-// ShownMSRs.
+// them. supported is the result of KVM_GET_MSR_INDEX_LIST. The caller must pass the result of
+// SavedMSRs to ShownMSRs.
 //
 // A whole vCPU is restored in this order: CPUID entries, KVM_SET_SREGS (which has EFER, FS and GS
 // base and the APIC base), XCRS and XSAVE, KVM_SET_LAPIC, and then these MSRs. The order matters
-// because KVM ignores a deadline unless the local APIC's timer is in deadline mode, and compares
-// the deadline with the TSC. KVM_SET_CLOCK must come before the MSRs too, because KVM computes
-// kvm-clock's page from it and from the TSC.
+// because KVM ignores a deadline unless the local APIC's timer is in deadline mode, and because it
+// compares the deadline with the TSC. KVM_SET_CLOCK must also come before the MSRs, because KVM
+// computes kvm-clock's page from the clock and from the TSC.
 //
 // Not in the list:
 //   - MSR_KVM_WALL_CLOCK(_NEW): it has no state. Setting it makes KVM write to a page of the guest,
@@ -43,9 +43,9 @@ func SavedMSRs(supported []uint32) []uint32 {
 	return list
 }
 
-// ShownMSRs returns those of msrs that a vCPU with the given CPUID entries can have used, in the
-// same order. Without this reduction, a snapshot would contain MSRs of features that its template
-// hides, and hosts without these MSRs would refuse it.
+// ShownMSRs returns those MSRs in msrs that a vCPU with the given CPUID entries can have used, in
+// the same order. Without this reduction, a snapshot would contain MSRs of features that its
+// template hides, and a host without these MSRs would refuse the snapshot.
 func ShownMSRs(msrs []uint32, entries []Entry) []uint32 {
 	list := make([]uint32, 0, len(msrs))
 	for _, m := range msrs {
@@ -88,7 +88,7 @@ func savedMSRs() []uint32 {
 		msrPAT,
 		msrSpecCtrl,
 		msrVirtSpecCtrl,
-		msrArchCaps, // read-only for the guest, which has chosen its mitigations by its value
+		msrArchCaps, // read-only for the guest, which has chosen its mitigations by this value
 		msrTSXCtrl,
 		msrUMWAITControl,
 		msrXSS,
@@ -134,8 +134,8 @@ func (f feature) in(entries []Entry) bool {
 	return word(entries, featureWord{function: f.function, index: f.index, reg: f.reg})>>f.bit&1 == 1
 }
 
-// msrFeatures returns the features that have the MSR m; a guest that sees one of them may have used
-// m. For an MSR that every guest has, it returns nil.
+// msrFeatures returns the features of which the MSR m is a part. A guest that sees one of them may
+// have used m. If every guest has m, msrFeatures returns nil.
 func msrFeatures(m uint32) []feature {
 	switch m {
 	case MSRTSCAdjust:
@@ -147,7 +147,7 @@ func msrFeatures(m uint32) []feature {
 		}
 	case msrVirtSpecCtrl:
 		return []feature{{leafAddress, 0, regEBX, 25}}
-	case msrArchCaps, msrTSXCtrl: // IA32_ARCH_CAPABILITIES announces the TSX control MSR
+	case msrArchCaps, msrTSXCtrl: // IA32_ARCH_CAPABILITIES also announces the TSX control MSR
 		return []feature{{leafExtended, 0, regEDX, 29}}
 	case msrUMWAITControl:
 		return []feature{{leafExtended, 0, regECX, 5}}

@@ -6,8 +6,8 @@ import (
 )
 
 // CheckSaved checks the CPUID entries of a saved vCPU. It returns an error if they have a leaf or a
-// bit that every template hides, because snapshots do not contain the state of such a feature. Such
-// a snapshot is forged, or comes from an incompatible build.
+// bit that every template hides because snapshots do not contain the state of such a feature. A
+// snapshot with such an entry is forged, or comes from an incompatible build.
 func CheckSaved(template string, saved []Entry, vcpu, vcpus int) error {
 	want, err := Apply(template, saved, vcpu, vcpus)
 	if err != nil {

@@ -50,7 +50,7 @@ func TestSavedMSRsAreThoseThatAreSaved(t *testing.T) {
 	for want, list := range map[string][]uint32{
 		"MSR 0x9e":       append(slices.Clone(saved), 0x9e),       // SMBASE
 		"MSR 0x4b564d02": append(slices.Clone(saved), 0x4b564d02), // asynchronous page faults
-		"MSR 0x122":      append(slices.Clone(saved), msrTSXCtrl), // the template hides the bit that announces it
+		"MSR 0x122":      append(slices.Clone(saved), msrTSXCtrl), // the template hides the bit that announces this MSR
 		"twice":          append(slices.Clone(saved), saved[0]),
 	} {
 		if err := CheckSavedMSRs(list, entries); err == nil || !strings.Contains(err.Error(), want) {

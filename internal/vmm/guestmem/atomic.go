@@ -17,8 +17,9 @@ func (m *Memory) LoadUint16(gpa GPA) (uint16, error) {
 }
 
 // StoreUint16 writes the aligned little-endian 16-bit word at gpa. It is a full barrier: the guest
-// sees the caller's earlier writes before this one, and the caller's later loads happen after the
-// guest can see it. The suppression of virtqueue notifications needs that (virtio 1.2 §2.7.7.1).
+// sees the caller's earlier writes before this one, and the caller's later loads happen after this
+// write is visible to the guest. The suppression of virtqueue notifications needs such a barrier
+// (virtio 1.2 §2.7.7.1).
 func (m *Memory) StoreUint16(gpa GPA, v uint16) error {
 	if _, err := m.WriteView(gpa&^3, 4); err != nil {
 		return err
@@ -28,8 +29,7 @@ func (m *Memory) StoreUint16(gpa GPA, v uint16) error {
 		return err
 	}
 	for {
-		// The guest may write the other half of w at the same time, so this exchange must keep that
-		// half as it is.
+		// The guest may write the other half of w at the same time, so this exchange must not change that half.
 		old := atomic.LoadUint32(w)
 		if atomic.CompareAndSwapUint32(w, old, old&^(0xffff<<shift)|uint32(v)<<shift) {
 			return nil

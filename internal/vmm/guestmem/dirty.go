@@ -17,12 +17,12 @@ type Range struct {
 }
 
 // Tracker finds the pages of guest memory that the guest or a device has written since they were
-// mapped. These are the anonymous pages, which include copies of layer pages. A Tracker is not safe
-// for concurrent use.
+// mapped. These are the anonymous pages, including private copies of layer pages. A Tracker is not
+// safe for concurrent use.
 type Tracker struct {
 	pagemap *os.File
 	noScan  bool            // the kernel is older than Linux 6.7 and lacks PAGEMAP_SCAN
-	vec     [128]pageRegion // filled by the kernel; part of the heap, because a stack may move
+	vec     [128]pageRegion // filled by the kernel; on the heap, because the runtime may move a stack
 }
 
 // NewTracker opens the page map of this process. proc is the mount point of procfs.

@@ -104,8 +104,8 @@ func TestDirtyFindsExactlyTheWrittenPages(t *testing.T) {
 		}
 		defer tr.Close()
 		tr.noScan = noScan
-		// Pages of the file that were only read do not count. Written pages count, whether they
-		// come from the file or are anonymous.
+		// Pages of the file count only if they were written, and not if they were only read. Written
+		// anonymous pages also count.
 		sum := byte(0)
 		v, _ := m.ReadView(mib, 2*mib)
 		for i := 0; i < len(v); i += PageSize {
@@ -197,7 +197,7 @@ func TestOwnNow(t *testing.T) {
 	}
 }
 
-// Detach copies the pages' present content, a part at a time.
+// Detach copies the present content of the pages, one part at a time.
 func TestDetachNeedsLittleMemory(t *testing.T) {
 	const size = 16 * mib
 	f, err := os.Create(filepath.Join(t.TempDir(), "layer"))

@@ -12,11 +12,11 @@ import (
 )
 
 // Map maps length bytes of fd, from offset on, at gpa. The mapping is copy-on-write: the guest
-// reads the file, and its writes stay private. It replaces the previous content. gpa, length and
-// offset must be multiples of PageSize, and the range must lie in one region.
+// reads the file, and its writes stay private. The mapping replaces the previous content. gpa,
+// length and offset must be multiples of PageSize, and the range must be in one region.
 //
-// Preconditions: the vCPUs are stopped and the devices quiesced. They may run if the range cannot
-// be written and the file has the same bytes as the memory.
+// Preconditions: the vCPUs are stopped and the devices quiesced. They may run if nothing can write to
+// the range, and the file has the same bytes as the memory.
 func (m *Memory) Map(gpa GPA, length uint64, fd int, offset uint64) error {
 	flags := unix.MAP_PRIVATE | unix.MAP_FIXED | unix.MAP_NORESERVE
 	v, err := m.remap(gpa, length, fd, offset, flags)
@@ -26,8 +26,9 @@ func (m *Memory) Map(gpa GPA, length uint64, fd int, offset uint64) error {
 	return smallPages(v)
 }
 
-// MapLayers maps a whole memory map like Map. The extents must have been checked; files are the
-// descriptors of their layers. It makes the system calls without informing Go's scheduler.
+// MapLayers maps a whole memory map, as Map maps one range. The extents must have been checked;
+// files are the descriptors of their layers. MapLayers makes the system calls without informing
+// Go's scheduler.
 func (m *Memory) MapLayers(extents []vm.Extent, files []int) error {
 	for _, e := range extents {
 		v, err := m.pages(GPA(e.GPA), e.Length, e.Offset)
@@ -41,7 +42,8 @@ func (m *Memory) MapLayers(extents []vm.Extent, files []int) error {
 	if len(extents) == 0 {
 		return nil
 	}
-	for i := range m.regions { // once for each region and not for each extent, because there may be hundreds of extents
+	// Once for each region and not for each extent, because there may be hundreds of extents.
+	for i := range m.regions {
 		if err := smallPages(m.regions[i].host); err != nil {
 			return err
 		}
@@ -61,9 +63,8 @@ func (m *Memory) Clear(gpa GPA, length uint64) error {
 	return smallPages(v)
 }
 
-// Own replaces those pages at gpa that still belong to a file by private copies with the same
-// bytes. The guest and the devices may run during the call. None of the pages may be
-// write-protected.
+// Own replaces the pages at gpa that still belong to a file by private copies with the same bytes.
+// The guest and the devices may run during the call. None of the pages may be write-protected.
 func (m *Memory) Own(gpa GPA, length uint64) error {
 	v, err := m.view(gpa, int(length))
 	if err != nil {
@@ -80,8 +81,8 @@ func (m *Memory) Own(gpa GPA, length uint64) error {
 	}
 }
 
-// OwnNow is like Own, for a few pages that are already in memory, so that it takes almost no time.
-// It makes the system call without informing Go's scheduler, so that no other thread wakes.
+// OwnNow is like Own, for a few pages that are already in memory. Then the system call takes almost
+// no time, so OwnNow does not inform Go's scheduler of it, and no other thread wakes.
 func (m *Memory) OwnNow(gpa GPA, length uint64) error {
 	v, err := m.view(gpa, int(length))
 	if err != nil || len(v) == 0 {
@@ -98,13 +99,14 @@ func (m *Memory) OwnNow(gpa GPA, length uint64) error {
 	}
 }
 
-// detachBytes is how many bytes Detach copies at a time. It cannot copy all memory at once, because
-// the memory limit of the process leaves no room for a second copy.
+// detachBytes is how many bytes Detach copies at a time. Detach cannot copy all memory at once,
+// because the memory limit of the process leaves no room for a second copy.
 const detachBytes = 1 << 20
 
 // Detach makes the pages at gpa independent of their file. The pages must already be private
-// copies, but their mapping still keeps the file alive; Detach replaces the mapping by anonymous
-// memory. After an error, some pages may still depend on the file, but all have their content.
+// copies, but their mapping still keeps the file alive. Detach replaces that mapping by anonymous
+// memory. After an error, some pages may still depend on the file, but all pages keep their
+// content.
 //
 // Preconditions: the vCPUs are stopped and the devices quiesced.
 func (m *Memory) Detach(gpa GPA, length uint64) error {
@@ -148,7 +150,7 @@ func (m *Memory) pages(gpa GPA, length, offset uint64) ([]byte, error) {
 }
 
 // smallPages disables huge pages in a range. Copy-on-write and dirty tracking work page by page: in
-// a huge page, one written byte would count as 2 MiB.
+// a huge page, a single written byte would make 2 MiB dirty.
 func smallPages(v []byte) error {
 	if err := rawcall.Advise(v, unix.MADV_NOHUGEPAGE); err != nil && !errors.Is(err, unix.EINVAL) {
 		return fmt.Errorf("disable huge pages for guest memory: %w", err)

@@ -1,9 +1,9 @@
-// Package guestmem provides the guest physical address space of one VM as host memory. Devices read
-// and write it with bounds checks. It can be mapped copy-on-write over snapshot layers, and the
-// package can list the pages that were written.
+// Package guestmem provides the guest physical address space of one VM as host memory. Devices
+// access the memory with bounds checks. The memory can be mapped copy-on-write over snapshot
+// layers, and the package can list the pages that were written.
 //
 // It does not call KVM, because package machine registers the regions as memslots. It knows no
-// snapshot format, because it only maps files at offsets. Guest memory is not part of the Go heap.
+// snapshot format: it only maps files at offsets. Guest memory is not part of the Go heap.
 package guestmem
 
 import (
@@ -27,7 +27,7 @@ const PageSize = 4096
 // Guest RAM lies below the 32-bit device hole and continues above 4 GiB.
 const (
 	HoleStart GPA = vm.HoleStart // first address of the device hole
-	HoleEnd   GPA = vm.HoleEnd   // first address above it
+	HoleEnd   GPA = vm.HoleEnd   // first address above the hole
 )
 
 // ErrBounds reports an access that is not completely inside one region.
@@ -52,8 +52,8 @@ type Memory struct {
 }
 
 // SetFreezer makes every later WriteView, WriteAt and StoreUint16 call f before they write, so that
-// f can save the old bytes. Devices may run during SetFreezer. They cannot write behind f's back: f
-// has something to save only after the devices have been quiesced, and a quiesced device holds no
+// f can save the old bytes. Devices may run during SetFreezer. A write that misses f does no harm:
+// f has something to save only after the devices have been quiesced, and a quiesced device holds no
 // view.
 func (m *Memory) SetFreezer(f func(gpa GPA, n int)) { m.beforeWrite.Store(&f) }
 
@@ -136,13 +136,14 @@ func (m *Memory) view(gpa GPA, n int) ([]byte, error) {
 	return nil, fmt.Errorf("%w: %d bytes at %#x", ErrBounds, n, uint64(gpa))
 }
 
-// ReadView returns the n bytes at gpa, without copying, for reading only. The guest may change them
-// at any moment, so a caller that checks bytes before it uses them must copy them first.
+// ReadView returns the n bytes at gpa, without copying, for reading only. The guest may change
+// these bytes at any moment, so a caller that checks bytes before it uses them must copy them
+// first.
 func (m *Memory) ReadView(gpa GPA, n int) ([]byte, error) { return m.view(gpa, n) }
 
-// WriteView returns the n bytes at gpa, without copying, for a device or a system call to write. A
-// caller must not keep it after the end of its request: a branch may freeze the memory once the
-// device is quiescent.
+// WriteView returns the n bytes at gpa, without copying. A device or a system call may write to
+// them. A caller must not keep the view after the end of its request, because a branch may freeze
+// the memory once the device is quiescent.
 func (m *Memory) WriteView(gpa GPA, n int) ([]byte, error) {
 	v, err := m.view(gpa, n)
 	if f := m.beforeWrite.Load(); err == nil && f != nil && n > 0 {

@@ -7,8 +7,8 @@ import (
 )
 
 // Vector holds the parts of one message, for a system call that takes several parts. It reuses its
-// storage, because the heap of a VMM is hardly ever collected, so that memory which is allocated
-// for each message would never be freed.
+// storage. The heap of a VMM is hardly ever collected, so memory that is allocated for each message
+// would never be freed.
 type Vector struct{ parts []unix.Iovec }
 
 // Reset makes v empty.

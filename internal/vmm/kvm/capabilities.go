@@ -71,7 +71,7 @@ func (v *VM) SetPolicy(s *System) error {
 		arg  uint64
 	}{
 		{CapBusLockExit, BusLockExit, BusLockExit},
-		{CapNotifyVMExit, 1, NotifyEnabled | NotifyUser}, // the high half, 0, is time in addition to KVM's own limit
+		{CapNotifyVMExit, 1, NotifyEnabled | NotifyUser}, // the high half adds no time to KVM's own limit
 		{CapHaltPoll, 1, 0},
 	} {
 		have, err := s.Extension(c.id)

@@ -7,19 +7,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Register is a device register of four bytes for which Run handles guest accesses in the vCPU's
-// thread. For any other exit the thread must wait for a processor (P) of the Go scheduler, and
-// wakes the runtime's monitor thread, which then keeps interrupting the vCPU for a while.
+// Register is a device register of four bytes. Run handles guest accesses to it in the vCPU's
+// thread, without Go code. For any other exit, the thread must wait for a processor (P) of the Go
+// scheduler. It also wakes the runtime's monitor thread, which then keeps interrupting the vCPU for
+// some time.
 type Register struct {
 	GPA   uint64
 	Word  *atomic.Uint32 // value that a load returns
 	Clear bool           // the register is write-only: a store clears its bits in Word
 }
 
-// enter calls KVM_RUN until an exit needs Go code, or until an error. If gate is not nil, it first
-// waits there.
+// enter calls KVM_RUN until an exit needs Go code, or until an error. If gate is not nil, enter
+// first waits at the gate.
 //
-// If block is set, it gives up its processor (P) of the Go scheduler at once, because a vCPU may
+// If block is set, enter gives up its processor (P) of the Go scheduler at once, because a vCPU may
 // run its guest for hours. In an ordinary system call, the runtime takes the processor back only
 // after up to 10 ms, and its monitor thread keeps waking up until then.
 //
@@ -63,7 +64,7 @@ func (c *VCPU) serveRegister() bool {
 		if e.Phys_addr != r.GPA || e.Len != 4 || (e.Is_write != 0) != r.Clear {
 			continue
 		}
-		word := (*uint32)(unsafe.Pointer(r.Word)) // not by its methods, because they might not be inlined
+		word := (*uint32)(unsafe.Pointer(r.Word)) // the methods of r.Word might not be inlined
 		if r.Clear {
 			atomic.AndUint32(word, ^*data)
 		} else {

@@ -18,7 +18,7 @@ type Gate struct {
 	passed  uint32 // threads that have passed since the gate was last opened
 	asked   uint32 // 1 while a thread may be waiting for arrived or passed to grow
 
-	notice *Notice // what the last thread to pass sends; may be nil
+	notice *Notice // sent by the last thread to pass; may be nil
 }
 
 // WaitArrived waits until n threads are waiting at the gate, without their processors of the Go
@@ -27,8 +27,8 @@ func (g *Gate) WaitArrived(n int) {
 	g.waitFor(&g.arrived, uint32(n), waitInGo)
 }
 
-// Open opens the gate and wakes the n waiting threads. The last one to pass sends notice, unless it
-// is nil.
+// Open opens the gate and wakes the n waiting threads. If notice is not nil, the last thread to
+// pass sends it.
 func (g *Gate) Open(n int, notice *Notice) {
 	if notice != nil {
 		notice.left = uint32(n)
@@ -41,7 +41,7 @@ func (g *Gate) Open(n int, notice *Notice) {
 }
 
 // WaitPassed waits until n threads have passed. It blocks without informing the Go runtime, because
-// the threads are already awake and will pass without any action of this process.
+// the threads are already awake and pass without any further help.
 func (g *Gate) WaitPassed(n int) {
 	wait := waitRaw
 	if serveNone {

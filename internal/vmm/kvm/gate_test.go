@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Threads pass a gate only while it is open, and wait again after it was shut. WaitPassed returns
-// when all have passed.
+// Threads pass a gate only while it is open, and wait again after it is shut. WaitPassed returns
+// when all threads have passed.
 func TestGate(t *testing.T) {
 	const threads, rounds = 4, 50
 	var g Gate
@@ -35,7 +35,7 @@ func TestGate(t *testing.T) {
 	}
 }
 
-// The last thread to pass sends the notice, once. Sent then says whether that has succeeded.
+// The last thread to pass sends the notice, once. Sent then reports whether the send has succeeded.
 func TestNotice(t *testing.T) {
 	const threads = 4
 	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
@@ -81,7 +81,7 @@ func TestNotice(t *testing.T) {
 	}
 }
 
-// passLikeVCPU passes a gate in the way of VCPU.RunAt.
+// passLikeVCPU passes a gate as VCPU.RunAt does.
 //
 //go:nosplit
 //go:norace

@@ -7,6 +7,6 @@ import "golang.org/x/sys/unix"
 // call returns. Signals 34 and below are used by libc and the runtime.
 const kickSignal = unix.Signal(48)
 
-// Kick makes the thread tid of this process return from Run. Call SetImmediateExit first: a signal
-// that arrives between two Runs has no effect.
+// Kick makes the thread tid of this process return from Run. Call SetImmediateExit first, because a
+// signal that arrives between two calls of Run has no effect.
 func Kick(tid int) error { return unix.Tgkill(unix.Getpid(), tid, kickSignal) }

@@ -1,10 +1,10 @@
 // Package kvm wraps the ioctls of Linux KVM (Documentation/virt/kvm/api.rst) that forkd uses. Each
-// has a small method.
+// ioctl has a small method.
 //
 // It has no policy: package machine decides a VM's memory, CPUID and state. Methods retry after
-// EINTR, which KVM_CREATE_VM and others return when the Go runtime preempts a thread with SIGURG.
-// Only Run does not retry, because an EINTR from KVM_RUN means that the vCPU was kicked. A VM or
-// VCPU must not be used during or after its Close.
+// EINTR, which KVM_CREATE_VM and others return when the Go runtime preempts a thread with SIGURG. Only
+// Run does not retry, because an EINTR from KVM_RUN means that the vCPU was kicked. A VM or VCPU must
+// not be used during or after its Close.
 package kvm
 
 import (
@@ -48,7 +48,7 @@ func Open() (*System, error) {
 // Close closes the descriptor.
 func (s *System) Close() error { return unix.Close(s.fd) }
 
-// Extension returns the result of KVM_CHECK_EXTENSION for a capability: 0 if it is missing.
+// Extension returns the result of KVM_CHECK_EXTENSION for a capability, which is 0 if KVM lacks it.
 func (s *System) Extension(capability uintptr) (int, error) {
 	v, err := ioctl(s.fd, ioCheckExtension, capability)
 	if err != nil {
@@ -87,8 +87,9 @@ func (s *System) MSRIndices() ([]uint32, error) {
 	return append([]uint32(nil), t.indices[:t.n]...), nil
 }
 
-// FeatureMSR returns an MSR that contains feature bits, such as IA32_ARCH_CAPABILITIES, as far as
-// host and KVM support them. ok is false if they do not support the MSR.
+// FeatureMSR returns the value of an MSR that contains feature bits, such as
+// IA32_ARCH_CAPABILITIES, as far as host and KVM support the features. ok is false if they do not
+// support the MSR.
 func (s *System) FeatureMSR(index uint32) (value uint64, ok bool, err error) {
 	var t msrTable
 	t.head.Nmsrs = 1
@@ -131,7 +132,7 @@ func ioctlPtr(fd int, req uintptr, arg unsafe.Pointer) (uintptr, error) {
 }
 
 // ioctlNow is like ioctlPtr, but does not inform the Go runtime. It is for requests that read or
-// set state, which wait at most for short locks of KVM, or for a page of the guest.
+// set state. Such requests wait at most for short locks of KVM, or for a page of the guest.
 func ioctlNow(fd int, req uintptr, arg unsafe.Pointer) (uintptr, error) {
 	return uninterrupted(func() (uintptr, uintptr, unix.Errno) {
 		return unix.RawSyscall(unix.SYS_IOCTL, uintptr(fd), req, uintptr(arg))

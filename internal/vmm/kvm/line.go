@@ -11,12 +11,14 @@ import (
 // Line is an input of a VM's interrupt controllers.
 //
 // It is raised by an ioctl and not by an eventfd (irqfd), for two reasons. KVM delivers an irqfd's
-// interrupt in a kernel thread, unless the interrupt is a message. And a restore would have to wait
-// until KVM has registered the irqfd.
+// interrupt in a kernel thread, unless the interrupt is a message. And with an irqfd, a restore would
+// have to wait until KVM has registered it.
 type Line struct {
 	vm  int
 	gsi uint32
-	mu  sync.Mutex // held while the line is up: if two threads raised it at the same time, one interrupt would be lost
+	// held while the line is up; if two threads raised the line at the same time, one interrupt
+	// would be lost
+	mu sync.Mutex
 }
 
 // Line returns the input number gsi.

@@ -8,8 +8,8 @@ import (
 )
 
 // Notice is a packet that tells another process that all vCPUs are about to enter their guests. The
-// last vCPU thread to pass a gate sends it. If the thread that opens the gate sent the packet, the
-// packet could be late: the woken threads often take that thread's CPU, and it may run again only
+// last vCPU thread to pass a gate sends it. The thread that opens the gate does not, because its
+// packet could be late: the woken threads often take that thread's CPU, and then it runs again only
 // after the guest's first exit.
 type Notice struct {
 	fd   int

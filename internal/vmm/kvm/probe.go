@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// UnfitError says why /dev/kvm, which exists, cannot run a standard guest kernel.
+// UnfitError says why an existing /dev/kvm cannot run a standard guest kernel.
 type UnfitError struct {
 	Reason string
 	Slow   bool // the probe took too long, which proves nothing on a busy host
@@ -22,9 +22,9 @@ func (e *UnfitError) Error() string { return "KVM is unfit for a stock guest ker
 
 // Probe opens /dev/kvm and runs a few guest instructions whose results are known: an exception
 // through the guest's IDT, popcnt, xsave, and accesses to privileged registers. A KVM without
-// hardware support, such as kvm-pvm, accepts the ioctls but fails here. Probe returns an
-// *UnfitError if KVM runs the guest wrongly, and another error if it cannot be used at all (no
-// device, no permission).
+// hardware support, such as kvm-pvm, accepts the ioctls but fails this test. If KVM runs the guest
+// wrongly, Probe returns an *UnfitError. If KVM cannot be used at all (no device, no permission),
+// Probe returns a different error.
 func Probe() error {
 	sys, err := Open()
 	if err != nil {
@@ -47,7 +47,7 @@ const (
 	probeGDT     = 0x5000
 	probeStack   = 0x8000
 	probeCode    = 0xb000
-	probeResult  = 0x9000 // result of popcnt, mark of the #BP handler, EFER, step: 8 bytes each
+	probeResult  = 0x9000 // result of popcnt, mark of the #BP handler, EFER, number of the step; 8 bytes each
 	probeXSave   = 0xa000
 	probePort    = 0x10
 	probeDone    = 0x42
@@ -203,7 +203,7 @@ func runProbe(vcpu *VCPU, mem []byte) error {
 }
 
 // runUntil runs a guest until it exits or late is set. It continues after signals, because Go's
-// scheduler sends them too.
+// scheduler also sends signals.
 func runUntil(late *atomic.Bool, run func() error) error {
 	for {
 		if err := run(); !errors.Is(err, ErrKicked) || late.Load() {

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// On the emulated host, and where tests with VMs are required, the probe must succeed. Elsewhere it
-// may return an error, but must not crash or hang.
+// On the emulated host, and where tests with VMs are required, the probe must succeed. On other
+// hosts it may return an error, but must not crash or hang.
 func TestProbe(t *testing.T) {
 	err := Probe()
 	var unfit *UnfitError

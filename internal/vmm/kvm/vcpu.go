@@ -18,8 +18,8 @@ type VCPU struct {
 	run  []byte
 	head *runHead
 
-	// waiting is set until the vCPU has received its start-up IPI, and during the Run that returns
-	// because the IPI has arrived.
+	// waiting is set until the vCPU has received its start-up IPI. It is still set during the Run that
+	// returns because the IPI has arrived.
 	waiting bool
 
 	gaveAway time.Time // when Run last gave up the processor of the Go scheduler
@@ -34,9 +34,9 @@ var ErrKicked = errors.New("vCPU kicked")
 // Close unmaps and closes the vCPU.
 func (c *VCPU) Close() error { return errors.Join(unix.Munmap(c.run), unix.Close(c.fd)) }
 
-// giveAwayEvery is how long a vCPU keeps its processor of the Go scheduler before it may give it up
-// again. If there is only one processor, giving it up takes 20 us, which would slow down a guest
-// that writes to its console byte by byte.
+// giveAwayEvery is the minimum time between two moments at which a vCPU gives up its processor of
+// the Go scheduler. If there is only one processor, giving it up takes 20 us, which would slow down
+// a guest that writes to its console byte by byte.
 const giveAwayEvery = time.Millisecond
 
 // SetRegisters sets the registers for which Run handles accesses. It must not be called during Run.
@@ -73,9 +73,9 @@ func (c *VCPU) entered(errno unix.Errno) error {
 	return c.runError(errno, c.MPState)
 }
 
-// Prepare makes KVM do work that it would otherwise do in the first Run of a VM. With Linux 6.14 or
-// later that is starting a thread. The guest executes nothing. Prepare must be called on the same
-// thread as Run, for a vCPU that does not wait for its start-up IPI.
+// Prepare makes KVM do work that it would otherwise do in the first Run of a VM: Linux 6.14 and
+// later start a thread. The guest executes nothing. Prepare must be called on the same thread as
+// Run, for a vCPU that does not wait for its start-up IPI.
 func (c *VCPU) Prepare() error {
 	c.SetImmediateExit(true)
 	defer c.SetImmediateExit(false)
@@ -86,9 +86,9 @@ func (c *VCPU) Prepare() error {
 }
 
 // runError returns the error of a Run. EAGAIN has two meanings. A vCPU that waits for its start-up
-// IPI returns it when it is woken, and must then be run again. Any other vCPU returns it if KVM
-// could not start a thread: with Linux 6.14 or later, each VM has one from its first Run on
-// (kvm-nx-lpage-recovery). Such a vCPU would return EAGAIN forever.
+// IPI returns EAGAIN when it is woken, and must then be run again. Any other vCPU returns EAGAIN if
+// KVM could not start the thread that Linux 6.14 and later need for the first Run of a VM
+// (kvm-nx-lpage-recovery). Such a vCPU would return EAGAIN for ever.
 func (c *VCPU) runError(errno unix.Errno, mpState func() (MPState, error)) error {
 	switch {
 	case errno == unix.EINTR:
@@ -172,9 +172,9 @@ func (c *VCPU) SetCPUID(entries []CPUIDEntry) error {
 	return c.call(ioSetCPUID2, unsafe.Pointer(unsafe.SliceData(t)), "set CPUID")
 }
 
-// table returns an array in KVM's form: the bytes of head, followed by those of entries. It
-// allocates the exact length. A buffer for the maximum would be on the stack, and make the stack of
-// every VMM grow.
+// table returns an array in KVM's form: the bytes of head, followed by the bytes of entries. It
+// allocates exactly the needed length. A buffer of the maximum length would be on the stack, and
+// would make the stack of every VMM grow.
 func table[H cpuidHead | msrsHead, E CPUIDEntry | MSREntry](head H, entries []E) []byte {
 	p := unsafe.Slice((*byte)(unsafe.Pointer(&head)), unsafe.Sizeof(head))
 	return append(p[:len(p):len(p)], RawSlice(entries)...)
@@ -188,8 +188,8 @@ type msrTable struct {
 	entries [maxMSRs]MSREntry
 }
 
-// MSRs reads the MSRs in entries into their Data. It returns how many it has read: if n <
-// len(entries), the host does not know the MSR of entries[n].
+// MSRs reads the MSRs in entries into their Data. It returns the number n of MSRs that it has read.
+// If n < len(entries), the host does not know the MSR of entries[n].
 func (c *VCPU) MSRs(entries []MSREntry) (n int, err error) {
 	var t msrTable
 	t.head.Nmsrs = uint32(copy(t.entries[:], entries))
@@ -200,8 +200,8 @@ func (c *VCPU) MSRs(entries []MSREntry) (n int, err error) {
 	return copy(entries, t.entries[:got]), nil
 }
 
-// SetMSRs sets MSRs in order. It returns how many it has set: if n < len(entries), the host refuses
-// entries[n].
+// SetMSRs sets MSRs in order. It returns the number n of MSRs that it has set. If n < len(entries),
+// the host refuses entries[n].
 func (c *VCPU) SetMSRs(entries []MSREntry) (n int, err error) {
 	if len(entries) > maxMSRs {
 		return 0, fmt.Errorf("set MSRs of vCPU %d: %d, at most %d", c.id, len(entries), maxMSRs)
@@ -309,7 +309,7 @@ func (c *VCPU) SetTSCKHz(khz uint32) error {
 }
 
 // MarkPaused tells the guest, through its kvm-clock page, that it was stopped. The guest's lockup
-// detectors then ignore the pause. In a guest without kvm-clock it has no effect.
+// detectors then ignore the pause. In a guest without kvm-clock, MarkPaused has no effect.
 func (c *VCPU) MarkPaused() error {
 	_, err := ioctlNow(c.fd, ioKVMClockCtrl, nil)
 	if err != nil && !errors.Is(err, unix.EINVAL) {

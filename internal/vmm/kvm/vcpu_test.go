@@ -18,7 +18,8 @@ func TestRunTakesEAGAINFromAWaitingVCPUOnly(t *testing.T) {
 		return func() (MPState, error) { return MPState{State: s}, nil }
 	}
 	c := &VCPU{id: 1, waiting: true}
-	for i, s := range []uint32{MPStateUninitialized, MPStateUninitialized, MPStateRunnable} { // as if the IPI arrived
+	// The IPI arrives at the third EAGAIN.
+	for i, s := range []uint32{MPStateUninitialized, MPStateUninitialized, MPStateRunnable} {
 		if err := c.runError(unix.EAGAIN, state(s)); !errors.Is(err, ErrKicked) {
 			t.Fatalf("EAGAIN %d of a waiting vCPU: %v, want ErrKicked", i, err)
 		}
@@ -65,7 +66,7 @@ func TestServeRegister(t *testing.T) {
 		write  uint8
 		data   uint32
 		served bool
-		after  uint32 // value of the word afterwards; it is 7 before
+		after  uint32 // value of the word afterwards; before, the value is 7
 	}{
 		{"load", ExitMMIO, 0, status, 4, 0, 0, true, 7},
 		{"clear two bits", ExitMMIO, 0, ack, 4, 1, 5, true, 2},

@@ -7,16 +7,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// VM is one virtual machine. Memory slots must be set before interrupt controllers are created, and
-// those before vCPUs. After CreateIRQChip, setting a memory slot waits for an SRCU grace period,
-// which takes milliseconds instead of microseconds.
+// VM is one virtual machine. Create its parts in this order: memory slots, interrupt controllers,
+// vCPUs. After CreateIRQChip, setting a memory slot waits for an SRCU grace period, which takes
+// milliseconds instead of microseconds.
 type VM struct {
 	fd      int
 	runSize int
 }
 
-// Close closes the descriptor. The kernel frees the VM when the descriptors of its vCPUs are closed
-// too.
+// Close closes the descriptor. The kernel frees the VM when the descriptors of its vCPUs are also
+// closed.
 func (v *VM) Close() error { return unix.Close(v.fd) }
 
 // SetMemslot makes size bytes of host memory at hva appear in the guest at gpa. slot is the number
@@ -72,8 +72,8 @@ func (v *VM) SetIRQChip(c *IRQChip) error {
 }
 
 // AddIOEventFD makes guest writes to gpa signal eventfd, without an exit to this process. If
-// anyLength is set, which needs CapIOEventFDAnyLength, writes of any length signal it, and KVM need
-// not decode the instruction. Otherwise only 32-bit writes signal it.
+// anyLength is set, writes of any length signal it, and KVM need not decode the instruction; this
+// needs CapIOEventFDAnyLength. If anyLength is not set, only 32-bit writes signal it.
 func (v *VM) AddIOEventFD(eventfd int, gpa uint64, anyLength bool) error {
 	f := ioeventfd{Addr: gpa, Len: 4, Fd: int32(eventfd)}
 	if anyLength {

@@ -12,11 +12,12 @@ import (
 )
 
 // copyPages is how many pages the copier claims and copies at a time. A larger number needs fewer
-// system calls, but a thread that wants to write the last of these pages waits longer.
+// system calls, but a thread that wants to write one of these pages waits longer.
 const copyPages = 64
 
-// Capture is one freeze: it copies the pages, as they were at one instant, to a layer file. It also
-// knows which pages are still equal to the layer. Freezer describes the states of a page.
+// Capture is one freeze. It copies the pages, as they were at one instant, to a layer file. It also
+// knows which pages are still equal to the layer. The comment at Freezer describes the states of a
+// page.
 type Capture struct {
 	f      *Freezer
 	ranges []guestmem.Range
@@ -29,7 +30,7 @@ type Capture struct {
 	released    bitmap
 	open        bitmap
 
-	faults        atomic.Uint64 // number of pages captured because a vCPU wanted to write them
+	faults        atomic.Uint64 // number of pages that were captured because a vCPU wanted to write them
 	refaults      atomic.Uint64 // number of writes of vCPUs to pages that were already captured
 	capturedCount atomic.Uint64
 	openCount     atomic.Uint64
@@ -52,23 +53,23 @@ func pageOf(gpa guestmem.GPA) uint64 { return guestmem.Linear(gpa) / guestmem.Pa
 
 func (c *Capture) frozen(i uint64) bool { return c.frozenPages.get(i) }
 
-// claim claims page i for the caller, which must then capture it. It returns false if the page is
-// not frozen or already claimed.
+// claim claims page i for the caller, which must then capture the page. It returns false if the
+// page is not frozen or already claimed.
 func (c *Capture) claim(i uint64) bool { return c.frozen(i) && c.claimed.set(i) }
 
-// release marks page i as released by the caller, which must then open it. It returns false if the
-// page is not captured or already released.
+// release marks page i as released by the caller, which must then open the page. It returns false
+// if the page is not captured or already released.
 func (c *Capture) release(i uint64) bool { return c.captured.get(i) && c.released.set(i) }
 
-// fail records the first error of the capture. With an error, the layer is useless.
+// fail records the first error of the capture. After an error, the layer is useless.
 func (c *Capture) fail(err error) {
 	if err != nil {
 		c.failed.CompareAndSwap(nil, &err)
 	}
 }
 
-// capture writes pages that the caller has claimed to the layer. They stay write-protected. Even
-// after an error it marks them as captured, so that no thread waits for them.
+// capture writes pages that the caller has claimed to the layer. The pages stay write-protected.
+// Even after an error, capture marks them as captured, so that no thread waits for them.
 func (c *Capture) capture(gpa guestmem.GPA, pages int) {
 	c.fail(c.write(gpa, pages))
 	c.captured.setRange(pageOf(gpa), uint64(pages))
@@ -116,7 +117,7 @@ func (c *Capture) opened(gpa guestmem.GPA, pages uint64) {
 // letWrite makes the frozen page at gpa writable, together with up to around-1 captured pages after
 // it. If the page is not in the layer yet, letWrite captures it first. If another thread has
 // claimed or released the page, letWrite calls wait until that thread is done. It returns whether
-// it has captured the page, and whether it has opened it.
+// it has captured the page, and whether it has opened the page.
 func (c *Capture) letWrite(gpa guestmem.GPA, around uint64, wait func()) (captured, opened bool) {
 	i := pageOf(gpa)
 	if captured = c.claim(i); captured {
@@ -140,8 +141,8 @@ func (c *Capture) letWrite(gpa guestmem.GPA, around uint64, wait func()) (captur
 }
 
 // openRun makes the frozen page at gpa, and pages after it, writable for a device. It opens at most
-// most pages, all in one region, and returns their number. It writes those that are not in the
-// layer to the layer by one system call, which is much faster than one call per page.
+// most pages, all in one region, and returns their number. It writes the pages that are not in the
+// layer yet with one system call, which is much faster than one call for each page.
 func (c *Capture) openRun(gpa guestmem.GPA, most uint64) uint64 {
 	first, pages := pageOf(gpa), uint64(0)
 	for pages < most && c.claim(first+pages) {
@@ -162,10 +163,10 @@ func (c *Capture) openRun(gpa guestmem.GPA, most uint64) uint64 {
 }
 
 // Copy captures all pages that other threads have not captured, until the layer is complete. It
-// calls stop regularly. If stop returns true, Copy returns early with complete set to false; the
-// caller must then call Copy again. In between, the caller can pause a machine that dirties pages
-// faster than they are copied. Pages that are not written stay protected until Release, or until
-// Copy returns an error.
+// calls stop regularly. If stop returns true, Copy returns early with complete set to false, and
+// the caller must then call Copy again. In between, the caller can pause a machine that writes to
+// frozen pages faster than Copy captures them. Pages that are not written stay protected until
+// Release, or until Copy returns an error.
 func (c *Capture) Copy(stop func() bool) (complete bool, err error) {
 	for _, r := range c.ranges {
 		for at := r.GPA; at < r.GPA+guestmem.GPA(r.Length); {
@@ -185,7 +186,7 @@ func (c *Capture) Copy(stop func() bool) (complete bool, err error) {
 	return true, nil
 }
 
-// copySome captures the next run of pages that are not claimed. It returns the address after the
+// copySome captures the next run of pages that are not claimed. It returns the address after that
 // run.
 func (c *Capture) copySome(at, end guestmem.GPA) guestmem.GPA {
 	for at < end && !c.claim(pageOf(at)) {

@@ -29,9 +29,9 @@ type Freezer struct {
 	uffd fd
 	mem  *guestmem.Memory
 
-	mu      sync.Mutex              // held while current is set, and to keep a freeze from starting
+	mu      sync.Mutex              // held while current is set, and while no freeze may start
 	current atomic.Pointer[Capture] // cleared by Capture.Release
-	failed  atomic.Pointer[error]   // error of the fault handler, after which nothing can be frozen
+	failed  atomic.Pointer[error]   // error of the fault handler; if set, nothing can be frozen
 }
 
 // NewFreezer returns a Freezer for mem. device is an open /dev/userfaultfd, which the caller keeps.
@@ -49,7 +49,7 @@ func NewFreezer(device int, mem *guestmem.Memory) (*Freezer, error) {
 
 // Register registers the whole memory with the kernel. It must be called again after Memory.Map,
 // Memory.Clear and Capture.Replace, because these make mappings that the kernel has not registered.
-// It fails for mapped files on most file systems.
+// For memory that is mapped from a file, it fails on most file systems.
 func (f *Freezer) Register() error {
 	regions := f.mem.Regions()
 	for i := range regions {
@@ -62,8 +62,8 @@ func (f *Freezer) Register() error {
 
 // serveFaults captures the pages that vCPUs want to write. It runs on its own thread. Code that
 // waits for serveFaults must not hold a processor of the Go scheduler, because serveFaults may need
-// one. vCPUs do not hold one, because they fault inside KVM_RUN, which is a system call. Devices do
-// not fault, because they call beforeWrite first.
+// that processor. vCPUs hold none, because they fault inside KVM_RUN, which is a system call.
+// Devices do not fault, because they call beforeWrite first.
 func (f *Freezer) serveFaults() {
 	runtime.LockOSThread()
 	for {
@@ -83,16 +83,16 @@ func (f *Freezer) serveFaults() {
 	}
 }
 
-// If a guest writes many captured pages, each write causes a fault. After manyFaults of them, each
-// further fault opens aroundPages pages. That hardly slows the guest down, but leaves fewer pages
-// that Rebase can replace.
+// If a guest writes many captured pages, each write causes a fault. After manyFaults such faults,
+// each further fault opens aroundPages pages. So the guest is hardly slowed down, but fewer pages
+// are left that Rebase can replace.
 const (
 	manyFaults  = 512
 	aroundPages = 64
 )
 
 // serveFault makes a page writable for a thread that waits to write it. The fault may belong to an
-// earlier freeze, which has ended since the fault occurred.
+// earlier freeze, which has ended in the meantime.
 func (f *Freezer) serveFault(page uintptr, gpa guestmem.GPA) error {
 	c := f.current.Load()
 	if c == nil {
@@ -114,13 +114,13 @@ func (f *Freezer) serveFault(page uintptr, gpa guestmem.GPA) error {
 	if opened {
 		return nil
 	}
-	// Another thread has opened the page and woken the waiters, perhaps before this one began to
-	// wait. So wake the waiters again.
+	// Another thread has opened the page and woken the waiters, perhaps before this page's writer began
+	// to wait. So wake the waiters again.
 	return f.uffd.wake(page, guestmem.PageSize)
 }
 
 // thaw drops the protection of a page that belongs to no freeze. It holds mu, so that no freeze
-// starts: dropping the protection of a page of the new freeze would lose the page's old content.
+// starts: dropping the protection of a newly frozen page would lose the page's old content.
 func (f *Freezer) thaw(page uintptr) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -130,7 +130,7 @@ func (f *Freezer) thaw(page uintptr) error {
 			return err
 		}
 	}
-	return f.uffd.wake(page, guestmem.PageSize) // if the page is frozen now, the writer faults again
+	return f.uffd.wake(page, guestmem.PageSize) // if the page is frozen by now, the writer faults again
 }
 
 // gpa converts an address in this process to a guest address. It returns false if the address is
@@ -177,9 +177,10 @@ func (f *Freezer) beforeWrite(gpa guestmem.GPA, n int) {
 	}
 }
 
-// Freeze write-protects ranges, so that they keep their content until it is in the layer file. Page
-// i of the linear memory is written to offset i*PageSize. The ranges must be whole pages in
-// ascending order. The caller must then call Capture.Copy, and after that Capture.Release.
+// Freeze write-protects ranges, so that they keep their content until the content is in the layer
+// file. Page i of the linear memory is written to offset i*PageSize. The ranges must consist of
+// whole pages, in ascending order. The caller must then call Capture.Copy, and after that
+// Capture.Release.
 //
 // Preconditions: the vCPUs are stopped and the devices quiesced until Freeze returns.
 func (f *Freezer) Freeze(ranges []guestmem.Range, layer int) (*Capture, error) {
@@ -198,7 +199,7 @@ func (f *Freezer) Freeze(ranges []guestmem.Range, layer int) (*Capture, error) {
 			err = f.uffd.writeProtect(hva, r.Length, true)
 		}
 		if err != nil {
-			return nil, errors.Join(err, f.unfreeze(ranges[:i+1])) // part of the last range may be protected too
+			return nil, errors.Join(err, f.unfreeze(ranges[:i+1])) // a part of the last range may also be protected
 		}
 	}
 	f.current.Store(c)

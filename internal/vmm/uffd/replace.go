@@ -9,13 +9,13 @@ import (
 )
 
 // replacePages is how many pages are replaced at a time. While the kernel frees the old pages,
-// which takes well under a millisecond for 4 MiB, faults in these pages wait, and so does a device
-// that wants to write one of them.
+// faults in these pages wait, and so does a device that wants to write one of them. For 4 MiB, that
+// takes well under a millisecond.
 const replacePages = 1024
 
 // Unchanged returns the frozen ranges that have not been written since the freeze, in ascending
-// order. All pages must be captured. The ranges may shrink at any moment, because the machine may
-// write to them.
+// order. All pages must be captured. The unchanged ranges may shrink at any moment, because the
+// machine may write to them.
 func (c *Capture) Unchanged() []guestmem.Range {
 	var out []guestmem.Range
 	for _, r := range c.ranges {
@@ -35,11 +35,11 @@ func (c *Capture) Unchanged() []guestmem.Range {
 	return out
 }
 
-// Replace maps layer over those pages of r that are still unchanged; layer has them at their linear
-// offsets. The mapping is private. r is one of the ranges of Unchanged. Replace replaces at most
-// most ranges, and returns them in ascending order. The machine may run: each page stays
-// write-protected until its mapping is replaced. Threads that wait to write it then wake, and write
-// to a private copy of the page in layer.
+// Replace maps layer over the pages of r that are still unchanged. layer has the pages at their
+// linear offsets. The mapping is private. r is one of the ranges of Unchanged. Replace replaces at
+// most most ranges, and returns them in ascending order. The machine may run: each page stays
+// write-protected until its mapping is replaced. Then threads that wait to write the page wake, and
+// write to a private copy of the page in layer.
 func (c *Capture) Replace(r guestmem.Range, layer, most int) (done []guestmem.Range, err error) {
 	end := r.GPA + guestmem.GPA(r.Length)
 	for at := r.GPA; at < end; {
@@ -84,9 +84,9 @@ func (c *Capture) replace(r guestmem.Range, layer int) error {
 	return err
 }
 
-// Release makes all pages writable that are still protected, and ends the freeze. Unchanged pages
-// are no longer tracked. Before Release, all pages must have been captured. Calling it again does
-// nothing.
+// Release makes all pages writable that are still protected, and ends the freeze. From then on, the
+// freezer no longer knows which pages are unchanged. Before Release, all pages must have been
+// captured. Calling Release again does nothing.
 func (c *Capture) Release() error {
 	for _, r := range c.Unchanged() {
 		c.openRange(r)

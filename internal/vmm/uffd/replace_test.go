@@ -85,7 +85,7 @@ func TestReplaceUnderFire(t *testing.T) {
 		}
 		view, err := m.ReadView(gpa, len(word))
 		if err == nil {
-			_, err = unix.Pread(int(src.Fd()), view, 0) // faults in a system call, as a vCPU does
+			_, err = unix.Pread(int(src.Fd()), view, 0) // faults in a system call, like a vCPU
 		}
 		return err
 	}}
@@ -146,7 +146,7 @@ func TestReplaceUnderFire(t *testing.T) {
 		if complete, err := c.Copy(func() bool { return false }); err != nil || !complete {
 			t.Fatal(complete, err)
 		}
-		if round%3 == 2 { // releases the capture without a rebase
+		if round%3 == 2 { // release the capture without a rebase
 			if err := c.Release(); err != nil {
 				t.Fatal(err)
 			}

@@ -37,8 +37,8 @@ const (
 // fd is a userfaultfd of this process.
 type fd int
 
-// open makes a userfaultfd for this process from an open /dev/userfaultfd. It must report faults in
-// kernel mode too, because KVM writes guest memory in kernel mode.
+// open makes a userfaultfd for this process from an open /dev/userfaultfd. It must also report
+// faults in kernel mode, because KVM writes guest memory in kernel mode.
 func open(device int) (fd, error) {
 	n, err := ioctl(device, ioNew, unix.O_CLOEXEC)
 	if err != nil {
@@ -65,8 +65,8 @@ func (u fd) register(start uintptr, length uint64) error {
 	return nil
 }
 
-// writeProtect sets or drops the write protection of whole pages. Dropping it wakes the threads
-// that wait to write them.
+// writeProtect sets or drops the write protection of whole pages. When it drops the protection, it
+// also wakes the threads that wait to write the pages.
 func (u fd) writeProtect(start uintptr, length uint64, on bool) error {
 	r := struct{ start, length, mode uint64 }{uint64(start), length, 0}
 	if on {

@@ -98,7 +98,7 @@ func (s *scribbler) run(t *testing.T, seed uint64) {
 }
 
 // A capture contains the memory as it was at one instant, although "vCPUs" and "devices" write
-// while it is copied. The test makes many captures.
+// while the pages are copied. The test makes many captures.
 func TestFreezeIsOneInstantUnderFire(t *testing.T) {
 	m, f, dir := newFrozenMemory(t, 16*mib)
 	tracker, err := guestmem.NewTracker("/proc")
@@ -114,7 +114,7 @@ func TestFreezeIsOneInstantUnderFire(t *testing.T) {
 	var wg sync.WaitGroup
 	wg.Go(func() { cpu.run(t, 88172645463325252) })
 	var devStop atomic.Bool
-	var dev sync.Mutex // stands for a device's run lock
+	var dev sync.Mutex // simulates a device's run lock
 	wg.Go(func() {
 		for i := uint64(0); !devStop.Load(); i++ {
 			dev.Lock()
@@ -188,7 +188,7 @@ func freezeOnce(t *testing.T, m *guestmem.Memory, f *Freezer, tracker *guestmem.
 	return faults
 }
 
-// A full disk makes the capture fail, and nothing else.
+// A full disk makes the capture fail, and has no other effect.
 func TestAFailedCaptureLeavesTheMemoryWritable(t *testing.T) {
 	m, f, _ := newFrozenMemory(t, 2*mib)
 	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
@@ -223,8 +223,8 @@ func TestAFailedCaptureLeavesTheMemoryWritable(t *testing.T) {
 	_, _ = c.Copy(func() bool { return false })
 }
 
-// If a device writes while the layer's disk is full, the branch fails, but the device does not
-// notice.
+// If a device writes while the layer's disk is full, the branch fails, but the device works as
+// usual.
 func TestDevicesDoNotSeeAFailedCapture(t *testing.T) {
 	m, f, _ := newFrozenMemory(t, 2*mib)
 	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
@@ -261,9 +261,9 @@ func TestDevicesDoNotSeeAFailedCapture(t *testing.T) {
 	_, _ = c.Copy(func() bool { return false })
 }
 
-// When a device is about to write a range, all pages of the range become writable, whether they
-// were not frozen, already in the layer, or already written. The layer contains the bytes at the
-// moment of the freeze.
+// When a device is about to write a range, all pages of the range become writable. This holds for
+// pages that were not frozen, that are already in the layer, or that were already written. The
+// layer contains the bytes as they were at the moment of the freeze.
 func TestDeviceOpensARange(t *testing.T) {
 	const size, page = 2 * mib, guestmem.PageSize
 	m, f, dir := newFrozenMemory(t, size)
@@ -286,7 +286,7 @@ func TestDeviceOpensARange(t *testing.T) {
 		t.Fatal(err)
 	}
 	looks := 0
-	if _, err := c.Copy(func() bool { looks++; return looks > 1 }); err != nil { // copies one piece only
+	if _, err := c.Copy(func() bool { looks++; return looks > 1 }); err != nil { // copies only one piece
 		t.Fatal(err)
 	}
 	for _, at := range []guestmem.GPA{5 * page, 150*page + 7, 302 * page} {
