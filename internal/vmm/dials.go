@@ -47,7 +47,8 @@ func (d *dials) take(port uint32, fd int) error {
 	var w codec.Writer
 	w.U32(port)
 	go func() {
-		// An error means that no daemon is connected; closing fd then ends the stream for the guest.
+		// An error means that no daemon is connected; closing fd then ends the stream for the
+		// guest.
 		_ = d.forward(vmmproto.KindConn, w.Bytes(), fd)
 		_ = unix.Close(fd)
 	}()

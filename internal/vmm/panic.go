@@ -9,7 +9,8 @@ import (
 
 const (
 	panicWords = "Kernel panic - not syncing" // Linux, kernel/panic.c
-	// bytes of the console's end that are searched; after a panic's line, the kernel prints one stack
+	// bytes of the console's end that are searched; after a panic's line, the kernel prints one
+	// stack
 	panicSearch = 16 << 10
 	panicLine   = 256 // bytes of the panic's line that are reported
 )

@@ -43,8 +43,8 @@ const (
 func Main() int {
 	growStack()
 	var tracker *guestmem.Tracker
-	// Drop CAP_SYS_ADMIN first, because a page map that is opened with it reveals physical addresses of the
-	// host.
+	// Drop CAP_SYS_ADMIN first, because a page map that is opened with it reveals physical
+	// addresses of the host.
 	err := jail.Unprivileged(func() (err error) {
 		tracker, err = guestmem.NewTracker(jail.Proc)
 		return err
@@ -264,7 +264,8 @@ func (s *server) create(r *codec.Reader, files *donated, w *codec.Writer) error 
 	if err := jail.OnTime(); err != nil {
 		return err
 	}
-	// Drop rights before the process reads any data of a guest. A VMM in the pool has time for this step.
+	// Drop rights before the process reads any data of a guest. A VMM in the pool has time for this
+	// step.
 	return s.narrow()
 }
 

@@ -47,9 +47,9 @@ type Client struct {
 	envd  *http.Client
 	code  *http.Client
 
-	// Keep, if set, is called before a part of an answer, as text or decoded, is kept in memory. bytes
-	// is the size of the part. If Keep returns an error, the call ends with that error. Streams and
-	// files are not kept in memory.
+	// Keep, if set, is called before a part of an answer, as text or decoded, is kept in memory.
+	// bytes is the size of the part. If Keep returns an error, the call ends with that error.
+	// Streams and files are not kept in memory.
 	Keep func(bytes int) error
 }
 

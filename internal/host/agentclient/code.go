@@ -22,8 +22,8 @@ type CodeRequest struct {
 	Language  string            // empty: python; not together with ContextID
 	Env       map[string]string // for this call only
 	Repr      bool              // strings as results include their quotes
-	// 0: none; after the timeout, the guest interrupts the code, and kills the interpreter if the code
-	// does not end
+	// 0: none; after the timeout, the guest interrupts the code, and kills the interpreter if the
+	// code does not end
 	Timeout time.Duration
 }
 

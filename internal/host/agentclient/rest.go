@@ -10,7 +10,8 @@ import (
 // Limits on how long the guest may take to freeze and thaw its file system.
 const (
 	restTimeout = time.Minute // to freeze, which writes the whole page cache to the disk
-	// to thaw; longer than a freeze can last, so the agent has thawed the file system by then in any case
+	// to thaw; longer than a freeze can last, so the agent has thawed the file system by then in
+	// any case
 	wakeTimeout  = 30 * time.Second
 	abortTimeout = 5 * time.Second // to thaw after a freeze that failed or took too long
 )

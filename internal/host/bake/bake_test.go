@@ -86,8 +86,8 @@ func TestBadRequestsNameTheField(t *testing.T) {
 			t.Errorf("%s: %v", field, err)
 		}
 	}
-	// A request for more memory than the host has is refused at once, because a guest would need minutes
-	// to set up such memory.
+	// A request for more memory than the host has is refused at once, because a guest would need
+	// minutes to set up such memory.
 	req := w.request
 	req.MemoryMiB = HostMemoryMiB() + 1
 	_, err := w.Bake(t.Context(), req)

@@ -66,8 +66,8 @@ type file struct{ controller, name, value string }
 // filesOf returns the files to write for limits. ram is the guest's memory, spare is added to
 // memory.max, and disk is the major:minor of the disk for I/O limits.
 func filesOf(l vm.Limits, disk string, ram, spare uint64) []file {
-	// By default the swap limit equals the memory limit. Then the whole guest can be swapped out, but a
-	// compromised VMM cannot fill the host's swap.
+	// By default the swap limit equals the memory limit. Then the whole guest can be swapped out,
+	// but a compromised VMM cannot fill the host's swap.
 	swap, quota, weight := memoryOf(l, ram), "max", l.CPUWeight
 	if l.MemoryMiB != 0 {
 		swap = l.SwapMiB << 20

@@ -55,8 +55,8 @@ func (l *Log) Begin() (console.Text, error) {
 }
 
 // Next waits for output and returns it. lost is the number of bytes before this output that were
-// overwritten before Next could read them. The error is io.EOF when the sandbox has ended and Next has
-// returned all of its output. Otherwise it is the error of ctx.
+// overwritten before Next could read them. The error is io.EOF when the sandbox has ended and Next
+// has returned all of its output. Otherwise it is the error of ctx.
 func (l *Log) Next(ctx context.Context) (p []byte, lost uint64, err error) {
 	tick := time.NewTicker(logInterval)
 	defer tick.Stop()

@@ -80,8 +80,8 @@ type Request struct {
 	Size   int64    // of the disk, in bytes
 	UUID   [16]byte // of the file system
 
-	// Stream writes a stream of package imageproto to w. Its context ends when no VM reads the stream any
-	// more.
+	// Stream writes a stream of package imageproto to w. Its context ends when no VM reads the
+	// stream any more.
 	Stream func(ctx context.Context, w io.Writer) error
 }
 

@@ -82,8 +82,8 @@ func (c *Client) start() (*conn, error) {
 	}
 	listenerFile := os.NewFile(uintptr(listener), "control listener")
 	defer listenerFile.Close()
-	// Connect before the process starts, as for a VMM. If the daemon dies now, the process notices that
-	// its peer is gone, and exits.
+	// Connect before the process starts, as for a VMM. If the daemon dies now, the process notices
+	// that its peer is gone, and exits.
 	ctl, err := ctlsock.Dial(c.path(socketFile))
 	if err != nil {
 		return nil, err

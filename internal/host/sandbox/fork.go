@@ -110,8 +110,8 @@ func (m *Manager) Fork(ctx context.Context, req ForkRequest) (ForkResult, error)
 	if err := m.MayUse(ctx, req.Tag); err != nil {
 		return ForkResult{}, err
 	}
-	// done is called when every child has its own lease. Until then, it keeps the snapshot from being
-	// deleted.
+	// done is called when every child has its own lease. Until then, it keeps the snapshot from
+	// being deleted.
 	tag, done, err := m.booted(ctx, req.Tag, req.N)
 	if err != nil {
 		return ForkResult{}, err

@@ -26,7 +26,8 @@ type BranchRequest struct {
 
 	Labels map[string]string // of the snapshot; bounded like those of sandboxes
 
-	// Defaults are the values that the caller has set in the guest's agent since the sandbox was made.
+	// Defaults are the values that the caller has set in the guest's agent since the sandbox was
+	// made.
 	Defaults snapshot.Defaults
 }
 

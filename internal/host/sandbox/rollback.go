@@ -229,8 +229,8 @@ func (m *Manager) inFamily(ctx context.Context, rec ledger.Record, to *store.Lea
 	// a client may use the snapshot that its sandbox was forked from, even a snapshot that it
 	// cannot see
 	if err := m.MayUse(ctx, tag); err != nil {
-		// This also holds after a suspension, but not for another snapshot that has got the tag in the
-		// meantime.
+		// This also holds after a suspension, but not for another snapshot that has got the tag in
+		// the meantime.
 		d, _ := m.cfg.Store.Detail(rec.SnapshotTag)
 		if tag != rec.Tag() || !slices.ContainsFunc(d.Line, func(a snapshot.Ref) bool { return a.ID == id }) {
 			return err

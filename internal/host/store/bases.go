@@ -19,8 +19,8 @@ import (
 )
 
 // Snapshots name their base image by its digest. Only the store knows which file has that digest.
-// Manifests must not name paths, because then the author of a manifest could make any file of this host
-// the guest's disk. For each base there are these files:
+// Manifests must not name paths, because then the author of a manifest could make any file of this
+// host the guest's disk. For each base there are these files:
 //
 //	<root>/bases/<hex>.json   a record.Base
 //	<root>/bases/<hex>        another link to the image's file, if it is on the same file system: the image may then

@@ -12,9 +12,9 @@ import (
 // DeleteMode says what a deletion does with the snapshots that build on the deleted one.
 type DeleteMode int
 
-// Modes of deletion. A snapshot that sandboxes run from is never deleted. If sandboxes only follow a
-// snapshot (see Follow), the snapshot loses its name at once, and its files are deleted when the last
-// of these sandboxes stops following it.
+// Modes of deletion. A snapshot that sandboxes run from is never deleted. If sandboxes only follow
+// a snapshot (see Follow), the snapshot loses its name at once, and its files are deleted when the
+// last of these sandboxes stops following it.
 const (
 	DeleteSingle  DeleteMode = iota // return an error if any snapshot builds on it
 	DeleteCascade                   // also delete all snapshots that build on it

@@ -102,8 +102,8 @@ func (g *Staging) complete(m *snapshot.Manifest, extents []vm.Extent, disk []*os
 	if err != nil {
 		return err
 	}
-	// The file is not synced, because a crash of the host would also destroy the layer in RAM, which
-	// the snapshot needs until it is flushed.
+	// The file is not synced, because a crash of the host would also destroy the layer in RAM,
+	// which the snapshot needs until it is flushed.
 	return g.store.essential(func() error { return os.WriteFile(g.Path(snapshot.ManifestFile), p, 0o600) })
 }
 
@@ -281,8 +281,8 @@ func (s *Store) flushLayer(dir string, m *snapshot.Manifest, l snapshot.File) er
 		return fmt.Errorf("memory layer in RAM: %w", err)
 	}
 	defer hot.Close()
-	// Check before the copy, because a copy that fills the disk would take the space that running sandboxes
-	// need.
+	// Check before the copy, because a copy that fills the disk would take the space that running
+	// sandboxes need.
 	room, err := s.Room()
 	if err != nil {
 		return err
@@ -306,7 +306,8 @@ func (s *Store) flushLayer(dir string, m *snapshot.Manifest, l snapshot.File) er
 		if err := disk.Sync(); err != nil {
 			return err
 		}
-		// Record the origin before the rename, so that any code that finds the file also finds its origin.
+		// Record the origin before the rename, so that any code that finds the file also finds its
+		// origin.
 		return setOrigin(s.layerDir(l.Owner), disk)
 	})
 }

@@ -6,11 +6,11 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 )
 
-// Data that a VM has written to its disk is flushed at the rate of the VM's disk limits, even while the
-// flusher, and so the snapshots of other owners, wait for the flush. So these limits are lifted from
-// the beginning of Publish until the first attempt to flush the snapshot has ended, and during each
-// later attempt. Between attempts the limits apply. Otherwise a snapshot that never fits on the disk
-// would lift them permanently.
+// Data that a VM has written to its disk is flushed at the rate of the VM's disk limits, even while
+// the flusher, and so the snapshots of other owners, wait for the flush. So these limits are lifted
+// from the beginning of Publish until the first attempt to flush the snapshot has ended, and during
+// each later attempt. Between attempts the limits apply. Otherwise a snapshot that never fits on
+// the disk would lift them permanently.
 
 // hurry lifts the disk limits of one VM until done is called.
 type hurry func() (done func())

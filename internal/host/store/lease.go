@@ -107,7 +107,8 @@ func (s *Store) releaser(e *entry, count *int) (release func()) {
 	return sync.OnceFunc(func() {
 		s.mu.Lock()
 		*count--
-		// If a transient snapshot still has its name, the end of its last follower does not delete it.
+		// If a transient snapshot still has its name, the end of its last follower does not delete
+		// it.
 		if e.isUnnamed() || count == &e.refs.lease {
 			s.dropTransientLocked(e)
 		}

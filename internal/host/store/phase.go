@@ -23,10 +23,10 @@ type phase int
 //	              ▼ │           ▼ │
 //	          unnamedHot      unnamed ◀── a start
 //
-// A snapshot is deleting from the time when a deletion has chosen it until its files are removed. If
-// sandboxes follow the snapshot, it becomes unnamed instead, and is deleted when the last of these
-// sandboxes stops following it. If a deletion fails, the snapshot returns to its previous phase, or to
-// stored if it was flushed during the deletion.
+// A snapshot is deleting from the time when a deletion has chosen it until its files are removed.
+// If sandboxes follow the snapshot, it becomes unnamed instead, and is deleted when the last of
+// these sandboxes stops following it. If a deletion fails, the snapshot returns to its previous
+// phase, or to stored if it was flushed during the deletion.
 const (
 	phaseHot        phase = iota + 1 // usable; at least the memory layer is only in RAM
 	phaseStored                      // usable; on disk

@@ -11,9 +11,9 @@ import (
 )
 
 // Layers in RAM have holes, and VMMs have the layers open for reading. When a process reads a hole
-// through a mapping, tmpfs allocates a page, and keeps it after the process has ended. A working VMM
-// never does that, because extents cover no holes. But a compromised VMM could fill all holes, and so
-// take the host's memory. The functions in this file free such pages.
+// through a mapping, tmpfs allocates a page, and keeps it after the process has ended. A working
+// VMM never does that, because extents cover no holes. But a compromised VMM could fill all holes,
+// and so take the host's memory. The functions in this file free such pages.
 
 // trimSlack is how many bytes a layer may grow before it is trimmed.
 const trimSlack = 1 << 20

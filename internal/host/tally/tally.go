@@ -48,8 +48,8 @@ type Tally struct {
 	// +checklocks:mu
 	at uint64 // value of calls when the sandbox was at the snapshot
 	// +checklocks:mu
-	// what the present VM had written when the sandbox was at the snapshot, or at the first measurement
-	// after that; nil: not measured
+	// what the present VM had written when the sandbox was at the snapshot, or at the first
+	// measurement after that; nil: not measured
 	base *Written
 	// +checklocks:mu
 	// bytes that base does not cover: written by earlier VMs, or before a branch that restarted the

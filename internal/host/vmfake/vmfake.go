@@ -54,8 +54,8 @@ type VMMs struct {
 	Killing    func()                // called by each Kill; may be nil
 	Most       int                   // largest number of layers that a VM has had above its snapshot's layers
 	Copying    chan struct{}         // closing it ends the copying of a live branch; nil: it ends at once
-	// KeepTops makes VMs keep files open for writing that they should close: frozen tops, and files of a
-	// refused branch.
+	// KeepTops makes VMs keep files open for writing that they should close: frozen tops, and files
+	// of a refused branch.
 	KeepTops   bool
 	RebaseErr  error // error of Rebase, before pages are replaced
 	LateRebase error // error of Rebase, after pages were replaced

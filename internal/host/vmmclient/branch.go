@@ -33,7 +33,8 @@ func (v *VMM) Branch(ctx context.Context, req vmmproto.Branch, files BranchFiles
 	}
 	fds := descriptors(files.State, files.Layer)
 	if req.Mode == vm.BranchLive || req.Keep {
-		// Without this device the VMM makes a diff branch instead of a live one, and says so in its answer.
+		// Without this device the VMM makes a diff branch instead of a live one, and says so in its
+		// answer.
 		if device, err := os.OpenFile("/dev/userfaultfd", os.O_RDWR, 0); err == nil {
 			defer device.Close()
 			fds = append(fds, int(device.Fd()))

@@ -60,7 +60,8 @@ func (v *VMM) call(ctx context.Context, kind vmmproto.Kind, body vmmproto.Messag
 	}
 	answer := make(chan reply, 1)
 	v.replyTo(answer)
-	// The socket has room, because a VMM that has answered all earlier requests has also received them.
+	// The socket has room, because a VMM that has answered all earlier requests has also received
+	// them.
 	if err := v.ctl.SendNow(kind, w.Bytes(), fds...); err != nil {
 		v.withdraw(answer)
 		if errors.Is(err, unix.EAGAIN) {

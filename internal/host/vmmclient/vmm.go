@@ -57,12 +57,12 @@ type Conn struct {
 	Conn net.Conn
 }
 
-// VMM is one forkd-vmm process. Its methods may be called concurrently; the VMM executes the requests
-// one after another.
+// VMM is one forkd-vmm process. Its methods may be called concurrently; the VMM executes the
+// requests one after another.
 //
 // A request fails with ErrNoAnswer when its context ends, or after a time limit that depends on its
-// kind. Then its outcome is unknown, and its reply is dropped when it arrives. No further request can
-// be made until then.
+// kind. Then its outcome is unknown, and its reply is dropped when it arrives. No further request
+// can be made until then.
 type VMM struct {
 	id      string
 	dir     string
@@ -77,8 +77,8 @@ type VMM struct {
 	done chan struct{} // closed after lost, when the process has also ended
 
 	limits limits
-	// a lock with room for one value; held from a request to its reply, even if no caller waits for the
-	// reply
+	// a lock with room for one value; held from a request to its reply, even if no caller waits for
+	// the reply
 	turn chan struct{}
 
 	first uint64        // random number at which this client's serials begin
@@ -92,8 +92,8 @@ type VMM struct {
 	// +checklocks:mu
 	answer chan reply // receives the reply to the current request; nil if there is none; has a buffer of one value
 	// +checklocks:mu
-	// receive the reports that live branches have ended, by serial; each channel has a buffer of one
-	// value
+	// receive the reports that live branches have ended, by serial; each channel has a buffer of
+	// one value
 	copies map[uint64]chan vmmproto.Branched
 }
 
@@ -132,8 +132,8 @@ func Spawn(ctx context.Context, cfg Config) (_ *VMM, err error) {
 	}
 	listenerFile := os.NewFile(uintptr(listener), "control listener")
 	defer listenerFile.Close()
-	// Connect before the process starts, because the process exits when its peer hangs up. So if the
-	// daemon dies before it has recorded the process, the process exits.
+	// Connect before the process starts, because the process exits when its peer hangs up. So if
+	// the daemon dies before it has recorded the process, the process exits.
 	ctl, err := ctlsock.Dial(filepath.Join(cfg.Dir, ControlSocket))
 	if err != nil {
 		return nil, err
@@ -226,9 +226,9 @@ func newVMM(id, dir string, proc *process.Process, leaf *cgroup.Leaf, ctl *ctlso
 // reap waits for the end of the process and of its connection, and then closes v.done.
 func (v *VMM) reap() {
 	_ = v.proc.Wait()
-	// receive still handles messages that the VMM sent before its end, such as the reason of its exit. Shut
-	// the connection down, because it outlives the VMM if the VMM has passed its descriptor to another
-	// process.
+	// receive still handles messages that the VMM sent before its end, such as the reason of its
+	// exit. Shut the connection down, because it outlives the VMM if the VMM has passed its
+	// descriptor to another process.
 	v.ctl.Shutdown()
 	<-v.lost
 	v.mu.Lock()

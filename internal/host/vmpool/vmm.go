@@ -47,14 +47,16 @@ type ShellConfig struct {
 
 // VMMs starts and finds VM processes.
 type VMMs interface {
-	// Spawn starts a process and creates its VM, in which nothing runs. Such a process is called a shell.
+	// Spawn starts a process and creates its VM, in which nothing runs. Such a process is called a
+	// shell.
 	Spawn(context.Context, ShellConfig) (VMM, error)
 	// Attach finds the process that an earlier daemon has started in dir.
 	Attach(id, dir string) (VMM, error)
-	// CheckLimits returns an error if the host cannot enforce the limits. The error is an *invalid.Error
-	// that names the field, with the given prefix.
+	// CheckLimits returns an error if the host cannot enforce the limits. The error is an
+	// *invalid.Error that names the field, with the given prefix.
 	CheckLimits(prefix string, l vm.Limits) error
-	// OpenConsole opens the console ring in a VM's directory. It also works after the process has ended.
+	// OpenConsole opens the console ring in a VM's directory. It also works after the process has
+	// ended.
 	OpenConsole(dir string) (*os.File, error)
 }
 

@@ -62,8 +62,8 @@ func Targets() []Target {
 }
 
 // disk returns the part of a disk request that the device reads, with n bytes of data. A request to
-// zero sectors is valid too: it then takes the data as its list, which names 64 sectors beginning
-// with sector 3 (virtio 1.2 §5.2.6).
+// zero sectors is also valid: for such a request, the data is a list, which names 64 sectors
+// beginning with sector 3 (virtio 1.2 §5.2.6).
 func disk(kind byte, n int) []byte {
 	p := make([]byte, 16+n)
 	p[0] = kind
@@ -107,7 +107,7 @@ type desc struct {
 }
 
 // writer writes a Program that attacks one device. It uses pages of guest memory at known physical
-// addresses: one page for each queue's rings, and further pages, from pagesData on, for buffers.
+// addresses. Each queue's rings have one page; further pages, from pagesData on, are for buffers.
 type writer struct {
 	Target
 	Pages []uint32
@@ -161,7 +161,7 @@ func (w *writer) queue(q int, size uint32, table, avail, used uint64) {
 	w.set(regQueueSel, uint32(q))
 	w.set(regQueueSize, size)
 	for i, at := range []uint64{table, avail, used} {
-		// the table's, the available ring's and the used ring's registers are equally spaced
+		// The registers of the table, the available ring and the used ring are equally spaced.
 		reg := uint32(regQueueDesc + i*(regQueueDriver-regQueueDesc))
 		w.set(reg, uint32(at))
 		w.set(reg+4, uint32(at>>32))
@@ -183,8 +183,8 @@ func (w *writer) start() {
 
 func (w *writer) run() { w.set(regStatus, acknowledge|driver|featuresOK|driverOK) }
 
-// publish makes heads available to the device and notifies it. idx is the number of heads that were
-// published so far, including these.
+// publish makes heads available to the device and notifies the device. idx is the number of heads
+// that have been published, including these.
 func (w *writer) publish(q int, idx uint16, heads ...uint16) {
 	avail := w.Pages[q] + ringAvail
 	for i, h := range heads {
@@ -213,7 +213,7 @@ func (w *writer) request(table uint32) {
 }
 
 // Seeds returns short programs as seeds for fuzzing: valid requests, accesses to every register,
-// and each invalid chain after a valid request.
+// and valid requests that are each followed by one of the invalid chains.
 func Seeds(t Target, pages []uint32) []Program {
 	w := &writer{Target: t, Pages: pages}
 	w.right()

@@ -37,8 +37,8 @@ func Attacks(t Target, pages []uint32, seed uint64) []Attack {
 	return list
 }
 
-// badChains makes each invalid chain available after a valid request. It reinitializes the device
-// before the next chain.
+// badChains makes each invalid chain available after a valid request. It initializes the device
+// again for each chain.
 func (w *writer) badChains() {
 	chains := w.chains()
 	for _, name := range slices.Sorted(maps.Keys(chains)) {
@@ -47,7 +47,7 @@ func (w *writer) badChains() {
 }
 
 // badRings places rings at invalid addresses, on top of each other, and in memory that is used for
-// other things.
+// other purposes.
 func (w *writer) badRings() {
 	page := uint64(w.Pages[w.Sends])
 	for _, r := range []struct {
@@ -81,7 +81,7 @@ func (w *writer) badRings() {
 	}
 }
 
-// badIndices changes the available index by too much.
+// badIndices increases the available index by more than the rules permit.
 func (w *writer) badIndices() {
 	for _, jump := range []uint16{9, 256, 1 << 15, 1<<16 - 1, 8} {
 		for q := range w.Queues {
@@ -131,7 +131,7 @@ func (w *writer) resets() {
 	}
 }
 
-// storm notifies the device, provokes interrupts and acknowledges them, all without a pause.
+// storm notifies the device, causes interrupts and acknowledges them, without any pause.
 func (w *writer) storm() {
 	w.start()
 	w.request(w.Pages[w.Sends])
@@ -161,8 +161,8 @@ func (w *writer) race() {
 	}
 }
 
-// registers reads and writes all registers, and addresses around them, in all widths, aligned or
-// not.
+// registers reads and writes all registers, and addresses around them, in all widths, aligned and
+// unaligned.
 func (w *writer) registers(seed uint64) {
 	r := rand.New(rand.NewPCG(seed, uint64(w.Slot)))
 	w.start()
@@ -204,7 +204,8 @@ func wide(list []uint32) (out []uint64) {
 	return out
 }
 
-// packets floods the host with vsock connections, and sends invalid packets about existing ones.
+// packets floods the host with vsock connections, and sends invalid packets for existing
+// connections.
 func (w *writer) packets() {
 	w.start()
 	tx, rx := w.Pages[1], w.Pages[0]
@@ -221,7 +222,7 @@ func (w *writer) packets() {
 		sent++
 		w.publish(0, 8*sent, 0, 1, 2, 3, 4, 5, 6, 7)
 	}
-	for port := range uint32(300) { // more connections than permitted, whose responses are never answered
+	for port := range uint32(300) { // opens more connections than permitted, and never answers their responses
 		send(Packet(1, port, 0))
 	}
 	for op := range uint16(10) {

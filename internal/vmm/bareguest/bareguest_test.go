@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// Decode returns the program that was encoded, and the code for each Kind fits into handlerSize.
+// Decode returns the program that was encoded. The code for each Kind fits into handlerSize.
 func TestPrograms(t *testing.T) {
 	var all Program
 	for _, target := range Targets() {

@@ -2,9 +2,9 @@ package bareguest
 
 import "encoding/binary"
 
-// ELF returns an ELF-64 executable with image as its only segment, which is loaded at loadAddr
-// (gABI 4.1, chapters 4 and 5). Execution begins there. The segment begins at a page boundary of
-// the file.
+// ELF returns an ELF-64 executable with image as its only segment. The segment is loaded at
+// loadAddr, where execution begins (gABI 4.1, chapters 4 and 5). In the file, the segment begins at
+// a page boundary.
 func ELF(image []byte, loadAddr uint32) []byte {
 	const headerSize, progSize, segment = 64, 56, 0x1000
 	le := binary.LittleEndian

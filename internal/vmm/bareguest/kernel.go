@@ -79,8 +79,8 @@ func dispatch() []byte {
 	return append(c, 0xff, 0xe0)                  // jmp *%rax
 }
 
-// handlerCode returns the code for each Kind, without the jump back to the dispatcher that is added
-// to it.
+// handlerCode returns the code for each Kind. The jump back to the dispatcher is not included, and
+// is added later.
 func handlerCode() [Kinds][]byte {
 	rewind := abs32([]byte{0xbe}, loadAddr+program) // mov $program,%esi
 	return [Kinds][]byte{
@@ -114,9 +114,9 @@ func handlerCode() [Kinds][]byte {
 	}
 }
 
-// putIDT makes one handler serve all exceptions. It expects an error code on the stack. That is
-// enough, because the only exception that a guest must survive is the general protection fault of
-// RDMSR and WRMSR, which pushes one.
+// putIDT makes one handler serve all exceptions. The handler expects an error code on the stack.
+// That is sufficient, because the only exception that a guest must survive is the general
+// protection fault of RDMSR and WRMSR, which pushes an error code.
 func putIDT(m []byte) {
 	le := binary.LittleEndian
 	const kernelCode = 0x10 // selector in the boot protocol (Linux, Documentation/arch/x86/boot.rst)

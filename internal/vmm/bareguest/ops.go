@@ -1,8 +1,8 @@
-// Package bareguest has guests without an operating system, for tests of the machine. A guest
-// executes a Program, a list of accesses to memory, ports and registers. Kernel makes a guest that
-// runs a Program with a few instructions in a real VM. Tests can also execute a Program themselves,
-// without KVM, or in the memory of a Linux guest. Attacks returns Programs that no real driver
-// would execute.
+// Package bareguest provides guests without an operating system, for tests of the machine. A guest
+// executes a Program, which is a list of accesses to memory, ports and registers. Kernel makes a
+// guest that runs a Program with a few instructions in a real VM. Tests can also execute a Program
+// themselves, without KVM, or in the memory of a Linux guest. Attacks returns Programs that no real
+// driver would execute.
 //
 // The package knows the machine's addresses and the registers of virtio, but not the implementation
 // of the devices. Its tests check that attacks do not harm the host.
@@ -35,7 +35,7 @@ const (
 	CPUID                // CPUID leaf Value, subleaf Addr
 	ReadMSR              // read MSR Addr; the guest survives a general protection fault
 	WriteMSR             // write Value to MSR Addr; the guest survives a general protection fault
-	Fault                // cause a triple fault, so that the processor shuts down
+	Fault                // cause a triple fault, which shuts the processor down
 	Jump                 // jump to Addr
 	Again                // jump to the first Op, until this Op has run Value times
 

@@ -7,8 +7,8 @@ import (
 	"github.com/forkd/forkd/internal/vmm/guestmem"
 )
 
-// Probes returns attacks on the machine other than its virtio devices. The guest survives each of
-// them.
+// Probes returns attacks on parts of the machine other than its virtio devices. The guest survives
+// each of these attacks.
 func Probes(seed uint64) []Attack {
 	return []Attack{
 		{"ports", ports(seed)},
@@ -20,7 +20,7 @@ func Probes(seed uint64) []Attack {
 	}
 }
 
-// Ends returns attacks after which the machine has ended.
+// Ends returns attacks that end the machine.
 func Ends() []Attack {
 	return []Attack{
 		{"triple fault", Program{{Kind: Fault}}},
@@ -84,8 +84,8 @@ func leaves() (p Program) {
 	return p
 }
 
-// msrs reads MSRs of all kinds and writes to most of them. It does not write to two that the guest
-// needs to survive: EFER, which has its mode, and the address of its local APIC.
+// msrs reads MSRs of all kinds and writes to most of them. It does not write to two MSRs that the
+// guest needs to survive: EFER, which holds the guest's mode, and the address of its local APIC.
 func msrs(seed uint64) (p Program) {
 	const efer, apicBase, icr = 0xc0000080, 0x1b, 0x830
 	r := rand.New(rand.NewPCG(seed, 3))
@@ -106,8 +106,8 @@ func msrs(seed uint64) (p Program) {
 	return p
 }
 
-// interrupts sets strange vectors and modes on every pin of the I/O APIC, and makes devices raise
-// them. The guest has interrupts disabled.
+// interrupts sets unusual vectors and modes on every pin of the I/O APIC, and makes devices raise
+// these interrupts. The guest has interrupts disabled.
 func interrupts() (p Program) {
 	const (
 		selector, window = uint32(boot.IOAPICAddr), uint32(boot.IOAPICAddr) + 0x10

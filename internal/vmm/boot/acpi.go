@@ -42,9 +42,9 @@ const (
 	fadtSleepCtrl   = 244
 	fadtSleepStatus = 256
 
-	// These bits (IAPC_BOOT_ARCH, §5.2.9.3) say that hardware is missing that PCs usually have. So Linux
-	// does not look for it. The bits for legacy devices and for a keyboard controller mean "present", so
-	// they are zero.
+	// These bits (IAPC_BOOT_ARCH, §5.2.9.3) say that hardware is missing that PCs usually have. So
+	// Linux does not look for it. The bits for legacy devices and for a keyboard controller mean
+	// "present", so they are zero.
 	bootNoVGA  = 1 << 2
 	bootNoMSI  = 1 << 3
 	bootNoASPM = 1 << 4
@@ -76,12 +76,12 @@ const (
 const (
 	dsdtRevision = 2 // with it, AML integers have 64 bits
 
-	// vmGenIDHID is the ACPI name that this package gives the device. Drivers look for vmGenIDCID (Virtual
-	// Machine Generation ID, Microsoft 2012).
+	// vmGenIDHID is the ACPI name that this package gives the device. Drivers look for vmGenIDCID
+	// (Virtual Machine Generation ID, Microsoft 2012).
 	vmGenIDHID = "FRKD0001"
 	vmGenIDCID = "VM_Gen_Counter"
-	// vmGenIDChanged is the notification value that reports a new identifier (Virtual Machine Generation
-	// ID).
+	// vmGenIDChanged is the notification value that reports a new identifier (Virtual Machine
+	// Generation ID).
 	vmGenIDChanged = 0x80
 	// gedHID is the ACPI name of the Generic Event Device, §5.6.9.
 	gedHID = "ACPI0013"
@@ -215,8 +215,8 @@ func madt(vcpus int) []byte {
 // dsdt returns the DSDT, which describes the devices and the only sleep state, "off".
 func dsdt(devices []MMIODevice) []byte {
 	terms := [][]byte{
-		// COM1 is listed as a device, which gives it an interrupt: without legacy interrupt controllers, Linux
-		// would otherwise assume that COM1 has none.
+		// COM1 is listed as a device, which gives it an interrupt: without legacy interrupt
+		// controllers, Linux would otherwise assume that COM1 has none.
 		device("COM1",
 			named("_HID", eisaID("PNP", 0x0501)),
 			named("_UID", integer(0)),

@@ -2,10 +2,10 @@
 // must enter it. It loads the kernel, the initrd, the boot parameters, page tables, a descriptor
 // table, and the ACPI tables that describe the machine.
 //
-// It defines the guest physical map (layout.go) and makes no calls to KVM. Package machine registers
-// the memory, sets the returned State, and emulates the devices at the addresses that this package
-// defines. It boots only x86-64 Linux at its 64-bit entry, from a bzImage or an ELF vmlinux. It has no
-// firmware, and supports neither 16- or 32-bit entries nor Xen PVH nor Windows.
+// It defines the guest physical map (layout.go) and makes no calls to KVM. Package machine
+// registers the memory, sets the returned State, and emulates the devices at the addresses that
+// this package defines. It boots only x86-64 Linux at its 64-bit entry, from a bzImage or an ELF
+// vmlinux. It has no firmware, and supports neither 16- or 32-bit entries nor Xen PVH nor Windows.
 //
 // Kernel files come from users: every number in them is checked before it is used.
 package boot

@@ -74,7 +74,8 @@ func loadBzImage(mem *guestmem.Memory, f file, head []byte) (kernel, error) {
 	if off+max(code, entry64+1) > f.size {
 		return kernel{}, fmt.Errorf("bzImage: the file has %d bytes, its header names %d: it is truncated", f.size, off+code)
 	}
-	// Load the whole rest of the file, as other boot loaders do, because a checksum may follow the code.
+	// Load the whole rest of the file, as other boot loaders do, because a checksum may follow the
+	// code.
 	size := uint64(f.size - off)
 	addr := guestmem.GPA(le.Uint64(head[offPrefAddress:]))
 	need := max(size, uint64(le.Uint32(head[offInitSize:])))

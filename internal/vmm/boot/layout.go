@@ -27,11 +27,11 @@ const (
 	GDTAddr guestmem.GPA = 0x500
 	// ZeroPageAddr is the page of boot parameters ("zero page"), passed in RSI.
 	ZeroPageAddr guestmem.GPA = 0x7000
-	// StackTop is the initial stack pointer. The 64-bit entry does not need a stack. But with a valid
-	// stack, an early exception is reported instead of corrupting a page.
+	// StackTop is the initial stack pointer. The 64-bit entry does not need a stack. But with a
+	// valid stack, an early exception is reported instead of corrupting a page.
 	StackTop guestmem.GPA = 0x9000
-	// PageTableAddr is the address of the PML4. One PDPT and four page directories follow it. They map
-	// 4 GiB in pages of 2 MiB, because not every CPU supports pages of 1 GiB.
+	// PageTableAddr is the address of the PML4. One PDPT and four page directories follow it. They
+	// map 4 GiB in pages of 2 MiB, because not every CPU supports pages of 1 GiB.
 	PageTableAddr guestmem.GPA = 0x9000
 	// CmdlineAddr is the address of the kernel command line, which has up to CmdlineMax bytes and a
 	// final zero.
@@ -39,9 +39,9 @@ const (
 	// CmdlineMax is the COMMAND_LINE_SIZE of Linux on x86, without the final zero, in bytes.
 	CmdlineMax = 2047
 
-	// LowRAMEnd is the end of the RAM below 640 KiB. Unless the BIOS data area names another address,
-	// Linux assumes that the BIOS area starts at 0x9f000 (arch/x86/kernel/ebda.c). So Linux never uses the
-	// page at this address.
+	// LowRAMEnd is the end of the RAM below 640 KiB. Unless the BIOS data area names another
+	// address, Linux assumes that the BIOS area starts at 0x9f000 (arch/x86/kernel/ebda.c). So
+	// Linux never uses the page at this address.
 	LowRAMEnd guestmem.GPA = 0x9f000
 	// VMGenIDPage is the page that contains only the VM generation identifier. The specification
 	// requires reserved RAM, in a page that the guest uses for nothing else.
@@ -51,8 +51,8 @@ const (
 	// new one and raises VMGenIDGSI.
 	VMGenIDAddr = VMGenIDPage
 
-	// ACPIStart is the address of the RSDP. It is in the area that guests search for an RSDP (ACPI 6.5
-	// §5.2.5.1). The boot parameters also contain the address.
+	// ACPIStart is the address of the RSDP. It is in the area that guests search for an RSDP (ACPI
+	// 6.5 §5.2.5.1). The boot parameters also contain the address.
 	ACPIStart guestmem.GPA = 0xe0000
 	// ACPIEnd is the end of the area for ACPI tables.
 	ACPIEnd = ResetVectorAddr
@@ -70,8 +70,8 @@ const (
 const (
 	// VirtioBase is the address of the first virtio-mmio window.
 	VirtioBase guestmem.GPA = 0xd0000000
-	// VirtioStep is the size of a window in bytes, and the distance between windows. It is the size of a
-	// page, so each device has a page of its own.
+	// VirtioStep is the size of a window in bytes, and the distance between windows. It is the size
+	// of a page, so each device has a page of its own.
 	VirtioStep = 0x1000
 
 	// IOAPICAddr and LocalAPICAddr are the addresses of KVM's in-kernel interrupt controllers,
@@ -101,7 +101,8 @@ const (
 	// IOAPICPins is the number of GSIs.
 	IOAPICPins = 24
 
-	// MaxVirtioDevices is the number of GSIs from FirstVirtioGSI up to VMGenIDGSI, without VMGenIDGSI.
+	// MaxVirtioDevices is the number of GSIs from FirstVirtioGSI up to VMGenIDGSI, without
+	// VMGenIDGSI.
 	MaxVirtioDevices = VMGenIDGSI - FirstVirtioGSI
 )
 
@@ -120,15 +121,16 @@ const (
 	ResetPort  = 0x602
 	ResetValue = 0x01
 
-	// A PC without an ACPI reset register resets when I8042Reset is written to I8042Port, or when bits 1
-	// and 2 are written to PCIResetPort. Linux tries both if ResetPort did not work. The machine also
-	// resets on these writes.
+	// A PC without an ACPI reset register resets when I8042Reset is written to I8042Port, or when
+	// bits 1 and 2 are written to PCIResetPort. Linux tries both if ResetPort did not work. The
+	// machine also resets on these writes.
 	I8042Port     = 0x64
 	I8042Reset    = 0xfe
 	PCIResetPort  = 0xcf9
 	PCIResetValue = 0x06
 
-	// PowerOffValue has SLP_EN (bit 5) and, in bits 2 to 4, the SLP_TYP of the _S5 package in the DSDT.
+	// PowerOffValue has SLP_EN (bit 5) and, in bits 2 to 4, the SLP_TYP of the _S5 package in the
+	// DSDT.
 	PowerOffValue = slpEnable | s5SleepType<<slpTypeShift
 	slpEnable     = 1 << 5
 	slpTypeShift  = 2

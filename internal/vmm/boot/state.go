@@ -104,9 +104,9 @@ func newState(mem *guestmem.Memory, entry guestmem.GPA) (State, error) {
 		MSRs: []MSR{
 			// Enable fast "rep movs", as every firmware does.
 			{msrMiscEnable, miscFastStrings},
-			// Unless the page tables say otherwise, all memory is write-back. If MTRRs were disabled, Linux
-			// would map memory that is not its RAM, such as the ACPI tables and the generation identifier, as
-			// uncached.
+			// Unless the page tables say otherwise, all memory is write-back. If MTRRs were
+			// disabled, Linux would map memory that is not its RAM, such as the ACPI tables and the
+			// generation identifier, as uncached.
 			{msrMTRRDefType, mtrrEnable | mtrrWriteBack},
 		},
 	}

@@ -1,7 +1,7 @@
 package cpuid
 
-// maskUnsaved hides features in every template, because snapshots do not contain their state, or because
-// the machine does not provide them:
+// maskUnsaved hides features in every template, because snapshots do not contain their state, or
+// because the machine does not provide them:
 //
 //   - nested virtualization (VMX, SVM, SMX): the inner guests' state;
 //   - performance counters, debug store, branch records, processor trace, IBS: their registers;
@@ -104,8 +104,8 @@ const (
 
 	portableMaxLeaf    = leafXSAVE
 	portableMaxExtLeaf = leafTopologyAMD
-	// portablePhysBits is the physical address width of Skylake-SP, which is the narrowest among these
-	// processors.
+	// portablePhysBits is the physical address width of Skylake-SP, which is the narrowest among
+	// these processors.
 	portablePhysBits = 46
 )
 

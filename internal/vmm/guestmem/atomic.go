@@ -29,7 +29,8 @@ func (m *Memory) StoreUint16(gpa GPA, v uint16) error {
 		return err
 	}
 	for {
-		// The guest may write the other half of w at the same time, so this exchange must not change that half.
+		// The guest may write the other half of w at the same time, so this exchange must not
+		// change that half.
 		old := atomic.LoadUint32(w)
 		if atomic.CompareAndSwapUint32(w, old, old&^(0xffff<<shift)|uint32(v)<<shift) {
 			return nil

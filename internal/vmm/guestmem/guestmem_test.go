@@ -104,8 +104,8 @@ func TestDirtyFindsExactlyTheWrittenPages(t *testing.T) {
 		}
 		defer tr.Close()
 		tr.noScan = noScan
-		// Pages of the file count only if they were written, and not if they were only read. Written
-		// anonymous pages also count.
+		// Pages of the file count only if they were written, and not if they were only read.
+		// Written anonymous pages also count.
 		sum := byte(0)
 		v, _ := m.ReadView(mib, 2*mib)
 		for i := 0; i < len(v); i += PageSize {

@@ -2,9 +2,9 @@
 // ioctl has a small method.
 //
 // It has no policy: package machine decides a VM's memory, CPUID and state. Methods retry after
-// EINTR, which KVM_CREATE_VM and others return when the Go runtime preempts a thread with SIGURG. Only
-// Run does not retry, because an EINTR from KVM_RUN means that the vCPU was kicked. A VM or VCPU must
-// not be used during or after its Close.
+// EINTR, which KVM_CREATE_VM and others return when the Go runtime preempts a thread with SIGURG.
+// Only Run does not retry, because an EINTR from KVM_RUN means that the vCPU was kicked. A VM or
+// VCPU must not be used during or after its Close.
 package kvm
 
 import (

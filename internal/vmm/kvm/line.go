@@ -11,8 +11,8 @@ import (
 // Line is an input of a VM's interrupt controllers.
 //
 // It is raised by an ioctl and not by an eventfd (irqfd), for two reasons. KVM delivers an irqfd's
-// interrupt in a kernel thread, unless the interrupt is a message. And with an irqfd, a restore would
-// have to wait until KVM has registered it.
+// interrupt in a kernel thread, unless the interrupt is a message. And with an irqfd, a restore
+// would have to wait until KVM has registered it.
 type Line struct {
 	vm  int
 	gsi uint32

@@ -18,8 +18,8 @@ type VCPU struct {
 	run  []byte
 	head *runHead
 
-	// waiting is set until the vCPU has received its start-up IPI. It is still set during the Run that
-	// returns because the IPI has arrived.
+	// waiting is set until the vCPU has received its start-up IPI. It is still set during the Run
+	// that returns because the IPI has arrived.
 	waiting bool
 
 	gaveAway time.Time // when Run last gave up the processor of the Go scheduler

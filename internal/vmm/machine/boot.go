@@ -61,7 +61,7 @@ func setMSRs(c *kvm.VCPU, msrs []boot.MSR) error {
 	return writeMSRs(c, entries)
 }
 
-// setEntry sets the registers of the first vCPU, so that it begins at the kernel's entry.
+// setEntry sets the registers of the first vCPU. The vCPU then begins at the kernel's entry.
 func setEntry(c *kvm.VCPU, e *boot.State) error {
 	s, err := c.Sregs()
 	if err != nil {

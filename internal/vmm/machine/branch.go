@@ -32,8 +32,7 @@ type BranchConfig struct {
 	Copied func(vmmproto.Branched)
 }
 
-// Branch saves the machine and stops it only for a short time. It always does these steps in this
-// order:
+// Branch saves the machine and stops it only for a short time. The steps are always in this order:
 //
 //  1. stop the vCPUs and quiesce the devices;
 //  2. save vCPU and device state;
@@ -51,7 +50,7 @@ func (m *Machine) Branch(cfg BranchConfig) (result vmmproto.BranchResult, err er
 	defer m.mu.Unlock()
 	var capture *uffd.Capture
 	defer func() {
-		for _, f := range slices.Concat(cfg.Tops, cfg.Frozen) { // those that swapTops has not taken
+		for _, f := range slices.Concat(cfg.Tops, cfg.Frozen) { // files that swapTops has not taken
 			_ = f.Close()
 		}
 		if capture != nil && result.Mode == vm.BranchLive {
@@ -61,7 +60,7 @@ func (m *Machine) Branch(cfg BranchConfig) (result vmmproto.BranchResult, err er
 			return
 		}
 		err = errors.Join(err, cfg.Layer.Close())
-		if capture != nil { // so every frozen page is in the layer
+		if capture != nil { // after a diff branch, every frozen page is in the layer
 			result.Kept = m.keepIf(err == nil, capture, cfg.Serial)
 		}
 	}()
@@ -72,7 +71,7 @@ func (m *Machine) Branch(cfg BranchConfig) (result vmmproto.BranchResult, err er
 	if err := m.dropKept(); err != nil {
 		return result, fmt.Errorf("branch: %w", err)
 	}
-	// The layer is as long as the memory, so that truncation is noticed.
+	// Make the layer as long as the memory, so that truncation can be noticed.
 	result.Save.LayerBytes = m.mem.Size()
 	if err := cfg.Layer.Truncate(int64(result.Save.LayerBytes)); err != nil {
 		return result, fmt.Errorf("branch: size memory layer: %w", err)
@@ -90,7 +89,7 @@ func (m *Machine) Branch(cfg BranchConfig) (result vmmproto.BranchResult, err er
 		}
 	}
 	result.Pause, err = m.atRest(func(wasPaused bool) (err error) {
-		if wasPaused && len(m.lower.mapped) == 0 { // the machine is the parent of a new snapshot, see verifyMSRs
+		if wasPaused && len(m.lower.mapped) == 0 { // the machine is the parent of a new snapshot; see verifyMSRs
 			if err := m.verifyMSRs(); err != nil {
 				return fmt.Errorf("save machine state: %w", err)
 			}
@@ -111,8 +110,7 @@ func (m *Machine) branchPaused(cfg *BranchConfig, result *vmmproto.BranchResult)
 	if err != nil {
 		return nil, fmt.Errorf("save machine state: %w", err)
 	}
-	// Write the state, which has a few KiB, before anything else changes, so that an error leaves
-	// the machine as it was.
+	// Write the state, which has a few KiB, first. If that fails, nothing else has changed.
 	if _, err := cfg.State.WriteAt(state, 0); err != nil {
 		return nil, fmt.Errorf("write machine state: %w", err)
 	}
@@ -148,18 +146,18 @@ func (m *Machine) prepareFreezer(device int) (err error) {
 			return err
 		}
 	}
-	return m.freezer.Register() // includes mappings that were made since the last freeze
+	return m.freezer.Register() // also registers mappings that were made since the last freeze
 }
 
-// saveDirty writes the dirty pages while the machine is stopped. If the branch is kept for Rebase,
-// it also freezes the pages, and returns a capture that needs no further copying.
+// saveDirty writes the dirty pages while the machine is stopped. If the branch is to be kept for
+// Rebase, it also freezes the pages, and returns a capture that is already complete.
 func (m *Machine) saveDirty(cfg *BranchConfig, result *vmmproto.SaveResult) (*uffd.Capture, error) {
 	if !cfg.Keep {
 		return nil, m.saveMemory(cfg.Layer, cfg.MaxExtents, result)
 	}
 	before := *result
 	capture, err := m.freeze(cfg.Layer, cfg.MaxExtents, result)
-	if err != nil { // save without freezing, because only Rebase needs that
+	if err != nil { // save without freezing, because only Rebase needs frozen pages
 		*result = before
 		return nil, m.saveMemory(cfg.Layer, cfg.MaxExtents, result)
 	}
@@ -170,8 +168,8 @@ func (m *Machine) saveDirty(cfg *BranchConfig, result *vmmproto.SaveResult) (*uf
 }
 
 // freeze write-protects the dirty pages. describe also adds some gaps between dirty ranges to the
-// layer. Pages in these gaps are not dirty, and some kernels cannot protect such pages, so freeze
-// copies them at once.
+// layer. The pages in these gaps are not dirty, and some kernels cannot protect such pages, so
+// freeze copies them at once.
 func (m *Machine) freeze(layer *os.File, maxExtents int, result *vmmproto.SaveResult) (*uffd.Capture, error) {
 	dirty, err := m.tracker.Dirty(m.mem)
 	if err != nil {
@@ -186,8 +184,8 @@ func (m *Machine) freeze(layer *os.File, maxExtents int, result *vmmproto.SaveRe
 	return m.freezer.Freeze(dirty, int(layer.Fd()))
 }
 
-// gaps returns the parts of outer that are not in inner. Both lists are ascending without overlap,
-// and every range of inner lies inside a range of outer.
+// gaps returns the parts of outer that are not in inner. Both lists are ascending and have no
+// overlaps, and every range of inner lies inside a range of outer.
 func gaps(outer, inner []guestmem.Range) []guestmem.Range {
 	var out []guestmem.Range
 	for _, o := range outer {
@@ -206,8 +204,8 @@ func gaps(outer, inner []guestmem.Range) []guestmem.Range {
 	return out
 }
 
-// swapTops puts the new tops on the disks, whose former tops become immutable. It removes the files
-// that it has used from cfg.
+// swapTops puts the new tops on the disks. The former tops become immutable. swapTops removes the
+// files that it has taken from cfg.
 func (m *Machine) swapTops(cfg *BranchConfig) error {
 	if len(cfg.Tops) != len(m.disks) || len(cfg.Frozen) != len(m.disks) {
 		return fmt.Errorf("%d new and %d frozen disk tops for %d disks", len(cfg.Tops), len(cfg.Frozen), len(m.disks))
@@ -228,7 +226,7 @@ func (m *Machine) BranchDisks(cfg BranchConfig) (result vmmproto.BranchResult, e
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	defer func() {
-		for _, f := range slices.Concat(cfg.Tops, cfg.Frozen) { // those that swapTops has not taken
+		for _, f := range slices.Concat(cfg.Tops, cfg.Frozen) { // files that swapTops has not taken
 			_ = f.Close()
 		}
 	}()
@@ -239,7 +237,7 @@ func (m *Machine) BranchDisks(cfg BranchConfig) (result vmmproto.BranchResult, e
 	return result, nil
 }
 
-// atRest calls do while the vCPUs are stopped, and returns for how long they were stopped. If the
+// atRest calls do while the vCPUs are stopped, and returns how long they were stopped. If the
 // machine was already paused, it stays paused.
 func (m *Machine) atRest(do func(wasPaused bool) error) (pause time.Duration, err error) {
 	start := time.Now()
@@ -255,8 +253,8 @@ func (m *Machine) atRest(do func(wasPaused bool) error) (pause time.Duration, er
 }
 
 // MergeLayers replaces layers of a disk by the file merged, which the machine then owns. It
-// replaces the layers from number first, counted above the base image, up to the one below the top.
-// The guest is stopped while merged is opened.
+// replaces the layers from number first, counted above the base image, to the layer just below the
+// top. The guest is stopped while merged is opened.
 func (m *Machine) MergeLayers(disk, first int, merged *os.File) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -273,9 +271,9 @@ func (m *Machine) MergeLayers(disk, first int, merged *os.File) error {
 	return err
 }
 
-// copyBranch copies the frozen pages of a live branch. If the guest writes them faster than they
-// are copied, copyBranch stops it until the rest is copied. Such a guest would make little progress
-// anyway, and stopping it bounds the time of the copying.
+// copyBranch copies the frozen pages of a live branch. If the guest writes pages faster than they
+// are copied, copyBranch stops the guest until the rest is copied. Such a guest would make little
+// progress anyway, and stopping it bounds the time of the copying.
 func (m *Machine) copyBranch(capture *uffd.Capture, cfg BranchConfig, failed error) {
 	start := time.Now()
 	done := vmmproto.Branched{Serial: cfg.Serial}
@@ -309,11 +307,12 @@ func (m *Machine) copyBranch(capture *uffd.Capture, cfg BranchConfig, failed err
 	}
 }
 
-// stormFaults is how many faults there must be before their share of all captured pages counts.
+// stormFaults is how many faults must have occurred before storm compares them with the captured
+// pages.
 const stormFaults = 2048
 
-// storm reports whether the guest writes faster than its pages are copied. The sign of that is the
-// number of faults: at least bound or, if bound is 0, more than half of the captured pages.
+// storm reports whether the guest writes faster than its pages are copied. It decides by the number
+// of faults: at least bound or, if bound is 0, more than half of the captured pages.
 func storm(bound, captured, faults uint64) bool {
 	if bound > 0 {
 		return faults >= bound
@@ -323,7 +322,7 @@ func storm(bound, captured, faults uint64) bool {
 
 // waitCopied waits until no live branch is being copied.
 //
-// Preconditions: m.mu is held; waitCopied releases it while it waits.
+// Preconditions: m.mu is held. waitCopied releases m.mu while it waits.
 func (m *Machine) waitCopied() {
 	for m.copying != nil {
 		done := m.copying

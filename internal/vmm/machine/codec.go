@@ -14,10 +14,10 @@ import (
 //
 //	magic "FKDSTATE" | format version u32 | sections | CRC-32 (IEEE) u32 of everything before
 //
-// A section is a name (string) and contents (blob). The component that the section belongs to
-// defines the contents and their version. The first section lists the devices; the names and the
-// order of the other sections follow from that list. The checksum is not CRC-32C, because Go
-// computes megabytes of tables for CRC-32C, which would take 0.15 ms in every VMM.
+// A section is a name (string) and contents (blob). The component to which the section belongs
+// defines the contents and their version. The first section lists the devices. The names and the
+// order of the other sections follow from that list. The checksum is not CRC-32C, because for
+// CRC-32C Go computes megabytes of tables, which would take 0.15 ms in every VMM.
 const (
 	stateMagic   = "FKDSTATE"
 	stateVersion = 4
@@ -75,7 +75,7 @@ func checkState(p []byte) (*codec.Reader, error) {
 }
 
 // section reads the next section, which must have the given name, and calls restore with its
-// contents. It turns errors into errors of kind "bad state", unless restore returns another kind.
+// contents. If restore returns an error without a code, the code becomes vm.ErrBadState.
 func (s *stateReader) section(name string, restore func(r *codec.Reader) error) error {
 	return vm.WithCode(vm.ErrBadState, s.take(name, restore))
 }

@@ -16,7 +16,7 @@ import (
 )
 
 // Slots of the virtio devices. A device's slot determines its register window and its interrupt.
-// The guest knows both, so a snapshot's devices must get their slots again.
+// The guest knows both, so after a restore every device must be in its former slot.
 const (
 	slotVsock     = 0
 	slotRNG       = 1
@@ -44,7 +44,7 @@ const (
 // section returns the name of the section for the device in slot i.
 func (s *slot) section(i int) string { return deviceInSlot{uint8(i), s.kind}.String() }
 
-// wires connects devices with the guest, through KVM.
+// wires connects devices with the guest through KVM.
 type wires interface {
 	Line(gsi uint32) virtio.Interrupt // returns an interrupt line, whose Raise raises an edge
 	AddIOEventFD(eventfd int, gpa uint64, anyLength bool) error
@@ -124,8 +124,8 @@ func (m *Machine) SetNet(peer *net.Peer) error {
 	return m.slots[slotNet].transport.Exclusive(func() { m.net.SetPeer(peer) })
 }
 
-// setDisks creates the disks. If the machine already has disks, because it is rolled back, it
-// replaces them. The machine owns the files.
+// setDisks creates the disks, and owns their files. If the machine already has disks, because it is
+// rolled back, setDisks replaces them.
 func (m *Machine) setDisks(disks []Disk) error {
 	again := len(m.disks) > 0
 	if len(disks) > maxDisks || again && len(disks) != len(m.disks) {

@@ -20,7 +20,7 @@ func stop(reason vm.ExitReason, format string, args ...any) error {
 }
 
 // harmPause is how long a vCPU is delayed after it has locked the memory bus, or kept its CPU from
-// handling events. It limits each vCPU to a thousand such exits per second.
+// handling events. It limits each vCPU to a thousand of these exits per second.
 const harmPause = time.Millisecond
 
 // handleExit handles an exit of the guest. It runs on the vCPU's thread.
@@ -44,7 +44,7 @@ func (m *Machine) handleExit(c *kvm.VCPU) error {
 	case kvm.ExitSystemEvent:
 		return stop(vm.ExitReset, "system event %d", c.Suberror())
 	case kvm.ExitBusLock:
-		return nil // the delay is above
+		return nil // the delay above is the only effect
 	case kvm.ExitNotify:
 		if c.Suberror()&kvm.NotifyContextInvalid != 0 {
 			return stop(vm.ExitFault, "the guest kept the CPU from seeing events, and its state is lost")

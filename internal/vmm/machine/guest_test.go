@@ -22,11 +22,11 @@ import (
 )
 
 // The guest of these tests is the test binary, which runs as PID 1 of a minimal kernel. There is no
-// distribution, no agent and no file system except the initramfs, so that the tests see only the
+// distribution, no agent, and no file system except the initramfs. So the tests depend only on the
 // machine.
 
 const (
-	guestEnv    = "FORKD_TEST_GUEST" // set on the kernel command line, whose variables PID 1 gets
+	guestEnv    = "FORKD_TEST_GUEST" // set on the kernel command line; the kernel passes it to PID 1
 	guestPort   = 1024               // port on which the guest accepts commands, one per line
 	readyPort   = 7                  // port that the guest connects to when it is ready
 	guestDisk   = "/dev/vda"
@@ -39,13 +39,13 @@ func TestMain(m *testing.M) {
 		runGuest()
 	}
 	// Lock this goroutine to the first thread of the process. Otherwise a vCPU could run on the
-	// first thread, which does not exit with its goroutine, and would keep the low priority.
+	// first thread. That thread does not exit with its goroutine, and would keep the low priority.
 	runtime.LockOSThread()
 	os.Exit(m.Run())
 }
 
-// guest is the state of the program in the VM. The tests on the host know what its memory must
-// contain.
+// guest is the state of the test program in the VM. The tests on the host know what the guest's
+// memory must contain.
 type guest struct {
 	mu      sync.Mutex
 	memory  []byte
@@ -59,9 +59,9 @@ type guest struct {
 
 // runGuest never returns. When PID 1 exits, the kernel panics and the machine reports a reset.
 func runGuest() {
-	debug.SetGCPercent(-1) // so that only the tests change pages
+	debug.SetGCPercent(-1) // only the tests may change pages
 	n := runtime.NumCPU()
-	runtime.GOMAXPROCS(2*n + 1) // so that other goroutines can run while a thread on each CPU holds registers
+	runtime.GOMAXPROCS(2*n + 1) // other goroutines must run while a thread on each CPU holds registers
 	g := &guest{ticks: make([]atomic.Uint64, n), holding: make(chan error, n)}
 	if err := g.serve(); err != nil {
 		fmt.Printf("guest: %v\n", err)
@@ -93,7 +93,7 @@ func (g *guest) serve() error {
 	for {
 		fd, _, err := unix.Accept4(listener, unix.SOCK_CLOEXEC)
 		if err != nil {
-			continue // the stream has ended before it was accepted, as may happen in a restored guest
+			continue // the stream ended before it was accepted, as can happen in a restored guest
 		}
 		g.streams.Add(1)
 		go g.talk(os.NewFile(uintptr(fd), "stream"))
@@ -182,7 +182,7 @@ func (g *guest) scribble(seed, n uint64) error {
 	return scribble(g.memory, seed, n)
 }
 
-// scribble writes to n pages of p. It runs in the guest and on the host, so that the host knows the
+// scribble writes to n pages of p. The guest and the host both call it, so the host knows the
 // content of the guest's memory.
 func scribble(p []byte, seed, n uint64) error {
 	if len(p) == 0 {
@@ -251,8 +251,8 @@ func sumDisk(off, n uint64) (string, error) {
 	return sum, errors.Join(err, unix.Munmap(p))
 }
 
-// random reads from the random number device. It reads more than the 128 bytes that Linux may have
-// fetched before the guest was saved.
+// random reads from the random number device. It reads more than 128 bytes, because Linux may have
+// fetched that many before the guest was saved.
 func random() (string, error) {
 	f, err := os.Open("/dev/hwrng")
 	if err != nil {
@@ -274,7 +274,7 @@ func dialHost(port uint32) error {
 	return unix.Connect(fd, &unix.SockaddrVM{CID: unix.VMADDR_CID_HOST, Port: port})
 }
 
-// work repeats a computation whose result is known, on one CPU. A wrong result means that registers
+// work repeats a computation with a known result, on one CPU. A wrong result means that registers
 // were lost in a save or a pause.
 func (g *guest) work(cpu int) {
 	if err := stayOn(cpu); err != nil {
@@ -300,8 +300,8 @@ func stayOn(cpu int) error {
 	return unix.SchedSetaffinity(0, &set)
 }
 
-// hold starts a thread on each CPU. Each keeps values that depend on seed in its registers until
-// held is called.
+// hold starts a thread on each CPU. Each thread keeps values that depend on seed in its registers
+// until held is called.
 func (g *guest) hold(seed uint64) {
 	g.signal.Held.Store(0)
 	g.signal.LetGo.Store(0)
@@ -319,7 +319,8 @@ func (g *guest) hold(seed uint64) {
 	}
 }
 
-// held stops these threads. It returns an error that names the registers that have changed.
+// held stops the threads that hold has started. It returns an error that names the registers that
+// have changed.
 func (g *guest) held() error {
 	g.signal.LetGo.Store(1)
 	var errs []error

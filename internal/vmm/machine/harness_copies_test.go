@@ -75,15 +75,15 @@ func (h *host) fork(t *testing.T, s *snapshot) *testVM {
 	return v
 }
 
-// branch makes a snapshot of the running v, whose own snapshot is base. It waits until the branch
-// is complete.
+// branch makes a snapshot of the running v. base is the snapshot from which v runs. branch waits
+// until the snapshot is complete.
 func (v *testVM) branch(t *testing.T, base *snapshot, mode vm.BranchMode) *snapshot {
 	t.Helper()
 	s, _ := v.branchWith(t, base, machine.BranchConfig{Mode: mode})
 	return s
 }
 
-// branchWith is like branch, with a configuration. It also returns the result of Machine.Branch.
+// branchWith is like branch, with the options in cfg. It also returns the result of Machine.Branch.
 func (v *testVM) branchWith(t *testing.T, base *snapshot, cfg machine.BranchConfig) (*snapshot, vmmproto.BranchResult) {
 	t.Helper()
 	mode := cfg.Mode

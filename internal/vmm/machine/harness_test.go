@@ -30,7 +30,7 @@ import (
 const (
 	mib      = 1 << 20
 	diskSize = 8 * mib
-	patience = 2 * time.Minute // a guest that has not answered for this long counts as dead; emulated hosts are slow
+	patience = 2 * time.Minute // how long a guest may take to answer; long, because emulated hosts are slow
 )
 
 // host creates machines for the guest of these tests.
@@ -190,7 +190,7 @@ func (h *host) newVM(t *testing.T) *testVM {
 			select {
 			case v.dialed <- port:
 				return unix.Close(fd)
-			default: // do not block the device: a hostile guest opens streams endlessly
+			default: // do not block the device, because a hostile guest opens streams endlessly
 				return errors.New("no more streams are taken")
 			}
 		},
@@ -234,7 +234,7 @@ func open(t *testing.T, path string, flags int) *os.File {
 	return f
 }
 
-// disks opens the disk of a machine. The machine will own the files. The last one is writable.
+// disks opens the disk of a machine, which will own the files. The last file is writable.
 func disks(t *testing.T, files []string) []machine.Disk {
 	t.Helper()
 	d := machine.Disk{SizeBytes: diskSize}

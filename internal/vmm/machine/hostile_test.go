@@ -14,7 +14,7 @@ import (
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
-// hostileSeed is the seed for random attacks. Another seed makes a different test.
+// hostileSeed is the seed for random attacks. A different seed makes a different test.
 const hostileSeed = 1
 
 // newBareHost returns a host for guests without an operating system.
@@ -47,15 +47,15 @@ func (h *host) bootBare(t *testing.T, p bareguest.Program) *testVM {
 	if err := v.Boot(machine.BootConfig{Kernel: kernel, Disks: disks(t, v.files), VMGenID: generation()}); err != nil {
 		t.Fatal(err)
 	}
-	_, peer := newWire(t) // never read
+	_, peer := newWire(t) // the test never reads from the other end
 	if err := errors.Join(v.SetNet(peer), v.Resume()); err != nil {
 		t.Fatal(err)
 	}
 	return v
 }
 
-// attack runs a program in a guest until it is done. If that stopped the machine, ended is true and
-// e says why.
+// attack runs a program in a guest until the program is done. If the program has stopped the
+// machine, ended is true and e says why.
 func (h *host) attack(t *testing.T, p bareguest.Program) (v *testVM, e vm.Exit, ended bool) {
 	t.Helper()
 	v = h.bootBare(t, p)
@@ -79,7 +79,8 @@ func (c *console) endsWith(s string) bool {
 	return bytes.HasSuffix(c.text, []byte(s))
 }
 
-// The devices serve valid requests, so the attacks below reach the devices.
+// The devices serve the valid requests of a guest. So the attacks in the tests below reach the
+// devices.
 func TestBareGuestIsServed(t *testing.T) {
 	h := newBareHost(t)
 	pages := bareguest.FreePages()
@@ -98,8 +99,8 @@ func TestBareGuestIsServed(t *testing.T) {
 	}
 }
 
-// Whatever a guest does to its devices, its machine can be paused, saved and restored. So can the
-// restored machine.
+// Whatever a guest does to its devices, its machine can be paused, saved and restored. The same
+// holds for the restored machine.
 func TestHostileGuests(t *testing.T) {
 	h := newBareHost(t)
 	pages := bareguest.FreePages()
@@ -153,7 +154,7 @@ func TestHostileGuestsAreBranched(t *testing.T) {
 				p = append(p, a.Program...)
 			}
 			v := h.bootBare(t, append(p, bareguest.Op{Kind: bareguest.Again, Value: 1 << 62}))
-			base := &snapshot{files: v.files} // the guest was booted, so there are no layers
+			base := &snapshot{files: v.files} // the guest was booted, so it has no memory layers
 			for range 3 {
 				base = v.branch(t, base, vm.BranchLive)
 				child := h.fork(t, base)
@@ -165,7 +166,7 @@ func TestHostileGuestsAreBranched(t *testing.T) {
 					case <-time.After(time.Millisecond):
 					}
 				}
-				if err := child.Pause(); err != nil { // so that it takes no CPU time from the other guests
+				if err := child.Pause(); err != nil { // a running child would take CPU time from the other guests
 					t.Fatal(err)
 				}
 			}

@@ -8,15 +8,15 @@ import (
 	"github.com/forkd/forkd/internal/vmm/guestmem"
 )
 
-// lower describes the layer mappings that lie below a machine's private pages. Layers are numbered:
-// first those of the restore, then one for each rebase.
+// lower describes the layer mappings below a machine's private pages. Layers are numbered: first
+// the layers of the restore, then one for each rebase.
 type lower struct {
 	mapped   []vm.Extent // the mappings; empty after Boot
 	restored uint32      // number of layers of the restore
 	layers   uint32      // number of all layers
-	owned    uint32      // pages over rebase layers with numbers below owned are all private copies
-	// the value of owned just before the latest rebase; detach handles layers with numbers below
-	// stale
+	owned    uint32      // above layers of rebases with numbers below owned, all pages are private copies
+	// the value of owned just before the latest rebase; layers of rebases with numbers below stale
+	// are stale
 	stale uint32
 }
 
@@ -34,7 +34,7 @@ func (l *lower) covered() []vm.Extent {
 }
 
 // mappings returns the number of mappings in a machine's memory, which are the extents and the gaps
-// between them. lasting counts only those that detach will not remove.
+// between them. lasting counts only mappings that detach will not remove.
 func (l *lower) mappings() (lasting, all int) {
 	count := func(counts func(e vm.Extent) bool) int {
 		n, end := 1, uint64(0)
@@ -55,14 +55,14 @@ func (l *lower) mappings() (lasting, all int) {
 }
 
 // room returns how many ranges the next rebase may replace. Each range adds at most two mappings.
-// After the rebase, at most maxMappings mappings are lasting, and there are at most twice as many
-// in total.
+// After the rebase, at most maxMappings mappings may be lasting, and at most twice as many may
+// exist in total.
 func (l *lower) room() int {
 	lasting, all := l.mappings()
 	return min(maxMappings-lasting, 2*maxMappings-all) / 2
 }
 
-// rebased records a new layer below the given ranges, which are ascending.
+// rebased records a new layer below the given ranges. The ranges must be ascending.
 func (l *lower) rebased(ranges []guestmem.Range) {
 	upper := make([]vm.Extent, len(ranges))
 	for i, r := range ranges {
@@ -86,8 +86,8 @@ func (l *lower) own(mem *guestmem.Memory) error {
 	return nil
 }
 
-// detach makes private pages independent of the stale layers below them, so that the pages'
-// mappings do not keep the files of these layers alive. It detaches at most most bytes, and reports
+// detach makes private pages independent of the stale layers below them. Otherwise the pages'
+// mappings would keep the files of these layers alive. It detaches at most most bytes, and reports
 // whether it has detached any page.
 //
 // Preconditions: the machine is stopped and nothing is frozen.

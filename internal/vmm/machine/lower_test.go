@@ -10,8 +10,8 @@ import (
 	"github.com/forkd/forkd/internal/vmm/guestmem"
 )
 
-// Each pause detaches a part of the pages of old layers. After the last part, the files are not
-// needed any more.
+// Each pause detaches a part of the pages of old layers. After the last part, the files of these
+// layers are no longer needed.
 func TestDetachInParts(t *testing.T) {
 	const size, page = 64 * guestmem.PageSize, guestmem.PageSize
 	mem, err := guestmem.New(size)
@@ -84,6 +84,6 @@ func TestMappingsAreBounded(t *testing.T) {
 		if lasting, all := l.mappings(); lasting > maxMappings+2 || all > 2*maxMappings+2 {
 			t.Errorf("line %d: %d mappings, %d of them to stay", line, all, lasting)
 		}
-		l.owned = l.layers // as a branch does, but without a pause that removes mappings
+		l.owned = l.layers // a branch does this too, but here no pause removes mappings
 	}
 }

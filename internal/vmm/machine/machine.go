@@ -1,5 +1,5 @@
-// Package machine is the virtual machine inside a VMM. It combines KVM, guest memory, boot and
-// virtio devices, runs the vCPUs, and saves and restores all of it.
+// Package machine implements the virtual machine inside a VMM. It combines KVM, guest memory, boot
+// and virtio devices, runs the vCPUs, and saves and restores the whole machine.
 //
 // It opens no files and does not talk to the daemon: the caller passes descriptors and callbacks in
 // Config. Methods of Machine may be called concurrently, but not from the callbacks.
@@ -34,7 +34,7 @@ type Config struct {
 	Shape         vm.Shape
 	Console       io.ByteWriter // receives the serial output
 	VsockListener *os.File      // a listening unix socket; ownership passes to New
-	// receives a stream that the guest has opened; if it returns nil, it owns fd
+	// receives a stream fd that the guest has opened; if GuestConn returns nil, it owns fd
 	GuestConn func(port uint32, fd int) error
 	Exited    func(vm.Exit) // called once, if the guest has stopped
 	// Stalled is called when the machine has been paused because the host has no room for its
@@ -42,7 +42,7 @@ type Config struct {
 	Stalled func()
 }
 
-// Disk is one virtio-blk disk, whose files the machine owns. Package disklayer has the format of
+// Disk is one virtio-blk disk. The machine owns its files. Package disklayer defines the format of
 // layers.
 type Disk struct {
 	SizeBytes uint64
@@ -56,21 +56,21 @@ type Machine struct {
 	mem     *guestmem.Memory
 	tracker *guestmem.Tracker
 	cpuid   [][]kvm.CPUIDEntry // CPUID entries of each vCPU
-	msrs    []uint32           // MSRs that a save reads; nil until savedMSRs is called
+	msrs    []uint32           // MSRs that a save reads; nil until savedMSRs has been called
 	cpus    *vcpus
 
-	wires     wires // the wires of vm; replaced in tests without KVM
+	wires     wires // tests without KVM replace them; otherwise the wires of vm
 	anyLength bool  // KVM has CapIOEventFDAnyLength, see kvm.VM.AddIOEventFD
 
 	serial    *serial
 	genIntr   virtio.Interrupt // raises the event that announces a new generation id
 	slots     []*slot          // by slot number; nil for an empty slot
-	registers []kvm.Register   // of all slots: the registers that a driver accesses at every interrupt
+	registers []kvm.Register   // registers that drivers access at every interrupt, of all slots
 	net       *net.Device
 	disks     []*blk.Device
 	ended     sync.Once
 
-	stalling atomic.Bool // a disk found no room on the host, so the machine will be paused
+	stalling atomic.Bool // a disk has found no room on the host, so the machine will be paused
 
 	mu       sync.Mutex    // held during each request, and while a live branch is being finished
 	used     bool          // Boot or Restore has been called
@@ -93,7 +93,7 @@ func Supported(k *kvm.System) ([]kvm.CPUIDEntry, error) {
 }
 
 // New returns a machine of the given shape. It sets the memory slots before it creates the
-// interrupt controllers, because afterwards each slot would have to wait for an SRCU grace period.
+// interrupt controllers. In the other order, each slot would have to wait for an SRCU grace period.
 func New(cfg Config) (_ *Machine, err error) {
 	m := &Machine{cfg: cfg, tracker: cfg.Tracker, slots: make([]*slot, boot.MaxVirtioDevices),
 		registers: make([]kvm.Register, 0, 2*boot.MaxVirtioDevices)}
@@ -137,7 +137,8 @@ func New(cfg Config) (_ *Machine, err error) {
 	if err := m.addFixedDevices(); err != nil {
 		return nil, err
 	}
-	_ = crc32.ChecksumIEEE(nil) // computes the tables of package crc32 now, so that a restore need not wait for that
+	// Computes the tables of package crc32 now, because a restore should not wait for that.
+	_ = crc32.ChecksumIEEE(nil)
 	undo.Release()
 	return m, nil
 }
@@ -181,7 +182,7 @@ func (m *Machine) Resume() error {
 	return m.resume(nil)
 }
 
-// resume resumes a paused machine. If entering is not nil, resume calls it after its last step that
+// resume resumes a paused machine. If entering is not nil, resume calls it after the last step that
 // can fail. The notice that entering returns is sent when every vCPU is about to enter the guest.
 func (m *Machine) resume(entering func() *kvm.Notice) error {
 	if paused, _ := m.cpus.stats(); !paused {
@@ -220,8 +221,8 @@ func (m *Machine) pause() {
 	m.quiesce()
 }
 
-// Written returns the pages that the machine has written since its restore, or nil if there are
-// more than most. The machine may be running.
+// Written returns the pages that the machine has written since its restore. If there are more than
+// most ranges, it returns nil. The machine may be running.
 func (m *Machine) Written(most int) ([]vm.Range, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -240,7 +241,7 @@ func (m *Machine) Written(most int) ([]vm.Range, error) {
 	return out, nil
 }
 
-// Stats returns the statistics that only the VMM has.
+// Stats returns the statistics that only the VMM knows.
 func (m *Machine) Stats() (vm.Stats, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

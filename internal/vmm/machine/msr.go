@@ -8,8 +8,8 @@ import (
 	"github.com/forkd/forkd/internal/vmm/kvm"
 )
 
-// savedMSRs returns the MSRs that a save reads: those that KVM supports and that some vCPU can have
-// used. KVM is asked only at the first save, because most forks are never saved.
+// savedMSRs returns the MSRs that a save reads: those that KVM supports and that at least one vCPU
+// can have used. It asks KVM only at the first save, because most forks are never saved.
 func (m *Machine) savedMSRs() ([]uint32, error) {
 	if m.msrs != nil {
 		return m.msrs, nil
@@ -26,7 +26,7 @@ func (m *Machine) savedMSRs() ([]uint32, error) {
 	return list, nil
 }
 
-// readMSRs reads the MSRs in indices, without those that this host does not have.
+// readMSRs reads the MSRs in indices. It omits MSRs that this host does not have.
 func readMSRs(c *kvm.VCPU, indices []uint32) ([]kvm.MSREntry, error) {
 	entries := make([]kvm.MSREntry, len(indices))
 	for i, index := range indices {
@@ -70,9 +70,9 @@ func findMSR(entries []kvm.MSREntry, index uint32) *kvm.MSREntry {
 	return &entries[i]
 }
 
-// verifyMSRs writes the saved MSRs back to the vCPUs. If this host refuses one of them, making the
-// snapshot fails here and names the MSR; otherwise every restore would fail. It does not write the
-// TSC, because the counter would go back to its saved value.
+// verifyMSRs writes the saved MSRs back to the vCPUs. If this host refuses one of them, every
+// restore would fail. Instead, the making of the snapshot fails, with an error that names the MSR.
+// verifyMSRs does not write the TSC, because the counter would go back to its saved value.
 //
 // Preconditions: the machine is paused.
 func (m *Machine) verifyMSRs() error {
@@ -94,7 +94,7 @@ func (m *Machine) verifyMSRs() error {
 }
 
 // checkArchCaps returns an error if the guest has chosen its mitigations on another host and would
-// lack one on this host. KVM itself accepts any value of the MSR.
+// lack one of them on this host. KVM itself accepts any value of the MSR.
 func (m *Machine) checkArchCaps(saved []kvm.MSREntry) error {
 	shown := findMSR(saved, cpuid.MSRArchCapabilities)
 	if shown == nil {

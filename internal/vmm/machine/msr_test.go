@@ -9,8 +9,8 @@ import (
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
-// A guest is refused if it has read that the processor is immune to a vulnerability and this host's
-// processor is not. A guest that cannot read the MSR is accepted.
+// A guest is refused if it has read that the processor is immune to a vulnerability, and this
+// host's processor is not immune. A guest that cannot read the MSR is accepted.
 func TestArchCapabilitiesAreComparedWithTheHosts(t *testing.T) {
 	vmtest.NeedKVM(t)
 	sys, err := kvm.Open()

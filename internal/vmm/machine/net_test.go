@@ -108,7 +108,8 @@ func newWire(t *testing.T) (*wire, *vnet.Peer) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	polled := os.NewFile(uintptr(fd), "frame socket") // Pair returns descriptors that the runtime's poller does not manage
+	// The runtime's poller manages a new file, but not the descriptors that Pair returns.
+	polled := os.NewFile(uintptr(fd), "frame socket")
 	t.Cleanup(func() { polled.Close() })
 	_ = polled.SetReadDeadline(time.Now().Add(10 * patience)) // one deadline for the whole test
 	return &wire{t, polled}, vnet.NewPeer(peer)
@@ -167,9 +168,9 @@ func (w *wire) wantEnd(what string) {
 	}
 }
 
-// Each copy of a machine has its own network, and the guest's interface continues to work on it.
-// The test checks children, a source after a branch, a machine after a rollback, and one whose peer
-// was replaced.
+// Each copy of a machine has its own network, and the guest's interface continues to work on that
+// network. The test checks children, a source after a branch, a machine after a rollback, and a
+// machine whose peer was replaced.
 func TestNetworkGoesOnInEveryCopy(t *testing.T) {
 	h := newHost(t, 2)
 	parent := h.boot(t)
@@ -193,7 +194,7 @@ func TestNetworkGoesOnInEveryCopy(t *testing.T) {
 	child.restoreWith(t, branched, peer)
 	ofChild.check(child, 4)
 	ofSource.check(source, 5)
-	if err := child.Pause(); err != nil { // so that it takes no CPU time from the source
+	if err := child.Pause(); err != nil { // a running child would take CPU time from the source
 		t.Fatal(err)
 	}
 

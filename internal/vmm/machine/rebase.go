@@ -14,13 +14,13 @@ import (
 	"github.com/forkd/forkd/internal/vmm/uffd"
 )
 
-// maxMappings bounds the mappings of a machine's memory after a rebase. It does not count the
-// mappings that the next pauses remove, although there may be as many mappings of that kind.
+// maxMappings bounds the mappings of a machine's memory after a rebase. Mappings that the next
+// pauses remove do not count; with them, there may be twice as many.
 //
 // The bound has two reasons. A process may have at most 65530 mappings (vm.max_map_count). And each
-// search for dirty pages walks all mappings while the guest is stopped, at 0.1 µs each. Memory is
-// not a reason, because a mapping takes about 200 bytes in the kernel and saves at least a page.
-// The extents of a snapshot, which a restore maps, have a separate, lower bound.
+// search for dirty pages walks all mappings while the guest is stopped, which takes 0.1 µs for
+// each. Memory is not a reason, because a mapping takes about 200 bytes in the kernel and saves at
+// least a page. The extents of a snapshot, which a restore maps, have a separate, lower bound.
 const maxMappings = 4096
 
 // maxDetach bounds the bytes that are detached from old layers during one pause. Detaching this
@@ -28,7 +28,8 @@ const maxMappings = 4096
 const maxDetach = 16 << 20
 
 // keepFor is how long a machine waits for a Rebase onto a branch. During that time it tracks which
-// pages are still equal to the branch's layer, so the first write to each such page causes a fault.
+// pages are still equal to the branch's layer, and the first write to each of these pages causes a
+// fault.
 const keepFor = 30 * time.Second
 
 // kept is a branch whose layer is complete. Each of its pages stays write-protected until it is
@@ -39,13 +40,15 @@ type kept struct {
 	timer   *time.Timer // calls dropKept after keepFor
 }
 
-// keepIf keeps a complete capture if wanted is set, and otherwise releases it. It reports whether
-// it has kept it.
+// keepIf keeps a complete capture if wanted is set, and otherwise releases the capture. It reports
+// whether it has kept the capture.
 //
 // Preconditions: m.mu is held, and nothing is kept.
 func (m *Machine) keepIf(wanted bool, capture *uffd.Capture, serial uint64) bool {
 	if !wanted {
-		_ = capture.Release() // an error could only be the fault handler's, which the next freeze returns
+		// Only the fault handler could have caused an error, and the next freeze returns that
+		// error.
+		_ = capture.Release()
 		return false
 	}
 	k := &kept{capture: capture, serial: serial}
@@ -75,9 +78,9 @@ func (m *Machine) dropKept() error {
 }
 
 // Rebase puts the layer of a branch directly below the machine's private pages; see
-// vmmproto.Rebase. It takes ownership of layer. If it returns vm.ErrNotKept, nothing has changed.
-// After any other error, the rebase has still taken place for some pages, and the others are
-// private or have the same content as the layer.
+// vmmproto.Rebase. It takes ownership of layer. If the error is vm.ErrNotKept, nothing has changed.
+// After any other error, the rebase has taken place for some pages, and all other pages are private
+// or have the same content as the layer.
 func (m *Machine) Rebase(serial uint64, layer *os.File) (result vmmproto.RebaseResult, err error) {
 	defer layer.Close()
 	m.mu.Lock()
@@ -91,7 +94,7 @@ func (m *Machine) Rebase(serial uint64, layer *os.File) (result vmmproto.RebaseR
 			serial, m.mem.Size(), err))
 	}
 	start := time.Now()
-	m.rebases++ // before replacing, because Rebases must count a rebase even if it fails halfway
+	m.rebases++ // before replacing, because even a rebase that fails halfway must be counted
 	replaced, err := replaceUnchanged(k.capture, int(layer.Fd()), m.lower.room())
 	err = errors.Join(err, m.dropKept())
 	m.lower.rebased(replaced)
@@ -107,8 +110,8 @@ func (m *Machine) Rebase(serial uint64, layer *os.File) (result vmmproto.RebaseR
 }
 
 // replaceUnchanged maps layer over ranges of memory that are equal to it. It begins with the
-// longest ranges, and replaces at most most ranges. It returns the replaced ranges in ascending
-// order. A range in the middle of a mapping adds two mappings.
+// longest ranges, and replaces at most most ranges, because a range in the middle of a mapping adds
+// two mappings. It returns the replaced ranges in ascending order.
 func replaceUnchanged(capture *uffd.Capture, layer, most int) (replaced []guestmem.Range, err error) {
 	ranges := capture.Unchanged()
 	slices.SortFunc(ranges, func(a, b guestmem.Range) int { return cmp.Compare(b.Length, a.Length) })
@@ -126,9 +129,9 @@ func replaceUnchanged(capture *uffd.Capture, layer, most int) (replaced []guestm
 
 // detach makes private pages independent of old layers, so that the files of these layers can be
 // deleted. It is called after a branch has saved all written pages. Usually only few private pages
-// depend on old layers, namely those written between a branch and the rebase onto that branch. If a
-// rebase has reached maxMappings, there are many such pages; each pause then detaches a part of
-// them.
+// depend on old layers: those that were written between a branch and the rebase onto that branch.
+// If a rebase has reached maxMappings, many private pages depend on old layers, and each pause then
+// detaches a part of them.
 //
 // Preconditions: the machine is stopped and nothing is frozen.
 func (m *Machine) detach() error {

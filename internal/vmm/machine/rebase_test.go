@@ -11,7 +11,7 @@ import (
 	"github.com/forkd/forkd/internal/vmm/machine"
 )
 
-// dirty returns how many bytes the private pages have.
+// dirty returns how many bytes of private pages the machine has.
 func (v *testVM) dirty(t *testing.T) uint64 {
 	t.Helper()
 	st, err := v.Stats()
@@ -22,8 +22,8 @@ func (v *testVM) dirty(t *testing.T) uint64 {
 }
 
 // A machine that is rebased onto each of its branches saves only the pages that were written since
-// the latest one. All snapshots are complete, also after a branch without a rebase, after a
-// rollback to an earlier branch, and after the branches were merged into one layer.
+// the latest branch. All snapshots are complete. This also holds after a branch without a rebase,
+// after a rollback to an earlier branch, and after the branches were merged into one layer.
 func TestLineOfBranches(t *testing.T) {
 	h := newHost(t, 2)
 	parent := h.boot(t)
@@ -35,7 +35,9 @@ func TestLineOfBranches(t *testing.T) {
 		model *model
 	}
 	var line []link
-	below, first := base, base // of the source: what its memory is based on, and the snapshot that it was restored from
+	// below is the snapshot that the source's memory is based on, and first the snapshot that the
+	// source was restored from.
+	below, first := base, base
 	branch := func(mode vm.BranchMode, since bool) (vmmproto.BranchResult, *snapshot) {
 		m.change(t, source, uint64(60+len(line)))
 		at := below
@@ -90,7 +92,7 @@ func TestLineOfBranches(t *testing.T) {
 	_, s = branch(vm.BranchLive, false)
 	rebase(s)
 	m.check(t, source, "source")
-	if err := source.Pause(); err != nil { // so that it takes no CPU time from the children
+	if err := source.Pause(); err != nil { // a running source would take CPU time from the children
 		t.Fatal(err)
 	}
 	child := h.newVM(t)

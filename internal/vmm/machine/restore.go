@@ -18,7 +18,8 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/net"
 )
 
-// RestoreConfig describes a snapshot, and what this copy of it has of its own.
+// RestoreConfig describes a snapshot, and the parts of this copy that do not come from the
+// snapshot.
 type RestoreConfig struct {
 	State   int   // descriptor of the state file
 	Layers  []int // descriptors of memory layers, base first
@@ -30,8 +31,9 @@ type RestoreConfig struct {
 
 	FirstWrites []vm.Range // pages to copy before the vCPUs run; see vmmproto.Restore
 
-	// Entering may be nil. If Resume is set, Restore calls it after the last step that can fail.
-	// The notice that it returns, unless nil, is sent when every vCPU is about to enter the guest.
+	// Entering may be nil. If Resume is set, Restore calls Entering after the last step that can
+	// fail. If Entering returns a notice, the notice is sent when every vCPU is about to enter the
+	// guest.
 	Entering func(vmmproto.RestoreResult) *kvm.Notice
 }
 
@@ -90,9 +92,9 @@ func (m *Machine) Restore(cfg RestoreConfig) (t vmmproto.RestoreResult, err erro
 	return t, err
 }
 
-// own makes private copies of pages that the guest will soon write. It ignores errors, for example
-// of kernels before Linux 5.14, because the guest's own write then copies the page or meets the
-// error.
+// own makes private copies of pages that the guest will soon write. It ignores errors, which occur
+// for example on kernels before Linux 5.14. In that case the guest's own write copies the page, or
+// causes the same error.
 func (m *Machine) own(pages []vm.Range) {
 	for _, r := range pages {
 		if err := m.mem.OwnNow(guestmem.GPA(r.GPA), r.Length); err != nil {
@@ -103,12 +105,12 @@ func (m *Machine) own(pages []vm.Range) {
 
 // forget stops the guest and drops its memory.
 func (m *Machine) forget() error {
-	m.waitCopied() // because write-protected pages must not be replaced
+	m.waitCopied() // write-protected pages must not be replaced
 	m.pause()
 	if err := m.dropKept(); err != nil {
 		return err
 	}
-	m.stalling.Store(false) // the write that found no room was one of the guest's before the rollback
+	m.stalling.Store(false) // the guest before the rollback made the write that found no room
 	regions := m.mem.Regions()
 	for i := range regions {
 		if err := m.mem.Clear(regions[i].GPA, regions[i].Size); err != nil {
@@ -119,8 +121,8 @@ func (m *Machine) forget() error {
 }
 
 // readState maps the state file and returns its contents, which the caller must unmap. It does not
-// read them into Go's heap, because this process never collects its heap. The restored state does
-// not refer to the contents.
+// read the contents into Go's heap, because this process never collects its heap. The restored
+// state does not refer to the contents.
 func readState(file int) ([]byte, error) {
 	size, err := rawcall.Size(file)
 	if err != nil {
@@ -182,8 +184,8 @@ func (m *Machine) restoreState(p []byte) error {
 		return err
 	}
 	// The clock continues at its saved value, so for the guest's timers no time has passed. The
-	// agent corrects the time of day. The clock is set before the vCPUs, because KVM computes their
-	// kvm-clock pages from it.
+	// agent corrects the time of day. Set the clock before the vCPUs, because KVM computes the
+	// vCPUs' kvm-clock pages from it.
 	if err := m.vm.SetClock(whole.clock); err != nil {
 		return err
 	}

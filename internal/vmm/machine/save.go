@@ -51,8 +51,9 @@ func (m *Machine) saveMemory(layer *os.File, maxExtents int, result *vmmproto.Sa
 }
 
 // saveAllMemory writes all pages that are not zero to layer, whatever layer they come from. It
-// reads only memory that a layer covers or that was written. The rest is zero. Reading it would add
-// a page table entry for every page, which each later search for dirty pages would have to visit.
+// reads only memory that a layer covers or that was written, because all other memory is zero.
+// Reading that memory too would add a page table entry for every page, which each later search for
+// dirty pages would have to visit.
 func (m *Machine) saveAllMemory(layer *os.File, maxExtents int, result *vmmproto.SaveResult) error {
 	dirty, err := m.tracker.Dirty(m.mem)
 	if err != nil {
@@ -80,8 +81,8 @@ func (m *Machine) saveAllMemory(layer *os.File, maxExtents int, result *vmmproto
 	return m.writeRanges(layer, m.describe(filled, maxExtents, result))
 }
 
-// anyLayer returns a range of guest memory as an extent whose layer does not matter, so that
-// adjacent ranges can be joined.
+// anyLayer returns a range of guest memory as an extent. The extent's layer and offset do not
+// matter; they make adjacent ranges join.
 func anyLayer(gpa, length uint64) vm.Extent {
 	return vm.Extent{GPA: gpa, Length: length, Offset: gpa}
 }
@@ -111,7 +112,7 @@ func (m *Machine) writeRanges(layer *os.File, ranges []guestmem.Range) error {
 
 // writeRange writes guest memory to its place in a layer, including pages of zeros. A layer must
 // have no holes inside its extents: on tmpfs, the first access of a child to a hole, even a load,
-// would allocate a page, and kill the child if no memory is left.
+// would allocate a page. If no memory were left, that would kill the child.
 func (m *Machine) writeRange(layer *os.File, r guestmem.Range) error {
 	view, err := m.mem.ReadView(r.GPA, int(r.Length))
 	if err != nil {
@@ -122,7 +123,7 @@ func (m *Machine) writeRange(layer *os.File, r guestmem.Range) error {
 }
 
 // bound joins ranges that are close to each other until at most limit ranges remain. It does not
-// join across regions, so at least one remains for each region.
+// join ranges of different regions, so at least one range remains for each region.
 func bound(mem *guestmem.Memory, ranges []guestmem.Range, limit int) []guestmem.Range {
 	var out []guestmem.Range
 	regions := mem.Regions()
@@ -142,8 +143,8 @@ func bound(mem *guestmem.Memory, ranges []guestmem.Range, limit int) []guestmem.
 	return out
 }
 
-// run returns the length of the longest prefix of p whose pages are all zero pages (if zeros is
-// set), or none of whose pages is a zero page.
+// run returns the length of the longest prefix of p whose pages are all zero pages or, if zeros is
+// not set, none of whose pages is a zero page.
 func run(p []byte, zeros bool) int {
 	n := guestmem.PageSize
 	for n < len(p) && zero(p[n:n+guestmem.PageSize]) == zeros {

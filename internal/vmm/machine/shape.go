@@ -13,8 +13,8 @@ import (
 
 const shapeVersion = 1
 
-// machineShape is the first section of a saved state. It contains the properties that the restoring
-// machine must share.
+// machineShape is the first section of a saved state. It contains the properties that the machine
+// must share that restores the state.
 type machineShape struct {
 	vm.Shape
 	devices []deviceInSlot // by ascending slot
@@ -84,7 +84,7 @@ func (s *machineShape) check(r *codec.Reader) error {
 			saved.MemoryBytes, saved.VCPUs, saved.Template, s.MemoryBytes, s.VCPUs, s.Template))
 	}
 	if slices.Equal(saved.devices, s.devices) {
-		return nil // return early, because every fork waits for check, and the comparison below is slow
+		return nil // returns early, because every fork waits for check, and the comparison below is slow
 	}
 	for i := range max(len(saved.devices), len(s.devices)) {
 		was, is := deviceAt(saved.devices, i), deviceAt(s.devices, i)

@@ -18,8 +18,8 @@ func sampleShape() *machineShape {
 	}
 }
 
-// A snapshot can only be restored in a machine of the same shape, with the same devices. Otherwise
-// the error names the difference.
+// A snapshot can only be restored in a machine of the same shape, with the same devices. For any
+// other machine, the error names the difference.
 func TestShapeIsThatOfTheSnapshot(t *testing.T) {
 	for want, change := range map[string]func(s *machineShape){
 		"":                               func(*machineShape) {},

@@ -1,8 +1,9 @@
 package machine
 
 // diskFull pauses the machine because the host has no room for the guest's writes to a disk. The
-// write stays in the disk's queue, and is tried again when the machine is resumed. diskFull is
-// called with a device's run lock held. Pausing needs that lock, so another goroutine pauses.
+// write stays in the disk's queue, and the disk tries it again when the machine is resumed.
+// diskFull is called while a device's run lock is held. Pausing takes that lock, so another
+// goroutine pauses.
 func (m *Machine) diskFull() {
 	if m.stalling.Swap(true) {
 		return // another goroutine is about to pause the machine
@@ -18,7 +19,9 @@ func (m *Machine) diskFull() {
 		m.stalling.Store(false) // the devices are quiesced
 		m.stalled = m.stalled || !paused
 		m.mu.Unlock()
-		if !paused { // the machine is not paused, so the disk tries the write again
+		// A machine that was already paused is not reported: after a Resume, the disk tries the
+		// write again.
+		if !paused {
 			m.cfg.Stalled()
 		}
 	}()

@@ -8,7 +8,7 @@ import (
 )
 
 // A write that finds no space on the host pauses the machine, unless the machine has been rolled
-// back since.
+// back after the write.
 func TestStallOfThePastPausesNobody(t *testing.T) {
 	for name, restored := range map[string]bool{"": false, "rolled back": true} {
 		t.Run(name, func(t *testing.T) {
@@ -17,7 +17,7 @@ func TestStallOfThePastPausesNobody(t *testing.T) {
 				m := &Machine{mem: &guestmem.Memory{}, cfg: Config{Stalled: func() { told = true }}}
 				m.cpus = newVCPUs(nil, nil, nil)
 				m.cpus.resume(nil)
-				m.mu.Lock() // as a rollback does
+				m.mu.Lock() // simulates a rollback
 				m.diskFull()
 				if restored {
 					if err := m.forget(); err != nil {

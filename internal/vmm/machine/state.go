@@ -29,9 +29,9 @@ const vcpuVersion = 1
 //
 //   - The MP state comes first, because reading it makes KVM accept pending INIT and SIPI events,
 //     which changes the registers.
-//   - Pending events come late, because reading other state can add some.
-//   - Reading pending events changes CR2 and DR6: KVM stores the address of a pending page fault,
-//     or the cause of a debug exception, there.
+//   - Pending events come late, because reading other state can add some events.
+//   - Reading pending events changes CR2 and DR6, because KVM stores the address of a pending page
+//     fault, or the cause of a debug exception, in these registers.
 func saveVCPU(c *kvm.VCPU, cpuidEntries []kvm.CPUIDEntry, msrs []uint32) (*vcpuState, error) {
 	s := &vcpuState{cpuid: cpuidEntries}
 	var err error
@@ -53,9 +53,9 @@ func saveVCPU(c *kvm.VCPU, cpuidEntries []kvm.CPUIDEntry, msrs []uint32) (*vcpuS
 }
 
 // restoreVCPU sets the state of a vCPU that is not running. KVM checks the state against the vCPU's
-// CPUID, so the CPUID must be set before. The LAPIC comes after the special registers, which
-// contain the APIC base. The MSRs come after the LAPIC, because the TSC-deadline MSR starts its
-// timer. Pending events come last, because setting registers drops them.
+// CPUID entries, so these must be set before. The LAPIC comes after the special registers, which
+// contain the APIC base. The MSRs come after the LAPIC, because the TSC-deadline MSR starts the
+// LAPIC's timer. Pending events come last, because setting registers drops them.
 func restoreVCPU(c *kvm.VCPU, s *vcpuState) error {
 	if err := errors.Join(c.SetMPState(&s.mp), c.SetRegs(&s.regs), c.SetSregs(&s.sregs),
 		c.SetXSave(&s.xsave), c.SetDebugRegs(&s.debug), c.SetLAPIC(&s.lapic)); err != nil {
@@ -146,8 +146,8 @@ func saveVM(vm *kvm.VM, cpu *kvm.VCPU) (*vmState, error) {
 	return s, nil
 }
 
-// restoreChips sets the interrupt controllers. The LAPICs must be set before. Otherwise an
-// interrupt that waits in the IOAPIC would be delivered to a LAPIC without its state, and be lost.
+// restoreChips sets the interrupt controllers. The LAPICs must have their state already. Otherwise
+// an interrupt that waits in the IOAPIC would be delivered to a LAPIC without state, and be lost.
 func (s *vmState) restoreChips(vm *kvm.VM) error {
 	for i := range s.chips {
 		if err := vm.SetIRQChip(&s.chips[i]); err != nil {

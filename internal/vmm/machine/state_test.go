@@ -57,8 +57,8 @@ type component interface {
 	Restore(r *codec.Reader) error
 }
 
-// Every component restores the state that it has saved. It refuses other versions, and a state that
-// is truncated at any position.
+// Every component restores the state that it has saved. It refuses state of other versions, and
+// state that is truncated at any position.
 func TestComponentsRoundTrip(t *testing.T) {
 	for name, c := range map[string]struct{ saved, empty component }{
 		"vcpu":  {randomVCPU(), &vcpuState{}},

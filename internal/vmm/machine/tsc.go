@@ -29,8 +29,8 @@ func (m *Machine) setTSCRate(c *kvm.VCPU, saved uint32) error {
 }
 
 // checkTSCRate returns an error if the host's CPU cannot run the guest's TSC at the rate that the
-// guest has measured. KVM itself refuses only if the host is faster. On a slower host, KVM would
-// correct the guest's TSC at every exit, so that the TSC jumps.
+// guest has measured. KVM itself refuses the rate only if the host is faster. On a slower host, KVM
+// would correct the guest's TSC at every exit, and the TSC would jump.
 func checkTSCRate(saved, host uint32, scaling bool) error {
 	slack := uint64(host) * tscTolerance / 1e6
 	if scaling || uint64(saved)+slack >= uint64(host) && uint64(saved) <= uint64(host)+slack {
@@ -44,8 +44,8 @@ func checkTSCRate(saved, host uint32, scaling bool) error {
 
 // alignTSC sets the saved TSC of a vCPU to the saved TSC of vCPU 0. Saving many vCPUs may take more
 // than a second, and KVM synchronizes TSCs only if they are set to values within a second of each
-// other. If the guest itself has made its TSCs different, their TSC_ADJUST registers differ, and
-// alignTSC leaves the TSCs different.
+// other. If the guest itself has made its TSCs different, their TSC_ADJUST registers also differ,
+// and alignTSC leaves the TSCs different.
 func alignTSC(first, msrs []kvm.MSREntry) {
 	from, to := findMSR(first, cpuid.MSRTSC), findMSR(msrs, cpuid.MSRTSC)
 	if from == nil || to == nil {

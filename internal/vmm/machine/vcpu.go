@@ -31,7 +31,7 @@ type vcpus struct {
 	closed  bool
 	parked  int // number of threads that wait at the gate
 	threads sync.WaitGroup
-	lower   sync.Once // calls comeAfterHost, some time after the first resume
+	lower   sync.Once // calls comeAfterHost once, some time after the first resume
 }
 
 type vcpu struct {
@@ -67,7 +67,7 @@ const vcpuNice = 10
 // new fork competes with other guests at normal priority, so busy guests do not delay it.
 const headStart = time.Second
 
-// comeAfterHost lowers the priority of the vCPUs' threads. Linux permits that to every process. If
+// comeAfterHost lowers the priority of the vCPUs' threads. Linux permits every process to do so. If
 // it fails, for example in a jail, the guest runs at normal priority.
 func (v *vcpus) comeAfterHost() {
 	v.mu.Lock()
@@ -75,7 +75,7 @@ func (v *vcpus) comeAfterHost() {
 	const zero = 20 // value for nice 0: the system call returns 20 - nice (getpriority(2))
 	for _, u := range v.all {
 		if u.dead {
-			continue // the thread may have ended, and another thread may have its number
+			continue // the thread may have ended, and another thread may have its id
 		}
 		if raw, err := unix.Getpriority(unix.PRIO_PROCESS, u.tid); err == nil {
 			_ = unix.Setpriority(unix.PRIO_PROCESS, u.tid, zero-raw+vcpuNice)
@@ -100,7 +100,7 @@ func (v *vcpus) thread(u *vcpu) {
 
 func (v *vcpus) loop(u *vcpu) error {
 	if u.first {
-		if err := u.kvm.Prepare(); err != nil { // now, so that a restore need not wait for it
+		if err := u.kvm.Prepare(); err != nil { // now, because a restore should not wait for Prepare
 			return err
 		}
 	}
@@ -185,8 +185,8 @@ func (v *vcpus) waitParkedLocked() {
 	}
 }
 
-// resume lets the vCPUs run. It returns when every thread is about to enter the guest. The last
-// thread sends notice, unless it is nil.
+// resume lets the vCPUs run. It returns when every thread is about to enter the guest. If notice is
+// not nil, the last thread sends it.
 func (v *vcpus) resume(notice *kvm.Notice) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -241,7 +241,8 @@ func (v *vcpus) close() error {
 	v.mu.Lock()
 	v.closed = true
 	v.kickLocked()
-	v.gate.Open(v.parked, nil) // lets the threads pass and end; having been kicked, the vCPUs do not enter their guests
+	// The threads pass the gate and end. The vCPUs were kicked, so they do not enter their guests.
+	v.gate.Open(v.parked, nil)
 	v.mu.Unlock()
 	v.threads.Wait()
 	var errs []error

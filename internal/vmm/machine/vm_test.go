@@ -18,8 +18,8 @@ import (
 	"github.com/forkd/forkd/internal/vmm/regtest"
 )
 
-// model is what memory and disk of a guest must contain. The host keeps the same bytes as the
-// guest, and compares checksums.
+// model is the expected content of a guest's memory and disk. The host makes the same changes to
+// the model as the guest makes, and compares checksums.
 type model struct{ memory, disk []byte }
 
 const (
@@ -76,7 +76,7 @@ func (m *model) check(t *testing.T, v *testVM, what string) {
 		t.Errorf("%s: %d CPUs, want %d", what, len(before), v.host.shape.VCPUs)
 	}
 	for cpu, n := range before {
-		for v.ticks(t)[cpu] == n { // if a CPU does not run, the test times out
+		for v.ticks(t)[cpu] == n { // the test times out if a CPU does not run
 		}
 	}
 }
@@ -123,7 +123,7 @@ func TestSaveAndRestore(t *testing.T) {
 		for i := range uint64(2) {
 			child, m := h.fork(t, s), saved.clone()
 			m.check(t, child, "child")
-			child.dial(t).waitAlone(t) // the guest must have noticed the end of the parent's stream
+			child.dial(t).waitAlone(t) // wait until the guest has noticed the end of the parent's stream
 			for cpu, n := range child.ticks(t) {
 				if n < ticks[cpu] {
 					t.Errorf("the worker on CPU %d has computed %d times in a child, %d times in its parent", cpu, n, ticks[cpu])
@@ -159,7 +159,7 @@ func TestBranchAndRollback(t *testing.T) {
 				child.restore(t, s)
 				branched.check(t, child, fmt.Sprintf("rolled back to the %v branch", mode))
 			}
-			if err := child.Pause(); err != nil { // so that it takes no CPU time from the others
+			if err := child.Pause(); err != nil { // a running child would take CPU time from the others
 				t.Fatal(err)
 			}
 		}
@@ -167,7 +167,7 @@ func TestBranchAndRollback(t *testing.T) {
 	})
 }
 
-// Vector registers and PKRU of user programs have the same values in every child of a saved or
+// Vector registers and PKRU of user programs keep their values in every child of a saved or
 // branched machine, after a rollback, and in the source. The guest finds out which registers exist,
 // because emulated hosts have only XMM.
 func TestRegistersAreCarried(t *testing.T) {
@@ -211,7 +211,7 @@ func TestFourVCPUs(t *testing.T) {
 	s := source.branch(t, base, vm.BranchLive)
 	m.change(t, source, 51)
 	m.check(t, source, "source")
-	if err := source.Pause(); err != nil { // so that it takes no CPU time from the child
+	if err := source.Pause(); err != nil { // a running source would take CPU time from the child
 		t.Fatal(err)
 	}
 	child := h.fork(t, s)
@@ -254,7 +254,7 @@ func priorities(t *testing.T) map[int]int {
 		}
 		name, err := os.ReadFile("/proc/self/task/" + task.Name() + "/comm")
 		raw, errRaw := unix.Getpriority(unix.PRIO_PROCESS, tid)
-		// skips threads that have exited, and KVM's own thread
+		// This skips threads that have exited, and KVM's own thread.
 		if err == nil && errRaw == nil && string(name) == string(program) {
 			threads[raw]++
 		}
@@ -262,7 +262,7 @@ func priorities(t *testing.T) map[int]int {
 	return threads
 }
 
-// If a guest powers off, that is reported once, even if the guest is a copy.
+// If a guest powers off, the machine reports that once, even if the guest is a copy.
 func TestExitIsReported(t *testing.T) {
 	h := newHost(t, 1)
 	parent := h.boot(t)
@@ -274,7 +274,7 @@ func TestExitIsReported(t *testing.T) {
 }
 
 // If the host's disk is full, a guest that writes is paused. If it is resumed too early, it is
-// paused again. It loses no data, not even in a branch that is made while it is paused.
+// paused again. It loses no data, and a branch that is made while it is paused loses none either.
 func TestFullHostPausesTheMachine(t *testing.T) {
 	h := newHost(t, 2)
 	parent := h.boot(t)
@@ -319,5 +319,5 @@ func TestFullHostPausesTheMachine(t *testing.T) {
 	}
 	copy(m.disk, pattern(77, 128<<10))
 	m.check(t, v, "after waiting for room")
-	m.check(t, child, "child of a guest that waited") // the child's disk has space, so the write has been completed there
+	m.check(t, child, "child of a guest that waited") // the child's disk has space, so its write was completed
 }

@@ -22,13 +22,13 @@ import (
 	vnet "github.com/forkd/forkd/internal/vmm/virtio/net"
 )
 
-// FuzzMachine runs a machine with all devices but without KVM, and simulates its vCPU and the host
-// around it. The fuzzer chooses the guest's accesses to memory, registers and ports, and what
-// clients, peers and pauses do in between. Nothing may panic or hang. Restoring a saved state and
+// FuzzMachine runs a machine with all devices but without KVM, and simulates the machine's vCPU and
+// the host. The fuzzer chooses the guest's accesses to memory, registers and ports, and the actions
+// of clients, peers and pauses in between. Nothing may panic or hang. Restoring a saved state and
 // saving it again must give the same state. No descriptor may stay open.
 func FuzzMachine(f *testing.F) {
 	pages := bareguest.FreePages()
-	var around []byte // what the host does between two accesses of the guest
+	var around []byte // actions of the host between two accesses of the guest
 	for k := range hostKinds {
 		around = append(around, bareguest.Program{{Kind: bareguest.Kinds + k, Value: 1000}}.Encode()...)
 	}
@@ -71,7 +71,7 @@ const (
 	hostReceive                       // receive up to Value bytes on the newest stream
 	hostHangUp                        // close the newest stream
 	hostFrame                         // send a frame of Value bytes to the guest
-	hostPeer                          // give the network another peer; Value 0: none
+	hostPeer                          // give the network another peer, or none if Value is 0
 	hostKinds
 )
 
@@ -91,8 +91,8 @@ const (
 	fuzzDisk   = 1 << 20
 )
 
-// noKVM replaces KVM's ioeventfds and interrupt controllers. The guest notifies devices by writes
-// to registers, and interrupts are ignored.
+// noKVM replaces KVM's ioeventfds and interrupt controllers. Without ioeventfds, the guest notifies
+// devices by writes to registers. Interrupts are ignored.
 type noKVM struct{}
 
 func (noKVM) Line(uint32) virtio.Interrupt         { return unheard{} }
@@ -217,7 +217,7 @@ func (w *fuzzed) host(op bareguest.Op) {
 	}
 }
 
-// fdWriter writes to a socket what it accepts without blocking.
+// fdWriter writes to a socket only the bytes that the socket accepts without blocking.
 type fdWriter int
 
 func (fd fdWriter) Write(p []byte) (int, error) {

@@ -20,8 +20,8 @@ import (
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
-// These tests use real KVM and a machine without a guest. The KVM calls of New, Save and Restore,
-// and their order, do not depend on a guest.
+// These tests use real KVM and a machine without a guest. They check the KVM calls of New, Save and
+// Restore, and the order of these calls, which do not depend on a guest.
 
 // newBare returns a machine with two vCPUs and without a guest.
 func newBare(t *testing.T, sys *kvm.System) (*Machine, error) {
@@ -73,7 +73,7 @@ func mustBare(t *testing.T, sys *kvm.System) *Machine {
 	return m
 }
 
-// tamper writes the state of m, after edit has changed it, to a file.
+// tamper saves the state of m, lets edit change the state, and writes it to a file.
 func tamper(t *testing.T, m *Machine, edit func(whole *vmState, cpus []*vcpuState)) *os.File {
 	t.Helper()
 	p, err := m.saveState()
@@ -126,7 +126,7 @@ func tamper(t *testing.T, m *Machine, edit func(whole *vmState, cpus []*vcpuStat
 }
 
 // A restore sets the TSC rate that the guest has measured. If the host does not support the rate,
-// the error names it.
+// the error names the rate.
 func TestRestoreSetsTheTSCRate(t *testing.T) {
 	sys := openKVM(t)
 	m := mustBare(t, sys)
@@ -157,7 +157,7 @@ func TestRestoreSetsTheTSCRate(t *testing.T) {
 	}
 }
 
-// Saved TSCs may have been read a long time apart. A restore makes them synchronous again.
+// Saved TSCs may have been read at very different times. A restore makes them synchronous again.
 func TestRestoreAlignsTSCs(t *testing.T) {
 	m := mustBare(t, openKVM(t))
 	const apart = 1 << 45 // several hours
@@ -180,11 +180,11 @@ func TestRestoreAlignsTSCs(t *testing.T) {
 	}
 }
 
-// A guest is refused if it has read that the processor is immune to a vulnerability and this host's
-// processor is not.
+// A guest is refused if it has read that the processor is immune to a vulnerability, and this
+// host's processor is not immune.
 func TestRestoreComparesArchCapabilities(t *testing.T) {
 	m := mustBare(t, openKVM(t))
-	for i := range m.cpuid { // as if the template did not hide the MSR
+	for i := range m.cpuid { // simulates a template that does not hide the MSR
 		for j := range m.cpuid[i] {
 			if e := &m.cpuid[i][j]; e.Function == 7 && e.Index == 0 {
 				e.Edx |= 1 << 29
@@ -233,7 +233,7 @@ func TestSaveFindsAnMSRThatNoRestoreCouldSet(t *testing.T) {
 	}
 }
 
-// A missing capability is noticed before anything is created.
+// New notices a missing capability before it creates anything.
 func TestNewChecksCapabilitiesFirst(t *testing.T) {
 	vmtest.NeedKVM(t)
 	fd, err := unix.Open("/dev/kvm", unix.O_RDWR|unix.O_CLOEXEC, 0)
@@ -250,7 +250,7 @@ func TestNewChecksCapabilitiesFirst(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer null.Close()
-	if err := unix.Dup3(int(null.Fd()), fd, unix.O_CLOEXEC); err != nil { // stands for a KVM without capabilities
+	if err := unix.Dup3(int(null.Fd()), fd, unix.O_CLOEXEC); err != nil { // simulates a KVM without capabilities
 		t.Fatal(err)
 	}
 	if _, err := newBare(t, sys); !errors.Is(err, unix.ENOTTY) || !strings.Contains(err.Error(), "check KVM capability") {
@@ -261,9 +261,9 @@ func TestNewChecksCapabilitiesFirst(t *testing.T) {
 // enableCap is KVM_ENABLE_CAP.
 const enableCap = 0x4068aea3
 
-// New makes KVM limit what guests may do (exits for locked buses, exits for guests that take no
-// events, polling for halted vCPUs), as far as the host supports these limits. The test traces
-// system calls, because a VM's settings cannot be read.
+// New makes KVM limit guests, as far as the host supports these limits: exits for locked buses,
+// exits for guests that take no events, and no polling for halted vCPUs. The test traces system
+// calls, because the settings of a VM cannot be read.
 func TestNewSetsThePolicy(t *testing.T) {
 	sys := openKVM(t)
 	want := 0
@@ -319,7 +319,7 @@ func TestNewSetsThePolicy(t *testing.T) {
 }
 
 // A snapshot is refused if it shows CPUID bits that every template hides, or sets an MSR that no
-// save reads. The error names it. KVM itself would accept both.
+// save reads. The error names the bit or the MSR. KVM itself would accept both.
 func TestRestoreRefusesWhatNoSaveWrites(t *testing.T) {
 	sys := openKVM(t)
 	const smbase = 0x9e // IA32_SMBASE

@@ -1,9 +1,9 @@
 #include "textflag.h"
 
-// What a program holds in registers is only in the registers while it neither calls anything nor
-// enters the kernel: the loops below are where a test wants the vCPU to be when it is paused.
+// While a program neither calls a function nor enters the kernel, its values are only in registers.
+// A test pauses the vCPU at such a moment, so the functions below wait in loops.
 
-// WAIT counts itself in the first word at BX and spins until the second is not zero.
+// WAIT adds one to the first word at BX, and spins until the second word is not zero.
 #define WAIT(label) \
 	LOCK; \
 	INCL (BX); \

@@ -1,6 +1,6 @@
 // Package regtest keeps known values in a processor's vector registers, and in PKRU, while a test
-// saves, branches or restores the machine. Afterwards it finds the registers that have changed. It
-// is only for tests.
+// saves, branches or restores the machine. Then it reports which registers have changed. It is only
+// for tests.
 //
 // It checks registers that a user program of the guest can use: XMM and, where processor and kernel
 // support them, PKRU, YMM, and ZMM with the mask registers. It does not check x87, MXCSR or kernel
@@ -45,7 +45,8 @@ func Held() []string {
 	return held
 }
 
-// has512 reports whether there are ZMM and 64-bit mask registers. The latter need AVX512BW.
+// has512 reports whether there are ZMM registers and 64-bit mask registers. The mask registers need
+// AVX512BW.
 func has512() bool { return cpu.X86.HasAVX512F && cpu.X86.HasAVX512BW }
 
 // hasPKRU reports whether the kernel has enabled protection keys (OSPKE).
@@ -77,8 +78,8 @@ type Signal struct {
 }
 
 // Hold fills the registers with values derived from seed, and spins until LetGo is set. It returns
-// an error that names the registers whose values changed. While it spins, it occupies a processor
-// of the Go scheduler, and the runtime cannot stop the world.
+// an error that names the registers whose values have changed. While Hold spins, it occupies a
+// processor of the Go scheduler, and the runtime cannot stop the world.
 func Hold(seed uint64, signal *Signal) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -105,7 +106,7 @@ func Hold(seed uint64, signal *Signal) error {
 	return want.compare(&got, width, hasPKRU())
 }
 
-// values fills the registers with values that all differ.
+// values returns registers whose values are all different.
 func values(seed uint64) *registers {
 	r, v := rand.New(rand.NewPCG(seed, 2)), &registers{}
 	for i := range v.vector {
@@ -120,8 +121,9 @@ func values(seed uint64) *registers {
 	return v
 }
 
-// compare returns an error that names the registers that differ. It compares vectors of width
-// bytes, PKRU if pkru is set, and with the widest vectors also the mask registers.
+// compare returns an error that names the registers that differ. It compares vectors of width bytes
+// and, if pkru is set, PKRU. If width is that of the widest vectors, it also compares the mask
+// registers.
 func (want *registers) compare(got *registers, width int, pkru bool) error {
 	var wrong []string
 	name := map[int]string{16: XMM, 32: YMM, 64: ZMM}[width]

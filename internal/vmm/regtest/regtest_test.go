@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Registers of each width keep their values, even if the kernel schedules the thread in between.
+// Registers of each width keep their values, even if the kernel runs other threads in between.
 func TestHold(t *testing.T) {
 	t.Logf("this processor has %v", Held())
 	holds := map[string]func(want, got *registers, signal *Signal){XMM: hold128}
@@ -82,7 +82,7 @@ func TestChangedRegistersAreNamed(t *testing.T) {
 	}
 }
 
-// All values differ, so that Hold notices if two registers are exchanged.
+// All values differ. Otherwise Hold would not notice if two registers were exchanged.
 func TestValuesDiffer(t *testing.T) {
 	a, b := values(1), values(2)
 	var all []string

@@ -114,8 +114,8 @@ func (f *Freezer) serveFault(page uintptr, gpa guestmem.GPA) error {
 	if opened {
 		return nil
 	}
-	// Another thread has opened the page and woken the waiters, perhaps before this page's writer began
-	// to wait. So wake the waiters again.
+	// Another thread has opened the page and woken the waiters, perhaps before this page's writer
+	// began to wait. So wake the waiters again.
 	return f.uffd.wake(page, guestmem.PageSize)
 }
 

@@ -13,7 +13,7 @@ import (
 	"github.com/forkd/forkd/internal/rawcall"
 )
 
-// EventFD is a Linux eventfd counter, which KVM (ioeventfd) or this process signals.
+// EventFD is a Linux eventfd counter. KVM (ioeventfd) or this process signals it.
 type EventFD struct {
 	fd int
 
@@ -39,7 +39,7 @@ func NewEventFD() (*EventFD, error) {
 func (e *EventFD) FD() int { return e.fd }
 
 // Signal adds one to the counter and wakes the goroutine in Wait. It never blocks: if the counter
-// is at its maximum, nothing needs to be added.
+// is at its maximum, Wait returns in any case.
 func (e *EventFD) Signal() error {
 	var one [8]byte
 	binary.NativeEndian.PutUint64(one[:], 1)
@@ -65,8 +65,8 @@ func (e *EventFD) Wait() error {
 	return nil
 }
 
-// clear clears the counter. It returns true if Wait can return: the counter was positive, or there
-// was an error.
+// clear clears the counter. It returns true if Wait can return, because the counter was positive or
+// there was an error.
 func (e *EventFD) clear(fd uintptr) bool {
 	var count [8]byte
 	_, e.err = rawcall.Read(int(fd), count[:])

@@ -12,7 +12,7 @@ import (
 
 // Poller waits for many descriptors in one goroutine. It has an epoll descriptor, and only that
 // descriptor is in the Go runtime's poller, so waiting occupies no thread. If all descriptors were
-// in the runtime's poller, every event would wake the process, even one that the device does not
+// in the runtime's poller, every event would wake the process, even events that the device does not
 // wait for. Add, Change and Remove may be called during Wait.
 type Poller struct {
 	file *os.File
@@ -31,8 +31,8 @@ func NewPoller() (*Poller, error) {
 	if err != nil {
 		return nil, fmt.Errorf("create epoll: %w", err)
 	}
-	// The descriptor must be non-blocking, so that os.NewFile uses the runtime's poller. epoll
-	// itself ignores that.
+	// os.NewFile uses the runtime's poller only if the descriptor is non-blocking. epoll itself
+	// ignores the flag.
 	if err := unix.SetNonblock(fd, true); err != nil {
 		_ = unix.Close(fd)
 		return nil, fmt.Errorf("epoll: %w", err)
@@ -47,7 +47,7 @@ func NewPoller() (*Poller, error) {
 }
 
 // poll collects events. If there are none, it returns false, and the runtime calls it again when
-// there are.
+// there are some.
 func (p *Poller) poll(fd uintptr) bool {
 	p.n, p.err = rawcall.EpollWait(int(fd), p.events[:])
 	return p.n != 0 || p.err != nil
@@ -74,7 +74,7 @@ func (p *Poller) Add(fd int, events uint32) error {
 	return nil
 }
 
-// Change replaces the events of a descriptor that was added. It cannot fail.
+// Change replaces the events of a descriptor that was added before. It cannot fail.
 func (p *Poller) Change(fd int, events uint32) {
 	ev := unix.EpollEvent{Events: events, Fd: int32(fd)}
 	_ = rawcall.EpollCtl(p.fd, unix.EPOLL_CTL_MOD, fd, &ev)

@@ -1,8 +1,8 @@
-// Package virtio is the contract between virtio devices and the transport that makes them visible
-// to a guest. It covers identity, features, activation, kicks (the driver's notifications),
-// interrupts, quiescence and saved state (virtio 1.2 §2, §3).
+// Package virtio defines the contract between virtio devices and the transport that makes them
+// visible to a guest. The contract covers identity, features, activation, kicks (the driver's
+// notifications), interrupts, quiescence and saved state (virtio 1.2 §2, §3).
 //
-// It contains no device, no register layout and no code for rings, which are in the packages below
+// It contains no device, no register layout and no code for rings; these are in the packages below
 // it. None of these packages uses KVM: package machine supplies the Interrupt, and registers an
 // EventFD for kicks.
 //
@@ -15,9 +15,9 @@
 //	                              failed
 //
 // A device is single-threaded. Its transport holds the device's run lock when it calls Activate,
-// Notify, Reset, Save or Restore. If a device has goroutines of its own, they take the same lock
-// with Transport.Enter before they touch the device's state, its queues or guest memory. Quiescing
-// a device means holding the lock, so that no device code runs and guest memory does not change.
+// Notify, Reset, Save or Restore. If a device has its own goroutines, they take the same lock with
+// Transport.Enter before they touch the device's state, its queues or guest memory. Quiescing a
+// device means holding the lock. Then no device code runs, and guest memory does not change.
 package virtio
 
 import (
@@ -34,7 +34,7 @@ const (
 )
 
 // Feature bits of the transport and the rings (virtio 1.2 §6). A transport offers them for every
-// device; devices do not list them in Info.
+// device, and devices do not list them in Info.
 const (
 	FIndirectDesc uint64 = 1 << 28 // VIRTIO_F_INDIRECT_DESC
 	FEventIdx     uint64 = 1 << 29 // VIRTIO_F_EVENT_IDX
@@ -65,14 +65,14 @@ type Device interface {
 	ReadConfig(off uint64, p []byte)
 
 	// Activate starts the device with the features and queues that the driver has chosen. A queue
-	// that the driver did not set up is nil. Activate must not access guest memory, because it also
-	// runs while a restored machine is quiesced. An error means that the driver broke the rules;
-	// the transport then sets DEVICE_NEEDS_RESET.
+	// that the driver did not set up is nil. Activate must not access guest memory, because it may
+	// run while a restored machine is quiesced. An error means that the driver broke the rules; the
+	// transport then sets DEVICE_NEEDS_RESET.
 	Activate(t Transport, queues []*virtq.Queue, features uint64) error
 
 	// Notify serves every queue. It is called after a kick, and when a kick may have been lost. If
-	// it stops early to release the run lock, it returns more, and is then called again. An error
-	// means that the driver broke the rules.
+	// Notify stops early to release the run lock, it returns more set to true, and is then called
+	// again. An error means that the driver broke the rules.
 	Notify() (more bool, err error)
 
 	// Reset drops everything that came from the driver. For an inactive device it does nothing.
@@ -92,7 +92,7 @@ type Stater interface {
 	Restore(r *codec.Reader) error
 }
 
-// Transport is what an activated device can do with its transport.
+// Transport has the operations that an activated device can perform on its transport.
 type Transport interface {
 	// Enter takes the run lock for one of the device's own goroutines. It waits while the device is
 	// quiesced. If it returns false, the device is not running (never activated, reset or failed)
@@ -103,12 +103,12 @@ type Transport interface {
 	Leave()
 
 	// Wanted reports whether another goroutine waits for the run lock, to pause the machine or to
-	// reset the device. Device code must then stop before its next request, so that the time until
-	// the pause does not depend on how much the guest has queued.
+	// reset the device. Device code must then stop before its next request. Otherwise the time
+	// until the pause would depend on how many requests the guest has queued.
 	Wanted() bool
 
 	// Interrupt tells the driver that the queue has used buffers, unless the driver has disabled
-	// that. The run lock must be held.
+	// this interrupt. The run lock must be held.
 	Interrupt(q *virtq.Queue) error
 
 	// Fail resets the device and sets DEVICE_NEEDS_RESET, because the driver broke the rules. It is

@@ -195,7 +195,8 @@ func (g *guest) mustBranch(t *testing.T, req vmmproto.Branch) *saved {
 		}
 		return s
 	}
-	// Later branches may have no dirty pages, because an idle guest may write nothing between two branches.
+	// Later branches may have no dirty pages, because an idle guest may write nothing between two
+	// branches.
 	first := len(s.disk) == 2
 	if err := memlayer.CheckSaved(save.Extents, memory, maxExtents); err != nil || first && len(save.Extents) == 0 {
 		t.Errorf("%d extents: %v", len(save.Extents), err)

@@ -1,16 +1,16 @@
-// Package blk is the virtio block device (virtio 1.2 §5.2). Its disk is an Overlay, which stacks an
-// immutable image, immutable layers and one private top.
+// Package blk implements the virtio block device (virtio 1.2 §5.2). Its disk is an Overlay, which
+// stacks an immutable image, immutable layers and one private top.
 //
 // The transport's goroutine executes requests one at a time, in order, with preadv and pwritev
 // between files and guest memory. The package caches nothing, and a quiesced device has no request
-// in progress. So a device saves no state except its shape. The package opens no files and knows no
+// in progress. So a device saves no state except its size. The package opens no files and knows no
 // snapshots.
 //
 // The device splits a request into pieces of at most maxPiece bytes, so that it can pause after
-// each piece. If a request is incomplete, or found no space on the host, it stays in its queue, and
-// the device continues later with the next piece. If a snapshot is taken in between, the restored
-// device executes the request again from its start. The result is the same, because the guest has
-// received no response, and no later request has been executed.
+// each piece. A request that is incomplete, or that found no space on the host, stays in its queue,
+// and the device continues later with the next piece. If a snapshot is taken in between, the
+// restored device executes the request again from its start. The result is the same, because the
+// guest has received no response, and no later request has been executed.
 package blk
 
 import (
@@ -39,14 +39,14 @@ const (
 	// maxRequest bounds the data of one request in bytes. Linux drivers stay below 4 MiB.
 	maxRequest = 8 << 20
 
-	// maxPiece is the most that the device does before it calls Transport.Wanted again, in bytes of
-	// the disk. It is a multiple of cluster. Discards determine the limit: one that frees many
+	// maxPiece is the maximum amount of work between two calls of Transport.Wanted, in bytes of the
+	// disk. It is a multiple of cluster. Discards determine the limit: a discard that frees many
 	// clusters may have to free an extent of the host's file system for each of them, which takes
 	// long.
 	maxPiece = 1 << 20
 
-	// maxHold is the number of bytes after which the device releases the run lock, so that others
-	// can take it, such as a driver that resets the device.
+	// maxHold is the number of bytes after which the device releases the run lock. Then others can
+	// take the lock, such as a driver that resets the device.
 	maxHold = 8 << 20
 
 	// pieceCost is added for each piece when the device counts bytes towards maxHold, because even
@@ -79,17 +79,17 @@ type Device struct {
 	views [][]byte // reused buffer: guest memory of one piece
 }
 
-// serialSize is the length of a disk's serial number in bytes, padded with zeros (virtio 1.2
-// §5.2.6).
+// serialSize is the length of the field for a disk's serial number, in bytes. Shorter serial
+// numbers are padded with zeros (virtio 1.2 §5.2.6).
 const serialSize = 20
 
 // New returns a device for disk, which the device owns. The guest sees the first 20 bytes of serial
 // (as /dev/disk/by-id/virtio-SERIAL).
 //
 // If the host's file system has no space for a write, the guest gets no error, because most guests
-// would then lose the data. The write stays in the queue. The device calls full and stops, until
-// the driver notifies it again or until Unquiesce. full is called with the run lock held, possibly
-// several times, and must not block.
+// would then lose the data. Instead, the write stays in the queue, and the device calls full and
+// stops. It tries the write again when the driver notifies it, or at Unquiesce. full is called with
+// the run lock held, possibly several times, and must not block.
 func New(disk *Overlay, serial string, full func()) *Device {
 	d := &Device{disk: disk, full: full}
 	copy(d.serial[:], serial)
@@ -172,8 +172,8 @@ func (d *Device) Notify() (more bool, err error) {
 		if err := d.queue.Push(c.Head, written); err != nil {
 			return false, err
 		}
-		// Send an interrupt for each request, if the driver wants one, and not once for several:
-		// the next request may have to wait for a disk.
+		// Send an interrupt for each request, if the driver wants one. One interrupt for several
+		// requests would come too late, because the next request may have to wait for a disk.
 		if err := d.transport.Interrupt(d.queue); err != nil {
 			return false, err
 		}
@@ -187,9 +187,9 @@ func (d *Device) SwapTop(newTop, frozen *os.File) error { return d.disk.SwapTop(
 // Merge calls Overlay.Merge. Preconditions: the transport is quiesced.
 func (d *Device) Merge(first int, merged *os.File) error { return d.disk.Merge(first, merged) }
 
-// SetDisk replaces the whole disk, for a rollback, and closes the old one. Both must have the same
-// size. After an error the device has its old disk, and the caller still owns disk. Preconditions:
-// the transport is quiesced.
+// SetDisk replaces the whole disk, for a rollback, and closes the old disk. Both disks must have
+// the same size. After an error the device has its old disk, and the caller still owns disk.
+// Preconditions: the transport is quiesced.
 func (d *Device) SetDisk(disk *Overlay) error {
 	if disk.Size() != d.disk.Size() {
 		return errors.New("replace disk: the size differs")

@@ -45,7 +45,7 @@ func start(t testing.TB, o *Overlay) *guest {
 	return g
 }
 
-// request executes a request with the data out. It returns the status and the data that was read.
+// request executes a request whose data is out. It returns the status and the data that was read.
 func (g *guest) request(kind uint32, sector uint64, out []byte, in uint32) (status byte, data []byte) {
 	g.t.Helper()
 	g.submit(kind, sector, out, in)
@@ -176,7 +176,7 @@ func TestFailedWriteLeavesOldData(t *testing.T) {
 	}
 }
 
-// TestRestoreServesLostKicks saves a device with a request, but without the notification for that
+// TestRestoreServesLostKicks saves a device with a queued request, loses the notification of that
 // request, and restores another device over the same memory.
 func TestRestoreServesLostKicks(t *testing.T) {
 	o := newDisk(t, 16*cluster, bytes.Repeat([]byte{9}, 16*cluster))
@@ -221,10 +221,10 @@ func TestRestoreServesLostKicks(t *testing.T) {
 	}
 }
 
-// A pause waits for one request, and not for all that the guest has queued.
+// A pause waits for at most one request, and not for all requests that the guest has queued.
 func TestRequestsStopForAPause(t *testing.T) {
 	g := start(t, newDisk(t, 64*cluster, nil))
-	g.tr.Quiesce() // so that only the test calls the device
+	g.tr.Quiesce() // from now on, only the test calls the device
 	defer func() {
 		if err := g.tr.Unquiesce(); err != nil {
 			t.Error(err)
@@ -255,7 +255,7 @@ func TestRequestsStopForAPause(t *testing.T) {
 	d.Reset()
 }
 
-// A guest keeps the run lock busy only for a few requests, however large they are.
+// A guest can keep the run lock busy only for a few requests, however large they are.
 func TestBytesInOneTurnAreBounded(t *testing.T) {
 	const large = 1 << 20
 	mem, err := guestmem.New(8 << 20)

@@ -42,8 +42,8 @@ func inNamespace(t *testing.T) bool {
 	return false
 }
 
-// A write that finds no space on the host gets no response until there is space, and the requests
-// after it wait. No data is lost, and the guest sees no error.
+// A write that finds no space on the host gets no response until there is space. The requests after
+// it also wait. No data is lost, and the guest sees no error.
 func TestWritesWaitForRoom(t *testing.T) {
 	if !inNamespace(t) {
 		return
@@ -93,11 +93,11 @@ func TestWritesWaitForRoom(t *testing.T) {
 	g.submit(typeOut, 0, payload, 0)
 	g.ring.Kick()
 	<-full
-	g.tr.Quiesce() // as the machine does; there are no responses yet
+	g.tr.Quiesce() // the machine does the same; there are no responses yet
 	if n := g.irq.Count(); n != 0 {
 		t.Errorf("%d interrupts for a write that found no room", n)
 	}
-	if err := g.tr.Unquiesce(); err != nil { // as if the machine were resumed too early
+	if err := g.tr.Unquiesce(); err != nil { // simulates a machine that is resumed too early
 		t.Fatal(err)
 	}
 	<-full

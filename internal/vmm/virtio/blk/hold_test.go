@@ -19,16 +19,15 @@ import (
 // holdDisk is the size of the disks for hostile requests. It is below announcedZero.
 const holdDisk = 32 << 20
 
-// The most that a device may do between two calls of Transport.Wanted: process 1 MiB, with one
-// system call for each cluster. The rest is for the bitmap, partial clusters, and the measurement
-// itself.
+// The maximum amount of work between two calls of Transport.Wanted: 1 MiB, with one system call for
+// each cluster. The rest is for the bitmap, partial clusters, and the measurement itself.
 const (
 	mostBytes = 1<<20 + 64<<10
 	mostCalls = 256 + 32
 )
 
 // hostile are the requests that keep a device busy longest, over a fragmented top. Their data has
-// maxRequest bytes and is at dataAt in guest memory.
+// maxRequest bytes and begins at dataAt in guest memory.
 var hostile = []struct {
 	name    string
 	kind    uint32
@@ -78,7 +77,8 @@ func submitHostile(t testing.TB, mem *guestmem.Memory, i int) *virtq.Queue {
 	return q
 }
 
-// fragmentedDisk returns a disk in dir. Its files above the base have one extent for each cluster.
+// fragmentedDisk returns a disk in dir. In the files above the base, each cluster is a separate
+// extent.
 func fragmentedDisk(t testing.TB, dir string) *Overlay {
 	t.Helper()
 	base, err := os.CreateTemp(dir, "base")
@@ -121,7 +121,7 @@ var fileSystems = []struct {
 	{"xfs", []string{"mkfs.xfs", "-q"}},
 }
 
-// mountNew mounts a new file system and returns its directory. It skips the test if it cannot.
+// mountNew mounts a new file system and returns its directory. If it cannot, it skips the test.
 func mountNew(t testing.TB, name string, mkfs []string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -158,8 +158,8 @@ func mountNew(t testing.TB, name string, mkfs []string) string {
 	return dir
 }
 
-// A pause waits for one piece of a request, however fragmented the disk is and whatever the guest
-// requests. The test logs the longest waits as a table.
+// A pause waits for at most one piece of a request, however fragmented the disk is and whatever the
+// guest requests. The test logs the longest waits as a table.
 func TestHoldIsBounded(t *testing.T) {
 	if !inNamespace(t) {
 		return

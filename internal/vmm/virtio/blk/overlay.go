@@ -15,11 +15,12 @@ const cluster = disklayer.ClusterSize
 
 // Overlay is a disk of size bytes that consists of files: a raw immutable base, immutable layers
 // above it, and a private top, to which all writes go. A read takes each cluster from the topmost
-// file that has it. The base has all clusters; those beyond the end of its file are zero.
+// file that has the cluster. The base has all clusters; clusters beyond the end of its file are
+// zero.
 //
-// Data is always written before the bit that makes it visible, so the top is a valid layer even if
-// the process is killed. Nothing is synced: a top may be lost at a reboot until a branch makes it a
-// layer, and the store syncs layers.
+// Data is always written before the bit that makes the data visible, so the top is a valid layer
+// even if the process is killed. Nothing is synced: until a branch makes a top a layer, a reboot
+// may lose it, and the store syncs layers.
 //
 // An Overlay is the disk of one device and is not safe for concurrent use.
 type Overlay struct {
@@ -34,9 +35,9 @@ type Overlay struct {
 	scratch []byte   // buffer of one cluster, for partial writes
 }
 
-// NewOverlay returns a disk over files: the base, then layers. The last layer is the writable top.
-// size is a multiple of 512, and each layer must be for a disk of that size. The Overlay owns the
-// files, even after an error.
+// NewOverlay returns a disk over files: first the base, then layers. The last layer is the writable
+// top. size is a multiple of 512, and each layer must be for a disk of that size. The Overlay owns
+// the files, even after an error.
 func NewOverlay(files []*os.File, size uint64) (*Overlay, error) {
 	o := &Overlay{size: size}
 	if len(files) > 0 {
@@ -95,11 +96,11 @@ func (o *Overlay) openLayer(f *os.File) (*disklayer.Layer, error) {
 	return l, nil
 }
 
-// SwapTop makes the top an immutable layer and puts newTop above it, an empty layer of the same
-// size. frozen is the file of the former top, open for reading only. The Overlay reads through
-// frozen from now on, and closes the descriptor that it wrote through, so that this process can no
-// longer change the file. Nothing is copied. After an error the disk is unchanged and the caller
-// owns both files; otherwise the Overlay owns them.
+// SwapTop makes the top an immutable layer and puts newTop above it. newTop must be an empty layer
+// of the same size. frozen is the file of the former top, open for reading only. From now on the
+// Overlay reads through frozen. It closes the descriptor through which it wrote, so this process
+// can no longer change the file. Nothing is copied. After an error the disk is unchanged and the
+// caller owns both files; otherwise the Overlay owns them.
 func (o *Overlay) SwapTop(newTop, frozen *os.File) error {
 	old := o.top
 	if err := sameFile(old.File(), frozen); err != nil {
@@ -114,7 +115,7 @@ func (o *Overlay) SwapTop(newTop, frozen *os.File) error {
 	}
 	last := len(o.layers) - 1
 	o.layers[last-1], o.top = layer, o.layers[last]
-	_ = old.Close() // an error is ignored, because all data is already in the file
+	_ = old.Close() // an error does not matter, because all data is already in the file
 	_ = old.File().Close()
 	return nil
 }
@@ -136,7 +137,7 @@ func sameFile(a, b *os.File) error {
 }
 
 // Merge replaces layers by merged, a layer with their combined content, and closes them. It
-// replaces all layers from number first up to the one below the top. After an error the disk is
+// replaces all layers from number first to the layer just below the top. After an error the disk is
 // unchanged and the caller owns merged; otherwise the Overlay owns it.
 func (o *Overlay) Merge(first int, merged *os.File) error {
 	last := len(o.layers) - 1 // the top
@@ -149,7 +150,7 @@ func (o *Overlay) Merge(first int, merged *os.File) error {
 	old := slices.Clone(o.layers[first:last])
 	o.layers = append(o.layers[:first], o.layers[last+1], o.top)
 	for _, l := range old {
-		_ = l.Close() // an error is ignored, because the layer is no longer needed
+		_ = l.Close() // an error does not matter, because the layer is no longer needed
 		_ = l.File().Close()
 	}
 	return nil
@@ -187,7 +188,7 @@ func (o *Overlay) ReadV(views [][]byte, off uint64) error {
 }
 
 // locate returns the file that contains the byte at off, or nil if the byte is zero. It also
-// returns how many of the next left bytes are in the same file (or are zero).
+// returns how many of the next left bytes are in the same file (or are also zero).
 func (o *Overlay) locate(off, left uint64) (*os.File, uint64) {
 	first := off / cluster
 	count := (off+left+cluster-1)/cluster - first
@@ -220,7 +221,7 @@ func (o *Overlay) readPart(f *os.File, part [][]byte, off uint64) error {
 	})
 }
 
-// take moves n bytes from the front of o.rest to o.part, which it returns.
+// take moves n bytes from the front of o.rest to o.part, and returns o.part.
 func (o *Overlay) take(n uint64) [][]byte {
 	o.part = o.part[:0]
 	for n > 0 {

@@ -45,8 +45,8 @@ func newDisk(t testing.TB, size uint64, base []byte) *Overlay {
 	return o
 }
 
-// TestOverlayAgreesWithModel applies random operations to an overlay and to a byte slice. Now and
-// then it freezes the overlay's top.
+// TestOverlayAgreesWithModel applies random operations to an overlay and to a byte slice. From time
+// to time it freezes the overlay's top.
 func TestOverlayAgreesWithModel(t *testing.T) {
 	const size = 40*cluster + 3*sectorSize
 	rng := rand.New(rand.NewPCG(7, 7))
@@ -77,8 +77,8 @@ func TestOverlayAgreesWithModel(t *testing.T) {
 	}
 }
 
-// stepWithModel applies one random operation to n bytes at off, both of o and of model, or compares
-// the two.
+// stepWithModel applies one random operation to n bytes at off, in o and in model, or compares o
+// with model.
 func stepWithModel(t *testing.T, o *Overlay, model []byte, rng *rand.Rand, off, n uint64) {
 	t.Helper()
 	switch rng.IntN(8) {
@@ -117,7 +117,7 @@ func stepWithModel(t *testing.T, o *Overlay, model []byte, rng *rand.Rand, off, 
 	}
 }
 
-// mergeFrom merges the layers of o from number first up to the one below the top.
+// mergeFrom merges the layers of o from number first to the layer just below the top.
 func mergeFrom(t *testing.T, o *Overlay, first int) {
 	t.Helper()
 	var files []*os.File
@@ -182,7 +182,7 @@ func TestSwapTopFreezesTheOldOne(t *testing.T) {
 	if after, err := os.ReadFile(frozen); err != nil || !bytes.Equal(before, after) {
 		t.Fatalf("the frozen layer has changed (%v)", err)
 	}
-	// Linux grants this lease only if no process has the file open for writing, or has it mapped.
+	// Linux grants this lease only if no process has the file open for writing or mapped.
 	reader := forReading(t, o.layers[0])
 	defer reader.Close()
 	if _, err := unix.FcntlInt(reader.Fd(), unix.F_SETLEASE, unix.F_RDLCK); err != nil {

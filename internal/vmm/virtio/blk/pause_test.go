@@ -13,8 +13,8 @@ import (
 )
 
 // A pause can stop a request after any of its pieces. After the pause, the machine continues the
-// request. A branch that is made during the pause executes the request again from its start. Both
-// end with the same disk, the same data in guest memory, and one response.
+// request. A branch that is made during the pause executes the request again from its start.
+// Machine and branch end with the same disk, the same data in guest memory, and one response.
 func TestPauseInsideARequest(t *testing.T) {
 	for i, r := range hostile {
 		if r.kind == typeFlush {
@@ -22,7 +22,7 @@ func TestPauseInsideARequest(t *testing.T) {
 		}
 		t.Run(r.name, func(t *testing.T) {
 			want := runPaused(t, i, -1)
-			pieces := want.looks - 2 // there is a check before the first piece, and one after the last
+			pieces := want.looks - 2 // the device checks before the first piece and after the last piece, too
 			if pieces < 2 {
 				t.Fatalf("the request was done in %d pieces: it cannot be paused", pieces)
 			}
@@ -39,13 +39,13 @@ func TestPauseInsideARequest(t *testing.T) {
 	}
 }
 
-// ending is how a request ends, in a machine or in its branch.
+// ending describes how a request ends, in a machine or in its branch.
 type ending struct {
 	looks         int // how often the device called Wanted
 	parent, child string
 }
 
-// runPaused serves request number i of hostile. At the given check it pauses and branches.
+// runPaused serves request number i of hostile. At check number at, it pauses and branches.
 func runPaused(t *testing.T, i, at int) (e ending) {
 	mem := newHoldMemory(t)
 	o := fragmentedDisk(t, t.TempDir())
@@ -172,8 +172,8 @@ func contents(t *testing.T, o *Overlay, q *virtq.Queue, mem *guestmem.Memory, i 
 	return string(disk) + string(memory)
 }
 
-// The device announces small limits, accepts the larger ones that earlier releases announced, and
-// refuses requests above those.
+// The device announces small limits. It accepts requests up to the larger limits that earlier
+// releases announced, and refuses larger requests.
 func TestLimitsOfZeroing(t *testing.T) {
 	g := start(t, newDisk(t, 4*cluster, nil))
 	le := binary.LittleEndian

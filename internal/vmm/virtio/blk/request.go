@@ -29,7 +29,7 @@ const (
 const (
 	headerSize  = 16 // struct virtio_blk_req: type, reserved, sector
 	segmentSize = 16 // struct virtio_blk_discard_write_zeroes: sector, num_sectors, flags
-	flagUnmap   = 1  // flag of a write-zeroes segment: the device may free the space; otherwise it should keep it
+	flagUnmap   = 1  // flag of a write-zeroes segment: the device may free the space
 )
 
 var (
@@ -41,11 +41,11 @@ var (
 var errMore = errors.New("block request is not complete")
 
 // serve executes the next piece of the request in c, which begins d.done bytes into the request.
-// Before the last piece it returns errMore. After it, it returns the number of bytes that the
-// device has written to c. If the disk fails or an address is invalid, the request's status tells
-// the driver, and serve returns no error. It returns errors of two kinds. If noRoom holds for the
-// error, the piece must be served again when the host has space. Otherwise the status could not be
-// written.
+// Before the last piece it returns errMore. After the last piece it returns the number of bytes
+// that the device has written to c. If the disk fails or an address is invalid, the request's
+// status tells the driver, and serve returns no error. Other errors are of two kinds. If noRoom is
+// true for the error, the piece must be served again when the host has space. Any other error means
+// that the status could not be written.
 func (d *Device) serve(c *virtq.Chain) (written uint32, err error) {
 	status := c.CutLast()
 	if status == nil {
@@ -64,7 +64,7 @@ func (d *Device) serve(c *virtq.Chain) (written uint32, err error) {
 		}
 	case typeOut:
 		s, err = result(d.write(c, sector))
-	case typeFlush: // no effect, because nothing is cached, see Overlay
+	case typeFlush: // no effect, because nothing is cached; see Overlay
 	case typeGetID:
 		written = uint32(c.CopyOut(d.serial[:]))
 	case typeDiscard, typeWriteZeroes:
@@ -78,7 +78,7 @@ func (d *Device) serve(c *virtq.Chain) (written uint32, err error) {
 	return written + 1, err
 }
 
-// onDisk reports whether n bytes, beginning at a sector, lie on the disk. n is at most 1<<41.
+// onDisk reports whether n bytes, beginning at a sector, are within the disk. n is at most 1<<41.
 func (d *Device) onDisk(sector, n uint64) bool {
 	sectors := d.disk.Size() / sectorSize
 	return n%sectorSize == 0 && sector <= sectors && n/sectorSize <= sectors-sector
@@ -115,8 +115,8 @@ func (d *Device) write(c *virtq.Chain, sector uint64) error {
 }
 
 // piece returns the next piece of a request that transfers size bytes: n bytes at offset off of the
-// disk. left is the number of bytes that remain, including the piece. It checks everything again
-// for each piece, because a hostile driver may have changed the request.
+// disk. left is the number of bytes that remain, including the piece. It checks the whole request
+// again for each piece, because a hostile driver may have changed the request.
 func (d *Device) piece(size uint32, sector uint64) (off, n, left uint64, err error) {
 	if size > maxRequest || !d.onDisk(sector, uint64(size)) {
 		return 0, 0, 0, errRange
@@ -127,7 +127,7 @@ func (d *Device) piece(size uint32, sector uint64) (off, n, left uint64, err err
 }
 
 // pieceOf returns how many of left bytes at off belong to the next piece. Pieces end at cluster
-// boundaries, so that they write and discard the same whole clusters as the request would without
+// boundaries. So they write and discard the same whole clusters as the request would without
 // pieces.
 func pieceOf(off, left uint64) uint64 { return min(left, maxPiece-off%maxPiece) }
 
@@ -181,8 +181,9 @@ func (d *Device) zero(c *virtq.Chain, kind uint32) error {
 	return nil
 }
 
-// result converts an error to a status, which reveals nothing about the host. It returns errMore,
-// and errors for which noRoom holds, as pending, because the driver gets no response yet.
+// result converts an error to a status, which reveals nothing about the host. If the driver gets no
+// response yet, result returns the error as pending. This is so for errMore and for errors for
+// which noRoom is true.
 func result(err error) (status byte, pending error) {
 	switch {
 	case err == nil:

@@ -6,11 +6,11 @@ import (
 	"github.com/forkd/forkd/internal/proto/codec"
 )
 
-// stateVersion changes whenever the layout of Save does.
+// stateVersion changes whenever the layout of Save changes.
 const stateVersion = 2
 
-// Save implements virtio.Stater. A quiesced device has no request in progress. Save only writes the
-// size of the disk, so that Restore can refuse a disk of another size.
+// Save implements virtio.Stater. A quiesced device has no request in progress, so Save only writes
+// the size of the disk. With it, Restore can refuse a disk of a different size.
 func (d *Device) Save(w *codec.Writer) {
 	w.U32(stateVersion)
 	w.U64(d.disk.Size())

@@ -28,9 +28,9 @@ func (o *Overlay) WriteV(views [][]byte, off uint64) error {
 }
 
 // writeRun returns how many of the next left bytes can be written in the same way. If whole is
-// true, they are written directly to the top: they are whole clusters, or the top already has their
-// clusters. If whole is false, they lie in one cluster, which must be completed with data from the
-// files below.
+// true, these bytes are written directly to the top: they are whole clusters, or the top already
+// has their clusters. If whole is false, they are in one cluster, which must be completed with data
+// from the files below.
 func (o *Overlay) writeRun(off, left uint64) (n uint64, whole bool) {
 	end := off + left
 	if !o.fills(off/cluster, off, end) {

@@ -25,7 +25,9 @@ func (t *Transport) Read(off uint64, p []byte) {
 }
 
 func (t *Transport) readRegister(off uint64) uint32 {
-	switch off { // without locks, because every interrupt handler reads it, even while the device is busy
+	// Without locks, because every interrupt handler reads this register, even while the device is
+	// busy.
+	switch off {
 	case RegInterruptStatus:
 		return t.interrupt.Load()
 	case regStatus:
@@ -90,7 +92,8 @@ func (t *Transport) Write(off uint64, p []byte) {
 		return
 	}
 	v := binary.LittleEndian.Uint32(p)
-	switch off { // without locks, as in readRegister
+	// Without locks, as in readRegister.
+	switch off {
 	case RegInterruptACK:
 		t.interrupt.And(^v)
 		return
@@ -109,7 +112,7 @@ func (t *Transport) Write(off uint64, p []byte) {
 	case regDriverFeaturesSel:
 		t.driverFeaturesSel = v
 	case regDriverFeatures:
-		if t.status.Load()&statusFeaturesOK == 0 { // features cannot change after FEATURES_OK
+		if t.status.Load()&statusFeaturesOK == 0 { // after FEATURES_OK, features cannot change
 			setHalf(&t.driverFeatures, t.driverFeaturesSel, v)
 		}
 	case regQueueSel:
@@ -119,7 +122,7 @@ func (t *Transport) Write(off uint64, p []byte) {
 	}
 }
 
-// writeQueue sets a register of the selected queue. It does nothing once the device runs.
+// writeQueue sets a register of the selected queue. Once the device runs, it does nothing.
 func (t *Transport) writeQueue(off uint64, v uint32) {
 	q := t.selected()
 	if q == nil || t.status.Load()&(statusFeaturesOK|statusDriverOK) != statusFeaturesOK {
@@ -159,7 +162,7 @@ func (t *Transport) writeQueue(off uint64, v uint32) {
 //	0 ─▶ ACKNOWLEDGE ─▶ DRIVER ─▶ FEATURES_OK ─▶ DRIVER_OK      0 from anywhere resets
 //
 // The driver may only add bits, in this order. Any other store changes nothing. The driver notices
-// that when it reads the register back, which it must do after FEATURES_OK.
+// an ignored store when it reads the register back, which it must do after FEATURES_OK.
 func (t *Transport) writeStatus(v uint32) {
 	old := t.status.Load()
 	if v == 0 {
@@ -196,8 +199,8 @@ func (t *Transport) writeStatus(v uint32) {
 	}
 }
 
-// acceptable reports whether the driver has accepted a legal set of features. It must contain only
-// offered ones, and VERSION_1, which legacy drivers do not accept.
+// acceptable reports whether the driver has accepted a legal set of features. The set must contain
+// only offered features, and it must contain VERSION_1, which legacy drivers do not accept.
 func (t *Transport) acceptable() bool {
 	return t.driverFeatures&^t.offered() == 0 && t.driverFeatures&virtio.FVersion1 != 0
 }

@@ -1,11 +1,11 @@
 package mmio
 
-// Size is the length of a device's register window in bytes: registers, then 256 bytes of
-// configuration space.
+// Size is the length of a device's register window in bytes. The window consists of the registers
+// and then 256 bytes of configuration space.
 const Size = 0x200
 
-// Register offsets (virtio 1.2 §4.2.2, table 4.1). All but the configuration space are 32 bits
-// wide.
+// Register offsets (virtio 1.2 §4.2.2, table 4.1). All registers are 32 bits wide, except the
+// configuration space.
 const (
 	regMagic             = 0x000
 	regVersion           = 0x004

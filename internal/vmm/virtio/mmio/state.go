@@ -7,7 +7,7 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/virtq"
 )
 
-// stateVersion changes whenever the layout of Save does.
+// stateVersion changes whenever the layout of Save changes.
 const stateVersion = 1
 
 // Save appends the state of registers, queues and device. Preconditions: the transport is quiesced.
@@ -40,7 +40,7 @@ func (t *Transport) Save(w *codec.Writer) {
 
 // Restore resets the device and reads the state that Save wrote. The state may come from another
 // transport with the same kind of device. Restore does not access guest memory. After an error the
-// device stays reset. Preconditions: the transport is quiesced, and stays so until Unquiesce.
+// device stays reset. Preconditions: the transport is quiesced, and stays quiesced until Unquiesce.
 func (t *Transport) Restore(r *codec.Reader) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -1,12 +1,12 @@
-// Package mmio is the virtio-mmio transport, version 2 (virtio 1.2 §4.2). It has the register
-// window through which a driver finds a device, negotiates features and sets up queues. It also has
-// the goroutine that serves the driver's notifications ("kicks").
+// Package mmio implements the virtio-mmio transport, version 2 (virtio 1.2 §4.2). It has the
+// register window through which a driver finds a device, negotiates features and sets up queues. It
+// also has the goroutine that serves the driver's notifications ("kicks").
 //
-// It does not decode bus addresses, because callers pass offsets into one window, and does not use
-// KVM. Package machine registers NotifyFD as an ioeventfd, and connects Interrupt to an input of
-// the interrupt controllers. All queues of a device share one eventfd: checking an unchanged queue
-// takes only one load, while a descriptor per queue would take memory in every VM. A write of a
-// driver can only change a register, be ignored, or cause DEVICE_NEEDS_RESET.
+// It does not decode bus addresses, because callers pass offsets into one window. It does not use
+// KVM: package machine registers NotifyFD as an ioeventfd, and connects Interrupt to an input of
+// the interrupt controllers. All queues of a device share one eventfd, because checking an
+// unchanged queue takes only one load, while a descriptor per queue would take memory in every VM.
+// A write of a driver can only change a register, be ignored, or cause DEVICE_NEEDS_RESET.
 package mmio
 
 import (
@@ -51,7 +51,7 @@ type Transport struct {
 	queueSel          uint32
 	queueConfigs      []queueConfig
 
-	wanted   atomic.Int32 // number of goroutines that want the device to release run, see lockRun
+	wanted   atomic.Int32 // number of goroutines that wait in lockRun
 	run      sync.Mutex   // held while device code runs, and from Quiesce to Unquiesce
 	queues   []*virtq.Queue
 	running  bool // the device has been activated and has not failed
@@ -79,9 +79,9 @@ func New(mem *guestmem.Memory, dev virtio.Device, irq virtio.Interrupt) (*Transp
 // otherwise use length 4.
 func (t *Transport) NotifyFD() int { return t.kick.FD() }
 
-// InterruptStatus returns the value behind RegInterruptStatus and RegInterruptACK. Vcpu threads may
-// use it to handle accesses to these two registers themselves, because a driver accesses them at
-// every interrupt.
+// InterruptStatus returns the value behind RegInterruptStatus and RegInterruptACK. vCPU threads may
+// use this value to handle accesses to the two registers themselves, because a driver accesses them
+// at every interrupt.
 func (t *Transport) InterruptStatus() *atomic.Uint32 { return &t.interrupt }
 
 // Close stops the device, ends the goroutine and closes NotifyFD. It does not close the device.
@@ -98,7 +98,7 @@ func (t *Transport) Close() error {
 	return err
 }
 
-// Err returns the reason of the latest DEVICE_NEEDS_RESET, or nil if there was none.
+// Err returns the reason of the latest DEVICE_NEEDS_RESET, or nil if it was never set.
 func (t *Transport) Err() error {
 	t.run.Lock()
 	defer t.run.Unlock()
@@ -115,7 +115,7 @@ func (t *Transport) Quiesce() {
 }
 
 // lockRun takes run from a device that may be busy. It makes the device release run after its
-// current piece of work. A vCPU that resets the device waits here too, and a pause must then wait
+// current piece of work. A vCPU that resets the device also uses lockRun, because a pause must wait
 // for that vCPU.
 func (t *Transport) lockRun() {
 	t.wanted.Add(1)
@@ -124,8 +124,8 @@ func (t *Transport) lockRun() {
 }
 
 // Unquiesce lets the device run again. It makes the device serve every queue, because notifications
-// may have been lost with the eventfd of a saved machine. It also raises interrupts again that the
-// driver has not acknowledged. So the state of the interrupt controllers must be restored before.
+// may have been lost with the eventfd of a saved machine. It also raises interrupts that the driver
+// has not acknowledged again, so the state of the interrupt controllers must already be restored.
 func (t *Transport) Unquiesce() error {
 	idle := t.idle()
 	t.quiesced = false
@@ -141,7 +141,7 @@ func (t *Transport) Unquiesce() error {
 	return t.kick.Signal()
 }
 
-// idle reports whether there is nothing to do for the device. Preconditions: run is held.
+// idle reports whether the device has nothing to do. Preconditions: run is held.
 func (t *Transport) idle() bool {
 	busy := func(q *virtq.Queue) bool { return q != nil && !q.Idle() }
 	return !t.running || !slices.ContainsFunc(t.queues, busy)
@@ -185,9 +185,9 @@ func (t *Transport) Interrupt(q *virtq.Queue) error {
 	return t.raise(interruptUsed)
 }
 
-// raise first records the reason, because the driver's interrupt handler reads it. It raises the
-// line even if the driver has not acknowledged an earlier interrupt, because the earlier edge may
-// have been lost while the line was masked.
+// raise records the reason and raises the line. The reason comes first, because the driver's
+// interrupt handler reads it. raise raises the line even if the driver has not acknowledged an
+// earlier interrupt, because the earlier edge may have been lost while the line was masked.
 func (t *Transport) raise(reason uint32) error {
 	t.interrupt.Or(reason)
 	return t.irq.Raise()
@@ -195,7 +195,7 @@ func (t *Transport) raise(reason uint32) error {
 
 // Fail implements virtio.Transport.
 func (t *Transport) Fail(err error) {
-	t.dev.Reset() // releases descriptors that the device will not serve any more
+	t.dev.Reset() // releases descriptors that the device will no longer serve
 	t.running, t.failure = false, err
 	if t.status.Or(statusNeedsReset)&statusDriverOK == 0 {
 		return // without DRIVER_OK the driver gets no notification (virtio 1.2 §2.1.2)

@@ -21,8 +21,8 @@ const (
 	bufAt       = 0x40000
 )
 
-// echo is a device with two queues that returns every chain. It considers chains without writable
-// bytes invalid.
+// echo is a device with two queues that returns every chain. It treats chains without writable
+// bytes as invalid.
 type echo struct {
 	t      virtio.Transport
 	queues []*virtq.Queue
@@ -169,7 +169,8 @@ func TestFeaturesMustBeOffered(t *testing.T) {
 	}
 }
 
-// TestBrokenRulesNeedReset makes the driver violate a rule. A reset makes the device usable again.
+// TestBrokenRulesNeedReset makes the driver violate a rule. After a reset, the device can be used
+// again.
 func TestBrokenRulesNeedReset(t *testing.T) {
 	tr, mem, irq, dev := newTransport(t)
 	ring := virtiotest.Start(t, mem, tr, virtio.FVersion1, ringBase, 16)[0]
@@ -276,7 +277,7 @@ func TestCloseWhileQuiesced(t *testing.T) {
 }
 
 // endless is a device that always has work. It releases the run lock when another goroutine wants
-// it.
+// the lock.
 type endless struct {
 	echo
 	busy atomic.Bool
@@ -291,7 +292,8 @@ func (e *endless) Notify() (bool, error) {
 }
 
 // A busy device stops when the machine is about to be paused. It also stops when a vCPU waits to
-// reset it, because a pause would wait for that vCPU. Otherwise this test would not end.
+// reset it, because a pause would wait for that vCPU. If the device did not stop, this test would
+// not end.
 func TestQuiesceInterruptsABusyDevice(t *testing.T) {
 	mem, err := guestmem.New(1 << 20)
 	if err != nil {

@@ -6,17 +6,18 @@
 // control queue. It has no link status either: if there is no peer, the driver does not notice, and
 // its frames are dropped.
 //
-//   - Checksums and TCP segmentation are left to the receiver of a frame. If the header is valid
-//     for the frame, the device passes it on. Otherwise it drops the frame and returns the buffer.
+//   - Checksums and TCP segmentation are left to the receiver of a frame. If a frame's header is
+//     valid for the frame, the device passes both on. Otherwise it drops the frame and returns the
+//     buffer.
 //   - If the peer accepts no more frames, they stay in the driver's queue. If the driver has no
 //     receive buffers, frames stay in the socket. If the peer has hung up, the device drops the
 //     peer.
 //   - Payload moves between the socket and guest memory without a copy in this process.
 //
-// One goroutine waits for the socket, through an epoll descriptor; the transport's goroutine serves
-// the queues. Both hold the run lock while they work, and never block. The socket's goroutine and
-// its descriptor are created when the driver sends its first frame to a peer. The device receives
-// nothing before that, so a guest that never uses the network costs nothing.
+// One goroutine waits for the socket, through an epoll descriptor. The transport's goroutine serves
+// the queues. Both hold the run lock while they work, and never block. The device creates the
+// socket's goroutine and its descriptor when the driver sends its first frame to a peer. It
+// receives nothing before that, so a guest that never uses the network costs nothing.
 package net
 
 import (
@@ -64,7 +65,7 @@ type Device struct {
 	done chan struct{}  // closed when the poll goroutine has ended; nil before the first frame
 
 	peer   *Peer  // nil if there is no peer
-	polled uint32 // events for which the poller watches the peer's socket; 0: it does not watch
+	polled uint32 // events of the peer's socket for which the poller waits; 0: it does not wait
 
 	transport virtio.Transport
 	rx, tx    *virtq.Queue
@@ -147,7 +148,7 @@ func (d *Device) Close() error {
 }
 
 // Notify implements virtio.Device. If there are no frames, it does not write to guest memory,
-// because the kernel would have to copy the page in a fork.
+// because in a fork the kernel would have to copy the page.
 func (d *Device) Notify() (more bool, err error) {
 	d.stalled = false // the driver may have added buffers
 	return d.serve()
@@ -165,7 +166,8 @@ func (d *Device) serve() (more bool, err error) {
 		return false, err
 	}
 	d.watch()
-	freed := blocked && !d.blocked // the peer has hung up; its frames can be dropped now, and no kick will come for them
+	// If the peer has hung up, its frames can be dropped now, and no kick will come for them.
+	freed := blocked && !d.blocked
 	for _, q := range [...]*virtq.Queue{d.rx, d.tx} {
 		if err := d.transport.Interrupt(q); err != nil {
 			return false, err
@@ -188,7 +190,7 @@ func (d *Device) servePeer(t virtio.Transport) {
 }
 
 // serveOnce tries to move frames in both directions, whatever the event was. It returns true if
-// there is more to do.
+// more work is left.
 func (d *Device) serveOnce(t virtio.Transport) bool {
 	if !t.Enter() {
 		return false // the device was reset after the event
@@ -218,8 +220,7 @@ func (d *Device) wake() error {
 }
 
 // watch makes the poller wait for the events that the device can use now. If it can use none, watch
-// removes the socket from the poller, because the poller would report a hang-up again and again in
-// any case.
+// removes the socket from the poller. Otherwise the poller would report a hang-up again and again.
 func (d *Device) watch() {
 	if d.peer == nil || !d.awake {
 		return
@@ -240,7 +241,7 @@ func (d *Device) watch() {
 		d.polled = events
 	default:
 		if d.poll.Add(d.peer.fd, events) != nil {
-			d.dropPeer() // the host is out of memory, so the socket cannot be watched
+			d.dropPeer() // the host is out of memory; a socket that is not watched is useless
 			return
 		}
 		d.polled = events

@@ -28,7 +28,7 @@ func TestFramesGoBothWays(t *testing.T) {
 	}
 }
 
-// The device clears those fields of the guest's header that must not reach the peer.
+// The device clears the fields of the guest's header that must not reach the peer.
 func TestHeadersArePassedOnClean(t *testing.T) {
 	g := start(t, allFeatures, 2048, 8)
 	g.awaken()
@@ -97,7 +97,7 @@ func TestBadFramesAreDropped(t *testing.T) {
 	}
 }
 
-// The device also drops frames with an incomplete header, and frames with too many pieces for one
+// The device drops frames with an incomplete header, and frames with too many pieces for one
 // message.
 func TestFragmentsAreDropped(t *testing.T) {
 	g := start(t, allFeatures, 2048, 8)
@@ -130,7 +130,7 @@ func TestFragmentsAreDropped(t *testing.T) {
 	g.wantAtGuest(h)
 }
 
-// If a driver has accepted fewer features, it gets only frames that it can handle.
+// A driver that has accepted fewer features gets only frames that it can handle.
 func TestSmallDriver(t *testing.T) {
 	g := start(t, virtio.FVersion1, 2048, 8)
 	g.awaken()
@@ -201,7 +201,7 @@ func TestSlowPeer(t *testing.T) {
 	}
 	g.tx.Kick()
 	g.waitUntil("the socket is full", func(d *Device) bool { return d.blocked })
-	g.fromPeer(message(header{}, 60)) // the other direction works meanwhile
+	g.fromPeer(message(header{}, 60)) // the other direction works
 	g.rx.Wait()
 	for _, m := range sent {
 		g.wantAtPeer(m)
@@ -219,7 +219,7 @@ func (g *guest) waitUntil(what string, cond func(d *Device) bool) {
 }
 
 // Without a peer, frames are dropped and their buffers returned. There may never have been a peer,
-// or it has hung up while the device waited for it, or while the device was idle.
+// or the peer may have hung up while the device waited for it or was idle.
 func TestNoPeer(t *testing.T) {
 	g := attach(t, newMem(t))
 	g.drive(allFeatures, 1536, 8)

@@ -25,7 +25,7 @@ const (
 		FMTU | FMAC | FGuestTSO4 | FHostTSO4 | FMrgRxbuf
 )
 
-// guest is the driver of a device, and the peer at the other end of its frame socket.
+// guest is the driver of a device. It also has the socket of the peer at the other end.
 type guest struct {
 	t      testing.TB
 	mem    *guestmem.Memory
@@ -79,7 +79,7 @@ func start(t testing.TB, features uint64, rxLen uint32, n int) *guest {
 
 func (g *guest) drive(features uint64, rxLen uint32, n int) {
 	g.t.Helper()
-	virtiotest.Store(g.tr, 0x070, 0) // a reset, because a driver that starts again clears its rings
+	virtiotest.Store(g.tr, 0x070, 0) // resets the device, because a driver that starts again clears its rings
 	if err := g.mem.WriteAt(make([]byte, txBase-ringBase), ringBase); err != nil {
 		g.t.Fatal(err)
 	}
@@ -114,7 +114,7 @@ func (g *guest) newPeer() {
 		g.t.Fatal(err)
 	}
 	g.peer = fds[1]
-	timeout := unix.NsecToTimeval(20e9) // so that the test fails if the device never sends
+	timeout := unix.NsecToTimeval(20e9) // without it, the test would hang if the device never sends
 	if err := unix.SetsockoptTimeval(g.peer, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &timeout); err != nil {
 		g.t.Fatal(err)
 	}
@@ -221,6 +221,6 @@ func message(h header, n int) []byte {
 	return p
 }
 
-// segmented is the header of a frame that must be segmented, because it is longer than the MTU.
+// segmented is the header of a frame that must be segmented because it is longer than the MTU.
 var segmented = header{flags: flagNeedsCsum, gsoType: gsoTCPv4, hdrLen: 54, gsoSize: 1460, csumStart: 34,
 	csumOffset: 16}

@@ -11,7 +11,7 @@ import (
 )
 
 // FuzzDevice serves rings and frames with arbitrary content. The peer has sent a frame of each
-// kind, and then a message from the fuzzer.
+// kind, and then a message that the fuzzer has chosen.
 func FuzzDevice(f *testing.F) {
 	plain, long := message(header{}, 60), message(segmented, 3000)
 	f.Add(virtiotest.FuzzSeed(queueTX, plain, 0), uint64(allFeatures), []byte(nil))

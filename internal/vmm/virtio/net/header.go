@@ -21,8 +21,8 @@ const (
 // ethernetBytes is the length of an Ethernet header, and so of the shortest valid frame.
 const ethernetBytes = 14
 
-// header is struct virtio_net_hdr_v1 without num_buffers, which is not about the frame but about
-// the queue.
+// header is struct virtio_net_hdr_v1 without num_buffers, which is a property of the queue and not
+// of the frame.
 type header struct {
 	flags, gsoType        uint8
 	hdrLen, gsoSize       uint16 // in bytes
@@ -52,8 +52,8 @@ func (h *header) encode(buffers uint16) (b [frame.HeaderBytes]byte) {
 	return b
 }
 
-// fits reports whether h is valid for a frame of n bytes. csum and tso say whether the receiver
-// completes checksums and segments.
+// fits reports whether h is valid for a frame of n bytes. csum and tso say whether the receiver of
+// the frame completes checksums and segments.
 func (h *header) fits(n int, csum, tso bool) bool {
 	if n < ethernetBytes || n > frame.MaxFrame {
 		return false

@@ -7,7 +7,8 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/virtiotest"
 )
 
-// A pause waits for one frame in each direction, however many there are and however long they are.
+// A pause waits for at most one frame in each direction, however many frames are queued and however
+// long they are.
 func TestHoldIsBounded(t *testing.T) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -23,7 +24,7 @@ func TestHoldIsBounded(t *testing.T) {
 	for name, c := range map[string]struct {
 		serve func() (bool, error)
 		ring  *virtiotest.Ring
-		each  int // receive buffers that a frame uses
+		each  int // receive buffers that one frame uses
 	}{
 		"frames of the guest": {g.dev.transmit, g.tx, 1},
 		"frames of the peer":  {g.dev.receive, g.rx, (len(long) + 1535) / 1536},

@@ -50,7 +50,7 @@ func (d *Device) deliver(n int) error {
 	h := decodeHeader(&d.raw)
 	csum := d.features&FGuestCsum != 0
 	if h.flags &= flagNeedsCsum | flagDataValid; !csum {
-		h.flags &^= flagDataValid // it is only a hint, and this driver has not negotiated it (virtio 1.2 §5.1.6.4.1)
+		h.flags &^= flagDataValid // only a hint, and this driver has not negotiated it (virtio 1.2 §5.1.6.4.1)
 	}
 	d.used = d.used[:0]
 	room, err := false, error(nil)
@@ -77,8 +77,8 @@ func (d *Device) deliver(n int) error {
 }
 
 // collect takes receive buffers for a message of n bytes from the queue, and stores them in d.parts
-// and d.used. If they are too small for the message, it returns false and leaves the buffers in the
-// queue. It also sets d.stalled if further buffers could make the message fit.
+// and d.used. If the available buffers are too small for the message, collect returns false and
+// leaves them in the queue. It also sets d.stalled if further buffers could make the message fit.
 func (d *Device) collect(n int) (bool, error) {
 	d.parts.Reset()
 	d.used = d.used[:0]
@@ -88,7 +88,8 @@ func (d *Device) collect(n int) (bool, error) {
 			return false, err
 		}
 		if c == nil {
-			d.stalled = len(d.used) < d.rx.Size() // false if all entries of the queue are used, so that no more buffers can come
+			// If all entries of the queue are used, no more buffers can come.
+			d.stalled = len(d.used) < d.rx.Size()
 			d.putBack()
 			return false, nil
 		}
@@ -115,8 +116,8 @@ func (d *Device) collect(n int) (bool, error) {
 	return true, nil
 }
 
-// popBuffer takes a receive buffer from the queue. If there is none, it returns nil, and the driver
-// will notify the device when it adds one.
+// popBuffer takes a receive buffer from the queue. If there is none, it returns nil. The driver
+// will then notify the device when it adds a buffer.
 func (d *Device) popBuffer() (*virtq.Chain, error) {
 	for {
 		c, err := d.rx.Pop()

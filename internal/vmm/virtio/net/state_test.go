@@ -12,8 +12,8 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/virtiotest"
 )
 
-// A network that is not used costs a guest nothing: no goroutine, no descriptor, and no page of the
-// rings.
+// A guest that does not use its network has no costs for it: no goroutine, no descriptor, and no
+// page of the rings.
 func TestIdleDeviceCostsNothing(t *testing.T) {
 	g := start(t, allFeatures, 1536, 8)
 	g.fromPeer(message(header{}, 60))
@@ -36,8 +36,8 @@ func TestIdleDeviceCostsNothing(t *testing.T) {
 	}
 }
 
-// A copy of a device has its own peer. That peer gets the frames that were not sent before the
-// copy.
+// A copy of a device has its own peer. That peer gets the frames that the original had not sent
+// when it was copied.
 func TestSaveAndRestore(t *testing.T) {
 	g := start(t, allFeatures, 1536, 64)
 	g.awaken()
@@ -83,14 +83,14 @@ func TestStateOfAnotherVersionIsRefused(t *testing.T) {
 	}
 }
 
-// rekick returns r, which now notifies the device of g.
+// rekick returns a copy of r that notifies the device of g.
 func rekick(r *virtiotest.Ring, g *guest) *virtiotest.Ring {
 	c := *r
 	c.SetKick(func() { virtiotest.Store(g.tr, mmio.RegQueueNotify, 0) })
 	return &c
 }
 
-// Frames allocate nothing on the Go heap, because a VMM hardly ever collects it.
+// Moving frames allocates nothing on the Go heap, because a VMM hardly ever collects its heap.
 func TestFramesAreNotAllocated(t *testing.T) {
 	g := start(t, allFeatures, 1536, 96)
 	g.awaken()
@@ -157,7 +157,7 @@ func TestStopsForAPause(t *testing.T) {
 	}
 }
 
-// If a ring is invalid, this device needs a reset like any other device.
+// A device with an invalid ring needs a reset, like any other device.
 func TestBrokenRingFailsTheDevice(t *testing.T) {
 	for name, spoil := range map[string]func(g *guest){
 		"index": func(g *guest) {

@@ -11,7 +11,7 @@ import (
 
 // transmit sends the driver's frames. When it returns, either the driver will notify the device of
 // its next frame, or the socket is full and frames wait in the queue. A restored device relies on
-// that.
+// this.
 func (d *Device) transmit() (more bool, err error) {
 	if d.blocked {
 		return false, nil
@@ -54,7 +54,8 @@ func (d *Device) send(c *virtq.Chain) error {
 		return nil
 	}
 	if !d.awake && d.wake() != nil {
-		return nil // the host is out of descriptors; wake is tried again at the next frame
+		// The host is out of descriptors. The next frame tries wake again.
+		return nil
 	}
 	d.raw = h.encode(0)
 	d.parts.Reset()

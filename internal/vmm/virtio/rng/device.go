@@ -1,8 +1,8 @@
-// Package rng is the virtio entropy device (virtio 1.2 §5.4). It fills the driver's buffers with
-// random bytes from getrandom(2).
+// Package rng implements the virtio entropy device (virtio 1.2 §5.4). It fills the driver's buffers
+// with random bytes from getrandom(2).
 //
-// It has no pool and no state, so two forks of a guest never get the same bytes from it. The
-// guest's Linux, however, fetches bytes in advance; the guest's agent drops these in a fork.
+// It has no pool and no state, so two forks of a guest never get the same bytes from it. But the
+// guest's Linux fetches bytes in advance. In a fork, the guest's agent drops these bytes.
 package rng
 
 import (
@@ -22,7 +22,7 @@ const (
 	// requested.
 	maxFill = 4096
 
-	// stateVersion changes whenever the layout of Save does.
+	// stateVersion changes whenever the layout of Save changes.
 	stateVersion = 1
 )
 

@@ -16,7 +16,7 @@ type Direct struct {
 	sync.Mutex
 	Failed error  // the error passed to Fail
 	Paused bool   // result of Wanted
-	Looked func() // if set, Wanted calls it first
+	Looked func() // if set, Wanted first calls Looked
 }
 
 // Enter implements virtio.Transport.
@@ -54,9 +54,9 @@ func (d *Direct) Fail(err error) { d.Failed = err }
 const FuzzMemory = 1 << 16
 
 // Fuzz activates dev and lets it serve its queues, in a memory that begins with content. The queues
-// have 8 entries each and lie 512 bytes apart, the first at address 0. Within these 512 bytes, the
-// descriptors are at offset 0, the available ring at 128, and the used ring at 256. Any result is
-// correct except a panic or an endless loop.
+// have 8 entries each. The first queue is at address 0, and each further queue 512 bytes after the
+// previous one. Within these 512 bytes, the descriptors are at offset 0, the available ring at 128,
+// and the used ring at 256. Any result is correct except a panic or an endless loop.
 func Fuzz(tb testing.TB, mem *guestmem.Memory, dev virtio.Device, content []byte, features uint64) {
 	tb.Helper()
 	view, err := mem.WriteView(0, FuzzMemory)
@@ -90,7 +90,7 @@ func Fuzz(tb testing.TB, mem *guestmem.Memory, dev virtio.Device, content []byte
 }
 
 // FuzzSeed returns content for Fuzz that has one chain in one queue. The chain has the readable
-// bytes out, at address 0x1000, and in writable bytes, at 0x3000.
+// bytes out, at address 0x1000, and in writable bytes, at address 0x3000.
 func FuzzSeed(queue int, out []byte, in uint32) []byte {
 	content := make([]byte, 0x1000+len(out))
 	ring := content[queue*512:]

@@ -1,5 +1,5 @@
-// Package virtiotest is a small driver for tests: the driver side of virtio-mmio and split rings,
-// over the memory that a device uses.
+// Package virtiotest implements a small driver for tests: the driver side of virtio-mmio and of
+// split rings, over the memory that a device uses.
 //
 // The driver obeys the rules. Tests of hostile drivers write to the memory themselves.
 package virtiotest
@@ -23,7 +23,7 @@ type IRQ struct{ n atomic.Int64 }
 // Raise implements virtio.Interrupt.
 func (i *IRQ) Raise() error { i.n.Add(1); return nil }
 
-// Count returns how often the line was raised.
+// Count returns the number of interrupts.
 func (i *IRQ) Count() int64 { return i.n.Load() }
 
 // Buf is one descriptor's buffer.
@@ -80,7 +80,8 @@ func PutDesc(tb testing.TB, mem *guestmem.Memory, gpa guestmem.GPA, i uint16, b 
 }
 
 // Add makes a chain of bufs available, without a kick, and returns the index of its first
-// descriptor. It takes descriptors in turn, so at most Size descriptors may be in use at a time.
+// descriptor. It uses the descriptors in rotation, so at most Size descriptors may be in use at a
+// time.
 func (r *Ring) Add(bufs ...Buf) uint16 {
 	r.tb.Helper()
 	head := r.nextDesc
@@ -104,7 +105,7 @@ func (r *Ring) Publish(head uint16) {
 	r.must(r.mem.StoreUint16(r.Avail+2, r.availIdx))
 }
 
-// Kick notifies the device as a driver without event indices does.
+// Kick notifies the device like a driver without event indices.
 func (r *Ring) Kick() { r.kick() }
 
 // Poll returns the next used chain, if there is one.

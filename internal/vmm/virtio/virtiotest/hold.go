@@ -10,13 +10,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Hold measures the work that a device does between two calls of Transport.Wanted; a pause may have
+// Hold measures the work that a device does between two calls of Transport.Wanted. A pause may have
 // to wait for that work. The device runs in the calling goroutine, which is locked to its thread.
 type Hold struct {
-	Bytes uint64        // most bytes that were moved between two calls
-	Calls uint64        // most system calls for reading or writing between two calls
+	Bytes uint64        // maximum number of bytes moved between two calls
+	Calls uint64        // maximum number of system calls for reading or writing between two calls
 	Time  time.Duration // longest time between two calls
-	CPU   time.Duration // most processor time between two calls; on a busy host it is more reliable than Time
+	CPU   time.Duration // maximum processor time between two calls; on a busy host more reliable than Time
 
 	tb    testing.TB
 	extra func() uint64
@@ -30,8 +30,8 @@ type work struct {
 	cpu                 time.Duration
 }
 
-// NewHold returns a Hold that uses the kernel's statistics of the thread's reads and writes. If
-// extra is not nil, it must return how many bytes the device has moved in other ways; Hold adds
+// NewHold returns a Hold that uses the kernel's statistics of the thread's reads and writes. extra
+// may be nil. Otherwise it returns how many bytes the device has moved in other ways, and Hold adds
 // them.
 func NewHold(tb testing.TB, extra func() uint64) *Hold {
 	tb.Helper()

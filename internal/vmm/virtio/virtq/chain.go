@@ -8,14 +8,13 @@ import (
 )
 
 // MaxChain is the maximum number of descriptors in one chain, direct or indirect. An indirect chain
-// may be longer than its queue. Linux uses far fewer descriptors than this, because it obeys the
-// segment limit that a device announces. preadv accepts no more than this.
+// may be longer than its queue. preadv accepts no more parts than this. Linux uses far fewer
+// descriptors, because it obeys the segment limit that a device announces.
 const MaxChain = 1024
 
-// MaxBytes is the maximum number of bytes in one chain. The longest request of any device is a
-// disk's, with 8 MiB and a header. During a live branch, Pop must save all pages that the device
-// may write, which are at most MaxPages. A pause waits for Pop, so this limit also bounds the
-// pause.
+// MaxBytes is the maximum number of bytes in one chain. The longest request of any device is that
+// of a disk, with 8 MiB and a header. During a live branch, Pop must save all pages that the device
+// may write, which are at most MaxPages. A pause waits for Pop, so MaxBytes also bounds the pause.
 const MaxBytes = 9 << 20
 
 // MaxPages is the maximum number of pages that one chain touches. Each descriptor may begin and end
@@ -32,8 +31,8 @@ const (
 const descSize = 16
 
 // Chain holds the buffers of one request, as views of guest memory. The driver has filled the
-// Readable ones; the device fills the Writable ones. The guest may change their content at any
-// time, so the device must read each field only once, into a copy.
+// buffers in Readable; the device fills the buffers in Writable. The guest may change their content
+// at any time, so the device must read each field only once, into a copy.
 type Chain struct {
 	Head     uint16 // for Queue.Push
 	Readable [][]byte
@@ -45,8 +44,8 @@ type Chain struct {
 	readable, writable [][]byte // storage that Readable and Writable reuse
 }
 
-// CopyIn moves up to len(p) bytes from the front of Readable to p. It returns how many it has
-// moved.
+// CopyIn moves up to len(p) bytes from the front of Readable to p. It returns the number of moved
+// bytes.
 func (c *Chain) CopyIn(p []byte) int {
 	n := 0
 	for n < len(p) && len(c.Readable) > 0 {
@@ -58,8 +57,8 @@ func (c *Chain) CopyIn(p []byte) int {
 	return n
 }
 
-// CopyOut moves up to len(p) bytes from p to the front of Writable. It returns how many it has
-// moved.
+// CopyOut moves up to len(p) bytes from p to the front of Writable. It returns the number of moved
+// bytes.
 func (c *Chain) CopyOut(p []byte) int {
 	n := 0
 	for n < len(p) && len(c.Writable) > 0 {
@@ -71,8 +70,8 @@ func (c *Chain) CopyOut(p []byte) int {
 	return n
 }
 
-// CutLast removes the last writable byte of the chain and returns it. Block devices write a
-// request's status there. It returns nil if there is none.
+// CutLast removes the last writable byte of the chain and returns it, or nil if there is none.
+// Block devices write a request's status to this byte.
 func (c *Chain) CutLast() []byte {
 	if len(c.Writable) == 0 {
 		return nil

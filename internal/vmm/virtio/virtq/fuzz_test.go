@@ -6,8 +6,8 @@ import (
 	"github.com/forkd/forkd/internal/vmm/guestmem"
 )
 
-// FuzzQueue uses a queue in memory with arbitrary content. Pop must not panic or loop endlessly,
-// and must not return more bytes than the chain's lengths say.
+// FuzzQueue uses a queue in memory with arbitrary content. Pop must not panic or loop endlessly.
+// The buffers that it returns must have the lengths that the chain states.
 func FuzzQueue(f *testing.F) {
 	ring := make([]byte, 0x200)
 	copy(ring[0x00:], []byte{0, 1, 0, 0, 0, 0, 0, 0, 16, 0, 0, 0, 1, 0, 1, 0}) // desc 0: 16 bytes, next 1

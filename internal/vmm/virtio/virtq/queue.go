@@ -1,11 +1,11 @@
-// Package virtq is the device side of a split virtqueue (virtio 1.2 §2.7) over guest memory, with
-// event indices and indirect descriptors.
+// Package virtq implements the device side of a split virtqueue (virtio 1.2 §2.7) over guest
+// memory, with event indices and indirect descriptors.
 //
 // It trusts nothing in a ring. It checks each address, bounds the descriptors and bytes of a chain
 // (so that a loop ends), and reads the guest's values only once. If the driver breaks a rule, it
 // returns an error and never panics; the transport turns the error into DEVICE_NEEDS_RESET. The
 // package sends no notifications. It has no locks, because callers hold the device's run lock. It
-// knows neither devices nor registers.
+// depends neither on devices nor on registers.
 package virtq
 
 import (
@@ -84,7 +84,7 @@ func (q *Queue) availIdx() guestmem.GPA   { return q.cfg.Driver + 2 }
 func (q *Queue) usedEvent() guestmem.GPA  { return q.cfg.Driver + 4 + 2*guestmem.GPA(q.cfg.Size) }
 func (q *Queue) availEvent() guestmem.GPA { return q.cfg.Device + 4 + 8*guestmem.GPA(q.cfg.Size) }
 
-// Pending returns how many chains the driver has made available that Pop has not taken.
+// Pending returns the number of chains that the driver has made available and Pop has not taken.
 func (q *Queue) Pending() (int, error) {
 	idx, err := q.mem.LoadUint16(q.availIdx())
 	if err != nil {
@@ -120,7 +120,7 @@ func (q *Queue) Pop() (*Chain, error) {
 }
 
 // Unpop puts back the chain that the last Pop returned. Each further call puts back the chain
-// before. Push must not be called between the Pop and the Unpop.
+// before that. Push must not be called between the Pop and the Unpop.
 func (q *Queue) Unpop() { q.lastAvail-- }
 
 // Used is a chain that the device returns to the driver, with the number of bytes that the device
@@ -149,7 +149,7 @@ func (q *Queue) PushAll(used []Used) error {
 	return q.publish(uint16(len(used)))
 }
 
-// putUsed writes an entry of the used ring that the driver does not read yet.
+// putUsed writes an entry of the used ring. The driver does not read the entry before publish.
 func (q *Queue) putUsed(idx uint16, u Used) error {
 	var elem [8]byte
 	binary.LittleEndian.PutUint32(elem[0:], uint32(u.Head))
@@ -171,8 +171,8 @@ func (q *Queue) publish(n uint16) error {
 }
 
 // NeedsInterrupt reports whether the driver wants to be notified of the chains that were pushed
-// since the last notification. If so, the caller must raise the interrupt, and the chains count as
-// notified (virtio 1.2 §2.7.7.2).
+// since the last notification. If it returns true, the chains count as notified, and the caller
+// must raise the interrupt (virtio 1.2 §2.7.7.2).
 func (q *Queue) NeedsInterrupt() (bool, error) {
 	old := q.signalled
 	if q.signalled = q.usedIdx; old == q.usedIdx {
@@ -186,11 +186,12 @@ func (q *Queue) NeedsInterrupt() (bool, error) {
 	return q.usedIdx-event-1 < q.usedIdx-old, err
 }
 
-// EnableNotify asks the driver to kick when it adds the next chain. If a chain that Pop has not
-// taken is already there, it returns pending: there will be no kick for that chain, so the caller
+// EnableNotify asks the driver to kick when it adds the next chain. pending reports whether a chain
+// that Pop has not taken is already available. For that chain there will be no kick, so the caller
 // must call Pop again.
 func (q *Queue) EnableNotify() (pending bool, err error) {
-	if at, v := q.kickWord(); !q.says(at, v) { // an unneeded write would copy a page of each idle queue in every child
+	// Write only if needed: a write would copy a page of each idle queue in every child.
+	if at, v := q.kickWord(); !q.says(at, v) {
 		if err := q.mem.StoreUint16(at, v); err != nil {
 			return false, fmt.Errorf("enable kicks: %w", err)
 		}
@@ -199,7 +200,8 @@ func (q *Queue) EnableNotify() (pending bool, err error) {
 	return n != 0, err
 }
 
-// Idle reports whether Pop has taken every chain, and the driver will kick for the next one.
+// Idle reports whether Pop has taken every chain, and the driver will kick when it adds the next
+// one.
 func (q *Queue) Idle() bool {
 	n, err := q.Pending()
 	return err == nil && n == 0 && q.says(q.kickWord())
@@ -220,7 +222,7 @@ func (q *Queue) says(at guestmem.GPA, v uint16) bool {
 }
 
 // NotifyAfter asks the driver to kick when it adds a chain after the available index idx. Chains
-// before that index may stay in the queue.
+// before that index may stay in the queue without a kick.
 func (q *Queue) NotifyAfter(idx uint16) error {
 	if q.cfg.EventIdx {
 		return q.mem.StoreUint16(q.availEvent(), idx)
@@ -228,7 +230,7 @@ func (q *Queue) NotifyAfter(idx uint16) error {
 	return q.mem.StoreUint16(q.cfg.Device, 0)
 }
 
-// DisableNotify asks the driver not to kick. With event indices it does nothing, because there each
+// DisableNotify asks the driver not to kick. With event indices it does nothing, because then each
 // EnableNotify causes only one kick.
 func (q *Queue) DisableNotify() error {
 	if q.cfg.EventIdx {

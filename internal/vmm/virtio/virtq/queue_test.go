@@ -20,7 +20,7 @@ const (
 	memSize = 1 << 20
 )
 
-// driver writes to a ring itself, because the tests also violate the rules.
+// driver writes to a ring directly, because the tests also violate the rules.
 type driver struct {
 	t   *testing.T
 	mem *guestmem.Memory
@@ -196,8 +196,8 @@ func TestTotalBytesAreBounded(t *testing.T) {
 	}
 }
 
-// The pages of a chain are bounded too, because descriptors of a few bytes may touch two pages
-// each.
+// The number of pages in a chain is also bounded, because even a descriptor of a few bytes may
+// touch two pages.
 func TestPagesOfAChainAreBounded(t *testing.T) {
 	const page, memory = guestmem.PageSize, 40 << 20
 	for name, length := range map[string]uint32{"two bytes": 2, "a page and two bytes": page + 2, "nine KiB": 9 << 10,
@@ -288,7 +288,7 @@ func TestPushAllPublishesOnce(t *testing.T) {
 	}
 }
 
-// TestInterruptSuppression checks virtio 1.2 §2.7.7.2, also when the 16-bit indices wrap.
+// TestInterruptSuppression checks virtio 1.2 §2.7.7.2. It also lets the 16-bit indices wrap.
 func TestInterruptSuppression(t *testing.T) {
 	needs := func(d *driver) bool {
 		t.Helper()

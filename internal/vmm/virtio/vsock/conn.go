@@ -22,11 +22,11 @@ type connKey struct{ host, guest uint32 }
 type connState uint8
 
 const (
-	// the client has not sent its whole CONNECT line; the connection is not in Device.conns yet
+	// the client has not sent its whole CONNECT line, and the connection is not in Device.conns yet
 	stateHandshake  connState = iota
-	stateConnecting           // the guest has been sent a REQUEST
+	stateConnecting           // a REQUEST was sent to the guest
 	stateOpen
-	stateClosing // the host's socket is closed; the guest has been told, and must answer with an RST
+	stateClosing // the host's socket is closed; the guest knows, and must answer with an RST
 )
 
 // Control packets that must be sent to the guest, as bits of conn.owed. Lower bits are sent first.
@@ -68,7 +68,7 @@ type conn struct {
 	gone   bool  // removed; owing and stalled may still contain it
 }
 
-// credit returns for how many bytes the guest's buffer has room.
+// credit returns how many more bytes fit into the guest's buffer.
 func (c *conn) credit() uint32 {
 	used := c.sent - c.peerFwd
 	if used >= c.peerAlloc {
@@ -83,12 +83,13 @@ func (c *conn) readable() bool {
 	return c.state == stateOpen && !c.gone && c.owed == 0 && !c.hostEOF && c.guestShut&shutdownReceive == 0
 }
 
-// burst is how many packets of one connection are sent in a row while other connections wait.
+// burst is the maximum number of packets of one connection that are sent in a row while other
+// connections wait.
 const burst = 16
 
 // pump moves data from the host's socket to the guest. It stops when there is no data, no receive
 // buffer or no credit, after burst packets, or when a pause waits. Then it sets the events for
-// which the poller waits. If data is left in the socket, the poller reports that again.
+// which the poller waits. If data is left in the socket, the poller reports the socket again.
 func (d *Device) pump(c *conn) error {
 	for range burst {
 		if !c.readable() || c.stalled {
@@ -153,16 +154,16 @@ func (d *Device) pumpOne(c *conn) (again bool, err error) {
 	return true, d.rx.Push(chain.Head, headerSize+uint32(n))
 }
 
-// header returns the header of a packet on c. The header of every packet tells the guest how much
-// room the device has.
+// header returns the header of a packet on c. Every header also tells the guest how much room the
+// device has for c.
 func (d *Device) header(c *conn, op uint16) header {
 	c.advertised = c.forwarded
 	return header{srcCID: hostCID, dstCID: uint64(d.cfg.GuestCID), srcPort: c.key.host, dstPort: c.key.guest,
 		kind: typeStream, op: op, bufAlloc: bufAlloc, fwdCount: c.forwarded}
 }
 
-// endOfHost handles the end of the host's data. The client on the host may have closed only its
-// sending direction; it can then still read.
+// endOfHost handles the end of the host's data. If the client on the host has closed only its
+// sending direction, it can still read.
 func (d *Device) endOfHost(c *conn) error {
 	c.hostEOF = true
 	if !rawcall.HungUp(c.fd) {
@@ -182,7 +183,7 @@ func (d *Device) hostGone(c *conn) error {
 func (d *Device) owe(c *conn, what uint8) error {
 	c.owed |= what
 	if !c.listed {
-		if len(d.owing) >= maxConns { // bounds the list, for a guest that takes no packets
+		if len(d.owing) >= maxConns { // the guest may take no packets, so bound the list
 			d.owing = slices.DeleteFunc(d.owing, func(c *conn) bool { return c.gone })
 		}
 		c.listed = true
@@ -257,7 +258,7 @@ func (d *Device) send(h *header) (bool, error) {
 	return true, d.rx.Push(chain.Head, headerSize)
 }
 
-// drop ends a connection with an RST to the guest.
+// drop ends a connection, and sends an RST to the guest if the guest knows the connection.
 func (d *Device) drop(c *conn) error {
 	known := c.state != stateHandshake && c.owed&oweRequest == 0
 	h := d.header(c, opRST)
@@ -290,8 +291,8 @@ func (d *Device) closeFD(c *conn) {
 	c.fd = -1
 }
 
-// arm makes the poller wait for the events that c can use now. If c can use none, arm removes it
-// from the poller, because the poller would report a hang-up again and again in any case.
+// arm makes the poller wait for the events that c can use now. If c can use none, arm removes its
+// socket from the poller. Otherwise the poller would report a hang-up again and again.
 func (d *Device) arm(c *conn) {
 	if c.fd < 0 {
 		return

@@ -1,17 +1,18 @@
-// Package vsock is the virtio socket device (virtio 1.2 §5.10): stream connections between guest
-// ports and unix sockets of the host.
+// Package vsock implements the virtio socket device (virtio 1.2 §5.10). The device makes stream
+// connections between guest ports and unix sockets of the host.
 //
 // From host to guest, the device accepts connections on a donated listening socket. A client sends
-// "CONNECT <guest port>\n" and gets "OK <host port>\n" once the guest has accepted; then the stream
-// is raw. If the guest refuses, the client sees the end of the stream. From guest to host, the
-// device passes one end of a socket pair to a callback for each connection to CID 2.
+// "CONNECT <guest port>\n". When the guest has accepted the connection, the client gets "OK <host
+// port>\n", and then the stream is raw. If the guest refuses, the client sees the end of the
+// stream. From guest to host, the device passes one end of a socket pair to a callback for each
+// connection to CID 2.
 //
 // A fork loses all connections. If the saved guest had any, the restored device sends
 // VIRTIO_VSOCK_EVENT_TRANSPORT_RESET. The driver drops its old connections, and then returns the
-// buffer of the event. Until then the driver would drop new connections too, so the device leaves
+// buffer of the event. Until then the driver would also drop new connections. So the device leaves
 // host clients in the listener's backlog, and the guest's packets in their queue.
 //
-// One goroutine waits for all host sockets, through an epoll descriptor; the transport's goroutine
+// One goroutine waits for all host sockets, through an epoll descriptor. The transport's goroutine
 // serves the queues. Both hold the run lock while they work, and never block. A slow host client
 // fills only the buffer of its own connection: the guest may send at most bufAlloc bytes that the
 // client has not read. The package dials nothing, opens no path, and moves payload directly between
@@ -39,19 +40,19 @@ const (
 	queueTX   = 1 // driver to device
 	queueEvnt = 2
 
-	// bufAlloc is how many bytes from the guest a connection buffers if the host client reads
-	// slowly.
+	// bufAlloc is the number of bytes from the guest that a connection buffers while the host
+	// client does not read.
 	bufAlloc = 64 << 10
 
-	// maxData is the maximum length of data in one packet to the guest. It may be less, because the
-	// guest's buffers may be smaller.
+	// maxData is the maximum length of data in one packet to the guest. A packet may have less,
+	// because the guest's buffers may be smaller.
 	maxData = 64 << 10
 
 	// maxConns is the maximum number of connections of a VM, including those in state handshake.
 	maxConns = 256
 
-	// maxOrphans is how many RST packets may wait to be sent in response to packets that belong to
-	// no connection. Above the limit, the device ignores such packets.
+	// maxOrphans is the maximum number of queued RST packets that answer packets without a
+	// connection. Above the limit, the device ignores such packets of the guest.
 	maxOrphans = 128
 )
 
@@ -84,12 +85,12 @@ type Device struct {
 
 	resetDue  bool   // a transport reset event must be sent
 	holding   bool   // the event was sent, and the driver has not returned its buffer yet
-	holdUntil uint16 // available index that the event queue has when the driver has returned the buffer
+	holdUntil uint16 // available index of the event queue at which the driver has returned the buffer
 
 	conns    map[connKey]*conn
 	byFD     map[int32]*conn // connections with a host socket
 	nextPort uint32          // starts at a random value, see New
-	owing    []*conn         // connections with control packets to send, in that order
+	owing    []*conn         // connections with control packets to send, in the order of sending
 	orphans  []header        // RSTs to send that belong to no connection
 	stalled  []*conn         // connections with data from the host, but without a receive buffer
 	views    [][]byte        // reused list of views
@@ -109,9 +110,9 @@ func New(cfg Config) (*Device, error) {
 		return nil, err
 	}
 	d := &Device{cfg: cfg, lfd: lfd, poll: p}
-	// Start at a random port. A restored guest may still have sockets of connections that an
-	// earlier device opened from its first ports. Linux keeps a socket for seconds after its
-	// connection has ended, and refuses another connection with the same ports.
+	// Start at a random port. A restored guest may still have sockets of connections from the first
+	// ports of an earlier device. Linux keeps a socket for seconds after its connection has ended,
+	// and refuses another connection with the same ports.
 	d.nextPort = firstHostPort + rand.Uint32N(lastHostPort-firstHostPort+1)
 	d.forget()
 	return d, nil
@@ -192,7 +193,7 @@ func (d *Device) Notify() (more bool, err error) {
 }
 
 // mayConnect reports whether the device may open connections and handle the guest's packets. After
-// a transport reset it may not until the driver has handled the reset.
+// a transport reset, it must not do so until the driver has handled the reset.
 func (d *Device) mayConnect() (bool, error) {
 	if d.resetDue {
 		sent, err := d.sendReset()
@@ -216,8 +217,8 @@ func (d *Device) mayConnect() (bool, error) {
 	return true, nil
 }
 
-// sendReset sends the transport reset event. It also asks the driver to kick when it has handled
-// the event. It returns false if the driver has not provided a buffer yet.
+// sendReset sends the transport reset event. It also asks the driver to kick when the driver has
+// handled the event. If the driver has not provided a buffer yet, sendReset returns false.
 func (d *Device) sendReset() (bool, error) {
 	c, err := pop(d.event)
 	if err != nil || c == nil {
@@ -232,22 +233,22 @@ func (d *Device) sendReset() (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	// If the snapshot was taken while an earlier reset was pending, the queue contains two resets.
-	// The driver then returns two buffers.
+	// If the snapshot was taken while an earlier reset was pending, the queue contains two resets,
+	// and the driver returns two buffers.
 	if d.holding && int16(idx-d.holdUntil) < 0 {
 		idx = d.holdUntil
 	}
 	d.resetDue, d.holding, d.holdUntil = false, true, idx+1
 	// Ask for the kick before sending the event. Otherwise the driver could return the buffer
-	// before we ask, and there would be no kick.
+	// before the device asks, and there would be no kick.
 	if err := d.event.NotifyAfter(idx); err != nil {
 		return false, err
 	}
 	return true, d.event.Push(c.Head, uint32(len(event)))
 }
 
-// pop takes a chain from q. If there is none, it returns nil, and the driver will kick when it adds
-// one.
+// pop takes a chain from q. If there is none, it returns nil. The driver will then kick when it
+// adds a chain.
 func pop(q *virtq.Queue) (*virtq.Chain, error) {
 	for {
 		c, err := q.Pop()

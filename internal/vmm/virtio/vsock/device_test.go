@@ -67,7 +67,7 @@ func TestNobodyAnswers(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	h.connect(t, 1024) // so that it is the first in the list of control packets
+	h.connect(t, 1024) // so this connection is the first in the list of control packets
 	for range 2 * maxConns {
 		c, err := net.Dial("unix", h.path)
 		if err != nil {
@@ -162,8 +162,8 @@ func TestGuestConnects(t *testing.T) {
 	}
 }
 
-// TestSlowReaderBlocksNobody fills one stream until the guest may send no more. Another stream
-// still works.
+// TestSlowReaderBlocksNobody fills one stream until the guest may send no more on it. Another
+// stream still works.
 func TestSlowReaderBlocksNobody(t *testing.T) {
 	h := newHost(t)
 	g := start(t, h, newMem(t))
@@ -207,8 +207,8 @@ func TestSlowReaderBlocksNobody(t *testing.T) {
 	})
 }
 
-// TestManyStreams sends random data over several streams at the same time, gets it back, and checks
-// every byte.
+// TestManyStreams sends random data over several concurrent streams, receives the data back, and
+// checks every byte.
 func TestManyStreams(t *testing.T) {
 	const streams, size = 8, 200_000
 	h := newHost(t)
@@ -249,7 +249,7 @@ func TestPlacesAreBounded(t *testing.T) {
 	for i := range maxConns + 20 {
 		c := h.connect(t, 9)
 		g.open(c, 9)
-		c.Close() // the guest is told, but keeps its end open
+		c.Close() // the guest learns of the close, but keeps its end open
 		if h := g.expect(opShutdown); h.flags != shutdownBoth {
 			t.Fatalf("connection %d: flags %d", i, h.flags)
 		}

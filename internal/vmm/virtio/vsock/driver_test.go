@@ -27,7 +27,7 @@ const (
 // opened.
 type host struct {
 	path  string
-	dials chan int // receives the descriptors of these streams
+	dials chan int // receives the descriptors of the guest's streams
 	dev   *Device
 }
 
@@ -127,8 +127,8 @@ func (g *guest) addRX(gpa guestmem.GPA) {
 	g.rxGPA[g.rx.Add(virtiotest.Buf{GPA: gpa, Len: rxSize, Write: true})] = gpa
 }
 
-// poll returns the next packet from the device, if there is one, and gives its buffer back to the
-// device.
+// poll returns the next packet from the device, if there is one. It gives the packet's buffer back
+// to the device.
 func (g *guest) poll() (h header, data []byte, ok bool) {
 	g.t.Helper()
 	head, n, ok := g.rx.Poll()
@@ -212,8 +212,8 @@ func (g *guest) open(c *net.UnixConn, port uint32) (req header, r *bufio.Reader)
 	return req, r
 }
 
-// echo is a guest that accepts every connection and sends back what it receives, as far as its
-// credit permits.
+// echo makes the guest accept every connection and send back the data that it receives, as far as
+// its credit permits.
 func (g *guest) echo(done chan struct{}) {
 	type stream struct {
 		h              header

@@ -10,7 +10,7 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/virtiotest"
 )
 
-// FuzzDevice serves rings and packets with arbitrary content. The host accepts the guest's streams,
+// FuzzDevice serves rings and packets with arbitrary content. The host accepts the guest's streams
 // and sends data on them.
 func FuzzDevice(f *testing.F) {
 	for op := range uint16(9) {

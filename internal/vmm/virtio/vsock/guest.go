@@ -44,7 +44,7 @@ func (d *Device) serveGuest() (more bool, err error) {
 	return true, nil
 }
 
-// useBuffers uses new receive buffers: for control packets first, then for data.
+// useBuffers uses new receive buffers, first for control packets and then for data.
 func (d *Device) useBuffers() error {
 	if err := d.flush(); err != nil {
 		return err
@@ -117,8 +117,8 @@ func (d *Device) refuse(h *header) error {
 		kind: h.kind, op: opRST})
 }
 
-// reject sends an RST that belongs to no connection. If there is no receive buffer, it queues the
-// RST.
+// reject sends an RST that belongs to no connection. If there is no receive buffer, reject queues
+// the RST.
 func (d *Device) reject(h header) error {
 	if len(d.orphans) < maxOrphans {
 		d.orphans = append(d.orphans, h)
@@ -133,7 +133,7 @@ func (d *Device) dial(h *header) error {
 	}
 	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return d.refuse(h) // no descriptors are left; the guest may try again
+		return d.refuse(h) // no descriptors are left; the guest may try again later
 	}
 	err = unix.SetNonblock(ends[0], true)
 	if err == nil {
@@ -182,7 +182,7 @@ func (d *Device) guestShutdown(c *conn, flags uint32) error {
 // socket does not accept.
 func (d *Device) toHost(c *conn, views [][]byte, n uint32) error {
 	if c.state == stateClosing {
-		return nil // the guest did not know of the close yet
+		return nil // the guest does not know of the close yet
 	}
 	if c.state != stateOpen || c.guestShut&shutdownSend != 0 || n > bufAlloc-uint32(len(c.pending)) {
 		return d.drop(c)
@@ -223,7 +223,8 @@ func (d *Device) drain(c *conn) error {
 }
 
 // drained is called when the guest's data on c has been written to the host's socket. If the guest
-// has shut down c, or its sending direction, drained then does the same to the host's socket.
+// has shut down c, or its sending direction, drained then shuts down the host's socket in the same
+// way.
 func (d *Device) drained(c *conn) error {
 	if len(c.pending) == 0 && c.guestShut == shutdownBoth {
 		return d.drop(c) // this RST confirms the shutdown
@@ -234,8 +235,8 @@ func (d *Device) drained(c *conn) error {
 	return d.afterDelivery(c)
 }
 
-// afterDelivery tells the guest how much room it has, if half of the buffer was used since the last
-// time. Then it continues with the other direction.
+// afterDelivery tells the guest how much room it has, if half of the buffer was used since it was
+// last told. Then afterDelivery continues with the other direction.
 func (d *Device) afterDelivery(c *conn) error {
 	if c.forwarded-c.advertised >= bufAlloc/2 {
 		if err := d.owe(c, oweCredit); err != nil {

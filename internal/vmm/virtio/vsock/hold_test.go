@@ -12,7 +12,7 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/virtq"
 )
 
-// A pause waits for one packet, however many the guest and the host have queued.
+// A pause waits for at most one packet, however many packets the guest and the host have queued.
 func TestHoldIsBounded(t *testing.T) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -57,7 +57,7 @@ func TestHoldIsBounded(t *testing.T) {
 		}
 	}
 	tr := &virtiotest.Direct{}
-	tr.Lock() // so that the device's own goroutine does not run
+	tr.Lock() // keeps the device's own goroutine from running
 	defer func() {
 		tr.Failed = errors.New("the end of the test")
 		h.dev.Reset()

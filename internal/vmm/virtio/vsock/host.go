@@ -12,7 +12,7 @@ import (
 )
 
 const (
-	// firstHostPort is the first port for host clients. Lower ports are left for services of the
+	// firstHostPort is the first port for host clients. Lower ports are free for services of the
 	// host.
 	firstHostPort = 1 << 30
 	lastHostPort  = 1<<31 - 1
@@ -44,7 +44,7 @@ func (d *Device) serveHost(t virtio.Transport) {
 }
 
 // handle handles events of host sockets. It stops when a pause waits; the poller then reports the
-// other events again.
+// remaining events again.
 func (d *Device) handle(events []unix.EpollEvent) error {
 	for i := range events {
 		if d.transport.Wanted() {
@@ -58,7 +58,7 @@ func (d *Device) handle(events []unix.EpollEvent) error {
 			continue
 		}
 		// If a descriptor was closed and reused during this loop, an event of the old connection is
-		// used for the new one. The event then does no harm, because reading and writing the new
+		// handled for the new connection. That does no harm, because reads and writes of the new
 		// connection do not block.
 		if c := d.byFD[ev.Fd]; c != nil {
 			if err := d.hostEvent(c, ev.Events); err != nil {
@@ -93,7 +93,7 @@ func (d *Device) hostEvent(c *conn, events uint32) error {
 // accept accepts new clients.
 func (d *Device) accept() error {
 	if !d.listening {
-		return nil // the device has been restored since the event
+		return nil // the device was restored after the event
 	}
 	for range maxAccepts {
 		fd, err := rawcall.Accept(d.lfd, unix.SOCK_NONBLOCK)
@@ -109,8 +109,8 @@ func (d *Device) accept() error {
 		}
 		c := &conn{fd: fd}
 		d.byFD[int32(fd)] = c
-		// Usually the client's first line has already arrived. Otherwise handshake makes the poller
-		// wait for it.
+		// Usually the client's first line has already arrived. If not, handshake makes the poller
+		// wait for the line.
 		if err := d.handshake(c); err != nil {
 			return err
 		}
@@ -119,7 +119,7 @@ func (d *Device) accept() error {
 }
 
 // roomForConn reports whether another connection may be opened. If maxConns is reached, it removes
-// a connection that the host has closed and the guest has not.
+// a connection that the host has closed and the guest has not closed.
 func (d *Device) roomForConn() bool {
 	if len(d.conns)+len(d.byFD) < maxConns {
 		return true // the sum is too high, because most connections are in both maps
@@ -140,7 +140,7 @@ func (d *Device) roomForConn() bool {
 }
 
 // handshake reads the client's first line and sends a connection request to the guest. It reads no
-// byte after the line, because those are the stream's.
+// byte after the line, because those bytes belong to the stream.
 func (d *Device) handshake(c *conn) error {
 	var b [maxLine]byte
 	n, err := rawcall.Peek(c.fd, b[:maxLine-len(c.line)])
@@ -181,7 +181,7 @@ func (d *Device) handshake(c *conn) error {
 	if err := d.owe(c, oweRequest); err != nil {
 		return err
 	}
-	d.arm(c) // to notice if the client hangs up before the guest answers
+	d.arm(c) // to notice a client that hangs up before the guest answers
 	return nil
 }
 
@@ -208,7 +208,7 @@ func parseConnect(line []byte) (port uint32, ok bool) {
 	return uint32(n), err == nil
 }
 
-// appendOK appends the line that tells a client that the guest has accepted.
+// appendOK appends the line that tells a client that the guest has accepted the connection.
 func appendOK(b []byte, port uint32) []byte {
 	return append(strconv.AppendUint(append(b, "OK "...), uint64(port), 10), '\n')
 }

@@ -19,7 +19,7 @@ const (
 	opCreditRequest = 7 // VIRTIO_VSOCK_OP_CREDIT_REQUEST
 )
 
-// Flags of opShutdown, which say what the sender will no longer do (virtio 1.2 §5.10.6.5).
+// Flags of opShutdown. They say what the sender will no longer do (virtio 1.2 §5.10.6.5).
 const (
 	shutdownReceive = 1
 	shutdownSend    = 2

@@ -14,8 +14,8 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/virtiotest"
 )
 
-// fork saves the device of g, stops g's driver, and restores a device that does not run yet. A host
-// client waits for the child's port 77.
+// fork saves the device of g, stops g's driver, and restores a device that does not run yet.
+// waiting is a host client that waits for the child's port 77.
 func fork(t *testing.T, mem *guestmem.Memory, g *guest) (child *host, k *guest, waiting net.Conn) {
 	t.Helper()
 	g.tr.Quiesce()
@@ -33,7 +33,7 @@ func fork(t *testing.T, mem *guestmem.Memory, g *guest) (child *host, k *guest, 
 }
 
 // TestRestoreResetsAndHolds forks a device that has a connection. The child sends a transport
-// reset, and clients wait until the driver has returned the event's buffer.
+// reset, and clients wait until the driver has returned the buffer of the event.
 func TestRestoreResetsAndHolds(t *testing.T) {
 	mem := newMem(t)
 	parent := newHost(t)
@@ -153,7 +153,7 @@ func (g *guest) serveAgain(n int) {
 	}
 }
 
-// rekick returns r, which now notifies the device of k.
+// rekick returns a copy of r that notifies the device of k.
 func rekick(r *virtiotest.Ring, k *guest) *virtiotest.Ring {
 	c := *r
 	c.SetKick(func() { virtiotest.Store(k.tr, mmio.RegQueueNotify, 0) })
