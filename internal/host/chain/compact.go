@@ -22,7 +22,7 @@ type Source struct {
 	Strict  bool
 }
 
-// Compact makes the snapshot to from the snapshot from. The two have the same content, but to
+// Compact copies the snapshot with the tag from to a new snapshot with the tag to. The new snapshot
 // inherits no layers: it has one memory layer and one disk layer. of, which may be nil, describes
 // the source sandbox.
 func Compact(ctx context.Context, st *store.Store, from, to string, of *Source) (store.Info, error) {

@@ -24,8 +24,9 @@ type Owner struct {
 // daemon cannot distinguish these clients, so it does not limit the share of each client.
 const Anyone = "local"
 
-// Share returns the share of a client or owner in a gate: at most most places at a time. The share
-// of clients without a name, and of clients that the daemon cannot distinguish, is not limited.
+// Share returns the share of a client or owner in a gate. most is the maximum number of places at a
+// time. The share of clients without a name, and of clients that the daemon cannot distinguish, is
+// not limited.
 func Share(name string, most int) gate.Share {
 	if name == "" || name == Anyone {
 		most = 0

@@ -18,10 +18,11 @@ type Boot func(ctx context.Context, from, to string) error
 // Preconditions: no request has been made yet.
 func (m *Manager) SetBoot(boot Boot) { m.boot = boot }
 
-// booted returns the tag of a snapshot that has memory, for a fork of tag. If the snapshot tag has
-// memory, that is tag itself. Otherwise booted checks that there is room for n children, boots a
-// parent from the disk, and returns the parent's tag. The returned snapshot exists at least until
-// release is called. A parent's snapshot is deleted with the last sandbox that runs from it.
+// booted returns the tag of a snapshot that has memory, for a fork of the snapshot with the given
+// tag. If that snapshot has memory itself, booted returns tag. Otherwise booted checks that there
+// is room for n children, boots a parent from the disk, and returns the parent's tag. The returned
+// snapshot exists at least until release is called. A parent's snapshot is deleted with the last
+// sandbox that runs from it.
 func (m *Manager) booted(ctx context.Context, tag string, n int) (_ string, release func(), err error) {
 	if err := m.unwatched.Wait(ctx, tag); err != nil {
 		return "", nil, err

@@ -82,13 +82,13 @@ func (e *BacklogError) Error() string {
 
 func (e *BacklogError) Unwrap() error { return e.Flush }
 
-// ReserveRAM reserves room for the memory layer of a branch, which has at most most bytes. It is
-// not called if Staging.Awaited is called for the branch. If most bytes do not fit at once, and
-// exact is not nil, exact returns a better estimate. ReserveRAM waits until the disk has caught up
-// with the branches of owner, but no longer than a client can wait. After that, or if the disk
-// cannot be written, the error is a *BacklogError. If no other layer is to be written to disk, and
-// sandboxes of owner have no lines, the branch is never refused. The caller calls release when the
-// snapshot is published or abandoned.
+// ReserveRAM reserves room for the memory layer of a branch. most is the maximum size of the layer
+// in bytes. ReserveRAM is not called if Staging.Awaited is called for the branch. If most bytes do
+// not fit at once, and exact is not nil, exact returns a better estimate. ReserveRAM waits until
+// the disk has caught up with the branches of owner, but no longer than a client can wait. After
+// that, or if the disk cannot be written, the error is a *BacklogError. If no other layer is to be
+// written to disk, and sandboxes of owner have no lines, the branch is never refused. The caller
+// calls release when the snapshot is published or abandoned.
 func (s *Store) ReserveRAM(ctx context.Context, owner string, most uint64, exact func() (uint64, error)) (
 	release func(), err error) {
 	b := &s.backlog

@@ -28,8 +28,8 @@ const deletedPrefix = ".deleted-"
 // Deleted names a snapshot that a deletion has removed.
 type Deleted struct{ Tag, ID string } // ID is empty if the snapshot was damaged
 
-// Delete deletes the snapshot tag. It returns the deleted snapshots, dependents first. If it has
-// deleted nothing, the error is a *NotFoundError or an *InUseError.
+// Delete deletes the snapshot with the given tag. It returns the deleted snapshots, dependents
+// first. If it has deleted nothing, the error is a *NotFoundError or an *InUseError.
 func (s *Store) Delete(tag string, mode DeleteMode) ([]Deleted, error) {
 	if err := snapshot.CheckTag(tag); err != nil {
 		return nil, err

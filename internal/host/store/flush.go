@@ -167,8 +167,8 @@ func (f *flusher) flush(e *entry) {
 	}
 }
 
-// WaitFlushed waits until the snapshot tag is on disk. An error says why the snapshot is not on
-// disk; a later attempt may succeed.
+// WaitFlushed waits until the snapshot with the given tag is on disk. An error says why the
+// snapshot is not on disk; a later attempt may succeed.
 func (s *Store) WaitFlushed(ctx context.Context, tag string) error {
 	s.mu.Lock()
 	e := s.byTag[tag]

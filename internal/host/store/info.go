@@ -107,7 +107,7 @@ func (s *Store) List() []Info {
 	return list
 }
 
-// Info returns the Info of the snapshot tag. It is much faster than Detail.
+// Info returns the Info of the snapshot with the given tag. It is much faster than Detail.
 func (s *Store) Info(tag string) (Info, error) {
 	if err := snapshot.CheckTag(tag); err != nil {
 		return Info{}, err
@@ -130,7 +130,7 @@ func (s *Store) findLocked(tag string) (*entry, Info, error) {
 	return e, s.infoLocked(e), nil
 }
 
-// Detail describes the snapshot tag. If the snapshot is damaged, only Info is set.
+// Detail describes the snapshot with the given tag. If the snapshot is damaged, only Info is set.
 func (s *Store) Detail(tag string) (Detail, error) {
 	if err := snapshot.CheckTag(tag); err != nil {
 		return Detail{}, err
@@ -184,9 +184,9 @@ func (s *Store) detail(tag string) (Detail, ownFiles, error) {
 	return d, files, nil
 }
 
-// Root returns the ID of the snapshot of a booted VM from which the snapshot id descends by
+// Root returns the ID of the booted snapshot from which the snapshot with the given ID descends by
 // branches. That can be id itself. Snapshots with the same root have VMs of the same shape. If no
-// snapshot has the ID id, Root returns id.
+// snapshot has the ID, Root returns id.
 func (s *Store) Root(id string) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -53,9 +53,9 @@ func (l *Lease) Disk() []*os.File { return l.disk }
 // Release ends the lease. Calling it again does nothing.
 func (l *Lease) Release() { l.release() }
 
-// Acquire leases the snapshot tag. The first lease of a snapshot opens and checks the files. If the
-// files are damaged, the error is a *DamagedError. If the snapshot has no memory, the error is a
-// *DiskOnlyError.
+// Acquire leases the snapshot with the given tag. The first lease of a snapshot opens and checks
+// the files. If the files are damaged, the error is a *DamagedError. If the snapshot has no memory,
+// the error is a *DiskOnlyError.
 func (s *Store) Acquire(tag string) (*Lease, error) {
 	l, err := s.AcquireDisk(tag)
 	if err == nil && l.manifest.DiskOnly() {

@@ -6,8 +6,8 @@ package store
 // sandbox's memory is mapped from them. If a snapshot in a line is deleted before it is on disk,
 // its layer is never written to disk.
 
-// Line describes the line of the sandboxes that follow the snapshot id. It returns the number of
-// memory layers of the snapshot, and how many bytes the layers in the line take.
+// Line describes the line of the sandboxes that follow the snapshot with the given ID. It returns
+// the number of memory layers of the snapshot, and how many bytes the layers in the line take.
 func (s *Store) Line(id string) (layers int, bytes uint64) {
 	type paths struct{ ram, disk string }
 	var line []paths

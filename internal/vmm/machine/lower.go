@@ -87,8 +87,8 @@ func (l *lower) own(mem *guestmem.Memory) error {
 }
 
 // detach makes private pages independent of the stale layers below them. Otherwise the pages'
-// mappings would keep the files of these layers alive. It detaches at most most bytes, and reports
-// whether it has detached any page.
+// mappings would keep the files of these layers alive. most is the maximum number of bytes to
+// detach. detach reports whether it has detached any page.
 //
 // Preconditions: the machine is stopped and nothing is frozen.
 func (l *lower) detach(mem *guestmem.Memory, most uint64) (any bool, err error) {

@@ -109,9 +109,9 @@ func (m *Machine) Rebase(serial uint64, layer *os.File) (result vmmproto.RebaseR
 	return result, nil
 }
 
-// replaceUnchanged maps layer over ranges of memory that are equal to it. It begins with the
-// longest ranges, and replaces at most most ranges, because a range in the middle of a mapping adds
-// two mappings. It returns the replaced ranges in ascending order.
+// replaceUnchanged maps layer over ranges of memory that are equal to it, the longest ranges first.
+// most is the maximum number of replaced ranges, because a range in the middle of a mapping adds
+// two mappings. replaceUnchanged returns the replaced ranges in ascending order.
 func replaceUnchanged(capture *uffd.Capture, layer, most int) (replaced []guestmem.Range, err error) {
 	ranges := capture.Unchanged()
 	slices.SortFunc(ranges, func(a, b guestmem.Range) int { return cmp.Compare(b.Length, a.Length) })
