@@ -9,7 +9,7 @@ import (
 
 var update = flag.Bool("update", false, "write the filter that is generated")
 
-// The filter in use is the one that is generated from the packages' Calls functions.
+// The generated filter permits exactly the calls that the packages' Calls functions return.
 func TestFilterIsThatOfTheCalls(t *testing.T) {
 	if err := filter.CheckSource("zfilter_linux_amd64.go", "vmm", calls(), setUpCalls(), *update); err != nil {
 		t.Error(err)

@@ -60,9 +60,10 @@ func Main() int {
 	return Serve(tracker, jail.LimitFiles, narrow, MaxProcs)
 }
 
-// growStack grows this goroutine's stack to 16 KiB at once, which it needs in any case. Growing in
-// two steps would allocate a stack of 8 KiB in between, and copy the stack once more. The runtime
-// allocates four stacks of 8 KiB at once, and a VMM would use only one of them.
+// growStack grows this goroutine's stack to 16 KiB in one step. The goroutine needs that much in
+// any case. Growing in two steps would allocate a stack of 8 KiB in between, and copy the stack
+// once more. The runtime allocates four stacks of 8 KiB at once, and a VMM would use only one of
+// them.
 //
 //go:noinline
 func growStack() byte {
@@ -137,8 +138,8 @@ func (s *server) event(kind vmmproto.Kind, body []byte, fds ...int) error {
 	return s.conn.Send(kind, body, fds...)
 }
 
-// exited reports that the machine has ended, and exits. It cleans up nothing, because KVM and the
-// kernel do that faster when a process exits.
+// exited reports that the machine has ended, and exits. It cleans up nothing: when a process exits,
+// KVM and the kernel do so faster.
 func (s *server) exited(e vm.Exit) {
 	e = namePanic(e, s.ring.Tail())
 	s.ring.WriteString(fmt.Sprintf("\nforkd-vmm: machine stopped: %s %s\n", e.Reason, e.Detail))

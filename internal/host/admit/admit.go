@@ -48,7 +48,7 @@ type Error struct {
 
 func (e *Error) Error() string { return "not admitted: " + e.Reason }
 
-// Host counts the VMs of a daemon's sandboxes. VMs that are being started count too, so that two
+// Host counts the VMs of a daemon's sandboxes, including VMs that are being started. So two
 // requests cannot both take the last place. Its methods may be called concurrently.
 type Host struct {
 	rules     Rules

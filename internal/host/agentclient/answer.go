@@ -17,7 +17,7 @@ import (
 // its number of JSON values of any kind.
 type bound struct{ bytes, objects, values int }
 
-// maxLast bounds the last message of a stream in bytes. That message may contain an error, whose
+// maxLast bounds the last message of a stream in bytes. The message may contain an error, whose
 // text has at most maxText bytes.
 const maxLast = maxText
 
@@ -153,8 +153,8 @@ func (c countedBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// boundedJSON is Connect's JSON codec with a bound on the number of objects and values, which it
-// counts before it decodes a message.
+// boundedJSON is Connect's JSON codec with a bound on the number of objects and values. It counts
+// them before it decodes a message.
 type boundedJSON struct {
 	most bound
 	ask  func(int) error // see Client.Keep

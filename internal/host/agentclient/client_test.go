@@ -301,7 +301,7 @@ func event(content string) string {
 	return string(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(content)))) + content
 }
 
-// noted is an empty reader that reports every read.
+// noted is a reader without data that reports every read.
 type noted chan struct{}
 
 func (n noted) Read([]byte) (int, error) {

@@ -32,7 +32,7 @@ type CodeRequest struct {
 type CodeSink struct {
 	Started   func(executionCount int) error // called first, once
 	Output    func(s Stream, text string) error
-	Result    func(main bool, data map[string]json.RawMessage) error // data has the forms of one value, by media type
+	Result    func(main bool, data map[string]json.RawMessage) error // data: all forms of one value, by media type
 	Exception func(EvalError) error
 }
 

@@ -11,7 +11,7 @@ import (
 	"connectrpc.com/connect"
 )
 
-// Reasons why a command or an evaluation did not end by itself; see ExecResult.Err and
+// Reasons why a command or an evaluation did not end normally; see ExecResult.Err and
 // EvalResult.Err.
 var (
 	ErrTimeout         = errors.New("timed out")

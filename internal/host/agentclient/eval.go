@@ -205,15 +205,15 @@ func (e *evaluation) line(line []byte) (done bool, err error) {
 	return false, nil
 }
 
-// cut returns about the first e.limit bytes of text. If text is longer, it marks the result as
-// truncated.
+// cut returns approximately the first e.limit bytes of text. If text is longer, it marks the result
+// as truncated.
 func (e *evaluation) cut(text string) string {
 	e.result.Truncated = e.result.Truncated || len(text) > e.limit
 	return cut(text, e.limit)
 }
 
-// cut returns about the first limit bytes of text, in whole characters, followed by a note of the
-// total length.
+// cut returns approximately the first limit bytes of text, in whole characters, and then a note of
+// the total length. A text that is not longer stays unchanged.
 func cut(text string, limit int) string {
 	if len(text) <= limit {
 		return text
@@ -225,7 +225,7 @@ func cut(text string, limit int) string {
 	return fmt.Sprintf("%s… (cut, %d bytes in all)", head, len(text))
 }
 
-// Interrupt interrupts, once, the code that runs in a context. It reports whether code was running.
+// Interrupt interrupts the code that runs in a context, once. It reports whether code was running.
 // The code may catch the interrupt and continue. An empty contextID means the default context of
 // Python.
 func (c *Client) Interrupt(ctx context.Context, contextID string) (bool, error) {

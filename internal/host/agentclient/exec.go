@@ -24,7 +24,7 @@ type ExecRequest struct {
 	Env       map[string]string
 	Cwd       string        // empty: the user's home
 	User      string        // empty: the guest's default user
-	UserElse  string        // account to use instead of root, if it exists in the guest and no default user is set
+	UserElse  string        // account that replaces root, if it exists and the guest has no default user
 	Stdin     io.Reader     // nil: /dev/null, unless OpenStdin or Terminal is set
 	OpenStdin bool          // stdin stays open for Process.Input; Stdin must be nil
 	Terminal  *Size         // if set, the command gets a terminal; all its output is then Stdout
@@ -240,8 +240,8 @@ func (e *execCall) stream(ctx context.Context) (ExecResult, error) {
 	return notStarted(op, stream.Err())
 }
 
-// event handles one event of a process. If it is the last one, which says how the process ended,
-// event returns it.
+// event handles one event of a process. It returns the event if it is the last one, which says how
+// the process ended.
 func (e *execCall) event(ctx context.Context, event *process.ProcessEvent) (*process.ProcessEvent_EndEvent, error) {
 	switch ev := event.GetEvent().(type) {
 	case *process.ProcessEvent_Start:

@@ -16,7 +16,7 @@ import (
 // Size is the size of a terminal, in characters. If it is 0, the agent chooses one.
 type Size struct{ Cols, Rows uint16 }
 
-// message returns the size as the agent's protocol has it, or nil if s is nil.
+// message returns the size in the form of the agent's protocol, or nil if s is nil.
 func (s *Size) message() *process.PTY {
 	if s == nil {
 		return nil

@@ -46,7 +46,7 @@ type Result struct {
 	Save     time.Duration // writing state and memory to RAM
 	Persist  time.Duration // flushing to the disk and publishing
 	MemBytes uint64        // length of the memory layer
-	Output   string        // end of the output of the warm-up; each step has stdout before stderr
+	Output   string        // end of the warm-up's output; the stdout of each step precedes its stderr
 }
 
 // Guest is the agent of a parent.

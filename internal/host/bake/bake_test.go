@@ -98,7 +98,7 @@ func TestBadRequestsNameTheField(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A request without an initramfs gets one that is made for its kernel.
+// If a request names no initramfs, the Baker makes one for the kernel.
 func TestInitramfsIsMade(t *testing.T) {
 	w := newKitchen(t)
 	var asked []string

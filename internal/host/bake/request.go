@@ -21,8 +21,8 @@ type Request struct {
 	// limit of such clients
 	Foreign bool
 	From    string // tag of a disk-only snapshot whose disk is booted instead of Rootfs; may be empty
-	// path of a bzImage or ELF kernel; if it is empty, From must be set, and the snapshot's kernel
-	// is used
+	// path of a bzImage or ELF kernel; empty: the kernel of the snapshot From, which must then be
+	// set
 	Kernel string
 	// path of the initramfs with the agent; empty: the Baker makes one for Kernel; must be empty
 	// without Kernel, because the snapshot's initramfs is then used
@@ -37,7 +37,7 @@ type Request struct {
 	Ready     time.Duration      // how long the guest may take to boot; 0: 300 s
 	Network   *netclient.Setting // nil: the parent has no network, and children have the setting of From or the default
 	Limits    vm.Limits          // default for children; zero: the limits of From
-	Strict    bool               // children are strict (see unique.Strict); they are strict too if From is
+	Strict    bool               // children are strict (see unique.Strict); if From is strict, they always are
 	Warmup    time.Duration      // how long each warm-up step may take; 0: 600 s
 	Transient bool               // the parent is booted for a fork: delete the snapshot with its last sandbox
 }

@@ -22,7 +22,8 @@ func MemoryBound() uint64 {
 	return boundAt(dir, mount)
 }
 
-// boundAt is MemoryBound for the cgroup dir in the hierarchy that is mounted at mount.
+// boundAt does the work of MemoryBound for the cgroup dir, in the hierarchy that is mounted at
+// mount.
 func boundAt(dir, mount string) uint64 {
 	least := uint64(math.MaxUint64)
 	for ; strings.HasPrefix(dir, mount); dir = filepath.Dir(dir) {

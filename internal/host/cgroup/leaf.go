@@ -111,9 +111,9 @@ func (l *Leaf) Open() (*os.File, error) {
 	return os.NewFile(uintptr(fd), l.dir), nil
 }
 
-// Set replaces the limits. It writes only values that have changed; for a new leaf with default
-// limits it writes nothing. If a process uses more memory than its new limit, the kernel kills it;
-// see Usage.OwnBytes.
+// Set replaces the limits. It writes only values that have changed: for a new leaf with default
+// limits it writes nothing. If a process uses more memory than its new limit, the kernel kills the
+// process; see Usage.OwnBytes.
 func (l *Leaf) Set(limits vm.Limits, ram uint64) error {
 	if l == nil {
 		if limits != (vm.Limits{}) {
@@ -182,7 +182,7 @@ func (l *Leaf) Spare(layer *os.File) error {
 	return l.spareLocked(l.ram)
 }
 
-// Tighten removes the part of Spare's allowance that is not used.
+// Tighten lowers the memory limit by the part of Spare's allowance that the copy did not use.
 func (l *Leaf) Tighten() {
 	if l == nil {
 		return
@@ -213,7 +213,7 @@ func (l *Leaf) hurryBy(n int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.hurry += n
-	if !l.found { // otherwise the limits are unknown
+	if !l.found { // the limits of a found leaf are unknown
 		_ = l.writeLocked() // fails only if the process has ended
 	}
 }

@@ -17,7 +17,7 @@ import (
 // contain processes (cgroup-v2.rst, "No Internal Process Constraint").
 const ownName = "daemon"
 
-// findParent returns a cgroup below which the daemon may make leaves:
+// findParent returns a cgroup below which the daemon may make leaves. It tries in this order:
 //
 //  1. the daemon's own cgroup, or the one above it, if systemd has delegated it;
 //  2. if the daemon runs as root, the root of the hierarchy.

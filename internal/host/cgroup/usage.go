@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// Usage is the present and total usage of a cgroup's processes. Figures for which the host has no
-// controller are zero.
+// Usage is the present and total usage of a cgroup's processes. If the host lacks the controller
+// for a figure, the figure is zero.
 type Usage struct {
 	MemoryBytes   uint64 // charged to the cgroup now, including page cache
 	OwnBytes      uint64 // the part of MemoryBytes that the kernel cannot reclaim: all except page cache and tmpfs

@@ -30,8 +30,8 @@ const (
 // written after the snapshot parent was made, and extents describes them. Memory returns the memory
 // map of the new snapshot, and the layers that the snapshot inherits.
 //
-// To limit the number of extents, it copies some pages of parent's layers into own. If parent
-// already has MaxDepth layers, it copies all pages that own lacks, and the snapshot inherits no
+// To limit the number of extents, Memory copies some pages of parent's layers into own. If parent
+// already has MaxDepth layers, Memory copies all pages that own lacks, and the snapshot inherits no
 // layers. extents have no layer numbers yet, and have passed memlayer.CheckSaved. If ctx ends,
 // Memory stops and returns ctx's error.
 func Memory(ctx context.Context, own *os.File, extents []vm.Extent, parent *store.Lease) ([]vm.Extent, []snapshot.File,
@@ -157,7 +157,7 @@ func NewTop(path string, size uint64, format func(*os.File, uint64) error) (*os.
 	}
 	if err := format(f, size); err != nil {
 		f.Close()
-		os.Remove(path) // so that a later NewTop can use the name
+		os.Remove(path) // a later NewTop may need the name
 		return nil, fmt.Errorf("create disk top: %w", err)
 	}
 	return f, nil

@@ -76,7 +76,7 @@ func TestFilledGapsHaveNoHoles(t *testing.T) {
 func TestCopyingEndsWithItsContext(t *testing.T) {
 	const page = vm.PageSize
 	dir := t.TempDir()
-	var files [2]*os.File // the lower layer and the own one
+	var files [2]*os.File // the lower layer, and the snapshot's own layer
 	for i, name := range []string{"lower", "own"} {
 		f, err := os.Create(filepath.Join(dir, name))
 		if err == nil {

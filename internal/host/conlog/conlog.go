@@ -22,7 +22,7 @@ import (
 type Log struct {
 	screen func() Screen
 	vm     any      // Screen.VM of the console that is being read; nil: none yet
-	ring   *os.File // ring of that VM; nil: the VM has ended
+	ring   *os.File // ring of vm; nil: vm has ended
 	seen   uint64   // number of bytes of ring that were read so far
 }
 
@@ -83,7 +83,7 @@ func (l *Log) Next(ctx context.Context) (p []byte, lost uint64, err error) {
 // look returns the content of the console if it has changed since the last look. ended says that no
 // more output will follow.
 func (l *Log) look() (text console.Text, ended bool, err error) {
-	s := l.screen() // before reading the ring: if the VM has ended, the ring then has all its output
+	s := l.screen() // before the ring is read: if the VM has ended, the ring then has all its output
 	ended = s.Ended
 	text, err = l.read()
 	if err != nil || text.Written > l.seen || s.VM == nil || s.VM == l.vm {

@@ -9,7 +9,7 @@ import "sync"
 // Kind is a kind of message.
 type Kind int
 
-// Kinds, in the order in which Pay sends them.
+// Kinds of messages, in the order in which Pay sends them.
 const (
 	Reset Kind = iota // the peers of the guest's connections are gone
 	Trust             // the guest must trust the CA for hosts of secrets

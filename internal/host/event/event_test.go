@@ -66,8 +66,8 @@ func TestMissed(t *testing.T) {
 	}
 }
 
-// A large event displaces as many older ones as needed, so the memory of a ring is bounded. An
-// event that alone exceeds the bound is stored until the next one.
+// A large event displaces as many older events as needed, so the memory of a ring is bounded. An
+// event that alone exceeds the bound is stored until the next event arrives.
 func TestRingIsBoundedInBytes(t *testing.T) {
 	r := NewRing(DefaultSize)
 	all := r.Follow("")

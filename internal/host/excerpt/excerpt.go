@@ -2,7 +2,7 @@
 // console or from a command. The package selects the lines that help most, and removes control
 // sequences for terminals.
 //
-// It reads no files and decides nothing from the text.
+// It reads no files, and only formats the text.
 package excerpt
 
 import (

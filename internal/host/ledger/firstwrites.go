@@ -5,8 +5,8 @@ package ledger
 const usualEnv = 1 << 10
 
 // WritesAsOthers reports whether a new child writes the same pages as other children of its
-// snapshot, because its fork gave it little data of its own. When later children start, the pages
-// that such a child writes first are copied in advance. Without this check, one user could make the
+// snapshot. It does if its fork gave it little data of its own. The pages that such a child writes
+// first are copied in advance for later children. Without this check, one user could make the
 // children of all other users larger.
 func (r *Record) WritesAsOthers() bool {
 	size := 0

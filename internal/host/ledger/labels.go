@@ -13,8 +13,8 @@ import (
 // record that is written often.
 const (
 	MaxLabels     = 64
-	maxLabelValue = 256     // bytes of one value
-	maxLabelBytes = 4 << 10 // bytes of all names and values together
+	maxLabelValue = 256     // maximum number of bytes of one value
+	maxLabelBytes = 4 << 10 // maximum number of bytes of all names and values together
 )
 
 // labelName permits only characters that need no quoting in a URL, a shell or a file name.

@@ -62,7 +62,7 @@ func newAuthority() ([]byte, error) {
 }
 
 // rootsEnv is an environment variable with the path of root certificates to use instead of the
-// host's. OpenSSL and Go use it too.
+// host's. OpenSSL and Go also use it.
 const rootsEnv = "SSL_CERT_FILE"
 
 // openRoots opens the file of root certificates that this host trusts.

@@ -95,7 +95,7 @@ func New(cfg Config) (*Client, error) {
 	}
 	c.quit, c.stop = context.WithCancel(context.Background())
 	found, err := c.find()
-	// these two errors mean that no forkd-net is running
+	// ErrNotExist and ESRCH mean that no forkd-net is running
 	if err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, syscall.ESRCH) {
 		cfg.Log.Info("the forkd-net of an earlier daemon is not used", "reason", err)
 	}
@@ -172,7 +172,7 @@ func (c *Client) drop(n *conn) {
 	}
 }
 
-// Restarts returns how often forkd-net was restarted after it had exited by itself.
+// Restarts returns how many times forkd-net was restarted after it had exited by itself.
 func (c *Client) Restarts() uint64 {
 	if c == nil {
 		return 0

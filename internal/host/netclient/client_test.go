@@ -193,7 +193,8 @@ func TestNobodyIsJoinedWithoutAClient(t *testing.T) {
 	}
 }
 
-// forkd-net writes the flow log. If the file is renamed, it writes to a new file after ReopenLog.
+// forkd-net writes the flow log. If the file is renamed, forkd-net writes to a new file after
+// ReopenLog.
 func TestFlowLog(t *testing.T) {
 	cfg := newConfig(t)
 	cfg.FlowLog = filepath.Join(t.TempDir(), "flows")

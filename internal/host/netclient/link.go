@@ -61,8 +61,8 @@ func (c *Client) Adopt(id string, setting Setting, give Give) *Link {
 	c.putLocked(l)
 	if c.conn != nil && c.conn.attached[id] {
 		l.conn = c.conn
-		// Send the setting again. The earlier daemon may have died after it wrote the sandbox's
-		// record, from which setting comes, and before it sent the setting.
+		// Send the setting again. The earlier daemon may have died after it wrote the setting to
+		// the sandbox's record, and before it sent the setting to forkd-net.
 		if len(setting.Secrets) > 0 {
 			c.trustLocked(c.conn)
 		}
@@ -103,7 +103,7 @@ func (l *Link) renewLocked() {
 		return
 	}
 	if l.pending != nil {
-		l.attachLocked() // the VM has the other end, or will get it
+		l.attachLocked() // the VM has the other end of the socket, or will get it
 		return
 	}
 	if !l.ready {

@@ -12,7 +12,7 @@ import (
 type Setting struct {
 	Policy  netproto.Policy
 	Limits  netproto.Limits
-	Secrets []netproto.Secret // in no record and no snapshot; package ledger stores them separately
+	Secrets []netproto.Secret // records and snapshots do not contain them; package ledger stores them separately
 }
 
 // Default is the network setting of a sandbox for which none was given.

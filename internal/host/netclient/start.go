@@ -33,12 +33,12 @@ const (
 	minMemory   = 512 << 20
 )
 
-// oomScore makes the kernel's OOM killer choose forkd-net after sandboxes, whose scores package
-// vmmclient sets, and before the daemon.
+// oomScore makes the kernel's OOM killer choose forkd-net after sandboxes and before the daemon.
+// Package vmmclient sets the scores of sandboxes.
 const oomScore = 250
 
-// cpuWeight is the highest weight, because all sandboxes wait for this one process. With the
-// default weight, forkd-net would get only as much CPU as one busy sandbox.
+// cpuWeight is the highest weight, because all sandboxes wait for forkd-net. With the default
+// weight, forkd-net would get only as much CPU time as one busy sandbox.
 const cpuWeight = 10_000
 
 // memory returns the memory limit of forkd-net, in MiB.

@@ -13,8 +13,8 @@ import (
 // goroutines first and the registers last. Ten thousand goroutines make about 4 MiB.
 const logSize = 16 << 20
 
-// newLog returns a file in memory for the standard error of a process. Its size is fixed, but it
-// takes memory only for what is written.
+// newLog returns a file in memory for the standard error of a process. The file's size is fixed,
+// but only the written part takes memory.
 func newLog(name string) (*os.File, error) {
 	const flags = unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
 	fd, err := unix.MemfdCreate(name, flags|unix.MFD_NOEXEC_SEAL)

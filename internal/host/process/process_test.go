@@ -12,8 +12,8 @@ import (
 	"github.com/forkd/forkd/internal/jail/violation"
 )
 
-// sleeper starts a process that runs until it is killed. It returns the path of the process's
-// record too.
+// sleeper starts a process that runs until it is killed. It also returns the path of the process's
+// record.
 func sleeper(t *testing.T) (*Process, string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -162,8 +162,8 @@ func TestBothEndsOfALogAreKept(t *testing.T) {
 	}
 }
 
-// The longest report of Go's runtime still shows, in the part that is kept, which system call
-// killed the process.
+// The report of a forbidden system call names the call. Even if the report has the maximum length,
+// the parts that are kept show the call.
 func TestForbiddenCallIsNamedFromBothEnds(t *testing.T) {
 	f, err := newLog("test")
 	if err != nil {

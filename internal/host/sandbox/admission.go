@@ -33,8 +33,8 @@ func (m *Manager) reserve(o owner.Owner, n int) (release func(), err error) {
 	return release, err
 }
 
-// admit reserves places for n VMs. It counts a refusal for the metrics. If memory is too short for
-// one VM, it kills VMMs that wait in the pool, so that users can have that memory.
+// admit reserves places for n VMs. It counts a refusal for the metrics. If there is too little
+// memory for one VM, admit first kills VMMs that wait in the pool, and users get their memory.
 func (m *Manager) admit(n int, vcpus uint32) error {
 	err := m.admitted.Enter(n, vcpus)
 	var refused *admit.Error

@@ -70,8 +70,8 @@ func (w *world) hung(t *testing.T) (*Sandbox, *hungVMM) {
 }
 
 // While the VMM of a sandbox hangs, the sandbox is shown as silent, and operations on it fail. When
-// the VMM continues, it executes requests of operations that have failed; their effects are then
-// corrected.
+// the VMM continues, it executes the requests of these operations. The daemon then corrects the
+// effects.
 func TestVMMThatHangs(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -155,7 +155,7 @@ func TestVMMThatHangsIsTakenOver(t *testing.T) {
 	w.checkClean(t)
 }
 
-// Requests to a sandbox do not wait for a branch of it.
+// Requests to a sandbox do not wait for a branch of the sandbox.
 func TestRequestsDoNotWaitForABranch(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

@@ -21,8 +21,9 @@ const (
 
 // Branch makes a snapshot of a sandbox. Afterwards the sandbox continues (or stays paused), even
 // after an error, and can be branched again. Branches of one sandbox wait for each other. If the
-// host or the owner has too many at a time, the error is a *BusyError. When Branch returns, the
-// snapshot can be forked, unless the request has NoWait; it is flushed to disk in the background.
+// host or the owner has too many branches at a time, the error is a *BusyError. When Branch
+// returns, the snapshot can be forked, unless the request has NoWait. The snapshot is flushed to
+// disk in the background.
 func (m *Manager) Branch(ctx context.Context, id string, req BranchRequest) (BranchResult, error) {
 	start := time.Now()
 	if _, err := m.Get(id); err != nil {
@@ -94,7 +95,7 @@ func (h *Held) branch(ctx context.Context, req BranchRequest, start time.Time) (
 	h.free = cleanup.Stack{}
 	complete := m.unwatched.Add(req.Tag)
 	m.background.Go(func() {
-		defer complete() // after the places are free, so that a client that waits can then branch
+		defer complete() // after the places are free; then a client that waits can branch at once
 		defer rest.Run()
 		if _, err := b.finish(context.WithoutCancel(ctx)); err != nil {
 			m.cfg.Log.Error("branch", "sandbox", s.id, "snapshot", req.Tag, "error", err)

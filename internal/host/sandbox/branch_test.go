@@ -58,8 +58,8 @@ func (w *world) layers(t *testing.T, tag string) (memory, disk int) {
 	return d.MemoryLayers, d.DiskLayers
 }
 
-// Each branch adds a layer to memory and to the disk, except that a full branch has only one memory
-// layer. The sandbox still runs from the same snapshot.
+// Each branch adds one layer to the memory and one to the disk. Only a full branch has a single
+// memory layer. The sandbox still runs from the same snapshot.
 func TestBranchChains(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -331,7 +331,7 @@ func TestTopsThatStayWritable(t *testing.T) {
 			fake.Swaps != before {
 			t.Errorf("after %s it got another top: %v", what, err)
 		}
-		s.live.kept = nil // as in a daemon that has just been started
+		s.live.kept = nil // simulates a daemon that has just been started
 	}
 	for _, mode := range []vm.BranchMode{vm.BranchLive, vm.BranchFull} {
 		_, err := w.Branch(t.Context(), id, BranchRequest{Tag: "b", Mode: mode})

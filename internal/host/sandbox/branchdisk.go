@@ -82,7 +82,7 @@ func (b *branch) mergeTops(ctx context.Context, owner string) error {
 		return err
 	}
 	b.lower, b.owners = []*os.File{merged}, []string{owner}
-	if err := b.mergeInVMM(path); err != nil { // the VMM then still uses the old files, until the next merge
+	if err := b.mergeInVMM(path); err != nil { // the VMM uses the old files until the next merge
 		b.m.cfg.Log.Warn("merge disk layers in a VMM", "sandbox", b.s.id, "error", err)
 	}
 	for _, f := range old {

@@ -93,7 +93,7 @@ func (m *Manager) restoreChild(ctx context.Context, start time.Time, req ForkReq
 			return nil, err
 		}
 	}
-	if len(network.Secrets) > 0 { // a new child has no old file, so without secrets there is nothing to write
+	if len(network.Secrets) > 0 { // without secrets there is no file to write, because a new child has none to replace
 		if err := ledger.WriteSecrets(s.data, network.Secrets); err != nil {
 			return nil, err
 		}

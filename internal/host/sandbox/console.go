@@ -8,7 +8,8 @@ import (
 	"github.com/forkd/forkd/internal/host/vmpool"
 )
 
-// Console returns the last output on a sandbox's serial console. It works for exited sandboxes too.
+// Console returns the last output on a sandbox's serial console. It also works for exited
+// sandboxes.
 func (m *Manager) Console(id string) (console.Text, error) {
 	s, err := m.Get(id)
 	if err != nil {

@@ -27,7 +27,7 @@ func (m *Manager) diskFull(s *Sandbox, v *liveVM) {
 	defer unlock()
 	st, err := v.vmm.Stats(ctx)
 	if s.answered(err) != nil {
-		return // the next operation finds out that the VM is paused and resumes it; the VM may then report again
+		return // the next operation resumes the VM, and the VM may report again
 	}
 	if !st.DiskFull {
 		return // s has been resumed or rolled back since the VM reported

@@ -10,8 +10,7 @@ import (
 	"github.com/forkd/forkd/internal/host/vmmclient"
 )
 
-// until waits until ok returns true for a sandbox. If it never does, the test's time limit ends the
-// test.
+// until polls a sandbox until ok returns true for its Info. If ok never does, the test times out.
 func until(t *testing.T, w *world, id string, ok func(Info) bool) {
 	t.Helper()
 	for {

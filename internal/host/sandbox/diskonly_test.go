@@ -58,8 +58,8 @@ func (w *world) boots(t *testing.T) func() int {
 	return func() int { return n }
 }
 
-// A disk-only branch contains no memory. It affects neither the sandbox nor later branches, and
-// forks of it boot.
+// A disk-only branch contains no memory. It changes neither the sandbox nor later branches. Forks
+// of a disk-only branch boot.
 func TestBranchOfTheDisk(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -286,7 +286,7 @@ func TestBakeFromADisk(t *testing.T) {
 		if got := fmt.Sprintf("%d MiB, %d vCPUs, %s %s", m.MemoryBytes>>20, m.VCPUs, g.Env["A"], g.Env["B"]); got != c.want {
 			t.Errorf("%+v: %s, want %s", c.req, got, c.want)
 		}
-		w.branch(t, w.fork(t, "large"), "again", vm.BranchDisk) // the disk of a sandbox that was booted can be booted again
+		w.branch(t, w.fork(t, "large"), "again", vm.BranchDisk) // a disk that was booted before can be booted again
 		for _, tag := range []string{"again", "large"} {
 			if _, err := w.Snapshots().Delete(tag, store.DeleteForce); err != nil {
 				for _, i := range w.List() {

@@ -20,8 +20,8 @@ func (e *NotFoundError) Error() string {
 type StateError struct {
 	ID, Op  string
 	State   State
-	Full    bool    // if State is Paused: it is paused until the host has room for its disk
-	Secret  bool    // in any State: its memory must not be saved, see KeepSecret
+	Full    bool    // with State Paused: the sandbox is paused until the host has room for its disk
+	Secret  bool    // with any State: the sandbox's memory must not be saved, see KeepSecret
 	Exit    vm.Exit // if State is Exited
 	Console string  // last lines of the sandbox's console
 }
@@ -141,8 +141,8 @@ func (e *BusyError) Error() string {
 	return fmt.Sprintf("%d %s are running, the most at once; try again", e.Limit, e.What)
 }
 
-// IsBusy reports whether err refuses a branch that may succeed soon, because too many branches are
-// being made or earlier ones are still being flushed to disk.
+// IsBusy reports whether err refuses a branch that may succeed soon. That is so if too many
+// branches are being made, or if earlier branches are still being flushed to disk.
 func IsBusy(err error) bool {
 	var busy *BusyError
 	var backlog *store.BacklogError

@@ -13,8 +13,8 @@ var kinds = map[State]event.Kind{
 	Restoring: event.SandboxRestoring, Exited: event.SandboxExited,
 }
 
-// enteredLocked emits the event that s has entered its state. For the creation and the deletion of
-// a sandbox, add and remove emit the events.
+// enteredLocked emits the event that s has entered its present state. It does not emit the events
+// of a sandbox's creation and deletion; add and remove emit these.
 func (s *Sandbox) enteredLocked(from State, op string) {
 	kind, ok := kinds[s.state]
 	if from == Starting || !ok {

@@ -13,7 +13,7 @@ import (
 	"github.com/forkd/forkd/internal/host/ledger"
 )
 
-// soon is a lifetime that ends during the test, and far is one that does not.
+// soon is a lifetime that ends during the test, and far is a lifetime that does not.
 const (
 	soon = 50 * time.Millisecond
 	far  = time.Hour
@@ -80,7 +80,7 @@ func TestExpiry(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A sandbox that is suspended on expiry keeps its data, also under the next daemon.
+// A sandbox that is suspended on expiry keeps its data. It also does so under the next daemon.
 func TestExpirySuspends(t *testing.T) {
 	w := newWorld(t, 0)
 	if _, err := w.Bake(t.Context(), w.bake); err != nil {
@@ -236,7 +236,7 @@ func TestResumeAfterItsTimeHasPassed(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A sandbox that is about to be deleted because it has expired cannot be resumed at that moment.
+// A sandbox cannot be resumed at the moment when it is about to be deleted because it has expired.
 func TestResumeBeforeADeletion(t *testing.T) {
 	w := newWorld(t, 0)
 	mustBake(t, w)
@@ -250,7 +250,7 @@ func TestResumeBeforeADeletion(t *testing.T) {
 	}
 	now := time.Now()
 	s.mu.Lock()
-	s.record.Expires = now // so that its timer is about to fire
+	s.record.Expires = now // the sandbox's timer is about to fire
 	s.mu.Unlock()
 	if i, err := w.Resume(t.Context(), id); err != nil || !i.Expires.Equal(now) {
 		t.Fatalf("%+v, %v", i, err)
@@ -274,7 +274,7 @@ func TestTimeAmidASuspension(t *testing.T) {
 	v.branch = func() (err error) {
 		found, err = ledger.Read(s.live.dir)
 		s.mu.Lock()
-		s.record.Expires = time.Now() // as if the suspension had taken until the expiry
+		s.record.Expires = time.Now() // simulates a suspension that takes until the expiry
 		s.mu.Unlock()
 		w.expire(s)
 		return err

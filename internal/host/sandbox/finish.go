@@ -31,8 +31,8 @@ func (b *branch) finish(ctx context.Context) (result BranchResult, err error) {
 		}
 	}
 	// The layers are completed even if the client disconnects, but not if the sandbox is deleted.
-	// Copying memory has a time limit. Merging disk layers has none, because it copies no more than
-	// the layers contain.
+	// Copying memory has a time limit. Merging disk layers has no time limit, because it copies no
+	// more than the layers contain.
 	alive, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
 	defer context.AfterFunc(b.v.calls, end)()
@@ -76,7 +76,9 @@ func (b *branch) finish(ctx context.Context) (result BranchResult, err error) {
 	if err != nil {
 		return result, err
 	}
-	if b.stays() { // before publishing, so that a client that sees the branch also sees that nothing has changed since
+	// Before publishing: a client that sees the branch must also see that nothing has changed
+	// since.
+	if b.stays() {
 		b.s.since.Mark(b.calls)
 	}
 	if result.Info, err = b.staging.Publish(m, extents, disk); err != nil {

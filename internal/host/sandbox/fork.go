@@ -81,7 +81,7 @@ func (r *ForkRequest) checkChildren() error {
 func (m *Manager) checkAgainst(ctx context.Context, r *ForkRequest, parent *snapshot.Manifest) error {
 	if r.Network != nil {
 		present, err := netclient.FromSnapshot(parent.Guest.Network)
-		if err != nil { // the snapshot's own policy is invalid, but another one can be given
+		if err != nil { // the snapshot's own policy is invalid; the request can name another policy
 			present = netclient.Isolated()
 		}
 		if r.present != nil {
@@ -95,8 +95,8 @@ func (m *Manager) checkAgainst(ctx context.Context, r *ForkRequest, parent *snap
 }
 
 // Fork starts children of a snapshot. A child has started when its agent has confirmed its new
-// identity. If one fails, the others are killed, unless the request permits part of them. If the
-// fork fails, the error is a *ForkError.
+// identity. If one child fails, the others are killed, unless the request permits a part of the
+// children. If the fork fails, the error is a *ForkError.
 func (m *Manager) Fork(ctx context.Context, req ForkRequest) (ForkResult, error) {
 	start := time.Now()
 	if err := req.check(); err != nil {
@@ -151,8 +151,8 @@ func (m *Manager) Fork(ctx context.Context, req ForkRequest) (ForkResult, error)
 	return result, err
 }
 
-// fork starts children for which places are reserved, and hands them out as one unit: if the daemon
-// dies before, the next daemon kills all of them.
+// fork starts children for which places are reserved, and hands them out as one unit. If the daemon
+// dies before it has handed them out, the next daemon kills all of them.
 func (m *Manager) fork(ctx context.Context, start time.Time, req ForkRequest, vcpus uint32) (ForkResult, error) {
 	unfinished, err := ledger.BeginFork(m.cfg.RunDir, req.N == 1 && !req.Provisional)
 	if err != nil {
@@ -226,7 +226,7 @@ func countFailed(ctx context.Context, req ForkRequest, errs []error) (ForkResult
 			result.Unconfirmed++
 		}
 		if first == nil || errors.Is(first, context.Canceled) {
-			first = err // prefer an error that is not the result of cancelling the others
+			first = err // prefer an error that was not caused by cancelling the other children
 		}
 	}
 	if result.Failed > 0 && (!req.AllowPartial || result.Failed == req.N || ctx.Err() != nil) {

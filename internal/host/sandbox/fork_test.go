@@ -117,9 +117,9 @@ func TestLaterChildrenAreToldTheFirstWrites(t *testing.T) {
 	}
 }
 
-// The environment is part of every child's record, so it must be small: with a large one, a fork of
-// a thousand children could fill the run directory, or the memory of the next daemon. It is refused
-// before any child starts.
+// The environment is part of every child's record, so it must be small. With a large environment, a
+// fork of a thousand children could fill the run directory, or the memory of the next daemon. A
+// large environment is refused before any child starts.
 func TestEnvironmentsAreBounded(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

@@ -6,7 +6,7 @@ import (
 	"github.com/forkd/forkd/internal/host/owner"
 )
 
-// ForkSandbox branches a sandbox and forks the branch, in one call. The snapshot that this makes is
+// ForkSandbox branches a sandbox and forks the branch, in one call. The snapshot of the branch is
 // deleted with the last of the children.
 func (m *Manager) ForkSandbox(ctx context.Context, source string, mode BranchRequest,
 	req ForkRequest) (ForkResult, BranchResult, error) {

@@ -73,8 +73,9 @@ func (c *guestCall) dial(ctx context.Context, port uint32) (net.Conn, error) {
 	return conn, err
 }
 
-// explain returns the reason why a connection has broken or does not answer: an operation on the
-// sandbox, if there was one, and otherwise err. A pause breaks no connections.
+// explain returns the reason why a connection has broken or does not answer. That is the operation
+// on the sandbox that has cut the connection, if there was one, and otherwise err. A pause breaks
+// no connections.
 func (c *guestCall) explain(err error) error {
 	var answer *agentclient.Error
 	if err == nil || errors.As(err, &answer) && answer.Code != agentclient.CodeInternal {

@@ -25,7 +25,7 @@ func (m *Manager) With(ctx context.Context, id string, f func(*Held) error) erro
 	return m.with(ctx, id, (*Sandbox).lock, f)
 }
 
-// with is With for a caller that locks in another way.
+// with is like With, for a caller that locks in another way.
 func (m *Manager) with(ctx context.Context, id string, lock func(*Sandbox, context.Context) (func(), error),
 	f func(*Held) error) error {
 	s, err := m.Get(id)

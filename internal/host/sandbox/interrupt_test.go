@@ -170,8 +170,8 @@ func TestRequestsToASandboxThatIsPausedMeanwhile(t *testing.T) {
 	w.checkClean(t)
 }
 
-// If a branch fails because its sandbox is deleted, the error says so. It does not say that a
-// process was killed.
+// If a branch fails because its sandbox is deleted, the error says that the sandbox was deleted,
+// and not that a process was killed.
 func TestBranchOfADeletedSandbox(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -196,7 +196,7 @@ func TestRestartDuringAFork(t *testing.T) {
 	before := len(w.vmms.Forked)
 	w.vmms.ForkedErr = func(i int) error {
 		if i == before+n {
-			<-hang // so that the last child never confirms
+			<-hang // keeps the last child from confirming
 		}
 		return nil
 	}
@@ -214,7 +214,7 @@ func TestRestartDuringAFork(t *testing.T) {
 			t.Fatal("the other children did not confirm")
 		}
 	}
-	w.Snapshots().Close() // as if the daemon had died
+	w.Snapshots().Close() // simulates the death of the daemon
 	w.start(t, 0)
 	defer w.stop()
 	if alive, err := w.Recover(); alive != 1 || err != nil {

@@ -23,9 +23,9 @@ func limitsFor(asked *vm.Limits, m *snapshot.Manifest) vm.Limits {
 	return m.Guest.Limits
 }
 
-// SetLimits replaces the limits of a sandbox in any state. When it returns, they are in force.
-// Later branches inherit them. A rollback does not change them. A memory limit below what the
-// sandbox uses is refused, because the kernel would kill the sandbox.
+// SetLimits replaces the limits of a sandbox in any state. When SetLimits returns, the limits are
+// in force. Later branches inherit the limits. A rollback does not change them. A memory limit
+// below the sandbox's usage is refused, because the kernel would kill the sandbox.
 func (m *Manager) SetLimits(ctx context.Context, id string, limits vm.Limits) (Info, error) {
 	if err := m.cfg.VMMs.CheckLimits("", limits); err != nil {
 		return Info{}, err

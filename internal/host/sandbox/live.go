@@ -75,9 +75,9 @@ func (s *Sandbox) explain(op string, v *liveVM, err error) error {
 	}
 }
 
-// answered returns the error of a request to the VMM of s. If the request has got no answer, it is
-// unknown whether the VM runs. Then s is marked as silent, so that the next operation first asks
-// the VMM (see catchUp). A request that its caller has cancelled does not count.
+// answered returns the error of a request to the VMM of s. If the VMM has not answered the request,
+// it is unknown whether the VM runs. Then answered marks s as silent, and the next operation first
+// asks the VMM (see catchUp). A request that its caller has cancelled does not make s silent.
 func (s *Sandbox) answered(err error) error {
 	if errors.Is(err, vmmclient.ErrNoAnswer) && !errors.Is(err, context.Canceled) {
 		s.mu.Lock()
@@ -87,8 +87,8 @@ func (s *Sandbox) answered(err error) error {
 	return err
 }
 
-// stopVM and startVM pause and resume a VM of s. They do not stop if the client disconnects, but
-// have a time limit.
+// stopVM and startVM pause and resume a VM of s. Both continue if the client disconnects, but have
+// a time limit.
 func (s *Sandbox) stopVM(ctx context.Context, v *liveVM) error {
 	return s.answered(v.vmm.Pause(context.WithoutCancel(ctx)))
 }

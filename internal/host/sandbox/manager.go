@@ -65,13 +65,13 @@ type Config struct {
 	OpenPrivate bool
 }
 
-// defaultConfirm is long enough for hosts with an emulated CPU, or with far too much load.
+// defaultConfirm is long enough for hosts that have an emulated CPU or are heavily overloaded.
 const defaultConfirm = 30 * time.Second
 
 // Limits per CPU of the host: how many children of the daemon may be restored at a time, how many
-// may be confirming, and how many of one fork may be starting. Restoring is limited by the CPU. A
-// child that confirms mostly waits for its agent, but the guest needs a CPU to change its identity:
-// if a hundred did that on one CPU, none would answer in time.
+// may be confirming, and how many of one fork may be starting. The CPU limits how many children can
+// be restored. A child that confirms mostly waits for its agent, but the guest needs a CPU to
+// change its identity. If a hundred guests did so on one CPU, none would answer in time.
 const (
 	restoresPerCPU = 2
 	confirmsPerCPU = 4
@@ -134,7 +134,7 @@ func New(cfg Config) (*Manager, error) {
 	m.pool = vmpool.New(vmpool.Config{VMMs: cfg.VMMs, RunDir: cfg.RunDir, Size: cfg.PoolSize, Most: cfg.PoolMost,
 		Log:      cfg.Log,
 		Refilled: cfg.Observer.PoolRefilled})
-	cfg.Store.OnGone(m.pool.Drop) // called when a snapshot is deleted or replaced, also if it deletes itself
+	cfg.Store.OnGone(m.pool.Drop) // also called for snapshots that are replaced or delete themselves
 	return m, nil
 }
 
@@ -218,7 +218,7 @@ const defaultBranches = 4
 
 // maxSuspends is the maximum number of concurrent suspensions. During a suspension, the sandbox's
 // dirty memory is in RAM a second time, until it is on disk, and the flushes run one after another.
-// A thousand suspensions at a time would fill the file system in RAM, which all branches need, and
-// all these sandboxes would be stopped meanwhile. A sandbox continues to run while it waits for its
-// suspension.
+// A thousand concurrent suspensions would fill the file system in RAM, which all branches need, and
+// all these sandboxes would be stopped during that time. A sandbox continues to run while it waits
+// for its suspension.
 const maxSuspends = 4

@@ -31,9 +31,9 @@ const giveTimeout = branchTimeout
 // sent again when it runs.
 const tellTimeout = 10 * time.Second
 
-// giveTo returns a function that gives another frame socket to the VM v. The new socket's network
-// stack does not know the guest's connections. The guest would notice that only when it sends data,
-// so the function also tells the guest.
+// giveTo returns a function that gives another frame socket to the VM v. The network stack behind
+// the new socket does not know the guest's connections. The guest would notice that only when it
+// sends data, so the function also tells the guest.
 func (m *Manager) giveTo(id string, v *liveVM) netclient.Give {
 	return func(frames *os.File) error {
 		ctx, cancel := context.WithTimeout(context.Background(), giveTimeout)
@@ -65,8 +65,8 @@ func (m *Manager) join(v *liveVM, r *ledger.Record) (*netclient.Link, *os.File, 
 	return m.cfg.Net.Join(r.ID, r.Network, m.giveTo(r.ID, v))
 }
 
-// joined must be called after join, with its results, when the VM has been restored. If the restore
-// has failed, closing the VM also closes the link.
+// joined must be called with the results of join after the VM has been restored, even if the
+// restore has failed. In that case, closing the VM later also closes the link.
 func joined(link *netclient.Link, frames *os.File) {
 	if frames != nil {
 		frames.Close()

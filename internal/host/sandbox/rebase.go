@@ -66,8 +66,8 @@ func (b *branch) checkWhole(rec *ledger.Record, below *store.Lease) error {
 	return nil
 }
 
-// rebaseTimeout is how long a VMM may take to rebase. It copies nothing. Until it answers, the
-// branch holds one of the host's places for branches.
+// rebaseTimeout is how long a VMM may take to rebase, which copies nothing. Until the VMM answers,
+// the branch holds one of the host's places for branches.
 const rebaseTimeout = 30 * time.Second
 
 // rebase rebases the memory of the sandbox onto the published branch. It returns how many bytes the

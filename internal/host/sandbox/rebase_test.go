@@ -40,7 +40,7 @@ func (w *world) asked(t *testing.T, id string) vmmproto.Branch {
 }
 
 // If a sandbox is branched repeatedly, its memory is based on its latest branch, and each branch
-// can be deleted at once. After a certain number of branches, the next one is made over the
+// can be deleted at once. After a certain number of branches, the next branch is based on the
 // snapshot from which the sandbox runs, and holds everything that was written since the fork. All
 // remaining snapshots are complete.
 func TestLineOfBranches(t *testing.T) {
@@ -83,8 +83,8 @@ func TestLineOfBranches(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A line also ends when its layers have more than twice the bytes of the guest's memory, because they
-// stay in RAM although the branches are deleted.
+// A line also ends when its layers have more than twice as many bytes as the guest's memory,
+// because the layers stay in RAM although the branches are deleted.
 func TestLineEndsWithItsBytes(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -100,7 +100,7 @@ func TestLineEndsWithItsBytes(t *testing.T) {
 		if _, err := w.Snapshots().Delete(tag, store.DeleteSingle); err != nil {
 			t.Fatal(err)
 		}
-		w.fillLayers(t, 64<<20) // as if the guest had written all of its memory
+		w.fillLayers(t, 64<<20) // simulates a guest that has written all of its memory
 	}
 	if entries, err := os.ReadDir(filepath.Join(w.dir, "ram")); err != nil || len(entries) != 2 {
 		t.Errorf("%d layers are in RAM (%v), want that of p and one of the new line", len(entries), err)
@@ -245,7 +245,7 @@ func TestRestartDuringARebase(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				// As if the second rebase were in progress.
+				// simulates a second rebase that is in progress
 				err = s.update(func(r *ledger.Record) {
 					r.Rebasing = &durable.PendingRebase{To: *r.Rebased, Rebases: 1}
 					r.Rebased = &durable.Rebased{ID: was.ID, Line: 1}

@@ -44,7 +44,7 @@ func checkCallsOff(t *testing.T, suspend func(context.Context, *world, string) e
 	w.vmms.Told = func(req agentproto.Request) error {
 		if req.Op == agentproto.OpFreeze {
 			asked <- struct{}{}
-			select {} // as if root in the guest had replaced the agent
+			select {} // simulates a guest in which root has replaced the agent
 		}
 		return nil
 	}

@@ -1,10 +1,10 @@
 // Package sandbox implements sandboxes. It forks them from snapshots, branches them, rolls them
 // back, suspends and deletes them, and owns all of their files.
 //
-// It decides the order of steps, the limits, and what to undo after an error; state.go draws the
-// states of a sandbox. It uses other packages for the work itself: vmpool.VMMs for VMM processes,
-// the interface Guest below for guest agents, and package store for the files of snapshots. Package
-// workspace gives names to sandboxes, and package bake makes parents.
+// The package decides the order of steps, the limits, and what to undo after an error; state.go
+// draws the states of a sandbox. It uses other packages for the work itself: vmpool.VMMs for VMM
+// processes, the interface Guest below for guest agents, and package store for the files of
+// snapshots. Package workspace gives names to sandboxes, and package bake makes parents.
 package sandbox
 
 import (
@@ -49,7 +49,7 @@ type Sandbox struct {
 	data   string        // directory for the sandbox's private disk tops and its suspended state
 	ops    chan struct{} // lock for operations such as branch, rollback and pause; has room for one value
 	usage  *idle.Watch
-	since  tally.Tally // counts changes since its latest branch or rollback
+	since  tally.Tally // counts changes since the sandbox's latest branch or rollback
 	events *event.Ring // receives its events
 	freed  sync.Once
 	rests  gate.Way // context of branches that wait for the guest to freeze its file system
@@ -66,7 +66,7 @@ type Sandbox struct {
 	expiry  *time.Timer
 	expired bool // the sandbox's expiry has passed, so it is about to be deleted
 	// +checklocks:mu
-	timeless bool   // its expiry is stopped, see stopTime
+	timeless bool   // the sandbox's expiry is stopped, see stopTime
 	unpin    func() // unpins the snapshot of the latest suspended state; nil if there is none
 	silent   bool   // the VMM has not answered a request, see catchUp
 	full     bool   // the sandbox is paused because the host has no room for its disk
@@ -79,7 +79,7 @@ type Timing struct {
 	VMM     time.Duration // until all vCPUs ran
 	Ready   time.Duration // until the agent had confirmed the new identity
 	Restore vmmproto.RestoreResult
-	Pooled  bool // its VMM process came from the pool
+	Pooled  bool // the VMM process came from the pool
 }
 
 // Info describes a sandbox.
@@ -188,7 +188,7 @@ type liveVM struct {
 	vmm   vmpool.VMM
 	guest Guest
 
-	// Rollbacks and rebases change these fields while they hold the sandbox's mu.
+	// Rollbacks and rebases hold the sandbox's mu while they change these fields.
 	lease *store.Lease // lease of the snapshot from which the VM runs; nil if there is none, see leased
 	// below releases the branch that the VM was rebased onto. It is nil if there is none, or if it
 	// could not be leased.
@@ -197,7 +197,7 @@ type liveVM struct {
 	// context for requests to the guest; ends when the sandbox is rolled back, suspended or deleted
 	calls context.Context
 	cut   context.CancelCauseFunc // cancels calls
-	link  *netclient.Link         // its connection to the network
+	link  *netclient.Link         // the VM's connection to the network
 
 	leave func() // frees the VM's place on the host; nil until the VM has a place of its own
 	debts debt.Debts
@@ -211,7 +211,7 @@ type Expiry struct {
 	Suspends bool      // suspend the sandbox; if false, delete it in any state
 }
 
-// after returns e with At later by d.
+// after returns e with the time At moved d later.
 func (e Expiry) after(d time.Duration) Expiry {
 	if !e.At.IsZero() {
 		e.At = e.At.Add(d)

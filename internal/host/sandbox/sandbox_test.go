@@ -37,7 +37,7 @@ func TestBakeForkKill(t *testing.T) {
 		t.Fatalf("fork: %d sandboxes, %v", len(r.Sandboxes), err)
 	}
 	seen := map[string]bool{}
-	for _, f := range w.vmms.Forked[1:] { // the first is that of the parent
+	for _, f := range w.vmms.Forked[1:] { // the first guest is the parent
 		for _, secret := range []string{string(f.Entropy), f.Hostname} {
 			if seen[secret] || secret == "" {
 				t.Errorf("two children were given the same identity %q", secret)
@@ -278,8 +278,8 @@ func TestPoolFeedsForksAndIsDrained(t *testing.T) {
 	w.checkClean(t)
 }
 
-// If a VMM in the pool ends, the pool notices, and not the next fork. Nothing of the VMM is left,
-// and the pool replaces it.
+// If a VMM in the pool ends, the pool notices before the next fork. Nothing of the VMM is left, and
+// the pool replaces it.
 func TestPooledVMMThatDies(t *testing.T) {
 	w := newWorld(t, 1)
 	defer w.stop()

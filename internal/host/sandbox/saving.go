@@ -26,7 +26,7 @@ type branch struct {
 	staging *store.Staging
 	state   *os.File
 	layer   *os.File
-	lower   []*os.File // the sandbox's tops, open for reading: the frozen ones, oldest first, then the present one
+	lower   []*os.File // the sandbox's tops, open for reading: frozen tops, oldest first, and then the present top
 	owners  []string   // IDs of the owners of lower
 	done    vmmproto.BranchResult
 	figure  snapshot.Branch

@@ -234,7 +234,7 @@ func TestAPausedGuestIsToldOfANewForkdNet(t *testing.T) {
 	if err := syscall.Kill(w.net.PID(), syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	w.wantMode(t, id, "public") // the VM has the new frame socket then
+	w.wantMode(t, id, "public") // an answer shows that the VM has the new frame socket
 	s, err := w.Get(id)
 	if err != nil {
 		t.Fatal(err)

@@ -15,7 +15,7 @@ import (
 
 // behind reports whether it is unknown what the VMM of s has done: the VMM has not answered a
 // request, or the record names a disk top or a layer that the VMM may already use. While a branch
-// is being made, the record always names one. The caller must hold s.ops.
+// is being made, the record always names such a top or layer. The caller must hold s.ops.
 func (s *Sandbox) behind() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

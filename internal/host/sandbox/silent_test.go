@@ -25,7 +25,7 @@ func TestSilentGuestHoldsNoBranchPlace(t *testing.T) {
 			return err
 		}
 		close(asleep)
-		<-quiet // as if root in the guest had replaced the agent
+		<-quiet // simulates a guest in which root has replaced the agent
 		return nil
 	}
 	ctx, leave := context.WithCancel(t.Context())

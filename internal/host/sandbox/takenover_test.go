@@ -77,7 +77,7 @@ func (h *takenOver) Spawn(_ context.Context, c vmpool.ShellConfig) (_ vmpool.VMM
 		return nil, errors.Join(err, v.Kill(), p.Wait())
 	}
 	vmm := &takenOverVMM{all: h, ctl: conn, proc: p, memory: c.Shape.MemoryBytes}
-	h.lives.Go(func() { // ends when the process ends, because the kernel closes the connection then
+	h.lives.Go(func() { // when the process ends, the kernel closes the connection
 		_ = p.Wait()
 		conn.Shutdown()
 	})

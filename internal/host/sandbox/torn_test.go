@@ -206,7 +206,7 @@ func TestBranchOfAVMThatEnds(t *testing.T) {
 			w.vmms.CopyErr = vmmclient.ErrGone
 			err = w.whileCopying(t, s, "a", end)
 		} else {
-			v.branch = func() error { // the process of the VM exits a little later
+			v.branch = func() error { // the VM's process exits a little later than its connection
 				time.AfterFunc(20*time.Millisecond, end)
 				return vmmclient.ErrGone
 			}

@@ -48,7 +48,7 @@ type world struct {
 	*Manager
 	*bake.Baker
 	vmms  *vmfake.VMMs
-	hosts vmpool.VMMs // what the manager uses; nil: vmms
+	hosts vmpool.VMMs // VMMs that the manager uses; nil: vmms
 	count *counter
 	dir   string
 	bake  bake.Request

@@ -43,7 +43,7 @@ type backlog struct {
 	// sorted by the bytes that the layer's owner has in RAM, fewest first; among equals, oldest
 	// first
 	queue []*layerRoom
-	taken []*layerRoom // rooms of layers that are being made
+	taken []*layerRoom // layers that have room and are being made
 
 	usage   backlogUsage // see usageLocked
 	counted time.Time    // when usage was counted; zero: usage must be counted again
@@ -115,7 +115,7 @@ func (s *Store) ReserveRAM(ctx context.Context, owner string, most uint64, exact
 	return release, nil
 }
 
-// await waits until w, which is in the queue, gets its room or an error.
+// await waits until w has room or an error. w must be in the queue.
 func (b *backlog) await(ctx context.Context, w *layerRoom) error {
 	timeout := time.After(b.wait)
 	for {
@@ -241,8 +241,8 @@ type backlogUsage struct {
 	free   uint64            // free in the RAM file system, minus coming
 }
 
-// wants returns how many bytes must be free for w: the layer itself, and what its owner must leave
-// to others.
+// wants returns how many bytes must be free for w: the bytes of the layer itself, and the bytes
+// that its owner must leave to others.
 func (u *backlogUsage) wants(w *layerRoom) uint64 {
 	return w.bytes + (u.own[w.owner]+w.bytes)/backlogTimes
 }

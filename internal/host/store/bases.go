@@ -91,7 +91,8 @@ func (g *Staging) addInBackground(what string, file *os.File, keep bool) (*basin
 	return b, nil
 }
 
-// wait waits until the file is in the store, and returns the manifest's name for it.
+// wait waits until the file is in the store, and returns the Base with which the manifest names the
+// file.
 func (b *basing) wait() (snapshot.Base, error) {
 	<-b.done
 	return b.base, b.err

@@ -36,7 +36,7 @@ type flusher struct {
 	turns map[string]uint64 // value of turn when the owner last had a turn
 	// +checklocks:mu
 	turn uint64
-	wake *sync.Cond // condition of mu: queue or ended has changed
+	wake *sync.Cond // signaled when queue or ended has changed; uses mu
 }
 
 func newFlusher(s *Store) *flusher {

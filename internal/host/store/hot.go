@@ -76,7 +76,7 @@ func (g *Staging) publish(m *snapshot.Manifest, extents []vm.Extent, disk []*os.
 		s.flusher.add(e)
 		return info, nil
 	}
-	s.flusher.flush(e) // only a rename is left; if it fails, the flusher tries again
+	s.flusher.flush(e) // only a rename remains to be done; if it fails, the flusher tries again
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.infoLocked(e), nil

@@ -46,8 +46,8 @@ func TestFailedFlush(t *testing.T) {
 	}
 }
 
-// If RAM is short, an inherited layer is on disk only. If the snapshot that it came from is
-// deleted, the layer stays as long as an unflushed snapshot needs it.
+// If RAM is short, an inherited layer may be only on disk. If the snapshot that the layer came from
+// is deleted, the layer stays as long as an unflushed snapshot needs it.
 func TestUnflushedSnapshotKeepsWhatItInherits(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)

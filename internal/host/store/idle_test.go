@@ -44,7 +44,7 @@ func TestIdleSnapshotsAreClosed(t *testing.T) {
 		again.Release()
 	}
 	s.Quiesce()
-	if n := openFiles(t) - held; n > (maxIdle+1)*one { // one more, because the sealer may have a file open
+	if n := openFiles(t) - held; n > (maxIdle+1)*one { // plus one, because the sealer may have files open
 		t.Errorf("%d snapshots that nobody uses keep %d files open, want at most %d", 3*maxIdle, n, maxIdle*one)
 	}
 	if _, err := lease.State().ReadAt(make([]byte, 5), 0); err != nil {

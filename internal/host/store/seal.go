@@ -82,8 +82,8 @@ func (q *sealer) run(ctx context.Context) {
 	atLowestPriority()
 	for {
 		if sealing, tag := q.next(ctx); tag != "" {
-			// After an error the snapshot stays unsealed. Verify reports it, and the next start
-			// tries again.
+			// After an error the snapshot stays unsealed. Verify reports the error, and the next
+			// start tries again.
 			_ = q.store.seal(sealing, tag)
 			continue
 		}

@@ -33,8 +33,8 @@
 //	backlog.mu ────────────────────────────▶ mu
 //	reserveMu, flusher.mu, sealer.mu ───▶ nothing
 //
-// A goroutine holds flushMu or hotMu of the one snapshot that it works on while it copies, syncs
-// and opens files. backlog.mu is held while the RAM file system is asked for sizes. mu is held only
+// A goroutine holds flushMu or hotMu of a single snapshot while it copies, syncs and opens files of
+// that snapshot. backlog.mu is held while the RAM file system is asked for sizes. mu is held only
 // for lookups: no file is opened, written or statted under mu.
 package store
 
@@ -81,9 +81,11 @@ type Store struct {
 	cooling atomic.Bool                          // coolUnused is running
 	ramRoom func() (free, all uint64, err error) // returns the free bytes and the size of the RAM file system
 
-	moves     sync.RWMutex // held while a snapshot's directory is renamed; read-locked while a layer is linked from one
-	basesMu   sync.Mutex   // held while files of bases are added or removed
-	reserveMu sync.Mutex   // held while the reserve is added or removed
+	// held while a snapshot's directory is renamed; read-locked while a layer in such a directory
+	// is linked
+	moves     sync.RWMutex
+	basesMu   sync.Mutex // held while files of bases are added or removed
+	reserveMu sync.Mutex // held while the reserve is added or removed
 
 	mu       sync.Mutex
 	byTag    map[string]*entry

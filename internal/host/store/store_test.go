@@ -35,7 +35,7 @@ func (d dirs) open(t *testing.T) *Store {
 	return s
 }
 
-// publish makes a snapshot of two pages, on top of parent if there is one.
+// publish makes a snapshot of two pages. If parent is not empty, the snapshot is based on parent.
 func publish(t *testing.T, s *Store, d dirs, tag, parent string) {
 	t.Helper()
 	g, err := s.Stage(tag)

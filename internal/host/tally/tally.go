@@ -1,5 +1,6 @@
-// Package tally counts what may have changed a sandbox since it was last at a snapshot. It counts
-// requests, and bytes written to memory and disk, over all VMs of the sandbox.
+// Package tally counts changes of a sandbox since it was last at a snapshot. It counts requests
+// that may have changed the sandbox, and bytes written to memory and disk, over all VMs of the
+// sandbox.
 //
 // The callers say when a sandbox is at a snapshot, and what its VM has written.
 package tally
@@ -36,9 +37,9 @@ func (w Written) plus(other Written) Written {
 	return Written{w.Memory + other.Memory, w.Disk + other.Disk}
 }
 
-// Tally counts what may have changed a sandbox since it was last at a snapshot: it was forked from
-// the snapshot, branched to it, or rolled back to it. A request only increments a counter. The
-// counts are lost when the daemon exits.
+// Tally counts changes of a sandbox since it was last at a snapshot. A sandbox is at a snapshot
+// when it has been forked from the snapshot, branched to it, or rolled back to it. A request only
+// increments a counter. The counts are lost when the daemon exits.
 type Tally struct {
 	calls atomic.Uint64 // incremented when a request that may change the guest begins, and when it ends
 

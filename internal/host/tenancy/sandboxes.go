@@ -98,7 +98,7 @@ func (v *View) Branch(ctx context.Context, id string, req sandbox.BranchRequest)
 }
 
 // turnLabel is the label by which clients recognize a sandbox's saved turns (of an agent's
-// conversation). The names of a turn's other labels begin with it too.
+// conversation). It is also the prefix of the names of a turn's other labels.
 const turnLabel = "turn"
 
 // mayLabel reports whether the principal may give a snapshot a label with this name. All principals

@@ -13,8 +13,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// Branch implements vmpool.VMM. The guest always counts as having written the first page of its
-// memory.
+// Branch implements vmpool.VMM. It reports that the guest has written the first page of its memory.
 func (v *VMM) Branch(ctx context.Context, req vmmproto.Branch, f vmmclient.BranchFiles) (r vmmproto.BranchResult,
 	err error) {
 	unlock, err := v.request(ctx)

@@ -53,7 +53,7 @@ type VMMs struct {
 	Wrap       func(*VMM) vmpool.VMM // wraps the result of Spawn; nil: no wrapping
 	Killing    func()                // called by each Kill; may be nil
 	Most       int                   // largest number of layers that a VM has had above its snapshot's layers
-	Copying    chan struct{}         // closing it ends the copying of a live branch; nil: it ends at once
+	Copying    chan struct{}         // closing it ends the copying of a live branch; nil: copying ends at once
 	// KeepTops makes VMs keep files open for writing that they should close: frozen tops, and files
 	// of a refused branch.
 	KeepTops   bool

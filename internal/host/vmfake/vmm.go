@@ -96,7 +96,7 @@ func (v *VMM) End(x vm.Exit) {
 		for _, f := range append(v.kept, v.frames, v.top) {
 			f.Close() // Close of a nil file only returns an error
 		}
-		_ = v.console.Close() // unmaps memory, which must happen only once
+		_ = v.console.Close() // only once, because it unmaps memory
 		v.frames, v.top, v.console = nil, nil, nil
 		close(v.done)
 		close(v.conns)

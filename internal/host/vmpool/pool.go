@@ -2,8 +2,8 @@
 // forks.
 //
 // A process in the pool is called a shell: it has created its VM, but nothing runs in the VM. The
-// code that takes a shell from the pool decides what runs in it, and who owns it. Package vmmclient
-// implements the control protocol.
+// code that takes a shell from the pool decides what runs in the VM, and who owns it. Package
+// vmmclient implements the control protocol.
 package vmpool
 
 import (
@@ -149,7 +149,7 @@ func (p *Pool) takeReady(shape vm.Shape) *Shell {
 		if s.alive() {
 			return s
 		}
-		go p.kill([]*Shell{s}) // the shell has died, so this only cleans up
+		go p.kill([]*Shell{s}) // only removes the files of the shell, which has died
 	}
 }
 

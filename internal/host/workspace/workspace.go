@@ -75,7 +75,7 @@ type Set struct {
 	dir       string
 	log       *slog.Logger
 
-	mu sync.Mutex // never held while a file is written, so that a slow disk delays only one workspace
+	mu sync.Mutex // never held during a file write, because a slow disk must delay only one workspace
 	// +checklocks:mu
 	byName map[string]*entry // a workspace that is being created has no sandbox yet
 	// +checklocks:mu
@@ -222,7 +222,7 @@ func (s *Set) Create(ctx context.Context, name string, req sandbox.ForkRequest) 
 	req.N, req.AllowPartial = 1, false
 	forked, err := s.sandboxes.Fork(ctx, req)
 	if err != nil {
-		_ = s.remove(w) // there is no record to remove
+		_ = s.remove(w) // cannot fail, because no record was written
 		return Info{}, err
 	}
 	id := forked.Sandboxes[0].ID

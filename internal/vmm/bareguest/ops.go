@@ -66,7 +66,7 @@ func (p Program) Encode() []byte {
 	return b
 }
 
-// Decode reads what Encode wrote. Other bytes may yield unknown Kinds.
+// Decode decodes the bytes that Encode returns. From other bytes it may return unknown Kinds.
 func Decode(b []byte) Program {
 	var p Program
 	for ; len(b) >= opSize; b = b[opSize:] {

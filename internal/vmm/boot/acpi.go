@@ -74,7 +74,7 @@ const (
 )
 
 const (
-	dsdtRevision = 2 // with it, AML integers have 64 bits
+	dsdtRevision = 2 // with this revision, AML integers have 64 bits
 
 	// vmGenIDHID is the ACPI name that this package gives the device. Drivers look for vmGenIDCID
 	// (Virtual Machine Generation ID, Microsoft 2012).

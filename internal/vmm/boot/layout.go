@@ -74,8 +74,8 @@ const (
 	// of a page, so each device has a page of its own.
 	VirtioStep = 0x1000
 
-	// IOAPICAddr and LocalAPICAddr are the addresses of KVM's in-kernel interrupt controllers,
-	// which are the architecture's reset values.
+	// IOAPICAddr and LocalAPICAddr are the addresses of KVM's in-kernel interrupt controllers. They
+	// are the reset values of the architecture.
 	IOAPICAddr    guestmem.GPA = 0xfec00000
 	LocalAPICAddr guestmem.GPA = 0xfee00000
 

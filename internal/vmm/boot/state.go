@@ -129,7 +129,7 @@ func resetVector() []byte {
 		0xb0, ResetValue, // mov al, ResetValue
 		0xee,       // out dx, al
 		0xf4,       // hlt
-		0xeb, 0xfd, // jump to the hlt if an interrupt ends it
+		0xeb, 0xfd, // if an interrupt ends the hlt, jump back to it
 	}
 }
 

@@ -85,7 +85,7 @@ func TestApplyLeavesItsInputAlone(t *testing.T) {
 	}
 }
 
-// TestBareEntries applies the templates to a host that has as few entries as Apply accepts.
+// TestBareEntries applies the templates to a host that has only the entries that Apply requires.
 func TestBareEntries(t *testing.T) {
 	for _, template := range []string{vm.TemplateHost, vm.TemplatePortable} {
 		e := apply(t, template, []Entry{{Function: leafVendor, EAX: 1}, {Function: leafFeatures}}, 0, 1)
@@ -285,7 +285,7 @@ func TestCompatible(t *testing.T) {
 	}
 }
 
-// TestFeatureNames checks the names of some well-known bits. If a table lacked a word, the names
+// TestFeatureNames checks the names of some well-known bits. If a table lacked a name, all names
 // after it would be wrong.
 func TestFeatureNames(t *testing.T) {
 	last := map[string]bool{}

@@ -128,7 +128,7 @@ func (m *Memory) view(gpa GPA, n int) ([]byte, error) {
 	}
 	for i := range m.regions {
 		r := &m.regions[i]
-		off := uint64(gpa - r.GPA) // if gpa is below the region, this wraps to a huge offset
+		off := uint64(gpa - r.GPA) // if gpa is below the region, the subtraction wraps to a huge offset
 		if gpa >= r.GPA && off <= r.Size && uint64(n) <= r.Size-off {
 			return r.host[off : off+uint64(n) : off+uint64(n)], nil
 		}

@@ -9,7 +9,8 @@ package kvm
 #include <linux/kvm.h>
 #include <linux/kvm_para.h>
 
-// The array tails of these records follow them in memory; the headers alone have a Go form.
+// In memory, an array follows each of these records. Only the records without the arrays have a Go
+// form.
 struct cpuid2_head { __u32 nent; __u32 padding; };
 struct msrs_head { __u32 nmsrs; __u32 pad; };
 struct irq_level { __u32 irq; __u32 level; };

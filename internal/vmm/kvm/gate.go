@@ -11,7 +11,7 @@ import (
 // at a gate holds no processor of the Go scheduler, and needs none to enter the guest. So when the
 // gate opens, only the kernel delays a child's first instruction. A new gate is shut.
 //
-// A cycle is: threads arrive and wait, WaitArrived, Open, WaitPassed, Shut.
+// One cycle of a gate: threads arrive and wait, WaitArrived, Open, WaitPassed, Shut.
 type Gate struct {
 	open    uint32 // 1 or 0
 	arrived uint32 // threads that have arrived since the gate was last opened

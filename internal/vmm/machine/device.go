@@ -33,7 +33,7 @@ type slot struct {
 	transport *mmio.Transport
 }
 
-// Kinds of devices, as saved states name them.
+// Kinds of devices. Saved states contain these names.
 const (
 	kindVsock = "vsock"
 	kindRNG   = "rng"

@@ -81,7 +81,7 @@ func TestHarmfulExitsHoldTheGuestUp(t *testing.T) {
 		{"notify", kvm.ExitNotify, 0, 0, true, ""},
 		{"notify without a state", kvm.ExitNotify, 0, kvm.NotifyContextInvalid, true, "its state is lost"},
 	} {
-		write(runExit, make([]byte, 32)) // a read from an address without a device
+		write(runExit, make([]byte, 32)) // simulates a read from an address without a device
 		write(runExitReason, binary.LittleEndian.AppendUint32(nil, x.reason))
 		write(runFlags, binary.LittleEndian.AppendUint16(nil, x.flags))
 		write(runExit, binary.LittleEndian.AppendUint32(nil, x.detail))

@@ -62,7 +62,7 @@ func newHost(t *testing.T, vcpus int) *host {
 }
 
 // writeInitrd makes an initramfs with this test binary. If the binary has shared libraries, as with
-// the race detector, the initramfs contains them too.
+// the race detector, the initramfs also contains these.
 func writeInitrd(t *testing.T, path string) {
 	t.Helper()
 	exe, err := os.Executable()

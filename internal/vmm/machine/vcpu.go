@@ -159,7 +159,7 @@ func (v *vcpus) pause() {
 }
 
 // kickLocked makes every vCPU leave its guest and call park. A vCPU that is handling an exit
-// completes its I/O in the next Run, and then returns too.
+// completes its I/O in the next Run, which then also returns.
 func (v *vcpus) kickLocked() {
 	for _, u := range v.all {
 		u.kvm.SetImmediateExit(true)

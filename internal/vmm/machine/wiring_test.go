@@ -175,7 +175,7 @@ func TestRestoreAlignsTSCs(t *testing.T) {
 		}
 		tsc[i] = entries[0].Data
 	}
-	if tsc[1]-tsc[0] >= apart/2 { // positive, because vCPU 1 is read later
+	if tsc[1]-tsc[0] >= apart/2 { // the difference is positive, because vCPU 1 is read later
 		t.Errorf("the TSCs are %#x and %#x", tsc[0], tsc[1])
 	}
 }

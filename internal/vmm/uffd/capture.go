@@ -180,7 +180,7 @@ func (c *Capture) Copy(stop func() bool) (complete bool, err error) {
 		_ = unix.Nanosleep(&unix.Timespec{Nsec: 50_000}, nil) // other threads are writing the last pages
 	}
 	if err := c.failed.Load(); err != nil {
-		_ = c.Release() // returns the same error as below
+		_ = c.Release() // Release returns the same error
 		return true, *err
 	}
 	return true, nil

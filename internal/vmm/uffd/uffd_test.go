@@ -60,8 +60,8 @@ func newFrozenMemory(t *testing.T, size uint64) (*guestmem.Memory, *Freezer, str
 	return m, f, dir
 }
 
-// scribbler writes increasing numbers to random words of the memory. Like a vCPU, it faults in a
-// system call, and can be stopped.
+// scribbler writes increasing numbers to random words of the memory. Like a vCPU, it can be
+// stopped, and its writes fault inside a system call.
 type scribbler struct {
 	mem  *guestmem.Memory
 	mu   sync.Mutex // held during a write; locking it stops the "vCPU"

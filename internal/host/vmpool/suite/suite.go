@@ -31,7 +31,7 @@ type Host struct {
 	RAM   string // directory for memory layers; must be on tmpfs for real VMs
 	Shape vm.Shape
 
-	Kernel, Initrd string // paths; a guest without an initramfs panics
+	Kernel, Initrd string // paths; without an initramfs, the guest panics
 	Cmdline        string
 	Base           string // path of the base image of the disk
 }

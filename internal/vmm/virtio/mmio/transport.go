@@ -73,10 +73,10 @@ func New(mem *guestmem.Memory, dev virtio.Device, irq virtio.Interrupt) (*Transp
 	return t, nil
 }
 
-// NotifyFD returns the eventfd for KVM's ioeventfd at RegQueueNotify. The transport still owns it.
-// Register it without datamatch, so that every value matches. If KVM has
-// KVM_CAP_IOEVENTFD_ANY_LENGTH, use length 0, so that KVM need not decode the instruction;
-// otherwise use length 4.
+// NotifyFD returns the eventfd for KVM's ioeventfd at RegQueueNotify. The transport still owns the
+// eventfd. Register it without datamatch, so that every value matches. If KVM has
+// KVM_CAP_IOEVENTFD_ANY_LENGTH, register it with length 0, so that KVM need not decode the
+// instruction; otherwise use length 4.
 func (t *Transport) NotifyFD() int { return t.kick.FD() }
 
 // InterruptStatus returns the value behind RegInterruptStatus and RegInterruptACK. vCPU threads may

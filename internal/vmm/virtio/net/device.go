@@ -1,6 +1,6 @@
-// Package net is the virtio network device (virtio 1.2 §5.1). It moves Ethernet frames between a
-// driver and a frame socket (package frame). The process at the other end of the socket is called
-// the peer.
+// Package net implements the virtio network device (virtio 1.2 §5.1). It moves Ethernet frames
+// between a driver and a frame socket (package frame). The process at the other end of the socket
+// is called the peer.
 //
 // It does not parse frames, knows no address except the one in its configuration, and has no
 // control queue. It has no link status either: if there is no peer, the driver does not notice, and
@@ -91,7 +91,7 @@ func (d *Device) SetPeer(p *Peer) {
 	d.peer = p
 }
 
-// dropPeer closes and removes the peer. Frames that waited for it are dropped too.
+// dropPeer closes and removes the peer. Frames that wait for the peer are also dropped.
 func (d *Device) dropPeer() {
 	d.unwatch()
 	d.peer.Close()

@@ -177,7 +177,7 @@ func TestFramesWaitForBuffers(t *testing.T) {
 	}
 }
 
-// A frame that is too long for all buffers of a full queue does not block others.
+// A frame that is too long for all buffers of a full queue does not block other frames.
 func TestFrameTooLongForTheQueue(t *testing.T) {
 	g := start(t, allFeatures, 64, ringSize)
 	g.awaken()

@@ -188,7 +188,7 @@ func (g *guest) fromPeer(p []byte) {
 }
 
 // wantAtGuest waits for the next frame at the driver and compares it with want. The driver then
-// gives the buffers back, and notifies the device.
+// returns the buffers to the queue, and notifies the device.
 func (g *guest) wantAtGuest(want []byte) {
 	g.t.Helper()
 	got, buffers := []byte(nil), 1

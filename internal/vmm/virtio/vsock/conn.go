@@ -65,7 +65,7 @@ type conn struct {
 
 	owed   uint8 // control packets that must be sent
 	listed bool  // the connection is in Device.owing
-	gone   bool  // removed; owing and stalled may still contain it
+	gone   bool  // the connection was removed, but owing and stalled may still contain it
 }
 
 // credit returns how many more bytes fit into the guest's buffer.

@@ -66,8 +66,8 @@ type Config struct {
 	// Listener is a listening unix stream socket. The device owns it.
 	Listener *os.File
 
-	// Dial receives one end of a stream that the guest opens to a port of the host. If it returns
-	// nil, it owns fd. If it returns an error, the device refuses the connection. It must not
+	// Dial receives one end of a stream that the guest opens to a port of the host. If Dial returns
+	// nil, it owns fd. If it returns an error, the device refuses the connection. Dial must not
 	// block.
 	Dial func(port uint32, fd int) error
 }

@@ -129,7 +129,7 @@ func TestGuestConnects(t *testing.T) {
 		t.Fatalf("%q, %v", line, err)
 	}
 	// The guest's buffer has 4096 bytes. Further data arrives only after the guest has reported
-	// that it has taken some.
+	// that it has taken some bytes.
 	go f.Write(bytes.Repeat([]byte{1}, 5000))
 	var n int
 	for n < 4096 {

@@ -122,7 +122,7 @@ func (d *Device) accept() error {
 // a connection that the host has closed and the guest has not closed.
 func (d *Device) roomForConn() bool {
 	if len(d.conns)+len(d.byFD) < maxConns {
-		return true // the sum is too high, because most connections are in both maps
+		return true // the sum counts most connections twice, because they are in both maps
 	}
 	n := len(d.byFD)
 	var lingering *conn
