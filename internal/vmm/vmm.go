@@ -92,7 +92,7 @@ func Serve(tracker *guestmem.Tracker, limitFiles func(most uint64) error, narrow
 		if !s.started {
 			return exitClean
 		}
-		if !hungUp(err) { // after a hang-up, standard error already says why the VM has ended, if it has
+		if !hungUp(err) { // a daemon's hang-up is no error; another daemon may connect
 			fmt.Fprintf(os.Stderr, "forkd-vmm: control connection: %v\n", err)
 		}
 	}

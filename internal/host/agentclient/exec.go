@@ -47,7 +47,7 @@ const (
 	NotExecutable Outcome = "not_executable" // not started: the file cannot be executed
 )
 
-// ExecResult says how a command ended, with its output.
+// ExecResult says how a command ended, and has its output.
 type ExecResult struct {
 	Outcome         Outcome
 	ExitCode        int // -1 unless Outcome is Exited

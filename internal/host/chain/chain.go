@@ -1,7 +1,7 @@
 // Package chain composes the layers of a new snapshot from the layers of the snapshot below it and
-// the layers that a sandbox has written since. It also merges layers, so that a snapshot does not
-// get too many. It reads and writes existing layer files, whose formats are in packages memlayer
-// and disklayer. The caller decides which snapshot is published, and when.
+// the layers that a sandbox has written since. It also decides when layers are merged, because a
+// snapshot must not have too many. It reads and writes existing layer files, whose formats are in
+// packages memlayer and disklayer. The caller decides which snapshot is published, and when.
 package chain
 
 import (

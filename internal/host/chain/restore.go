@@ -33,8 +33,7 @@ func Restore(ctx context.Context, vmm vmpool.VMM, lease *store.Lease, top, frame
 	return vmm.Restore(ctx, req, files)
 }
 
-// Reopened reopens files with disklayer.Reopen. It adds a function to undo that closes the new
-// files.
+// Reopened reopens files with disklayer.Reopen. It makes undo close the new files.
 func Reopened(undo *cleanup.Stack, files []*os.File) (own []*os.File, err error) {
 	for _, f := range files {
 		again, err := disklayer.Reopen(f)

@@ -15,9 +15,9 @@ const (
 	Trust             // the guest must trust the CA for hosts of secrets
 )
 
-// Debts holds the latest message of each kind for one guest, so messages do not accumulate if the
-// network of a paused sandbox changes repeatedly. The zero value is ready to use. Methods may be
-// called concurrently.
+// Debts holds messages for one guest, and of each kind of message only the latest. So messages do
+// not accumulate if the network of a paused sandbox changes repeatedly. The zero value is ready to
+// use. Methods may be called concurrently.
 type Debts struct {
 	mu sync.Mutex
 	// +checklocks:mu

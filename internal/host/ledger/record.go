@@ -55,8 +55,8 @@ type Record struct {
 
 	// The disk consists of the snapshot's layers, the frozen tops, and the top. The memory consists
 	// of the snapshot's layers (or those of the branch that the sandbox was rebased onto) and
-	// private pages above them. Users do not see which branch that is: they can delete it, and for
-	// them the sandbox still runs from its snapshot.
+	// private pages above them. Users do not see that branch: they can delete it, and for them the
+	// sandbox still runs from its snapshot.
 	Frozen   []durable.FrozenTop
 	Top      string // file name in the data directory
 	Tops     int

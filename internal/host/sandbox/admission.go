@@ -34,7 +34,8 @@ func (m *Manager) reserve(o owner.Owner, n int) (release func(), err error) {
 }
 
 // admit reserves places for n VMs. It counts a refusal for the metrics. If there is too little
-// memory for one VM, admit first kills VMMs that wait in the pool, and users get their memory.
+// memory even for one VM, admit makes the pool kill its additional VMMs, so that a later request
+// finds more memory.
 func (m *Manager) admit(n int, vcpus uint32) error {
 	err := m.admitted.Enter(n, vcpus)
 	var refused *admit.Error

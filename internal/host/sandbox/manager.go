@@ -197,7 +197,7 @@ func (m *Manager) PoolSize() int { return m.pool.Count() }
 // PoolWanted returns how many VMMs a full pool has.
 func (m *Manager) PoolWanted() int { return m.pool.Wanted() }
 
-// BranchesInFlight returns how many branches are being made, and how many may be.
+// BranchesInFlight returns the number of branches that are being made, and its maximum.
 func (m *Manager) BranchesInFlight() (n, most int) { return m.branches.Count() }
 
 type left struct {

@@ -200,7 +200,7 @@ func (w *world) fillLayers(t *testing.T, bytes int64) {
 }
 
 // After a failed rebase the next branch misses no pages. It contains the branch's pages again or,
-// if the VMM may have replaced some of them, lies on the new snapshot.
+// if the VMM may have replaced some of them, is based on the new snapshot.
 func TestFailedRebase(t *testing.T) {
 	for _, c := range []struct {
 		name   string

@@ -104,7 +104,7 @@ func TestIdleTimeoutGivesWayToABranchThatWaitsForTheGuest(t *testing.T) {
 	}()
 	<-asked
 	go func() { defer close(ended); w.suspendIdle(s) }()
-	time.Sleep(20 * time.Millisecond) // time for the branch to wait
+	time.Sleep(20 * time.Millisecond) // time for suspendIdle to wait for the branch
 	close(rest)
 	<-ended
 	if err := <-done; err != nil || s.Info().State != Running {

@@ -158,9 +158,9 @@ func (m *Manager) suspend(ctx context.Context, s *Sandbox, auto, timeless bool) 
 	return nil
 }
 
-// standStill pauses the VM of a sandbox that is being suspended, and adds a function to undo that
-// resumes it. A VM that is already paused stays paused. If the disk has no room for the memory that
-// the VM has written, standStill returns an error before it pauses the VM.
+// standStill pauses the VM of a sandbox that is being suspended, and makes undo resume the VM. A VM
+// that is already paused stays paused. If the disk has no room for the memory that the VM has
+// written, standStill returns an error before it pauses the VM.
 func (m *Manager) standStill(ctx context.Context, s *Sandbox, auto bool, undo *cleanup.Stack) error {
 	paused := s.Info().State == Paused
 	if !paused {

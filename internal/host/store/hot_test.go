@@ -134,7 +134,7 @@ func TestUnflushedSnapshotIsLostWithRAM(t *testing.T) {
 	}
 	publish(t, s, d, "child", "base")
 	s.Close()
-	// The directory has prevented only the last step of the flush.
+	// Nothing but the directory has prevented the flush: the layer is already on disk.
 	layers, err := filepath.Glob(filepath.Join(s.staging(), "*", snapshot.MemoryLayerFile))
 	if err != nil || len(layers) != 1 {
 		t.Fatalf("layers on disk: %q, %v", layers, err)

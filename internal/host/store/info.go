@@ -27,10 +27,11 @@ type Info struct {
 	Step      string // the step at which that is; empty if unknown
 	Branch    *snapshot.Branch
 	Transient bool
-	DiskOnly  bool          // the snapshot has no memory
-	FlushedIn time.Duration // for a branch made by this daemon: how long after it was usable it was on disk
-	InRAM     bool          // the snapshot is not on disk yet
-	FlushErr  string        // why the latest flush failed; until a flush succeeds, the snapshot is only in RAM
+	DiskOnly  bool // the snapshot has no memory
+	// for a branch made by this daemon: time from when it was usable until it was on disk
+	FlushedIn time.Duration
+	InRAM     bool   // the snapshot is not on disk yet
+	FlushErr  string // why the latest flush failed; until a flush succeeds, the snapshot is only in RAM
 }
 
 // ForAll reports whether every client may fork a snapshot that is not a branch. A client may not

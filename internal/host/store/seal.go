@@ -61,8 +61,8 @@ func (q *sealer) next(ctx context.Context) (context.Context, string) {
 	return ctx, q.tag
 }
 
-// drop cancels the sealing of a snapshot that is being deleted, because open files keep their
-// space.
+// drop cancels the sealing of a snapshot that is being deleted, because the sealer's open files
+// would keep taking space on the disk.
 func (q *sealer) drop(tag string) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

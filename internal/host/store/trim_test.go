@@ -113,7 +113,7 @@ func TestHolesOfLayersAreGivenBack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	other, err := s.Acquire("base") // the lease of another VM
+	other, err := s.Acquire("base") // simulates another VM
 	if err != nil {
 		t.Fatal(err)
 	}

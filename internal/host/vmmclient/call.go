@@ -22,9 +22,10 @@ type parser interface{ Parse(r *codec.Reader) error }
 // limits are the times that a VMM may take to answer a request. They include the time for its
 // earlier requests.
 type limits struct {
-	short  time.Duration // for requests that do little work
-	long   time.Duration // for requests that write memory to files
-	hangUp time.Duration // until the VMM exits, after it has hung up; its exit status says why it has
+	short time.Duration // for requests that do little work
+	long  time.Duration // for requests that write memory to files
+	// for the VMM to exit after it has hung up; its exit status then says why it has hung up
+	hangUp time.Duration
 	end    time.Duration // until the VMM exits, after SIGKILL
 }
 

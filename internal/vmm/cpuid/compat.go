@@ -25,9 +25,9 @@ func (e *IncompatibleError) Error() string {
 }
 
 // Compatible returns an *IncompatibleError if this host cannot run a vCPU whose guest has read the
-// CPUID entries saved. host is the entries that this host supports. Compatible compares features,
-// the layout of the XSAVE area and the width of physical addresses. It ignores the model, caches
-// and names, because guests only display these.
+// CPUID entries saved. The parameter host has the entries that this host supports. Compatible
+// compares features, the layout of the XSAVE area and the width of physical addresses. It ignores
+// the model, caches and names, because guests only display these.
 func Compatible(saved, host []Entry) error {
 	if err := sameVendor(saved, host); err != nil {
 		return err

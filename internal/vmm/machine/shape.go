@@ -13,8 +13,8 @@ import (
 
 const shapeVersion = 1
 
-// machineShape is the first section of a saved state. It contains the properties that the machine
-// must share that restores the state.
+// machineShape is the first section of a saved state. A machine can restore the state only if it
+// has the same properties.
 type machineShape struct {
 	vm.Shape
 	devices []deviceInSlot // by ascending slot

@@ -75,7 +75,7 @@ func (f *Freezer) serveFaults() {
 		page := addr &^ (guestmem.PageSize - 1)
 		gpa, ok := f.gpa(page)
 		if !ok {
-			continue // the kernel reports only registered pages
+			continue // cannot happen, because the kernel reports only registered pages
 		}
 		if err := f.serveFault(page, gpa); err != nil {
 			f.failed.Store(&err)

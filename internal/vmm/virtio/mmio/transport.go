@@ -124,8 +124,8 @@ func (t *Transport) lockRun() {
 }
 
 // Unquiesce lets the device run again. It makes the device serve every queue, because notifications
-// may have been lost with the eventfd of a saved machine. It also raises interrupts that the driver
-// has not acknowledged again, so the state of the interrupt controllers must already be restored.
+// may have been lost with the eventfd of a saved machine. If the driver has not acknowledged an
+// interrupt, Unquiesce raises it again, so the interrupt controllers must already have their state.
 func (t *Transport) Unquiesce() error {
 	idle := t.idle()
 	t.quiesced = false

@@ -89,8 +89,9 @@ func Fuzz(tb testing.TB, mem *guestmem.Memory, dev virtio.Device, content []byte
 	dev.Reset()
 }
 
-// FuzzSeed returns content for Fuzz that has one chain in one queue. The chain has the readable
-// bytes out, at address 0x1000, and in writable bytes, at address 0x3000.
+// FuzzSeed returns content for Fuzz that has one chain in one queue. The chain has a readable
+// buffer with the bytes out, at address 0x1000, and a writable buffer of in bytes, at address
+// 0x3000.
 func FuzzSeed(queue int, out []byte, in uint32) []byte {
 	content := make([]byte, 0x1000+len(out))
 	ring := content[queue*512:]
