@@ -59,7 +59,7 @@ func (a *api) routes() []route {
 		{"POST /v1/snapshots/{tag}/compact", auth.Admin, nil, work, call(ok, a.compactSnapshot)},
 		{"POST /v1/snapshots/{tag}/verify", auth.Run, nil, work, get(a.verifySnapshot)},
 
-		{"POST /v1/diff", auth.Run, nil, work, a.diff}, // reads files of guests
+		{"POST /v1/diff", auth.Run, nil, work, a.diff},      // reads files of guests
 		{"POST /v1/builds", auth.Admin, nil, work, a.build}, // fetches images, and makes snapshots that others fork
 
 		// The first boots files of the host. The others are about images of all clients.
