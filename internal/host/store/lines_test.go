@@ -9,7 +9,7 @@ import (
 // If sandboxes of one owner follow branches that are flushed or deleted, these branches leave room
 // in RAM for other owners. This also holds when the sandboxes branch one after another.
 func TestLinesLeaveRoom(t *testing.T) {
-	s, d, catchUp := slowDisk(t, 17) // room for 17 layers, of which one is the parent's
+	s, d, catchUp := slowDisk(t, 17) // room for 17 layers, the parent's among them
 	catchUp()
 	s.Quiesce()
 	var unfollow func()

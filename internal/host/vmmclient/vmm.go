@@ -43,8 +43,8 @@ type Config struct {
 //
 // GOMAXPROCS=1 saves the pages of a second thread, until package vmm raises the value when the VMM
 // has vCPUs. GOGC=400 makes garbage collections rare: the heap has only a few hundred KiB, and each
-// collection would write to more pages. disablethp keeps the heap out of transparent huge pages, of
-// which it would take two, or 4 MiB. The VMM's own code cannot disable them, because the runtime
+// collection would write to more pages. disablethp keeps the heap out of transparent huge pages. It would
+// take two of them, or 4 MiB. The VMM's own code cannot disable them, because the runtime
 // touches the heap before any other code runs. containermaxprocs and updatemaxprocs stop the
 // runtime from watching the cgroup's CPU limit, for which it would keep files open. The last two
 // settings save the memory of unused profiles.
