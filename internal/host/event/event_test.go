@@ -136,8 +136,11 @@ func TestOwnersHaveAShareOfTheRing(t *testing.T) {
 		if _, missed := next(t, slow); !missed {
 			t.Errorf("%s: a follower that reads late does not learn what it has missed", name)
 		}
+		r.mu.Lock()
+		last, owners := r.ID(r.last), len(r.owners)
+		r.mu.Unlock()
 		mine := 0
-		for slow.Place() != r.ID(r.last) {
+		for slow.Place() != last {
 			e, missed := next(t, slow)
 			if missed {
 				t.Fatalf("%s: it is told twice", name)
@@ -149,8 +152,8 @@ func TestOwnersHaveAShareOfTheRing(t *testing.T) {
 		if mine != 200 {
 			t.Errorf("%s: %d of 200 events of others are left", name, mine)
 		}
-		if len(r.owners) != 3 {
-			t.Errorf("%s: %d owners", name, len(r.owners))
+		if owners != 3 {
+			t.Errorf("%s: %d owners", name, owners)
 		}
 	}
 }
