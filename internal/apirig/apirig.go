@@ -43,6 +43,7 @@ import (
 	"github.com/forkd/forkd/internal/host/bake"
 	"github.com/forkd/forkd/internal/host/diff"
 	"github.com/forkd/forkd/internal/host/event"
+	"github.com/forkd/forkd/internal/host/helpervm"
 	"github.com/forkd/forkd/internal/host/imagevm"
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/store"
@@ -286,8 +287,8 @@ func (r *Rig) unpacks(dir string, unpack func(io.Reader) error) (*build.Images, 
 		return nil, err
 	}
 	r.Cache = filepath.Join(dir, "image-cache")
-	filler := imagevm.New(imagevm.Config{VMMs: r.Unpacks, RunDir: run, Template: "host", Initrd: os.Open,
-		Room: (&admit.Rules{}).Room})
+	filler := imagevm.New(imagevm.Config{Config: helpervm.Config{VMMs: r.Unpacks, RunDir: run, Template: "host"},
+		Initrd: os.Open, Room: (&admit.Rules{}).Room})
 	return &build.Images{Filler: filler, Dir: r.Cache}, nil
 }
 
@@ -299,7 +300,8 @@ func (r *Rig) differ(guest func(*vmfake.VMM, net.Conn), run string, st *store.St
 			LinesDeleted: 1, Patch: []byte("@@ -1 +1 @@\n-old\n+new\n")})
 	}
 	r.Differs = vmfake.NewDiffers(guest)
-	return diff.New(diff.Config{VMMs: r.Differs, Store: st, RunDir: run, Template: "host",
+	return diff.New(diff.Config{Config: helpervm.Config{VMMs: r.Differs, RunDir: run, Template: "host"}, Store: st,
+		Scratch: r.Scratch, Room: (&admit.Rules{}).Room,
 		Initrd: func(base *os.File) (*os.File, error) { return os.Open(base.Name()) }})
 }
 

@@ -40,6 +40,7 @@ import (
 	"github.com/forkd/forkd/internal/host/cgroup"
 	"github.com/forkd/forkd/internal/host/diff"
 	"github.com/forkd/forkd/internal/host/event"
+	"github.com/forkd/forkd/internal/host/helpervm"
 	"github.com/forkd/forkd/internal/host/imagevm"
 	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/host/sandbox"
@@ -212,14 +213,18 @@ func (w *wired) startBaker(cfg *Config, vmms vmpool.VMMs, runDir string) (*bake.
 
 // differ returns what compares disks.
 func (w *wired) differ(cfg *Config, vmms vmpool.VMMs, runDir string) *diff.Differ {
-	return diff.New(diff.Config{VMMs: vmms, Store: w.store, RunDir: runDir, Template: cfg.CPUTemplate,
-		Cmdline: vm.Cmdline(cfg.CmdlineArgs...), Initrd: addDiff})
+	return diff.New(diff.Config{Config: helperVMs(cfg, vmms, runDir), Store: w.store, Initrd: addDiff,
+		Scratch: scratchDir(cfg.StateDir), Room: cfg.Admit.Room})
+}
+
+// helperVMs configures VMs that work for the daemon.
+func helperVMs(cfg *Config, vmms vmpool.VMMs, runDir string) helpervm.Config {
+	return helpervm.Config{VMMs: vmms, RunDir: runDir, Template: cfg.CPUTemplate, Cmdline: vm.Cmdline(cfg.CmdlineArgs...)}
 }
 
 // startImages prepares the cache and the scratch directory of images that builder VMs unpack.
 func (w *wired) startImages(cfg *Config, vmms vmpool.VMMs, runDir string) error {
-	filler := imagevm.New(imagevm.Config{VMMs: vmms, RunDir: runDir, Template: cfg.CPUTemplate,
-		Cmdline: vm.Cmdline(cfg.CmdlineArgs...), Room: cfg.Admit.Room,
+	filler := imagevm.New(imagevm.Config{Config: helperVMs(cfg, vmms, runDir), Room: cfg.Admit.Room,
 		Initrd: func(kernel string) (*os.File, error) { return makeInitrd(kernel, embedded.Unpack) }})
 	w.images = &build.Images{Filler: filler, Dir: build.ImageDir(filepath.Join(cfg.StateDir, "image-cache"))}
 	if err := w.images.Tidy(); err != nil {

@@ -69,7 +69,7 @@ var rooms = []room{
 		folder: "internal/host",
 		packages: []string{"invalid", "debt", "excerpt", "event", "owner", "unique", "procmem", "agentclient", "cgroup",
 			"process", "netclient", "vmmclient", "store", "vmpool", "vmpool/suite", "vmfake",
-			"identity", "chain", "imagevm", "diff", "bake", "admit", "ledger", "conlog",
+			"identity", "chain", "helpervm", "imagevm", "diff", "bake", "admit", "ledger", "conlog",
 			"tally", "idle", "unwatched", "sandbox", "workspace", "tenancy",
 			"fanout"},
 		imports: []string{"internal/proto/...", "internal/format/...", "internal/jail/..."},

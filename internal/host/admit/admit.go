@@ -160,7 +160,7 @@ func (r *Rules) Room(memory uint64, disk *os.File) error {
 			return err
 		}
 		if need := r.MemoryReserve + memory; free < need {
-			return refuse(CodeHostMemory, "the host has %d MiB of memory available, and a VM that unpacks an image wants %d MiB "+
+			return refuse(CodeHostMemory, "the host has %d MiB of memory available, and a VM that works for the daemon wants %d MiB "+
 				"with the daemon's reserve of %d; kill or suspend sandboxes, or lower --memory-reserve-mib", free>>20, need>>20,
 				r.MemoryReserve>>20)
 		}
@@ -172,7 +172,7 @@ func (r *Rules) Room(memory uint64, disk *os.File) error {
 	if err := unix.Fstatfs(int(disk.Fd()), &st); err != nil {
 		return fmt.Errorf("free space of %s: %w", disk.Name(), err)
 	}
-	return r.checkDisk(st.Bavail*uint64(st.Bsize), "the file system of images")
+	return r.checkDisk(st.Bavail*uint64(st.Bsize), "the file system of the daemon's state")
 }
 
 func refuse(code, format string, args ...any) error {

@@ -13,7 +13,6 @@ import (
 	"io"
 	"net"
 	"os"
-	"path/filepath"
 	"time"
 
 	"github.com/forkd/forkd/internal/cleanup"
@@ -21,28 +20,28 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/host/chain"
-	"github.com/forkd/forkd/internal/host/excerpt"
-	"github.com/forkd/forkd/internal/host/identity"
+	"github.com/forkd/forkd/internal/host/helpervm"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/owner"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/vmmclient"
 	"github.com/forkd/forkd/internal/host/vmpool"
 	"github.com/forkd/forkd/internal/proto/diffproto"
-	"github.com/forkd/forkd/internal/proto/vm"
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
 // Config configures a Differ. All fields are required.
 type Config struct {
-	VMMs     vmpool.VMMs
-	Store    *store.Store
-	RunDir   string // holds a directory for each VM
-	Template string // CPU template
-	Cmdline  string // kernel command line
+	helpervm.Config
+	Store   *store.Store
+	Scratch string // directory for what mounts write, on the host's disk
 
 	// Initrd returns the initramfs base with forkd-diff added, as the file Program.
 	Initrd func(base *os.File) (*os.File, error)
+
+	// Room returns an error if the host has no room for a VM with so many bytes of memory, or for more data
+	// on the file system of disk.
+	Room func(memory uint64, disk *os.File) error
 }
 
 // Program is the path of forkd-diff in the initramfs.
@@ -50,11 +49,10 @@ const Program = "/forkd-diff"
 
 // Bounds of a comparison.
 const (
-	maxVMs      = 2 // at once; one client has one of them
-	memoryBytes = 512 << 20
-	limit       = 10 * time.Minute // of a whole comparison; an emulated CPU is slow
-	exitTime    = time.Second      // from the end of its connection to its exit
-	maxListed   = 16 << 20         // bytes of the entries of a Result without their patches
+	maxVMs     = 2                // at once; one client has one of them
+	limit      = 10 * time.Minute // of a whole comparison; an emulated CPU is slow
+	maxListed  = 16 << 20         // bytes of the entries of a Result without their patches
+	maxWritten = 256 << 20        // bytes on the host that the mount of a disk may write; a journal has up to 128 MiB
 )
 
 // Bounds of a Request.
@@ -133,100 +131,65 @@ func (d *Differ) Compare(ctx context.Context, req Request) (r Result, err error)
 	return r, vmpool.Cause(ctx, err)
 }
 
-func (d *Differ) run(ctx context.Context, req *Request, r *Result) (err error) {
-	shell, err := vmpool.Spawn(ctx, d.cfg.VMMs, d.cfg.RunDir, vm.Shape{MemoryBytes: memoryBytes, VCPUs: 1,
-		Template: d.cfg.Template})
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if refused := (*invalid.Error)(nil); err != nil && ctx.Err() == nil && !errors.As(err, &refused) {
-			console, _ := vmpool.Console(d.cfg.VMMs, shell.Dir) // optional: without it the error says less
-			err = fmt.Errorf("%w; the console of the VM ends with:\n%s", err, excerpt.Console(console.Bytes, 10))
-		}
-		err = errors.Join(err, shell.VMM.Kill())
-	}()
-	running, stop := vmpool.WhileAlive(ctx, shell.VMM)
-	defer stop()
-	if err := d.boot(running, shell, req); err != nil {
-		return vmpool.Cause(running, fmt.Errorf("boot the VM that compares: %w", err))
-	}
-	conn, err := dialed(running, shell.VMM)
-	if err != nil {
-		return vmpool.Cause(running, err)
-	}
-	defer conn.Close()
-	err = talk(running, conn, req, r)
-	var refused *diffproto.RefusedError
-	switch {
-	case errors.As(err, &refused) && refused.Field != "":
-		return &invalid.Error{Field: refused.Field, Reason: refused.Reason}
-	case err != nil && !errors.As(err, &refused):
-		select { // a VM that has ended has closed its connection first
-		case <-shell.VMM.Done():
-			return &vmpool.ExitError{Exit: shell.VMM.Exit()}
-		case <-time.After(exitTime):
-		}
-	}
-	return vmpool.Cause(running, err)
+func (d *Differ) run(ctx context.Context, req *Request, r *Result) error {
+	return d.cfg.Run(ctx, helpervm.Task{Name: "the VM that compares", Port: diffproto.Port, MaxWritten: maxWritten,
+		Boot: func(_ string, undo *cleanup.Stack) (vmmproto.Boot, vmmclient.BootFiles, error) {
+			return d.boot(undo, req)
+		},
+		Talk: func(ctx context.Context, conn net.Conn) error {
+			err := talk(ctx, conn, req, r)
+			var refused *diffproto.RefusedError
+			switch {
+			case errors.As(err, &refused) && refused.Field != "":
+				return &invalid.Error{Field: refused.Field, Reason: refused.Reason}
+			case err != nil && refused == nil:
+				return fmt.Errorf("%w: %w", helpervm.ErrLost, err)
+			}
+			return err
+		}})
 }
 
-func (d *Differ) boot(ctx context.Context, shell *vmpool.Shell, req *Request) error {
-	var undo cleanup.Stack
-	defer undo.Run()
+// boot opens what the VM boots from.
+func (d *Differ) boot(undo *cleanup.Stack, req *Request) (boot vmmproto.Boot, files vmmclient.BootFiles, err error) {
 	kernel, base, err := d.cfg.Store.Boot(req.New)
 	if err != nil {
-		return err
+		return boot, files, err
 	}
 	undo.Add(func() { kernel.Close(); base.Close() })
 	initrd, err := d.cfg.Initrd(base)
 	if err != nil {
-		return err
+		return boot, files, err
 	}
 	undo.Add(func() { initrd.Close() })
-	boot := vmmproto.Boot{Cmdline: d.cfg.Cmdline + " rdinit=" + Program, VMGenID: identity.NewGenerationID()}
-	files := vmmclient.BootFiles{Kernel: kernel, Initrd: initrd}
-	for i, lease := range []*store.Lease{req.Old, req.New} {
-		layers, err := chain.Reopened(&undo, lease.Disk())
+	boot.Cmdline, files.Kernel, files.Initrd = " rdinit="+Program, kernel, initrd
+	for _, lease := range []*store.Lease{req.Old, req.New} {
+		layers, err := chain.Reopened(undo, lease.Disk())
 		if err != nil {
-			return err
+			return boot, files, err
 		}
 		size := lease.Manifest().Disk.SizeBytes
-		path := filepath.Join(shell.Dir, fmt.Sprintf("unused.%d", i))
-		top, err := chain.NewTop(path, size, disklayer.Format)
+		top, err := d.top(size)
 		if err != nil {
-			return err
+			return boot, files, err
 		}
 		undo.Add(func() { top.Close() })
-		if err := os.Remove(path); err != nil {
-			return err
-		}
 		boot.Disks = append(boot.Disks, vmmproto.Disk{SizeBytes: size})
 		files.Disks = append(files.Disks, append(layers, top))
 	}
-	if err := shell.VMM.Boot(ctx, boot, files); err != nil {
-		return err
-	}
-	return shell.VMM.Resume(ctx)
+	return boot, files, d.cfg.Room(helpervm.MemoryBytes, files.Disks[0][len(files.Disks[0])-1])
 }
 
-// dialed waits until forkd-diff dials the host.
-func dialed(ctx context.Context, v vmpool.VMM) (net.Conn, error) {
-	for {
-		select {
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
-		case c, ok := <-v.Conns():
-			switch {
-			case !ok:
-				<-ctx.Done() // the VM is ending; its exit is the cause
-			case c.Port == diffproto.Port:
-				return c.Conn, nil
-			default:
-				c.Conn.Close()
-			}
-		}
+// top returns an empty layer without a name, for what the mount of a disk writes.
+func (d *Differ) top(size uint64) (*os.File, error) {
+	f, err := os.CreateTemp(d.cfg.Scratch, "top")
+	if err != nil {
+		return nil, err
 	}
+	if err := errors.Join(os.Remove(f.Name()), disklayer.Format(f, size)); err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
 }
 
 // talk asks forkd-diff and reads its answer.

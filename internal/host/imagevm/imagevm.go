@@ -20,7 +20,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"time"
 	"unicode"
 
@@ -28,22 +27,17 @@ import (
 	"github.com/forkd/forkd/internal/format/disklayer"
 	"github.com/forkd/forkd/internal/format/ext4"
 	"github.com/forkd/forkd/internal/gate"
-	"github.com/forkd/forkd/internal/host/excerpt"
-	"github.com/forkd/forkd/internal/host/identity"
+	"github.com/forkd/forkd/internal/host/helpervm"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/vmmclient"
 	"github.com/forkd/forkd/internal/host/vmpool"
 	"github.com/forkd/forkd/internal/proto/imageproto"
-	"github.com/forkd/forkd/internal/proto/vm"
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
 // Config configures a Filler. All fields are required.
 type Config struct {
-	VMMs     vmpool.VMMs
-	RunDir   string // holds a directory for each VM
-	Template string // CPU template
-	Cmdline  string // kernel command line
+	helpervm.Config
 
 	// Initrd makes the initramfs for a kernel, with forkd-unpack as its init.
 	Initrd func(kernel string) (*os.File, error)
@@ -55,13 +49,11 @@ type Config struct {
 
 // Bounds on the VMs.
 const (
-	maxVMs      = 2 // maximum number at a time; one client may have one of them
-	memoryBytes = 512 << 20
-	cpuWeight   = 20               // a sandbox has 100
-	fillTime    = 2 * time.Hour    // from its start to the answer; an emulated CPU is slow
-	bootTime    = 5 * time.Minute  // until it asks for the stream
-	exitTime    = time.Second      // from the end of its connection to its exit, or to the answer
-	stallTime   = 10 * time.Minute // without progress of the stream, or from its end to the answer
+	maxVMs    = 2                // maximum number at a time; one client may have one of them
+	fillTime  = 2 * time.Hour    // from its start to the answer; an emulated CPU is slow
+	bootTime  = 5 * time.Minute  // until it asks for the stream
+	exitTime  = time.Second      // from the end of its connection to the answer
+	stallTime = 10 * time.Minute // without progress of the stream, or from its end to the answer
 )
 
 // Filler fills disks. Its methods may be called concurrently.
@@ -125,13 +117,15 @@ func (f *Filler) Fill(ctx context.Context, req Request) error {
 	if err := req.Check(); err != nil {
 		return err
 	}
-	if err := f.cfg.Room(memoryBytes, req.Disk); err != nil {
+	if err := f.cfg.Room(helpervm.MemoryBytes, req.Disk); err != nil {
 		return err
 	}
 	if err := blank(req.Disk, req.Size, req.UUID); err != nil {
 		return err
 	}
-	if err := f.run(ctx, &req); err != nil {
+	if err := f.run(ctx, &req); errors.Is(err, helpervm.ErrFull) {
+		return fmt.Errorf("the image is larger than the free space: %w", err)
+	} else if err != nil {
 		return err
 	}
 	return req.Disk.Truncate(req.Size)
@@ -152,101 +146,46 @@ func blank(disk *os.File, size int64, uuid [16]byte) error {
 	return errors.Join(l.Set(0, uint64(size)/disklayer.ClusterSize), l.Close())
 }
 
-func (f *Filler) run(ctx context.Context, req *Request) (err error) {
-	shell, err := vmpool.Spawn(ctx, f.cfg.VMMs, f.cfg.RunDir, vm.Shape{MemoryBytes: memoryBytes, VCPUs: 1,
-		Template: f.cfg.Template})
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil && ctx.Err() == nil && !isRefused(err) && !errors.Is(err, ErrFull) {
-			console, _ := vmpool.Console(f.cfg.VMMs, shell.Dir) // optional: without it the error says less
-			err = fmt.Errorf("%w; the console of the builder VM ends with:\n%s", err, excerpt.Console(console.Bytes,
-				10))
-		}
-		err = errors.Join(err, shell.VMM.Kill()) // from here on, nothing writes to the disk
-	}()
-	// Without cgroups there are no weights, and no limits for sandboxes either.
-	_ = shell.VMM.Limit(vm.Limits{CPUWeight: cpuWeight}, memoryBytes)
-	running, stop := vmpool.WhileAlive(ctx, shell.VMM)
-	defer stop()
-	running, unwatch := whileRoom(running, shell.VMM)
-	defer unwatch()
-	running, w := newWatchdog(running)
-	defer w.end()
-	if err := f.boot(running, shell, req); err != nil {
-		return vmpool.Cause(running, fmt.Errorf("boot the builder VM: %w", err))
-	}
-	conn, err := dialed(running, w, shell.VMM)
-	if err != nil {
-		return vmpool.Cause(running, err)
-	}
-	defer conn.Close()
-	if err = pass(running, w, conn, req.Stream); errors.Is(err, errLost) {
-		select { // a VM that has ended has closed its connection first
-		case <-shell.VMM.Done():
-			return &vmpool.ExitError{Exit: shell.VMM.Exit()}
-		case <-time.After(exitTime):
-		}
-	}
-	if isRefused(err) {
-		return err
-	}
-	return vmpool.Cause(running, err)
+func (f *Filler) run(ctx context.Context, req *Request) error {
+	var w *watchdog
+	return f.cfg.Run(ctx, helpervm.Task{Name: "the builder VM", Port: imageproto.Port,
+		Boot: func(dir string, undo *cleanup.Stack) (vmmproto.Boot, vmmclient.BootFiles, error) {
+			return f.boot(dir, undo, req)
+		},
+		Watch: func(ctx context.Context) (context.Context, func()) {
+			ctx, w = newWatchdog(ctx)
+			w.expect(bootTime, "the builder VM has not come up within %v")
+			return ctx, w.end
+		},
+		Talk: func(ctx context.Context, conn net.Conn) error { return pass(ctx, w, conn, req.Stream) }})
 }
 
-// ErrFull means that the disk's file system is full. The VM is paused then. Waiting for space would keep
-// all that the VM has written, and sandboxes would stand still for lack of it.
-var ErrFull = fmt.Errorf("the host's disk is full: the image is larger than the free space: %w", syscall.ENOSPC)
-
-// whileRoom returns a context that is cancelled with the cause ErrFull when the VM pauses itself because
-// the disk is full.
-func whileRoom(ctx context.Context, v vmpool.VMM) (context.Context, func()) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	go func() {
-		select {
-		case <-v.Stalled():
-			cancel(ErrFull)
-		case <-ctx.Done():
-		}
-	}()
-	return ctx, func() { cancel(nil) }
-}
-
-func (f *Filler) boot(ctx context.Context, shell *vmpool.Shell, req *Request) error {
-	var undo cleanup.Stack
-	defer undo.Run()
+// boot opens what the builder VM boots from.
+func (f *Filler) boot(dir string, undo *cleanup.Stack, req *Request) (boot vmmproto.Boot, files vmmclient.BootFiles,
+	err error) {
 	open := func(file *os.File, err error) (*os.File, error) {
 		if err == nil {
 			undo.Add(func() { file.Close() })
 		}
 		return file, err
 	}
-	kernel, err := open(os.Open(req.Kernel))
-	if err != nil {
-		return err
+	if files.Kernel, err = open(os.Open(req.Kernel)); err != nil {
+		return boot, files, err
 	}
-	initrd, err := open(f.cfg.Initrd(req.Kernel))
-	if err != nil {
-		return err
+	if files.Initrd, err = open(f.cfg.Initrd(req.Kernel)); err != nil {
+		return boot, files, err
 	}
-	base, err := open(emptyBase(shell.Dir, req.Size))
+	base, err := open(emptyBase(dir, req.Size))
 	if err != nil {
-		return err
+		return boot, files, err
 	}
 	// Open the file again, because the VMM must not share a file offset with the daemon.
 	top, err := open(os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", req.Disk.Fd()), os.O_RDWR, 0))
 	if err != nil {
-		return err
+		return boot, files, err
 	}
-	size := uint64(req.Size)
-	err = shell.VMM.Boot(ctx, vmmproto.Boot{Cmdline: f.cfg.Cmdline, VMGenID: identity.NewGenerationID(),
-		Disks: []vmmproto.Disk{{SizeBytes: size}}},
-		vmmclient.BootFiles{Kernel: kernel, Initrd: initrd, Disks: [][]*os.File{{base, top}}})
-	if err != nil {
-		return err
-	}
-	return shell.VMM.Resume(ctx)
+	boot.Disks, files.Disks = []vmmproto.Disk{{SizeBytes: uint64(req.Size)}}, [][]*os.File{{base, top}}
+	return boot, files, nil
 }
 
 // emptyBase returns a file of zeros that has no name any more.
@@ -261,26 +200,6 @@ func emptyBase(dir string, size int64) (*os.File, error) {
 		return nil, err
 	}
 	return os.Open(name)
-}
-
-// dialed waits until forkd-unpack asks for the stream.
-func dialed(ctx context.Context, w *watchdog, v vmpool.VMM) (net.Conn, error) {
-	w.expect(bootTime, "the builder VM has not come up within %v")
-	for {
-		select {
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
-		case c, ok := <-v.Conns():
-			switch {
-			case !ok:
-				<-ctx.Done() // the VM is about to end, and its exit is the cause
-			case c.Port == imageproto.Port:
-				return c.Conn, nil
-			default:
-				c.Conn.Close()
-			}
-		}
-	}
 }
 
 // pass passes the stream on and waits for the answer, which may come early.
@@ -299,7 +218,7 @@ func pass(ctx context.Context, w *watchdog, conn net.Conn, stream func(context.C
 	}()
 	w.expectSource()
 	if err := stream(ctx, guest{ctx, w, conn}); err != nil {
-		if ctx.Err() != nil || errors.Is(err, errLost) {
+		if ctx.Err() != nil || errors.Is(err, helpervm.ErrLost) {
 			// A guest that takes nothing more may still keep its own direction open.
 			_ = conn.SetReadDeadline(time.Now().Add(exitTime))
 			if early := <-answered; isRefused(early) {
@@ -342,13 +261,10 @@ func (g guest) Write(b []byte) (int, error) {
 	}
 	n, err := g.conn.Write(b)
 	if err != nil {
-		err = fmt.Errorf("%w: %w", errLost, err)
+		err = fmt.Errorf("%w: %w", helpervm.ErrLost, err)
 	}
 	return n, err
 }
-
-// errLost means that the connection to the VM can no longer be used.
-var errLost = errors.New("the connection to the builder VM is lost")
 
 // answer reads forkd-unpack's answer.
 func answer(conn net.Conn) error {
@@ -358,7 +274,7 @@ func answer(conn net.Conn) error {
 		return &invalid.Error{Field: "image", Reason: printable(refused.Reason)}
 	}
 	if err != nil {
-		return fmt.Errorf("%w: %w", errLost, err)
+		return fmt.Errorf("%w: %w", helpervm.ErrLost, err)
 	}
 	return nil
 }

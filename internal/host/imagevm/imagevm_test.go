@@ -15,6 +15,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/forkd/forkd/internal/host/helpervm"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/vmfake"
 	"github.com/forkd/forkd/internal/proto/imageproto"
@@ -36,8 +37,9 @@ func newSite(t *testing.T, guest func(*vmfake.VMM, net.Conn)) *site {
 	if err := errors.Join(os.Mkdir(run, 0o700), os.WriteFile(kernel, make([]byte, 4096), 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	s.Filler = New(Config{VMMs: s.vmms, RunDir: run, Template: "host", Initrd: os.Open, // it is never read
-		Room: func(uint64, *os.File) error { return nil }})
+	s.Filler = New(Config{Config: helpervm.Config{VMMs: s.vmms, RunDir: run, Template: "host"},
+		Initrd: os.Open, // it is never read
+		Room:   func(uint64, *os.File) error { return nil }})
 	s.req = Request{Kernel: kernel, Size: 64 << 20, Disk: s.disk(t), Stream: stream("content")}
 	return s
 }
@@ -102,7 +104,7 @@ func takes(conn net.Conn) ([]byte, error) {
 func TestFill(t *testing.T) {
 	var got []byte
 	s := newSite(t, func(b *vmfake.VMM, conn net.Conn) {
-		if w := b.Limits().CPUWeight; w != cpuWeight {
+		if w := b.Limits().CPUWeight; w != 20 {
 			t.Errorf("the VM has the weight %d", w)
 		}
 		var err error
@@ -152,7 +154,7 @@ func TestVMsThatFail(t *testing.T) {
 			_, _ = io.CopyN(io.Discard, conn, 10000)
 			b.End(vm.Exit{Reason: vm.ExitPanic, Detail: "the guest panicked"})
 		}, endless, "the guest panicked"},
-		"the VM hangs up": {func(_ *vmfake.VMM, conn net.Conn) {}, endless, errLost.Error()},
+		"the VM hangs up": {func(_ *vmfake.VMM, conn net.Conn) {}, endless, helpervm.ErrLost.Error()},
 		"no answer":       {func(_ *vmfake.VMM, conn net.Conn) { _, _ = takes(conn) }, stream("x"), "unexpected EOF"},
 		"no JSON": {func(_ *vmfake.VMM, conn net.Conn) {
 			_, _ = takes(conn)
@@ -164,7 +166,7 @@ func TestVMsThatFail(t *testing.T) {
 					return
 				}
 			}
-		}, endless, errLost.Error()},
+		}, endless, helpervm.ErrLost.Error()},
 		"the source fails": {func(_ *vmfake.VMM, conn net.Conn) { _, _ = takes(conn) },
 			func(context.Context, io.Writer) error { return boom }, "boom"},
 	} {
@@ -233,7 +235,7 @@ func TestFillFailsOnAFullDisk(t *testing.T) {
 		})
 		s.req.Stream = endless
 		begin := time.Now()
-		if err := s.Fill(t.Context(), s.req); !errors.Is(err, ErrFull) || !errors.Is(err, syscall.ENOSPC) ||
+		if err := s.Fill(t.Context(), s.req); !errors.Is(err, helpervm.ErrFull) || !errors.Is(err, syscall.ENOSPC) ||
 			time.Since(begin) > time.Minute {
 			t.Errorf("%v after %v", err, time.Since(begin))
 		}
@@ -246,7 +248,7 @@ func TestFillNeedsRoom(t *testing.T) {
 	s := newSite(t, nil)
 	full := errors.New("no room")
 	s.cfg.Room = func(memory uint64, disk *os.File) error {
-		if memory != memoryBytes || disk != s.req.Disk {
+		if memory != helpervm.MemoryBytes || disk != s.req.Disk {
 			t.Errorf("room for %d bytes of memory and the disk %v", memory, disk)
 		}
 		return full
@@ -272,7 +274,8 @@ func TestFillEndsWithAGuestThatTakesNothingMore(t *testing.T) {
 		ctx, w := newWatchdog(t.Context())
 		defer w.end()
 		begin := time.Now()
-		if err := pass(ctx, w, deaf{ours}, stream("x")); !errors.Is(err, errLost) || time.Since(begin) > time.Minute {
+		err := pass(ctx, w, deaf{ours}, stream("x"))
+		if !errors.Is(err, helpervm.ErrLost) || time.Since(begin) > time.Minute {
 			t.Errorf("%v after %v", err, time.Since(begin))
 		}
 	})

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/internal/host/diff"
+	"github.com/forkd/forkd/internal/host/helpervm"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/owner"
 	"github.com/forkd/forkd/internal/host/sandbox"
@@ -35,7 +36,8 @@ func newDiffer(t *testing.T, h *Host, guest func(*vmfake.VMM, net.Conn)) (*diff.
 			t.Errorf("%d VMs and %v are left, %v", vmms.Count(), left, err)
 		}
 	})
-	return diff.New(diff.Config{VMMs: vmms, Store: h.manager.Snapshots(), RunDir: run, Template: "host",
+	return diff.New(diff.Config{Config: helpervm.Config{VMMs: vmms, RunDir: run, Template: "host"},
+		Store: h.manager.Snapshots(), Scratch: t.TempDir(), Room: func(uint64, *os.File) error { return nil },
 		Initrd: func(base *os.File) (*os.File, error) { return os.Open(base.Name()) }}), vmms // it is never read
 }
 

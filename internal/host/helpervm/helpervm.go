@@ -1,0 +1,213 @@
+// Package helpervm runs a VM that does one task for the daemon, such as unpacking an image, and is
+// killed afterwards.
+//
+// The VM has one vCPU, no network, and one connection to the host, which its init opens. Bytes that
+// nobody trusts are decoded in it and not in the daemon. The VM is held to be hostile as soon as it
+// runs: it may end, hang, or fill the disks that it got.
+package helpervm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/cleanup"
+	"github.com/forkd/forkd/internal/host/excerpt"
+	"github.com/forkd/forkd/internal/host/identity"
+	"github.com/forkd/forkd/internal/host/invalid"
+	"github.com/forkd/forkd/internal/host/vmmclient"
+	"github.com/forkd/forkd/internal/host/vmpool"
+	"github.com/forkd/forkd/internal/proto/vm"
+	"github.com/forkd/forkd/internal/proto/vmmproto"
+)
+
+// MemoryBytes is the memory of a VM.
+const MemoryBytes = 512 << 20
+
+const (
+	cpuWeight = 20          // a sandbox has 100
+	exitTime  = time.Second // from the end of the VM's connection to its exit
+	sizeEvery = time.Second // interval at which the sizes of disks are checked
+)
+
+// Config is the same for all VMs. All fields are required.
+type Config struct {
+	VMMs     vmpool.VMMs
+	RunDir   string // holds a directory for each VM
+	Template string // CPU template
+	Cmdline  string // kernel command line
+}
+
+// Task is what a VM does.
+type Task struct {
+	Name string // of the VM in errors, such as "the builder VM"
+	Port uint32 // vsock port of the host that the VM's init connects to
+
+	// Boot opens what the VM boots from. dir is the VM's directory. undo closes the files after the boot.
+	Boot func(dir string, undo *cleanup.Stack) (vmmproto.Boot, vmmclient.BootFiles, error)
+
+	// Watch returns a context with the time limits of the task, and a function that ends them. It is called
+	// before the boot. nil: ctx of Run has all limits.
+	Watch func(ctx context.Context) (context.Context, func())
+
+	// Talk does the task over the VM's connection, and returns soon after ctx has ended. It returns an
+	// *invalid.Error if the VM refuses the task, and an error that wraps ErrLost if the connection has ended.
+	Talk func(ctx context.Context, conn net.Conn) error
+
+	// MaxWritten is the maximum size on the host of each disk's top; 0: that of the disk.
+	MaxWritten int64 // bytes
+}
+
+// ErrLost means that the connection to a VM can no longer be used.
+var ErrLost = errors.New("the connection to the VM is lost")
+
+// ErrFull means that the file system of a VM's disk is full. The VM is paused then. Waiting for space would
+// keep all that the VM has written, and sandboxes would stand still for lack of it.
+var ErrFull = fmt.Errorf("the host's disk is full: %w", syscall.ENOSPC)
+
+// Run boots a VM for a task and waits for the end of the task. No VM is left when it returns. If the VM
+// fails, the error has the end of its console.
+func (c *Config) Run(ctx context.Context, t Task) (err error) {
+	shell, err := vmpool.Spawn(ctx, c.VMMs, c.RunDir, vm.Shape{MemoryBytes: MemoryBytes, VCPUs: 1, Template: c.Template})
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil && ctx.Err() == nil && !isRefused(err) && !errors.Is(err, ErrFull) {
+			console, _ := vmpool.Console(c.VMMs, shell.Dir) // optional: without it the error says less
+			err = fmt.Errorf("%w; the console of %s ends with:\n%s", err, t.Name, excerpt.Console(console.Bytes, 10))
+		}
+		err = errors.Join(err, shell.VMM.Kill()) // from here on, nothing writes to the disks
+	}()
+	// Without cgroups there are no weights, and no limits for sandboxes either.
+	_ = shell.VMM.Limit(vm.Limits{CPUWeight: cpuWeight}, MemoryBytes)
+	running, stop := vmpool.WhileAlive(ctx, shell.VMM)
+	defer stop()
+	running, cancel := context.WithCancelCause(running)
+	defer cancel(nil)
+	go whileRoom(running, cancel, shell.VMM)
+	if t.Watch != nil {
+		var end func()
+		running, end = t.Watch(running)
+		defer end()
+	}
+	tops, err := c.boot(running, shell, &t)
+	defer tops.close()
+	if err != nil {
+		return vmpool.Cause(running, fmt.Errorf("boot %s: %w", t.Name, err))
+	}
+	if t.MaxWritten > 0 {
+		go tops.bound(running, cancel, &t)
+	}
+	conn, err := dialed(running, t.Port, shell.VMM)
+	if err != nil {
+		return vmpool.Cause(running, err)
+	}
+	defer conn.Close()
+	if err = t.Talk(running, conn); errors.Is(err, ErrLost) {
+		select { // a VM that has ended has closed its connection first
+		case <-shell.VMM.Done():
+			return &vmpool.ExitError{Exit: shell.VMM.Exit()}
+		case <-time.After(exitTime):
+		}
+	}
+	if isRefused(err) {
+		return err
+	}
+	return vmpool.Cause(running, err)
+}
+
+// isRefused reports whether the VM has refused the task. A later error, such as the end of the client's
+// connection, explains no more than the refusal.
+func isRefused(err error) bool {
+	var refused *invalid.Error
+	return errors.As(err, &refused)
+}
+
+// whileRoom cancels ctx with the cause ErrFull when the VM pauses itself because a disk is full.
+func whileRoom(ctx context.Context, cancel context.CancelCauseFunc, v vmpool.VMM) {
+	select {
+	case <-v.Stalled():
+		cancel(ErrFull)
+	case <-ctx.Done():
+	}
+}
+
+// boot boots the VM and lets it run. The tops stay open.
+func (c *Config) boot(ctx context.Context, shell *vmpool.Shell, t *Task) (tops, error) {
+	var undo cleanup.Stack
+	defer undo.Run()
+	boot, files, err := t.Boot(shell.Dir, &undo)
+	if err != nil {
+		return nil, err
+	}
+	var own tops
+	for _, d := range files.Disks {
+		fd, err := unix.FcntlInt(d[len(d)-1].Fd(), unix.F_DUPFD_CLOEXEC, 0)
+		if err != nil {
+			return own, err
+		}
+		own = append(own, os.NewFile(uintptr(fd), "top"))
+	}
+	boot.Cmdline, boot.VMGenID = c.Cmdline+boot.Cmdline, identity.NewGenerationID()
+	if err := shell.VMM.Boot(ctx, boot, files); err != nil {
+		return own, err
+	}
+	return own, shell.VMM.Resume(ctx)
+}
+
+// tops are the files that a VM writes.
+type tops []*os.File
+
+func (t tops) close() {
+	for _, f := range t {
+		_ = f.Close()
+	}
+}
+
+// bound cancels ctx when the VM has written more than it may.
+func (t tops) bound(ctx context.Context, cancel context.CancelCauseFunc, task *Task) {
+	const blockBytes = 512 // the unit of st_blocks, stat(2)
+	tick := time.NewTicker(sizeEvery)
+	defer tick.Stop()
+	for {
+		for _, f := range t {
+			var st unix.Stat_t
+			if err := unix.Fstat(int(f.Fd()), &st); err == nil && st.Blocks*blockBytes > task.MaxWritten {
+				cancel(fmt.Errorf("%s has written more than %d MiB, which its task does not need", task.Name,
+					task.MaxWritten>>20))
+				return
+			}
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// dialed waits until the VM's init connects to the host.
+func dialed(ctx context.Context, port uint32, v vmpool.VMM) (net.Conn, error) {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		case c, ok := <-v.Conns():
+			switch {
+			case !ok:
+				<-ctx.Done() // the VM is about to end, and its exit is the cause
+			case c.Port == port:
+				return c.Conn, nil
+			default:
+				c.Conn.Close()
+			}
+		}
+	}
+}
