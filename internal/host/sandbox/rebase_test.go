@@ -3,6 +3,7 @@ package sandbox
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"testing"
@@ -190,6 +191,9 @@ func (w *world) fillLayers(t *testing.T, bytes int64) {
 	const keepSize = unix.FALLOC_FL_KEEP_SIZE
 	for _, name := range layers {
 		f, err := os.OpenFile(name, os.O_WRONLY, 0)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // a layer that no sandbox uses any more was deleted in the meantime
+		}
 		if err == nil {
 			err = errors.Join(unix.Fallocate(int(f.Fd()), keepSize, 0, bytes), f.Close())
 		}
