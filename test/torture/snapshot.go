@@ -13,8 +13,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/forkd/forkd/internal/cleanup"
 	"github.com/forkd/forkd/internal/format/memlayer"
 	"github.com/forkd/forkd/internal/host/agentclient"
+	"github.com/forkd/forkd/internal/host/chain"
 	"github.com/forkd/forkd/internal/host/vmmclient"
 	"github.com/forkd/forkd/internal/proto/agentproto"
 	"github.com/forkd/forkd/internal/proto/vm"
@@ -131,9 +133,16 @@ func (v *running) restore(ctx context.Context, s *Snapshot) error {
 		return err
 	}
 	v.base, v.origin, v.size, v.files = s, s, s.size, append(slices.Clone(s.disks), top)
+	var undo cleanup.Stack
+	defer undo.Run()
+	own, err := chain.Reopened(&undo, slices.Concat([]*os.File{s.state}, s.layers, s.disks)) // a VMM may only read them
+	if err != nil {
+		return err
+	}
+	state, layers, disks := own[0], own[1:1+len(s.layers)], own[1+len(s.layers):]
 	_, err = v.Restore(ctx, vmmproto.Restore{
 		Extents: s.extents, Disks: []vmmproto.Disk{{SizeBytes: s.size}}, VMGenID: newID(), Resume: true,
-	}, vmmclient.RestoreFiles{State: s.state, Layers: s.layers, Disks: [][]*os.File{v.files}})
+	}, vmmclient.RestoreFiles{State: state, Layers: layers, Disks: [][]*os.File{append(disks, top)}})
 	if err != nil {
 		return fmt.Errorf("restore %s: %w", s.name, err)
 	}

@@ -192,14 +192,31 @@ func fork(t *testing.T, a *vmtest.Assets, s *saved, hostname string) *testVM {
 	return v
 }
 
+// forReading opens files again, which a VMM may only read.
+func forReading(t *testing.T, files ...*os.File) (own []*os.File) {
+	t.Helper()
+	for _, f := range files {
+		again, err := disklayer.Reopen(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { again.Close() })
+		own = append(own, again)
+	}
+	return own
+}
+
 // restore restores s in v and waits until the agent has confirmed. The files of v must be set.
 func restore(t *testing.T, v *testVM, s *saved, hostname string) {
 	t.Helper()
+	top := len(v.files) - 1
+	disk := append(forReading(t, v.files[:top]...), v.files[top])
 	start := time.Now()
 	times, err := v.Restore(t.Context(), vmmproto.Restore{
 		Extents: s.result.Extents, Disks: []vmmproto.Disk{s.disk}, VMGenID: genID(), Resume: true,
 		FirstWrites: s.firstWrites,
-	}, vmmclient.RestoreFiles{State: s.state, Layers: s.layers, Disks: [][]*os.File{v.files}})
+	}, vmmclient.RestoreFiles{State: forReading(t, s.state)[0], Layers: forReading(t, s.layers...),
+		Disks: [][]*os.File{disk}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -218,8 +218,8 @@ func (g *guest) restore(t *testing.T, ctx context.Context, s *saved, resume bool
 	t.Helper()
 	disk := append(s.disk[:len(s.disk):len(s.disk)], g.host.newTop(t))
 	req := vmmproto.Restore{Extents: s.Save.Extents, Disks: g.host.disks(t), VMGenID: [16]byte{2}, Resume: resume}
-	_, err := g.Restore(ctx, req, vmmclient.RestoreFiles{State: s.state, Layers: []*os.File{open(t, s.layer.Name())},
-		Disks: [][]*os.File{disk}})
+	_, err := g.Restore(ctx, req, vmmclient.RestoreFiles{State: open(t, s.state.Name()),
+		Layers: []*os.File{open(t, s.layer.Name())}, Disks: [][]*os.File{disk}})
 	if err == nil {
 		g.disk = disk
 	}
