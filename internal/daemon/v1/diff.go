@@ -2,6 +2,7 @@ package v1
 
 import (
 	"encoding/base64"
+	"errors"
 	"net/http"
 	"path"
 	"strings"
@@ -12,6 +13,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/audit"
 	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/host/diff"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/tenancy"
@@ -37,6 +39,9 @@ func (a *api) diff(w http.ResponseWriter, r *http.Request) error {
 	}
 	start := time.Now()
 	res, err := a.view(r).Diff(r.Context(), a.Differ, ask)
+	if full := (*gate.FullError)(nil); errors.As(err, &full) {
+		return face.ErrTooMany
+	}
 	if err != nil {
 		return err
 	}

@@ -50,6 +50,7 @@ const Program = "/forkd-diff"
 // Bounds of a comparison.
 const (
 	maxVMs     = 2                // at once; one client has one of them
+	maxWaiting = 4                // requests of one client that wait for a VM
 	limit      = 10 * time.Minute // of a whole comparison; an emulated CPU is slow
 	maxListed  = 16 << 20         // bytes of the entries of a Result without their patches
 	maxWritten = 256 << 20        // bytes on the host that the mount of a disk may write; a journal has up to 128 MiB
@@ -68,7 +69,9 @@ type Differ struct {
 }
 
 // New returns a Differ.
-func New(cfg Config) *Differ { return &Differ{cfg: cfg, place: gate.New(maxVMs)} }
+func New(cfg Config) *Differ {
+	return &Differ{cfg: cfg, place: gate.NewQueued(maxVMs, gate.Queue{Key: maxWaiting, All: 16 * maxWaiting})}
+}
 
 // Request asks for the differences between the disks of two snapshots. Both are complete without the
 // memory of a guest: the disk-only snapshots of tenancy.DiskOf.
@@ -133,11 +136,12 @@ func (d *Differ) Compare(ctx context.Context, req Request) (r Result, err error)
 
 func (d *Differ) run(ctx context.Context, req *Request, r *Result) error {
 	return d.cfg.Run(ctx, helpervm.Task{Name: "the VM that compares", Port: diffproto.Port, MaxWritten: maxWritten,
-		Boot: func(_ string, undo *cleanup.Stack) (vmmproto.Boot, vmmclient.BootFiles, error) {
+		Boot: func(undo *cleanup.Stack) (vmmproto.Boot, vmmclient.BootFiles, error) {
 			return d.boot(undo, req)
 		},
 		Talk: func(ctx context.Context, conn net.Conn) error {
-			err := talk(ctx, conn, req, r)
+			ask := func(ctx context.Context, conn net.Conn) error { return ask(ctx, conn, req) }
+			err := talk(ctx, conn, ask, req, r)
 			var refused *diffproto.RefusedError
 			switch {
 			case errors.As(err, &refused) && refused.Field != "":
@@ -193,19 +197,32 @@ func (d *Differ) top(size uint64) (*os.File, error) {
 }
 
 // talk asks forkd-diff and reads its answer.
-func talk(ctx context.Context, conn net.Conn, req *Request, r *Result) error {
+func talk(ctx context.Context, conn net.Conn, ask func(context.Context, net.Conn) error, req *Request,
+	r *Result) error {
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	defer stop()
 	asking, cancel := context.WithCancel(ctx)
 	asked := make(chan error, 1)
-	go func() { asked <- ask(asking, conn, req) }() // forkd-diff may refuse before it has read all of this
+	go func() {
+		err := ask(asking, conn) // forkd-diff may refuse before it has read all of this
+		if lost := (*net.OpError)(nil); err != nil && !errors.As(err, &lost) {
+			conn.Close() // forkd-diff would wait for the rest
+		}
+		asked <- err
+	}()
 	err := listen(conn, req, r)
 	cancel()
 	conn.Close() // an answer ends the question too
-	if failed := <-asked; err != nil && failed != nil && !errors.Is(failed, net.ErrClosed) && ctx.Err() == nil {
-		err = errors.Join(failed, err)
+	failed := <-asked
+	switch {
+	case failed == nil || ctx.Err() != nil:
+		return err
+	case err == nil: // the answer is about a part of what may differ
+		return fmt.Errorf("tell forkd-diff what may differ: %w", failed)
+	case errors.Is(failed, net.ErrClosed):
+		return err
 	}
-	return err
+	return errors.Join(failed, err)
 }
 
 // ask sends the request, and which parts of the disks may differ.
@@ -219,7 +236,10 @@ func ask(ctx context.Context, w io.Writer, req *Request) error {
 	err = disklayer.Written(ctx, apart(req.Old, req.New), func(first, n uint64) error {
 		return ranges.Add(diffproto.Range{Offset: first * disklayer.ClusterSize, Length: n * disklayer.ClusterSize})
 	})
-	return errors.Join(err, ranges.Close())
+	if err != nil {
+		return err // without the end of the ranges forkd-diff compares nothing
+	}
+	return ranges.Close()
 }
 
 // apart returns the disk layers of both snapshots without those at the bottom that they share.

@@ -2,7 +2,10 @@ package diff
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -92,6 +95,29 @@ func TestResultsAreBounded(t *testing.T) {
 	}
 	if n := len(r.Entries); n == 0 || n > maxListed/len(name) || r.Omitted() != uint64(sent-n) {
 		t.Errorf("%d entries, %d left out", n, r.Omitted())
+	}
+}
+
+// An answer to a question that could not be asked to its end is an error.
+func TestAnswerToAPartOfTheQuestion(t *testing.T) {
+	for name, guest := range map[string]func(net.Conn){
+		"it waits for the whole question": func(c net.Conn) {
+			if diffproto.ReadRanges(c, func(diffproto.Range) error { return nil }) == nil {
+				_ = diffproto.WriteDone(c, diffproto.Done{})
+			}
+		},
+		"it answers at once": func(c net.Conn) { _ = diffproto.WriteDone(c, diffproto.Done{}) },
+	} {
+		ours, theirs := net.Pipe()
+		go func() {
+			defer theirs.Close()
+			guest(theirs)
+		}()
+		broken := errors.New("a layer is cut off")
+		ask := func(context.Context, net.Conn) error { return broken }
+		if err := talk(t.Context(), ours, ask, &Request{}, &Result{}); !errors.Is(err, broken) {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }
 

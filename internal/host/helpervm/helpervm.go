@@ -49,8 +49,9 @@ type Task struct {
 	Name string // of the VM in errors, such as "the builder VM"
 	Port uint32 // vsock port of the host that the VM's init connects to
 
-	// Boot opens what the VM boots from. dir is the VM's directory. undo closes the files after the boot.
-	Boot func(dir string, undo *cleanup.Stack) (vmmproto.Boot, vmmclient.BootFiles, error)
+	// Boot opens what the VM boots from. undo closes the files after the boot. None of them should be on a
+	// file system in RAM, because a VM can fill its disks.
+	Boot func(undo *cleanup.Stack) (vmmproto.Boot, vmmclient.BootFiles, error)
 
 	// Watch returns a context with the time limits of the task, and a function that ends them. It is called
 	// before the boot. nil: ctx of Run has all limits.
@@ -143,7 +144,7 @@ func whileRoom(ctx context.Context, cancel context.CancelCauseFunc, v vmpool.VMM
 func (c *Config) boot(ctx context.Context, shell *vmpool.Shell, t *Task) (tops, error) {
 	var undo cleanup.Stack
 	defer undo.Run()
-	boot, files, err := t.Boot(shell.Dir, &undo)
+	boot, files, err := t.Boot(&undo)
 	if err != nil {
 		return nil, err
 	}

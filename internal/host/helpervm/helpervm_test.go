@@ -39,7 +39,7 @@ func run(t *testing.T, guest func(v *vmfake.VMM, conn net.Conn, top *os.File), t
 		guest(v, conn, f)
 	})
 	task.Name, task.Port = "the VM", imageproto.Port
-	task.Boot = func(_ string, undo *cleanup.Stack) (boot vmmproto.Boot, files vmmclient.BootFiles, err error) {
+	task.Boot = func(undo *cleanup.Stack) (boot vmmproto.Boot, files vmmclient.BootFiles, err error) {
 		open := func(path string) *os.File {
 			f, failed := os.OpenFile(path, os.O_RDWR, 0)
 			err = errors.Join(err, failed)

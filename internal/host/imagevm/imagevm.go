@@ -149,8 +149,8 @@ func blank(disk *os.File, size int64, uuid [16]byte) error {
 func (f *Filler) run(ctx context.Context, req *Request) error {
 	var w *watchdog
 	return f.cfg.Run(ctx, helpervm.Task{Name: "the builder VM", Port: imageproto.Port,
-		Boot: func(dir string, undo *cleanup.Stack) (vmmproto.Boot, vmmclient.BootFiles, error) {
-			return f.boot(dir, undo, req)
+		Boot: func(undo *cleanup.Stack) (vmmproto.Boot, vmmclient.BootFiles, error) {
+			return f.boot(undo, req)
 		},
 		Watch: func(ctx context.Context) (context.Context, func()) {
 			ctx, w = newWatchdog(ctx)
@@ -161,7 +161,7 @@ func (f *Filler) run(ctx context.Context, req *Request) error {
 }
 
 // boot opens what the builder VM boots from.
-func (f *Filler) boot(dir string, undo *cleanup.Stack, req *Request) (boot vmmproto.Boot, files vmmclient.BootFiles,
+func (f *Filler) boot(undo *cleanup.Stack, req *Request) (boot vmmproto.Boot, files vmmclient.BootFiles,
 	err error) {
 	open := func(file *os.File, err error) (*os.File, error) {
 		if err == nil {
@@ -175,7 +175,7 @@ func (f *Filler) boot(dir string, undo *cleanup.Stack, req *Request) (boot vmmpr
 	if files.Initrd, err = open(f.cfg.Initrd(req.Kernel)); err != nil {
 		return boot, files, err
 	}
-	base, err := open(emptyBase(dir, req.Size))
+	base, err := open(emptyBase(filepath.Dir(req.Disk.Name()), req.Size))
 	if err != nil {
 		return boot, files, err
 	}
@@ -188,18 +188,18 @@ func (f *Filler) boot(dir string, undo *cleanup.Stack, req *Request) (boot vmmpr
 	return boot, files, nil
 }
 
-// emptyBase returns a file of zeros that has no name any more.
+// emptyBase returns a file of zeros without a name, on the file system of dir. That must not be in RAM,
+// where a VM that reads holes takes memory.
 func emptyBase(dir string, size int64) (*os.File, error) {
-	name := filepath.Join(dir, "base")
-	w, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	w, err := os.CreateTemp(dir, "base")
 	if err != nil {
 		return nil, err
 	}
-	defer os.Remove(name)
-	if err := errors.Join(w.Truncate(size), w.Close()); err != nil {
+	defer w.Close()
+	if err := errors.Join(os.Remove(w.Name()), w.Truncate(size)); err != nil {
 		return nil, err
 	}
-	return os.Open(name)
+	return disklayer.Reopen(w)
 }
 
 // pass passes the stream on and waits for the answer, which may come early.
