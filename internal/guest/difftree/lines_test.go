@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/forkd/forkd/internal/proto/diffproto"
 )
 
 func TestUnified(t *testing.T) {
@@ -81,6 +83,12 @@ func TestPatchesApply(t *testing.T) {
 			}
 		}
 		patch, _, _ := unified(old, now)
+		var wire bytes.Buffer
+		must(t, diffproto.WriteEntry(&wire, &diffproto.Entry{Path: "/a", New: diffproto.Node{Type: diffproto.Regular},
+			Patch: patch}))
+		if _, _, err := diffproto.NewReader(&wire, "/").Next(); err != nil {
+			t.Fatalf("the daemon refuses %q: %v", patch, err)
+		}
 		file := filepath.Join(t.TempDir(), "file")
 		if err := os.WriteFile(file, old, 0o600); err != nil {
 			t.Fatal(err)

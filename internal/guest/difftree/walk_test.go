@@ -1,6 +1,7 @@
 package difftree
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -39,9 +40,15 @@ func (tr trees) compare(t *testing.T, req diffproto.Request, changed *changes) (
 	if req.Path == "" {
 		req.Path = "/"
 	}
+	var wire bytes.Buffer
+	daemon := diffproto.NewReader(&wire, req.Path)
 	done, err = compare(roots, req, changed, func(e *diffproto.Entry) error {
-		list = append(list, e)
-		return nil
+		if err := diffproto.WriteEntry(&wire, e); err != nil {
+			return err
+		}
+		got, _, err := daemon.Next() // the daemon accepts it
+		list = append(list, got)
+		return err
 	})
 	return list, done, err
 }

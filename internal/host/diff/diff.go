@@ -260,7 +260,7 @@ func shared(a, b []snapshot.File) int {
 
 // listen reads forkd-diff's answer.
 func listen(conn io.Reader, req *Request, r *Result) error {
-	in := diffproto.NewReader(conn)
+	in := diffproto.NewReader(conn, req.Path)
 	room, patches, entries := maxListed, req.MaxPatch, req.Entries
 	for {
 		e, done, err := in.Next()

@@ -79,9 +79,9 @@ func TestSharedLayers(t *testing.T) {
 func TestResultsAreBounded(t *testing.T) {
 	var stream bytes.Buffer
 	const sent = 6000
-	name := strings.Repeat("x", diffproto.MaxPath-1)
-	for range sent {
-		if err := diffproto.WriteEntry(&stream, &diffproto.Entry{Path: "/" + name,
+	name := strings.Repeat("x", diffproto.MaxPath-5)
+	for i := range sent {
+		if err := diffproto.WriteEntry(&stream, &diffproto.Entry{Path: fmt.Sprintf("/%04d%s", i, name),
 			New: diffproto.Node{Type: diffproto.Regular}}); err != nil {
 			t.Fatal(err)
 		}
@@ -90,7 +90,7 @@ func TestResultsAreBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	var r Result
-	if err := listen(&stream, &Request{Entries: sent}, &r); err != nil {
+	if err := listen(&stream, &Request{Path: "/", Entries: sent}, &r); err != nil {
 		t.Fatal(err)
 	}
 	if n := len(r.Entries); n == 0 || n > maxListed/len(name) || r.Omitted() != uint64(sent-n) {
@@ -116,6 +116,36 @@ func TestAnswerToAPartOfTheQuestion(t *testing.T) {
 		broken := errors.New("a layer is cut off")
 		ask := func(context.Context, net.Conn) error { return broken }
 		if err := talk(t.Context(), ours, ask, &Request{}, &Result{}); !errors.Is(err, broken) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// An answer with more than was asked for is an error, whether its entries are too many, its patches are too
+// large, or it has other paths.
+func TestMoreThanWasAskedFor(t *testing.T) {
+	patch := []byte("@@ -1 +1 @@\n-old\n+new\n")
+	for name, c := range map[string]struct {
+		req Request
+		ok  bool
+	}{
+		"all":      {Request{Path: "/a", Entries: 2, MaxPatch: uint64(2 * len(patch))}, true},
+		"entries":  {Request{Path: "/a", Entries: 1, MaxPatch: uint64(2 * len(patch))}, false},
+		"patches":  {Request{Path: "/a", Entries: 2, MaxPatch: uint64(2*len(patch) - 1)}, false},
+		"the path": {Request{Path: "/a/b", Entries: 2, MaxPatch: uint64(2 * len(patch))}, false},
+	} {
+		var stream bytes.Buffer
+		for _, path := range []string{"/a/b", "/a/c"} {
+			if err := diffproto.WriteEntry(&stream, &diffproto.Entry{Path: path, Old: file(0o644), New: file(0o644),
+				Content: true, Patch: patch}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := diffproto.WriteDone(&stream, diffproto.Done{Changed: 2}); err != nil {
+			t.Fatal(err)
+		}
+		err := listen(&stream, &c.req, &Result{})
+		if c.ok != (err == nil) || err != nil && !strings.Contains(err.Error(), "more than was asked for") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"net"
+	"strings"
 	"sync"
 
 	"github.com/forkd/forkd/internal/host/vmmclient"
@@ -34,15 +35,22 @@ func Unpacks(unpack func(stream io.Reader) error) func(*VMM, net.Conn) {
 	return func(_ *VMM, host net.Conn) { _ = imageproto.WriteAnswer(host, unpack(host)) }
 }
 
-// Differs returns a guest that reads what it is asked for, and finds the entries.
+// Differs returns a guest that reads what it is asked for, and finds those of the entries that are at or
+// below the path of the request. The entries are in the order of a walk.
 func Differs(entries ...*diffproto.Entry) func(*VMM, net.Conn) {
 	return func(_ *VMM, host net.Conn) {
 		req, err := diffproto.ReadRequest(host)
 		if err != nil || diffproto.ReadRanges(host, func(diffproto.Range) error { return nil }) != nil {
 			return
 		}
-		done := diffproto.Done{Changed: uint64(len(entries))}
-		for _, e := range entries[:min(len(entries), int(req.MaxEntries))] {
+		done := diffproto.Done{}
+		for _, e := range entries {
+			if e.Path != req.Path && !strings.HasPrefix(e.Path, strings.TrimSuffix(req.Path, "/")+"/") {
+				continue
+			}
+			if done.Changed++; done.Changed > uint64(req.MaxEntries) {
+				continue
+			}
 			_ = diffproto.WriteEntry(host, e)
 			done.LinesAdded += uint64(e.LinesAdded)
 			done.LinesDeleted += uint64(e.LinesDeleted)

@@ -7,6 +7,9 @@
 //	daemon:      Request, then Ranges, the last of which is empty
 //	forkd-diff:  an Entry for each difference, then Done, or Refused instead
 //
+// The entries come in the order of a walk: a directory before its entries, and these in the order of their
+// names.
+//
 // The disks are those of guests, and a guest may take over forkd-diff. So the daemon takes
 // no message on trust: Reader bounds and checks each of them, and holds one at a time.
 package diffproto
@@ -289,12 +292,13 @@ func WriteRefused(w io.Writer, reason error) error {
 
 // Reader reads the messages of forkd-diff.
 type Reader struct {
-	r   io.Reader
-	buf []byte
+	r     io.Reader
+	buf   []byte
+	order order
 }
 
-// NewReader returns a Reader.
-func NewReader(r io.Reader) *Reader { return &Reader{r: r} }
+// NewReader returns a Reader of the answer to a request for a path.
+func NewReader(r io.Reader, path string) *Reader { return &Reader{r: r, order: order{path: path}} }
 
 // Next returns the next entry, or the end of the comparison. The entry shares no memory with the
 // Reader. If forkd-diff has refused, the error is a *RefusedError.
@@ -307,7 +311,11 @@ func (r *Reader) Next() (*Entry, *Done, error) {
 	switch kind := codec.Kind(in.U8()); kind {
 	case kindEntry:
 		e := parseEntry(in)
-		if err := errors.Join(in.Done(), e.check()); err != nil {
+		err := errors.Join(in.Done(), e.check())
+		if err == nil {
+			err = r.order.add(e)
+		}
+		if err != nil {
 			return nil, nil, fmt.Errorf("read an entry from forkd-diff: %w", err)
 		}
 		return e, nil, nil
@@ -361,10 +369,8 @@ func (e *Entry) check() error {
 	case len(e.Patch) > MaxPatch || !utf8.Valid(e.Patch):
 		return fmt.Errorf("a patch of %d bytes: want UTF-8, and at most %d", len(e.Patch), MaxPatch)
 	}
-	for line := range strings.Lines(string(e.Patch)) {
-		if !strings.ContainsRune(" +-@\\", rune(line[0])) {
-			return fmt.Errorf("a line of a patch: %.100q", line)
-		}
+	if err := checkHunks(string(e.Patch)); err != nil {
+		return err
 	}
 	for _, name := range e.Xattrs {
 		if len(name) > maxName {

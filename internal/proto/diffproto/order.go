@@ -1,0 +1,50 @@
+package diffproto
+
+import (
+	"fmt"
+	"strings"
+)
+
+// order checks that entries are those of one walk through two trees: all are at or below one path, each
+// directory comes before its entries, and its entries are in the order of their names. So no path comes
+// twice.
+type order struct {
+	path  string // that of the request
+	last  string // path of the entry before
+	files []above
+}
+
+// above is an entry at or above the entry before that is no directory on at least one side.
+type above struct {
+	path   string
+	hasOld bool // whether the old side can have files below path
+	hasNew bool
+}
+
+// add returns an error if e cannot be the next entry.
+func (o *order) add(e *Entry) error {
+	if !isBelow(e.Path, o.path) || o.last != "" && inOrder(e.Path) <= inOrder(o.last) {
+		return fmt.Errorf("path %.100q: more than was asked for, or out of order", e.Path)
+	}
+	o.last = e.Path
+	for len(o.files) > 0 && !isBelow(e.Path, o.files[len(o.files)-1].path) {
+		o.files = o.files[:len(o.files)-1]
+	}
+	if n := len(o.files); n > 0 {
+		if top := o.files[n-1]; !top.hasOld && e.Old.Type != Absent || !top.hasNew && e.New.Type != Absent {
+			return fmt.Errorf("path %.100q: %.100q is no directory", e.Path, top.path)
+		}
+	}
+	if a := (above{e.Path, e.Old.Type == Directory, e.New.Type == Directory}); !a.hasOld || !a.hasNew {
+		o.files = append(o.files, a)
+	}
+	return nil
+}
+
+// isBelow reports whether a path is dir, or below it. Both are clean.
+func isBelow(path, dir string) bool {
+	return path == dir || strings.HasPrefix(path, strings.TrimSuffix(dir, "/")+"/")
+}
+
+// inOrder returns a string for a path. The strings are in the order in which a walk finds their paths.
+func inOrder(path string) string { return strings.ReplaceAll(path, "/", "\x00") }
