@@ -48,7 +48,7 @@ type DiffFile struct {
 
 	LinesAdded   uint32 `json:"lines_added,omitempty"`
 	LinesDeleted uint32 `json:"lines_deleted,omitempty"`
-	Patch        string `json:"patch,omitempty"` // a part of a patch for git apply or patch -p1
+	Patch        string `json:"patch,omitempty"` // a part of a patch for git apply, which refuses paths in .git
 
 	// Why there is no patch of the content: "binary", "large" or "limit".
 	PatchOmitted string `json:"patch_omitted,omitempty"`

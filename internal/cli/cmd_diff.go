@@ -28,7 +28,8 @@ func newDiffCmd() *cobra.Command {
 		Long: "Compares the files of A and B, which are snapshots or sandboxes of one family. With A alone, a sandbox, the\n" +
 			"command shows what has changed in it since its snapshot. An absolute PATH selects a file or directory. Files\n" +
 			"that a running sandbox has not written to its disk yet count too; /dev/shm and /run do not.\n\n" +
-			"'forkd diff ID --patch | git apply' applies the changes of text files in the current directory.",
+			"'forkd diff ID --patch | git apply' applies the changes of text files in the current directory. --patch leaves out\n" +
+			"the changes of .git and then exits with 1: they could let git run programs on this host.",
 		Args: usageArgs(arguments(1, 3)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			req, err := form.request(args, c.json())
@@ -60,7 +61,7 @@ func newDiffCmd() *cobra.Command {
 	f.BoolVar(&form.stat, "stat", false, "print a table of the files, and sums")
 	f.BoolVar(&form.nameOnly, "name-only", false, "print only the paths")
 	f.BoolVar(&form.nameStatus, "name-status", false, "print A (added), M (changed) or D (deleted) before each path")
-	f.BoolVarP(&form.patch, "patch", "p", false, "print only the patch of text files, unchanged, for git apply and patch -p1")
+	f.BoolVarP(&form.patch, "patch", "p", false, "print only the patch of text files, unchanged, for git apply")
 	f.IntVar(&form.maxFiles, "max-files", 10_000, "list so many files at most, up to 20000")
 	f.IntVar(&form.maxPatch, "max-patch-bytes", 1<<20, "print so many bytes of patches at most, up to 4194304")
 	c.complete(cmd, sidesOf)
@@ -109,7 +110,10 @@ func (form *diffForm) request(args []string, json bool) (req client.DiffRequest,
 
 // print prints the differences.
 func (form *diffForm) print(cmd *cobra.Command, d client.Diff) (err error) {
-	w := cmd.OutOrStdout()
+	w, all := cmd.OutOrStdout(), true
+	if form.patch {
+		d.Files, all = withoutGit(cmd.ErrOrStderr(), d.Files)
+	}
 	switch {
 	case form.stat:
 		err = printDiffStat(cmd, d)
@@ -146,7 +150,7 @@ func (form *diffForm) print(cmd *cobra.Command, d client.Diff) (err error) {
 	if limited && !form.stat {
 		printf(cmd.ErrOrStderr(), "forkd: some patches are not shown: name a PATH, or raise --max-patch-bytes\n")
 	}
-	if form.patch && (limited || d.Omitted+d.Skipped > 0) && err == nil {
+	if form.patch && (!all || limited || d.Omitted+d.Skipped > 0) && err == nil {
 		return exitCode(exitError) // what was printed must not be applied as if it were all
 	}
 	return err

@@ -131,3 +131,39 @@ func TestAPartOfAPatchIsAnError(t *testing.T) {
 		t.Errorf("exit code %d", code)
 	}
 }
+
+// A patch has no changes of a repository's .git, which could let git run programs of a guest.
+func TestPatchesLackGit(t *testing.T) {
+	file := client.DiffNode{Type: "file"}
+	d := client.Diff{Files: []client.DiffFile{
+		{Path: "/app/.git", Change: "changed", Old: &client.DiffNode{Type: "dir"},
+			New: &client.DiffNode{Type: "dir", UID: 1}},
+		{Path: "/app/.gitignore", Change: "added", New: &file, Patch: "diff --git a/app/.gitignore b/app/.gitignore\n"},
+		{Path: "/app/git", Change: "added", New: &file, Patch: "diff --git a/app/git b/app/git\n"},
+	}}
+	run, _ := comparing(t, d)
+	whole := d.Files[1].Patch + d.Files[2].Patch
+	if code, out, errs := run("diff a b --patch"); code != exitOK || out != whole || errs != "" {
+		t.Errorf("exit code %d, %q\n%s", code, out, errs)
+	}
+	bad := []string{"/app/.git/config", "/app/.git/hooks/pre-commit", "/sub/.git", "/.GIT/x", "/win/.git. /x",
+		"/win/GIT~1/x", "/win/.git::$INDEX_ALLOCATION/x", "/mac/.g\u200cit/x", "/gnu/.git x"}
+	for _, path := range bad {
+		d.Files = append(d.Files, client.DiffFile{Path: path, Change: "added", New: &file, Content: true,
+			Patch: "diff --git a" + path + " b" + path + "\n"})
+	}
+	run, _ = comparing(t, d)
+	code, out, errs := run("diff a b --patch")
+	if code != exitError || out != whole {
+		t.Errorf("exit code %d, %q", code, out)
+	}
+	for _, want := range []string{"2 changes of /app/.git,", "1 change of /sub/.git,", "1 change of /.GIT,",
+		`/mac/.g\u200cit"`} {
+		if !strings.Contains(errs, want) {
+			t.Errorf("%s lacks %q", errs, want)
+		}
+	}
+	if code, out, _ := run("diff a b --name-only"); code != exitOK || !strings.Contains(out, "/app/.git/config\n") {
+		t.Errorf("exit code %d: %s", code, out)
+	}
+}

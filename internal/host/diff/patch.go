@@ -7,7 +7,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/diffproto"
 )
 
-// Patch returns an entry as a part of a patch in the form of git, which git apply and patch -p1 read.
+// Patch returns an entry as a part of a patch in the form of git, for git apply, which refuses to change .git.
 // It is empty for what such a patch cannot express: directories, devices, owners and extended
 // attributes.
 func Patch(e *diffproto.Entry) string {

@@ -283,6 +283,8 @@ export class Sandbox implements AsyncDisposable {
   /**
    * Returns the files of the sandbox that differ from those of another snapshot or sandbox of its family,
    * and the size of the memory that may differ. By default it is the snapshot that the sandbox runs from.
+   * Apply patches by git apply: other programs may change .git/hooks, by which a sandbox could run programs
+   * on this host.
    */
   async diff(since?: string | Snapshot | Sandbox, options: DiffOptions = {}): Promise<Diff> {
     checkOptions(options, "path", "patch", "maxFiles", "maxPatchBytes", ...callOptions);

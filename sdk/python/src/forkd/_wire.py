@@ -1063,7 +1063,7 @@ class DiffFile(Record):
     lines_added: int | None = None
     lines_deleted: int | None = None
     patch: str | None = None
-    """a part of a patch for git apply or patch -p1"""
+    """a part of a patch for git apply, which refuses paths in .git; other programs may not"""
     patch_omitted: str | None = None
     """why there is no patch of the content"""
     _nested: ClassVar[Nested] = {

@@ -732,7 +732,7 @@ export interface components {
             xattrs?: string[];
             lines_added?: number;
             lines_deleted?: number;
-            /** @description a part of a patch for git apply or patch -p1 */
+            /** @description a part of a patch for git apply, which refuses paths in .git; other programs may not */
             patch?: string;
             /**
              * @description why there is no patch of the content

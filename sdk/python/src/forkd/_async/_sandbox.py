@@ -441,7 +441,8 @@ class AsyncSandbox(metaclass=NamesOfE2B):
         """The files of the sandbox that differ from those of another snapshot or sandbox of its family, and the size
         of the memory that may differ. By default it is the snapshot that the sandbox runs from. path selects a file
         or directory. Text files have a patch, which together have at most max_patch_bytes; of more than max_files
-        files the others are only counted."""
+        files the others are only counted. Apply patches by git apply: other programs may change .git/hooks, by
+        which a sandbox could run programs on this host."""
         if not isinstance(patch, bool):
             raise _args.wrong("patch", patch, "True or False")
         body = _args.given(

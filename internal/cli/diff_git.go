@@ -1,0 +1,68 @@
+package cli
+
+import (
+	"io"
+	"path"
+	"strings"
+	"unicode"
+
+	"github.com/forkd/forkd/client"
+)
+
+// withoutGit returns the files whose patches cannot change a repository's .git, and reports the other ones
+// that have a patch. A file such as .git/hooks/pre-commit or .git/config lets git run programs on this host.
+// git apply refuses such paths, and other programs do not.
+func withoutGit(errs io.Writer, files []client.DiffFile) (kept []client.DiffFile, all bool) {
+	var dirs []string
+	changes := make(map[string]int) // number of files left out, by their .git
+	for _, f := range files {
+		dir := gitOf(f.Path)
+		switch {
+		case dir == "":
+			kept = append(kept, f)
+		case f.Patch != "":
+			if changes[dir]++; changes[dir] == 1 {
+				dirs = append(dirs, dir)
+			}
+		}
+	}
+	const most = 10
+	for _, dir := range dirs[:min(len(dirs), most)] {
+		printf(errs, "forkd: the patch lacks %s of %s, which could let git run programs on this host\n",
+			count(changes[dir], "change", "changes"), quotedPath(dir))
+	}
+	if n := len(dirs) - most; n > 0 {
+		printf(errs, "forkd: the patch lacks the changes of %d more such directories\n", n)
+	}
+	return kept, len(dirs) == 0
+}
+
+// gitOf returns the first part of a path whose last component is .git, or "" if there is none.
+func gitOf(name string) string {
+	dir := ""
+	for part := range strings.SplitSeq(strings.TrimPrefix(name, "/"), "/") {
+		if dir = path.Join(dir, part); isGit(part) {
+			return "/" + dir
+		}
+	}
+	return ""
+}
+
+// isGit reports whether a program or file system may take a component of a path for .git: macOS ignores case
+// and some characters without a shape, Windows ignores what follows a colon, and dots and spaces at the end,
+// and GNU patch ends a name at a space.
+func isGit(part string) bool {
+	part = strings.Map(func(r rune) rune {
+		if unicode.Is(unicode.Cf, r) {
+			return -1
+		}
+		return r
+	}, part)
+	ends := func(r rune) bool { return r == ':' || r == '\\' || unicode.IsSpace(r) }
+	for _, word := range strings.FieldsFunc(part, ends) {
+		if word = strings.TrimRight(word, "."); strings.EqualFold(word, ".git") || strings.EqualFold(word, "git~1") {
+			return true
+		}
+	}
+	return false
+}
