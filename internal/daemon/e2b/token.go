@@ -133,12 +133,13 @@ func (a *Server) signer(r *http.Request) (string, error) {
 	if err := a.Face.Strangers.Search(auth.PeerName(r.Context(), r.RemoteAddr)); err != nil {
 		return "", err
 	}
+	found := ""
+	defer func() { a.Face.Strangers.Searched(found != "") }()
 	for _, id := range a.Face.Host.IDs() {
 		if c.isOf(a.Keys.Token(accessToken, id)) {
-			a.Face.Strangers.Searched(true)
-			return id, nil
+			found = id
+			break
 		}
 	}
-	a.Face.Strangers.Searched(false)
-	return "", nil
+	return found, nil
 }

@@ -29,6 +29,7 @@ type Strangers struct {
 	peer   bound
 	found  *rate.Limiter            // searches that found a sandbox
 	missed *rate.Limiter            // searches that found nothing
+	open   int                      // searches that have not ended; each may need a token of found or of missed
 	peers  map[string]*rate.Limiter // searches of each peer; entries with a full burst may be missing
 	others *rate.Limiter            // searches of peers without an entry, if there is no room for more
 	swept  time.Time                // when peers was last full
@@ -76,18 +77,23 @@ func newStrangers(perSecond float64, burst int) *Strangers {
 }
 
 // Search counts a search for the sandbox of a request, or returns the error that refuses it. peer is
-// the name of the client as in auth.PeerName. The caller calls Searched after the search.
+// the name of the client as in auth.PeerName. After a search the caller must call Searched.
 func (s *Strangers) Search(peer string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.peerLocked(peer).Allow() || s.missed.Tokens() < 1 || s.found.Tokens() < 1 {
+	needed := float64(s.open + 1)
+	if !s.peerLocked(peer).Allow() || s.missed.Tokens() < needed || s.found.Tokens() < needed {
 		return ErrTooOften
 	}
+	s.open++
 	return nil
 }
 
 // Searched counts the outcome of a search.
 func (s *Strangers) Searched(found bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.open--
 	if found {
 		s.found.Allow()
 	} else {

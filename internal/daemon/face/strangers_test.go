@@ -96,11 +96,36 @@ func TestSearchesOfPeers(t *testing.T) {
 	}
 }
 
+// Searches of many peers at the same time together stay below the bursts of both rates for all peers.
+func TestSearchesAtTheSameTime(t *testing.T) {
+	const burst = 10
+	for _, found := range []bool{false, true} {
+		s := newStrangers(1e-9, burst)
+		came := 0
+		for i := range 3 * burst {
+			if s.Search(fmt.Sprint(i)) == nil {
+				came++
+			}
+		}
+		if came != burst {
+			t.Errorf("%d searches began, want %d", came, burst)
+		}
+		for range came {
+			s.Searched(found)
+		}
+		if err := s.Search("another"); found != (err == nil) {
+			t.Errorf("after searches that found a sandbox (%t): %v", found, err)
+		}
+	}
+}
+
 // The number of remembered peers is bounded, and those that searched long ago are forgotten.
 func TestPeersAreForgotten(t *testing.T) {
 	s := newStrangers(1e-9, 1000)
 	for i := range 2 * maxPeers {
-		_ = s.Search(fmt.Sprint(i)) // refused when the peers without an entry have used up their share
+		if s.Search(fmt.Sprint(i)) == nil { // refused when the peers without an entry have used up their share
+			s.Searched(true)
+		}
 	}
 	if len(s.peers) > maxPeers {
 		t.Errorf("%d peers are remembered", len(s.peers))
