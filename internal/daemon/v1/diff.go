@@ -53,10 +53,10 @@ func (a *api) diff(w http.ResponseWriter, r *http.Request) error {
 		Deleted: res.Deleted, LinesAdded: res.LinesAdded, LinesDeleted: res.LinesDeleted, Omitted: res.Omitted(),
 		Skipped: res.Skipped, MemoryBytes: res.MemoryBytes}
 	share := face.ShareOf(r)
-	for _, e := range res.Entries {
+	for i, e := range res.Entries {
 		f := diffFile(e, ask.Patch)
-		const fixed = 200 // of the JSON of a file
-		if err := share.Keep(fixed + 2*len(f.Path) + len(f.Patch)); err != nil {
+		res.Entries[i] = nil // its text is copied
+		if err := share.Keep(heldBy(&f)); err != nil {
 			return err
 		}
 		out.Files = append(out.Files, f)
@@ -130,6 +130,35 @@ func diffFile(e *diffproto.Entry, patch bool) apiv1.DiffFile {
 	}
 	f.Patch = strings.ToValidUTF8(diff.Patch(e), "\ufffd")
 	return f
+}
+
+// heldBy returns the approximate size of a file's JSON, in bytes.
+func heldBy(f *apiv1.DiffFile) int {
+	const fixed, perName = 200, 16
+	n := fixed + quotedLen(f.Path) + len(f.PathBase64) + quotedLen(f.Patch)
+	for _, name := range f.Xattrs {
+		n += perName + quotedLen(name)
+	}
+	for _, node := range []*apiv1.DiffNode{f.Old, f.New} {
+		if node != nil {
+			n += quotedLen(node.Target)
+		}
+	}
+	return n
+}
+
+// quotedLen returns the length of a text in JSON, in which a character such as \x01 takes six bytes.
+func quotedLen(text string) int {
+	n := len(text)
+	for _, c := range []byte(text) {
+		switch {
+		case c < ' ':
+			n += 5
+		case c == '"' || c == '\\':
+			n++
+		}
+	}
+	return n
 }
 
 // typeNames are the names of the types of files.

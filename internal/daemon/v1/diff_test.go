@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -13,6 +14,7 @@ import (
 	"github.com/forkd/forkd/client"
 	"github.com/forkd/forkd/internal/apirig"
 	"github.com/forkd/forkd/internal/daemon/auth"
+	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/host/vmfake"
 	"github.com/forkd/forkd/internal/proto/diffproto"
 )
@@ -157,6 +159,35 @@ func TestDiffNeedsRun(t *testing.T) {
 		if _, err := cl.Diff(t.Context(), client.DiffRequest{To: s.ID}); want == 0 && err != nil ||
 			want != 0 && !client.IsStatus(err, want) {
 			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// The targets of links and the names of attributes count as what a request holds, in the form of JSON.
+func TestDiffsAreCounted(t *testing.T) {
+	const files, memory = 200, 8 << 20
+	long := strings.Repeat("\x01", diffproto.MaxPath)
+	link := diffproto.Node{Type: diffproto.Symlink, Mode: 0o777, Target: long}
+	named := diffproto.Node{Type: diffproto.Regular}
+	for kind, e := range map[string]diffproto.Entry{
+		"target": {New: link, Content: true},
+		"names":  {Old: named, New: named, Xattrs: slices.Repeat([]string{long[:255]}, 16)},
+	} {
+		var entries []*diffproto.Entry
+		for i := range files {
+			one := e
+			one.Path = fmt.Sprintf("/%03d", i)
+			entries = append(entries, &one)
+		}
+		// The JSON itself has less than 5 MiB.
+		r := start(t, apirig.Options{Diff: vmfake.Differs(entries...), Limits: face.Limits{Memory: memory}})
+		s := box(t, r)
+		_, err := r.Diff(t.Context(), client.DiffRequest{To: s.ID, Patch: new(false)})
+		if !client.IsStatus(err, http.StatusServiceUnavailable) || !strings.Contains(err.Error(), "memory") {
+			t.Errorf("%s: %v", kind, err)
+		}
+		if _, err := r.Diff(t.Context(), client.DiffRequest{To: s.ID, Patch: new(false), MaxFiles: new(20)}); err != nil {
+			t.Errorf("%s of a few files: %v", kind, err)
 		}
 	}
 }
