@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from unittest.mock import AsyncMock
 
@@ -20,12 +22,12 @@ from inspect_ai.util import (
     SandboxEnvironmentSpec,
     SandboxUnavailableError,
 )
-from inspect_ai.util._sandbox.limits import override_max_exec_output_size
+from inspect_ai.util._sandbox.limits import override_max_exec_output_size, override_max_read_file_size
 from inspect_ai.util._sandbox.registry import registry_find_sandboxenv
 from inspect_ai.util._sandbox.self_check import *  # noqa: F403
 
 from forkd import AsyncSandbox, InvalidArgumentError
-from forkd.integrations.inspect_ai import LABEL, ForkdConfig, ForkdSandboxEnvironment
+from forkd.integrations.inspect_ai import _WRITE, LABEL, ForkdConfig, ForkdSandboxEnvironment
 
 
 def config(daemon: Daemon) -> ForkdConfig:
@@ -155,3 +157,51 @@ async def test_an_evaluation(daemon: Daemon, tmp_path: Path, monkeypatch: pytest
     for sample in log.samples:
         assert [m.text.strip() for m in sample.messages if m.role == "tool"][:1] == ["42set"]
     assert [b.id for b in await AsyncSandbox.list({LABEL: None})] == before
+
+
+@asynccontextmanager
+async def lying(daemon: Daemon, program: str, text: str) -> AsyncIterator[tuple[ForkdSandboxEnvironment, str]]:
+    """An environment whose commands find a program of the guest in place of a usual one, and its directory."""
+    where = f"/tmp/inspect-{uuid.uuid4().hex}"
+    spec = config(daemon).model_copy(
+        update={"env": {"PATH": f"{where}:{daemon.env.get('PATH', '/usr/bin:/bin')}"}, "working_dir": where + "/work"}
+    )
+    made = await ForkdSandboxEnvironment.sample_init("lying", spec, {})
+    machine = made["default"].as_type(ForkdSandboxEnvironment)
+    write = 'printf %s "$1" >"$2" && chmod 755 "$2"'
+    program = f"{where}/{program}"
+    script = ["/bin/sh", "-c", write, "sh", f"#!/bin/sh\nwhere={where}\n{text}\n", program]
+    assert (await machine.exec(script, user="root")).success
+    yield machine, where
+    await machine.exec(["rm", "-rf", where], cwd="/", user="root")
+    await ForkdSandboxEnvironment.sample_cleanup("lying", spec, made, False)
+
+
+async def test_a_large_file_whose_size_the_guest_denies(daemon: Daemon) -> None:
+    async with lying(daemon, "stat", "echo 1") as (machine, _):
+        await machine.write_file("large", "x" * 5000)
+        with override_max_read_file_size(1000), pytest.raises(OutputLimitExceededError):
+            await machine.read_file("large")
+        assert len(await machine.read_file("large")) == 5000
+
+
+async def test_a_link_that_appears_after_the_check(daemon: Daemon) -> None:
+    """mkdir runs between the look for the file and the write."""
+    async with lying(daemon, "mkdir", '/bin/mkdir "$@" && ln -s $where/secret $where/work/new/file') as (
+        machine,
+        where,
+    ):
+        secret = ["/bin/sh", "-c", f"umask 077; echo secret >{where}/secret"]
+        assert (await machine.exec(secret, user="root")).success
+        with pytest.raises(OSError):
+            await machine.write_file("new/file", "changed")
+        assert (await machine.exec(["cat", where + "/secret"], user="root")).stdout == "secret\n"
+        with pytest.raises(PermissionError):
+            await machine.read_file("new/file")
+
+
+async def test_a_write_that_ends_early_changes_nothing(environment: ForkdSandboxEnvironment) -> None:
+    await environment.write_file("kept", "kept")
+    with pytest.raises(OSError):
+        await environment._file(_WRITE, environment._path("kept"), "100", content=b"part")
+    assert await environment.read_file("kept") == "kept"

@@ -24,6 +24,11 @@ class Capture:
                 raise self._exceeded(self.text)
 
     @property
+    def data(self) -> bytes:
+        """The output."""
+        return bytes(self._bytes)
+
+    @property
     def text(self) -> str:
         """The output, with U+FFFD in place of bytes that are not UTF-8."""
         return self._bytes.decode("utf-8", "replace")

@@ -44,21 +44,27 @@ from ._capture import Capture
 LABEL = "inspect-run"
 """The label of all sandboxes of samples. Its value names the process that runs the task, and the task."""
 
-# The file API of a sandbox acts as root. These programs check what the user may do; they exit with a key of _PROBLEMS.
-_MAY_READ = """
+# The file API of a sandbox acts as root, so commands of the user read and write files. They exit with a key of
+# _PROBLEMS. A write has all of its content before it changes the file.
+_READ = """
 [ -d "$1" ] && exit 21
 [ -e "$1" ] || exit 22
 [ -f "$1" ] && [ -r "$1" ] || exit 23
-stat -L -c %s "$1"
+exec cat -- "$1"
 """
-_MAY_WRITE = """
+_WRITE = """
 [ -d "$1" ] && exit 21
 if [ -e "$1" ]; then
     [ -f "$1" ] && [ -w "$1" ] || exit 23
 else
     mkdir -p -- "${1%/*}/" && [ -w "${1%/*}/" ] || exit 23
 fi
+all=$(mktemp) || exit 1
+trap 'rm -f -- "$all"' EXIT
+cat >"$all" && [ "$(wc -c <"$all")" -eq "$2" ] && cat -- "$all" >"$1"
 """
+_MESSAGE = 64 << 10  # bytes of an error
+_FILE_TIME = 600  # seconds that reading or writing a file may take
 _PROBLEMS: dict[int, tuple[type[OSError], str]] = {
     21: (IsADirectoryError, "is a directory"),
     22: (FileNotFoundError, "no such file"),
@@ -159,10 +165,9 @@ class ForkdSandboxEnvironment(SandboxEnvironment):
         )
 
     async def write_file(self, file: str, contents: str | bytes) -> None:
-        """Replaces a file completely or not at all, and makes its directories."""
-        path = self._path(file)
-        await self._check(_MAY_WRITE, path)
-        await self.sandbox.files.write(path, contents, user=self.user)
+        """Replaces the content of a file when all of it has arrived, and makes the file's directories."""
+        data = contents.encode("utf-8") if isinstance(contents, str) else contents
+        await self._file(_WRITE, self._path(file), str(len(data)), content=data)
 
     @overload
     async def read_file(self, file: str, text: Literal[True] = True) -> str: ...
@@ -172,24 +177,31 @@ class ForkdSandboxEnvironment(SandboxEnvironment):
 
     async def read_file(self, file: str, text: bool = True) -> str | bytes:
         """The content of a file."""
-        path = self._path(file)
-        size = int(await self._check(_MAY_READ, path))
-        if size > SandboxEnvironmentLimits.MAX_READ_FILE_SIZE:
-            raise OutputLimitExceededError(SandboxEnvironmentLimits.MAX_READ_FILE_SIZE_STR, None)
-        data = await self.sandbox.files.read_bytes(path, user=self.user)
+        data = await self._file(_READ, self._path(file))
         return data.decode("utf-8") if text else data
 
     def _path(self, path: str) -> str:
         return posixpath.join(self.working_dir, path)
 
-    async def _check(self, program: str, path: str) -> str:
-        result = await self.sandbox.commands.run(["/bin/sh", "-c", program, "sh", path], user=self.user, timeout=60)
+    async def _file(self, program: str, path: str, *args: str, content: bytes | None = None) -> bytes:
+        """Runs a program that reads or writes a file. Returns what it prints, within the limit of a file."""
+        handle = await self.sandbox.commands.start(
+            ["/bin/sh", "-c", program, "sh", path, *args],
+            stdin=False if content is None else content,
+            user=self.user,
+            timeout=_FILE_TIME,
+            text=False,
+        )
+        limit, name = SandboxEnvironmentLimits.MAX_READ_FILE_SIZE, SandboxEnvironmentLimits.MAX_READ_FILE_SIZE_STR
+        out, err = Capture(limit, lambda _: OutputLimitExceededError(name, None)), Capture(_MESSAGE)
+        async with handle:
+            result = await handle.wait(out, err)
         if result.timed_out:
-            raise TimeoutError(f"{path}: the sandbox did not answer within 60 seconds")
+            raise TimeoutError(f"{path}: the sandbox did not answer within {_FILE_TIME} seconds")
         if not result.ok:
-            kind, text = _PROBLEMS.get(result.exit_code, (OSError, result.stderr.strip()))
+            kind, text = _PROBLEMS.get(result.exit_code, (OSError, err.text.strip() or result.error))
             raise kind(f"{path}: {text}")
-        return result.stdout
+        return out.data
 
     async def connection(self, *, user: str | None = None) -> SandboxConnection:
         """The command that opens a shell in the sandbox."""
