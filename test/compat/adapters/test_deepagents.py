@@ -102,6 +102,16 @@ def test_errors_of_files(backend: ForkdSandbox) -> None:
     assert asyncio.run(backend.adownload_files([p for p, _ in files])) == backend.download_files([p for p, _ in files])
 
 
+def test_files_of_a_call_are_bounded_together(backend: ForkdSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deepagents, "MAX_DOWNLOAD", 1000)
+    sizes = {"/tmp/sum-a": 600, "/tmp/sum-b": 600, "/tmp/sum-c": 400, "/tmp/sum-d": 1}
+    backend.upload_files([(path, b"x" * size) for path, size in sizes.items()])
+    got = backend.download_files(list(sizes))
+    assert [r.content and len(r.content) for r in got] == [600, None, 400, None]
+    assert got[0].error is None and "too large" in got[1].error and got[2].error is None and "too large" in got[3].error
+    assert backend.download_files(["/tmp/sum-d"])[0].content == b"x"
+
+
 def test_a_cancelled_command_is_killed(backend: ForkdSandbox) -> None:
     async def cancelled() -> None:
         task = asyncio.create_task(backend.aexecute("echo $$ >/tmp/pid; exec sleep 600"))

@@ -56,8 +56,12 @@ class AsyncFiles:
 
     async def read_bytes(self, path: Path, *, user: str | None = None) -> bytes:
         """The content of a file of at most 1 GiB."""
+        return await self._read(path, user, MAX_FILE)
+
+    async def _read(self, path: Path, user: str | None, most: int) -> bytes:
+        """The content of a file of at most `most` bytes."""
         larger = "read_stream reads the file in parts"
-        return (await self._sandbox._call("GET", "/files", params=where(path, user), most=MAX_FILE, larger=larger)).body
+        return (await self._sandbox._call("GET", "/files", params=where(path, user), most=most, larger=larger)).body
 
     @asynccontextmanager
     async def read_stream(self, path: Path, *, user: str | None = None) -> AsyncIterator[AsyncIterator[bytes]]:

@@ -185,7 +185,7 @@ class AsyncTransport:
         self, response: httpx2.Response, limit: float | None, most: int | None = None, larger: str | None = None
     ) -> bytes:
         """The whole body of an answer; see call."""
-        parts, size, most = list[bytes](), 0, most or _answers.MAX_ANSWER
+        parts, size, most = list[bytes](), 0, _answers.MAX_ANSWER if most is None else most
         try:
             async for part in response.aiter_raw():
                 parts.append(part)

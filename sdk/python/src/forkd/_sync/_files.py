@@ -57,8 +57,12 @@ class Files:
 
     def read_bytes(self, path: Path, *, user: str | None = None) -> bytes:
         """The content of a file of at most 1 GiB."""
+        return self._read(path, user, MAX_FILE)
+
+    def _read(self, path: Path, user: str | None, most: int) -> bytes:
+        """The content of a file of at most `most` bytes."""
         larger = "read_stream reads the file in parts"
-        return (self._sandbox._call("GET", "/files", params=where(path, user), most=MAX_FILE, larger=larger)).body
+        return (self._sandbox._call("GET", "/files", params=where(path, user), most=most, larger=larger)).body
 
     @contextmanager
     def read_stream(self, path: Path, *, user: str | None = None) -> Iterator[Iterator[bytes]]:

@@ -186,7 +186,7 @@ class Transport:
         self, response: httpx2.Response, limit: float | None, most: int | None = None, larger: str | None = None
     ) -> bytes:
         """The whole body of an answer; see call."""
-        parts, size, most = list[bytes](), 0, most or _answers.MAX_ANSWER
+        parts, size, most = list[bytes](), 0, _answers.MAX_ANSWER if most is None else most
         try:
             for part in response.iter_raw():
                 parts.append(part)

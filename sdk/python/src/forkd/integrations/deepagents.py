@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 LONGEST = 3600  # seconds that a command may take
 SHELL = (*MERGED, "/bin/sh", "-c")
 MAX_OUTPUT = 16 << 20  # bytes of a command's output that a response has
+MAX_DOWNLOAD = 1 << 30  # bytes of all files of a call
+_TOO_MUCH = "the files of this call are too large together: read fewer files, or parts of them by commands"
 
 
 class ForkdSandbox(BaseSandbox):
@@ -119,17 +121,18 @@ class ForkdSandbox(BaseSandbox):
         return responses
 
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
-        """Reads files. Each response has the content of its file, or its error."""
-        responses = []
+        """Reads files, together at most 1 GiB. Each response has the content of its file, or its error."""
+        responses, room = [], MAX_DOWNLOAD
         for path in paths:
             content, error = None, _wrong(path)
             if error is None:
                 try:
-                    content = self.sandbox.files.read_bytes(path, user=self._user)
+                    content = self.sandbox.files._read(path, self._user, room)
+                    room -= len(content)
                 except BadRequestError:
                     error = "is_directory" if self._is_directory(path) else "invalid_path"
                 except ForkdError as e:
-                    error = _problem(e)
+                    error = _TOO_MUCH if e.code == "bad_answer" else _problem(e)
             responses.append(FileDownloadResponse(path, content, error))
         return responses
 
