@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -79,6 +80,31 @@ def test_an_agent(environment: ForkdEnvironment, tmp_path: Path) -> None:
         "exit_status": "Submitted",
         "submission": "42\n",
     }
+
+
+def test_forks_have_a_life_and_cleanup_deletes_branches(daemon: Daemon) -> None:
+    environment = ForkdEnvironment(snapshot=daemon.snapshot, cwd="/tmp", timeout=120, branches=True, ttl=900)
+    for _ in range(3):
+        environment.execute({"command": "true"})
+    saved = [s.tag for s in environment.branches]
+    [now], [then] = environment.fork(), environment.fork(2)
+    for fork in now, then:
+        assert 0 < fork.sandbox.info().expires_at_unix - time.time() <= 901
+    environment.rollback(2)
+    now.cleanup()
+    then.cleanup()
+    environment.cleanup()
+    assert len(saved) == 3 and not {s.tag for s in environment.sandbox.client.snapshots.list()} & set(saved)
+
+
+def test_cleanup_keeps_branches_in_use(daemon: Daemon) -> None:
+    environment = ForkdEnvironment(snapshot=daemon.snapshot, cwd="/tmp", timeout=120, branches=True)
+    environment.execute({"command": "true"})
+    [branch], [fork] = environment.branches, environment.fork(1)
+    environment.cleanup()
+    assert fork.execute({"command": "echo on"})["output"] == "on\n"
+    fork.cleanup()
+    branch.delete()
 
 
 def test_branches(daemon: Daemon, real: None) -> None:

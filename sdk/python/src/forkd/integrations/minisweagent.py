@@ -8,17 +8,20 @@
       branches: true
 
 With branches, the environment saves the machine before every command: rollback(3) takes it back to the moment before
-the third, and fork(3) makes environments that go on from there, for other attempts at that step.
+the third, and fork(3) makes environments that go on from there, for other attempts at that step. cleanup deletes the
+branches, except those that a sandbox or another snapshot needs: call cleanup of forks first.
 """
 
 from __future__ import annotations
 
 import subprocess
+from contextlib import suppress
 from typing import Any
 
 from minisweagent.environments.local import LocalEnvironment, LocalEnvironmentConfig
 from minisweagent.utils.serialize import recursive_merge
 
+from .._errors import ForkdError
 from .._sync._sandbox import Sandbox
 from .._sync._snapshot import Snapshot
 from ._capture import MERGED, Capture
@@ -36,11 +39,11 @@ class ForkdEnvironmentConfig(LocalEnvironmentConfig):
     network: str | dict[str, Any] | None = None
     """A mode such as "none", or the fields of a network policy; None is the snapshot's own."""
     ttl: float = 7200
-    """Seconds after which the daemon deletes the sandbox, if cleanup was not called."""
+    """Seconds after which the daemon deletes a sandbox, also one of fork, if cleanup was not called."""
     interpreter: list[str] = ["bash", "-lc"]
     """The argv that a command is appended to."""
     branches: bool = False
-    """Whether to save the machine before every command."""
+    """Whether to save the machine before every command. Each branch is a snapshot until cleanup deletes it."""
 
 
 class ForkdEnvironment(LocalEnvironment):
@@ -58,6 +61,7 @@ class ForkdEnvironment(LocalEnvironment):
         )
         self.branches: list[Snapshot] = []
         """The machine before each command, if the configuration has branches."""
+        self._saved: list[Snapshot] = []  # all branches made, in their order
         uname = self.sandbox.commands.run("uname -s; uname -n; uname -r; uname -v; uname -m", check=True).stdout
         self._uname = dict(zip(("system", "node", "release", "version", "machine"), uname.splitlines()))
 
@@ -67,7 +71,8 @@ class ForkdEnvironment(LocalEnvironment):
         output: dict[str, Any]
         try:
             if self.config.branches:
-                self.branches.append(self.sandbox.branch()[0])
+                self._saved.append(self.sandbox.branch()[0])
+                self.branches.append(self._saved[-1])
             result = self.sandbox.commands.run(
                 [*MERGED, *self.config.interpreter, command],
                 cwd=cwd or self.config.cwd or None,
@@ -97,7 +102,8 @@ class ForkdEnvironment(LocalEnvironment):
 
     def fork(self, step: int | None = None, n: int = 1) -> list[ForkdEnvironment]:
         """Returns n environments that go on from the moment before a command, or from now."""
-        made = self.sandbox.fork(n) if step is None else self.branches[step - 1].fork(n)
+        source = self.sandbox if step is None else self.branches[step - 1]
+        made = source.fork(n, ttl=self.config.ttl)
         return [ForkdEnvironment(sandbox=s, **self.config.model_dump()) for s in made]
 
     def get_template_vars(self, **kwargs: Any) -> dict[str, Any]:
@@ -105,5 +111,9 @@ class ForkdEnvironment(LocalEnvironment):
         return recursive_merge(self.config.model_dump(), self._uname, kwargs)
 
     def cleanup(self) -> None:
-        """Kills the sandbox."""
+        """Kills the sandbox and deletes its branches, except those that a sandbox or another snapshot needs."""
         self.sandbox.kill()
+        for snapshot in reversed(self._saved):  # a branch needs the branches before it
+            with suppress(ForkdError):
+                snapshot.delete()
+        self._saved.clear()
