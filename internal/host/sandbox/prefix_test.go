@@ -4,12 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"sync"
 	"testing"
 
 	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/owner"
 	"github.com/forkd/forkd/internal/host/store"
+	"github.com/forkd/forkd/internal/host/unique"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
@@ -51,6 +54,60 @@ func TestAForkMayNotUseWhatTookTheTag(t *testing.T) {
 	var none *store.NotFoundError
 	if err := <-ended; !errors.As(err, &none) {
 		t.Errorf("a fork of another team's branch: %v, want that it is not found", err)
+	}
+	w.KillAll()
+}
+
+// A client may roll its sandbox back to the snapshot that the sandbox was forked from, even if it
+// does not see that snapshot. If another snapshot has got the tag, the rollback does not even read
+// it, because the time for that would tell the client how large it is.
+func TestARollbackMayNotReadWhatTookTheTag(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	mustBake(t, w)
+	others := w.fork(t, "p")
+	w.branch(t, others, "team-b.x", vm.BranchDiff)
+	made, err := w.Fork(t.Context(), ForkRequest{Tag: "team-b.x", N: 1, Labels: map[string]string{"team-a/x": ""}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := made.Sandboxes[0].ID
+	a := owner.In(t.Context(), owner.Owner{Name: "token:a", Prefix: "team-a/"})
+	if _, err := w.Suspend(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Resume(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Rollback(a, id, "team-b.x", unique.AsBefore); err != nil {
+		t.Errorf("the snapshot that it was forked from: %v", err)
+	}
+	if _, err := w.Suspend(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Resume(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.DeleteSnapshot("team-b.x", store.DeleteForce); err != nil {
+		t.Fatal(err)
+	}
+	w.branch(t, others, "team-b.x", vm.BranchDiff)
+	if err := w.Kill(others); err != nil { // it uses the memory of its branch
+		t.Fatal(err)
+	}
+	st := w.Snapshots()
+	st.Quiesce()
+	st.Cool("team-b.x")
+	other, err := st.Detail("team-b.x")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var none *store.NotFoundError
+	if _, err := w.Rollback(a, id, "team-b.x", unique.AsBefore); !errors.As(err, &none) {
+		t.Errorf("another snapshot with the tag: %v, want that it is not found", err)
+	}
+	if _, err := os.Stat(filepath.Join(w.dir, "ram", other.ID)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("its memory was read: %v", err)
 	}
 	w.KillAll()
 }

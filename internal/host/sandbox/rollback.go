@@ -5,7 +5,6 @@ import (
 	"context"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync"
 	"time"
 
@@ -66,8 +65,7 @@ func (h *Held) rollback(ctx context.Context, to string, strict unique.Strict, st
 	var undo cleanup.Stack
 	defer undo.Run()
 	// Acquire may read gigabytes, and its time would tell that a hidden snapshot exists.
-	own := to == rec.Tag() || to == rec.SnapshotTag
-	if err := m.MayUse(ctx, to); err != nil && !own {
+	if err := m.mayGoBack(ctx, &rec, to); err != nil {
 		return r, err
 	}
 	lease, err := m.cfg.Store.Acquire(to)
@@ -75,7 +73,7 @@ func (h *Held) rollback(ctx context.Context, to string, strict unique.Strict, st
 		return r, cmp.Or(m.MayUse(ctx, to), err)
 	}
 	undo.Add(lease.Release)
-	if err := m.inFamily(ctx, rec, lease); err != nil {
+	if err := m.inFamily(ctx, &rec, lease); err != nil {
 		return r, err
 	}
 	// Wait for a place before the sandbox's state is lost: if the client gives up during the wait,
@@ -219,22 +217,27 @@ func (s *Sandbox) commitRollback(v *liveVM, was ledger.Record, lease *store.Leas
 	return nil
 }
 
+// mayGoBack returns a *store.NotFoundError unless the client of ctx may roll a sandbox back to the
+// snapshot that has a tag now. The client may use the snapshot that its sandbox was forked from,
+// even a snapshot that it cannot see. This also holds after a suspension, but not for another
+// snapshot that has got the tag in the meantime.
+func (m *Manager) mayGoBack(ctx context.Context, rec *ledger.Record, tag string) error {
+	err := m.MayUse(ctx, tag)
+	if err != nil && (tag == rec.Tag() || tag == rec.SnapshotTag) && m.cfg.Store.IsInLine(tag, rec.SnapshotID) {
+		return nil
+	}
+	return err
+}
+
 // inFamily returns an error unless the client of ctx may roll a sandbox back to the snapshot leased
 // by to.
-func (m *Manager) inFamily(ctx context.Context, rec ledger.Record, to *store.Lease) error {
+func (m *Manager) inFamily(ctx context.Context, rec *ledger.Record, to *store.Lease) error {
 	id, tag := to.Manifest().ID, to.Manifest().Tag
 	if id == rec.SnapshotID {
 		return nil
 	}
-	// a client may use the snapshot that its sandbox was forked from, even a snapshot that it
-	// cannot see
-	if err := m.MayUse(ctx, tag); err != nil {
-		// This also holds after a suspension, but not for another snapshot that has got the tag in
-		// the meantime.
-		d, _ := m.cfg.Store.Detail(rec.SnapshotTag)
-		if tag != rec.Tag() || !slices.ContainsFunc(d.Line, func(a snapshot.Ref) bool { return a.ID == id }) {
-			return err
-		}
+	if err := m.mayGoBack(ctx, rec, tag); err != nil {
+		return err
 	}
 	if m.cfg.Store.Root(id) != m.cfg.Store.Root(rec.SnapshotID) {
 		return &FamilyError{ID: rec.ID, From: tag}

@@ -86,6 +86,7 @@ type Timing struct {
 type Info struct {
 	ID          string
 	SnapshotTag string
+	StateID     string // ID of the snapshot that the sandbox runs from or, once it was suspended, of its latest state
 	StateTag    string // for a suspended sandbox: the snapshot with its state
 	Hostname    string
 	Owner       string // see owner.Owner
@@ -126,7 +127,7 @@ func (s *Sandbox) Info() Info {
 	defer s.mu.Unlock()
 	r := s.record
 	info := Info{ID: s.id, SnapshotTag: r.Tag(), Hostname: r.Hostname, Owner: r.Owner, State: s.state, Created: r.Created,
-		Expires: r.Expires, Limits: r.Limits, Timing: s.timing,
+		Expires: r.Expires, Limits: r.Limits, Timing: s.timing, StateID: r.SnapshotID,
 		BranchCount: r.Count, IdleTimeout: r.IdleTimeout, Silent: s.silent, Workspace: s.workspace, Network: r.Network,
 		DiskFull: s.full && s.state == Paused, MemoryBytes: r.MemoryBytes,
 		ExpirySuspends: r.ExpirySuspends, Annotation: r.Annotation, Labels: r.Labels,

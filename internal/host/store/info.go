@@ -167,11 +167,17 @@ func (s *Store) detail(tag string) (Detail, ownFiles, error) {
 	if n := len(m.Memory); n > 1 {
 		d.ParentDigest = m.Memory[n-2].Digest
 	}
+	d.Ancestors, d.Line = s.ancestorsLocked(m)
+	return d, files, nil
+}
+
+// ancestorsLocked returns the tags of the ancestors of a snapshot, and its line, both root first.
+func (s *Store) ancestorsLocked(m *snapshot.Manifest) (tags []string, line []snapshot.Ref) {
 	branched := m.Branch != nil
-	for p := m.Parent; p != nil && len(d.Ancestors) < snapshot.MaxChain; {
-		d.Ancestors = append(d.Ancestors, p.Tag)
+	for p := m.Parent; p != nil && len(tags) < snapshot.MaxChain; {
+		tags = append(tags, p.Tag)
 		if branched {
-			d.Line = append(d.Line, *p)
+			line = append(line, *p)
 		}
 		above := s.byID[p.ID]
 		if above == nil {
@@ -180,9 +186,9 @@ func (s *Store) detail(tag string) (Detail, ownFiles, error) {
 		branched = branched && above.manifest.Branch != nil
 		p = above.manifest.Parent
 	}
-	slices.Reverse(d.Ancestors)
-	slices.Reverse(d.Line)
-	return d, files, nil
+	slices.Reverse(tags)
+	slices.Reverse(line)
+	return tags, line
 }
 
 // Root returns the ID of the booted snapshot from which the snapshot with the given ID descends by
@@ -212,6 +218,22 @@ func (s *Store) Has(tag, id string) bool {
 	defer s.mu.Unlock()
 	e := s.byTag[tag]
 	return e != nil && e.listed() && e.id() == id
+}
+
+// IsInLine reports whether tag names the snapshot with the given ID, or a snapshot in its line (see
+// Detail). It reads no files.
+func (s *Store) IsInLine(tag, id string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	named := s.byTag[tag]
+	if named == nil || !named.listed() || named.manifest == nil {
+		return false
+	}
+	var line []snapshot.Ref
+	if e := s.byID[id]; e != nil {
+		_, line = s.ancestorsLocked(e.manifest)
+	}
+	return named.id() == id || slices.Contains(line, snapshot.Ref{ID: named.id(), Tag: tag})
 }
 
 // ownFiles are the paths of a snapshot's own layers.

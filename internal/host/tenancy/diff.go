@@ -3,10 +3,8 @@ package tenancy
 import (
 	"context"
 	"errors"
-	"slices"
 
 	"github.com/forkd/forkd/internal/cleanup"
-	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/diff"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/netclient"
@@ -50,10 +48,18 @@ func (v *View) Diff(ctx context.Context, d *diff.Differ, req DiffRequest) (r Dif
 	defer undo.Run()
 	hidden := false // a client may use the snapshot that its sandbox was forked from, even if it cannot see it
 	if req.From == "" {
-		if req.From, err = v.originOf(req.To); err != nil {
+		i, err := v.runs(req.To)
+		if err != nil {
 			return r, err
 		}
-		hidden = v.hasTag(req.From) != nil
+		if req.From = i.SnapshotTag; v.hasTag(req.From) != nil {
+			unpin, err := v.pinOrigin(i)
+			if err != nil {
+				return r, err
+			}
+			undo.Add(unpin)
+			hidden = true
+		}
 	}
 	r.From = req.From
 	if req.From == req.To {
@@ -83,8 +89,8 @@ func (v *View) Diff(ctx context.Context, d *diff.Differ, req DiffRequest) (r Dif
 		ctx = owner.In(ctx, o)
 	}
 	old, err := v.side(ctx, &undo, req.From)
-	if err == nil && hidden {
-		err = v.isOrigin(req.From, old.disk, now.disk)
+	if err != nil && hidden && ctx.Err() == nil {
+		err = &store.NotFoundError{Tag: req.From} // what the error says is about another client's snapshot
 	}
 	if err != nil {
 		return r, err
@@ -100,27 +106,28 @@ func (v *View) Diff(ctx context.Context, d *diff.Differ, req DiffRequest) (r Dif
 	return r, nil
 }
 
-// originOf returns the tag of the snapshot that a sandbox runs from.
-func (v *View) originOf(id string) (string, error) {
+// runs returns the sandbox whose own snapshot is the older side.
+func (v *View) runs(id string) (i sandbox.Info, err error) {
 	if !vmpool.IsID(id) {
-		return "", invalid.Errorf("from", "missing: want the tag of a snapshot or the id of a sandbox, unless to is a sandbox")
+		return i, invalid.Errorf("from", "missing: want the tag of a snapshot or the id of a sandbox, unless to is a sandbox")
 	}
-	i, err := v.Sandbox(id)
-	return i.SnapshotTag, err
+	return v.Sandbox(id)
 }
 
-// isOrigin returns a *store.NotFoundError unless disk is of the snapshot that the sandbox with the disk of
-// was forked from. If that snapshot is deleted, another client may have given its tag to another one.
-func (v *View) isOrigin(tag string, disk, of *store.Lease) error {
-	line := func(l *store.Lease) []snapshot.Ref {
-		d, _ := v.host.manager.Snapshots().Detail(l.Manifest().Tag) // cannot fail: it is leased
-		return append(d.Line, snapshot.Ref{ID: d.ID, Tag: d.Tag})
+// pinOrigin keeps the snapshot that a sandbox was forked from, with its tag, until unpin is called. If
+// that snapshot was deleted, another client may have given its tag to another one. Then pinOrigin
+// returns a *store.NotFoundError, and the other snapshot can still be deleted.
+func (v *View) pinOrigin(i sandbox.Info) (unpin func(), err error) {
+	s := v.host.manager.Snapshots()
+	if s.IsInLine(i.SnapshotTag, i.StateID) {
+		if unpin, err := s.Pin(i.SnapshotTag); err == nil {
+			if s.IsInLine(i.SnapshotTag, i.StateID) { // it may have been replaced before the pin
+				return unpin, nil
+			}
+			unpin()
+		}
 	}
-	origins := line(of)
-	if !slices.ContainsFunc(line(disk), func(r snapshot.Ref) bool { return r.Tag == tag && slices.Contains(origins, r) }) {
-		return &store.NotFoundError{Tag: tag}
-	}
-	return nil
+	return nil, &store.NotFoundError{Tag: i.SnapshotTag}
 }
 
 // hasSide returns an error if the principal may not see a snapshot or sandbox.

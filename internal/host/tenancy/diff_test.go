@@ -12,7 +12,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/diff"
+	"github.com/forkd/forkd/internal/host/event"
 	"github.com/forkd/forkd/internal/host/helpervm"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/owner"
@@ -187,9 +189,72 @@ func TestDiffWithAnotherOrigin(t *testing.T) {
 		Mode: vm.BranchDiff}); err != nil {
 		t.Fatal(err)
 	}
-	n := vmms.Spawned
+	if err := b.view.Kill(b.sandbox); err != nil { // it uses the memory of its branch
+		t.Fatal(err)
+	}
+	st := h.manager.Snapshots()
+	st.Quiesce()
+	st.Cool(b.tag)
+	other, err := st.Detail(b.tag)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, follow := vmms.Spawned, admin.Events("")
 	if _, err := v.Diff(t.Context(), d, request("", id)); !isMissing(err) || vmms.Spawned != n {
 		t.Errorf("another origin: %v", err)
+	}
+	if _, err := os.Stat(filepath.Join(other.Dir, "../../../ram", other.ID)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the memory of the other snapshot was read: %v", err)
+	}
+	if err := v.Kill(id); err != nil { // its event is the last one
+		t.Fatal(err)
+	}
+	for {
+		e, _, err := follow.Next(t.Context())
+		if err != nil || e.Kind == event.SandboxCreated {
+			t.Fatalf("a sandbox was made: %+v, %v", e, err)
+		}
+		if e.Kind == event.SandboxDeleted {
+			break
+		}
+	}
+}
+
+// What fails with the snapshot that a sandbox was forked from does not tell a client, which cannot see
+// that snapshot, more than that there is none.
+func TestDiffWithAHiddenOriginThatFails(t *testing.T) {
+	h := newHost(t)
+	admin, v := h.For(owner.Owner{Name: "admin", Admin: true}), h.For(owner.Owner{Name: "token:a", Prefix: "a/"})
+	d, _ := newDiffer(t, h, differs)
+	b := newPart(t, h, "b")
+	f, err := admin.Fork(t.Context(), sandbox.ForkRequest{Tag: b.tag, N: 1, Labels: map[string]string{"a/given": "yes"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := f.Sandboxes[0].ID
+	if _, err := v.Suspend(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.view.Kill(b.sandbox); err != nil { // it uses the memory of its branch
+		t.Fatal(err)
+	}
+	st := h.manager.Snapshots()
+	st.Quiesce()
+	st.Cool(b.tag)
+	origin, err := st.Info(b.tag)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(filepath.Join(origin.Dir, snapshot.StateFile)); err != nil {
+		t.Fatal(err)
+	}
+	var missing *store.NotFoundError
+	if _, err := v.Diff(t.Context(), d, request("", id)); !errors.As(err, &missing) || missing.Tag != b.tag {
+		t.Errorf("%v, want only that it is missing", err)
+	}
+	var damaged *store.DamagedError
+	if _, err := b.view.Diff(t.Context(), d, request("p", b.tag)); !errors.As(err, &damaged) {
+		t.Errorf("the error for its owner: %v", err)
 	}
 }
 
