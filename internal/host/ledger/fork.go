@@ -6,7 +6,9 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 
+	"github.com/forkd/forkd/internal/atomicfile"
 	"github.com/forkd/forkd/internal/format/snapshot"
 )
 
@@ -14,22 +16,33 @@ import (
 // exists, a starting daemon kills every child whose record names the fork. Removing the file hands
 // out all children at once.
 type Fork struct {
-	ID   string // empty: writing the record of the only child hands it out
-	path string
+	ID      string // empty: writing the record of the only child hands it out
+	path    string
+	durable bool // the file survives a reboot, and so does its removal
 }
 
-// ForkPrefix is the prefix of the names of forks' files in the run directory.
+// ForkPrefix is the prefix of the names of forks' files. The file of a provisional fork is in the
+// directory of all data directories, because a child can be suspended before it is handed out, and
+// its suspended state survives a reboot. The files of other forks are in the run directory, like
+// the records of their children.
 const ForkPrefix = "fork-"
 
-// BeginFork records that a fork has begun. single means that the fork has only one child, which is
-// handed out as soon as it has its record.
-func BeginFork(runDir string, single bool) (Fork, error) {
-	if single {
+// BeginFork records that a fork with n children has begun. dataDir is the directory of all data
+// directories. The only child of a fork that is not provisional is handed out as soon as it has its
+// record.
+func BeginFork(runDir, dataDir string, n int, provisional bool) (f Fork, err error) {
+	if n == 1 && !provisional {
 		return Fork{}, nil
 	}
-	f := Fork{ID: snapshot.NewID()}
-	f.path = filepath.Join(runDir, ForkPrefix+f.ID)
-	if err := os.WriteFile(f.path, nil, 0o600); err != nil {
+	f = Fork{ID: snapshot.NewID(), durable: provisional}
+	if provisional {
+		f.path = filepath.Join(dataDir, ForkPrefix+f.ID)
+		err = atomicfile.WriteDurable(f.path, nil, 0o600)
+	} else {
+		f.path = filepath.Join(runDir, ForkPrefix+f.ID)
+		err = os.WriteFile(f.path, nil, 0o600)
+	}
+	if err != nil {
 		return f, fmt.Errorf("note a fork: %w", err)
 	}
 	return f, nil
@@ -40,10 +53,29 @@ func (f Fork) Finish() error {
 	if f.ID == "" {
 		return nil
 	}
-	if err := os.Remove(f.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	err := os.Remove(f.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	if err == nil && f.durable {
+		err = atomicfile.SyncDir(filepath.Dir(f.path))
+	}
+	if err != nil {
 		return fmt.Errorf("hand out the children of a fork: %w", err)
 	}
 	return nil
+}
+
+// ClearForks removes the files of all forks. All children that were not handed out must be gone.
+func ClearForks(runDir, dataDir string) {
+	for _, dir := range []string{runDir, dataDir} {
+		entries, _ := os.ReadDir(dir) // a file that is left names a fork without children
+		for _, e := range entries {
+			if strings.HasPrefix(e.Name(), ForkPrefix) {
+				os.Remove(filepath.Join(dir, e.Name()))
+			}
+		}
+	}
 }
 
 // FindSuspended returns nil if a data directory has a suspended state that clients may use. If it has
@@ -57,7 +89,7 @@ func FindSuspended(runDir, data string) error {
 	if err != nil {
 		return fmt.Errorf("read suspended sandbox: %w", err)
 	}
-	unfinished, err := IsUnfinished(runDir, r.Fork)
+	unfinished, err := IsUnfinished(runDir, filepath.Dir(data), r.Fork)
 	if unfinished {
 		err = fs.ErrNotExist
 	}
@@ -66,13 +98,14 @@ func FindSuspended(runDir, data string) error {
 
 // IsUnfinished reports whether the children of a fork were not handed out. fork is the ID in their
 // records.
-func IsUnfinished(runDir, fork string) (bool, error) {
+func IsUnfinished(runDir, dataDir, fork string) (bool, error) {
 	if fork == "" {
 		return false, nil
 	}
-	_, err := os.Lstat(filepath.Join(runDir, ForkPrefix+fork))
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
+	for _, dir := range []string{runDir, dataDir} {
+		if _, err := os.Lstat(filepath.Join(dir, ForkPrefix+fork)); !errors.Is(err, fs.ErrNotExist) {
+			return err == nil, err
+		}
 	}
-	return err == nil, err
+	return false, nil
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 )
 
 // LostError says why clients may not use a VM that an earlier daemon left behind.
@@ -31,7 +32,7 @@ func HandedOut(runDir, dir, data, id string) (Record, error) {
 	case r.Restoring:
 		return r, Lost("it was being rolled back when its daemon ended, and may not have confirmed")
 	}
-	unfinished, err := IsUnfinished(runDir, r.Fork)
+	unfinished, err := IsUnfinished(runDir, filepath.Dir(data), r.Fork)
 	if err != nil {
 		return r, err
 	}

@@ -154,7 +154,7 @@ func (m *Manager) Fork(ctx context.Context, req ForkRequest) (ForkResult, error)
 // fork starts children for which places are reserved, and hands them out as one unit. If the daemon
 // dies before it has handed them out, the next daemon kills all of them.
 func (m *Manager) fork(ctx context.Context, start time.Time, req ForkRequest, vcpus uint32) (ForkResult, error) {
-	unfinished, err := ledger.BeginFork(m.cfg.RunDir, req.N == 1 && !req.Provisional)
+	unfinished, err := ledger.BeginFork(m.cfg.RunDir, m.cfg.DataDir, req.N, req.Provisional)
 	if err != nil {
 		m.givePlaces(make([]*Sandbox, req.N), vcpus)
 		return ForkResult{}, err

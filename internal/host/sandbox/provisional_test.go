@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"os"
 	"path/filepath"
 	"testing"
 
@@ -47,9 +48,7 @@ func testProvisional(t *testing.T, n int, kept bool) {
 	if !w.has(id) {
 		t.Error("the source is lost")
 	}
-	if notes, _ := filepath.Glob(filepath.Join(w.cfg.RunDir, ledger.ForkPrefix+"*")); len(notes) != 0 {
-		t.Errorf("left: %v", notes)
-	}
+	w.wantNoForks(t)
 	if !kept {
 		w.KillAll()
 		w.checkClean(t)
@@ -58,5 +57,50 @@ func testProvisional(t *testing.T, n int, kept bool) {
 				t.Errorf("the snapshot %s is left", s.Tag)
 			}
 		}
+	}
+}
+
+// wantNoForks checks that no file of a fork is left.
+func (w *world) wantNoForks(t *testing.T) {
+	t.Helper()
+	for _, dir := range []string{w.cfg.RunDir, w.cfg.DataDir} {
+		if notes, _ := filepath.Glob(filepath.Join(dir, ledger.ForkPrefix+"*")); len(notes) != 0 {
+			t.Errorf("left: %v", notes)
+		}
+	}
+}
+
+// A child that was suspended before Keep does not survive a reboot either, although the run
+// directory is lost then.
+func TestProvisionalForkBeforeAReboot(t *testing.T) {
+	for _, kept := range []bool{false, true} {
+		w := newWorld(t, 0)
+		forked, _, err := w.ForkSandbox(t.Context(), w.source(t), BranchRequest{Mode: vm.BranchLive},
+			ForkRequest{N: 2, Provisional: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		id := forked.Sandboxes[0].ID
+		if _, err := w.Suspend(t.Context(), id); err != nil {
+			t.Fatal(err)
+		}
+		if kept {
+			if err := forked.Keep(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		w.stop()
+		if err := os.RemoveAll(w.cfg.RunDir); err != nil {
+			t.Fatal(err)
+		}
+		w.start(t, 0)
+		if _, err := w.Recover(); err != nil || len(w.LeftAlone()) != 0 {
+			t.Errorf("%v; left alone %v", err, w.LeftAlone())
+		}
+		if w.has(id) != kept {
+			t.Errorf("kept %v, has %v", kept, w.has(id))
+		}
+		w.wantNoForks(t)
+		w.stop()
 	}
 }

@@ -29,7 +29,6 @@ func (m *Manager) Recover() (int, error) {
 	// not called after an error, because then it is not known which snapshots are unused
 	release := m.cfg.Store.HoldTransient()
 	m.readoptAll(entries)
-	running := len(m.left)
 	data, err := os.ReadDir(m.cfg.DataDir)
 	if err != nil {
 		return len(m.List()), fmt.Errorf("recover sandboxes: %w", err)
@@ -43,12 +42,8 @@ func (m *Manager) Recover() (int, error) {
 			}
 		}
 	}
-	if running == 0 { // otherwise forks of sandboxes that were left alone would count as finished
-		for _, e := range entries {
-			if strings.HasPrefix(e.Name(), ledger.ForkPrefix) {
-				os.Remove(filepath.Join(m.cfg.RunDir, e.Name()))
-			}
-		}
+	if len(m.left) == 0 { // otherwise forks of sandboxes that were left alone would count as finished
+		ledger.ClearForks(m.cfg.RunDir, m.cfg.DataDir)
 	}
 	release(len(m.left) == 0)
 	m.coolSuspended()
