@@ -71,9 +71,7 @@ func (a *api) try(w http.ResponseWriter, r *http.Request) error {
 		audit.From(r.Context()).Sandboxes = done.Kept
 		return nil
 	}
-	for _, id := range done.Kept { // the client does not know that they stay
-		_ = view.Kill(id) // fails only if another client has killed it
-	}
+	_ = done.Discard() // the client has left, so no client can receive an error
 	return nil
 }
 

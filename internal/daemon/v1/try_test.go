@@ -275,3 +275,24 @@ func TestTryWithAKilledChild(t *testing.T) {
 		t.Errorf("%+v, %v; %+v", end, err, o.results)
 	}
 }
+
+// A try removes a child even if the client of the try no longer sees it, because another client has
+// changed the labels of the child.
+func TestTryWithAChildOfOtherLabels(t *testing.T) {
+	w := startTenants(t)
+	before, err := w.Sandboxes(t.Context())
+	must(t, err)
+	gate := filepath.Join(t.TempDir(), "gate")
+	end, err := w.b.Try(t.Context(), w.sandbox, client.TryRequest{N: 2,
+		Args: client.Shell("until test -e " + gate + "; do sleep 0.01; done")}, func(s client.TryStarted) error {
+		_, err := w.ChangeLabels(t.Context(), s.Sandboxes[0], map[string]*string{"team-b/owner": nil})
+		return errors.Join(err, os.WriteFile(gate, nil, 0o600))
+	}, nil)
+	if err != nil || len(end.Kept) != 0 {
+		t.Errorf("%+v, %v", end, err)
+	}
+	after, err := w.Sandboxes(t.Context())
+	if err != nil || len(after) != len(before) {
+		t.Errorf("%d sandboxes, want %d, %v", len(after), len(before), err)
+	}
+}

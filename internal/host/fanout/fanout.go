@@ -86,6 +86,16 @@ type Outcome struct {
 	Winner   int                     // index of the first or best child; -1: none, or none was wanted
 	Kept     []string                // ids of the children that stay
 	Promoted *sandbox.RollbackResult // the source after the promotion; nil: none
+
+	discard func() error // kills the children in Kept; nil: there are none
+}
+
+// Discard kills the children that stay, for a caller whose client does not know that they stay.
+func (o *Outcome) Discard() error {
+	if o.discard == nil {
+		return nil
+	}
+	return o.discard()
 }
 
 // Observer receives the results as they arrive. Its methods may be called concurrently.
@@ -101,7 +111,6 @@ type Host interface {
 	Promote(ctx context.Context, id, from string, req sandbox.BranchRequest, strict unique.Strict) (
 		sandbox.RollbackResult, error)
 	Stats(ctx context.Context, id string) (sandbox.Stats, error)
-	Kill(id string) error
 }
 
 // Exec runs a command in a sandbox, as agentclient.Client.Exec does. If sink is set, it passes the
@@ -138,7 +147,10 @@ func Run(ctx context.Context, host Host, exec Exec, source string, req Request, 
 		return Outcome{Winner: -1}, err
 	}
 	t.forked = forked
-	defer func() { err = errors.Join(err, t.settle(&out, err != nil)) }()
+	defer func() {
+		err = errors.Join(err, t.settle(&out, err != nil))
+		out.discard = func() error { return t.killBut(nil) }
+	}()
 	o.Started(Started{Sandboxes: forked.Sandboxes, Pause: time.Duration(b.Figure.Pause), Ready: forked.ForkWall})
 	t.runAll(ctx)
 	if err := ctx.Err(); err != nil {
@@ -348,9 +360,11 @@ func (t *try) killBut(kept []string) error {
 	return group.Wait()
 }
 
-// kill kills a child, unless it is gone already or has become the sandbox of a workspace.
+// kill kills a child, unless it is gone already or has become the sandbox of a workspace. It does so
+// even if the client of the try no longer sees the child, because another one has changed the labels
+// of the child.
 func (t *try) kill(id string) error {
-	err := t.host.Kill(id)
+	err := t.forked.Kill(id)
 	var gone *sandbox.NotFoundError
 	var held *sandbox.HeldError
 	if errors.As(err, &gone) || errors.As(err, &held) {

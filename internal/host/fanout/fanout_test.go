@@ -34,6 +34,7 @@ func (f *fake) ForkSandbox(_ context.Context, _ string, _ sandbox.BranchRequest,
 		f.living[id] = true
 		r.Sandboxes = append(r.Sandboxes, sandbox.Info{ID: id})
 	}
+	r.Kill = f.kill
 	r.Keep = func() error {
 		f.final = f.keep == nil
 		return f.keep
@@ -51,7 +52,7 @@ func (f *fake) Promote(_ context.Context, id, from string, _ sandbox.BranchReque
 
 func (f *fake) Stats(context.Context, string) (sandbox.Stats, error) { return sandbox.Stats{}, nil }
 
-func (f *fake) Kill(id string) error {
+func (f *fake) kill(id string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if !f.living[id] {
@@ -147,6 +148,9 @@ func TestRun(t *testing.T) {
 			out, err := Run(t.Context(), f, run, "source", req, o)
 			if err != nil || out.Winner != c.winner || !slices.Equal(f.left(), c.left) || !slices.Equal(out.Kept, c.left) {
 				t.Errorf("%+v, %v; left %v, want %d and %v", out, err, f.left(), c.winner, c.left)
+			}
+			if err := out.Discard(); err != nil || len(f.left()) != 0 {
+				t.Errorf("left after Discard: %v, %v", f.left(), err)
 			}
 			n := len(c.commands)
 			if !f.asked.Provisional || !f.final || len(o.results) != n || len(o.started.Sandboxes) != n {

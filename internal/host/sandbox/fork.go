@@ -171,7 +171,7 @@ func (m *Manager) fork(ctx context.Context, start time.Time, req ForkRequest, vc
 		_ = unfinished.Finish() // no caller is left that could use the children
 		return result, err
 	}
-	result.Keep = unfinished.Finish
+	result.Keep, result.Kill = unfinished.Finish, m.Kill
 	for _, s := range children {
 		m.adopt(s, event.SandboxCreated)
 		info := s.Info()

@@ -67,4 +67,6 @@ type ForkResult struct {
 	VMMWall     time.Duration // from the request until the vCPUs of all children ran
 	ForkWall    time.Duration // from the request until the agents of all children had confirmed
 	Keep        func() error  // keeps the children that live, see ForkRequest.Provisional
+
+	Kill func(id string) error // kills a child, as Manager.Kill does, whatever its labels are now
 }
