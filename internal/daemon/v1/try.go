@@ -49,7 +49,8 @@ func (a *api) try(w http.ResponseWriter, r *http.Request) error {
 	out := newLines(w, a.Face.Limits.Stall)
 	stop := out.keepAlive(apiv1.TryEvent{Keepalive: true}, a.Face.Limits.Keepalive, cancel)
 	view := a.view(r)
-	done, err := fanout.Run(ctx, view, a.execIn(r), r.PathValue("id"), req, &tryObserver{out, cancel})
+	o := &tryObserver{out, cancel, audit.From(r.Context())}
+	done, err := fanout.Run(ctx, view, a.execIn(r), r.PathValue("id"), req, o)
 	stop()
 	if err == nil {
 		err = r.Context().Err()
@@ -68,7 +69,6 @@ func (a *api) try(w http.ResponseWriter, r *http.Request) error {
 	}
 	a.tried(r, req.Keep, done, err)
 	if err == nil {
-		audit.From(r.Context()).Sandboxes = done.Kept
 		return nil
 	}
 	_ = done.Discard() // the client has left, so no client can receive an error
@@ -206,7 +206,8 @@ func (a *api) execIn(r *http.Request) fanout.Exec {
 // tryObserver sends the results of a try to its client.
 type tryObserver struct {
 	out  *lines
-	gone func() // called if the client has left
+	gone func()       // called if the client has left
+	log  *audit.Entry // lists all children, because their commands have effects even if no child stays
 }
 
 func (o *tryObserver) send(e apiv1.TryEvent) {
@@ -221,6 +222,7 @@ func (o *tryObserver) Started(s fanout.Started) {
 	for _, box := range s.Sandboxes {
 		e.Sandboxes = append(e.Sandboxes, box.ID)
 	}
+	o.log.Sandboxes = e.Sandboxes
 	o.send(apiv1.TryEvent{Started: e})
 }
 

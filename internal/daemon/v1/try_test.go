@@ -3,6 +3,7 @@ package v1_test
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -14,8 +15,10 @@ import (
 	"testing"
 	"time"
 
+	apiv1 "github.com/forkd/forkd/api/v1"
 	"github.com/forkd/forkd/client"
 	"github.com/forkd/forkd/internal/apirig"
+	"github.com/forkd/forkd/internal/daemon/audit"
 )
 
 // tried collects what a client receives during a try.
@@ -294,5 +297,47 @@ func TestTryWithAChildOfOtherLabels(t *testing.T) {
 	after, err := w.Sandboxes(t.Context())
 	if err != nil || len(after) != len(before) {
 		t.Errorf("%d sandboxes, want %d, %v", len(after), len(before), err)
+	}
+}
+
+// The audit line of a try names all children, although none of them stays, and although the client
+// leaves.
+func TestTryIsAudited(t *testing.T) {
+	r := start(t, apirig.Options{})
+	id := fork(t, r, 1)[0].ID
+	made := map[string][]string{}
+	for name, args := range map[string]string{"all": `["true"]`, "go": `["sleep","100"]`} {
+		ctx, leave := context.WithCancel(t.Context())
+		defer leave()
+		req, err := http.NewRequestWithContext(ctx, http.MethodPost, r.URL+"/v1/sandboxes/"+id+"/try",
+			strings.NewReader(`{"n":2,"args":`+args+`}`))
+		must(t, err)
+		req.Header.Set("Authorization", "Bearer "+token)
+		req.Header.Set("Content-Type", "application/json")
+		req.Header.Set(audit.RequestIDHeader, name)
+		resp, err := http.DefaultClient.Do(req)
+		must(t, err)
+		defer resp.Body.Close()
+		lines := json.NewDecoder(resp.Body)
+		var first apiv1.TryEvent
+		must(t, lines.Decode(&first))
+		made[name] = first.Started.Sandboxes
+		if name == "go" {
+			leave()
+		}
+		for last := (apiv1.TryEvent{}); name != "go" && last.End == nil; {
+			must(t, lines.Decode(&last))
+		}
+	}
+	lines := auditLines(t, r.AuditLog, len(made))
+	if len(lines) != len(made) {
+		t.Fatalf("%d lines", len(lines))
+	}
+	for name, line := range lines {
+		var e audit.Entry
+		must(t, json.Unmarshal([]byte(line), &e))
+		if len(e.Sandboxes) != 2 || !slices.Equal(e.Sandboxes, made[name]) || e.Sandbox != id {
+			t.Errorf("%s: %s; want the children %v", name, line, made[name])
+		}
 	}
 }
