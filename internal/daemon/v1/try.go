@@ -1,6 +1,7 @@
 package v1
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/http"
@@ -52,34 +53,36 @@ func (a *api) try(w http.ResponseWriter, r *http.Request) error {
 	o := &tryObserver{out, cancel, audit.From(r.Context())}
 	done, err := fanout.Run(ctx, view, a.execIn(r), r.PathValue("id"), req, o)
 	stop()
+	left := r.Context().Err() // read before the last line, after which a client may leave
 	if err == nil {
-		err = r.Context().Err()
+		err = left
 	}
-	if err != nil && r.Context().Err() == nil && a.Face.Stopping.Err() != nil {
+	if err != nil && len(done.Kept) == 0 && left == nil && a.Face.Stopping.Err() != nil {
 		err = face.NewError(http.StatusServiceUnavailable, "the daemon is ending: no child is left")
 	}
 	switch {
 	case err == nil:
-		err = out.send(apiv1.TryEvent{End: a.tryEnd(view, req.Keep, done)})
+		left = out.send(apiv1.TryEvent{End: a.tryEnd(view, req.Keep, done)})
+		err = left
 	case !out.hasBegun():
-		a.tried(r, req.Keep, done, err)
+		a.tried(req.Keep, done, err, left != nil)
 		return err
 	default: // send fails only if the client has left
-		_ = out.send(apiv1.TryEvent{Error: err.Error(), Status: face.StatusOf(err), Code: face.ProblemOf(err).Code})
+		left = cmp.Or(left, out.send(apiv1.TryEvent{Error: err.Error(), Status: face.StatusOf(err),
+			Code: face.ProblemOf(err).Code}))
 	}
-	a.tried(r, req.Keep, done, err)
-	if err == nil {
-		return nil
+	a.tried(req.Keep, done, err, left != nil)
+	if left != nil { // the client does not know which children stay, and can receive no error
+		_ = done.Discard()
 	}
-	_ = done.Discard() // the client has left, so no client can receive an error
 	return nil
 }
 
-// tried counts a try.
-func (a *api) tried(r *http.Request, keep fanout.Keep, done fanout.Outcome, err error) {
+// tried counts a try. left says that the client has left before the last line.
+func (a *api) tried(keep fanout.Keep, done fanout.Outcome, err error, left bool) {
 	result := triedOK
 	switch {
-	case err != nil && r.Context().Err() != nil:
+	case left:
 		result = triedLeft
 	case err != nil:
 		result = triedFailed

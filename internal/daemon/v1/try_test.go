@@ -341,3 +341,21 @@ func TestTryIsAudited(t *testing.T) {
 		}
 	}
 }
+
+// If the sandbox cannot go on as the winner, the winner stays, and the error names it.
+func TestTryWithAPromotionThatFails(t *testing.T) {
+	r := start(t, apirig.Options{})
+	id := fork(t, r, 1)[0].ID
+	gate := filepath.Join(t.TempDir(), "gate")
+	var children []string
+	_, err := r.Try(t.Context(), id, client.TryRequest{Each: shells("exit 1",
+		"until test -e "+gate+"; do sleep 0.01; done"), Promote: true}, func(s client.TryStarted) error {
+		children = s.Sandboxes
+		return errors.Join(r.Kill(t.Context(), id), os.WriteFile(gate, nil, 0o600))
+	}, nil)
+	if !client.IsStatus(err, http.StatusNotFound) || !strings.Contains(err.Error(), children[1]+" is kept") {
+		t.Error(err)
+	}
+	wantMetric(t, r, `forkd_tries_total{result="failed"} 1`)
+	wantLeft(t, r, 1, children[1])
+}

@@ -135,9 +135,23 @@ type try struct {
 // errBeaten is the reason why a command was stopped.
 var errBeaten = errors.New("stopped, because another child had succeeded first")
 
+// KeptError says that the source could not go on as the winner, and that the winner stays. Otherwise
+// the work of the winner would be lost.
+type KeptError struct {
+	ID  string // of the winner
+	Err error
+}
+
+func (e *KeptError) Error() string {
+	return fmt.Sprintf("%v; the winner %s is kept: promote it again, or delete it", e.Err, e.ID)
+}
+
+func (e *KeptError) Unwrap() error { return e.Err }
+
 // Run tries the commands of a request in children of a sandbox. The source keeps running. If Run
 // returns an error, or if ctx ends before a decision, no child and no branch stays, and the source is
-// as it was, unless the promotion failed halfway (see sandbox.Manager.Rollback).
+// as it was. Only a promotion is different: if it fails, the error is a *KeptError, and if it fails
+// halfway, the source is lost (see sandbox.Manager.Rollback).
 func Run(ctx context.Context, host Host, exec Exec, source string, req Request, o Observer) (out Outcome, err error) {
 	t := &try{host: host, exec: exec, req: req, o: o, results: make([]Result, len(req.Commands)), first: -1}
 	mode := sandbox.BranchRequest{Mode: req.Mode}
@@ -148,7 +162,11 @@ func Run(ctx context.Context, host Host, exec Exec, source string, req Request, 
 	}
 	t.forked = forked
 	defer func() {
-		err = errors.Join(err, t.settle(&out, err != nil))
+		settled := t.settle(&out)
+		if err != nil && len(out.Kept) > 0 {
+			err = &KeptError{ID: out.Kept[0], Err: err}
+		}
+		err = errors.Join(err, settled)
 		out.discard = func() error { return t.killBut(nil) }
 	}()
 	o.Started(Started{Sandboxes: forked.Sandboxes, Pause: time.Duration(b.Figure.Pause), Ready: forked.ForkWall})
@@ -163,8 +181,12 @@ func Run(ctx context.Context, host Host, exec Exec, source string, req Request, 
 			out.Kept = append(out.Kept, s.ID)
 		}
 	case out.Winner >= 0 && req.Promote:
-		r, err := t.promote(ctx, source, forked.Sandboxes[out.Winner].ID)
+		child := forked.Sandboxes[out.Winner].ID
+		r, err := t.promote(ctx, source, child)
 		if err != nil {
+			if ctx.Err() == nil && !isMissing(err, child) {
+				out.Kept = []string{child}
+			}
 			return out, err
 		}
 		out.Promoted = &r
@@ -310,17 +332,24 @@ func (t *try) winner() int {
 	return best
 }
 
-// Times for repeating a promotion for which the host has no place yet.
+// isMissing reports whether err says that the client of the try does not see a child.
+func isMissing(err error, child string) bool {
+	var missing *sandbox.NotFoundError
+	return errors.As(err, &missing) && missing.ID == child
+}
+
+// Times for repeating a promotion for which the host has no RAM yet.
 const (
 	promoteAgain = time.Second
 	promoteLimit = time.Minute
 )
 
-// promote lets the source go on as a child. If the host is busy with other branches, it tries again
-// for some time, because the children's work would be lost.
+// promote lets the source go on as a child. If the host is busy with other branches, it waits for its
+// turn. If earlier branches still take the RAM, it tries again for some time.
 func (t *try) promote(ctx context.Context, source, child string) (sandbox.RollbackResult, error) {
 	for deadline := time.Now().Add(promoteLimit); ; {
-		r, err := t.host.Promote(ctx, source, child, sandbox.BranchRequest{Mode: t.req.Mode}, unique.AsBefore)
+		r, err := t.host.Promote(ctx, source, child, sandbox.BranchRequest{Mode: t.req.Mode, Queue: true},
+			unique.AsBefore)
 		if err == nil || !sandbox.IsBusy(err) || time.Now().After(deadline) {
 			return r, err
 		}
@@ -336,11 +365,8 @@ func (t *try) promote(ctx context.Context, source, child string) (sandbox.Rollba
 const atOnce = 8
 
 // settle kills the children that do not stay, and then makes the fork final. Until then, the next
-// daemon would kill all children. With failed, no child stays.
-func (t *try) settle(out *Outcome, failed bool) error {
-	if failed {
-		out.Kept = nil
-	}
+// daemon would kill all children.
+func (t *try) settle(out *Outcome) error {
 	err := t.killBut(out.Kept)
 	if final := t.forked.Keep(); final != nil {
 		out.Kept = nil

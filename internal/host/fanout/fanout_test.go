@@ -12,6 +12,7 @@ import (
 
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/sandbox"
+	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/unique"
 )
 
@@ -22,6 +23,7 @@ type fake struct {
 	final    bool // the children are kept if the daemon dies
 	asked    sandbox.ForkRequest
 	promoted []string
+	queued   bool // the latest promotion waits for a place
 	promote  error
 	keep     error
 }
@@ -42,8 +44,9 @@ func (f *fake) ForkSandbox(_ context.Context, _ string, _ sandbox.BranchRequest,
 	return r, b, nil
 }
 
-func (f *fake) Promote(_ context.Context, id, from string, _ sandbox.BranchRequest, _ unique.Strict) (
+func (f *fake) Promote(_ context.Context, id, from string, b sandbox.BranchRequest, _ unique.Strict) (
 	sandbox.RollbackResult, error) {
+	f.queued = b.Queue
 	f.promoted = append(f.promoted, from+" into "+id)
 	err := f.promote
 	f.promote = nil
@@ -178,7 +181,7 @@ func TestLosersAreStopped(t *testing.T) {
 
 // If the client leaves, or an error prevents the decision, no child stays.
 func TestNothingStays(t *testing.T) {
-	busy := &sandbox.BusyError{What: "branches", Limit: 1}
+	busy := &store.BacklogError{}
 	promotes := Request{Commands: commands("exit 0"), Keep: First, Promote: true}
 	for name, c := range map[string]struct {
 		f      *fake
@@ -186,7 +189,7 @@ func TestNothingStays(t *testing.T) {
 		leaves bool
 	}{
 		"the client leaves":        {&fake{}, Request{Commands: commands("exit 0", "wait"), Keep: All}, true},
-		"the promotion fails":      {&fake{promote: errors.New("no")}, promotes, false},
+		"the child is not visible": {&fake{promote: &sandbox.NotFoundError{ID: "sb-0"}}, promotes, false},
 		"the host has no place":    {&fake{promote: busy}, promotes, true},
 		"the children cannot stay": {&fake{keep: errors.New("no")}, Request{Commands: commands("exit 0"), Keep: All}, false},
 	} {
@@ -205,12 +208,34 @@ func TestNothingStays(t *testing.T) {
 	}
 }
 
-// If the host is busy with other branches, the promotion is repeated.
-func TestPromotionWaitsForAPlace(t *testing.T) {
-	f := &fake{promote: &sandbox.BusyError{What: "branches", Limit: 1}}
+// If the promotion fails, the winner stays, and the error names it.
+func TestTheWinnerStays(t *testing.T) {
+	no := errors.New("no")
+	f := &fake{promote: no}
+	req := Request{Commands: commands("exit 1", "exit 0"), Keep: First, Promote: true}
+	out, err := Run(t.Context(), f, run, "source", req, &seen{})
+	want := []string{"sb-1"}
+	var kept *KeptError
+	if !errors.As(err, &kept) || kept.ID != want[0] || !errors.Is(err, no) ||
+		!strings.Contains(err.Error(), "sb-1 is kept") {
+		t.Error(err)
+	}
+	if !slices.Equal(out.Kept, want) || !slices.Equal(f.left(), want) || !f.final || out.Promoted != nil {
+		t.Errorf("%+v; left %v, final %v", out, f.left(), f.final)
+	}
+	f = &fake{promote: no, keep: errors.New("no disk")}
+	out, err = Run(t.Context(), f, run, "source", req, &seen{})
+	if err == nil || len(f.left()) != 0 || len(out.Kept) != 0 || strings.Contains(err.Error(), "is kept") {
+		t.Errorf("a fork that cannot be made final: %+v, %v; left %v", out, err, f.left())
+	}
+}
+
+// A promotion waits for its turn among the branches. If the host has no RAM for it, it is repeated.
+func TestPromotionWaits(t *testing.T) {
+	f := &fake{promote: &store.BacklogError{}}
 	req := Request{Commands: commands("exit 0"), Keep: First, Promote: true}
 	out, err := Run(t.Context(), f, run, "source", req, &seen{})
-	if err != nil || out.Promoted == nil || len(f.promoted) != 2 {
+	if err != nil || out.Promoted == nil || len(f.promoted) != 2 || !f.queued {
 		t.Errorf("%+v, %v; promoted %v", out, err, f.promoted)
 	}
 }

@@ -61,9 +61,12 @@ func (m *Manager) givePlaces(children []*Sandbox, vcpus uint32) {
 }
 
 // enterBranches takes one of the host's places for branches, for the owner in ctx. If none is free,
-// it returns a *BusyError. The caller must hold the sandbox's lock, so that requests which only
-// wait for that lock take no place.
-func (m *Manager) enterBranches(ctx context.Context) (leave func(), err error) {
+// it returns a *BusyError or, with queue, waits until it is the owner's turn. The caller must hold
+// the sandbox's lock, so that requests which only wait for that lock take no place.
+func (m *Manager) enterBranches(ctx context.Context, queue bool) (leave func(), err error) {
+	if queue {
+		return m.branches.Wait(ctx, m.branchShare(ctx))
+	}
 	leave, err = m.branches.Enter(m.branchShare(ctx))
 	if full := (*gate.FullError)(nil); errors.As(err, &full) {
 		return nil, &BusyError{What: "branches", Limit: full.Limit, Owner: full.Key}

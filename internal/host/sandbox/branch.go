@@ -21,7 +21,8 @@ const (
 
 // Branch makes a snapshot of a sandbox. Afterwards the sandbox continues (or stays paused), even
 // after an error, and can be branched again. Branches of one sandbox wait for each other. If the
-// host or the owner has too many branches at a time, the error is a *BusyError. When Branch
+// host or the owner has too many branches at a time, the error is a *BusyError, unless the request
+// has Queue. When Branch
 // returns, the snapshot can be forked, unless the request has NoWait. The snapshot is flushed to
 // disk in the background.
 func (m *Manager) Branch(ctx context.Context, id string, req BranchRequest) (BranchResult, error) {
@@ -61,7 +62,7 @@ func (h *Held) branch(ctx context.Context, req BranchRequest, start time.Time) (
 		}
 		h.free.Add(leave)
 	}
-	done, err := m.enterBranches(ctx)
+	done, err := m.enterBranches(ctx, req.Queue)
 	if err != nil {
 		return BranchResult{}, err
 	}

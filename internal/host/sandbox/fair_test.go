@@ -10,6 +10,7 @@ import (
 
 	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/host/owner"
+	"github.com/forkd/forkd/internal/host/unique"
 	"github.com/forkd/forkd/internal/host/vmfake"
 	"github.com/forkd/forkd/internal/host/vmmclient"
 	"github.com/forkd/forkd/internal/host/vmpool"
@@ -63,6 +64,52 @@ func TestOneClientDoesNotHoldAllBranches(t *testing.T) {
 		}
 	}
 	close(w.vmms.Copying)
+	w.background.Wait()
+	w.KillAll()
+	w.checkClean(t)
+}
+
+// A promotion with Queue waits until one of the host's places for branches is free.
+func TestAPromotionWaitsForItsTurn(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	ids := []string{w.source(t)}
+	for range 5 {
+		ids = append(ids, w.fork(t, "p"))
+	}
+	w.vmms.Copying = make(chan struct{})
+	for i, owner := range []string{"token:a", "token:a", "token:a", "token:b"} {
+		req := BranchRequest{Tag: fmt.Sprint("b", i), Mode: vm.BranchLive, NoWait: true}
+		if _, err := w.Branch(as(t, owner), ids[i], req); err != nil {
+			t.Fatal(err)
+		}
+	}
+	promote := func(ctx context.Context, queue bool) error {
+		_, err := w.Promote(ctx, ids[5], ids[4], BranchRequest{Mode: vm.BranchDiff, Queue: queue}, unique.AsBefore)
+		return err
+	}
+	var busy *BusyError
+	if err := promote(as(t, "token:c"), false); !errors.As(err, &busy) {
+		t.Errorf("without Queue: %v", err)
+	}
+	ctx, leave := context.WithCancel(as(t, "token:c"))
+	ended := make(chan error)
+	go func() { ended <- promote(ctx, true) }()
+	for w.branches.Waiting() == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	leave()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("a client that leaves: %v", err)
+	}
+	go func() { ended <- promote(as(t, "token:c"), true) }()
+	for w.branches.Waiting() == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	close(w.vmms.Copying)
+	if err := <-ended; err != nil {
+		t.Errorf("with Queue: %v", err)
+	}
 	w.background.Wait()
 	w.KillAll()
 	w.checkClean(t)

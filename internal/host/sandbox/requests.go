@@ -16,6 +16,7 @@ type BranchRequest struct {
 	Tag       string // empty: Branch chooses one
 	Mode      vm.BranchMode
 	ParentTag string // the request is refused unless the sandbox runs from this snapshot; empty: not checked
+	Queue     bool   // wait for one of the host's places for branches; otherwise a full host gives a *BusyError
 	NoWait    bool   // for a live branch: return when the sandbox runs again, before the snapshot is complete
 	Transient bool   // delete the snapshot with the last sandbox that runs from it
 	// the sandbox exists only to build a template, and the branch is that template; stored in the

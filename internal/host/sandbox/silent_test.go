@@ -92,7 +92,7 @@ func TestBranchOfTheDiskTakesAPlaceAfterTheRest(t *testing.T) {
 	var leave []func()
 	w.vmms.Told = func(req agentproto.Request) error {
 		for req.Op == agentproto.OpFreeze {
-			done, err := w.enterBranches(t.Context())
+			done, err := w.enterBranches(t.Context(), false)
 			if err != nil {
 				break
 			}

@@ -37,7 +37,7 @@ func (h *Held) Copy(ctx context.Context, tag string) (store.Info, error) {
 		return store.Info{}, err
 	}
 	defer giveBack()
-	leave, err := m.enterBranches(ctx)
+	leave, err := m.enterBranches(ctx, false)
 	if err != nil {
 		return store.Info{}, err
 	}
