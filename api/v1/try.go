@@ -3,28 +3,28 @@ package v1
 // TryRequest requests that commands be tried in children of a sandbox: either Args in each of N
 // children, or each command of Each in a child of its own.
 type TryRequest struct {
-	N           int               `json:"n,omitempty"` // at most MaxTry
+	N           int               `json:"n,omitempty"` // number of children that run Args, at most MaxTry
 	Args        []string          `json:"args,omitempty"`
 	Each        [][]string        `json:"each,omitempty"`
 	Env         map[string]string `json:"env,omitempty"`
 	Cwd         string            `json:"cwd,omitempty"`
 	User        string            `json:"user,omitempty"`
-	TimeoutSecs float64           `json:"timeout_secs,omitempty"` // of each command and of each judge; 0: 600
+	TimeoutSecs float64           `json:"timeout_secs,omitempty"` // limit for each command and each judge; 0: 600
 
 	// Judge is a command that runs in each child after the child's own command. The last line of its
-	// output must be a number, the score.
+	// stdout must be a number, the score of the child.
 	Judge []string `json:"judge,omitempty"`
-	// Keep is "all", "first", "best" or "none". Empty: "best" with Judge, else "first" with Promote, else
-	// "none".
+	// Keep says which children stay: "all", "first", "best" or "none". If it is empty, the default is
+	// "best" with Judge, otherwise "first" with Promote, otherwise "none".
 	Keep    string            `json:"keep,omitempty"`
-	Promote bool              `json:"promote,omitempty"` // let the sandbox go on as the winner
-	Mode    string            `json:"mode,omitempty"`    // of the branches; empty: live
-	Labels  map[string]string `json:"labels,omitempty"`  // of the children
+	Promote bool              `json:"promote,omitempty"` // the sandbox takes over the winner's state; no child stays
+	Mode    string            `json:"mode,omitempty"`    // mode of the branches; empty: live
+	Labels  map[string]string `json:"labels,omitempty"`  // labels of the children
 }
 
 // Bounds of a try. The response has the first MaxTryOutput bytes of each output of a command.
 const (
-	MaxTry       = 64        // children
+	MaxTry       = 64        // number of children
 	MaxTryOutput = 256 << 10 // bytes
 )
 
@@ -43,7 +43,7 @@ type TryEvent struct {
 
 // TryStarted lists the children, in the order of the commands.
 type TryStarted struct {
-	Sandboxes  []string `json:"sandboxes"` // ids
+	Sandboxes  []string `json:"sandboxes"` // ids of the children
 	PauseMS    float64  `json:"pause_ms"`  // how long the sandbox was paused
 	ForkWallMS float64  `json:"fork_wall_ms"`
 }
@@ -52,26 +52,27 @@ type TryStarted struct {
 type TryResult struct {
 	Index     int    `json:"index"`
 	SandboxID string `json:"sandbox_id"`
-	// Exec is the end of the command, with the first MaxTryOutput bytes of each output. It is nil if the
-	// end is unknown. Error is the reason then; with Stopped, it is that another child has won.
+	// Exec says how the command ended, with the first MaxTryOutput bytes of each output. If that is
+	// unknown, Exec is nil and Error is the reason. Stopped means that the command was stopped because
+	// another child had won.
 	Exec    *ExecResult `json:"exec,omitempty"`
 	Stopped bool        `json:"stopped,omitempty"`
 	Error   string      `json:"error,omitempty"`
 	MS      float64     `json:"ms"` // run time of the command
-	// After the command: memory that only this child uses, and what it has written since the branch.
-	// Absent if unknown.
+	// Figures at the end of the command; nil if unknown: the memory that only this child uses, and the
+	// guest memory and disk that it has written since the branch.
 	PrivateKiB *uint64 `json:"private_kib,omitempty"`
 	MemoryKiB  *uint64 `json:"memory_written_kib,omitempty"`
 	DiskKiB    *uint64 `json:"disk_written_kib,omitempty"`
 
-	Score      *float64 `json:"score,omitempty"`       // of the judge
+	Score      *float64 `json:"score,omitempty"`       // score by the judge; nil if there is none
 	JudgeError string   `json:"judge_error,omitempty"` // why the judge gave no score
 }
 
-// TryEnd says what is left.
+// TryEnd says which child has won, and which children stay.
 type TryEnd struct {
 	Keep     string      `json:"keep"`
-	Winner   *int        `json:"winner,omitempty"`   // index of the first or best child; absent: there is none
+	Winner   *int        `json:"winner,omitempty"`   // index of the first or best child; nil if there is none
 	Kept     []Sandbox   `json:"kept"`               // the children that stay
-	Promoted *RolledBack `json:"promoted,omitempty"` // the sandbox, now as the winner was
+	Promoted *RolledBack `json:"promoted,omitempty"` // the sandbox after the promotion; nil without one
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// diffForm is how differences are printed.
+// diffForm is the form in which differences are printed, and their limits.
 type diffForm struct {
 	stat, nameOnly, nameStatus, patch bool
 	maxFiles, maxPatch                int
@@ -69,7 +69,7 @@ func newDiffCmd() *cobra.Command {
 	return cmd
 }
 
-// sidesOf returns the names of all that can be compared.
+// sidesOf returns the names of all sandboxes and the tags of all snapshots.
 func sidesOf(ctx context.Context, cl *client.Client) ([]string, error) {
 	boxes, err := sandboxNames(ctx, cl)
 	if err != nil {
@@ -156,7 +156,7 @@ func (form *diffForm) print(cmd *cobra.Command, d client.Diff) (err error) {
 	return err
 }
 
-// changeMark returns the letter of git for a change.
+// changeMark returns the letter by which git names the change of a file.
 func changeMark(f client.DiffFile) string {
 	switch f.Change {
 	case "added":
@@ -167,7 +167,7 @@ func changeMark(f client.DiffFile) string {
 	return "M"
 }
 
-// quotedPath returns a path on one line, so that it can be told from every other one.
+// quotedPath returns a path on one line. Different paths give different lines.
 func quotedPath(path string) string {
 	if quoted := fmt.Sprintf("%q", path); quoted != `"`+path+`"` {
 		return quoted
@@ -220,13 +220,13 @@ func notContent(f client.DiffFile) string {
 	return strings.Join(words, ", ")
 }
 
-// patchMarks begin the lines of a patch.
+// patchMarks are the prefixes that lines of a patch can have.
 var patchMarks = []string{" ", "+", "-", "@@ ", `\ `, "diff --git ", "new file mode ", "deleted file mode ",
 	"old mode ",
 	"new mode ", "Binary files "}
 
-// printPatch prints a patch for people. It marks lines that no patch has, so that a patch cannot look like
-// a message of this program.
+// printPatch prints a patch for people. It marks lines that cannot be part of a patch, so that they do not
+// look like messages of this program.
 func printPatch(w io.Writer, patch string) {
 	for line := range strings.Lines(patch) {
 		line = strings.TrimSuffix(line, "\n")
@@ -248,7 +248,7 @@ func printPatch(w io.Writer, patch string) {
 	}
 }
 
-// printDiffStat prints a table of the files, and sums.
+// printDiffStat prints a table of the files, and the total numbers.
 func printDiffStat(cmd *cobra.Command, d client.Diff) error {
 	if len(d.Files) > 0 {
 		err := table(cmd, "CHANGE\tPATH\tLINES\tDETAIL", func(row func(...any)) {

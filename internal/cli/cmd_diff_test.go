@@ -10,8 +10,8 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// comparing starts a daemon that answers with d. It returns a function that runs a command line, and the
-// latest request.
+// comparing starts a daemon that answers a diff with d. It returns a function that runs a command line, and
+// a pointer to the latest request.
 func comparing(t *testing.T, d client.Diff) (run func(line string) (code int, out, errs string),
 	last *client.DiffRequest) {
 	t.Helper()
@@ -119,7 +119,7 @@ changed  /type                file → dir, mode 0644 → 0755
 	}
 }
 
-// A patch that is not whole does not look like one.
+// If a patch is incomplete, the command says so and returns an error.
 func TestAPartOfAPatchIsAnError(t *testing.T) {
 	run, _ := comparing(t, client.Diff{Files: []client.DiffFile{{Path: "/a", Change: "added",
 		New:     &client.DiffNode{Type: "file"},

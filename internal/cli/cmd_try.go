@@ -115,7 +115,8 @@ func (t *tryFlags) prepare(cmd *cobra.Command) (err error) {
 	return err
 }
 
-// readCommands returns the lines of a file that are neither empty nor comments.
+// readCommands returns the lines of the file name that are neither empty nor comments. The name - means
+// stdin.
 func readCommands(stdin io.Reader, name string) (lines []string, err error) {
 	from := stdin
 	if name != "-" {
@@ -143,7 +144,7 @@ func readCommands(stdin io.Reader, name string) (lines []string, err error) {
 	return lines, nil
 }
 
-// tryReport is the answer in JSON.
+// tryReport is what the command prints as JSON.
 type tryReport struct {
 	client.TryStarted
 	Results []client.TryResult `json:"results"` // in the order of the children
@@ -182,7 +183,8 @@ func (t *tryFlags) try(ctx context.Context, cmd *cobra.Command, c *common, cl *c
 	return exitWith(btoi(!report.good()), err)
 }
 
-// good reports whether the try has a winner or, if it was not to have one, whether a command succeeded.
+// good reports whether the try has a winner. If no winner was requested, good reports whether a command
+// has succeeded.
 func (r *tryReport) good() bool {
 	if r.Keep == "first" || r.Keep == "best" {
 		return r.Winner != nil
@@ -265,7 +267,7 @@ func lastLine(text string) string {
 	return strings.TrimSpace(text[strings.LastIndexByte(text, '\n')+1:])
 }
 
-// printEnd prints what is left.
+// printEnd prints the outcome: the ids of the copies that stay to stdout, and a message to stderr.
 func (t *tryFlags) printEnd(cmd *cobra.Command, id string, end client.TryEnd) {
 	w := cmd.ErrOrStderr()
 	for _, s := range end.Kept {

@@ -18,7 +18,7 @@ import (
 	"github.com/forkd/forkd/internal/host/owner"
 )
 
-// differing makes, changes and lists trees in a guest.
+// differing is a Python program that makes, changes and lists trees of files in a guest.
 //
 //go:embed testdata/differing.py
 var differing string
@@ -30,12 +30,12 @@ type seenFile struct {
 	UID    uint32
 	GID    uint32
 	Size   uint64
-	Sum    string // of the content
+	Sum    string // checksum of the content
 	Target string
 	Xattrs map[string]string
 }
 
-// differs runs differing.py in a sandbox.
+// differs runs differing.py in a sandbox, and returns the list of files that it prints.
 func (d *daemon) differs(t *testing.T, id string, args ...string) (files map[string]seenFile) {
 	t.Helper()
 	r, err := d.Exec(d.ctx(t, bakeLimit), id, client.ExecRequest{
@@ -119,8 +119,8 @@ func wantDiff(t *testing.T, what string, got client.Diff, old, now map[string]se
 	}
 }
 
-// TestDiff changes random trees in a sandbox, and compares what the daemon says about them with what the
-// guest sees. Nothing is synced.
+// TestDiff changes random trees in a sandbox. The differences that the daemon reports must be those that the
+// guest sees, although no change was synced to the disk.
 func TestDiff(t *testing.T) {
 	d := load(t).start(t)
 	box := d.fork(t, 1)[0]
@@ -151,7 +151,7 @@ func TestDiff(t *testing.T) {
 	wantDiff(t, "the other way round", compare(client.DiffRequest{From: box.ID, To: "before", Path: "/root/t"}), now,
 		before)
 
-	// Of all files, only those of the tree, the script and what runs in the guest differ.
+	// The whole disk: the tree and the script have been added. Programs in the guest may have changed other files.
 	all := compare(client.DiffRequest{To: box.ID})
 	if all.From != tag {
 		t.Errorf("compared with %q, want %q", all.From, tag)
@@ -164,7 +164,7 @@ func TestDiff(t *testing.T) {
 		t.Errorf("%+v", all)
 	}
 
-	// Two branches, one of which has only a disk; a paused and a suspended sandbox.
+	// Compare a disk-only branch, and then the sandbox while it is paused and while it is suspended.
 	if _, err := d.Branch(d.ctx(t, bakeLimit), box.ID, client.BranchRequest{Tag: "after", DiskOnly: true}); err != nil {
 		t.Fatal(err)
 	}
@@ -199,7 +199,7 @@ func TestDiff(t *testing.T) {
 	}
 }
 
-// TestDiffOfOthers lets two clients compare. What one of them has does not exist for the other.
+// TestDiffOfOthers compares as two clients. Snapshots and sandboxes of one client do not exist for the other.
 func TestDiffOfOthers(t *testing.T) {
 	file, text := filepath.Join(t.TempDir(), "tokens"), []byte(nil)
 	tokens := map[string]string{}
@@ -244,13 +244,14 @@ func TestDiffOfOthers(t *testing.T) {
 	d.removeBranches(t)
 }
 
-// TestDiffOfAHostileGuest writes nonsense into the disk of a sandbox below its file system.
+// TestDiffOfAHostileGuest overwrites parts of a sandbox's file system with random data, through the device
+// of the disk.
 func TestDiffOfAHostileGuest(t *testing.T) {
 	d := load(t).start(t)
 	box := d.fork(t, 1)[0]
 	d.sh(t, box.ID, "mkdir /root/t; for i in $(seq 500); do echo $i >/root/t/$i; done; sync")
 	for _, write := range []string{
-		"seek=300 count=2000", // tables of inodes, and directories
+		"seek=300 count=2000", // inodes and directories
 		"seek=0 count=1",      // the super block
 	} {
 		d.sh(t, box.ID, "dd if=/dev/urandom of=/dev/vda bs=4096 conv=notrunc status=none "+write)
@@ -269,8 +270,8 @@ func TestDiffOfAHostileGuest(t *testing.T) {
 	d.kill(t, box, other)
 }
 
-// TestDaemonCrashWhileComparing kills the daemon at several moments of a comparison. The next one leaves
-// nothing of it.
+// TestDaemonCrashWhileComparing kills the daemon at several moments of a comparison. The next daemon removes
+// the snapshots and children of the comparison.
 func TestDaemonCrashWhileComparing(t *testing.T) {
 	d := load(t).start(t)
 	box := d.fork(t, 1)[0]

@@ -12,9 +12,9 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// TestTry tries four commands in copies of a sandbox, and keeps the first, the best, all or none of
-// them. The copies continue with the memory and the files of the sandbox, which does not change
-// unless it goes on as the winner.
+// TestTry tries commands in copies of a sandbox, and keeps the first copy, the best copy, all copies or
+// none. The copies continue with the memory and the files of the sandbox. The sandbox itself changes only
+// if the winner is promoted.
 func TestTry(t *testing.T) {
 	d := load(t).start(t)
 	box := d.fork(t, 1)[0]
@@ -69,7 +69,7 @@ func TestTry(t *testing.T) {
 	d.kill(t, first)
 	d.noBranch(t)
 
-	// The source goes on as the best one, with a process that its command has left.
+	// The best copy is promoted into the sandbox, with a process that the copy's command has left running.
 	name := d.sh(t, box.ID, "hostname")
 	end = try(client.TryRequest{Promote: true, Judge: client.Shell("cat /root/score"), Each: lines(
 		"echo 3 >/root/score", "echo 12 >/root/score; sleep 1000 >/dev/null 2>&1 & echo $! >/root/pid", "true",
@@ -111,8 +111,8 @@ func (d *daemon) noBranch(t *testing.T) {
 	})
 }
 
-// TestTryKilled kills the daemon, and the command line, while copies of a sandbox run commands. No
-// copy and no branch is left, and the sandbox is as it was.
+// TestTryKilled kills the daemon, and then the program `forkd try`, while copies of a sandbox run commands.
+// No copy and no branch is left, and the sandbox is unchanged.
 func TestTryKilled(t *testing.T) {
 	d := load(t).start(t)
 	box := d.fork(t, 1)[0]

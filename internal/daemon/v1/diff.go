@@ -46,7 +46,8 @@ func (a *api) diff(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	e := audit.From(r.Context())
-	if e.From = res.From; vmpool.IsID(req.To) { // only now, because other text may be a secret
+	// The names go to the audit log only after Diff has found them: other text may be a secret.
+	if e.From = res.From; vmpool.IsID(req.To) {
 		e.Sandbox = req.To
 	}
 	out := apiv1.Diff{From: res.From, To: req.To, Files: []apiv1.DiffFile{}, Added: res.Added, Changed: res.Changed,
@@ -65,7 +66,7 @@ func (a *api) diff(w http.ResponseWriter, r *http.Request) error {
 	return face.WriteJSON(w, r, http.StatusOK, out)
 }
 
-// diffRequest checks a request.
+// diffRequest checks the request of a client and converts it.
 func diffRequest(req *apiv1.DiffRequest) (out tenancy.DiffRequest, err error) {
 	out.From, out.To = req.From, req.To
 	if req.To == "" {
@@ -101,7 +102,8 @@ func diffRequest(req *apiv1.DiffRequest) (out tenancy.DiffRequest, err error) {
 	return out, nil
 }
 
-// diffFile converts an entry, with or without its patch.
+// diffFile converts an entry for the client. If patch is set, the result has the entry's patch, or the
+// reason why it has none.
 func diffFile(e *diffproto.Entry, patch bool) apiv1.DiffFile {
 	f := apiv1.DiffFile{Path: strings.ToValidUTF8(e.Path, "\ufffd"), Change: "changed", Old: diffNode(&e.Old),
 		New: diffNode(&e.New), Content: e.Content, LinesAdded: e.LinesAdded, LinesDeleted: e.LinesDeleted}
@@ -165,7 +167,7 @@ func quotedLen(text string) int {
 var typeNames = [...]string{diffproto.Regular: "file", diffproto.Directory: "dir", diffproto.Symlink: "symlink",
 	diffproto.CharDevice: "char", diffproto.BlockDevice: "block", diffproto.FIFO: "fifo", diffproto.Socket: "socket"}
 
-// diffNode converts one side of an entry. It returns nil if there is no file.
+// diffNode converts one side of an entry for the client. It returns nil if this side has no file.
 func diffNode(n *diffproto.Node) *apiv1.DiffNode {
 	if n.Type == diffproto.Absent {
 		return nil

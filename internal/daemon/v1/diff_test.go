@@ -94,7 +94,7 @@ added "/�\n" L/8K <nil> &{Type:symlink Mode:511 UID:0 GID:0 Size:1 Target:�}
 	left(t, r, 1, 1)
 }
 
-// left checks how many snapshots and sandboxes there are, and that no VM compares.
+// left checks how many snapshots and sandboxes exist, and that no VM of a comparison runs.
 func left(t *testing.T, r *apirig.Rig, snapshots, sandboxes int) {
 	t.Helper()
 	r.Store.Quiesce()
@@ -106,7 +106,7 @@ func left(t *testing.T, r *apirig.Rig, snapshots, sandboxes int) {
 	}
 }
 
-// A guest whose file system is damaged is not an error of the daemon.
+// If the file system of a guest is damaged, the status does not say that the daemon has failed.
 func TestDiffOfDamagedDisks(t *testing.T) {
 	r := start(t, apirig.Options{Diff: func(_ *vmfake.VMM, c net.Conn) {
 		_ = diffproto.WriteRefused(c, errors.New("mount /dev/vdb: structure needs cleaning"))
@@ -119,7 +119,7 @@ func TestDiffOfDamagedDisks(t *testing.T) {
 	left(t, r, 1, 1)
 }
 
-// A client that leaves ends the comparison.
+// If the client leaves, the comparison ends.
 func TestDiffEndsWithItsClient(t *testing.T) {
 	began := make(chan struct{})
 	r := start(t, apirig.Options{Diff: func(v *vmfake.VMM, _ net.Conn) {
@@ -147,7 +147,7 @@ func TestDiffEndsWithItsClient(t *testing.T) {
 	left(t, r, 1, 1)
 }
 
-// Reading files of guests needs the scope run.
+// A diff requires the scope run, because it returns the content of guests' files.
 func TestDiffNeedsRun(t *testing.T) {
 	r := start(t, apirig.Options{Tokens: []auth.Token{{Name: "r", Scope: auth.Read}, {Name: "u", Scope: auth.Run}}})
 	s := box(t, r)

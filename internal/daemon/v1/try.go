@@ -27,14 +27,13 @@ const (
 // Outcomes of tries, in metrics.
 const (
 	triedOK     = "ok"
-	triedNone   = "no_winner" // no child was the first or the best
+	triedNone   = "no_winner" // no command succeeded, or no child got a score
 	triedFailed = "failed"
 	triedLeft   = "client_left"
 )
 
-// try forks children of a sandbox and runs a command in each. It answers with the results as lines of
-// JSON. The children belong to the request until its last line: if the client leaves before, or if the
-// daemon stops, they are killed.
+// try forks children of a sandbox and runs a command in each of them. It answers with the results as lines
+// of JSON. If the client leaves before the last line, or if the daemon stops, the children are killed.
 func (a *api) try(w http.ResponseWriter, r *http.Request) error {
 	var ask apiv1.TryRequest
 	if err := face.ReadJSON(w, r, &ask); err != nil {
@@ -94,7 +93,7 @@ func (a *api) tried(keep fanout.Keep, done fanout.Outcome, err error, left bool)
 	}
 }
 
-// checkTry checks a request and converts it.
+// checkTry checks the request of a client and converts it.
 func checkTry(ask *apiv1.TryRequest) (req fanout.Request, err error) {
 	if (len(ask.Args) == 0) == (len(ask.Each) == 0) {
 		return req, invalid.Errorf("args", "want either args and n, or each")
@@ -147,7 +146,7 @@ func checkTry(ask *apiv1.TryRequest) (req fanout.Request, err error) {
 	return req, err
 }
 
-// checkKeep returns which children stay.
+// checkKeep returns which children stay, and checks that the rest of the request fits this.
 func checkKeep(ask *apiv1.TryRequest) (fanout.Keep, error) {
 	keep := fanout.Keep(ask.Keep)
 	switch {
@@ -178,8 +177,8 @@ func checkKeep(ask *apiv1.TryRequest) (fanout.Keep, error) {
 	return keep, nil
 }
 
-// execIn returns a function that runs commands in sandboxes for a request. Each command takes a place
-// of its own among the calls to guests.
+// execIn returns a function that runs commands in sandboxes for the request r. Each command takes a place
+// of its own in the gate for requests to guests.
 func (a *api) execIn(r *http.Request) fanout.Exec {
 	const op = "exec in"
 	return func(ctx context.Context, id string, run agentclient.ExecRequest,

@@ -73,7 +73,7 @@ func shells(lines ...string) (each [][]string) {
 	return each
 }
 
-// wantLeft checks which sandboxes exist, and that no snapshot of a try exists besides as many as these need.
+// wantLeft checks that exactly the given sandboxes exist and, besides the parent, the given number of snapshots.
 func wantLeft(t *testing.T, r *apirig.Rig, snapshots int, ids ...string) {
 	t.Helper()
 	list, err := r.Sandboxes(t.Context())
@@ -96,13 +96,13 @@ func wantLeft(t *testing.T, r *apirig.Rig, snapshots int, ids ...string) {
 func TestTry(t *testing.T) {
 	r := start(t, apirig.Options{})
 	id := fork(t, r, 1)[0].ID
-	dir := t.TempDir() // the guests have the file system of this host
+	dir := t.TempDir() // the faked guests use the host's file system
 	for _, c := range []struct {
 		name   string
 		req    client.TryRequest
 		winner int // -1: none
 		kept   []int
-		left   int // snapshots
+		left   int // number of snapshots after the try
 		check  func(*tried) bool
 	}{
 		{"one command in each child", client.TryRequest{N: 3, Args: client.Shell("echo $FORKD_TRY_INDEX $A"),
@@ -203,7 +203,7 @@ func TestTryIsChecked(t *testing.T) {
 	}
 }
 
-// If the client leaves, neither children nor the branch stay, whatever the children do.
+// If the client leaves, neither the children nor the branch stay, whatever the children are doing.
 func TestTryWithoutItsClient(t *testing.T) {
 	for _, keep := range []string{"all", "first"} {
 		r := start(t, apirig.Options{})
@@ -257,7 +257,8 @@ func TestTryEndsWithItsCallback(t *testing.T) {
 	wantLeft(t, r, 0, id)
 }
 
-// A child that another client kills during the try has a result that says so. The others go on.
+// If another client kills a child during a try, the result of this child says so. The commands of the
+// other children continue.
 func TestTryWithAKilledChild(t *testing.T) {
 	r := start(t, apirig.Options{})
 	id := fork(t, r, 1)[0].ID

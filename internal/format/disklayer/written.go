@@ -7,9 +7,10 @@ import (
 	"os"
 )
 
-// Written calls yield for each run of clusters that are in at least one of the layers, in ascending
-// order: the run's first cluster and its length. It does not map the layers, like Merge. All layers
-// must be of disks of the same size. If ctx ends, Written stops and returns its error.
+// Written finds the clusters that are in at least one of the layers. It calls yield in ascending order for
+// each run of such clusters, with the first cluster and the number of clusters. Like Merge, it does not
+// map the layers. All layers must be of disks of the same size. If ctx ends, Written stops and returns the
+// error of ctx.
 func Written(ctx context.Context, layers []*os.File, yield func(first, n uint64) error) error {
 	sources := make([]*source, len(layers))
 	for i, f := range layers {
@@ -46,14 +47,14 @@ func Written(ctx context.Context, layers []*os.File, yield func(first, n uint64)
 	return r.end()
 }
 
-// run joins runs of clusters that touch.
+// run collects clusters in ascending order, and joins them to runs.
 type run struct {
 	yield    func(first, n uint64) error
-	clusters uint64 // of the disk
-	first, n uint64
+	clusters uint64 // number of clusters of the disk
+	first, n uint64 // the run that has not been yielded yet
 }
 
-// add adds the clusters that are marked in bitmap, whose first bit is for cluster first.
+// add adds the clusters whose bits are set in bitmap. The first bit of bitmap is for cluster first.
 func (r *run) add(first uint64, bitmap []byte) error {
 	end := min(uint64(len(bitmap))*8, r.clusters-min(first, r.clusters))
 	for c := uint64(0); c < end; {

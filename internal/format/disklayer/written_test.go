@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// Written yields the clusters of all layers together, in runs that do not touch. The disk has a part of a
-// cluster at its end, and more than one step of the bitmap.
+// Written yields the clusters of all layers together, in runs that do not touch. The disk of this test ends
+// with a part of a cluster. Written reads its bitmap in more than one step.
 func TestWritten(t *testing.T) {
 	const clusters = mergeBitmap*8*2 + 100
 	rng := rand.New(rand.NewPCG(1, 2))

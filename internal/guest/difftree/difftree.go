@@ -1,15 +1,17 @@
 // Package difftree is forkd-diff, the init of a VM that compares the files of two disks.
 //
-// It mounts both disks read-only, dials the host, and has the conversation of package diffproto. The VM
-// has no network and no other program, and the host kills it in every case.
+// It dials the host, mounts both disks read-only, and speaks the protocol of package diffproto. The VM
+// has no network and no other program. The host kills the VM at the end, and on every error.
 //
-// The host knows which parts of the disks may differ, because they are layers over the same base. Where
-// the inode of a path is the same on both disks, its file is equal, and nothing of it is read. So the
-// cost is that of the names of all directories, and of the files that have changed. If the file systems
-// are not of the same form, everything is compared.
+// Both disks consist of layers over the same base, so the host can tell which parts of them may differ.
+// difftree compares the inodes in these parts first. If a path has the same inode number on both disks,
+// and the inodes are equal, the file has not changed and is not read. So a comparison has to read all
+// directories, but only those files that have changed. If the inodes of the two file systems are at
+// different places, difftree compares all files.
 //
-// Both disks belong to guests. The kernel of this VM reads their file systems; here nothing of them is
-// trusted: no link is followed, no file but regular ones is opened, and time and memory are bounded.
+// Both disks belong to guests, so difftree trusts nothing on them. It follows no symbolic link, opens
+// only directories and regular files, and bounds its memory. The file systems themselves are read by the
+// kernel of the VM.
 package difftree
 
 import (
@@ -31,19 +33,20 @@ import (
 	"github.com/forkd/forkd/internal/proto/diffproto"
 )
 
-// memoryLimit is the heap size that the garbage collector aims at, in bytes. The VM has more: the
-// page cache takes the rest.
+// memoryLimit is the heap size that the garbage collector aims at, in bytes. The page cache takes the
+// rest of the VM's memory.
 const memoryLimit = 256 << 20
 
-// maxFiles is how many files may be open. Each level of the present directory takes two.
+// maxFiles is how many files may be open. A walk needs two for each directory on the path to the
+// present one.
 const maxFiles = 16 << 10
 
-// disk is one of the two disks, and where it is mounted.
+// disk is the device of one of the two disks, and the directory where it is mounted.
 type disk struct{ device, dir string }
 
 var disks = [2]disk{{pid1.RootDevice, "/old"}, {"/dev/vdb", "/new"}}
 
-// Main returns only if the machine cannot be switched off.
+// Main serves the request of the host and then switches the VM off. It returns only if that fails.
 func Main() int {
 	if os.Getpid() != 1 {
 		fmt.Fprintln(os.Stderr, "forkd-diff: want to be the init of a VM")
@@ -82,7 +85,7 @@ func serve(log *kmsg.Log) error {
 	return errors.New("the host has left")
 }
 
-// wait reads until the host closes the connection. The host kills the VM first.
+// wait waits until the host closes the connection. Usually the host kills the VM before that.
 func wait(conn net.Conn) { _, _ = io.Copy(io.Discard, conn) }
 
 func answer(in io.Reader, out io.Writer) (done diffproto.Done, err error) {
@@ -111,7 +114,7 @@ func answer(in io.Reader, out io.Writer) (done diffproto.Done, err error) {
 	return compare(roots, req, changed, func(e *diffproto.Entry) error { return diffproto.WriteEntry(out, e) })
 }
 
-// changedInodes reads the ranges and finds the inodes in them that differ.
+// changedInodes reads the ranges that the host sends, and finds the inodes in them that differ.
 func changedInodes(raw [2]*os.File, in io.Reader) (*changes, error) {
 	f, err := newFinder(raw[0], raw[1])
 	if err != nil {
@@ -126,8 +129,9 @@ func changedInodes(raw [2]*os.File, in io.Reader) (*changes, error) {
 // deviceTime bounds the wait for the second disk.
 const deviceTime = 20 * time.Second
 
-// mount mounts a disk and opens its root. If the file system has a journal that was not written back,
-// Linux does that now; the writes go to an empty layer over the disk, which is lost with the VM.
+// mount mounts a disk and opens its root directory. If the file system's journal has changes that are not
+// in the file system yet, Linux writes them during the mount. These writes go to an empty layer on top of
+// the disk, which is lost with the VM.
 func (d *disk) mount() (root int, err error) {
 	for end := time.Now().Add(deviceTime); ; time.Sleep(time.Millisecond) {
 		if _, err = os.Stat(d.device); err == nil || time.Now().After(end) {

@@ -14,7 +14,7 @@ import (
 
 // Fields of ext4's super block and of its block group descriptors (Documentation/filesystems/ext4).
 const (
-	superBlock      = 1024 // offset and length
+	superBlock      = 1024 // offset of the super block, and its length
 	magic           = 0xef53
 	incompatMetaBG  = 0x10
 	incompat64Bit   = 0x80
@@ -22,7 +22,7 @@ const (
 	leastInode      = 128
 )
 
-// Bounds that no disk of forkd reaches.
+// Bounds. No disk of forkd reaches them.
 const (
 	maxGroups = 1 << 20
 	maxInodes = 1 << 29
@@ -31,10 +31,10 @@ const (
 
 // geometry says where the inodes of an ext4 file system are.
 type geometry struct {
-	block     uint64
-	inodeSize uint64
-	perGroup  uint64   // inodes
-	tables    []uint64 // offset of the inodes of each group
+	block     uint64   // bytes of a block
+	inodeSize uint64   // bytes of an inode
+	perGroup  uint64   // number of inodes in a group
+	tables    []uint64 // offset of the inodes of each group, in bytes
 }
 
 // geometryOf reads the geometry of the file system on a disk. The disk may contain anything.
@@ -86,7 +86,7 @@ func geometryOf(disk io.ReaderAt) (g geometry, err error) {
 	return g, nil
 }
 
-// equal reports whether an inode of both geometries has the same place.
+// equal reports whether all inodes have the same place in both geometries.
 func (g *geometry) equal(h *geometry) bool {
 	return g.block == h.block && g.inodeSize == h.inodeSize && g.perGroup == h.perGroup && slices.Equal(g.tables, h.tables)
 }
@@ -94,10 +94,10 @@ func (g *geometry) equal(h *geometry) bool {
 // changes is the set of inodes that differ between two disks.
 type changes struct {
 	bits []byte // nil: unknown, so that all inodes may differ
-	n    int    // number of inodes
+	n    int    // number of inodes in the set
 
-	// sameData, if set, reports whether a file with the same inode number on both disks has the same data
-	// there. If it is not known, it returns false.
+	// sameData, if set, reports whether a file that has this inode on both disks is known to have the same
+	// data on both.
 	sameData func(inode uint64) bool
 }
 
@@ -106,21 +106,22 @@ func (c *changes) has(inode uint64) bool {
 	return c.bits == nil || inode/8 >= uint64(len(c.bits)) || c.bits[inode/8]&(1<<(inode%8)) != 0
 }
 
-// table is the part of a disk that has the inodes of a group.
+// table is the part of a disk that has the inodes of a group: its offsets, and the number of its first
+// inode.
 type table struct{ start, end, first uint64 }
 
 // finder finds the inodes that differ.
 type finder struct {
 	disks  [2]io.ReaderAt
-	size   uint64  // of an inode
-	block  uint64  // size
-	tables []table // by start
+	size   uint64  // bytes of an inode
+	block  uint64  // bytes of a block
+	tables []table // in the order of start
 	found  changes
-	ranges []diffproto.Range // in ascending order; nil after more than maxRanges
+	ranges []diffproto.Range // parts that may differ; nil if they are not in ascending order, or too many
 	buf    [2][]byte
 }
 
-// newFinder returns an error if the inodes of the disks cannot be compared by their numbers.
+// newFinder returns a finder, or an error if an inode number can mean different places on the two disks.
 func newFinder(old, now io.ReaderAt) (*finder, error) {
 	a, err := geometryOf(old)
 	if err != nil {
@@ -141,7 +142,7 @@ func newFinder(old, now io.ReaderAt) (*finder, error) {
 	}
 	slices.SortFunc(f.tables, func(a, b table) int { return cmp.Compare(a.start, b.start) })
 	f.found.bits = make([]byte, (uint64(len(a.tables))*a.perGroup)/8+1)
-	// whole blocks of every size, and so whole inodes
+	// Each buffer holds whole blocks of every size, and so whole inodes.
 	f.buf = [2][]byte{make([]byte, 64<<10), make([]byte, 64<<10)}
 	return f, nil
 }
@@ -209,18 +210,18 @@ func (f *finder) touched(v diffproto.Range) bool {
 // Fields of an inode, and of the root of its extents.
 const (
 	inodeFlags   = 0x20
-	inodeRoot    = 0x28 // of the extents
+	inodeRoot    = 0x28 // root of the extents
 	inodeRootEnd = 0x64
 	flagExtents  = 0x80000
 	extentMagic  = 0xf30a
 	extentSize   = 12
-	extentsMost  = 4      // in an inode
-	extentLong   = 0x8000 // longer ones are not initialized, and read as zeros
+	extentsMost  = 4      // number of extents in an inode
+	extentLong   = 0x8000 // an extent with a greater length is not initialized, and reads as zeros
 )
 
-// sameData compares where an inode says that its data is. A file whose mode or owner was changed has its
-// data at the same place on both disks, and then no part of the place was written. The data of a file
-// with more than four extents is not compared so.
+// sameData reports whether an inode has the same extents on both disks, and no part of these extents may
+// differ. This is usual for a file whose mode or owner has changed, so its data need not be read. For a
+// file with more than four extents, sameData returns false.
 func (f *finder) sameData(inode uint64) bool {
 	if f.ranges == nil {
 		return false

@@ -36,7 +36,7 @@ func image(t testing.TB, options ...string) []byte {
 	return p
 }
 
-// inodeOf returns where debugfs finds the inode of a file.
+// inodeOf returns the number and the offset of a file's inode, which it reads with debugfs.
 func inodeOf(t *testing.T, disk []byte, name string) (number, offset uint64) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "disk")
@@ -47,8 +47,9 @@ func inodeOf(t *testing.T, disk []byte, name string) (number, offset uint64) {
 	if err != nil {
 		t.Skip("no debugfs command")
 	}
-	// Inode 13 is part of block group 0
-	//	located at block 133, offset 0x0c00
+	// The output is, for example:
+	//	Inode 13 is part of block group 0
+	//		located at block 133, offset 0x0c00
 	var group, block uint64
 	text := strings.Join(strings.Fields(string(out)), " ")
 	if _, err := fmt.Sscanf(text, "Inode %d is part of block group %d located at block %d, offset %v", &number, &group,
@@ -73,7 +74,7 @@ func TestFinder(t *testing.T) {
 				want = append(want, number)
 			}
 			_, outside := inodeOf(t, old, "20")
-			now[outside]++ // if the ranges do not have it, it is not looked at
+			now[outside]++ // found only if it is in a range
 			find := func(ranges ...diffproto.Range) *changes {
 				t.Helper()
 				f, err := newFinder(bytes.NewReader(old), bytes.NewReader(now))
@@ -101,8 +102,8 @@ func TestFinder(t *testing.T) {
 	}
 }
 
-// File systems whose inodes are at different places are compared as a whole, as are those that are not
-// ext4.
+// newFinder returns an error if the inodes of the two file systems are at different places, or if one of
+// them is not ext4. All files are then compared.
 func TestOtherFileSystems(t *testing.T) {
 	disk := image(t)
 	for name, other := range map[string][]byte{"nothing": nil, "zeros": make([]byte, 1<<20),
@@ -116,7 +117,7 @@ func TestOtherFileSystems(t *testing.T) {
 	}
 }
 
-// A super block can contain anything.
+// A super block and group descriptors with any content cause no panic.
 func FuzzGeometry(f *testing.F) {
 	disk := image(f)
 	f.Add(disk[superBlock:2*superBlock], disk[4096:8192])
@@ -134,7 +135,8 @@ func FuzzGeometry(f *testing.F) {
 	})
 }
 
-// A file has the same data if both inodes say that it is at the same place, and nothing was written there.
+// A file has the same data if its inodes on both disks name the same place, and no range touches that
+// place.
 func TestSameData(t *testing.T) {
 	disk := image(t)
 	number, at := inodeOf(t, disk, "20")

@@ -9,11 +9,11 @@ import (
 // context is the number of equal lines around a change in a hunk.
 const context = 3
 
-// match says that n lines are equal: those from a on in the old text, and those from b on in the new.
+// match says that n lines from line a on in the old text equal n lines from line b on in the new text.
 type match struct{ a, b, n int }
 
-// unified returns the hunks of a unified diff, and how many lines it adds and deletes. Its time grows
-// with the size of the texts times its logarithm, whatever they contain. So the diff is not always the
+// unified returns the hunks of a unified diff, and the numbers of lines that the diff adds and deletes.
+// For texts of n lines it takes O(n log n) steps in the worst case. In return, the diff is not always the
 // shortest one.
 func unified(before, after []byte) (patch []byte, added, deleted int) {
 	old, now := lines(before), lines(after)
@@ -43,19 +43,20 @@ func unified(before, after []byte) (patch []byte, added, deleted int) {
 type hunk struct {
 	old, now       [][]byte
 	startA, startB int // first lines of the hunk
-	a, b           int // lines after the hunk
+	a, b           int // first lines after the hunk
 	text           bytes.Buffer
 	changed        bool
-	added, deleted int // lines, in all hunks
+	added, deleted int // numbers of lines in all hunks so far
 }
 
-// from begins a hunk without lines.
+// from begins a hunk at line a of the old text and line b of the new text.
 func (h *hunk) from(a, b int) {
 	h.startA, h.startB, h.a, h.b, h.changed = a, b, a, b, false
 	h.text.Reset()
 }
 
-// change replaces the old lines up to a by the new lines up to b.
+// change adds a change to the hunk: the old lines before line a are replaced by the new lines before
+// line b.
 func (h *hunk) change(a, b int) {
 	for ; h.a < a; h.a++ {
 		h.line('-', h.old[h.a])
@@ -111,7 +112,8 @@ func lines(text []byte) [][]byte {
 	return l
 }
 
-// matchLines returns equal lines of two texts, in ascending order, and never two matches that touch.
+// matchLines returns equal lines of two texts in ascending order. Between two matches, at least one of the
+// texts has other lines.
 func matchLines(old, now [][]byte) []match {
 	first := 0
 	for first < len(old) && first < len(now) && bytes.Equal(old[first], now[first]) {
@@ -128,7 +130,7 @@ func matchLines(old, now [][]byte) []match {
 		last := found[len(found)-1]
 		lowA, lowB := last.a+last.n, last.b+last.n
 		if a < lowA || b < lowB {
-			continue // it is in the match before
+			continue // the last match contains the anchor
 		}
 		n := 1
 		for a > lowA && b > lowB && bytes.Equal(old[a-1], now[b-1]) {
@@ -155,8 +157,8 @@ func matchLines(old, now [][]byte) []match {
 	return found
 }
 
-// anchors returns the longest list of lines that occur once in each text and have the same order in
-// both.
+// anchors returns lines that occur exactly once in each text, and have the same order in both. It returns
+// the longest such list.
 func anchors(old, now [][]byte) []match {
 	type places struct{ inOld, inNow, a, b int }
 	of := make(map[string]*places, len(old))
@@ -187,10 +189,10 @@ func anchors(old, now [][]byte) []match {
 	return ascending(unique)
 }
 
-// ascending returns the longest part of list in which b ascends.
+// ascending returns the longest selection from list in which b ascends. The order of list stays.
 func ascending(list []match) []match {
-	var ends []int                   // ends[n] is the index of the smallest end of a part with n+1 elements
-	before := make([]int, len(list)) // index of the element before in the part that ends here
+	var ends []int                   // ends[n] is the index of the smallest last element of n+1 selected elements
+	before := make([]int, len(list)) // index of the previous element in the selection that ends with an element
 	for i, m := range list {
 		n, _ := slices.BinarySearchFunc(ends, m.b, func(end, b int) int { return list[end].b - b })
 		before[i] = -1

@@ -20,12 +20,12 @@ import (
 
 // Bounds of a comparison.
 const (
-	maxText  = 1 << 20  // bytes of a file that gets a patch
-	maxNames = 1 << 20  // names in one directory
-	maxSeen  = 50 << 20 // names in all directories
+	maxText  = 1 << 20  // bytes; a larger file gets no patch
+	maxNames = 1 << 20  // number of names in one directory
+	maxSeen  = 50 << 20 // number of names in all directories
 )
 
-// walker compares two trees. It holds a descriptor of each directory on the way to the present one.
+// walker compares two trees. It holds a descriptor of each directory on the path to the present one.
 type walker struct {
 	req     diffproto.Request
 	changed *changes
@@ -33,11 +33,11 @@ type walker struct {
 	done    diffproto.Done
 	sent    uint32
 	patched uint64 // bytes of patches sent
-	seen    int    // names
+	seen    int    // number of names read
 	buf     [2][]byte
 }
 
-// absent stands for the descriptor of a directory that one tree lacks.
+// absent is used as the descriptor of a directory that a tree does not have.
 const absent = -1
 
 // name is an entry of a directory.
@@ -100,7 +100,7 @@ func closeAll(fds [2]int) {
 	}
 }
 
-// openAt opens a directory below another one. It returns absent and an error if there is none.
+// openAt opens the directory name in the directory dir. On an error it returns absent.
 func openAt(dir int, name string) (int, error) {
 	fd, err := unix.Openat(dir, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -114,8 +114,8 @@ func isMissing(err error) bool {
 	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP)
 }
 
-// dir compares the entries of two directories, one of which may be absent. same says that they have
-// the same entries.
+// dir compares the entries of two directories. One directory may be absent. If same is set, both are
+// known to have the same entries.
 func (w *walker) dir(at string, dirs [2]int, same bool) error {
 	var names [2][]name
 	for i, dir := range dirs {
@@ -155,8 +155,9 @@ func (w *walker) dir(at string, dirs [2]int, same bool) error {
 	return nil
 }
 
-// pair compares the files of two names. The directory of a missing name is absent. If asked is set, the
-// request names this path.
+// pair compares the files that two trees have at one path, and everything below. dirs are the directories
+// of the path; the element of a tree without a file there is absent. If asked is set, the request names
+// the path.
 func (w *walker) pair(at string, dirs [2]int, pair [2]name, asked bool) error {
 	both := dirs[0] != absent && dirs[1] != absent
 	same := both && !asked && pair[0].inode == pair[1].inode && pair[0].kind == pair[1].kind &&
@@ -195,7 +196,7 @@ func (w *walker) pair(at string, dirs [2]int, pair [2]name, asked bool) error {
 	return w.below(at, dirs, file, nodes, same)
 }
 
-// below compares what is in two directories.
+// below compares the entries of the files that nodes describe, if at least one of them is a directory.
 func (w *walker) below(at string, dirs [2]int, file string, nodes [2]diffproto.Node, same bool) error {
 	opened := [2]int{absent, absent}
 	defer func() { closeAll(opened) }()
@@ -239,7 +240,7 @@ func (w *walker) skip(err error) error {
 	return nil
 }
 
-// names returns the entries of a directory in the order of their names.
+// names returns the entries of a directory, sorted by name.
 func (w *walker) names(dir int) (list []name, err error) {
 	var buf [64 << 10]byte
 	for {
@@ -285,7 +286,7 @@ func parseNames(list []name, p []byte) ([]name, error) {
 	return list, nil
 }
 
-// typeOf returns the type in a mode of stat(2).
+// typeOf returns the type of a file from its mode of stat(2).
 func typeOf(mode uint32) diffproto.Type {
 	switch mode & unix.S_IFMT {
 	case unix.S_IFREG:
@@ -306,7 +307,7 @@ func typeOf(mode uint32) diffproto.Type {
 	return diffproto.Absent
 }
 
-// nodeAt describes a file.
+// nodeAt describes the file named file in the directory dir.
 func nodeAt(dir int, file string) (n diffproto.Node, err error) {
 	var st unix.Stat_t
 	if err := unix.Fstatat(dir, file, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
@@ -334,7 +335,8 @@ func nodeAt(dir int, file string) (n diffproto.Node, err error) {
 	return n, nil
 }
 
-// differ sends an entry if the files differ. A node of the type Absent stands for no file.
+// differ sends an entry if the files that nodes describe differ. A node of the type Absent means that the tree
+// has no such file.
 func (w *walker) differ(at string, dirs [2]int, file string, nodes [2]diffproto.Node) error {
 	e := &diffproto.Entry{Path: at, Old: nodes[0], New: nodes[1]}
 	both := e.Old.Type != diffproto.Absent && e.New.Type != diffproto.Absent
@@ -374,7 +376,7 @@ func (w *walker) differ(at string, dirs [2]int, file string, nodes [2]diffproto.
 	return w.send(e)
 }
 
-// sameData reports whether the data of two files of the same size is known to be the same.
+// sameData reports whether two files of the same size are known to have the same data.
 func (w *walker) sameData(dirs [2]int, file string) bool {
 	var st [2]unix.Stat_t
 	for i, dir := range dirs {
@@ -385,8 +387,8 @@ func (w *walker) sameData(dirs [2]int, file string) bool {
 	return w.changed.sameData != nil && st[0].Ino == st[1].Ino && w.changed.sameData(st[0].Ino)
 }
 
-// bytesDiffer compares the content of two files of the same size. It does not read where both have
-// holes: a file may be larger than its disk.
+// bytesDiffer compares the content of two files of the same size. It skips parts where both files have
+// holes, because a file with holes may be larger than the disk.
 func (w *walker) bytesDiffer(dirs [2]int, file string, size uint64) (bool, error) {
 	var files [2]*os.File
 	for i, dir := range dirs {
@@ -433,7 +435,7 @@ func openFile(dir int, file string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), file), nil
 }
 
-// patch adds the patch of a file's text, or the reason why there is none.
+// patch adds a patch to the entry of a text file, or the reason why the entry has no patch.
 func (w *walker) patch(e *diffproto.Entry, dirs [2]int, file string) error {
 	text := e.Old.Type == diffproto.Regular || e.New.Type == diffproto.Regular
 	switch {

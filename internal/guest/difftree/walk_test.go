@@ -23,7 +23,7 @@ func newTrees(t *testing.T) trees {
 	return trees{t.TempDir(), t.TempDir()}
 }
 
-// compare compares the trees. All inodes may differ, unless changed says otherwise.
+// compare compares the trees. If changed is nil, all inodes may differ.
 func (tr trees) compare(t *testing.T, req diffproto.Request, changed *changes) (list []*diffproto.Entry,
 	done diffproto.Done, err error) {
 	t.Helper()
@@ -60,7 +60,7 @@ func must(t *testing.T, errs ...error) {
 	}
 }
 
-// all asks for everything.
+// all is a request for all differences, with patches.
 var all = diffproto.Request{Patch: true, MaxEntries: 1000, MaxPatch: 1 << 20}
 
 // describe returns an entry as text.
@@ -148,7 +148,8 @@ func TestWalk(t *testing.T) {
 	}
 }
 
-// Beyond the limits of a request, files are only counted, and patches are left out.
+// After MaxEntries entries, further differences are only counted. After MaxPatch bytes of patches,
+// further patches are omitted.
 func TestLimitsOfARequest(t *testing.T) {
 	tr := newTrees(t)
 	for i := range 5 {
@@ -170,7 +171,8 @@ func TestLimitsOfARequest(t *testing.T) {
 	}
 }
 
-// A file without a difference in its inode is not looked at. A directory without one is still searched.
+// A file whose inode does not differ is not read. A directory whose inode does not differ is still
+// searched.
 func TestUnchangedInodesAreNotRead(t *testing.T) {
 	tr := newTrees(t)
 	must(t, os.MkdirAll(filepath.Join(tr[0], "dir"), 0o755))
@@ -190,13 +192,13 @@ func TestUnchangedInodesAreNotRead(t *testing.T) {
 	if err := w.pair("/none", [2]int{0, 0}, same, false); err != nil || w.done.Skipped != 0 {
 		t.Errorf("%+v, %v", w.done, err)
 	}
-	same[0].inode, same[1].inode = 8, 8 // behind the known inodes: it is looked at, and cannot be
+	same[0].inode, same[1].inode = 8, 8 // beyond the known inodes, so the walker tries to read the missing file
 	if err := w.pair("/none", [2]int{0, 0}, same, false); err != nil || w.done.Skipped != 1 {
 		t.Errorf("%+v, %v", w.done, err)
 	}
 }
 
-// If the data is known to be the same, it is not read.
+// If two files are known to have the same data, it is not read.
 func TestSameDataIsNotRead(t *testing.T) {
 	tr := newTrees(t)
 	must(t, os.Chmod(tr[0], 0o755), os.Chmod(tr[1], 0o755), os.WriteFile(filepath.Join(tr[0], "file"), nil, 0o600),

@@ -1,9 +1,10 @@
 // Package diff compares the files of two disks of snapshots, in a VM of its own.
 //
 // The VM boots the kernel and the initramfs of one of the snapshots, with forkd-diff as its init. It has
-// both disks, each below an empty layer for what a mount writes, one connection to the host and no
-// network. This package computes which parts of the disks may differ from the layers that the disks do
-// not share, and passes them on. It does not look into the disks. The VM is killed in every case.
+// one connection to the host, no network, and both disks. Each disk has an empty layer on top, which
+// takes the writes of a mount. The disks can differ only where one of the layers that they do not share
+// has data. This package sends these ranges to forkd-diff. It does not read the file systems on the disks.
+// The VM is killed at the end, and on every error.
 package diff
 
 import (
@@ -36,7 +37,7 @@ type Config struct {
 	Store   *store.Store
 	Scratch string // directory for what mounts write, on the host's disk
 
-	// Initrd returns the initramfs base with forkd-diff added, as the file Program.
+	// Initrd returns an initramfs with the files of base, and with forkd-diff as the file Program.
 	Initrd func(base *os.File) (*os.File, error)
 
 	// Room returns an error if the host has no room for a VM with so many bytes of memory, or for more data
@@ -59,7 +60,7 @@ const (
 // Bounds of a Request.
 const (
 	MaxEntries = 20_000
-	MaxPatch   = diffproto.MaxPatch // bytes
+	MaxPatch   = diffproto.MaxPatch // bytes of all patches together
 )
 
 // Differ compares disks. Its methods may be called concurrently.
@@ -73,14 +74,14 @@ func New(cfg Config) *Differ {
 	return &Differ{cfg: cfg, place: gate.NewQueued(maxVMs, gate.Queue{Key: maxWaiting, All: 16 * maxWaiting})}
 }
 
-// Request asks for the differences between the disks of two snapshots. Both are complete without the
-// memory of a guest: the disk-only snapshots of tenancy.DiskOf.
+// Request asks for the differences between the disks of two snapshots. The disk of each snapshot must be
+// complete without the memory of a guest. Callers use the disk-only snapshots of tenancy.DiskOf.
 type Request struct {
 	Old, New *store.Lease
-	Path     string // absolute; only this file or directory is compared
-	Patch    bool   // of text files
-	Entries  uint32 // at most MaxEntries; further ones are only counted
-	MaxPatch uint64 // bytes of all patches, at most MaxPatch
+	Path     string // absolute path of the only file or directory to compare
+	Patch    bool   // return patches of text files
+	Entries  uint32 // number of entries to return, at most MaxEntries; further differences are only counted
+	MaxPatch uint64 // bytes of all patches together, at most the constant MaxPatch
 }
 
 // Result has the differences in the order of their paths.
@@ -95,24 +96,25 @@ func (r *Result) Omitted() uint64 {
 	return all - min(all, uint64(len(r.Entries)))
 }
 
-// add adds an entry, unless the entries take too much memory. more is the room that is left, in bytes.
+// add adds an entry, unless that would take more than *more bytes of memory. It subtracts the memory that
+// the entry takes from *more.
 func (r *Result) add(e *diffproto.Entry, more *int) {
-	const fixed = 512 // of an Entry and its pointers
+	const fixed = 512 // bytes of an Entry without its strings
 	n := fixed + len(e.Path) + len(e.Old.Target) + len(e.New.Target)
 	for _, name := range e.Xattrs {
 		n += len(name) + 16
 	}
 	if n > *more {
-		*more = 0 // no later entry either, because gaps would mislead
+		*more = 0 // a shorter entry later is not added either, because readers would not expect a gap
 		return
 	}
 	*more -= n
 	r.Entries = append(r.Entries, e)
 }
 
-// Begin waits for a place for the client of ctx, which it needs before it prepares the disks: so what is
-// prepared is bounded too. The result is the context for all of the comparison, with its time limit, and a
-// function that gives the place back.
+// Begin waits until the client of ctx may have a VM. Callers prepare the disks after Begin, so the number
+// of prepared disks is bounded too. Begin returns a context with the time limit of the comparison, and a
+// function that the caller must call at the end.
 func (d *Differ) Begin(ctx context.Context) (context.Context, func(), error) {
 	leave, err := d.place.Wait(ctx, owner.FairShare(owner.Of(ctx).Name, maxVMs))
 	if err != nil {
@@ -123,8 +125,8 @@ func (d *Differ) Begin(ctx context.Context) (context.Context, func(), error) {
 	return ctx, func() { cancel(); leave() }, nil
 }
 
-// Compare compares two disks. ctx is that of Begin. The error is an *invalid.Error if the disks cannot be
-// compared.
+// Compare compares two disks. ctx is the context that Begin returned. If the disks cannot be compared,
+// the error is an *invalid.Error.
 func (d *Differ) Compare(ctx context.Context, req Request) (r Result, err error) {
 	old, now := req.Old.Manifest(), req.New.Manifest()
 	if old.Disk == nil || now.Disk == nil || old.Disk.Base != now.Disk.Base || old.Disk.SizeBytes != now.Disk.SizeBytes {
@@ -225,7 +227,7 @@ func talk(ctx context.Context, conn net.Conn, ask func(context.Context, net.Conn
 	return errors.Join(failed, err)
 }
 
-// ask sends the request, and which parts of the disks may differ.
+// ask sends the request and the ranges in which the disks may differ.
 func ask(ctx context.Context, w io.Writer, req *Request) error {
 	err := diffproto.WriteRequest(w, diffproto.Request{Path: req.Path, Patch: req.Patch, MaxEntries: req.Entries,
 		MaxPatch: req.MaxPatch})
@@ -242,14 +244,15 @@ func ask(ctx context.Context, w io.Writer, req *Request) error {
 	return ranges.Close()
 }
 
-// apart returns the disk layers of both snapshots without those at the bottom that they share.
+// apart returns the disk layers that the two snapshots do not share. Shared layers are at the bottom of
+// both disks.
 func apart(a, b *store.Lease) []*os.File {
 	layersA, layersB := a.Manifest().Disk.Layers, b.Manifest().Disk.Layers
 	n := shared(layersA, layersB)
 	return append(append([]*os.File(nil), a.Disk()[1+n:]...), b.Disk()[1+n:]...)
 }
 
-// shared returns how many layers at the bottom of two disks are the same.
+// shared returns how many layers two disks share. Shared layers are at the bottom of both disks.
 func shared(a, b []snapshot.File) int {
 	n := 0
 	for n < len(a) && n < len(b) && a[n].Owner == b[n].Owner {

@@ -75,7 +75,7 @@ func TestSharedLayers(t *testing.T) {
 	}
 }
 
-// Entries that would take too much memory are left out, and counted.
+// If the entries would take too much memory, the rest of them is omitted and counted.
 func TestResultsAreBounded(t *testing.T) {
 	var stream bytes.Buffer
 	const sent = 6000
@@ -158,7 +158,7 @@ func link(target string) diffproto.Node {
 	return diffproto.Node{Type: diffproto.Symlink, Mode: 0o777, Target: target}
 }
 
-// Patches can be applied by git, whatever the names are.
+// Git can apply the patches, even if the names of files have spaces, line ends, quotes or invalid UTF-8.
 func TestPatchesOfGit(t *testing.T) {
 	dir := t.TempDir()
 	entries := []*diffproto.Entry{

@@ -8,8 +8,9 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// MemoryBytes returns how much of the guests' memory two snapshots have at different places. The rest is
-// the same. It reads no page, so a page that was written and has its old content again counts too.
+// MemoryBytes returns the size of the guest memory for which two snapshots refer to different data, that is,
+// to different layers or offsets. All other memory is equal. MemoryBytes reads no page. So it also counts a
+// page that was written but has its old content again.
 func MemoryBytes(a, b *store.Lease) uint64 {
 	return apartBytes(a.Extents(), b.Extents(), a.Manifest().Memory, b.Manifest().Memory)
 }
@@ -41,7 +42,7 @@ func apartBytes(listA, listB []vm.Extent, layersA, layersB []snapshot.File) (byt
 	return bytes
 }
 
-// pass removes n bytes of the first extent. It changes the list.
+// pass removes n bytes from the beginning of the first extent. It changes list.
 func pass(list []vm.Extent, n uint64) []vm.Extent {
 	if n == list[0].Length {
 		return list[1:]

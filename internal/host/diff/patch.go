@@ -15,7 +15,7 @@ func Patch(e *diffproto.Entry) string {
 		return ""
 	}
 	if e.Old.Type != e.New.Type && e.Old.Type != diffproto.Absent && e.New.Type != diffproto.Absent {
-		return "" // a file has become a link, or the other way round
+		return "" // a file has become a symbolic link, or a symbolic link has become a file
 	}
 	path := strings.TrimPrefix(e.Path, "/")
 	old, now := quoted("a/"+path), quoted("b/"+path)
@@ -47,12 +47,13 @@ func Patch(e *diffproto.Entry) string {
 	return p.String()
 }
 
-// inPatch reports whether a patch can have a file of this type, or none.
+// inPatch reports whether a patch can contain type t. Absent is such a type.
 func inPatch(t diffproto.Type) bool {
 	return t == diffproto.Absent || t == diffproto.Regular || t == diffproto.Symlink
 }
 
-// gitMode returns the mode of a file in git's form, which has only the owner's right to execute.
+// gitMode returns the mode of a file as git writes it. Of the permissions, git keeps only whether the
+// owner may execute the file.
 func gitMode(n *diffproto.Node) string {
 	switch {
 	case n.Type == diffproto.Symlink:
@@ -63,7 +64,8 @@ func gitMode(n *diffproto.Node) string {
 	return "100644"
 }
 
-// linkHunk returns the hunk for the target of a symbolic link, which is a line without an end.
+// linkHunk returns the hunk for the target of a symbolic link. In a patch, the target is a line without a
+// line end.
 func linkHunk(e *diffproto.Entry) string {
 	const end = "\n\\ No newline at end of file\n"
 	if strings.Contains(e.Old.Target+e.New.Target, "\n") || e.Old.Target == e.New.Target {
@@ -80,7 +82,8 @@ func linkHunk(e *diffproto.Entry) string {
 	return fmt.Sprintf("@@ -%s +%s @@\n%s", old, now, text)
 }
 
-// quoted returns a path as git prints it: as a string of C, if it has characters that are not plain.
+// quoted returns a path as git prints it. If the path has quotes, backslashes, control characters or
+// bytes outside ASCII, that is a string literal of C.
 func quoted(path string) string {
 	plain := true
 	var p strings.Builder

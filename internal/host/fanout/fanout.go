@@ -1,11 +1,11 @@
-// Package fanout tries several ways to continue from one state of a sandbox: it branches the sandbox
-// once, forks children of the branch, runs a command in each of them, and keeps all children, the
-// first one whose command succeeds, the one that a judge scores highest, or none. It can also promote
-// the winner into the source.
+// Package fanout tries several ways to continue from one state of a sandbox. It branches the sandbox
+// once, forks children of the branch, and runs a command in each child. Then it keeps all children, the
+// first child whose command succeeds, the child with the highest score of a judge, or none. It can also
+// promote the winner into the source.
 //
-// It is an operation on a tenancy.View and keeps no state. The fork is provisional until the end, so
-// the next daemon removes the children if this one dies, and with them the branch. It does not know
-// how commands reach guests, and does not bound the number of children: its caller does both.
+// It is an operation on a tenancy.View and keeps no state. The fork is provisional until the end: if the
+// daemon dies, the next daemon kills the children and removes the branch. The caller passes commands to
+// guests and bounds the number of children.
 package fanout
 
 import (
@@ -32,33 +32,33 @@ type Keep string
 
 const (
 	All   Keep = "all"
-	First Keep = "first" // the first one whose command exits with 0; the others are killed then
-	Best  Keep = "best"  // the one with the highest score of the judge
+	First Keep = "first" // the first child whose command exits with 0; the others are then killed
+	Best  Keep = "best"  // the child with the highest score of the judge
 	None  Keep = "none"
 )
 
-// Request describes what to try. It is valid if the number of commands is at least one, if Keep is
-// Best only with a judge and First only without, and if Promote goes with First or Best.
+// Request describes what to try. A valid Request has at least one command. Best needs a judge, First
+// must not have one, and Promote needs First or Best.
 type Request struct {
 	Commands []agentclient.ExecRequest // one for each child
-	Judge    *agentclient.ExecRequest  // its last line on stdout is the score; nil: none
+	Judge    *agentclient.ExecRequest  // command whose last line on stdout is the score; nil: no judge
 	Keep     Keep
-	Promote  bool          // the source goes on as the winner, and no child stays
-	Mode     vm.BranchMode // of the branches of the source and of the winner
+	Promote  bool          // the source takes over the winner's state, and no child stays
+	Mode     vm.BranchMode // mode of the branch of the source, and of the winner's branch for a promotion
 	Labels   map[string]string
 }
 
 // Variables that Run adds to the environment of commands and judges.
 const (
 	indexEnv = "FORKD_TRY_INDEX"     // number of the child, from 0
-	exitEnv  = "FORKD_TRY_EXIT_CODE" // for judges: exit code of the command, or -1 if it did not exit by itself
+	exitEnv  = "FORKD_TRY_EXIT_CODE" // only for judges: exit code of the command, or -1 if it did not exit by itself
 )
 
 // Started describes the children, in the order of the commands.
 type Started struct {
 	Sandboxes []sandbox.Info
 	Pause     time.Duration // how long the source was paused
-	Ready     time.Duration // from the request to fork until the agents of all children had confirmed
+	Ready     time.Duration // time from the request to fork until all children had confirmed
 }
 
 // Result is the result of one child.
@@ -66,11 +66,11 @@ type Result struct {
 	Index    int
 	ID       string
 	Exec     agentclient.ExecResult
-	Err      error // why the end of the command is unknown; nil: Exec is valid
+	Err      error // reason why Exec is not valid; nil: it is valid
 	Took     time.Duration
-	Stats    *sandbox.Stats // after the command; nil: unknown
-	Score    *float64       // nil: no judge, or the judge rejected the child
-	Rejected error          // why the judge gave no score
+	Stats    *sandbox.Stats // statistics after the command; nil: unknown
+	Score    *float64       // score by the judge; nil: the judge gave none, or did not run
+	Rejected error          // reason why the judge gave no score; nil: it did, or did not run
 }
 
 // succeeded reports whether the command exited with 0.
@@ -81,9 +81,9 @@ func (r *Result) succeeded() bool {
 // Stopped reports whether the command was stopped because another child had won.
 func (r *Result) Stopped() bool { return errors.Is(r.Err, errBeaten) }
 
-// Outcome says what is left.
+// Outcome says which child has won, and which children stay.
 type Outcome struct {
-	Winner   int                     // index of the first or best child; -1: none, or none was wanted
+	Winner   int                     // index of the first or best child; -1: no winner
 	Kept     []string                // ids of the children that stay
 	Promoted *sandbox.RollbackResult // the source after the promotion; nil: none
 
@@ -98,7 +98,8 @@ func (o *Outcome) Discard() error {
 	return o.discard()
 }
 
-// Observer receives the results as they arrive. Its methods may be called concurrently.
+// Observer receives the children, and then each result when its child has finished. Run may call Ended
+// concurrently.
 type Observer interface {
 	Started(Started)
 	Ended(Result)
@@ -132,7 +133,7 @@ type try struct {
 	first int // index of the first child whose command has succeeded; -1: none
 }
 
-// errBeaten is the reason why a command was stopped.
+// errBeaten is the reason why the commands of the losers were stopped.
 var errBeaten = errors.New("stopped, because another child had succeeded first")
 
 // KeptError says that the source could not go on as the winner, and that the winner stays. Otherwise
@@ -214,7 +215,8 @@ func (t *try) runAll(ctx context.Context) {
 	children.Wait()
 }
 
-// isFirst records that the command of a child has succeeded, and reports whether it is the first one.
+// isFirst records that the command of child i has succeeded, and reports whether it is the first one that
+// has.
 func (t *try) isFirst(i int) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -224,7 +226,7 @@ func (t *try) isFirst(i int) bool {
 	return t.first == i
 }
 
-// run runs the command of one child, and then the judge.
+// run runs the command of child i, and then the judge.
 func (t *try) run(ctx context.Context, i int) Result {
 	id := t.forked.Sandboxes[i].ID
 	r := Result{Index: i, ID: id}
@@ -246,7 +248,8 @@ func (t *try) run(ctx context.Context, i int) Result {
 	return r
 }
 
-// with returns a request with another variable in its environment.
+// with returns req with another variable in its environment. A variable of req with the same name has
+// precedence.
 func with(req agentclient.ExecRequest, name, value string) agentclient.ExecRequest {
 	env := map[string]string{name: value}
 	for n, v := range req.Env {
@@ -256,10 +259,10 @@ func with(req agentclient.ExecRequest, name, value string) agentclient.ExecReque
 	return req
 }
 
-// lastOutput is how many bytes of a judge's output are kept, at the end of each stream.
+// lastOutput is how many bytes at the end of a judge's stdout are kept, and of its stderr.
 const lastOutput = 4 << 10
 
-// judge runs the judge in the child of r, and returns the number in the last line of its output.
+// judge runs the judge in the child of r, and returns the number in the last line of the judge's output.
 func (t *try) judge(ctx context.Context, r *Result) (*float64, error) {
 	req := with(*t.req.Judge, indexEnv, strconv.Itoa(r.Index))
 	code := -1
@@ -306,7 +309,7 @@ func (t *tail) lastLine() string {
 	return strings.TrimSpace(text[strings.LastIndexByte(text, '\n')+1:])
 }
 
-// quote returns the last line for the end of an error, or "".
+// quote returns the last line in the form that ends an error message, or "" if all lines are empty.
 func (t *tail) quote() string {
 	if line := t.lastLine(); line != "" {
 		return fmt.Sprintf(": %.200q", strings.ToValidUTF8(line, "\uFFFD"))

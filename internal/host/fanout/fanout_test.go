@@ -16,11 +16,11 @@ import (
 	"github.com/forkd/forkd/internal/host/unique"
 )
 
-// fake is a Host whose children do what their commands say.
+// fake is a Host whose forks start no VMs.
 type fake struct {
 	mu       sync.Mutex
-	living   map[string]bool
-	final    bool // the children are kept if the daemon dies
+	living   map[string]bool // ids of the children that have not been killed
+	final    bool            // the fork is not provisional any more
 	asked    sandbox.ForkRequest
 	promoted []string
 	queued   bool // the latest promotion waits for a place
@@ -67,8 +67,8 @@ func (f *fake) kill(id string) error {
 
 func (f *fake) left() []string { return slices.Sorted(maps.Keys(f.living)) }
 
-// run does what the first word of a command says: "exit N", "wait" until the command is stopped,
-// "fail", or "print TEXT", for judges.
+// run simulates a command. "exit N" exits with N, "wait" waits until it is stopped, "fail" returns an error,
+// "missing" does not exist, and "print TEXT" prints TEXT.
 func run(ctx context.Context, _ string, req agentclient.ExecRequest,
 	sink func(agentclient.Stream, []byte) error) (r agentclient.ExecResult, err error) {
 	r.Outcome = agentclient.Exited
@@ -179,7 +179,7 @@ func TestLosersAreStopped(t *testing.T) {
 	}
 }
 
-// If the client leaves, or an error prevents the decision, no child stays.
+// If the client leaves or an error occurs, no child stays.
 func TestNothingStays(t *testing.T) {
 	busy := &store.BacklogError{}
 	promotes := Request{Commands: commands("exit 0"), Keep: First, Promote: true}

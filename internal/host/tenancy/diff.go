@@ -18,27 +18,26 @@ import (
 
 // DiffRequest asks for the differences between two snapshots or sandboxes.
 type DiffRequest struct {
-	// Tag of a snapshot, or id of a sandbox. If From is empty, it is the snapshot that the sandbox To runs
-	// from.
+	// From and To are tags of snapshots or ids of sandboxes. If From is empty, To must be a sandbox. It is
+	// then compared with the snapshot that it runs from.
 	From, To string
 
-	diff.Request // without leases
+	diff.Request // its leases are not set
 }
 
 // DiffResult is the answer to a DiffRequest.
 type DiffResult struct {
 	diff.Result
-	From string // as in the request, or the tag that an empty From stands for
+	From string // From of the request or, if that was empty, the tag of the snapshot that it stands for
 
-	// MemoryBytes is at least how much of the memory of the sides is different; nil if one side has no
-	// memory.
+	// MemoryBytes is an upper bound of the memory that differs; nil if one side has no memory.
 	MemoryBytes *uint64
 }
 
-// Diff compares the files of two snapshots or sandboxes, and the sizes of their memory. It takes a
-// disk-only snapshot of each side, and the memory map of the snapshot that the side runs from. All
-// snapshots and children that it makes are deleted before it returns or, if the daemon dies, when the next
-// daemon starts.
+// Diff compares the files of two snapshots or sandboxes, and computes how much of their memory may differ.
+// For the files, it makes a disk-only snapshot of each side. For the memory, it reads the memory map of
+// the snapshot that a side runs from. Diff deletes all snapshots and children that it has made before it
+// returns. If the daemon dies, the next daemon deletes them.
 func (v *View) Diff(ctx context.Context, d *diff.Differ, req DiffRequest) (r DiffResult, err error) {
 	if v.isEmpty() {
 		return r, &store.NotFoundError{Tag: req.To}
@@ -65,7 +64,7 @@ func (v *View) Diff(ctx context.Context, d *diff.Differ, req DiffRequest) (r Dif
 	if req.From == req.To {
 		return r, invalid.Errorf("from", "%q: the same as to", req.From)
 	}
-	// Both are checked before anything is made.
+	// Check both sides before the first snapshot is made.
 	for i, name := range []string{req.From, req.To} {
 		if i == 0 && hidden {
 			continue
@@ -130,7 +129,7 @@ func (v *View) pinOrigin(i sandbox.Info) (unpin func(), err error) {
 	return nil, &store.NotFoundError{Tag: i.SnapshotTag}
 }
 
-// hasSide returns an error if the principal may not see a snapshot or sandbox.
+// hasSide returns an error if the principal may not see the snapshot or sandbox name.
 func (v *View) hasSide(name string) error {
 	if vmpool.IsID(name) {
 		_, err := v.Sandbox(name)
@@ -145,12 +144,12 @@ func (v *View) hasSide(name string) error {
 
 // side is one side of a comparison.
 type side struct {
-	disk   *store.Lease // disk-only
-	memory *store.Lease // nil: none
-	dirty  uint64       // bytes of memory written since
+	disk   *store.Lease // disk-only snapshot with the files
+	memory *store.Lease // snapshot with the memory; nil: the side has no memory
+	dirty  uint64       // bytes of memory written since the snapshot memory
 }
 
-// side prepares a side. It adds what must be released to undo.
+// side prepares the side name. It adds the release of leases and snapshots to undo.
 func (v *View) side(ctx context.Context, undo *cleanup.Stack, name string) (s side, err error) {
 	m := v.host.manager
 	disk := name
@@ -175,7 +174,7 @@ func (v *View) side(ctx context.Context, undo *cleanup.Stack, name string) (s si
 	return s, err
 }
 
-// leased leases a snapshot. The lease is nil if the snapshot has no memory.
+// leased leases a snapshot with acquire. The lease is nil if the snapshot has no memory.
 func leased(undo *cleanup.Stack, acquire func(string) (*store.Lease, error), name string) (*store.Lease, error) {
 	l, err := acquire(name)
 	if none := (*store.DiskOnlyError)(nil); errors.As(err, &none) {
@@ -188,7 +187,8 @@ func leased(undo *cleanup.Stack, acquire func(string) (*store.Lease, error), nam
 	return l, nil
 }
 
-// sandboxSide returns the tag of a snapshot with the files of a sandbox, and fills in the memory of s.
+// sandboxSide returns the tag of a snapshot with the files of a sandbox, and sets the fields of s that
+// describe its memory.
 func (v *View) sandboxSide(ctx context.Context, undo *cleanup.Stack, id string, s *side) (string, error) {
 	m := v.host.manager
 	i, err := v.Sandbox(id)
@@ -221,13 +221,13 @@ func (v *View) sandboxSide(ctx context.Context, undo *cleanup.Stack, id string, 
 	return b.Info.Tag, nil
 }
 
-// runningMemory fills in the memory of s for a running sandbox, whose VM was restored from the snapshot
-// from. If the sandbox has just ended, its memory is unknown.
+// runningMemory sets the fields of s that describe the memory of a running sandbox. The VM of the sandbox
+// was restored from the snapshot from. If the sandbox has just ended, runningMemory sets nothing.
 func (v *View) runningMemory(ctx context.Context, undo *cleanup.Stack, id, from string, s *side) {
 	m := v.host.manager
 	stats, _ := m.Stats(ctx, id)
 	i, err := v.Sandbox(id)
-	if stats.PID == 0 || err != nil { // what only the host's kernel knows may be missing
+	if stats.PID == 0 || err != nil { // ignore the error of Stats: PID is set even if other figures are missing
 		return
 	}
 	acquire, of := m.Snapshots().Acquire, from

@@ -25,7 +25,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// newDiffer returns a Differ over fake VMs in which guest answers.
+// newDiffer returns a Differ whose faked VMs answer with guest.
 func newDiffer(t *testing.T, h *Host, guest func(*vmfake.VMM, net.Conn)) (*diff.Differ, *vmfake.VMMs) {
 	t.Helper()
 	vmms, run := vmfake.NewDiffers(guest), filepath.Join(t.TempDir(), "run")
@@ -55,13 +55,13 @@ func differs(_ *vmfake.VMM, conn net.Conn) {
 	_ = diffproto.WriteDone(conn, diffproto.Done{Added: 2})
 }
 
-// request asks for everything.
+// request returns a request for the first ten differences between two sides.
 func request(from, to string) DiffRequest {
 	return DiffRequest{From: from, To: to, Request: diff.Request{Path: "/", Entries: 10}}
 }
 
-// All kinds of sides can be compared. Afterwards no snapshot and no sandbox is left that was not there
-// before.
+// All kinds of snapshots and sandboxes can be compared. A comparison leaves no snapshot and no sandbox
+// behind.
 func TestDiff(t *testing.T) {
 	h := newHost(t)
 	v := h.For(owner.Owner{Name: "token:a"})
@@ -128,8 +128,8 @@ func TestDiff(t *testing.T) {
 	}
 }
 
-// What one team has does not exist for another. A team may compare its sandbox with the snapshot that it
-// was forked from, even if it does not see that snapshot.
+// For a team, snapshots and sandboxes of another team do not exist. A team may compare its sandbox with
+// the snapshot that the sandbox was forked from, even if the team does not see that snapshot.
 func TestDiffOfOthers(t *testing.T) {
 	h := newHost(t)
 	a, b := newPart(t, h, "a"), newPart(t, h, "b")
@@ -161,8 +161,8 @@ func TestDiffOfOthers(t *testing.T) {
 	}
 }
 
-// After a suspension a sandbox has only the tag of the snapshot that it was forked from. Another snapshot
-// that has got this tag is not compared with it.
+// After a suspension, a sandbox names the snapshot that it was forked from only by its tag. If another
+// snapshot has this tag by now, the sandbox is not compared with it.
 func TestDiffWithAnotherOrigin(t *testing.T) {
 	h := newHost(t)
 	admin, v := h.For(owner.Owner{Name: "admin", Admin: true}), h.For(owner.Owner{Name: "token:a", Prefix: "a/"})
@@ -258,7 +258,7 @@ func TestDiffWithAHiddenOriginThatFails(t *testing.T) {
 	}
 }
 
-// Whatever the VM does, the error says what happened, and nothing is left.
+// If the VM of a comparison fails in any way, the error says how, and nothing is left behind.
 func TestDiffOfBadVMs(t *testing.T) {
 	entry := &diffproto.Entry{Path: "/a", New: diffproto.Node{Type: diffproto.Regular}}
 	for want, guest := range map[string]func(*vmfake.VMM, net.Conn){
@@ -303,7 +303,7 @@ func TestDiffOfBadVMs(t *testing.T) {
 	}
 }
 
-// A child that an earlier daemon forked for a disk does not outlive that daemon for long.
+// When a daemon starts, it kills the children that an earlier daemon has forked in DiskOf.
 func TestChildrenOfAnEarlierDaemon(t *testing.T) {
 	h := newHost(t)
 	for _, note := range []string{"{\n  \"disk_of\": true}", "", `{"metadata":{"disk_of":true}}`} {
@@ -325,7 +325,7 @@ func TestChildrenOfAnEarlierDaemon(t *testing.T) {
 			t.Error("the child is left")
 		}
 	}
-	// The children of DiskOf have the mark.
+	// The children that DiskOf forks have the annotation by which isChild recognizes them.
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	seen := make(chan bool, 1)

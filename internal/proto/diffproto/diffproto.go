@@ -1,11 +1,11 @@
-// Package diffproto is the conversation of the daemon with forkd-diff, which compares the files of two
+// Package diffproto is the protocol between the daemon and forkd-diff, which compares the files of two
 // disks in a VM of its own.
 //
 // forkd-diff dials Port of the host. Both sides then send frames: a length (4 bytes, little-endian) and
 // as many bytes, in the encoding of package codec.
 //
-//	daemon:      Request, then Ranges, the last of which is empty
-//	forkd-diff:  an Entry for each difference, then Done, or Refused instead
+//	daemon:      a Request, frames with Ranges, and an empty frame
+//	forkd-diff:  an Entry for each difference, and Done at the end; or a refusal at any time
 //
 // The entries come in the order of a walk: a directory before its entries, and these in the order of their
 // names.
@@ -29,27 +29,28 @@ import (
 // Port is the vsock port of the host that forkd-diff dials.
 const Port = 1029
 
-// Bounds, in bytes unless a comment says otherwise.
+// Bounds of lengths in bytes, and of numbers.
 const (
-	MaxPath    = 4095    // of a path, and of the target of a symbolic link (PATH_MAX of Linux)
-	MaxPatch   = 4 << 20 // of the patch of one file
-	MaxXattrs  = 128     // number of names in an Entry
-	maxName    = 255     // name of an extended attribute
-	maxReason  = 1000    // of a refusal
-	maxRequest = 16 << 10
-	maxRanges  = 4096 // number of ranges in a frame
+	MaxPath    = 4095     // a path, and the target of a symbolic link (PATH_MAX of Linux)
+	MaxPatch   = 4 << 20  // the patch of one file
+	MaxXattrs  = 128      // number of names in an Entry
+	maxName    = 255      // the name of an extended attribute
+	maxReason  = 1000     // the reason of a refusal
+	maxRequest = 16 << 10 // the frame of a Request
+	maxRanges  = 4096     // number of ranges in a frame
 	maxFrame   = MaxPatch + MaxXattrs*(maxName+4) + 3*MaxPath + 1024
 )
 
-// Request says what to compare, and how much of the differences to send.
+// Request says what to compare, and how many differences to send.
 type Request struct {
-	Path       string // absolute and clean; only this file or directory is compared
-	Patch      bool   // send patches of text
-	MaxEntries uint32 // further entries are only counted
-	MaxPatch   uint64 // bytes of all patches
+	Path       string // absolute and clean path of the only file or directory to compare
+	Patch      bool   // send patches of text files
+	MaxEntries uint32 // number of entries to send; further differences are only counted
+	MaxPatch   uint64 // bytes of all patches together
 }
 
-// Range is a part of both disks: Length bytes from Offset on. Outside of all ranges the disks are equal.
+// Range is a part of both disks: Length bytes from Offset on. The disks are equal outside of the ranges
+// that the daemon sends.
 type Range struct{ Offset, Length uint64 }
 
 // Type is the type of a file.
@@ -57,7 +58,7 @@ type Type uint8
 
 // The types of files.
 const (
-	Absent Type = iota // there is no such file
+	Absent Type = iota // the disk has no such file
 	Regular
 	Directory
 	Symlink
@@ -73,9 +74,9 @@ type Node struct {
 	Type     Type
 	Mode     uint32 // permission bits with set-user-ID, set-group-ID and sticky
 	UID, GID uint32
-	Size     uint64 // of a regular file or symbolic link
-	Device   uint64 // of a device: major number << 32 | minor number
-	Target   string // of a symbolic link
+	Size     uint64 // bytes, for a regular file or a symbolic link
+	Device   uint64 // major number << 32 | minor number, for a device
+	Target   string // target, for a symbolic link
 }
 
 // Omission is the reason why an entry has no patch.
@@ -83,7 +84,7 @@ type Omission uint8
 
 // The reasons.
 const (
-	NotOmitted Omission = iota // there is a patch, or the content is equal
+	NotOmitted Omission = iota // the entry has a patch, or needs none
 	Binary                     // the content is not text in UTF-8
 	Large                      // the file is too large for a patch
 	Limit                      // the patches have reached Request.MaxPatch
@@ -95,7 +96,7 @@ const (
 type Entry struct {
 	Path         string // absolute
 	Old, New     Node
-	Content      bool     // the bytes, the targets or the types differ
+	Content      bool     // the bytes, the targets of symbolic links, the devices or the types differ
 	Xattrs       []string // names of the extended attributes that differ
 	Omitted      Omission
 	LinesAdded   uint32
@@ -103,14 +104,14 @@ type Entry struct {
 	Patch        []byte // hunks of a unified diff
 }
 
-// Done ends a comparison.
+// Done is the last message of a complete comparison.
 type Done struct {
-	Added, Changed, Deleted  uint64 // number of paths, whether an Entry was sent or not
+	Added, Changed, Deleted  uint64 // numbers of paths, including those whose Entry was not sent
 	LinesAdded, LinesDeleted uint64
 	Skipped                  uint64 // number of files that could not be read
 }
 
-// kinds of messages of forkd-diff.
+// Kinds of forkd-diff's messages.
 const (
 	kindEntry codec.Kind = iota + 1
 	kindDone
@@ -119,7 +120,7 @@ const (
 
 // RefusedError is the reason why forkd-diff cannot compare. Its text is printable.
 type RefusedError struct {
-	Field  string // field of the request; may be empty
+	Field  string // field of the request that caused the refusal; empty if none
 	Reason string
 }
 
@@ -132,7 +133,8 @@ func writeFrame(w io.Writer, body []byte) error {
 	return err
 }
 
-// readFrame returns the body of a frame in buf, which it enlarges if need be.
+// readFrame reads a frame into buf and returns its body. If buf is too small, it allocates a new one. A
+// body of more than most bytes is an error.
 func readFrame(r io.Reader, buf []byte, most uint32) ([]byte, error) {
 	var head [4]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
@@ -149,7 +151,7 @@ func readFrame(r io.Reader, buf []byte, most uint32) ([]byte, error) {
 	return buf[:n], whole(err)
 }
 
-// whole converts the end of a stream in its middle to io.ErrUnexpectedEOF.
+// whole converts io.EOF to io.ErrUnexpectedEOF, because no stream may end before or within a frame.
 func whole(err error) error {
 	if errors.Is(err, io.EOF) {
 		return io.ErrUnexpectedEOF
@@ -167,7 +169,7 @@ func WriteRequest(w io.Writer, r Request) error {
 	return writeFrame(w, body.Bytes())
 }
 
-// ReadRequest reads what WriteRequest wrote.
+// ReadRequest reads a request that WriteRequest has sent.
 func ReadRequest(r io.Reader) (req Request, err error) {
 	body, err := readFrame(r, nil, maxRequest)
 	if err != nil {
@@ -188,7 +190,7 @@ type RangeWriter struct {
 // NewRangeWriter returns a RangeWriter. Its caller must call Close.
 func NewRangeWriter(w io.Writer) *RangeWriter { return &RangeWriter{w: w} }
 
-// Add sends a range, or keeps it until there are more.
+// Add adds a range to the next frame. It sends the frame when the frame is full.
 func (r *RangeWriter) Add(v Range) error {
 	r.body.U64(v.Offset)
 	r.body.U64(v.Length)
@@ -204,7 +206,7 @@ func (r *RangeWriter) flush() error {
 	return err
 }
 
-// Close sends the rest, and the end of the ranges.
+// Close sends the ranges that have not been sent, and then the empty frame.
 func (r *RangeWriter) Close() error {
 	if r.n > 0 {
 		if err := r.flush(); err != nil {
@@ -214,7 +216,7 @@ func (r *RangeWriter) Close() error {
 	return r.flush()
 }
 
-// ReadRanges calls add for each range, until their end.
+// ReadRanges reads ranges up to the empty frame, and calls add for each of them.
 func ReadRanges(r io.Reader, add func(Range) error) error {
 	var buf []byte
 	for {
@@ -279,7 +281,7 @@ func WriteDone(w io.Writer, d Done) error {
 	return writeFrame(w, body.Bytes())
 }
 
-// WriteRefused sends the reason why nothing is compared any more.
+// WriteRefused sends the reason why forkd-diff cannot compare.
 func WriteRefused(w io.Writer, reason error) error {
 	refused := &RefusedError{Reason: reason.Error()}
 	_ = errors.As(reason, &refused)
@@ -300,7 +302,7 @@ type Reader struct {
 // NewReader returns a Reader of the answer to a request for a path.
 func NewReader(r io.Reader, path string) *Reader { return &Reader{r: r, order: order{path: path}} }
 
-// Next returns the next entry, or the end of the comparison. The entry shares no memory with the
+// Next returns the next entry or, at the end of the comparison, Done. The entry shares no memory with the
 // Reader. If forkd-diff has refused, the error is a *RefusedError.
 func (r *Reader) Next() (*Entry, *Done, error) {
 	var err error
@@ -355,7 +357,7 @@ func parseEntry(in *codec.Reader) *Entry {
 	return e
 }
 
-// check returns an error for an entry that no comparison has.
+// check returns an error if the entry cannot be the result of a comparison.
 func (e *Entry) check() error {
 	switch {
 	case len(e.Path) > MaxPath || !path.IsAbs(e.Path) || path.Clean(e.Path) != e.Path || strings.ContainsRune(e.Path, 0):

@@ -75,7 +75,7 @@ func TestConversation(t *testing.T) {
 	}
 }
 
-// The daemon refuses entries that no comparison has.
+// The daemon refuses entries that cannot be the result of a comparison.
 func TestBadEntries(t *testing.T) {
 	for name, change := range map[string]func(*Entry){
 		"relative":         func(e *Entry) { e.Path = "a" },
@@ -112,8 +112,8 @@ func TestBadEntries(t *testing.T) {
 	}
 }
 
-// Any message leads to an entry that passes its checks, or to an error. Its memory is bounded by its
-// length.
+// Reader turns any message into an entry that passes its checks, or into an error. It allocates memory in
+// proportion to the length of the message.
 func FuzzReader(f *testing.F) {
 	var b bytes.Buffer
 	_ = WriteEntry(&b, &entry)
