@@ -114,9 +114,9 @@ type Options struct {
 
 	Unpack func(stream io.Reader) error // acts as the guest of builder VMs; nil: they never connect
 
-	Stopping context.Context // ended when the daemon stops; nil: never
+	Stopping context.Context // context that ends when the daemon stops; nil: the daemon never stops
 
-	// Acts as the guest of VMs that compare disks; nil: each finds that the text /srv/a has changed.
+	// Diff acts as the guest of VMs that compare disks. nil: these guests answer that the file /srv/a has changed.
 	Diff func(*vmfake.VMM, net.Conn)
 
 	NoKVM error // reason why the host cannot run VMs; nil: it can
@@ -279,7 +279,7 @@ func (r *Rig) builders(dir string, unpack func(io.Reader) error, c build.Config)
 	return template.New(r.Builds)
 }
 
-// unpacks returns an Images whose builder VMs are fakes that call unpack.
+// unpacks returns an Images whose builder VMs are faked and call unpack.
 func (r *Rig) unpacks(dir string, unpack func(io.Reader) error) (*build.Images, error) {
 	r.Unpacks, r.Scratch = vmfake.NewBuilders(vmfake.Unpacks(unpack)), filepath.Join(dir, "scratch")
 	run := filepath.Join(dir, "builders")
@@ -292,7 +292,7 @@ func (r *Rig) unpacks(dir string, unpack func(io.Reader) error) (*build.Images, 
 	return &build.Images{Filler: filler, Dir: r.Cache}, nil
 }
 
-// differ returns a Differ whose VMs are fakes in which guest answers.
+// differ returns a Differ whose VMs are faked and answer with guest.
 func (r *Rig) differ(guest func(*vmfake.VMM, net.Conn), run string, st *store.Store) *diff.Differ {
 	if guest == nil {
 		file := diffproto.Node{Type: diffproto.Regular, Mode: 0o644, Size: 4}

@@ -331,12 +331,12 @@ func fillDisk(ctx context.Context, cl *client.Client, kernel string, d image.Dis
 	if err != nil {
 		cancel() // ends Stream, which may be waiting for a registry
 	}
-	r.Close() // ends its writes
+	r.Close() // makes writes of Stream fail
 	stopped := func(failed error) bool {
 		return errors.Is(failed, io.ErrClosedPipe) || err != nil && errors.Is(failed, context.Canceled)
 	}
 	if failed := <-sent; failed != nil && !stopped(failed) {
-		err = failed // what the daemon has got is not whole
+		err = failed // the daemon has received only a part of the stream
 	}
 	if err != nil {
 		if disk != nil {

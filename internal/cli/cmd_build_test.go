@@ -104,7 +104,8 @@ func TestABuildAsksForKVMFirst(t *testing.T) {
 
 // A recipe is sent with its files and built in steps. The same recipe again finds all of them, and a changed one
 // does not take the place of a snapshot.
-// A refusal ends a build at once, although its registry is silent.
+// If the daemon refuses an image, the build ends at once, even if it waits for a registry that does not
+// answer.
 func TestARefusalEndsTheStream(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Connection", "close")

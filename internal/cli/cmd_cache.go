@@ -118,7 +118,7 @@ func newCachePruneCmd() *cobra.Command {
 // cacheList is the content of the cache, with the images that snapshots are based on.
 type cacheList struct {
 	all    []cached
-	daemon []cached // in the daemon's cache, if that is another one
+	daemon []cached // entries of the daemon's cache, if that is a different cache
 	inUse  []string
 	// Snapshots whose images are unknown, because they are being made or are damaged; they may need
 	// any image.

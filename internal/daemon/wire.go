@@ -211,7 +211,7 @@ func (w *wired) startBaker(cfg *Config, vmms vmpool.VMMs, runDir string) (*bake.
 	return baker, err
 }
 
-// differ returns what compares disks.
+// differ returns a Differ, which compares disks.
 func (w *wired) differ(cfg *Config, vmms vmpool.VMMs, runDir string) *diff.Differ {
 	return diff.New(diff.Config{Config: helperVMs(cfg, vmms, runDir), Store: w.store, Initrd: addDiff,
 		Scratch: scratchDir(cfg.StateDir), Room: cfg.Admit.Room})
@@ -231,13 +231,14 @@ func (w *wired) startImages(cfg *Config, vmms vmpool.VMMs, runDir string) error 
 		cfg.Log.Warn("files of unfinished images are left", "error", err)
 	}
 	scratch := scratchDir(cfg.StateDir)
-	if err := os.RemoveAll(scratch); err != nil { // a daemon may be killed before it removes a file's name
+	if err := os.RemoveAll(scratch); err != nil { // a killed daemon may have left a file here
 		return err
 	}
 	return os.MkdirAll(scratch, 0o700)
 }
 
-// scratchDir returns the directory of disks while builder VMs fill them. The files in it have no names.
+// scratchDir returns the directory in which the disks that builder VMs fill are made. Their names are removed
+// as soon as the files are open.
 func scratchDir(stateDir string) string { return filepath.Join(stateDir, "scratch") }
 
 // openKeys opens two keys: if there is a domain, the key that signs permissions in host names, and
@@ -353,8 +354,8 @@ func admissionOf(a admit.Rules) apiv1.Admission {
 		MemoryReserveMiB: a.MemoryReserve >> 20, DiskReserveMiB: a.DiskReserve >> 20}
 }
 
-// makeInitrd makes an initramfs in memory, with a program of this build as its init. A VMM that gets
-// the file cannot write to it: the store copies it for all later boots.
+// makeInitrd makes an initramfs in memory, with a program of this build as its init. A VMM that receives the
+// file must not be able to write to it, because the store copies it for all later boots.
 func makeInitrd(kernel, program string) (*os.File, error) {
 	init, err := embedded.Open(program)
 	if err != nil {
@@ -399,7 +400,7 @@ func addDiff(base *os.File) (*os.File, error) {
 	return f, nil
 }
 
-// sealed returns a file in memory with this content, open for reading. Nobody can change it.
+// sealed returns a file in memory with the given content, open for reading. No process can change the file.
 func sealed(content []byte) (*os.File, error) {
 	fd, err := unix.MemfdCreate("forkd-initrd", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
@@ -452,9 +453,9 @@ func (w *wired) close(kill bool) {
 
 // install writes an embedded program into dir. dir is not the run directory, which many hosts mount
 // with noexec. The file name has no version: running processes keep the old file open, and new ones
-// use the new file. An identical file is kept, so that a daemon can start on a full disk. All users
-// that a jail.Starter gives to processes can read dir and the program, but only the daemon's user
-// can change them.
+// use the new file. An identical file is kept, so that a daemon can start on a full disk. The users
+// that a jail.Starter gives to processes can read and execute the program through dir, but cannot list
+// dir. Only the daemon's user can change dir and the program.
 func install(dir, name string) (string, error) {
 	p, err := embedded.Open(name)
 	if err != nil {

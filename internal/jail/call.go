@@ -90,9 +90,9 @@ func RuntimeCalls() []Call {
 		With(unix.SYS_RT_SIGACTION, IsNot(0, uint32(unix.SIGSYS))...),
 		With(unix.SYS_PRCTL, Is(0, unix.PR_SET_VMA)), // names a range of memory
 		With(unix.SYS_FCNTL, Is(1, unix.F_GETFL)),
-		// These flags would affect every process that has the same file open. With O_APPEND, for
-		// example, the daemon's writes at an offset would go to the end of the file. Without O_NONBLOCK
-		// the daemon's read of a stream that the process has passed to it would never return.
+		// Flags of an open file affect every process that shares the descriptor. If the process set
+		// O_APPEND, the daemon's writes at an offset would go to the end of the file. If it cleared
+		// O_NONBLOCK, the daemon's reads of a stream that the process has passed to it could block for ever.
 		With(unix.SYS_FCNTL, Is(1, unix.F_SETFL), Has(2, unix.O_NONBLOCK),
 			Lacks(2, unix.O_DIRECT|unix.O_ASYNC|unix.O_NOATIME|unix.O_APPEND)),
 		With(unix.SYS_FCNTL, Is(1, unix.F_GETFD)),

@@ -42,7 +42,7 @@ const (
 // Main serves the control socket until the process is no longer needed, and returns its exit code.
 func Main() int {
 	log.SetTarget(&log.GoogleEmitter{Writer: &log.Writer{Next: io.Discard}}) // gVisor's log, which a guest could fill
-	receive := stack.LargestReceive()                                        // before the jail, which has no /proc
+	receive := stack.LargestReceive()                                        // read now, because the jail has no /proc
 	if err := jail.Enter(jail.Config{Filter: allowed[:], Online: true}); err != nil {
 		fmt.Fprintf(os.Stderr, "forkd-net: cannot enter the jail: %v\n", err)
 		return jail.ExitCode

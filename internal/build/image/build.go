@@ -131,7 +131,7 @@ func fill(ctx context.Context, staging, key string, r *Recipe, c *content, u Unp
 		Created: time.Now().UTC().Truncate(time.Second), Recipe: r.Name,
 		Base: r.Base, BaseDigest: c.digest, Packages: r.Packages, Env: c.env,
 	}
-	if _, err := manifest.text(); err != nil { // before the work
+	if _, err := manifest.text(); err != nil { // check this before the work begins
 		return err
 	}
 	stream := func(ctx context.Context, w io.Writer) error {
@@ -167,10 +167,10 @@ func fill(ctx context.Context, staging, key string, r *Recipe, c *content, u Unp
 	return os.WriteFile(filepath.Join(staging, manifestName), text, 0o444)
 }
 
-// text returns the content of image.json. It fails if Open would refuse that.
+// text returns the content of image.json. It returns an error if Open would refuse this content.
 func (m *Manifest) text() ([]byte, error) {
 	text, err := json.MarshalIndent(m, "", "  ")
-	if spare := sha256.Size * 2; err == nil && len(text)+spare > maxManifestBytes { // for the digest
+	if spare := sha256.Size * 2; err == nil && len(text)+spare > maxManifestBytes { // a digest is added later
 		err = fmt.Errorf("%s would have %d bytes, at most %d are read: the image's environment is too large", manifestName,
 			len(text), maxManifestBytes-spare)
 	}

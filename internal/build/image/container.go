@@ -37,7 +37,7 @@ const maxIndexDepth = 3
 // content is written. Relative paths start at the recipe's directory. Only the environment of the
 // image's configuration is used, because a sandbox starts the agent and not an entrypoint.
 func resolveContainer(ctx context.Context, b base, r *Recipe) (_ *content, err error) {
-	ctx, abort := context.WithCancel(ctx) // of requests to the registry: the library keeps it
+	ctx, abort := context.WithCancel(ctx) // the library keeps this context for its requests to the registry
 	defer func() {
 		if err != nil {
 			abort()
@@ -139,11 +139,14 @@ func checkManifest(img v1.Image) error {
 	return nil
 }
 
-// layersOf returns the layers of an image as sources of a stream. It does not look into them. If plain
-// is set, they are not compressed. The library compares the layers of a registry with their digests in
-// the manifest as they arrive; those of a local image are compared here. (A compressed layer of an archive of
-// docker save has no digest but that of its content.) forkd-unpack compares all layers with their digests
-// in the configuration, so an image cannot claim the configuration of another one.
+// layersOf returns the layers of an image as sources of a stream. It does not parse them. If plain is set,
+// the sources are not compressed.
+//
+// Layers of a registry are compared with their digests in the manifest by the library, while they arrive.
+// Layers of a local image are compared by layersOf: those of an OCI layout with their digests in the
+// manifest, and those of an archive of docker save, which has no such digests, with the digests of their
+// content. In addition, forkd-unpack compares all layers with their digests in the configuration, so that an
+// image cannot claim the configuration of another image.
 func layersOf(img v1.Image, kind string, plain bool) ([]source, error) {
 	layers, err := img.Layers()
 	if err != nil {
@@ -171,7 +174,8 @@ func layersOf(img v1.Image, kind string, plain bool) ([]source, error) {
 	return list, nil
 }
 
-// checked returns an open whose reader compares its content with a digest.
+// checked returns a function like open. The reader that it returns compares its content with the digest want
+// at the end.
 func checked(open func() (io.ReadCloser, error), want v1.Hash) func() (io.ReadCloser, error) {
 	return func() (io.ReadCloser, error) {
 		from, err := open()
@@ -196,7 +200,7 @@ func (c *checkedReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// checkConfig returns the digest of a local image's configuration, after comparing it.
+// checkConfig compares a local image's configuration with its digest, and returns the digest.
 func checkConfig(img v1.Image) (want v1.Hash, err error) {
 	config, err := img.RawConfigFile()
 	if err != nil {

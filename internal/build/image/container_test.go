@@ -127,7 +127,7 @@ func push(reference string, img v1.Image) error {
 // keeps the streams.
 type builderVM struct {
 	headers []imageproto.Header
-	layers  [][]byte // decompressed, of all streams
+	layers  [][]byte // decompressed layers of all streams
 }
 
 func (v *builderVM) fill(ctx context.Context, d Disk) error {
@@ -228,7 +228,7 @@ func TestBuildFromContainers(t *testing.T) {
 	}
 }
 
-// A registry that does not even begin to answer does not keep a stream whose context has ended.
+// If the context of a stream ends, the stream ends too, even if the registry has not begun to answer.
 func TestStreamsEndWithTheirContext(t *testing.T) {
 	inner := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
 	begun, release := make(chan struct{}), make(chan struct{})
@@ -267,13 +267,14 @@ func TestStreamsEndWithTheirContext(t *testing.T) {
 	}
 }
 
-// An environment that a finished image or a snapshot cannot have is refused before the work.
+// If the environment of an image is too large for a finished image or for a snapshot, the image is refused
+// before the work begins.
 func TestEnvironmentsAreChecked(t *testing.T) {
 	u := Unpacker{Fill: func(context.Context, Disk) error {
 		t.Error("the disk is filled")
 		return nil
 	}}
-	large := &content{env: map[string]string{"V": strings.Repeat("<", 1<<20)}} // 6 bytes each in JSON
+	large := &content{env: map[string]string{"V": strings.Repeat("<", 1<<20)}} // each < takes 6 bytes in JSON
 	if err := fill(t.Context(), t.TempDir(), testKey, &Recipe{DiskMiB: 64}, large, u, nil); err == nil ||
 		!strings.Contains(err.Error(), "the image's environment is too large") {
 		t.Errorf("%v", err)
@@ -294,7 +295,7 @@ func TestEnvironmentsAreChecked(t *testing.T) {
 	}
 }
 
-// The layers of a local image are compared with their digests before a VM gets their end.
+// If a layer of a local image does not have its digest, the VM does not receive the end of the layer.
 func TestLocalLayersAreChecked(t *testing.T) {
 	dir := writeLayout(t, testImage(t))
 	damageLayer(t, dir)

@@ -141,7 +141,7 @@ func syncPath(name string) error {
 	return f.Sync()
 }
 
-// fileSHA256 returns the digest of a file. It reads at the lowest priority: a disk takes minutes.
+// fileSHA256 returns the digest of a file. It reads at the lowest priority, because a disk takes minutes.
 func fileSHA256(ctx context.Context, name string) (sum string, err error) {
 	done := make(chan struct{})
 	go func() {

@@ -13,7 +13,7 @@ import (
 // source is a layer that is written to a stream of package imageproto.
 type source struct {
 	imageproto.Layer
-	name string // for errors
+	name string // name of the layer in errors
 	open func() (io.ReadCloser, error)
 }
 

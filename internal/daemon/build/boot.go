@@ -19,11 +19,11 @@ import (
 )
 
 // Boot prepares the files that a parent boots from, out of a container image, and reports its
-// stages. The request has no tag yet. The error is imagevm.ErrNoPlace if the image needs a builder VM, and
-// the client has to wait for one.
+// stages. The request has no tag yet. If the image needs a builder VM and the client would have to wait for
+// one, Boot returns imagevm.ErrNoPlace.
 type Boot func(ctx context.Context, i Image, report func(string)) (bake.Request, error)
 
-// Place waits for the place of a builder VM. leave frees it.
+// Place waits for a place for one builder VM of a client. leave gives the place back.
 type Place func(ctx context.Context, client string) (leave func(), err error)
 
 // Image is a container image of a registry.
@@ -31,9 +31,10 @@ type Image struct {
 	Reference string
 	Login     *Login // nil: the login stored by `docker login` for the daemon's user
 	DiskMiB   int    // size of the root file system
-	Client    string // that builds from it
+	Client    string // name of the client that builds from the image
 
-	// Place is the place of a builder VM for the client, which Boot frees. nil: none is reserved.
+	// Place, if set, gives back the place for a builder VM that the caller of Boot has reserved for the
+	// client. Boot calls it.
 	Place func()
 }
 
@@ -96,11 +97,11 @@ func ImageDir(own string) string {
 	return own
 }
 
-// List returns the cached images, and what killed builds have left.
+// List returns the cached images, and the leftovers of killed builds.
 func (m *Images) List() ([]image.Cached, error) { return image.ListImages(m.Dir) }
 
-// Prune removes the images that no build has used since a time, except for those in inUse (paths of
-// root file systems), and returns them. With dryRun it removes nothing.
+// Prune removes the images that no build has used since the given time, and returns them. It keeps images
+// whose root file systems are in inUse, a list of paths. With dryRun it removes nothing.
 func (m *Images) Prune(inUse []string, since time.Time, dryRun bool) ([]image.Cached, error) {
 	list, err := m.List()
 	if err != nil || dryRun {
@@ -123,7 +124,8 @@ func (m *Images) Tidy() error {
 	return image.RemoveLeftovers(m.Dir)
 }
 
-// fill does not wait for a place, because the image's lock is held: other clients may have a place.
+// fill fills the disk of an image in a builder VM. Without a reserved place, it does not wait for one: its
+// caller holds the lock of the image, which a client that has a place may need.
 func (m *Images) fill(ctx context.Context, i Image, kernel string, d image.Disk) error {
 	if i.Place == nil {
 		leave, err := m.Filler.Enter(i.Client)

@@ -52,7 +52,7 @@ type Config struct {
 	Manager *sandbox.Manager
 	Baker   *bake.Baker
 	Boot    Boot     // of container images
-	Place   Place    // of builder VMs
+	Place   Place    // waits for a place for a builder VM
 	Image   Registry // looks up container images
 	Dir     string   // directory for files of builds; used by this Builder only
 	Log     *slog.Logger

@@ -51,7 +51,8 @@ func newContext(t *testing.T) *Context {
 	return c
 }
 
-// newStore returns a Builder with these bounds on all its contexts together.
+// newStore returns a Builder whose contexts together may take lists MiB of memory for their lists, and
+// contents MiB of disk for their files.
 func newStore(t *testing.T, lists, contents int) *Builder {
 	t.Helper()
 	b := &Builder{cfg: Config{Dir: t.TempDir()}, lists: gate.New(lists), contents: gate.New(contents)}
@@ -70,8 +71,8 @@ func linksOf(n int) []tar.Header {
 	return list
 }
 
-// The memory and disk space of all contexts together are bounded, and so is one client's share. A
-// closed context frees its part.
+// The memory and disk space of all contexts together are bounded, and so is one client's share. Closing a
+// context frees its memory and disk space.
 func TestContextsOfAllBuildsAreBounded(t *testing.T) {
 	names := linksOf(3000) // their names have more than 1 MiB
 	content := []tar.Header{{Name: "x", Typeflag: tar.TypeReg, Size: 1<<20 + 1}}
@@ -141,7 +142,7 @@ func live() int64 {
 func TestEntriesAreCountedForTheirMemory(t *testing.T) {
 	long := linksOf(40)
 	for i := range long {
-		long[i].Linkname = strings.Repeat("x", 101) // longer than the field for it in a header
+		long[i].Linkname = strings.Repeat("x", 101) // longer than the field of a tar header for the target
 		long[i].PAXRecords = map[string]string{"FORKD.comment": strings.Repeat("y", 500<<10)}
 	}
 	for what, entries := range map[string][]tar.Header{"short": linksOf(60_000), "headers of 500 KiB": long} {

@@ -74,8 +74,9 @@ func (g *guest) copyTogether(ctx context.Context, cp *plan.Copy, sources []plan.
 	return unpacked, err
 }
 
-// removeAfter removes a directory of the guest if err, the outcome of the work in it, is nil. After an error
-// the whole sandbox is killed. The guest may never answer, so the removal ends with ctx too.
+// removeAfter removes the directory dir of the guest, in which the caller has worked. err is the result of
+// that work. If it is not nil, removeAfter returns it and removes nothing, because the sandbox is then killed.
+// The removal also ends with ctx, because the guest may never answer.
 func (g *guest) removeAfter(ctx context.Context, err error, dir string) error {
 	if err != nil {
 		return err

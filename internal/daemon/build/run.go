@@ -143,7 +143,8 @@ func (w *work) provide(ctx context.Context, cancel func(), i int) error {
 	}
 	there, err := w.attempt(ctx, i, nil, start)
 	if errors.Is(err, imagevm.ErrNoPlace) {
-		// The step is not claimed while this client waits. Another client may have a VM, and execute it.
+		// The step is not claimed while this client waits. So another client that has a builder VM can execute
+		// it in the meantime.
 		w.o.Output(i, "wait for a builder VM")
 		var leave func()
 		if leave, err = w.b.cfg.Place(ctx, w.req.Who); err == nil {
@@ -169,8 +170,8 @@ func (w *work) provide(ctx context.Context, cancel func(), i int) error {
 	return nil
 }
 
-// attempt executes a step, unless another build has made its snapshot. place is the place of a builder VM
-// that the step may use; nil: none is reserved. start is called before the step is executed.
+// attempt executes step i, unless another build has made its snapshot. place, if set, gives back the place
+// that is reserved for the step's builder VM. attempt calls start before it executes the step.
 func (w *work) attempt(ctx context.Context, i int, place, start func()) (there bool, err error) {
 	free, err := w.b.await(ctx, "step "+w.tagOf(i))
 	if err != nil {

@@ -41,8 +41,8 @@ func shells(t *testing.T) map[string]func(script string, args ...string) *exec.C
 	return all
 }
 
-// Processes that a command leaves running are found by their environment, wherever the mark is in
-// the environment.
+// The script kills processes that a command has left running. It finds them by the variable that the build
+// sets for its commands, at any position in the environment.
 func TestLeftoversAreKilled(t *testing.T) {
 	for name, shell := range shells(t) {
 		mark := stepVariable + "=test of " + name
@@ -74,7 +74,8 @@ func statusOf(pid int) string {
 	return string(text)
 }
 
-// Files are placed as by COPY, even through a link to a directory, and found by patterns.
+// findScript finds files by a pattern. placeScript copies files in the same way as COPY, even if the target
+// has a link to a directory.
 func TestFilesArePlaced(t *testing.T) {
 	for name, shell := range shells(t) {
 		dir := t.TempDir()
@@ -102,9 +103,8 @@ echo y >in/sub/y && echo q >in/alias/q && ln -s real dst/alias && ln -s x in/lin
 	}
 }
 
-// Files from other guests stay in the target. A link in the target that leads out of it is not
-// followed, and owners and modes are not applied through the links among the files. Links that stay
-// in the target are followed.
+// Files from other guests are written only below the target. placeScript follows links in the target only if
+// they do not lead out of it. It does not set owners and modes through links that are among the files.
 func TestFilesOfOthersStayInTheTarget(t *testing.T) {
 	for name, shell := range shells(t) {
 		for where, refused := range map[string]bool{"out": true, "deep/out": true, "again": true, "line": true, "in": false,

@@ -124,7 +124,7 @@ func codeOf(err error) code {
 		return codeForbidden
 	case errors.Is(err, inbound.ErrMethod):
 		return codeMethod
-	case errors.As(err, &answer), errors.As(err, &disks): // disks: a guest's file system is damaged
+	case errors.As(err, &answer), errors.As(err, &disks): // in the second case, a guest's file system is damaged
 		return codeGuestFailed
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, inbound.ErrIdle):
 		return codeTimeout

@@ -11,7 +11,7 @@ import (
 
 type connKey struct{}
 
-// WithConn returns the context for a connection's requests, in which WhileConnected finds the connection.
+// WithConn returns a context for the requests of a connection. WhileConnected finds the connection in it.
 func WithConn(ctx context.Context, c net.Conn) context.Context {
 	for {
 		inner, ok := c.(interface{ NetConn() net.Conn })
@@ -31,9 +31,9 @@ func WithConn(ctx context.Context, c net.Conn) context.Context {
 const hangUpInterval = time.Second
 
 // WhileConnected returns a context that ends when the client of a request closes the connection. The
-// server ends the request's own context then, but only after the whole body was read. Over TCP, the end of a
-// connection arrives behind the data: if more of it is on the way than the socket's buffer takes, the end is
-// noticed only when the body is read.
+// context of the request itself ends only if the whole body has been read. Over TCP, the end of a connection
+// arrives after all data. So if the client has sent more data than the socket's buffer takes, WhileConnected
+// notices the end only when the body is read.
 func WhileConnected(ctx context.Context) (context.Context, func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	conn, ok := ctx.Value(connKey{}).(syscall.Conn)
@@ -55,8 +55,7 @@ func WhileConnected(ctx context.Context) (context.Context, func()) {
 	return ctx, cancel
 }
 
-// hungUp reports whether the other side has closed the connection, or its sending direction. It reads
-// nothing.
+// hungUp reports whether the other side has closed the connection or its own direction. It reads no data.
 func hungUp(conn syscall.Conn) bool {
 	raw, err := conn.SyscallConn()
 	if err != nil {

@@ -16,9 +16,9 @@ import (
 // one sandbox with all of its URLs, for all sandboxes of one owner, and for all together. The guest
 // serves such a request, but each one costs the daemon a connection to the guest.
 //
-// A request that names no sandbox costs a search for the sandbox whose token has signed it. Searches
-// have rates of their own: for each peer, and for all peers together. For all peers together there is one
-// rate for searches that find a sandbox, and a lower one for those that find nothing.
+// A request that names no sandbox costs a search for the sandbox whose token has signed it. The rate of
+// searches is limited for each peer. It is also limited for all peers together: there is one limit for
+// searches that find a sandbox, and a lower limit for searches that find none.
 type Strangers struct {
 	sandbox, owner bound
 

@@ -60,8 +60,8 @@ func TestStrangersAreForgotten(t *testing.T) {
 	}
 }
 
-// Searches are limited for each peer, and for all peers together. Those that find a sandbox have a rate of
-// their own.
+// Searches are limited for each peer, and for all peers together. Searches that find a sandbox have a
+// separate limit.
 func TestSearchesOfPeers(t *testing.T) {
 	const burst = 10
 	s := newStrangers(1e-9, burst)

@@ -132,8 +132,9 @@ func New(cfg Config) (*Builder, error) {
 // sandboxes it has killed.
 const closeWait = 10 * time.Second
 
-// Close cancels all builds and waits until they have ended. It kills the sandboxes of builds that take too
-// long, and in the end leaves such builds: what they wait for must not delay the stop of the daemon.
+// Close cancels all builds and waits until they have ended. If builds take longer than closeWait, it kills
+// their sandboxes. If they then take that long again, it returns without them, because a build must not delay
+// the stop of the daemon.
 func (b *Builder) Close() {
 	b.mu.Lock()
 	b.closed = true

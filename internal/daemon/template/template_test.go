@@ -84,7 +84,7 @@ func TestManyEndedBuilds(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for range maxEnded + 1 { // each calls the previous one off
+	for range maxEnded + 1 { // each build cancels the previous one
 		request("first")
 	}
 	for _, name := range []string{"second", "third", "first", "second"} {
@@ -253,8 +253,8 @@ func TestStepsAreNotInTheDaemonsLog(t *testing.T) {
 	}
 }
 
-// A build that does not end when it is cancelled loses its sandboxes. If it does not end then either, it
-// does not prevent the stop of the daemon.
+// If a build does not end when it is cancelled, its sandboxes are killed. Even if the build does not end then,
+// the daemon can stop.
 func TestCloseIsBounded(t *testing.T) {
 	for _, ends := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {

@@ -40,7 +40,7 @@ func (a *api) fillImage(w http.ResponseWriter, r *http.Request) error {
 	if err := a.NoKVM(); err != nil {
 		return err
 	}
-	ctx, stop := face.WhileConnected(r.Context()) // the request waits, and its body may not be read meanwhile
+	ctx, stop := face.WhileConnected(r.Context()) // needed because the body is not read while the request waits
 	defer stop()
 	leave, err := a.Images.Filler.Wait(ctx, auth.From(ctx).Who)
 	if err != nil {
@@ -156,8 +156,9 @@ const (
 	maxUnused     = 100 * 365 * 24 * time.Hour
 )
 
-// baseImages returns the images that snapshots are based on, and the tags of snapshots that may need
-// any image: they are being made or replaced, they are damaged, or the record of their image is.
+// baseImages returns the images that snapshots are based on. unclear has the tags of snapshots whose image is
+// not known, so that they may need any image: the snapshot is being made or replaced, or the snapshot or the
+// record of its image is damaged.
 func (a *api) baseImages(r *http.Request) (inUse, unclear []string) {
 	view := a.view(r)
 	for _, i := range view.Snapshots() {

@@ -181,7 +181,8 @@ func TestClientsThatLeaveWhileTheySendAnImage(t *testing.T) {
 	nothingOfDisks(t, r)
 }
 
-// So does a client that leaves while its VM takes nothing, or while the client waits for a VM.
+// The VM and the disk are also removed if the client leaves while the VM reads nothing, or while the client
+// waits for a VM.
 func TestClientsThatLeaveWhileNothingIsRead(t *testing.T) {
 	begun, release := make(chan struct{}, 1), make(chan struct{})
 	r := start(t, apirig.Options{Unpack: func(io.Reader) error {
@@ -196,14 +197,14 @@ func TestClientsThatLeaveWhileNothingIsRead(t *testing.T) {
 	fill := func() {
 		in, out := io.Pipe()
 		context.AfterFunc(ctx, func() { out.CloseWithError(ctx.Err()) })
-		go func() { _, _ = layerOf(t, "content").WriteTo(out) }() // and no end
+		go func() { _, _ = layerOf(t, "content").WriteTo(out) }() // without closing out
 		_, err := r.FillImage(ctx, client.FillRequest{Kernel: r.Parent.Kernel, DiskMiB: 64, UUID: diskID}, in)
 		ended <- err
 	}
 	go fill()
 	<-begun
 	go fill()
-	time.Sleep(100 * time.Millisecond) // the second request now waits, probably
+	time.Sleep(100 * time.Millisecond) // the second request probably waits by now
 	cancel()
 	for range cap(ended) {
 		if err := <-ended; !errors.Is(err, context.Canceled) {
@@ -225,7 +226,8 @@ func TestDisksNeedKVM(t *testing.T) {
 	}
 }
 
-// An image is not removed while a bake waits with it, nor while it is unknown which image a snapshot needs.
+// An image is not removed while a bake that uses it waits, or while it is unknown which image a snapshot
+// needs.
 func TestPruneKeepsWhatMayBeNeeded(t *testing.T) {
 	r := start(t, apirig.Options{})
 	dir := filepath.Join(r.Cache, "images", strings.Repeat("a", 32))
@@ -257,8 +259,8 @@ func TestPruneKeepsWhatMayBeNeeded(t *testing.T) {
 	}
 }
 
-// The daemon's image cache is listed, and loses what no build has used for a time. An image that a
-// snapshot is based on stays.
+// Clients can list the daemon's image cache, and remove the images that no build has used for a time. An
+// image that a snapshot is based on stays.
 func TestImageCache(t *testing.T) {
 	r := start(t, apirig.Options{Tokens: []auth.Token{{Name: "runner", Scope: auth.Run}}})
 	images := filepath.Join(r.Cache, "images")

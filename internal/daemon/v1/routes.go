@@ -49,7 +49,7 @@ type Config struct {
 	Builds     *build.Builder
 	Images     *build.Images
 	Differ     *diff.Differ
-	ScratchDir string // directory of disks while they are filled; the files in it have no names
+	ScratchDir string // directory for disks while builder VMs fill them; the files in it have no names
 	Metrics    http.Handler
 	Version    string
 	Accel      string

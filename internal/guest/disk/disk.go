@@ -66,7 +66,7 @@ func Trim(path string) error {
 }
 
 func trim(call func(request uint, arg *[3]uint64) error) error {
-	// A file system that cannot discard merely takes more space.
+	// Ignore EOPNOTSUPP: a file system that cannot discard only takes more space.
 	if err := call(fiTrim, &[3]uint64{0, math.MaxUint64, 0}); err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
 		return fmt.Errorf("discard what is free: %w", err)
 	}

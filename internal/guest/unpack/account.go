@@ -47,7 +47,7 @@ func defaultFiles() []newFile {
 		{name: "root", mode: unix.S_IFDIR | 0o700},
 		{name: "etc/hosts", mode: unix.S_IFREG | 0o644, data: []byte(
 			"127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n")},
-		// empty: each sandbox gets its own, machine-id(5)
+		// The file is empty, so that each sandbox gets an id of its own; see machine-id(5).
 		{name: "etc/machine-id", mode: unix.S_IFREG | 0o444},
 	}
 }

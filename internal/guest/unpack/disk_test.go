@@ -55,8 +55,8 @@ func TestOnlyCleanDisksAreAnswered(t *testing.T) {
 	}
 }
 
-// Writes that fail later, when the kernel writes its cache, are errors. The device is a file on a file
-// system that is too small for it.
+// fillDisk returns an error if the kernel cannot write its cache to the device later. In this test, the device
+// is a file on a file system that is too small for the data.
 func TestDisksThatCannotBeWritten(t *testing.T) {
 	small, mount := t.TempDir(), t.TempDir()
 	if err := unix.Mount("none", small, "tmpfs", 0, "size=8m"); err != nil {
@@ -73,7 +73,7 @@ func TestDisksThatCannotBeWritten(t *testing.T) {
 			t.Fatal(err)
 		}
 		err := fillDisk(device, mount, &stream)
-		_ = unix.Unmount(mount, unix.MNT_DETACH) // after an error it is still mounted
+		_ = unix.Unmount(mount, unix.MNT_DETACH) // after an error of fillDisk, the disk is still mounted
 		detach()
 		if (err != nil) != fails || fails && !errors.Is(err, unix.EIO) && !errors.Is(err, unix.ENOSPC) {
 			t.Errorf("%d bytes: %v", size, err)
@@ -81,7 +81,7 @@ func TestDisksThatCannotBeWritten(t *testing.T) {
 	}
 }
 
-// loop makes a block device of a file.
+// loop makes a block device with the content of a file.
 func loop(t *testing.T, f *os.File) (device string, detach func()) {
 	t.Helper()
 	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)

@@ -36,8 +36,8 @@ const maxWindow = 128 << 20
 // disk is smaller, unless it overwrites its own files.
 func (t *tree) maxPlain() int64 { return 2*t.size + 64<<20 }
 
-// maxTotal returns how many bytes all layers together may decompress to, and how many bytes of content
-// they may have. A header may name many layers, which may be the same blob.
+// maxTotal returns the maximum size of all decompressed layers together, in bytes. The same maximum is for
+// the content of all their files. Without it, a header could name one blob as many layers.
 func (t *tree) maxTotal() int64 { return 2 * t.maxPlain() }
 
 // apply applies a layer. After an error the tree is of no use.

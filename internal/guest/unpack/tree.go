@@ -26,8 +26,8 @@ const (
 // No operation follows a symbolic link, because the kernel refuses such paths (openat2 with
 // RESOLVE_NO_SYMLINKS). So neither links of the image nor ".." lead out of the tree.
 type tree struct {
-	root  int   // descriptor
-	size  int64 // of the disk
+	root  int   // descriptor of the root directory
+	size  int64 // size of the disk in bytes
 	plain int64 // bytes that the layers have decompressed to
 	bytes int64 // content of files in the layers
 	names int   // bytes of kept names

@@ -74,25 +74,25 @@ func serve(log *kmsg.Log) error {
 	if err := imageproto.WriteAnswer(conn, fillDisk(pid1.RootDevice, mountPoint, conn)); err != nil {
 		return err
 	}
-	_, _ = io.Copy(io.Discard, conn) // the rest of a refused stream
+	_, _ = io.Copy(io.Discard, conn) // read the rest of a refused stream
 	time.Sleep(exitTime)
 	return errors.New("the host has left")
 }
 
-// exitTime is how long the host has to read the answer and to kill the VM. The end of the stream does not
-// mean that it has.
+// exitTime is how long the host has to read the answer and kill the VM. The host may end the stream before
+// it has read the answer.
 const exitTime = time.Minute
 
-// fillDisk fills a device with an empty file system, which it mounts on dir. The result is nil only if
-// everything is on the disk: an error of a write that the kernel has put off is an error.
+// fillDisk mounts the empty file system of a device on dir and fills it. It returns nil only if all data is
+// on the disk: it also returns errors of writes that the kernel has delayed.
 func fillDisk(device, dir string, stream io.Reader) (err error) {
 	unix.Umask(0)
-	dev, err := os.Open(device) // errors of writes from now on are reported to its Sync
+	dev, err := os.Open(device) // dev.Sync reports errors of all writes from now on
 	if err != nil {
 		return err
 	}
 	defer dev.Close()
-	// A device or a program of the image is never used here.
+	// This VM uses no device and no program of the image.
 	const flags = unix.MS_NOATIME | unix.MS_NODEV | unix.MS_NOEXEC | unix.MS_NOSUID
 	if err := unix.Mount(device, dir, "ext4", flags, ""); err != nil {
 		return fmt.Errorf("mount %s: %w", device, err)
@@ -111,7 +111,7 @@ func fillDisk(device, dir string, stream io.Reader) (err error) {
 
 // fillMounted fills a mounted file system and writes it to the disk.
 func fillMounted(dir string, stream io.Reader) error {
-	root, err := os.Open(dir) // errors of writes from now on are reported to syncfs(2)
+	root, err := os.Open(dir) // syncfs(2) on root reports errors of all writes from now on
 	if err != nil {
 		return err
 	}
@@ -132,8 +132,8 @@ func fillMounted(dir string, stream io.Reader) error {
 	return nil
 }
 
-// checkClean returns an error unless the file system on a device was unmounted without a remaining write,
-// and the kernel has found no error in it (Linux Documentation/filesystems/ext4/super.rst).
+// checkClean returns an error unless the file system on a device was unmounted completely and the kernel has
+// found no error in it (Linux Documentation/filesystems/ext4/super.rst).
 func checkClean(dev io.ReaderAt) error {
 	const (
 		superblock = 1024

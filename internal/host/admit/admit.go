@@ -151,8 +151,8 @@ func (r *Rules) checkDisk(free uint64, name string) error {
 		"--disk-reserve-mib", name, free>>20, r.DiskReserve>>20)
 }
 
-// Room returns an error if the reserves do not allow a VM that is no sandbox. It will need so many bytes
-// of memory, and write to the file system of disk.
+// Room returns an error if a VM that is not a sandbox would not leave the reserves of memory and disk free. The
+// VM needs memory bytes of memory, and writes to the file system that disk is on.
 func (r *Rules) Room(memory uint64, disk *os.File) error {
 	if r.MemoryReserve > 0 {
 		free, err := memAvailable()

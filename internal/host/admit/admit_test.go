@@ -87,7 +87,7 @@ func TestOwnersReserve(t *testing.T) {
 	}
 }
 
-// A VM that is no sandbox must leave the reserves as well.
+// A VM that is not a sandbox must also leave the reserves of memory and disk free.
 func TestRoomLeavesTheReserves(t *testing.T) {
 	f, err := os.Open(t.TempDir())
 	if err != nil {

@@ -67,12 +67,12 @@ type Ring struct {
 	// +checklocks:mu
 	dropped uint64 // highest Seq of the events that were dropped
 	// +checklocks:mu
-	total use // of all owners
+	total use // sum over all owners
 	// +checklocks:mu
 	news chan struct{} // closed when the next event is emitted
 }
 
-// use is what stored events take.
+// use counts stored events and their bytes.
 type use struct{ events, bytes int }
 
 // queue has the stored events of one owner.
@@ -138,8 +138,8 @@ func (r *Ring) addLocked(q *queue, events, bytes int) {
 	}
 }
 
-// dropLocked drops the oldest event of the owner that has most of what there is too much of: bytes, or
-// events. It does not drop the latest event.
+// dropLocked drops the oldest event of one owner. If the ring has too many bytes, that is the owner with the
+// most bytes, otherwise the owner with the most events. dropLocked does not drop the latest event of the ring.
 //
 // +checklocks:r.mu
 func (r *Ring) dropLocked() {
@@ -219,9 +219,9 @@ func (r *Ring) Follow(id string) *Follower {
 // Place returns the id of the place after the last event that Next returned.
 func (f *Follower) Place() string { return f.ring.ID(f.seen) }
 
-// Next waits for the next event and returns it. If missed is true, it returns no event: events were
-// dropped before they could be read, or the follower began at an unknown place. The Next after that
-// returns the oldest stored event that was not read. The error is that of ctx.
+// Next waits for the next event and returns it. If missed is true, it returns no event, because events were
+// dropped before they could be read, or because the follower began at an unknown place. The next call then
+// returns the oldest stored event that was not read. If ctx ends, Next returns the error of ctx.
 func (f *Follower) Next(ctx context.Context) (e Event, missed bool, err error) {
 	if f.ring == nil {
 		<-ctx.Done()

@@ -3,8 +3,8 @@
 //
 // The VM boots a guest kernel with forkd-unpack as its init. It has one disk, one connection to the
 // host and no network. The host writes an empty file system to the disk file, sends the VM a stream
-// of package imageproto, and waits for one answer. The host looks neither into the stream nor into
-// the resulting file system. The VM is always killed afterwards.
+// of package imageproto, and waits for one answer. The host parses neither the stream nor the
+// resulting file system. The VM is killed at the end, and on every error.
 //
 // While the VM runs, the disk file is a disk layer. The layer contains every cluster, so the VM
 // reads nothing of the base below it. Without the layer's bitmap and footer, the file is the
@@ -42,8 +42,8 @@ type Config struct {
 	// Initrd makes the initramfs for a kernel, with forkd-unpack as its init.
 	Initrd func(kernel string) (*os.File, error)
 
-	// Room returns an error if the host has no room for a VM with so many bytes of memory, or for more data
-	// on the disk's file system.
+	// Room returns an error if the host lacks memory for a VM of memory bytes, or if the file system that
+	// disk is on lacks space for more data.
 	Room func(memory uint64, disk *os.File) error
 }
 
@@ -67,10 +67,10 @@ func New(cfg Config) *Filler { return &Filler{cfg: cfg, place: gate.New(maxVMs)}
 
 // Request asks for a disk.
 type Request struct {
-	Kernel string   // path of a bzImage or ELF kernel; its modules are beside it, as the cache has them
-	Disk   *os.File // its content is lost
-	Size   int64    // of the disk, in bytes
-	UUID   [16]byte // of the file system
+	Kernel string   // path of a bzImage or ELF kernel, with its modules beside it, as in the cache
+	Disk   *os.File // file to fill; its previous content is lost
+	Size   int64    // size of the disk, in bytes
+	UUID   [16]byte // UUID of the file system
 
 	// Stream writes a stream of package imageproto to w. Its context ends when no VM reads the
 	// stream any more.
@@ -94,8 +94,8 @@ func (r *Request) Check() error {
 // ErrNoPlace means that a client has to wait for a VM.
 var ErrNoPlace = errors.New("all builder VMs that the client may have are busy")
 
-// Enter takes the place of a VM for a client. The error is ErrNoPlace if the client has to wait. leave frees
-// the place.
+// Enter takes a place for one VM of a client. It returns ErrNoPlace if the client would have to wait. leave
+// gives the place back.
 func (f *Filler) Enter(client string) (leave func(), err error) {
 	if leave, err = f.place.Enter(share(client)); err != nil {
 		return nil, ErrNoPlace
@@ -103,16 +103,16 @@ func (f *Filler) Enter(client string) (leave func(), err error) {
 	return leave, nil
 }
 
-// Wait is Enter, but waits until ctx ends. Other clients may have a VM at that time, so the caller must not
-// hold what they need.
+// Wait takes a place like Enter, but waits for it until ctx ends. The caller must not hold a lock that other
+// clients need for their VMs.
 func (f *Filler) Wait(ctx context.Context, client string) (leave func(), err error) {
 	return f.place.Wait(ctx, share(client))
 }
 
 func share(client string) gate.Share { return gate.Share{Key: client, Most: gate.Fair(maxVMs)} }
 
-// Fill makes the disk. The caller has a place; see Enter. The error is an *invalid.Error if the VM has
-// refused the stream. After an error the content of the disk is of no use, and no VM is left.
+// Fill makes the disk. The caller must have a place from Enter or Wait. If the VM refuses the stream, Fill
+// returns an *invalid.Error. After an error the content of the disk is of no use, and no VM is left.
 func (f *Filler) Fill(ctx context.Context, req Request) error {
 	if err := req.Check(); err != nil {
 		return err
@@ -202,7 +202,8 @@ func emptyBase(dir string, size int64) (*os.File, error) {
 	return disklayer.Reopen(w)
 }
 
-// pass passes the stream on and waits for the answer, which may come early.
+// pass passes the stream to the VM and waits for the answer. The VM may answer before the end of the
+// stream.
 func pass(ctx context.Context, w *watchdog, conn net.Conn, stream func(context.Context, io.Writer) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -228,7 +229,7 @@ func pass(ctx context.Context, w *watchdog, conn net.Conn, stream func(context.C
 		return vmpool.Cause(ctx, err)
 	}
 	if half, ok := conn.(interface{ CloseWrite() error }); ok {
-		_ = half.CloseWrite() // a guest that wants more than there is gets an end, and refuses the stream
+		_ = half.CloseWrite() // if the stream is too short, the guest notices the end and refuses the stream
 	}
 	w.expect(stallTime, "the builder VM has not answered for %v")
 	err := <-answered

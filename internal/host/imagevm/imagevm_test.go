@@ -189,7 +189,7 @@ func TestVMsThatFail(t *testing.T) {
 	}
 }
 
-// Whatever a fill waits for, it does not wait for ever. The source ends with its context.
+// Every wait of a fill has a limit. After the limit, the context of the stream's source ends.
 func TestFillsThatStall(t *testing.T) {
 	silent := func(ctx context.Context, _ io.Writer) error { <-ctx.Done(); return ctx.Err() }
 	slow := func(ctx context.Context, w io.Writer) error {
@@ -261,7 +261,7 @@ func TestFillNeedsRoom(t *testing.T) {
 	}
 }
 
-// deaf is a connection to a guest that takes nothing, and keeps its own direction open.
+// deaf is a connection to a guest that has stopped reading, but keeps its own direction open.
 type deaf struct{ net.Conn }
 
 func (deaf) Write([]byte) (int, error) { return 0, syscall.EPIPE }
@@ -281,7 +281,7 @@ func TestFillEndsWithAGuestThatTakesNothingMore(t *testing.T) {
 	})
 }
 
-// halves is a connection whose end of the stream the guest sees.
+// halves is a connection that reports when its writing half is closed.
 type halves struct {
 	net.Conn
 	ended chan struct{}
@@ -289,7 +289,7 @@ type halves struct {
 
 func (h halves) CloseWrite() error { close(h.ended); return nil }
 
-// A stream that is shorter than its header says has an end in the guest.
+// If a stream is shorter than its header says, the guest sees the end of the stream.
 func TestStreamsHaveAnEnd(t *testing.T) {
 	ours, theirs := net.Pipe()
 	defer ours.Close()

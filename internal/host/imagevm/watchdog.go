@@ -7,17 +7,17 @@ import (
 	"time"
 )
 
-// watchdog cancels the context of a fill that waits for one thing for too long, or takes too long as a
-// whole.
+// watchdog cancels the context of a fill if one of its waits takes too long, or the fill as a whole.
 type watchdog struct {
 	cancel context.CancelCauseFunc
 	all    *time.Timer
 
 	mu  sync.Mutex
-	one *time.Timer // of the present wait; nil: none
+	one *time.Timer // timer of the present wait; nil before the first wait
 }
 
-// newWatchdog returns a watchdog and its context, which ends with a context.DeadlineExceeded as its cause.
+// newWatchdog returns a watchdog and its context. If the watchdog cancels the context, the cause is a
+// context.DeadlineExceeded.
 func newWatchdog(ctx context.Context) (context.Context, *watchdog) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	w := &watchdog{cancel: cancel}
@@ -29,8 +29,8 @@ func (w *watchdog) bark(format string, after time.Duration) {
 	w.cancel(fmt.Errorf(format+": %w", after, context.DeadlineExceeded))
 }
 
-// expect ends the present wait, and begins one that may take limit. format is the error, with a verb for
-// limit.
+// expect ends the present wait, and begins a wait that may take limit. format is the format of the error if
+// the wait takes longer; its verb is for limit.
 func (w *watchdog) expect(limit time.Duration, format string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

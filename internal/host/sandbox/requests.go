@@ -55,7 +55,7 @@ type ForkRequest struct {
 	Labels         map[string]string  // labels of each child
 	Strict         unique.Strict      // strictness of each child
 	Annotation     json.RawMessage    // data of the API that makes the request, stored with each child; may be nil
-	Provisional    bool               // if the daemon dies before ForkResult.Keep, the next one kills all children
+	Provisional    bool               // if the daemon dies before ForkResult.Keep, the next daemon kills all children
 
 	present *netclient.Setting // setting of the suspended sandbox that is forked; nil: as the snapshot
 }

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// slowDisk opens a store whose RAM has room for the given number of layers, as publish makes them.
+// slowDisk opens a store whose RAM has room for the given number of layers of the size that publish makes.
 // Nothing is written to its disk until catchUp is called.
 //
 // +checklocksignore: it returns with the flusher's lock held

@@ -84,7 +84,7 @@ func (g *Staging) addInBackground(what string, file *os.File, keep bool) (*basin
 		atLowestPriority()
 		if b.base, b.err = g.store.addBase(ctx, g, f, filepath.Clean(file.Name()), keep); b.err != nil {
 			b.err = fmt.Errorf("use %s %s: %w", what, file.Name(), b.err)
-		} else if !keep { // it is no boot file
+		} else if !keep { // the file is the disk's base, not a boot file
 			g.setBase(b.base)
 		}
 	}()
@@ -184,7 +184,7 @@ func (s *Store) addBase(ctx context.Context, g *Staging, f *os.File, path string
 	if err != nil {
 		return base, err
 	}
-	if !linked && !keep && identifyPath(path) != id { // the store could not find it again
+	if !linked && !keep && identifyPath(path) != id { // the store could not find the file again
 		return base, errors.New("it was removed or replaced while it was read; build the image again")
 	}
 	if !linked && keep {
@@ -220,8 +220,8 @@ func (s *Store) linkBase(f *os.File, digest string) (linked bool, err error) {
 	return false, fmt.Errorf("link it to %s: %w", name, err)
 }
 
-// copyBase copies a file with a digest into the store and flushes it to disk. It returns an error if
-// the copy has another digest, because the file was changed in the meantime.
+// copyBase copies a file into the store and flushes the copy to disk. want is the digest of the file. If the
+// file has been changed in the meantime, so that the copy has another digest, copyBase returns an error.
 func copyBase(ctx context.Context, name string, f *os.File, want string) (id fileID, err error) {
 	err = atomicfile.Fill(name, func(tmp string) error {
 		if err := copyFile(tmp, f); err != nil {

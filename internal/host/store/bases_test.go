@@ -132,8 +132,8 @@ func TestBaseIsCopiedWithItsDigest(t *testing.T) {
 	}
 }
 
-// An image that loses its name while it is added cannot be found again, so it is no base, and the store
-// records nothing.
+// An image that loses its name while it is added cannot be found again. So the store does not accept it as a
+// base, and records nothing.
 func TestRemovedImageIsNoBase(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)

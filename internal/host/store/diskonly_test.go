@@ -12,7 +12,7 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 )
 
-// inMemory returns a file without a name, like an initramfs that is made for one boot.
+// inMemory returns a file without a name. An initramfs that is made for one boot is such a file.
 func inMemory(t *testing.T, content string) *os.File {
 	t.Helper()
 	fd, err := unix.MemfdCreate("in-memory", unix.MFD_CLOEXEC)

@@ -6,14 +6,14 @@ import (
 	"github.com/forkd/forkd/internal/host/event"
 )
 
-// maxFailed bounds the list of failed branches. Each takes some memory, and a client can make any
+// maxFailed bounds the list of failed branches, because each takes some memory, and a client can make any
 // number of branches that fail.
 const maxFailed = 256
 
 // ListFailed adds a failed branch to the list of snapshots, with the reason. It is for branches
 // that failed while no client waited for them, or that are lost. An entry stays until the branch is
-// deleted or made again, or the daemon exits. If there are too many, the oldest is dropped. owner is the
-// owner of the sandbox, empty if unknown.
+// deleted or made again, or the daemon exits. If there are too many entries, the oldest is dropped. owner is
+// the owner of the sandbox, or empty if unknown.
 func (s *Store) ListFailed(tag, owner string, reason error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// Failed branches are in the list until they are made again or deleted. The list is bounded,
-// because it is in memory, and a client can make any number of branches that fail.
+// A failed branch is in the list until a branch with its tag is made or it is deleted. The number of failed
+// branches is bounded, because they are in memory, and a client can make any number of branches that fail.
 func TestFailedBranchesAreBounded(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)

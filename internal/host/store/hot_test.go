@@ -134,7 +134,7 @@ func TestUnflushedSnapshotIsLostWithRAM(t *testing.T) {
 	}
 	publish(t, s, d, "child", "base")
 	s.Close()
-	// Nothing but the directory has prevented the flush: the layer is already on disk.
+	// Only the move to the directory has failed: the layer is already on disk.
 	layers, err := filepath.Glob(filepath.Join(s.staging(), "*", snapshot.MemoryLayerFile))
 	if err != nil || len(layers) != 1 {
 		t.Fatalf("layers on disk: %q, %v", layers, err)

@@ -24,7 +24,7 @@ type Info struct {
 
 	Writing   bool   // the snapshot is being made and cannot be used yet
 	Replacing bool   // another snapshot with its tag is being made
-	Step      string // the step at which that is; empty if unknown
+	Step      string // step in making the snapshot or its replacement; empty if unknown
 	Branch    *snapshot.Branch
 	Transient bool
 	DiskOnly  bool // the snapshot has no memory

@@ -32,7 +32,7 @@ type Staging struct {
 	kernel *basing // kernel and initrd are nil unless UseBoot is called
 	initrd *basing
 	bases  []string // digests of the files that the store must keep for the snapshot; guarded by store.mu
-	step   string   // what is being done; guarded by store.mu
+	step   string   // present step in making the snapshot; guarded by store.mu
 
 	base snapshot.Base // the disk's base image, if it is known and in the store; guarded by store.mu
 }
@@ -96,8 +96,8 @@ func (g *Staging) SetStep(step string) {
 	g.store.mu.Unlock()
 }
 
-// For sets the owner of the snapshot, whose turn the flusher uses. For a branch, from is a lease of the
-// parent, whose base image the branch will have; otherwise it is nil.
+// For sets the owner of the snapshot. The flusher lets owners take turns. For a branch, from is a lease of the
+// parent, whose base image the branch will have; otherwise from is nil.
 func (g *Staging) For(owner string, from *Lease) {
 	g.owner = owner
 	if from != nil && from.Manifest().Disk != nil {

@@ -17,7 +17,7 @@ import (
 // host. If guest is nil, the VM never connects.
 func NewBuilders(guest func(v *VMM, host net.Conn)) *VMMs { return newHelpers(imageproto.Port, guest) }
 
-// NewDiffers is NewBuilders for VMs that compare disks.
+// NewDiffers is like NewBuilders, for VMs that compare disks.
 func NewDiffers(guest func(v *VMM, host net.Conn)) *VMMs { return newHelpers(diffproto.Port, guest) }
 
 func newHelpers(port uint32, guest func(v *VMM, host net.Conn)) *VMMs {

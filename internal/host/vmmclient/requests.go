@@ -191,8 +191,8 @@ func descriptors(files ...*os.File) []int {
 	return fds
 }
 
-// readOnly returns an error if a VMM could write to one of files, which may be nil, or to a layer
-// below the top of a disk: other VMs use these files too.
+// readOnly returns an error if a VMM could write to one of files, or to a layer below the top of a disk,
+// because other VMs use these files too. Elements of files may be nil.
 func readOnly(disks [][]*os.File, files ...*os.File) error {
 	for _, d := range disks {
 		files = append(files, d[:max(0, len(d)-1)]...)

@@ -48,7 +48,7 @@ func openTUN(t testing.TB, name string) *os.File {
 		_ = f.Close()
 		t.Skipf("a TUN device: %v", err)
 	}
-	// The device exists only since the call above, so the runtime must look at the file again.
+	// Return a new file for the same device: only since the call above can the runtime's poller use it.
 	defer f.Close()
 	again, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {

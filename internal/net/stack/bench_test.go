@@ -55,7 +55,7 @@ func BenchmarkDownloadFar(b *testing.B) {
 			h.SetMemory(8 << 30)
 			h.SetReceive(size.receive)
 			c := addRig(b, w, h, "public", netproto.Limits{}).mustDial(b, far+":80")
-			if _, err := io.CopyN(io.Discard, c, 8<<20); err != nil { // until the windows have grown
+			if _, err := io.CopyN(io.Discard, c, 8<<20); err != nil { // wait until the windows have grown
 				b.Fatal(err)
 			}
 			b.SetBytes(1 << 20)

@@ -80,7 +80,7 @@ func TestAttackKernelBuffers(t *testing.T) {
 }
 
 // Only the first flows of a sandbox let Linux enlarge the buffer from the server, and only if the
-// sandbox's share has room for the largest size. TestAttackFarBuffers fills them.
+// sandbox's share has room for the largest size.
 func TestFarBuffersAreCounted(t *testing.T) {
 	w := newWorld(t)
 	for _, c := range []struct{ memory, receive, far int64 }{
@@ -125,7 +125,7 @@ func TestFarBuffersAreCounted(t *testing.T) {
 	}
 }
 
-// TestAttackFarBuffers fills buffers that Linux enlarges. Each holds at most what is counted for it.
+// TestAttackFarBuffers fills buffers that Linux enlarges. No buffer may hold more bytes than are counted for it.
 func TestAttackFarBuffers(t *testing.T) {
 	const fast = 64 << 20
 	w := newWorld(t)

@@ -68,8 +68,8 @@ func (h *Host) SetMemory(bytes int64) {
 	h.pieces.most, h.grown.most = bytes/pieceShare, bytes/growShare
 }
 
-// SetReceive sets the largest size that Linux gives the receive buffer of a TCP socket, in bytes. If
-// it is not set, all buffers have fixed sizes. Call it before any stack is made.
+// SetReceive sets the largest size that Linux gives the receive buffer of a TCP socket, in bytes. Without
+// this call, all buffers have fixed sizes. It must be called before any stack is made.
 func (h *Host) SetReceive(bytes int64) { h.receive = bytes }
 
 // LargestReceive returns the largest size that Linux gives the receive buffer of a TCP socket, in

@@ -56,11 +56,12 @@ type buffers struct {
 	grows         int64 // size to which Linux may enlarge the host's receive buffer; 0: it has a fixed size
 }
 
-// Each TCP flow has one of these sizes. Sizes above smallBuffers are counted in the room of the
-// sandbox and in that of all sandboxes; smallBuffers are part of flowBytes. Linux reduces sizes of
-// its sockets to net.core.rmem_max and wmem_max. It does not resize buffers that were set. By itself
-// it would let them grow to tcp_rmem and tcp_wmem, which are megabytes for each flow. Only
-// farBuffers let it do so, in the direction from the server, because a window of roomyBuffers is too
+// Each TCP flow has one of these sizes, or farBuffers. Sizes above smallBuffers count against a limit of the
+// sandbox and against a limit of all sandboxes; smallBuffers are part of flowBytes.
+//
+// Linux reduces the sizes that are set for its sockets to net.core.rmem_max and wmem_max, and does not resize
+// such buffers later. Buffers without a set size grow up to tcp_rmem and tcp_wmem, which are megabytes for
+// each flow. farBuffers set no size in the direction from the server, because a window of roomyBuffers is too
 // small for a server at a distance.
 var (
 	roomyBuffers  = buffers{guest: maxBuffer, receive: 512 << 10, send: 512 << 10}
@@ -76,8 +77,9 @@ func (h *Host) farBuffers() buffers {
 	return buffers{guest: roomyBuffers.guest, send: roomyBuffers.send, grows: h.receive}
 }
 
-// Parts of this process's memory (1/n) that may hold data of waiting flows. The rest is for the
-// flows themselves: their goroutines and the buffers above.
+// Shares of this process's memory: a constant n stands for 1/n of it. flowShare is for the flows
+// themselves: their goroutines and smallBuffers (see flowBytes). The other shares bound what flows
+// may hold in addition, such as data that waits.
 const (
 	chunkShare  = 8 // for chunks of relays
 	peekShare   = 16

@@ -8,7 +8,7 @@
 // forkd-unpack dials Port of the host, mounts the disk, reads the stream and answers with one line:
 // an Answer as JSON. If forkd-unpack fails, the Answer may come before the end of the stream.
 //
-// Only forkd-unpack looks into layers. The daemon passes the stream on unread.
+// Only forkd-unpack parses the layers. The daemon forwards the stream without parsing it.
 package imageproto
 
 import (
@@ -23,7 +23,7 @@ import (
 // Port is the vsock port of the host that forkd-unpack dials.
 const Port = 1028
 
-// Bounds, in bytes.
+// Bounds of messages and chunks, in bytes.
 const (
 	maxHeader = 1 << 20
 	maxChunk  = 1 << 20
@@ -33,7 +33,7 @@ const (
 // MaxLayers bounds the layers of a stream. Docker makes at most 127.
 const MaxLayers = 1001
 
-// Header describes the layers of a stream, lowest first.
+// Header describes the layers of a stream, beginning with the lowest.
 type Header struct {
 	Layers []Layer `json:"layers"`
 	User   bool    `json:"user,omitempty"` // add the account "user" if the image has no such account
@@ -41,7 +41,7 @@ type Header struct {
 
 // Layer is a tar archive, plain or compressed with gzip or zstd.
 type Layer struct {
-	// DiffID is the digest that the plain archive must have ("sha256:…"); empty: not checked.
+	// DiffID is the digest that the uncompressed archive must have ("sha256:…"); empty: any.
 	DiffID string `json:"diff_id,omitempty"`
 
 	// Files marks the layer with the files of a recipe. A file of this layer may replace a file. It
@@ -132,8 +132,8 @@ func WriteHeader(w io.Writer, h Header) error {
 	return writeChunk(w, text)
 }
 
-// WriteLayer writes one layer, as from has it. Only io.EOF ends the layer. io.ErrUnexpectedEOF is an
-// error like any other: readers of network connections return it for content that is cut short.
+// WriteLayer writes the content of from as one layer. Only io.EOF ends the layer. io.ErrUnexpectedEOF is an
+// error like any other, because readers of network connections return it if content is cut off.
 func WriteLayer(w io.Writer, from io.Reader) error {
 	buf := make([]byte, maxChunk)
 	for n := 0; ; {

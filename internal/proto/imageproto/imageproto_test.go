@@ -49,7 +49,8 @@ func TestStreamRoundTrip(t *testing.T) {
 	}
 }
 
-// A layer whose source breaks off has no end in the stream, even if the source reports io.ErrUnexpectedEOF.
+// If the source of a layer breaks off, even with io.ErrUnexpectedEOF, the stream does not get the end of the
+// layer.
 func TestBrokenSourcesEndNoLayer(t *testing.T) {
 	boom := errors.New("boom")
 	for _, broken := range []error{io.ErrUnexpectedEOF, boom, fmt.Errorf("layer: %w", io.EOF)} {

@@ -152,7 +152,7 @@ func emptyDisk(ctx context.Context, cache string) (string, error) {
 	return path, os.Rename(tmp, path)
 }
 
-// busybox fetches a static shell for container images without a distribution.
+// busybox fetches busybox, a static shell for test images that contain no distribution.
 func busybox(ctx context.Context, cache string) (string, error) {
 	path := filepath.Join(cache, "vmtest", "busybox")
 	if _, err := os.Stat(path); err == nil {
