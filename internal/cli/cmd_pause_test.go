@@ -91,10 +91,10 @@ func hang(r *http.Request) int {
 	return http.StatusOK
 }
 
-// If a request waits behind others for longer than a request may take, it is repeated, and its
-// sandbox is saved.
+// A suspension may wait behind others for longer than one request may take. The client then repeats the
+// request until the sandbox is saved.
 func TestSuspensionsThatWaitAreRepeated(t *testing.T) {
-	place := make(chan struct{}, 1) // the one place of the daemon
+	place := make(chan struct{}, 1) // the daemon suspends one sandbox at a time
 	a := suspender(t, func(_ string, _ int, r *http.Request) int {
 		select {
 		case place <- struct{}{}:

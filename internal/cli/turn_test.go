@@ -94,8 +94,8 @@ func (d *desk) bash(command string, flags ...string) {
 		"tool_response": map[string]any{"stdout": "", "stderr": "", "interrupted": false}}, flags...)
 }
 
-// turn is a complete turn of the agent: a prompt, commands, and the end. The commands are not
-// reported, as in settings without --tools.
+// turn makes a complete turn of the agent: a prompt, commands, and the end. Like a hook without
+// --tools, it does not report the commands.
 func (d *desk) turn(prompt string, commands ...string) {
 	d.t.Helper()
 	d.claude("UserPromptSubmit", map[string]any{"prompt": prompt})

@@ -193,7 +193,7 @@ func TestServedConnections(t *testing.T) {
 	c.Close()
 	two := &http.Transport{Protocols: new(http.Protocols)}
 	two.Protocols.SetUnencryptedHTTP2(true)
-	// Takes the place of the first connection.
+	// This request gets the place of the first connection.
 	resp, err := (&http.Client{Transport: two}).Get("http://" + l.Addr().String())
 	if err != nil || resp.ProtoMajor != 2 {
 		t.Errorf("HTTP/2: %+v, %v", resp, err)

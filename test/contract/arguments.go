@@ -103,7 +103,8 @@ func data(v any) []byte {
 	return p
 }
 
-// labels returns the argument labels as a list for a filter.
+// labels returns the argument "labels" in the form of a filter: NAME=VALUE for each label, or NAME for
+// a label with any value.
 func (a arguments) labels() (list []string) {
 	m, _ := a["labels"].(map[string]any)
 	for name, value := range m {

@@ -263,8 +263,8 @@ func TestPromote(t *testing.T) {
 	d.removeBranches(t)
 }
 
-// TestForkFromSandbox branches and forks in one call. The snapshot in between is deleted with the
-// last child.
+// TestForkFromSandbox branches a sandbox and forks children of the branch in one call. The branch is deleted
+// with the last child.
 func TestForkFromSandbox(t *testing.T) {
 	d := load(t).start(t)
 	box := d.fork(t, 1)[0]
@@ -361,7 +361,7 @@ func TestBranchCutShort(t *testing.T) {
 		d.removeBranches(t)
 	}
 	d.value(t, box.ID, "[data.extend(b'y'), len(data)][1]")
-	// The VMM may still be copying for the killed daemon. While it does, it refuses another branch.
+	// The VMM may still be copying for the killed daemon. While it is copying, it refuses another branch.
 	eventually(t, quietLimit, func() error {
 		_, err := d.Branch(d.ctx(t, bakeLimit), box.ID, client.BranchRequest{Tag: "next"})
 		return err

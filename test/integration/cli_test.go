@@ -58,7 +58,7 @@ func (d *daemon) refused(t *testing.T, words []string, args ...string) {
 // TestWorkspaceVerbs uses all commands for a workspace, from its creation to its deletion.
 func TestWorkspaceVerbs(t *testing.T) {
 	d := load(t).start(t, withPool(0))
-	// if the test fails, the workspace would outlive the daemon
+	// Even if the test fails, the sandbox of the workspace must not outlive the daemon.
 	t.Cleanup(func() { _ = d.DeleteWorkspace(d.ctx(t, quietLimit), "desk") })
 	var ws, again client.Workspace
 	d.cliJSON(t, &ws, "workspace", "create", "desk", "--snapshot", tag)

@@ -131,8 +131,8 @@ tr '\0' ' ' < /proc/$(cat /run/warm.pid)/cmdline; echo; grep -lxz 123[4] /proc/[
 	d.dropBuilt(t, "app")
 }
 
-// buildByProgram builds the tag app with the forkd command. Its context has a file that .dockerignore
-// excludes.
+// buildByProgram builds the tag app with the program forkd. The context of the build has a file that
+// .dockerignore excludes.
 func (d *daemon) buildByProgram(t *testing.T, text, secret string, files map[string]string) {
 	t.Helper()
 	dir, other := t.TempDir(), t.TempDir()

@@ -106,8 +106,8 @@ func TestConsoleFlood(t *testing.T) {
 	d.alive(t, boxes[1].ID)
 }
 
-// mount mounts a tmpfs on dir until the end of the test. Its mode gives access only to the owner,
-// as the daemon requires for its directories.
+// mount mounts a tmpfs on dir until the end of the test. Only the owner has access to the tmpfs, because the
+// daemon requires this of its directories.
 func mount(t *testing.T, dir, options string) {
 	t.Helper()
 	if err := os.MkdirAll(dir, 0o700); err != nil {

@@ -52,8 +52,8 @@ func (x *soaking) allFaults() *rig.Deck[func()] {
 		rig.Card[func()]{Weight: 1, Do: x.killBoth})
 }
 
-// killDaemon kills the daemon and starts it again. Afterwards, there may be no sandboxes or
-// snapshots other than those acknowledged to clients.
+// killDaemon kills the daemon and starts it again. Afterwards, only sandboxes and snapshots that were
+// acknowledged to clients may exist.
 func (x *soaking) killDaemon() {
 	x.t.Helper()
 	x.restart()
@@ -119,9 +119,8 @@ func (x *soaking) kill(pid string) {
 	}
 }
 
-// killVMM kills one VMM at a random time. It may be the VMM of a sandbox, one that is being forked,
-// or one that waits in the pool. killVMM then waits until the daemon has removed the VMM's
-// directory.
+// killVMM kills a random VMM. The VMM may run a sandbox, be in the middle of a fork, or wait in the
+// pool. killVMM then waits until the daemon has removed the VMM's directory.
 func (x *soaking) killVMM() {
 	x.t.Helper()
 	dirs, err := filepath.Glob(filepath.Join(x.d.run, "vm", "*", "vmm.pid"))

@@ -119,7 +119,7 @@ func newSoaking(t *testing.T, f *fixture) *soaking {
 	x.d.kill(t, s)
 	x.fire.delete(baseTag, client.DeleteOptions{Force: true})
 	x.fire.check(soakTag)
-	x.d.crash(t) // start the daemon after a crash, like the daemons that it is compared with later
+	x.d.crash(t) // all later daemons, with which this one is compared, also start after a crash
 	x.d.launch(t)
 	return x
 }

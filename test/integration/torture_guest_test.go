@@ -84,7 +84,7 @@ func (x *fire) fail(err error) {
 	x.t.Fatal(err)
 }
 
-// hot draws how many units a sandbox writes: all units, 64 of each writer, or one of each writer.
+// hot chooses at random how many units a sandbox writes: all units, 64 of each writer, or one of each writer.
 func (x *fire) hot() []string {
 	return []string{"hot", []string{"0", "0", "1", "64"}[x.rng.IntN(4)]}
 }
@@ -141,8 +141,8 @@ func (x *fire) took(s client.Snapshot, p point) {
 	x.report.Reached(p.depth)
 }
 
-// latest makes tag the snapshot to which the source is rolled back. It removes the previous such
-// snapshot, unless the source runs from it.
+// latest makes tag the snapshot to which later rounds roll the source back. It removes the previous snapshot
+// of this kind, unless the source runs from it.
 func (x *fire) latest(tag string) {
 	x.t.Helper()
 	old := x.last

@@ -157,8 +157,8 @@ func (x *fire) rollback() {
 	x.plain()
 }
 
-// promote makes the source continue as a child that writes during the promotion, and verifies both.
-// In half of all cases the source is paused before; promoting it also ends the pause.
+// promote promotes a child into the source while the child writes, and verifies both. In half of all cases
+// the source is paused before; the promotion also ends the pause.
 func (x *fire) promote() {
 	child := x.fork(x.last)
 	p, tag, mode := x.mark(child.ID, x.hot()...), x.newTag(), x.mode()
@@ -185,8 +185,8 @@ func (x *fire) promote() {
 	x.plain()
 }
 
-// forkSource forks children directly from the source. The snapshot in between is deleted with the
-// last child.
+// forkSource forks children directly from the source. The snapshot that this makes is deleted with the last
+// child.
 func (x *fire) forkSource() {
 	p, mode := x.mark(x.source.ID, x.hot()...), x.mode()
 	list, err := x.forkN(client.ForkRequest{SourceID: x.source.ID, N: 2, Mode: mode})
@@ -248,7 +248,7 @@ func (x *fire) remove() {
 		refused(tags[1], client.DeleteOptions{Force: true}, "in use")
 		x.d.kill(x.t, boxes[1])
 		x.delete(tags[1], client.DeleteOptions{Force: true})
-		// The child reads pages and blocks from the removed snapshots.
+		// boxes[2] can still read the pages and blocks of tags[1], although that snapshot has been removed.
 		x.fail(x.verifyCopy(boxes[2].ID, x.points[tags[2]]))
 		x.d.kill(x.t, boxes[0])
 		x.delete(tags[0], client.DeleteOptions{})

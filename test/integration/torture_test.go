@@ -160,7 +160,7 @@ func (x *fire) newTag() string {
 	return fmt.Sprintf("t%d", x.names)
 }
 
-// mode draws the mode of a branch. Most branches are live.
+// mode chooses the mode of a branch at random. Most branches are live.
 func (x *fire) mode() string {
 	switch n := x.rng.IntN(20); {
 	case n < 12:
@@ -171,7 +171,7 @@ func (x *fire) mode() string {
 	return "full"
 }
 
-// millis draws a time below n milliseconds.
+// millis returns a random time below n milliseconds.
 func (x *fire) millis(n int) time.Duration {
 	return time.Duration(x.rng.IntN(n*1000)) * time.Microsecond
 }

@@ -14,8 +14,8 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// hook reports an event to `forkd turn` like Claude Code, with the command that `forkd hook` has
-// written into the settings.
+// hook reports an event to `forkd turn` in the same way as Claude Code: with the command that `forkd hook` has
+// written into Claude Code's settings.
 func (d *daemon) hook(t *testing.T, event string, fields map[string]string) {
 	t.Helper()
 	input := map[string]string{"session_id": "8c35adc1", "cwd": "/root", "hook_event_name": event}

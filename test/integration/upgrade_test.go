@@ -66,7 +66,7 @@ func TestUpgrade(t *testing.T) {
 			}
 			if err == nil {
 				d.noted(t, asleep.ID)
-			} else { // a new version of the protocol may have come with a new version of the snapshot format
+			} else { // together with the protocol, the snapshot format may have changed
 				wantError(t, "resume", err, http.StatusConflict, "format version", "bake it again")
 			}
 			d.only(t, asleep)

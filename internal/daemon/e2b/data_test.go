@@ -122,7 +122,7 @@ func TestSearchesForASignatureAreLimited(t *testing.T) {
 	if err := os.WriteFile(path, []byte("x"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	for range 3 { // these cost no search
+	for range 3 { // an expired URL causes no search
 		resp, out := r.send("GET", sign(path, "read", "", b.Access, time.Now().Unix()-10), nil, "")
 		if resp.StatusCode != 401 || !strings.Contains(out, "expired") {
 			t.Errorf("expired: %s %s", resp.Status, out)

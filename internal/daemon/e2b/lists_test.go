@@ -119,8 +119,8 @@ func TestListsAreWrittenInParts(t *testing.T) {
 	}
 }
 
-// Bodies of E2B's API count against the shared memory limit by their decoded size: three bytes of
-// JSON can become sixty in memory.
+// Bodies of E2B's API count against the shared memory limit with their decoded size, which can be
+// twenty times the size of the JSON.
 func TestBodiesShareTheMemory(t *testing.T) {
 	r := startWith(t, apirig.Options{Limits: face.Limits{Memory: 1 << 20}})
 	many := strings.Repeat(`{},`, 50_000) + `{}`
@@ -141,7 +141,9 @@ func TestAnswersShareTheMemory(t *testing.T) {
 	for _, v := range r.VMs.All() {
 		v.Print(strings.Repeat(strings.Repeat("x", 59)+"\n", 1000))
 	}
-	const most = 8 // answers of more than 200 KiB; without 64 KiB of each, they fill three quarters of the memory
+	// Each answer has more than 200 KiB; 64 KiB of it do not count. Fewer than most answers fill the client's
+	// share of three quarters of the memory.
+	const most = 8
 	for n := 0; ; n++ {
 		answer := httptest.NewRecorder()
 		stuck := stuckWriter{answer, make(chan bool, 1), make(chan bool)}

@@ -9,8 +9,8 @@ import (
 	"github.com/forkd/forkd/internal/host/owner"
 )
 
-// Requests that wait for one sandbox leave places for requests to others. Requests of strangers
-// leave places for clients with a token.
+// Requests that wait for one sandbox leave places for requests to other sandboxes. Requests of strangers
+// leave places for requests of clients with a token.
 func TestWakes(t *testing.T) {
 	w := newWakes()
 	var leave []func()
@@ -78,7 +78,8 @@ func TestWaitingRequestsOfOneOwner(t *testing.T) {
 	}
 }
 
-// The sandboxes of one owner leave places for those of another, even if strangers resume them.
+// While sandboxes of one owner are being resumed, another owner's sandboxes can also be resumed. This holds
+// even if strangers resume the sandboxes of the first owner.
 func TestWakesOfOneOwner(t *testing.T) {
 	for _, stranger := range []bool{false, true} {
 		w := newWakes()
@@ -97,7 +98,7 @@ func TestWakesOfOneOwner(t *testing.T) {
 	}
 }
 
-// Strangers' requests to the sandboxes of one owner leave places for strangers at another owner's.
+// While strangers resume sandboxes of one owner, other strangers can resume another owner's sandboxes.
 func TestStrangersWakesOfOneOwner(t *testing.T) {
 	w := newWakes()
 	n := 0

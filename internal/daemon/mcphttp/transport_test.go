@@ -40,8 +40,8 @@ func get(t *testing.T, c *http.Client, ctx context.Context) (*http.Response, err
 	return c.Do(r)
 }
 
-// The handler sees each request as one of the message's client, with no credentials but the
-// message's.
+// A request of a tool reaches the handler as a request of the message's client, with the credentials of the
+// message and no others.
 func TestCallsAreTheClients(t *testing.T) {
 	c := over(func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("Authorization") != "Bearer t" || r.Header.Get(auth.TokenHeader) != "f" ||
@@ -72,7 +72,7 @@ func isTelling(text string) bool {
 	return strings.Contains(text, "boom") || strings.Contains(text, ".go:")
 }
 
-// A handler that panics or aborts breaks off only its own answer.
+// If a handler panics or aborts, only its own answer breaks off.
 func TestPanics(t *testing.T) {
 	for _, c := range []struct {
 		what  any

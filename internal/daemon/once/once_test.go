@@ -118,7 +118,7 @@ func TestRecordsOfOtherVersions(t *testing.T) {
 	check(t, b, Key{1}, Request{1}, made("4"), "4", false)
 }
 
-// Answers from before records had versions are still returned.
+// Records of the time before records had versions can still be read, and their answers are returned.
 func TestRecordsOfVersion0(t *testing.T) {
 	const golden = "../../format/record/testdata/once"
 	b := open(t, t.TempDir())

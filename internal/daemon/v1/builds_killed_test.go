@@ -32,11 +32,12 @@ import (
 // Environment variables of a daemon process that this test kills.
 const (
 	mortalDirEnv = "FORKD_TEST_MORTAL_DIR" // directory for the daemon's state
-	mortalAtEnv  = "FORKD_TEST_MORTAL_AT"  // number of the event, from 1, at which the daemon kills itself; 0: never
+	mortalAtEnv  = "FORKD_TEST_MORTAL_AT"  // the daemon kills itself at this event, counted from 1; 0: at none
 )
 
 // mortal kills its own process at one of its events. Events are operations of a VM, connections to
-// an agent, and some moments after a branch.
+// an agent, and three points in time after each branch (after 0, 1 and 4 ms), while the daemon
+// publishes its snapshot.
 type mortal struct {
 	at  int64
 	now atomic.Int64

@@ -43,7 +43,7 @@ func TestStepsHaveADiskOnly(t *testing.T) {
 	if res, log, err := built(t, r.Client, req, nil); err != nil || res.Run != 4 {
 		t.Fatalf("%+v, %v\n%s", res, err, log)
 	}
-	// A VM has booted from the image, so its step has memory.
+	// A VM has booted from the image, so the step of the image has memory.
 	if got := kept(t, r); strings.Count(got, "d") != 2 || strings.Count(got, "m") != 1 {
 		t.Errorf("steps on an image are %q", got)
 	}

@@ -19,7 +19,7 @@ func (nobodyLooks) Planned(*plan.Plan)              {}
 func (nobodyLooks) Step(int, string, time.Duration) {}
 func (nobodyLooks) Output(int, string)              {}
 
-// A client that waits for a builder VM does not keep another client, which has one, from the same image.
+// While a client waits for a builder VM, another client that has a builder VM can make the same image.
 func TestAWaitingClientKeepsNoImage(t *testing.T) {
 	r := start(t, apirig.Options{})
 	cfg := r.Plans

@@ -19,8 +19,8 @@ import (
 	"github.com/forkd/forkd/internal/apirig"
 )
 
-// built runs a build. It returns the result and a log with a line for each event. The guests of the
-// build have the host's file system.
+// built runs a build. It returns the result and a log with a line for each event. The faked guests of the
+// build use the host's file system.
 func built(
 	t *testing.T,
 	cl *client.Client,

@@ -90,7 +90,7 @@ func TestExecStreamErrors(t *testing.T) {
 // was slow.
 func TestTimeoutOfAPausedSandbox(t *testing.T) {
 	cl, _, id := forked(t)
-	marker := filepath.Join(t.TempDir(), "runs") // the guest has the host's file system
+	marker := filepath.Join(t.TempDir(), "runs") // the faked guest uses the host's file system
 	failed := make(chan error, 2)
 	ask := client.ExecRequest{Args: []string{"sh", "-c", "echo >> " + marker + "; exec sleep 1000"}, TimeoutSecs: 3}
 	go func() { _, err := cl.Exec(t.Context(), id, ask); failed <- err }()

@@ -16,7 +16,7 @@ import (
 func TestInterpreterIsInterruptedAndRestarted(t *testing.T) {
 	cl, url, id := forked(t)
 	ctx := t.Context()
-	begun := filepath.Join(t.TempDir(), "begun") // the guest has the host's file system
+	begun := filepath.Join(t.TempDir(), "begun") // the faked guest uses the host's file system
 	start := func(code string) chan client.EvalResult {
 		ended := make(chan client.EvalResult, 1)
 		go func() {

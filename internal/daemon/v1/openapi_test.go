@@ -95,7 +95,7 @@ func TestOpenAPIHasTheFieldsOfTheCode(t *testing.T) {
 		}
 		var coded []string
 		for _, f := range reflect.VisibleFields(reflect.TypeOf(v)) {
-			if len(f.Index) > 1 && refers { // a field of an embedded type, which has a schema of its own
+			if len(f.Index) > 1 && refers { // a field of an embedded type; the type has a schema of its own
 				continue
 			}
 			if field, _, _ := strings.Cut(f.Tag.Get("json"), ","); field != "" {

@@ -18,14 +18,14 @@ import (
 
 func TestFilesOfSandboxes(t *testing.T) {
 	cl, url, id := forked(t)
-	ctx, dir := t.Context(), t.TempDir() // the guest has the host's file system
+	ctx, dir := t.Context(), t.TempDir() // the faked guest uses the host's file system
 	if f, err := cl.MakeDir(ctx, id, dir+"/a/b"); err != nil || f.Type != "directory" || f.Path != dir+"/a/b" {
 		t.Errorf("make a directory: %+v, %v", f, err)
 	}
 	if _, err := cl.MakeDir(ctx, id, dir+"/a/b"); !client.IsStatus(err, http.StatusConflict) {
 		t.Errorf("make it again: %v", err)
 	}
-	odd := dir + "/a/\xff" // JSON cannot carry it, because it is not UTF-8
+	odd := dir + "/a/\xff" // JSON cannot contain this name, because it is not UTF-8
 	if err := os.WriteFile(odd, []byte("12345"), 0o640); err != nil {
 		t.Fatal(err)
 	}

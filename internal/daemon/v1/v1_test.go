@@ -133,7 +133,7 @@ func useSandbox(t *testing.T, cl *client.Client, id string) {
 	if err != nil || !strings.Contains(string(whole), "Kernel panic") {
 		t.Errorf("console: %q, %v", whole, err)
 	}
-	file := filepath.Join(t.TempDir(), "file") // the guest has the host's file system
+	file := filepath.Join(t.TempDir(), "file") // the faked guest uses the host's file system
 	if err := cl.WriteFile(ctx, id, file, strings.NewReader("content")); err != nil {
 		t.Errorf("write file: %v", err)
 	}

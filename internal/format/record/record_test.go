@@ -350,8 +350,8 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// Errors about secrets name the field and the fix, but quote no content. A list, which is version
-// 0, is checked as strictly as an object.
+// Errors about secrets name the field and the fix, but quote no content. Files of version 0, which are
+// lists, are checked as strictly as those of version 1, which are objects.
 func TestErrorsQuoteNoSecrets(t *testing.T) {
 	for _, file := range []string{"secrets.v0.json", "secrets.v1.json"} {
 		text := string(golden(t)[file])

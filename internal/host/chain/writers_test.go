@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// NoWriters finds a process that can still write to a file, whatever the process does with its
-// descriptor.
+// NoWriters finds a process that can still write to a file, through a descriptor or through a mapping
+// that outlives the descriptor.
 func TestWritersAreFound(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "f")
 	if err := os.WriteFile(path, make([]byte, 4096), 0o600); err != nil {

@@ -152,7 +152,7 @@ func TestJoinSetPolicyClose(t *testing.T) {
 	}
 	l.Close()
 	l.Close()
-	// Requests are answered in order, so the Detach is done when Totals returns.
+	// forkd-net answers requests in order. So Detach, which Close has sent, is done when Totals returns.
 	if _, err := c.Totals(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -26,8 +26,7 @@ func TestParseResolvConf(t *testing.T) {
 	}
 }
 
-// Config.Own contains the addresses of the host. If resolvers are configured, they replace those of
-// the host.
+// Config.Own contains the addresses of the host. Configured resolvers replace the host's resolvers.
 func TestHostConfig(t *testing.T) {
 	own := hostConfig(nil, Proxy{}, netproto.Config{}).Own
 	if !reflect.DeepEqual(hostConfig([]netip.AddrPort{netip.MustParseAddrPort("9.9.9.9:53")}, Proxy{},

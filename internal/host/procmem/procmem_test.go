@@ -75,8 +75,8 @@ func TestParts(t *testing.T) {
 	}
 }
 
-// The test's own process makes mappings like those of guest RAM. Of finds them in the real smaps,
-// and counts the pages that were written.
+// The test makes mappings like those of guest RAM in its own process. Of finds them in the process's real
+// smaps, and counts the written pages.
 func TestOfThisProcess(t *testing.T) {
 	const size, written = 256 << 20, 4 << 20
 	const guard = 2 << 20 // keeps mappings of the Go runtime away from both ends

@@ -306,8 +306,8 @@ func TestFilesOfARefusedBranch(t *testing.T) {
 	w.checkClean(t)
 }
 
-// If a VM keeps a frozen disk top open for writing, that top never becomes a layer: neither of the
-// branch that froze it, nor of a later branch, nor of a suspended state. Once the daemon has
+// If a VM keeps a frozen disk top open for writing, that top never becomes a layer of a snapshot. This holds
+// for the branch that froze the top, for later branches and for suspended states. Once the daemon has
 // noticed, it asks the VM for no more branches. The sandbox continues.
 func TestTopsThatStayWritable(t *testing.T) {
 	w := newWorld(t, 0)
@@ -351,7 +351,7 @@ func TestTopsThatStayWritable(t *testing.T) {
 	if _, err := w.Rollback(t.Context(), id, "good", unique.AsBefore); err != nil {
 		t.Fatal(err)
 	}
-	w.branch(t, id, "b", vm.BranchDiff) // between this branch and the rollback, nothing is written
+	w.branch(t, id, "b", vm.BranchDiff) // a branch without any write since the rollback
 	w.KillAll()
 	w.checkClean(t)
 }

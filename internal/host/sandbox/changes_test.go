@@ -7,8 +7,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// callsOf returns, from the sandbox's Info, the tag of its latest snapshot, and the number of calls
-// since then (-1 if unknown).
+// callsOf returns the tag of a sandbox's latest snapshot, and the number of calls since then (-1 if unknown).
+// It reads both from the sandbox's Info.
 func (w *world) callsOf(t *testing.T, id string) (at string, calls int) {
 	t.Helper()
 	s, err := w.Get(id)
@@ -45,7 +45,7 @@ func TestCallsSinceTheLatestSnapshot(t *testing.T) {
 	}
 	w.wantCalls(t, "looked at", id, "p", 0)
 	use()
-	w.wantCalls(t, "used", id, "p", 2) // Use counts a call at its beginning and at its end
+	w.wantCalls(t, "used", id, "p", 2) // Use counts each call twice, at its beginning and at its end
 	w.branch(t, id, "b1", vm.BranchDiff)
 	w.wantCalls(t, "branched", id, "b1", 0)
 	use()

@@ -28,8 +28,8 @@ func (w *world) told(t *testing.T, id string, last event.Kind) (list []string) {
 	}
 }
 
-// Each state that a sandbox enters makes one event, which names the cause. After its deletion there
-// are no more events.
+// Each state that a sandbox enters makes one event, which names the cause. After the deletion of the sandbox
+// there are no more events.
 func TestEventsOfSandboxes(t *testing.T) {
 	w := newWorld(t, 0)
 	if _, err := w.Bake(t.Context(), w.bake); err != nil {
@@ -80,7 +80,7 @@ func TestEventsOfSandboxes(t *testing.T) {
 	w.checkClean(t)
 }
 
-// Events have the owner of their sandbox or branch, so that the ring can share its space out.
+// Events name the owner of their sandbox or branch, so that the ring can divide its space among owners.
 func TestEventsHaveAnOwner(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

@@ -38,7 +38,7 @@ func TestOneClientDoesNotHoldAllBranches(t *testing.T) {
 	}
 	waiting, leave := context.WithCancel(a)
 	ended := make(chan error)
-	for range 4 { // as many as there are places; all wait for a sandbox that is being branched
+	for range 4 { // start as many branches as there are places; all wait for a sandbox that is being branched
 		go func() { ended <- begin(waiting, ids[0], "") }()
 	}
 	if err := begin(a, ids[1], "a1"); err != nil {

@@ -17,7 +17,7 @@ func (w *world) resumeUntil(t *testing.T, id string, e Expiry) (Info, error) {
 	return w.change(t.Context(), id, func(h *Held) error { return h.Resume(t.Context(), &e) })
 }
 
-// bringBackFor resumes a suspended sandbox, as a request does. The sandbox then expires after
+// bringBackFor resumes a suspended sandbox in the same way as a request. The sandbox then expires after
 // lasts.
 func (w *world) bringBackFor(t *testing.T, id string, lasts time.Duration) (Info, error) {
 	t.Helper()

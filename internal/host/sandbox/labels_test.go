@@ -12,7 +12,7 @@ import (
 	"github.com/forkd/forkd/internal/host/unique"
 )
 
-// Labels stay with their sandbox through all operations, and do not appear on any other.
+// Labels stay with their sandbox through all operations, and do not appear on other sandboxes.
 func TestLabels(t *testing.T) {
 	w := newWorld(t, 0)
 	mustBake(t, w)

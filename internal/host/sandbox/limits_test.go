@@ -88,10 +88,10 @@ func TestLimitsStayWithASandbox(t *testing.T) {
 	w.stop()
 }
 
-// The limits of a VM's disk are lifted while a branch of the VM is flushed, because the flusher
-// writes one snapshot at a time and other flushes wait. This also holds for a VM without limits,
-// because limits may be set before the flush ends. It holds for branches of every mode, and for a
-// daemon that takes the VM over.
+// The limits of a VM's disk are lifted while a branch of the VM is flushed, because the flusher writes one
+// snapshot at a time and other flushes wait. They are also lifted for a VM without limits, because limits may
+// be set before the flush ends. This holds for branches of every mode, and for a daemon that takes the VM
+// over.
 func TestFlushIsNotHeldBack(t *testing.T) {
 	w := newWorld(t, 0)
 	id := w.source(t)

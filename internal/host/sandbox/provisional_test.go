@@ -9,8 +9,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Until Keep is called, the next daemon kills the children of a provisional fork, running or
-// suspended, and deletes the snapshot between them and their source. Afterwards it takes them over.
+// If Keep has not been called, the next daemon kills the children of a provisional fork, even suspended ones,
+// and deletes the snapshot that they were forked from. If Keep has been called, it takes the children over.
 func TestProvisionalFork(t *testing.T) {
 	for name, n := range map[string]int{"one child": 1, "three children": 3} {
 		for _, kept := range []bool{false, true} {

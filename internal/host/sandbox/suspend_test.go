@@ -327,7 +327,7 @@ func TestMemoryWithASecretIsNotSaved(t *testing.T) {
 	}
 	_, _, err = w.ForkSandbox(t.Context(), id, BranchRequest{Mode: vm.BranchLive}, ForkRequest{N: 1})
 	refused("a fork", err)
-	// changes only the record and starts no timer
+	// updateAll only writes the new time into the record: it starts no timer.
 	if err := s.updateAll(Expiry{At: time.Now(), Suspends: true}.write); err != nil {
 		t.Fatal(err)
 	}

@@ -200,17 +200,17 @@ func (v *takenOverVMM) send(kind vmmproto.Kind, body []byte) bool {
 	switch w.byte() % 24 {
 	case 10: // hang up
 		return false
-	case 11: // another message instead
+	case 11: // a message of another kind
 		kind = vmmproto.Kind(w.byte())
-	case 12: // shortened
+	case 12: // a shorter message
 		body = body[:w.below(len(body)+1)]
-	case 13: // lengthened
+	case 13: // a longer message
 		body = append(body, make([]byte, w.below(1<<16))...)
-	case 14: // twice
+	case 14: // the message several times
 		times = 2 + w.below(40)
-	case 15: // with a descriptor
+	case 15: // the message with a descriptor
 		fds = []int{0}
-	case 16: // an answer to no request
+	case 16: // additional messages before this one
 		for range w.below(40) {
 			_ = v.ctl.Send(vmmproto.Kind(w.byte()), body)
 		}
@@ -219,13 +219,13 @@ func (v *takenOverVMM) send(kind vmmproto.Kind, body []byte) bool {
 		var e codec.Writer
 		(&vmmproto.Error{Code: vm.ErrorCode(w.byte() % 12), Text: string(make([]byte, w.below(1<<16)))}).Append(&e)
 		body = e.Bytes()
-	case 18, 19: // different bytes
+	case 18, 19: // some random bytes in the message
 		for range 1 + w.below(8) {
 			if len(body) > 0 {
 				body[w.below(len(body))] = w.byte()
 			}
 		}
-	case 20, 21, 22, 23: // a different number
+	case 20, 21, 22, 23: // some numbers in the message that are often limits
 		numbers := []uint64{0, 1, vm.PageSize, v.memory, v.memory - vm.PageSize, v.memory + vm.PageSize, 1 << 32, 1 << 60,
 			1<<63 - 1, 1<<64 - 1,
 			1<<64 - vm.PageSize, vm.HoleStart, vm.HoleEnd, 3 * vm.PageSize}

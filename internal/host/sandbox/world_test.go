@@ -55,7 +55,7 @@ type world struct {
 
 	online bool // sandboxes have a network
 	net    *netclient.Client
-	events *event.Ring // of the latest manager
+	events *event.Ring // events of the latest manager
 	admit  admit.Rules
 
 	poolMost int

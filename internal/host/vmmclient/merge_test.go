@@ -13,8 +13,8 @@ import (
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
-// A VM is branched many times, and its layers are merged from time to time. Afterwards the VMM has
-// as many descriptors as before, and the disk has the same content.
+// A VM is branched many times, and its layers are merged from time to time. Afterwards the VMM has not more
+// descriptors than before, and the disk has everything that the guest has written.
 func TestManyBranchesOfOneVM(t *testing.T) {
 	const branches, between = 300, 20
 	a := vmtest.Load(t)

@@ -39,7 +39,7 @@ func TestConnectionsEndInAChild(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The runtime's poller manages a new file, but not the descriptors that Pair returns.
+	// os.NewFile adds this descriptor to the runtime's poller. The files that Pair returned are not in it.
 	polled := os.NewFile(uintptr(fd), "frame socket")
 	t.Cleanup(func() { polled.Close() })
 	go (&gateway{polled}).serve()

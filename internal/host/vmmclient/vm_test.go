@@ -160,7 +160,7 @@ func (v *testVM) sh(t *testing.T, script string) string {
 	return strings.TrimSpace(string(r.Stdout))
 }
 
-// saved is a snapshot on tmpfs.
+// saved is a snapshot whose files are on tmpfs.
 type saved struct {
 	shape  vm.Shape
 	result vmmproto.SaveResult

@@ -264,7 +264,7 @@ func random() (string, error) {
 	return hex.EncodeToString(p[128:]), err
 }
 
-// dialHost opens a stream to the host. It closes the stream when the host has closed its end.
+// dialHost opens a stream to the host. It closes the stream as soon as the host has accepted it.
 func dialHost(port uint32) error {
 	fd, err := unix.Socket(unix.AF_VSOCK, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

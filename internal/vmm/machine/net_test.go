@@ -108,7 +108,8 @@ func newWire(t *testing.T) (*wire, *vnet.Peer) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The runtime's poller manages a new file, but not the descriptors that Pair returns.
+	// A read deadline needs the runtime's poller. os.NewFile adds this descriptor to the poller; the files
+	// that Pair returned are not in it.
 	polled := os.NewFile(uintptr(fd), "frame socket")
 	t.Cleanup(func() { polled.Close() })
 	_ = polled.SetReadDeadline(time.Now().Add(10 * patience)) // one deadline for the whole test

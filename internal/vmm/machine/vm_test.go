@@ -18,8 +18,8 @@ import (
 	"github.com/forkd/forkd/internal/vmm/regtest"
 )
 
-// model is the expected content of a guest's memory and disk. The host makes the same changes to
-// the model as the guest makes, and compares checksums.
+// model is the expected content of a guest's memory and disk. Whenever a test makes the guest change
+// them, it makes the same change in the model. It then compares the checksums of both.
 type model struct{ memory, disk []byte }
 
 const (

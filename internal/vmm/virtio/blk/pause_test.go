@@ -22,7 +22,7 @@ func TestPauseInsideARequest(t *testing.T) {
 		}
 		t.Run(r.name, func(t *testing.T) {
 			want := runPaused(t, i, -1)
-			pieces := want.looks - 2 // the device checks before the first piece and after the last piece, too
+			pieces := want.looks - 2 // the checks before the first piece and after the last one do not count
 			if pieces < 2 {
 				t.Fatalf("the request was done in %d pieces: it cannot be paused", pieces)
 			}
@@ -41,11 +41,12 @@ func TestPauseInsideARequest(t *testing.T) {
 
 // ending describes how a request ends, in a machine or in its branch.
 type ending struct {
-	looks         int // how often the device called Wanted
+	looks         int // how often the device checked for a pause, by calling Wanted
 	parent, child string
 }
 
-// runPaused serves request number i of hostile. At check number at, it pauses and branches.
+// runPaused serves request number i of hostile. It pauses and branches after at pieces of the request;
+// -1: never.
 func runPaused(t *testing.T, i, at int) (e ending) {
 	mem := newHoldMemory(t)
 	o := fragmentedDisk(t, t.TempDir())
