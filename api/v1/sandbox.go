@@ -78,8 +78,8 @@ type ForkRequest struct {
 	MemoryLimitMiB uint64            `json:"memory_limit_mib,omitempty"` // Limits.MemoryMiB, as named by forkd 0.5
 	TTLSecs        float64           `json:"ttl_secs,omitempty"`         // 0: until deleted
 
-	// IdleTimeoutSecs is the time without a request after which a child is suspended. The next
-	// request resumes it. 0: never.
+	// IdleTimeoutSecs is the time without a request after which a child is suspended; 0: children are
+	// not suspended for being idle. The next request resumes the child.
 	IdleTimeoutSecs float64 `json:"idle_timeout_secs,omitempty"`
 
 	Network *Network `json:"network,omitempty"` // nil: the policy of the snapshot or the source

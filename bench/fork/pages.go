@@ -74,9 +74,9 @@ type pages struct {
 // pagesRead is the number of children whose pages are read.
 const pagesRead = 5
 
-// readPages forks children one after another. One more child reports the purpose of each of its
-// pages. Siblings use their pages for the same purposes, except for the few pages that the report
-// itself changes.
+// readPages forks pagesRead children one after another and classifies their pages. Before that, it
+// forks another child, in which it reads the purpose of each page from the guest's kernel. Siblings use
+// their pages for the same purposes, except for the few pages that this reading changes.
 func (b *bench) readPages(ctx context.Context) (p *pages, err error) {
 	p = &pages{}
 	return p, b.withManager(1, func(m *lab.Manager) error {

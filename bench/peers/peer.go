@@ -65,7 +65,8 @@ func processes(spawn func(ctx context.Context) (process, error), tells bool) fun
 // tables show the best result.
 var widths = []int{4, 16, 64}
 
-// widthsFor returns the widths that differ for n children.
+// widthsFor returns the widths to measure with n children: those below n, and the first one that is
+// not. A larger width would start the same n children at once.
 func widthsFor(n int) []int {
 	for i, w := range widths {
 		if w >= n {

@@ -102,7 +102,9 @@ func parseE2BDomain(text string) (e2bDomain, error) {
 	return e2bDomain{name, port}, nil
 }
 
-// setupE2B writes the files. It returns the time when the certificate expires.
+// setupE2B writes a certificate for d, its key, and the files of clients to dir: a bundle of
+// authorities, and the domain. It makes the authority if dir has none. It returns the time when the
+// certificate expires.
 func setupE2B(dir string, d e2bDomain, now time.Time) (ends time.Time, err error) {
 	f, err := private.Dir(dir, "--dir")
 	if err != nil {

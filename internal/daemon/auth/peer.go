@@ -64,10 +64,11 @@ func PeerFrom(ctx context.Context) (Peer, bool) {
 	return p, ok
 }
 
-// PeerName returns the name under which the other side of a connection is counted. ctx and
-// remoteAddr are the context and the remote address of the connection. The name is the user of a
-// unix socket, the IPv4 address, or the IPv6 network, because a host has 64 bits of IPv6 addresses.
-// So a client gets no more resources by more connections or addresses.
+// PeerName returns the name that the limits for each client use for the other side of a connection.
+// ctx and remoteAddr are the context and the remote address of the connection. For a unix socket the
+// name is that of the user, for IPv4 it is the address. For IPv6 it is the /64 network, because one host
+// usually has all addresses of such a network. So a client cannot get more resources by opening more
+// connections or by using more addresses.
 func PeerName(ctx context.Context, remoteAddr string) string {
 	if peer, ok := PeerFrom(ctx); ok {
 		return peerWho(peer.UID)

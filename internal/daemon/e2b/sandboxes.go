@@ -73,8 +73,8 @@ func listedOf(i sandbox.Info, vcpus uint32, diskMiB uint64) listed {
 		EnvdVersion: envdVersion, Metadata: n.Metadata}
 }
 
-// find returns the sandbox that a request names. A sandbox for which stateOf returns "" does not
-// exist for it.
+// find returns the sandbox that a request names. It treats a sandbox for which stateOf returns "" as
+// missing.
 func (a *Server) find(r *http.Request) (sandbox.Info, error) {
 	return get(a.view(r), r.PathValue("id"))
 }

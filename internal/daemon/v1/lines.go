@@ -45,8 +45,8 @@ func (l *lines) sendLocked(message any) error {
 	if l.idle != nil {
 		l.idle.Reset(l.every)
 	}
-	// A client that reads nothing must not hold its place for longer than this. The deadline is
-	// cleared after the write, because it would otherwise end an idle HTTP/2 stream.
+	// A client that reads nothing must not hold its place in the gate for requests longer than l.stall.
+	// The deadline is cleared after the write, because it would otherwise end an idle HTTP/2 stream.
 	_ = l.rc.SetWriteDeadline(time.Now().Add(l.stall))
 	defer l.rc.SetWriteDeadline(time.Time{})
 	if err := l.out.Encode(message); err != nil {

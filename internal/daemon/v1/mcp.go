@@ -32,8 +32,8 @@ func (a *api) tools(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	// Batches (protocol version 2025-03-26) are refused, because many calls would take only one
-	// place.
+	// Batches (protocol version 2025-03-26) are refused, because the many calls of a batch would take only
+	// one place in the gate for requests.
 	if bytes.HasPrefix(bytes.TrimLeft(body, " \t\r\n"), []byte("[")) {
 		return face.BadRequest("the message: it is an array: send one message at a time")
 	}

@@ -142,7 +142,8 @@ func (s *source) addClusters(ctx context.Context, dst *Layer, first uint64, chun
 func ones(bitmap []byte, at, end uint64) uint64 {
 	start := at
 	for at < end {
-		// in this byte only: the shift inserted zeros, which end the count
+		// n counts set bits in this byte only: the shift fills the top of the byte with zeros, and the first
+		// zero ends the count.
 		n := uint64(bits.TrailingZeros8(^(bitmap[at/8] >> (at % 8))))
 		at += n
 		if n == 0 || at%8 != 0 {

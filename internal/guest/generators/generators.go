@@ -44,12 +44,13 @@ type Finder struct {
 	maxMemory int
 	files     map[fileID]marks
 
-	// quiet is set by Rehearse if there was no process to search: it is then the last process id
-	// that the kernel had allocated. Otherwise it is 0. loadavg is a descriptor of /proc/loadavg,
-	// which shows the last allocated id. It stays open, so that a fork opens nothing.
+	// loadavg is a descriptor of /proc/loadavg, which shows the process id that the kernel has
+	// allocated last. It stays open, so that a fork opens nothing.
 	loadavg int
-	quiet   int
-	own     string // directory of the agent's threads
+	// quiet is that process id at the time of Rehearse, if Rehearse found no process to search.
+	// Otherwise it is 0.
+	quiet int
+	own   string // directory of the agent's threads
 }
 
 // maxNew is how many new process ids are checked one by one. If there are more, all processes are

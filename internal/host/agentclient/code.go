@@ -52,7 +52,8 @@ const diedError = "UnexpectedEndOfExecution"
 // names.
 const maxForms = 64
 
-// mediaType returns the media type for the name of a result's form in E2B's protocol.
+// mediaType returns the media type of a form in which E2B's protocol sends a result, such as
+// "image/png" for "png". It returns false for an unknown form.
 func mediaType(form string) (string, bool) {
 	switch form {
 	case "text":

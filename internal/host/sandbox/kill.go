@@ -109,7 +109,7 @@ func (m *Manager) KillAll() {
 	_ = group.Wait()
 }
 
-// endAll kills children that no client has received.
+// endAll calls end for all given children of a fork that has failed.
 func (m *Manager) endAll(children []*Sandbox) {
 	var group errgroup.Group
 	group.SetLimit(vmpool.AtOnce)
@@ -119,7 +119,7 @@ func (m *Manager) endAll(children []*Sandbox) {
 	_ = group.Wait()
 }
 
-// end kills a child that no client has received.
+// end kills a child whose fork has failed. No client knows the child yet, so end reports no event.
 func (m *Manager) end(s *Sandbox) {
 	m.kill(s.id, s.live)
 	m.free(s)

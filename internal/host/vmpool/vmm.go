@@ -117,8 +117,8 @@ func WhileAlive(ctx context.Context, v VMM) (context.Context, func()) {
 	}
 }
 
-// Cause returns the cause of the end of ctx or, if ctx has not ended, err. The cause is preferred
-// because err is often only its consequence, such as a broken connection.
+// Cause returns the cause of ctx in place of err if ctx has ended, because err is then often only a
+// consequence of that cause, such as a broken connection. If err is nil, Cause returns nil.
 func Cause(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); err != nil && cause != nil {
 		return cause
@@ -126,7 +126,7 @@ func Cause(ctx context.Context, err error) error {
 	return err
 }
 
-// ExitError reports that a VM has ended while it was needed.
+// ExitError reports that a VM ended while an operation needed it.
 type ExitError struct{ Exit vm.Exit }
 
 func (e *ExitError) Error() string { return "the VM ended (" + DescribeExit(e.Exit) + ")" }

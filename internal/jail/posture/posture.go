@@ -20,7 +20,7 @@ type Want struct {
 	Online      bool     // the process is in the host's network namespace
 	Files       uint64   // limit on the number of descriptors; 0: any
 	Bytes       uint64   // limit on the size of a file in bytes; 0: any
-	Filters     int      // number of seccomp filters on each thread; 0: 1
+	Filters     int      // number of seccomp filters on each thread; 0 means 1
 	Descriptors []string // regular expressions; every descriptor must match one of them
 }
 

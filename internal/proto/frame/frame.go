@@ -40,7 +40,7 @@ var (
 // Sizes in bytes.
 const (
 	HeaderBytes = 12    // struct virtio_net_hdr_v1
-	MaxFrame    = 65550 // an Ethernet header, and the longest IPv4 packet that the other end is to segment
+	MaxFrame    = 65550 // Ethernet header, and the longest IPv4 packet (the receiver splits it into segments)
 	MaxMessage  = HeaderBytes + MaxFrame
 )
 

@@ -83,9 +83,9 @@ func (f *Freezer) serveFaults() {
 	}
 }
 
-// If a guest writes many captured pages, each write causes a fault. After manyFaults such faults,
-// each further fault opens aroundPages pages. So the guest is hardly slowed down, but fewer pages
-// are left that Rebase can replace.
+// The first write to a captured page causes a fault. After manyFaults such faults, each further fault
+// makes up to aroundPages captured pages writable. So a guest that writes many captured pages is hardly
+// slowed down, but Rebase can replace fewer pages.
 const (
 	manyFaults  = 512
 	aroundPages = 64
