@@ -263,10 +263,10 @@ export class Sandbox implements AsyncDisposable {
   }
 
   /**
-   * Branches the sandbox once, forks children of the branch, and runs a command in each: each command of a
-   * list, or with n one command in n children. If this call is cancelled or fails, if its connection
-   * breaks, or if the daemon dies, no child stays, and the sandbox is as it was. FORKD_TRY_INDEX in the
-   * environment of a command is the child's number.
+   * Branches the sandbox once, forks children of the branch, and runs a command in each child. commands is a
+   * list with one command for each child or, with n, one command for n children. If this call is cancelled
+   * or fails, if its connection breaks, or if the daemon dies, no child stays, and the sandbox is unchanged.
+   * The variable FORKD_TRY_INDEX in the environment of a command is the child's number.
    */
   async tryAll(commands: Command | readonly Command[], options: TryOptions = {}): Promise<Tries> {
     const { results, end } = await tryAll(this.client.wire, this.#path(""), tryBody(commands, options), options);

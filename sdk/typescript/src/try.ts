@@ -16,17 +16,20 @@ type Schemas = components["schemas"];
 export interface TryOptions extends ProcessOptions {
   /** Number of children that run the command, up to 64. Default: the commands are a list, one for each child. */
   n?: number | undefined;
-  /** A command that runs in each child afterwards. The last line that it prints is the score, a number. */
+  /**
+   * A command that runs in each child after the child's own command. The last line of its stdout is the score, a
+   * number.
+   */
   judge?: Command | undefined;
   /**
-   * The children that stay: "first" is the first one whose command exits with 0, which stops the others;
-   * "best" is the one with the highest score. Default: "best" with a judge, "first" with promote,
-   * otherwise "none".
+   * The children that stay: "first" is the first child whose command exits with 0, which stops the other
+   * commands; "best" is the child with the highest score. Default: "best" with a judge, otherwise "first"
+   * with promote, otherwise "none".
    */
   keep?: "all" | "first" | "best" | "none" | undefined;
-  /** Let the sandbox go on as the winner. No child stays then. */
+  /** Promote the winner into the sandbox. No child stays then. */
   promote?: boolean | undefined;
-  /** Of the branches. */
+  /** The mode of the branches. */
   mode?: "live" | "diff" | "full" | undefined;
   /** Seconds for each command and judge, up to 86400; default 600. */
   timeout?: number | undefined;
@@ -69,7 +72,7 @@ export interface Tries {
   readonly results: readonly ChildResult[];
   /** The result of the first or the best child; undefined if there is none. */
   readonly winner: ChildResult | undefined;
-  /** The children that stay, for the caller to use or kill. */
+  /** The children that stay. The caller uses or kills them. */
   readonly sandboxes: Sandboxes;
 }
 
@@ -111,7 +114,7 @@ function argsFor(parameter: string, command: Command): readonly string[] {
   }
 }
 
-/** Sends a try, and returns its results and its last line. If the caller leaves, no child stays. */
+/** Sends a try, and returns its results and its last line. If the call is aborted before that, no child stays. */
 export async function tryAll(
   wire: Wire,
   sandbox: string,

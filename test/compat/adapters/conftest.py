@@ -1,5 +1,5 @@
-"""The daemon of these tests: that of $FORKD_URL, with real VMs forked from $COMPAT_TAG, or else the fake one whose
-program is $FORKD_RIG."""
+"""The daemon of these tests. With $FORKD_URL, it is the daemon at this URL, with real VMs that are forked from
+$COMPAT_TAG. Otherwise it is a daemon with faked VMs: the program $FORKD_RIG."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from forkd import Client, Sandbox
 @dataclass
 class Daemon:
     snapshot: str
-    real: bool  # VMs are real, so that a rollback takes back what a guest has done
-    env: dict[str, str]  # of sandboxes
-    user: str  # of sandboxes, without privileges
+    real: bool  # the VMs are real, so that a rollback undoes the changes of a guest
+    env: dict[str, str]  # environment of sandboxes
+    user: str  # name of a user without privileges in sandboxes
 
     def sandbox(self) -> Sandbox:
         return Sandbox.create(self.snapshot, env=self.env)

@@ -18,7 +18,7 @@ from report import NotApplicable, Report, want
 HERE = os.path.dirname(os.path.abspath(__file__))
 SDK = os.path.join(os.getcwd(), "sdk/python")
 SEVERAL = ["-o", "asyncio_mode=auto", "-o", "asyncio_default_fixture_loop_scope=module"]
-OPTIONS = {  # by adapter; the suite of Pydantic AI uses anyio's plugin
+OPTIONS = {  # pytest's options, by adapter; the suite of Pydantic AI uses anyio's plugin
     "deepagents": SEVERAL,
     "inspect_ai": [*SEVERAL, "-o", "asyncio_default_test_loop_scope=module"],
     "langgraph": SEVERAL,
@@ -28,14 +28,14 @@ OPTIONS = {  # by adapter; the suite of Pydantic AI uses anyio's plugin
 NEEDS = {
     "deepagents": "langchain_tests",
     "langgraph": "langgraph.checkpoint.conformance",
-}  # else the adapter's name
+}  # the module that an adapter's tests need, if it does not have the adapter's name
 r = Report("forkd.integrations (sdk/python)")
 
 
 def installed(module: str) -> bool:
     try:
         return find_spec(module) is not None
-    except ModuleNotFoundError:  # of the package that it is in
+    except ModuleNotFoundError:  # the package that contains the module is not installed
         return False
 
 
@@ -52,7 +52,7 @@ def run(*args: str, cwd: str = SDK) -> None:
 
 
 def of_suite(case: xml.Element) -> bool:
-    """Whether a test is one of the framework's suite."""
+    """Whether a test belongs to the framework's suite."""
     name = case.get("name", "")
     if name.startswith("test_suite[") or "TestSuite" in case.get("classname", ""):
         return True

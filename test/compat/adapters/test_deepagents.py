@@ -23,7 +23,8 @@ from forkd.integrations.langgraph import ForkdSaver
 
 
 # Since deepagents 0.7, glob returns absolute paths and no directories, and write replaces a file. These checks of
-# langchain-tests 1.1.9 want what 0.6 did. With 0.6 all of them pass: the group adapters@deepagents-0.6.
+# langchain-tests 1.1.9 expect the behaviour of 0.6. The group adapters@deepagents-0.6 runs them with 0.6, where all
+# of them pass.
 OF_06 = {
     "test_glob",
     "test_glob_basic_pattern",
@@ -145,7 +146,8 @@ class Scripted(GenericFakeChatModel):
 
 
 def test_an_agent_whose_machine_goes_back_with_it(sandbox: Sandbox, real: None) -> None:
-    """A scripted model runs two commands. Going on from the state before the second one takes its effect back."""
+    """A scripted model runs two commands. If the agent continues from the state before the second command, the effect
+    of this command is undone."""
 
     def call(n: int) -> AIMessage:
         command = f"echo {n} >>/tmp/agent; cat /tmp/agent"

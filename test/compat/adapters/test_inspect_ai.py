@@ -31,7 +31,7 @@ from forkd.integrations.inspect_ai import _WRITE, LABEL, ForkdConfig, ForkdSandb
 
 
 def config(daemon: Daemon) -> ForkdConfig:
-    # Root may read and write everything, and the checks want what a user may not.
+    # The checks expect that some files cannot be read or written. Root could read and write all of them.
     return ForkdConfig(
         snapshot=daemon.snapshot,
         env=daemon.env,
@@ -42,7 +42,7 @@ def config(daemon: Daemon) -> ForkdConfig:
 
 @pytest.fixture(scope="module")
 async def environment(daemon: Daemon) -> AsyncIterator[ForkdSandboxEnvironment]:
-    kind = registry_find_sandboxenv("forkd")  # by the entry point of this package
+    kind = registry_find_sandboxenv("forkd")  # found by the entry point of this package
     made = await kind.sample_init("self check", config(daemon), {})
     yield made["default"].as_type(ForkdSandboxEnvironment)
     await kind.sample_cleanup("self check", config(daemon), made, False)
@@ -124,7 +124,7 @@ async def test_branch_rollback_fork(daemon: Daemon, real: None) -> None:
 
 
 async def test_an_evaluation(daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A scripted model solves a task by a tool, in a sandbox with the sample's files, in two epochs."""
+    """A scripted model solves a task with a tool. It does so in two epochs, in a sandbox with the sample's files."""
     before = [b.id for b in await AsyncSandbox.list({LABEL: None})]
     answers = [
         ModelOutput.for_tool_call("mockllm/model", "bash", {"command": "cat given.txt; echo $CUSTOM"}),
@@ -149,7 +149,7 @@ async def test_an_evaluation(daemon: Daemon, tmp_path: Path, monkeypatch: pytest
         epochs=2,
     )
     model = get_model("mockllm/model", custom_outputs=answers * 2)
-    # Its tokenizer is downloaded from the internet.
+    # The tokenizer would be downloaded from the internet.
     monkeypatch.setattr(model.api, "count_text_tokens", AsyncMock(return_value=1))
     [log] = await eval_async(task, model=model, log_dir=str(tmp_path), max_samples=1)
     assert log.status == "success", log.error

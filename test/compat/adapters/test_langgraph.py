@@ -18,7 +18,7 @@ from langgraph.types import Command, interrupt
 from forkd import Sandbox
 from forkd.integrations.langgraph import LABEL, ForkdSaver
 
-# The suite has more checks, for the three capabilities that InMemorySaver lacks.
+# The suite has more checks, for three capabilities that InMemorySaver does not have.
 CHECKS = [
     check
     for capability in sorted(BASE_CAPABILITIES)
@@ -69,7 +69,7 @@ def machine(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sandbox
 
 @pytest.fixture
 def rollbacks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The tags of rollbacks, which fake VMs only report."""
+    """The tags that the machine was rolled back to. Faked VMs record rollbacks, but change no files."""
     tags: list[str] = []
     real = Sandbox.rollback
     monkeypatch.setattr(Sandbox, "rollback", lambda self, to: (tags.append(to), real(self, to))[1])
@@ -135,7 +135,7 @@ def test_the_machine_goes_back_with_the_graph(
     assert len(rollbacks) == 1
     if daemon.real:
         assert written(machine) == ["a", "b", "c"], "b and c ran again, from the machine after a"
-    # An update of an older state moves the machine at once.
+    # An update of an older state rolls the machine back at once.
     graph.update_state(after_a, {"steps": ["updated"]})
     assert len(rollbacks) == 2
     if daemon.real:
@@ -164,7 +164,7 @@ async def test_coroutines(daemon: Daemon, machine: Sandbox, rollbacks: list[str]
 
 
 def test_another_process_goes_on(daemon: Daemon, machine: Sandbox, rollbacks: list[str]) -> None:
-    """A saver that is new, over checkpoints and a machine that are not, takes what a failed step has done back."""
+    """A new saver for existing checkpoints and an existing machine undoes the changes of a step that has failed."""
     stored = InMemorySaver()
     graph = graph_of(ForkdSaver(stored, machine), "a", "b", asks="b")
     graph.invoke({"steps": []}, THREAD)

@@ -46,7 +46,7 @@ def new(daemon: Daemon, made: list[ForkdWorkspace]) -> Callable[[], ForkdWorkspa
 
 @pytest.fixture
 async def backend(daemon: Daemon, made: list[ForkdWorkspace], new: Callable[[], ForkdWorkspace]) -> ForkdWorkspace:
-    """One sandbox for all tests. Each test has an event loop of its own, and attaches to it."""
+    """One sandbox for all tests. Each test attaches to this sandbox from an event loop of its own."""
     if not made or made[0].ref is None:
         made.insert(
             0,

@@ -7,7 +7,7 @@ from typing import Any
 
 from ._output import Collector, CommandResult, output_of
 
-MAX_TRY = 64  # children
+MAX_TRY = 64  # number of children
 
 
 @dataclass
@@ -49,7 +49,7 @@ def result_of(message: dict[str, Any]) -> ChildResult:
     if (found := fields.pop("exec", None)) is not None:
         collector = Collector(text=True)
         for stream in ("stdout", "stderr"):
-            if f"{stream}_base64" in found:  # the text then lacks what is not text
+            if f"{stream}_base64" in found:  # the text field is then incomplete
                 found.pop(stream, None)
         for stream, data in output_of(found):
             collector.add(stream, data)

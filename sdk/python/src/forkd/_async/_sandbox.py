@@ -415,17 +415,19 @@ class AsyncSandbox(metaclass=NamesOfE2B):
         labels: Mapping[str, str] | None = None,
         on_result: Callable[[ChildResult], Any] | None = None,
     ) -> AsyncTries:
-        """Branches the sandbox once, forks up to 64 children of the branch, and runs a command in each: every
-        command of a list, or one command in n children. on_result receives the results as they arrive.
+        """Branches the sandbox once, forks up to 64 children of the branch, and runs a command in each child. commands
+        is a list with one command for each child or, with n, one command for n children. on_result receives the
+        results as they arrive.
 
-        keep says which children stay: all; first, the first one whose command exits with 0, which stops the
-        others; best, the one with the highest score; or none. The default is best with a judge, first with
-        promote, and otherwise none. The judge is a command that runs in each child afterwards; the last line
-        that it prints is the score. With promote the sandbox goes on as the winner, and no child stays.
+        keep says which children stay: "all"; "first", the first child whose command exits with 0, which stops the
+        other commands; "best", the child with the highest score; or "none". The default is "best" with a judge,
+        otherwise "first" with promote, otherwise "none". The judge is a command that runs in each child after the
+        child's own command. The last line that it prints is the score. With promote, the winner is promoted into
+        the sandbox, and no child stays.
 
-        timeout is in seconds, for each command and judge, by default 600 and at most 86400. FORKD_TRY_INDEX in
-        the environment is the child's number. If this call is cancelled or fails, if its connection breaks, or
-        if the daemon dies, no child stays, and the sandbox is as it was."""
+        timeout is the limit in seconds for each command and judge, by default 600 and at most 86400. The variable
+        FORKD_TRY_INDEX in the environment of a command is the child's number. If this call is cancelled or fails,
+        if its connection breaks, or if the daemon dies, no child stays, and the sandbox is unchanged."""
         body = try_body(commands, n, judge, keep, promote, mode, env, cwd, user, timeout, labels, BRANCH_MODES)
         return await try_all(self, body, on_result)
 

@@ -33,7 +33,7 @@ class Tries:
     winner: ChildResult | None
     """The result of the first or the best child; None if there is none."""
     sandboxes: Sandboxes
-    """The children that stay, for the caller to use or kill."""
+    """The children that stay. The caller uses or kills them."""
 
 
 def try_body(

@@ -1,2 +1,2 @@
-"""Adapters that let other frameworks use forkd's sandboxes. Each module needs the framework that it is named
-after, which an extra of this package installs: pip install 'forkd[deepagents]'. Nothing is imported here."""
+"""Adapters that let other frameworks use forkd's sandboxes. Each module is named after a framework and needs it. An
+extra of this package installs the framework: pip install 'forkd[deepagents]'. This module imports no adapter."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 MERGED = ("/bin/sh", "-c", 'exec "$@" 2>&1', "sh")
-"""Begins the argv of a command whose stderr is its stdout, so that the order of its output is kept."""
+"""Prefix of the argv of a command. It redirects stderr to stdout, so that both keep their order."""
 
 
 class Capture:
-    """A callback for output that keeps the first bytes. If there are more, it raises what exceeded returns, which ends
-    the command; without exceeded it only notes that."""
+    """A callback for output that keeps the first limit bytes. If there are more, it sets truncated. If exceeded is
+    given, it is called with the text so far, and the exception that it returns is raised, which ends the command."""
 
     def __init__(self, limit: int, exceeded: Callable[[str], Exception] | None = None) -> None:
         self._limit, self._exceeded, self._bytes, self.truncated = limit, exceeded, bytearray(), False

@@ -8,8 +8,8 @@ from .._sync._sandbox import Sandbox
 
 
 def async_twin(sandbox: Sandbox) -> AsyncSandbox:
-    """Returns the same sandbox as an AsyncSandbox. Its connections belong to the event loops that use them, and are
-    closed with them."""
+    """Returns the same sandbox as an AsyncSandbox. A connection belongs to the event loop that uses it, and is closed
+    when that loop is closed."""
     transport = sandbox.client._transport
     client = object.__new__(AsyncClient)
     client._set(transport.address, transport.timeout, transport.retries)

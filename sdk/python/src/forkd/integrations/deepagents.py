@@ -7,8 +7,8 @@
     with Sandbox.create("python-numpy") as sandbox:
         agent = create_deep_agent(backend=ForkdSandbox(sandbox))
 
-The image needs python3, with which deepagents reads, edits and finds files. To take the machine back with the
-conversation, give the agent a checkpointer that does so:
+The image needs python3, with which deepagents reads, edits and finds files. A ForkdSaver as checkpointer also rolls the
+machine back when the conversation goes back to a checkpoint:
 
     saver = ForkdSaver(InMemorySaver(), sandbox)       # of forkd.integrations.langgraph
     agent = create_deep_agent(backend=ForkdSandbox(sandbox, saver=saver), checkpointer=saver)
@@ -42,16 +42,16 @@ _TOO_MUCH = "the files of this call are too large together: read fewer files, or
 
 
 class ForkdSandbox(BaseSandbox):
-    """A sandbox as a backend. Its owner kills it: the backend holds no resources."""
+    """A backend that uses a sandbox. The owner of the sandbox kills it; the backend holds no resources of its own."""
 
     enable_capture_offload = True  # images have a POSIX shell and coreutils
 
     def __init__(
         self, sandbox: Sandbox, *, timeout: int = 1800, user: str | None = None, saver: ForkdSaver | None = None
     ) -> None:
-        """timeout is for commands without a limit of their own, in seconds. Commands run as user, which also owns new
-        files; by default it is the sandbox's own. saver is the checkpointer of the agent, if it saves this sandbox:
-        what the agent does then waits until the checkpoint before it was saved."""
+        """timeout is the limit in seconds for commands that have none. Commands run as user, which also owns new files;
+        the default is the sandbox's own user. saver is the checkpointer of the agent, if it saves this sandbox.
+        Commands and uploads then wait until the latest checkpoint has been saved."""
         self.sandbox = sandbox
         self._async = async_twin(sandbox)
         self._timeout, self._user, self._saver = timeout, user, saver
@@ -65,24 +65,24 @@ class ForkdSandbox(BaseSandbox):
         """The id of the sandbox."""
         return self.sandbox.id
 
-    # What only forkd has.
+    # Methods that only forkd's backend has.
 
     def branch(self, tag: str | None = None) -> Snapshot:
         """Saves the running sandbox, with its memory, as a snapshot."""
         return self.sandbox.branch(tag=tag)[0]
 
     def rollback(self, to: str | Snapshot) -> None:
-        """Takes the sandbox back to a branch, in place: files, processes and memory."""
+        """Rolls the files, processes and memory of the sandbox back to a branch. The sandbox keeps its id."""
         self.sandbox.rollback(to)
 
     def fork(self, n: int = 1) -> list[ForkdSandbox]:
         """Returns n backends that continue from the sandbox's current state. The caller kills their sandboxes."""
         return [ForkdSandbox(s, timeout=self._timeout, user=self._user) for s in self.sandbox.fork(n)]
 
-    # The interface.
+    # The interface of deepagents.
 
     def execute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
-        """Runs a shell command. A timeout of 0 means the longest possible, an hour."""
+        """Runs a shell command. A timeout of 0 is the longest one, an hour."""
         self._arrive()
         seconds, output = self._seconds(timeout), Capture(MAX_OUTPUT)
         result = self.sandbox.commands.run(
@@ -91,7 +91,7 @@ class ForkdSandbox(BaseSandbox):
         return _response(output, result, seconds)
 
     async def aexecute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
-        """Runs a shell command. Cancelling this call kills it."""
+        """Runs a shell command. Cancelling this call kills the command."""
         await asyncio.to_thread(self._arrive)
         seconds, output = self._seconds(timeout), Capture(MAX_OUTPUT)
         result = await self._async.commands.run(
@@ -155,7 +155,7 @@ def _wrong(path: str) -> str | None:
 
 
 def _problem(e: ForkdError) -> str:
-    """The error of a file, in the words of deepagents if it has one."""
+    """The error of a file: deepagents' word for it if there is one, otherwise the text of e."""
     if isinstance(e, NotFoundInSandboxError):
         return "file_not_found"
     return "permission_denied" if isinstance(e, DeniedInSandboxError) else str(e)

@@ -3,10 +3,10 @@
     Task(dataset, solver, scorer, sandbox=("forkd", "python-numpy"))
     Task(dataset, solver, scorer, sandbox=SandboxEnvironmentSpec("forkd", ForkdConfig(snapshot="python-numpy")))
 
-Each sample runs in a sandbox of its own, forked from the snapshot. If the snapshot was made of a prepared sandbox,
-every sample and every epoch begins with its files, processes and memory.
+Each sample of each epoch runs in a sandbox of its own, forked from the snapshot. If the snapshot is a branch of a
+prepared sandbox, all of them start with the files, processes and memory of that sandbox.
 
-A solver or a scorer can use what only forkd has:
+A solver or a scorer can branch, roll back and fork its sandbox:
 
     machine = sandbox().as_type(ForkdSandboxEnvironment)
     before = await machine.branch()
@@ -73,24 +73,25 @@ _PROBLEMS: dict[int, tuple[type[OSError], str]] = {
 
 
 class ForkdConfig(BaseModel, frozen=True):
-    """How the sandbox of a sample is made. A string in its place is the snapshot."""
+    """The configuration of a sample's sandbox. Instead of a ForkdConfig, a string names only the snapshot."""
 
     snapshot: str
     """The tag of the snapshot that samples are forked from."""
     user: str | None = None
-    """The user that commands run as by default; None is the snapshot's own."""
+    """The user that commands run as by default; None: the snapshot's own user."""
     working_dir: str | None = None
-    """The directory of relative paths, which is made. None is that in which commands start."""
+    """The directory of relative paths, which is created if it is missing; None: the directory in which commands
+    start."""
     env: dict[str, str] = {}
     """Environment variables of all commands."""
     network: str | dict[str, Any] | None = None
-    """A mode such as "none", or the fields of a network policy; None is the snapshot's own."""
+    """A mode such as "none", or the fields of a network policy; None: the snapshot's own policy."""
     limits: dict[str, Any] | None = None
     """Limits on memory, CPU and disk."""
     ttl: float | None = None
     """Seconds after which the daemon deletes a sandbox that still exists."""
 
-    def __hash__(self) -> int:  # Inspect looks for samples with the same configuration
+    def __hash__(self) -> int:  # Inspect groups samples by their configuration
         return hash(self.model_dump_json())
 
 
@@ -104,23 +105,23 @@ class ForkdSandboxEnvironment(SandboxEnvironment):
         self.working_dir: str = working_dir
         self.user: str | None = user
 
-    # What only forkd has.
+    # Methods that only forkd's environment has.
 
     async def branch(self, tag: str | None = None) -> AsyncSnapshot:
         """Saves the running sandbox, with its memory, as a snapshot."""
         return (await self.sandbox.branch(tag=tag))[0]
 
     async def rollback(self, to: str | AsyncSnapshot) -> None:
-        """Takes the sandbox back to a branch, in place: files, processes and memory."""
+        """Rolls the files, processes and memory of the sandbox back to a branch. The sandbox keeps its id."""
         await self.sandbox.rollback(to)
 
     async def fork(self, n: int = 1) -> list[ForkdSandboxEnvironment]:
-        """Returns n environments that continue from the current state, for example to score attempts without
-        changing this one. The caller kills their sandboxes; the end of the task kills those that are left."""
+        """Returns n environments that continue from the current state, for example to score attempts without changing
+        this environment. The caller kills their sandboxes. Those that remain are killed at the end of the task."""
         children = await self.sandbox.fork(n, labels=self.sandbox.labels)
         return [ForkdSandboxEnvironment(s, self.working_dir, self.user) for s in children]
 
-    # The interface.
+    # The interface of Inspect AI.
 
     async def exec(
         self,
@@ -133,8 +134,8 @@ class ForkdSandboxEnvironment(SandboxEnvironment):
         timeout_retry: bool = True,
         concurrency: bool = True,
     ) -> ExecResult[str]:
-        """Runs a command. Commands that time out are not retried. Cancelling this call kills the command. Output
-        above the limit kills it too."""
+        """Runs a command. A command that times out is not retried. The command is killed if this call is cancelled, or
+        if its output is above the limit."""
         try:
             handle = await self.sandbox.commands.start(
                 cmd,
@@ -252,7 +253,7 @@ class ForkdSandboxEnvironment(SandboxEnvironment):
 
     @classmethod
     async def task_cleanup(cls, task_name: str, config: SandboxEnvironmentConfigType | None, cleanup: bool) -> None:
-        """Kills the task's sandboxes that are left."""
+        """Kills the sandboxes of the task that remain."""
         if cleanup:
             await _kill(_run(task_name))
 
@@ -266,7 +267,7 @@ class ForkdSandboxEnvironment(SandboxEnvironment):
 
     @classmethod
     def config_deserialize(cls, config: dict[str, Any]) -> BaseModel:
-        """The configuration of a log."""
+        """The configuration from a log file."""
         return ForkdConfig(**config)
 
 

@@ -5,14 +5,15 @@
     from langgraph.checkpoint.memory import InMemorySaver
 
     def run_tests(state, config):
-        sandbox = saver.sandbox(config)         # at the checkpoint from which this step runs
+        sandbox = saver.sandbox(config)         # in the state of the checkpoint that this step starts from
         ...
 
     saver = ForkdSaver(InMemorySaver(), Sandbox.create("python-numpy"))
     graph = builder.compile(checkpointer=saver)
 
-Every checkpoint is also a branch of the running sandbox: its files, processes and memory. Whatever continues from an
-older checkpoint (invoke with a checkpoint_id, or update_state) first rolls the sandbox back to that branch.
+Every checkpoint also has a branch of the running sandbox, with its files, processes and memory. If the graph continues
+from an older checkpoint (invoke with a checkpoint_id, or update_state), the sandbox is first rolled back to the branch
+of that checkpoint.
 """
 
 from __future__ import annotations
@@ -37,19 +38,19 @@ from langgraph.checkpoint.base import (
 from .._codes import SnapshotInUseError, SnapshotNotFoundError
 from .._sync._sandbox import Sandbox, Sandboxes
 
-LONGEST = 300  # seconds in which LangGraph saves a checkpoint
+LONGEST = 300  # seconds that LangGraph may take to save a checkpoint
 LABEL = "langgraph-thread"
-"""The label of the branches. Its value is the beginning of the thread's id."""
+"""The label of the branches. Its value is the first 256 characters of the thread's id."""
 
 
 class _Machine:
-    """The sandbox of a thread, and which checkpoint it is at."""
+    """The sandbox of a thread, and the checkpoint whose state it has."""
 
     def __init__(self, thread: str, sandbox: Sandbox) -> None:
         self.thread, self.sandbox = thread, sandbox
         self.moved = threading.Condition()
         self.at: dict[str, str] = {}  # the id of the latest checkpoint, by its namespace; the graph's own is ""
-        self.error: BaseException | None = None  # of the latest checkpoint
+        self.error: BaseException | None = None  # why the latest checkpoint was not saved; None: it was
 
     def tag(self, namespace: str, id: str) -> str:
         name = "\0".join((self.sandbox.id, self.thread, namespace, id))
@@ -69,7 +70,8 @@ class _Machine:
         self.at[namespace] = id
 
     def save(self, namespace: str, parent: str | None, id: str, forks: bool) -> None:
-        """Makes the branch of a checkpoint. If its parent is not the latest checkpoint, the sandbox first goes back."""
+        """Makes the branch of a checkpoint. If the sandbox is not at the parent of the checkpoint, it is first rolled
+        back to the parent."""
         with self.moved:
             try:
                 at = self.at.get(namespace)
@@ -85,11 +87,12 @@ class _Machine:
                 self.moved.notify_all()
 
     def _is_at(self, id: str | None) -> bool:
-        """Whether the latest branch or rollback of the sandbox, maybe by an earlier process, was a checkpoint."""
+        """Whether the latest branch or rollback of the sandbox was that of the checkpoint id. It may have been made by
+        an earlier process."""
         return id is not None and self.sandbox.info().latest_tag == self.tag("", id)
 
     def reach(self, id: str) -> None:
-        """Returns when the sandbox is at a checkpoint of the graph itself."""
+        """Waits until the sandbox is at the checkpoint id of the graph itself, or rolls it back to this checkpoint."""
         with self.moved:
             while self.at.get("") != id:
                 if self.has("", id):
@@ -106,12 +109,12 @@ class _Machine:
 
 
 class ForkdSaver(BaseCheckpointSaver[Any]):
-    """Stores checkpoints in another saver, and branches of a sandbox beside them."""
+    """Stores checkpoints in another saver, and makes a branch of a sandbox for each of them."""
 
     def __init__(self, saver: BaseCheckpointSaver[Any], sandbox: Sandbox | Callable[[str], Sandbox]) -> None:
-        """sandbox is the machine of the graph. If the graph has several threads, it is a function that returns the
-        machine of a thread by its id, and is called once for each; different threads need different machines. Their
-        owner kills them."""
+        """sandbox is the machine of the graph. For a graph with several threads, it is a function that returns the
+        machine for the id of a thread, and is called once for each thread. Different threads need different machines.
+        The owner of a machine kills it."""
         super().__init__(serde=saver.serde)
         self._saver = saver
         self._sandbox = sandbox
@@ -121,9 +124,8 @@ class ForkdSaver(BaseCheckpointSaver[Any]):
     # The machine.
 
     def sandbox(self, config: RunnableConfig) -> Sandbox:
-        """The machine of a thread. A node or tool gets it by its own config. Then this call returns when the machine
-        is at the checkpoint that the step runs from: LangGraph saves checkpoints while it already runs the next
-        step."""
+        """The machine of a thread. With the config of a node or tool, this call waits until the machine is at the
+        checkpoint that the step starts from, because LangGraph starts a step before it has saved the checkpoint."""
         machine = self._machine(config)
         given = config["configurable"]
         if (id := given.get("checkpoint_map", {}).get("")) and given.get("__pregel_durability") != "exit":
@@ -131,12 +133,12 @@ class ForkdSaver(BaseCheckpointSaver[Any]):
         return machine.sandbox
 
     async def asandbox(self, config: RunnableConfig) -> Sandbox:
-        """The same as sandbox, for nodes that are coroutines."""
+        """Like sandbox, for nodes that are coroutines."""
         return await asyncio.to_thread(self.sandbox, config)
 
     def fork(self, config: RunnableConfig, n: int = 1, **options: Any) -> Sandboxes:
-        """Forks n sandboxes from the machine of a checkpoint, for example to look at it, or to go on from it in other
-        threads. config is that of a state or a checkpoint; the options are those of Client.fork."""
+        """Forks n sandboxes from the branch of a checkpoint, for example to inspect the machine, or to continue in
+        other threads. config is the config of a state or a checkpoint; options are options of Client.fork."""
         machine = self._machine(config)
         given = config["configurable"]
         tag = machine.tag(given.get("checkpoint_ns", ""), given["checkpoint_id"])
@@ -179,8 +181,8 @@ class ForkdSaver(BaseCheckpointSaver[Any]):
         return await self._saver.aput(config, checkpoint, metadata, new_versions)
 
     def delete_thread(self, thread_id: str) -> None:
-        """Deletes the checkpoints of a thread, and their branches. A branch that a sandbox runs from stays until it is
-        deleted after that sandbox; its label names the thread."""
+        """Deletes the checkpoints of a thread, and their branches. It keeps a branch that a sandbox runs from. Delete
+        such a branch after that sandbox; its label names the thread."""
         config: RunnableConfig = {"configurable": {"thread_id": thread_id}}
         found = list(self._saver.list(config))
         self._saver.delete_thread(thread_id)
@@ -205,7 +207,7 @@ class ForkdSaver(BaseCheckpointSaver[Any]):
         with self._lock:
             self._machines.pop(machine.thread, None)
 
-    # Everything else is as the other saver has it.
+    # All other methods are those of the other saver.
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         return self._saver.get_tuple(config)

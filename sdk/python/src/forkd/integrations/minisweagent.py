@@ -1,4 +1,4 @@
-"""An environment for mini-swe-agent (pip install 'forkd[mini-swe-agent]'), by its path:
+"""An environment for mini-swe-agent (pip install 'forkd[mini-swe-agent]'), which is chosen by its path:
 
     mini --environment-class forkd.integrations.minisweagent.ForkdEnvironment
 
@@ -26,18 +26,18 @@ from .._sync._sandbox import Sandbox
 from .._sync._snapshot import Snapshot
 from ._capture import MERGED, Capture
 
-MAX_OUTPUT = 16 << 20  # bytes of a command's output
+MAX_OUTPUT = 16 << 20  # bytes; more output of a command is discarded
 
 
 class ForkdEnvironmentConfig(LocalEnvironmentConfig):
-    """The fields of LocalEnvironmentConfig are cwd, env and timeout (in seconds)."""
+    """Adds fields to those of LocalEnvironmentConfig: cwd, env and timeout (in seconds)."""
 
     snapshot: str
     """The tag of the snapshot that the sandbox is forked from."""
     user: str | None = None
-    """The user that commands run as; None is the snapshot's own."""
+    """The user that commands run as; None: the snapshot's own user."""
     network: str | dict[str, Any] | None = None
-    """A mode such as "none", or the fields of a network policy; None is the snapshot's own."""
+    """A mode such as "none", or the fields of a network policy; None: the snapshot's own policy."""
     ttl: float = 7200
     """Seconds after which the daemon deletes a sandbox, also one of fork, if cleanup was not called."""
     interpreter: list[str] = ["bash", "-lc"]
@@ -54,7 +54,8 @@ class ForkdEnvironment(LocalEnvironment):
     def __init__(
         self, *, config_class: type = ForkdEnvironmentConfig, sandbox: Sandbox | None = None, **kwargs: Any
     ) -> None:
-        """The keyword arguments are the fields of ForkdEnvironmentConfig. sandbox is an existing one to use."""
+        """The keyword arguments are the fields of ForkdEnvironmentConfig. If sandbox is given, the environment uses it
+        and forks none."""
         super().__init__(config_class=config_class, **kwargs)
         self.sandbox: Sandbox = sandbox or Sandbox.create(
             self.config.snapshot, network=self.config.network, ttl=self.config.ttl
@@ -66,7 +67,7 @@ class ForkdEnvironment(LocalEnvironment):
         self._uname = dict(zip(("system", "node", "release", "version", "machine"), uname.splitlines()))
 
     def execute(self, action: dict[str, Any], cwd: str = "", *, timeout: int | None = None) -> dict[str, Any]:
-        """Runs a command. A timeout is a result with what was written before, as in other environments."""
+        """Runs a command. If it times out, the result has its output and the error, as in other environments."""
         command, seconds, captured = action.get("command", ""), timeout or self.config.timeout, Capture(MAX_OUTPUT)
         output: dict[str, Any]
         try:
@@ -96,7 +97,7 @@ class ForkdEnvironment(LocalEnvironment):
         return output
 
     def rollback(self, step: int) -> None:
-        """Takes the machine back to the moment before a command, counted from 1; later branches are forgotten."""
+        """Takes the machine back to the moment before command number step, from 1. Forgets later branches."""
         self.sandbox.rollback(self.branches[step - 1])
         del self.branches[step:]
 
@@ -107,7 +108,7 @@ class ForkdEnvironment(LocalEnvironment):
         return [ForkdEnvironment(sandbox=s, **self.config.model_dump()) for s in made]
 
     def get_template_vars(self, **kwargs: Any) -> dict[str, Any]:
-        """The variables of prompts, which describe the sandbox, not this host."""
+        """The variables of prompts. They describe the sandbox, not the host of this program."""
         return recursive_merge(self.config.model_dump(), self._uname, kwargs)
 
     def cleanup(self) -> None:

@@ -7,12 +7,12 @@
     workspace = ForkdWorkspace("python-numpy")
     await agent.run("fix the test", workspace=workspace)
     before = await workspace.branch()
-    attempts = await workspace.fork(3)           # workspaces that go on from here
+    attempts = await workspace.fork(3)           # workspaces that continue from this state
     await workspace.rollback(before)
     await workspace.kill()
 
-The workspace makes its sandbox when it is first used. Another process continues in it by its ref. Pydantic AI reads
-and writes files by commands, so that the permissions of the user apply.
+The workspace forks its sandbox when it is first used. Another process can use the same sandbox by the workspace's ref.
+Pydantic AI reads and writes files with commands, so the permissions of the user apply.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from .._errors import ForkdError, InvalidArgumentError
 from ._capture import Capture
 
 PROVIDER = "forkd"
-MAX_OUTPUT = 10 << 20  # bytes of each stream of a command
+MAX_OUTPUT = 10 << 20  # bytes; a command that writes more to stdout or to stderr is killed
 
 
 class ForkdWorkspace(WorkspaceBackend, SupportsCommands):
-    """A sandbox as a workspace. Whoever has its ref kills it."""
+    """A workspace that uses a sandbox. The holder of its ref kills the sandbox."""
 
     def __init__(
         self,
@@ -58,9 +58,9 @@ class ForkdWorkspace(WorkspaceBackend, SupportsCommands):
         working_dir: str | None = None,
         **options: Any,
     ) -> None:
-        """Either forks a sandbox from a snapshot, with the options of AsyncSandbox.create, or uses that of a ref.
-        Commands run as user, by default the sandbox's own, in working_dir, which is made; by default it is the
-        directory in which commands start."""
+        """Either forks a sandbox from snapshot, with the options of AsyncSandbox.create, or uses the sandbox of ref.
+        Commands run as user; the default is the sandbox's own user. They start in working_dir, which is created if it
+        is missing; the default is the directory in which commands of the sandbox start."""
         if (snapshot is None) == (ref is None):
             raise InvalidArgumentError("snapshot: give either a snapshot or a ref", field="snapshot")
         if ref is not None and (ref.provider != PROVIDER or options):
@@ -75,10 +75,10 @@ class ForkdWorkspace(WorkspaceBackend, SupportsCommands):
         """The identity of the sandbox; None before it is made."""
         return self._ref
 
-    # What only forkd has.
+    # Methods that only forkd's workspace has.
 
     async def sandbox(self) -> AsyncSandbox:
-        """The sandbox, for everything else."""
+        """The sandbox, for all other operations."""
         return (await self._enter())[0]
 
     async def branch(self, tag: str | None = None) -> AsyncSnapshot:
@@ -86,7 +86,7 @@ class ForkdWorkspace(WorkspaceBackend, SupportsCommands):
         return (await (await self.sandbox()).branch(tag=tag))[0]
 
     async def rollback(self, to: str | AsyncSnapshot) -> None:
-        """Takes the sandbox back to a branch, in place: files, processes and memory."""
+        """Rolls the files, processes and memory of the sandbox back to a branch. The sandbox keeps its id."""
         await (await self.sandbox()).rollback(to)
 
     async def fork(self, n: int = 1) -> list[ForkdWorkspace]:
@@ -96,12 +96,12 @@ class ForkdWorkspace(WorkspaceBackend, SupportsCommands):
         return [ForkdWorkspace(ref=r, client=self._client, user=self._user, working_dir=where) for r in refs]
 
     async def kill(self) -> None:
-        """Kills the sandbox, if it was made."""
+        """Kills the sandbox, if it exists."""
         if self._ref is not None:
             with suppress(WorkspaceUnavailableError):
                 await (await self.sandbox()).kill()
 
-    # The interface.
+    # The interface of Pydantic AI.
 
     async def working_dir(self) -> str:
         """The directory in which commands start."""
@@ -115,7 +115,7 @@ class ForkdWorkspace(WorkspaceBackend, SupportsCommands):
         env: Mapping[str, str] | None = None,
         timeout: float | None = None,
     ) -> CommandResult:
-        """Runs a command to its end. Cancelling this call kills it."""
+        """Runs a command to its end. Cancelling this call kills the command."""
         validate_timeout(timeout)
         if isinstance(command, str) != shell:
             raise TypeError("command: a string needs shell=True, and an argv needs shell=False")
@@ -128,7 +128,7 @@ class ForkdWorkspace(WorkspaceBackend, SupportsCommands):
             async with handle:
                 result = await handle.wait(out, err)
             if result.outcome == "signaled":
-                await sandbox.info()  # raises an error if the end of the machine has ended the command
+                await sandbox.info()  # raises an error if the command ended because the machine did
         except ForkdError as e:
             raise await _unavailable(sandbox, e) from e
         if result.timed_out:
@@ -139,7 +139,8 @@ class ForkdWorkspace(WorkspaceBackend, SupportsCommands):
         return CommandResult(exit_code=result.exit_code, stdout=out.text, stderr=text)
 
     async def _enter(self) -> tuple[AsyncSandbox, str]:
-        """The sandbox and its working directory. Concurrent first calls make one; a cancelled call keeps its ref."""
+        """The sandbox and its working directory. Concurrent first calls fork only one sandbox. If such a call is
+        cancelled, the fork continues, and the ref is set."""
         if self._entered is None:
             if self._entering is None:
                 self._entering = asyncio.create_task(self._make())
@@ -174,7 +175,8 @@ def _exceeded(text: str) -> Exception:
 
 
 async def _unavailable(sandbox: AsyncSandbox, e: ForkdError) -> Exception:
-    """The error to raise for one of a command: Pydantic AI tells machines that are gone from other failures."""
+    """The error to raise if a command failed with e. If the sandbox does not exist any more, it is the error that
+    Pydantic AI has for this case."""
     try:
         gone = (await sandbox.info()).state in ("exited", "stopping")
     except SandboxNotFoundError:
