@@ -801,11 +801,12 @@ class Promote(Record):
     """The message Promote of the API."""
 
     from_: str
-    """id of a sandbox that comes from the same parent; it goes on, unchanged"""
+    """id of another sandbox that comes from the same parent; it keeps running, unchanged"""
     tag: str | None = None
-    """of the snapshot in between; absent: that snapshot is deleted with the last sandbox that needs it"""
+    """tag for the branch of the other sandbox; absent: the branch is deleted with the last sandbox that needs
+    it"""
     mode: Literal["live", "diff", "full"] | None = None
-    """of the branch of the other sandbox; empty: live"""
+    """mode of the branch of the other sandbox; empty: live"""
     unique: Literal["report", "strict"] | None = None
     """the sandbox's mode from now on"""
     _renamed: ClassVar[dict[str, str]] = {"from_": "from"}
@@ -997,7 +998,7 @@ class TryEvent(Record):
     keepalive: bool | None = None
     """sent after 15 seconds without other messages"""
     error: str | None = None
-    """why the try has failed; no child is left"""
+    """why the try has failed; no child is left, unless it says that the winner is kept"""
     status: int | None = None
     """with error: its HTTP status"""
     code: str | None = None

@@ -567,12 +567,12 @@ export interface components {
             unique?: components["schemas"]["UniqueMode"];
         };
         Promote: {
-            /** @description id of a sandbox that comes from the same parent; it goes on, unchanged */
+            /** @description id of another sandbox that comes from the same parent; it keeps running, unchanged */
             from: string;
-            /** @description of the snapshot in between; absent: that snapshot is deleted with the last sandbox that needs it */
+            /** @description tag for the branch of the other sandbox; absent: the branch is deleted with the last sandbox that needs it */
             tag?: components["schemas"]["Tag"];
             /**
-             * @description of the branch of the other sandbox; empty: live
+             * @description mode of the branch of the other sandbox; empty: live
              * @enum {string}
              */
             mode?: "" | "live" | "diff" | "full";
@@ -621,7 +621,7 @@ export interface components {
             end?: components["schemas"]["TryEnd"];
             /** @description sent after 15 seconds without other messages */
             keepalive?: boolean;
-            /** @description why the try has failed; no child is left */
+            /** @description why the try has failed; no child is left, unless it says that the winner is kept */
             error?: string;
             /** @description with error: its HTTP status */
             status?: number;
