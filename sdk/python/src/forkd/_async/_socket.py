@@ -40,7 +40,7 @@ class AsyncSocket:
         self.protocol = wsproto.connection.Connection(wsproto.connection.ConnectionType.CLIENT)
         self.sending = _runtime.AsyncLock()
         self.parts: list[Any] = []  # parts of an incomplete message
-        self.size = 0  # bytes of parts, plus PART for each, because a part may be empty
+        self.size: int = 0  # bytes of parts, plus PART for each, because a part may be empty
         self.events: list[Any] = []  # messages that arrived together with others
         self.open = True
 
