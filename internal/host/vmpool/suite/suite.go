@@ -216,7 +216,11 @@ func (g *guest) mustBranch(t *testing.T, req vmmproto.Branch) *saved {
 // restore restores s into g.
 func (g *guest) restore(t *testing.T, ctx context.Context, s *saved, resume bool) error {
 	t.Helper()
-	disk := append(s.disk[:len(s.disk):len(s.disk)], g.host.newTop(t))
+	var disk []*os.File
+	for _, layer := range s.disk {
+		disk = append(disk, open(t, layer.Name())) // the VMM may only read it
+	}
+	disk = append(disk, g.host.newTop(t))
 	req := vmmproto.Restore{Extents: s.Save.Extents, Disks: g.host.disks(t), VMGenID: [16]byte{2}, Resume: resume}
 	_, err := g.Restore(ctx, req, vmmclient.RestoreFiles{State: open(t, s.state.Name()),
 		Layers: []*os.File{open(t, s.layer.Name())}, Disks: [][]*os.File{disk}})
