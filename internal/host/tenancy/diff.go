@@ -168,8 +168,12 @@ func (v *View) side(ctx context.Context, undo *cleanup.Stack, name string) (s si
 		return s, err
 	}
 	undo.Add(release)
-	if s.disk, err = m.Snapshots().AcquireDisk(tag); err == nil {
-		undo.Add(s.disk.Release)
+	if s.disk, err = m.Snapshots().AcquireDisk(tag); err != nil {
+		return s, err
+	}
+	undo.Add(s.disk.Release)
+	if !vmpool.IsID(name) {
+		err = m.MayUse(ctx, name) // another snapshot may have got the tag while this request waited
 	}
 	return s, err
 }

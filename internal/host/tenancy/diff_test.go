@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
@@ -161,6 +162,63 @@ func TestDiffOfOthers(t *testing.T) {
 	}
 }
 
+// given returns a suspended sandbox of the view to, whose label begins with "a/". An administrator has forked
+// it from a snapshot that to cannot see.
+func given(t *testing.T, admin, to *View, tag string) string {
+	t.Helper()
+	f, err := admin.Fork(t.Context(), sandbox.ForkRequest{Tag: tag, N: 1, Labels: map[string]string{"a/given": "yes"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := f.Sandboxes[0].ID
+	if _, err := to.Suspend(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	return id
+}
+
+// If a snapshot's tag is given to a snapshot that the client may not see, while the client waits for a VM,
+// the other snapshot is not compared.
+func TestDiffOfAReusedTag(t *testing.T) {
+	h := newHost(t)
+	admin, v := h.For(owner.Owner{Name: "admin", Admin: true}), h.For(owner.Owner{Name: "token:a", Prefix: "a/"})
+	d, vmms := newDiffer(t, h, differs)
+	var ids []string
+	for _, of := range []*View{admin, v} {
+		f, err := of.Fork(t.Context(), sandbox.ForkRequest{Tag: "p", N: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids = append(ids, f.Sandboxes[0].ID)
+		if _, err := of.Suspend(t.Context(), f.Sandboxes[0].ID); err != nil { // otherwise p could not be deleted
+			t.Fatal(err)
+		}
+	}
+	_, end, err := d.Begin(v.as(t.Context()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	failed := make(chan error, 1)
+	go func() {
+		_, err := v.Diff(t.Context(), d, request("p", ids[1]))
+		failed <- err
+	}()
+	time.Sleep(200 * time.Millisecond) // until it waits behind the other comparison of its client
+	if err := admin.DeleteSnapshot("p", store.DeleteForce); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := admin.Resume(t.Context(), ids[0]); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := admin.Branch(t.Context(), ids[0], sandbox.BranchRequest{Tag: "p", Mode: vm.BranchDisk}); err != nil {
+		t.Fatal(err)
+	}
+	end()
+	if err := <-failed; !isMissing(err) || vmms.Spawned != 0 {
+		t.Errorf("%v, and %d VMs were started", err, vmms.Spawned)
+	}
+}
+
 // After a suspension, a sandbox names the snapshot that it was forked from only by its tag. If another
 // snapshot has this tag by now, the sandbox is not compared with it.
 func TestDiffWithAnotherOrigin(t *testing.T) {
@@ -168,14 +226,7 @@ func TestDiffWithAnotherOrigin(t *testing.T) {
 	admin, v := h.For(owner.Owner{Name: "admin", Admin: true}), h.For(owner.Owner{Name: "token:a", Prefix: "a/"})
 	d, vmms := newDiffer(t, h, differs)
 	b := newPart(t, h, "b")
-	f, err := admin.Fork(t.Context(), sandbox.ForkRequest{Tag: b.tag, N: 1, Labels: map[string]string{"a/given": "yes"}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	id := f.Sandboxes[0].ID
-	if _, err := v.Suspend(t.Context(), id); err != nil {
-		t.Fatal(err)
-	}
+	id := given(t, admin, v, b.tag)
 	if _, err := v.Diff(t.Context(), d, request("", id)); err != nil {
 		t.Error(err)
 	}
@@ -227,14 +278,7 @@ func TestDiffWithAHiddenOriginThatFails(t *testing.T) {
 	admin, v := h.For(owner.Owner{Name: "admin", Admin: true}), h.For(owner.Owner{Name: "token:a", Prefix: "a/"})
 	d, _ := newDiffer(t, h, differs)
 	b := newPart(t, h, "b")
-	f, err := admin.Fork(t.Context(), sandbox.ForkRequest{Tag: b.tag, N: 1, Labels: map[string]string{"a/given": "yes"}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	id := f.Sandboxes[0].ID
-	if _, err := v.Suspend(t.Context(), id); err != nil {
-		t.Fatal(err)
-	}
+	id := given(t, admin, v, b.tag)
 	if err := b.view.Kill(b.sandbox); err != nil { // it uses the memory of its branch
 		t.Fatal(err)
 	}
@@ -269,7 +313,7 @@ func TestDiffOfBadVMs(t *testing.T) {
 			_ = diffproto.WriteRefused(c, errors.New("mount \x1b[2J"))
 		},
 		"more than was asked for": func(_ *vmfake.VMM, c net.Conn) {
-			go differs(nil, c)
+			go func() { _, _ = io.Copy(io.Discard, c) }()
 			for range 11 {
 				if diffproto.WriteEntry(c, entry) != nil {
 					return
