@@ -21,21 +21,14 @@ import (
 	"io"
 	"net"
 	"os"
-	"runtime/debug"
 	"time"
 
-	"github.com/mdlayher/vsock"
 	"golang.org/x/sys/unix"
 
 	"github.com/forkd/forkd/internal/guest/kmsg"
 	"github.com/forkd/forkd/internal/guest/pid1"
-	"github.com/forkd/forkd/internal/proto/agentproto"
 	"github.com/forkd/forkd/internal/proto/diffproto"
 )
-
-// memoryLimit is the heap size that the garbage collector aims at, in bytes. The page cache takes the
-// rest of the VM's memory.
-const memoryLimit = 256 << 20
 
 // maxFiles is how many files may be open. A walk needs two for each directory on the path to the
 // present one.
@@ -52,24 +45,10 @@ func Main() int {
 		fmt.Fprintln(os.Stderr, "forkd-diff: want to be the init of a VM")
 		return 1
 	}
-	debug.SetMemoryLimit(memoryLimit)
-	log, err := pid1.EarlyLog()
-	if err == nil {
-		err = serve(log)
-	}
-	pid1.PowerOff(log, err)
-	return 1
+	return pid1.Helper(diffproto.Port, serve)
 }
 
-func serve(log *kmsg.Log) error {
-	if err := pid1.Devices(log); err != nil {
-		return err
-	}
-	conn, err := vsock.Dial(agentproto.HostCID, diffproto.Port, nil)
-	if err != nil {
-		return fmt.Errorf("dial vsock port %d of the host: %w", diffproto.Port, err)
-	}
-	defer conn.Close()
+func serve(log *kmsg.Log, conn net.Conn) error {
 	out := bufio.NewWriterSize(conn, 64<<10)
 	done, err := answer(conn, out)
 	if err != nil {
@@ -81,12 +60,9 @@ func serve(log *kmsg.Log) error {
 	if err := errors.Join(err, out.Flush()); err != nil {
 		return err
 	}
-	wait(conn)
-	return errors.New("the host has left")
+	_, _ = io.Copy(io.Discard, conn) // usually the host kills the VM before it closes the connection
+	return nil
 }
-
-// wait waits until the host closes the connection. Usually the host kills the VM before that.
-func wait(conn net.Conn) { _, _ = io.Copy(io.Discard, conn) }
 
 func answer(in io.Reader, out io.Writer) (done diffproto.Done, err error) {
 	req, err := diffproto.ReadRequest(in)

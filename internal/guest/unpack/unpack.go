@@ -20,24 +20,18 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
-	"runtime/debug"
 	"strconv"
 	"time"
 
-	"github.com/mdlayher/vsock"
 	"golang.org/x/sys/unix"
 
 	"github.com/forkd/forkd/internal/guest/disk"
 	"github.com/forkd/forkd/internal/guest/kmsg"
 	"github.com/forkd/forkd/internal/guest/pid1"
-	"github.com/forkd/forkd/internal/proto/agentproto"
 	"github.com/forkd/forkd/internal/proto/imageproto"
 )
-
-// memoryLimit is the heap size that the garbage collector aims at, in bytes. The VM has more
-// memory, which the page cache uses.
-const memoryLimit = 256 << 20
 
 // Main is the program forkd-unpack. As the init of a VM, it returns only if the VM cannot be
 // powered off. Otherwise args are a directory and the maximum size of its content in bytes. Main
@@ -50,33 +44,19 @@ func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 		}
 		return 0
 	}
-	debug.SetMemoryLimit(memoryLimit)
-	log, err := pid1.EarlyLog()
-	if err == nil {
-		err = serve(log)
-	}
-	pid1.PowerOff(log, err)
-	return 1
+	return pid1.Helper(imageproto.Port, serve)
 }
 
 // mountPoint is the directory of the initramfs on which the disk is mounted.
 const mountPoint = "/newroot"
 
-func serve(log *kmsg.Log) error {
-	if err := pid1.Devices(log); err != nil {
-		return err
-	}
-	conn, err := vsock.Dial(agentproto.HostCID, imageproto.Port, nil)
-	if err != nil {
-		return fmt.Errorf("dial vsock port %d of the host: %w", imageproto.Port, err)
-	}
-	defer conn.Close()
+func serve(_ *kmsg.Log, conn net.Conn) error {
 	if err := imageproto.WriteAnswer(conn, fillDisk(pid1.RootDevice, mountPoint, conn)); err != nil {
 		return err
 	}
 	_, _ = io.Copy(io.Discard, conn) // read the rest of a refused stream
 	time.Sleep(exitTime)
-	return errors.New("the host has left")
+	return nil
 }
 
 // exitTime is how long the host has to read the answer and kill the VM. The host may end the stream before
