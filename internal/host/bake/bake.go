@@ -193,7 +193,7 @@ func (b *bake) run(ctx context.Context) error {
 	b.guest = b.cfg.Guest(filepath.Join(b.dir, vmmclient.VsockSocket))
 	ctx, stop := vmpool.WhileAlive(ctx, b.vmm)
 	defer stop()
-	ctx, unwatch := whileRoom(ctx, b.vmm)
+	ctx, unwatch := vmpool.WhileRoom(ctx, b.vmm, ErrFull)
 	defer unwatch()
 	if err := b.toWarm(ctx); err != nil {
 		return vmpool.Cause(ctx, err)

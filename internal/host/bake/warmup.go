@@ -51,20 +51,6 @@ func within(ctx context.Context, limit time.Duration, f func(context.Context) er
 // would keep the only place for bakes until its timeout.
 var ErrFull = fmt.Errorf("the host's disk is full: the guest writes more than there is room for under the daemon's state: %w", syscall.ENOSPC)
 
-// whileRoom returns a context that is cancelled with cause ErrFull if the VM pauses itself because
-// the disk is full.
-func whileRoom(ctx context.Context, v vmpool.VMM) (context.Context, func()) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	go func() {
-		select {
-		case <-v.Stalled():
-			cancel(ErrFull)
-		case <-ctx.Done():
-		}
-	}()
-	return ctx, func() { cancel(nil) }
-}
-
 // warm runs the warm-up steps.
 func (b *bake) warm(ctx context.Context) error {
 	for i, command := range b.req.Commands {

@@ -1,8 +1,8 @@
 // Package helpervm runs a VM that does one task for the daemon, such as unpacking an image, and is
 // killed afterwards.
 //
-// The VM has one vCPU, no network, and one connection to the host, which its init opens. Bytes that
-// nobody trusts are decoded in it and not in the daemon. The VM is held to be hostile as soon as it
+// The VM has one vCPU, no network, and one connection to the host, which its init opens. Untrusted
+// bytes are decoded in it and not in the daemon. The VM is held to be hostile as soon as it
 // runs: it may end, hang, or fill the disks that it got.
 package helpervm
 
@@ -90,9 +90,10 @@ func (c *Config) Run(ctx context.Context, t Task) (err error) {
 	_ = shell.VMM.Limit(vm.Limits{CPUWeight: cpuWeight}, MemoryBytes)
 	running, stop := vmpool.WhileAlive(ctx, shell.VMM)
 	defer stop()
+	running, unwatch := vmpool.WhileRoom(running, shell.VMM, ErrFull)
+	defer unwatch()
 	running, cancel := context.WithCancelCause(running)
 	defer cancel(nil)
-	go whileRoom(running, cancel, shell.VMM)
 	if t.Watch != nil {
 		var end func()
 		running, end = t.Watch(running)
@@ -129,15 +130,6 @@ func (c *Config) Run(ctx context.Context, t Task) (err error) {
 func isRefused(err error) bool {
 	var refused *invalid.Error
 	return errors.As(err, &refused)
-}
-
-// whileRoom cancels ctx with the cause ErrFull when the VM pauses itself because a disk is full.
-func whileRoom(ctx context.Context, cancel context.CancelCauseFunc, v vmpool.VMM) {
-	select {
-	case <-v.Stalled():
-		cancel(ErrFull)
-	case <-ctx.Done():
-	}
 }
 
 // boot boots the VM and lets it run. The tops stay open.

@@ -99,6 +99,20 @@ func (s *Shell) alive() bool {
 	}
 }
 
+// WhileRoom returns a context that is cancelled, with full as its cause, when the VM pauses itself
+// because a disk is full. The caller must call the returned function.
+func WhileRoom(ctx context.Context, v VMM, full error) (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	go func() {
+		select {
+		case <-v.Stalled():
+			cancel(full)
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, func() { cancel(nil) }
+}
+
 // WhileAlive returns a context that is cancelled when the VM ends. The cause is then an *ExitError.
 // The caller must call the returned function.
 func WhileAlive(ctx context.Context, v VMM) (context.Context, func()) {
