@@ -13,11 +13,11 @@ import (
 	"github.com/forkd/forkd/internal/host/imagevm"
 )
 
-type nobodyLooks struct{}
+type unobserved struct{}
 
-func (nobodyLooks) Planned(*plan.Plan)              {}
-func (nobodyLooks) Step(int, string, time.Duration) {}
-func (nobodyLooks) Output(int, string)              {}
+func (unobserved) Planned(*plan.Plan)              {}
+func (unobserved) Step(int, string, time.Duration) {}
+func (unobserved) Output(int, string)              {}
 
 // While a client waits for a builder VM, another client that has a builder VM can make the same image.
 func TestAWaitingClientKeepsNoImage(t *testing.T) {
@@ -49,7 +49,7 @@ func TestAWaitingClientKeepsNoImage(t *testing.T) {
 		}
 		defer files.Close()
 		res, err := b.Build(t.Context(), build.Request{Who: who, Admin: true, Tag: tag,
-			Dockerfile: dockerfile.Request{Name: "Dockerfile", Text: []byte("FROM " + apirig.Image)}}, files, nobodyLooks{})
+			Dockerfile: dockerfile.Request{Name: "Dockerfile", Text: []byte("FROM " + apirig.Image)}}, files, unobserved{})
 		if err != nil {
 			t.Errorf("%s: %v", who, err)
 		}

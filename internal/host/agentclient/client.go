@@ -27,7 +27,7 @@ const (
 	maxControlReply  = 64 << 10
 	maxLine          = 32 << 20
 	maxErrorBody     = 64 << 10
-	maxHeaders       = 16 << 10 // for a file name of 4 KiB, each byte of which may take three
+	maxHeaders       = 16 << 10 // for a file name of 4 KiB, whose bytes may take three each
 	maxText          = 16 << 10 // text of an error, or of a command's outcome
 	defaultMaxOutput = 8 << 20
 )

@@ -215,8 +215,8 @@ func (t *try) runAll(ctx context.Context) {
 	children.Wait()
 }
 
-// isFirst records that the command of child i has succeeded, and reports whether it is the first one that
-// has.
+// isFirst records that the command of child i has succeeded, and reports whether no other command has
+// succeeded before.
 func (t *try) isFirst(i int) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -142,7 +142,7 @@ func (r *refs) keeping() int { return r.lease + r.pin }
 func (r *refs) using() int { return r.lease + r.follow }
 
 // addLocked adds an entry to the indexes. If several entries have the same ID, the index by ID has
-// the one that was added first.
+// the entry that was added first.
 func (s *Store) addLocked(e *entry) {
 	if old := s.byTag[e.tag]; old != nil {
 		s.dropLocked(old)

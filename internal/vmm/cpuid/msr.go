@@ -134,7 +134,7 @@ func (f feature) in(entries []Entry) bool {
 	return word(entries, featureWord{function: f.function, index: f.index, reg: f.reg})>>f.bit&1 == 1
 }
 
-// msrFeatures returns the features of which the MSR m is a part. A guest that sees one of them may
+// msrFeatures returns the features that the MSR m belongs to. A guest that sees one of them may
 // have used m. If every guest has m, msrFeatures returns nil.
 func msrFeatures(m uint32) []feature {
 	switch m {
