@@ -170,7 +170,10 @@ def first(name: str, sandbox: Sandbox) -> None:
 
 
 def build(name: str, tag: str) -> float:
-    """Builds a recipe, without steps of earlier builds, and returns the seconds of its boot and warm-up."""
+    """Builds a recipe, without steps of earlier builds, and returns the seconds of its boot and warm-up.
+
+    It returns 0 if the parent did not boot, because a snapshot of another build has the same boot.
+    """
     folder = os.path.join(ROOT, "recipes", name)
     with tempfile.TemporaryDirectory() as scratch:
         roots = os.environ.get("PIP_CERT", "")
@@ -191,7 +194,8 @@ def build(name: str, tag: str) -> float:
         print(said, end="", flush=True)
         times = re.search(r"boot ([\d.]+) s, warm-up ([\d.]+) s", said)
         want(times is not None, f"forkd build does not say how long the boot took: {said}")
-        return sum(map(float, times.groups()))
+        boot, warm_up = map(float, times.groups())
+        return boot and boot + warm_up
 
 
 def prove(name: str, promises: Callable[[list[Sandbox]], None]) -> str:
@@ -223,7 +227,7 @@ def prove(name: str, promises: Callable[[list[Sandbox]], None]) -> str:
     finally:
         subprocess.run(["forkd", "rmi", "--cascade", tag], check=True, stdout=subprocess.DEVNULL)
     return (f"{name}: built in {built - began:.0f} s, three forks in {ready - forked:.1f} s, all promises seen in "
-            f"{time.monotonic() - ready:.1f} s; first answer from a boot {cold:.1f} s, of a fork "
+            f"{time.monotonic() - ready:.1f} s; first answer {f'from a boot {cold:.1f} s, ' if cold else ''}of a fork "
             f"{sorted(answered)[1]:.2f} s; an idle fork has {idle / 2**20:.1f} MiB of its own")
 
 
