@@ -112,14 +112,19 @@ type box struct {
 	saved points            // possible states of its latest suspension; empty if there was none
 	line  map[string]points // branches of the sandbox: their possible states, by tag
 
-	mayBeGone bool // the daemon may have killed the sandbox, because a rollback failed or was cut off
+	mayBeGone bool   // the daemon may have killed the sandbox, because a rollback failed or was cut off
+	target    points // possible states of that rollback's snapshot, in which a new daemon suspends the sandbox
 }
 
 // start records that a request at the time from has started the VM of b. p are the possible states
 // of b.
 func (b *box) start(from time.Time, p points) {
 	b.born, b.state, b.now, b.own, b.mayBeGone = from, running, p, p, false
+	b.target = nil
 }
+
+// fallBack returns the possible states of a suspended sandbox whose VM has ended.
+func (b *box) fallBack() points { return b.saved.or(b.target) }
 
 // family holds the sandboxes and snapshots of one client. Only that client changes it.
 type family struct {

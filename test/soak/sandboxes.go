@@ -164,9 +164,9 @@ func (w *worker) rollback(b *box) {
 	case refused:
 		w.settle(b, b.state)
 	case unknown:
-		b.now, b.own, b.mayBeGone = b.now.or(p), b.own.or(p), true
+		b.now, b.own, b.mayBeGone, b.target = b.now.or(p), b.own.or(p), true, p
 		if w.settle(b, b.state) {
-			b.mayBeGone = false
+			b.mayBeGone, b.target = false, nil
 		}
 	}
 }

@@ -36,7 +36,8 @@ func (w *worker) await(f func(ctx context.Context) (ready bool, err error)) bool
 
 // settle waits until a sandbox is in one of the given states, which the latest request may have
 // caused. It reports whether the sandbox exists. If the sandbox's VM was killed, the sandbox may be
-// in its latest suspended state, or missing. If it is missing for another reason, this is a
+// in its latest suspended state, in the state of a snapshot to which it was being rolled back, or
+// missing. If it is missing for another reason, this is a
 // finding.
 func (w *worker) settle(b *box, states ...string) bool {
 	there, why := false, ""
@@ -57,9 +58,9 @@ func (w *worker) settle(b *box, states ...string) bool {
 			there = true
 			w.entered(b, s.State)
 			return true, nil
-		case s.State == suspended && b.saved != nil && w.mayBeDead(b): // a daemon has found no VM for it
+		case s.State == suspended && b.fallBack() != nil && w.mayBeDead(b): // a daemon has found no VM for it
 			there = true
-			b.now = b.saved
+			b.now = b.fallBack()
 			b.suspend()
 			w.rep.Count(&w.rep.Resurrected)
 			return true, nil
@@ -76,8 +77,8 @@ func (w *worker) settle(b *box, states ...string) bool {
 // entered records the state in which the daemon reported a sandbox.
 func (w *worker) entered(b *box, state string) {
 	if state == suspended && b.state != suspended {
-		if b.saved != nil && w.mayBeDead(b) { // the sandbox is in the state of its latest suspension again
-			b.now = b.now.or(b.saved)
+		if w.mayBeDead(b) { // the sandbox may be in the state of its latest suspension, or of a rollback's snapshot
+			b.now = b.now.or(b.fallBack())
 		}
 		b.suspend()
 	}

@@ -158,7 +158,7 @@ func TestGolden(t *testing.T) {
 func TestGoldenFilesAreWhole(t *testing.T) {
 	all := golden(t)
 	for name, v := range map[string]any{
-		"sandbox.v0.json": &sandboxV0{}, "sandbox-at.v1.json": &sandboxFile{},
+		"sandbox.v0.json": &sandboxV0{}, "sandbox-restoring.v1.json": &sandboxFile{},
 		"workspace.v0.json": &workspaceV0{}, "workspace.v1.json": &workspaceFile{},
 		"once.v0.json": &onceV0{}, "once.v1.json": &onceFile{},
 		"secrets.v1.json": &secretsFile{}, "base.v0.json": &Base{}, "base.v1.json": &baseFile{},
@@ -208,7 +208,7 @@ func TestTruncated(t *testing.T) {
 // optional lists the fields that a record may lack. A missing field means the same as an unset one,
 // and does not change what a sandbox may do.
 const optional = " origin owner expires fork limits env labels annotation idle_timeout idle_timeout_ns expiry_suspends auto_resume " +
-	"unique_strict unique top tops frozen branches branch_count suspends at rebased rebasing pending paused restoring " +
+	"unique_strict unique top tops frozen branches branch_count suspends at rebased rebasing pending paused restoring restoring_to " +
 	"allow deny allow_ech bytes_per_second packets_per_second connections " + // fields of a network that has a mode
 	"memory_mib swap_mib cpus cpu_weight io_bytes_per_second io_ops_per_second reseeded repeats more pid answer "
 

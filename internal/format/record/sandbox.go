@@ -50,6 +50,10 @@ type Sandbox struct {
 	Pending   *PendingTop    `json:"pending,omitempty"`  // set while a branch is in progress
 	Paused    bool           `json:"paused,omitempty"`
 	Restoring bool           `json:"restoring,omitempty"` // set while a rollback is in progress
+
+	// RestoringTo is the snapshot of the rollback in progress. Records of earlier versions of forkd
+	// have Restoring alone.
+	RestoringTo *snapshot.Ref `json:"restoring_to,omitempty"`
 }
 
 // Network is the network policy of a sandbox, as text, in the form of a snapshot's manifest.

@@ -95,6 +95,9 @@ type Ref struct {
 	Tag string `json:"tag"`
 }
 
+// Ref returns the ID and the tag of the snapshot.
+func (m *Manifest) Ref() *Ref { return &Ref{ID: m.ID, Tag: m.Tag} }
+
 // Machine is the shape of the VM, and the properties that the saved state depends on.
 type Machine struct {
 	MemoryBytes uint64 `json:"memory_bytes"`

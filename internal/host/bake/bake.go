@@ -437,7 +437,7 @@ func (b *bake) save(ctx context.Context) (*snapshot.Manifest, []vm.Extent, error
 	}
 	if b.from != nil {
 		from := b.from.Manifest()
-		m.Parent, m.Boot = &snapshot.Ref{ID: from.ID, Tag: from.Tag}, from.Boot
+		m.Parent, m.Boot = from.Ref(), from.Boot
 	}
 	return m, saved.Extents, nil
 }

@@ -25,6 +25,7 @@ func (r *Record) durable() *durable.Sandbox {
 		Top: r.Top, Tops: r.Tops, Frozen: r.Frozen, Count: r.Count, Suspends: r.Suspends,
 		At:      r.At,
 		Rebased: r.Rebased, Rebasing: r.Rebasing, Pending: r.Pending, Paused: r.Paused, Restoring: r.Restoring,
+		RestoringTo: r.RestoringTo,
 	}
 }
 
@@ -47,6 +48,7 @@ func fromDurable(path string, d *durable.Sandbox) (Record, error) {
 		Top: d.Top, Tops: d.Tops, Frozen: d.Frozen, Count: d.Count, Suspends: d.Suspends,
 		At:      d.At,
 		Rebased: d.Rebased, Rebasing: d.Rebasing, Pending: d.Pending, Paused: d.Paused, Restoring: d.Restoring,
+		RestoringTo: d.RestoringTo,
 	}, nil
 }
 

@@ -15,9 +15,10 @@ func (e *LostError) Unwrap() error { return e.error }
 // Lost returns a *LostError with the given text.
 func Lost(format string, args ...any) error { return &LostError{fmt.Errorf(format, args...)} }
 
-// HandedOut returns the record of the sandbox id, if clients may use the sandbox. dir is the
-// directory of its VM, data its data directory, and runDir the run directory of all sandboxes. If
-// clients may not use the sandbox, the error is a *LostError. Any other error means that the record
+// HandedOut returns the record of the sandbox id, if clients may use its VM. dir is the directory of
+// the VM, data the sandbox's data directory, and runDir the run directory of all sandboxes. If
+// clients may not use the VM, the error is a *LostError. If the reason is an interrupted rollback,
+// HandedOut has stored the target of the rollback as the sandbox's suspended state. Any other error means that the record
 // is damaged, or that its version is unknown to this daemon. Then it is unknown whether clients may
 // use the sandbox.
 func HandedOut(runDir, dir, data, id string) (Record, error) {
@@ -30,6 +31,9 @@ func HandedOut(runDir, dir, data, id string) (Record, error) {
 	case r.ID != id:
 		return r, fmt.Errorf("%s names sandbox %q", File, r.ID)
 	case r.Restoring:
+		if err := r.suspendRestoring(data); err != nil {
+			return r, err
+		}
 		return r, Lost("it was being rolled back when its daemon ended, and may not have confirmed")
 	}
 	unfinished, err := IsUnfinished(runDir, filepath.Dir(data), r.Fork)

@@ -74,6 +74,8 @@ type Record struct {
 	Paused    bool                // set by a client's pause; false while a suspension pauses the VM
 	Pending   *durable.PendingTop // not nil while a branch is in progress
 	Restoring bool                // a rollback is in progress, so the guest may not have confirmed its identity
+
+	RestoringTo *snapshot.Ref // the snapshot of that rollback; nil in a record of an earlier version of forkd
 }
 
 // Tag returns the tag of the snapshot from which the sandbox runs in the view of users.
@@ -177,6 +179,33 @@ func (r *Record) SuspendAs(tag, snapshotID string, auto bool) {
 	r.Rebased, r.Rebasing = nil, nil
 	r.Frozen, r.Top, r.Pending, r.Paused = nil, "", nil, false
 	r.Suspends++
+}
+
+// IsOwnState reports whether a snapshot is the sandbox's latest suspended state.
+func (r *Record) IsOwnState(s snapshot.Ref) bool { return r.Origin != "" && r.SnapshotID == s.ID }
+
+// RolledBackTo changes the record of a sandbox whose rollback is in progress to the record of a
+// sandbox that runs from the snapshot to.
+func (r *Record) RolledBackTo(to snapshot.Ref) {
+	if !r.IsOwnState(to) {
+		r.At = &to
+	}
+	if r.SnapshotID != to.ID {
+		r.Origin, r.SnapshotTag, r.SnapshotID = "", to.Tag, to.ID
+	}
+	r.Restoring, r.RestoringTo, r.Paused, r.Frozen = false, nil, false, nil
+	r.Rebased, r.Rebasing = nil, nil
+}
+
+// suspendRestoring stores the target of an interrupted rollback as the suspended state of the
+// sandbox. The VM cannot be used, and the state before the rollback no longer exists.
+func (r Record) suspendRestoring(data string) error {
+	if r.RestoringTo == nil {
+		return nil
+	}
+	r.RolledBackTo(*r.RestoringTo)
+	r.PID, r.Top, r.Pending, r.AutoResume = 0, "", nil, r.IdleTimeout > 0
+	return WriteSuspended(data, &r)
 }
 
 // UpdateSuspended changes the latest suspended state in a data directory, if there is one.

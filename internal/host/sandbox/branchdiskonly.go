@@ -62,7 +62,7 @@ func (b *branch) publishDisk(ctx context.Context) (store.Info, error) {
 	}
 	parent := b.lease.Manifest()
 	m := &snapshot.Manifest{
-		Parent: &snapshot.Ref{ID: parent.ID, Tag: parent.Tag}, Machine: parent.Machine, Guest: b.guest(),
+		Parent: parent.Ref(), Machine: parent.Machine, Guest: b.guest(),
 		Root: b.m.cfg.Store.Root(parent.ID), Boot: parent.Boot, Branch: &b.figure, Transient: b.req.Transient,
 	}
 	disk, err := b.disk(ctx, m)

@@ -56,7 +56,7 @@ func (b *branch) finish(ctx context.Context) (result BranchResult, err error) {
 	parent := b.lease.Manifest()
 	b.figure.Ready = snapshot.Micros(time.Since(b.start))
 	m := &snapshot.Manifest{
-		Parent: &snapshot.Ref{ID: parent.ID, Tag: parent.Tag}, Machine: parent.Machine, Guest: b.guest(),
+		Parent: parent.Ref(), Machine: parent.Machine, Guest: b.guest(),
 		Root: b.m.cfg.Store.Root(parent.ID), Memory: memory, Boot: parent.Boot, Branch: &b.figure,
 		Transient: b.req.Transient,
 	}

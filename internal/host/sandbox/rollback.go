@@ -10,7 +10,6 @@ import (
 
 	"github.com/forkd/forkd/internal/cleanup"
 	durable "github.com/forkd/forkd/internal/format/record"
-	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/chain"
 	"github.com/forkd/forkd/internal/host/excerpt"
 	"github.com/forkd/forkd/internal/host/invalid"
@@ -95,7 +94,7 @@ func (h *Held) rollback(ctx context.Context, to string, strict unique.Strict, st
 	}
 	rec.Strict = strict.Or(rec.Strict)
 	if err := s.update(func(r *ledger.Record) {
-		r.Restoring, r.Tops, r.Strict = true, r.Tops+1, rec.Strict
+		r.Restoring, r.RestoringTo, r.Tops, r.Strict = true, lease.Manifest().Ref(), r.Tops+1, rec.Strict
 	}); err != nil {
 		return r, err
 	}
@@ -180,17 +179,11 @@ func (m *Manager) restoreRolledBack(ctx context.Context, s *Sandbox, v *liveVM, 
 
 // commitRollback records that the sandbox now runs from the snapshot of lease.
 func (s *Sandbox) commitRollback(v *liveVM, was ledger.Record, lease *store.Lease, name string) error {
-	target := lease.Manifest()
-	ownState := was.Origin != "" && was.SnapshotID == target.ID // the snapshot is the sandbox's latest suspended state
+	target := *lease.Manifest().Ref()
+	ownState := was.IsOwnState(target)
 	err := s.update(func(r *ledger.Record) {
-		r.Restoring, r.Paused, r.Frozen, r.Top = false, false, nil, name
-		if r.SnapshotID != target.ID {
-			r.Origin, r.SnapshotTag, r.SnapshotID = "", target.Tag, target.ID
-		}
-		if !ownState {
-			r.At = &snapshot.Ref{ID: target.ID, Tag: target.Tag}
-		}
-		r.Rebased, r.Rebasing, r.Unique = nil, nil, was.Unique
+		r.RolledBackTo(target)
+		r.Top, r.Unique = name, was.Unique
 	})
 	if err != nil {
 		return err

@@ -114,8 +114,48 @@ func TestFailedRollbackKeepsTheSuspendedState(t *testing.T) {
 }
 
 // If a daemon dies during a rollback, the guest may not have confirmed its identity. So the next
-// daemon does not keep the sandbox.
+// daemon ends the VM, and the sandbox is suspended in the state of the snapshot.
 func TestRestartDuringARollback(t *testing.T) {
+	w := newWorld(t, 0)
+	id := w.source(t)
+	if _, err := w.Branch(t.Context(), id, BranchRequest{Tag: "point"}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Suspend(t.Context(), id); err != nil { // an earlier suspended state does not count
+		t.Fatal(err)
+	}
+	if _, err := w.Resume(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	w.vmms.ForkedErr = func(int) error { // the agent is asked to confirm
+		w.vmms.ForkedErr = nil
+		w.stop()
+		w.start(t, 0)
+		if n, err := w.Recover(); n != 1 || err != nil {
+			t.Errorf("recovered %d, %v", n, err)
+		}
+		return errors.New("no answer")
+	}
+	if _, err := w.Rollback(t.Context(), id, "point", unique.AsBefore); err == nil {
+		t.Error("the rollback succeeded")
+	}
+	defer w.stop()
+	s, err := w.Get(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if i := s.Info(); i.State != Suspended || i.StateTag != "point" || i.SnapshotTag != "point" {
+		t.Errorf("after a restart: %+v", i)
+	}
+	if i, err := w.Resume(t.Context(), id); err != nil || i.State != Running {
+		t.Errorf("%+v, %v", i, err)
+	}
+	w.KillAll()
+	w.checkClean(t)
+}
+
+// A record of an earlier version of forkd does not name the target of the rollback.
+func TestRestartDuringARollbackToAnUnknownSnapshot(t *testing.T) {
 	w := newWorld(t, 0)
 	id := w.source(t)
 	s, err := w.Get(id)
