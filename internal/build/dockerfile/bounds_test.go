@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -446,5 +448,31 @@ func TestPlacesOfWarmSteps(t *testing.T) {
 	_, err = readOf(t, text+"RUN a\\\n# forkd: warm w\n b\n", nil)
 	if err == nil || !strings.Contains(err.Error(), "stands within an instruction") {
 		t.Errorf("within an instruction: %v", err)
+	}
+}
+
+// The library writes a line to stderr for each byte that is not text. A guest chooses the values of
+// its base's environment.
+func TestExpandingWritesNothing(t *testing.T) {
+	f, err := os.Create(filepath.Join(t.TempDir(), "stderr"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	stderr := os.Stderr
+	os.Stderr = f
+	e := NewExpander(t.Context())
+	for _, bad := range []string{"\xff\xff", "a\x00"} {
+		if _, err := e.Expand("${PWD#${BAD}}", map[string]string{"BAD": bad}, map[string]string{"PWD": "/"}); err == nil ||
+			!strings.Contains(err.Error(), "BAD") {
+			t.Errorf("value %q: %v", bad, err)
+		}
+		if _, err := e.Expand("$PWD"+bad, nil, map[string]string{"PWD": "/"}); err == nil {
+			t.Errorf("word %q: accepted", bad)
+		}
+	}
+	os.Stderr = stderr
+	if p, err := os.ReadFile(f.Name()); err != nil || len(p) > 0 {
+		t.Errorf("written: %q, %v", p, err)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/moby/buildkit/frontend/dockerfile/instructions"
 	"github.com/moby/buildkit/frontend/dockerfile/shell"
@@ -89,6 +90,9 @@ func (e *Expander) expanding(lex *shell.Lex, v vars) instructions.SingleWordExpa
 		if err := e.ctx.Err(); err != nil {
 			return "", err
 		}
+		if !isText(word) {
+			return "", fmt.Errorf("%.40q: want text in UTF-8", word)
+		}
 		if !strings.Contains(word, "$") {
 			text, _, err := lex.ProcessWord(word, v)
 			return text, err
@@ -103,6 +107,8 @@ func (e *Expander) expanding(lex *shell.Lex, v vars) instructions.SingleWordExpa
 		switch {
 		case e.expanded > maxExpanded:
 			return "", fmt.Errorf("%.40q: the words of the build become more than %d MiB in all", word, maxExpanded>>20)
+		case used.bad != "":
+			return "", fmt.Errorf("%.40q: the value of the variable %.40q is not text in UTF-8", word, used.bad)
 		case used.left < 0:
 			return "", fmt.Errorf("%.40q: the variables have too many bytes for a pattern: "+
 				"want at most %d here; have a RUN command do it", word, limit)
@@ -122,6 +128,8 @@ type bounded struct {
 	vars
 	left  int // bytes that may still be provided; negative: the limit was exceeded, and the result must be discarded
 	bytes int // bytes provided so far
+
+	bad string // name of a variable whose value is not text; if it is set, the result must be discarded
 }
 
 // Get implements shell.EnvGetter.
@@ -131,8 +139,16 @@ func (b *bounded) Get(name string) (string, bool) {
 	if b.left -= len(value); b.left < 0 {
 		return "", ok
 	}
+	if !isText(value) {
+		b.bad = name
+		return "", ok
+	}
 	return value, ok
 }
+
+// isText reports whether the library can expand s. For each other byte it would write a line to
+// stderr.
+func isText(s string) bool { return utf8.ValidString(s) && strings.IndexByte(s, 0) < 0 }
 
 // substitution matches the beginning of a substitution. The substitution may have the form ${NAME},
 // or have a word or a pattern after the name. The submatch is a pattern without variables and
