@@ -33,7 +33,11 @@ type annotation struct {
 
 // annotationOf returns a sandbox's annotation, and whether this package made the sandbox.
 func annotationOf(i sandbox.Info) (n annotation, own bool) {
-	if len(i.Annotation) == 0 || json.Unmarshal(i.Annotation, &n) != nil {
+	var mark struct {
+		Timeout *time.Duration `json:"timeout"` // annotations of other packages do not have this field
+	}
+	if len(i.Annotation) == 0 || json.Unmarshal(i.Annotation, &mark) != nil || mark.Timeout == nil ||
+		json.Unmarshal(i.Annotation, &n) != nil {
 		return annotation{}, false
 	}
 	return n, true

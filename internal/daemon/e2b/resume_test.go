@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/forkd/forkd/client"
 	"github.com/forkd/forkd/internal/apirig"
 )
 
@@ -119,5 +120,20 @@ func TestHealthWakesNothing(t *testing.T) {
 	var i struct{ State string }
 	if r.call("GET", "/sandboxes/"+b.ID, "", 200, &i); i.State != "paused" {
 		t.Errorf("it is %s", i.State)
+	}
+}
+
+// The sandbox of a workspace has no end, which E2B's API cannot change.
+func TestTimeoutOfAWorkspace(t *testing.T) {
+	r := start(t)
+	ws, err := r.CreateWorkspace(t.Context(), client.WorkspaceRequest{Name: "desk", SnapshotTag: "a.b"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := "/sandboxes/" + ws.LiveSandboxID
+	r.call("POST", path+"/timeout", `{"timeout":1}`, 409, nil)
+	r.call("POST", path+"/connect", `{"timeout":1}`, 200, nil)
+	if s, err := r.Sandbox(t.Context(), ws.LiveSandboxID); err != nil || s.ExpiresAt != 0 {
+		t.Errorf("%+v, %v", s, err)
 	}
 }

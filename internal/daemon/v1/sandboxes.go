@@ -168,9 +168,6 @@ func (a *api) setTTL(r *http.Request, req *apiv1.TTLRequest) (s apiv1.Sandbox, e
 		if ttl != 0 {
 			e.At = time.Now().Add(ttl)
 		}
-		if was.Workspace != "" && ttl != 0 {
-			return &sandbox.HeldError{Op: "limit the time of", ID: was.ID, Workspace: was.Workspace}
-		}
 		if err := h.SetExpiry(e); err != nil {
 			return err
 		}

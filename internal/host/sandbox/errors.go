@@ -84,7 +84,8 @@ func (e *replacedError) Error() string {
 	return fmt.Sprintf("snapshot %q was replaced by another", e.tag)
 }
 
-// HeldError reports that a sandbox cannot be killed because it belongs to a workspace.
+// HeldError reports that a sandbox cannot be killed, or get an expiry, because it belongs to a
+// workspace.
 type HeldError struct{ Op, ID, Workspace string }
 
 func (e *HeldError) Error() string {

@@ -11,9 +11,12 @@ import (
 const expiryRetry = time.Minute
 
 // SetExpiry replaces the expiry of a sandbox in any state. If the old expiry has passed, the error
-// is a *NotFoundError. The sandbox of a workspace does not expire.
+// is a *NotFoundError. The sandbox of a workspace cannot have an expiry: the error is a *HeldError.
 func (h *Held) SetExpiry(e Expiry) error {
 	s := h.s
+	if w := h.Info().Workspace; w != "" && !e.At.IsZero() {
+		return &HeldError{Op: "limit the time of", ID: s.id, Workspace: w}
+	}
 	if err := s.updateAll(e.write); err != nil {
 		return err
 	}
