@@ -192,7 +192,7 @@ func New(t T, o Options) *Rig {
 		return vmfake.Guest{All: vmms}
 	}, RunDir: run,
 		Initrd:   os.Open, // opened, but never read
-		Template: "host", Accel: "kvm", Log: slog.New(slog.DiscardHandler)})
+		Template: "host", Accel: "kvm", Log: slog.New(slog.DiscardHandler), Admit: m.AdmitParent})
 	counts.SetSource(metrics.Source{Snapshots: func() int { return len(st.List()) }, Pool: m.PoolSize,
 		PoolWanted: m.PoolWanted, Branches: m.BranchesInFlight,
 		Sandboxes: func() map[string]int { return nil }})

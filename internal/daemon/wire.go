@@ -184,6 +184,7 @@ func (w *wired) startBaker(cfg *Config, vmms vmpool.VMMs, runDir string) (*bake.
 		Cmdline:  vm.Cmdline(cfg.CmdlineArgs...),
 		Initrd:   func(kernel string) (*os.File, error) { return makeInitrd(kernel, embedded.Agent) },
 		Log:      cfg.Log,
+		Admit:    w.manager.AdmitParent,
 	})
 	w.manager.SetBoot(func(ctx context.Context, from, to string) error {
 		_, err := baker.Bake(ctx, bake.Request{Client: auth.From(ctx).Who, Tag: to, From: from, Transient: true})

@@ -1,12 +1,15 @@
 package e2b_test
 
 import (
+	"fmt"
+	"runtime"
 	"strings"
 	"testing"
 
 	"github.com/forkd/forkd/client"
 	"github.com/forkd/forkd/internal/apirig"
 	"github.com/forkd/forkd/internal/daemon/auth"
+	"github.com/forkd/forkd/internal/host/admit"
 )
 
 // A client with the scope run may name a snapshot "base", like the SDKs' default template. A
@@ -43,5 +46,24 @@ func TestTemplatesOfAdminsDoNotBeginWithBranches(t *testing.T) {
 		func(client.BuildEvent) error { return nil })
 	if err != nil {
 		t.Errorf("FROM an admin's template: %v", err)
+	}
+}
+
+// A client without the right to bake cannot have a parent booted that is larger than the sandboxes
+// that the host admits.
+func TestParentsOfTemplatesAreAdmitted(t *testing.T) {
+	r := startWith(t, apirig.Options{Admit: admit.Rules{VCPUsPerCPU: 1},
+		Tokens: []auth.Token{{Name: "runner", Scope: auth.Run, MaxSandboxes: 1}}})
+	r.key = header{"Authorization": "Bearer " + r.Tokens["runner"], "Content-Type": "application/json"}
+	for _, c := range []struct {
+		vcpus  int
+		status string
+	}{{1, "ready"}, {runtime.NumCPU() + 1, "error"}} {
+		var b build
+		r.call("POST", "/v3/templates", fmt.Sprintf(`{"name":"mine-%d","cpuCount":%[1]d,"memoryMB":512}`, c.vcpus), 202, &b)
+		end := r.built(b, `{"fromTemplate":"a.b","steps":[{"type":"RUN","args":["true"]}]}`)
+		if end.Status != c.status || c.status == "error" && !strings.Contains(end.Reason.Message, "--vcpu-overcommit") {
+			t.Errorf("with %d vCPUs: %+v", c.vcpus, end)
+		}
 	}
 }

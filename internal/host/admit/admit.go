@@ -154,25 +154,32 @@ func (r *Rules) checkDisk(free uint64, name string) error {
 // Room returns an error if a VM that is not a sandbox would not leave the reserves of memory and disk free. The
 // VM needs memory bytes of memory, and writes to the file system that disk is on.
 func (r *Rules) Room(memory uint64, disk *os.File) error {
-	if r.MemoryReserve > 0 {
-		free, err := memAvailable()
-		if err != nil {
-			return err
-		}
-		if need := r.MemoryReserve + memory; free < need {
-			return refuse(CodeHostMemory, "the host has %d MiB of memory available, and a VM that works for the daemon wants %d MiB "+
-				"with the daemon's reserve of %d; kill or suspend sandboxes, or lower --memory-reserve-mib", free>>20, need>>20,
-				r.MemoryReserve>>20)
-		}
-	}
-	if r.DiskReserve == 0 {
-		return nil
+	if err := r.RoomInMemory(memory); err != nil || r.DiskReserve == 0 {
+		return err
 	}
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(int(disk.Fd()), &st); err != nil {
 		return fmt.Errorf("free space of %s: %w", disk.Name(), err)
 	}
 	return r.checkDisk(st.Bavail*uint64(st.Bsize), "the file system of the daemon's state")
+}
+
+// RoomInMemory returns an error if a VM that may use memory bytes at once would not leave the reserve
+// of memory free.
+func (r *Rules) RoomInMemory(memory uint64) error {
+	if r.MemoryReserve == 0 {
+		return nil
+	}
+	free, err := memAvailable()
+	if err != nil {
+		return err
+	}
+	if need := r.MemoryReserve + memory; free < need {
+		return refuse(CodeHostMemory, "the host has %d MiB of memory available, and a VM that boots wants %d MiB with the daemon's "+
+			"reserve of %d; kill or suspend sandboxes, or lower --memory-reserve-mib", free>>20, need>>20,
+			r.MemoryReserve>>20)
+	}
+	return nil
 }
 
 func refuse(code, format string, args ...any) error {

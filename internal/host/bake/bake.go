@@ -73,6 +73,10 @@ type Config struct {
 	// no initramfs.
 	Initrd func(kernel string) (*os.File, error)
 	Log    *slog.Logger
+
+	// Admit reserves a place of the host for a parent whose disk comes from a client without the right
+	// to bake. It is asked with the parent's memory in bytes.
+	Admit func(ctx context.Context, vcpus uint32, memory uint64) (leave func(), err error)
 }
 
 // Baker bakes one parent at a time, because each needs the memory and CPUs that its request names.
@@ -98,8 +102,9 @@ func New(cfg Config) *Baker {
 // CheckLimits returns an error if this host cannot apply the limits to sandboxes.
 func (k *Baker) CheckLimits(l vm.Limits) error { return k.cfg.VMMs.CheckLimits("limits.", l) }
 
-// enter waits for a place. It returns the context for making the parent, and a function that frees the
-// place.
+// enter waits for a place, and reserves a place of the host if the disk comes from a client without
+// the right to bake. It returns the context for making the parent, and a function that frees the
+// places.
 func (k *Baker) enter(ctx context.Context, req *Request) (context.Context, func(), error) {
 	if !req.ofClient() {
 		leave, err := k.place.Wait(ctx, gate.Share{Key: req.Client})
@@ -109,9 +114,14 @@ func (k *Baker) enter(ctx context.Context, req *Request) (context.Context, func(
 	if err != nil {
 		return nil, nil, err
 	}
+	withdraw, err := k.cfg.Admit(ctx, req.VCPUs, req.MemoryMiB<<20)
+	if err != nil {
+		leave()
+		return nil, nil, err
+	}
 	ctx, cancel := context.WithTimeoutCause(ctx, k.limit, fmt.Errorf("no snapshot within %v: %w", k.limit,
 		context.DeadlineExceeded))
-	return ctx, func() { cancel(); leave() }, nil
+	return ctx, func() { cancel(); withdraw(); leave() }, nil
 }
 
 // bake is one run of Bake.
@@ -190,6 +200,11 @@ func (b *bake) run(ctx context.Context) error {
 	}
 	b.vmm, b.dir, b.id = shell.VMM, shell.Dir, shell.ID
 	b.undo.Add(func() { b.kill() })
+	if b.req.ofClient() {
+		if err := b.vmm.Limit(b.bootLimits(), b.req.MemoryMiB<<20); err != nil {
+			return fmt.Errorf("limit the parent's VMM: %w", err)
+		}
+	}
 	b.guest = b.cfg.Guest(filepath.Join(b.dir, vmmclient.VsockSocket))
 	ctx, stop := vmpool.WhileAlive(ctx, b.vmm)
 	defer stop()
@@ -225,6 +240,15 @@ func (b *bake) run(ctx context.Context) error {
 	}
 	b.result.Persist = time.Since(start)
 	return nil
+}
+
+// bootLimits returns the limits of children, without those of memory. A child has only its changes in
+// private memory, but a boot has all of the guest's, so that many parents could not boot within the
+// limit of their children. The size of the guest's memory limits the boot.
+func (b *bake) bootLimits() vm.Limits {
+	l := b.req.Limits
+	l.MemoryMiB, l.SwapMiB = 0, 0
+	return l
 }
 
 func (b *bake) kill() {

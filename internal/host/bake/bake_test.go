@@ -53,6 +53,7 @@ func newKitchen(t *testing.T) *kitchen {
 		t.Fatal(err)
 	}
 	w.Baker = New(Config{Store: st, VMMs: w.vmms, Guest: func(string) Guest { return vmfake.Guest{All: w.vmms} },
+		Admit:  func(context.Context, uint32, uint64) (func(), error) { return func() {}, nil },
 		RunDir: run, Template: "host", Accel: "kvm", Log: slog.New(slog.DiscardHandler)})
 	return w
 }

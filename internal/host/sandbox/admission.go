@@ -3,14 +3,10 @@ package sandbox
 import (
 	"context"
 	"errors"
-	"fmt"
-	"time"
 
-	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/host/admit"
 	"github.com/forkd/forkd/internal/host/chain"
-	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/owner"
 	"github.com/forkd/forkd/internal/host/vmpool"
@@ -46,6 +42,24 @@ func (m *Manager) admit(n int, vcpus uint32) error {
 		}
 	}
 	return err
+}
+
+// AdmitParent reserves a place for a parent that boots from the disk of a client without the right to
+// bake. The parent counts as a sandbox of the owner in ctx, and as a VM that uses all of its memory,
+// in bytes.
+func (m *Manager) AdmitParent(ctx context.Context, vcpus uint32, memory uint64) (leave func(), err error) {
+	release, err := m.reserve(owner.Of(ctx), 1)
+	if err != nil {
+		return nil, err
+	}
+	if err = m.cfg.Admit.RoomInMemory(memory); err == nil {
+		err = m.admit(1, vcpus)
+	}
+	if err != nil {
+		release()
+		return nil, err
+	}
+	return func() { m.admitted.Started(1); m.admitted.Leave(vcpus); release() }, nil
 }
 
 // givePlaces assigns the reserved places to the children of a fork. It frees the places of children
@@ -103,23 +117,4 @@ func (m *Manager) nextBranchBytes(ctx context.Context, s *Sandbox, rec *ledger.R
 		stats.GuestDirtyBytes += line // a branch that ends the line also contains the line's pages
 	}
 	return stats.GuestDirtyBytes, s.answered(err)
-}
-
-// branchTag checks tag, the tag of a new snapshot, and returns it. If tag is empty, it returns a
-// newly chosen one. Only a step of a build may use a tag that is a snapshot.StepTag.
-func branchTag(ctx context.Context, tag, id string, at time.Time, step bool) (string, error) {
-	p := owner.PrefixOf(ctx)
-	switch {
-	case snapshot.IsStepTag(tag) && !step:
-		return "", invalid.Errorf("tag", "%q: such tags are for steps of builds: choose another", tag)
-	case tag != "":
-	case p != "":
-		tag = p.Tags() + snapshot.NewID()[:16]
-	default:
-		tag = fmt.Sprintf("branch-%s-%d-%s", id, at.Unix(), snapshot.NewID()[:4])
-	}
-	if err := snapshot.CheckTag(tag); err != nil {
-		return "", &invalid.Error{Field: "tag", Reason: err.Error()}
-	}
-	return tag, owner.Within(ctx, p.HasTag(tag), "tag: %q", tag)
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 
-	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/owner"
 	"github.com/forkd/forkd/internal/host/store"
 )
@@ -38,7 +37,7 @@ func (m *Manager) booted(ctx context.Context, tag string, n int) (_ string, rele
 	if err := m.checkRoom(ctx, tag, n); err != nil {
 		return "", nil, err
 	}
-	to := bootTag(owner.PrefixOf(ctx))
+	to := owner.BootTag(ctx)
 	if err := m.boot(ctx, tag, to); err != nil {
 		return "", nil, err
 	}
@@ -60,13 +59,4 @@ func (m *Manager) checkRoom(ctx context.Context, tag string, n int) error {
 		release()
 	}
 	return err
-}
-
-// bootTag returns a new tag, with the prefix p, for a parent that is booted for a fork.
-func bootTag(p owner.Prefix) string {
-	tag := "boot-" + snapshot.NewID()[:16]
-	if p != "" {
-		return p.Tags() + tag
-	}
-	return tag
 }

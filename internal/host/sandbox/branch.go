@@ -8,6 +8,7 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/ledger"
+	"github.com/forkd/forkd/internal/host/owner"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
@@ -30,7 +31,7 @@ func (m *Manager) Branch(ctx context.Context, id string, req BranchRequest) (Bra
 	if _, err := m.Get(id); err != nil {
 		return BranchResult{}, err
 	}
-	tag, err := branchTag(ctx, req.Tag, id, start, req.Step)
+	tag, err := owner.BranchTag(ctx, req.Tag, id, start, req.Step)
 	if err != nil {
 		return BranchResult{}, err
 	}

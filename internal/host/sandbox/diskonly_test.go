@@ -16,6 +16,8 @@ import (
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/unique"
+	"github.com/forkd/forkd/internal/host/vmfake"
+	"github.com/forkd/forkd/internal/host/vmpool"
 	"github.com/forkd/forkd/internal/proto/agentproto"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
@@ -323,4 +325,34 @@ func TestDisksOfDisksStayShallow(t *testing.T) {
 			t.Fatalf("%s has %d layers", from, disk)
 		}
 	}
+}
+
+// The guest of a disk may never become ready. While its parent boots, the VMM has the limits of the
+// snapshot, without the limit of memory.
+func TestBootOfADiskIsLimited(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	w.boots(t)
+	id := w.source(t)
+	limits := vm.Limits{MemoryMiB: 256, CPUs: 0.5, IOBytesPerSecond: 1 << 20}
+	if _, err := w.SetLimits(t.Context(), id, limits); err != nil {
+		t.Fatal(err)
+	}
+	w.branch(t, id, "disk", vm.BranchDisk)
+	var started []*vmfake.VMM
+	w.vmms.Mu.Lock()
+	w.vmms.Wrap = func(v *vmfake.VMM) vmpool.VMM { started = append(started, v); return v }
+	w.vmms.Mu.Unlock()
+	if _, err := w.Fork(t.Context(), ForkRequest{Tag: "disk", N: 1}); err != nil {
+		t.Fatal(err)
+	}
+	want := limits
+	want.MemoryMiB = 0
+	if got := started[0].Limits(); got != want {
+		t.Errorf("the VMM that boots the disk has the limits %+v, want %+v", got, want)
+	}
+	if got := started[1].Limits(); got != limits {
+		t.Errorf("the child has the limits %+v, want %+v", got, limits)
+	}
+	w.KillAll()
 }

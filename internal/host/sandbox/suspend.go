@@ -25,7 +25,7 @@ import (
 // error is a *StateError.
 func (h *Held) Copy(ctx context.Context, tag string) (store.Info, error) {
 	m, i := h.m, h.Info()
-	tag, err := branchTag(ctx, tag, i.ID, time.Now(), false)
+	tag, err := owner.BranchTag(ctx, tag, i.ID, time.Now(), false)
 	if err != nil {
 		return store.Info{}, err
 	}

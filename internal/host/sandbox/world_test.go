@@ -113,7 +113,8 @@ func (w *world) start(t testing.TB, poolSize int) {
 	w.Baker = bake.New(bake.Config{Store: st, VMMs: w.vmms, Net: w.net, Guest: func(string) bake.Guest {
 		return vmfake.Guest{All: w.vmms}
 	},
-		RunDir: filepath.Join(w.dir, "run"), Template: "host", Accel: "kvm", Log: slog.New(slog.DiscardHandler)})
+		RunDir: filepath.Join(w.dir, "run"), Template: "host", Accel: "kvm", Log: slog.New(slog.DiscardHandler),
+		Admit: w.AdmitParent})
 }
 
 func (w *world) stop() {

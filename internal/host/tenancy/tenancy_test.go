@@ -63,7 +63,7 @@ func newHost(t *testing.T) *Host {
 		t.Fatal(err)
 	}
 	baker := bake.New(bake.Config{Store: st, VMMs: vmms, Guest: func(string) bake.Guest { return vmfake.Guest{All: vmms} },
-		RunDir: run, Template: "host", Accel: "kvm", Log: log})
+		RunDir: run, Template: "host", Accel: "kvm", Log: log, Admit: m.AdmitParent})
 	if _, err := baker.Bake(t.Context(), bake.Request{Tag: "p", Kernel: file, Initrd: file, Rootfs: file}); err != nil {
 		t.Fatal(err)
 	}
