@@ -347,19 +347,22 @@ func TestAnnotationIsBounded(t *testing.T) {
 	w.stop()
 }
 
-// The sandbox of a workspace never expires, whether its fork or a later request sets an expiry.
+// The sandbox of a workspace does not expire if its fork has set an expiry, and gets none later.
 func TestNoExpiryOfAWorkspace(t *testing.T) {
 	w := newWorld(t, 0)
 	mustBake(t, w)
 	held, other := forkOne(t, w, ForkRequest{}), forkOne(t, w, ForkRequest{})
+	for _, id := range []string{held, other} {
+		if _, err := w.setExpiry(t, id, Expiry{At: time.Now().Add(soon)}); err != nil {
+			t.Fatal(err)
+		}
+	}
 	if err := w.Hold(held, "desk"); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.setExpiry(t, held, Expiry{At: time.Now()}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := w.setExpiry(t, other, Expiry{At: time.Now().Add(soon)}); err != nil {
-		t.Fatal(err)
+	refused := (*HeldError)(nil)
+	if _, err := w.setExpiry(t, held, Expiry{At: time.Now()}); !errors.As(err, &refused) {
+		t.Errorf("a new expiry of a workspace's sandbox: %v", err)
 	}
 	w.waitFor(t, other, gone)
 	if _, err := w.Get(held); err != nil {
