@@ -1,4 +1,5 @@
-// Package difftree is forkd-diff, the init of a VM that compares the files of two disks.
+// Package difftree is forkd-diff, the init of a VM that compares the files of two disks, and packs the files
+// that differ.
 //
 // It dials the host, mounts both disks read-only, and speaks the protocol of package diffproto. The VM
 // has no network and no other program. The host kills the VM at the end, and on every error.
@@ -50,12 +51,10 @@ func Main() int {
 
 func serve(log *kmsg.Log, conn net.Conn) error {
 	out := bufio.NewWriterSize(conn, 64<<10)
-	done, err := answer(conn, out)
+	err := answer(conn, out)
 	if err != nil {
 		log.Errorf("compare: %v", err)
 		err = diffproto.WriteRefused(out, err)
-	} else {
-		err = diffproto.WriteDone(out, done)
 	}
 	if err := errors.Join(err, out.Flush()); err != nil {
 		return err
@@ -64,30 +63,39 @@ func serve(log *kmsg.Log, conn net.Conn) error {
 	return nil
 }
 
-func answer(in io.Reader, out io.Writer) (done diffproto.Done, err error) {
+// answer answers a request. After an error, the answer lacks its end.
+func answer(in io.Reader, out io.Writer) error {
 	req, err := diffproto.ReadRequest(in)
 	if err != nil {
-		return done, err
+		return err
 	}
 	limit := unix.Rlimit{Cur: maxFiles, Max: maxFiles}
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
-		return done, fmt.Errorf("raise the number of open files: %w", err)
+		return fmt.Errorf("raise the number of open files: %w", err)
 	}
 	var roots [2]int
 	var raw [2]*os.File
 	for i, d := range disks {
 		if roots[i], err = d.mount(); err != nil {
-			return done, err
+			return err
 		}
 		if raw[i], err = os.Open(d.device); err != nil {
-			return done, err
+			return err
 		}
 	}
 	changed, err := changedInodes(raw, in)
 	if err != nil {
-		return done, err
+		return err
 	}
-	return compare(roots, req, changed, func(e *diffproto.Entry) error { return diffproto.WriteEntry(out, e) })
+	finish := func(done diffproto.Done) error { return diffproto.WriteDone(out, done) }
+	if req.Tar {
+		return export(roots, req, changed, finish, diffproto.NewPieceWriter(out))
+	}
+	done, err := compare(roots, req, changed, func(e *diffproto.Entry) error { return diffproto.WriteEntry(out, e) })
+	if err != nil {
+		return err
+	}
+	return finish(done)
 }
 
 // changedInodes reads the ranges that the host sends, and finds the inodes in them that differ.

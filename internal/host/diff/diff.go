@@ -1,4 +1,5 @@
-// Package diff compares the files of two disks of snapshots, in a VM of its own.
+// Package diff compares the files of two disks of snapshots, in a VM of its own. It returns the differences,
+// or passes on a tar archive that the VM makes of them.
 //
 // The VM boots the kernel and the initramfs of one of the snapshots, with forkd-diff as its init. It has
 // one connection to the host, no network, and both disks. Each disk has an empty layer on top, which
@@ -12,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"os"
 	"time"
@@ -54,6 +56,7 @@ const (
 	maxWaiting = 4                // requests of one client that wait for a VM
 	limit      = 10 * time.Minute // of a whole comparison; an emulated CPU is slow
 	maxListed  = 16 << 20         // bytes of the entries of a Result without their patches
+	maxArchive = 64 << 30         // bytes of an archive
 	maxWritten = 256 << 20        // bytes on the host that the mount of a disk may write; a journal has up to 128 MiB
 )
 
@@ -82,6 +85,9 @@ type Request struct {
 	Patch    bool   // return patches of text files
 	Entries  uint32 // number of entries to return, at most MaxEntries; further differences are only counted
 	MaxPatch uint64 // bytes of all patches together, at most the constant MaxPatch
+	Partial  bool   // for Export: leave out files that an archive cannot have as they are
+
+	tar bool // set by Export
 }
 
 // Result has the differences in the order of their paths.
@@ -128,24 +134,36 @@ func (d *Differ) Begin(ctx context.Context) (context.Context, func(), error) {
 // Compare compares two disks. ctx is the context that Begin returned. If the disks cannot be compared,
 // the error is an *invalid.Error.
 func (d *Differ) Compare(ctx context.Context, req Request) (r Result, err error) {
-	old, now := req.Old.Manifest(), req.New.Manifest()
-	if old.Disk == nil || now.Disk == nil || old.Disk.Base != now.Disk.Base || old.Disk.SizeBytes != now.Disk.SizeBytes {
-		return r, invalid.Errorf("from", "the other side was not made from the same image: name a snapshot or sandbox of one family ('forkd tree' shows them)")
-	}
-	err = d.run(ctx, &req, &r)
-	return r, vmpool.Cause(ctx, err)
+	err = d.run(ctx, &req, func(conn io.Reader) error { return listen(conn, &req, &r) })
+	return r, err
 }
 
-func (d *Differ) run(ctx context.Context, req *Request, r *Result) error {
-	return d.cfg.Run(ctx, helpervm.Task{Name: "the VM that compares", Port: diffproto.Port, MaxWritten: maxWritten,
+// Export is like Compare, but makes a tar archive of the differences. When the comparison has succeeded, Export
+// calls begin, and then writes the archive to the result of begin. The archive comes from the VM, so its
+// readers must not trust it. If Export returns an error after begin, the archive is incomplete.
+func (d *Differ) Export(ctx context.Context, req Request, begin func() io.Writer) error {
+	req.Patch, req.Entries, req.MaxPatch, req.tar = false, math.MaxUint32, 0, true
+	return d.run(ctx, &req, func(conn io.Reader) error { return receive(conn, &req, begin) })
+}
+
+// run runs a VM that compares, and reads its answer with listen.
+func (d *Differ) run(ctx context.Context, req *Request, listen func(io.Reader) error) error {
+	old, now := req.Old.Manifest(), req.New.Manifest()
+	if old.Disk == nil || now.Disk == nil || old.Disk.Base != now.Disk.Base || old.Disk.SizeBytes != now.Disk.SizeBytes {
+		return invalid.Errorf("from", "the other side was not made from the same image: name a snapshot or sandbox of one family ('forkd tree' shows them)")
+	}
+	err := d.cfg.Run(ctx, helpervm.Task{Name: "the VM that compares", Port: diffproto.Port, MaxWritten: maxWritten,
 		Boot: func(undo *cleanup.Stack) (vmmproto.Boot, vmmclient.BootFiles, error) {
 			return d.boot(undo, req)
 		},
 		Talk: func(ctx context.Context, conn net.Conn) error {
 			ask := func(ctx context.Context, conn net.Conn) error { return ask(ctx, conn, req) }
-			err := talk(ctx, conn, ask, req, r)
+			err := talk(ctx, conn, ask, listen)
 			var refused *diffproto.RefusedError
+			var unsent *unsentError
 			switch {
+			case errors.As(err, &unsent):
+				return unsent.error
 			case errors.As(err, &refused) && refused.Field != "":
 				return &invalid.Error{Field: refused.Field, Reason: refused.Reason}
 			case err != nil && refused == nil:
@@ -153,6 +171,7 @@ func (d *Differ) run(ctx context.Context, req *Request, r *Result) error {
 			}
 			return err
 		}})
+	return vmpool.Cause(ctx, err)
 }
 
 // boot opens what the VM boots from.
@@ -199,8 +218,8 @@ func (d *Differ) top(size uint64) (*os.File, error) {
 }
 
 // talk asks forkd-diff and reads its answer.
-func talk(ctx context.Context, conn net.Conn, ask func(context.Context, net.Conn) error, req *Request,
-	r *Result) error {
+func talk(ctx context.Context, conn net.Conn, ask func(context.Context, net.Conn) error,
+	listen func(io.Reader) error) error {
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	defer stop()
 	asking, cancel := context.WithCancel(ctx)
@@ -212,7 +231,7 @@ func talk(ctx context.Context, conn net.Conn, ask func(context.Context, net.Conn
 		}
 		asked <- err
 	}()
-	err := listen(conn, req, r)
+	err := listen(conn)
 	cancel()
 	conn.Close() // an answer ends the question too
 	failed := <-asked
@@ -230,7 +249,7 @@ func talk(ctx context.Context, conn net.Conn, ask func(context.Context, net.Conn
 // ask sends the request and the ranges in which the disks may differ.
 func ask(ctx context.Context, w io.Writer, req *Request) error {
 	err := diffproto.WriteRequest(w, diffproto.Request{Path: req.Path, Patch: req.Patch, MaxEntries: req.Entries,
-		MaxPatch: req.MaxPatch})
+		MaxPatch: req.MaxPatch, Tar: req.tar, Partial: req.Partial})
 	if err != nil {
 		return err
 	}
@@ -279,5 +298,36 @@ func listen(conn io.Reader, req *Request, r *Result) error {
 		entries--
 		patches -= uint64(len(e.Patch))
 		r.add(e, &room)
+	}
+}
+
+// unsentError is the error of the writer of an archive. The VM is not its cause.
+type unsentError struct{ error }
+
+// receive reads forkd-diff's answer to a request for an archive.
+func receive(conn io.Reader, req *Request, begin func() io.Writer) error {
+	in := diffproto.NewReader(conn, req.Path)
+	_, done, err := in.Next()
+	if err != nil {
+		return err
+	}
+	if done == nil {
+		return errors.New("read from forkd-diff: an entry, but an archive was asked for")
+	}
+	out := begin()
+	for left := int64(maxArchive); ; {
+		piece, err := in.NextPiece()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if left -= int64(len(piece)); left < 0 {
+			return &unsentError{invalid.Errorf("path", "the archive has more than %d GiB: export a part of it", maxArchive>>30)}
+		}
+		if _, err := out.Write(piece); err != nil {
+			return &unsentError{err}
+		}
 	}
 }

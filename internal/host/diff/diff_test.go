@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -115,7 +116,8 @@ func TestAnswerToAPartOfTheQuestion(t *testing.T) {
 		}()
 		broken := errors.New("a layer is cut off")
 		ask := func(context.Context, net.Conn) error { return broken }
-		if err := talk(t.Context(), ours, ask, &Request{}, &Result{}); !errors.Is(err, broken) {
+		answer := func(conn io.Reader) error { return listen(conn, &Request{}, &Result{}) }
+		if err := talk(t.Context(), ours, ask, answer); !errors.Is(err, broken) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

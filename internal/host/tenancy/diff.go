@@ -3,6 +3,7 @@ package tenancy
 import (
 	"context"
 	"errors"
+	"io"
 
 	"github.com/forkd/forkd/internal/cleanup"
 	"github.com/forkd/forkd/internal/host/diff"
@@ -39,8 +40,35 @@ type DiffResult struct {
 // the snapshot that a side runs from. Diff deletes all snapshots and children that it has made before it
 // returns. If the daemon dies, the next daemon deletes them.
 func (v *View) Diff(ctx context.Context, d *diff.Differ, req DiffRequest) (r DiffResult, err error) {
+	err = v.prepare(ctx, d, &req, func(ctx context.Context, old, now *side) (err error) {
+		r.From = req.From
+		if r.Result, err = d.Compare(ctx, req.Request); err != nil {
+			return err
+		}
+		if old.memory != nil && now.memory != nil {
+			n := diff.MemoryBytes(old.memory, now.memory) + old.dirty + now.dirty
+			r.MemoryBytes = &n
+		}
+		return nil
+	})
+	return r, err
+}
+
+// Export makes a tar archive of the files that differ, as Differ.Export does. It checks and prepares both
+// sides as Diff does. from is the older side, as DiffResult.From is.
+func (v *View) Export(ctx context.Context, d *diff.Differ, req DiffRequest,
+	begin func(from string) io.Writer) error {
+	return v.prepare(ctx, d, &req, func(ctx context.Context, _, _ *side) error {
+		return d.Export(ctx, req.Request, func() io.Writer { return begin(req.From) })
+	})
+}
+
+// prepare calls compare with the two sides of a comparison. It sets From and the leases of req before. After
+// compare has returned, it deletes the snapshots and children that it has made.
+func (v *View) prepare(ctx context.Context, d *diff.Differ, req *DiffRequest,
+	compare func(_ context.Context, old, now *side) error) error {
 	if v.isEmpty() {
-		return r, &store.NotFoundError{Tag: req.To}
+		return &store.NotFoundError{Tag: req.To}
 	}
 	ctx = v.as(ctx)
 	var undo cleanup.Stack
@@ -49,20 +77,19 @@ func (v *View) Diff(ctx context.Context, d *diff.Differ, req DiffRequest) (r Dif
 	if req.From == "" {
 		i, err := v.runs(req.To)
 		if err != nil {
-			return r, err
+			return err
 		}
 		if req.From = i.SnapshotTag; v.hasTag(req.From) != nil {
 			unpin, err := v.pinOrigin(i)
 			if err != nil {
-				return r, err
+				return err
 			}
 			undo.Add(unpin)
 			hidden = true
 		}
 	}
-	r.From = req.From
 	if req.From == req.To {
-		return r, invalid.Errorf("from", "%q: the same as to", req.From)
+		return invalid.Errorf("from", "%q: the same as to", req.From)
 	}
 	// Check both sides before the first snapshot is made.
 	for i, name := range []string{req.From, req.To} {
@@ -70,39 +97,33 @@ func (v *View) Diff(ctx context.Context, d *diff.Differ, req DiffRequest) (r Dif
 			continue
 		}
 		if err := v.hasSide(name); err != nil {
-			return r, err
+			return err
 		}
 	}
 	ctx, end, err := d.Begin(ctx)
 	if err != nil {
-		return r, err
+		return err
 	}
 	undo.Add(end)
 	now, err := v.side(ctx, &undo, req.To)
 	if err != nil {
-		return r, err
+		return err
 	}
+	oldCtx := ctx
 	if hidden {
 		o := owner.Of(ctx)
 		o.Prefix = ""
-		ctx = owner.In(ctx, o)
+		oldCtx = owner.In(ctx, o)
 	}
-	old, err := v.side(ctx, &undo, req.From)
+	old, err := v.side(oldCtx, &undo, req.From)
 	if err != nil && hidden && ctx.Err() == nil {
 		err = &store.NotFoundError{Tag: req.From} // what the error says is about another client's snapshot
 	}
 	if err != nil {
-		return r, err
+		return err
 	}
 	req.Request.Old, req.Request.New = old.disk, now.disk
-	if r.Result, err = d.Compare(ctx, req.Request); err != nil {
-		return r, err
-	}
-	if old.memory != nil && now.memory != nil {
-		n := diff.MemoryBytes(old.memory, now.memory) + old.dirty + now.dirty
-		r.MemoryBytes = &n
-	}
-	return r, nil
+	return compare(ctx, &old, &now)
 }
 
 // runs returns the sandbox whose own snapshot is the older side.

@@ -140,6 +140,10 @@ func TestDiffOfOthers(t *testing.T) {
 		if _, err := a.view.Diff(t.Context(), d, request(pair[0], pair[1])); !isMissing(err) {
 			t.Errorf("%q to %q: %v", pair[0], pair[1], err)
 		}
+		begin := func(string) io.Writer { t.Error("an export began"); return io.Discard }
+		if err := a.view.Export(t.Context(), d, request(pair[0], pair[1]), begin); !isMissing(err) {
+			t.Errorf("export of %q to %q: %v", pair[0], pair[1], err)
+		}
 	}
 	for name, v := range map[string]*View{"of nobody": h.For(owner.Owner{}), "of one sandbox": h.Permitted(a.sandbox)} {
 		if _, err := v.Diff(t.Context(), d, request("", a.sandbox)); !isMissing(err) {

@@ -1,9 +1,11 @@
 package vmfake
 
 import (
+	"archive/tar"
 	"context"
 	"io"
 	"net"
+	"path"
 	"strings"
 	"sync"
 
@@ -36,11 +38,22 @@ func Unpacks(unpack func(stream io.Reader) error) func(*VMM, net.Conn) {
 }
 
 // Differs returns a guest that reads what it is asked for, and finds those of the entries that are at or
-// below the path of the request. The entries are in the order of a walk.
+// below the path of the request. The entries are in the order of a walk. An archive has their names, and for
+// regular files a line.
 func Differs(entries ...*diffproto.Entry) func(*VMM, net.Conn) {
 	return func(_ *VMM, host net.Conn) {
 		req, err := diffproto.ReadRequest(host)
 		if err != nil || diffproto.ReadRanges(host, func(diffproto.Range) error { return nil }) != nil {
+			return
+		}
+		if req.Tar {
+			_ = diffproto.WriteDone(host, diffproto.Done{})
+			pieces := diffproto.NewPieceWriter(host)
+			out := tar.NewWriter(pieces)
+			for _, e := range entries {
+				writeEntry(out, e)
+			}
+			_, _ = out.Close(), pieces.Close()
 			return
 		}
 		done := diffproto.Done{}
@@ -57,6 +70,27 @@ func Differs(entries ...*diffproto.Entry) func(*VMM, net.Conn) {
 		}
 		_ = diffproto.WriteDone(host, done)
 	}
+}
+
+// writeEntry adds an entry to an archive. Errors have no effect, because the end of the archive has them too.
+func writeEntry(out *tar.Writer, e *diffproto.Entry) {
+	dir, name := path.Split(strings.TrimPrefix(e.Path, "/"))
+	h := &tar.Header{Typeflag: tar.TypeReg, Name: dir + name, Mode: int64(e.New.Mode), Format: tar.FormatPAX}
+	switch e.New.Type {
+	case diffproto.Absent:
+		h.Name = dir + ".wh." + name
+	case diffproto.Directory:
+		h.Typeflag = tar.TypeDir
+	case diffproto.Symlink:
+		h.Typeflag, h.Linkname = tar.TypeSymlink, e.New.Target
+	case diffproto.Regular:
+		const line = "new\n"
+		h.Size = int64(len(line))
+		_ = out.WriteHeader(h)
+		_, _ = out.Write([]byte(line))
+		return
+	}
+	_ = out.WriteHeader(h)
 }
 
 type builder struct {

@@ -7,6 +7,9 @@
 //	daemon:      a Request, frames with Ranges, and an empty frame
 //	forkd-diff:  an Entry for each difference, and Done at the end; or a refusal at any time
 //
+// If the request asks for a tar archive, forkd-diff sends Done, then the archive in pieces, and an empty
+// piece at the end; or a refusal at any time. The daemon does not decode the archive.
+//
 // The entries come in the order of a walk: a directory before its entries, and these in the order of their
 // names.
 //
@@ -38,6 +41,7 @@ const (
 	maxReason  = 1000     // the reason of a refusal
 	maxRequest = 16 << 10 // the frame of a Request
 	maxRanges  = 4096     // number of ranges in a frame
+	maxPiece   = 1 << 20  // a piece of a tar archive
 	maxFrame   = MaxPatch + MaxXattrs*(maxName+4) + 3*MaxPath + 1024
 )
 
@@ -47,6 +51,8 @@ type Request struct {
 	Patch      bool   // send patches of text files
 	MaxEntries uint32 // number of entries to send; further differences are only counted
 	MaxPatch   uint64 // bytes of all patches together
+	Tar        bool   // send a tar archive with all differences instead of entries
+	Partial    bool   // leave out files that an archive cannot have as they are, instead of refusing
 }
 
 // Range is a part of both disks: Length bytes from Offset on. The disks are equal outside of the ranges
@@ -108,7 +114,7 @@ type Entry struct {
 type Done struct {
 	Added, Changed, Deleted  uint64 // numbers of paths, including those whose Entry was not sent
 	LinesAdded, LinesDeleted uint64
-	Skipped                  uint64 // number of files that could not be read
+	Skipped                  uint64 // number of files that could not be read, or that an archive cannot have as they are
 }
 
 // Kinds of forkd-diff's messages.
@@ -116,6 +122,7 @@ const (
 	kindEntry codec.Kind = iota + 1
 	kindDone
 	kindRefused
+	kindPiece
 )
 
 // RefusedError is the reason why forkd-diff cannot compare. Its text is printable.
@@ -166,6 +173,8 @@ func WriteRequest(w io.Writer, r Request) error {
 	body.Bool(r.Patch)
 	body.U32(r.MaxEntries)
 	body.U64(r.MaxPatch)
+	body.Bool(r.Tar)
+	body.Bool(r.Partial)
 	return writeFrame(w, body.Bytes())
 }
 
@@ -176,7 +185,8 @@ func ReadRequest(r io.Reader) (req Request, err error) {
 		return req, err
 	}
 	in := codec.NewReader(body)
-	req = Request{Path: in.String(), Patch: in.Bool(), MaxEntries: in.U32(), MaxPatch: in.U64()}
+	req = Request{Path: in.String(), Patch: in.Bool(), MaxEntries: in.U32(), MaxPatch: in.U64(),
+		Tar: in.Bool(), Partial: in.Bool()}
 	return req, in.Done()
 }
 
@@ -329,19 +339,24 @@ func (r *Reader) Next() (*Entry, *Done, error) {
 		}
 		return nil, d, nil
 	case kindRefused:
-		refused := &RefusedError{Field: in.String(), Reason: in.String()}
-		if err := in.Done(); err != nil {
-			return nil, nil, fmt.Errorf("read a refusal from forkd-diff: %w", err)
-		}
-		if refused.Field != "path" { // the only field that forkd-diff checks
-			refused.Field = ""
-		}
-		refused.Reason = fmt.Sprintf("%.*q", maxReason, refused.Reason)
-		refused.Reason = refused.Reason[1 : len(refused.Reason)-1]
-		return nil, nil, refused
+		return nil, nil, parseRefused(in)
 	default:
 		return nil, nil, fmt.Errorf("read from forkd-diff: a message of kind %d", kind)
 	}
+}
+
+// parseRefused returns the *RefusedError of a refusal.
+func parseRefused(in *codec.Reader) error {
+	refused := &RefusedError{Field: in.String(), Reason: in.String()}
+	if err := in.Done(); err != nil {
+		return fmt.Errorf("read a refusal from forkd-diff: %w", err)
+	}
+	if refused.Field != "path" && refused.Field != "partial" { // the fields that forkd-diff checks
+		refused.Field = ""
+	}
+	refused.Reason = fmt.Sprintf("%.*q", maxReason, refused.Reason)
+	refused.Reason = refused.Reason[1 : len(refused.Reason)-1]
+	return refused
 }
 
 func parseEntry(in *codec.Reader) *Entry {
