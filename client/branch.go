@@ -1,7 +1,10 @@
 package client
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
+	"io"
 	"net/http"
 
 	v1 "github.com/forkd/forkd/api/v1"
@@ -45,6 +48,22 @@ func (c *Client) Promote(ctx context.Context, id string, req PromoteRequest) (r 
 func (c *Client) Diff(ctx context.Context, req DiffRequest) (d Diff, err error) {
 	err = c.call(ctx, http.MethodPost, "/v1/diff", req, &d)
 	return d, err
+}
+
+// Export opens a tar archive of the files that differ between two snapshots or sandboxes of one family. The
+// caller closes it. If req.From is empty, a sandbox is compared with the snapshot that it runs from. An empty
+// file .wh.NAME in the archive stands for a deleted file NAME. The guests determine the content, so it must
+// not be trusted. An archive without its end is an error of Read.
+func (c *Client) Export(ctx context.Context, req ExportRequest) (io.ReadCloser, error) {
+	body, err := json.Marshal(req)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := c.request(ctx, http.MethodPost, "/v1/export", "application/json", bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	return resp.Body, nil
 }
 
 // Pause stops the vCPUs of a sandbox.

@@ -19,6 +19,7 @@ type (
 	TryResult        = v1.TryResult
 	TryEnd           = v1.TryEnd
 	DiffRequest      = v1.DiffRequest
+	ExportRequest    = v1.ExportRequest
 	Diff             = v1.Diff
 	DiffFile         = v1.DiffFile
 	DiffNode         = v1.DiffNode

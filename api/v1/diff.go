@@ -13,6 +13,16 @@ type DiffRequest struct {
 	MaxPatchBytes *int   `json:"max_patch_bytes,omitempty"` // bytes of all patches together; absent: 1 MiB
 }
 
+// ExportRequest asks for a tar archive of the files that differ between two snapshots or sandboxes.
+type ExportRequest struct {
+	// From and To are as in a DiffRequest.
+	From string `json:"from,omitempty"`
+	To   string `json:"to"`
+
+	Path    string `json:"path,omitempty"`    // absolute path of the only file or directory to compare
+	Partial bool   `json:"partial,omitempty"` // leave out files that an archive cannot have as they are
+}
+
 // Diff has the differences between two snapshots or sandboxes.
 type Diff struct {
 	From  string     `json:"from"`

@@ -52,14 +52,14 @@ func (a *api) routes() []route {
 		{"POST /mcp", auth.Read, nil, f.Messages, a.tools}, // each tool requires a scope of its own
 
 		{"GET /v1/snapshots", auth.Read, part, lists, listed(a.listSnapshots)},
-		// May read files of the host.
-		{"POST /v1/snapshots", auth.Admin, nil, work, f.Once(call(created, a.createSnapshot))},
+		{"POST /v1/snapshots", auth.Admin, nil, work, f.Once(call(created, a.createSnapshot))}, // may read the host's files
 		{"DELETE /v1/snapshots/{tag}", auth.Admin, []string{"cascade", "force"}, ends, end(a.deleteSnapshot)},
 		{"GET /v1/snapshots/{tag}/info", auth.Read, nil, reads, get(a.snapshotInfo)},
 		{"POST /v1/snapshots/{tag}/compact", auth.Admin, nil, work, call(ok, a.compactSnapshot)},
 		{"POST /v1/snapshots/{tag}/verify", auth.Run, nil, work, get(a.verifySnapshot)},
 
-		{"POST /v1/diff", auth.Run, nil, work, a.diff},      // reads files of guests
+		{"POST /v1/diff", auth.Run, nil, work, a.diff}, // reads files of guests
+		{"POST /v1/export", auth.Run, nil, work, a.export},
 		{"POST /v1/builds", auth.Admin, nil, work, a.build}, // fetches images, and makes snapshots that others fork
 
 		// Admin is required because POST boots a kernel of the host, and the others concern images of all clients.
