@@ -47,7 +47,6 @@ var elsewhere = map[string]string{
 	"deploy":     noPlan,
 	"merge":      "branches are not merged: 'forkd cp -r' copies files between sandboxes, 'forkd rollback ID --to TAG' goes back to a branch",
 	"create":     "'forkd fork TAG' starts a sandbox; 'forkd pause ID' stops it where it is",
-	"export":     "'forkd cp -r ID:/ - > root.tar' copies the files out; 'forkd branch ID' saves the whole sandbox",
 	"import":     "'forkd build docker-archive:FILE' makes a snapshot of a container image that 'docker save' has written",
 	"load":       "'forkd build docker-archive:FILE' makes a snapshot of a container image that 'docker save' has written",
 	"login":      noLogin,

@@ -1,0 +1,387 @@
+package cli
+
+import (
+	"archive/tar"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/forkd/forkd/client"
+)
+
+// entry is an entry of an archive for tests. A content of a link is its target.
+type entry struct {
+	kind          byte
+	name, content string
+}
+
+// archived returns a tar archive.
+func archived(t *testing.T, entries ...entry) []byte {
+	t.Helper()
+	var out bytes.Buffer
+	w := tar.NewWriter(&out)
+	for _, e := range entries {
+		h := &tar.Header{Typeflag: e.kind, Name: e.name, Mode: 0o755}
+		if e.kind == tar.TypeReg {
+			h.Size = int64(len(e.content))
+		} else {
+			h.Linkname = e.content
+		}
+		if err := w.WriteHeader(h); err != nil {
+			t.Fatal(err)
+		}
+		if e.kind == tar.TypeReg {
+			if _, err := w.Write([]byte(e.content)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return out.Bytes()
+}
+
+// exporting starts a daemon that answers an export with *archive, and breaks the answer off if *broken is set.
+// It returns a function that runs a command line, and a pointer to the latest request.
+func exporting(t *testing.T, archive *[]byte, broken *bool) (run func(args ...string) (code int, out, errs string),
+	last *client.ExportRequest) {
+	t.Helper()
+	last = &client.ExportRequest{}
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/v1/export":
+			*last = client.ExportRequest{}
+			_ = json.NewDecoder(r.Body).Decode(last)
+			_, _ = w.Write(*archive)
+			if *broken {
+				_ = http.NewResponseController(w).Flush()
+				panic(http.ErrAbortHandler)
+			}
+		case "/v1/diff":
+			file := client.DiffFile{Path: "/srv/a", Change: "added", Patch: "PATCH\n"}
+			_ = json.NewEncoder(w).Encode(client.Diff{Files: []client.DiffFile{file}})
+		default:
+			_ = json.NewEncoder(w).Encode([]client.Sandbox{{ID: "sb-abc", Workspace: "desk"}})
+		}
+	}))
+	t.Cleanup(srv.Close)
+	t.Setenv(urlEnv, srv.URL)
+	return func(args ...string) (int, string, string) {
+		var out, errs strings.Builder
+		code := Main(args, Stdio{In: strings.NewReader(""), Out: &out, Err: &errs})
+		return code, out.String(), errs.String()
+	}, last
+}
+
+func TestExportRequests(t *testing.T) {
+	archive, broken := archived(t), false
+	run, last := exporting(t, &archive, &broken)
+	for line, want := range map[string]client.ExportRequest{
+		"export sb-a --tar -":                       {To: "sb-abc"},
+		"export base..desk /srv --tar -":            {From: "base", To: "sb-abc", Path: "/srv"},
+		"export base desk --partial --tar -":        {From: "base", To: "sb-abc", Partial: true},
+		"export --tar=- a..b other /srv":            {From: "a..b", To: "other", Path: "/srv"},
+		"export sb-a /srv/x --partial=true --tar -": {To: "sb-abc", Path: "/srv/x", Partial: true},
+	} {
+		if code, out, errs := run(strings.Fields(line)...); code != exitOK || out != string(archive) || *last != want {
+			t.Errorf("%s: exit code %d, %d bytes, %s, %+v", line, code, len(out), errs, *last)
+		}
+	}
+	for _, line := range []string{"export a", "export a --tar x --patch y", "export a.. --tar -", "export ..b --tar -",
+		"export a b c --tar -", "export a --git .", "export a --tar - --branch x", "export a --tar - -o json"} {
+		if code, _, errs := run(strings.Fields(line)...); code != exitUsage {
+			t.Errorf("%s: exit code %d, %s", line, code, errs)
+		}
+	}
+}
+
+func TestExportIntoFiles(t *testing.T) {
+	archive, broken := archived(t, entry{tar.TypeReg, "srv/a", "text"}), false
+	run, _ := exporting(t, &archive, &broken)
+	file := filepath.Join(t.TempDir(), "out")
+	if code, out, errs := run("export", "desk", "--tar", file); code != exitOK || out != file+"\n" {
+		t.Fatalf("exit code %d, %q, %s", code, out, errs)
+	}
+	broken = true
+	if code, _, _ := run("export", "desk", "--tar", file); code != exitError {
+		t.Errorf("broken off: exit code %d", code)
+	}
+	if code, out, _ := run("export", "desk", "--tar", "-"); code != exitError || out != "" {
+		t.Errorf("broken off: exit code %d, %d bytes", code, len(out))
+	}
+	if got, err := os.ReadFile(file); err != nil || !bytes.Equal(got, archive) {
+		t.Errorf("%d bytes, %v", len(got), err)
+	}
+	if code, _, errs := run("export", "desk", "--tar", os.DevNull); code != exitError ||
+		!strings.Contains(errs, "regular") {
+		t.Errorf("exit code %d, %s", code, errs)
+	}
+	for _, target := range []string{"-", file} {
+		code, out, errs := run("export", "desk", "--patch", target)
+		if p, _ := os.ReadFile(file); target == file {
+			out = string(p)
+		}
+		if code != exitOK || out != "PATCH\n" {
+			t.Errorf("patch: exit code %d, %q, %s", code, out, errs)
+		}
+	}
+	if left, err := filepath.Glob(filepath.Join(filepath.Dir(file), "*")); err != nil || len(left) != 1 {
+		t.Errorf("%q, %v", left, err)
+	}
+}
+
+// hostileArchives returns archives that lead out of a directory, or that no export has.
+func hostileArchives(t *testing.T) map[string][]byte {
+	t.Helper()
+	file := func(name string) entry { return entry{tar.TypeReg, name, "x"} }
+	return map[string][]byte{
+		"parent":           archived(t, file("srv/../../etc/passwd")),
+		"absolute":         archived(t, file("/etc/passwd")),
+		"not clean":        archived(t, file("srv//a")),
+		"through a link":   archived(t, entry{tar.TypeSymlink, "srv/l", "/etc"}, file("srv/l/passwd")),
+		"far below a link": archived(t, entry{tar.TypeSymlink, "srv/l", "/etc"}, file("srv/b"), file("srv/l/x/y")),
+		"delete by a link": archived(t, entry{tar.TypeSymlink, "srv/l", "/etc"}, entry{tar.TypeReg, "srv/l/.wh.passwd", ""}),
+		"hard link":        archived(t, entry{tar.TypeLink, "srv/a", "../../etc/shadow"}),
+		"hard link by link": archived(t, entry{tar.TypeSymlink, "srv/l", "/etc"},
+			entry{tar.TypeLink, "srv/a", "srv/l/shadow"}),
+		"delete the parent": archived(t, entry{tar.TypeReg, "srv/.wh...", ""}),
+		"delete nothing":    archived(t, entry{tar.TypeReg, "srv/.wh.", ""}),
+		"opaque":            archived(t, entry{tar.TypeReg, "srv/.wh..wh..opq", ""}),
+		"full whiteout":     archived(t, file("srv/.wh.a")),
+		"no tar":            bytes.Repeat([]byte("x"), 4096),
+		"cut off":           archived(t, entry{tar.TypeReg, "srv/a", strings.Repeat("x", 2000)})[:700],
+	}
+}
+
+// Nothing is written of a hostile archive.
+func TestHostileExports(t *testing.T) {
+	var archive []byte
+	broken := false
+	run, _ := exporting(t, &archive, &broken)
+	for name, a := range hostileArchives(t) {
+		archive = a
+		if code, out, errs := run("export", "desk", "--tar", "-"); code != exitError || out != "" {
+			t.Errorf("%s: exit code %d, %d bytes, %s", name, code, len(out), errs)
+		}
+	}
+	archive = archived(t, entry{tar.TypeReg, "srv/a", "x"}, entry{tar.TypeSymlink, "srv/l", "/etc"},
+		entry{tar.TypeReg, "srv/.wh.l", ""}, entry{tar.TypeDir, "srv/l/", ""}, entry{tar.TypeReg, "srv/l/x", ""},
+		entry{tar.TypeLink, "srv/b", "srv/a"}, entry{tar.TypeFifo, "srv/f", ""}, entry{tar.TypeReg, "srv/...", ""})
+	if code, out, errs := run("export", "desk", "--tar", "-"); code != exitOK || out != string(archive) {
+		t.Errorf("exit code %d, %d bytes, %s", code, len(out), errs)
+	}
+}
+
+// git runs a command of git in a repository, without the user's configuration.
+func git(t *testing.T, dir string, args ...string) string {
+	t.Helper()
+	cmd := exec.Command("git", append([]string{"-C", dir}, args...)...)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("git %q: %v\n%s", args, err, out)
+	}
+	return strings.TrimSpace(string(out))
+}
+
+// newRepo makes a repository with one commit.
+func newRepo(t *testing.T) string {
+	t.Helper()
+	if _, err := exec.LookPath("git"); err != nil {
+		t.Skip("no git command")
+	}
+	for name, value := range map[string]string{"GIT_CONFIG_GLOBAL": os.DevNull, "GIT_CONFIG_NOSYSTEM": "1",
+		"GIT_COMMITTER_NAME": "A U Thor", "GIT_COMMITTER_EMAIL": "a@example.org", "GIT_AUTHOR_NAME": "A U Thor",
+		"GIT_AUTHOR_EMAIL": "a@example.org"} {
+		t.Setenv(name, value)
+	}
+	dir := t.TempDir()
+	git(t, dir, "init", "--quiet", "--initial-branch=main")
+	for name, text := range map[string]string{"keep": "keep", "gone/x": "x", "gone.txt": "x", "was-dir/x": "x",
+		"was-file": "x"} {
+		if err := os.MkdirAll(filepath.Join(dir, filepath.Dir(name)), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	git(t, dir, "add", ".")
+	git(t, dir, "commit", "--quiet", "-m", "first")
+	return dir
+}
+
+func TestExportToGit(t *testing.T) {
+	dir := newRepo(t)
+	if err := os.WriteFile(filepath.Join(dir, "keep"), []byte("not committed"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	const odd = "line\nend \"\\\xff"
+	archive, broken := archived(t, entry{tar.TypeDir, "srv/app", ""}, entry{tar.TypeReg, "srv/app/new", "text\n"},
+		entry{tar.TypeReg, "srv/app/.wh.gone", ""}, entry{tar.TypeReg, "srv/app/.wh.gone.txt", ""},
+		entry{tar.TypeReg, "srv/app/.wh.was-dir", ""}, entry{tar.TypeReg, "srv/app/was-dir", "file"},
+		entry{tar.TypeReg, "srv/app/.wh.was-file", ""}, entry{tar.TypeDir, "srv/app/was-file/", ""},
+		entry{tar.TypeSymlink, "srv/app/link", "../../../etc/passwd"}, entry{tar.TypeLink, "srv/app/hard", "srv/app/new"},
+		entry{tar.TypeReg, "srv/app/" + odd, ""}, entry{tar.TypeReg, "srv/app/.git/hooks/pre-commit", "evil"},
+		entry{tar.TypeReg, "srv/app/sub/.GIT/config", "evil"}, entry{tar.TypeReg, "srv/app/git~1/config", "evil"},
+		entry{tar.TypeFifo, "srv/app/fifo", ""}, entry{tar.TypeLink, "srv/app/out", "etc/passwd"}), false
+	run, last := exporting(t, &archive, &broken)
+	before := git(t, dir, "status", "--porcelain") + git(t, dir, "rev-parse", "HEAD") + git(t, dir, "symbolic-ref", "HEAD")
+	t.Setenv("GIT_DIR", "/nonexistent") // of a hook that calls forkd
+	code, out, errs := run("export", "base..desk", "/srv/app/", "--git", dir, "--branch", "attempt/2", "-m",
+		"A message\n\nlong", "-o", "json")
+	if err := os.Unsetenv("GIT_DIR"); err != nil {
+		t.Fatal(err)
+	}
+	var made committed
+	if err := json.Unmarshal([]byte(out), &made); err != nil || code != exitOK {
+		t.Fatalf("exit code %d, %q, %s, %v", code, out, errs, err)
+	}
+	if last.Path != "/srv/app/" || made.Branch != "attempt/2" || made.Commit != git(t, dir, "rev-parse", "attempt/2") ||
+		made.Written != 5 || made.Deleted != 4 || made.LeftOut != 5 || strings.Count(errs, "is left out") != 5 {
+		t.Errorf("%+v, %+v, %s", *last, made, errs)
+	}
+	want := "100644 keep keep|100755  " + odd + "|100755 file was-dir|100755 text\n hard|100755 text\n new|120000 ../../../etc/passwd link"
+	if got := tree(t, dir, "attempt/2"); got != want {
+		t.Errorf("got %q\nwant %q", got, want)
+	}
+	if got := git(t, dir, "log", "--format=%an %ce|%B|%P", "-1", "attempt/2"); got !=
+		"A U Thor a@example.org|A message\n\nlong\n|"+git(t, dir, "rev-parse", "HEAD") {
+		t.Errorf("%q", got)
+	}
+	if after := git(t, dir, "status", "--porcelain") + git(t, dir, "rev-parse", "HEAD") +
+		git(t, dir, "symbolic-ref", "HEAD"); after != before {
+		t.Errorf("the work tree or HEAD has changed: %s, was %s", after, before)
+	}
+	git(t, dir, "fsck", "--strict")
+}
+
+// tree returns the files of a commit, sorted by mode and name.
+func tree(t *testing.T, dir, commit string) string {
+	t.Helper()
+	cmd := exec.Command("git", "-C", dir, "ls-tree", "-r", "-z", commit)
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var files []string
+	for line := range strings.SplitSeq(strings.TrimSuffix(string(out), "\x00"), "\x00") {
+		head, name, _ := strings.Cut(line, "\t")
+		fields := strings.Fields(head)
+		content := exec.Command("git", "-C", dir, "cat-file", "blob", fields[2])
+		text, err := content.Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		files = append(files, fmt.Sprintf("%s %s %s", fields[0], text, name))
+	}
+	return strings.Join(slices.Sorted(slices.Values(files)), "|")
+}
+
+// An export that cannot be completed makes no branch.
+func TestExportToGitFails(t *testing.T) {
+	dir := newRepo(t)
+	var archive []byte
+	broken := false
+	run, _ := exporting(t, &archive, &broken)
+	cases := hostileArchives(t)
+	cases["a file as PATH"] = archived(t, entry{tar.TypeReg, "srv", "x"})
+	cases["PATH deleted"] = archived(t, entry{tar.TypeReg, ".wh.srv", ""})
+	cases["elsewhere"] = archived(t, entry{tar.TypeReg, "srv2/x", "x"})
+	cases["nothing"] = archived(t, entry{tar.TypeDir, "srv/", ""})
+	for name, a := range cases {
+		archive = a
+		if code, out, errs := run("export", "desk", "/srv", "--git", dir); code != exitError || out != "" || errs == "" {
+			t.Errorf("%s: exit code %d, %q, %s", name, code, out, errs)
+		}
+	}
+	archive, broken = archived(t, entry{tar.TypeReg, "srv/x", "x"}), true
+	if code, _, _ := run("export", "desk", "/srv", "--git", dir); code != exitError {
+		t.Errorf("broken off: exit code %d", code)
+	}
+	broken = false
+	for _, args := range [][]string{{dir, "--branch", "main"}, {dir, "--branch", "a..b"}, {dir, "--branch=-x"},
+		{t.TempDir()}, {filepath.Join(dir, "none")}} {
+		code, _, errs := run(append([]string{"export", "desk", "/srv", "--git"}, args...)...)
+		if code == exitOK || errs == "" {
+			t.Errorf("%q: exit code %d, %s", args, code, errs)
+		}
+	}
+	if got := git(t, dir, "branch", "--format=%(refname:short)"); got != "main" {
+		t.Errorf("branches: %s", got)
+	}
+	if reports, err := filepath.Glob(filepath.Join(dir, ".git", "*crash*")); err != nil || len(reports) > 0 {
+		t.Errorf("%q, %v", reports, err)
+	}
+	if code, out, errs := run("export", "desk", "/srv", "--git", dir); code != exitOK ||
+		!strings.HasPrefix(out, "branch forkd/sb-abc has commit ") || git(t, dir, "show", "forkd/sb-abc:x") != "x" {
+		t.Errorf("exit code %d, %s, %s", code, out, errs)
+	}
+
+	// HEAD of an empty repository is a branch without commits, which must not appear.
+	empty := t.TempDir()
+	git(t, empty, "init", "--quiet", "--initial-branch=main")
+	if code, _, errs := run("export", "desk", "/srv", "--git", empty, "--branch", "main"); code != exitError {
+		t.Errorf("exit code %d, %s", code, errs)
+	}
+	if code, _, errs := run("export", "desk", "/srv", "--git", empty, "--branch", "other"); code != exitOK ||
+		git(t, empty, "show", "other:x") != "x" {
+		t.Errorf("exit code %d, %s", code, errs)
+	}
+}
+
+// A hole of any size is no reason to read it, and too large for a commit.
+func TestExportOfLargeHoles(t *testing.T) {
+	dir := newRepo(t)
+	var out bytes.Buffer
+	list := "1\n1125899906842624\n0\n"
+	list += strings.Repeat("\x00", 512-len(list))
+	records := pax("GNU.sparse.major", "1") + pax("GNU.sparse.minor", "0") + pax("GNU.sparse.name", "srv/large") +
+		pax("GNU.sparse.realsize", "1125899906842624")
+	out.Write(plainBlock(t, 'x', len(records)))
+	out.WriteString(records + strings.Repeat("\x00", 512-len(records)))
+	out.Write(plainBlock(t, '0', len(list)))
+	out.WriteString(list)
+	out.Write(make([]byte, 1024))
+	archive, broken := out.Bytes(), false
+	run, _ := exporting(t, &archive, &broken)
+	if code, got, errs := run("export", "desk", "--tar", "-"); code != exitOK || got != string(archive) {
+		t.Errorf("exit code %d, %d bytes, %s", code, len(got), errs)
+	}
+	if code, _, errs := run("export", "desk", "/srv", "--git", dir); code != exitError || !strings.Contains(errs, "GiB") {
+		t.Errorf("exit code %d, %s", code, errs)
+	}
+}
+
+// pax returns a short record of an extended header.
+func pax(key, value string) string {
+	text := fmt.Sprintf(" %s=%s\n", key, value)
+	return fmt.Sprintf("%d%s", len(text)+2, text)
+}
+
+// plainBlock returns a header block of a type that tar.Writer may not write.
+func plainBlock(t *testing.T, kind byte, size int) []byte {
+	t.Helper()
+	var out bytes.Buffer
+	if err := tar.NewWriter(&out).WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: "x", Size: int64(size),
+		Format: tar.FormatUSTAR}); err != nil {
+		t.Fatal(err)
+	}
+	b := out.Bytes()
+	b[156] = kind
+	copy(b[148:], "        ")
+	sum := 0
+	for _, c := range b {
+		sum += int(c)
+	}
+	copy(b[148:], fmt.Sprintf("%06o\x00 ", sum))
+	return b
+}

@@ -1,0 +1,287 @@
+package cli
+
+import (
+	"archive/tar"
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path"
+	"strings"
+	"syscall"
+
+	"github.com/forkd/forkd/client"
+)
+
+// maxCommitted bounds the content of the files of a commit, in bytes.
+const maxCommitted = 4 << 30
+
+// committed is the result of an export to git.
+type committed struct {
+	Branch  string `json:"branch"`
+	Commit  string `json:"commit"`
+	Written int    `json:"written"` // number of files that were added or changed
+	Deleted int    `json:"deleted"` // number of files and directories that were deleted
+	LeftOut int    `json:"left_out"`
+}
+
+// commit makes a branch with the exported files in a repository. It uses only commands of git that write
+// objects and the new branch. The branch is made at the end, so after an error there is none.
+func (to *exportTo) commit(ctx context.Context, notes io.Writer, cl *client.Client, req client.ExportRequest) (
+	made committed, err error) {
+	if made.Branch = to.branch; made.Branch == "" {
+		made.Branch = "forkd/" + req.To
+	}
+	repo := repository{ctx: ctx, dir: to.git}
+	head, err := repo.checkBranch(made.Branch)
+	if err != nil {
+		return made, err
+	}
+	who, err := repo.git("var", "GIT_COMMITTER_IDENT")
+	if err != nil {
+		return made, err
+	}
+	message := to.message
+	if message == "" {
+		message = fmt.Sprintf("Changes of %s in %s", req.To, path.Clean(req.Path))
+		if req.From != "" {
+			message += " since " + req.From
+		}
+	}
+	imports := commitStream{root: strings.Trim(path.Clean(req.Path), "/"), notes: notes, marks: make(map[string]blob)}
+	err = withTar(ctx, cl, req, func(archive io.Reader) error {
+		return repo.fastImport(func(w *bufio.Writer) error {
+			imports.w = w
+			if err := readExport(archive, imports.add); err != nil {
+				return err
+			}
+			return imports.end("refs/heads/"+made.Branch, who, message, head)
+		})
+	})
+	made.Written, made.Deleted, made.LeftOut = imports.written, imports.deleted, imports.leftOut
+	if err != nil {
+		return made, err
+	}
+	made.Commit, err = repo.git("rev-parse", "--verify", "refs/heads/"+made.Branch)
+	return made, err
+}
+
+// repository is a git repository of this host.
+type repository struct {
+	ctx context.Context
+	dir string
+}
+
+// command returns a command of git. Variables that would name another repository have no effect.
+func (r *repository) command(args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(r.ctx, "git", append([]string{"-C", r.dir}, args...)...)
+	for _, v := range os.Environ() {
+		switch name, _, _ := strings.Cut(v, "="); name {
+		case "GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_COMMON_DIR", "GIT_NAMESPACE":
+		default:
+			cmd.Env = append(cmd.Env, v)
+		}
+	}
+	return cmd
+}
+
+// git runs a command and returns the line that it prints.
+func (r *repository) git(args ...string) (string, error) {
+	out, err := r.command(args...).Output()
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
+		return "", fmt.Errorf("git %s: %w: %s", args[0], err, bytes.TrimSpace(exit.Stderr))
+	}
+	return strings.TrimSpace(string(out)), err
+}
+
+// checkBranch returns the commit of HEAD, or "" if there is none yet. It returns an error unless the branch can
+// be made without an effect on HEAD.
+func (r *repository) checkBranch(branch string) (head string, err error) {
+	if _, err := r.git("rev-parse", "--git-dir"); err != nil {
+		return "", err
+	}
+	ref := "refs/heads/" + branch
+	if _, err := r.git("check-ref-format", ref); err != nil || strings.HasPrefix(branch, "-") {
+		return "", usageError{fmt.Errorf("--branch %q: git does not allow this name", branch)}
+	}
+	if _, err := r.git("rev-parse", "--verify", "--quiet", ref); err == nil {
+		return "", fmt.Errorf("the branch %s exists: name another one with --branch", branch)
+	}
+	if head, err = r.git("rev-parse", "--verify", "--quiet", "HEAD^{commit}"); err == nil {
+		return head, nil
+	}
+	if current, err := r.git("symbolic-ref", "HEAD"); err != nil || current == ref {
+		return "", fmt.Errorf("HEAD is the branch %s, which has no commit yet: name another one with --branch", branch)
+	}
+	return "", nil
+}
+
+// fastImport runs git fast-import, and lets fill write its input.
+func (r *repository) fastImport(fill func(*bufio.Writer) error) error {
+	cmd := r.command("fast-import", "--quiet", "--done") // --done: an input without its end makes no branch
+	var errs bytes.Buffer
+	cmd.Stderr = &errs
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		return err
+	}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	w := bufio.NewWriterSize(in, 256<<10)
+	err = fill(w)
+	if err == nil {
+		err = w.Flush()
+	}
+	if err != nil && !errors.Is(err, syscall.EPIPE) {
+		_ = cmd.Process.Kill() // at the end of its input, it would write a report of a crash into the repository
+		_ = cmd.Wait()
+		return err
+	}
+	in.Close()
+	ended := cmd.Wait()
+	if ended != nil {
+		return fmt.Errorf("git fast-import: %w: %.2000s", ended, bytes.TrimSpace(errs.Bytes()))
+	}
+	return err
+}
+
+// blob is the content of a file in the input of git fast-import.
+type blob struct {
+	mark int
+	mode string
+}
+
+// commitStream writes the input of git fast-import. The content of files comes first, and the commit at the
+// end. So a failure leaves only a temporary file, which git gc removes later, and no branch.
+type commitStream struct {
+	w     *bufio.Writer
+	notes io.Writer
+	root  string          // path of the guest that becomes the root of the repository
+	marks map[string]blob // by path in the archive, for hard links
+	last  int             // last mark
+	bytes int64
+
+	changes                   bytes.Buffer // commands of the commit
+	written, deleted, leftOut int
+}
+
+// add adds an entry of the archive.
+func (s *commitStream) add(e exportEntry) error {
+	at, isBelow := strings.CutPrefix(e.path, s.root+"/")
+	if s.root == "" {
+		at, isBelow = e.path, e.path != "."
+	}
+	switch {
+	case !isBelow && e.Typeflag == tar.TypeDir && !e.deleted:
+		return nil // PATH itself
+	case !isBelow:
+		return fmt.Errorf("PATH /%s is not a directory of both sides: name one", s.root)
+	case isGitPath(at):
+		return s.leave(e, "git does not allow its name")
+	case e.deleted:
+		s.deleted++
+		s.changes.WriteString("D " + gitQuoted(at) + "\n")
+		return nil
+	}
+	var b blob
+	switch e.Typeflag {
+	case tar.TypeDir:
+		return nil // git has no directories without files
+	case tar.TypeReg, tar.TypeGNUSparse:
+		b.mode = "100644"
+		if e.Mode&0o100 != 0 {
+			b.mode = "100755"
+		}
+		if err := s.blob(&b, e.content, e.Size); err != nil {
+			return err
+		}
+	case tar.TypeSymlink:
+		b.mode = "120000"
+		if err := s.blob(&b, strings.NewReader(e.Linkname), int64(len(e.Linkname))); err != nil {
+			return err
+		}
+	case tar.TypeLink:
+		var ok bool
+		if b, ok = s.marks[strings.TrimSuffix(e.Linkname, "/")]; !ok {
+			return s.leave(e, "it is a hard link to a file that was left out")
+		}
+	default:
+		return s.leave(e, "it is a device or a pipe")
+	}
+	if s.marks[e.path] = b; b.mode == "120000" {
+		delete(s.marks, e.path) // a hard link to a symbolic link would have the wrong mode
+	}
+	s.written++
+	s.changes.WriteString(fmt.Sprintf("M %s :%d %s\n", b.mode, b.mark, gitQuoted(at)))
+	return nil
+}
+
+// leave leaves out an entry and reports that.
+func (s *commitStream) leave(e exportEntry, why string) error {
+	const most = 10
+	switch s.leftOut++; {
+	case s.leftOut <= most:
+		printf(s.notes, "forkd: %s is left out: %s\n", quotedPath("/"+e.path), why)
+	case s.leftOut == most+1:
+		printf(s.notes, "forkd: more files are left out\n")
+	}
+	return nil
+}
+
+// blob writes the content of a file, and sets the mark of b.
+func (s *commitStream) blob(b *blob, content io.Reader, size int64) error {
+	if s.bytes += size; s.bytes > maxCommitted {
+		return fmt.Errorf("the files have more than %d GiB: name a PATH with fewer of them", maxCommitted>>30)
+	}
+	s.last++
+	b.mark = s.last
+	if _, err := s.w.WriteString(fmt.Sprintf("blob\nmark :%d\ndata %d\n", b.mark, size)); err != nil {
+		return err
+	}
+	if _, err := io.CopyN(s.w, content, size); err != nil {
+		return err
+	}
+	return s.w.WriteByte('\n')
+}
+
+// end writes the commit. from is its parent; empty: none.
+func (s *commitStream) end(ref, who, message, from string) error {
+	if s.written+s.deleted == 0 {
+		return errors.New("no file differs: there is nothing to commit")
+	}
+	head := fmt.Sprintf("commit %s\ncommitter %s\ndata %d\n%s\n\n", ref, who, len(message)+1, message)
+	if from != "" {
+		head += "from " + from + "\n"
+	}
+	if _, err := s.w.WriteString(head); err != nil {
+		return err
+	}
+	if _, err := s.changes.WriteTo(s.w); err != nil {
+		return err
+	}
+	_, err := s.w.WriteString("done\n")
+	return err
+}
+
+// isGitPath reports whether git, or a file system, may take a part of a path for .git.
+func isGitPath(at string) bool { return gitOf(at) != "" }
+
+// gitQuoted returns a path as a string literal of C, which git fast-import reads.
+func gitQuoted(at string) string {
+	var p strings.Builder
+	p.WriteByte('"')
+	for _, c := range []byte(at) {
+		if c == '"' || c == '\\' || c < ' ' || c >= 0x7f {
+			p.WriteString(fmt.Sprintf(`\%03o`, c))
+			continue
+		}
+		p.WriteByte(c)
+	}
+	p.WriteByte('"')
+	return p.String()
+}
