@@ -226,6 +226,7 @@ func sandboxOperations() map[string]operation {
 		}},
 		"sandbox.try_all": {"Client.Try", tryAll},
 		"sandbox.diff":    {"Client.Diff", diff},
+		"sandbox.export":  {"Client.Export", export},
 		"sandbox.pause":   {"Client.Pause", state((*client.Client).Pause)},
 		"sandbox.resume": {"Client.ResumeWith", func(r *runner, of *Object, with arguments) (any, error) {
 			return fieldsAnd(r.client.ResumeWith(r.ctx, id(of), client.ResumeRequest{Unique: with.text("unique")}))
@@ -348,4 +349,17 @@ func diff(r *runner, of *Object, with arguments) (any, error) {
 	}
 	req.From, req.To = with.text("since"), id(of)
 	return fieldsAnd(r.client.Diff(r.ctx, req))
+}
+
+func export(r *runner, of *Object, with arguments) (any, error) {
+	var req client.ExportRequest
+	if err := with.into(&req); err != nil {
+		return nil, err
+	}
+	req.From, req.To = with.text("since"), id(of)
+	archive, err := r.client.Export(r.ctx, req)
+	if err != nil {
+		return nil, err
+	}
+	return readAll(archive, false)
 }

@@ -412,6 +412,7 @@ for name in (
     "promote",
     "try_all",
     "diff",
+    "export",
     "pause",
     "resume",
     "suspend",

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import socket
+import tarfile
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from forkd import Client, Limits, Network, NetworkLimits, PartialForkError, Sandbox, Sandboxes, best_of
 from forkd.errors import (
+    InvalidFieldError,
     SandboxNotFoundError,
     SandboxStateError,
     SnapshotExistsError,
@@ -89,6 +93,23 @@ def test_diff_takes_snapshots_and_sandboxes(sandbox: Sandbox) -> None:
         assert found.files[0].patch.endswith("@@ -1 +1 @@\n-old\n+new\n")
     assert sandbox.diff(patch=False).files[0].patch is None
     assert sandbox.diff(max_files=0).omitted == 1
+    kids.kill()
+    snapshot.delete()
+
+
+def test_export_takes_snapshots_and_sandboxes(sandbox: Sandbox, tmp_path: Path) -> None:
+    snapshot, kids = sandbox.branch(1)
+    for since in (None, snapshot, kids[0], kids[0].id, snapshot.tag):
+        found = sandbox.export(since, path="/srv")
+        with tarfile.open(fileobj=io.BytesIO(found)) as tar:
+            assert tar.getnames() == ["srv/a"]
+            assert tar.extractfile("srv/a").read() == b"new\n"
+    assert sandbox.export(partial=True, to=tmp_path / "a.tar") is None
+    assert (tmp_path / "a.tar").read_bytes() == sandbox.export()
+    with pytest.raises(InvalidFieldError) as caught:
+        sandbox.export(sandbox, to=tmp_path / "none.tar")
+    assert caught.value.field == "from"
+    assert not (tmp_path / "none.tar").exists()
     kids.kill()
     snapshot.delete()
 

@@ -70,6 +70,7 @@ export {
   type Diff,
   type DiffFile,
   type DiffOptions,
+  type ExportOptions,
   type LogOptions,
   type Pong,
   type RolledBack,

@@ -22,6 +22,7 @@ import { Pty } from "./pty.ts";
 import { Sandbox05 } from "./sandbox05.ts";
 import { Sandboxes } from "./sandboxes.ts";
 import { Snapshot } from "./snapshots.ts";
+import { streamOf } from "./transport.ts";
 import { tryAll, tryBody, type Tries, type TryOptions } from "./try.ts";
 import { callOptions, type CallOptions } from "./wire.ts";
 
@@ -52,6 +53,13 @@ export interface WithClient {
   client?: Client | undefined;
 }
 
+/** Options of sandbox.export. */
+export interface ExportOptions extends CallOptions {
+  /** Absolute path of the only file or directory to export. */
+  path?: string | undefined;
+  /** Leave out files that an archive cannot have as they are. */
+  partial?: boolean | undefined;
+}
 /** Options of sandbox.diff. */
 export interface DiffOptions extends CallOptions {
   /** Compare only this file or directory. */
@@ -295,6 +303,23 @@ export class Sandbox implements AsyncDisposable {
     if (maxPatchBytes !== undefined) checkInteger("maxPatchBytes", maxPatchBytes, 0, 4 << 20);
     const json = { from, to: this.id, path, patch, max_files: maxFiles, max_patch_bytes: maxPatchBytes };
     return camel((await this.client.wire.call("POST", "/v1/diff", { json, options, seconds: 900 })) as Schemas["Diff"]);
+  }
+
+  /**
+   * Returns a tar archive of the files of the sandbox that differ from those of another snapshot or sandbox
+   * of its family. By default it is the snapshot that the sandbox runs from. An empty file .wh.NAME stands
+   * for a deleted file NAME. The sandbox determines the content, so unpack it with care. A file that an
+   * archive cannot have as it is, such as a damaged one, is an error, unless partial is set.
+   */
+  async export(since?: string | Snapshot | Sandbox, options: ExportOptions = {}): Promise<ReadableStream<Uint8Array>> {
+    checkOptions(options, "path", "partial", ...callOptions);
+    const from = since instanceof Sandbox ? since.id : since === undefined ? undefined : tagOf(since, "since");
+    const { path, partial } = options;
+    if (path !== undefined) checkPath("path", path);
+    const json = { from, to: this.id, path, partial };
+    const { wire } = this.client;
+    const answer = await wire.open("POST", "/v1/export", { json, options, seconds: 900 });
+    return streamOf(wire.idle(answer, `the export of ${this.id}`, { signal: options.signal }));
   }
 
   /** Pauses the sandbox. */

@@ -182,6 +182,12 @@ export const operations: Readonly<Record<string, Operation>> = {
     "since path patch max_files max_patch_bytes",
     (box: Sandbox, args) => box.diff(args["since"], options(args, "since")),
   ],
+  "sandbox.export": [
+    "sandbox.export",
+    "since path partial",
+    async (box: Sandbox, args) =>
+      new Uint8Array(await new Response(await box.export(args["since"], options(args, "since"))).arrayBuffer()),
+  ],
   "sandbox.pause": ["sandbox.pause", "", (box: Sandbox) => box.pause()],
   "sandbox.resume": ["sandbox.resume", "unique", (box: Sandbox, args) => box.resume(args)],
   "sandbox.suspend": ["sandbox.suspend", "", (box: Sandbox) => box.suspend()],

@@ -43,6 +43,15 @@ def add(archive: IO[bytes], chunk: bytes) -> None:
     archive.write(chunk)
 
 
+def save(archive: IO[bytes], to: str) -> None:
+    """Writes an archive to a file, which it makes or replaces."""
+    import shutil
+
+    archive.seek(0)
+    with open(to, "wb") as file:
+        shutil.copyfileobj(archive, file, MAX_READ)
+
+
 def unpack(archive: IO[bytes], to: str) -> None:
     """Unpacks an archive that a sandbox has made, which is not trusted: nothing is written outside of the
     directory, and no devices are made. The filters of the module tarfile have had holes, so this has its

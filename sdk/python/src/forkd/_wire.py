@@ -1030,6 +1030,22 @@ class DiffRequest(Record):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class ExportRequest(Record):
+    """The message ExportRequest of the API."""
+
+    from_: str | None = None
+    """tag of a snapshot, or id of a sandbox; empty: the snapshot that the sandbox to runs from"""
+    to: str
+    """tag of a snapshot, or id of a sandbox, whose files come from the same image"""
+    path: str | None = None
+    """export only this file or directory (absolute; links in it are not followed); empty: all"""
+    partial: bool | None = None
+    """leave out files that an archive cannot have as they are, such as damaged ones and names that begin with
+    .wh.; otherwise such a file is an error"""
+    _renamed: ClassVar[dict[str, str]] = {"from_": "from"}
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class DiffNode(Record):
     """The message DiffNode of the API."""
 
@@ -1731,6 +1747,7 @@ __all__ = [
     "ExecInput",
     "ExecResult",
     "ExecStarted",
+    "ExportRequest",
     "File",
     "FileChange",
     "Forked",

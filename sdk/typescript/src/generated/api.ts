@@ -695,6 +695,16 @@ export interface components {
              */
             max_patch_bytes?: number;
         };
+        ExportRequest: {
+            /** @description tag of a snapshot, or id of a sandbox; empty: the snapshot that the sandbox to runs from */
+            from?: string;
+            /** @description tag of a snapshot, or id of a sandbox, whose files come from the same image */
+            to: string;
+            /** @description export only this file or directory (absolute; links in it are not followed); empty: all */
+            path?: string;
+            /** @description leave out files that an archive cannot have as they are, such as damaged ones and names that begin with .wh.; otherwise such a file is an error */
+            partial?: boolean;
+        };
         Diff: {
             from: string;
             to: string;

@@ -7,11 +7,12 @@ from builtins import list as List
 from collections.abc import Iterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from os import PathLike
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 from urllib.parse import quote
 
-from .. import _args
+from .. import _args, _tar
 from .._codes import SandboxNotFoundError
 from .._errors import PartialForkError
 from .._execution import Execution, Result
@@ -33,7 +34,7 @@ from .._wire import (
 from . import _runtime
 from ._code import Contexts, run_code
 from ._commands import Commands, Pty, Command
-from ._files import Files
+from ._files import SPOOLED, Files
 from ._socket import PortConnection, open_port
 from ._transport import Answer, Transport
 from ._try import Tries, try_all, try_body
@@ -43,6 +44,12 @@ if TYPE_CHECKING:
     from ._snapshot import Snapshot
 
 T = TypeVar("T")
+
+
+def _name_of(side: str | Snapshot | Sandbox) -> str:
+    """The name of one side of a comparison."""
+    return side if isinstance(side, str) else side.id if isinstance(side, Sandbox) else side.tag
+
 
 NetworkPolicy = Network | str | Mapping[str, Any]
 """A policy, or only a mode: none, public, allow or open."""
@@ -454,9 +461,43 @@ class Sandbox(metaclass=NamesOfE2B):
             else _args.whole("max_patch_bytes", max_patch_bytes, 0, 4 << 20),
         )
         if since is not None:
-            name = since if isinstance(since, str) else since.id if isinstance(since, Sandbox) else since.tag
-            body["from"] = _args.name("since", name)
+            body["from"] = _args.name("since", _name_of(since))
         return Diff.from_json((self._transport.call("POST", "/v1/diff", body, timeout=COMPARE)).json())
+
+    def export(
+        self,
+        since: str | Snapshot | Sandbox | None = None,
+        *,
+        path: str | None = None,
+        partial: bool = False,
+        to: str | PathLike[str] | None = None,
+    ) -> bytes | None:
+        """The files of the sandbox that differ from those of another snapshot or sandbox of its family, as the bytes
+        of a tar archive; with to, writes the archive to this file of this host instead. By default the other side is
+        the snapshot that the sandbox runs from. path selects a file or directory. An empty file .wh.NAME stands for a
+        deleted file NAME. The sandbox determines the content, so unpack it with care. A file that an archive cannot
+        have as it is, such as a damaged one, is an error, unless partial is set."""
+        import tempfile
+
+        if not isinstance(partial, bool):
+            raise _args.wrong("partial", partial, "True or False")
+        body = _args.given(
+            to=self.id,
+            path=None if path is None else _args.path("path", path),
+            partial=partial or None,
+        )
+        if since is not None:
+            body["from"] = _args.name("since", _name_of(since))
+        target = None if to is None else _args.path("to", to)
+        with tempfile.SpooledTemporaryFile(SPOOLED) as archive:
+            with self._transport.stream("POST", "/v1/export", json=body, idle=COMPARE) as response:
+                for chunk in self._transport.chunks(response, f"the export of {self.id}"):
+                    _tar.add(archive, chunk)
+            if target is not None:
+                _runtime.in_thread(_tar.save, archive, target)
+                return None
+            archive.seek(0)
+            return archive.read()
 
     def pause(self) -> SandboxInfo:
         """Pauses the sandbox."""
