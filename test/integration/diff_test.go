@@ -5,6 +5,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -234,6 +235,8 @@ func TestDiffOfOthers(t *testing.T) {
 		boxes["b"].ID}} {
 		_, err := clients["a"].Diff(d.ctx(t, bakeLimit), client.DiffRequest{From: pair[0], To: pair[1]})
 		wantError(t, fmt.Sprintf("%q", pair), err, 404)
+		_, err = clients["a"].Export(d.ctx(t, bakeLimit), client.ExportRequest{From: pair[0], To: pair[1]})
+		wantError(t, fmt.Sprintf("export of %q", pair), err, 404)
 	}
 	d.sh(t, boxes["a"].ID, "echo mine >/root/mine")
 	got, err := clients["a"].Diff(d.ctx(t, bakeLimit), client.DiffRequest{To: boxes["a"].ID, Path: "/root"})
@@ -260,6 +263,16 @@ func TestDiffOfAHostileGuest(t *testing.T) {
 		if err != nil && client.IsStatus(err, 500) {
 			t.Errorf("%s: %v", write, err)
 		}
+		archive, err := d.Export(d.ctx(t, bakeLimit), client.ExportRequest{To: box.ID, Partial: true})
+		if err != nil {
+			if t.Logf("%s: export: %v", write, err); client.IsStatus(err, 500) {
+				t.Errorf("%s: %v", write, err)
+			}
+			continue
+		}
+		n, err := io.Copy(io.Discard, archive)
+		archive.Close()
+		t.Logf("%s: an archive of %d bytes, %v", write, n, err)
 	}
 	other := d.fork(t, 1)[0]
 	d.sh(t, other.ID, "echo x >/root/x")
