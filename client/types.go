@@ -6,6 +6,7 @@ import v1 "github.com/forkd/forkd/api/v1"
 type (
 	Version          = v1.Version
 	LeftAlone        = v1.LeftAlone
+	SSH              = v1.SSH
 	Sandbox          = v1.Sandbox
 	ForkRequest      = v1.ForkRequest
 	TTLRequest       = v1.TTLRequest

@@ -37,6 +37,13 @@ type Version struct {
 	LimitsMissing string      `json:"limits_missing,omitempty"` // why some limits cannot be enforced
 	Admission     Admission   `json:"admission"`
 	LeftAlone     []LeftAlone `json:"left_alone,omitempty"`
+	SSH           *SSH        `json:"ssh,omitempty"` // nil: the daemon serves no SSH
+}
+
+// SSH says how clients reach sandboxes over SSH.
+type SSH struct {
+	Address string `json:"address"`  // host:port at which the daemon listens
+	HostKey string `json:"host_key"` // the daemon's public key, such as "ssh-ed25519 AAAA…"
 }
 
 // LeftAlone is a sandbox of an earlier daemon that the present daemon could not take over at its

@@ -90,6 +90,8 @@ type Rig struct {
 
 	TokenFile string // file with all tokens
 
+	SSH RunningSSH // set with Options.SSH
+
 	agents *agents
 	images *build.Images
 }
@@ -118,6 +120,8 @@ type Options struct {
 
 	// Diff acts as the guest of VMs that compare disks. nil: these guests answer that the file /srv/a has changed.
 	Diff func(*vmfake.VMM, net.Conn)
+
+	SSH *SSH // serve SSH; nil: no
 
 	NoKVM error // reason why the host cannot run VMs; nil: it can
 
@@ -163,8 +167,7 @@ func New(t T, o Options) *Rig {
 	}
 	m, err := sandbox.New(sandbox.Config{
 		Store: st, VMMs: vmms, Guest: r.agents.guests(o.Guest, vmms),
-		NewTop: disklayer.Format,
-		RunDir: run, DataDir: filepath.Join(dir, "data"),
+		NewTop: disklayer.Format, RunDir: run, DataDir: filepath.Join(dir, "data"),
 		Observer: counts, Events: events, Log: slog.New(slog.DiscardHandler), Admit: o.Admit,
 		IsParent: func(tag string) bool { return r.Steps != nil && r.Steps.IsParent(tag) },
 	})
@@ -233,9 +236,10 @@ func New(t T, o Options) *Rig {
 	m.SetBoot(boots(baker))
 	shared := face.New(face.Config{Host: tenancy.New(m, workspaces), Guard: guard, Audit: log,
 		Answers: answers, Limits: o.Limits, Counts: counts, Requests: counts.RequestDone, Stopping: o.Stopping, Log: discard})
+	r.serveSSH(t, o.SSH, dir, shared, counts)
 	api := v1.New(v1.Config{Face: shared, Baker: baker, Builds: r.Steps, Images: r.images, ScratchDir: r.Scratch,
 		Differ: r.differ(o.Diff, run, st), Metrics: counts.Handler(), Version: "test", Accel: "kvm", Domain: domain,
-		GuestPort: o.GuestPort, NoKVM: o.noKVM, Links: links, Tried: counts.Tried,
+		GuestPort: o.GuestPort, NoKVM: o.noKVM, Links: links, Tried: counts.Tried, SSH: r.SSH.info(),
 		MCP: mcphttp.New("test", o.Limits.Keepalive, discard)})
 	if !o.Unchecked {
 		api = apitest.Checked(t, api)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/forkd/forkd/client"
 	"github.com/forkd/forkd/internal/apirig"
+	"github.com/forkd/forkd/internal/embedded"
 )
 
 // agentHere returns the command of an agent whose guest is this host.
@@ -21,7 +22,8 @@ func agentHere(dir string) *exec.Cmd { return exec.Command("forkd-agent", "-list
 // the id of a sandbox of the snapshot "base". The guest sees the script's files.
 func TestScriptsWithDaemon(t *testing.T) {
 	setup := func(env *testscript.Env) error {
-		rig := apirig.Start(t, apirig.Options{Agent: agentHere, GuestPort: guestPort(t)})
+		rig := apirig.Start(t, apirig.Options{Agent: agentHere, GuestPort: guestPort(t),
+			SSH: &apirig.SSH{Program: func() ([]byte, error) { return embedded.Open(embedded.SFTP) }, ProgramDir: t.TempDir()}})
 		parent := rig.Parent
 		parent.Tag = "base"
 		if _, err := rig.Bake(t.Context(), parent); err != nil {
@@ -37,6 +39,8 @@ func TestScriptsWithDaemon(t *testing.T) {
 		env.Setenv("FORKD_TOKEN", apirig.Token)
 		env.Setenv("ID", f.Sandboxes[0].ID)
 		env.Setenv("AUDIT", rig.AuditLog)
+		env.Setenv("TOKENS", rig.TokenFile)
+		env.Setenv("SSH_KEYS", rig.SSH.KeyFile)
 		env.Setenv("USER", os.Getenv("USER"))
 		return nil
 	}

@@ -103,9 +103,9 @@ func newRoot(stdio Stdio) *cobra.Command {
 		{"Turns of an agent:", []*cobra.Command{newHookCmd(), newTurnCmd(), newTurnsCmd(), newUndoCmd(), newRedoCmd()}},
 		{"In a sandbox:", []*cobra.Command{newExecCmd(), newShellCmd(), newEvalCmd(), newCpCmd(), newAttachCmd(),
 			newSignalCmd(),
-			newPortForwardCmd(), newURLCmd(), newForwardGuestsCmd(), newMCPCmd()}},
+			newPortForwardCmd(), newSSHCmd(), newSSHConfigCmd(), newURLCmd(), newForwardGuestsCmd(), newMCPCmd()}},
 		{"This host:", []*cobra.Command{newQuickstartCmd(), newDoctorCmd(),
-			newInfoCmd(), newVersionCmd(), newDaemonCmd(), newTokenCmd(),
+			newInfoCmd(), newVersionCmd(), newDaemonCmd(), newTokenCmd(), newSSHKeyCmd(),
 			newMachineCmd(),
 			newCacheCmd(), newCleanupCmd(), newE2BCmd(), newBenchCmd()}},
 	} {

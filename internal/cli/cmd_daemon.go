@@ -43,11 +43,7 @@ func newDaemonCmd() *cobra.Command {
 			cfg.Log = slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
 			ctx, cancel := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 			defer cancel()
-			var err error
-			if cfg.Resolvers, err = parseResolvers(resolvers); err != nil {
-				return err
-			}
-			if cfg.Peers, err = parsePeers(peers); err != nil {
+			if err := complete(&cfg, resolvers, peers); err != nil {
 				return err
 			}
 			if err := cfg.SetProxy(proxy, os.Getenv); err != nil {
@@ -65,6 +61,7 @@ func newDaemonCmd() *cobra.Command {
 		"TCP address such as 127.0.0.1:8889; beyond loopback it needs --token-file or --tls-client-ca")
 	f.StringVar(&cfg.TokenFile, "token-file", "",
 		"file of the tokens that clients may send: see 'forkd token'; or a file with a single token. Changes apply at once")
+	sshDaemonFlags(f, &cfg)
 	f.StringArrayVar(&peers, "allow-peer", nil,
 		"let a user of this host, or a group, use the socket: user:NAME or group:NAME, with an optional\n"+
 			"=read, =run or =admin; default run (repeatable)")
@@ -123,6 +120,17 @@ func openPrivateFlag(f *pflag.FlagSet, open *bool) {
 	f.BoolVar(open, "run-may-open-private", false,
 		"let clients of the scope run give sandboxes access to private networks, the host and metadata services;\n"+
 			"by default only clients of the scope admin may")
+}
+
+// complete sets the fields of cfg whose flags must be parsed or need a default.
+func complete(cfg *daemon.Config, resolvers, peers []string) (err error) {
+	if cfg.Resolvers, err = parseResolvers(resolvers); err != nil {
+		return err
+	}
+	if cfg.Peers, err = parsePeers(peers); err != nil {
+		return err
+	}
+	return setSSH(cfg)
 }
 
 // onHangup receives SIGHUP until stop is called. It is used even if there is no log to reopen,

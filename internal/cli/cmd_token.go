@@ -49,32 +49,37 @@ func configPath(name string) (string, error) {
 	return filepath.Join(dir, "forkd", name), nil
 }
 
-// change applies edit to the token file while it holds the file's lock. If the file is missing,
-// edit gets no text.
+// change applies edit to the token file.
 func (f *tokenFlags) change(edit func([]byte) ([]byte, error)) (path string, err error) {
 	if path, err = f.path(); err != nil {
 		return "", err
 	}
+	return path, changeFile("token file", path, edit)
+}
+
+// changeFile applies edit to a file of the daemon's credentials while it holds the lock of the file's
+// directory. If the file is missing, edit gets no text. what is the kind of file, for errors.
+func changeFile(what, path string, edit func([]byte) ([]byte, error)) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return "", fmt.Errorf("token file: %w", err)
+		return fmt.Errorf("%s: %w", what, err)
 	}
 	dir, err := os.Open(filepath.Dir(path))
 	if err != nil {
-		return "", fmt.Errorf("token file: %w", err)
+		return fmt.Errorf("%s: %w", what, err)
 	}
 	defer dir.Close()
 	if err := unix.Flock(int(dir.Fd()), unix.LOCK_EX); err != nil {
-		return "", fmt.Errorf("token file: lock %s: %w", dir.Name(), err)
+		return fmt.Errorf("%s: lock %s: %w", what, dir.Name(), err)
 	}
 	old, err := os.ReadFile(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return "", fmt.Errorf("token file: %w", err)
+		return fmt.Errorf("%s: %w", what, err)
 	}
 	text, err := edit(old)
 	if err != nil {
-		return "", fmt.Errorf("token file %s: %w", path, err)
+		return fmt.Errorf("%s %s: %w", what, path, err)
 	}
-	return path, atomicfile.WriteDurable(path, text, 0o600)
+	return atomicfile.WriteDurable(path, text, 0o600)
 }
 
 func newTokenCmd() *cobra.Command {

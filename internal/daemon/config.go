@@ -27,6 +27,8 @@ type Config struct {
 	Peers     []auth.PeerRule // users that may use the socket, in addition to root and the daemon's own user
 	TLS       TLS             // TLS on the TCP address
 	TokenFile string          // clients on TCP must have a token from this file; empty: no token is needed
+	SSH       string          // address of the SSH server, host:port; empty: none
+	SSHKeys   string          // file of the keys of SSH clients; see auth.ParseSSHKeys
 	// Host names that requests without a token may address on TCP, in addition to those of loopback.
 	Hosts []string
 	// Parent domain of the host names of ports; empty: ports have none. See inbound.ParseDomain.
@@ -139,6 +141,9 @@ func (c *Config) check() error {
 	}
 	if err := c.TLS.check(c.Bind); err != nil {
 		return err
+	}
+	if _, _, err := net.SplitHostPort(c.SSH); c.SSH != "" && err != nil {
+		return fmt.Errorf("--ssh %q: want host:port: %w", c.SSH, err)
 	}
 	if strings.HasPrefix(c.Socket, c.RunDir+"/") && len(c.Peers) > 0 {
 		return fmt.Errorf("--allow-peer: nobody else reaches %s, whose directory is the daemon's alone: give another --socket, "+

@@ -76,9 +76,12 @@ func Run(ctx context.Context, cfg Config) error {
 		return err
 	}
 	defer w.close(cfg.KillOnExit)
-	reopening, cancel := context.WithCancel(ctx)
+	serving, cancel := context.WithCancel(ctx)
 	var reopener sync.WaitGroup
-	reopener.Go(func() { w.reopen(reopening, cfg.Reopen, cfg.Log) })
+	reopener.Go(func() { w.reopen(serving, cfg.Reopen, cfg.Log) })
+	var ssh sync.WaitGroup
+	ssh.Go(func() { w.ssh.serve(serving, cfg.Log) })
+	defer ssh.Wait()
 	defer reopener.Wait()
 	defer cancel()
 	return serve(ctx, cfg.Log, w.handler, listeners, maxConns)

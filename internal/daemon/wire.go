@@ -66,6 +66,7 @@ type wired struct {
 	cgroups *cgroup.Tree
 	kvm     vmmclient.KVM
 	traces  *tracing.Tracer
+	ssh     *sshFace
 }
 
 // wire constructs the daemon and takes over the sandboxes and processes that an earlier daemon left
@@ -124,13 +125,10 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard, kvm *kvmState) (*w
 		Branches: cfg.Branches,
 		RunDir:   runDir,
 		DataDir:  dataDir,
-		PoolSize: cfg.PoolSize,
-		PoolMost: cfg.PoolMost,
-		Admit:    cfg.Admit,
+		PoolSize: cfg.PoolSize, PoolMost: cfg.PoolMost, Admit: cfg.Admit,
 		Observer: counts, OpenPrivate: cfg.OpenPrivate,
 		IsParent: func(tag string) bool { return w.builds != nil && w.builds.IsParent(tag) },
-		Events:   events,
-		Log:      cfg.Log,
+		Events:   events, Log: cfg.Log,
 	})
 	if err != nil {
 		return nil, err
@@ -155,14 +153,17 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard, kvm *kvmState) (*w
 	cfg.Log.Info("ready", "snapshots", len(w.store.List()), "recovered_sandboxes", n)
 	counts.SetSource(w.gauges())
 	shared := face.New(face.Config{Host: tenancy.New(w.manager, workspaces), Guard: guard, Hosts: cfg.Hosts,
-		Audit: w.audit, Answers: answers,
-		Counts: counts, Requests: counts.RequestDone, Stopping: ctx, Log: cfg.Log})
+		Audit: w.audit, Answers: answers, Counts: counts, Requests: counts.RequestDone, Stopping: ctx, Log: cfg.Log})
+	if w.ssh, err = openSSH(&cfg, shared, counts); err != nil {
+		return nil, err
+	}
+	undo.Add(w.ssh.close)
 	api := v1.New(v1.Config{
 		Face: shared, Baker: baker, Builds: w.builds, Images: w.images, ScratchDir: scratchDir(cfg.StateDir),
 		Differ: w.differ(&cfg, vmms, runDir), Metrics: counts.Handler(),
 		Version: cfg.Version, Accel: cfg.Accel, GuestPort: cfg.GuestPort, Domain: domain, Links: links, Traces: w.traces,
 		Missing: missing, Admission: admissionOf(cfg.Admit), NoKVM: kvm.why, MCP: mcphttp.New(cfg.Version, 0, cfg.Log),
-		Tried: counts.Tried,
+		Tried: counts.Tried, SSH: w.ssh.info(),
 	})
 	compatible := e2b.New(e2b.Config{Face: shared, Keys: keys, Builder: w.builder, Domain: domain,
 		Traces: w.traces})

@@ -20,6 +20,7 @@ const (
 	Net      = "forkd-net"
 	Unpack   = "forkd-unpack"
 	Diff     = "forkd-diff"
+	SFTP     = "forkd-sftp"
 )
 
 // ErrNotBuiltIn means that this forkd was compiled without the program, for example by a plain `go

@@ -61,7 +61,7 @@ var rooms = []room{
 	{
 		folder: "internal/guest",
 		packages: []string{"kmsg", "reap", "trust", "disk", "userenv", "pid1", "nic", "forkhook", "generators", "envd",
-			"eval", "agent", "unpack", "difftree"},
+			"eval", "agent", "unpack", "difftree", "sftpd"},
 		imports: []string{"internal/proto/...", "internal/rawcall", "internal/treetar"},
 		reason:  "what runs in a guest is in every guest's memory, and a hostile guest can read it",
 	},
@@ -100,6 +100,7 @@ var rooms = []room{
 			"inbound",
 			"once",
 			"face",
+			"sshd",
 			"mcphttp",
 			"build",
 			"template",
@@ -169,7 +170,7 @@ var rooms = []room{
 		reason: "it checks traffic, not what causes it"},
 	{
 		folder: "internal/apirig", packages: []string{"."},
-		imports: []string{"client", "internal/apitest", "internal/build/dockerfile", "internal/daemon/...",
+		imports: []string{"api/v1", "client", "internal/apitest", "internal/build/dockerfile", "internal/daemon/...",
 			"internal/host/...", "internal/format/disklayer",
 			"internal/proto/agentproto", "internal/proto/diffproto"},
 		reason: "it prepares tests of the API; the program that is its guests' agent is for them to bring",
@@ -256,7 +257,7 @@ var rules = []rule{
 	},
 	{
 		from: []string{"cmd/forkd-agent", "cmd/forkd-machined", "cmd/forkd-unpack",
-			"cmd/forkd-diff"},
+			"cmd/forkd-diff", "cmd/forkd-sftp"},
 		to: []string{"internal/vmm/...", "internal/host/...", "internal/format/...", "internal/daemon/...",
 			"internal/build/...", "github.com/spf13/...", "github.com/prometheus/...", "go.opentelemetry.io/..."},
 		reason: "what runs in a guest is in every guest's memory, and a hostile guest can read it",

@@ -36,7 +36,7 @@ func (l *Log) Handler(next http.Handler, done func(Entry, error)) http.Handler {
 		e := &Entry{Time: time.Now(), RequestID: r.Header.Get(RequestIDHeader), Method: r.Method, Path: r.URL.Path,
 			UserAgent: r.UserAgent(), Remote: r.RemoteAddr}
 		if !properID.MatchString(e.RequestID) {
-			e.RequestID = newID()
+			e.RequestID = NewID()
 		}
 		w.Header().Set(RequestIDHeader, e.RequestID)
 		rec := &recorder{ResponseWriter: w, status: http.StatusOK}
@@ -48,7 +48,8 @@ func (l *Log) Handler(next http.Handler, done func(Entry, error)) http.Handler {
 	})
 }
 
-func newID() string {
+// NewID returns the id of a request that came without one.
+func NewID() string {
 	var b [12]byte
 	rand.Read(b[:]) // never fails
 	return hex.EncodeToString(b[:])

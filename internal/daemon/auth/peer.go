@@ -151,7 +151,7 @@ func (g *Guard) byPeer(p Peer) Principal {
 }
 
 // peerWho returns Principal.Who for a user at the other end of the unix socket.
-func peerWho(uid uint32) string { return fmt.Sprintf("uid:%d", uid) }
+func peerWho(uid uint32) string { return fmt.Sprintf("%s%d", uidWho, uid) }
 
 // Operator reports whether p is root or the daemon's own user, connected to the unix socket without
 // a token.

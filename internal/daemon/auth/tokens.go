@@ -47,10 +47,14 @@ func (t *Tokens) Resolve(token string) (p Principal, ok bool) {
 	sum := sha256.Sum256([]byte(token))
 	for _, k := range t.current() {
 		if subtle.ConstantTimeCompare(sum[:], k.digest[:]) == 1 {
-			p, ok = Principal{Who: tokenWho + k.Name, Scope: k.Scope, MaxSandboxes: k.MaxSandboxes, Prefix: k.Prefix}, true
+			p, ok = k.principal(), true
 		}
 	}
 	return p, ok
+}
+
+func (t *Token) principal() Principal {
+	return Principal{Who: tokenWho + t.Name, Scope: t.Scope, MaxSandboxes: t.MaxSandboxes, Prefix: t.Prefix}
 }
 
 // has reports whether there is a token of the given name with the scope want or a higher one.

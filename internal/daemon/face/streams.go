@@ -13,7 +13,7 @@ import (
 	"github.com/forkd/forkd/internal/host/sandbox"
 )
 
-// Streams counts streams to ports of guests. kind is "http" or "tcp".
+// Streams counts streams to ports of guests. kind is "http", "tcp" or "ssh".
 type Streams interface {
 	StreamBegun()
 	StreamEnded(kind, outcome string, took time.Duration)
@@ -29,7 +29,7 @@ const (
 	outcomeFailed  = "failed"  // anything else, such as an answer that is not HTTP
 )
 
-func outcomeOf(r *http.Request, err error) string {
+func outcomeOf(ctx context.Context, err error) string {
 	var (
 		cut     *sandbox.CutOffError
 		state   *sandbox.StateError
@@ -46,7 +46,7 @@ func outcomeOf(r *http.Request, err error) string {
 	case errors.Is(err, ErrTooMany), errors.Is(err, ErrTooOften), errors.As(err, &guest) &&
 		guest.Code != agentclient.CodeInternal:
 		return outcomeRefused
-	case r.Context().Err() != nil:
+	case ctx.Err() != nil:
 		return outcomeClient
 	}
 	return outcomeFailed
@@ -57,7 +57,7 @@ type FailStream func(w http.ResponseWriter, r *http.Request, route inbound.Route
 
 // carrier carries a stream over connections made by dial. Its results are those of
 // inbound.Proxy.HTTP.
-type carrier func(w http.ResponseWriter, r *http.Request, dial inbound.Dial) (answered bool, err error)
+type carrier func(ctx context.Context, dial inbound.Dial) (answered bool, err error)
 
 // carry counts a stream to a port and lets c carry it. The sandbox counts as in use while the
 // stream is open.
@@ -69,7 +69,7 @@ func (f *Face) carry(
 	c carrier,
 	fail FailStream,
 ) {
-	answered, err := f.useStream(w, r, kind, route, c)
+	answered, err := f.useStream(r.Context(), kind, route, c)
 	switch {
 	case err == nil:
 	case answered:
@@ -79,11 +79,11 @@ func (f *Face) carry(
 	}
 }
 
-func (f *Face) useStream(w http.ResponseWriter, r *http.Request, kind string, route inbound.Route,
-	c carrier) (answered bool, err error) {
+func (f *Face) useStream(ctx context.Context, kind string, route inbound.Route, c carrier) (answered bool, err error) {
+	asked := ctx
 	f.Counts.StreamBegun()
 	begun := time.Now()
-	defer func() { f.Counts.StreamEnded(kind, outcomeOf(r, err), time.Since(begun)) }()
+	defer func() { f.Counts.StreamEnded(kind, outcomeOf(asked, err), time.Since(begun)) }()
 	g := f.Streams
 	switch {
 	case route.Signed, route.Open: // even if the stream goes to the agent, because f.Guests is for clients with a token
@@ -96,20 +96,20 @@ func (f *Face) useStream(w http.ResponseWriter, r *http.Request, kind string, ro
 			return false, err
 		}
 	}
-	client := f.clientOf(r, route.ID)
+	client := f.clientOf(ctx, route.ID)
 	leave, err := g.Enter(client, route.ID)
 	if err != nil {
 		return false, err
 	}
 	defer leave()
-	auth.Identified(r.Context(), client)
-	ctx, cancel := context.WithCancel(r.Context())
+	auth.Identified(ctx, client)
+	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(f.Stopping, cancel)()
 	err = f.Host.Permitted(route.ID).Use(ctx, route.ID, "reach a port of", func(ctx context.Context,
 		dial agentclient.DialFunc) (err error) {
 		guest := agentclient.New(dial)
-		answered, err = c(w, r.WithContext(ctx), func(ctx context.Context) (agentclient.PortConn, error) {
+		answered, err = c(ctx, func(ctx context.Context) (agentclient.PortConn, error) {
 			ctx, cancel := context.WithTimeout(ctx, maxDial)
 			defer cancel()
 			if route.Agent {
@@ -140,21 +140,31 @@ func (f *Face) FailInbound(w http.ResponseWriter, r *http.Request, _ inbound.Rou
 // fails.
 func (f *Face) CarryHTTP(w http.ResponseWriter, r *http.Request, route inbound.Route, fail FailStream) {
 	w.Header().Del(audit.RequestIDHeader) // the guest's answer may have this header itself
-	f.carry(w, r, "http", route, func(w http.ResponseWriter, r *http.Request, dial inbound.Dial) (bool, error) {
-		return f.proxy.HTTP(w, r, route, dial)
+	f.carry(w, r, "http", route, func(ctx context.Context, dial inbound.Dial) (bool, error) {
+		return f.proxy.HTTP(w, r.WithContext(ctx), route, dial)
 	}, fail)
 }
 
 // CarryTCP carries bytes to a port of a sandbox.
 func (f *Face) CarryTCP(w http.ResponseWriter, r *http.Request, route inbound.Route) {
-	f.carry(w, r, "tcp", route, f.proxy.TCP, f.FailInbound)
+	f.carry(w, r, "tcp", route, func(ctx context.Context, dial inbound.Dial) (bool, error) {
+		return f.proxy.TCP(w, r.WithContext(ctx), dial)
+	}, f.FailInbound)
+}
+
+// CarryStream connects a stream of a client to a port of a sandbox. The caller has checked that the
+// principal in ctx may reach the sandbox. For accept, see inbound.Proxy.Carry.
+func (f *Face) CarryStream(ctx context.Context, id string, port uint16,
+	accept func() (inbound.Stream, <-chan struct{}, error)) (accepted bool, err error) {
+	return f.useStream(ctx, "ssh", inbound.Route{ID: id, Port: port},
+		func(ctx context.Context, dial inbound.Dial) (bool, error) { return f.proxy.Carry(ctx, dial, accept) })
 }
 
 // clientOf returns the name under which a request to a sandbox is counted. This is the name of its
 // principal. For a request without one (by a signed URL or a token of the sandbox), it is the owner
 // of the sandbox.
-func (f *Face) clientOf(r *http.Request, id string) string {
-	if who := auth.From(r.Context()).Who; who != "" {
+func (f *Face) clientOf(ctx context.Context, id string) string {
+	if who := auth.From(ctx).Who; who != "" {
 		return who
 	}
 	return f.ownerOf(id)

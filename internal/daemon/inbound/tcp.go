@@ -51,6 +51,60 @@ func (p *Proxy) TCP(w http.ResponseWriter, r *http.Request, dial Dial) (answered
 	return true, err
 }
 
+// Stream is a connection of a client whose directions can be closed separately.
+type Stream = halfConn
+
+// Carry connects a stream of a client to the port. Once the port is connected, it calls accept for
+// the stream, and for a channel that is closed when the client has closed the stream. accepted says
+// whether it has called accept.
+func (p *Proxy) Carry(ctx context.Context, dial Dial, accept func() (Stream, <-chan struct{}, error)) (accepted bool,
+	err error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	guest, err := p.dial(ctx, dial, func() { cancel(ErrIdle) }, func() {})
+	if err != nil {
+		return false, err
+	}
+	defer guest.Close()
+	stream, gone, err := accept()
+	if err != nil {
+		return true, err
+	}
+	client := &watchedStream{stream, func() {
+		if hangUp(guest.PortConn) {
+			cancel(errGone)
+		}
+	}}
+	defer client.Close()
+	go func() {
+		select {
+		case <-gone: // data of the client may still be on its way to the guest
+			time.AfterFunc(p.Stall, func() { cancel(errGone) })
+		case <-ctx.Done():
+		}
+	}()
+	defer context.AfterFunc(ctx, func() { guest.Close(); client.Close() })()
+	if err = p.join(client, guest); err != nil && ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	if errors.Is(err, errGone) {
+		err = nil
+	}
+	return true, err
+}
+
+// watchedStream calls sent when the guest's data has ended.
+type watchedStream struct {
+	Stream
+	sent func()
+}
+
+// CloseWrite ends the data to the client.
+func (s *watchedStream) CloseWrite() error {
+	go s.sent()
+	return s.Stream.CloseWrite()
+}
+
 // asksFor reports whether a request asks for an upgrade to a protocol.
 func asksFor(h http.Header, protocol string) bool {
 	for _, v := range h["Connection"] {

@@ -61,6 +61,7 @@ type Config struct {
 	// Why some limits of sandboxes cannot be enforced; empty: all can.
 	Missing   string
 	Admission apiv1.Admission // limits on admission, reported to clients
+	SSH       *apiv1.SSH      // reported to clients; nil: the daemon serves no SSH
 	// NoKVM returns the reason why no VM can run on this host. nil: VMs are assumed to run.
 	NoKVM func() error
 	// MCP returns the handler of the Model Context Protocol, whose tools call api. nil: the daemon
@@ -211,7 +212,7 @@ func (a *api) metrics(w http.ResponseWriter, r *http.Request) error {
 func (a *api) version(r *http.Request) (apiv1.Version, error) {
 	v := apiv1.Version{
 		Version: a.Version, API: "v1", Accel: a.Accel, HostMemoryMiB: bake.HostMemoryMiB(),
-		LimitsMissing: a.Missing, Admission: a.Admission,
+		LimitsMissing: a.Missing, Admission: a.Admission, SSH: a.SSH,
 	}
 	if who := auth.From(r.Context()); who.Scope != 0 {
 		v.Scope = who.Scope.String()

@@ -69,9 +69,18 @@ func (p *Process) CloseStdin(ctx context.Context) error {
 }
 
 // Signal sends a signal to the process group, for example to a shell and its commands.
-func (p *Process) Signal(ctx context.Context, s syscall.Signal) error {
+func (p *Process) Signal(ctx context.Context, s syscall.Signal) error { return p.signal(ctx, s, true) }
+
+// HangUp sends SIGHUP to the process, but not to the rest of its process group. When the process has
+// ended, the agent closes its terminal or its pipes. So processes that it has left in the background
+// can continue.
+func (p *Process) HangUp(ctx context.Context) error { return p.signal(ctx, syscall.SIGHUP, false) }
+
+func (p *Process) signal(ctx context.Context, s syscall.Signal, group bool) error {
 	req := connect.NewRequest(&process.SendSignalRequest{Process: p.selector(), Signal: process.Signal(s)})
-	req.Header().Set(agentproto.GroupHeader, "1")
+	if group {
+		req.Header().Set(agentproto.GroupHeader, "1")
+	}
 	_, err := call[process.SendSignalRequest, process.SendSignalResponse](ctx, p.client,
 		processconnect.ProcessSendSignalProcedure,
 		small, req)

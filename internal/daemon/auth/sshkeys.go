@@ -1,0 +1,109 @@
+package auth
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"os"
+	"sync"
+
+	"golang.org/x/crypto/ssh"
+
+	"github.com/forkd/forkd/internal/daemon/stamp"
+	"github.com/forkd/forkd/internal/host/owner"
+)
+
+// SSHKeys holds the keys of a file; see ParseSSHKeys. A change of the file applies from the next
+// use on. If the file is missing, unreadable or invalid, there are no keys, because it is unknown
+// which keys have been removed. Methods may be called concurrently.
+type SSHKeys struct {
+	path string
+	log  *slog.Logger
+
+	mu       sync.Mutex
+	by       map[string][]SSHKey // by ssh.PublicKey.Marshal
+	seen     stamp.Stamp         // state of the file when it was last read
+	reported string              // the last error that was logged
+}
+
+// OpenSSHKeys opens a file of SSH keys, which may be missing. It refuses a file that other users can
+// change.
+func OpenSSHKeys(path string, log *slog.Logger) (*SSHKeys, error) {
+	s := &SSHKeys{path: path, log: log}
+	return s, s.loadLocked()
+}
+
+// Find returns the entries for a key, one for each principal that has it.
+func (s *SSHKeys) Find(key ssh.PublicKey) []SSHKey {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.seen.Holds(s.path) {
+		err := s.loadLocked()
+		switch {
+		case err == nil:
+			s.reported = ""
+		case err.Error() != s.reported:
+			s.reported = err.Error()
+			s.log.Error("the file of SSH keys cannot be used: no key is accepted", "error", err)
+		}
+	}
+	return s.by[string(key.Marshal())]
+}
+
+func (s *SSHKeys) loadLocked() error {
+	s.by, s.seen = nil, stamp.Stamp{}
+	f, err := os.Open(s.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read SSH keys: %w", err)
+	}
+	defer f.Close()
+	fi, err := f.Stat()
+	if err != nil {
+		return fmt.Errorf("read SSH keys: %w", err)
+	}
+	switch {
+	case !fi.Mode().IsRegular():
+		return fmt.Errorf("file of SSH keys %s is not a regular file", s.path)
+	case fi.Mode().Perm()&0o022 != 0:
+		return fmt.Errorf("file of SSH keys %s has mode %#o, which lets other users change it: chmod 600 %s", s.path,
+			fi.Mode().Perm(), s.path)
+	}
+	p, err := io.ReadAll(io.LimitReader(f, maxKeyFile+1))
+	if err != nil {
+		return fmt.Errorf("read SSH keys: %w", err)
+	}
+	list, err := ParseSSHKeys(p)
+	if err != nil {
+		return fmt.Errorf("file of SSH keys %s: %w", s.path, err)
+	}
+	s.by, s.seen = make(map[string][]SSHKey), stamp.Of(fi)
+	for _, k := range list {
+		s.by[string(k.Key.Marshal())] = append(s.by[string(k.Key.Marshal())], k)
+	}
+	return nil
+}
+
+// OfSSHKey returns the principal of a key, with its present rights. ok is false if its token has
+// been removed or replaced.
+func (g *Guard) OfSSHKey(k SSHKey) (p Principal, ok bool) {
+	uid, isUser := uidOf(k.Who)
+	switch {
+	case g == nil:
+		return Principal{Who: owner.Anyone, Scope: Admin}, true
+	case isUser:
+		return g.byPeer(Peer{UID: uid, GID: nobody}), true
+	case g.Tokens == nil:
+		return Principal{}, false
+	}
+	for _, t := range g.Tokens.current() {
+		if tokenWho+t.Name == k.Who && t.mark() == k.Token {
+			return t.principal(), true
+		}
+	}
+	return Principal{}, false
+}

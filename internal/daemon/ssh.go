@@ -1,0 +1,75 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/crypto/ssh"
+
+	apiv1 "github.com/forkd/forkd/api/v1"
+	"github.com/forkd/forkd/internal/daemon/auth"
+	"github.com/forkd/forkd/internal/daemon/face"
+	"github.com/forkd/forkd/internal/daemon/metrics"
+	"github.com/forkd/forkd/internal/daemon/sshd"
+	"github.com/forkd/forkd/internal/embedded"
+)
+
+// sshFace is the daemon's SSH server and its listener. A nil *sshFace serves nothing.
+type sshFace struct {
+	server   *sshd.Server
+	listener net.Listener
+	hostKey  ssh.PublicKey
+}
+
+// openSSH makes the SSH server of a configuration, or returns nil if it has none. The caller must call
+// serve, or close the listener.
+func openSSH(cfg *Config, shared *face.Face, counts *metrics.Metrics) (*sshFace, error) {
+	if cfg.SSH == "" {
+		return nil, nil
+	}
+	keys, err := auth.OpenSSHKeys(cfg.SSHKeys, cfg.Log)
+	if err != nil {
+		return nil, err
+	}
+	hostKey, err := sshd.OpenHostKey(filepath.Join(cfg.StateDir, "ssh", "host_key"))
+	if err != nil {
+		return nil, err
+	}
+	l, err := net.Listen("tcp", cfg.SSH)
+	if err != nil {
+		return nil, fmt.Errorf("--ssh: %w", err)
+	}
+	sftp := sshd.NewProgram(sshd.ProgramDir, func() ([]byte, error) { return embedded.Open(embedded.SFTP) })
+	server := sshd.New(sshd.Config{Face: shared, Keys: keys, HostKey: hostKey, SFTP: sftp, Counts: counts, Log: cfg.Log})
+	return &sshFace{server, l, hostKey.PublicKey()}, nil
+}
+
+// serve serves until ctx ends.
+func (s *sshFace) serve(ctx context.Context, log *slog.Logger) {
+	if s == nil {
+		return
+	}
+	log.Info("listening", "address", "ssh://"+s.listener.Addr().String(), "host_key", ssh.FingerprintSHA256(s.hostKey))
+	if err := s.server.Serve(ctx, s.listener); err != nil {
+		log.Error("SSH is no longer served", "error", err)
+	}
+}
+
+// info describes the server to clients.
+func (s *sshFace) info() *apiv1.SSH {
+	if s == nil {
+		return nil
+	}
+	return &apiv1.SSH{Address: s.listener.Addr().String(),
+		HostKey: strings.TrimSpace(string(ssh.MarshalAuthorizedKey(s.hostKey)))}
+}
+
+func (s *sshFace) close() {
+	if s != nil {
+		s.listener.Close()
+	}
+}

@@ -1,0 +1,83 @@
+package sshd
+
+import (
+	"fmt"
+	"net/http"
+	"regexp"
+	"strings"
+
+	"golang.org/x/crypto/ssh"
+
+	"github.com/forkd/forkd/internal/daemon/auth"
+	"github.com/forkd/forkd/internal/daemon/face"
+)
+
+// login is a client that has logged in.
+type login struct {
+	key         auth.SSHKey
+	id, account string // sandbox; account in it, or empty for its default account
+}
+
+type loginKey struct{}
+
+// errRefused refuses a login, and all that follows from it when the key has been revoked.
+var errRefused = face.NewError(http.StatusForbidden, "the key is not registered, or no longer; see 'forkd ssh-key'")
+
+// login returns the login of a client that has proved that it has the key. Errors are sent to a
+// client with a registered key. For all others they look alike.
+func (s *Server) login(name string, key ssh.PublicKey) (*login, error) {
+	var reason error
+	for _, k := range s.Keys.Find(key) {
+		who, ok := s.Face.Guard.OfSSHKey(k)
+		if !ok {
+			continue
+		}
+		l := &login{key: k}
+		if reason = who.Need(auth.Run); reason != nil {
+			continue
+		}
+		if l.account, l.id, reason = parseLogin(name); reason != nil {
+			break
+		}
+		if _, reason = s.Face.Host.For(who.Owner()).Sandbox(l.id); reason == nil {
+			return l, nil
+		}
+	}
+	if reason == nil {
+		return nil, errRefused
+	}
+	return nil, &ssh.BannerError{Err: reason, Message: "forkd: " + reason.Error() + "\r\n"}
+}
+
+// principal returns the present principal of a login, or an error if it has lost its rights.
+func (s *Server) principal(l *login) (auth.Principal, error) {
+	for _, k := range s.Keys.Find(l.key.Key) {
+		if k.Who != l.key.Who || k.Token != l.key.Token {
+			continue
+		}
+		if who, ok := s.Face.Guard.OfSSHKey(k); ok {
+			return who, who.Need(auth.Run)
+		}
+	}
+	return auth.Principal{}, errRefused
+}
+
+// Forms of an account of the guest, and of a sandbox's id.
+var (
+	accountForm = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,31}$`)
+	idForm      = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,63}$`)
+)
+
+// parseLogin splits the name of a login: ID, or ACCOUNT+ID.
+func parseLogin(name string) (account, id string, err error) {
+	id = name
+	if before, after, both := strings.Cut(name, "+"); both {
+		if account, id = before, after; !accountForm.MatchString(account) {
+			return "", "", fmt.Errorf("login %.100q: want ID or ACCOUNT+ID", name)
+		}
+	}
+	if !idForm.MatchString(id) {
+		return "", "", fmt.Errorf("login %.100q: want the id of a sandbox, as 'forkd ls' shows it, or ACCOUNT+ID", name)
+	}
+	return account, id, nil
+}
