@@ -79,6 +79,16 @@ class VersionLeftAlone(Record):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class VersionSsh(Record):
+    """How clients reach sandboxes over SSH; absent: the daemon serves no SSH."""
+
+    address: str = ""
+    """host:port at which the daemon listens, such as 127.0.0.1:2222"""
+    host_key: str = ""
+    """the daemon's public key in the form of OpenSSH, such as ssh-ed25519 AAAA…"""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Version(Record):
     """The message Version of the API."""
 
@@ -97,9 +107,12 @@ class Version(Record):
     left_alone: list[VersionLeftAlone] | None = None
     """sandboxes of an earlier daemon that this daemon could not take over at its start, and left unchanged. Absent
     for tokens with a label prefix"""
+    ssh: VersionSsh | None = None
+    """how clients reach sandboxes over SSH; absent: the daemon serves no SSH"""
     _nested: ClassVar[Nested] = {
         "admission": Admission,
         "left_alone": VersionLeftAlone,
+        "ssh": VersionSsh,
     }
 
 
@@ -1794,5 +1807,6 @@ __all__ = [
     "Verified",
     "Version",
     "VersionLeftAlone",
+    "VersionSsh",
     "WorkspaceInfo",
 ]

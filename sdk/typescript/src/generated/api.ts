@@ -68,6 +68,13 @@ export interface components {
                 pid?: number;
                 reason: string;
             }[];
+            /** @description how clients reach sandboxes over SSH; absent: the daemon serves no SSH */
+            ssh?: {
+                /** @description host:port at which the daemon listens, such as 127.0.0.1:2222 */
+                address: string;
+                /** @description the daemon's public key in the form of OpenSSH, such as ssh-ed25519 AAAA… */
+                host_key: string;
+            };
         };
         Verified: {
             ok: boolean;
