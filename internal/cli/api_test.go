@@ -48,7 +48,7 @@ func TestScriptsWithDaemon(t *testing.T) {
 	testscript.Run(t, testscript.Params{Dir: "testdata/daemon", Setup: setup,
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"code": wantCode,
-		}})
+		}, Condition: condition})
 }
 
 // mapGuestRAM maps guest memory into this process, which stands in for the VMM. The statistics of
