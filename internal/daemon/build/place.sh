@@ -52,11 +52,11 @@ for dir; do
 	real=$(cd -P "$target/$dir" && pwd -P && echo .)
 	case ${real%??}/ in
 	"${root%/}"/*) ;;
-	*) echo "${dir#./}" ;;
+	*) printf '%s\n' "$dir" ;; # with the "./" of find, because $(…) removes line feeds at the end
 	esac
 done' sh "$target" {} +)
 	if [ -n "$out" ]; then
-		echo "the source has directories where $target has links that lead out of it: $out" >&2
+		printf '%s\n' "the source has directories where $target has links that lead out of it: $out" >&2
 		exit 1
 	fi
 fi
