@@ -198,19 +198,20 @@ func (g *guest) fetchFrom(ctx context.Context, step int, src *plan.Source, dir s
 		if err != nil {
 			return err
 		}
-		matches := strings.Split(strings.TrimSuffix(found, "\n"), "\n")
 		if found == "" {
 			return fmt.Errorf("%s: %s has no such file", src.Path, g.w.plan.Steps[step].Name)
 		}
-		single = len(matches) == 1 && strings.HasPrefix(matches[0], "f") && src.Into == ""
+		lines := strings.Split(strings.TrimSuffix(found, "\n"), "\n")
 		to := staging{g, dir, src.Into, &links{}}
-		for _, m := range matches {
-			if strings.HasPrefix(m, "f") && leave.Out(path.Base(m)) {
-				if single = false; err != nil {
-					return err
-				}
+		for _, line := range lines {
+			m, err := matchOf(line)
+			if err != nil {
+				return err
+			}
+			if !m.dir && leave.Out(path.Base(m.path)) {
 				continue
 			}
+			single = len(lines) == 1 && !m.dir && src.Into == ""
 			if err := from.send(ctx, to, m, leave); err != nil {
 				return err
 			}
@@ -218,6 +219,20 @@ func (g *guest) fetchFrom(ctx context.Context, step int, src *plan.Source, dir s
 		return nil
 	})
 	return single, err
+}
+
+// match is a file or directory that findScript has found in a guest.
+type match struct {
+	dir  bool
+	path string // absolute and clean, so that no part of it is ".."
+}
+
+// matchOf reads a line of findScript. The guest may have written anything in it.
+func matchOf(line string) (match, error) {
+	if len(line) < 2 || line[1] != '/' {
+		return match{}, fmt.Errorf("the guest's answer %.100q is no path", line)
+	}
+	return match{line[0] == 'd', path.Clean(line[1:])}, nil
 }
 
 // staging is the directory of a guest into which a COPY unpacks the archives of other guests.
@@ -229,26 +244,22 @@ type staging struct {
 }
 
 // below returns the relative path of the directory in the staging directory that receives a file or
-// the content of a directory. kind and name are those of a line of findScript.
-func (s staging) below(kind byte, name string) string {
+// the content of a directory.
+func (s staging) below(m match) string {
 	below := path.Join(".", path.Clean("/" + s.into)[1:])
-	if kind == 'd' && s.into != "" {
-		below = path.Join(below, path.Base(name))
+	if m.dir && s.into != "" {
+		below = path.Join(below, path.Base(m.path))
 	}
 	return below
 }
 
 // send sends a file, or the content of a directory without the excluded files, to another guest.
-// match is a line of findScript.
-func (g *guest) send(ctx context.Context, to staging, match string, leave dockerfile.Ignore) error {
-	if len(match) < 2 || match[1] != '/' {
-		return fmt.Errorf("the guest's answer %.100q is no path", match)
-	}
-	kind, name := match[0], match[1:]
-	args := []string{"tar", "-cf", "-", "-C", path.Dir(name), "--", path.Base(name)}
-	below := to.below(kind, name)
-	if kind == 'd' {
-		args = []string{"tar", "-cf", "-", "-C", name, "."}
+func (g *guest) send(ctx context.Context, to staging, m match, leave dockerfile.Ignore) error {
+	args := []string{"tar", "-cf", "-", "-C", path.Dir(m.path), "--", path.Base(m.path)}
+	if m.dir {
+		args = []string{"tar", "-cf", "-", "-C", m.path, "."}
+	} else {
+		leave = dockerfile.Ignore{} // the caller has compared the name of the file
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // ends the command if the archive is not read to its end
@@ -268,14 +279,12 @@ func (g *guest) send(ctx context.Context, to staging, match string, leave docker
 			err = failure(res, maxCommand)
 		}
 		if err != nil {
-			err = fmt.Errorf("read %s: %w: %s", name, err, strings.TrimSpace(printable(said.String())))
+			err = fmt.Errorf("read %s: %w: %s", m.path, err, strings.TrimSpace(printable(said.String())))
 		}
 		w.CloseWithError(err)
 	}()
 	defer r.Close()
-	if kind != 'd' {
-		leave = dockerfile.Ignore{}
-	}
+	below := to.below(m)
 	rest := filtered(r, leave, to.brought, below)
 	defer rest.Close() // runs before r.Close, and ends the goroutine that reads r
 	return to.guest.unpack(ctx, rest, path.Join(to.dir, below))

@@ -137,6 +137,7 @@ func TestNothingIsCopiedThroughALinkOfTheSameCopy(t *testing.T) {
 	}
 }
 
+// The guest chooses the paths that findScript has found. No path leads out of the staging directory.
 func TestDirectoriesBelowTheStagingDirectory(t *testing.T) {
 	for _, c := range []struct {
 		into, match, want string
@@ -148,9 +149,18 @@ func TestDirectoriesBelowTheStagingDirectory(t *testing.T) {
 		{"/", "d/", "."},
 		{"usr/", "f/usr/file", "usr"},
 		{"usr/", "d/usr/lib", "usr/lib"},
+		{"/", "d/a/..", "."},
+		{"/", "d/..", "."},
+		{"usr/", "d/usr/lib/..", "usr/usr"},
 	} {
-		if got := (staging{into: c.into}).below(c.match[0], c.match[1:]); got != c.want {
-			t.Errorf("%q into %q: %q, want %q", c.match, c.into, got, c.want)
+		m, err := matchOf(c.match)
+		if got := (staging{into: c.into}).below(m); err != nil || got != c.want {
+			t.Errorf("%q into %q: %q, %v, want %q", c.match, c.into, got, err, c.want)
+		}
+	}
+	for _, bad := range []string{"", "d", "dx", "d../x"} {
+		if m, err := matchOf(bad); err == nil {
+			t.Errorf("%q: %v", bad, m)
 		}
 	}
 }
