@@ -12,6 +12,7 @@ import (
 	"io"
 	"os"
 	"path"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -204,7 +205,7 @@ func (g *guest) fetchFrom(ctx context.Context, step int, src *plan.Source, dir s
 		lines := strings.Split(strings.TrimSuffix(found, "\n"), "\n")
 		to := staging{g, dir, src.Into, &links{}}
 		for _, line := range lines {
-			m, err := matchOf(line)
+			m, err := matchOf(src.Path, line)
 			if err != nil {
 				return err
 			}
@@ -227,12 +228,20 @@ type match struct {
 	path string // absolute and clean, so that no part of it is ".."
 }
 
-// matchOf reads a line of findScript. The guest may have written anything in it.
-func matchOf(line string) (match, error) {
+// shellOnly matches the parts of a shell pattern that path.Match may read otherwise than a shell.
+var shellOnly = regexp.MustCompile(`\?|[\[\\][^/]*`)
+
+// matchOf reads a line of findScript. The guest may have written anything in it, but the pattern
+// bounds the names that the guest can choose.
+func matchOf(pattern, line string) (match, error) {
 	if len(line) < 2 || line[1] != '/' {
 		return match{}, fmt.Errorf("the guest's answer %.100q is no path", line)
 	}
-	return match{line[0] == 'd', path.Clean(line[1:])}, nil
+	m := match{line[0] == 'd', path.Clean(line[1:])}
+	if ok, err := path.Match(shellOnly.ReplaceAllString(pattern, "*"), m.path); err != nil || !ok {
+		return match{}, fmt.Errorf("the guest's answer %.100q does not match %.100s", line, pattern)
+	}
+	return m, nil
 }
 
 // staging is the directory of a guest into which a COPY unpacks the archives of other guests.
@@ -255,9 +264,10 @@ func (s staging) below(m match) string {
 
 // send sends a file, or the content of a directory without the excluded files, to another guest.
 func (g *guest) send(ctx context.Context, to staging, m match, leave dockerfile.Ignore) error {
-	args := []string{"tar", "-cf", "-", "-C", path.Dir(m.path), "--", path.Base(m.path)}
+	file := path.Base(m.path)
+	args := []string{"tar", "-cf", "-", "-C", path.Dir(m.path), "--", file}
 	if m.dir {
-		args = []string{"tar", "-cf", "-", "-C", m.path, "."}
+		file, args = "", []string{"tar", "-cf", "-", "-C", m.path, "."}
 	} else {
 		leave = dockerfile.Ignore{} // the caller has compared the name of the file
 	}
@@ -285,7 +295,7 @@ func (g *guest) send(ctx context.Context, to staging, m match, leave dockerfile.
 	}()
 	defer r.Close()
 	below := to.below(m)
-	rest := filtered(r, leave, to.brought, below)
+	rest := filtered(r, file, leave, to.brought, below)
 	defer rest.Close() // runs before r.Close, and ends the goroutine that reads r
 	return to.guest.unpack(ctx, rest, path.Join(to.dir, below))
 }

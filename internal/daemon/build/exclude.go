@@ -14,25 +14,29 @@ import (
 )
 
 // filtered returns a guest's archive in a form that another guest may unpack. below is the directory
-// to unpack into, relative to the staging directory of a COPY. filtered omits excluded entries. It
-// checks the other entries against brought, the links that the COPY has already unpacked. A hard
-// link to an excluded file is an error, because the archive does not have the file's content.
-func filtered(archive io.Reader, leave dockerfile.Ignore, brought *links, below string) io.ReadCloser {
+// to unpack into, relative to the staging directory of a COPY. If file is not empty, the archive must
+// have one entry, a file with that name. filtered omits excluded entries. It checks the other entries
+// against brought, the links that the COPY has already unpacked. A hard link to an excluded file is an
+// error, because the archive does not have the file's content.
+func filtered(archive io.Reader, file string, leave dockerfile.Ignore, brought *links, below string) io.ReadCloser {
 	r, w := io.Pipe()
-	go func() { w.CloseWithError(filter(w, archive, leave, brought, below)) }()
+	go func() { w.CloseWithError(filter(w, archive, file, leave, brought, below)) }()
 	return r
 }
 
-func filter(w io.Writer, archive io.Reader, leave dockerfile.Ignore, brought *links, below string) error {
+func filter(w io.Writer, archive io.Reader, file string, leave dockerfile.Ignore, brought *links, below string) error {
 	if err := brought.check(below, true); err != nil {
 		return err
 	}
 	in, out := treetar.NewReader(archive), tar.NewWriter(w)
-	for {
+	for n := 0; ; {
 		h, err := in.Next()
 		if errors.Is(err, io.EOF) {
 			if err := atEnd(archive); err != nil {
 				return fmt.Errorf("read the guest's archive: %w", err)
+			}
+			if file != "" && n == 0 {
+				return fmt.Errorf("the guest's archive does not have the file %.200q", file)
 			}
 			return out.Close()
 		}
@@ -50,6 +54,10 @@ func filter(w io.Writer, archive io.Reader, leave dockerfile.Ignore, brought *li
 		}
 		if h.Typeflag == tar.TypeXGlobalHeader {
 			continue
+		}
+		n++
+		if file != "" && (n > 1 || h.Name != file || h.Typeflag == tar.TypeDir) {
+			return fmt.Errorf("the guest's archive has the entry %.200q: want only the file %.200q", h.Name, file)
 		}
 		if h.Format != tar.FormatPAX { // the other formats do not support every name
 			h.Format = tar.FormatGNU

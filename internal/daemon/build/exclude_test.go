@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"path"
 	"strings"
 	"testing"
 	"testing/iotest"
@@ -54,7 +55,7 @@ func TestErrorsAfterTheEndOfAnArchive(t *testing.T) {
 		broken.Error():           iotest.ErrReader(broken),
 		"more than 1 MiB follow": strings.NewReader(strings.Repeat("\x00", 2<<20)),
 	} {
-		r := filtered(io.MultiReader(guestArchive(t, "./", "./a"), rest), dockerfile.Ignore{}, &links{}, ".")
+		r := filtered(io.MultiReader(guestArchive(t, "./", "./a"), rest), "", dockerfile.Ignore{}, &links{}, ".")
 		_, err := io.Copy(io.Discard, r)
 		if (err != nil) != (want != "") || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v", want, err)
@@ -69,7 +70,7 @@ func TestEntriesAreLeftOut(t *testing.T) {
 	}
 	long := strings.Repeat("long/", 60) + "name"
 	r := filtered(guestArchive(t, "./", "./a.txt", "./keep.txt", "./drop/", "./drop/x", "./sub/", "./sub/a.txt",
-		"./b=./keep.txt", "./drop/y=./keep.txt", "./"+long), leave, &links{}, ".")
+		"./b=./keep.txt", "./drop/y=./keep.txt", "./"+long), "", leave, &links{}, ".")
 	var got []string
 	for in := tar.NewReader(r); ; {
 		h, err := in.Next()
@@ -89,7 +90,7 @@ func TestEntriesAreLeftOut(t *testing.T) {
 		t.Errorf("%q are left, want %s", got, want)
 	}
 	for _, bad := range []io.Reader{guestArchive(t, "./a.txt", "./b=./a.txt"), strings.NewReader("no archive")} {
-		r := filtered(bad, leave, &links{}, ".")
+		r := filtered(bad, "", leave, &links{}, ".")
 		if _, err := io.ReadAll(r); err == nil {
 			t.Error("an archive with a link to nothing, or none, is taken")
 		}
@@ -127,7 +128,7 @@ func TestNothingIsCopiedThroughALinkOfTheSameCopy(t *testing.T) {
 		brought := &links{}
 		for i, entries := range [][]string{c.first, c.second} {
 			below := []string{".", c.below}[i]
-			r := filtered(guestArchive(t, entries...), dockerfile.Ignore{}, brought, below)
+			r := filtered(guestArchive(t, entries...), "", dockerfile.Ignore{}, brought, below)
 			_, err := io.Copy(io.Discard, r)
 			if (err != nil) != (i == 1 && c.refused) {
 				t.Errorf("%s: archive %d: %v", name, i, err)
@@ -153,21 +154,49 @@ func TestDirectoriesBelowTheStagingDirectory(t *testing.T) {
 		{"/", "d/..", "."},
 		{"usr/", "d/usr/lib/..", "usr/usr"},
 	} {
-		m, err := matchOf(c.match)
+		m, err := matchOf(path.Clean(c.match[1:]), c.match)
 		if got := (staging{into: c.into}).below(m); err != nil || got != c.want {
 			t.Errorf("%q into %q: %q, %v, want %q", c.match, c.into, got, err, c.want)
 		}
 	}
-	for _, bad := range []string{"", "d", "dx", "d../x"} {
-		if m, err := matchOf(bad); err == nil {
-			t.Errorf("%q: %v", bad, m)
+}
+
+// A guest cannot choose the name of a file that COPY reads: its answer must match the pattern of the
+// source, and its archive must have that file alone. A shell reads some patterns otherwise than
+// path.Match, so their answers are compared less strictly.
+func TestAGuestDoesNotChooseNames(t *testing.T) {
+	for _, c := range []struct {
+		pattern, line string
+		ok            bool
+	}{
+		{"/app/tool", "f/app/tool", true}, {"/app/tool", "f/app/ls", false}, {"/app/tool", "f/bin/tool", false},
+		{"/app/tool", "f/app/../bin/ls", false}, {"/app/*.so", "f/app/a.so", true}, {"/app/*.so", "f/app/ls", false},
+		{"/app/*", "d/app/a/b", false}, {"/app/*", "f/app/..", false}, {"/a?c", "f/aéc", true},
+		{"/a[!b]c/d*", "f/axc/d1", true}, {"/a[!b]c/d*", "f/axc/ls", false}, {`/a\*`, "f/a*", true}, {"/", "d/", true},
+		{"/x", "", false}, {"/x", "d", false}, {"/x", "dx", false}, {"/x", "d../x", false},
+	} {
+		if m, err := matchOf(c.pattern, c.line); (err == nil) != c.ok {
+			t.Errorf("%q for %s: %v, %v", c.line, c.pattern, m, err)
+		}
+	}
+	for _, c := range []struct {
+		entries []string
+		ok      bool
+	}{
+		{[]string{"tool"}, true}, {[]string{"tool>/bin/x"}, true}, {[]string{"ls"}, false}, {[]string{"x/tool"}, false},
+		{[]string{"tool", "ls"}, false}, {[]string{"ls", "tool"}, false}, {[]string{"tool", "tool"}, false},
+		{[]string{"tool/"}, false}, {nil, false},
+	} {
+		r := filtered(guestArchive(t, c.entries...), "tool", dockerfile.Ignore{}, &links{}, ".")
+		if _, err := io.ReadAll(r); (err == nil) != c.ok {
+			t.Errorf("an archive with %q: %v", c.entries, err)
 		}
 	}
 }
 
 // An absolute directory is refused. Its parents never become ".".
 func TestAbsoluteDirectoriesAreRefused(t *testing.T) {
-	r := filtered(guestArchive(t, "./", "./link>file", "./other"), dockerfile.Ignore{}, &links{}, "/dir")
+	r := filtered(guestArchive(t, "./", "./link>file", "./other"), "", dockerfile.Ignore{}, &links{}, "/dir")
 	defer r.Close()
 	done := make(chan error, 1)
 	go func() {

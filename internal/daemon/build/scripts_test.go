@@ -2,6 +2,7 @@ package build
 
 import (
 	"errors"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -88,6 +89,15 @@ echo y >in/sub/y && echo q >in/alias/q && ln -s real dst/alias && ln -s x in/lin
 			strings.ReplaceAll(string(out), dir, "") != "d/in/alias\nf/in/link\nd/in/sub\nf/in/x\n" {
 			t.Errorf("%s: found %q, %v", name, out, err)
 		}
+		l, err := net.Listen("unix", dir+"/in/.socket") // an archive of tar has no sockets
+		if err != nil {
+			t.Fatal(err)
+		}
+		if out, err = shell(findScript, dir+"/in/.*").CombinedOutput(); err != nil ||
+			strings.ReplaceAll(string(out), dir, "") != "f/in/.hidden\n" {
+			t.Errorf("%s: found %q, %v", name, out, err)
+		}
+		l.Close()
 		if out, err = shell(placeScript, dir+"/in", dir+"/dst", "", "u=rwX,go=rX", "", "").CombinedOutput(); err != nil {
 			t.Errorf("%s: %v\n%s", name, err, out)
 		}
