@@ -3,6 +3,10 @@
 set -e
 kind=$1 source=$2 target=$3 mode=$4
 made=
+if [ "$kind" = bind ] && [ -L "$source" ]; then # a link of another guest, which mount would follow in this one
+	printf '%s\n' "the source ${source##*/} is a symbolic link: name the file that it leads to, or mount its directory" >&2
+	exit 1
+fi
 # Makes a directory with its parents.
 makedir() {
 	[ ! -d "$1" ] || return 0

@@ -167,3 +167,21 @@ func TestAFileReplacesALink(t *testing.T) {
 		}
 	}
 }
+
+// The source of a bind mount may come from another guest. If it is a symbolic link, it would lead to a file of
+// the guest that mounts it.
+func TestALinkIsNotMounted(t *testing.T) {
+	for name, shell := range shells(t) {
+		dir := t.TempDir()
+		if err := os.Symlink("/etc/passwd", filepath.Join(dir, "cfg")); err != nil {
+			t.Fatal(err)
+		}
+		out, err := shell(mountScript, "bind", dir+"/cfg", dir+"/target", "ro").CombinedOutput()
+		if err == nil {
+			_ = exec.Command("umount", dir+"/target").Run() // fails if nothing is mounted
+		}
+		if err == nil || !strings.Contains(string(out), "the source cfg is a symbolic link") {
+			t.Errorf("%s: %v\n%s", name, err, out)
+		}
+	}
+}
