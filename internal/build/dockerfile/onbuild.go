@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/moby/buildkit/frontend/dockerfile/instructions"
 	"github.com/moby/buildkit/frontend/dockerfile/parser"
@@ -50,8 +49,8 @@ func (r *reader) trigger(st *stage, list []trigger, line int) error {
 }
 
 func (t trigger) parse(line int) (instructions.Command, error) {
-	if len(t.text) > maxTrigger || !utf8.ValidString(t.text) {
-		return nil, fmt.Errorf("want at most %d bytes of UTF-8", maxTrigger)
+	if len(t.text) > maxTrigger || !isText([]byte(t.text)) {
+		return nil, fmt.Errorf("want at most %d bytes of UTF-8, without NUL bytes", maxTrigger)
 	}
 	ast, err := parser.Parse(strings.NewReader(t.text))
 	if err != nil {

@@ -133,7 +133,7 @@ func parse(name string, text []byte, lint *linter.Linter) (*source, error) {
 		return nil, &Error{Name: name, Err: fmt.Errorf("%d bytes: want at most %d", len(text), MaxText)}
 	}
 	for i, line := range bytes.Split(text, []byte("\n")) {
-		if !utf8.Valid(line) || bytes.IndexByte(line, 0) >= 0 {
+		if !isText(line) {
 			return nil, &Error{name, i + 1, errors.New("a byte is not text in UTF-8: convert the file")}
 		}
 	}
@@ -161,6 +161,10 @@ func parse(name string, text []byte, lint *linter.Linter) (*source, error) {
 	}
 	return &source{name, ast.EscapeToken, stages, meta, warms}, nil
 }
+
+// isText reports whether p is UTF-8 without NUL bytes. For each other byte, BuildKit's shell words
+// write a line to standard error.
+func isText(p []byte) bool { return utf8.Valid(p) && bytes.IndexByte(p, 0) < 0 }
 
 // knownSyntax reports whether a syntax directive names a syntax that this package implements.
 func knownSyntax(syntax string) bool {
