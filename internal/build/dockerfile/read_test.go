@@ -57,6 +57,9 @@ func bases(_ context.Context, name string) (plan.Base, Config, error) {
 		return plan.Base{Image: name, Digest: "sha256:b"}, Config{OnBuild: []string{"ONBUILD RUN x"}}, nil
 	case "binary-triggers:1":
 		return plan.Base{Image: name, Digest: "sha256:n"}, Config{OnBuild: []string{"WORKDIR /\x00"}}, nil
+	case "secret-triggers:1":
+		return plan.Base{Image: name, Digest: "sha256:s"}, Config{OnBuild: []string{"RUN make", "ARG T=secret",
+			"RUN --mount=type=$T,id=a x"}}, nil
 	case "triggers:1":
 		return plan.Base{Image: name, Digest: "sha256:t"}, Config{OnBuild: []string{"RUN make"}}, nil
 	}
@@ -203,6 +206,7 @@ func TestRefusals(t *testing.T) {
 		{"FROM debian:12\n# forkd: cool x", "there are only warm and probe"},
 		{"FROM bad-triggers:1", "Dockerfile:1: ONBUILD ONBUILD RUN x: a trigger of a trigger"},
 		{"FROM binary-triggers:1", "want at most 65536 bytes of UTF-8, without NUL bytes"},
+		{"FROM secret-triggers:1", "Dockerfile:1: RUN: --mount=type=secret: an ONBUILD trigger of an image gets no secret"},
 		{"FROM debian:12\nADD https://example.com/x /x", "Dockerfile:2: ADD: https://example.com/x: without --checksum"},
 		{"FROM debian:12\nADD --checksum=sha256:aa https://example.com/x /x", "want sha256:"},
 		{"FROM debian:12\nADD --checksum=md5:aa https://example.com/x /x", "want sha256:"},

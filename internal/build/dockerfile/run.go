@@ -154,6 +154,10 @@ func (r *reader) mount(ctx context.Context, st *stage, m *instructions.Mount) (p
 // secretMount reads a mount of a secret. If the mount has no target, the secret is a file below
 // /run/secrets.
 func (st *stage) secretMount(m *instructions.Mount, mount *plan.Mount) error {
+	if st.foreign > 0 {
+		return errors.New("an ONBUILD trigger of an image gets no secret: write this RUN in the Dockerfile, with an image " +
+			"without the trigger")
+	}
 	if st.warmed {
 		return errors.New("it stands below a # forkd: warm line, whose memory would have the secret: put it above")
 	}

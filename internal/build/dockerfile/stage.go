@@ -30,6 +30,7 @@ type stage struct {
 
 	triggers []trigger              // ONBUILD instructions, for stages that are built on this one
 	onbuild  []instructions.Command // triggers of the base that have not been executed yet
+	foreign  int                    // number of the next instructions that are triggers of an image
 
 	args     map[string]string // values of the ARG instructions of this stage
 	argBytes int               // size of args; see Put
@@ -65,6 +66,7 @@ func (r *reader) stage(ctx context.Context, i int) (*stage, error) {
 		if err := r.instruction(ctx, st, cmd); err != nil {
 			return nil, err
 		}
+		st.foreign = max(0, st.foreign-1)
 		if err := r.bounds(lineOf(cmd.Location())); err != nil {
 			return nil, err
 		}
@@ -116,6 +118,7 @@ func (r *reader) from(ctx context.Context, i int, src *instructions.Stage, line 
 	for _, text := range config.OnBuild {
 		triggers = append(triggers, trigger{text: text})
 	}
+	st.foreign = len(triggers)
 	err = r.trigger(st, triggers, line)
 	if step == before { // the base is new in the plan; its triggers are executed only once
 		r.plan.Steps[step].Name = r.stepName(st, "FROM "+base)
