@@ -23,7 +23,7 @@ import (
 // Bounds on the content of cache mounts on the host, in bytes. A larger directory is not kept.
 const (
 	maxCache  = 4 << 30
-	maxCaches = 16 << 30 // bytes of the caches of all clients; see trimCaches
+	maxCaches = 16 << 30 // bytes of the saved caches of all clients; see trimCaches
 )
 
 // mounted is a mount of a command.
@@ -170,10 +170,16 @@ func (b *Builder) cacheFile(who, id string) string {
 	return filepath.Join(b.cfg.Dir, "caches", hex.EncodeToString(client[:])+"-"+hex.EncodeToString(cache[:])+".tar")
 }
 
-// cacheClient returns the part of a cache file's name that stands for the client. A file that is
-// still being written has no such part.
+// createCache creates the temporary file in which the content of a cache is saved, before it gets
+// the name of a cache file.
+func createCache(name string) (*os.File, error) {
+	return os.CreateTemp(filepath.Dir(name), "."+filepath.Base(name)+".*")
+}
+
+// cacheClient returns the part of the name of a cache file, or of its temporary file, that stands for
+// the client.
 func cacheClient(name string) string {
-	client, _, _ := strings.Cut(name, "-")
+	client, _, _ := strings.Cut(strings.TrimPrefix(name, "."), "-")
 	return client
 }
 
@@ -198,7 +204,7 @@ func (g *guest) fillCache(ctx context.Context, m *plan.Mount, dir string) error 
 // keepCache saves the content of a cache for later commands. If two builds save it, the later one wins.
 func (g *guest) keepCache(ctx context.Context, m *plan.Mount, dir string) error {
 	name := g.cacheFile(m)
-	f, err := os.CreateTemp(filepath.Dir(name), ".*")
+	f, err := createCache(name)
 	if err != nil {
 		return err
 	}
@@ -236,13 +242,14 @@ func (g *guest) keepCache(ctx context.Context, m *plan.Mount, dir string) error 
 	if err := os.Rename(f.Name(), name); err != nil {
 		return err
 	}
-	return g.w.b.trimCaches(name)
+	return g.w.b.trimCaches()
 }
 
-// trimCaches removes caches, except one, until the limit for all clients is met. The least recently
-// used caches of clients with more than an equal share are removed first, so that no client can
-// displace the caches of others.
-func (b *Builder) trimCaches(but string) error {
+// trimCaches removes caches until the limit for all clients is met. The least recently used caches of
+// clients with more than an equal share are removed first, so that no client can displace the caches of
+// others. Temporary files count for their clients, but are not removed. So they may exceed the limit,
+// and saved caches alone never do.
+func (b *Builder) trimCaches() error {
 	dir := filepath.Join(b.cfg.Dir, "caches")
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -257,20 +264,20 @@ func (b *Builder) trimCaches(but string) error {
 			continue
 		}
 		total += i.Size()
-		if strings.HasPrefix(i.Name(), ".") {
-			continue
-		}
 		sizes[cacheClient(i.Name())] += i.Size()
-		if filepath.Join(dir, i.Name()) != but {
+		if !strings.HasPrefix(i.Name(), ".") {
 			list = append(list, i)
 		}
 	}
 	slices.SortFunc(list, func(a, b fs.FileInfo) int { return a.ModTime().Compare(b.ModTime()) })
 	share := maxCaches / int64(max(1, len(sizes)))
-	for total > maxCaches && len(list) > 0 {
+	for total > maxCaches {
 		n := slices.IndexFunc(list, func(i fs.FileInfo) bool { return sizes[cacheClient(i.Name())] > share })
-		i := list[max(0, n)]
-		list = slices.Delete(list, max(0, n), max(0, n)+1)
+		if n < 0 { // the clients that exceed their shares have only temporary files
+			return nil
+		}
+		i := list[n]
+		list = slices.Delete(list, n, n+1)
 		err := os.Remove(filepath.Join(dir, i.Name()))
 		if err != nil && !errors.Is(err, fs.ErrNotExist) { // another build may have removed it
 			return err

@@ -9,10 +9,10 @@ import (
 	"time"
 )
 
-// A client that keeps many caches displaces its own, not those of other clients. Otherwise the
-// least recently used cache is removed first.
+// A client that keeps many caches, or saves many at once, displaces its own, not those of other
+// clients. Otherwise the least recently used cache is removed first.
 func TestCachesAreTrimmedFairly(t *testing.T) {
-	type cache struct{ who, id string } // each cache has 3 GiB; in lists, the least recently used comes first
+	type cache struct{ who, id string } // id "." is for a cache that is being saved; each cache has 3 GiB; in lists, the least recently used comes first
 	for name, c := range map[string]struct {
 		caches []cache
 		gone   []cache
@@ -35,6 +35,13 @@ func TestCachesAreTrimmedFairly(t *testing.T) {
 		"each of six clients has one": {
 			[]cache{{"a", "x"}, {"b", "x"}, {"c", "x"}, {"d", "x"}, {"e", "x"}, {"f", "x"}}, []cache{{"a", "x"}},
 		},
+		"one client saves many": {
+			[]cache{{"bob", "old"}, {"ann", "1"}, {"ann", "."}, {"ann", "."}, {"ann", "."}, {"ann", "."}, {"ann", "."},
+				{"ann", "2"}}, []cache{{"ann", "1"}, {"ann", "2"}},
+		},
+		"both save, and one has its share": {
+			[]cache{{"ann", "1"}, {"bob", "."}, {"bob", "2"}, {"ann", "."}, {"ann", "."}, {"ann", "3"}}, []cache{{"ann", "1"}},
+		},
 	} {
 		b := &Builder{cfg: Config{Dir: t.TempDir()}}
 		if err := os.Mkdir(filepath.Join(b.cfg.Dir, "caches"), 0o700); err != nil {
@@ -43,10 +50,17 @@ func TestCachesAreTrimmedFairly(t *testing.T) {
 		files := make(map[string]cache)
 		for n, one := range c.caches {
 			path := b.cacheFile(one.who, one.id)
-			files[path] = one
-			if err := os.WriteFile(path, nil, 0o600); err != nil {
+			create := os.Create
+			if one.id == "." {
+				create = createCache
+			}
+			f, err := create(path)
+			if err != nil {
 				t.Fatal(err)
 			}
+			f.Close()
+			path = f.Name()
+			files[path] = one
 			if err := os.Truncate(path, 3<<30); err != nil { // the file has no blocks
 				t.Fatal(err)
 			}
@@ -55,8 +69,7 @@ func TestCachesAreTrimmedFairly(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		last := c.caches[len(c.caches)-1]
-		if err := b.trimCaches(b.cacheFile(last.who, last.id)); err != nil {
+		if err := b.trimCaches(); err != nil {
 			t.Fatal(err)
 		}
 		var gone []cache
