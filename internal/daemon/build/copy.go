@@ -15,6 +15,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync/atomic"
 
 	"github.com/klauspost/compress/zstd"
 	"github.com/therootcompany/xz"
@@ -141,8 +142,8 @@ func (g *guest) unpack(ctx context.Context, archive io.Reader, dir string) error
 	req := agentclient.ExecRequest{User: "root", Stdin: in, Timeout: maxCommand, MaxOutput: maxAnswer,
 		Args: []string{"/bin/sh", "-c", `mkdir -p "$1" && exec tar -xpf - -C "$1"`, "sh", dir}}
 	r, err := g.c.Exec(ctx, req)
-	if in.err != nil { // the archive failed, so tar received only a part of it
-		return in.err
+	if bad := in.failure.Load(); bad != nil { // the archive failed, so tar received only a part of it
+		return *bad
 	}
 	if err != nil {
 		return err
@@ -157,11 +158,12 @@ func (g *guest) unpack(ctx context.Context, archive io.Reader, dir string) error
 // build that the daemon decompresses, in bytes.
 const maxUnpacked = 64 << 30
 
-// sent is an archive that is being sent to a guest.
+// sent is an archive that is being sent to a guest. If the guest says that its tar has exited, a
+// goroutine may still be reading the archive.
 type sent struct {
-	r     io.Reader
-	total int64
-	err   error
+	r       io.Reader
+	total   int64
+	failure atomic.Pointer[error]
 }
 
 // Read implements io.Reader.
@@ -171,7 +173,7 @@ func (s *sent) Read(p []byte) (int, error) {
 		err = fmt.Errorf("the archive has more than %d GiB", maxUnpacked>>30)
 	}
 	if err != nil && !errors.Is(err, io.EOF) {
-		s.err = err
+		s.failure.Store(&err)
 	}
 	return n, err
 }
@@ -293,10 +295,10 @@ func (g *guest) send(ctx context.Context, to staging, m match, leave dockerfile.
 		}
 		w.CloseWithError(err)
 	}()
-	defer r.Close()
 	below := to.below(m)
 	rest := filtered(r, file, leave, to.brought, below)
-	defer rest.Close() // runs before r.Close, and ends the goroutine that reads r
+	defer rest.Close() // waits for the goroutine that reads r
+	defer r.Close()    // ends that goroutine
 	return to.guest.unpack(ctx, rest, path.Join(to.dir, below))
 }
 

@@ -17,11 +17,28 @@ import (
 // to unpack into, relative to the staging directory of a COPY. If file is not empty, the archive must
 // have one entry, a file with that name. filtered omits excluded entries. It checks the other entries
 // against brought, the links that the COPY has already unpacked. A hard link to an excluded file is an
-// error, because the archive does not have the file's content.
+// error, because the archive does not have the file's content. Close waits until nothing uses archive
+// and brought any more, so the caller ends archive before.
 func filtered(archive io.Reader, file string, leave dockerfile.Ignore, brought *links, below string) io.ReadCloser {
 	r, w := io.Pipe()
-	go func() { w.CloseWithError(filter(w, archive, file, leave, brought, below)) }()
-	return r
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		w.CloseWithError(filter(w, archive, file, leave, brought, below))
+	}()
+	return filteredArchive{r, ended}
+}
+
+type filteredArchive struct {
+	*io.PipeReader
+	ended <-chan struct{} // closed when the goroutine that filters has ended
+}
+
+// Close implements io.Closer.
+func (f filteredArchive) Close() error {
+	err := f.PipeReader.Close()
+	<-f.ended
+	return err
 }
 
 func filter(w io.Writer, archive io.Reader, file string, leave dockerfile.Ignore, brought *links, below string) error {
