@@ -12,7 +12,8 @@ import (
 // A client that keeps many caches, or saves many at once, displaces its own, not those of other
 // clients. Otherwise the least recently used cache is removed first.
 func TestCachesAreTrimmedFairly(t *testing.T) {
-	type cache struct{ who, id string } // id "." is for a cache that is being saved; each cache has 3 GiB; in lists, the least recently used comes first
+	// A cache with the id "." is still being saved.
+	type cache struct{ who, id string } // each cache has 3 GiB; in lists, the least recently used comes first
 	for name, c := range map[string]struct {
 		caches []cache
 		gone   []cache
