@@ -186,7 +186,8 @@ func describeDiff(f client.DiffFile) string {
 	if changed := notContent(f); changed != "" {
 		words = append(words, changed)
 	}
-	if f.Content && f.Change == "changed" && (f.Patch == "" || f.PatchOmitted != "") && f.Old.Type == f.New.Type {
+	unseen := f.Content && (f.Patch == "" || f.PatchOmitted != "")
+	if unseen && f.Change == "changed" && f.Old != nil && f.New != nil && f.Old.Type == f.New.Type {
 		words = append(words, fmt.Sprintf("%d → %d bytes", f.Old.Size, f.New.Size))
 	}
 	if f.PatchOmitted != "" {

@@ -119,6 +119,24 @@ changed  /type                file → dir, mode 0644 → 0755
 	}
 }
 
+// An answer that lacks a version of a changed file is printed without a comparison of the versions.
+func TestDiffWithoutVersions(t *testing.T) {
+	file := &client.DiffNode{Type: "file"}
+	run, _ := comparing(t, client.Diff{Files: []client.DiffFile{
+		{Path: "/none", Change: "changed", Content: true},
+		{Path: "/old", Change: "changed", Content: true, Old: file},
+		{Path: "/new", Change: "changed", Content: true, New: file, PatchOmitted: "large"},
+	}})
+	if code, out, errs := run("diff a b"); code != exitOK || out != "M /none\nM /old\nM /new: too large for a patch\n" {
+		t.Errorf("exit code %d, %q\n%s", code, out, errs)
+	}
+	for _, flag := range []string{"--stat", "--patch", "--name-status"} {
+		if code, _, errs := run("diff a b " + flag); code != exitOK {
+			t.Errorf("%s: exit code %d\n%s", flag, code, errs)
+		}
+	}
+}
+
 // If a patch is incomplete, the command says so and returns an error.
 func TestAPartOfAPatchIsAnError(t *testing.T) {
 	run, _ := comparing(t, client.Diff{Files: []client.DiffFile{{Path: "/a", Change: "added",
