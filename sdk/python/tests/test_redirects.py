@@ -1,4 +1,4 @@
-"""A redirect does not send the token or the request to another server."""
+"""Neither a redirect nor a proxy of the environment sends the token or the request to another server."""
 
 from __future__ import annotations
 
@@ -79,4 +79,16 @@ def test_redirects_are_not_followed(servers: Servers, status: int) -> None:
         with pytest.raises(ControllerError) as caught:
             call()
         assert caught.value.status == status
+    assert servers.asked == []
+
+
+def test_proxies_are_not_used(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "all_proxy"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{servers.other.server_port}")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    with Client(servers.url, token="a-token") as client, pytest.raises(ForkdError):
+        client.sandboxes()
+    with pytest.raises(ControllerError):
+        Controller(servers.url, "a-token").list_sandboxes()
     assert servers.asked == []

@@ -130,7 +130,9 @@ class Controller:
             headers["Authorization"] = f"Bearer {self.token}"
         request = urllib.request.Request(url, data=data, method=method, headers=headers)
         try:
-            with urllib.request.build_opener(_Direct).open(request, timeout=self.timeout) as answer:
+            # Without proxies, because a proxy of the environment would receive the token.
+            opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _Direct)
+            with opener.open(request, timeout=self.timeout) as answer:
                 raw = _whole(answer)
         except urllib.error.HTTPError as e:
             with e:
