@@ -65,6 +65,19 @@ def test_a_large_file_is_read_as_a_stream(rig: Any, sandbox: Sandbox, monkeypatc
         assert sum(map(len, parts)) == 3 << 20
 
 
+def test_a_large_directory_is_unpacked(sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "large").write_bytes(b"x" * (3 << 20))
+    assert len(sandbox.files.read_tree(tree)) > 3 << 20  # an archive may be larger than other answers
+    monkeypatch.setattr(_files, "MAX_FILE", 2 << 20)
+    with pytest.raises(ForkdError, match="more than 2 MiB") as caught:
+        sandbox.files.read_tree(tree)
+    assert caught.value.code == "bad_answer" and caught.value.fix is not None and "`to`" in caught.value.fix
+    sandbox.files.read_tree(tree, tmp_path / "in")
+    assert (tmp_path / "in/large").stat().st_size == 3 << 20
+
+
 class Stream:
     """A connection on which a WebSocket's server sends a message of many parts."""
 

@@ -359,7 +359,8 @@ export async function collected(
     parts.push(part);
     size += part.length;
     if (size > most) {
-      throw new ForkdError(`the answer has more than ${most >> 20} MiB` + (fix ? `: ${fix}` : ""), { fix });
+      const message = `the answer has more than ${most >> 20} MiB` + (fix ? `: ${fix}` : "");
+      throw new ForkdError(message, { code: "bad_answer", fix });
     }
   }
   return joined(parts);

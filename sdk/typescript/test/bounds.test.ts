@@ -14,7 +14,7 @@ const endless: typeof fetch = async (url) => {
 };
 
 const tooLarge = (size: string) => (error: unknown) =>
-  error instanceof ForkdError && error.message.includes(`more than ${size}`);
+  error instanceof ForkdError && error.code === "bad_answer" && error.message.includes(`more than ${size}`);
 
 test("an answer is read up to 256 MiB, and a file up to 1 GiB", async () => {
   const url = "http://127.0.0.1:1";

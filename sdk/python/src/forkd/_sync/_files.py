@@ -169,8 +169,12 @@ class Files:
 
     def read_tree(self, path: Path, to: Path | None = None, *, user: str | None = None) -> bytes | None:
         """Downloads a directory into the directory `to` of this host, and makes `to` if it is missing.
-        Without `to`, returns the directory as the bytes of a tar archive. Whatever the sandbox sends,
-        nothing is written outside of `to`."""
+        Without `to`, returns the directory as the bytes of a tar archive of at most 1 GiB. Whatever the
+        sandbox sends, nothing is written outside of `to`."""
+        if to is None:
+            larger = "read_tree unpacks it into a directory if the call has `to`"
+            call = self._sandbox._call("GET", "/archive", params=where(path, user), most=MAX_FILE, larger=larger)
+            return (call).body
         import tempfile
 
         transport = self._sandbox.client._transport
@@ -180,11 +184,8 @@ class Files:
             ) as response:
                 for chunk in transport.chunks(response, f"the archive of {path}"):
                     _tar.add(archive, chunk)
-            if to is not None:
-                _runtime.in_thread(_tar.unpack, archive, os.fspath(to))
-                return None
-            archive.seek(0)
-            return archive.read()
+            _runtime.in_thread(_tar.unpack, archive, os.fspath(to))
+            return None
 
     def write_tree(self, path: Path, source: Path | bytes, *, user: str | None = None) -> None:
         """Uploads a directory of this host, or the bytes of a tar archive, into a directory of the sandbox,
