@@ -4,7 +4,7 @@ import { builtin } from "./node.ts";
 
 const block = 512;
 const encoder = new TextEncoder();
-const decoder = new TextDecoder();
+const decoder = new TextDecoder("utf-8", { ignoreBOM: true }); // a name may begin with U+FEFF
 
 function modules(): { fs: typeof import("node:fs/promises"); path: typeof import("node:path") } {
   const fs = builtin("node:fs/promises");
@@ -135,12 +135,25 @@ function plainHeader(entry: Entry): Uint8Array {
 export async function unpackTree(
   parts: AsyncIterable<Uint8Array>,
   root: string,
-  { platform = builtin("node:os")?.platform(), entries = maxEntries }: { platform?: string; entries?: number } = {},
+  {
+    platform = builtin("node:os")?.platform(),
+    entries = maxEntries,
+    names = maxKept,
+  }: { platform?: string; entries?: number; names?: number } = {},
 ): Promise<void> {
   const { fs, path } = modules();
   let bytes = maxBytes;
-  const links: { entry: Entry; name: string }[] = [];
-  const modes: { at: string; mode: number }[] = []; // modes of directories, set after their content is complete
+  const links: { type: string; name: string; target: string }[] = [];
+  const directories: { name: string; mode: number }[] = []; // modes are set after the content is complete
+  let kept = 0; // bytes of the names and targets in links and directories
+  const keep = (text: string): string => {
+    const copy = encoder.encode(text);
+    kept += copy.length;
+    if (kept > names) {
+      throw unsafe(`the names of the archive's links and directories have more than ${names} bytes`);
+    }
+    return decoder.decode(copy); // otherwise the whole header may stay in memory, because text can be a part of it
+  };
   await fs.mkdir(root, { recursive: true });
   const reader = new Reader(parts);
   try {
@@ -162,25 +175,25 @@ export async function unpackTree(
       const at = await placeFor(fs, path, root, name);
       if (entry.type === "5") {
         await makeDirectory(fs, at);
-        modes.push({ at, mode: entry.mode & 0o777 });
+        directories.push({ name: keep(name), mode: entry.mode & 0o777 });
       } else if (entry.type === "0") {
         await makeRoom(fs, at);
         await writeFile(fs, at, entry, reader);
       } else if (entry.type === "1" || entry.type === "2") {
-        links.push({ entry, name });
+        links.push({ type: entry.type, name: keep(name), target: keep(entry.link) });
       }
     }
-    for (const { entry, name } of links) {
+    for (const { type, name, target } of links) {
       const at = await placeFor(fs, path, root, name); // again, because a parent may be a link by now
       await makeRoom(fs, at);
-      if (entry.type === "2") {
-        await fs.symlink(entry.link, at);
+      if (type === "2") {
+        await fs.symlink(target, at);
       } else {
-        await fs.link(await linked(fs, path, root, entry.link), at);
+        await fs.link(await linked(fs, path, root, target), at);
       }
     }
-    for (const { at, mode } of modes.reverse()) {
-      await fs.chmod(at, mode | 0o700);
+    for (const { name, mode } of directories.reverse()) {
+      await fs.chmod(path.join(root, name), mode | 0o700);
     }
   } finally {
     await reader.end();
@@ -191,7 +204,7 @@ type FS = typeof import("node:fs/promises");
 type Path = typeof import("node:path");
 
 function unsafe(message: string): ForkdError {
-  return new ForkdError(message, { code: "unsafe_archive" });
+  return new ForkdError(message, { code: "bad_archive" });
 }
 
 /** Refuses a name that no file system can have, or that means something else on Windows. */
@@ -272,6 +285,9 @@ const longestExtension = 1 << 20;
 
 /** The maximum number of bytes that are read after the end of an archive. */
 const longestEnd = 1 << 20;
+
+/** Bytes of the names and targets that are kept until the end of an archive. */
+const maxKept = 128 << 20;
 
 /** Bounds on an archive and on the names in it. They equal the daemon's. */
 const maxBytes = 64 * 2 ** 30; // bytes of content
