@@ -2,6 +2,7 @@ package client
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/base64"
 	"encoding/json"
@@ -53,6 +54,7 @@ type Execution struct {
 	ExecutionCount int
 	Outcome        string // "finished", "exception", "timeout" or "died"
 	StateLost      bool   // the variables of the context are lost
+	Truncated      bool   // an output or the results had more bytes than CodeHandlers.Keep
 }
 
 // Text returns the text of the value of the last expression; empty if that expression has no value.
@@ -72,10 +74,21 @@ type CodeHandlers struct {
 	Result         func(CodeResult) error
 	Exception      func(CodeException) error
 
-	// Keep bounds the output and results in the Execution, in bytes. Output and results beyond the
-	// bound are passed to the handlers only. 0: unlimited.
+	// Keep bounds each output, and the results, in the Execution, in bytes. The Execution has the
+	// beginning of each output, and the results for which there is room. A part of an output counts
+	// for at least 64 bytes, and a result for 1 KiB. The handlers receive everything. 0: 64 MiB.
 	Keep int
 }
+
+// maxKept is the default of CodeHandlers.Keep.
+const maxKept = 64 << 20
+
+// Bytes that a part of an output and a result count for at least. A result takes memory of its own. In
+// the other SDKs, so does each part of an output.
+const (
+	leastPart   = 64
+	leastResult = 1 << 10
+)
 
 // maxCodeEvent bounds an event of running code, in bytes. The longest event is a result. The daemon
 // accepts results of up to 32 MiB from a guest.
@@ -99,7 +112,7 @@ func (c *Client) RunCode(ctx context.Context, id string, req CodeRequest, on Cod
 	}
 	defer resp.Body.Close()
 	run := codeRun{Execution: &e, on: on}
-	defer func() { e.Stdout, e.Stderr = run.stdout.String(), run.stderr.String() }()
+	defer func() { e.Stdout, e.Stderr = run.stdout.text.String(), run.stderr.text.String() }()
 	for events := eventsOf(resp.Body, maxCodeEvent); ; {
 		var event v1.CodeEvent
 		if err := events.next(&event); err != nil {
@@ -115,24 +128,38 @@ func (c *Client) RunCode(ctx context.Context, id string, req CodeRequest, on Cod
 type codeRun struct {
 	*Execution
 	on             CodeHandlers
-	stdout, stderr strings.Builder
-	kept           int // bytes kept so far; bounded by CodeHandlers.Keep
+	stdout, stderr keptOutput
+	results        int // bytes of the results that are kept; bounded by CodeHandlers.Keep
 }
 
-// keeps reports whether n more bytes still fit, and counts them.
-func (e *codeRun) keeps(n int) bool {
-	if e.on.Keep > 0 && e.kept+n > e.on.Keep {
+// keptOutput is the beginning of an output.
+type keptOutput struct {
+	text strings.Builder
+	size int  // bytes that text counts for; bounded by CodeHandlers.Keep
+	full bool // a part did not fit: a later, shorter part would follow a gap
+}
+
+// fits reports whether n more bytes fit in addition to the bytes in kept, and adds them.
+func (e *codeRun) fits(kept *int, n int) bool {
+	if *kept+n > cmp.Or(e.on.Keep, maxKept) {
+		e.Truncated = true
 		return false
 	}
-	e.kept += n
+	*kept += n
 	return true
+}
+
+func (e *codeRun) keep(o *keptOutput, text string) {
+	if o.full = o.full || !e.fits(&o.size, max(leastPart, len(text))); !o.full {
+		o.text.WriteString(text)
+	}
 }
 
 func sizeOf(r v1.CodeResult) (n int) {
 	for name, data := range r.Data {
 		n += len(name) + len(data) + 64 // cost of the map's entry
 	}
-	return n + 64
+	return max(leastResult, n)
 }
 
 // take adds an event and reports whether it was the last one.
@@ -142,17 +169,13 @@ func (e *codeRun) take(event v1.CodeEvent) (done bool, err error) {
 	case event.Started != nil:
 		e.ExecutionCount = event.Started.ExecutionCount
 	case event.Stdout != "":
-		if e.keeps(len(event.Stdout)) {
-			e.stdout.WriteString(event.Stdout)
-		}
+		e.keep(&e.stdout, event.Stdout)
 		err = call(on.Stdout, event.Stdout)
 	case event.Stderr != "":
-		if e.keeps(len(event.Stderr)) {
-			e.stderr.WriteString(event.Stderr)
-		}
+		e.keep(&e.stderr, event.Stderr)
 		err = call(on.Stderr, event.Stderr)
 	case event.Result != nil:
-		if e.keeps(sizeOf(*event.Result)) {
+		if e.fits(&e.results, sizeOf(*event.Result)) {
 			e.Results = append(e.Results, CodeResult(*event.Result))
 		}
 		err = call(on.Result, CodeResult(*event.Result))

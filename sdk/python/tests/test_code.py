@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from forkd import Execution, Sandbox
-from forkd._execution import Result
+from forkd import Execution, Sandbox, _execution
+from forkd._execution import Collector, Result
 from forkd.errors import BadRequestError, InterpreterBusyError, NotFoundInSandboxError
 
 
@@ -47,6 +47,38 @@ Rich()
     assert (rich.text, rich.html, rich.png, rich.json) == ("rich", "<b>rich</b>", png, {"a": [1, 2]})
     assert [s for s in seen if s != "between\n"] == got.results and len(seen) == 3
     assert set(rich.formats()) >= {"text", "html", "png", "json"}
+
+
+def test_an_execution_has_a_bound(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_execution, "MAX_KEPT", 4096)
+    assert not sandbox.run_code("print('short')").truncated
+    printed: list[str] = []
+    shown: list[Result] = []
+    code = "for n in range(100): print('x' * 99, flush=True)\nfor n in range(9): display(n)\n'end'"
+    got = sandbox.run_code(code, on_stdout=printed.append, on_result=shown.append)
+    assert got.ok and got.truncated and len("".join(printed)) == 10_000 and len(shown) == 10
+    assert len(got.stdout) <= 4096 and "".join(printed).startswith(got.stdout) and got.results == shown[:4]
+
+
+def test_an_execution_keeps_64_mib() -> None:
+    kept, part = Collector(), "x" * (1 << 20)
+    kept.output("stdout", "fits")
+    assert not kept.execution.truncated
+    for _ in range(100):
+        kept.output("stdout", part)
+        kept.output("stderr", part)
+    kept.output("stdout", "late")
+    large, main = Result(), Result(True, "main")
+    for _ in range(3):
+        kept.result(large, 30 << 20)
+    kept.result(main, 100)
+    got = kept.execution
+    assert (len(got.stdout), len(got.stderr), got.truncated) == ((63 << 20) + 4, 64 << 20, True)
+    assert got.results == [large, large, main] and got.text == "main" and "late" not in got.logs.stdout
+    many = Collector()
+    for _ in range(1 << 21):
+        many.output("stdout", "x")
+    assert len(many.execution.logs.stdout) == 1 << 20
 
 
 def test_timeout_and_environment(sandbox: Sandbox) -> None:

@@ -65,6 +65,12 @@ export interface Execution {
    * The variables are lost, because the interpreter died, or was killed because it did not stop.
    */
   readonly stateLost: boolean;
+  /**
+   * An output or the results had more than 64 MiB. The execution has the beginning of each output, and
+   * the results for which there was room. A part of an output counts for at least 64 bytes, a result
+   * for 1 KiB.
+   */
+  readonly truncated: boolean;
 }
 
 /** Options of runCode. */
@@ -134,23 +140,63 @@ export async function runCode(
   }
 }
 
+/** Bytes that an execution keeps of each output, and of the results; callbacks receive all. */
+const maxKept = 64 << 20;
+
+/** Bytes that a part of an output and a result count for at least, because each takes memory of its own. */
+const leastPart = 64;
+const leastResult = 1024;
+
+const encoder = new TextEncoder();
+
+/** The output and the results that an execution keeps. */
+class Kept {
+  readonly results: Result[] = [];
+  readonly logs = { stdout: [] as string[], stderr: [] as string[] };
+  truncated = false;
+  readonly #room = { stdout: maxKept, stderr: maxKept, results: maxKept }; // bytes
+
+  output(stream: "stdout" | "stderr", text: string): void {
+    if (this.#fits(stream, Math.max(leastPart, encoder.encode(text).length))) {
+      this.logs[stream].push(text);
+    } else {
+      this.#room[stream] = 0; // otherwise a later, shorter part would follow a gap
+    }
+  }
+
+  /** line is the message with the result. */
+  result(result: Result, line: string): void {
+    if (this.#fits("results", Math.max(leastResult, encoder.encode(line).length))) {
+      this.results.push(result);
+    }
+  }
+
+  #fits(name: "stdout" | "stderr" | "results", size: number): boolean {
+    if (size > this.#room[name]) {
+      this.truncated = true;
+      return false;
+    }
+    this.#room[name] -= size;
+    return true;
+  }
+}
+
 /** Reads the events of code until its end. */
 async function executed(events: AsyncGenerator<string>, options: RunCodeOptions): Promise<Execution> {
-  const results: Result[] = [];
-  const logs = { stdout: [] as string[], stderr: [] as string[] };
+  const kept = new Kept();
   let error: ExecutionError | undefined;
   for (let next = await events.next(); !next.done; next = await events.next()) {
     const event = JSON.parse(next.value) as CodeEvent;
     try {
       if (event.stdout !== undefined) {
-        logs.stdout.push(event.stdout);
+        kept.output("stdout", event.stdout);
         await options.onStdout?.(event.stdout);
       } else if (event.stderr !== undefined) {
-        logs.stderr.push(event.stderr);
+        kept.output("stderr", event.stderr);
         await options.onStderr?.(event.stderr);
       } else if (event.result !== undefined) {
         const result = resultOf(event.result);
-        results.push(result);
+        kept.result(result, next.value);
         await options.onResult?.(result);
       }
     } catch (failure) {
@@ -163,6 +209,7 @@ async function executed(events: AsyncGenerator<string>, options: RunCodeOptions)
       throw errorOf(event);
     } else if (event.end !== undefined) {
       const { outcome, state_lost: stateLost, execution_count: executionCount } = event.end;
+      const { results, logs, truncated } = kept;
       const text = results.find((result) => result.isMainResult)?.text;
       return {
         text,
@@ -172,6 +219,7 @@ async function executed(events: AsyncGenerator<string>, options: RunCodeOptions)
         executionCount,
         outcome,
         stateLost,
+        truncated,
       };
     }
   }

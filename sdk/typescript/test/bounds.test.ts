@@ -13,6 +13,42 @@ const endless: typeof fetch = async (url) => {
   return new Response(new ReadableStream({ pull: (controller) => controller.enqueue(part) }));
 };
 
+test("an execution keeps 64 MiB of each output and of the results", async () => {
+  const events = function* (): Generator<object> {
+    yield { stdout: "fits" };
+    for (let n = 0; n < 100; n++) {
+      yield { stdout: "x".repeat(1 << 20) };
+      yield { stderr: "x".repeat(1 << 20) };
+    }
+    yield { stdout: "late" };
+    for (const length of [30 << 20, 30 << 20, 30 << 20, 10]) {
+      yield { result: { main: length === 10, data: { "text/plain": "y".repeat(length) } } };
+    }
+    yield { end: { outcome: "finished", state_lost: false, execution_count: 1 } };
+  };
+  const noisy: typeof fetch = async (url) => {
+    if (!/\/code$/.test(String(url))) {
+      return endless(url);
+    }
+    const lines = events();
+    const pull = (controller: ReadableStreamDefaultController): void => {
+      const { value, done } = lines.next();
+      done ? controller.close() : controller.enqueue(new TextEncoder().encode(`${JSON.stringify(value)}\n`));
+    };
+    return new Response(new ReadableStream({ pull }));
+  };
+  const client = new Client({ url: "http://127.0.0.1:1", token: "t", fetch: noisy });
+  const sandbox = await Sandbox.connect("sb-1", { client });
+  let printed = 0;
+  const execution = await sandbox.runCode("x", { onStdout: (text) => void (printed += text.length) });
+  const sizes = [execution.logs.stdout, execution.logs.stderr].map((parts) => parts.join("").length);
+  assert.deepEqual(sizes, [(63 << 20) + 4, 64 << 20]);
+  assert.equal(printed, (100 << 20) + 8);
+  assert.ok(execution.truncated && !execution.logs.stdout.includes("late"));
+  assert.deepEqual([execution.results.length, execution.text], [3, "y".repeat(10)]);
+  client.close();
+});
+
 const tooLarge = (size: string) => (error: unknown) =>
   error instanceof ForkdError && error.code === "bad_answer" && error.message.includes(`more than ${size}`);
 

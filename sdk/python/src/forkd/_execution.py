@@ -5,9 +5,14 @@ from __future__ import annotations
 
 import html
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
+from ._output import MAX_KEPT
 from ._wire import CodeContext
+
+# Bytes that a part of an output and a result count for at least, because each takes memory of its own.
+LEAST_PART = 64
+LEAST_RESULT = 1024
 
 # The attributes of a result and their media types. The names are those of E2B's SDK.
 FORMATS = {
@@ -101,6 +106,9 @@ class Execution:
     """finished, exception, timeout, or died if the interpreter did."""
     state_lost: bool = False
     """The variables of the context are lost because its interpreter died or was killed."""
+    truncated: bool = False
+    """An output or the results had more than 64 MiB. The execution has the beginning of each output, and the
+    results for which there was room. A part of an output counts for at least 64 bytes, a result for 1 KiB."""
 
     @property
     def ok(self) -> bool:
@@ -147,6 +155,33 @@ class Execution:
         if self.error is not None:
             parts.append(pre(self.error.traceback or str(self.error), "background:#fdd"))
         return "".join(parts)
+
+
+class Collector:
+    """Keeps the output and the results of code in an execution."""
+
+    def __init__(self) -> None:
+        self.execution = Execution()
+        self.room = {"stdout": MAX_KEPT, "stderr": MAX_KEPT, "results": MAX_KEPT}  # bytes
+
+    def output(self, stream: Literal["stdout", "stderr"], text: str) -> None:
+        kept: list[str] = getattr(self.execution.logs, stream)
+        if self._fits(stream, max(LEAST_PART, len(text.encode("utf-8", "surrogatepass")))):
+            kept.append(text)
+        else:
+            self.room[stream] = 0  # otherwise a later, shorter part would follow a gap
+
+    def result(self, result: Result, size: int) -> None:
+        """size is the number of bytes of the message."""
+        if self._fits("results", max(LEAST_RESULT, size)):
+            self.execution.results.append(result)
+
+    def _fits(self, name: str, size: int) -> bool:
+        if size > self.room[name]:
+            self.execution.truncated = True
+            return False
+        self.room[name] -= size
+        return True
 
 
 def pre(text: str, style: str) -> str:

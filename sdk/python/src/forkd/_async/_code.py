@@ -10,7 +10,7 @@ from urllib.parse import quote
 from .. import _args
 from .._answers import problem_of
 from .._errors import StreamBrokenError
-from .._execution import Execution, ExecutionError, Result, context_id
+from .._execution import Collector, Execution, ExecutionError, Result, context_id
 from .._lines import Lines
 from .._output import event_of
 from .._wire import CodeContext
@@ -43,7 +43,8 @@ async def run_code(
         timeout_secs=_args.seconds("timeout", timeout, most=3600),
         env=_args.env(env),
     )
-    execution, ended, lines = Execution(), False, Lines()
+    kept, ended, lines = Collector(), False, Lines()
+    execution = kept.execution
     transport = sandbox._transport
     async with transport.stream(
         "POST", sandbox._path("/code"), json=body, headers={"Accept": "application/x-ndjson"}
@@ -54,14 +55,15 @@ async def run_code(
                 if event.get("error"):
                     raise problem_of(event["error"], event.get("code", ""), event.get("status", 0))
                 if text := event.get("stdout"):
-                    execution.logs.stdout.append(text)
+                    kept.output("stdout", text)
                     await _runtime.resolved(on_stdout and on_stdout(text))
                 if text := event.get("stderr"):
-                    execution.logs.stderr.append(text)
+                    kept.output("stderr", text)
                     await _runtime.resolved(on_stderr and on_stderr(text))
                 if shown := event.get("result"):
-                    execution.results.append(Result.of(shown))
-                    await _runtime.resolved(on_result and on_result(execution.results[-1]))
+                    result = Result.of(shown)
+                    kept.result(result, len(line))
+                    await _runtime.resolved(on_result and on_result(result))
                 if raised := event.get("exception"):
                     execution.error = ExecutionError(
                         raised.get("name", ""), raised.get("value", ""), raised.get("traceback", "")
