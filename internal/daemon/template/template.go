@@ -16,6 +16,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime/debug"
 	"slices"
 	"sync"
 	"syscall"
@@ -239,9 +240,24 @@ func (b *Builder) Start(ctx context.Context, bd *Build, plan Plan) error {
 	bd.cancel, bd.status = cancel, Building
 	b.running.Go(func() {
 		defer cancel(nil)
-		b.finish(bd, b.run(run, bd, plan))
+		b.finish(bd, b.guarded(func() error { return b.run(run, bd, plan) }))
 	})
 	return nil
+}
+
+// errPanic is the error of a build that panicked.
+var errPanic = errors.New("internal error: the daemon's log has the details")
+
+// guarded calls run and converts a panic to an error. A build reads a client's data in a goroutine of
+// its own, where a panic would crash the daemon.
+func (b *Builder) guarded(run func() error) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			b.cfg.Log.Error("panic in a build of a template", "error", p, "stack", string(debug.Stack()))
+			err = errPanic
+		}
+	}()
+	return run()
 }
 
 // finish ends a build that was carried out. It removes the build's archives a second time after it

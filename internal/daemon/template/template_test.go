@@ -283,3 +283,27 @@ func TestCloseIsBounded(t *testing.T) {
 		})
 	}
 }
+
+// A panic in a build ends the build, not the daemon.
+func TestPanicOfABuild(t *testing.T) {
+	var log bytes.Buffer
+	b, err := New(Config{Dir: filepath.Join(t.TempDir(), "x"), Log: slog.New(slog.NewTextHandler(&log, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	bd, err := b.Request("alice", Ask{Template: "mine"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Start(t.Context(), bd, Plan{FromTemplate: "base"}); err != nil { // without Config.Builds, it panics
+		t.Fatal(err)
+	}
+	b.running.Wait()
+	status, why := b.State(bd)
+	if status != Failed || why.Message != errPanic.Error() {
+		t.Errorf("%s: %+v", status, why)
+	}
+	if !strings.Contains(log.String(), "panic in a build of a template") || !strings.Contains(log.String(), "Builder).run") {
+		t.Errorf("the log lacks the panic: %s", &log)
+	}
+}
