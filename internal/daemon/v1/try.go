@@ -3,6 +3,7 @@ package v1
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -52,6 +53,9 @@ func (a *api) try(w http.ResponseWriter, r *http.Request) error {
 	o := &tryObserver{out, cancel, audit.From(r.Context())}
 	done, err := fanout.Run(ctx, view, a.execIn(r), r.PathValue("id"), req, o)
 	stop()
+	if p := (*fanout.PanicError)(nil); errors.As(err, &p) {
+		a.Face.Log.Error("panic in a try", "sandbox", r.PathValue("id"), "error", p.Value, "stack", p.Stack)
+	}
 	left := r.Context().Err() // read before the last line, after which a client may leave
 	if err == nil {
 		err = left

@@ -9,10 +9,12 @@
 package fanout
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"math"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
@@ -131,10 +133,21 @@ type try struct {
 	mu sync.Mutex
 	// +checklocks:mu
 	first int // index of the first child whose command has succeeded; -1: none
+	// +checklocks:mu
+	panicked error // a *PanicError; nil: no child's goroutine has panicked
 }
 
 // errBeaten is the reason why the commands of the losers were stopped.
 var errBeaten = errors.New("stopped, because another child had succeeded first")
+
+// PanicError says that the code that ran a command has panicked. Its message has no details, which may
+// come from a guest.
+type PanicError struct {
+	Value any
+	Stack string
+}
+
+func (e *PanicError) Error() string { return "internal error: the daemon's log has the details" }
 
 // KeptError says that the source could not go on as the winner, and that the winner stays. Otherwise
 // the work of the winner would be lost.
@@ -171,8 +184,7 @@ func Run(ctx context.Context, host Host, exec Exec, source string, req Request, 
 		out.discard = func() error { return t.killBut(nil) }
 	}()
 	o.Started(Started{Sandboxes: forked.Sandboxes, Pause: time.Duration(b.Figure.Pause), Ready: forked.ForkWall})
-	t.runAll(ctx)
-	if err := ctx.Err(); err != nil {
+	if err := cmp.Or(t.runAll(ctx), ctx.Err()); err != nil {
 		return Outcome{Winner: -1}, err
 	}
 	out.Winner = t.winner()
@@ -197,13 +209,23 @@ func Run(ctx context.Context, host Host, exec Exec, source string, req Request, 
 	return out, nil
 }
 
-// runAll runs the commands and judges of all children concurrently.
-func (t *try) runAll(ctx context.Context) {
+// runAll runs the commands and judges of all children concurrently. A panic in one of their goroutines
+// would crash the daemon, so it stops all commands and becomes an error.
+func (t *try) runAll(ctx context.Context) error {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	var children sync.WaitGroup
 	for i := range t.results {
 		children.Go(func() {
+			defer func() {
+				if p := recover(); p != nil {
+					err := &PanicError{p, string(debug.Stack())}
+					t.mu.Lock()
+					t.panicked = err
+					t.mu.Unlock()
+					stop(err)
+				}
+			}()
 			r := &t.results[i]
 			*r = t.run(ctx, i)
 			if t.req.Keep == First && r.succeeded() && t.isFirst(i) {
@@ -213,6 +235,9 @@ func (t *try) runAll(ctx context.Context) {
 		})
 	}
 	children.Wait()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.panicked
 }
 
 // isFirst records that the command of child i has succeeded, and reports whether no other command has

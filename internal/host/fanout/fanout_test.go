@@ -68,7 +68,7 @@ func (f *fake) kill(id string) error {
 func (f *fake) left() []string { return slices.Sorted(maps.Keys(f.living)) }
 
 // run simulates a command. "exit N" exits with N, "wait" waits until it is stopped, "fail" returns an error,
-// "missing" does not exist, and "print TEXT" prints TEXT.
+// "missing" does not exist, "panic" panics, and "print TEXT" prints TEXT.
 func run(ctx context.Context, _ string, req agentclient.ExecRequest,
 	sink func(agentclient.Stream, []byte) error) (r agentclient.ExecResult, err error) {
 	r.Outcome = agentclient.Exited
@@ -77,6 +77,8 @@ func run(ctx context.Context, _ string, req agentclient.ExecRequest,
 	case "wait":
 		<-ctx.Done()
 		return r, ctx.Err()
+	case "panic":
+		panic("a wrong answer")
 	case "fail":
 		return r, errors.New("the guest is gone")
 	case "missing":
@@ -191,6 +193,8 @@ func TestNothingStays(t *testing.T) {
 		"the client leaves":        {&fake{}, Request{Commands: commands("exit 0", "wait"), Keep: All}, true},
 		"the child is not visible": {&fake{promote: &sandbox.NotFoundError{ID: "sb-0"}}, promotes, false},
 		"the host has no place":    {&fake{promote: busy}, promotes, true},
+		"a command panics":         {&fake{}, Request{Commands: commands("panic", "wait", "exit 0"), Keep: First}, false},
+		"a panic and none stays":   {&fake{}, Request{Commands: commands("wait", "panic"), Keep: None}, false},
 		"the children cannot stay": {&fake{keep: errors.New("no")}, Request{Commands: commands("exit 0"), Keep: All}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -203,6 +207,12 @@ func TestNothingStays(t *testing.T) {
 			out, err := Run(ctx, c.f, run, "source", c.req, o)
 			if err == nil || len(c.f.left()) != 0 || len(out.Kept) != 0 {
 				t.Errorf("%+v, %v; left %v", out, err, c.f.left())
+			}
+			var p *PanicError
+			if panics := strings.Contains(name, "panic"); errors.As(err, &p) != panics {
+				t.Errorf("error %v", err)
+			} else if panics && (p.Value != "a wrong answer" || !strings.Contains(p.Stack, "fanout.run")) {
+				t.Errorf("panic %v\n%s", p.Value, p.Stack)
 			}
 		})
 	}
