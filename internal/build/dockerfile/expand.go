@@ -8,7 +8,6 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/moby/buildkit/frontend/dockerfile/instructions"
 	"github.com/moby/buildkit/frontend/dockerfile/shell"
@@ -90,7 +89,7 @@ func (e *Expander) expanding(lex *shell.Lex, v vars) instructions.SingleWordExpa
 		if err := e.ctx.Err(); err != nil {
 			return "", err
 		}
-		if !isText(word) {
+		if !isText([]byte(word)) {
 			return "", fmt.Errorf("%.40q: want text in UTF-8", word)
 		}
 		if !strings.Contains(word, "$") {
@@ -139,16 +138,12 @@ func (b *bounded) Get(name string) (string, bool) {
 	if b.left -= len(value); b.left < 0 {
 		return "", ok
 	}
-	if !isText(value) {
+	if !isText([]byte(value)) {
 		b.bad = name
 		return "", ok
 	}
 	return value, ok
 }
-
-// isText reports whether the library can expand s. For each other byte it would write a line to
-// stderr.
-func isText(s string) bool { return utf8.ValidString(s) && strings.IndexByte(s, 0) < 0 }
 
 // substitution matches the beginning of a substitution. The substitution may have the form ${NAME},
 // or have a word or a pattern after the name. The submatch is a pattern without variables and

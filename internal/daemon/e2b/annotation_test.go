@@ -10,7 +10,8 @@ import (
 // The ports of E2B's sandboxes may be open to strangers. Sandboxes with the annotation of another
 // package are not E2B's.
 func TestAnnotationsOfOthers(t *testing.T) {
-	for _, text := range []string{"", "null", "{}", `{"disk_of":true}`, `{"build":"b"}`, `{"private":false}`, `{"timeout":null}`} {
+	for _, text := range []string{"", "null", "{}", `{"disk_of":true}`, `{"build":"b"}`, `{"private":false}`,
+		`{"timeout":null}`} {
 		if _, own := annotationOf(sandbox.Info{Annotation: json.RawMessage(text)}); own {
 			t.Errorf("%q is E2B's", text)
 		}
