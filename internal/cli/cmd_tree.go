@@ -2,8 +2,11 @@ package cli
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"io"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -12,30 +15,101 @@ import (
 
 func newTreeCmd() *cobra.Command {
 	var c common
+	var watch bool
 	cmd := &cobra.Command{
 		Use:   "tree",
 		Short: "Show snapshots and sandboxes below their origins",
 		Long: "Shows a sandbox below the snapshot that it runs from, and a branch below its source sandbox or, if that\n" +
 			"is gone, below the source's snapshot.",
-		Args: usageArgs(arguments(0, 0)),
+		Example: "  forkd tree --watch   # until Ctrl-C",
+		Args:    usageArgs(arguments(0, 0)),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return show(cmd, &c, func(ctx context.Context, cl *client.Client) (roots []*relative, err error) {
-				snapshots, err := cl.Snapshots(ctx)
-				if err != nil {
-					return roots, err
-				}
-				sandboxes, err := cl.Sandboxes(ctx)
-				if err != nil {
-					return roots, err
-				}
-				return family(snapshots, sandboxes), nil
-			}, func(roots []*relative) error {
+			if watch && (c.json() || !canRedraw(cmd.OutOrStdout())) {
+				return usageError{errors.New("--watch draws on a terminal only: 'forkd events' follows changes in a program")}
+			}
+			c.streams = watch
+			if watch {
+				return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
+					return watchTree(ctx, cl, cmd.OutOrStdout())
+				})
+			}
+			return show(cmd, &c, fetchFamily, func(roots []*relative) error {
 				return printFamily(cmd.OutOrStdout(), roots, "")
 			})
 		},
 	}
+	cmd.Flags().BoolVar(&watch, "watch", false, "draw the tree again when it changes, until Ctrl-C")
 	c.register(cmd)
 	return cmd
+}
+
+func fetchFamily(ctx context.Context, cl *client.Client) ([]*relative, error) {
+	snapshots, err := cl.Snapshots(ctx)
+	if err != nil {
+		return nil, err
+	}
+	sandboxes, err := cl.Sandboxes(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return family(snapshots, sandboxes), nil
+}
+
+// redrawPause is the minimum time between two drawings of a tree.
+const redrawPause = 200 * time.Millisecond
+
+// watchTree draws the tree on a terminal whenever the daemon reports an event.
+func watchTree(ctx context.Context, cl *client.Client, out io.Writer) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	changed, failed := make(chan struct{}, 1), make(chan error, 1)
+	notice := func() {
+		select {
+		case changed <- struct{}{}:
+		default: // a drawing is due already
+		}
+	}
+	go func() {
+		failed <- cl.Events(ctx, client.EventsRequest{Begun: notice}, func(client.Event) error { notice(); return nil })
+	}()
+	for {
+		select {
+		case err := <-failed:
+			return err
+		case <-changed:
+		}
+		roots, err := fetchFamily(ctx, cl)
+		if err != nil {
+			return err
+		}
+		var text strings.Builder
+		if err := printFamily(&text, roots, ""); err != nil {
+			return err
+		}
+		height := 0
+		if size, ok := terminalSize(out); ok {
+			height = int(size.Rows)
+		}
+		if _, err := io.WriteString(out, clearScreen+fitLines(text.String(), height)); err != nil {
+			return err
+		}
+		select {
+		case <-time.After(redrawPause):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// fitLines returns the first lines of a text, for a terminal of that height, and how many more there
+// are. height 0: all lines.
+func fitLines(text string, height int) string {
+	lines := strings.SplitAfter(text, "\n")
+	room := max(height-2, 1)
+	if height == 0 || len(lines)-1 <= room {
+		return text
+	}
+	return strings.Join(lines[:room], "") + fmt.Sprintf("and %d more\n", len(lines)-1-room)
 }
 
 // relative is a snapshot or a sandbox, with its descendants.
