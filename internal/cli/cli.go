@@ -104,7 +104,7 @@ func newRoot(stdio Stdio) *cobra.Command {
 		{"In a sandbox:", []*cobra.Command{newExecCmd(), newShellCmd(), newEvalCmd(), newCpCmd(), newAttachCmd(),
 			newSignalCmd(),
 			newPortForwardCmd(), newSSHCmd(), newSSHConfigCmd(), newURLCmd(), newForwardGuestsCmd(), newMCPCmd()}},
-		{"This host:", []*cobra.Command{newQuickstartCmd(), newDoctorCmd(),
+		{"This host:", []*cobra.Command{newQuickstartCmd(), newDoctorCmd(), newUICmd(),
 			newInfoCmd(), newVersionCmd(), newDaemonCmd(), newTokenCmd(), newSSHKeyCmd(),
 			newMachineCmd(),
 			newCacheCmd(), newCleanupCmd(), newE2BCmd(), newBenchCmd()}},

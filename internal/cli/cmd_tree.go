@@ -21,7 +21,7 @@ func newTreeCmd() *cobra.Command {
 		Short: "Show snapshots and sandboxes below their origins",
 		Long: "Shows a sandbox below the snapshot that it runs from, and a branch below its source sandbox or, if that\n" +
 			"is gone, below the source's snapshot.",
-		Example: "  forkd tree --watch   # until Ctrl-C",
+		Example: "  forkd tree --watch   # until Ctrl-C; 'forkd ui' shows the same tree in the browser",
 		Args:    usageArgs(arguments(0, 0)),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if watch && (c.json() || !canRedraw(cmd.OutOrStdout())) {

@@ -126,7 +126,7 @@ var rooms = []room{
 	{
 		folder:   "internal/cli",
 		packages: []string{"."},
-		imports: []string{"api/v1", "client", "internal/compat05/...", "internal/mcp", "internal/daemon",
+		imports: []string{"api/v1", "client", "internal/compat05/...", "internal/mcp", "internal/ui", "internal/daemon",
 			"internal/daemon/auth",
 			"internal/build/...", "internal/doctor", "internal/emu/...", "internal/proto/imageproto",
 			"internal/proto/vm",
@@ -166,6 +166,8 @@ var rooms = []room{
 		folder: "internal/mcp", packages: []string{"."}, imports: []string{"client", "api/v1"},
 		reason: "what models may do is what a client of the REST API may do: no back door",
 	},
+	{folder: "internal/ui", packages: []string{"."},
+		reason: "a browser may do what the client does whose transport it gets: it knows nothing else of forkd"},
 	{folder: "internal/apitest", packages: []string{"."}, imports: []string{"api"},
 		reason: "it checks traffic, not what causes it"},
 	{

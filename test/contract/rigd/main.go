@@ -70,6 +70,7 @@ func run() (err error) {
 	keepalive := flag.Duration("keepalive", 0, "how often silent streams say something; 0: as the daemon's default")
 	checked := flag.Bool("checked", true, "fail (exit code 1) if traffic is not as api/openapi.yaml has it")
 	open := flag.Bool("open", false, "demand no token")
+	dirty := flag.Uint64("guest-dirty", 0, "bytes that every guest has written; 0: a few pages")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
@@ -94,6 +95,9 @@ func run() (err error) {
 	}
 	rig := apirig.New(t, apirig.Options{Unchecked: !*checked, Open: *open, Limits: face.Limits{Keepalive: *keepalive},
 		Agent: func(dir string) *exec.Cmd { return agentHere(t, self, dir) }})
+	if *dirty > 0 {
+		rig.VMs.GuestDirty = *dirty
+	}
 	d := newDaemon(rig)
 	tmp := t.TempDir()
 	if err := d.listen("tcp", *bind); err != nil {

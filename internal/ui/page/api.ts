@@ -1,0 +1,208 @@
+// Requests to the REST API, through the server of the view. Paths are relative to the page.
+
+export interface Sandbox {
+  id: string;
+  snapshot_tag: string;
+  created_at_unix: number;
+  state: string;
+  hostname: string;
+  network: string;
+  labels?: Record<string, string>;
+  latest_tag?: string;
+  workspace?: string;
+  exit_reason?: string;
+  exit_detail?: string;
+  disk_full?: boolean;
+  not_answering?: boolean;
+  expires_at_unix?: number;
+  ready_ms?: number;
+}
+
+export interface Snapshot {
+  tag: string;
+  created_at_unix: number;
+  status: string;
+  step?: string;
+  sandboxes: number;
+  branched_from?: string;
+  sandbox_id?: string;
+  mem_size_mib?: number;
+  dirty_bytes?: number;
+  pause_ms?: number;
+  mode?: string;
+  persist_status: string;
+  warning?: string;
+  labels?: Record<string, string>;
+  disk_only?: boolean;
+  built?: boolean;
+  transient?: boolean;
+}
+
+export interface Stats {
+  pss_kib: number;
+  private_kib: number;
+  guest_dirty_kib: number;
+  disk_since_latest_kib?: number;
+  usage?: { cpu_seconds: number; read_bytes: number; written_bytes: number };
+}
+
+export interface Event {
+  id: string;
+  time: string;
+  type: string;
+  sandbox_id?: string;
+  snapshot_tag?: string;
+  reason?: string;
+  detail?: string;
+}
+
+export interface Version {
+  version: string;
+  api: string;
+  accel: string;
+  scope?: string;
+  host_memory_mib: number;
+  no_kvm?: string;
+  limits_missing?: string;
+  admission: { max_sandboxes: number; vcpu_overcommit: number; memory_reserve_mib: number; disk_reserve_mib: number };
+  left_alone?: string[];
+}
+
+export interface Process {
+  pid: number;
+  args: string[];
+  cwd?: string;
+}
+
+export interface File {
+  name: string;
+  path: string;
+  type: string;
+  size: number;
+  permissions: string;
+  owner: string;
+  modified: string;
+  symlink_target?: string;
+}
+
+export interface Diff {
+  from: string;
+  to: string;
+  files: DiffFile[];
+  added: number;
+  changed: number;
+  deleted: number;
+  omitted?: number;
+  memory_bytes?: number;
+}
+
+export interface DiffFile {
+  path: string;
+  change: string;
+  lines_added?: number;
+  lines_deleted?: number;
+  patch?: string;
+  patch_omitted?: string;
+  old?: { size: number };
+  new?: { size: number };
+}
+
+export interface CodeEvent {
+  stdout?: string;
+  stderr?: string;
+  result?: { main: boolean; data: Record<string, unknown> };
+  exception?: { name: string; value: string; traceback: string };
+  end?: { outcome: string };
+  error?: string;
+}
+
+// Failure is an answer other than success.
+export class Failure extends Error {
+  constructor(readonly status: number, readonly code: string, message: string) {
+    super(message);
+  }
+}
+
+export async function send(method: string, path: string, body?: unknown, signal?: AbortSignal): Promise<Response> {
+  const headers: Record<string, string> = { "Forkd-View": "1" };
+  let content: BodyInit | undefined;
+  if (body instanceof Blob) {
+    content = body;
+  } else if (body !== undefined) {
+    headers["Content-Type"] = "application/json";
+    content = JSON.stringify(body);
+  }
+  let answer: Response;
+  try {
+    answer = await fetch(path, { method, headers, body: content, signal });
+  } catch (e) {
+    if (signal?.aborted) throw e;
+    throw new Failure(0, "view_away", "'forkd ui' does not answer any more: start it again");
+  }
+  if (answer.ok) return answer;
+  let problem: { code?: string; detail?: string; fix?: string } = {};
+  try {
+    problem = await answer.json();
+  } catch {
+    // not a problem of the API
+  }
+  throw new Failure(answer.status, problem.code ?? "", problem.detail ?? `status ${answer.status}`);
+}
+
+export async function call<T>(method: string, path: string, body?: unknown): Promise<T> {
+  const text = await (await send(method, path, body)).text();
+  return (text === "" ? {} : JSON.parse(text)) as T;
+}
+
+export const get = <T>(path: string) => call<T>("GET", path);
+
+// list returns all pages of a list.
+export async function list<T>(path: string): Promise<T[]> {
+  const all: T[] = [];
+  for (let next: string | undefined = `${path}?limit=1000`; next !== undefined; ) {
+    const answer: Response = await send("GET", next);
+    all.push(...((await answer.json()) as T[]));
+    const link = /<\/([^>]*)>;\s*rel="?next/.exec(answer.headers.get("Link") ?? "");
+    next = link?.[1];
+  }
+  return all;
+}
+
+// lines calls f with each line of a streamed answer.
+export async function lines(answer: Response, f: (line: string) => void): Promise<void> {
+  await chunks(answer, (text, rest) => {
+    const parts = (rest + text).split("\n");
+    const last = parts.pop()!;
+    parts.forEach(f);
+    return last;
+  });
+}
+
+async function chunks(answer: Response, f: (text: string, rest: string) => string): Promise<void> {
+  const reader = answer.body!.getReader();
+  const decoder = new TextDecoder();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    rest = f(decoder.decode(value, { stream: true }), rest);
+  }
+}
+
+// follow calls f with the text of a streamed answer until it ends.
+export async function follow(path: string, signal: AbortSignal, f: (text: string) => void): Promise<void> {
+  await chunks(await send("GET", path, undefined, signal), (text) => {
+    f(text);
+    return "";
+  });
+}
+
+export const box = (id: string, rest = "") => `v1/sandboxes/${encodeURIComponent(id)}${rest}`;
+
+export function socket(path: string): WebSocket {
+  const url = new URL(path, location.href);
+  url.protocol = "ws:";
+  const ws = new WebSocket(url);
+  ws.binaryType = "arraybuffer";
+  return ws;
+}

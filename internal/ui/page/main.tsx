@@ -1,0 +1,252 @@
+// The view: the tree with the selected node's details, and the pages below it.
+import { h, Fragment, render } from "preact";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { type ActionName, begin } from "./actions";
+import { Detail } from "./detail";
+import { type Action, Dialog, Note } from "./dialog";
+import { DiffPage } from "./diff";
+import { HostPage } from "./host";
+import { memoryOf, Tree } from "./rows";
+import { SandboxPage } from "./sandbox";
+import { store, useStore } from "./store";
+import { bytes, plural } from "./text";
+import { flatten, grow, nameOf, type Node, refOf, sandboxKey, snapshotKey } from "./tree";
+
+function useHash(): string[] {
+  const read = () => location.hash.replace(/^#\//, "").split("/").map(decodeURIComponent);
+  const [parts, set] = useState(read);
+  useEffect(() => {
+    const change = () => set(read());
+    addEventListener("hashchange", change);
+    return () => removeEventListener("hashchange", change);
+  }, []);
+  return parts;
+}
+
+const themes = ["auto", "light", "dark"] as const;
+
+function useTheme(): [string, () => void] {
+  const [theme, set] = useState(localStorage.getItem("theme") ?? "auto");
+  useEffect(() => {
+    if (theme === "auto") delete document.documentElement.dataset["theme"];
+    else document.documentElement.dataset["theme"] = theme;
+  }, [theme]);
+  const next = () => {
+    const t = themes[(themes.indexOf(theme as "auto") + 1) % themes.length]!;
+    localStorage.setItem("theme", t);
+    set(t);
+  };
+  return [theme, next];
+}
+
+function App() {
+  const s = useStore();
+  const nodes = useMemo(() => grow(s.snapshots, s.sandboxes), [s.revision]);
+  const parts = useHash();
+  const [selected, select] = useState("");
+  const [marked, setMarked] = useState<string[]>([]);
+  const [closed, setClosed] = useState(new Set<string>());
+  const [search, setSearch] = useState("");
+  const [action, setAction] = useState<Action>();
+  const [told, tell] = useState("");
+  const [theme, nextTheme] = useTheme();
+  const find = useRef<HTMLInputElement>(null);
+
+  useEffect(() => {
+    if (told === "") return;
+    const timer = setTimeout(() => tell(""), 6000);
+    return () => clearTimeout(timer);
+  }, [told]);
+  useEffect(() => {
+    const key = (e: KeyboardEvent) => {
+      if (e.key !== "/" || e.ctrlKey || e.metaKey || find.current === null) return;
+      if ((e.target as HTMLElement).closest("input, textarea, select, dialog, .shell") !== null) return;
+      e.preventDefault();
+      find.current.focus();
+    };
+    addEventListener("keydown", key);
+    return () => removeEventListener("keydown", key);
+  }, []);
+
+  const act = (name: ActionName, n: Node) => setAction(begin(name, n));
+  const open = (n: Node) => {
+    if (n.sandbox) location.hash = `#/sandbox/${encodeURIComponent(n.sandbox.id)}`;
+    else act("fork", n);
+  };
+  const mark = (key: string) =>
+    setMarked((old) => (old.includes(key) ? old.filter((k) => k !== key) : [...old, key].slice(-2)));
+  const toggle = (key: string, on: boolean) => setClosed((old) => {
+    const next = new Set(old);
+    on ? next.delete(key) : next.add(key);
+    return next;
+  });
+
+  const [page, a = "", b = ""] = parts;
+  const node = page === "sandbox" ? nodes.get(sandboxKey(a)) : undefined;
+  const byRef = (ref: string) => nodes.get(snapshotKey(ref)) ?? nodes.get(sandboxKey(ref));
+  let content;
+  if (s.link === "ended") content = <Ended text={s.problem} />;
+  else if (!s.loaded) content = <main class="page" id="main"><h1>forkd</h1><Note>{s.problem || "Connecting to the daemon …"}</Note></main>;
+  else if (page === "host") content = <HostPage />;
+  else if (page === "diff") {
+    const names = [a, b].map((ref) => { const n = byRef(ref); return n ? nameOf(n) : ref; }) as [string, string];
+    content = <DiffPage from={a} to={b} names={names} />;
+  } else if (page === "sandbox") {
+    content = node
+      ? <SandboxPage n={node} tab={b} act={act} />
+      : <main class="page" id="main"><a class="back" href="#/">← Tree</a><h1>This sandbox is gone</h1><Note>It was deleted.</Note></main>;
+  } else {
+    content = <TreePage {...{ nodes, selected, select, marked, mark, setMarked, closed, toggle, search, act, open }} />;
+  }
+  return (
+    <Fragment>
+      <a class="skip" href="#main">To the content</a>
+      <header>
+        <a class="logo" href="#/"><span class="mark-logo" aria-hidden="true" /> forkd</a>
+        <input ref={find} type="search" placeholder="Search names, labels, states" aria-label="Search" value={search}
+          onInput={(e) => { setSearch((e.target as HTMLInputElement).value); if (page) location.hash = "#/"; }} />
+        <span class="fill" />
+        <span class={`link-state ${s.link}`} role="status">{s.link === "live" ? "live" : s.link === "away" ? "daemon away, trying again" : s.link}</span>
+        <a href="#/host">Host</a>
+        <button class="tab" onClick={nextTheme} aria-label={`Theme: ${theme}`} title={`Theme: ${theme}`}>
+          {theme === "dark" ? "☾" : theme === "light" ? "☀" : "◐"}
+        </button>
+      </header>
+      {s.link === "away" && s.loaded && <p class="banner" role="alert">The daemon does not answer: {s.problem}. The page shows its last known state.</p>}
+      {content}
+      {action && <Dialog action={action} close={(done) => { setAction(undefined); if (done) { tell(done); void s.refresh().catch(() => {}); } }} />}
+      <div class={`toast${told ? " on" : ""}`} role="status">{told}</div>
+    </Fragment>
+  );
+}
+
+const Ended = ({ text }: { text: string }) => (
+  <main class="page" id="main">
+    <h1>The session has ended</h1>
+    <Note>{text}</Note>
+    <Note>Run <code>forkd ui</code> again, and open the address that it prints.</Note>
+  </main>
+);
+
+interface TreePageProps {
+  nodes: Map<string, Node>;
+  selected: string;
+  select: (key: string) => void;
+  marked: string[];
+  mark: (key: string) => void;
+  setMarked: (keys: string[]) => void;
+  closed: Set<string>;
+  toggle: (key: string, open: boolean) => void;
+  search: string;
+  act: (name: ActionName, n: Node) => void;
+  open: (n: Node) => void;
+}
+
+function TreePage(p: TreePageProps) {
+  const rows = useMemo(() => flatten(p.nodes, p.closed, p.search), [p.nodes, p.closed, p.search]);
+  const node = p.nodes.get(p.selected);
+  useEffect(() => {
+    if (node === undefined && rows.length > 0) p.select((rows.find((r) => r.node.sandbox) ?? rows[0]!).node.key);
+  }, [node, rows]);
+  if (p.nodes.size === 0) return <Empty />;
+  const marked = p.marked.map((key) => p.nodes.get(key)).filter((n) => n !== undefined);
+  return (
+    <main class="split" id="main">
+      <div class="left">
+        <h1 class="hidden">Snapshots and sandboxes</h1>
+        <Intro />
+        <Summary nodes={p.nodes} />
+        {rows.length === 0 && <Note>Nothing matches the search.</Note>}
+        <div class="table">
+          <div class="row head" aria-hidden="true">
+            <span class="name">Snapshots and their forks</span><span class="fill" />
+            <span class="state-cell">State</span><span class="memory">Memory</span><span class="age">Age</span>
+            <span class="compare-head" title="Mark two to compare them">⇄</span>
+          </div>
+          <Tree rows={rows} {...p} enter={p.open} />
+        </div>
+        <p class="keys" aria-hidden="true">
+          <kbd>↑</kbd><kbd>↓</kbd> choose <kbd>←</kbd><kbd>→</kbd> fold <kbd>f</kbd> fork <kbd>b</kbd> branch <kbd>r</kbd> roll back{" "}
+          <kbd>space</kbd> mark two to compare <kbd>/</kbd> search
+        </p>
+        {marked.length > 0 && (
+          <div class="compare" role="region" aria-label="Comparison">
+            {marked.length === 1
+              ? <span>Mark a second one to compare it with <b>{nameOf(marked[0]!)}</b>.</span>
+              : <a class="button primary" href={`#/diff/${marked.map((n) => encodeURIComponent(refOf(n))).join("/")}`}>
+                  Compare {nameOf(marked[0]!)} with {nameOf(marked[1]!)}
+                </a>}
+            <button onClick={() => p.setMarked([])}>Clear</button>
+          </div>
+        )}
+      </div>
+      {node && <Detail n={node} act={p.act} open={p.open} />}
+    </main>
+  );
+}
+
+// Intro explains the tree to people who see it for the first time.
+function Intro() {
+  const [hidden, hide] = useState(localStorage.getItem("intro") === "hidden");
+  if (hidden) return <Fragment />;
+  const close = () => {
+    localStorage.setItem("intro", "hidden");
+    hide(true);
+  };
+  return (
+    <section class="intro" aria-label="What this shows">
+      <ol>
+        <li>
+          <span class="icon snapshot" aria-hidden="true" />
+          <div><b>Snapshot</b><span>A machine, saved while its programs run.</span></div>
+        </li>
+        <li>
+          <span class="icon sandbox running" aria-hidden="true" />
+          <div><b>Fork</b><span>Running copies of it, in milliseconds. They share its memory until they write.</span></div>
+        </li>
+        <li>
+          <span class="icon snapshot branch" aria-hidden="true" />
+          <div><b>Branch</b><span>A copy, saved again while it runs. Fork it, or roll back to it.</span></div>
+        </li>
+      </ol>
+      <button class="tab" onClick={close} aria-label="Hide the explanation">×</button>
+    </section>
+  );
+}
+
+// Summary shows how much memory forks share.
+function Summary({ nodes }: { nodes: Map<string, Node> }) {
+  let own = 0, all = 0, measured = 0, sandboxes = 0;
+  for (const n of nodes.values()) {
+    if (!n.sandbox) continue;
+    sandboxes++;
+    const m = memoryOf(n);
+    if (m === undefined) continue;
+    measured++;
+    own += m.own;
+    all += m.all;
+  }
+  const some = measured < sandboxes ? ` (${measured} measured)` : "";
+  return (
+    <section class="summary" aria-label="Summary">
+      <p><b>{plural(sandboxes, "sandbox")}</b> from <b>{plural(nodes.size - sandboxes, "snapshot")}</b></p>
+      {measured > 0 && (
+        <p class="saving">
+          <span class="meter wide" aria-hidden="true"><i style={{ width: `${Math.max(1, (100 * own) / all)}%` }} /></span>
+          <span><b>{bytes(own * 1024)}</b> written of <b>{bytes(all * 1024)}</b> memory{some}; the rest is shared</span>
+        </p>
+      )}
+    </section>
+  );
+}
+
+const Empty = () => (
+  <main class="page" id="main">
+    <h1>Nothing here yet</h1>
+    <Note>Build a first snapshot in a terminal. It appears here by itself.</Note>
+    <pre tabIndex={0} aria-label="command">forkd build base</pre>
+  </main>
+);
+
+render(<App />, document.getElementById("app")!);
+store.start();
