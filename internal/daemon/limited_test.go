@@ -17,6 +17,7 @@ import (
 
 	"github.com/forkd/forkd/internal/apirig"
 	"github.com/forkd/forkd/internal/daemon/auth"
+	"github.com/forkd/forkd/internal/daemon/plainhttp"
 	"github.com/forkd/forkd/internal/host/owner"
 )
 
@@ -216,8 +217,18 @@ func (fixed) SetWriteDeadline(time.Time) error { return nil }
 // The daemon finds the place of a connection below TLS, so it knows which TLS connections are idle.
 func TestPlaceBelowTLS(t *testing.T) {
 	c := &placed{Conn: fixed("192.0.2.1:80")}
-	ctx := withConn(t.Context(), tls.Server(&sniffed{Conn: c}, new(tls.Config)))
+	conn, err := plainhttp.Redirecting(accepted{c}, new(tls.Config), nil).Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx := withConn(t.Context(), conn)
 	if got := ctx.Value(placedKey{}); got != c {
 		t.Errorf("%v, want %v", got, c)
 	}
 }
+
+// accepted is a listener that accepts only this connection.
+type accepted struct{ net.Conn }
+
+func (a accepted) Accept() (net.Conn, error) { return a.Conn, nil }
+func (a accepted) Addr() net.Addr            { return a.LocalAddr() }

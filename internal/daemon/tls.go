@@ -6,9 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"sync"
 
+	"github.com/forkd/forkd/internal/daemon/plainhttp"
 	"github.com/forkd/forkd/internal/daemon/stamp"
 )
 
@@ -113,4 +115,20 @@ func (c *certificates) loadLocked() error {
 	}
 	c.config = config
 	return nil
+}
+
+// secure is a listener whose connections use TLS.
+type secure struct {
+	net.Listener
+	config *tls.Config
+}
+
+// accepting returns the listener for a server. It accepts at most conns connections at once and, if
+// TLS is configured, encrypts them.
+func accepting(l net.Listener, conns int, log *slog.Logger) net.Listener {
+	s, ok := l.(*secure)
+	if !ok {
+		return newLimited(l, conns)
+	}
+	return plainhttp.Redirecting(newLimited(s.Listener, conns), s.config, log)
 }

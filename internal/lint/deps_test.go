@@ -93,6 +93,7 @@ var rooms = []room{
 		folder: "internal/daemon",
 		packages: []string{
 			"stamp",
+			"plainhttp",
 			"audit",
 			"auth",
 			"metrics",

@@ -1,4 +1,6 @@
-package daemon
+// Package plainhttp lets a TLS port answer clients that speak HTTP without TLS. It redirects them,
+// and it does not serve their requests.
+package plainhttp
 
 import (
 	"bufio"
@@ -21,25 +23,9 @@ const (
 	plainLogs    = time.Minute // minimum time between two lines of the log
 )
 
-// secure is a listener whose connections use TLS.
-type secure struct {
-	net.Listener
-	config *tls.Config
-}
-
-// accepting returns the listener for a server. It accepts at most conns connections at once and, if
-// TLS is configured, encrypts them.
-func accepting(l net.Listener, conns int, log *slog.Logger) net.Listener {
-	s, ok := l.(*secure)
-	if !ok {
-		return newLimited(l, conns)
-	}
-	return redirecting(newLimited(s.Listener, conns), s.config, log)
-}
-
-// redirecting returns a listener of TLS connections. A client that speaks HTTP without TLS is
+// Redirecting returns a listener of TLS connections. A client that speaks HTTP without TLS is
 // redirected to https://, and no handler sees its request.
-func redirecting(l net.Listener, config *tls.Config, log *slog.Logger) net.Listener {
+func Redirecting(l net.Listener, config *tls.Config, log *slog.Logger) net.Listener {
 	return tls.NewListener(&sniffer{Listener: l, log: log}, config)
 }
 
