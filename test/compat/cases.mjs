@@ -2,7 +2,7 @@
 // and reads its output.
 export const want = (ok, what) => { if (!ok) throw new Error(`not as it should be: ${JSON.stringify(what)}`) }
 
-class NotApplicable extends Error {}
+export class NotApplicable extends Error {}
 
 export const AGE = process.env.COMPAT_AGE // the month of the packages, if they are not the newest
 
@@ -21,6 +21,16 @@ export async function test(covers, run) {
     reason = applies ? `${e.name}: ${e.message}` : e.message
   }
   console.log(JSON.stringify({ name: covers, outcome, reason, seconds: (Date.now() - began) / 1000 }))
+}
+
+// A case that fails as long as its tool does not change, for the reason given. If it passes, the
+// case fails.
+export async function expectedToFail(covers, reason, run) {
+  const began = Date.now()
+  let failed = false
+  try { await run() } catch { failed = true }
+  console.log(JSON.stringify({ name: covers, outcome: failed ? 'not_applicable' : 'failed',
+    reason: failed ? reason : `it passes now, although it should fail: ${reason}`, seconds: (Date.now() - began) / 1000 }))
 }
 
 export async function fails(name, call) {

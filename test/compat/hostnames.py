@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+from collections.abc import Sequence
 
 SETS = ("E2B_DOMAIN", "SSL_CERT_FILE", "NODE_EXTRA_CA_CERTS")
 
 
-def begin() -> None:
-    server = subprocess.Popen(["go", "run", "./test/compat/hostnames"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+def begin(command: Sequence[str] = ("go", "run", "./test/compat/hostnames")) -> None:
+    server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     domain, there = server.stdout.readline().split()
     os.environ.update(zip(SETS, (domain, f"{there}/bundle.pem", f"{there}/ca.pem")))
     begin.server = server  # exits when its standard input is closed

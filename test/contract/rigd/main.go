@@ -69,6 +69,7 @@ func run() (err error) {
 	bind := flag.String("bind", "127.0.0.1:0", "loopback address to serve on")
 	keepalive := flag.Duration("keepalive", 0, "how often silent streams say something; 0: as the daemon's default")
 	checked := flag.Bool("checked", true, "fail (exit code 1) if traffic is not as api/openapi.yaml has it")
+	domain := flag.String("domain", "", "URL whose host names lead to sandboxes; empty: apirig's default")
 	open := flag.Bool("open", false, "demand no token")
 	dirty := flag.Uint64("guest-dirty", 0, "bytes that every guest has written; 0: a few pages")
 	flag.Parse()
@@ -93,7 +94,8 @@ func run() (err error) {
 	if err := guestRAM(t); err != nil {
 		return err
 	}
-	rig := apirig.New(t, apirig.Options{Unchecked: !*checked, Open: *open, Limits: face.Limits{Keepalive: *keepalive},
+	rig := apirig.New(t, apirig.Options{Unchecked: !*checked, Open: *open, Domain: *domain,
+		Limits: face.Limits{Keepalive: *keepalive},
 		Agent: func(dir string) *exec.Cmd { return agentHere(t, self, dir) }})
 	if *dirty > 0 {
 		rig.VMs.GuestDirty = *dirty
