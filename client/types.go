@@ -40,6 +40,9 @@ type (
 	BuildStep        = v1.BuildStep
 	BuildOutput      = v1.BuildOutput
 	BuildResult      = v1.BuildResult
+	HubEvent         = v1.HubEvent
+	HubFile          = v1.HubFile
+	HubResult        = v1.HubResult
 	Warmup           = v1.Warmup
 	Pong             = v1.Pong
 	ExecRequest      = v1.ExecRequest

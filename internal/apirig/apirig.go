@@ -44,6 +44,7 @@ import (
 	"github.com/forkd/forkd/internal/host/diff"
 	"github.com/forkd/forkd/internal/host/event"
 	"github.com/forkd/forkd/internal/host/helpervm"
+	"github.com/forkd/forkd/internal/host/hub"
 	"github.com/forkd/forkd/internal/host/imagevm"
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/store"
@@ -238,9 +239,9 @@ func New(t T, o Options) *Rig {
 		Answers: answers, Limits: o.Limits, Counts: counts, Requests: counts.RequestDone, Stopping: o.Stopping, Log: discard})
 	r.serveSSH(t, o.SSH, dir, shared, counts)
 	api := v1.New(v1.Config{Face: shared, Baker: baker, Builds: r.Steps, Images: r.images, ScratchDir: r.Scratch,
-		Differ: r.differ(o.Diff, run, st), Metrics: counts.Handler(), Version: "test", Accel: "kvm", Domain: domain,
-		GuestPort: o.GuestPort, NoKVM: o.noKVM, Links: links, Tried: counts.Tried, SSH: r.SSH.info(),
-		MCP: mcphttp.New("test", o.Limits.Keepalive, discard)})
+		Differ: r.differ(o.Diff, run, st), Hub: newHub(t, dir, st), Metrics: counts.Handler(), Version: "test",
+		Accel: "kvm", Domain: domain, GuestPort: o.GuestPort, NoKVM: o.noKVM, Links: links, Tried: counts.Tried,
+		SSH: r.SSH.info(), MCP: mcphttp.New("test", o.Limits.Keepalive, discard)})
 	if !o.Unchecked {
 		api = apitest.Checked(t, api)
 	}
@@ -250,6 +251,17 @@ func New(t T, o Options) *Rig {
 	t.Cleanup(r.agents.stop)
 	r.Parent = client.BakeRequest{Tag: "a.b", Kernel: part, Initrd: part, Rootfs: part}
 	return r
+}
+
+// newHub returns a Hub that never finds the disk full.
+func newHub(t T, dir string, st *store.Store) *hub.Hub {
+	t.Helper()
+	h, err := hub.New(hub.Config{Store: st, Dir: hub.Dir(filepath.Join(dir, "state")),
+		Memory: bake.HostMemoryMiB() << 20, Room: (&admit.Rules{}).Room, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h
 }
 
 // state returns the directory of a rig, and a file in it that VMs boot from in place of a kernel or

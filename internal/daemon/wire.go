@@ -41,6 +41,7 @@ import (
 	"github.com/forkd/forkd/internal/host/diff"
 	"github.com/forkd/forkd/internal/host/event"
 	"github.com/forkd/forkd/internal/host/helpervm"
+	"github.com/forkd/forkd/internal/host/hub"
 	"github.com/forkd/forkd/internal/host/imagevm"
 	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/host/sandbox"
@@ -61,6 +62,7 @@ type wired struct {
 	builds  *build.Builder
 	images  *build.Images
 	store   *store.Store
+	hub     *hub.Hub
 	audit   *audit.Log
 	net     *netclient.Client
 	cgroups *cgroup.Tree
@@ -101,7 +103,7 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard, kvm *kvmState) (*w
 	}
 	undo.Add(w.net.Close)
 	events := event.NewRing(event.DefaultSize)
-	if w.store, err = openStore(&cfg, events); err != nil {
+	if err := w.openStore(&cfg, events); err != nil {
 		return nil, err
 	}
 	undo.Add(func() { w.store.Close() })
@@ -160,7 +162,7 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard, kvm *kvmState) (*w
 	undo.Add(w.ssh.close)
 	api := v1.New(v1.Config{
 		Face: shared, Baker: baker, Builds: w.builds, Images: w.images, ScratchDir: scratchDir(cfg.StateDir),
-		Differ: w.differ(&cfg, vmms, runDir), Metrics: counts.Handler(),
+		Differ: w.differ(&cfg, vmms, runDir), Hub: w.hub, Metrics: counts.Handler(),
 		Version: cfg.Version, Accel: cfg.Accel, GuestPort: cfg.GuestPort, Domain: domain, Links: links, Traces: w.traces,
 		Missing: missing, Admission: admissionOf(cfg.Admit), NoKVM: kvm.why, MCP: mcphttp.New(cfg.Version, 0, cfg.Log),
 		Tried: counts.Tried, SSH: w.ssh.info(),
@@ -337,18 +339,22 @@ func (w *wired) openCgroups(cfg *Config) (missing string) {
 	return err.Error()
 }
 
-// openStore opens the store and logs the defects of its snapshots.
-func openStore(cfg *Config, events *event.Ring) (*store.Store, error) {
-	s, err := store.Open(store.Config{Root: cfg.StateDir, RAM: cfg.RAMDir, Events: events})
-	if err != nil {
-		return nil, err
+// openStore opens the store and the hub, and logs the defects of the store's snapshots.
+func (w *wired) openStore(cfg *Config, events *event.Ring) (err error) {
+	if w.store, err = store.Open(store.Config{Root: cfg.StateDir, RAM: cfg.RAMDir, Events: events}); err != nil {
+		return err
 	}
-	for _, info := range s.List() {
+	w.hub, err = hub.New(hub.Config{Store: w.store, Dir: hub.Dir(cfg.StateDir), Memory: bake.HostMemoryMiB() << 20,
+		Room: cfg.Admit.Room, Log: cfg.Log})
+	if err != nil {
+		return errors.Join(err, w.store.Close())
+	}
+	for _, info := range w.store.List() {
 		if info.Damage != "" {
 			cfg.Log.Error("a snapshot cannot be used", "reason", info.Damage)
 		}
 	}
-	return s, nil
+	return nil
 }
 
 func admissionOf(a admit.Rules) apiv1.Admission {

@@ -37,7 +37,7 @@ var rooms = []room{
 	},
 	{
 		folder:   "internal/format",
-		packages: []string{"console", "disklayer", "ext4", "memlayer", "snapshot", "record"},
+		packages: []string{"console", "disklayer", "ext4", "memlayer", "snapshot", "artifact", "record"},
 		imports:  []string{"internal/proto/codec", "internal/proto/vm"},
 		reason:   "a format outlives the program that wrote it",
 	},
@@ -69,7 +69,7 @@ var rooms = []room{
 		folder: "internal/host",
 		packages: []string{"invalid", "debt", "excerpt", "event", "owner", "unique", "procmem", "agentclient", "cgroup",
 			"process", "netclient", "vmmclient", "store", "vmpool", "vmpool/suite", "vmfake",
-			"identity", "chain", "helpervm", "imagevm", "diff", "bake", "admit", "ledger", "conlog",
+			"identity", "chain", "helpervm", "imagevm", "diff", "hub", "bake", "admit", "ledger", "conlog",
 			"tally", "idle", "unwatched", "sandbox", "workspace", "tenancy",
 			"fanout"},
 		imports: []string{"internal/proto/...", "internal/format/...", "internal/jail/..."},

@@ -17,6 +17,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/auth"
 	"github.com/forkd/forkd/internal/daemon/inbound"
 	"github.com/forkd/forkd/internal/daemon/once"
+	"github.com/forkd/forkd/internal/format/artifact"
 	"github.com/forkd/forkd/internal/host/admit"
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/bake"
@@ -60,11 +61,9 @@ func codeOf(err error) code {
 		scope     *auth.ScopeError
 		prefix    *owner.PrefixError
 		closed    *owner.ClosedError
-		noKVM     *vmmclient.NoKVMError
-		disks     *diffproto.RefusedError
 	)
 	switch {
-	case errors.As(err, &noKVM):
+	case is[*vmmclient.NoKVMError](err):
 		return codeNoKVM
 	case errors.As(err, &request):
 		return codeOfStatus(request.Status)
@@ -72,6 +71,8 @@ func codeOf(err error) code {
 		return codeScope
 	case errors.As(err, &badField):
 		return codeInvalidField
+	case is[*artifact.Error](err):
+		return codeArtifact
 	case errors.As(err, &warmup):
 		return codeWarmup
 	case errors.As(err, &cut): // this and the next two cases must come before those of the errors that they wrap
@@ -124,7 +125,7 @@ func codeOf(err error) code {
 		return codeForbidden
 	case errors.Is(err, inbound.ErrMethod):
 		return codeMethod
-	case errors.As(err, &answer), errors.As(err, &disks): // in the second case, a guest's file system is damaged
+	case errors.As(err, &answer), is[*diffproto.RefusedError](err): // in the second case, a guest's file system is damaged
 		return codeGuestFailed
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, inbound.ErrIdle):
 		return codeTimeout
@@ -132,6 +133,12 @@ func codeOf(err error) code {
 		return codeVMEnded
 	}
 	return codeInternal
+}
+
+// is reports whether err, or an error that it wraps, has the type E.
+func is[E error](err error) bool {
+	_, ok := errors.AsType[E](err)
+	return ok
 }
 
 // codeOfStatus returns the fallback error code for an HTTP status.

@@ -22,6 +22,7 @@ const (
 	codeBadRequest       code = "bad_request"
 	codeInvalidField     code = "invalid_field"
 	codeWarmup           code = "warmup_failed"
+	codeArtifact         code = "artifact_refused"
 	codeUnauthenticated  code = "unauthenticated"
 	codeForbidden        code = "forbidden"
 	codeScope            code = "scope"
@@ -83,6 +84,8 @@ var problems = map[code]problem{
 		0},
 	codeWarmup: {http.StatusBadRequest, "The warm-up failed", "correct the command or code that the detail quotes",
 		0},
+	codeArtifact: {http.StatusBadRequest, "The snapshot from outside is refused",
+		"pack or push it again where it was made, for a host such as the detail says", 0},
 	codeUnauthenticated: {http.StatusUnauthorized, "The token is missing or wrong",
 		"send the daemon's token as 'Authorization: Bearer TOKEN'", 0},
 	codeForbidden: {http.StatusForbidden, "The request is not allowed",

@@ -70,7 +70,9 @@ func TestOpenAPIHasTheFieldsOfTheCode(t *testing.T) {
 		"BuildRequest": apiv1.BuildRequest{}, "BuildBoot": apiv1.BuildBoot{},
 		"BuildEvent": apiv1.BuildEvent{}, "BuildPlan": apiv1.BuildPlan{},
 		"BuildNote": apiv1.BuildNote{}, "BuildStep": apiv1.BuildStep{}, "BuildOutput": apiv1.BuildOutput{},
-		"BuildResult": apiv1.BuildResult{}, "RegistryAuth": apiv1.RegistryAuth{},
+		"BuildResult": apiv1.BuildResult{},
+		"HubEvent":    apiv1.HubEvent{}, "HubFile": apiv1.HubFile{}, "HubResult": apiv1.HubResult{},
+		"RegistryAuth": apiv1.RegistryAuth{},
 	}
 	for name, s := range doc.Components.Schemas {
 		if (len(s.Properties) > 0 || len(s.AllOf) > 0) && types[name] == nil {

@@ -22,6 +22,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/tracing"
 	"github.com/forkd/forkd/internal/host/bake"
 	"github.com/forkd/forkd/internal/host/diff"
+	"github.com/forkd/forkd/internal/host/hub"
 )
 
 // Limits on requests.
@@ -49,6 +50,7 @@ type Config struct {
 	Builds     *build.Builder
 	Images     *build.Images
 	Differ     *diff.Differ
+	Hub        *hub.Hub
 	ScratchDir string // directory for disks while builder VMs fill them; the files in it have no names
 	Metrics    http.Handler
 	Version    string

@@ -40,7 +40,7 @@ func (a *api) routes() []route {
 	part, file := []string{"limit", "cursor"}, []string{"path", "username"}
 	and := func(names []string, more ...string) []string { return append(more, names...) }
 
-	return []route{
+	return append(a.snapshotRoutes(), []route{
 		{"GET /healthz", open, nil, f.Open, a.healthz},
 		{"GET /healthz/{$}", open, nil, f.Open, a.healthz},
 		{"GET /readyz", open, nil, f.Open, a.readyz},
@@ -50,13 +50,6 @@ func (a *api) routes() []route {
 		{"GET /docs", open, nil, f.Open, documentPage},
 		{"GET /metrics", auth.Read, nil, reads, a.metrics},
 		{"POST /mcp", auth.Read, nil, f.Messages, a.tools}, // each tool requires a scope of its own
-
-		{"GET /v1/snapshots", auth.Read, part, lists, listed(a.listSnapshots)},
-		{"POST /v1/snapshots", auth.Admin, nil, work, f.Once(call(created, a.createSnapshot))}, // may read the host's files
-		{"DELETE /v1/snapshots/{tag}", auth.Admin, []string{"cascade", "force"}, ends, end(a.deleteSnapshot)},
-		{"GET /v1/snapshots/{tag}/info", auth.Read, nil, reads, get(a.snapshotInfo)},
-		{"POST /v1/snapshots/{tag}/compact", auth.Admin, nil, work, call(ok, a.compactSnapshot)},
-		{"POST /v1/snapshots/{tag}/verify", auth.Run, nil, work, get(a.verifySnapshot)},
 
 		{"POST /v1/diff", auth.Run, nil, work, a.diff}, // reads files of guests
 		{"POST /v1/export", auth.Run, nil, work, a.export},
@@ -130,6 +123,24 @@ func (a *api) routes() []route {
 		{"DELETE /v1/workspaces/{name}", auth.Run, nil, ends, end(a.deleteWorkspace)},
 		{"POST /v1/workspaces/{name}/suspend", auth.Run, nil, work, call(ok, a.suspendWorkspace)},
 		{"POST /v1/workspaces/{name}/resume", auth.Run, nil, work, call(ok, a.resumeWorkspace)},
+	}...)
+}
+
+// snapshotRoutes returns the routes of snapshots.
+func (a *api) snapshotRoutes() []route {
+	f := a.Face
+	const ok, created = http.StatusOK, http.StatusCreated
+	return []route{
+		{"GET /v1/snapshots", auth.Read, []string{"limit", "cursor"}, f.Lists, listed(a.listSnapshots)},
+		// May read files of the host.
+		{"POST /v1/snapshots", auth.Admin, nil, f.Work, f.Once(call(created, a.createSnapshot))},
+		{"DELETE /v1/snapshots/{tag}", auth.Admin, []string{"cascade", "force"}, f.Ends, end(a.deleteSnapshot)},
+		{"GET /v1/snapshots/{tag}/info", auth.Read, nil, f.Reads, get(a.snapshotInfo)},
+		{"POST /v1/snapshots/{tag}/compact", auth.Admin, nil, f.Work, call(ok, a.compactSnapshot)},
+		{"POST /v1/snapshots/{tag}/verify", auth.Run, nil, f.Work, get(a.verifySnapshot)},
+		{"GET /v1/snapshots/{tag}/archive", auth.Run, nil, f.Work, a.packSnapshot}, // has the memory of a guest
+		// Makes a snapshot that others fork, with content that nobody on this host has made.
+		{"POST /v1/archives", auth.Admin, []string{apiv1.UnpackTag, apiv1.UnpackTrust}, f.Work, a.unpackSnapshot},
 	}
 }
 

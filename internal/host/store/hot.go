@@ -137,6 +137,9 @@ func (g *Staging) completeMemory(m *snapshot.Manifest, extents []vm.Extent) erro
 // with the snapshots that have them, before this snapshot is flushed.
 func (g *Staging) linkMemory(m *snapshot.Manifest) error {
 	for _, l := range m.Memory {
+		if _, err := os.Lstat(layerPath(g.dir, m, l.Owner)); err == nil { // see Import
+			continue
+		}
 		if _, err := g.store.linkLayer(m, g.below, l.Owner, g.dir); err != nil {
 			return err
 		}

@@ -162,6 +162,7 @@ func (g *Staging) Discard() {
 	based := g.stopBasing()
 	g.remove()
 	g.store.mu.Lock()
+	based = based || len(g.bases) > 0
 	delete(g.store.reserved, g.tag)
 	g.store.mu.Unlock()
 	if based {

@@ -29,6 +29,13 @@ class WarmupFailedError(ForkdError):
     """
 
 
+class ArtifactRefusedError(ForkdError):
+    """The snapshot from outside is refused (artifact_refused, 400).
+
+    What helps: pack or push it again where it was made, for a host such as the detail says.
+    """
+
+
 class UnauthenticatedError(ForkdError):
     """The token is missing or wrong (unauthenticated, 401).
 
@@ -302,6 +309,7 @@ BY_CODE: dict[str, type[ForkdError]] = {
     "bad_request": BadRequestError,
     "invalid_field": InvalidFieldError,
     "warmup_failed": WarmupFailedError,
+    "artifact_refused": ArtifactRefusedError,
     "unauthenticated": UnauthenticatedError,
     "forbidden": ForbiddenError,
     "scope": ScopeError,
@@ -362,6 +370,7 @@ __all__ = [
     "BadRequestError",
     "InvalidFieldError",
     "WarmupFailedError",
+    "ArtifactRefusedError",
     "UnauthenticatedError",
     "ForbiddenError",
     "ScopeError",

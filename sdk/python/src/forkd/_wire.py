@@ -1356,6 +1356,54 @@ class BuildRequest(Record):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class HubFile(Record):
+    """The message HubFile of the API."""
+
+    name: str = ""
+    """vmstate, memory.map, memory.layer.N, disk.layer.N, base, kernel or initramfs"""
+    state: str = ""
+    """what has happened to it: unpacked (verified and written)"""
+    bytes: int = 0
+    """size of the compressed file"""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class HubResult(Record):
+    """The message HubResult of the API."""
+
+    digest: str = ""
+    """SHA-256 of the artifact's manifest, which identifies it"""
+    bytes: int = 0
+    """sum of the compressed files"""
+    snapshot: SnapshotInfo | None = None
+    ms: float = 0.0
+    """time that it took in milliseconds"""
+    _nested: ClassVar[Nested] = {
+        "snapshot": SnapshotInfo,
+    }
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class HubEvent(Record):
+    """One line of the progress of a snapshot that moves, with exactly one field: the last has result or error."""
+
+    file: HubFile | None = None
+    result: HubResult | None = None
+    keepalive: bool | None = None
+    """sent after 15 seconds without other messages"""
+    error: str | None = None
+    """why no snapshot has moved"""
+    status: int | None = None
+    """with error: its HTTP status"""
+    code: str | None = None
+    """with error: the code of the problem"""
+    _nested: ClassVar[Nested] = {
+        "file": HubFile,
+        "result": HubResult,
+    }
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class BuildNote(Record):
     """The message BuildNote of the API."""
 
@@ -1766,6 +1814,9 @@ __all__ = [
     "Forked",
     "Generator",
     "Health",
+    "HubEvent",
+    "HubFile",
+    "HubResult",
     "Interpreter",
     "Interrupted",
     "Limits",

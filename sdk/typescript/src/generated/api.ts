@@ -22,7 +22,7 @@ export interface components {
              * @description a code never changes its meaning; new codes may be added
              * @enum {string}
              */
-            code: "bad_request" | "invalid_field" | "warmup_failed" | "unauthenticated" | "forbidden" | "scope" | "denied_in_sandbox" | "no_such_route" | "sandbox_not_found" | "snapshot_not_found" | "workspace_not_found" | "not_found_in_sandbox" | "method_not_allowed" | "conflict" | "sandbox_state" | "sandbox_cut_off" | "sandbox_of_workspace" | "interpreter_busy" | "not_in_line" | "not_unique" | "snapshot_exists" | "snapshot_in_use" | "snapshot_unusable" | "workspace_exists" | "outcome_unknown" | "body_too_large" | "idempotency_key_reused" | "upgrade_required" | "too_many_requests" | "max_sandboxes" | "max_vcpus" | "own_sandboxes" | "internal" | "vm_ended" | "sandbox_failed" | "busy" | "host_memory" | "host_disk" | "no_kvm" | "timeout" | "no_space";
+            code: "bad_request" | "invalid_field" | "warmup_failed" | "artifact_refused" | "unauthenticated" | "forbidden" | "scope" | "denied_in_sandbox" | "no_such_route" | "sandbox_not_found" | "snapshot_not_found" | "workspace_not_found" | "not_found_in_sandbox" | "method_not_allowed" | "conflict" | "sandbox_state" | "sandbox_cut_off" | "sandbox_of_workspace" | "interpreter_busy" | "not_in_line" | "not_unique" | "snapshot_exists" | "snapshot_in_use" | "snapshot_unusable" | "workspace_exists" | "outcome_unknown" | "body_too_large" | "idempotency_key_reused" | "upgrade_required" | "too_many_requests" | "max_sandboxes" | "max_vcpus" | "own_sandboxes" | "internal" | "vm_ended" | "sandbox_failed" | "busy" | "host_memory" | "host_disk" | "no_kvm" | "timeout" | "no_space";
             /** @description name of the wrong field; with invalid_field only */
             field?: string;
             /** @description the solution for most errors with this code */
@@ -976,6 +976,36 @@ export interface components {
             identity_token?: string;
             /** @description sent to the registry as it is */
             registry_token?: string;
+        };
+        /** @description one line of the progress of a snapshot that moves, with exactly one field: the last has result or error */
+        HubEvent: {
+            file?: components["schemas"]["HubFile"];
+            result?: components["schemas"]["HubResult"];
+            /** @description sent after 15 seconds without other messages */
+            keepalive?: boolean;
+            /** @description why no snapshot has moved */
+            error?: string;
+            /** @description with error: its HTTP status */
+            status?: number;
+            /** @description with error: the code of the problem */
+            code?: string;
+        };
+        HubFile: {
+            /** @description vmstate, memory.map, memory.layer.N, disk.layer.N, base, kernel or initramfs */
+            name: string;
+            /** @description what has happened to it: unpacked (verified and written) */
+            state: string;
+            /** @description size of the compressed file */
+            bytes: number;
+        };
+        HubResult: {
+            /** @description SHA-256 of the artifact's manifest, which identifies it */
+            digest: string;
+            /** @description sum of the compressed files */
+            bytes: number;
+            snapshot?: components["schemas"]["SnapshotInfo"];
+            /** @description time that it took in milliseconds */
+            ms: number;
         };
         /** @description one line of a build's progress, with exactly one field: the first has plan, the last result or error */
         BuildEvent: {

@@ -11,6 +11,9 @@ export class InvalidFieldError extends ForkdError {}
 /** The warm-up failed (400, `warmup_failed`). */
 export class WarmupFailedError extends ForkdError {}
 
+/** The snapshot from outside is refused (400, `artifact_refused`). */
+export class ArtifactRefusedError extends ForkdError {}
+
 /** The token is missing or wrong (401, `unauthenticated`). */
 export class UnauthenticatedError extends ForkdError {}
 
@@ -130,6 +133,7 @@ export const errorClasses: Readonly<Record<string, typeof ForkdError>> = {
   bad_request: BadRequestError,
   invalid_field: InvalidFieldError,
   warmup_failed: WarmupFailedError,
+  artifact_refused: ArtifactRefusedError,
   unauthenticated: UnauthenticatedError,
   forbidden: ForbiddenError,
   scope: ScopeError,

@@ -1,0 +1,78 @@
+package client
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"net/url"
+
+	v1 "github.com/forkd/forkd/api/v1"
+)
+
+// maxHubEvent bounds a line of the progress of a moving snapshot, in bytes.
+const maxHubEvent = 1 << 20
+
+// PackSnapshot returns a snapshot as an archive: a tar archive with an OCI image layout. The caller closes
+// it. The archive begins when all files are compressed.
+func (c *Client) PackSnapshot(ctx context.Context, tag string) (io.ReadCloser, error) {
+	resp, err := c.request(ctx, http.MethodGet, snapshotPath(tag, "/archive"), "", nil)
+	if err != nil {
+		return nil, err
+	}
+	return resp.Body, nil
+}
+
+// UnpackOptions are the options of UnpackSnapshot.
+type UnpackOptions struct {
+	Tag   string // tag of the new snapshot; empty: that of the packed snapshot
+	Trust bool   // required: accept a snapshot whose source is not verified
+}
+
+// UnpackSnapshot makes a snapshot from an archive of PackSnapshot. on, if not nil, is called with every event,
+// except keepalives and the last event.
+func (c *Client) UnpackSnapshot(ctx context.Context, archive io.Reader, opts UnpackOptions, on func(HubEvent) error) (
+	HubResult, error,
+) {
+	q := url.Values{}
+	if opts.Tag != "" {
+		q.Set(v1.UnpackTag, opts.Tag)
+	}
+	if opts.Trust {
+		q.Set(v1.UnpackTrust, "true")
+	}
+	return c.move(ctx, "unpack", "/v1/archives?"+q.Encode(), v1.Tar, archive, on)
+}
+
+// move sends a request whose answer consists of events.
+func (c *Client) move(ctx context.Context, what, path, contentType string, body io.Reader, on func(HubEvent) error) (
+	result HubResult, err error,
+) {
+	resp, err := c.send(
+		ctx,
+		http.MethodPost,
+		path,
+		body,
+		http.Header{"Content-Type": {contentType}, "Accept": {v1.NDJSON}},
+	)
+	if err != nil {
+		return result, err
+	}
+	defer resp.Body.Close()
+	for events := eventsOf(resp.Body, maxHubEvent); ; {
+		var e HubEvent
+		if err := events.next(&e); err != nil {
+			return result, broken(ctx, what, 0, err)
+		}
+		switch {
+		case e.Result != nil:
+			return *e.Result, nil
+		case e.Error != "":
+			return result, &Error{Status: e.Status, Message: e.Error, Code: e.Code}
+		case e.Keepalive || on == nil:
+			continue
+		}
+		if err := on(e); err != nil {
+			return result, err
+		}
+	}
+}

@@ -1,0 +1,116 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/forkd/forkd/client"
+	"github.com/forkd/forkd/internal/atomicfile"
+)
+
+func newPackCmd() *cobra.Command {
+	var c common
+	cmd := &cobra.Command{
+		Use:   "pack TAG FILE",
+		Short: "Pack a snapshot into an archive for another host",
+		Long: "Writes all files of a snapshot to FILE, or to standard output if FILE is -: memory, disk, base image and\n" +
+			"kernel. The archive has no network policy, limits, labels or secrets of forkd; but it has everything that\n" +
+			"the guest had in its memory and on its disk. It is an OCI image layout, so programs such as skopeo and\n" +
+			"oras can copy it.",
+		Example: "  forkd pack python-numpy python-numpy.tar\n  forkd pack python-numpy - | ssh other forkd unpack - --trust",
+		Args:    usageArgs(arguments(2, 2)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			tag, file := args[0], args[1]
+			if c.streams = file == "-"; c.streams && c.json() {
+				return errNoJSON
+			}
+			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
+				if file == "-" {
+					_, err := packTo(ctx, cl, tag, cmd.OutOrStdout())
+					return err
+				}
+				var n int64
+				err := atomicfile.Fill(file, func(tmp string) (err error) {
+					f, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600) // others must not read a guest's memory
+					if err != nil {
+						return err
+					}
+					n, err = packTo(ctx, cl, tag, f)
+					return errors.Join(err, f.Close())
+				})
+				if err != nil {
+					return err
+				}
+				if c.json() {
+					return writeJSON(cmd.OutOrStdout(), map[string]any{"tag": tag, "file": file, "bytes": n})
+				}
+				printf(cmd.ErrOrStderr(), "forkd: packed %s into %s: %d MiB\n", tag, file, n>>20)
+				return nil
+			})
+		},
+	}
+	c.completeTags(cmd)
+	c.register(cmd)
+	return cmd
+}
+
+func packTo(ctx context.Context, cl *client.Client, tag string, w io.Writer) (int64, error) {
+	r, err := cl.PackSnapshot(ctx, tag)
+	if err != nil {
+		return 0, err
+	}
+	defer r.Close()
+	return io.Copy(w, r)
+}
+
+func newUnpackCmd() *cobra.Command {
+	var c common
+	var opts client.UnpackOptions
+	cmd := &cobra.Command{
+		Use:   "unpack FILE",
+		Short: "Make a snapshot from an archive of another host",
+		Long: "Reads an archive that 'forkd pack' has written, from FILE or, if FILE is -, from standard input, and prints the\n" +
+			"tag of the new snapshot. The daemon compares every byte with its digest. The snapshot gets the daemon's\n" +
+			"default network policy and limits, and every client of the daemon may fork it.",
+		Example: "  forkd unpack python-numpy.tar --trust\n  forkd unpack python-numpy.tar --trust --tag numpy-2",
+		Args:    usageArgs(arguments(1, 1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			in := cmd.InOrStdin()
+			if args[0] != "-" {
+				f, err := os.Open(args[0])
+				if err != nil {
+					return err
+				}
+				defer f.Close()
+				in = f
+			}
+			return show(cmd, &c, func(ctx context.Context, cl *client.Client) (client.HubResult, error) {
+				return cl.UnpackSnapshot(ctx, in, opts, nil)
+			}, showMoved(cmd, "unpacked"))
+		},
+	}
+	cmd.Flags().StringVar(&opts.Tag, "tag", "", "tag of the snapshot (default that of the packed one)")
+	registerTrust(cmd, &opts.Trust)
+	c.register(cmd)
+	return cmd
+}
+
+func registerTrust(cmd *cobra.Command, trust *bool) {
+	cmd.Flags().BoolVar(trust, "trust", false,
+		"required: you know the source of the snapshot, which is a machine with programs that run in each fork")
+}
+
+// showMoved returns a function that prints a new snapshot.
+func showMoved(cmd *cobra.Command, done string) func(client.HubResult) error {
+	return func(r client.HubResult) error {
+		if r.Snapshot != nil {
+			printLine(cmd.OutOrStdout(), r.Snapshot.Tag)
+		}
+		printf(cmd.ErrOrStderr(), "forkd: %s %d MiB in %.1f s: %s\n", done, r.Bytes>>20, r.MS/1000, r.Digest)
+		return nil
+	}
+}

@@ -1,0 +1,113 @@
+package v1
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"sync"
+	"time"
+
+	apiv1 "github.com/forkd/forkd/api/v1"
+	"github.com/forkd/forkd/internal/daemon/face"
+	"github.com/forkd/forkd/internal/gate"
+	"github.com/forkd/forkd/internal/host/hub"
+	"github.com/forkd/forkd/internal/host/invalid"
+)
+
+// packSnapshot answers with a snapshot as the tar archive of an OCI image layout.
+func (a *api) packSnapshot(w http.ResponseWriter, r *http.Request) error {
+	tag := r.PathValue("tag")
+	if err := checkTag(tag); err != nil {
+		return err
+	}
+	p, err := a.view(r).Pack(r.Context(), a.Hub, tag, func(hub.Progress) {})
+	if err != nil {
+		return hubError(err)
+	}
+	defer p.Close()
+	w.Header().Set("Content-Type", apiv1.Tar)
+	move := newTransfer(r.Context(), w, a.Face.Limits.Stall)
+	if err := move.end(p.WriteArchive(toClient{move, w})); err != nil {
+		a.Face.Log.Warn("the transfer of a snapshot broke off", "error", err)
+		panic(http.ErrAbortHandler) // abort, so that the client does not take a part of the archive for the whole
+	}
+	return nil
+}
+
+// unpackSnapshot publishes the snapshot in an archive. It answers with the progress as lines of JSON. If the
+// client disconnects before the end, no snapshot is made.
+func (a *api) unpackSnapshot(w http.ResponseWriter, r *http.Request) error {
+	begin := time.Now()
+	trust, err := boolQuery(r, apiv1.UnpackTrust)
+	if err != nil {
+		return err
+	}
+	view, tag := a.view(r), r.URL.Query().Get(apiv1.UnpackTag)
+	err = checkTrust(trust)
+	if err == nil {
+		err = view.MayUnpack(a.Hub, tag)
+	}
+	if err != nil {
+		return face.Sending(err)
+	}
+	move := newTransfer(r.Context(), w, a.Face.Limits.Stall)
+	came, err := a.Hub.Receive(move.ctx, fromClient{move, http.MaxBytesReader(w, r.Body, maxArchive)})
+	if err := move.end(err); err != nil {
+		return face.Sending(hubError(err))
+	}
+	defer came.Close()
+	return a.moved(w, r, func(ctx context.Context, on func(hub.Progress)) (out apiv1.HubResult, err error) {
+		info, err := view.Unpack(ctx, a.Hub, tag, came, on)
+		if err != nil {
+			return out, err
+		}
+		s := snapshotOf(view, info)
+		return apiv1.HubResult{Digest: came.Digest().String(), Bytes: came.Bytes(), Snapshot: &s,
+			MS: millis(time.Since(begin))}, nil
+	})
+}
+
+// checkTrust returns an error unless the client trusts the source of a snapshot. Signatures are not
+// supported, so the daemon cannot know the source.
+func checkTrust(trust bool) error {
+	if trust {
+		return nil
+	}
+	return invalid.Errorf(apiv1.UnpackTrust, "a snapshot from outside is a machine that somebody else has prepared, and its source "+
+		"is not verified: unpack it only if you know the source, with trust=true (--trust)")
+}
+
+// moved runs a movement of a snapshot and sends its progress and its result.
+func (a *api) moved(w http.ResponseWriter, r *http.Request,
+	run func(context.Context, func(hub.Progress)) (apiv1.HubResult, error),
+) error {
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	out := newLines(w, a.Face.Limits.Stall)
+	stop := out.keepAlive(apiv1.HubEvent{Keepalive: true}, a.Face.Limits.Keepalive, cancel)
+	defer stop()
+	var mu sync.Mutex // files move concurrently
+	result, err := run(ctx, func(p hub.Progress) {
+		mu.Lock()
+		defer mu.Unlock()
+		if err := out.send(apiv1.HubEvent{File: &apiv1.HubFile{Name: p.File, State: p.State, Bytes: p.Bytes}}); err != nil {
+			cancel()
+		}
+	})
+	if err = hubError(err); err != nil && !out.hasBegun() {
+		return err
+	}
+	last := apiv1.HubEvent{Result: &result}
+	if err != nil {
+		last = apiv1.HubEvent{Error: err.Error(), Status: face.StatusOf(err), Code: face.ProblemOf(err).Code}
+	}
+	_ = out.send(last) // the answer has begun; fails only if the client has left
+	return nil
+}
+
+func hubError(err error) error {
+	if full := (*gate.FullError)(nil); errors.As(err, &full) {
+		return face.ErrTooMany
+	}
+	return err
+}

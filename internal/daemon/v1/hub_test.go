@@ -1,0 +1,192 @@
+package v1_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/forkd/forkd/client"
+	"github.com/forkd/forkd/internal/apirig"
+	"github.com/forkd/forkd/internal/daemon/auth"
+	"github.com/forkd/forkd/internal/daemon/face"
+)
+
+// packed bakes a snapshot, forks it, branches the fork, and returns the archive of the branch.
+func packed(t *testing.T, r *apirig.Rig) []byte {
+	t.Helper()
+	if _, err := r.Bake(t.Context(), r.Parent); err != nil {
+		t.Fatal(err)
+	}
+	forked, err := r.Fork(t.Context(), client.ForkRequest{SnapshotTag: r.Parent.Tag, N: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Branch(t.Context(), forked.Sandboxes[0].ID, client.BranchRequest{Tag: "b1",
+		Labels: map[string]string{"team": "a"}}); err != nil {
+		t.Fatal(err)
+	}
+	archive, err := r.PackSnapshot(t.Context(), "b1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer archive.Close()
+	p, err := io.ReadAll(archive)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// isCode fails the test unless err is an API error with this code and text.
+func isCode(t *testing.T, err error, code, text string) {
+	t.Helper()
+	var api *client.Error
+	if !errors.As(err, &api) || api.Code != code || !strings.Contains(api.Message, text) {
+		t.Errorf("%v, want the code %s and %q", err, code, text)
+	}
+}
+
+// A snapshot goes from one daemon to another through the client, and forks there.
+func TestSnapshotsTravelInArchives(t *testing.T) {
+	a, b := start(t, apirig.Options{}), start(t, apirig.Options{})
+	archive := packed(t, a)
+	trusted := client.UnpackOptions{Trust: true}
+	var files []string
+	got, err := b.UnpackSnapshot(t.Context(), bytes.NewReader(archive), trusted, func(e client.HubEvent) error {
+		files = append(files, e.File.Name)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s := got.Snapshot; s == nil || s.Tag != "b1" || s.Status != "ready" || len(s.Labels) != 0 ||
+		!strings.HasPrefix(got.Digest, "sha256:") || got.Bytes == 0 || len(files) < 4 {
+		t.Errorf("%+v after %q", got, files)
+	}
+	if err := b.VerifySnapshot(t.Context(), "b1"); err != nil {
+		t.Error(err)
+	}
+	if _, err := b.Fork(t.Context(), client.ForkRequest{SnapshotTag: "b1", N: 2}); err != nil {
+		t.Error(err)
+	}
+	if _, err := b.UnpackSnapshot(t.Context(), bytes.NewReader(archive), client.UnpackOptions{Trust: true,
+		Tag: "b2"}, nil); err != nil {
+		t.Error(err)
+	}
+	_, err = b.UnpackSnapshot(t.Context(), bytes.NewReader(archive), trusted, nil)
+	isCode(t, err, "snapshot_exists", "b1")
+	_, err = b.UnpackSnapshot(t.Context(), bytes.NewReader(archive), client.UnpackOptions{Tag: "b3"}, nil)
+	isCode(t, err, "invalid_field", "trust: ")
+	_, err = b.UnpackSnapshot(
+		t.Context(),
+		bytes.NewReader(archive),
+		client.UnpackOptions{Trust: true, Tag: "../x"},
+		nil,
+	)
+	isCode(t, err, "invalid_field", "tag: ")
+	_, err = b.UnpackSnapshot(
+		t.Context(),
+		bytes.NewReader(archive[:len(archive)/2]),
+		client.UnpackOptions{Trust: true, Tag: "b3"},
+		nil,
+	)
+	isCode(t, err, "artifact_refused", "truncated")
+	bad := bytes.Clone(archive)
+	bad[len(bad)/2] ^= 1
+	_, err = b.UnpackSnapshot(t.Context(), bytes.NewReader(bad), client.UnpackOptions{Trust: true, Tag: "b3"}, nil)
+	isCode(t, err, "artifact_refused", "")
+	_, err = b.PackSnapshot(t.Context(), "none")
+	isCode(t, err, "snapshot_not_found", "none")
+	if list, err := b.Snapshots(t.Context()); err != nil || len(list) != 2 {
+		t.Errorf("%d snapshots, %v", len(list), err)
+	}
+	log, err := os.ReadFile(b.AuditLog)
+	if err != nil || !strings.Contains(string(log), `"POST /v1/archives"`) {
+		t.Errorf("not in the audit log: %v", err)
+	}
+}
+
+// Packing needs the scope run, and a snapshot that the token sees. Unpacking needs the scope admin.
+func TestArchivesNeedRights(t *testing.T) {
+	r := start(t, apirig.Options{Tokens: []auth.Token{{Name: "look", Scope: auth.Read}, {Name: "run", Scope: auth.Run},
+		{Name: "team", Scope: auth.Run, Prefix: "team/"}}})
+	archive := packed(t, r)
+	as := func(name string) *client.Client {
+		cl, err := client.New(r.URL, r.Tokens[name])
+		if err != nil {
+			t.Fatal(err)
+		}
+		return cl
+	}
+	pack := func(name string) error {
+		body, err := as(name).PackSnapshot(t.Context(), "b1")
+		if err == nil {
+			_, err = io.Copy(io.Discard, body)
+			body.Close()
+		}
+		return err
+	}
+	unpack := func(name string) error {
+		_, err := as(
+			name,
+		).UnpackSnapshot(t.Context(), bytes.NewReader(archive), client.UnpackOptions{Trust: true, Tag: "team.x"}, nil)
+		return err
+	}
+	isCode(t, pack("look"), "scope", "")
+	if err := pack("run"); err != nil {
+		t.Error(err)
+	}
+	isCode(t, pack("team"), "snapshot_not_found", "b1")
+	isCode(t, unpack("run"), "scope", "")
+}
+
+// A client that leaves or stalls during an upload leaves neither a snapshot nor its tag.
+func TestUploadThatEndsLeavesNothing(t *testing.T) {
+	r := start(t, apirig.Options{Limits: face.Limits{Stall: time.Second}, Unchecked: true})
+	archive := packed(t, r)
+	half := func() (io.Reader, *io.PipeWriter) {
+		body, w := io.Pipe()
+		go w.Write(archive[:len(archive)/2])
+		return body, w
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	body, w := half()
+	time.AfterFunc(300*time.Millisecond, func() { // package http waits for the body
+		cancel()
+		w.CloseWithError(io.ErrClosedPipe)
+	})
+	if _, err := r.UnpackSnapshot(ctx, body, client.UnpackOptions{Trust: true, Tag: "x"}, nil); err == nil ||
+		ctx.Err() == nil {
+		t.Error(err)
+	}
+	body, w = half()
+	time.AfterFunc(3*time.Second, func() { w.CloseWithError(io.ErrClosedPipe) })
+	_, err := r.UnpackSnapshot(t.Context(), body, client.UnpackOptions{Trust: true, Tag: "x"}, nil)
+	if err == nil {
+		t.Error("an upload that stalls has succeeded")
+	}
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		left, err := filepath.Glob(filepath.Join(filepath.Dir(r.AuditLog), "state", "hub", "blobs", ".new-*"))
+		if err != nil || len(left) == 0 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%q are left", left)
+		}
+	}
+	if _, err := r.UnpackSnapshot(t.Context(), bytes.NewReader(archive), client.UnpackOptions{Trust: true,
+		Tag: "x"}, nil); err != nil {
+		t.Error(err)
+	}
+	resp, err := http.Post(r.URL+"/v1/archives", "application/x-tar", nil)
+	if err != nil || resp.StatusCode != http.StatusUnauthorized {
+		t.Errorf("%v, %v", resp, err)
+	}
+}

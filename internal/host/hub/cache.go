@@ -1,0 +1,189 @@
+package hub
+
+import (
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+
+	"github.com/forkd/forkd/internal/atomicfile"
+	"github.com/forkd/forkd/internal/format/artifact"
+)
+
+// cache keeps blobs in files that have their digests as names. Only complete and verified blobs have such a
+// name.
+//
+//	<dir>/blobs/<hex>     a blob
+//	<dir>/made/<hex>      an artifact.Blob, for the file with this digest (see snapshot.Digester)
+//	<dir>/blobs/.new-*    a blob that is being written
+type cache struct{ dir *os.File }
+
+const tmpPrefix = ".new-"
+
+func openCache(dir string) (*cache, error) {
+	for _, sub := range []string{"blobs", "made"} {
+		if err := os.MkdirAll(filepath.Join(dir, sub), 0o700); err != nil {
+			return nil, err
+		}
+	}
+	d, err := os.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	c := &cache{d}
+	left, err := filepath.Glob(c.path("blobs", tmpPrefix+"*"))
+	for _, name := range left {
+		err = errors.Join(err, os.Remove(name))
+	}
+	return c, errors.Join(err, atomicfile.Clean(c.path("made", "")))
+}
+
+func (c *cache) path(sub, name string) string { return filepath.Join(c.dir.Name(), sub, name) }
+
+func (c *cache) blob(d digest.Digest) string { return c.path("blobs", d.Encoded()) }
+
+// open opens a blob and marks it as used. It returns nil if the cache does not have the blob.
+func (c *cache) open(d digest.Digest) *os.File {
+	f, err := os.Open(c.blob(d))
+	if err != nil {
+		return nil
+	}
+	now := time.Now()
+	_ = os.Chtimes(f.Name(), now, now) // after an error, the blob is removed earlier
+	return f
+}
+
+// remove removes a blob. Open files of the blob can still be read.
+func (c *cache) remove(d digest.Digest) { _ = os.Remove(c.blob(d)) } // trim tries again
+
+// add creates a blob. fill writes it to a file and returns its digest.
+func (c *cache) add(fill func(tmp *os.File) (digest.Digest, error)) (_ *os.File, err error) {
+	f, err := os.CreateTemp(c.path("blobs", ""), tmpPrefix)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			f.Close()
+			os.Remove(f.Name())
+		}
+	}()
+	d, err := fill(f)
+	if err != nil {
+		return nil, err
+	}
+	if err := f.Sync(); err != nil {
+		return nil, err
+	}
+	return f, os.Rename(f.Name(), c.blob(d))
+}
+
+// put adds a blob with the given digest and size. If r has another content, the error is an
+// *artifact.Error.
+func (c *cache) put(d digest.Digest, size int64, r io.Reader) (*os.File, error) {
+	return c.add(func(tmp *os.File) (digest.Digest, error) { return d, receive(tmp, d, size, r) })
+}
+
+// receive copies a blob to w, and compares it with its digest and size.
+func receive(w io.Writer, d digest.Digest, size int64, r io.Reader) error {
+	sum := sha256.New()
+	n, err := io.Copy(io.MultiWriter(w, sum), io.LimitReader(r, size+1))
+	if err != nil {
+		return err
+	}
+	if got := digest.NewDigestFromBytes(digest.SHA256, sum.Sum(nil)); n != size || got != d {
+		return &artifact.Error{
+			Err: fmt.Errorf("blob %s has %d bytes and the digest %s, not %d bytes", d, n, got, size),
+		}
+	}
+	return nil
+}
+
+// record returns the path of the record of a file that was packed.
+func (c *cache) record(p artifact.Part) string {
+	return c.path("made", p.Digest[strings.LastIndexByte(p.Digest, ':')+1:])
+}
+
+// remember records how a file was packed.
+func (c *cache) remember(b artifact.Blob) error {
+	p, err := json.Marshal(b)
+	if err != nil {
+		return err
+	}
+	return atomicfile.Write(c.record(b.Part), p, 0o600)
+}
+
+// known returns the blob of a file that was packed before. The cache need not have it any more.
+func (c *cache) known(p artifact.Part) (b artifact.Blob, ok bool) {
+	text, err := os.ReadFile(c.record(p))
+	if err != nil || json.Unmarshal(text, &b) != nil || b.Part.Digest != p.Digest || b.Part.Bytes != p.Bytes ||
+		b.Digest.Validate() != nil {
+		return artifact.Blob{}, false
+	}
+	b.Part = p
+	return b, true
+}
+
+// made returns the blob of a file that was packed before, and opens it. The file is nil if the cache does not
+// have it.
+func (c *cache) made(p artifact.Part) (artifact.Blob, *os.File) {
+	b, ok := c.known(p)
+	if !ok {
+		return b, nil
+	}
+	f := c.open(b.Digest)
+	if f == nil {
+		return b, nil
+	}
+	if st, err := f.Stat(); err != nil || st.Size() != b.Size {
+		f.Close()
+		c.remove(b.Digest)
+		return b, nil
+	}
+	return b, f
+}
+
+// maxRecords bounds the records of packed files.
+const maxRecords = 10_000
+
+// trim removes the least recently used blobs until at most limit bytes are left.
+func (c *cache) trim(limit int64) error {
+	blobs, err := c.list("blobs")
+	if err != nil {
+		return err
+	}
+	for _, b := range blobs {
+		limit -= b.Size()
+		if limit < 0 && !strings.HasPrefix(b.Name(), tmpPrefix) {
+			err = errors.Join(err, os.Remove(c.path("blobs", b.Name())))
+		}
+	}
+	records, e := c.list("made")
+	for i, r := range records {
+		if i >= maxRecords {
+			e = errors.Join(e, os.Remove(c.path("made", r.Name())))
+		}
+	}
+	return errors.Join(err, e)
+}
+
+// list returns the files in a directory of the cache, most recently used first.
+func (c *cache) list(sub string) (list []fs.FileInfo, err error) {
+	entries, err := os.ReadDir(c.path(sub, ""))
+	for _, e := range entries {
+		if info, err := e.Info(); err == nil { // it may just have been removed
+			list = append(list, info)
+		}
+	}
+	slices.SortFunc(list, func(a, b fs.FileInfo) int { return b.ModTime().Compare(a.ModTime()) })
+	return list, err
+}

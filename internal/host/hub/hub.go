@@ -1,0 +1,402 @@
+// Package hub moves snapshots between the store and archives for other hosts.
+//
+// A snapshot from outside is hostile until its digests are verified. Its policy comes from this daemon,
+// never from the artifact. It is published when every byte is verified and on disk. A daemon or client that
+// is killed earlier leaves only cached blobs. Package artifact has the format. The callers decide who may
+// move a snapshot, and whether its source is trusted.
+package hub
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"github.com/opencontainers/go-digest"
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/format/artifact"
+	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/gate"
+	"github.com/forkd/forkd/internal/host/invalid"
+	"github.com/forkd/forkd/internal/host/owner"
+	"github.com/forkd/forkd/internal/host/store"
+	"github.com/forkd/forkd/internal/proto/vm"
+)
+
+// Bounds on the movement of snapshots.
+const (
+	maxMoves   = 2       // at once; each uses a CPU for compression
+	maxWaiting = 4       // requests of one client that wait
+	cacheBytes = 8 << 30 // blobs that the cache keeps between requests
+)
+
+// Config configures a Hub. All fields are required.
+type Config struct {
+	Store  *store.Store
+	Dir    string // for cached blobs, on the store's file system
+	Memory uint64 // bytes of the host's memory: snapshots of larger guests are refused
+
+	// Room returns an error if the host has no room for more data on the file system of disk.
+	Room func(memory uint64, disk *os.File) error
+	Log  *slog.Logger
+}
+
+// Hub moves snapshots. Its methods may be called concurrently.
+type Hub struct {
+	cfg   Config
+	cache *cache
+	place *gate.Gate
+}
+
+// New returns a Hub. It removes the files that a killed daemon has left unfinished.
+func New(cfg Config) (*Hub, error) {
+	c, err := openCache(cfg.Dir)
+	if err != nil {
+		return nil, fmt.Errorf("open the hub's cache: %w", err)
+	}
+	return &Hub{
+		cfg:   cfg,
+		cache: c,
+		place: gate.NewQueued(maxMoves, gate.Queue{Key: maxWaiting, All: 16 * maxWaiting}),
+	}, nil
+}
+
+// Progress is a step of a movement: what has happened to one file of a snapshot.
+type Progress struct {
+	File  string
+	State string // Packed or Unpacked
+	Bytes int64  // size of the blob
+}
+
+// States of a file.
+const (
+	Packed   = "packed"   // compressed
+	Unpacked = "unpacked" // verified and written
+)
+
+// wait waits for a place to compress or decompress a snapshot for a client. leave frees it.
+func (h *Hub) wait(ctx context.Context, who string) (leave func(), err error) {
+	return h.place.Wait(ctx, owner.FairShare(who, maxMoves))
+}
+
+func (h *Hub) trim() {
+	if err := h.cache.trim(cacheBytes); err != nil {
+		h.cfg.Log.Warn("old blobs are left in the hub's cache", "error", err)
+	}
+}
+
+// checkRoom returns an error if the disk has less free space than the daemon's reserve, or less than n
+// bytes more.
+func (h *Hub) checkRoom(n int64) error {
+	if err := h.cfg.Room(0, h.cache.dir); err != nil {
+		return err
+	}
+	free, err := h.cfg.Store.Room()
+	if err == nil && n > 0 && uint64(n) > free {
+		err = fmt.Errorf("%d MiB are needed, and %d MiB are free in %s: %w", n>>20, free>>20, h.cfg.Dir, unix.ENOSPC)
+	}
+	return err
+}
+
+// Package is a compressed snapshot. Close frees it.
+type Package struct {
+	*artifact.Artifact
+	files blobs
+}
+
+// Close closes the blobs.
+func (p *Package) Close() { p.files.close() }
+
+// Pack compresses a snapshot for a client. It calls on with the progress.
+func (h *Hub) Pack(ctx context.Context, who, tag string, on func(Progress)) (_ *Package, err error) {
+	leave, err := h.wait(ctx, who)
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	defer h.trim() // the package has its blobs open
+	x, err := h.cfg.Store.Export(ctx, tag)
+	if err != nil {
+		return nil, err
+	}
+	defer x.Close()
+	p := &Package{files: make(blobs)}
+	defer func() {
+		if err != nil {
+			p.Close()
+		}
+	}()
+	var list []artifact.Blob
+	for i, part := range artifact.Parts(x.Manifest) {
+		b, f, err := h.encode(ctx, part, x.Files[i])
+		if err != nil {
+			return nil, err
+		}
+		p.files.add(b.Digest, f)
+		list = append(list, b)
+		on(Progress{part.Name, Packed, b.Size})
+	}
+	p.Artifact, err = artifact.New(artifact.Portable(x.Manifest), list)
+	return p, err
+}
+
+// encode returns the blob of a file. The blob is in the cache if a snapshot with the same file was packed
+// before.
+func (h *Hub) encode(ctx context.Context, part artifact.Part, file *os.File) (artifact.Blob, *os.File, error) {
+	if b, f := h.cache.made(part); f != nil {
+		return b, f, nil
+	}
+	st, err := file.Stat()
+	if err != nil {
+		return artifact.Blob{}, nil, err
+	}
+	// Compressed data is hardly longer than the file's data.
+	if err := h.checkRoom(st.Sys().(*syscall.Stat_t).Blocks * 512); err != nil {
+		return artifact.Blob{}, nil, err
+	}
+	e, err := artifact.NewEncoder()
+	if err != nil {
+		return artifact.Blob{}, nil, err
+	}
+	var b artifact.Blob
+	f, err := h.cache.add(func(tmp *os.File) (digest.Digest, error) {
+		b, err = e.Encode(ctx, tmp, part, file, dataOf(file))
+		return b.Digest, err
+	})
+	if err != nil {
+		return artifact.Blob{}, nil, err
+	}
+	if err := h.cache.remember(b); err != nil {
+		return b, nil, errors.Join(err, f.Close())
+	}
+	return b, f, nil
+}
+
+// dataOf returns a function that finds the data in a file with holes.
+func dataOf(f *os.File) func(at uint64) (start, end uint64, err error) {
+	return func(at uint64) (uint64, uint64, error) {
+		start, err := f.Seek(int64(at), unix.SEEK_DATA)
+		if errors.Is(err, unix.ENXIO) {
+			return 0, 0, io.EOF
+		}
+		if err != nil {
+			return 0, 0, err
+		}
+		end, err := f.Seek(start, unix.SEEK_HOLE)
+		return uint64(start), uint64(end), err
+	}
+}
+
+// WriteArchive writes a package as the tar archive of an OCI image layout.
+func (p *Package) WriteArchive(w io.Writer) error {
+	return artifact.WriteLayout(w, p.Artifact, p.Snapshot.Tag, func(i int) (io.ReadCloser, error) {
+		b := p.Blobs[i]
+		return io.NopCloser(io.NewSectionReader(p.files[b.Digest], 0, b.Size)), nil
+	})
+}
+
+// Arrival is a snapshot from outside whose blobs are in the cache. Close frees it.
+type Arrival struct {
+	*artifact.Artifact
+	hub   *Hub
+	files blobs
+	came  []digest.Digest // blobs that the cache did not have before
+}
+
+// Close closes the blobs and removes them from the cache: the store has their content, or they will be sent
+// again.
+func (a *Arrival) Close() {
+	a.files.close()
+	for _, d := range a.came {
+		a.hub.cache.remove(d)
+	}
+	a.hub.trim()
+}
+
+// Receive reads an archive and compares its blobs with their digests.
+func (h *Hub) Receive(ctx context.Context, archive io.Reader) (_ *Arrival, err error) {
+	a := &Arrival{hub: h, files: make(blobs)}
+	defer func() {
+		if err != nil {
+			a.Close()
+		}
+	}()
+	manifest, err := artifact.ReadLayout(archive, func(d digest.Digest, size int64, r io.Reader) error {
+		if err := errors.Join(ctx.Err(), h.checkRoom(size)); err != nil {
+			return err
+		}
+		if f := h.cache.open(d); f != nil {
+			a.files.add(d, f)
+			return receive(io.Discard, d, size, r)
+		}
+		f, err := h.cache.put(d, size, r)
+		if err == nil {
+			a.files.add(d, f)
+			a.came = append(a.came, d)
+		}
+		return err
+	})
+	if err == nil {
+		a.Artifact, err = a.files.load(manifest)
+	}
+	return a, err
+}
+
+// Unpack publishes a received snapshot with the given tag or, if tag is empty, with the tag of the packed
+// snapshot. who is the new owner.
+func (h *Hub) Unpack(ctx context.Context, who, tag string, a *Arrival, on func(Progress)) (store.Info, error) {
+	leave, err := h.wait(ctx, who)
+	if err != nil {
+		return store.Info{}, err
+	}
+	defer leave()
+	open := func(_ context.Context, b artifact.Blob) (*os.File, error) { return a.files.of(b.Digest) }
+	return h.install(ctx, who, tag, a.Artifact, open, on)
+}
+
+// CheckTag returns an error if a new snapshot cannot have the tag.
+func (h *Hub) CheckTag(tag string) error {
+	if err := snapshot.CheckTag(tag); err != nil {
+		return &invalid.Error{Field: "tag", Reason: err.Error()}
+	}
+	if snapshot.IsStepTag(tag) {
+		return invalid.Errorf("tag", "%q: such tags are for the steps of builds", tag)
+	}
+	i, err := h.cfg.Store.Info(tag)
+	if err == nil && i.Damage == "" {
+		return &store.ExistsError{Tag: tag, InFlight: i.Writing}
+	}
+	return nil
+}
+
+// blobs are open files of blobs, whose digests are verified. A request keeps its blobs open, so that the
+// cache can drop them.
+type blobs map[digest.Digest]*os.File
+
+func (b blobs) close() {
+	for _, f := range b {
+		f.Close()
+	}
+}
+
+// add adds an open blob. Two files with the same content have the same blob.
+func (b blobs) add(d digest.Digest, f *os.File) {
+	if b[d] != nil {
+		f.Close()
+		return
+	}
+	b[d] = f
+}
+
+// of returns a blob.
+func (b blobs) of(d digest.Digest) (*os.File, error) {
+	if b[d] == nil {
+		return nil, &artifact.Error{Err: fmt.Errorf("the blob %s is missing", d)}
+	}
+	return b[d], nil
+}
+
+// read returns the content of a small blob.
+func (b blobs) read(d digest.Digest, limit int64) ([]byte, error) {
+	f, err := b.of(d)
+	if err != nil {
+		return nil, err
+	}
+	p, err := io.ReadAll(io.NewSectionReader(f, 0, limit+1))
+	if err == nil && int64(len(p)) > limit {
+		err = &artifact.Error{Err: fmt.Errorf("the blob %s has more than %d bytes", d, limit)}
+	}
+	return p, err
+}
+
+// load reads the artifact whose manifest has the given digest.
+func (b blobs) load(d digest.Digest) (*artifact.Artifact, error) {
+	manifest, err := b.read(d, artifact.MaxManifest)
+	if err != nil {
+		return nil, err
+	}
+	config, err := artifact.ConfigOf(manifest)
+	if err != nil {
+		return nil, err
+	}
+	text, err := b.read(config.Digest, snapshot.MaxManifest)
+	if err != nil {
+		return nil, err
+	}
+	return artifact.Parse(manifest, text)
+}
+
+// install publishes a snapshot. open returns its blobs.
+func (h *Hub) install(ctx context.Context, who, tag string, a *artifact.Artifact,
+	open func(context.Context, artifact.Blob) (*os.File, error), on func(Progress),
+) (store.Info, error) {
+	if err := h.compatible(a.Snapshot); err != nil {
+		return store.Info{}, err
+	}
+	tag = cmp.Or(tag, a.Snapshot.Tag)
+	if err := h.CheckTag(tag); err != nil {
+		return store.Info{}, err
+	}
+	g, err := h.cfg.Store.Stage(tag)
+	if err != nil {
+		return store.Info{}, err
+	}
+	defer g.Discard()
+	g.For(who, nil)
+	g.SetStep("unpacking")
+	room := func() error { return h.checkRoom(0) }
+	return g.Import(ctx, a.Snapshot, contents{a, open, on}, room)
+}
+
+// compatible returns an error if this host cannot run a snapshot. The features of the CPU that the saved
+// state needs are compared by the VMM at the first fork.
+func (h *Hub) compatible(m *snapshot.Manifest) error {
+	refuse := func(format string, args ...any) error {
+		return &artifact.Error{Err: fmt.Errorf("this host cannot run it: "+format, args...)}
+	}
+	if err := vm.CheckTemplate(m.Machine.Template); err != nil {
+		return refuse("%w", err)
+	}
+	if m.Machine.MemoryBytes > h.cfg.Memory {
+		return refuse(
+			"the guest has %d MiB of memory, and the host has %d",
+			m.Machine.MemoryBytes>>20,
+			h.cfg.Memory>>20,
+		)
+	}
+	return nil
+}
+
+// contents are the files of an artifact.
+type contents struct {
+	*artifact.Artifact
+	open func(context.Context, artifact.Blob) (*os.File, error)
+	on   func(Progress)
+}
+
+// Decode implements store.Contents.
+func (c contents) Decode(ctx context.Context, part int, write func(uint64, []byte) error) error {
+	b := c.Blobs[part]
+	f, err := c.open(ctx, b)
+	if err != nil {
+		return err
+	}
+	r, err := artifact.Open(f, b)
+	if err != nil {
+		return err
+	}
+	if err := r.Decode(ctx, write); err != nil {
+		return err
+	}
+	c.on(Progress{b.Part.Name, Unpacked, b.Size})
+	return nil
+}
+
+// Dir returns the directory of the cache in a state directory.
+func Dir(stateDir string) string { return filepath.Join(stateDir, "hub") }

@@ -1,0 +1,428 @@
+package store
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/format/artifact"
+	"github.com/forkd/forkd/internal/format/disklayer"
+	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/proto/vm"
+)
+
+// A snapshot from another host gets a new ID, and its layers get new owners. So its manifest cannot refer
+// to a snapshot of this host. If the store already has the content of an inherited layer or of a base,
+// the new snapshot shares it. For that, the store compares only digests that it has computed itself.
+
+// Contents has the files of a snapshot from another host.
+type Contents interface {
+	// Decode calls write with all nonzero parts of a file, in ascending order. part is its number in
+	// artifact.Parts. Decode returns an error if the content differs from the digest in the manifest.
+	Decode(ctx context.Context, part int, write func(offset uint64, p []byte) error) error
+}
+
+// Import fills g with a snapshot from another host and publishes it. artifact.Parse has checked the
+// manifest m. The new snapshot has no policy, labels or sandbox, even if m has them. Import calls room
+// while it writes; room returns an error if the disk has too little free space. If Import returns an
+// error, the caller must call Discard.
+func (g *Staging) Import(ctx context.Context, m *snapshot.Manifest, files Contents, room func() error) (Info, error) {
+	g.DurableFirst()
+	fresh := &snapshot.Manifest{Machine: m.Machine, Guest: snapshot.Guest{Kernel: m.Guest.Kernel, Warm: m.Guest.Warm,
+		Hostname: m.Guest.Hostname, Defaults: m.Guest.Defaults}}
+	if m.Disk != nil {
+		fresh.Disk = &snapshot.Disk{SizeBytes: m.Disk.SizeBytes}
+	}
+	if m.Boot != nil {
+		fresh.Boot = &snapshot.Boot{}
+	}
+	i := &importing{Staging: g, ctx: ctx, from: m, fresh: fresh, files: files, room: room,
+		layers: layerParts(m), owners: make(map[string]string)}
+	defer i.close()
+	for n, p := range artifact.Parts(m) {
+		if err := i.add(n, p); err != nil {
+			return Info{}, fmt.Errorf("import snapshot %q: %w", g.tag, err)
+		}
+	}
+	fresh.Parent = i.parent()
+	if m.DiskOnly() {
+		return g.PublishDisk(fresh, i.disk)
+	}
+	return g.Publish(fresh, i.extents, i.disk)
+}
+
+// Holds reports for each of artifact.Parts(m) whether Import would use a file of the store. The file may be
+// deleted afterwards.
+func (s *Store) Holds(m *snapshot.Manifest) []bool {
+	layers := layerParts(m)
+	var held []bool
+	for _, p := range artifact.Parts(m) {
+		ok := false
+		if l, isLayer := layers[p.Name]; isLayer {
+			ok = !l.own && len(s.findContent(l.kind, p)) > 0
+		} else if isBase(p) {
+			f, err := s.openBase(snapshot.Base{Bytes: p.Bytes, Digest: p.Digest})
+			if ok = err == nil; ok {
+				f.Close()
+			}
+		}
+		held = append(held, ok)
+	}
+	return held
+}
+
+func isBase(p artifact.Part) bool {
+	return p.Name == artifact.BasePart || p.Name == artifact.KernelPart || p.Name == artifact.InitramfsPart
+}
+
+// layerPart describes a part that is a layer.
+type layerPart struct {
+	kind  string // snapshot.MemoryLayerFile or snapshot.DiskLayerFile
+	n     int    // number in the chain
+	own   bool   // the topmost layer
+	owner string // in the manifest from the other host
+}
+
+// layerParts returns the layers of a snapshot by the name of their part.
+func layerParts(m *snapshot.Manifest) map[string]layerPart {
+	list := make(map[string]layerPart)
+	add := func(kind, prefix string, layers []snapshot.File) {
+		for n, l := range layers {
+			list[prefix+strconv.Itoa(n)] = layerPart{kind, n, n == len(layers)-1, l.Owner}
+		}
+	}
+	add(snapshot.MemoryLayerFile, artifact.MemoryPart, m.Memory)
+	if m.Disk != nil {
+		add(snapshot.DiskLayerFile, artifact.DiskPart, m.Disk.Layers)
+	}
+	return list
+}
+
+// importing is an Import in progress.
+type importing struct {
+	*Staging
+	ctx         context.Context
+	from, fresh *snapshot.Manifest
+	files       Contents
+	room        func() error
+	layers      map[string]layerPart
+	owners      map[string]string // new owners of layers that the store did not have, by their owner in from
+
+	extents []vm.Extent
+	disk    []*os.File
+}
+
+func (i *importing) close() {
+	for _, f := range i.disk {
+		f.Close()
+	}
+}
+
+// add adds one file of the snapshot.
+func (i *importing) add(n int, p artifact.Part) (err error) {
+	layer, isLayer := i.layers[p.Name]
+	switch {
+	case isLayer:
+		return i.addLayer(n, p, layer)
+	case p.Name == artifact.MapPart:
+		return i.readMap(n, p)
+	case p.Name == artifact.StatePart:
+		f, err := i.Create(snapshot.StateFile)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		return i.fill(f, n, p, nil)
+	case p.Name == artifact.BasePart:
+		i.fresh.Disk.Base, err = i.addBase(n, p)
+		i.setBase(i.fresh.Disk.Base)
+	case p.Name == artifact.KernelPart:
+		i.fresh.Boot.Kernel, err = i.addBase(n, p)
+	case p.Name == artifact.InitramfsPart:
+		i.fresh.Boot.Initrd, err = i.addBase(n, p)
+	}
+	return err
+}
+
+// readMap reads the extents. Their layers keep their numbers.
+func (i *importing) readMap(n int, p artifact.Part) error {
+	text := make([]byte, p.Bytes) // bounded by artifact.Parse
+	err := i.files.Decode(i.ctx, n, func(at uint64, p []byte) error {
+		copy(text[at:], p)
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	i.extents, err = snapshot.ParseMemoryMap(text, layerSizes(i.from), vm.RAMEnd(i.from.Machine.MemoryBytes))
+	if err != nil {
+		return &artifact.Error{Err: err}
+	}
+	return nil
+}
+
+// addLayer adds a layer. Publish adds the snapshot's own layers to the manifest, the last of each chain.
+func (i *importing) addLayer(n int, p artifact.Part, l layerPart) error {
+	chain := &i.fresh.Memory
+	if l.kind == snapshot.DiskLayerFile {
+		chain = &i.fresh.Disk.Layers
+	}
+	if !l.own {
+		if owner := i.share(p, l.kind, *chain); owner != "" {
+			*chain = append(*chain, snapshot.File{Owner: owner, Bytes: p.Bytes, Digest: p.Digest})
+			return i.openDisk(l.kind, owner)
+		}
+	}
+	name, owner := l.kind, i.id
+	if !l.own {
+		if owner = i.owners[l.owner]; owner == "" {
+			owner = snapshot.NewID()
+			i.owners[l.owner] = owner
+		}
+		name = snapshot.LayerFile(l.kind, i.id, owner)
+		*chain = append(*chain, snapshot.File{Owner: owner, Bytes: p.Bytes, Digest: p.Digest})
+	}
+	f, err := i.Create(name)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if l.own && l.kind == snapshot.MemoryLayerFile &&
+		!i.store.hasRoom(min(p.Bytes, coveredBytes(extentsOver(i.extents, l.n)))) {
+		return fmt.Errorf("its memory layer needs %d MiB of %s: %w", p.Bytes>>20, i.store.ram, unix.ENOSPC)
+	}
+	var extents []vm.Extent
+	if l.kind == snapshot.MemoryLayerFile {
+		extents = extentsOver(i.extents, l.n)
+	}
+	if err := i.fill(f, n, p, extents); err != nil {
+		return err
+	}
+	if l.kind == snapshot.DiskLayerFile {
+		if err := checkDiskLayer(f, i.from.Disk.SizeBytes); err != nil {
+			return &artifact.Error{Err: fmt.Errorf("%s: %w", p.Name, err)}
+		}
+	}
+	if !l.own { // Publish flushes only files of the snapshot's own
+		if err := f.Sync(); err != nil {
+			return err
+		}
+	}
+	return i.openDisk(l.kind, owner)
+}
+
+// openDisk opens a disk layer for Publish. It does nothing for a memory layer.
+func (i *importing) openDisk(kind, owner string) error {
+	if kind != snapshot.DiskLayerFile {
+		return nil
+	}
+	f, err := os.Open(i.Path(snapshot.LayerFile(kind, i.id, owner)))
+	if err == nil {
+		i.disk = append(i.disk, f)
+	}
+	return err
+}
+
+func checkDiskLayer(f *os.File, size uint64) error {
+	l, err := disklayer.Open(f)
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	if l.Size() != size {
+		return fmt.Errorf("a layer of a disk of %d bytes, not %d", l.Size(), size)
+	}
+	return nil
+}
+
+// content is a layer of the store.
+type content struct{ path, owner string }
+
+// findContent returns layers on disk with the content of a part.
+func (s *Store) findContent(kind string, p artifact.Part) (list []content) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, e := range s.byTag {
+		if e.phase != phaseStored || e.manifest == nil {
+			continue
+		}
+		layers := e.manifest.Memory
+		if kind == snapshot.DiskLayerFile {
+			layers = nil
+			if e.manifest.Disk != nil {
+				layers = e.manifest.Disk.Layers
+			}
+		}
+		for _, l := range layers {
+			if l.Bytes == p.Bytes && l.Digest == p.Digest && p.Digest != "" {
+				list = append(
+					list,
+					content{filepath.Join(e.dir, snapshot.LayerFile(kind, e.manifest.ID, l.Owner)), l.Owner},
+				)
+			}
+		}
+	}
+	return list
+}
+
+// share links a layer of the store with the content of p, and returns its owner, or "" if there is none. An
+// owner that the chain already has cannot be in it twice.
+func (i *importing) share(p artifact.Part, kind string, chain []snapshot.File) (owner string) {
+	i.store.moves.RLock()
+	defer i.store.moves.RUnlock()
+	for _, c := range i.store.findContent(kind, p) {
+		has := func(l snapshot.File) bool { return l.Owner == c.owner }
+		if slices.ContainsFunc(chain, has) {
+			continue
+		}
+		if os.Link(c.path, i.Path(snapshot.LayerFile(kind, i.id, c.owner))) == nil {
+			return c.owner
+		}
+	}
+	return ""
+}
+
+// addBase adds a base image or a boot file to the store, unless the store has it.
+func (i *importing) addBase(n int, p artifact.Part) (snapshot.Base, error) {
+	want := snapshot.Base{Bytes: p.Bytes, Digest: p.Digest}
+	f, err := i.store.openBase(want)
+	if err != nil {
+		name := i.Path("incoming." + p.Name)
+		if f, err = os.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600); err != nil {
+			return want, err
+		}
+		defer os.Remove(name) // the store has its own link
+		if err := errors.Join(i.fill(f, n, p, nil), f.Sync()); err != nil {
+			return want, errors.Join(err, f.Close())
+		}
+	}
+	defer f.Close()
+	got, err := i.store.addBase(i.ctx, i.Staging, f, i.store.baseLink(want.Digest), true)
+	if err == nil && got != want {
+		err = fmt.Errorf("%s: the file has the digest %.20s…, not %.20s…", p.Name, got.Digest, want.Digest)
+	}
+	return want, err
+}
+
+// parent returns the Parent of a snapshot with inherited layers. It is the owner of the layer below the
+// snapshot's own, whose tag is unknown if the store does not have it.
+func (i *importing) parent() *snapshot.Ref {
+	below := i.fresh.Memory
+	if len(below) == 0 && i.fresh.Disk != nil {
+		below = i.fresh.Disk.Layers
+	}
+	if len(below) == 0 {
+		return nil
+	}
+	ref := &snapshot.Ref{ID: below[len(below)-1].Owner, Tag: i.from.Parent.Tag}
+	i.store.mu.Lock()
+	defer i.store.mu.Unlock()
+	if e := i.store.byID[ref.ID]; e != nil && e.listed() {
+		ref.Tag = e.tag
+	}
+	return ref
+}
+
+// roomEvery is how many bytes are written between two checks of the room on the disk.
+const roomEvery = 64 << 20
+
+// fill writes the content of a part to a new file. Inside of extents it also writes zeros, because a memory
+// layer must have no holes there.
+func (i *importing) fill(f *os.File, n int, p artifact.Part, extents []vm.Extent) error {
+	if err := f.Truncate(int64(p.Bytes)); err != nil {
+		return err
+	}
+	w := &filler{f: f, room: i.room, zeros: partsOf(extents), ctx: i.ctx, written: roomEvery}
+	if f.Name() == i.store.ramLayer(i.id) {
+		w.room = func() error {
+			if !i.store.hasRoom(roomEvery) {
+				return fmt.Errorf("too little room in %s: %w", i.store.ram, unix.ENOSPC)
+			}
+			return nil
+		}
+	}
+	if err := i.files.Decode(i.ctx, n, w.write); err != nil {
+		return err
+	}
+	return w.fillUntil(p.Bytes)
+}
+
+// partsOf returns the parts of a layer that extents cover, in ascending order and without overlaps.
+func partsOf(extents []vm.Extent) (parts []part) {
+	sorted := slices.Clone(extents)
+	slices.SortFunc(sorted, func(a, b vm.Extent) int { return cmp.Compare(a.Offset, b.Offset) })
+	for _, e := range sorted {
+		start, end := int64(e.Offset), int64(e.Offset+e.Length)
+		if n := len(parts); n > 0 && start <= parts[n-1].end {
+			parts[n-1].end = max(parts[n-1].end, end)
+			continue
+		}
+		parts = append(parts, part{start, end})
+	}
+	return parts
+}
+
+func coveredBytes(extents []vm.Extent) (sum uint64) {
+	for _, p := range partsOf(extents) {
+		sum += uint64(p.end - p.start)
+	}
+	return sum
+}
+
+// filler writes a file in ascending order.
+type filler struct {
+	ctx     context.Context
+	f       *os.File
+	room    func() error
+	zeros   []part // parts that must have no holes
+	next    uint64 // end of what is written
+	written uint64 // bytes since the last check of the room
+}
+
+var zeroBlock [1 << 20]byte
+
+func (w *filler) write(at uint64, p []byte) error {
+	if err := w.fillUntil(at); err != nil {
+		return err
+	}
+	w.next = at + uint64(len(p))
+	return w.put(int64(at), p)
+}
+
+// fillUntil writes zeros to the parts before end that are not written.
+func (w *filler) fillUntil(end uint64) error {
+	for len(w.zeros) > 0 {
+		z := w.zeros[0]
+		at, stop := max(z.start, int64(w.next)), min(z.end, int64(end))
+		for at < stop {
+			n := min(stop-at, int64(len(zeroBlock)))
+			if err := w.put(at, zeroBlock[:n]); err != nil {
+				return err
+			}
+			at += n
+		}
+		if z.end > int64(end) {
+			return nil
+		}
+		w.zeros = w.zeros[1:]
+	}
+	return nil
+}
+
+func (w *filler) put(at int64, p []byte) error {
+	if w.written += uint64(len(p)); w.written >= roomEvery {
+		w.written = 0
+		if err := errors.Join(w.ctx.Err(), w.room()); err != nil {
+			return err
+		}
+	}
+	_, err := w.f.WriteAt(p, at)
+	return err
+}

@@ -1,0 +1,42 @@
+package tenancy
+
+import (
+	"context"
+
+	"github.com/forkd/forkd/internal/host/hub"
+	"github.com/forkd/forkd/internal/host/store"
+)
+
+// Pack calls Hub.Pack for a snapshot that the principal may see.
+func (v *View) Pack(ctx context.Context, h *hub.Hub, tag string, on func(hub.Progress)) (*hub.Package, error) {
+	if err := v.hasTag(tag); err != nil {
+		return nil, err
+	}
+	return h.Pack(v.as(ctx), v.p.Name, tag, on)
+}
+
+// MayUnpack returns an error if the principal may not make a snapshot from outside, with the given tag. All
+// clients may fork such a snapshot, and it can share files with any snapshot. So the principal must not have
+// a prefix. An empty tag is allowed.
+func (v *View) MayUnpack(h *hub.Hub, tag string) error {
+	if v.isEmpty() {
+		return &store.NotFoundError{Tag: tag}
+	}
+	if err := v.Limited("a snapshot from another host"); err != nil {
+		return err
+	}
+	if tag == "" {
+		return nil
+	}
+	return h.CheckTag(tag)
+}
+
+// Unpack calls Hub.Unpack if MayUnpack allows it.
+func (v *View) Unpack(ctx context.Context, h *hub.Hub, tag string, a *hub.Arrival, on func(hub.Progress)) (
+	store.Info, error,
+) {
+	if err := v.MayUnpack(h, tag); err != nil {
+		return store.Info{}, err
+	}
+	return h.Unpack(v.as(ctx), v.p.Name, tag, a, on)
+}

@@ -1,0 +1,32 @@
+package tenancy
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/forkd/forkd/internal/host/owner"
+)
+
+// Only a principal without a prefix may make a snapshot from outside, because the snapshot can share files with
+// any other one.
+func TestMayUnpack(t *testing.T) {
+	h := newHost(t)
+	a := newPart(t, h, "a")
+	var prefix *owner.PrefixError
+	for what, err := range map[string]error{
+		"MayUnpack": a.view.MayUnpack(nil, ""),
+		"Unpack":    func() error { _, err := a.view.Unpack(t.Context(), nil, "a.x", nil, nil); return err }(),
+	} {
+		if !errors.As(err, &prefix) {
+			t.Errorf("%s of a team: %v", what, err)
+		}
+	}
+	for what, v := range map[string]*View{"nobody": h.For(owner.Owner{}), "one sandbox": h.Permitted(a.sandbox)} {
+		if err := v.MayUnpack(nil, ""); !isMissing(err) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if err := h.For(owner.Owner{Name: "token:all"}).MayUnpack(nil, ""); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,77 @@
+package integration_test
+
+import (
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/forkd/forkd/client"
+)
+
+// TestSnapshotsTravel packs a branch of a sandbox, unpacks it at another daemon, and forks it there. The child has
+// what the sandbox had in its memory and on its disk.
+func TestSnapshotsTravel(t *testing.T) {
+	f := load(t)
+	a := f.start(t)
+	box := a.fork(t, 1)[0]
+	a.value(t, box.ID, "travels = [i * i for i in range(100000)]; len(travels)")
+	a.sh(t, box.ID, "echo travels >/root/note")
+	a.branchOf(t, box.ID, "travel", "live")
+	a.kill(t, box)
+	dir := filepath.Join(f.root, "hub")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	file := filepath.Join(dir, "travel.tar")
+	pack(t, a, "travel", file)
+	if err := a.DeleteSnapshot(a.ctx(t, quietLimit), "travel", client.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	a.stop(t)
+
+	b := f.start(t, withState(filepath.Join(dir, "s")), withRun(filepath.Join(dir, "r")), withRAM(filepath.Join(dir, "m")))
+	archive, err := os.Open(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer archive.Close()
+	got, err := b.UnpackSnapshot(b.ctx(t, bakeLimit), archive, client.UnpackOptions{Trust: true}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%d MiB were unpacked in %.0f ms", got.Bytes>>20, got.MS)
+	if err := b.VerifySnapshot(b.ctx(t, bakeLimit), "travel"); err != nil {
+		t.Error(err)
+	}
+	for _, child := range b.forkOf(t, "travel", 2) {
+		if got := b.value(t, child.ID, "travels[99999]"); got != "9999800001" {
+			t.Errorf("the child has %s in its memory", got)
+		}
+		if got := b.sh(t, child.ID, "cat /root/note"); got != "travels\n" {
+			t.Errorf("the child has %q on its disk", got)
+		}
+		b.kill(t, child)
+	}
+}
+
+// pack writes the archive of a snapshot to a file.
+func pack(t *testing.T, d *daemon, tag, file string) {
+	t.Helper()
+	archive, err := d.PackSnapshot(d.ctx(t, bakeLimit), tag)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer archive.Close()
+	out, err := os.Create(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, err := io.Copy(out, archive)
+	if err := errors.Join(err, out.Close()); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("the archive has %d MiB", n>>20)
+}
