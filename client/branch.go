@@ -41,10 +41,10 @@ func (c *Client) Promote(ctx context.Context, id string, req PromoteRequest) (r 
 	return r, err
 }
 
-// Diff compares the files of two snapshots or sandboxes of one family, and the sizes of their memory.
-// If req.From is empty, a sandbox is compared with the snapshot that it runs from. Data that a sandbox
-// has not written to its disk yet counts too. Apply patches by git apply: other programs may change
-// .git/hooks, by which a sandbox could run programs on this host.
+// Diff compares the files of two snapshots or sandboxes of one family, and the sizes of their
+// memory. If req.From is empty, a sandbox is compared with the snapshot that it runs from. Data
+// that a sandbox has not yet written to its disk is also compared. Apply patches with git apply.
+// Other programs may let a patch change .git/hooks. Then a sandbox could run programs on this host.
 func (c *Client) Diff(ctx context.Context, req DiffRequest) (d Diff, err error) {
 	err = c.call(ctx, http.MethodPost, "/v1/diff", req, &d)
 	return d, err

@@ -6,8 +6,8 @@
 // itself. By default, the guest has no operating system (package stub). Then the figures are only
 // those of the VMM and this program, and any KVM can run the guest. Containers cannot be forked, so
 // they start a program that answers, which is the least that they can do. With -guest=linux, the
-// guest of forkd and Firecracker is forkd's kernel and agent with a recipe's image. A child has
-// then answered when its agent has confirmed its identity.
+// guest of forkd and Firecracker is forkd's kernel and agent with a recipe's image. With this
+// guest, a child counts as having answered when its agent has confirmed the child's identity.
 //
 // A peer is measured if it is installed or if its path is given; the tables list other peers
 // without figures. Tables go to standard output, progress to standard error, all figures as JSON to

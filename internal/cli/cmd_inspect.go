@@ -120,8 +120,9 @@ func formatError(err error, fields map[string]any) error {
 	return fmt.Errorf("--format: %s: no %s in what is printed: %s", found[1], found[2], hint)
 }
 
-// nearest returns the name that the user probably meant, ignoring case and underscores: the name
-// that equals wrong, or else the first one that begins with wrong. It returns "" if there is none.
+// nearest returns the name that the user probably meant by the name wrong, ignoring case and
+// underscores. It prefers an equal name to a name with the prefix wrong, and returns "" if there is
+// neither.
 func nearest(names []string, wrong string) string {
 	plain := func(s string) string { return strings.ToLower(strings.ReplaceAll(s, "_", "")) }
 	found := ""

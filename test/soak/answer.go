@@ -20,7 +20,8 @@ const (
 )
 
 // rules lists the error codes (docs/errors.md) that faults may cause, with the faults that explain
-// each code. A run fails at any other code, and at a code while none of its faults is active.
+// each code. A run fails if a request gets another code, or gets one of these codes while none of
+// the faults that explain the code is active.
 var rules = map[string][]Kind{
 	"no_space":      {FillDisk, FillRAM},
 	"host_disk":     {FillDisk},

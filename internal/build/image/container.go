@@ -142,11 +142,12 @@ func checkManifest(img v1.Image) error {
 // layersOf returns the layers of an image as sources of a stream. It does not parse them. If plain is set,
 // the sources are not compressed.
 //
-// Layers of a registry are compared with their digests in the manifest by the library, while they arrive.
-// Layers of a local image are compared by layersOf: those of an OCI layout with their digests in the
-// manifest, and those of an archive of docker save, which has no such digests, with the digests of their
-// content. In addition, forkd-unpack compares all layers with their digests in the configuration, so that an
-// image cannot claim the configuration of another image.
+// Layers of a registry are compared with their digests in the manifest by the library, while they
+// arrive. layersOf compares layers of a local image itself. For an OCI layout, it uses the digests
+// of the layers in the manifest. An archive of docker save has no such digests. If plain is set,
+// layers of such an archive are compared with the digests of their content. Later, forkd-unpack
+// compares all layers with their digests in the configuration, so that an image cannot claim the
+// configuration of another image.
 func layersOf(img v1.Image, kind string, plain bool) ([]source, error) {
 	layers, err := img.Layers()
 	if err != nil {

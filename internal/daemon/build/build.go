@@ -71,9 +71,10 @@ type Request struct {
 	NoCache bool
 	Login   *Login // credentials for the registry of the image that BuildFrom begins with; nil: see Logins
 
-	// Logins are the client's credentials, by registry as image.Registry names it. They are in no
-	// key, file or message of a build, and sent to no other registry. For other registries, the
-	// stored logins of the daemon's user are used.
+	// Logins are the client's credentials. The keys are names of registries, as image.Registry
+	// returns them. Credentials are sent only to their own registry, and are in no key, file or
+	// message of a build. For registries without an entry, the stored logins of the daemon's user
+	// are used.
 	Logins map[string]Login
 
 	Recipe     *Recipe            // nil: Dockerfile is to be built

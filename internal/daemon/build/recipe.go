@@ -90,9 +90,9 @@ func settingOf(n *snapshot.Network) (*netclient.Setting, error) {
 	return &s, err
 }
 
-// forkFor returns the request for a fork in which a step runs. A step that has settings of children
-// gets a fork with these settings, because a limit may be lower than the memory that the warm-up
-// has used.
+// forkFor returns the request for a fork in which a step runs. A step that has settings for
+// children always gets a new fork with these settings. They are not applied to the sandbox of the
+// warm-up, because its memory use may exceed a limit in them.
 func (w *work) forkFor(i int, tag string) (sandbox.ForkRequest, error) {
 	req, err := requestOf(tag)
 	if err != nil {

@@ -49,8 +49,9 @@ func (b *Builder) isPinned(tag string) bool {
 	return b.pinned[tag] > 0
 }
 
-// Trim removes the least recently used snapshots of steps beyond the number most, except those of
-// running builds. It also removes the records of deleted snapshots.
+// Trim keeps the given number of snapshots of steps, the most recently used ones, and the snapshots
+// of running builds. It removes the other snapshots of steps, unless they are in use. It also
+// removes the records of deleted snapshots.
 func (b *Builder) Trim(most int) {
 	type step struct {
 		tag  string

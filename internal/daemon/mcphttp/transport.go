@@ -195,7 +195,8 @@ func (a *answer) SetWriteDeadline(time.Time) error { return nil }
 
 // held counts the answers that a message's tools decode against the message's share of memory. A
 // request to the API releases its own share when its answer has been read, but the tool then still
-// holds the answer. The share counts the most bytes that were held at the same time.
+// holds the answer. The share is charged for the maximum number of bytes that were held at the same
+// time.
 type held struct {
 	share *face.Share
 

@@ -223,7 +223,7 @@ func TestACommandEndsWithItsClient(t *testing.T) {
 
 // A client that receives nothing is disconnected, and its command is killed.
 func TestASocketThatNobodyReadsEnds(t *testing.T) {
-	// Idle is long enough for the client to receive the start of the command.
+	// Idle is long enough for the client to receive the message that the command has started.
 	r := start(t, apirig.Options{Limits: face.Limits{PerSandbox: 1, Idle: time.Second}})
 	id := fork(t, r, 1)[0].ID
 	p, err := r.StartExec(t.Context(), id, client.ExecRequest{Args: []string{"yes"}})

@@ -3,8 +3,8 @@
 //
 // It translates and checks requests and limits their number; package sandbox decides what happens
 // to sandboxes. Request bodies are strict: an unknown field is an error that names it. Every error
-// is a problem with a code (see package face). The constants below bound everything that a client
-// can make large.
+// is answered with a problem document (RFC 9457) that contains a code (see package face). The
+// constants below bound everything that a client can make large.
 package v1
 
 import (

@@ -14,7 +14,7 @@ import (
 	"io"
 )
 
-// Ports inside the emulated host. A loopback port of the host is forwarded to each.
+// Ports inside the emulated host. A loopback port of the real host is forwarded to each of them.
 const (
 	InitPort   = 8888 // forkd-machined's own API
 	DaemonPort = 8889 // the forkd daemon's API

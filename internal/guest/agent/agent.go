@@ -45,9 +45,9 @@ import (
 const memoryLimit = 64 << 20
 
 // maxProcs is the GOMAXPROCS of the agent. A low number saves memory, because each processor of the
-// runtime has caches that every child would copy. The number is two even on one CPU. When a thread
-// waits in a system call, as the thread for forks does, the runtime wakes another thread to look
-// for work unless it has a spare processor.
+// runtime has caches that every child would copy. The number is two even on one CPU, so that the
+// runtime has a spare processor. Without one, it would wake another thread to look for work
+// whenever a thread waits in a system call, as the thread for forks does.
 const maxProcs = 2
 
 // Main runs the agent with the given arguments and returns the exit code. As PID 1 it does not

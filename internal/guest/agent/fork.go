@@ -122,8 +122,8 @@ func (f *forks) handle(message []byte) (prepared bool, err error) {
 // search for generators, because they may start processes that the search must cover. After an
 // error the remaining steps are skipped, because the host then kills the guest.
 //
-// Code that was running when the snapshot was taken continues during these steps. Only code that
-// starts after the answer is certain to see the new identity.
+// Code that was running when the snapshot was taken continues during these steps. Code is certain
+// to see the new identity only if it starts after the agent has answered.
 func (f *forks) forked(m *agentproto.Received) error {
 	if f.identity != nil {
 		if err := f.identity.Reseed(m.Entropy); err != nil {

@@ -79,8 +79,8 @@ func (s *Server) Handler() http.Handler {
 }
 
 // authenticate refuses requests without the access token, if one is set. It lets requests to
-// /health pass. It also lets requests to /files pass, whose handler checks them itself because
-// signed URLs come without the header.
+// /health and /files pass. The handler of /files checks its requests itself, because a request by a
+// signed URL does not have the header with the token.
 func (s *Server) authenticate(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		token := s.accessToken()

@@ -42,8 +42,8 @@ type Config struct {
 	// Initrd returns an initramfs with the files of base, and with forkd-diff as the file Program.
 	Initrd func(base *os.File) (*os.File, error)
 
-	// Room returns an error if the host has no room for a VM with so many bytes of memory, or for more data
-	// on the file system of disk.
+	// Room returns an error if the host has no room for a VM with this much memory, in bytes, or if
+	// the file system that contains the file disk has no room for more data.
 	Room func(memory uint64, disk *os.File) error
 }
 

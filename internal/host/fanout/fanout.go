@@ -414,9 +414,9 @@ func (t *try) killBut(kept []string) error {
 	return group.Wait()
 }
 
-// kill kills a child, unless it is gone already or has become the sandbox of a workspace. It does so
-// even if the client of the try no longer sees the child, because another one has changed the labels
-// of the child.
+// kill kills a child, unless it is gone already or has become the sandbox of a workspace. It does
+// so even if another client has changed the child's labels, so that the client of the try no longer
+// sees the child.
 func (t *try) kill(id string) error {
 	err := t.forked.Kill(id)
 	var gone *sandbox.NotFoundError

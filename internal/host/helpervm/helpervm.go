@@ -53,8 +53,9 @@ type Task struct {
 	// file system in RAM, because a VM can fill its disks.
 	Boot func(undo *cleanup.Stack) (vmmproto.Boot, vmmclient.BootFiles, error)
 
-	// Watch returns a context with the time limits of the task, and a function that ends them. It is called
-	// before the boot. nil: ctx of Run has all limits.
+	// Watch returns a context with the time limits of the task, and a function that ends the
+	// limits. Run calls Watch before the boot. If Watch is nil, the context given to Run has all
+	// limits.
 	Watch func(ctx context.Context) (context.Context, func())
 
 	// Talk does the task over the VM's connection, and returns soon after ctx has ended. It returns an

@@ -27,9 +27,9 @@ type Fork struct {
 // the records of their children.
 const ForkPrefix = "fork-"
 
-// BeginFork records that a fork with n children has begun. dataDir is the directory of all data
-// directories. The only child of a fork that is not provisional is handed out as soon as it has its
-// record.
+// BeginFork records that a fork with n children has begun. dataDir is the parent of all data
+// directories. A fork that has only one child, and is not provisional, needs no file: it hands out
+// the child as soon as the child has its record.
 func BeginFork(runDir, dataDir string, n int, provisional bool) (f Fork, err error) {
 	if n == 1 && !provisional {
 		return Fork{}, nil

@@ -223,8 +223,8 @@ func TestCloseWithoutSandboxesEndsIt(t *testing.T) {
 	}
 }
 
-// The time limit of a request begins when forkd-net has answered all earlier requests, so many
-// requests at a time do not count as a hang.
+// The time limit of a request begins when forkd-net has answered all earlier requests. Therefore a
+// queue of requests does not count as a hang.
 func TestRequestsBehindOthersDoNotHang(t *testing.T) {
 	const requests, patience = 8, 2 * time.Second
 	dir := t.TempDir()

@@ -37,8 +37,8 @@ func Share(name string, most int) gate.Share {
 // FairShare returns the share of a client or owner in a gate that has total places.
 func FairShare(name string, total int) gate.Share { return Share(name, gate.Fair(total)) }
 
-// TakePlace waits for a place in g. The place counts for the client in ctx or, if ctx has none, for
-// the owner other.
+// TakePlace waits for a place in g. The place counts for the client in ctx. If ctx has no client,
+// the place counts for the owner that the parameter other names.
 func TakePlace(ctx context.Context, g *gate.Gate, other string) (release func(), err error) {
 	return g.Wait(ctx, PlaceShare(ctx, g, other))
 }

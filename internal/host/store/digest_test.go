@@ -11,7 +11,7 @@ import (
 )
 
 // sparse makes a file of size bytes with some content at each of the offsets. All other bytes are
-// zero: up to zeroed they are written, and after that they are holes.
+// zero. Those below the offset zeroed are written, and the rest are holes.
 func sparse(t *testing.T, name string, size, zeroed int64, offsets ...int64) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), name)

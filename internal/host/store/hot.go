@@ -21,11 +21,12 @@ import (
 // computed in the background.
 //
 // The caller sets the other fields of m: the machine, the guest, and the disk. For a branch the
-// caller also sets the parent and the inherited memory layers. The disk has all layers except the
-// last one. The caller sets the base and the boot files only if UseBase and UseBoot were not
-// called. disk has the open files of all disk layers, including the last. They must be on the
-// store's file system, because the snapshot gets its own links to them, and so does not depend on
-// other snapshots.
+// caller also sets the parent and the inherited memory layers. The caller lists in m.Disk all
+// layers except the last one. The caller sets the base and the boot files only if UseBase and
+// UseBoot were not called. The parameter disk has the open files of all disk layers, including the
+// last. The files must be on the store's file system, because Publish makes links to them in the
+// snapshot's own directory. Thus the snapshot does not depend on the directories of other
+// snapshots.
 func (g *Staging) Publish(m *snapshot.Manifest, extents []vm.Extent, disk []*os.File) (Info, error) {
 	g.store.mu.Lock()
 	hurries := g.store.hurriesLocked(m, g.lift)

@@ -140,7 +140,7 @@ func TestHolesOfLayersAreGivenBack(t *testing.T) {
 }
 
 // Holes that were filled under an earlier daemon, or before the layer was on disk, are also freed.
-// In the file on disk they stay holes.
+// The file on disk has holes in the same places.
 func TestHolesFilledEarlierAreGivenBack(t *testing.T) {
 	const size = 16 << 20
 	d := newDirs(t)

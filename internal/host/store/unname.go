@@ -62,8 +62,8 @@ func (s *Store) UnnamedBytes(id string) uint64 {
 	return blocks(files.memory) + blocks(files.disk) + state
 }
 
-// removeOrUnname deletes a condemned snapshot. If a sandbox follows the snapshot, it only removes
-// the snapshot's name.
+// removeOrUnname deletes a condemned snapshot. If a sandbox follows the snapshot, removeOrUnname
+// removes only the snapshot's name.
 func (s *Store) removeOrUnname(e *entry) error {
 	if err := s.takeAway(e); err != nil {
 		return err

@@ -231,7 +231,7 @@ func TestUnaskedMessagesEndTheVMM(t *testing.T) {
 	}
 }
 
-// The daemon keeps only a little of a VMM's text, and removes all characters that a terminal would
+// The daemon shortens texts in messages of a VMM, and removes all characters that a terminal would
 // interpret.
 func TestWordsAreCut(t *testing.T) {
 	long := "beg\x1b]52;c;ZXZpbA==\ain\u009b2J\u202e" + strings.Repeat("\xff", 500<<10)

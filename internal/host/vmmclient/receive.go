@@ -114,7 +114,7 @@ func (v *VMM) take(kind vmmproto.Kind, body []byte, fds []int) error {
 	return nil
 }
 
-// parse decodes a message of a VMM. The message must have the exact length.
+// parse decodes a message of a VMM. A message that is too short or too long is an error.
 func parse(m parser, r *codec.Reader) error {
 	if err := m.Parse(r); err != nil {
 		return err

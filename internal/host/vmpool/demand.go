@@ -7,8 +7,8 @@ import (
 )
 
 // defaultLasts is how long demand is remembered. It is long enough for clients that fork the same
-// number of children every few minutes, and short enough that unused memory is soon freed; a shell
-// takes about 1 MiB.
+// number of children every few minutes. It is short enough that the memory of unused shells, about
+// 1 MiB each, is soon freed.
 const defaultLasts = 5 * time.Minute
 
 // demand counts how many shells of a shape are taken before the pool is full again. One fork of

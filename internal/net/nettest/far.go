@@ -48,7 +48,8 @@ func openTUN(t testing.TB, name string) *os.File {
 		_ = f.Close()
 		t.Skipf("a TUN device: %v", err)
 	}
-	// Return a new file for the same device: only since the call above can the runtime's poller use it.
+	// Return a new file for the same device, because the runtime's poller can use the device only
+	// after the call above.
 	defer f.Close()
 	again, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {

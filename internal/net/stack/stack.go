@@ -216,12 +216,13 @@ func (s *Stack) Redecide() {
 
 // maxComparisons bounds how many names are compared with rules during one request of the daemon.
 // This number of comparisons takes some tenths of a second, during which requests for all other
-// sandboxes wait. A tenth of it is enough for a thousand connections to addresses with three names
-// each, with the maximum number of rules.
+// sandboxes wait. A tenth of this number is enough for a thousand connections, if each address has
+// three names and the policy has the maximum number of rules.
 const maxComparisons = 16 << 20
 
-// decideAgainLocked resets a flow that the policy no longer permits. left is how many comparisons
-// of names are still permitted. If deciding would need more, the flow is reset too.
+// decideAgainLocked resets a flow that the policy no longer permits. The parameter left is the
+// number of comparisons of names that are still permitted. If the decision would need more, the
+// flow is also reset.
 func (s *Stack) decideAgainLocked(f *flow, why string, left *int) {
 	if !f.decided || f.ctx.Err() != nil {
 		return

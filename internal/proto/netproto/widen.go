@@ -7,9 +7,9 @@ import (
 	"strings"
 )
 
-// Widens compares p with the present policy. If p opens a closed range, or names of the host's
-// network, that present does not open, it returns a *FieldError. own reports whether an address is
-// one of the host's.
+// Widens compares p with the policy present. It returns a *FieldError if p opens a closed range, or
+// names of the host's network, and the policy present does not open them. The function own reports
+// whether an address is one of the host's.
 func (p *Policy) Widens(present *Policy, own func(netip.Addr) bool) *FieldError {
 	var kept []netip.Prefix // closed ranges that both p and present open
 	if p.Mode == ModeOpen {

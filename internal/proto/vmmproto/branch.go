@@ -58,9 +58,9 @@ type Branched struct {
 // branch. Private mappings of the layer replace all pages that the machine has not written since
 // the branch, while the machine runs. Stats.Rebases is incremented at the beginning. From then on,
 // a private page is one that differs from the branch's snapshot, so the next branch saves only
-// these pages. The snapshot must exist as long as the machine. If the machine does not know any
-// more which pages are unwritten, it changes nothing and answers with vm.ErrNotKept. This is so
-// after 30 seconds, another branch, or a Restore.
+// these pages. The snapshot must exist as long as the machine. After 30 seconds, another branch, or
+// a Restore, the machine no longer knows which pages are unwritten. It then changes nothing and
+// answers with vm.ErrNotKept.
 type Rebase struct {
 	Serial uint64 // Branch.Serial
 }

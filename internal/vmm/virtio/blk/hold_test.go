@@ -186,7 +186,7 @@ func TestHoldIsBounded(t *testing.T) {
 	}
 }
 
-// holdOf serves request number i of hostile completely, and returns the measurements.
+// holdOf serves the request hostile[i] until it is complete, and returns the measurements.
 func holdOf(t testing.TB, dir string, i int) *virtiotest.Hold {
 	t.Helper()
 	mem, err := guestmem.New(holdMemory)

@@ -40,9 +40,9 @@ var (
 // errMore says that a request has further pieces.
 var errMore = errors.New("block request is not complete")
 
-// serve executes the next piece of the request in c, which begins d.done bytes into the request.
-// Before the last piece it returns errMore. After the last piece it returns the number of bytes
-// that the device has written to c. If the disk fails or an address is invalid, the request's
+// serve executes the next piece of the request in c. The piece begins d.done bytes into the
+// request. Before the last piece it returns errMore. After the last piece it returns the number of
+// bytes that the device has written to c. If the disk fails or an address is invalid, the request's
 // status tells the driver, and serve returns no error. Other errors are of two kinds. If noRoom is
 // true for the error, the piece must be served again when the host has space. Any other error means
 // that the status could not be written.
