@@ -31,7 +31,8 @@ type Config struct {
 	SSHKeys   string          // file of the keys of SSH clients; see auth.ParseSSHKeys
 	// Host names that requests without a token may address on TCP, in addition to those of loopback.
 	Hosts []string
-	// Parent domain of the host names of ports; empty: ports have none. See inbound.ParseDomain.
+	// Parent domain of the host names of ports; empty: ports have no host names. See
+	// inbound.ParseDomain.
 	ProxyDomain string
 	StateDir    string // snapshots and private disks
 	RAMDir      string // tmpfs for hot memory layers
@@ -54,8 +55,8 @@ type Config struct {
 	CmdlineArgs []string // added to the kernel command line of parents
 	CPUTemplate string   // CPU template of parents
 	Accel       string   // "kvm" or "tcg", as shown in reports
-	// Port of the addresses that clients of forkd 0.5 get for sandboxes. The command forkd
-	// forward-guests listens there. 0: none.
+	// Port of the addresses that clients of forkd 0.5 get for sandboxes. The command `forkd
+	// forward-guests` listens on these addresses. 0: none.
 	GuestPort  int
 	KillOnExit bool // kill all sandboxes when the daemon stops
 	Jail       jail.Options

@@ -1,8 +1,8 @@
 // Package daemon is the process behind `forkd daemon`. It owns the store and the sandboxes of one
 // host and serves the REST API until it is stopped.
 //
-// It runs no guest itself: every VM is a forkd-vmm process. The process keeps running when the
-// daemon stops, and the next daemon takes it over. Only wire.go calls the constructors of the
+// It runs no guest itself: every VM is a forkd-vmm process. These processes keep running when the
+// daemon stops, and the next daemon takes them over. Only wire.go calls the constructors of the
 // daemon's parts.
 package daemon
 
@@ -198,8 +198,7 @@ func (c *Config) socketMode() os.FileMode {
 	return 0o600
 }
 
-// listenUnix makes a socket. It replaces a socket on which no daemon answers, but not one on which
-// a daemon does.
+// listenUnix makes a socket. It replaces an existing socket only if no daemon answers on it.
 func listenUnix(path string, mode os.FileMode) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, err

@@ -108,8 +108,8 @@ func TestDaemonWantsItsDirectoriesToItself(t *testing.T) {
 	}
 }
 
-// A connection beyond the limit is accepted only when another one closes. Until then it takes no
-// descriptor of the daemon.
+// A connection beyond the limit is accepted only when another connection closes. Until then it
+// takes no descriptor of the daemon.
 func TestConnectionsAreLimited(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -16,9 +16,9 @@ const (
 	kvmUnsure = time.Minute
 )
 
-// kvmState caches whether VMs can run on this host. A certain yes is kept for ever; any other
-// result is probed again after a while. A nil *kvmState assumes that VMs can run. Its methods may
-// be called concurrently.
+// kvmState caches whether VMs can run on this host. If it is certain that VMs can run, this result
+// is kept for ever. After any other result, the host is probed again after a while. A nil *kvmState
+// assumes that VMs can run. Its methods may be called concurrently.
 type kvmState struct {
 	probe func() (sure bool, reason error)
 

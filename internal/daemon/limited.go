@@ -18,9 +18,10 @@ import (
 // oldest one of the peer that has the most idle connections. So a client that sends no requests, or
 // only requests that need no token, keeps no other client out.
 //
-// An identified client may have requests on three quarters of the connections. If it has them on
-// more, its connections can be closed like idle ones, the newest first. So no client keeps another
-// one out. If no connection can be closed, the new connection waits, as with netutil.LimitListener.
+// An identified client may have requests on three quarters of the connections. If it has requests
+// on more connections, these can be closed like idle ones, the newest first. So no client keeps
+// another client out. If no connection can be closed, the new connection waits, as with
+// netutil.LimitListener.
 //
 // Its connections keep the method CloseWrite, which streams to ports of sandboxes use.
 type limited struct {
@@ -79,7 +80,7 @@ func (l *limited) admit(c *placed) bool {
 	return true
 }
 
-// weakestLocked returns the connection to close for another one, or nil.
+// weakestLocked returns the connection to close in favor of a new connection, or nil.
 func (l *limited) weakestLocked() (found *placed) {
 	sizes := map[group]int{}
 	for c := range l.open {
@@ -97,8 +98,8 @@ func (l *limited) weakestLocked() (found *placed) {
 	return found
 }
 
-// group names the connections that are counted together when one is to be closed: the idle ones of a
-// peer, or those with requests of a client.
+// group identifies connections that are counted together when a connection is to be closed: the
+// idle connections of a peer, or the connections with requests of a client.
 type group struct{ peer, client string }
 
 // groupLocked reports whether a connection may be closed for a new one, and returns its group. A
@@ -151,9 +152,10 @@ type placed struct {
 	who      string // client of the first of these requests, as in auth.Identified
 }
 
-// weaker compares two connections of equally large groups. It is positive if c is to be closed
-// before than. An idle connection is closed before one with requests. Of two idle connections, the
-// older is closed first. Of two connections with requests, the newer is closed first.
+// weaker compares two connections of equally large groups. It returns a positive number if c is to
+// be closed before the connection than. An idle connection is closed before one with requests. Of
+// two idle connections, the older is closed first. Of two connections with requests, the newer is
+// closed first.
 func (c *placed) weaker(than *placed) int {
 	switch {
 	case c.requests == 0 && than.requests == 0:

@@ -172,7 +172,7 @@ func TestTLS(t *testing.T) {
 	}
 	two.CloseIdleConnections()
 
-	// A broken file changes nothing. A new certificate is used from the next connection on.
+	// An invalid file changes nothing. A new certificate is used from the next connection on.
 	put(t, files.Cert, []byte("nonsense"))
 	if err := ask(client.WithCA(ours.pem), ann); err != nil {
 		t.Errorf("after a broken change: %v", err)

@@ -241,8 +241,8 @@ func (w *wired) startImages(cfg *Config, vmms vmpool.VMMs, runDir string) error 
 	return os.MkdirAll(scratch, 0o700)
 }
 
-// scratchDir returns the directory in which the disks that builder VMs fill are made. Their names are removed
-// as soon as the files are open.
+// scratchDir returns the directory for the disks that builder VMs fill. The daemon removes the name
+// of such a file as soon as the file is open.
 func scratchDir(stateDir string) string { return filepath.Join(stateDir, "scratch") }
 
 // openKeys opens two keys: if there is a domain, the key that signs permissions in host names, and
@@ -327,8 +327,8 @@ func (w *wired) startNet(cfg *Config, bin string, jails *jail.Starter) error {
 	return err
 }
 
-// openCgroups finds the cgroup for limits of sandboxes. missing lists the limits that cannot be
-// enforced.
+// openCgroups finds the cgroup for limits of sandboxes. The result missing lists the limits that
+// cannot be enforced.
 func (w *wired) openCgroups(cfg *Config) (missing string) {
 	w.cgroups = cgroup.Open(cgroup.Config{Parent: cfg.Cgroup, RunDir: cfg.RunDir, StateDir: cfg.StateDir})
 	err := w.cgroups.Missing()
@@ -447,7 +447,8 @@ func (w *wired) reopen(ctx context.Context, asked <-chan os.Signal, log *slog.Lo
 }
 
 // close closes all parts, the builder first. Even if closing one part panics, the others are
-// closed. This matters most for the store, which writes data to disk that is only in RAM.
+// closed. This matters most for the store, because closing it writes data to disk that is only in
+// RAM.
 func (w *wired) close(kill bool) {
 	defer func() { _ = w.traces.Close() }() // a collector that does not answer must not delay the stop
 	defer w.audit.Close()
@@ -459,11 +460,12 @@ func (w *wired) close(kill bool) {
 	w.builder.Close()
 }
 
-// install writes an embedded program into dir. dir is not the run directory, which many hosts mount
-// with noexec. The file name has no version: running processes keep the old file open, and new ones
-// use the new file. An identical file is kept, so that a daemon can start on a full disk. The users
-// that a jail.Starter gives to processes can read and execute the program through dir, but cannot list
-// dir. Only the daemon's user can change dir and the program.
+// install writes an embedded program into dir. The parameter dir is not the run directory, because
+// many hosts mount that directory with noexec. The file name has no version: running processes keep
+// the old file open, and new processes use the new file. An identical file is kept, so that a
+// daemon can start on a full disk. The users that a jail.Starter gives to processes can read and
+// execute the program through dir, but cannot list dir. Only the daemon's user can change dir and
+// the program.
 func install(dir, name string) (string, error) {
 	p, err := embedded.Open(name)
 	if err != nil {

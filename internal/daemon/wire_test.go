@@ -7,7 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A process that gets an initramfs can neither write to it nor make a writable mapping of it.
+// A process that receives an initramfs can neither write to the file nor make a writable mapping of
+// the file.
 func TestInitramfsIsSealed(t *testing.T) {
 	f, err := sealed([]byte("content"))
 	if err != nil {

@@ -40,7 +40,7 @@ type Entry struct {
 	UserAgent string   `json:"ua"`
 	Remote    string   `json:"remote"` // address; "unix:PID" over the unix socket
 
-	// LeftOut counts the lines before this one that were omitted. All of them were about strangers.
+	// LeftOut counts the omitted lines before this one. All of them were about strangers.
 	LeftOut int `json:"left_out,omitempty"`
 
 	// Lost counts the lines before this one that could not be written.
@@ -63,9 +63,9 @@ func (e *Entry) isRefused() bool {
 }
 
 // Rate of lines about strangers, per second, and the burst after a quiet time. Refused requests
-// have one such limit. Other requests, such as those to a public port of a sandbox, have another.
-// Without the limits, anyone who reaches the daemon could fill the disk. The next line counts the
-// omitted lines.
+// have one such limit. Other requests, such as those to a public port of a sandbox, have another
+// limit. Without the limits, anyone who reaches the daemon could fill the disk. The next line
+// counts the omitted lines.
 const (
 	strangersPerSecond = 10
 	strangersAtOnce    = 200

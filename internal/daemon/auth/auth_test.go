@@ -61,7 +61,7 @@ func TestIdentify(t *testing.T) {
 	}
 }
 
-// The token in TokenHeader is used even if Authorization has another one.
+// The token in TokenHeader is used even if Authorization has another token.
 func TestIdentifyByTheOwnHeader(t *testing.T) {
 	tokens, _ := open(t, good)
 	g := &Guard{Tokens: tokens}

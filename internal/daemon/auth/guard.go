@@ -17,7 +17,7 @@ type Principal struct {
 	Prefix       owner.Prefix
 }
 
-// Owner returns the owner that sandboxes and snapshots made by p get.
+// Owner returns the owner of the sandboxes and snapshots that p makes.
 func (p Principal) Owner() owner.Owner {
 	return owner.Owner{Name: p.Who, Most: p.MaxSandboxes, Prefix: p.Prefix, Admin: p.Scope >= Admin}
 }
@@ -36,7 +36,7 @@ func (e *ScopeError) Error() string {
 		e.Who, e.Have, e.Want, e.Want)
 }
 
-// Need returns nil if p has the scope want or a higher one.
+// Need returns nil if p has the wanted scope or a higher one.
 func (p Principal) Need(want Scope) error {
 	if p.Scope < want {
 		return &ScopeError{p.Who, p.Scope, want}
@@ -47,15 +47,16 @@ func (p Principal) Need(want Scope) error {
 type identifiedKey struct{}
 
 // OnIdentified returns a context for a request. When the client of the request has been identified,
-// known is called, perhaps more than once. who is the name under which the client is counted.
+// the function known is called, perhaps more than once. Its argument is the name under which the
+// client is counted.
 func OnIdentified(ctx context.Context, known func(who string)) context.Context {
 	return context.WithValue(ctx, identifiedKey{}, known)
 }
 
-// Identified calls the function given to OnIdentified. It is called when the client of a request
-// has been identified, or is a stranger that has got one of the places for strangers. who is the
-// principal's name or, for a client with only a permission for one sandbox, the name of the
-// sandbox's owner.
+// Identified calls the function given to OnIdentified. The caller calls it when the client of a
+// request has been identified, or is a stranger that has taken one of the places for strangers. The
+// parameter who is the principal's name or, for a client with only a permission for one sandbox,
+// the name of the sandbox's owner.
 func Identified(ctx context.Context, who string) {
 	if known, ok := ctx.Value(identifiedKey{}).(func(string)); ok {
 		known(who)
@@ -73,10 +74,10 @@ type Guard struct {
 func (g *Guard) Demands() bool { return g != nil && (g.Tokens != nil || g.Certs) }
 
 // Identify returns the principal of a request. If the request has a token, the token names the
-// principal. Otherwise the connection does: by the user at the other end of the unix socket or, if
-// no token is required, by the name in the client's certificate. For a user of the socket without a
-// rule, Identify returns both the principal and an error. The caller should close the connection of
-// a request that Identify refuses.
+// principal. Otherwise the principal is the user at the other end of the unix socket or, if no
+// token is required, the name in the client's certificate. For a user of the socket without a rule,
+// Identify returns both the principal and an error. The caller should close the connection of a
+// request that Identify refuses.
 func (g *Guard) Identify(r *http.Request) (Principal, error) { return g.IdentifyBy(r, presented(r)) }
 
 // IdentifyBy is Identify for a token that was sent in another way, such as the API keys of E2B's
@@ -141,7 +142,7 @@ func (g *Guard) IsToken(text string) bool {
 	return ok
 }
 
-// Holds reports whether a principal, given as Principal.Who, still has the scope want or a higher
+// Holds reports whether a principal, given as Principal.Who, still has the wanted scope or a higher
 // one. A principal loses its scope only when its token is removed from the token file.
 func (g *Guard) Holds(who string, want Scope) bool {
 	name, ok := strings.CutPrefix(who, tokenWho)
@@ -155,8 +156,8 @@ func With(ctx context.Context, p Principal) context.Context {
 	return context.WithValue(owner.In(ctx, p.Owner()), principalKey{}, p)
 }
 
-// From returns the principal of a request. For an unidentified request that is the zero Principal,
-// which has no rights.
+// From returns the principal of a request. For an unidentified request it returns the zero
+// Principal, which has no rights.
 func From(ctx context.Context) Principal {
 	p, _ := ctx.Value(principalKey{}).(Principal)
 	return p

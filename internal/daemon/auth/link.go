@@ -76,8 +76,8 @@ func expiryText(seconds int64) string {
 	return linkAlphabet.EncodeToString(b[:5])[:expirySize]
 }
 
-// expiryOf is the reverse of expiryText. It returns 0, which is long past, for text that Sign did
-// not make.
+// expiryOf is the reverse of expiryText. For text that Sign did not make it returns 0, which is a
+// time long past.
 func expiryOf(text string) int64 {
 	b, err := linkAlphabet.DecodeString(text + "a")
 	if err != nil || len(b) != 5 {

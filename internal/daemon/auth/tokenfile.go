@@ -76,8 +76,8 @@ func ParseTokens(p []byte) (list []Token, err error) {
 	return list, nil
 }
 
-// soleToken returns the word of a file that consists of a single word, unless the word begins with
-// commentMark: a comment would be a token that is not secret.
+// soleToken returns the word of a file that consists of a single word. It returns no word that
+// begins with commentMark, because a comment is not secret and so cannot be a token.
 func soleToken(p []byte) (token string, ok bool) {
 	words := strings.Fields(string(p))
 	if len(words) != 1 || strings.HasPrefix(words[0], commentMark) {
@@ -129,7 +129,7 @@ func parseLine(words []string) (t Token, err error) {
 	return t, t.check()
 }
 
-// LimitTo limits a token to a label prefix; see owner.Prefix.
+// LimitTo limits t to a label prefix; see owner.Prefix.
 func (t *Token) LimitTo(prefix string) (err error) {
 	if t.Prefix, err = owner.ParsePrefix(prefix); err != nil {
 		return fmt.Errorf("label-prefix %w", err)
@@ -192,7 +192,7 @@ func isPlaceholder(token string) bool {
 }
 
 // Add makes a token. It returns the token file with a line for it, and the token itself, which is
-// stored nowhere. With e2b, the token has the form that E2B's clients require.
+// stored nowhere. If e2b is true, the token has the form that E2B's clients require.
 func Add(file []byte, t Token, e2b bool) (grown []byte, token string, err error) {
 	if err := CheckName(t.Name); err != nil {
 		return nil, "", err

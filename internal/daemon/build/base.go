@@ -25,8 +25,8 @@ const (
 // base resolves the name in a FROM instruction: a snapshot with that tag, or else an image of a
 // registry. (Docker also prefers an image that it has.) A branch of a sandbox is refused unless a
 // build made it, because clients that may not build can make a branch with the name of an image.
-// The image of that name is not used either: the same Dockerfile would mean something else once the
-// branch is deleted.
+// In that case base does not use the image of that name either, because the same Dockerfile would
+// then mean something else once the branch is deleted.
 func (b *Builder) base(ctx context.Context, req Request, name string) (plan.Base, dockerfile.Config, error) {
 	d, err := b.cfg.Manager.Snapshots().Detail(name)
 	switch {
@@ -51,8 +51,8 @@ func (b *Builder) base(ctx context.Context, req Request, name string) (plan.Base
 	return plan.Base{Snapshot: name, Digest: d.ID, Memory: !d.DiskOnly}, config, err
 }
 
-// isBase reports whether builds of admins may begin with a snapshot. They may if the snapshot is a
-// parent, or the result of an admin's build.
+// isBase reports whether builds of admins may begin with a snapshot: a parent, or the result of an
+// admin's build.
 func (b *Builder) isBase(tag string, d store.Detail) bool {
 	return d.Branch == nil || b.isResult(tag, d.ID)
 }
@@ -71,11 +71,11 @@ func imageBase(req Request, name, digest string) plan.Base {
 	return base
 }
 
-// Begin resolves the base of a build without a Dockerfile. from has the name of an image or of a
-// snapshot. Begin makes a snapshot if from is an image, or if the machine is to have another size
-// than the machine of the snapshot from. It reads the settings of processes in a guest. If the
-// guest has no default user, the settings' user is userElse, provided that the guest has this
-// account. For an admin, the snapshot must be one that FROM accepts.
+// Begin resolves the base of a build without a Dockerfile. The parameter from names an image or a
+// snapshot. Begin makes a snapshot if from names an image, or if the machine is to have another
+// size than the machine of the named snapshot. It reads the settings of processes in a guest. If
+// the guest has no default user, the user in the settings is userElse, provided that the guest has
+// this account. For an admin, the snapshot must be one that FROM accepts.
 func (b *Builder) Begin(ctx context.Context, req Request, from plan.Base, userElse string, o Observer) (plan.Base,
 	dockerfile.Config, error) {
 	name := from.Image
@@ -125,7 +125,7 @@ func (b *Builder) Begin(ctx context.Context, req Request, from plan.Base, userEl
 }
 
 // settings returns the settings of processes in a fork of a snapshot. If the guest has no default
-// user, their user is userElse, provided that the guest has this account.
+// user, the user in the settings is userElse, provided that the guest has this account.
 func (b *Builder) settings(ctx context.Context, tag, id, userElse string) (dockerfile.Config, error) {
 	key := id + " " + userElse
 	b.mu.Lock()
@@ -209,8 +209,8 @@ func environment(text string) (map[string]string, error) {
 	return env, nil
 }
 
-// there returns an error if a snapshot used as a base is no longer the one that the plan was made
-// for.
+// there returns an error if the snapshot used as a base was replaced or removed after the plan was
+// made.
 func (b *Builder) there(base *plan.Base) error {
 	if b.cfg.Manager.Snapshots().Has(base.Snapshot, base.Digest) {
 		return nil

@@ -18,12 +18,12 @@ import (
 	"github.com/forkd/forkd/internal/host/imagevm"
 )
 
-// Boot prepares the files that a parent boots from, out of a container image, and reports its
-// stages. The request has no tag yet. If the image needs a builder VM and the client would have to wait for
-// one, Boot returns imagevm.ErrNoPlace.
+// Boot makes the files that a parent boots from out of a container image, and reports its stages.
+// The returned request has no tag yet. If the image needs a builder VM and the client would have to
+// wait for one, Boot returns imagevm.ErrNoPlace.
 type Boot func(ctx context.Context, i Image, report func(string)) (bake.Request, error)
 
-// Place waits for a place for one builder VM of a client. leave gives the place back.
+// Place waits for a place for one builder VM of a client. The function leave gives the place back.
 type Place func(ctx context.Context, client string) (leave func(), err error)
 
 // Image is a container image of a registry.
@@ -88,8 +88,9 @@ func (m *Images) Boot(ctx context.Context, i Image, report func(string)) (bake.R
 	return bake.Request{Kernel: kernel.VMLinux, Rootfs: img.Rootfs(), Env: maps.Clone(img.Env)}, nil
 }
 
-// ImageDir returns the cache of the daemon's user if the daemon can write to it, and otherwise own.
-// An emulated host sees the cache of the host that runs it, and does not change that cache.
+// ImageDir returns the cache of the daemon's user if the daemon can write to it, and otherwise the
+// directory own. An emulated host sees the cache of the host that runs it, and does not change that
+// cache.
 func ImageDir(own string) string {
 	if cache, err := cachedir.Dir(); err == nil && writable(cache) {
 		return cache
@@ -100,8 +101,9 @@ func ImageDir(own string) string {
 // List returns the cached images, and the leftovers of killed builds.
 func (m *Images) List() ([]image.Cached, error) { return image.ListImages(m.Dir) }
 
-// Prune removes the images that no build has used since the given time, and returns them. It keeps images
-// whose root file systems are in inUse, a list of paths. With dryRun it removes nothing.
+// Prune removes the images that no build has used since the given time, and returns their
+// descriptions. It keeps images whose root file systems are in inUse, a list of paths. With dryRun
+// it removes nothing.
 func (m *Images) Prune(inUse []string, since time.Time, dryRun bool) ([]image.Cached, error) {
 	list, err := m.List()
 	if err != nil || dryRun {
@@ -124,8 +126,9 @@ func (m *Images) Tidy() error {
 	return image.RemoveLeftovers(m.Dir)
 }
 
-// fill fills the disk of an image in a builder VM. Without a reserved place, it does not wait for one: its
-// caller holds the lock of the image, which a client that has a place may need.
+// fill fills the disk of an image in a builder VM. Without a reserved place it does not wait for a
+// place, because its caller holds the lock of the image, and a client that has a place may need
+// this lock.
 func (m *Images) fill(ctx context.Context, i Image, kernel string, d image.Disk) error {
 	if i.Place == nil {
 		leave, err := m.Filler.Enter(i.Client)

@@ -63,8 +63,8 @@ type Config struct {
 // Request is a build to execute.
 type Request struct {
 	Who string // client
-	// True if Who has all rights. If false, the steps are cached for Who alone, and FROM does not
-	// accept the result.
+	// True if the client has all rights. If false, the steps are cached for this client alone, and
+	// FROM does not accept the result.
 	Admin   bool
 	Tag     string
 	Replace bool
@@ -172,8 +172,8 @@ type Builder struct {
 	held   map[string]int // see Hold
 }
 
-// Hold records that a bake needs a root file system, which may be empty. A bake that waits for its turn shows
-// in no list of snapshots.
+// Hold records that a bake needs a root file system, given by its path, which may be empty. A bake
+// that waits for its turn is in no list of snapshots.
 func (b *Builder) Hold(rootfs string) (release func()) {
 	add := func(n int) {
 		b.mu.Lock()
@@ -233,7 +233,7 @@ func New(cfg Config) (*Builder, error) {
 // ErrBusy means that too many builds are running.
 var ErrBusy = errors.New("too many builds are under way: wait until one has ended")
 
-// Enter reserves a place for a build of a client; leave releases it.
+// Enter reserves a place for a build of a client. The function leave releases the place.
 func (b *Builder) Enter(who string) (leave func(), err error) {
 	if leave, err = b.places.Enter(owner.FairShare(who, maxBuilds)); err != nil {
 		return nil, ErrBusy
@@ -270,16 +270,17 @@ func (e *StepError) Error() string {
 // Unwrap returns the error without the step.
 func (e *StepError) Unwrap() error { return e.Err }
 
-// Limit returns a context that ends when the time limit of a build that begins now has passed.
-// BuildFrom applies the same limit to its own part. A caller that reads archives for BuildFrom
-// calls Limit before it reads them.
+// Limit returns a context with the time limit of a build that begins now. BuildFrom applies the
+// same limit to its own part. A caller that reads archives for BuildFrom calls Limit before it
+// reads them.
 func (b *Builder) Limit(ctx context.Context) (context.Context, context.CancelFunc) {
 	longest := cmp.Or(b.cfg.Longest, maxBuild)
 	return context.WithTimeoutCause(ctx, longest, fmt.Errorf("the build was not done after %v", longest))
 }
 
-// Build reads a Dockerfile or a recipe and executes it. The caller closes files, the build context. The
-// error is a *dockerfile.Error if the Dockerfile is at fault, and a *StepError if a step failed.
+// Build reads a Dockerfile or a recipe and executes it. The parameter files is the build context,
+// which the caller closes. The error is a *dockerfile.Error if the Dockerfile is at fault, and a
+// *StepError if a step failed.
 func (b *Builder) Build(ctx context.Context, req Request, files *Context, o Observer) (Result, error) {
 	if err := req.Check(); err != nil {
 		return Result{}, err
@@ -306,9 +307,9 @@ func (b *Builder) Build(ctx context.Context, req Request, files *Context, o Obse
 	}, o)
 }
 
-// BuildFrom executes the plan that read returns, and no Dockerfile. It waits for other builds of
-// the same tag. The caller closes files, from which the plan copies. The error is a *StepError if a
-// step failed.
+// BuildFrom executes the plan that the function read returns, and no Dockerfile. It waits for other
+// builds of the same tag. The plan copies from the build context files, which the caller closes.
+// The error is a *StepError if a step failed.
 func (b *Builder) BuildFrom(ctx context.Context, req Request, files *Context,
 	read func(context.Context) (*plan.Plan, error), o Observer,
 ) (Result, error) {
@@ -337,7 +338,8 @@ func (b *Builder) build(ctx context.Context, req Request, files *Context,
 	return r, causeOf(ctx, err)
 }
 
-// claim reserves a name that only one build may work on at a time. free releases it.
+// claim reserves a name that only one build may work on at a time. The function free releases the
+// name.
 func (b *Builder) claim(what string) (free func(), err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -352,10 +354,11 @@ func (b *Builder) claim(what string) (free func(), err error) {
 	}, nil
 }
 
-// ErrTaken says that another build makes a snapshot with the same tag.
+// ErrTaken means that another build is making a snapshot with the same tag.
 var ErrTaken = errors.New("another build is at it")
 
-// causeOf returns the cause of ctx's end in preference to err, which is often only its consequence.
+// causeOf returns err or, if ctx was cancelled with a cause, this cause. In that case err is often
+// only a consequence of the cancellation.
 func causeOf(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); err != nil && cause != nil && !errors.Is(cause, context.Canceled) {
 		return cause

@@ -73,7 +73,7 @@ func shareOf(g *gate.Gate, who string) *held {
 	return &held{hold: g.Hold(owner.FairShare(who, total))}
 }
 
-// add takes room for more bytes.
+// add takes places for more bytes.
 func (h *held) add(bytes int64) error {
 	h.bytes += bytes
 	if more := (h.bytes+1<<20-1)>>20 - h.mib; more > 0 {
@@ -85,8 +85,8 @@ func (h *held) add(bytes int64) error {
 	return nil
 }
 
-// take is held.add with an error for the client. The error distinguishes a context that is too
-// large by itself from one for which other contexts leave too little room.
+// take is held.add with an error for the client. The error says whether the context is too large by
+// itself, or other contexts leave too little room.
 func take(h *held, bytes int64, what string) error {
 	err := h.add(bytes)
 	var full *gate.FullError
@@ -130,8 +130,8 @@ func (b *Builder) NewContext(who string) (*Context, error) {
 		list: shareOf(b.lists, who), contents: shareOf(b.contents, who)}, nil
 }
 
-// Unpack reads the entries of an archive, which may be compressed, into a new directory of the context. It
-// stops when ctx is done. The error is an *invalid.Error if the archive is at fault.
+// Unpack adds the entries of an archive, which may be compressed, to the context, in a new
+// directory. It stops when ctx is done. The error is an *invalid.Error if the archive is at fault.
 func (c *Context) Unpack(ctx context.Context, archive io.Reader, dir string) error {
 	plain, err := decompress(bufio.NewReaderSize(archive, 64<<10))
 	if err == nil && plain == nil {
@@ -308,7 +308,7 @@ func (c *Context) insert(f plan.File) error {
 	return nil
 }
 
-// complete adds the missing parent directories of the entries from index from on.
+// complete adds the missing parent directories of the entries whose index is from or higher.
 func (c *Context) complete(from int) error {
 	for i := from; i < len(c.files); i++ {
 		dir := path.Dir(c.files[i].Path)

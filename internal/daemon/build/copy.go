@@ -30,9 +30,9 @@ import (
 const workDir = "mkdir -p /var/tmp && mktemp -d /var/tmp/forkd-build.XXXXXX"
 
 // copy puts the files of the sources into a directory of the guest, and moves them from there to
-// their target. Files that others have made, such as those of stages, repositories and archives,
-// get a directory of their own. In a common directory, a link among them could lead the files of a
-// later source out of the directory.
+// their target. Each source whose files others have made, such as a stage, a repository or an
+// archive, gets a separate directory. In a common directory, a link among such files could lead the
+// files of a later source out of the directory.
 func (g *guest) copy(ctx context.Context, cp *plan.Copy) error {
 	others := slices.ContainsFunc(cp.Sources, func(s plan.Source) bool { return s.Step != nil || s.Git != nil })
 	for rest := cp.Sources; ; {
@@ -76,9 +76,10 @@ func (g *guest) copyTogether(ctx context.Context, cp *plan.Copy, sources []plan.
 	return unpacked, err
 }
 
-// removeAfter removes the directory dir of the guest, in which the caller has worked. err is the result of
-// that work. If it is not nil, removeAfter returns it and removes nothing, because the sandbox is then killed.
-// The removal also ends with ctx, because the guest may never answer.
+// removeAfter removes the directory dir of the guest, in which the caller has worked. The parameter
+// err is the result of that work. If err is not nil, removeAfter returns it and removes nothing,
+// because the sandbox is then killed. The removal also ends with ctx, because the guest may never
+// answer.
 func (g *guest) removeAfter(ctx context.Context, err error, dir string) error {
 	if err != nil {
 		return err
@@ -88,7 +89,7 @@ func (g *guest) removeAfter(ctx context.Context, err error, dir string) error {
 	return g.c.Remove(ctx, dir, "root")
 }
 
-// flag is an argument of a script: name if it is set, and otherwise empty.
+// flag returns an argument of a script: name if set is true, and otherwise an empty text.
 func flag(set bool, name string) string {
 	if !set {
 		return ""
@@ -96,7 +97,7 @@ func flag(set bool, name string) string {
 	return name
 }
 
-// fetched describes the files that fetch has got from a source.
+// fetched describes the files that fetch has received from a source.
 type fetched struct {
 	single   bool // one file, which may get another name
 	unpacked bool // the content of an archive
@@ -250,7 +251,7 @@ func matchOf(pattern, line string) (match, error) {
 type staging struct {
 	guest   *guest
 	dir     string
-	into    string // directory in it for the files of one source; empty: itself
+	into    string // directory in it for the files of one source; empty: into itself
 	brought *links
 }
 

@@ -102,13 +102,14 @@ func atEnd(archive io.Reader) error {
 	return err
 }
 
-// isOut reports whether an entry of an archive is excluded. The directory itself never is.
+// isOut reports whether an entry of an archive is excluded. The copied directory itself is never
+// excluded.
 func isOut(leave dockerfile.Ignore, name string) bool {
 	name = path.Clean("/" + name)[1:]
 	return name != "" && leave.Out(name)
 }
 
-// links holds the paths of the symbolic links that a COPY has brought. The COPY unpacks its
+// links holds the paths of the symbolic links that a COPY has unpacked. The COPY unpacks its
 // archives one after another into the same directory. No entry may be unpacked through such a link,
 // because the link may lead anywhere.
 type links struct {
@@ -116,8 +117,8 @@ type links struct {
 	bytes int
 }
 
-// add checks an entry of an archive that is unpacked into the directory below, and records the
-// entry if it is a link.
+// add checks an entry of an archive that is unpacked into the directory with the path below, and
+// records the entry if it is a link.
 func (l *links) add(h *tar.Header, below string) error {
 	name, err := pathBelow(below, h.Name)
 	if err != nil {
@@ -154,7 +155,7 @@ func (l *links) note(name string) error {
 	return nil
 }
 
-// check refuses a path below a link, and a directory with the path of a link.
+// check refuses a path inside a linked directory, and a directory with the path of a link.
 func (l *links) check(name string, dir bool) error {
 	if len(l.paths) == 0 {
 		return nil
@@ -172,7 +173,8 @@ func (l *links) check(name string, dir bool) error {
 	return nil
 }
 
-// pathBelow returns the path of an archive's entry that is unpacked into the directory below.
+// pathBelow returns the path of an archive's entry that is unpacked into the directory with the
+// path below.
 func pathBelow(below, name string) (string, error) {
 	if path.IsAbs(below) {
 		return "", fmt.Errorf("the directory %.200q of a COPY is absolute: want a relative one", below)

@@ -14,7 +14,8 @@ import (
 	"github.com/forkd/forkd/internal/build/dockerfile"
 )
 
-// guestArchive has files, directories ("a/") and hard links ("a=b") and symbolic ones ("a>b").
+// guestArchive returns an archive with files, directories ("a/"), hard links ("a=b") and symbolic
+// links ("a>b").
 func guestArchive(t *testing.T, names ...string) io.Reader {
 	t.Helper()
 	var text bytes.Buffer
@@ -100,7 +101,7 @@ func TestEntriesAreLeftOut(t *testing.T) {
 	}
 }
 
-// No entry is unpacked through a link that the same COPY has brought, even in another archive.
+// No entry is unpacked through a link that the same COPY has unpacked, even from another archive.
 func TestNothingIsCopiedThroughALinkOfTheSameCopy(t *testing.T) {
 	for name, c := range map[string]struct {
 		first, second []string

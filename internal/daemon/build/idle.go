@@ -7,8 +7,8 @@ import (
 	"github.com/forkd/forkd/internal/build/plan"
 )
 
-// maxIdle is the maximum number of sandboxes that a build keeps for later steps. Beyond it, the
-// oldest is killed, and a later step forks its snapshot instead.
+// maxIdle is the maximum number of sandboxes that a build keeps for later steps. If there are more,
+// the oldest one is killed, and a later step forks the snapshot instead.
 const maxIdle = 4
 
 // idle is a sandbox in the state that a step left.
@@ -32,7 +32,7 @@ func (w *work) begin(ctx context.Context, i int) (string, error) {
 	return w.forkOf(ctx, from, i)
 }
 
-// reading returns a sandbox to read the files that a step left.
+// reading returns a sandbox from which the files that a step left can be read.
 func (w *work) reading(ctx context.Context, i int) (string, error) {
 	if box := w.takeIdle(i); box != "" {
 		return box, nil
@@ -52,8 +52,8 @@ func (w *work) takeIdle(step int) (box string) {
 	return ""
 }
 
-// leave keeps a sandbox in the state that a step left, if other steps may need it. Otherwise it kills
-// it.
+// leave keeps a sandbox in the state that a step left, if other steps may need it. Otherwise it
+// kills the sandbox.
 func (w *work) leave(step int, box string) {
 	end := box
 	w.mu.Lock()

@@ -33,8 +33,8 @@ type mounted struct {
 	made []string // files and directories created for it, innermost first
 }
 
-// mount prepares the mounts of a command. It adds the secrets that are variables to env. unmount
-// removes the mounts and saves the content of caches.
+// mount prepares the mounts of a command. It adds the secrets that are variables to env. The
+// function unmount removes the mounts and saves the content of caches.
 func (g *guest) mount(ctx context.Context, mounts []plan.Mount, env map[string]string) (unmount func() error,
 	err error) {
 	if len(mounts) == 0 {
@@ -201,7 +201,8 @@ func (g *guest) fillCache(ctx context.Context, m *plan.Mount, dir string) error 
 	return g.unpack(ctx, f, dir)
 }
 
-// keepCache saves the content of a cache for later commands. If two builds save it, the later one wins.
+// keepCache saves the content of a cache for later commands. If two builds save the same cache, the
+// content of the later build remains.
 func (g *guest) keepCache(ctx context.Context, m *plan.Mount, dir string) error {
 	name := g.cacheFile(m)
 	f, err := createCache(name)

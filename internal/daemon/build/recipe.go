@@ -111,7 +111,7 @@ func (w *work) forkFor(i int, tag string) (sandbox.ForkRequest, error) {
 	return req, err
 }
 
-// children marks a sandbox as strict if its children are to be.
+// children marks a sandbox as strict if its children are to be strict.
 func (g *guest) children(ctx context.Context, c *plan.Children) error {
 	if !c.Strict {
 		return nil
@@ -149,7 +149,7 @@ func (g *guest) python(ctx context.Context, w *plan.Warm) error {
 	}
 }
 
-// secondsOr returns a number of seconds as a duration, or otherwise for 0.
+// secondsOr returns a number of seconds as a duration, or the duration otherwise for 0.
 func secondsOr(seconds float64, otherwise time.Duration) time.Duration {
 	if seconds == 0 {
 		return otherwise

@@ -25,13 +25,13 @@ func (b *Builder) resultFile(tag string) string { return filepath.Join(b.cfg.Dir
 
 func (b *Builder) announced(tag string) string { return filepath.Join(b.cfg.Dir, "announced", tag) }
 
-// announce notes that the branch of a sandbox is about to become the result. If the daemon dies before
-// the result has its record, the next one finds it by this note.
+// announce notes that the branch of a sandbox is about to become the result. If the daemon exits
+// before the result has its record, the next daemon finds the result by this note.
 func (w *work) announce(box string) error {
 	return w.write(w.b.announced(w.req.Tag), result{Box: box})
 }
 
-// retract removes the note of announce.
+// retract removes the note that announce has written.
 func (w *work) retract() { _ = os.Remove(w.b.announced(w.req.Tag)) }
 
 // done stores the record of the result.

@@ -143,8 +143,8 @@ func (w *work) provide(ctx context.Context, cancel func(), i int) error {
 	}
 	there, err := w.attempt(ctx, i, nil, start)
 	if errors.Is(err, imagevm.ErrNoPlace) {
-		// The step is not claimed while this client waits. So another client that has a builder VM can execute
-		// it in the meantime.
+		// The step is not claimed while this client waits. So another client that has a builder VM
+		// can execute the step.
 		w.o.Output(i, "wait for a builder VM")
 		var leave func()
 		if leave, err = w.b.cfg.Place(ctx, w.req.Who); err == nil {
@@ -170,8 +170,9 @@ func (w *work) provide(ctx context.Context, cancel func(), i int) error {
 	return nil
 }
 
-// attempt executes step i, unless another build has made its snapshot. place, if set, gives back the place
-// that is reserved for the step's builder VM. attempt calls start before it executes the step.
+// attempt executes step i, unless another build has made its snapshot. The function place, if set,
+// gives back the place that is reserved for the step's builder VM. attempt calls start before it
+// executes the step.
 func (w *work) attempt(ctx context.Context, i int, place, start func()) (there bool, err error) {
 	free, err := w.b.await(ctx, "step "+w.tagOf(i))
 	if err != nil {
@@ -221,7 +222,7 @@ func (w *work) ensureNeeds(ctx context.Context, cancel func(), i int) error {
 // awaitEvery is how often a build checks whether another build has finished a step.
 const awaitEvery = 100 * time.Millisecond
 
-// await is like claim, but waits.
+// await is like claim, but waits until the name is free.
 func (b *Builder) await(ctx context.Context, what string) (free func(), err error) {
 	for {
 		if free, err = b.claim(what); err == nil {
@@ -242,8 +243,8 @@ func wait(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// isThere reports whether the snapshot of a step can be used. The result is always made again, under
-// its tag.
+// isThere reports whether the snapshot of a step can be used. The last step's snapshot, the result,
+// is always made again under its tag.
 func (w *work) isThere(i int) bool {
 	s := &w.plan.Steps[i]
 	if i == w.plan.Result || s.Base == nil && (w.req.NoCache || s.Force) {
@@ -257,7 +258,7 @@ func (w *work) isThere(i int) bool {
 	return true
 }
 
-// isCached reports to the observer that a step, and the steps it needs, did not have to run.
+// isCached tells the observer that a step, and the steps it needs, did not have to run.
 func (w *work) isCached(i int) {
 	w.steps[i].cached.Do(func() {
 		s := &w.plan.Steps[i]
@@ -274,7 +275,7 @@ func (w *work) isCached(i int) {
 	})
 }
 
-// bake makes the snapshot of an image, of files to boot from, or of another snapshot's disk.
+// bake makes the snapshot of a step that boots an image, given files, or another snapshot's disk.
 func (w *work) bake(ctx context.Context, i int, place func()) error {
 	base := w.plan.Steps[i].Base
 	var req bake.Request
@@ -353,8 +354,8 @@ func (w *work) step(ctx context.Context, i int) error {
 	return err
 }
 
-// tag returns the tag of a step's snapshot. If the step is a base that is a snapshot, that is the
-// base's own tag.
+// tag returns the tag of a step's snapshot. For a step that stands for an existing snapshot, tag
+// returns that snapshot's own tag.
 func (w *work) tag(i int) string {
 	if base := w.plan.Steps[i].Base; base != nil && !base.Boots() {
 		return base.Snapshot
@@ -374,8 +375,8 @@ func (b *Builder) fork(ctx context.Context, req sandbox.ForkRequest) (string, er
 	return made.Sandboxes[0].ID, nil
 }
 
-// forkOf forks the snapshot of the step i for the step next. A base that is a snapshot is checked again,
-// because its tag may now name another snapshot.
+// forkOf forks the snapshot of the step with the number i for the step with the number next. A base
+// that is a snapshot is checked again, because its tag may now name another snapshot.
 func (w *work) forkOf(ctx context.Context, i, next int) (string, error) {
 	req, err := w.forkFor(next, w.tag(i))
 	if err != nil {
@@ -444,7 +445,8 @@ func (b *Builder) whileRoom(ctx context.Context, box string) (context.Context, f
 // saveAgain is how long a build waits before it tries again when too many snapshots are being made.
 const saveAgain = time.Second
 
-// save makes the snapshot of a step. set holds the defaults that the step has set in the guest.
+// save makes the snapshot of a step. The parameter set holds the defaults that the step has set in
+// the guest.
 func (w *work) save(ctx context.Context, i int, box string, set snapshot.Defaults) error {
 	req := sandbox.BranchRequest{Tag: w.tagOf(i), Step: true, Mode: vm.BranchDiff, Template: true, Replace: true,
 		Defaults: set}

@@ -13,7 +13,8 @@ import (
 )
 
 // A client with the scope run may name a snapshot "base", like the SDKs' default template. A
-// template or Dockerfile of an admin is not built on that snapshot. The client's own templates are.
+// template or Dockerfile of an admin is not built on that snapshot. The client's own templates are
+// built on it.
 func TestTemplatesOfAdminsDoNotBeginWithBranches(t *testing.T) {
 	r := startWith(t, apirig.Options{Tokens: []auth.Token{{Name: "runner", Scope: auth.Run}}})
 	as := func(token string) {

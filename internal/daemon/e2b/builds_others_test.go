@@ -18,8 +18,8 @@ import (
 )
 
 // If another client has made a template of the same name during a build, the build replaces that
-// template only if the client of the build may delete it. Clients with a label prefix cannot build
-// from container images. A client cannot make the daemon forget other clients' builds.
+// template only if the client of the build may delete the template. Clients with a label prefix
+// cannot build from container images. A client cannot make the daemon forget other clients' builds.
 func TestBuildsBesideOthers(t *testing.T) {
 	r := startWith(t, apirig.Options{Tokens: []auth.Token{{Name: "runner", Scope: auth.Run},
 		{Name: "team", Scope: auth.Run, Prefix: "team-a/"}}})

@@ -269,7 +269,8 @@ func TestBuildOfAnImage(t *testing.T) {
 	}
 }
 
-// A new build of the same template cancels the previous one, whether or not that has started.
+// A new build of the same template cancels the previous build, whether or not the previous build
+// has started.
 func TestBuildIsCalledOff(t *testing.T) {
 	r := start(t)
 	old := r.request("mine")
@@ -289,7 +290,8 @@ func TestBuildIsCalledOff(t *testing.T) {
 	r.checkClean("mine", "a.b")
 }
 
-// A build can be cancelled although a guest never answers the removal of what a COPY step has unpacked.
+// A build can be cancelled although a guest never answers the request to remove the files that a
+// COPY step has unpacked.
 func TestBuildIsCalledOffDuringARemoval(t *testing.T) {
 	dir := t.TempDir()
 	var once sync.Once
@@ -405,8 +407,8 @@ func TestUnpackingIsWithinTheTimeOfABuild(t *testing.T) {
 	}
 }
 
-// A link is for one archive of one waiting build. No entry of an archive can leave its directory in
-// the guest.
+// A link permits the upload of one archive of one waiting build. No entry of an archive can leave
+// its directory in the guest.
 func TestUploads(t *testing.T) {
 	r := start(t)
 	b := r.request("x")

@@ -40,7 +40,7 @@ func isAgentPort(port uint16) bool {
 
 // Carries reports whether this package handles a request by its host name. It handles the agent's
 // services, and the ports of sandboxes made by this package. If the client has forkd's own
-// permission, package front handles the request, and no token of E2B is needed.
+// permission, package front handles the request, and the client needs no token of E2B.
 func (a *Server) Carries(r *http.Request, route inbound.Route) bool {
 	switch {
 	case route.Signed:
@@ -51,9 +51,9 @@ func (a *Server) Carries(r *http.Request, route inbound.Route) bool {
 	return r.Header.Get(auth.TokenHeader) == "" && a.isOwn(route.ID)
 }
 
-// sharedRoute returns the route that the headers of a request name. It is used at an address that
-// all sandboxes share. If the header with the id is missing, the id is empty. If the header with
-// the port is missing, the port is envd's; if it is invalid, the port is 0.
+// sharedRoute returns the route that the headers of a request name. It applies to requests at an
+// address that all sandboxes share. If the header with the id is missing, the id is empty. If the
+// header with the port is missing, the port is envd's; if it is invalid, the port is 0.
 func sharedRoute(r *http.Request) inbound.Route {
 	route := inbound.Route{ID: r.Header.Get(idHeader), Port: agentproto.EnvdPort, Path: r.URL.EscapedPath(), Shared: true}
 	if text := r.Header.Get(portHeader); text != "" && route.ID != "" {
@@ -201,7 +201,7 @@ func (a *Server) permit(r *http.Request, route inbound.Route, i sandbox.Info) er
 }
 
 // isAsleep reports whether a sandbox is suspended, being suspended or being resumed. A sandbox that
-// an operator has paused, or that is being rolled back, has one of these states too.
+// an operator has paused, or that is being rolled back, also has one of these states.
 func isAsleep(i sandbox.Info) bool {
 	return i.State == sandbox.Suspended || i.State == sandbox.Paused || i.State == sandbox.Restoring
 }

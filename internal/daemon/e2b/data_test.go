@@ -111,8 +111,8 @@ func TestSignedFiles(t *testing.T) {
 }
 
 // A signed URL that names no sandbox is compared with the tokens of all sandboxes. The rate of such
-// searches is limited for each peer, so forged URLs of one client do not make the daemon refuse the
-// URLs of other clients.
+// searches is limited for each peer, so that forged URLs of one client do not make the daemon
+// refuse the URLs of other clients.
 func TestSearchesForASignatureAreLimited(t *testing.T) {
 	o := apirig.Options{}
 	o.Limits.SignedPerSecond, o.Limits.SignedBurst = 1e-9, 10 // a fifth for one peer

@@ -2,11 +2,12 @@
 // plane beside /v1, over the same sandboxes and snapshots, and carries requests to the services of
 // each sandbox.
 //
-// A template is a snapshot, named by its tag; creating a sandbox is a fork. A sandbox made here can
-// be used by /v1, and the other way round. The package converts between E2B's JSON, errors and
-// statuses and the daemon's operations, and has no policy of its own about sandboxes. It refuses
-// features that forkd lacks, with an error that names them. It ignores only fields that no SDK has
-// sent yet, because every release adds some. docs/e2b.md lists the differences.
+// A template is a snapshot, named by its tag; creating a sandbox is a fork. Clients of /v1 can use
+// a sandbox made by this package, and clients of this package can use a sandbox made by /v1. The
+// package converts between E2B's JSON, errors and statuses and the daemon's operations, and has no
+// policy of its own about sandboxes. It refuses features that forkd lacks, with an error that names
+// them. It ignores only fields that no SDK has sent yet, because every release adds some.
+// docs/e2b.md lists the differences.
 //
 // Times in the protocol are whole seconds. Sizes are MiB in descriptions of sandboxes and bytes in
 // metrics. The protocol is that of the SDKs e2b 2.51.0 (npm) and 2.63.0 (PyPI); both were run
@@ -92,9 +93,9 @@ func (a *Server) Serves(r *http.Request) bool {
 // ServeHTTP answers a request for which Serves returned true.
 func (a *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h := a.sharedData
-	// SDKs of 2025 send the headers that name a sandbox and the agent's port to the control plane
-	// too. With any other port in the headers, the request is for a server in the sandbox, even if
-	// its path or key looks like one for the control plane.
+	// SDKs of 2025 send the headers with a sandbox and the agent's port also to the control plane.
+	// With any other port in the headers, the request is for a server in the sandbox, even if its
+	// path or key looks like one for the control plane.
 	if isControl(r.URL.Path) && (r.Header.Get(idHeader) == "" || r.Header.Get(keyHeader) != "" && sharedRoute(r).Agent) {
 		h = a.control
 	}

@@ -24,7 +24,7 @@ func unserved(r *http.Request) error {
 
 func (a *Server) unserved(_ http.ResponseWriter, r *http.Request) error { return unserved(r) }
 
-// errorBody is the body of E2B's errors. The SDKs read the status from it too.
+// errorBody is the body of E2B's errors. The SDKs also read the status from the body.
 type errorBody struct {
 	Code    int    `json:"code"`
 	Message string `json:"message"`

@@ -135,7 +135,7 @@ func (a *Server) writeSandboxes(w http.ResponseWriter, r *http.Request, infos []
 
 // pageOf returns the requested page of a list and puts the token of the next page in a header. The
 // token contains the name of the page's last element, and its index. So the next page begins at the
-// right element even if elements are added or removed in between.
+// right element even if elements are added or removed between the requests.
 func pageOf[T any](w http.ResponseWriter, q url.Values, all []T, name func(T) string) ([]T, error) {
 	limit := maxPage
 	if text := q.Get("limit"); text != "" {

@@ -188,7 +188,7 @@ func (a *Server) logs(w http.ResponseWriter, r *http.Request) error {
 	return face.WriteJSON(w, r, http.StatusOK, map[string]any{"logs": entries})
 }
 
-// logs lists lines as text, logsV1 as objects. E2B's command line uses logsV1.
+// logsV1 answers like logs, with objects instead of text lines. E2B's command line uses it.
 func (a *Server) logsV1(w http.ResponseWriter, r *http.Request) error {
 	entries, err := a.logEntries(r)
 	if err != nil {

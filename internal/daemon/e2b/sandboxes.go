@@ -17,8 +17,8 @@ const (
 	paused  = "paused"
 )
 
-// stateOf returns the state of a sandbox in E2B's terms. It returns "" for a sandbox
-// that is starting, has exited or is being stopped: E2B's clients are told that it does not exist.
+// stateOf returns the state of a sandbox in E2B's terms. It returns "" for a sandbox that is
+// starting, has exited or is being stopped. For E2B's clients, such a sandbox does not exist.
 func stateOf(i sandbox.Info) string {
 	switch i.State {
 	case sandbox.Running, sandbox.Restoring:
@@ -214,7 +214,7 @@ func (a *Server) connectAs(w http.ResponseWriter, r *http.Request, ifRunning int
 	return face.WriteJSON(w, r, status, a.createdOf(i))
 }
 
-// lengthens reports whether a sandbox has an end, and e is later than that end.
+// lengthens reports whether a sandbox expires, and e is a later expiry.
 func lengthens(i sandbox.Info, e sandbox.Expiry) bool {
 	return !i.Expires.IsZero() && i.Expires.Before(e.At)
 }

@@ -129,8 +129,8 @@ func (a *Server) createSnapshot(w http.ResponseWriter, r *http.Request) error {
 	return face.WriteJSON(w, r, http.StatusCreated, snapshotInfo{made.Tag, []string{made.Tag}})
 }
 
-// listSnapshots answers with a page of the snapshots that were made of sandboxes. It omits the
-// snapshots of template builds.
+// listSnapshots answers with a page of the list of snapshots that were made of sandboxes. It omits
+// the snapshots of template builds.
 func (a *Server) listSnapshots(w http.ResponseWriter, r *http.Request) error {
 	q := r.URL.Query()
 	name, err := "", error(nil)
@@ -190,8 +190,8 @@ func templateOf(i store.Info) templateInfo {
 		Builds:    1, EnvdVersion: envdVersion, BuildStatus: status}
 }
 
-// noBuild is reported as the build of every template: the SDKs require a UUID, and forkd stores
-// none.
+// noBuild is reported as the build of every template, because the SDKs require a UUID, and forkd
+// stores no id of a build.
 const noBuild = "00000000-0000-0000-0000-000000000000"
 
 // listTemplates answers with all snapshots except saved states of paused sandboxes and steps of
@@ -226,7 +226,7 @@ func (a *Server) template(w http.ResponseWriter, r *http.Request) error {
 
 // templatePart answers two routes of E2B that a ServeMux cannot distinguish.
 // /templates/aliases/NAME describes the template of a name. /templates/ID/tags lists the tags of a
-// template, which has exactly one.
+// template. Every template has exactly one tag.
 func (a *Server) templatePart(w http.ResponseWriter, r *http.Request) error {
 	id, what := r.PathValue("id"), r.PathValue("what")
 	name := id

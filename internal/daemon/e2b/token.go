@@ -42,8 +42,8 @@ type claim struct {
 	expiry    string
 }
 
-// claimOf returns the claim of a request to a file, unless the URL has expired. It checks the length of
-// the parameters before it hashes them.
+// claimOf returns the claim of a request to a file, or an error if the URL has expired. It checks
+// the length of the parameters before it hashes them.
 func claimOf(r *http.Request, q url.Values) (*claim, error) {
 	name, user := q.Get("path"), q.Get("username")
 	c := &claim{signature: q.Get("signature"), expiry: q.Get("signature_expiration")}

@@ -25,8 +25,8 @@ const (
 	uploadBuild     = "build"
 )
 
-// uploadLink answers whether the daemon has the files of a step, and with the link for uploading
-// them.
+// uploadLink answers a request for the link for uploading the files of a step. The answer also says
+// whether the daemon already has these files.
 func (a *Server) uploadLink(w http.ResponseWriter, r *http.Request) error {
 	b, err := a.findBuild(r, "")
 	if err != nil {
@@ -139,7 +139,8 @@ func (s *steady) Read(p []byte) (int, error) {
 }
 
 // enterUpload waits for a place for a client's archive. A waiting request holds a connection even
-// after its client has left, because the daemon notices that only when it reads the archive.
+// after its client has left, because the daemon notices that the client has left only when it reads
+// the archive.
 func (a *Server) enterUpload(ctx context.Context, who string) (leave func(), err error) {
 	if leave, err = a.uploads.Wait(ctx, gate.Share{Key: who, Most: maxOwn}); err != nil {
 		return nil, face.ErrTooMany

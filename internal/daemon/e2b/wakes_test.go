@@ -50,7 +50,8 @@ func TestWakes(t *testing.T) {
 	}
 }
 
-// Requests that wait for the sandboxes of one owner have a bound, which strangers cannot use up.
+// The number of requests that wait for the sandboxes of one owner is bounded, and strangers cannot
+// take all of it.
 func TestWaitingRequestsOfOneOwner(t *testing.T) {
 	w := newWakes()
 	enter := func(who string, stranger bool) (n int) { // returns how many requests are accepted before one is refused

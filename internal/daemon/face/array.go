@@ -9,9 +9,9 @@ import (
 // arrayPart is the size of one write of an array, in bytes. A larger element is written as a whole.
 const arrayPart = 32 << 10
 
-// WriteArray answers with a JSON array that describes members. It holds only a part of the array in
-// memory, because the description of one sandbox can have 100 KiB and many clients may request
-// lists at once.
+// WriteArray answers with a JSON array that has the description of each of the members. It holds
+// only a part of the array in memory, because the description of one sandbox can have 100 KiB and
+// many clients may request lists at once.
 func WriteArray[M, T any](w http.ResponseWriter, members []M, describe func(M) T) error {
 	var part bytes.Buffer
 	enc := json.NewEncoder(&part)

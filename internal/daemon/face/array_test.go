@@ -20,8 +20,8 @@ func (w *firstWrite) Write(p []byte) (int, error) {
 	return w.ResponseRecorder.Write(p)
 }
 
-// WriteArray describes members as it writes. It does not describe all of them before the first
-// write.
+// WriteArray describes each member just before it writes the description, and not all members
+// before the first write.
 func TestMembersAreDescribedAsTheyAreWritten(t *testing.T) {
 	const member = 10 << 10
 	text := strings.Repeat("x", member)
@@ -44,7 +44,7 @@ func TestMembersAreDescribedAsTheyAreWritten(t *testing.T) {
 	}
 }
 
-// unfit cannot be encoded as JSON.
+// unfit is a type that cannot be encoded as JSON.
 type unfit struct{ text string }
 
 func (u unfit) MarshalJSON() ([]byte, error) {

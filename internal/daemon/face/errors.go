@@ -230,8 +230,8 @@ func isOurs(status int) bool {
 }
 
 // Bounds on the lines about failed requests: their rate per second, the burst after a quiet time,
-// and the bytes of each text that a client or a guest may have chosen. Without them, a client whose
-// requests fail could fill the log.
+// and the bytes of each text that a client or a guest may have chosen. Without these bounds, a
+// client whose requests fail could fill the log.
 const (
 	failuresPerSecond = 10
 	failuresAtOnce    = 200
@@ -264,8 +264,8 @@ const (
 	drainTime = 10 * time.Second
 )
 
-// drain sends the answer and then reads the rest of the request's body. Without it, a client that
-// sends its whole body before it reads would get a connection reset instead of the answer. The
+// drain sends the answer and then reads the rest of the request's body. Otherwise a client that
+// sends its whole body before it reads would receive a connection reset instead of the answer. The
 // answer must have the header Connection: close.
 func drain(w http.ResponseWriter, r *http.Request) {
 	rc := http.NewResponseController(w)

@@ -2,7 +2,8 @@
 // common: they identify clients and origins, limit the resources that clients can hold, read bodies,
 // write answers and errors, execute some requests only once, and carry streams to guests.
 //
-// It knows no routes and no messages. Each face decides which gate a request must enter.
+// The package contains no routes and no messages. Each face decides which gate a request must
+// enter.
 package face
 
 import (
@@ -121,8 +122,8 @@ func ClientOf(r *http.Request) string {
 	return addressOf(r)
 }
 
-// View returns the sandboxes and snapshots that the principal of a request may see. ctx is the
-// context of the request. Without a principal, nothing is visible.
+// View returns the sandboxes and snapshots that the principal of a request may see. The parameter
+// ctx is the context of the request. If the request has no principal, nothing is visible.
 func (f *Face) View(ctx context.Context) *tenancy.View {
 	who := auth.From(ctx)
 	return f.Host.For(who.Owner())

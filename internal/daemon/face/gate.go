@@ -42,8 +42,8 @@ var (
 	errTooEager = NewError(http.StatusTooManyRequests, "too many requests without a token at once; try again")
 )
 
-// Enter takes a place for a request of a client. sandboxID is the sandbox that the request names,
-// if any. The caller calls leave once.
+// Enter takes a place for a request of a client. The parameter sandboxID is the sandbox that the
+// request names, if any. The caller calls the function leave once.
 func (g *Gate) Enter(client, sandboxID string) (leave func(), err error) {
 	if g.Total == 0 {
 		return func() {}, nil
@@ -61,10 +61,10 @@ func (g *Gate) Enter(client, sandboxID string) (leave func(), err error) {
 	return leave, nil
 }
 
-// Serve answers a request with h if it finds a place. If it finds none, or if h returns an error,
-// it answers with fail. With HTTP/2, a request with a short answer keeps its place until the answer
-// has been sent. Otherwise a client that reads nothing could make the daemon hold any number of
-// answers.
+// Serve takes a place and answers a request with h. If there is no free place, or if h returns an
+// error, it answers with fail. With HTTP/2, a request with a short answer keeps its place until the
+// answer has been sent. Otherwise a client that reads nothing could make the daemon hold any number
+// of answers.
 func (g *Gate) Serve(w http.ResponseWriter, r *http.Request, h Handler,
 	fail func(http.ResponseWriter, *http.Request, error)) {
 	leave, err := g.Enter(ClientOf(r), r.PathValue("id"))

@@ -10,7 +10,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/auth"
 )
 
-// If clients hold all places, the operator still finds one, but other clients do not.
+// If clients hold all places, the operator still finds a place, but other clients do not.
 func TestOperatorFindsAPlace(t *testing.T) {
 	own := fmt.Sprintf("uid:%d", os.Getuid())
 	g := NewGate(Class{Total: 8, Client: 4, Sandbox: 1})

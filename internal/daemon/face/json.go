@@ -58,8 +58,9 @@ func ReadLongJSON(w http.ResponseWriter, r *http.Request, v any, limit int64) er
 	return nil
 }
 
-// StrictJSON decodes one JSON object into v. Errors call the object what. If nulls is true, a value
-// may be null, which marks an entry to remove. StrictJSON returns io.EOF for empty input.
+// StrictJSON decodes one JSON object into v. In errors, the parameter what is the name of the
+// object. If nulls is true, a value may be null, which marks an entry to remove. StrictJSON returns
+// io.EOF for empty input.
 func StrictJSON(r io.Reader, v any, what string, nulls bool) error {
 	var raw bytes.Buffer
 	dec := json.NewDecoder(io.TeeReader(r, &raw))
@@ -150,7 +151,8 @@ func WriteJSON(w http.ResponseWriter, r *http.Request, status int, v any) error 
 	return nil
 }
 
-// Seconds converts a field in seconds, which must lie between 0 and limit; 0 means def.
+// Seconds converts the value of a field in seconds, which must lie between 0 and limit. For 0 it
+// returns def.
 func Seconds(field string, v float64, def, limit time.Duration) (time.Duration, error) {
 	if v < 0 || v > limit.Seconds() {
 		return 0, invalid.Errorf(field, "%g: want 0 to %g", v, limit.Seconds())

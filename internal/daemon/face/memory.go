@@ -14,8 +14,8 @@ import (
 
 // Memory bounds the bytes of bodies and answers that all current requests hold together. Each body
 // and answer has a limit of its own. But at the maximum number of requests, the sum of these limits
-// would far exceed a host's memory. One client cannot hold all of it, so no client can lock the
-// others out.
+// would far exceed a host's memory. One client cannot hold all of these bytes, so no client can
+// lock the others out.
 type Memory struct {
 	total int
 	bytes *gate.Gate // one place per byte
@@ -54,7 +54,7 @@ type Share struct {
 
 type shareKey struct{}
 
-// Sharing returns the request with a Share in its context. done releases the share.
+// Sharing returns the request with a Share in its context. The function done releases the share.
 func (m *Memory) Sharing(r *http.Request) (with *http.Request, done func()) {
 	s := &Share{held: m.bytes.Hold(owner.FairShare(auth.From(r.Context()).Who, m.total))}
 	return r.WithContext(context.WithValue(r.Context(), shareKey{}, s)), s.release

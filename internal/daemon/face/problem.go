@@ -72,7 +72,7 @@ type problem struct {
 }
 
 // How long a client should wait before it tries again. Requests usually end within a second.
-// Sandboxes end less often, and only then are memory and disk space freed.
+// Sandboxes end less often, and memory and disk space are freed only when a sandbox ends.
 const (
 	soon  = time.Second
 	later = 5 * time.Second
@@ -160,8 +160,8 @@ var problems = map[code]problem{
 	codeNoSpace: {http.StatusInsufficientStorage, "A disk is full", "free space on the disk that the detail names", 0},
 }
 
-// problemDocs is the address of the page that describes the codes. Each code has a section there,
-// which is the type of its problems.
+// problemDocs is the address of the page that describes the codes. Each code has a section on that
+// page. The address of the section is the type of the code's problems.
 const problemDocs = "https://github.com/forkd/forkd/blob/main/docs/errors.md#"
 
 // ProblemOf returns the description of an error for clients.

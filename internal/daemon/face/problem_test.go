@@ -21,7 +21,8 @@ import (
 	"github.com/forkd/forkd/internal/host/vmpool"
 )
 
-// Every code has a section in docs/errors.md, to which the type of its problems links.
+// Every code has a section in docs/errors.md, and the type of its problems is a link to that
+// section.
 func TestEveryCodeIsDocumented(t *testing.T) {
 	p, err := os.ReadFile("../../../docs/errors.md")
 	if err != nil {

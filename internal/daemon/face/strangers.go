@@ -13,8 +13,8 @@ import (
 )
 
 // Strangers limits the rate of requests by clients that have only a signed URL. There are rates for
-// one sandbox with all of its URLs, for all sandboxes of one owner, and for all together. The guest
-// serves such a request, but each one costs the daemon a connection to the guest.
+// one sandbox with all of its URLs, for all sandboxes of one owner, and for all sandboxes. The
+// guest serves such a request, but each request costs the daemon a connection to the guest.
 //
 // A request that names no sandbox costs a search for the sandbox whose token has signed it. The rate of
 // searches is limited for each peer. It is also limited for all peers together: there is one limit for
@@ -44,7 +44,7 @@ type bound struct {
 func (b bound) limiter() *rate.Limiter { return rate.NewLimiter(b.perSecond, b.burst) }
 
 // manySandboxes is the number of sandboxes that can receive strangers' requests at the full rate at
-// the same time. manyOfOwner is how many of them may belong to one owner.
+// the same time. manyOfOwner is the number of these sandboxes that may belong to one owner.
 const (
 	manySandboxes = 8
 	manyOfOwner   = 6
@@ -61,7 +61,8 @@ const (
 	sweepEvery = time.Second
 )
 
-// sweepAt is the number of limiters above which those that no stranger used lately are dropped.
+// sweepAt is a number of limiters. If there are more, the limiters that no stranger used lately are
+// dropped.
 const sweepAt = 1000
 
 // ErrTooOften refuses a stranger's request.
@@ -76,8 +77,9 @@ func newStrangers(perSecond float64, burst int) *Strangers {
 		peers: make(map[string]*rate.Limiter), others: peer.limiter()}
 }
 
-// Search counts a search for the sandbox of a request, or returns the error that refuses it. peer is
-// the name of the client as in auth.PeerName. After a search the caller must call Searched.
+// Search counts a search for the sandbox of a request, or returns the error that refuses it. The
+// parameter peer is the name of the client as in auth.PeerName. After a search the caller must call
+// Searched.
 func (s *Strangers) Search(peer string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -59,8 +59,8 @@ type FailStream func(w http.ResponseWriter, r *http.Request, route inbound.Route
 // inbound.Proxy.HTTP.
 type carrier func(ctx context.Context, dial inbound.Dial) (answered bool, err error)
 
-// carry counts a stream to a port and lets c carry it. The sandbox counts as in use while the
-// stream is open.
+// carry counts a stream to a port and calls c to carry the stream. The sandbox counts as in use
+// while the stream is open.
 func (f *Face) carry(
 	w http.ResponseWriter,
 	r *http.Request,
@@ -136,8 +136,8 @@ func (f *Face) FailInbound(w http.ResponseWriter, r *http.Request, _ inbound.Rou
 	WriteProblem(w, err)
 }
 
-// CarryHTTP carries a permitted request to a port of a sandbox. fail sends the answer if that
-// fails.
+// CarryHTTP carries a permitted request to a port of a sandbox. If that fails, the function fail
+// sends the answer.
 func (f *Face) CarryHTTP(w http.ResponseWriter, r *http.Request, route inbound.Route, fail FailStream) {
 	w.Header().Del(audit.RequestIDHeader) // the guest's answer may have this header itself
 	f.carry(w, r, "http", route, func(ctx context.Context, dial inbound.Dial) (bool, error) {

@@ -21,7 +21,8 @@ const apiKeyHeader = "X-Api-Key"
 const prefixHeader = "X-Forwarded-Prefix"
 
 // request converts a client's request to the guest's. It keeps the client's Host header, because
-// servers compare it with Origin. It always sets the forwarding headers itself.
+// servers compare it with Origin. It sets the forwarding headers itself, and takes only
+// X-Forwarded-Proto from the client's request.
 func (p *Proxy) request(pr *httputil.ProxyRequest, route *Route) {
 	in, out := pr.In, pr.Out
 	path, err := url.PathUnescape(route.Path)

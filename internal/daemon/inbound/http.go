@@ -25,7 +25,7 @@ const (
 	maxWindow  = 64 << 10 // bytes that a guest may send on one HTTP/2 stream before they are read
 )
 
-// MaxFields bounds the number of headers of a request or an answer. A short header, parsed, takes
+// MaxFields bounds the number of headers of a request or an answer. A parsed short header takes
 // fifty times its bytes in memory for as long as the request lasts.
 const MaxFields = 256
 
@@ -233,7 +233,7 @@ type answer struct {
 
 // last makes the server close the connection after the answer, unless the answer has begun.
 // Otherwise the server would parse the rest of the body as the next request. Behind a reverse
-// proxy, that would be taken for the request of another client.
+// proxy, the rest could be mistaken for the request of another client.
 func (a *answer) last() {
 	if a.http1 && !a.begun {
 		a.Header().Set("Connection", "close")

@@ -15,8 +15,8 @@ import (
 
 const seen = "/v1/sandboxes/" + id + "/proxy/80"
 
-// A request with headers that a guest must not see, or that would change its meaning, reaches the
-// guest without them.
+// A guest receives a client's request without the headers that the guest must not see, or that
+// would change the meaning of the request.
 func TestWhatTheGuestSees(t *testing.T) {
 	var got *http.Request
 	guest := serve(t, func(_ http.ResponseWriter, r *http.Request) { got = r.Clone(context.Background()) })
@@ -102,8 +102,8 @@ func TestNothingIsSmuggled(t *testing.T) {
 			t.Errorf("%q: %+v, %v", head, resp, err)
 		}
 	}
-	// If a request has both lengths, the chunks count, as RFC 9112 §6.3 requires, and the
-	// connection is closed afterwards.
+	// If a request has a Content-Length and chunks, the chunks determine the length, as RFC 9112
+	// §6.3 requires, and the connection is closed afterwards.
 	r.raw(t, "POST /both HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n")
 	if got := <-requests; got != "POST /both abc" {
 		t.Errorf("the guest is asked %q", got)
@@ -115,7 +115,7 @@ func TestNothingIsSmuggled(t *testing.T) {
 	}
 }
 
-// Headers of a guest's answer that would affect more than its port do not reach the client.
+// Headers of a guest's answer that would affect more than the guest's port do not reach the client.
 func TestWhatTheClientSees(t *testing.T) {
 	guest := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()

@@ -92,8 +92,8 @@ func listen(t *testing.T, f func(*net.TCPConn)) net.Listener {
 	return listenOn(t, "tcp", "127.0.0.1:0", f)
 }
 
-// listenUnix is listen with unix sockets, which behave like connections of real guests: the other
-// side can tell whether a connection was closed or only its data has ended.
+// listenUnix is listen with unix sockets. They behave like connections of real guests: the other
+// side can distinguish a closed connection from one whose data has ended.
 func listenUnix(t *testing.T, f func(*net.UnixConn)) net.Listener {
 	return listenOn(t, "unix", t.TempDir()+"/s", f)
 }
@@ -129,8 +129,8 @@ func serve(t *testing.T, h http.HandlerFunc) net.Listener {
 	return s.Listener
 }
 
-// says returns the handler of a guest that answers every connection with a text and then reads
-// until its end.
+// says returns the handler of a guest that writes a text to every connection and then reads until
+// the end of the client's data.
 func says(text string) func(*net.TCPConn) {
 	return func(conn *net.TCPConn) {
 		bufio.NewReader(conn).ReadString('\n')

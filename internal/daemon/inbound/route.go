@@ -132,7 +132,7 @@ var label = regexp.MustCompile(`^([1-9][0-9]{0,4})-(sb-[a-z2-7]{26})(?:-([a-z2-7
 var ErrHost = errors.New("want PORT-ID as the first part of the host name, such as 8080-sb-askayjdqa5urabarmv2ude3h6q")
 
 // FindHost returns the route that the host of a request names, and the permission in the host.
-// below reports whether the host is below the domain.
+// The result below says whether the host is below the domain.
 func (d Domain) FindHost(host string, u *url.URL) (r Route, permission string, below bool, err error) {
 	if !d.IsSet() {
 		return r, "", false, nil

@@ -16,8 +16,8 @@ import (
 	"time"
 )
 
-// Data arrives as soon as it is written, in both directions and both versions of HTTP. This is so
-// even if the answer begins before the request has ended.
+// Data arrives as soon as it is written, in both directions and both versions of HTTP. The answer
+// may begin before the request has ended.
 func TestHTTPStreamsBothWays(t *testing.T) {
 	guest := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		rc := http.NewResponseController(w)
@@ -214,7 +214,7 @@ func TestTCPWantsAnUpgrade(t *testing.T) {
 	}
 }
 
-// A stream ends with its context, which is ended when the sandbox is.
+// A stream ends with its context, which ends when the sandbox does.
 func TestStreamsEndWithTheirContext(t *testing.T) {
 	begun := make(chan struct{}, 1)
 	guest := listen(t, func(conn *net.TCPConn) {

@@ -13,7 +13,7 @@ import (
 const protocol = "tcp"
 
 // TCP turns the connection of a request into a connection to the port: it upgrades to "tcp" and
-// then carries bytes. The two directions end separately. For answered, see HTTP.
+// then carries bytes. The two directions end separately. The result answered is described at HTTP.
 func (p *Proxy) TCP(w http.ResponseWriter, r *http.Request, dial Dial) (answered bool, err error) {
 	if r.ProtoMajor != 1 || r.ContentLength != 0 || !asksFor(r.Header, protocol) {
 		w.Header().Set("Connection", "Upgrade")

@@ -17,13 +17,13 @@ type aliveWriter struct {
 	mu     sync.Mutex
 	header http.Header // header that the handler sets; sent with the first byte
 	begun  bool
-	timer  *time.Timer // fires after silence
+	timer  *time.Timer // fires after an interval without output
 	every  time.Duration
 	ended  bool
 }
 
 // alive returns the writer for a handler, and a function that its caller calls when the handler has
-// returned. gone is called if a comment cannot be written because the client has left.
+// returned. The function gone is called if a comment cannot be written because the client has left.
 func alive(w http.ResponseWriter, every time.Duration, gone func()) (*aliveWriter, func()) {
 	a := &aliveWriter{ResponseWriter: w, header: http.Header{}, every: every}
 	a.mu.Lock()

@@ -91,7 +91,7 @@ func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	}, nil
 }
 
-// joined is the context of a call. It finds values in the message's context too.
+// joined is the context of a call. Its values include those of the message's context.
 type joined struct {
 	context.Context
 	values context.Context
@@ -175,8 +175,8 @@ func (a *answer) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// FlushError is called by http.ResponseController. It sends the header if that has not been sent.
-// Nothing else is buffered.
+// FlushError is called by http.ResponseController. It sends the header if the header has not been
+// sent. Nothing else is buffered.
 func (a *answer) FlushError() error {
 	a.WriteHeader(http.StatusOK)
 	return nil

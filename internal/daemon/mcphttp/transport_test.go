@@ -72,7 +72,7 @@ func isTelling(text string) bool {
 	return strings.Contains(text, "boom") || strings.Contains(text, ".go:")
 }
 
-// If a handler panics or aborts, only its own answer breaks off.
+// If a handler panics or aborts, only its own answer is cut off.
 func TestPanics(t *testing.T) {
 	for _, c := range []struct {
 		what  any

@@ -128,8 +128,8 @@ func (m *Metrics) Handler() http.Handler {
 	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{})
 }
 
-// Describe implements prometheus.Collector. It describes the metrics that have no counter of their
-// own: sandboxes by state, and the network.
+// Describe implements prometheus.Collector. It describes the metrics without a counter in this
+// package: sandboxes by state, and the network.
 func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
 	ch <- m.sandboxes
 	m.net.describe(ch)

@@ -55,7 +55,7 @@ func everything(t *testing.T) map[string]*dto.MetricFamily {
 	return families
 }
 
-// foreign reports whether a label is one that Prometheus adds.
+// foreign reports whether Prometheus adds the label with the given name.
 func foreign(name string) bool { return slices.Contains([]string{"__name__", "instance", "job"}, name) }
 
 // check reports an error if a PromQL expression uses metrics or labels that the daemon does not

@@ -38,7 +38,8 @@ func (m *requestMetrics) all() []prometheus.Collector {
 	return []prometheus.Collector{m.total, m.took, m.execs}
 }
 
-// RequestDone counts a request. route is empty if the request was refused before routing.
+// RequestDone counts a request. The parameter route is empty if the request was refused before
+// routing.
 func (m *Metrics) RequestDone(route string, status int, took time.Duration) {
 	if route == "" {
 		route = "none"

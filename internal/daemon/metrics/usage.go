@@ -7,7 +7,8 @@ import (
 )
 
 // usageDescs describe the host's resources that all sandboxes use together. There are no metrics
-// for single sandboxes, which may live for seconds; the API has their figures.
+// for single sandboxes, because a sandbox may exist for only a few seconds. The API has the figures
+// of single sandboxes.
 type usageDescs struct {
 	memory, swap, cpu, throttled, periods, threads, read, written *prometheus.Desc
 }

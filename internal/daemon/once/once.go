@@ -2,9 +2,9 @@
 // repeat a request because they did not receive the first answer.
 //
 // An answer is kept for a day in a file, so that it outlives the daemon. A request is recorded
-// before it is executed. If the daemon dies before it has recorded the answer, a repetition of the
-// request gets the error that the outcome is unknown. The package does not depend on HTTP, except
-// that an answer has a status. The caller decides which requests are the same.
+// before it is executed. If the daemon exits before it has recorded the answer, a repetition of the
+// request fails with the error that the outcome is unknown. The package does not depend on HTTP,
+// except that an answer has a status. The caller decides which requests are the same.
 package once
 
 import (
@@ -55,8 +55,8 @@ func (e *unreadError) Error() string {
 		e.err.Error()
 }
 
-// Key names a request, and Request is the digest of its content: two requests with the same Key and
-// different Requests are an error. The first bytes of a Key depend only on the client.
+// Key names a request, and Request is the digest of the request's content. Two requests with the
+// same Key and different Requests are an error. The first bytes of a Key depend only on the client.
 type (
 	Key     [32]byte
 	Request [32]byte
@@ -104,8 +104,8 @@ type underWay struct {
 }
 
 // Open returns the book in dir, and creates dir if it is missing. It drops records that a power
-// failure has truncated. A record that cannot be read for another reason stays for as long as an
-// answer would. Until then a repetition of its request is refused, because the request may have
+// failure has truncated. If a record cannot be read for another reason, it is kept for as long as
+// an answer. During that time, a repetition of its request is refused, because the request may have
 // been carried out.
 func Open(dir string) (*Book, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -163,12 +163,13 @@ func (b *Book) sizeOf(key Key) int64 {
 	return 0
 }
 
-// Do executes a request with do, or returns the answer to an earlier request with the same key;
-// then again is true. If the earlier request is still running, Do waits for it. The answer of do is
-// stored if do returns no error. After ErrUnanswered, a repetition gets ErrUnknown; after any other
-// error, a repetition is executed. Before Do reads a record, it calls take with the record's size,
-// and returns take's error. Do returns an error of take, do, ctx or a file, or one of the variables
-// above.
+// Do calls the function do to execute a request. If there is an earlier request with the same key,
+// Do returns the answer to that request instead, and the result again is true. If the earlier
+// request is still running, Do waits for its end. An answer is stored if the function do returns no
+// error. After ErrUnanswered, a repetition fails with ErrUnknown. After any other error, a
+// repetition is executed. Before Do reads a record, it calls the function take with the record's
+// size, and returns an error of take. Other errors are those of the function do, ctx or a file, or
+// the variables above.
 func (b *Book) Do(ctx context.Context, key Key, request Request, take func(size int64) error,
 	do func() (Answer, error)) (a Answer, again bool, err error) {
 	for {

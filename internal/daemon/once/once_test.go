@@ -199,8 +199,8 @@ func TestOldestGoFirst(t *testing.T) {
 	check(t, b, KeyOf("one", "1"), Request{}, made("1"), "1", false)
 }
 
-// If the bounds are exceeded, the client with the most answers loses its oldest ones. Other clients
-// lose no answers.
+// If the bounds are exceeded, the client with the most answers loses its oldest answers. Other
+// clients lose no answers.
 func TestClientsDoNotPushOneAnotherOut(t *testing.T) {
 	b := open(t, t.TempDir())
 	check(t, b, KeyOf("quiet", "1"), Request{}, made("1"), "1", false)

@@ -55,8 +55,8 @@ type sniffed struct {
 }
 
 // Read implements net.Conn. It answers an unencrypted request itself and then closes the
-// connection. It recognizes such a request by its first byte: every HTTP method begins with a
-// capital letter, and no TLS record does.
+// connection. It recognizes such a request by its first byte, because every HTTP method begins with
+// a capital letter, and no TLS record begins with one.
 func (c *sniffed) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	if c.looked || n == 0 {
@@ -103,8 +103,8 @@ func (c *sniffed) redirect(from io.Reader) {
 // credentials are the headers in which clients send secrets.
 var credentials = []string{"Authorization", "X-Api-Key", "X-Access-Token", "E2b-Traffic-Access-Token", "Cookie"}
 
-// note logs that a request sent its credentials unencrypted. Anyone can send such requests, so it
-// logs at most one in each interval of plainLogs.
+// note logs that a request sent its credentials unencrypted. Anyone can send such requests, so note
+// logs at most one request in each interval of plainLogs.
 func (s *sniffer) note(r *http.Request, from net.Addr) {
 	for _, name := range credentials {
 		if r.Header.Get(name) == "" {

@@ -1,5 +1,5 @@
-// Package stamp reports whether a file has changed since it was read. It is used for files that are
-// read again after a change: tokens, keys and certificates.
+// Package stamp reports whether a file has changed since it was read. Other packages use it for
+// files that they read again after a change: tokens, keys and certificates.
 //
 // It does not watch files. The user of a file compares the file's stamp before each use, reads the
 // file again if it has changed, and decides what to do if it cannot be read.

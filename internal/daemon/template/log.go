@@ -36,8 +36,8 @@ type Log struct {
 	full    bool
 }
 
-// add appends an entry. Beyond the bounds, a note replaces the first omitted entry. Entries of
-// level error are always appended, because a build has at most one.
+// add appends an entry. Beyond the bounds, a note replaces the first omitted entry. An entry of
+// level error is always appended, because a build has at most one such entry.
 func (l *Log) add(level, step, message string) {
 	message = printable(message)
 	l.mu.Lock()
@@ -54,7 +54,7 @@ func (l *Log) add(level, step, message string) {
 	l.entries = append(l.entries, Entry{time.Now().UTC(), level, step, message})
 }
 
-// From returns up to most entries, beginning with the n-th (from 0).
+// From returns entries beginning with index n. The parameter most is the maximum number of entries.
 func (l *Log) From(n, most int) []Entry {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -152,9 +152,9 @@ func (s *Step) text() string {
 	return s.Type + " " + strings.Join(args, " ")
 }
 
-// sourceOf returns where the files of a COPY are in the archive of its step: the path up to the first
-// wildcard of pattern. The SDKs archive the files that match the pattern, with paths relative to the
-// client's directory.
+// sourceOf returns the path, in the archive of a COPY step, of the files that the step copies. This
+// is the path up to the first wildcard of pattern. The SDKs archive the files that match the
+// pattern, with paths relative to the client's directory.
 func sourceOf(pattern string) string {
 	var fixed []string
 	for part := range strings.SplitSeq(pattern, "/") {

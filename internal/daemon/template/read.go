@@ -49,7 +49,8 @@ type reader struct {
 	n       int    // number of the current step
 }
 
-// read makes the plan of a template. c has the settings of the base. The error is a *stepError.
+// read makes the plan of a template. The parameter c has the settings of the base. The error is a
+// *stepError.
 func (r *reader) read(ctx context.Context, tag string, base plan.Base, c dockerfile.Config) (*plan.Plan, error) {
 	r.words, r.user, r.dir = dockerfile.NewExpander(ctx), c.User, cmp.Or(c.Dir, "/")
 	r.env = make(map[string]string)
@@ -224,7 +225,7 @@ func (r *reader) source(s *Step) (plan.Source, error) {
 	return plan.Source{Files: r.files[i : i+1], Strip: len(name) - len(path.Base(name))}, r.count(1)
 }
 
-// below returns the entries of the archives below a directory.
+// below returns the entries of the archives that are in a directory and its subdirectories.
 func (r *reader) below(dir string) (plan.Source, error) {
 	files := r.files[r.search(dir+"/"):r.search(dir+"0")] // '0' is the byte after '/'
 	return plan.Source{Dir: true, Files: files, Strip: len(dir) + 1}, r.count(len(files))
@@ -263,7 +264,7 @@ func (r *reader) warm() {
 	r.add(name, plan.Step{Warm: w})
 }
 
-// planOf makes the plan of a build. It makes the base of the plan first.
+// planOf makes the base of a build, and then the build's plan.
 func (w *work) planOf(ctx context.Context) (*plan.Plan, error) {
 	from, err := w.base(ctx)
 	if err != nil {

@@ -60,7 +60,7 @@ func readSteps(t *testing.T, p Plan) (*plan.Plan, error) {
 		dockerfile.Config{Env: map[string]string{"P": "/bin"}, User: "user", Dir: "/home/user"})
 }
 
-// A step runs with the settings of the steps before it. A forced step forces all later ones.
+// A step runs with the settings of the steps before it. A forced step forces all later steps.
 func TestStepsBecomeAPlan(t *testing.T) {
 	p, err := readSteps(t, Plan{StartCmd: "serve", Steps: []Step{
 		{Type: typeEnv, Args: []string{"A", "1", "Q", `$A "${NO:-3}" \n '$P' $(x)` + "`"}},

@@ -109,8 +109,8 @@ const (
 	usualMiB  = 1024
 )
 
-// base returns the base of the build. A base that is a template keeps its size and its memory,
-// unless the client has requested another size.
+// base returns the base of the build. If the base is a template, the build keeps the template's
+// size and memory, unless the client has requested another size.
 func (w *work) base(ctx context.Context) (plan.Base, error) {
 	if w.plan.FromImage != "" {
 		return plan.Base{Image: w.plan.FromImage}, nil

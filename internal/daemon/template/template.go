@@ -4,7 +4,7 @@
 // The package converts the description of a template to a plan, which package daemon/build
 // executes. A step whose snapshot exists is not run again, and a step that is killed leaves nothing
 // behind. The plan contains the variables, the user and the directory of each step, so the package
-// first asks a guest for those of the base.
+// first asks a guest for the variables, the user and the directory of the base.
 //
 // A client can look up its builds for a limited time, until the daemon stops. The client's archives
 // are removed when the build has ended. Package e2b speaks HTTP and decides which client may build.
@@ -133,9 +133,9 @@ func New(cfg Config) (*Builder, error) {
 // sandboxes it has killed.
 const closeWait = 10 * time.Second
 
-// Close cancels all builds and waits until they have ended. If builds take longer than closeWait, it kills
-// their sandboxes. If they then take that long again, it returns without them, because a build must not delay
-// the stop of the daemon.
+// Close cancels all builds and waits until they have ended. If builds take longer than closeWait,
+// it kills their sandboxes. If the builds have not ended after the same time again, Close returns
+// without waiting further, because a build must not delay the stop of the daemon.
 func (b *Builder) Close() {
 	b.mu.Lock()
 	b.closed = true
@@ -155,8 +155,8 @@ func (b *Builder) Close() {
 	}
 }
 
-// Request registers a build for the client who. The build waits until Start. It replaces a waiting
-// build of the same template.
+// Request registers a build for the client that the parameter who names. The build waits until
+// Start. It replaces a waiting build of the same template.
 func (b *Builder) Request(who string, ask Ask) (*Build, error) {
 	bd := &Build{Ask: ask, ID: uuid.NewString(), Who: who, status: Waiting}
 	b.mu.Lock()
@@ -190,8 +190,8 @@ func (b *Builder) Request(who string, ask Ask) (*Build, error) {
 	return bd, nil
 }
 
-// Find returns the build of a template with the given id, if the client who has requested it. If id
-// is empty, Find returns the client's waiting build of the template.
+// Find returns the build of a template with the given id, if the client has requested that build.
+// If id is empty, Find returns the client's waiting build of the template.
 func (b *Builder) Find(who, template, id string) (*Build, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -271,7 +271,7 @@ func (b *Builder) finish(bd *Build, err error) {
 	b.uploads.drop(bd)
 }
 
-// callOffLocked cancels a build. A running build ends later, a waiting one at once.
+// callOffLocked cancels a build. A waiting build ends at once, and a running build ends later.
 func (b *Builder) callOffLocked(bd *Build, why error) {
 	switch bd.status {
 	case Building:
@@ -327,8 +327,8 @@ type stepError struct {
 	err  error
 }
 
-// ownError is an error of a step. It may quote the step, which may contain a secret, so only the
-// client gets its text.
+// ownError is an error of a step. The error may quote the step, and the step may contain a secret,
+// so only the client receives the error's text.
 type ownError struct{ error }
 
 func (e *ownError) Unwrap() error { return e.error }

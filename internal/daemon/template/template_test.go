@@ -253,8 +253,8 @@ func TestStepsAreNotInTheDaemonsLog(t *testing.T) {
 	}
 }
 
-// If a build does not end when it is cancelled, its sandboxes are killed. Even if the build does not end then,
-// the daemon can stop.
+// If a build does not end when it is cancelled, its sandboxes are killed. Even if the build still
+// does not end, the daemon can stop.
 func TestCloseIsBounded(t *testing.T) {
 	for _, ends := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {

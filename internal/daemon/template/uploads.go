@@ -24,8 +24,8 @@ const (
 	keepFree    = 1 << 30  // free disk space that archives must leave
 )
 
-// uploads stores the archives that clients have sent for builds: a directory for each build, and in
-// it a file for each archive.
+// uploads stores the archives that clients have sent for builds. Each build has a directory, with a
+// file for each archive.
 type uploads struct {
 	dir string
 
@@ -147,7 +147,7 @@ func (u *uploads) drop(bd *Build) {
 	}
 	delete(u.sizes, bd.ID)
 	u.mu.Unlock()
-	_ = os.RemoveAll(filepath.Join(u.dir, bd.ID)) // the next start of the daemon removes what is left
+	_ = os.RemoveAll(filepath.Join(u.dir, bd.ID)) // the next start of the daemon removes remaining files
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.countLocked(bd.Who, -size)

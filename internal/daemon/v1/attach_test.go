@@ -114,7 +114,7 @@ func TestStreamOverARollback(t *testing.T) {
 		!strings.Contains(res.err.Error(), "rolled back") {
 		t.Errorf("%+v, %v", res.end, res.err)
 	}
-	// A guest of this test is an ordinary process, which a rollback does not change.
+	// The guest of this test is an ordinary process, so a rollback does not change it.
 	if err := syscall.Kill(pid, 0); err != nil {
 		t.Errorf("the process of the guest was killed: %v", err)
 	}

@@ -173,7 +173,8 @@ func (a *api) compactSnapshot(r *http.Request, req *apiv1.CompactRequest) (out a
 		return out, err
 	}
 	info := snapshotOf(a.view(r), res)
-	// The form of forkd 0.5, although the new snapshot does not depend on the old one.
+	// forkd 0.5 uses this form of the field. In fact the new snapshot does not depend on the old
+	// snapshot.
 	info.BranchedFrom = "compact:" + from
 	return info, nil
 }

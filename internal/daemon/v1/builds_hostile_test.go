@@ -137,8 +137,8 @@ func TestTagsOfStepsAreForBuilds(t *testing.T) {
 	}
 }
 
-// FROM refuses a snapshot that a client with the scope run may have made. It does not use the image
-// of the same name instead.
+// FROM refuses a snapshot that a client with the scope run may have made. FROM does not use the
+// image of the same name instead.
 func TestFROMTakesNoBranch(t *testing.T) {
 	r := start(t, apirig.Options{Tokens: []auth.Token{{Name: "mallory", Scope: auth.Run}}})
 	mallory, id := forkOf(t, r, "mallory")
@@ -161,9 +161,9 @@ func TestFROMTakesNoBranch(t *testing.T) {
 }
 
 // A daemon may die after it has published the result of a build and before it has recorded the
-// result. The next daemon then records it: FROM accepts the result, and the same build finds it. If
-// the branch of another sandbox has the tag of a running build's result, the branch is not recorded
-// as a result.
+// result. The next daemon then records the result: FROM accepts the result, and the same build
+// finds it. If the branch of another sandbox has the tag of a running build's result, the branch is
+// not recorded as a result.
 func TestResultsAreRecordedAfterACrash(t *testing.T) {
 	r := start(t, apirig.Options{Tokens: []auth.Token{{Name: "mallory", Scope: auth.Run}}})
 	mallory, id := forkOf(t, r, "mallory")
@@ -215,7 +215,7 @@ func TestResultsAreRecordedAfterACrash(t *testing.T) {
 }
 
 // A build may fetch an image with the daemon's own registry login. So a client with a label prefix
-// sees neither the snapshot of the image nor those of steps.
+// sees neither the snapshot of the image nor the snapshots of steps.
 func TestStepsAreWithinNoPrefix(t *testing.T) {
 	r := start(t, apirig.Options{Tokens: []auth.Token{{Name: "a", Scope: auth.Run, Prefix: "team-a/"}}})
 	tenant, err := client.New(r.URL, r.Tokens["a"])
@@ -241,7 +241,8 @@ func TestStepsAreWithinNoPrefix(t *testing.T) {
 	}
 }
 
-// A build whose client leaves while it waits for a place for its snapshot leaves no record of it.
+// A client leaves while its build waits for a place for the snapshot. The build leaves no record of
+// this snapshot.
 func TestCancelledWhileBranchesAreBusy(t *testing.T) {
 	r := start(t, apirig.Options{})
 	if _, err := r.Bake(t.Context(), r.Parent); err != nil {

@@ -200,8 +200,8 @@ func (d *mortalDaemon) stepsOf(t *testing.T, verified map[string]string) map[str
 	return steps
 }
 
-// hasNoLeftovers fails if a daemon that has just started has anything of its predecessor's builds,
-// except the snapshots of steps.
+// hasNoLeftovers fails if anything of the previous daemon's builds, except the snapshots of steps,
+// remains in a daemon that has just started.
 func (d *mortalDaemon) hasNoLeftovers(t *testing.T, dir string) {
 	t.Helper()
 	if list, err := d.Sandboxes(t.Context()); err != nil || len(list) != 0 {
@@ -264,8 +264,8 @@ func deathsApart() int {
 }
 
 // A daemon is killed at any moment of a build, and the build continues in the next daemon. Each
-// complete step is cached and verified, an incomplete one leaves nothing, and the result is that of
-// an undisturbed build.
+// complete step is cached and verified, and an incomplete step leaves nothing. The result is the
+// same as that of an undisturbed build.
 func TestBuildsOfKilledDaemons(t *testing.T) {
 	diesInEveryStep(t, mortalSteps, func(_, work string) (client.BuildRequest, map[string]string) {
 		req, files := mortalBuild(work)
@@ -294,8 +294,9 @@ limits: {cpus: 0.5}
 	})
 }
 
-// diesInEveryStep executes a build of number steps, and kills its daemons in every step. request
-// returns the build, whose guests work in the directory work of the host.
+// diesInEveryStep executes a build with the given number of steps, and kills daemons in every step.
+// The function request returns the build. Its parameter work is the directory of the host in which
+// the guests work.
 func diesInEveryStep(t *testing.T, number int, request func(root, work string) (client.BuildRequest,
 	map[string]string)) {
 	root, err := os.MkdirTemp("/var/tmp", "fkm") // a recipe has no files below /tmp

@@ -16,7 +16,7 @@ import (
 )
 
 // A build fetches a private image with the client's credentials, which the daemon never stores. A
-// cached snapshot of the image gives no access to it: a build without these credentials is refused.
+// build without these credentials is refused even if there is a cached snapshot of the image.
 func TestPrivateImagesNeedTheirCredentials(t *testing.T) {
 	r := start(t, apirig.Options{})
 	const password = "secret" // password of the test's registry

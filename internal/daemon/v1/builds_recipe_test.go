@@ -24,7 +24,8 @@ func recipeOf(r *apirig.Rig, text string) client.BuildRequest {
 }
 
 // A recipe's files, variables, network, limits and strictness reach the steps and the result. The
-// same build again finds every step. If a command changes, it and the commands after it run again.
+// same build again finds every step. If a command changes, this command and all later commands run
+// again.
 func TestARecipeIsBuiltInSteps(t *testing.T) {
 	r := start(t, apirig.Options{Tokens: []auth.Token{{Name: "team", Scope: auth.Run, Prefix: "team-a/"}}})
 	dir, err := os.MkdirTemp("/var/tmp", "fkr") // a recipe has no files below /tmp
@@ -110,7 +111,7 @@ warmup:
 		t.Errorf("with another command: %+v, %v, %q\n%s", res, err, log(), out)
 	}
 	req.Recipe = recipe("other", "memory_mib: 64\nvcpus: 2\n")
-	// Its warm-up has no network, as in the build with the mode none.
+	// The warm-up has no network, as in the build with the mode none.
 	if res, out, err = built(t, r.Client, req, files); err != nil || res.Run != 3 {
 		t.Errorf("without a network: %+v, %v\n%s", res, err, out)
 	}

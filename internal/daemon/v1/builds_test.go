@@ -88,7 +88,7 @@ func builder(t *testing.T) (r *apirig.Rig, dir string) {
 	return r, dir
 }
 
-// Every step runs once. It runs again only if it, its inputs or an earlier step has changed.
+// Every step runs once. It runs again only if the step, its inputs or an earlier step has changed.
 func TestBuildsGoOnFromWhatHasChanged(t *testing.T) {
 	r, dir := builder(t)
 	dockerfile := func(last string) string {
@@ -267,8 +267,8 @@ COPY arch.tgz DIR/dst/packed/
 	}
 }
 
-// If there are too many snapshots of steps, the least recently used ones are removed, even if a
-// snapshot is built on them.
+// If there are too many snapshots of steps, the least recently used ones are removed, even if other
+// snapshots are built on them.
 func TestStepsAreBounded(t *testing.T) {
 	r, _ := builder(t)
 	req := client.BuildRequest{Tag: "made", Dockerfile: "FROM a.b\nRUN true\nRUN true 2\nRUN true 3\n", Replace: true}

@@ -29,7 +29,8 @@ func listed[M, T any](f func(*http.Request) (list[M, T], error)) face.Handler {
 	}
 }
 
-// described passes an operation's result through describe, and its error unchanged.
+// described converts an operation's result with the function describe, and returns the operation's
+// error unchanged.
 func described[M, T any](describe func(M) T) func(M, error) (T, error) {
 	return func(m M, err error) (t T, _ error) {
 		if err != nil {

@@ -13,7 +13,7 @@ import (
 )
 
 // runCode answers with the output of code while it runs, as lines of JSON. An error before the code
-// has started determines the HTTP status; a later one is sent as the last line. If the client
+// has started determines the HTTP status. A later error is sent as the last line. If the client
 // disconnects, the code is interrupted.
 func (a *api) runCode(w http.ResponseWriter, r *http.Request) error {
 	var req apiv1.CodeRequest

@@ -171,7 +171,7 @@ func TestTooManyContexts(t *testing.T) {
 	t.Error("70 contexts were made")
 }
 
-// An idle stream sends keepalives, so that a client can distinguish it from a dead one.
+// An idle stream sends keepalives, so that a client can distinguish it from a broken connection.
 func TestSilentStreamsHaveKeepalives(t *testing.T) {
 	r := start(t, apirig.Options{Limits: face.Limits{Keepalive: 50 * time.Millisecond}})
 	id := fork(t, r, 1)[0].ID

@@ -33,8 +33,8 @@ func (g liar) Dial(context.Context, uint32) (net.Conn, error) {
 	return ours, nil
 }
 
-// A guest's answer counts against the shared memory by its decoded size: a few bytes of JSON can
-// become megabytes.
+// A guest's answer counts against the shared memory by its decoded size, because a few bytes of
+// JSON can become megabytes.
 func TestDecodedAnswersAreCounted(t *testing.T) {
 	listing := func(n int) string { return `{"entries":[` + strings.Repeat("{},", n-1) + "{}]}" }
 	processes := func(n int) string { return `{"processes":[` + strings.Repeat("{},", n-1) + "{}]}" }

@@ -46,7 +46,8 @@ func (a *api) diff(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	e := audit.From(r.Context())
-	// The names go to the audit log only after Diff has found them: other text may be a secret.
+	// The names are written to the audit log only after Diff has found them, because other text may
+	// be a secret.
 	if e.From = res.From; vmpool.IsID(req.To) {
 		e.Sandbox = req.To
 	}
@@ -102,8 +103,8 @@ func diffRequest(req *apiv1.DiffRequest) (out tenancy.DiffRequest, err error) {
 	return out, nil
 }
 
-// diffFile converts an entry for the client. If patch is set, the result has the entry's patch, or the
-// reason why it has none.
+// diffFile converts an entry for the client. If patch is set, the result has the entry's patch, or
+// the reason why the entry has no patch.
 func diffFile(e *diffproto.Entry, patch bool) apiv1.DiffFile {
 	f := apiv1.DiffFile{Path: strings.ToValidUTF8(e.Path, "\ufffd"), Change: "changed", Old: diffNode(&e.Old),
 		New: diffNode(&e.New), Content: e.Content, LinesAdded: e.LinesAdded, LinesDeleted: e.LinesDeleted}

@@ -29,7 +29,7 @@ func documentJSON(w http.ResponseWriter, _ *http.Request) error {
 
 func documentPage(w http.ResponseWriter, _ *http.Request) error {
 	p, err := asPage()
-	// The page has only its own style, and no scripts.
+	// The page has only inline styles, and no scripts.
 	w.Header().Set("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'")
 	return writeDocument(w, "text/html; charset=utf-8", p, err)
 }
@@ -184,7 +184,7 @@ func (d *page) Answer(m message) message {
 
 func nameOf(ref string) string { return ref[strings.LastIndexByte(ref, '/')+1:] }
 
-// Link returns the name of the schema to which s or its items refer.
+// Link returns the name of the schema to which s, or the schema of its items, refers.
 func (s schema) Link() string {
 	if s.Items != nil {
 		return s.Items.Link()

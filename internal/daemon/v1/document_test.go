@@ -10,8 +10,8 @@ import (
 	"github.com/forkd/forkd/internal/daemon/face"
 )
 
-// notMuxed lists documented operations that are not patterns of the mux. They are routed before it,
-// because the mux would clean their paths.
+// notMuxed lists documented operations that are not patterns of the mux. They are routed before the
+// mux, because the mux would clean their paths.
 var notMuxed = []string{"GET /v1/sandboxes/{id}/proxy/{port}/{path}"}
 
 // notDocumented lists patterns without an operation of their own: other spellings, and the pattern

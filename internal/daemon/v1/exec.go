@@ -35,7 +35,7 @@ func (a *api) onGuest(ctx context.Context, r *http.Request, op string,
 }
 
 // looks reports whether a request only reads and changes neither files nor processes of a sandbox.
-// A WebSocket begins with a GET, but may change them.
+// A WebSocket begins with a GET, but its messages may change files and processes.
 func looks(r *http.Request) bool {
 	reads := r.Method == http.MethodGet || r.Method == http.MethodHead
 	return reads && r.Header.Get("Upgrade") == "" || strings.HasSuffix(r.Pattern, "/ping")
@@ -118,8 +118,8 @@ func execEnd(r agentclient.ExecResult) apiv1.ExecEnd {
 // times bounds the time that a command may run; 0: unlimited.
 type times struct{ def, most time.Duration }
 
-// waited returns the bounds for a command whose client waits for its end, openEnded those for other
-// commands.
+// waited returns the bounds for a command whose client waits for its end. openEnded returns the
+// bounds for other commands.
 func waited() times    { return times{defaultExec, maxExec} }
 func openEnded() times { return times{0, maxUnwatched} }
 

@@ -23,8 +23,8 @@ type output struct {
 type follower func(context.Context, *agentclient.Client, output) (agentclient.ExecResult, error)
 
 // streamLines answers with the events of a command as they occur, as lines of JSON. An error before
-// the command has started determines the HTTP status; a later one is sent as the last line. With
-// holds, the command is killed when the answer ends, unless it was detached.
+// the command has started determines the HTTP status. A later error is sent as the last line. If
+// holds is true, the command is killed when the answer ends, unless it was detached.
 func (a *api) streamLines(w http.ResponseWriter, r *http.Request, op string, holds bool, follow follower) error {
 	ctx, cancel := context.WithCancelCause(r.Context())
 	defer cancel(nil)
@@ -89,8 +89,8 @@ func isText(p []byte) bool {
 // support only text need it.
 const smallOutput = 64 << 10
 
-// textOf returns a whole output as text. If the text differs from the output, it returns the bytes
-// too. From a large output that is not text, it omits control characters.
+// textOf returns a whole output as text. If the text differs from the output, textOf also returns
+// the bytes. The text of a large output that is not text contains no control characters.
 func textOf(p []byte) (text string, raw []byte) {
 	if len(p) <= smallOutput || isText(p) {
 		if !utf8.Valid(p) {

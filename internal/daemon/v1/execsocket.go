@@ -40,8 +40,8 @@ var (
 )
 
 // serveSocket upgrades the connection of a request to a WebSocket and carries a command over it. It
-// returns when the command, the sandbox or the connection ends. begin starts a command or finds a
-// running one.
+// returns when the command, the sandbox or the connection ends. The function begin starts a command
+// or finds a running command.
 func (a *api) serveSocket(w http.ResponseWriter, r *http.Request, op string,
 	begin func(*socket) (follower, error)) error {
 	if r.ProtoMajor != 1 || !strings.EqualFold(r.Header.Get("Upgrade"), "websocket") {

@@ -186,8 +186,8 @@ func TestSignalsOfACommand(t *testing.T) {
 	}
 }
 
-// A command is killed when its client disconnects. This is so even if the daemon cannot read from
-// the connection because the command reads no input.
+// A command is killed when its client disconnects. The command is killed even if the daemon cannot
+// read from the connection because the command reads no input.
 func TestACommandEndsWithItsClient(t *testing.T) {
 	cl, _, id := forked(t)
 	for _, input := range []int{0, 1 << 20} {

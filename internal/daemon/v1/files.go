@@ -20,7 +20,7 @@ func fileQuery(r *http.Request) (path, user string, err error) {
 	return path, q.Get("username"), nil
 }
 
-// started records whether an answer has begun. A later error can only break the answer off.
+// started records whether an answer has begun. After that, an error can only cut the answer off.
 type started struct {
 	http.ResponseWriter
 	begun bool
@@ -40,7 +40,7 @@ func (a *api) readTree(w http.ResponseWriter, r *http.Request) error {
 	return a.download(w, r, apiv1.Tar, "read a directory of", (*agentclient.Client).ReadTree)
 }
 
-// download answers with content of the guest. open opens the content.
+// download answers with content of the guest. The function open opens the content.
 func (a *api) download(w http.ResponseWriter, r *http.Request, contentType, op string,
 	open func(_ *agentclient.Client, _ context.Context, path, user string) (io.ReadCloser, error)) error {
 	path, user, err := fileQuery(r)

@@ -41,8 +41,8 @@ func closedPort(t *testing.T) int {
 	return l.Addr().(*net.TCPAddr).Port
 }
 
-// ask sends a request to the API and returns the status, the headers and the body. host may be the
-// host name of a port.
+// ask sends a request to the API and returns the status, the headers and the body. The parameter
+// host may be the host name of a port.
 func ask(t *testing.T, r *apirig.Rig, host, path string, header ...string) (int, http.Header, string) {
 	t.Helper()
 	req, err := http.NewRequest("GET", r.URL+path, nil)
@@ -102,7 +102,7 @@ func TestPortsByPath(t *testing.T) {
 		{base + "/healthz", nil, 401, "missing"},
 		{base + "/", []string{"Authorization", bearer, "Origin", "https://example.org"}, 403, "cross-origin"},
 		{base + "/", []string{"Authorization", bearer, "Sec-Fetch-Site", "same-site"}, 403, "cross-origin"},
-		// From a page of a guest.
+		// A page of a guest sends this request.
 		{base + "/", []string{"Authorization", bearer, "Origin", "null"}, 403, "cross-origin"},
 		{base + "/", []string{"Authorization", bearer, "Service-Worker", "script"}, 403, "service worker"},
 		{"/v1/sandboxes/" + id + "/proxy/0/", []string{"Authorization", bearer}, 404, "no such route"},

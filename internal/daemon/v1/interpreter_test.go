@@ -73,8 +73,8 @@ func TestInterpreterIsInterruptedAndRestarted(t *testing.T) {
 	}
 }
 
-// A result that is too long is truncated and marked. The daemon does so for some results, and the
-// guest for others.
+// A result that is too long is truncated and marked. The daemon truncates some results, and the
+// guest truncates others.
 func TestLongResultsAreCut(t *testing.T) {
 	cl, _, id := forked(t)
 	for code, want := range map[string]string{

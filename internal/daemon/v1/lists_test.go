@@ -60,8 +60,9 @@ func TestLabelsOfSandboxes(t *testing.T) {
 	}
 }
 
-// A list of more than 64 KiB takes nothing of the memory that bodies and answers share: clients that
-// hold all of it cannot make the operator's list of sandboxes fail. It is written in parts.
+// A list of more than 64 KiB is written in parts, and takes nothing of the memory that bodies and
+// answers share. So clients that hold all of this memory cannot make the operator's list of
+// sandboxes fail.
 func TestListsTakeNoSharedMemory(t *testing.T) {
 	r := start(t, apirig.Options{Limits: face.Limits{Memory: 1}})
 	if _, err := r.Bake(t.Context(), r.Parent); err != nil {

@@ -82,7 +82,7 @@ func (a *api) logs(w http.ResponseWriter, r *http.Request) error {
 			return nil
 		}
 		if err != nil {
-			panic(http.ErrAbortHandler) // abort, so that the client does not take this for the end of the sandbox
+			panic(http.ErrAbortHandler) // abort, so that the client does not conclude that the sandbox has ended
 		}
 		if lost > 0 && !send(fmt.Appendf(nil, "\n[forkd: %d bytes came faster than they were read, and are left out]\n",
 			lost)) {
@@ -120,8 +120,8 @@ func lastLines(p []byte, n int) []byte {
 	return p[min(len(rest)+1, len(p)):]
 }
 
-// maxTime is the latest time that since may name, in seconds of Unix time: the end of the year
-// 9999.
+// maxTime is the latest time that the parameter since of a query may name, in seconds of Unix time:
+// the end of the year 9999.
 const maxTime = 253402300799
 
 // sinceQuery returns the time from which output is requested; zero: from the beginning. As with

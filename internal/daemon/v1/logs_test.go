@@ -105,7 +105,8 @@ func TestLogsAreFollowed(t *testing.T) {
 	}
 }
 
-// A client that reads slowly loses output and is told so. It delays no other client.
+// A client that reads slowly loses output, and a line of the log says so. Such a client delays no
+// other client.
 func TestLogsOfASlowReader(t *testing.T) {
 	r, id, guest := consoles(t, face.Limits{Stall: 300 * time.Millisecond})
 	logs, err := r.Logs(t.Context(), id, client.LogsRequest{Follow: true})

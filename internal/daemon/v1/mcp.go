@@ -15,8 +15,9 @@ import (
 const maxMessage = 4 << 20
 
 // toolAnswer bounds the answer of a tool, in bytes. Every message takes this much memory at its
-// start. That is enough for a usual answer, which is shorter than a third of the bound, while the
-// answer waits for the client in three forms: as a result, as a message, and as an event.
+// start. While an answer waits for the client, it is in memory in three forms: as a result, as a
+// message, and as an event. The bound is enough for the three forms of a usual answer, which is
+// shorter than a third of the bound.
 const (
 	toolAnswer     = 6 << 20
 	copiesOfAnswer = 3
@@ -66,8 +67,8 @@ const (
 )
 
 // checkValues counts the arrays and objects of a message before it is decoded. It refuses a message
-// whose values are too many or nested too deeply. It lets invalid JSON pass, which the decoder
-// refuses.
+// whose values are too many or nested too deeply. It accepts invalid JSON, because the decoder
+// refuses that.
 func checkValues(message []byte) (nested int, err error) {
 	depth, commas, quoted := 0, 0, false
 	for i := 0; i < len(message); i++ {

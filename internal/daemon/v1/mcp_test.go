@@ -29,8 +29,8 @@ func TestValuesOfMessages(t *testing.T) {
 	}
 }
 
-// If there is no memory for the answer to a message, the client gets an error or a stream that breaks off,
-// but not the answer.
+// If there is no memory for the answer to a message, the client receives an error or an incomplete
+// stream, but not the answer.
 func TestUnreadAnswersOfToolsAreCounted(t *testing.T) {
 	f := face.New(face.Config{Limits: face.Limits{Memory: 16 << 20}}) // 12 MiB for each client
 	answer := func(parts ...int) (w *httptest.ResponseRecorder, err error, aborted bool) {

@@ -66,8 +66,8 @@ func TestIdempotencyKey(t *testing.T) {
 	}
 }
 
-// A kept answer belongs to the name of a token: a new token with that name gets it, and a token with
-// another name does not.
+// A kept answer belongs to the name of a token: the holder of a new token with that name receives
+// the answer, and the holder of a token with another name does not.
 func TestKeysBelongToTheName(t *testing.T) {
 	r := start(t, apirig.Options{Tokens: []auth.Token{{Name: "ci", Scope: auth.Run}}})
 	if _, err := r.Bake(t.Context(), r.Parent); err != nil {

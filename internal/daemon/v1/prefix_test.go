@@ -247,8 +247,8 @@ func TestPrefixOfLabelsOfBranches(t *testing.T) {
 	}
 }
 
-// If an admin moves a sandbox to another prefix, its former client cannot reach it by the name of
-// its workspace either.
+// If an admin moves a sandbox to another prefix, the former client cannot reach the sandbox by the
+// name of its workspace either.
 func TestWorkspaceOfSandboxTakenAway(t *testing.T) {
 	w := startTenants(t)
 	must(t, second(w.ChangeLabels(t.Context(), w.within, map[string]*string{"team-b/owner": nil})))
@@ -345,8 +345,9 @@ func TestPrefixHolds(t *testing.T) {
 	}
 }
 
-// If a parent was baked from the disk of another tenant's snapshot, it neither names that snapshot
-// nor gives access to it. It still names snapshots that the client may see.
+// If a parent was baked from the disk of another tenant's snapshot, its description neither names
+// that snapshot nor gives access to it. The description still names snapshots that the client may
+// see.
 func TestParentsLeadToNoSnapshotOfOthers(t *testing.T) {
 	w := startTenants(t)
 	ctx := t.Context()

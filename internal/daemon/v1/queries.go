@@ -34,9 +34,9 @@ func checkQuery(row route, r *http.Request) error {
 	return nil
 }
 
-// wholePath refuses paths with an empty part or a part of dots. For a sandbox path with an empty
-// id, the mux would redirect to the path without the empty part, and the next part would become the
-// id.
+// wholePath refuses paths with an empty part or a part of dots. If the id in a sandbox's path were
+// empty, the mux would redirect to the path without the empty part. The next part of the path would
+// then become the id.
 func wholePath(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		p := r.URL.EscapedPath()

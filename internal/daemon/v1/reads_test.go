@@ -71,8 +71,8 @@ func (g *greedy) get(path string) string {
 	}
 }
 
-// A token that sends many requests over one HTTP/2 connection, and never receives an answer's body,
-// gets at most its share of the places. Another token is still served. Streams do not count.
+// A client that sends many requests over one HTTP/2 connection, and never receives an answer's
+// body, takes at most its share of the places. Another token is still served. Streams do not count.
 func TestReadsAreBoundedOverHTTP2(t *testing.T) {
 	r := start(t, apirig.Options{Limits: face.Limits{Reads: 4, Followers: 8},
 		Tokens: []auth.Token{{Name: "a", Scope: auth.Run}, {Name: "b", Scope: auth.Run}}})

@@ -60,7 +60,8 @@ type Config struct {
 	Links      *auth.Links         // signs permissions in such host names; nil without a domain
 	Traces     *tracing.Tracer     // nil: none
 	Tried      func(result string) // called after each try; nil: tries are not counted
-	// Why some limits of sandboxes cannot be enforced; empty: all can.
+	// The reason why some limits of sandboxes cannot be enforced; empty: all limits can be
+	// enforced.
 	Missing   string
 	Admission apiv1.Admission // limits on admission, reported to clients
 	SSH       *apiv1.SSH      // reported to clients; nil: the daemon serves no SSH

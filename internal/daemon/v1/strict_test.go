@@ -41,7 +41,8 @@ func documentedQueries(t *testing.T) map[string][]string {
 	return all
 }
 
-// Every route accepts the query parameters in the document, and refuses any other by its name.
+// Every route accepts the query parameters in the document, and refuses other parameters with an
+// error that names them.
 func TestUnknownQueryParameters(t *testing.T) {
 	documented := documentedQueries(t)
 	if len(documented["GET /v1/events"]) == 0 {
@@ -72,7 +73,7 @@ func TestUnknownQueryParameters(t *testing.T) {
 }
 
 // A request with a typing error, or from a script with an unset variable, gets an error that names
-// the mistake. It is not served by another route.
+// the mistake. The request is not served by another route.
 func TestSlips(t *testing.T) {
 	s := New(Config{Face: face.New(face.Config{}), Metrics: http.NotFoundHandler()})
 	for _, c := range []struct{ method, path, body, want string }{

@@ -55,7 +55,8 @@ func (a *api) routes() []route {
 		{"POST /v1/export", auth.Run, nil, work, a.export},
 		{"POST /v1/builds", auth.Admin, nil, work, a.build}, // fetches images, and makes snapshots that others fork
 
-		// Admin is required because POST boots a kernel of the host, and the others concern images of all clients.
+		// These routes require admin, because POST boots a kernel of the host, and the other
+		// methods concern images of all clients.
 		{"POST /v1/images", auth.Admin, []string{"disk_mib", "kernel", "uuid"}, work, a.fillImage},
 		{"GET /v1/images", auth.Admin, nil, reads, get(a.listImages)},
 		{"DELETE /v1/images", auth.Admin, []string{"dry_run", "unused_secs"}, ends, get(a.pruneImages)},

@@ -81,7 +81,7 @@ func (a *api) try(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// tried counts a try. left says that the client has left before the last line.
+// tried counts a try. The parameter left says that the client has left before the last line.
 func (a *api) tried(keep fanout.Keep, done fanout.Outcome, err error, left bool) {
 	result := triedOK
 	switch {
@@ -150,7 +150,8 @@ func checkTry(ask *apiv1.TryRequest) (req fanout.Request, err error) {
 	return req, err
 }
 
-// checkKeep returns which children stay, and checks that the rest of the request fits this.
+// checkKeep returns which children stay, and checks that the other fields of the request are valid
+// with this choice.
 func checkKeep(ask *apiv1.TryRequest) (fanout.Keep, error) {
 	keep := fanout.Keep(ask.Keep)
 	switch {

@@ -11,8 +11,9 @@ import (
 // short truncates text from a client, for use in an error.
 func short(text string) string { return fmt.Sprintf("%.100s", text) }
 
-// unknownRoute answers a request that matches no route. The answer is 405 if the path has routes
-// with other methods, which it lists (RFC 9110, section 15.5.6), and 404 if not.
+// unknownRoute answers a request that matches no route. If the path has routes with other methods,
+// the answer is 405 and lists these methods (RFC 9110, section 15.5.6). Otherwise the answer is
+// 404.
 func unknownRoute(mux *http.ServeMux, w http.ResponseWriter, r *http.Request) error {
 	var allowed []string
 	for _, method := range []string{http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch,
