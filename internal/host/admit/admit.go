@@ -89,9 +89,9 @@ func FreeBytes(dir string) (uint64, error) {
 	return st.Bavail * uint64(st.Bsize), nil
 }
 
-// Enter reserves places for n VMs. If it returns an error, it has reserved none. The caller must
-// call Leave once for each VM. When all n VMs have started or failed, the caller must call Started
-// once, with the same n.
+// Enter reserves places for n VMs. If it returns an error, it has reserved no place. The caller
+// must call Leave once for each VM. When all n VMs have started or failed, the caller must call
+// Started once, with the same n.
 func (h *Host) Enter(n int, vcpus uint32) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -151,8 +151,9 @@ func (r *Rules) checkDisk(free uint64, name string) error {
 		"--disk-reserve-mib", name, free>>20, r.DiskReserve>>20)
 }
 
-// Room returns an error if a VM that is not a sandbox would not leave the reserves of memory and disk free. The
-// VM needs memory bytes of memory, and writes to the file system that disk is on.
+// Room returns an error if a VM that is not a sandbox would not leave the reserves of memory and
+// disk free. The parameter memory is the memory that the VM needs, in bytes. The VM writes to the
+// file system that contains the file disk.
 func (r *Rules) Room(memory uint64, disk *os.File) error {
 	if err := r.RoomInMemory(memory); err != nil || r.DiskReserve == 0 {
 		return err

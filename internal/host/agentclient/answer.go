@@ -32,8 +32,8 @@ var (
 	listing   = bound{8 << 20, maxListed + 1, 20 * maxListed}
 )
 
-// Number of bytes that decoding adds to an answer for each object and for each value. They count
-// against Client.Keep. An object of three bytes becomes a protobuf message, a value of this
+// Number of bytes that decoding adds to an answer for each object and for each value. These bytes
+// count against Client.Keep. An object of three bytes becomes a protobuf message, a value of this
 // package, a value of the API, and JSON.
 const (
 	objectSize = 256
@@ -66,8 +66,8 @@ func follow[Req, Res any](ctx context.Context, c *Client, procedure string,
 }
 
 func options(most bound, ask func(int) error) []connect.ClientOption {
-	// Messages must not be compressed: the bound is for the bytes as sent, and a compressed message
-	// can become much longer.
+	// Messages must not be compressed, because the bound applies to the bytes as sent, and a
+	// compressed message can become much longer.
 	return []connect.ClientOption{connect.WithCodec(boundedJSON{most, ask}), connect.WithReadMaxBytes(most.bytes),
 		connect.WithAcceptCompression("gzip", nil, nil)}
 }

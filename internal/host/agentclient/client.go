@@ -32,9 +32,9 @@ const (
 	defaultMaxOutput = 8 << 20
 )
 
-// maxTotal bounds the total output of a command or of code, in bytes. limit is how many bytes of
-// each stream are kept. A command with more output than the total is killed, because output must be
-// decoded even if it is dropped.
+// maxTotal returns the bound on the total output of a command or of code, in bytes. The parameter
+// limit is the number of bytes that are kept of each stream. A command with more output than the
+// bound is killed, because output must be decoded even if it is dropped.
 func maxTotal(limit int) int { return 8 * max(limit, defaultMaxOutput) }
 
 // DialFunc opens a stream to a vsock port of one guest.
@@ -48,8 +48,8 @@ type Client struct {
 	code  *http.Client
 
 	// Keep, if set, is called before a part of an answer, as text or decoded, is kept in memory.
-	// bytes is the size of the part. If Keep returns an error, the call ends with that error.
-	// Streams and files are not kept in memory.
+	// The parameter bytes is the size of the part. If Keep returns an error, the call ends with
+	// that error. Streams and files are not kept in memory.
 	Keep func(bytes int) error
 }
 
@@ -83,8 +83,8 @@ func (c *Client) Transport(port uint32) http.RoundTripper {
 	}
 }
 
-// Ping asks the agent whether it is ready. The agent's answer is the same message with which it
-// announces that it is ready.
+// Ping asks the agent whether it is ready. The agent answers with the message with which it has
+// announced that it is ready.
 func (c *Client) Ping(ctx context.Context) (agentproto.Ready, error) {
 	reply, err := c.control(ctx, agentproto.Request{Op: agentproto.OpPing})
 	if err != nil {

@@ -295,7 +295,7 @@ func TestExecUnpacksNothing(t *testing.T) {
 // streamHead is the beginning of the answer to a request that starts a command.
 const streamHead = "HTTP/1.1 200 x\r\nContent-Type: application/connect+json\r\n\r\n"
 
-// event returns a message of that answer.
+// event returns a message of the answer that begins with streamHead.
 func event(content string) string {
 	content = `{"event":` + content + `}`
 	return string(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(content)))) + content
@@ -340,7 +340,7 @@ func TestInputIsSentOnceWhateverTheGuestSays(t *testing.T) {
 	}
 }
 
-// A warm-up step may write far more output than is kept. The step is not killed for that.
+// A warm-up step may write far more output than is kept, and is not killed because of it.
 func TestExecMayWriteMoreThanIsKept(t *testing.T) {
 	guest := peer(func(c net.Conn) {
 		if _, err := http.ReadRequest(bufio.NewReader(c)); err == nil {
@@ -356,7 +356,7 @@ func TestExecMayWriteMoreThanIsKept(t *testing.T) {
 }
 
 // If the output is endless, the call ends when the output exceeds the total, and not by a timeout.
-// This holds whether the code or a hostile guest produces the output.
+// The output may come from the code or from a hostile guest.
 func TestEvalEndsAtATotal(t *testing.T) {
 	ended := make(chan struct{})
 	guest := peer(func(c net.Conn) {

@@ -180,8 +180,8 @@ func (c *codeRun) line(line []byte) (done bool, err error) {
 	return false, err
 }
 
-// formsOf returns the forms of a result, by media type. It leaves them encoded, because a guest
-// could choose bytes that decode to many more.
+// formsOf returns the forms of a result, by media type. It does not decode the forms, because a
+// guest could choose bytes that become many more when decoded.
 func formsOf(line []byte) (main bool, data map[string]json.RawMessage, err error) {
 	data = map[string]json.RawMessage{}
 	err = eachField(line, func(name string, value json.RawMessage) error {
@@ -253,8 +253,8 @@ func (c *Client) Contexts(ctx context.Context) ([]CodeContext, error) {
 	return list, nil
 }
 
-// CreateContext creates a context and starts its interpreter. language may be empty (Python), and
-// so may cwd (the user's home).
+// CreateContext creates a context and starts its interpreter. An empty language means Python, and
+// an empty cwd means the user's home.
 func (c *Client) CreateContext(ctx context.Context, language, cwd string) (made CodeContext, err error) {
 	body, err := json.Marshal(map[string]string{"language": language, "cwd": cwd})
 	if err != nil {

@@ -48,8 +48,8 @@ func handshake(ctx context.Context, conn net.Conn, port uint32) error {
 	return nil
 }
 
-// readHandshake reads one line, byte by byte: the bytes after the line belong to the guest's stream
-// and must not be read here.
+// readHandshake reads one line, byte by byte. The bytes after the line belong to the guest's
+// stream, so readHandshake must not read them.
 func readHandshake(conn net.Conn) (string, error) {
 	var line []byte
 	for one := make([]byte, 1); len(line) < maxHandshake; {

@@ -63,7 +63,7 @@ func remote(op string, err error) error {
 }
 
 // httpError returns the error in the answer of a plain HTTP route. envd sends {"code","message"},
-// the code interpreter plain text.
+// and the code interpreter sends plain text.
 func httpError(op string, resp *http.Response) error {
 	body, _ := io.ReadAll(io.LimitReader(resp.Body, maxErrorBody))
 	message := strings.TrimSpace(string(body))

@@ -213,7 +213,7 @@ func (e *evaluation) cut(text string) string {
 }
 
 // cut returns approximately the first limit bytes of text, in whole characters, and then a note of
-// the total length. A text that is not longer stays unchanged.
+// the total length. If text is not longer than limit, cut returns it unchanged.
 func cut(text string, limit int) string {
 	if len(text) <= limit {
 		return text

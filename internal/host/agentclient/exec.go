@@ -302,8 +302,9 @@ func signalOf(status string) syscall.Signal {
 // maxSignal is the highest signal of Linux, SIGRTMAX.
 const maxSignal = 64
 
-// notStarted returns the result for a command that could not be started, or the error. In the
-// answer to Start, the codes not_found and permission_denied can only refer to the command.
+// notStarted returns the result for a command that could not be started. If err has another cause,
+// notStarted returns the error. In the answer to Start, the codes not_found and permission_denied
+// can only refer to the command.
 func notStarted(op string, err error) (ExecResult, error) {
 	none := ExecResult{ExitCode: -1}
 	if err == nil {
@@ -363,7 +364,8 @@ type capped struct {
 	truncated bool
 }
 
-// keep asks whether n more bytes may be kept in memory; ask is Client.Keep and may be nil.
+// keep asks whether n more bytes may be kept in memory. The parameter ask is Client.Keep and may be
+// nil.
 func keep(ask func(int) error, n int) error {
 	if ask == nil || n <= 0 {
 		return nil

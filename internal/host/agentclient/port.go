@@ -15,7 +15,8 @@ import (
 // PortConn is a connection to a TCP port of a guest. CloseWrite closes only the direction to the
 // guest.
 //
-// If the guest resets a connection, the host sees an ordinary end, because vsock has no resets.
+// If the guest resets a connection, the host sees an ordinary end of the stream, because vsock has
+// no resets.
 type PortConn interface {
 	net.Conn
 	CloseWrite() error

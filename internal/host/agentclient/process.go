@@ -58,7 +58,8 @@ func (p *Process) Input(ctx context.Context, data []byte) error {
 	return p.fail("send input to", err)
 }
 
-// CloseStdin closes the stdin of the process. If the process has a terminal, it sends Ctrl-D.
+// CloseStdin closes the stdin of the process. If the process has a terminal, CloseStdin sends
+// Ctrl-D.
 func (p *Process) CloseStdin(ctx context.Context) error {
 	req := connect.NewRequest(&process.CloseStdinRequest{Process: p.selector()})
 	req.Header().Set(agentproto.TerminalHeader, "1")

@@ -17,9 +17,9 @@ const (
 )
 
 // AtRest calls f while the guest's root file system is frozen, see Freeze. The guest must freeze
-// the file system before ctx ends, and within a minute. f is not cancelled if ctx ends while f
-// runs. The file system is thawed afterwards, whatever f returns, unless lasting ends first. It is
-// also thawed if the freeze failed, because the guest may still complete the freeze.
+// the file system before ctx ends, and within a minute. The end of ctx does not cancel f. After f,
+// AtRest thaws the file system, whatever f returns, unless the context lasting ends first. AtRest
+// also thaws the file system if the freeze failed, because the guest may still complete the freeze.
 func (c *Client) AtRest(ctx, lasting context.Context, f func() error) error {
 	err := within(ctx, restTimeout, "come to rest (run sync in it before)", c.Freeze)
 	if refused := (*Error)(nil); errors.As(err, &refused) {

@@ -79,9 +79,9 @@ type Config struct {
 	Admit func(ctx context.Context, vcpus uint32, memory uint64) (leave func(), err error)
 }
 
-// Baker bakes one parent at a time, because each needs the memory and CPUs that its request names.
-// A parent whose disk comes from a client without the right to bake takes a separate place, because
-// its guest may never become ready.
+// Baker bakes one parent at a time, because each bake needs the memory and CPUs that its request
+// names. A parent whose disk comes from a client without the right to bake takes a separate place,
+// because its guest may never become ready.
 type Baker struct {
 	cfg   Config
 	place *gate.Gate    // the place of the current bake
@@ -338,7 +338,7 @@ func (b *bake) boot(ctx context.Context) error {
 
 // join connects the parent to the network and returns the frame socket for its VM, which may be
 // nil. If the request names no policy, the parent has no network. With a network, the guest could
-// fetch data by itself, and the data would be in every child although no client has asked for it.
+// fetch data that no client has requested, and the data would be in every child.
 func (b *bake) join() (*os.File, error) {
 	setting := netclient.Isolated()
 	if b.req.Network != nil {
@@ -410,8 +410,8 @@ func readReady(ctx context.Context, conn net.Conn) (agentproto.Ready, error) {
 	return ready, nil
 }
 
-// save stops the parent and branches it. That writes its state and memory, and makes its disk top a
-// layer.
+// save stops the parent and branches it. The branch writes the state and the memory of the parent,
+// and makes its disk top a layer.
 func (b *bake) save(ctx context.Context) (*snapshot.Manifest, []vm.Extent, error) {
 	b.begin("save")
 	start := time.Now()
@@ -468,7 +468,7 @@ func (b *bake) save(ctx context.Context) (*snapshot.Manifest, []vm.Extent, error
 
 // maxLayerExtents bounds the number of extents of a parent's memory layer. Every fork makes one
 // mmap for each extent. To reduce the number, extents are joined, which takes space in the layer.
-// The bound leaves a part of maxExtents (package chain) to branches.
+// The bound leaves a part of chain's maxExtents for branches.
 const maxLayerExtents = 128
 
 // Error reports that a bake failed after its guest had run.

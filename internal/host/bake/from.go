@@ -70,7 +70,7 @@ func (b *bake) inheritDefaults(ctx context.Context) error {
 	})
 }
 
-// openBoot opens the kernel and initramfs: those of the request, or those of the snapshot.
+// openBoot opens the kernel and initramfs that the request names, or else those of the snapshot.
 func (b *bake) openBoot() (kernel, initrd *os.File, err error) {
 	if b.req.Kernel == "" {
 		return b.cfg.Store.Boot(b.from)

@@ -17,15 +17,15 @@ import (
 type Request struct {
 	Client string // name of the client; the bakes of different clients are interleaved
 	Tag    string
-	// From was made by a client without the right to bake, so the bake gets the place and the time
-	// limit of such clients
+	// a client without the right to bake made the snapshot From, so the bake has the place and the
+	// time limit of such clients
 	Foreign bool
 	From    string // tag of a disk-only snapshot whose disk is booted instead of Rootfs; may be empty
 	// path of a bzImage or ELF kernel; empty: the kernel of the snapshot From, which must then be
 	// set
 	Kernel string
 	// path of the initramfs with the agent; empty: the Baker makes one for Kernel; must be empty
-	// without Kernel, because the snapshot's initramfs is then used
+	// without Kernel, because the bake then uses the snapshot's initramfs
 	Initrd    string
 	Rootfs    string             // path of the raw root file system, which is never written
 	MemoryMiB uint64             // 0: as in From, or 512 without From

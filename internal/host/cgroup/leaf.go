@@ -132,7 +132,7 @@ func (l *Leaf) Set(limits vm.Limits, ram uint64) error {
 }
 
 // sparedLocked returns how many bytes an earlier daemon has permitted above the memory limit. A
-// copy for that daemon, which needs these bytes, may still be in progress.
+// copy for that daemon may still be in progress and need these bytes.
 //
 // +checklocks:l.mu
 func (l *Leaf) sparedLocked() uint64 {
@@ -168,7 +168,7 @@ func (l *Leaf) writeLocked() error {
 // Spare raises the memory limit so that the VM process can copy its guest's memory to the given
 // file when a branch or a parent is made. If the file is on tmpfs, the kernel charges the copy to
 // the leaf, although it belongs to the snapshot. When the copy is complete, Tighten lowers the
-// limit to what the copy takes. That much stays permitted while the file exists.
+// limit. The bytes that the copy takes stay permitted while the file exists.
 func (l *Leaf) Spare(layer *os.File) error {
 	if l == nil {
 		return nil
@@ -220,8 +220,9 @@ func (l *Leaf) hurryBy(n int) {
 
 func lag() uint64 { return statLag * uint64(runtime.NumCPU()) }
 
-// spareLocked raises the memory limit by the memory that the copies take on tmpfs, plus more bytes.
-// All other memory that is charged to the leaf counts against the limit.
+// spareLocked raises the memory limit by the memory that the copies take on tmpfs, plus the number
+// of bytes in the parameter more. All other memory that is charged to the leaf counts against the
+// limit.
 //
 // +checklocks:l.mu
 func (l *Leaf) spareLocked(more uint64) error {
@@ -250,7 +251,7 @@ func (l *Leaf) limitMiB() uint64 {
 
 // Killed reports why the kernel killed the leaf's process for its memory usage. If byLimit is set,
 // the process exceeded its own limit; otherwise the host, or a cgroup above the leaf, ran out of
-// memory. why is empty if the kernel did not kill the process for this reason.
+// memory. The result why is empty if the kernel did not kill the process for its memory usage.
 func (l *Leaf) Killed() (byLimit bool, why string) {
 	if l == nil {
 		return false, ""

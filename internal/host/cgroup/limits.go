@@ -63,8 +63,8 @@ func memoryOf(l vm.Limits, ram uint64) uint64 {
 // file is a file of a cgroup with the value to write.
 type file struct{ controller, name, value string }
 
-// filesOf returns the files to write for limits. ram is the guest's memory, spare is added to
-// memory.max, and disk is the major:minor of the disk for I/O limits.
+// filesOf returns the files to write for limits. The parameter ram is the guest's memory, spare is
+// added to memory.max, and disk is the major:minor of the disk for I/O limits.
 func filesOf(l vm.Limits, disk string, ram, spare uint64) []file {
 	// By default the swap limit equals the memory limit. Then the whole guest can be swapped out,
 	// but a compromised VMM cannot fill the host's swap.

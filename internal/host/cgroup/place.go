@@ -19,7 +19,7 @@ const ownName = "daemon"
 
 // findParent returns a cgroup below which the daemon may make leaves. It tries in this order:
 //
-//  1. the daemon's own cgroup, or the one above it, if systemd has delegated it;
+//  1. the daemon's own cgroup, or its parent, if systemd has delegated that cgroup;
 //  2. if the daemon runs as root, the root of the hierarchy.
 func findParent() (string, error) {
 	mount, err := mounted("/proc/self/mounts")
@@ -82,7 +82,7 @@ func isDelegated(dir string) bool {
 	return false
 }
 
-// leave moves the daemon from the cgroup parent to a child of it, so that children of parent can
+// leave moves the daemon from the given cgroup to a child of that cgroup, so that the children can
 // have controllers. It does not move other processes.
 func leave(parent string) error {
 	pids, err := fields(parent, "cgroup.procs")

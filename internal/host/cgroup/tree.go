@@ -3,15 +3,15 @@
 // starts and removed after the process has ended, so the process never runs without its limits.
 //
 // The package finds a place in the hierarchy that the daemon may use, or says why there is none.
-// Its callers decide the limits of a sandbox. The package knows only the memory and time that a VM
-// process uses, and does not see inside guests.
+// Its callers decide the limits of a sandbox. The package sees only the memory and time that a VM
+// process uses, and nothing inside guests.
 //
 // The kernel charges a page to the leaf whose process used the page first, until the page is freed.
 // So pages of layers that a VMM only reads are charged to the daemon or to the VMM that made the
 // snapshot. Pages that a guest writes are copied, and the copies are charged to the guest's own
-// leaf. Layers in RAM that a VMM writes for branches are also charged to its leaf, although they
-// belong to the snapshot; see Leaf.Spare. The same holds for the page cache of disks, but when a
-// leaf reaches its limit, the kernel reclaims page cache first.
+// leaf. Layers in RAM that a VMM writes for branches are also charged to the VMM's leaf, although
+// they belong to the snapshot; see Leaf.Spare. The page cache of disks is charged to a leaf too,
+// but when the leaf reaches its limit, the kernel reclaims page cache first.
 //
 // Sizes are in bytes unless a name says otherwise. The package uses a dozen small files of the
 // kernel (Documentation/admin-guide/cgroup-v2.rst) directly, because containerd/cgroups would bring
@@ -148,7 +148,7 @@ func (t *Tree) Missing() error {
 	return t.diskErr
 }
 
-// can returns an error if limits of the controller are not available.
+// can returns an error if limits of the given controller are not available.
 func (t *Tree) can(controller string) error {
 	if t == nil || t.dir == "" {
 		return t.Missing()

@@ -47,8 +47,8 @@ func usageOf(dir string) (u Usage, err error) {
 }
 
 // stat returns the number after key in a file with lines of keys and numbers. If key is "", it
-// returns the only number in the file. It returns 0 if the file or the key is missing: the host may
-// lack the controller, or its kernel may be too old.
+// returns the only number in the file. It returns 0 if the file or the key is missing, because the
+// host may lack the controller, or the kernel may be too old.
 func stat(dir, file, key string) (uint64, error) {
 	words, err := fields(dir, file)
 	if errors.Is(err, fs.ErrNotExist) {

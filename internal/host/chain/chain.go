@@ -1,7 +1,7 @@
 // Package chain composes the layers of a new snapshot from the layers of the snapshot below it and
 // the layers that a sandbox has written since. It also decides when layers are merged, because a
-// snapshot must not have too many. It reads and writes existing layer files, whose formats are in
-// packages memlayer and disklayer. The caller decides which snapshot is published, and when.
+// snapshot must not have too many layers. It reads and writes existing layer files, whose formats
+// are in packages memlayer and disklayer. The caller decides which snapshot is published, and when.
 package chain
 
 import (
@@ -26,14 +26,14 @@ const (
 	maxExtents = 256 // extents in a snapshot's whole memory map: each costs every fork one mmap
 )
 
-// Memory completes own, the file of a new snapshot's memory layer. own holds the pages that were
-// written after the snapshot parent was made, and extents describes them. Memory returns the memory
-// map of the new snapshot, and the layers that the snapshot inherits.
+// Memory completes the file own of a new snapshot's memory layer. This file holds the pages that
+// were written after the snapshot parent was made, and extents describes these pages. Memory
+// returns the memory map of the new snapshot, and the layers that the snapshot inherits.
 //
-// To limit the number of extents, Memory copies some pages of parent's layers into own. If parent
-// already has MaxDepth layers, Memory copies all pages that own lacks, and the snapshot inherits no
-// layers. extents have no layer numbers yet, and have passed memlayer.CheckSaved. If ctx ends,
-// Memory stops and returns ctx's error.
+// To limit the number of extents, Memory copies some pages of parent's layers into own. If the
+// snapshot parent already has MaxDepth layers, Memory copies all pages that own lacks, and the new
+// snapshot inherits no layers. The extents have no layer numbers yet, and have passed
+// memlayer.CheckSaved. If ctx ends, Memory stops and returns ctx's error.
 func Memory(ctx context.Context, own *os.File, extents []vm.Extent, parent *store.Lease) ([]vm.Extent, []snapshot.File,
 	error) {
 	lower, layers := parent.Extents(), parent.Layers()
@@ -54,8 +54,9 @@ func Memory(ctx context.Context, own *os.File, extents []vm.Extent, parent *stor
 
 // EndLine reports whether the next branch of a sandbox ends its line of rebases. A branch that ends
 // the line is based on the snapshot that the sandbox was forked from, and holds all pages written
-// since the fork. rebased is the branch that the sandbox was last rebased onto, or nil, and memory
-// is the size of the guest's memory. bytes is the disk usage of the layers in the line.
+// since the fork. The parameter rebased is the branch that the sandbox was last rebased onto, or
+// nil, and memory is the size of the guest's memory. The result bytes is the disk usage of the
+// layers in the line.
 func EndLine(st *store.Store, rebased *record.Rebased, memory uint64) (end bool, bytes uint64) {
 	if rebased == nil {
 		return false, 0
@@ -64,8 +65,8 @@ func EndLine(st *store.Store, rebased *record.Rebased, memory uint64) (end bool,
 	return rebased.Line >= MaxLine || layers >= MaxDepth || bytes > maxRewrite*memory, bytes
 }
 
-// LineBytes returns how much memory a sandbox may share with its line. line is the latest branch of
-// the line, and from is the snapshot that the sandbox runs from.
+// LineBytes returns how much memory a sandbox may share with its line. The parameter line is the
+// latest branch of the line, and from is the snapshot that the sandbox runs from.
 func LineBytes(line, from *store.Lease) (bytes uint64) {
 	inherited := from.Manifest().Memory
 	for _, e := range line.Extents() {
@@ -109,7 +110,8 @@ func fillGaps(ctx context.Context, own *os.File, extents []vm.Extent, gaps []mem
 	return nil
 }
 
-// writeZeros writes length bytes of zeros at offset at. zeros is a buffer of zeros.
+// writeZeros writes zeros at the offset at, in the given length. The parameter zeros is a buffer of
+// zeros.
 func writeZeros(ctx context.Context, f *os.File, at, length uint64, zeros []byte) error {
 	for end := at + length; at < end; {
 		if err := ctx.Err(); err != nil {
@@ -124,19 +126,20 @@ func writeZeros(ctx context.Context, f *os.File, at, length uint64, zeros []byte
 	return nil
 }
 
-// MergeTops reports whether a sandbox's tops must be merged before its next snapshot. inherited is
-// how many disk layers that snapshot inherits, and tops is the number of tops.
+// MergeTops reports whether a sandbox's tops must be merged before its next snapshot. The parameter
+// inherited is the number of disk layers that the snapshot inherits, and tops is the number of the
+// sandbox's tops.
 func MergeTops(inherited, tops int) bool {
 	return tops > MaxTops || tops > 1 && !MergeDisk(inherited) && inherited+tops > MaxDepth
 }
 
-// MergeDisk reports whether a snapshot must get a single disk layer, because it would otherwise
-// inherit too many layers.
+// MergeDisk reports whether all disk layers of a snapshot must be merged into one, because the
+// snapshot would otherwise inherit too many layers.
 func MergeDisk(inherited int) bool { return inherited >= MaxDepth }
 
 // DiskLayers returns the disk layers that a snapshot inherits. These are the layers of the snapshot
 // below it, and all tops of its sandbox except the last one, which becomes the snapshot's own
-// layer. owners has, for each top, the ID of the snapshot for which the top was frozen.
+// layer. The list owners has, for each top, the ID of the snapshot for which the top was frozen.
 func DiskLayers(inherited []snapshot.File, tops []*os.File, owners []string) ([]snapshot.File, error) {
 	layers := slices.Clone(inherited)
 	for i, f := range tops[:len(tops)-1] {
@@ -149,7 +152,7 @@ func DiskLayers(inherited []snapshot.File, tops []*os.File, owners []string) ([]
 	return layers, nil
 }
 
-// NewTop makes an empty private disk top at path. format writes the empty layer.
+// NewTop makes an empty private disk top at path. The function format writes the empty layer.
 func NewTop(path string, size uint64, format func(*os.File, uint64) error) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {

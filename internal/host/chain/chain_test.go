@@ -14,8 +14,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// A gap that was filled between two extents of a layer has no holes, whether the layers below have
-// all pages of the gap, some of them, or none.
+// A filled gap between two extents of a layer has no holes, whether the layers below have all, some
+// or none of the pages in the gap.
 func TestFilledGapsHaveNoHoles(t *testing.T) {
 	const page = vm.PageSize
 	for _, c := range []struct {

@@ -22,9 +22,9 @@ type Source struct {
 	Strict  bool
 }
 
-// Compact copies the snapshot with the tag from to a new snapshot with the tag to. The new snapshot
-// inherits no layers: it has one memory layer and one disk layer. of, which may be nil, describes
-// the source sandbox.
+// Compact copies a snapshot to a new snapshot. The parameters from and to are the tags of the two.
+// The new snapshot inherits no layers: it has one memory layer and one disk layer. The parameter of
+// describes the source sandbox, and may be nil.
 func Compact(ctx context.Context, st *store.Store, from, to string, of *Source) (store.Info, error) {
 	if from == to {
 		return store.Info{}, &invalid.Error{Field: "to", Reason: "the snapshot itself; choose another tag"}

@@ -8,7 +8,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// flatten copies the extents that lie in other layers into dst, the layer with number own. It
+// flatten copies the extents that are in other layers into dst, the layer with number own. It
 // returns a map that uses only dst. All layers have guest memory at the same offsets.
 func flatten(ctx context.Context, dst *os.File, own uint32, extents []vm.Extent, layers []*os.File) ([]vm.Extent,
 	error) {
@@ -29,9 +29,9 @@ func flatten(ctx context.Context, dst *os.File, own uint32, extents []vm.Extent,
 // copyBuffer is the size of one copy step in bytes. It is a multiple of the page size.
 const copyBuffer = 1 << 20
 
-// copyExtent copies one extent of src to the same place in dst. It copies zeros too, because a
-// layer must have no holes inside its extents: on tmpfs, the first access to a hole through a
-// mapping would allocate a page, and kill the VM if there were no room.
+// copyExtent copies one extent of src to the same place in dst. It also copies zeros, because a
+// layer must have no holes inside its extents. On tmpfs, the first access to a hole through a
+// mapping allocates a page. If there were no room for the page, the access would kill the VM.
 func copyExtent(ctx context.Context, dst, src *os.File, e vm.Extent, buf []byte) error {
 	for at, end := int64(e.Offset), int64(e.Offset+e.Length); at < end; {
 		if err := ctx.Err(); err != nil {

@@ -13,7 +13,7 @@ import (
 )
 
 // A flattened layer has the same content as the map over all layers. It has no holes, even where
-// the other layers have some.
+// the other layers have holes.
 func TestFlatten(t *testing.T) {
 	const pages = 600
 	r := rand.New(rand.NewPCG(7, 8))

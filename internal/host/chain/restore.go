@@ -13,8 +13,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// Restore restores a leased snapshot into a VM and starts the VM. top, made by NewTop, becomes the
-// top of the VM's disk. frames is the VM's frame socket.
+// Restore restores a leased snapshot into a VM and starts the VM. The file top, made by NewTop,
+// becomes the top of the VM's disk. The file frames is the VM's frame socket.
 func Restore(ctx context.Context, vmm vmpool.VMM, lease *store.Lease, top, frames *os.File) (vmmproto.RestoreResult,
 	error) {
 	files := vmmclient.RestoreFiles{State: lease.State(), Layers: lease.Layers(), Net: frames}
@@ -33,7 +33,7 @@ func Restore(ctx context.Context, vmm vmpool.VMM, lease *store.Lease, top, frame
 	return vmm.Restore(ctx, req, files)
 }
 
-// Reopened reopens files with disklayer.Reopen. It makes undo close the new files.
+// Reopened reopens files with disklayer.Reopen. It adds the closing of the new files to undo.
 func Reopened(undo *cleanup.Stack, files []*os.File) (own []*os.File, err error) {
 	for _, f := range files {
 		again, err := disklayer.Reopen(f)

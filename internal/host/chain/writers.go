@@ -16,8 +16,8 @@ const (
 	writerPause    = 2 * time.Millisecond
 )
 
-// NoWriters returns an error if a process has a file open for writing or mapped, and this is still
-// so after patience.
+// NoWriters returns an error if a process has a file open for writing or mapped, and still has it
+// so when the time patience has passed.
 func NoWriters(path string, patience time.Duration) error {
 	f, err := os.Open(path)
 	if err != nil {
@@ -35,7 +35,7 @@ func NoWriters(path string, patience time.Duration) error {
 
 // hasWriter reports whether a process has the file open for writing. It asks Linux for a read
 // lease, and gives the lease back. Linux grants a read lease only if no process has the file open
-// for writing (fcntl(2), F_SETLEASE). On a file system without leases it returns false.
+// for writing (fcntl(2), F_SETLEASE). On a file system without leases, hasWriter returns false.
 func hasWriter(f *os.File) bool {
 	_, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_RDLCK)
 	if err == nil {

@@ -54,9 +54,9 @@ func (l *Log) Begin() (console.Text, error) {
 	return text, err
 }
 
-// Next waits for output and returns it. lost is the number of bytes before this output that were
-// overwritten before Next could read them. The error is io.EOF when the sandbox has ended and Next
-// has returned all of its output. Otherwise it is the error of ctx.
+// Next waits for output and returns it. The result lost is the number of bytes before this output
+// that were overwritten before Next could read them. The error is io.EOF when the sandbox has ended
+// and Next has returned all of its output. Otherwise it is the error of ctx.
 func (l *Log) Next(ctx context.Context) (p []byte, lost uint64, err error) {
 	tick := time.NewTicker(logInterval)
 	defer tick.Stop()
@@ -80,8 +80,8 @@ func (l *Log) Next(ctx context.Context) (p []byte, lost uint64, err error) {
 	}
 }
 
-// look returns the content of the console if it has changed since the last look. ended says that no
-// more output will follow.
+// look returns the content of the console if it has changed since the last call. The result ended
+// says that no more output will follow.
 func (l *Log) look() (text console.Text, ended bool, err error) {
 	s := l.screen() // before the ring is read: if the VM has ended, the ring then has all its output
 	ended = s.Ended

@@ -1,11 +1,11 @@
 // Package diff compares the files of two disks of snapshots, in a VM of its own. It returns the differences,
 // or passes on a tar archive that the VM makes of them.
 //
-// The VM boots the kernel and the initramfs of one of the snapshots, with forkd-diff as its init. It has
-// one connection to the host, no network, and both disks. Each disk has an empty layer on top, which
-// takes the writes of a mount. The disks can differ only where one of the layers that they do not share
-// has data. This package sends these ranges to forkd-diff. It does not read the file systems on the disks.
-// The VM is killed at the end, and on every error.
+// The VM boots the kernel and the initramfs of one of the snapshots, with forkd-diff as its init.
+// It has one connection to the host, no network, and both disks. Each disk has an empty layer on
+// top for the writes of a mount. The disks can differ only in the ranges for which a layer that
+// they do not share has data. This package sends these ranges to forkd-diff. It does not read the
+// file systems on the disks. The VM is killed at the end, and on every error.
 package diff
 
 import (
@@ -102,8 +102,8 @@ func (r *Result) Omitted() uint64 {
 	return all - min(all, uint64(len(r.Entries)))
 }
 
-// add adds an entry, unless that would take more than *more bytes of memory. It subtracts the memory that
-// the entry takes from *more.
+// add adds an entry, unless the entry would take more than *more bytes of memory. It subtracts the
+// memory of the entry from *more.
 func (r *Result) add(e *diffproto.Entry, more *int) {
 	const fixed = 512 // bytes of an Entry without its strings
 	n := fixed + len(e.Path) + len(e.Old.Target) + len(e.New.Target)
@@ -118,9 +118,9 @@ func (r *Result) add(e *diffproto.Entry, more *int) {
 	r.Entries = append(r.Entries, e)
 }
 
-// Begin waits until the client of ctx may have a VM. Callers prepare the disks after Begin, so the number
-// of prepared disks is bounded too. Begin returns a context with the time limit of the comparison, and a
-// function that the caller must call at the end.
+// Begin waits until the client of ctx may have a VM. Callers prepare the disks after Begin, so that
+// the number of prepared disks is also bounded. Begin returns a context with the time limit of the
+// comparison, and a function that the caller must call at the end.
 func (d *Differ) Begin(ctx context.Context) (context.Context, func(), error) {
 	leave, err := d.place.Wait(ctx, owner.FairShare(owner.Of(ctx).Name, maxVMs))
 	if err != nil {
@@ -131,8 +131,8 @@ func (d *Differ) Begin(ctx context.Context) (context.Context, func(), error) {
 	return ctx, func() { cancel(); leave() }, nil
 }
 
-// Compare compares two disks. ctx is the context that Begin returned. If the disks cannot be compared,
-// the error is an *invalid.Error.
+// Compare compares two disks. The parameter ctx is the context that Begin returned. If the disks
+// cannot be compared, the error is an *invalid.Error.
 func (d *Differ) Compare(ctx context.Context, req Request) (r Result, err error) {
 	err = d.run(ctx, &req, func(conn io.Reader) error { return listen(conn, &req, &r) })
 	return r, err

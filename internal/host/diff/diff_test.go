@@ -99,7 +99,7 @@ func TestResultsAreBounded(t *testing.T) {
 	}
 }
 
-// An answer to a question that could not be asked to its end is an error.
+// An answer is an error if the request could not be sent completely.
 func TestAnswerToAPartOfTheQuestion(t *testing.T) {
 	for name, guest := range map[string]func(net.Conn){
 		"it waits for the whole question": func(c net.Conn) {
@@ -123,8 +123,8 @@ func TestAnswerToAPartOfTheQuestion(t *testing.T) {
 	}
 }
 
-// An answer with more than was asked for is an error, whether its entries are too many, its patches are too
-// large, or it has other paths.
+// An answer is an error if it has too many entries, too large patches, or other paths than the
+// request.
 func TestMoreThanWasAskedFor(t *testing.T) {
 	patch := []byte("@@ -1 +1 @@\n-old\n+new\n")
 	for name, c := range map[string]struct {

@@ -7,9 +7,9 @@ import (
 	"github.com/forkd/forkd/internal/proto/diffproto"
 )
 
-// Patch returns an entry as a part of a patch in the form of git, for git apply, which refuses to change .git.
-// It is empty for what such a patch cannot express: directories, devices, owners and extended
-// attributes.
+// Patch returns an entry as a part of a patch in the form of git, for git apply, which refuses to
+// change .git. It is empty for differences that such a patch cannot express: directories, devices,
+// owners and extended attributes.
 func Patch(e *diffproto.Entry) string {
 	if !inPatch(e.Old.Type) || !inPatch(e.New.Type) {
 		return ""
@@ -47,7 +47,7 @@ func Patch(e *diffproto.Entry) string {
 	return p.String()
 }
 
-// inPatch reports whether a patch can contain type t. Absent is such a type.
+// inPatch reports whether a patch can contain a file of type t. The result for Absent is true.
 func inPatch(t diffproto.Type) bool {
 	return t == diffproto.Absent || t == diffproto.Regular || t == diffproto.Symlink
 }
@@ -82,8 +82,8 @@ func linkHunk(e *diffproto.Entry) string {
 	return fmt.Sprintf("@@ -%s +%s @@\n%s", old, now, text)
 }
 
-// quoted returns a path as git prints it. If the path has quotes, backslashes, control characters or
-// bytes outside ASCII, that is a string literal of C.
+// quoted returns a path as git prints it. If the path has quotes, backslashes, control characters
+// or bytes outside ASCII, the result is a string literal of C.
 func quoted(path string) string {
 	plain := true
 	var p strings.Builder

@@ -1,10 +1,11 @@
 // Package event stores the recent events of this host's sandboxes and snapshots, in a ring.
 // Followers read the events, each at its own pace.
 //
-// Emit never waits for followers. If the ring is full, it drops the oldest event of the owner with most
-// events, so no owner can displace the events of others. A follower that has not read all dropped events
-// learns that it missed events. A follower that begins at an id of another ring, for example of an earlier
-// daemon, learns the same. Nothing is written to disk. The callers of Emit decide what an event contains.
+// Emit never waits for followers. If the ring is full, it drops the oldest event of the owner with
+// most events, so no owner can displace the events of others. A follower that has not read all
+// dropped events learns that it missed events. A follower that begins at an id of another ring, for
+// example of an earlier daemon, also learns that it missed events. Nothing is written to disk. The
+// callers of Emit decide what an event contains.
 package event
 
 import (
@@ -138,8 +139,9 @@ func (r *Ring) addLocked(q *queue, events, bytes int) {
 	}
 }
 
-// dropLocked drops the oldest event of one owner. If the ring has too many bytes, that is the owner with the
-// most bytes, otherwise the owner with the most events. dropLocked does not drop the latest event of the ring.
+// dropLocked drops the oldest event of one owner. It chooses the owner with the most bytes if the
+// ring has too many bytes, and otherwise the owner with the most events. dropLocked does not drop
+// the latest event of the ring.
 //
 // +checklocks:r.mu
 func (r *Ring) dropLocked() {
@@ -163,7 +165,7 @@ func (r *Ring) dropLocked() {
 	}
 }
 
-// afterLocked returns the first stored event after the one with number seq, or nil.
+// afterLocked returns the first stored event whose number is above seq, or nil.
 //
 // +checklocks:r.mu
 func (r *Ring) afterLocked(seq uint64) (first *Event) {

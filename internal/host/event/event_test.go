@@ -42,7 +42,7 @@ func TestFollow(t *testing.T) {
 }
 
 // A follower that is too slow, or that continues from an id of another daemon, learns once that it
-// missed events. Then it gets the events that are still stored.
+// missed events. Then it receives the events that are still stored.
 func TestMissed(t *testing.T) {
 	r := NewRing(4)
 	slow, other := r.Follow(""), NewRing(4)
@@ -115,7 +115,7 @@ func TestRingIsBoundedInBytes(t *testing.T) {
 	}
 }
 
-// An owner with many events, or with large ones, displaces its own events and not those of others.
+// An owner with many or large events displaces its own events, and not the events of other owners.
 func TestOwnersHaveAShareOfTheRing(t *testing.T) {
 	for name, e := range map[string]Event{
 		"many":  {Owner: "noisy"},

@@ -163,9 +163,9 @@ func (e *KeptError) Error() string {
 func (e *KeptError) Unwrap() error { return e.Err }
 
 // Run tries the commands of a request in children of a sandbox. The source keeps running. If Run
-// returns an error, or if ctx ends before a decision, no child and no branch stays, and the source is
-// as it was. Only a promotion is different: if it fails, the error is a *KeptError, and if it fails
-// halfway, the source is lost (see sandbox.Manager.Rollback).
+// returns an error, or if ctx ends before a decision, no child and no branch stays, and the source
+// is as it was. A failed promotion is an exception: the error is a *KeptError and the winner stays.
+// If the promotion fails halfway, the source is lost (see sandbox.Manager.Rollback).
 func Run(ctx context.Context, host Host, exec Exec, source string, req Request, o Observer) (out Outcome, err error) {
 	t := &try{host: host, exec: exec, req: req, o: o, results: make([]Result, len(req.Commands)), first: -1}
 	mode := sandbox.BranchRequest{Mode: req.Mode}
@@ -284,7 +284,8 @@ func with(req agentclient.ExecRequest, name, value string) agentclient.ExecReque
 	return req
 }
 
-// lastOutput is how many bytes at the end of a judge's stdout are kept, and of its stderr.
+// lastOutput is the number of bytes that are kept from the end of a judge's stdout, and from the
+// end of its stderr.
 const lastOutput = 4 << 10
 
 // judge runs the judge in the child of r, and returns the number in the last line of the judge's output.
@@ -372,8 +373,9 @@ const (
 	promoteLimit = time.Minute
 )
 
-// promote lets the source go on as a child. If the host is busy with other branches, it waits for its
-// turn. If earlier branches still take the RAM, it tries again for some time.
+// promote makes the source continue from the state of a child. If the host is busy with other
+// branches, it waits for its turn. If earlier branches still take the RAM, it tries again for some
+// time.
 func (t *try) promote(ctx context.Context, source, child string) (sandbox.RollbackResult, error) {
 	for deadline := time.Now().Add(promoteLimit); ; {
 		r, err := t.host.Promote(ctx, source, child, sandbox.BranchRequest{Mode: t.req.Mode, Queue: true},
@@ -392,8 +394,8 @@ func (t *try) promote(ctx context.Context, source, child string) (sandbox.Rollba
 // atOnce bounds how many children are killed at a time.
 const atOnce = 8
 
-// settle kills the children that do not stay, and then makes the fork final. Until then, the next
-// daemon would kill all children.
+// settle kills the children that do not stay, and then makes the fork final. Before the fork is
+// final, the next daemon would kill all children.
 func (t *try) settle(out *Outcome) error {
 	err := t.killBut(out.Kept)
 	if final := t.forked.Keep(); final != nil {

@@ -2,8 +2,8 @@
 // killed afterwards.
 //
 // The VM has one vCPU, no network, and one connection to the host, which its init opens. Untrusted
-// bytes are decoded in it and not in the daemon. The VM is held to be hostile as soon as it
-// runs: it may end, hang, or fill the disks that it got.
+// bytes are decoded in it and not in the daemon. A running VM is considered hostile: it may exit,
+// hang, or fill its disks.
 package helpervm
 
 import (
@@ -49,8 +49,8 @@ type Task struct {
 	Name string // of the VM in errors, such as "the builder VM"
 	Port uint32 // vsock port of the host that the VM's init connects to
 
-	// Boot opens what the VM boots from. undo closes the files after the boot. None of them should be on a
-	// file system in RAM, because a VM can fill its disks.
+	// Boot opens the files that the VM boots from, and adds their closing to undo, which runs after
+	// the boot. No disk should be on a file system in RAM, because a VM can fill its disks.
 	Boot func(undo *cleanup.Stack) (vmmproto.Boot, vmmclient.BootFiles, error)
 
 	// Watch returns a context with the time limits of the task, and a function that ends the
@@ -69,8 +69,9 @@ type Task struct {
 // ErrLost means that the connection to a VM can no longer be used.
 var ErrLost = errors.New("the connection to the VM is lost")
 
-// ErrFull means that the file system of a VM's disk is full. The VM is paused then. Waiting for space would
-// keep all that the VM has written, and sandboxes would stand still for lack of it.
+// ErrFull means that the file system of a VM's disk is full. The VM is paused then. A wait for
+// space would keep all data that the VM has written, and sandboxes would be paused for lack of
+// space.
 var ErrFull = fmt.Errorf("the host's disk is full: %w", syscall.ENOSPC)
 
 // Run boots a VM for a task and waits for the end of the task. No VM is left when it returns. If the VM
@@ -165,7 +166,7 @@ func (t tops) close() {
 	}
 }
 
-// bound cancels ctx when the VM has written more than it may.
+// bound cancels ctx when the VM has written more than its limit.
 func (t tops) bound(ctx context.Context, cancel context.CancelCauseFunc, task *Task) {
 	const blockBytes = 512 // the unit of st_blocks, stat(2)
 	tick := time.NewTicker(sizeEvery)

@@ -18,8 +18,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// run runs a task in a fake VM whose guest gets the top of the VM's disk. It fails the test if a VM or one of
-// its files is left.
+// run runs a task in a fake VM whose guest can use the top of the VM's disk. It fails the test if a
+// VM or one of its files is left.
 func run(t *testing.T, guest func(v *vmfake.VMM, conn net.Conn, top *os.File), task Task) error {
 	t.Helper()
 	dir := t.TempDir()
@@ -74,7 +74,7 @@ func answer(ctx context.Context, conn net.Conn) error {
 	return nil
 }
 
-// A VM that writes more than its task needs is killed, and so is one that fills the host's disk.
+// A VM is killed if it writes more than its task needs, or fills the host's disk.
 func TestVMsThatWriteTooMuch(t *testing.T) {
 	writes := func(n int) func(v *vmfake.VMM, conn net.Conn, top *os.File) {
 		return func(v *vmfake.VMM, conn net.Conn, top *os.File) {
@@ -94,7 +94,7 @@ func TestVMsThatWriteTooMuch(t *testing.T) {
 	}
 }
 
-// The error of a task is the VM's refusal, its exit, or that of the task.
+// The error of a task is the VM's refusal, the VM's exit, or the error of the task itself.
 func TestErrorsOfTasks(t *testing.T) {
 	says := func(text string) func(v *vmfake.VMM, conn net.Conn, top *os.File) {
 		return func(_ *vmfake.VMM, conn net.Conn, _ *os.File) { _, _ = conn.Write([]byte(text)); conn.Close() }

@@ -18,8 +18,8 @@ import (
 const entropyBytes = 32
 
 // Guest is the agent in a guest. Forked asks the agent to change the guest's identity, and returns
-// when the agent has done so. The result lists the random number generators that the agent has
-// found in the guest's processes; it is nil if the agent did not search.
+// when the agent has changed it. The result lists the random number generators that the agent has
+// found in the guest's processes. The result is nil if the agent did not search.
 type Guest interface {
 	Forked(context.Context, agentproto.Forked) (*agentproto.Unique, error)
 }

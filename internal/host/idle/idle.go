@@ -64,7 +64,7 @@ func (w *Watch) touchLocked() {
 	}
 }
 
-// Idle reports whether there is no request now, and was none within the timeout.
+// Idle reports whether there is no request now and there was no request within the timeout.
 func (w *Watch) Idle() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()

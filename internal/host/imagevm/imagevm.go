@@ -94,8 +94,8 @@ func (r *Request) Check() error {
 // ErrNoPlace means that a client has to wait for a VM.
 var ErrNoPlace = errors.New("all builder VMs that the client may have are busy")
 
-// Enter takes a place for one VM of a client. It returns ErrNoPlace if the client would have to wait. leave
-// gives the place back.
+// Enter takes a place for one VM of a client. It returns ErrNoPlace if the client would have to
+// wait. The function leave gives the place back.
 func (f *Filler) Enter(client string) (leave func(), err error) {
 	if leave, err = f.place.Enter(share(client)); err != nil {
 		return nil, ErrNoPlace
@@ -131,7 +131,8 @@ func (f *Filler) Fill(ctx context.Context, req Request) error {
 	return req.Disk.Truncate(req.Size)
 }
 
-// blank makes disk a layer that contains every cluster, with an empty file system.
+// blank writes a layer to the file disk. The layer contains every cluster, with an empty file
+// system.
 func blank(disk *os.File, size int64, uuid [16]byte) error {
 	if err := disklayer.Format(disk, uint64(size)); err != nil {
 		return err
@@ -160,7 +161,7 @@ func (f *Filler) run(ctx context.Context, req *Request) error {
 		Talk: func(ctx context.Context, conn net.Conn) error { return pass(ctx, w, conn, req.Stream) }})
 }
 
-// boot opens what the builder VM boots from.
+// boot opens the files that the builder VM boots from.
 func (f *Filler) boot(undo *cleanup.Stack, req *Request) (boot vmmproto.Boot, files vmmclient.BootFiles,
 	err error) {
 	open := func(file *os.File, err error) (*os.File, error) {
@@ -188,8 +189,8 @@ func (f *Filler) boot(undo *cleanup.Stack, req *Request) (boot vmmproto.Boot, fi
 	return boot, files, nil
 }
 
-// emptyBase returns a file of zeros without a name, on the file system of dir. That must not be in RAM,
-// where a VM that reads holes takes memory.
+// emptyBase returns a file of zeros without a name, on the file system of dir. This file system
+// must not be in RAM, where each hole that a VM reads would take memory.
 func emptyBase(dir string, size int64) (*os.File, error) {
 	w, err := os.CreateTemp(dir, "base")
 	if err != nil {

@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-// watchdog cancels the context of a fill if one of its waits takes too long, or the fill as a whole.
+// watchdog cancels the context of a fill if one of its waits, or the fill as a whole, takes too
+// long.
 type watchdog struct {
 	cancel context.CancelCauseFunc
 	all    *time.Timer
@@ -29,8 +30,8 @@ func (w *watchdog) bark(format string, after time.Duration) {
 	w.cancel(fmt.Errorf(format+": %w", after, context.DeadlineExceeded))
 }
 
-// expect ends the present wait, and begins a wait that may take limit. format is the format of the error if
-// the wait takes longer; its verb is for limit.
+// expect ends the present wait, and begins a wait with a time limit. The parameter format is the
+// format of the error if the wait takes longer, with a verb for the limit.
 func (w *watchdog) expect(limit time.Duration, format string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

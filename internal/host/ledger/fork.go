@@ -12,13 +12,13 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 )
 
-// Fork is a fork whose children are not handed out to a client yet. While the file of the fork
+// Fork is a fork whose children are not yet handed out to a client. While the file of the fork
 // exists, a starting daemon kills every child whose record names the fork. Removing the file hands
 // out all children at once.
 type Fork struct {
 	ID      string // empty: writing the record of the only child hands it out
 	path    string
-	durable bool // the file survives a reboot, and so does its removal
+	durable bool // the file survives a reboot, and its removal does too
 }
 
 // ForkPrefix is the prefix of the names of forks' files. The file of a provisional fork is in the
@@ -66,7 +66,7 @@ func (f Fork) Finish() error {
 	return nil
 }
 
-// ClearForks removes the files of all forks. All children that were not handed out must be gone.
+// ClearForks removes the files of all forks. No child that was not handed out may exist any more.
 func ClearForks(runDir, dataDir string) {
 	for _, dir := range []string{runDir, dataDir} {
 		entries, _ := os.ReadDir(dir) // a file that is left names a fork without children
@@ -96,8 +96,8 @@ func FindSuspended(runDir, data string) error {
 	return err
 }
 
-// IsUnfinished reports whether the children of a fork were not handed out. fork is the ID in their
-// records.
+// IsUnfinished reports whether the children of a fork were not handed out. The parameter fork is
+// the ID in their records.
 func IsUnfinished(runDir, dataDir, fork string) (bool, error) {
 	if fork == "" {
 		return false, nil

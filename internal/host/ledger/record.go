@@ -55,8 +55,8 @@ type Record struct {
 
 	// The disk consists of the snapshot's layers, the frozen tops, and the top. The memory consists
 	// of the snapshot's layers (or those of the branch that the sandbox was rebased onto) and
-	// private pages above them. Users do not see that branch: they can delete it, and for them the
-	// sandbox still runs from its snapshot.
+	// private pages above them. Users can delete that branch, and for them the sandbox still runs
+	// from its snapshot.
 	Frozen   []durable.FrozenTop
 	Top      string // file name in the data directory
 	Tops     int
@@ -100,7 +100,7 @@ func (r *Record) Latest() snapshot.Ref {
 }
 
 // Write stores a sandbox's record atomically. It does not sync the file, because after a reboot the
-// VM no longer exists, and its record is useless.
+// VM no longer exists, and the record is useless.
 func Write(dir string, r *Record) error {
 	stamped := r.durable()
 	stamped.Protocol = vmmproto.Version // VMMs with another version are not taken over

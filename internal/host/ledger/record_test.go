@@ -51,8 +51,8 @@ func wholeRecord(t *testing.T) Record {
 	return r
 }
 
-// requireSet fails the test if a field of v is zero. In that case wholeRecord must be extended: the
-// test below can only check fields that are set.
+// requireSet fails the test if a field of v is zero. In that case wholeRecord must be extended,
+// because TestRecordRoundTrip can only check fields that are set.
 func requireSet(t *testing.T, v reflect.Value, name string) {
 	t.Helper()
 	switch {

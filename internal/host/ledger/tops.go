@@ -23,8 +23,8 @@ func (r *Record) FrozenOwners() (owners []string) {
 }
 
 // ClearOrphans removes disk tops that the sandbox's record does not name. A daemon made or replaced
-// such tops and died before it could record that. They take space, and their names are needed for
-// new tops.
+// such tops and was killed before it could write the record. These tops take space, and their names
+// are needed for new tops.
 func (r *Record) ClearOrphans(data string) {
 	keep := []string{r.Top, SuspendedFile, SecretsFile}
 	for _, f := range r.Frozen {

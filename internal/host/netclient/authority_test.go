@@ -15,7 +15,7 @@ import (
 )
 
 // The authority is made when it is first needed, in a file that only the daemon's user can read.
-// Later calls return the same authority. Guests never get its key.
+// Later calls return the same authority. Guests never receive the authority's key.
 func TestAuthority(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "ca.pem")
 	first, err := openAuthority(path)

@@ -1,15 +1,15 @@
 // Package netclient is the daemon's side of forkd-net. It starts the process, finds it again after
-// a restart of the daemon, restarts it when it has died, and connects sandboxes to it.
+// a restart of the daemon, restarts it when it has exited, and connects sandboxes to it.
 //
 // Its callers decide the policies, and forkd-net parses the frames.
 //
-// A fork does not wait for forkd-net. The sandbox gets its end of the frame socket at once, and its
-// guest may send frames. They wait in the socket until forkd-net has the sandbox's policy, so no
-// frame bypasses the policy.
+// A fork does not wait for forkd-net. The sandbox receives its end of the frame socket at once, and
+// its guest may send frames. The frames wait in the socket until forkd-net has the sandbox's
+// policy, so no frame bypasses the policy.
 //
-// When forkd-net is replaced, every sandbox gets a new frame socket and a new network stack. That
-// resets the sandbox's connections, and has no other effect on it. The process has a directory with
-// these files:
+// When forkd-net is replaced, every sandbox receives a new frame socket and a new network stack.
+// The replacement resets the sandbox's connections, and has no other effect on the sandbox. The
+// forkd-net process has a directory with these files:
 //
 //	control.sock   its listening control socket
 //	net.pid        process id and start time, to find it again
@@ -79,7 +79,8 @@ type Client struct {
 	flows *os.File // the flow log; nil: none
 }
 
-// New finds the forkd-net of an earlier daemon. If there is none, New starts one in the background.
+// New finds the forkd-net of an earlier daemon. If there is none, New starts forkd-net in the
+// background.
 func New(cfg Config) (*Client, error) {
 	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make the directory of forkd-net: %w", err)
@@ -114,7 +115,7 @@ const (
 	stableTime = 10 * time.Second // if forkd-net has run for this long, the next restart waits only firstDelay
 )
 
-// run keeps forkd-net running. current is a process that already runs, or nil.
+// run keeps forkd-net running. The parameter current is a process that already runs, or nil.
 func (c *Client) run(current *conn) {
 	delay := firstDelay
 	for {

@@ -25,9 +25,9 @@ const resolvConf = "/etc/resolv.conf"
 // the kernel once.
 const followEvery = 5 * time.Second
 
-// hostConfig returns the host's current configuration: resolvers, addresses and the proxy. before
-// is the previous configuration. If the resolvers cannot be determined, the result has no
-// resolvers. If the addresses cannot be determined, the result has the addresses of before.
+// hostConfig returns the host's current configuration: resolvers, addresses and the proxy. The
+// parameter before is the previous configuration. If the resolvers cannot be determined, the result
+// has no resolvers. If the addresses cannot be determined, the result has the previous addresses.
 func hostConfig(resolvers []netip.AddrPort, proxy Proxy, before netproto.Config) netproto.Config {
 	config := netproto.Config{Resolvers: resolvers, Proxy: proxy.resolve(before.Proxy)}
 	if text, err := os.ReadFile(resolvConf); err == nil && len(resolvers) == 0 {
@@ -67,7 +67,7 @@ func parseResolvConf(text []byte) (resolvers []netip.AddrPort) {
 }
 
 // addressChanges returns a channel that receives a value when an address of the host is added or
-// removed (rtnetlink(7)). It stops when ctx ends.
+// removed (rtnetlink(7)). The channel receives nothing after ctx has ended.
 func addressChanges(ctx context.Context) (<-chan struct{}, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
 	if err != nil {

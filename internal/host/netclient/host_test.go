@@ -42,8 +42,8 @@ func TestHostConfig(t *testing.T) {
 	t.Errorf("127.0.0.1 is not among %v", own)
 }
 
-// The client notices that the host has got another address. In this test, the network namespace of
-// the test's thread stands for the host.
+// The client notices that the host has another address. In this test, the network namespace of the
+// test's thread stands for the host.
 func TestAddressChanges(t *testing.T) {
 	runtime.LockOSThread() // never unlocked, so that the thread and its namespace end with the test
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {

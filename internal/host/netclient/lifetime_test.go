@@ -19,8 +19,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// Many sandboxes are joined while forkd-net dies again and again. At the end each has a network,
-// with its own policy.
+// Many sandboxes are joined while forkd-net exits again and again. At the end each sandbox has a
+// network, with its own policy.
 func TestForkdNetDies(t *testing.T) {
 	cfg := newConfig(t)
 	c := open(t, cfg)
@@ -55,7 +55,7 @@ func TestForkdNetDies(t *testing.T) {
 }
 
 // If forkd-net dies while a VM is being restored, the VM keeps the frame socket with which it is
-// restored. The next forkd-net gets the other end of that socket.
+// restored. The next forkd-net receives the other end of that socket.
 func TestForkdNetDiesDuringAFork(t *testing.T) {
 	c := open(t, newConfig(t))
 	was := pid(t, c)
@@ -82,8 +82,8 @@ func TestForkdNetDiesDuringAFork(t *testing.T) {
 	}
 }
 
-// If forkd-net dies because of a request, or does not answer the request, it is replaced. The
-// request is not sent to the new process, because it could kill that process too.
+// If forkd-net exits because of a request, or does not answer the request, it is replaced. The
+// request is not sent to the new process, because the request could also crash that process.
 func TestForkdNetThatMisbehaves(t *testing.T) {
 	for _, id := range []string{vmfake.NetDies, vmfake.NetHangs} {
 		t.Run(id, func(t *testing.T) {
@@ -210,7 +210,7 @@ func TestForkdNetIsBounded(t *testing.T) {
 	}
 }
 
-// A forkd-net without sandboxes ends with the daemon.
+// A forkd-net without sandboxes exits with the daemon.
 func TestCloseWithoutSandboxesEndsIt(t *testing.T) {
 	c, err := New(newConfig(t))
 	if err != nil {

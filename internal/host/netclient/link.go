@@ -10,7 +10,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// Give replaces the frame socket of a VM by vmm. It may take some time. It does not close vmm.
+// Give replaces the frame socket of a VM with the file vmm. It may take some time. It does not
+// close the file.
 type Give func(vmm *os.File) error
 
 // Link is the connection of one VM to forkd-net. It is made by Join or Adopt and lasts until Close.
@@ -30,10 +31,10 @@ type Link struct {
 }
 
 // Join makes a Link for the VM of a sandbox. It returns the VM's end of the frame socket. Join does
-// not wait. It also does not make forkd-net work, because that work would compete with the VM for
-// the host's CPUs: forkd-net gets its end of the socket only in Ready. The caller must call Ready
-// when the VM has its end, and before the sandbox is announced. An earlier Link with the same id
-// ends, and needs no Close.
+// not wait. It also makes no work for forkd-net, because that work would compete with the VM for
+// the host's CPUs. Ready sends forkd-net its end of the socket. The caller must call Ready when the
+// VM has its end, and before the sandbox is announced. An earlier Link with the same id ends, and
+// needs no Close.
 func (c *Client) Join(id string, setting Setting, give Give) (*Link, *os.File, error) {
 	if c == nil {
 		return nil, nil, nil
@@ -61,8 +62,8 @@ func (c *Client) Adopt(id string, setting Setting, give Give) *Link {
 	c.putLocked(l)
 	if c.conn != nil && c.conn.attached[id] {
 		l.conn = c.conn
-		// Send the setting again. The earlier daemon may have died after it wrote the setting to
-		// the sandbox's record, and before it sent the setting to forkd-net.
+		// Send the setting again. The earlier daemon may have been killed after it wrote the
+		// setting to the sandbox's record, and before it sent the setting to forkd-net.
 		if len(setting.Secrets) > 0 {
 			c.trustLocked(c.conn)
 		}
@@ -94,8 +95,8 @@ func (l *Link) attachLocked() {
 	l.conn, l.pending = n, nil
 }
 
-// renewLocked connects the VM to the present forkd-net, if it was connected to an earlier one. It
-// does nothing for a VM that is still being restored with one end of an earlier socket, because
+// renewLocked connects the VM to the present forkd-net, if the VM was connected to an earlier one.
+// It does nothing for a VM that is still being restored with one end of an earlier socket, because
 // Ready handles that case.
 func (l *Link) renewLocked() {
 	n := l.c.conn
@@ -119,8 +120,8 @@ func (l *Link) renewLocked() {
 	go l.handOver(vmm, n)
 }
 
-// handOver gives vmm, one end of a frame socket, to the VM. The forkd-net n has the other end. If l
-// no longer uses n, or the client no longer uses l, handOver does nothing.
+// handOver gives one end of a frame socket, the file vmm, to the VM. The forkd-net process of n has
+// the other end. If l no longer uses n, or the client no longer uses l, handOver does nothing.
 func (l *Link) handOver(vmm *os.File, n *conn) {
 	defer vmm.Close()
 	l.giving.Lock()
@@ -150,8 +151,9 @@ func (l *Link) Ready() {
 	}
 }
 
-// Set replaces policy, limits and secrets. When it returns nil, they are in force. While forkd-net
-// is not running, no traffic passes, and the next forkd-net gets the setting before any traffic.
+// Set replaces policy, limits and secrets. When it returns nil, the new setting is in force. While
+// forkd-net is not running, no traffic passes, and the next forkd-net receives the setting before
+// any traffic.
 func (l *Link) Set(ctx context.Context, setting Setting) error {
 	if l == nil {
 		return nil

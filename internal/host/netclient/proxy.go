@@ -55,8 +55,8 @@ const lookupTimeout = 2 * time.Second
 
 // resolve returns the proxy with its address. If the name has several addresses, resolve keeps the
 // previous address if possible. If the lookup fails, it also keeps the previous address. If there
-// is no previous address, it uses the unreachable address nobody, because connections must never
-// bypass the proxy.
+// is no previous address, it uses the unreachable address in the variable nobody, because
+// connections must never bypass the proxy.
 func (p Proxy) resolve(before netproto.Proxy) netproto.Proxy {
 	if p.host == "" {
 		return netproto.Proxy{}

@@ -38,7 +38,7 @@ const (
 const oomScore = 250
 
 // cpuWeight is the highest weight, because all sandboxes wait for forkd-net. With the default
-// weight, forkd-net would get only as much CPU time as one busy sandbox.
+// weight, forkd-net would receive only as much CPU time as one busy sandbox.
 const cpuWeight = 10_000
 
 // memory returns the memory limit of forkd-net, in MiB.
@@ -50,9 +50,9 @@ func memory() (uint64, error) {
 	return max(uint64(host.Totalram)*uint64(host.Unit)/memoryShare, minMemory) >> 20, nil
 }
 
-// newLeaf makes forkd-net's cgroup. If the host does not support limits, leaf is nil. env sets a
-// limit for Go's garbage collector, which then collects more often before the cgroup's limit is
-// reached.
+// newLeaf makes forkd-net's cgroup. If the host does not support limits, leaf is nil. The result
+// env sets a limit for Go's garbage collector, so that it collects more often before the cgroup's
+// limit is reached.
 func (c *Client) newLeaf() (leaf *cgroup.Leaf, env []string, err error) {
 	if leaf, err = c.cfg.Cgroups.New(Leaf, 0); leaf == nil {
 		return nil, netEnv, err
@@ -82,8 +82,8 @@ func (c *Client) start() (*conn, error) {
 	}
 	listenerFile := os.NewFile(uintptr(listener), "control listener")
 	defer listenerFile.Close()
-	// Connect before the process starts, as for a VMM. If the daemon dies now, the process notices
-	// that its peer is gone, and exits.
+	// Connect before the process starts, as for a VMM. If the daemon is killed now, the process
+	// notices that its peer is gone, and exits.
 	ctl, err := ctlsock.Dial(c.path(socketFile))
 	if err != nil {
 		return nil, err
@@ -107,7 +107,7 @@ func (c *Client) start() (*conn, error) {
 	return n, nil
 }
 
-// startIn starts a process in the cgroup leaf.
+// startIn starts a process in the cgroup of a leaf.
 func startIn(leaf *cgroup.Leaf, spec process.Spec) (*process.Process, error) {
 	var err error
 	if spec.Cgroup, err = leaf.Open(); err != nil {
@@ -118,11 +118,11 @@ func startIn(leaf *cgroup.Leaf, spec process.Spec) (*process.Process, error) {
 }
 
 // findTimeout is how long the forkd-net of an earlier daemon may take to answer. If it takes
-// longer, the daemon starts a new one.
+// longer, the daemon starts a new forkd-net.
 const findTimeout = 5 * time.Second
 
-// find returns the forkd-net that an earlier daemon has left running. It kills a forkd-net of
-// another build, and one that does not answer. If there was none, the error wraps os.ErrNotExist.
+// find returns the forkd-net that an earlier daemon has left running. It kills a forkd-net that
+// belongs to another build or does not answer. If there was none, the error wraps os.ErrNotExist.
 func (c *Client) find() (*conn, error) {
 	proc, err := process.Find(Name, c.path(recordFile))
 	if err != nil {

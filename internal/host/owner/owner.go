@@ -24,9 +24,9 @@ type Owner struct {
 // daemon cannot distinguish these clients, so it does not limit the share of each client.
 const Anyone = "local"
 
-// Share returns the share of a client or owner in a gate. most is the maximum number of places at a
-// time. The share of clients without a name, and of clients that the daemon cannot distinguish, is
-// not limited.
+// Share returns the share of a client or owner in a gate. The parameter most is the maximum number
+// of places at a time. The share of clients without a name, and of clients that the daemon cannot
+// distinguish, is not limited.
 func Share(name string, most int) gate.Share {
 	if name == "" || name == Anyone {
 		most = 0
@@ -34,7 +34,7 @@ func Share(name string, most int) gate.Share {
 	return gate.Share{Key: name, Most: most}
 }
 
-// FairShare returns the share of a client or owner in a gate that has total places.
+// FairShare returns the share of a client or owner in a gate with the given total number of places.
 func FairShare(name string, total int) gate.Share { return Share(name, gate.Fair(total)) }
 
 // TakePlace waits for a place in g. The place counts for the client in ctx. If ctx has no client,

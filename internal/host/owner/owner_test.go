@@ -39,7 +39,7 @@ func TestShare(t *testing.T) {
 	}
 }
 
-// No prefix is the prefix of another one, so no owner can reach objects of another owner.
+// No Prefix is a prefix of another Prefix, so no owner can reach objects of another owner.
 func TestParsePrefix(t *testing.T) {
 	for _, good := range []string{"a/", "team-a/", "Team_1/", strings.Repeat("x", 31) + "/"} {
 		if p, err := ParsePrefix(good); err != nil || string(p) != good {

@@ -18,7 +18,7 @@ type Prefix string
 // The same is true for the prefixes of tags, such as "team-a.", which Tags makes from them.
 var prefixForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,30}/$`)
 
-// ParsePrefix returns text as a Prefix, or an error if it is not a valid one.
+// ParsePrefix returns text as a Prefix, or an error if the text is not a valid prefix.
 func ParsePrefix(text string) (Prefix, error) {
 	if !prefixForm.MatchString(text) {
 		return "", fmt.Errorf("%.40q: want up to 31 letters, digits, '_' and '-', and a '/' at the end", text)
@@ -54,8 +54,8 @@ func (p Prefix) HasEvent(e *event.Event) bool {
 	return p.HasTag(e.Snapshot)
 }
 
-// PrefixError reports an operation that goes beyond the owner's Prefix. It is used only where it
-// reveals nothing about other owners.
+// PrefixError reports an operation that goes beyond the owner's Prefix. It is used only where the
+// error reveals nothing about other owners.
 type PrefixError struct {
 	Who    string
 	Prefix Prefix

@@ -51,10 +51,10 @@ func findLog(pid int) *os.File {
 	return f
 }
 
-// keptOfLog is how many bytes are kept from the beginning, and as many from the end, of a log. If a
-// signal has killed a Go program, the beginning names the signal, and the end has the registers.
-// The bound is needed because exited sandboxes stay in lists for any time, and a compromised VMM
-// can write any text to its log.
+// keptOfLog is the number of bytes that are kept from the beginning of a log, and also from its
+// end. If a signal has killed a Go program, the beginning names the signal, and the end has the
+// registers. The bound is needed because exited sandboxes stay in lists for any time, and a
+// compromised VMM can write any text to its log.
 const keptOfLog = 16 << 10
 
 // logGap replaces the omitted part of a log.

@@ -2,8 +2,8 @@
 // are forkd-vmm and forkd-net.
 //
 // A process is identified by its id and its start time, which are stored in a file. The callers
-// decide what to send to a process and when it must end. The standard error of a process goes to
-// memory of bounded size, which is charged to the process. So not even a compromised process can
+// decide what to send to a process and when it must end. The standard error of a process is written
+// to memory of bounded size, which is charged to the process. So not even a compromised process can
 // fill a disk.
 package process
 
@@ -53,8 +53,8 @@ func adopt(pid, pidfd int, child *os.Process) (*Process, error) {
 
 // Start runs a program with / as its working directory. The process leads its own process group, so
 // signals to the daemon's group, for example from a terminal, do not reach it. It stays in the
-// daemon's session, because Linux divides CPU time among sessions (autogroups, sched(7)): if each
-// VMM had its own session, the daemon would get only as much CPU time as one guest.
+// daemon's session, because Linux divides CPU time among sessions (autogroups, sched(7)). If each
+// VMM had its own session, the daemon would receive only as much CPU time as one guest.
 func Start(spec Spec) (*Process, error) {
 	log, err := newLog(spec.Name)
 	if err != nil {
@@ -111,8 +111,8 @@ func (p *Process) record(spec *Spec) error {
 	return os.WriteFile(spec.Record, fmt.Appendf(nil, "%d %s\n", p.pid, start), 0o600)
 }
 
-// Find returns the process whose id and start time Start has stored in the file record. It returns
-// an error if that process has ended.
+// Find returns the process whose id and start time Start has stored in the file at the path record.
+// It returns an error if that process has ended.
 func Find(name, record string) (*Process, error) {
 	text, err := os.ReadFile(record)
 	if err != nil {
@@ -147,7 +147,7 @@ func Find(name, record string) (*Process, error) {
 func (p *Process) PID() int { return p.pid }
 
 // SetOOMScore sets how early the kernel kills the process when the host is out of memory. Among
-// processes of equal size, the kernel kills the one with the highest score first (proc(5),
+// processes of equal size, the kernel first kills the process with the highest score (proc(5),
 // oom_score_adj).
 func (p *Process) SetOOMScore(score int) error {
 	return os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", p.pid), []byte(strconv.Itoa(score)), 0)

@@ -25,8 +25,8 @@ type mapping struct {
 
 func (v *mapping) binary() bool { return strings.Contains(v.name, "forkd-vmm") }
 
-// mayBeGuest reports whether the mapping may be guest RAM: it is writable private memory, and not
-// the Go heap. Longer ranges that the Go runtime has only reserved are not writable.
+// mayBeGuest reports whether the mapping may be guest RAM, that is, whether it is writable private
+// memory and not the Go heap. Longer ranges that the Go runtime has only reserved are not writable.
 func (v *mapping) mayBeGuest() bool {
 	return v.mode == "rw-p" && (v.name == "" && v.start >= mmapFloor || strings.Contains(v.name, "layer"))
 }

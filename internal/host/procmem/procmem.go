@@ -52,8 +52,9 @@ func sum(parts [Parts]uint64) (total uint64) {
 	return total
 }
 
-// Of measures the memory of the VMM process pid, whose guest has guestBytes of RAM. The kernel has
-// to walk the process's page tables, which takes milliseconds for a large guest.
+// Of measures the memory of the VMM process with the given pid. The parameter guestBytes is the
+// size of its guest's RAM. The kernel has to walk the process's page tables, which takes
+// milliseconds for a large guest.
 func Of(pid int, guestBytes uint64) (Memory, error) {
 	m, err := read(pid, guestBytes)
 	if err != nil {
@@ -120,8 +121,8 @@ func parse(r io.Reader, guestBytes uint64) (Memory, error) {
 	return m, nil
 }
 
-// chain is a range of addresses without gaps. It consists of the mappings with the indexes from
-// first to end, without end.
+// chain is a range of addresses without gaps. It consists of the mappings with indexes from first
+// to end-1.
 type chain struct {
 	first, end int
 	bytes      uint64
@@ -132,7 +133,7 @@ type chain struct {
 const guestRegions = 2
 
 // guestRAM returns the ranges of guest RAM, or nil if it finds none. Each region of guest RAM is
-// one range of addresses, which consists of mappings of layer files and of anonymous memory. The
+// one range of addresses without gaps, made of mappings of layer files and of anonymous memory. The
 // regions are the longest such ranges of a VMM.
 func guestRAM(maps []mapping, guestBytes uint64) []chain {
 	var chains []chain

@@ -74,9 +74,10 @@ func (m *Manager) givePlaces(children []*Sandbox, vcpus uint32) {
 	}
 }
 
-// enterBranches takes one of the host's places for branches, for the owner in ctx. If none is free,
-// it returns a *BusyError or, with queue, waits until it is the owner's turn. The caller must hold
-// the sandbox's lock, so that requests which only wait for that lock take no place.
+// enterBranches takes one of the host's places for branches, for the owner in ctx. If no place is
+// free, it returns a *BusyError or, if queue is true, waits until it is the owner's turn. The
+// caller must hold the sandbox's lock, so that requests which only wait for that lock take no
+// place.
 func (m *Manager) enterBranches(ctx context.Context, queue bool) (leave func(), err error) {
 	if queue {
 		return m.branches.Wait(ctx, m.branchShare(ctx))
@@ -94,9 +95,9 @@ func (m *Manager) branchShare(ctx context.Context) gate.Share {
 	return owner.FairShare(owner.Of(ctx).Name, total)
 }
 
-// reserveRAM reserves RAM for the memory of a branch of s. If too little is free, it waits until
-// earlier branches of the same owner are on disk. A waiting branch takes none of the host's places
-// for branches. The wait ends when the sandbox is deleted.
+// reserveRAM reserves RAM for the memory of a branch of s. If too little RAM is free, it waits
+// until earlier branches of the same owner are on disk. A waiting branch takes none of the host's
+// places for branches. The wait ends when the sandbox is deleted.
 func (m *Manager) reserveRAM(ctx context.Context, s *Sandbox, rec *ledger.Record, v *liveVM,
 	mode vm.BranchMode) (func(), error) {
 	ctx, cancel := context.WithCancel(ctx)

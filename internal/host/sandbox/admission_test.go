@@ -71,8 +71,8 @@ func TestAdmissionIsWholeAndExact(t *testing.T) {
 	if admitted != left {
 		t.Errorf("%d of 8 forks at once were admitted, there were places for %d", admitted, left)
 	}
-	// When a sandbox is suspended or exits, its place becomes free. When another daemon takes it
-	// over, it keeps its place.
+	// When a sandbox is suspended or exits, its place becomes free. When another daemon takes the
+	// sandbox over, the sandbox keeps its place.
 	id := w.List()[0].ID
 	if _, err := w.Suspend(t.Context(), id); err != nil {
 		t.Fatal(err)

@@ -15,7 +15,7 @@ import (
 )
 
 // hungVMM is a VM whose process hangs while hung is set. It executes requests but does not answer
-// them, as if the process continued after the caller has given up.
+// them, like a process that continues after the caller has given up.
 type hungVMM struct {
 	*vmfake.VMM
 	hung bool
@@ -131,8 +131,8 @@ func TestBranchWithoutAnAnswerIsSettledLater(t *testing.T) {
 	w.checkClean(t)
 }
 
-// If a VMM hangs while another daemon takes it over, it is not killed, because it may still be
-// executing a request of the earlier daemon.
+// If a VMM hangs while another daemon takes it over, the daemon does not kill it, because the VMM
+// may still be executing a request of the earlier daemon.
 func TestVMMThatHangsIsTakenOver(t *testing.T) {
 	w := newWorld(t, 0)
 	id := w.source(t)

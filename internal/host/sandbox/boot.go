@@ -8,8 +8,8 @@ import (
 	"github.com/forkd/forkd/internal/host/store"
 )
 
-// Boot boots a parent from the disk-only snapshot with the tag from, and saves the parent as a
-// transient snapshot with the tag to.
+// Boot boots a parent from a disk-only snapshot, and saves the parent as a transient snapshot. The
+// parameters from and to are the tags of the two snapshots.
 type Boot func(ctx context.Context, from, to string) error
 
 // SetBoot sets the function that boots parents. Without it, disk-only snapshots cannot be forked.
@@ -18,10 +18,10 @@ type Boot func(ctx context.Context, from, to string) error
 func (m *Manager) SetBoot(boot Boot) { m.boot = boot }
 
 // booted returns the tag of a snapshot that has memory, for a fork of the snapshot with the given
-// tag. If that snapshot has memory itself, booted returns tag. Otherwise booted checks that there
-// is room for n children, boots a parent from the disk, and returns the parent's tag. The returned
-// snapshot exists at least until release is called. A parent's snapshot is deleted with the last
-// sandbox that runs from it.
+// tag. If that snapshot has memory itself, booted returns the same tag. Otherwise booted checks
+// that there is room for n children, boots a parent from the disk, and returns the parent's tag.
+// The returned snapshot exists at least until release is called. A parent's snapshot is deleted
+// with the last sandbox that runs from it.
 func (m *Manager) booted(ctx context.Context, tag string, n int) (_ string, release func(), err error) {
 	if err := m.unwatched.Wait(ctx, tag); err != nil {
 		return "", nil, err

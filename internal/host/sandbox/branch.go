@@ -50,7 +50,8 @@ func (m *Manager) Branch(ctx context.Context, id string, req BranchRequest) (Bra
 	return r, err
 }
 
-// branch is Branch for a request that is already checked. start is when the request arrived.
+// branch is Branch for a request that is already checked. The parameter start is the time when the
+// request arrived.
 func (h *Held) branch(ctx context.Context, req BranchRequest, start time.Time) (BranchResult, error) {
 	m, s := h.m, h.s
 	if err := h.wake(ctx); err != nil {

@@ -235,8 +235,8 @@ func TestBranchWithoutWaiting(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A daemon may die after it has recorded a new disk top and before the VMM has answered. The next
-// daemon finds out which top the VM writes to.
+// A daemon may be killed after it has recorded a new disk top and before the VMM has answered. The
+// next daemon finds out which top the VM writes to.
 func TestRestartDuringABranch(t *testing.T) {
 	for _, swapped := range []bool{false, true} {
 		w := newWorld(t, 0)
@@ -306,9 +306,9 @@ func TestFilesOfARefusedBranch(t *testing.T) {
 	w.checkClean(t)
 }
 
-// If a VM keeps a frozen disk top open for writing, that top never becomes a layer of a snapshot. This holds
-// for the branch that froze the top, for later branches and for suspended states. Once the daemon has
-// noticed, it asks the VM for no more branches. The sandbox continues.
+// If a VM keeps a frozen disk top open for writing, that top never becomes a layer of a snapshot.
+// Neither the branch that froze the top, nor later branches, nor suspended states use the top. Once
+// the daemon has noticed, it asks the VM for no more branches. The sandbox continues.
 func TestTopsThatStayWritable(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

@@ -16,9 +16,9 @@ import (
 
 // disk adds the sandbox's disk to the manifest, with the layers that the snapshot inherits. It
 // returns the files of all layers; the last one is the snapshot's own. It merges layers to limit
-// their number: if the sandbox has written too many tops since its fork, disk merges those into
-// one; if the snapshot below already has the maximum number of layers, disk merges all layers. If
-// ctx ends, a merge stops with an error.
+// their number. If the sandbox has written too many tops since its fork, disk merges these tops
+// into one layer. If the snapshot below already has the maximum number of layers, disk merges all
+// layers. If ctx ends, a merge stops with an error.
 func (b *branch) disk(ctx context.Context, m *snapshot.Manifest) ([]*os.File, error) {
 	parent := b.lease.Manifest().Disk
 	if parent == nil {

@@ -8,7 +8,7 @@ import (
 	"github.com/forkd/forkd/internal/host/owner"
 )
 
-// Only an admin may open closed networks, unless the daemon permits that to all clients.
+// Only an admin may open closed networks, unless the daemon permits all clients to open them.
 func TestWhoMayOpenWhatIsClosed(t *testing.T) {
 	loopback, before := setting(t, "public", "127.0.0.1"), netclient.Default().Policy
 	run := as(t, "token:ci")

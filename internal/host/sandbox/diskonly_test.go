@@ -122,9 +122,10 @@ func TestBranchOfTheDisk(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A build sets a default user, directory and variables. They are in the memory of forks with
-// memory. A fork of a disk-only snapshot gets them when it boots, and so do forks of its later
-// branches. If the disk does not have the default user's account, the fork boots nevertheless.
+// A build sets a default user, directory and variables. The memory of a snapshot contains these
+// defaults. A fork of a disk-only snapshot receives them when it boots, and forks of its later
+// branches also have them. If the disk does not have the default user's account, the fork boots
+// nevertheless.
 func TestDefaultsOutliveTheMemory(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -248,7 +249,7 @@ func TestBranchOfTheDiskRefused(t *testing.T) {
 	w.branch(t, id, "d", vm.BranchDisk)
 }
 
-// Values that a bake's request omits come from the snapshot that it boots from.
+// Values that a bake's request omits are taken from the snapshot that the bake boots from.
 func TestBakeFromADisk(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

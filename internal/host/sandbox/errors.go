@@ -142,8 +142,8 @@ func (e *BusyError) Error() string {
 	return fmt.Sprintf("%d %s are running, the most at once; try again", e.Limit, e.What)
 }
 
-// IsBusy reports whether err refuses a branch that may succeed soon. That is so if too many
-// branches are being made, or if earlier branches are still being flushed to disk.
+// IsBusy reports whether err refuses a branch that may succeed soon, because too many branches are
+// being made, or earlier branches are still being flushed to disk.
 func IsBusy(err error) bool {
 	var busy *BusyError
 	var backlog *store.BacklogError

@@ -46,7 +46,7 @@ func (s *Sandbox) event(kind event.Kind, reason string) event.Event {
 
 // transition changes the state of s. It is the only function that writes s.state. If change is not
 // nil, transition calls it under the same lock, to change fields that must change together with the
-// state. If s may not enter the state to, the error is a *StateError.
+// state. If s may not enter the new state, the error is a *StateError.
 func (s *Sandbox) transition(op string, to State, change func()) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -10,7 +10,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// told waits for an event of the kind last, and returns the sandbox's events up to that event.
+// told waits for an event of the given kind, and returns the sandbox's events up to that event.
 func (w *world) told(t *testing.T, id string, last event.Kind) (list []string) {
 	t.Helper()
 	for f := w.events.Follow(w.events.ID(0)); ; {

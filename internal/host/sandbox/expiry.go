@@ -29,9 +29,9 @@ func (h *Held) SetExpiry(e Expiry) error {
 	return nil
 }
 
-// stopTime stops the expiry of a sandbox until startTime is called. The record keeps the expiry: if
-// the daemon dies before startTime, the next daemon applies it. Errors are those of SetExpiry. The
-// caller must hold s.ops.
+// stopTime stops the expiry of a sandbox until startTime is called. The record keeps the expiry. If
+// the daemon is killed before startTime, the next daemon applies the expiry. Errors are those of
+// SetExpiry. The caller must hold s.ops.
 func (m *Manager) stopTime(s *Sandbox) (startTime func(), err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -19,7 +19,7 @@ const (
 	far  = time.Hour
 )
 
-// waitFor polls a sandbox until the function is returns true for its Info.
+// waitFor polls a sandbox until the given function returns true for its Info.
 func (w *world) waitFor(t *testing.T, id string, is func(Info, error) bool) {
 	t.Helper()
 	for t.Context().Err() == nil {
@@ -80,7 +80,7 @@ func TestExpiry(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A sandbox that is suspended on expiry keeps its data. It also does so under the next daemon.
+// A sandbox that is suspended on expiry keeps its data, also under the next daemon.
 func TestExpirySuspends(t *testing.T) {
 	w := newWorld(t, 0)
 	if _, err := w.Bake(t.Context(), w.bake); err != nil {
@@ -126,8 +126,8 @@ func TestCloseWaitsForTimers(t *testing.T) {
 	w.Snapshots().Close()
 }
 
-// The client that resumes a suspended sandbox sets its new expiry. If another client finds the
-// sandbox already running, it does not change the expiry, which another client may have set since.
+// The client that resumes a suspended sandbox sets its new expiry. A client that finds the sandbox
+// already running does not change the expiry, because another client may have set it since.
 func TestBringBackSetsTheTimeOnce(t *testing.T) {
 	w := newWorld(t, 0)
 	mustBake(t, w)
@@ -208,8 +208,8 @@ func TestSuspendingAndItsTimeAreOneStep(t *testing.T) {
 	w.checkClean(t)
 }
 
-// If a sandbox is resumed after its expiry has passed, it has no expiry any more. This also holds
-// under the next daemon.
+// If a sandbox is resumed after its expiry has passed, it no longer has an expiry, also under the
+// next daemon.
 func TestResumeAfterItsTimeHasPassed(t *testing.T) {
 	w := newWorld(t, 0)
 	mustBake(t, w)
@@ -262,7 +262,7 @@ func TestResumeBeforeADeletion(t *testing.T) {
 }
 
 // A sandbox does not expire while it is being suspended, but its record keeps the expiry. If the
-// daemon dies before the sandbox is suspended, the sandbox still expires.
+// daemon is killed before the sandbox is suspended, the sandbox still expires.
 func TestTimeAmidASuspension(t *testing.T) {
 	w := newWorld(t, 0)
 	s, v := w.torn(t)

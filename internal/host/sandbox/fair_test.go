@@ -146,7 +146,7 @@ func TestOneClientDoesNotHoldAllRestores(t *testing.T) {
 				place <- release
 			}()
 			if !c.ok {
-				time.AfterFunc(20*time.Millisecond, cancel) // a free place would have been given at once
+				time.AfterFunc(20*time.Millisecond, cancel) // a call that finds a free place would have returned by now
 			}
 			release := <-place
 			if (release != nil) != c.ok {
@@ -175,7 +175,7 @@ func (v *slowVMM) Branch(ctx context.Context, req vmmproto.Branch, f vmmclient.B
 }
 
 // If many sandboxes expire at the same moment, only a few are suspended at a time. The sandboxes of
-// one client are not all suspended before those of another.
+// different clients are suspended in turn, and not one client after another.
 func TestSuspensionsAreFew(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -218,7 +218,8 @@ func TestSuspensionsAreFew(t *testing.T) {
 }
 
 // A sandbox that is to be suspended without a client's request can be used until there is a place
-// for its suspension. If another operation holds its lock, the suspension waits without a place.
+// for its suspension. If another operation holds the sandbox's lock, the suspension waits without a
+// place.
 func TestSuspensionsWithoutARequestWaitUnlocked(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

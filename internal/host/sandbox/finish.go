@@ -64,8 +64,8 @@ func (b *branch) finish(ctx context.Context) (result BranchResult, err error) {
 	if err != nil {
 		return result, fmt.Errorf("%s sandbox %q: complete the disk: %w", b.op, b.s.id, err)
 	}
-	// The branch is recorded before it is published, because the daemon could die in between. A
-	// recorded branch without a snapshot is harmless.
+	// The branch is recorded before it is published, because the daemon could be killed between the
+	// two steps. A recorded branch without a snapshot is harmless.
 	var at *snapshot.Ref // r.At before the update, restored if Publish fails
 	err = b.s.update(func(r *ledger.Record) {
 		r.Count++
@@ -97,8 +97,8 @@ func (b *branch) finish(ctx context.Context) (result BranchResult, err error) {
 	return result, err
 }
 
-// countChanges restarts the counting of changes after a complete branch. shared is how many bytes
-// of memory the sandbox now shares with the branch.
+// countChanges restarts the counting of changes after a complete branch. The parameter shared is
+// the number of bytes of memory that the sandbox now shares with the branch.
 func (b *branch) countChanges(shared uint64) {
 	dirty := b.done.Save.DirtyBytes
 	base := &tally.Written{Memory: dirty - min(dirty, shared), Disk: b.fresh}

@@ -110,8 +110,7 @@ func (m *Manager) Fork(ctx context.Context, req ForkRequest) (ForkResult, error)
 	if err := m.MayUse(ctx, req.Tag); err != nil {
 		return ForkResult{}, err
 	}
-	// done is called when every child has its own lease. Until then, it keeps the snapshot from
-	// being deleted.
+	// The snapshot is not deleted before done is called, when every child has its own lease.
 	tag, done, err := m.booted(ctx, req.Tag, req.N)
 	if err != nil {
 		return ForkResult{}, err
@@ -124,7 +123,7 @@ func (m *Manager) Fork(ctx context.Context, req ForkRequest) (ForkResult, error)
 	}
 	defer lease.Release()
 	// Check again, because the snapshot may have been replaced while booted waited. From here on,
-	// tag cannot get another snapshot.
+	// no other snapshot can take the tag.
 	if err := m.MayUse(ctx, req.Tag); err != nil {
 		return ForkResult{}, err
 	}
@@ -152,7 +151,7 @@ func (m *Manager) Fork(ctx context.Context, req ForkRequest) (ForkResult, error)
 }
 
 // fork starts children for which places are reserved, and hands them out as one unit. If the daemon
-// dies before it has handed them out, the next daemon kills all of them.
+// is killed before it has handed the children out, the next daemon kills all of them.
 func (m *Manager) fork(ctx context.Context, start time.Time, req ForkRequest, vcpus uint32) (ForkResult, error) {
 	unfinished, err := ledger.BeginFork(m.cfg.RunDir, m.cfg.DataDir, req.N, req.Provisional)
 	if err != nil {
@@ -185,9 +184,9 @@ func (m *Manager) fork(ctx context.Context, start time.Time, req ForkRequest, vc
 
 // startChildren starts the children in waves. Within a wave they start concurrently, as far as the
 // gates permit. The next wave starts when all children of the wave have confirmed. With waves, most
-// children confirm early: in a single wave of a hundred children on one CPU, half of them would
-// confirm almost as late as the last one. If all children are required, the first failure cancels
-// the others.
+// children confirm early. In a single wave of a hundred children on one CPU, half of the children
+// would confirm almost as late as the last child. If all children are required, the first failure
+// cancels the others.
 func (m *Manager) startChildren(ctx context.Context, start time.Time, req ForkRequest, fork string) ([]*Sandbox,
 	[]error) {
 	ctx, cancel := context.WithCancel(ctx)

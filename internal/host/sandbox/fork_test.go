@@ -47,8 +47,8 @@ func TestChildrenStartInWaves(t *testing.T) {
 	w.checkClean(t)
 }
 
-// If a client disconnects, its fork is cancelled, even with AllowPartial: no client would know of
-// the children.
+// If a client disconnects, its fork is cancelled, even with AllowPartial, because no client would
+// know of the children.
 func TestClientLeavesAPartialFork(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

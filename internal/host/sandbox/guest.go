@@ -59,9 +59,9 @@ func (s *Sandbox) guestCall(ctx context.Context, op string, end func()) (*guestC
 		stop: func() { unwatch(); cancel(nil); stop(); end() }}, nil
 }
 
-// dial connects to the guest. After a rollback, for example, the same address leads to another
-// state of the sandbox, in which the same process ids belong to other processes. So dial fails when
-// c.calls has ended.
+// dial connects to the guest. So that no request reaches another state of the sandbox, dial fails
+// when c.calls has ended. For example, after a rollback the same address leads to a guest in which
+// the same process ids belong to other processes.
 func (c *guestCall) dial(ctx context.Context, port uint32) (net.Conn, error) {
 	conn, err := c.Dial(ctx, port)
 	if cause := context.Cause(c.calls); cause != nil {
@@ -73,8 +73,8 @@ func (c *guestCall) dial(ctx context.Context, port uint32) (net.Conn, error) {
 	return conn, err
 }
 
-// explain returns the reason why a connection has broken or does not answer. That is the operation
-// on the sandbox that has cut the connection, if there was one, and otherwise err. A pause breaks
+// explain returns the reason why a connection has broken or does not answer. If an operation on the
+// sandbox has cut the connection, the reason is this operation, and otherwise err. A pause breaks
 // no connections.
 func (c *guestCall) explain(err error) error {
 	var answer *agentclient.Error

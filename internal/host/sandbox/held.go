@@ -60,9 +60,9 @@ func (m *Manager) change(ctx context.Context, id string, f func(*Held) error) (i
 // Info describes the sandbox as it is now.
 func (h *Held) Info() Info { return h.s.Info() }
 
-// usable returns an error if the VMM of a locked sandbox does not answer. It also returns one if
-// the client of ctx may not see the sandbox, because its labels have changed while the client
-// waited for the lock.
+// usable returns an error if the VMM of a locked sandbox does not answer. It also returns an error
+// if the client of ctx may not see the sandbox, because the sandbox's labels have changed while the
+// client waited for the lock.
 func (s *Sandbox) usable(ctx context.Context) error {
 	if i := s.Info(); i.State == Stopping || !owner.PrefixOf(ctx).HasLabels(i.Labels) {
 		return &NotFoundError{ID: s.id}

@@ -185,8 +185,8 @@ func TestBranchOfADeletedSandbox(t *testing.T) {
 	w.checkClean(t)
 }
 
-// If a daemon dies before it has handed out the children of a fork, the next daemon kills all of
-// them, even those that had confirmed.
+// If a daemon is killed before it has handed out the children of a fork, the next daemon kills all
+// children, even those that had confirmed.
 func TestRestartDuringAFork(t *testing.T) {
 	const n = 8
 	w := newWorld(t, 0)
@@ -271,7 +271,8 @@ func TestRestartWithoutTheSnapshot(t *testing.T) {
 	w.checkClean(t)
 }
 
-// For a suspended sandbox, operations that need a VM return an error that names its state.
+// For a suspended sandbox, operations that need a VM return an error that names the sandbox's
+// state.
 func TestOperationsOnASuspendedSandbox(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

@@ -28,8 +28,8 @@ func (m *Manager) free(s *Sandbox) {
 	})
 }
 
-// Hold prevents a sandbox from being killed until Release. It is for a sandbox that belongs to a
-// workspace, whose user will use it again.
+// Hold prevents a sandbox from being killed until Release. It is for the sandbox of a workspace,
+// because the user of the workspace will use the sandbox again.
 func (m *Manager) Hold(id, workspace string) error { return m.setHolder(id, workspace) }
 
 // Release reverses Hold.

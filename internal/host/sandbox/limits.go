@@ -11,7 +11,7 @@ import (
 )
 
 // limit applies the limits in a record to a VM. It writes only limits that are not already in
-// force; a new VM has none.
+// force. A new VM has no limits.
 func (v *liveVM) limit(r *ledger.Record) error { return v.vmm.Limit(r.Limits, r.MemoryBytes) }
 
 // limitsFor returns the limits of children: those of the request or, if the request has none, those
@@ -40,8 +40,8 @@ func (s *Sandbox) setLimits(limits vm.Limits) error {
 			return s.explain("limit", s.live, err)
 		}
 	}
-	// Write the record after the limits are in force. If the daemon dies in between, the next
-	// daemon applies the old limits, which are in the record.
+	// Write the record after the limits are in force. If the daemon is killed before it has written
+	// the record, the next daemon applies the old limits, which are in the record.
 	if err := s.updateAll(func(r *ledger.Record) { r.Limits = limits }); err != nil {
 		if s.live != nil {
 			_ = s.live.limit(&before) // return the first error, which says more

@@ -88,10 +88,10 @@ func TestLimitsStayWithASandbox(t *testing.T) {
 	w.stop()
 }
 
-// The limits of a VM's disk are lifted while a branch of the VM is flushed, because the flusher writes one
-// snapshot at a time and other flushes wait. They are also lifted for a VM without limits, because limits may
-// be set before the flush ends. This holds for branches of every mode, and for a daemon that takes the VM
-// over.
+// The limits of a VM's disk are lifted while a branch of the VM is flushed, because the flusher
+// writes one snapshot at a time and other flushes wait. They are also lifted for a VM without
+// limits, because limits may be set before the flush ends. The test checks branches of every mode,
+// and a daemon that takes the VM over.
 func TestFlushIsNotHeldBack(t *testing.T) {
 	w := newWorld(t, 0)
 	id := w.source(t)
@@ -123,8 +123,9 @@ func TestFlushIsNotHeldBack(t *testing.T) {
 	checkLiftedAfterRestart(t, w, lifted, obstacle)
 }
 
-// checkLiftedAfterRestart starts a new daemon, which must lift the limits of the only sandbox when it
-// takes the sandbox over. obstacle is a file that prevents the flush of a branch.
+// checkLiftedAfterRestart starts a new daemon, which must lift the limits of the only sandbox when
+// it takes the sandbox over. The parameter obstacle is the path of a file that prevents the flush
+// of a branch.
 func checkLiftedAfterRestart(t *testing.T, w *world, lifted func() int64, obstacle string) {
 	t.Helper()
 	w.stop()

@@ -52,8 +52,8 @@ func (m *Manager) kill(id string, v *liveVM) {
 const exitDelay = 2 * time.Second
 
 // explain returns the reason why an operation on a VM failed, if the sandbox was deleted or its VM
-// ended. Otherwise it returns err. v is the VM that the sandbox had when the operation began; it
-// may be nil.
+// ended. Otherwise it returns err. The parameter v is the VM that the sandbox had when the
+// operation began, or nil.
 func (s *Sandbox) explain(op string, v *liveVM, err error) error {
 	if err == nil || v == nil {
 		return err
@@ -127,7 +127,8 @@ func (s *Sandbox) hasSuspension() bool {
 }
 
 // leased returns the lease of the snapshot from which a VM of s runs. If the snapshot could not be
-// used when the VM was taken over, the VM has no lease, and leased tries again to get one.
+// used when the VM was taken over, the VM has no lease, and leased tries again to lease the
+// snapshot.
 func (m *Manager) leased(s *Sandbox, op string, v *liveVM) (*store.Lease, error) {
 	if v.lease != nil {
 		return v.lease, nil

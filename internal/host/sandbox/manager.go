@@ -69,9 +69,10 @@ type Config struct {
 const defaultConfirm = 30 * time.Second
 
 // Limits per CPU of the host: how many children of the daemon may be restored at a time, how many
-// may be confirming, and how many of one fork may be starting. The CPU limits how many children can
-// be restored. A child that confirms mostly waits for its agent, but the guest needs a CPU to
-// change its identity. If a hundred guests did so on one CPU, none would answer in time.
+// children may be confirming, and how many children of one fork may be starting. The CPU limits how
+// many children can be restored. A child that confirms mostly waits for its agent, but the guest
+// needs a CPU to change its identity. If a hundred guests did so on one CPU, none would answer in
+// time.
 const (
 	restoresPerCPU = 2
 	confirmsPerCPU = 4
@@ -218,7 +219,7 @@ const defaultBranches = 4
 
 // maxSuspends is the maximum number of concurrent suspensions. During a suspension, the sandbox's
 // dirty memory is in RAM a second time, until it is on disk, and the flushes run one after another.
-// A thousand concurrent suspensions would fill the file system in RAM, which all branches need, and
-// all these sandboxes would be stopped during that time. A sandbox continues to run while it waits
-// for its suspension.
+// A thousand concurrent suspensions would fill the file system in RAM, which all branches need. All
+// these sandboxes would be stopped until their memory is on disk. A sandbox continues to run while
+// it waits for its suspension.
 const maxSuspends = 4

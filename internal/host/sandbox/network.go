@@ -14,8 +14,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// networkFor returns the network setting of children: that of the request or, if the request has
-// none, that of their snapshot.
+// networkFor returns the network setting of children: the setting in the request or, if the request
+// has none, the setting of their snapshot.
 func networkFor(asked *netclient.Setting, m *snapshot.Manifest) (netclient.Setting, error) {
 	if asked != nil {
 		return *asked, nil
@@ -32,8 +32,8 @@ const giveTimeout = branchTimeout
 const tellTimeout = 10 * time.Second
 
 // giveTo returns a function that gives another frame socket to the VM v. The network stack behind
-// the new socket does not know the guest's connections. The guest would notice that only when it
-// sends data, so the function also tells the guest.
+// the new socket does not know the guest's connections. Without a message, the guest would notice
+// only when it sends data, so the function also tells the guest.
 func (m *Manager) giveTo(id string, v *liveVM) netclient.Give {
 	return func(frames *os.File) error {
 		ctx, cancel := context.WithTimeout(context.Background(), giveTimeout)
@@ -66,7 +66,7 @@ func (m *Manager) join(v *liveVM, r *ledger.Record) (*netclient.Link, *os.File, 
 }
 
 // joined must be called with the results of join after the VM has been restored, even if the
-// restore has failed. In that case, closing the VM later also closes the link.
+// restore has failed. After a failed restore, closing the VM also closes the link.
 func joined(link *netclient.Link, frames *os.File) {
 	if frames != nil {
 		frames.Close()
@@ -74,11 +74,11 @@ func joined(link *netclient.Link, frames *os.File) {
 	link.Ready()
 }
 
-// SetNetwork replaces policy, limits and secrets of a sandbox in any state. When it returns, they
-// are in force. Connections that the new policy denies are reset, and so are connections whose
-// secrets change. A secret without a value keeps its present value. Later branches inherit policy
-// and limits. A rollback changes neither policy, limits nor secrets. If the policy opens networks
-// that the client may not open, the error is an *owner.ClosedError.
+// SetNetwork replaces policy, limits and secrets of a sandbox in any state. When it returns, the
+// new setting is in force. SetNetwork resets connections that the new policy denies, and
+// connections whose secrets change. A secret without a value keeps its present value. Later
+// branches inherit policy and limits. A rollback changes neither policy, limits nor secrets. If the
+// policy opens networks that the client may not open, the error is an *owner.ClosedError.
 func (m *Manager) SetNetwork(ctx context.Context, id string, setting netclient.Setting) (Info, error) {
 	return m.change(ctx, id, func(h *Held) error { return h.SetNetwork(ctx, setting) })
 }
@@ -135,8 +135,8 @@ func (m *Manager) tellTrust(ctx context.Context, s *Sandbox, setting netclient.S
 	return nil
 }
 
-// NetworkStats returns a sandbox's traffic since it was connected to the network. It is zero for a
-// sandbox without a VM, and while forkd-net is being restarted.
+// NetworkStats returns a sandbox's traffic since it was connected to the network. The result is
+// zero for a sandbox without a VM, and while forkd-net is being restarted.
 func (m *Manager) NetworkStats(ctx context.Context, id string) (netproto.Stats, error) {
 	s, err := m.Get(id)
 	if err != nil {

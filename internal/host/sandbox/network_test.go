@@ -31,8 +31,8 @@ func (w *world) vm(id string) *vmfake.VMM {
 	return w.vmms.Live[filepath.Join(w.dir, "run", id)]
 }
 
-// wantMode waits until the guest of a sandbox gets an answer under the given mode. It skips answers
-// that the fake forkd-net sent before the policy changed.
+// wantMode waits until the guest of a sandbox receives an answer under the given mode. It skips
+// answers that the fake forkd-net sent before the policy changed.
 func (w *world) wantMode(t *testing.T, id, mode string) {
 	t.Helper()
 	w.wantAnswer(t, id, mode)
@@ -88,8 +88,8 @@ func (w *world) forkOne(t *testing.T, tag string, network *netclient.Setting) st
 	return r.Sandboxes[0].ID
 }
 
-// A policy belongs to its sandbox. It is in force from the first frame on, stays in force through
-// all operations on the sandbox, and branches inherit it.
+// A policy belongs to its sandbox. The policy is in force from the first frame on, and stays in
+// force through all operations on the sandbox. Branches inherit the policy.
 func TestNetworkPolicyStaysWithTheSandbox(t *testing.T) {
 	w := newOnline(t)
 	w.bake.Network = setting(t, "", "pypi.org")
@@ -188,8 +188,8 @@ func TestRollbackHasANewFrameSocket(t *testing.T) {
 	w.KillAll()
 }
 
-// If forkd-net dies during an operation on a sandbox, the sandbox loses its connections and nothing
-// else.
+// If forkd-net exits during an operation on a sandbox, the sandbox loses its connections and
+// nothing else.
 func TestForkdNetDiesUnderSandboxes(t *testing.T) {
 	w := newOnline(t)
 	defer w.stop()
@@ -220,7 +220,7 @@ func TestForkdNetDiesUnderSandboxes(t *testing.T) {
 }
 
 // If this version of forkd does not know the network setting of a snapshot, forking the snapshot is
-// an error. The children do not get a different policy instead.
+// an error. The children do not start with a different policy instead.
 func TestSnapshotWithAnUnknownPolicy(t *testing.T) {
 	if _, err := netclient.FromSnapshot((&netclient.Setting{}).ForSnapshot()); err == nil {
 		t.Error("a policy without a mode was accepted")

@@ -17,8 +17,8 @@ func as(t *testing.T, name string) context.Context {
 
 func asAdmin(t *testing.T) context.Context { return owner.In(t.Context(), owner.Owner{Admin: true}) }
 
-// The number of sandboxes that an owner may have at a time is limited. Requests of every kind count
-// them, even after a restart of the daemon. Other owners are not affected.
+// The number of sandboxes that an owner may have at a time is limited. Requests of every kind are
+// refused above this limit, even after a restart of the daemon. Other owners are not affected.
 func TestOwnersHaveTheirNumberOfSandboxes(t *testing.T) {
 	w := newWorld(t, 0)
 	if _, err := w.Bake(t.Context(), w.bake); err != nil {
@@ -88,7 +88,7 @@ func TestOwnersHaveTheirNumberOfSandboxes(t *testing.T) {
 }
 
 // An exited sandbox that can be resumed counts. Otherwise an owner could have any number of
-// sandboxes, by ending one, starting another, and resuming the first.
+// sandboxes: the owner ends one sandbox, starts another, and resumes the first.
 func TestWhatCanBeResumedCounts(t *testing.T) {
 	w := newWorld(t, 0)
 	mustBake(t, w)

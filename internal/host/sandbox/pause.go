@@ -14,13 +14,13 @@ func (m *Manager) Pause(ctx context.Context, id string) (Info, error) {
 	})
 }
 
-// Resume continues a paused sandbox, or restores a suspended one under the same id. A sandbox whose
-// VM has ended is restored from its latest suspended state, if it has one.
+// Resume continues a paused sandbox, or restores a suspended sandbox under the same id. A sandbox
+// whose VM has ended is restored from its latest suspended state, if it has one.
 func (m *Manager) Resume(ctx context.Context, id string) (Info, error) {
 	return m.change(ctx, id, func(h *Held) error { return h.Resume(ctx, nil) })
 }
 
-// Resume is like Manager.Resume. If e is not nil, e becomes the sandbox's expiry, plus the time
+// Resume is like Manager.Resume. If e is not nil, the sandbox's expiry becomes *e, plus the time
 // that restoring takes.
 func (h *Held) Resume(ctx context.Context, e *Expiry) error {
 	m, s := h.m, h.s
@@ -62,7 +62,7 @@ func (m *Manager) Suspend(ctx context.Context, id string) (Info, error) {
 }
 
 // SuspendTimeless is like Suspend, but the sandbox does not expire afterwards. After an error, or
-// if the daemon dies before the end, the old expiry applies again.
+// if the daemon is killed before the end, the old expiry applies again.
 func (m *Manager) SuspendTimeless(ctx context.Context, id string) (Info, error) {
 	return m.suspendRequested(ctx, id, true)
 }

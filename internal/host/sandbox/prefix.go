@@ -25,7 +25,8 @@ func (m *Manager) Reach(ctx context.Context, id string) error {
 
 // isWithin reports whether clients with the prefix p may see a snapshot: its tag is within p, it is
 // the state of a sandbox within p, or it is a parent, which all clients may see. An incomplete
-// snapshot does not count as a parent, because it is not known yet whether it will be one.
+// snapshot does not count as a parent, because it is not yet known whether the snapshot will be a
+// parent.
 func (m *Manager) isWithin(p owner.Prefix, i store.Info) bool {
 	switch {
 	case p.HasTag(i.Tag):
@@ -52,10 +53,10 @@ func (m *Manager) MayUse(ctx context.Context, tag string) error {
 	return err
 }
 
-// mayOpen returns an error if asked opens closed networks that present does not open, unless the
-// client may open them. Closed networks need protection because forkd-net connects from the host's
-// own network, where servers on loopback and private addresses trust the host. Errors name the
-// field with the given prefix.
+// mayOpen returns an error if the asked setting opens closed networks that the present policy does
+// not open, unless the client may open them. Closed networks need protection because forkd-net
+// connects from the host's own network, where servers on loopback and private addresses trust the
+// host. Errors name the field with the given prefix.
 func (m *Manager) mayOpen(ctx context.Context, prefix string, asked *netclient.Setting,
 	present netproto.Policy) error {
 	o := owner.Of(ctx)

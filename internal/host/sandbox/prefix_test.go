@@ -16,7 +16,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// waitingCtx is a context that calls waits when a goroutine asks for its Done channel.
+// waitingCtx is a context that calls the function waits when a goroutine asks for its Done channel.
 type waitingCtx struct {
 	context.Context
 	waits func()
@@ -27,8 +27,9 @@ func (c waitingCtx) Done() <-chan struct{} {
 	return c.Context.Done()
 }
 
-// While a fork waits until a snapshot is complete, another snapshot may get the tag. If the client
-// may not see the other snapshot, the fork is refused, even if it could see the first one.
+// While a fork waits until a snapshot is complete, another snapshot may take the tag. If the client
+// may not see the other snapshot, the fork is refused, even if the client could see the first
+// snapshot.
 func TestAForkMayNotUseWhatTookTheTag(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -59,8 +60,8 @@ func TestAForkMayNotUseWhatTookTheTag(t *testing.T) {
 }
 
 // A client may roll its sandbox back to the snapshot that the sandbox was forked from, even if it
-// does not see that snapshot. If another snapshot has got the tag, the rollback does not even read
-// it, because the time for that would tell the client how large it is.
+// does not see that snapshot. If another snapshot has taken the tag, the rollback does not read
+// that snapshot, because the time for reading would tell the client the snapshot's size.
 func TestARollbackMayNotReadWhatTookTheTag(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

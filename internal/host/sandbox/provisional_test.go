@@ -9,8 +9,9 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// If Keep has not been called, the next daemon kills the children of a provisional fork, even suspended ones,
-// and deletes the snapshot that they were forked from. If Keep has been called, it takes the children over.
+// If Keep has not been called, the next daemon kills the children of a provisional fork, even
+// suspended ones, and deletes the snapshot that they were forked from. If Keep has been called, the
+// next daemon takes the children over.
 func TestProvisionalFork(t *testing.T) {
 	for name, n := range map[string]int{"one child": 1, "three children": 3} {
 		for _, kept := range []bool{false, true} {

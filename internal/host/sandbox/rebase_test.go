@@ -42,7 +42,7 @@ func (w *world) asked(t *testing.T, id string) vmmproto.Branch {
 
 // If a sandbox is branched repeatedly, its memory is based on its latest branch, and each branch
 // can be deleted at once. After a certain number of branches, the next branch is based on the
-// snapshot from which the sandbox runs, and holds everything that was written since the fork. All
+// snapshot from which the sandbox runs, and holds all pages that were written since the fork. All
 // remaining snapshots are complete.
 func TestLineOfBranches(t *testing.T) {
 	w := newWorld(t, 0)
@@ -134,8 +134,8 @@ func TestRoomForTheEndOfALine(t *testing.T) {
 	w.checkClean(t)
 }
 
-// If ending a line would exceed the sandbox's memory limit, the line continues as long as it can.
-// Then branches are refused, but the sandbox can be suspended.
+// If the end of a line would exceed the sandbox's memory limit, the line continues as long as
+// possible. After that, branches are refused, but the sandbox can be suspended.
 func TestLineEndsWithinTheMemoryLimit(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -203,8 +203,8 @@ func (w *world) fillLayers(t *testing.T, bytes int64) {
 	}
 }
 
-// After a failed rebase the next branch misses no pages. It contains the branch's pages again or,
-// if the VMM may have replaced some of them, is based on the new snapshot.
+// After a failed rebase the next branch lacks no pages. It contains the pages of the failed branch
+// again or, if the VMM may have replaced some of them, is based on the new snapshot.
 func TestFailedRebase(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -231,8 +231,8 @@ func TestFailedRebase(t *testing.T) {
 	}
 }
 
-// A daemon may die after it has recorded a rebase and before the VMM has answered. The next daemon
-// finds out what the memory is based on, even if the branch was deleted in between.
+// A daemon may be killed after it has recorded a rebase and before the VMM has answered. The next
+// daemon finds out what the memory is based on, even if the branch has been deleted since.
 func TestRestartDuringARebase(t *testing.T) {
 	for _, begun := range []bool{false, true} {
 		for _, deleted := range []bool{false, true} {
@@ -290,7 +290,7 @@ func TestRestartDuringARebase(t *testing.T) {
 }
 
 // If the latest branch of a sandbox is lost, the sandbox continues, and its next branch does not
-// need the lost one.
+// need the lost branch.
 func TestLostBranchBelow(t *testing.T) {
 	w := newWorld(t, 0)
 	id := w.source(t)

@@ -130,7 +130,7 @@ func refusals(t *testing.T, text string) map[string]string {
 }
 
 // If the record of a sandbox is refused, the sandbox is left alone, whether it runs or is
-// suspended. It loses nothing: when the record is repaired, the sandbox can be used again.
+// suspended. The sandbox loses nothing: when the record is repaired, the sandbox can be used again.
 func TestRefusedRecordsLoseNothing(t *testing.T) {
 	w := newWorld(t, 0)
 	mustBake(t, w)

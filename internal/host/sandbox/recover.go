@@ -17,10 +17,10 @@ import (
 	"github.com/forkd/forkd/internal/host/vmpool"
 )
 
-// Recover takes over the sandboxes of an earlier daemon. It removes those that no client can use:
-// they were never handed out, or their VM has ended. It does not touch a sandbox whose state is
-// unclear, see LeftAlone. It must be called once, before all other methods. It returns how many
-// sandboxes continue.
+// Recover takes over the sandboxes of an earlier daemon, and returns how many of them continue. It
+// removes sandboxes that no client can use, because they were never handed out or their VM has
+// ended. It does not touch a sandbox whose state is unclear, see LeftAlone. Recover must be called
+// once, before all other methods.
 func (m *Manager) Recover() (int, error) {
 	entries, err := os.ReadDir(m.cfg.RunDir)
 	if err != nil {
@@ -98,8 +98,8 @@ func (m *Manager) readoptAll(entries []os.DirEntry) {
 	slices.SortFunc(m.left, func(a, b left) int { return strings.Compare(a.ID, b.ID) })
 }
 
-// recoverData takes over the sandbox of a data directory that has no VM. If the sandbox is
-// suspended, it is kept, unless its fork was not finished. Otherwise the directory is removed.
+// recoverData takes over the sandbox of a data directory that has no VM. A suspended sandbox is
+// kept, unless its fork was not finished. In all other cases the directory is removed.
 func (m *Manager) recoverData(id string) error {
 	dir := filepath.Join(m.cfg.DataDir, id)
 	err := ledger.FindSuspended(m.cfg.RunDir, dir)
@@ -117,8 +117,8 @@ func (m *Manager) recoverData(id string) error {
 	return nil
 }
 
-// coolSuspended frees the RAM of suspended states. A daemon that dies right after a suspension
-// leaves them in RAM.
+// coolSuspended frees the RAM of suspended states. If a daemon is killed right after a suspension,
+// the suspended state stays in RAM.
 func (m *Manager) coolSuspended() {
 	for _, info := range m.List() {
 		if info.State == Suspended {
@@ -139,11 +139,11 @@ func (e *aloneError) Error() string {
 	return fmt.Sprintf("%v: delete it with the forkd that started it, or end process %d", e.reason, e.vmm.PID())
 }
 
-// readopt takes over one VM; settleTakenOver then makes it a running sandbox. If the VM was never
-// handed out, may not have confirmed its identity, or has been replaced by a suspended state, no
-// client can use it; readopt then kills it and returns a *ledger.LostError. Any other error means
-// that readopt has changed nothing. A VM that works is taken over even if something else is
-// missing; without its snapshot, for example, it continues to run.
+// readopt takes over one VM; settleTakenOver then makes it a running sandbox. No client can use a
+// VM that was never handed out, may not have confirmed its identity, or has been replaced by a
+// suspended state. In these cases, readopt kills the VM and returns a *ledger.LostError. Any other
+// error means that readopt has changed nothing. A working VM is taken over even if something else
+// is missing. For example, a VM without its snapshot continues to run.
 func (m *Manager) readopt(id string) (*Sandbox, error) {
 	dir := m.vmDir(id)
 	vmm, err := m.cfg.VMMs.Attach(id, dir)
@@ -200,8 +200,8 @@ func (m *Manager) readopt(id string) (*Sandbox, error) {
 const answersAtStart = 10 * time.Second
 
 // settleTakenOver asks the VMM of a sandbox that was taken over for its state, and marks the
-// sandbox as running or paused. If the VMM does not answer in time, it marks the sandbox as silent,
-// so that the next operation asks the VMM again.
+// sandbox as running or paused. If the VMM does not answer in time, settleTakenOver marks the
+// sandbox as silent, so that the next operation asks the VMM again.
 func (m *Manager) settleTakenOver(s *Sandbox) error {
 	v := s.live
 	ctx, cancel := context.WithTimeout(context.Background(), answersAtStart)

@@ -32,8 +32,8 @@ type BranchRequest struct {
 	Defaults snapshot.Defaults
 }
 
-// BranchResult describes a new snapshot and what it cost. If the snapshot is still being written,
-// Figure has only the figures that are known so far.
+// BranchResult describes a new snapshot and what the branch cost. If the snapshot is still being
+// written, Figure has only the figures that are known so far.
 type BranchResult struct {
 	Info   store.Info
 	Figure snapshot.Branch

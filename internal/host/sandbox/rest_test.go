@@ -57,7 +57,7 @@ func checkCallsOff(t *testing.T, suspend func(context.Context, *world, string) e
 		}()
 	}
 	<-asked
-	time.Sleep(20 * time.Millisecond) // time for the other branches to get into the queue
+	time.Sleep(20 * time.Millisecond) // time for the other branches to enter the queue
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	if err := suspend(ctx, w, id); err != nil {

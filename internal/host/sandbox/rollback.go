@@ -28,16 +28,18 @@ type RollbackResult struct {
 	Ready time.Duration // until the agent had confirmed
 }
 
-// Rollback puts a sandbox back to the snapshot to: memory, disk, vCPUs and devices, in the same VMM
-// process and under the same id. If to is empty, Rollback uses the snapshot that the sandbox runs
-// from. Otherwise the snapshot must be of the sandbox's family: both come from the same snapshot of
-// a booted VM, so they have the same CPU, memory size, devices and disk size. The client must be
-// able to use the snapshot, unless the sandbox runs from it. A failure before the
-// restore leaves the sandbox unchanged. After that there is nothing to return to: a sandbox that
-// fails or does not confirm is killed, which the *RollbackError says. Only its latest suspended
-// state is left, if it has one.
+// Rollback puts a sandbox back to a snapshot: memory, disk, vCPUs and devices, in the same VMM
+// process and under the same id. The parameter to is the tag of the snapshot. If it is empty,
+// Rollback uses the snapshot that the sandbox runs from. Otherwise the snapshot must be of the
+// sandbox's family: the snapshot and the sandbox descend from the same snapshot of a booted VM, so
+// they have the same CPU, memory size, devices and disk size. The client must be able to use the
+// snapshot, unless the sandbox runs from it. A failure before the restore leaves the sandbox
+// unchanged. Afterwards the previous state is lost, so a sandbox that fails or does not confirm is
+// killed, and the error is a *RollbackError. Only the sandbox's latest suspended state remains, if
+// it has one.
 //
-// strict holds from this rollback on. A rollback that leaves the sandbox unchanged does not set it.
+// The setting strict applies from this rollback on. A rollback that leaves the sandbox unchanged
+// does not change the setting.
 func (m *Manager) Rollback(ctx context.Context, id, to string, strict unique.Strict) (r RollbackResult, err error) {
 	start := time.Now()
 	err = m.With(ctx, id, func(h *Held) (err error) {
@@ -63,7 +65,8 @@ func (h *Held) rollback(ctx context.Context, to string, strict unique.Strict, st
 	}
 	var undo cleanup.Stack
 	defer undo.Run()
-	// Acquire may read gigabytes, and its time would tell that a hidden snapshot exists.
+	// Check before Acquire: it may read gigabytes, and the time for that would tell the client that
+	// a hidden snapshot exists.
 	if err := m.mayGoBack(ctx, &rec, to); err != nil {
 		return r, err
 	}
@@ -75,8 +78,8 @@ func (h *Held) rollback(ctx context.Context, to string, strict unique.Strict, st
 	if err := m.inFamily(ctx, &rec, lease); err != nil {
 		return r, err
 	}
-	// Wait for a place before the sandbox's state is lost: if the client gives up during the wait,
-	// the sandbox is unchanged.
+	// Wait for a place before the sandbox's state is lost, so that the sandbox is unchanged if the
+	// client gives up during the wait.
 	release, err := owner.TakePlace(ctx, m.restores, rec.Owner)
 	if err != nil {
 		return r, err
@@ -212,8 +215,8 @@ func (s *Sandbox) commitRollback(v *liveVM, was ledger.Record, lease *store.Leas
 
 // mayGoBack returns a *store.NotFoundError unless the client of ctx may roll a sandbox back to the
 // snapshot that has a tag now. The client may use the snapshot that its sandbox was forked from,
-// even a snapshot that it cannot see. This also holds after a suspension, but not for another
-// snapshot that has got the tag in the meantime.
+// even a snapshot that it cannot see. It may also do so after a suspension. It may not use another
+// snapshot that has taken the tag since.
 func (m *Manager) mayGoBack(ctx context.Context, rec *ledger.Record, tag string) error {
 	err := m.MayUse(ctx, tag)
 	if err != nil && (tag == rec.Tag() || tag == rec.SnapshotTag) && m.cfg.Store.IsInLine(tag, rec.SnapshotID) {
@@ -222,8 +225,8 @@ func (m *Manager) mayGoBack(ctx context.Context, rec *ledger.Record, tag string)
 	return err
 }
 
-// inFamily returns an error unless the client of ctx may roll a sandbox back to the snapshot leased
-// by to.
+// inFamily returns an error unless the client of ctx may roll a sandbox back to the snapshot of the
+// lease to.
 func (m *Manager) inFamily(ctx context.Context, rec *ledger.Record, to *store.Lease) error {
 	id, tag := to.Manifest().ID, to.Manifest().Tag
 	if id == rec.SnapshotID {

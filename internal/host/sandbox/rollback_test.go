@@ -216,8 +216,8 @@ func TestRollbackWaitsBeforeItsPointOfNoReturn(t *testing.T) {
 	w.checkClean(t)
 }
 
-// The family of a sandbox ends at the snapshot that was booted. A parent that was baked from a branch
-// of a disk is for all clients, but the snapshots with memory before that branch are not.
+// The family of a sandbox ends at the snapshot that was booted. All clients may use a parent that
+// was baked from a branch of a disk, but not the snapshots with memory before that branch.
 func TestRollbackEndsAtABootedParent(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

@@ -41,9 +41,9 @@ type Guest interface {
 // have several VMs one after another.
 //
 // An operation that changes a sandbox holds ops. It also holds mu while it changes the fields below
-// mu. The holder of ops may read these fields without mu; all others need mu. A deletion does not
-// wait for ops. If the sandbox is deleted during an operation, the operation finds the sandbox in
-// the state stopping.
+// mu. The holder of ops may read these fields without mu. All other readers need mu. A deletion
+// does not wait for ops. If the sandbox is deleted during an operation, the operation finds the
+// sandbox in the state stopping.
 type Sandbox struct {
 	id     string
 	data   string        // directory for the sandbox's private disk tops and its suspended state
@@ -147,7 +147,7 @@ func (s *Sandbox) Info() Info {
 	return info
 }
 
-// update changes a sandbox's record, on disk first. The caller holds s.ops.
+// update changes a sandbox's record, first on disk and then in memory. The caller holds s.ops.
 func (s *Sandbox) update(change func(*ledger.Record)) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -165,8 +165,8 @@ func (s *Sandbox) update(change func(*ledger.Record)) error {
 }
 
 // updateAll changes a part of the record that the sandbox keeps in every state. It also changes the
-// sandbox's suspended state, even an earlier one: if the sandbox returns to that state, the old
-// value must not come back. The caller holds s.ops.
+// sandbox's suspended state, even an earlier one, so that the old value does not return with that
+// state. The caller holds s.ops.
 func (s *Sandbox) updateAll(change func(*ledger.Record)) error {
 	if err := ledger.UpdateSuspended(s.data, change); err != nil {
 		return err

@@ -219,7 +219,7 @@ func TestRestartTakesOverWhatLives(t *testing.T) {
 	v := w.vmms.Live[w.vmDir(dead)]
 	w.vmms.Mu.Unlock()
 	v.End(vm.Exit{Reason: vm.ExitPowerOff})
-	// A fork that is killed at the wrong moment leaves such a VM behind.
+	// A daemon that is killed during a fork can leave such a VM behind.
 	if _, err := vmpool.Spawn(context.Background(), w.vmms, w.cfg.RunDir, vm.Shape{}); err != nil {
 		t.Fatal(err)
 	}
@@ -279,7 +279,7 @@ func TestPoolFeedsForksAndIsDrained(t *testing.T) {
 }
 
 // If a VMM in the pool ends, the pool notices before the next fork. Nothing of the VMM is left, and
-// the pool replaces it.
+// the pool starts another VMM.
 func TestPooledVMMThatDies(t *testing.T) {
 	w := newWorld(t, 1)
 	defer w.stop()

@@ -20,8 +20,8 @@ func (m *Manager) trust(ctx context.Context, v *liveVM, setting netclient.Settin
 }
 
 // KeepSecret is called when a build gives a secret to a sandbox. From then on the sandbox's memory
-// must not be saved to a disk, so suspensions and branches with memory are refused. This is not in
-// the record, because a restarted daemon deletes the sandboxes of builds.
+// must not be saved to a disk, so suspensions and branches with memory are refused. The record does
+// not contain this restriction, because a restarted daemon deletes the sandboxes of builds.
 func (m *Manager) KeepSecret(ctx context.Context, id string) error {
 	return m.With(ctx, id, func(h *Held) error {
 		h.s.secret = true

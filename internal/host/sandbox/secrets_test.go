@@ -148,9 +148,9 @@ func TestSecretsStayWithTheSandbox(t *testing.T) {
 	w.stop()
 }
 
-// A client that changes the policy of a sandbox can keep a secret without knowing its value. It can
-// also replace the secret, or remove it by omitting it. If the sandbox is paused, its guest gets
-// the message when it runs.
+// A client that changes the policy of a sandbox can keep a secret without knowing its value. The
+// client can also replace the secret, or omit it and thus remove it. If the sandbox is paused, its
+// guest receives the message when it runs.
 func TestSetSecrets(t *testing.T) {
 	w := newOnline(t)
 	defer w.stop()

@@ -13,9 +13,10 @@ import (
 	"github.com/forkd/forkd/internal/host/vmmclient"
 )
 
-// behind reports whether it is unknown what the VMM of s has done: the VMM has not answered a
-// request, or the record names a disk top or a layer that the VMM may already use. While a branch
-// is being made, the record always names such a top or layer. The caller must hold s.ops.
+// behind reports whether it is unknown what the VMM of s has done. This is the case if the VMM has
+// not answered a request, or if the record names a disk top or a layer that the VMM may already
+// use. While a branch is being made, the record always names such a top or layer. The caller must
+// hold s.ops.
 func (s *Sandbox) behind() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -94,8 +95,8 @@ func (s *Sandbox) settlePause(ctx context.Context, v *liveVM, paused bool) error
 	return nil
 }
 
-// swapLeases calls change, which changes the leases of s's VM. If s is being deleted, it returns an
-// error instead, because then the leases are being released.
+// swapLeases calls the function change, which changes the leases of s's VM. If s is being deleted,
+// swapLeases returns an error instead, because the leases are then being released.
 func (s *Sandbox) swapLeases(change func()) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -106,8 +107,8 @@ func (s *Sandbox) swapLeases(change func()) error {
 	return nil
 }
 
-// settleRebase records whether a VM has begun the pending rebase. rebases is the VM's count of
-// rebases. Once a rebase has begun, the VM's memory is based on the branch.
+// settleRebase records whether a VM has begun the pending rebase. The parameter rebases is the VM's
+// count of rebases. Once a rebase has begun, the VM's memory is based on the branch.
 func (s *Sandbox) settleRebase(v *liveVM, rebases uint64) error {
 	s.mu.Lock()
 	pending := s.record.Rebasing

@@ -82,8 +82,8 @@ func TestDeletionEndsTheWaitForRest(t *testing.T) {
 }
 
 // A disk-only branch takes a place after the guest has frozen its file system. If no place is free
-// at that time, the branch waits for one while the guest runs. If none is free at the beginning,
-// the branch is refused before the daemon asks the guest to freeze.
+// at that time, the branch waits for one while the guest runs. If no place is free at the
+// beginning, the branch is refused before the daemon asks the guest to freeze the file system.
 func TestBranchOfTheDiskTakesAPlaceAfterTheRest(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

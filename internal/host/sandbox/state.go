@@ -9,7 +9,7 @@ import (
 type State int
 
 // States of a sandbox. The drawing omits stopping. Running and paused sandboxes have a VM. A
-// suspended sandbox has none. The VM of an exited sandbox has ended by itself.
+// suspended sandbox has no VM. The VM of an exited sandbox has ended by itself.
 //
 //	      starting
 //	   ┌─────┘└───────────────────┐
@@ -47,7 +47,7 @@ var next = map[State][]State{
 	Stopping:  {},
 }
 
-// mayBecome reports whether a sandbox in state s may enter to.
+// mayBecome reports whether a sandbox in state s may enter the given state.
 func (s State) mayBecome(to State) bool { return slices.Contains(next[s], to) }
 
 // hasVM reports whether a sandbox in state s has a VM that has not ended.

@@ -76,13 +76,13 @@ func (h *Held) Fork(ctx context.Context, req ForkRequest) (ForkResult, error) {
 // errBusy says that an idle sandbox has received a request before it was suspended.
 var errBusy = errors.New("a request came in")
 
-// lockToSuspend locks a sandbox for a suspension, and takes a place for suspensions, which counts
-// for the sandbox's owner. It never holds the lock while it waits for the place, or the place while
-// it waits for the lock. So requests to the sandbox do not wait for other suspensions, and other
-// suspensions do not wait for a long request.
+// lockToSuspend locks a sandbox for a suspension, and takes a place for suspensions. The place
+// counts for the sandbox's owner. It never holds the lock while it waits for the place, or the
+// place while it waits for the lock. So requests to the sandbox do not wait for other suspensions,
+// and other suspensions do not wait for a long request.
 //
-// Until unlock, lockToSuspend cancels branches that wait for the guest to freeze its file system.
-// An automatic suspension does not cancel them: it waits for them, as for all requests.
+// Until unlock is called, branches that wait for the guest to freeze its file system are cancelled.
+// An automatic suspension does not cancel them, but waits for them, as for all requests.
 func (m *Manager) lockToSuspend(ctx context.Context, s *Sandbox, auto bool) (unlock func(), err error) {
 	var held cleanup.Stack
 	defer func() { held.Run() }()
@@ -158,9 +158,9 @@ func (m *Manager) suspend(ctx context.Context, s *Sandbox, auto, timeless bool) 
 	return nil
 }
 
-// standStill pauses the VM of a sandbox that is being suspended, and makes undo resume the VM. A VM
-// that is already paused stays paused. If the disk has no room for the memory that the VM has
-// written, standStill returns an error before it pauses the VM.
+// standStill pauses the VM of a sandbox that is being suspended, and adds the resumption of the VM
+// to undo. A VM that is already paused stays paused. If the disk has no room for the memory that
+// the VM has written, standStill returns an error before it pauses the VM.
 func (m *Manager) standStill(ctx context.Context, s *Sandbox, auto bool, undo *cleanup.Stack) error {
 	paused := s.Info().State == Paused
 	if !paused {
@@ -203,8 +203,8 @@ func (m *Manager) standStill(ctx context.Context, s *Sandbox, auto bool, undo *c
 }
 
 // commitSuspension records that the sandbox is suspended, and frees its VM. The snapshot with the
-// suspended state must be on disk, and is kept until unpin is called. After an error the sandbox
-// still has its VM, or is being deleted.
+// suspended state must be on disk. It is kept until the function unpin is called. After an error
+// the sandbox still has its VM, or is being deleted.
 func (m *Manager) commitSuspension(s *Sandbox, suspended ledger.Record, unpin func()) error {
 	if err := ledger.WriteSuspended(s.data, &suspended); err != nil {
 		return err

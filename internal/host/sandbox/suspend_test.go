@@ -84,7 +84,7 @@ func TestSuspendAndResume(t *testing.T) {
 	w.stop()
 }
 
-// If a suspended state cannot be read, it must not count as missing: its files are kept.
+// A suspended state that cannot be read does not count as missing, and its files are kept.
 func TestSuspendedStateThatCannotBeLookedAt(t *testing.T) {
 	w := newWorld(t, 0)
 	mustBake(t, w)

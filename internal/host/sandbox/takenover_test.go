@@ -32,7 +32,7 @@ type takenOver struct {
 	lives sync.WaitGroup
 }
 
-// words are random bytes. When all are used, every answer is correct.
+// words are random bytes. When all bytes are used, every further answer is correct.
 type words struct{ left []byte }
 
 func (w *words) byte() byte {
@@ -191,8 +191,8 @@ func (v *takenOverVMM) save(fds []int) vmmproto.SaveResult {
 	return r
 }
 
-// send sends a message, or sometimes a wrong one. It reports whether the daemon has received an OK
-// or an error.
+// send sends a message, or sometimes a wrong message. It reports whether the daemon has received an
+// OK or an error.
 func (v *takenOverVMM) send(kind vmmproto.Kind, body []byte) bool {
 	w := &v.all.words
 	var fds []int
@@ -243,8 +243,8 @@ func (v *takenOverVMM) send(kind vmmproto.Kind, body []byte) bool {
 	return kind == vmmproto.KindOK || kind == vmmproto.KindError
 }
 
-// layersOver returns the files in a directory that are longer than most, or that take more than
-// most on disk.
+// layersOver returns the files in a directory whose length, or whose space on disk, is above the
+// given number of bytes.
 func layersOver(dir string, most int64) (found []string) {
 	_ = filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
 		if err != nil || !d.Type().IsRegular() {

@@ -49,7 +49,7 @@ func (m *Manager) adopt(s *Sandbox, kind event.Kind) {
 const stallPause = time.Second
 
 // watch waits for the VM of s to end. If no operation of the daemon has ended the VM, watch handles
-// its end.
+// the end of the VM.
 func (m *Manager) watch(s *Sandbox, v *liveVM) {
 	stalled := v.vmm.Stalled()
 	var again <-chan time.Time // receives a value when messages about a full disk are read again
@@ -103,7 +103,7 @@ func (m *Manager) watch(s *Sandbox, v *liveVM) {
 	}
 }
 
-// exited records that the VM v has ended. It returns false if s has another VM now, or none.
+// exited records that the VM v has ended. It returns false if s now has another VM, or no VM.
 func (s *Sandbox) exited(v *liveVM, exit vm.Exit, last console.Text) bool {
 	return s.has(v) && s.transition("exit", Exited, func() { s.exit, s.console = exit, last }) == nil
 }

@@ -12,7 +12,7 @@ import (
 // refuseWriters also checks tops of earlier branches, because those branches may have failed before
 // they were checked.
 //
-// A VMM that has kept a descriptor gets no more files, because each of them could grow until the
+// A VMM that has kept a descriptor receives no more files, because each file could grow until the
 // VMM ends.
 func (b *branch) refuseWriters() error {
 	saved := b.saved()
@@ -31,7 +31,7 @@ func (b *branch) saved() []*os.File {
 }
 
 // refuse returns an error if the VMM has one of the files open for writing. It then also sets
-// b.v.kept, so that the VMM gets no more files.
+// b.v.kept, so that the VMM receives no more files.
 func (b *branch) refuse(files []*os.File) error {
 	for _, f := range files {
 		if err := chain.NoWriters(f.Name(), b.m.writers); err != nil {
@@ -44,8 +44,8 @@ func (b *branch) refuse(files []*os.File) error {
 
 // refuseKeeper returns an error if a VMM that has refused a branch has kept a file of the branch.
 // These files are about to be removed, but a removed file that the VMM keeps open could still grow
-// until the VMM ends. top is the new disk top, or nil. The VMM may use top even after a refusal;
-// then top is not checked.
+// until the VMM ends. The parameter top is the new disk top, or nil. If the VMM may use the new top
+// even after its refusal, refuseKeeper does not check the top.
 func (b *branch) refuseKeeper(top *os.File) error {
 	unused := b.saved()
 	if top != nil {

@@ -15,9 +15,9 @@ import (
 )
 
 // backlogTimes limits the memory layers of one owner that are only in RAM. Together they may have
-// at most this many times the bytes of RAM that are still free. The layers of the lines of the
-// owner's sandboxes count too. So a single owner can take three quarters of the RAM, and two owners
-// three sevenths each. Another owner, or a suspension, always finds some room.
+// at most this many times the bytes of RAM that are still free. The layers in the lines of the
+// owner's sandboxes are included. So a single owner can take three quarters of the RAM, and two
+// owners three sevenths each. Another owner, or a suspension, always finds some room.
 const backlogTimes = 3
 
 // backlogWait is how long a branch waits for room in RAM.
@@ -40,8 +40,8 @@ type backlog struct {
 	age   time.Duration // usageAge, except in tests
 
 	mu sync.Mutex
-	// sorted by the bytes that the layer's owner has in RAM, fewest first; among equals, oldest
-	// first
+	// sorted by the bytes that the layer's owner has in RAM, fewest first; if they are equal,
+	// oldest first
 	queue []*layerRoom
 	taken []*layerRoom // layers that have room and are being made
 
@@ -82,13 +82,14 @@ func (e *BacklogError) Error() string {
 
 func (e *BacklogError) Unwrap() error { return e.Flush }
 
-// ReserveRAM reserves room for the memory layer of a branch. most is the maximum size of the layer
-// in bytes. ReserveRAM is not called if Staging.Awaited is called for the branch. If most bytes do
-// not fit at once, and exact is not nil, exact returns a better estimate. ReserveRAM waits until
-// the disk has caught up with the branches of owner, but no longer than a client can wait. After
-// that, or if the disk cannot be written, the error is a *BacklogError. If no other layer is to be
-// written to disk, and sandboxes of owner have no lines, the branch is never refused. The caller
-// calls release when the snapshot is published or abandoned.
+// ReserveRAM reserves room for the memory layer of a branch. The parameter most is the maximum size
+// of the layer in bytes. ReserveRAM is not called if Staging.Awaited is called for the branch. If a
+// layer of this size does not fit at once, and exact is not nil, ReserveRAM calls exact for a
+// better estimate. ReserveRAM waits until the disk has caught up with the branches of the owner,
+// but no longer than a client can wait. After that, or if the disk cannot be written, the error is
+// a *BacklogError. If no other layer is to be written to disk, and sandboxes of the owner have no
+// lines, the branch is never refused. The caller calls the function release when the snapshot is
+// published or abandoned.
 func (s *Store) ReserveRAM(ctx context.Context, owner string, most uint64, exact func() (uint64, error)) (
 	release func(), err error) {
 	b := &s.backlog
@@ -142,7 +143,8 @@ func (b *backlog) await(ctx context.Context, w *layerRoom) error {
 	}
 }
 
-// coolUntil calls Store.coolUntil. If that has dropped a layer, the usage must be counted again.
+// coolUntil calls Store.coolUntil. If Store.coolUntil has dropped a layer, the usage must be
+// counted again.
 func (b *backlog) coolUntil(bytes uint64) (freed bool) {
 	if freed = b.store.coolUntil(bytes); freed {
 		b.mu.Lock()
@@ -174,7 +176,8 @@ func (b *backlog) takeLocked(w *layerRoom) {
 	b.taken = append(b.taken, w)
 }
 
-// leave removes w from the queue. If w already has room, other layers in the queue get it.
+// leave removes w from the queue. If w already has room, the room is assigned to other layers in
+// the queue.
 func (b *backlog) leave(w *layerRoom) {
 	is := func(other *layerRoom) bool { return other == w }
 	b.mu.Lock()
@@ -248,7 +251,7 @@ func (u *backlogUsage) wants(w *layerRoom) uint64 {
 }
 
 // usageLocked returns the usage, and whether it was counted just now. An older usage may be higher
-// than the present one, but includes all room that was assigned after the count.
+// than the present usage, but includes all room that was assigned after the count.
 func (b *backlog) usageLocked() (u *backlogUsage, fresh bool) {
 	if fresh = time.Since(b.counted) >= b.age; fresh {
 		b.usage = b.countLocked()
@@ -310,7 +313,7 @@ type unflushedLayer struct {
 func (s *Store) ramBytes(id string) uint64 { return blocks(s.ramLayer(id)) }
 
 // unflushed returns the layers that are to be written to disk. Layers of unnamed snapshots may also
-// be only in RAM, but are never written: they count as lines.
+// be only in RAM, but are never written to disk. They count as layers of lines.
 func (s *Store) unflushed() []unflushedLayer {
 	s.mu.Lock()
 	defer s.mu.Unlock()

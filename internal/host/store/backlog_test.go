@@ -42,7 +42,7 @@ func slowDisk(t *testing.T, layers int) (s *Store, d dirs, catchUp func()) {
 	return s, d, catchUp
 }
 
-// reserve reserves room for n layers of owner. If ReserveRAM refuses, reserve returns the
+// reserve reserves room for n layers of an owner. If ReserveRAM refuses, reserve returns the
 // *BacklogError.
 func reserve(t *testing.T, s *Store, owner string, n uint64) (release func(), refused *BacklogError) {
 	t.Helper()
@@ -53,7 +53,8 @@ func reserve(t *testing.T, s *Store, owner string, n uint64) (release func(), re
 	return release, refused
 }
 
-// fillRAM publishes branches of owner until one is refused. It returns their number.
+// fillRAM publishes branches of an owner until a branch is refused. It returns the number of
+// published branches.
 func fillRAM(t *testing.T, s *Store, d dirs, owner string) int {
 	t.Helper()
 	for n := range 100 {
@@ -76,7 +77,7 @@ func fillRAM(t *testing.T, s *Store, d dirs, owner string) int {
 }
 
 // Branches of one owner that are not on disk yet leave room in RAM for other owners. If there is
-// only one owner, it gets most of the RAM.
+// only one owner, its branches can take most of the RAM.
 func TestUnflushedBranchesLeaveRoom(t *testing.T) {
 	s, d, catchUp := slowDisk(t, 17) // one of the layers is the parent's
 	if n := fillRAM(t, s, d, "a"); n != 12 {
@@ -182,7 +183,7 @@ func TestBacklogOfAFullDisk(t *testing.T) {
 }
 
 // While many branches wait, the layers are seldom counted. Between two counts, no room is assigned
-// twice. A branch that waits gets its room soon after there is room.
+// twice. A waiting branch has its room soon after there is room.
 func TestUsageIsRemembered(t *testing.T) {
 	s, d, catchUp := slowDisk(t, 17)
 	s.backlog.age = time.Hour

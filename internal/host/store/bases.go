@@ -49,16 +49,16 @@ const recordSuffix = ".json"
 // hexOf returns the hexadecimal part of a valid digest, which is used as a file name.
 func hexOf(digest string) string { return digest[strings.LastIndexByte(digest, ':')+1:] }
 
-// UseBase makes image, an open regular file, the base of the snapshot's disk. Unless the store
-// already knows the digest, it is computed in the background while the parent boots. Publish waits
-// for the computation, and Discard cancels it. UseBase may be called only once.
+// UseBase makes an open regular file the base of the snapshot's disk. Unless the store already
+// knows the file's digest, the digest is computed in the background while the parent boots. Publish
+// waits for the computation, and Discard cancels it. UseBase may be called only once.
 func (g *Staging) UseBase(image *os.File) (err error) {
 	g.basing, err = g.addInBackground("base image", image, false)
 	return err
 }
 
 // UseBoot is like UseBase, for the kernel and the initramfs from which the parent boots. The store
-// keeps both files: if it cannot link a file, it copies it.
+// keeps both files. If it cannot link a file, it copies the file.
 func (g *Staging) UseBoot(kernel, initrd *os.File) (err error) {
 	if g.kernel, err = g.addInBackground("kernel", kernel, true); err != nil {
 		return err
@@ -68,7 +68,7 @@ func (g *Staging) UseBoot(kernel, initrd *os.File) (err error) {
 }
 
 // addInBackground adds a file, which the snapshot names by its digest, to the store. If the file
-// cannot be linked and keep is set, it is copied.
+// cannot be linked and keep is set, the file is copied.
 func (g *Staging) addInBackground(what string, file *os.File, keep bool) (*basing, error) {
 	// Open the file again, because computing the digest moves the offset, which duplicates of a
 	// descriptor share.
@@ -125,7 +125,7 @@ func (g *Staging) useBases(m *snapshot.Manifest) (err error) {
 	return err
 }
 
-// stopBasing cancels additions that are in progress. It reports whether there were any.
+// stopBasing cancels additions that are in progress. It reports whether any were in progress.
 func (g *Staging) stopBasing() (any bool) {
 	for _, b := range []*basing{g.basing, g.kernel, g.initrd} {
 		if b != nil {
@@ -151,9 +151,9 @@ func atLowestPriority() {
 // procPath returns a path to an open file.
 func procPath(f *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", f.Fd()) }
 
-// addBase computes the digest of a file and records where the file is. From then on the store keeps
-// the record as long as g or a snapshot needs it. If addBase cannot link the file and keep is set,
-// it copies the file.
+// addBase computes the digest of a file and records where the file is. The store then keeps the
+// record as long as g or a snapshot needs it. If addBase cannot link the file and keep is set,
+// addBase copies the file.
 func (s *Store) addBase(ctx context.Context, g *Staging, f *os.File, path string, keep bool) (snapshot.Base, error) {
 	id, err := identify(f)
 	if err != nil {
@@ -202,9 +202,9 @@ func (s *Store) addBase(ctx context.Context, g *Staging, f *os.File, path string
 	return base, s.essential(func() error { return atomicfile.WriteDurable(s.baseRecord(base.Digest), p, 0o600) })
 }
 
-// linkBase makes a link to an image in the store, and reports whether it could. It cannot if the
-// image is on another file system, or if the store may not link the image. In these cases the store
-// needs the image at its path.
+// linkBase makes a link in the store to an image, and reports whether this was possible. It is not
+// possible if the image is on another file system, or if the store may not link the image. In these
+// cases the store needs the image at its path.
 func (s *Store) linkBase(f *os.File, digest string) (linked bool, err error) {
 	name := s.baseLink(digest)
 	if err := os.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -220,8 +220,9 @@ func (s *Store) linkBase(f *os.File, digest string) (linked bool, err error) {
 	return false, fmt.Errorf("link it to %s: %w", name, err)
 }
 
-// copyBase copies a file into the store and flushes the copy to disk. want is the digest of the file. If the
-// file has been changed in the meantime, so that the copy has another digest, copyBase returns an error.
+// copyBase copies a file into the store and flushes the copy to disk. The parameter want is the
+// digest of the file. If the file has been changed since, so that the copy has another digest,
+// copyBase returns an error.
 func copyBase(ctx context.Context, name string, f *os.File, want string) (id fileID, err error) {
 	err = atomicfile.Fill(name, func(tmp string) error {
 		if err := copyFile(tmp, f); err != nil {
@@ -283,8 +284,8 @@ func (s *Store) readBase(digest string) (*record.Base, error) {
 	return rec, nil
 }
 
-// openBase opens a base of a snapshot. It checks that the file's length and change time are still
-// those from when the digest was computed. It does not compute the digest again, because that would
+// openBase opens a base of a snapshot. It checks that the file's length and change time have not
+// changed since the digest was computed. It does not compute the digest again, because that would
 // delay a fork.
 func (s *Store) openBase(base snapshot.Base) (*os.File, error) {
 	rec, err := s.readBase(base.Digest)
@@ -310,7 +311,7 @@ func (s *Store) openBase(base snapshot.Base) (*os.File, error) {
 	return f, nil
 }
 
-// dropBases drops the bases that no snapshot needs. Snapshots that are being made also count. If a
+// dropBases drops the bases that no snapshot needs, including snapshots that are being made. If a
 // manifest cannot be read, its base is unknown, so all bases are kept.
 func (s *Store) dropBases() error {
 	s.basesMu.Lock()

@@ -270,8 +270,9 @@ func TestRecordsOfBasesHaveAVersion(t *testing.T) {
 	}
 }
 
-// The list names the base of a snapshot that is being made, so that it is known which image it needs: for
-// a branch from the beginning, and for a bake as soon as the store has the image.
+// The list names the base of a snapshot that is being made, so that clients know which image the
+// snapshot needs. For a branch, the list has the base from the beginning, and for a bake as soon as
+// the store has the image.
 func TestUnfinishedSnapshotsHaveABase(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)

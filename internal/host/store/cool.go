@@ -34,8 +34,8 @@ type coldLayer struct {
 
 // coolUnused drops layers from RAM that are not in use, least recently used first, until a part of
 // the file system is free. The next fork of a snapshot reads its layers back. coolUnused drops no
-// more layers than that: otherwise one client's branches could keep the layers of all other clients
-// out of RAM.
+// further layers, because otherwise one client's branches could keep the layers of all other
+// clients out of RAM.
 func (s *Store) coolUnused() { s.coolUntil(0) }
 
 // coolUntil is like coolUnused, but continues until at least the given number of bytes is free. It
@@ -105,8 +105,8 @@ func (s *Store) coldLayers() []*coldLayer {
 // needsRAM reports whether the snapshot's layers must stay in RAM.
 func (e *entry) needsRAM() bool { return e.refs.using() > 0 || e.inRAM() }
 
-// lastUse returns when this daemon last used the snapshot. If it never has, lastUse returns the
-// creation time.
+// lastUse returns the time when this daemon last used the snapshot, or the creation time if the
+// daemon has not used it.
 func (e *entry) lastUse() time.Time {
 	if e.used.IsZero() {
 		return e.created
@@ -114,8 +114,8 @@ func (e *entry) lastUse() time.Time {
 	return e.used
 }
 
-// dropCold drops a layer from RAM, if it is still cold. It first renames the layer, because a
-// concurrent readBack must not find a layer that is partly removed.
+// dropCold drops a layer from RAM, if the layer is still cold. It first renames the layer, because
+// a concurrent readBack must not find a layer that is partly removed.
 func (s *Store) dropCold(owner string) {
 	gone := s.layerDir(owner) + "." + snapshot.NewID()
 	s.mu.Lock()

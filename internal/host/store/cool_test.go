@@ -85,7 +85,7 @@ func TestUnusedLayersLeaveTheRAM(t *testing.T) {
 	}
 }
 
-// A snapshot that a stopped sandbox waits for is flushed before others. Owners take turns.
+// A snapshot that a stopped sandbox waits for is flushed before other snapshots. Owners take turns.
 func TestOwnersTakeTurns(t *testing.T) {
 	f := &flusher{turns: make(map[string]uint64), queue: []*entry{
 		{tag: "a1", owner: "a"}, {tag: "a2", owner: "a"}, {tag: "a3", owner: "a"},

@@ -9,7 +9,7 @@ import (
 	"github.com/forkd/forkd/internal/host/event"
 )
 
-// DeleteMode says what a deletion does with the snapshots that build on the deleted one.
+// DeleteMode says what a deletion does with the snapshots that build on the deleted snapshot.
 type DeleteMode int
 
 // Modes of deletion. A snapshot that sandboxes run from is never deleted. If sandboxes only follow

@@ -12,8 +12,8 @@ const maxFailed = 256
 
 // ListFailed adds a failed branch to the list of snapshots, with the reason. It is for branches
 // that failed while no client waited for them, or that are lost. An entry stays until the branch is
-// deleted or made again, or the daemon exits. If there are too many entries, the oldest is dropped. owner is
-// the owner of the sandbox, or empty if unknown.
+// deleted or made again, or the daemon exits. If there are too many entries, the oldest entry is
+// dropped. The parameter owner is the owner of the sandbox, or empty if unknown.
 func (s *Store) ListFailed(tag, owner string, reason error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -6,8 +6,9 @@ import (
 	"testing"
 )
 
-// A failed branch is in the list until a branch with its tag is made or it is deleted. The number of failed
-// branches is bounded, because they are in memory, and a client can make any number of branches that fail.
+// A failed branch is in the list until it is deleted or a branch with its tag is made. The number
+// of failed branches is bounded, because they are in memory, and a client can make any number of
+// branches that fail.
 func TestFailedBranchesAreBounded(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)

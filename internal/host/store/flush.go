@@ -20,7 +20,7 @@ const flushRetry = 30 * time.Second
 // A flush that fails is logged and tried again.
 //
 // A separate goroutine flushes snapshots that a stopped sandbox waits for, so that they do not wait
-// behind others.
+// behind other snapshots.
 type flusher struct {
 	store *Store
 	runs  sync.WaitGroup
@@ -82,8 +82,8 @@ func (f *flusher) close() {
 	f.runs.Wait()
 }
 
-// run flushes snapshots. If awaited is set, it flushes only snapshots that stopped sandboxes wait
-// for; if not, it flushes only the other snapshots.
+// run flushes snapshots. If awaited is set, run flushes only snapshots that stopped sandboxes wait
+// for. Otherwise run flushes only the other snapshots.
 func (f *flusher) run(awaited bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

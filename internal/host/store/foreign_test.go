@@ -16,8 +16,8 @@ import (
 const layerBytes = 2 * vm.PageSize
 
 // foreign puts a snapshot into the store's directory, as an import would. The second layer of the
-// snapshot is a separate file, but has the name of owner's layer. change may damage the snapshot
-// further.
+// snapshot is a separate file, but names the snapshot with the ID owner as its owner. The function
+// change may damage the snapshot further.
 func foreign(t *testing.T, d dirs, like *snapshot.Manifest, tag, owner string,
 	change func(dir string, m *snapshot.Manifest)) {
 	t.Helper()
@@ -89,8 +89,9 @@ func victims(t *testing.T, d dirs) *snapshot.Manifest {
 	return &m
 }
 
-// If a snapshot claims the layer of another snapshot, neither gets the memory of the other. The
-// order in which they are used does not matter, nor whether the layer is in RAM.
+// If a snapshot claims the layer of another snapshot, neither snapshot receives the memory of the
+// other. The order in which the snapshots are used does not matter, nor whether the layer is in
+// RAM.
 func TestForeignSnapshotSharesNoMemory(t *testing.T) {
 	for _, order := range []string{"victim branch foreign", "foreign victim branch", "branch foreign victim"} {
 		for _, rebooted := range []bool{false, true} {
@@ -162,7 +163,7 @@ func TestForeignSnapshotInheritsNoDigest(t *testing.T) {
 	if err := s.Verify(t.Context(), "foreign"); err != nil {
 		t.Error(err)
 	}
-	// The branch has a link to the same file, so it gets the digest.
+	// The branch has a link to the same file, so the branch inherits the digest.
 	branch := *s.manifestOf("branch")
 	for i := range branch.Memory {
 		branch.Memory[i].Digest = ""

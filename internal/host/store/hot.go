@@ -39,8 +39,8 @@ func (g *Staging) Publish(m *snapshot.Manifest, extents []vm.Extent, disk []*os.
 	return info, err
 }
 
-// publish is Publish with lifted disk limits; calm restores the limits. After a successful publish,
-// the flusher calls calm.
+// publish is Publish with lifted disk limits. The function calm restores the limits. After a
+// successful publish, the flusher calls calm.
 func (g *Staging) publish(m *snapshot.Manifest, extents []vm.Extent, disk []*os.File, hurries []hurry, calm func()) (
 	Info, error) {
 	if err := g.complete(m, extents, disk); err != nil {
@@ -175,8 +175,8 @@ func (g *Staging) linkDisk(d *snapshot.Disk, files []*os.File) error {
 	return nil
 }
 
-// linkFile makes a link to an open file, unless the file already has the name to. The file may have
-// been renamed since it was opened, but must still have a name.
+// linkFile makes a link to an open file, unless the file already has the wanted name. The parameter
+// to is this name. The file may have been renamed since it was opened, but must still have a name.
 func linkFile(f *os.File, to string) error {
 	if id, err := identify(f); err == nil && id == identifyPath(to) {
 		return nil
@@ -269,7 +269,7 @@ func (s *Store) moveIn(e *entry) error {
 }
 
 // flushLayer makes one memory layer appear in dir. If another snapshot has the layer on disk,
-// flushLayer makes a link; otherwise it copies the layer from RAM.
+// flushLayer makes a link. Otherwise it copies the layer from RAM.
 func (s *Store) flushLayer(dir string, m *snapshot.Manifest, l snapshot.File) error {
 	to := layerPath(dir, m, l.Owner)
 	if _, err := os.Lstat(to); err == nil {

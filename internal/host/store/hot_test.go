@@ -263,8 +263,8 @@ func TestLayersAreFoundWhileTheyMove(t *testing.T) {
 	}
 }
 
-// A snapshot that replaces another one appears under the tag when it is complete. Until then the
-// old snapshot stays. If a sandbox uses the old snapshot, the old snapshot is not replaced.
+// A snapshot that replaces another snapshot appears under the tag when it is complete. Until then
+// the old snapshot stays. If a sandbox uses the old snapshot, the old snapshot is not replaced.
 func TestStageOver(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)

@@ -7,21 +7,21 @@ import (
 )
 
 // Data that a VM has written to its disk is flushed at the rate of the VM's disk limits, even while
-// the flusher, and so the snapshots of other owners, wait for the flush. So these limits are lifted
-// from the beginning of Publish until the first attempt to flush the snapshot has ended, and during
-// each later attempt. Between attempts the limits apply. Otherwise a snapshot that never fits on
-// the disk would lift them permanently.
+// the flusher waits for the flush. Snapshots of other owners then wait too. So these limits are
+// lifted from the beginning of Publish until the first attempt to flush the snapshot has ended, and
+// during each later attempt. Between attempts the limits apply. Otherwise a snapshot that never
+// fits on the disk would lift them permanently.
 
 // hurry lifts the disk limits of one VM until done is called.
 type hurry func() (done func())
 
-// Hurry sets lift, which lifts the disk limits of the VM that has written the snapshot's disk.
-// Publish calls lift.
+// Hurry stores the function lift, which lifts the disk limits of the VM that has written the
+// snapshot's disk. Publish calls this function.
 func (g *Staging) Hurry(lift func() (done func())) { g.lift = lift }
 
 // hurriesLocked returns functions for all VMs whose data in the disk layers of the snapshot m may
-// not be on disk yet. Each function lifts the disk limits of one VM. lift is the function for the
-// VM of m.
+// not be on disk yet. Each function lifts the disk limits of one VM. The parameter lift is the
+// function for the VM of m.
 func (s *Store) hurriesLocked(m *snapshot.Manifest, lift hurry) (all []hurry) {
 	if m.Parent != nil && s.byID[m.Parent.ID] != nil {
 		all = append(all, s.byID[m.Parent.ID].hurries...) // for inherited layers; empty after the parent was flushed
@@ -46,8 +46,9 @@ func liftAll(hurries []hurry) (done func()) {
 }
 
 // HurryTakenOver is like Hurry, for the unflushed snapshots of a sandbox that an earlier daemon has
-// made. frozen has the owners of the sandbox's frozen disk tops: snapshots may have these layers
-// even if the owners are deleted. lift lifts the disk limits of the sandbox's present VM.
+// made. The list frozen has the owners of the sandbox's frozen disk tops, because snapshots may
+// have these layers even if the owners are deleted. The function lift lifts the disk limits of the
+// sandbox's present VM.
 func (s *Store) HurryTakenOver(sandbox string, frozen []string, lift func() (done func())) {
 	s.mu.Lock()
 	var found []*entry

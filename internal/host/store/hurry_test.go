@@ -35,8 +35,9 @@ func publishBy(t *testing.T, s *Store, d dirs, l hurry, tag, parent string) {
 	}
 }
 
-// A snapshot's VM is not throttled from the publication of the snapshot until its flush ends, nor
-// during later attempts, nor while a snapshot that inherits its disk layer is flushed.
+// A snapshot's VM is not throttled from the publication of the snapshot until the end of its flush.
+// It is also not throttled during later attempts, or while a snapshot that inherits the disk layer
+// is flushed.
 func TestFlushIsNotThrottled(t *testing.T) {
 	s, d, catchUp := slowDisk(t, 100)
 	var a, b throttle
@@ -76,7 +77,7 @@ func TestFlushIsNotThrottled(t *testing.T) {
 	}
 }
 
-// If a snapshot replaces another one, or is on disk when it becomes visible, its VM is not
+// If a snapshot replaces another snapshot, or is on disk when it becomes visible, its VM is not
 // throttled while Publish writes the snapshot. If Publish fails, the VM is throttled again.
 func TestPublishIsNotThrottled(t *testing.T) {
 	d := newDirs(t)

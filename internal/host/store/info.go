@@ -192,8 +192,8 @@ func (s *Store) ancestorsLocked(m *snapshot.Manifest) (tags []string, line []sna
 }
 
 // Root returns the ID of the booted snapshot from which the snapshot with the given ID descends by
-// branches. That can be id itself. Snapshots with the same root have VMs of the same shape. If no
-// snapshot has the ID, Root returns id.
+// branches. The two can be the same snapshot. Snapshots with the same root have VMs of the same
+// shape. If no snapshot has the ID, Root returns id.
 func (s *Store) Root(id string) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()

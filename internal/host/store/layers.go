@@ -15,8 +15,8 @@ import (
 )
 
 // The directory of a memory layer in RAM is named after the layer's owner, which is the snapshot
-// that it was made for. Any manifest can claim such a name, so a name proves nothing. A snapshot
-// uses a layer in RAM only in two cases:
+// that it was made for. Any manifest can claim such a name, so the name alone proves nothing. A
+// snapshot uses a layer in RAM only in two cases:
 //
 //   - The snapshot has the layer's file on disk, and <ram>/<owner>/origin says that the layer in
 //     RAM is a copy of exactly that file. The snapshots of a chain have links to the same file, so
@@ -28,8 +28,9 @@ const originFile = "origin"
 
 // openLayer opens a memory layer in RAM. If the layer is not in RAM, openLayer copies it there if
 // there is room. Otherwise it opens the file on disk, where the first access to each page is
-// slower. unflushed says that the layer may be only in RAM. usual is how many bytes the layer takes
-// without the pages that VMMs have added to holes, as far as known.
+// slower. The parameter unflushed says that the layer may be only in RAM. The result usual is the
+// number of bytes that the layer takes without the pages that VMMs have added to holes, as far as
+// known.
 func (s *Store) openLayer(dir string, m *snapshot.Manifest, l snapshot.File, unflushed bool) (
 	f *os.File, usual uint64, err error) {
 	disk, err := s.openSized(layerPath(dir, m, l.Owner), l.Bytes)
@@ -104,8 +105,8 @@ func setOrigin(dir string, disk *os.File) error {
 }
 
 // readBack copies a layer from disk to RAM. It returns nil if there is too little room. It also
-// returns nil if another snapshot of the chain has made the copy at the same time, because then
-// that copy is used.
+// returns nil if another snapshot of the chain has made the copy at the same time, because that
+// copy is then used.
 func (s *Store) readBack(l snapshot.File, disk *os.File) (*os.File, error) {
 	if identifyPath(s.ramLayer(l.Owner)) != (fileID{}) {
 		return nil, nil
@@ -182,7 +183,7 @@ func (s *Store) linkLayer(m *snapshot.Manifest, below, owner, dir string) (bool,
 	return true, os.Link(from, layerPath(dir, m, owner))
 }
 
-// hasMemory reports whether a manifest contains the memory layer of owner.
+// hasMemory reports whether a manifest contains the memory layer of the given owner.
 func hasMemory(m *snapshot.Manifest, owner string) bool {
 	return slices.ContainsFunc(m.Memory, func(l snapshot.File) bool { return l.Owner == owner })
 }

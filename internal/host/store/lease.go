@@ -88,7 +88,8 @@ func (s *Store) AcquireDisk(tag string) (*Lease, error) {
 	return s.lease(e, &e.refs.lease)
 }
 
-// lease returns a lease of e. The caller has already incremented count, a field of e.refs.
+// lease returns a lease of e. The caller has already incremented *count, which is a field of
+// e.refs.
 func (s *Store) lease(e *entry, count *int) (*Lease, error) {
 	release := s.releaser(e, count)
 	hot, err := s.heat(e)
@@ -102,7 +103,7 @@ func (s *Store) lease(e *entry, count *int) (*Lease, error) {
 	})}, nil
 }
 
-// releaser returns a function that ends a lease of e and decrements count.
+// releaser returns a function that ends a lease of e and decrements *count.
 func (s *Store) releaser(e *entry, count *int) (release func()) {
 	return sync.OnceFunc(func() {
 		s.mu.Lock()

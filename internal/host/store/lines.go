@@ -26,8 +26,8 @@ func (s *Store) Line(id string) (layers int, bytes uint64) {
 	return layers, bytes
 }
 
-// lineLocked returns the owners of the layers in a line: those that the branch e has in addition to
-// the layers of the snapshot that its sandbox runs from.
+// lineLocked returns the owners of the layers in a line. These are the layers that the branch e has
+// in addition to the layers of the snapshot that its sandbox runs from.
 func (s *Store) lineLocked(e *entry) (owners []string) {
 	var from *entry
 	if e.manifest.Parent != nil {

@@ -7,7 +7,7 @@ import (
 )
 
 // If sandboxes of one owner follow branches that are flushed or deleted, these branches leave room
-// in RAM for other owners. This also holds when the sandboxes branch one after another.
+// in RAM for other owners, also when the sandboxes branch one after another.
 func TestLinesLeaveRoom(t *testing.T) {
 	s, d, catchUp := slowDisk(t, 17) // room for 17 layers, the parent's among them
 	catchUp()
@@ -66,8 +66,8 @@ func TestLinesLeaveRoom(t *testing.T) {
 	}
 }
 
-// followed publishes the branch "a" of the owner a, which a sandbox of a follows. It returns the
-// branch's ID.
+// followed publishes the branch "a" of the owner "a". A sandbox of this owner follows the branch.
+// It returns the branch's ID.
 func followed(t *testing.T, s *Store, d dirs) (id string) {
 	t.Helper()
 	g, err := s.Stage("a")
@@ -85,8 +85,8 @@ func followed(t *testing.T, s *Store, d dirs) (id string) {
 }
 
 // A branch that is deleted before it is on disk is never written to disk while a sandbox follows
-// it. It counts as part of the sandbox's line, even after a restart. It does not make the branches
-// of another owner wait.
+// it. The branch counts as part of the sandbox's line, even after a restart. It does not delay the
+// branches of another owner.
 func TestDeletedUnflushedBranchIsALine(t *testing.T) {
 	s, d, catchUp := slowDisk(t, 17)
 	id := followed(t, s, d)

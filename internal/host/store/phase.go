@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// phase is the phase of a snapshot's life.
+// phase is the phase of a snapshot, from its publication to its removal.
 type phase int
 
 // Phases of a snapshot:
@@ -60,7 +60,7 @@ func (p phase) String() string {
 	return fmt.Sprintf("phase %d", int(p))
 }
 
-// life is the phase of an entry. The zero value belongs to an entry that is being made.
+// life holds the phase of an entry. The zero value belongs to an entry that is being made.
 type life struct {
 	phase  phase
 	before phase // the phase before deleting
@@ -81,8 +81,8 @@ func (l *life) mayEnter(to phase) bool {
 	return to == phaseGone || to == l.before || to == phaseStored && l.before == phaseHot
 }
 
-// enterLocked changes the phase if the change is permitted, and reports whether it was. No other
-// function writes the phase.
+// enterLocked changes the phase, and reports whether the change was permitted. No other function
+// writes the phase.
 func (l *life) enterLocked(to phase) bool {
 	switch {
 	case !l.mayEnter(to):

@@ -34,8 +34,8 @@ func (s *Store) keepReserve() {
 	}
 }
 
-// essential calls write, which writes one of the store's own small files. If the disk is full, it
-// frees the reserve and calls write again.
+// essential calls the function write, which writes one of the store's own small files. If the disk
+// is full, essential frees the reserve and calls the function again.
 func (s *Store) essential(write func() error) error {
 	err := write()
 	if !errors.Is(err, unix.ENOSPC) && !errors.Is(err, unix.EDQUOT) {

@@ -48,7 +48,7 @@ func (q *sealer) add(tag string) {
 }
 
 // next removes a tag from the queue, and returns it with the context for sealing. If the queue is
-// empty, it returns "".
+// empty, next returns "".
 func (q *sealer) next(ctx context.Context) (context.Context, string) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// Deleting a snapshot cancels the computation of its digests, whether it has begun or not.
+// Deleting a snapshot cancels the computation of its digests, whether or not the computation has
+// begun.
 func TestRemovedSnapshotIsNotSealed(t *testing.T) {
 	q := &sealer{stop: func() {}, wake: make(chan struct{}, 1)}
 	for _, tag := range []string{"a", "b", "c"} {

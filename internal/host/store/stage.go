@@ -37,13 +37,13 @@ type Staging struct {
 	base snapshot.Base // the disk's base image, if it is known and in the store; guarded by store.mu
 }
 
-// Stage reserves tag and makes an empty staging directory. If a snapshot has the tag, the error is
-// an *ExistsError.
+// Stage reserves the tag and makes an empty staging directory. If a snapshot has the tag, the error
+// is an *ExistsError.
 func (s *Store) Stage(tag string) (*Staging, error) { return s.stage(tag, false) }
 
 // StageOver is like Stage, but the new snapshot replaces a snapshot with the same tag. When the new
-// snapshot is complete and on disk, Publish deletes the old one as Delete with DeleteForce does. If
-// that deletion would fail at present, the error is an *InUseError.
+// snapshot is complete and on disk, Publish deletes the old snapshot as Delete with DeleteForce
+// does. If that deletion would fail at present, the error is an *InUseError.
 func (s *Store) StageOver(tag string) (*Staging, error) { return s.stage(tag, true) }
 
 func (s *Store) stage(tag string, over bool) (*Staging, error) {
@@ -96,8 +96,9 @@ func (g *Staging) SetStep(step string) {
 	g.store.mu.Unlock()
 }
 
-// For sets the owner of the snapshot. The flusher lets owners take turns. For a branch, from is a lease of the
-// parent, whose base image the branch will have; otherwise from is nil.
+// For sets the owner of the snapshot. The flusher lets owners take turns. For a branch, the
+// parameter from is a lease of the parent, whose base image the branch will have. Otherwise it is
+// nil.
 func (g *Staging) For(owner string, from *Lease) {
 	g.owner = owner
 	if from != nil && from.Manifest().Disk != nil {
@@ -139,7 +140,7 @@ func (g *Staging) Create(name string) (*os.File, error) {
 	return f, nil
 }
 
-// encodeMap returns the content of memory.map. m must have all memory layers.
+// encodeMap returns the content of memory.map. The manifest m must list all memory layers.
 func encodeMap(m *snapshot.Manifest, extents []vm.Extent) ([]byte, error) {
 	return snapshot.EncodeMemoryMap(extents, layerSizes(m), vm.RAMEnd(m.Machine.MemoryBytes))
 }

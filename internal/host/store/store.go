@@ -5,8 +5,8 @@
 //
 // It starts no VM and does not interpret vmstate and layers. It never computes digests or copies
 // layers while a fork waits, with one exception: the first use of a snapshot opens its files, and
-// copies memory layers that are not in RAM back into RAM. Later uses share the open files. Images
-// belong to package image; a snapshot only names its base image.
+// copies memory layers that are not in RAM back into RAM. Later uses share the open files. Package
+// image manages images. A snapshot only names its base image.
 //
 // Files in the store may come from other hosts, so they are not trusted. They are opened without
 // following links or leaving the store's directories. The store's own records, and not the
@@ -34,8 +34,8 @@
 //	reserveMu, flusher.mu, sealer.mu ───▶ nothing
 //
 // A goroutine holds flushMu or hotMu of a single snapshot while it copies, syncs and opens files of
-// that snapshot. backlog.mu is held while the RAM file system is asked for sizes. mu is held only
-// for lookups: no file is opened, written or statted under mu.
+// that snapshot. A goroutine may hold backlog.mu while it asks the RAM file system for sizes. It
+// holds mu only for lookups: no file is opened, written or statted under mu.
 package store
 
 import (
@@ -337,7 +337,7 @@ func emptyDir(dir string, keep func(name string) bool) error {
 	return nil
 }
 
-// ownsMemoryLocked reports whether a snapshot needs the memory layer of owner.
+// ownsMemoryLocked reports whether any snapshot needs the memory layer of the given owner.
 func (s *Store) ownsMemoryLocked(owner string) bool {
 	for _, e := range s.byTag {
 		if e.manifest != nil && hasMemory(e.manifest, owner) {

@@ -26,10 +26,10 @@ func (s *Store) dropTransientLocked(e *entry) {
 }
 
 // HoldTransient keeps transient snapshots from being deleted until release is called. It is used
-// while sandboxes of an earlier daemon are taken over: if one of them is lost, its snapshot must
-// not be deleted, because other sandboxes may run from it. If allKnown is true, release deletes the
-// transient snapshots that are not in use. Otherwise these stay for a later daemon that knows all
-// sandboxes.
+// while sandboxes of an earlier daemon are taken over. If one of these sandboxes is lost, its
+// snapshot must not be deleted, because other sandboxes may run from the snapshot. If allKnown is
+// true, release deletes the transient snapshots that are not in use. Otherwise these snapshots stay
+// for a later daemon that knows all sandboxes.
 func (s *Store) HoldTransient() (release func(allKnown bool)) {
 	held := make(map[string]func()) // by tag
 	for _, info := range s.List() {
@@ -119,8 +119,8 @@ func (s *Store) Cool(tag string) {
 	}
 }
 
-// memoryUsersLocked returns how many snapshots have the memory layer of owner. It does not count
-// snapshots that are being deleted.
+// memoryUsersLocked returns how many snapshots have the memory layer of the given owner. It does
+// not count snapshots that are being deleted.
 func (s *Store) memoryUsersLocked(owner string) int {
 	n := 0
 	for _, e := range s.byTag {
@@ -131,7 +131,7 @@ func (s *Store) memoryUsersLocked(owner string) int {
 	return n
 }
 
-// Quiesce waits until all published snapshots are flushed, and unneeded ones are deleted.
+// Quiesce waits until all published snapshots are flushed, and unneeded snapshots are deleted.
 func (s *Store) Quiesce() {
 	s.mu.Lock()
 	var pending []chan struct{}

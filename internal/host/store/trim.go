@@ -13,14 +13,14 @@ import (
 // Layers in RAM have holes, and VMMs have the layers open for reading. When a process reads a hole
 // through a mapping, tmpfs allocates a page, and keeps it after the process has ended. A working
 // VMM never does that, because extents cover no holes. But a compromised VMM could fill all holes,
-// and so take the host's memory. The functions in this file free such pages.
+// and thus use up the host's memory. The functions in this file free such pages.
 
 // trimSlack is how many bytes a layer may grow before it is trimmed.
 const trimSlack = 1 << 20
 
 // measureOwn sets the usual size of the snapshot's own layer, which is the last one. The result is
-// at most the size of the layer's extents: the layer may be larger now, because VMMs of an earlier
-// daemon may have filled holes.
+// at most the size of the layer's extents, because the layer may be larger now if VMMs of an
+// earlier daemon have filled holes.
 func (h *hotFiles) measureOwn() {
 	last := len(h.layers) - 1
 	if last < 0 {
@@ -33,7 +33,7 @@ func (h *hotFiles) measureOwn() {
 	h.usual[last].Store(min(h.usual[last].Load(), covered))
 }
 
-// extentsOver returns the extents that lie in the given layer.
+// extentsOver returns the extents whose data is in the given layer.
 func extentsOver(extents []vm.Extent, layer int) []vm.Extent {
 	var over []vm.Extent
 	for _, e := range extents {
@@ -45,7 +45,7 @@ func extentsOver(extents []vm.Extent, layer int) []vm.Extent {
 }
 
 // trim frees pages in the holes of layers that have grown. A layer that is not on disk yet is
-// skipped, and the end of a later lease tries again. The caller must hold a lease.
+// skipped, and is trimmed at the end of a later lease. The caller must hold a lease.
 func (s *Store) trim(e *entry, h *hotFiles) {
 	for i, l := range h.manifest.Memory {
 		if fileBlocks(h.layers[i]) <= h.usual[i].Load()+trimSlack {
@@ -54,7 +54,7 @@ func (s *Store) trim(e *entry, h *hotFiles) {
 		s.mu.Lock()
 		dir := e.dir
 		s.mu.Unlock()
-		// After an error, the end of the next lease tries again.
+		// After an error, the layer is trimmed at the end of the next lease.
 		if s.trimLayer(dir, h.manifest, l, h.layers[i]) == nil {
 			// Measure the file in RAM, because blocks on disk may be larger, or compressed.
 			h.usual[i].Store(fileBlocks(h.layers[i]))

@@ -12,8 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Written is how many bytes of a sandbox were written since its latest branch or rollback. Even for
-// an idle sandbox it is not zero, because the guest's kernel writes a little.
+// Written holds the number of bytes of a sandbox that were written since its latest branch or
+// rollback. Even for an idle sandbox the number is not zero, because the guest's kernel writes a
+// little.
 type Written struct {
 	Memory uint64
 	Disk   uint64
@@ -28,7 +29,7 @@ func DiskBytes(path string) uint64 {
 	return uint64(st.Blocks) * 512 // st_blocks counts units of 512 bytes, stat(2)
 }
 
-// minus returns w minus other. A difference below 0 counts as 0.
+// minus returns the difference of w and other. A difference below 0 counts as 0.
 func (w Written) minus(other Written) Written {
 	return Written{w.Memory - min(w.Memory, other.Memory), w.Disk - min(w.Disk, other.Disk)}
 }
@@ -70,9 +71,9 @@ func (c *Tally) CallsSince() *uint64 {
 	return &n
 }
 
-// Written returns what was written since the snapshot. now is what the VM has written in total. The
-// first call after a fork, a rollback or a resumption returns zero and only sets the base, because
-// a measurement during that operation would have delayed it.
+// Written returns the number of bytes written since the snapshot. The parameter now is the number
+// that the VM has written in total. The first call after a fork, a rollback or a resumption returns
+// zero and only sets the base, because a measurement during that operation would have delayed it.
 func (c *Tally) Written(now Written) Written {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -83,7 +84,7 @@ func (c *Tally) Written(now Written) Written {
 	return c.earlier.plus(now.minus(*c.base))
 }
 
-// Mark records that the sandbox was at a snapshot when Calls returned calls.
+// Mark records that the sandbox was at a snapshot when the method Calls returned the given count.
 func (c *Tally) Mark(calls uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -107,8 +108,8 @@ func (c *Tally) Forget() {
 	c.unknown, c.base, c.earlier = true, nil, Written{}
 }
 
-// Carry adds what the VM has written until now. It is called before the VM restarts its count at
-// base, or, with a nil base, before the VM ends.
+// Carry adds the bytes that the VM has written until now. It is called before the VM restarts its
+// count at base or, with a nil base, before the VM ends.
 func (c *Tally) Carry(now Written, base *Written) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -118,8 +119,8 @@ func (c *Tally) Carry(now Written, base *Written) {
 	c.base = base
 }
 
-// CarryDisk is like Carry for a disk-only branch, which affects only the count of the disk. now is
-// the value of that count, and base is the value from which the VM then counts.
+// CarryDisk is like Carry for a disk-only branch, which affects only the count of the disk. The
+// parameter now is the value of that count, and base is the value from which the VM then counts.
 func (c *Tally) CarryDisk(now, base uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

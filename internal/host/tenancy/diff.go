@@ -19,8 +19,8 @@ import (
 
 // DiffRequest asks for the differences between two snapshots or sandboxes.
 type DiffRequest struct {
-	// From and To are tags of snapshots or ids of sandboxes. If From is empty, To must be a sandbox. It is
-	// then compared with the snapshot that it runs from.
+	// From and To are tags of snapshots or ids of sandboxes. If From is empty, To must be a
+	// sandbox, which is then compared with the snapshot that it runs from.
 	From, To string
 
 	diff.Request // its leases are not set
@@ -29,16 +29,16 @@ type DiffRequest struct {
 // DiffResult is the answer to a DiffRequest.
 type DiffResult struct {
 	diff.Result
-	From string // From of the request or, if that was empty, the tag of the snapshot that it stands for
+	From string // From of the request or, if From was empty, the tag of the snapshot that the sandbox runs from
 
 	// MemoryBytes is an upper bound of the memory that differs; nil if one side has no memory.
 	MemoryBytes *uint64
 }
 
-// Diff compares the files of two snapshots or sandboxes, and computes how much of their memory may differ.
-// For the files, it makes a disk-only snapshot of each side. For the memory, it reads the memory map of
-// the snapshot that a side runs from. Diff deletes all snapshots and children that it has made before it
-// returns. If the daemon dies, the next daemon deletes them.
+// Diff compares the files of two snapshots or sandboxes, and computes how much of their memory may
+// differ. For the files, it makes a disk-only snapshot of each side. For the memory, it reads the
+// memory map of the snapshot that a side runs from. Before Diff returns, it deletes all snapshots
+// and children that it has made. If the daemon is killed, the next daemon deletes them.
 func (v *View) Diff(ctx context.Context, d *diff.Differ, req DiffRequest) (r DiffResult, err error) {
 	err = v.prepare(ctx, d, &req, func(ctx context.Context, old, now *side) (err error) {
 		r.From = req.From
@@ -117,7 +117,7 @@ func (v *View) prepare(ctx context.Context, d *diff.Differ, req *DiffRequest,
 	}
 	old, err := v.side(oldCtx, &undo, req.From)
 	if err != nil && hidden && ctx.Err() == nil {
-		err = &store.NotFoundError{Tag: req.From} // what the error says is about another client's snapshot
+		err = &store.NotFoundError{Tag: req.From} // the text of the error is about another client's snapshot
 	}
 	if err != nil {
 		return err
@@ -126,7 +126,8 @@ func (v *View) prepare(ctx context.Context, d *diff.Differ, req *DiffRequest,
 	return compare(ctx, &old, &now)
 }
 
-// runs returns the sandbox whose own snapshot is the older side.
+// runs returns the sandbox with the given id, for a request in which the sandbox's own snapshot is
+// the older side.
 func (v *View) runs(id string) (i sandbox.Info, err error) {
 	if !vmpool.IsID(id) {
 		return i, invalid.Errorf("from", "missing: want the tag of a snapshot or the id of a sandbox, unless to is a sandbox")
@@ -134,9 +135,9 @@ func (v *View) runs(id string) (i sandbox.Info, err error) {
 	return v.Sandbox(id)
 }
 
-// pinOrigin keeps the snapshot that a sandbox was forked from, with its tag, until unpin is called. If
-// that snapshot was deleted, another client may have given its tag to another one. Then pinOrigin
-// returns a *store.NotFoundError, and the other snapshot can still be deleted.
+// pinOrigin keeps the snapshot that a sandbox was forked from, with its tag, until unpin is called.
+// If that snapshot was deleted, another client may have given its tag to another snapshot. Then
+// pinOrigin returns a *store.NotFoundError, and the other snapshot can still be deleted.
 func (v *View) pinOrigin(i sandbox.Info) (unpin func(), err error) {
 	s := v.host.manager.Snapshots()
 	if s.IsInLine(i.SnapshotTag, i.StateID) {
@@ -150,7 +151,8 @@ func (v *View) pinOrigin(i sandbox.Info) (unpin func(), err error) {
 	return nil, &store.NotFoundError{Tag: i.SnapshotTag}
 }
 
-// hasSide returns an error if the principal may not see the snapshot or sandbox name.
+// hasSide returns an error if the principal may not see the snapshot or sandbox with the given
+// name.
 func (v *View) hasSide(name string) error {
 	if vmpool.IsID(name) {
 		_, err := v.Sandbox(name)
@@ -170,7 +172,7 @@ type side struct {
 	dirty  uint64       // bytes of memory written since the snapshot memory
 }
 
-// side prepares the side name. It adds the release of leases and snapshots to undo.
+// side prepares the side with the given name. It adds the release of leases and snapshots to undo.
 func (v *View) side(ctx context.Context, undo *cleanup.Stack, name string) (s side, err error) {
 	m := v.host.manager
 	disk := name
@@ -194,7 +196,7 @@ func (v *View) side(ctx context.Context, undo *cleanup.Stack, name string) (s si
 	}
 	undo.Add(s.disk.Release)
 	if !vmpool.IsID(name) {
-		err = m.MayUse(ctx, name) // another snapshot may have got the tag while this request waited
+		err = m.MayUse(ctx, name) // another snapshot may have taken the tag while this request waited
 	}
 	return s, err
 }
@@ -224,7 +226,8 @@ func (v *View) sandboxSide(ctx context.Context, undo *cleanup.Stack, id string, 
 		s.memory, err = leased(undo, m.Snapshots().Acquire, i.StateTag)
 		return i.StateTag, err
 	}
-	// The agent of a paused sandbox cannot write the page cache to the disk. A child does that instead.
+	// The agent of a paused sandbox cannot write the page cache to the disk. A child of the sandbox
+	// writes it instead.
 	branch := sandbox.BranchRequest{Mode: vm.BranchDisk, Transient: true}
 	if i.State == sandbox.Paused {
 		branch.Mode = vm.BranchLive
@@ -246,8 +249,9 @@ func (v *View) sandboxSide(ctx context.Context, undo *cleanup.Stack, id string, 
 	return b.Info.Tag, nil
 }
 
-// runningMemory sets the fields of s that describe the memory of a running sandbox. The VM of the sandbox
-// was restored from the snapshot from. If the sandbox has just ended, runningMemory sets nothing.
+// runningMemory sets the fields of s that describe the memory of a running sandbox. The parameter
+// from is the tag of the snapshot from which the sandbox's VM was restored. If the sandbox has just
+// ended, runningMemory sets nothing.
 func (v *View) runningMemory(ctx context.Context, undo *cleanup.Stack, id, from string, s *side) {
 	m := v.host.manager
 	stats, _ := m.Stats(ctx, id)

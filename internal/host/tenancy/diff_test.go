@@ -166,8 +166,8 @@ func TestDiffOfOthers(t *testing.T) {
 	}
 }
 
-// given returns a suspended sandbox of the view to, whose label begins with "a/". An administrator has forked
-// it from a snapshot that to cannot see.
+// given returns a suspended sandbox in the view to, with a label that begins with "a/". An
+// administrator has forked it from a snapshot that the view does not contain.
 func given(t *testing.T, admin, to *View, tag string) string {
 	t.Helper()
 	f, err := admin.Fork(t.Context(), sandbox.ForkRequest{Tag: tag, N: 1, Labels: map[string]string{"a/given": "yes"}})
@@ -181,8 +181,8 @@ func given(t *testing.T, admin, to *View, tag string) string {
 	return id
 }
 
-// If a snapshot's tag is given to a snapshot that the client may not see, while the client waits for a VM,
-// the other snapshot is not compared.
+// While a client waits for a VM, the tag of a snapshot may be given to another snapshot that the
+// client may not see. That snapshot is not compared.
 func TestDiffOfAReusedTag(t *testing.T) {
 	h := newHost(t)
 	admin, v := h.For(owner.Owner{Name: "admin", Admin: true}), h.For(owner.Owner{Name: "token:a", Prefix: "a/"})
@@ -275,8 +275,8 @@ func TestDiffWithAnotherOrigin(t *testing.T) {
 	}
 }
 
-// What fails with the snapshot that a sandbox was forked from does not tell a client, which cannot see
-// that snapshot, more than that there is none.
+// If a client cannot see the snapshot that its sandbox was forked from, an error with that snapshot
+// tells the client only that there is no such snapshot.
 func TestDiffWithAHiddenOriginThatFails(t *testing.T) {
 	h := newHost(t)
 	admin, v := h.For(owner.Owner{Name: "admin", Admin: true}), h.For(owner.Owner{Name: "token:a", Prefix: "a/"})

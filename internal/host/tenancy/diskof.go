@@ -10,15 +10,16 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// childLimit is how long the child that DiskOf forks lives at most. The limit is only needed if the
-// daemon is killed before DiskOf deletes the child, and the next daemon does not start.
+// childLimit is the maximum lifetime of the child that DiskOf forks. The limit is only needed if
+// the daemon is killed before DiskOf deletes the child, and the next daemon does not start.
 const childLimit = time.Hour
 
-// childNote is the annotation of such a child. Clients cannot set one: package e2b, which also writes
-// annotations, puts data from clients into fields below the top.
+// childNote is the annotation of a child that DiskOf forks. Clients cannot set an annotation.
+// Package e2b also writes annotations, but puts data from clients only into fields below the first
+// level.
 const childNote = `{"disk_of":true}`
 
-// isChild reports whether a sandbox is such a child.
+// isChild reports whether a sandbox is a child that DiskOf has forked.
 func isChild(i sandbox.Info) bool {
 	var note struct {
 		DiskOf bool `json:"disk_of"`

@@ -1,6 +1,6 @@
 // Package tenancy gives each principal a view of its part of a host: the sandboxes, snapshots,
-// workspaces and events that the principal may see. For anything else, the principal gets the same
-// answers as if it did not exist.
+// workspaces and events that the principal may see. For any other object, the principal receives
+// the same answers as if the object did not exist.
 //
 // A View has the methods of a sandbox.Manager and a workspace.Set, and decides only what is
 // visible. The callers, which are the daemon's APIs, decide which operations a principal may use.
@@ -77,7 +77,7 @@ func (v *View) Limited(what string) error {
 }
 
 // MayName returns an *owner.PrefixError if the principal may not use a name for a snapshot or
-// workspace. what is the kind of object, for the error.
+// workspace. The parameter what is the kind of object, for the error.
 func (v *View) MayName(what, name string) error {
 	return owner.Within(v.as(context.Background()), v.p.Prefix.HasTag(name), "%s: %.70q", what, name)
 }

@@ -251,7 +251,7 @@ func TestLimits(t *testing.T) {
 }
 
 // Verifying a snapshot needs a whole CPU and the disk. If a client has some verifications in
-// progress, its next verification waits, but that of another client does not.
+// progress, its next verification waits, but a verification of another client does not wait.
 func TestVerificationsAreFew(t *testing.T) {
 	h := newHost(t)
 	a, b := h.For(owner.Owner{Name: "token:a"}), h.For(owner.Owner{Name: "token:b"})

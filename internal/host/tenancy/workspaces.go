@@ -8,8 +8,8 @@ import (
 	"github.com/forkd/forkd/internal/host/workspace"
 )
 
-// knows reports whether the principal may see a workspace. It may if the name is visible to it and,
-// as long as the workspace's sandbox exists, the sandbox is visible too.
+// knows reports whether the principal may see a workspace. The principal must be able to see the
+// name and, as long as the workspace's sandbox exists, also the sandbox.
 func (v *View) knows(w workspace.Info) bool {
 	if v.isEmpty() || !v.p.Prefix.HasTag(w.Name) {
 		return false

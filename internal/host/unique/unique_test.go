@@ -23,7 +23,8 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// A setting in a request replaces the earlier setting. Without one, the earlier setting stays.
+// A setting in a request replaces the earlier setting. If the request has none, the earlier setting
+// stays.
 func TestOr(t *testing.T) {
 	for _, before := range []bool{false, true} {
 		for s, want := range map[Strict]bool{AsBefore: before, Report: false, Refuse: true} {
@@ -37,8 +38,8 @@ func TestOr(t *testing.T) {
 	}
 }
 
-// repeats returns the findings of an agent that lists n repeating generators and counts more
-// others.
+// repeats returns the findings of an agent that lists n repeating generators. The parameter more is
+// the number of further generators that the agent only counts.
 func repeats(n int, more uint32) *agentproto.Unique {
 	u := &agentproto.Unique{More: more}
 	for i := range n {

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// Patience is how long a fork waits for such a branch. It is below one minute, the timeout of
-// published clients of forkd 0.5.
+// Patience is how long a fork waits for a branch that no client watches. It is below one minute,
+// the timeout of published clients of forkd 0.5.
 const Patience = 45 * time.Second
 
 // Branches is the set of unfinished branches.

@@ -15,8 +15,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/imageproto"
 )
 
-// NewBuilders returns VMMs for builder VMs. When such a VM runs, guest serves its connection to the
-// host. If guest is nil, the VM never connects.
+// NewBuilders returns VMMs for builder VMs. When such a VM runs, the function guest serves its
+// connection to the host. If this function is nil, the VM never connects.
 func NewBuilders(guest func(v *VMM, host net.Conn)) *VMMs { return newHelpers(imageproto.Port, guest) }
 
 // NewDiffers is like NewBuilders, for VMs that compare disks.

@@ -60,8 +60,8 @@ type VMMs struct {
 	RebaseErr  error // error of Rebase, before pages are replaced
 	LateRebase error // error of Rebase, after pages were replaced
 
-	// Outlived makes Attach find a running VM in each directory that an earlier VMMs has used, as
-	// after a restart of the daemon.
+	// Outlived makes Attach find a running VM in each directory that an earlier VMMs value has
+	// used, as after a restart of the daemon.
 	Outlived bool
 }
 

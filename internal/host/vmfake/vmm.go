@@ -69,8 +69,9 @@ func (v *VMM) Stall() {
 	v.stalled <- struct{}{}
 }
 
-// TellOfFullDisk makes the VM report a full disk up to most times, although the disk has room. Each
-// report waits until the previous one was received. heard returns the number of received reports.
+// TellOfFullDisk makes the VM report a full disk, although the disk has room. The parameter most is
+// the maximum number of reports. Each report waits until the previous report was received. The
+// function heard returns the number of received reports.
 func (v *VMM) TellOfFullDisk(most int) (heard func() int) {
 	var n atomic.Int64
 	go func() {

@@ -23,9 +23,9 @@ type BranchFiles struct {
 }
 
 // Branch saves the machine while it runs. It sets req.Disks and req.Serial. If BranchResult.Mode is
-// live, the layer is not complete yet: the caller must call WaitCopied, and the layer is complete
-// when WaitCopied returns. While the VMM copies, it refuses further branches, without effect on the
-// present one. A Rebase may follow the branch.
+// live, the layer is not complete yet. The caller must then call WaitCopied, and the layer is
+// complete when WaitCopied returns. While the VMM copies, it refuses further branches, without
+// effect on the present branch. A Rebase may follow the branch.
 func (v *VMM) Branch(ctx context.Context, req vmmproto.Branch, files BranchFiles) (result vmmproto.BranchResult,
 	err error) {
 	if req.Mode == vm.BranchDisk {
@@ -74,9 +74,10 @@ func (v *VMM) branchDisks(ctx context.Context, req vmmproto.Branch, files Branch
 	return result, err
 }
 
-// checkBranch checks a VMM's answer. It returns an error if no working VMM, whose guest has
-// memoryBytes of memory, would send that answer. The check is needed because the daemon computes
-// the snapshot's memory map from the extents in the answer, and fills gaps between them.
+// checkBranch checks a VMM's answer. It returns an error if no working VMM would send that answer.
+// The parameter memoryBytes is the size of the guest's memory. The check is needed because the
+// daemon computes the snapshot's memory map from the extents in the answer, and fills gaps between
+// them.
 func checkBranch(req *vmmproto.Branch, r *vmmproto.BranchResult, memoryBytes uint64) error {
 	fellBack := req.Mode == vm.BranchLive && r.Mode == vm.BranchDiff
 	switch {
@@ -101,9 +102,9 @@ func checkSaved(r *vmmproto.SaveResult, maxExtents uint32, memoryBytes uint64) e
 }
 
 // Rebase maps the layer of a branch in place of pages that the machine has not written since that
-// branch; see vmmproto.Rebase. serial is the BranchResult.Serial of the branch, and layer is its
-// complete memory layer, open for reading. If the error is vm.ErrNotKept, nothing has changed.
-// After any other error, Stats.Rebases shows whether the rebase has begun.
+// branch; see vmmproto.Rebase. The parameter serial is the BranchResult.Serial of the branch, and
+// layer is the branch's complete memory layer, open for reading. If the error is vm.ErrNotKept,
+// nothing has changed. After any other error, Stats.Rebases shows whether the rebase has begun.
 func (v *VMM) Rebase(ctx context.Context, serial uint64, layer *os.File) (result vmmproto.RebaseResult, err error) {
 	err = v.call(ctx, vmmproto.KindRebase, &vmmproto.Rebase{Serial: serial}, descriptors(layer), &result)
 	return result, err
@@ -132,17 +133,17 @@ func (v *VMM) WaitCopied(ctx context.Context, serial uint64) (vmmproto.Branched,
 		}
 	case <-ctx.Done():
 		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-			// The layer is abandoned. What the VMM still writes to it counts as the VMM's own
-			// memory.
+			// The layer is abandoned. Data that the VMM still writes to the layer counts as the
+			// VMM's own memory.
 			v.tighten(nil)
 		}
 		return vmmproto.Branched{}, ctx.Err()
 	}
 }
 
-// tighten removes the unused part of the memory that the VMM was granted for a copy. err is the
-// error of the branch, or nil. If err shows that the VMM may still be copying, tighten does
-// nothing.
+// tighten removes the unused part of the memory that the VMM was granted for a copy. The parameter
+// err is the error of the branch, or nil. If err shows that the VMM may still be copying, tighten
+// does nothing.
 func (v *VMM) tighten(err error) {
 	givenUp := errors.Is(err, ErrNoAnswer) && !errors.Is(err, context.DeadlineExceeded)
 	if !givenUp && !errors.Is(err, vm.ErrCopying) {
@@ -150,10 +151,10 @@ func (v *VMM) tighten(err error) {
 	}
 }
 
-// tightenAfter removes the unused part of that memory after d. An earlier daemon may have requested
-// a copy for which the VMM was granted memory; after d, that copy has ended in any case. This
-// daemon does not know to which file the VMM has copied. So the VMM keeps an allowance for all
-// shared memory that it has at that time.
+// tightenAfter removes, after the time d, the unused part of the memory that the VMM was granted
+// for a copy. An earlier daemon may have requested a copy for which the VMM was granted memory.
+// After the time d, that copy has ended in any case. This daemon does not know to which file the
+// VMM has copied. So the VMM keeps an allowance for all shared memory that it has at that time.
 func (v *VMM) tightenAfter(d time.Duration) {
 	timer := time.AfterFunc(d, v.leaf.Tighten)
 	go func() {
@@ -183,8 +184,8 @@ func (v *VMM) stopExpecting(serial uint64) {
 	delete(v.copies, serial)
 }
 
-// announce passes b to WaitCopied. It drops repeated reports, and reports about branches of an
-// earlier daemon.
+// announce passes the report b to WaitCopied. It drops repeated reports, and reports about branches
+// of an earlier daemon.
 func (v *VMM) announce(b vmmproto.Branched) {
 	select {
 	case v.copying(b.Serial) <- b:

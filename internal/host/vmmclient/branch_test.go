@@ -11,9 +11,9 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// Each WaitCopied gets the report about its own live branch, in whatever order reports arrive and
-// WaitCopied is called. A report may also arrive before the answer to the branch, after the next
-// branch, twice, or for a branch that was never requested.
+// Each WaitCopied receives the report about its own live branch, in whatever order reports arrive
+// and WaitCopied is called. A report may also arrive before the answer to the branch, after the
+// next branch, twice, or for a branch that was never requested.
 func TestEndsOfBranchesFindTheirWaiters(t *testing.T) {
 	v, vmm := scripted(t)
 	end := func(serial, faults uint64) {

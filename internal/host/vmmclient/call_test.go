@@ -28,7 +28,8 @@ func receive(t *testing.T, vmm *ctlsock.Conn) vmmproto.Kind {
 	return kind
 }
 
-// answerStats answers a Stats request. exits is the value by which the test recognizes the reply.
+// answerStats answers a Stats request. The parameter exits is the value by which the test
+// recognizes the reply.
 func answerStats(t *testing.T, vmm *ctlsock.Conn, exits uint64) {
 	t.Helper()
 	var w codec.Writer
@@ -203,7 +204,7 @@ func TestErrorsKeepTheirCode(t *testing.T) {
 	}
 }
 
-// A VMM gets files of other VMs only for reading.
+// A VMM receives files of other VMs only for reading.
 func TestFilesOfOthersAreReadOnly(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(name, nil, 0o600); err != nil {

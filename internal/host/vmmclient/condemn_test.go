@@ -118,7 +118,7 @@ func TestLayersThatCannotBe(t *testing.T) {
 	}
 }
 
-// A disk-only branch has no memory. A VMM that claims to have saved some is killed.
+// A disk-only branch has no memory. A VMM that claims to have saved memory is killed.
 func TestDisksThatCannotBe(t *testing.T) {
 	for name, r := range map[string]vmmproto.BranchResult{
 		"":             {Mode: vm.BranchDisk},

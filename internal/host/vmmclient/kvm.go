@@ -8,10 +8,10 @@ import (
 )
 
 // KVM holds the parts of the host's KVM that VMMs share: the device, which is opened for the first
-// VMM, and the CPUID values that KVM supports. The values come from the answer of the first VMM,
-// because asking KVM for them takes longer than creating a VM. They stay valid, because the kernel
-// module cannot be replaced while its device is open. The zero value is ready to use. The methods
-// may be called concurrently.
+// VMM, and the CPUID values that KVM supports. The daemon takes the values from the answer of the
+// first VMM, because a request for them to KVM takes longer than creating a VM. The values stay
+// valid, because the kernel module cannot be replaced while its device is open. The zero value is
+// ready to use. The methods may be called concurrently.
 type KVM struct {
 	Check func() error // returns why no VM can run here; may be nil
 
@@ -51,7 +51,7 @@ func (k *KVM) open() (device int, cpuid []byte, err error) {
 	return k.device, k.cpuid, nil
 }
 
-// learn stores the CPUID values in a VMM's answer, if the answer has any.
+// learn stores the CPUID values from a VMM's answer, if the answer has any.
 func (k *KVM) learn(cpuid []byte) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -39,7 +39,8 @@ func TestConnectionsEndInAChild(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// os.NewFile adds this descriptor to the runtime's poller. The files that Pair returned are not in it.
+	// os.NewFile adds this descriptor to the runtime's poller. The files that Pair returned are not
+	// in the poller.
 	polled := os.NewFile(uintptr(fd), "frame socket")
 	t.Cleanup(func() { polled.Close() })
 	go (&gateway{polled}).serve()

@@ -52,7 +52,7 @@ func checkOnTime(t *testing.T, name string, pid int) {
 	}
 }
 
-// longest returns the size of the longest file that v must write, in bytes.
+// longest returns the size of the longest file that the VMM v must write, in bytes.
 func longest(v *testVM) uint64 {
 	_, _, size := disklayer.Layout(v.disk.SizeBytes)
 	return max(size, 256*mib)

@@ -94,19 +94,20 @@ const (
 // their size.
 func (v *VMM) setOOMScore(score int) { _ = v.proc.SetOOMScore(score) }
 
-// Limit replaces the limits of the VMM, whose guest has ram bytes of memory. A VMM has the default
-// limits from Spawn on.
+// Limit replaces the limits of the VMM. The parameter ram is the size of its guest's memory in
+// bytes. A VMM has the default limits from Spawn on.
 func (v *VMM) Limit(limits vm.Limits, ram uint64) error { return v.leaf.Set(limits, ram) }
 
 // Hurry removes the limits on disk I/O until done is called.
 func (v *VMM) Hurry() (done func()) { return v.leaf.Hurry() }
 
-// Usage returns the present and total usage of the VMM. It is zero if the host has no limits.
+// Usage returns the present and total usage of the VMM. The result is zero if the host has no
+// limits.
 func (v *VMM) Usage() (cgroup.Usage, error) { return v.leaf.Usage() }
 
-// Merge replaces the layers that the request names by merged, which has their combined content.
-// Without merging, a VMM that is branched repeatedly would run out of descriptors, and of memory
-// for bitmaps.
+// Merge replaces the layers that the request names with the file merged, which has their combined
+// content. Without merging, a VMM that is branched repeatedly would run out of descriptors, and of
+// memory for bitmaps.
 func (v *VMM) Merge(ctx context.Context, req vmmproto.Merge, merged *os.File) error {
 	return v.call(ctx, vmmproto.KindMerge, &req, descriptors(merged), nil)
 }
@@ -129,7 +130,7 @@ func (v *VMM) Stats(ctx context.Context) (result vm.Stats, err error) {
 }
 
 // Written returns the pages that the machine has written since its restore. If there are more than
-// vmmproto.MaxWritten ranges, it returns none. The machine continues to run.
+// vmmproto.MaxWritten ranges, Written returns none. The machine continues to run.
 func (v *VMM) Written(ctx context.Context) ([]vm.Range, error) {
 	var result vmmproto.Written
 	err := v.call(ctx, vmmproto.KindWritten, nil, nil, &result)
@@ -191,8 +192,8 @@ func descriptors(files ...*os.File) []int {
 	return fds
 }
 
-// readOnly returns an error if a VMM could write to one of files, or to a layer below the top of a disk,
-// because other VMs use these files too. Elements of files may be nil.
+// readOnly returns an error if a VMM could write to one of the given files, or to a layer below the
+// top of a disk, because other VMs also use these files. Elements of files may be nil.
 func readOnly(disks [][]*os.File, files ...*os.File) error {
 	for _, d := range disks {
 		files = append(files, d[:max(0, len(d)-1)]...)

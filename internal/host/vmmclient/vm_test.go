@@ -192,7 +192,7 @@ func fork(t *testing.T, a *vmtest.Assets, s *saved, hostname string) *testVM {
 	return v
 }
 
-// forReading opens files again, which a VMM may only read.
+// forReading opens files again for a VMM, which may only read them.
 func forReading(t *testing.T, files ...*os.File) (own []*os.File) {
 	t.Helper()
 	for _, f := range files {

@@ -42,12 +42,12 @@ type Config struct {
 // vmmEnv is the environment of a VMM. It bounds the memory of the VMM's Go runtime.
 //
 // GOMAXPROCS=1 saves the pages of a second thread, until package vmm raises the value when the VMM
-// has vCPUs. GOGC=400 makes garbage collections rare: the heap has only a few hundred KiB, and each
-// collection would write to more pages. disablethp keeps the heap out of transparent huge pages. It would
-// take two of them, or 4 MiB. The VMM's own code cannot disable them, because the runtime
-// touches the heap before any other code runs. containermaxprocs and updatemaxprocs stop the
-// runtime from watching the cgroup's CPU limit, for which it would keep files open. The last two
-// settings save the memory of unused profiles.
+// has vCPUs. GOGC=400 makes garbage collections rare, because each collection would write to more
+// pages, and the heap has only a few hundred KiB. disablethp keeps the heap out of transparent huge
+// pages, of which it would take two, or 4 MiB. The VMM's own code cannot disable huge pages,
+// because the runtime touches the heap before any other code runs. containermaxprocs and
+// updatemaxprocs stop the runtime from watching the cgroup's CPU limit, which would keep files
+// open. The last two settings save the memory of unused profiles.
 var vmmEnv = []string{"GOMAXPROCS=1", "GOGC=400",
 	"GODEBUG=madvdontneed=1,disablethp=1,containermaxprocs=0,updatemaxprocs=0,profstackdepth=1,memprofilerate=0"}
 
@@ -61,7 +61,7 @@ type Conn struct {
 // requests one after another.
 //
 // A request fails with ErrNoAnswer when its context ends, or after a time limit that depends on its
-// kind. Then its outcome is unknown, and its reply is dropped when it arrives. No further request
+// kind. Its outcome is then unknown, and its reply is dropped when it arrives. No further request
 // can be made until then.
 type VMM struct {
 	id      string
@@ -133,7 +133,7 @@ func Spawn(ctx context.Context, cfg Config) (_ *VMM, err error) {
 	listenerFile := os.NewFile(uintptr(listener), "control listener")
 	defer listenerFile.Close()
 	// Connect before the process starts, because the process exits when its peer hangs up. So if
-	// the daemon dies before it has recorded the process, the process exits.
+	// the daemon is killed before it has recorded the process, the process exits.
 	ctl, err := ctlsock.Dial(filepath.Join(cfg.Dir, ControlSocket))
 	if err != nil {
 		return nil, err
@@ -157,8 +157,8 @@ func Spawn(ctx context.Context, cfg Config) (_ *VMM, err error) {
 }
 
 // Attach finds the VMM that an earlier daemon has started in dir and left running, and its cgroup.
-// A working VMM listens until it ends. A VMM that does not listen has closed its socket, and no
-// daemon can connect to it any more, so Attach kills it. If IsShortage is true for the error,
+// A working VMM listens until it ends. A VMM that does not listen has closed its socket. No daemon
+// can connect to such a VMM any more, so Attach kills it. If IsShortage is true for the error,
 // Attach has changed nothing.
 func Attach(cgroups *cgroup.Tree, id, dir string) (*VMM, error) {
 	proc, err := process.Find("forkd-vmm", filepath.Join(dir, pidFile))

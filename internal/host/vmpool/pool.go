@@ -19,12 +19,12 @@ import (
 )
 
 // AtOnce is how many VMs are killed, or taken over, at a time. Killing a VM takes time, because the
-// kernel has to free its memory, and so does taking over a VM that does not answer.
+// kernel has to free its memory. Taking over a VM that does not answer also takes time.
 const AtOnce = 16
 
 // Pool keeps Size shells ready for each machine shape that was forked lately. If forks have found
-// too few shells, it keeps more for some time. It never delays a fork: it starts shells in the
-// background, one at a time, while no fork is running.
+// too few shells, the pool keeps more shells for some time. It never delays a fork, because it
+// starts shells in the background, one at a time, while no fork is running.
 type Pool struct {
 	cfg Config
 
@@ -75,7 +75,7 @@ func New(cfg Config) *Pool {
 	return p
 }
 
-// Begin is called at the start of a fork, and End at its end. In between, the pool starts no
+// Begin is called at the start of a fork, and End at its end. During the fork, the pool starts no
 // shells, because that would delay the fork.
 func (p *Pool) Begin() {
 	p.mu.Lock()
@@ -125,7 +125,7 @@ func (p *Pool) wantedLocked(shape vm.Shape) bool {
 	return false
 }
 
-// Take returns a shell. If none is ready, it starts one.
+// Take returns a shell. If no shell is ready, Take starts one.
 func (p *Pool) Take(ctx context.Context, shape vm.Shape) (s *Shell, pooled bool, err error) {
 	if s := p.takeReady(shape); s != nil {
 		return s, true, nil

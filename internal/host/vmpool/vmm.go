@@ -99,8 +99,8 @@ func (s *Shell) alive() bool {
 	}
 }
 
-// WhileRoom returns a context that is cancelled, with full as its cause, when the VM pauses itself
-// because a disk is full. The caller must call the returned function.
+// WhileRoom returns a context that is cancelled, with the error full as its cause, when the VM
+// pauses itself because a disk is full. The caller must call the returned function.
 func WhileRoom(ctx context.Context, v VMM, full error) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	go func() {
@@ -131,7 +131,7 @@ func WhileAlive(ctx context.Context, v VMM) (context.Context, func()) {
 	}
 }
 
-// Cause returns the cause of ctx in place of err if ctx has ended, because err is then often only a
+// Cause returns err or, if ctx has ended, the cause of ctx. In that case err is often only a
 // consequence of that cause, such as a broken connection. If err is nil, Cause returns nil.
 func Cause(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); err != nil && cause != nil {

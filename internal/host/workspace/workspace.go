@@ -146,8 +146,8 @@ func read(path, name string) (*Workspace, error) {
 	return &w, nil
 }
 
-// save changes a workspace and its record. The change is durable. It does nothing if the workspace
-// has been deleted in the meantime.
+// save changes a workspace and its record. The change is durable. If the workspace has been deleted
+// since, save does nothing.
 func (s *Set) save(w *entry, change func(*Workspace)) error {
 	w.file.Lock()
 	defer w.file.Unlock()
@@ -203,8 +203,8 @@ func (s *Set) remove(w *entry) error {
 
 func (s *Set) path(name string) string { return filepath.Join(s.dir, name+".json") }
 
-// Create forks a sandbox and gives it a name. The rules for names are those for tags. Create
-// ignores the N of the request.
+// Create forks a sandbox and gives it a name. The rules for names are the same as for tags. Create
+// ignores the field N of the request.
 func (s *Set) Create(ctx context.Context, name string, req sandbox.ForkRequest) (Info, error) {
 	if err := snapshot.CheckTag(name); err != nil {
 		return Info{}, &invalid.Error{Field: "name", Reason: err.Error()}

@@ -124,9 +124,9 @@ func TestWorkspace(t *testing.T) {
 	}
 }
 
-// Requests to delete one sandbox or all sandboxes do not delete the sandbox of a workspace. This
-// holds for a running and a suspended sandbox, before and after a restart. Only deleting the
-// workspace deletes it.
+// Requests to delete one sandbox or all sandboxes do not delete the sandbox of a workspace. The
+// sandbox may be running or suspended, before or after a restart. Only the deletion of the
+// workspace deletes its sandbox.
 func TestWorkspaceIsNotKilled(t *testing.T) {
 	w := newWorld(t)
 	info, err := w.Create(t.Context(), "ws", sandbox.ForkRequest{Tag: "p"})
@@ -176,9 +176,9 @@ func (m *meddler) Release(id string) error {
 	return m.Sandboxes.Release(id)
 }
 
-// A workspace is deleted by two concurrent calls, and in between created again under the same name.
-// The second deletion does not release the new workspace's sandbox. If it did, the sandbox would
-// belong to a workspace that does not exist, and could never be deleted.
+// A workspace is deleted by two concurrent calls, and created again under the same name between the
+// two deletions. The second deletion does not release the new workspace's sandbox. Otherwise the
+// sandbox would belong to a workspace that does not exist, and could never be deleted.
 func TestDeletedTwiceAndMadeAgain(t *testing.T) {
 	w := newWorld(t)
 	defer w.stop()
@@ -284,8 +284,8 @@ func TestIncompleteRecordsAreRemoved(t *testing.T) {
 	}
 }
 
-// While the record of one workspace is being written to a slow disk, others can be listed, created
-// and deleted.
+// While the record of one workspace is being written to a slow disk, other workspaces can be
+// listed, created and deleted.
 func TestASlowRecordStopsItsWorkspaceOnly(t *testing.T) {
 	w := newWorld(t)
 	defer w.stop()

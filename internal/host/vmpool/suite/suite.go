@@ -2,9 +2,9 @@
 // expects.
 //
 // Package vmfake runs the tests with fake VMs on every host, and package vmpool runs them with real
-// VMs on hosts with KVM. So the fake VMs behave like real ones in everything that the suite tests.
-// The guest only needs to report that it is ready. The suite does not look into the guest's memory
-// or disk.
+// VMs on hosts with KVM. So the fake VMs behave like real VMs in every respect that the suite
+// tests. The guest only needs to report that it is ready. The suite does not look into the guest's
+// memory or disk.
 package suite
 
 import (

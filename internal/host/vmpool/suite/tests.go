@@ -117,8 +117,8 @@ func limits(t *testing.T, h *Host) {
 	}
 }
 
-// A guest does not run before Resume. Pausing a paused VM has no effect, and neither has resuming a
-// running VM. Loading a second kernel is refused. Requests may be made concurrently.
+// A guest does not run before Resume. Pausing a paused VM, and resuming a running VM, have no
+// effect. Loading a second kernel is refused. Requests may be made concurrently.
 func bootPauseResume(t *testing.T, h *Host) {
 	g := h.spawn(t)
 	if err := g.load(t, t.Context(), h.Initrd); err != nil {
@@ -330,7 +330,7 @@ func merge(t *testing.T, h *Host) {
 	g.checkStats(t, false, 3, 0)
 }
 
-// A snapshot can be restored into a new VM or, as in a rollback, into a running one. After that, no
+// A snapshot can be restored into a new VM or, as in a rollback, into a running VM. After that, no
 // kernel can be loaded.
 func restore(t *testing.T, h *Host) {
 	g := h.boot(t)
