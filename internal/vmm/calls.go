@@ -16,8 +16,9 @@ import (
 const maxFiles = 4096
 
 // calls returns all system calls that the process may make. setUpCalls returns the calls that are
-// forbidden once the process has a machine. zfilter_linux_amd64.go is generated from both. It has
-// two filters: the first permits calls, and the second forbids setUpCalls.
+// forbidden once the process has a machine. zfilter_linux_amd64.go is generated from both lists. It
+// has two filters: the first filter permits the result of calls, and the second filter forbids the
+// result of setUpCalls.
 func calls() []jail.Call {
 	return slices.Concat(jail.RuntimeCalls(), machine.Calls(), setUpCalls(),
 		// for package ctlsock

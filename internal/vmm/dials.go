@@ -15,7 +15,7 @@ import (
 const maxDials = 4
 
 // dials passes streams that the guest has opened to the daemon. A guest may open a few streams
-// after a boot, which happens only in a bake, and none after a restore. Each stream costs the
+// after a boot, and no stream after a restore. Only a bake boots a guest. Each stream costs the
 // daemon a descriptor, and no program in a running sandbox has a reason to open one.
 type dials struct {
 	forward func(kind vmmproto.Kind, body []byte, fds ...int) error

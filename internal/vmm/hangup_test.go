@@ -12,8 +12,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// If the daemon exits, even before it has read an answer, no error is logged. If a connection
-// breaks for another reason, the error is logged.
+// If the daemon exits, no error is logged, even if the daemon has not read an answer. If a
+// connection breaks for another reason, the error is logged.
 func TestDaemonsThatHangUp(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	listener, err := ctlsock.Listen(path)

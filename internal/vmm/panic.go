@@ -15,9 +15,9 @@ const (
 	panicLine   = 256 // bytes of the panic's line that are reported
 )
 
-// namePanic turns the exit e, if it is an ordinary reset, into a panic if the guest's last console
-// output shows one. The kernels of guests request a reset after a panic (panic=-1). A guest can
-// print such a line itself and reset, but deceives only its own user.
+// namePanic returns the exit e. If e is an ordinary reset, and the guest's last console output
+// shows a panic, namePanic returns a panic instead. The kernels of guests request a reset after a
+// panic (panic=-1). A guest can print such a line itself and reset, but deceives only its own user.
 func namePanic(e vm.Exit, console []byte) vm.Exit {
 	if e.Reason != vm.ExitReset {
 		return e

@@ -44,7 +44,7 @@ func lookInside() int {
 	return 0
 }
 
-// TestPostureInside tests properties of a jail that cannot be seen in /proc, so the checks run in
+// TestPostureInside tests properties of a jail that are not visible in /proc, so the checks run in
 // the jail. Landlock denies access to the (empty) root directory. Other processes cannot read the
 // VMM's memory. The VMM shares no CPU core with other processes. Its number of threads is limited.
 func TestPostureInside(t *testing.T) {

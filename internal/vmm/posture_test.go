@@ -322,8 +322,8 @@ func TestPostureDeniesCalls(t *testing.T) {
 	}
 }
 
-// When a VMM has created its machine, it can neither create another one nor change the parts of the
-// machine. It can still make the requests that run the machine.
+// When a VMM has created its machine, it can neither create another machine nor change the parts of
+// the machine. It can still make the requests that run the machine.
 func TestPostureNarrowsWithAMachine(t *testing.T) {
 	program := program(t)
 	for _, request := range slices.Sorted(maps.Keys(setUpRequests)) {

@@ -60,10 +60,10 @@ func Main() int {
 	return Serve(tracker, jail.LimitFiles, narrow, MaxProcs)
 }
 
-// growStack grows this goroutine's stack to 16 KiB in one step. The goroutine needs that much in
-// any case. Growing in two steps would allocate a stack of 8 KiB in between, and copy the stack
-// once more. The runtime allocates four stacks of 8 KiB at once, and a VMM would use only one of
-// them.
+// growStack grows this goroutine's stack to 16 KiB in one step. The goroutine needs 16 KiB in any
+// case. If the stack grew in two steps, the runtime would copy it once more, and would allocate a
+// stack of 8 KiB for the first step. The runtime allocates four stacks of 8 KiB at once, and a VMM
+// would use only one of them.
 //
 //go:noinline
 func growStack() byte {
@@ -72,7 +72,7 @@ func growStack() byte {
 }
 
 // Serve is the part of Main that runs in the jail. It is exported for benchmarks that measure the
-// cost of the jail and of threads. maxProcs bounds the threads that run Go code.
+// cost of the jail and of threads. The parameter maxProcs bounds the threads that run Go code.
 //
 // Serve calls limitFiles when it knows the maximum length of the files that the process will write.
 // It calls narrow when there is a machine, to drop the rights that only creating a machine needs.
@@ -138,8 +138,8 @@ func (s *server) event(kind vmmproto.Kind, body []byte, fds ...int) error {
 	return s.conn.Send(kind, body, fds...)
 }
 
-// exited reports that the machine has ended, and exits. It cleans up nothing: when a process exits,
-// KVM and the kernel do so faster.
+// exited reports that the machine has ended, and exits. It cleans up nothing, because KVM and the
+// kernel clean up faster when a process exits.
 func (s *server) exited(e vm.Exit) {
 	e = namePanic(e, s.ring.Tail())
 	s.ring.WriteString(fmt.Sprintf("\nforkd-vmm: machine stopped: %s %s\n", e.Reason, e.Detail))
@@ -270,9 +270,9 @@ func (s *server) create(r *codec.Reader, files *donated, w *codec.Writer) error 
 	return s.narrow()
 }
 
-// MaxProcs is the GOMAXPROCS of the process: how many threads may run Go code at once. Go code
-// handles devices, exits of vCPUs, page faults of a live branch, and requests of the daemon. All of
-// this work is short, and a vCPU inside its guest does not count (see kvm.VCPU.Run), so one
+// MaxProcs is the GOMAXPROCS of the process, the number of threads that may run Go code at once. Go
+// code handles devices, exits of vCPUs, page faults of a live branch, and requests of the daemon.
+// All of this work is short, and a vCPU inside its guest does not count (see kvm.VCPU.Run), so one
 // processor would be enough for most guests. But a vCPU that leaves its guest repeatedly keeps its
 // processor of the Go scheduler for up to a millisecond. With only one processor, devices would
 // wait for that time (bench/results.md). A second processor costs 90 KiB of allocator caches, and
@@ -349,7 +349,8 @@ func (s *server) entering(t vmmproto.RestoreResult) *kvm.Notice {
 }
 
 // disks takes the descriptors of the layers of all disks. It also lowers the limit on the length of
-// files that this process may write, to what the memory layer and the disk layers need.
+// files that this process may write. The new limit is the length that the memory layer and the disk
+// layers need.
 func (s *server) disks(files *donated, specs []vmmproto.Disk) ([]machine.Disk, error) {
 	most := s.memory
 	for _, d := range specs {

@@ -96,7 +96,7 @@ const (
 	descNext, descWrite, descIndirect = 1, 2, 4
 )
 
-// UsedIndex returns the address of the used index of the queue whose rings are in page.
+// UsedIndex returns the address of the used index of the queue whose rings are in the given page.
 func UsedIndex(page uint32) uint32 { return page + ringUsed + 2 }
 
 // desc is one descriptor.
@@ -183,8 +183,8 @@ func (w *writer) start() {
 
 func (w *writer) run() { w.set(regStatus, acknowledge|driver|featuresOK|driverOK) }
 
-// publish makes heads available to the device and notifies the device. idx is the number of heads
-// that have been published, including these.
+// publish makes heads available to the device and notifies the device. The parameter idx is the
+// number of heads that have been published, including the given ones.
 func (w *writer) publish(q int, idx uint16, heads ...uint16) {
 	avail := w.Pages[q] + ringAvail
 	for i, h := range heads {

@@ -14,7 +14,7 @@ type Attack struct {
 	Program
 }
 
-// Attacks returns the attacks on a device. seed is for the random attacks.
+// Attacks returns the attacks on a device. The parameter seed is for the random attacks.
 func Attacks(t Target, pages []uint32, seed uint64) []Attack {
 	var list []Attack
 	try := func(name string, f func(w *writer)) {

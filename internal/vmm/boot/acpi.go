@@ -42,9 +42,9 @@ const (
 	fadtSleepCtrl   = 244
 	fadtSleepStatus = 256
 
-	// These bits (IAPC_BOOT_ARCH, §5.2.9.3) say that hardware is missing that PCs usually have. So
-	// Linux does not look for it. The bits for legacy devices and for a keyboard controller mean
-	// "present", so they are zero.
+	// These bits (IAPC_BOOT_ARCH, §5.2.9.3) say that usual hardware of a PC is missing. So Linux
+	// does not look for this hardware. The bits for legacy devices and for a keyboard controller
+	// mean "present", so they are zero.
 	bootNoVGA  = 1 << 2
 	bootNoMSI  = 1 << 3
 	bootNoASPM = 1 << 4
@@ -195,9 +195,9 @@ func fadt(dsdtAt uint64) []byte {
 	return sdt("FACP", fadtRevision, b[sdtHeaderSize:])
 }
 
-// madt returns the MADT, which lists the processors and the I/O APIC. It has no interrupt
+// madt returns the MADT, which lists the processors and the I/O APIC. The MADT has no interrupt
 // overrides, because the default is right: an ISA interrupt has the GSI of the same number, edge
-// triggered and active high. Its flags are zero, because there are no 8259s to mask.
+// triggered and active high. The flags of the MADT are zero, because there are no 8259s to mask.
 func madt(vcpus int) []byte {
 	le := binary.LittleEndian
 	b := le.AppendUint32(nil, uint32(LocalAPICAddr))
@@ -215,8 +215,8 @@ func madt(vcpus int) []byte {
 // dsdt returns the DSDT, which describes the devices and the only sleep state, "off".
 func dsdt(devices []MMIODevice) []byte {
 	terms := [][]byte{
-		// COM1 is listed as a device, which gives it an interrupt: without legacy interrupt
-		// controllers, Linux would otherwise assume that COM1 has none.
+		// COM1 is listed as a device, so that it has an interrupt. Without legacy interrupt
+		// controllers, Linux would otherwise assume that COM1 has no interrupt.
 		device("COM1",
 			named("_HID", eisaID("PNP", 0x0501)),
 			named("_UID", integer(0)),

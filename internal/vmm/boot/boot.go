@@ -7,7 +7,7 @@
 // this package defines. It boots only x86-64 Linux at its 64-bit entry, from a bzImage or an ELF
 // vmlinux. It has no firmware, and supports neither 16- or 32-bit entries nor Xen PVH nor Windows.
 //
-// Kernel files come from users: every number in them is checked before it is used.
+// Kernel files are provided by users, so every number in them is checked before it is used.
 package boot
 
 import (
@@ -37,8 +37,8 @@ type Params struct {
 	VMGenID [16]byte // first value of the VM generation identifier
 }
 
-// Load writes everything that the guest needs to start into mem, which must be zeroed. It returns
-// the state of the first vCPU.
+// Load writes everything that the guest needs for its start to the memory mem, which must contain
+// only zeros. It returns the state of the first vCPU.
 func Load(mem *guestmem.Memory, p Params) (State, error) {
 	if p.VCPUs < 1 || p.VCPUs > vm.MaxVCPUs {
 		return State{}, fmt.Errorf("boot: %d vCPUs: want 1 to %d", p.VCPUs, vm.MaxVCPUs)
@@ -155,8 +155,8 @@ func loadInitrd(mem *guestmem.Memory, zp *zeroPage, f file, kern kernel) error {
 	return nil
 }
 
-// checkCmdline returns an error if the kernel would truncate or misread s. max is the kernel's own
-// limit in bytes.
+// checkCmdline returns an error if the kernel would truncate or misread s. The parameter max is the
+// kernel's own limit in bytes.
 func checkCmdline(s string, max uint32) error {
 	if limit := min(int64(max), CmdlineMax); int64(len(s)) > limit {
 		return fmt.Errorf("kernel command line has %d bytes, this kernel takes %d: shorten it", len(s), limit)

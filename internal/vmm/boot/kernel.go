@@ -28,8 +28,8 @@ const (
 	entry64 = 0x200
 )
 
-// setupHeaderBytes is how many bytes of the file must be read before it is known how to load the
-// rest.
+// setupHeaderBytes is the number of bytes of the file that must be read before the rest can be
+// loaded.
 const setupHeaderBytes = offHeaderEnd
 
 // loadKernel loads a kernel file, which is a bzImage or a vmlinux.
@@ -95,7 +95,7 @@ func loadBzImage(mem *guestmem.Memory, f file, head []byte) (kernel, error) {
 	}, nil
 }
 
-// checkPlace returns an error unless a kernel may occupy size bytes at addr.
+// checkPlace returns an error unless a kernel of the given size may be loaded at addr.
 func checkPlace(mem *guestmem.Memory, addr guestmem.GPA, size uint64) error {
 	top := lowRAMEnd(mem)
 	if addr < MinKernelAddr {

@@ -2,10 +2,10 @@ package boot
 
 import "github.com/forkd/forkd/internal/vmm/guestmem"
 
-// The guest physical map. The tables that the kernel uses until it has set up its own are below
-// 640 KiB. No kernel image is loaded there, and Linux gives this memory to its allocator late. The
-// memory in snapshots contains these addresses, so a change of an address makes older snapshots
-// unusable, and needs a new version of the snapshot format.
+// The guest physical map. The tables that the kernel uses until it has set up its own tables are
+// below 640 KiB. No kernel image is loaded there, and Linux gives this memory to its allocator
+// late. The memory in snapshots contains these addresses, so a change of an address makes older
+// snapshots unusable, and needs a new version of the snapshot format.
 //
 //	0x0000_0000 ┌────────────────────────────┐
 //	            │ zero page, GDT, page tables │ read once by the kernel's entry code
@@ -48,7 +48,7 @@ const (
 	VMGenIDPage guestmem.GPA = 0x9f000
 	// VMGenIDAddr is the address of the VM generation identifier, which has 16 bytes and is 8-byte
 	// aligned (Virtual Machine Generation ID, Microsoft 2012). After a fork the machine writes a
-	// new one and raises VMGenIDGSI.
+	// new identifier and raises VMGenIDGSI.
 	VMGenIDAddr = VMGenIDPage
 
 	// ACPIStart is the address of the RSDP. It is in the area that guests search for an RSDP (ACPI

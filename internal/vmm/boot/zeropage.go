@@ -79,8 +79,8 @@ type e820Entry struct {
 	kind uint32
 }
 
-// e820 returns the memory map of a machine with the RAM mem. The map omits the device hole, because
-// guests expect devices only at addresses that are not in the map.
+// e820 returns the memory map of a machine with the given RAM. The map omits the device hole,
+// because guests expect devices only at addresses that are not in the map.
 func e820(mem *guestmem.Memory) []e820Entry {
 	low := lowRAMEnd(mem)
 	m := []e820Entry{

@@ -14,7 +14,7 @@ type IncompatibleError struct {
 	Have    string // the host's value; empty if the feature is missing
 }
 
-// Error names the feature and how to avoid the error.
+// Error names the feature, and says how to avoid the error.
 func (e *IncompatibleError) Error() string {
 	if e.Have != "" {
 		return fmt.Sprintf("this host's cpu does not fit the snapshot: it has %s, the snapshot was taken with %s: "+
@@ -25,7 +25,7 @@ func (e *IncompatibleError) Error() string {
 }
 
 // Compatible returns an *IncompatibleError if this host cannot run a vCPU whose guest has read the
-// CPUID entries saved. The parameter host has the entries that this host supports. Compatible
+// saved CPUID entries. The parameter host has the entries that this host supports. Compatible
 // compares features, the layout of the XSAVE area and the width of physical addresses. It ignores
 // the model, caches and names, because guests only display these.
 func Compatible(saved, host []Entry) error {

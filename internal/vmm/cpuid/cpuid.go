@@ -1,6 +1,6 @@
 // Package cpuid decides which processor a guest sees. It derives the CPUID entries of a vCPU from
 // the entries that KVM supports on this host. It checks whether a host can run a guest that has
-// read given entries. It also lists the MSRs that belong to a vCPU's saved state.
+// already read its entries. It also lists the MSRs that belong to a vCPU's saved state.
 //
 // It only computes. Package machine executes CPUID and calls KVM. Bit positions are those of the
 // Intel SDM vol. 2A (CPUID) and the AMD APM vol. 3 appendix E. Paravirtual leaves are those of
@@ -61,10 +61,11 @@ const (
 	leafTopologyExt = 0x80000026 // AMD's counterpart of leaf 0x1f
 )
 
-// Apply returns the CPUID entries of vCPU number vcpu in a machine with vcpus vCPUs. It derives
-// them from supported, the entries that KVM supports (KVM_GET_SUPPORTED_CPUID), and hides the
-// features that the template excludes. It does not change supported. Each vCPU is one core of one
-// socket, and the vCPU's number is its local APIC identifier. A snapshot records the result.
+// Apply returns the CPUID entries of the vCPU with the number vcpu. The parameter vcpus is the
+// number of the machine's vCPUs. Apply derives the result from the supported entries
+// (KVM_GET_SUPPORTED_CPUID), and hides the features that the template excludes. It does not change
+// the supported entries. Each vCPU is one core of one socket, and the vCPU's number is its local
+// APIC identifier. A snapshot records the result.
 func Apply(template string, supported []Entry, vcpu, vcpus int) ([]Entry, error) {
 	if vcpus < 1 || vcpu < 0 || vcpu >= vcpus {
 		return nil, fmt.Errorf("cpuid: vCPU %d of %d does not exist", vcpu, vcpus)
@@ -106,8 +107,8 @@ func drop(entries []Entry, leaves ...uint32) []Entry {
 }
 
 // addEmulated adds the features that KVM's in-kernel APIC provides on every host. KVM reports some
-// of them only as capabilities (KVM_CAP_TSC_DEADLINE_TIMER). Linux needs the deadline timer:
-// without it, Linux would calibrate the APIC timer with a PIT, which this machine lacks.
+// of them only as capabilities (KVM_CAP_TSC_DEADLINE_TIMER). Linux needs the deadline timer.
+// Otherwise Linux would calibrate the APIC timer with a PIT, which this machine lacks.
 func addEmulated(entries []Entry) {
 	f := find(entries, leafFeatures, 0)
 	f.ECX |= bitX2APIC | bitTSCDeadline | bitHypervisor

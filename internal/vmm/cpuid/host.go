@@ -1,11 +1,11 @@
 package cpuid
 
 // Features that the host template passes on from the host. A listed feature needs no state, or a
-// snapshot contains its state. The list must be explicit: a feature of a newer processor may have
-// registers that snapshots do not contain, so a guest would lose their values in every fork. For
-// this reason it excludes FRED, APX, AVX10, key locker, protection keys for supervisor pages,
-// ENQCMD, bus lock detection (DEBUGCTL), and interrupts and MSR accesses at user level, all of
-// which KVM may offer.
+// snapshot contains its state. The list must be explicit, because a feature of a newer processor
+// may have registers that snapshots do not contain. A guest would lose the values of such registers
+// in every fork. For this reason the list excludes FRED, APX, AVX10, key locker, protection keys
+// for supervisor pages, ENQCMD, bus lock detection (DEBUGCTL), and interrupts and MSR accesses at
+// user level, all of which KVM may offer.
 const (
 	// hostXCR0 is x87, SSE, AVX, the three AVX-512 components and PKRU. The 4 KiB form of
 	// KVM_GET_XSAVE holds all of them.
@@ -51,7 +51,7 @@ func maskHost(entries []Entry) []Entry {
 	return out
 }
 
-// hostLeaf does for one entry what maskHost does for all. It reports whether to keep the entry.
+// hostLeaf does the work of maskHost for one entry. It reports whether to keep the entry.
 func hostLeaf(c *Entry) bool {
 	switch c.Function {
 	case leafVendor:

@@ -9,9 +9,9 @@ package cpuid
 //   - SGX: enclave memory; MPX, shadow stacks and indirect branch tracking: their registers;
 //   - AMX, and XFD with it: its tiles do not fit the 4 KiB form of KVM_GET_XSAVE;
 //   - MONITOR/MWAIT: KVM makes them do nothing;
-//   - the invariant TSC: user programs take the bit as a promise that the rate never changes, but a
-//     restore on another host may change it. Without the bit, the guest's kernel prefers kvm-clock,
-//     which KVM corrects;
+//   - the invariant TSC: for user programs, the bit is a promise that the rate never changes, but a
+//     restore on another host may change the rate. Without the bit, the guest's kernel prefers
+//     kvm-clock, which KVM corrects;
 //   - KVM's asynchronous page faults: a fault in flight while the machine is saved would never
 //     complete.
 func maskUnsaved(e []Entry) []Entry {
@@ -109,8 +109,8 @@ const (
 	portablePhysBits = 46
 )
 
-// maskPortable removes from entries everything that is not in the portable template. That includes
-// leaves that this package does not know.
+// maskPortable removes from entries everything that is not in the portable template. It also
+// removes leaves that this package does not know.
 func maskPortable(entries []Entry) []Entry {
 	out := make([]Entry, 0, len(entries))
 	for _, c := range entries {

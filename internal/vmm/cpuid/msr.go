@@ -10,8 +10,8 @@ const (
 )
 
 // SavedMSRs returns the MSRs in a vCPU's saved state, in the order in which a restore must set
-// them. supported is the result of KVM_GET_MSR_INDEX_LIST. The caller must pass the result of
-// SavedMSRs to ShownMSRs.
+// them. The parameter supported is the result of KVM_GET_MSR_INDEX_LIST. The caller must pass the
+// result of SavedMSRs to ShownMSRs.
 //
 // A whole vCPU is restored in this order: CPUID entries, KVM_SET_SREGS (which has EFER, FS and GS
 // base and the APIC base), XCRS and XSAVE, KVM_SET_LAPIC, and then these MSRs. The order matters
@@ -34,7 +34,7 @@ func SavedMSRs(supported []uint32) []uint32 {
 		}
 	}
 	list = append(list, mtrrs()...)
-	// The TSC comes after all others, and the deadline after the TSC.
+	// The TSC comes after all other MSRs, and the deadline after the TSC.
 	for _, m := range timeMSRs() {
 		if slices.Contains(supported, m) {
 			list = append(list, m)
@@ -73,7 +73,7 @@ const (
 	msrKVMPoll       = 0x4b564d05
 	msrMTRRFirst     = 0x200
 	msrMTRRLast      = 0x2ff
-	msrPAT           = 0x277 // not an MTRR, although its number lies among theirs
+	msrPAT           = 0x277 // not an MTRR, although its number is among the numbers of the MTRRs
 )
 
 // savedMSRs returns the MSRs that a restore may set in any order.
@@ -134,8 +134,8 @@ func (f feature) in(entries []Entry) bool {
 	return word(entries, featureWord{function: f.function, index: f.index, reg: f.reg})>>f.bit&1 == 1
 }
 
-// msrFeatures returns the features that the MSR m belongs to. A guest that sees one of them may
-// have used m. If every guest has m, msrFeatures returns nil.
+// msrFeatures returns the features that the MSR m belongs to. A guest that sees one of these
+// features may have used the MSR. If every guest has the MSR, msrFeatures returns nil.
 func msrFeatures(m uint32) []feature {
 	switch m {
 	case MSRTSCAdjust:

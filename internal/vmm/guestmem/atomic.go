@@ -17,9 +17,9 @@ func (m *Memory) LoadUint16(gpa GPA) (uint16, error) {
 }
 
 // StoreUint16 writes the aligned little-endian 16-bit word at gpa. It is a full barrier: the guest
-// sees the caller's earlier writes before this one, and the caller's later loads happen after this
-// write is visible to the guest. The suppression of virtqueue notifications needs such a barrier
-// (virtio 1.2 §2.7.7.1).
+// sees the caller's earlier writes before this write, and the caller's later loads happen after
+// this write is visible to the guest. The suppression of virtqueue notifications needs such a
+// barrier (virtio 1.2 §2.7.7.1).
 func (m *Memory) StoreUint16(gpa GPA, v uint16) error {
 	if _, err := m.WriteView(gpa&^3, 4); err != nil {
 		return err

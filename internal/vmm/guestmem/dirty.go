@@ -25,7 +25,7 @@ type Tracker struct {
 	vec     [128]pageRegion // filled by the kernel; on the heap, because the runtime may move a stack
 }
 
-// NewTracker opens the page map of this process. proc is the mount point of procfs.
+// NewTracker opens the page map of this process. The parameter proc is the mount point of procfs.
 func NewTracker(proc string) (*Tracker, error) {
 	fd, err := unix.Open(proc+"/self/pagemap", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {

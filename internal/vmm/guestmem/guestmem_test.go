@@ -68,7 +68,7 @@ func TestStoreUint16KeepsItsNeighbour(t *testing.T) {
 	}
 }
 
-// layerFile returns a file of size bytes on tmpfs. All bytes are fill.
+// layerFile returns a file of the given size on tmpfs. All bytes of the file have the value fill.
 func layerFile(t *testing.T, size int, fill byte) *os.File {
 	t.Helper()
 	f, err := os.Create(filepath.Join(shm(t), "layer"))

@@ -11,9 +11,10 @@ import (
 	"github.com/forkd/forkd/internal/rawcall"
 )
 
-// Map maps length bytes of fd, from offset on, at gpa. The mapping is copy-on-write: the guest
-// reads the file, and its writes stay private. The mapping replaces the previous content. gpa,
-// length and offset must be multiples of PageSize, and the range must be in one region.
+// Map maps a range of the file fd at gpa. The range begins at offset and has the given length in
+// bytes. The mapping is copy-on-write: the guest reads the file, and its writes stay private. The
+// mapping replaces the previous content. gpa, length and offset must be multiples of PageSize, and
+// the range must be in one region.
 //
 // Preconditions: the vCPUs are stopped and the devices quiesced. They may run if nothing can write
 // to the range, and the file has the same bytes as the memory.
@@ -26,9 +27,9 @@ func (m *Memory) Map(gpa GPA, length uint64, fd int, offset uint64) error {
 	return smallPages(v)
 }
 
-// MapLayers maps a whole memory map, as Map maps one range. The extents must have been checked;
-// files are the descriptors of their layers. MapLayers makes the system calls without informing
-// Go's scheduler.
+// MapLayers maps a whole memory map, as Map maps one range. The extents must have been checked. The
+// list files has the descriptors of their layers. MapLayers makes the system calls without
+// informing Go's scheduler.
 func (m *Memory) MapLayers(extents []vm.Extent, files []int) error {
 	for _, e := range extents {
 		v, err := m.pages(GPA(e.GPA), e.Length, e.Offset)
@@ -51,7 +52,7 @@ func (m *Memory) MapLayers(extents []vm.Extent, files []int) error {
 	return nil
 }
 
-// Clear replaces the length bytes at gpa by zeros.
+// Clear fills the range of the given length at gpa with zeros.
 //
 // Preconditions: the vCPUs are stopped and the devices quiesced.
 func (m *Memory) Clear(gpa GPA, length uint64) error {
@@ -63,8 +64,8 @@ func (m *Memory) Clear(gpa GPA, length uint64) error {
 	return smallPages(v)
 }
 
-// Own replaces the pages at gpa that still belong to a file by private copies with the same bytes.
-// The guest and the devices may run during the call. None of the pages may be write-protected.
+// Own replaces the pages at gpa that still belong to a file with private copies of these pages. The
+// guest and the devices may run during the call. None of the pages may be write-protected.
 func (m *Memory) Own(gpa GPA, length uint64) error {
 	v, err := m.view(gpa, int(length))
 	if err != nil {
@@ -104,7 +105,7 @@ func (m *Memory) OwnNow(gpa GPA, length uint64) error {
 const detachBytes = 1 << 20
 
 // Detach makes the pages at gpa independent of their file. The pages must already be private
-// copies, but their mapping still keeps the file alive. Detach replaces that mapping by anonymous
+// copies, but their mapping still keeps the file alive. Detach replaces that mapping with anonymous
 // memory. After an error, some pages may still depend on the file, but all pages keep their
 // content.
 //
@@ -158,8 +159,8 @@ func smallPages(v []byte) error {
 	return nil
 }
 
-// Linear returns the position of gpa in the memory without the device hole, which is also its
-// offset in a memory layer file. It is valid only for addresses inside a region.
+// Linear returns the position of gpa in the memory without the device hole. This position is also
+// the offset of gpa in the file of a memory layer. It is valid only for addresses inside a region.
 func Linear(gpa GPA) uint64 {
 	if gpa >= HoleEnd {
 		return uint64(gpa - (HoleEnd - HoleStart))

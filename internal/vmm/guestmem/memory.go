@@ -52,9 +52,9 @@ type Memory struct {
 }
 
 // SetFreezer makes every later WriteView, WriteAt and StoreUint16 call f before they write, so that
-// f can save the old bytes. Devices may run during SetFreezer. A write that misses f does no harm:
-// f has something to save only after the devices have been quiesced, and a quiesced device holds no
-// view.
+// f can save the old bytes. Devices may run during SetFreezer. A write that does not call f does no
+// harm. The function has something to save only after the devices have been quiesced, and a
+// quiesced device holds no view.
 func (m *Memory) SetFreezer(f func(gpa GPA, n int)) { m.beforeWrite.Store(&f) }
 
 // HVA returns the host virtual address of gpa.
@@ -66,8 +66,8 @@ func (m *Memory) HVA(gpa GPA) (uintptr, error) {
 	return uintptr(unsafe.Pointer(unsafe.SliceData(v))), nil
 }
 
-// New reserves size bytes of zeroed guest RAM, with a gap for the device hole. A page is allocated
-// when it is first written.
+// New reserves guest RAM of the given size, with a gap for the device hole. The RAM contains zeros.
+// A page is allocated when it is first written.
 func New(size uint64) (*Memory, error) {
 	if size == 0 || size%PageSize != 0 {
 		return nil, fmt.Errorf("guest memory size %d: want a positive multiple of %d", size, PageSize)
@@ -121,7 +121,7 @@ func (m *Memory) Size() uint64 {
 	return n
 }
 
-// view returns the n bytes at gpa, which must lie in one region.
+// view returns the n bytes at gpa. They must be in one region.
 func (m *Memory) view(gpa GPA, n int) ([]byte, error) {
 	if n < 0 {
 		return nil, ErrBounds

@@ -56,14 +56,14 @@ func checkCapabilities(extension func(uintptr) (int, error)) error {
 	return nil
 }
 
-// SetPolicy enables KVM features that protect the host from its guests. It skips those that KVM
-// does not support:
+// SetPolicy enables KVM features that protect the host from its guests. It skips features that KVM
+// does not support. The features are:
 //
 //   - an exit when a guest takes a bus lock, which slows down the whole host;
 //   - an exit when a guest keeps a CPU from handling events;
 //   - no polling in halted vCPUs: on a host with many idle VMs, polling costs more than it saves.
 //
-// It must be called before the vCPUs are created.
+// SetPolicy must be called before the vCPUs are created.
 func (v *VM) SetPolicy(s *System) error {
 	for _, c := range []struct {
 		id   uintptr

@@ -12,7 +12,7 @@ import (
 //
 // It is raised by an ioctl and not by an eventfd (irqfd), for two reasons. KVM delivers an irqfd's
 // interrupt in a kernel thread, unless the interrupt is a message. And with an irqfd, a restore
-// would have to wait until KVM has registered it.
+// would have to wait until KVM has registered the irqfd.
 type Line struct {
 	vm  int
 	gsi uint32

@@ -8,9 +8,9 @@ import (
 )
 
 // Notice is a packet that tells another process that all vCPUs are about to enter their guests. The
-// last vCPU thread to pass a gate sends it. The thread that opens the gate does not, because its
-// packet could be late: the woken threads often take that thread's CPU, and then it runs again only
-// after the guest's first exit.
+// last vCPU thread to pass a gate sends it. The thread that opens the gate does not send it,
+// because the packet could be late. The woken threads often take that thread's CPU, and the thread
+// then runs again only after the guest's first exit.
 type Notice struct {
 	fd   int
 	msg  unix.Msghdr

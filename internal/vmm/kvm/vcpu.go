@@ -19,7 +19,7 @@ type VCPU struct {
 	head *runHead
 
 	// waiting is set until the vCPU has received its start-up IPI. It is still set during the Run
-	// that returns because the IPI has arrived.
+	// that returns because of the IPI.
 	waiting bool
 
 	gaveAway time.Time // when Run last gave up the processor of the Go scheduler
@@ -73,9 +73,9 @@ func (c *VCPU) entered(errno unix.Errno) error {
 	return c.runError(errno, c.MPState)
 }
 
-// Prepare makes KVM do work that it would otherwise do in the first Run of a VM: Linux 6.14 and
-// later start a thread. The guest executes nothing. Prepare must be called on the same thread as
-// Run, for a vCPU that does not wait for its start-up IPI.
+// Prepare makes KVM do work that it would otherwise do in the first Run of a VM. For example, Linux
+// 6.14 and later start a thread. The guest executes nothing. Prepare must be called on the same
+// thread as Run, for a vCPU that does not wait for its start-up IPI.
 func (c *VCPU) Prepare() error {
 	c.SetImmediateExit(true)
 	defer c.SetImmediateExit(false)
@@ -132,9 +132,9 @@ func (c *VCPU) MMIO() (gpa uint64, data []byte, write bool) {
 	return e.Phys_addr, e.Data[:min(e.Len, uint32(len(e.Data)))], e.Is_write != 0
 }
 
-// IO returns the access that caused an ExitIO: data has count units of size bytes each. For input,
-// the caller fills data before the next Run. data is nil if the kernel reports an offset outside
-// the run area.
+// IO returns the access that caused an ExitIO. The result data consists of units with the given
+// size in bytes. For input, the caller fills data before the next Run. If the kernel reports an
+// offset outside the run area, data is nil.
 func (c *VCPU) IO() (port uint16, size int, data []byte, out bool) {
 	e := (*ioExit)(unsafe.Pointer(&c.head.Exit))
 	n := uint64(e.Size) * uint64(e.Count)

@@ -19,8 +19,8 @@ type VM struct {
 // closed.
 func (v *VM) Close() error { return unix.Close(v.fd) }
 
-// SetMemslot makes size bytes of host memory at hva appear in the guest at gpa. slot is the number
-// of the memory slot.
+// SetMemslot makes host memory at hva appear in the guest at gpa. The parameter slot is the number
+// of the memory slot, and size is its size in bytes.
 func (v *VM) SetMemslot(slot uint32, gpa, size uint64, hva uintptr) error {
 	r := memoryRegion{Slot: slot, Guest_phys_addr: gpa, Memory_size: size, Userspace_addr: uint64(hva)}
 	if _, err := ioctlPtr(v.fd, ioSetUserMemoryRegion, unsafe.Pointer(&r)); err != nil {
@@ -45,7 +45,7 @@ func (v *VM) SetIdentityMapAddr(gpa uint64) error {
 	return nil
 }
 
-// CreateIRQChip creates the in-kernel PICs and IOAPIC. vCPUs that are created later get a LAPIC.
+// CreateIRQChip creates the in-kernel PICs and IOAPIC. vCPUs that are created later have a LAPIC.
 func (v *VM) CreateIRQChip() error {
 	if _, err := ioctl(v.fd, ioCreateIRQChip, 0); err != nil {
 		return fmt.Errorf("create irqchip: %w", err)
@@ -72,8 +72,9 @@ func (v *VM) SetIRQChip(c *IRQChip) error {
 }
 
 // AddIOEventFD makes guest writes to gpa signal eventfd, without an exit to this process. If
-// anyLength is set, writes of any length signal it, and KVM need not decode the instruction; this
-// needs CapIOEventFDAnyLength. If anyLength is not set, only 32-bit writes signal it.
+// anyLength is set, writes of any length signal the eventfd, and KVM need not decode the
+// instruction. This needs CapIOEventFDAnyLength. If anyLength is not set, only 32-bit writes signal
+// the eventfd.
 func (v *VM) AddIOEventFD(eventfd int, gpa uint64, anyLength bool) error {
 	f := ioeventfd{Addr: gpa, Len: 4, Fd: int32(eventfd)}
 	if anyLength {

@@ -110,7 +110,7 @@ func (m *Machine) branchPaused(cfg *BranchConfig, result *vmmproto.BranchResult)
 	if err != nil {
 		return nil, fmt.Errorf("save machine state: %w", err)
 	}
-	// Write the state, which has a few KiB, first. If that fails, nothing else has changed.
+	// First write the state, which has a few KiB. If this write fails, nothing else has changed.
 	if _, err := cfg.State.WriteAt(state, 0); err != nil {
 		return nil, fmt.Errorf("write machine state: %w", err)
 	}
@@ -168,8 +168,8 @@ func (m *Machine) saveDirty(cfg *BranchConfig, result *vmmproto.SaveResult) (*uf
 }
 
 // freeze write-protects the dirty pages. describe also adds some gaps between dirty ranges to the
-// layer. The pages in these gaps are not dirty, and some kernels cannot protect such pages, so
-// freeze copies them at once.
+// layer. The pages in these gaps are not dirty, and some kernels cannot protect such pages. So
+// freeze copies the pages of the gaps at once.
 func (m *Machine) freeze(layer *os.File, maxExtents int, result *vmmproto.SaveResult) (*uffd.Capture, error) {
 	dirty, err := m.tracker.Dirty(m.mem)
 	if err != nil {
@@ -204,8 +204,8 @@ func gaps(outer, inner []guestmem.Range) []guestmem.Range {
 	return out
 }
 
-// swapTops puts the new tops on the disks. The former tops become immutable. swapTops removes the
-// files that it has taken from cfg.
+// swapTops puts the new tops on the disks. The former tops become immutable. swapTops removes from
+// cfg the files that the disks now own.
 func (m *Machine) swapTops(cfg *BranchConfig) error {
 	if len(cfg.Tops) != len(m.disks) || len(cfg.Frozen) != len(m.disks) {
 		return fmt.Errorf("%d new and %d frozen disk tops for %d disks", len(cfg.Tops), len(cfg.Frozen), len(m.disks))
@@ -237,8 +237,8 @@ func (m *Machine) BranchDisks(cfg BranchConfig) (result vmmproto.BranchResult, e
 	return result, nil
 }
 
-// atRest calls do while the vCPUs are stopped, and returns how long they were stopped. If the
-// machine was already paused, it stays paused.
+// atRest calls the function do while the vCPUs are stopped, and returns how long they were stopped.
+// If the machine was already paused, it stays paused.
 func (m *Machine) atRest(do func(wasPaused bool) error) (pause time.Duration, err error) {
 	start := time.Now()
 	wasPaused, _ := m.cpus.stats()
@@ -252,7 +252,7 @@ func (m *Machine) atRest(do func(wasPaused bool) error) (pause time.Duration, er
 	return time.Since(start), err
 }
 
-// MergeLayers replaces layers of a disk by the file merged, which the machine then owns. It
+// MergeLayers replaces layers of a disk with the file merged, which the machine then owns. It
 // replaces the layers from number first, counted above the base image, to the layer just below the
 // top. The guest is stopped while merged is opened.
 func (m *Machine) MergeLayers(disk, first int, merged *os.File) error {
@@ -312,7 +312,8 @@ func (m *Machine) copyBranch(capture *uffd.Capture, cfg BranchConfig, failed err
 const stormFaults = 2048
 
 // storm reports whether the guest writes faster than its pages are copied. It decides by the number
-// of faults: at least bound or, if bound is 0, more than half of the captured pages.
+// of faults. The result is true if there are at least bound faults or, if bound is 0, if faults
+// captured more than half of the captured pages.
 func storm(bound, captured, faults uint64) bool {
 	if bound > 0 {
 		return faults >= bound

@@ -2,8 +2,8 @@ package machine
 
 import "testing"
 
-// storm uses the bound of the request. Without a bound, most captures must come from faults, and
-// there must be enough of them.
+// storm uses the bound of the request. Without a bound, faults must have caused most captures, and
+// there must be enough faults.
 func TestStorm(t *testing.T) {
 	for _, c := range []struct {
 		bound, captured, faults uint64

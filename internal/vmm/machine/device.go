@@ -54,7 +54,7 @@ type kvmWires struct{ *kvm.VM }
 
 func (w kvmWires) Line(gsi uint32) virtio.Interrupt { return w.VM.Line(gsi) }
 
-// addDevice puts dev into slot i. The device is quiesced until the machine runs.
+// addDevice puts a device into slot i. The device is quiesced until the machine runs.
 func (m *Machine) addDevice(i int, kind string, dev virtio.Device) error {
 	place := boot.VirtioDevice(i)
 	t, err := mmio.New(m.mem, dev, m.wires.Line(place.GSI))

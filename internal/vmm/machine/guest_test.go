@@ -252,7 +252,7 @@ func sumDisk(off, n uint64) (string, error) {
 }
 
 // random reads from the random number device. It reads more than 128 bytes, because Linux may have
-// fetched that many before the guest was saved.
+// fetched 128 bytes before the guest was saved.
 func random() (string, error) {
 	f, err := os.Open("/dev/hwrng")
 	if err != nil {

@@ -55,7 +55,7 @@ func (h *host) bootBare(t *testing.T, p bareguest.Program) *testVM {
 }
 
 // attack runs a program in a guest until the program is done. If the program has stopped the
-// machine, ended is true and e says why.
+// machine, the result ended is true, and the result e has the reason.
 func (h *host) attack(t *testing.T, p bareguest.Program) (v *testVM, e vm.Exit, ended bool) {
 	t.Helper()
 	v = h.bootBare(t, p)
@@ -99,8 +99,8 @@ func TestBareGuestIsServed(t *testing.T) {
 	}
 }
 
-// Whatever a guest does to its devices, its machine can be paused, saved and restored. The same
-// holds for the restored machine.
+// Whatever a guest does to its devices, its machine can be paused, saved and restored. The restored
+// machine can be paused, saved and restored again.
 func TestHostileGuests(t *testing.T) {
 	h := newBareHost(t)
 	pages := bareguest.FreePages()

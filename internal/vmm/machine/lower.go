@@ -34,7 +34,7 @@ func (l *lower) covered() []vm.Extent {
 }
 
 // mappings returns the number of mappings in a machine's memory, which are the extents and the gaps
-// between them. lasting counts only mappings that detach will not remove.
+// between them. The result lasting counts only mappings that detach will not remove.
 func (l *lower) mappings() (lasting, all int) {
 	count := func(counts func(e vm.Extent) bool) int {
 		n, end := 1, uint64(0)
@@ -55,8 +55,8 @@ func (l *lower) mappings() (lasting, all int) {
 }
 
 // room returns how many ranges the next rebase may replace. Each range adds at most two mappings.
-// After the rebase, at most maxMappings mappings may be lasting, and at most twice as many may
-// exist in total.
+// After the rebase, at most maxMappings mappings may be lasting, and the total may be at most twice
+// that number.
 func (l *lower) room() int {
 	lasting, all := l.mappings()
 	return min(maxMappings-lasting, 2*maxMappings-all) / 2
@@ -87,8 +87,8 @@ func (l *lower) own(mem *guestmem.Memory) error {
 }
 
 // detach makes private pages independent of the stale layers below them. Otherwise the pages'
-// mappings would keep the files of these layers alive. most is the maximum number of bytes to
-// detach. detach reports whether it has detached any page.
+// mappings would keep the files of these layers alive. The parameter most is the maximum number of
+// bytes to detach. detach reports whether it has detached any page.
 //
 // Preconditions: the machine is stopped and nothing is frozen.
 func (l *lower) detach(mem *guestmem.Memory, most uint64) (any bool, err error) {

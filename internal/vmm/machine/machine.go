@@ -137,7 +137,7 @@ func New(cfg Config) (_ *Machine, err error) {
 	if err := m.addFixedDevices(); err != nil {
 		return nil, err
 	}
-	// Computes the tables of package crc32 now, because a restore should not wait for that.
+	// Compute the tables of package crc32 now, so that a restore does not wait for that.
 	_ = crc32.ChecksumIEEE(nil)
 	undo.Release()
 	return m, nil
@@ -221,8 +221,8 @@ func (m *Machine) pause() {
 	m.quiesce()
 }
 
-// Written returns the pages that the machine has written since its restore. If there are more than
-// most ranges, it returns nil. The machine may be running.
+// Written returns the pages that the machine has written since its restore. If there are more
+// ranges than the given number, it returns nil. The machine may be running.
 func (m *Machine) Written(most int) ([]vm.Range, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -71,7 +71,7 @@ func findMSR(entries []kvm.MSREntry, index uint32) *kvm.MSREntry {
 }
 
 // verifyMSRs writes the saved MSRs back to the vCPUs. If this host refuses one of them, every
-// restore would fail. Instead, the making of the snapshot fails, with an error that names the MSR.
+// restore would fail. So the error of verifyMSRs, which names the MSR, prevents the snapshot.
 // verifyMSRs does not write the TSC, because the counter would go back to its saved value.
 //
 // Preconditions: the machine is paused.

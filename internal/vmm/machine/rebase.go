@@ -15,12 +15,12 @@ import (
 )
 
 // maxMappings bounds the mappings of a machine's memory after a rebase. Mappings that the next
-// pauses remove do not count; with them, there may be twice as many.
+// pauses remove do not count. Including these, there may be twice as many mappings.
 //
 // The bound has two reasons. A process may have at most 65530 mappings (vm.max_map_count). And each
-// search for dirty pages walks all mappings while the guest is stopped, which takes 0.1 µs for
-// each. Memory is not a reason, because a mapping takes about 200 bytes in the kernel and saves at
-// least a page. The extents of a snapshot, which a restore maps, have a separate, lower bound.
+// search for dirty pages walks all mappings while the guest is stopped, which takes 0.1 µs for each
+// mapping. Memory is not a reason, because a mapping takes about 200 bytes in the kernel and saves
+// at least a page. The extents of a snapshot, which a restore maps, have a separate, lower bound.
 const maxMappings = 4096
 
 // maxDetach bounds the bytes that are detached from old layers during one pause. Detaching this
@@ -109,9 +109,10 @@ func (m *Machine) Rebase(serial uint64, layer *os.File) (result vmmproto.RebaseR
 	return result, nil
 }
 
-// replaceUnchanged maps layer over ranges of memory that are equal to it, the longest ranges first.
-// most is the maximum number of replaced ranges, because a range in the middle of a mapping adds
-// two mappings. replaceUnchanged returns the replaced ranges in ascending order.
+// replaceUnchanged maps a layer over ranges of memory that are equal to the layer, the longest
+// ranges first. The parameter most is the maximum number of replaced ranges. The number is bounded
+// because a range in the middle of a mapping adds two mappings. replaceUnchanged returns the
+// replaced ranges in ascending order.
 func replaceUnchanged(capture *uffd.Capture, layer, most int) (replaced []guestmem.Range, err error) {
 	ranges := capture.Unchanged()
 	slices.SortFunc(ranges, func(a, b guestmem.Range) int { return cmp.Compare(b.Length, a.Length) })
@@ -129,9 +130,9 @@ func replaceUnchanged(capture *uffd.Capture, layer, most int) (replaced []guestm
 
 // detach makes private pages independent of old layers, so that the files of these layers can be
 // deleted. It is called after a branch has saved all written pages. Usually only few private pages
-// depend on old layers: those that were written between a branch and the rebase onto that branch.
-// If a rebase has reached maxMappings, many private pages depend on old layers, and each pause then
-// detaches a part of them.
+// depend on old layers, namely pages that were written between a branch and the rebase onto that
+// branch. If a rebase has reached maxMappings, many private pages depend on old layers, and each
+// pause then detaches a part of them.
 //
 // Preconditions: the machine is stopped and nothing is frozen.
 func (m *Machine) detach() error {

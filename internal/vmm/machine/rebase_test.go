@@ -22,8 +22,8 @@ func (v *testVM) dirty(t *testing.T) uint64 {
 }
 
 // A machine that is rebased onto each of its branches saves only the pages that were written since
-// the latest branch. All snapshots are complete. This also holds after a branch without a rebase,
-// after a rollback to an earlier branch, and after the branches were merged into one layer.
+// the latest branch. All snapshots are complete, even after a branch without a rebase, after a
+// rollback to an earlier branch, and after the branches were merged into one layer.
 func TestLineOfBranches(t *testing.T) {
 	h := newHost(t, 2)
 	parent := h.boot(t)

@@ -18,8 +18,8 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/net"
 )
 
-// RestoreConfig describes a snapshot, and the parts of this copy that do not come from the
-// snapshot.
+// RestoreConfig describes a snapshot, and the parts of this copy that the snapshot does not
+// contain.
 type RestoreConfig struct {
 	State   int   // descriptor of the state file
 	Layers  []int // descriptors of memory layers, base first

@@ -52,8 +52,8 @@ func (m *Machine) saveMemory(layer *os.File, maxExtents int, result *vmmproto.Sa
 
 // saveAllMemory writes all pages that are not zero to layer, whatever layer they come from. It
 // reads only memory that a layer covers or that was written, because all other memory is zero.
-// Reading that memory too would add a page table entry for every page, which each later search for
-// dirty pages would have to visit.
+// Reading the other memory would add a page table entry for every page, and each later search for
+// dirty pages would have to visit all these entries.
 func (m *Machine) saveAllMemory(layer *os.File, maxExtents int, result *vmmproto.SaveResult) error {
 	dirty, err := m.tracker.Dirty(m.mem)
 	if err != nil {
@@ -111,8 +111,8 @@ func (m *Machine) writeRanges(layer *os.File, ranges []guestmem.Range) error {
 }
 
 // writeRange writes guest memory to its place in a layer, including pages of zeros. A layer must
-// have no holes inside its extents: on tmpfs, the first access of a child to a hole, even a load,
-// would allocate a page. If no memory were left, that would kill the child.
+// have no holes inside its extents. On tmpfs, the first access of a child to a hole, even a load,
+// would allocate a page. If no memory were left, the access would kill the child.
 func (m *Machine) writeRange(layer *os.File, r guestmem.Range) error {
 	view, err := m.mem.ReadView(r.GPA, int(r.Length))
 	if err != nil {
@@ -143,8 +143,8 @@ func bound(mem *guestmem.Memory, ranges []guestmem.Range, limit int) []guestmem.
 	return out
 }
 
-// run returns the length of the longest prefix of p whose pages are all zero pages or, if zeros is
-// not set, none of whose pages is a zero page.
+// run returns the length of the longest prefix of p that consists of zero pages. If zeros is not
+// set, it returns the length of the longest prefix without a zero page.
 func run(p []byte, zeros bool) int {
 	n := guestmem.PageSize
 	for n < len(p) && zero(p[n:n+guestmem.PageSize]) == zeros {

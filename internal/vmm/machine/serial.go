@@ -130,7 +130,8 @@ func (s *serial) write(reg uint16, v uint8) error {
 	return nil
 }
 
-// empty records that the transmitter has become empty, and raises the interrupt if it is enabled.
+// empty records that the transmitter has become empty, and raises the interrupt if the interrupt is
+// enabled.
 func (s *serial) empty() error {
 	s.regs.thre = true
 	if s.regs.ier&ierTHRE != 0 {
@@ -151,7 +152,7 @@ func (s *serial) Save(w *codec.Writer) {
 	w.Bool(r.thre)
 }
 
-// Restore sets the UART's state. If an interrupt was pending, it raises it again.
+// Restore sets the UART's state. If an interrupt was pending, Restore raises the interrupt again.
 func (s *serial) Restore(rd *codec.Reader) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

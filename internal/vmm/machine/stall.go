@@ -19,8 +19,8 @@ func (m *Machine) diskFull() {
 		m.stalling.Store(false) // the devices are quiesced
 		m.stalled = m.stalled || !paused
 		m.mu.Unlock()
-		// A machine that was already paused is not reported: after a Resume, the disk tries the
-		// write again.
+		// A machine that was already paused is not reported, because the disk tries the write again
+		// after a Resume.
 		if !paused {
 			m.cfg.Stalled()
 		}

@@ -64,11 +64,11 @@ func newVCPUs(cpus []*kvm.VCPU, exit func(*kvm.VCPU) error, fail func(error)) *v
 const vcpuNice = 10
 
 // headStart is how long a machine runs before its vCPUs get a lower priority. During this time a
-// new fork competes with other guests at normal priority, so busy guests do not delay it.
+// new fork competes with other guests at normal priority, so busy guests do not delay the fork.
 const headStart = time.Second
 
 // comeAfterHost lowers the priority of the vCPUs' threads. Linux permits every process to do so. If
-// it fails, for example in a jail, the guest runs at normal priority.
+// the change fails, for example in a jail, the guest runs at normal priority.
 func (v *vcpus) comeAfterHost() {
 	v.mu.Lock()
 	defer v.mu.Unlock()

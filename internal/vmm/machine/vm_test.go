@@ -18,8 +18,9 @@ import (
 	"github.com/forkd/forkd/internal/vmm/regtest"
 )
 
-// model is the expected content of a guest's memory and disk. Whenever a test makes the guest change
-// them, it makes the same change in the model. It then compares the checksums of both.
+// model is the expected content of a guest's memory and disk. Whenever a test makes the guest
+// change its memory or disk, the test makes the same change in the model. Then the test compares
+// the checksums of guest and model.
 type model struct{ memory, disk []byte }
 
 const (
@@ -274,7 +275,7 @@ func TestExitIsReported(t *testing.T) {
 }
 
 // If the host's disk is full, a guest that writes is paused. If it is resumed too early, it is
-// paused again. It loses no data, and a branch that is made while it is paused loses none either.
+// paused again. The guest loses no data, and neither does a branch that is made during the pause.
 func TestFullHostPausesTheMachine(t *testing.T) {
 	h := newHost(t, 2)
 	parent := h.boot(t)

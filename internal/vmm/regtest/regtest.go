@@ -121,8 +121,8 @@ func values(seed uint64) *registers {
 	return v
 }
 
-// compare returns an error that names the registers that differ. It compares vectors of width bytes
-// and, if pkru is set, PKRU. If width is that of the widest vectors, it also compares the mask
+// compare returns an error that names the registers that differ. It compares vectors of the given
+// width in bytes and, if pkru is set, PKRU. For the widest vectors, it also compares the mask
 // registers.
 func (want *registers) compare(got *registers, width int, pkru bool) error {
 	var wrong []string
@@ -149,8 +149,8 @@ func (want *registers) compare(got *registers, width int, pkru bool) error {
 	return nil
 }
 
-// These functions are implemented in assembly. Each fills the registers from want, waits, and
-// stores the registers in got.
+// These functions are implemented in assembly. Each function fills the registers from want, waits,
+// and stores the registers in got.
 
 //go:noescape
 func hold128(want, got *registers, signal *Signal)

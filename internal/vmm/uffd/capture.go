@@ -140,9 +140,10 @@ func (c *Capture) letWrite(gpa guestmem.GPA, around uint64, wait func()) (captur
 	return captured, true
 }
 
-// openRun makes the frozen page at gpa, and pages after it, writable for a device. It opens at most
-// most pages, all in one region, and returns their number. It writes the pages that are not in the
-// layer yet with one system call, which is much faster than one call for each page.
+// openRun makes the frozen page at gpa, and pages after it, writable for a device, and returns the
+// number of opened pages. The parameter most is the maximum number. All opened pages are in one
+// region. openRun writes the pages that are not in the layer yet with one system call, which is
+// much faster than one call for each page.
 func (c *Capture) openRun(gpa guestmem.GPA, most uint64) uint64 {
 	first, pages := pageOf(gpa), uint64(0)
 	for pages < most && c.claim(first+pages) {
@@ -164,9 +165,9 @@ func (c *Capture) openRun(gpa guestmem.GPA, most uint64) uint64 {
 
 // Copy captures all pages that other threads have not captured, until the layer is complete. It
 // calls stop regularly. If stop returns true, Copy returns early with complete set to false, and
-// the caller must then call Copy again. In between, the caller can pause a machine that writes to
-// frozen pages faster than Copy captures them. Pages that are not written stay protected until
-// Release, or until Copy returns an error.
+// the caller must then call Copy again. Between the two calls, the caller can pause a machine that
+// writes to frozen pages faster than Copy captures them. Pages that are not written stay protected
+// until Release, or until Copy returns an error.
 func (c *Capture) Copy(stop func() bool) (complete bool, err error) {
 	for _, r := range c.ranges {
 		for at := r.GPA; at < r.GPA+guestmem.GPA(r.Length); {

@@ -19,12 +19,12 @@ import (
 //	pending ──claim──▶ claimed ──bytes written to the layer──▶ captured ──release──▶ released ──▶ open
 //
 // The thread that claims a page also writes the page to the layer, after which the page is
-// captured. The copier claims many pages at a time; the fault handler, and devices that want to
+// captured. The copier claims many pages at a time. The fault handler, and devices that want to
 // write, claim single pages. A captured page stays write-protected, and equal to the layer, until
 // one of three actions opens it: a thread that wants to write drops the page's protection, Replace
 // maps the layer in place of the page, or Release opens all remaining pages. Only one thread can
-// claim a page, and only one can release it; threads that want to write the page wait until it is
-// open.
+// claim a page, and only one thread can release it. Threads that want to write the page wait until
+// it is open.
 type Freezer struct {
 	uffd fd
 	mem  *guestmem.Memory
@@ -34,8 +34,8 @@ type Freezer struct {
 	failed  atomic.Pointer[error]   // error of the fault handler; if set, nothing can be frozen
 }
 
-// NewFreezer returns a Freezer for mem. device is an open /dev/userfaultfd, which the caller keeps.
-// Call Register before each Freeze.
+// NewFreezer returns a Freezer for the memory mem. The parameter device is an open
+// /dev/userfaultfd, which the caller keeps. Call Register before each Freeze.
 func NewFreezer(device int, mem *guestmem.Memory) (*Freezer, error) {
 	u, err := open(device)
 	if err != nil {
@@ -62,8 +62,8 @@ func (f *Freezer) Register() error {
 
 // serveFaults captures the pages that vCPUs want to write. It runs on its own thread. Code that
 // waits for serveFaults must not hold a processor of the Go scheduler, because serveFaults may need
-// that processor. vCPUs hold none, because they fault inside KVM_RUN, which is a system call.
-// Devices do not fault, because they call beforeWrite first.
+// that processor. vCPUs hold no processor, because they fault inside KVM_RUN, which is a system
+// call. Devices do not fault, because they call beforeWrite first.
 func (f *Freezer) serveFaults() {
 	runtime.LockOSThread()
 	for {
@@ -83,9 +83,9 @@ func (f *Freezer) serveFaults() {
 	}
 }
 
-// The first write to a captured page causes a fault. After manyFaults such faults, each further fault
-// makes up to aroundPages captured pages writable. So a guest that writes many captured pages is hardly
-// slowed down, but Rebase can replace fewer pages.
+// The first write to a captured page causes a fault. After manyFaults such faults, each further
+// fault makes up to aroundPages captured pages writable. So a guest that writes many captured pages
+// is not slowed down much, but Rebase can replace fewer pages.
 const (
 	manyFaults  = 512
 	aroundPages = 64
@@ -120,7 +120,8 @@ func (f *Freezer) serveFault(page uintptr, gpa guestmem.GPA) error {
 }
 
 // thaw drops the protection of a page that belongs to no freeze. It holds mu, so that no freeze
-// starts: dropping the protection of a newly frozen page would lose the page's old content.
+// starts, because the old content of a newly frozen page would be lost if its protection were
+// dropped.
 func (f *Freezer) thaw(page uintptr) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()

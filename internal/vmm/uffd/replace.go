@@ -9,8 +9,8 @@ import (
 )
 
 // replacePages is how many pages are replaced at a time. While the kernel frees the old pages,
-// faults in these pages wait, and so does a device that wants to write one of them. For 4 MiB, that
-// takes well under a millisecond.
+// faults in these pages wait, and a device that wants to write one of them also waits. For 4 MiB,
+// the wait is well under a millisecond.
 const replacePages = 1024
 
 // Unchanged returns the frozen ranges that have not been written since the freeze, in ascending
@@ -35,11 +35,12 @@ func (c *Capture) Unchanged() []guestmem.Range {
 	return out
 }
 
-// Replace maps layer over the pages of r that are still unchanged. layer has the pages at their
-// linear offsets. The mapping is private. r is one of the ranges of Unchanged. Replace replaces at
-// most most ranges, and returns them in ascending order. The machine may run: each page stays
-// write-protected until its mapping is replaced. Then threads that wait to write the page wake, and
-// write to a private copy of the page in layer.
+// Replace maps a layer over the pages of r that are still unchanged. The parameter r is one of the
+// ranges of Unchanged, and the layer has the pages at their linear offsets. The mapping is private.
+// The parameter most is the maximum number of ranges to replace. Replace returns the replaced
+// ranges in ascending order. The machine may run: each page stays write-protected until its mapping
+// is replaced. Then threads that wait to write the page wake, and write to a private copy of the
+// page in layer.
 func (c *Capture) Replace(r guestmem.Range, layer, most int) (done []guestmem.Range, err error) {
 	end := r.GPA + guestmem.GPA(r.Length)
 	for at := r.GPA; at < end; {

@@ -75,7 +75,7 @@ type Device interface {
 	// again. An error means that the driver broke the rules.
 	Notify() (more bool, err error)
 
-	// Reset drops everything that came from the driver. For an inactive device it does nothing.
+	// Reset drops all state that the driver has set. For an inactive device it does nothing.
 	Reset()
 
 	Stater
@@ -104,7 +104,7 @@ type Transport interface {
 
 	// Wanted reports whether another goroutine waits for the run lock, to pause the machine or to
 	// reset the device. Device code must then stop before its next request. Otherwise the time
-	// until the pause would depend on how many requests the guest has queued.
+	// until the pause would depend on the number of queued requests.
 	Wanted() bool
 
 	// Interrupt tells the driver that the queue has used buffers, unless the driver has disabled

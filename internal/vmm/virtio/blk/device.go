@@ -45,8 +45,8 @@ const (
 	// long.
 	maxPiece = 1 << 20
 
-	// maxHold is the number of bytes after which the device releases the run lock. Then others can
-	// take the lock, such as a driver that resets the device.
+	// maxHold is the number of bytes after which the device releases the run lock. Then another
+	// user can take the lock, such as a driver that resets the device.
 	maxHold = 8 << 20
 
 	// pieceCost is added for each piece when the device counts bytes towards maxHold, because even
@@ -88,8 +88,8 @@ const serialSize = 20
 //
 // If the host's file system has no space for a write, the guest gets no error, because most guests
 // would then lose the data. Instead, the write stays in the queue, and the device calls full and
-// stops. It tries the write again when the driver notifies it, or at Unquiesce. full is called with
-// the run lock held, possibly several times, and must not block.
+// stops. It tries the write again when the driver notifies it, or at Unquiesce. The device calls
+// the function full with the run lock held, possibly several times. The function must not block.
 func New(disk *Overlay, serial string, full func()) *Device {
 	d := &Device{disk: disk, full: full}
 	copy(d.serial[:], serial)

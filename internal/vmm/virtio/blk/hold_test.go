@@ -50,7 +50,7 @@ const (
 	dataAt     = 1 << 20
 )
 
-// submitHostile makes a new queue with request number i of hostile.
+// submitHostile makes a new queue with the request hostile[i].
 func submitHostile(t testing.TB, mem *guestmem.Memory, i int) *virtq.Queue {
 	t.Helper()
 	r := hostile[i]
@@ -121,7 +121,8 @@ var fileSystems = []struct {
 	{"xfs", []string{"mkfs.xfs", "-q"}},
 }
 
-// mountNew mounts a new file system and returns its directory. If it cannot, it skips the test.
+// mountNew mounts a new file system and returns its directory. If it cannot mount the file system,
+// it skips the test.
 func mountNew(t testing.TB, name string, mkfs []string) string {
 	t.Helper()
 	dir := t.TempDir()

@@ -13,14 +13,13 @@ import (
 
 const cluster = disklayer.ClusterSize
 
-// Overlay is a disk of size bytes that consists of files: a raw immutable base, immutable layers
-// above it, and a private top, to which all writes go. A read takes each cluster from the topmost
-// file that has the cluster. The base has all clusters; clusters beyond the end of its file are
-// zero.
+// Overlay is a disk that consists of files: a raw immutable base, immutable layers above the base,
+// and a private top. All writes change the top. A read takes each cluster from the topmost file
+// that has the cluster. The base has all clusters; clusters beyond the end of its file are zero.
 //
 // Data is always written before the bit that makes the data visible, so the top is a valid layer
-// even if the process is killed. Nothing is synced: until a branch makes a top a layer, a reboot
-// may lose it, and the store syncs layers.
+// even if the process is killed. Nothing is synced. A reboot may lose a top that no branch has made
+// a layer, and the store syncs layers.
 //
 // An Overlay is the disk of one device and is not safe for concurrent use.
 type Overlay struct {
@@ -36,8 +35,8 @@ type Overlay struct {
 }
 
 // NewOverlay returns a disk over files: first the base, then layers. The last layer is the writable
-// top. size is a multiple of 512, and each layer must be for a disk of that size. The Overlay owns
-// the files, even after an error.
+// top. The size is a multiple of 512, and each layer must be for a disk of that size. The Overlay
+// owns the files, even after an error.
 func NewOverlay(files []*os.File, size uint64) (*Overlay, error) {
 	o := &Overlay{size: size}
 	if len(files) > 0 {
@@ -96,11 +95,12 @@ func (o *Overlay) openLayer(f *os.File) (*disklayer.Layer, error) {
 	return l, nil
 }
 
-// SwapTop makes the top an immutable layer and puts newTop above it. newTop must be an empty layer
-// of the same size. frozen is the file of the former top, open for reading only. From now on the
-// Overlay reads through frozen. It closes the descriptor through which it wrote, so this process
-// can no longer change the file. Nothing is copied. After an error the disk is unchanged and the
-// caller owns both files; otherwise the Overlay owns them.
+// SwapTop makes the top an immutable layer and puts newTop above it. The file newTop must be an
+// empty layer of the same size. The parameter frozen is the file of the former top, open for
+// reading only. Afterwards the Overlay reads the former top through frozen. It closes the
+// descriptor through which it wrote, so this process can no longer change the file. Nothing is
+// copied. After an error the disk is unchanged and the caller owns both files; otherwise the
+// Overlay owns them.
 func (o *Overlay) SwapTop(newTop, frozen *os.File) error {
 	old := o.top
 	if err := sameFile(old.File(), frozen); err != nil {
@@ -136,9 +136,9 @@ func sameFile(a, b *os.File) error {
 	return nil
 }
 
-// Merge replaces layers by merged, a layer with their combined content, and closes them. It
-// replaces all layers from number first to the layer just below the top. After an error the disk is
-// unchanged and the caller owns merged; otherwise the Overlay owns it.
+// Merge replaces layers with the file merged, a layer with their combined content, and closes the
+// replaced layers. It replaces all layers from number first to the layer just below the top. After
+// an error the disk is unchanged and the caller owns merged; otherwise the Overlay owns it.
 func (o *Overlay) Merge(first int, merged *os.File) error {
 	last := len(o.layers) - 1 // the top
 	if first < 0 || first >= last {
@@ -172,7 +172,7 @@ func (o *Overlay) Close() error {
 // Size returns the size of the disk in bytes.
 func (o *Overlay) Size() uint64 { return o.size }
 
-// ReadV fills views from byte offset off. The caller must have checked that the range lies on the
+// ReadV fills views from byte offset off. The caller must have checked that the range is within the
 // disk.
 func (o *Overlay) ReadV(views [][]byte, off uint64) error {
 	o.rest = append(o.rest[:0], views...)
@@ -188,7 +188,8 @@ func (o *Overlay) ReadV(views [][]byte, off uint64) error {
 }
 
 // locate returns the file that contains the byte at off, or nil if the byte is zero. It also
-// returns how many of the next left bytes are in the same file (or are also zero).
+// returns how many of the next bytes are in the same file, or are also zero. The parameter left is
+// the number of bytes to examine.
 func (o *Overlay) locate(off, left uint64) (*os.File, uint64) {
 	first := off / cluster
 	count := (off+left+cluster-1)/cluster - first

@@ -25,7 +25,7 @@ func newTop(t testing.TB, dir string, size uint64) *os.File {
 	return f
 }
 
-// newDisk returns a disk of size bytes. base is the content of its base image.
+// newDisk returns a disk of the given size. The parameter base is the content of its base image.
 func newDisk(t testing.TB, size uint64, base []byte) *Overlay {
 	t.Helper()
 	dir := t.TempDir()

@@ -45,8 +45,8 @@ type ending struct {
 	parent, child string
 }
 
-// runPaused serves request number i of hostile. It pauses and branches after at pieces of the request;
-// -1: never.
+// runPaused serves the request hostile[i]. It pauses and branches after the given number of pieces
+// of the request; -1: never.
 func runPaused(t *testing.T, i, at int) (e ending) {
 	mem := newHoldMemory(t)
 	o := fragmentedDisk(t, t.TempDir())

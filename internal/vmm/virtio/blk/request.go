@@ -114,9 +114,10 @@ func (d *Device) write(c *virtq.Chain, sector uint64) error {
 	return d.progress(n, left)
 }
 
-// piece returns the next piece of a request that transfers size bytes: n bytes at offset off of the
-// disk. left is the number of bytes that remain, including the piece. It checks the whole request
-// again for each piece, because a hostile driver may have changed the request.
+// piece returns the next piece of a request that transfers the given number of bytes. The piece has
+// n bytes at offset off of the disk. The result left is the number of bytes that remain, including
+// the piece. It checks the whole request again for each piece, because a hostile driver may have
+// changed the request.
 func (d *Device) piece(size uint32, sector uint64) (off, n, left uint64, err error) {
 	if size > maxRequest || !d.onDisk(sector, uint64(size)) {
 		return 0, 0, 0, errRange
@@ -126,9 +127,9 @@ func (d *Device) piece(size uint32, sector uint64) (off, n, left uint64, err err
 	return off, pieceOf(off, left), left, nil
 }
 
-// pieceOf returns how many of left bytes at off belong to the next piece. Pieces end at cluster
-// boundaries. So they write and discard the same whole clusters as the request would without
-// pieces.
+// pieceOf returns how many bytes at off belong to the next piece. The parameter left is the number
+// of remaining bytes. Pieces end at cluster boundaries, so that they write and discard the same
+// whole clusters as a request that is not divided.
 func pieceOf(off, left uint64) uint64 { return min(left, maxPiece-off%maxPiece) }
 
 // progress records that n of the left remaining bytes have been processed.
@@ -181,9 +182,9 @@ func (d *Device) zero(c *virtq.Chain, kind uint32) error {
 	return nil
 }
 
-// result converts an error to a status, which reveals nothing about the host. If the driver gets no
-// response yet, result returns the error as pending. This is so for errMore and for errors for
-// which noRoom is true.
+// result converts an error to a status, which reveals nothing about the host. If the error is
+// errMore, or noRoom is true for it, the driver gets no response yet, and result returns the error
+// as pending.
 func result(err error) (status byte, pending error) {
 	switch {
 	case err == nil:

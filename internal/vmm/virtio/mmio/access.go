@@ -62,7 +62,7 @@ func (t *Transport) readRegister(off uint64) uint32 {
 	return 0
 }
 
-// half returns the low 32 bits of v if sel is 0, and the high ones if it is 1.
+// half returns the low 32 bits of v if sel is 0, and the high 32 bits if sel is 1.
 func half(v uint64, sel uint32) uint32 {
 	if sel > 1 {
 		return 0
@@ -122,7 +122,7 @@ func (t *Transport) Write(off uint64, p []byte) {
 	}
 }
 
-// writeQueue sets a register of the selected queue. Once the device runs, it does nothing.
+// writeQueue sets a register of the selected queue. If the device runs, writeQueue does nothing.
 func (t *Transport) writeQueue(off uint64, v uint32) {
 	q := t.selected()
 	if q == nil || t.status.Load()&(statusFeaturesOK|statusDriverOK) != statusFeaturesOK {

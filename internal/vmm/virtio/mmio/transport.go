@@ -185,8 +185,8 @@ func (t *Transport) Interrupt(q *virtq.Queue) error {
 	return t.raise(interruptUsed)
 }
 
-// raise records the reason and raises the line. The reason comes first, because the driver's
-// interrupt handler reads it. raise raises the line even if the driver has not acknowledged an
+// raise records the reason and raises the line. It records the reason first, because the driver's
+// interrupt handler reads the reason. It raises the line even if the driver has not acknowledged an
 // earlier interrupt, because the earlier edge may have been lost while the line was masked.
 func (t *Transport) raise(reason uint32) error {
 	t.interrupt.Or(reason)

@@ -1,15 +1,15 @@
-// Package net implements the virtio network device (virtio 1.2 §5.1). It moves Ethernet frames
-// between a driver and a frame socket (package frame). The process at the other end of the socket
-// is called the peer.
+// Package net implements the virtio network device (virtio 1.2 §5.1). The device moves Ethernet
+// frames between a driver and a frame socket (package frame). The process at the other end of the
+// socket is called the peer.
 //
-// It does not parse frames, knows no address except the one in its configuration, and has no
-// control queue. It has no link status either: if there is no peer, the driver does not notice, and
-// its frames are dropped.
+// The device does not parse frames, knows no address except the address in its configuration, and
+// has no control queue. It also has no link status. If there is no peer, the driver does not
+// notice, and the device drops the frames.
 //
 //   - Checksums and TCP segmentation are left to the receiver of a frame. If a frame's header is
 //     valid for the frame, the device passes both on. Otherwise it drops the frame and returns the
 //     buffer.
-//   - If the peer accepts no more frames, they stay in the driver's queue. If the driver has no
+//   - If the peer accepts no more frames, frames stay in the driver's queue. If the driver has no
 //     receive buffers, frames stay in the socket. If the peer has hung up, the device drops the
 //     peer.
 //   - Payload moves between the socket and guest memory without a copy in this process.
@@ -166,7 +166,8 @@ func (d *Device) serve() (more bool, err error) {
 		return false, err
 	}
 	d.watch()
-	// If the peer has hung up, its frames can be dropped now, and no kick will come for them.
+	// If the peer has hung up, frames for it can be dropped now, and no kick will arrive for these
+	// frames.
 	freed := blocked && !d.blocked
 	for _, q := range [...]*virtq.Queue{d.rx, d.tx} {
 		if err := d.transport.Interrupt(q); err != nil {
@@ -219,8 +220,9 @@ func (d *Device) wake() error {
 	return nil
 }
 
-// watch makes the poller wait for the events that the device can use now. If it can use none, watch
-// removes the socket from the poller. Otherwise the poller would report a hang-up again and again.
+// watch makes the poller wait for the events that the device can use now. If it can use no event,
+// watch removes the socket from the poller. Otherwise the poller would report a hang-up again and
+// again.
 func (d *Device) watch() {
 	if d.peer == nil || !d.awake {
 		return

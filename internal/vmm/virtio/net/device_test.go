@@ -155,7 +155,7 @@ func TestOneBufferForOneFrame(t *testing.T) {
 	g.wantAtGuest(fits)
 }
 
-// While the driver has too few buffers, frames wait in the socket. None is lost.
+// While the driver has too few buffers, frames wait in the socket. No frame is lost.
 func TestFramesWaitForBuffers(t *testing.T) {
 	g := start(t, allFeatures, 1000, 2)
 	g.awaken()

@@ -131,8 +131,8 @@ func (g *guest) exclusive(f func(d *Device)) {
 	}
 }
 
-// post puts the frame p into the send queue without notifying the device. It splits p into pieces
-// of the given lengths; the last piece has the rest.
+// post puts a frame into the send queue without notifying the device. It splits the frame into
+// pieces of the given lengths. The last piece has the rest.
 func (g *guest) post(p []byte, pieces ...int) {
 	g.t.Helper()
 	at := g.txAt
@@ -179,7 +179,7 @@ func (g *guest) wantAtPeer(want []byte) {
 	}
 }
 
-// fromPeer lets the peer send p.
+// fromPeer lets the peer send a message.
 func (g *guest) fromPeer(p []byte) {
 	g.t.Helper()
 	if _, err := unix.Write(g.peer, p); err != nil {

@@ -52,8 +52,8 @@ func (h *header) encode(buffers uint16) (b [frame.HeaderBytes]byte) {
 	return b
 }
 
-// fits reports whether h is valid for a frame of n bytes. csum and tso say whether the receiver of
-// the frame completes checksums and segments.
+// fits reports whether h is valid for a frame of n bytes. The parameters csum and tso say whether
+// the receiver of the frame completes checksums and segments.
 func (h *header) fits(n int, csum, tso bool) bool {
 	if n < ethernetBytes || n > frame.MaxFrame {
 		return false

@@ -26,8 +26,8 @@ func (p *Peer) peek(parts *guestmem.Vector) (n int, err error) {
 	return parts.Receive(p.fd, unix.MSG_PEEK|unix.MSG_TRUNC|unix.MSG_DONTWAIT)
 }
 
-// read removes the next message from the socket. It stores as much of it as fits into parts. There
-// must be a message.
+// read removes the next message from the socket. It stores as much of the message as fits into
+// parts. There must be a message.
 func (p *Peer) read(parts *guestmem.Vector) error {
 	_, err := parts.Receive(p.fd, unix.MSG_DONTWAIT)
 	return err

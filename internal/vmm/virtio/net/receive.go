@@ -64,7 +64,7 @@ func (d *Device) deliver(n int) error {
 	}
 	if err := d.peer.read(&d.parts); err != nil {
 		// Guest memory cannot be written, or the host is out of memory. The message may be lost,
-		// but the buffers go back to the queue.
+		// but the buffers are returned to the queue.
 		d.putBack()
 		return nil
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/virtiotest"
 )
 
-// A guest that does not use its network has no costs for it: no goroutine, no descriptor, and no
+// The network of a guest that does not use it costs nothing: no goroutine, no descriptor, and no
 // page of the rings.
 func TestIdleDeviceCostsNothing(t *testing.T) {
 	g := start(t, allFeatures, 1536, 8)
@@ -36,7 +36,7 @@ func TestIdleDeviceCostsNothing(t *testing.T) {
 	}
 }
 
-// A copy of a device has its own peer. That peer gets the frames that the original had not sent
+// A copy of a device has its own peer. That peer receives the frames that the original had not sent
 // when it was copied.
 func TestSaveAndRestore(t *testing.T) {
 	g := start(t, allFeatures, 1536, 64)

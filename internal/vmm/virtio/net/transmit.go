@@ -9,9 +9,9 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/virtq"
 )
 
-// transmit sends the driver's frames. When it returns, either the driver will notify the device of
-// its next frame, or the socket is full and frames wait in the queue. A restored device relies on
-// this.
+// transmit sends the driver's frames. When transmit returns, either the driver will notify the
+// device of the next frame, or the socket is full and frames wait in the queue. A restored device
+// relies on this.
 func (d *Device) transmit() (more bool, err error) {
 	if d.blocked {
 		return false, nil

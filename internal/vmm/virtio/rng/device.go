@@ -1,8 +1,9 @@
 // Package rng implements the virtio entropy device (virtio 1.2 §5.4). It fills the driver's buffers
 // with random bytes from getrandom(2).
 //
-// It has no pool and no state, so two forks of a guest never get the same bytes from it. But the
-// guest's Linux fetches bytes in advance. In a fork, the guest's agent drops these bytes.
+// The device has no pool and no state, so two forks of a guest never receive the same bytes from
+// the device. But the guest's Linux fetches bytes in advance. In a fork, the guest's agent drops
+// these bytes.
 package rng
 
 import (

@@ -53,10 +53,11 @@ func (d *Direct) Fail(err error) { d.Failed = err }
 // zero.
 const FuzzMemory = 1 << 16
 
-// Fuzz activates dev and lets it serve its queues, in a memory that begins with content. The queues
-// have 8 entries each. The first queue is at address 0, and each further queue 512 bytes after the
-// previous one. Within these 512 bytes, the descriptors are at offset 0, the available ring at 128,
-// and the used ring at 256. Any result is correct except a panic or an endless loop.
+// Fuzz activates a device and makes it serve its queues, in a memory that begins with the bytes
+// content. The queues have 8 entries each. The first queue is at address 0, and each further queue
+// 512 bytes after the previous one. Within these 512 bytes, the descriptors are at offset 0, the
+// available ring at 128, and the used ring at 256. Any result is correct except a panic or an
+// endless loop.
 func Fuzz(tb testing.TB, mem *guestmem.Memory, dev virtio.Device, content []byte, features uint64) {
 	tb.Helper()
 	view, err := mem.WriteView(0, FuzzMemory)

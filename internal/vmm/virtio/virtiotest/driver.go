@@ -46,8 +46,8 @@ type Ring struct {
 	kick                        func()
 }
 
-// NewRing returns a ring of size entries at base, which must be page-aligned. kick must notify the
-// device.
+// NewRing returns a ring with the given number of entries at the address base, which must be
+// page-aligned. The function kick must notify the device.
 func NewRing(tb testing.TB, mem *guestmem.Memory, base guestmem.GPA, size uint16, kick func()) *Ring {
 	n := guestmem.GPA(size)
 	avail := base + 16*n
@@ -79,9 +79,9 @@ func PutDesc(tb testing.TB, mem *guestmem.Memory, gpa guestmem.GPA, i uint16, b 
 	}
 }
 
-// Add makes a chain of bufs available, without a kick, and returns the index of its first
-// descriptor. It uses the descriptors in rotation, so at most Size descriptors may be in use at a
-// time.
+// Add makes a chain of buffers available, without a kick, and returns the index of the chain's
+// first descriptor. It uses the descriptors in rotation, so at most Size descriptors may be in use
+// at a time.
 func (r *Ring) Add(bufs ...Buf) uint16 {
 	r.tb.Helper()
 	head := r.nextDesc

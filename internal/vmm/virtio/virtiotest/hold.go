@@ -30,9 +30,9 @@ type work struct {
 	cpu                 time.Duration
 }
 
-// NewHold returns a Hold that uses the kernel's statistics of the thread's reads and writes. extra
-// may be nil. Otherwise it returns how many bytes the device has moved in other ways, and Hold adds
-// them.
+// NewHold returns a Hold that uses the kernel's statistics of the thread's reads and writes. The
+// function extra may be nil. Otherwise it returns how many bytes the device has moved in other
+// ways, and Hold adds these bytes.
 func NewHold(tb testing.TB, extra func() uint64) *Hold {
 	tb.Helper()
 	if _, err := os.Stat("/proc/thread-self/io"); err != nil {

@@ -31,8 +31,8 @@ const (
 const descSize = 16
 
 // Chain holds the buffers of one request, as views of guest memory. The driver has filled the
-// buffers in Readable; the device fills the buffers in Writable. The guest may change their content
-// at any time, so the device must read each field only once, into a copy.
+// buffers in Readable, and the device fills the buffers in Writable. The guest may change the
+// content of all buffers at any time, so the device must read each field only once, into a copy.
 type Chain struct {
 	Head     uint16 // for Queue.Push
 	Readable [][]byte
@@ -94,7 +94,8 @@ func advance(views [][]byte, n int) [][]byte {
 	return views
 }
 
-// Slice appends a part of views to dst: it skips skip bytes, and then takes at most limit bytes.
+// Slice appends a part of views to dst. The parameter skip is the number of bytes to skip, and
+// limit is the maximum number of bytes to append after them.
 func Slice(dst, views [][]byte, skip, limit int) [][]byte {
 	for _, v := range views {
 		k := min(skip, len(v))

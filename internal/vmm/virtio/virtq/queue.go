@@ -2,10 +2,10 @@
 // memory, with event indices and indirect descriptors.
 //
 // It trusts nothing in a ring. It checks each address, bounds the descriptors and bytes of a chain
-// (so that a loop ends), and reads the guest's values only once. If the driver breaks a rule, it
-// returns an error and never panics; the transport turns the error into DEVICE_NEEDS_RESET. The
-// package sends no notifications. It has no locks, because callers hold the device's run lock. It
-// depends neither on devices nor on registers.
+// (so that a loop ends), and reads the guest's values only once. If the driver breaks a rule, the
+// package returns an error and never panics. The transport answers the error with
+// DEVICE_NEEDS_RESET. The package sends no notifications. It has no locks, because callers hold the
+// device's run lock. It depends neither on devices nor on registers.
 package virtq
 
 import (
@@ -49,7 +49,7 @@ type Queue struct {
 	chain Chain // result of the latest Pop, whose storage is reused
 }
 
-// New returns a queue. It checks that the descriptor table and the two rings are aligned and lie in
+// New returns a queue. It checks that the descriptor table and the two rings are aligned and in
 // guest memory, but does not read them.
 func New(mem *guestmem.Memory, cfg Config) (*Queue, error) {
 	if cfg.Size == 0 || cfg.Size > MaxSize || cfg.Size&(cfg.Size-1) != 0 {
@@ -139,7 +139,7 @@ func (q *Queue) Push(head uint16, written uint32) error {
 	return q.publish(1)
 }
 
-// PushAll returns several chains to the driver at once: the driver sees all of them or none.
+// PushAll returns several chains to the driver at once. The driver sees all of them or none.
 func (q *Queue) PushAll(used []Used) error {
 	for i, u := range used {
 		if err := q.putUsed(q.usedIdx+uint16(i), u); err != nil {
@@ -190,7 +190,7 @@ func (q *Queue) NeedsInterrupt() (bool, error) {
 // that Pop has not taken is already available. For that chain there will be no kick, so the caller
 // must call Pop again.
 func (q *Queue) EnableNotify() (pending bool, err error) {
-	// Write only if needed: a write would copy a page of each idle queue in every child.
+	// Write only if needed, because a write would copy a page of each idle queue in every child.
 	if at, v := q.kickWord(); !q.says(at, v) {
 		if err := q.mem.StoreUint16(at, v); err != nil {
 			return false, fmt.Errorf("enable kicks: %w", err)
@@ -230,8 +230,8 @@ func (q *Queue) NotifyAfter(idx uint16) error {
 	return q.mem.StoreUint16(q.cfg.Device, 0)
 }
 
-// DisableNotify asks the driver not to kick. With event indices it does nothing, because then each
-// EnableNotify causes only one kick.
+// DisableNotify asks the driver not to kick. With event indices it does nothing, because each
+// EnableNotify then causes only one kick.
 func (q *Queue) DisableNotify() error {
 	if q.cfg.EventIdx {
 		return nil

@@ -179,7 +179,8 @@ func (d *Device) hostGone(c *conn) error {
 	return d.owe(c, oweShutdown)
 }
 
-// owe notes that c must send a control packet to the guest, and sends what can be sent at once.
+// owe notes that c must send a control packet to the guest, and sends the packets that can be sent
+// at once.
 func (d *Device) owe(c *conn, what uint8) error {
 	c.owed |= what
 	if !c.listed {
@@ -291,8 +292,8 @@ func (d *Device) closeFD(c *conn) {
 	c.fd = -1
 }
 
-// arm makes the poller wait for the events that c can use now. If c can use none, arm removes its
-// socket from the poller. Otherwise the poller would report a hang-up again and again.
+// arm makes the poller wait for the events that c can use now. If c can use no event, arm removes
+// its socket from the poller. Otherwise the poller would report a hang-up again and again.
 func (d *Device) arm(c *conn) {
 	if c.fd < 0 {
 		return

@@ -2,21 +2,21 @@
 // connections between guest ports and unix sockets of the host.
 //
 // From host to guest, the device accepts connections on a donated listening socket. A client sends
-// "CONNECT <guest port>\n". When the guest has accepted the connection, the client gets "OK <host
-// port>\n", and then the stream is raw. If the guest refuses, the client sees the end of the
+// "CONNECT <guest port>\n". When the guest has accepted the connection, the client receives "OK
+// <host port>\n", and then the stream is raw. If the guest refuses, the client sees the end of the
 // stream. From guest to host, the device passes one end of a socket pair to a callback for each
 // connection to CID 2.
 //
-// A fork loses all connections. If the saved guest had any, the restored device sends
+// A fork loses all connections. If the saved guest had connections, the restored device sends
 // VIRTIO_VSOCK_EVENT_TRANSPORT_RESET. The driver drops its old connections, and then returns the
-// buffer of the event. Until then the driver would also drop new connections. So the device leaves
-// host clients in the listener's backlog, and the guest's packets in their queue.
+// buffer of the event. Before that, the driver would also drop new connections. So the device
+// leaves host clients in the listener's backlog, and the guest's packets in their queue.
 //
 // One goroutine waits for all host sockets, through an epoll descriptor. The transport's goroutine
 // serves the queues. Both hold the run lock while they work, and never block. A slow host client
-// fills only the buffer of its own connection: the guest may send at most bufAlloc bytes that the
-// client has not read. The package dials nothing, opens no path, and moves payload directly between
-// sockets and guest memory.
+// fills only the buffer of its own connection, because the guest may send at most bufAlloc bytes
+// that the client has not read. The package dials nothing, opens no path, and moves payload
+// directly between sockets and guest memory.
 package vsock
 
 import (

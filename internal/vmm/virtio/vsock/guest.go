@@ -235,8 +235,8 @@ func (d *Device) drained(c *conn) error {
 	return d.afterDelivery(c)
 }
 
-// afterDelivery tells the guest how much room it has, if half of the buffer was used since it was
-// last told. Then afterDelivery continues with the other direction.
+// afterDelivery tells the guest how much room the device has, if half of the buffer was used since
+// the guest was last told. Then afterDelivery continues with the other direction.
 func (d *Device) afterDelivery(c *conn) error {
 	if c.forwarded-c.advertised >= bufAlloc/2 {
 		if err := d.owe(c, oweCredit); err != nil {

@@ -43,7 +43,7 @@ func (d *Device) serveHost(t virtio.Transport) {
 	}
 }
 
-// handle handles events of host sockets. It stops when a pause waits; the poller then reports the
+// handle handles events of host sockets. It stops when a pause waits. The poller then reports the
 // remaining events again.
 func (d *Device) handle(events []unix.EpollEvent) error {
 	for i := range events {
