@@ -27,8 +27,8 @@ func (l patient) Accept() (net.Conn, error) {
 // acceptPause is the delay before Accept tries again.
 const acceptPause = 10 * time.Millisecond
 
-// passes reports whether an error of accept(2) is temporary: it concerns only one connection, or
-// memory or descriptors are exhausted.
+// passes reports whether an error of accept(2) is temporary. A temporary error concerns only one
+// connection, or says that memory or descriptors are exhausted.
 func passes(err error) bool {
 	var errno syscall.Errno
 	return errors.As(err, &errno) && slices.Contains([]syscall.Errno{

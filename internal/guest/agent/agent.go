@@ -39,9 +39,9 @@ import (
 	"github.com/forkd/forkd/internal/proto/agentproto"
 )
 
-// memoryLimit is the heap size in bytes at which the agent's garbage collector starts. Below it,
-// the agent disables even periodic collections. A collection soon after a fork would write to much
-// of the agent's memory, and every written page would be copied in that child.
+// memoryLimit is the heap size in bytes at which the agent's garbage collector starts. Below this
+// size, the agent disables even periodic collections. A collection soon after a fork would write to
+// much of the agent's memory, and every written page would be copied in that child.
 const memoryLimit = 64 << 20
 
 // maxProcs is the GOMAXPROCS of the agent. A low number saves memory, because each processor of the
@@ -124,7 +124,7 @@ func serveDir(dir string, stderr io.Writer) error {
 func serveGuest(log *kmsg.Log) error {
 	// The kernel protects PID 1 from signals that have no handler, but Go installs handlers that
 	// exit. So the agent receives these signals and never reads them. It does not ignore them,
-	// because every process of the guest would inherit that.
+	// because every process of the guest would inherit the ignored signals.
 	signal.Notify(make(chan os.Signal, 1), unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM)
 	if err := pid1.Boot(log); err != nil {
 		return err
@@ -187,9 +187,9 @@ func newAgent(log *kmsg.Log, reaper *reap.Reaper, id identity) *agent {
 	}
 }
 
-// trust makes all programs that start later trust a certificate authority, whose certificate is
-// given. This includes programs that warm interpreters start. Environment variables that were given
-// to the guest keep their values.
+// trust makes all programs that start later trust the certificate authority with the given
+// certificate. This includes programs that warm interpreters start. Environment variables that were
+// given to the guest keep their values.
 func (a *agent) trust(certificate string) error {
 	env, err := trust.Install(certificate)
 	if err != nil {

@@ -224,7 +224,7 @@ func TestExecCancelKillsTheProcess(t *testing.T) {
 	}
 }
 
-// slowConn is a connection whose reads wait until the channel may is ready.
+// slowConn is a connection whose reads wait until they can receive from the channel may.
 type slowConn struct {
 	net.Conn
 	may <-chan struct{}

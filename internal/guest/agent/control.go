@@ -28,8 +28,8 @@ type resting interface {
 	Wake() error
 }
 
-// noDisk accepts all requests and does nothing. An agent that runs as an ordinary process uses it,
-// because its files are on the disk of another machine.
+// noDisk accepts all requests and does nothing. An agent that runs as an ordinary process uses
+// noDisk, because its files are on the disk of another machine.
 type noDisk struct{}
 
 func (noDisk) Rest() error { return nil }

@@ -130,13 +130,15 @@ type halfConn interface {
 }
 
 // goneInterval is how often a stream checks whether the host's end still exists. No event
-// distinguishes a close by the host from the end of the host's data. After that end a server may
-// wait for ever, or leave the data unread. Keep-alive probes to a server that has sent everything
-// have the same interval, because no event reports that such a server closes its socket. The
-// guest's kernel answers the probes until then, and for a minute after that.
+// distinguishes a close by the host from the end of the host's data. After the end of the data a
+// server may wait for ever, or leave the data unread. Keep-alive probes to a server that has sent
+// all its data have the same interval, because no event reports that such a server closes its
+// socket. The guest's kernel answers the probes until the server closes its socket, and for a
+// minute afterwards.
 const goneInterval = 10 * time.Second
 
-// join carries bytes in both directions until both directions have ended or one has failed.
+// join carries bytes in both directions until both directions have ended or one direction has
+// failed.
 func (p *ports) join(host, guest halfConn) {
 	toGuest, toHost, closed := make(chan error, 1), make(chan error, 1), make(chan error, 1)
 	go func() { toGuest <- p.pass(guest, host) }()
@@ -194,7 +196,8 @@ func abort(guest halfConn) {
 	_ = guest.Close()
 }
 
-// pass copies the data of one direction until it ends, and then closes that direction of to.
+// pass copies data between two connections in one direction until the data ends. Then it closes
+// that direction of the connection to.
 func (p *ports) pass(to, from halfConn) error {
 	raw, err := from.SyscallConn()
 	if err != nil {
@@ -215,8 +218,8 @@ func (p *ports) pass(to, from halfConn) error {
 	}
 }
 
-// read waits until there is data, without holding a buffer, and then returns the data in a buffer
-// that the caller must give back. At the end of the stream n is 0.
+// read waits until there is data, without a buffer, and then returns the data in a buffer that the
+// caller must give back. At the end of the stream the result n is 0.
 func (p *ports) read(raw syscall.RawConn) (buf []byte, n int, err error) {
 	var failed error
 	err = raw.Read(func(fd uintptr) bool {

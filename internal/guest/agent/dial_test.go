@@ -16,7 +16,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/agentproto"
 )
 
-// server listens on a loopback address and calls f with every connection. It returns its port.
+// server listens on a loopback address and calls f with every connection. It returns the port.
 func server(t *testing.T, address string, f func(*net.TCPConn)) uint16 {
 	t.Helper()
 	l, err := net.Listen("tcp", address)
@@ -159,7 +159,8 @@ func socketPair(t *testing.T) [2]net.Conn {
 	return [2]net.Conn{a, b}
 }
 
-// gone tells a host that has closed its connection from one that has only finished sending.
+// gone distinguishes a host that has closed its connection from a host that has only finished
+// sending.
 func TestGone(t *testing.T) {
 	c := socketPair(t)
 	ours, theirs := c[0].(*net.UnixConn), c[1].(*net.UnixConn)
@@ -203,8 +204,8 @@ func TestDialPortEnds(t *testing.T) {
 	}
 }
 
-// If the server has closed its connection, a stream ends even if the host leaves it open. If the
-// server has only finished sending, the stream continues.
+// If the server has closed its connection, a stream ends even if the host keeps the stream open. If
+// the server has only finished sending, the stream continues.
 func TestDialPortEndsWithItsServer(t *testing.T) {
 	t.Parallel() // takes long, because the server is probed only every 10 s
 	p := &ports{}

@@ -22,7 +22,7 @@ type interpreters interface {
 	Prepare() error
 }
 
-// network closes connections to other hosts, whose peers know only the fork's source.
+// network closes connections to other hosts, because the peers know only the source of the fork.
 type network interface {
 	Reset() error
 	Rehearse() error
@@ -40,11 +40,11 @@ type finder interface {
 	Renew() (agentproto.Unique, error)
 }
 
-// forks serves agentproto.ForkPort. Every page that its code writes is copied in every child, so it
-// allocates nothing for a message of the usual size. One thread sleeps in the Go runtime's poller
-// to wait for connections. This thread then makes its system calls through package rawcall, so that
-// the runtime wakes no other thread for them. Connections are served one after another, so a client
-// must not be slow.
+// forks serves agentproto.ForkPort. Every page that this code writes is copied in every child, so
+// the code allocates nothing for a message of the usual size. One thread sleeps in the Go runtime's
+// poller to wait for connections. This thread then makes its system calls through package rawcall,
+// so that the runtime wakes no other thread for them. Connections are served one after another, so
+// a client must not be slow.
 type forks struct {
 	identity identity // nil unless the agent is PID 1
 	env      interface{ Merge(map[string]string) }
@@ -187,9 +187,9 @@ func (f *forks) prepare() error {
 	return nil
 }
 
-// rehearse runs the code that answers a fork. In every child, the first run would need memory of
-// its own: it grows the stack, faults code in, and makes the kernel remember that a file is
-// missing. After a rehearsal the snapshot contains that memory.
+// rehearse runs the code that answers a fork. In every child, the first run would need separate
+// memory, because it grows the stack, loads pages of code, and makes the kernel remember that a
+// file is missing. After a rehearsal the snapshot contains that memory.
 func (f *forks) rehearse() error {
 	if f.hooks != nil {
 		f.hooks.Any()

@@ -26,8 +26,8 @@ type forkPort struct {
 	err       error
 }
 
-// backlog is how many connections may wait. The host opens one at a time, but clients that gave up
-// may have left others.
+// backlog is how many connections may wait. The host opens one connection at a time, but clients
+// that gave up may have left other connections.
 const backlog = 16
 
 // listenForks opens the socket.
@@ -85,7 +85,7 @@ func (f *forks) serve(p *forkPort) error {
 	}
 }
 
-// Times within agentproto.QuietTime; its remainder is for the host's work afterwards.
+// Times within agentproto.QuietTime. The rest of QuietTime is for the host's work afterwards.
 const (
 	quietIdle = agentproto.QuietTime * 4 / 5
 	quietBusy = agentproto.QuietTime / 60
@@ -93,9 +93,9 @@ const (
 
 // keepQuiet sleeps for most of agentproto.QuietTime, so that the kernel and the other threads
 // become idle, and then keeps the CPU busy for a few ticks. While the CPU is busy, pending
-// deferrable timers expire, such as those of the kernel's statistics; otherwise they would expire
-// in every child as soon as it wakes. keepQuiet returns early when a connection arrives, possibly
-// the first one in a child.
+// deferrable timers expire, such as those of the kernel's statistics. Otherwise these timers would
+// expire in every child as soon as the child wakes. keepQuiet returns early when a connection
+// arrives, possibly the first connection in a child.
 func (p *forkPort) keepQuiet() {
 	if !p.undisturbed(quietIdle) {
 		return
@@ -104,8 +104,9 @@ func (p *forkPort) keepQuiet() {
 	}
 }
 
-// undisturbed waits for d, or until a connection arrives, and reports whether none arrived. It does
-// not use time.Sleep or Go timers, which would keep another thread awake.
+// undisturbed waits for the time d, or until a connection arrives, and reports whether no
+// connection arrived. It does not use time.Sleep or Go timers, which would keep another thread
+// awake.
 func (p *forkPort) undisturbed(d time.Duration) bool {
 	none := false
 	err := p.raw.Control(func(fd uintptr) {
@@ -125,8 +126,8 @@ func (p *forkPort) undisturbed(d time.Duration) bool {
 // without informing the Go runtime.
 const promptRead = time.Second
 
-// readAtLeast reads from a connection until at least the first least bytes of p are filled, and
-// returns the number of bytes read.
+// readAtLeast reads from a connection into p, and returns the number of bytes read. The parameter
+// least is the minimum number of bytes.
 func readAtLeast(conn int, p []byte, least int) (n int, err error) {
 	if err := rawcall.SetReadTimeout(conn, unix.NsecToTimeval(promptRead.Nanoseconds())); err != nil {
 		return 0, fmt.Errorf("bound the wait for a message: %w", err)
@@ -137,7 +138,7 @@ func readAtLeast(conn int, p []byte, least int) (n int, err error) {
 		switch {
 		case errors.Is(err, unix.EINTR): // only unix.Read returns it
 		case errors.Is(err, unix.EAGAIN):
-			// the client is slow: let the runtime know that the thread waits, at the cost of memory
+			// the client is slow, so let the runtime know that the thread waits, which costs memory
 			// in this child
 			read = unix.Read
 		case err != nil:

@@ -4,11 +4,11 @@
 // It dials the host, mounts both disks read-only, and speaks the protocol of package diffproto. The VM
 // has no network and no other program. The host kills the VM at the end, and on every error.
 //
-// Both disks consist of layers over the same base, so the host can tell which parts of them may differ.
-// difftree compares the inodes in these parts first. If a path has the same inode number on both disks,
-// and the inodes are equal, the file has not changed and is not read. So a comparison has to read all
-// directories, but only those files that have changed. If the inodes of the two file systems are at
-// different places, difftree compares all files.
+// Both disks consist of layers over the same base, so the host knows which parts of the disks may
+// differ. difftree compares the inodes in these parts first. If a path has the same inode number on
+// both disks, and the inodes are equal, the file has not changed and is not read. So a comparison
+// has to read all directories, but only those files that have changed. If the inodes of the two
+// file systems are at different places, difftree compares all files.
 //
 // Both disks belong to guests, so difftree trusts nothing on them. It follows no symbolic link, opens
 // only directories and regular files, and bounds its memory. The file systems themselves are read by the
@@ -31,8 +31,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/diffproto"
 )
 
-// maxFiles is how many files may be open. A walk needs two for each directory on the path to the
-// present one.
+// maxFiles is how many files may be open. A walk needs two open files for each directory on the
+// path to the present directory.
 const maxFiles = 16 << 10
 
 // disk is the device of one of the two disks, and the directory where it is mounted.
@@ -40,7 +40,8 @@ type disk struct{ device, dir string }
 
 var disks = [2]disk{{pid1.RootDevice, "/old"}, {"/dev/vdb", "/new"}}
 
-// Main serves the request of the host and then switches the VM off. It returns only if that fails.
+// Main serves the request of the host and then switches the VM off. It returns only if the VM
+// cannot be switched off.
 func Main() int {
 	if os.Getpid() != 1 {
 		fmt.Fprintln(os.Stderr, "forkd-diff: want to be the init of a VM")
@@ -113,9 +114,9 @@ func changedInodes(raw [2]*os.File, in io.Reader) (*changes, error) {
 // deviceTime bounds the wait for the second disk.
 const deviceTime = 20 * time.Second
 
-// mount mounts a disk and opens its root directory. If the file system's journal has changes that are not
-// in the file system yet, Linux writes them during the mount. These writes go to an empty layer on top of
-// the disk, which is lost with the VM.
+// mount mounts a disk and opens its root directory. If the file system's journal has changes that
+// are not in the file system yet, Linux writes them during the mount. These writes are stored in an
+// empty layer on top of the disk. The layer is lost with the VM.
 func (d *disk) mount() (root int, err error) {
 	for end := time.Now().Add(deviceTime); ; time.Sleep(time.Millisecond) {
 		if _, err = os.Stat(d.device); err == nil || time.Now().After(end) {

@@ -37,7 +37,7 @@ type geometry struct {
 	tables    []uint64 // offset of the inodes of each group, in bytes
 }
 
-// geometryOf reads the geometry of the file system on a disk. The disk may contain anything.
+// geometryOf reads the geometry of the file system on a disk. The disk may contain any bytes.
 func geometryOf(disk io.ReaderAt) (g geometry, err error) {
 	var super [superBlock]byte
 	if _, err := disk.ReadAt(super[:], superBlock); err != nil {
@@ -106,8 +106,8 @@ func (c *changes) has(inode uint64) bool {
 	return c.bits == nil || inode/8 >= uint64(len(c.bits)) || c.bits[inode/8]&(1<<(inode%8)) != 0
 }
 
-// table is the part of a disk that has the inodes of a group: its offsets, and the number of its first
-// inode.
+// table describes the part of a disk that has the inodes of a group: the offsets of the part, and
+// the number of its first inode.
 type table struct{ start, end, first uint64 }
 
 // finder finds the inodes that differ.

@@ -135,8 +135,8 @@ func FuzzGeometry(f *testing.F) {
 	})
 }
 
-// A file has the same data if its inodes on both disks name the same place, and no range touches that
-// place.
+// A file has the same data if its inodes on both disks refer to the same place, and no range
+// includes a part of that place.
 func TestSameData(t *testing.T) {
 	disk := image(t)
 	number, at := inodeOf(t, disk, "20")

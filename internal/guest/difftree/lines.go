@@ -9,12 +9,13 @@ import (
 // context is the number of equal lines around a change in a hunk.
 const context = 3
 
-// match says that n lines from line a on in the old text equal n lines from line b on in the new text.
+// match says that n lines of the old text, beginning with line a, equal n lines of the new text,
+// beginning with line b.
 type match struct{ a, b, n int }
 
-// unified returns the hunks of a unified diff, and the numbers of lines that the diff adds and deletes.
-// For texts of n lines it takes O(n log n) steps in the worst case. In return, the diff is not always the
-// shortest one.
+// unified returns the hunks of a unified diff, and the numbers of lines that the diff adds and
+// deletes. For texts of n lines it takes O(n log n) steps in the worst case. In return, the diff is
+// not always the shortest possible.
 func unified(before, after []byte) (patch []byte, added, deleted int) {
 	old, now := lines(before), lines(after)
 	matches := append(matchLines(old, now), match{len(old), len(now), 0})
@@ -112,8 +113,8 @@ func lines(text []byte) [][]byte {
 	return l
 }
 
-// matchLines returns equal lines of two texts in ascending order. Between two matches, at least one of the
-// texts has other lines.
+// matchLines returns equal lines of two texts in ascending order. Between two matches, at least one
+// of the texts has lines that do not match.
 func matchLines(old, now [][]byte) []match {
 	first := 0
 	for first < len(old) && first < len(now) && bytes.Equal(old[first], now[first]) {
@@ -189,7 +190,8 @@ func anchors(old, now [][]byte) []match {
 	return ascending(unique)
 }
 
-// ascending returns the longest selection from list in which b ascends. The order of list stays.
+// ascending returns the longest selection of matches in which b ascends. The matches keep their
+// order.
 func ascending(list []match) []match {
 	var ends []int                   // ends[n] is the index of the smallest last element of n+1 selected elements
 	before := make([]int, len(list)) // index of the previous element in the selection that ends with an element

@@ -62,7 +62,7 @@ func typeOf(mode uint32) diffproto.Type {
 	return diffproto.Absent
 }
 
-// nodeAt describes the file named file in the directory dir.
+// nodeAt describes the file with the given name in the directory dir.
 func nodeAt(dir int, file string) (n diffproto.Node, err error) {
 	var st unix.Stat_t
 	if err := unix.Fstatat(dir, file, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {

@@ -24,7 +24,8 @@ const (
 	maxSeen  = 50 << 20 // number of names in all directories
 )
 
-// walker compares two trees. It holds a descriptor of each directory on the path to the present one.
+// walker compares two trees. It holds a descriptor of each directory on the path to the present
+// directory.
 type walker struct {
 	req     diffproto.Request
 	changed *changes
@@ -92,7 +93,8 @@ func closeAll(fds [2]int) {
 	}
 }
 
-// openAt opens the directory name in the directory dir. On an error it returns absent.
+// openAt opens the directory with the given name in the directory dir. On an error it returns
+// absent.
 func openAt(dir int, name string) (int, error) {
 	fd, err := unix.Openat(dir, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -147,9 +149,9 @@ func (w *walker) dir(at string, dirs [2]int, same bool) error {
 	return nil
 }
 
-// pair compares the files that two trees have at one path, and everything below. dirs are the directories
-// of the path; the element of a tree without a file there is absent. If asked is set, the request names
-// the path.
+// pair compares the files that two trees have at one path, and everything below. The parameter dirs
+// has the directories of the path. If a tree has no file there, its element is absent. If asked is
+// set, the request names the path.
 func (w *walker) pair(at string, dirs [2]int, pair [2]name, asked bool) error {
 	both := dirs[0] != absent && dirs[1] != absent
 	same := both && !asked && pair[0].inode == pair[1].inode && pair[0].kind == pair[1].kind &&
@@ -188,7 +190,8 @@ func (w *walker) pair(at string, dirs [2]int, pair [2]name, asked bool) error {
 	return w.below(at, dirs, file, nodes, same)
 }
 
-// below compares the entries of the files that nodes describe, if at least one of them is a directory.
+// below compares the directory entries of two files, if at least one of the files is a directory.
+// The parameter nodes describes the files.
 func (w *walker) below(at string, dirs [2]int, file string, nodes [2]diffproto.Node, same bool) error {
 	opened := [2]int{absent, absent}
 	defer func() { closeAll(opened) }()
@@ -220,7 +223,7 @@ func (w *walker) node(at string, dirs [2]int, file string) error {
 	return w.differ(at, dirs, file, nodes)
 }
 
-// skip counts a file that cannot be compared, unless the comparison cannot go on.
+// skip counts a file that cannot be compared. It returns err if the comparison cannot continue.
 func (w *walker) skip(err error) error {
 	if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOMEM) {
 		return err
@@ -258,8 +261,8 @@ func (w *walker) names(dir int) (list []name, err error) {
 	return slices.CompactFunc(list, func(a, b name) bool { return a.text == b.text }), nil
 }
 
-// differ sends an entry if the files that nodes describe differ. A node of the type Absent means that the tree
-// has no such file.
+// differ sends an entry if the files that the nodes describe differ. A node of the type Absent
+// means that the tree has no such file.
 func (w *walker) differ(at string, dirs [2]int, file string, nodes [2]diffproto.Node) error {
 	e := &diffproto.Entry{Path: at, Old: nodes[0], New: nodes[1]}
 	both := e.Old.Type != diffproto.Absent && e.New.Type != diffproto.Absent

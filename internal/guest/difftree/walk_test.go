@@ -46,7 +46,7 @@ func (tr trees) compare(t *testing.T, req diffproto.Request, changed *changes) (
 		if err := diffproto.WriteEntry(&wire, e); err != nil {
 			return err
 		}
-		got, _, err := daemon.Next() // the daemon accepts it
+		got, _, err := daemon.Next() // the daemon accepts the entry
 		list = append(list, got)
 		return err
 	})
@@ -60,7 +60,7 @@ func must(t *testing.T, errs ...error) {
 	}
 }
 
-// all is a request for all differences, with patches.
+// The variable all is a request for all differences, with patches.
 var all = diffproto.Request{Patch: true, MaxEntries: 1000, MaxPatch: 1 << 20}
 
 // describe returns an entry as text.
@@ -198,7 +198,7 @@ func TestUnchangedInodesAreNotRead(t *testing.T) {
 	}
 }
 
-// If two files are known to have the same data, it is not read.
+// If two files are known to have the same data, the data is not read.
 func TestSameDataIsNotRead(t *testing.T) {
 	tr := newTrees(t)
 	must(t, os.Chmod(tr[0], 0o755), os.Chmod(tr[1], 0o755), os.WriteFile(filepath.Join(tr[0], "file"), nil, 0o600),

@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Limit is the maximum time of a Rest. After it, the file system wakes without a request, so that
-// the guest's programs continue even if the host has crashed.
+// Limit is the maximum time of a Rest. After this time, the file system wakes without a request, so
+// that the guest's programs continue even if the host has crashed.
 const Limit = 30 * time.Second
 
 // Requests of ioctl(2) on file systems, from linux/fs.h.
@@ -66,15 +66,15 @@ func Trim(path string) error {
 }
 
 func trim(call func(request uint, arg *[3]uint64) error) error {
-	// Ignore EOPNOTSUPP: a file system that cannot discard only takes more space.
+	// Ignore EOPNOTSUPP, because a file system that cannot discard blocks only takes more space.
 	if err := call(fiTrim, &[3]uint64{0, math.MaxUint64, 0}); err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
 		return fmt.Errorf("discard what is free: %w", err)
 	}
 	return nil
 }
 
-// Wake ends the rest. It returns an error if the rest had already ended: then the guest may have
-// written to the disk before Wake.
+// Wake ends the rest. It returns an error if the rest had already ended, because the guest may then
+// have written to the disk before Wake.
 func (d *Disk) Wake() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()

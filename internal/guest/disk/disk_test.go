@@ -52,8 +52,8 @@ func TestRestAndWake(t *testing.T) {
 	}
 }
 
-// If the host does not end the rest, it ends after Limit. If the host's Wake comes later, it
-// returns an error.
+// If the host does not end the rest, the rest ends after Limit. A later Wake of the host returns an
+// error.
 func TestTheRestEndsByItself(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, f := newFake(nil)

@@ -40,8 +40,9 @@ func (s *Server) handlePack(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// handleUnpack unpacks an archive in a directory, which it creates if missing. The user owns
-// everything that it creates. After an error, the entries that were already unpacked remain.
+// handleUnpack unpacks an archive in a directory, and creates the directory if it is missing. The
+// user owns all created files and directories. After an error, the entries that were already
+// unpacked remain.
 func (s *Server) handleUnpack(w http.ResponseWriter, r *http.Request) {
 	path, u, err := s.archiveTarget(r)
 	if err == nil {

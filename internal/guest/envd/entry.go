@@ -107,7 +107,7 @@ func fileType(m fs.FileMode) filesystem.FileType {
 const metadataPrefix = "user.e2b."
 
 // Bounds on metadata in bytes: for the length of a key without metadataPrefix (the kernel allows
-// 255 with it), and for all keys and values together.
+// 255 bytes including the prefix), and for all keys and values together.
 const (
 	maxMetadataKey   = 246
 	maxMetadataTotal = 4096

@@ -101,8 +101,8 @@ func (s *Server) accessToken() string {
 
 func equal(a, b string) bool { return subtle.ConstantTimeCompare([]byte(a), []byte(b)) == 1 }
 
-// handleInit sets the values that are given when a sandbox is created. It ignores fields that only
-// E2B's own hosts use.
+// handleInit sets the values that a client gives when it creates a sandbox. It ignores fields that
+// only E2B's own hosts use.
 func (s *Server) handleInit(w http.ResponseWriter, r *http.Request) {
 	var req struct {
 		EnvVars        map[string]string `json:"envVars"`
@@ -167,8 +167,8 @@ func keepalive(h http.Header) time.Duration {
 	return defaultKeepalive
 }
 
-// streamEvents sends events to a client until the channel is closed. Whenever no event has arrived
-// for interval, it sends a keepalive. It returns early when the client has disconnected or its
+// streamEvents sends events to a client until the channel is closed. When no event has arrived for
+// the time interval, it sends a keepalive. It returns early when the client has disconnected or its
 // deadline has passed.
 func streamEvents[E any](ctx context.Context, events <-chan E, interval time.Duration, send func(E) error,
 	alive func() error) error {

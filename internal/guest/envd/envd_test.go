@@ -138,8 +138,9 @@ func TestErrorCodesOfStart(t *testing.T) {
 	}
 }
 
-// A client whose deadline has passed gets a timeout, and not the signal that killed the process. In
-// this test only the server knows the deadline, so the client itself cannot have made the error.
+// A client whose deadline has passed receives a timeout error, and not the signal that killed the
+// process. In this test only the server knows the deadline, so the client itself cannot have made
+// the error.
 func TestDeadlineIsNamed(t *testing.T) {
 	c := procClient(serve(t))
 	for range 30 {
@@ -352,8 +353,8 @@ func TestStreamInput(t *testing.T) {
 	}
 }
 
-// envd and the code interpreter have different default users. A request that names a user gets that
-// user.
+// envd and the code interpreter have different default users. A request that names a user is
+// executed as that user.
 func TestDefaultUserOfARequest(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: only root starts processes as somebody else")

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// If the kernel refuses an operation, the error of both APIs is the client's, and not a failure of
+// If the kernel refuses an operation, both APIs report an error of the client, and not a failure of
 // the agent.
 func TestRefusalsOfTheKernel(t *testing.T) {
 	for _, c := range []struct {

@@ -53,8 +53,8 @@ func fsError(err error) error {
 	return connect.NewError(code, err)
 }
 
-// isDenied reports whether err means that the kernel refuses the operation even to root, for
-// example a new file in /sys, or renaming a mount point.
+// isDenied reports whether err means that the kernel refuses the operation even to root. Examples
+// are a new file in /sys, and a new name for a mount point.
 func isDenied(err error) bool {
 	return errors.Is(err, fs.ErrPermission) || isOneOf(err, unix.EROFS, unix.ETXTBSY, unix.EBUSY)
 }

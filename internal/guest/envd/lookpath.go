@@ -8,8 +8,9 @@ import (
 	"syscall"
 )
 
-// lookPath finds a command as a shell does: if cmd contains a slash, relative to the directory of
-// the process, and otherwise in the PATH of the process's environment.
+// lookPath finds a command as a shell does. If the command contains a slash, its path is relative
+// to the directory of the process. Otherwise lookPath searches the PATH in the process's
+// environment.
 func lookPath(cmd, dir string, env []string) (string, error) {
 	if strings.Contains(cmd, "/") {
 		if !filepath.IsAbs(cmd) {

@@ -32,8 +32,8 @@ var (
 	errHasPTY  = errors.New("the process has a terminal; send pty input")
 )
 
-// proc is a running or recently ended process. Every subscriber receives all of its output, which
-// is not stored: the process waits for the slowest subscriber.
+// proc is a running or recently ended process. Every subscriber receives all output of the process.
+// The output is not stored, so the process waits for the slowest subscriber.
 type proc struct {
 	config *process.ProcessConfig
 	tag    *string
@@ -127,7 +127,8 @@ func dataEvent(kind outputKind, data []byte) *process.ProcessEvent {
 	return &process.ProcessEvent{Event: &process.ProcessEvent_Data{Data: d}}
 }
 
-// start runs cmd. The caller has set its path, arguments, environment, directory and credential.
+// start runs a command. The caller has set its path, arguments, environment, directory and
+// credential.
 func start(r *reap.Reaper, cmd *exec.Cmd, p *proc, size *pty.Winsize, wantStdin bool) (*subscription, error) {
 	p.subs, p.ended = map[*subscription]struct{}{}, make(chan struct{})
 	var given []*os.File
@@ -205,7 +206,7 @@ func (p *proc) openPipes(cmd *exec.Cmd, wantStdin bool, given *[]*os.File) ([]*o
 	return outs, nil
 }
 
-// read publishes the data of f until f ends, or until wait stops it by a deadline.
+// read publishes the data of f until f ends, or until the method wait stops read by a deadline.
 func (p *proc) read(f *os.File, kind outputKind, chunk int) {
 	defer p.outputs.Done()
 	for buf := make([]byte, chunk); ; {
@@ -276,8 +277,9 @@ func oomKills() string {
 	return count
 }
 
-// endEvent describes how a process ended. outOfMemory says that the kernel killed some process for
-// lack of memory while this one ran; it is unknown whether the kernel killed this one.
+// endEvent describes how a process ended. The parameter outOfMemory says that the kernel killed
+// some process for lack of memory while this process ran. It is unknown whether that was this
+// process.
 func endEvent(status syscall.WaitStatus, outOfMemory bool) *process.ProcessEvent_EndEvent {
 	if status.Signaled() {
 		text := "signal: " + status.Signal().String()

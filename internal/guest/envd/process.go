@@ -152,7 +152,7 @@ func (ps *processService) findLive(sel *process.ProcessSelector) (*proc, error) 
 	return p, err
 }
 
-// Connect streams the events of a running process, beginning with the next one.
+// Connect streams the events of a running process, beginning with the next event.
 func (ps *processService) Connect(ctx context.Context, req *connect.Request[process.ConnectRequest],
 	out *connect.ServerStream[process.ConnectResponse]) error {
 	p, err := ps.find(req.Msg.GetProcess())

@@ -23,9 +23,9 @@ const uploadPrefix = ".forkd-upload-"
 const maxLinks = 40
 
 // replaceFile replaces the content and the metadata of the file at path. The replacement is atomic:
-// the old file stays until the new one is completely on the disk. An existing file keeps its owner
-// and mode; u owns a new file. Symbolic links are followed. Other hard links to the file keep the
-// old content.
+// the old file stays until the new file is completely on the disk. An existing file keeps its owner
+// and mode. The user u owns a new file. Symbolic links are followed. Other hard links to the file
+// keep the old content.
 func replaceFile(path string, content io.Reader, meta map[string]string, u *userenv.User) error {
 	path, err := followLinks(path)
 	if err != nil {
@@ -72,8 +72,8 @@ func isKernels(path string) bool {
 	return strings.HasPrefix(path, "/proc/") || strings.HasPrefix(path, "/sys/")
 }
 
-// followLinks returns the path of the file that opening path for writing would write to. It follows
-// symbolic links at the end of path even if their target does not exist.
+// followLinks returns the path of the file that changes when a program opens path and writes to it.
+// It follows symbolic links at the end of path even if their target does not exist.
 func followLinks(path string) (string, error) {
 	for range maxLinks {
 		to, err := os.Readlink(path)
@@ -93,8 +93,8 @@ func followLinks(path string) (string, error) {
 	return "", &fs.PathError{Op: "open", Path: path, Err: unix.ELOOP}
 }
 
-// fill writes the content to f, flushes it to the disk, and gives f the owner and mode of the old
-// file, or u as its owner.
+// fill writes the content to f, flushes the file to the disk, and gives the file the owner and mode
+// of the old file, or u as its owner.
 func fill(f *os.File, content io.Reader, old fs.FileInfo, u *userenv.User) error {
 	if _, err := io.Copy(f, content); err != nil {
 		return err
@@ -135,7 +135,7 @@ func putInPlace(f *os.File, path string) error {
 		return err
 	}
 	// After a rename, watchers of the file would not see a write. Truncating the file to its own
-	// size makes them see one, and changes nothing.
+	// size makes them see a write, and changes nothing.
 	size, err := f.Seek(0, io.SeekEnd)
 	if err == nil {
 		err = f.Truncate(size)

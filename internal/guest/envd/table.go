@@ -44,8 +44,8 @@ func (p *proc) hasEnded() bool {
 	}
 }
 
-// find returns the process that a selector matches, or nil. If several match, it returns the one
-// started last.
+// find returns the process that a selector matches, or nil. If several processes match, it returns
+// the process that was started last.
 func (t *table) find(sel *process.ProcessSelector) *proc {
 	t.mu.Lock()
 	defer t.mu.Unlock()

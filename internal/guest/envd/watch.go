@@ -75,7 +75,7 @@ func newWatch(u *userenv.User, req watchRequest) (*watch, error) {
 	return w, nil
 }
 
-// add watches dir, and if the watch is recursive also everything below dir.
+// add watches dir and, if the watch is recursive, all directories below dir.
 func (w *watch) add(dir string) error {
 	if !w.recursive {
 		return w.notices.Add(dir)
@@ -111,8 +111,8 @@ func (w *watch) run() {
 			if !ok {
 				return
 			}
-			// For example, the kernel's queue has overflowed: events are lost, and the client must
-			// know.
+			// For example, the kernel's queue has overflowed. Events are then lost, and the client
+			// must know.
 			w.err = connect.NewError(connect.CodeDataLoss, fmt.Errorf("watch %q: %w", w.root, err))
 			return
 		case <-w.stop:

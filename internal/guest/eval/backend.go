@@ -48,9 +48,9 @@ var nodeDriver string
 //go:embed drivers/bash.sh
 var bashDriver string
 
-// A backend runs code of one language: it is a driver script for one of the guest's programs. All
-// drivers follow the protocol for descriptors 3 and 4 that drivers/wire.py describes. TestBackends
-// checks them against it.
+// A backend runs code of one language. It consists of a driver script for one of the guest's
+// programs. All drivers follow the protocol for descriptors 3 and 4 that drivers/wire.py describes.
+// TestBackends checks that they do.
 type backend struct {
 	language string
 	program  string // name of the program, which is searched in PATH

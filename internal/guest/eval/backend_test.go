@@ -54,7 +54,8 @@ func dialects() map[string]dialect {
 		fail:      "function f() { return null.x }\nf()", name: "TypeError", broken: "1 +",
 		variable: "console.log(process.env.FORKD_T ?? 'gone')", directory: "console.log(process.cwd())",
 		endless: "while (true) {}", stubborn: "await 1\nwhile (true) {}", exit: "process.exit(9)",
-		// No code can seed the generators of V8 and OpenSSL, so their functions are replaced.
+		// JavaScript code cannot seed the generators of V8 and OpenSSL, so their functions are
+		// replaced.
 		draw: "console.log([Math.random, require('crypto').randomBytes, require('crypto').webcrypto.getRandomValues].map(f => /native|size/.test(f)).join())",
 	}
 	ts := js
@@ -235,7 +236,7 @@ func (d dialect) testForks(t *testing.T, s *Server, h *httptest.Server) {
 	}
 }
 
-// An object whose description raises an exception must not keep its call from ending.
+// A call must end even if the description of its result raises an exception.
 func TestWhatCannotBeDescribedEndsItsCall(t *testing.T) {
 	_, h := serve(t, nil, ownPython)
 	for language, code := range map[string]string{

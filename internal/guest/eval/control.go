@@ -30,9 +30,9 @@ type controlReply struct {
 	Idle  bool   `json:"idle"` // no code of the user can run before the next call; valid only in the answer to "prepare"
 }
 
-// putOff stores a request until the next call, if no code can run in the interpreter before that.
-// It returns true if it has stored the request, or if the request needs no action. It returns false
-// if the caller must send the request now.
+// putOff stores a request until the next call, if no code can run in the interpreter before that
+// call. It returns true if it has stored the request, or if the request needs no action. It returns
+// false if the caller must send the request now.
 func (i *interpreter) putOff(req controlRequest) bool {
 	if !i.backend.listens && req.Op == opPrepare {
 		return true // such drivers have nothing to prepare
@@ -107,7 +107,7 @@ func (i *interpreter) awaitControl() error {
 
 func (i *interpreter) controlError(err error) error {
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		// Stop the interpreter: otherwise its late answer would be mistaken for the answer to the
+		// Stop the interpreter, because its late answer would be mistaken for the answer to the
 		// next request.
 		i.stop()
 		return errors.New("interpreter: no answer in time; is it in a long call that holds the interpreter lock?")
@@ -125,7 +125,7 @@ func (i *interpreter) endedInstead(err error) bool {
 	select {
 	case <-i.child.Done():
 		return true
-	case <-time.After(lastReplies): // the process lives, and has closed its socket
+	case <-time.After(lastReplies): // the process still runs, but has closed its socket
 		return false
 	}
 }

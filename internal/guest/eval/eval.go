@@ -5,11 +5,11 @@
 // backend has a driver script of ours; all drivers speak the same protocol with the agent (see
 // backend.go).
 //
-// A context that dies or hangs does not affect other contexts, and the next call restarts it. The
-// package does not limit the memory of the code, and limits its time only if the call requests
-// that. It interrupts code whose client disconnects. After a fork of the machine it informs only
-// the interpreters, and not the processes that user code has started. Package generators reseeds
-// the generators of such processes if possible.
+// A context whose process has exited or hangs does not affect other contexts, and the next call
+// restarts the process. The package does not limit the memory of the code, and limits the time of
+// the code only if the call requests a limit. It interrupts code whose client disconnects. After a
+// fork of the machine the package informs only the interpreters, and not the processes that user
+// code has started. Package generators reseeds the generators of such processes if possible.
 package eval
 
 import (
@@ -50,7 +50,7 @@ type Server struct {
 }
 
 // session is a context of the protocol: a namespace for code. The first call starts its process. If
-// the process has died, the next call starts another one.
+// the process has exited, the next call starts another process.
 type session struct {
 	ID       string `json:"id"`
 	Language string `json:"language"`
@@ -66,7 +66,7 @@ type session struct {
 	closed  bool         // deleted; its process must not be restarted
 }
 
-// New returns a server with a default context, whose process the first call or Warm starts.
+// New returns a server with a default context. The first call or Warm starts the context's process.
 func New(cfg Config) *Server {
 	return &Server{cfg: cfg, backendOf: backendOf, grace: interruptGrace, abandonedGrace: abandonedGrace,
 		contexts: map[string]*session{}}
@@ -82,8 +82,8 @@ func (s *Server) Warm() ([]string, error) {
 	if _, err := c.live(s.cfg); err != nil {
 		return nil, fmt.Errorf("warm %s: %w", python, err)
 	}
-	// Add Node's context, because clients expect it in the list, but do not start its process: not
-	// all of its generators could be reseeded in a fork.
+	// Add Node's context, because clients expect it in the list, but do not start its process,
+	// because not all of its generators could be reseeded in a fork.
 	_, _ = s.defaultContext(javascript)
 	return []string{python}, nil
 }
@@ -92,9 +92,9 @@ func (s *Server) Warm() ([]string, error) {
 // returns after all have confirmed. It fails if an interpreter is broken, if a callback of user
 // code failed, or if a call holds the interpreter lock for longer than forkTimeout.
 //
-// An interpreter in which no code can run before the next call is not woken: the next call makes it
-// apply the numbers and the environment first. Waking it here would copy half a megabyte of its
-// memory in every child, even in children that never use it.
+// An interpreter in which no code can run before the next call is not woken. The next call first
+// makes it apply the numbers and the environment. A wake-up here would copy half a megabyte of the
+// interpreter's memory in every child, even in children that never use the interpreter.
 func (s *Server) Forked(env map[string]string) error {
 	return s.control(controlRequest{Op: opForked, Env: env})
 }
@@ -108,8 +108,9 @@ func (s *Server) SetEnv(env map[string]string) error {
 func (s *Server) Prepare() error { return s.control(controlRequest{Op: opPrepare}) }
 
 // Processes returns the process ids of live interpreters. The interpreters in renewed have reseeded
-// all their generators when Forked returns. The interpreters in partly cannot listen while code
-// runs. They reseed at their next call, and do not reseed the generators of their libraries.
+// all their generators when Forked returns. The interpreters in partly cannot receive requests
+// while code runs. They reseed at their next call, and do not reseed the generators of their
+// libraries.
 func (s *Server) Processes() (renewed, partly []int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -129,7 +130,7 @@ func (s *Server) Processes() (renewed, partly []int) {
 }
 
 // control sends a request to every live interpreter that needs it now, and then collects the
-// answers. An interpreter that can wait receives it with its next call.
+// answers. An interpreter that can wait receives the request with its next call.
 func (s *Server) control(req controlRequest) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -159,15 +160,16 @@ func (s *Server) control(req controlRequest) error {
 		if err := c.interp.awaitControl(); err != nil && !c.interp.endedInstead(err) {
 			errs = append(errs, fmt.Errorf("context %s: %w", c.ID, err))
 		}
-		// The driver does not know of code that has not reached it, but the code's caller has
-		// already taken the turn. So the interpreter is idle only if the turn is free.
+		// The driver does not know of code that is still on its way to the driver, but the caller
+		// of this code has already taken the turn. So the interpreter is idle only if the turn is
+		// free.
 		c.interp.idle = c.interp.idle && len(c.turn) == 1
 		c.mu.Unlock()
 	}
 	return errors.Join(errs...)
 }
 
-// defaultContext returns the context for calls that name none.
+// defaultContext returns the context for calls that name no context.
 func (s *Server) defaultContext(language string) (*session, error) {
 	s.mu.Lock()
 	c := s.contexts[language]
@@ -251,7 +253,8 @@ func (s *Server) remove(id string) bool {
 	return c != nil
 }
 
-// live returns the context's interpreter. It starts one if there is none or the last one has died.
+// live returns the context's interpreter. It starts an interpreter if there is none, or if the
+// process of the last one has exited.
 func (c *session) live(cfg Config) (*interpreter, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -278,8 +281,8 @@ func (c *session) live(cfg Config) (*interpreter, error) {
 	return c.interp, err
 }
 
-// awake returns the context's interpreter for a call that will run code: requests that were put off
-// are already carried out.
+// awake returns the context's interpreter for a call that will run code. It first carries out
+// requests that were put off.
 func (c *session) awake(cfg Config) (*interpreter, error) {
 	interp, err := c.live(cfg)
 	if err != nil {
@@ -290,14 +293,14 @@ func (c *session) awake(cfg Config) (*interpreter, error) {
 	interp.idle = !interp.backend.listens
 	if err := interp.catchUp(); err != nil {
 		// Stop the interpreter, because it may still have the same random numbers as its siblings.
-		// The next call starts another one.
+		// The next call starts another interpreter.
 		interp.stop()
 		return nil, fmt.Errorf("context %s: %w", c.ID, err)
 	}
 	return interp, nil
 }
 
-// kill kills the context's process. If last is set, no call starts another one.
+// kill kills the context's process. If last is set, no call starts another process.
 func (c *session) kill(last bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -198,7 +198,8 @@ func TestDisconnectInterruptsAndKeepsState(t *testing.T) {
 	}
 }
 
-// disconnect starts code that prints "running", and closes the connection when that has arrived.
+// disconnect starts code that prints "running", and closes the connection when this output has
+// arrived.
 func disconnect(t *testing.T, h *httptest.Server, body string) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())

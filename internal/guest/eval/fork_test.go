@@ -40,7 +40,8 @@ func TestForkReseedsIdleAndBusyInterpreters(t *testing.T) {
 			}
 			return
 		default:
-			// If the loop has not begun yet, this forks an idle interpreter, which must work too.
+			// If the loop has not begun yet, the interpreter is idle during this fork. The fork
+			// must succeed in this case too.
 			if err := s.Forked(nil); err != nil {
 				t.Fatal(err)
 			}
@@ -90,8 +91,8 @@ func TestAnIdleInterpreterReseedsBeforeItsNextCall(t *testing.T) {
 	}
 }
 
-// A call takes its turn before its code reaches the driver. Until then the driver believes that the
-// interpreter is idle, but the interpreter must not count as idle.
+// A call takes its turn before its code reaches the driver. Until the code reaches the driver, the
+// driver reports that the interpreter is idle, but the interpreter must not count as idle.
 func TestPrepareDoesNotCallAnInterpreterIdleWhoseCodeIsOnItsWay(t *testing.T) {
 	s, h := newServer(t)
 	run(t, h, code("None"))

@@ -134,8 +134,8 @@ func (s *Server) handleRestart(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// handleInterrupt interrupts the running code once. The code may catch the interrupt and continue;
-// only a restart ends it for certain.
+// handleInterrupt interrupts the running code once. The code may catch the interrupt and continue.
+// Only a restart ends the code for certain.
 func (s *Server) handleInterrupt(w http.ResponseWriter, r *http.Request) {
 	c := s.get(r.PathValue("id"))
 	if c == nil {

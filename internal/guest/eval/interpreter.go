@@ -119,8 +119,8 @@ func (i *interpreter) greeting(line []byte) error {
 }
 
 // channels makes the pipes and sockets of an interpreter. It appends the child's ends to the list
-// given. They are in the order of the child's descriptors: stdout, stderr, code, control, driver
-// text.
+// given. The child's ends are in the order of the child's descriptors: stdout, stderr, code,
+// control, driver text.
 func (i *interpreter) channels(given *[]*os.File) (codeEnd *os.File, err error) {
 	var outs [2]*os.File
 	for n := range outs {
@@ -154,8 +154,8 @@ func socketPair() (ours, theirs *os.File, err error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("socketpair: %w", err)
 	}
-	// Set our end to non-blocking before NewFile: only then does Go's poller manage it, which
-	// deadlines need. The child's end stays blocking.
+	// Set our end to non-blocking before NewFile, because Go's poller manages only non-blocking
+	// files, and deadlines need the poller. The child's end stays blocking.
 	if err := unix.SetNonblock(fds[0], true); err != nil {
 		unix.Close(fds[0])
 		unix.Close(fds[1])
@@ -214,7 +214,8 @@ func readLine(r *bufio.Reader, limit int) ([]byte, error) {
 	}
 }
 
-// stop kills the interpreter and everything that it started, and waits until the process has ended.
+// stop kills the interpreter and the processes in its group, and waits until the interpreter's
+// process has ended.
 func (i *interpreter) stop() {
 	_ = i.child.SignalGroup(syscall.SIGKILL) // fails only if the process has ended
 	<-i.child.Done()

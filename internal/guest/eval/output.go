@@ -17,8 +17,9 @@ const outputChunk = 16 << 10
 // It passes the data to the sink of the running code. Output that arrives while no code runs is
 // dropped.
 //
-// output holds mu while it reads and passes on a piece of data. So drain waits for a piece that
-// another goroutine has read, and after drain the sink has all output that the code has written.
+// output holds mu while it reads and passes on a piece of data. So drain waits until a piece that
+// another goroutine has read is passed on. After drain, the sink has all output that the code has
+// written.
 type output struct {
 	stdout, stderr *os.File
 
@@ -107,8 +108,8 @@ func (o *output) attach(sink func(stream, text string)) {
 	o.sink = sink
 }
 
-// drain passes on all data that is in the pipes, and incomplete characters, because the rest of
-// those will not arrive.
+// drain passes on all data that is in the pipes, and also incomplete characters, because the rest
+// of such a character will not arrive.
 func (o *output) drain() {
 	for stream, f := range map[string]*os.File{"stdout": o.stdout, "stderr": o.stderr} {
 		raw, err := f.SyscallConn()

@@ -68,7 +68,7 @@ func siblings(t *testing.T, python, mode string) [2]map[string]string {
 
 func TestSiblingsDrawDifferentKeysAndNumbers(t *testing.T) {
 	python := wheelsPython(t)
-	// Check that without reseeding the copies draw the same numbers; otherwise the comparison below
+	// Check that the copies draw the same numbers without reseeding. Otherwise the comparison below
 	// would prove nothing.
 	same := siblings(t, python, "keep")
 	for _, kind := range []string{"random", "ssl", "sqlite", "tempfile", "numpy", "ec key", "rsa key",
@@ -141,8 +141,8 @@ shutil.rmtree(dir)`))
 	}
 }
 
-// The global generator of torch is reseeded through the call that torch documents for it. The
-// module here stands in for torch, whose wheel is too large for a test.
+// The global generator of torch is reseeded through the call that torch documents for this purpose.
+// A small module stands in for torch in this test, because the wheel of torch is too large.
 func TestTorchIsReseeded(t *testing.T) {
 	s, h := newServer(t)
 	got := run(t, h, code(`import sys, types

@@ -63,7 +63,8 @@ func TestResultsOfPython(t *testing.T) {
 	})
 }
 
-// plots is code that draws figures. e2b-charts makes charts from figures, except from marked ones.
+// plots has pieces of code that draw figures. e2b-charts makes charts from all figures except the
+// marked ones.
 var plots = map[string]struct{ code, kind string }{
 	"line":       {"plt.plot([1, 2, 3], [4, 5.5, 6], label='a'); plt.plot([1, 2], [0, 3]); plt.xlabel('time (s)'); plt.ylabel('way [m]'); plt.title('T')", "line"},
 	"logarithm":  {"plt.plot([1, 10, 100], [1, 2, 3]); plt.xscale('log')", "line"},

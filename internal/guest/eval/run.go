@@ -18,13 +18,13 @@ import (
 const keepaliveInterval = 5 * time.Second
 
 // interruptInterval is the interval at which code that does not end is interrupted again. One
-// signal may have no effect: code may catch it, and a shell of os.system ignores it until its
-// command has started.
+// signal may have no effect, because code may catch it, and a shell of os.system ignores it until
+// the shell's command has started.
 const interruptInterval = time.Second
 
-// interruptGrace is how long code may take to end after an interrupt. After that its interpreter is
-// killed, because it would block every later call. Code can catch the interrupt, and a loop within
-// one C function never receives it.
+// interruptGrace is how long code may take to end after an interrupt. After this time the
+// interpreter is killed, because the code would block every later call. Code can catch the
+// interrupt, and a loop within one C function never receives it.
 const interruptGrace = agentproto.EvalGrace
 
 // abandonedGrace replaces interruptGrace for code whose client has disconnected. It is longer,
@@ -97,7 +97,7 @@ func (s *stream) keepalive() {
 	}
 }
 
-// detach stops the stream. When it returns, no line is being written, and none will be.
+// detach stops the stream. When it returns, no line is being written, and no line will be written.
 func (s *stream) detach() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -142,9 +142,9 @@ func (c *session) takeTurn(ctx context.Context, timeout time.Duration) error {
 // execute runs code in a context. It waits for its turn, and passes the output to write, line by
 // line without newlines.
 //
-// After timeout (0: none) it interrupts the code, kills the interpreter if the code does not end,
-// and tells the client the outcome. If ctx ends, execute returns at once, while the code is
-// interrupted or killed in the background. The context is free again when the code has really
+// After the timeout (0: none) execute interrupts the code, kills the interpreter if the code does
+// not end, and tells the client the outcome. If ctx ends, execute returns at once, while the code
+// is interrupted or killed in the background. The context is free again when the code has really
 // ended. execute returns an error only if nothing was written.
 func (s *Server) execute(ctx context.Context, c *session, req runRequest, timeout time.Duration,
 	write func(line []byte)) error {
@@ -230,10 +230,10 @@ func (r *running) end(c *session) {
 	close(r.ended)
 }
 
-// signal sends sig to the interpreter's process group, as a terminal does, so that a command which
-// os.system waits for receives it too. It returns false if the code has already ended. If the code
-// ends at the same moment, the signal does no harm, because the driver ignores interrupts between
-// calls.
+// signal sends a signal to the interpreter's process group, as a terminal does, so that a command
+// for which os.system waits also receives the signal. It returns false if the code has already
+// ended. If the code ends at the same moment, the signal does no harm, because the driver ignores
+// interrupts between calls.
 func (r *running) signal(sig syscall.Signal) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -249,7 +249,8 @@ func (r *running) signal(sig syscall.Signal) bool {
 	}
 }
 
-// stop interrupts the code repeatedly until it ends. After grace it kills the interpreter.
+// stop interrupts the code repeatedly until the code ends. After the time grace it kills the
+// interpreter.
 func (r *running) stop(grace time.Duration) {
 	again := time.NewTicker(interruptInterval)
 	defer again.Stop()
@@ -268,11 +269,11 @@ func (r *running) stop(grace time.Duration) {
 }
 
 // runCode sends one request, and relays the driver's messages until the code has ended or the
-// interpreter has died. If note is not empty, it is sent first, as if the code had written it to
-// stderr.
+// interpreter has died. If the text note is not empty, runCode sends it first, as if the code had
+// written it to stderr.
 func (i *interpreter) runCode(line []byte, out *stream, note string, code *running) {
-	// The agent sends this message, and not the driver: the driver's messages and the code's output
-	// have separate channels, so the output could arrive first.
+	// The agent sends this message, and not the driver, because the driver's messages and the
+	// code's output have separate channels, so that the output could arrive first.
 	out.send(message{Type: "number_of_executions", Count: i.executions})
 	if note != "" {
 		out.output("stderr", note)
@@ -303,7 +304,7 @@ func (i *interpreter) runCode(line []byte, out *stream, note string, code *runni
 			out.line(text)
 		}
 	}
-	// The code channel is broken, so the interpreter is useless even if its process still lives.
+	// The code channel is broken, so the interpreter is useless even if its process still runs.
 	_ = i.child.SignalGroup(syscall.SIGKILL)
 	i.child.Status()
 	i.output.drain()
@@ -311,8 +312,8 @@ func (i *interpreter) runCode(line []byte, out *stream, note string, code *runni
 	i.told = out.send(message{Type: "error", Name: "UnexpectedEndOfExecution", Value: value, Traceback: value})
 }
 
-// lastReplies is how long answers are read after the process has ended. By then the process has
-// written all of them.
+// lastReplies is how long answers are read after the process has ended. The process has written all
+// answers before its end.
 const lastReplies = time.Second
 
 // endReplies makes receive fail soon after the process has ended. Otherwise processes that it has

@@ -62,7 +62,8 @@ func TestAForkedCopyDoesNotAnswerForTheInterpreter(t *testing.T) {
 	}
 }
 
-// The agent must notice the end of an interpreter even if a forked copy of it still runs.
+// The agent must notice the end of an interpreter even if a forked copy of the interpreter still
+// runs.
 func TestDeathIsSeenThoughACopyLives(t *testing.T) {
 	for _, fork := range []string{"os.fork()", "ctypes.CDLL(None).fork()"} {
 		_, h := newServer(t)

@@ -1,7 +1,7 @@
-// Package forkhook runs an image's hooks in every fork. The fork is confirmed only after the hooks
-// have ended. The hooks are the programs in /etc/forkd/fork.d and, if the guest has SSH host keys,
-// the replacement of these keys. A guest without hooks makes only two system calls here, even if it
-// has an SSH client.
+// Package forkhook runs an image's hooks in every fork. The agent confirms the fork only after the
+// hooks have ended. The hooks are the programs in /etc/forkd/fork.d and, if the guest has SSH host
+// keys, the replacement of these keys. A guest without hooks makes only two system calls here, even
+// if it has an SSH client.
 //
 // The package restarts no service. A program that has read the old keys, or must know of the fork,
 // must be restarted or notified by a hook.
@@ -48,8 +48,8 @@ func New(reaper *reap.Reaper, environ func() []string) *Hooks {
 }
 
 // Run replaces the SSH host keys and then runs the programs as root. It stops at the first failure,
-// and when limit has passed. When it runs, the machine already has its new random numbers, clock
-// and names, but the interpreters do not.
+// and when the time limit has passed. During Run, the machine already has its new random numbers,
+// clock and names, but the interpreters do not have them.
 func (h *Hooks) Run() error {
 	if !h.Any() {
 		return nil
@@ -94,8 +94,8 @@ func (h *Hooks) programs() ([]string, error) {
 }
 
 // run runs a program until it exits. At the deadline it kills the program and the processes that
-// the program started. The output goes to memory and not to a pipe, because run would have to wait
-// for processes that keep a pipe open.
+// the program started. The output is written to memory and not to a pipe, because run would have to
+// wait for processes that keep a pipe open.
 func (h *Hooks) run(deadline time.Time, path string, args ...string) error {
 	fd, err := unix.MemfdCreate("fork-hook", unix.MFD_CLOEXEC)
 	if err != nil {

@@ -43,9 +43,9 @@ func (k *keyless) changed(dir string) bool {
 	return rawcall.Stat(dir, &info) == nil && (keyless{info.Ino, info.Ctim}) != *k
 }
 
-// replaceSSHKeys replaces the SSH host keys, which the guest shares with its siblings, by one new
-// Ed25519 key. A guest without host keys gets none. It makes no RSA key, because that takes up to
-// seconds instead of milliseconds.
+// replaceSSHKeys replaces the SSH host keys, which the guest shares with its siblings, with one new
+// Ed25519 key. It does nothing in a guest without host keys. It makes no RSA key, because an RSA
+// key takes up to seconds instead of milliseconds.
 func (h *Hooks) replaceSSHKeys(deadline time.Time) error {
 	old, err := filepath.Glob(filepath.Join(h.sshDir, "ssh_host_*_key"))
 	if err != nil {

@@ -32,8 +32,8 @@ var libraries = []struct {
 	{regexp.MustCompile(`^(php[\d.]*|php-fpm.*|php-cgi.*|libphp.*)$`), "php: mt_rand"},
 }
 
-// known returns the name of the generator in a library or program, given its file name. It returns
-// "" if none is known.
+// known returns the name of the generator in a library or program with the given file name. It
+// returns "" if no generator is known.
 func known(file string) string {
 	for _, l := range libraries {
 		if l.pattern.MatchString(file) {

@@ -51,8 +51,8 @@ var (
 )
 
 // reseedDRBGs makes every generator of OpenSSL in the memory of a process reseed at its next use.
-// It writes two aligned words, so that a thread that uses the generator sees each word either old
-// or new.
+// It writes two aligned words, so that a thread that uses the generator sees either the old or the
+// new value of each word.
 func (p *process) reseedDRBGs() error {
 	return p.searchMemory(needle, func(r *region) bool { return r.anonymous }, func(addr uint64) error {
 		if addr%8 != 0 {
@@ -106,8 +106,8 @@ func (p *process) drbg(text *[drbgSize]byte) (library string, ok bool) {
 // chunkSize is the size of one read of memory.
 const chunkSize = 256 << 10
 
-// spend counts n bytes that a search is about to read. It fails if the search's time or memory
-// limit is exceeded.
+// spend counts n bytes that a search is about to read. It returns an error if the search's time or
+// memory limit is exceeded.
 func (s *search) spend(n int) error {
 	if time.Now().After(s.deadline) {
 		return errTime
@@ -118,8 +118,9 @@ func (s *search) spend(n int) error {
 	return nil
 }
 
-// searchMemory calls found with the address of each occurrence of text in the regions of a process
-// that want selects. It skips pages that the process has never written.
+// searchMemory calls found with the address of each occurrence of text in the memory of a process.
+// It searches only the regions that the function want selects, and skips pages that the process has
+// never written.
 func (p *process) searchMemory(text []byte, want func(*region) bool, found func(addr uint64) error) error {
 	pagemap, err := os.Open(p.path(p.pid, "pagemap"))
 	if err != nil {
@@ -153,7 +154,8 @@ const (
 	pageSwapped = 1 << 62
 )
 
-// present returns the first run of written pages between at and end. from is end if there is none.
+// present returns the first run of written pages between the addresses at and end. If there is
+// none, the result from equals end.
 func (p *process) present(pagemap *os.File, at, end uint64) (from, to uint64, err error) {
 	if p.entries == nil {
 		p.entries = make([]byte, 8*512)
@@ -176,7 +178,8 @@ func (p *process) present(pagemap *os.File, at, end uint64) (from, to uint64, er
 	return from, end, nil
 }
 
-// searchRun calls found with the address of each occurrence of text between two addresses.
+// searchRun calls found with the address of each occurrence of text between the addresses from and
+// to.
 func (p *process) searchRun(text []byte, from, to uint64, found func(addr uint64) error) error {
 	buf := p.chunk
 	for from < to {

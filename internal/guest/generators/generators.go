@@ -1,13 +1,13 @@
 // Package generators handles the random number generators that processes of the guest keep in their
 // own memory. After a fork such a generator has the same state in all children, so it would produce
-// the same numbers in each. The package reseeds the generators that can be reseeded from outside,
-// and names the others.
+// the same numbers in each child. The package reseeds the generators that can be reseeded from
+// outside, and lists the other generators.
 //
-// It runs no code in a process and stops none. For OpenSSL it changes two words of a generator's
-// state, so that the generator considers a reseed due (drbg.go). For libraries that keep a page
-// with MADV_WIPEONFORK it wipes that page, as fork(2) would (wipe.go). In both cases the generator
-// reseeds from the kernel's generator when it is next used, so the caller must reseed the kernel
-// first.
+// It runs no code in a process and stops no process. For OpenSSL it changes two words of a
+// generator's state, so that the generator considers a reseed due (drbg.go). For libraries that
+// keep a page with MADV_WIPEONFORK it wipes that page, as fork(2) would (wipe.go). In both cases
+// the generator reseeds from the kernel's generator when it is next used, so the caller must reseed
+// the kernel first.
 //
 // The agent's own interpreters reseed themselves (package eval) and are not handled here.
 package generators
@@ -28,8 +28,8 @@ import (
 )
 
 // Bounds of one search, because the client that requested a fork waits for it. If a bound is
-// exceeded, the processes that were not searched are named. The time suits emulated CPUs; others
-// need milliseconds.
+// exceeded, the processes that were not searched are named. The time limit is for emulated CPUs.
+// Other CPUs need milliseconds.
 const (
 	maxTime      = 15 * time.Second
 	maxRehearsal = 60 * time.Second
@@ -59,8 +59,8 @@ const maxNew = 64
 
 // Managed returns the process ids of the agent's own interpreters. A search skips the interpreters
 // in renewed, because they reseed all of their generators. The interpreters in partly reseed the
-// generators that a search would report as repeating. A search does not report these, but reseeds
-// the other generators of these interpreters.
+// generators that a search would report as repeating. A search does not report these generators,
+// but reseeds the other generators of these interpreters.
 type Managed func() (renewed, partly []int)
 
 // New returns a finder for this system.
@@ -95,8 +95,8 @@ type search struct {
 
 // Rehearse is called just before a snapshot. If the guest runs no process to search, Rehearse
 // records that, so that Renew in the children of the snapshot need not walk through /proc, which
-// would copy 900 KiB of memory in each child. Otherwise it reads the marks of all programs, so that
-// the children need not read them.
+// would copy 900 KiB of memory in each child. If there are processes to search, Rehearse reads the
+// marks of all programs, so that the children need not read them.
 func (f *Finder) Rehearse() error {
 	before := f.lastPID()
 	renewed, _ := f.managed()
@@ -126,9 +126,9 @@ func (f *Finder) Rehearse() error {
 	return nil
 }
 
-// Renew searches all processes, reseeds the generators that can be reseeded, and returns lists of
-// both kinds. A process that cannot be searched is listed too. An error means that procfs itself
-// failed.
+// Renew searches all processes and reseeds the generators that can be reseeded. It returns a list
+// of these and a list of the repeating generators. The second list also has the processes that
+// cannot be searched. An error means that procfs itself failed.
 func (f *Finder) Renew() (agentproto.Unique, error) {
 	if f.quiet > 0 && !f.news(f.quiet, f.lastPID()) {
 		return agentproto.Unique{}, nil
@@ -183,8 +183,8 @@ func (f *Finder) lastPID() (pid int) {
 	return pid
 }
 
-// news reports whether a new process may exist: a process id above after and up to last that is
-// neither a kernel thread nor a thread of the agent. It allocates nothing.
+// news reports whether a new process may exist. It examines the process ids above after, up to
+// last, and ignores kernel threads and threads of the agent. It allocates nothing.
 func (f *Finder) news(after, last int) bool {
 	if last < after || last-after > maxNew { // the ids have wrapped around, or are 0 because they could not be read
 		return true
@@ -204,8 +204,8 @@ func (f *Finder) news(after, last int) bool {
 	return false
 }
 
-// processes returns the processes of the system except this one, those in renewed, and kernel
-// threads.
+// processes returns the processes of the system, without this process, the processes in renewed,
+// and kernel threads.
 func (f *Finder) processes(renewed []int) ([]int, error) {
 	dir, err := os.Open(f.proc)
 	if err != nil {
@@ -306,7 +306,7 @@ func (p *process) entry(library string) agentproto.Generator {
 	return agentproto.Generator{PID: uint32(p.pid), Program: p.program, Library: library}
 }
 
-// add appends g to list unless list contains it.
+// add appends g to the list, unless the list contains g.
 func add(list []agentproto.Generator, g agentproto.Generator) []agentproto.Generator {
 	for i := len(list) - 1; i >= 0 && list[i].PID == g.PID; i-- {
 		if list[i] == g {

@@ -47,8 +47,8 @@ func has(list []agentproto.Generator, library string) bool {
 	return slices.ContainsFunc(list, func(g agentproto.Generator) bool { return strings.Contains(g.Library, library) })
 }
 
-// copies runs a program of testdata/copies.py, which copies itself twice. If between is not nil, it
-// is called for each copy before the copy draws.
+// copies runs a program of testdata/copies.py, which copies itself twice. The function between, if
+// not nil, is called for each copy before the copy draws.
 func copies(t *testing.T, python []string, draw string, between func(pid int)) [2]map[string]string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "draw.py")
@@ -183,7 +183,7 @@ func TestOpenSSLOfAnyProcessIsReseeded(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			python := c.python(t)
-			// Check that without reseeding the copies draw the same numbers; otherwise the
+			// Check that the copies draw the same numbers without reseeding. Otherwise the
 			// comparison below would prove nothing.
 			same := copies(t, python, c.draw, nil)
 			var report agentproto.Unique
@@ -282,9 +282,9 @@ func due(t *testing.T, pid int) (all, reseed int) {
 	return all, reseed
 }
 
-// This test reads from the generators' memory whether they have reseeded. Comparing copies would
-// not work: OpenSSL 1.1.1 mixes the time into each draw, so copies differ anyway, and Node has
-// threads, so clone(2) cannot copy it.
+// This test reads from the generators' memory whether they have reseeded. A comparison of copies
+// would not work. OpenSSL 1.1.1 mixes the time into each draw, so copies always differ, and Node
+// has threads, so clone(2) cannot copy it.
 func TestGeneratorsOfServersReseedWithTheirNextUse(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root, as the agent has it")

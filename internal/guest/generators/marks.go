@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// marks are the properties of a program or library that tell which generators it may have.
+// marks are the properties of a program or library that show which generators it may have.
 type marks struct {
 	repeats string // name of a generator that cannot be reseeded, according to the file's name; or ""
 
@@ -37,9 +37,9 @@ type fileID struct {
 // maxFiles bounds the files whose marks are remembered.
 const maxFiles = 1 << 14
 
-// marks returns the marks of a file of a process. link is the path of a link to the file below
-// /proc/PID, and name is the file's own name. The marks of each file are remembered. If the file
-// was read before the snapshot, children need not read it.
+// marks returns the marks of a file of a process. The parameter link is the path of a link to the
+// file below /proc/PID, and name is the file's own name. The marks of each file are remembered. If
+// the file was read before the snapshot, children need not read it.
 func (p *process) marks(link, name string) (m marks, err error) {
 	var info unix.Stat_t
 	path := p.path(p.pid, link)
@@ -94,7 +94,7 @@ func (s *search) readMarks(path string) (m marks, err error) {
 
 // readPart searches a part of a file, which may extend beyond the file's end. It reads in steps. It
 // searches the bytes of each step together with the last bytes of the previous step, so that it
-// finds a mark that lies in both.
+// finds a mark that extends over both.
 func (s *search) readPart(fd int, part span, m *marks) error {
 	const overlap = 256 // no mark is longer
 	memory, chunk := s.chunk, s.chunk[pageSize:]
@@ -126,8 +126,8 @@ const maxOffset = 1 << 61
 type span struct{ from, to int64 }
 
 // constants returns the parts of an ELF file that contain its constants. These are the read-only
-// segments, if the linker has separated them from the code, and otherwise the whole file. head is
-// the beginning of the file. elf(5) describes the layout.
+// segments, if the linker has separated them from the code, and otherwise the whole file. The
+// parameter head is the beginning of the file. elf(5) describes the layout.
 func constants(head []byte) []span {
 	whole := []span{{0, maxOffset}}
 	const class64, headerSize, entrySize = 2, 64, 56

@@ -11,9 +11,9 @@ import (
 const wipeOnFork = "MADV_WIPEONFORK (BoringSSL, AWS-LC)"
 
 // wipe clears the MADV_WIPEONFORK pages of a process, as fork(2) does in a child. Libraries such as
-// BoringSSL and AWS-LC set a flag in such a page, and reseed when they find it cleared. Only pages
-// that contain nothing but a flag are cleared: clearing such a page cannot harm a thread that reads
-// it.
+// BoringSSL and AWS-LC set a flag in such a page, and reseed when they find it cleared. wipe clears
+// only pages that contain nothing but a flag, because that cannot harm a thread that reads such a
+// page.
 func (p *process) wipe() error {
 	var smaps []byte
 	for i := range p.regions {

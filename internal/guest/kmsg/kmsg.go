@@ -29,7 +29,7 @@ func NewPlain(w io.Writer) *Log { return &Log{w: w, plain: true} }
 // Errorf logs a failure. It is level 3 of syslog(2), which reaches the console even with "quiet".
 func (l *Log) Errorf(format string, args ...any) { l.write("<3>", "error: ", format, args) }
 
-// Warnf logs that something is missing that is not essential.
+// Warnf logs that a non-essential part is missing.
 func (l *Log) Warnf(format string, args ...any) { l.write("<4>", "warning: ", format, args) }
 
 // Infof logs progress.

@@ -29,17 +29,17 @@ const (
 // SYN_SENT to LAST_ACK, and before accept. The numbers are Linux's (include/net/tcp_states.h).
 const wantedStates = 1<<1 | 1<<2 | 1<<3 | 1<<4 | 1<<5 | 1<<8 | 1<<9 | 1<<11 | 1<<12
 
-// Connections closes the guest's TCP connections in a fork. Their peers are connected to the guest
-// that was forked, so a child that reads from such a connection would wait for ever. After the
-// close, readers and writers get ECONNABORTED at once.
+// Connections closes the guest's TCP connections in a fork. The peers of these connections are
+// connected to the guest that was forked, so a child that reads from such a connection would wait
+// for ever. After the close, reads and writes return ECONNABORTED at once.
 //
 // Connections closes all connections from the interface's address to another address. Connections
 // inside the guest continue, because a fork copies both of their ends. UDP sockets are not closed,
 // because they have no connection. Network namespaces that the guest has made are not searched.
 //
-// If a search found no connections and the guest has sent no packet since, there are still none.
-// Then a fork does not search, because a search would access the kernel's whole table in every
-// child.
+// If a search found no connections and the guest has sent no packet since, there are still no
+// connections. In this case a fork does not search, because a search would access the kernel's
+// whole table in every child.
 type Connections struct {
 	diag  *netlink
 	guest [4]byte
@@ -112,9 +112,9 @@ func (c *Connections) Reset() error {
 	if c == nil {
 		return nil
 	}
-	// Search twice, because a connection that closes during the first search may hide another one.
-	// A third search would not help: new connections belong to the child, and a busy child would
-	// always have some.
+	// Search twice, because a connection that closes during the first search may hide another
+	// connection. A third search would not help, because new connections belong to the child, and a
+	// busy child would always have some.
 	for range 2 {
 		if err := c.search(); err != nil || len(c.found) == 0 {
 			return err
@@ -128,7 +128,7 @@ func (c *Connections) Reset() error {
 	return nil
 }
 
-// Rehearse does what Reset does, but closes nothing.
+// Rehearse makes the same search as Reset, but closes no connection.
 func (c *Connections) Rehearse() error {
 	if c == nil {
 		return nil
@@ -175,7 +175,8 @@ func (c *Connections) take(message []byte) {
 	}
 }
 
-// address4 returns the IPv4 address in p, which has 16 bytes. ok is false for an IPv6 address.
+// address4 returns the IPv4 address in p, which has 16 bytes. The result ok is false for an IPv6
+// address.
 func address4(family uint8, p []byte) (a [4]byte, ok bool) {
 	if family == unix.AF_INET {
 		return [4]byte(p), true

@@ -20,7 +20,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/frame"
 )
 
-// name is Linux's name of the first Ethernet interface, unless it is renamed.
+// name is Linux's name of the first Ethernet interface, unless the interface is renamed.
 const name = "eth0"
 
 // Up gives the interface its address, sets it up and routes everything except loopback to the

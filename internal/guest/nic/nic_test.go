@@ -18,7 +18,8 @@ import (
 )
 
 // inNamespaces calls guest on a thread that has its own network and mount namespaces. The thread's
-// eth0 is connected to a gateway in a second network, where inNamespaces calls host with listeners.
+// eth0 is connected to a gateway in a second network. In this network, inNamespaces calls host with
+// listeners.
 func inNamespaces(t *testing.T, guest func(t *testing.T, listener net.Listener)) {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -234,8 +235,8 @@ func TestReset(t *testing.T) {
 	})
 }
 
-// A guest without connections is searched once, and again only after it has sent a packet. No
-// search allocates memory.
+// A guest without connections is searched once, and again only after the guest has sent a packet.
+// No search allocates memory.
 func TestResetOfAGuestWithoutConnections(t *testing.T) {
 	inNamespaces(t, func(t *testing.T, l net.Listener) {
 		if err := Up(); err != nil {

@@ -57,7 +57,7 @@ func setResolver(path, run string) error {
 	return nil
 }
 
-// replace replaces path, which may be a symbolic link, by a regular file.
+// replace replaces path, which may be a symbolic link, with a regular file.
 func replace(path string) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
@@ -70,8 +70,8 @@ func replace(path string) error {
 }
 
 // namesServer reports whether a resolv.conf(5) names an IPv4 server outside the guest. A server
-// inside the guest does not count, because it does not run yet; a user who starts one also writes a
-// resolv.conf.
+// inside the guest does not count, because it does not run yet. A user who starts such a server
+// also writes a resolv.conf.
 func namesServer(text string) bool {
 	for line := range strings.Lines(text) {
 		words := strings.Fields(line)

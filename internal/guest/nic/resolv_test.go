@@ -49,8 +49,8 @@ func TestResolver(t *testing.T) {
 	}
 }
 
-// A link whose target is missing is replaced by a file. Some images have such a link to the file of
-// a program that does not run in the guest.
+// A link whose target is missing is replaced with a file. Some images have a link to the file of a
+// program that does not run in the guest.
 func TestResolverReplacesADanglingLink(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "resolv.conf")
 	if err := os.Symlink("../run/systemd/resolve/stub-resolv.conf", path); err != nil {

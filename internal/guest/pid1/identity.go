@@ -13,8 +13,8 @@ import (
 )
 
 // clockTolerance is how far the guest's wall clock may differ from the host's before a fork sets
-// it. Setting the clock wakes every timer that uses it. A part of the tolerance is the time that
-// the host's message takes to arrive.
+// it. Setting the clock wakes every timer that uses it. The tolerance includes the time that the
+// host's message takes to arrive.
 const clockTolerance = 2 * time.Millisecond
 
 // ioctls of random(4).
@@ -53,7 +53,7 @@ func OpenIdentity(log *kmsg.Log) (*Identity, error) {
 	return &Identity{fd, hwrng, mountIDFiles(fd, []byte(name), log)}, nil
 }
 
-// Shared returns the files that could not be replaced by files of the guest's own. They have the
+// Shared returns the files that could not be replaced with the guest's own files. They have the
 // same content in all of the guest's siblings.
 func (id *Identity) Shared() []string { return id.files.shared }
 
@@ -63,11 +63,11 @@ func (id *Identity) Rehearse() error { return id.files.rehearse() }
 
 // Reseed mixes entropy into the kernel's pool, credits it, and reseeds the generator from the pool
 // at once, so that all random bytes that are read later depend on entropy. Linux has also fetched
-// bytes from the random number device before the fork, and /dev/hwrng would return the same ones in
-// every sibling; Reseed reads and drops them.
+// bytes from the random number device before the fork, and /dev/hwrng would return the same bytes
+// in every sibling. So Reseed reads and drops these bytes.
 //
-// The first three steps together are RNDADDENTROPY. That ioctl needs a pointer to a struct of
-// variable length, which Go can build only with package unsafe.
+// The first three steps together are equivalent to RNDADDENTROPY. That ioctl needs a pointer to a
+// struct of variable length, which Go can build only with package unsafe.
 func (id *Identity) Reseed(entropy []byte) error {
 	if len(entropy) < 32 {
 		return fmt.Errorf("reseed: entropy has %d bytes; send 32 or more", len(entropy))

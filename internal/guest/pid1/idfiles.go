@@ -36,8 +36,8 @@ const hostsDefault = "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopb
 const maxHostname = 64
 
 // hostsPrefix begins the first line of /etc/hosts, which resolves the host name. Debian uses this
-// address for it. Spaces pad the line to a fixed length, so that one write can replace the line
-// without moving the rest of the file.
+// address for the host name. Spaces pad the line to a fixed length, so that one write can replace
+// the line without moving the rest of the file.
 const hostsPrefix = "127.0.1.1 "
 
 type hostsLine [len(hostsPrefix) + maxHostname + 1]byte
@@ -54,7 +54,7 @@ func newHostsLine(name []byte) (l hostsLine) {
 
 // newMachineID derives the machine id from the host name. So the id stays the same when a sandbox
 // is rolled back or resumed, and it differs between siblings because their names differ. Like the
-// name, it is not secret. It is computed on the stack, which allocates nothing.
+// name, the id is not secret. newMachineID works on the stack and allocates nothing.
 func newMachineID(name []byte) (id [33]byte) {
 	const prefix = "forkd machine-id "
 	sum := sha256.Sum256(append(append(make([]byte, 0, len(prefix)+maxHostname), prefix...), name...))
@@ -207,8 +207,8 @@ func newIDFile(path string, mode fs.FileMode, content []byte) (int, error) {
 	return fd, nil
 }
 
-// mountOver mounts the file at path over the targets. It creates the first target if it is missing.
-// It skips other targets that are not regular files.
+// mountOver mounts the file at path over the targets. It creates the first target if this target is
+// missing. It skips other targets that are not regular files.
 func mountOver(path string, targets []string) error {
 	for i, target := range targets {
 		info, err := os.Lstat(target)

@@ -57,8 +57,8 @@ func mountRoot(opts Options) error {
 	if opts.ReadOnly {
 		flags |= unix.MS_RDONLY
 	}
-	// "discard" returns the space of deleted files to the host, which frees it in the layers of the
-	// disk.
+	// "discard" returns the space of deleted files to the host, which then frees the space in the
+	// layers of the disk.
 	if err := unix.Mount(RootDevice, newRoot, "ext4", flags, "discard"); err != nil {
 		return fmt.Errorf("mount %s as ext4: %w; is the root disk an ext4 image?", RootDevice, err)
 	}

@@ -3,8 +3,8 @@
 // the root to it, and disables periodic work of the kernel.
 //
 // It starts no services and no processes: the process that calls Boot stays PID 1. It configures
-// only the loopback interface; package nic configures the other one. It reads these options of the
-// kernel command line:
+// only the loopback interface. Package nic configures the Ethernet interface. Package pid1 reads
+// these options of the kernel command line:
 //
 //	forkd.ro            mount the root disk read-only
 //	forkd.hostname=NAME host name until the first fork sets another (default "forkd")
@@ -31,7 +31,7 @@ const (
 	newRoot    = "/newroot"
 )
 
-// defaultHostname is the host name until a fork sets another.
+// defaultHostname is the host name until a fork sets another host name.
 const defaultHostname = "forkd"
 
 // Options are the "forkd." options of the kernel command line.
@@ -71,7 +71,7 @@ func EarlyLog() (*kmsg.Log, error) {
 		return kmsg.NewPlain(os.Stderr), err
 	}
 	// os.OpenFile would add the file to the runtime's poller. Then each message of the kernel would
-	// wake the agent, and the kernel writes one in every fork.
+	// wake the agent, and the kernel writes a message in every fork.
 	fd, err := unix.Open("/dev/kmsg", unix.O_WRONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return kmsg.NewPlain(os.Stderr), &os.PathError{Op: "open", Path: "/dev/kmsg", Err: err}
@@ -99,7 +99,7 @@ func Devices(log *kmsg.Log) error {
 	return events.waitForDevice(RootDevice)
 }
 
-// Boot does everything between EarlyLog and the start of the agent's services.
+// Boot carries out all steps between EarlyLog and the start of the agent's services.
 func Boot(log *kmsg.Log) error {
 	if err := Devices(log); err != nil {
 		return err

@@ -1,6 +1,6 @@
 // Package reap starts child processes and collects their exit statuses. In PID 1 it also collects
-// orphans, which the kernel makes children of PID 1. It never takes the status of a process from a
-// caller that waits for it.
+// orphans, which the kernel makes children of PID 1. It never takes a process's status from a
+// caller that waits for the process.
 //
 // It does not restart, limit or kill processes by itself.
 package reap
@@ -132,7 +132,7 @@ func (c *Child) Status() syscall.WaitStatus {
 }
 
 // Signal sends sig to the process, or returns ErrExited if the process has been collected. It never
-// signals another process that has got the same id.
+// signals another process that now has the same id.
 func (c *Child) Signal(sig syscall.Signal) error { return c.signal(c.Pid, sig) }
 
 // SignalGroup is like Signal for the process group that the process leads.

@@ -14,7 +14,7 @@ import (
 )
 
 // The account that the stream's header may request. Its name and number are those of E2B's images.
-// If the number is taken, the account gets the next free number.
+// If the number is taken, the account has the next free number.
 const (
 	accountName       = "user"
 	minUserID         = 1000
@@ -36,9 +36,9 @@ type newFile struct {
 	data     []byte
 }
 
-// defaultFiles returns files that programs expect on every Linux system. A base may lack them,
-// because container runtimes create them when they start a container. An image from scratch may
-// even have no users.
+// defaultFiles returns files that programs expect on every Linux system. A base may lack these
+// files, because container runtimes create them when they start a container. An image from scratch
+// may even have no users.
 func defaultFiles() []newFile {
 	return []newFile{
 		{name: passwd, mode: unix.S_IFREG | 0o644, data: []byte(
@@ -229,8 +229,9 @@ func (t *tree) addHome(uid, gid int) error {
 	return t.addSkeleton("", uid, gid, &left)
 }
 
-// addSkeleton copies the content of the directory sub of /etc/skel to the home directory. It skips
-// symbolic links and devices. left is the number of files that may still be copied.
+// addSkeleton copies the content of a directory in /etc/skel to the home directory. The parameter
+// sub is the path of that directory. It skips symbolic links and devices. The parameter left is the
+// number of files that may still be copied.
 func (t *tree) addSkeleton(sub string, uid, gid int, left *int) error {
 	fd, err := t.open(path.Join(skeletonDir, sub), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW)
 	if err != nil {
@@ -269,8 +270,8 @@ func (t *tree) addSkeleton(sub string, uid, gid int, left *int) error {
 	return nil
 }
 
-// accountID returns the number of the account "user" in text, the content of the file name. If text
-// has no such account, it returns a free number.
+// accountID returns the number of the account "user" in text. If text has no such account, it
+// returns a free number. The parameter name is the name of the file with the content text.
 func accountID(text []byte, name string) (int, error) {
 	if id, err := strconv.Atoi(field(text, accountName, 2)); err == nil {
 		return id, nil

@@ -36,8 +36,9 @@ const maxWindow = 128 << 20
 // disk is smaller, unless it overwrites its own files.
 func (t *tree) maxPlain() int64 { return 2*t.size + 64<<20 }
 
-// maxTotal returns the maximum size of all decompressed layers together, in bytes. The same maximum is for
-// the content of all their files. Without it, a header could name one blob as many layers.
+// maxTotal returns the maximum size of all decompressed layers together, in bytes. The same maximum
+// applies to the content of all files in the layers. Without a maximum, a header could name one
+// blob as many layers.
 func (t *tree) maxTotal() int64 { return 2 * t.maxPlain() }
 
 // apply applies a layer. After an error the tree is of no use.
@@ -112,7 +113,8 @@ func decompress(r io.Reader) (io.Reader, error) {
 	return in, nil
 }
 
-// bounded is a reader that returns an error after left bytes.
+// bounded is a reader that returns an error after a number of bytes, which the field left counts
+// down.
 type bounded struct {
 	r    io.Reader
 	left int64
@@ -128,7 +130,8 @@ func (b *bounded) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// entry applies one entry of a layer. files says that the layer has the files of a recipe.
+// entry applies one entry of a layer. The parameter files says that the layer has the files of a
+// recipe.
 func (t *tree) entry(h *tar.Header, content io.Reader, files bool) error {
 	name, err := relative(h.Name)
 	if err != nil {
@@ -191,8 +194,8 @@ func checkHeader(h *tar.Header) error {
 	return nil
 }
 
-// checkFile checks an entry of a recipe's files against the tree. done means that the entry is a
-// directory that already exists.
+// checkFile checks an entry of a recipe's files against the tree. The result done means that the
+// entry is a directory that already exists.
 func (t *tree) checkFile(dir int, base string, h *tar.Header) (done bool, err error) {
 	st, ok, err := stat(dir, base)
 	switch {
@@ -206,7 +209,7 @@ func (t *tree) checkFile(dir int, base string, h *tar.Header) (done bool, err er
 	return isDir(st), nil
 }
 
-// directory creates a directory, or changes an existing one to match the entry.
+// directory creates a directory, or changes an existing directory to match the entry.
 func (t *tree) directory(h *tar.Header) error {
 	dir, base := t.root, "."
 	if h.Name != "." {
@@ -243,7 +246,7 @@ func (t *tree) directory(h *tar.Header) error {
 }
 
 // describe sets the owner, mode and extended attributes of an open file. It sets the owner first,
-// because that resets some mode bits and attributes.
+// because setting the owner resets some mode bits and attributes.
 func describe(fd int, h *tar.Header) error {
 	if err := unix.Fchown(fd, h.Uid, h.Gid); err != nil {
 		return err

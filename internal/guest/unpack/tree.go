@@ -47,7 +47,7 @@ type tree struct {
 // same files.
 var noTime = time.Unix(0, 0)
 
-// newTree returns the tree below the directory dir, on a disk of size bytes.
+// newTree returns the tree below the directory dir, on a disk of the given size in bytes.
 func newTree(dir string, size int64, host bool) (*tree, error) {
 	root, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -119,8 +119,9 @@ func pathError(name string, err error) error {
 	return err
 }
 
-// dirOf returns a descriptor of the directory that contains name, and the last part of name. With
-// create, missing directories are created. The descriptor is valid until the next call.
+// dirOf returns a descriptor of the directory that contains the file with the given name, and the
+// last part of the name. If create is true, it creates missing directories. The descriptor is valid
+// until the next call.
 func (t *tree) dirOf(name string, create bool) (fd int, base string, err error) {
 	dir, base := path.Split(name)
 	dir = path.Clean(dir)
@@ -176,7 +177,7 @@ func (t *tree) place(dir int, base string) error {
 	return nil
 }
 
-// stat returns the status of a file. ok is false if the file does not exist.
+// stat returns the status of a file. The result ok is false if the file does not exist.
 func stat(dir int, base string) (st unix.Stat_t, ok bool, err error) {
 	err = unix.Fstatat(dir, base, &st, unix.AT_SYMLINK_NOFOLLOW)
 	if errors.Is(err, unix.ENOENT) {
@@ -229,8 +230,8 @@ func (t *tree) prune(dir int, base string, kept map[uint64]bool) error {
 	return err
 }
 
-// empty prunes the content of the directory fd. treetar.CheckName bounds the depth of the
-// recursion.
+// empty prunes the content of the directory with the descriptor fd. treetar.CheckName bounds the
+// depth of the recursion.
 func (t *tree) empty(fd int, kept map[uint64]bool) error {
 	names, err := list(fd)
 	if err != nil {
@@ -259,7 +260,7 @@ func list(fd int) ([]string, error) {
 	}
 }
 
-// writeFile writes size bytes of content to the new file fd. Blocks of zeros become holes.
+// writeFile writes content of the given size to the new file fd. Blocks of zeros become holes.
 func writeFile(fd int, size int64, content io.Reader) error {
 	const block = 64 << 10
 	buf, zero := make([]byte, block), make([]byte, block)
@@ -298,8 +299,8 @@ func (t *tree) setTimes() error {
 	return nil
 }
 
-// setTime sets the times of the file base in the directory dir, or of the descriptor dir itself if
-// base is empty.
+// setTime sets the times of the file with the name base in the directory dir. If base is empty, it
+// sets the times of the directory itself.
 func setTime(dir int, base string, mod time.Time) error {
 	flags := unix.AT_SYMLINK_NOFOLLOW
 	if base == "" {

@@ -7,11 +7,11 @@
 // network, no other program and no other disk. The host always kills it in the end.
 //
 // Layers are hostile. Nothing in them can lead out of the tree, and the time, memory and disk space
-// that they take are bounded (see tree). A layer that breaks a rule fails the whole image, with an
-// error that names the entry. The package builds nothing and starts nothing from the image.
+// that they take are bounded (see tree). If a layer breaks a rule, the whole image is refused, with
+// an error that names the entry. The package builds nothing and starts nothing from the image.
 //
 // On a host, forkd-unpack with arguments applies the stream on its standard input to a directory.
-// Builds use that for Debian bases, which mmdebstrap makes on the host.
+// Builds use this mode for Debian bases, which mmdebstrap makes on the host.
 package unpack
 
 import (
@@ -34,8 +34,8 @@ import (
 )
 
 // Main is the program forkd-unpack. As the init of a VM, it returns only if the VM cannot be
-// powered off. Otherwise args are a directory and the maximum size of its content in bytes. Main
-// then reads the stream from stdin, and writes the answer to stdout.
+// powered off. In the other mode, args are a directory and the maximum size of its content in
+// bytes. Main then reads the stream from stdin, and writes the answer to stdout.
 func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	if os.Getpid() != 1 {
 		if err := fillDir(args, stdin, stdout); err != nil {
@@ -63,8 +63,8 @@ func serve(_ *kmsg.Log, conn net.Conn) error {
 // it has read the answer.
 const exitTime = time.Minute
 
-// fillDisk mounts the empty file system of a device on dir and fills it. It returns nil only if all data is
-// on the disk: it also returns errors of writes that the kernel has delayed.
+// fillDisk mounts the empty file system of a device on dir and fills it. It returns nil only if all
+// data is on the disk, because it also returns errors of writes that the kernel has delayed.
 func fillDisk(device, dir string, stream io.Reader) (err error) {
 	unix.Umask(0)
 	dev, err := os.Open(device) // dev.Sync reports errors of all writes from now on
@@ -148,8 +148,8 @@ func fillDir(args []string, stream io.Reader, answer io.Writer) error {
 	return imageproto.WriteAnswer(answer, fill(args[0], size, true, stream))
 }
 
-// fill applies a stream to the directory dir of a disk of size bytes. host says that dir is on a
-// host and not in a builder VM.
+// fill applies a stream to the directory dir. The parameter size is the size of the disk in bytes,
+// and host says that the directory is on a host and not in a builder VM.
 func fill(dir string, size int64, host bool, stream io.Reader) error {
 	in := imageproto.NewReader(bufio.NewReaderSize(stream, 256<<10))
 	header, err := in.Header()

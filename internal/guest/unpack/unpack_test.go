@@ -21,8 +21,8 @@ import (
 
 const testSize = 64 << 20
 
-// file is an entry of a layer. If the name ends with a slash, it is a directory. link is the target
-// of a symbolic link, hard that of a hard link.
+// file is an entry of a layer. If the name ends with a slash, the entry is a directory. The field
+// link is the target of a symbolic link, and hard is the target of a hard link.
 type file struct {
 	name, text string
 	link, hard string

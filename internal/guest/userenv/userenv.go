@@ -19,8 +19,8 @@ import (
 	"syscall"
 )
 
-// DefaultPath is the PATH of all processes. It is Debian's PATH for root. Except for the directories
-// of games, it has every directory of Debian's PATH for other users.
+// DefaultPath is the PATH of all processes. It is Debian's PATH for root. It also has every
+// directory of Debian's PATH for other users, except the directories of games.
 const DefaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 // Env is the state that all later processes share. It may be used concurrently.
@@ -48,8 +48,8 @@ func (e *Env) Vars() map[string]string {
 	return maps.Clone(e.vars)
 }
 
-// SetDefaults changes the user and the working directory for requests that name none. An empty
-// string leaves the value unchanged.
+// SetDefaults changes the user and the working directory for requests that do not name them. An
+// empty string leaves the value unchanged.
 func (e *Env) SetDefaults(user, dir string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -70,12 +70,12 @@ type User struct {
 	Home   string
 }
 
-// User looks up an account; the empty name is the default user.
+// User looks up an account. An empty name means the default user.
 func (e *Env) User(name string) (*User, error) { return e.UserOr(name, "") }
 
-// UserOr is like User for clients that have their own default user, preferred. If name is empty and
-// SetDefaults has set no user, it returns preferred if the guest has such an account, and otherwise
-// root.
+// UserOr is like User for clients that have their own default user, given by the parameter
+// preferred. If name is empty and SetDefaults has set no user, it returns preferred if the guest
+// has such an account, and otherwise root.
 func (e *Env) UserOr(name, preferred string) (*User, error) {
 	if name == "" {
 		e.mu.Lock()
@@ -92,7 +92,8 @@ func (e *Env) UserOr(name, preferred string) (*User, error) {
 
 func lookup(name string) (*User, error) { return account(name, user.Lookup) }
 
-// account returns the account with a name or number. find looks up an account by its name.
+// account returns the account with a name or number. The function find looks up an account by its
+// name.
 func account(name string, find func(string) (*user.User, error)) (*User, error) {
 	u, err := find(name)
 	if err != nil && name == "root" {
@@ -151,8 +152,9 @@ func (u *User) Credential() *syscall.Credential {
 }
 
 // Environ returns the environment of a process of u. It contains the variables of the account, the
-// shared variables, and the variables in call. If a variable occurs more than once, call takes
-// precedence over the shared variables, and these take precedence over the account.
+// shared variables, and the variables in call. If a variable occurs more than once, the variables
+// in call take precedence over the shared variables, and the shared variables take precedence over
+// those of the account.
 func (e *Env) Environ(u *User, call map[string]string) []string {
 	vars := map[string]string{"PATH": DefaultPath, "HOME": u.Home, "USER": u.Name, "LOGNAME": u.Name}
 	e.mu.Lock()
