@@ -12,7 +12,7 @@ import (
 //go:generate go test -run TestFilterIsThatOfTheCalls . -update
 
 // calls returns all system calls of the process. The filter in zfilter_linux_amd64.go is generated
-// from it.
+// from this list.
 func calls() []jail.Call {
 	return slices.Concat(jail.RuntimeCalls(), stack.Calls(), jail.Calls(unix.SYS_ACCEPT4, unix.SYS_RECVFROM,
 		unix.SYS_RECVMSG, unix.SYS_SENDMSG,

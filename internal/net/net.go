@@ -1,11 +1,11 @@
 // Package net is the forkd-net process. It serves the control socket (package netproto) and
 // connects every sandbox to the network as the sandbox's policy permits.
 //
-// In its jail the process opens sockets but no files. The daemon sends it the addresses of resolvers
-// and of the host, and descriptors of the flow log and of the frame sockets. A sandbox gets a network stack
-// when its guest sends a packet that needs one. Until then it has only a descriptor and a small
-// record. The process continues without a daemon while there are sandboxes. If it is killed, the
-// daemon starts another.
+// In its jail the process opens sockets but no files. The daemon sends it the addresses of
+// resolvers and of the host, and descriptors of the flow log and of the frame sockets. The process
+// creates a network stack for a sandbox when the guest sends a packet that needs a stack. Before
+// that, the sandbox has only a descriptor and a small record. The process continues without a
+// daemon while there are sandboxes. If it is killed, the daemon starts another process.
 package net
 
 import (
@@ -30,7 +30,8 @@ const (
 	sweepTime  = 5 * time.Second  // interval of checks for idle flows
 )
 
-// patience is how many frames that need no stack a sandbox may send before it gets one anyway.
+// patience is the number of frames without need for a stack that a sandbox may send before a stack
+// is created nevertheless.
 const patience = 100
 
 // Exit codes of the process.
@@ -77,7 +78,7 @@ func Main() int {
 }
 
 // memoryLimit returns the memory limit of this process in bytes. The daemon sets it in GOMEMLIMIT.
-// If that is unset, memoryLimit returns the limit for the smallest hosts.
+// If the variable is unset, memoryLimit returns the limit for the smallest hosts.
 func memoryLimit() int64 {
 	if limit := debug.SetMemoryLimit(-1); limit < math.MaxInt64 { // a negative argument only queries
 		return limit
@@ -85,8 +86,8 @@ func memoryLimit() int64 {
 	return stack.LeastMemory
 }
 
-// maxFiles returns how many of the process's descriptors may be used for flows of guests. The
-// others are for frame sockets and DNS.
+// maxFiles returns how many of the process's descriptors may be used for flows of guests. The other
+// descriptors are for frame sockets and DNS.
 func maxFiles() int {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {

@@ -172,7 +172,7 @@ func serveHello(t testing.TB, w *nettest.World) {
 }
 
 // TestSandbox follows a sandbox from Attach to Detach. The guest fetches a page and is refused
-// another; both are counted and logged. Then it gets a new policy.
+// another page. Both connections are counted and logged. Then the sandbox receives a new policy.
 func TestSandbox(t *testing.T) {
 	w := nettest.New(t, web, "10.1.2.3")
 	serveHello(t, w)
@@ -271,9 +271,9 @@ func TestIdleSandboxesHaveNoGoroutines(t *testing.T) {
 	waitFor(t, "sandboxes end with their sockets", func() bool { return len(d.list()) == 0 })
 }
 
-// IPv6 frames, which guests send by themselves, do not make a sandbox get a stack. One goroutine
-// handles such frames for all sandboxes. If a guest sends too many of them, its sandbox does get a
-// stack, so that the guest cannot keep this goroutine busy.
+// IPv6 frames, which guests send by themselves, do not create a stack. One goroutine handles such
+// frames for all sandboxes. If a guest sends too many of them, a stack is created for its sandbox,
+// so that the guest cannot keep this goroutine busy.
 func TestFramesThatNeedNoStack(t *testing.T) {
 	d := start(t)
 	mine, theirs := guesttest.Pair(t)

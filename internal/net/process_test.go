@@ -22,7 +22,7 @@ import (
 )
 
 // startProcess starts the test program as forkd-net, in its jail. It returns the path of the
-// control socket. env is added to the process's environment.
+// control socket. The variables env are added to the process's environment.
 func startProcess(t *testing.T, env ...string) (path string, p *os.Process) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), "s")

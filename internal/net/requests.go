@@ -103,8 +103,8 @@ func (s *server) config(r *codec.Reader, files *donated) error {
 	return nil
 }
 
-// maxRoots is the maximum size of the root certificates in bytes. Those of a distribution have 220
-// KiB.
+// maxRoots is the maximum size of the root certificates in bytes. The certificates of a
+// distribution have 220 KiB.
 const maxRoots = 16 << 20
 
 // trust handles a request that sets the CA for guests and the root certificates for servers.

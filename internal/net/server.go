@@ -58,8 +58,8 @@ func newServer(host *stack.Host, loneliness time.Duration) (*server, error) {
 	return s, nil
 }
 
-// companyLocked stops the timer that makes the process exit, or restarts it if there is neither a
-// daemon nor a sandbox.
+// companyLocked stops the timer that makes the process exit, or restarts the timer if there is
+// neither a daemon nor a sandbox.
 func (s *server) companyLocked() {
 	if s.daemons > 0 || len(s.sandboxes) > 0 {
 		s.alone.Stop()
@@ -141,8 +141,9 @@ func (s *server) wake(fd int) {
 	}
 }
 
-// wakeLocked drops frames that need no stack. Its goroutine serves all sandboxes. So a guest that
-// sends more than patience such frames gets a stack, which limits the rate of the guest's frames.
+// wakeLocked drops frames that need no stack. Its goroutine serves all sandboxes. So if a guest
+// sends more than patience such frames, wakeLocked creates a stack, which limits the rate of the
+// guest's frames.
 func (s *server) wakeLocked(b *sandbox) {
 	var head [inspect.WakeBytes]byte
 	for {
@@ -181,8 +182,8 @@ func (s *server) startLocked(b *sandbox) {
 	}()
 }
 
-// sweep periodically ends idle flows. It also returns the memory of closed stacks to the host: in a
-// mostly idle process, Go returns memory late.
+// sweep periodically ends idle flows. It also returns the memory of closed stacks to the host,
+// because Go returns memory late in a mostly idle process.
 func (s *server) sweep() {
 	for now := range time.Tick(sweepTime) {
 		s.mu.Lock()

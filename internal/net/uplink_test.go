@@ -15,8 +15,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// Memory in MiB: the GOMEMLIMIT of forkd-net on the smallest host (package netclient), and how much
-// 256 hostile flows may add at most.
+// Memory in MiB: the GOMEMLIMIT of forkd-net on the smallest host (package netclient), and the
+// maximum that 256 hostile flows may add.
 const (
 	smallestLimit = 448
 	attackLimit   = 32

@@ -21,10 +21,10 @@ import (
 // Size is the number of bytes that a ring keeps.
 const Size = 64 << 10
 
-// header is the length of the header in bytes. The header holds the number of bytes written since
+// header is the length of the header in bytes. The header has the number of bytes written since
 // Format, and then for each block of the ring the time of its last byte, in milliseconds of Unix
-// time (0: unknown). All are little-endian. Readers take no lock, so a reader may miss the byte
-// that is being written. The header fills one page, so that the data after it is page-aligned.
+// time (0: unknown). All numbers are little-endian. Readers take no lock, so a reader may miss the
+// byte that is being written. The header fills one page, so that the data after it is page-aligned.
 const header = 4096
 
 // block is the size of a block in bytes. It holds a few lines, and is large enough that the times
@@ -35,8 +35,8 @@ const (
 	times  = 8 // offset in the header of the blocks' times
 )
 
-// Format makes the new file f an empty ring. It allocates all blocks of the file: on a full file
-// system, a store to a mapped hole would kill the writer with a SIGBUS.
+// Format makes the new file f an empty ring. It allocates all blocks of the file, because on a full
+// file system a store to a mapped hole would kill the writer with a SIGBUS.
 func Format(f *os.File) error {
 	err := unix.Fallocate(int(f.Fd()), 0, 0, header+Size)
 	if errors.Is(err, unix.EOPNOTSUPP) {
@@ -96,8 +96,8 @@ func (r *Ring) WriteString(s string) {
 // Tail returns the content of the ring, oldest byte first.
 func (r *Ring) Tail() []byte { return tail(r.written, r.mem[header:]) }
 
-// slot returns the number of the block that holds a byte, given the number of bytes written before
-// that byte.
+// slot returns the number of the block that contains a byte. The parameter at is the number of
+// bytes written before that byte.
 func slot(at uint64) uint64 { return at / block % blocks }
 
 // Text is the content of a ring at the time of a read.
@@ -131,8 +131,9 @@ func Written(f io.ReaderAt) (uint64, error) {
 	return binary.LittleEndian.Uint64(head[:]), nil
 }
 
-// Behind returns the bytes that were written after the first seen bytes. lost is the number of
-// these bytes that the ring has already overwritten.
+// Behind returns the bytes that were written after the first bytes. The parameter seen is the
+// number of the first bytes. The result lost is the number of later bytes that the ring has already
+// overwritten.
 func (t *Text) Behind(seen uint64) (p []byte, lost uint64) {
 	first := t.Written - uint64(len(t.Bytes))
 	switch {
@@ -148,8 +149,8 @@ func (t *Text) Behind(seen uint64) (p []byte, lost uint64) {
 // result may begin with lines from shortly before that time. Lines of unknown time are included.
 func (t *Text) Since(at time.Time) []byte {
 	first := t.Written - uint64(len(t.Bytes))
-	// The ring's oldest and newest bytes share one block, so the oldest ones get the time of the
-	// newest ones.
+	// The ring's oldest and newest bytes share one block, so the oldest bytes have the time of the
+	// newest bytes.
 	for i := (block - first%block) % block; i < uint64(len(t.Bytes)); i += block {
 		if when := t.times[slot(first+i)]; when == 0 || int64(when) >= at.UnixMilli() {
 			return t.Bytes[bytes.LastIndexByte(t.Bytes[:i], '\n')+1:]

@@ -48,7 +48,7 @@ func TestTailKeepsTheLastBytes(t *testing.T) {
 	}
 }
 
-// Format allocates all blocks of the file: if the file had holes, a store on a full disk would kill
+// Format allocates all blocks of the file. If the file had holes, a store on a full disk would kill
 // the VMM with SIGBUS.
 func TestARingHasAllItsBlocks(t *testing.T) {
 	_, f := newRing(t)
@@ -75,7 +75,7 @@ func TestAForeignFileIsRefused(t *testing.T) {
 	}
 }
 
-// Since returns the lines of the block that was last written at the given time, and later ones.
+// Since returns the lines of the block that was last written at the given time, and later lines.
 func TestSince(t *testing.T) {
 	r, f := newRing(t)
 	line := strings.Repeat("x", block-1) + "\n"

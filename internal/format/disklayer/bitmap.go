@@ -4,13 +4,14 @@ import "fmt"
 
 const clustersPerPage = pageSize * 8
 
-// Has reports whether the cluster is in the layer. Clusters after the end of the disk are not.
+// Has reports whether the cluster is in the layer. Clusters after the end of the disk are not in
+// the layer.
 func (l *Layer) Has(cluster uint64) bool {
 	return cluster < l.clusters && l.present[cluster/clustersPerPage] && l.bits[cluster/8]&(1<<(cluster%8)) != 0
 }
 
-// Run reports whether the cluster is in the layer, and how many consecutive clusters, at most
-// limit, have the same answer. limit must be positive.
+// Run reports whether the cluster is in the layer, and how many consecutive clusters have the same
+// answer. The parameter limit is the maximum of this number, and must be positive.
 func (l *Layer) Run(cluster, limit uint64) (has bool, n uint64) {
 	has = l.Has(cluster)
 	var same byte
@@ -60,8 +61,8 @@ func (l *Layer) Set(first, n uint64) error {
 		for c := first; c < first+count; c++ {
 			b[c/8-base] |= 1 << (c % 8)
 		}
-		// The write goes through the file and not through the mapping: on a full file system this
-		// write returns an error, while a store to the mapping would raise SIGBUS.
+		// Write to the file and not to the mapping. On a full file system the write returns an
+		// error, but a store to the mapping would raise SIGBUS.
 		if _, err := l.file.WriteAt(b, int64(l.offset+base)); err != nil {
 			return fmt.Errorf("mark clusters %d+%d: %w", first, count, err)
 		}

@@ -7,9 +7,9 @@
 //	[B, B+L)       allocation bitmap; B is size and L the bitmap's length, rounded up to ClusterSize
 //	[B+L, +4096)   footer: magic, version, cluster size, disk size, CRC-32 of those; zeros
 //
-// In the bitmap, bit n%8 of byte n/8 is set if cluster n is in the layer; other clusters are in
-// lower layers. Open refuses a file whose length differs from the one in its footer. So it never
-// takes the missing part of a truncated file for holes.
+// In the bitmap, bit n%8 of byte n/8 is set if cluster n is in the layer. Other clusters are in
+// lower layers. Open refuses a file whose length differs from the length in its footer. So it never
+// mistakes the missing part of a truncated file for holes.
 //
 // The package handles one layer. Package internal/vmm/virtio/blk chooses the layer for a cluster,
 // and copies on write.
@@ -40,8 +40,8 @@ const (
 // ErrFormat is wrapped by errors about files that are not complete layers of this version.
 var ErrFormat = errors.New("not a valid disk layer")
 
-// Layout returns the offset and the length of the bitmap for a disk of size bytes, and the length
-// of the whole file.
+// Layout returns the offset and the length of the bitmap for a disk of the given size, and the
+// length of the whole file.
 func Layout(size uint64) (bitmapOffset, bitmapLength, fileSize uint64) {
 	bitmapOffset = roundUp(size)
 	bitmapLength = roundUp((bitmapOffset/ClusterSize + 7) / 8)
@@ -57,8 +57,8 @@ func checkSize(size uint64) error {
 	return nil
 }
 
-// Format makes f an empty layer of a disk of size bytes, which must be a positive multiple of 512.
-// It deletes the previous content of f.
+// Format makes f an empty layer of a disk of the given size in bytes. The size must be a positive
+// multiple of 512. It deletes the previous content of f.
 func Format(f *os.File, size uint64) error {
 	if err := checkSize(size); err != nil {
 		return fmt.Errorf("format disk layer %s: %w", f.Name(), err)

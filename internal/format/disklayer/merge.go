@@ -13,9 +13,9 @@ import (
 )
 
 // Merge fills the empty layer file dst with the combined content of layers, which are ordered from
-// the base up. It does not map their files: if another process truncated a mapped file, a read
-// would kill the daemon. Holes stay holes, so clusters that a guest has discarded take no space. If
-// ctx ends, Merge stops and returns the error of ctx.
+// the base up. It does not map their files, because a read would kill the daemon if another process
+// truncated a mapped file. Holes stay holes, so clusters that a guest has discarded take no space.
+// If ctx ends, Merge stops and returns the error of ctx.
 func Merge(ctx context.Context, dst *os.File, layers []*os.File) error {
 	if len(layers) == 0 {
 		return fmt.Errorf("merge disk layers into %s: no layers", dst.Name())
@@ -60,8 +60,8 @@ type source struct {
 
 // Reopen opens the file of f again, for reading, with a new open file description. Processes that
 // share an open file description can change each other's offset and flags, and can block each
-// other's lseek(2) for ever by holding its lock. So a VMM shares none with the daemon or with other
-// VMMs.
+// other's lseek(2) for ever by holding its lock. So a VMM shares no open file description with the
+// daemon or with other VMMs.
 func Reopen(f *os.File) (*os.File, error) {
 	own, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
 	if err != nil {
@@ -110,8 +110,8 @@ func (s *source) addTo(ctx context.Context, dst *Layer) error {
 	return nil
 }
 
-// addClusters copies the clusters that are marked in chunk. chunk is a part of the bitmap, and its
-// first bit is for cluster first.
+// addClusters copies the clusters that are marked in chunk, a part of the bitmap. The first bit of
+// chunk is for the cluster with the number first.
 func (s *source) addClusters(ctx context.Context, dst *Layer, first uint64, chunk []byte) error {
 	clusters := min(uint64(len(chunk))*8, dst.clusters-min(first, dst.clusters))
 	for c := uint64(0); c < clusters; {
@@ -138,12 +138,13 @@ func (s *source) addClusters(ctx context.Context, dst *Layer, first uint64, chun
 	return nil
 }
 
-// ones returns the number of consecutive set bits that begin with bit at and lie before bit end.
+// ones returns the number of consecutive set bits. It counts from the bit with the number at, and
+// stops before the bit with the number end.
 func ones(bitmap []byte, at, end uint64) uint64 {
 	start := at
 	for at < end {
-		// n counts set bits in this byte only: the shift fills the top of the byte with zeros, and the first
-		// zero ends the count.
+		// The variable n counts set bits in this byte only, because the shift fills the top of the
+		// byte with zeros, and the first zero ends the count.
 		n := uint64(bits.TrailingZeros8(^(bitmap[at/8] >> (at % 8))))
 		at += n
 		if n == 0 || at%8 != 0 {

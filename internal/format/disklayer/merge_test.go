@@ -111,8 +111,7 @@ func TestMergeOfALayerThatIsCutOff(t *testing.T) {
 		if err := f.Truncate(left); err != nil {
 			t.Fatal(err)
 		}
-		// addTo does not read the footer, so if only the footer's last byte is missing, it
-		// succeeds.
+		// addTo does not read the footer, so it succeeds if only the footer's last byte is missing.
 		if err := s.addTo(t.Context(), merged); (err == nil) != (left == int64(fileSize)-1) {
 			t.Errorf("cut to %d bytes while it is merged: %v", left, err)
 		}
@@ -183,8 +182,8 @@ func TestMergedDiscardsTakeNoSpace(t *testing.T) {
 	}
 }
 
-// The highest layer that has a cluster decides whether the cluster is data or discarded. If it is
-// discarded, it takes no space in the merged layer, whatever the lower layers have.
+// The highest layer that has a cluster decides whether the cluster is data or discarded. A
+// discarded cluster takes no space in the merged layer, whatever the lower layers have.
 func TestMergeOfWritesAndDiscards(t *testing.T) {
 	const clusters = 2000
 	r := rand.New(rand.NewPCG(7, 8))
@@ -236,8 +235,8 @@ func TestMergeEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// Merge does not move the offsets of the files that it reads: other processes may share an offset,
-// and may hold its lock for ever.
+// Merge does not move the offsets of the files that it reads, because other processes may share an
+// offset, and may hold its lock for ever.
 func TestMergeSharesNoOffset(t *testing.T) {
 	f := newFile(t)
 	if err := Format(f, 4*ClusterSize); err != nil {

@@ -54,7 +54,8 @@ type run struct {
 	first, n uint64 // the run that has not been yielded yet
 }
 
-// add adds the clusters whose bits are set in bitmap. The first bit of bitmap is for cluster first.
+// add adds the clusters whose bits are set in bitmap. The first bit of the bitmap is for the
+// cluster with the number first.
 func (r *run) add(first uint64, bitmap []byte) error {
 	end := min(uint64(len(bitmap))*8, r.clusters-min(first, r.clusters))
 	for c := uint64(0); c < end; {

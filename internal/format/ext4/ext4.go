@@ -3,7 +3,7 @@
 // The result depends only on the arguments: it contains no time and no random number. It has the
 // features that forkd's images have (see the feature constants), 4 KiB blocks, inodes of 256 bytes,
 // one inode for every 8 KiB, no journal and no reserved blocks. Inode tables are holes of the file
-// and marked as zeroed. Otherwise the kernel would zero them later, in every child.
+// and are marked as zeroed. Otherwise the kernel would write zeros to them later, in every child.
 //
 // The package writes only a root directory with lost+found, and reads no file system. A kernel in a
 // VM mounts the result and fills it. Names and offsets are those of Linux
@@ -101,8 +101,8 @@ type layout struct {
 	root, lost     uint64 // blocks of the two directories
 }
 
-// Format writes an empty file system of size bytes, a multiple of BlockSize, into w. All bytes of w
-// must be zero. uuid identifies the file system and seeds its directory hashes.
+// Format writes an empty file system of the given size, a multiple of BlockSize, into w. All bytes
+// of w must be zero. The uuid identifies the file system and seeds its directory hashes.
 func Format(w io.WriterAt, size int64, uuid [16]byte) error {
 	if size < MinSize || size > MaxSize || size%BlockSize != 0 {
 		return fmt.Errorf("format ext4: size %d: want a multiple of %d from %d to %d", size, BlockSize, MinSize,
@@ -135,7 +135,7 @@ func newLayout(size uint64, uuid [16]byte) *layout {
 		leader := first
 		if need := uint64(len(members))*(2+table) + 16; l.groups[first].blocks < l.groups[first].base+need &&
 			first > 0 {
-			leader -= groupsPerFlex // the last flex group is too short for its tables, so they go into the previous one
+			leader -= groupsPerFlex // the last flex group is too short for its tables, so the previous one has them
 		}
 		take := func(n uint64) uint64 {
 			at := uint64(leader)*blocksPerGroup + l.groups[leader].used
@@ -205,7 +205,7 @@ func (l *layout) write(w io.WriterAt) error {
 	return l.writeDirectories(w)
 }
 
-// writeGroup writes those bitmaps of a group that the kernel does not initialize itself, and fills
+// writeGroup writes the bitmaps of a group that the kernel does not initialize itself, and fills
 // the group's descriptor d.
 func (l *layout) writeGroup(w io.WriterAt, i int, d []byte) error {
 	g := &l.groups[i]
@@ -241,8 +241,9 @@ func (l *layout) writeGroup(w io.WriterAt, i int, d []byte) error {
 	return nil
 }
 
-// bitmap returns the block of a bitmap. It sets the bits of the first used items. It also sets the
-// bits from total on, which stand for no items.
+// bitmap returns the block of a bitmap. The parameter used is the number of items in use, and total
+// is the number of all items. bitmap sets the bits of the first items, which are in use. It also
+// sets the bits after the last item, which stand for no items.
 func bitmap(used, total uint64) []byte {
 	bits := make([]byte, BlockSize)
 	for n := range uint64(8 * BlockSize) {

@@ -33,10 +33,10 @@ func CheckExtents(extents []vm.Extent, layerSizes []uint64) error {
 	return nil
 }
 
-// CheckSaved checks the extents of a layer that a VMM saved, for a guest with memoryBytes of
-// memory. There may be at most limit extents. They must satisfy CheckExtents for that one layer.
-// The layer holds the guest's memory without the device hole, and the Offset of each extent must be
-// the offset of its memory in the layer.
+// CheckSaved checks the extents of a layer that a VMM saved. The parameter memoryBytes is the size
+// of the guest's memory. There may be at most limit extents. They must satisfy CheckExtents for
+// that one layer. The layer holds the guest's memory without the device hole, and the Offset of
+// each extent must be the offset of its memory in the layer.
 func CheckSaved(extents []vm.Extent, memoryBytes uint64, limit int) error {
 	if len(extents) > limit {
 		return fmt.Errorf("%d extents: at most %d were asked for", len(extents), limit)

@@ -7,8 +7,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Overlay returns the map of upper on top of lower: an address that both maps contain is mapped as
-// in upper. Both maps must satisfy CheckExtents. Overlay joins neighbouring extents that are
+// Overlay returns the combination of two maps. An address that both maps contain is mapped as in
+// upper. Both maps must satisfy CheckExtents. Overlay joins neighbouring extents that are
 // contiguous in the same layer.
 func Overlay(lower, upper []vm.Extent) []vm.Extent {
 	lower = slices.Clone(lower) // its extents are cut below
@@ -58,12 +58,12 @@ func appendExtent(out []vm.Extent, e vm.Extent) []vm.Extent {
 	return append(out, e)
 }
 
-// Span is Length bytes from Start.
+// Span is Length bytes, beginning at Start.
 type Span struct{ Start, Length uint64 }
 
-// Join joins spans across the smallest gaps between them until at most limit spans remain. spans
-// are ascending and do not overlap. Every extent costs one mmap at each fork; a filled gap costs a
-// few bytes in the layer.
+// Join joins spans across the smallest gaps between them until at most limit spans remain. The
+// spans are ascending and do not overlap. Every extent costs one mmap at each fork, but a filled
+// gap costs only a few bytes in the layer.
 func Join(spans []Span, limit int) []Span {
 	excess := len(spans) - limit
 	if excess <= 0 || limit < 1 {

@@ -7,8 +7,8 @@ type Base struct {
 	File   File   `json:"file"` // the file whose digest was computed
 }
 
-// File identifies one version of a file. It is different for another file, and for the same file
-// after a change.
+// File identifies one version of a file. Its value is different for another file, and for the same
+// file after a change.
 type File struct {
 	Dev      uint64 `json:"dev"`
 	Ino      uint64 `json:"ino"`

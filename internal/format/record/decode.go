@@ -14,7 +14,7 @@ import (
 // and objects that lack a field without "omitempty" or "omitzero".
 func decode(p []byte, v any) *fault { return fill(reflect.ValueOf(v).Elem(), p, "") }
 
-// fill sets v, the field with the given name, from valid JSON text.
+// fill sets v from valid JSON text. The parameter field is the name of the field.
 func fill(v reflect.Value, text json.RawMessage, field string) *fault {
 	_, own := v.Addr().Interface().(json.Unmarshaler)
 	switch kind := v.Kind(); {

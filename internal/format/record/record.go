@@ -9,10 +9,10 @@
 // everything".
 //
 // Only this package uses the structs, so that no change of a protocol or an API can change the
-// files. A change of a struct requires a higher Version. The previous version's struct then moves
-// to a file of its own, like v0.go, with a golden file in testdata. The package encodes, decodes
-// and checks. The packages that write records decide where to store them, when to flush them, and
-// what their values mean.
+// files. A change of a struct requires a higher Version. The previous version's struct is then
+// moved to a separate file, like v0.go, with a golden file in testdata. The package encodes,
+// decodes and checks. The packages that write records decide where to store them, when to flush
+// them, and what their values mean.
 package record
 
 import (
@@ -56,8 +56,9 @@ func wrong(field, format string, args ...any) *fault {
 // know.
 const otherForkd = "use the forkd that wrote it"
 
-// parse decodes a record of any version. A record of this version is decoded into now. A record of
-// version 0 is decoded into old, and upgrade then converts it to the present form.
+// parse decodes a record of any version. A record of this version is decoded into the parameter
+// now. A record of version 0 is decoded into old, and the function upgrade then converts it to the
+// present form.
 func parse(path string, p []byte, now, old any, upgrade func()) error {
 	version, err := versionOf(p)
 	if err != nil {

@@ -212,7 +212,8 @@ const optional = " origin owner expires fork limits env labels annotation idle_t
 	"allow deny allow_ech bytes_per_second packets_per_second connections " + // fields of a network that has a mode
 	"memory_mib swap_mib cpus cpu_weight io_bytes_per_second io_ops_per_second reseeded repeats more pid answer "
 
-// mutated applies change to an object, and to each object inside it, and calls f with every result.
+// mutated applies the function change to an object, and to each object inside it, and calls f with
+// every result.
 func mutated(object map[string]any, change func(object map[string]any, name string) (undo func()),
 	f func(field string)) {
 	for name, member := range object {
@@ -350,8 +351,8 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// Errors about secrets name the field and the fix, but quote no content. Files of version 0, which are
-// lists, are checked as strictly as those of version 1, which are objects.
+// Errors about secrets name the field and the fix, but quote no content. Files of version 0, which
+// are lists, are checked as strictly as files of version 1, which are objects.
 func TestErrorsQuoteNoSecrets(t *testing.T) {
 	for _, file := range []string{"secrets.v0.json", "secrets.v1.json"} {
 		text := string(golden(t)[file])
@@ -381,7 +382,8 @@ func TestErrorsQuoteNoSecrets(t *testing.T) {
 	}
 }
 
-// A record that ParseSandbox and so on would refuse is not written.
+// A record is not written if ParseSandbox, or the function for another kind of record, would refuse
+// it.
 func TestEncodeRefuses(t *testing.T) {
 	for name, k := range kinds() {
 		if p, err := k.again(k.empty()); err == nil {

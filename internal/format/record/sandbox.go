@@ -41,7 +41,7 @@ type Sandbox struct {
 	Count    int         `json:"branch_count,omitempty"`
 	Suspends int         `json:"suspends,omitempty"`
 
-	// At is the snapshot of the latest branch or rollback. It is nil if there was none: then the
+	// At is the snapshot of the latest branch or rollback. If there was none, At is nil, and the
 	// sandbox is at the snapshot that it was forked from.
 	At *snapshot.Ref `json:"at,omitempty"`
 
@@ -83,7 +83,7 @@ type PendingTop struct {
 	Swaps uint64 `json:"swaps"`
 }
 
-// Rebased names the branch that a sandbox's memory is based on: the sandbox has private memory only
+// Rebased names the branch that a sandbox's memory is based on. The sandbox has private memory only
 // for pages that differ from that branch.
 type Rebased struct {
 	ID   string `json:"id"`   // ID of the branch's snapshot
@@ -97,7 +97,7 @@ type PendingRebase struct {
 	Rebases uint64  `json:"rebases"`
 }
 
-// Unique holds what a sandbox's agent found out about random number generators in the guest's
+// Unique holds the findings of a sandbox's agent about random number generators in the guest's
 // memory.
 type Unique struct {
 	Reseeded []Generator `json:"reseeded,omitempty"`
@@ -142,8 +142,8 @@ func ParseSandbox(path string, p []byte) (*Sandbox, error) {
 }
 
 // ProtocolOf returns the version of the control protocol of a sandbox's VMM, from a record of any
-// version of forkd. All of them have this field, with the same name, at the top level or in
-// "sandbox". ProtocolOf returns 0 if the record lacks it.
+// version of forkd. All records have this field, with the same name, at the top level or in
+// "sandbox". ProtocolOf returns 0 if the record lacks the field.
 func ProtocolOf(p []byte) int {
 	var head struct {
 		Protocol   int `json:"protocol"`

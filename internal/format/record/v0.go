@@ -5,9 +5,10 @@ import (
 	"time"
 )
 
-// This file has the records of version 0, which forkd wrote before this package existed. They had
-// no version field, and never change. All of them contained a network policy; for a sandbox without
-// a network setting it was "public". So a record without a policy is damaged, even in version 0.
+// This file has the records of version 0, which forkd wrote before this package existed. These
+// records had no version field, and their form never changes. All of them contained a network
+// policy. For a sandbox without a network setting, the policy was "public". So a record without a
+// policy is damaged, even in version 0.
 
 type sandboxV0 struct {
 	ID          string    `json:"id"`

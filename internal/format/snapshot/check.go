@@ -27,7 +27,7 @@ func NewID() string {
 	return idEncoding().EncodeToString(p[:])
 }
 
-// CheckID reports whether id is one that NewID can return.
+// CheckID returns an error unless id is an identifier that NewID can return.
 func CheckID(id string) error {
 	p, err := idEncoding().DecodeString(id)
 	if err != nil || len(p) != idBytes || idEncoding().EncodeToString(p) != id {
@@ -223,15 +223,16 @@ func (d *Disk) check(id string, branched bool) error {
 	return nil
 }
 
-// maxDiskLayer returns the maximum length of a layer file of a disk of size bytes. The file has the
-// data, one bit per cluster, and the footer, each in whole clusters (package disklayer).
+// maxDiskLayer returns the maximum length of a layer file of a disk of the given size. The file has
+// the data, one bit per cluster, and the footer, each in whole clusters (package disklayer).
 func maxDiskLayer(size uint64) uint64 {
 	const cluster = 4096
 	return size + size/(8*cluster) + 3*cluster
 }
 
-// checkChain checks a list of layers. The last layer belongs to snapshot id and the others to its
-// ancestors. VMMs wrote the layers and are not trusted, so no layer may be longer than most bytes.
+// checkChain checks a list of layers. The last layer belongs to the snapshot with the given id, and
+// the other layers to its ancestors. VMMs wrote the layers and are not trusted, so the length of a
+// layer is bounded by the parameter most, in bytes.
 func checkChain(layers []File, id string, branched bool, most uint64) error {
 	if len(layers) == 0 || len(layers) > MaxChain {
 		return fmt.Errorf("%d layers: want 1 to %d", len(layers), MaxChain)
@@ -262,7 +263,8 @@ func (f *File) check() error {
 	return checkDigest(f.Digest)
 }
 
-// checkOwn checks a file that must belong to snapshot id, and not to an ancestor.
+// checkOwn checks a file that must belong to the snapshot with the given id, and not to an
+// ancestor.
 func (f *File) checkOwn(id string) error {
 	if err := f.check(); err != nil {
 		return err

@@ -26,17 +26,17 @@ var zeroChunk [DigestChunk]byte
 //	length   u64, little-endian
 //	chunks   for every chunk that is not all zeros, in ascending order: its number u64, then its SHA-256
 //
-// in hex after the algorithm's name. A chunk has DigestChunk bytes; the last one of a file may be
-// shorter. Zeros and holes are the same content and take no time: a sparse file of a terabyte takes
-// as long as the data in it.
+// in hex after the algorithm's name. A chunk has DigestChunk bytes. The last chunk of a file may be
+// shorter. Zeros and holes are the same content and take no time, so a sparse file of a terabyte
+// takes as long as the data in it.
 type Digester struct {
 	all  hash.Hash
 	next uint64 // number of the chunk after the last one added
 	buf  []byte // number and SHA-256 of one chunk
 }
 
-// NewDigester returns a Digester for a file of length bytes. Bytes that are not given to Write
-// count as zero.
+// NewDigester returns a Digester for a file of the given length in bytes. Bytes that are not given
+// to Write count as zero.
 func NewDigester(length uint64) *Digester {
 	d := &Digester{all: sha256.New(), buf: make([]byte, 8, 8+sha256.Size)}
 	binary.LittleEndian.PutUint64(d.buf, length)
@@ -44,8 +44,8 @@ func NewDigester(length uint64) *Digester {
 	return d
 }
 
-// Write adds p, the file's content at offset. Offsets must ascend. Offsets and lengths must be
-// multiples of DigestChunk, except for the length of the file's last part.
+// Write adds the bytes p of the file's content, which begin at offset. Offsets must ascend. Offsets
+// and lengths must be multiples of DigestChunk, except for the length of the file's last part.
 func (d *Digester) Write(offset uint64, p []byte) error {
 	n := offset / DigestChunk
 	if offset%DigestChunk != 0 || n < d.next {
@@ -69,8 +69,8 @@ func (d *Digester) Write(offset uint64, p []byte) error {
 // Sum returns the digest.
 func (d *Digester) Sum() string { return digestPrefix + hex.EncodeToString(d.all.Sum(nil)) }
 
-// checkDigest accepts an empty digest, which is not computed yet, and any digest that Sum can
-// return.
+// checkDigest accepts any digest that Sum can return. It also accepts an empty text, because a
+// digest may not be computed yet.
 func checkDigest(s string) error {
 	if s == "" {
 		return nil

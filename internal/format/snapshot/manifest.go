@@ -38,8 +38,8 @@ const (
 	DiskLayerFile   = "disk.layer"   // the clusters that this snapshot adds
 )
 
-// LayerFile returns the file name of a layer in the directory of snapshot id. The name is the plain
-// one if the snapshot owns the layer, and otherwise contains the owner's id.
+// LayerFile returns the file name of a layer in the directory of the snapshot with the given id. If
+// the snapshot owns the layer, the name is unchanged. Otherwise the name contains the owner's id.
 func LayerFile(name, id, owner string) string {
 	if owner == id {
 		return name
@@ -120,15 +120,15 @@ type Guest struct {
 }
 
 // Defaults holds the properties of processes whose request leaves them unset. The agent in the
-// memory of a snapshot already has them. A machine that boots from a snapshot's disk gets them from
-// here.
+// memory of a snapshot already has them. A machine that boots from a snapshot's disk receives them
+// from the manifest.
 type Defaults struct {
 	Env  map[string]string `json:"env,omitempty"`
 	User string            `json:"user,omitempty"`    // account in the guest; empty: the agent's default
 	Dir  string            `json:"workdir,omitempty"` // empty: the account's home
 }
 
-// With returns d, changed by the set fields and the variables of more.
+// With returns d with the set fields and the variables of more in place of those of d.
 func (d Defaults) With(more Defaults) Defaults {
 	if len(more.Env) > 0 {
 		env := make(map[string]string, len(d.Env)+len(more.Env))
@@ -199,7 +199,7 @@ type Boot struct {
 }
 
 // DiskOnly reports whether the snapshot has a disk and no memory. Such a snapshot cannot be
-// restored; a new machine boots from its disk.
+// restored. Instead, a new machine boots from its disk.
 func (m *Manifest) DiskOnly() bool { return len(m.Memory) == 0 }
 
 // Base is an immutable file outside the snapshot: a boot file, or the raw disk image below all
@@ -246,7 +246,7 @@ func (m *Manifest) sum() (string, error) {
 }
 
 // ParseManifest decodes and checks the bytes of manifest.json. It accepts only bytes that Encode
-// writes: any other content is damaged or was edited by hand.
+// writes, because any other content is damaged or was edited by hand.
 func ParseManifest(p []byte) (*Manifest, error) {
 	if len(p) > MaxManifest {
 		return nil, fmt.Errorf("manifest of %d bytes: more than %d", len(p), MaxManifest)

@@ -127,7 +127,8 @@ func TestOlderVersionIsRead(t *testing.T) {
 	}
 }
 
-// Set fields and variables replace those of older defaults, which do not change.
+// Set fields and variables replace the fields and variables of older defaults. The older defaults
+// themselves do not change.
 func TestDefaultsAddUp(t *testing.T) {
 	older := Defaults{Env: map[string]string{"A": "1", "B": "1"}, User: "app", Dir: "/srv"}
 	got := older.With(Defaults{Env: map[string]string{"B": "2"}, Dir: "/home"})

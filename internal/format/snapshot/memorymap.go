@@ -54,7 +54,8 @@ func EncodeMemoryMap(extents []vm.Extent, layerSizes []uint64, ramEnd uint64) ([
 }
 
 // ParseMemoryMap decodes the bytes of memory.map and checks the extents against the sizes of the
-// memory layers, in bytes. ramEnd is the guest physical address after the last byte of RAM.
+// memory layers, in bytes. The parameter ramEnd is the guest physical address after the last byte
+// of RAM.
 func ParseMemoryMap(p []byte, layerSizes []uint64, ramEnd uint64) ([]vm.Extent, error) {
 	if len(p) > MaxMemoryMap {
 		return nil, fmt.Errorf("memory map of %d bytes: more than %d", len(p), MaxMemoryMap)

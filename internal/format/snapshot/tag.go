@@ -30,14 +30,14 @@ func CheckTag(tag string) error {
 	return nil
 }
 
-// StepPrefix begins the tags of snapshots of build steps. In front of it there may be the prefix of
-// an API token.
+// StepPrefix begins the tags of snapshots of build steps. The prefix of an API token may precede
+// it.
 const StepPrefix = "step-"
 
 var stepForm = regexp.MustCompile(`^([A-Za-z0-9][A-Za-z0-9_-]*\.)?` + StepPrefix + `[0-9a-f]{40}$`)
 
 // StepTag returns the tag of the snapshot of a build step. The tag contains 160 bits of the step's
-// key, in hex. prefix is empty or ends with a dot.
+// key, in hex. The parameter prefix is empty or ends with a dot.
 func StepTag(prefix, key string) string { return prefix + StepPrefix + key[:40] }
 
 // IsStepTag reports whether a tag has the form of StepTag. Only builds may create such tags,

@@ -1,13 +1,13 @@
 // Package dns answers the DNS queries of a sandbox. It asks the host's resolvers, remembers the
-// names of the addresses that it returned, and limits the data that questions and answers can
-// carry.
+// names of the returned addresses, and limits the data that questions and answers can carry.
 //
 // A name that the policy denies is refused and not looked up. The package copies only the question
-// of a guest's query, into a new message to the resolver. Questions for IPv6 get empty answers,
-// because sandboxes cannot connect by IPv6. Questions for service bindings (RFC 9460) get empty
-// answers too: a service binding may contain a key with which a client encrypts the name of the
-// server, so that the policy could not see it. The package listens on no socket; the owner of a
-// socket calls Answer. It has no cache, because the host's resolver has one.
+// of a guest's query, into a new message to the resolver. It answers questions for IPv6 with empty
+// answers, because sandboxes cannot connect by IPv6. It also answers questions for service bindings
+// (RFC 9460) with empty answers, because a service binding may contain a key with which a client
+// encrypts the name of the server, so that the policy could not see the name. The package listens
+// on no socket. The owner of a socket calls Answer. It has no cache, because the host's resolver
+// has one.
 package dns
 
 import (
@@ -61,9 +61,9 @@ type Guest struct {
 	other    *rate.Limiter // limits the bytes of answers other than addresses
 }
 
-// New returns a Guest that has not received any addresses. allowed reports whether the policy
-// permits a name, which is in the normalized form of package policy. refused is called for every
-// query that is refused.
+// New returns a Guest that has not received any addresses. The function allowed reports whether the
+// policy permits a name, which is in the normalized form of package policy. The function refused is
+// called for every refused query.
 func New(r *Resolver, allowed func(string) (bool, Reason), refused func(string, Reason)) *Guest {
 	return &Guest{resolver: r, allowed: allowed, refused: refused,
 		queries: rate.NewLimiter(queriesPerSecond, queryBurst),
@@ -186,8 +186,8 @@ func parse(message []byte, tcp bool) (*query, bool) {
 	return q, true
 }
 
-// remember stores the addresses in an answer as those of the name in the question, even if the
-// answer reaches them through aliases.
+// remember stores the addresses in an answer as addresses of the name in the question, even if the
+// answer contains aliases.
 func (g *Guest) remember(q *query, answer []byte) {
 	var p dnsmessage.Parser
 	h, err := p.Start(answer)

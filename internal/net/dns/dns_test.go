@@ -93,7 +93,7 @@ func (u *upstream) serveTCP(l net.Listener) {
 	}
 }
 
-// set calls change, which may change the fields of u. Later answers follow the change.
+// set calls the function change, which may change the fields of u. Later answers follow the change.
 func (u *upstream) set(change func()) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -216,8 +216,8 @@ func TestAnswersAreForwardedAndRemembered(t *testing.T) {
 	}
 }
 
-// Questions for IPv6 and for service bindings get empty answers: sandboxes cannot connect by IPv6,
-// and keys in service bindings would let clients hide the server's name.
+// Questions for IPv6 and for service bindings are answered with empty answers, because sandboxes
+// cannot connect by IPv6, and keys in service bindings would let clients hide the server's name.
 func TestWhatIsAnsweredWithNothing(t *testing.T) {
 	u := newUpstream(t, "example.com=93.184.216.34")
 	g := newGuest(t, all, u)
@@ -251,8 +251,8 @@ func TestNamesAreRefusedByPolicy(t *testing.T) {
 	}
 }
 
-// If a resolver does not answer, the next one is asked. If there is no resolver, the guest gets an
-// error at once.
+// If a resolver does not answer, the next resolver is asked. If there is no resolver, the guest
+// receives an error at once.
 func TestAnotherResolverIsAsked(t *testing.T) {
 	mute, good := newUpstream(t), newUpstream(t, "example.com=93.184.216.34")
 	mute.set(func() { mute.mute = true })
@@ -393,8 +393,8 @@ func FuzzRemember(f *testing.F) {
 	f.Fuzz(func(_ *testing.T, p []byte) { new(Guest).remember(q, p) })
 }
 
-// A name with non-ASCII letters must not count as an allowed ASCII name: some letters, such as the
-// Kelvin sign, become ASCII letters in lower case.
+// A name with non-ASCII letters must not count as an allowed ASCII name, because some letters, such
+// as the Kelvin sign, become ASCII letters in lower case.
 func TestNamesAreASCII(t *testing.T) {
 	u := newUpstream(t)
 	g := newGuest(t, all, u)
@@ -404,7 +404,7 @@ func TestNamesAreASCII(t *testing.T) {
 	}
 }
 
-// Refused queries count against the limit too. Above the limit, names are not compared with the
+// Refused queries also count against the limit. Above the limit, names are not compared with the
 // policy.
 func TestRefusedNamesAreLimited(t *testing.T) {
 	b := dnsmessage.NewBuilder(nil, dnsmessage.Header{ID: 1, RecursionDesired: true})

@@ -8,8 +8,8 @@ import (
 )
 
 const (
-	// maxMemory bounds the pairs of name and address that are kept for one sandbox. The oldest are
-	// dropped first.
+	// maxMemory bounds the pairs of name and address that are kept for one sandbox. The oldest
+	// pairs are dropped first.
 	maxMemory = 2048
 
 	// maxNames bounds the names of one address. To decide about a connection, the policy compares

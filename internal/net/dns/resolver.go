@@ -56,8 +56,8 @@ func (r *Resolver) ask(ctx context.Context, q dnsmessage.Question, tcp, edns boo
 	return nil, errors.Join(errs...)
 }
 
-// try asks one resolver. It uses an unpredictable source port and id, so that others cannot forge
-// the answer.
+// try asks one resolver. It uses an unpredictable source port and id, so that another host cannot
+// forge the answer.
 func (r *Resolver) try(ctx context.Context, server netip.AddrPort, q dnsmessage.Question, tcp, edns bool) ([]byte,
 	error) {
 	var id [2]byte
@@ -89,8 +89,8 @@ func (r *Resolver) try(ctx context.Context, server netip.AddrPort, q dnsmessage.
 	return answer, nil
 }
 
-// overUDP returns the first message for which right returns true. It skips other messages, which
-// may be forged.
+// overUDP returns the first message for which the function right returns true. It skips other
+// messages, which may be forged.
 func overUDP(conn net.Conn, query []byte, right func([]byte) bool) ([]byte, error) {
 	if _, err := conn.Write(query); err != nil {
 		return nil, err
@@ -140,7 +140,7 @@ func buildQuery(id uint16, q dnsmessage.Question, edns bool) ([]byte, error) {
 	return b.Finish()
 }
 
-// answers reports whether p is an answer to the query with that id and question.
+// answers reports whether p is an answer to the query with the given id and question.
 func answers(p []byte, id [2]byte, q dnsmessage.Question) bool {
 	var parser dnsmessage.Parser
 	h, err := parser.Start(p)

@@ -43,7 +43,7 @@ type Log struct {
 	to io.WriteCloser // nil: discard records
 }
 
-// New returns a log without a file. Its goroutine lives as long as the process.
+// New returns a log without a file. Its goroutine runs until the process exits.
 func New() *Log {
 	l := &Log{records: make(chan Record, queued)}
 	go l.write()

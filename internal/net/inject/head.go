@@ -18,10 +18,10 @@ type headed struct {
 	net.Conn
 	counting atomic.Bool
 	lines    int
-	first    bool // the current line is the first of a header
+	first    bool // the current line is the first line of a header
 	length   int  // length of the current line, without its end
 	interim  bool // the header belongs to an interim answer (RFC 9110 §15.2), so another header follows it
-	// Read has returned an error, and all later calls return it too, because net/textproto ignores
+	// Read has returned an error; all later calls also return it, because net/textproto ignores
 	// some errors
 	refused bool
 }

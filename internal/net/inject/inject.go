@@ -1,6 +1,6 @@
 // Package inject serves one HTTPS connection in place of its server. It terminates the guest's TLS
-// with a certificate of its own. It adds headers with secrets, which the guest does not know, to
-// each request. Then it forwards the request to the real server, whose certificate it checks.
+// with its own certificate. It adds headers with secrets, which the guest does not know, to each
+// request. Then it forwards the request to the real server, whose certificate it checks.
 //
 // It speaks HTTP/1.1 on both sides, with net/http. It parses a request completely and writes a new
 // one from the parsed form, so a guest cannot hide a second request in the first. It forwards to
@@ -171,8 +171,8 @@ func (p *Proxy) handler(transport http.RoundTripper) http.Handler {
 }
 
 // check refuses requests that are not clearly for Host. If a request's URL and Host header differ,
-// some servers use one and some the other. check also refuses TRACE, because its answer would
-// contain the secret.
+// some servers use the URL and others use the header. check also refuses TRACE, because its answer
+// would contain the secret.
 func (p *Proxy) check(r *http.Request) (text string, status int) {
 	switch {
 	case r.Method == http.MethodConnect || r.Method == http.MethodTrace || r.Method == "TRACK":
@@ -196,7 +196,7 @@ func (p *Proxy) rewrite(r *httputil.ProxyRequest) {
 	}
 }
 
-// answerError sends an answer to the guest if the server has sent none.
+// answerError sends an answer to the guest if the server has sent no answer.
 func (p *Proxy) answerError(w http.ResponseWriter, _ *http.Request, err error) {
 	text := "the server gave no answer"
 	if u, ok := errors.AsType[unreachable](err); ok {

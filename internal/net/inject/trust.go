@@ -23,8 +23,8 @@ type Trust struct {
 	roots     *x509.CertPool
 }
 
-// NewTrust returns a Trust. certificate (DER) and key (PKCS #8) are those of the CA, and roots are
-// PEM certificates. Without roots it trusts no server.
+// NewTrust returns a Trust. The parameters certificate (DER) and key (PKCS #8) belong to the CA,
+// and roots are PEM certificates. Without roots the Trust accepts no server.
 func NewTrust(certificate, key, roots []byte) (*Trust, error) {
 	authority, err := x509.ParseCertificate(certificate)
 	if err != nil {
@@ -47,8 +47,8 @@ func NewTrust(certificate, key, roots []byte) (*Trust, error) {
 	return &Trust{authority, signer, own, pool}, nil
 }
 
-// Validity of a certificate. Each connection gets a new certificate, so the time can be short. The
-// guest's clock may be wrong by some hours.
+// Validity of a certificate. There is a new certificate for each connection, so the time can be
+// short. The guest's clock may be wrong by some hours.
 const (
 	validBefore = 24 * time.Hour
 	validAfter  = 7 * 24 * time.Hour

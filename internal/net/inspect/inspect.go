@@ -1,6 +1,6 @@
 // Package inspect checks messages from a frame socket before a network stack sees them. A guest
 // writes these bytes, so they are hostile. Only IPv4 packets from the guest's own address reach the
-// stack. The only ARP messages that are answered are requests for the gateway's address.
+// stack. Of ARP messages, only requests for the gateway's address are answered.
 //
 // It looks at one message at a time and keeps no state. Package policy decides where a guest may
 // connect to, and package stack reassembles fragments.
@@ -150,7 +150,7 @@ func IPMessage(packet []byte) []byte {
 	return append(Prepend(nil, len(packet), typeIPv4), packet...)
 }
 
-// Prepend appends to m the two headers for a payload of n bytes. They request no offloading.
+// Prepend appends to m the two headers for a payload of n bytes. The headers request no offloading.
 func Prepend(m []byte, n int, ethertype uint16) []byte {
 	if m == nil {
 		m = make([]byte, 0, frame.HeaderBytes+etherBytes+n)

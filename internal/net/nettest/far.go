@@ -58,7 +58,7 @@ func openTUN(t testing.TB, name string) *os.File {
 	return os.NewFile(uintptr(again), name)
 }
 
-// carry copies packets from one device to the other, each after the delay.
+// carry copies packets from one device to another device, each after the delay.
 func carry(to, from *os.File, delay time.Duration) {
 	type packet struct {
 		due   time.Time

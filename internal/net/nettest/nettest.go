@@ -3,7 +3,7 @@
 // namespace of the test.
 //
 // It is not connected to the computer's network. It needs root, or a kernel that permits user
-// namespaces, and the program ip. Without them, tests are skipped.
+// namespaces, and the program ip. Without these, tests are skipped.
 package nettest
 
 import (
@@ -24,7 +24,7 @@ import (
 )
 
 // insideEnv is the environment variable that is set in the child process that runs the tests. Its
-// value says why the child has no namespace, or is empty if it has one.
+// value says why the child has no namespace, or is empty if the child has a namespace.
 const insideEnv = "FORKD_NETTEST"
 
 // Own is the address of the test's own namespace, which stands for the host.

@@ -63,9 +63,9 @@ func Server(r io.Reader) (Seen, error) {
 // twenty times its bytes in memory. Browsers send thirty lines.
 const maxLines = 256
 
-// readHead reads to the end of a request's headers, and reports whether they are complete. It stops
-// as soon as the data cannot be a request, because a client of another protocol may wait for the
-// server to answer.
+// readHead reads to the end of a request's headers, and reports whether the headers are complete.
+// It stops as soon as the data cannot be a request, because a client of another protocol may wait
+// for the server to answer.
 func (t *tee) readHead() (whole bool) {
 	from, lines := 0, 0 // start of the current line in sent, and number of lines before it
 	part := make([]byte, 1024)
@@ -100,7 +100,7 @@ func parse(head []byte) (*http.Request, error) {
 }
 
 // isHTTP reports whether the first line of p is a request line, or so similar that a server might
-// accept it. Servers skip empty lines before it (RFC 9112 §2.2).
+// accept it. Servers skip empty lines before the request line (RFC 9112 §2.2).
 func isHTTP(p []byte) bool {
 	line, _, _ := bytes.Cut(bytes.TrimLeft(p, "\r\n"), []byte("\n"))
 	return bytes.Contains(bytes.ToUpper(line), []byte("HTTP/"))
@@ -137,10 +137,10 @@ var errSeen = errors.New("seen")
 // extensionECH is encrypted_client_hello (RFC 9849 §5).
 const extensionECH = 0xfe0d
 
-// tlsName returns the server name of a ClientHello. ech reports whether the ClientHello contains an
-// encrypted name or the random bytes that browsers send in its place. The two look the same (RFC
-// 9849 §6.2). unclear reports that Go's parser refuses the ClientHello, or that the ClientHello is
-// longer than MaxBytes. Some servers may accept such a ClientHello.
+// tlsName returns the server name of a ClientHello. The result ech reports whether the ClientHello
+// contains an encrypted name or the random bytes that browsers send in its place. The two look the
+// same (RFC 9849 §6.2). The result unclear reports that Go's parser refuses the ClientHello, or
+// that the ClientHello is longer than MaxBytes. Some servers may accept such a ClientHello.
 func tlsName(in io.Reader) (name string, ech, unclear bool) {
 	unclear = true
 	server := tls.Server(readOnly{in}, &tls.Config{
@@ -159,9 +159,9 @@ func httpName(sent []byte) (name string, unclear bool) {
 	if err != nil {
 		return "", true // for example because it has two Host headers
 	}
-	// If the request line contains an absolute URL, its host should be used instead of the Host
+	// If the request line contains an absolute URL, servers should use its host and ignore the Host
 	// header, which ReadRequest then omits. Some servers use the header nevertheless, so such a
-	// request names no server here.
+	// request counts as naming no server.
 	if req.URL.Host != "" || req.Method == http.MethodConnect || req.ProtoMajor != 1 {
 		return "", true
 	}
@@ -182,7 +182,7 @@ func httpName(sent []byte) (name string, unclear bool) {
 }
 
 // canonical returns a name in lower case without a trailing dot. It returns "" if the name has a
-// character other than underscores and those of host names (RFC 1123 §2.1).
+// character other than underscores and the characters of host names (RFC 1123 §2.1).
 func canonical(name string) string {
 	name = strings.TrimSuffix(name, ".")
 	if len(name) > 253 {

@@ -92,9 +92,9 @@ const (
 //
 //  1. Unreachable destinations are refused: IPv6, and the network inside the VM.
 //  2. Mode none refuses. Rules of Deny refuse, by address or by name.
-//  3. A rule of Allow by address permits. But a closed range is opened only by a rule that lies
-//     within it. The rule 0.0.0.0/0 means the internet, not this host.
-//  4. Remaining closed ranges are refused, and so is DNS that bypasses the gateway.
+//  3. A rule of Allow by address permits. But a closed range is opened only by a rule for addresses
+//     within this range. The rule 0.0.0.0/0 means the internet, not this host.
+//  4. Remaining closed ranges, and DNS that bypasses the gateway, are refused.
 //  5. Modes public and open permit the rest. Mode allow requires a rule by name.
 //
 // If a name decides about TCP at port 80 or 443, the verdict is Peek until the connection has named
@@ -158,7 +158,7 @@ func allow(p *netproto.Policy, f *Flow, addr netip.Addr, ranged netproto.Closed)
 
 // allowName decides by the rules for names. DNS must have returned the flow's address for an
 // allowed name. If the connection names its server, that name must also be allowed, and DNS must
-// have returned the flow's address for it.
+// have returned the flow's address for that name.
 func allowName(p *netproto.Policy, f *Flow) (Verdict, Reason) {
 	given := slices.ContainsFunc(f.Names, func(name string) bool { return matchName(p.Allow, f, name) })
 	switch {
@@ -182,8 +182,8 @@ func allowName(p *netproto.Policy, f *Flow) (Verdict, Reason) {
 	return Pass, ByName
 }
 
-// denyRule returns the first rule of Deny that matches the address, one of its names, or the peeked
-// name. If no rule matches, it returns nil.
+// denyRule returns the first rule of Deny that matches the address, one of the address's names, or
+// the peeked name. If no rule matches, it returns nil.
 func denyRule(p *netproto.Policy, f *Flow, addr netip.Addr) *netproto.Rule {
 	for i := range p.Deny {
 		r := &p.Deny[i]
@@ -260,9 +260,9 @@ func matchPort(r *netproto.Rule, f *Flow) bool {
 	return matchDenyPort(r, f)
 }
 
-// matchDenyPort is matchPort for deny rules. A rule without a port applies to all ports, and one
-// without a protocol to all protocols, even if it is for a name. So a rule for a name also denies
-// SSH and QUIC to its server.
+// matchDenyPort is matchPort for deny rules. A rule without a port applies to all ports, and a rule
+// without a protocol applies to all protocols, even if the rule is for a name. So a rule for a name
+// also denies SSH and QUIC to its server.
 func matchDenyPort(r *netproto.Rule, f *Flow) bool {
 	switch {
 	case r.Protocol == netproto.TCP && f.Protocol != TCP, r.Protocol == netproto.UDP && f.Protocol != UDP:
@@ -278,10 +278,10 @@ func peekable(f *Flow) bool {
 	return f.Protocol == TCP && (f.To.Port() == 80 || f.To.Port() == 443)
 }
 
-// isQUIC reports whether a flow goes to the port of HTTP/3 (RFC 9114 §3.1). If a rule by name would
-// decide about such a flow, the flow is refused. It is not peeked: its first packet could be
-// decrypted (RFC 9001 §5.2), but the server's name may be spread over several packets, in any
-// order.
+// isQUIC reports whether the destination of a flow is the port of HTTP/3 (RFC 9114 §3.1). If a rule
+// by name would decide about such a flow, the flow is refused. The flow is not peeked, because the
+// server's name may be spread over several packets in any order, although the first packet could be
+// decrypted (RFC 9001 §5.2).
 func isQUIC(f *Flow) bool { return f.Protocol == UDP && f.To.Port() == 443 }
 
 // isDNS reports whether a flow is DNS that does not use our resolver: plain (RFC 1035), over TLS

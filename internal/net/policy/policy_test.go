@@ -70,7 +70,7 @@ func makeFlow(t testing.TB, text string) *Flow {
 func TestDecide(t *testing.T) {
 	for _, c := range []struct {
 		mode    netproto.Mode
-		rules   string // rules of Allow; those of Deny begin with "!"
+		rules   string // rules of Allow; rules of Deny begin with "!"
 		flow    string
 		verdict Verdict
 		reason  Reason
@@ -132,8 +132,8 @@ func TestDecide(t *testing.T) {
 		{open, "", "tcp/[fd00:ec2::254]:80", Refuse, IPv6},
 		{open, "", "tcp/[64:ff9b::7f00:1]:80", Refuse, IPv6},
 		{open, "", "tcp/[2606:4700::1111]:443", Refuse, IPv6},
-		// Mode public: exceptions are opened by address, with a rule that lies within the closed
-		// range.
+		// Mode public: exceptions are opened by address, with a rule for addresses within the
+		// closed range.
 		{public, "10.1.0.0/16", "tcp/10.1.2.3:80", Pass, ByRule},
 		{public, "10.1.0.0/16", "tcp/10.2.2.3:80", Refuse, Private},
 		{public, "10.1.0.0/16:5432", "tcp/10.1.2.3:80", Refuse, Private},

@@ -269,7 +269,7 @@ func checkFix(t *testing.T, p netproto.Policy, f Flow, verdict Verdict, reason R
 	if why == "" {
 		t.Fatalf("%s is not explained", reason)
 	}
-	// When the rule decided, the server's name was known. A new connection begins without that
+	// The server's name was known when the rule decided. A new connection begins without that
 	// knowledge.
 	if reason == NoRule {
 		f.Peeked, f.Server, f.Unclear, f.ECH = false, "", false, false

@@ -42,8 +42,8 @@ func TestAllowedNamePasses(t *testing.T) {
 	}
 }
 
-// TestAttackRebinding changes the address of an allowed name to a private one, or to one of the
-// host.
+// TestAttackRebinding changes the address of an allowed name to a private address, or to an address
+// of the host.
 func TestAttackRebinding(t *testing.T) {
 	w := newWorld(t)
 	for _, a := range []string{web, private, metadata} {
@@ -69,8 +69,8 @@ func TestAttackRebinding(t *testing.T) {
 	}
 }
 
-// TestAttackForgedSNI connects by TLS to an address that DNS has not returned for an allowed name,
-// and sends that name.
+// TestAttackForgedSNI sends an allowed name by TLS to an address that DNS has not returned for this
+// name.
 func TestAttackForgedSNI(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, web+":443"), echo)
@@ -212,7 +212,7 @@ func TestAttackIPv6(t *testing.T) {
 }
 
 // TestAttackSpoofedSource sends packets with another source address than the guest's, and ARP
-// messages that claim other addresses or ask for them.
+// messages that claim or request other addresses.
 func TestAttackSpoofedSource(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, web+":80"), echo)

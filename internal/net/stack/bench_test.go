@@ -14,7 +14,7 @@ import (
 )
 
 // The guest in these benchmarks is a gVisor stack in the same process, which takes half of the
-// time. So the results can be compared only with other results of these benchmarks.
+// time. So results of these benchmarks can be compared only with each other.
 
 func BenchmarkDownload(b *testing.B) {
 	w := newWorld(b)

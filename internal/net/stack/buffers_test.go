@@ -21,7 +21,7 @@ import (
 var kernelMemory = regexp.MustCompile(`skmem:\(r(\d+),rb(\d+),t(\d+),tb(\d+),f(\d+),w(\d+),`)
 
 // kernelBytes returns how many bytes the kernel holds for the connections of this process to an
-// address, and the largest number for one of them.
+// address, and the largest number for one connection.
 func kernelBytes(t *testing.T, to string) (sum, largest int64) {
 	t.Helper()
 	out, err := exec.Command("ss", "-tmnH", "dst", to).Output()
@@ -43,7 +43,7 @@ func kernelBytes(t *testing.T, to string) (sum, largest int64) {
 }
 
 // TestAttackKernelBuffers opens connections on which both sides first read fast, so that the kernel
-// would enlarge its buffers, and then read no more. The kernel's memory for the connections stays
+// would enlarge its buffers, and then stop reading. The kernel's memory for the connections stays
 // within the bytes that are counted.
 func TestAttackKernelBuffers(t *testing.T) {
 	const each, fast = 40, 4 << 20
@@ -211,8 +211,8 @@ func TestAttackClosedUnread(t *testing.T) {
 	}
 }
 
-// Flows get smaller buffers if there are many, if the sandbox has used its share, or if the room of
-// all sandboxes is full. The buffers of ended flows no longer count.
+// Flows have smaller buffers if there are many flows, if the sandbox has used its share, or if the
+// room of all sandboxes is full. The buffers of ended flows no longer count.
 func TestBuffersAreCounted(t *testing.T) {
 	w := newWorld(t)
 	h := NewHost(10000)

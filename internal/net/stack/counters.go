@@ -24,7 +24,8 @@ type Counters struct {
 	recent  []netproto.Refusal // latest first
 }
 
-// note adds a refused destination. If the list is full, it replaces the oldest one.
+// note adds a refused destination. If the list is full, the new destination replaces the oldest
+// one.
 func (c *Counters) note(r netproto.Refusal) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

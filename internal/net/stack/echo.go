@@ -15,8 +15,8 @@ import (
 	"github.com/forkd/forkd/internal/net/policy"
 )
 
-// takeEcho forwards an echo request (ping). If the policy or the host does not permit that, it
-// sends the guest an ICMP message that the destination is unreachable.
+// takeEcho forwards an echo request (ping). If the policy or the host does not permit the request,
+// takeEcho sends the guest an ICMP message that the destination is unreachable.
 func (s *Stack) takeEcho(packet inspect.Packet) {
 	to := netip.AddrPortFrom(packet.To, 0)
 	select {

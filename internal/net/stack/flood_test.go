@@ -132,7 +132,7 @@ func (c *Counters) moving(s *Stack) (n uint64) {
 
 // TestAttackFragments sends fragments that overlap or never become a whole packet, fragments of
 // protocols that do not need them, and packets with wrong checksums. The stack stores little of
-// them and continues to work.
+// these packets and continues to work.
 func TestAttackFragments(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, web+":80"), echo)
@@ -187,8 +187,8 @@ func badUDP(to string, port uint16) []byte {
 	return guesttest.IPv4(frame.Guest, to, uint8(header.UDPProtocolNumber), p)
 }
 
-// TestAttackManyUDPFlows checks that a new flow replaces the least recently used one if there are
-// too many.
+// TestAttackManyUDPFlows checks that a new flow replaces the least recently used flow if there are
+// too many flows.
 func TestAttackManyUDPFlows(t *testing.T) {
 	w := newWorld(t)
 	w.ListenUDP(t, web+":123")
@@ -202,7 +202,7 @@ func TestAttackManyUDPFlows(t *testing.T) {
 	})
 }
 
-// If a guest exceeds its packet or byte rate, it is throttled, but loses nothing.
+// If a guest exceeds its packet or byte rate, it is throttled, but loses no data.
 func TestLimitsSlowDown(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, web+":80"), echo)

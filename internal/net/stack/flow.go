@@ -83,8 +83,8 @@ func (s *Stack) begin(protocol policy.Protocol, to netip.AddrPort) (*flow, strin
 	return f, ""
 }
 
-// decide asks the policy about a flow. seen is the result of peek, or nil before the first bytes
-// were read.
+// decide asks the policy about a flow. The parameter seen is the result of peek, or nil before the
+// first bytes were read.
 func (s *Stack) decide(f *flow, seen *peek.Seen) policy.Verdict {
 	own := s.host.isOwn(f.To.Addr()) // asked each time, because the host's addresses change
 	s.mu.Lock()
@@ -161,7 +161,7 @@ var (
 	errSecrets = errors.New("the sandbox was given other secrets")
 )
 
-// given reports whether our DNS has returned the flow's address for name.
+// given reports whether our DNS has returned the flow's address for the given name.
 func (f *flow) given(name string) bool { return slices.Contains(f.Names, name) }
 
 func (f *flow) touch() { f.last.Store(time.Now().UnixNano()) }
@@ -185,8 +185,8 @@ type record struct {
 	why, fix       string // explain a refusal by the policy; see policy.Explain
 }
 
-// addressText returns the address and port. It returns "" if the address is unknown, and omits the
-// port for ICMP.
+// addressText returns the address and port. If the address is unknown, it returns "". For ICMP it
+// omits the port.
 func (r *record) addressText() string {
 	switch {
 	case !r.address.IsValid():

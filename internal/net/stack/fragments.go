@@ -11,8 +11,8 @@ import (
 )
 
 // fragments reassembles the packets that a guest sends in fragments (RFC 791 §3.2). gVisor's stack
-// can reassemble too, but would use up to 4 MiB for each sandbox, without a limit for all sandboxes
-// together.
+// can also reassemble packets, but would use up to 4 MiB for each sandbox, without a limit for all
+// sandboxes together.
 //
 // A packet whose fragments contradict each other is dropped. If a limit is reached, the packet
 // whose first fragment arrived earliest is dropped, because its missing fragments are probably
@@ -50,7 +50,7 @@ func (p *piece) payload() []byte { return p.packet[header.IPv4MinimumSize:] }
 func (p *piece) end() int        { return p.offset + len(p.payload()) }
 
 // Limits for the incomplete packets of one sandbox. A guest sends all fragments of a packet
-// together, and none can get lost on the way, so few packets are incomplete at a time.
+// together, and no fragment can be lost on the way, so few packets are incomplete at a time.
 const (
 	maxPartials  = 64
 	maxFragments = 256 << 10        // bytes; enough for four of the largest packets
@@ -64,8 +64,8 @@ const (
 )
 
 // add stores a copy of a fragment. If it was the last missing fragment, add returns the whole
-// packet. kept is false if the fragment was dropped. The caller must have checked that the header
-// is valid and has no options.
+// packet. The result kept is false if the fragment was dropped. The caller must have checked that
+// the header is valid and has no options.
 func (f *fragments) add(packet []byte, now time.Time) (whole []byte, kept bool) {
 	h := header.IPv4(packet)
 	id := packetID{netip.AddrFrom4(h.DestinationAddress().As4()), h.Protocol(), h.ID()}
@@ -106,8 +106,8 @@ func (f *fragments) add(packet []byte, now time.Time) (whole []byte, kept bool) 
 
 func (p *partial) isOld(now time.Time) bool { return now.Sub(p.begun) > fragmentTime }
 
-// place returns the index at which a fragment belongs in p.pieces, or -1 if it is already there.
-// fits is false if the fragment contradicts p.pieces, or is invalid by itself.
+// place returns the index at which a fragment belongs in p.pieces, or -1 if the fragment is already
+// there. The result fits is false if the fragment contradicts p.pieces, or is invalid by itself.
 func (p *partial) place(next *piece, more bool) (at int, fits bool) {
 	size := len(next.payload())
 	switch {
@@ -146,8 +146,8 @@ func (p *partial) whole() []byte {
 	return packet
 }
 
-// reserveLocked makes room for a fragment of p, by dropping other packets if necessary. It adds p
-// to f.packets if it is not there.
+// reserveLocked makes room for a fragment of p, by dropping other packets if necessary. If p is not
+// in f.packets, it adds p.
 func (f *fragments) reserveLocked(id packetID, p *partial, size int) bool {
 	cost := int64(size + pieceBytes)
 	if f.packets[id] == nil {

@@ -30,7 +30,8 @@ func fragmentOf(id uint16, payload []byte, offset int, more bool) []byte {
 	return p
 }
 
-// cut returns the fragments of a packet with that payload. Each has at most most bytes of it.
+// cut returns the fragments of a packet with the given payload. The parameter most is the maximum
+// number of bytes in a fragment.
 func cut(id uint16, payload []byte, most int) (all [][]byte) {
 	for at := 0; at < len(payload); at += most {
 		end := min(at+most, len(payload))
@@ -45,8 +46,8 @@ func newFragments(own, all int64) *fragments {
 	return f
 }
 
-// Packets are reassembled in whatever order their fragments arrive, even if fragments of other
-// packets come in between.
+// Packets are reassembled in whatever order their fragments arrive, even among fragments of other
+// packets.
 func TestFragmentsBecomeWhole(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for round := range 200 {
@@ -94,7 +95,7 @@ func TestFragmentsBecomeWhole(t *testing.T) {
 	}
 }
 
-// If a fragment is invalid, the other fragments with its ID are dropped too.
+// If a fragment is invalid, the other fragments with its ID are also dropped.
 func TestFragmentsThatContradict(t *testing.T) {
 	p := make([]byte, 16)
 	first, middle, last := fragmentOf(1, p, 0, true), fragmentOf(1, p, 16, true), fragmentOf(1, p[:5], 32, false)
@@ -130,7 +131,7 @@ func TestFragmentsThatContradict(t *testing.T) {
 }
 
 // If there is no room, packets of the sandbox that needs room are dropped first. Packets that are
-// too old are dropped too.
+// too old are also dropped.
 func TestFragmentsGo(t *testing.T) {
 	begun := func(f *fragments) (ids []uint16) {
 		for id := range f.packets {

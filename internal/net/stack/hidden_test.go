@@ -44,7 +44,7 @@ func TestAttackEncryptedName(t *testing.T) {
 }
 
 // TestAttackQUIC uses HTTP/3 to an address of an allowed name, and to other addresses. The client
-// gets an error at once, so that it uses TCP instead.
+// receives an error at once, so that it uses TCP instead.
 func TestAttackQUIC(t *testing.T) {
 	w := newWorld(t)
 	heard := w.ListenUDP(t, web+":443")

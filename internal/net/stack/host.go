@@ -44,7 +44,7 @@ type Host struct {
 const maxHostUDP = 7000
 
 // maxHostQueries limits the DNS queries over UDP, of all sandboxes together, that wait for an
-// answer. Each takes a port. The limit is separate from maxHostUDP, so that flows and queries
+// answer. Each query takes a port. The limit is separate from maxHostUDP, so that flows and queries
 // cannot block each other. If the process may open few files, the limit is its number of flows
 // divided by queryPart. When half of this limit is in use, one sandbox may have at most fewQueries
 // waiting, so that sandboxes with slow queries leave room for others.
@@ -54,7 +54,8 @@ const (
 	fewQueries     = 4
 )
 
-// NewHost returns a Host. sockets is the maximum number of sockets for flows of all sandboxes.
+// NewHost returns a Host. The parameter sockets is the maximum number of sockets for flows of all
+// sandboxes.
 func NewHost(sockets int) *Host {
 	h := &Host{Resolver: &dns.Resolver{}, Log: flowlog.New(), most: int64(sockets)}
 	h.asks = min(maxHostQueries, max(maxQueries, h.most/queryPart))
@@ -86,12 +87,13 @@ func LargestReceive() int64 {
 	return max(0, largest)
 }
 
-// Sockets returns how many sockets for flows a process supports that may open so many files and use
-// so many bytes of memory.
+// Sockets returns how many sockets for flows a process supports if it may open the given number of
+// files, and use the given number of bytes of memory.
 func Sockets(files int, memory int64) int { return int(min(int64(files), memory/flowShare/flowBytes)) }
 
-// SetOwn sets the host's addresses. To apply them to open flows, call Stack.Redecide. For new flows
-// the kernel is asked too, because it knows a new address before the daemon does.
+// SetOwn sets the host's addresses. To apply them to open flows, call Stack.Redecide. For new
+// flows, forkd-net also asks the kernel, because the kernel knows a new address before the daemon
+// does.
 func (h *Host) SetOwn(addrs []netip.Addr) { h.own.Store(&addrs) }
 
 // isOwn reports whether packets to an address would stay on the host.
@@ -124,8 +126,8 @@ func (h *Host) giveSocket(protocol policy.Protocol) {
 	}
 }
 
-// takeQuery counts a new query. It returns false if too many queries are waiting already. own is
-// the number of the sandbox's queries, including this one.
+// takeQuery counts a new query. It returns false if too many queries are waiting already. The
+// parameter own is the number of the sandbox's queries, including this query.
 func (h *Host) takeQuery(own int) bool {
 	n := h.queries.Add(1)
 	if n > h.asks || n > h.asks/2 && own > fewQueries {

@@ -25,8 +25,8 @@ const httpsPort = 443
 // SetTrust sets the CA and root certificates that are needed to add secrets.
 func (h *Host) SetTrust(t *inject.Trust) { h.trust.Store(t) }
 
-// mayInject reports whether a flow could be for the host of a secret. If so, the first bytes of the
-// flow must be read to find out.
+// mayInject reports whether a flow could be for the host of a secret. If the result is true, only
+// the first bytes of the flow show whether it is.
 func (s *Stack) mayInject(f *flow) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -34,7 +34,7 @@ func (s *Stack) mayInject(f *flow) bool {
 }
 
 // secretsFor returns the secrets to add to a permitted flow. If secrets apply to the flow and
-// cannot be added safely, it refuses the flow.
+// cannot be added safely, secretsFor refuses the flow.
 func (s *Stack) secretsFor(f *flow) (secrets []netproto.Secret, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -68,8 +68,8 @@ func (s *Stack) secretsFor(f *flow) (secrets []netproto.Secret, ok bool) {
 	return secrets, true
 }
 
-// inject adds secrets, the result of secretsFor, to the requests of a connection. For that it takes
-// the server's place.
+// inject adds secrets, the result of secretsFor, to the requests of a connection. To do so, it
+// takes the server's place.
 func (s *Stack) inject(f *flow, c *conn, sent []byte, secrets []netproto.Secret) {
 	defer func() {
 		s.mu.Lock()

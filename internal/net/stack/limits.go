@@ -56,13 +56,13 @@ type buffers struct {
 	grows         int64 // size to which Linux may enlarge the host's receive buffer; 0: it has a fixed size
 }
 
-// Each TCP flow has one of these sizes, or farBuffers. Sizes above smallBuffers count against a limit of the
-// sandbox and against a limit of all sandboxes; smallBuffers are part of flowBytes.
+// Each TCP flow has one of these sizes, or farBuffers. Sizes above smallBuffers count against a
+// limit of the sandbox and against a limit of all sandboxes. smallBuffers are part of flowBytes.
 //
-// Linux reduces the sizes that are set for its sockets to net.core.rmem_max and wmem_max, and does not resize
-// such buffers later. Buffers without a set size grow up to tcp_rmem and tcp_wmem, which are megabytes for
-// each flow. farBuffers set no size in the direction from the server, because a window of roomyBuffers is too
-// small for a server at a distance.
+// Linux reduces the sizes that a program sets for its sockets to net.core.rmem_max and wmem_max,
+// and does not resize such buffers later. Buffers without a set size grow up to the sizes tcp_rmem
+// and tcp_wmem, which are megabytes for each flow. farBuffers set no size in the direction from the
+// server, because a window of roomyBuffers is too small for a server at a distance.
 var (
 	roomyBuffers  = buffers{guest: maxBuffer, receive: 512 << 10, send: 512 << 10}
 	normalBuffers = buffers{guest: defaultBuffer, receive: 64 << 10, send: 64 << 10}
@@ -77,9 +77,9 @@ func (h *Host) farBuffers() buffers {
 	return buffers{guest: roomyBuffers.guest, send: roomyBuffers.send, grows: h.receive}
 }
 
-// Shares of this process's memory: a constant n stands for 1/n of it. flowShare is for the flows
-// themselves: their goroutines and smallBuffers (see flowBytes). The other shares bound what flows
-// may hold in addition, such as data that waits.
+// Shares of this process's memory: a constant n stands for 1/n of the memory. flowShare is for the
+// flows themselves: their goroutines and smallBuffers (see flowBytes). The other shares bound the
+// memory that flows may hold in addition, such as data that waits.
 const (
 	chunkShare  = 8 // for chunks of relays
 	peekShare   = 16
@@ -149,8 +149,9 @@ func (s *Stack) setLimitsLocked(l netproto.Limits) {
 	}
 }
 
-// buffers returns the sizes of a TCP flow's buffers. The first call chooses and counts them; end
-// gives them back. The sizes depend on the number of the sandbox's flows and on the memory left.
+// buffers returns the sizes of a TCP flow's buffers. The first call chooses and counts the sizes.
+// The method end gives them back. The sizes depend on the number of the sandbox's flows and on the
+// memory left.
 func (f *flow) buffers() buffers {
 	s := f.stack
 	switch {

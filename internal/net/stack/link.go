@@ -37,9 +37,9 @@ type link struct {
 	file *os.File
 	raw  syscall.RawConn
 
-	// validated is what Capabilities reports about the checksums of received packets. The goroutine
-	// that delivers a packet sets it first; the stack calls Capabilities for each packet, in the
-	// same goroutine.
+	// validated is the value that Capabilities reports about the checksums of received packets. The
+	// goroutine that delivers a packet first sets this value. The stack calls Capabilities for each
+	// packet, in the same goroutine.
 	validated  atomic.Bool
 	dropped    *atomic.Uint64
 	dispatcher gvisor.NetworkDispatcher
@@ -52,7 +52,7 @@ type link struct {
 	writers sync.WaitGroup
 }
 
-// newLink returns a link on file, a frame socket, and takes ownership of it.
+// newLink returns a link on a frame socket, and takes ownership of the file.
 func newLink(file *os.File, dropped *atomic.Uint64) (*link, error) {
 	raw, err := file.SyscallConn()
 	if err != nil {
@@ -114,8 +114,8 @@ func (l *link) write() {
 		if pkt == nil {
 			return
 		}
-		// An error is ignored, because the reader of the socket meets it too: the socket is closed
-		// or the VM has stopped.
+		// An error is ignored, because the reader of the socket receives it too. The error means
+		// that the socket is closed or the VM has stopped.
 		_ = l.raw.Write(func(fd uintptr) bool { return !errors.Is(send(int(fd), pkt), unix.EAGAIN) })
 		pkt.DecRef()
 	}
@@ -183,8 +183,8 @@ func sendBuffers(fd int, buffers [][]byte) error {
 	}
 }
 
-// The following methods complete gvisor.LinkEndpoint. The link resolves no addresses, because all
-// packets go to the guest.
+// The following methods complete gvisor.LinkEndpoint. The link resolves no addresses, because the
+// guest is the destination of all packets.
 
 func (l *link) MTU() uint32                             { return frame.MTU }
 func (l *link) SetMTU(uint32)                           {}

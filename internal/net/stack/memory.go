@@ -40,13 +40,14 @@ type chunk struct {
 }
 
 // chunks provides chunks. The reader of a frame socket has a chunk while it reads. Each direction
-// of a flow has a chunk while it forwards bytes, and keeps it for as long as the receiver accepts
-// none. So the chunks of flows are counted in a room, and if the room is full, a direction gets a
-// small chunk.
+// of a flow has a chunk while it forwards bytes, and keeps the chunk for as long as the receiver
+// accepts no bytes. So the chunks of flows are counted in a room. If the room is full, a direction
+// has a small chunk.
 type chunks struct{ large, small sync.Pool }
 
-// take returns a chunk of chunkBytes, or one of smallChunk if room in is full. The caller passes
-// nil for in if it gives the chunk back without waiting for anything; such chunks need no limit.
+// take returns a chunk of chunkBytes, or a chunk of smallChunk if the room is full. The parameter
+// in is the room. The caller passes nil if it gives the chunk back without any wait, because such
+// chunks need no limit.
 func (c *chunks) take(in *room) *chunk {
 	pool, size := &c.large, chunkBytes
 	if in != nil && !in.take(chunkBytes) {

@@ -20,8 +20,8 @@ func profile(t *testing.T) {
 	t.Cleanup(func() { runtime.MemProfileRate = earlier })
 }
 
-// inUse returns how many bytes are in use that a function, or functions that it calls, have
-// allocated.
+// inUse returns the number of bytes in use that were allocated by a function or by the functions
+// that it calls.
 func inUse(function string) (n int64) {
 	runtime.GC()
 	runtime.GC()

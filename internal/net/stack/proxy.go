@@ -25,7 +25,7 @@ type upstream struct {
 	through func(*url.URL) (*url.URL, error) // returns the proxy for a URL, or nil for a direct connection
 }
 
-// SetProxy makes outgoing TCP connections use a proxy. If p has no address, they use none.
+// SetProxy makes outgoing TCP connections use a proxy. If p has no address, they use no proxy.
 func (h *Host) SetProxy(p netproto.Proxy) {
 	if !p.Addr.IsValid() {
 		h.proxy.Store(nil)
@@ -35,8 +35,8 @@ func (h *Host) SetProxy(p netproto.Proxy) {
 	h.proxy.Store(&upstream{p, config.ProxyFunc()})
 }
 
-// uses reports whether connections to an address use the proxy. names are the names for which DNS
-// returned that address.
+// uses reports whether connections to an address use the proxy. The parameter names has the names
+// for which DNS returned that address.
 func (u *upstream) uses(to netip.AddrPort, names []string) bool {
 	hosts := append(slices.Clone(names), to.Addr().String())
 	return !slices.ContainsFunc(hosts, func(host string) bool {
@@ -46,8 +46,8 @@ func (u *upstream) uses(to netip.AddrPort, names []string) bool {
 }
 
 // dial connects a permitted flow to its server. If a proxy is used, dial asks the proxy for the
-// address, and not for a name: the proxy could resolve the name to an address that the policy has
-// not approved.
+// address, and not for a name, because the proxy could resolve the name to an address that the
+// policy has not approved.
 func (h *Host) dial(ctx context.Context, f *flow) (*net.TCPConn, error) {
 	u := h.proxy.Load()
 	if u == nil || !u.uses(f.To, f.Names) {
@@ -99,8 +99,8 @@ func (u *upstream) connect(conn io.ReadWriter, to string) error {
 // maxHead is the maximum length, in bytes, of the proxy's answer before the tunnel begins.
 const maxHead = 16 << 10
 
-// readHead reads up to the end of the headers and not a byte further, because the next bytes come
-// from the server.
+// readHead reads up to the end of the headers and not a byte further, because the next bytes are
+// the server's.
 func readHead(r io.Reader) ([]byte, error) {
 	head := make([]byte, 0, 512)
 	for !bytes.HasSuffix(head, []byte("\r\n\r\n")) {

@@ -42,8 +42,8 @@ func serveProxy(t *testing.T, w *nettest.World, answer string) (asked func() str
 	}
 }
 
-// If the policy permits a TCP connection, it goes through the host's proxy, which is asked for the
-// address. Hosts in the proxy's list of exceptions are connected directly.
+// If the policy permits a TCP connection, the connection is made through the host's proxy, which is
+// asked for the address. Hosts in the proxy's list of exceptions are connected directly.
 func TestUpstreamProxy(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, web2+":25"), echo)
@@ -82,7 +82,7 @@ func TestUpstreamProxy(t *testing.T) {
 	}
 }
 
-// If the proxy refuses a tunnel, or sends an invalid answer, the flow log gives that as the reason
+// If the proxy refuses a tunnel, or sends an invalid answer, the flow log names this as the reason
 // why the connection failed.
 func TestUpstreamProxyRefuses(t *testing.T) {
 	for name, answer := range map[string]string{

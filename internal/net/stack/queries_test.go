@@ -11,8 +11,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// TestAttackSlowResolver checks that queries of all sandboxes that wait for a resolver are counted
-// together, and that some sandboxes cannot take all places.
+// TestAttackSlowResolver checks that the waiting queries of all sandboxes are counted together, and
+// that a few sandboxes cannot take all places.
 func TestAttackSlowResolver(t *testing.T) {
 	w := newWorld(t)
 	w.ListenUDP(t, resolver+":53") // does not answer

@@ -11,11 +11,11 @@ import (
 )
 
 // read reads messages from the frame socket until the peer has hung up. If a guest exceeds its
-// packet rate, read pauses; the guest's frames wait in the socket and are not lost.
+// packet rate, read pauses. The guest's frames then wait in the socket and are not lost.
 func (s *Stack) read() {
 	defer close(s.ended)
 	for {
-		// receive takes a chunk only when there are bytes, so an idle socket has none.
+		// receive takes a chunk only when there are bytes, so an idle socket has no chunk.
 		chunk, n, err := receive(s.link.raw, &s.host.chunks, nil)
 		if err != nil {
 			return

@@ -25,8 +25,8 @@ type relay struct {
 	begun func() // called when the bytes that were already read are forwarded; nil if there were none
 }
 
-// run forwards sent, the bytes that were already read from the guest, and then all further bytes.
-// It returns when the flow has ended.
+// run forwards the bytes in sent, which were already read from the guest, and then all further
+// bytes. It returns when the flow has ended.
 func (r *relay) run(sent []byte) {
 	stop := context.AfterFunc(r.ctx, r.reset)
 	var done sync.WaitGroup
@@ -42,9 +42,9 @@ func (r *relay) run(sent []byte) {
 	r.reset()
 }
 
-// drain waits, after both sides have ended, until both have also acknowledged all bytes. Until then
-// the bytes take memory, which would no longer be counted if the flow ended. If drain takes too
-// long, Sweep resets the flow.
+// drain waits, after both sides have ended, until both have also acknowledged all bytes.
+// Unacknowledged bytes take memory, which would no longer be counted if the flow ended. If drain
+// takes too long, Sweep resets the flow.
 func (r *relay) drain() {
 	for wait := time.Millisecond; r.unacknowledged(); wait = min(2*wait, time.Second) {
 		select {
@@ -56,8 +56,8 @@ func (r *relay) drain() {
 }
 
 // unacknowledged reports, after both sides have ended, whether the guest or the server has not
-// acknowledged the end of the data for it (RFC 9293 §3.3.2). gVisor changes the state only when it
-// sends the end of the data, and Linux when it queues the end.
+// acknowledged the end of its data (RFC 9293 §3.3.2). gVisor changes the state only when it sends
+// the end of the data, and Linux when it queues the end.
 func (r *relay) unacknowledged() bool {
 	switch tcp.EndpointState(r.ep.State()) {
 	case tcp.StateEstablished, tcp.StateCloseWait, tcp.StateFinWait1, tcp.StateClosing, tcp.StateLastAck:
@@ -203,8 +203,8 @@ func (r *relay) downward() error {
 	}
 }
 
-// receive waits until a socket has bytes. Then receive takes a chunk, and reads into the chunk. If
-// in is not nil, the chunk counts in that room. The caller must give the chunk back.
+// receive waits until a socket has bytes. Then it takes a chunk, and reads into the chunk. The
+// parameter in is the room in which the chunk counts, or nil. The caller must give the chunk back.
 func receive(raw interface {
 	Read(func(uintptr) bool) error
 }, pool *chunks, in *room) (k *chunk, n int, err error) {

@@ -49,7 +49,7 @@ func (z *zone) answer(query []byte) []byte {
 	return p
 }
 
-// serveDNS runs the resolver of the host h in the world.
+// serveDNS runs the resolver of a host in the world.
 func serveDNS(t testing.TB, w *nettest.World, h *Host, entries ...string) *zone {
 	t.Helper()
 	z := &zone{addrs: map[string]string{}}

@@ -57,7 +57,7 @@ func testSecretIsAdded(t *testing.T, policy string) {
 }
 
 // TestAttackSecretForeignServer requests the host of a secret at an address of another server. Only
-// a server with a certificate for the host gets a request.
+// a server with a certificate for the host receives a request.
 func TestAttackSecretForeignServer(t *testing.T) {
 	v := newVault(t, "public")
 	s := serveSite(t, v.world, web2+":443", newSigner(t).config(t, "api.example"))
@@ -107,8 +107,8 @@ func TestAttackSecretOtherHost(t *testing.T) {
 	}
 }
 
-// TestAttackSecretElsewhere checks that every other server gets only the placeholder, even after a
-// redirect from the host of the secret, and for another name at the same address.
+// TestAttackSecretElsewhere checks that every other server receives only the placeholder, even
+// after a redirect from the host of the secret, and for another name at the same address.
 func TestAttackSecretElsewhere(t *testing.T) {
 	v := newVault(t, "public")
 	s := serveSite(t, v.world, web+":443", v.roots.config(t, "api.example", "other.example"))
@@ -137,7 +137,7 @@ func TestAttackSecretElsewhere(t *testing.T) {
 }
 
 // TestAttackSecretSmuggling sends requests that servers could interpret differently, in order to
-// remove the header or to send two requests. The server gets one request, with the secret.
+// remove the header or to send two requests. The server receives one request, with the secret.
 func TestAttackSecretSmuggling(t *testing.T) {
 	v := newVault(t, "public")
 	s := serveSite(t, v.world, web+":443", v.roots.config(t, "api.example"))
@@ -194,7 +194,7 @@ func TestAttackSecretPolicy(t *testing.T) {
 }
 
 // TestAttackSecretInErrors has a server that puts the secret into texts that may appear in errors.
-// The guest gets what any client of that server gets, but no log contains the secret.
+// The guest receives the same answer as any client of that server, but no log contains the secret.
 func TestAttackSecretInErrors(t *testing.T) {
 	v := newVault(t, "public")
 	l := tls.NewListener(v.world.Listen(t, web+":443"), v.roots.config(t, "api.example"))

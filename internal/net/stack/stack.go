@@ -1,12 +1,12 @@
 // Package stack gives one sandbox its network: a user-space TCP/IP stack (gVisor's) on the
-// sandbox's frame socket. For each connection of the guest, it opens another one from this process
+// sandbox's frame socket. For each connection of the guest, it opens a connection from this process
 // to the server, and forwards the data between the two.
 //
 // Package policy decides about every flow before it is opened, and again when the policy changes.
 // If the policy has rules by name, the guest's first bytes are read before the server is dialled.
-// Only IPv4 is supported. The package bounds what a guest can make the process hold: open and
-// half-open connections, waiting bytes, fragments, and packets per second. Idle flows end. The
-// package knows neither the daemon nor other sandboxes.
+// Only IPv4 is supported. The package bounds the resources that a guest can use in the process:
+// open and half-open connections, waiting bytes, fragments, and packets per second. Idle flows end.
+// The package knows neither the daemon nor other sandboxes.
 package stack
 
 import (
@@ -76,8 +76,8 @@ type Stack struct {
 	udp      map[ports]*udpFlow // the UDP flows among flows
 }
 
-// New returns a stack on file, a non-blocking frame socket, and starts reading from it. It takes
-// ownership of file, which Close closes.
+// New returns a stack on a non-blocking frame socket, and starts reading from the socket. It takes
+// ownership of the file, which Close closes.
 func New(host *Host, file *os.File, as *netproto.Attach, c *Counters) (*Stack, error) {
 	id := as.ID
 	link, err := newLink(file, &c.Dropped)
@@ -183,8 +183,8 @@ func (s *Stack) Close() {
 }
 
 // SetPolicy replaces policy, limits and secrets. It resets flows that the new policy denies. If the
-// new policy needs the server's name of a flow that was not peeked, it resets that flow too. If the
-// secrets change, it resets all flows that the old or new secrets could concern.
+// new policy needs the server's name of a flow that was not peeked, SetPolicy also resets that
+// flow. If the secrets change, it resets all flows to which the old or the new secrets could apply.
 func (s *Stack) SetPolicy(to *netproto.SetPolicy) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -307,7 +307,8 @@ func TestIdleConnectionsEnd(t *testing.T) {
 	}
 }
 
-// The gateway answers echo requests to its own address. The policy decides about all others.
+// The gateway answers echo requests to its own address. The policy decides about all other echo
+// requests.
 func TestEcho(t *testing.T) {
 	w := newWorld(t)
 	r := newRig(t, w, "public")
@@ -341,7 +342,7 @@ func TestEchoWithoutPingSockets(t *testing.T) {
 	}
 }
 
-// A new policy resets the flows that it denies, and no others.
+// A new policy resets the flows that it denies, and no other flows.
 func TestSetPolicyResetsWhatIsDenied(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, web+":80"), echo)

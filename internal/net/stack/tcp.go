@@ -82,7 +82,7 @@ func (s *Stack) dialFirst(f *flow, r *tcp.ForwarderRequest) {
 	out, err := s.host.dial(f.ctx, f)
 	if err != nil {
 		f.fail(err)
-		// After a timeout the guest gets no answer. It will repeat its SYN, which makes us dial
+		// After a timeout the guest receives no answer. It will repeat its SYN, and we then dial
 		// again.
 		r.Complete(!isTimeout(err))
 		return
@@ -139,9 +139,9 @@ func (s *Stack) peekFirst(f *flow, r *tcp.ForwarderRequest) {
 }
 
 // mayPeek waits until the sandbox may have another connection that has not named its server, and
-// counts the connection and its first bytes. The caller must call done when they no longer count;
-// it may call done more than once. If all sandboxes together have too many such connections,
-// mayPeek refuses the flow.
+// counts the connection and its first bytes. The caller must call done when the connection and its
+// bytes no longer count. It may call done more than once. If all sandboxes together have too many
+// such connections, mayPeek refuses the flow.
 func (s *Stack) mayPeek(f *flow) (done func(), ok bool) {
 	select {
 	case s.peeks <- struct{}{}:
@@ -164,7 +164,7 @@ func isTimeout(err error) bool {
 	return ok && t.Timeout() || errors.Is(err, unix.ETIMEDOUT)
 }
 
-// takeDNS answers queries over TCP (RFC 7766), one after the other.
+// takeDNS answers queries over TCP (RFC 7766), one after another.
 func (s *Stack) takeDNS(f *flow, r *tcp.ForwarderRequest) {
 	defer s.endDNS(f)
 	c, err := s.accept(r, smallBuffers)

@@ -22,8 +22,8 @@ import (
 // ports identifies a UDP flow. Its remote side is the guest.
 type ports = gvisor.TransportEndpointID
 
-// udpFlow forwards the UDP packets between one pair of ports. It queues nothing: if the socket to
-// the server has no room, the packet is dropped, as a router would do.
+// udpFlow forwards the UDP packets between one pair of ports. It queues no packets. If the socket
+// to the server has no room, the packet is dropped, as a router would do.
 type udpFlow struct {
 	*flow
 	id  ports
@@ -132,8 +132,9 @@ func (s *Stack) makeRoomUDP() {
 // block, because the caller also reads the guest's other packets. It does not queue, because a
 // queue would take memory in each flow.
 func sendNow(raw syscall.RawConn, payload []byte) (sent bool) {
-	// The callback always returns true, so that Write does not wait. Its error may be about an
-	// earlier packet. It is ignored here, because the socket's reader gets such errors too.
+	// The callback always returns true, so that Write does not wait. The error of Write may be
+	// about an earlier packet. It is ignored here, because the socket's reader also receives such
+	// errors.
 	_ = raw.Write(func(fd uintptr) bool {
 		n, err := unix.Write(int(fd), payload)
 		sent = err == nil && n == len(payload)
@@ -157,7 +158,7 @@ func (s *Stack) relayUDP(f *udpFlow) {
 	delete(s.udp, f.id) // so that the guest's next packet begins a new flow
 }
 
-// downwardUDP forwards packets to the guest until receiving fails. It returns that error.
+// downwardUDP forwards packets to the guest until a read fails. It returns the error of this read.
 func (s *Stack) downwardUDP(f *udpFlow) error {
 	pool := &s.host.chunks
 	for {
@@ -203,7 +204,7 @@ func (s *Stack) sendUDP(id ports, payload []byte) {
 	}
 }
 
-// maxQuery is the maximum length of a DNS query in bytes; a name has up to 255 bytes, and options
+// maxQuery is the maximum length of a DNS query in bytes. A name has up to 255 bytes, and options
 // follow.
 const maxQuery = 2048
 
@@ -211,7 +212,7 @@ const maxQuery = 2048
 const maxQueries = 64
 
 // answerDNS answers a query in a new task, because the resolver may be slow. It drops the query if
-// maxQueries is reached, or the host's limit. Clients then repeat it.
+// maxQueries or the host's limit is reached. Clients then repeat the query.
 func (s *Stack) answerDNS(id ports, query []byte) {
 	if len(query) > maxQuery {
 		query = query[:maxQuery]

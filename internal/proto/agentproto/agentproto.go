@@ -4,9 +4,9 @@
 //
 // All other services of the agent use E2B's protocols (see EnvdPort and CodeInterpreterPort). The
 // control protocol is newline-delimited JSON on one vsock stream, with one answer for each request,
-// without HTTP. Fork messages have a port and a binary form of their own (see Forked.Append), which
-// is cheap to parse: every child gets a private copy of each page that its guest writes while it
-// handles a fork message.
+// without HTTP. Fork messages have a separate port and a binary form (see Forked.Append). This form
+// is cheap to parse, because every child needs a private copy of each page that its guest writes
+// while it handles a fork message.
 package agentproto
 
 import "time"
@@ -33,17 +33,17 @@ const (
 const Version = 6
 
 // EvalGrace is the time that evaluated code has to stop after it was interrupted because of its
-// timeout. After that, its interpreter is killed.
+// timeout. After this time, its interpreter is killed.
 const EvalGrace = 5 * time.Second
 
 // GroupHeader is a header of envd's SendSignal. If it is present, with any value, the signal is
 // sent to the process group. It is an extension by forkd.
 const GroupHeader = "Forkd-Group"
 
-// TerminalHeader is a header of envd's SendInput and CloseStdin. With it, input for stdin is
-// accepted for a process with a terminal: the input goes to the terminal, and its end becomes
-// Ctrl-D. Clients that attach to a process use it, because they cannot know whether the process has
-// a terminal. It is an extension by forkd.
+// TerminalHeader is a header of envd's SendInput and CloseStdin. With this header, envd accepts
+// input for the stdin of a process with a terminal. It writes the input to the terminal, and the
+// end of the input becomes Ctrl-D. Clients that attach to a process use the header, because they
+// cannot know whether the process has a terminal. It is an extension by forkd.
 const TerminalHeader = "Forkd-Terminal"
 
 // DefaultUserHeader is a header of requests to envd. It names the account for a request that names
@@ -71,8 +71,9 @@ const (
 	OpReset Op = "reset" // closes the guest's TCP connections to other hosts, as after a fork
 
 	// OpFreeze freezes the root file system for a disk-only branch: free space is discarded, all
-	// data is written to the disk, and programs that write are blocked. OpThaw ends that. After 30
-	// seconds the file system is thawed anyway, and OpThaw fails.
+	// data is written to the disk, and programs that write are blocked. OpThaw ends the freeze.
+	// After 30 seconds the file system is thawed without OpThaw, and a later OpThaw returns an
+	// error.
 	OpFreeze Op = "freeze"
 	OpThaw   Op = "thaw"
 )

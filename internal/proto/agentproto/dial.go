@@ -13,8 +13,8 @@ import (
 // DialSize is the length of the request, in bytes.
 const DialSize = 2
 
-// DialTimeout bounds the attempt to connect to each of the two loopback addresses. Only a server
-// whose queue of connections is full takes long.
+// DialTimeout bounds the attempt to connect to each of the two loopback addresses. A connect takes
+// long only if the server's queue of connections is full.
 const DialTimeout = 5 * time.Second
 
 // MaxDialed is the maximum number of connections to ports that an agent carries at the same time.

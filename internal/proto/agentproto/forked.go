@@ -11,8 +11,8 @@ import (
 
 // Sizes of fork messages in bytes.
 const (
-	// Bytes of the length at the beginning of every message; it does not count itself, and is
-	// little-endian.
+	// Bytes of the length at the beginning of every message. The length does not include these
+	// bytes, and is little-endian.
 	LengthSize = 4
 	MaxForked  = 1 << 20 // maximum length of a message to the guest, without LengthSize
 	MaxAnswer  = 64 << 10
@@ -109,8 +109,8 @@ func parseEnv(r *codec.Reader) map[string]string {
 	return env
 }
 
-// Length returns the length at the beginning of a message. If the length exceeds max, it returns an
-// error.
+// Length returns the length at the beginning of a message. If the length exceeds the parameter max,
+// Length returns an error.
 func Length(head []byte, max int) (int, error) {
 	if len(head) < LengthSize {
 		return 0, errors.New("fork message: no length")

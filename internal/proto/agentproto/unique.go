@@ -45,7 +45,7 @@ const reported = 0
 
 // AppendUnique appends the answer of an agent that has carried out a message and has looked for
 // generators. It contains More and the two lists. A list consists of the number of its generators,
-// and the process id and the two names of each.
+// and the process id and the two names of each generator.
 func AppendUnique(b []byte, u Unique) []byte {
 	u = u.cut()
 	head := len(b)
@@ -70,8 +70,9 @@ func appendGenerators(b []byte, list []Generator) []byte {
 	return b
 }
 
-// ParseAnswer parses body, an answer made by AppendAnswer or AppendUnique, without its length. text
-// is the text of the agent's error. err means that the answer is malformed.
+// ParseAnswer parses the body of an answer that AppendAnswer or AppendUnique has made, without its
+// length. The result text is the text of the agent's error. The result err means that the answer is
+// malformed.
 func ParseAnswer(body []byte) (u *Unique, text string, err error) {
 	if len(body) == 0 || body[0] != reported {
 		return nil, string(body), nil

@@ -135,14 +135,15 @@ func (r *Reader) U64() uint64 {
 	return 0
 }
 
-// Blob takes a length and that many bytes; the result aliases the input.
+// Blob takes a length and the given number of bytes. The result aliases the input.
 func (r *Reader) Blob() []byte { return r.Raw(r.count(1)) }
 
-// String takes a length and that many bytes.
+// String takes a length and the given number of bytes.
 func (r *Reader) String() string { return string(r.Blob()) }
 
-// Count reads an element count. It checks that as many elements of at least size bytes can follow,
-// so that the caller can safely allocate memory for them.
+// Count reads the number of elements that follow. The parameter size is the minimum size of an
+// element in bytes. Count checks that the input has room for the elements, so that the caller can
+// safely allocate memory for them.
 func (r *Reader) Count(size int) int { return r.count(size) }
 
 func (r *Reader) count(size int) int {

@@ -20,15 +20,16 @@ import (
 	"github.com/forkd/forkd/internal/rawcall"
 )
 
-// MaxMessage bounds one message, in bytes. The longest is a Restore with the maximum number of
-// extents.
+// MaxMessage bounds one message, in bytes. The longest message is a Restore with the maximum number
+// of extents.
 const MaxMessage = 1 << 20
 
 // MaxFDs is the maximum number of descriptors in one message (Linux's SCM_MAX_FD).
 const MaxFDs = 253
 
-// Conn is one end of a control connection. One goroutine may receive while others send. After
-// Close, no method uses the descriptor, because its number may belong to another file by then.
+// Conn is one end of a control connection. One goroutine may receive while other goroutines send.
+// After Close, no method uses the descriptor, because its number may belong to another file by
+// then.
 type Conn struct {
 	file *os.File
 	raw  syscall.RawConn
@@ -39,7 +40,7 @@ type Conn struct {
 // newConn takes ownership of fd, a connected SOCK_SEQPACKET socket.
 func newConn(fd int) (*Conn, error) {
 	// Make room for the largest message. The kernel doubles the number for its own bookkeeping.
-	// Without CAP_NET_ADMIN, it limits the number to net.core.wmem_max, commonly 208 KiB; messages
+	// Without CAP_NET_ADMIN, it limits the number to net.core.wmem_max, commonly 208 KiB. Messages
 	// above about 400 KiB then cannot be sent.
 	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, MaxMessage) != nil {
 		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, MaxMessage)
@@ -70,8 +71,8 @@ func Listen(path string) (fd int, err error) {
 }
 
 // Dial connects to the socket at path. If the listener's backlog is full, it returns an error
-// instead of waiting. The connection uses Go's poller for receiving: a blocking system call would
-// keep a processor of the scheduler busy until the runtime notices, which takes up to 20 ms.
+// instead of waiting. The connection uses Go's poller for receiving, because a blocking system call
+// would keep a processor of the scheduler busy until the runtime notices, which takes up to 20 ms.
 func Dial(path string) (*Conn, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
@@ -161,9 +162,9 @@ func (c *Conn) Packet(kind codec.Kind, body []byte) (fd int, packet []byte, err 
 // open more.
 var ErrFDsLost = errors.New("the descriptors of a message were lost: this process has too many open files")
 
-// Receive waits for one message. The caller must close the descriptors; the body is valid until the
-// next call. At the end of the connection, Receive returns io.EOF. If the error is ErrFDsLost, the
-// message is returned too, and the connection can still be used.
+// Receive waits for one message. The caller must close the descriptors. The body is valid until the
+// next call. At the end of the connection, Receive returns io.EOF. If the error is ErrFDsLost,
+// Receive also returns the message, and the connection can still be used.
 func (c *Conn) Receive() (kind codec.Kind, body []byte, fds []int, err error) {
 	lost := c.raw.Read(func(fd uintptr) bool {
 		body, fds, err = c.receive(int(fd))
@@ -246,7 +247,7 @@ func parseFDs(oob []byte) ([]int, error) {
 	return all, nil
 }
 
-// CloseAll closes descriptors that no one has taken.
+// CloseAll closes descriptors that no caller has taken.
 func CloseAll(fds []int) {
 	for _, fd := range fds {
 		_ = unix.Close(fd)

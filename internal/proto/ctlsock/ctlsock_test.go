@@ -66,7 +66,7 @@ func TestMessagesCarryBodiesAndDescriptors(t *testing.T) {
 	}
 }
 
-// A connection does not keep the buffer of a large message while it waits for the next one.
+// A connection does not keep the buffer of a large message while it waits for the next message.
 func TestLargeBufferIsDropped(t *testing.T) {
 	a, b := pair(t)
 	received := func() {

@@ -1,8 +1,8 @@
 // Package diffproto is the protocol between the daemon and forkd-diff, which compares the files of two
 // disks in a VM of its own.
 //
-// forkd-diff dials Port of the host. Both sides then send frames: a length (4 bytes, little-endian) and
-// as many bytes, in the encoding of package codec.
+// forkd-diff dials Port of the host. Both sides then send frames. A frame is a length (4 bytes,
+// little-endian) and a body of this length, in the encoding of package codec.
 //
 //	daemon:      a Request, frames with Ranges, and an empty frame
 //	forkd-diff:  an Entry for each difference, and Done at the end; or a refusal at any time
@@ -13,8 +13,8 @@
 // The entries come in the order of a walk: a directory before its entries, and these in the order of their
 // names.
 //
-// The disks are those of guests, and a guest may take over forkd-diff. So the daemon takes
-// no message on trust: Reader bounds and checks each of them, and holds one at a time.
+// The disks belong to guests, and a guest may take over forkd-diff. So the daemon trusts no
+// message. Reader bounds and checks each message, and holds one message at a time.
 package diffproto
 
 import (
@@ -55,8 +55,8 @@ type Request struct {
 	Partial    bool   // leave out files that an archive cannot have as they are, instead of refusing
 }
 
-// Range is a part of both disks: Length bytes from Offset on. The disks are equal outside of the ranges
-// that the daemon sends.
+// Range is a part of both disks: Length bytes, beginning at Offset. The disks are equal outside of
+// the ranges that the daemon sends.
 type Range struct{ Offset, Length uint64 }
 
 // Type is the type of a file.
@@ -140,8 +140,9 @@ func writeFrame(w io.Writer, body []byte) error {
 	return err
 }
 
-// readFrame reads a frame into buf and returns its body. If buf is too small, it allocates a new one. A
-// body of more than most bytes is an error.
+// readFrame reads a frame into buf and returns the body. If buf is too small, readFrame allocates a
+// new buffer. The parameter most is the maximum length of the body in bytes. A longer body is an
+// error.
 func readFrame(r io.Reader, buf []byte, most uint32) ([]byte, error) {
 	var head [4]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
@@ -200,7 +201,7 @@ type RangeWriter struct {
 // NewRangeWriter returns a RangeWriter. Its caller must call Close.
 func NewRangeWriter(w io.Writer) *RangeWriter { return &RangeWriter{w: w} }
 
-// Add adds a range to the next frame. It sends the frame when the frame is full.
+// Add adds a range to the next frame. It sends a full frame.
 func (r *RangeWriter) Add(v Range) error {
 	r.body.U64(v.Offset)
 	r.body.U64(v.Length)

@@ -10,9 +10,9 @@ import (
 // noNewline follows a line that ends its file without a line end.
 const noNewline = "\\ No newline at end of file\n"
 
-// checkHunks returns an error unless patch consists of hunks of a unified diff, and each hunk has as many
-// lines as its header says. After fewer lines, a program that applies patches would read a line such as
-// "+++ b/x" as the beginning of another file.
+// checkHunks returns an error unless patch consists of hunks of a unified diff, and each hunk has
+// as many lines as its header says. If a hunk had fewer lines, a program that applies patches would
+// read a line such as "+++ b/x" as the beginning of another file.
 func checkHunks(patch string) error {
 	var old, now uint64 // lines of each side that the hunk still lacks
 	text := false       // whether the line before is one of a file

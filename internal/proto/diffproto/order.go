@@ -5,16 +5,16 @@ import (
 	"strings"
 )
 
-// order checks that entries are those of one walk through two trees: all are at or below one path, each
-// directory comes before its entries, and its entries are in the order of their names. So no path comes
-// twice.
+// order checks that entries belong to one walk through two trees. All entries are at or below one
+// path, each directory precedes its entries, and the entries of a directory are in the order of
+// their names. So no path occurs twice.
 type order struct {
 	path  string // that of the request
 	last  string // path of the entry before
 	files []above
 }
 
-// above is an entry at or above the entry before that is no directory on at least one side.
+// above is the previous entry, or an entry above it, that is no directory on at least one side.
 type above struct {
 	path   string
 	hasOld bool // whether the old side can have files below path
@@ -41,7 +41,7 @@ func (o *order) add(e *Entry) error {
 	return nil
 }
 
-// isBelow reports whether a path is dir, or below it. Both are clean.
+// isBelow reports whether a path is dir, or is below dir. Both paths are clean.
 func isBelow(path, dir string) bool {
 	return path == dir || strings.HasPrefix(path, strings.TrimSuffix(dir, "/")+"/")
 }

@@ -4,8 +4,8 @@
 //
 // A message on the socket consists of a struct virtio_net_hdr_v1 (virtio 1.2 §5.1.6, HeaderBytes
 // long, num_buffers 0) and a frame. The frame may be longer than the MTU if the header requests
-// segmentation. Neither end blocks: if the socket is full, the sender keeps the message, and if the
-// other end is closed, the message is dropped.
+// segmentation. Neither end blocks. If the socket is full, the sender keeps the message. If the
+// other end is closed, the sender drops the message.
 //
 // The package defines constants and makes the socket. It parses no frames. It does not import net
 // and net/netip, because a VMM must not contain these packages.
@@ -46,8 +46,8 @@ const (
 
 // BufferBytes is the size of the buffer that each end requests, in bytes. There is room for three
 // of the longest messages and the kernel's bookkeeping, so that one message can be written while
-// another is read. The kernel limits the size to net.core.wmem_max, commonly 208 KiB, and counts
-// its bookkeeping as part of it.
+// another is read. The kernel limits the size to net.core.wmem_max, commonly 208 KiB. This size
+// includes the kernel's bookkeeping.
 const BufferBytes = 256 << 10
 
 // Pair makes a socket for frames. The caller sends one end to a VMM and the other to forkd-net, and

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A finished disk goes to a client as records, in the order of their offsets:
+// A finished disk is sent to a client as records, in the order of their offsets:
 //
 //	offset (8 bytes, little-endian), length (4 bytes, little-endian), that many bytes
 //
@@ -18,8 +18,8 @@ import (
 
 const recordHead = 8 + 4
 
-// WriteDisk writes the records of a disk of size bytes to w. f is the disk's file, which may be
-// sparse.
+// WriteDisk writes the records of a disk to w. The parameter f is the disk's file, which may be
+// sparse, and size is the disk's size in bytes.
 func WriteDisk(w io.Writer, f *os.File, size int64) error {
 	buf := make([]byte, recordHead+maxChunk)
 	record := func(at int64, n int) error {
@@ -54,8 +54,8 @@ func WriteDisk(w io.Writer, f *os.File, size int64) error {
 	return record(size, 0)
 }
 
-// ReadDisk reads the records that WriteDisk wrote, and writes the disk of size bytes to f. f must
-// be empty.
+// ReadDisk reads the records that WriteDisk wrote, and writes the disk to the file f, which must be
+// empty. The parameter size is the disk's size in bytes.
 func ReadDisk(f *os.File, r io.Reader, size int64) error {
 	if err := f.Truncate(size); err != nil {
 		return err

@@ -1,12 +1,12 @@
 // Package imageproto defines the stream from which a builder VM fills a blank disk with the files
-// of a container image. The stream goes from the client that has the image through the daemon to
-// forkd-unpack.
+// of a container image. The client that has the image sends the stream, and the daemon forwards it
+// to forkd-unpack.
 //
 //	length (4 bytes, little-endian), Header as JSON
 //	for each layer: chunks, each a length (as above, not 0) and that many bytes; then a length of 0
 //
 // forkd-unpack dials Port of the host, mounts the disk, reads the stream and answers with one line:
-// an Answer as JSON. If forkd-unpack fails, the Answer may come before the end of the stream.
+// an Answer as JSON. If forkd-unpack fails, it may send the Answer before the end of the stream.
 //
 // Only forkd-unpack parses the layers. The daemon forwards the stream without parsing it.
 package imageproto
@@ -45,8 +45,8 @@ type Layer struct {
 	DiffID string `json:"diff_id,omitempty"`
 
 	// Files marks the layer with the files of a recipe. A file of this layer may replace a file. It
-	// is an error if a directory would replace a file, or a file a directory. Existing directories
-	// keep their owner and mode.
+	// is an error if a directory would replace a file, or if a file would replace a directory.
+	// Existing directories keep their owner and mode.
 	Files bool `json:"files,omitempty"`
 }
 
@@ -55,7 +55,8 @@ type Answer struct {
 	Error string `json:"error,omitempty"` // empty: the disk is complete and unmounted
 }
 
-// WriteAnswer writes the answer of forkd-unpack. refused is its error; nil means success.
+// WriteAnswer writes the answer of forkd-unpack. The parameter refused is its error, or nil for
+// success.
 func WriteAnswer(w io.Writer, refused error) error {
 	var a Answer
 	if refused != nil {
@@ -132,8 +133,9 @@ func WriteHeader(w io.Writer, h Header) error {
 	return writeChunk(w, text)
 }
 
-// WriteLayer writes the content of from as one layer. Only io.EOF ends the layer. io.ErrUnexpectedEOF is an
-// error like any other, because readers of network connections return it if content is cut off.
+// WriteLayer writes the content of the reader from as one layer. Only io.EOF ends the layer.
+// io.ErrUnexpectedEOF is an error like any other, because readers of network connections return it
+// if content is cut off.
 func WriteLayer(w io.Writer, from io.Reader) error {
 	buf := make([]byte, maxChunk)
 	for n := 0; ; {

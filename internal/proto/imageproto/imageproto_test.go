@@ -49,8 +49,8 @@ func TestStreamRoundTrip(t *testing.T) {
 	}
 }
 
-// If the source of a layer breaks off, even with io.ErrUnexpectedEOF, the stream does not get the end of the
-// layer.
+// If the source of a layer is cut off, even with io.ErrUnexpectedEOF, the stream does not contain
+// the end of the layer.
 func TestBrokenSourcesEndNoLayer(t *testing.T) {
 	boom := errors.New("boom")
 	for _, broken := range []error{io.ErrUnexpectedEOF, boom, fmt.Errorf("layer: %w", io.EOF)} {

@@ -1,8 +1,8 @@
 // Package netproto is the control protocol between the daemon and forkd-net, the process through
 // which all sandboxes of a host connect to the network. The daemon sends requests on a
 // SOCK_SEQPACKET unix socket, some of them together with descriptors, and forkd-net answers each
-// request. The daemon may send further requests before it has received the answer to the first one.
-// forkd-net handles requests in order.
+// request. The daemon may send further requests before it has received the answer to an earlier
+// request. forkd-net handles requests in order.
 //
 // The package defines the messages and their encoding, and the form of a policy (Policy, Rule).
 // Package policy of forkd-net decides what a policy permits. This package opens no socket.
@@ -76,7 +76,7 @@ type Limits struct {
 
 // MaxConnections is the maximum number of connections of one sandbox, even if its limits permit
 // more. In addition, forkd-net's memory limits the connections of all sandboxes together, and one
-// sandbox may have three quarters of these.
+// sandbox may have three quarters of these connections.
 const MaxConnections = 4096
 
 // Check returns a *FieldError if a limit is invalid.
@@ -142,7 +142,7 @@ type Stats struct {
 	Recent      []Refusal  // latest refused destinations, up to MaxRecent, the newest first; empty in a sum
 }
 
-// Code is the kind of an error, for callers that must tell errors apart.
+// Code is the kind of an error, for callers that must distinguish errors.
 type Code uint8
 
 // Codes of Error.

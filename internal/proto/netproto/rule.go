@@ -66,7 +66,7 @@ func (r *Rule) String() string {
 	return b.String()
 }
 
-// maxRuleText bounds the text of a rule, in bytes. A name in it has at most 253.
+// maxRuleText bounds the text of a rule, in bytes. A name in the text has at most 253 bytes.
 const maxRuleText = 300
 
 // ParseRule parses the text of a rule. An error quotes the text and shows how to correct it.

@@ -34,7 +34,7 @@ type Hidden string
 // Format implements fmt.Formatter, for every verb.
 func (Hidden) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, "[hidden]") }
 
-// MarshalText returns an error. Code that must store the value has a type of its own for it.
+// MarshalText returns an error. Code that must store the value has a separate type for it.
 func (Hidden) MarshalText() ([]byte, error) { return nil, errors.New("a secret is not to be encoded") }
 
 // ParseSecret parses a secret in the API's form. An empty value means that the sandbox keeps its

@@ -51,9 +51,9 @@ func (p *Policy) Widens(present *Policy, own func(netip.Addr) bool) *FieldError 
 	return p.deniesLess(present, kept)
 }
 
-// deniesLess returns a *FieldError if present denies something that p does not: a part of kept, or
-// a name. A rule by name cannot deny connections whose server name is encrypted. So p also denies
-// less if it permits these and present does not.
+// deniesLess returns a *FieldError if the policy present denies a destination that p does not deny:
+// a part of the ranges kept, or a name. A rule by name cannot deny connections whose server name is
+// encrypted. So p also denies less if p permits such connections and the policy present does not.
 func (p *Policy) deniesLess(present *Policy, kept []netip.Prefix) *FieldError {
 	for i := range present.Deny {
 		d := &present.Deny[i]
@@ -70,8 +70,8 @@ func (p *Policy) deniesLess(present *Policy, kept []netip.Prefix) *FieldError {
 	return nil
 }
 
-// closedAround returns the closed ranges that contain prefix, the narrowest first. A rule for
-// prefix opens all of them.
+// closedAround returns the closed ranges that contain a prefix, the narrowest first. A rule for the
+// prefix opens all these ranges.
 func closedAround(prefix netip.Prefix, own func(netip.Addr) bool) (closed []Closed) {
 	if prefix.IsSingleIP() && own(prefix.Addr()) {
 		closed = append(closed, ClosedRange(prefix.Addr(), true))
@@ -84,7 +84,8 @@ func closedAround(prefix netip.Prefix, own func(netip.Addr) bool) (closed []Clos
 	return closed
 }
 
-// opens reports whether p opens all destinations of r, a rule for an address in the ranges closed.
+// opens reports whether p opens all destinations of r, a rule for an address in the given closed
+// ranges.
 func (p *Policy) opens(r *Rule, closed []Closed) bool {
 	// A rule without ports does not open the DNS ports of closed ranges.
 	dns := r.HasPorts() && (r.hasPort(53) || r.hasPort(853))
@@ -113,7 +114,7 @@ func (r *Rule) namesPrivate() bool {
 	})
 }
 
-// covers reports whether r matches every destination that other matches.
+// covers reports whether r matches every destination that the rule other matches.
 func (r *Rule) covers(other *Rule) bool {
 	switch {
 	case r.IsName() != other.IsName(), r.Protocol != AnyProtocol && r.Protocol != other.Protocol:

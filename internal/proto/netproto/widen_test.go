@@ -54,7 +54,7 @@ func TestPolicyWidens(t *testing.T) {
 		{"public", "allow 9.9.9.0/24", ""},
 		{"public", "allow 192.0.2.1", ""}, // the sandbox's own network, which no rule opens
 		{"public", "public !10.0.0.0/8", ""},
-		// Policies that open no more than the present one does.
+		// Policies that open no more than the present policy.
 		{"allow 10.0.0.0/8", "allow 10.0.0.0/8", ""},
 		{"allow 10.0.0.0/8", "public 10.1.2.3:443 pypi.org", ""},
 		{"allow 10.0.0.0/8", "none", ""},
@@ -64,7 +64,7 @@ func TestPolicyWidens(t *testing.T) {
 		{"allow 169.254.0.0/16", "allow 169.254.3.0/24", ""},
 		{"allow 9.9.9.9", "public 9.9.9.9:53", "allow[0]"},
 		{"allow 9.9.9.9:1-100", "public 9.9.9.9:53", ""},
-		// Policies that open more than the present one does.
+		// Policies that open more than the present policy.
 		{"allow 10.1.0.0/16", "allow 10.0.0.0/8", "allow[0]"},
 		{"allow 10.1.2.3:443", "allow 10.1.2.3", "allow[0]"},
 		{"allow 10.1.2.3:443", "allow 10.1.2.3:442-443", "allow[0]"},

@@ -6,13 +6,14 @@ import "strings"
 // end. If a parameter occurs twice, the kernel uses the last value. The VMM checks the command line
 // before it boots.
 //
-// The parameters no_timer_check, i8042.* and noapic are not needed: the ACPI tables say that there
-// is no timer to check, no keyboard controller and no legacy interrupt controller. Parameters such
-// as mitigations= and nokaslr are left to the image, which decides about the protection of its own
-// programs.
+// The parameters no_timer_check, i8042.* and noapic are not needed, because the ACPI tables say
+// that there is no timer to check, no keyboard controller and no legacy interrupt controller.
+// Parameters such as mitigations= and nokaslr are left to the image, which decides about the
+// protection of its own programs.
 func Cmdline(extra ...string) string {
 	params := []string{
-		// The serial port is the only console. The VMM keeps its last output as the sandbox's log.
+		// The serial port is the only console. The VMM keeps the console's last output as the
+		// sandbox's log.
 		"console=ttyS0",
 		// Print only warnings and errors, because each byte on the console is an exit to the VMM.
 		"quiet",
@@ -20,18 +21,18 @@ func Cmdline(extra ...string) string {
 		// the kernel would hang.
 		"panic=-1",
 		// Reset through ACPI. By default Linux uses EFI for the reset of a hardware-reduced
-		// platform and, without EFI, jumps to a BIOS, which is missing too.
+		// platform. Without EFI it jumps to a BIOS, and there is no BIOS either.
 		"reboot=acpi",
 		// Use kvm-clock, because no other clock is preserved by KVM over a save and restore on any
 		// host. The kernel would prefer the TSC if it is invariant.
 		"clocksource=kvm-clock",
 		// Do not compare the TSCs of the vCPUs, which takes up to 20 ms for each vCPU and fails if
-		// the host is busy. Do not check the TSC against another clock either: after a restore the
-		// TSC has jumped, and the kernel would stop using it.
+		// the host is busy. Do not check the TSC against another clock either, because the TSC has
+		// jumped after a restore, and the kernel would stop using it.
 		"tsc=reliable",
-		// Disable watchdogs: after a restore they would take the time between snapshot and fork for
-		// a lockup. Without them, an idle vCPU also wakes up less often, so an idle child writes
-		// fewer pages.
+		// Disable watchdogs, because after a restore they would mistake the time between snapshot
+		// and fork for a lockup. Without watchdogs, an idle vCPU also wakes up less often, so an
+		// idle child writes fewer pages.
 		"nowatchdog",
 		// Disable pressure stall information, which writes memory at every context switch and wakes
 		// up a worker every two seconds.
@@ -42,8 +43,8 @@ func Cmdline(extra ...string) string {
 		"pci=off",
 		// There is one serial port. Do not look for the three others that a PC may have.
 		"8250.nr_uarts=1",
-		// Do not use huge pages by default: when a child writes to one, it needs 2 MiB of private
-		// memory instead of 4 KiB. Programs can still request huge pages (madvise).
+		// Do not use huge pages by default, because a child that writes to a huge page needs 2 MiB
+		// of private memory instead of 4 KiB. Programs can still request huge pages (madvise).
 		"transparent_hugepage=madvise",
 		// Do not reserve 64 MiB of bounce buffers for guests with RAM above 4 GiB. No device has a
 		// limit for DMA addresses.

@@ -6,8 +6,8 @@ import (
 	"syscall"
 )
 
-// ErrorCode is the kind of an error of a VMM. The daemon reacts to the code; the text of the error
-// is for people. A code implements error, so that it can be used with errors.Is.
+// ErrorCode is the kind of an error of a VMM. The daemon reacts to the code, and the text of the
+// error is for people. A code implements error, so that it can be used with errors.Is.
 type ErrorCode uint8
 
 // The error codes.
@@ -63,7 +63,7 @@ func (e *Error) Is(target error) bool {
 	return ok && code == e.Code || e.Code == ErrNoSpace && target == syscall.ENOSPC
 }
 
-// WithCode gives err a code. If err already has a code, or is nil, it stays as it is.
+// WithCode gives err a code. If err already has a code, or is nil, WithCode returns it unchanged.
 func WithCode(code ErrorCode, err error) error {
 	if err == nil || CodeOf(err) != ErrOther {
 		return err

@@ -3,9 +3,9 @@ package vm
 // PageSize is the granularity of memory extents, in bytes.
 const PageSize = 4096
 
-// Extent describes a part of guest memory: Length bytes from guest physical address GPA on are at
-// Offset in the layer file with number Layer (0 is the base). GPA, Length and Offset are multiples
-// of PageSize. Guest memory that is in no extent is zero.
+// Extent describes a part of guest memory that begins at the guest physical address GPA and has
+// Length bytes. These bytes are at Offset in the layer file with number Layer (0 is the base). GPA,
+// Length and Offset are multiples of PageSize. Guest memory that is in no extent is zero.
 //
 // Within an extent, a layer has no holes. On tmpfs, even reading from a mapped hole allocates a
 // page, and if there is no memory for it, the access kills the VMM.
@@ -16,5 +16,5 @@ type Extent struct {
 	Offset uint64
 }
 
-// Range is Length bytes of guest memory from GPA on, in whole pages.
+// Range is Length bytes of guest memory, beginning at GPA, in whole pages.
 type Range struct{ GPA, Length uint64 }

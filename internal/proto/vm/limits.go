@@ -32,8 +32,8 @@ const (
 )
 
 // Minimum disk rates. The kernel writes a guest's data to disk at the guest's rate, and other
-// processes wait for these writes: the daemon when it makes a branch durable, and through the
-// journal of the host's file system every process that writes.
+// processes wait for these writes. The daemon waits when it makes a branch durable, and every
+// process that writes waits for the journal of the host's file system.
 const (
 	minBytesPerSecond = 1 << 20
 	minOpsPerSecond   = 64

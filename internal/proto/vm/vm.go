@@ -1,6 +1,6 @@
 // Package vm defines the values with which forkd's programs describe one virtual machine: its
-// shape, the modes of a branch, the reasons of its exit, and its counters. They are used in the
-// control protocol, in snapshots and in the API.
+// shape, the modes of a branch, the reasons of its exit, and its counters. The control protocol,
+// snapshots and the API use these values.
 //
 // It has only data types. internal/vmm runs machines, and internal/host requests them.
 package vm

@@ -11,9 +11,9 @@ import (
 
 // Branch saves the state of a running or paused machine, the memory that it has written since its
 // layers were made, and its disks. State, memory and disks belong to the same instant. The top of
-// each disk, its private file, becomes a layer below a new top that the daemon sends. From then on
-// the VMM reads the old top only through a descriptor that does not permit writing, which the
-// daemon sends too. A paused machine stays paused. With mode vm.BranchDisk, neither state nor
+// each disk, its private file, becomes a layer below a new top that the daemon sends. Afterwards
+// the VMM reads the old top only through a descriptor that does not permit writing. The daemon also
+// sends this descriptor. A paused machine stays paused. With mode vm.BranchDisk, neither state nor
 // memory is saved, and no files are sent for them.
 type Branch struct {
 	Mode vm.BranchMode
@@ -56,8 +56,8 @@ type Branched struct {
 
 // Rebase makes the machine share memory with a branch. The daemon sends the memory layer of the
 // branch. Private mappings of the layer replace all pages that the machine has not written since
-// the branch, while the machine runs. Stats.Rebases is incremented at the beginning. From then on,
-// a private page is one that differs from the branch's snapshot, so the next branch saves only
+// the branch, while the machine runs. Stats.Rebases is incremented at the beginning. Afterwards
+// only pages that differ from the branch's snapshot are private, so the next branch saves only
 // these pages. The snapshot must exist as long as the machine. After 30 seconds, another branch, or
 // a Restore, the machine no longer knows which pages are unwritten. It then changes nothing and
 // answers with vm.ErrNotKept.
@@ -94,9 +94,10 @@ func (m *RebaseResult) Parse(r *codec.Reader) error {
 	return r.Err()
 }
 
-// Merge replaces several layers of a disk by one layer with the same content, which the daemon
-// sends. The layers are those from First, counted above the base image, to the one below the top.
-// It is used because each branch adds a layer to the disk, even if the branch is deleted later.
+// Merge replaces several layers of a disk with one layer of the same content, which the daemon
+// sends. The replaced layers begin with number First, counted above the base image, and end just
+// below the top. It is used because each branch adds a layer to the disk, even if the branch is
+// deleted later.
 type Merge struct {
 	Disk  uint32
 	First uint32

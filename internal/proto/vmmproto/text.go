@@ -13,7 +13,7 @@ import (
 const MaxText = 4 << 10
 
 // Text returns up to MaxText bytes of a text of a VMM. It removes terminal control sequences,
-// because a guest may control the VMM. Line feeds and tabs stay; other characters that are not
+// because a guest may control the VMM. Line feeds and tabs stay. Other characters that are not
 // printable become U+FFFD.
 func Text(text string) string {
 	cut := len(text) > MaxText

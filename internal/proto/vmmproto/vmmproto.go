@@ -20,8 +20,8 @@ import (
 )
 
 // Version must be changed together with any message, and together with the form of the state that a
-// VMM saves. Otherwise a VMM that has outlived its daemon could save a state that the next daemon's
-// VMMs cannot restore. A VMM refuses a daemon with another version.
+// VMM saves. Otherwise a VMM of an earlier daemon could save a state that the VMMs of the next
+// daemon cannot restore. A VMM refuses a daemon with another version.
 const Version = 16
 
 // Kind is the first byte of every message.
@@ -189,7 +189,8 @@ func parseExtents(r *codec.Reader) []vm.Extent {
 // appendDuration encodes a duration in nanoseconds.
 func appendDuration(w *codec.Writer, d time.Duration) { w.U64(uint64(d)) }
 
-// parseDuration decodes a duration. It never returns a negative one, whatever the VMM has sent.
+// parseDuration decodes a duration. It never returns a negative duration, whatever the VMM has
+// sent.
 func parseDuration(r *codec.Reader) time.Duration { return time.Duration(min(r.U64(), math.MaxInt64)) }
 
 func parseVMGenID(r *codec.Reader) (id [16]byte) {
@@ -257,8 +258,8 @@ func parseRanges(r *codec.Reader) []vm.Range {
 func (m *Written) Append(w *codec.Writer) { appendRanges(w, m.Ranges) }
 
 // Parse decodes m. It returns an error if there are more than MaxWritten pages, or if they are not
-// in ascending order: the daemon sends these pages to the VMMs of other sandboxes, and each VMM
-// copies them.
+// in ascending order, because the daemon sends these pages to the VMMs of other sandboxes, and each
+// VMM copies them.
 func (m *Written) Parse(r *codec.Reader) error {
 	m.Ranges = parseRanges(r)
 	pages, end := uint64(0), uint64(0)
