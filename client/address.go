@@ -71,8 +71,8 @@ func localSocket(uid int) string {
 	return filepath.Join(run, "forkd", "forkd.sock")
 }
 
-// dialSocket connects to a unix socket. A private socket is checked after connecting and before
-// anything is sent, because its directory may have been created after New.
+// dialSocket connects to a unix socket. dialSocket checks a private socket after it has connected
+// and before it sends anything, because the socket's directory may have been created after New.
 func dialSocket(ctx context.Context, path string, private bool) (net.Conn, error) {
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "unix", path)
@@ -90,8 +90,8 @@ func dialSocket(ctx context.Context, path string, private bool) (net.Conn, error
 // user can create a directory of that name there.
 const runPrefix = "forkd-run-"
 
-// checkSocket returns an error if the unix socket at path may have been created by a user other
-// than root and the current one. Missing directories are accepted, because connecting fails then.
+// checkSocket returns an error if a user other than root and the current user may have created the
+// unix socket at path. It accepts missing directories, because a connect then fails.
 func checkSocket(path string) error {
 	dirs := []string{filepath.Dir(path)}
 	if above := filepath.Dir(dirs[0]); strings.HasPrefix(filepath.Base(above), runPrefix) {

@@ -63,7 +63,7 @@ func TestPrivateSocketIsNobodyElses(t *testing.T) {
 	}
 }
 
-// toLink replaces a directory by a link to it.
+// toLink replaces a directory with a link to the same directory.
 func toLink(dir string) error {
 	if err := os.Rename(dir, dir+".real"); err != nil {
 		return err

@@ -21,8 +21,8 @@ func (c *Client) Branch(ctx context.Context, id string, req BranchRequest) (s Sn
 	return s, err
 }
 
-// Rollback puts a sandbox back to a snapshot of its family. An empty to means the snapshot that the
-// sandbox runs from.
+// Rollback puts a sandbox back to a snapshot of its family. If the parameter to is empty, that is
+// the snapshot that the sandbox runs from.
 func (c *Client) Rollback(ctx context.Context, id, to string) (r RolledBack, err error) {
 	return c.RollbackWith(ctx, id, RollbackRequest{To: to})
 }
@@ -72,7 +72,7 @@ func (c *Client) Pause(ctx context.Context, id string) (s Sandbox, err error) {
 	return s, err
 }
 
-// Resume continues a paused sandbox or restores a suspended one.
+// Resume continues a paused sandbox or restores a suspended sandbox.
 func (c *Client) Resume(ctx context.Context, id string) (s Sandbox, err error) {
 	return c.ResumeWith(ctx, id, ResumeRequest{})
 }

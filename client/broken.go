@@ -30,8 +30,7 @@ func (e *ConnectionError) Error() string {
 
 func (e *ConnectionError) Unwrap() error { return e.Err }
 
-// StreamError says that a stream broke off before its end because the connection to the daemon
-// broke.
+// StreamError says that a stream was cut off because the connection to the daemon broke.
 type StreamError struct {
 	What string // kind of stream, such as "exec"
 	PID  uint32 // process of the command, which may still run; 0 if the stream has no process, or its id is unknown
@@ -56,8 +55,8 @@ func broken(ctx context.Context, what string, pid uint32, err error) error {
 	return &StreamError{What: what, PID: pid, Err: err}
 }
 
-// PartialForkError says that some children of a fork did not start. The others are running and
-// belong to the caller.
+// PartialForkError says that some children of a fork did not start. The other children are running
+// and belong to the caller.
 type PartialForkError struct {
 	Sandboxes []Sandbox
 	Failed    int
@@ -67,7 +66,7 @@ func (e *PartialForkError) Error() string {
 	return fmt.Sprintf("%d of %d children did not start; the others live", e.Failed, e.Failed+len(e.Sandboxes))
 }
 
-// Children returns the sandboxes of a fork, and a *PartialForkError if some did not start:
+// Children returns the sandboxes of a fork, and a *PartialForkError if some children did not start:
 //
 //	kids, err := client.Children(c.Fork(ctx, req))
 func Children(f Forked, err error) ([]Sandbox, error) {
@@ -106,9 +105,9 @@ func Shell(line string) []string { return []string{"/bin/sh", "-c", line} }
 
 // WithRetries repeats a call up to n times, until its context ends, if the connection fails or the
 // daemon says when to try again. It repeats only calls that are safe to repeat. These are calls
-// that read, and calls that make a sandbox, a snapshot, a workspace or a context: such a call
-// carries an Idempotency-Key, by which the daemon recognizes a repetition. By default no call is
-// repeated.
+// that read, and calls that make a sandbox, a snapshot, a workspace or a context. Calls of the
+// second kind carry an Idempotency-Key, by which the daemon recognizes a repetition. By default no
+// call is repeated.
 func WithRetries(n int) Option {
 	return func(s *settings) error {
 		if n < 0 {
@@ -125,7 +124,7 @@ const onceHeader = "Idempotency-Key"
 // further pause is twice as long.
 const firstPause = 100 * time.Millisecond
 
-// repeat sends a request until it gets a final answer. Each attempt sends the same body.
+// repeat sends a request until it receives a final answer. Each attempt sends the same body.
 func (c *Client) repeat(ctx context.Context, method string, header http.Header, once bool,
 	send func(http.Header) (*http.Response, error)) (*http.Response, error) {
 	left := c.retries

@@ -35,11 +35,11 @@ type BuildContext struct {
 const defaultDockerfile = "Dockerfile"
 
 // OpenBuildContext opens a directory as the context of a build and reads its Dockerfile and its
-// .dockerignore. dockerfile is the path of the Dockerfile; a relative path begins at dir. Empty
-// means "Dockerfile"; "-" means that the caller has the text. A file NAME.dockerignore beside the
-// Dockerfile NAME replaces the .dockerignore.
+// .dockerignore. The parameter dockerfile is the path of the Dockerfile. A relative path begins at
+// dir. An empty path means "Dockerfile", and "-" means that the caller has the text. A file
+// NAME.dockerignore beside the Dockerfile NAME replaces the .dockerignore.
 //
-// The files below dir are not trusted: a symbolic link must not lead out of dir, and a pipe is
+// The files below dir are not trusted. A symbolic link must not lead out of dir, and a pipe is
 // refused. A Dockerfile outside dir was chosen by the caller and is read as it is.
 func OpenBuildContext(dir, dockerfile string) (_ *BuildContext, err error) {
 	root, err := os.OpenRoot(dir)
@@ -64,8 +64,8 @@ func OpenBuildContext(dir, dockerfile string) (_ *BuildContext, err error) {
 	return c, err
 }
 
-// readDockerfile reads the Dockerfile NAME and, if it exists, NAME.dockerignore next to it; own
-// reports whether NAME.dockerignore exists.
+// readDockerfile reads the Dockerfile NAME and, if it exists, NAME.dockerignore next to it. The
+// result own reports whether NAME.dockerignore exists.
 func (c *BuildContext) readDockerfile(path string) (own bool, err error) {
 	c.Name = path
 	name, inside, err := c.place(path)
@@ -88,8 +88,8 @@ func (c *BuildContext) Close() error {
 	return c.root.Close()
 }
 
-// place returns the path of a Dockerfile. inside reports whether the file is in the context; its
-// path is then relative to the context.
+// place returns the path of a Dockerfile. The result inside reports whether the file is in the
+// context. The path of such a file is relative to the context.
 func (c *BuildContext) place(dockerfile string) (name string, inside bool, err error) {
 	if !filepath.IsAbs(dockerfile) {
 		dockerfile = filepath.Join(c.dir, dockerfile)
@@ -134,8 +134,8 @@ func (c *BuildContext) shown(name string) string {
 	return filepath.Join(c.dir, name)
 }
 
-// read reads a file that becomes part of the request. chosen means that the caller named the file.
-// A chosen file outside the context may be a pipe.
+// read reads a file that becomes part of the request. The parameter chosen means that the caller
+// named the file. A chosen file outside the context may be a pipe.
 func (c *BuildContext) read(name string, inside bool, most int64, chosen bool) ([]byte, error) {
 	f, err := c.open(name, inside, chosen)
 	if err != nil {
@@ -175,7 +175,7 @@ func (c *BuildContext) open(name string, inside, chosen bool) (*os.File, error) 
 	return f, c.named(err, name)
 }
 
-// named replaces the relative name in an error of os.Root by the full path of the file.
+// named replaces the relative name in an error of os.Root with the full path of the file.
 func (c *BuildContext) named(err error, name string) error {
 	var of *fs.PathError
 	if !errors.As(err, &of) {
@@ -188,7 +188,7 @@ func (c *BuildContext) named(err error, name string) error {
 // not count as a missing .dockerignore.
 func notThere(err error) error { return errors.New(err.Error()) }
 
-// kindOf names a file that is not a regular one.
+// kindOf names the kind of a file that is not a regular file.
 func kindOf(mode fs.FileMode) string {
 	switch mode.Type() {
 	case fs.ModeDir:
@@ -205,7 +205,7 @@ func kindOf(mode fs.FileMode) string {
 
 // Pack writes the files of the context. Pass it to Client.Build as files. The order of the entries
 // depends only on their names. Sockets are omitted. A pipe or a device is an error, because no
-// build can copy one.
+// build can copy such a file.
 func (c *BuildContext) Pack(out *tar.Writer) error {
 	if c.root == nil {
 		return nil

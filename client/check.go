@@ -37,8 +37,8 @@ const (
 	maxDepth    = 64
 )
 
-// checkPath refuses a path that a server would parse differently, such as one with an empty id: the
-// server would take the next segment as the id.
+// checkPath refuses a path that a server would parse differently. For example, if the id is empty,
+// the server would take the next segment as the id.
 func checkPath(of string) error {
 	of, _, _ = strings.Cut(of, "?")
 	if path.Clean(of) == of {

@@ -6,8 +6,8 @@
 // sent. If the daemon does not answer, the error is a *ConnectionError, which says whether anything
 // was sent.
 //
-// A client keeps no state. It repeats a call only if WithRetries allows that. The reason is that a
-// broken connection does not tell whether the daemon carried out the call, such as a fork.
+// A client keeps no state. It repeats a call only if WithRetries allows that, because a broken
+// connection does not show whether the daemon has carried out the call, such as a fork.
 package client
 
 import (
@@ -43,7 +43,7 @@ const (
 )
 
 // New returns a client of the daemon at address: unix:///path/to/socket, http://host:port or
-// https://host:port. token may be empty.
+// https://host:port. The token may be empty.
 func New(address, token string, options ...Option) (*Client, error) {
 	const want = "want unix:///path, http://host:port or https://host:port"
 	u, err := url.Parse(address)
@@ -81,8 +81,8 @@ func New(address, token string, options ...Option) (*Client, error) {
 	return c, nil
 }
 
-// direct returns an HTTP client that follows no redirect. The daemon sends none, and the target of
-// a redirect would receive the token and the request.
+// direct returns an HTTP client that follows no redirect. The daemon sends no redirects, and the
+// target of a redirect would receive the token and the request.
 func direct(rt http.RoundTripper) *http.Client {
 	return &http.Client{Transport: rt, CheckRedirect: func(*http.Request, []*http.Request) error {
 		return http.ErrUseLastResponse

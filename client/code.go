@@ -94,8 +94,8 @@ const (
 // accepts results of up to 32 MiB from a guest.
 const maxCodeEvent = 64 << 20
 
-// RunCode runs code in a warm interpreter of a sandbox. The error is nil if the outcome is known:
-// an exception that the code raised is in the Execution. When ctx ends, the code is interrupted.
+// RunCode runs code in a warm interpreter of a sandbox. The error is nil if the outcome is known.
+// An exception that the code raised is in the Execution. When ctx ends, the code is interrupted.
 func (c *Client) RunCode(ctx context.Context, id string, req CodeRequest, on CodeHandlers) (e Execution, err error) {
 	if err := checkCode(req); err != nil {
 		return e, err
@@ -162,7 +162,7 @@ func sizeOf(r v1.CodeResult) (n int) {
 	return max(leastResult, n)
 }
 
-// take adds an event and reports whether it was the last one.
+// take adds an event and reports whether it was the last event.
 func (e *codeRun) take(event v1.CodeEvent) (done bool, err error) {
 	on := e.on
 	switch {

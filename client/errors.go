@@ -49,7 +49,7 @@ func IsStatus(err error, status int) bool {
 	return errors.As(err, &e) && e.Status == status
 }
 
-// IsNotFound reports whether the daemon answered that the named thing does not exist.
+// IsNotFound reports whether the daemon answered that the named object does not exist.
 func IsNotFound(err error) bool { return IsStatus(err, http.StatusNotFound) }
 
 func apiError(resp *http.Response) error {

@@ -133,7 +133,7 @@ func (c *Client) Eval(ctx context.Context, id string, req EvalRequest) (r EvalRe
 
 // InterruptEval interrupts the code that runs in an interpreter of a sandbox and reports whether
 // any code was running. An empty contextID means the default interpreter. Code may catch the
-// interrupt and continue; only RestartEval stops every code.
+// interrupt and continue. Only RestartEval stops all code.
 func (c *Client) InterruptEval(ctx context.Context, id, contextID string) (bool, error) {
 	var answer v1.Interrupted
 	err := c.call(ctx, http.MethodPost, sandboxPath(id, "/eval/interrupt"), v1.InterpreterRequest{ContextID: contextID},

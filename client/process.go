@@ -170,7 +170,7 @@ func (p *Process) Wait(stdout, stderr io.Writer) (end ExecEnd, err error) {
 }
 
 // maxUntaken bounds the input, in bytes, that was sent and that the process has not read yet. The
-// daemon buffers this much. With more input, signals would wait behind the input.
+// daemon buffers this number of bytes. With more input, signals would wait behind the input.
 const maxUntaken = 128 << 10
 
 // Write sends input to the process and returns when the process has read it.
@@ -283,7 +283,8 @@ func (c *Client) SignalProcess(ctx context.Context, id string, pid uint32, signa
 	return c.call(ctx, http.MethodPost, processPath(id, pid, "/signal"), v1.SignalRequest{Signal: signal}, nil)
 }
 
-// SendStdin sends all of input to a process, and then closes the process's stdin if last is true.
+// SendStdin sends all data of the reader input to a process, and then closes the process's stdin if
+// last is true.
 func (c *Client) SendStdin(ctx context.Context, id string, pid uint32, input io.Reader, last bool) error {
 	path := processPath(id, pid, "/stdin?close="+strconv.FormatBool(last))
 	resp, err := c.request(ctx, http.MethodPost, path, "application/octet-stream", input)

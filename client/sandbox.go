@@ -11,7 +11,8 @@ import (
 
 func sandboxPath(id, suffix string) string { return "/v1/sandboxes/" + url.PathEscape(id) + suffix }
 
-// Fork starts children. If one of them fails, the others are killed, unless AllowPartial is set.
+// Fork starts children. If one of them fails, the other children are killed, unless AllowPartial is
+// set.
 func (c *Client) Fork(ctx context.Context, req ForkRequest) (f Forked, err error) {
 	if err := checkFork(req); err != nil {
 		return f, err
@@ -50,7 +51,7 @@ func (c *Client) ChangeLabels(ctx context.Context, id string, change map[string]
 	return s, err
 }
 
-// SetTTL has a sandbox deleted ttlSecs seconds from now, at most a year; 0: never.
+// SetTTL sets the time until a sandbox is deleted, in seconds from now, at most a year; 0: never.
 func (c *Client) SetTTL(ctx context.Context, id string, ttlSecs float64) (s Sandbox, err error) {
 	if !(ttlSecs >= 0) { // NaN too
 		return s, wrong("ttl_secs", "%g: want 0 or more", ttlSecs)
@@ -86,8 +87,8 @@ type LogsRequest struct {
 }
 
 // Logs returns the last output of a sandbox's serial console and, with Follow, new output. The
-// stream ends when the sandbox ends. If it breaks off earlier, reading returns an error. The caller
-// closes it.
+// stream ends when the sandbox ends. If the stream is cut off earlier, a read returns an error. The
+// caller closes the stream.
 func (c *Client) Logs(ctx context.Context, id string, req LogsRequest) (io.ReadCloser, error) {
 	query := url.Values{"follow": {strconv.FormatBool(req.Follow)}}
 	for name, value := range map[string]string{"tail": req.Tail, "since": req.Since} {

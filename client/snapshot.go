@@ -6,8 +6,8 @@ import (
 	"net/url"
 )
 
-// DeleteOptions say what happens to snapshots that build on the deleted one. By default the daemon
-// refuses to delete a snapshot on which others build.
+// DeleteOptions say what happens to snapshots that build on the deleted snapshot. By default the
+// daemon refuses to delete a snapshot on which other snapshots build.
 type DeleteOptions struct {
 	Cascade bool // delete those snapshots too
 	Force   bool // keep those snapshots, which have hard links of their own to the layers that they need

@@ -6,8 +6,8 @@ import (
 	"io"
 )
 
-// events decodes a stream of JSON events. The decoder holds an event in memory until it is complete,
-// so events returns an error if one is too long.
+// events decodes a stream of JSON events. The decoder holds an event in memory until it is
+// complete, so events returns an error if an event is too long.
 type events struct {
 	decoder *json.Decoder
 	from    io.Reader

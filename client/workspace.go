@@ -40,7 +40,7 @@ func (c *Client) ResumeWorkspace(ctx context.Context, name string) (w Workspace,
 	return w, err
 }
 
-// DeleteWorkspace removes a workspace and its sandbox, whatever its state.
+// DeleteWorkspace removes a workspace and its sandbox, whatever the sandbox's state.
 func (c *Client) DeleteWorkspace(ctx context.Context, name string) error {
 	return c.call(ctx, http.MethodDelete, workspacePath(name, ""), nil, nil)
 }

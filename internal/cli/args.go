@@ -26,7 +26,7 @@ func arguments(least, most int) cobra.PositionalArgs {
 	}
 }
 
-// usageArgs turns an error about arguments into a usage error.
+// usageArgs converts an error about arguments to a usage error.
 func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		err := check(cmd, args)

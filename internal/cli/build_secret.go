@@ -16,8 +16,8 @@ import (
 const maxSecretFile = 1 << 20
 
 // readSecrets reads the secrets of --secret flags, which have the form of `docker build`: id=ID
-// with src=FILE or env=VARIABLE. If a flag has neither, the source is the variable ID if it is set,
-// or else the file ID.
+// with src=FILE or env=VARIABLE. If a flag has neither src nor env, the source is the variable with
+// the name ID if it is set, or else the file with this name.
 func readSecrets(flags []string) (map[string][]byte, error) {
 	secrets := make(map[string][]byte)
 	for _, flag := range flags {

@@ -114,7 +114,7 @@ func describeBranch(w io.Writer, s client.Snapshot) {
 	printLine(w)
 }
 
-// value returns *p, or the zero value if p is nil.
+// value returns the value to which p points, or the zero value if p is nil.
 func value[T any](p *T) (v T) {
 	if p != nil {
 		v = *p

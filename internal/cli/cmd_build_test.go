@@ -102,10 +102,9 @@ func TestABuildAsksForKVMFirst(t *testing.T) {
 	}
 }
 
-// A recipe is sent with its files and built in steps. The same recipe again finds all of them, and a changed one
-// does not take the place of a snapshot.
-// If the daemon refuses an image, the build ends at once, even if it waits for a registry that does not
-// answer.
+// A recipe is sent with its files and built in steps. The same recipe again finds all steps, and a
+// changed recipe does not replace a snapshot. If the daemon refuses an image, the build ends at
+// once, even if it waits for a registry that does not answer.
 func TestARefusalEndsTheStream(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Connection", "close")

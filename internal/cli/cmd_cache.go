@@ -120,8 +120,8 @@ type cacheList struct {
 	all    []cached
 	daemon []cached // entries of the daemon's cache, if that is a different cache
 	inUse  []string
-	// Snapshots whose images are unknown, because they are being made or are damaged; they may need
-	// any image.
+	// Snapshots whose images are unknown, because the snapshots are being made or are damaged. They
+	// may need any image.
 	unclear []string
 
 	noDaemon error // why the daemon's cache is unknown

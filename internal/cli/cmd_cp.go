@@ -22,8 +22,8 @@ import (
 var sandboxName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*$`)
 
 // remotePath splits "ID:/path". If the part before the colon is a sandbox id, the path may be
-// relative; the daemon then refuses it and says why. Otherwise an argument with a relative path is
-// a local file whose name has a colon.
+// relative. The daemon then refuses the path and says why. Otherwise an argument with a relative
+// path is a local file whose name has a colon.
 func remotePath(arg string) (id, path string, ok bool) {
 	id, path, ok = strings.Cut(arg, ":")
 	switch {
@@ -110,8 +110,8 @@ func (t transfer) inTarget() (string, error) {
 }
 
 // outTarget returns the local path to which a file or directory of the sandbox is copied. It
-// refuses a target that is a symbolic link, unless the path ends with /. The reason is that an
-// earlier copy may have brought the link from a sandbox, to redirect this copy.
+// refuses a target that is a symbolic link, unless the path ends with /, because an earlier copy
+// may have copied the link from a sandbox to redirect this copy.
 func (t transfer) outTarget() (string, error) {
 	into := strings.HasSuffix(t.local, "/")
 	if !into {

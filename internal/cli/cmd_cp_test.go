@@ -44,7 +44,7 @@ func servedFiles(t *testing.T) *client.Client {
 	return cl
 }
 
-// If an earlier copy has brought a link from a sandbox, a later copy does not write through the
+// If an earlier copy has copied a link from a sandbox, a later copy does not write through the
 // link.
 func TestCopiesOutFollowNoLinkAtTheirTarget(t *testing.T) {
 	cl := servedFiles(t)

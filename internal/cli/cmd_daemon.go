@@ -153,8 +153,8 @@ func parsePeers(texts []string) (rules []auth.PeerRule, err error) {
 	return rules, nil
 }
 
-// probeKVM returns the reason why no VM can run on this host, or nil. sure is false after a
-// timeout, because VMs of an earlier daemon may keep the host busy.
+// probeKVM returns the reason why no VM can run on this host, or nil. The result sure is false
+// after a timeout, because VMs of an earlier daemon may keep the host busy.
 func probeKVM() (sure bool, reason error) {
 	err := kvm.Probe()
 	if unfit := (*kvm.UnfitError)(nil); errors.As(err, &unfit) && unfit.Slow {

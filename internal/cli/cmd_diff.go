@@ -151,7 +151,7 @@ func (form *diffForm) print(cmd *cobra.Command, d client.Diff) (err error) {
 		printf(cmd.ErrOrStderr(), "forkd: some patches are not shown: name a PATH, or raise --max-patch-bytes\n")
 	}
 	if form.patch && (!all || limited || d.Omitted+d.Skipped > 0) && err == nil {
-		return exitCode(exitError) // what was printed must not be applied as if it were all
+		return exitCode(exitError) // the printed part must not be applied as if it were the whole patch
 	}
 	return err
 }
@@ -175,7 +175,7 @@ func quotedPath(path string) string {
 	return path
 }
 
-// describeDiff returns what a patch cannot say about a file.
+// describeDiff returns the differences of a file that a patch cannot contain.
 func describeDiff(f client.DiffFile) string {
 	var words []string
 	for _, n := range []*client.DiffNode{f.New, f.Old} {

@@ -61,8 +61,8 @@ func newImagesCmd() *cobra.Command {
 	return cmd
 }
 
-// listed returns the snapshots that users see or, with all, every snapshot. It always includes
-// damaged snapshots.
+// listed returns the snapshots that users see or, if all is true, every snapshot. It always
+// includes damaged snapshots.
 func listed(list []client.Snapshot, all bool) []client.Snapshot {
 	return slices.DeleteFunc(list, func(s client.Snapshot) bool { return s.Transient && s.Warning == "" && !all })
 }

@@ -65,8 +65,9 @@ func newInspectCmd() *cobra.Command {
 	return cmd
 }
 
-// lineTemplate parses the template of --format. When the template is executed, a name that the
-// object's JSON lacks is an error, even if the JSON lacks it only because the field is empty.
+// lineTemplate parses the template of --format. When the template is executed, a name that is not
+// in the object's JSON is an error, even if the JSON omits the name only because the field is
+// empty.
 func lineTemplate(text string) (*template.Template, error) {
 	return template.New("--format").Option("missingkey=error").Funcs(template.FuncMap{"json": func(v any) (string, error) {
 		p, err := json.Marshal(v)
@@ -137,7 +138,7 @@ func nearest(names []string, wrong string) string {
 	return found
 }
 
-// inspect returns the sandbox in list with the given name, or else the snapshot.
+// inspect returns the sandbox in list with the given name, or else the snapshot with this name.
 func inspect(ctx context.Context, cl *client.Client, list []client.Sandbox, name string) (any, error) {
 	id, err := findID(list, name)
 	if err != nil {

@@ -76,7 +76,7 @@ func btoi(b bool) int {
 	return 0
 }
 
-// killAll kills sandboxes and returns the ids of those killed. It continues after an error.
+// killAll kills sandboxes and returns the ids of the killed sandboxes. It continues after an error.
 func killAll(ctx context.Context, cl *client.Client, ids []string) ([]string, error) {
 	errs := make([]error, len(ids))
 	slots := make(chan struct{}, parallelKills)

@@ -19,7 +19,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// If suspending one sandbox fails or takes for ever, the others are still suspended.
+// If the suspension of one sandbox fails or never ends, the other sandboxes are still suspended.
 func TestSuspensionsAreSideBySide(t *testing.T) {
 	var out bytes.Buffer
 	cmd := &cobra.Command{}
@@ -85,14 +85,14 @@ func suspender(t *testing.T, suspend func(id string, nth int, r *http.Request) (
 	return newSuspendAll(cl, 0)
 }
 
-// hang returns when the client has disconnected, so that the request gets no answer.
+// hang returns when the client has disconnected, so that the request has no answer.
 func hang(r *http.Request) int {
 	<-r.Context().Done()
 	return http.StatusOK
 }
 
-// A suspension may wait behind others for longer than one request may take. The client then repeats the
-// request until the sandbox is saved.
+// A suspension may wait behind other suspensions for longer than one request may take. The client
+// then repeats the request until the sandbox is saved.
 func TestSuspensionsThatWaitAreRepeated(t *testing.T) {
 	place := make(chan struct{}, 1) // the daemon suspends one sandbox at a time
 	a := suspender(t, func(_ string, _ int, r *http.Request) int {
@@ -150,7 +150,8 @@ func TestStuckSandboxesAreGivenUp(t *testing.T) {
 	}
 }
 
-// With --within, a sandbox may take all of that time, even if no other sandbox is saved in between.
+// With --within, a sandbox may take all of that time, even if no other sandbox is saved during that
+// time.
 func TestSuspensionsHaveOneDeadline(t *testing.T) {
 	a := suspender(t, func(id string, nth int, r *http.Request) int {
 		if id == "sb-slow" && nth > 3 {
@@ -174,8 +175,8 @@ func TestSuspensionsHaveOneDeadline(t *testing.T) {
 }
 
 // A request to a busy daemon is repeated after the time that the daemon names. If the sandbox is
-// already suspended because of the earlier request, the daemon refuses the second one, and suspend
-// returns success.
+// already suspended because of the earlier request, the daemon refuses the second request, and
+// suspend returns success.
 func TestSuspensionsAreRepeatedWhenTold(t *testing.T) {
 	for name, second := range map[string]int{
 		"then it is saved": http.StatusOK, "it is saved already": http.StatusConflict,

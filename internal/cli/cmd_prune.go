@@ -36,8 +36,8 @@ func details(ctx context.Context, cl *client.Client) ([]client.SnapshotDetail, e
 	return all, nil
 }
 
-// removable returns the snapshots that want selects, dependents first. It omits a snapshot that is
-// used by anything but other selected snapshots.
+// removable returns the snapshots that the function want selects, dependents first. It omits a
+// snapshot that is still used, except by other selected snapshots.
 func removable(all []client.SnapshotDetail, want func(*client.SnapshotDetail) bool) (chosen []client.SnapshotDetail) {
 	isChosen := map[string]bool{}
 	for again := true; again; {
@@ -70,8 +70,8 @@ func (u *usage) add(bytes uint64, inUse bool) {
 	u.Bytes += bytes
 }
 
-// usageOf returns the disk usage of snapshots and builds. Deleted snapshots are not in the list;
-// their usage is computed from the sandboxes that still need their files.
+// usageOf returns the disk usage of snapshots and builds. Deleted snapshots are not in the list.
+// Their usage is computed from the sandboxes that still need their files.
 func usageOf(all []client.SnapshotDetail, sandboxes []client.Sandbox, builds cacheList) []usage {
 	parents, branches := usage{Kind: "parents"}, usage{Kind: "branches"}
 	states, deleted := usage{Kind: "states of sandboxes"}, usage{Kind: "removed branches"}

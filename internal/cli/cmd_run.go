@@ -126,8 +126,8 @@ func removeSandbox(ctx context.Context, cl *client.Client, id string) error {
 	return nil
 }
 
-// snapshotFor returns the tag of the snapshot called name. If there is no such snapshot and name is
-// a recipe, it builds the recipe.
+// snapshotFor returns the tag of the snapshot with the given name. If there is no such snapshot,
+// and a recipe has this name, it builds the recipe.
 func snapshotFor(ctx context.Context, cmd *cobra.Command, cl *client.Client, name string) (tag string, err error) {
 	_, missing := cl.Snapshot(ctx, name)
 	if missing == nil {

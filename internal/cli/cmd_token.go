@@ -15,8 +15,8 @@ import (
 	"github.com/forkd/forkd/internal/daemon/auth"
 )
 
-// tokenFlags are the flags of commands that change a token file. These commands need no daemon: a
-// daemon notices changes of the file.
+// tokenFlags are the flags of commands that change a token file. These commands need no daemon,
+// because a daemon notices changes of the file.
 type tokenFlags struct{ file string }
 
 func (f *tokenFlags) register(cmd *cobra.Command) {

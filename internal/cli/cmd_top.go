@@ -63,7 +63,8 @@ func newStatsCmd() *cobra.Command {
 	return cmd
 }
 
-// stats prints the usage of each named sandbox. If one fails, it continues with the next.
+// stats prints the usage of each named sandbox. If one sandbox fails, stats continues with the
+// next.
 func (c *common) stats(ctx context.Context, cmd *cobra.Command, cl *client.Client, refs []string) error {
 	type line struct {
 		ID string `json:"id"`

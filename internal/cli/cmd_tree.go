@@ -120,8 +120,8 @@ type relative struct {
 	Children []*relative `json:"children,omitempty"`
 }
 
-// family arranges snapshots and sandboxes in trees. Each occurs only once, even if the daemon's
-// lists contain cycles.
+// family arranges snapshots and sandboxes in trees. Each snapshot or sandbox occurs only once, even
+// if the daemon's lists contain cycles.
 func family(snapshots []client.Snapshot, sandboxes []client.Sandbox) (roots []*relative) {
 	byTag, byID := map[string]*relative{}, map[string]*relative{}
 	for _, s := range snapshots {

@@ -115,8 +115,8 @@ func (t *tryFlags) prepare(cmd *cobra.Command) (err error) {
 	return err
 }
 
-// readCommands returns the lines of the file name that are neither empty nor comments. The name - means
-// stdin.
+// readCommands returns the lines of a file that are neither empty nor comments. The file name "-"
+// means stdin.
 func readCommands(stdin io.Reader, name string) (lines []string, err error) {
 	from := stdin
 	if name != "-" {

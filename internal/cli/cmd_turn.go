@@ -27,7 +27,8 @@ func workspaceFlag(c *common, cmd *cobra.Command, to *string) {
 	c.completeFlag(cmd, "workspace", sandboxNames)
 }
 
-// chooseWorkspace returns named or, if named is empty, the only workspace that exists.
+// chooseWorkspace returns the workspace that the user has named or, if named is empty, the only
+// workspace that exists.
 func chooseWorkspace(ctx context.Context, cl *client.Client, named string) (string, error) {
 	if named = cmp.Or(named, os.Getenv(workspaceEnv)); named != "" {
 		return named, nil
@@ -84,9 +85,9 @@ func newTurnCmd() *cobra.Command {
 	return cmd
 }
 
-// forgiven turns the error of a hook into a message on standard error, unless --strict is given.
-// The reason is that an agent interprets some exit codes as orders. forgiven is called outside the
-// command, so that it also handles errors of the command line.
+// forgiven converts the error of a hook to a message on standard error, unless --strict is given,
+// because an agent interprets some exit codes as orders. It is called outside the command, so that
+// it also handles errors of the command line.
 func forgiven(cmd *cobra.Command, err error, stderr io.Writer) error {
 	if err == nil || cmd.CommandPath() != "forkd turn" || !cmd.Flags().Changed("hook") {
 		return err

@@ -130,8 +130,8 @@ func (t *turnStore) move(ctx context.Context, by savedBy, steps int, to string) 
 	return done, nil
 }
 
-// target returns the tag to roll back to. now is the turn that the sandbox is at, and c the change
-// since then.
+// target returns the tag of the snapshot to roll back to. The parameter now is the turn that the
+// sandbox is at, and c is the change since that turn.
 func (t *turns) target(by savedBy, now string, c change, steps int, to string) (string, error) {
 	if to != "" {
 		return t.named(to)
@@ -175,8 +175,8 @@ func turnTags(ctx context.Context, cl *client.Client) (tags []string, err error)
 	return tags, err
 }
 
-// named returns the tag that the argument of --to means. It is the number or tag of a turn, or the
-// tag of the snapshot from which the first turn started.
+// named returns the tag for an argument of --to. The argument is the number or tag of a turn, or
+// the tag of the snapshot from which the first turn started.
 func (t *turns) named(ref string) (string, error) {
 	if p, ok := t.find(ref); ok {
 		return p.Snapshot.Tag, nil

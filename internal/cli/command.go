@@ -49,8 +49,8 @@ func (c *command) registerEnv(f *pflag.FlagSet) {
 	f.StringVarP(&c.req.User, "user", "u", "", "user in the sandbox")
 }
 
-// parse parses the flags between the first argument and COMMAND. done is true if help was requested
-// and has been printed.
+// parse parses the flags between the first argument and COMMAND. The result done is true if help
+// was requested and has been printed.
 func (c *command) parse(cmd *cobra.Command, args []string) (done bool, err error) {
 	if err := c.flags.Parse(args); err != nil {
 		return false, flagError(cmd, err)
@@ -62,7 +62,8 @@ func (c *command) parse(cmd *cobra.Command, args []string) (done bool, err error
 	return false, emptyFlag(c.flags)
 }
 
-// prepare makes the request from the flags. With json, the output is collected instead of printed.
+// prepare makes the request from the flags. If json is true, the output is collected instead of
+// printed.
 func (c *command) prepare(cmd *cobra.Command, json bool) (err error) {
 	if json && (c.stdin || c.tty) {
 		return usageError{errors.New("-o json shows the whole output at the end: it goes without --stdin and --tty")}
@@ -180,7 +181,7 @@ func (c *command) follow(cmd *cobra.Command, id string, p *client.Process) error
 const inputChunk = 128 << 10
 
 // feedStdin sends standard input to the process, until the end of the input or until the process
-// accepts no more. While it reads, it may outlive the process.
+// accepts no more input. A read may continue after the process has exited.
 func feedStdin(p *client.Process, from io.Reader) {
 	for buf := make([]byte, inputChunk); ; {
 		n, err := from.Read(buf)

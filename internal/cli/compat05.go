@@ -22,8 +22,8 @@ func sayTo(cmd *cobra.Command) func(string) {
 }
 
 // oldFork is forkd 0.5's command `forkd fork --tag TAG --settle-secs N`, which class Sandbox of the
-// Python package runs. The sandboxes live until the command ends, at most N seconds. If there is
-// only one sandbox, $FORKD_TARGET is its address.
+// Python package runs. The sandboxes are killed when the command ends, after at most N seconds. If
+// there is only one sandbox, $FORKD_TARGET is its address.
 type oldFork struct {
 	tag    string
 	settle float64

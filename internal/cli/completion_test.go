@@ -12,7 +12,7 @@ import (
 )
 
 // The completion scripts pass words of the command line to eval. So a daemon's name is not offered
-// if it has characters that are special for a shell. It is not offered either if it looks like a
+// if it has characters that are special for a shell. A name is also not offered if it looks like a
 // flag, a description or a directive of the script.
 func TestCompletionOffersPlainNamesOnly(t *testing.T) {
 	hostile := []string{"$(touch pwned)", "x;id", "x`id`", "x$(id)", "x y", "x\ty", "x\n:4", "x\n", "-rf", ":4", "~x",

@@ -129,9 +129,9 @@ func whatHelps(where string, err error) string {
 	return "root seems to have one: use sudo, or " + urlEnv + " if it serves others too: docs/security.md"
 }
 
-// connect returns a client of a daemon: the daemon at address, else the one in a running emulated
-// host, else the one at the local socket. If the daemon in the emulated host is not running,
-// connect starts it and says so on progress, which may be nil.
+// connect returns a client of a daemon: the daemon at address, else the daemon in a running
+// emulated host, else the daemon at the local socket. If the daemon in the emulated host is not
+// running, connect starts the daemon and says so on the writer progress, which may be nil.
 func connect(ctx context.Context, address string, progress io.Writer) (*client.Client, string, error) {
 	return connectWith(ctx, address, "", progress)
 }

@@ -9,9 +9,9 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// withoutGit returns the files whose patches cannot change a repository's .git, and reports the other ones
-// that have a patch. A file such as .git/hooks/pre-commit or .git/config lets git run programs on this host.
-// git apply refuses such paths, and other programs do not.
+// withoutGit returns the files whose patches cannot change a repository's .git, and reports the
+// other files that have a patch. A file such as .git/hooks/pre-commit or .git/config lets git run
+// programs on this host. git apply refuses such paths, and other programs do not.
 func withoutGit(errs io.Writer, files []client.DiffFile) (kept []client.DiffFile, all bool) {
 	var dirs []string
 	changes := make(map[string]int) // number of files left out, by their .git
@@ -48,9 +48,9 @@ func gitOf(name string) string {
 	return ""
 }
 
-// isGit reports whether a program or file system may take a component of a path for .git: macOS ignores case
-// and some characters without a shape, Windows ignores what follows a colon, and dots and spaces at the end,
-// and GNU patch ends a name at a space.
+// isGit reports whether a program or file system may treat a component of a path as .git. macOS
+// ignores case and some invisible characters. Windows ignores the text after a colon, and dots and
+// spaces at the end. GNU patch ends a name at a space.
 func isGit(part string) bool {
 	part = strings.Map(func(r rune) rune {
 		if unicode.Is(unicode.Cf, r) {

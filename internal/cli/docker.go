@@ -8,7 +8,7 @@ import (
 )
 
 // groups are words of docker's and E2B's command lines that may precede a command, such as
-// "container". Each maps commands that have another name here to that name.
+// "container". Each word maps commands that have another name here to that name.
 var groups = map[string]map[string]string{
 	"container": {"list": "ls", "prune": "kill"},
 	"image":     {"ls": "images", "list": "images", "rm": "rmi"},

@@ -112,7 +112,7 @@ func readAuthority(dir string) (*authority, error) {
 	}
 	secret, err := os.ReadFile(filepath.Join(dir, caKeyFile))
 	if err != nil {
-		// Use %v instead of %w: a missing key must not count as a missing authority.
+		// Use %v instead of %w, because a missing key must not count as a missing authority.
 		return nil, fmt.Errorf("read the authority's key: %v", err)
 	}
 	damaged := fmt.Errorf("%s and %s are damaged", caFile, caKeyFile)

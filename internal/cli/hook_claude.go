@@ -26,8 +26,8 @@ type claudeCommand struct {
 	Timeout int    `json:"timeout"` // seconds
 }
 
-// claudeEvents returns the hooks that make Claude Code call command. With tools, calls of tools are
-// reported too.
+// claudeEvents returns the hooks that make Claude Code call command. If tools is true, calls of
+// tools are also reported.
 func claudeEvents(command string, tools bool) []claudeHook {
 	hooks := []claudeCommand{{"command", command, hookTimeout}}
 	list := []claudeHook{{event: "UserPromptSubmit", Hooks: hooks}, {event: "Stop", Hooks: hooks}}
@@ -40,7 +40,7 @@ func claudeEvents(command string, tools bool) []claudeHook {
 // ownClaudeCommand matches the commands that claudeEvents writes.
 var ownClaudeCommand = regexp.MustCompile(`^('[^']*'|\S+) turn --hook claude-code( |$)`)
 
-// addClaudeHooks adds hooks to the settings of Claude Code. It replaces those that an earlier
+// addClaudeHooks adds hooks to the settings of Claude Code. It replaces the hooks that an earlier
 // installation has added.
 func addClaudeHooks(text []byte, list []claudeHook) ([]byte, error) {
 	if len(bytes.TrimSpace(text)) == 0 {
@@ -96,7 +96,8 @@ func jsonLines(v any) (string, error) {
 	return strings.TrimSpace(b.String()), err
 }
 
-// claudeSettings parses settings. It returns them and their hooks; hooks is nil if there are none.
+// claudeSettings parses settings. It returns the settings and their hooks. The result hooks is nil
+// if there are none.
 func claudeSettings(text []byte) (root, hooks *jsonNode, err error) {
 	if root, err = parseJSON(text); err != nil {
 		return nil, nil, err

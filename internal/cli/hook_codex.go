@@ -25,7 +25,8 @@ func codexNotify(argv []string) string {
 	return notifyComment + "notify = [" + strings.Join(words, ", ") + "]\n"
 }
 
-// readTOML parses a settings file. notify is the command line of the program that Codex notifies.
+// readTOML parses a settings file. The result notify is the command line of the program that Codex
+// notifies.
 func readTOML(text []byte) (all map[string]any, notify []string, err error) {
 	all = map[string]any{}
 	if err := toml.Unmarshal(text, &all); err != nil {
@@ -46,12 +47,12 @@ func readTOML(text []byte) (all map[string]any, notify []string, err error) {
 	return all, notify, nil
 }
 
-// ownNotify reports whether a notify program is this one.
+// ownNotify reports whether a notify program is this program.
 func ownNotify(words []string) bool {
 	return len(words) > 3 && slices.Equal(words[1:4], []string{"turn", "--hook", codex})
 }
 
-// addNotify adds the line of codexNotify, and replaces an earlier one. If Codex notifies another
+// addNotify adds the line of codexNotify, and replaces an earlier line. If Codex notifies another
 // program, addNotify returns an error, because Codex supports only one.
 func addNotify(text []byte, line string) ([]byte, error) {
 	all, words, err := readTOML(text)
@@ -71,7 +72,8 @@ func addNotify(text []byte, line string) ([]byte, error) {
 	if len(text) > 0 {
 		line += "\n"
 	}
-	// Add the line at the beginning: after a table's heading, the line would belong to the table.
+	// Add the line at the beginning, because after a table's heading the line would belong to the
+	// table.
 	added := append([]byte(line), text...)
 	return added, sameButNotify(all, added)
 }

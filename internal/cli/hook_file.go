@@ -19,9 +19,9 @@ type settingsFile struct {
 	write func([]byte, fs.FileMode) error
 }
 
-// edit replaces the content of the file by the result of change, and reports whether the content
-// differs. If the file is missing, change gets no text. If change fails, or if another program
-// keeps changing the file, the file stays as it is.
+// edit replaces the content of the file with the result of the function change, and reports whether
+// the content differs. If the file is missing, change receives no text. If change returns an error,
+// or if another program keeps changing the file, the file is unchanged.
 func (f settingsFile) edit(change func([]byte) ([]byte, error)) (changed bool, err error) {
 	for range 3 {
 		old, mode, err := f.read()
@@ -61,8 +61,9 @@ func ownSettings(path string) settingsFile {
 	}
 }
 
-// projectSettings returns the settings file name in the directory of a project. It neither reads
-// nor writes through a symbolic link, because the author of the project is not trusted.
+// projectSettings returns the settings file with the given name in the directory of a project. It
+// neither reads nor writes through a symbolic link, because the author of the project is not
+// trusted.
 func projectSettings(project *os.Root, name string) settingsFile {
 	path := filepath.Join(project.Name(), name)
 	return settingsFile{
@@ -108,8 +109,8 @@ func refuseLinks(project *os.Root, name string) error {
 	return nil
 }
 
-// readSettings returns the content and the permissions of the file name. path is the file's name in
-// errors.
+// readSettings returns the content and the permissions of the file with the given name. The
+// parameter path is the file's name in errors.
 func readSettings(path, name string, stat func(string) (fs.FileInfo, error),
 	readFile func(string) ([]byte, error)) ([]byte, fs.FileMode, error) {
 	info, err := stat(name)

@@ -93,7 +93,7 @@ func (p *jsonParser) value(depth int) (*jsonNode, error) {
 }
 
 // member returns the value of a key, or nil if there is none. A duplicate key is an error, because
-// programs disagree about which of the values counts.
+// programs disagree about which of the values is used.
 func (n *jsonNode) member(key string) (found *jsonNode, err error) {
 	for _, m := range n.members {
 		if m.key == key {

@@ -20,9 +20,9 @@ const idPrefix = "sb-"
 // sandboxes.
 var wholeID = regexp.MustCompile(`^sb-[a-z2-7]{26}$`)
 
-// sandboxID returns the id of the sandbox that ref means. ref is an id, the unambiguous beginning
-// of an id, or the name of a workspace. Any other ref is returned unchanged, so that the daemon
-// reports that there is no such sandbox.
+// sandboxID returns the id of the sandbox to which ref refers. A ref is an id, the unambiguous
+// beginning of an id, or the name of a workspace. sandboxID returns any other ref unchanged, so
+// that the daemon reports that there is no such sandbox.
 func sandboxID(ctx context.Context, cl *client.Client, ref string) (string, error) {
 	if wholeID.MatchString(ref) {
 		return ref, nil

@@ -28,7 +28,7 @@ type leftover struct {
 	remove func() error
 }
 
-// place is a directory and a pattern: the matching entries may be leftovers.
+// place is a directory and a pattern. The matching entries of the directory may be leftovers.
 type place struct {
 	kind, dir string
 	patterns  []string
@@ -90,8 +90,8 @@ func findLeftovers(in []place, since time.Time) ([]leftover, error) {
 	}), nil
 }
 
-// isOwn reports whether a file or directory belongs to the calling user. Other users can create
-// entries with such names in /tmp too.
+// isOwn reports whether a file or directory belongs to the calling user. Other users can also
+// create entries with such names in /tmp.
 func isOwn(path string) bool {
 	var st unix.Stat_t
 	if err := unix.Lstat(path, &st); err != nil {
@@ -134,8 +134,8 @@ func removeIn(dir, name string) error {
 }
 
 // openPaths returns the paths of all files and unix sockets that processes have open or mapped. It
-// omits processes that the calling user may not inspect. Those belong to other users, so they do
-// not use files of this user.
+// omits processes that the calling user may not inspect. Such processes belong to other users, so
+// they do not use files of this user.
 func openPaths() []string {
 	var paths []string
 	links, _ := filepath.Glob("/proc/[0-9]*/fd/*") // fails only for an invalid pattern

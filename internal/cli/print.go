@@ -31,7 +31,7 @@ func printLine(w io.Writer, args ...any) (int, error) {
 	return fmt.Fprintln(w, args...)
 }
 
-// multiline is an argument that keeps its tabs and line ends. An error keeps them too.
+// multiline is an argument that keeps its tabs and line ends. An error also keeps them.
 type multiline string
 
 // styled is an argument that is printed unchanged, because it contains control sequences of this
@@ -39,7 +39,7 @@ type multiline string
 type styled string
 
 // cleaned returns an argument without characters that control a terminal. Numbers keep their type,
-// for verbs such as %d; any other argument becomes text.
+// for verbs such as %d. Any other argument becomes text.
 func cleaned(arg any) any {
 	switch arg := arg.(type) {
 	case nil, styled:

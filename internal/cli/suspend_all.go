@@ -12,8 +12,9 @@ import (
 )
 
 // suspendAll suspends many sandboxes concurrently. The number of concurrent requests is limited. If
-// a sandbox cannot be saved, its request ends after a while and is repeated after the requests of
-// all others. So the others are still saved, and no sandbox fails only because it had to wait.
+// a sandbox cannot be saved, its request ends after a while and is repeated after the requests for
+// all other sandboxes. So the other sandboxes are still saved, and no sandbox fails only because it
+// had to wait.
 type suspendAll struct {
 	cl     *client.Client
 	within time.Duration // time limit for all sandboxes together; 0: no limit as long as sandboxes are being saved

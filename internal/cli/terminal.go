@@ -74,7 +74,7 @@ const (
 	secondDetachKey = 'Q' - '@'
 )
 
-// detachKeys is a reader that ends at the two keys that detach. It holds back the first of them
+// detachKeys is a reader that ends at the two keys that detach. It keeps the first of these keys
 // until the next key has been read.
 type detachKeys struct {
 	from   io.Reader

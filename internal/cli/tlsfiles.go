@@ -15,10 +15,10 @@ const (
 	keyEnv  = "FORKD_KEY"
 )
 
-// tlsOptions returns the client options for TLS. ca is a file with the authorities that the
-// daemon's certificate is checked against. If it is empty, $FORKD_CA is used, or else the
-// authorities of the host. The user's own certificate and key are in the files that $FORKD_CERT
-// and $FORKD_KEY name.
+// tlsOptions returns the client options for TLS. The parameter ca is a file with the authorities
+// against which the daemon's certificate is checked. If ca is empty, tlsOptions uses $FORKD_CA, or
+// else the authorities of the host. The user's own certificate and key are in the files that
+// $FORKD_CERT and $FORKD_KEY name.
 func tlsOptions(ca string) (options []client.Option, err error) {
 	if ca = cmp.Or(ca, os.Getenv(caEnv)); ca != "" {
 		p, err := os.ReadFile(ca)

@@ -29,8 +29,8 @@ type turnEvent struct {
 	text    string
 }
 
-// readEvent reads the event that an agent reports to its hook. Claude Code writes it to standard
-// input, Codex passes it as the last argument.
+// readEvent reads the event that an agent reports to its hook. Claude Code writes the event to
+// standard input, and Codex passes it as the last argument.
 func readEvent(ctx context.Context, agent string, in io.Reader, args []string) (e turnEvent, err error) {
 	switch agent {
 	case claudeCode:

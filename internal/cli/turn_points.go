@@ -78,7 +78,7 @@ func (t *turns) number(s client.Snapshot) (int, bool) {
 const maxTurn = 1 << 30
 
 // next returns the number of the next turn. Its tag must be unique, so next also counts turns of
-// other sandboxes: an earlier workspace of the same name may have left some.
+// other sandboxes, because an earlier workspace of the same name may have left turns.
 func (t *turns) next() int {
 	n := 0
 	for tag := range t.all {
@@ -89,7 +89,7 @@ func (t *turns) next() int {
 	return max(n, 1)
 }
 
-// tagged returns the number in the tag of a turn, if tag has the form of one.
+// tagged returns the number in a tag, if the tag has the form of a turn's tag.
 func (t *turns) tagged(tag string) (int, bool) {
 	rest, ok := strings.CutPrefix(tag, t.name+turnInfix)
 	n, err := strconv.Atoi(rest)
@@ -109,7 +109,7 @@ func (t *turns) beingSaved() bool {
 	return false
 }
 
-// find returns the turn with the number or the tag ref.
+// find returns the turn to which ref refers by its number or its tag.
 func (t *turns) find(ref string) (turn, bool) {
 	i := slices.IndexFunc(t.saved, func(p turn) bool { return p.Snapshot.Tag == ref || strconv.Itoa(p.N) == ref })
 	if i < 0 {
@@ -119,8 +119,8 @@ func (t *turns) find(ref string) (turn, bool) {
 }
 
 // nearest returns tag if its snapshot is a turn, or else the tag of the latest turn on which the
-// snapshot builds. It returns "" if there is no such turn, or if a snapshot in between has been
-// deleted.
+// snapshot builds. It returns "" if there is no such turn, or if a snapshot between the two has
+// been deleted.
 func (t *turns) nearest(tag string) string {
 	for range t.all { // bounded, because damaged snapshots may form a cycle
 		s, ok := t.all[tag]
@@ -152,9 +152,9 @@ func (t *turns) before(tag string) string {
 	return ""
 }
 
-// start returns the tag of the snapshot from which the turn first, the oldest remaining one, was
-// started. It returns "" if older turns have been pruned, if the snapshot was removed, or if users
-// do not see the snapshot.
+// start returns the tag of the snapshot from which the oldest remaining turn was started. The
+// parameter first is the tag of that turn. It returns "" if older turns have been pruned, if the
+// snapshot was removed, or if users do not see the snapshot.
 func (t *turns) start(first string) string {
 	s := t.all[first]
 	if s.Labels[turnPast] != "" {
@@ -187,8 +187,9 @@ func (t *turns) line(tag string) []string {
 	return line
 }
 
-// forward returns the turns that a redo can go to from the turn or snapshot at, the next one first.
-// The last one is the newest turn from which undos can return to at.
+// forward returns the turns to which a redo can roll forward, the next turn first. The parameter at
+// is the present turn or snapshot. The last element is the newest turn from which undos can return
+// to the present one.
 func (t *turns) forward(at string) []string {
 	for _, p := range slices.Backward(t.saved) {
 		line := t.line(p.Snapshot.Tag)

@@ -80,10 +80,10 @@ func (t *turnStore) changed(ctx context.Context, s client.Sandbox, has *turns) (
 	return c, err
 }
 
-// save saves the state of the sandbox as a turn, and then made is true. It saves nothing if the
-// sandbox has not changed since the last turn, or if a turn exists for the event. If several hooks
-// run at once, only one of them saves a turn, because tags are unique. The others then find nothing
-// changed.
+// save saves the state of the sandbox as a turn. The result made is then true. It saves nothing if
+// the sandbox has not changed since the last turn, or if a turn exists for the event. If several
+// hooks run at once, only one of them saves a turn, because tags are unique. The other hooks then
+// find nothing changed.
 func (t *turnStore) save(ctx context.Context, e turnEvent) (saved client.Snapshot, made bool, err error) {
 	for {
 		s, has, err := t.look(ctx)
@@ -179,7 +179,7 @@ func (t *turns) isTurn(tag string) bool {
 }
 
 // notePrompt stores the prompt of a session in a label of the sandbox. The turn that is saved at
-// the end gets its text from there.
+// the end takes its text from this label.
 func (t *turnStore) notePrompt(ctx context.Context, e turnEvent) error {
 	session, text := words(e.session), words(e.text)
 	if session == "" || text == "" || strings.Contains(session, " ") {
@@ -194,7 +194,7 @@ func (t *turnStore) notePrompt(ctx context.Context, e turnEvent) error {
 		return nil
 	}
 	_, err = t.cl.ChangeLabels(ctx, s.ID, map[string]*string{turnPrompt: &value})
-	// The token may set only labels with its prefix; the turn will have no text.
+	// The token may set only labels with its prefix, so the turn will have no text.
 	if client.IsStatus(err, http.StatusForbidden) {
 		return nil
 	}

@@ -109,7 +109,7 @@ func (d *desk) turn(prompt string, commands ...string) {
 }
 
 // want compares the turns with lines of the form NUMBER BY MARK TEXT. The mark is * for the current
-// turn and - for an undone one.
+// turn and - for an undone turn.
 func (d *desk) want(when string, want ...string) {
 	d.t.Helper()
 	var rows []turnRow
@@ -144,7 +144,7 @@ func (d *desk) wantAt(when, tag string) {
 }
 
 // An agent works in turns, and in one turn it removes everything. Turns are undone, redone, and
-// replaced by others.
+// replaced with other turns.
 func TestUndoTheTurnsOfAnAgent(t *testing.T) {
 	d := newDesk(t)
 	d.turn("hello,\n  who are you?")

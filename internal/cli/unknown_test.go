@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// Each hint refers to a command that exists, and is given for a command that does not.
+// Each hint refers to a command that exists, and is given for a command that does not exist.
 func TestHintsNameCommandsThatAreHere(t *testing.T) {
 	root := newRoot(Stdio{})
 	isHere := func(name string) bool {

@@ -23,7 +23,7 @@ func show[T any](cmd *cobra.Command, c *common, fetch func(context.Context, *cli
 	})
 }
 
-// showOf is show for a value of one sandbox. ref is resolved by sandboxID.
+// showOf is show for a value of one sandbox. sandboxID resolves ref.
 func showOf[T any](cmd *cobra.Command, c *common, ref string,
 	fetch func(ctx context.Context, cl *client.Client, id string) (T, error), text func(T) error) error {
 	return show(cmd, c, func(ctx context.Context, cl *client.Client) (v T, err error) {
@@ -86,7 +86,7 @@ func eachOf[T any](cmd *cobra.Command, c *common, atOnce int, names []string, op
 	return errors.Join(errs...)
 }
 
-// eachSandbox is each for sandboxes. refs are resolved by sandboxID. Its JSON is an array.
+// eachSandbox is each for sandboxes. sandboxID resolves the refs. The JSON output is an array.
 func eachSandbox[T any](cmd *cobra.Command, c *common, refs []string,
 	op func(ctx context.Context, cl *client.Client, id string) (T, error), text func(T) string) error {
 	return c.run(cmd, func(ctx context.Context, cl *client.Client) error {

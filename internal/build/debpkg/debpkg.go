@@ -177,7 +177,8 @@ func Unpack(ctx context.Context, deb, tree string) error {
 }
 
 // Take moves a file or directory of an unpacked package to another place on the same file system.
-// Since Debian 13 packages keep everything below usr, so Take looks for name there too.
+// Since Debian 13 packages keep all files below usr, so Take also looks for the name in this
+// directory.
 func Take(tree, name, to string) error {
 	err := os.Rename(filepath.Join(tree, name), to)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -276,7 +276,7 @@ func TestTriggersAreNotKept(t *testing.T) {
 	}
 }
 
-// Empty directories count towards the limit on entries too.
+// Empty directories also count towards the limit on entries.
 func TestEmptyDirectoriesAreCounted(t *testing.T) {
 	var files []plan.File
 	for i := range 2000 {
@@ -353,7 +353,7 @@ func TestManyArguments(t *testing.T) {
 	}
 }
 
-// If the plan has no room for the step of a base, reading fails, and no stage gets another step as
+// If the plan has no room for the step of a base, reading fails, and no stage has another step as
 // its base.
 func TestBaseWithoutRoom(t *testing.T) {
 	for _, last := range []string{"COPY --from=a /b /c\n", "COPY --from=z /b /c\n", "RUN --mount=from=z,target=/z x\n"} {

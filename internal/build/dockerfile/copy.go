@@ -32,8 +32,8 @@ const (
 	entriesTimes = 3
 )
 
-// MaxCopied returns the maximum number of entries in all sources of a build together. files is the
-// number of files in the build context.
+// MaxCopied returns the maximum number of entries in all sources of a build together. The parameter
+// files is the number of files in the build context.
 func MaxCopied(files int) int { return spareEntries + entriesTimes*files }
 
 // copyFlags holds the flags of COPY and ADD that change which files are copied, and under which
@@ -242,8 +242,8 @@ func bytesOf(texts []string) (n int) {
 // patternUnit is the size of a pattern, in bytes or matching steps, that counts as one comparison.
 const patternUnit = 64
 
-// compare counts the comparisons of a number of names with a number of patterns. size is the size
-// of these patterns together; see patternUnit.
+// compare counts the comparisons of a number of names with a number of patterns. The parameter size
+// is the size of these patterns together; see patternUnit.
 func (r *reader) compare(names, patterns, size int) error {
 	if r.compared += names * (patterns + size/patternUnit); r.compared > maxCompared {
 		return fmt.Errorf("the Dockerfile has too many patterns for a build context of %d files: name directories, "+
@@ -347,8 +347,9 @@ func (r *reader) sourceOf(i int, pattern string, parents bool, leave *exclude) (
 	return src, err
 }
 
-// list returns the files of a source: its own entries, from index i to own, and the files below
-// them. If these files are adjacent in the context's list, the result is a part of that list.
+// list returns the files of a source: its own entries, which begin at index i and end before index
+// own, and the files below them. If these files are adjacent in the context's list, the result is a
+// part of that list.
 func (r *reader) list(i, own int, below []plan.File, leave *exclude) ([]plan.File, error) {
 	n := own - i + len(below)
 	if r.entries += max(1, n); r.entries > MaxCopied(len(r.req.Files)) {
@@ -369,8 +370,8 @@ func (r *reader) list(i, own int, below []plan.File, leave *exclude) ([]plan.Fil
 	return slices.Concat(r.req.Files[i:own], below), nil
 }
 
-// without returns the files in below that no pattern of leave matches. The patterns match names
-// relative to the source, and the name of the source itself.
+// without returns the files in the list below that no pattern of leave matches. The patterns match
+// names relative to the source, and the name of the source itself.
 func (r *reader) without(leave *exclude, i, own int, below []plan.File) (kept []plan.File, err error) {
 	prefix := 0
 	if i != whole && r.req.Files[i].Kind == plan.KindDir {

@@ -72,8 +72,9 @@ type Expander struct {
 // NewExpander returns an Expander that stops with an error once ctx is done.
 func NewExpander(ctx context.Context) *Expander { return &Expander{ctx: ctx} }
 
-// Expand replaces the variables in text by their values, in the manner of Dockerfile instructions.
-// Variables in env take precedence over those in defaults. Quotes and backslashes are kept.
+// Expand replaces the variables in text with their values, in the manner of Dockerfile
+// instructions. Variables in env take precedence over variables in defaults. Quotes and backslashes
+// are kept.
 func (e *Expander) Expand(text string, env, defaults map[string]string) (string, error) {
 	lex := shell.NewLex('\\')
 	lex.SkipProcessQuotes, lex.RawEscapes = true, true
@@ -151,9 +152,9 @@ func (b *bounded) Get(name string) (string, bool) {
 var substitution = regexp.MustCompile("\\$\\{[\\pL\\pN_]+(?:\\}|:?[-+?]|((?://[^/$'\"\\\\`{}]*/|/[^/$'\"\\\\`{}]+/|##?|%%?)[^$'\"\\\\`{}]*\\}))")
 
 // limitOf returns the maximum total size, in bytes, of the values that word uses. A pattern makes
-// each of these bytes more expensive: matching takes as many steps per byte as the pattern has
-// bytes, and a replacement may be inserted once per byte. A pattern within another pattern would
-// multiply this again, so it is an error.
+// each of these bytes more expensive, because matching takes as many steps per byte as the pattern
+// has bytes, and a replacement may be inserted once per byte. A pattern within another pattern
+// would multiply the cost again, so such a pattern is an error.
 func limitOf(word string) (int, error) {
 	all, plain, words, patterns, bytes := strings.Count(word, "${"), 0, 0, 0, 0
 	for _, at := range substitution.FindAllStringSubmatchIndex(word, -1) {

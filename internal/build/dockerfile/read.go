@@ -217,7 +217,7 @@ type reader struct {
 	used     map[string]bool     // names of Request.Args that an ARG instruction has declared
 	bases    map[string]resolved // results of Request.Base, by name
 
-	// proxy variables in Request.Args, which every command gets
+	// proxy variables in Request.Args, which are in the environment of every command
 	proxies map[string]string
 
 	words     *Expander
@@ -293,7 +293,8 @@ func isProxy(name string) bool {
 	return false
 }
 
-// takeProxies finds the proxy variables, which every command gets, and bounds their size.
+// takeProxies finds the proxy variables for the environment of every command, and bounds their
+// size.
 func (r *reader) takeProxies() error {
 	size := 0
 	r.proxies = make(map[string]string)

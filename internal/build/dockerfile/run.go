@@ -20,8 +20,8 @@ import (
 // there only while it runs.
 const scriptDir = "/var/tmp/forkd-heredoc"
 
-// Bounds on mounts. Without them, every mount's target could repeat the long name of the working
-// directory.
+// Bounds on mounts. Without these bounds, every mount's target could repeat the long name of the
+// working directory.
 const (
 	maxMounts    = 100  // mounts of one command
 	maxAllMounts = 5000 // mounts of all commands

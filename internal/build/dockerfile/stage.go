@@ -16,7 +16,7 @@ import (
 )
 
 // stage is the state of a stage while its instructions are read. A stage that is built on another
-// one starts with the final state of that one.
+// stage starts with the final state of the other stage.
 type stage struct {
 	index int
 	step  int // index of the latest step of the stage
@@ -133,7 +133,8 @@ const (
 	maxTitle      = 100 // bytes of a stage's name, in the names of its steps
 )
 
-// takeEnv sets the environment of a stage to that of its base, if that is within the bounds.
+// takeEnv sets the environment of a stage to the environment of its base, if this is within the
+// bounds.
 func (st *stage) takeEnv(c Config) error {
 	st.env = make(map[string]string)
 	for name, value := range c.Env {
@@ -271,7 +272,8 @@ func (st *stage) process(args []string) plan.Process {
 
 func (st *stage) inShell(command string) []string { return append(slices.Clone(st.shell), command) }
 
-// absolute returns p as an absolute path. A relative p is below the stage's working directory.
+// absolute returns p as an absolute path. If p is relative, it is below the stage's working
+// directory.
 func (st *stage) absolute(p string) string {
 	if !path.IsAbs(p) {
 		p = path.Join(cmp.Or(st.dir, "/"), p)
@@ -288,7 +290,7 @@ func countSteps(cmds []instructions.Command) (n int) {
 	return n
 }
 
-// makesStep reports whether an instruction becomes a step of its own.
+// makesStep reports whether an instruction becomes a separate step.
 func makesStep(cmd instructions.Command) bool {
 	switch cmd.(type) {
 	case *instructions.RunCommand, *instructions.CopyCommand, *instructions.AddCommand, *instructions.WorkdirCommand:

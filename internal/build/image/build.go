@@ -20,7 +20,7 @@ type Step struct {
 	Detail string // current output of the tool; may be empty
 }
 
-// The stages, in their order. If the result is cached, none of them is reported.
+// The stages, in their order. If the result is cached, no stage is reported.
 const (
 	StageWait    = "wait for another build"
 	StageResolve = "resolve the base image"
@@ -42,9 +42,9 @@ func (p reporter) step(stage, detail string) {
 	}
 }
 
-// content is a resolved base. digest is the part of the cache key that is not in the recipe's text,
-// and stream writes the layers of the base and the recipe's files as a stream of package
-// imageproto.
+// content is a resolved base. The field digest is the part of the cache key that is not in the
+// recipe's text, and stream writes the layers of the base and the recipe's files as a stream of
+// package imageproto.
 type content struct {
 	digest  string
 	env     map[string]string
@@ -70,8 +70,8 @@ type Unpacker struct {
 	Program []byte
 }
 
-// Build returns the image of r. It builds the image if the cache does not have it. progress may be
-// nil. It is called from the building goroutines, possibly concurrently.
+// Build returns the image of r. It builds the image if the cache does not have it. The function
+// progress may be nil. It is called from the building goroutines, possibly concurrently.
 //
 // The error is a *MissingError (wrapped) if the host lacks tools or rights. In this case nothing
 // was changed.

@@ -133,8 +133,8 @@ func Removable(list []Cached, inUse []string, since time.Time) []Cached {
 }
 
 // Remove deletes the entry from the cache. A VM that has one of its files open keeps the file until
-// it exits. It is no error if the entry is already gone (with the kernel it belonged to), or if a
-// new build has taken over a leftover.
+// it exits. It is no error if the entry was already removed together with its kernel, or if a new
+// build has taken over a leftover.
 func (c Cached) Remove() error {
 	parent, name := filepath.Split(c.Dir)
 	if c.Kind == CachedLeftover {
@@ -169,7 +169,7 @@ func ListImages(cacheDir string) ([]Cached, error) {
 	return slices.DeleteFunc(list, func(c Cached) bool { return filepath.Dir(c.Dir) != dir }), err
 }
 
-// RemoveLeftovers deletes what killed builds of images have left in the cache.
+// RemoveLeftovers deletes the leftovers of killed builds of images in the cache.
 func RemoveLeftovers(cacheDir string) error {
 	return eachDir(imagesDir(cacheDir), func(name, dir string) error {
 		if !leftover(name) {

@@ -28,7 +28,7 @@ var (
 	toolDpkgDeb    = tool{"dpkg-deb", "dpkg"}
 )
 
-// MissingError means that the host lacks something that its administrator must add.
+// MissingError means that the host lacks a tool or a right that its administrator must add.
 type MissingError struct {
 	Packages []string // Debian packages to install; empty if no package helps
 	Problem  string   // if Packages is empty: the problem and its solution
@@ -109,8 +109,8 @@ func removeTree(dir string) error {
 // errorTail is the number of a tool's last output lines that are quoted when it fails.
 const errorTail = 12
 
-// run runs argv with a fixed locale. Of the caller's environment, argv gets only PATH, HOME and a
-// few settings such as proxies (see toolEnv). Each line of stderr is passed to line (which may be
+// run runs argv with a fixed locale. The environment of argv has only PATH, HOME and a few settings
+// of the caller, such as proxies (see toolEnv). Each line of stderr is passed to line (which may be
 // nil), and the error quotes the last lines. Cancelling ctx terminates argv and all its children.
 func run(ctx context.Context, stdin io.Reader, stdout io.Writer, line func(string), argv ...string) error {
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
@@ -141,8 +141,8 @@ func run(ctx context.Context, stdin io.Reader, stdout io.Writer, line func(strin
 	return nil
 }
 
-// cleanupTime is how long a cancelled tool may take to remove its files: mmdebstrap unmounts and
-// removes a whole tree.
+// cleanupTime is how long a cancelled tool may take to remove its files. For example, mmdebstrap
+// unmounts and removes a whole tree.
 const cleanupTime = 10 * time.Second
 
 // startAndWait runs cmd until it has exited and all of its input and output has been copied,
@@ -169,7 +169,7 @@ func startAndWait(ctx context.Context, cmd *exec.Cmd) error {
 	return cmd.Wait()
 }
 
-// output runs argv and returns what it wrote to stdout, at most limit bytes.
+// output runs argv and returns its output on stdout, at most limit bytes.
 func output(ctx context.Context, stdin io.Reader, limit int, argv ...string) ([]byte, error) {
 	var out bytes.Buffer
 	w := &limitWriter{w: &out, left: int64(limit), err: fmt.Errorf("%s wrote more than %d bytes", argv[0], limit)}
@@ -197,7 +197,7 @@ func toolEnv(environ []string) []string {
 	return env
 }
 
-// lineWriter splits its input into lines and keeps the last ones.
+// lineWriter splits its input into lines and keeps the last lines.
 type lineWriter struct {
 	each func(string)
 	part []byte

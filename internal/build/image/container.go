@@ -142,12 +142,12 @@ func checkManifest(img v1.Image) error {
 // layersOf returns the layers of an image as sources of a stream. It does not parse them. If plain is set,
 // the sources are not compressed.
 //
-// Layers of a registry are compared with their digests in the manifest by the library, while they
-// arrive. layersOf compares layers of a local image itself. For an OCI layout, it uses the digests
-// of the layers in the manifest. An archive of docker save has no such digests. If plain is set,
-// layers of such an archive are compared with the digests of their content. Later, forkd-unpack
-// compares all layers with their digests in the configuration, so that an image cannot claim the
-// configuration of another image.
+// The library compares layers of a registry with their digests in the manifest while they arrive.
+// layersOf compares layers of a local image itself. For an OCI layout, it uses the digests of the
+// layers in the manifest. An archive of docker save has no such digests. If plain is set, layers of
+// such an archive are compared with the digests of their content. Later, forkd-unpack compares all
+// layers with their digests in the configuration, so that an image cannot claim the configuration
+// of another image.
 func layersOf(img v1.Image, kind string, plain bool) ([]source, error) {
 	layers, err := img.Layers()
 	if err != nil {
@@ -175,8 +175,8 @@ func layersOf(img v1.Image, kind string, plain bool) ([]source, error) {
 	return list, nil
 }
 
-// checked returns a function like open. The reader that it returns compares its content with the digest want
-// at the end.
+// checked returns a function like open. At the end of its content, the reader that this function
+// returns compares the content with the digest want.
 func checked(open func() (io.ReadCloser, error), want v1.Hash) func() (io.ReadCloser, error) {
 	return func() (io.ReadCloser, error) {
 		from, err := open()
@@ -279,8 +279,8 @@ func (b *boundedBody) Read(p []byte) (int, error) {
 }
 
 // openArchive opens an archive of docker save, and reports whether its layers are uncompressed
-// (plain). The library does not tell this to its caller: one of its methods decompresses layers
-// without bounds, the other compresses them.
+// (plain). The library does not report this to its caller: one of its methods decompresses layers
+// without bounds, and the other method compresses them.
 func openArchive(file string) (img v1.Image, plain bool, err error) {
 	if err := checkSize(file, "manifest.json", maxArchiveManifest); err != nil { // the library reads any size
 		return nil, false, err

@@ -75,8 +75,8 @@ func debianSource(ctx context.Context, w io.Writer, suite string, packages []str
 		// Packages with alternatives, such as Java's, create links to manual pages there, and fail if the
 		// directory is missing.
 		`--essential-hook=mkdir -p "$1/usr/share/man/man1"`,
-		// The host's proxies (which may contain credentials), name servers and host name are for
-		// the build only.
+		// Remove the host's proxies, which may contain credentials, and its name servers and host
+		// name, because they are for the build only.
 		`--customize-hook=rm "$1/etc/apt/apt.conf.d/99mmdebstrap"`,
 		`--customize-hook=echo 'APT::Install-Recommends "false";' >"$1/etc/apt/apt.conf.d/99forkd"`,
 		`--customize-hook=rm -f "$1/etc/resolv.conf" "$1/etc/hostname" && touch "$1/etc/resolv.conf" && echo sandbox >"$1/etc/hostname"`,
@@ -85,7 +85,8 @@ func debianSource(ctx context.Context, w io.Writer, suite string, packages []str
 }
 
 // debianSources returns the lines of a sources.list for suite. They have the mirrors, components
-// and keyrings of the host's apt. If the host uses another suite, its name is replaced by suite.
+// and keyrings of the host's apt. If the host uses another suite, the name of that suite is
+// replaced with the parameter suite.
 func debianSources(ctx context.Context, suite string) ([]string, error) {
 	text, err := output(ctx, nil, 16*mib, "apt-get", "indextargets", "--format",
 		"$(CREATED_BY) $(ORIGIN) $(CODENAME) $(RELEASE) $(COMPONENT) $(REPO_URI)")
@@ -105,7 +106,7 @@ func debianSources(ctx context.Context, suite string) ([]string, error) {
 
 // sourcesFor converts indextargets, whose fields debianSources lists, to deb lines. If the host's
 // sources have the suite, such as trixie, the result is their lines for trixie, trixie-updates and
-// trixie-security. Otherwise the lines are derived from those of the host's own suite.
+// trixie-security. Otherwise the lines are derived from the lines of the host's own suite.
 func sourcesFor(suite string, indextargets []byte) ([]string, error) {
 	components := make(map[string][]string) // components of each "URI suite"
 	var order []string

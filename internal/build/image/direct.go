@@ -11,10 +11,10 @@ import (
 // notInName matches characters that are valid in the name of a container image but not of a recipe.
 var notInName = regexp.MustCompile(`[^a-z0-9._-]+`)
 
-// FromContainer returns the recipe of a snapshot that consists of a container image alone. text is
-// the base in a recipe's syntax: docker://…, oci:… or docker-archive:…. For any other text, ok is
-// false. The recipe is named after the last part of the image's name. Relative paths start at the
-// working directory.
+// FromContainer returns the recipe of a snapshot that consists of a container image alone. The
+// parameter text is the base in a recipe's syntax: docker://…, oci:… or docker-archive:…. For any
+// other text, the result ok is false. The recipe is named after the last part of the image's name.
+// Relative paths start at the working directory.
 func FromContainer(text string) (r *Recipe, ok bool, err error) {
 	b, err := parseBase(text)
 	if err != nil || b.kind == baseDebian {

@@ -16,8 +16,8 @@ import (
 )
 
 // If a registry serves an image with the public configuration of another image and with its own
-// layers, the image is not mistaken for the other one. A Dockerfile build identifies the two images
-// by different digests, and the layers are refused.
+// layers, the image is not mistaken for the other image. A Dockerfile build identifies the two
+// images by different digests, and the layers are refused.
 func TestConfigurationOfAnotherImage(t *testing.T) {
 	official := containerOf(t, archive(t, dir("etc"), reg("etc/official")))
 	hostile := containerOf(t, archive(t, dir("etc"), reg("etc/hostile")))

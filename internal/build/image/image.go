@@ -6,12 +6,12 @@
 //
 // Each of these directories appears in one step: it is created as a staging directory, synced and
 // renamed. Concurrent builds of the same thing wait for each other, and a failed build leaves
-// nothing behind. Images are immutable; VMs write to block layers above them.
+// nothing behind. Images are immutable, because VMs write to block layers above them.
 //
 // The package runs the distribution's own tools (apt-get, mmdebstrap, dpkg-deb, mke2fs) with the
 // host's apt settings. The caller supplies the VM that unpacks container images. The package boots
 // nothing itself, installs no packages on the host and does not ask for privileges. Without root it
-// uses user namespaces; if these are unavailable, the error names the requirement.
+// uses user namespaces. If these are unavailable, the error names the requirement.
 package image
 
 import (

@@ -38,9 +38,9 @@ const initramfsPrefix = "initramfs-"
 //	/modules/<name>.ko, .../order    decompressed; "order" has the file names in load order
 //	/dev /proc /sys /newroot         mount points
 //
-// It is not compressed: reading it costs less than decompressing it, especially on a slow CPU. The
-// kernel's module loader would not benefit either. The file name contains the digest of the
-// content.
+// The initramfs is not compressed, because reading it costs less than decompressing it, especially
+// on a slow CPU. The kernel's module loader would not benefit either. The file name contains the
+// digest of the content.
 func (k *KernelFiles) makeInitrd(ctx context.Context, agent []byte) error {
 	if !kernelimage.IsELF(agent) {
 		return errors.New("the guest agent is not an ELF program")

@@ -47,8 +47,8 @@ type KernelFiles struct {
 
 // Kernel returns the newest Debian cloud kernel of the 6.12 series that the host's apt offers, with
 // an initramfs for agent (the contents of a static forkd-agent). A cached kernel is not downloaded
-// again. If apt offers none, as inside `forkd machine`, Kernel uses the newest one in the cache.
-// Nothing is installed on the host.
+// again. If apt offers no such kernel, as inside `forkd machine`, Kernel uses the newest kernel in
+// the cache. Nothing is installed on the host.
 func Kernel(ctx context.Context, cacheDir string, agent []byte, progress func(Step)) (*KernelFiles, error) {
 	k, err := KernelAlone(ctx, cacheDir, progress)
 	if err != nil {

@@ -164,7 +164,7 @@ esac
 	}
 }
 
-// A request with credentials requires TLS, unless it goes to this host.
+// A request with credentials requires TLS, unless its destination is this host.
 func TestCredentialsNeedTLS(t *testing.T) {
 	for url, want := range map[string]bool{"https://10.0.0.1/v2/": true, "http://127.0.0.1:5000/v2/": true,
 		"http://[::1]/": true, "http://localhost:5000/": true, "http://10.0.0.1/v2/": false, "http://host.local/": false} {

@@ -53,8 +53,8 @@ type packer struct {
 	seen   map[string]bool
 }
 
-// tree packs a file, or a directory with all its content. It follows source if that is a symbolic
-// link, but packs links inside a directory as links.
+// tree packs a file, or a directory with all its content. If source is a symbolic link, tree
+// follows the link, but it packs links inside a directory as links.
 func (p *packer) tree(source string) error {
 	return fs.WalkDir(p.fsys, source, func(name string, d fs.DirEntry, err error) error {
 		switch {

@@ -29,11 +29,11 @@ const (
 
 // publish creates the directory parent/name. It calls fill with an empty staging directory beside
 // parent/name, and then renames the staging directory to parent/name. If parent/name already
-// exists, or appears while publish waits for another process that creates it, fill is not called.
-// waiting is called once if publish has to wait.
+// exists, or appears while publish waits for another process that creates it, publish does not call
+// fill. If publish has to wait, it calls the function waiting once.
 //
-// A process that dies in fill leaves its staging directory; the next publish of the same name
-// removes it.
+// A process that is killed in fill leaves its staging directory. The next publish of the same name
+// removes that directory.
 func publish(ctx context.Context, parent, name string, waiting func(), fill func(staging string) error) error {
 	final := filepath.Join(parent, name)
 	if _, err := os.Stat(final); err == nil {
@@ -76,8 +76,8 @@ func publish(ctx context.Context, parent, name string, waiting func(), fill func
 	return syncPath(parent)
 }
 
-// lock takes the lock file name and waits for its holder. The file is removed on unlock, so that
-// the cache does not collect one for each image ever built.
+// lock locks the lock file with the given path, and waits for its holder. The file is removed on
+// unlock, so that the cache does not collect a lock file for each image ever built.
 func lock(ctx context.Context, name string, waiting func()) (unlock func(), err error) {
 	for first := true; ; first = false {
 		f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE|unix.O_CLOEXEC, 0o644)

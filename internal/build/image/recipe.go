@@ -56,8 +56,8 @@ type Recipe struct {
 	// the daemon's default
 	Network *Network `yaml:"network"`
 	Limits  Limits   `yaml:"limits"` // limits of children
-	// how to treat children that repeat random numbers: "strict" refuses them; "report" (or empty)
-	// reports them
+	// how to treat children that repeat random numbers: "strict" refuses such children; "report"
+	// (or empty) reports the repetition
 	Unique    string `yaml:"unique"`
 	MemoryMiB int    `yaml:"memory_mib"` // 0: 512
 	VCPUs     int    `yaml:"vcpus"`      // 0: 1
@@ -105,7 +105,7 @@ type Warmup struct {
 	TimeoutSecs float64  `yaml:"timeout_secs"` // limit of each command and of the code; 0: the daemon's default, 600
 }
 
-// Network is a network policy, as in the daemon's API. A recipe may give the mode alone.
+// Network is a network policy, as in the daemon's API. A recipe may set only the mode.
 type Network struct {
 	Mode  string   `yaml:"mode"`
 	Allow []string `yaml:"allow"`
@@ -151,8 +151,8 @@ func (l *Limits) UnmarshalYAML(node *yaml.Node) error {
 	return node.Decode(&l.Limits)
 }
 
-// LoadRecipe reads and checks a recipe: a file, or a directory with a recipe.yaml. It reads the
-// files that the recipe names too, so that a later change to them does not affect a running build.
+// LoadRecipe reads and checks a recipe: a file, or a directory with a recipe.yaml. It also reads
+// the files that the recipe names, so that a later change to them does not affect a running build.
 func LoadRecipe(name string) (*Recipe, error) {
 	info, err := os.Stat(name)
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 )
 
 // TestDocumentedRecipesAreValid checks that the YAML in docs/recipes.md and README.md is a recipe
-// or a part of one.
+// or a part of a recipe.
 func TestDocumentedRecipesAreValid(t *testing.T) {
 	checked := 0
 	for _, name := range []string{"docs/recipes.md", "README.md", "docs/uniqueness.md"} {

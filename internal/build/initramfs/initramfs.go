@@ -7,7 +7,7 @@
 //
 // The package writes the format itself: each entry has a header of 110 bytes (Linux
 // Documentation/driver-api/early-userspace/buffer-format.rst). It does not use the usual cpio
-// library, because that has no device nodes.
+// library, because that library does not support device nodes.
 package initramfs
 
 import (

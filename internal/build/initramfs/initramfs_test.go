@@ -74,7 +74,7 @@ func TestArchiveReadsBack(t *testing.T) {
 	}
 }
 
-// The cpio command reads the device number, which the library cannot.
+// The cpio command reads the device number, which the library cannot read.
 func TestCpioCommandAgrees(t *testing.T) {
 	path, err := exec.LookPath("cpio")
 	if err != nil {

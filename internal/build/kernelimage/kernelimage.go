@@ -87,8 +87,8 @@ func findPayload(image []byte) ([]byte, error) {
 }
 
 // decompress returns a reader of the uncompressed payload, according to its magic number. The
-// reader ignores data after the compressed stream: for some formats, the kernel's build appends the
-// uncompressed size (u32).
+// reader ignores data after the compressed stream, because for some formats the kernel's build
+// appends the uncompressed size (u32).
 func decompress(payload []byte) ([]byte, error) {
 	switch {
 	case IsELF(payload): // CONFIG_KERNEL_UNCOMPRESSED
@@ -119,7 +119,7 @@ func decompress(payload []byte) ([]byte, error) {
 		head(payload))
 }
 
-// zstdFrame decompresses exactly one frame. The decoder would otherwise take the appended size for
+// zstdFrame decompresses exactly one frame. Otherwise the decoder would treat the appended size as
 // a second, damaged frame.
 func zstdFrame(payload []byte) ([]byte, error) {
 	r, err := zstd.NewReader(bytes.NewReader(trimSize(payload)),

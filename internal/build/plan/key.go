@@ -15,8 +15,9 @@ import (
 // here changes, so that builds do not use snapshots with the earlier meaning.
 const keyVersion = 2
 
-// Keys returns the keys of all steps, in hex. agent and format are the versions of the agent and of
-// the snapshot format. They are part of every key because every snapshot depends on them.
+// Keys returns the keys of all steps, in hex. The parameters agent and format are the versions of
+// the agent and of the snapshot format. They are part of every key because every snapshot depends
+// on them.
 func (p *Plan) Keys(agent, format string) ([]string, error) {
 	if err := p.Check(); err != nil {
 		return nil, err
@@ -182,8 +183,8 @@ func (s *Step) withoutFiles() (*Step, []*Source) {
 }
 
 // canonical returns a copy of a step without the fields that do not change its effect: its name and
-// its line. It also omits the indexes of other steps, because the keys of these steps are hashed
-// instead.
+// its line. The copy also lacks the indexes of other steps, because the keys of these steps are
+// hashed instead.
 func (s *Step) canonical() *Step {
 	c := *s
 	c.Name, c.Line, c.From = "", 0, 0

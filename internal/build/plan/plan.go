@@ -212,7 +212,7 @@ type Warm struct {
 }
 
 // Children holds settings of sandboxes that are forked from the result. While the step runs, these
-// settings also apply to its guest. The plan's network does not.
+// settings also apply to its guest. The plan's network does not apply to this guest.
 type Children struct {
 	Network *snapshot.Network `json:"network,omitempty"` // nil: the default of sandboxes
 	Limits  vm.Limits         `json:"limits,omitzero"`
@@ -252,10 +252,11 @@ func (s *Step) Needs() []int {
 // Memory returns for every step whether its snapshot contains the memory and processes that the
 // step leaves. Any other snapshot has only a disk, and the step that continues it boots a VM.
 //
-//   - A warm step has memory, and so have the steps that continue it. The step that saves the
-//     settings has memory too, so that a fork of the result need not boot.
-//   - The steps on a base have memory if the base has.
-//   - The snapshot of a command with a secret never has memory: the secret would be in it.
+//   - A warm step, and the steps that continue it, have memory. The step that saves the settings
+//     also has memory, so that a fork of the result need not boot.
+//   - The steps on a base have memory if the base has memory.
+//   - The snapshot of a command with a secret never has memory, because the memory would contain
+//     the secret.
 func (p *Plan) Memory() []bool {
 	memory := make([]bool, len(p.Steps))
 	for i := range p.Steps {

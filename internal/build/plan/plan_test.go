@@ -150,7 +150,7 @@ func TestBadPlansAreRefused(t *testing.T) {
 }
 
 // Snapshots have memory from the first warm step on, or if their base has memory. The snapshot of a
-// step with a secret has none.
+// step with a secret has no memory.
 func TestWhichStepsKeepMemory(t *testing.T) {
 	secret := Step{Run: &Run{Process: Process{Args: []string{"x"}}, Mounts: []Mount{{Kind: MountSecret, ID: "s"}}}}
 	kinds := map[rune]Step{

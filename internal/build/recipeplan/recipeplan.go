@@ -1,5 +1,5 @@
-// Package recipeplan converts recipes to plans: a machine boots, gets the recipe's files, and runs
-// the warm-up. All steps continue one machine, so the processes that the warm-up starts run in
+// Package recipeplan converts recipes to plans: a machine boots, receives the recipe's files, and
+// runs the warm-up. All steps continue one machine, so the processes that the warm-up starts run in
 // every child.
 //
 // The package only reads. Package image parses recipes and makes the root file systems that their
@@ -48,8 +48,8 @@ func Read(ctx context.Context, req Request) (*plan.Plan, error) {
 			children.Network.Mode = "allow"
 		}
 	}
-	// Otherwise the plan's network stays "none". Data that a warm-up downloads would be in every
-	// child, so a recipe must request the network.
+	// Without this, the plan's network stays "none". Data that a warm-up downloads would be in
+	// every child, so a recipe must request the network.
 	if children.Network != nil {
 		r.plan.Network = children.Network
 	}
@@ -86,7 +86,7 @@ type reader struct {
 	entries int // number of entries of all sources of files
 }
 
-// add adds a step that continues the last one. Read later puts the step's number into its name.
+// add adds a step that continues the last step. Read later adds the step's number to its name.
 func (r *reader) add(name string, s plan.Step) {
 	if s.Name = name; s.Base == nil {
 		s.From = len(r.plan.Steps) - 1

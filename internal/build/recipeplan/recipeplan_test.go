@@ -64,7 +64,7 @@ func text(t *testing.T, p *plan.Plan) string {
 	return b.String()
 }
 
-// compare compares a plan with the golden one.
+// compare compares a plan with the golden plan.
 func compare(t *testing.T, name, got string) {
 	t.Helper()
 	golden := path.Join("testdata", name+".golden")
@@ -163,7 +163,7 @@ func TestPlanOfEveryField(t *testing.T) {
 	}
 }
 
-// A change gives new keys to the first step that it affects and to all steps after that.
+// A change gives new keys to the first step that it affects and to all later steps.
 func TestWhatAChangeRunsAgain(t *testing.T) {
 	keys := func(text string, files []plan.File, digest string) []string {
 		t.Helper()

@@ -1,5 +1,5 @@
 // Package bochs runs a job in an emulated Intel host. So kvm-intel, and code that depends on it,
-// can be tested on any machine: Bochs emulates VMX, but QEMU's TCG emulates only AMD's SVM.
+// can be tested on any machine. Bochs emulates VMX, but QEMU's TCG emulates only AMD's SVM.
 //
 // A host exists for one run: it boots, does its job with a disk that was made for it, and powers
 // off. Then the caller reads the results from the disk. During the run, the host has no network and
@@ -27,8 +27,8 @@ import (
 )
 
 // suite is the Debian suite with Bochs 3.0, whose emulation of VMX works with kvm-intel. Debian 12
-// has Bochs 2.7, which is built without VMX. Later suites have 3.1, which divides 64-bit numbers
-// wrongly, so that kernels panic.
+// has Bochs 2.7, which is built without VMX. Later suites have Bochs 3.1, which divides 64-bit
+// numbers wrongly, so that kernels panic.
 const suite = "trixie"
 
 // packages are fetched with their dependencies. They contain the emulator, its firmware, its
@@ -80,7 +80,7 @@ func Get(ctx context.Context, dir string, progress func(string)) (Emulator, erro
 }
 
 // libraries is the directory with the libraries and the dynamic loader of the fetched programs. The
-// host's own may be too old.
+// libraries of the host may be too old.
 const libraries = "usr/lib/x86_64-linux-gnu"
 
 // command returns the command line of a fetched program.
@@ -97,7 +97,7 @@ func (e Emulator) command(ctx context.Context, program string, args ...string) *
 
 func (e Emulator) share() string { return filepath.Join(e.root, "usr/share/bochs") }
 
-// check runs each fetched program once, so that programs that cannot start do not get into the
+// check runs each fetched program once, so that programs that cannot start are not stored in the
 // cache.
 func (e Emulator) check(ctx context.Context) error {
 	for program, arg := range map[string]string{"bochs-bin": "--help", "genisoimage": "--version"} {

@@ -9,8 +9,8 @@ import (
 // CPU is a processor model of Bochs.
 type CPU string
 
-// Models with VMX on which a Linux host can run guests with several vCPUs. The other models with
-// VMX do not work for that.
+// Models with VMX on which a Linux host can run guests with several vCPUs. Linux hosts on the other
+// models with VMX cannot run such guests.
 const (
 	Skylake CPU = "corei7_skylake_x"
 	Haswell CPU = "corei7_haswell_4770"
@@ -33,7 +33,7 @@ const (
 )
 
 // cmdline is the kernel's command line. It sets the frequency of the TSC, because Bochs leaves the
-// CPUID leaf for that frequency empty. After a panic the host halts; the watcher then reads the
+// CPUID leaf for that frequency empty. After a panic the host halts. The watcher then reads the
 // message on the console and ends the run.
 var cmdline = strings.Join([]string{
 	"console=ttyS0,115200", "quiet", "mitigations=off", "nokaslr", "panic=0", "norandmaps",
@@ -48,8 +48,8 @@ func (h Host) moduleOptions() string {
 	return strings.Join(append([]string{apicvOff}, h.KVMIntel...), " ")
 }
 
-// configuration returns the bochsrc, Bochs's configuration file. It disables devices that would act
-// on the real host, or confines them to dir. The display listens on a port, which confine makes
+// configuration returns the bochsrc, Bochs's configuration file. It disables devices that would
+// affect the real host, or confines them to dir. The display listens on a port, which confine makes
 // unreachable. Messages are not logged, because Bochs logs every EPT violation.
 func (h Host) configuration(e Emulator, dir string) string {
 	in := func(name string) string { return filepath.Join(dir, name) }

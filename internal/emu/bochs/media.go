@@ -116,8 +116,9 @@ func (r Run) Results(ctx context.Context, name, to string) error {
 	}
 	disk := filepath.Join(r.dir, fileDisk)
 	// If the host was killed, its file system has a journal that was not replayed, and debugfs
-	// would show old files. e2fsck replays the journal. The error of e2fsck is ignored, because it
-	// also returns one after a successful repair. If the repair has failed, debugfs fails too.
+	// would show old files. e2fsck replays the journal. The error of e2fsck is ignored, because
+	// e2fsck also returns an error after a successful repair. If the repair has failed, debugfs
+	// also fails.
 	_, _ = debpkg.Run(ctx, "", "e2fsck", "-fy", disk)
 	if _, err := debpkg.Run(ctx, "", "debugfs", "-R", fmt.Sprintf("rdump %q %q", name, to), disk); err != nil {
 		return fmt.Errorf("read the disk: %w", err)

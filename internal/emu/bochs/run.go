@@ -18,10 +18,10 @@ import (
 	"github.com/forkd/forkd/internal/emu/debkernel"
 )
 
-// limits tell a hanging host from a host that is slow because the real host is busy. They count the
-// CPU time that Bochs has used since the last line on its console. A healthy host prints a line
-// every two seconds of its own time, which takes Bochs about four seconds of CPU time. Before its
-// init starts, the host prints nothing, so a longer limit applies.
+// limits distinguish a hanging host from a host that is slow because the real host is busy. They
+// count the CPU time that Bochs has used since the last line on its console. A healthy host prints
+// a line every two seconds of its own time, which takes Bochs about four seconds of CPU time.
+// Before its init starts, the host prints nothing, so a longer limit applies.
 type limits struct {
 	boot, silent time.Duration // CPU time
 	idle         time.Duration // real time, in case Bochs hangs without using CPU time
@@ -64,8 +64,9 @@ type Run struct {
 	dir     string
 }
 
-// Prepare makes a run in dir; the caller removes dir. The files below tree, about size bytes, are
-// copied to the host's disk, which is mounted at /disk. job is the shell script to run.
+// Prepare makes a run in dir, which the caller removes. It copies the files below tree to the
+// host's disk, which is mounted at /disk. The parameter size is the approximate size of these files
+// in bytes, and job is the shell script to run.
 func (m Machine) Prepare(ctx context.Context, h Host, job, dir, tree string, size int64) (Run, error) {
 	r := Run{machine: m, host: h, dir: dir}
 	return r, errors.Join(
@@ -76,8 +77,8 @@ func (m Machine) Prepare(ctx context.Context, h Host, job, dir, tree string, siz
 }
 
 // Do runs the host until its job has ended and the host has powered off. It kills the host after
-// limit, or if the host hangs. It calls said with each line on the console, except for the lines
-// that only show that the host is alive.
+// limit, or if the host hangs. It calls the function said with each line on the console, except for
+// the lines that only show that the host is alive.
 func (r Run) Do(ctx context.Context, limit time.Duration, said func(line string)) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("ended after %v", limit))
 	defer cancel()
@@ -100,8 +101,8 @@ func (r Run) Do(ctx context.Context, limit time.Duration, said func(line string)
 	return nil
 }
 
-// confine gives Bochs a network namespace of its own, because its display accepts connections from
-// any program.
+// confine runs Bochs in a separate network namespace, because the display of Bochs accepts
+// connections from any program.
 func confine(cmd *exec.Cmd) {
 	cmd.SysProcAttr.Cloneflags = syscall.CLONE_NEWNET
 	if uid, gid := os.Geteuid(), os.Getegid(); uid != 0 {

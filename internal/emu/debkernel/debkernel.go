@@ -20,8 +20,9 @@ import (
 	"github.com/forkd/forkd/internal/build/kernelimage"
 )
 
-// metaPackages are packages that depend on the newest kernel of the 6.12 series. The first one that
-// exists is used: bookworm-security has the first, and in trixie the second one depends on 6.12.
+// metaPackages are packages that depend on the newest kernel of the 6.12 series. The first package
+// that exists is used. bookworm-security has the first package, and in trixie the second package
+// depends on 6.12.
 var metaPackages = []string{"linux-image-6.12-amd64", "linux-image-amd64"}
 
 // imagePackage matches the kernel package on which a meta package depends, such as

@@ -11,9 +11,9 @@ import (
 )
 
 // AddModules adds modules and their dependencies to the directory dir of an initramfs. The files
-// are called NUMBER-NAME.ko, and must be loaded in the order of their names. They have no
-// signatures: an emulated machine would need a second to check signatures, and the kernel comes
-// from the same package anyway.
+// are called NUMBER-NAME.ko, and must be loaded in the order of their names. The modules have no
+// signatures, because an emulated machine would need a second to check signatures, and the kernel
+// is from the same package.
 func (k Kernel) AddModules(w *initramfs.Writer, dir string, names []string) error {
 	collected, err := kmod.Collect(k.ModulesDir, names)
 	if err != nil {

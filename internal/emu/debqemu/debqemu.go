@@ -1,5 +1,6 @@
-// Package debqemu finds the QEMU that `forkd machine` runs. It uses the host's QEMU. If that is too
-// old, it unpacks a newer one, from the backports of the host's Debian release, into the cache.
+// Package debqemu finds the QEMU that `forkd machine` runs. It uses the host's QEMU. If the host's
+// QEMU is too old, it unpacks a newer QEMU, from the backports of the host's Debian release, into
+// the cache.
 //
 // It installs nothing and needs no root privileges. The unpacked QEMU uses data files and libraries
 // of the host's own QEMU package. Package debqemu does not know what QEMU runs.
@@ -29,8 +30,8 @@ const Package = "qemu-system-x86"
 // of its source). Because of these faults, VMs in an emulated host occasionally die or hang. A
 // third fault, which both series have, is mended by mend.go.
 //
-//   - VMRUN does not load the interrupt shadow (AMD64 manual volume 2, section 15.21.5). An
-//     interrupt can come between STI and HLT, and then HLT waits although it should wake up.
+//   - VMRUN does not load the interrupt shadow (AMD64 manual volume 2, section 15.21.5). If an
+//     interrupt occurs between STI and HLT, HLT waits although it should wake up.
 //   - CMPXCHG16B leaves operands of earlier instructions in RFLAGS, including the interrupt and trap
 //     flags.
 const oldest = "10.0"
@@ -46,7 +47,8 @@ const (
 const failureFile = "failure"
 
 // Choose returns the path or name of the QEMU to run. A fetched QEMU is stored in dir. If Choose
-// cannot get a QEMU of the series oldest or newer, it returns the host's, and says so to progress.
+// cannot get a QEMU of the series oldest or newer, it returns the host's QEMU, and reports that to
+// the function progress.
 func Choose(ctx context.Context, dir string, progress func(string)) string {
 	have, err := version(ctx, Program)
 	if err != nil || !older(have) {

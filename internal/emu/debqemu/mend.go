@@ -8,15 +8,15 @@ import (
 
 // The code in this file works around a fault of QEMU 7.2 and 10.0.2 (helper_vmrun in
 // target/i386/tcg/system/svm_helper.c, case SVM_EVTINJ_TYPE_INTR). VMRUN delivers an injected
-// interrupt at once, but leaves the interrupt's vector in CPUState.exception_index. The emulator's
-// loop may then be left for a reason other than an exit of the guest (accel/tcg/cpu-exec.c,
+// interrupt at once, but leaves the interrupt's vector in CPUState.exception_index. The emulator
+// may then leave its loop for a reason other than an exit of the guest (accel/tcg/cpu-exec.c,
 // cpu_handle_interrupt and cpu_handle_exception). In this case the vector counts as a pending
-// exception, and the guest gets the interrupt a second time, at any instruction. A kernel that has
-// interrupts disabled panics or hangs. This happens to about one guest in an hour of forks and
+// exception, and the guest receives the interrupt a second time, at any instruction. A kernel that
+// has interrupts disabled panics or hangs. This happens to about one guest in an hour of forks and
 // branches, and to the whole machine within a minute of `stop` and `cont` on QEMU's monitor.
 //
 // These are the instructions with which Debian's build of 10.0.2 stores the fields of an injected
-// interrupt. Without the store to exception_index, no vector is left behind: exception_index stays
+// interrupt. Without the store to exception_index, no vector remains, because exception_index stays
 // -1, as for any other interrupt.
 var (
 	injecting = []byte{

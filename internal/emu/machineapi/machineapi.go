@@ -89,7 +89,7 @@ type DaemonStart struct {
 }
 
 // DaemonStatus is the state of the daemon process. A daemon that crashes is restarted. A daemon
-// that exits by itself soon after its first start is not.
+// that exits by itself soon after its first start is not restarted.
 type DaemonStatus struct {
 	Running    bool      `json:"running"`
 	Restarting bool      `json:"restarting,omitempty"` // the daemon has crashed and will be restarted soon
@@ -121,7 +121,7 @@ const (
 // Only one FrameStdin may be pending, so that the emulated host can always receive. Otherwise its
 // receive window could fill up with input that the process does not read. The emulated host would
 // then not see the end of the connection behind that input, and would not notice that the client
-// has died.
+// has exited.
 
 // MaxFrame is the maximum length of a frame's payload in bytes.
 const MaxFrame = 1 << 20

@@ -19,8 +19,8 @@ const (
 	// sandboxes may outlive the daemon and keep the pipe open.
 	daemonPipeGrace = time.Second
 	// daemonProven is the time after which an exit of the daemon counts as a crash. If the first
-	// process exits earlier by itself, its command line is probably wrong. Then it is not
-	// restarted, and the host sees the exit in the status.
+	// process exits earlier by itself, its command line is probably wrong. In this case the daemon
+	// is not restarted, and the host sees the exit in the status.
 	daemonProven = 10 * time.Second
 	// daemonPause is the pause before a restart. Each further early exit doubles the pause, up to
 	// daemonMaxPause.
@@ -31,8 +31,8 @@ const (
 var errDaemonRuns = errors.New("the daemon runs already: `forkd machine stop` ends it, with its host")
 
 // daemon supervises the forkd daemon of the emulated host. When the daemon exits, the processes
-// that it has started are not killed: sandboxes outlive the daemon, and the next daemon takes them
-// over.
+// that it has started are not killed, because sandboxes outlive the daemon, and the next daemon
+// takes them over.
 //
 //	stopped ──start──▶ running ──killed, or exits after daemonProven──▶ pausing ──▶ running
 //	   ▲                  │ its first process exits by itself at once,      │ abandoned
@@ -107,8 +107,8 @@ func (d *daemon) wait(cmd *exec.Cmd) {
 	defer d.mu.Unlock()
 	d.cmd, d.exit = nil, &exit
 	proven := time.Since(d.started) >= daemonProven
-	// After a restart, an early exit is not final: the command line has worked before, and the
-	// cause of the exit (such as a lock) may disappear.
+	// After a restart, an early exit is not final, because the command line has worked before, and
+	// the cause of the exit (such as a lock) may disappear.
 	if d.abandoned || exit.Signal == 0 && !proven && d.restarts == 0 {
 		return
 	}

@@ -17,7 +17,7 @@ import (
 )
 
 // groups starts processes so that each can be killed together with all its children. Each process
-// has a process group of its own. If root is set, each also has a cgroup of its own, which a child
+// has its own process group. If root is set, each process also has its own cgroup, which a child
 // cannot leave by setsid. The cgroup is delegated to the process, so that the process may divide it
 // further.
 type groups struct {
@@ -66,8 +66,8 @@ func (g groups) start(cmd *exec.Cmd) (group, error) {
 	return started, nil
 }
 
-// delegate prepares the cgroup dir for delegation to a process, which is started in the cgroup
-// place below it. systemd does the same (systemd.resource-control(5), Delegate= and
+// delegate prepares the cgroup dir for delegation to a process. The process is started in the
+// cgroup place, a child of dir. systemd does the same (systemd.resource-control(5), Delegate= and
 // DelegateSubgroup=). The cgroup dir itself must have no processes, because the kernel would not
 // enable controllers for the cgroups below it.
 func delegate(dir string) (place *os.File, err error) {
@@ -88,8 +88,8 @@ func delegate(dir string) (place *os.File, err error) {
 func (g group) signal(sig syscall.Signal) { syscall.Kill(-g.pgid, sig) }
 
 // kill kills the process and all its children. With a cgroup, kill may be called at any time.
-// Without one, it must not be called after the process has been waited for and its children have
-// ended, because process ids are reused.
+// Without a cgroup, kill must not be called after the process has been waited for and its children
+// have ended, because process ids are reused.
 func (g group) kill() {
 	if g.cgroup == "" {
 		g.signal(syscall.SIGKILL)

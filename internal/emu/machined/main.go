@@ -1,8 +1,8 @@
 // Package machined is the init of a `forkd machine`. It boots the emulated Linux host, reaps
 // orphans, and serves the API through which the host runs commands and the forkd daemon.
 //
-// It knows nothing about sandboxes, images or KVM. It decides only one thing itself: it restarts a
-// daemon that has crashed. For everything else it reports the state, and the host decides.
+// It knows nothing about sandboxes, images or KVM. It makes only one decision: it restarts a daemon
+// that has crashed. In all other cases it reports the state, and the host decides.
 //
 // There are two processes of the same program. PID 1 waits for any process (wait4 with -1), to reap
 // orphans. If it also started commands, it would reap them before os/exec could. So PID 1 starts a
@@ -140,7 +140,7 @@ func powerOff() {
 	time.Sleep(killGrace)
 	unix.Sync()
 	if err := unix.Unmount(machineapi.StateDir, 0); err != nil {
-		// Something still uses the file system. The disk is synced and has a journal, so the next
+		// A process still uses the file system. The disk is synced and has a journal, so the next
 		// mount only replays the journal.
 		log.Printf("unmount %s: %v", machineapi.StateDir, err)
 	}

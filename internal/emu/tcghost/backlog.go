@@ -11,10 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// deepen enlarges the accept queues of the sockets on which process pid listens at the given TCP
-// addresses. QEMU listens with a queue of one: if ten clients connect at the same time, the kernel
-// resets some or makes them wait a second. The queue belongs to the socket, so calling listen(2) on
-// a duplicate of QEMU's descriptor changes it.
+// deepen enlarges the accept queues of the sockets on which the process with the given pid listens
+// at the given TCP addresses. QEMU listens with a queue of one connection. If ten clients connect
+// at the same time, the kernel resets some connections or makes them wait a second. The queue
+// belongs to the socket, so calling listen(2) on a duplicate of QEMU's descriptor changes it.
 func deepen(pid int, addrs ...string) error {
 	dir := fmt.Sprintf("/proc/%d/fd", pid)
 	names, err := os.ReadDir(dir)

@@ -120,7 +120,8 @@ func (m Machine) testShell(t *testing.T, script string) string {
 	return strings.TrimSpace(out.String())
 }
 
-// TestMachineLife boots one machine and tests all operations that end a boot or outlive one.
+// TestMachineLife boots one machine, and tests all operations that end a boot or continue after its
+// end.
 func TestMachineLife(t *testing.T) {
 	m := bootMachine(t)
 	first := m.testStart(t)

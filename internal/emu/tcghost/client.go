@@ -25,8 +25,8 @@ type client struct {
 
 func newClient(addr, token string) *client {
 	return &client{addr: addr, token: token, http: &http.Client{Transport: &http.Transport{
-		// A connection must not be used for a second request: QEMU accepts connections before the
-		// emulated host listens, so the connection may be older than a restart.
+		// A connection must not be used for a second request, because QEMU accepts connections
+		// before the emulated host listens, so the connection may be older than a restart.
 		DisableKeepAlives: true,
 	}}}
 }

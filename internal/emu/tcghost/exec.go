@@ -101,8 +101,8 @@ func (c *client) upgrade(ctx context.Context) (io.ReadWriteCloser, error) {
 	return conn, nil
 }
 
-// sender writes frames for two goroutines: one sends input, and the other one sends signals. It
-// writes each frame as a whole.
+// sender writes frames for two goroutines: one goroutine sends input, and the other sends signals.
+// It writes each frame as a whole.
 type sender struct {
 	mu sync.Mutex
 	// +checklocks:mu
@@ -170,14 +170,15 @@ func write(w io.Writer, b []byte) error {
 	return nil
 }
 
-// outputError marks an error of the caller's writer, to tell it from an error of the emulated host.
+// outputError marks an error of the caller's writer, to distinguish it from an error of the
+// emulated host.
 type outputError struct{ error }
 
 func (e outputError) Error() string { return "write output: " + e.error.Error() }
 func (e outputError) Unwrap() error { return e.error }
 
 // sendInput sends the content of in piece by piece, and then the end of the file. Before each
-// further piece, it waits until the emulated host has processed the previous one.
+// further piece, it waits until the emulated host has processed the previous piece.
 func sendInput(out *sender, in io.Reader, fed, done <-chan struct{}) {
 	buf := make([]byte, 64<<10)
 	for {

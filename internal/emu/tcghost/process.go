@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Process identifies a process for ever: another process may get the same id, but not with the same
-// start time.
+// Process identifies a process for ever. Another process may later have the same id, but not the
+// same start time.
 type Process struct {
 	PID       int    `json:"pid,omitempty"`
 	StartTime uint64 `json:"start_time,omitempty"` // field 22 of /proc/<pid>/stat: clock ticks after boot

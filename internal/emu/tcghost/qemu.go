@@ -17,8 +17,8 @@ import (
 	"github.com/forkd/forkd/internal/emu/machineapi"
 )
 
-// qemuDir is the directory for a QEMU that was fetched because the host's is too old. All emulated
-// hosts share it.
+// qemuDir is the directory for a QEMU that was fetched because the host's QEMU is too old. All
+// emulated hosts share it.
 func (m Machine) qemuDir() string { return filepath.Join(m.cache, "machine-qemu") }
 
 // cmdline is the command line of the emulated host's kernel. Huge pages and address randomisation
@@ -27,9 +27,9 @@ func (m Machine) qemuDir() string { return filepath.Join(m.cache, "machine-qemu"
 // kernel panics.
 const cmdline = "console=ttyS0 quiet panic=-1 mitigations=off norandmaps transparent_hugepage=never"
 
-// qemuArgs returns QEMU's arguments. There are only one emulated CPU and one translation thread:
-// with several, about one nested VM in 200 dies or hangs. Paths are relative to the emulated host's
-// directory, which is QEMU's working directory.
+// qemuArgs returns QEMU's arguments. There are only one emulated CPU and one translation thread,
+// because with several of them about one nested VM in 200 exits or hangs. Paths are relative to the
+// emulated host's directory, which is QEMU's working directory.
 func (m Machine) qemuArgs(o Options, vmlinux, initAddr, daemonAddr string) []string {
 	args := []string{
 		"-name", "forkd-machine-" + m.Name,
@@ -87,7 +87,7 @@ func (m Machine) makeShares() error {
 func escape(s string) string { return strings.ReplaceAll(s, ",", ",,") }
 
 // startQEMU starts the emulator. The kernel kills QEMU when the OS thread that has started it ends.
-// So the caller must lock its goroutine to a thread that lives as long as the supervisor.
+// So the caller must lock its goroutine to a thread that exists as long as the supervisor.
 func (m Machine) startQEMU(o Options, vmlinux, initAddr, daemonAddr string) (*exec.Cmd, error) {
 	if err := m.rotate(fileConsole, filePrevious); err != nil {
 		return nil, err

@@ -24,9 +24,9 @@ const (
 )
 
 // Start starts the emulated host if it is not running, waits until it answers, and returns its
-// state. If it is running, it keeps the options that it has. supervisor is the beginning of a
-// command line that calls Supervise for this machine; the process outlives the caller. progress is
-// called with a message for each step.
+// state. A running emulated host keeps its options. The parameter supervisor is the beginning of a
+// command line that calls Supervise for this machine. The process with this command line outlives
+// the caller. The function progress is called with a message for each step.
 func (m Machine) Start(ctx context.Context, o Options, supervisor []string, progress func(string)) (State, error) {
 	if err := o.validate(); err != nil {
 		return State{}, err
@@ -67,7 +67,7 @@ func (m Machine) Start(ctx context.Context, o Options, supervisor []string, prog
 	return m.awaitReady(ctx, exited)
 }
 
-// killStray kills a QEMU whose supervisor has died. The kernel should have killed it.
+// killStray kills a QEMU whose supervisor has exited. The kernel should have killed it already.
 func (m Machine) killStray() error {
 	s, err := m.State()
 	if err != nil {
@@ -177,7 +177,7 @@ func (m Machine) Stop(ctx context.Context) (bool, error) {
 		return true, fmt.Errorf("stop emulated host %s: %w", m.Name, err)
 	}
 	if !m.awaitUnsupervised(ctx, stopLimit) {
-		// If the supervisor is killed, QEMU dies too.
+		// If the supervisor is killed, the kernel also kills QEMU.
 		if err := s.Supervisor.kill(unix.SIGKILL); err != nil && !errors.Is(err, errGone) {
 			return true, fmt.Errorf("stop emulated host %s: %w", m.Name, err)
 		}

@@ -18,7 +18,7 @@ import (
 	"github.com/forkd/forkd/internal/atomicfile"
 )
 
-// Phase is the phase of an emulated host's life.
+// Phase is the phase of an emulated host.
 //
 //	starting ──▶ ready ──▶ stopping ──▶ stopped
 //	    ▲          │ died or hung
@@ -103,7 +103,7 @@ func (m Machine) supervised() (bool, error) {
 		return false, fmt.Errorf("look for supervisor: %w", err)
 	}
 	defer f.Close()
-	// F_OFD_GETLK only looks at the lock. Taking it could make a starting supervisor fail.
+	// F_OFD_GETLK only examines the lock. Taking the lock could make a starting supervisor fail.
 	lock := unix.Flock_t{Type: unix.F_WRLCK}
 	if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_GETLK, &lock); err != nil {
 		return false, fmt.Errorf("look for supervisor: %w", err)
@@ -161,9 +161,9 @@ func randomHex(n int) string {
 	return hex.EncodeToString(b)
 }
 
-// freeAddr returns a loopback address at which no process listens: prefer, if it is free. If
-// another process takes the address before QEMU does, QEMU fails to start, and the supervisor tries
-// again.
+// freeAddr returns a loopback address at which no process listens. If the address prefer is free,
+// freeAddr returns it. If another process takes the address before QEMU does, QEMU fails to start,
+// and the supervisor tries again.
 func freeAddr(prefer string) (string, error) {
 	for _, addr := range []string{prefer, "127.0.0.1:0"} {
 		if addr == "" {
@@ -179,7 +179,7 @@ func freeAddr(prefer string) (string, error) {
 	return "", errors.New("find a free loopback port: none can be opened")
 }
 
-// rotate renames the file name to previous.
+// rotate renames a file. The parameter name is its present name, and previous is its new name.
 func (m Machine) rotate(name, previous string) error {
 	err := os.Rename(m.path(name), m.path(previous))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -22,9 +22,9 @@ import (
 
 const (
 	pingEvery = 2 * time.Second
-	// pingBootEvery is the interval and the time limit of pings during a boot. It is short: QEMU
-	// accepts connections before the emulated host listens, so an early ping takes its full time
-	// limit.
+	// pingBootEvery is the interval and the time limit of pings during a boot. It is short, because
+	// QEMU accepts connections before the emulated host listens, so an early ping takes its full
+	// time limit.
 	pingBootEvery = 250 * time.Millisecond
 	// pingLimit bounds one ping after the first answer of a boot.
 	pingLimit = 10 * time.Second
@@ -32,7 +32,7 @@ const (
 	// supervisor gives up.
 	maxFailedBoots = 3
 	// Limits for the steps of an orderly shutdown. First the emulated host syncs and powers off.
-	// Then QEMU writes its disks and exits. If that takes longer, QEMU is killed.
+	// Then QEMU writes its disks and exits. If these steps take longer, QEMU is killed.
 	powerOffLimit = 20 * time.Second
 	qemuExitLimit = 5 * time.Second
 )
@@ -58,7 +58,7 @@ func (m Machine) Supervise(ctx context.Context) error {
 		return err
 	}
 	defer lock.Close()
-	// The kernel kills QEMU when the thread that has started it ends. So this thread must live as
+	// The kernel kills QEMU when the thread that has started it ends. So this thread must exist as
 	// long as the process.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -171,9 +171,9 @@ func (s *supervisor) writeBoot(ctx context.Context) (string, error) {
 	return kernel.VMLinux, s.m.writeInitrd(kernel, busybox, s.init, config)
 }
 
-// watch pings the emulated host until it dies or hangs, or until ctx is done and the emulated host
-// has been stopped. answered reports whether it has answered at least once. The error says why it
-// is gone.
+// watch pings the emulated host until the emulated host exits or hangs, or until ctx is done and
+// the emulated host has been stopped. The result answered reports whether the emulated host has
+// answered at least once. The error says why it is gone.
 func (s *supervisor) watch(ctx context.Context, cmd *exec.Cmd) (answered bool, _ error) {
 	exited := make(chan error, 1)
 	go func() { exited <- cmd.Wait() }()
@@ -235,7 +235,8 @@ func (s *supervisor) lastWords() string {
 	return "nothing on the console"
 }
 
-// poll pings the emulated host repeatedly. For every answer with this boot id, it sends to pongs.
+// poll pings the emulated host repeatedly. For every answer with the given boot id, it sends a
+// value to pongs.
 func poll(ctx context.Context, c *client, bootID string, pongs chan<- struct{}) {
 	every, limit := pingBootEvery, pingBootEvery
 	for {

@@ -5,9 +5,9 @@
 //	client (emulated host …) ──start──▶ supervisor (own session) ──owns──▶ qemu ── forkd-machined (PID 1 inside)
 //	        └──────────────── HTTP over a forwarded loopback port ────────────────────────┘
 //
-// The supervisor runs as long as the emulated host should. If the emulated host dies or does not
-// answer, the supervisor restarts it and records that in the state file. QEMU dies with its
-// supervisor.
+// The supervisor runs as long as the emulated host should run. If the emulated host exits or does
+// not answer, the supervisor restarts it and records the restart in the state file. When the
+// supervisor exits, the kernel kills QEMU.
 //
 // The package does not decide when an emulated host is needed, and does not depend on what the
 // daemon in it does.
@@ -29,7 +29,7 @@ const DefaultName = "default"
 var (
 	// ErrNotRunning means that there is no emulated host of that name, or that it does not answer.
 	ErrNotRunning = errors.New("the emulated host is not running: start it with `forkd machine start`")
-	// ErrLost means that the emulated host died, hung or was stopped during a command.
+	// ErrLost means that the emulated host exited, hung or was stopped during a command.
 	ErrLost = errors.New("the emulated host went away while the command ran")
 )
 
