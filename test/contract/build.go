@@ -18,7 +18,7 @@ func (r *runner) directory(with arguments) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	// If this fails, the system removes the temporary directory later.
+	// If the removal fails, the system removes the temporary directory later.
 	r.undo = append(r.undo, func() { _ = os.RemoveAll(dir) })
 	files, _ := with["files"].(map[string]any)
 	for name, content := range files {

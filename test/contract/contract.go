@@ -1,8 +1,8 @@
 // Package contract defines the behaviour that all SDKs of forkd share. README.md describes its data
-// files, the operations and scenarios, which the runners of the other SDKs read too. The runner of
-// the Go client is in this package.
+// files, which are the operations and scenarios. The runners of the other SDKs also read these
+// files. The runner of the Go client is in this package.
 //
-// It does not start a daemon; the tests that use it do.
+// It does not start a daemon. The tests that use it start one.
 package contract
 
 import (

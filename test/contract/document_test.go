@@ -19,8 +19,8 @@ type sdk struct {
 	methods map[string]string
 }
 
-// sdks returns the SDKs of this tree, in the order of their columns. The methods of the SDKs other
-// than Go's are listed in their runners.
+// sdks returns the SDKs of this tree, in the order of their columns. For every SDK except the Go
+// SDK, the runner of the SDK lists its methods.
 func sdks(t *testing.T) []sdk {
 	list := []sdk{}
 	for _, s := range []struct{ name, file string }{

@@ -11,8 +11,8 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// operation is the Go client's implementation of an operation. method is the method's name in the
-// documentation.
+// operation is the Go client's implementation of an operation. The field method is the method's
+// name in the documentation.
 type operation struct {
 	method string
 	call   func(r *runner, of *Object, with arguments) (any, error)
@@ -50,7 +50,7 @@ func (r *runner) on(of *Object) *client.Client {
 	return r.client
 }
 
-// id returns the id of the sandbox that an operation is called on.
+// id returns the id of the sandbox on which an operation is called.
 func id(of *Object) string {
 	if of == nil {
 		return ""

@@ -45,7 +45,7 @@ type runner struct {
 // Timeout limits a scenario. Only a step that hangs exceeds it.
 const Timeout = 2 * time.Minute
 
-// Run runs a scenario. name must be unique in this run, and consist of lower-case letters and
+// Run runs a scenario. The name must be unique in this run, and consist of lower-case letters and
 // digits.
 func Run(ctx context.Context, d Daemon, s Scenario, name string) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, Timeout)

@@ -23,7 +23,7 @@ type row struct {
 }
 
 // growth is the largest factor by which the time may grow when the input becomes four times as
-// long. The factor is 4 for a linear decoder, and 16 for a quadratic one.
+// long. The factor is 4 for a linear decoder, and 16 for a quadratic decoder.
 const growth = 9
 
 // unmeasured is a processor time below which results are not compared, because they would be
@@ -76,7 +76,7 @@ func or(n, otherwise int) int {
 }
 
 // cost measures one decoding. It returns the processor time and the number of allocated bytes.
-// Bytes that were freed count too.
+// Freed bytes are also counted.
 func cost(t *testing.T, r row, p []byte) (time.Duration, int) {
 	runtime.GC()
 	var before, after runtime.MemStats

@@ -16,8 +16,8 @@ func within(ends [2]string, input func(int) []byte) func(int) []byte {
 	return func(n int) []byte { return slices.Concat([]byte(ends[0]), input(n), []byte(ends[1])) }
 }
 
-// mcpRows tests messages to /mcp. Each is decoded several times: as a message, as a call of a tool,
-// and as arguments or metadata.
+// mcpRows tests messages to /mcp. Each message is decoded several times: as a message, as a call of
+// a tool, and as arguments or metadata.
 func mcpRows() (rows []row) {
 	const head, tail = `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"list_sandboxes","arguments":{`, `}}`
 	for where, ends := range map[string][2]string{

@@ -39,7 +39,7 @@ func (d *daemon) forkOf(t *testing.T, name string, n int) []client.Sandbox {
 	return r.Sandboxes
 }
 
-// removeBranches removes all snapshots except the parent, even if others build on them.
+// removeBranches removes all snapshots except the parent, even if other snapshots build on them.
 func (d *daemon) removeBranches(t *testing.T) {
 	t.Helper()
 	list, err := d.Snapshots(d.ctx(t, quietLimit))
@@ -55,8 +55,8 @@ func (d *daemon) removeBranches(t *testing.T) {
 	}
 }
 
-// counter starts a computation in the background of the interpreter, and a separate process. Both
-// count.
+// counter starts a computation in the background of the interpreter, and a separate process. The
+// computation and the process count.
 const counter = `
 import threading, time
 steps = []

@@ -14,7 +14,7 @@ import (
 
 // TestDaemonCrashWhileBuilding kills the daemon while a step of a template build runs in a VM. The
 // next daemon kills the build's sandbox and keeps only the completed steps. The next build
-// continues after them.
+// continues after the completed steps.
 func TestDaemonCrashWhileBuilding(t *testing.T) {
 	d := load(t).start(t)
 	call := d.e2b(t)

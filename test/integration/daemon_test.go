@@ -1,7 +1,7 @@
 // Package integration_test tests a real daemon with real VMs through its REST API, with the Go
 // client.
 //
-// The first test bakes a parent, and each test starts a daemon of its own. A test must leave no
+// The first test bakes a parent, and each test starts its own daemon. A test must leave no
 // processes or files behind. The package does not measure speed.
 package integration_test
 
@@ -158,7 +158,7 @@ func withArgs(args ...string) option { return func(d *daemon) { d.args = append(
 func withChecks(d *daemon) { d.checked = true }
 
 // start runs a daemon on the fixture's state. When the test ends, the daemon is stopped and must
-// leave nothing behind.
+// leave no processes or files.
 func (f *fixture) start(t *testing.T, opts ...option) *daemon {
 	t.Helper()
 	d := &daemon{f: f, program: f.program, run: filepath.Join(f.root, "r"), state: f.state,

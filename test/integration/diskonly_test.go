@@ -12,8 +12,9 @@ import (
 // a quarter of this amount does not contain the deleted data.
 const deletedMiB = 96
 
-// TestDiskOnlyBranch saves only the disk of a running sandbox, and boots from it. Files are there
-// even if they were not synced. Processes and memory are lost, and deleted files take no space.
+// TestDiskOnlyBranch saves only the disk of a running sandbox, and boots from it. The booted VM has
+// all files, even files that were not synced. Processes and memory are lost, and deleted files take
+// no space.
 func TestDiskOnlyBranch(t *testing.T) {
 	d := load(t).start(t)
 	box := d.fork(t, 1)[0]

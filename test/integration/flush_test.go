@@ -17,8 +17,8 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// smallState makes a state directory with the parent's snapshot. The directory is on a small file
-// system of its own, which a test can fill.
+// smallState makes a state directory with the parent's snapshot. The directory is on a separate
+// small file system, which a test can fill.
 func (f *fixture) smallState(t *testing.T) string {
 	t.Helper()
 	state := f.newState(t)

@@ -12,12 +12,12 @@ import (
 	"github.com/forkd/forkd/internal/vmm/bareguest"
 )
 
-// hostileSeed is the seed of the attacks' random numbers. Another seed gives other attacks.
+// hostileSeed is the seed of the attacks' random numbers. With another seed, the attacks differ.
 const hostileSeed = 2
 
 // TestHostileRoot attacks the VMM of a Linux guest as root of the guest. There is one sandbox for
 // each device, and one for each kind of flood. The daemon and another sandbox continue to work.
-// When the attackers have been deleted, nothing of them remains.
+// When the attackers have been deleted, no resources of them remain.
 func TestHostileRoot(t *testing.T) {
 	d := load(t).start(t)
 	d.cycle(t) // until buffers and caches have their final sizes

@@ -222,8 +222,8 @@ func (d *daemon) nothingOfImages(t *testing.T, files int) {
 	}
 }
 
-// TestLocalImage runs `forkd build oci:DIR`, which sends the layers to the daemon and gets the disk
-// back. The guest kernel has no modules.
+// TestLocalImage runs `forkd build oci:DIR`, which sends the layers to the daemon and receives the
+// disk. The guest kernel has no modules.
 func TestLocalImage(t *testing.T) {
 	f := load(t)
 	d := f.start(t)

@@ -132,7 +132,7 @@ func proxied(id string, port int, path string) string {
 }
 
 // large is the number of bytes sent in each direction. All buffers between client and server
-// together hold far less.
+// together hold much less data.
 const large = 1<<20 + 17
 
 // TestInbound connects to servers on the loopback of a sandbox in every way that the daemon offers.

@@ -193,8 +193,8 @@ func (f *fixture) newState(t *testing.T) string {
 	return state
 }
 
-// fillState puts the parent's snapshot and the records of base images into a state directory. put
-// copies or links one file. Only layers may have several hard links.
+// fillState writes the parent's snapshot and the records of base images to a state directory. The
+// function put copies or links one file. Only layers may have several hard links.
 func (f *fixture) fillState(t *testing.T, state string, put func(from, to string) error) {
 	t.Helper()
 	for _, dir := range []string{filepath.Join("snapshots", tag), "bases"} {

@@ -78,8 +78,8 @@ func (d *daemon) cycle(t *testing.T) {
 	d.kill(t, s)
 }
 
-// settled waits until the pool is full. If was is not nil, it also waits until the daemon uses no
-// more resources than in was. It returns the resources in use.
+// settled waits until the pool is full. If the parameter was is not nil, it also waits until the
+// daemon uses no more resources than the parameter says. It returns the resources in use.
 func (d *daemon) settled(t *testing.T, was *holdings) holdings {
 	t.Helper()
 	var h holdings
@@ -107,7 +107,7 @@ func (d *daemon) holdings(t *testing.T) holdings {
 		t.Fatal(err)
 	}
 	for _, fd := range fds {
-		// The descriptor counts even if it was closed in the meantime.
+		// The descriptor counts even if it has been closed since the directory was read.
 		target, _ := os.Readlink(filepath.Join(proc, "fd", fd.Name()))
 		h.fds = append(h.fds, target)
 	}

@@ -75,7 +75,7 @@ func (d *daemon) killedByLimit(t *testing.T, id string, mib int) {
 }
 
 // TestMemoryLimit checks that a sandbox is killed if it exceeds its memory limit, and that its exit
-// reason says so. Copies of its memory that belong to its branches do not count. Its siblings and
+// reason says this. Copies of its memory that belong to its branches do not count. Its siblings and
 // the daemon are not affected. A new daemon knows the limits.
 func TestMemoryLimit(t *testing.T) {
 	d := load(t).start(t)
@@ -127,8 +127,8 @@ func TestMemoryLimit(t *testing.T) {
 	d.kill(t, s, sibling)
 }
 
-// TestCPULimit checks that a sandbox above its CPU limit is throttled and its sibling is not. It
-// also checks that the number of the sandbox's threads is bounded.
+// TestCPULimit checks that a sandbox above its CPU limit is throttled and its sibling is not
+// throttled. It also checks that the number of the sandbox's threads is bounded.
 func TestCPULimit(t *testing.T) {
 	d := load(t).start(t)
 	slow, sibling := d.limited(t, client.Limits{CPUs: 0.25, CPUWeight: 50}), d.limited(t, client.Limits{})

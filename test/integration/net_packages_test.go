@@ -25,8 +25,8 @@ const installLimit = 10 * time.Minute
 const pipInstall = `PIP_BREAK_SYSTEM_PACKAGES=1 PIP_CERT=/root/roots.pem exec \
 	pip install -q --no-deps --no-compile --no-cache-dir --disable-pip-version-check six`
 
-// aptLine prints a line of the image's sources.list: that of the suite with the smallest package
-// lists.
+// aptLine prints a line of the image's sources.list: the line of the suite with the smallest
+// package lists.
 const aptLine = `grep -m 1 -- -security /etc/apt/sources.list`
 
 // aptPackage is a small package that needs no other package and starts no service.

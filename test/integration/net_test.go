@@ -58,7 +58,7 @@ def echo(what=b"hello"):
         return type(e).__name__
 `
 
-// online forks n sandboxes and runs netCode in each.
+// online forks n sandboxes and runs netCode in each sandbox.
 func (d *daemon) online(t *testing.T, n int, network client.Network) []client.Sandbox {
 	t.Helper()
 	r, err := d.Fork(d.ctx(t, bakeLimit), client.ForkRequest{SnapshotTag: tag, N: n, Network: &network})
@@ -246,8 +246,8 @@ func TestBranchWithOpenConnections(t *testing.T) {
 	d.kill(t, append(children, source)...)
 }
 
-// TestForkdNetKilledUnderLoad kills forkd-net during transfers. Connections are reset, but nothing
-// else is affected. The metrics count the restart.
+// TestForkdNetKilledUnderLoad kills forkd-net during transfers. Connections are reset, and there
+// are no other effects. The metrics count the restart.
 func TestForkdNetKilledUnderLoad(t *testing.T) {
 	d := load(t).start(t)
 	file := serveFile(t, 64<<20) // so large that it is still being transferred when forkd-net is killed

@@ -30,8 +30,8 @@ func drawOnEachLine(in io.Reader, out io.Writer) {
 }
 
 // ownServers starts two programs from a shell, so that the agent does not manage them. Each program
-// has one FIFO for its input and one for its output. It opens both for reading and writing, so its
-// input does not end between requests.
+// has one FIFO for its input and one FIFO for its output. It opens both for reading and writing, so
+// its input does not end between requests.
 const ownServers = `cd /root
 cat >own.py <<'END'
 import json, os, random, ssl, sys
@@ -49,7 +49,7 @@ for name in python go; do
 done`
 
 // endServers kills both servers and waits until they have ended. Otherwise a branch could be made
-// while they are ending, and its forks would contain them.
+// while the servers are ending, and the forks of the branch would contain the servers.
 const endServers = `for p in /proc/[0-9]*; do
     case $(tr '\0' ' ' <$p/cmdline 2>/dev/null) in
     "python3 own.py "*|"./draw "*)

@@ -10,8 +10,8 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// TestDaemonCrash kills the daemon. Sandboxes must not be affected, and the next daemon must find
-// them.
+// TestDaemonCrash kills the daemon. The sandboxes must not be affected, and the next daemon must
+// find the sandboxes.
 func TestDaemonCrash(t *testing.T) {
 	d := load(t).start(t)
 	boxes := d.fork(t, 3)

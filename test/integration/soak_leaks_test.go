@@ -24,7 +24,7 @@ func (h soakHoldings) sum() map[string][]string {
 }
 
 // holdings returns the resources in use. It does not count the descriptor that os.Process holds for
-// forkd-net: only a daemon that has started forkd-net itself has one.
+// forkd-net, because only a daemon that has started forkd-net itself has such a descriptor.
 func (x *soaking) holdings() soakHoldings {
 	x.t.Helper()
 	h := soakHoldings{holdings: x.d.holdings(x.t), nets: x.d.processes(x.t, "forkd-net"), disk: free(x.t, x.disk),

@@ -72,8 +72,8 @@ func TestSoak(t *testing.T) {
 	x.compare(before)
 }
 
-// soaking is a run of TestSoak. Its methods end the test if something other than the daemon fails.
-// Failures of the daemon go into the report.
+// soaking is a run of TestSoak. Its methods end the test if any other part than the daemon fails.
+// Failures of the daemon are recorded in the report.
 type soaking struct {
 	t      *testing.T
 	d      *daemon
@@ -85,7 +85,7 @@ type soaking struct {
 	fire   *fire // used to make the base
 }
 
-// newSoaking starts a daemon whose state is on a disk of its own, and makes the snapshot from which
+// newSoaking starts a daemon whose state is on a separate disk, and makes the snapshot from which
 // clients fork.
 func newSoaking(t *testing.T, f *fixture) *soaking {
 	t.Helper()

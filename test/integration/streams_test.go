@@ -125,14 +125,14 @@ func (c *counterStream) end(t *testing.T) {
 	}
 }
 
-// loopbackGoesOn waits until the program loopback has counted further.
+// loopbackGoesOn waits until the program loopback has increased its count.
 func (d *daemon) loopbackGoesOn(t *testing.T, id string) {
 	t.Helper()
 	d.sh(t, id, `from=$(cat /root/count); while [ $(cat /root/count) = $from ]; do kill -0 $(cat /root/pid) || exit 1; sleep 0.1; done`)
 }
 
 // TestBranchKeepsStreams branches a sandbox that has a stream to the host, a request in progress,
-// and a TCP connection inside the guest. The source loses none of them. A child has the TCP
+// and a TCP connection inside the guest. The source keeps all three. A child has the TCP
 // connection, and does not answer the clients of its source.
 func TestBranchKeepsStreams(t *testing.T) {
 	d := load(t).start(t, withPool(0))

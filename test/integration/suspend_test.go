@@ -17,8 +17,8 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// TestSuspend suspends a sandbox, which frees its VM, and resumes it. In between, the daemon
-// crashes.
+// TestSuspend suspends a sandbox, which frees its VM, and resumes it. While the sandbox is
+// suspended, the daemon crashes.
 func TestSuspend(t *testing.T) {
 	d := load(t).start(t)
 	box := d.fork(t, 1)[0]
@@ -104,8 +104,9 @@ func (d *daemon) inState(t *testing.T, id string, want ...string) client.Sandbox
 // longer.
 const idleTimeout = 2
 
-// TestIdleSandbox checks that an unused sandbox is suspended, and that a sandbox in use is not. It
-// checks that every kind of request resumes a suspended sandbox, even after a crash of the daemon.
+// TestIdleSandbox checks that an unused sandbox is suspended, and that a sandbox in use is not
+// suspended. It checks that every kind of request resumes a suspended sandbox, even after a crash
+// of the daemon.
 func TestIdleSandbox(t *testing.T) {
 	d := load(t).start(t, withPool(0))
 	r, err := d.Fork(d.ctx(t, bakeLimit), client.ForkRequest{SnapshotTag: tag, N: 1, IdleTimeoutSecs: idleTimeout})

@@ -154,8 +154,8 @@ func (x *fire) nothingOfTheDead() {
 }
 
 // noRoom makes a snapshot that does not fit onto the disk, while guests still have room for their
-// writes. The snapshot is usable and reports that it is not on disk, also under the next daemon.
-// When there is room, it is written.
+// writes. The snapshot is usable, and its status says that it is not on disk, also under the next
+// daemon. When there is room, the snapshot is written.
 func (x *fire) noRoom() {
 	filler := filepath.Join(x.d.state, "filler")
 	leave := uint64(16+x.rng.IntN(8)) << 20

@@ -206,7 +206,7 @@ func (x *fire) verifyMarked() {
 	x.report.Count(&x.report.SourcesVerified)
 }
 
-// verifySource checks the source. Its latest mark must be that of p.
+// verifySource checks the source. Its latest mark must be the mark of p.
 func (x *fire) verifySource(p point) {
 	x.t.Helper()
 	x.fail(x.verifyCopy(x.source.ID, p))
@@ -279,8 +279,8 @@ func (x *fire) checkAll() {
 	}
 }
 
-// verifyFiles compares the files of a snapshot, and its base image, with their digests. It takes
-// minutes on an emulated host, so only a long run does so, and rarely.
+// verifyFiles compares the files of a snapshot, and its base image, with their digests. The
+// comparison takes minutes on an emulated host, so only a long run makes it, and rarely.
 func (x *fire) verifyFiles(tag string) {
 	x.t.Helper()
 	if x.long && x.rng.IntN(4) == 0 {

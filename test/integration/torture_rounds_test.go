@@ -113,7 +113,8 @@ func (x *fire) descend() {
 	s, err := x.branch(x.source.ID, tag, client.BranchRequest{Mode: mode})
 	x.fail(err)
 	x.took(s, p)
-	// The child may be more than one layer deeper, if the source runs from a branch of its own.
+	// The child may be more than one layer deeper, if the source runs from one of the source's own
+	// branches.
 	if x.points[tag].depth <= x.own.depth {
 		x.t.Fatalf("branch %s has depth %d, its source runs from depth %d", tag, x.points[tag].depth, x.own.depth)
 	}

@@ -23,7 +23,8 @@ print(json.dumps({
 assert socket.gethostbyname("localhost") == "127.0.0.1" and socket.gethostbyname(socket.gethostname()) == "127.0.1.1"
 `
 
-// batch is the number of children that exist at a time. It bounds the memory.
+// batch is the number of children that exist at the same time. It bounds the memory of the
+// children.
 const batch = 25
 
 // TestUniqueness forks FORKD_CHILDREN children of one snapshot, by default 100.
@@ -75,7 +76,7 @@ func TestUniqueness(t *testing.T) {
 }
 
 // warmGenerators uses every random number generator that keeps its state in the interpreter's
-// memory. draw prints numbers of these generators.
+// memory. The function draw prints numbers of these generators.
 const warmGenerators = `
 import ctypes, json, random, sqlite3, ssl, tempfile, uuid
 import numpy as np

@@ -16,8 +16,8 @@ import (
 
 // TestUpgrade starts a daemon of an earlier version, which it builds from the repository's history,
 // and replaces it with the present version. The new daemon takes over the sandboxes whose VMMs
-// speak its protocol. It leaves other sandboxes alone and logs the reason. When the earlier version
-// runs again, it takes over the sandboxes that were left alone.
+// speak its protocol. It does not touch other sandboxes, and logs the reason. When the earlier
+// version runs again, it takes over the sandboxes that were left alone.
 func TestUpgrade(t *testing.T) {
 	f := open(t)
 	if f.assets.NoBuild != "" {

@@ -1,5 +1,5 @@
-// Package rig contains what the random tests share (soak, and both kinds of torture): the deck from
-// which the next action is drawn, and the report.
+// Package rig contains the common parts of the random tests, which are soak and both kinds of
+// torture: the deck from which the next action is drawn, and the report.
 package rig
 
 import (
@@ -27,7 +27,7 @@ func NewDeck[T any](rng *rand.Rand, cards ...Card[T]) *Deck[T] {
 	return &Deck[T]{rng: rng, cards: cards}
 }
 
-// Draw takes the next card. If none is left, a new round begins.
+// Draw takes the next card. If no card is left, a new round begins.
 func (d *Deck[T]) Draw() T {
 	if len(d.left) == 0 {
 		for _, c := range d.cards {

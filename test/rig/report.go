@@ -47,8 +47,9 @@ func (r *Report) Count(n *int) {
 	*n++
 }
 
-// WriteLocked writes whole, the report that contains r, to path. It writes the file completely or
-// not at all. With an empty path, it writes nothing. The caller holds the lock.
+// WriteLocked writes the parameter whole, which is the report that contains r, to path. It writes
+// the file completely or not at all. With an empty path, it writes nothing. The caller holds the
+// lock.
 func (r *Report) WriteLocked(path string, whole any) error {
 	r.Seconds = r.Elapsed()
 	if path == "" {

@@ -29,7 +29,7 @@ var rules = map[string][]Kind{
 	"timeout":       {StallDisk, FillDisk},
 }
 
-// ofDeadVMs are the codes that a request gets after its VM was killed.
+// ofDeadVMs are the codes of answers to requests whose VM was killed.
 var ofDeadVMs = []string{"sandbox_state", "sandbox_not_found", "vm_ended", "sandbox_failed"}
 
 // maybeDone are codes after which the request may have been carried out in part.
@@ -38,14 +38,14 @@ var maybeDone = []string{"internal", "vm_ended", "sandbox_failed", "timeout", "n
 // cutOff is used as the code of a request whose connection broke.
 const cutOff = "cut_off"
 
-// asked describes a request, and the errors that it may get.
+// asked describes a request, and the possible errors in its answer.
 type asked struct {
 	op  string
-	box *box   // the sandbox that the request names; nil if it names none, or another client's
+	box *box   // the sandbox that the request names; nil if it names no sandbox, or the sandbox of another client
 	id  string // id of the sandbox of another client that the request names
 	to  string // further details, for messages
 
-	starts bool     // the request starts a VM, which may be killed too
+	starts bool     // the request starts a VM, which may also be killed
 	may    []string // codes that are expected without a fault
 }
 
@@ -88,7 +88,8 @@ func (w *worker) do(a asked, f func(ctx context.Context) error) outcome {
 	return refused
 }
 
-// excuse finds the fault that explains the code of an answer. from is the time of the request.
+// excuse finds the fault that explains the code of an answer. The parameter from is the time of the
+// request.
 func (w *worker) excuse(a asked, code string, from time.Time) (Kind, bool) {
 	if slices.Contains(ofDeadVMs, code) {
 		if a.box != nil && w.mayBeDead(a.box) {

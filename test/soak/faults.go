@@ -28,8 +28,8 @@ type fault struct {
 	from, to time.Time
 }
 
-// FaultLog records the faults and their times. An error is expected only if one of them explains
-// it.
+// FaultLog records the faults and their times. An error is expected only if one of the faults
+// explains it.
 type FaultLog struct {
 	mu     sync.Mutex
 	faults []*fault
@@ -40,7 +40,8 @@ type FaultLog struct {
 func NewFaultLog() *FaultLog { return &FaultLog{counts: map[Kind]int{}} }
 
 // Begin records a fault just before it is caused. The caller calls end when the fault can no longer
-// cause errors. For a killed VMM, end is not called, because later requests to this VM fail too.
+// cause errors. For a killed VMM, the caller does not call end, because later requests to this VM
+// also fail.
 func (l *FaultLog) Begin(kind Kind, id string) (end func()) {
 	f := &fault{kind: kind, id: id, from: time.Now()}
 	l.mu.Lock()
@@ -54,7 +55,7 @@ func (l *FaultLog) Begin(kind Kind, id string) (end func()) {
 	}
 }
 
-// explains returns the first of kinds that was active at some time since from.
+// explains returns the first of the kinds that was active at some time since the time from.
 func (l *FaultLog) explains(from time.Time, kinds ...Kind) (Kind, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -97,8 +97,8 @@ func (w *worker) verify(b *box) {
 	w.rep.Count(&w.rep.Verified)
 }
 
-// verifyFiles returns the points of p that match the files of a sandbox. It returns none if the
-// files match no point.
+// verifyFiles returns the points of p that match the files of a sandbox. If the files match no
+// point, the result is empty.
 func (w *worker) verifyFiles(b *box, p points) (fit points, out outcome) {
 	text, out := w.exec("read files", b, []string{"/bin/sh", "-c", "cd " + Dir + " && sha256sum * 2>/dev/null; true"})
 	if out != done {

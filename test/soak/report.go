@@ -31,7 +31,8 @@ type Report struct {
 	Verified    int          `json:"verified"` // verifications of sandboxes that found no damage
 	// Sandboxes whose VM was killed and that resumed from their suspended state.
 	Resurrected int `json:"resurrected"`
-	// Sandboxes that a fault has ended: they had no suspended state, or were being rolled back.
+	// Sandboxes that a fault has ended. Such a sandbox had no suspended state, or was being rolled
+	// back.
 	EndedByFault int `json:"ended_by_fault"`
 
 	LostSandboxes int      `json:"lost_sandboxes"`
@@ -68,7 +69,7 @@ func (r *Report) excused(answer string, by Kind) {
 	r.Excused[answer+": "+string(by)]++
 }
 
-// Audited counts a comparison of the existing objects with the acknowledged ones.
+// Audited counts a comparison of the existing objects with the acknowledged objects.
 func (r *Report) Audited() { r.Count(&r.Audits) }
 
 // find records a finding, and counts it in n.
@@ -86,7 +87,7 @@ func (r *Report) find(n *int, format string, args ...any) {
 // Leak records a kind of resource whose use has grown.
 func (r *Report) Leak(kind, what string) { r.find(&r.Leaks, "leak of %s: %s", kind, what) }
 
-// HalfMadeThing records an object that no client has been told of.
+// HalfMadeThing records an object that was reported to no client.
 func (r *Report) HalfMadeThing(format string, args ...any) { r.find(&r.HalfMade, format, args...) }
 
 // Failed reports whether there are findings.
@@ -110,7 +111,7 @@ func (r *Report) Write(path string, log *FaultLog) error {
 	return r.WriteLocked(path, r)
 }
 
-// Print writes the report as text. The faults are those of the last Write.
+// Print writes the report as text. The report has the faults of the last call of Write.
 func (r *Report) Print(to io.Writer) error {
 	r.Lock()
 	defer r.Unlock()

@@ -71,7 +71,7 @@ func (w *worker) forked(req client.ForkRequest, out outcome) (children []client.
 	return nil
 }
 
-// kill deletes a sandbox. It repeats the request until it gets an answer.
+// kill deletes a sandbox. It repeats the request until it receives an answer.
 func (w *worker) kill(b *box, may ...string) {
 	w.await(func(context.Context) (bool, error) {
 		out := w.do(asked{op: "kill", box: b, may: may}, func(ctx context.Context) error { return w.d.Kill(ctx, b.id) })
@@ -143,7 +143,8 @@ func (w *worker) suspend(b *box) {
 // suspend records that b was suspended in its present state.
 func (b *box) suspend() { b.state, b.saved, b.own = suspended, b.now, b.now }
 
-// rollback rolls a sandbox back to the snapshot that it runs from, or to a branch of it.
+// rollback rolls a sandbox back to the snapshot that the sandbox runs from, or to a branch of the
+// sandbox.
 func (w *worker) rollback(b *box) {
 	to, p := "", b.own
 	var tags []string

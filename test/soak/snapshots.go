@@ -32,8 +32,8 @@ func (w *worker) branch(b *box) {
 }
 
 // written waits until a snapshot is written, and reports whether it exists. An acknowledged
-// snapshot must exist, and a refused one must not. A snapshot whose writing was interrupted must
-// exist too, unless a fault explains why it does not.
+// snapshot must exist, and a refused snapshot must not exist. A snapshot whose writing was
+// interrupted must also exist, unless a fault explains why it is missing.
 func (w *worker) written(tag string, b *box, from time.Time, out outcome, promised bool) (there bool) {
 	found := "there is no such snapshot"
 	if !w.await(func(ctx context.Context) (bool, error) {
@@ -63,8 +63,8 @@ func (w *worker) written(tag string, b *box, from time.Time, out outcome, promis
 	return there
 }
 
-// removeSnapshot removes a snapshot. The daemon refuses that if the snapshot is in use. Without
-// force, it also refuses if other snapshots build on it.
+// removeSnapshot removes a snapshot. The daemon refuses the removal if the snapshot is in use.
+// Without force, it also refuses if other snapshots build on it.
 func (w *worker) removeSnapshot(tag string, force bool) {
 	may := []string{"snapshot_in_use"}
 	var out outcome

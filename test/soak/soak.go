@@ -6,8 +6,8 @@
 // its sandboxes and snapshots. Every answer must be a success, or a documented error that a fault
 // explains (answer.go). Any other answer is a finding. A seed determines the actions of the
 // clients, but neither the timing of the clients nor the timing of the faults. test/integration
-// uses this package: it starts the daemon, makes the snapshot from which clients fork, causes the
-// faults, and compares the host's resources before and after.
+// uses this package. It starts the daemon, makes the snapshot from which clients fork, causes the
+// faults, and compares the host's resources before and after the run.
 package soak
 
 import (
@@ -90,8 +90,8 @@ func (s *Soak) Run(stop <-chan struct{}) {
 	group.Wait()
 }
 
-// Still calls f while no client makes a request. boxes holds the ids of the acknowledged sandboxes,
-// and tags the tags of the acknowledged snapshots.
+// Still calls f while no client makes a request. The argument boxes has the ids of the acknowledged
+// sandboxes, and the argument tags has the tags of the acknowledged snapshots.
 func (s *Soak) Still(f func(boxes, tags map[string]bool)) {
 	s.gate.Lock()
 	defer s.gate.Unlock()

@@ -80,7 +80,7 @@ func TestAnswersAreAccountedFor(t *testing.T) {
 }
 
 // A fork may fail because the VM of a child was killed, even if the VM of the forked sandbox was
-// not.
+// not killed.
 func TestChildrenMayBeKilled(t *testing.T) {
 	for unexpected, fault := range []Kind{KillVMM, KillNet} {
 		w := newWorker(t, func(rw http.ResponseWriter, r *http.Request) {
@@ -191,7 +191,7 @@ func TestHalfMadeForksAreFound(t *testing.T) {
 }
 
 // After a request whose answer was lost, both states of a guest are possible until a later answer
-// shows which one it has.
+// shows the state of the guest.
 func TestUncertainStates(t *testing.T) {
 	p := points{{Instant: guest.Instant{Mark: 1, Seq: 5}}}.marked(2, 0, false)
 	at := func(mark uint64) *guest.Report {

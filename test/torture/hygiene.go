@@ -30,8 +30,8 @@ func (h holdings) String() string {
 		h.files, h.vmms, h.routines, h.ramKiB>>10, h.ramFreeKiB>>10, h.heapKiB)
 }
 
-// measure returns the resources in use. It collects garbage first, because that closes the files of
-// snapshots that are no longer referenced.
+// measure returns the resources in use. It first collects garbage, because the garbage collection
+// closes the files of snapshots that are no longer referenced.
 func (r *Rig) measure() (h holdings, err error) {
 	runtime.GC()
 	if h.files, err = entries("/proc/self/fd"); err != nil {
@@ -75,8 +75,8 @@ func (h holdings) exceeds(base holdings) bool {
 // some time after their last use.
 const measureTries = 100
 
-// clean is called between lines of descent. It checks that the rig uses no more resources than
-// base, the measurement before the first line.
+// clean is called between lines of descent. It checks that the rig uses no more resources than in
+// the measurement base, which was made before the first line.
 func (r *Rig) clean(base holdings) error {
 	var h holdings
 	var err error
@@ -149,7 +149,8 @@ func (r *Rig) roomy() (bool, error) {
 // memory.
 const roomForVMs = 3
 
-// mountRAM gives the rig a tmpfs of its own, so that its use can be measured. undo unmounts it.
+// mountRAM mounts a separate tmpfs for the rig, so that the use of the tmpfs can be measured. The
+// function undo unmounts the tmpfs.
 func mountRAM(dir string) (undo func() error, err error) {
 	if err := unix.Mount("torture", dir, "tmpfs", 0, "size=60%,mode=700"); err != nil {
 		return nil, fmt.Errorf("mount a tmpfs for layers: %w", err)

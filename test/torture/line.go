@@ -11,7 +11,7 @@ import (
 )
 
 // rebase rebases v onto its branch p. If another operation on v has followed the branch, the VMM
-// refuses to rebase, and v keeps its layers.
+// refuses the rebase, and v keeps its layers.
 func (v *running) rebase(p *pending) error {
 	if !p.result.Kept {
 		return nil
@@ -46,8 +46,8 @@ const (
 )
 
 // long branches one running source many times, and rebases the source after each branch. So every
-// snapshot holds only the pages written since the previous one. It forgets every other snapshot,
-// and sometimes rolls the source back to an earlier one. In the end, all remaining snapshots must
+// snapshot holds only the pages written since the previous one. It drops every second snapshot, and
+// sometimes rolls the source back to an earlier snapshot. In the end, all remaining snapshots must
 // have the right content.
 func (l *line) long(ctx context.Context) error {
 	v := l.source

@@ -47,7 +47,7 @@ func (c *racer) run(ctx context.Context, v *running) {
 	c.err = v.wait(ctx, c.p)
 }
 
-// race requests two branches. The second request comes at about the same time as the first, or
+// race requests two branches. It sends the second request at about the same time as the first, or
 // while the first branch is being copied, or after the copy but before WaitCopied. Either one of
 // the branches is refused, or both have the right content.
 func (l *line) race(ctx context.Context) error {
@@ -152,8 +152,8 @@ func (l *line) interrupt(ctx context.Context) error {
 	return l.check(ctx, l.last)
 }
 
-// disturb resumes the source or, if more is true, may instead pause it or ask its VMM for
-// statistics.
+// disturb resumes the source. If the parameter more is true, it may instead pause the source or ask
+// the source's VMM for statistics.
 func (l *line) disturb(ctx context.Context, more bool) error {
 	switch n := l.rig.rng.IntN(5); {
 	case !more || n < 2:

@@ -18,7 +18,7 @@ type Report struct {
 	ByMode           map[string]int `json:"by_mode"`
 	ChildrenVerified int            `json:"children_verified"`
 	SourcesVerified  int            `json:"sources_verified"`
-	// Branches that were refused because another one was being copied.
+	// Branches that were refused because another branch was being copied.
 	Refused         int `json:"refused"`
 	Failed          int `json:"failed"`            // branches that failed for lack of room, as expected
 	FailedUnderFire int `json:"failed_under_fire"` // branches among Failed that were live and had write faults

@@ -38,8 +38,8 @@ import (
 
 const mib = 1 << 20
 
-// Time limits of one step. They are long because an emulated host may be busy. Exceeding one is a
-// failure.
+// Time limits of one step. They are long because an emulated host may be busy. A step that exceeds
+// its limit is a failure.
 const (
 	bootLimit = 10 * time.Minute
 	stepLimit = 5 * time.Minute
@@ -68,8 +68,8 @@ type Rig struct {
 	logf  func(format string, args ...any)
 }
 
-// NewRig returns a rig that reports to rep. dir is a short path for sockets, ram a directory on
-// tmpfs.
+// NewRig returns a rig that reports to rep. The parameter dir is a short path for sockets, and ram
+// is a directory on tmpfs.
 func NewRig(cfg Config, dir, ram string, rng *rand.Rand, rep *Report, logf func(string, ...any)) *Rig {
 	shape := vm.Shape{
 		MemoryBytes: uint64(systemMiB+cfg.Guest.MemoryMiB) * mib, VCPUs: uint32(cfg.Guest.CPUs), Template: vmtest.Template(),
@@ -246,7 +246,7 @@ func (v *running) explain(err error) error {
 	return fmt.Errorf("%s: %w\nconsole (%v):\n%s", v.name, err, cerr, vmtest.LastLines(console.Bytes, 30))
 }
 
-// tinyTmpfs mounts a tmpfs with room for size bytes. undo unmounts it.
+// tinyTmpfs mounts a tmpfs with room for size bytes. The function undo unmounts the tmpfs.
 func (r *Rig) tinyTmpfs(size uint64) (dir string, undo func() error, err error) {
 	if dir, err = os.MkdirTemp(r.dir, "full"); err != nil {
 		return "", nil, err

@@ -15,12 +15,12 @@ import (
 // maxDepth is the maximum number of memory layers that a line of descent has above its base.
 const maxDepth = 30
 
-// maxDiskLayers limits the disk layers of a line of descent. Every branch adds one, and a restore
-// must send the descriptors of all of them in one message.
+// maxDiskLayers limits the disk layers of a line of descent. Every branch adds a layer, and a
+// restore must send the descriptors of all layers in one message.
 const maxDiskLayers = 100
 
-// line is a line of descent: a source, and the snapshots that it descends from. A child of the
-// latest snapshot repeatedly replaces the source, so that the chains of layers grow.
+// line is a line of descent: a source, and the snapshots from which the source descends. A child of
+// the latest snapshot repeatedly replaces the source, so that the chains of layers grow.
 type line struct {
 	rig    *Rig
 	source *running
@@ -187,7 +187,7 @@ func (l *line) replace(ctx context.Context) error {
 	return l.restart(ctx)
 }
 
-// restart replaces the source by a child of the latest snapshot.
+// restart replaces the source with a child of the latest snapshot.
 func (l *line) restart(ctx context.Context) error {
 	if err := l.source.Kill(); err != nil {
 		return err

@@ -65,7 +65,7 @@ func (v *running) ask(ctx context.Context, words ...string) (guest.Report, error
 }
 
 // setMark sets a new, unique mark in the guest. Copies of the guest must have this mark until the
-// next one is set.
+// next mark is set.
 func (v *running) setMark(ctx context.Context, words ...string) (guest.Instant, error) {
 	at := guest.Instant{Mark: v.rig.names.Add(1)}
 	r, err := v.ask(ctx, append([]string{"mark", fmt.Sprint(at.Mark)}, words...)...)
@@ -159,8 +159,8 @@ func (v *running) restore(ctx context.Context, s *Snapshot) error {
 	return nil
 }
 
-// verifyCopy checks that v is a copy of s that has continued since. v must not have received other
-// requests since it was restored.
+// verifyCopy checks that v is a copy of s that has continued since the instant of s. v must not
+// have received other requests since it was restored.
 func (v *running) verifyCopy(ctx context.Context, s *Snapshot) error {
 	r, err := v.ask(ctx, "verify")
 	if err != nil {

@@ -9,13 +9,13 @@ import (
 )
 
 // stormTries is how often storm tries to cause a storm. Each try has half of the previous limit of
-// write faults, because it depends on scheduling whether a guest writes enough frozen pages before
-// they are copied.
+// write faults. Scheduling determines whether a guest writes enough frozen pages before they are
+// copied.
 const stormTries = 6
 
-// storm lets the guest write all its pages during a branch. If the guest writes too many pages
-// that are not copied yet, the VMM stops it until they are copied. Afterwards the guest continues,
-// and both the guest and its child have the right content.
+// storm lets the guest write all its pages during a branch. If the guest writes too many pages that
+// are not copied yet, the VMM stops the guest until the pages are copied. Afterwards the guest
+// continues, and both the guest and its child have the right content.
 func (l *line) storm(ctx context.Context) error {
 	v := l.source
 	for try, bound := 0, 1+l.rig.rng.Uint64N(16); try < stormTries; try, bound = try+1, max(1, bound/2) {
@@ -47,7 +47,7 @@ func (l *line) storm(ctx context.Context) error {
 	return nil
 }
 
-// goesOn waits until the guest of the source has written something.
+// goesOn waits until the guest of the source has made at least one write.
 func (l *line) goesOn(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, stepLimit)
 	defer cancel()

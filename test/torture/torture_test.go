@@ -23,7 +23,7 @@ var (
 )
 
 // stormBranches is the number of branches after which a run must have had a storm of write faults.
-// A run without one fails, because it has not tested storms.
+// A run without a storm fails, because it has not tested storms.
 const stormBranches = 40
 
 // TestTorture checks that every copy of a guest is correct although the guest writes memory and

@@ -2,8 +2,8 @@
 // certificates and the environment that `forkd e2b setup` makes.
 //
 // The API is the real one over fake VMs. Each VM has a real agent, which is a process of this host.
-// The SDK's program gets its own /etc/hosts, in which all names resolve to this host.
-// scripts/compat runs this package.
+// The SDK's program has its own /etc/hosts, in which all names resolve to this host. scripts/compat
+// runs this package.
 package e2btls
 
 import (
@@ -44,8 +44,8 @@ const ownHosts = `mount --bind "$1" /etc/hosts; shift; exec "$@"`
 
 // ownSystem runs an agent as root that cannot change accounts or devices of this host. The agent's
 // login shells do not read this user's profile, because the profile is not under test. Profiles can
-// also be slow: pyenv, if a profile starts it, waits a minute for a lock that a killed shell has
-// left.
+// also be slow. For example, a profile may start pyenv, which waits a minute for a lock that a
+// killed shell has left.
 const ownSystem = `for d in /etc /dev; do
 	mount --rbind "$d" "$d"
 	mount -o remount,bind,ro "$d"

@@ -23,7 +23,7 @@ import (
 
 // skipped matches the operations that schemathesis cannot test: an endless stream, requests
 // answered by servers in sandboxes, statistics of fake VMs' memory, and messages of the Model
-// Context Protocol, which has a test suite of its own (the group mcp).
+// Context Protocol. The group mcp tests this protocol.
 const skipped = `^/mcp$|^/v1/events$|/proxy/|/tcp/|/stats$`
 
 // excluded are checks of properties that the API does not promise.
@@ -61,8 +61,8 @@ func TestSchemathesis(t *testing.T) {
 	}
 }
 
-// configOf returns a configuration in which every operation on a sandbox or a snapshot uses an
-// existing object of its own. With random names the answer would always be 404. Operations that
+// configOf returns a configuration in which every operation on a sandbox or a snapshot uses its own
+// existing object. With random names, the status of the answer would always be 404. Operations that
 // remove an object do use random names.
 func configOf(t *testing.T, rig *apirig.Rig) string {
 	var config strings.Builder

@@ -63,7 +63,8 @@ type restart struct {
 // state is the answer of GET /_rig/state.
 type state struct {
 	VMs int `json:"vms"`
-	// Open connections, including this request's; upgraded ones do not count.
+	// Open connections, including the connection of this request. Upgraded connections do not
+	// count.
 	Connections int            `json:"connections"`
 	Total       int            `json:"total"`    // requests so far
 	Requests    map[string]int `json:"requests"` // number of requests by method and path; Clear resets it
@@ -323,7 +324,8 @@ func (c *cut) Write(p []byte) (int, error) {
 		<-c.gone
 	}
 	// Break the connection, because the client must not see a regular end of the answer. A panic
-	// with http.ErrAbortHandler would not always work: handlers also write in other goroutines.
+	// with http.ErrAbortHandler would not always work, because handlers also write in other
+	// goroutines.
 	_ = c.SetWriteDeadline(time.Unix(1, 0))
 	c.done = true
 	return c.left, errCut

@@ -1,5 +1,5 @@
 // Command rigd is a fake daemon for the contract suite of the SDKs. Its API has the real handlers,
-// over fake VMs; every sandbox has a real agent, which is a process of this host. rigd is used only
+// over fake VMs. Every sandbox has a real agent, which is a process of this host. rigd is used only
 // in tests.
 //
 // When rigd is ready, it prints one line of JSON (see type ready). When its stdin ends, or on
@@ -133,7 +133,7 @@ func bake(ctx context.Context, rig *apirig.Rig, r ready) error {
 	return err
 }
 
-// agentHere returns the command of an agent. The agent exits when this program does.
+// agentHere returns the command of an agent. The agent exits when this program exits.
 func agentHere(t *lifetime, self, dir string) *exec.Cmd {
 	cmd := exec.Command(self, agentArg, dir)
 	if _, err := cmd.StdinPipe(); err != nil { // the pipe stays open until Wait

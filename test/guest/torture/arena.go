@@ -34,8 +34,8 @@ func (s shape) units() int { return s.pages + s.blocks }
 //	then             table: the number of the last completed write, for each unit
 //	then             the pages of memory themselves
 //
-// Every part is on its own pages. So if a page is missing, or is a copy of a different instant, its
-// content contradicts the other pages.
+// Every part has its own pages. So if a page is missing, or is a copy of a different instant, the
+// content of that page contradicts the other pages.
 type arena struct {
 	shape
 	words []uint64
@@ -95,8 +95,9 @@ func (a *arena) table() []uint64 { return a.words[a.tableAt():][:a.units()] }
 
 func (a *arena) page(u int) []uint64 { return a.words[a.dataAt()+u*pageWords:][:pageWords] }
 
-// owned returns the units of a writer: the first one, the distance to the next one, and their
-// number. Neighbouring pages belong to different writers. The last writer owns the disk blocks.
+// owned returns the units of a writer: the first unit, the distance to the next unit, and the
+// number of units. Neighbouring pages belong to different writers. The last writer owns the disk
+// blocks.
 func (a *arena) owned(writer int) (first, step, count int) {
 	if writer == a.writers {
 		return a.pages, 1, a.blocks
@@ -115,7 +116,7 @@ func (a *arena) begin(writer, u int) (old, seq uint64) {
 	return old, seq
 }
 
-// end records that a write is complete. old and seq are the results of begin.
+// end records that a write is complete. The parameters old and seq are the results of begin.
 func (a *arena) end(writer, u int, old, seq uint64) {
 	r := a.record(writer)
 	atomic.StoreUint64(&a.table()[u], seq)
@@ -158,7 +159,7 @@ func fill(page []uint64, u int, seq uint64) {
 
 // overwrite replaces the content of write old with the content of write seq, word by word in
 // ascending order. Before it writes a word, it compares the word with the content of write old,
-// because writing would hide damage. It returns the first wrong word.
+// because writing would hide damage. It returns the index and the content of the first wrong word.
 func overwrite(page []uint64, u int, old, seq uint64) (bad int, found uint64) {
 	bad = -1
 	was, is := first(u, old), first(u, seq)

@@ -127,7 +127,7 @@ func (c *checker) writer(w int) uint64 {
 	return r[recDone]
 }
 
-// ring checks the last writes of a writer, and returns the number of the latest one.
+// ring checks the last writes of a writer, and returns the number of the latest write.
 func (c *checker) ring(w int, r []uint64) (final uint64) {
 	ring, table := c.a.ring(w), c.a.table()
 	start, step, count := c.a.owned(w)

@@ -98,8 +98,8 @@ func wantOK(t *testing.T, what string, r guest.Report) {
 	}
 }
 
-// The check finds any mixture of two instants, whichever pages of memory or blocks of disk come
-// from the later instant.
+// The check finds any mixture of two instants, whichever pages of memory or blocks of disk are from
+// the later instant.
 func TestEveryMixtureOfInstantsIsFound(t *testing.T) {
 	r := newRig(t)
 	r.write(900) // so many that the rings have wrapped around
@@ -145,8 +145,8 @@ func TestEveryMixtureOfInstantsIsFound(t *testing.T) {
 	mixtures(t, early, late)
 }
 
-// mixtures makes mixtures in which each page comes from one of two instants at random, and checks
-// that each is found.
+// mixtures makes mixtures in which each page is from one of two instants at random, and checks that
+// each mixture is found.
 func mixtures(t *testing.T, a, b instant) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	for round := range 200 {
@@ -239,7 +239,7 @@ func TestWritersFindDamageThatTheyOverwrite(t *testing.T) {
 	}
 }
 
-// Reading an odd block compares its content on the disk with that in the page cache.
+// Reading an odd block compares its content on the disk with its content in the page cache.
 func TestReadSeesPageCacheAndDisk(t *testing.T) {
 	r := newRig(t)
 	r.write(100)

@@ -23,14 +23,15 @@ type disk struct {
 }
 
 // readAhead is the size of a direct read by a verification. It is large because a request takes
-// milliseconds if the emulated host runs inside another one.
+// milliseconds if the emulated host runs inside another emulated host.
 const readAhead = 64 * pageSize
 
 // syncEvery is the number of blocks that are written through the page cache before it is flushed.
 // So some blocks are always only in the guest's memory.
 const syncEvery = 16
 
-// openDisk makes the files in dir. Every block gets the content that it has before its first write.
+// openDisk makes the files in dir. It fills every block with the content for the time before the
+// first write.
 func openDisk(dir string, s shape) (*disk, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err

@@ -5,11 +5,11 @@
 //	                                               vsock port 7777, a line for a line
 //	torture ask SOCKET [mark N] [hot N] [rest MICROSECONDS] [verify]   set things and verify; prints a JSON report
 //
-// One thread per vCPU writes pages, and another one writes disk blocks. Every word of a page shows
-// which write has written it. Tables, records, hash chains and a common counter, which are on other
-// pages, determine which write it must be. So a page contradicts these others if it is lost, stale,
-// early, late or half-written. A contradiction also appears if registers, memory and disk belong to
-// different instants. Writers also check every page that they overwrite.
+// One thread per vCPU writes pages, and another thread writes disk blocks. Every word of a page
+// shows which write has written the word. Tables, records, hash chains and a common counter, which
+// are on other pages, determine which write it must be. So a page contradicts these other pages if
+// it is lost, stale, early, late or half-written. A contradiction also appears if registers, memory
+// and disk belong to different instants. Writers also check every page that they overwrite.
 //
 // A verification stops the writers between two writes, compares all data, and lets the writers
 // continue. It cannot detect a copy that belongs as a whole to one wrong instant. To detect such a
@@ -81,7 +81,8 @@ type server struct {
 
 func serve(socket, dir string, s shape) error {
 	// There is no garbage to collect, and Go's scheduler would delay the threads that answer. There
-	// are enough processors for all threads, so these compete with the writers only in the kernel.
+	// are enough processors for all threads, so the threads that answer compete with the writers
+	// only in the kernel.
 	debug.SetGCPercent(-1)
 	runtime.GOMAXPROCS(s.writers + 2)
 	if err := unix.Setpriority(unix.PRIO_PROCESS, 0, 10); err != nil {

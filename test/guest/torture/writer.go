@@ -57,7 +57,7 @@ func (w *writer) pick() int {
 }
 
 // write writes unit u once. It checks each word of the page before it overwrites the word. If the
-// guest is forked in between, the fork continues at the same word.
+// guest is forked during the write, the fork continues at the same word.
 func (w *writer) write(u int) {
 	old, seq := w.a.begin(w.id, u)
 	var bad int

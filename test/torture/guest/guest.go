@@ -1,6 +1,6 @@
 // Package guest defines the interface between the guest program test/guest/torture and its drivers:
-// the path of the program, how to start it, its answers, and how to check them. Each driver has its
-// own way to send requests.
+// the path of the program, how to start the program, its answers, and how to check the answers.
+// Each driver has its own way to send requests.
 package guest
 
 import (
