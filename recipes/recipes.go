@@ -1,5 +1,5 @@
 // Package recipes holds the recipes that come with forkd. They are built into forkd's binary. The
-// package does not read or check them; package image does.
+// package does not read or check them. Package image reads and checks the recipes.
 package recipes
 
 import "embed"

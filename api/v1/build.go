@@ -1,7 +1,7 @@
 package v1
 
 // Names in the archive that is the body of a build request. The first entry is BuildFile, a
-// BuildRequest as JSON. All other entries are the build context; their names begin with
+// BuildRequest as JSON. All other entries are the build context. Their names begin with
 // BuildContext.
 const (
 	BuildFile    = "build.json"
@@ -31,7 +31,7 @@ type BuildRequest struct {
 	Replace    bool              `json:"replace,omitempty"`    // replace a snapshot that has the tag
 	Dockerfile string            `json:"dockerfile,omitempty"` // text of the Dockerfile
 	Name       string            `json:"name,omitempty"`       // file name, for errors; empty: Dockerfile
-	Target     string            `json:"target,omitempty"`     // stage to build; empty: the last
+	Target     string            `json:"target,omitempty"`     // stage to build; empty: the last stage
 	Args       map[string]string `json:"args,omitempty"`       // values of ARG instructions
 	NoCache    bool              `json:"no_cache,omitempty"`
 	VCPUs      uint32            `json:"vcpus,omitempty"`      // vCPUs of a VM that boots from an image; 0: 1
@@ -49,7 +49,7 @@ type BuildRequest struct {
 	ReadyTimeoutSecs float64    `json:"ready_timeout_secs,omitempty"` // with Recipe: how long the boot may take; 0: 300
 }
 
-// BuildBoot names the files that a recipe's VM boots from: a root file system made from the
+// BuildBoot names the files from which a recipe's VM boots: a root file system made from the
 // recipe's base and packages, and a kernel. Paths are paths on the daemon's host.
 type BuildBoot struct {
 	Kernel string            `json:"kernel"`
@@ -66,8 +66,8 @@ type RegistryAuth struct {
 	RegistryToken string `json:"registry_token,omitempty"` // sent to the registry as it is
 }
 
-// BuildEvent is a line of a build's progress. One field is set. The first event contains the plan, the
-// last one the result or an error.
+// BuildEvent is a line of a build's progress. One field is set. The first event contains the plan,
+// and the last event contains the result or an error.
 type BuildEvent struct {
 	Plan      *BuildPlan   `json:"plan,omitempty"`
 	Step      *BuildStep   `json:"step,omitempty"`

@@ -12,8 +12,8 @@ type CodeRequest struct {
 	Repr        bool              `json:"repr,omitempty"`         // keep the quotes of a string result
 }
 
-// CodeEvent is one message of the stream of a code execution. The first is Started, the last is End
-// or Error.
+// CodeEvent is one message of the stream of a code execution. The first message has Started, and
+// the last message has End or Error.
 type CodeEvent struct {
 	Started   *CodeStarted   `json:"started,omitempty"`
 	Stdout    string         `json:"stdout,omitempty"`

@@ -2,8 +2,8 @@ package v1
 
 // DiffRequest asks for the differences between two snapshots or sandboxes.
 type DiffRequest struct {
-	// From and To are tags of snapshots or ids of sandboxes. If From is empty, To must be a sandbox. It is
-	// then compared with the snapshot that it runs from.
+	// From and To are tags of snapshots or ids of sandboxes. If From is empty, To must be a
+	// sandbox. The sandbox is then compared with the snapshot that it runs from.
 	From string `json:"from,omitempty"`
 	To   string `json:"to"`
 
@@ -29,7 +29,7 @@ type Diff struct {
 	To    string     `json:"to"`
 	Files []DiffFile `json:"files"` // in the order of their paths
 
-	// Numbers of all files that differ, including those that are not in Files.
+	// Numbers of all files that differ, including files that are not in Files.
 	Added   uint64 `json:"added"`
 	Changed uint64 `json:"changed"`
 	Deleted uint64 `json:"deleted"`

@@ -11,7 +11,7 @@ type Event struct {
 	Time time.Time `json:"time"`
 
 	// Type is "sandbox.created" or the like, see docs/api.md. "missed" means that events were lost
-	// at this point; the client should list the objects again.
+	// at this point. The client should then list the objects again.
 	Type string `json:"type"`
 
 	// ID of the sandbox that changed or, for a snapshot, of the sandbox that was branched.

@@ -19,9 +19,9 @@ type ExecRequest struct {
 	Stdin       []byte            `json:"stdin,omitempty"` // base64 in JSON, at most 8 MiB; not over a WebSocket
 	TTY         *TTYSize          `json:"tty,omitempty"`   // run the command in a terminal; all output is stdout
 
-	// OpenStdin keeps the command's input open for later data; a terminal's input always stays
-	// open. With Detach the response is ExecStarted as soon as the command runs, and the command
-	// continues on its own.
+	// OpenStdin keeps the command's input open for later data. A terminal's input always stays
+	// open. With Detach, the response is ExecStarted as soon as the command runs, and the command
+	// continues without a client.
 	OpenStdin bool `json:"open_stdin,omitempty"`
 	Detach    bool `json:"detach,omitempty"`
 }
@@ -50,9 +50,9 @@ type SignalRequest struct {
 }
 
 // ExecEnd describes how a command ended. Outcome is "exited", "signaled", "timeout", "not_found" or
-// "not_executable". ExitCode is the command's own if it exited. Otherwise it is the code that a
-// shell would report: 128 plus the number of the signal, 124 after a timeout, 127 for "not_found"
-// and 126 for "not_executable".
+// "not_executable". If the command exited, ExitCode is the command's own exit code. Otherwise it is
+// the code that a shell would report: 128 plus the number of the signal, 124 after a timeout, 127
+// for "not_found" and 126 for "not_executable".
 type ExecEnd struct {
 	ExitCode int    `json:"exit_code"`
 	Outcome  string `json:"outcome"`
@@ -85,8 +85,8 @@ const NDJSON = "application/x-ndjson"
 type ExecEvent struct {
 	Started *ExecStarted `json:"started,omitempty"`
 
-	// Output, in NDJSON only; over a WebSocket it comes in binary messages. It is text if it is
-	// UTF-8 without NUL bytes and with few control characters, and bytes otherwise.
+	// Output, in NDJSON only. Over a WebSocket, output is sent in binary messages. It is text if it
+	// is UTF-8 without NUL bytes and with few control characters. Otherwise it is bytes.
 	Stdout      string `json:"stdout,omitempty"`
 	Stderr      string `json:"stderr,omitempty"`
 	StdoutBytes []byte `json:"stdout_base64,omitempty"`

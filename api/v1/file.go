@@ -9,8 +9,8 @@ const Tar = "application/x-tar"
 type File struct {
 	Name string `json:"name"`
 	Path string `json:"path"`
-	// "file", "directory", "symlink" or "other". For a link, it is the type of the target if that
-	// exists.
+	// "file", "directory", "symlink" or "other". For a link, it is the type of the target if the
+	// target exists.
 	Type        string    `json:"type"`
 	Size        int64     `json:"size"` // bytes
 	Mode        uint32    `json:"mode"` // permission bits
@@ -34,8 +34,8 @@ type MoveRequest struct {
 	Username string `json:"username,omitempty"` // owner of created parents; empty: the default user
 }
 
-// FileChange is one change below a watched directory. The first of a stream has the type "begun":
-// all later changes are reported. The last one may have the type "error".
+// FileChange is one change below a watched directory. The first change of a stream has the type
+// "begun", and all later changes are reported. The last change may have the type "error".
 type FileChange struct {
 	Type    string `json:"type"`              // "begun", "create", "write", "remove", "rename", "chmod" or "error"
 	Name    string `json:"name,omitempty"`    // relative to the directory

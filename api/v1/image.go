@@ -6,7 +6,7 @@ type CachedImage struct {
 	Kind   string `json:"kind"`             // "image", or "leftover" of a killed build
 	Dir    string `json:"dir"`              // path on the daemon's host
 	Detail string `json:"detail,omitempty"` // name of the image that the item was first made from
-	Bytes  int64  `json:"bytes"`            // disk usage; files with hard links elsewhere count too
+	Bytes  int64  `json:"bytes"`            // disk usage, including files with hard links elsewhere
 	UsedAt int64  `json:"used_at_unix"`     // time of the last build that used it
 	InUse  bool   `json:"in_use"`           // the disk of a snapshot is based on this item
 }

@@ -1,12 +1,12 @@
 package v1
 
-// Limits bounds a sandbox's use of host resources. A request replaces all limits: an omitted field
-// means no limit, not the previous one.
+// Limits bounds a sandbox's use of host resources. A request replaces all limits. An omitted field
+// means no limit, and not the previous limit.
 type Limits struct {
 	// MiB of memory for the sandbox and its VMM, without copies that belong to its branches. The
 	// sandbox is killed if it needs more.
 	MemoryMiB uint64 `json:"memory_mib,omitempty"`
-	// MiB of swap in addition to MemoryMiB, which must be set too. 0: no swap.
+	// MiB of swap in addition to MemoryMiB, which must also be set. 0: no swap.
 	SwapMiB uint64  `json:"swap_mib,omitempty"`
 	CPUs    float64 `json:"cpus,omitempty"` // CPU time, in CPUs, averaged over 100 ms
 	// Relative share of CPU time when sandboxes compete for CPUs, 1 to 10000. 0: 100.

@@ -1,8 +1,8 @@
 package v1
 
-// Network is the network policy of a sandbox: where it may connect to, and how much of the host's
-// network it may use. A request replaces the whole policy: an omitted field takes its default, not
-// its previous value.
+// Network is the network policy of a sandbox: the destinations to which it may connect, and how
+// much of the host's network it may use. A request replaces the whole policy. An omitted field has
+// its default, and not its previous value.
 type Network struct {
 	// Mode is "none", "public" (the internet without private networks and the host's own
 	// addresses), "allow" (only the destinations in Allow) or "open" (everything except loopback,

@@ -4,7 +4,8 @@ package v1
 type Sandbox struct {
 	ID          string `json:"id"`
 	SnapshotTag string `json:"snapshot_tag"`
-	// Address for clients of forkd 0.5, served by `forkd forward-guests`; empty if there is none.
+	// Address for clients of forkd 0.5, served by `forkd forward-guests`; empty if the sandbox has
+	// no such address.
 	GuestAddr      string `json:"guest_addr"`
 	CreatedAt      int64  `json:"created_at_unix"`
 	PID            int    `json:"pid,omitempty"`                   // process id of the VMM
@@ -33,8 +34,8 @@ type Sandbox struct {
 
 	Labels map[string]string `json:"labels,omitempty"`
 
-	// Snapshot of the last branch or rollback, or else the one from which the sandbox was forked.
-	// Empty if that snapshot was deleted.
+	// Snapshot of the last branch or rollback, or else the snapshot from which the sandbox was
+	// forked. Empty if the snapshot was deleted.
 	LatestTag string `json:"latest_tag,omitempty"`
 	// Number of requests since LatestTag that may have changed files or processes; nil if unknown.
 	Calls *uint64 `json:"calls_since_latest,omitempty"`
@@ -45,7 +46,7 @@ type Sandbox struct {
 }
 
 // Unique lists random number generators in the memory of a sandbox's programs. The sandbox has
-// inherited the programs from its snapshot. The guest chooses the names.
+// inherited the programs from its snapshot. The guest chooses the names in the lists.
 type Unique struct {
 	Reseeded []Generator `json:"reseeded"`
 	// Generators that give the same numbers in all siblings if they were used before the snapshot.
@@ -116,7 +117,7 @@ type Stats struct {
 	GuestDirty uint64 `json:"guest_dirty_kib"` // guest pages written since the fork
 	GuestPSS   uint64 `json:"guest_pss_kib"`   // part of PSS: guest RAM
 
-	// Written since the sandbox's latest_tag. An idle guest writes a little memory too.
+	// Written since the sandbox's latest_tag. An idle guest also writes a little memory.
 	MemorySince uint64 `json:"memory_since_latest_kib"`
 	DiskSince   uint64 `json:"disk_since_latest_kib"`
 
@@ -137,7 +138,7 @@ type RollbackRequest struct {
 // family.
 type PromoteRequest struct {
 	From   string `json:"from"`             // id of the other sandbox
-	Tag    string `json:"tag,omitempty"`    // tag of the snapshot of that state; empty: no tag, and it is not kept
+	Tag    string `json:"tag,omitempty"`    // tag of the snapshot of that state; empty: the snapshot is not kept
 	Mode   string `json:"mode,omitempty"`   // mode of the branch that saves that state; empty: live
 	Unique string `json:"unique,omitempty"` // "strict" or "report", from now on; empty: unchanged
 }

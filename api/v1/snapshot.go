@@ -1,6 +1,6 @@
 package v1
 
-// Snapshot is a parent that sandboxes are forked from.
+// Snapshot is a parent from which sandboxes are forked.
 type Snapshot struct {
 	Tag          string   `json:"tag"`
 	Dir          string   `json:"dir"`
@@ -35,7 +35,7 @@ type Snapshot struct {
 	// copied.
 	StormStopMS *float64 `json:"storm_stop_ms,omitempty"`
 	ReadyMS     *float64 `json:"ready_ms,omitempty"` // until sandboxes could be forked from it
-	// Bytes of memory in the snapshot: those written since the previous branch.
+	// Bytes of memory in the snapshot, which are the bytes written since the previous branch.
 	DirtyBytes *uint64 `json:"dirty_bytes,omitempty"`
 	// Part of DirtyBytes that the sandbox now shares with the snapshot. Only in the response to a
 	// branch.
@@ -46,8 +46,8 @@ type Snapshot struct {
 	DiffLogical *uint64 `json:"diff_logical_bytes,omitempty"`
 	Faults      *uint64 `json:"faults,omitempty"` // pages copied because the sandbox wrote them during the copy
 
-	// Persist is "pending", "done" or "failed". A failed snapshot lives as long as its layer in
-	// RAM, and writing it is retried.
+	// Persist is "pending", "done" or "failed". A failed snapshot exists as long as its layer in
+	// RAM, and the write is retried.
 	Persist     string   `json:"persist_status"`
 	PersistedMS *float64 `json:"persisted_ms,omitempty"`
 
@@ -96,7 +96,8 @@ type BakeRequest struct {
 	Unique string  `json:"unique,omitempty"` // "strict" or "report"; default for children
 
 	// Options of forkd 0.5. The root disk is always writable through a private layer, and the agent
-	// announces readiness. A request that names a tap device is refused: there is none.
+	// announces readiness. A request that names a tap device is refused, because there are no tap
+	// devices.
 	RW           bool    `json:"rw,omitempty"`
 	Tap          string  `json:"tap,omitempty"`
 	BootWaitSecs float64 `json:"boot_wait_secs,omitempty"`
@@ -140,7 +141,8 @@ type BranchRequest struct {
 	MeasureDiff bool `json:"measure_diff,omitempty"`
 }
 
-// CompactRequest requests a snapshot with the content of another one and a single layer of its own.
+// CompactRequest requests a snapshot with the content of another snapshot and a single layer of its
+// own.
 type CompactRequest struct {
 	To string `json:"to"`
 }

@@ -1,7 +1,7 @@
 package v1
 
 // TryRequest requests that commands be tried in children of a sandbox: either Args in each of N
-// children, or each command of Each in a child of its own.
+// children, or each command of Each in a separate child.
 type TryRequest struct {
 	N           int               `json:"n,omitempty"` // number of children that run Args, at most MaxTry
 	Args        []string          `json:"args,omitempty"`
@@ -52,9 +52,9 @@ type TryStarted struct {
 type TryResult struct {
 	Index     int    `json:"index"`
 	SandboxID string `json:"sandbox_id"`
-	// Exec says how the command ended, with the first MaxTryOutput bytes of each output. If that is
-	// unknown, Exec is nil and Error is the reason. Stopped means that the command was stopped because
-	// another child had won.
+	// Exec says how the command ended, with the first MaxTryOutput bytes of each output. If the end
+	// is unknown, Exec is nil and Error is the reason. Stopped means that the command was stopped
+	// because another child had won.
 	Exec    *ExecResult `json:"exec,omitempty"`
 	Stopped bool        `json:"stopped,omitempty"`
 	Error   string      `json:"error,omitempty"`

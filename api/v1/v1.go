@@ -1,11 +1,11 @@
-// Package v1 defines the messages of the daemon's REST API as Go types, for both sides: the
-// daemon's v1 face decodes requests and sends responses, and package client does the opposite.
-// api/openapi.yaml describes the same fields for other languages.
+// Package v1 defines the messages of the daemon's REST API as Go types, for both sides. The
+// daemon's v1 face decodes requests and sends responses. Package client sends requests and decodes
+// responses. api/openapi.yaml describes the same fields for other languages.
 //
-// It contains no behaviour: the daemon checks requests and chooses defaults, and a zero field of a
-// request means the default. Names of Go fields may change; JSON names may not. Clients of forkd
-// 0.5 send and read the same messages. Fields marked "of forkd 0.5" are accepted from them and have
-// no effect.
+// It contains no behaviour. The daemon checks requests and chooses defaults. A zero field of a
+// request means the default. Names of Go fields may change, but JSON names may not change. Clients
+// of forkd 0.5 send and read the same messages. The daemon accepts fields marked "of forkd 0.5"
+// from these clients, and the fields have no effect.
 package v1
 
 // Health is the response of a running daemon.
@@ -66,7 +66,7 @@ type Admission struct {
 const Problem = "application/problem+json"
 
 // Error is the body of every error response. Message is the only field that clients of forkd 0.5
-// know. The other fields are those of RFC 9457, and our Code, Field and Fix.
+// know. The other fields are the fields of RFC 9457, and our Code, Field and Fix.
 type Error struct {
 	Message string `json:"error"`
 	Type    string `json:"type"`            // URL of the code's description

@@ -26,8 +26,8 @@ type forks struct {
 	entered, confirmed []time.Duration // time from the request to the entry of the vCPUs, and to the confirmation
 }
 
-// depthTable makes a chain of snapshots, each of them a branch of a child of the previous one, and
-// forks from some of them.
+// depthTable makes a chain of snapshots, and forks from some of the snapshots. Each snapshot is a
+// branch of a child of the previous snapshot.
 func (b *bench) depthTable(ctx context.Context, memoryMiB int) (*report.Table, error) {
 	b.Progress("chain of %d snapshots", slices.Max(b.depths.List))
 	var list []*depth
@@ -50,8 +50,8 @@ func (b *bench) depthTable(ctx context.Context, memoryMiB int) (*report.Table, e
 	return b.depthRows(list, memoryMiB), nil
 }
 
-// chain makes the snapshots. It returns those at the wanted depths, in ascending order, when all
-// snapshots are on disk.
+// chain makes the snapshots. When all snapshots are on disk, it returns the snapshots at the wanted
+// depths, in ascending order.
 func (b *bench) chain(ctx context.Context, m *lab.Manager, memoryMiB int) ([]*depth, error) {
 	var list []*depth
 	tag := parent(memoryMiB)

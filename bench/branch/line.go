@@ -20,7 +20,8 @@ type link struct {
 	layers               int
 }
 
-// lineTable takes live branches of one sandbox repeatedly. The sandbox writes 1 MiB before each.
+// lineTable takes live branches of one sandbox repeatedly. The sandbox writes 1 MiB before each
+// branch.
 func (b *bench) lineTable(ctx context.Context, memoryMiB int) (*report.Table, error) {
 	links := make([]link, b.line)
 	for sample := range b.samples {

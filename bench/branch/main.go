@@ -128,7 +128,7 @@ func (b *bench) bake(ctx context.Context, mib int) error {
 	})
 }
 
-// drop removes a snapshot on which no other builds.
+// drop removes a snapshot on which no other snapshot builds.
 func (b *bench) drop(tag string) error {
 	_, err := b.host.Store.Delete(tag, store.DeleteSingle)
 	return err

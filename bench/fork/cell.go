@@ -33,7 +33,7 @@ func word(b bool, yes, no string) string {
 }
 
 // run forks until the cell has enough children or the time is up, but at least once. Before that,
-// it makes one fork that is not measured: that fork fills the page cache and makes the pool fill
+// it makes one fork that is not measured. That fork fills the page cache and makes the pool fill
 // itself.
 func (c *cell) run(ctx context.Context, m *lab.Manager, samples int, until time.Time, measureMemory bool) error {
 	if _, err := m.Fork(ctx, sandbox.ForkRequest{Tag: tag, N: 1}); err != nil {
@@ -49,7 +49,7 @@ func (c *cell) run(ctx context.Context, m *lab.Manager, samples int, until time.
 	return nil
 }
 
-// fork forks once and measures the children. It leaves them alive.
+// fork forks once and measures the children. It does not kill the children.
 func (c *cell) fork(ctx context.Context, m *lab.Manager, measureMemory bool) error {
 	if c.poolWarm {
 		if err := m.WaitPool(ctx, c.n); err != nil {

@@ -27,8 +27,8 @@ type child struct {
 	private        float64    // KiB, without guest memory
 }
 
-// p50 returns the median of a figure over the children. A mean could be wrong: if a child has the
-// process id of an earlier process, the operations of that process are counted too.
+// p50 returns the median of a figure over the children. A mean could be wrong. If a child has the
+// process id of an earlier process, the operations of that process are also counted.
 func (c *counts) p50(figure func(child) float64) float64 {
 	var all []float64
 	for _, child := range c.children {
@@ -44,8 +44,8 @@ const countSettle = 100 * time.Millisecond
 // countedChildren is the minimum number of children that are counted for a row.
 const countedChildren = 20
 
-// countAll makes a row of counts for every n with a warm pool, and one with a cold pool, until the
-// time of -budget is up.
+// countAll makes a row of counts for every n with a warm pool, and a row with a cold pool, until
+// the time of -budget is up.
 func (b *bench) countAll(ctx context.Context) (rows []*counts, err error) {
 	for _, n := range b.opt.ns.List {
 		for _, warm := range []bool{true, false} {
@@ -77,7 +77,7 @@ func (b *bench) count(ctx context.Context, n int, poolWarm bool) (*counts, error
 	}
 	c := &counts{n: n, poolWarm: poolWarm}
 	err = b.withManager(size, func(m *lab.Manager) error {
-		// This fork is not counted: it fills the page cache and makes the pool fill itself.
+		// This fork is not counted. It fills the page cache and makes the pool fill itself.
 		if _, err := m.Fork(ctx, sandbox.ForkRequest{Tag: tag, N: 1}); err != nil {
 			return err
 		}
@@ -91,7 +91,7 @@ func (b *bench) count(ctx context.Context, n int, poolWarm bool) (*counts, error
 	return c, err
 }
 
-// fork forks once and counts the operations of the children. It leaves them alive.
+// fork forks once and counts the operations of the children. It does not kill the children.
 func (c *counts) fork(ctx context.Context, m *lab.Manager, counter *lab.Counter) error {
 	if c.poolWarm {
 		if err := m.WaitPool(ctx, c.n); err != nil {
@@ -167,7 +167,7 @@ const (
 	dirtiedBudget = 640 // KiB
 )
 
-// budget is the maximum cost of a child, with a warm pool or a cold one.
+// budget is the maximum cost of a child, with a warm pool or a cold pool.
 type budget struct {
 	switches, calls float64 // since the request
 	cpu             float64 // CPU time of the VMM, in milliseconds
@@ -180,7 +180,7 @@ func (c *counts) budget() budget {
 	return budget{switches: 70, calls: 475, cpu: 2.5}
 }
 
-// countsTable shows the cost of a child, and whether it is within the budget.
+// countsTable shows the cost of a child, and whether the cost is within the budget.
 func countsTable(rows []*counts) *report.Table {
 	t := &report.Table{Title: "Counts per child (p50)", Columns: []report.Column{
 		{Name: "n"}, {Name: "pool"}, {Name: "context switches"},

@@ -20,7 +20,7 @@ import (
 type floor struct {
 	work    []float64       // from the beginning of main to the first exit, for each run
 	process []float64       // from the start of the process to the first exit
-	burst   map[int]float64 // by n: from the start of the first of n processes to the first exit of the last one
+	burst   map[int]float64 // by n: from the start of the first of n processes to the first exit of the last process
 }
 
 // floorCode is real-mode code for CodeAddr: out %al,$0x10; hlt.

@@ -35,7 +35,7 @@ func (k pageKind) String() string {
 		"kernel stacks, rings, modules"}[k]
 }
 
-// Bits of a page's flags in /proc/kpageflags (include/uapi/linux/kernel-page-flags.h). The last one
+// Bits of a page's flags in /proc/kpageflags (include/uapi/linux/kernel-page-flags.h). The last bit
 // is from linux/kernel-page-flags.h.
 const (
 	flagLRU      = 1 << 5
@@ -65,7 +65,7 @@ const fewWords = 8
 // pageCounts counts the pages of one kind, by how many of their words differ from the snapshot.
 type pageCounts struct{ same, few, many int }
 
-// pages classifies the guest pages that children have written by the time at which they are idle.
+// pages classifies the guest pages that children have written before they are idle.
 type pages struct {
 	children int
 	kinds    [pageKinds]pageCounts // sums over all children
@@ -229,8 +229,8 @@ func guestParts(pid int, guestBytes uint64) (parts []guestPart, base uint64, err
 	return parts, base, nil
 }
 
-// differ returns how many words of a page differ from the snapshot. at is the page's address in the
-// VMM.
+// differ returns how many words of a page differ from the snapshot. The parameter at is the page's
+// address in the VMM.
 func (v *guestPart) differ(memory io.ReaderAt, at uint64) (words int, err error) {
 	var now, was [pageBytes]byte
 	if _, err := memory.ReadAt(now[:], int64(at)); err != nil {

@@ -11,7 +11,7 @@ import (
 func largest(ns []int) int { return slices.Max(ns) }
 
 // matrix returns the cells. It omits the largest n with a cold page cache, which would take long
-// and tell little.
+// and give little information.
 func matrix(o *options) []*cell {
 	var cells []*cell
 	ns := o.ns.List

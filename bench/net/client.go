@@ -12,9 +12,9 @@ import (
 	"github.com/forkd/forkd/bench/internal/report"
 )
 
-// clientArg makes this program a client, which carries out one order after another. Orders are read
-// from standard input, and results are written to standard output. If tapArg follows, the client
-// first connects its network namespace to the frame socket, which is its descriptor 3.
+// clientArg makes this program a client, which carries out one order after another. The client
+// reads orders from standard input, and writes results to standard output. If tapArg follows, the
+// client first connects its network namespace to the frame socket, which is its descriptor 3.
 const (
 	clientArg = "client"
 	tapArg    = "tap"
@@ -28,7 +28,7 @@ const (
 	opConnect = 'c' // connect, exchange one byte in both directions, and close
 )
 
-// order is an order for a client; result is its result.
+// order is an order for a client, and result is the result of an order.
 type (
 	order struct {
 		Op   byte
@@ -122,8 +122,9 @@ func (o *order) down(c io.Reader) (r result, err error) {
 	return r, nil
 }
 
-// up uploads and counts the bytes that the server has received. When the time is up, bytes may
-// still be on their way; they count, and so does the time until the server has them.
+// up uploads and counts the bytes that the server has received. When the time is up, the server may
+// not have received all bytes. These bytes count, and the time until the server has received them
+// also counts.
 func (o *order) up(c *net.TCPConn) (r result, err error) {
 	p, begin := make([]byte, chunkBytes), time.Now()
 	for time.Since(begin) < o.Each {

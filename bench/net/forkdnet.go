@@ -27,8 +27,8 @@ import (
 // startLimit bounds the time until forkd-net answers.
 const startLimit = 10 * time.Second
 
-// startForkdNet starts a forkd-net like the daemon does. forkd-net exits when undo has run and it
-// has no sandboxes any more.
+// startForkdNet starts a forkd-net in the same way as the daemon. forkd-net exits when undo has run
+// and forkd-net has no sandboxes any more.
 func startForkdNet(ctx context.Context, undo *cleanup.Stack) (*netclient.Client, error) {
 	dir, err := os.MkdirTemp("/tmp", "fkb")
 	if err != nil {
@@ -108,7 +108,7 @@ type memory struct {
 }
 
 // measureMemory attaches n sandboxes to a new forkd-net. Then it makes each sandbox send one
-// packet, which is refused.
+// packet, which forkd-net refuses.
 func measureMemory(ctx context.Context, n int) (*memory, error) {
 	var undo cleanup.Stack
 	defer undo.Run()

@@ -52,7 +52,7 @@ func startLoopback(ctx context.Context, p *peer, undo *cleanup.Stack) error {
 	return p.start(exec.CommandContext(ctx, "/proc/self/exe", clientArg), undo)
 }
 
-// start runs a command that is the peer's client, or that starts it.
+// start runs a command that is the peer's client, or that starts the client.
 func (p *peer) start(cmd *exec.Cmd, undo *cleanup.Stack) error {
 	out, err := cmd.StdoutPipe()
 	if err != nil {
@@ -85,7 +85,7 @@ func startPasta(ctx context.Context, p *peer, undo *cleanup.Stack) error {
 	if err != nil {
 		return err
 	}
-	// Standard error is discarded: pasta complains about missing rights that it does not need here.
+	// Standard error is discarded, because pasta reports missing rights that it does not need here.
 	return p.start(exec.CommandContext(ctx, path, "--foreground", "--config-net", "--ipv4-only", self, clientArg), undo)
 }
 

@@ -14,11 +14,12 @@ import (
 	"github.com/forkd/forkd/internal/proto/frame"
 )
 
-// insideEnv is set if this process runs in a network namespace of its own.
+// insideEnv is set if this process runs in its own network namespace.
 const insideEnv = "FORKD_BENCH_NET"
 
 // Addresses in the namespace that stands for the host. Clients reach the host's loopback at other
-// addresses: with pasta at the address of the gateway, and with slirp4netns at a special address.
+// addresses. With pasta this is the address of the gateway, and with slirp4netns it is a special
+// address.
 const (
 	hostAddress  = "10.77.0.1"
 	hostGateway  = "10.77.0.254"
@@ -46,8 +47,8 @@ func enterNamespace() (code int, again bool) {
 	return 0, true
 }
 
-// namespace gives a process a network namespace and a user namespace in which it is root. pasta
-// should not run as root of the host.
+// namespace returns attributes for a process with a new network namespace and a new user namespace,
+// in which the process is root. pasta should not run as root of the host.
 func namespace() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{
 		Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWUSER, Pdeathsig: syscall.SIGKILL,
@@ -57,7 +58,7 @@ func namespace() *syscall.SysProcAttr {
 }
 
 // makeWorld sets up the loopback interface of this namespace. It also adds an interface without a
-// connection, because pasta copies the addresses and routes of one.
+// connection, because pasta copies the addresses and routes of an interface.
 func makeWorld(ctx context.Context) error {
 	return ip(ctx, "link set lo up", "link add host0 type veth peer name host1", "link set host1 up",
 		"addr add "+hostAddress+"/24 dev host0", "link set host0 up", "route add default via "+hostGateway)
@@ -76,8 +77,9 @@ func ip(ctx context.Context, calls ...string) error {
 // frameFD is the number of the frame socket's descriptor in a client.
 const frameFD = 3
 
-// joinTap gives the client's namespace an interface like a VM's, and forwards frames between this
-// interface and the frame socket. On both, a frame is preceded by the same header.
+// joinTap adds an interface like the interface of a VM to the client's namespace, and forwards
+// frames between this interface and the frame socket. On the interface and on the socket, the same
+// header precedes a frame.
 func joinTap() error {
 	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {

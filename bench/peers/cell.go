@@ -13,7 +13,7 @@ import (
 type cell struct {
 	n     int
 	warm  bool // processes were waiting in the pool
-	width int  // number of children that this program starts concurrently; 0: the peer decides
+	width int  // number of children that this program starts concurrently; 0: the peer chooses the number
 
 	entered, answered []float64     // milliseconds since the request, one value for each child
 	last              []float64     // milliseconds until the last child's answer, one value for each fork
@@ -36,7 +36,7 @@ type child struct {
 }
 
 // quietTime is the pause before a request. For the same time after its last answer, a fork is still
-// measured, because its work in that time counts too.
+// measured, because its work in that time also counts.
 const quietTime = 100 * time.Millisecond
 
 // begin is called just before a request.

@@ -28,7 +28,7 @@ func (b *bench) container(ctx context.Context, name, bin string) (*peer, error) 
 		return nil, err
 	}
 	p.fork = processes(func(context.Context) (process, error) { return &running{of: c}, nil }, false)
-	// If this host lacks something that the peer needs, the fork fails, and the peer is omitted.
+	// If this host lacks a requirement of the peer, the fork fails, and the peer is omitted.
 	if err := p.fork(ctx, &cell{n: 1, width: 1}, 1); err != nil {
 		p.absent = fmt.Sprintf("it does not work here: %v", err)
 	}
@@ -68,7 +68,7 @@ func bundleConfig() any {
 		"process": fields{"user": fields{"uid": 0, "gid": 0}, "args": []string{"/answer"}, "cwd": "/",
 			"noNewPrivileges": true},
 		"root": fields{"path": "rootfs", "readonly": true},
-		// All containers share the bundle, but each has a /dev of its own for its devices.
+		// All containers share the bundle, but each container has its own /dev for its devices.
 		"mounts": []fields{{"destination": "/proc", "type": "proc", "source": "proc"},
 			{"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": []string{"mode=755"}}},
 		"linux": fields{"namespaces": namespaces},

@@ -11,8 +11,8 @@ import (
 // tag names the snapshot.
 const tag = "peers"
 
-// forkd is the peer with which all others are compared. It uses the daemon's own sandbox manager
-// and store, with VMMs in their jails.
+// forkd is the peer with which all other peers are compared. It uses the daemon's own sandbox
+// manager and store, with VMMs in their jails.
 func (b *bench) forkd(ctx context.Context, daemon *lab.Daemon) (*peer, error) {
 	p := &peer{name: "forkd", pool: true,
 		how: "the daemon's sandbox manager: leases, records and events are part of it, as is the jail of every VMM"}

@@ -58,8 +58,8 @@ const (
 )
 
 // disk returns the path of a copy of the image's disk. All children share it, which works only
-// because no child writes to the disk before it has answered. If one did, the file's modification
-// time would show it.
+// because no child writes to the disk before it has answered. If a child wrote to the disk earlier,
+// the file's modification time would show it.
 func (f *firecracker) disk() string { return filepath.Join(f.snapshots, diskFile) }
 
 func (g *linuxGuest) setUp(f *firecracker, dir string) error {
@@ -195,8 +195,8 @@ func (g *linuxGuest) saved(f *firecracker) (err error) {
 
 // awaitAnswer waits for the confirmation of a child, like the sandbox manager. Firecracker accepts
 // connections to the guest before the guest has dropped the connections of its parent, and the
-// guest may drop a new one together with these. Such a connection ends without an answer, and
-// awaitAnswer makes another one.
+// guest may drop a new connection together with the old connections. Such a connection ends without
+// an answer, and awaitAnswer makes another connection.
 func (g *linuxGuest) awaitAnswer(ctx context.Context, vm *firecrackerVM) error {
 	dial := agentclient.DialUnix(filepath.Join(vm.dir, vsockFile))
 	agent := agentclient.New(func(ctx context.Context, port uint32) (net.Conn, error) {

@@ -63,8 +63,8 @@ func newVMDirs(t *testing.T) (f *firecracker, vm func() string) {
 	}
 }
 
-// All VMs share one disk, which is the image with the writes of the parent. If a child writes to
-// it, this is noticed.
+// All VMs share one disk, which is the image with the writes of the parent. A write of a child to
+// the disk is an error.
 func TestChildrenShareADisk(t *testing.T) {
 	f, vm := newVMDirs(t)
 	rootfs := filepath.Join(t.TempDir(), "rootfs")

@@ -1,11 +1,11 @@
 // Command peers compares forkd with other runtimes. It measures the time from a request until a
 // child runs and until it has answered, the CPU time for that, and the memory that a child takes.
-// The measurements of the runtimes are interleaved.
+// The measurements of the different runtimes are interleaved.
 //
 // All virtual machines run the same guest. Each VMM restores it from a snapshot that it has made
 // itself. By default, the guest has no operating system (package stub). Then the figures are only
 // those of the VMM and this program, and any KVM can run the guest. Containers cannot be forked, so
-// they start a program that answers, which is the least that they can do. With -guest=linux, the
+// they start a program that answers, which is the minimum for a container. With -guest=linux, the
 // guest of forkd and Firecracker is forkd's kernel and agent with a recipe's image. With this
 // guest, a child counts as having answered when its agent has confirmed the child's identity.
 //

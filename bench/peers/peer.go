@@ -47,8 +47,8 @@ type process interface {
 }
 
 // processes returns the fork function of a peer whose children are processes made by spawn. Without
-// a pool, spawn is called as part of the request. tells means that process.start returns when the
-// vCPUs run.
+// a pool, spawn is called as part of the request. The parameter tells means that process.start
+// returns when the vCPUs run.
 func processes(spawn func(ctx context.Context) (process, error), tells bool) func(context.Context, *cell, int) error {
 	return func(ctx context.Context, c *cell, times int) error {
 		for range times {
@@ -61,12 +61,12 @@ func processes(spawn func(ctx context.Context) (process, error), tells bool) fun
 }
 
 // widths are the numbers of children that this program starts concurrently. Which number is best
-// depends on whether a start computes or sleeps. So each peer is measured with all of them, and the
+// depends on whether a start computes or sleeps. So each peer is measured with all widths, and the
 // tables show the best result.
 var widths = []int{4, 16, 64}
 
-// widthsFor returns the widths to measure with n children: those below n, and the first one that is
-// not. A larger width would start the same n children at once.
+// widthsFor returns the widths to measure with n children: the widths below n, and the first width
+// that is not below n. A larger width would start the same n children at once.
 func widthsFor(n int) []int {
 	for i, w := range widths {
 		if w >= n {

@@ -53,7 +53,7 @@ func (p *program) describe(c *child) {
 	c.private = func() (float64, error) { return lab.PrivateKiB(c.pid, "/none") }
 }
 
-// fork makes real processes in this test. All of them are measured, and none remains.
+// fork makes real processes in this test. All processes are measured, and no process remains.
 func TestForkProcesses(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "answer")
 	if err := os.WriteFile(path, stub.Program(), 0o700); err != nil {
@@ -81,7 +81,7 @@ func TestForkProcesses(t *testing.T) {
 			t.Errorf("a child took %v ms of CPU", c.vmmCPU())
 		}
 	}
-	// If a process cannot be made, fork ends the others and returns the error.
+	// If a process cannot be made, fork ends the other processes and returns the error.
 	var made atomic.Int32
 	broken := processes(func(context.Context) (process, error) {
 		if made.Add(1) == 3 {
@@ -95,7 +95,7 @@ func TestForkProcesses(t *testing.T) {
 	}
 }
 
-// Only the exact answer is accepted. The error message of a failed program is not.
+// Only the exact answer is accepted. The error message of a failed program is not accepted.
 func TestAwaitAnswer(t *testing.T) {
 	for said, want := range map[string]bool{"v": true, "vv": true, "invalid": false, "": false} {
 		out, in, err := os.Pipe()
@@ -173,7 +173,7 @@ func TestMissingPeersAreNamed(t *testing.T) {
 	}
 }
 
-// A peer is measured with each width that makes a difference, and the tables show the best one.
+// A peer is measured with each width that makes a difference, and the tables show the best width.
 // forkd is measured without widths.
 func TestBestWidth(t *testing.T) {
 	m := newMatrix("stub", []*peer{{name: "ours", pool: true}, {name: "theirs", pool: true, driven: true}},

@@ -6,17 +6,17 @@ import (
 	"time"
 )
 
-// prodding is a connection to an agent's port for forks. If a guest has dropped a connection, it
-// says so only when it receives another packet. So prodding sends a byte repeatedly until the
-// connection ends. The agent ignores these bytes.
+// prodding is a connection to an agent's port for forks. If a guest has dropped a connection, the
+// guest reports this only when it receives another packet. So prodding sends a byte repeatedly
+// until the connection ends. The agent ignores these bytes.
 type prodding struct {
 	net.Conn
 	begun  sync.Once
 	closed chan struct{}
 }
 
-// prodEvery is the interval between these bytes, after which a dropped connection is noticed. On an
-// emulated host, an answer takes 20 times as long.
+// prodEvery is the interval between the bytes of a prodding. A dropped connection is noticed after
+// this interval. On an emulated host, an answer takes 20 times as long.
 const prodEvery = 5 * time.Millisecond
 
 // Write sends the message and then starts prodding.

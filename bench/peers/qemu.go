@@ -17,9 +17,9 @@ import (
 )
 
 // qemu is a peer that forks by QEMU's migration. The parent's RAM is a file, and its state is
-// migrated to another file. A child maps the first file privately and migrates from the second. The
-// parent runs in QEMU's emulation, because QEMU needs a BIOS to load a kernel, and not every KVM
-// can run a BIOS.
+// migrated to another file. A child maps the first file privately and migrates from the second
+// file. The parent runs in QEMU's emulation, because QEMU needs a BIOS to load a kernel, and not
+// every KVM can run a BIOS.
 func (b *bench) qemu(ctx context.Context, name, bin string) (*peer, error) {
 	p, version, err := newPeer(ctx, name, bin, true)
 	if err != nil || p.absent != "" {
@@ -76,7 +76,7 @@ func (q *qemu) bake(ctx context.Context) error {
 			return context.Cause(ctx)
 		}
 	}
-	// The guest runs while it is migrated, because a copy of a paused VM would be paused too.
+	// The guest runs while it is migrated, because a copy of a paused VM would also be paused.
 	// Nothing is lost, because its RAM does not change.
 	if err := vm.command(ctx, "migrate", map[string]any{"uri": "exec:cat > " + q.state()}); err != nil {
 		return err
@@ -123,7 +123,7 @@ func (q *qemu) child(ctx context.Context) (process, error) {
 	return q.spawn(ctx, "off", "kvm", []*os.File{state}, "-incoming", "defer")
 }
 
-// spawn starts QEMU. files are its descriptors from 3 on.
+// spawn starts QEMU. The parameter files has the descriptors of QEMU from 3 on.
 func (q *qemu) spawn(ctx context.Context, share, accel string, files []*os.File, more ...string) (*qemuVM, error) {
 	dir, err := os.MkdirTemp(q.dir, "")
 	if err != nil {

@@ -163,8 +163,8 @@ func (m *matrix) chart(host report.Host) *report.Chart {
 	return c
 }
 
-// accelWords says in words what ran the guests. It is used in a chart, so that readers do not take
-// emulation for hardware.
+// accelWords says in words what ran the guests. It is used in a chart, so that readers do not
+// mistake emulation for hardware.
 func accelWords(accel string) string {
 	switch accel {
 	case lab.AccelKVM:

@@ -10,7 +10,8 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// branchFigures are the measurements of a branch. The last four count children, and should be 3.
+// branchFigures are the measurements of a branch. The last four fields count children, and should
+// be 3.
 type branchFigures struct {
 	Mode       string  `json:"mode"`
 	PauseMS    float64 `json:"pause_ms"` // how long the source was paused
@@ -104,8 +105,8 @@ func (d *demo) branch() (string, error) {
 		min(b.Memory, b.Files, b.Process, b.Paths), branchChildren), nil
 }
 
-// startComputing starts the three things in a sandbox that the branch must preserve: a computation
-// in memory, a file, and a process.
+// startComputing starts a computation in the memory of a sandbox, a file, and a process. The branch
+// must preserve all three.
 func (d *demo) startComputing(id string) error {
 	r, err := d.client.Eval(d.ctx, id, client.EvalRequest{Code: branchStart, TimeoutSecs: timeout})
 	if err == nil && r.Error != "" {
@@ -139,8 +140,9 @@ print(found)`
 	return c, err
 }
 
-// follow lets child i of the branch continue, and counts what it has inherited correctly. atLeast
-// is the value of n that the source had reached before the branch.
+// follow lets child i of the branch continue, and counts the parts of the state that the child has
+// inherited correctly. The parameter atLeast is the value of n that the source had reached before
+// the branch.
 func (d *demo) follow(i int, id string, atLeast int64) error {
 	b, path := d.figures.Branch, branchPaths[i]
 	c, err := d.computed(id, path.code)

@@ -114,8 +114,8 @@ func (d *demo) hasKVM() bool {
 // daemonStart bounds the time for starting a daemon.
 const daemonStart = time.Minute
 
-// startDaemon starts a daemon and waits until it answers. The daemon has a session of its own, so
-// it outlives the demo.
+// startDaemon starts a daemon and waits until it answers. The daemon has its own session, so it
+// continues to run after the demo.
 func (d *demo) startDaemon() error {
 	log, err := os.Create(filepath.Join(os.TempDir(), fmt.Sprintf("forkd-demo-daemon-%d.log", os.Getuid())))
 	if err != nil {

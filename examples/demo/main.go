@@ -3,9 +3,9 @@
 //
 // If no daemon is running, the demo starts one (in the emulated host if KVM is not usable). It
 // builds and bakes the recipe python-numpy, unless that was done before. Then it forks children,
-// lets one child fetch from an allowed and from a forbidden server, and branches another child. It
-// removes its children at the end; the daemon and the emulated host keep running. The exit code is
-// 1 unless all answers are right.
+// lets one child fetch from an allowed server and from a forbidden server, and branches another
+// child. It removes its children at the end. The daemon and the emulated host continue to run. The
+// exit code is 1 unless all answers are right.
 //
 // The demo uses sandboxes only through package client. The program forkd must be in the PATH.
 package main
@@ -183,7 +183,8 @@ const timeout = 120
 // calls is the number of concurrent calls to children.
 const calls = 8
 
-// each calls f for every child, with up to calls at a time.
+// each calls f for every child. It makes at most as many calls at the same time as the constant
+// calls says.
 func (d *demo) each(f func(i int, id string) error) error {
 	var group sync.WaitGroup
 	errs := make([]error, len(d.forked.Sandboxes))
@@ -241,7 +242,7 @@ func (d *demo) evaluate() (string, error) {
 const runs = 3
 
 // compare times an evaluation in the warm interpreter, and a new Python process that imports numpy.
-// Each of the two runs in children of its own, one at a time.
+// Each of the two runs in separate children, one child at a time.
 func (d *demo) compare() (string, error) {
 	const code = "np.arange(16.0).sum()"
 	var warm, cold []float64

@@ -85,7 +85,7 @@ func (n *netFigures) String() string {
 	return fmt.Sprintf("allowed: %t, refused: %t, allowed later: %t", n.Allowed, n.Refused, n.Opened)
 }
 
-// allow sets a policy that lets a child connect to these addresses and to nothing else.
+// allow sets a policy that lets a child connect to these addresses and to no other address.
 func (d *demo) allow(id string, addresses ...string) error {
 	_, err := d.client.SetNetwork(d.ctx, id, client.Network{Mode: "allow", Allow: addresses})
 	return err

@@ -60,7 +60,7 @@ const Token = "0123456789abcdef"
 // Domain is the domain of the host names of ports.
 const Domain = "sandboxes.test"
 
-// T is the part of testing.TB that a rig needs. The program rigd implements it too.
+// T is the part of testing.TB that a rig needs. The program rigd also implements it.
 type T interface {
 	Helper()
 	TempDir() string // returns a directory that is removed at the end
@@ -70,7 +70,7 @@ type T interface {
 	Fatal(args ...any)
 }
 
-// Rig is a running API. New does not set Client, URL and Server; Start does.
+// Rig is a running API. New does not set Client, URL and Server. Start sets them.
 type Rig struct {
 	*client.Client
 	URL      string
@@ -321,8 +321,8 @@ func (r *Rig) differ(guest func(*vmfake.VMM, net.Conn), run string, st *store.St
 		Initrd: func(base *os.File) (*os.File, error) { return os.Open(base.Name()) }})
 }
 
-// guard returns a guard that accepts Token and more. It writes all tokens to r.TokenFile, and puts
-// more into r.Tokens.
+// guard returns a guard that accepts Token and the tokens of the parameter more. It writes all
+// tokens to r.TokenFile, and adds the tokens of more to r.Tokens.
 func (r *Rig) guard(more []auth.Token) (g *auth.Guard, err error) {
 	file := fmt.Appendf(nil, "default admin sha256:%x\n", sha256.Sum256([]byte(Token)))
 	r.Tokens = make(map[string]string)
@@ -363,7 +363,7 @@ func imageOf(_ context.Context, name string, login *build.Login) (string, docker
 }
 
 // bootOf returns a function that provides the same boot files for every container image. It checks
-// that the digest is the one from imageOf.
+// that the digest is the digest from imageOf.
 func bootOf(file string) build.Boot {
 	return func(_ context.Context, i build.Image, _ func(string)) (bake.Request, error) {
 		switch {

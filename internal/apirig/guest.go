@@ -44,8 +44,8 @@ type guest struct {
 	cmd *exec.Cmd
 }
 
-// guests returns a function that returns the guest of a VM: one, if one is not nil, or else a new
-// agent.
+// guests returns a function that returns the guest of a VM. If the parameter one is not nil, it is
+// the guest of every VM. Otherwise the guest is a new agent.
 func (a *agents) guests(one sandbox.Guest, vmms *vmfake.VMMs) func(string) sandbox.Guest {
 	return func(vsock string) sandbox.Guest {
 		if one != nil {

@@ -1,8 +1,8 @@
 // Package apitest checks the traffic of tests against the document of the REST API,
 // api/openapi.yaml. A request or an answer that the document does not allow fails the test.
 //
-// The checks are stricter than the checks of clients may be: a field of an answer that is not in
-// the document is an error here, while clients must ignore such a field. The package does not
+// The checks are stricter than the checks of clients may be. If a field of an answer is not in the
+// document, this is an error here, but clients must ignore such a field. The package does not
 // depend on the daemon, and is used only in tests.
 package apitest
 
@@ -140,8 +140,8 @@ var (
 	byHost = regexp.MustCompile(`(?i)^[0-9]+-sb-`)
 )
 
-// guestsRoute reports whether a request is for a server in a sandbox. own is the document's path
-// for such a request; empty if the document has none.
+// guestsRoute reports whether a request is for a server in a sandbox. The result own is the
+// document's path for such a request. It is empty if the document has no such path.
 func guestsRoute(r *http.Request) (own string, ok bool) {
 	if byHost.MatchString(r.Host) {
 		return "", true
@@ -191,7 +191,8 @@ var load = sync.OnceValues(func() (routers.Router, error) {
 	return legacy.NewRouter(parsed)
 })
 
-// decodeLines decodes lines of JSON as an array, because the document describes them as one.
+// decodeLines decodes lines of JSON as an array, because the document describes the lines as an
+// array.
 func decodeLines(body io.Reader, _ http.Header, _ *openapi3.SchemaRef, _ openapi3filter.EncodingFn) (any, error) {
 	list := []any{}
 	for dec := json.NewDecoder(body); ; {
@@ -220,8 +221,8 @@ func decodeEvents(body io.Reader, h http.Header, s *openapi3.SchemaRef, enc open
 }
 
 // closeObjects changes the document so that every object schema refuses unknown fields. The parts
-// of an allOf stay as they are, because each part also sees the fields of the others. The schema
-// that combines the parts refuses unknown fields instead.
+// of an allOf are not changed, because each part is also compared with the fields of the other
+// parts. The schema that combines the parts refuses unknown fields instead.
 func closeObjects(doc map[string]any) {
 	schemas := asMap(asMap(doc["components"])["schemas"])
 	for _, name := range slices.Collect(maps.Keys(schemas)) {

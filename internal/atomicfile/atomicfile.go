@@ -1,8 +1,8 @@
 // Package atomicfile replaces whole files. A reader finds either the old content or the new content
 // of a file, and never a part of it. This also holds for a process that starts after a crash.
 //
-// It writes a temporary file in the same directory and renames it. It takes no lock: if several
-// processes write a file, the last one wins. It does not replace directories.
+// It writes a temporary file in the same directory and renames it. It takes no lock. If several
+// processes write a file, the last process wins. It does not replace directories.
 package atomicfile
 
 import (
@@ -16,10 +16,10 @@ import (
 	"strings"
 )
 
-// Write replaces the content of the file path by data, and sets its permissions to mode. If Write
-// fails, the old file is unchanged. Several processes may write the same path at the same time.
-// After a power failure, the file may have the old content or be empty; use WriteDurable if the
-// content must survive.
+// Write replaces the content of the file at path with data, and sets the permissions of the file to
+// mode. If Write fails, the old file is unchanged. Several processes may write the same path at the
+// same time. After a power failure, the file may have the old content or be empty; use WriteDurable
+// if the content must survive.
 //
 // A process that is killed in Write leaves a file ".NAME.new-*" beside path; see Clean.
 func Write(path string, data []byte, mode fs.FileMode) error {
@@ -128,10 +128,10 @@ func isPart(name string) bool {
 // infix separates the name of a file and the random part in the name of its temporary file.
 const infix = ".new-"
 
-// Fill creates or replaces the file path. It calls fill, which writes the content to the file tmp;
-// tmp does not exist before. Fill is for large files that another program writes or that the kernel
-// copies. The caller ensures that no other Fill of path runs at the same time. If Fill fails, the
-// old file is unchanged.
+// Fill creates or replaces the file at path. It calls the function fill, which writes the content
+// to the file at tmp. This file does not exist before. Fill is for large files that another program
+// writes or that the kernel copies. The caller ensures that no other Fill of path runs at the same
+// time. If Fill fails, the old file is unchanged.
 //
 // A process that is killed in Fill leaves the file path+".new", and the next Fill of path removes
 // it.
@@ -151,8 +151,8 @@ func Fill(path string, fill func(tmp string) error) error {
 	return nil
 }
 
-// SyncDir flushes a directory to disk. The creation, renaming and removal of files in it then
-// survives a power failure.
+// SyncDir flushes a directory to disk. The creation, renaming and removal of files in the directory
+// then survives a power failure.
 func SyncDir(dir string) error {
 	d, err := os.Open(dir)
 	if err != nil {

@@ -1,8 +1,8 @@
 // Package cleanup helps functions that create something in several steps to undo these steps after
 // an error.
 //
-// It calls the undo functions in reverse order. The functions return no errors: the caller reports
-// the error for which it undoes its steps.
+// It calls the undo functions in reverse order. The functions return no errors, because the caller
+// reports the error for which it undoes its steps.
 package cleanup
 
 // Stack holds functions that undo the steps done so far. The zero Stack is ready for use. It may be
@@ -17,7 +17,7 @@ type Stack struct{ steps []func() }
 // Add puts f on top of the stack.
 func (s *Stack) Add(f func()) { s.steps = append(s.steps, f) }
 
-// Run calls the functions, the latest one first, and empties the stack.
+// Run calls the functions, the latest function first, and empties the stack.
 func (s *Stack) Run() {
 	steps := s.steps
 	s.steps = nil

@@ -29,7 +29,7 @@ const MaxSettle = 86400
 // Hold keeps sandboxes running until Run returns.
 type Hold struct {
 	Settle   float64      // seconds until Run returns
-	Listener net.Listener // accepts connections of forkd 0.5's clients to the sandbox, if there is only one; may be nil
+	Listener net.Listener // accepts connections of forkd 0.5's clients to the only sandbox; may be nil
 	Say      func(text string)
 }
 

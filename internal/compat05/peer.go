@@ -56,8 +56,8 @@ const (
 )
 
 // ownerOf returns the user of the socket with the addresses local and peer, according to
-// /proc/net/tcp or tcp6. A closed socket has the inode 0 there; ok is false for it, although the
-// table shows root as its user.
+// /proc/net/tcp or tcp6. A closed socket has the inode 0 in this table. For a closed socket, the
+// result ok is false, although the table shows root as its user.
 func ownerOf(table string, local, peer netip.AddrPort) (uid int, ok bool) {
 	for line := range strings.Lines(table) {
 		f := strings.Fields(line)

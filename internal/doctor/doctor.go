@@ -46,7 +46,7 @@ func found(v Verdict, detail string, args []any) Finding {
 	return Finding{Verdict: v, Detail: detail}
 }
 
-// by returns f with the given fix, which replaces the fix of the check's row.
+// The method by returns f with the given fix, which replaces the fix of the check's row.
 func (f Finding) by(fix Fix) Finding {
 	f.Fix = &fix
 	return f
@@ -76,7 +76,7 @@ type Host struct {
 type check struct {
 	name  string
 	probe func(*Host) Finding
-	fix   *Fix // fix for a warning or failure; the probe may name another one
+	fix   *Fix // fix for a warning or failure; the probe may name another fix
 }
 
 // checks returns the table in three parts. The part kernel is about this host's kernel, which does
@@ -171,7 +171,7 @@ func (h *Host) do(rows []check) (findings []Finding) {
 }
 
 // needless replaces findings about this host's kernel with the verdict that they do not matter. It
-// is used if VMs run in an emulated host, which has a kernel of its own.
+// is used if VMs run in an emulated host, which has its own kernel.
 func needless(findings []Finding) []Finding {
 	for i, f := range findings {
 		if f.Verdict == Warn || f.Verdict == Fail {
@@ -182,8 +182,8 @@ func needless(findings []Finding) []Finding {
 	return findings
 }
 
-// vmsRun combines the findings about KVM and about the emulated host. It suffices that one of the
-// two works.
+// vmsRun combines the findings about KVM and about the emulated host. It suffices that either KVM
+// or the emulated host works.
 func vmsRun(findings []Finding) Finding {
 	summary := fail("neither here nor in an emulated host").by(byHand(emulateHost))
 	for _, f := range findings {

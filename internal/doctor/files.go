@@ -22,8 +22,8 @@ import (
 
 // Checks of forkd's own files, and of the disk space for them.
 
-// A need is the free space that a daemon needs in one place, in bytes. Less than good is a warning,
-// and less than enough is a failure.
+// A need is the free space that a daemon needs in one place, in bytes. Less free space than the
+// field good is a warning, and less free space than the field enough is a failure.
 type need struct{ good, enough uint64 }
 
 var (
@@ -31,7 +31,8 @@ var (
 	diskNeed = need{5 << 30, 1 << 30}
 )
 
-// judge converts a number of free bytes to a finding. where is the name of the place for users.
+// judge converts a number of free bytes to a finding. The parameter where is the name of the place
+// for users.
 func (n need) judge(where string, free uint64) Finding {
 	switch {
 	case free >= n.good:
@@ -42,8 +43,8 @@ func (n need) judge(where string, free uint64) Finding {
 	return fail("%s: %d MiB free: %d MiB are needed", where, free>>20, n.enough>>20)
 }
 
-// at judges the free space of the file system of dir. If dir does not exist, it uses the nearest
-// existing directory above dir.
+// The method at judges the free space of the file system of dir. If dir does not exist, it uses the
+// nearest existing directory above dir.
 func (n need) at(dir string) Finding {
 	at := dir
 	for at != "/" {
@@ -93,8 +94,8 @@ func (h *Host) space(n need, here, inMachine string, fix Fix) Finding {
 	return f.by(fix)
 }
 
-// machineFile checks the free space on this host for the disk of an emulated host, a file that
-// grows.
+// machineFile checks the free space on this host for the disk of an emulated host, which is a file
+// that grows.
 func (h *Host) machineFile() Finding {
 	cache, err := cachedir.Dir()
 	if !h.inMachine || err != nil {
@@ -154,7 +155,7 @@ func (h *Host) directories() Finding {
 		}
 		bad := fail("the daemon does not start: " + err.Error())
 		if info != nil && info.IsDir() && info.Mode().Perm()&0o077 != 0 {
-			// This fix needs a question, because other users may have changed the content.
+			// Before this fix, the user is asked, because other users may have changed the content.
 			bad.Fix = &Fix{Kind: askFix, Command: "chmod 700 " + quoted(d.path)}
 		}
 		return bad

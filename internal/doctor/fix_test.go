@@ -11,7 +11,7 @@ import (
 )
 
 // With --fix, safe fixes are run, fixes that change the host are run after a question, and all
-// others are not run.
+// other fixes are not run.
 func TestDoctorFixes(t *testing.T) {
 	findings := func() []Finding {
 		return []Finding{

@@ -14,7 +14,7 @@ import (
 	"github.com/forkd/forkd/internal/jail"
 )
 
-// Checks of the jail, which confines a guest that has broken out into its VMM.
+// Checks of the jail, which confines a guest that has taken over its VMM.
 
 func (h *Host) jail() Finding { return h.judgeJail(tryJail()) }
 
@@ -141,11 +141,11 @@ var microcodeOf = regexp.MustCompile(`(?m)^microcode\s*:\s*(\S+)`)
 
 // weakened matches a kernel command line that disables mitigations: mitigations=off, or a form such
 // as mitigations=auto,no_guest_host, which disables some. It does not match mitigations=auto,nosmt,
-// which enables more.
+// which enables more mitigations.
 var weakened = regexp.MustCompile(`\bmitigations=(off\b|\S*no_)`)
 
-// judgeCPUFlaws reports flaws of the CPU that the kernel does not mitigate. flaws has the kernel's
-// text for each flaw.
+// judgeCPUFlaws reports flaws of the CPU that the kernel does not mitigate. The parameter flaws has
+// the kernel's text for each flaw.
 func judgeCPUFlaws(flaws map[string]string, cpuinfo, cmdline string) Finding {
 	if len(flaws) == 0 {
 		return skip("this kernel says nothing about them")

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Checks of how well the host's kernel supports many VMs. If they fail, forkd still runs, but
+// Checks of how well the host's kernel supports many VMs. If a check fails, forkd still runs, but
 // slower or with less space. Each failure names a fix.
 
 // kernel reports features that older kernels lack.
@@ -66,9 +66,9 @@ func (h *Host) cgroup() Finding {
 const delegateToUsers = "mkdir -p /etc/systemd/system/user@.service.d && printf '[Service]\\nDelegate=cpu cpuset io memory pids\\n' > " +
 	"/etc/systemd/system/user@.service.d/forkd.conf && systemctl daemon-reload"
 
-// controllers checks the controllers that a daemon can use. dir is the mount point of cgroup v2. A
-// daemon run by root can use all of them. A daemon run by another user can use only those that
-// systemd has delegated to the user.
+// controllers checks the controllers that a daemon can use. The parameter dir is the mount point of
+// cgroup v2. A daemon run by root can use all controllers. A daemon run by another user can use
+// only the controllers that systemd has delegated to the user.
 func (h *Host) controllers(dir string, rootsFix Fix) Finding {
 	if !h.root {
 		dir = path.Join(dir, h.ownCgroup())
@@ -243,9 +243,9 @@ func (h *Host) swap() Finding {
 // muchReserved, in MiB, is the smallest amount of reserved memory that causes a warning.
 const muchReserved = 256
 
-// hugePages reports memory reserved for huge pages, which forkd does not use: a child that writes
-// one byte would have to copy 2 MiB. For the same reason, forkd disables transparent huge pages for
-// guests, whatever the host's setting is.
+// hugePages reports memory reserved for huge pages. forkd does not use huge pages, because a child
+// that writes one byte would have to copy 2 MiB. For the same reason, forkd disables transparent
+// huge pages for guests, whatever the host's setting is.
 func (h *Host) hugePages() Finding {
 	kib := h.meminfo()
 	free := kib["HugePages_Free"] * kib["Hugepagesize"] >> 10

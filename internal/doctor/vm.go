@@ -61,7 +61,7 @@ func (h *Host) virtualization() Finding {
 	return pass(module)
 }
 
-// probeKVM runs a few instructions in a VM. module is the KVM module for the CPU.
+// probeKVM runs a few instructions in a VM. The parameter module is the KVM module for the CPU.
 func probeKVM(module string, machineRuns bool) Finding {
 	err := kvm.Probe()
 	var unfit *kvm.UnfitError
@@ -143,8 +143,8 @@ func (h *Host) program() Finding {
 // connections each need.
 const enoughDescriptors = 4096
 
-// network checks that forkd-net can connect sandboxes. It needs sockets of an ordinary user, a name
-// server in /etc/resolv.conf, and file descriptors.
+// network checks that forkd-net can connect sandboxes. forkd-net needs sockets of an ordinary user,
+// a name server in /etc/resolv.conf, and file descriptors.
 func (h *Host) network() Finding {
 	var files unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil {

@@ -1,6 +1,6 @@
 // Package embedded contains the small static programs that are part of forkd, so that users install
 // only one file: the init of `forkd machine`, the VMM, the guest agent and forkd-net. scripts/build
-// puts them into bin/ before it compiles forkd.
+// writes the programs to bin/ before it compiles forkd.
 //
 // It does not start the programs, and writes nothing to disk.
 package embedded
@@ -30,7 +30,7 @@ var ErrNotBuiltIn = errors.New("not built into this forkd: build it with make")
 //go:embed all:bin
 var files embed.FS
 
-// Open returns the program called name. If it is missing, the error wraps ErrNotBuiltIn.
+// Open returns the program with the given name. If it is missing, the error wraps ErrNotBuiltIn.
 func Open(name string) ([]byte, error) {
 	data, err := fs.ReadFile(files, "bin/"+name)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrInvalid) {

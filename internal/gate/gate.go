@@ -1,5 +1,5 @@
-// Package gate limits concurrent work: in total, and for each client, so that no client can lock
-// the others out.
+// Package gate limits concurrent work, in total and for each client, so that no client can take all
+// places.
 //
 // A gate has places, and a caller takes one or more of them for its work. Callers may wait in a
 // queue. The users of the package decide what a place stands for, which callers belong to the same
@@ -16,11 +16,12 @@ import (
 // Share limits the number of places that callers with the same key may have.
 type Share struct {
 	Key  string
-	Most int // most places at the same time; 0: no limit of its own
+	Most int // most places at the same time; 0: the share has no limit
 }
 
-// Fair returns how many of total places one client may have: three quarters of them, or all but
-// one. So other clients find free places. If there is only one place, every client may have it.
+// Fair returns how many places one client may have. This is three quarters of total, or one less
+// than total. So other clients find free places. If there is only one place, every client may have
+// it.
 func Fair(total int) int { return max(1, total-max(1, total/4)) }
 
 // FullError says that a gate, or the share of a key, has no free place.
@@ -61,7 +62,7 @@ type Gate struct {
 type waiter struct {
 	shares []Share
 	rank   int           // number of places and waiters that its first key had when it arrived
-	in     chan struct{} // closed when the waiter has got its place
+	in     chan struct{} // closed when the waiter has its place
 }
 
 func (w *waiter) key() string { return w.shares[0].Key }
@@ -109,8 +110,8 @@ type Hold struct {
 // Hold returns an empty Hold.
 func (g *Gate) Hold(shares ...Share) *Hold { return &Hold{of: g, shares: shares} }
 
-// Add takes n more places. If fewer than n places are free, it takes none and returns a *FullError
-// without waiting.
+// Add takes n more places. If fewer than n places are free, it takes no places and returns a
+// *FullError without waiting.
 func (h *Hold) Add(n int) error {
 	g := h.of
 	g.mu.Lock()
@@ -135,9 +136,9 @@ func (h *Hold) Leave() {
 }
 
 // Wait waits for a place, which counts in all shares. It returns the error of ctx if ctx ends
-// before, or a *FullError if too many callers wait. The key of the first share identifies the
-// client. Clients with the fewest places and waiters come first, so a client's only request does
-// not wait behind many requests of another client. The caller calls leave once.
+// before there is a place, or a *FullError if too many callers wait. The key of the first share
+// identifies the client. Clients with the fewest places and waiters come first, so a client's only
+// request does not wait behind many requests of another client. The caller calls leave once.
 func (g *Gate) Wait(ctx context.Context, first Share, others ...Share) (leave func(), err error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -175,15 +176,15 @@ func (g *Gate) Wait(ctx context.Context, first Share, others ...Share) (leave fu
 		g.queue = slices.Delete(g.queue, at, at+1)
 	}
 	g.mu.Unlock()
-	if at < 0 { // w got its place in the meantime
+	if at < 0 { // w has received its place in the meantime
 		leave()
 	}
 	return nil, ctx.Err()
 }
 
 // overfullLocked is called after w was added to the queue. If the queue now has too many callers,
-// in total or with w's key, it removes w and returns a *FullError. others is the number of other
-// waiting callers with w's key.
+// in total or with w's key, it removes w and returns a *FullError. The parameter others is the
+// number of other waiting callers with w's key.
 func (g *Gate) overfullLocked(w *waiter, others int) error {
 	last := len(g.queue) - 1
 	if last < 0 || g.queue[last] != w || others == 0 {

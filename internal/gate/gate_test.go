@@ -10,7 +10,7 @@ import (
 	"testing/synctest"
 )
 
-// One key gets at most its share of the places, and other keys get the rest.
+// One key has at most its share of the places, and other keys can have the other places.
 func TestOneKeyLeavesRoomForOthers(t *testing.T) {
 	for _, total := range []int{2, 3, 4, 16, 512} {
 		g, share := New(total), func(key string) Share { return Share{key, Fair(total)} }
@@ -112,8 +112,8 @@ func TestThoseWithTheFewestBeforeThemComeFirst(t *testing.T) {
 	})
 }
 
-// A caller that waits because its share is full does not keep others from free places. A caller
-// that gives up is removed from the queue.
+// A caller that waits because its share is full does not keep other callers from free places. A
+// caller that gives up is removed from the queue.
 func TestWaiting(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := New(2)
@@ -147,8 +147,8 @@ func TestWaiting(t *testing.T) {
 	})
 }
 
-// A place that a caller has waited for counts in every share. A caller gets no place while one of
-// its shares is full.
+// A place that a caller has waited for counts in every share. A caller receives no place while one
+// of its shares is full.
 func TestAPlaceThatWasWaitedForCountsInEveryShare(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := New(4)
@@ -182,7 +182,7 @@ func TestAPlaceThatWasWaitedForCountsInEveryShare(t *testing.T) {
 	})
 }
 
-// A Hold gets either all of the places that it asks for or none. Leave frees all of them.
+// A Hold receives either all places that it asks for or no places. Leave frees all of them.
 func TestAHoldGrows(t *testing.T) {
 	g := New(100)
 	one, other := g.Hold(Share{"a", 75}), g.Hold(Share{"b", 75})

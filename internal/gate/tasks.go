@@ -5,7 +5,7 @@ import (
 	"sync"
 )
 
-// Tasks is a set of background tasks, such as those started by timers. Only Close waits for them.
+// Tasks is a set of background tasks, such as tasks started by timers. Only Close waits for them.
 // The zero value is ready for use. Methods may be called concurrently.
 type Tasks struct {
 	mu      sync.Mutex
@@ -41,7 +41,7 @@ func (t *Tasks) Do(f func()) {
 	f()
 }
 
-// Close ends the context, waits for all tasks, and prevents new ones.
+// Close ends the context, waits for all tasks, and prevents new tasks.
 func (t *Tasks) Close() {
 	t.mu.Lock()
 	t.contextLocked()

@@ -5,7 +5,7 @@ import (
 	"testing/synctest"
 )
 
-// Close waits for tasks that have begun and prevents new ones.
+// Close waits for tasks that have begun and prevents new tasks.
 func TestTasks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var tasks Tasks

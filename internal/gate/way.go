@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// Way lets urgent work interrupt other work, which may take long. The zero value is ready for use.
-// Methods may be called concurrently.
+// Way lets urgent work interrupt other work. The other work may take long. The zero value is ready
+// for use. Methods may be called concurrently.
 type Way struct {
 	mu      sync.Mutex
 	urgent  int

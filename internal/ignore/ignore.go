@@ -3,7 +3,7 @@
 // The rules are those of Docker's github.com/moby/patternmatcher, which makes a regular expression
 // of each pattern. A pattern matches a path if it matches the path or one of its parents. Docker's
 // code tries the path and its parents one after another. This package reads the path only once per
-// pattern, however many parents it has.
+// pattern, however many parents the path has.
 //
 // The package reads no files, and does not split the text of a .dockerignore into patterns.
 package ignore
@@ -189,8 +189,8 @@ func translate(text string) (kind, string, error) {
 		}
 	}
 	// A match ends at the end of the path, or before a slash, where a parent ends. An assertion
-	// such as \b gives the same result in both places: neither the slash nor the end of the text is
-	// part of a word.
+	// such as \b gives the same result in both places, because neither the slash nor the end of the
+	// text is part of a word.
 	out.WriteString("(?:/|$)")
 	return k, out.String(), nil
 }

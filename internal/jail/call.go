@@ -11,7 +11,7 @@ import (
 type Call struct {
 	Number uintptr
 	Where  []Condition // conditions that must all hold; empty: any arguments are permitted
-	Deny   unix.Errno  // error that the process gets without the call being made; 0: the call is made
+	Deny   unix.Errno  // error that the call returns without being made; 0: the call is made
 }
 
 // Condition is a condition on the value of one argument.
@@ -44,8 +44,8 @@ func Has(argument int, bits uint64) Condition {
 	return Condition{Argument: argument, Mask: bits, Value: bits}
 }
 
-// Calls returns calls that are permitted with any arguments. Use it only for calls that act on
-// nothing but descriptors and memory that the process already has.
+// Calls returns calls that are permitted with any arguments. Use it only for calls that affect only
+// descriptors and memory that the process already has.
 func Calls(numbers ...uintptr) []Call {
 	calls := make([]Call, len(numbers))
 	for i, n := range numbers {
@@ -68,14 +68,14 @@ func With(number uintptr, where ...Condition) Call { return Call{Number: number,
 
 // newThread are the flags with which Go's runtime creates a thread (cloneFlags in
 // runtime/os_linux.go, and CLONE_SETTLS, which sys_linux_amd64.s adds). clone is not permitted with
-// other flags. clone3 is not permitted at all, because a filter cannot see its flags; the runtime
-// does not use it.
+// other flags. clone3 is not permitted at all, because a filter cannot read its flags. The runtime
+// does not use clone3.
 const newThread = unix.CLONE_VM | unix.CLONE_FS | unix.CLONE_FILES | unix.CLONE_SIGHAND | unix.CLONE_SYSVSEM |
 	unix.CLONE_THREAD | unix.CLONE_SETTLS
 
-// RuntimeCalls returns the calls that Go's runtime makes, and those of package os on open files.
-// They can allocate memory, but not make it executable. They cannot replace the handler of SIGSYS,
-// the signal that kills a process that makes a forbidden call.
+// RuntimeCalls returns the calls that Go's runtime makes, and the calls that package os makes on
+// open files. They can allocate memory, but not make it executable. They cannot replace the handler
+// of SIGSYS, the signal that kills a process that makes a forbidden call.
 func RuntimeCalls() []Call {
 	return append(Calls(unix.SYS_READ, unix.SYS_WRITE, unix.SYS_CLOSE, unix.SYS_FSTAT, unix.SYS_LSEEK,
 		unix.SYS_PREAD64, unix.SYS_PWRITE64, unix.SYS_FUTEX, unix.SYS_NANOSLEEP,
@@ -91,8 +91,9 @@ func RuntimeCalls() []Call {
 		With(unix.SYS_PRCTL, Is(0, unix.PR_SET_VMA)), // names a range of memory
 		With(unix.SYS_FCNTL, Is(1, unix.F_GETFL)),
 		// Flags of an open file affect every process that shares the descriptor. If the process set
-		// O_APPEND, the daemon's writes at an offset would go to the end of the file. If it cleared
-		// O_NONBLOCK, the daemon's reads of a stream that the process has passed to it could block for ever.
+		// O_APPEND, the daemon's writes at an offset would append to the file. If it cleared
+		// O_NONBLOCK, the daemon's reads of a stream that the process has passed to it could block
+		// for ever.
 		With(unix.SYS_FCNTL, Is(1, unix.F_SETFL), Has(2, unix.O_NONBLOCK),
 			Lacks(2, unix.O_DIRECT|unix.O_ASYNC|unix.O_NOATIME|unix.O_APPEND)),
 		With(unix.SYS_FCNTL, Is(1, unix.F_GETFD)),

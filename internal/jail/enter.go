@@ -26,7 +26,7 @@ type Config struct {
 const ExitCode = 3
 
 // threads bounds the number of threads of a process. A process has a thread for each vCPU, more
-// that KVM adds for the vCPUs, and one for each blocking call of the Go runtime.
+// threads that KVM adds for the vCPUs, and a thread for each blocking call of the Go runtime.
 const threads = 1024
 
 // Enter puts this process with all of its threads into its jail. It must be called before the
@@ -53,8 +53,8 @@ func Enter(c Config) error {
 		{"become another user", func() error { return becomeUser(how) }, !strings.HasPrefix(how, ownUser)},
 		{"drop capabilities", dropCapabilities, false},
 		{"limit resources", func() error { return limit(c.Files, how != noNamespaces) }, false},
-		// Keep the process dumpable: otherwise a daemon that is not root could neither inspect the
-		// process nor set its OOM score.
+		// Keep the process dumpable, because otherwise a daemon that is not root could neither
+		// inspect the process nor set its OOM score.
 		{"hide memory from other processes", func() error { return unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0) },
 			how == noNamespaces},
 		{"share no core with others", shareNoCore, false},
@@ -71,10 +71,10 @@ func Enter(c Config) error {
 	return nil
 }
 
-// Unprivileged calls do before Enter, in a thread without effective capabilities. For some files,
-// Linux checks the rights of the process that has opened the file, and not of the process that
-// reads it. Without Unprivileged, descriptors that do opens could permit more than the process may
-// do in its jail.
+// Unprivileged calls the function do before Enter, in a thread without effective capabilities. For
+// some files, Linux checks the rights of the process that has opened the file, and not of the
+// process that reads it. Without Unprivileged, the descriptors that the function opens could permit
+// more than the process may do in its jail.
 func Unprivileged(do func() error) (err error) {
 	header, had, err := capabilities()
 	if err != nil {
@@ -99,8 +99,8 @@ func Unprivileged(do func() error) (err error) {
 // capabilitySets holds the effective, permitted and inheritable capabilities of a thread.
 type capabilitySets [2]unix.CapUserData
 
-// capabilities returns the capability sets of this thread, which are the same in all threads. h is
-// the header for capset(2).
+// capabilities returns the capability sets of this thread, which are the same in all threads. The
+// result h is the header for capset(2).
 func capabilities() (h unix.CapUserHeader, c capabilitySets, err error) {
 	h.Version = unix.LINUX_CAPABILITY_VERSION_3
 	if err := unix.Capget(&h, &c[0]); err != nil {
@@ -109,7 +109,8 @@ func capabilities() (h unix.CapUserHeader, c capabilitySets, err error) {
 	return h, c, nil
 }
 
-// becomeUser changes to the user in how, and drops all groups except the user's own.
+// becomeUser changes to the user in the parameter how, and drops all groups except the user's own
+// group.
 func becomeUser(how string) error {
 	id, err := strconv.Atoi(strings.TrimPrefix(how, ownUser))
 	if err != nil {
@@ -173,8 +174,8 @@ func swapRoot() error {
 }
 
 // limit sets limits that cgroups do not have. The number of threads is limited only if no other
-// process has the same user, or user namespace, because the kernel counts the threads of all of
-// them.
+// process has the same user, or the same user namespace, because the kernel counts the threads of
+// all processes of the user or the user namespace together.
 func limit(files uint64, alone bool) error {
 	limits := map[int]uint64{unix.RLIMIT_CORE: 0, unix.RLIMIT_MEMLOCK: 0, unix.RLIMIT_MSGQUEUE: 0}
 	if alone {
@@ -191,7 +192,7 @@ func limit(files uint64, alone bool) error {
 	return nil
 }
 
-// lower lowers a limit of this process for good. If the limit is already lower, it stays.
+// lower lowers a limit of this process for good. If the limit is already lower, it is unchanged.
 func lower(resource int, most uint64) error {
 	var had unix.Rlimit
 	if err := unix.Prlimit(0, resource, nil, &had); err != nil {
@@ -215,7 +216,7 @@ func LimitFilesCall() Call { return With(unix.SYS_PRLIMIT64, Is(0, 0), Is(1, uni
 
 // shareNoCore prevents the hardware threads of the core on which this process runs from running
 // processes with other core-scheduling cookies at the same time. It does nothing if Linux does not
-// support that, or if the cores have only one hardware thread (core-scheduling.rst).
+// support core scheduling, or if the cores have only one hardware thread (core-scheduling.rst).
 func shareNoCore() error {
 	err := unix.Prctl(unix.PR_SCHED_CORE, unix.PR_SCHED_CORE_CREATE, 0, unix.PR_SCHED_CORE_SCOPE_THREAD_GROUP, 0)
 	if err == unix.EINVAL || err == unix.ENODEV {
@@ -299,8 +300,8 @@ func noNewPrivileges() error {
 }
 
 // Narrow forbids more calls in all threads of this process, for good. It is for calls that a
-// program needs only at its start. denied is a program from filter.Denial. The filter of Enter
-// stays in force, and must permit NarrowCall.
+// program needs only at its start. The parameter denied is a program from filter.Denial. The filter
+// of Enter stays in force, and must permit NarrowCall.
 func Narrow(denied []unix.SockFilter) error {
 	if err := filter(denied); err != nil {
 		return fmt.Errorf("narrow the filter: %w", err)
@@ -309,7 +310,7 @@ func Narrow(denied []unix.SockFilter) error {
 }
 
 // NarrowCall is the system call that Narrow makes. It can only forbid more calls, because an
-// additional filter cannot permit what another one forbids.
+// additional filter cannot permit calls that another filter forbids.
 func NarrowCall() Call {
 	return With(unix.SYS_SECCOMP, Is(0, unix.SECCOMP_SET_MODE_FILTER), Is(1, unix.SECCOMP_FILTER_FLAG_TSYNC))
 }

@@ -1,18 +1,18 @@
 // Package jail starts and confines the processes that handle data from guests: forkd-vmm and
 // forkd-net.
 //
-// The daemon starts such a process with a Starter: in namespaces of its own and, if the daemon is
-// root, with a user of its own. The process calls Enter before it reads anything from a guest or
+// The daemon starts such a process with a Starter. The process has its own namespaces and, if the
+// daemon is root, its own user. The process calls Enter before it reads anything from a guest or
 // the daemon. From then on it has an empty, read-only root directory, no capabilities, and only the
-// system calls of its filter. The kernel does not carry out other calls. If the process tries one,
-// it gets SIGSYS. Its Go runtime then prints the registers and exits, and package violation finds
-// the call in that output.
+// system calls of its filter. The kernel does not carry out other calls. If the process tries such
+// a call, it receives SIGSYS. Its Go runtime then prints the registers and exits, and package
+// violation finds the call in that output.
 //
-// The packages that make system calls declare them, as Calls. Package filter makes the filter from
-// these declarations during code generation. Assembling the filter in each process would take more
-// memory than the rest of the jail.
+// The packages that make system calls declare these calls as values of type Call. Package filter
+// makes the filter from these declarations during code generation. Assembling the filter in each
+// process would take more memory than the rest of the jail.
 //
-// The package does not limit CPU and memory; the daemon uses cgroups for that.
+// The package does not limit CPU and memory. The daemon uses cgroups for these limits.
 package jail
 
 import (
@@ -54,35 +54,35 @@ const Proc = "."
 
 // Users of the processes, if the daemon is root. They are 2^27 numbers that no distribution assigns
 // to users, subordinate users or containers (systemd's UIDS-GIDS.md lists the assignments). Each
-// VMM gets a random number. Among a thousand VMMs, two have the same number with a probability of 1
-// in 270; that does not give them any access to each other.
+// VMM has a random number. Among a thousand VMMs, two have the same number with a probability of 1
+// in 270. A common number does not give the two VMMs any access to each other.
 const (
 	firstUser = 0x7000_0000
 	users     = 1 << 27
 )
 
-// namespaces are the namespaces that every process gets. Creating them takes about 0.1 ms.
+// namespaces are the new namespaces of every process. Creating them takes about 0.1 ms.
 const namespaces = unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWUTS | unix.CLONE_NEWCGROUP
 
 // Starter starts processes that will enter their jails.
 //
-// If the daemon is root, a process gets a user of its own instead of a user namespace. This is
-// equally safe, because the process has no capabilities and cannot get any. A new user namespace
-// would be slower: for it, Go starts a process by a full fork, which takes 3 ms longer in a daemon
-// of 40 MiB.
+// If the daemon is root, a process has its own user instead of a user namespace. This is equally
+// safe, because the process has no capabilities and cannot gain any capability. A new user
+// namespace would be slower, because Go then starts the process by a full fork, which takes 3 ms
+// longer in a daemon of 40 MiB.
 //
-// Such a process does not get a network namespace of its own either, because creating and removing
-// one takes 0.7 ms each. All VMMs share an empty network namespace, in which they cannot make
-// sockets. A new IPC namespace would take 0.1 ms, so processes share the IPC namespace of the
-// thread that starts them. This namespace is empty, and the filter of system calls permits no call
-// that could add anything to it.
+// Such a process also does not have its own network namespace, because creating a network namespace
+// takes 0.7 ms, and removing it takes 0.7 ms. All VMMs share an empty network namespace, in which
+// they cannot make sockets. A new IPC namespace would take 0.1 ms, so processes share the IPC
+// namespace of the thread that starts them. This namespace is empty, and the filter of system calls
+// permits no call that could add an object to the namespace.
 //
 // Special threads start the processes, so that processes inherit the threads' properties: an empty
 // root directory, an empty network namespace, an empty IPC namespace, no groups, and no
-// capabilities. To set these up in the new process, which is a Go program, would stop all of its
-// threads for each step. There is one side effect: Linux marks the daemon as not dumpable, because
-// it starts a process with another user while it shares its memory with that process, as Go does.
-// For a root daemon, this has no other consequence.
+// capabilities. If the new process, which is a Go program, set these properties up itself, each
+// step would stop all of its threads. There is one side effect: Linux marks the daemon as not
+// dumpable, because it starts a process with another user while it shares its memory with that
+// process, as Go does. For a root daemon, this has no other consequence.
 type Starter struct {
 	options Options
 	null    *os.File    // used in place of missing descriptors
@@ -122,7 +122,7 @@ func New(o Options) (*Starter, error) {
 }
 
 // starters is the number of threads that start processes. Starting a process keeps a thread busy
-// for most of a millisecond, and a fork of many children starts many.
+// for most of a millisecond, and a fork of many children starts many processes.
 const starters = 4
 
 // started is the message of a thread that is ready to start processes.
@@ -214,10 +214,10 @@ func (s *Starter) Start(name string, argv []string, attr os.ProcAttr, online boo
 	return p, nil
 }
 
-// openBehind opens a directory as the base for paths in a new process. The descriptor gets a high
+// openBehind opens a directory as the base for paths in a new process. The descriptor has a high
 // number, because a new process first copies its files to higher numbers (syscall.forkExec), and
-// these copies must not overwrite it. They take as many numbers above the highest file as there are
-// files, and one more.
+// these copies must not overwrite the descriptor. The copies take as many numbers above the highest
+// file as there are files, and one more number.
 func openBehind(files []*os.File, name string) (int, error) {
 	fd, err := unix.Open(name, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -310,7 +310,8 @@ func leaveGroups() error {
 	return nil
 }
 
-// newNetwork moves this thread into a new network namespace and returns the descriptor of that.
+// newNetwork moves this thread into a new network namespace and returns the descriptor of this
+// namespace.
 func newNetwork() (int, error) {
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		return -1, err
@@ -342,8 +343,8 @@ func passOnNoCapabilities() error {
 	}
 }
 
-// ownUsers reports whether this process can give each process that it starts a user of its own. For
-// that it must be root, and not in a container with too few users.
+// ownUsers reports whether this process can start each process with a separate user. For this it
+// must be root, and must not be in a container with too few users.
 func ownUsers() bool {
 	if os.Geteuid() != 0 {
 		return false

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestTooManyFiles opens a directory when one descriptor is free, but none with a high number. The
-// error must be about the number of descriptors, not about the program.
+// TestTooManyFiles opens a directory when one descriptor is free, but no descriptor with a high
+// number is free. The error must be about the number of descriptors, not about the program.
 func TestTooManyFiles(t *testing.T) {
 	dir, err := os.Open(t.TempDir())
 	if err != nil {

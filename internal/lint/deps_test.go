@@ -16,8 +16,8 @@ type room struct {
 	reason   string   // why the room may import nothing else
 }
 
-// leaves are small packages that do not depend on forkd. Every room except the guest's may import
-// them.
+// leaves are small packages that do not depend on forkd. Every room except the room of the guest
+// may import them.
 var leaves = []string{"internal/atomicfile", "internal/cachedir", "internal/cleanup", "internal/embedded",
 	"internal/gate", "internal/hostroute", "internal/ignore",
 	"internal/private", "internal/rawcall", "internal/rootcert", "internal/treetar"}
@@ -180,7 +180,7 @@ var rooms = []room{
 	},
 }
 
-// programs are above all rooms: no other package may import them.
+// programs are above all rooms. No other package may import them.
 var programs = []string{"cmd/...", "bench/...", "examples/...", "packaging/...", "test/..."}
 
 func TestEveryPackageHasARoom(t *testing.T) {
@@ -234,8 +234,8 @@ func TestEveryPackageHasARoom(t *testing.T) {
 	}
 }
 
-// rule forbids packages to depend on others. A pattern is an import path, or "path/..." for a path
-// and everything below it. Paths of this module's packages are given without the module.
+// rule forbids packages to depend on other packages. A pattern is an import path, or "path/..." for
+// a path and everything below it. Paths of this module's packages are given without the module.
 type rule struct {
 	from, to []string
 	except   []string // exceptions from the pattern from

@@ -22,7 +22,7 @@ func (a api) RoundTrip(r *http.Request) (*http.Response, error) {
 		Body: io.NopCloser(strings.NewReader(body)), Request: r}, nil
 }
 
-// callOf returns a call of a tool whose requests a answers.
+// callOf returns a call of a tool. The transport a answers the requests of the call.
 func callOf(t *testing.T, a api) (context.Context, *call) {
 	cl := client.Over(a)
 	return With(t.Context(), cl), &call{Client: cl, req: &sdk.CallToolRequest{Params: &sdk.CallToolParamsRaw{}}}

@@ -6,8 +6,8 @@ import (
 	"github.com/forkd/forkd/internal/mcp"
 )
 
-// BenchmarkServer makes servers. With HTTP, every subscription has a server of its own; all other
-// messages share one.
+// BenchmarkServer makes servers. With HTTP, every subscription has its own server. All other
+// messages share one server.
 func BenchmarkServer(b *testing.B) {
 	c := mcp.New("test")
 	b.ReportAllocs()

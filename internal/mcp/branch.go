@@ -216,8 +216,8 @@ type treeResult struct {
 	Omitted int        `json:"omitted,omitempty" jsonschema:"at least this many nodes are omitted"`
 }
 
-// maxFamily bounds the number of snapshots, and of sandboxes, in a tree. Only the fields of type
-// origin are kept for each.
+// maxFamily bounds the number of snapshots, and the number of sandboxes, in a tree. Only the fields
+// of type origin are kept for each snapshot and sandbox.
 const maxFamily = 2000
 
 func tree(ctx context.Context, c *call, in treeArgs) (r treeResult, err error) {
@@ -235,7 +235,7 @@ func tree(ctx context.Context, c *call, in treeArgs) (r treeResult, err error) {
 		if err != nil {
 			return r, err
 		}
-		// The list may have omitted this sandbox; familyOf ignores duplicates.
+		// The list may have omitted this sandbox. familyOf ignores duplicates.
 		sandboxes = append(sandboxes, sandboxOrigin(box))
 	}
 	family := familyOf(snapshots, sandboxes)

@@ -36,7 +36,8 @@ const (
 	maxShown   = 8       // images in one answer
 	maxFormats = 16      // media types listed for one value
 
-	// Bytes of JSON for text: of displayed values, and of the last expression's value.
+	// Bytes of JSON for the text of displayed values, and for the text of the last expression's
+	// value.
 	maxShownText = 128 << 10
 	maxMainText  = 320 << 10
 )
@@ -95,7 +96,7 @@ func runCode(ctx context.Context, c *call, in codeArgs) (r codeResult, err error
 		req.ContextID, r.ContextID = made.ID, made.ID
 	}
 	if req.ContextID != "" {
-		req.Language = "" // a context has a language of its own
+		req.Language = "" // a context has its own language
 	}
 	stdout, stderr := newExcerpt(headOutput, tailOutput), newExcerpt(headOutput, tailOutput)
 	print := func(to *excerptWriter) func(string) error {

@@ -11,8 +11,8 @@ import (
 )
 
 // commandTools returns the tools for commands that run for longer than a client waits for an
-// answer. The state of such a command is in the sandbox. So copies of the sandbox have it too, and
-// any server can continue to wait.
+// answer. The state of such a command is in the sandbox. So copies of the sandbox also have the
+// state, and any server can continue to wait.
 func commandTools() []tool {
 	return []tool{
 		define(
@@ -61,7 +61,7 @@ type started struct {
 
 // starter is a script that runs the command $1. It writes the outputs and the exit code to a
 // directory named after the process id of its shell. It first removes files that an earlier process
-// with the same id has left there.
+// with the same id has left in this directory.
 const starter = `d=/tmp/forkd-command-$$
 umask 077
 rm -rf "$d" && mkdir "$d" || exit 125
@@ -162,8 +162,8 @@ func waitCommand(ctx context.Context, c *call, in waitArgs) (w waited, err error
 
 func seconds(n float64) time.Duration { return time.Duration(n * float64(time.Second)) }
 
-// look waits for a command for up to secs seconds and returns its state: running, ended or gone. A
-// command that was killed is gone.
+// look waits for a command for at most the given time and returns the state of the command:
+// running, ended or gone. A command that was killed is gone.
 func (c *call) look(ctx context.Context, in waitArgs, secs float64, w *waited) (state string, err error) {
 	turns := strconv.Itoa(int(secs * 5))
 	stdout, stderr, err := c.ends(ctx, in.SandboxID, client.ExecRequest{TimeoutSecs: secs + 30,

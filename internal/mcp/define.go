@@ -35,8 +35,8 @@ const (
 	openWorld                     // the tool may have effects outside the daemon: on the internet, or in a guest
 )
 
-// limit adds limits to the schema of an argument. The schema is made by reflection, which knows
-// only the Go type.
+// limit adds limits to the schema of an argument. The schema is made by reflection, which uses only
+// the Go type.
 type limit struct {
 	argument string
 	change   func(*jsonschema.Schema)
@@ -54,7 +54,7 @@ func within(argument string, least, most float64) limit {
 	return limit{argument, func(s *jsonschema.Schema) { s.Minimum, s.Maximum = &least, &most }}
 }
 
-// oneOf returns the permitted values of a text. The first one is the default.
+// oneOf returns the permitted values of a text. The first value is the default.
 func oneOf(argument string, values ...string) limit {
 	return limit{argument, func(s *jsonschema.Schema) {
 		for _, v := range values {
@@ -96,11 +96,12 @@ type call struct {
 	made    made
 }
 
-// say makes text the answer for the model, in place of JSON. Clients still get the structured
+// say makes text the answer for the model, in place of JSON. Clients still receive the structured
 // output.
 func (c *call) say(text string) { c.content = append(c.content, &sdk.TextContent{Text: text}) }
 
-// progress reports the progress of a call if the client has asked for it. total is 0 if unknown.
+// progress reports the progress of a call if the client has asked for progress reports. The
+// parameter total is 0 if unknown.
 func (c *call) progress(ctx context.Context, done, total float64, message string) {
 	token := c.req.Params.GetProgressToken()
 	if token == nil {
@@ -136,8 +137,8 @@ func (c *call) during(ctx context.Context, message func() string, f func() error
 	return err
 }
 
-// define makes a tool of a function. The fields of In describe the tool's arguments, and those of
-// Out its result.
+// define makes a tool of a function. The fields of In describe the tool's arguments, and the fields
+// of Out describe its result.
 func define[In, Out any](
 	name, description string,
 	scope Scope,
@@ -210,7 +211,7 @@ func wrong(argument, format string, args ...any) error {
 }
 
 // problemOf returns the API's description of an error. Invalid arguments are found before a request
-// is sent; for them, it makes an equivalent description.
+// is sent. For invalid arguments, problemOf makes an equivalent description.
 func problemOf(err error) (Problem, bool) {
 	var argument *client.ArgumentError
 	if errors.As(err, &argument) {
@@ -306,8 +307,8 @@ func refused(next sdk.MethodHandler) sdk.MethodHandler {
 	}
 }
 
-// withoutSession refuses subscriptions and does not declare them. It is for transports that have no
-// stream for notifications.
+// withoutSession refuses subscriptions, and does not declare subscriptions as a capability. It is
+// for transports that have no stream for notifications.
 func withoutSession(next sdk.MethodHandler) sdk.MethodHandler {
 	return func(ctx context.Context, method string, req sdk.Request) (sdk.Result, error) {
 		if method == "resources/subscribe" || method == "resources/unsubscribe" {

@@ -22,7 +22,7 @@ const (
 )
 
 // docs/mcp.md describes all tools, with the texts and arguments that models see. If
-// FORKD_UPDATE_DOCS is set, the test writes the table there.
+// FORKD_UPDATE_DOCS is set, the test writes the table to this file.
 func TestDocumentedTools(t *testing.T) {
 	const path = "../../docs/mcp.md"
 	p, err := os.ReadFile(path)

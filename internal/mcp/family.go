@@ -28,8 +28,8 @@ func snapshotOrigin(s client.Snapshot) origin {
 }
 func sandboxOrigin(s client.Sandbox) origin { return origin{s.ID, s.State, "", s.SnapshotTag} }
 
-// origins returns the origins of up to maxFamily members of a list. omitted is the number of
-// further members; see pages.
+// origins returns the origins of up to maxFamily members of a list. The result omitted is the
+// number of further members; see pages.
 func origins[T any](ctx context.Context, page pageOf[T], of func(T) origin) (all []origin, omitted int, err error) {
 	omitted, err = pages(ctx, page, func(member T) bool {
 		if len(all) == maxFamily {
@@ -42,9 +42,9 @@ func origins[T any](ctx context.Context, page pageOf[T], of func(T) origin) (all
 }
 
 // familyOf arranges snapshots and sandboxes in a tree. A sandbox is below the snapshot that it runs
-// from. A branch is below the sandbox that was branched. If that sandbox no longer exists, the branch
-// is below the snapshot from which the sandbox ran. Each occurs only once, and none is its own
-// ancestor, even if the daemon's answers contradict each other.
+// from. A branch is below the sandbox that was branched. If that sandbox no longer exists, the
+// branch is below the snapshot from which the sandbox ran. Each snapshot or sandbox occurs only
+// once, and is not its own ancestor, even if the daemon's answers contradict each other.
 func familyOf(snapshots, sandboxes []origin) *family {
 	f := &family{nodes: map[string]*treeNode{}}
 	for _, s := range snapshots {

@@ -1,6 +1,6 @@
 package mcp
 
-// instructions tell a model how to use sandboxes. They must be short, because clients put them into
+// instructions tell a model how to use sandboxes. They must be short, because clients add them to
 // every prompt.
 const instructions = `forkd runs microVM sandboxes. A sandbox is a whole Linux machine: memory, processes, files. You are root in it.
 Unlike a container, a running sandbox can be copied in milliseconds, with everything in its memory, and returned to an earlier state.

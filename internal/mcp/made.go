@@ -15,7 +15,8 @@ const (
 )
 
 // made holds the objects that a call has created with ids chosen by the daemon. If the call is
-// cancelled, its caller gets no answer and never learns these ids. So the call removes the objects.
+// cancelled, its caller receives no answer and never learns these ids. So the call removes the
+// objects.
 type made struct {
 	sandboxes []string
 	snapshot  string // tag chosen by the daemon
@@ -62,7 +63,7 @@ func left(ctx context.Context) error {
 }
 
 // takeBack removes the objects that the call has made. If the caller's token may not delete
-// snapshots, a snapshot stays; the caller can find it in the list.
+// snapshots, a snapshot stays, and the caller can find it in the list.
 func (c *call) takeBack(ctx context.Context) {
 	removeAll(ctx, c.Client, c.made.sandboxes)
 	if c.made.snapshot == "" {
@@ -73,7 +74,8 @@ func (c *call) takeBack(ctx context.Context) {
 	_ = c.DeleteSnapshot(ctx, c.made.snapshot, client.DeleteOptions{}) // no caller is left to get the error
 }
 
-// removeAll kills sandboxes, even if the caller has left, and returns those that it could not kill.
+// removeAll kills sandboxes, even if the caller has left, and returns the sandboxes that it could
+// not kill.
 func removeAll(ctx context.Context, cl *client.Client, ids []string) (rest []string) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
 	defer cancel()

@@ -4,11 +4,11 @@
 //
 // The package uses only the REST API, through package client. So a model has the rights of the
 // client's token, and sees only the sandboxes that the client may see. The package keeps no state
-// between calls: every tool has the id of its sandbox as an argument, and the process id identifies
+// between calls. Every tool has the id of its sandbox as an argument, and the process id identifies
 // a long-running command. It does not use the protocol's roots, sampling or logging.
 //
-// Each tool has constants that bound the data that a guest can make large. If something was
-// omitted, the answer says so.
+// Each tool has constants that bound the data that a guest can make large. If data was omitted, the
+// answer says so.
 package mcp
 
 import (
@@ -31,8 +31,9 @@ const (
 	Admin
 )
 
-// ParseScope parses the scope in the answer to GET /version. An older daemon names none. An empty
-// name means Admin, so that all tools are offered; the API checks the scope of each call anyway.
+// ParseScope parses the scope in the answer to GET /version. An older daemon names no scope. An
+// empty name means Admin, so that all tools are offered. The API also checks the scope of each
+// call.
 func ParseScope(name string) (Scope, error) {
 	switch name {
 	case "read":
@@ -59,7 +60,7 @@ type Catalog struct {
 	cache   *sdk.SchemaCache
 }
 
-// New returns the catalog. version is the version of the program.
+// New returns the catalog. The parameter version is the version of the program.
 func New(version string) *Catalog {
 	c := &Catalog{version: version, cache: sdk.NewSchemaCache()}
 	for _, group := range [][]tool{toolsOf05(), branchTools(), attemptTools(), codeTools(), commandTools(), fileTools(),
@@ -87,7 +88,8 @@ func (c *Catalog) Server(ctx context.Context, cl *client.Client, scope Scope) *s
 
 // Shared returns a server for the messages of many clients with the same scope, over a transport
 // without sessions. The context of a message has the client to use; see With. The server declares
-// subscriptions, but refuses them: only a server that Catalog.Server returns supports them.
+// subscriptions, but refuses them. Only a server that Catalog.Server returns supports
+// subscriptions.
 func (c *Catalog) Shared(scope Scope) *sdk.Server {
 	s := c.server(scope, func(context.Context, *sdk.SubscribeRequest) error { return errNoMethod },
 		func(context.Context, *sdk.UnsubscribeRequest) error { return errNoMethod })

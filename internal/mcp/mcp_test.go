@@ -84,7 +84,8 @@ func TestToolsAreDescribed(t *testing.T) {
 	}
 }
 
-// A client sees only the tools and resources of its scope, and cannot call others.
+// A client sees only the tools and resources of its scope, and cannot use other tools and
+// resources.
 func TestToolsOfScopes(t *testing.T) {
 	rig := start(t)
 	want := map[mcp.Scope][]string{mcp.Read: {"get_sandbox", "list_sandboxes", "list_snapshots", "tree"}}
@@ -185,7 +186,8 @@ func TestToolsOf05(t *testing.T) {
 	c.fails("get_sandbox", args{"sandbox_id": id}, "404", "sandbox_not_found", "fix: ")
 }
 
-// A model gets an error of the API as text. A program also gets it as structured data.
+// A model receives an error of the API as text. A program also receives the error as structured
+// data.
 func TestErrors(t *testing.T) {
 	c := connect(t, start(t).Client, mcp.Admin)
 	r := c.fails(

@@ -10,8 +10,8 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// Bytes of each output of a command that a model gets. Compilers report errors at the beginning,
-// and results are at the end, so both are kept.
+// Bytes of each output of a command that a model receives. Compilers report errors at the
+// beginning, and results are at the end, so both are kept.
 const (
 	headOutput = 16 << 10
 	tailOutput = 32 << 10
@@ -125,8 +125,8 @@ func runCommand(
 	return runInto(ctx, cl, id, req, stdout, stderr)
 }
 
-// ends runs a command until it exits. It returns the end of each output, at most most bytes,
-// whatever the guest sends.
+// ends runs a command until it exits. It returns the end of each output, which is never longer than
+// the parameter most says, whatever the guest sends.
 func (c *call) ends(ctx context.Context, id string, req client.ExecRequest, most int) (stdout, stderr []byte,
 	err error) {
 	out, errs := newExcerpt(0, most), newExcerpt(0, most)

@@ -160,7 +160,7 @@ func readResource(ctx context.Context, cl *client.Client, uri string) (*sdk.Reso
 const maxConsole = 64 << 10
 
 // OmittedKey is a key in the metadata of a list. Its value is the number of members that are known
-// to be missing at the end of the list. More may be missing.
+// to be missing at the end of the list. More members may be missing.
 const OmittedKey = "forkd/omitted"
 
 // listResource returns the first members of a list, as many as fit into an answer.

@@ -12,8 +12,8 @@ import (
 )
 
 // Bounds on answers, in bytes of JSON as the SDK writes it: '<' and control characters take six
-// bytes. An answer usually contains its text twice, as structured output and for the model. It
-// stays in memory while its client does not read.
+// bytes. An answer usually contains its text twice, as structured output and for the model. An
+// answer stays in memory while its client does not read.
 const (
 	maxAnswer = 6<<20 - 64<<10 // the whole answer; the daemon counts 6 MiB for a message
 	maxText   = 512 << 10      // all members of a list
@@ -28,7 +28,8 @@ const pageSize = 50
 // room is the number of bytes of JSON that may still be added to an answer.
 type room int
 
-// spend takes n bytes from the room. If there is less, it takes nothing and returns false.
+// spend takes n bytes from the room. If the room has fewer bytes, spend takes nothing and returns
+// false.
 func (r *room) spend(n int) bool {
 	if n > int(*r) {
 		return false
@@ -67,8 +68,8 @@ func escaped[T string | []byte](text T) (n int) {
 	return n
 }
 
-// shorten returns the beginning of a text, so that its JSON has no more bytes than most. It marks
-// the place where it has cut the text.
+// shorten returns the beginning of a text, so that its JSON has no more bytes than the parameter
+// most says. It marks the place where it has cut the text.
 func shorten(text string, most int) string {
 	if len(text)*6 <= most || escaped(text) <= most {
 		return text
@@ -121,11 +122,13 @@ func tooLong(out any, content []sdk.Content) error {
 	return nil
 }
 
-// pageOf requests a page of a list, like client.SandboxPage. next is the cursor of the next page.
+// pageOf requests a page of a list, like client.SandboxPage. The result next is the cursor of the
+// next page.
 type pageOf[T any] func(context.Context, client.PageRequest) (part []T, next string, err error)
 
-// pages calls f with the members of a list, page by page, until f returns false. omitted is the
-// number of members for which f did not return true; further pages together count as one.
+// pages calls f with the members of a list, page by page, until f returns false. The result omitted
+// is the number of members for which f did not return true. Further pages together count as one
+// member.
 func pages[T any](ctx context.Context, page pageOf[T], f func(T) bool) (omitted int, err error) {
 	for req := (client.PageRequest{Limit: pageSize}); ; {
 		part, next, err := page(ctx, req)

@@ -15,11 +15,11 @@ import (
 )
 
 // drainTime bounds the time for answering requests after the end of the input. A client that pipes
-// its requests into the server expects an answer to each of them.
+// its requests into the server expects an answer to each request.
 const drainTime = 10 * time.Second
 
 // A request with listenMethod is answered only when the client ends its subscription. A
-// notification with cancelMethod cancels a request, which may then get no answer.
+// notification with cancelMethod cancels a request, which may then have no answer.
 const (
 	listenMethod = "subscriptions/listen"
 	cancelMethod = "notifications/cancelled"

@@ -16,7 +16,7 @@ import (
 const (
 	maxSubscriptions = 256             // subscriptions of one client
 	consolePause     = time.Second     // minimum time between two notifications about a console
-	eventsPause      = 2 * time.Second // pause before the stream of events is followed again after it has broken off
+	eventsPause      = 2 * time.Second // pause before the stream of events is followed again after it was cut off
 )
 
 // follower notifies one client of changes of the resources to which it has subscribed. While there

@@ -10,7 +10,7 @@ import (
 )
 
 // toolsOf05 returns the tools of forkd-mcp, a package of forkd 0.5. They have the same names,
-// arguments and results as there.
+// arguments and results as in forkd-mcp.
 func toolsOf05() []tool {
 	return []tool{
 		define("list_snapshots", "List the snapshots from which sandboxes can be forked.", Read, readOnly, listSnapshots),
@@ -78,7 +78,7 @@ type ofSandbox struct {
 	SandboxID string `json:"sandbox_id" jsonschema:"id of the sandbox, such as sb-…"`
 }
 
-// list is a list in the form of forkd 0.5, where a result must be an object and not an array.
+// list is a list in the form of forkd 0.5, in which a result must be an object and not an array.
 type list[T any] struct {
 	Result  []T `json:"result"`
 	Omitted int `json:"omitted,omitempty" jsonschema:"at least this many entries are omitted at the end"`
@@ -298,8 +298,8 @@ func evalCode(ctx context.Context, c *call, in evalArgs) (client.EvalResult, err
 	return r, err
 }
 
-// cut shortens a text of a guest to the size of an output for a model. already says that the text
-// was shortened before.
+// cut shortens a text of a guest to the size of an output for a model. The parameter already says
+// that the text was shortened before.
 func cut(text string, already bool) (string, bool) {
 	e := newExcerpt(headOutput, tailOutput)
 	_, _ = e.Write([]byte(text)) // cannot fail: answers are shorter than the bound of e

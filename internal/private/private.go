@@ -2,7 +2,7 @@
 // used for the directories that a daemon has at well-known paths, and for files in them whose names
 // or creators are not trusted.
 //
-// It checks owner, permissions and kind of a file. Its callers check the content.
+// It checks owner, permissions and kind of a file. The callers check the content.
 package private
 
 import (
@@ -26,8 +26,8 @@ const overflowID = 65534
 // Dir opens the directory path, and creates it and its parents if they are missing. The directory
 // must belong to the calling user and give no access to other users, and no other user may be able
 // to replace it. Without these checks, another user could create the directory first, because its
-// path is well known, and later replace the files in it. option is the option for setting path;
-// errors name it.
+// path is well known, and later replace the files in it. The parameter option is the option for
+// setting path, which errors name.
 func Dir(path, option string) (*os.File, error) {
 	path = filepath.Clean(path)
 	refuse := func(reason string, args ...any) error {
@@ -67,8 +67,8 @@ func Dir(path, option string) (*os.File, error) {
 }
 
 // checkAbove returns an error if another user could replace path. The owner of a directory above
-// can do so, and so can every user if such a directory is writable for all and not sticky. A
-// missing directory is accepted, because this process will create it.
+// can replace it. Every user can replace it if such a directory is writable for all users and not
+// sticky. A missing directory is accepted, because this process will create it.
 func checkAbove(path string) error {
 	for p := filepath.Dir(path); ; p = filepath.Dir(p) {
 		st, err := os.Lstat(p)
@@ -93,7 +93,7 @@ func checkAbove(path string) error {
 	}
 }
 
-// trusted checks a directory above a private one, or a symbolic link to such a directory.
+// trusted checks a directory above a private directory, or a symbolic link to such a directory.
 func trusted(path string, info os.FileInfo) error {
 	var st unix.Stat_t
 	if err := unix.Lstat(path, &st); err != nil {
@@ -108,8 +108,8 @@ func trusted(path string, info os.FileInfo) error {
 	if st.Mode&0o002 != 0 {
 		return fmt.Errorf("%s above it is writable for all users, who could replace it", path)
 	}
-	// Write access for the group is accepted if it is the user's own group: distributions give each
-	// user one, and make the user's files writable for it.
+	// Write access for the group is accepted if it is the user's own group, because distributions
+	// create a group for each user, and make the user's files writable for this group.
 	if st.Mode&0o020 != 0 && st.Gid != 0 && st.Gid != overflowID && int(st.Gid) != os.Getgid() {
 		return fmt.Errorf("%s above it is writable for group %d, whose members could replace it", path, st.Gid)
 	}
@@ -120,8 +120,8 @@ func trusted(path string, info os.FileInfo) error {
 // directory.
 var ErrNotRegular = errors.New("not a regular file")
 
-// Open opens a regular file for reading. name is a path relative to dir, none of whose parts may be
-// a symbolic link or lead out of dir. Open does not block, even if name is a FIFO.
+// Open opens a regular file for reading. The parameter name is a path relative to dir. No part of
+// this path may be a symbolic link or lead out of dir. Open does not block, even if name is a FIFO.
 func Open(dir *os.File, name string) (*os.File, error) {
 	how := unix.OpenHow{
 		Flags:   unix.O_RDONLY | unix.O_NONBLOCK | unix.O_CLOEXEC | unix.O_NOCTTY,
@@ -155,7 +155,7 @@ func openat2(at int, name string, how *unix.OpenHow) (fd int, err error) {
 }
 
 // OpenPath opens a regular file whose absolute path was chosen by a user. Directories of the path
-// may be symbolic links, but not the file itself.
+// may be symbolic links, but the file itself must not be a symbolic link.
 func OpenPath(path string) (*os.File, error) {
 	if !strings.HasPrefix(path, "/") {
 		return nil, fmt.Errorf("open %s: not an absolute path", path)

@@ -18,8 +18,8 @@ func Map(size int) ([]byte, error) {
 }
 
 // MapOver maps a file over the memory p, copy-on-write and without reserving memory. The previous
-// content of p is lost. p must not be in Go's heap; p and offset must be multiples of the page
-// size.
+// content of p is lost. The memory p must not be in Go's heap. The address of p, and the parameter
+// offset, must be multiples of the page size.
 func MapOver(p []byte, fd int, offset uint64) error {
 	_, err := mmap(start(p), len(p), unix.MAP_PRIVATE|unix.MAP_FIXED|unix.MAP_NORESERVE, fd, offset)
 	return err

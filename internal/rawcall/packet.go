@@ -14,7 +14,7 @@ func PacketLength(fd int) (int, error) {
 }
 
 // ReceivePacket fills p with the next packet, and oob with its control data, and returns their
-// lengths. flags has MSG_TRUNC if p was too short, and MSG_CTRUNC if oob was.
+// lengths. The result flags has MSG_TRUNC if p was too short, and MSG_CTRUNC if oob was too short.
 func ReceivePacket(fd int, p, oob []byte) (n, oobn, flags int, err error) {
 	iov, msg := message(p, oob)
 	msg.Iov = &iov

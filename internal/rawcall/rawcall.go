@@ -1,20 +1,20 @@
 // Package rawcall makes system calls without telling the Go runtime about them.
 //
-// An ordinary system call wakes the runtime's monitor thread if that is asleep. The monitor then
-// wakes up every 20 us until all threads of Go code are idle. Most context switches of a mostly
-// idle VMM have this cause. In a freshly forked guest, the wake-ups also make the kernel copy
-// pages: pages of stacks, and of tables of the kernel and the runtime.
+// An ordinary system call wakes the runtime's monitor thread if the thread is asleep. The monitor
+// then wakes up every 20 us until all threads of Go code are idle. Most context switches of a
+// mostly idle VMM have this cause. In a newly forked guest, the wake-ups also make the kernel copy
+// pages of stacks, and pages of tables of the kernel and the runtime.
 //
 // The monitor lets other goroutines run while a system call blocks. A thread in a call of this
 // package keeps its processor of Go's scheduler, so other goroutines may have to wait. So use these
 // functions only for calls that return at once: on descriptors in non-blocking mode, on files in
-// memory, and for writes for which a socket has room. A restore also uses them to read and map
-// files, because everything else in a VMM waits for the restore anyway. A read with a time limit
-// (SetReadTimeout) may block too: a garbage collection interrupts it, and the read is repeated
-// afterwards.
+// memory, and for writes for which a socket has room. A restore also uses these functions to read
+// and map files, because all other work in a VMM waits for the restore. A read with a time limit
+// (SetReadTimeout) may also block. A garbage collection interrupts such a read, and the read is
+// repeated afterwards.
 //
-// An interrupted call is repeated, so callers never get EINTR. Errors are bare unix.Errno values.
-// If a function returns an error, nothing was transferred, and n is 0.
+// An interrupted call is repeated, so callers never receive EINTR. Errors are bare unix.Errno
+// values. If a function returns an error, nothing was transferred, and n is 0.
 package rawcall
 
 import (
@@ -93,7 +93,7 @@ func IoctlInt(fd int, request uint, value int32) error {
 }
 
 // Random is getrandom(2). The host's generator must have been seeded. If a signal interrupts the
-// call, it returns fewer bytes.
+// call, the call returns fewer bytes.
 func Random(p []byte) (int, error) {
 	return again(func() (uintptr, uintptr, unix.Errno) {
 		return unix.RawSyscall(unix.SYS_GETRANDOM, uintptr(start(p)), uintptr(len(p)), 0)
@@ -117,7 +117,7 @@ const usualPath = 128
 
 // Exists reports whether a path exists, with one system call. The path must not contain a zero
 // byte. The call returns at once if the file systems on the path answer at once. If root in a guest
-// has mounted a file system there that does not answer, the whole agent waits.
+// has mounted a file system on the path that does not answer, the whole agent waits.
 func Exists(path string) bool {
 	p := append(append(make([]byte, 0, usualPath), path...), 0)
 	_, _, errno := unix.RawSyscall(unix.SYS_ACCESS, uintptr(start(p)), unix.F_OK, 0)

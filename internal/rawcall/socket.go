@@ -7,7 +7,8 @@ import (
 )
 
 // Accept accepts a connection from a listening socket in non-blocking mode. It does not return the
-// address. mode is the mode of the connection: SOCK_NONBLOCK, or 0 for blocking calls.
+// address. The parameter mode is the mode of the connection: SOCK_NONBLOCK, or 0 for blocking
+// calls.
 func Accept(listener, mode int) (fd int, err error) {
 	return onFD(unix.SYS_ACCEPT4, listener, nil, 0, uintptr(mode)|unix.SOCK_CLOEXEC)
 }

@@ -1,6 +1,6 @@
 // Package rootcert makes the parts of a private certificate authority: a self-signed certificate,
 // keys, serial numbers and PEM. It also finds the authorities that a host trusts. Its callers
-// decide what an authority signs, and where it is stored.
+// decide which certificates an authority signs, and where the authority is stored.
 package rootcert
 
 import (
@@ -25,7 +25,7 @@ const (
 	KeyBlock         = "PRIVATE KEY" // PKCS #8
 )
 
-// New makes a self-signed authority that may not sign other authorities. It takes the name and the
+// New makes a self-signed authority that may not sign other authorities. It copies the name and the
 // name constraints from tmpl, and sets all other fields.
 func New(tmpl *x509.Certificate, now time.Time) (*x509.Certificate, *ecdsa.PrivateKey, error) {
 	key, err := NewKey()

@@ -17,7 +17,7 @@ var ErrHeaders = fmt.Errorf("the archive has more than %d MiB of headers before 
 
 // Reader is a tar.Reader for archives that are not trusted. Next fails with ErrHeaders instead of
 // reading endless headers. If the caller has not read the content of a sparse entry, Next counts
-// the content as headers, because it does not know the length.
+// the content as headers, because the length of the content is unknown.
 type Reader struct {
 	*tar.Reader
 	in     *bounded

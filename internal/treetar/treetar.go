@@ -2,11 +2,11 @@
 // unpacks an archive, which is not trusted, into a directory. It is used on the host and in the
 // guest.
 //
-// Unpack makes only files, directories and links, but no devices. It sets permissions, but no
+// Unpack makes only files, directories and links, but no devices. Unpack sets permissions, but no
 // owners and no other mode bits. An archive cannot write outside of the directory, because the
-// directory is an os.Root. A symbolic link in the archive may point to the outside, but nothing is
-// written through it. The package does not compress, and does not preserve sparse files or extended
-// attributes.
+// directory is an os.Root. The target of a symbolic link in the archive may be outside, but Unpack
+// writes nothing through this link. The package does not compress, and does not preserve sparse
+// files or extended attributes.
 package treetar
 
 import (
@@ -21,16 +21,16 @@ import (
 	"time"
 )
 
-// Bounds on what one archive may become. Without them, an endless archive would fill the disk. A
-// sparse entry of a few bytes may claim any size.
+// Bounds on the unpacked content of one archive. Without these bounds, an endless archive would
+// fill the disk. A sparse entry of a few bytes may claim any size.
 const (
 	MaxBytes   = 64 << 30 // bytes of content
 	MaxEntries = 4 << 20
 )
 
 // Bounds on a name. The first two are Linux's bounds of a path and of its parts. The third bounds
-// the depth, so that programs that walk the tree stay fast. All three are needed, because a few
-// compressed bytes may expand to a name of a megabyte.
+// the depth, so that programs that walk the tree stay fast. All three bounds are needed, because a
+// few compressed bytes may expand to a name of a megabyte.
 const (
 	maxName  = 4096 // bytes
 	maxPart  = 255  // bytes
@@ -57,7 +57,7 @@ func CheckName(name string) error {
 	return nil
 }
 
-// Pack writes the content of dir to w as an archive. Entries have permissions and times; there is
+// Pack writes the content of dir to w as an archive. Entries have permissions and times. There is
 // no entry for dir itself. If dir is a file, the archive has only this file. Pipes and devices
 // become entries without content. If a file becomes shorter while it is packed, its entry is filled
 // with zeros.
@@ -146,7 +146,7 @@ type Target struct {
 	Made func(name string) error // called for every created file and directory; may be nil
 }
 
-// Unpack makes the entries of an archive. It replaces existing files and links, and adds to
+// Unpack makes the entries of an archive. It replaces existing files and links, and adds entries to
 // existing directories. If it fails, the entries that it has already made stay.
 func Unpack(r io.Reader, to Target) error {
 	in := NewReader(r)
@@ -220,8 +220,8 @@ func (t *Target) unpack(h *tar.Header, content io.Reader) error {
 	return err
 }
 
-// mkdirs makes a directory and its missing parents. It opens one directory after the other, because
-// a call with the whole path would resolve all parts of the path each time.
+// mkdirs makes a directory and its missing parents. It opens one directory after another, because a
+// call with the whole path would resolve all parts of the path each time.
 func (t *Target) mkdirs(name string, mode fs.FileMode) error {
 	info, err := t.Root.Stat(name)
 	switch {
@@ -250,8 +250,8 @@ func (t *Target) mkdirs(name string, mode fs.FileMode) error {
 	return at.Close()
 }
 
-// enter opens the directory part in the directory at, and creates it if it is missing. path is its
-// path in the tree.
+// enter opens a directory, and creates it if it is missing. The parameter part is the name of the
+// directory in its parent at, and path is its path in the tree.
 func (t *Target) enter(at *os.Root, part, path string, mode fs.FileMode) (*os.Root, error) {
 	next, err := at.OpenRoot(part)
 	switch {
@@ -271,8 +271,8 @@ func (t *Target) enter(at *os.Root, part, path string, mode fs.FileMode) (*os.Ro
 	return at.OpenRoot(part)
 }
 
-// remove removes an existing entry, so that a new one can take its name. Opening the existing entry
-// instead could write through a link, or block on a pipe.
+// remove removes an existing entry, so that a new entry can have the same name. Opening the
+// existing entry instead could write through a link, or block on a pipe.
 func (t *Target) remove(name string) error {
 	if err := t.Root.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err

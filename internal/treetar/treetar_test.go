@@ -15,7 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// open returns an os.Root. The test fails if the file victim, which is outside of it, is changed.
+// open returns an os.Root. The file victim is outside of this root, and the test fails if the file
+// is changed.
 func open(t *testing.T) (root *os.Root, dir, victim string) {
 	t.Helper()
 	base := t.TempDir()

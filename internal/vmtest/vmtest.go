@@ -2,9 +2,9 @@
 // kernel, root file systems and the VMM program.
 //
 // If KVM is not usable, or if FORKD_TEST_HOST=1, such tests are skipped with a reason. In the
-// emulated host (FORKD_TEST_MACHINE=1), or if FORKD_TEST_KVM=1, they fail instead. The command
-// prepare creates the files on the host, because the emulated host has no package manager. No
-// program of the product contains this package.
+// emulated host (FORKD_TEST_MACHINE=1), or if FORKD_TEST_KVM=1, such tests fail instead. The
+// command prepare creates the files on the host, because the emulated host has no package manager.
+// No program of the product contains this package.
 package vmtest
 
 import (
@@ -63,8 +63,9 @@ const LeftOut = "a VM test: 'scripts/test vm' runs it"
 // counts as failed.
 const Lacking = "this checkout lacks:"
 
-// NeedKVM skips or fails the test if KVM is not usable. It is called by tests that need KVM but no
-// files, and by Load. For command testrun, every test that calls NeedKVM or Load is a VM test.
+// NeedKVM skips or fails the test if KVM is not usable. Tests that need KVM but no files, and the
+// function Load, call NeedKVM. For command testrun, every test that calls NeedKVM or Load is a VM
+// test.
 func NeedKVM(t testing.TB) {
 	t.Helper()
 	if os.Getenv("FORKD_TEST_HOST") != "" {
@@ -114,8 +115,8 @@ func BootAgain(err error) bool {
 	return Emulated() && err != nil && strings.Contains(err.Error(), "Kernel panic")
 }
 
-// Template returns the CPU template for guests on this host. An emulated host needs one without
-// XSAVE, because it does not preserve XCR0 of nested guests.
+// Template returns the CPU template for guests on this host. An emulated host needs a template
+// without XSAVE, because it does not preserve XCR0 of nested guests.
 func Template() string {
 	if Emulated() {
 		return vm.TemplateV2

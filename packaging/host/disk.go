@@ -36,7 +36,7 @@ WantedBy=multi-user.target
 `
 
 // modules are the host's disk driver, and the modules that Debian on hardware loads by itself. ext4
-// needs crc32c_generic for its journal, but does not name it in its dependencies.
+// needs crc32c_generic for its journal, but its dependencies do not name crc32c_generic.
 var modules = []string{"virtio_pci", "virtio_blk", "crc32c_generic", "ext4", "kvm-amd", "tun", "overlay", "loop"}
 
 // diskSize is enough for the system, snapshots and suspended sandboxes. The file is sparse.

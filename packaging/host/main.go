@@ -4,8 +4,8 @@
 //	host -root HOST.tar -earlier EARLIER.deb -earlier-agent FORKD-AGENT -package PACKAGE.deb -version VERSION
 //
 // It makes the disk (disk.go), boots it as often as the steps require (run.go), and prints the
-// output of the steps. The script try, which runs in the emulated host, has the steps themselves.
-// The disk also has the files that the steps need, because the emulated host has no network.
+// output of the steps. The script try, which runs in the emulated host, has the steps. The disk
+// also has the files that the steps need, because the emulated host has no network.
 package main
 
 import (
@@ -97,8 +97,8 @@ func (p *parts) guest(ctx context.Context, cache string) error {
 	if p.kernel, err = image.Kernel(ctx, cache, agent, step); err != nil {
 		return err
 	}
-	// The earlier package may have other recipes, so it bakes the image of this package, with its
-	// own agent.
+	// The earlier package may have other recipes, so it bakes the image of this package, with the
+	// agent of the earlier package.
 	if agent, err = os.ReadFile(p.earlierAgent); err != nil {
 		return err
 	}

@@ -31,7 +31,7 @@ const (
 const (
 	// maxBoots bounds the boots of a script that never stops rebooting.
 	maxBoots = 4
-	// silence is how long a host may be without output. Each step has a shorter limit of its own.
+	// silence is how long a host may be without output. Each step has a separate, shorter limit.
 	silence   = 20 * time.Minute
 	lookPause = 500 * time.Millisecond
 	// tail is the number of console lines in an error.
@@ -78,7 +78,8 @@ func (h host) boot(ctx context.Context) (end string, err error) {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	// Use one emulated CPU and one translation thread: with several threads, nested SVM loses VMs.
+	// Use one emulated CPU and one translation thread, because with several threads nested SVM
+	// loses VMs.
 	cmd := exec.CommandContext(ctx, h.qemu, "-no-user-config", "-nodefaults", "-display", "none", "-no-reboot",
 		"-M", "q35", "-accel", "tcg,thread=single", "-cpu", "EPYC,svm=on,npt=on", "-smp", "1", "-m", "4096",
 		"-kernel", h.vmlinux, "-initrd", fileInitrd, "-append", cmdline+" root=/dev/vda",

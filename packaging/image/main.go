@@ -95,8 +95,8 @@ func config(version string) v1.Config {
 		WorkingDir: "/",
 		Volumes:    map[string]struct{}{stateDir: {}, cacheDir: {}},
 		StopSignal: "SIGTERM",
-		// The health check uses the unix socket. Root needs no token there, and the socket has
-		// reserved places for requests.
+		// The health check uses the unix socket. Root needs no token at this socket, and the socket
+		// has reserved places for requests.
 		Healthcheck: &v1.HealthConfig{
 			Test: []string{"CMD", "/usr/bin/forkd", "version", "--daemon"}, Interval: 30 * time.Second, Timeout: 5 * time.Second,
 			StartPeriod: time.Minute, Retries: 3,

@@ -11,8 +11,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 )
 
-// The image that a registry or an engine gets has the program above the base, and a configuration
-// that starts it. Building it twice from the same files gives the same image.
+// The image for a registry or an engine has the program above the base, and a configuration that
+// starts the program. Building it twice from the same files gives the same image.
 func TestImage(t *testing.T) {
 	t.Setenv("SOURCE_DATE_EPOCH", "1700000000")
 	dir := t.TempDir()

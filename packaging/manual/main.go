@@ -52,7 +52,7 @@ func write(dir string) error {
 	return completions(root, dir)
 }
 
-// completions writes a file per shell, under the name that the shell looks for.
+// completions writes a file per shell, with the name that the shell searches for.
 func completions(root *cobra.Command, dir string) error {
 	if err := root.GenBashCompletionFileV2(filepath.Join(dir, "bash", "forkd"), true); err != nil {
 		return err

@@ -117,8 +117,8 @@ func (v *running) wait(ctx context.Context, p *pending) (err error) {
 	return nil
 }
 
-// The method complete makes the snapshot of a branch whose layer is complete. It then rebases v
-// onto the snapshot.
+// complete makes the snapshot of a branch whose layer is complete. It then rebases v onto the
+// snapshot.
 func (v *running) complete(p *pending) (*Snapshot, error) {
 	if err := noHoles(p.layer, p.result.Save.Extents); err != nil {
 		return nil, fmt.Errorf("%s: layer of %s: %w", v.name, p.snap.name, err)

@@ -27,8 +27,8 @@ func (c Counts) Sub(before Counts) Counts {
 		Exits: c.Exits - before.Exits, Faults: c.Faults - before.Faults}
 }
 
-// Counter counts the operations of every process on the host, from NewCounter to Close. Counting
-// makes all processes slower, so times must not be measured while it is on.
+// Counter counts the operations of every process on the host, from NewCounter to Close. A Counter
+// makes all processes slower, so times must not be measured before Close.
 type Counter struct {
 	counts *ebpf.Map // keys are counterKeys
 	undo   []func() error
@@ -37,7 +37,7 @@ type Counter struct {
 // counterKey is the key of the map in which the kernel counts.
 type counterKey struct{ Process, Kind uint32 }
 
-// counted are the kernel's tracepoints that are counted; the index is counterKey.Kind. An event
+// counted are the kernel's tracepoints that are counted. The index is counterKey.Kind. An event
 // counts for the thread that reaches the tracepoint. At sched_switch, that is the thread that gives
 // up its CPU.
 var counted = []string{"sched_switch", "sys_enter", "kvm_exit"}
@@ -160,7 +160,7 @@ func pageFaults(pid int) (uint64, error) {
 }
 
 // statFields returns the fields of /proc/<pid>/stat after the name of the command, which may
-// contain any character. The first of them is field 3, the state.
+// contain any character. The first of these fields is field 3, the state.
 func statFields(stat string) []string {
 	i := strings.LastIndex(stat, ") ")
 	if i < 0 {

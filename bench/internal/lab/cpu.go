@@ -60,8 +60,8 @@ func ownCPU() (time.Duration, error) {
 }
 
 // Since returns the CPU time that this process and the children pids have used since before. If a
-// child did not exist then, its CPU time since its start is used. The cost of the two readings is
-// not included.
+// child did not exist at that time, its CPU time since its start is used. The cost of the two
+// readings is not included.
 func (c CPU) Since(before CPU, pids []int) (own, children time.Duration) {
 	for _, pid := range pids {
 		children += c.children[pid] - before.children[pid]

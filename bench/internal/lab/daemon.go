@@ -31,7 +31,8 @@ import (
 )
 
 // Daemon has the parts of `forkd daemon` below the REST API: a store with directories on disk and
-// on tmpfs, forkd-vmm, and the sandbox managers that use them. Nothing else on the host uses them.
+// on tmpfs, forkd-vmm, and the sandbox managers that use these parts. No other process on the host
+// uses these parts.
 type Daemon struct {
 	Host   report.Host
 	Assets *vmtest.Assets
@@ -45,7 +46,7 @@ type Daemon struct {
 	made int    // number of managers so far
 }
 
-// NewDaemon sets up an empty store. undo removes everything.
+// NewDaemon sets up an empty store. The functions that it adds to undo remove everything.
 func NewDaemon(host report.Host, undo *cleanup.Stack) (*Daemon, error) {
 	d := &Daemon{Host: host}
 	d.VMMs.KVM = &vmmclient.KVM{}
@@ -94,7 +95,8 @@ func NewDaemon(host report.Host, undo *cleanup.Stack) (*Daemon, error) {
 	return d, nil
 }
 
-// tempDir makes a directory with a short path. undo removes it.
+// tempDir makes a directory with a short path. The function that it adds to undo removes the
+// directory.
 func tempDir(parent string, undo *cleanup.Stack) (string, error) {
 	dir, err := os.MkdirTemp(parent, "fkb")
 	if err == nil {
@@ -169,7 +171,7 @@ func (d *Daemon) Bake(ctx context.Context, m *Manager, tag, recipe string, memor
 	return m.Bake(ctx, r)
 }
 
-// Bake bakes a parent. r was made by Recipe.
+// Bake bakes a parent. The request r was made by Recipe.
 func (m *Manager) Bake(ctx context.Context, r bake.Request) error {
 	_, err := m.baker.Bake(ctx, r)
 	return err

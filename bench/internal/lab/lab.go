@@ -1,5 +1,6 @@
-// Package lab has the parts that benchmarks share: flags, the description of the host, the files
-// that they run, the parts of the daemon that they measure, and the CPU time of processes.
+// Package lab has the common parts of the benchmarks: flags, the description of the host, the files
+// that the benchmarks run, the parts of the daemon that they measure, and the CPU time of
+// processes.
 //
 // It does not contain the benchmarks themselves or their tables. No program of the product contains
 // it.
@@ -82,8 +83,8 @@ func assets() (*vmtest.Assets, error) {
 }
 
 // CopyBinary copies a program into dir and returns the path of the copy. In the emulated host,
-// built programs are in a slow shared directory, but a daemon has its VMM on a disk, and so should
-// a benchmark.
+// built programs are in a slow shared directory. A daemon has its VMM on a disk, so a benchmark
+// should also have the VMM on a disk.
 func CopyBinary(dir, path string) (string, error) {
 	p, err := os.ReadFile(path)
 	if err != nil {
@@ -94,8 +95,8 @@ func CopyBinary(dir, path string) (string, error) {
 	return to, errors.Join(os.WriteFile(to, p, 0o700), os.Chmod(to, 0o755), os.Chmod(dir, 0o711))
 }
 
-// Template returns the CPU template of guests. An emulated host needs one without XSAVE, because it
-// does not preserve the register XCR0 of its guests.
+// Template returns the CPU template of guests. An emulated host needs a template without XSAVE,
+// because it does not preserve the register XCR0 of its guests.
 func Template(h report.Host) string {
 	if h.Accel == AccelTCG {
 		return vm.TemplateV2

@@ -42,9 +42,9 @@ func (d *Daemon) BakeStub(ctx context.Context, m *Manager, tag string, memoryMiB
 	return saveStub(ctx, m.Snapshots(), tag, vmm, machine, d.Host.Accel, extents)
 }
 
-// StubSettle is how long the parent of stubs runs before it is saved. It is more than enough for
-// the stub to reach its loop: that takes a few dozen instructions, or microseconds even on emulated
-// hosts.
+// StubSettle is how long the parent of stubs runs before it is saved. This is more than enough for
+// the stub to reach its loop, because the stub needs only a few dozen instructions, which take
+// microseconds even on emulated hosts.
 const StubSettle = 300 * time.Millisecond
 
 func runStub(ctx context.Context, vmm vmpool.VMM, kernel string) error {
@@ -131,9 +131,9 @@ type stubClient struct {
 const stubPoll = 200 * time.Microsecond
 
 // Forked waits for the stub's answer on its console. It accepts exactly one byte, because a VMM
-// that exits writes more. It looks at the number of bytes in an open file, because copying the ring
-// buffer of a console would take as long as restoring a vCPU. For other VMMs, the byte is read from
-// a pipe.
+// that exits writes more bytes. It checks the number of bytes in an open file, because copying the
+// ring buffer of a console would take as long as restoring a vCPU. For other VMMs, the byte is read
+// from a pipe.
 func (c stubClient) Forked(ctx context.Context, _ agentproto.Forked) (*agentproto.Unique, error) {
 	return nil, c.wait(ctx)
 }

@@ -8,8 +8,8 @@ import (
 	"strconv"
 )
 
-// Chart shows groups of horizontal bars, each with its figure. Each group has a scale of its own
-// that begins at 0. So only bars of the same group can be compared.
+// Chart shows groups of horizontal bars, each with its figure. Each group has its own scale, which
+// begins at 0. So only bars of the same group can be compared.
 type Chart struct {
 	Title, Subtitle string
 	Unit            string
@@ -105,7 +105,7 @@ func (g *ChartGroup) longest() (v float64) {
 	return v
 }
 
-// figure returns v with three digits, or with more if there are more before the point.
+// figure returns v with three digits, or with more digits if more digits are before the point.
 func figure(v float64) string {
 	digits := 2
 	switch {

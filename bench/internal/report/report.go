@@ -19,7 +19,7 @@ import (
 	"unicode/utf8"
 )
 
-// Report is the outcome of one benchmark.
+// Report is the result of one benchmark.
 type Report struct {
 	Bench  string    `json:"bench"`
 	Time   time.Time `json:"time"`
@@ -89,8 +89,8 @@ func (t *Table) MarshalJSON() ([]byte, error) {
 	}{t.Title, t.Columns, rows, t.Notes})
 }
 
-// write prints the table in Markdown. Columns are padded, so that the table is readable in a
-// terminal too.
+// write prints the table in Markdown. Columns are padded, so that the table is also readable in a
+// terminal.
 func (t *Table) write(w io.Writer) error {
 	if err := t.check(); err != nil {
 		return err

@@ -2,11 +2,11 @@
 // like a kernel, with about a hundred bytes of code. With it, forks can be measured on a KVM that
 // cannot run Linux, such as kvm-pvm.
 //
-// The code sets up tables and goes to user mode (CPL 3). There it reads a register of a device
-// repeatedly, until a number in memory changes. With forkd's VMM, that number is the VM generation
-// identifier, which a restore changes. So a copy leaves the loop and answers: it traps to kernel
-// mode, writes the last value of the register to the serial port, once, and halts. The parent never
-// answers.
+// The code sets up tables and enters user mode (CPL 3). In user mode it reads a register of a
+// device repeatedly, until a number in memory changes. With forkd's VMM, that number is the VM
+// generation identifier, which a restore changes. So a copy ends the loop and answers. It traps to
+// kernel mode, writes the last value of the register to the serial port, once, and halts. The
+// parent never answers.
 //
 // The stub has no agent and no interrupts. So the cost of its forks says nothing about the work of
 // a Linux guest after a fork.
@@ -31,10 +31,10 @@ type Layout struct {
 
 // Note is used as Layout.Generation for VMMs that restore memory unchanged. It is the address of 8
 // bytes of RAM that the stub does not use otherwise. A program that has made a snapshot can write
-// another number there, so that copies notice that they are copies.
+// another number to this address, so that copies notice that they are copies.
 const Note = loadAddr + imageSize
 
-// Guest physical layout, from loadAddr on. Every table has a page of its own.
+// Guest physical layout, from loadAddr on. Every table has its own page.
 const (
 	loadAddr = uint32(boot.MinKernelAddr)
 
@@ -58,7 +58,7 @@ const (
 // programAddr is the usual address of x86-64 programs.
 const programAddr = 0x400000
 
-// Selectors in the GDT. Those of user mode include the requested privilege level.
+// Selectors in the GDT. The selectors of user mode include the requested privilege level.
 const (
 	selKernelCode = 0x08
 	selUserData   = 0x10 | 3
@@ -80,8 +80,8 @@ const (
 
 const (
 	// The user code leaves user mode by an invalid instruction, because on kvm-pvm no other trap
-	// works without more preparation: software interrupts, and port output with IOPL 3, become a
-	// triple fault, and SYSCALL returns at the wrong privilege level.
+	// works without more preparation. Software interrupts, and port output with IOPL 3, cause a
+	// triple fault. SYSCALL returns at the wrong privilege level.
 	trapVector = 6
 	// userFlags disables interrupts. Bit 1 is always one.
 	userFlags = 1 << 1
@@ -112,8 +112,8 @@ func (l Layout) Multiboot() []byte {
 	return m
 }
 
-// enter64 returns code that goes from 32-bit mode without paging to the entry code in 64-bit mode
-// (Intel SDM vol. 3 §9.8.5).
+// enter64 returns code that switches from 32-bit mode without paging to 64-bit mode, and jumps to
+// the entry code (Intel SDM vol. 3 §9.8.5).
 func enter64() []byte {
 	c := []byte{
 		0x0f, 0x20, 0xe0, 0x83, 0xc8, 0x20, 0x0f, 0x22, 0xe0, // CR4 |= PAE
@@ -162,7 +162,7 @@ func (l Layout) image() []byte {
 // abs32 appends a 32-bit number to code.
 func abs32(code []byte, v uint32) []byte { return binary.LittleEndian.AppendUint32(code, v) }
 
-// entryCode returns code that runs in 64-bit mode at CPL 0. It goes to user mode and does not
+// entryCode returns code that runs in 64-bit mode at CPL 0. The code enters user mode and does not
 // return.
 func entryCode() []byte {
 	c := abs32([]byte{0x0f, 0x01, 0x14, 0x25}, loadAddr+gdtPointer)   // lgdt gdtPointer
@@ -203,7 +203,7 @@ func (l Layout) putTables(m []byte) {
 	le.PutUint64(m[gdt+selKernelCode:], 0x00af9b000000ffff)
 	le.PutUint64(m[gdt+selUserData&^3:], 0x00cff3000000ffff)
 	le.PutUint64(m[gdt+selUserCode&^3:], 0x00affb000000ffff)
-	// A 64-bit TSS, §7.2.3. Its only purpose is to give the stack for the trap.
+	// A 64-bit TSS, §7.2.3. Its only purpose is to define the stack for the trap.
 	const limit = 0x67
 	base := uint64(loadAddr + tss)
 	le.PutUint64(m[gdt+selTSS:], limit|base&0xffffff<<16|0x89<<40|base>>24&0xff<<56)

@@ -1,6 +1,6 @@
 // Command client is the Go client that bench/sdk measures. Each line of its input is one piece of
-// work. For each line, the client prints the seconds that the work took, and the seconds of CPU
-// time. For the line "held N", it prints KiB per sandbox.
+// work. For each line, the client prints the time that the work took and its CPU time, in seconds.
+// For the line "held N", it prints the memory for each sandbox, in KiB.
 package main
 
 import (

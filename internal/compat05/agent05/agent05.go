@@ -1,6 +1,6 @@
 // Package agent05 serves the protocol of forkd 0.5's agent, which listened on TCP port 8888 of a
-// guest. Published clients still use it: a client connects, sends one line of JSON, receives one
-// line as the answer, and the connection ends.
+// guest. Published clients still use this protocol: a client connects, sends one line of JSON, and
+// receives one line as the answer, and then the connection ends.
 //
 //	{"action": "ping"}                             {"pong", "warmup_ready", "numpy_version", "agent_lang", "pid"}
 //	{"action": "exec", "args", "timeout": 30}      {"stdout", "stderr", "exit_code"}, or {"error"}
@@ -50,8 +50,8 @@ type Guest interface {
 }
 
 // Addr returns the loopback address of a sandbox for clients on this host. The address is derived
-// from the id, so two sandboxes may get the same one. Among a thousand sandboxes, this happens with
-// a probability of 3 %.
+// from the id, so two sandboxes may have the same address. Among a thousand sandboxes, this happens
+// with a probability of 3 %.
 func Addr(id string, port int) string {
 	h := fnv.New32a()
 	h.Write([]byte(id))
@@ -63,8 +63,8 @@ func Addr(id string, port int) string {
 }
 
 // Serve answers connections on l until ctx ends. Then it closes l and waits for running requests.
-// The function of returns the server for a connection; if it returns nil, Serve closes the
-// connection.
+// The parameter of is a function that returns the server for a connection. If it returns nil, Serve
+// closes the connection.
 func Serve(ctx context.Context, l net.Listener, of func(net.Conn) *Server) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var conns sync.WaitGroup

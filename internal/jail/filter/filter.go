@@ -1,6 +1,7 @@
 // Package filter makes seccomp filters from the system calls that the parts of a program declare.
 //
-// Filters are made during code generation and never in a jailed process; package jail says why.
+// Filters are made during code generation and never in a jailed process. The comment of package
+// jail gives the reason.
 package filter
 
 import (
@@ -45,7 +46,7 @@ func Program(calls []jail.Call) ([]unix.SockFilter, error) {
 	return build(sets, seccomp.Trap)
 }
 
-// Denial returns a seccomp program that traps the given calls and permits all others. It is
+// Denial returns a seccomp program that traps the given calls and permits all other calls. It is
 // installed in addition to another filter.
 func Denial(calls []jail.Call) ([]unix.SockFilter, error) {
 	trapped := seccomp.NewSyscallRules()

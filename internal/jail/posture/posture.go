@@ -1,7 +1,8 @@
-// Package posture reads the confinement of a jailed process from /proc. Tests use it to find out
-// whether a part of the jail has become weaker.
+// Package posture reads the confinement of a jailed process from /proc. Tests use this package to
+// find out whether a part of the jail has become weaker.
 //
-// It reports what the kernel says; its callers say how a process must be confined.
+// It reports the kernel's information about a process. Its callers say how the process must be
+// confined.
 package posture
 
 import (
@@ -55,7 +56,7 @@ func (p *process) read(name string) string {
 
 func (p *process) namespaces(online bool) {
 	kinds := []string{"mnt", "pid", "ipc", "uts", "cgroup", "net"}
-	if os.Geteuid() != 0 { // if the caller is root, a process has a user of its own instead; see jail.Starter
+	if os.Geteuid() != 0 { // if the caller is root, a process has its own user instead; see jail.Starter
 		kinds = append(kinds, "user")
 	}
 	for _, kind := range kinds {

@@ -1,7 +1,7 @@
 // Package violation finds the system call for which a jailed process was killed.
 //
-// The table of names comes from a library. Which calls are permitted is declared in package jail,
-// and in the packages that make the calls.
+// The table of names is part of a library. Package jail, and the packages that make the calls,
+// declare the permitted calls.
 package violation
 
 import (
@@ -12,8 +12,8 @@ import (
 )
 
 // Call returns the name of the system call for which a process was killed, or "" if it ended for
-// another reason. log is the output of the process's Go runtime. It begins with the signal and ends
-// with the registers; rax is the number of the call.
+// another reason. The parameter log is the output of the process's Go runtime. It begins with the
+// signal and ends with the registers. The register rax has the number of the call.
 func Call(log string) string {
 	_, after, found := strings.Cut(log, "SIGSYS: bad system call")
 	_, registers, dumped := strings.Cut(after, "\nrax ")

@@ -21,8 +21,9 @@ const protocolFile = "internal/proto/vmmproto/vmmproto.go"
 
 var versionLine = regexp.MustCompile(`(?m)^const Version = (\d+)$`)
 
-// earlier builds forkd from two commits in the history of this clone: the last one that changed the
-// control protocol, and the commit before that. If the history is too short, missing is the reason.
+// earlier builds forkd from two commits in the history of this clone: the last commit that changed
+// the control protocol, and the commit before that. If the history is too short, the result missing
+// is the reason.
 func earlier(ctx context.Context, cache, vmlinux string) (builds []vmtest.Build, missing string, err error) {
 	out, err := git(ctx, "log", "-1", "--format=%H %P", "-G", "^const Version = ", "--", protocolFile)
 	if err != nil {
@@ -49,7 +50,8 @@ func earlier(ctx context.Context, cache, vmlinux string) (builds []vmtest.Build,
 	return builds, "", nil
 }
 
-// buildCommit builds forkd from a commit. If the cache has a build of that commit, it returns that.
+// buildCommit builds forkd from a commit. If the cache has a build of that commit, buildCommit
+// returns the build in the cache.
 func buildCommit(ctx context.Context, cache, commit string) (b vmtest.Build, err error) {
 	text, err := git(ctx, "show", commit+":"+protocolFile)
 	if err != nil {

@@ -1,7 +1,7 @@
 // Command prepare creates the files that VM tests need, and describes them in
-// <cache>/vmtest/assets.json. These are guest kernels with the present agent, root file systems,
-// the host's root certificates, and copies of the present forkd-vmm and bin/forkd. It reuses
-// kernels and file systems in the cache. Run it after scripts/build.
+// <cache>/vmtest/assets.json. The files are guest kernels with the present agent, root file
+// systems, the host's root certificates, and copies of the present forkd-vmm and bin/forkd. It
+// reuses kernels and file systems in the cache. Run it after scripts/build.
 package main
 
 import (
@@ -167,8 +167,8 @@ func busybox(ctx context.Context, cache string) (string, error) {
 }
 
 // hostRoots returns the root certificates that this host trusts. If the host connects to package
-// registries through a TLS-terminating proxy, they include the proxy's certificate, which an image
-// does not have.
+// registries through a TLS-terminating proxy, these certificates include the proxy's certificate,
+// which an image does not have.
 func hostRoots() ([]byte, error) {
 	name := os.Getenv("SSL_CERT_FILE")
 	if name == "" {

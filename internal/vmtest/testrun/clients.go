@@ -12,7 +12,7 @@ import (
 )
 
 // clientsLimit bounds the time for testing the published clients. On an idle computer the tests
-// take a quarter of an hour, mostly for making the parent that the clients fork.
+// take a quarter of an hour, mostly for making the parent from which the clients fork.
 const clientsLimit = time.Hour
 
 // clientGroups are the groups of test/compat to run:
@@ -26,7 +26,7 @@ var clientGroups = []string{"e2b-python", "e2b-js", "code-interpreter-python", "
 	"sdk-python", "sdk-typescript", "sdk-go"}
 
 // schemathesisDuration and schemathesisSeed make each run of the suite send the same requests, as
-// many as fit into that time. `scripts/compat schemathesis` sends other requests each time.
+// many as fit into that time. `scripts/compat schemathesis` sends different requests each time.
 const (
 	schemathesisDuration = "2m"
 	schemathesisSeed     = "1"
@@ -35,8 +35,8 @@ const (
 // exitLost is the exit status of scripts/compat if its emulated host hung.
 const exitLost = 125
 
-// clientsJob runs published clients against a daemon with real VMs. It ignores the host that it is
-// given, and uses an emulated host of its own.
+// clientsJob runs published clients against a daemon with real VMs. It ignores the host in its
+// argument, and uses its own emulated host.
 func clientsJob() job {
 	return job{name: "published clients", title: "published clients, from PyPI and npm, against VMs",
 		do: func(ctx context.Context, h host, out io.Writer) (counts, error) {
@@ -55,7 +55,7 @@ func clients(ctx context.Context, h host, out io.Writer) error {
 	ctx, cancel := context.WithTimeout(ctx, clientsLimit)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "scripts/compat", clientGroups...)
-	// These would name another daemon.
+	// Clear these variables, because they would name another daemon.
 	cmd.Env = append(os.Environ(), "FORKD_URL=", "COMPAT_TAG=", "COMPAT_INTERPRETER_TAG=",
 		"DURATION="+schemathesisDuration, "SEED="+schemathesisSeed, "COMPAT_QUICK=yes")
 	if m, ok := h.(machine); ok {

@@ -31,7 +31,7 @@ func (thisHost) restart(context.Context) bool { return false }
 func (thisHost) stop()                        {}
 
 // machine is an emulated host with the name $FORKD_MACHINE or, by default, defaultMachine. No user
-// has sandboxes in the default one.
+// has sandboxes in the default emulated host.
 type machine struct{ name string }
 
 const defaultMachine = "test"
@@ -40,18 +40,18 @@ const defaultMachine = "test"
 // and this host needs more than that for the page cache.
 const (
 	machineMemory = 8 << 30 // bytes
-	maxMachines   = 2       // there are only a few shards, and each emulated host must make a parent of its own
+	maxMachines   = 2       // there are only a few shards, and each emulated host must make its own parent
 )
 
-// Time limits for commands that control the emulated host. They also end the wait for a host that
-// hangs.
+// Time limits for commands that control the emulated host. The limits also end the wait for a host
+// that hangs.
 const (
 	startLimit = 2 * time.Minute
 	stopLimit  = time.Minute
 )
 
-// machines returns as many emulated hosts as this host has room for. Each keeps one CPU busy and
-// may use machineMemory.
+// machines returns as many emulated hosts as this host has room for. Each emulated host keeps one
+// CPU busy and may use machineMemory.
 func machines() []host {
 	name := os.Getenv("FORKD_MACHINE")
 	if name == "" {

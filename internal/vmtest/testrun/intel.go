@@ -25,8 +25,8 @@ type intelHost struct {
 	core bool // run only coreTests, unless the user has chosen tests
 }
 
-// intelHosts returns all emulated Intel hosts. Each makes kvm-intel use other features. The smoke
-// test uses the first one.
+// intelHosts returns all emulated Intel hosts. On each host, kvm-intel uses different features. The
+// smoke test uses the first host.
 func intelHosts() []intelHost {
 	return []intelHost{
 		{"ept", bochs.Host{CPU: bochs.Skylake}, false},
@@ -54,7 +54,7 @@ func chooseHosts(names []string) ([]intelHost, error) {
 }
 
 // Limits of one run on an emulated Intel host. intelTestLimit bounds the tests of a package, in the
-// host's own time. The other limits are in real time; a hang is detected much earlier.
+// host's own time. The other limits are in real time. A hang is detected much earlier.
 const (
 	intelTestLimit  = 20 * time.Minute
 	smokeLimit      = 10 * time.Minute

@@ -9,8 +9,7 @@ import (
 	"testing"
 )
 
-// If a host dies, or if fewer tests were run than there are, the tests of the package have not
-// passed.
+// If a host crashes, or if some tests were not run, the tests of the package have not passed.
 func TestReportPackage(t *testing.T) {
 	const begin = "\x16=== RUN   TestA\n"
 	const pass = begin + "\x16--- PASS: TestA (0.10s)\n\x16=== NAME  \n"

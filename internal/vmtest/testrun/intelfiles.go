@@ -90,7 +90,7 @@ func buildTest(ctx context.Context, pkg, dir string) error {
 
 // linkAssets puts the files that prepare has created into the tree at to, under their paths in the
 // cache, and returns their size on disk. It makes hard links instead of copies, because the files
-// are large and are copied to the host's disk later anyway.
+// are large and are later copied to the host's disk.
 func linkAssets(cache, to string) (size int64, err error) {
 	description := filepath.Join(cache, vmtest.AssetsFile)
 	p, err := os.ReadFile(description)

@@ -101,7 +101,8 @@ func vmTests(ctx context.Context, names []string) error {
 	return nil
 }
 
-// vmPackage runs the VM tests of a package. If the host is lost or hangs, it repeats them once.
+// vmPackage runs the VM tests of a package. If the host is lost or hangs, vmPackage repeats the
+// tests once.
 func vmPackage(ctx context.Context, h host, p vmPkg, out io.Writer) (counts, error) {
 	for try := 1; ; try++ {
 		if err := h.start(ctx); err != nil {

@@ -16,8 +16,9 @@ import (
 // parent, would be repeated more often.
 const shardTests = 12
 
-// split divides packages into shards of at most n tests each. The smallest shards come first: a
-// package with a single test usually has a long one, which should not be the last to run.
+// split divides packages into shards of at most n tests each. The smallest shards are first,
+// because a package with a single test usually has a long test, which should not be the last test
+// to run.
 func split(packages []vmPkg, n int) []vmPkg {
 	var shards []vmPkg
 	for _, p := range packages {

@@ -6,9 +6,9 @@
 //
 // MANIFEST is decoded strictly: a field that Kubernetes does not know is an error. For each
 // container, DIR/CONTAINER becomes a bundle (opencontainers/runtime-spec, bundle.md) whose root
-// file system is DIR/rootfs. DIR/volumes has the volumes, with the modes that kubelet gives them;
-// the caller fills in the secrets. The resource squat.ai/kvm stands for this host's own devices.
-// Probes, limits and the network are omitted.
+// file system is DIR/rootfs. DIR/volumes has the volumes, with the same modes as with kubelet. The
+// caller adds the secrets. The resource squat.ai/kvm stands for this host's own devices. Probes,
+// limits and the network are omitted.
 package main
 
 import (
