@@ -141,8 +141,8 @@ func TestAnswersShareTheMemory(t *testing.T) {
 	for _, v := range r.VMs.All() {
 		v.Print(strings.Repeat(strings.Repeat("x", 59)+"\n", 1000))
 	}
-	// Each answer has more than 200 KiB, of which 64 KiB do not count. The client's share is three
-	// quarters of the memory. It is filled by fewer answers than this number.
+	// Each answer has more than 200 KiB. 64 KiB of an answer do not count. The client's share is
+	// three quarters of the memory. It is filled by fewer answers than this number.
 	const most = 8
 	for n := 0; ; n++ {
 		answer := httptest.NewRecorder()

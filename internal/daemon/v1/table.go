@@ -55,8 +55,7 @@ func (a *api) routes() []route {
 		{"POST /v1/export", auth.Run, nil, work, a.export},
 		{"POST /v1/builds", auth.Admin, nil, work, a.build}, // fetches images, and makes snapshots that others fork
 
-		// These routes require admin, because POST boots a kernel of the host, and the other
-		// methods concern images of all clients.
+		// Admin is required, because POST boots a kernel of the host, and GET and DELETE concern images of all clients.
 		{"POST /v1/images", auth.Admin, []string{"disk_mib", "kernel", "uuid"}, work, a.fillImage},
 		{"GET /v1/images", auth.Admin, nil, reads, get(a.listImages)},
 		{"DELETE /v1/images", auth.Admin, []string{"dry_run", "unused_secs"}, ends, get(a.pruneImages)},

@@ -43,11 +43,11 @@ type Config struct {
 //
 // GOMAXPROCS=1 saves the pages of a second thread, until package vmm raises the value when the VMM
 // has vCPUs. GOGC=400 makes garbage collections rare, because each collection would write to more
-// pages, and the heap has only a few hundred KiB. disablethp keeps the heap out of transparent huge
-// pages, of which it would take two, or 4 MiB. The VMM's own code cannot disable huge pages,
-// because the runtime touches the heap before any other code runs. containermaxprocs and
-// updatemaxprocs stop the runtime from watching the cgroup's CPU limit, which would keep files
-// open. The last two settings save the memory of unused profiles.
+// pages, and the heap has only a few hundred KiB. Without disablethp, the heap would take two
+// transparent huge pages, or 4 MiB. The VMM's own code cannot disable huge pages, because the
+// runtime touches the heap before any other code runs. containermaxprocs and updatemaxprocs stop
+// the runtime from watching the cgroup's CPU limit, which would keep files open. The last two
+// settings save the memory of unused profiles.
 var vmmEnv = []string{"GOMAXPROCS=1", "GOGC=400",
 	"GODEBUG=madvdontneed=1,disablethp=1,containermaxprocs=0,updatemaxprocs=0,profstackdepth=1,memprofilerate=0"}
 
