@@ -58,26 +58,6 @@ func (g *Staging) Import(ctx context.Context, m *snapshot.Manifest, files Conten
 	return g.Publish(fresh, i.extents, i.disk)
 }
 
-// Holds reports for each of artifact.Parts(m) whether Import would use a file of the store. The file may be
-// deleted afterwards.
-func (s *Store) Holds(m *snapshot.Manifest) []bool {
-	layers := layerParts(m)
-	var held []bool
-	for _, p := range artifact.Parts(m) {
-		ok := false
-		if l, isLayer := layers[p.Name]; isLayer {
-			ok = !l.own && len(s.findContent(l.kind, p)) > 0
-		} else if isBase(p) {
-			f, err := s.openBase(snapshot.Base{Bytes: p.Bytes, Digest: p.Digest})
-			if ok = err == nil; ok {
-				f.Close()
-			}
-		}
-		held = append(held, ok)
-	}
-	return held
-}
-
 func isBase(p artifact.Part) bool {
 	return p.Name == artifact.BasePart || p.Name == artifact.KernelPart || p.Name == artifact.InitramfsPart
 }
