@@ -3,9 +3,9 @@
 .DEFAULT_GOAL := help
 .PHONY: help setup build demo test test-host test-vm test-intel test-race vulncheck fuzz lint bench torture torture-intel soak compat recipes package clean
 
-# Debian packages in the form of scripts/setup: those of clients in tests of SSH, and those that only
-# scripts/compat needs.
-SSH_NEEDS = ssh:openssh-client rsync:rsync git:git
+# Debian packages in the form of scripts/setup: clients of SSH and a browser for tests, and those that
+# only scripts/compat needs.
+TEST_NEEDS = ssh:openssh-client rsync:rsync git:git chromium:chromium /usr/share/doc/fonts-dejavu-core:fonts-dejavu-core
 COMPAT_NEEDS = /usr/share/doc/python3-venv:python3-venv curl:curl
 
 help: ## Show this list
@@ -21,7 +21,7 @@ demo: setup build ## Set up, bake a parent, fork 100 children, print a report
 	@scripts/demo
 
 test: setup build ## Run every test: on the host, in VMs, and published clients from PyPI and npm
-	@scripts/setup $(SSH_NEEDS) $(COMPAT_NEEDS)
+	@scripts/setup $(TEST_NEEDS) $(COMPAT_NEEDS)
 	@scripts/test
 
 test-host: build ## Run the tests that need no KVM
