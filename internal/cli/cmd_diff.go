@@ -175,7 +175,9 @@ func quotedPath(path string) string {
 	return path
 }
 
-// describeDiff returns the differences of a file that a patch cannot contain.
+// describeDiff describes the changes of a file other than those of its content: type, mode, owner and
+// attributes. If the patch lacks the content, describeDiff may add the sizes and the reason. The
+// result is empty or begins with ": ".
 func describeDiff(f client.DiffFile) string {
 	var words []string
 	for _, n := range []*client.DiffNode{f.New, f.Old} {

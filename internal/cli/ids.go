@@ -34,7 +34,8 @@ func sandboxID(ctx context.Context, cl *client.Client, ref string) (string, erro
 	return findID(list, ref)
 }
 
-// runOn is run for a command with one sandbox. ref is resolved by sandboxID.
+// runOn is like c.run, but for a command with one sandbox. It resolves ref with sandboxID, and calls
+// f with the sandbox's id.
 func (c *common) runOn(cmd *cobra.Command, ref string, f func(ctx context.Context, cl *client.Client,
 	id string) error) error {
 	return c.run(cmd, func(ctx context.Context, cl *client.Client) error {

@@ -159,8 +159,8 @@ func differ(t *testing.T, states map[string]map[string]string) {
 	}
 }
 
-// strictRefuses checks that a strict fork and a strict resume of a sandbox with these programs are
-// refused. Without the programs, a strict fork succeeds.
+// strictRefuses checks that a strict fork and a strict resume are refused if the programs of
+// ownServers run in the sandbox. Without these programs, a strict fork succeeds.
 func (d *daemon) strictRefuses(t *testing.T, source, suspended client.Sandbox) {
 	t.Helper()
 	_, err := d.Fork(d.ctx(t, bakeLimit), client.ForkRequest{SnapshotTag: "own", N: 1, Unique: "strict"})

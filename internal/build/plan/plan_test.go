@@ -47,8 +47,8 @@ func TestKeysAreThoseOfTheirVersion(t *testing.T) {
 	}
 }
 
-// changed returns the steps whose keys a change of the example affects, as a string of their
-// digits.
+// changed applies change to a copy of the example, and returns the numbers of the steps whose keys
+// are then different. Each number is one digit of the result.
 func changed(t *testing.T, change func(*Plan)) string {
 	t.Helper()
 	p, q := example(), example()

@@ -308,7 +308,7 @@ func (c *Context) insert(f plan.File) error {
 	return nil
 }
 
-// complete adds the missing parent directories of the entries whose index is from or higher.
+// complete adds the parent directories that are missing for the entries c.files[from:].
 func (c *Context) complete(from int) error {
 	for i := from; i < len(c.files); i++ {
 		dir := path.Dir(c.files[i].Path)

@@ -117,8 +117,8 @@ type links struct {
 	bytes int
 }
 
-// add checks an entry of an archive that is unpacked into the directory with the path below, and
-// records the entry if it is a link.
+// add checks an entry of an archive, and records the entry if it is a link. The parameter below is
+// the path of the directory that the archive is unpacked into.
 func (l *links) add(h *tar.Header, below string) error {
 	name, err := pathBelow(below, h.Name)
 	if err != nil {
@@ -173,8 +173,8 @@ func (l *links) check(name string, dir bool) error {
 	return nil
 }
 
-// pathBelow returns the path of an archive's entry that is unpacked into the directory with the
-// path below.
+// pathBelow returns the path at which an entry of an archive is unpacked. The parameter below is the
+// path of the directory that the archive is unpacked into, and name is the name of the entry.
 func pathBelow(below, name string) (string, error) {
 	if path.IsAbs(below) {
 		return "", fmt.Errorf("the directory %.200q of a COPY is absolute: want a relative one", below)

@@ -102,8 +102,8 @@ func (a *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	a.Face.Audited(http.HandlerFunc(h)).ServeHTTP(w, r)
 }
 
-// Carry carries a request to the port that the request's host names. It is called only if Carries
-// has returned true.
+// Carry passes a request on to a port of a sandbox. The request's Host header identifies the sandbox
+// and the port. Carry is called only if Carries has returned true.
 func (a *Server) Carry(w http.ResponseWriter, r *http.Request, route inbound.Route) {
 	route.Agent = isAgentPort(route.Port)
 	a.Face.Audited(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { a.data(w, r, route) })).ServeHTTP(w, r)

@@ -15,8 +15,9 @@ import (
 	"github.com/forkd/forkd/internal/build/plan"
 )
 
-// defaultUser is the user of steps until a step selects another one, if the guest has this account
-// and no default user. If the guest has no such account, the steps run as root.
+// defaultUser is the account that runs the steps until a step selects another one. It is used only
+// if it exists in the guest, and the guest has no default user of its own. If the guest has neither,
+// the steps run as root.
 const defaultUser = "user"
 
 // readyAfter is how long a start command without a ready command runs before the template is saved,

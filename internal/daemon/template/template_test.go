@@ -303,7 +303,8 @@ func TestPanicOfABuild(t *testing.T) {
 	if status != Failed || why.Message != errPanic.Error() {
 		t.Errorf("%s: %+v", status, why)
 	}
-	if !strings.Contains(log.String(), "panic in a build of a template") || !strings.Contains(log.String(), "Builder).run") {
+	if !strings.Contains(log.String(), "panic in a build of a template") ||
+		!strings.Contains(log.String(), "Builder).run") {
 		t.Errorf("the log lacks the panic: %s", &log)
 	}
 }

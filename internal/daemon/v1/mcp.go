@@ -14,10 +14,10 @@ import (
 // maxMessage bounds a message of the Model Context Protocol, in bytes.
 const maxMessage = 4 << 20
 
-// toolAnswer bounds the answer of a tool, in bytes. Every message takes this much memory at its
-// start. While an answer waits for the client, it is in memory in three forms: as a result, as a
-// message, and as an event. The bound is enough for the three forms of a usual answer, which is
-// shorter than a third of the bound.
+// toolAnswer is the number of bytes that each message from a client counts against its share of the
+// memory, before a tool is called. While an answer waits for the client, it is in memory in three
+// forms: as a result, as a message, and as an event. The three forms of a usual answer fit into
+// toolAnswer. For a longer answer, pacedWriter takes more from the share.
 const (
 	toolAnswer     = 6 << 20
 	copiesOfAnswer = 3

@@ -32,8 +32,8 @@ type Identity struct {
 	files  idFiles
 }
 
-// OpenIdentity opens the files of Identity. It also mounts the files that a fork rewrites over the
-// paths at which programs look for them.
+// OpenIdentity opens the files of Identity. It also creates the files that a fork rewrites, and
+// mounts each of them over the path at which programs look for it.
 func OpenIdentity(log *kmsg.Log) (*Identity, error) {
 	fd, err := unix.Open("/dev/urandom", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -65,8 +65,9 @@ func EndLine(st *store.Store, rebased *record.Rebased, memory uint64) (end bool,
 	return rebased.Line >= MaxLine || layers >= MaxDepth || bytes > maxRewrite*memory, bytes
 }
 
-// LineBytes returns how much memory a sandbox may share with its line. The parameter line is the
-// latest branch of the line, and from is the snapshot that the sandbox runs from.
+// LineBytes returns the maximum number of bytes that a sandbox shares with the branches in its line.
+// It counts the memory that is in layers of the latest branch (the parameter line), but not in layers
+// of the snapshot that the sandbox runs from (the parameter from).
 func LineBytes(line, from *store.Lease) (bytes uint64) {
 	inherited := from.Manifest().Memory
 	for _, e := range line.Extents() {

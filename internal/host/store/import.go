@@ -24,8 +24,9 @@ import (
 
 // Contents has the files of a snapshot from another host.
 type Contents interface {
-	// Decode calls write with all nonzero parts of a file, in ascending order. part is its number in
-	// artifact.Parts. Decode returns an error if the content differs from the digest in the manifest.
+	// Decode reads one file. The parameter part is the file's index in artifact.Parts. Decode calls
+	// write with all nonzero pieces of the file, in ascending order. It returns an error if the
+	// content differs from the digest in the manifest.
 	Decode(ctx context.Context, part int, write func(offset uint64, p []byte) error) error
 }
 

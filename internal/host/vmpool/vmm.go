@@ -99,8 +99,8 @@ func (s *Shell) alive() bool {
 	}
 }
 
-// WhileRoom returns a context that is cancelled, with the error full as its cause, when the VM
-// pauses itself because a disk is full. The caller must call the returned function.
+// WhileRoom returns a context. If the VM pauses itself because a disk is full, the context is
+// cancelled, and its cause is the parameter full. The caller must call the returned function.
 func WhileRoom(ctx context.Context, v VMM, full error) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	go func() {
