@@ -1,0 +1,46 @@
+package hub
+
+import (
+	"io"
+	"log"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-containerregistry/pkg/registry"
+)
+
+// A program for OCI artifacts carries a snapshot through a registry.
+func TestSkopeo(t *testing.T) {
+	if _, err := exec.LookPath("skopeo"); err != nil {
+		t.Skip("skopeo is not installed")
+	}
+	server := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
+	defer server.Close()
+	a, b, dir := newHost(t), newHost(t), t.TempDir()
+	a.make(t, "parent", "", 2, 'p')
+	packed, carried := filepath.Join(dir, "packed.tar"), filepath.Join(dir, "carried.tar")
+	if err := os.WriteFile(packed, a.pack(t, "parent"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	remote := "docker://" + strings.TrimPrefix(server.URL, "http://") + "/team/parent:1"
+	for _, args := range [][]string{
+		{"copy", "--dest-tls-verify=false", "oci-archive:" + packed, remote},
+		{"copy", "--src-tls-verify=false", remote, "oci-archive:" + carried},
+	} {
+		if out, err := exec.Command("skopeo", args...).CombinedOutput(); err != nil {
+			t.Fatalf("skopeo %v: %v\n%s", args, err, out)
+		}
+	}
+	p, err := os.ReadFile(carried)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.unpack(t, "carried", p); err != nil {
+		t.Fatal(err)
+	}
+	b.check(t, "carried", map[int64]byte{2: 'p'})
+}
