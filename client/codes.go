@@ -7,6 +7,7 @@ const (
 	ErrBadRequest           ErrorCode = "bad_request"            // 400: The request is wrong
 	ErrInvalidField         ErrorCode = "invalid_field"          // 400: A field of the request is wrong
 	ErrWarmupFailed         ErrorCode = "warmup_failed"          // 400: The warm-up failed
+	ErrArtifactRefused      ErrorCode = "artifact_refused"       // 400: The snapshot from outside is refused
 	ErrUnauthenticated      ErrorCode = "unauthenticated"        // 401: The token is missing or wrong
 	ErrForbidden            ErrorCode = "forbidden"              // 403: The request is not allowed
 	ErrScope                ErrorCode = "scope"                  // 403: The token does not allow this

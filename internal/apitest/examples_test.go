@@ -45,7 +45,10 @@ func TestExamplesOfTheDocument(t *testing.T) {
 			case "d":
 				method, body = http.MethodPost, o[2]
 			case "T":
-				method, contentType = http.MethodPut, "application/octet-stream"
+				method, body, contentType = http.MethodPut, "content of the file", "application/octet-stream"
+				if strings.HasSuffix(o[3], ".tar") {
+					contentType = "application/x-tar"
+				}
 			case "X":
 				asked = o[3]
 			}

@@ -89,7 +89,6 @@ var elsewhere = map[string]string{
 	"scale":      noPlan,
 	"sh":         aTerminal,
 	"snapshots":  "'forkd images' lists snapshots",
-	"ssh":        aTerminal,
 	"status":     "'forkd info' says what the daemon has, 'forkd doctor' whether this host is fit, 'forkd ls' lists sandboxes",
 	"templates":  "'forkd images' lists snapshots",
 	"upload":     "'forkd cp FILE ID:PATH' copies into a sandbox",
