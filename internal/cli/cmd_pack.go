@@ -19,8 +19,9 @@ func newPackCmd() *cobra.Command {
 		Short: "Pack a snapshot into an archive for another host",
 		Long: "Writes all files of a snapshot to FILE, or to standard output if FILE is -: memory, disk, base image and\n" +
 			"kernel. The archive has no network policy, limits, labels or secrets of forkd; but it has everything that\n" +
-			"the guest had in its memory and on its disk. It is an OCI image layout, so programs such as skopeo and\n" +
-			"oras can copy it.",
+			"the guest had in its memory and on its disk, and what earlier snapshots of its line had there. A copy by\n" +
+			"'forkd snapshot-compact' has only the present data. The archive is an OCI image layout, which programs\n" +
+			"such as skopeo can copy.",
 		Example: "  forkd pack python-numpy python-numpy.tar\n  forkd pack python-numpy - | ssh other forkd unpack - --trust",
 		Args:    usageArgs(arguments(2, 2)),
 		RunE: func(cmd *cobra.Command, args []string) error {

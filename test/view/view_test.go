@@ -104,7 +104,7 @@ const hostile = `<img src=x onerror="window.hacked=1"><script>window.hacked=1</s
 func TestHostileTexts(t *testing.T) {
 	r := startRig(t)
 	id := r.fork("base", 1, map[string]string{"name": hostile, "other": hostile})[0]
-	dir := filepath.Join(r.Tmp, "hostile")
+	dir := filepath.Join(r.Tmp, "hostile\\'; \x03\rtouch x #") // no shell could take it as one word
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -121,6 +121,9 @@ func TestHostileTexts(t *testing.T) {
 
 	p.eval(fmt.Sprintf(`sessionStorage.setItem("dir %s", %q); location.hash = "#/sandbox/%s/files"`, id, dir, id))
 	p.waitText(name)
+	if shown := eval[string](p, `document.querySelector(".calls pre").textContent`); !strings.HasSuffix(shown, " …") {
+		t.Errorf("the command line to copy contains the name of the directory: %q", shown)
+	}
 	p.do("open the file", chromedp.Click(chromedp.CSS("td button.link")))
 	p.wait(`document.querySelector("#editor")?.value === ` + quoted(hostile))
 	p.eval(fmt.Sprintf(`location.hash = "#/sandbox/%s/processes"`, id))

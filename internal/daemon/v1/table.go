@@ -138,7 +138,8 @@ func (a *api) snapshotRoutes() []route {
 		{"GET /v1/snapshots/{tag}/info", auth.Read, nil, f.Reads, get(a.snapshotInfo)},
 		{"POST /v1/snapshots/{tag}/compact", auth.Admin, nil, f.Work, call(ok, a.compactSnapshot)},
 		{"POST /v1/snapshots/{tag}/verify", auth.Run, nil, f.Work, get(a.verifySnapshot)},
-		{"GET /v1/snapshots/{tag}/archive", auth.Run, nil, f.Work, a.packSnapshot}, // has the memory of a guest
+		// Has whole layers, also those of ancestors that other clients do not see.
+		{"GET /v1/snapshots/{tag}/archive", auth.Admin, nil, f.Work, a.packSnapshot},
 		// Makes a snapshot that others fork, with content that nobody on this host has made.
 		{"POST /v1/archives", auth.Admin, []string{apiv1.UnpackTag, apiv1.UnpackTrust}, f.Work, a.unpackSnapshot},
 	}

@@ -326,7 +326,7 @@ func (i *importing) fill(f *os.File, n int, p artifact.Part, extents []vm.Extent
 			if !i.store.hasRoom(roomEvery) {
 				return fmt.Errorf("too little room in %s: %w", i.store.ram, unix.ENOSPC)
 			}
-			return nil
+			return i.room() // also checks the memory of the host, which the file takes
 		}
 	}
 	if err := i.files.Decode(i.ctx, n, w.write); err != nil {

@@ -26,12 +26,17 @@ export const plain = (text: string) =>
 export type CallName = keyof typeof calls;
 export type Language = "cli" | "python" | "typescript";
 
-const shellWord = (text: string) => (/^[\w./:=@,+-]+$/.test(text) ? text : `'${text.replaceAll("'", `'\\''`)}'`);
+// shellWord quotes a text for shells. A text of a guest may contain control characters, which act in
+// terminals, or a backslash, which fish treats differently inside of quotes: for these it returns "".
+const shellWord = (text: string) => {
+  if (/[\\\p{C}\p{Zl}\p{Zp}]/u.test(text)) return "";
+  return /^[\w./:=@,+-]+$/.test(text) ? text : `'${text.replaceAll("'", `'\\''`)}'`;
+};
 
 // callText returns the command line or the code that does the same as an action of the page.
 export function callText(name: CallName, language: Language, values: Record<string, string | number>): string {
   const quote = (v: string | number) =>
-    typeof v === "number" ? String(v) : language === "cli" ? shellWord(v) : JSON.stringify(v);
+    typeof v === "number" ? String(v) : language === "cli" ? shellWord(v) || "…" : JSON.stringify(v);
   const line = calls[name][language].replace(/\{(\w+)\}/g, (all, key: string) => {
     const v = values[key];
     return v === undefined ? all : quote(v);

@@ -96,7 +96,7 @@ func run() (err error) {
 	}
 	rig := apirig.New(t, apirig.Options{Unchecked: !*checked, Open: *open, Domain: *domain,
 		Limits: face.Limits{Keepalive: *keepalive},
-		Agent: func(dir string) *exec.Cmd { return agentHere(t, self, dir) }})
+		Agent:  func(dir string) *exec.Cmd { return agentHere(t, self, dir) }})
 	if *dirty > 0 {
 		rig.VMs.GuestDirty = *dirty
 	}
