@@ -1,7 +1,8 @@
 """Sandboxes for Inspect AI (pip install 'forkd[inspect]'), which finds this module by its entry point:
 
-    Task(dataset, solver, scorer, sandbox=("forkd", "python-numpy"))
-    Task(dataset, solver, scorer, sandbox=SandboxEnvironmentSpec("forkd", ForkdConfig(snapshot="python-numpy")))
+    config = ForkdConfig(snapshot="python-numpy", network="none")
+    Task(dataset, solver=solver, scorer=scorer, sandbox=("forkd", "python-numpy"))
+    Task(dataset, solver=solver, scorer=scorer, sandbox=SandboxEnvironmentSpec("forkd", config))
 
 Each sample of each epoch runs in a sandbox of its own, forked from the snapshot. If the snapshot is a branch of a
 prepared sandbox, all of them start with the files, processes and memory of that sandbox.
