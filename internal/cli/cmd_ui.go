@@ -34,7 +34,7 @@ func newUICmd() *cobra.Command {
 			"the browser, until Ctrl-C. The address lets in one browser, once, within ten minutes; the session then\n" +
 			"lasts for twelve hours. The page has the rights of this command at the daemon, and never receives its\n" +
 			"token.",
-		Example: "  forkd ui\n  forkd ui --no-open --listen 127.0.0.1:7777   # over ssh -L 7777:127.0.0.1:7777",
+		Example: "  forkd ui\n  forkd ui --no-open --listen 127.0.0.1:7777   # over ssh -t -L 7777:127.0.0.1:7777",
 		Args:    usageArgs(arguments(0, 0)),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			host, _, err := net.SplitHostPort(listen)
