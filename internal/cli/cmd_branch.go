@@ -129,7 +129,8 @@ func newRollbackCmd() *cobra.Command {
 		Use:   "rollback ID",
 		Short: "Put a sandbox back to a snapshot of its family",
 		Long: "Restores memory, disk and processes of the sandbox ID from the snapshot. The id does not change. The snapshot\n" +
-			"must come from the same parent as the sandbox: its own branches, their ancestors, and branches of its copies.",
+			"must be of the sandbox's family, which comes from one booted VM: its own branches, their ancestors, and\n" +
+			"branches of its copies.",
 		Args: usageArgs(arguments(1, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return showOf(cmd, &c, args[0], func(ctx context.Context, cl *client.Client, id string) (client.RolledBack, error) {
@@ -141,7 +142,7 @@ func newRollbackCmd() *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVar(&to, "to", "",
-		"tag of the snapshot (default: the one it runs from; after a rollback, the one it was rolled back to)")
+		"tag of the snapshot (default: the one that the sandbox runs from, which is not its latest branch)")
 	uniqueFlag(cmd, &unique)
 	c.completeSandboxes(cmd)
 	c.completeFlag(cmd, "to", tags)
@@ -166,7 +167,7 @@ func newPromoteCmd() *cobra.Command {
 		Long: "After 'forkd fork --from-sandbox ID -n 4' you have four copies. If CHILD is the one that you want to keep, this\n" +
 			"command gives its memory, disk and processes to ID, which keeps its own id, name, labels and network policy.\n" +
 			"The state that ID had is lost, unless you branch ID first; 'forkd rollback ID --to TAG' then returns to it.\n" +
-			"CHILD goes on, unless --rm deletes it. Both sandboxes must come from the same parent.",
+			"CHILD goes on, unless --rm deletes it. Both must be of one family: they come from one booted VM.",
 		Args: usageArgs(arguments(1, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if into == "" {

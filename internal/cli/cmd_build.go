@@ -63,7 +63,8 @@ func newBuildCmd() *cobra.Command {
 			"RECIPE is the name of one of forkd's recipes, a recipe.yaml, or a directory with one. docker://IMAGE,\n" +
 			"docker-archive:FILE and oci:DIR are container images, which need no recipe. This command makes the root\n" +
 			"file system and gets the guest kernel, and keeps both in the cache. The daemon boots them, and copies\n" +
-			"the files and runs the warm-up in steps, as for a Dockerfile. It replaces no earlier snapshot.\n\n" +
+			"the files and runs the warm-up in steps, as for a Dockerfile. It replaces no earlier snapshot.\n" +
+			"The options for the network and for limits do not apply to Dockerfiles.\n\n" +
 			"With --from, a parent boots from the disk of a snapshot, optionally with other memory and processors.",
 		Example: "  forkd build -t app .\n  forkd build -f Dockerfile.dev --build-arg VERSION=2 -t app-dev .\n" +
 			"  forkd build python-numpy\n  forkd build docker://python:3.12-slim --tag py\n" +
