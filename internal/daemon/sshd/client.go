@@ -20,10 +20,11 @@ import (
 
 // client is a connection that has logged in.
 type client struct {
-	s     *Server
-	login *login
-	conn  *ssh.ServerConn
-	entry audit.Entry // of the login; the entries of channels are copies of it
+	s      *Server
+	login  *login
+	conn   *ssh.ServerConn
+	unread *unread
+	entry  audit.Entry // of the login; the entries of channels are copies of it
 
 	channels sync.WaitGroup
 }
@@ -174,8 +175,9 @@ func (e *leftError) Error() string { return e.why }
 func (e *leftError) Unwrap() error { return agentclient.ErrDetached }
 
 var (
-	errLeft     = &leftError{"the client left"}
-	errStopping = &leftError{"the daemon is stopping"}
+	errLeft      = &leftError{"the client left"}
+	errStopping  = &leftError{"the daemon is stopping"}
+	errNoCommand = &leftError{"the session got no command in time"}
 )
 
 // parseForward returns the port of a channel of the type direct-tcpip (RFC 4254, section 7.2).

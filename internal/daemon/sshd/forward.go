@@ -16,6 +16,7 @@ func (c *client) forward(ctx context.Context, asked ssh.NewChannel, port uint16)
 	c.s.Counts.SSHSessionBegun()
 	begun := time.Now()
 	closed := make(chan struct{}) // closed when the client has closed the channel
+	var counted *channel
 	accepted, err := c.reach(ctx, port, func() (inbound.Stream, <-chan struct{}, error) {
 		channel, requests, err := asked.Accept()
 		if err != nil {
@@ -26,10 +27,14 @@ func (c *client) forward(ctx context.Context, asked ssh.NewChannel, port uint16)
 			refuse(requests)
 			close(closed)
 		}()
-		return channel, closed, nil
+		counted = c.unread.count(channel, closed)
+		return counted, closed, nil
 	})
 	if accepted {
 		c.settle(closed)
+		if counted != nil {
+			counted.release()
+		}
 	} else {
 		_ = asked.Reject(ssh.ConnectionFailed, err.Error())
 	}

@@ -43,7 +43,7 @@ type start struct {
 
 // session serves a channel of the type "session".
 func (c *client) session(ctx context.Context, asked ssh.NewChannel) {
-	channel, requests, err := asked.Accept()
+	accepted, requests, err := asked.Accept()
 	if err != nil {
 		return // the connection has ended
 	}
@@ -51,8 +51,9 @@ func (c *client) session(ctx context.Context, asked ssh.NewChannel) {
 	begun := time.Now()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	s := &session{c: c, channel: channel, running: make(chan struct{})}
 	started, closed := make(chan start, 1), make(chan struct{})
+	channel := c.unread.count(accepted, closed)
+	s := &session{c: c, channel: channel, running: make(chan struct{})}
 	go func() {
 		s.requests(ctx, requests, started)
 		close(closed)
@@ -64,11 +65,15 @@ func (c *client) session(ctx context.Context, asked ssh.NewChannel) {
 		err = s.run(ctx, kind)
 	case <-ctx.Done():
 		err = context.Cause(ctx)
+	case <-time.After(c.s.Limits.Login):
+		err = errNoCommand
+		s.say(ctx, err.Error())
 	}
 	_ = channel.CloseWrite() // these fail only if the client has left
 	_ = channel.Close()
 	c.settle(closed)
 	s.input.Wait()
+	channel.release()
 	c.ended(kind.kind, "/"+kind.kind, begun, err)
 }
 
@@ -177,13 +182,13 @@ func (s *session) run(ctx context.Context, st start) error {
 	}
 	switch {
 	case err != nil:
-		s.say(err.Error())
+		s.say(ctx, err.Error())
 		s.exit(exitFailed)
 	case result.Outcome == agentclient.NotFound:
-		s.say(result.Status)
+		s.say(ctx, result.Status)
 		s.exit(exitNotFound)
 	case result.Outcome == agentclient.NotExecutable:
-		s.say(result.Status)
+		s.say(ctx, result.Status)
 		s.exit(exitNotExecutable)
 	case result.Outcome == agentclient.Signaled:
 		s.signaled(result)
@@ -221,7 +226,7 @@ func (s *session) follow(ctx context.Context, guest *agentclient.Client, st star
 			close(s.running)
 			s.input.Go(func() { s.feed(feeding) })
 			return nil
-		}}, s.output)
+		}}, func(from agentclient.Stream, p []byte) error { return s.output(ctx, from, p) })
 	detached := errors.Is(err, agentclient.ErrDetached) || errors.Is(context.Cause(ctx), agentclient.ErrDetached)
 	if err != nil && detached && s.process != nil {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), hangUpTime)
@@ -250,10 +255,19 @@ func (s *session) feed(ctx context.Context) {
 }
 
 // output sends output to the client. If the client takes none of it for too long, its connection is
-// closed.
-func (s *session) output(from agentclient.Stream, p []byte) error {
+// closed. When ctx ends, the client has less time.
+func (s *session) output(ctx context.Context, from agentclient.Stream, p []byte) error {
 	late := time.AfterFunc(s.c.s.Face.Limits.Idle, func() { s.c.conn.Close() })
 	defer late.Stop()
+	written := make(chan struct{})
+	defer close(written)
+	defer context.AfterFunc(ctx, func() {
+		select {
+		case <-written:
+		case <-time.After(s.c.s.Limits.Closing):
+			s.c.conn.Close()
+		}
+	})()
 	var to io.Writer = s.channel
 	if from == agentclient.Stderr {
 		to = s.channel.Stderr()
@@ -265,9 +279,9 @@ func (s *session) output(from agentclient.Stream, p []byte) error {
 }
 
 // say sends a message of the daemon.
-func (s *session) say(text string) {
+func (s *session) say(ctx context.Context, text string) {
 	text = strings.ToValidUTF8(text, "?")
-	_ = s.output(agentclient.Stderr, []byte("forkd: "+text+"\r\n")) // fails only if the client has left
+	_ = s.output(ctx, agentclient.Stderr, []byte("forkd: "+text+"\r\n")) // fails only if the client has left
 }
 
 // exit tells the client the exit code of the process.

@@ -17,6 +17,7 @@ import (
 	"log/slog"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/crypto/ssh"
@@ -43,10 +44,10 @@ type Counter interface {
 type Limits struct {
 	// Connections that have not logged in, of all peers and of one (auth.PeerName); 64, 8.
 	Logins, LoginsPerPeer int
-	Login                 time.Duration // time to log in; 20 seconds
+	Login                 time.Duration // time to log in, and for a session to get its command; 20 seconds
 	Clients               int           // connections that have logged in; one principal may have three quarters; 256
-	// Channels of all connections and of one. A channel may hold 2 MiB that the sandbox has not read,
-	// which is the window of package ssh. One principal may have three quarters; 256, 32.
+	// Channels of all connections and of one. One principal may have three quarters; 256, 32. For the
+	// input that the sandbox has not read, see type unread.
 	Channels, ChannelsPerClient int
 	Keepalive                   time.Duration // interval of questions whether the client still answers; 30 seconds
 	Closing                     time.Duration // time for a client to agree to the end of a channel; 10 seconds
@@ -195,8 +196,11 @@ func (s *Server) serve(ctx context.Context, raw net.Conn, loggedIn func()) {
 	s.Counts.SSHConnected(1)
 	defer s.Counts.SSHConnected(-1)
 	s.audit(entry, nil)
-	c := &client{s: s, login: login, conn: server, entry: entry}
+	c := &client{s: s, login: login, conn: server, unread: &conn.unread, entry: entry}
 	c.serve(ctx, channels, requests)
+	if conn.exceeded.Load() {
+		s.Log.Warn("ssh: connection ended", "who", entry.Who, "remote", entry.Remote, "error", errUnread)
+	}
 }
 
 // farewell is the time for messages to clients when the daemon stops.
@@ -216,11 +220,25 @@ func (s *Server) audit(e audit.Entry, err error) {
 	}
 }
 
-// timedConn is a connection that fails if the client takes nothing for the time stall.
+// timedConn is a connection that fails if the client takes nothing for the time stall, or if too much
+// of what the client has sent is unread.
 type timedConn struct {
 	net.Conn
-	stall time.Duration
+	stall    time.Duration
+	unread   unread
+	exceeded atomic.Bool // the client has sent more than unread allows
 }
+
+func (c *timedConn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	if !c.unread.add(n) {
+		c.exceeded.Store(true)
+		return 0, errUnread
+	}
+	return n, err
+}
+
+var errUnread = errors.New("the client has sent more than its sessions may leave unread")
 
 func (c *timedConn) Write(p []byte) (int, error) {
 	_ = c.SetWriteDeadline(time.Now().Add(c.stall)) // fails only on a closed connection
