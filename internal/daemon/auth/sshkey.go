@@ -35,7 +35,9 @@ const (
 // uidWho is the prefix of Principal.Who for users of the unix socket.
 const uidWho = "uid:"
 
-// CheckSSHKey refuses types and sizes of public keys that are weak or costly to verify.
+// CheckSSHKey refuses types and sizes of public keys that are weak, or slow to verify at each login. (It
+// does not save the time for the signature of an unknown key, which package ssh verifies first. That
+// package's bound of 16384 bits applies then.)
 func CheckSSHKey(key ssh.PublicKey) error {
 	switch key.Type() {
 	case ssh.KeyAlgoED25519, ssh.KeyAlgoSKED25519, ssh.KeyAlgoECDSA256, ssh.KeyAlgoECDSA384, ssh.KeyAlgoECDSA521,

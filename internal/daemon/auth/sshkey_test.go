@@ -165,6 +165,16 @@ func TestSSHKeysReload(t *testing.T) {
 	has(0)
 	write("uid:1 "+line, 0o600)
 	has(1)
+	if os.Geteuid() == 0 {
+		if err := os.Chown(path, 1, -1); err != nil {
+			t.Fatal(err)
+		}
+		has(0)
+		if err := os.Chown(path, 0, -1); err != nil {
+			t.Fatal(err)
+		}
+		has(1)
+	}
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}

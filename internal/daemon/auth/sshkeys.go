@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"sync"
+	"syscall"
 
 	"golang.org/x/crypto/ssh"
 
@@ -66,9 +67,13 @@ func (s *SSHKeys) loadLocked() error {
 	if err != nil {
 		return fmt.Errorf("read SSH keys: %w", err)
 	}
+	st, ok := fi.Sys().(*syscall.Stat_t)
 	switch {
 	case !fi.Mode().IsRegular():
 		return fmt.Errorf("file of SSH keys %s is not a regular file", s.path)
+	case !ok || st.Uid != 0 && int(st.Uid) != os.Geteuid():
+		return fmt.Errorf("file of SSH keys %s belongs to another user, who can change it: chown %d %s", s.path,
+			os.Geteuid(), s.path)
 	case fi.Mode().Perm()&0o022 != 0:
 		return fmt.Errorf("file of SSH keys %s has mode %#o, which lets other users change it: chmod 600 %s", s.path,
 			fi.Mode().Perm(), s.path)
