@@ -157,7 +157,8 @@ func TestRevokedKey(t *testing.T) {
 	}
 }
 
-// Connections that do not log in are limited for each peer, and closed after a time.
+// Connections that do not log in are limited for each peer, and closed after a time. They keep no client
+// out.
 func TestHalfHandshakes(t *testing.T) {
 	r := start(t, apirig.Options{}, sshd.Limits{LoginsPerPeer: 2, Login: time.Second})
 	k := newKey(t)
@@ -181,24 +182,34 @@ func TestHalfHandshakes(t *testing.T) {
 		}
 		return got, time.Since(begun)
 	}
-	first, second := open(), open()
+	var held []net.Conn
 	banner := make([]byte, 4)
-	for _, conn := range []net.Conn{first, second} { // the server has taken them
-		if _, err := io.ReadFull(conn, banner); err != nil || string(banner) != "SSH-" {
+	for range 3 {
+		conn := open()
+		if _, err := io.ReadFull(conn, banner); err != nil || string(banner) != "SSH-" { // the server has taken it
 			t.Fatalf("%q, %v", banner, err)
 		}
+		held = append(held, conn)
 	}
-	if got, took := ends(open()); len(got) > 0 || took > 500*time.Millisecond {
-		t.Errorf("a third connection: %q after %v", got, took)
+	if _, took := ends(held[0]); took > 500*time.Millisecond {
+		t.Errorf("the oldest of three connections ends after %v", took)
 	}
-	fmt.Fprint(first, "SSH-2.0-x\r\n")
-	ends(first)
-	ends(second)
 	c, _, err := r.dial(r.id, k)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer c.Close()
+	if _, took := ends(held[1]); took > 500*time.Millisecond {
+		t.Errorf("a client has logged in, and the older of two connections ends after %v", took)
+	}
+	fmt.Fprint(held[2], "SSH-2.0-x\r\n")
+	ends(held[2])
+	if text := metricsOf(r); !strings.Contains(text, "forkd_ssh_logins_total{result=\"busy\"} 2\n") {
+		t.Error(text)
+	}
+	if out, err := r.session(c).Output("echo works"); string(out) != "works\n" { // after the time to log in
+		t.Errorf("%q, %v", out, err)
+	}
 	for _, garbage := range []string{"GET / HTTP/1.1\r\n\r\n", strings.Repeat("x", 1<<20),
 		"SSH-2.0-x\r\n\xff\xff\xff\xff" + strings.Repeat("\x00", 1<<16), "SSH-1.0-x\r\n",
 		"SSH-2.0-x\r\n\x00\x00\x00\x01\x00"} {
@@ -421,7 +432,15 @@ func TestAuditAndMetrics(t *testing.T) {
 	if c, _, err := r.dial(r.id, newKey(t)); err == nil {
 		t.Fatal(c)
 	}
-	want := []string{"default /login 200", "default /exec 200", "default /ports/1 502", " /login 403"}
+	k := newKey(t)
+	r.register(k, "default")
+	for _, name := range []string{"sb-missing", "no+id+at all"} {
+		if c, _, err := r.dial(name, k); err == nil {
+			t.Fatal(c)
+		}
+	}
+	want := []string{"default /login 200", "default /exec 200", "default /ports/1 502", " /login 403",
+		"default /login 404", "default /login 400"}
 	var got []string
 	eventually(t, "the lines of the audit log", func() bool {
 		text, err := os.ReadFile(r.AuditLog)
@@ -439,7 +458,14 @@ func TestAuditAndMetrics(t *testing.T) {
 			}
 			if e.Method == "SSH" {
 				got = append(got, fmt.Sprintf("%s %s %d", strings.TrimPrefix(e.Who, "token:"), e.Path, e.Status))
-				if e.Remote == "" || e.RequestID == "" || e.Who != "" && (e.Sandbox != r.id || e.UserAgent == "") {
+				asked := r.id
+				switch e.Status {
+				case http.StatusNotFound:
+					asked = "sb-missing"
+				case http.StatusBadRequest:
+					asked = ""
+				}
+				if e.Remote == "" || e.RequestID == "" || e.Who != "" && (e.Sandbox != asked || e.UserAgent == "") {
 					t.Errorf("%s", line)
 				}
 			}
@@ -452,7 +478,7 @@ func TestAuditAndMetrics(t *testing.T) {
 		t.Errorf("%q, want %q", got, want)
 	}
 	text := metricsOf(r)
-	for _, line := range []string{`forkd_ssh_logins_total{result="ok"} 1`, `forkd_ssh_logins_total{result="refused"} 1`,
+	for _, line := range []string{`forkd_ssh_logins_total{result="ok"} 1`, `forkd_ssh_logins_total{result="refused"} 3`,
 		`forkd_ssh_sessions_total{kind="exec",outcome="ok"} 1`, `forkd_ssh_sessions_total{kind="forward",outcome="failed"} 1`,
 		"forkd_ssh_clients 0", "forkd_ssh_sessions 0"} {
 		if !strings.Contains(text, line+"\n") {

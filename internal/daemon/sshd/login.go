@@ -1,7 +1,7 @@
 package sshd
 
 import (
-	"fmt"
+	"cmp"
 	"net/http"
 	"regexp"
 	"strings"
@@ -23,30 +23,26 @@ type loginKey struct{}
 // errRefused refuses a login, and all that follows from it when the key has been revoked.
 var errRefused = face.NewError(http.StatusForbidden, "the key is not registered, or no longer; see 'forkd ssh-key'")
 
-// login returns the login of a client that has proved that it has the key. Errors are sent to a
-// client with a registered key. For all others they look alike.
-func (s *Server) login(name string, key ssh.PublicKey) (*login, error) {
-	var reason error
+// login returns the login of a client that has proved that it has the key. If the login of a known
+// principal is refused, login returns what it knows of the login together with the error, which may be
+// sent to this client. For all other clients the errors look alike.
+func (s *Server) login(name string, key ssh.PublicKey) (refused *login, reason error) {
+	account, id, wrong := parseLogin(name)
+	reason = errRefused
 	for _, k := range s.Keys.Find(key) {
 		who, ok := s.Face.Guard.OfSSHKey(k)
 		if !ok {
 			continue
 		}
-		l := &login{key: k}
-		if reason = who.Need(auth.Run); reason != nil {
-			continue
+		l := &login{k, id, account}
+		if reason = cmp.Or(who.Need(auth.Run), wrong); reason == nil {
+			if _, reason = s.Face.Host.For(who.Owner()).Sandbox(id); reason == nil {
+				return l, nil
+			}
 		}
-		if l.account, l.id, reason = parseLogin(name); reason != nil {
-			break
-		}
-		if _, reason = s.Face.Host.For(who.Owner()).Sandbox(l.id); reason == nil {
-			return l, nil
-		}
+		refused = l
 	}
-	if reason == nil {
-		return nil, errRefused
-	}
-	return nil, &ssh.BannerError{Err: reason, Message: "forkd: " + reason.Error() + "\r\n"}
+	return refused, reason
 }
 
 // principal returns the present principal of a login, or an error if it has lost its rights.
@@ -73,11 +69,11 @@ func parseLogin(name string) (account, id string, err error) {
 	id = name
 	if before, after, both := strings.Cut(name, "+"); both {
 		if account, id = before, after; !accountForm.MatchString(account) {
-			return "", "", fmt.Errorf("login %.100q: want ID or ACCOUNT+ID", name)
+			return "", "", face.BadRequest("login %.100q: want ID or ACCOUNT+ID", name)
 		}
 	}
 	if !idForm.MatchString(id) {
-		return "", "", fmt.Errorf("login %.100q: want the id of a sandbox, as 'forkd ls' shows it, or ACCOUNT+ID", name)
+		return "", "", face.BadRequest("login %.100q: want the id of a sandbox, as 'forkd ls' shows it, or ACCOUNT+ID", name)
 	}
 	return account, id, nil
 }

@@ -92,14 +92,16 @@ type Server struct {
 	Config
 	ssh *ssh.ServerConfig
 
-	logins, clients, channels *gate.Gate
+	logins            *logins
+	clients, channels *gate.Gate
 }
 
 // New returns a Server.
 func New(cfg Config) *Server {
 	cfg.Limits = cfg.Limits.withDefaults()
 	l := cfg.Limits
-	s := &Server{Config: cfg, logins: gate.New(l.Logins), clients: gate.New(l.Clients), channels: gate.New(l.Channels)}
+	s := &Server{Config: cfg, logins: &logins{most: l.Logins, mostOfPeer: l.LoginsPerPeer},
+		clients: gate.New(l.Clients), channels: gate.New(l.Channels)}
 	s.ssh = &ssh.ServerConfig{
 		MaxAuthTries:            maxAttempts,
 		ServerVersion:           "SSH-2.0-forkd",
@@ -108,15 +110,6 @@ func New(cfg Config) *Server {
 		// the same for all keys, because public keys are no secrets.
 		PublicKeyCallback: func(_ ssh.ConnMetadata, key ssh.PublicKey) (*ssh.Permissions, error) {
 			return &ssh.Permissions{}, auth.CheckSSHKey(key)
-		},
-		VerifiedPublicKeyCallback: func(c ssh.ConnMetadata, key ssh.PublicKey, p *ssh.Permissions, _ string) (
-			*ssh.Permissions, error) {
-			l, err := s.login(c.User(), key)
-			if err != nil {
-				return nil, err
-			}
-			p.ExtraData = map[any]any{loginKey{}: l}
-			return p, nil
 		},
 	}
 	s.ssh.AddHostKey(cfg.HostKey)
@@ -147,39 +140,57 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 			return fmt.Errorf("ssh: %w", err)
 		}
 		peer := auth.PeerName(ctx, conn.RemoteAddr().String())
-		leave, err := s.logins.Enter(gate.Share{Key: peer, Most: s.Limits.LoginsPerPeer})
-		if err != nil {
-			s.Counts.SSHLogin("busy")
-			conn.Close()
-			continue
-		}
-		conns.Go(func() { s.serve(ctx, conn, sync.OnceFunc(leave)) })
+		a := s.logins.enter(conn, peer)
+		conns.Go(func() { s.serve(ctx, a) })
 	}
 }
 
 // acceptPause is the time without accepting connections after an error.
 const acceptPause = 100 * time.Millisecond
 
-// serve serves one connection. It calls loggedIn when the login has succeeded or failed.
-func (s *Server) serve(ctx context.Context, raw net.Conn, loggedIn func()) {
-	defer loggedIn()
-	conn := &timedConn{Conn: raw, stall: s.Face.Limits.Stall}
+// serve serves one connection.
+func (s *Server) serve(ctx context.Context, a *attempt) {
+	defer a.leave()
+	conn := &timedConn{Conn: a.conn, stall: s.Face.Limits.Stall}
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { time.AfterFunc(farewell, func() { conn.Close() }) })()
 	begun := time.Now()
 	late := time.AfterFunc(s.Limits.Login, func() { conn.Close() })
 	defer late.Stop()
-	server, channels, requests, err := ssh.NewServerConn(conn, s.ssh)
+	entry := audit.Entry{Time: begun, RequestID: audit.NewID(), Method: auditMethod, Path: "/login",
+		Remote: a.conn.RemoteAddr().String()}
+	config, known := *s.ssh, false
+	config.VerifiedPublicKeyCallback = func(c ssh.ConnMetadata, key ssh.PublicKey, p *ssh.Permissions, _ string) (
+		*ssh.Permissions, error) {
+		l, err := s.login(c.User(), key)
+		if err == nil {
+			p.ExtraData = map[any]any{loginKey{}: l}
+			return p, nil
+		}
+		if l != nil { // each attempt of a known principal has a line, as each of its requests
+			known = true
+			e := entry
+			e.RequestID, e.Who, e.Sandbox, e.UserAgent = audit.NewID(), l.key.Who, l.id, string(c.ClientVersion())
+			s.audit(e, err)
+			err = &ssh.BannerError{Err: err, Message: "forkd: " + err.Error() + "\r\n"}
+		}
+		return nil, err
+	}
+	server, channels, requests, err := ssh.NewServerConn(conn, &config)
 	if !late.Stop() && err == nil {
 		server.Close()
 		return
 	}
-	entry := audit.Entry{Time: begun, RequestID: audit.NewID(), Method: auditMethod, Path: "/login",
-		Remote: raw.RemoteAddr().String()}
+	if !a.leave() { // a newer connection has its place
+		s.Counts.SSHLogin("busy")
+		return
+	}
 	if err != nil {
 		s.Counts.SSHLogin("refused")
 		s.Log.Debug("ssh", "remote", entry.Remote, "error", err)
-		s.audit(entry, errRefused)
+		if !known {
+			s.audit(entry, errRefused)
+		}
 		return
 	}
 	login := server.Permissions.ExtraData[loginKey{}].(*login)
@@ -191,7 +202,6 @@ func (s *Server) serve(ctx context.Context, raw net.Conn, loggedIn func()) {
 		return
 	}
 	defer leave()
-	loggedIn()
 	s.Counts.SSHLogin("ok")
 	s.Counts.SSHConnected(1)
 	defer s.Counts.SSHConnected(-1)

@@ -1,0 +1,62 @@
+package sshd
+
+import (
+	"net"
+	"slices"
+	"sync"
+)
+
+// logins holds the connections that have not logged in. When there are too many of a peer, or in
+// total, the oldest one of the peer, or of the peer with the most, is closed for a new one. So a
+// client that does not log in cannot keep others out by holding connections.
+type logins struct {
+	most, mostOfPeer int
+
+	mu sync.Mutex
+	// +checklocks:mu
+	open []*attempt // oldest first
+}
+
+// attempt is a connection that has not logged in.
+type attempt struct {
+	conn net.Conn
+	peer string
+	of   *logins
+}
+
+// enter adds a connection.
+func (l *logins) enter(conn net.Conn, peer string) *attempt {
+	a := &attempt{conn, peer, l}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	of, most := make(map[string]int), 0
+	for _, o := range l.open {
+		of[o.peer]++
+		most = max(most, of[o.peer])
+	}
+	weakest := -1
+	switch {
+	case of[peer] >= l.mostOfPeer:
+		weakest = slices.IndexFunc(l.open, func(o *attempt) bool { return o.peer == peer })
+	case len(l.open) >= l.most:
+		weakest = slices.IndexFunc(l.open, func(o *attempt) bool { return of[o.peer] == most })
+	}
+	if weakest >= 0 {
+		l.open[weakest].conn.Close()
+		l.open = slices.Delete(l.open, weakest, weakest+1)
+	}
+	l.open = append(l.open, a)
+	return a
+}
+
+// leave removes a connection that has logged in or ended. It reports whether the connection was still
+// there.
+func (a *attempt) leave() bool {
+	a.of.mu.Lock()
+	defer a.of.mu.Unlock()
+	i := slices.Index(a.of.open, a)
+	if i >= 0 {
+		a.of.open = slices.Delete(a.of.open, i, i+1)
+	}
+	return i >= 0
+}

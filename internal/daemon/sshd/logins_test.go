@@ -1,0 +1,52 @@
+package sshd
+
+import (
+	"net"
+	"strings"
+	"testing"
+)
+
+// closing records that it has been closed.
+type closing struct {
+	net.Conn
+	closed bool
+}
+
+func (c *closing) Close() error {
+	c.closed = true
+	return nil
+}
+
+// A new connection takes the place of the oldest one of its peer, or of the peer with the most.
+func TestOldestLoginGivesWay(t *testing.T) {
+	l := &logins{most: 5, mostOfPeer: 3}
+	conns := map[string]*closing{}
+	var attempts []*attempt
+	for _, step := range []struct{ enter, closes string }{
+		{"a1", ""}, {"b1", ""}, {"b2", ""}, {"b3", ""}, {"b4", "b1"}, {"c1", ""},
+		{"c2", "b2"}, {"d1", "b3"}, {"e1", "c1"}, {"f1", "a1"},
+	} {
+		c := &closing{}
+		conns[step.enter] = c
+		attempts = append(attempts, l.enter(c, step.enter[:1]))
+		var closed []string
+		for name, c := range conns {
+			if c.closed {
+				closed = append(closed, name)
+				delete(conns, name)
+			}
+		}
+		if got := strings.Join(closed, " "); got != step.closes {
+			t.Errorf("%s closes %q, want %q", step.enter, got, step.closes)
+		}
+	}
+	had := 0
+	for _, a := range attempts {
+		if a.leave() {
+			had++
+		}
+	}
+	if had != 5 || len(l.open) != 0 {
+		t.Errorf("%d had a place; %d are left", had, len(l.open))
+	}
+}
