@@ -32,7 +32,7 @@ type session struct {
 // Time limits.
 const (
 	controlTime = 10 * time.Second // of a signal or a change of the terminal's size
-	hangUpTime  = 5 * time.Second  // of the signal to a process whose client has left
+	hangUpTime  = 30 * time.Second // of the signal to a process whose client has left
 )
 
 // start is what a session is asked to run.

@@ -28,7 +28,7 @@ func entries(t *testing.T, archive []byte) (names []string, files map[string][]b
 	files = make(map[string][]byte)
 	for in := tar.NewReader(bytes.NewReader(archive)); ; {
 		h, err := in.Next()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			return names, files
 		}
 		if err != nil {
