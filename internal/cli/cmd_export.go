@@ -7,11 +7,13 @@ import (
 	"io"
 	"os"
 	"strings"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
 	"github.com/forkd/forkd/client"
 	"github.com/forkd/forkd/internal/atomicfile"
+	"github.com/forkd/forkd/internal/treetar"
 )
 
 // exportTo says where an export goes. One of the first three fields is set.
@@ -32,6 +34,7 @@ func newExportCmd() *cobra.Command {
 			"the snapshot that B runs from. 'A B' is the same as A..B. An absolute PATH selects a file or directory.\n\n" +
 			"--tar writes a tar archive with modes, owners, links, holes and extended attributes. As in a layer of a container\n" +
 			"image, an empty file .wh.NAME stands for a deleted file NAME. --patch writes what 'forkd diff --patch' prints.\n" +
+			"--tar - and --git check the whole archive in a temporary file first; TMPDIR names its directory.\n" +
 			"--git makes a new branch with one commit on top of HEAD. The directory PATH becomes the root of the repository.\n" +
 			"The work tree, the index and HEAD stay as they are. Paths with a part named .git are left out.",
 		Example: "  forkd export before..ID /srv/app --git . --branch attempt-2\n  forkd export ID --tar changes.tar\n" +
@@ -131,46 +134,63 @@ func (to *exportTo) save(ctx context.Context, cmd *cobra.Command, c *common, cl 
 		}
 		return done(map[string]any{"patch": to.patch}, to.patch)
 	case to.tar == "-":
-		return withTar(ctx, cl, req, func(archive io.Reader) error {
+		return withTar(ctx, cl, req, treetar.MaxBytes, anyEntry, func(archive io.Reader) error {
 			if _, err := io.Copy(cmd.OutOrStdout(), archive); err != nil {
 				return fmt.Errorf("write output: %w", err)
 			}
 			return nil
 		})
 	}
-	if err := intoFile(to.tar, func(w io.Writer) error { return fetchTar(ctx, cl, req, w) }); err != nil {
+	if err := intoFile(to.tar, func(w io.Writer) error {
+		return fetchTar(ctx, cl, req, w, treetar.MaxBytes, anyEntry)
+	}); err != nil {
 		return err
 	}
 	return done(map[string]any{"tar": to.tar}, to.tar)
 }
 
-// fetchTar writes a checked archive to w. After an error, w has a part that must not be used.
-func fetchTar(ctx context.Context, cl *client.Client, req client.ExportRequest, w io.Writer) error {
+// anyEntry accepts each entry of an archive.
+func anyEntry(exportEntry) error { return nil }
+
+// fetchTar writes a checked archive of at most most bytes to w, and calls check for its entries. After an
+// error, w has a part that must not be used.
+func fetchTar(ctx context.Context, cl *client.Client, req client.ExportRequest, w io.Writer, most int64,
+	check func(exportEntry) error) error {
 	archive, err := cl.Export(ctx, req)
 	if err != nil {
 		return err
 	}
 	defer archive.Close()
-	return readExport(io.TeeReader(archive, w), nil)
+	return readExport(io.TeeReader(archive, w), most, check)
 }
 
-// withTar calls use with a checked archive, which is in a temporary file without a name.
-func withTar(ctx context.Context, cl *client.Client, req client.ExportRequest, use func(io.Reader) error) error {
+// withTar calls use with an archive that fetchTar has checked, and that is in a temporary file without a name.
+func withTar(ctx context.Context, cl *client.Client, req client.ExportRequest, most int64,
+	check func(exportEntry) error, use func(io.Reader) error) error {
 	f, err := os.CreateTemp("", "forkd-export")
 	if err != nil {
-		return err
+		return fmt.Errorf("make a temporary file: %w: set TMPDIR to another directory", err)
 	}
 	defer f.Close()
 	if err := os.Remove(f.Name()); err != nil {
 		return err
 	}
-	if err := fetchTar(ctx, cl, req, f); err != nil {
-		return err
+	if err := fetchTar(ctx, cl, req, f, most, check); err != nil {
+		return noSpaceError(err)
 	}
 	if _, err := f.Seek(0, io.SeekStart); err != nil {
 		return err
 	}
 	return use(f)
+}
+
+// noSpaceError names the fix if err means that the directory of temporary files is full.
+func noSpaceError(err error) error {
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+		return fmt.Errorf("%s is full: set TMPDIR to a directory with more space, or name a PATH with fewer files: %w",
+			os.TempDir(), err)
+	}
+	return err
 }
 
 // savePatch writes the patch of the text files.

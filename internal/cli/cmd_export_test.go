@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -153,12 +154,31 @@ func hostileArchives(t *testing.T) map[string][]byte {
 		"hard link":        archived(t, entry{tar.TypeLink, "srv/a", "../../etc/shadow"}),
 		"hard link by link": archived(t, entry{tar.TypeSymlink, "srv/l", "/etc"},
 			entry{tar.TypeLink, "srv/a", "srv/l/shadow"}),
-		"delete the parent": archived(t, entry{tar.TypeReg, "srv/.wh...", ""}),
-		"delete nothing":    archived(t, entry{tar.TypeReg, "srv/.wh.", ""}),
-		"opaque":            archived(t, entry{tar.TypeReg, "srv/.wh..wh..opq", ""}),
-		"full whiteout":     archived(t, file("srv/.wh.a")),
-		"no tar":            bytes.Repeat([]byte("x"), 4096),
-		"cut off":           archived(t, entry{tar.TypeReg, "srv/a", strings.Repeat("x", 2000)})[:700],
+		"delete the parent":       archived(t, entry{tar.TypeReg, "srv/.wh...", ""}),
+		"delete nothing":          archived(t, entry{tar.TypeReg, "srv/.wh.", ""}),
+		"opaque":                  archived(t, entry{tar.TypeReg, "srv/.wh..wh..opq", ""}),
+		"full whiteout":           archived(t, file("srv/.wh.a")),
+		"whiteout that is a link": archived(t, entry{tar.TypeSymlink, "srv/.wh.a", "b"}),
+		"below a whiteout name":   archived(t, file("srv/.wh.a/b")),
+		"root is a link":          archived(t, entry{tar.TypeSymlink, ".", "/etc"}),
+		"below a file":            archived(t, file("srv/a"), file("srv/a/b")),
+		"directory in the place of a link": archived(t, entry{tar.TypeSymlink, "srv/l", "/etc"},
+			entry{tar.TypeDir, "srv/l/", ""}, file("srv/l/passwd")),
+		"whiteout of a link": archived(t, entry{tar.TypeSymlink, "srv/l", "/etc"},
+			entry{tar.TypeReg, "srv/.wh.l", ""}, file("srv/l/passwd")),
+		"file in the place of a link": archived(t, entry{tar.TypeSymlink, "srv/l", "/etc/passwd"}, file("srv/l")),
+		"link after its whiteout": archived(t, entry{tar.TypeReg, "srv/.wh.l", ""},
+			entry{tar.TypeSymlink, "srv/l", "/etc"}, entry{tar.TypeDir, "srv/l/", ""}),
+		"twice":                     archived(t, file("srv/a"), file("srv/b"), file("srv/a")),
+		"whiteout twice":            archived(t, entry{tar.TypeReg, "srv/.wh.a", ""}, entry{tar.TypeReg, "srv/.wh.a", ""}),
+		"whiteout of an entry":      archived(t, file("srv/a"), entry{tar.TypeReg, "srv/.wh.a", ""}),
+		"late entry for a whiteout": archived(t, entry{tar.TypeReg, "srv/.wh.a", ""}, file("srv/b"), file("srv/a")),
+		"hard link to no file":      archived(t, entry{tar.TypeLink, "srv/a", "etc/shadow"}),
+		"two archives":              append(archived(t, file("srv/a")), archived(t, file("../b"))...),
+		"text after the end":        append(archived(t, file("srv/a")), 'x'),
+		"no end":                    archived(t, file("srv/a"))[:1024],
+		"no tar":                    bytes.Repeat([]byte("x"), 4096),
+		"cut off":                   archived(t, entry{tar.TypeReg, "srv/a", strings.Repeat("x", 2000)})[:700],
 	}
 }
 
@@ -174,7 +194,8 @@ func TestHostileExports(t *testing.T) {
 		}
 	}
 	archive = archived(t, entry{tar.TypeReg, "srv/a", "x"}, entry{tar.TypeSymlink, "srv/l", "/etc"},
-		entry{tar.TypeReg, "srv/.wh.l", ""}, entry{tar.TypeDir, "srv/l/", ""}, entry{tar.TypeReg, "srv/l/x", ""},
+		entry{tar.TypeReg, "srv/.wh.d", ""}, entry{tar.TypeDir, "srv/d/", ""}, entry{tar.TypeReg, "srv/d/x", ""},
+		entry{tar.TypeReg, "srv/d/.wh.l", ""}, entry{tar.TypeSymlink, "srv/d/l", "x"},
 		entry{tar.TypeLink, "srv/b", "srv/a"}, entry{tar.TypeFifo, "srv/f", ""}, entry{tar.TypeReg, "srv/...", ""})
 	if code, out, errs := run("export", "desk", "--tar", "-"); code != exitOK || out != string(archive) {
 		t.Errorf("exit code %d, %d bytes, %s", code, len(out), errs)
@@ -232,7 +253,8 @@ func TestExportToGit(t *testing.T) {
 		entry{tar.TypeSymlink, "srv/app/link", "../../../etc/passwd"}, entry{tar.TypeLink, "srv/app/hard", "srv/app/new"},
 		entry{tar.TypeReg, "srv/app/" + odd, ""}, entry{tar.TypeReg, "srv/app/.git/hooks/pre-commit", "evil"},
 		entry{tar.TypeReg, "srv/app/sub/.GIT/config", "evil"}, entry{tar.TypeReg, "srv/app/git~1/config", "evil"},
-		entry{tar.TypeFifo, "srv/app/fifo", ""}, entry{tar.TypeLink, "srv/app/out", "etc/passwd"}), false
+		entry{tar.TypeFifo, "srv/app/fifo", ""},
+		entry{tar.TypeLink, "srv/app/out", "srv/app/.git/hooks/pre-commit"}), false
 	run, last := exporting(t, &archive, &broken)
 	before := git(t, dir, "status", "--porcelain") + git(t, dir, "rev-parse", "HEAD") + git(t, dir, "symbolic-ref", "HEAD")
 	t.Setenv("GIT_DIR", "/nonexistent") // of a hook that calls forkd
@@ -377,6 +399,11 @@ func plainBlock(t *testing.T, kind byte, size int) []byte {
 	}
 	b := out.Bytes()
 	b[156] = kind
+	return summed(b)
+}
+
+// summed sets the checksum of a header block.
+func summed(b []byte) []byte {
 	copy(b[148:], "        ")
 	sum := 0
 	for _, c := range b {
@@ -384,4 +411,88 @@ func plainBlock(t *testing.T, kind byte, size int) []byte {
 	}
 	copy(b[148:], fmt.Sprintf("%06o\x00 ", sum))
 	return b
+}
+
+// endless answers an export with archive and then with zeros, until the client leaves.
+func endless(t *testing.T, archive []byte) {
+	t.Helper()
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/v1/export" {
+			_ = json.NewEncoder(w).Encode([]client.Sandbox{{ID: "sb-abc", Workspace: "desk"}})
+			return
+		}
+		_, err := w.Write(archive)
+		for zeros := make([]byte, 64<<10); err == nil; {
+			_, err = w.Write(zeros)
+		}
+	}))
+	t.Cleanup(srv.Close)
+	t.Setenv(urlEnv, srv.URL)
+}
+
+// A commit that would be too large ends before its content is in the temporary file, and leaves no file.
+func TestExportOfLargeFilesToGit(t *testing.T) {
+	dir, tmp := newRepo(t), t.TempDir()
+	t.Setenv("TMPDIR", tmp)
+	var b bytes.Buffer
+	if err := tar.NewWriter(&b).WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: "srv/x", Size: 5 << 30}); err != nil {
+		t.Fatal(err)
+	}
+	endless(t, b.Bytes())
+	var out, errs strings.Builder
+	code := Main([]string{"export", "desk", "/srv", "--git", dir}, Stdio{In: strings.NewReader(""), Out: &out, Err: &errs})
+	if code != exitError || !strings.Contains(errs.String(), "more than 4 GiB: name a PATH") {
+		t.Errorf("exit code %d, %s", code, errs.String())
+	}
+	if left, err := os.ReadDir(tmp); err != nil || len(left) > 0 {
+		t.Errorf("%v, %v", left, err)
+	}
+	if got := git(t, dir, "branch", "--format=%(refname:short)"); got != "main" {
+		t.Errorf("branches: %s", got)
+	}
+}
+
+// Files that are left out of a commit count for the archive.
+func TestTemporaryFileIsBounded(t *testing.T) {
+	tmp := t.TempDir()
+	t.Setenv("TMPDIR", tmp)
+	endless(t, archived(t, entry{tar.TypeReg, "srv/.git/x", strings.Repeat("x", 4096)}))
+	cl, err := client.New(os.Getenv(urlEnv), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = withTar(t.Context(), cl, client.ExportRequest{To: "sb-abc"}, 1<<20, anyEntry, func(io.Reader) error {
+		t.Error("an archive of more than the bound is used")
+		return nil
+	})
+	if err == nil || !strings.Contains(err.Error(), "more than 1048576 bytes: name a PATH") {
+		t.Error(err)
+	}
+	if left, err := os.ReadDir(tmp); err != nil || len(left) > 0 {
+		t.Errorf("%v, %v", left, err)
+	}
+}
+
+// An error of the directory of temporary files names TMPDIR.
+func TestTemporaryFileFails(t *testing.T) {
+	archive, broken := archived(t, entry{tar.TypeReg, "srv/a", "x"}), false
+	run, _ := exporting(t, &archive, &broken)
+	t.Setenv("TMPDIR", filepath.Join(t.TempDir(), "none"))
+	if code, out, errs := run("export", "desk", "--tar", "-"); code != exitError || out != "" ||
+		!strings.Contains(errs, "set TMPDIR") {
+		t.Errorf("exit code %d, %q, %s", code, out, errs)
+	}
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Skip(err)
+	}
+	defer full.Close()
+	cl, err := client.New(os.Getenv(urlEnv), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = noSpaceError(fetchTar(t.Context(), cl, client.ExportRequest{To: "sb-abc"}, full, 1<<20, anyEntry))
+	if err == nil || !strings.Contains(err.Error(), "is full: set TMPDIR") {
+		t.Error(err)
+	}
 }

@@ -17,8 +17,11 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// maxCommitted bounds the content of the files of a commit, in bytes.
-const maxCommitted = 4 << 30
+// Bounds of a commit.
+const (
+	maxCommitted     = 4 << 30              // bytes of the content of its files
+	maxCommitArchive = maxCommitted + 1<<30 // bytes of its archive: headers and files that are left out too
+)
 
 // committed is the result of an export to git.
 type committed struct {
@@ -52,11 +55,15 @@ func (to *exportTo) commit(ctx context.Context, notes io.Writer, cl *client.Clie
 			message += " since " + req.From
 		}
 	}
-	imports := commitStream{root: strings.Trim(path.Clean(req.Path), "/"), notes: notes, marks: make(map[string]blob)}
-	err = withTar(ctx, cl, req, func(archive io.Reader) error {
+	root := strings.Trim(path.Clean(req.Path), "/")
+	imports := commitStream{root: root, notes: notes, marks: make(map[string]blob)}
+	// The trial finds a file that makes the commit too large before the temporary file has its content.
+	trial := commitStream{root: root, notes: io.Discard, marks: make(map[string]blob),
+		w: bufio.NewWriter(io.Discard)}
+	err = withTar(ctx, cl, req, maxCommitArchive, trial.add, func(archive io.Reader) error {
 		return repo.fastImport(func(w *bufio.Writer) error {
-			imports.w = w
-			if err := readExport(archive, imports.add); err != nil {
+			trial, imports.w = commitStream{}, w // frees the memory of the trial
+			if err := readExport(archive, maxCommitArchive, imports.add); err != nil {
 				return err
 			}
 			return imports.end("refs/heads/"+made.Branch, who, message, head)
@@ -192,7 +199,7 @@ func (s *commitStream) add(e exportEntry) error {
 	switch e.Typeflag {
 	case tar.TypeDir:
 		return nil // git has no directories without files
-	case tar.TypeReg, tar.TypeGNUSparse:
+	case tar.TypeReg:
 		b.mode = "100644"
 		if e.Mode&0o100 != 0 {
 			b.mode = "100755"
@@ -207,7 +214,7 @@ func (s *commitStream) add(e exportEntry) error {
 		}
 	case tar.TypeLink:
 		var ok bool
-		if b, ok = s.marks[strings.TrimSuffix(e.Linkname, "/")]; !ok {
+		if b, ok = s.marks[e.Linkname]; !ok {
 			return s.leave(e, "it is a hard link to a file that was left out")
 		}
 	default:
@@ -235,9 +242,10 @@ func (s *commitStream) leave(e exportEntry, why string) error {
 
 // blob writes the content of a file, and sets the mark of b.
 func (s *commitStream) blob(b *blob, content io.Reader, size int64) error {
-	if s.bytes += size; s.bytes > maxCommitted {
+	if size > maxCommitted-s.bytes { // a hole may have any size
 		return fmt.Errorf("the files have more than %d GiB: name a PATH with fewer of them", maxCommitted>>30)
 	}
+	s.bytes += size
 	s.last++
 	b.mark = s.last
 	if _, err := s.w.WriteString(fmt.Sprintf("blob\nmark :%d\ndata %d\n", b.mark, size)); err != nil {

@@ -11,8 +11,11 @@ import (
 	"github.com/forkd/forkd/internal/treetar"
 )
 
-// maxExportNames bounds the memory for the names in an archive, in bytes.
-const maxExportNames = 256 << 20
+// Bounds of an archive. They bound the memory for its names.
+const (
+	maxExportNames   = 256 << 20 // bytes
+	maxExportEntries = 1 << 20   // forkd-diff packs no more
+)
 
 // exportEntry is an entry of an exported archive.
 type exportEntry struct {
@@ -22,81 +25,95 @@ type exportEntry struct {
 	content io.Reader
 }
 
-// readExport reads an exported archive and calls each, unless it is nil, for its entries. The guest determines
-// what the archive has. So readExport refuses an archive from which a program could be led to a place outside
-// of the directory in which it unpacks the archive.
-func readExport(archive io.Reader, each func(exportEntry) error) error {
-	archive = io.LimitReader(archive, treetar.MaxBytes)
-	in := tar.NewReader(archive) // the limit bounds headers too; a hole may have any size, and is not read here
-	left, names, entries := int64(treetar.MaxBytes), 0, 0
-	links := make(map[string]bool) // symbolic links
+// readExport reads an exported archive of at most most bytes, and calls each for its entries. The guest
+// determines what the archive has. So readExport refuses an archive from which a program could be led to a
+// place outside of the directory in which it unpacks the archive.
+func readExport(archive io.Reader, most int64, each func(exportEntry) error) error {
+	var form tarForm
+	limited := &io.LimitedReader{R: archive, N: most + 1} // bounds headers too
+	archive = io.TeeReader(limited, &form)
+	in, paths, names := tar.NewReader(archive), exportPaths{kinds: make(map[string]byte)}, 0
 	for {
 		h, err := in.Next()
-		if errors.Is(err, io.EOF) {
+		isEnd := errors.Is(err, io.EOF)
+		if isEnd {
 			_, err = io.Copy(io.Discard, archive) // an answer that was broken off ends with an error
-			return err
 		}
-		if err != nil {
+		switch {
+		case limited.N <= 0:
+			return fmt.Errorf("the archive has more than %d bytes: name a PATH with fewer files", most)
+		case isEnd && err == nil && !form.ended:
+			return errors.New("the archive has no end")
+		case isEnd:
+			return err
+		case err != nil:
 			return fmt.Errorf("read the archive: %w", err)
 		}
 		if names += len(h.Name) + len(h.Linkname); names > maxExportNames {
 			return fmt.Errorf("the archive has more than %d MiB of names: name a PATH", maxExportNames>>20)
 		}
-		if entries++; entries > treetar.MaxEntries {
-			return fmt.Errorf("the archive has more than %d entries: name a PATH", treetar.MaxEntries)
-		}
 		e := exportEntry{Header: h, content: in}
 		if e.path, err = exportedPath(h.Name); err != nil {
 			return err
 		}
-		for at := path.Dir(e.path); at != "."; at = path.Dir(at) {
-			if links[at] {
-				return fmt.Errorf("the archive has a file below the symbolic link %.100q", at)
-			}
-		}
 		dir, base := path.Split(e.path)
-		base, e.deleted = strings.CutPrefix(base, ".wh.")
-		if e.deleted {
-			if e.path = dir + base; base == "" || base == "." || base == ".." || strings.HasPrefix(base, ".wh.") || h.Size > 0 {
-				return fmt.Errorf("the archive has the name %.100q", h.Name)
-			}
+		if base, e.deleted = strings.CutPrefix(base, ".wh."); e.deleted {
+			e.path = dir + base
 		}
-		delete(links, e.path)
-		if err := e.check(links); err != nil {
+		if e.deleted && (base == "" || base == "." || base == ".." || h.Typeflag != tar.TypeReg || h.Size > 0) ||
+			strings.Contains("/"+e.path, "/.wh.") ||
+			h.Typeflag != tar.TypeDir && (e.path == "." || strings.HasSuffix(h.Name, "/")) {
+			return fmt.Errorf("the archive has the name %.100q", h.Name)
+		}
+		if err := paths.add(&e); err != nil {
 			return err
 		}
-		if left -= h.Size; left < 0 && h.Size > 0 && each != nil {
-			return fmt.Errorf("the files have more than %d GiB: name a PATH", treetar.MaxBytes>>30)
-		}
-		if each != nil {
-			if err := each(e); err != nil {
-				return err
-			}
+		if err := each(e); err != nil {
+			return err
 		}
 	}
 }
 
-// check returns an error for a type or a link that an export cannot have. It adds symbolic links to links.
-func (e *exportEntry) check(links map[string]bool) error {
-	switch e.Typeflag {
-	case tar.TypeReg, tar.TypeGNUSparse, tar.TypeDir, tar.TypeChar, tar.TypeBlock, tar.TypeFifo:
+// whiteoutKind is the kind of a path with a whiteout.
+const whiteoutKind = 'w'
+
+// exportPaths holds the paths of the entries so far.
+type exportPaths struct {
+	kinds map[string]byte // type of the entry at a path, or whiteoutKind
+	last  string          // path of the last entry, if that is a whiteout
+}
+
+// add adds the path of an entry. It returns an error for a place or a link that an export cannot have. A path
+// that was a symbolic link stays one: a program may keep the link in spite of a later entry at its path.
+func (p *exportPaths) add(e *exportEntry) error {
+	for at := path.Dir(e.path); at != "."; at = path.Dir(at) {
+		if kind, ok := p.kinds[at]; ok && kind != tar.TypeDir && kind != whiteoutKind {
+			return fmt.Errorf("the archive has a file below %.100q, which is a link or a file", at)
+		}
+	}
+	// A whiteout comes before a directory in the place of another file, or the other way round.
+	if _, ok := p.kinds[e.path]; ok && (e.deleted || e.path != p.last) {
+		return fmt.Errorf("the archive has the path %.100q twice", e.path)
+	}
+	kind := e.Typeflag
+	switch kind {
+	case tar.TypeReg, tar.TypeDir, tar.TypeChar, tar.TypeBlock, tar.TypeFifo:
 	case tar.TypeSymlink:
-		if len(e.Linkname) == 0 {
+		if e.Linkname == "" {
 			return fmt.Errorf("the archive has a symbolic link %.100q to nowhere", e.Name)
 		}
-		links[e.path] = true
 	case tar.TypeLink:
-		target, err := exportedPath(e.Linkname)
-		if err != nil {
-			return err
-		}
-		for at := target; at != "."; at = path.Dir(at) {
-			if links[at] {
-				return fmt.Errorf("the archive has a hard link %.100q through a symbolic link", e.Name)
-			}
+		if p.kinds[e.Linkname] != tar.TypeReg {
+			return fmt.Errorf("the archive has a hard link %.100q to something else than a file before it", e.Name)
 		}
 	default:
 		return fmt.Errorf("the archive has an entry %.100q of the type %q", e.Name, e.Typeflag)
+	}
+	if p.last = ""; e.deleted {
+		kind, p.last = whiteoutKind, e.path
+	}
+	if p.kinds[e.path] = kind; len(p.kinds) > maxExportEntries {
+		return fmt.Errorf("the archive has more than %d files: name a PATH", maxExportEntries)
 	}
 	return nil
 }
