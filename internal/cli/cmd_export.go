@@ -36,7 +36,8 @@ func newExportCmd() *cobra.Command {
 			"image, an empty file .wh.NAME stands for a deleted file NAME. --patch writes what 'forkd diff --patch' prints.\n" +
 			"--tar - and --git check the whole archive in a temporary file first; TMPDIR names its directory.\n" +
 			"--git makes a new branch with one commit on top of HEAD. The directory PATH becomes the root of the repository.\n" +
-			"The work tree, the index and HEAD stay as they are. Paths with a part named .git are left out.",
+			"The work tree, the index and HEAD stay as they are. Paths with a part named .git, and hooks\n" +
+			"below core.hooksPath of the repository, are left out.",
 		Example: "  forkd export before..ID /srv/app --git . --branch attempt-2\n  forkd export ID --tar changes.tar\n" +
 			"  forkd export ID1..ID2 /srv --patch - | git apply -p2",
 		Args: usageArgs(arguments(1, 3)),

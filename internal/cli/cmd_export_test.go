@@ -413,6 +413,63 @@ func summed(b []byte) []byte {
 	return b
 }
 
+// Files that git could run as hooks are left out, and what could lead git to other hooks.
+func TestExportOfHooks(t *testing.T) {
+	dir := newRepo(t)
+	file := func(name string) entry { return entry{tar.TypeReg, name, "#!/bin/sh\n: > \"$PROOF\"\n"} }
+	archive, broken := archived(t, file("new"), file("tools/other"), file("tools/hooks/post-checkout"),
+		file("TOOLS/Hooks/post-checkout"), file("tools/hooks./deep/x"), file("tools/HOOKS~1/post-checkout"),
+		entry{tar.TypeReg, "tools/hooks/.wh.pre-commit", ""}, file("tools/hooks2"), file("src/tools/hooks/x")), false
+	links := archived(t, file("new"), file("evil/hooks/post-checkout"), entry{tar.TypeReg, ".wh.tools", ""},
+		entry{tar.TypeSymlink, "tools", "evil"})
+	husky := archived(t, file("new"), file(".husky/post-checkout"), file(".husky/_/post-checkout"))
+	if err := os.Symlink("tools", filepath.Join(dir, "linked")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(filepath.Join(dir, "tools", "hooks"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	run, _ := exporting(t, &archive, &broken)
+	proof := filepath.Join(t.TempDir(), "proof")
+	t.Setenv("PROOF", proof)
+	for i, c := range []struct {
+		hooksPath string
+		archive   []byte
+		leftOut   int
+	}{
+		{"tools/hooks", archive, 5},
+		{"./tools/../tools/hooks/", archive, 5},
+		{filepath.Join(dir, "tools", "hooks"), archive, 5},
+		{"linked/hooks", archive, 5},
+		{"tools/hooks", links, 2},
+		{".husky/_", husky, 2},
+		{".husky", husky, 2},
+	} {
+		archive = c.archive
+		git(t, dir, "config", "core.hooksPath", c.hooksPath)
+		branch := fmt.Sprintf("b%d", i)
+		code, out, errs := run("export", "desk", "/", "--git", dir, "--branch", branch, "-o", "json")
+		var made committed
+		if err := json.Unmarshal([]byte(out), &made); err != nil || code != exitOK || made.LeftOut != c.leftOut ||
+			strings.Count(errs, "core.hooksPath") != c.leftOut {
+			t.Errorf("%s: exit code %d, %q, %s, %v", c.hooksPath, code, out, errs, err)
+			continue
+		}
+		git(t, dir, "checkout", "--quiet", branch)
+		git(t, dir, "checkout", "--quiet", "main")
+		if _, err := os.Stat(proof); err == nil {
+			t.Errorf("%s: a program of the guest has run", c.hooksPath)
+		}
+	}
+	for hooksPath, want := range map[string]int{".": exitError, "": exitOK, "/dev/null": exitOK, "../hooks": exitOK} {
+		git(t, dir, "config", "core.hooksPath", hooksPath)
+		code, _, errs := run("export", "desk", "/", "--git", dir, "--branch", fmt.Sprintf("c%d", len(hooksPath)))
+		if code != want || strings.Contains(errs, "core.hooksPath") != (want == exitError) {
+			t.Errorf("%q: exit code %d, %s", hooksPath, code, errs)
+		}
+	}
+}
+
 // endless answers an export with archive and then with zeros, until the client leaves.
 func endless(t *testing.T, archive []byte) {
 	t.Helper()

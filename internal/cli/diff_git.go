@@ -48,10 +48,13 @@ func gitOf(name string) string {
 	return ""
 }
 
-// isGit reports whether a program or file system may treat a component of a path as .git. macOS
-// ignores case and some invisible characters. Windows ignores the text after a colon, and dots and
-// spaces at the end. GNU patch ends a name at a space.
-func isGit(part string) bool {
+// isGit reports whether a program or file system may treat a component of a path as .git.
+func isGit(part string) bool { return isSameName(part, ".git") }
+
+// isSameName reports whether a program or file system may treat a component of a path as name. macOS ignores
+// case and some invisible characters. Windows ignores the text after a colon, and dots and spaces at the end,
+// and gives files short names such as git~1. GNU patch ends a name at a space.
+func isSameName(part, name string) bool {
 	part = strings.Map(func(r rune) rune {
 		if unicode.Is(unicode.Cf, r) {
 			return -1
@@ -59,10 +62,19 @@ func isGit(part string) bool {
 		return r
 	}, part)
 	ends := func(r rune) bool { return r == ':' || r == '\\' || unicode.IsSpace(r) }
-	for _, word := range strings.FieldsFunc(part, ends) {
-		if word = strings.TrimRight(word, "."); strings.EqualFold(word, ".git") || strings.EqualFold(word, "git~1") {
+	for _, word := range append(strings.FieldsFunc(part, ends), part) {
+		if word = strings.TrimRight(word, "."); strings.EqualFold(word, name) || isShortName(word, name) {
 			return true
 		}
 	}
 	return false
+}
+
+// isShortName reports whether Windows may give a file the short name word: at least two letters of its name, a
+// tilde and a number.
+func isShortName(word, name string) bool {
+	base, number, found := strings.Cut(word, "~")
+	name = strings.TrimLeft(name, ".")
+	return found && len(base) >= 2 && len(base) <= 6 && number != "" && strings.Trim(number, "0123456789") == "" &&
+		len(name) >= 2 && strings.EqualFold(base[:2], name[:2])
 }

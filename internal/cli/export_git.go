@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path"
+	"path/filepath"
 	"strings"
 	"syscall"
 
@@ -44,6 +45,10 @@ func (to *exportTo) commit(ctx context.Context, notes io.Writer, cl *client.Clie
 	if err != nil {
 		return made, err
 	}
+	hooks, err := repo.hookDirs()
+	if err != nil {
+		return made, err
+	}
 	who, err := repo.git("var", "GIT_COMMITTER_IDENT")
 	if err != nil {
 		return made, err
@@ -56,9 +61,9 @@ func (to *exportTo) commit(ctx context.Context, notes io.Writer, cl *client.Clie
 		}
 	}
 	root := strings.Trim(path.Clean(req.Path), "/")
-	imports := commitStream{root: root, notes: notes, marks: make(map[string]blob)}
+	imports := commitStream{root: root, hooks: hooks, notes: notes, marks: make(map[string]blob)}
 	// The trial finds a file that makes the commit too large before the temporary file has its content.
-	trial := commitStream{root: root, notes: io.Discard, marks: make(map[string]blob),
+	trial := commitStream{root: root, hooks: hooks, notes: io.Discard, marks: make(map[string]blob),
 		w: bufio.NewWriter(io.Discard)}
 	err = withTar(ctx, cl, req, maxCommitArchive, trial.add, func(archive io.Reader) error {
 		return repo.fastImport(func(w *bufio.Writer) error {
@@ -169,6 +174,7 @@ type commitStream struct {
 	w     *bufio.Writer
 	notes io.Writer
 	root  string          // path of the guest that becomes the root of the repository
+	hooks []string        // directories of the repository's hooks in the work tree
 	marks map[string]blob // by path in the archive, for hard links
 	last  int             // last mark
 	bytes int64
@@ -190,6 +196,8 @@ func (s *commitStream) add(e exportEntry) error {
 		return fmt.Errorf("PATH /%s is not a directory of both sides: name one", s.root)
 	case isGitPath(at):
 		return s.leave(e, "git does not allow its name")
+	case s.isHook(at, e):
+		return s.leave(e, "git could run it as a hook, because of core.hooksPath")
 	case e.deleted:
 		s.deleted++
 		s.changes.WriteString("D " + gitQuoted(at) + "\n")
@@ -274,6 +282,62 @@ func (s *commitStream) end(ref, who, message, from string) error {
 	}
 	_, err := s.w.WriteString("done\n")
 	return err
+}
+
+// isHook reports whether git may run the file of an entry as a hook after a checkout, or find a hook through
+// it. at is its path in the repository.
+func (s *commitStream) isHook(at string, e exportEntry) bool {
+	parts := strings.Split(at, "/")
+	for _, dir := range s.hooks {
+		same, want := 0, strings.Split(dir, "/")
+		for same < min(len(parts), len(want)) && isSameName(parts[same], want[same]) {
+			same++
+		}
+		// A file or link in the place of a directory above the hooks could lead to other hooks.
+		if same == len(want) || same == len(parts) && (e.deleted || e.Typeflag != tar.TypeDir) {
+			return true
+		}
+	}
+	return false
+}
+
+// hookDirs returns the directories of the work tree from which git runs hooks, relative to its root.
+func (r *repository) hookDirs() (dirs []string, err error) {
+	dir, err := r.git("config", "--type=path", "--get", "core.hooksPath")
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) && exit.ExitCode() == 1 {
+		return nil, nil // it is not set
+	}
+	if err != nil || dir == "" { // if it is empty, git looks for hooks in the root directory of the host
+		return nil, err
+	}
+	top, err := r.git("rev-parse", "--show-toplevel")
+	if err != nil { // a bare repository: a relative path is relative to the root of each of its work trees
+		top = "/"
+	}
+	if !filepath.IsAbs(dir) {
+		dir = filepath.Join(top, dir)
+	}
+	pairs := [][2]string{{top, dir}}
+	if realTop, err := filepath.EvalSymlinks(top); err == nil {
+		if realDir, err := filepath.EvalSymlinks(dir); err == nil { // it may not exist yet
+			pairs = append(pairs, [2]string{realTop, realDir})
+		}
+	}
+	for _, pair := range pairs {
+		below, err := filepath.Rel(pair[0], pair[1])
+		switch below = filepath.ToSlash(below); {
+		case err != nil || below == ".." || strings.HasPrefix(below, "../"):
+			continue
+		case below == ".":
+			return nil, errors.New("core.hooksPath of the repository is its work tree, so any file may be a hook: change it")
+		}
+		// The hooks that husky writes to such a directory run the files in its parent.
+		if up := path.Dir(below); path.Base(below) == "_" && up != "." {
+			below = up
+		}
+		dirs = append(dirs, below)
+	}
+	return dirs, nil
 }
 
 // isGitPath reports whether git, or a file system, may take a part of a path for .git.
