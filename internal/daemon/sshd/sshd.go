@@ -128,16 +128,15 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 		if err != nil && ctx.Err() != nil {
 			return nil
 		}
-		var passing net.Error
-		if errors.As(err, &passing) && passing.Temporary() { //nolint:staticcheck // such as too many open files
+		if errors.Is(err, net.ErrClosed) {
+			return fmt.Errorf("ssh: %w", err)
+		}
+		if err != nil { // such as too many open files
 			select {
 			case <-time.After(acceptPause):
 			case <-ctx.Done():
 			}
 			continue
-		}
-		if err != nil {
-			return fmt.Errorf("ssh: %w", err)
 		}
 		peer := auth.PeerName(ctx, conn.RemoteAddr().String())
 		a := s.logins.enter(conn, peer)

@@ -59,10 +59,6 @@ func (g *Staging) Import(ctx context.Context, m *snapshot.Manifest, files Conten
 	return g.Publish(fresh, i.extents, i.disk)
 }
 
-func isBase(p artifact.Part) bool {
-	return p.Name == artifact.BasePart || p.Name == artifact.KernelPart || p.Name == artifact.InitramfsPart
-}
-
 // layerPart describes a part that is a layer.
 type layerPart struct {
 	kind  string // snapshot.MemoryLayerFile or snapshot.DiskLayerFile
