@@ -10,7 +10,8 @@ import (
 // total, the oldest one of the peer, or of the peer with the most, is closed for a new one. So a
 // client that does not log in cannot keep others out by holding connections.
 type logins struct {
-	most, mostOfPeer int
+	most       int
+	mostOfPeer int
 
 	mu sync.Mutex
 	// +checklocks:mu

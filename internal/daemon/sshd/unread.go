@@ -34,7 +34,9 @@ type unread struct {
 	// +checklocks:mu
 	streams map[*stream]struct{} // two for each channel
 	// +checklocks:mu
-	total, young int
+	total int
+	// +checklocks:mu
+	young int
 }
 
 // add counts bytes from the wire. It reports whether the bound holds.
@@ -47,6 +49,8 @@ func (u *unread) add(n int) bool {
 }
 
 // turnLocked begins a turn if no stream has input from before the last one.
+//
+// +checklocks:u.mu
 func (u *unread) turnLocked() {
 	for s := range u.streams {
 		if s.old > 0 && !s.reading {
