@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -17,6 +18,7 @@ import (
 	"time"
 
 	"golang.org/x/crypto/ssh"
+	"golang.org/x/sys/unix"
 
 	"github.com/forkd/forkd/client"
 	"github.com/forkd/forkd/internal/apirig"
@@ -33,6 +35,9 @@ func TestMain(m *testing.M) {
 	if os.Getenv(sftpEnv) != "" && os.Getenv(apirig.AgentDirEnv) == "" {
 		os.Exit(sftpd.Main())
 	}
+	// If this process ignores SIGHUP, as under nohup, its children would ignore it too, unless it has a
+	// handler.
+	signal.Notify(make(chan os.Signal, 1), unix.SIGHUP)
 	apirig.Main(m, agent.Main)
 }
 
