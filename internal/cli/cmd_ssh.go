@@ -8,6 +8,8 @@ import (
 	"net"
 	"net/url"
 	"os/exec"
+	"regexp"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -53,6 +55,13 @@ func (f *sshFlags) target(ctx context.Context, cl *client.Client, id string) (t 
 	if !isPlain(v.SSH.HostKey) { // it becomes a part of a command of ssh
 		return t, fmt.Errorf("the daemon's host key %.100q is not one of SSH", v.SSH.HostKey)
 	}
+	// These become lines of ssh_config and arguments of ssh.
+	if n, err := strconv.ParseUint(t.port, 10, 16); err != nil || n == 0 || !sshHost.MatchString(t.host) {
+		return t, fmt.Errorf("the daemon's SSH address %.100q is no host with a port", v.SSH.Address)
+	}
+	if !wholeID.MatchString(id) {
+		return t, fmt.Errorf("the daemon's sandbox id %.100q is none", id)
+	}
 	if t.host, err = f.hostOf(t.host); err != nil {
 		return t, err
 	}
@@ -69,6 +78,9 @@ func (f *sshFlags) target(ctx context.Context, cl *client.Client, id string) (t 
 	}
 	return t, nil
 }
+
+// sshHost matches a host name or an IP address without a zone.
+var sshHost = regexp.MustCompile(`^[A-Za-z0-9:][A-Za-z0-9:._-]*$`)
 
 // isPlain reports whether text is a public key without characters that mean something to ssh.
 func isPlain(text string) bool {

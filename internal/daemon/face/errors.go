@@ -3,6 +3,7 @@ package face
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
@@ -256,6 +257,14 @@ func (f *failures) log(to *slog.Logger, r *http.Request, err error) {
 	cut := func(text string) string { return strings.ToValidUTF8(text[:min(len(text), maxLogged)], "?") }
 	to.Error("request failed", "method", cut(r.Method), "path", cut(r.URL.Path),
 		"request_id", audit.From(r.Context()).RequestID, "error", cut(err.Error()), "left_out", f.leftOut.Swap(0))
+}
+
+// Abort ends an answer that has begun and cannot be completed. It breaks the connection off, so that
+// the client does not take a part of the answer for the whole. Its line in the log counts as that of
+// a failed request, because the client or a guest may have caused the error.
+func (f *Face) Abort(r *http.Request, err error) {
+	f.failures.log(f.Log, r, fmt.Errorf("the answer broke off: %w", err))
+	panic(http.ErrAbortHandler)
 }
 
 // Bounds on reading the body of a refused request.

@@ -40,6 +40,14 @@ func TestLinesAboutFailedRequests(t *testing.T) {
 	for range 2 * failuresAtOnce {
 		fail(errors.New("x"))
 	}
+	func() {
+		defer func() {
+			if recover() != http.ErrAbortHandler {
+				t.Error("the connection is not broken off")
+			}
+		}()
+		f.Abort(httptest.NewRequest(http.MethodGet, "/", nil), errors.New("x"))
+	}()
 	if n := bytes.Count(out.Bytes(), []byte{'\n'}); n != failuresAtOnce-2 {
 		t.Errorf("%d lines, want %d", n, failuresAtOnce-2)
 	}
@@ -49,7 +57,7 @@ func TestLinesAboutFailedRequests(t *testing.T) {
 	var line struct {
 		LeftOut int `json:"left_out"`
 	}
-	if err := json.Unmarshal(out.Bytes(), &line); err != nil || line.LeftOut != failuresAtOnce+2 {
+	if err := json.Unmarshal(out.Bytes(), &line); err != nil || line.LeftOut != failuresAtOnce+3 {
 		t.Errorf("%s: %d are left out, %v", out.String(), line.LeftOut, err)
 	}
 }

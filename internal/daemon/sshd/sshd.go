@@ -176,8 +176,10 @@ func (s *Server) serve(ctx context.Context, a *attempt) {
 		return nil, err
 	}
 	server, channels, requests, err := ssh.NewServerConn(conn, &config)
+	if err == nil {
+		defer drain(server, channels, requests)
+	}
 	if !late.Stop() && err == nil {
-		server.Close()
 		return
 	}
 	if !a.leave() { // a newer connection has its place
@@ -210,6 +212,18 @@ func (s *Server) serve(ctx context.Context, a *attempt) {
 	if conn.exceeded.Load() {
 		s.Log.Warn("ssh: connection ended", "who", entry.Who, "remote", entry.Remote, "error", errUnread)
 	}
+}
+
+// drain closes a connection and refuses what the client has sent in advance. Otherwise goroutines of
+// package ssh would wait for ever until somebody reads it.
+func drain(conn *ssh.ServerConn, channels <-chan ssh.NewChannel, requests <-chan *ssh.Request) {
+	conn.Close()
+	go ssh.DiscardRequests(requests)
+	go func() {
+		for c := range channels {
+			_ = c.Reject(ssh.ResourceShortage, "") // fails, because the connection is closed
+		}
+	}()
 }
 
 // farewell is the time for messages to clients when the daemon stops.

@@ -42,8 +42,7 @@ func (a *api) export(w http.ResponseWriter, r *http.Request) error {
 		return face.ErrTooMany
 	}
 	if err != nil && out.begun {
-		a.Face.Log.Warn("export broke off", "from", req.From, "to", req.To, "error", err)
-		panic(http.ErrAbortHandler) // abort, so that the client does not take a part of the archive for the whole
+		a.Face.Abort(r, err)
 	}
 	return err
 }

@@ -61,8 +61,7 @@ func (a *api) download(w http.ResponseWriter, r *http.Request, contentType, op s
 	})
 	err = move.end(err)
 	if err != nil && out.begun {
-		a.Face.Log.Warn("file transfer broke off", "sandbox", r.PathValue("id"), "error", err)
-		panic(http.ErrAbortHandler) // abort, so that the client does not take a part of the file for the whole
+		a.Face.Abort(r, err)
 	}
 	return err
 }

@@ -28,8 +28,7 @@ func (a *api) packSnapshot(w http.ResponseWriter, r *http.Request) error {
 	w.Header().Set("Content-Type", apiv1.Tar)
 	move := newTransfer(r.Context(), w, a.Face.Limits.Stall)
 	if err := move.end(p.WriteArchive(toClient{move, w})); err != nil {
-		a.Face.Log.Warn("the transfer of a snapshot broke off", "error", err)
-		panic(http.ErrAbortHandler) // abort, so that the client does not take a part of the archive for the whole
+		a.Face.Abort(r, err)
 	}
 	return nil
 }

@@ -77,8 +77,7 @@ func (a *api) fillImage(w http.ResponseWriter, r *http.Request) error {
 	w.Header().Set("Content-Type", "application/octet-stream")
 	move := newTransfer(r.Context(), w, a.Face.Limits.Stall)
 	if err := move.end(imageproto.WriteDisk(toClient{move, w}, req.Disk, req.Size)); err != nil {
-		a.Face.Log.Warn("the transfer of an image broke off", "error", err)
-		panic(http.ErrAbortHandler) // abort, so that the client does not take a part of the disk for the whole
+		a.Face.Abort(r, err)
 	}
 	return nil
 }
