@@ -198,6 +198,11 @@ func TestDiff(t *testing.T) {
 			t.Errorf("snapshot %s is left", s.Tag)
 		}
 	}
+	for _, made := range []string{"after", "before"} { // later tests of this daemon count snapshots
+		if err := d.DeleteSnapshot(d.ctx(t, quietLimit), made, client.DeleteOptions{Force: true}); err != nil {
+			t.Error(err)
+		}
+	}
 }
 
 // TestDiffOfOthers compares as two clients. Snapshots and sandboxes of one client do not exist for the other.
