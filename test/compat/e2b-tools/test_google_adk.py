@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import ssl
-import urllib.error
-import urllib.request
 from collections.abc import AsyncGenerator, AsyncIterator
 
 import pytest
-from conftest import LONG
+from conftest import served
 from e2b_adk import E2BPlugin
 from google.adk.agents import Agent
 from google.adk.integrations.e2b import E2BEnvironment
@@ -141,13 +137,4 @@ async def test_list_files(answers: list[dict]) -> None:
 
 async def test_start_background_command(answers: list[dict]) -> None:
     url = answers[6]["preview_url"] + "/a.txt"
-    for _ in range(LONG):
-        try:
-            got = await asyncio.to_thread(
-                lambda: urllib.request.urlopen(url, context=ssl.create_default_context()).read()
-            )
-            break
-        except urllib.error.HTTPError as e:
-            assert e.code == 502
-            await asyncio.sleep(1)
-    assert got == b"served"
+    assert await served(url) == b"served"

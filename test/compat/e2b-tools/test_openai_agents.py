@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import json
-import ssl
-import urllib.error
-import urllib.request
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -17,7 +13,7 @@ from agents.extensions.sandbox.e2b import E2BSandboxClient, E2BSandboxClientOpti
 from agents.run_config import RunConfig
 from agents.sandbox import ExecTimeoutError, Manifest, SandboxAgent, SandboxRunConfig, WorkspaceReadNotFoundError
 from agents.testing import ScriptedModel, assistant_message, function_call
-from conftest import FAKED, LONG
+from conftest import FAKED, LONG, served
 
 TIMEOUTS = {"keepalive_s": LONG, "cleanup_s": LONG, "fast_op_s": LONG, "file_upload_s": LONG, "snapshot_tar_s": LONG}
 MODES = [("snapshot", "e2b", None), ("tar", "e2b_code_interpreter", "code-interpreter-v1")]
@@ -101,16 +97,7 @@ async def test_a_server_at_an_exposed_port(session) -> None:
     await session.pty_exec_start(f"cd served && exec python3 -m http.server {PORT}", yield_time_s=1)
     end = await session.resolve_exposed_port(PORT)
     url = f"https://{end.host}:{end.port}/a.txt"  # the tool takes a host with a port for one without TLS
-    for _ in range(LONG):
-        try:
-            got = await asyncio.to_thread(
-                lambda: urllib.request.urlopen(url, context=ssl.create_default_context()).read()
-            )
-            break
-        except urllib.error.HTTPError as e:
-            assert e.code == 502
-            await asyncio.sleep(1)
-    assert got == b"served"
+    assert await served(url) == b"served"
     await session.pty_terminate_all()
 
 

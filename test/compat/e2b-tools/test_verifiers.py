@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
-import urllib.error
-import urllib.request
 from collections.abc import AsyncIterator
 
 import pytest
-from conftest import LONG
+from conftest import LONG, served
 from e2b import AsyncTemplate, Template
 from verifiers.v1.errors import SandboxError
 from verifiers.v1.runtimes.e2b import E2BConfig, E2BRuntime
@@ -98,16 +95,7 @@ async def test_a_server(runtime: E2BRuntime) -> None:
     await runtime.write("www/a.txt", b"served")
     await runtime.run_background(["python3", "-m", "http.server", str(port), "-d", "/tmp/vf/www"], {}, "/tmp/vf/server")
     url = await runtime.expose(port) + "/a.txt"
-    for _ in range(LONG):
-        try:
-            got = await asyncio.to_thread(
-                lambda: urllib.request.urlopen(url, context=ssl.create_default_context()).read()
-            )
-            break
-        except urllib.error.HTTPError as e:
-            assert e.code == 502
-            await asyncio.sleep(1)
-    assert got == b"served"
+    assert await served(url) == b"served"
 
 
 @pytest.mark.parametrize(
