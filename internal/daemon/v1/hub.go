@@ -20,7 +20,7 @@ func (a *api) packSnapshot(w http.ResponseWriter, r *http.Request) error {
 	if err := checkTag(tag); err != nil {
 		return err
 	}
-	p, err := a.view(r).Pack(r.Context(), a.Hub, tag, func(hub.Progress) {})
+	p, err := a.view(r).Pack(r.Context(), a.Hub, tag)
 	if err != nil {
 		return hubError(err)
 	}

@@ -67,18 +67,15 @@ func New(cfg Config) (*Hub, error) {
 	}, nil
 }
 
-// Progress is a step of a movement: what has happened to one file of a snapshot.
+// Progress is a step of Unpack: what has happened to one file of a snapshot.
 type Progress struct {
 	File  string
-	State string // Packed or Unpacked
+	State string // Unpacked
 	Bytes int64  // size of the blob
 }
 
-// States of a file.
-const (
-	Packed   = "packed"   // compressed
-	Unpacked = "unpacked" // verified and written
-)
+// Unpacked is the state of a file that is verified and written.
+const Unpacked = "unpacked"
 
 // wait waits for a place to compress or decompress a snapshot for a client. leave frees it.
 func (h *Hub) wait(ctx context.Context, who string) (leave func(), err error) {
@@ -113,8 +110,8 @@ type Package struct {
 // Close closes the blobs.
 func (p *Package) Close() { p.files.close() }
 
-// Pack compresses a snapshot for a client. It calls on with the progress.
-func (h *Hub) Pack(ctx context.Context, who, tag string, on func(Progress)) (_ *Package, err error) {
+// Pack compresses a snapshot for a client.
+func (h *Hub) Pack(ctx context.Context, who, tag string) (_ *Package, err error) {
 	leave, err := h.wait(ctx, who)
 	if err != nil {
 		return nil, err
@@ -140,7 +137,6 @@ func (h *Hub) Pack(ctx context.Context, who, tag string, on func(Progress)) (_ *
 		}
 		p.files.add(b.Digest, f)
 		list = append(list, b)
-		on(Progress{part.Name, Packed, b.Size})
 	}
 	p.Artifact, err = artifact.New(artifact.Portable(x.Manifest), list)
 	return p, err

@@ -154,7 +154,7 @@ func ignore(Progress) {}
 // pack returns the archive of a snapshot.
 func (h *host) pack(t *testing.T, tag string) []byte {
 	t.Helper()
-	p, err := h.Pack(t.Context(), "ann", tag, ignore)
+	p, err := h.Pack(t.Context(), "ann", tag)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -408,11 +408,11 @@ func TestDamageDoesNotTravel(t *testing.T) {
 	if _, err := f.WriteAt([]byte("x"), 0); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := a.Pack(t.Context(), "ann", "parent", ignore); err == nil ||
+	if _, err := a.Pack(t.Context(), "ann", "parent"); err == nil ||
 		!strings.Contains(err.Error(), "disk.layer.0: its digest is") {
 		t.Error(err)
 	}
-	if _, err := a.Pack(t.Context(), "ann", "none", ignore); err == nil ||
+	if _, err := a.Pack(t.Context(), "ann", "none"); err == nil ||
 		!strings.Contains(err.Error(), "not found") {
 		t.Error(err)
 	}

@@ -9,14 +9,14 @@ import (
 
 // Pack calls Hub.Pack for a snapshot that the principal may see. A package has whole layers, also those
 // of ancestors. So the principal must not have a prefix.
-func (v *View) Pack(ctx context.Context, h *hub.Hub, tag string, on func(hub.Progress)) (*hub.Package, error) {
+func (v *View) Pack(ctx context.Context, h *hub.Hub, tag string) (*hub.Package, error) {
 	if err := v.hasTag(tag); err != nil {
 		return nil, err
 	}
 	if err := v.Limited("an archive of a snapshot"); err != nil {
 		return nil, err
 	}
-	return h.Pack(v.as(ctx), v.p.Name, tag, on)
+	return h.Pack(v.as(ctx), v.p.Name, tag)
 }
 
 // MayUnpack returns an error if the principal may not make a snapshot from outside, with the given tag. All
