@@ -51,14 +51,8 @@ func newExportCmd() *cobra.Command {
 				return errNoJSON
 			}
 			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
-				for _, side := range []*string{&req.From, &req.To} {
-					if *side == "" {
-						continue
-					}
-					var err error
-					if *side, err = sandboxID(ctx, cl, *side); err != nil {
-						return err
-					}
+				if err := resolveSides(ctx, cl, &req.From, &req.To); err != nil {
+					return err
 				}
 				return to.save(ctx, cmd, &c, cl, req)
 			})

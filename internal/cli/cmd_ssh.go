@@ -149,7 +149,8 @@ func (t *sshTarget) run(cmd *cobra.Command, args []string) error {
 	for _, o := range t.options {
 		argv = append(argv, "-o", o[0]+"="+o[1])
 	}
-	ssh := exec.Command(path, append(append(argv, t.login+"@"+t.host), args...)...) //nolint:noctx // it gets Ctrl-C itself
+	argv = append(append(argv, t.login+"@"+t.host), args...)
+	ssh := exec.Command(path, argv...) // without a context, because it gets Ctrl-C itself
 	ssh.Stdin, ssh.Stdout, ssh.Stderr = cmd.InOrStdin(), cmd.OutOrStdout(), cmd.ErrOrStderr()
 	err = ssh.Run()
 	var ended *exec.ExitError

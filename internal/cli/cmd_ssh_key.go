@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"os/user"
 	"path/filepath"
@@ -215,13 +214,9 @@ func newSSHKeyLsCmd() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			text, err := os.ReadFile(path)
-			if err != nil && !errors.Is(err, fs.ErrNotExist) {
-				return fmt.Errorf("%s: %w", keyFileKind, err)
-			}
-			list, err := auth.ParseSSHKeys(text)
+			list, err := readList(keyFileKind, path, auth.ParseSSHKeys)
 			if err != nil {
-				return fmt.Errorf("%s %s: %w", keyFileKind, path, err)
+				return err
 			}
 			return printSSHKeys(cmd, list, output)
 		},

@@ -82,6 +82,20 @@ func changeFile(what, path string, edit func([]byte) ([]byte, error)) error {
 	return atomicfile.WriteDurable(path, text, 0o600)
 }
 
+// readList reads and parses a file of the daemon's credentials. A missing file has none. what is the
+// kind of file, for errors.
+func readList[T any](what, path string, parse func([]byte) ([]T, error)) ([]T, error) {
+	text, err := os.ReadFile(path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%s: %w", what, err)
+	}
+	list, err := parse(text)
+	if err != nil {
+		return nil, fmt.Errorf("%s %s: %w", what, path, err)
+	}
+	return list, nil
+}
+
 func newTokenCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "token",
@@ -158,13 +172,9 @@ func newTokenLsCmd() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			p, err := os.ReadFile(path)
-			if err != nil && !errors.Is(err, fs.ErrNotExist) {
-				return fmt.Errorf("token file: %w", err)
-			}
-			list, err := auth.ParseTokens(p)
+			list, err := readList("token file", path, auth.ParseTokens)
 			if err != nil {
-				return fmt.Errorf("token file %s: %w", path, err)
+				return err
 			}
 			return printTokens(cmd, list, output)
 		},

@@ -47,6 +47,20 @@ func (c *common) runOn(cmd *cobra.Command, ref string, f func(ctx context.Contex
 	})
 }
 
+// resolveSides replaces the sides of a comparison by what sandboxID returns for them. A side may be
+// empty.
+func resolveSides(ctx context.Context, cl *client.Client, sides ...*string) (err error) {
+	for _, side := range sides {
+		if *side == "" {
+			continue
+		}
+		if *side, err = sandboxID(ctx, cl, *side); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func findID(list []client.Sandbox, ref string) (string, error) {
 	ref = strings.TrimSuffix(ref, ellipsis) // the user may have copied ref from a truncated table
 	var begin []string
