@@ -140,7 +140,7 @@ func (a *api) snapshotRoutes() []route {
 		{"POST /v1/snapshots/{tag}/verify", auth.Run, nil, f.Work, get(a.verifySnapshot)},
 		// Has whole layers, also those of ancestors that other clients do not see.
 		{"GET /v1/snapshots/{tag}/archive", auth.Admin, nil, f.Work, a.packSnapshot},
-		// Makes a snapshot that others fork, with content that nobody on this host has made.
+		// Makes a snapshot that others fork, with content from another host.
 		{"POST /v1/archives", auth.Admin, []string{apiv1.UnpackTag, apiv1.UnpackTrust}, f.Work, a.unpackSnapshot},
 	}
 }
