@@ -42,7 +42,7 @@ func TestLinesAboutFailedRequests(t *testing.T) {
 	}
 	func() {
 		defer func() {
-			if recover() != http.ErrAbortHandler {
+			if err, _ := recover().(error); !errors.Is(err, http.ErrAbortHandler) {
 				t.Error("the connection is not broken off")
 			}
 		}()
