@@ -129,6 +129,9 @@ func (l *links) add(h *tar.Header, below string) error {
 	}
 	switch h.Typeflag {
 	case tar.TypeLink:
+		if path.IsAbs(h.Linkname) { // busybox's tar would link to that path of the guest, and GNU tar to one in the copy
+			return fmt.Errorf("%.200s is a hard link to the absolute path %.200q", h.Name, h.Linkname)
+		}
 		to, err := pathBelow(below, h.Linkname)
 		if err != nil {
 			return err

@@ -125,6 +125,7 @@ func TestNothingIsCopiedThroughALinkOfTheSameCopy(t *testing.T) {
 		"beside it":                    {[]string{"./x>/etc", "./d/x>/etc"}, []string{"./d/y", "./xy/z"}, ".", false},
 		"a name with dots":             {nil, []string{"./a/../../b"}, ".", true},
 		"a hard link with dots":        {nil, []string{"./h=../b"}, ".", true},
+		"a hard link from the root":    {nil, []string{"./b", "./h=/b"}, ".", true},
 	} {
 		brought := &links{}
 		for i, entries := range [][]string{c.first, c.second} {
