@@ -286,6 +286,7 @@ func (b *Builder) callOffLocked(bd *Build, why error) {
 // endLocked records the end of a build, and forgets the client's oldest ended builds above
 // maxEnded.
 func (b *Builder) endLocked(bd *Build, err error) {
+	ran := bd.status == Building
 	bd.status, bd.ended = Ready, time.Now()
 	if err != nil {
 		var at *stepError
@@ -294,15 +295,9 @@ func (b *Builder) endLocked(bd *Build, err error) {
 		}
 		bd.status, bd.reason = Failed, Reason{at.step, printable(at.err.Error())}
 		bd.Log.add(levelError, at.step, bd.reason.Message)
-		logged := at.err
-		if of := (*ownError)(nil); errors.As(logged, &of) {
-			logged = errOwn
-			if errors.Is(of, syscall.ENOSPC) {
-				logged = bake.ErrFull
-			}
+		if ran { // a client can request and call off any number of builds without running them
+			b.logFailure(bd, at)
 		}
-		b.cfg.Log.Info("build of a template has failed", "template", bd.Template, "who", bd.Who, "step", at.step, "error",
-			logged)
 	}
 	bd.timer = time.AfterFunc(keepEnded, func() {
 		b.mu.Lock()
@@ -319,6 +314,19 @@ func (b *Builder) endLocked(bd *Build, err error) {
 			b.builds = slices.Concat(b.builds[:n], b.builds[n+1:]) // callers may be in a loop over the old slice
 		}
 	}
+}
+
+// logFailure writes the failure of a build to the daemon's log.
+func (b *Builder) logFailure(bd *Build, at *stepError) {
+	logged := at.err
+	if of := (*ownError)(nil); errors.As(logged, &of) {
+		logged = errOwn
+		if errors.Is(of, syscall.ENOSPC) {
+			logged = bake.ErrFull
+		}
+	}
+	b.cfg.Log.Info("build of a template has failed", "template", bd.Template, "who", bd.Who, "step", at.step, "error",
+		logged)
 }
 
 // stepError is an error with the step that caused it.

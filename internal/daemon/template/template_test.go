@@ -72,9 +72,10 @@ func TestEndedBuildsAreForgotten(t *testing.T) {
 }
 
 // A client that ends more builds than are remembered disturbs neither later requests nor the stop of
-// the daemon.
+// the daemon. Builds that never ran do not fill the daemon's log.
 func TestManyEndedBuilds(t *testing.T) {
-	b, err := New(Config{Dir: filepath.Join(t.TempDir(), "x"), Log: slog.New(slog.DiscardHandler)})
+	var log bytes.Buffer
+	b, err := New(Config{Dir: filepath.Join(t.TempDir(), "x"), Log: slog.New(slog.NewTextHandler(&log, nil))})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -95,6 +96,9 @@ func TestManyEndedBuilds(t *testing.T) {
 		if bd.ended.IsZero() {
 			t.Errorf("the build of %s has not ended", bd.Template)
 		}
+	}
+	if log.Len() != 0 {
+		t.Errorf("the daemon's log has %s", log.String())
 	}
 }
 
@@ -241,12 +245,13 @@ func TestBuildsOfAllAreBounded(t *testing.T) {
 func TestStepsAreNotInTheDaemonsLog(t *testing.T) {
 	var log bytes.Buffer
 	b := &Builder{cfg: Config{Log: slog.New(slog.NewTextHandler(&log, nil))}}
-	bd := &Build{ID: "x"}
+	bd := &Build{ID: "x", status: Building}
 	b.endLocked(bd, &stepError{"1", &ownError{errors.New(`"curl -u me:secret": exit status 7`)}})
 	if strings.Contains(log.String(), "secret") || !strings.Contains(bd.reason.Message, "secret") {
 		t.Errorf("the client is told %q, the daemon's log has %s", bd.reason.Message, log.String())
 	}
 	log.Reset()
+	bd.status = Building
 	b.endLocked(bd, &stepError{"1", &ownError{fmt.Errorf("secret: %w", bake.ErrFull)}})
 	if !strings.Contains(log.String(), syscall.ENOSPC.Error()) || strings.Contains(log.String(), "secret") {
 		t.Errorf("the daemon's log does not say what the host is to blame for: %s", log.String())
