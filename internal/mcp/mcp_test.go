@@ -293,7 +293,7 @@ func TestForkAndRun(t *testing.T) {
 		"best by score": {args{"commands": []string{"echo a", "echo 3 >/dev/null; echo b", "exit 3"},
 			"score": `echo x; [ "$FORKD_ATTEMPT" = 2 ] && echo 10 || echo 9.5`},
 			2, 1, "score 10"},
-		"best by time": {args{"commands": []string{"sleep 1", "exit 1", "true"}}, 3, 1, "the fastest of the 2"},
+		"best by time": {args{"commands": []string{"sleep 5", "exit 1", "true"}}, 3, 1, "the fastest of the 2"},
 		"first": {args{"commands": []string{"sleep 60", "sleep 0.1; exit 0", "sleep 60"}, "keep": "first"}, 2, 1,
 			"stopped"},
 		"none":          {args{"command": `echo "attempt $FORKD_ATTEMPT"`, "attempts": 3, "keep": "none"}, 0, 0, "attempt 3"},
