@@ -60,7 +60,7 @@ func (f *sshFlags) target(ctx context.Context, cl *client.Client, id string) (t 
 		return t, fmt.Errorf("the daemon's SSH address %.100q is no host with a port", v.SSH.Address)
 	}
 	if !wholeID.MatchString(id) {
-		return t, fmt.Errorf("the daemon's sandbox id %.100q is none", id)
+		return t, fmt.Errorf("%.100q is no sandbox id: 'forkd ls' lists sandboxes", id)
 	}
 	if t.host, err = f.hostOf(t.host); err != nil {
 		return t, err

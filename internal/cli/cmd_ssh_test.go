@@ -22,8 +22,8 @@ func TestSSHOfAHostileDaemon(t *testing.T) {
 		{"127.0.0.1:22\n\tProxyCommand id", key, id, "SSH address"},
 		{"127.0.0.1:0", key, id, "SSH address"},
 		{"127.0.0.1:2222", key + "\n\tProxyCommand id", id, "host key"},
-		{"127.0.0.1:2222", key, "-oProxyCommand=id", "sandbox id"},
-		{"127.0.0.1:2222", key, id + "\n", "sandbox id"},
+		{"127.0.0.1:2222", key, "-oProxyCommand=id", "no sandbox id"},
+		{"127.0.0.1:2222", key, id + "\n", "no sandbox id"},
 	} {
 		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			_ = json.NewEncoder(w).Encode(map[string]any{"ssh": map[string]string{"address": c.address, "host_key": c.key}})
