@@ -100,7 +100,10 @@ func TestTerminal(t *testing.T) {
 	}
 	fmt.Fprintln(in, "a line")
 	eventually(t, "the line", out.has("got a line\r\n"))
-	eventually(t, "the new size", out.has("changed 44 99\r\n"))
+	eventually(t, "the new size", func() bool {
+		fmt.Fprintln(in) // a shell that begins to read as the signal arrives runs the trap after the line
+		return out.has("changed 44 99\r\n")()
+	})
 	in.Close() // sends Ctrl-D
 	var exit *ssh.ExitError
 	if err := s.Wait(); !errors.As(err, &exit) || exit.ExitStatus() != 3 {
