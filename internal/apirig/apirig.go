@@ -21,6 +21,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/forkd/forkd/client"
@@ -116,6 +117,7 @@ type Options struct {
 	Open bool // no token is required: every client over TCP has all rights
 
 	Unpack func(stream io.Reader) error // acts as the guest of builder VMs; nil: they never connect
+	Images []string                     // names of further images that the fake registry has
 
 	Stopping context.Context // context that ends when the daemon stops; nil: the daemon never stops
 
@@ -230,7 +232,8 @@ func New(t T, o Options) *Rig {
 		t.Fatal(err)
 	}
 	r.Store = st
-	builder, err := r.builders(dir, o.Unpack, build.Config{Manager: m, Baker: baker, Image: imageOf, Boot: bootOf(part)})
+	builder, err := r.builders(dir, o.Unpack, build.Config{Manager: m, Baker: baker, Image: imagesOf(o.Images),
+		Boot: bootOf(part)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -245,7 +248,11 @@ func New(t T, o Options) *Rig {
 	if !o.Unchecked {
 		api = apitest.Checked(t, api)
 	}
-	compatible := e2b.New(e2b.Config{Face: shared, Keys: keys, Builder: builder, Domain: domain})
+	tags, err := e2b.OpenTags(filepath.Join(dir, "template-tags"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	compatible := e2b.New(e2b.Config{Face: shared, Keys: keys, Builder: builder, Tags: tags, Domain: domain})
 	r.Handler = front.New(front.Config{Face: shared, V1: api, E2B: compatible, Domain: domain, Links: links})
 	t.Cleanup(func() { builder.Close(); m.Close(true); st.Close(); log.Close() })
 	t.Cleanup(r.agents.stop)
@@ -349,21 +356,24 @@ const (
 // imageDigest is the digest of the image named Image.
 const imageDigest = "sha256:1"
 
-// imageOf resolves the name of an image, in place of a registry.
-func imageOf(_ context.Context, name string, login *build.Login) (string, dockerfile.Config, error) {
-	switch {
-	case name == PrivateImage && login != nil && *login == build.Login{User: "me", Password: "secret"}:
-		return "sha256:2", dockerfile.Config{}, nil
-	case name == PrivateImage:
-		return "", dockerfile.Config{}, errors.New("the registry wants another password")
-	case name != Image:
-		return "", dockerfile.Config{}, errors.New("the registry has no such image")
+// imagesOf returns the function that resolves the name of an image, in place of a registry. The
+// registry also has the images named in more.
+func imagesOf(more []string) func(context.Context, string, *build.Login) (string, dockerfile.Config, error) {
+	return func(_ context.Context, name string, login *build.Login) (string, dockerfile.Config, error) {
+		switch {
+		case name == PrivateImage && login != nil && *login == build.Login{User: "me", Password: "secret"}:
+			return "sha256:2", dockerfile.Config{}, nil
+		case name == PrivateImage:
+			return "", dockerfile.Config{}, errors.New("the registry wants another password")
+		case name != Image && !slices.Contains(more, name):
+			return "", dockerfile.Config{}, errors.New("the registry has no such image")
+		}
+		return imageDigest, dockerfile.Config{Env: map[string]string{"PATH": "/usr/bin:/bin", "OF": "image"}, Dir: "/usr"}, nil
 	}
-	return imageDigest, dockerfile.Config{Env: map[string]string{"PATH": "/usr/bin:/bin", "OF": "image"}, Dir: "/usr"}, nil
 }
 
 // bootOf returns a function that provides the same boot files for every container image. It checks
-// that the digest is the digest from imageOf.
+// that the digest is the digest from imagesOf.
 func bootOf(file string) build.Boot {
 	return func(_ context.Context, i build.Image, _ func(string)) (bake.Request, error) {
 		switch {

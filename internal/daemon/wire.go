@@ -167,7 +167,11 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard, kvm *kvmState) (*w
 		Missing: missing, Admission: admissionOf(cfg.Admit), NoKVM: kvm.why, MCP: mcphttp.New(cfg.Version, 0, cfg.Log),
 		Tried: counts.Tried, SSH: w.ssh.info(),
 	})
-	compatible := e2b.New(e2b.Config{Face: shared, Keys: keys, Builder: w.builder, Domain: domain,
+	tags, err := e2b.OpenTags(filepath.Join(cfg.StateDir, "template-tags"))
+	if err != nil {
+		return nil, err
+	}
+	compatible := e2b.New(e2b.Config{Face: shared, Keys: keys, Builder: w.builder, Tags: tags, Domain: domain,
 		Traces: w.traces})
 	w.handler = front.New(front.Config{Face: shared, V1: api, E2B: compatible, Domain: domain, Links: links})
 	undo.Release()

@@ -36,9 +36,6 @@ func buildStatusOf(err error) int {
 	return 0
 }
 
-// onlyTag is the only tag of every template.
-const onlyTag = "default"
-
 // buildRequest requests the build of a template. Alias is the name in requests of older SDKs.
 type buildRequest struct {
 	Name      string   `json:"name"`
@@ -49,23 +46,26 @@ type buildRequest struct {
 	FreeMiB   int64    `json:"minFreeDiskMb"`
 }
 
-func (req *buildRequest) ask() (template.Ask, error) {
-	name := strings.TrimSuffix(cmp.Or(req.Name, req.Alias), ":"+onlyTag)
-	base, tag, tagged := strings.Cut(name, ":")
-	for _, t := range req.Tags {
-		if t != onlyTag {
-			tag, tagged = t, true
-		}
+// names returns the name of the template, and the tags of the build. The first tag determines the tag
+// of the snapshot.
+func (req *buildRequest) names() (name string, tags []string, err error) {
+	full := cmp.Or(req.Name, req.Alias)
+	name, tag, tagged := strings.Cut(full, ":")
+	if _, err := tagOf(full); err != nil {
+		return "", nil, err
 	}
-	if tagged {
-		return template.Ask{},
-			face.BadRequest("tags: %q: forkd's templates have no tags but %q: build it under another name, such as %s-%s",
-				tag, onlyTag, base, tag)
+	if tags = req.Tags; tagged {
+		tags = append([]string{tag}, tags...)
 	}
-	tag, err := tagOf(name)
-	if err != nil {
-		return template.Ask{}, err
+	if len(tags) == 0 {
+		tags = []string{defaultTag}
 	}
+	tags, err = checkTags(name, tags)
+	return name, tags, err
+}
+
+// ask returns the request to the builder. The parameter tag is the tag of the snapshot.
+func (req *buildRequest) ask(tag string) (template.Ask, error) {
 	for _, n := range []struct {
 		name      string
 		got, most int64
@@ -102,19 +102,30 @@ func (a *Server) requestBuild(w http.ResponseWriter, r *http.Request) error {
 	if err := readJSON(w, r, &req); err != nil {
 		return err
 	}
-	ask, err := req.ask()
+	name, tags, err := req.names()
+	if err != nil {
+		return err
+	}
+	ask, err := req.ask(snapshotTag(name, tags[0]))
 	if err == nil {
 		err = a.mayMake(r, ask.Template)
+	}
+	t := a.tagger(r)
+	for _, tag := range tags {
+		if err == nil {
+			err = t.mayAssign(t.tags.of(name, tag), name, tag)
+		}
 	}
 	if err != nil {
 		return err
 	}
+	ask.Made = func() error { return t.made(name, tags, ask.Template) }
 	b, err := a.Builder.Request(auth.From(r.Context()).Who, ask)
 	if err != nil {
 		return err
 	}
 	return face.WriteJSON(w, r, http.StatusAccepted, map[string]any{"templateID": ask.Template, "buildID": b.ID,
-		"public": false, "names": []string{ask.Template}, "aliases": []string{ask.Template}, "tags": []string{onlyTag}})
+		"public": false, "names": []string{ask.Template}, "aliases": []string{ask.Template}, "tags": tags})
 }
 
 // findBuild returns the caller's build with the given id. If id is empty, it returns the caller's

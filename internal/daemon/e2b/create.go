@@ -158,13 +158,17 @@ func (a *Server) createAs(w http.ResponseWriter, r *http.Request, def time.Durat
 	return face.WriteJSON(w, r, http.StatusCreated, a.createdOf(made))
 }
 
-// tagOf returns the tag of the snapshot for a template's id or name. E2B's names may end with a tag
-// of their own; forkd supports only E2B's default tag.
+// tagOf returns the tag of the snapshot for a template's id or name, which may end with a tag of the
+// template. See Tags for tags that are assigned.
 func tagOf(template string) (string, error) {
-	tag := strings.TrimSuffix(template, ":"+onlyTag)
-	if team, _, ok := strings.Cut(tag, "/"); ok {
-		return "", face.BadRequest("templateID: %.100q: forkd's templates have no teams before their names: remove %.100q", tag,
-			team+"/")
+	if team, _, ok := strings.Cut(template, "/"); ok {
+		return "", face.BadRequest("templateID: %.100q: forkd's templates have no teams before their names: remove %.100q",
+			template, team+"/")
+	}
+	name, of, tagged := strings.Cut(template, ":")
+	tag := snapshotTag(name, of)
+	if tagged && of == "" {
+		return "", face.BadRequest("templateID: %.100q: want a tag after the colon", template)
 	}
 	if err := snapshot.CheckTag(tag); err != nil {
 		return "", face.BadRequest("templateID: %v", err)
@@ -172,13 +176,17 @@ func tagOf(template string) (string, error) {
 	return tag, nil
 }
 
-// existing is tagOf for a template that should exist. E2B converts names to lower case. So if no
+// existing is tagOf for a template that should exist, perhaps by an assigned tag. E2B converts names to lower case. So if no
 // snapshot has exactly this tag, and only one snapshot has a tag that differs from it only in case,
 // existing returns the tag of that snapshot.
 func (a *Server) existing(r *http.Request, template string) (string, error) {
 	tag, err := tagOf(template)
 	if err != nil {
 		return "", err
+	}
+	name, of, _ := strings.Cut(template, ":")
+	if assigned := a.tagger(r).find(name, cmp.Or(of, defaultTag)); assigned != "" {
+		return assigned, nil
 	}
 	if _, err = a.view(r).Snapshot(tag); err == nil {
 		return tag, nil

@@ -53,6 +53,7 @@ type Config struct {
 	Face    *face.Face
 	Keys    *auth.Keys // derives the tokens of sandboxes and signs links for uploads
 	Builder *template.Builder
+	Tags    *Tags
 	Domain  inbound.Domain
 	Traces  *tracing.Tracer // nil: no tracing
 }
@@ -161,8 +162,8 @@ func (a *Server) routes() {
 		{"GET /templates/{id}", auth.Read, reads, a.template},
 		{"GET /templates/{id}/{what}", auth.Read, reads, a.templatePart},
 		{"DELETE /templates/{id}", auth.Admin, works, a.deleteTemplate},
-		// before {id}, because "tags" is not the id of a template
-		{"DELETE /templates/tags", auth.Read, reads, a.unserved},
+		{"POST /templates/tags", auth.Run, works, a.assignTags},
+		{"DELETE /templates/tags", auth.Run, works, a.removeTags},
 		// used by SDKs of 2025
 		{"POST /v2/templates", auth.Run, works, a.requestBuild},
 		{"POST /v3/templates", auth.Run, works, a.requestBuild},

@@ -26,7 +26,9 @@ type filter struct {
 	after    time.Time
 }
 
-func filterOf(q url.Values) (f filter, err error) {
+// filter returns the filter of a request.
+func (a *Server) filter(r *http.Request) (f filter, err error) {
+	q := r.URL.Query()
 	if f.metadata, err = metadataOf(q.Get("metadata")); err != nil {
 		return f, err
 	}
@@ -38,7 +40,12 @@ func filterOf(q url.Values) (f filter, err error) {
 			f.states = append(f.states, s)
 		}
 	}
-	if f.template = strings.TrimSuffix(q.Get("template"), ":"+onlyTag); q.Has("startedAfter") {
+	if q.Get("template") != "" {
+		if f.template, err = a.existing(r, q.Get("template")); err != nil {
+			return f, err
+		}
+	}
+	if q.Has("startedAfter") {
 		if f.after, err = time.Parse(time.RFC3339, q.Get("startedAfter")); err != nil {
 			return f, face.BadRequest("startedAfter: %v", err)
 		}
@@ -91,7 +98,7 @@ func (f *filter) lets(i sandbox.Info) bool {
 // list answers with a page of sandboxes, the newest first.
 func (a *Server) list(w http.ResponseWriter, r *http.Request) error {
 	q := r.URL.Query()
-	f, err := filterOf(q)
+	f, err := a.filter(r)
 	if err != nil {
 		return err
 	}
@@ -117,7 +124,7 @@ func (a *Server) list(w http.ResponseWriter, r *http.Request) error {
 
 // listV1 answers with all running sandboxes, for older SDKs.
 func (a *Server) listV1(w http.ResponseWriter, r *http.Request) error {
-	f, err := filterOf(r.URL.Query())
+	f, err := a.filter(r)
 	if err != nil {
 		return err
 	}

@@ -226,7 +226,7 @@ func (a *Server) template(w http.ResponseWriter, r *http.Request) error {
 
 // templatePart answers two routes of E2B that a ServeMux cannot distinguish.
 // /templates/aliases/NAME describes the template of a name. /templates/ID/tags lists the tags of a
-// template. Every template has exactly one tag.
+// template.
 func (a *Server) templatePart(w http.ResponseWriter, r *http.Request) error {
 	id, what := r.PathValue("id"), r.PathValue("what")
 	name := id
@@ -234,6 +234,8 @@ func (a *Server) templatePart(w http.ResponseWriter, r *http.Request) error {
 		name = what
 	} else if what != "tags" {
 		return unserved(r)
+	} else if tags := a.tagsOf(r, id); len(tags) > 0 {
+		return face.WriteJSON(w, r, http.StatusOK, tags)
 	}
 	i, err := a.snapshotOf(r, name)
 	if err != nil {
@@ -242,8 +244,7 @@ func (a *Server) templatePart(w http.ResponseWriter, r *http.Request) error {
 	if id == "aliases" {
 		return face.WriteJSON(w, r, http.StatusOK, map[string]any{"templateID": i.Tag, "public": false})
 	}
-	return face.WriteJSON(w, r, http.StatusOK,
-		[]map[string]any{{"tag": onlyTag, "buildID": noBuild, "createdAt": i.Created}})
+	return face.WriteJSON(w, r, http.StatusOK, []templateTag{{defaultTag, noBuild, i.Created}})
 }
 
 // deleteTemplate deletes a snapshot. Other snapshots that need its files have hard links to them.

@@ -91,6 +91,8 @@ type Ask struct {
 	CPUs      uint32 // 0: as in the base
 	MemoryMiB uint64 // 0: as in the base
 	FreeMiB   int    // free disk space; used for a base from a container image
+
+	Made func() error // called when the snapshot exists; its error is the build's; nil: nothing is called
 }
 
 // Build is one build.
@@ -240,7 +242,13 @@ func (b *Builder) Start(ctx context.Context, bd *Build, plan Plan) error {
 	bd.cancel, bd.status = cancel, Building
 	b.running.Go(func() {
 		defer cancel(nil)
-		b.finish(bd, b.guarded(func() error { return b.run(run, bd, plan) }))
+		b.finish(bd, b.guarded(func() error {
+			err := b.run(run, bd, plan)
+			if err == nil && bd.Made != nil {
+				err = bd.Made()
+			}
+			return err
+		}))
 	})
 	return nil
 }

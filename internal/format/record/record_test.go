@@ -28,6 +28,7 @@ func kinds() map[string]kind {
 		"once":      kindOf(ParseOnce, EncodeOnce),
 		"secrets":   kindOf(ParseSecrets, EncodeSecrets),
 		"base":      kindOf(ParseBase, EncodeBase),
+		"tags":      kindOf(ParseTags, EncodeTags),
 	}
 }
 
@@ -162,6 +163,7 @@ func TestGoldenFilesAreWhole(t *testing.T) {
 		"workspace.v0.json": &workspaceV0{}, "workspace.v1.json": &workspaceFile{},
 		"once.v0.json": &onceV0{}, "once.v1.json": &onceFile{},
 		"secrets.v1.json": &secretsFile{}, "base.v0.json": &Base{}, "base.v1.json": &baseFile{},
+		"tags.v1.json": &tagsFile{},
 	} {
 		if f := decode(all[name], v); f != nil {
 			t.Fatal(f)

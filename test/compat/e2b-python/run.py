@@ -14,7 +14,7 @@ os.environ.update(E2B_API_URL=os.environ["FORKD_URL"], E2B_SANDBOX_URL=os.enviro
                   E2B_API_KEY=os.environ["FORKD_TOKEN"], E2B_VALIDATE_API_KEY="false")
 
 from e2b import AsyncSandbox, AuthenticationException, CommandExitException, NotFoundException, Sandbox, SandboxException  # noqa: E402
-from e2b import BuildException, InvalidArgumentException, PtySize, SandboxQuery, SandboxState, Template, TemplateException  # noqa: E402
+from e2b import BuildException, InvalidArgumentException, PtySize, SandboxQuery, SandboxState, Template  # noqa: E402
 from e2b import TimeoutException  # noqa: E402
 from e2b.sandbox_sync.commands.command import Commands  # noqa: E402
 from e2b.sandbox_sync.commands.pty import Pty  # noqa: E402
@@ -344,8 +344,12 @@ def built() -> None:
     want("user\n/home/user\n" in text and "given to maker\n" in text and "root\nmaker\n" in text, text)
     want(info.template_id == BUILT and Template.exists(BUILT) and Template.alias_exists(BUILT), info)
     want([t.tag for t in Template.get_tags(BUILT)] == ["default"], "tags")
-    raises(TemplateException, lambda: Template.assign_tags(BUILT, "v1"), "501")
-    raises(TemplateException, lambda: Template.remove_tags(BUILT, "v1"), "501")
+    want(Template.assign_tags(BUILT, ["v1", "stable"]).tags == ["v1", "stable"], "assigned tags")
+    want(sorted(t.tag for t in Template.get_tags(BUILT)) == ["default", "stable", "v1"], "tags")
+    with Sandbox.create(f"{BUILT}:stable") as tagged:
+        want(tagged.commands.run("true").exit_code == 0, "a sandbox of a tag")
+    Template.remove_tags(BUILT, ["v1", "stable"])
+    want([t.tag for t in Template.get_tags(BUILT)] == ["default"], "tags")
     child = Sandbox.create(BUILT, timeout=300, request_timeout=SLOW)
     want(child.commands.run("id -un; pwd; echo $WORD").stdout == "maker\n/srv/site\ngiven\n", "its defaults")
     fetched = child.commands.run("python3 -c 'import urllib.request as u; print(u.urlopen(\"http://127.0.0.1:8000/page\").read())'")

@@ -1,0 +1,331 @@
+package e2b
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/forkd/forkd/internal/atomicfile"
+	"github.com/forkd/forkd/internal/daemon/auth"
+	"github.com/forkd/forkd/internal/daemon/face"
+	"github.com/forkd/forkd/internal/format/record"
+	"github.com/forkd/forkd/internal/host/store"
+	"github.com/forkd/forkd/internal/host/tenancy"
+)
+
+// defaultTag is the tag of a template whose name is given without a tag.
+const defaultTag = "default"
+
+// Bounds on assigned tags.
+const (
+	maxTagsOfOne  = 1000  // tags that one client has assigned
+	maxTags       = 10000 // tags of all clients
+	maxTagsAtOnce = 100   // tags in one request
+)
+
+// Tags holds the tags that clients have assigned to templates, in a file.
+//
+// The template NAME:TAG is the snapshot with the tag NAME.TAG, and NAME:default is the snapshot NAME.
+// An assigned tag stands before that rule: it leads to another snapshot. It ends with its snapshot,
+// even if a new snapshot gets the old one's tag.
+type Tags struct {
+	path string
+
+	mu sync.Mutex
+	// +checklocks:mu
+	all []record.TemplateTag
+}
+
+// OpenTags reads the tags in a file. A missing file has no tags.
+func OpenTags(path string) (*Tags, error) {
+	t := &Tags{path: path}
+	p, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return t, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("tags of templates: %w", err)
+	}
+	list, err := record.ParseTags(path, p)
+	if err != nil {
+		return nil, fmt.Errorf("tags of templates: %w: remove the file, and all assigned tags are lost", err)
+	}
+	t.all = list.Tags
+	return t, nil
+}
+
+// of returns the assigned tags of the template name. If tag is not empty, it returns only this one.
+func (t *Tags) of(name, tag string) []record.TemplateTag {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return assigned(t.all, name, tag)
+}
+
+// assigned returns the part of a list that of returns.
+func assigned(all []record.TemplateTag, name, tag string) (list []record.TemplateTag) {
+	for _, at := range all {
+		if n, rest, _ := strings.Cut(at.Name, ":"); n == name && (tag == "" || rest == tag) {
+			list = append(list, at)
+		}
+	}
+	return list
+}
+
+// change replaces the list of tags by the result of f, and writes the file. After an error nothing is
+// changed.
+func (t *Tags) change(f func([]record.TemplateTag) ([]record.TemplateTag, error)) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	list, err := f(slices.Clone(t.all))
+	if err != nil {
+		return err
+	}
+	if err := t.write(list); err != nil {
+		return fmt.Errorf("tags of templates: %w", err)
+	}
+	t.all = list
+	return nil
+}
+
+// write replaces the file. Without tags there is no file.
+func (t *Tags) write(list []record.TemplateTag) error {
+	if len(list) == 0 {
+		if err := os.Remove(t.path); !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		return nil
+	}
+	p, err := record.EncodeTags(&record.TemplateTags{Tags: list})
+	if err != nil {
+		return err
+	}
+	return atomicfile.WriteDurable(t.path, p, 0o600)
+}
+
+// tagger assigns tags with the rights of a client.
+type tagger struct {
+	tags *Tags
+	view *tenancy.View
+	who  auth.Principal
+}
+
+func (a *Server) tagger(r *http.Request) tagger {
+	return tagger{a.Tags, a.view(r), auth.From(r.Context())}
+}
+
+// target returns the snapshot of an assigned tag, if it still exists and the client sees it.
+func (t tagger) target(at record.TemplateTag) (store.Detail, bool) {
+	d, err := t.view.Snapshot(at.Snapshot)
+	return d, err == nil && d.ID == at.ID && !d.Transient
+}
+
+// find returns the tag of the snapshot that an assigned tag of the template name leads to, or "".
+func (t tagger) find(name, tag string) string {
+	for _, at := range t.tags.of(name, tag) {
+		if d, ok := t.target(at); ok {
+			return d.Tag
+		}
+	}
+	return ""
+}
+
+// mayAssign returns an error if the client may not give a tag of the template name to a snapshot, or
+// take it away. Everybody may assign a free tag. To change another one, the client needs to have
+// assigned it, or the right to delete templates. The parameter all holds all assigned tags.
+func (t tagger) mayAssign(all []record.TemplateTag, name, tag string) error {
+	own := snapshotTag(name, tag)
+	if err := t.view.MayName("tags", own); err != nil {
+		return err
+	}
+	for _, at := range assigned(all, name, tag) {
+		if at.Who == t.who.Who {
+			return nil
+		}
+		return t.who.Need(auth.Admin)
+	}
+	if _, err := t.view.Snapshot(own); err == nil {
+		return t.who.Need(auth.Admin)
+	}
+	return nil
+}
+
+// assign gives tags of the template name to a snapshot.
+func (t tagger) assign(name string, tags []string, of store.Detail) error {
+	return t.tags.change(func(all []record.TemplateTag) ([]record.TemplateTag, error) {
+		for _, tag := range tags {
+			if err := t.mayAssign(all, name, tag); err != nil {
+				return nil, err
+			}
+		}
+		all, own := slices.DeleteFunc(all, func(at record.TemplateTag) bool {
+			n, tag, _ := strings.Cut(at.Name, ":")
+			_, alive := t.target(at)
+			return n == name && slices.Contains(tags, tag) || at.Who == t.who.Who && !alive
+		}), len(tags)
+		for _, at := range all {
+			if at.Who == t.who.Who {
+				own++
+			}
+		}
+		if own > maxTagsOfOne || len(all)+len(tags) > maxTags {
+			return nil, face.NewError(http.StatusTooManyRequests, fmt.Sprintf(
+				"tags: a client may assign %d, and all together %d: remove some", maxTagsOfOne, maxTags))
+		}
+		for _, tag := range tags {
+			all = append(all, record.TemplateTag{Name: name + ":" + tag, Snapshot: of.Tag, ID: of.ID, Who: t.who.Who,
+				Assigned: time.Now().UTC()})
+		}
+		return all, nil
+	})
+}
+
+// made is called when a build has ended with a snapshot. An older assignment of the first tag gives way
+// to the snapshot, and the other tags are assigned to it.
+func (t tagger) made(name string, tags []string, snapshot string) error {
+	d, err := t.view.Snapshot(snapshot)
+	if err != nil || len(tags) == 1 && len(t.tags.of(name, tags[0])) == 0 {
+		return err
+	}
+	return t.assign(name, tags, d)
+}
+
+// snapshotTag returns the tag of the snapshot that a tag of a template names unless it is assigned.
+func snapshotTag(name, tag string) string {
+	if tag == "" || tag == defaultTag {
+		return name
+	}
+	return name + "." + tag
+}
+
+// checkTags returns the tags of a request without duplicates, or an error.
+func checkTags(name string, tags []string) ([]string, error) {
+	if len(tags) > maxTagsAtOnce {
+		return nil, face.BadRequest("tags: there are %d: want at most %d", len(tags), maxTagsAtOnce)
+	}
+	var list []string
+	for i, tag := range tags {
+		if before, after, both := strings.Cut(tag, ":"); both && before == name { // older SDKs send NAME:TAG
+			tag = after
+		}
+		if _, err := tagOf(name + ":" + tag); err != nil || tag == "" {
+			return nil, face.BadRequest("tags[%d]: %.100q: want letters, digits, '.', '-' and '_'", i, tag)
+		}
+		if !slices.Contains(list, tag) {
+			list = append(list, tag)
+		}
+	}
+	if len(list) == 0 {
+		return nil, face.BadRequest("tags: want at least one")
+	}
+	return list, nil
+}
+
+// assignTags gives further tags to the build of a template.
+func (a *Server) assignTags(w http.ResponseWriter, r *http.Request) error {
+	var req struct {
+		Target string   `json:"target"`
+		Tags   []string `json:"tags"`
+	}
+	if err := readJSON(w, r, &req); err != nil {
+		return err
+	}
+	name, _, _ := strings.Cut(req.Target, ":")
+	tags, err := checkTags(name, req.Tags)
+	if err != nil {
+		return err
+	}
+	i, err := a.snapshotOf(r, req.Target)
+	if err != nil {
+		return err
+	}
+	d, err := a.view(r).Snapshot(i.Tag)
+	if err == nil {
+		err = a.tagger(r).assign(name, tags, d)
+	}
+	if err != nil {
+		return err
+	}
+	return face.WriteJSON(w, r, http.StatusCreated, map[string]any{"buildID": noBuild, "tags": tags})
+}
+
+// removeTags takes tags away from a template. Its builds stay.
+func (a *Server) removeTags(w http.ResponseWriter, r *http.Request) error {
+	var req struct {
+		Name string   `json:"name"`
+		Tags []string `json:"tags"`
+	}
+	if err := readJSON(w, r, &req); err != nil {
+		return err
+	}
+	tags, err := checkTags(req.Name, req.Tags)
+	if err != nil {
+		return err
+	}
+	t := a.tagger(r)
+	err = t.tags.change(func(all []record.TemplateTag) ([]record.TemplateTag, error) {
+		for _, tag := range tags {
+			if err := t.mayRemove(all, req.Name, tag); err != nil {
+				return nil, err
+			}
+		}
+		return slices.DeleteFunc(all, func(at record.TemplateTag) bool {
+			n, tag, _ := strings.Cut(at.Name, ":")
+			return n == req.Name && slices.Contains(tags, tag)
+		}), nil
+	})
+	if err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+// mayRemove returns an error unless a tag of the template name is assigned, and the client may take it
+// away.
+func (t tagger) mayRemove(all []record.TemplateTag, name, tag string) error {
+	if len(assigned(all, name, tag)) > 0 {
+		return t.mayAssign(all, name, tag)
+	}
+	own := snapshotTag(name, tag)
+	if _, err := t.view.Snapshot(own); err == nil {
+		return face.NewError(http.StatusConflict,
+			fmt.Sprintf("tags: %q was not assigned: the build itself has this tag: delete the template %s", tag, own))
+	}
+	return face.NewError(http.StatusNotFound, fmt.Sprintf("tags: the template %.100q has no tag %q", name, tag))
+}
+
+// templateTag is a tag in the list of a template's tags.
+type templateTag struct {
+	Tag       string    `json:"tag"`
+	BuildID   string    `json:"buildID"`
+	CreatedAt time.Time `json:"createdAt"`
+}
+
+// tagsOf returns the tags of the template name: those that are assigned, and those of its builds.
+func (a *Server) tagsOf(r *http.Request, name string) (list []templateTag) {
+	t := a.tagger(r)
+	listed := make(map[string]bool)
+	for _, at := range t.tags.of(name, "") {
+		if _, ok := t.target(at); ok {
+			_, tag, _ := strings.Cut(at.Name, ":")
+			listed[tag] = true
+			list = append(list, templateTag{tag, noBuild, at.Assigned})
+		}
+	}
+	for _, i := range t.view.Snapshots() {
+		tag, below := strings.CutPrefix(i.Tag, name+".")
+		if i.Tag == name {
+			tag, below = defaultTag, true
+		}
+		if below && !listed[tag] && !i.Transient && !i.Writing {
+			list = append(list, templateTag{tag, noBuild, i.Created})
+		}
+	}
+	return list
+}
