@@ -1,4 +1,4 @@
-"""The live tests of sandboxes in the repository of E2B's SDK for JavaScript.
+"""The live tests of sandboxes in the repository of E2B's SDK for JavaScript; e2b-own-js@rig has those of templates.
 
 They import the SDK's source, and get the published package instead. $E2B_OWN_TESTS selects tests, like
 vitest -t.
@@ -15,7 +15,8 @@ import subprocess
 import npm
 import owntests
 
-PACKAGES, SUITES = [*npm.sdk("e2b"), "vitest@4.1.12"], ("api", "sandbox")
+PACKAGES = [*npm.sdk("e2b"), "vitest@4.1.12"]
+SUITES = ("template",) if owntests.FAKED else ("api", "sandbox")
 
 # One sandbox for each test, one after another, because this is not a load test.
 CONFIG = r"""
@@ -30,7 +31,7 @@ def live(path: str) -> bool:
     """Whether the tests of a file use a server. Some have only a fake one (msw), or none."""
     with open(path) as f:
         text = f.read()
-    return "msw" not in text and ("sandboxTest" in text or "Sandbox.create(" in text)
+    return "msw" not in text and any(use in text for use in ("sandboxTest", "Sandbox.create(", "buildTemplateTest", "Template.build"))
 
 
 def tests(source: str, there: str) -> str:

@@ -1,4 +1,5 @@
-"""The live tests of sandboxes, sync and async, in the repository of E2B's SDK for Python.
+"""The live tests of sandboxes, sync and async, in the repository of E2B's SDK for Python; e2b-own@rig has those of
+templates.
 
 $E2B_OWN_TESTS selects tests, like pytest -k.
 """
@@ -12,6 +13,8 @@ import sys
 import owntests
 
 SUITES = ("sync/api_sync", "sync/sandbox_sync", "async/api_async", "async/sandbox_async")
+if owntests.FAKED:
+    SUITES = ("sync/template_sync", "async/template_async")
 
 
 def tests(source: str, there: str) -> str:

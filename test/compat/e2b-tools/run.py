@@ -69,37 +69,6 @@ REAL = {  # cases that need real VMs; the table of numbers does not count them
     "test_a_workspace_is_saved_and_restored[snapshot]",
     "snapshot: a workspace is saved and restored",
 }
-UNSHARE = ["unshare", "--user", "--map-root-user", "--mount"]
-# Sandboxes with faked VMs share the file system of the daemon, so the daemon gets a copy of this host's, which is lost
-# afterwards. Each directory is an overlay, because the kernel allows none of the whole root in a user namespace.
-# The account that E2B's templates have is root there, because the namespace has no other account. Its Python is this
-# group's, with the packages of the code interpreter's template that tools need.
-OWN_FILES = r"""
-layer=$1 python=$2; shift 2
-mount -t tmpfs tmpfs "$layer"
-cd "$layer"
-mkdir root upper work
-for p in /*; do
-    n=${p#/}
-    if [ -L "$p" ]; then cp -P "$p" root/; continue; fi
-    [ -d "$p" ] || continue
-    mkdir "root/$n" "upper/$n" "work/$n"
-    case $n in dev|proc|sys) mount --rbind "$p" "root/$n"; continue;; esac
-    mount -t overlay overlay -o "userxattr,lowerdir=$p,upperdir=upper/$n,workdir=work/$n" "root/$n" 2>/dev/null ||
-        mount --rbind "$p" "root/$n" # it has mounts below it
-done
-chmod 1777 root/tmp
-exec chroot root sh -ec '
-    rm -f /root/.bash_profile /root/.bash_login /root/.profile
-    sed -i /^user:/d /etc/passwd
-    echo user:x:0:0::/home/user:/bin/bash >>/etc/passwd
-    mkdir -p /home/user
-    for name in python python3; do
-        printf "%s\n" "#!/bin/sh" "exec $0 \"\$@\"" >/usr/local/bin/$name
-        chmod +x /usr/local/bin/$name
-    done
-    exec "$@"' "$python" "$@"
-"""
 r = Report("tools that use E2B's SDK")
 
 
@@ -196,20 +165,7 @@ def daemon(scratch: str) -> Iterator[None]:
     if not FAKED:
         yield
         return
-    program = os.environ.get("FORKD_RIG") or rig.build(os.path.join(scratch, "rigd"))
-    os.mkdir(os.path.join(scratch, "layer"))
-    with rig.daemon(
-        *UNSHARE,
-        "sh",
-        "-ec",
-        OWN_FILES,
-        "sh",
-        os.path.join(scratch, "layer"),
-        sys.executable,
-        program,
-        "-domain",
-        DOMAIN,
-    ) as said:
+    with rig.isolated(scratch, "-domain", DOMAIN) as said:
         os.environ.update(FORKD_URL=said["url"], FORKD_TOKEN=said["token"])
         yield
 
@@ -336,7 +292,7 @@ def main(scratch: str) -> None:
             if args is None:
                 continue
             began = time.monotonic()
-            args = [*UNSHARE, "--net", sys.executable, f"{HERE}/inside.py", program, socket, *args]
+            args = [*rig.UNSHARE, "--net", sys.executable, f"{HERE}/inside.py", program, socket, *args]
             count = of_node(tool, args, env) if tool in NPM else of_pytest(tool, args, env, f"{scratch}/{tool}.xml")
             print(f"{tool}: {count.passed} of {count.total} in {time.monotonic() - began:.0f} s", flush=True)
             r.case(f"{tool}: docs/integrations.md has these numbers", partial(documented, tool, count))

@@ -19,6 +19,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -71,6 +72,7 @@ func run() (err error) {
 	checked := flag.Bool("checked", true, "fail (exit code 1) if traffic is not as api/openapi.yaml has it")
 	domain := flag.String("domain", "", "URL whose host names lead to sandboxes; empty: apirig's default")
 	open := flag.Bool("open", false, "demand no token")
+	images := flag.String("images", "", "names of container images, separated by spaces, that the fake registry also has")
 	dirty := flag.Uint64("guest-dirty", 0, "bytes that every guest has written; 0: a few pages")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
@@ -95,7 +97,7 @@ func run() (err error) {
 		return err
 	}
 	rig := apirig.New(t, apirig.Options{Unchecked: !*checked, Open: *open, Domain: *domain,
-		Limits: face.Limits{Keepalive: *keepalive},
+		Limits: face.Limits{Keepalive: *keepalive}, Images: strings.Fields(*images),
 		Agent:  func(dir string) *exec.Cmd { return agentHere(t, self, dir) }})
 	if *dirty > 0 {
 		rig.VMs.GuestDirty = *dirty
