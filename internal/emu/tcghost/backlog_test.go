@@ -1,9 +1,12 @@
 package tcghost
 
 import (
+	"context"
 	"net"
 	"os"
+	"os/exec"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -39,5 +42,64 @@ func TestDeepen(t *testing.T) {
 	}
 	if err := deepen(os.Getpid(), addr, "127.0.0.1:1"); err == nil {
 		t.Error("nobody listens at 127.0.0.1:1, and there is no error")
+	}
+}
+
+// Only a process that itself listens at all addresses gets the token.
+func TestListens(t *testing.T) {
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	other := exec.Command("sleep", "60")
+	if err := other.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = other.Process.Kill(); _ = other.Wait() }()
+	own := []string{l.Addr().String()}
+	for _, c := range []struct {
+		pid   int
+		addrs []string
+		want  bool
+	}{{os.Getpid(), own, true}, {other.Process.Pid, own, false}, {os.Getpid(), append(own, "127.0.0.1:1"), false}, {1 << 30, own, false}} {
+		if got := listens(c.pid, c.addrs); got != c.want {
+			t.Errorf("process %d, %q: %v", c.pid, c.addrs, got)
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 3*listenEvery)
+	defer cancel()
+	if awaitListen(ctx, other.Process.Pid, own) {
+		t.Error("a process that does not listen was accepted")
+	}
+}
+
+// While another process has QEMU's port, the supervisor sends it nothing.
+func TestTokenGoesOnlyToQEMU(t *testing.T) {
+	stranger, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stranger.Close()
+	asked := make(chan struct{}, 1)
+	go func() {
+		if conn, err := stranger.Accept(); err == nil {
+			conn.Close()
+			asked <- struct{}{}
+		}
+	}()
+	qemu := exec.Command("sleep", "1")
+	if err := qemu.Start(); err != nil {
+		t.Fatal(err)
+	}
+	s := &supervisor{m: Machine{Name: "test", dir: t.TempDir()}, token: "secret", options: Options{HangLimit: time.Minute}}
+	s.state.InitAddr, s.state.DaemonAddr = stranger.Addr().String(), stranger.Addr().String()
+	if answered, err := s.watch(t.Context(), qemu); answered || err == nil {
+		t.Errorf("%v, %v", answered, err)
+	}
+	select {
+	case <-asked:
+		t.Error("the stranger got a connection")
+	default:
 	}
 }

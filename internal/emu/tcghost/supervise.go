@@ -182,7 +182,12 @@ func (s *supervisor) watch(ctx context.Context, cmd *exec.Cmd) (answered bool, _
 	pongs := make(chan struct{})
 	pingCtx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	go poll(pingCtx, c, s.state.BootID, pongs)
+	pid, addrs := cmd.Process.Pid, []string{s.state.InitAddr, s.state.DaemonAddr}
+	go func() {
+		if awaitListen(pingCtx, pid, addrs) {
+			poll(pingCtx, c, s.state.BootID, pongs)
+		}
+	}()
 
 	silence := time.NewTimer(s.options.HangLimit)
 	defer silence.Stop()
@@ -196,7 +201,7 @@ func (s *supervisor) watch(ctx context.Context, cmd *exec.Cmd) (answered bool, _
 			answered = true
 			s.state.Phase, s.state.ReadyMS = Ready, time.Since(s.state.StartedAt).Milliseconds()
 			log.Printf("ready after %d ms", s.state.ReadyMS)
-			if err := deepen(cmd.Process.Pid, s.state.InitAddr, s.state.DaemonAddr); err != nil {
+			if err := deepen(pid, addrs...); err != nil {
 				log.Printf("many clients at once may be refused: %v", err)
 			}
 			if err := s.m.writeState(s.state); err != nil {
