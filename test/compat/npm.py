@@ -20,7 +20,8 @@ SDK = {
 
 def sdk(*names: str) -> list[str]:
     """The packages of E2B that npm must install."""
-    return [f"{name}@{SDK[AGE][name]}" for name in names]
+    packages = SDK["" if AGE == "rig" else AGE]
+    return [f"{name}@{packages[name]}" for name in names]
 
 
 def install(packages: list[str], env: dict[str, str]) -> tuple[str, dict[str, str]]:
