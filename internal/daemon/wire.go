@@ -377,7 +377,10 @@ func makeInitrd(kernel, program string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	f, err := sealed(p)
+	f, err := sealed(func(w io.Writer) error {
+		_, err := w.Write(p)
+		return err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("make initramfs for kernel %s: %w", kernel, err)
 	}
@@ -385,7 +388,7 @@ func makeInitrd(kernel, program string) (*os.File, error) {
 }
 
 // addDiff makes an initramfs with the files of base and forkd-diff. Linux unpacks several archives one
-// after the other.
+// after the other. The base may come from another host, so it is copied without a buffer of its size.
 func addDiff(base *os.File) (*os.File, error) {
 	program, err := embedded.Open(embedded.Diff)
 	if err != nil {
@@ -395,32 +398,34 @@ func addDiff(base *os.File) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	var all bytes.Buffer
-	if _, err := all.ReadFrom(io.NewSectionReader(base, 0, st.Size())); err != nil {
-		return nil, err
-	}
-	all.Write(make([]byte, (4-all.Len()%4)%4)) // Linux skips zeros between archives, up to a multiple of 4
-	w := initramfs.NewWriter(&all)
-	_ = w.File(diff.Program, 0o755, program) // Close returns the error
-	if err := w.Close(); err != nil {
-		return nil, err
-	}
-	f, err := sealed(all.Bytes())
+	f, err := sealed(func(out io.Writer) error {
+		if _, err := io.Copy(out, io.NewSectionReader(base, 0, st.Size())); err != nil {
+			return err
+		}
+		// Linux skips zeros between archives, up to a multiple of 4.
+		if _, err := out.Write(make([]byte, (4-st.Size()%4)%4)); err != nil {
+			return err
+		}
+		w := initramfs.NewWriter(out)
+		_ = w.File(diff.Program, 0o755, program) // Close returns the error
+		return w.Close()
+	})
 	if err != nil {
 		return nil, fmt.Errorf("add forkd-diff to initramfs %s: %w", base.Name(), err)
 	}
 	return f, nil
 }
 
-// sealed returns a file in memory with the given content, open for reading. No process can change the file.
-func sealed(content []byte) (*os.File, error) {
+// sealed returns a file in memory with the content that write writes, open for reading. No process can change
+// the file.
+func sealed(write func(io.Writer) error) (*os.File, error) {
 	fd, err := unix.MemfdCreate("forkd-initrd", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
 		return nil, err
 	}
 	f := os.NewFile(uintptr(fd), "forkd-initrd")
 	defer f.Close()
-	if _, err := f.Write(content); err != nil {
+	if err := write(f); err != nil {
 		return nil, err
 	}
 	const all = unix.F_SEAL_SEAL | unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_WRITE

@@ -10,7 +10,10 @@ import (
 // A process that receives an initramfs can neither write to the file nor make a writable mapping of
 // the file.
 func TestInitramfsIsSealed(t *testing.T) {
-	f, err := sealed([]byte("content"))
+	f, err := sealed(func(w io.Writer) error {
+		_, err := io.WriteString(w, "content")
+		return err
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -103,6 +105,22 @@ func left(t *testing.T, r *apirig.Rig, snapshots, sandboxes int) {
 	if err := errors.Join(err, err2); err != nil || len(list) != snapshots || len(boxes) != sandboxes ||
 		r.Differs.Count() != 0 {
 		t.Errorf("%d snapshots, %d sandboxes and %d VMs are left, %v", len(list), len(boxes), r.Differs.Count(), err)
+	}
+}
+
+// An archive of another host chooses the initramfs of its snapshot. A large one is refused before it
+// takes memory.
+func TestDiffOfALargeInitramfs(t *testing.T) {
+	r := start(t, apirig.Options{})
+	r.Parent.Initrd = filepath.Join(t.TempDir(), "initrd")
+	err := errors.Join(os.WriteFile(r.Parent.Initrd, []byte("x"), 0o600), os.Truncate(r.Parent.Initrd, 200<<20))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := box(t, r)
+	_, err = r.Diff(t.Context(), client.DiffRequest{To: s.ID})
+	if err == nil || !strings.Contains(err.Error(), "the initramfs of its snapshot has 200 MiB") {
+		t.Error(err)
 	}
 }
 

@@ -44,7 +44,7 @@ const MaxManifest = 1 << 20
 // Bounds on files that a snapshot's manifest does not bound, in bytes.
 const (
 	maxKernel    = 512 << 20
-	maxInitramfs = 2 << 30
+	maxInitramfs = 256 << 20 // real ones have 20 to 40 MiB
 )
 
 // parentTag replaces the tag of a parent, which may be private to the host that packs.

@@ -181,12 +181,6 @@ func (d *Differ) boot(undo *cleanup.Stack, req *Request) (boot vmmproto.Boot, fi
 		return boot, files, err
 	}
 	undo.Add(func() { kernel.Close(); base.Close() })
-	initrd, err := d.cfg.Initrd(base)
-	if err != nil {
-		return boot, files, err
-	}
-	undo.Add(func() { initrd.Close() })
-	boot.Cmdline, files.Kernel, files.Initrd = " rdinit="+Program, kernel, initrd
 	for _, lease := range []*store.Lease{req.Old, req.New} {
 		layers, err := chain.Reopened(undo, lease.Disk())
 		if err != nil {
@@ -201,8 +195,29 @@ func (d *Differ) boot(undo *cleanup.Stack, req *Request) (boot vmmproto.Boot, fi
 		boot.Disks = append(boot.Disks, vmmproto.Disk{SizeBytes: size})
 		files.Disks = append(files.Disks, append(layers, top))
 	}
-	return boot, files, d.cfg.Room(helpervm.MemoryBytes, files.Disks[0][len(files.Disks[0])-1])
+	st, err := base.Stat()
+	if err == nil && st.Size() > maxInitramfs {
+		err = invalid.Errorf("from", "the initramfs of its snapshot has %d MiB, and the VM that compares can boot %d: compare in the sandboxes",
+			st.Size()>>20, maxInitramfs>>20)
+	}
+	if err == nil {
+		err = d.cfg.Room(helpervm.MemoryBytes+uint64(st.Size()), files.Disks[0][len(files.Disks[0])-1])
+	}
+	if err != nil {
+		return boot, files, err
+	}
+	initrd, err := d.cfg.Initrd(base)
+	if err != nil {
+		return boot, files, err
+	}
+	undo.Add(func() { initrd.Close() })
+	boot.Cmdline, files.Kernel, files.Initrd = " rdinit="+Program, kernel, initrd
+	return boot, files, nil
 }
+
+// maxInitramfs is the largest initramfs that the VM can boot, in bytes: its memory holds the archive and the
+// unpacked files. The file may come from another host, and the daemon copies it for each comparison.
+const maxInitramfs = helpervm.MemoryBytes / 4
 
 // top returns an empty layer without a name, for what the mount of a disk writes.
 func (d *Differ) top(size uint64) (*os.File, error) {
