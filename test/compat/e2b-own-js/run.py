@@ -28,10 +28,10 @@ export default {
 
 
 def live(path: str) -> bool:
-    """Whether the tests of a file use a server. Some have only a fake one (msw), or none."""
+    """Whether the tests of a file use a server. Some have only a fake one (msw), or none, or use files of the checkout."""
     with open(path) as f:
         text = f.read()
-    return "msw" not in text and any(use in text for use in ("sandboxTest", "Sandbox.create(", "buildTemplateTest", "Template.build"))
+    return "msw" not in text and "/src/template/" not in text and any(use in text for use in ("sandboxTest", "Sandbox.create(", "buildTemplateTest", "Template.build"))
 
 
 def tests(source: str, there: str) -> str:
