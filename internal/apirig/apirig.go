@@ -368,7 +368,8 @@ func imagesOf(more []string) func(context.Context, string, *build.Login) (string
 		case name != Image && !slices.Contains(more, name):
 			return "", dockerfile.Config{}, errors.New("the registry has no such image")
 		}
-		return imageDigest, dockerfile.Config{Env: map[string]string{"PATH": "/usr/bin:/bin", "OF": "image"}, Dir: "/usr"}, nil
+		env := map[string]string{"PATH": "/usr/bin:/bin", "OF": "image"}
+		return imageDigest, dockerfile.Config{Env: env, Dir: "/usr"}, nil
 	}
 }
 

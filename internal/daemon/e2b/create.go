@@ -162,8 +162,8 @@ func (a *Server) createAs(w http.ResponseWriter, r *http.Request, def time.Durat
 // template. See Tags for tags that are assigned.
 func tagOf(template string) (string, error) {
 	if team, _, ok := strings.Cut(template, "/"); ok {
-		return "", face.BadRequest("templateID: %.100q: forkd's templates have no teams before their names: remove %.100q",
-			template, team+"/")
+		return "", face.BadRequest(
+			"templateID: %.100q: forkd's templates have no teams before their names: remove %.100q", template, team+"/")
 	}
 	name, of, tagged := strings.Cut(template, ":")
 	tag := snapshotTag(name, of)
@@ -176,9 +176,9 @@ func tagOf(template string) (string, error) {
 	return tag, nil
 }
 
-// existing is tagOf for a template that should exist, perhaps by an assigned tag. E2B converts names to lower case. So if no
-// snapshot has exactly this tag, and only one snapshot has a tag that differs from it only in case,
-// existing returns the tag of that snapshot.
+// existing is tagOf for a template that should exist, perhaps by an assigned tag. E2B converts names
+// to lower case. So if no snapshot has exactly this tag, and only one snapshot has a tag that differs
+// from it only in case, existing returns the tag of that snapshot.
 func (a *Server) existing(r *http.Request, template string) (string, error) {
 	tag, err := tagOf(template)
 	if err != nil {

@@ -136,7 +136,7 @@ func (t tagger) find(name, tag string) string {
 }
 
 // mayAssign returns an error if the client may not give a tag of the template name to a snapshot, or
-// take it away. Everybody may assign a free tag. To change another one, the client needs to have
+// take it away. Every client may assign a free tag. To change another one, the client needs to have
 // assigned it, or the right to delete templates. The parameter all holds all assigned tags.
 func (t tagger) mayAssign(all []record.TemplateTag, name, tag string) error {
 	own := snapshotTag(name, tag)

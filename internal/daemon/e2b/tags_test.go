@@ -75,8 +75,13 @@ func TestTags(t *testing.T) {
 		t.Errorf("without the assigned tag, app runs %s", got)
 	}
 	r.call("DELETE", "/templates/tags", `{"name":"app","tags":["v1"]}`, 409, nil)
-	for body, status := range map[string]int{`{"target":"app:v1","tags":[":x"]}`: 400, `{"target":"app:v1","tags":["app:"]}`: 400,
-		`{"target":"app:v1","tags":[]}`: 400, `{"target":"app:none","tags":["x"]}`: 404, `{"target":"app:","tags":["x"]}`: 404} {
+	for body, status := range map[string]int{
+		`{"target":"app:v1","tags":[":x"]}`:   400,
+		`{"target":"app:v1","tags":["app:"]}`: 400,
+		`{"target":"app:v1","tags":[]}`:       400,
+		`{"target":"app:none","tags":["x"]}`:  404,
+		`{"target":"app:","tags":["x"]}`:      404,
+	} {
 		r.call("POST", "/templates/tags", body, status, nil)
 	}
 	r.call("DELETE", "/templates/tags", `{"name":"app","tags":["none"]}`, 404, nil)

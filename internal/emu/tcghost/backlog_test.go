@@ -62,7 +62,12 @@ func TestListens(t *testing.T) {
 		pid   int
 		addrs []string
 		want  bool
-	}{{os.Getpid(), own, true}, {other.Process.Pid, own, false}, {os.Getpid(), append(own, "127.0.0.1:1"), false}, {1 << 30, own, false}} {
+	}{
+		{os.Getpid(), own, true},
+		{other.Process.Pid, own, false},
+		{os.Getpid(), append(own, "127.0.0.1:1"), false},
+		{1 << 30, own, false},
+	} {
 		if got := listens(c.pid, c.addrs); got != c.want {
 			t.Errorf("process %d, %q: %v", c.pid, c.addrs, got)
 		}
