@@ -248,16 +248,22 @@ func New(t T, o Options) *Rig {
 	if !o.Unchecked {
 		api = apitest.Checked(t, api)
 	}
-	tags, err := e2b.OpenTags(filepath.Join(dir, "template-tags"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	compatible := e2b.New(e2b.Config{Face: shared, Keys: keys, Builder: builder, Tags: tags, Domain: domain})
+	compatible := e2b.New(e2b.Config{Face: shared, Keys: keys, Builder: builder, Tags: openTags(t, dir), Domain: domain})
 	r.Handler = front.New(front.Config{Face: shared, V1: api, E2B: compatible, Domain: domain, Links: links})
 	t.Cleanup(func() { builder.Close(); m.Close(true); st.Close(); log.Close() })
 	t.Cleanup(r.agents.stop)
 	r.Parent = client.BakeRequest{Tag: "a.b", Kernel: part, Initrd: part, Rootfs: part}
 	return r
+}
+
+// openTags returns the tags of templates, which an earlier rig may have left in dir.
+func openTags(t T, dir string) *e2b.Tags {
+	t.Helper()
+	tags, err := e2b.OpenTags(filepath.Join(dir, "template-tags"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tags
 }
 
 // newHub returns a Hub that never finds the disk full.

@@ -69,6 +69,7 @@ type wired struct {
 	kvm     vmmclient.KVM
 	traces  *tracing.Tracer
 	ssh     *sshFace
+	tags    *e2b.Tags
 }
 
 // wire constructs the daemon and takes over the sandboxes and processes that an earlier daemon left
@@ -167,11 +168,7 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard, kvm *kvmState) (*w
 		Missing: missing, Admission: admissionOf(cfg.Admit), NoKVM: kvm.why, MCP: mcphttp.New(cfg.Version, 0, cfg.Log),
 		Tried: counts.Tried, SSH: w.ssh.info(),
 	})
-	tags, err := e2b.OpenTags(filepath.Join(cfg.StateDir, "template-tags"))
-	if err != nil {
-		return nil, err
-	}
-	compatible := e2b.New(e2b.Config{Face: shared, Keys: keys, Builder: w.builder, Tags: tags, Domain: domain,
+	compatible := e2b.New(e2b.Config{Face: shared, Keys: keys, Builder: w.builder, Tags: w.tags, Domain: domain,
 		Traces: w.traces})
 	w.handler = front.New(front.Config{Face: shared, V1: api, E2B: compatible, Domain: domain, Links: links})
 	undo.Release()
@@ -261,10 +258,13 @@ func openKeys(dir string, domain inbound.Domain) (links *auth.Links, keys *auth.
 	return links, keys, err
 }
 
-// openBooks opens the records of workspaces and of answers to requests.
+// openBooks opens the records of workspaces, of answers to requests, and of tags of templates.
 func (w *wired) openBooks(cfg *Config, dataDir string) (*workspace.Set, *once.Book, error) {
 	workspaces, err := workspace.Open(filepath.Join(dataDir, "workspaces"), w.manager, cfg.Log)
 	if err != nil {
+		return nil, nil, err
+	}
+	if w.tags, err = e2b.OpenTags(filepath.Join(cfg.StateDir, "template-tags")); err != nil {
 		return nil, nil, err
 	}
 	answers, err := once.Open(filepath.Join(cfg.StateDir, "once"))
