@@ -232,8 +232,7 @@ func New(t T, o Options) *Rig {
 		t.Fatal(err)
 	}
 	r.Store = st
-	builder, err := r.builders(dir, o.Unpack, build.Config{Manager: m, Baker: baker, Image: imagesOf(o.Images),
-		Boot: bootOf(part)})
+	builder, err := r.builders(dir, &o, build.Config{Manager: m, Baker: baker, Boot: bootOf(part)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -294,12 +293,11 @@ func (o *Options) state(t T) (dir, part string) {
 
 // builders returns the builder of templates, and the builder that executes the steps of templates
 // and Dockerfiles.
-func (r *Rig) builders(dir string, unpack func(io.Reader) error, c build.Config) (builder *template.Builder,
-	err error) {
-	if r.images, err = r.unpacks(dir, unpack); err != nil {
+func (r *Rig) builders(dir string, o *Options, c build.Config) (builder *template.Builder, err error) {
+	if r.images, err = r.unpacks(dir, o.Unpack); err != nil {
 		return nil, err
 	}
-	c.Dir, c.Log = filepath.Join(dir, "build"), slog.New(slog.DiscardHandler)
+	c.Image, c.Dir, c.Log = imagesOf(o.Images), filepath.Join(dir, "build"), slog.New(slog.DiscardHandler)
 	r.Plans = c
 	if r.Steps, err = build.New(c); err != nil {
 		return nil, err
