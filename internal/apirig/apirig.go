@@ -100,11 +100,15 @@ type Rig struct {
 
 // Options configure a rig.
 type Options struct {
-	Agent  func(dir string) *exec.Cmd  // returns a command that serves an agent on sockets in dir
-	Dial   func(context.Context) error // called before every connection to an agent; may be nil
-	Guest  sandbox.Guest               // stands in for the agent of every sandbox; nil: real agents
-	Limits face.Limits
-	Admit  admit.Rules
+	Agent func(dir string) *exec.Cmd  // returns a command that serves an agent on sockets in dir
+	Dial  func(context.Context) error // called before every connection to an agent; may be nil
+	// Private gives each guest a directory of its own, which branches and forks keep. The agent's
+	// command gets its path in the environment variable FilesEnv. False: all guests share the files of
+	// this host.
+	Private bool
+	Guest   sandbox.Guest // stands in for the agent of every sandbox; nil: real agents
+	Limits  face.Limits
+	Admit   admit.Rules
 
 	GuestPort int          // port of guests' addresses; 0: guests have no addresses
 	Domain    string       // domain of the host names of ports; empty: Domain
@@ -165,6 +169,10 @@ func New(t T, o Options) *Rig {
 	}
 	counts, discard := metrics.New("test"), slog.New(slog.DiscardHandler)
 	vmms, run := &vmfake.VMMs{GuestDirty: 8192}, filepath.Join(dir, "run")
+	if o.Private {
+		r.agents.files = &files{dir: filepath.Join(dir, "files"), changed: r.agents.restart}
+		vmms.Files = r.agents.files
+	}
 	if o.Prepare != nil {
 		o.Prepare(vmms)
 	}

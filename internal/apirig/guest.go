@@ -25,6 +25,7 @@ type agents struct {
 	t       T
 	command func(dir string) *exec.Cmd
 	dial    func(context.Context) error // called before every connection; may be nil
+	files   *files                      // private files of guests; nil: they have none
 
 	mu      sync.Mutex
 	running map[*guest]bool
@@ -35,12 +36,15 @@ type agents struct {
 // connection, and stopped when its VM ends.
 type guest struct {
 	of    *agents
+	vm    string          // directory of the VM
 	ended <-chan struct{} // closed when the VM ends
-	start sync.Once
-	err   error // error of starting the agent
 	env   map[string]string
 
-	dir string
+	mu      sync.Mutex
+	started bool
+	err     error // error of starting the agent
+
+	dir string // of its sockets; set before the agent starts
 	cmd *exec.Cmd
 }
 
@@ -51,7 +55,7 @@ func (a *agents) guests(one sandbox.Guest, vmms *vmfake.VMMs) func(string) sandb
 		if one != nil {
 			return one
 		}
-		return &guest{of: a, ended: vmms.Ended(filepath.Dir(vsock))}
+		return &guest{of: a, vm: filepath.Dir(vsock), ended: vmms.Ended(filepath.Dir(vsock))}
 	}
 }
 
@@ -69,6 +73,13 @@ func (a *agents) run(g *guest) error {
 	}
 	g.cmd = a.command(g.dir)
 	g.cmd.Stderr = os.Stderr
+	if a.files != nil {
+		own, err := a.files.of(g.vm)
+		if err != nil {
+			return errors.Join(err, os.RemoveAll(g.dir))
+		}
+		g.cmd.Env = append(g.cmd.Environ(), FilesEnv+"="+own)
+	}
 	if err := g.cmd.Start(); err != nil {
 		a.t.Errorf("agent: %v", err)
 		return errors.Join(err, os.RemoveAll(g.dir))
@@ -97,6 +108,24 @@ func (a *agents) end(g *guest) {
 	_ = g.cmd.Wait() // the error says that the agent was killed
 	if err := os.RemoveAll(g.dir); err != nil {
 		a.t.Errorf("agent: %v", err)
+	}
+}
+
+// restart ends the agent of a VM. The next connection starts it again.
+func (a *agents) restart(vm string) {
+	a.mu.Lock()
+	var found []*guest
+	for g := range a.running {
+		if g.vm == vm {
+			found = append(found, g)
+		}
+	}
+	a.mu.Unlock()
+	for _, g := range found {
+		g.mu.Lock()
+		a.end(g)
+		g.started = false
+		g.mu.Unlock()
 	}
 }
 
@@ -148,27 +177,39 @@ func (g *guest) Forked(_ context.Context, f agentproto.Forked) (*agentproto.Uniq
 
 // Dial connects to the agent. The first call starts it.
 func (g *guest) Dial(ctx context.Context, port uint32) (net.Conn, error) {
-	g.start.Do(func() {
-		if g.err = g.of.run(g); g.err == nil && len(g.env) > 0 {
-			g.err = agentclient.New(g.connect).SetDefaults(context.WithoutCancel(ctx), agentclient.Defaults{Env: g.env})
-		}
-	})
-	if g.err != nil {
-		return nil, g.err
+	dir, err := g.start(ctx)
+	if err != nil {
+		return nil, err
 	}
 	if g.of.dial != nil {
 		if err := g.of.dial(ctx); err != nil {
 			return nil, err
 		}
 	}
-	return g.connect(ctx, port)
+	return g.connect(ctx, dir, port)
+}
+
+// start starts the agent, unless it runs, and returns the directory of its sockets.
+func (g *guest) start(ctx context.Context) (dir string, err error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.started {
+		return g.dir, g.err
+	}
+	g.started = true
+	if g.err = g.of.run(g); g.err == nil && len(g.env) > 0 {
+		dir := g.dir
+		dial := func(ctx context.Context, port uint32) (net.Conn, error) { return g.connect(ctx, dir, port) }
+		g.err = agentclient.New(dial).SetDefaults(context.WithoutCancel(ctx), agentclient.Defaults{Env: g.env})
+	}
+	return g.dir, g.err
 }
 
 // connect waits until the agent listens.
-func (g *guest) connect(ctx context.Context, port uint32) (net.Conn, error) {
+func (g *guest) connect(ctx context.Context, dir string, port uint32) (net.Conn, error) {
 	for {
 		var d net.Dialer
-		conn, err := d.DialContext(ctx, "unix", filepath.Join(g.dir, strconv.Itoa(int(port))))
+		conn, err := d.DialContext(ctx, "unix", filepath.Join(dir, strconv.Itoa(int(port))))
 		if err == nil || !errors.Is(err, os.ErrNotExist) && !errors.Is(err, syscall.ECONNREFUSED) {
 			return conn, err
 		}

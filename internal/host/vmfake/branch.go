@@ -55,7 +55,13 @@ func (v *VMM) Branch(ctx context.Context, req vmmproto.Branch, f vmmclient.Branc
 
 // saveLocked writes state and memory. The memory layer contains the whole memory.
 func (v *VMM) saveLocked(r *vmmproto.SaveResult, f vmmclient.BranchFiles) error {
-	const state = "state"
+	state := "state"
+	if v.all.Files != nil {
+		var err error
+		if state, err = v.all.Files.Save(v.dir); err != nil {
+			return err
+		}
+	}
 	*r = vmmproto.SaveResult{Extents: []vm.Extent{{Length: vm.PageSize}}, LayerBytes: v.shape.MemoryBytes,
 		DirtyBytes: vm.PageSize, StateBytes: uint64(len(state))}
 	_, err := f.State.WriteAt([]byte(state), 0)

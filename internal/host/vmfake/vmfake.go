@@ -60,9 +60,19 @@ type VMMs struct {
 	RebaseErr  error // error of Rebase, before pages are replaced
 	LateRebase error // error of Rebase, after pages were replaced
 
+	// Files keeps the files of guests in snapshots; nil: snapshots contain no files.
+	Files Files
+
 	// Outlived makes Attach find a running VM in each directory that an earlier VMMs value has
 	// used, as after a restart of the daemon.
 	Outlived bool
+}
+
+// Files holds files of guests that are processes of this host. A VM is named by its directory. Save
+// returns a name, which must not be empty, and with which Load gives the same files to another VM.
+type Files interface {
+	Save(vm string) (name string, err error)
+	Load(vm, name string) error
 }
 
 // Spawn implements vmpool.VMMs.

@@ -168,8 +168,14 @@ func (v *VMM) Restore(ctx context.Context, req vmmproto.Restore, files vmmclient
 			return vmmproto.RestoreResult{}, err
 		}
 	}
-	if st, err := files.State.Stat(); err != nil || st.Size() == 0 {
+	state, err := io.ReadAll(io.NewSectionReader(files.State, 0, 4096))
+	if err != nil || len(state) == 0 {
 		return vmmproto.RestoreResult{}, vm.WithCode(vm.ErrBadState, fmt.Errorf("machine state is empty (%v)", err))
+	}
+	if v.all.Files != nil {
+		if err := v.all.Files.Load(v.dir, string(state)); err != nil {
+			return vmmproto.RestoreResult{}, err
+		}
 	}
 	v.running = req.Resume
 	return vmmproto.RestoreResult{}, nil

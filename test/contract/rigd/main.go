@@ -58,6 +58,12 @@ func main() {
 			fmt.Fprintln(os.Stderr, "rigd:", err)
 			os.Exit(1)
 		}
+		if own := os.Getenv(apirig.FilesEnv); own != "" {
+			if err := mountFiles(own); err != nil {
+				fmt.Fprintln(os.Stderr, "rigd:", err)
+				os.Exit(1)
+			}
+		}
 		os.Exit(agent.Main([]string{"-listen-dir", os.Args[2]}, os.Stderr))
 	}
 	if err := run(); err != nil {
@@ -74,6 +80,7 @@ func run() (err error) {
 	open := flag.Bool("open", false, "demand no token")
 	images := flag.String("images", "", "names of container images, separated by spaces, that the fake registry also has")
 	dirty := flag.Uint64("guest-dirty", 0, "bytes that every guest has written; 0: a few pages")
+	private := flag.Bool("private", false, "give each sandbox its own "+privateDir+", which branches keep")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
@@ -97,8 +104,8 @@ func run() (err error) {
 		return err
 	}
 	rig := apirig.New(t, apirig.Options{Unchecked: !*checked, Open: *open, Domain: *domain,
-		Limits: face.Limits{Keepalive: *keepalive}, Images: strings.Fields(*images),
-		Agent:  func(dir string) *exec.Cmd { return agentHere(t, self, dir) }})
+		Private: *private, Limits: face.Limits{Keepalive: *keepalive}, Images: strings.Fields(*images),
+		Agent: func(dir string) *exec.Cmd { return agentHere(t, self, dir, *private) }})
 	if *dirty > 0 {
 		rig.VMs.GuestDirty = *dirty
 	}
@@ -135,13 +142,31 @@ func bake(ctx context.Context, rig *apirig.Rig, r ready) error {
 	return err
 }
 
-// agentHere returns the command of an agent. The agent exits when this program exits.
-func agentHere(t *lifetime, self, dir string) *exec.Cmd {
+// privateDir is the directory of which each sandbox has its own, with the option -private. Other
+// directories are those of this host.
+const privateDir = "/srv"
+
+// agentHere returns the command of an agent. The agent exits when this program exits. With private
+// files it has a mount namespace of its own, in which this program's user is root.
+func agentHere(t *lifetime, self, dir string, private bool) *exec.Cmd {
 	cmd := exec.Command(self, agentArg, dir)
+	if private {
+		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWUSER | unix.CLONE_NEWNS,
+			UidMappings: []syscall.SysProcIDMap{{HostID: os.Getuid(), Size: 1}},
+			GidMappings: []syscall.SysProcIDMap{{HostID: os.Getgid(), Size: 1}}}
+	}
 	if _, err := cmd.StdinPipe(); err != nil { // the pipe stays open until Wait
 		t.Errorf("agent: %v", err)
 	}
 	return cmd
+}
+
+// mountFiles makes a directory this process's privateDir.
+func mountFiles(own string) error {
+	if err := unix.Mount(own, privateDir, "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("mount %s on %s: %w", own, privateDir, err)
+	}
+	return nil
 }
 
 // guestRAM maps memory like a VMM. The statistics of a sandbox, whose VM is fake, measure this
