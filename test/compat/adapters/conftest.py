@@ -1,5 +1,6 @@
 """The daemon of these tests. With $FORKD_URL, it is the daemon at this URL, with real VMs that are forked from
-$COMPAT_TAG. Otherwise it is a daemon with faked VMs: the program $FORKD_RIG."""
+$COMPAT_TAG. Otherwise it is a daemon with faked VMs: the program $FORKD_RIG. With FORKD_RIG_PRIVATE, each of its
+sandboxes has its own /srv, which branches keep."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ class Daemon:
     snapshot: str
     real: bool  # the VMs are real, so that a rollback undoes the changes of a guest
     env: dict[str, str]  # environment of sandboxes
-    user: str  # name of a user without privileges in sandboxes
+    user: str  # name of a user without privileges in sandboxes; with private files there is only root
+    kept: bool  # branches, rollbacks and forks keep the files in /srv
 
     def sandbox(self) -> Sandbox:
         return Sandbox.create(self.snapshot, env=self.env)
@@ -29,10 +31,11 @@ class Daemon:
 @pytest.fixture(scope="session")
 def daemon() -> Iterator[Daemon]:
     if "FORKD_URL" in os.environ:
-        yield Daemon(os.environ["COMPAT_TAG"], True, {}, "user")
+        yield Daemon(os.environ["COMPAT_TAG"], True, {}, "user", True)
         return
+    private = ["-private"] if "FORKD_RIG_PRIVATE" in os.environ else []
     with subprocess.Popen(
-        [os.environ["FORKD_RIG"], "-bind", "127.0.0.1:0"],
+        [os.environ["FORKD_RIG"], "-bind", "127.0.0.1:0", *private],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -41,7 +44,7 @@ def daemon() -> Iterator[Daemon]:
         os.environ.update(FORKD_URL=said["url"], FORKD_TOKEN=said["token"])
         # The suites run `python`, which a host may lack outside of virtual environments.
         path = os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"]
-        yield Daemon(said["snapshot"], False, {"PATH": path}, "nobody")
+        yield Daemon(said["snapshot"], False, {"PATH": path}, "root" if private else "nobody", bool(private))
         Client.default().close()
         process.stdin.close()
     assert process.returncode == 0, "a request or an answer was not as api/openapi.yaml has it: see above"
@@ -50,4 +53,10 @@ def daemon() -> Iterator[Daemon]:
 @pytest.fixture
 def real(daemon: Daemon) -> None:
     if not daemon.real:
+        pytest.skip("fake VMs share the host's files")
+
+
+@pytest.fixture
+def kept(daemon: Daemon) -> None:
+    if not daemon.kept:
         pytest.skip("fake VMs share the host's files")

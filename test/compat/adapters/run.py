@@ -1,6 +1,7 @@
 """The adapters of the Python SDK (forkd.integrations), each with the conformance suite of its framework, in sandboxes
-forked from $COMPAT_TAG. Only frameworks that are installed are tested. Without VMs: build test/contract/rigd, set
-FORKD_RIG to the program, and run pytest with the OPTIONS below in this directory."""
+forked from $COMPAT_TAG. Only frameworks that are installed are tested. The group adapters@rig runs those adapters whose
+frameworks are small, with faked VMs: each sandbox has its own /srv, which branches keep. For others: build
+test/contract/rigd, set FORKD_RIG to the program, and run pytest with the OPTIONS below in this directory."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 
-from report import NotApplicable, Report, want
+import rig
+from report import AGE, NotApplicable, Report, want
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 SDK = os.path.join(os.getcwd(), "sdk/python")
@@ -23,9 +25,14 @@ OPTIONS = {  # pytest's options, by adapter; the suite of Pydantic AI uses anyio
     "inspect_ai": [*SEVERAL, "-o", "asyncio_default_test_loop_scope=module"],
     "langgraph": SEVERAL,
     "minisweagent": [],
+    "openai_agents": [*SEVERAL, "-o", "asyncio_default_test_loop_scope=module"],
     "pydantic_ai": [],
+    "smolagents": [],
 }
+FAKED = AGE == "rig"
+OURS = {"openai_agents", "smolagents"}  # their frameworks have no suite: the document has the numbers of our tests
 NEEDS = {
+    "openai_agents": "agents",
     "deepagents": "langchain_tests",
     "langgraph": "langgraph.checkpoint.conformance",
 }  # the module that an adapter's tests need, if it does not have the adapter's name
@@ -70,15 +77,15 @@ def suite(name: str, report: str) -> None:
         bad = next((e for e in case if e.tag in ("failure", "error", "skipped")), None)
         outcome = "passed" if bad is None else "not_applicable" if bad.tag == "skipped" else "failed"
         reason, title = None if bad is None else bad.get("message"), f"{name}: {case.get('name')}"
-        if of_suite(case):
-            title = f"{name}: suite: {case.get('name')}"
+        if name in OURS or of_suite(case):
+            title = title if name in OURS else f"{name}: suite: {case.get('name')}"
             passed += outcome == "passed"
             total += bad is None or bad.get("type") != "pytest.skip"
             slow += "emulated host" in (reason or "")
         r.add(title, outcome, reason, float(case.get("time", 0)))
     reason = f"pytest ended with status {code}" if code else None
     r.add(f"{name}: the tests as a whole", "failed" if code else "passed", reason)
-    if total:
+    if total and (FAKED or name not in OURS):
         r.case(
             f"{name}: docs/integrations.md has these numbers", lambda: documented(name, f"{passed} of {total}", slow)
         )
@@ -104,6 +111,9 @@ PIP = [
 ]
 
 with tempfile.TemporaryDirectory() as scratch:
+    if FAKED:
+        os.environ.pop("FORKD_URL", None)
+        os.environ.update(FORKD_RIG=rig.build(scratch + "/rigd"), FORKD_RIG_PRIVATE="yes")
     r.case("the SDK is installed", lambda: run(*PIP, SDK))
     for name in OPTIONS:
         if installed(NEEDS.get(name, name)):
