@@ -20,10 +20,11 @@ const clientsLimit = time.Hour
 //   - the newest packages of E2B,
 //   - the clients of forkd 0.5 and of the Model Context Protocol,
 //   - schemathesis, for schemathesisDuration,
-//   - and the parts that the SDKs' own tests do not cover.
+//   - the parts that the SDKs' own tests do not cover,
+//   - and, with faked VMs, small agent frameworks and the examples for them.
 var clientGroups = []string{"e2b-python", "e2b-js", "code-interpreter-python", "code-interpreter-js", "e2b-quickstart",
 	"forkd-python", "forkd-python-own", "forkd-mcp", "forkd-typescript", "contract", "mcp", "mcp@1.30", "schemathesis",
-	"sdk-python", "sdk-typescript", "sdk-go"}
+	"sdk-python", "sdk-typescript", "sdk-go", "adapters@rig", "examples@rig"}
 
 // schemathesisDuration and schemathesisSeed make each run of the suite send the same requests, as
 // many as fit into that time. `scripts/compat schemathesis` sends different requests each time.
