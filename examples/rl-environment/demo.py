@@ -67,7 +67,7 @@ try:
         path.append(place(seen))
         if len(path) > 2 * SIZE + 4:
             break
-    print(f"with clones: {len(path)} steps to {path[-1]}, of which {seen['steps']} changed the machine itself")
+    print(f"with clones: {len(path)} steps to {path[-1]}; the machine itself took {seen['steps']}")
 finally:
     env.close()
     env._start.delete(force=True)

@@ -241,6 +241,8 @@ async def test_mounts_are_refused(client: ForkdSandboxClient, options: ForkdSand
 
 async def test_options_are_stored_and_read(options: ForkdSandboxClientOptions) -> None:
     assert type(options).parse(json.loads(options.model_dump_json())) == options
+    with pytest.raises(ValueError, match="newtork"):
+        ForkdSandboxClientOptions(tag="base", newtork="none")
 
 
 # A session that is saved, and resumed.

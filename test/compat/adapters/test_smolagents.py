@@ -12,7 +12,7 @@ from smolagents import CodeAgent, tool
 from smolagents.models import ChatMessage, MessageRole, Model
 from smolagents.utils import AgentError
 
-from forkd import Sandbox
+from forkd import InvalidArgumentError, Sandbox
 from forkd.integrations import smolagents
 from forkd.integrations.smolagents import ForkdExecutor
 
@@ -117,6 +117,12 @@ def test_a_package_that_cannot_be_installed(daemon: Daemon) -> None:
     with pytest.raises(AgentError, match="pip could not install --no-such-option"):
         ForkdExecutor(daemon.snapshot, ["pip", "--no-such-option"], env=daemon.env)
     assert {s.id for s in Sandbox.list()} == before, "the sandbox was killed"
+
+
+def test_arguments(executor: ForkdExecutor) -> None:
+    for wrong in ({}, {"snapshot": "a", "sandbox": executor.sandbox}, {"sandbox": executor.sandbox, "network": "none"}):
+        with pytest.raises(InvalidArgumentError, match="snapshot"):
+            ForkdExecutor(**wrong)
 
 
 def test_steps_can_be_undone(daemon: Daemon, kept: None) -> None:

@@ -94,7 +94,9 @@ _log = logging.getLogger(__name__)
 
 
 class ForkdSandboxClientOptions(BaseSandboxClientOptions):
-    """How sandboxes are forked and used."""
+    """How sandboxes are forked and used. Unknown fields are refused, because one may be a misspelt policy."""
+
+    model_config = ConfigDict(extra="forbid")
 
     type: Literal["forkd"] = "forkd"
     tag: str

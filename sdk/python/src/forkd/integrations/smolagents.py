@@ -30,7 +30,7 @@ from smolagents.remote_executors import RemotePythonExecutor
 from smolagents.tools import Tool, get_tools_definition_code
 from smolagents.utils import AgentError
 
-from .._errors import ForkdError
+from .._errors import ForkdError, InvalidArgumentError
 from .._execution import Result
 from .._sync._sandbox import Sandbox
 from .._sync._snapshot import Snapshot
@@ -74,12 +74,17 @@ class ForkdExecutor(RemotePythonExecutor):
         """Forks a sandbox from snapshot, with the options of Sandbox.create, or uses sandbox. additional_imports are
         installed with pip, from the package index that the network of the sandbox allows. With branches, the sandbox
         is saved before every step. timeout is the limit of a step in seconds, at most 3600."""
+        if (snapshot is None) == (sandbox is None) or sandbox is not None and options:
+            raise InvalidArgumentError(
+                "snapshot: give either a snapshot and its options, or a sandbox", field="snapshot"
+            )
         super().__init__(list(additional_imports), logger or AgentLogger(level=LogLevel.ERROR), allow_pickle)
         self.sandbox = sandbox or Sandbox.create(snapshot, **options)
         self.branches: list[Snapshot] = []
         """The sandbox before each step, if branches was given."""
         self._saved: list[Snapshot] = []  # all branches made, in their order
-        self._saves, self._timeout, self._options = branches, timeout, options
+        self._saves, self._timeout = branches, timeout
+        self._life = {k: options[k] for k in ("ttl", "idle_timeout") if k in options}
         try:
             self.installed_packages = self.install_packages(self.additional_imports)
         except BaseException:
@@ -96,18 +101,18 @@ class ForkdExecutor(RemotePythonExecutor):
     def fork(self, step: int | None = None, n: int = 1) -> list[ForkdExecutor]:
         """Returns n executors that go on from the moment before a step, or from now."""
         source = self.sandbox if step is None else self.branches[step - 1]
-        options = {k: self._options[k] for k in ("ttl", "idle_timeout") if k in self._options}
-        return [
-            ForkdExecutor(
+        executors = []
+        for made in source.fork(n, **self._life):
+            executor = ForkdExecutor(
                 sandbox=made,
                 logger=self.logger,
                 allow_pickle=self.allow_pickle,
                 branches=self._saves,
                 timeout=self._timeout,
-                **options,
             )
-            for made in source.fork(n, **options)
-        ]
+            executor._life = self._life
+            executors.append(executor)
+        return executors
 
     # The interface of smolagents.
 
