@@ -169,13 +169,7 @@ func New(t T, o Options) *Rig {
 	}
 	counts, discard := metrics.New("test"), slog.New(slog.DiscardHandler)
 	vmms, run := &vmfake.VMMs{GuestDirty: 8192}, filepath.Join(dir, "run")
-	if o.Private {
-		r.agents.files = &files{dir: filepath.Join(dir, "files"), changed: r.agents.restart}
-		vmms.Files = r.agents.files
-	}
-	if o.Prepare != nil {
-		o.Prepare(vmms)
-	}
+	o.prepare(r, vmms, dir)
 	m, err := sandbox.New(sandbox.Config{
 		Store: st, VMMs: vmms, Guest: r.agents.guests(o.Guest, vmms),
 		NewTop: disklayer.Format, RunDir: run, DataDir: filepath.Join(dir, "data"),
@@ -271,6 +265,17 @@ func openTags(t T, dir string) *e2b.Tags {
 		t.Fatal(err)
 	}
 	return tags
+}
+
+// prepare applies the options of VMs. The parameter dir is the directory of the rig.
+func (o *Options) prepare(r *Rig, vmms *vmfake.VMMs, dir string) {
+	if o.Private {
+		r.agents.files = &files{dir: filepath.Join(dir, "files"), changed: r.agents.restart}
+		vmms.Files = r.agents.files
+	}
+	if o.Prepare != nil {
+		o.Prepare(vmms)
+	}
 }
 
 // newHub returns a Hub that never finds the disk full.
