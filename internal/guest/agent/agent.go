@@ -25,6 +25,7 @@ import (
 	"github.com/mdlayher/vsock"
 	"golang.org/x/sys/unix"
 
+	"github.com/forkd/forkd/internal/guest/apply"
 	"github.com/forkd/forkd/internal/guest/disk"
 	"github.com/forkd/forkd/internal/guest/envd"
 	"github.com/forkd/forkd/internal/guest/eval"
@@ -139,7 +140,9 @@ func serveGuest(log *kmsg.Log) error {
 	reaper := reap.NewInit()
 	a := newAgent(log, reaper, id)
 	a.control.trust = a.trust
-	a.control.disk = disk.New("/")
+	root := disk.New("/")
+	a.tree.Dir = "/" // an agent that runs as an ordinary process applies nothing
+	a.control.disk, a.tree.Hold = root, root.Hold
 	a.forks.flush, a.forks.quiet = unix.Sync, true
 	a.forks.network = nic.OpenConnections(log)
 	a.control.reset = func() error { // new sockets, because a.forks.network is used by forks only
@@ -168,6 +171,7 @@ type agent struct {
 	env     *userenv.Env
 	eval    *eval.Server
 	envd    *envd.Server
+	tree    *apply.Tree
 	control *control
 	forks   *forks
 	ports   *ports
@@ -176,11 +180,13 @@ type agent struct {
 func newAgent(log *kmsg.Log, reaper *reap.Reaper, id identity) *agent {
 	env := userenv.New()
 	interps := eval.New(eval.Config{Reaper: reaper, Env: env, Log: log})
+	tree := &apply.Tree{}
 	return &agent{
 		log:     log,
 		env:     env,
 		eval:    interps,
-		envd:    envd.New(envd.Config{Reaper: reaper, Env: env, Log: log, OnEnv: interps.SetEnv}),
+		envd:    envd.New(envd.Config{Reaper: reaper, Env: env, Log: log, OnEnv: interps.SetEnv, Tree: tree}),
+		tree:    tree,
 		control: &control{},
 		forks:   &forks{identity: id, env: env, interps: interps},
 		ports:   &ports{},

@@ -1,16 +1,16 @@
 // Package difftree is forkd-diff, the init of a VM that compares the files of two disks, and packs the files
-// that differ.
+// that differ. With three disks, it packs the changes of one disk since a common base, for another disk.
 //
-// It dials the host, mounts both disks read-only, and speaks the protocol of package diffproto. The VM
+// It dials the host, mounts the disks read-only, and speaks the protocol of package diffproto. The VM
 // has no network and no other program. The host kills the VM at the end, and on every error.
 //
-// Both disks consist of layers over the same base, so the host knows which parts of the disks may
+// The disks consist of layers over the same base, so the host knows which parts of the disks may
 // differ. difftree compares the inodes in these parts first. If a path has the same inode number on
 // both disks, and the inodes are equal, the file has not changed and is not read. So a comparison
 // has to read all directories, but only those files that have changed. If the inodes of the two
 // file systems are at different places, difftree compares all files.
 //
-// Both disks belong to guests, so difftree trusts nothing on them. It follows no symbolic link, opens
+// The disks belong to guests, so difftree trusts nothing on them. It follows no symbolic link, opens
 // only directories and regular files, and bounds its memory. The file systems themselves are read by the
 // kernel of the VM.
 package difftree
@@ -35,10 +35,11 @@ import (
 // path to the present directory.
 const maxFiles = 16 << 10
 
-// disk is the device of one of the two disks, and the directory where it is mounted.
+// disk is the device of a disk, and the directory where it is mounted.
 type disk struct{ device, dir string }
 
-var disks = [2]disk{{pid1.RootDevice, "/old"}, {"/dev/vdb", "/new"}}
+// disks are the two sides of a comparison, or the three sides of a merge: base, from and onto.
+var disks = [3]disk{{pid1.RootDevice, "/old"}, {"/dev/vdb", "/new"}, {"/dev/vdc", "/onto"}}
 
 // Main serves the request of the host and then switches the VM off. It returns only if the VM
 // cannot be switched off.
@@ -74,9 +75,12 @@ func answer(in io.Reader, out io.Writer) error {
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
 		return fmt.Errorf("raise the number of open files: %w", err)
 	}
-	var roots [2]int
-	var raw [2]*os.File
-	for i, d := range disks {
+	sides, pairs := 2, pairsOfMerge[:1]
+	if req.Merge != nil {
+		sides, pairs = 3, pairsOfMerge[:]
+	}
+	roots, raw := [3]int{absent, absent, absent}, make([]io.ReaderAt, sides)
+	for i, d := range disks[:sides] {
 		if roots[i], err = d.mount(); err != nil {
 			return err
 		}
@@ -84,10 +88,18 @@ func answer(in io.Reader, out io.Writer) error {
 			return err
 		}
 	}
-	changed, err := changedInodes(raw, in)
+	changed, err := changedInodes(raw, pairs, in)
 	if err != nil {
 		return err
 	}
+	if req.Merge != nil {
+		return merge(roots, req, changed, out)
+	}
+	return answerPair([2]int(roots[:2]), req, changed[0], out)
+}
+
+// answerPair answers a request about two disks.
+func answerPair(roots [2]int, req diffproto.Request, changed *changes, out io.Writer) error {
 	finish := func(done diffproto.Done) error { return diffproto.WriteDone(out, done) }
 	if req.Tar {
 		return export(roots, req, changed, finish, diffproto.NewPieceWriter(out))
@@ -99,16 +111,27 @@ func answer(in io.Reader, out io.Writer) error {
 	return finish(done)
 }
 
-// changedInodes reads the ranges that the host sends, and finds the inodes in them that differ.
-func changedInodes(raw [2]*os.File, in io.Reader) (*changes, error) {
-	f, err := newFinder(raw[0], raw[1])
-	if err != nil {
-		return &changes{}, diffproto.ReadRanges(in, func(diffproto.Range) error { return nil })
+// changedInodes reads the ranges that the host sends, and finds the inodes in them that differ between the two
+// disks of each pair.
+func changedInodes(raw []io.ReaderAt, pairs [][2]int, in io.Reader) ([]*changes, error) {
+	found := make([]*changes, len(pairs))
+	var finders []*finder
+	for i, pair := range pairs {
+		f, err := newFinder(raw[pair[0]], raw[pair[1]])
+		if err != nil {
+			found[i] = &changes{} // all inodes may differ
+			continue
+		}
+		found[i], finders = &f.found, append(finders, f)
 	}
-	if err := diffproto.ReadRanges(in, f.add); err != nil {
-		return nil, err
-	}
-	return &f.found, nil
+	return found, diffproto.ReadRanges(in, func(v diffproto.Range) error {
+		for _, f := range finders {
+			if err := f.add(v); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }
 
 // deviceTime bounds the wait for the second disk.

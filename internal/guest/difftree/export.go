@@ -127,16 +127,10 @@ func (f *source) close() { unix.Close(f.dir) }
 // open returns the file at an absolute path. Its caller must call close.
 func (x *exporter) open(at string) (f *source, err error) {
 	f = &source{header: &tar.Header{Name: strings.TrimPrefix(at, "/"), Format: tar.FormatPAX}, name: path.Base(at)}
-	above := strings.Trim(path.Dir(at), "/")
 	if at == "/" {
 		f.header.Name, f.name = ".", "."
 	}
-	if above == "" {
-		above = "."
-	}
-	f.dir, err = unix.Openat2(x.root, above, &unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC,
-		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS})
-	if err != nil {
+	if f.dir, err = openAbove(x.root, at); err != nil {
 		return nil, err
 	}
 	if err := f.describe(); err != nil {

@@ -48,12 +48,6 @@ func compare(roots [2]int, req diffproto.Request, changed *changes, send func(*d
 		return w.done, &diffproto.RefusedError{Field: "path", Reason: fmt.Sprintf("%q: want a clean, absolute path",
 			req.Path)}
 	}
-	if req.Path == "/" {
-		if err := w.node("/", roots, "."); err != nil {
-			return w.done, err
-		}
-		return w.done, w.dir("/", roots, false)
-	}
 	dirs := [2]int{absent, absent}
 	defer func() { closeAll(dirs) }()
 	for i, root := range roots {
@@ -61,6 +55,12 @@ func compare(roots [2]int, req diffproto.Request, changed *changes, send func(*d
 		if dirs[i], err = openAt(root, "."); err != nil {
 			return w.done, err
 		}
+	}
+	if req.Path == "/" {
+		if err := w.node("/", dirs, "."); err != nil {
+			return w.done, err
+		}
+		return w.done, w.dir("/", dirs, false)
 	}
 	parent, last := path.Split(req.Path)
 	for part := range strings.SplitSeq(strings.Trim(parent, "/"), "/") {
@@ -84,6 +84,13 @@ func compare(roots [2]int, req diffproto.Request, changed *changes, send func(*d
 	}
 	return w.done, nil
 }
+
+// missingError means that neither tree has the path of the request.
+type missingError struct{ refused diffproto.RefusedError }
+
+func (e *missingError) Error() string { return e.refused.Reason }
+
+func (e *missingError) Unwrap() error { return &e.refused }
 
 func closeAll(fds [2]int) {
 	for _, fd := range fds {
@@ -180,8 +187,8 @@ func (w *walker) pair(at string, dirs [2]int, pair [2]name, asked bool) error {
 			is[i] = err == nil
 		}
 		if !is[0] && !is[1] {
-			return &diffproto.RefusedError{Field: "path",
-				Reason: fmt.Sprintf("%q: neither side has it; a path is not looked up through symbolic links", at)}
+			return &missingError{diffproto.RefusedError{Field: "path",
+				Reason: fmt.Sprintf("%q: neither side has it; a path is not looked up through symbolic links", at)}}
 		}
 		if err := w.differ(at, dirs, file, nodes); err != nil {
 			return err

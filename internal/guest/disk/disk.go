@@ -60,6 +60,24 @@ func (d *Disk) Rest() error {
 	return nil
 }
 
+// Hold delays a Rest until release is called, so that no disk-only branch has a part of a change of several files.
+// During a rest, Hold waits for its end.
+func (d *Disk) Hold() (release func(), err error) {
+	for end := time.Now().Add(2 * d.limit); ; time.Sleep(holdEvery) {
+		d.mu.Lock()
+		if d.resting == nil {
+			return d.mu.Unlock, nil
+		}
+		d.mu.Unlock()
+		if time.Now().After(end) {
+			return nil, errors.New("the file system is frozen for a disk-only branch: try again")
+		}
+	}
+}
+
+// holdEvery is the interval at which Hold checks whether a rest has ended.
+const holdEvery = 5 * time.Millisecond
+
 // Trim discards the free blocks of the file system that is mounted at path.
 func Trim(path string) error {
 	return trim(func(request uint, arg *[3]uint64) error { return ioctl(path, request, arg) })

@@ -76,6 +76,33 @@ func TestTheRestEndsByItself(t *testing.T) {
 	})
 }
 
+// A change that is held delays a freeze, and waits for the end of an earlier freeze.
+func TestHold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d, f := newFake(nil)
+		release, err := d.Hold()
+		if err != nil {
+			t.Fatal(err)
+		}
+		rested := make(chan error, 1)
+		go func() { rested <- d.Rest() }()
+		time.Sleep(time.Second)
+		if len(f.calls) != 0 {
+			t.Errorf("requests %x during a hold", f.calls)
+		}
+		release()
+		if err := <-rested; err != nil {
+			t.Fatal(err)
+		}
+		start := time.Now()
+		release, err = d.Hold() // waits until the rest ends by itself
+		if waited := time.Since(start); err != nil || waited < Limit-time.Second || waited > Limit+time.Second {
+			t.Errorf("waited %v, %v", waited, err)
+		}
+		release()
+	})
+}
+
 func TestFailures(t *testing.T) {
 	for _, request := range []uint{fiTrim, fiFreeze} {
 		d, _ := newFake(map[uint]error{request: unix.EIO})

@@ -19,6 +19,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"github.com/forkd/forkd/internal/guest/apply"
 	"github.com/forkd/forkd/internal/guest/kmsg"
 	"github.com/forkd/forkd/internal/guest/reap"
 	"github.com/forkd/forkd/internal/guest/userenv"
@@ -42,6 +43,7 @@ type Config struct {
 	Env    *userenv.Env
 	Log    *kmsg.Log
 	OnEnv  func(map[string]string) error // called with the variables that /init adds
+	Tree   *apply.Tree                   // file system for POST /apply
 }
 
 // Server is the envd of one guest.
@@ -72,6 +74,7 @@ func (s *Server) Handler() http.Handler {
 	mux.HandleFunc("POST /files", s.handleWrite)
 	mux.HandleFunc("GET /archive", s.handlePack)
 	mux.HandleFunc("POST /archive", s.handleUnpack)
+	mux.HandleFunc("POST /apply", s.handleApply)
 	mux.HandleFunc("GET /envs", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, s.cfg.Env.Vars()) })
 	mux.HandleFunc("GET /metrics", s.handleMetrics)
 	mux.HandleFunc("POST /init", s.handleInit)

@@ -10,6 +10,11 @@
 // If the request asks for a tar archive, forkd-diff sends Done, then the archive in pieces, and an empty
 // piece at the end; or a refusal at any time. The daemon does not decode the archive.
 //
+// If the request asks for a merge, the VM has a third disk: the first has the base, the second the side whose
+// changes are to be applied, and the third the side that receives them. forkd-diff then sends an Entry for each
+// change that the third side lacks, from the third side to the second, and Done. If the request asks for the
+// archive and no conflict is left, the archive follows; see MergeRecord for its form.
+//
 // The entries come in the order of a walk: a directory before its entries, and these in the order of their
 // names.
 //
@@ -37,9 +42,11 @@ const (
 	MaxPath    = 4095     // a path, and the target of a symbolic link (PATH_MAX of Linux)
 	MaxPatch   = 4 << 20  // the patch of one file
 	MaxXattrs  = 128      // number of names in an Entry
+	MaxPaths   = 64       // number of paths in a Merge
+	maxPaths   = 32 << 10 // bytes of these paths together
 	maxName    = 255      // the name of an extended attribute
 	maxReason  = 1000     // the reason of a refusal
-	maxRequest = 16 << 10 // the frame of a Request
+	maxRequest = 64 << 10 // the frame of a Request
 	maxRanges  = 4096     // number of ranges in a frame
 	maxPiece   = 1 << 20  // a piece of a tar archive
 	maxFrame   = MaxPatch + MaxXattrs*(maxName+4) + 3*MaxPath + 1024
@@ -53,6 +60,45 @@ type Request struct {
 	MaxPatch   uint64 // bytes of all patches together
 	Tar        bool   // send a tar archive with all differences instead of entries
 	Partial    bool   // leave out files that an archive cannot have as they are, instead of refusing
+	Merge      *Merge // compare three disks; nil: two
+}
+
+// Merge asks for the changes of one side that another side lacks.
+type Merge struct {
+	Paths  []string // absolute and clean; only these files and directories; empty: all
+	Prefer Prefer
+}
+
+// Prefer says which side prevails at a conflict.
+type Prefer uint8
+
+// The rules for conflicts.
+const (
+	Refuse     Prefer = iota // send no archive if there is a conflict
+	PreferFrom               // apply the changes of the second disk
+	PreferOnto               // keep those of the third disk
+	prefers                  // number of rules
+)
+
+// check returns an error for a request that the daemon does not send.
+func (m *Merge) check() error {
+	if len(m.Paths) > MaxPaths || m.Prefer >= prefers {
+		return fmt.Errorf("merge of %d paths with rule %d", len(m.Paths), m.Prefer)
+	}
+	return nil
+}
+
+// CheckPaths returns an error if the paths of a Merge are too many or too long.
+func CheckPaths(paths []string) error {
+	n := 0
+	for _, p := range paths {
+		n += len(p)
+	}
+	if len(paths) > MaxPaths || n > maxPaths {
+		return fmt.Errorf("%d paths of %d bytes together: want at most %d, of %d bytes together", len(paths), n, MaxPaths,
+			maxPaths)
+	}
+	return nil
 }
 
 // Range is a part of both disks: Length bytes, beginning at Offset. The disks are equal outside of
@@ -108,6 +154,11 @@ type Entry struct {
 	LinesAdded   uint32
 	LinesDeleted uint32
 	Patch        []byte // hunks of a unified diff
+
+	// For a merge: Old is the file of the receiving side, and New that of the side whose changes are applied.
+	Base     Type // type of the file of the base
+	Conflict bool // both sides have changed the file since the base, in different ways
+	Kept     bool // the rule for conflicts keeps the file of the receiving side
 }
 
 // Done is the last message of a complete comparison.
@@ -115,6 +166,7 @@ type Done struct {
 	Added, Changed, Deleted  uint64 // numbers of paths, including those whose Entry was not sent
 	LinesAdded, LinesDeleted uint64
 	Skipped                  uint64 // number of files that could not be read, or that an archive cannot have as they are
+	Conflicts                uint64 // for a merge: number of paths with a conflict, which are not counted as changes if they are kept
 }
 
 // Kinds of forkd-diff's messages.
@@ -176,6 +228,14 @@ func WriteRequest(w io.Writer, r Request) error {
 	body.U64(r.MaxPatch)
 	body.Bool(r.Tar)
 	body.Bool(r.Partial)
+	body.Bool(r.Merge != nil)
+	if r.Merge != nil {
+		body.U8(uint8(r.Merge.Prefer))
+		body.U32(uint32(len(r.Merge.Paths)))
+		for _, path := range r.Merge.Paths {
+			body.String(path)
+		}
+	}
 	return writeFrame(w, body.Bytes())
 }
 
@@ -188,6 +248,15 @@ func ReadRequest(r io.Reader) (req Request, err error) {
 	in := codec.NewReader(body)
 	req = Request{Path: in.String(), Patch: in.Bool(), MaxEntries: in.U32(), MaxPatch: in.U64(),
 		Tar: in.Bool(), Partial: in.Bool()}
+	if in.Bool() {
+		req.Merge = &Merge{Prefer: Prefer(in.U8())}
+		for range min(in.Count(4), MaxPaths+1) {
+			req.Merge.Paths = append(req.Merge.Paths, in.String())
+		}
+		if err := req.Merge.check(); err != nil {
+			return req, err
+		}
+	}
 	return req, in.Done()
 }
 
@@ -279,6 +348,9 @@ func WriteEntry(w io.Writer, e *Entry) error {
 	body.U32(e.LinesAdded)
 	body.U32(e.LinesDeleted)
 	body.Blob(e.Patch)
+	body.U8(uint8(e.Base))
+	body.Bool(e.Conflict)
+	body.Bool(e.Kept)
 	return writeFrame(w, body.Bytes())
 }
 
@@ -286,7 +358,8 @@ func WriteEntry(w io.Writer, e *Entry) error {
 func WriteDone(w io.Writer, d Done) error {
 	var body codec.Writer
 	body.U8(uint8(kindDone))
-	for _, n := range []uint64{d.Added, d.Changed, d.Deleted, d.LinesAdded, d.LinesDeleted, d.Skipped} {
+	for _, n := range []uint64{d.Added, d.Changed, d.Deleted, d.LinesAdded, d.LinesDeleted, d.Skipped,
+		d.Conflicts} {
 		body.U64(n)
 	}
 	return writeFrame(w, body.Bytes())
@@ -334,7 +407,7 @@ func (r *Reader) Next() (*Entry, *Done, error) {
 		return e, nil, nil
 	case kindDone:
 		d := &Done{Added: in.U64(), Changed: in.U64(), Deleted: in.U64(), LinesAdded: in.U64(), LinesDeleted: in.U64(),
-			Skipped: in.U64()}
+			Skipped: in.U64(), Conflicts: in.U64()}
 		if err := in.Done(); err != nil {
 			return nil, nil, fmt.Errorf("read the end from forkd-diff: %w", err)
 		}
@@ -352,7 +425,7 @@ func parseRefused(in *codec.Reader) error {
 	if err := in.Done(); err != nil {
 		return fmt.Errorf("read a refusal from forkd-diff: %w", err)
 	}
-	if refused.Field != "path" && refused.Field != "partial" { // the fields that forkd-diff checks
+	if refused.Field != "path" && refused.Field != "partial" && refused.Field != "paths" { // the fields that forkd-diff checks
 		refused.Field = ""
 	}
 	refused.Reason = fmt.Sprintf("%.*q", maxReason, refused.Reason)
@@ -370,6 +443,7 @@ func parseEntry(in *codec.Reader) *Entry {
 	if p := in.Blob(); len(p) > 0 {
 		e.Patch = append([]byte(nil), p...)
 	}
+	e.Base, e.Conflict, e.Kept = Type(in.U8()), in.Bool(), in.Bool()
 	return e
 }
 
@@ -382,6 +456,8 @@ func (e *Entry) check() error {
 		return errors.New("no file on either disk")
 	case len(e.Xattrs) > MaxXattrs:
 		return fmt.Errorf("more than %d extended attributes", MaxXattrs)
+	case e.Base >= types:
+		return fmt.Errorf("base of type %d", e.Base)
 	case e.Omitted >= omissions:
 		return fmt.Errorf("omission %d", e.Omitted)
 	case len(e.Patch) > MaxPatch || !utf8.Valid(e.Patch):

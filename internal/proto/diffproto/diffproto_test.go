@@ -11,11 +11,12 @@ import (
 
 var entry = Entry{Path: "/a\nb\xff", Old: Node{Type: Regular, Mode: 0o4755, UID: 1, GID: 2, Size: 3},
 	New: Node{Type: Symlink, Target: "x"}, Content: true, Xattrs: []string{"user.a"}, Omitted: Binary, LinesAdded: 4,
-	LinesDeleted: 5, Patch: []byte("@@ -1 +1 @@\n-a\n+b\n")}
+	LinesDeleted: 5, Patch: []byte("@@ -1 +1 @@\n-a\n+b\n"), Base: Regular, Conflict: true, Kept: true}
 
 func TestConversation(t *testing.T) {
 	var b bytes.Buffer
-	req := Request{Path: "/srv", Patch: true, MaxEntries: 7, MaxPatch: 8}
+	req := Request{Path: "/srv", Patch: true, MaxEntries: 7, MaxPatch: 8,
+		Merge: &Merge{Paths: []string{"/srv", "/a"}, Prefer: PreferOnto}}
 	if err := WriteRequest(&b, req); err != nil {
 		t.Fatal(err)
 	}
@@ -28,7 +29,7 @@ func TestConversation(t *testing.T) {
 	if err := w.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := ReadRequest(&b); err != nil || got != req {
+	if got, err := ReadRequest(&b); err != nil || !reflect.DeepEqual(got, req) {
 		t.Errorf("%+v, %v", got, err)
 	}
 	n := uint64(0)
@@ -43,7 +44,7 @@ func TestConversation(t *testing.T) {
 		t.Errorf("%d ranges, %d bytes are left, %v", n, b.Len(), err)
 	}
 
-	done := Done{1, 2, 3, 4, 5, 6}
+	done := Done{1, 2, 3, 4, 5, 6, 7}
 	err = errors.Join(WriteEntry(&b, &Entry{Path: "/", Old: Node{Type: Directory}, New: Node{Type: Directory}}),
 		WriteEntry(&b, &entry),
 		WriteDone(&b, done),

@@ -1,0 +1,288 @@
+package apply
+
+import (
+	"archive/tar"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/proto/diffproto"
+)
+
+func must(t *testing.T, errs ...error) {
+	t.Helper()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// entry is a change in an archive. The file that it replaces is the present one, unless absent is set.
+type entry struct {
+	name    string
+	kind    byte // as in tar; 0: a deletion
+	content string
+	absent  bool
+	mode    int64
+	xattrs  map[string]string
+}
+
+// archive returns an archive of changes for the tree in dir.
+func archive(t *testing.T, dir string, entries ...entry) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	for _, e := range entries {
+		state, err := stateOf(unix.AT_FDCWD, filepath.Join(dir, e.name))
+		must(t, err)
+		if e.absent {
+			state = diffproto.State{}
+		}
+		h := &tar.Header{Name: e.name, Typeflag: e.kind, Mode: max(e.mode, 0o600), Uid: os.Getuid(), Gid: os.Getgid(),
+			Format: tar.FormatPAX, PAXRecords: map[string]string{diffproto.RecordOnto: state.String()}}
+		for name, value := range e.xattrs {
+			h.PAXRecords[xattrRecord+name] = value
+		}
+		switch e.kind {
+		case 0:
+			h.Typeflag, h.PAXRecords[diffproto.RecordDelete] = tar.TypeReg, "1"
+		case tar.TypeReg:
+			h.Size = int64(len(e.content))
+		case tar.TypeSymlink, tar.TypeLink:
+			h.Linkname = e.content
+		}
+		must(t, w.WriteHeader(h))
+		if e.kind == tar.TypeReg {
+			_, err = io.WriteString(w, e.content)
+			must(t, err)
+		}
+	}
+	must(t, w.WriteHeader(&tar.Header{Typeflag: tar.TypeXGlobalHeader,
+		PAXRecords: map[string]string{diffproto.RecordEnd: strconv.Itoa(len(entries))}}), w.Close())
+	return b.Bytes()
+}
+
+// newTree returns a tree with the files a, d/x and d/y, a directory e, and a link l to a directory outside.
+func newTree(t *testing.T) *Tree {
+	t.Helper()
+	fill := &Tree{Dir: t.TempDir()}
+	fillTree(t, fill.Dir)
+	return fill
+}
+
+func fillTree(t *testing.T, dir string) {
+	t.Helper()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	must(t, os.MkdirAll(at("d"), 0o755), os.Mkdir(at("e"), 0o755), os.WriteFile(at("a"), []byte("old a"), 0o644),
+		os.WriteFile(at("d/x"), []byte("old x"), 0o644), os.WriteFile(at("d/y"), []byte("old y"), 0o644),
+		os.Symlink(t.TempDir(), at("l")))
+}
+
+// content describes all files of a tree, with inodes and times, so that it shows every change.
+func content(t *testing.T, dir string, exact bool) string {
+	t.Helper()
+	var list []string
+	must(t, filepath.WalkDir(dir, func(p string, e fs.DirEntry, err error) error {
+		must(t, err)
+		rel, err := filepath.Rel(dir, p)
+		must(t, err)
+		text := rel
+		if exact {
+			st, err := stateOf(unix.AT_FDCWD, p)
+			must(t, err)
+			st.CTime = 0 // a rename changes it
+			if e.IsDir() {
+				st.MTime, st.Size = 0, 0
+			}
+			text += " " + st.String()
+		}
+		if e.Type().IsRegular() {
+			bytes, err := os.ReadFile(p)
+			must(t, err)
+			text += "=" + string(bytes)
+		}
+		if e.Type() == fs.ModeSymlink && !exact {
+			target, err := os.Readlink(p)
+			must(t, err)
+			text += "→" + filepath.Base(target)
+		}
+		list = append(list, text)
+		return nil
+	}))
+	return strings.Join(list, "|")
+}
+
+func TestApply(t *testing.T) {
+	tree := newTree(t)
+	n, err := tree.Apply(bytes.NewReader(archive(t, tree.Dir,
+		entry{name: "a", kind: tar.TypeReg, content: "new a", mode: 0o4755, xattrs: map[string]string{"user.n": "v\x00="}},
+		entry{name: "b", kind: tar.TypeLink, content: "a"},
+		entry{name: "d"}, entry{name: "d/x"}, entry{name: "d/y"},
+		entry{name: "e/", kind: tar.TypeDir, mode: 0o711, xattrs: map[string]string{"user.d": "1"}},
+		entry{name: "e/fifo", kind: tar.TypeFifo},
+		entry{name: "l", kind: tar.TypeDir, mode: 0o755},
+		entry{name: "l/new", kind: tar.TypeSymlink, content: "../a"},
+	)))
+	if err != nil || n != 9 {
+		t.Fatalf("%d changes, %v", n, err)
+	}
+	if got, want := content(t, tree.Dir, false), ".|a=new a|b=new a|e|e/fifo|l|l/new→a"; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+	a, err := os.Stat(filepath.Join(tree.Dir, "a"))
+	must(t, err)
+	b, err := os.Stat(filepath.Join(tree.Dir, "b"))
+	must(t, err)
+	e, err := os.Stat(filepath.Join(tree.Dir, "e"))
+	must(t, err)
+	value := make([]byte, 9)
+	size, err := unix.Getxattr(filepath.Join(tree.Dir, "a"), "user.n", value)
+	if !os.SameFile(a, b) || a.Mode() != 0o755|fs.ModeSetuid || e.Mode().Perm() != 0o711 || err != nil ||
+		string(value[:size]) != "v\x00=" {
+		t.Errorf("%v %v %v, %q, %v", a.Mode(), b.Mode(), e.Mode(), value[:size], err)
+	}
+}
+
+// After every error, the tree has its old files, with their inodes and times, and nothing else.
+func TestAllOrNothing(t *testing.T) {
+	whole := func(t *testing.T, dir string) []byte {
+		return archive(t, dir, entry{name: "a", kind: tar.TypeReg, content: "new a"}, entry{name: "d"},
+			entry{name: "d/x"}, entry{name: "d/y"}, entry{name: "n", kind: tar.TypeReg, content: strings.Repeat("n", 4000)})
+	}
+	changed := (*ChangedError)(nil)
+	for name, c := range map[string]struct {
+		make func(t *testing.T, dir string) []byte
+		then func(t *testing.T, dir string) // what a program does before the changes
+		is   func(error) bool
+	}{
+		"cut off in a file": {make: func(t *testing.T, dir string) []byte { w := whole(t, dir); return w[:len(w)-4000] }},
+		"cut off at an entry": {make: func(t *testing.T, dir string) []byte {
+			w := whole(t, dir)
+			return w[:bytes.Index(w, []byte(strings.Repeat("n", 4000)))+4096]
+		}, is: func(err error) bool { return errors.Is(err, io.ErrUnexpectedEOF) }},
+		"another number": {make: func(t *testing.T, dir string) []byte {
+			return bytes.Replace(whole(t, dir), []byte("FORKD.end=5"), []byte("FORKD.end=4"), 1)
+		}},
+		"written": {make: whole, then: func(t *testing.T, dir string) {
+			must(t, os.WriteFile(filepath.Join(dir, "a"), []byte("odd a"), 0o644))
+		}, is: func(err error) bool { return errors.As(err, &changed) && changed.Paths[0] == "/a" }},
+		"added": {make: whole, then: func(t *testing.T, dir string) {
+			must(t, os.WriteFile(filepath.Join(dir, "n"), nil, 0o644))
+		}, is: func(err error) bool { return errors.As(err, &changed) && changed.Paths[0] == "/n" }},
+		"added in a removed directory": {make: whole, then: func(t *testing.T, dir string) {
+			must(t, os.WriteFile(filepath.Join(dir, "d/z"), nil, 0o644))
+		}, is: func(err error) bool { return errors.As(err, &changed) && changed.Paths[0] == "/d" }},
+		"fails after four changes": {make: func(t *testing.T, dir string) []byte {
+			return archive(t, dir, entry{name: "a", kind: tar.TypeReg, content: "new a"}, entry{name: "d"},
+				entry{name: "d/x"}, entry{name: "d/y"}, entry{name: "e/", kind: tar.TypeDir, mode: 0o700},
+				entry{name: "n", kind: tar.TypeReg, content: "n"}, entry{name: "none/f", kind: tar.TypeReg, content: "f"})
+		}, is: func(err error) bool { return errors.Is(err, unix.ENOENT) }},
+		"through a link": {make: func(t *testing.T, dir string) []byte {
+			return archive(t, dir, entry{name: "a", kind: tar.TypeReg, content: "new a"},
+				entry{name: "l/f", kind: tar.TypeReg, content: "f", absent: true})
+		}, is: func(err error) bool { return errors.Is(err, unix.ELOOP) }},
+		"out of the tree": {make: func(t *testing.T, dir string) []byte {
+			return archive(t, dir, entry{name: "../f", kind: tar.TypeReg, content: "f", absent: true})
+		}},
+		"an absolute path": {make: func(t *testing.T, dir string) []byte {
+			return archive(t, dir, entry{name: "/f", kind: tar.TypeReg, content: "f", absent: true})
+		}},
+		"the root": {make: func(t *testing.T, dir string) []byte { return archive(t, dir, entry{name: "."}) }},
+		"twice": {make: func(t *testing.T, dir string) []byte {
+			return archive(t, dir, entry{name: "n", kind: tar.TypeReg}, entry{name: "n", kind: tar.TypeReg})
+		}},
+		"below a removed directory": {make: func(t *testing.T, dir string) []byte {
+			return archive(t, dir, entry{name: "d"}, entry{name: "d/n", kind: tar.TypeReg})
+		}},
+		"a link to a file of the tree": {make: func(t *testing.T, dir string) []byte {
+			return archive(t, dir, entry{name: "n", kind: tar.TypeLink, content: "a"})
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			tree := newTree(t)
+			packed := c.make(t, tree.Dir)
+			if c.then != nil {
+				c.then(t, tree.Dir)
+			}
+			before := content(t, tree.Dir, true)
+			n, err := tree.Apply(bytes.NewReader(packed))
+			if err == nil || n != 0 || c.is != nil && !c.is(err) {
+				t.Errorf("%d changes, %v", n, err)
+			}
+			if after := content(t, tree.Dir, true); after != before {
+				t.Errorf("the tree has changed\nfrom %s\nto   %s", before, after)
+			}
+		})
+	}
+}
+
+// On a full disk nothing changes.
+func TestFullDisk(t *testing.T) {
+	tree := &Tree{Dir: t.TempDir()}
+	if err := unix.Mount("tmpfs", tree.Dir, "tmpfs", 0, "size=256k"); err != nil {
+		t.Skipf("mount a small file system: %v", err)
+	}
+	t.Cleanup(func() { must(t, unix.Unmount(tree.Dir, 0)) })
+	fillTree(t, tree.Dir)
+	before := content(t, tree.Dir, true)
+	_, err := tree.Apply(bytes.NewReader(archive(t, tree.Dir, entry{name: "a", kind: tar.TypeReg, content: "new a"},
+		entry{name: "n", kind: tar.TypeReg, content: strings.Repeat("n", 1<<20)})))
+	if !errors.Is(err, unix.ENOSPC) {
+		t.Errorf("%v", err)
+	}
+	if after := content(t, tree.Dir, true); after != before {
+		t.Errorf("the tree has changed\nfrom %s\nto   %s", before, after)
+	}
+}
+
+// One change waits for no other, and a change that cannot be held does not begin.
+func TestBusyAndHeld(t *testing.T) {
+	tree := newTree(t)
+	packed := archive(t, tree.Dir, entry{name: "a", kind: tar.TypeReg, content: "new a"})
+	r, w := io.Pipe()
+	first := make(chan error, 1)
+	go func() {
+		_, err := tree.Apply(r)
+		first <- err
+	}()
+	_, err := w.Write(packed[:512])
+	must(t, err)
+	if _, err := tree.Apply(bytes.NewReader(packed)); !errors.Is(err, ErrBusy) {
+		t.Errorf("%v", err)
+	}
+	must(t, w.CloseWithError(errors.New("the client has left")))
+	if err := <-first; err == nil {
+		t.Error("a cut off archive was applied")
+	}
+	frozen := fmt.Errorf("frozen")
+	tree.Hold = func() (func(), error) { return nil, frozen }
+	if _, err := tree.Apply(bytes.NewReader(packed)); !errors.Is(err, frozen) {
+		t.Errorf("%v", err)
+	}
+	released := 0
+	tree.Hold = func() (func(), error) { return func() { released++ }, nil }
+	if n, err := tree.Apply(bytes.NewReader(packed)); err != nil || n != 1 || released != 1 {
+		t.Errorf("%d changes, %d releases, %v", n, released, err)
+	}
+}
+
+// No archive makes Apply panic or leave files behind outside of the tree's own paths.
+func FuzzApply(f *testing.F) {
+	f.Add([]byte{})
+	f.Fuzz(func(t *testing.T, packed []byte) {
+		tree := &Tree{Dir: t.TempDir()}
+		if _, err := tree.Apply(bytes.NewReader(packed)); err != nil {
+			if left, _ := os.ReadDir(tree.Dir); len(left) != 0 {
+				t.Errorf("%v: %v is left", err, left)
+			}
+		}
+	})
+}
