@@ -41,6 +41,15 @@ func (c *Client) Promote(ctx context.Context, id string, req PromoteRequest) (r 
 	return r, err
 }
 
+// Apply makes the file changes of the snapshot or sandbox req.From in a running sandbox of its family: all of them
+// or none. The changes are those since their nearest common ancestor. If both have changed the same files in
+// different ways, the error is an *Error with the code ErrApplyConflict and the field Conflicts, unless req.Prefer
+// or req.DryRun is set. Programs in the sandbox that have opened a replaced file keep the old file.
+func (c *Client) Apply(ctx context.Context, id string, req ApplyRequest) (a Applied, err error) {
+	err = c.call(ctx, http.MethodPost, sandboxPath(id, "/apply"), req, &a)
+	return a, err
+}
+
 // Diff compares the files of two snapshots or sandboxes of one family, and the sizes of their
 // memory. If req.From is empty, a sandbox is compared with the snapshot that it runs from. Data
 // that a sandbox has not yet written to its disk is also compared. Apply patches with git apply.

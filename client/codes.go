@@ -23,6 +23,8 @@ const (
 	ErrSandboxCutOff        ErrorCode = "sandbox_cut_off"        // 409: The sandbox was deleted, suspended or rolled back
 	ErrSandboxOfWorkspace   ErrorCode = "sandbox_of_workspace"   // 409: The sandbox belongs to a workspace
 	ErrInterpreterBusy      ErrorCode = "interpreter_busy"       // 409: The interpreter is busy
+	ErrApplyConflict        ErrorCode = "apply_conflict"         // 409: The changes cannot be applied
+	ErrNoBase               ErrorCode = "no_base"                // 409: The sides have no known common ancestor
 	ErrNotInLine            ErrorCode = "not_in_line"            // 409: The sandbox cannot be rolled back to this snapshot
 	ErrNotUnique            ErrorCode = "not_unique"             // 409: Programs in the sandbox repeat random numbers
 	ErrSnapshotExists       ErrorCode = "snapshot_exists"        // 409: A snapshot with this tag exists
@@ -39,6 +41,7 @@ const (
 	ErrOwnSandboxes         ErrorCode = "own_sandboxes"          // 429: The token has reached its limit of sandboxes
 	ErrInternal             ErrorCode = "internal"               // 500: The daemon failed
 	ErrVMEnded              ErrorCode = "vm_ended"               // 500: The VM ended during the request
+	ErrApplyIncomplete      ErrorCode = "apply_incomplete"       // 500: The changes were neither completed nor undone
 	ErrSandboxFailed        ErrorCode = "sandbox_failed"         // 502: The sandbox failed
 	ErrBusy                 ErrorCode = "busy"                   // 503: The daemon is busy
 	ErrHostMemory           ErrorCode = "host_memory"            // 503: The host has too little free memory

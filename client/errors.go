@@ -21,6 +21,8 @@ type Error struct {
 	Field   string // the wrong field of the request; empty if no field is wrong
 	Fix     string // what usually helps
 
+	Conflicts []ApplyFile // for the code apply_conflict: files that both sandboxes have changed
+
 	RetryAfter time.Duration // when the same request may succeed; 0: repeating it is useless
 
 	RequestID string // id of the request in the log and the audit log of the daemon; empty if unknown
@@ -67,6 +69,7 @@ func apiError(resp *http.Response) error {
 		}
 		retry, _ := strconv.Atoi(resp.Header.Get("Retry-After")) // 0 if there is none
 		return &Error{Status: resp.StatusCode, Message: body.Message, Code: body.Code, Field: body.Field, Fix: body.Fix,
+			Conflicts:  body.Conflicts,
 			RetryAfter: time.Duration(max(retry, 0)) * time.Second, RequestID: resp.Header.Get("X-Request-Id")}
 	}
 	text := strings.TrimSpace(string(p[:min(len(p), 200)]))

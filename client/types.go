@@ -21,6 +21,9 @@ type (
 	TryEnd           = v1.TryEnd
 	DiffRequest      = v1.DiffRequest
 	ExportRequest    = v1.ExportRequest
+	ApplyRequest     = v1.ApplyRequest
+	Applied          = v1.Applied
+	ApplyFile        = v1.ApplyFile
 	Diff             = v1.Diff
 	DiffFile         = v1.DiffFile
 	DiffNode         = v1.DiffNode

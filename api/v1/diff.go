@@ -23,6 +23,49 @@ type ExportRequest struct {
 	Partial bool   `json:"partial,omitempty"` // leave out files that an archive cannot have as they are
 }
 
+// ApplyRequest asks for the changes of a snapshot or sandbox to be made in a running sandbox.
+type ApplyRequest struct {
+	From string `json:"from"`           // tag of a snapshot, or id of a sandbox, of the same family
+	Base string `json:"base,omitempty"` // tag of the snapshot that both come from; empty: their nearest common ancestor
+
+	Paths    []string `json:"paths,omitempty"`     // absolute paths of the only files or directories to apply; empty: all
+	Prefer   string   `json:"prefer,omitempty"`    // at conflicts: "from" or "onto"; empty: refuse the request
+	DryRun   bool     `json:"dry_run,omitempty"`   // only list the changes and conflicts
+	MaxFiles *int     `json:"max_files,omitempty"` // number of files to list; absent: 1,000
+}
+
+// Applied is the answer to an ApplyRequest.
+type Applied struct {
+	From    string      `json:"from"`
+	Onto    string      `json:"onto"`           // id of the sandbox
+	Base    string      `json:"base,omitempty"` // tag of the base; empty if the client cannot see it
+	Applied bool        `json:"applied"`        // the sandbox has been changed
+	Files   []ApplyFile `json:"files"`          // in the order of their paths
+
+	// Numbers of all files, including files that are not in Files. Conflicts that the sandbox keeps are counted
+	// only as conflicts.
+	Added     uint64 `json:"added"`
+	Changed   uint64 `json:"changed"`
+	Deleted   uint64 `json:"deleted"`
+	Conflicts uint64 `json:"conflicts"`
+	Omitted   bool   `json:"omitted,omitempty"` // Files does not have all of them
+
+	ApplyMS float64 `json:"apply_ms"`
+}
+
+// ApplyFile is a file that an ApplyRequest changes, or that has a conflict.
+type ApplyFile struct {
+	Path       string `json:"path"`                  // U+FFFD replaces bytes that are not UTF-8
+	PathBase64 string `json:"path_base64,omitempty"` // the path, if it is not UTF-8
+	Change     string `json:"change"`                // what applying does: "added", "changed" or "deleted"
+
+	// For a conflict: the changes of both sides since the base, "added", "changed", "deleted" or "none".
+	Conflict bool   `json:"conflict,omitempty"`
+	From     string `json:"from,omitempty"`
+	Onto     string `json:"onto,omitempty"`
+	Kept     bool   `json:"kept,omitempty"` // the sandbox keeps its file
+}
+
 // Diff has the differences between two snapshots or sandboxes.
 type Diff struct {
 	From  string     `json:"from"`

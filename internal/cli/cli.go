@@ -98,7 +98,7 @@ func newRoot(stdio Stdio) *cobra.Command {
 		{"Sandboxes:", []*cobra.Command{newForkCmd(), newSpawnCmd(), newRunCmd(), newLsCmd(), newInspectCmd(), newStatsCmd(),
 			newTopCmd(), newPingCmd(),
 			newConsoleCmd(), newEventsCmd(), newLabelCmd(), newTTLCmd(), newPauseCmd(), newResumeCmd(), newSuspendCmd(),
-			newRollbackCmd(), newPromoteCmd(), newTryCmd(), newDiffCmd(), newExportCmd(),
+			newRollbackCmd(), newPromoteCmd(), newTryCmd(), newDiffCmd(), newExportCmd(), newApplyCmd(),
 			newWaitCmd(),
 			newKillCmd(), newWorkspaceCmd(), newLimitCmd(), newNetCmd()}},
 		{"Turns of an agent:", []*cobra.Command{newHookCmd(), newTurnCmd(), newTurnsCmd(), newUndoCmd(), newRedoCmd()}},

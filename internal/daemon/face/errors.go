@@ -26,6 +26,7 @@ import (
 	"github.com/forkd/forkd/internal/host/owner"
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/store"
+	"github.com/forkd/forkd/internal/host/tenancy"
 	"github.com/forkd/forkd/internal/host/unique"
 	"github.com/forkd/forkd/internal/host/vmmclient"
 	"github.com/forkd/forkd/internal/host/vmpool"
@@ -76,6 +77,14 @@ func codeOf(err error) code {
 		return codeArtifact
 	case errors.As(err, &warmup):
 		return codeWarmup
+	case is[*ConflictError](err), is[*tenancy.ChangedError](err):
+		return codeApplyConflict
+	case is[*tenancy.IncompleteError](err):
+		return codeApplyIncomplete
+	case is[*tenancy.NoBaseError](err):
+		return codeNoBase
+	case errors.Is(err, agentclient.ErrNoApply):
+		return codeSnapshotUnusable
 	case errors.As(err, &cut): // this and the next two cases must come before those of the errors that they wrap
 		return codeCutOff
 	case errors.As(err, &held):

@@ -3,6 +3,7 @@ package face
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
 	"strconv"
 	"time"
@@ -38,6 +39,9 @@ const (
 	codeCutOff           code = "sandbox_cut_off"
 	codeHeld             code = "sandbox_of_workspace"
 	codeGuestBusy        code = "interpreter_busy"
+	codeApplyConflict    code = "apply_conflict"
+	codeApplyIncomplete  code = "apply_incomplete"
+	codeNoBase           code = "no_base"
 	codeLine             code = "not_in_line"
 	codeNotUnique        code = "not_unique"
 	codeSnapshotExists   code = "snapshot_exists"
@@ -116,6 +120,12 @@ var problems = map[code]problem{
 	codeNotUnique: {http.StatusConflict, "Programs in the sandbox repeat random numbers",
 		"restart the programs that the detail names in a fork hook, start them after the fork, or omit unique: strict",
 		0},
+	codeApplyConflict: {http.StatusConflict, "The changes cannot be applied",
+		"resolve the conflicts in one of the sandboxes, name other paths, or set prefer to from or onto", 0},
+	codeApplyIncomplete: {http.StatusInternalServerError, "The changes were neither completed nor undone",
+		"look at the files that the detail names, or roll the sandbox back to an earlier branch", 0},
+	codeNoBase: {http.StatusConflict, "The sides have no known common ancestor",
+		"set base to a snapshot that both sides come from; 'forkd tree' shows them", 0},
 	codeLine: {http.StatusConflict, "The sandbox cannot be rolled back to this snapshot",
 		"name a snapshot that comes from the same parent; 'forkd tree' shows which ones do", 0},
 	codeSnapshotExists: {http.StatusConflict, "A snapshot with this tag exists",
@@ -164,6 +174,18 @@ var problems = map[code]problem{
 // page. The address of the section is the type of the code's problems.
 const problemDocs = "https://github.com/forkd/forkd/blob/main/docs/errors.md#"
 
+// ConflictError means that changes were not applied, because both sides have changed the same files.
+type ConflictError struct {
+	ID, From  string
+	Conflicts uint64
+	Files     []apiv1.ApplyFile // some or all of the conflicts
+}
+
+func (e *ConflictError) Error() string {
+	return fmt.Sprintf("apply %s to sandbox %q: both have changed %d files since their common snapshot; nothing was applied",
+		e.From, e.ID, e.Conflicts)
+}
+
 // ProblemOf returns the description of an error for clients.
 func ProblemOf(err error) apiv1.Error {
 	c := codeOf(err)
@@ -173,6 +195,10 @@ func ProblemOf(err error) apiv1.Error {
 	var field *invalid.Error
 	if c == codeInvalidField && errors.As(err, &field) {
 		body.Field = field.Field
+	}
+	var conflict *ConflictError
+	if errors.As(err, &conflict) {
+		body.Conflicts = conflict.Files
 	}
 	var closed *owner.ClosedError
 	if errors.As(err, &closed) {

@@ -77,6 +77,7 @@ func (a *api) routes() []route {
 		{"POST /v1/sandboxes/{id}/branch", auth.Run, nil, work, f.Once(a.branch)},
 		{"POST /v1/sandboxes/{id}/rollback", auth.Run, nil, work, call(ok, a.rollback)},
 		{"POST /v1/sandboxes/{id}/promote", auth.Run, nil, work, call(ok, a.promote)},
+		{"POST /v1/sandboxes/{id}/apply", auth.Run, nil, work, a.apply},
 		{"POST /v1/sandboxes/{id}/try", auth.Run, nil, guests, a.try},
 		{"POST /v1/sandboxes/{id}/pause", auth.Run, nil, work, call(ok, a.pause)},
 		{"POST /v1/sandboxes/{id}/resume", auth.Run, nil, work, call(ok, a.resume)},

@@ -87,7 +87,19 @@ type Request struct {
 	MaxPatch uint64 // bytes of all patches together, at most the constant MaxPatch
 	Partial  bool   // for Export: leave out files that an archive cannot have as they are
 
-	tar bool // set by Export
+	// For Merge: the base of both sides. Old is the side that receives the changes of New.
+	Base *store.Lease
+	diffproto.Merge
+
+	tar bool // set by Export, and for a Merge that applies
+}
+
+// sides returns the leases of the disks, in the order of forkd-diff.
+func (r *Request) sides() []*store.Lease {
+	if r.Base != nil {
+		return []*store.Lease{r.Base, r.New, r.Old}
+	}
+	return []*store.Lease{r.Old, r.New}
 }
 
 // Result has the differences in the order of their paths.
@@ -146,11 +158,24 @@ func (d *Differ) Export(ctx context.Context, req Request, begin func() io.Writer
 	return d.run(ctx, &req, func(conn io.Reader) error { return receive(conn, &req, begin) })
 }
 
+// Merge finds the changes of req.New since req.Base that req.Old lacks. If apply is not nil, there are changes,
+// and no conflict is left, Merge calls apply and then writes the archive of these changes to its result. The
+// archive comes from the VM, so its readers must not trust it. If Merge returns an error after apply, the archive
+// is incomplete.
+func (d *Differ) Merge(ctx context.Context, req Request, apply func() io.Writer) (r Result, err error) {
+	req.Path, req.Patch, req.MaxPatch, req.tar = "/", false, 0, apply != nil
+	err = d.run(ctx, &req, func(conn io.Reader) error { return merge(conn, &req, &r, apply) })
+	return r, err
+}
+
 // run runs a VM that compares, and reads its answer with listen.
 func (d *Differ) run(ctx context.Context, req *Request, listen func(io.Reader) error) error {
-	old, now := req.Old.Manifest(), req.New.Manifest()
-	if old.Disk == nil || now.Disk == nil || old.Disk.Base != now.Disk.Base || old.Disk.SizeBytes != now.Disk.SizeBytes {
-		return invalid.Errorf("from", "the other side was not made from the same image: name a snapshot or sandbox of one family ('forkd tree' shows them)")
+	first := req.New.Manifest().Disk
+	for _, side := range req.sides() {
+		disk := side.Manifest().Disk
+		if disk == nil || first == nil || disk.Base != first.Base || disk.SizeBytes != first.SizeBytes {
+			return invalid.Errorf("from", "the other side was not made from the same image: name a snapshot or sandbox of one family ('forkd tree' shows them)")
+		}
 	}
 	err := d.cfg.Run(ctx, helpervm.Task{Name: "the VM that compares", Port: diffproto.Port, MaxWritten: maxWritten,
 		Boot: func(undo *cleanup.Stack) (vmmproto.Boot, vmmclient.BootFiles, error) {
@@ -181,7 +206,7 @@ func (d *Differ) boot(undo *cleanup.Stack, req *Request) (boot vmmproto.Boot, fi
 		return boot, files, err
 	}
 	undo.Add(func() { kernel.Close(); base.Close() })
-	for _, lease := range []*store.Lease{req.Old, req.New} {
+	for _, lease := range req.sides() {
 		layers, err := chain.Reopened(undo, lease.Disk())
 		if err != nil {
 			return boot, files, err
@@ -263,13 +288,16 @@ func talk(ctx context.Context, conn net.Conn, ask func(context.Context, net.Conn
 
 // ask sends the request and the ranges in which the disks may differ.
 func ask(ctx context.Context, w io.Writer, req *Request) error {
-	err := diffproto.WriteRequest(w, diffproto.Request{Path: req.Path, Patch: req.Patch, MaxEntries: req.Entries,
-		MaxPatch: req.MaxPatch, Tar: req.tar, Partial: req.Partial})
-	if err != nil {
+	question := diffproto.Request{Path: req.Path, Patch: req.Patch, MaxEntries: req.Entries, MaxPatch: req.MaxPatch,
+		Tar: req.tar, Partial: req.Partial}
+	if req.Base != nil {
+		question.Merge = &req.Merge
+	}
+	if err := diffproto.WriteRequest(w, question); err != nil {
 		return err
 	}
 	ranges := diffproto.NewRangeWriter(w)
-	err = disklayer.Written(ctx, apart(req.Old, req.New), func(first, n uint64) error {
+	err := disklayer.Written(ctx, apart(req.sides()), func(first, n uint64) error {
 		return ranges.Add(diffproto.Range{Offset: first * disklayer.ClusterSize, Length: n * disklayer.ClusterSize})
 	})
 	if err != nil {
@@ -278,13 +306,20 @@ func ask(ctx context.Context, w io.Writer, req *Request) error {
 	return ranges.Close()
 }
 
-// apart returns the disk layers that the two snapshots do not share. Shared layers are at the bottom of
-// both disks.
-func apart(a, b *store.Lease) []*os.File {
-	layersA, layersB := a.Manifest().Disk.Layers, b.Manifest().Disk.Layers
-	n := shared(layersA, layersB)
-	return append(append([]*os.File(nil), a.Disk()[1+n:]...), b.Disk()[1+n:]...)
+// apart returns the disk layers that the snapshots do not all share. Shared layers are at the bottom of all disks.
+func apart(sides []*store.Lease) (list []*os.File) {
+	n := math.MaxInt
+	for _, side := range sides {
+		n = min(n, Shared(sides[0], side))
+	}
+	for _, side := range sides {
+		list = append(list, side.Disk()[1+n:]...)
+	}
+	return list
 }
+
+// Shared returns how many layers the disks of two snapshots share.
+func Shared(a, b *store.Lease) int { return shared(a.Manifest().Disk.Layers, b.Manifest().Disk.Layers) }
 
 // shared returns how many layers two disks share. Shared layers are at the bottom of both disks.
 func shared(a, b []snapshot.File) int {
@@ -297,7 +332,24 @@ func shared(a, b []snapshot.File) int {
 
 // listen reads forkd-diff's answer.
 func listen(conn io.Reader, req *Request, r *Result) error {
+	return list(diffproto.NewReader(conn, req.Path), req, r)
+}
+
+// merge reads forkd-diff's answer to a request for a merge.
+func merge(conn io.Reader, req *Request, r *Result, apply func() io.Writer) error {
 	in := diffproto.NewReader(conn, req.Path)
+	if err := list(in, req, r); err != nil {
+		return err
+	}
+	isLeft := r.Conflicts > 0 && req.Prefer == diffproto.Refuse
+	if apply == nil || isLeft || r.Added+r.Changed+r.Deleted == 0 {
+		return nil
+	}
+	return passOn(in, apply())
+}
+
+// list reads entries and the end of a comparison.
+func list(in *diffproto.Reader, req *Request, r *Result) error {
 	room, patches, entries := maxListed, req.MaxPatch, req.Entries
 	for {
 		e, done, err := in.Next()
@@ -329,7 +381,11 @@ func receive(conn io.Reader, req *Request, begin func() io.Writer) error {
 	if done == nil {
 		return errors.New("read from forkd-diff: an entry, but an archive was asked for")
 	}
-	out := begin()
+	return passOn(in, begin())
+}
+
+// passOn passes on an archive.
+func passOn(in *diffproto.Reader, out io.Writer) error {
 	for left := int64(maxArchive); ; {
 		piece, err := in.NextPiece()
 		if errors.Is(err, io.EOF) {

@@ -191,6 +191,35 @@ func (s *Store) ancestorsLocked(m *snapshot.Manifest) (tags []string, line []sna
 	return tags, line
 }
 
+// Above returns the manifest of the snapshot with the given ID and those of its ancestors, nearest first. The result
+// whole is false if one of them no longer exists.
+func (s *Store) Above(id string) (list []*snapshot.Manifest, whole bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for range snapshot.MaxChain {
+		e := s.byID[id]
+		if e == nil || e.manifest == nil {
+			return list, false
+		}
+		list = append(list, e.manifest)
+		if e.manifest.Parent == nil {
+			return list, true
+		}
+		id = e.manifest.Parent.ID
+	}
+	return list, false
+}
+
+// TagOf returns the tag of the snapshot with the given ID, or "" if no listed snapshot has the ID.
+func (s *Store) TagOf(id string) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e := s.byID[id]; e != nil && e.listed() && s.byTag[e.tag] == e {
+		return e.tag
+	}
+	return ""
+}
+
 // Root returns the ID of the booted snapshot from which the snapshot with the given ID descends by
 // branches. The two can be the same snapshot. Snapshots with the same root have VMs of the same
 // shape. If no snapshot has the ID, Root returns id.

@@ -2,6 +2,7 @@ package vmfake
 
 import (
 	"archive/tar"
+	"bytes"
 	"context"
 	"io"
 	"net"
@@ -46,6 +47,10 @@ func Differs(entries ...*diffproto.Entry) func(*VMM, net.Conn) {
 		if err != nil || diffproto.ReadRanges(host, func(diffproto.Range) error { return nil }) != nil {
 			return
 		}
+		if req.Merge != nil {
+			merge(host, &req, entries)
+			return
+		}
 		if req.Tar {
 			_ = diffproto.WriteDone(host, diffproto.Done{})
 			pieces := diffproto.NewPieceWriter(host)
@@ -69,6 +74,38 @@ func Differs(entries ...*diffproto.Entry) func(*VMM, net.Conn) {
 			done.LinesDeleted += uint64(e.LinesDeleted)
 		}
 		_ = diffproto.WriteDone(host, done)
+	}
+}
+
+// merge answers a request for a merge. If conflicts refuse an archive, only these are listed. The archive has the
+// names of the entries that are not kept.
+func merge(host net.Conn, req *diffproto.Request, entries []*diffproto.Entry) {
+	var done diffproto.Done
+	for _, e := range entries {
+		if e.Conflict {
+			done.Conflicts++
+		}
+	}
+	refused := done.Conflicts > 0 && req.Merge.Prefer == diffproto.Refuse
+	left := req.MaxEntries
+	var archive bytes.Buffer
+	out := tar.NewWriter(&archive)
+	for _, e := range entries {
+		e := *e
+		if e.Kept = e.Conflict && req.Merge.Prefer == diffproto.PreferOnto; !e.Kept && !(refused && e.Conflict) {
+			done.Changed++
+			writeEntry(out, &e)
+		}
+		if listed := e.Conflict || !refused || !req.Tar; listed && left > 0 {
+			left--
+			_ = diffproto.WriteEntry(host, &e)
+		}
+	}
+	_, _ = out.Close(), diffproto.WriteDone(host, done)
+	if req.Tar && !refused {
+		pieces := diffproto.NewPieceWriter(host)
+		_, _ = pieces.Write(archive.Bytes())
+		_ = pieces.Close()
 	}
 }
 
