@@ -224,6 +224,7 @@ func sandboxOperations() map[string]operation {
 			return fieldsAnd(r.client.Promote(r.ctx, id(of), client.PromoteRequest{From: with.text("child"),
 				Tag: with.text("tag"), Mode: with.text("mode"), Unique: with.text("unique")}))
 		}},
+		"sandbox.apply":   {"Client.Apply", apply},
 		"sandbox.try_all": {"Client.Try", tryAll},
 		"sandbox.diff":    {"Client.Diff", diff},
 		"sandbox.export":  {"Client.Export", export},
@@ -349,6 +350,15 @@ func diff(r *runner, of *Object, with arguments) (any, error) {
 	}
 	req.From, req.To = with.text("since"), id(of)
 	return fieldsAnd(r.client.Diff(r.ctx, req))
+}
+
+func apply(r *runner, of *Object, with arguments) (any, error) {
+	var req client.ApplyRequest
+	if err := with.into(&req); err != nil {
+		return nil, err
+	}
+	req.From = with.text("source")
+	return fieldsAnd(r.client.Apply(r.ctx, id(of), req))
 }
 
 func export(r *runner, of *Object, with arguments) (any, error) {

@@ -410,6 +410,7 @@ for name in (
     "fork",
     "rollback",
     "promote",
+    "apply",
     "try_all",
     "diff",
     "export",

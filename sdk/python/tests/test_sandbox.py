@@ -97,6 +97,20 @@ def test_diff_takes_snapshots_and_sandboxes(sandbox: Sandbox) -> None:
     snapshot.delete()
 
 
+def test_apply_takes_snapshots_and_sandboxes(sandbox: Sandbox) -> None:
+    snapshot, kids = sandbox.branch(1)
+    for source in (snapshot, kids[0], kids[0].id, snapshot.tag):
+        found = sandbox.apply(source, paths=["/srv"], dry_run=True)
+        assert [f.path for f in found.files] == ["/srv/a"]
+        assert not found.applied
+    assert sandbox.apply(snapshot, base=snapshot, dry_run=True, max_files=0).files == []
+    for wrong in ({"paths": "/srv"}, {"prefer": "ours"}, {"dry_run": 1}, {"max_files": -1}):
+        with pytest.raises(InvalidArgumentError):
+            sandbox.apply(snapshot, **wrong)
+    kids.kill()
+    snapshot.delete()
+
+
 def test_export_takes_snapshots_and_sandboxes(sandbox: Sandbox, tmp_path: Path) -> None:
     snapshot, kids = sandbox.branch(1)
     for since in (None, snapshot, kids[0], kids[0].id, snapshot.tag):

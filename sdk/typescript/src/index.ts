@@ -65,6 +65,9 @@ export { Pty, type PtyOptions } from "./pty.ts";
 export {
   Sandbox,
   SandboxSetting,
+  type Applied,
+  type ApplyFile,
+  type ApplyOptions,
   type BranchMode,
   type BranchOptions,
   type Diff,

@@ -40,6 +40,10 @@ export type SandboxNetwork = Camel<Schemas["SandboxNetwork"]>;
 export type SandboxLimits = Camel<Schemas["SandboxLimits"]>;
 /** A sandbox after a rollback, and the duration of the rollback. */
 export type RolledBack = Camel<Schemas["RolledBack"]>;
+/** The changes that sandbox.apply has made, or would make. */
+export type Applied = Camel<Schemas["Applied"]>;
+/** A file that sandbox.apply changes, or that has a conflict. */
+export type ApplyFile = Camel<Schemas["ApplyFile"]>;
 /** The files that differ between two snapshots or sandboxes. */
 export type Diff = Camel<Schemas["Diff"]>;
 /** A path at which two snapshots or sandboxes differ. */
@@ -70,6 +74,20 @@ export interface DiffOptions extends CallOptions {
   maxFiles?: number | undefined;
   /** Bytes of all patches. Default: 1 MiB; at most 4 MiB. */
   maxPatchBytes?: number | undefined;
+}
+
+/** Options of sandbox.apply. */
+export interface ApplyOptions extends CallOptions {
+  /** The snapshot that both sides come from. Default: their nearest common ancestor. */
+  base?: string | Snapshot | undefined;
+  /** Apply only these files and directories. */
+  paths?: readonly string[] | undefined;
+  /** At a conflict: "from" applies the change, "onto" keeps the file of the sandbox. */
+  prefer?: "from" | "onto" | undefined;
+  /** Only list the changes and conflicts. */
+  dryRun?: boolean | undefined;
+  /** Further files are only counted. Default: 1,000; at most 20,000. */
+  maxFiles?: number | undefined;
 }
 
 /** Options of sandbox.branch. */
@@ -268,6 +286,25 @@ export class Sandbox implements AsyncDisposable {
     const tag = options.tag === undefined ? undefined : tagOf(options.tag, "tag");
     const json = { from, tag, mode: options.mode, unique: options.unique };
     return (await this.#changed("POST", "/promote", json, options)) as RolledBack;
+  }
+
+  /**
+   * Makes the file changes of source, a snapshot or sandbox of the same family, in this running sandbox: all
+   * of them or none. The changes are those since base, by default the nearest common ancestor of both. A file
+   * that both have changed in different ways is a conflict: nothing is applied then (ApplyConflictError),
+   * unless prefer is set.
+   */
+  async apply(source: string | Snapshot | Sandbox, options: ApplyOptions = {}): Promise<Applied> {
+    checkOptions(options, "base", "paths", "prefer", "dryRun", "maxFiles", ...callOptions);
+    const from = source instanceof Sandbox ? source.id : tagOf(source, "source");
+    const { paths, prefer, dryRun, maxFiles } = options;
+    const base = options.base === undefined ? undefined : tagOf(options.base, "base");
+    for (const path of paths ?? []) checkPath("paths", path);
+    checkWord("prefer", prefer, "from", "onto");
+    if (maxFiles !== undefined) checkInteger("maxFiles", maxFiles, 0, 20_000);
+    const json = { from, base, paths, prefer, dry_run: dryRun, max_files: maxFiles };
+    const answer = await this.client.wire.call("POST", this.#path("/apply"), { json, options, seconds: 900 });
+    return camel(answer as Schemas["Applied"]);
   }
 
   /**

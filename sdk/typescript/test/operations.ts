@@ -177,6 +177,11 @@ export const operations: Readonly<Record<string, Operation>> = {
     "commands n judge keep promote mode env cwd user timeout labels",
     (box: Sandbox, args) => box.tryAll(args["commands"], options(args, "commands")),
   ],
+  "sandbox.apply": [
+    "sandbox.apply",
+    "source base paths prefer dry_run max_files",
+    (box: Sandbox, args) => box.apply(args["source"], options(args, "source")),
+  ],
   "sandbox.diff": [
     "sandbox.diff",
     "since path patch max_files max_patch_bytes",

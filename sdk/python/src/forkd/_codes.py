@@ -141,6 +141,21 @@ class InterpreterBusyError(ForkdError):
     """
 
 
+class ApplyConflictError(ForkdError):
+    """The changes cannot be applied (apply_conflict, 409).
+
+    What helps: resolve the conflicts in one of the sandboxes, name other paths, or set prefer to from or
+    onto.
+    """
+
+
+class NoBaseError(ForkdError):
+    """The sides have no known common ancestor (no_base, 409).
+
+    What helps: set base to a snapshot that both sides come from; 'forkd tree' shows them.
+    """
+
+
 class NotInLineError(ForkdError):
     """The sandbox cannot be rolled back to this snapshot (not_in_line, 409).
 
@@ -256,6 +271,13 @@ class VmEndedError(ForkdError):
     """
 
 
+class ApplyIncompleteError(ForkdError):
+    """The changes were neither completed nor undone (apply_incomplete, 500).
+
+    What helps: look at the files that the detail names, or roll the sandbox back to an earlier branch.
+    """
+
+
 class SandboxFailedError(ForkdError):
     """The sandbox failed (sandbox_failed, 502).
 
@@ -325,6 +347,8 @@ BY_CODE: dict[str, type[ForkdError]] = {
     "sandbox_cut_off": SandboxCutOffError,
     "sandbox_of_workspace": SandboxOfWorkspaceError,
     "interpreter_busy": InterpreterBusyError,
+    "apply_conflict": ApplyConflictError,
+    "no_base": NoBaseError,
     "not_in_line": NotInLineError,
     "not_unique": NotUniqueError,
     "snapshot_exists": SnapshotExistsError,
@@ -341,6 +365,7 @@ BY_CODE: dict[str, type[ForkdError]] = {
     "own_sandboxes": OwnSandboxesError,
     "internal": InternalError,
     "vm_ended": VmEndedError,
+    "apply_incomplete": ApplyIncompleteError,
     "sandbox_failed": SandboxFailedError,
     "busy": BusyError,
     "host_memory": HostMemoryError,
@@ -386,6 +411,8 @@ __all__ = [
     "SandboxCutOffError",
     "SandboxOfWorkspaceError",
     "InterpreterBusyError",
+    "ApplyConflictError",
+    "NoBaseError",
     "NotInLineError",
     "NotUniqueError",
     "SnapshotExistsError",
@@ -402,6 +429,7 @@ __all__ = [
     "OwnSandboxesError",
     "InternalError",
     "VmEndedError",
+    "ApplyIncompleteError",
     "SandboxFailedError",
     "BusyError",
     "HostMemoryError",

@@ -11,6 +11,26 @@ from ._record import Nested, Record
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class ApplyFile(Record):
+    """The message ApplyFile of the API."""
+
+    path: str = ""
+    """absolute; bytes that are not UTF-8 are replaced by U+FFFD"""
+    path_base64: str | None = None
+    """the path, if it is not UTF-8"""
+    change: str = ""
+    """what applying does to the sandbox's file"""
+    conflict: bool | None = None
+    from_: str | None = None
+    """for a conflict, the change of the side from since the base"""
+    onto: str | None = None
+    """for a conflict, the change of the sandbox since the base"""
+    kept: bool | None = None
+    """by prefer, the sandbox keeps its file"""
+    _renamed: ClassVar[dict[str, str]] = {"from_": "from"}
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Error(Record):
     """A problem by RFC 9457; docs/errors.md describes the codes."""
 
@@ -30,6 +50,11 @@ class Error(Record):
     """name of the wrong field; with invalid_field only"""
     fix: str = ""
     """the solution for most errors with this code"""
+    conflicts: list[ApplyFile] | None = None
+    """files that both sides have changed, at most 1000; with apply_conflict only"""
+    _nested: ClassVar[Nested] = {
+        "conflicts": ApplyFile,
+    }
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -1059,6 +1084,53 @@ class ExportRequest(Record):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class ApplyRequest(Record):
+    """The message ApplyRequest of the API."""
+
+    from_: str
+    """tag of a snapshot, or id of a sandbox, of the same family"""
+    base: str | None = None
+    """tag of the snapshot that both come from; empty: their nearest common ancestor"""
+    paths: list[str] | None = None
+    """apply only these files or directories (absolute; links in them are not followed); empty: all"""
+    prefer: Literal["from", "onto"] | None = None
+    """at a conflict: from applies the change, onto keeps the file of the sandbox; empty: the request fails"""
+    dry_run: bool | None = None
+    """only list the changes and conflicts"""
+    max_files: int | None = None
+    """further files are only counted"""
+    _renamed: ClassVar[dict[str, str]] = {"from_": "from"}
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class Applied(Record):
+    """The message Applied of the API."""
+
+    from_: str = ""
+    onto: str = ""
+    """id of the sandbox"""
+    base: str | None = None
+    """tag of the base; absent if the client cannot see it"""
+    applied: bool = False
+    """whether the sandbox was changed"""
+    files: list[ApplyFile] = _field(default_factory=list)
+    """in the order of their paths"""
+    added: int = 0
+    """number of added files, whether files lists them or not"""
+    changed: int = 0
+    deleted: int = 0
+    conflicts: int = 0
+    """number of files that both sides have changed in different ways"""
+    omitted: bool | None = None
+    """files does not have all of them"""
+    apply_ms: float = 0.0
+    _nested: ClassVar[Nested] = {
+        "files": ApplyFile,
+    }
+    _renamed: ClassVar[dict[str, str]] = {"from_": "from"}
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class DiffNode(Record):
     """The message DiffNode of the API."""
 
@@ -1769,6 +1841,9 @@ class Stats(Record):
 
 __all__ = [
     "Admission",
+    "Applied",
+    "ApplyFile",
+    "ApplyRequest",
     "Baked",
     "Branch",
     "BuildBoot",

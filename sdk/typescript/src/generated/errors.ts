@@ -59,6 +59,12 @@ export class SandboxOfWorkspaceError extends ForkdError {}
 /** The interpreter is busy (409, `interpreter_busy`). */
 export class InterpreterBusyError extends ForkdError {}
 
+/** The changes cannot be applied (409, `apply_conflict`). */
+export class ApplyConflictError extends ForkdError {}
+
+/** The sides have no known common ancestor (409, `no_base`). */
+export class NoBaseError extends ForkdError {}
+
 /** The sandbox cannot be rolled back to this snapshot (409, `not_in_line`). */
 export class NotInLineError extends ForkdError {}
 
@@ -107,6 +113,9 @@ export class InternalError extends ForkdError {}
 /** The VM ended during the request (500, `vm_ended`). */
 export class VmEndedError extends ForkdError {}
 
+/** The changes were neither completed nor undone (500, `apply_incomplete`). */
+export class ApplyIncompleteError extends ForkdError {}
+
 /** The sandbox failed (502, `sandbox_failed`). */
 export class SandboxFailedError extends ForkdError {}
 
@@ -149,6 +158,8 @@ export const errorClasses: Readonly<Record<string, typeof ForkdError>> = {
   sandbox_cut_off: SandboxCutOffError,
   sandbox_of_workspace: SandboxOfWorkspaceError,
   interpreter_busy: InterpreterBusyError,
+  apply_conflict: ApplyConflictError,
+  no_base: NoBaseError,
   not_in_line: NotInLineError,
   not_unique: NotUniqueError,
   snapshot_exists: SnapshotExistsError,
@@ -165,6 +176,7 @@ export const errorClasses: Readonly<Record<string, typeof ForkdError>> = {
   own_sandboxes: OwnSandboxesError,
   internal: InternalError,
   vm_ended: VmEndedError,
+  apply_incomplete: ApplyIncompleteError,
   sandbox_failed: SandboxFailedError,
   busy: BusyError,
   host_memory: HostMemoryError,

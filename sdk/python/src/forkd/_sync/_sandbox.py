@@ -20,6 +20,7 @@ from .._lines import Lines
 from .._names import NamesOfE2B, knows_e2b
 from .._tries import ChildResult
 from .._wire import (
+    Applied,
     CodeContext,
     Diff,
     Limits,
@@ -402,6 +403,34 @@ class Sandbox(metaclass=NamesOfE2B):
         answer = (self._call("POST", "/promote", body)).json()
         self._info = SandboxInfo.from_json(answer)
         return RolledBack.from_json(answer)
+
+    def apply(
+        self,
+        source: str | Snapshot | Sandbox,
+        *,
+        base: str | Snapshot | None = None,
+        paths: Sequence[str] | None = None,
+        prefer: str | None = None,
+        dry_run: bool = False,
+        max_files: int | None = None,
+    ) -> Applied:
+        """Makes the file changes of source, a snapshot or sandbox of the same family, in this running sandbox: all of
+        them or none. The changes are those since base, by default the nearest common ancestor of both. A file that
+        both have changed in different ways is a conflict: nothing is applied then (ApplyConflictError), unless prefer
+        is "from" or "onto". dry_run only lists the changes and conflicts. paths selects files and directories."""
+        if not isinstance(dry_run, bool):
+            raise _args.wrong("dry_run", dry_run, "True or False")
+        if isinstance(paths, str):
+            raise _args.wrong("paths", paths, "a list of absolute paths")
+        body = _args.given(
+            base=None if base is None else _args.name("base", _name_of(base)),
+            paths=None if paths is None else [_args.path("paths", p) for p in paths],
+            prefer=_args.one_of("prefer", prefer, ("from", "onto")),
+            dry_run=dry_run or None,
+            max_files=None if max_files is None else _args.whole("max_files", max_files, 0, 20_000),
+        )
+        body["from"] = _args.name("source", _name_of(source))
+        return Applied.from_json((self._call("POST", "/apply", body, timeout=COMPARE)).json())
 
     def try_all(
         self,
