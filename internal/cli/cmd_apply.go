@@ -81,7 +81,7 @@ func printApplied(w io.Writer, files []client.ApplyFile) {
 	for _, f := range files {
 		mark, more := changeMark(client.DiffFile{Change: f.Change}), ""
 		if f.Conflict {
-			mark, more = "C", fmt.Sprintf("\t%s in FROM, %s in ID", f.From, f.Onto)
+			mark, more = "C", fmt.Sprintf(": %s in FROM, %s in ID", f.From, f.Onto)
 		}
 		if f.Kept {
 			more += "; kept"

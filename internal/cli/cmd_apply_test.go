@@ -50,7 +50,7 @@ func TestApplyRequests(t *testing.T) {
 		if code != exitOK || *path != "/v1/sandboxes/sb-abc/apply" || !reflect.DeepEqual(*last, want) {
 			t.Errorf("%s: %d, %s, %+v, %s", line, code, *path, *last, errs)
 		}
-		if text := "A\t\"/a\\n\"\nC\t/b\tchanged in FROM, deleted in ID; kept\napplied: 1 added, 0 changed, 0 deleted; 1 conflict\n"; out != text {
+		if text := "A\t\"/a\\n\"\nC\t/b: changed in FROM, deleted in ID; kept\napplied: 1 added, 0 changed, 0 deleted; 1 conflict\n"; out != text {
 			t.Errorf("%s: %q, want %q", line, out, text)
 		}
 		if !strings.Contains(errs, "--max-files") {
@@ -70,7 +70,7 @@ func TestApplyConflicts(t *testing.T) {
 		"code": "apply_conflict", "conflicts": []client.ApplyFile{{Path: "/b\x1b[2J", Change: "deleted", Conflict: true,
 			From: "deleted", Onto: "changed"}}})
 	code, out, errs := run("apply sb-def --onto sb-abc")
-	if code != exitError || out != "" || !strings.Contains(errs, "C\t\"/b\\x1b[2J\"\tdeleted in FROM, changed in ID") ||
+	if code != exitError || out != "" || !strings.Contains(errs, "C\t\"/b\\x1b[2J\": deleted in FROM, changed in ID") ||
 		!strings.Contains(errs, "both have changed") {
 		t.Errorf("%d, %q, %q", code, out, errs)
 	}
