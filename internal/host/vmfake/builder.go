@@ -92,6 +92,7 @@ func merge(host net.Conn, req *diffproto.Request, entries []*diffproto.Entry) {
 	out := tar.NewWriter(&archive)
 	for _, e := range entries {
 		e := *e
+		e.Patch = nil // a merge has no patches
 		if e.Kept = e.Conflict && req.Merge.Prefer == diffproto.PreferOnto; !e.Kept && !(refused && e.Conflict) {
 			done.Changed++
 			writeEntry(out, &e)
