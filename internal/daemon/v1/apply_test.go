@@ -95,7 +95,8 @@ func TestApply(t *testing.T) {
 	}
 	a, err := apply(client.ApplyRequest{DryRun: true})
 	if err != nil || a.Applied || a.Conflicts != 1 || a.Changed != 1 || len(a.Files) != 2 || a.From != from ||
-		a.Onto != s.ID || a.Files[1].Path != "/srv/\ufffd" || a.Files[1].PathBase64 != "L3Nydi//" || a.Files[1].Change != "added" || a.Omitted {
+		a.Onto != s.ID || a.Files[1].Path != "/srv/\ufffd" || a.Files[1].PathBase64 != "L3Nydi//" ||
+		a.Files[1].Change != "added" || a.Omitted {
 		t.Errorf("%+v, %v", a, err)
 	}
 	if guest.archives != nil {

@@ -40,10 +40,11 @@ func TestApply(t *testing.T) {
 		want   string
 		made   bool
 	}{
-		"a change":                  {t.TempDir(), archive("absent"), http.StatusOK, `{"files":1}`, true},
-		"a file that has changed":   {t.TempDir(), archive("1 33188 0 0 0 0 0"), http.StatusOK, `"changed":["/a"]`, false},
-		"an archive without an end": {t.TempDir(), archive("absent")[:1536], http.StatusInternalServerError, "cut off", false},
-		"an agent without a tree":   {"", archive("absent"), http.StatusNotFound, "", false},
+		"a change":                {t.TempDir(), archive("absent"), http.StatusOK, `{"files":1}`, true},
+		"a file that has changed": {t.TempDir(), archive("1 33188 0 0 0 0 0"), http.StatusOK, `"changed":["/a"]`, false},
+		"an archive without an end": {t.TempDir(), archive("absent")[:1536], http.StatusInternalServerError, "cut off",
+			false},
+		"an agent without a tree": {"", archive("absent"), http.StatusNotFound, "", false},
 	} {
 		s := New(Config{Tree: &apply.Tree{Dir: c.dir}})
 		w := httptest.NewRecorder()

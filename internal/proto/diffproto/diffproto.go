@@ -166,7 +166,7 @@ type Done struct {
 	Added, Changed, Deleted  uint64 // numbers of paths, including those whose Entry was not sent
 	LinesAdded, LinesDeleted uint64
 	Skipped                  uint64 // number of files that could not be read, or that an archive cannot have as they are
-	Conflicts                uint64 // for a merge: number of paths with a conflict, which are not counted as changes if they are kept
+	Conflicts                uint64 // for a merge: number of paths with a conflict
 }
 
 // Kinds of forkd-diff's messages.
@@ -425,7 +425,7 @@ func parseRefused(in *codec.Reader) error {
 	if err := in.Done(); err != nil {
 		return fmt.Errorf("read a refusal from forkd-diff: %w", err)
 	}
-	if refused.Field != "path" && refused.Field != "partial" && refused.Field != "paths" { // the fields that forkd-diff checks
+	if f := refused.Field; f != "path" && f != "partial" && f != "paths" { // the fields that forkd-diff checks
 		refused.Field = ""
 	}
 	refused.Reason = fmt.Sprintf("%.*q", maxReason, refused.Reason)
