@@ -5,7 +5,7 @@
 
 # Debian packages in the form of scripts/setup: clients of SSH and a browser for tests, and those that
 # only scripts/compat needs.
-TEST_NEEDS = ssh:openssh-client rsync:rsync git:git skopeo:skopeo chromium:chromium /usr/share/doc/fonts-dejavu-core:fonts-dejavu-core
+TEST_NEEDS = ssh:openssh-client rsync:rsync git:git skopeo:skopeo docker-registry:docker-registry chromium:chromium /usr/share/doc/fonts-dejavu-core:fonts-dejavu-core
 COMPAT_NEEDS = /usr/share/doc/python3-venv:python3-venv curl:curl
 
 help: ## Show this list

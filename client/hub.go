@@ -1,7 +1,9 @@
 package client
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"io"
 	"net/http"
 	"net/url"
@@ -41,6 +43,43 @@ func (c *Client) UnpackSnapshot(ctx context.Context, archive io.Reader, opts Unp
 		q.Set(v1.UnpackTrust, "true")
 	}
 	return c.move(ctx, "unpack", "/v1/archives?"+q.Encode(), v1.Tar, archive, on)
+}
+
+// PushSnapshot writes a snapshot to a registry. on, if not nil, is called with every event, except keepalives and
+// the last event.
+func (c *Client) PushSnapshot(ctx context.Context, tag string, req PushRequest, on func(HubEvent) error) (
+	HubResult, error,
+) {
+	if err := checkRegistries(req.RegistryAuth); err != nil {
+		return HubResult{}, err
+	}
+	return c.moveBy(ctx, "push", snapshotPath(tag, "/push"), req, on)
+}
+
+// PullSnapshot makes a snapshot of one in a registry. on is called as by PushSnapshot.
+func (c *Client) PullSnapshot(ctx context.Context, req PullRequest, on func(HubEvent) error) (HubResult, error) {
+	if err := checkRegistries(req.RegistryAuth); err != nil {
+		return HubResult{}, err
+	}
+	return c.moveBy(ctx, "pull", "/v1/pulls", req, on)
+}
+
+// FindSnapshot describes a snapshot in a registry. Its author determines the description.
+func (c *Client) FindSnapshot(ctx context.Context, req FindRequest) (s RemoteSnapshot, err error) {
+	if err := checkRegistries(req.RegistryAuth); err != nil {
+		return s, err
+	}
+	err = c.call(ctx, http.MethodPost, "/v1/pulls/inspect", req, &s)
+	return s, err
+}
+
+// moveBy is move for a request with a JSON body.
+func (c *Client) moveBy(ctx context.Context, what, path string, req any, on func(HubEvent) error) (HubResult, error) {
+	p, err := json.Marshal(req)
+	if err != nil {
+		return HubResult{}, err
+	}
+	return c.move(ctx, what, path, "application/json", bytes.NewReader(p), on)
 }
 
 // move sends a request whose answer consists of events.

@@ -44,6 +44,10 @@ type (
 	BuildOutput      = v1.BuildOutput
 	BuildResult      = v1.BuildResult
 	HubEvent         = v1.HubEvent
+	PushRequest      = v1.PushRequest
+	PullRequest      = v1.PullRequest
+	FindRequest      = v1.FindRequest
+	RemoteSnapshot   = v1.RemoteSnapshot
 	HubFile          = v1.HubFile
 	HubResult        = v1.HubResult
 	Warmup           = v1.Warmup

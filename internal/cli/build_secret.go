@@ -9,7 +9,7 @@ import (
 	"strings"
 
 	"github.com/forkd/forkd/client"
-	"github.com/forkd/forkd/internal/build/image"
+	"github.com/forkd/forkd/internal/registry"
 )
 
 // maxSecretFile bounds the bytes read from a secret's file. The daemon's limit is lower.
@@ -77,11 +77,11 @@ func readSecret(id, file, variable string) ([]byte, error) {
 func registryAuth(ctx context.Context, hosts []string) (map[string]client.RegistryAuth, error) {
 	auths := make(map[string]client.RegistryAuth)
 	for _, host := range hosts {
-		registry, err := image.Registry(host)
+		name, err := registry.Name(host)
 		if err != nil {
 			return nil, usageError{fmt.Errorf("--registry-auth: %w", err)}
 		}
-		l, ok, err := image.StoredLogin(ctx, registry)
+		l, ok, err := registry.StoredLogin(ctx, name)
 		if err != nil {
 			return nil, fmt.Errorf("--registry-auth %s: read Docker's configuration: %w", host, err)
 		}
@@ -89,7 +89,7 @@ func registryAuth(ctx context.Context, hosts []string) (map[string]client.Regist
 			return nil, fmt.Errorf("--registry-auth %s: Docker's configuration has no credentials for it: run 'docker login %[1]s'",
 				host)
 		}
-		auths[registry] = client.RegistryAuth{Username: l.User, Password: l.Password, IdentityToken: l.IdentityToken,
+		auths[name] = client.RegistryAuth{Username: l.User, Password: l.Password, IdentityToken: l.IdentityToken,
 			RegistryToken: l.RegistryToken}
 	}
 	return auths, nil

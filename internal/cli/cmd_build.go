@@ -100,10 +100,10 @@ func newBuildCmd() *cobra.Command {
 			if o.tag == "" {
 				o.tag = recipe.Name
 			}
-			if err := file.checkProgress(); err != nil {
+			if err := checkProgress(file.progress); err != nil {
 				return err
 			}
-			o.live = file.live(cmd.ErrOrStderr()) && !verbose
+			o.live = isLive(file.progress, cmd.ErrOrStderr()) && !verbose
 			return buildAndPrint(cmd, &c, recipe, o)
 		},
 	}

@@ -180,16 +180,17 @@ func (o *dockerfileOptions) runCheck(cmd *cobra.Command, context string) error {
 	return nil
 }
 
-func (o *dockerfileOptions) checkProgress() error {
-	if o.progress != "auto" && o.progress != "plain" && o.progress != "tty" {
-		return usageError{fmt.Errorf("--progress %s: want auto, plain or tty", o.progress)}
+// checkProgress checks the value of --progress.
+func checkProgress(progress string) error {
+	if progress != "auto" && progress != "plain" && progress != "tty" {
+		return usageError{fmt.Errorf("--progress %s: want auto, plain or tty", progress)}
 	}
 	return nil
 }
 
-// live reports whether the progress on w is redrawn.
-func (o *dockerfileOptions) live(w io.Writer) bool {
-	return o.progress == "tty" || o.progress == "auto" && canRedraw(w)
+// isLive reports whether the progress on w is redrawn, for a value of --progress.
+func isLive(progress string, w io.Writer) bool {
+	return progress == "tty" || progress == "auto" && canRedraw(w)
 }
 
 // run builds a snapshot from a Dockerfile.
@@ -197,7 +198,7 @@ func (o *dockerfileOptions) run(cmd *cobra.Command, c *common, tag, dir string) 
 	if err := checkContext(dir); err != nil {
 		return err
 	}
-	if err := o.checkProgress(); err != nil {
+	if err := checkProgress(o.progress); err != nil {
 		return err
 	}
 	if o.check {
@@ -244,7 +245,7 @@ func (o *dockerfileOptions) run(cmd *cobra.Command, c *common, tag, dir string) 
 	}
 	return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
 		w := cmd.ErrOrStderr()
-		show := newProgress(w, o.live(w))
+		show := newProgress(w, isLive(o.progress, w))
 		r, err := cl.Build(ctx, req, files.Pack, show.event)
 		show.end()
 		if err != nil {

@@ -52,8 +52,6 @@ var elsewhere = map[string]string{
 	"login":      noLogin,
 	"logout":     "there is no login: the token is in the variable FORKD_TOKEN",
 	"port":       "'forkd port-forward ID PORT' makes a port of a sandbox one of this host; 'forkd url ID PORT' makes a URL",
-	"pull":       "'forkd build docker://IMAGE' pulls a container image and makes a snapshot of it",
-	"push":       "snapshots stay on their host; 'forkd images' lists them",
 	"rename":     "sandboxes have ids: 'forkd label ID name=NAME' marks one; 'forkd workspace create NAME' starts one under a name",
 	"restart":    "'forkd rollback ID' puts a sandbox back to its snapshot, running; 'forkd eval --restart ID' replaces its interpreter",
 	"save":       "'forkd branch ID' makes a snapshot; 'forkd pack TAG FILE' writes one to an archive",

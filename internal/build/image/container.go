@@ -16,6 +16,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/layout"
@@ -24,6 +25,7 @@ import (
 
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/proto/imageproto"
+	"github.com/forkd/forkd/internal/registry"
 )
 
 // refNameAnnotation names an image inside an OCI layout (OCI image spec, annotations.md).
@@ -231,12 +233,12 @@ func diffIDs(img v1.Image, layers int) ([]v1.Hash, error) {
 
 // openRegistry fetches the manifest of an image for linux/amd64. It checks that the number of
 // layers and the declared size of the configuration are within bounds.
-func openRegistry(ctx context.Context, reference string, login *Login) (v1.Image, error) {
+func openRegistry(ctx context.Context, reference string, login *registry.Login) (v1.Image, error) {
 	ref, err := name.ParseReference(reference)
 	if err != nil {
 		return nil, err
 	}
-	img, err := remote.Image(ref, append(login.options(), remote.WithContext(ctx),
+	img, err := remote.Image(ref, append(registryOptions(login), remote.WithContext(ctx),
 		remote.WithPlatform(v1.Platform{OS: "linux", Architecture: "amd64"}))...)
 	if err != nil {
 		return nil, err
@@ -244,38 +246,35 @@ func openRegistry(ctx context.Context, reference string, login *Login) (v1.Image
 	return img, checkManifest(img)
 }
 
+// registryOptions returns the options for requests to a registry. With a login, its credentials are
+// sent only over TLS or to this host. Without a login (nil), credentials in Docker's configuration are
+// sent under the same conditions as Docker sends them.
+func registryOptions(l *registry.Login) []remote.Option {
+	if l == nil {
+		return []remote.Option{remote.WithAuthFromKeychain(authn.DefaultKeychain),
+			remote.WithTransport(boundedManifests{})}
+	}
+	return []remote.Option{remote.WithAuth(l.Authenticator()), remote.WithTransport(boundedManifests{encrypted: true})}
+}
+
 // boundedManifests is the transport to registries. It limits manifests to maxRegistryManifest
 // bytes. The library would read up to 100 MiB, and parse them into several GiB of values.
 type boundedManifests struct {
-	encrypted bool // credentials need TLS; see checkEncrypted
+	encrypted bool // credentials need TLS; see registry.CheckEncrypted
 }
 
 // RoundTrip implements http.RoundTripper.
 func (b boundedManifests) RoundTrip(r *http.Request) (*http.Response, error) {
 	if b.encrypted {
-		if err := checkEncrypted(r); err != nil {
+		if err := registry.CheckEncrypted(r); err != nil {
 			return nil, err
 		}
 	}
 	resp, err := remote.DefaultTransport.RoundTrip(r)
 	if err == nil && r.Header.Get("Accept") != "" { // only requests for manifests have this header
-		resp.Body = &boundedBody{resp.Body, maxRegistryManifest}
+		resp.Body = registry.Bound(resp.Body, "manifest", maxRegistryManifest)
 	}
 	return resp, err
-}
-
-// boundedBody fails when more than left bytes are read.
-type boundedBody struct {
-	io.ReadCloser
-	left int64 // bytes
-}
-
-func (b *boundedBody) Read(p []byte) (int, error) {
-	n, err := b.ReadCloser.Read(p)
-	if b.left -= int64(n); b.left < 0 {
-		return 0, fmt.Errorf("the registry's manifest has more than %d bytes", maxRegistryManifest)
-	}
-	return n, err
 }
 
 // openArchive opens an archive of docker save, and reports whether its layers are uncompressed

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"strings"
+
+	"github.com/forkd/forkd/internal/registry"
 )
 
 // Inspected holds the configuration of a container image that a build starts from.
@@ -20,7 +22,7 @@ type Inspected struct {
 
 // Inspect fetches the configuration of an image for linux/amd64 from a registry. It does not fetch
 // layers.
-func Inspect(ctx context.Context, reference string, login *Login) (Inspected, error) {
+func Inspect(ctx context.Context, reference string, login *registry.Login) (Inspected, error) {
 	img, err := openRegistry(ctx, reference, login)
 	if err != nil {
 		return Inspected{}, fmt.Errorf("image %s: %w", reference, err)

@@ -19,6 +19,7 @@ import (
 
 	"github.com/forkd/forkd/internal/proto/netproto"
 	"github.com/forkd/forkd/internal/proto/vm"
+	"github.com/forkd/forkd/internal/registry"
 )
 
 // Defaults of optional fields of a recipe.
@@ -64,7 +65,7 @@ type Recipe struct {
 	// size of the file system; unused space takes none on the host; 0: 1024
 	DiskMiB int `yaml:"disk_mib"`
 
-	Login *Login `yaml:"-"` // credentials for the registry of Base; nil: the login stored by `docker login`
+	Login *registry.Login `yaml:"-"` // credentials for the registry of Base; nil: the login stored by `docker login`
 
 	text  []byte        // text that the recipe was parsed from; empty: none
 	fsys  fs.FS         // recipe's directory, which has the sources of Files

@@ -16,6 +16,7 @@ import (
 	"github.com/forkd/forkd/internal/cachedir"
 	"github.com/forkd/forkd/internal/host/bake"
 	"github.com/forkd/forkd/internal/host/imagevm"
+	"github.com/forkd/forkd/internal/registry"
 )
 
 // Boot makes the files that a parent boots from out of a container image, and reports its stages.
@@ -39,7 +40,7 @@ type Image struct {
 }
 
 // Login holds the credentials for a registry.
-type Login = image.Login
+type Login = registry.Login
 
 // Images makes root file systems of container images.
 type Images struct {

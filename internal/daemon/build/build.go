@@ -28,7 +28,6 @@ import (
 	apiv1 "github.com/forkd/forkd/api/v1"
 	"github.com/forkd/forkd/internal/atomicfile"
 	"github.com/forkd/forkd/internal/build/dockerfile"
-	"github.com/forkd/forkd/internal/build/image"
 	"github.com/forkd/forkd/internal/build/plan"
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/gate"
@@ -37,6 +36,7 @@ import (
 	"github.com/forkd/forkd/internal/host/owner"
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/proto/vm"
+	"github.com/forkd/forkd/internal/registry"
 )
 
 // Bounds on builds.
@@ -71,7 +71,7 @@ type Request struct {
 	NoCache bool
 	Login   *Login // credentials for the registry of the image that BuildFrom begins with; nil: see Logins
 
-	// Logins are the client's credentials. The keys are names of registries, as image.Registry
+	// Logins are the client's credentials. The keys are names of registries, as registry.Name
 	// returns them. Credentials are sent only to their own registry, and are in no key, file or
 	// message of a build. For registries without an entry, the stored logins of the daemon's user
 	// are used.
@@ -96,7 +96,7 @@ const (
 // login returns the credentials for the registry of an image; nil: those that `docker login` has stored for
 // the daemon's user, if any.
 func (r *Request) login(reference string) *Login {
-	if l, ok := r.Logins[image.RegistryOf(reference)]; ok {
+	if l, ok := r.Logins[registry.Of(reference)]; ok {
 		return &l
 	}
 	return r.Login

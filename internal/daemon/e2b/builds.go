@@ -7,8 +7,8 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/forkd/forkd/internal/build/image"
 	"github.com/forkd/forkd/internal/daemon/auth"
+	"github.com/forkd/forkd/internal/daemon/build"
 	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/daemon/template"
 	"github.com/forkd/forkd/internal/host/store"
@@ -146,7 +146,7 @@ type registry struct {
 	Password string `json:"password"`
 }
 
-func (r *registry) login() (*image.Login, error) {
+func (r *registry) login() (*build.Login, error) {
 	switch {
 	case r == nil:
 		return nil, nil
@@ -154,7 +154,7 @@ func (r *registry) login() (*image.Login, error) {
 		return nil, unsupported("fromImageRegistry: "+strconv.Quote(r.Type),
 			"log in as the daemon's user with 'docker login', or give a user name and a password")
 	}
-	return &image.Login{User: r.Username, Password: r.Password}, nil
+	return &build.Login{User: r.Username, Password: r.Password}, nil
 }
 
 // startRequest describes the build of a template.

@@ -22,6 +22,7 @@ import (
 	"github.com/forkd/forkd/internal/host/admit"
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/bake"
+	"github.com/forkd/forkd/internal/host/hub"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/owner"
 	"github.com/forkd/forkd/internal/host/sandbox"
@@ -53,6 +54,7 @@ func codeOf(err error) code {
 		diskOnly  *store.DiskOnlyError
 		busy      *sandbox.BusyError
 		backlog   *store.BacklogError
+		remote    *hub.RegistryError
 		refused   *admit.Error
 		family    *sandbox.FamilyError
 		unique    *unique.Error
@@ -75,6 +77,8 @@ func codeOf(err error) code {
 		return codeInvalidField
 	case is[*artifact.Error](err):
 		return codeArtifact
+	case errors.As(err, &remote):
+		return codeOfRegistry(remote.Status)
 	case errors.As(err, &warmup):
 		return codeWarmup
 	case is[*ConflictError](err), is[*tenancy.ChangedError](err):
@@ -149,6 +153,17 @@ func codeOf(err error) code {
 func is[E error](err error) bool {
 	_, ok := errors.AsType[E](err)
 	return ok
+}
+
+// codeOfRegistry returns the code for the status of a registry's answer.
+func codeOfRegistry(status int) code {
+	switch status {
+	case http.StatusUnauthorized, http.StatusForbidden:
+		return codeRegistryDenied
+	case http.StatusNotFound:
+		return codeNoRemote
+	}
+	return codeRegistryFailed
 }
 
 // codeOfStatus returns the fallback error code for an HTTP status.

@@ -28,11 +28,13 @@ const (
 	codeForbidden        code = "forbidden"
 	codeScope            code = "scope"
 	codeDenied           code = "denied_in_sandbox"
+	codeRegistryDenied   code = "denied_by_registry"
 	codeNoRoute          code = "no_such_route"
 	codeNoSandbox        code = "sandbox_not_found"
 	codeNoSnapshot       code = "snapshot_not_found"
 	codeNoWorkspace      code = "workspace_not_found"
 	codeNoFile           code = "not_found_in_sandbox"
+	codeNoRemote         code = "not_found_in_registry"
 	codeMethod           code = "method_not_allowed"
 	codeConflict         code = "conflict"
 	codeState            code = "sandbox_state"
@@ -59,6 +61,7 @@ const (
 	codeInternal         code = "internal"
 	codeVMEnded          code = "vm_ended"
 	codeGuestFailed      code = "sandbox_failed"
+	codeRegistryFailed   code = "registry_failed"
 	codeBusy             code = "busy"
 	codeHostMemory       code = admit.CodeHostMemory
 	codeHostDisk         code = admit.CodeHostDisk
@@ -98,6 +101,8 @@ var problems = map[code]problem{
 		"use a token that allows what the detail names: forkd token new", 0},
 	codeDenied: {http.StatusForbidden, "The sandbox's kernel denies this",
 		"choose another path: /proc and /sys accept no new files, and some file systems are read-only", 0},
+	codeRegistryDenied: {http.StatusForbidden, "The registry denies this",
+		"log in with docker login, and send the credentials as registry_auth (--registry-auth HOST)", 0},
 	codeNoRoute: {http.StatusNotFound, "The path is unknown", "compare the path with GET /openapi.yaml", 0},
 	codeNoSandbox: {http.StatusNotFound, "There is no such sandbox",
 		"list sandboxes with GET /v1/sandboxes (forkd ls)", 0},
@@ -107,6 +112,8 @@ var problems = map[code]problem{
 		"list workspaces with GET /v1/workspaces (forkd workspace list)", 0},
 	codeNoFile: {http.StatusNotFound, "The sandbox has no such file, process or context",
 		"list what the sandbox has: its files, processes or contexts", 0},
+	codeNoRemote: {http.StatusNotFound, "The registry has no such snapshot",
+		"compare the reference with the tags in the registry", 0},
 	codeMethod: {http.StatusMethodNotAllowed, "The path does not support this method",
 		"compare the method with GET /openapi.yaml", 0},
 	codeConflict: {http.StatusConflict, "The request conflicts with the current state", "do what the detail says", 0},
@@ -158,7 +165,9 @@ var problems = map[code]problem{
 		"repeat the request: the detail says how the VM ended, and whether a saved state is left; if it fails again, run 'forkd doctor'",
 		0},
 	codeGuestFailed: {http.StatusBadGateway, "The sandbox failed", "read the sandbox's console", 0},
-	codeBusy:        {http.StatusServiceUnavailable, "The daemon is busy", "try again", soon},
+	codeRegistryFailed: {http.StatusBadGateway, "The registry cannot be used",
+		"do what the detail says, and try again: blobs that have arrived are not moved twice", later},
+	codeBusy: {http.StatusServiceUnavailable, "The daemon is busy", "try again", soon},
 	codeHostMemory: {http.StatusServiceUnavailable, "The host has too little free memory", "delete or suspend sandboxes",
 		later},
 	codeHostDisk: {http.StatusServiceUnavailable, "The host has too little free disk space",

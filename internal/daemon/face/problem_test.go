@@ -13,6 +13,7 @@ import (
 
 	"github.com/forkd/forkd/internal/host/admit"
 	"github.com/forkd/forkd/internal/host/agentclient"
+	"github.com/forkd/forkd/internal/host/hub"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/store"
@@ -57,6 +58,9 @@ func TestProblems(t *testing.T) {
 		{&sandbox.CutOffError{ID: "sb-x"}, codeCutOff, "", ""},
 		{&admit.Error{Code: admit.CodeHostMemory}, codeHostMemory, "", "5"},
 		{&admit.Error{Code: admit.CodeMaxVCPUs}, codeMaxVCPUs, "", "5"},
+		{&hub.RegistryError{Registry: "r", Status: 401, Err: errors.New("x")}, codeRegistryDenied, "", ""},
+		{&hub.RegistryError{Registry: "r", Status: 404, Err: errors.New("x")}, codeNoRemote, "", ""},
+		{&hub.RegistryError{Registry: "r", Err: errors.New("x")}, codeRegistryFailed, "", "5"},
 		{ErrTooMany, codeBusy, "", "1"},
 		{&sandbox.BusyError{}, codeBusy, "", "1"},
 		{&store.BacklogError{}, codeBusy, "", "1"},

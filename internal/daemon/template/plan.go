@@ -5,8 +5,8 @@ import (
 	"regexp"
 	"strings"
 
-	"github.com/forkd/forkd/internal/build/image"
 	"github.com/forkd/forkd/internal/build/plan"
+	"github.com/forkd/forkd/internal/daemon/build"
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/invalid"
 )
@@ -14,7 +14,7 @@ import (
 // Plan is the description of a template's build, as the SDKs send it.
 type Plan struct {
 	FromImage    string       // image from a registry; empty: FromTemplate is used
-	Login        *image.Login // credentials for the registry of FromImage
+	Login        *build.Login // credentials for the registry of FromImage
 	FromTemplate string       // tag of a snapshot
 	Steps        []Step
 	Force        bool   // run all steps, even if their snapshots exist

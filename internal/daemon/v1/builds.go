@@ -13,12 +13,12 @@ import (
 
 	apiv1 "github.com/forkd/forkd/api/v1"
 	"github.com/forkd/forkd/internal/build/dockerfile"
-	"github.com/forkd/forkd/internal/build/image"
 	"github.com/forkd/forkd/internal/build/plan"
 	"github.com/forkd/forkd/internal/daemon/auth"
 	"github.com/forkd/forkd/internal/daemon/build"
 	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/host/invalid"
+	"github.com/forkd/forkd/internal/registry"
 	"github.com/forkd/forkd/internal/treetar"
 )
 
@@ -164,19 +164,19 @@ func loginsOf(auths map[string]apiv1.RegistryAuth) (map[string]build.Login, erro
 	}
 	logins := make(map[string]build.Login)
 	for host, a := range auths {
-		registry, err := image.Registry(host)
+		name, err := registry.Name(host)
 		switch {
 		case err != nil:
 			return nil, &invalid.Error{Field: field, Reason: err.Error()}
 		case max(len(a.Username), len(a.Password), len(a.IdentityToken), len(a.RegistryToken)) > apiv1.MaxRegistryAuth:
-			return nil, invalid.Errorf(field, "%s: a text has more than %d KiB", registry, apiv1.MaxRegistryAuth>>10)
+			return nil, invalid.Errorf(field, "%s: a text has more than %d KiB", name, apiv1.MaxRegistryAuth>>10)
 		case a.IdentityToken == "" && a.RegistryToken == "" && (a.Username == "" || a.Password == ""):
-			return nil, invalid.Errorf(field, "%s: want a username and a password, or a token", registry)
+			return nil, invalid.Errorf(field, "%s: want a username and a password, or a token", name)
 		}
-		if _, twice := logins[registry]; twice {
-			return nil, invalid.Errorf(field, "%s: it is given twice, by two of its names", registry)
+		if _, twice := logins[name]; twice {
+			return nil, invalid.Errorf(field, "%s: it is given twice, by two of its names", name)
 		}
-		logins[registry] = build.Login{User: a.Username, Password: a.Password, IdentityToken: a.IdentityToken,
+		logins[name] = build.Login{User: a.Username, Password: a.Password, IdentityToken: a.IdentityToken,
 			RegistryToken: a.RegistryToken}
 	}
 	return logins, nil

@@ -66,6 +66,98 @@ func (a *api) unpackSnapshot(w http.ResponseWriter, r *http.Request) error {
 	})
 }
 
+// pushSnapshot writes a snapshot to a registry. It answers with the progress as lines of JSON. If the client
+// disconnects before the end, the registry gets no tag.
+func (a *api) pushSnapshot(w http.ResponseWriter, r *http.Request) error {
+	begin, tag := time.Now(), r.PathValue("tag")
+	var ask apiv1.PushRequest
+	if err := face.ReadJSON(w, r, &ask); err != nil {
+		return err
+	}
+	if err := checkTag(tag); err != nil {
+		return err
+	}
+	to, err := remoteOf(ask.Reference, ask.RegistryAuth)
+	if err != nil {
+		return err
+	}
+	return a.moved(w, r, func(ctx context.Context, on func(hub.Progress)) (out apiv1.HubResult, err error) {
+		sent, err := a.view(r).Push(ctx, a.Hub, tag, to, on)
+		if err != nil {
+			return out, err
+		}
+		digest := sent.Digest().String()
+		return apiv1.HubResult{Digest: digest, Bytes: sent.Bytes(), Moved: sent.Moved, Reference: to.At(digest),
+			MS: millis(time.Since(begin))}, nil
+	})
+}
+
+// pullSnapshot makes a snapshot of one in a registry. It answers like unpackSnapshot.
+func (a *api) pullSnapshot(w http.ResponseWriter, r *http.Request) error {
+	begin := time.Now()
+	var ask apiv1.PullRequest
+	if err := face.ReadJSON(w, r, &ask); err != nil {
+		return err
+	}
+	if err := checkTrust(ask.Trust); err != nil {
+		return err
+	}
+	from, err := remoteOf(ask.Reference, ask.RegistryAuth)
+	if err != nil {
+		return err
+	}
+	view := a.view(r)
+	return a.moved(w, r, func(ctx context.Context, on func(hub.Progress)) (out apiv1.HubResult, err error) {
+		got, err := view.Pull(ctx, a.Hub, ask.Tag, from, on)
+		if err != nil {
+			return out, err
+		}
+		digest, s := got.Digest().String(), snapshotOf(view, got.Info)
+		return apiv1.HubResult{Digest: digest, Bytes: got.Bytes(), Moved: got.Moved, Reference: from.At(digest),
+			Snapshot: &s, MS: millis(time.Since(begin))}, nil
+	})
+}
+
+// findSnapshot describes a snapshot in a registry, without fetching its files.
+func (a *api) findSnapshot(r *http.Request, ask *apiv1.FindRequest) (out apiv1.RemoteSnapshot, err error) {
+	from, err := remoteOf(ask.Reference, ask.RegistryAuth)
+	if err != nil {
+		return out, err
+	}
+	o, err := a.view(r).Find(r.Context(), a.Hub, from)
+	if err != nil {
+		return out, hubError(err)
+	}
+	m, digest := o.Snapshot, o.Digest().String()
+	out = apiv1.RemoteSnapshot{Reference: from.At(digest), Digest: digest, Tag: m.Tag, CreatedAt: m.Created.Unix(),
+		MemSizeMiB: m.Machine.MemoryBytes >> 20, VCPUs: m.Machine.VCPUs, CPUTemplate: m.Machine.Template,
+		Kernel: m.Guest.Kernel, Bytes: o.Bytes(), LackingBytes: o.Lacking()}
+	if err := o.Problem(); err != nil {
+		out.Problem = err.Error()
+	}
+	return out, nil
+}
+
+// remoteOf returns the place of a snapshot in a registry. Credentials for another registry than that of the
+// reference are refused, because they are probably a mistake.
+func remoteOf(reference string, auths map[string]apiv1.RegistryAuth) (hub.Remote, error) {
+	r, err := hub.ParseRemote(reference)
+	if err != nil {
+		return r, err
+	}
+	logins, err := loginsOf(auths)
+	if err != nil {
+		return r, err
+	}
+	for name, l := range logins {
+		if name != r.Registry() {
+			return r, invalid.Errorf("registry_auth", "%s: the reference is of the registry %s", name, r.Registry())
+		}
+		r = r.With(&l)
+	}
+	return r, nil
+}
+
 // checkTrust returns an error unless the client trusts the source of a snapshot. Signatures are not
 // supported, so the daemon cannot know the source.
 func checkTrust(trust bool) error {
@@ -73,7 +165,7 @@ func checkTrust(trust bool) error {
 		return nil
 	}
 	return invalid.Errorf(apiv1.UnpackTrust, "a snapshot from outside is a machine that somebody else has prepared, and its source "+
-		"is not verified: unpack it only if you know the source, with trust=true (--trust)")
+		"is not verified: take it only if you know the source, with trust=true (--trust)")
 }
 
 // moved runs a movement of a snapshot and sends its progress and its result.
@@ -89,7 +181,8 @@ func (a *api) moved(w http.ResponseWriter, r *http.Request,
 	result, err := run(ctx, func(p hub.Progress) {
 		mu.Lock()
 		defer mu.Unlock()
-		if err := out.send(apiv1.HubEvent{File: &apiv1.HubFile{Name: p.File, State: p.State, Bytes: p.Bytes}}); err != nil {
+		file := &apiv1.HubFile{Name: p.File, State: p.State, Bytes: p.Bytes, Done: p.Done}
+		if err := out.send(apiv1.HubEvent{File: file}); err != nil {
 			cancel()
 		}
 	})

@@ -5,12 +5,16 @@ import (
 	"context"
 	"errors"
 	"io"
+	"log"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	ociregistry "github.com/google/go-containerregistry/pkg/registry"
 
 	"github.com/forkd/forkd/client"
 	"github.com/forkd/forkd/internal/apirig"
@@ -113,6 +117,62 @@ func TestSnapshotsTravelInArchives(t *testing.T) {
 	}
 }
 
+// registryOf serves an OCI registry, and returns the name of a repository in it.
+func registryOf(t *testing.T) string {
+	t.Helper()
+	server := httptest.NewServer(ociregistry.New(ociregistry.Logger(log.New(io.Discard, "", 0))))
+	t.Cleanup(server.Close)
+	return strings.TrimPrefix(server.URL, "http://") + "/team/py"
+}
+
+// A snapshot goes from one daemon to another through a registry, and forks there.
+func TestSnapshotsTravelThroughRegistries(t *testing.T) {
+	t.Setenv("DOCKER_CONFIG", t.TempDir())
+	a, b, repo := start(t, apirig.Options{}), start(t, apirig.Options{}), registryOf(t)
+	packed(t, a)
+	states := make(map[string]int)
+	count := func(e client.HubEvent) error { states[e.File.State]++; return nil }
+	sent, err := a.PushSnapshot(t.Context(), "b1", client.PushRequest{Reference: repo + ":1"}, count)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if sent.Reference != repo+"@"+sent.Digest || sent.Moved == 0 || states["pushed"] < 4 {
+		t.Errorf("%+v after %v", sent, states)
+	}
+	found, err := b.FindSnapshot(t.Context(), client.FindRequest{Reference: repo + ":1"})
+	if err != nil || found.Tag != "b1" || found.Digest != sent.Digest || found.LackingBytes == 0 || found.Problem != "" {
+		t.Errorf("%+v, %v", found, err)
+	}
+	got, err := b.PullSnapshot(t.Context(), client.PullRequest{Reference: sent.Reference, Trust: true}, count)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s := got.Snapshot; s == nil || s.Tag != "b1" || s.Status != "ready" || got.Digest != sent.Digest ||
+		got.Moved != found.LackingBytes || states["pulled"] < 4 || states["unpacked"] < 4 {
+		t.Errorf("%+v after %v", got, states)
+	}
+	if _, err := b.Fork(t.Context(), client.ForkRequest{SnapshotTag: "b1", N: 2}); err != nil {
+		t.Error(err)
+	}
+	pull := func(req client.PullRequest) error { _, err := b.PullSnapshot(t.Context(), req, nil); return err }
+	isCode(t, pull(client.PullRequest{Reference: repo + ":1", Trust: true}), "snapshot_exists", "b1")
+	isCode(t, pull(client.PullRequest{Reference: repo + ":1", Tag: "b2"}), "invalid_field", "trust: ")
+	isCode(t, pull(client.PullRequest{Reference: "team/py:1", Trust: true}), "invalid_field", "reference: ")
+	isCode(t, pull(client.PullRequest{Reference: repo + ":2", Trust: true, Tag: "b2"}), "not_found_in_registry", "")
+	isCode(t, pull(client.PullRequest{Reference: "127.0.0.1:1/py:2", Trust: true, Tag: "b2"}), "registry_failed", "")
+	other := map[string]client.RegistryAuth{"ghcr.io": {Username: "a", Password: "b"}}
+	isCode(t, pull(client.PullRequest{Reference: repo + ":1", Trust: true, Tag: "b2", RegistryAuth: other}),
+		"invalid_field", "registry_auth: ghcr.io")
+	_, err = a.PushSnapshot(t.Context(), "none", client.PushRequest{Reference: repo + ":1"}, nil)
+	isCode(t, err, "snapshot_not_found", "none")
+	_, err = a.PushSnapshot(t.Context(), "b1", client.PushRequest{Reference: sent.Reference}, nil)
+	isCode(t, err, "invalid_field", "reference: ")
+	log, err := os.ReadFile(a.AuditLog)
+	if err != nil || !strings.Contains(string(log), `/push"`) {
+		t.Errorf("not in the audit log: %v", err)
+	}
+}
+
 // Packing and unpacking need the scope admin.
 func TestArchivesNeedRights(t *testing.T) {
 	r := start(t, apirig.Options{Tokens: []auth.Token{{Name: "look", Scope: auth.Read}, {Name: "run", Scope: auth.Run},
@@ -139,7 +199,18 @@ func TestArchivesNeedRights(t *testing.T) {
 		).UnpackSnapshot(t.Context(), bytes.NewReader(archive), client.UnpackOptions{Trust: true, Tag: "team.x"}, nil)
 		return err
 	}
+	through := func(name string) (push, pull, find error) {
+		cl := as(name)
+		_, push = cl.PushSnapshot(t.Context(), "b1", client.PushRequest{Reference: "127.0.0.1:1/py:1"}, nil)
+		_, pull = cl.PullSnapshot(t.Context(), client.PullRequest{Reference: "127.0.0.1:1/py:1", Trust: true}, nil)
+		_, find = cl.FindSnapshot(t.Context(), client.FindRequest{Reference: "127.0.0.1:1/py:1"})
+		return push, pull, find
+	}
 	for _, name := range []string{"look", "run", "team"} {
+		push, pull, find := through(name)
+		isCode(t, push, "scope", "")
+		isCode(t, pull, "scope", "")
+		isCode(t, find, "scope", "")
 		isCode(t, pack(name), "scope", "")
 		isCode(t, unpack(name), "scope", "")
 	}

@@ -71,7 +71,9 @@ func TestOpenAPIHasTheFieldsOfTheCode(t *testing.T) {
 		"BuildEvent": apiv1.BuildEvent{}, "BuildPlan": apiv1.BuildPlan{},
 		"BuildNote": apiv1.BuildNote{}, "BuildStep": apiv1.BuildStep{}, "BuildOutput": apiv1.BuildOutput{},
 		"BuildResult": apiv1.BuildResult{},
-		"HubEvent":    apiv1.HubEvent{}, "HubFile": apiv1.HubFile{}, "HubResult": apiv1.HubResult{},
+		"PushRequest": apiv1.PushRequest{}, "PullRequest": apiv1.PullRequest{}, "FindRequest": apiv1.FindRequest{},
+		"RemoteSnapshot": apiv1.RemoteSnapshot{},
+		"HubEvent":       apiv1.HubEvent{}, "HubFile": apiv1.HubFile{}, "HubResult": apiv1.HubResult{},
 		"RegistryAuth": apiv1.RegistryAuth{},
 	}
 	for name, s := range doc.Components.Schemas {

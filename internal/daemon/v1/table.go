@@ -141,7 +141,10 @@ func (a *api) snapshotRoutes() []route {
 		{"POST /v1/snapshots/{tag}/verify", auth.Run, nil, f.Work, get(a.verifySnapshot)},
 		// Has whole layers, also those of ancestors that other clients do not see.
 		{"GET /v1/snapshots/{tag}/archive", auth.Admin, nil, f.Work, a.packSnapshot},
-		// Makes a snapshot that others fork, with content from another host.
+		{"POST /v1/snapshots/{tag}/push", auth.Admin, nil, f.Work, a.pushSnapshot},
+		// Make a snapshot that others fork, with content from another host.
+		{"POST /v1/pulls", auth.Admin, nil, f.Work, a.pullSnapshot},
+		{"POST /v1/pulls/inspect", auth.Admin, nil, f.Work, call(ok, a.findSnapshot)},
 		{"POST /v1/archives", auth.Admin, []string{apiv1.UnpackTag, apiv1.UnpackTrust}, f.Work, a.unpackSnapshot},
 	}
 }

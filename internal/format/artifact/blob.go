@@ -198,3 +198,24 @@ func pagesOf(length uint64) uint64 {
 	}
 	return (length + pageBytes - 1) / pageBytes
 }
+
+// Frame describes a frame of a blob, without its place in the file.
+type Frame struct {
+	Size uint32 // bytes
+	Sum  [32]byte
+}
+
+// Frames decodes and checks the index of the blob b, and returns the frames in their order. So a
+// program that receives the blob can verify each frame when it arrives. If p is not the index that
+// b describes, the error is an *Error.
+func Frames(p []byte, b Blob) ([]Frame, error) {
+	x, err := parseIndex(p, b)
+	if err != nil {
+		return nil, invalid("%s: %w", b.Part.Name, err)
+	}
+	list := make([]Frame, len(x.frames))
+	for i, f := range x.frames {
+		list[i] = Frame{f.size, f.sum}
+	}
+	return list, nil
+}

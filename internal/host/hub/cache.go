@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/opencontainers/go-digest"
 
 	"github.com/forkd/forkd/internal/atomicfile"
@@ -24,13 +25,14 @@ import (
 //
 //	<dir>/blobs/<hex>     a blob
 //	<dir>/made/<hex>      an artifact.Blob, for the file with this digest (see snapshot.Digester)
+//	<dir>/pushed/<hex>    the repository that the blob with this digest was pushed to last
 //	<dir>/blobs/.new-*    a blob that is being written
 type cache struct{ dir *os.File }
 
 const tmpPrefix = ".new-"
 
 func openCache(dir string) (*cache, error) {
-	for _, sub := range []string{"blobs", "made"} {
+	for _, sub := range []string{"blobs", "made", "pushed"} {
 		if err := os.MkdirAll(filepath.Join(dir, sub), 0o700); err != nil {
 			return nil, err
 		}
@@ -44,7 +46,7 @@ func openCache(dir string) (*cache, error) {
 	for _, name := range left {
 		err = errors.Join(err, os.Remove(name))
 	}
-	return c, errors.Join(err, atomicfile.Clean(c.path("made", "")))
+	return c, errors.Join(err, atomicfile.Clean(c.path("made", "")), atomicfile.Clean(c.path("pushed", "")))
 }
 
 func (c *cache) path(sub, name string) string { return filepath.Join(c.dir.Name(), sub, name) }
@@ -60,6 +62,12 @@ func (c *cache) open(d digest.Digest) *os.File {
 	now := time.Now()
 	_ = os.Chtimes(f.Name(), now, now) // after an error, the blob is removed earlier
 	return f
+}
+
+// has reports whether the cache has a blob.
+func (c *cache) has(d digest.Digest) bool {
+	_, err := os.Stat(c.blob(d))
+	return err == nil
 }
 
 // remove removes a blob. Open files of the blob can still be read.
@@ -133,6 +141,24 @@ func (c *cache) known(p artifact.Part) (b artifact.Blob, ok bool) {
 	return b, true
 }
 
+// forget removes the record of a file.
+func (c *cache) forget(p artifact.Part) { _ = os.Remove(c.record(p)) }
+
+// setSource records that a repository has a blob.
+func (c *cache) setSource(d digest.Digest, repo name.Repository) error {
+	return atomicfile.Write(c.path("pushed", d.Encoded()), []byte(repo.Name()), 0o600)
+}
+
+// source returns another repository of the same registry that had a blob.
+func (c *cache) source(d digest.Digest, to name.Repository) (from name.Repository, ok bool) {
+	text, err := os.ReadFile(c.path("pushed", d.Encoded()))
+	if err != nil {
+		return from, false
+	}
+	from, err = name.NewRepository(string(text))
+	return from, err == nil && from.RegistryStr() == to.RegistryStr() && from.Name() != to.Name()
+}
+
 // made returns the blob of a file that was packed before, and opens it. The file is nil if the cache does not
 // have it.
 func (c *cache) made(p artifact.Part) (artifact.Blob, *os.File) {
@@ -167,13 +193,15 @@ func (c *cache) trim(limit int64) error {
 			err = errors.Join(err, os.Remove(c.path("blobs", b.Name())))
 		}
 	}
-	records, e := c.list("made")
-	for i, r := range records {
-		if i >= maxRecords {
-			e = errors.Join(e, os.Remove(c.path("made", r.Name())))
-		}
+	return errors.Join(err, c.trimRecords("made"), c.trimRecords("pushed"))
+}
+
+func (c *cache) trimRecords(sub string) error {
+	records, err := c.list(sub)
+	for _, r := range records[min(len(records), maxRecords):] {
+		err = errors.Join(err, os.Remove(c.path(sub, r.Name())))
 	}
-	return errors.Join(err, e)
+	return err
 }
 
 // list returns the files in a directory of the cache, most recently used first.

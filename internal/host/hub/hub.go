@@ -1,4 +1,4 @@
-// Package hub moves snapshots between the store and archives for other hosts.
+// Package hub moves snapshots between the store and other hosts, in archives and through OCI registries.
 //
 // A snapshot from outside is hostile until its digests are verified. Its policy comes from this daemon,
 // never from the artifact. It is published when every byte is verified and on disk. A daemon or client that
@@ -13,9 +13,11 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net/http"
 	"os"
 	"path/filepath"
 	"syscall"
+	"time"
 
 	"github.com/opencontainers/go-digest"
 	"golang.org/x/sys/unix"
@@ -31,9 +33,11 @@ import (
 
 // Bounds on the movement of snapshots.
 const (
-	maxMoves   = 2       // at once; each uses a CPU for compression
-	maxWaiting = 4       // requests of one client that wait
-	cacheBytes = 8 << 30 // blobs that the cache keeps between requests
+	maxMoves     = 2       // at once; each uses a CPU for compression
+	maxTransfers = 4       // to and from registries, at once
+	maxBlobs     = 4       // of one transfer, at once
+	maxWaiting   = 4       // requests of one client that wait
+	cacheBytes   = 8 << 30 // blobs that the cache keeps between requests
 )
 
 // Config configures a Hub. All fields are required.
@@ -49,9 +53,16 @@ type Config struct {
 
 // Hub moves snapshots. Its methods may be called concurrently.
 type Hub struct {
-	cfg   Config
-	cache *cache
-	place *gate.Gate
+	cfg       Config
+	cache     *cache
+	place     *gate.Gate
+	transfers *gate.Gate
+
+	base      http.RoundTripper // below all connections to registries
+	tries     int               // of a request to a registry
+	retryWait time.Duration     // before the second try; doubles
+	stall     time.Duration     // see wire
+	small     int64             // see smallBlob
 }
 
 // New returns a Hub. It removes the files that a killed daemon has left unfinished.
@@ -60,22 +71,19 @@ func New(cfg Config) (*Hub, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open the hub's cache: %w", err)
 	}
+	queue := gate.Queue{Key: maxWaiting, All: 16 * maxWaiting}
 	return &Hub{
-		cfg:   cfg,
-		cache: c,
-		place: gate.NewQueued(maxMoves, gate.Queue{Key: maxWaiting, All: 16 * maxWaiting}),
+		cfg:       cfg,
+		cache:     c,
+		place:     gate.NewQueued(maxMoves, queue),
+		transfers: gate.NewQueued(maxTransfers, queue),
+		base:      newBase(),
+		tries:     4,
+		retryWait: time.Second,
+		stall:     time.Minute,
+		small:     smallBlob,
 	}, nil
 }
-
-// Progress is a step of Unpack: what has happened to one file of a snapshot.
-type Progress struct {
-	File  string
-	State string // Unpacked
-	Bytes int64  // size of the blob
-}
-
-// Unpacked is the state of a file that is verified and written.
-const Unpacked = "unpacked"
 
 // wait waits for a place to compress or decompress a snapshot for a client. leave frees it.
 func (h *Hub) wait(ctx context.Context, who string) (leave func(), err error) {
@@ -247,13 +255,12 @@ func (h *Hub) Receive(ctx context.Context, archive io.Reader) (_ *Arrival, err e
 // Unpack publishes a received snapshot with the given tag or, if tag is empty, with the tag of the packed
 // snapshot. who is the new owner.
 func (h *Hub) Unpack(ctx context.Context, who, tag string, a *Arrival, on func(Progress)) (store.Info, error) {
-	leave, err := h.wait(ctx, who)
-	if err != nil {
-		return store.Info{}, err
-	}
-	defer leave()
-	open := func(_ context.Context, b artifact.Blob) (*os.File, error) { return a.files.of(b.Digest) }
-	return h.install(ctx, who, tag, a.Artifact, open, on)
+	return h.publish(ctx, who, tag, a.Artifact, a, on)
+}
+
+// open implements source.
+func (a *Arrival) open(_ context.Context, b artifact.Blob) (*os.File, error) {
+	return a.files.of(b.Digest)
 }
 
 // CheckTag returns an error if a new snapshot cannot have the tag.
@@ -328,15 +335,22 @@ func (b blobs) load(d digest.Digest) (*artifact.Artifact, error) {
 	return artifact.Parse(manifest, text)
 }
 
-// install publishes a snapshot. open returns its blobs.
-func (h *Hub) install(ctx context.Context, who, tag string, a *artifact.Artifact,
-	open func(context.Context, artifact.Blob) (*os.File, error), on func(Progress),
-) (store.Info, error) {
-	if err := h.compatible(a.Snapshot); err != nil {
+// source has the blobs of an artifact: those of an archive, or those of a registry.
+type source interface {
+	// open returns a blob. Its bytes need not be verified.
+	open(ctx context.Context, b artifact.Blob) (*os.File, error)
+}
+
+// publish makes a snapshot of an artifact, when there is a place for it.
+func (h *Hub) publish(ctx context.Context, who, tag string, a *artifact.Artifact, from source, on func(Progress)) (
+	store.Info, error,
+) {
+	leave, err := h.wait(ctx, who)
+	if err != nil {
 		return store.Info{}, err
 	}
-	tag = cmp.Or(tag, a.Snapshot.Tag)
-	if err := h.CheckTag(tag); err != nil {
+	defer leave()
+	if tag, err = h.acceptable(tag, a.Snapshot); err != nil {
 		return store.Info{}, err
 	}
 	g, err := h.cfg.Store.Stage(tag)
@@ -347,7 +361,14 @@ func (h *Hub) install(ctx context.Context, who, tag string, a *artifact.Artifact
 	g.For(who, nil)
 	g.SetStep("unpacking")
 	room := func() error { return h.checkRoom(0) }
-	return g.Import(ctx, a.Snapshot, contents{a, open, on}, room)
+	return g.Import(ctx, a.Snapshot, contents{a, from, on}, room)
+}
+
+// acceptable returns the tag of a new snapshot. It returns an error if this host cannot run the snapshot, or
+// if it cannot have the tag. An empty tag stands for that of the packed snapshot.
+func (h *Hub) acceptable(tag string, m *snapshot.Manifest) (string, error) {
+	tag = cmp.Or(tag, m.Tag)
+	return tag, cmp.Or(h.compatible(m), h.CheckTag(tag))
 }
 
 // compatible returns an error if this host cannot run a snapshot. The features of the CPU that the saved
@@ -372,14 +393,14 @@ func (h *Hub) compatible(m *snapshot.Manifest) error {
 // contents are the files of an artifact.
 type contents struct {
 	*artifact.Artifact
-	open func(context.Context, artifact.Blob) (*os.File, error)
+	from source
 	on   func(Progress)
 }
 
 // Decode implements store.Contents.
 func (c contents) Decode(ctx context.Context, part int, write func(uint64, []byte) error) error {
 	b := c.Blobs[part]
-	f, err := c.open(ctx, b)
+	f, err := c.from.open(ctx, b)
 	if err != nil {
 		return err
 	}
@@ -390,7 +411,7 @@ func (c contents) Decode(ctx context.Context, part int, write func(uint64, []byt
 	if err := r.Decode(ctx, write); err != nil {
 		return err
 	}
-	c.on(Progress{b.Part.Name, Unpacked, b.Size})
+	c.on(Progress{File: b.Part.Name, State: Unpacked, Bytes: b.Size})
 	return nil
 }
 

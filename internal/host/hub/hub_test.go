@@ -78,6 +78,12 @@ func at(offset int64, p []byte) func(*os.File) error {
 // has. Its disk has the mark in cluster n.
 func (h *host) make(t *testing.T, tag, parent string, n int64, mark byte) {
 	t.Helper()
+	h.makeOf(t, tag, parent, n, mark, func(name string) []byte { return bytes.Repeat([]byte(name), disk/8) })
+}
+
+// makeOf is make with the content of the base image and of the kernel, by these names.
+func (h *host) makeOf(t *testing.T, tag, parent string, n int64, mark byte, content func(name string) []byte) {
+	t.Helper()
 	g, err := h.store.Stage(tag)
 	if err != nil {
 		t.Fatal(err)
@@ -106,7 +112,7 @@ func (h *host) make(t *testing.T, tag, parent string, n int64, mark byte) {
 				t.Fatal(err)
 			}
 			defer f.Close()
-			if err := at(0, bytes.Repeat([]byte(name), disk/8))(f); err != nil {
+			if err := at(0, content(name))(f); err != nil {
 				t.Fatal(err)
 			}
 			if use == nil {

@@ -171,13 +171,12 @@ func (i *importing) addLayer(n int, p artifact.Part, l layerPart) error {
 		return err
 	}
 	defer f.Close()
-	if l.own && l.kind == snapshot.MemoryLayerFile &&
-		!i.store.hasRoom(min(p.Bytes, coveredBytes(extentsOver(i.extents, l.n)))) {
-		return fmt.Errorf("its memory layer needs %d MiB of %s: %w", p.Bytes>>20, i.store.ram, unix.ENOSPC)
-	}
 	var extents []vm.Extent
 	if l.kind == snapshot.MemoryLayerFile {
 		extents = extentsOver(i.extents, l.n)
+		if l.own && !i.store.hasRoom(min(p.Bytes, coveredBytes(extents))) {
+			return fmt.Errorf("its memory layer needs %d MiB of %s: %w", p.Bytes>>20, i.store.ram, unix.ENOSPC)
+		}
 	}
 	if err := i.fill(f, n, p, extents); err != nil {
 		return err
@@ -245,6 +244,26 @@ func (s *Store) findContent(kind string, p artifact.Part) (list []content) {
 				)
 			}
 		}
+	}
+	return list
+}
+
+// Shared reports for each of artifact.Parts(m) whether Import can probably share it with this store. If a
+// snapshot is removed before Import, Import decodes the part after all.
+func (s *Store) Shared(m *snapshot.Manifest) []bool {
+	layers := layerParts(m)
+	var list []bool
+	for _, p := range artifact.Parts(m) {
+		has := false
+		if l, ok := layers[p.Name]; ok {
+			has = !l.own && len(s.findContent(l.kind, p)) > 0
+		} else if p.Name == artifact.BasePart || p.Name == artifact.KernelPart || p.Name == artifact.InitramfsPart {
+			f, err := s.openBase(snapshot.Base{Bytes: p.Bytes, Digest: p.Digest})
+			if has = err == nil; has {
+				f.Close()
+			}
+		}
+		list = append(list, has)
 	}
 	return list
 }

@@ -10,13 +10,28 @@ import (
 // Pack calls Hub.Pack for a snapshot that the principal may see. A package has whole layers, also those
 // of ancestors. So the principal must not have a prefix.
 func (v *View) Pack(ctx context.Context, h *hub.Hub, tag string) (*hub.Package, error) {
-	if err := v.hasTag(tag); err != nil {
-		return nil, err
-	}
-	if err := v.Limited("an archive of a snapshot"); err != nil {
+	if err := v.mayPack(tag); err != nil {
 		return nil, err
 	}
 	return h.Pack(v.as(ctx), v.p.Name, tag)
+}
+
+// Push calls Hub.Push for a principal that may pack the snapshot.
+func (v *View) Push(ctx context.Context, h *hub.Hub, tag string, to hub.Remote, on func(hub.Progress)) (
+	hub.Sent, error,
+) {
+	if err := v.mayPack(tag); err != nil {
+		return hub.Sent{}, err
+	}
+	return h.Push(v.as(ctx), v.p.Name, tag, to, on)
+}
+
+// mayPack returns an error if the principal may not take a snapshot to another host.
+func (v *View) mayPack(tag string) error {
+	if err := v.hasTag(tag); err != nil {
+		return err
+	}
+	return v.Limited("an archive of a snapshot")
 }
 
 // MayUnpack returns an error if the principal may not make a snapshot from outside, with the given tag. All
@@ -43,4 +58,22 @@ func (v *View) Unpack(ctx context.Context, h *hub.Hub, tag string, a *hub.Arriva
 		return store.Info{}, err
 	}
 	return h.Unpack(v.as(ctx), v.p.Name, tag, a, on)
+}
+
+// Find calls Hub.Find if MayUnpack allows a snapshot from outside.
+func (v *View) Find(ctx context.Context, h *hub.Hub, r hub.Remote) (*hub.Offer, error) {
+	if err := v.MayUnpack(h, ""); err != nil {
+		return nil, err
+	}
+	return h.Find(v.as(ctx), v.p.Name, r)
+}
+
+// Pull calls Hub.Pull if MayUnpack allows it.
+func (v *View) Pull(ctx context.Context, h *hub.Hub, tag string, r hub.Remote, on func(hub.Progress)) (
+	hub.Pulled, error,
+) {
+	if err := v.MayUnpack(h, tag); err != nil {
+		return hub.Pulled{}, err
+	}
+	return h.Pull(v.as(ctx), v.p.Name, tag, r, on)
 }

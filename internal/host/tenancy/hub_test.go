@@ -4,6 +4,7 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/forkd/forkd/internal/host/hub"
 	"github.com/forkd/forkd/internal/host/owner"
 )
 
@@ -16,6 +17,8 @@ func TestMayUnpack(t *testing.T) {
 	for what, err := range map[string]error{
 		"MayUnpack": a.view.MayUnpack(nil, ""),
 		"Unpack":    func() error { _, err := a.view.Unpack(t.Context(), nil, "a.x", nil, nil); return err }(),
+		"Pull":      func() error { _, err := a.view.Pull(t.Context(), nil, "a.x", hub.Remote{}, nil); return err }(),
+		"Find":      func() error { _, err := a.view.Find(t.Context(), nil, hub.Remote{}); return err }(),
 	} {
 		if !errors.As(err, &prefix) {
 			t.Errorf("%s of a team: %v", what, err)

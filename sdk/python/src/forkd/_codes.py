@@ -64,6 +64,13 @@ class DeniedInSandboxError(ForkdError):
     """
 
 
+class DeniedByRegistryError(ForkdError):
+    """The registry denies this (denied_by_registry, 403).
+
+    What helps: log in with docker login, and send the credentials as registry_auth (--registry-auth HOST).
+    """
+
+
 class NoSuchRouteError(ForkdError):
     """The path is unknown (no_such_route, 404).
 
@@ -96,6 +103,13 @@ class NotFoundInSandboxError(ForkdError):
     """The sandbox has no such file, process or context (not_found_in_sandbox, 404).
 
     What helps: list what the sandbox has: its files, processes or contexts.
+    """
+
+
+class NotFoundInRegistryError(ForkdError):
+    """The registry has no such snapshot (not_found_in_registry, 404).
+
+    What helps: compare the reference with the tags in the registry.
     """
 
 
@@ -285,6 +299,13 @@ class SandboxFailedError(ForkdError):
     """
 
 
+class RegistryFailedError(ForkdError):
+    """The registry cannot be used (registry_failed, 502).
+
+    What helps: do what the detail says, and try again: blobs that have arrived are not moved twice.
+    """
+
+
 class BusyError(ForkdError):
     """The daemon is busy (busy, 503).
 
@@ -336,11 +357,13 @@ BY_CODE: dict[str, type[ForkdError]] = {
     "forbidden": ForbiddenError,
     "scope": ScopeError,
     "denied_in_sandbox": DeniedInSandboxError,
+    "denied_by_registry": DeniedByRegistryError,
     "no_such_route": NoSuchRouteError,
     "sandbox_not_found": SandboxNotFoundError,
     "snapshot_not_found": SnapshotNotFoundError,
     "workspace_not_found": WorkspaceNotFoundError,
     "not_found_in_sandbox": NotFoundInSandboxError,
+    "not_found_in_registry": NotFoundInRegistryError,
     "method_not_allowed": MethodNotAllowedError,
     "conflict": ConflictError,
     "sandbox_state": SandboxStateError,
@@ -367,6 +390,7 @@ BY_CODE: dict[str, type[ForkdError]] = {
     "vm_ended": VmEndedError,
     "apply_incomplete": ApplyIncompleteError,
     "sandbox_failed": SandboxFailedError,
+    "registry_failed": RegistryFailedError,
     "busy": BusyError,
     "host_memory": HostMemoryError,
     "host_disk": HostDiskError,
@@ -400,11 +424,13 @@ __all__ = [
     "ForbiddenError",
     "ScopeError",
     "DeniedInSandboxError",
+    "DeniedByRegistryError",
     "NoSuchRouteError",
     "SandboxNotFoundError",
     "SnapshotNotFoundError",
     "WorkspaceNotFoundError",
     "NotFoundInSandboxError",
+    "NotFoundInRegistryError",
     "MethodNotAllowedError",
     "ConflictError",
     "SandboxStateError",
@@ -431,6 +457,7 @@ __all__ = [
     "VmEndedError",
     "ApplyIncompleteError",
     "SandboxFailedError",
+    "RegistryFailedError",
     "BusyError",
     "HostMemoryError",
     "HostDiskError",

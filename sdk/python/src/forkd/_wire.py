@@ -1428,15 +1428,76 @@ class BuildRequest(Record):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class PushRequest(Record):
+    """The message PushRequest of the API."""
+
+    reference: str = ""
+    """REGISTRY/NAME:TAG"""
+    registry_auth: dict[str, RegistryAuth] | None = None
+    """credentials for the registry of the reference, by its host"""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class PullRequest(Record):
+    """The message PullRequest of the API."""
+
+    reference: str = ""
+    """REGISTRY/NAME:TAG or REGISTRY/NAME@DIGEST"""
+    tag: str | None = None
+    """tag of the new snapshot; absent: that of the pushed snapshot"""
+    trust: bool = False
+    """required - accept a snapshot whose source is not verified"""
+    registry_auth: dict[str, RegistryAuth] | None = None
+    """credentials for the registry of the reference, by its host"""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class FindRequest(Record):
+    """The message FindRequest of the API."""
+
+    reference: str = ""
+    """REGISTRY/NAME:TAG or REGISTRY/NAME@DIGEST"""
+    registry_auth: dict[str, RegistryAuth] | None = None
+    """credentials for the registry of the reference, by its host"""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class RemoteSnapshot(Record):
+    """The message RemoteSnapshot of the API."""
+
+    reference: str = ""
+    """in the registry, with the digest"""
+    digest: str = ""
+    """SHA-256 of the artifact's manifest, which identifies it"""
+    tag: str = ""
+    """of the pushed snapshot"""
+    created_at_unix: int = 0
+    """seconds since 1970"""
+    mem_size_mib: int = 0
+    vcpus: int = 0
+    cpu_template: str = ""
+    kernel: str = ""
+    bytes: int = 0
+    """sum of the compressed files"""
+    lacking_bytes: int = 0
+    """compressed bytes that a pull would fetch now"""
+    problem: str | None = None
+    """why this host cannot run it"""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class HubFile(Record):
     """The message HubFile of the API."""
 
     name: str = ""
     """vmstate, memory.map, memory.layer.N, disk.layer.N, base, kernel or initramfs"""
     state: str = ""
-    """what has happened to it: unpacked (verified and written)"""
+    """what has happened to it: unpacked (verified and written); of a pull also shared (the daemon has the
+    content), cached, pulling, pulled; of a push exists (the registry has it), pushing, pushed"""
     bytes: int = 0
     """size of the compressed file"""
+    done: int | None = None
+    """with pulling and pushing: bytes that have crossed the network"""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -1447,6 +1508,10 @@ class HubResult(Record):
     """SHA-256 of the artifact's manifest, which identifies it"""
     bytes: int = 0
     """sum of the compressed files"""
+    moved_bytes: int | None = None
+    """bytes that were sent to the registry or fetched from it"""
+    reference: str | None = None
+    """in the registry, with the digest"""
     snapshot: SnapshotInfo | None = None
     ms: float = 0.0
     """time that it took in milliseconds"""
@@ -1886,6 +1951,7 @@ __all__ = [
     "ExportRequest",
     "File",
     "FileChange",
+    "FindRequest",
     "Forked",
     "Generator",
     "Health",
@@ -1907,8 +1973,11 @@ __all__ = [
     "Process",
     "Promote",
     "PrunedImages",
+    "PullRequest",
+    "PushRequest",
     "Ready",
     "RegistryAuth",
+    "RemoteSnapshot",
     "Restarted",
     "Resume",
     "Rollback",

@@ -1043,6 +1043,63 @@ export interface components {
             /** @description sent to the registry as it is */
             registry_token?: string;
         };
+        PushRequest: {
+            /** @description REGISTRY/NAME:TAG */
+            reference: string;
+            /** @description credentials for the registry of the reference, by its host */
+            registry_auth?: {
+                [key: string]: components["schemas"]["RegistryAuth"];
+            };
+        };
+        PullRequest: {
+            /** @description REGISTRY/NAME:TAG or REGISTRY/NAME@DIGEST */
+            reference: string;
+            /** @description tag of the new snapshot; absent: that of the pushed snapshot */
+            tag?: string;
+            /** @description required - accept a snapshot whose source is not verified */
+            trust: boolean;
+            /** @description credentials for the registry of the reference, by its host */
+            registry_auth?: {
+                [key: string]: components["schemas"]["RegistryAuth"];
+            };
+        };
+        FindRequest: {
+            /** @description REGISTRY/NAME:TAG or REGISTRY/NAME@DIGEST */
+            reference: string;
+            /** @description credentials for the registry of the reference, by its host */
+            registry_auth?: {
+                [key: string]: components["schemas"]["RegistryAuth"];
+            };
+        };
+        RemoteSnapshot: {
+            /** @description in the registry, with the digest */
+            reference: string;
+            /** @description SHA-256 of the artifact's manifest, which identifies it */
+            digest: string;
+            /** @description of the pushed snapshot */
+            tag: string;
+            /**
+             * Format: int64
+             * @description seconds since 1970
+             */
+            created_at_unix: number;
+            mem_size_mib: number;
+            vcpus: number;
+            cpu_template: string;
+            kernel: string;
+            /**
+             * Format: int64
+             * @description sum of the compressed files
+             */
+            bytes: number;
+            /**
+             * Format: int64
+             * @description compressed bytes that a pull would fetch now
+             */
+            lacking_bytes: number;
+            /** @description why this host cannot run it */
+            problem?: string;
+        };
         /** @description one line of the progress of a snapshot that moves, with exactly one field: the last has result or error */
         HubEvent: {
             file?: components["schemas"]["HubFile"];
@@ -1059,16 +1116,28 @@ export interface components {
         HubFile: {
             /** @description vmstate, memory.map, memory.layer.N, disk.layer.N, base, kernel or initramfs */
             name: string;
-            /** @description what has happened to it: unpacked (verified and written) */
+            /** @description what has happened to it: unpacked (verified and written); of a pull also shared (the daemon has the content), cached, pulling, pulled; of a push exists (the registry has it), pushing, pushed */
             state: string;
             /** @description size of the compressed file */
             bytes: number;
+            /**
+             * Format: int64
+             * @description with pulling and pushing: bytes that have crossed the network
+             */
+            done?: number;
         };
         HubResult: {
             /** @description SHA-256 of the artifact's manifest, which identifies it */
             digest: string;
             /** @description sum of the compressed files */
             bytes: number;
+            /**
+             * Format: int64
+             * @description bytes that were sent to the registry or fetched from it
+             */
+            moved_bytes?: number;
+            /** @description in the registry, with the digest */
+            reference?: string;
             snapshot?: components["schemas"]["SnapshotInfo"];
             /** @description time that it took in milliseconds */
             ms: number;

@@ -26,6 +26,9 @@ export class ScopeError extends ForkdError {}
 /** The sandbox's kernel denies this (403, `denied_in_sandbox`). */
 export class DeniedInSandboxError extends ForkdError {}
 
+/** The registry denies this (403, `denied_by_registry`). */
+export class DeniedByRegistryError extends ForkdError {}
+
 /** The path is unknown (404, `no_such_route`). */
 export class NoSuchRouteError extends ForkdError {}
 
@@ -40,6 +43,9 @@ export class WorkspaceNotFoundError extends ForkdError {}
 
 /** The sandbox has no such file, process or context (404, `not_found_in_sandbox`). */
 export class NotFoundInSandboxError extends ForkdError {}
+
+/** The registry has no such snapshot (404, `not_found_in_registry`). */
+export class NotFoundInRegistryError extends ForkdError {}
 
 /** The path does not support this method (405, `method_not_allowed`). */
 export class MethodNotAllowedError extends ForkdError {}
@@ -119,6 +125,9 @@ export class ApplyIncompleteError extends ForkdError {}
 /** The sandbox failed (502, `sandbox_failed`). */
 export class SandboxFailedError extends ForkdError {}
 
+/** The registry cannot be used (502, `registry_failed`). */
+export class RegistryFailedError extends ForkdError {}
+
 /** The daemon is busy (503, `busy`). */
 export class BusyError extends ForkdError {}
 
@@ -147,11 +156,13 @@ export const errorClasses: Readonly<Record<string, typeof ForkdError>> = {
   forbidden: ForbiddenError,
   scope: ScopeError,
   denied_in_sandbox: DeniedInSandboxError,
+  denied_by_registry: DeniedByRegistryError,
   no_such_route: NoSuchRouteError,
   sandbox_not_found: SandboxNotFoundError,
   snapshot_not_found: SnapshotNotFoundError,
   workspace_not_found: WorkspaceNotFoundError,
   not_found_in_sandbox: NotFoundInSandboxError,
+  not_found_in_registry: NotFoundInRegistryError,
   method_not_allowed: MethodNotAllowedError,
   conflict: ConflictError,
   sandbox_state: SandboxStateError,
@@ -178,6 +189,7 @@ export const errorClasses: Readonly<Record<string, typeof ForkdError>> = {
   vm_ended: VmEndedError,
   apply_incomplete: ApplyIncompleteError,
   sandbox_failed: SandboxFailedError,
+  registry_failed: RegistryFailedError,
   busy: BusyError,
   host_memory: HostMemoryError,
   host_disk: HostDiskError,

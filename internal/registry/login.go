@@ -1,14 +1,19 @@
-package image
+// Package registry holds the rules that all clients of OCI registries in forkd share: what credentials
+// are, where Docker keeps them, and to which servers they may be sent.
+//
+// It sends no requests. Package image pulls container images, and package hub pushes and pulls
+// snapshots.
+package registry
 
 import (
 	"context"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 
 	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
-	"github.com/google/go-containerregistry/pkg/v1/remote"
 )
 
 // Login holds credentials for a registry: a user with a password, or a token.
@@ -23,14 +28,15 @@ type Login struct {
 func (Login) String() string   { return "login" }
 func (Login) GoString() string { return "login" } //nolint:revive // see String
 
-func (l Login) authenticator() authn.Authenticator {
+// Authenticator returns the credentials for go-containerregistry.
+func (l Login) Authenticator() authn.Authenticator {
 	return authn.FromConfig(authn.AuthConfig{Username: l.User, Password: l.Password, IdentityToken: l.IdentityToken,
 		RegistryToken: l.RegistryToken})
 }
 
-// Registry returns the canonical name of a registry, under which its credentials are kept. For
+// Name returns the canonical name of a registry, under which its credentials are kept. For
 // example, "docker.io" and "index.docker.io" are the same registry.
-func Registry(host string) (string, error) {
+func Name(host string) (string, error) {
 	r, err := name.NewRegistry(host)
 	if err != nil || host == "" {
 		return "", fmt.Errorf("%.200q is not the name of a registry: want HOST or HOST:PORT, such as ghcr.io", host)
@@ -38,8 +44,8 @@ func Registry(host string) (string, error) {
 	return r.RegistryStr(), nil
 }
 
-// RegistryOf returns the registry of an image, or "" if the reference is invalid.
-func RegistryOf(reference string) string {
+// Of returns the registry of an image, or "" if the reference is invalid.
+func Of(reference string) string {
 	ref, err := name.ParseReference(reference)
 	if err != nil {
 		return ""
@@ -66,26 +72,37 @@ func StoredLogin(ctx context.Context, host string) (l Login, ok bool, err error)
 	return l, l != Login{}, nil
 }
 
-// options returns the options for requests to a registry. With a login, its credentials are sent
-// only over TLS or to this host. Without a login (nil), credentials in Docker's configuration are
-// sent under the same conditions as Docker sends them.
-func (l *Login) options() []remote.Option {
-	if l == nil {
-		return []remote.Option{remote.WithAuthFromKeychain(authn.DefaultKeychain),
-			remote.WithTransport(boundedManifests{})}
-	}
-	return []remote.Option{remote.WithAuth(l.authenticator()), remote.WithTransport(boundedManifests{encrypted: true})}
-}
-
-// checkEncrypted refuses a request that would send credentials to another host without TLS. For
-// hosts with a private address, the library falls back to requests without TLS.
-func checkEncrypted(r *http.Request) error {
-	if r.Header.Get("Authorization") == "" || r.URL.Scheme != "http" {
-		return nil
-	}
-	host := r.URL.Hostname()
-	if ip := net.ParseIP(host); host == "localhost" || ip != nil && ip.IsLoopback() {
+// CheckEncrypted refuses a request that would send credentials to another host without TLS. For
+// hosts with a private address, go-containerregistry falls back to requests without TLS.
+func CheckEncrypted(r *http.Request) error {
+	if r.Header.Get("Authorization") == "" || r.URL.Scheme != "http" || IsLoopback(r.URL.Hostname()) {
 		return nil
 	}
 	return fmt.Errorf("registry %s has no TLS: credentials are not sent to it", r.URL.Host)
+}
+
+// IsLoopback reports whether a host name means this host. It asks no name server.
+func IsLoopback(host string) bool {
+	ip := net.ParseIP(host)
+	return host == "localhost" || ip != nil && ip.IsLoopback()
+}
+
+// Bound returns a body that fails when more than limit bytes are read. what names the body in the
+// error.
+func Bound(body io.ReadCloser, what string, limit int64) io.ReadCloser {
+	return &bounded{body, what, limit, limit}
+}
+
+type bounded struct {
+	io.ReadCloser
+	what        string
+	limit, left int64 // bytes
+}
+
+func (b *bounded) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if b.left -= int64(n); b.left < 0 {
+		return 0, fmt.Errorf("the registry's %s has more than %d bytes", b.what, b.limit)
+	}
+	return n, err
 }

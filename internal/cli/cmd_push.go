@@ -1,0 +1,214 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/forkd/forkd/client"
+)
+
+// registryOptions are the flags of commands that have the daemon talk to a registry.
+type registryOptions struct {
+	auth     []string
+	progress string
+}
+
+func (o *registryOptions) register(cmd *cobra.Command) {
+	cmd.Flags().StringArrayVar(&o.auth, "registry-auth", nil,
+		"HOST of the registry, if the daemon may use your 'docker login' there for this command")
+	cmd.Flags().StringVar(&o.progress, "progress", "auto", "auto, plain or tty")
+	completeWords(cmd, "progress", "auto", "plain", "tty")
+}
+
+// follow returns a function that shows the progress of a movement on w, and a function that ends it.
+func (o *registryOptions) follow(w io.Writer) (on func(client.HubEvent) error, end func()) {
+	p := &hubProgress{progress: newProgress(w, isLive(o.progress, w)), numbers: make(map[string]int)}
+	return p.event, func() { p.finish(); p.end() }
+}
+
+func newPushCmd() *cobra.Command {
+	var c common
+	var o registryOptions
+	cmd := &cobra.Command{
+		Use:   "push TAG REGISTRY/NAME:TAG",
+		Short: "Push a snapshot to an OCI registry",
+		Long: "The daemon sends all files of a snapshot that the registry lacks, several at a time, and then the tag. An\n" +
+			"interrupted push leaves no tag, and the next one sends only the rest. The registry gets everything that the\n" +
+			"guest had in its memory and on its disk, as 'forkd pack' describes: push to private repositories only.\n" +
+			"Without --registry-auth the daemon uses the 'docker login' of its own user.",
+		Example: "  forkd push python-numpy ghcr.io/owner/python-numpy:1 --registry-auth ghcr.io",
+		Args:    usageArgs(arguments(2, 2)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := checkProgress(o.progress); err != nil {
+				return err
+			}
+			auths, err := registryAuth(cmd.Context(), o.auth)
+			if err != nil {
+				return err
+			}
+			c.streams = true
+			return show(cmd, &c, func(ctx context.Context, cl *client.Client) (client.HubResult, error) {
+				on, end := o.follow(cmd.ErrOrStderr())
+				defer end()
+				return cl.PushSnapshot(ctx, args[0], client.PushRequest{Reference: args[1], RegistryAuth: auths}, on)
+			}, func(r client.HubResult) error {
+				printLine(cmd.OutOrStdout(), r.Reference)
+				printf(cmd.ErrOrStderr(),
+					"forkd: pushed %s in %.1f s, sent %s\n", mib(uint64(r.Bytes)), r.MS/1000, mib(uint64(r.Moved)))
+				return nil
+			})
+		},
+	}
+	o.register(cmd)
+	c.completeTags(cmd)
+	c.register(cmd)
+	return cmd
+}
+
+func newPullCmd() *cobra.Command {
+	var c common
+	var o registryOptions
+	var tag string
+	var trust, inspect bool
+	cmd := &cobra.Command{
+		Use:   "pull REGISTRY/NAME:TAG",
+		Short: "Make a snapshot of one in an OCI registry",
+		Long: "The daemon fetches the files of a snapshot that it lacks, several at a time, and prints the tag of the new\n" +
+			"snapshot. It compares every byte with its digest. NAME@DIGEST in the place of NAME:TAG names one pushed\n" +
+			"snapshot for ever. An interrupted pull leaves no snapshot, and the next one goes on with the missing files.\n" +
+			"The snapshot gets the daemon's default network policy and limits, and every client of the daemon may fork\n" +
+			"it. Without --registry-auth the daemon uses the 'docker login' of its own user. 'forkd build docker://IMAGE'\n" +
+			"pulls a container image.",
+		Example: "  forkd pull ghcr.io/owner/python-numpy:1 --inspect\n" +
+			"  forkd pull ghcr.io/owner/python-numpy:1 --trust --tag numpy-2",
+		Args: usageArgs(arguments(1, 1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := checkProgress(o.progress); err != nil {
+				return err
+			}
+			if inspect && (tag != "" || trust) {
+				return usageError{errors.New("--inspect makes no snapshot: omit --tag and --trust")}
+			}
+			auths, err := registryAuth(cmd.Context(), o.auth)
+			if err != nil {
+				return err
+			}
+			if inspect {
+				return show(cmd, &c, func(ctx context.Context, cl *client.Client) (client.RemoteSnapshot, error) {
+					return cl.FindSnapshot(ctx, client.FindRequest{Reference: args[0], RegistryAuth: auths})
+				}, func(s client.RemoteSnapshot) error { return describeRemote(cmd.OutOrStdout(), s) })
+			}
+			req := client.PullRequest{Reference: args[0], Tag: tag, Trust: trust, RegistryAuth: auths}
+			c.streams = true
+			return show(cmd, &c, func(ctx context.Context, cl *client.Client) (client.HubResult, error) {
+				on, end := o.follow(cmd.ErrOrStderr())
+				defer end()
+				return cl.PullSnapshot(ctx, req, on)
+			}, func(r client.HubResult) error {
+				if r.Snapshot != nil {
+					printLine(cmd.OutOrStdout(), r.Snapshot.Tag)
+				}
+				printf(cmd.ErrOrStderr(), "forkd: pulled %s in %.1f s, fetched %s: %s\n", mib(uint64(r.Bytes)),
+					r.MS/1000, mib(uint64(r.Moved)), r.Digest)
+				return nil
+			})
+		},
+	}
+	cmd.Flags().StringVar(&tag, "tag", "", "tag of the snapshot (default that of the pushed one)")
+	cmd.Flags().BoolVar(&inspect, "inspect", false,
+		"describe the snapshot in the registry, and say what a pull would fetch and whether this host can run it")
+	registerTrust(cmd, &trust)
+	o.register(cmd)
+	c.register(cmd)
+	return cmd
+}
+
+// describeRemote prints a snapshot in a registry.
+func describeRemote(w io.Writer, s client.RemoteSnapshot) error {
+	printf(w, "reference: %s\ntag: %s\ncreated: %s\n", s.Reference, s.Tag,
+		time.Unix(s.CreatedAt, 0).UTC().Format(time.RFC3339))
+	printf(w, "memory: %d MiB\nvcpus: %d\ncpu template: %s\nkernel: %s\n", s.MemSizeMiB, s.VCPUs, s.CPUTemplate, s.Kernel)
+	printf(w, "size: %s compressed\nto fetch: %s\n", mib(uint64(s.Bytes)), mib(uint64(s.LackingBytes)))
+	if s.Problem != "" {
+		printf(w, "problem: %s\n", s.Problem)
+	}
+	return nil
+}
+
+// hubProgress shows the files of a moving snapshot as steps of a build.
+type hubProgress struct {
+	*progress
+	numbers map[string]int // of files whose step has begun
+	steps   []string
+	unpack  int // number of the step that writes the files, from 1; 0: it has not begun
+}
+
+func (p *hubProgress) event(e client.HubEvent) error {
+	f := e.File
+	if f == nil {
+		return nil
+	}
+	switch f.State {
+	case "unpacked":
+		if p.unpack == 0 {
+			n, err := p.begin("unpack")
+			p.unpack = n + 1
+			return err
+		}
+		return nil
+	case "pulling", "pushing":
+		n, ok := p.numbers[f.Name]
+		if !ok {
+			var err error
+			if n, err = p.begin(f.Name); err != nil {
+				return err
+			}
+			p.numbers[f.Name] = n
+		}
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.last[n] = []string{mib(uint64(f.Done)) + " of " + mib(uint64(f.Bytes))}
+		return nil
+	}
+	n, ok := p.numbers[f.Name]
+	state := "done"
+	if f.State == "shared" || f.State == "cached" || f.State == "exists" {
+		state = "cached"
+	}
+	if !ok {
+		var err error
+		if n, err = p.plan(f.Name); err != nil {
+			return err
+		}
+	}
+	return p.step(n, state)
+}
+
+// plan adds a step.
+func (p *hubProgress) plan(name string) (n int, err error) {
+	p.steps = append(p.steps, name)
+	return len(p.steps) - 1, p.progress.event(client.BuildEvent{Plan: &client.BuildPlan{Steps: p.steps}})
+}
+
+// begin adds a step and starts it.
+func (p *hubProgress) begin(name string) (n int, err error) {
+	if n, err = p.plan(name); err != nil {
+		return n, err
+	}
+	return n, p.step(n, "started")
+}
+
+func (p *hubProgress) step(n int, state string) error {
+	return p.progress.event(client.BuildEvent{Step: &client.BuildStep{Number: n, State: state}})
+}
+
+// finish ends the last step.
+func (p *hubProgress) finish() {
+	if p.unpack > 0 {
+		_ = p.step(p.unpack-1, "done") // fails only for a plan
+	}
+}

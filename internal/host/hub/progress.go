@@ -1,0 +1,45 @@
+package hub
+
+import "time"
+
+// Progress is a step of a movement: what has happened to one file of a snapshot.
+type Progress struct {
+	File  string
+	State string
+	Bytes int64 // size of the blob
+	Done  int64 // while the state is Pulling or Pushing: bytes that have crossed the network
+}
+
+// States of a file.
+const (
+	Shared   = "shared"   // the store has a file with this content already
+	Cached   = "cached"   // the cache has the blob, of an earlier request
+	Pulling  = "pulling"  // bytes of the blob arrive
+	Fetched  = "pulled"   // the blob is complete and verified
+	Unpacked = "unpacked" // the content is verified and written
+	Exists   = "exists"   // the registry has the blob already
+	Pushing  = "pushing"  // bytes of the blob leave
+	Pushed   = "pushed"   // the registry has received the blob
+)
+
+// stepEvery is the time between two reports about the same file.
+const stepEvery = 500 * time.Millisecond
+
+// step reports the progress of one blob. Only one goroutine may use it.
+type step struct {
+	on   func(Progress)
+	now  Progress
+	last time.Time
+}
+
+// add counts n bytes.
+func (s *step) add(n int64) {
+	s.now.Done += n
+	if t := time.Now(); t.Sub(s.last) >= stepEvery {
+		s.last = t
+		s.on(s.now)
+	}
+}
+
+// end reports the last state.
+func (s *step) end(state string) { s.on(Progress{File: s.now.File, State: state, Bytes: s.now.Bytes}) }

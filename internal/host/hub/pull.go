@@ -1,0 +1,236 @@
+package hub
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
+	"github.com/opencontainers/go-digest"
+	oci "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/forkd/forkd/internal/format/artifact"
+	"github.com/forkd/forkd/internal/host/owner"
+	"github.com/forkd/forkd/internal/host/store"
+)
+
+// acceptedManifests makes registries send the manifests of container images too, so that the error can say
+// what they are.
+const acceptedManifests = oci.MediaTypeImageManifest + ", " + oci.MediaTypeImageIndex +
+	", application/vnd.docker.distribution.manifest.v2+json, application/vnd.docker.distribution.manifest.list.v2+json"
+
+// Offer is a snapshot in a registry, of which only the manifest and the configuration were fetched and
+// checked.
+type Offer struct {
+	*artifact.Artifact
+	hub   *Hub
+	conn  *conn
+	lacks []artifact.Blob // blobs of files that neither the store nor the cache has, each once
+	has   []Progress      // files that need not be fetched
+}
+
+// Find fetches the description of a snapshot in a registry.
+func (h *Hub) Find(ctx context.Context, who string, r Remote) (*Offer, error) {
+	leave, err := h.transfers.Wait(ctx, owner.FairShare(who, maxTransfers))
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	return h.find(ctx, r)
+}
+
+func (h *Hub) find(ctx context.Context, r Remote) (*Offer, error) {
+	c, err := h.dial(ctx, r, r.ref.Context().Scope(transport.PullScope))
+	if err != nil {
+		return nil, err
+	}
+	o := &Offer{hub: h, conn: c}
+	if err := c.again(ctx, func() error { o.Artifact, err = c.describe(ctx); return err }); err != nil {
+		return nil, c.failed(err)
+	}
+	seen := make(map[digest.Digest]bool)
+	for i, shared := range h.cfg.Store.Shared(o.Snapshot) {
+		b := o.Blobs[i]
+		switch {
+		case shared:
+			o.has = append(o.has, Progress{File: b.Part.Name, State: Shared, Bytes: b.Size})
+		case h.cache.has(b.Digest):
+			o.has = append(o.has, Progress{File: b.Part.Name, State: Cached, Bytes: b.Size})
+		case !seen[b.Digest]:
+			seen[b.Digest] = true
+			o.lacks = append(o.lacks, b)
+		}
+	}
+	return o, nil
+}
+
+// Lacking returns how many bytes Pull would fetch.
+func (o *Offer) Lacking() (n int64) {
+	for _, b := range o.lacks {
+		n += b.Size
+	}
+	return n
+}
+
+// Problem returns an error if this host cannot run the snapshot.
+func (o *Offer) Problem() error { return o.hub.compatible(o.Snapshot) }
+
+// describe fetches the manifest and the configuration of an artifact.
+func (c *conn) describe(ctx context.Context) (*artifact.Artifact, error) {
+	manifest, err := c.document(ctx, "manifests", c.ref.Identifier(), acceptedManifests, artifact.MaxManifest)
+	if err != nil {
+		return nil, err
+	}
+	if want, ok := c.ref.(name.Digest); ok && digest.FromBytes(manifest).String() != want.DigestStr() {
+		return nil, &artifact.Error{Err: fmt.Errorf("registry %s: the manifest has the digest %s, not %s", c.Registry(),
+			digest.FromBytes(manifest), want.DigestStr())}
+	}
+	d, err := artifact.ConfigOf(manifest)
+	if err != nil {
+		return nil, err
+	}
+	config, err := c.document(ctx, "blobs", d.Digest.String(), "", d.Size) // bounded by ConfigOf
+	if err != nil {
+		return nil, err
+	}
+	return artifact.Parse(manifest, config)
+}
+
+// document returns the content of a manifest or of a small blob, of at most limit bytes.
+func (c *conn) document(ctx context.Context, kind, id, accept string, limit int64) ([]byte, error) {
+	ctx = context.WithValue(ctx, blobKey{}, true) // bounded here
+	resp, err := c.get(ctx, kind, id, accept, 0, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	p, err := io.ReadAll(io.LimitReader(resp.Body, limit+1))
+	if err == nil && int64(len(p)) > limit {
+		err = &artifact.Error{Err: fmt.Errorf("registry %s: %s/%.80s has more than %d bytes", c.Registry(), kind, id, limit)}
+	}
+	return p, err
+}
+
+// Pulled is the result of Pull.
+type Pulled struct {
+	*artifact.Artifact
+	store.Info
+	Moved int64 // bytes that were fetched
+}
+
+// Pull makes a snapshot of one in a registry, with the given tag or, if tag is empty, with the tag of the
+// pushed snapshot. It fetches only blobs that the store lacks. After an error, complete blobs stay in the
+// cache for the next try, and nothing else does. on may be called concurrently.
+func (h *Hub) Pull(ctx context.Context, who, tag string, r Remote, on func(Progress)) (Pulled, error) {
+	leave, err := h.transfers.Wait(ctx, owner.FairShare(who, maxTransfers))
+	if err != nil {
+		return Pulled{}, err
+	}
+	defer leave()
+	o, err := h.find(ctx, r)
+	if err != nil {
+		return Pulled{}, err
+	}
+	if _, err := h.acceptable(tag, o.Snapshot); err != nil { // before bytes of layers are fetched
+		return Pulled{}, err
+	}
+	if err := h.checkRoom(o.Lacking()); err != nil {
+		return Pulled{}, err
+	}
+	for _, p := range o.has {
+		on(p)
+	}
+	p := &pull{hub: h, conn: o.conn, on: on, files: make(blobs)}
+	defer h.trim()
+	defer p.files.close()
+	if err := p.fetchAll(ctx, o.lacks); err != nil {
+		return Pulled{}, o.conn.failed(err)
+	}
+	info, err := h.publish(ctx, who, tag, o.Artifact, p, on)
+	var bad *artifact.Error
+	switch {
+	case err == nil: // the store has the content
+		for _, d := range p.came {
+			h.cache.remove(d)
+		}
+	case errors.As(err, &bad): // a damaged blob must not fail the next try
+		for _, b := range o.Blobs {
+			h.cache.remove(b.Digest)
+		}
+	}
+	return Pulled{o.Artifact, info, p.moved}, err
+}
+
+// pull is the source of the blobs of a snapshot in a registry.
+type pull struct {
+	hub  *Hub
+	conn *conn
+	on   func(Progress)
+
+	mu    sync.Mutex
+	files blobs
+	came  []digest.Digest // blobs that the cache did not have before
+	moved int64
+}
+
+// fetchAll fetches blobs, several at a time.
+func (p *pull) fetchAll(ctx context.Context, list []artifact.Blob) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(maxBlobs)
+	for _, b := range list {
+		g.Go(func() error {
+			_, err := p.open(ctx, b)
+			return err
+		})
+	}
+	return g.Wait()
+}
+
+// open implements source. It fetches the blob if the cache does not have it.
+func (p *pull) open(ctx context.Context, b artifact.Blob) (*os.File, error) {
+	p.mu.Lock()
+	f := p.files[b.Digest]
+	p.mu.Unlock()
+	if f != nil {
+		return f, nil
+	}
+	if f = p.hub.cache.open(b.Digest); f == nil {
+		var err error
+		if f, err = p.fetch(ctx, b); err != nil {
+			return nil, err
+		}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.files.add(b.Digest, f)
+	return p.files.of(b.Digest)
+}
+
+// fetch adds a blob of the registry to the cache.
+func (p *pull) fetch(ctx context.Context, b artifact.Blob) (*os.File, error) {
+	if err := p.hub.checkRoom(b.Size); err != nil {
+		return nil, err
+	}
+	s := &step{on: p.on, now: Progress{File: b.Part.Name, State: Pulling, Bytes: b.Size}}
+	f, err := p.hub.cache.add(func(tmp *os.File) (digest.Digest, error) {
+		x := &fetching{conn: p.conn, b: b, f: tmp, sent: s.add}
+		err := x.run(ctx)
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.moved += s.now.Done
+		return b.Digest, err
+	})
+	if err != nil {
+		return nil, p.conn.failed(err)
+	}
+	p.mu.Lock()
+	p.came = append(p.came, b.Digest)
+	p.mu.Unlock()
+	s.end(Fetched)
+	return f, nil
+}

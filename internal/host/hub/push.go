@@ -1,0 +1,241 @@
+package hub
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
+	"github.com/google/go-containerregistry/pkg/v1/static"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/forkd/forkd/internal/format/artifact"
+	"github.com/forkd/forkd/internal/host/invalid"
+	"github.com/forkd/forkd/internal/host/owner"
+	"github.com/forkd/forkd/internal/host/store"
+)
+
+// Sent is the result of Push.
+type Sent struct {
+	*artifact.Artifact
+	Moved int64 // bytes that were sent, with those of tries that failed
+}
+
+// Push writes a snapshot to a registry. It sends only blobs that the registry lacks, and the tag last. So
+// after an error the registry has no new tag, and the next Push goes on with the blobs that are left. on may
+// be called concurrently.
+func (h *Hub) Push(ctx context.Context, who, tag string, to Remote, on func(Progress)) (_ Sent, err error) {
+	target, ok := to.ref.(name.Tag)
+	if !ok {
+		return Sent{}, invalid.Errorf(RemoteField, "%.200q: want a tag, REGISTRY/NAME:TAG: the digest is known only "+
+			"after the push", to.ref.String())
+	}
+	leave, err := h.transfers.Wait(ctx, owner.FairShare(who, maxTransfers))
+	if err != nil {
+		return Sent{}, err
+	}
+	defer leave()
+	defer h.trim()
+	p := &push{hub: h, ctx: ctx, who: who, on: on, files: make(blobs)}
+	if p.from, err = h.cfg.Store.Export(ctx, tag); err != nil {
+		return Sent{}, err
+	}
+	defer p.from.Close()
+	defer p.files.close()
+	a, err := p.describe()
+	if err != nil {
+		return Sent{}, err
+	}
+	repo := target.Context()
+	c, err := h.dial(ctx, to, append(p.scopes(a, repo), repo.Scope(transport.PushScope))...)
+	if err != nil {
+		return Sent{}, err
+	}
+	out, err := c.pusher()
+	if err != nil {
+		return Sent{}, err
+	}
+	if err := p.upload(ctx, out, repo, a); err != nil {
+		return Sent{}, c.failed(err)
+	}
+	if err := out.Upload(ctx, repo, static.NewLayer(a.Config, artifact.ConfigType)); err != nil {
+		return Sent{}, c.failed(err)
+	}
+	if err := out.Put(ctx, target, manifest(a.Manifest)); err != nil {
+		return Sent{}, c.failed(err)
+	}
+	return Sent{a, p.moved}, nil
+}
+
+// manifest is an OCI manifest.
+type manifest []byte
+
+func (m manifest) RawManifest() ([]byte, error)        { return m, nil }
+func (m manifest) MediaType() (types.MediaType, error) { return types.OCIManifestSchema1, nil }
+
+// push is a Push in progress.
+type push struct {
+	hub  *Hub
+	ctx  context.Context
+	who  string
+	on   func(Progress)
+	from *store.Exported
+
+	mu    sync.Mutex
+	files blobs
+	moved int64
+}
+
+// describe returns the artifact. It compresses only files that were never packed.
+func (p *push) describe() (*artifact.Artifact, error) {
+	var list []artifact.Blob
+	for i, part := range artifact.Parts(p.from.Manifest) {
+		b, ok := p.hub.cache.known(part)
+		if !ok {
+			var err error
+			if b, err = p.compress(i, part); err != nil {
+				return nil, err
+			}
+		}
+		list = append(list, b)
+	}
+	return artifact.New(artifact.Portable(p.from.Manifest), list)
+}
+
+// compress makes the blob of a file, and keeps it open.
+func (p *push) compress(i int, part artifact.Part) (artifact.Blob, error) {
+	leave, err := p.hub.wait(p.ctx, p.who)
+	if err != nil {
+		return artifact.Blob{}, err
+	}
+	defer leave()
+	b, f, err := p.hub.encode(p.ctx, part, p.from.Files[i])
+	if err != nil {
+		return b, err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.files.add(b.Digest, f)
+	return b, nil
+}
+
+// open returns the blob of a file. If it has left the cache, the file is compressed again.
+func (p *push) open(i int, b artifact.Blob) (*os.File, error) {
+	p.mu.Lock()
+	f := p.files[b.Digest]
+	p.mu.Unlock()
+	if f != nil {
+		return f, nil
+	}
+	again, err := p.compress(i, b.Part)
+	if err != nil {
+		return nil, err
+	}
+	if again.Digest != b.Digest { // this forkd compresses in another way than the one that has recorded it
+		p.hub.cache.forget(b.Part)
+		return nil, fmt.Errorf("%s was packed with other bytes before: push it again", b.Part.Name)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.files.of(b.Digest)
+}
+
+// maxMounts bounds the repositories that a push mounts blobs from. Each one is a scope of its token.
+const maxMounts = 4
+
+// scopes returns the scopes for mounting blobs from other repositories of the registry.
+func (p *push) scopes(a *artifact.Artifact, to name.Repository) (list []string) {
+	seen := make(map[string]bool)
+	for _, b := range a.Blobs {
+		if from, ok := p.hub.cache.source(b.Digest, to); ok && !seen[from.Name()] && len(seen) < maxMounts {
+			seen[from.Name()] = true
+			list = append(list, from.Scope(transport.PullScope))
+		}
+	}
+	return list
+}
+
+// upload sends the blobs, several at a time. Files with the same content have one blob.
+func (p *push) upload(ctx context.Context, out *remote.Pusher, to name.Repository, a *artifact.Artifact) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(maxBlobs)
+	seen := make(map[string]bool)
+	for i, b := range a.Blobs {
+		if seen[b.Digest.String()] {
+			continue
+		}
+		seen[b.Digest.String()] = true
+		g.Go(func() error { return p.uploadOne(ctx, out, to, i, b) })
+	}
+	return g.Wait()
+}
+
+func (p *push) uploadOne(ctx context.Context, out *remote.Pusher, to name.Repository, i int, b artifact.Blob) error {
+	l := &layer{push: p, i: i, b: b, step: step{on: p.on, now: Progress{File: b.Part.Name, State: Pushing, Bytes: b.Size}}}
+	var send v1.Layer = l
+	if from, ok := p.hub.cache.source(b.Digest, to); ok {
+		send = &remote.MountableLayer{Layer: l, Reference: from.Digest(b.Digest.String())}
+	}
+	if err := out.Upload(ctx, to, send); err != nil {
+		return err
+	}
+	p.mu.Lock()
+	p.moved += l.sent
+	p.mu.Unlock()
+	state := Pushed
+	if l.sent == 0 {
+		state = Exists
+	}
+	l.end(state)
+	_ = p.hub.cache.setSource(b.Digest, to) // it only saves work of later pushes
+	return nil
+}
+
+// layer is a blob for go-containerregistry.
+type layer struct {
+	*push
+	step
+	i    int
+	b    artifact.Blob
+	sent int64
+}
+
+var errCompressed = errors.New("the content of a blob is read by package artifact only")
+
+func (l *layer) Digest() (v1.Hash, error)             { return v1.NewHash(l.b.Digest.String()) }
+func (l *layer) DiffID() (v1.Hash, error)             { return v1.Hash{}, errCompressed }
+func (l *layer) Uncompressed() (io.ReadCloser, error) { return nil, errCompressed }
+func (l *layer) Size() (int64, error)                 { return l.b.Size, nil }
+func (l *layer) MediaType() (types.MediaType, error)  { return artifact.FileType, nil }
+
+// Compressed returns the bytes of the blob. It is called again after each failed try.
+func (l *layer) Compressed() (io.ReadCloser, error) {
+	f, err := l.open(l.i, l.b)
+	if err != nil {
+		return nil, err
+	}
+	l.now.Done = 0
+	return &reading{io.NewSectionReader(f, 0, l.b.Size), l}, nil
+}
+
+// reading counts the bytes of a blob that are sent.
+type reading struct {
+	*io.SectionReader
+	l *layer
+}
+
+func (r *reading) Read(p []byte) (int, error) {
+	n, err := r.SectionReader.Read(p)
+	r.l.sent += int64(n)
+	r.l.add(int64(n))
+	return n, err
+}
+
+func (r *reading) Close() error { return nil }

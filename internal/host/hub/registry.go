@@ -1,0 +1,346 @@
+package hub
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"net/url"
+	"regexp"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/authn"
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
+
+	"github.com/forkd/forkd/internal/format/artifact"
+	"github.com/forkd/forkd/internal/host/invalid"
+	"github.com/forkd/forkd/internal/registry"
+)
+
+// Remote is the place of a snapshot in a registry.
+type Remote struct {
+	ref   name.Reference
+	login *registry.Login // nil: the login stored by `docker login` for the daemon's user
+}
+
+// RemoteField is the field of a request that ParseRemote checks.
+const RemoteField = "reference"
+
+// repoPattern is the form of names of repositories (OCI distribution spec, "Pulling manifests").
+var repoPattern = regexp.MustCompile(`^[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*$`)
+
+// ParseRemote parses REGISTRY/NAME:TAG and REGISTRY/NAME@DIGEST. There is no default registry, so that
+// no snapshot is published by mistake, and no default tag.
+func ParseRemote(reference string) (Remote, error) {
+	ref, err := name.ParseReference(reference, name.StrictValidation)
+	if err != nil || !repoPattern.MatchString(ref.Context().RepositoryStr()) {
+		return Remote{}, invalid.Errorf(RemoteField, "%.200q: want REGISTRY/NAME:TAG or REGISTRY/NAME@DIGEST, "+
+			"such as ghcr.io/owner/name:1", reference)
+	}
+	return Remote{ref: ref}, nil
+}
+
+// Registry returns the name of the registry, as registry.Name does.
+func (r Remote) Registry() string { return r.ref.Context().RegistryStr() }
+
+// With returns r with credentials for its registry.
+func (r Remote) With(l *registry.Login) Remote { r.login = l; return r }
+
+// At returns the reference of the artifact with a digest.
+func (r Remote) At(digest string) string { return r.ref.Context().Name() + "@" + digest }
+
+// RegistryError reports that a registry has refused a request, or that its answer is not usable.
+type RegistryError struct {
+	Registry string
+	Status   int // HTTP status of the answer; 0 if there was none
+	Err      error
+}
+
+func (e *RegistryError) Error() string { return "registry " + e.Registry + ": " + e.Err.Error() }
+
+func (e *RegistryError) Unwrap() error { return e.Err }
+
+var errStalled = errors.New("it sends or takes too little data")
+
+// wire is the transport to one registry, and to the servers that this registry names for tokens, uploads
+// and blobs. The registry is not trusted: it may stall, send without end, and lead anywhere.
+type wire struct {
+	base  http.RoundTripper
+	home  string        // host name of the registry
+	stall time.Duration // longest time for minProgress bytes, and for an answer
+}
+
+const (
+	// minProgress is the number of bytes that a transfer needs in each period of wire.stall.
+	minProgress = 64 << 10
+	maxHeader   = 64 << 10             // bytes of the header of an answer
+	maxAnswer   = artifact.MaxManifest // bytes of an answer, except for blobs
+)
+
+// newBase returns the transport below all wires. It does not decompress answers: blobs are compressed
+// already, and their sizes are those on the wire.
+func newBase() *http.Transport {
+	return &http.Transport{
+		Proxy:                  http.ProxyFromEnvironment,
+		DialContext:            (&net.Dialer{Timeout: 30 * time.Second}).DialContext,
+		TLSHandshakeTimeout:    10 * time.Second,
+		TLSClientConfig:        &tls.Config{MinVersion: tls.VersionTLS12},
+		ForceAttemptHTTP2:      true,
+		MaxIdleConnsPerHost:    maxBlobs,
+		IdleConnTimeout:        30 * time.Second,
+		MaxResponseHeaderBytes: maxHeader,
+		DisableCompression:     true,
+	}
+}
+
+// check refuses requests without TLS, and requests to this host that a registry elsewhere has caused. A
+// name of another host that resolves to an address of this host has no certificate there.
+func (w wire) check(r *http.Request) error {
+	host := r.URL.Hostname()
+	switch {
+	case r.URL.Scheme == "http" && !registry.IsLoopback(host):
+		return fmt.Errorf("%s has no TLS, which only registries at addresses of this host may lack", r.URL.Host)
+	case registry.IsLoopback(host) && !registry.IsLoopback(w.home):
+		return fmt.Errorf("it leads to %s, a server on this host", r.URL.Host)
+	}
+	return nil
+}
+
+type blobKey struct{}
+
+// RoundTrip implements http.RoundTripper.
+func (w wire) RoundTrip(r *http.Request) (*http.Response, error) {
+	if err := w.check(r); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancelCause(r.Context())
+	p := &pulse{every: w.stall, ctx: ctx, cancel: cancel}
+	p.timer = time.AfterFunc(w.stall, func() { cancel(errStalled) })
+	out := r.Clone(ctx)
+	if r.Body != nil && r.Body != http.NoBody {
+		out.Body = &sending{r.Body, p}
+	}
+	resp, err := w.base.RoundTrip(out)
+	if err != nil {
+		err = p.cause(err)
+		p.stop()
+		return nil, err
+	}
+	resp.Request = r
+	if r.Context().Value(blobKey{}) == nil || resp.StatusCode >= http.StatusMultipleChoices {
+		resp.Body = registry.Bound(resp.Body, "answer", maxAnswer)
+	}
+	resp.Body = &receiving{resp.Body, p}
+	return resp, nil
+}
+
+// pulse ends a request without progress. The bodies of a request and of its answer can be read concurrently.
+type pulse struct {
+	every  time.Duration
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	timer  *time.Timer
+	bytes  atomic.Int64 // since the timer was set
+}
+
+func (p *pulse) add(n int, err error) {
+	if p.bytes.Add(int64(n)) >= minProgress || errors.Is(err, io.EOF) { // the other side may need as long to answer
+		p.bytes.Store(0)
+		p.timer.Reset(p.every)
+	}
+}
+
+// cause returns errStalled in the place of the error that it has caused.
+func (p *pulse) cause(err error) error {
+	if err != nil && errors.Is(context.Cause(p.ctx), errStalled) {
+		return errStalled
+	}
+	return err
+}
+
+func (p *pulse) stop() {
+	p.timer.Stop()
+	p.cancel(nil)
+}
+
+// sending is the body of a request.
+type sending struct {
+	io.ReadCloser
+	*pulse
+}
+
+func (s *sending) Read(b []byte) (int, error) {
+	n, err := s.ReadCloser.Read(b)
+	s.add(n, err)
+	return n, err
+}
+
+// receiving is the body of an answer.
+type receiving struct {
+	io.ReadCloser
+	*pulse
+}
+
+func (r *receiving) Read(b []byte) (int, error) {
+	n, err := r.ReadCloser.Read(b)
+	r.add(n, nil)
+	return n, r.cause(err)
+}
+
+func (r *receiving) Close() error {
+	defer r.stop()
+	return r.ReadCloser.Close()
+}
+
+// conn is a connection to the repository of a snapshot, with credentials.
+type conn struct {
+	http.Client
+	Remote
+	tries int
+	wait  time.Duration // before the second try; doubles
+	small int64         // see smallBlob
+}
+
+// dial finds out how a registry authenticates, and gets a token for the scopes if it wants one.
+func (h *Hub) dial(ctx context.Context, r Remote, scopes ...string) (*conn, error) {
+	repo := r.ref.Context()
+	c := &conn{Remote: r, tries: h.tries, wait: h.retryWait, small: h.small}
+	var auth authn.Authenticator
+	var err error
+	if r.login != nil {
+		auth = r.login.Authenticator()
+	} else if auth, err = authn.Resolve(ctx, authn.DefaultKeychain, repo); err != nil {
+		return nil, c.failed(fmt.Errorf("read Docker's configuration of the daemon's user: %w", err))
+	}
+	home, _, err := net.SplitHostPort(repo.RegistryStr())
+	if err != nil {
+		home = strings.Trim(repo.RegistryStr(), "[]") // it has no port
+	}
+	w := wire{h.base, home, h.stall}
+	err = c.again(ctx, func() error {
+		c.Transport, err = transport.NewWithContext(ctx, repo.Registry, auth, w, scopes)
+		return err
+	})
+	return c, c.failed(err)
+}
+
+// pusher returns the client for uploads. It tries again as c does.
+func (c *conn) pusher() (*remote.Pusher, error) {
+	return remote.NewPusher(remote.WithTransport(c.Transport), remote.WithRetryPredicate(isTemporary),
+		remote.WithRetryBackoff(remote.Backoff{Duration: c.wait, Factor: 2, Steps: c.tries}))
+}
+
+// again calls try until it succeeds, fails for good, or has failed too often.
+func (c *conn) again(ctx context.Context, try func() error) error {
+	for n := 1; ; n++ {
+		err := try()
+		if err == nil || n >= c.tries || !isTemporary(err) {
+			return err
+		}
+		if err := c.pause(ctx, n); err != nil {
+			return err
+		}
+	}
+}
+
+// pause waits after the n-th failed try.
+func (c *conn) pause(ctx context.Context, n int) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(c.wait << (n - 1)):
+		return nil
+	}
+}
+
+// isTemporary reports whether a request may succeed later.
+func isTemporary(err error) bool {
+	var status *transport.Error
+	var dns *net.DNSError
+	var opened *net.OpError
+	switch {
+	case err == nil, errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return false
+	case errors.As(err, &status):
+		return status.Temporary()
+	case errors.As(err, &dns):
+		return dns.IsTemporary
+	case errors.Is(err, errStalled):
+		return true
+	case errors.As(err, &opened):
+		return true
+	}
+	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, net.ErrClosed) ||
+		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
+}
+
+// Bounds on what an error quotes of a registry.
+const (
+	maxDiagnostics = 3
+	maxDiagnostic  = 200 // bytes
+)
+
+// failed returns the error of a request to the registry. It quotes neither bodies nor URLs: the registry can
+// lead to a server that only this host reaches, and URLs can have credentials.
+func (c *conn) failed(err error) error {
+	var own *RegistryError
+	var bad *artifact.Error
+	var file *fs.PathError
+	if err == nil || errors.As(err, &own) || errors.As(err, &bad) || errors.As(err, &file) ||
+		errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return err
+	}
+	out := &RegistryError{Registry: c.Registry(), Err: err}
+	var status *transport.Error
+	var to *url.Error
+	switch {
+	case errors.As(err, &status):
+		out.Status = status.StatusCode
+		text := fmt.Sprintf("%d %s", status.StatusCode, http.StatusText(status.StatusCode))
+		for _, d := range status.Errors[:min(len(status.Errors), maxDiagnostics)] {
+			text += fmt.Sprintf(", %.*q", maxDiagnostic, string(d.Code)+": "+d.Message)
+		}
+		out.Err = errors.New(text)
+	case errors.As(err, &to):
+		out.Err = to.Err
+	}
+	return out
+}
+
+// get requests a manifest or a blob, or the bytes from start to end of a blob. Without a range, end is 0. The
+// caller closes the body.
+func (c *conn) get(ctx context.Context, kind, id, accept string, start, end int64) (*http.Response, error) {
+	repo := c.ref.Context()
+	u := url.URL{Scheme: repo.Scheme(), Host: repo.RegistryStr(),
+		Path: "/v2/" + repo.RepositoryStr() + "/" + kind + "/" + id}
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+	want := []int{http.StatusOK}
+	if accept != "" {
+		r.Header.Set("Accept", accept)
+	}
+	if end > 0 {
+		r.Header.Set("Range", fmt.Sprintf("bytes=%d-%d", start, end-1))
+		want = append(want, http.StatusPartialContent)
+	}
+	resp, err := c.Do(r)
+	if err != nil {
+		return nil, err
+	}
+	if err := transport.CheckError(resp, want...); err != nil {
+		resp.Body.Close()
+		return nil, err
+	}
+	return resp, nil
+}
