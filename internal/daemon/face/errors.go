@@ -54,7 +54,6 @@ func codeOf(err error) code {
 		diskOnly  *store.DiskOnlyError
 		busy      *sandbox.BusyError
 		backlog   *store.BacklogError
-		remote    *hub.RegistryError
 		refused   *admit.Error
 		family    *sandbox.FamilyError
 		unique    *unique.Error
@@ -75,10 +74,8 @@ func codeOf(err error) code {
 		return codeScope
 	case errors.As(err, &badField):
 		return codeInvalidField
-	case is[*artifact.Error](err):
-		return codeArtifact
-	case errors.As(err, &remote):
-		return codeOfRegistry(remote.Status)
+	case is[*artifact.Error](err), is[*hub.RegistryError](err):
+		return codeOfHub(err)
 	case errors.As(err, &warmup):
 		return codeWarmup
 	case is[*ConflictError](err), is[*tenancy.ChangedError](err):
@@ -155,9 +152,13 @@ func is[E error](err error) bool {
 	return ok
 }
 
-// codeOfRegistry returns the code for the status of a registry's answer.
-func codeOfRegistry(status int) code {
-	switch status {
+// codeOfHub returns the code of the error of an artifact or of a registry.
+func codeOfHub(err error) code {
+	var remote *hub.RegistryError
+	if !errors.As(err, &remote) {
+		return codeArtifact
+	}
+	switch remote.Status {
 	case http.StatusUnauthorized, http.StatusForbidden:
 		return codeRegistryDenied
 	case http.StatusNotFound:

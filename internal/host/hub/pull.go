@@ -24,8 +24,7 @@ import (
 const acceptedManifests = oci.MediaTypeImageManifest + ", " + oci.MediaTypeImageIndex +
 	", application/vnd.docker.distribution.manifest.v2+json, application/vnd.docker.distribution.manifest.list.v2+json"
 
-// Offer is a snapshot in a registry, of which only the manifest and the configuration were fetched and
-// checked.
+// Offer is a snapshot in a registry. Only its manifest and its configuration were fetched and checked.
 type Offer struct {
 	*artifact.Artifact
 	hub   *Hub

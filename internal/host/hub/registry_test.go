@@ -503,7 +503,8 @@ func TestRegistryTLS(t *testing.T) {
 
 func TestReferences(t *testing.T) {
 	for _, reference := range []string{"", "py", "owner/py", "owner/py:1", "ghcr.io/owner/py",
-		"https://ghcr.io/owner/py:1", "ghcr.io/../py:1", "ghcr.io/Owner/py:1", "ghcr.io/owner/py@sha256:1", "ghcr.io/owner/py:1 2"} {
+		"https://ghcr.io/owner/py:1", "ghcr.io/../py:1", "ghcr.io/Owner/py:1",
+		"ghcr.io/owner/py@sha256:1", "ghcr.io/owner/py:1 2"} {
 		var field *invalid.Error
 		if _, err := ParseRemote(reference); !errors.As(err, &field) || field.Field != RemoteField {
 			t.Errorf("%q: %v", reference, err)
