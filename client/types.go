@@ -12,6 +12,10 @@ type (
 	TTLRequest       = v1.TTLRequest
 	Forked           = v1.Forked
 	Stats            = v1.Stats
+	Metrics          = v1.Metrics
+	MetricPoint      = v1.MetricPoint
+	HostMetrics      = v1.HostMetrics
+	HostPoint        = v1.HostPoint
 	RollbackRequest  = v1.RollbackRequest
 	RolledBack       = v1.RolledBack
 	PromoteRequest   = v1.PromoteRequest

@@ -42,9 +42,11 @@ import (
 	"github.com/forkd/forkd/internal/format/disklayer"
 	"github.com/forkd/forkd/internal/host/admit"
 	"github.com/forkd/forkd/internal/host/bake"
+	"github.com/forkd/forkd/internal/host/cgroup"
 	"github.com/forkd/forkd/internal/host/diff"
 	"github.com/forkd/forkd/internal/host/event"
 	"github.com/forkd/forkd/internal/host/helpervm"
+	"github.com/forkd/forkd/internal/host/history"
 	"github.com/forkd/forkd/internal/host/hub"
 	"github.com/forkd/forkd/internal/host/imagevm"
 	"github.com/forkd/forkd/internal/host/sandbox"
@@ -85,6 +87,7 @@ type Rig struct {
 	Steps    *build.Builder     // executes the builds of templates and Dockerfiles
 	Unpacks  *vmfake.VMMs       // builder VMs
 	Differs  *vmfake.VMMs       // VMs that compare disks
+	History  *history.Recorder  // takes samples only when its caller says so
 	Scratch  string             // directory of the disks that builder VMs fill
 	Cache    string             // image cache
 	Parent   client.BakeRequest // request that makes a snapshot
@@ -201,9 +204,7 @@ func New(t T, o Options) *Rig {
 	}, RunDir: run,
 		Initrd:   os.Open, // opened, but never read
 		Template: "host", Accel: "kvm", Log: slog.New(slog.DiscardHandler), Admit: m.AdmitParent})
-	counts.SetSource(metrics.Source{Snapshots: func() int { return len(st.List()) }, Pool: m.PoolSize,
-		PoolWanted: m.PoolWanted, Branches: m.BranchesInFlight,
-		Sandboxes: func() map[string]int { return nil }})
+	r.observe(m, counts)
 	r.TokenFile = filepath.Join(dir, "tokens")
 	guard, err := r.guard(o.Tokens)
 	if err != nil {
@@ -243,13 +244,14 @@ func New(t T, o Options) *Rig {
 		Answers: answers, Limits: o.Limits, Counts: counts, Requests: counts.RequestDone, Stopping: o.Stopping, Log: discard})
 	r.serveSSH(t, o.SSH, dir, shared, counts)
 	api := v1.New(v1.Config{Face: shared, Baker: baker, Builds: r.Steps, Images: r.images, ScratchDir: r.Scratch,
-		Differ: r.differ(o.Diff, run, st), Hub: newHub(t, dir, st), Metrics: counts.Handler(), Version: "test",
-		Accel: "kvm", Domain: domain, GuestPort: o.GuestPort, NoKVM: o.noKVM, Links: links, Tried: counts.Tried,
-		SSH: r.SSH.info(), MCP: mcphttp.New("test", o.Limits.Keepalive, discard)})
+		Differ: r.differ(o.Diff, run, st), Hub: newHub(t, dir, st), Metrics: counts.Handler(), History: r.History,
+		Version: "test", Accel: "kvm", Domain: domain, GuestPort: o.GuestPort, NoKVM: o.noKVM, Links: links,
+		Tried: counts.Tried, SSH: r.SSH.info(), MCP: mcphttp.New("test", o.Limits.Keepalive, discard)})
 	if !o.Unchecked {
 		api = apitest.Checked(t, api)
 	}
-	compatible := e2b.New(e2b.Config{Face: shared, Keys: keys, Builder: builder, Tags: openTags(t, dir), Domain: domain})
+	compatible := e2b.New(e2b.Config{Face: shared, Keys: keys, Builder: builder, Tags: openTags(t, dir), Domain: domain,
+		History: r.History})
 	r.Handler = front.New(front.Config{Face: shared, V1: api, E2B: compatible, Domain: domain, Links: links})
 	t.Cleanup(func() { builder.Close(); m.Close(true); st.Close(); log.Close() })
 	t.Cleanup(r.agents.stop)
@@ -276,6 +278,15 @@ func (o *Options) prepare(r *Rig, vmms *vmfake.VMMs, dir string) {
 	if o.Prepare != nil {
 		o.Prepare(vmms)
 	}
+}
+
+// observe connects what counts and what records figures with the manager.
+func (r *Rig) observe(m *sandbox.Manager, counts *metrics.Metrics) {
+	counts.SetSource(metrics.Source{Snapshots: func() int { return len(m.Snapshots().List()) }, Pool: m.PoolSize,
+		PoolWanted: m.PoolWanted, Branches: m.BranchesInFlight,
+		Sandboxes: func() map[string]int { return nil }})
+	usage := func() (u cgroup.Usage, err error) { return u, nil } // VMs are faked
+	r.History = history.New(history.Source{Manager: m, Usage: usage, Children: counts.Children}.Config())
 }
 
 // newHub returns a Hub that never finds the disk full.

@@ -41,11 +41,16 @@ func newTopCmd() *cobra.Command {
 
 func newStatsCmd() *cobra.Command {
 	t := newTop()
+	var since secondsValue
 	cmd := &cobra.Command{
 		Use:   "stats [ID…]",
 		Short: "Show the resource use of running sandboxes",
-		Long:  "Without an ID, it shows all running sandboxes, as 'forkd top' does.",
+		Long: "Without an ID, it shows all running sandboxes, as 'forkd top' does. With --since it shows how the use of one\n" +
+			"sandbox has changed: each second of the last ten minutes or, for a longer time, each minute of the last day.",
 		RunE: func(cmd *cobra.Command, refs []string) error {
+			if since != 0 {
+				return historyOf(cmd, &t.c, refs, since.duration())
+			}
 			if len(refs) == 0 {
 				return t.run(cmd)
 			}
@@ -56,6 +61,7 @@ func newStatsCmd() *cobra.Command {
 	}
 	t.c.hasWide = true
 	t.register(cmd)
+	cmd.Flags().Var(&since, "since", "show the history of one sandbox, from this time ago, such as 10m; also seconds")
 	noEffect(cmd.Flags(), "all", "a", "of docker; no effect: those that do not run cost nothing")
 	cmd.Flags().BoolVar(&t.once, "no-stream", false, "docker's name for --once")
 	_ = cmd.Flags().MarkHidden("no-stream") // fails only for a flag that does not exist

@@ -122,6 +122,7 @@ func hostileDaemon(t *testing.T) {
 		"GET /v1/sandboxes/sb-1/limits":        hostile[client.SandboxLimits](),
 		"GET /v1/sandboxes/sb-1/processes":     hostile[[]client.ProcessInfo](),
 		"GET /v1/sandboxes/sb-1/stats":         hostile[client.Stats](),
+		"GET /v1/sandboxes/sb-1/metrics":       hostile[client.Metrics](),
 		"POST /v1/sandboxes/sb-1/ports/80/url": hostile[client.PortURL](),
 		"GET /v1/sandboxes/sb-1/network":       hostile[client.SandboxNetwork](),
 		"POST /v1/sandboxes/sb-1/ping":         hostile[client.Pong](),
@@ -159,7 +160,7 @@ func TestWordsOfDaemonsAreForReading(t *testing.T) {
 		"run -d base -- ls", "prune --dry-run",
 		"prune --force", "df", "info", "ping sb-1", "net sb-1", "limit sb-1", "workspace list",
 		"workspace create desk --snapshot base", "inspect sb-1", "inspect base", "kill sb-1",
-		"top --once", "stats sb-1", "ttl sb-1", "rmi base", "rmi nothing",
+		"top --once", "stats sb-1", "stats sb-1 --since 1h", "ttl sb-1", "rmi base", "rmi nothing",
 		"verify base", "undo -w desk", "turns -w desk", "inspect -f {{.id}} sb-1", "diff sb-1",
 		"diff base sb-1 /srv", "diff sb-1 --stat", "diff sb-1 --name-only", "diff sb-1 --name-status"} {
 		for _, format := range []string{"", "-o json"} {

@@ -77,8 +77,10 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	defer w.close(cfg.KillOnExit)
 	serving, cancel := context.WithCancel(ctx)
-	var reopener sync.WaitGroup
+	var reopener, sampler sync.WaitGroup
 	reopener.Go(func() { w.reopen(serving, cfg.Reopen, cfg.Log) })
+	sampler.Go(func() { w.history.Run(serving) })
+	defer sampler.Wait()
 	var ssh sync.WaitGroup
 	ssh.Go(func() { w.ssh.serve(serving, cfg.Log) })
 	defer ssh.Wait()

@@ -41,6 +41,7 @@ import (
 	"github.com/forkd/forkd/internal/host/diff"
 	"github.com/forkd/forkd/internal/host/event"
 	"github.com/forkd/forkd/internal/host/helpervm"
+	"github.com/forkd/forkd/internal/host/history"
 	"github.com/forkd/forkd/internal/host/hub"
 	"github.com/forkd/forkd/internal/host/imagevm"
 	"github.com/forkd/forkd/internal/host/netclient"
@@ -70,6 +71,7 @@ type wired struct {
 	traces  *tracing.Tracer
 	ssh     *sshFace
 	tags    *e2b.Tags
+	history *history.Recorder
 }
 
 // wire constructs the daemon and takes over the sandboxes and processes that an earlier daemon left
@@ -154,7 +156,7 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard, kvm *kvmState) (*w
 		return nil, err
 	}
 	cfg.Log.Info("ready", "snapshots", len(w.store.List()), "recovered_sandboxes", n)
-	counts.SetSource(w.gauges())
+	w.observe(counts)
 	shared := face.New(face.Config{Host: tenancy.New(w.manager, workspaces), Guard: guard, Hosts: cfg.Hosts,
 		Audit: w.audit, Answers: answers, Counts: counts, Requests: counts.RequestDone, Stopping: ctx, Log: cfg.Log})
 	if w.ssh, err = openSSH(&cfg, shared, counts); err != nil {
@@ -163,13 +165,13 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard, kvm *kvmState) (*w
 	undo.Add(w.ssh.close)
 	api := v1.New(v1.Config{
 		Face: shared, Baker: baker, Builds: w.builds, Images: w.images, ScratchDir: scratchDir(cfg.StateDir),
-		Differ: w.differ(&cfg, vmms, runDir), Hub: w.hub, Metrics: counts.Handler(),
+		Differ: w.differ(&cfg, vmms, runDir), Hub: w.hub, Metrics: counts.Handler(), History: w.history,
 		Version: cfg.Version, Accel: cfg.Accel, GuestPort: cfg.GuestPort, Domain: domain, Links: links, Traces: w.traces,
 		Missing: missing, Admission: admissionOf(cfg.Admit), NoKVM: kvm.why, MCP: mcphttp.New(cfg.Version, 0, cfg.Log),
 		Tried: counts.Tried, SSH: w.ssh.info(),
 	})
 	compatible := e2b.New(e2b.Config{Face: shared, Keys: keys, Builder: w.builder, Tags: w.tags, Domain: domain,
-		Traces: w.traces})
+		History: w.history, Traces: w.traces})
 	w.handler = front.New(front.Config{Face: shared, V1: api, E2B: compatible, Domain: domain, Links: links})
 	undo.Release()
 	return w, nil
@@ -269,6 +271,12 @@ func (w *wired) openBooks(cfg *Config, dataDir string) (*workspace.Set, *once.Bo
 	}
 	answers, err := once.Open(filepath.Join(cfg.StateDir, "once"))
 	return workspaces, answers, err
+}
+
+// observe connects what counts and what records figures with the parts that have them.
+func (w *wired) observe(counts *metrics.Metrics) {
+	counts.SetSource(w.gauges())
+	w.history = history.New(history.Source{Manager: w.manager, Usage: w.cgroups.Usage, Children: counts.Children}.Config())
 }
 
 // gauges returns the metrics that are computed when they are requested.

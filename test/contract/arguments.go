@@ -50,6 +50,22 @@ func (a arguments) into(request any) error {
 	return nil
 }
 
+// metricsOf returns the request for a history. The Go client has times, where scenarios have
+// durations before now.
+func metricsOf(a arguments) (req client.MetricsRequest, err error) {
+	req.Step = a.text("step")
+	for name, at := range map[string]*time.Time{"since": &req.Since, "until": &req.Until} {
+		if text := a.text(name); text != "" {
+			ago, err := time.ParseDuration(text)
+			if err != nil {
+				return req, fmt.Errorf("arguments of the scenario: %w", err)
+			}
+			*at = time.Now().Add(-ago)
+		}
+	}
+	return req, nil
+}
+
 // command returns the request for a command. The argument stdin is text or bytes, or true to keep
 // the input open.
 func (a arguments) command() (req client.ExecRequest, err error) {

@@ -71,6 +71,13 @@ func clientOperations() map[string]operation {
 		"client.version": {"Client.Version", func(r *runner, of *Object, _ arguments) (any, error) {
 			return fieldsAnd(r.on(of).Version(r.ctx))
 		}},
+		"client.host_metrics": {"Client.HostMetrics", func(r *runner, of *Object, with arguments) (any, error) {
+			req, err := metricsOf(with)
+			if err != nil {
+				return nil, err
+			}
+			return fieldsAnd(r.on(of).HostMetrics(r.ctx, req))
+		}},
 		"client.healthy": {"Client.Healthy", func(r *runner, of *Object, _ arguments) (any, error) {
 			return r.on(of).Healthy(r.ctx) == nil, nil
 		}},
@@ -151,6 +158,14 @@ func list(r *runner, of *Object, with arguments) (any, error) {
 	return sandboxObjects(boxes), nil
 }
 
+func sandboxMetrics(r *runner, of *Object, with arguments) (any, error) {
+	req, err := metricsOf(with)
+	if err != nil {
+		return nil, err
+	}
+	return fieldsAnd(r.client.Metrics(r.ctx, id(of), req))
+}
+
 func sandboxOperations() map[string]operation {
 	state := func(call func(c *client.Client, ctx context.Context, id string) (client.Sandbox, error)) func(*runner,
 		*Object, arguments) (any, error) {
@@ -177,6 +192,7 @@ func sandboxOperations() map[string]operation {
 		"sandbox.stats": {"Client.Stats", func(r *runner, of *Object, _ arguments) (any, error) {
 			return fieldsAnd(r.client.Stats(r.ctx, id(of)))
 		}},
+		"sandbox.metrics": {"Client.Metrics", sandboxMetrics},
 		"sandbox.ping": {"Client.Ping", func(r *runner, of *Object, _ arguments) (any, error) {
 			return fieldsAnd(r.client.Ping(r.ctx, id(of)))
 		}},

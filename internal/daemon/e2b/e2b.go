@@ -27,6 +27,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/template"
 	"github.com/forkd/forkd/internal/daemon/tracing"
 	"github.com/forkd/forkd/internal/gate"
+	"github.com/forkd/forkd/internal/host/history"
 )
 
 // envdVersion is the version of E2B's agent, envd, whose features forkd's agent has. The SDKs use
@@ -55,7 +56,8 @@ type Config struct {
 	Builder *template.Builder
 	Tags    *Tags
 	Domain  inbound.Domain
-	Traces  *tracing.Tracer // nil: no tracing
+	History *history.Recorder // figures of sandboxes over time
+	Traces  *tracing.Tracer   // nil: no tracing
 }
 
 // Server serves E2B's API.

@@ -14,6 +14,7 @@ import (
 
 	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/host/agentclient"
+	"github.com/forkd/forkd/internal/host/history"
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/tenancy"
 	"github.com/forkd/forkd/internal/proto/agentproto"
@@ -23,7 +24,9 @@ import (
 const (
 	maxMetrics     = 64 << 10 // bytes of a guest's answer
 	metricsTimeout = 10 * time.Second
-	metricsSlack   = 10 * time.Second // a time this close counts as now; E2B measures every 5 s
+	metricsSlack   = 10 * time.Second // a time this close counts as now
+	metricsEvery   = 5 * time.Second  // as in E2B
+	maxUnix        = 253402300799     // the end of the year 9999
 	maxMeasured    = 100              // sandboxes in one request
 	maxLogs        = 1000
 )
@@ -41,47 +44,70 @@ type metric struct {
 	DiskTotal uint64    `json:"diskTotal"`
 }
 
-// metrics answers with one measurement, taken now, if the requested time range includes now. forkd
-// stores no past measurements.
+// metrics answers with the measurements of a time range, oldest first. The past is what the daemon
+// has seen from the host. If the range includes now, the last measurement is the guest's own.
 func (a *Server) metrics(w http.ResponseWriter, r *http.Request) error {
 	i, err := a.find(r)
 	if err != nil {
 		return err
 	}
-	wanted, err := includesNow(r.URL.Query(), time.Now())
+	in, wantsNow, err := rangeOf(r.URL.Query(), time.Now())
 	if err != nil {
 		return err
 	}
-	out := []metric{}
-	if stateOf(i) == running && wanted {
+	out := a.past(i, a.view(r), in)
+	if stateOf(i) == running && wantsNow {
 		m, err := measure(r.Context(), a.view(r), i)
 		if err != nil {
 			return err
 		}
 		out = append(out, m)
 	}
-	return face.WriteJSON(w, r, http.StatusOK, out)
+	return face.WriteArray(w, out, func(m metric) metric { return m })
 }
 
-// includesNow reports whether the time range of a query, in whole seconds of its client's clock,
+// past returns the measurements of a range: one for each minute, and from ten minutes ago one for
+// every metricsEvery.
+func (a *Server) past(i sandbox.Info, view *tenancy.View, in history.Range) (out []metric) {
+	vcpus, disk := view.Machines()(i)
+	add := func(p history.Point[history.Sandbox]) {
+		out = append(out, metric{Timestamp: p.At.UTC(), Unix: p.At.Unix(), CPUs: int(max(vcpus, 1)),
+			CPUUsed: 100 * p.Figures.CPU / float64(max(vcpus, 1)), MemUsed: min(uint64(p.Figures.Own), i.MemoryBytes),
+			MemTotal: i.MemoryBytes, DiskTotal: disk})
+	}
+	seconds := a.History.OfSandbox(i.ID, in)
+	in.Minutes = true
+	for _, p := range a.History.OfSandbox(i.ID, in) {
+		if len(seconds) == 0 || p.At.Before(seconds[0].At) {
+			add(p)
+		}
+	}
+	var last time.Time
+	for _, p := range seconds {
+		if p.At.Sub(last) >= metricsEvery {
+			add(p)
+			last = p.At
+		}
+	}
+	return out
+}
+
+// rangeOf returns the time range of a query, in whole seconds of its client's clock, and whether it
 // includes now.
-func includesNow(q url.Values, now time.Time) (bool, error) {
-	in := true
-	for name, off := range map[string]func(at time.Time) time.Duration{
-		"start": func(at time.Time) time.Duration { return at.Sub(now) },
-		"end":   func(at time.Time) time.Duration { return now.Sub(at) },
-	} {
+func rangeOf(q url.Values, now time.Time) (in history.Range, wantsNow bool, err error) {
+	for name, to := range map[string]*time.Time{"start": &in.From, "end": &in.To} {
 		text := q.Get(name)
 		if text == "" {
 			continue
 		}
 		at, err := strconv.ParseInt(text, 10, 64)
-		if err != nil {
-			return false, face.BadRequest("%s: %q: want seconds since 1970", name, text)
+		if err != nil || at < 0 || at > maxUnix {
+			return in, false, face.BadRequest("%s: %.100q: want seconds since 1970", name, text)
 		}
-		in = in && off(time.Unix(at, 0)) <= metricsSlack
+		*to = time.Unix(at, 0)
 	}
-	return in, nil
+	wantsNow = (in.From.IsZero() || in.From.Sub(now) <= metricsSlack) && (in.To.IsZero() || now.Sub(in.To) <= metricsSlack)
+	return in, wantsNow, nil
 }
 
 // metricsOfMany measures the sandboxes that a query names, and omits sandboxes that cannot be

@@ -5,6 +5,7 @@ package metrics
 
 import (
 	"net/http"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -49,6 +50,9 @@ type Metrics struct {
 	net       netDescs
 	usage     usageDescs
 	source    Source
+
+	made atomic.Uint64 // number of children that became ready
+	took atomic.Int64  // how long they took together, in nanoseconds
 }
 
 // buckets returns bounds from 1 ms (a fork from a full pool) to a minute (an emulated host under
@@ -173,8 +177,15 @@ func (m *Metrics) ChildReady(t sandbox.Timing) {
 		pool = "warm"
 	}
 	m.children.Inc()
+	m.made.Add(1)
+	m.took.Add(int64(t.Ready))
 	m.vmm.WithLabelValues(pool).Observe(t.VMM.Seconds())
 	m.ready.WithLabelValues(pool).Observe(t.Ready.Seconds())
+}
+
+// Children returns how many children became ready, and how long they took together.
+func (m *Metrics) Children() (n uint64, all time.Duration) {
+	return m.made.Load(), time.Duration(m.took.Load())
 }
 
 // PoolRefilled counts a VMM that was started for the pool.

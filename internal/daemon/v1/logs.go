@@ -43,7 +43,7 @@ func (a *api) logs(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	since, err := sinceQuery(r, time.Now())
+	since, err := timeQuery(r, "since", time.Now())
 	if err != nil {
 		return err
 	}
@@ -120,14 +120,14 @@ func lastLines(p []byte, n int) []byte {
 	return p[min(len(rest)+1, len(p)):]
 }
 
-// maxTime is the latest time that the parameter since of a query may name, in seconds of Unix time:
-// the end of the year 9999.
+// maxTime is the latest time that a query may name, in seconds of Unix time: the end of the year
+// 9999.
 const maxTime = 253402300799
 
-// sinceQuery returns the time from which output is requested; zero: from the beginning. As with
-// docker, the query has an RFC 3339 time, seconds of Unix time, or a duration before now.
-func sinceQuery(r *http.Request, now time.Time) (at time.Time, err error) {
-	text := r.URL.Query().Get("since")
+// timeQuery returns the time in the parameter name of a query; zero: there is none. As with docker,
+// the query has an RFC 3339 time, seconds of Unix time, or a duration before now.
+func timeQuery(r *http.Request, name string, now time.Time) (at time.Time, err error) {
+	text := r.URL.Query().Get(name)
 	if text == "" {
 		return at, nil
 	}
@@ -140,6 +140,6 @@ func sinceQuery(r *http.Request, now time.Time) (at time.Time, err error) {
 	if at, err = time.Parse(time.RFC3339, text); err == nil {
 		return at, nil
 	}
-	return at, invalid.Errorf("since",
+	return at, invalid.Errorf(name,
 		"%.100q: want a time such as 2006-01-02T15:04:05Z, seconds of Unix time, or how long ago, such as 10m", text)
 }

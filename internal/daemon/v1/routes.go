@@ -22,6 +22,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/tracing"
 	"github.com/forkd/forkd/internal/host/bake"
 	"github.com/forkd/forkd/internal/host/diff"
+	"github.com/forkd/forkd/internal/host/history"
 	"github.com/forkd/forkd/internal/host/hub"
 )
 
@@ -53,6 +54,7 @@ type Config struct {
 	Hub        *hub.Hub
 	ScratchDir string // directory for disks while builder VMs fill them; the files in it have no names
 	Metrics    http.Handler
+	History    *history.Recorder // figures of sandboxes and of the host over time
 	Version    string
 	Accel      string
 	GuestPort  int                 // port of the addresses in answers to forkd 0.5 clients; 0: answers have no addresses
@@ -201,15 +203,6 @@ func (a *api) readyz(w http.ResponseWriter, r *http.Request) error {
 		w.Header().Set("Retry-After", "1")
 	}
 	return face.WriteJSON(w, r, status, ready)
-}
-
-// metrics serves the metrics of the daemon.
-func (a *api) metrics(w http.ResponseWriter, r *http.Request) error {
-	if err := a.view(r).Limited("metrics of all sandboxes"); err != nil {
-		return err
-	}
-	a.Metrics.ServeHTTP(w, r)
-	return nil
 }
 
 func (a *api) version(r *http.Request) (apiv1.Version, error) {

@@ -37,7 +37,7 @@ func (a *api) routes() []route {
 	guests, control, work, reads, ends, lists := f.Guests, f.Control, f.Work, f.Reads, f.Ends, f.Lists
 	const ok, created = http.StatusOK, http.StatusCreated
 	child := apiv1.ForkRequest{N: 1}
-	part, file := []string{"limit", "cursor"}, []string{"path", "username"}
+	part, file, span := []string{"limit", "cursor"}, []string{"path", "username"}, []string{"since", "until", "step"}
 	and := func(names []string, more ...string) []string { return append(more, names...) }
 
 	return append(a.snapshotRoutes(), []route{
@@ -68,6 +68,7 @@ func (a *api) routes() []route {
 		{"PATCH /v1/sandboxes/{id}/labels", auth.Run, nil, work, call(ok, a.changeLabels)},
 		{"PUT /v1/sandboxes/{id}/ttl", auth.Run, nil, work, call(ok, a.setTTL)},
 		{"GET /v1/sandboxes/{id}/stats", auth.Read, nil, work, get(a.stats)},
+		{"GET /v1/sandboxes/{id}/metrics", auth.Read, span, f.Lists, get(a.sandboxMetrics)},
 		{"GET /v1/sandboxes/{id}/network", auth.Read, nil, reads, get(a.getNetwork)},
 		{"PUT /v1/sandboxes/{id}/network", auth.Run, nil, work, call(ok, a.setNetwork)},
 		{"GET /v1/sandboxes/{id}/limits", auth.Read, nil, reads, get(a.getLimits)},
@@ -116,6 +117,7 @@ func (a *api) routes() []route {
 		{"GET /v1/sandboxes/{id}/tcp/{port}", PortScope, nil, f.Carried, a.tcpPort},
 		{"POST /v1/sandboxes/{id}/ports/{port}/url", PortScope, nil, reads, call(created, a.signPort)},
 
+		{"GET /v1/host/metrics", auth.Read, span, f.Lists, get(a.hostMetrics)},
 		{"GET /v1/events", auth.Read, []string{"after", "sandbox", "label"}, f.Followers, a.events},
 
 		{"GET /v1/workspaces", auth.Read, part, lists, listed(a.listWorkspaces)},

@@ -27,6 +27,7 @@ type Usage struct {
 
 func usageOf(dir string) (u Usage, err error) {
 	var cpu, throttled, anon, kernel uint64
+	seen := make(map[string][]string) // words of each file, because some have several figures
 	for _, v := range []struct {
 		file, key string
 		to        *uint64
@@ -36,7 +37,14 @@ func usageOf(dir string) (u Usage, err error) {
 		{"cpu.stat", "throttled_usec", &throttled}, {"cpu.stat", "nr_throttled", &u.ThrottledRuns},
 		{"pids.current", "", &u.Threads},
 	} {
-		if *v.to, err = stat(dir, v.file, v.key); err != nil {
+		words, ok := seen[v.file]
+		if !ok {
+			if words, err = fields(dir, v.file); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return u, err
+			}
+			seen[v.file] = words
+		}
+		if *v.to, err = number(words, v.file, v.key); err != nil {
 			return u, err
 		}
 	}
@@ -57,6 +65,11 @@ func stat(dir, file, key string) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
+	return number(words, file, key)
+}
+
+// number returns the number after key in the words of a file, as stat does.
+func number(words []string, file, key string) (uint64, error) {
 	for i, word := range words {
 		if key != "" && (word != key || i+1 == len(words)) {
 			continue

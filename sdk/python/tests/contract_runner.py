@@ -367,6 +367,7 @@ def workspace(r: Runner, of: Any, with_: dict[str, Any], name: str) -> Any:
 OPERATIONS: dict[str, tuple[str, Callable[[Runner, Any, dict[str, Any]], Any]]] = {
     "client.new": ("Client", lambda r, of, w: r.kind("Client")(**w)),
     "client.version": ("client.version", method("version")),
+    "client.host_metrics": ("client.host_metrics", method("host_metrics")),
     "client.healthy": ("client.healthy", method("healthy")),
     "client.close": ("client.close", lambda r, of, w: r.wait(of.aclose() if r.half == "async" else of.close())),
     "client.build": ("client.build, Snapshot.build", build),
@@ -403,6 +404,7 @@ OPERATIONS: dict[str, tuple[str, Callable[[Runner, Any, dict[str, Any]], Any]]] 
 for name in (
     "info",
     "stats",
+    "metrics",
     "ping",
     "kill",
     "set_labels",

@@ -5,6 +5,7 @@ import { checkEnv, checkInteger, checkName, checkOptions, checkSeconds, checkStr
 import { ConnectionFailedError, ForkdError, InvalidArgumentError, PartialForkError } from "./error.ts";
 import { EventStream, type EventsOptions } from "./events.ts";
 import type { components } from "./generated/api.ts";
+import { spanOf, type HostMetrics, type MetricsOptions } from "./metrics.ts";
 import { builtin, env } from "./node.ts";
 import { Sandbox } from "./sandbox.ts";
 import { Sandboxes } from "./sandboxes.ts";
@@ -145,6 +146,12 @@ export class Client implements AsyncDisposable {
   /** Returns the daemon's version. */
   async version(options?: CallOptions): Promise<Version> {
     return camel((await this.wire.call("GET", "/version", { options })) as Schemas["Version"]);
+  }
+
+  /** Requests the history of the daemon's host: points of seconds, or of minutes. */
+  async hostMetrics(options: MetricsOptions = {}): Promise<HostMetrics> {
+    const answer = await this.wire.call("GET", "/v1/host/metrics", { query: spanOf(options), options });
+    return camel(answer as Schemas["HostMetrics"]);
   }
 
   /** Reports whether the daemon serves. The call needs no token. */

@@ -59,6 +59,7 @@ export {
 export { EventStream, type Event, type EventsOptions } from "./events.ts";
 export { Files, FileWatch, type FileChange, type FileInfo, type FileOptions, type ReadOptions } from "./files.ts";
 export * from "./generated/errors.ts";
+export type { HostMetrics, Metrics, MetricsOptions } from "./metrics.ts";
 export { PortConnection } from "./port.ts";
 export { CommandHandle, type CommandResult, type Outcome, type OutputCallback, type OutputOptions } from "./process.ts";
 export { Pty, type PtyOptions } from "./pty.ts";

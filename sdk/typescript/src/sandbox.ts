@@ -17,6 +17,7 @@ import { knowsE2B, knowsE2BStatics } from "./e2b.ts";
 import { Files } from "./files.ts";
 import type { components } from "./generated/api.ts";
 import { SandboxNotFoundError } from "./generated/errors.ts";
+import { spanOf, type Metrics, type MetricsOptions } from "./metrics.ts";
 import { PortConnection } from "./port.ts";
 import { Pty } from "./pty.ts";
 import { Sandbox05 } from "./sandbox05.ts";
@@ -202,6 +203,12 @@ export class Sandbox implements AsyncDisposable {
   /** Requests the resources that the sandbox uses. */
   async stats(options?: CallOptions): Promise<Stats> {
     return camel((await this.client.wire.call("GET", this.#path("/stats"), { options })) as Schemas["Stats"]);
+  }
+
+  /** Requests the history of the resources that the sandbox used: points of seconds, or of minutes. */
+  async metrics(options: MetricsOptions = {}): Promise<Metrics> {
+    const answer = await this.client.wire.call("GET", this.#path("/metrics"), { query: spanOf(options), options });
+    return camel(answer as Schemas["Metrics"]);
   }
 
   /** Sends a request to the sandbox's agent. */

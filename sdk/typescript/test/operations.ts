@@ -115,6 +115,7 @@ async function best(box: Sandbox, { attempts }: Arguments): Promise<unknown> {
 export const operations: Readonly<Record<string, Operation>> = {
   "client.new": ["new Client", "url token timeout retries", (_, args) => new Client(options(args))],
   "client.version": ["client.version", "", (client: Client) => client.version()],
+  "client.host_metrics": ["client.hostMetrics", "since until step", (client: Client, args) => client.hostMetrics(args)],
   "client.healthy": ["client.healthy", "", (client: Client) => client.healthy()],
   "client.close": ["client.close", "", (client: Client) => client.close()],
   "client.fork": [
@@ -149,6 +150,7 @@ export const operations: Readonly<Record<string, Operation>> = {
   "sandbox.list": ["Sandbox.list", "labels", (of, args, client) => Sandbox.list({ client: of ?? client, ...args })],
   "sandbox.info": ["sandbox.getInfo", "", (box: Sandbox) => box.getInfo()],
   "sandbox.stats": ["sandbox.stats", "", (box: Sandbox) => box.stats()],
+  "sandbox.metrics": ["sandbox.metrics", "since until step", (box: Sandbox, args) => box.metrics(args)],
   "sandbox.ping": ["sandbox.ping", "", (box: Sandbox) => box.ping()],
   "sandbox.kill": ["sandbox.kill", "", (box: Sandbox) => box.kill()],
   "sandbox.set_labels": ["sandbox.setLabels", "labels", (box: Sandbox, { labels }) => box.setLabels(labels)],

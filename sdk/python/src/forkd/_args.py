@@ -54,6 +54,17 @@ def path(field: str, value: object) -> str:
     return text(field, value)
 
 
+STEPS = ("second", "minute")
+
+
+def span(since: object, until: object, step: object) -> list[tuple[str, str]]:
+    """The query of a history."""
+    if step is not None and step not in STEPS:
+        raise wrong("step", step, " or ".join(STEPS))
+    values = {"since": since, "until": until, "step": step}
+    return [(field, text(field, value)) for field, value in values.items() if value is not None]
+
+
 def optional_text(field: str, value: object) -> str | None:
     return None if value is None else text(field, value)
 

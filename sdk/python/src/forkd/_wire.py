@@ -1879,6 +1879,84 @@ class FileChange(Record):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class MetricPoint(Record):
+    """A sandbox's use of its host at one time; a point of a minute has the highest memory, and the means of the
+    other figures."""
+
+    at_unix: float = 0.0
+    cpus: float = 0.0
+    """CPUs in use; 0.5 is half of the time of one"""
+    memory_bytes: int = 0
+    """as in Usage"""
+    own_memory_bytes: int = 0
+    """as in Usage"""
+    read_bytes_per_second: float = 0.0
+    """from disks of the host"""
+    written_bytes_per_second: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class Metrics(Record):
+    """The message Metrics of the API."""
+
+    began_at_unix: float = 0.0
+    """start of the daemon; there are no earlier points"""
+    step_secs: int = 0
+    """1 or 60"""
+    points: list[MetricPoint] = _field(default_factory=list)
+    _nested: ClassVar[Nested] = {
+        "points": MetricPoint,
+    }
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class HostPoint(Record):
+    """The host at one time; a point of a minute has the highest memory and numbers, and the means of the other
+    figures."""
+
+    at_unix: float = 0.0
+    cpus: float = 0.0
+    """CPUs in use by all processes"""
+    sandbox_cpus: float = 0.0
+    """part of cpus: sandboxes, pooled VMMs and forkd-net"""
+    available_bytes: int = 0
+    """memory that new processes can use"""
+    tmpfs_bytes: int = 0
+    """memory of files on tmpfs, such as hot snapshots"""
+    memory_bytes: int = 0
+    """memory charged to sandboxes, pooled VMMs and forkd-net, with page cache"""
+    own_memory_bytes: int = 0
+    """part of memory_bytes that the kernel cannot reclaim"""
+    sandboxes: int = 0
+    """in any state"""
+    running: int = 0
+    pool_shells: int = 0
+    """VMM processes that wait for a fork"""
+    children_per_second: float = 0.0
+    """children that became ready"""
+    ready_ms: float | None = None
+    """mean time from the request to their readiness; absent: there were none"""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class HostMetrics(Record):
+    """The message HostMetrics of the API."""
+
+    began_at_unix: float = 0.0
+    """start of the daemon; there are no earlier points"""
+    step_secs: int = 0
+    """1 or 60"""
+    cpus: int = 0
+    """CPUs of the host"""
+    memory_bytes: int = 0
+    """memory of the host"""
+    points: list[HostPoint] = _field(default_factory=list)
+    _nested: ClassVar[Nested] = {
+        "points": HostPoint,
+    }
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Stats(Record):
     """Memory of the VMM process in KiB."""
 
@@ -1955,6 +2033,8 @@ __all__ = [
     "Forked",
     "Generator",
     "Health",
+    "HostMetrics",
+    "HostPoint",
     "HubEvent",
     "HubFile",
     "HubResult",
@@ -1962,6 +2042,8 @@ __all__ = [
     "Interrupted",
     "Limits",
     "MakeDir",
+    "MetricPoint",
+    "Metrics",
     "MoveFile",
     "Network",
     "NetworkLimits",

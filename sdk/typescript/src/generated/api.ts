@@ -1326,6 +1326,62 @@ export interface components {
             /** @description why the stream ended */
             problem?: components["schemas"]["Error"];
         };
+        Metrics: {
+            /** @description start of the daemon; there are no earlier points */
+            began_at_unix: number;
+            /** @description 1 or 60 */
+            step_secs: number;
+            points: components["schemas"]["MetricPoint"][];
+        };
+        /** @description a sandbox's use of its host at one time; a point of a minute has the highest memory, and the means of the other figures */
+        MetricPoint: {
+            at_unix: number;
+            /** @description CPUs in use; 0.5 is half of the time of one */
+            cpus: number;
+            /** @description as in Usage */
+            memory_bytes: number;
+            /** @description as in Usage */
+            own_memory_bytes: number;
+            /** @description from disks of the host */
+            read_bytes_per_second: number;
+            written_bytes_per_second: number;
+        };
+        HostMetrics: {
+            /** @description start of the daemon; there are no earlier points */
+            began_at_unix: number;
+            /** @description 1 or 60 */
+            step_secs: number;
+            /** @description CPUs of the host */
+            cpus: number;
+            /** @description memory of the host */
+            memory_bytes: number;
+            points: components["schemas"]["HostPoint"][];
+        };
+        /** @description the host at one time; a point of a minute has the highest memory and numbers, and the means of the other figures */
+        HostPoint: {
+            at_unix: number;
+            /** @description CPUs in use by all processes */
+            cpus: number;
+            /** @description part of cpus: sandboxes, pooled VMMs and forkd-net */
+            sandbox_cpus: number;
+            /** @description memory that new processes can use */
+            available_bytes: number;
+            /** @description memory of files on tmpfs, such as hot snapshots */
+            tmpfs_bytes: number;
+            /** @description memory charged to sandboxes, pooled VMMs and forkd-net, with page cache */
+            memory_bytes: number;
+            /** @description part of memory_bytes that the kernel cannot reclaim */
+            own_memory_bytes: number;
+            /** @description in any state */
+            sandboxes: number;
+            running: number;
+            /** @description VMM processes that wait for a fork */
+            pool_shells: number;
+            /** @description children that became ready */
+            children_per_second: number;
+            /** @description mean time from the request to their readiness; absent: there were none */
+            ready_ms?: number;
+        };
         /** @description memory of the VMM process in KiB */
         Stats: {
             vmm_pid: number;

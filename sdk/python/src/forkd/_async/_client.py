@@ -17,7 +17,7 @@ from .._answers import parsed
 from .._errors import ConnectionFailedError, ForkdError, StreamBrokenError
 from .._lines import ServerEvents
 from .._names import knows_e2b
-from .._wire import Event, Limits, Version
+from .._wire import Event, HostMetrics, Limits, Version
 from ._sandbox import AsyncSandbox, AsyncSandboxes, NetworkPolicy, fork, fork_body
 from ._snapshot import AsyncSnapshot, AsyncSnapshots
 from ._transport import AsyncTransport
@@ -89,6 +89,13 @@ class AsyncClient:
     async def version(self) -> Version:
         """The daemon's version, and the capabilities of its host."""
         return Version.from_json((await self._transport.call("GET", "/version")).json())
+
+    async def host_metrics(
+        self, *, since: str | None = None, until: str | None = None, step: str | None = None
+    ) -> HostMetrics:
+        """The history of the daemon's host, with the arguments of Sandbox.metrics."""
+        params = _args.span(since, until, step)
+        return HostMetrics.from_json((await self._transport.call("GET", "/v1/host/metrics", params=params)).json())
 
     async def healthy(self) -> bool:
         """Whether a daemon answers. The call needs no token."""

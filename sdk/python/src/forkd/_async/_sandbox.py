@@ -23,6 +23,7 @@ from .._wire import (
     CodeContext,
     Diff,
     Limits,
+    Metrics,
     Network,
     Pong,
     RolledBack,
@@ -288,6 +289,14 @@ class AsyncSandbox(metaclass=NamesOfE2B):
     async def stats(self) -> Stats:
         """The resources that the sandbox uses on its host."""
         return Stats.from_json((await self._call("GET", "/stats")).json())
+
+    async def metrics(self, *, since: str | None = None, until: str | None = None, step: str | None = None) -> Metrics:
+        """The history of the resources that the sandbox used on its host: a point for each second of the last ten
+        minutes (step "second"), or for each minute of the last day ("minute"). since and until are times (RFC 3339),
+        or durations before now such as "10m". Without a step, points are of seconds, unless since is more than ten
+        minutes ago."""
+        params = _args.span(since, until, step)
+        return Metrics.from_json((await self._call("GET", "/metrics", params=params)).json())
 
     async def ping(self) -> Pong:
         """Sends a request to the sandbox's agent, which has ten seconds to answer."""

@@ -18,7 +18,7 @@ from .._answers import parsed
 from .._errors import ConnectionFailedError, ForkdError, StreamBrokenError
 from .._lines import ServerEvents
 from .._names import knows_e2b
-from .._wire import Event, Limits, Version
+from .._wire import Event, HostMetrics, Limits, Version
 from ._sandbox import Sandbox, Sandboxes, NetworkPolicy, fork, fork_body
 from ._snapshot import Snapshot, Snapshots
 from ._transport import Transport
@@ -90,6 +90,13 @@ class Client:
     def version(self) -> Version:
         """The daemon's version, and the capabilities of its host."""
         return Version.from_json((self._transport.call("GET", "/version")).json())
+
+    def host_metrics(
+        self, *, since: str | None = None, until: str | None = None, step: str | None = None
+    ) -> HostMetrics:
+        """The history of the daemon's host, with the arguments of Sandbox.metrics."""
+        params = _args.span(since, until, step)
+        return HostMetrics.from_json((self._transport.call("GET", "/v1/host/metrics", params=params)).json())
 
     def healthy(self) -> bool:
         """Whether a daemon answers. The call needs no token."""

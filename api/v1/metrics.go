@@ -1,0 +1,53 @@
+package v1
+
+// Steps of a history.
+const (
+	StepSecond = "second" // points of seconds, of the last ten minutes
+	StepMinute = "minute" // points of minutes, of the last day
+)
+
+// Metrics is the history of a sandbox's use of its host, with its VMM. There are no points of times
+// at which the sandbox did not run, and none if the host cannot enforce limits.
+type Metrics struct {
+	BeganAt  float64       `json:"began_at_unix"` // start of the daemon; there are no earlier points
+	StepSecs int           `json:"step_secs"`     // 1 or 60
+	Points   []MetricPoint `json:"points"`        // oldest first
+}
+
+// MetricPoint is a sandbox's use of its host at one time. A point of a minute has the highest
+// memory, and the means of the other figures.
+type MetricPoint struct {
+	At          float64 `json:"at_unix"`
+	CPUs        float64 `json:"cpus"`             // CPUs in use; 0.5 is half of the time of one
+	MemoryBytes uint64  `json:"memory_bytes"`     // as in Usage
+	OwnBytes    uint64  `json:"own_memory_bytes"` // as in Usage
+	ReadRate    float64 `json:"read_bytes_per_second"`
+	WrittenRate float64 `json:"written_bytes_per_second"`
+}
+
+// HostMetrics is the history of a daemon's host.
+type HostMetrics struct {
+	BeganAt     float64     `json:"began_at_unix"` // start of the daemon; there are no earlier points
+	StepSecs    int         `json:"step_secs"`     // 1 or 60
+	CPUs        int         `json:"cpus"`          // CPUs of the host
+	MemoryBytes uint64      `json:"memory_bytes"`  // memory of the host
+	Points      []HostPoint `json:"points"`        // oldest first
+}
+
+// HostPoint describes the host at one time. A point of a minute has the highest memory and numbers,
+// and the means of the other figures.
+type HostPoint struct {
+	At             float64 `json:"at_unix"`
+	CPUs           float64 `json:"cpus"`             // CPUs in use by all processes
+	SandboxCPUs    float64 `json:"sandbox_cpus"`     // part of CPUs: sandboxes, pooled VMMs and forkd-net
+	AvailableBytes uint64  `json:"available_bytes"`  // memory that new processes can use
+	TmpfsBytes     uint64  `json:"tmpfs_bytes"`      // memory of files on tmpfs, such as hot snapshots
+	MemoryBytes    uint64  `json:"memory_bytes"`     // charged to sandboxes, pooled VMMs and forkd-net, with page cache
+	OwnBytes       uint64  `json:"own_memory_bytes"` // part of MemoryBytes that the kernel cannot reclaim
+	Sandboxes      int     `json:"sandboxes"`        // in any state
+	Running        int     `json:"running"`
+	PoolShells     int     `json:"pool_shells"`         // VMM processes that wait for a fork
+	ChildrenRate   float64 `json:"children_per_second"` // children that became ready
+	// Mean time from the request to their readiness; absent: there were none.
+	ReadyMS float64 `json:"ready_ms,omitempty"`
+}

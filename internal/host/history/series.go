@@ -1,0 +1,108 @@
+package history
+
+import "time"
+
+// kind says how readings of a figure become points.
+type kind int
+
+const (
+	level kind = iota // a present value. The point of a minute has the highest value
+	count             // a total. Points have its growth per second; the point of a minute has the mean
+)
+
+// series is the history of one sandbox, or of the host.
+type series struct {
+	kinds          []kind
+	second, minute ring
+
+	last   []float64     // the previous reading; nil: there is none that growth can be measured from
+	lastAt time.Duration // its time
+
+	sums []float32 // of the current minute: highest values and sums of means
+	n    int       // number of points in the current minute
+	at   cell      // time of its latest point
+
+	looked  time.Duration // when the subject was last looked at
+	resting bool          // it was not running then
+}
+
+func newSeries(kinds []kind) *series {
+	return &series{kinds: kinds, second: ring{width: len(kinds)}, minute: ring{width: len(kinds)}}
+}
+
+// add adds a reading. The first reading, and the first one after a rest, only begins the
+// measurement. So does a reading whose totals are lower than before: the process that had the old
+// totals has ended.
+func (s *series) add(at time.Duration, reading []float64, mostMinutes int) {
+	last, passed := s.last, at-s.lastAt
+	s.last, s.lastAt = reading, at
+	if last == nil || passed <= 0 {
+		return
+	}
+	values := make([]float32, len(s.kinds))
+	for i, kind := range s.kinds {
+		values[i] = float32(reading[i])
+		if kind == count {
+			if reading[i] < last[i] {
+				return
+			}
+			values[i] = float32((reading[i] - last[i]) / passed.Seconds())
+		}
+	}
+	now := cellOf(at)
+	s.second.forget(now - min(now, cellOf(Seconds)))
+	s.second.push(now, values, maxSeconds)
+	if s.n > 0 && s.at/cellOf(time.Minute) != now/cellOf(time.Minute) {
+		s.minute.forget(now - min(now, cellOf(Minutes)))
+		s.minute.push(s.at, s.ofMinute(), mostMinutes)
+		s.sums, s.n = nil, 0
+	}
+	if s.sums == nil {
+		s.sums = make([]float32, len(s.kinds))
+	}
+	for i, kind := range s.kinds {
+		if kind == count {
+			s.sums[i] += values[i]
+		} else {
+			s.sums[i] = max(s.sums[i], values[i])
+		}
+	}
+	s.n, s.at = s.n+1, now
+}
+
+// ofMinute returns the values of the current minute.
+func (s *series) ofMinute() []float32 {
+	values := make([]float32, len(s.kinds))
+	for i, kind := range s.kinds {
+		values[i] = s.sums[i]
+		if kind == count {
+			values[i] /= float32(s.n)
+		}
+	}
+	return values
+}
+
+// rest is called for a subject that does not run. It reports whether the series has become empty.
+func (s *series) rest(at time.Duration) (empty bool) {
+	s.last = nil
+	now := cellOf(at)
+	s.second.forget(now - min(now, cellOf(Seconds)))
+	s.minute.forget(now - min(now, cellOf(Minutes)))
+	return s.second.n == 0 && s.minute.n == 0 && (s.n == 0 || s.at+cellOf(Minutes) < now)
+}
+
+// each calls f for the points of one resolution from from to to, oldest first.
+func (s *series) each(from, to cell, minutes bool, f func(cell, []float32)) {
+	r := &s.second
+	if minutes {
+		r = &s.minute
+	}
+	for i := range r.n {
+		if at, values := r.at(i); at >= from && at <= to {
+			f(at, values)
+		}
+	}
+	if minutes && s.n > 0 && s.at >= from && s.at <= to {
+		f(s.at, s.ofMinute())
+	}
+}
