@@ -76,6 +76,10 @@ func stepSecs(in history.Range) int {
 	return 1
 }
 
+// clientSlack is how far a client's clock may be behind, and how long its request may take, without
+// an effect on the step of the answer.
+const clientSlack = time.Minute
+
 // rangeQuery returns the points that a query requests. Without a step, they are points of seconds
 // if the range begins within the time for which these are kept.
 func rangeQuery(r *http.Request, now time.Time) (in history.Range, err error) {
@@ -90,7 +94,7 @@ func rangeQuery(r *http.Request, now time.Time) (in history.Range, err error) {
 	}
 	switch step := r.URL.Query().Get("step"); step {
 	case "":
-		in.Minutes = !in.From.IsZero() && now.Sub(in.From) > history.Seconds
+		in.Minutes = !in.From.IsZero() && now.Sub(in.From) > history.Seconds+clientSlack
 	case apiv1.StepSecond, apiv1.StepMinute:
 		in.Minutes = step == apiv1.StepMinute
 	default:
