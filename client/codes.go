@@ -12,11 +12,13 @@ const (
 	ErrForbidden            ErrorCode = "forbidden"              // 403: The request is not allowed
 	ErrScope                ErrorCode = "scope"                  // 403: The token does not allow this
 	ErrDeniedInSandbox      ErrorCode = "denied_in_sandbox"      // 403: The sandbox's kernel denies this
+	ErrDeniedByRegistry     ErrorCode = "denied_by_registry"     // 403: The registry denies this
 	ErrNoSuchRoute          ErrorCode = "no_such_route"          // 404: The path is unknown
 	ErrSandboxNotFound      ErrorCode = "sandbox_not_found"      // 404: There is no such sandbox
 	ErrSnapshotNotFound     ErrorCode = "snapshot_not_found"     // 404: There is no such snapshot
 	ErrWorkspaceNotFound    ErrorCode = "workspace_not_found"    // 404: There is no such workspace
 	ErrNotFoundInSandbox    ErrorCode = "not_found_in_sandbox"   // 404: The sandbox has no such file, process or context
+	ErrNotFoundInRegistry   ErrorCode = "not_found_in_registry"  // 404: The registry has no such snapshot
 	ErrMethodNotAllowed     ErrorCode = "method_not_allowed"     // 405: The path does not support this method
 	ErrConflict             ErrorCode = "conflict"               // 409: The request conflicts with the current state
 	ErrSandboxState         ErrorCode = "sandbox_state"          // 409: The sandbox's state does not allow this
@@ -43,6 +45,7 @@ const (
 	ErrVMEnded              ErrorCode = "vm_ended"               // 500: The VM ended during the request
 	ErrApplyIncomplete      ErrorCode = "apply_incomplete"       // 500: The changes were neither completed nor undone
 	ErrSandboxFailed        ErrorCode = "sandbox_failed"         // 502: The sandbox failed
+	ErrRegistryFailed       ErrorCode = "registry_failed"        // 502: The registry cannot be used
 	ErrBusy                 ErrorCode = "busy"                   // 503: The daemon is busy
 	ErrHostMemory           ErrorCode = "host_memory"            // 503: The host has too little free memory
 	ErrHostDisk             ErrorCode = "host_disk"              // 503: The host has too little free disk space

@@ -22,11 +22,13 @@ export interface components {
              * @description a code never changes its meaning; new codes may be added
              * @enum {string}
              */
-            code: "bad_request" | "invalid_field" | "warmup_failed" | "artifact_refused" | "unauthenticated" | "forbidden" | "scope" | "denied_in_sandbox" | "denied_by_registry" | "no_such_route" | "sandbox_not_found" | "snapshot_not_found" | "workspace_not_found" | "not_found_in_sandbox" | "not_found_in_registry" | "method_not_allowed" | "conflict" | "sandbox_state" | "sandbox_cut_off" | "sandbox_of_workspace" | "interpreter_busy" | "not_in_line" | "not_unique" | "snapshot_exists" | "snapshot_in_use" | "snapshot_unusable" | "workspace_exists" | "outcome_unknown" | "body_too_large" | "idempotency_key_reused" | "upgrade_required" | "too_many_requests" | "max_sandboxes" | "max_vcpus" | "own_sandboxes" | "internal" | "vm_ended" | "sandbox_failed" | "registry_failed" | "busy" | "host_memory" | "host_disk" | "no_kvm" | "timeout" | "no_space";
+            code: "bad_request" | "invalid_field" | "warmup_failed" | "artifact_refused" | "unauthenticated" | "forbidden" | "scope" | "denied_in_sandbox" | "denied_by_registry" | "no_such_route" | "sandbox_not_found" | "snapshot_not_found" | "workspace_not_found" | "not_found_in_sandbox" | "not_found_in_registry" | "method_not_allowed" | "conflict" | "sandbox_state" | "sandbox_cut_off" | "sandbox_of_workspace" | "interpreter_busy" | "apply_conflict" | "no_base" | "not_in_line" | "not_unique" | "snapshot_exists" | "snapshot_in_use" | "snapshot_unusable" | "workspace_exists" | "outcome_unknown" | "body_too_large" | "idempotency_key_reused" | "upgrade_required" | "too_many_requests" | "max_sandboxes" | "max_vcpus" | "own_sandboxes" | "internal" | "vm_ended" | "apply_incomplete" | "sandbox_failed" | "registry_failed" | "busy" | "host_memory" | "host_disk" | "no_kvm" | "timeout" | "no_space";
             /** @description name of the wrong field; with invalid_field only */
             field?: string;
             /** @description the solution for most errors with this code */
             fix: string;
+            /** @description files that both sides have changed, at most 1000; with apply_conflict only */
+            conflicts?: components["schemas"]["ApplyFile"][];
         };
         Empty: Record<string, never>;
         Ready: {
@@ -711,6 +713,70 @@ export interface components {
             path?: string;
             /** @description leave out files that an archive cannot have as they are, such as damaged ones and names that begin with .wh.; otherwise such a file is an error */
             partial?: boolean;
+        };
+        ApplyRequest: {
+            /** @description tag of a snapshot, or id of a sandbox, of the same family */
+            from: string;
+            /** @description tag of the snapshot that both come from; empty: their nearest common ancestor */
+            base?: string;
+            /** @description apply only these files or directories (absolute; links in them are not followed); empty: all */
+            paths?: string[];
+            /**
+             * @description at a conflict: from applies the change, onto keeps the file of the sandbox; empty: the request fails
+             * @enum {string}
+             */
+            prefer?: "" | "from" | "onto";
+            /** @description only list the changes and conflicts */
+            dry_run?: boolean;
+            /**
+             * @description further files are only counted
+             * @default 1000
+             */
+            max_files?: number;
+        };
+        Applied: {
+            from: string;
+            /** @description id of the sandbox */
+            onto: string;
+            /** @description tag of the base; absent if the client cannot see it */
+            base?: string;
+            /** @description whether the sandbox was changed */
+            applied: boolean;
+            /** @description in the order of their paths */
+            files: components["schemas"]["ApplyFile"][];
+            /** @description number of added files, whether files lists them or not */
+            added: number;
+            changed: number;
+            deleted: number;
+            /** @description number of files that both sides have changed in different ways */
+            conflicts: number;
+            /** @description files does not have all of them */
+            omitted?: boolean;
+            apply_ms: number;
+        };
+        ApplyFile: {
+            /** @description absolute; bytes that are not UTF-8 are replaced by U+FFFD */
+            path: string;
+            /** @description the path, if it is not UTF-8 */
+            path_base64?: string;
+            /**
+             * @description what applying does to the sandbox's file
+             * @enum {string}
+             */
+            change: "added" | "changed" | "deleted";
+            conflict?: boolean;
+            /**
+             * @description for a conflict, the change of the side from since the base
+             * @enum {string}
+             */
+            from?: "added" | "changed" | "deleted" | "none";
+            /**
+             * @description for a conflict, the change of the sandbox since the base
+             * @enum {string}
+             */
+            onto?: "added" | "changed" | "deleted" | "none";
+            /** @description by prefer, the sandbox keeps its file */
+            kept?: boolean;
         };
         Diff: {
             from: string;
