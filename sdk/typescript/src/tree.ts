@@ -130,7 +130,8 @@ function plainHeader(entry: Entry): Uint8Array {
 
 /**
  * Unpacks an archive into a directory. The archive is not trusted: its names must stay in the
- * directory, nothing is written through a link, and links are made last.
+ * directory, nothing is written through a link, and links are made last. An earlier archive may have
+ * made links in a parent of the directory, so links must stay in their directory too.
  */
 export async function unpackTree(
   parts: AsyncIterable<Uint8Array>,
@@ -154,9 +155,17 @@ export async function unpackTree(
     }
     return decoder.decode(copy); // otherwise the whole header may stay in memory, because text can be a part of it
   };
-  await fs.mkdir(root, { recursive: true });
   const reader = new Reader(parts);
   try {
+    const before = await fs.lstat(root).catch(() => undefined);
+    if (before?.isSymbolicLink()) {
+      throw new InvalidArgumentError(
+        "to",
+        `${root} is a symbolic link, and nothing is written through one: remove it, or name the directory itself` +
+          " (a directory behind a link: give the link a / at its end)",
+      );
+    }
+    await fs.mkdir(root, { recursive: true });
     for (let entry = await reader.next(); entry !== undefined; entry = await reader.next()) {
       entries -= 1;
       bytes -= entry.size;
@@ -180,6 +189,9 @@ export async function unpackTree(
         await makeRoom(fs, at);
         await writeFile(fs, at, entry, reader);
       } else if (entry.type === "1" || entry.type === "2") {
+        if (entry.type === "2" && leadsOut(name, entry.link)) {
+          throw unsafe(`the link ${JSON.stringify(name)} leads out of the directory: ${JSON.stringify(entry.link)}`);
+        }
         links.push({ type: entry.type, name: keep(name), target: keep(entry.link) });
       }
     }
@@ -217,6 +229,23 @@ function checkName(name: string, platform: string | undefined): void {
   if (name.includes("\0") || (platform === "win32" && /[\\:]/.test(name))) {
     throw unsafe(`the archive has a name that no file of this host may have: ${JSON.stringify(name)}`);
   }
+}
+
+/**
+ * Reports whether a symbolic link may lead out of the directory, now or after later archives. ".."
+ * must not follow a name: a later archive can make the name a link, and then ".." leads elsewhere. At
+ * the beginning, ".." leads to the directories that hold the link, which stay.
+ */
+function leadsOut(name: string, target: string): boolean {
+  let above = name.split("/").length - 1; // directories between the link and the root
+  let names = false;
+  for (const part of target.split("/")) {
+    if (part === ".." && (names || above-- === 0)) {
+      return true;
+    }
+    names ||= part !== "" && part !== "." && part !== "..";
+  }
+  return target.startsWith("/");
 }
 
 /**

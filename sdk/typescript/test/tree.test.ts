@@ -6,6 +6,7 @@ import {
   lstatSync,
   mkdirSync,
   mkdtempSync,
+  readdirSync,
   readFileSync,
   readlinkSync,
   rmSync,
@@ -111,13 +112,17 @@ test("links are no way out, in any order", async () => {
   const secret = join(directory, "secret");
   mkdirSync(secret);
   writeFileSync(join(secret, "file"), "kept");
-  const out = { name: "a", type: "2", link: secret };
-  await assert.rejects(unpack([out, { name: "a/file", content: "overwritten" }]), { code: "bad_archive" });
-  rmSync(into, { recursive: true });
-  await assert.rejects(unpack([out, { name: "a/file", type: "2", link: "x" }]), { code: "bad_archive" });
-  rmSync(into, { recursive: true });
-  await assert.rejects(unpack([out, { name: "b", type: "1", link: "a/file" }]), { code: "bad_archive" });
-  rmSync(into, { recursive: true });
+  for (const link of [secret, "inside"]) {
+    const out = { name: "a", type: "2", link };
+    for (const entry of [
+      { name: "a/file", content: "overwritten" },
+      { name: "a/file", type: "2", link: "x" },
+      { name: "b", type: "1", link: "a/file" },
+    ]) {
+      await assert.rejects(unpack([out, entry]), { code: "bad_archive" });
+      rmSync(into, { recursive: true });
+    }
+  }
   mkdirSync(into);
   symlinkSync(secret, join(into, "a")); // a link that existed before
   await assert.rejects(unpack([{ name: "a/file", content: "overwritten" }]), { code: "bad_archive" });
@@ -129,6 +134,36 @@ test("links are no way out, in any order", async () => {
     { code: "bad_archive" },
   );
   assert.equal(readFileSync(join(secret, "file"), "utf8"), "kept");
+});
+
+test("a link is no target", async () => {
+  const home = join(directory, "home");
+  mkdirSync(home);
+  const bytes = archive([{ name: "f", content: "x" }]);
+  for (const target of ["home", "home/new"]) {
+    symlinkSync(target, into);
+    await assert.rejects(unpackTree(inParts(bytes), into), { name: "InvalidArgumentError", message: /symbolic link/ });
+    rmSync(into);
+  }
+  assert.deepEqual(readdirSync(home), []);
+  symlinkSync("home", into);
+  await unpackTree(inParts(bytes), `${into}/`);
+  assert.equal(readFileSync(join(home, "f"), "utf8"), "x");
+});
+
+test("links of an earlier archive lead nowhere", async () => {
+  await assert.rejects(unpack([{ name: "d/proj", type: "2", link: "/etc" }]), { code: "bad_archive" });
+  for (const link of ["..", "../x", "a/../../x", "a/b/../../../x", "./a/../x"]) {
+    await assert.rejects(unpack([{ name: "proj", type: "2", link }]), { code: "bad_archive" }, link);
+    await assert.rejects(unpack([{ name: "d/proj", type: "2", link: `../${link}` }]), { code: "bad_archive" }, link);
+  }
+  assert.deepEqual(readdirSync(into), ["d"]);
+  assert.deepEqual(readdirSync(join(into, "d")), []);
+  await unpack([
+    { name: "d/e/up", type: "2", link: ".././../f" },
+    { name: "f", content: "x" },
+  ]);
+  assert.equal(readFileSync(join(into, "d/e/up"), "utf8"), "x");
 });
 
 test("a directory is not removed for something else", async () => {

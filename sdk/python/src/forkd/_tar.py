@@ -55,12 +55,19 @@ def save(archive: IO[bytes], to: str) -> None:
 def unpack(archive: IO[bytes], to: str) -> None:
     """Unpacks an archive that a sandbox has made, which is not trusted: nothing is written outside of the
     directory, and no devices are made. The filters of the module tarfile have had holes, so this has its
-    own rules: no link is followed, and links are made last."""
+    own rules: no link is followed, and links are made last. An earlier archive may have made links in a
+    parent of the directory, so links stay in their directory whatever later archives make there."""
     import tarfile
 
+    if os.path.islink(to):
+        raise InvalidArgumentError(
+            f"to: {to} is a symbolic link, and nothing is written through one: remove it, or name the directory"
+            " itself (a directory behind a link: give the link a / at its end)",
+            field="to",
+        )
     os.makedirs(to, exist_ok=True)
     archive.seek(0)
-    root = os.open(to, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    root = os.open(to, DIRECTORY)  # with a / at the end of its name, the link is followed
     try:
         bounded = _Bounded(archive)
         with tarfile.open(fileobj=bounded, mode="r:") as tar:  # type: ignore[call-overload]
@@ -158,7 +165,7 @@ class _Unpacking:
             self.hard_link(name, target)
         self.steps += STEPS_PER_LINK * len(self.soft)
         for name, target in self.soft.items():
-            if not self.stays(name.rpartition("/")[0], target):
+            if _turns(target) or not self.stays(name.rpartition("/")[0], target):
                 raise Refused(f"the link {name!r} leads out of the directory: {target[:50]!r}")
         for name, target in self.soft.items():
             *above, last = name.split("/")
@@ -277,6 +284,17 @@ class _Unpacking:
             with contextlib.suppress(OSError):
                 return os.readlink(name, dir_fd=self.root)
         return target
+
+
+def _turns(target: str) -> bool:
+    """Whether ".." follows a name in a link's target. A later archive can make the name a link, and then
+    ".." leads elsewhere. At the beginning, ".." leads to the directories that hold the link, which stay."""
+    names = False
+    for part in target.split("/"):
+        if part == ".." and names:
+            return True
+        names = names or part not in ("", ".", "..")
+    return False
 
 
 def _check_target(name: str, target: str) -> None:

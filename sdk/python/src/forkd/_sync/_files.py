@@ -170,7 +170,8 @@ class Files:
     def read_tree(self, path: Path, to: Path | None = None, *, user: str | None = None) -> bytes | None:
         """Downloads a directory into the directory `to` of this host, and makes `to` if it is missing.
         Without `to`, returns the directory as the bytes of a tar archive of at most 1 GiB. Whatever the
-        sandbox sends, nothing is written outside of `to`."""
+        sandbox sends, nothing is written outside of `to`. A `to` that is a symbolic link is refused, because
+        an earlier download may have brought it; with a / at its end, the directory behind it is used."""
         if to is None:
             larger = "read_tree unpacks it into a directory if the call has `to`"
             call = self._sandbox._call("GET", "/archive", params=where(path, user), most=MAX_FILE, larger=larger)
