@@ -110,9 +110,13 @@ func (t transfer) inTarget() (string, error) {
 }
 
 // outTarget returns the local path to which a file or directory of the sandbox is copied. It
-// refuses a target that is a symbolic link, unless the path ends with /, because an earlier copy
-// may have copied the link from a sandbox to redirect this copy.
+// refuses a target that is a symbolic link, unless the path ends with /, and a target behind a
+// symbolic link, because an earlier copy may have copied the link from a sandbox to redirect this
+// copy.
 func (t transfer) outTarget() (string, error) {
+	if err := refuseLinkAbove(t.local); err != nil {
+		return "", err
+	}
 	into := strings.HasSuffix(t.local, "/")
 	if !into {
 		if err := refuseLink(t.local); err != nil {
@@ -127,6 +131,31 @@ func (t transfer) outTarget() (string, error) {
 	}
 	target := filepath.Join(t.local, base)
 	return target, refuseLink(target)
+}
+
+// refuseLinkAbove returns an error if a parent of path in the path itself is a symbolic link. It
+// accepts links that no copy has made: those on the way to the working directory, those directly in
+// /, such as /tmp of macOS, and those in /dev and /proc.
+func refuseLinkAbove(path string) error {
+	if strings.HasPrefix(path, "/dev/") || strings.HasPrefix(path, "/proc/") {
+		return nil
+	}
+	here, err := os.Getwd()
+	if err != nil {
+		return err
+	}
+	path = strings.TrimRight(path, "/")
+	for n, c := range path {
+		at := path[:n]
+		if c != '/' || filepath.Dir(at) == "/" || strings.HasPrefix(here+"/", at+"/") {
+			continue
+		}
+		if s, err := os.Lstat(at); err == nil && s.Mode()&fs.ModeSymlink != 0 {
+			return fmt.Errorf("%s is a symbolic link, and nothing is written through one: remove it, or name the place"+
+				" behind it instead", at)
+		}
+	}
+	return nil
 }
 
 // refuseLink returns an error if path is a symbolic link. A link to a pipe or a device, such as

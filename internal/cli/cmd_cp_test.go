@@ -52,6 +52,7 @@ func TestCopiesOutFollowNoLinkAtTheirTarget(t *testing.T) {
 		remote, local string
 		tree          bool
 		written       string // content written; empty: the copy is refused
+		linked        bool   // the path of the working directory has a link
 	}{
 		"a link with the name of the file": {remote: "/srv/result.txt", local: "srv/"},
 		"the same, without a /":            {remote: "/srv/result.txt", local: "srv"},
@@ -60,6 +61,13 @@ func TestCopiesOutFollowNoLinkAtTheirTarget(t *testing.T) {
 		"a link to a directory":            {remote: "/srv/result.txt", local: "srv/dir"},
 		"a tree at a link":                 {remote: "/srv/dir", local: "srv/", tree: true},
 		"a tree into a link":               {remote: "/srv/dir", local: "srv/dir", tree: true},
+		"a file below a link":              {remote: "/srv/own", local: "srv/dir/own"},
+		"a file below a link's child":      {remote: "/srv/own", local: "srv/dir/../dir/sub/"},
+		"a tree below a link":              {remote: "/srv/dir", local: "./srv//dir/new", tree: true},
+		"a file below a link, by its path": {remote: "/srv/own", local: "$PWD/srv/dir/own"},
+		"a file below another directory":   {remote: "/srv/own", local: "$OTHER/dir/own"},
+		"a file in the linked working directory": {remote: "/srv/own", local: "$OTHER/work/srv/new", written: "srv/new",
+			linked: true},
 		"a directory behind a link": {remote: "/srv/dir", local: "srv/dir/", tree: true,
 			written: "home/dir/a"},
 		"a file behind a link":     {remote: "/srv/result.txt", local: "srv/dir/", written: "home/result.txt"},
@@ -69,7 +77,8 @@ func TestCopiesOutFollowNoLinkAtTheirTarget(t *testing.T) {
 		"a link to a device stays": {remote: "/srv/null", local: "srv/null", written: "-"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Chdir(t.TempDir())
+			dir := t.TempDir()
+			t.Chdir(dir)
 			for _, err := range []error{os.MkdirAll("home", 0o755), os.MkdirAll("srv", 0o755),
 				os.WriteFile("home/keys", []byte("old"), 0o644), os.WriteFile("srv/own", []byte("old"), 0o644),
 				os.Symlink("../home/keys", "srv/result.txt"), os.Symlink("../home/none", "srv/missing"),
@@ -78,6 +87,18 @@ func TestCopiesOutFollowNoLinkAtTheirTarget(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
+			other, here := t.TempDir(), "."
+			for _, err := range []error{os.Symlink(dir, filepath.Join(other, "work")),
+				os.Symlink(filepath.Join(dir, "home"), filepath.Join(other, "dir"))} {
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			if c.linked {
+				here = filepath.Join(other, "work")
+			}
+			t.Chdir(here)
+			c.local = strings.NewReplacer("$PWD", dir, "$OTHER", other).Replace(c.local)
 			copying := transfer{cl: cl, id: "sb-1", remote: c.remote, local: c.local}
 			var err error
 			if c.tree {
