@@ -1,6 +1,7 @@
 package store
 
 import (
+	"slices"
 	"time"
 
 	"github.com/forkd/forkd/internal/host/event"
@@ -12,13 +13,14 @@ const maxFailed = 256
 
 // ListFailed adds a failed branch to the list of snapshots, with the reason. It is for branches
 // that failed while no client waited for them, or that are lost. An entry stays until the branch is
-// deleted or made again, or the daemon exits. If there are too many entries, the oldest entry is
-// dropped. The parameter owner is the owner of the sandbox, or empty if unknown.
+// deleted or made again, or the daemon exits. If there are too many entries, the oldest entry of the
+// owner with the most entries is dropped, so no owner displaces the entries of others. The parameter
+// owner is the owner of the sandbox, or empty if unknown.
 func (s *Store) ListFailed(tag, owner string, reason error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.byTag[tag] == nil && s.reserved[tag] == nil {
-		e := &entry{tag: tag, dir: s.dir(tag), created: time.Now().UTC(),
+		e := &entry{tag: tag, dir: s.dir(tag), created: time.Now().UTC(), owner: owner,
 			damage: &DamagedError{Tag: tag, File: "branch", Err: reason}}
 		e.enterLocked(phaseFailed)
 		s.addLocked(e)
@@ -27,20 +29,26 @@ func (s *Store) ListFailed(tag, owner string, reason error) {
 	}
 }
 
-// forgetFailedLocked drops the oldest failed branch from the list if there are too many.
+// forgetFailedLocked drops a failed branch from the list if there are too many.
 func (s *Store) forgetFailedLocked() {
+	failed := make(map[string][]*entry) // by owner
 	n := 0
-	var oldest *entry
 	for _, e := range s.byTag {
-		if e.phase != phaseFailed {
-			continue
-		}
-		if n++; oldest == nil || e.created.Before(oldest.created) {
-			oldest = e
+		if e.phase == phaseFailed {
+			failed[e.owner] = append(failed[e.owner], e)
+			n++
 		}
 	}
-	if n > maxFailed {
-		oldest.enterLocked(phaseGone)
-		s.dropLocked(oldest)
+	if n <= maxFailed {
+		return
 	}
+	var most []*entry
+	for _, list := range failed {
+		if len(list) > len(most) {
+			most = list
+		}
+	}
+	oldest := slices.MinFunc(most, func(a, b *entry) int { return a.created.Compare(b.created) })
+	oldest.enterLocked(phaseGone)
+	s.dropLocked(oldest)
 }

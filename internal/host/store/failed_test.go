@@ -34,3 +34,23 @@ func TestFailedBranchesAreBounded(t *testing.T) {
 		t.Errorf("a whole one: %+v, %v", i, err)
 	}
 }
+
+// An owner whose branches fail displaces its own failed branches only.
+func TestFailedBranchesOfOthersStay(t *testing.T) {
+	d := newDirs(t)
+	s := d.open(t)
+	defer s.Close()
+	s.ListFailed("other", "b", errors.New("no room"))
+	for n := range maxFailed + 50 {
+		s.ListFailed(fmt.Sprintf("failed-%d", n), "a", errors.New("no room"))
+	}
+	if i, err := s.Detail("other"); err != nil || i.Damage == "" {
+		t.Errorf("of the other owner: %+v, %v", i, err)
+	}
+	if n := len(s.List()); n != maxFailed {
+		t.Errorf("%d snapshots are listed, want %d", n, maxFailed)
+	}
+	if _, err := s.Detail("failed-50"); err == nil {
+		t.Error("the owner with the most has its oldest still")
+	}
+}
