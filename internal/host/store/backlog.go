@@ -39,6 +39,8 @@ type backlog struct {
 	wait  time.Duration // backlogWait, except in tests
 	age   time.Duration // usageAge, except in tests
 
+	diskRoom func() (uint64, error) // Store.Room, except in tests
+
 	mu sync.Mutex
 	// sorted by the bytes that the layer's owner has in RAM, fewest first; if they are equal,
 	// oldest first
@@ -287,11 +289,18 @@ func (b *backlog) countLocked() backlogUsage {
 func (b *backlog) stuck(w *layerRoom) error {
 	for _, l := range b.store.unflushed() {
 		full := errors.Is(l.err, unix.ENOSPC) || errors.Is(l.err, unix.EDQUOT)
-		if full || l.err != nil && l.owner == w.owner {
+		if l.err != nil && l.owner == w.owner || full && b.isDiskFull(w) {
 			return b.refusal(w, l.err)
 		}
 	}
 	return nil
+}
+
+// isDiskFull reports whether the disk lacks room for w. If a layer of another owner does not fit on
+// the disk, a smaller layer may still fit.
+func (b *backlog) isDiskFull(w *layerRoom) bool {
+	room, err := b.diskRoom()
+	return err != nil || room < w.bytes+reserveBytes
 }
 
 func (b *backlog) refusal(w *layerRoom, flush error) error {

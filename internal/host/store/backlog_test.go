@@ -157,7 +157,8 @@ func TestLargeBranchIsPossible(t *testing.T) {
 }
 
 // If the disk is full, a branch is refused at once instead of waiting. If a flush fails for another
-// reason, only branches of the same owner are refused.
+// reason, or because a layer is larger than the free space, only branches of the same owner, and
+// branches that do not fit either, are refused.
 func TestBacklogOfAFullDisk(t *testing.T) {
 	s, d, _ := slowDisk(t, 17)
 	n := fillRAM(t, s, d, "a")
@@ -177,8 +178,21 @@ func TestBacklogOfAFullDisk(t *testing.T) {
 		t.Errorf("of another owner: %v", err)
 	}
 	fail(fmt.Errorf("flush: %w", unix.ENOSPC))
+	s.backlog.diskRoom = func() (uint64, error) { return 4*layerBytes + reserveBytes, nil }
+	ctx, cancel = context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if _, err := s.ReserveRAM(ctx, "b", 4*layerBytes, nil); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("of another owner, whose branch fits on the disk: %v", err)
+	}
+	if _, refused := reserve(t, s, "a", 4); !errors.Is(refused, unix.ENOSPC) {
+		t.Errorf("of the owner whose layer does not fit: %v", refused)
+	}
+	if _, refused := reserve(t, s, "b", 5); !errors.Is(refused, unix.ENOSPC) {
+		t.Errorf("a branch that does not fit: %v", refused)
+	}
+	s.backlog.diskRoom = func() (uint64, error) { return 0, errors.New("unknown") }
 	if _, refused := reserve(t, s, "b", 4); !errors.Is(refused, unix.ENOSPC) {
-		t.Errorf("on a full disk: %v", refused)
+		t.Errorf("on a disk whose room is unknown: %v", refused)
 	}
 }
 

@@ -149,7 +149,7 @@ func Open(cfg Config) (*Store, error) {
 	s := &Store{root: filepath.Clean(cfg.Root), ram: filepath.Clean(cfg.RAM), events: cfg.Events,
 		byTag: make(map[string]*entry), byID: make(map[string]*entry), reserved: make(map[string]*Staging)}
 	s.ramRoom = s.statRAM
-	s.backlog.store, s.backlog.wait, s.backlog.age = s, backlogWait, usageAge
+	s.backlog.store, s.backlog.wait, s.backlog.age, s.backlog.diskRoom = s, backlogWait, usageAge, s.Room
 	var undo cleanup.Stack
 	defer undo.Run()
 	undo.Add(func() { s.closeDirs() })
