@@ -122,6 +122,8 @@ func checkPortable(m *snapshot.Manifest) error {
 		return errors.New("the manifest has a policy")
 	case m.Parent != nil && m.Parent.Tag != parentTag:
 		return errors.New("the manifest names another snapshot")
+	case max(len(m.Guest.Hostname), len(m.Machine.Template), len(m.Machine.Accel)) > snapshot.MaxName:
+		return fmt.Errorf("the manifest has a name of more than %d bytes", snapshot.MaxName)
 	case m.Disk != nil && m.Disk.SizeBytes > disklayer.MaxSize:
 		return fmt.Errorf("a disk of %d bytes: at most %d", m.Disk.SizeBytes, uint64(disklayer.MaxSize))
 	case m.Boot != nil && (m.Boot.Kernel.Bytes > maxKernel || m.Boot.Initrd.Bytes > maxInitramfs):
@@ -135,7 +137,7 @@ func checkPortable(m *snapshot.Manifest) error {
 			return fmt.Errorf("%s: no digest", p.Name)
 		}
 	}
-	return nil
+	return snapshot.CheckReport(m.Guest.Kernel, m.Guest.Warm)
 }
 
 // Blob describes the encoded form of a part.

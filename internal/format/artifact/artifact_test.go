@@ -397,6 +397,13 @@ func TestHostileManifests(t *testing.T) {
 		"blobs in another order": {func(m *oci.Manifest) {
 			m.Layers[2], m.Layers[3] = m.Layers[3], m.Layers[2]
 		}, nil, "memory.layer.0: the blob in its place"},
+		"a long kernel": {nil, func(m *snapshot.Manifest) { m.Guest.Kernel = strings.Repeat("x", 257) }, "257 bytes"},
+		"many languages": {nil, func(m *snapshot.Manifest) { m.Guest.Warm = make([]string, 17) },
+			"17 warm languages"},
+		"a long host name": {nil, func(m *snapshot.Manifest) { m.Guest.Hostname = strings.Repeat("x", 257) },
+			"a name of more than 256 bytes"},
+		"a long accelerator": {nil, func(m *snapshot.Manifest) { m.Machine.Accel = strings.Repeat("x", 257) },
+			"a name of more than 256 bytes"},
 		"many blobs":       {func(m *oci.Manifest) { m.Layers = append(m.Layers, m.Layers...) }, nil, "18 blobs"},
 		"a huge blob":      {func(m *oci.Manifest) { m.Layers[2].Size = 1 << 50 }, nil, "a blob of"},
 		"a negative blob":  {func(m *oci.Manifest) { m.Layers[2].Size = -1 }, nil, "a blob of"},

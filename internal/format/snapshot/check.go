@@ -274,3 +274,23 @@ func (f *File) checkOwn(id string) error {
 	}
 	return nil
 }
+
+// Bounds on texts that a guest or another host has chosen. They are in each list of snapshots.
+const (
+	MaxName = 256 // bytes
+	maxWarm = 16  // languages
+)
+
+// CheckReport returns an error if the release of a guest's kernel, or the list of its languages
+// with warm interpreters, is too long.
+func CheckReport(kernel string, warm []string) error {
+	if len(warm) > maxWarm {
+		return fmt.Errorf("%d warm languages: at most %d", len(warm), maxWarm)
+	}
+	for _, name := range append([]string{kernel}, warm...) {
+		if len(name) > MaxName {
+			return fmt.Errorf("the kernel's release or a language has %d bytes: at most %d", len(name), MaxName)
+		}
+	}
+	return nil
+}

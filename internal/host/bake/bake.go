@@ -407,6 +407,9 @@ func readReady(ctx context.Context, conn net.Conn) (agentproto.Ready, error) {
 		return ready, fmt.Errorf("the agent in the initramfs speaks protocol %d, this forkd %d: build the image again",
 			ready.Version, agentproto.Version)
 	}
+	if err := snapshot.CheckReport(ready.Kernel, ready.Warm); err != nil {
+		return ready, fmt.Errorf("read the agent's announcement: %w", err)
+	}
 	return ready, nil
 }
 
