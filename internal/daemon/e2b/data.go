@@ -117,7 +117,7 @@ func (a *Server) data(w http.ResponseWriter, r *http.Request, route inbound.Rout
 		a.failData(w, r, route, err)
 		return
 	}
-	isHealth := route.Agent && path.Clean("/"+r.URL.Path) == "/health" // a health check needs no token
+	isHealth := route.Agent && isHealthCheck(r)
 	switch {
 	case !route.Open:
 		auth.Identified(r.Context(), i.Owner)
@@ -162,6 +162,10 @@ func (a *Server) healthOfIdle(w http.ResponseWriter, r *http.Request, route inbo
 	w.WriteHeader(http.StatusNoContent)
 }
 
+// isHealthCheck reports whether a request to an agent is a health check, which needs no token. It
+// compares the escaped path, because that path is sent to the agent.
+func isHealthCheck(r *http.Request) bool { return r.URL.EscapedPath() == "/health" }
+
 // isStranger reports whether a request has neither of its sandbox's tokens. In this package, the
 // client of such a request is called a stranger.
 func (a *Server) isStranger(r *http.Request, route inbound.Route) bool {
@@ -173,21 +177,20 @@ func (a *Server) isStranger(r *http.Request, route inbound.Route) bool {
 func (a *Server) permit(r *http.Request, route inbound.Route, i sandbox.Info) error {
 	access := a.Keys.Is(accessToken, i.ID, r.Header.Get(accessHeader))
 	traffic := a.Keys.Is(trafficToken, i.ID, r.Header.Get(trafficHeader))
-	at := path.Clean("/" + r.URL.Path)
 	switch route.Port {
 	case agentproto.EnvdPort:
 		switch {
-		case at == "/init":
+		case path.Clean("/"+r.URL.Path) == "/init": // in any form, because it is refused
 			return face.NewError(http.StatusNotFound, "/init is the daemon's")
-		case at == "/health", access:
+		case isHealthCheck(r), access:
 			return nil
-		case at == "/files" && r.Header.Get(accessHeader) == "":
+		case r.URL.EscapedPath() == "/files" && r.Header.Get(accessHeader) == "":
 			return a.checkSignature(r, i.ID)
 		}
 		return face.NewError(http.StatusUnauthorized,
 			"X-Access-Token is missing or wrong: use the envdAccessToken that create and connect return")
 	case agentproto.CodeInterpreterPort:
-		if access || traffic || at == "/health" {
+		if access || traffic || isHealthCheck(r) {
 			return nil
 		}
 		return face.NewError(http.StatusUnauthorized,

@@ -244,6 +244,21 @@ func TestStrangersAreLimited(t *testing.T) {
 	}
 }
 
+// A path that only resembles that of a health check needs a token.
+func TestOtherFormsOfHealthWantAToken(t *testing.T) {
+	r := start(t)
+	b := r.create(simple)
+	for _, path := range []string{"/process.Process/List%2f..%2f..%2fhealth", "/contexts/x%2f..%2f..%2fhealth",
+		"/x/../health", "/%68ealth"} {
+		for _, port := range []string{"49983", "49999"} {
+			at := header{"E2b-Sandbox-Id": b.ID, "E2b-Sandbox-Port": port}
+			if resp, out := r.send("DELETE", path, at, ""); resp.StatusCode != 401 {
+				t.Errorf("%s at port %s: %s %s", path, port, resp.Status, out)
+			}
+		}
+	}
+}
+
 func TestCodeInterpreterWantsAToken(t *testing.T) {
 	r := start(t)
 	b := r.create(simple)
