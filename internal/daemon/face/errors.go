@@ -228,7 +228,7 @@ func (f *Face) Fail(w http.ResponseWriter, r *http.Request, err error) {
 // with a status of 500 and above.
 func (f *Face) FailAs(w http.ResponseWriter, r *http.Request, err error, status int,
 	write func(http.ResponseWriter, error)) {
-	if isOurs(status) && r.Context().Err() == nil {
+	if isOurs(status, err) && r.Context().Err() == nil {
 		f.failures.log(f.Log, r, err)
 	}
 	var sending sendingError
@@ -249,10 +249,14 @@ type sendingError struct{ error }
 
 func (e sendingError) Unwrap() error { return e.error }
 
-// isOurs reports whether errors with a status are about the daemon or its host. Guests cause 502.
-// Clients cause 503 and 504 by too many or too large requests. The metrics count these errors.
-func isOurs(status int) bool {
-	return status == http.StatusInternalServerError || status == http.StatusInsufficientStorage
+// isOurs reports whether an error with a status is about the daemon or its host. Guests cause 502,
+// and 507 by a full disk of their own. Clients cause 503 and 504 by too many or too large requests.
+// The metrics count all of these errors.
+func isOurs(status int, err error) bool {
+	if status == http.StatusInsufficientStorage {
+		return !is[*agentclient.Error](err) || errors.Is(err, syscall.ENOSPC)
+	}
+	return status == http.StatusInternalServerError
 }
 
 // Bounds on the lines about failed requests: their rate per second, the burst after a quiet time,

@@ -24,7 +24,8 @@ func TestLinesAboutFailedRequests(t *testing.T) {
 		f.Fail(httptest.NewRecorder(), httptest.NewRequest(http.MethodPost, "/v1/"+strings.Repeat("x", 8<<10), nil), err)
 	}
 	for _, err := range []error{ErrTooMany, ErrNoMemory, &agentclient.Error{Code: agentclient.CodeInternal},
-		&agentclient.Error{Code: agentclient.CodeTimeout}, NewError(http.StatusNotFound, "x")} {
+		&agentclient.Error{Code: agentclient.CodeTimeout}, &agentclient.Error{Code: agentclient.CodeNoSpace},
+		NewError(http.StatusNotFound, "x")} {
 		if fail(err); out.Len() > 0 {
 			t.Errorf("%v: %s", err, out.String())
 			out.Reset()
