@@ -2,6 +2,7 @@ package tenancy
 
 import (
 	"context"
+	"strings"
 
 	"github.com/forkd/forkd/internal/host/event"
 )
@@ -25,11 +26,15 @@ func (e *Events) Place() string { return e.follow.Place() }
 // ID is like event.Ring.ID.
 func (e *Events) ID(of *event.Event) string { return e.ring.ID(of.Seq) }
 
-// Next is like event.Follower.Next, but skips events that the principal may not see.
+// Next is like event.Follower.Next, but skips events that the principal may not see. An event of a
+// snapshot does not name a sandbox that the principal may not see.
 func (e *Events) Next(ctx context.Context) (next event.Event, missed bool, err error) {
 	for {
 		next, missed, err = e.follow.Next(ctx)
 		if err != nil || missed || !e.view.isEmpty() && e.view.p.Prefix.HasEvent(&next) {
+			if next.Sandbox != "" && strings.HasPrefix(string(next.Kind), "snapshot.") && e.view.hides(next.Sandbox) {
+				next.Sandbox = ""
+			}
 			return next, missed, err
 		}
 	}

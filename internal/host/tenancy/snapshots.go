@@ -39,6 +39,18 @@ func (v *View) narrow(i *store.Info) {
 	if v.hasTag(i.Parent) != nil {
 		i.Parent = ""
 	}
+	if i.Branch != nil && v.hides(i.Branch.SandboxID) {
+		branch := *i.Branch
+		branch.SandboxID = ""
+		i.Branch = &branch
+	}
+}
+
+// hides reports whether a sandbox exists and the principal may not see it. A branch of such a
+// sandbox may be the principal's, if a client without a prefix has made it.
+func (v *View) hides(id string) bool {
+	_, err := v.host.manager.Get(id)
+	return err == nil && v.Reach(id) != nil
 }
 
 // Snapshot describes a snapshot, without references to sandboxes and snapshots that the principal
@@ -51,6 +63,10 @@ func (v *View) Snapshot(tag string) (d store.Detail, err error) {
 		return d, err
 	}
 	others := func(tag string) bool { return v.hasTag(tag) != nil }
+	// The layer with this digest may be one of the sandbox, not of the parent in the list.
+	if v.p.Prefix != "" && (d.Branch == nil || v.Reach(d.Branch.SandboxID) != nil) {
+		d.ParentDigest = ""
+	}
 	v.narrow(&d.Info)
 	d.Dependents, d.Ancestors = slices.DeleteFunc(d.Dependents, others), slices.DeleteFunc(d.Ancestors, others)
 	d.Line = slices.DeleteFunc(d.Line, func(r snapshot.Ref) bool { return others(r.Tag) })

@@ -322,3 +322,52 @@ func TestEvents(t *testing.T) {
 		t.Errorf("nobody learns of %q", seen)
 	}
 }
+
+// A client without a prefix may give a team a branch of another team's sandbox. The team learns
+// neither the id of the sandbox nor the digest of an earlier layer.
+func TestGivenBranchNamesNoSandboxOfOthers(t *testing.T) {
+	h := newHost(t)
+	a, b := newPart(t, h, "a"), newPart(t, h, "b")
+	admin := h.For(owner.Owner{Name: "local"})
+	events := b.view.Events("")
+	branch := sandbox.BranchRequest{Tag: "b.given", Mode: vm.BranchDiff}
+	if _, err := admin.Branch(t.Context(), a.sandbox, branch); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+		d, err := admin.Snapshot("b.given")
+		if err != nil || time.Now().After(deadline) {
+			t.Fatalf("%+v, %v: no digest of the parent", d, err)
+		}
+		if d.ParentDigest != "" && d.Branch.SandboxID == a.sandbox {
+			break
+		}
+	}
+	d, err := b.view.Snapshot("b.given")
+	if err != nil || d.Branch.SandboxID != "" || d.ParentDigest != "" {
+		t.Errorf("%+v, %+v, %v", d, d.Branch, err)
+	}
+	for _, i := range b.view.Snapshots() {
+		if i.Branch != nil && i.Branch.SandboxID != "" && i.Branch.SandboxID != b.sandbox {
+			t.Errorf("%s names sandbox %s", i.Tag, i.Branch.SandboxID)
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for {
+		next, _, err := events.Next(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if next.Snapshot != "b.given" {
+			continue
+		}
+		if next.Sandbox != "" {
+			t.Errorf("%+v", next)
+		}
+		break
+	}
+	if own, err := b.view.Snapshot(b.tag); err != nil || own.Branch.SandboxID != b.sandbox {
+		t.Errorf("the team's own: %+v, %v", own.Branch, err)
+	}
+}
