@@ -13,6 +13,18 @@ func Accept(listener, mode int) (fd int, err error) {
 	return onFD(unix.SYS_ACCEPT4, listener, nil, 0, uintptr(mode)|unix.SOCK_CLOEXEC)
 }
 
+// PeerContextID returns the context id of the other end of a vsock connection.
+func PeerContextID(fd int) (uint32, error) {
+	var addr unix.RawSockaddrVM
+	size := uint32(unsafe.Sizeof(addr))
+	_, _, errno := unix.RawSyscall(unix.SYS_GETPEERNAME, uintptr(fd), uintptr(unsafe.Pointer(&addr)),
+		uintptr(unsafe.Pointer(&size)))
+	if errno == 0 && addr.Family != unix.AF_VSOCK {
+		errno = unix.EAFNOSUPPORT
+	}
+	return addr.Cid, orNil(errno)
+}
+
 // Peek reads data from a socket without removing it. It does not block, whatever the mode of the
 // socket.
 func Peek(fd int, p []byte) (int, error) {

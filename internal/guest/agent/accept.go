@@ -7,7 +7,10 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/mdlayher/vsock"
 	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/proto/agentproto"
 )
 
 // patient is a listener whose Accept retries after a temporary error. Otherwise the error would end
@@ -21,6 +24,24 @@ func (l patient) Accept() (net.Conn, error) {
 			return conn, err
 		}
 		time.Sleep(acceptPause)
+	}
+}
+
+// fromHost is a listener whose Accept returns only connections of the host, and closes others. A
+// guest's kernel may have a loopback device for vsock, by which any process of the guest could
+// otherwise call the agent.
+type fromHost struct{ net.Listener }
+
+func (l fromHost) Accept() (net.Conn, error) {
+	for {
+		conn, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		if peer, ok := conn.RemoteAddr().(*vsock.Addr); ok && peer.ContextID == agentproto.HostCID {
+			return conn, nil
+		}
+		_ = conn.Close()
 	}
 }
 

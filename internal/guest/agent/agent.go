@@ -97,14 +97,23 @@ func unixSockets(dir string) sockets {
 }
 
 // vsockSockets returns listeners on any CID, because a fork may have another CID than the guest
-// that opened the listener.
+// that opened the listener. They accept only connections of the host.
 func vsockSockets() sockets {
 	return sockets{
 		listen: func(port uint32) (net.Listener, error) {
-			return vsock.ListenContextID(unix.VMADDR_CID_ANY, port, nil)
+			l, err := vsock.ListenContextID(unix.VMADDR_CID_ANY, port, nil)
+			if err != nil {
+				return nil, err
+			}
+			return fromHost{l}, nil
 		},
 		forks: func(port uint32) (*forkPort, error) {
-			return listenForks(unix.AF_VSOCK, &unix.SockaddrVM{CID: unix.VMADDR_CID_ANY, Port: port})
+			p, err := listenForks(unix.AF_VSOCK, &unix.SockaddrVM{CID: unix.VMADDR_CID_ANY, Port: port})
+			if err != nil {
+				return nil, err
+			}
+			p.isPeer = isHost
+			return p, nil
 		},
 	}
 }

@@ -19,6 +19,8 @@ type forkPort struct {
 	file *os.File
 	raw  syscall.RawConn
 
+	isPeer func(conn int) bool // reports whether a connection is accepted; nil: all are
+
 	// Result of the present call of tryAccept. tryAccept is a method value made once, so that
 	// accept allocates nothing.
 	tryAccept func(fd uintptr) bool
@@ -60,14 +62,22 @@ func (p *forkPort) accept() (int, error) {
 			return -1, err
 		}
 		switch {
-		case p.err == nil:
+		case p.err == nil && (p.isPeer == nil || p.isPeer(p.conn)):
 			return p.conn, nil
+		case p.err == nil:
+			_ = rawcall.Close(p.conn)
 		case passes(p.err):
 			time.Sleep(acceptPause)
 		default:
 			return -1, fmt.Errorf("accept: %w", p.err)
 		}
 	}
+}
+
+// isHost reports whether the other end of a vsock connection is the host; see fromHost.
+func isHost(conn int) bool {
+	id, err := rawcall.PeerContextID(conn)
+	return err == nil && id == agentproto.HostCID
 }
 
 // serve accepts connections until the port is closed.

@@ -8,21 +8,21 @@ import (
 	"net/url"
 )
 
-// ReadFile opens a file of the guest with the rights of user, or of the default user if user is
-// empty. Relative paths are in the user's home. The caller must bound how much it reads, and close
-// the file.
+// ReadFile opens a file of the guest. Relative paths begin in the home of user, or of the default
+// user if user is empty. The user has no other meaning: the rights are root's. The caller must
+// bound how much it reads, and close the file.
 func (c *Client) ReadFile(ctx context.Context, path, user string) (io.ReadCloser, error) {
 	return c.download(ctx, "read file", "/files", path, user)
 }
 
-// WriteFile writes a file of the guest with the rights of user. It creates missing directories and
-// replaces an existing file.
+// WriteFile writes a file of the guest. It creates missing directories and replaces an existing
+// file. New files belong to user.
 func (c *Client) WriteFile(ctx context.Context, path, user string, content io.Reader) error {
 	return c.upload(ctx, "write file", "/files", path, user, content)
 }
 
-// ReadTree packs a directory of the guest as a tar archive, with the rights of user. The caller
-// must not trust the archive, must bound how much it reads, and must close the archive.
+// ReadTree packs a directory of the guest as a tar archive. The caller must not trust the archive,
+// must bound how much it reads, and must close the archive.
 func (c *Client) ReadTree(ctx context.Context, path, user string) (io.ReadCloser, error) {
 	return c.download(ctx, "read directory", "/archive", path, user)
 }
