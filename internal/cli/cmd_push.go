@@ -3,7 +3,9 @@ package cli
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -89,6 +91,10 @@ func newPullCmd() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := checkProgress(o.progress); err != nil {
 				return err
+			}
+			if !strings.Contains(args[0], "/") {
+				return usageError{fmt.Errorf("%.100q names no registry: want REGISTRY/NAME:TAG; "+
+					"'forkd build docker://IMAGE' pulls a container image", args[0])}
 			}
 			if inspect && (tag != "" || trust) {
 				return usageError{errors.New("--inspect makes no snapshot: omit --tag and --trust")}

@@ -66,7 +66,6 @@ var elsewhere = map[string]string{
 	"sbx":        standAlone,
 	"template":   standAlone,
 	"tpl":        standAlone,
-	"apply":      noPlan,
 	"auth":       noLogin,
 	"bash":       aTerminal,
 	"clone":      aCopy,

@@ -99,7 +99,9 @@ func TestPrivateRegistries(t *testing.T) {
 			login *login.Login
 			want  bool
 		}{
-			{nil, false}, {&login.Login{User: "me", Password: "wrong"}, false}, {&login.Login{User: "me", Password: "secret"}, true},
+			{nil, false},
+			{&login.Login{User: "me", Password: "wrong"}, false},
+			{&login.Login{User: "me", Password: "secret"}, true},
 			{&login.Login{IdentityToken: "identity"}, tokens}, {&login.Login{RegistryToken: "pass"}, tokens},
 		} {
 			got, err := resolveContainer(t.Context(), base{baseRegistry, p.reference}, &Recipe{dir: "/", Login: c.login})

@@ -39,44 +39,23 @@ import (
 // codeOf returns the code of an error for clients. The code determines the HTTP status.
 func codeOf(err error) code {
 	var (
-		request   *Error
-		badField  *invalid.Error
-		warmup    *bake.WarmupError
-		noSandbox *sandbox.NotFoundError
-		state     *sandbox.StateError
-		cut       *sandbox.CutOffError
-		lease     *sandbox.LeaseError
-		held      *sandbox.HeldError
-		noTag     *store.NotFoundError
-		exists    *store.ExistsError
-		inUse     *store.InUseError
-		damaged   *store.DamagedError
-		diskOnly  *store.DiskOnlyError
-		busy      *sandbox.BusyError
-		backlog   *store.BacklogError
-		refused   *admit.Error
-		family    *sandbox.FamilyError
-		unique    *unique.Error
-		named     *workspace.Error
-		guest     *agentclient.Error
-		tooLarge  *http.MaxBytesError
-		answer    *inbound.AnswerError
-		scope     *auth.ScopeError
-		prefix    *owner.PrefixError
-		closed    *owner.ClosedError
+		request *Error
+		refused *admit.Error
+		named   *workspace.Error
+		guest   *agentclient.Error
 	)
 	switch {
 	case is[*vmmclient.NoKVMError](err):
 		return codeNoKVM
 	case errors.As(err, &request):
 		return codeOfStatus(request.Status)
-	case errors.As(err, &scope), errors.As(err, &prefix), errors.As(err, &closed):
+	case is[*auth.ScopeError](err), is[*owner.PrefixError](err), is[*owner.ClosedError](err):
 		return codeScope
-	case errors.As(err, &badField):
+	case is[*invalid.Error](err):
 		return codeInvalidField
 	case is[*artifact.Error](err), is[*hub.RegistryError](err):
 		return codeOfHub(err)
-	case errors.As(err, &warmup):
+	case is[*bake.WarmupError](err):
 		return codeWarmup
 	case is[*ConflictError](err), is[*tenancy.ChangedError](err):
 		return codeApplyConflict
@@ -86,32 +65,32 @@ func codeOf(err error) code {
 		return codeNoBase
 	case errors.Is(err, agentclient.ErrNoApply):
 		return codeSnapshotUnusable
-	case errors.As(err, &cut): // this and the next two cases must come before those of the errors that they wrap
+	case is[*sandbox.CutOffError](err): // this and the next two cases must come before those of the errors that they wrap
 		return codeCutOff
-	case errors.As(err, &held):
+	case is[*sandbox.HeldError](err):
 		return codeHeld
-	case errors.As(err, &lease):
+	case is[*sandbox.LeaseError](err):
 		return codeSnapshotUnusable
-	case errors.As(err, &noSandbox):
+	case is[*sandbox.NotFoundError](err):
 		return codeNoSandbox
-	case errors.As(err, &noTag):
+	case is[*store.NotFoundError](err):
 		return codeNoSnapshot
-	case errors.As(err, &state):
+	case is[*sandbox.StateError](err):
 		return codeState
-	case errors.As(err, &exists):
+	case is[*store.ExistsError](err):
 		return codeSnapshotExists
-	case errors.As(err, &inUse):
+	case is[*store.InUseError](err):
 		return codeSnapshotInUse
-	case errors.As(err, &damaged), errors.As(err, &diskOnly), errors.Is(err, vm.ErrBadState),
+	case is[*store.DamagedError](err), is[*store.DiskOnlyError](err), errors.Is(err, vm.ErrBadState),
 		errors.Is(err, vm.ErrShape), errors.Is(err, vm.ErrCPU):
 		return codeSnapshotUnusable
-	case errors.As(err, &busy):
+	case is[*sandbox.BusyError](err):
 		return codeBusy
 	case errors.As(err, &refused):
 		return code(refused.Code)
-	case errors.As(err, &unique):
+	case is[*unique.Error](err):
 		return codeNotUnique
-	case errors.As(err, &family):
+	case is[*sandbox.FamilyError](err):
 		return codeLine
 	case errors.As(err, &named):
 		if named.Exists {
@@ -124,9 +103,9 @@ func codeOf(err error) code {
 		return codeOutcomeUnknown
 	case errors.Is(err, syscall.ENOSPC):
 		return codeNoSpace
-	case errors.As(err, &backlog): // checked after ENOSPC, because a backlog may be caused by a full disk
+	case is[*store.BacklogError](err): // checked after ENOSPC, because a backlog may be caused by a full disk
 		return codeBusy
-	case errors.As(err, &tooLarge):
+	case is[*http.MaxBytesError](err):
 		return codeTooLarge
 	case errors.As(err, &guest):
 		return codeOfGuest(guest.Code)
@@ -136,7 +115,7 @@ func codeOf(err error) code {
 		return codeForbidden
 	case errors.Is(err, inbound.ErrMethod):
 		return codeMethod
-	case errors.As(err, &answer), is[*diffproto.RefusedError](err): // in the second case, a guest's file system is damaged
+	case is[*inbound.AnswerError](err), is[*diffproto.RefusedError](err): // the second: a guest's file system is damaged
 		return codeGuestFailed
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, inbound.ErrIdle):
 		return codeTimeout
