@@ -50,6 +50,9 @@ type Entry struct {
 // SignedURL is the value of Entry.Who for a request whose only credential is a signed URL.
 const SignedURL = "signed-url"
 
+// SSH is the value of Entry.Method in lines about SSH.
+const SSH = "SSH"
+
 // isStranger reports whether the client of an entry is unidentified, or has only a signed URL.
 func (e *Entry) isStranger() bool { return e.Who == "" || e.Who == SignedURL }
 
@@ -63,9 +66,9 @@ func (e *Entry) isRefused() bool {
 }
 
 // Rate of lines about strangers, per second, and the burst after a quiet time. Refused requests
-// have one such limit. Other requests, such as those to a public port of a sandbox, have another
-// limit. Without the limits, anyone who reaches the daemon could fill the disk. The next line
-// counts the omitted lines.
+// have one such limit, and refused logins over SSH another. Other requests, such as those to a
+// public port of a sandbox, have a third. Without the limits, anyone who reaches the daemon could
+// fill the disk. The next line counts the omitted lines.
 const (
 	strangersPerSecond = 10
 	strangersAtOnce    = 200
@@ -75,7 +78,8 @@ const (
 type Log struct {
 	path string
 
-	refused, served *rate.Limiter // limit the lines about refused and about served requests of strangers
+	// Limits of the lines about strangers: their refused requests, their other requests, and SSH.
+	refused, served, ssh *rate.Limiter
 
 	mu      sync.Mutex
 	out     io.WriteCloser
@@ -87,7 +91,7 @@ type Log struct {
 // Open opens the log at path, which is created with mode 0600.
 func Open(path string) (*Log, error) {
 	strangers := func() *rate.Limiter { return rate.NewLimiter(strangersPerSecond, strangersAtOnce) }
-	l := &Log{path: path, refused: strangers(), served: strangers()}
+	l := &Log{path: path, refused: strangers(), served: strangers(), ssh: strangers()}
 	return l, l.Reopen()
 }
 
@@ -134,7 +138,10 @@ func (l *Log) Write(e Entry) error {
 	defer l.mu.Unlock()
 	if e.isStranger() {
 		lines := l.served
-		if e.isRefused() {
+		switch {
+		case e.Method == SSH:
+			lines = l.ssh
+		case e.isRefused():
 			lines = l.refused
 		}
 		if !lines.Allow() {

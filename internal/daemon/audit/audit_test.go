@@ -2,8 +2,10 @@ package audit
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/json"
 	"io"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -137,6 +139,31 @@ func TestStrangersAreLimited(t *testing.T) {
 		refused+served+leftOut != n/5*4 {
 		t.Errorf("%d lines of others, %d of refused strangers, %d of served ones, %d left out", lines, refused, served,
 			leftOut)
+	}
+}
+
+// Refused logins over SSH do not suppress the lines about refused requests.
+func TestStrangersOverSSH(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "audit.log")
+	l, err := Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	for range 2 * strangersAtOnce {
+		if err := l.Write(Entry{Method: SSH, Path: "/login", Status: http.StatusForbidden}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := l.Write(Entry{Method: http.MethodGet, Path: "/v1/info", Status: http.StatusUnauthorized}); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Contains(text, []byte("/v1/info")) || bytes.Count(text, []byte("/login")) == 2*strangersAtOnce {
+		t.Errorf("%s", text)
 	}
 }
 
