@@ -2,8 +2,11 @@ package apirig
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"net"
+	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 
@@ -14,14 +17,27 @@ import (
 	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/daemon/metrics"
 	"github.com/forkd/forkd/internal/daemon/sshd"
+	"github.com/forkd/forkd/internal/jail"
 )
 
 // SSH configures the SSH server of a rig.
 type SSH struct {
 	Limits sshd.Limits
+	Bin    string // path of forkd-ssh; see BuildSSH
 	// The SFTP server of guests, and its directory. The guests are processes of this host.
 	Program    func() ([]byte, error)
 	ProgramDir string
+}
+
+// BuildSSH builds forkd-ssh in a directory, and returns its path.
+func BuildSSH(dir string) (string, error) {
+	path := filepath.Join(dir, "forkd-ssh")
+	build := exec.Command("go", "build", "-o", path, "github.com/forkd/forkd/cmd/forkd-ssh")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build forkd-ssh: %w\n%s", err, out)
+	}
+	return path, os.Chmod(dir, 0o755) // its jail has a user of its own
 }
 
 // RunningSSH is the SSH server of a rig.
@@ -59,7 +75,12 @@ func (r *Rig) serveSSH(t T, o *SSH, dir string, shared *face.Face, counts *metri
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := sshd.New(sshd.Config{Face: shared, Keys: keys, HostKey: hostKey, Counts: counts, Limits: o.Limits,
+	jails, err := jail.New(jail.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := sshd.New(sshd.Config{Face: shared, Keys: keys, HostKey: hostKey,
+		Process: sshd.Process{Bin: o.Bin, Jail: jails}, Counts: counts, Limits: o.Limits,
 		SFTP: sshd.NewProgram(o.ProgramDir, o.Program), Log: slog.New(slog.DiscardHandler)})
 	ctx, stop := context.WithCancel(context.Background())
 	stopped := make(chan struct{})

@@ -21,9 +21,14 @@ func agentHere(dir string) *exec.Cmd { return exec.Command("forkd-agent", "-list
 // TestScriptsWithDaemon runs scripts against an API whose guests are agents on this host. $ID is
 // the id of a sandbox of the snapshot "base". The guest sees the script's files.
 func TestScriptsWithDaemon(t *testing.T) {
+	program, err := apirig.BuildSSH(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
 	setup := func(env *testscript.Env) error {
 		rig := apirig.Start(t, apirig.Options{Agent: agentHere, GuestPort: guestPort(t),
-			SSH: &apirig.SSH{Program: func() ([]byte, error) { return embedded.Open(embedded.SFTP) }, ProgramDir: t.TempDir()}})
+			SSH: &apirig.SSH{Bin: program, ProgramDir: t.TempDir(),
+				Program: func() ([]byte, error) { return embedded.Open(embedded.SFTP) }}})
 		parent := rig.Parent
 		parent.Tag = "base"
 		if _, err := rig.Bake(t.Context(), parent); err != nil {

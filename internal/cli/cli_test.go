@@ -44,7 +44,7 @@ func condition(name string) (bool, error) {
 	if name != "complete" {
 		return false, fmt.Errorf("unknown condition %q", name)
 	}
-	for _, program := range []string{embedded.VMM, embedded.Net, embedded.SFTP} {
+	for _, program := range []string{embedded.VMM, embedded.Net, embedded.SFTP, embedded.SSH} {
 		if _, err := embedded.Open(program); err != nil {
 			return false, nil
 		}

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"golang.org/x/crypto/ssh"
+	"golang.org/x/sys/unix"
 
 	apiv1 "github.com/forkd/forkd/api/v1"
 	"github.com/forkd/forkd/internal/daemon/auth"
@@ -16,6 +17,8 @@ import (
 	"github.com/forkd/forkd/internal/daemon/metrics"
 	"github.com/forkd/forkd/internal/daemon/sshd"
 	"github.com/forkd/forkd/internal/embedded"
+	"github.com/forkd/forkd/internal/host/cgroup"
+	"github.com/forkd/forkd/internal/jail"
 )
 
 // sshFace is the daemon's SSH server and its listener. A nil *sshFace serves nothing.
@@ -23,13 +26,23 @@ type sshFace struct {
 	server   *sshd.Server
 	listener net.Listener
 	hostKey  ssh.PublicKey
+	leaf     *cgroup.Leaf
 }
 
 // openSSH makes the SSH server of a configuration, or returns nil if it has none. The caller must call
 // serve, or close the listener.
-func openSSH(cfg *Config, shared *face.Face, counts *metrics.Metrics) (*sshFace, error) {
+func openSSH(cfg *Config, shared *face.Face, counts *metrics.Metrics, bin string, jails *jail.Starter,
+	cgroups *cgroup.Tree) (*sshFace, error) {
 	if cfg.SSH == "" {
 		return nil, nil
+	}
+	program, err := install(bin, embedded.SSH)
+	if err != nil {
+		return nil, err
+	}
+	leaf, err := sshLeaf(cgroups)
+	if err != nil {
+		return nil, err
 	}
 	keys, err := auth.OpenSSHKeys(cfg.SSHKeys, cfg.Log)
 	if err != nil {
@@ -44,9 +57,29 @@ func openSSH(cfg *Config, shared *face.Face, counts *metrics.Metrics) (*sshFace,
 		return nil, fmt.Errorf("--ssh: %w", err)
 	}
 	sftp := sshd.NewProgram(sshd.ProgramDir, func() ([]byte, error) { return embedded.Open(embedded.SFTP) })
-	server := sshd.New(sshd.Config{Face: shared, Keys: keys, HostKey: hostKey, SFTP: sftp, Counts: counts, Log: cfg.Log})
-	return &sshFace{server, l, hostKey.PublicKey()}, nil
+	server := sshd.New(sshd.Config{Face: shared, Keys: keys, HostKey: hostKey,
+		Process: sshd.Process{Bin: program, Jail: jails, Cgroup: leaf}, SFTP: sftp, Counts: counts, Log: cfg.Log})
+	return &sshFace{server, l, hostKey.PublicKey(), leaf}, nil
 }
+
+// sshLeaf makes the cgroup of all forkd-ssh processes. When they reach its limit, the kernel kills one of
+// them. It is nil if the host does not support limits.
+func sshLeaf(cgroups *cgroup.Tree) (*cgroup.Leaf, error) {
+	var host unix.Sysinfo_t
+	if err := unix.Sysinfo(&host); err != nil {
+		return nil, fmt.Errorf("find the size of memory: %w", err)
+	}
+	most := max(uint64(host.Totalram)*uint64(host.Unit)/sshMemoryShare, sshLeastMemory)
+	return cgroups.NewShared("ssh", most>>20, sshMaxPIDs)
+}
+
+// Limits of the cgroup of all forkd-ssh processes: the host's memory divided by sshMemoryShare, and a
+// minimum; the number of threads. A process has some ten threads.
+const (
+	sshMemoryShare = 8
+	sshLeastMemory = 512 << 20
+	sshMaxPIDs     = 8192
+)
 
 // serve serves until ctx ends.
 func (s *sshFace) serve(ctx context.Context, log *slog.Logger) {
@@ -71,5 +104,6 @@ func (s *sshFace) info() *apiv1.SSH {
 func (s *sshFace) close() {
 	if s != nil {
 		s.listener.Close()
+		_ = s.leaf.Remove() // if this fails, the next daemon removes it
 	}
 }

@@ -159,7 +159,7 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard, kvm *kvmState) (*w
 	w.observe(counts)
 	shared := face.New(face.Config{Host: tenancy.New(w.manager, workspaces), Guard: guard, Hosts: cfg.Hosts,
 		Audit: w.audit, Answers: answers, Counts: counts, Requests: counts.RequestDone, Stopping: ctx, Log: cfg.Log})
-	if w.ssh, err = openSSH(&cfg, shared, counts); err != nil {
+	if w.ssh, err = openSSH(&cfg, shared, counts, bin, jails, w.cgroups); err != nil {
 		return nil, err
 	}
 	undo.Add(w.ssh.close)

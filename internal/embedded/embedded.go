@@ -1,6 +1,6 @@
 // Package embedded contains the small static programs that are part of forkd, so that users install
-// only one file: the init of `forkd machine`, the VMM, the guest agent and forkd-net. scripts/build
-// writes the programs to bin/ before it compiles forkd.
+// only one file: the init of `forkd machine`, the VMM, the guest agent, forkd-net and others.
+// scripts/build writes the programs to bin/ before it compiles forkd.
 //
 // It does not start the programs, and writes nothing to disk.
 package embedded
@@ -21,6 +21,7 @@ const (
 	Unpack   = "forkd-unpack"
 	Diff     = "forkd-diff"
 	SFTP     = "forkd-sftp"
+	SSH      = "forkd-ssh"
 )
 
 // ErrNotBuiltIn means that this forkd was compiled without the program, for example by a plain `go

@@ -12,7 +12,7 @@ func TestOpen(t *testing.T) {
 			t.Errorf("%q: got %v, want ErrNotBuiltIn", name, err)
 		}
 	}
-	for _, name := range []string{Machined, VMM, Agent, Net, Unpack, Diff, SFTP} {
+	for _, name := range []string{Machined, VMM, Agent, Net, Unpack, Diff, SFTP, SSH} {
 		data, err := Open(name)
 		switch {
 		case errors.Is(err, ErrNotBuiltIn): // happens in a `go test` without scripts/build

@@ -15,10 +15,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Config holds the properties in which the jails of forkd-vmm and forkd-net differ.
+// Config holds the properties in which the jails of the programs differ.
 type Config struct {
 	Filter []unix.SockFilter // made by package filter
 	Files  uint64            // maximum number of open descriptors; 0: as many as are open when the program starts
+	Data   uint64            // maximum size of private writable memory in bytes (RLIMIT_DATA); 0: no limit
 	Online bool              // the program makes network connections
 }
 
@@ -52,7 +53,7 @@ func Enter(c Config) error {
 		{"shrink the bounding set", shrinkBoundingSet, there},
 		{"become another user", func() error { return becomeUser(how) }, !strings.HasPrefix(how, ownUser)},
 		{"drop capabilities", dropCapabilities, false},
-		{"limit resources", func() error { return limit(c.Files, how != noNamespaces) }, false},
+		{"limit resources", func() error { return limit(c, how != noNamespaces) }, false},
 		// Keep the process dumpable, because otherwise a daemon that is not root could neither
 		// inspect the process nor set its OOM score.
 		{"hide memory from other processes", func() error { return unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0) },
@@ -173,16 +174,19 @@ func swapRoot() error {
 	}
 }
 
-// limit sets limits that cgroups do not have. The number of threads is limited only if no other
+// limit sets limits that cgroups do not have, or not for a single process. The number of threads is limited only if no other
 // process has the same user, or the same user namespace, because the kernel counts the threads of
 // all processes of the user or the user namespace together.
-func limit(files uint64, alone bool) error {
+func limit(c Config, alone bool) error {
 	limits := map[int]uint64{unix.RLIMIT_CORE: 0, unix.RLIMIT_MEMLOCK: 0, unix.RLIMIT_MSGQUEUE: 0}
 	if alone {
 		limits[unix.RLIMIT_NPROC] = threads
 	}
-	if files > 0 {
-		limits[unix.RLIMIT_NOFILE] = files
+	if c.Files > 0 {
+		limits[unix.RLIMIT_NOFILE] = c.Files
+	}
+	if c.Data > 0 {
+		limits[unix.RLIMIT_DATA] = c.Data
 	}
 	for resource, most := range limits {
 		if err := lower(resource, most); err != nil {

@@ -1,9 +1,9 @@
-// Package jail starts and confines the processes that handle data from guests: forkd-vmm and
-// forkd-net.
+// Package jail starts and confines the processes that handle data from guests and from strangers:
+// forkd-vmm, forkd-net and forkd-ssh.
 //
 // The daemon starts such a process with a Starter. The process has its own namespaces and, if the
-// daemon is root, its own user. The process calls Enter before it reads anything from a guest or
-// the daemon. From then on it has an empty, read-only root directory, no capabilities, and only the
+// daemon is root, its own user. The process calls Enter before it reads anything from a guest, a
+// client or the daemon. From then on it has an empty, read-only root directory, no capabilities, and only the
 // system calls of its filter. The kernel does not carry out other calls. If the process tries such
 // a call, it receives SIGSYS. Its Go runtime then prints the registers and exits, and package
 // violation finds the call in that output.
@@ -12,7 +12,8 @@
 // makes the filter from these declarations during code generation. Assembling the filter in each
 // process would take more memory than the rest of the jail.
 //
-// The package does not limit CPU and memory. The daemon uses cgroups for these limits.
+// The package does not limit CPU, and bounds memory only for forkd-ssh, of which there are many. The
+// daemon uses cgroups for these limits.
 package jail
 
 import (

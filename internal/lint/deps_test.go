@@ -28,7 +28,7 @@ var rooms = []room{
 		packages: []string{"codec", "vm", "frame", "agentproto", "envdproto", "envdproto/filesystem",
 			"envdproto/process",
 			"envdproto/filesystem/filesystemconnect", "envdproto/process/processconnect", "vmmproto", "netproto",
-			"imageproto", "diffproto", "ctlsock"},
+			"imageproto", "diffproto", "ctlsock", "sshproto"},
 		reason: "a contract holds values and their encoding: both of its sides import it, so it can import neither",
 	},
 	{
@@ -57,6 +57,13 @@ var rooms = []room{
 		imports: []string{"internal/proto/...", "internal/jail"},
 		reason: "forkd-net parses what hostile guests send: it knows neither files nor sandboxes, only what the daemon " +
 			"tells it",
+	},
+	{
+		folder:   "internal/sshmux",
+		packages: []string{"."},
+		imports:  []string{"internal/proto/sshproto", "internal/jail"},
+		reason: "forkd-ssh parses what strangers send: it decides nothing, and knows neither keys of clients nor " +
+			"sandboxes",
 	},
 	{
 		folder: "internal/guest",
@@ -175,7 +182,7 @@ var rooms = []room{
 		folder: "internal/apirig", packages: []string{"."},
 		imports: []string{"api/v1", "client", "internal/apitest", "internal/build/dockerfile", "internal/daemon/...",
 			"internal/host/...", "internal/format/disklayer",
-			"internal/proto/agentproto", "internal/proto/diffproto"},
+			"internal/jail", "internal/proto/agentproto", "internal/proto/diffproto"},
 		reason: "it prepares tests of the API; the program that is its guests' agent is for them to bring",
 	},
 }
@@ -272,8 +279,16 @@ var rules = []rule{
 		reason: "forkd-net parses hostile frames: it has no program to start, and neither store nor sandboxes to reach",
 	},
 	{
+		from: []string{"cmd/forkd-ssh"},
+		to: []string{"os/exec", "net/http", "encoding/json", "internal/host/...", "internal/format/...",
+			"internal/daemon/...", "internal/build/...", "internal/vmm/...", "internal/guest/...", "internal/net/...",
+			"internal/cli"},
+		reason: "forkd-ssh parses what strangers send, one process for each of them: it has no program to start, and " +
+			"neither keys nor sandboxes to reach",
+	},
+	{
 		from:   []string{"internal/daemon/...", "internal/host/..."},
-		to:     []string{"internal/vmm/...", "internal/guest/...", "internal/emu/...", "internal/cli"},
+		to:     []string{"internal/vmm/...", "internal/guest/...", "internal/emu/...", "internal/sshmux", "internal/cli"},
 		reason: "the daemon never runs a guest: it owns files and processes, and its death must not be a VM's",
 	},
 	{

@@ -140,7 +140,7 @@ func TestSSHKeysReload(t *testing.T) {
 	}
 	has := func(want int) {
 		t.Helper()
-		if found := keys.Find(sshKey(t, 1)); len(found) != want {
+		if found := keys.Find(sshKey(t, 1).Marshal()); len(found) != want {
 			t.Errorf("%+v, want %d", found, want)
 		}
 	}

@@ -10,8 +10,6 @@ import (
 	"sync"
 	"syscall"
 
-	"golang.org/x/crypto/ssh"
-
 	"github.com/forkd/forkd/internal/daemon/stamp"
 	"github.com/forkd/forkd/internal/host/owner"
 )
@@ -36,8 +34,9 @@ func OpenSSHKeys(path string, log *slog.Logger) (*SSHKeys, error) {
 	return s, s.loadLocked()
 }
 
-// Find returns the entries for a key, one for each principal that has it.
-func (s *SSHKeys) Find(key ssh.PublicKey) []SSHKey {
+// Find returns the entries for a key, one for each principal that has it. The parameter key is as on
+// the wire, and need not be valid.
+func (s *SSHKeys) Find(key []byte) []SSHKey {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.seen.Holds(s.path) {
@@ -50,7 +49,7 @@ func (s *SSHKeys) Find(key ssh.PublicKey) []SSHKey {
 			s.log.Error("the file of SSH keys cannot be used: no key is accepted", "error", err)
 		}
 	}
-	return s.by[string(key.Marshal())]
+	return s.by[string(key)]
 }
 
 func (s *SSHKeys) loadLocked() error {

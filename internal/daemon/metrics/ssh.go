@@ -13,6 +13,7 @@ type sshMetrics struct {
 	logins  *prometheus.CounterVec
 	ended   *prometheus.CounterVec
 	took    *prometheus.HistogramVec
+	large   prometheus.Counter
 }
 
 func newSSHMetrics() sshMetrics {
@@ -30,11 +31,14 @@ func newSSHMetrics() sshMetrics {
 		took: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "forkd_ssh_session_seconds", Help: "How long sessions and forwarded connections over SSH were open, by kind.",
 			Buckets: prometheus.ExponentialBuckets(0.001, 4, 12)}, []string{"kind"}), // 1 ms to more than an hour
+		large: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "forkd_ssh_out_of_memory_total",
+			Help: "Connections over SSH that have ended because their process reached the bound of its memory."}),
 	}
 }
 
 func (m *sshMetrics) all() []prometheus.Collector {
-	return []prometheus.Collector{m.clients, m.open, m.logins, m.ended, m.took}
+	return []prometheus.Collector{m.clients, m.open, m.logins, m.ended, m.took, m.large}
 }
 
 // SSHConnected changes the number of connections that have logged in.
@@ -52,3 +56,6 @@ func (m *Metrics) SSHSessionEnded(kind, outcome string, took time.Duration) {
 	m.ssh.ended.WithLabelValues(kind, outcome).Inc()
 	m.ssh.took.WithLabelValues(kind).Observe(took.Seconds())
 }
+
+// SSHOutOfMemory counts a connection that has ended because its process reached the bound of its memory.
+func (m *Metrics) SSHOutOfMemory() { m.ssh.large.Inc() }

@@ -16,93 +16,126 @@ import (
 	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/owner"
+	"github.com/forkd/forkd/internal/proto/sshproto"
 )
 
 // client is a connection that has logged in.
 type client struct {
-	s      *Server
-	login  *login
-	conn   *ssh.ServerConn
-	unread *unread
-	entry  audit.Entry // of the login; the entries of channels are copies of it
+	s     *Server
+	login *login
+	peer  *peer
+	entry audit.Entry // of the login; the entries of channels are copies of it
+	pongs chan struct{}
 
 	channels sync.WaitGroup
+
+	mu sync.Mutex
+	// +checklocks:mu
+	open map[uint32]*channel // channels that the client has not closed, by id; nil: the connection has ended
 }
 
 // serve serves the channels of a connection until the connection or ctx ends.
-func (c *client) serve(ctx context.Context, channels <-chan ssh.NewChannel, requests <-chan *ssh.Request) {
+func (c *client) serve(ctx context.Context) {
 	stopped := ctx
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer c.channels.Wait()
-	defer c.conn.Close()
+	defer c.closeAll()
+	defer c.peer.Close()
 	defer cancel(errLeft)
-	defer context.AfterFunc(stopped, func() { cancel(errStopping) })()
-	go refuse(requests)
+	defer context.AfterFunc(stopped, func() { cancel(errStopping) })() // channels end with ctx, and say why
 	go c.keepAlive(ctx)
 	own := gate.New(c.s.Limits.ChannelsPerClient)
-	share := owner.FairShare(c.login.key.Who, c.s.Limits.Channels)
-	for {
-		var asked ssh.NewChannel
-		select {
-		case <-ctx.Done():
-			c.channels.Wait() // channels end with ctx, and say why; the caller closes the connection a little later
-			return
-		case asked = <-channels:
-		}
-		if asked == nil {
+	for next := uint32(1); ; {
+		m, err := c.peer.Receive()
+		if err != nil {
 			return
 		}
-		serve := c.opener(asked)
-		if serve == nil {
-			continue
-		}
-		leave, err := own.Enter()
-		if err == nil {
-			var all func()
-			if all, err = c.s.channels.Enter(share); err == nil {
-				one := leave
-				leave = func() { all(); one() }
-			} else {
-				leave()
+		switch m := m.(type) {
+		case *sshproto.Sign:
+			err = c.peer.sign(ctx, c.s.HostKey, m)
+		case *sshproto.Open:
+			if m.ID != next {
+				return
 			}
+			next++
+			c.ask(ctx, m, own)
+		case *sshproto.Request:
+			if ch := c.channel(m.ID); ch != nil {
+				ch.requests <- m
+			}
+		case *sshproto.Sent:
+			if ch := c.channel(m.ID); ch != nil {
+				ch.markSent()
+			}
+		case *sshproto.Closed:
+			c.mu.Lock()
+			ch := c.open[m.ID]
+			delete(c.open, m.ID)
+			c.mu.Unlock()
+			if ch != nil {
+				ch.end()
+			}
+		case *sshproto.Pong:
+			select {
+			case c.pongs <- struct{}{}:
+			default:
+			}
+		default: // such as a second Login
+			return
 		}
 		if err != nil {
-			_ = asked.Reject(ssh.ResourceShortage, "too many channels: "+err.Error())
-			continue
+			return
 		}
-		c.channels.Go(func() {
-			defer leave()
-			serve(ctx)
-		})
 	}
 }
 
-// opener returns the function that serves a channel, or nil if it has refused the channel.
-func (c *client) opener(asked ssh.NewChannel) func(context.Context) {
-	switch asked.ChannelType() {
-	case "session":
-		return func(ctx context.Context) { c.session(ctx, asked) }
-	case "direct-tcpip":
-		port, err := parseForward(asked.ExtraData())
-		if err == nil {
-			return func(ctx context.Context) { c.forward(ctx, asked, port) }
+// ask decides about a channel, and serves it.
+func (c *client) ask(ctx context.Context, asked *sshproto.Open, own *gate.Gate) {
+	serve := c.opener(asked)
+	if serve == nil {
+		return
+	}
+	leave, err := own.Enter()
+	if err == nil {
+		var all func()
+		if all, err = c.s.channels.Enter(owner.FairShare(c.login.key.Who, c.s.Limits.Channels)); err == nil {
+			one := leave
+			leave = func() { all(); one() }
+		} else {
+			leave()
 		}
-		_ = asked.Reject(ssh.Prohibited, err.Error())
+	}
+	if err != nil {
+		c.refuse(asked.ID, ssh.ResourceShortage, "too many channels: "+err.Error())
+		return
+	}
+	c.channels.Go(func() {
+		defer leave()
+		serve(ctx)
+	})
+}
+
+// opener returns the function that serves a channel, or nil if it has refused the channel.
+func (c *client) opener(asked *sshproto.Open) func(context.Context) {
+	switch asked.Type {
+	case "session":
+		return func(ctx context.Context) { c.session(ctx, asked.ID) }
+	case "direct-tcpip":
+		port, err := parseForward(asked.Extra)
+		if err == nil {
+			return func(ctx context.Context) { c.forward(ctx, asked.ID, port) }
+		}
+		c.refuse(asked.ID, ssh.Prohibited, err.Error())
 	default: // such as x11, and direct-streamlocal@openssh.com
-		_ = asked.Reject(ssh.UnknownChannelType, "forkd serves sessions, and connections to ports of the sandbox")
+		c.refuse(asked.ID, ssh.UnknownChannelType, "forkd serves sessions, and connections to ports of the sandbox")
 	}
 	return nil
 }
 
-// refuse refuses requests, such as to listen for the client (tcpip-forward), to forward an agent, or
-// for X11.
-func refuse(requests <-chan *ssh.Request) {
-	for r := range requests {
-		if r.WantReply && r.Reply(false, nil) != nil {
-			break
-		}
-	}
-	ssh.DiscardRequests(requests) // after an error, until the connection has ended
+// refuse refuses a channel.
+func (c *client) refuse(id uint32, reason ssh.RejectionReason, text string) {
+	// This fails only if the connection has ended.
+	_ = c.peer.Send(&sshproto.Refuse{ID: id, Reason: uint32(reason), Text: text})
 }
 
 // keepAlive closes the connection if the client does not answer within an interval, or if its key
@@ -117,15 +150,17 @@ func (c *client) keepAlive(ctx context.Context) {
 		case <-tick.C:
 		}
 		if _, err := c.s.principal(c.login); err != nil {
-			c.conn.Close()
+			c.peer.Close()
 			return
 		}
-		late := time.AfterFunc(max(interval, minAnswer), func() { c.conn.Close() })
-		_, _, err := c.conn.SendRequest("keepalive@openssh.com", true, nil)
+		late := time.AfterFunc(max(interval, minAnswer), func() { c.peer.Close() })
+		if c.peer.Send(&sshproto.Ping{}) == nil {
+			select {
+			case <-c.pongs:
+			case <-ctx.Done():
+			}
+		}
 		late.Stop()
-		if err != nil {
-			return
-		}
 	}
 }
 

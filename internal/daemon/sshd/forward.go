@@ -12,31 +12,22 @@ import (
 )
 
 // forward connects a channel to a port of the sandbox.
-func (c *client) forward(ctx context.Context, asked ssh.NewChannel, port uint16) {
+func (c *client) forward(ctx context.Context, id uint32, port uint16) {
 	c.s.Counts.SSHSessionBegun()
 	begun := time.Now()
-	closed := make(chan struct{}) // closed when the client has closed the channel
-	var counted *channel
-	accepted, err := c.reach(ctx, port, func() (inbound.Stream, <-chan struct{}, error) {
-		channel, requests, err := asked.Accept()
-		if err != nil {
-			close(closed)
+	var ch *channel
+	accepted, err := c.reach(ctx, port, func() (_ inbound.Stream, gone <-chan struct{}, err error) {
+		if ch, err = c.accept(id); err != nil {
 			return nil, nil, err
 		}
-		go func() {
-			refuse(requests)
-			close(closed)
-		}()
-		counted = c.unread.count(channel, closed)
-		return counted, closed, nil
+		go ch.refuseRequests()
+		return ch, ch.closed, nil
 	})
-	if accepted {
-		c.settle(closed)
-		if counted != nil {
-			counted.release()
-		}
-	} else {
-		_ = asked.Reject(ssh.ConnectionFailed, err.Error())
+	switch {
+	case !accepted:
+		c.refuse(id, ssh.ConnectionFailed, err.Error())
+	case ch != nil:
+		c.settle(ch, err)
 	}
 	c.ended("forward", fmt.Sprintf("/ports/%d", port), begun, err)
 }
@@ -52,15 +43,4 @@ func (c *client) reach(ctx context.Context, port uint16,
 		return false, err
 	}
 	return c.s.Face.CarryStream(ctx, c.login.id, port, accept)
-}
-
-// settle waits until the client has closed a channel that is closed on this side. Until then the
-// channel takes memory. So the connection of a client that does not close it is closed.
-func (c *client) settle(closed <-chan struct{}) {
-	select {
-	case <-closed:
-	case <-time.After(c.s.Limits.Closing):
-		c.conn.Close()
-		<-closed
-	}
 }

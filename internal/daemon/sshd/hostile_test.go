@@ -347,20 +347,7 @@ func TestStuckClients(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := start(t, apirig.Options{}, limits)
-			k := newKey(t)
-			r.register(k, "default")
-			raw, err := net.Dial("tcp", r.SSH.Addr)
-			if err != nil {
-				t.Fatal(err)
-			}
-			conn := &stuckConn{Conn: raw, stuck: make(chan struct{})}
-			cc, channels, requests, err := ssh.NewClientConn(conn, r.SSH.Addr, &ssh.ClientConfig{User: r.id,
-				Auth: []ssh.AuthMethod{ssh.PublicKeys(k)}, HostKeyCallback: ssh.FixedHostKey(r.SSH.HostKey)})
-			if err != nil {
-				t.Fatal(err)
-			}
-			c := ssh.NewClient(cc, channels, requests)
-			defer raw.Close()
+			c, conn := r.stuckClient()
 			s := r.session(c)
 			if err := s.Start("sleep 0.5; echo taken by the read that has begun; sleep 0.5"); err != nil {
 				t.Fatal(err)
@@ -477,8 +464,13 @@ func TestAuditAndMetrics(t *testing.T) {
 	if fmt.Sprint(got) != fmt.Sprint(want) {
 		t.Errorf("%q, want %q", got, want)
 	}
-	text := metricsOf(r)
-	for _, line := range []string{`forkd_ssh_logins_total{result="ok"} 1`, `forkd_ssh_logins_total{result="refused"} 3`,
+	// A refused login is counted when its process has ended.
+	var text string
+	eventually(t, "the metrics of refused logins", func() bool {
+		text = metricsOf(r)
+		return strings.Contains(text, `forkd_ssh_logins_total{result="refused"} 3`+"\n")
+	})
+	for _, line := range []string{`forkd_ssh_logins_total{result="ok"} 1`,
 		`forkd_ssh_sessions_total{kind="exec",outcome="ok"} 1`, `forkd_ssh_sessions_total{kind="forward",outcome="failed"} 1`,
 		"forkd_ssh_clients 0", "forkd_ssh_sessions 0"} {
 		if !strings.Contains(text, line+"\n") {

@@ -16,7 +16,7 @@ import (
 
 // OpenHostKey reads the host key in a file. If the file is missing, it is created with a new key, in
 // OpenSSH's form.
-func OpenHostKey(path string) (ssh.Signer, error) {
+func OpenHostKey(path string) (ssh.AlgorithmSigner, error) {
 	text, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		text, err = newHostKey(path)
@@ -28,7 +28,11 @@ func OpenHostKey(path string) (ssh.Signer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("host key of SSH: %s: %w: remove the file, and clients must accept a new key", path, err)
 	}
-	return key, nil
+	signer, ok := key.(ssh.AlgorithmSigner)
+	if !ok {
+		return nil, fmt.Errorf("host key of SSH: %s: a key of the type %s cannot sign", path, key.PublicKey().Type())
+	}
+	return signer, nil
 }
 
 func newHostKey(path string) ([]byte, error) {

@@ -6,8 +6,6 @@ import (
 	"regexp"
 	"strings"
 
-	"golang.org/x/crypto/ssh"
-
 	"github.com/forkd/forkd/internal/daemon/auth"
 	"github.com/forkd/forkd/internal/daemon/face"
 )
@@ -18,15 +16,14 @@ type login struct {
 	id, account string // sandbox; account in it, or empty for its default account
 }
 
-type loginKey struct{}
-
 // errRefused refuses a login, and all that follows from it when the key has been revoked.
 var errRefused = face.NewError(http.StatusForbidden, "the key is not registered, or no longer; see 'forkd ssh-key'")
 
 // login returns the login of a client that has proved that it has the key. If the login of a known
 // principal is refused, login returns what it knows of the login together with the error, which may be
-// sent to this client. For all other clients the errors look alike.
-func (s *Server) login(name string, key ssh.PublicKey) (refused *login, reason error) {
+// sent to this client. For all other clients the errors look alike. The parameter key is as on the
+// wire.
+func (s *Server) login(name string, key []byte) (refused *login, reason error) {
 	account, id, wrong := parseLogin(name)
 	reason = errRefused
 	for _, k := range s.Keys.Find(key) {
@@ -47,7 +44,7 @@ func (s *Server) login(name string, key ssh.PublicKey) (refused *login, reason e
 
 // principal returns the present principal of a login, or an error if it has lost its rights.
 func (s *Server) principal(l *login) (auth.Principal, error) {
-	for _, k := range s.Keys.Find(l.key.Key) {
+	for _, k := range s.Keys.Find(l.key.Key.Marshal()) {
 		if k.Who != l.key.Who || k.Token != l.key.Token {
 			continue
 		}

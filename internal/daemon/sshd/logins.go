@@ -1,7 +1,7 @@
 package sshd
 
 import (
-	"net"
+	"io"
 	"slices"
 	"sync"
 )
@@ -20,13 +20,13 @@ type logins struct {
 
 // attempt is a connection that has not logged in.
 type attempt struct {
-	conn net.Conn
+	conn io.Closer
 	peer string
 	of   *logins
 }
 
 // enter adds a connection.
-func (l *logins) enter(conn net.Conn, peer string) *attempt {
+func (l *logins) enter(conn io.Closer, peer string) *attempt {
 	a := &attempt{conn, peer, l}
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -1,16 +1,12 @@
 package sshd
 
 import (
-	"net"
 	"strings"
 	"testing"
 )
 
 // closing records that it has been closed.
-type closing struct {
-	net.Conn
-	closed bool
-}
+type closing struct{ closed bool }
 
 func (c *closing) Close() error {
 	c.closed = true

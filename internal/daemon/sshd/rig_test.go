@@ -38,7 +38,7 @@ func TestMain(m *testing.M) {
 	// If this process ignores SIGHUP, as under nohup, its children would ignore it too, unless it has a
 	// handler.
 	signal.Notify(make(chan os.Signal, 1), unix.SIGHUP)
-	apirig.Main(m, agent.Main)
+	apirig.Main(cleaned{m}, agent.Main)
 }
 
 // rig is an SSH server over a rig of the API.
@@ -81,14 +81,36 @@ func start(t *testing.T, o apirig.Options, limits sshd.Limits) *rig {
 	t.Helper()
 	t.Setenv("HOME", t.TempDir()) // the guests are processes of this host
 	programs := t.TempDir()
+	bin, err := program()
+	if err != nil {
+		t.Fatal(err)
+	}
 	o.Agent = apirig.SelfAgent
-	o.SSH = &apirig.SSH{Limits: limits, Program: sftpProgram, ProgramDir: programs}
+	o.SSH = &apirig.SSH{Limits: limits, Bin: bin, Program: sftpProgram, ProgramDir: programs}
 	r := &rig{Rig: apirig.Start(t, o), t: t, programs: programs}
 	if _, err := r.Bake(t.Context(), r.Parent); err != nil {
 		t.Fatal(err)
 	}
 	r.id = r.fork(client.ForkRequest{})
 	return r
+}
+
+// program builds forkd-ssh for all tests.
+var program = sync.OnceValues(func() (path string, err error) {
+	if programDir, err = os.MkdirTemp("", "sshd"); err != nil {
+		return "", err
+	}
+	return apirig.BuildSSH(programDir)
+})
+
+var programDir string // removed after the tests
+
+// cleaned runs tests, and removes what they have built.
+type cleaned struct{ *testing.M }
+
+func (c cleaned) Run() int {
+	defer func() { _ = os.RemoveAll(programDir) }()
+	return c.M.Run()
 }
 
 // sftpProgram returns a program that runs this test binary as the SFTP server.

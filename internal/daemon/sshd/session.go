@@ -17,7 +17,7 @@ import (
 // session is a channel with one process of the guest.
 type session struct {
 	c       *client
-	channel ssh.Channel
+	channel *channel
 	env     environment
 
 	mu sync.Mutex
@@ -42,8 +42,8 @@ type start struct {
 }
 
 // session serves a channel of the type "session".
-func (c *client) session(ctx context.Context, asked ssh.NewChannel) {
-	accepted, requests, err := asked.Accept()
+func (c *client) session(ctx context.Context, id uint32) {
+	channel, err := c.accept(id)
 	if err != nil {
 		return // the connection has ended
 	}
@@ -51,12 +51,10 @@ func (c *client) session(ctx context.Context, asked ssh.NewChannel) {
 	begun := time.Now()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	started, closed := make(chan start, 1), make(chan struct{})
-	channel := c.unread.count(accepted, closed)
+	started := make(chan start, 1)
 	s := &session{c: c, channel: channel, running: make(chan struct{})}
 	go func() {
-		s.requests(ctx, requests, started)
-		close(closed)
+		s.requests(ctx, started)
 		cancel(errLeft)
 	}()
 	kind := start{kind: "none"}
@@ -69,19 +67,17 @@ func (c *client) session(ctx context.Context, asked ssh.NewChannel) {
 		err = errNoCommand
 		s.say(ctx, err.Error())
 	}
-	_ = channel.CloseWrite() // these fail only if the client has left
-	_ = channel.Close()
-	c.settle(closed)
+	_ = s.send(ctx, channel.CloseWrite) // fails only if the client has left
+	c.settle(channel, err)
 	s.input.Wait()
-	channel.release()
 	c.ended(kind.kind, "/"+kind.kind, begun, err)
 }
 
 // requests answers the requests of a session until the client closes the channel. The first request
 // for a process is sent to started.
-func (s *session) requests(ctx context.Context, requests <-chan *ssh.Request, started chan<- start) {
+func (s *session) requests(ctx context.Context, started chan<- start) {
 	begun := false
-	for r := range requests {
+	for r := range s.channel.requests {
 		ok := false
 		switch r.Type {
 		case "env":
@@ -96,14 +92,12 @@ func (s *session) requests(ctx context.Context, requests <-chan *ssh.Request, st
 			st, valid := parseStart(r.Type, r.Payload)
 			if ok = valid && !begun; ok {
 				begun = true
-				_ = r.Reply(true, nil) // before the process can send anything
+				s.channel.reply(r, true) // before the process can send anything
 				started <- st
 				continue
 			}
 		}
-		if r.WantReply {
-			_ = r.Reply(ok, nil) // fails only if the connection has ended
-		}
+		s.channel.reply(r, ok)
 	}
 }
 
@@ -183,17 +177,17 @@ func (s *session) run(ctx context.Context, st start) error {
 	switch {
 	case err != nil:
 		s.say(ctx, err.Error())
-		s.exit(exitFailed)
+		s.exit(ctx, exitFailed)
 	case result.Outcome == agentclient.NotFound:
 		s.say(ctx, result.Status)
-		s.exit(exitNotFound)
+		s.exit(ctx, exitNotFound)
 	case result.Outcome == agentclient.NotExecutable:
 		s.say(ctx, result.Status)
-		s.exit(exitNotExecutable)
+		s.exit(ctx, exitNotExecutable)
 	case result.Outcome == agentclient.Signaled:
-		s.signaled(result)
+		s.signaled(ctx, result)
 	default:
-		s.exit(result.ExitCode)
+		s.exit(ctx, result.ExitCode)
 	}
 	return err
 }
@@ -254,28 +248,36 @@ func (s *session) feed(ctx context.Context) {
 	}
 }
 
-// output sends output to the client. If the client takes none of it for too long, its connection is
-// closed. When ctx ends, the client has less time.
-func (s *session) output(ctx context.Context, from agentclient.Stream, p []byte) error {
-	late := time.AfterFunc(s.c.s.Face.Limits.Idle, func() { s.c.conn.Close() })
+// send calls f, which sends something to the client. If the client takes nothing for too long, its
+// connection is closed. When ctx ends, the client has less time.
+func (s *session) send(ctx context.Context, f func() error) error {
+	late := time.AfterFunc(s.c.s.Face.Limits.Idle, func() { s.c.peer.Close() })
 	defer late.Stop()
-	written := make(chan struct{})
-	defer close(written)
+	sent := make(chan struct{})
+	defer close(sent)
 	defer context.AfterFunc(ctx, func() {
 		select {
-		case <-written:
+		case <-sent:
 		case <-time.After(s.c.s.Limits.Closing):
-			s.c.conn.Close()
+			s.c.peer.Close()
 		}
 	})()
-	var to io.Writer = s.channel
-	if from == agentclient.Stderr {
-		to = s.channel.Stderr()
-	}
-	if _, err := to.Write(p); err != nil {
+	if f() != nil {
 		return errLeft
 	}
 	return nil
+}
+
+// output sends output to the client.
+func (s *session) output(ctx context.Context, from agentclient.Stream, p []byte) error {
+	write := s.channel.Write
+	if from == agentclient.Stderr {
+		write = s.channel.WriteErrors
+	}
+	return s.send(ctx, func() error {
+		_, err := write(p)
+		return err
+	})
 }
 
 // say sends a message of the daemon.
@@ -285,13 +287,18 @@ func (s *session) say(ctx context.Context, text string) {
 }
 
 // exit tells the client the exit code of the process.
-func (s *session) exit(code int) {
-	_, _ = s.channel.SendRequest("exit-status", false, ssh.Marshal(struct{ Code uint32 }{uint32(code)}))
+func (s *session) exit(ctx context.Context, code int) {
+	s.ended(ctx, "exit-status", ssh.Marshal(struct{ Code uint32 }{uint32(code)}))
+}
+
+func (s *session) ended(ctx context.Context, kind string, payload []byte) {
+	// This fails only if the client has left.
+	_ = s.send(ctx, func() error { return s.channel.Exit(kind, payload) })
 }
 
 // signaled tells the client the signal that ended the process.
-func (s *session) signaled(r agentclient.ExecResult) {
-	_, _ = s.channel.SendRequest("exit-signal", false, ssh.Marshal(struct {
+func (s *session) signaled(ctx context.Context, r agentclient.ExecResult) {
+	s.ended(ctx, "exit-signal", ssh.Marshal(struct {
 		Signal   string
 		Dumped   bool
 		Message  string

@@ -6,6 +6,12 @@
 // (package auth). There are no passwords, no forwarding of agents or of X11, and no listeners for
 // clients. The package parses no SFTP: a program in the sandbox does (internal/guest/sftpd).
 //
+// It parses no SSH either, except for the payloads of requests. Each connection has a process of its
+// own for that, forkd-ssh (internal/sshmux), in a jail and with a bound for its memory. This package
+// makes all decisions. So hostile input costs only the process of the client that has sent it: its
+// memory is not the daemon's, and the daemon reads no more than its bounded messages (package
+// sshproto). A process that does not follow the protocol is killed.
+//
 // Clients are not trusted before they have logged in, and not much afterwards: see Limits. An
 // unknown client learns neither which keys nor which sandboxes exist.
 package sshd
@@ -17,7 +23,6 @@ import (
 	"log/slog"
 	"net"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/crypto/ssh"
@@ -27,6 +32,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/host/owner"
+	"github.com/forkd/forkd/internal/proto/sshproto"
 )
 
 // Counter counts clients and sessions for metrics.
@@ -37,6 +43,7 @@ type Counter interface {
 	// kind is "shell", "exec", "sftp", "forward" or, for a session without a process, "none"; outcome is
 	// "ok", "client" or "failed".
 	SSHSessionEnded(kind, outcome string, took time.Duration)
+	SSHOutOfMemory() // a process of a connection has exceeded the bound of its memory
 }
 
 // Limits bound what clients can hold. A zero field takes its default, which is the number at the end
@@ -46,8 +53,7 @@ type Limits struct {
 	Logins, LoginsPerPeer int
 	Login                 time.Duration // time to log in, and for a session to get its command; 20 seconds
 	Clients               int           // connections that have logged in; one principal may have three quarters; 256
-	// Channels of all connections and of one. One principal may have three quarters; 256, 32. For the
-	// input that the sandbox has not read, see type unread.
+	// Channels of all connections and of one. One principal may have three quarters; 256, 32.
 	Channels, ChannelsPerClient int
 	Keepalive                   time.Duration // interval of questions whether the client still answers; 30 seconds
 	Closing                     time.Duration // time for a client to agree to the end of a channel; 10 seconds
@@ -80,7 +86,8 @@ const maxAttempts = 6
 type Config struct {
 	Face    *face.Face
 	Keys    *auth.SSHKeys
-	HostKey ssh.Signer
+	HostKey ssh.AlgorithmSigner
+	Process Process
 	SFTP    Program
 	Counts  Counter
 	Limits  Limits
@@ -90,7 +97,6 @@ type Config struct {
 // Server serves SSH.
 type Server struct {
 	Config
-	ssh *ssh.ServerConfig
 
 	logins            *logins
 	clients, channels *gate.Gate
@@ -100,20 +106,8 @@ type Server struct {
 func New(cfg Config) *Server {
 	cfg.Limits = cfg.Limits.withDefaults()
 	l := cfg.Limits
-	s := &Server{Config: cfg, logins: &logins{most: l.Logins, mostOfPeer: l.LoginsPerPeer},
+	return &Server{Config: cfg, logins: &logins{most: l.Logins, mostOfPeer: l.LoginsPerPeer},
 		clients: gate.New(l.Clients), channels: gate.New(l.Channels)}
-	s.ssh = &ssh.ServerConfig{
-		MaxAuthTries:            maxAttempts,
-		ServerVersion:           "SSH-2.0-forkd",
-		PublicKeyAuthAlgorithms: ssh.SupportedAlgorithms().PublicKeyAuths,
-		// A client may ask whether a key would do before it proves that it has the key. The answer is
-		// the same for all keys, because public keys are no secrets.
-		PublicKeyCallback: func(_ ssh.ConnMetadata, key ssh.PublicKey) (*ssh.Permissions, error) {
-			return &ssh.Permissions{}, auth.CheckSSHKey(key)
-		},
-	}
-	s.ssh.AddHostKey(cfg.HostKey)
-	return s
 }
 
 // Serve accepts connections until ctx ends. Then it ends all of them and closes the listener.
@@ -123,79 +117,65 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	defer conns.Wait()
 	defer cancel()
 	defer context.AfterFunc(ctx, func() { l.Close() })()
+	starts := make(chan struct{}, maxStarts)
 	for {
+		starts <- struct{}{}
 		conn, err := l.Accept()
-		if err != nil && ctx.Err() != nil {
+		if err == nil {
+			conns.Go(func() {
+				p, err := s.start(conn)
+				<-starts
+				if err != nil {
+					s.Log.Error("ssh: a connection is refused", "error", err)
+					return
+				}
+				defer s.end(p)
+				s.serve(ctx, p, conn.RemoteAddr().String())
+			})
+			continue
+		}
+		<-starts
+		if ctx.Err() != nil {
 			return nil
 		}
 		if errors.Is(err, net.ErrClosed) {
 			return fmt.Errorf("ssh: %w", err)
 		}
-		if err != nil { // such as too many open files
-			select {
-			case <-time.After(acceptPause):
-			case <-ctx.Done():
-			}
-			continue
+		select { // an error such as too many open files
+		case <-time.After(acceptPause):
+		case <-ctx.Done():
 		}
-		peer := auth.PeerName(ctx, conn.RemoteAddr().String())
-		a := s.logins.enter(conn, peer)
-		conns.Go(func() { s.serve(ctx, a) })
 	}
 }
+
+// maxStarts bounds the processes that start at a time. Other connections wait in the listener's queue,
+// so strangers can only use a part of the host's CPU time for starts.
+const maxStarts = 4
 
 // acceptPause is the time without accepting connections after an error.
 const acceptPause = 100 * time.Millisecond
 
 // serve serves one connection.
-func (s *Server) serve(ctx context.Context, a *attempt) {
+func (s *Server) serve(ctx context.Context, p *peer, remote string) {
+	a := s.logins.enter(p, auth.PeerName(ctx, remote))
 	defer a.leave()
-	conn := &timedConn{Conn: a.conn, stall: s.Face.Limits.Stall}
-	defer conn.Close()
-	defer context.AfterFunc(ctx, func() { time.AfterFunc(farewell, func() { conn.Close() }) })()
-	begun := time.Now()
-	late := time.AfterFunc(s.Limits.Login, func() { conn.Close() })
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(farewell, func() { p.Close() }) })()
+	late := time.AfterFunc(s.Limits.Login, func() { p.Close() })
 	defer late.Stop()
-	entry := audit.Entry{Time: begun, RequestID: audit.NewID(), Method: auditMethod, Path: "/login",
-		Remote: a.conn.RemoteAddr().String()}
-	config, known := *s.ssh, false
-	config.VerifiedPublicKeyCallback = func(c ssh.ConnMetadata, key ssh.PublicKey, p *ssh.Permissions, _ string) (
-		*ssh.Permissions, error) {
-		l, err := s.login(c.User(), key)
-		if err == nil {
-			p.ExtraData = map[any]any{loginKey{}: l}
-			return p, nil
-		}
-		if l != nil { // each attempt of a known principal has a line, as each of its requests
-			known = true
-			e := entry
-			e.RequestID, e.Who, e.Sandbox, e.UserAgent = audit.NewID(), l.key.Who, l.id, string(c.ClientVersion())
-			s.audit(e, err)
-			err = &ssh.BannerError{Err: err, Message: "forkd: " + err.Error() + "\r\n"}
-		}
-		return nil, err
-	}
-	server, channels, requests, err := ssh.NewServerConn(conn, &config)
-	if err == nil {
-		defer drain(server, channels, requests)
-	}
-	if !late.Stop() && err == nil {
-		return
-	}
+	entry := audit.Entry{Time: time.Now(), RequestID: audit.NewID(), Method: audit.SSH, Path: "/login", Remote: remote}
+	login, known := s.admit(ctx, p, &entry)
+	late.Stop()
 	if !a.leave() { // a newer connection has its place
 		s.Counts.SSHLogin("busy")
 		return
 	}
-	if err != nil {
+	if login == nil {
 		s.Counts.SSHLogin("refused")
-		s.Log.Debug("ssh", "remote", entry.Remote, "error", err)
 		if !known {
 			s.audit(entry, errRefused)
 		}
 		return
 	}
-	login := server.Permissions.ExtraData[loginKey{}].(*login)
-	entry.Who, entry.Sandbox, entry.UserAgent = login.key.Who, login.id, string(server.ClientVersion())
 	leave, err := s.clients.Enter(owner.FairShare(login.key.Who, s.Limits.Clients))
 	if err != nil {
 		s.Counts.SSHLogin("busy")
@@ -207,30 +187,56 @@ func (s *Server) serve(ctx context.Context, a *attempt) {
 	s.Counts.SSHConnected(1)
 	defer s.Counts.SSHConnected(-1)
 	s.audit(entry, nil)
-	c := &client{s: s, login: login, conn: server, unread: &conn.unread, entry: entry}
-	c.serve(ctx, channels, requests)
-	if conn.exceeded.Load() {
-		s.Log.Warn("ssh: connection ended", "who", entry.Who, "remote", entry.Remote, "error", errUnread)
+	c := &client{s: s, login: login, peer: p, entry: entry, pongs: make(chan struct{}, 1), open: map[uint32]*channel{}}
+	if p.Send(&sshproto.Admit{OK: true}) == nil {
+		c.serve(ctx)
 	}
 }
 
-// drain closes a connection and refuses what the client has sent in advance. Otherwise goroutines of
-// package ssh would wait for ever until somebody reads it.
-func drain(conn *ssh.ServerConn, channels <-chan ssh.NewChannel, requests <-chan *ssh.Request) {
-	conn.Close()
-	go ssh.DiscardRequests(requests)
-	go func() {
-		for c := range channels {
-			_ = c.Reject(ssh.ResourceShortage, "") // fails, because the connection is closed
+// admit waits until a client may log in, which it does not tell the client yet. It returns nil if the
+// connection has ended first. The result known says that a known principal has been refused. admit adds
+// the login to the entry.
+func (s *Server) admit(ctx context.Context, p *peer, entry *audit.Entry) (admitted *login, known bool) {
+	for tries := 0; tries < maxAttempts; {
+		m, err := p.Receive()
+		if err != nil {
+			return nil, known
 		}
-	}()
+		switch m := m.(type) {
+		case *sshproto.Sign:
+			if p.sign(ctx, s.HostKey, m) != nil {
+				return nil, known
+			}
+		case *sshproto.Login:
+			tries++
+			l, err := s.login(m.User, m.Key)
+			e := *entry
+			if l != nil {
+				e.RequestID, e.Who, e.Sandbox, e.UserAgent = audit.NewID(), l.key.Who, l.id, m.Version
+			}
+			if err == nil {
+				*entry = e
+				return l, known
+			}
+			answer := &sshproto.Admit{}
+			if l != nil { // each attempt of a known principal has a line, as each of its requests
+				known = true
+				s.audit(e, err)
+				answer.Banner = "forkd: " + err.Error() + "\r\n"
+			}
+			if p.Send(answer) != nil {
+				return nil, known
+			}
+		default:
+			return nil, known
+		}
+	}
+	_, _ = p.Receive() // the process tells the client that it has tried too often, and ends
+	return nil, known
 }
 
 // farewell is the time for messages to clients when the daemon stops.
 const farewell = time.Second
-
-// auditMethod is the method in audit lines about SSH.
-const auditMethod = "SSH"
 
 // audit writes a line.
 func (s *Server) audit(e audit.Entry, err error) {
@@ -241,29 +247,4 @@ func (s *Server) audit(e audit.Entry, err error) {
 	if err := s.Face.Audit.Write(e); err != nil {
 		s.Log.Error("audit", "error", err)
 	}
-}
-
-// timedConn is a connection that fails if the client takes nothing for the time stall, or if too much
-// of what the client has sent is unread.
-type timedConn struct {
-	net.Conn
-	stall    time.Duration
-	unread   unread
-	exceeded atomic.Bool // the client has sent more than unread allows
-}
-
-func (c *timedConn) Read(p []byte) (int, error) {
-	n, err := c.Conn.Read(p)
-	if !c.unread.add(n) {
-		c.exceeded.Store(true)
-		return 0, errUnread
-	}
-	return n, err
-}
-
-var errUnread = errors.New("the client has sent more than its sessions may leave unread")
-
-func (c *timedConn) Write(p []byte) (int, error) {
-	_ = c.SetWriteDeadline(time.Now().Add(c.stall)) // fails only on a closed connection
-	return c.Conn.Write(p)
 }

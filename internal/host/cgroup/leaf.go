@@ -76,6 +76,25 @@ func (t *Tree) New(name string, ram uint64) (*Leaf, error) {
 	return l, nil
 }
 
+// NewShared makes a leaf for several processes of one kind, with limits on their memory and threads
+// together. When they reach the limit of memory, the kernel kills one of them, not all.
+func (t *Tree) NewShared(name string, memoryMiB uint64, pids int) (*Leaf, error) {
+	l, err := t.New(name, 0)
+	if l == nil {
+		return nil, err
+	}
+	err = l.Set(vm.Limits{MemoryMiB: memoryMiB}, 0)
+	for _, f := range []file{{"memory", "memory.oom.group", "0"}, {"pids", "pids.max", fmt.Sprint(pids)}} {
+		if err == nil && t.has(f.controller) {
+			err = write(l.dir, f.name, f.value)
+		}
+	}
+	if err != nil {
+		return nil, errors.Join(err, l.Remove())
+	}
+	return l, nil
+}
+
 // Find returns the leaf that an earlier daemon made, or nil. Its limits are unknown until Set is
 // called.
 func (t *Tree) Find(name string) *Leaf {

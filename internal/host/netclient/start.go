@@ -93,7 +93,7 @@ func (c *Client) start() (*conn, error) {
 		return nil, errors.Join(err, ctl.Close())
 	}
 	proc, err := startIn(leaf, process.Spec{Name: Name, Bin: c.cfg.Bin,
-		Env: env, Record: c.path(recordFile), Listener: listenerFile, Jail: c.cfg.Jail, Online: true})
+		Env: env, Record: c.path(recordFile), Files: []*os.File{listenerFile}, Jail: c.cfg.Jail, Online: true})
 	_ = listenerFile.Close() // otherwise the daemon would not notice an exit before the accept
 	if err != nil {
 		return nil, errors.Join(err, ctl.Close(), leaf.Remove())

@@ -9,13 +9,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// logSize bounds the standard error of a process in bytes. When a Go program panics, it prints all
+// logSize bounds the standard error of a process in bytes, by default. When a Go program panics, it prints all
 // goroutines first and the registers last. Ten thousand goroutines make about 4 MiB.
 const logSize = 16 << 20
 
-// newLog returns a file in memory for the standard error of a process. The file's size is fixed,
+// newLog returns a file in memory for the standard error of a process. The file has a fixed size,
 // but only the written part takes memory.
-func newLog(name string) (*os.File, error) {
+func newLog(name string, size int64) (*os.File, error) {
 	const flags = unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
 	fd, err := unix.MemfdCreate(name, flags|unix.MFD_NOEXEC_SEAL)
 	if err == unix.EINVAL { // the kernel is older than Linux 6.3
@@ -25,7 +25,7 @@ func newLog(name string) (*os.File, error) {
 		return nil, err
 	}
 	f := os.NewFile(uintptr(fd), "log of "+name)
-	if err := f.Truncate(logSize); err != nil {
+	if err := f.Truncate(size); err != nil {
 		_ = f.Close()
 		return nil, err
 	}

@@ -1,13 +1,14 @@
-// Package process starts processes that continue when the daemon exits, and finds them again. These
-// are forkd-vmm and forkd-net.
+// Package process starts forkd-vmm, forkd-net and forkd-ssh. The first two continue when the daemon
+// exits, and the package finds them again.
 //
-// A process is identified by its id and its start time, which are stored in a file. The callers
+// Such a process is identified by its id and its start time, which are stored in a file. The callers
 // decide what to send to a process and when it must end. The standard error of a process is written
 // to memory of bounded size, which is charged to the process. So not even a compromised process can
 // fill a disk.
 package process
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -26,8 +27,9 @@ type Spec struct {
 	Name     string        // name in messages, which is also the process's own name
 	Bin      string        // path of the program
 	Env      []string      // whole environment
-	Record   string        // path of the file for the process's id and start time
-	Listener *os.File      // becomes descriptor 3 of the process; may be nil
+	Record   string        // path of the file for the process's id and start time; empty: Find is not needed
+	Files    []*os.File    // become descriptors 3, 4 and so on of the process
+	LogBytes int64         // maximum size of the standard error; 0: 16 MiB
 	Cgroup   *os.File      // cgroup v2 directory in which the process starts; nil: the daemon's
 	Jail     *jail.Starter // nil: no jail
 	Online   bool          // the jail has access to the host's network
@@ -56,7 +58,7 @@ func adopt(pid, pidfd int, child *os.Process) (*Process, error) {
 // daemon's session, because Linux divides CPU time among sessions (autogroups, sched(7)). If each
 // VMM had its own session, the daemon would receive only as much CPU time as one guest.
 func Start(spec Spec) (*Process, error) {
-	log, err := newLog(spec.Name)
+	log, err := newLog(spec.Name, cmp.Or(spec.LogBytes, logSize))
 	if err != nil {
 		return nil, fmt.Errorf("create the log of %s: %w", spec.Name, err)
 	}
@@ -65,7 +67,7 @@ func Start(spec Spec) (*Process, error) {
 	if spec.Cgroup != nil {
 		sys.UseCgroupFD, sys.CgroupFD = true, int(spec.Cgroup.Fd())
 	}
-	attr := os.ProcAttr{Dir: "/", Env: spec.Env, Files: []*os.File{nil, nil, log, spec.Listener}, Sys: sys}
+	attr := os.ProcAttr{Dir: "/", Env: spec.Env, Files: append([]*os.File{nil, nil, log}, spec.Files...), Sys: sys}
 	var child *os.Process
 	if argv := []string{spec.Name}; spec.Jail == nil {
 		child, err = os.StartProcess(spec.Bin, argv, &attr)
@@ -82,6 +84,9 @@ func Start(spec Spec) (*Process, error) {
 		return nil, errors.Join(err, killed, waited, log.Close())
 	}
 	p.log = log
+	if spec.Record == "" {
+		return p, nil
+	}
 	if err := p.record(&spec); err != nil {
 		return nil, errors.Join(err, p.Kill(), p.Wait())
 	}
@@ -196,7 +201,8 @@ func hasEnded(pidfd uintptr) bool {
 
 // Said returns what the process has written to its standard error. Call it after Wait. The result
 // is empty if the process has not failed, or if its standard error is unknown. If the process has
-// written more than 32 KiB, Said returns the beginning and the end. Output beyond 16 MiB is lost.
+// written more than 32 KiB, Said returns the beginning and the end. Output beyond Spec.LogBytes is
+// lost.
 func (p *Process) Said() string { return p.said }
 
 // Release releases the resources for a process without waiting for it.

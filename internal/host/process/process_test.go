@@ -140,7 +140,7 @@ func TestSaid(t *testing.T) {
 func TestBothEndsOfALogAreKept(t *testing.T) {
 	for _, size := range []int{0, 1, keptOfLog, keptOfLog + 1, 2*keptOfLog - 1, 2 * keptOfLog, 2*keptOfLog + 1,
 		7*keptOfLog + 5, logSize} {
-		f, err := newLog("test")
+		f, err := newLog("test", logSize)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -165,7 +165,7 @@ func TestBothEndsOfALogAreKept(t *testing.T) {
 // The report of a forbidden system call names the call. Even if the report has the maximum length,
 // the parts that are kept show the call.
 func TestForbiddenCallIsNamedFromBothEnds(t *testing.T) {
-	f, err := newLog("test")
+	f, err := newLog("test", logSize)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -139,7 +139,7 @@ func Spawn(ctx context.Context, cfg Config) (_ *VMM, err error) {
 		return nil, err
 	}
 	proc, err := process.Start(process.Spec{
-		Name: "forkd-vmm", Bin: cfg.Bin, Env: vmmEnv, Listener: listenerFile, Cgroup: place, Jail: cfg.Jail,
+		Name: "forkd-vmm", Bin: cfg.Bin, Env: vmmEnv, Files: []*os.File{listenerFile}, Cgroup: place, Jail: cfg.Jail,
 		Record: filepath.Join(cfg.Dir, pidFile),
 	})
 	_ = listenerFile.Close() // otherwise the daemon would not notice an exit before the accept

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Want holds the properties in which the jails of forkd-vmm and forkd-net differ.
+// Want holds the properties in which the jails of the programs differ.
 type Want struct {
 	Online      bool     // the process is in the host's network namespace
 	Files       uint64   // limit on the number of descriptors; 0: any

@@ -1,5 +1,5 @@
-// Package ctlsock sends and receives the messages of vmmproto and netproto with file descriptors on
-// SOCK_SEQPACKET unix sockets.
+// Package ctlsock sends and receives the messages of vmmproto, netproto and sshproto with file
+// descriptors on SOCK_SEQPACKET unix sockets.
 //
 // It defines the framing: a message is one packet, which consists of one byte for the kind and the
 // body. It does not know the messages.
@@ -33,6 +33,7 @@ const MaxFDs = 253
 type Conn struct {
 	file *os.File
 	raw  syscall.RawConn
+	most int // bytes of a message, including its kind
 	buf  []byte
 	oob  []byte
 }
@@ -45,12 +46,46 @@ func newConn(fd int) (*Conn, error) {
 	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, MaxMessage) != nil {
 		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, MaxMessage)
 	}
+	return wrap(fd, MaxMessage)
+}
+
+// Open takes ownership of fd, an end of a Pair that another process has made. The parameter most is
+// that of the Pair.
+func Open(fd, most int) (*Conn, error) {
+	if err := unix.SetNonblock(fd, true); err != nil {
+		return nil, errors.Join(fmt.Errorf("open a control socket: %w", err), unix.Close(fd))
+	}
+	return wrap(fd, most)
+}
+
+// wrap takes ownership of fd, which is in non-blocking mode.
+func wrap(fd, most int) (*Conn, error) {
 	file := os.NewFile(uintptr(fd), "control socket")
 	raw, err := file.SyscallConn()
 	if err != nil {
 		return nil, errors.Join(err, file.Close())
 	}
-	return &Conn{file: file, raw: raw}, nil
+	return &Conn{file: file, raw: raw, most: most}, nil
+}
+
+// Pair returns the two ends of a connection for messages of at most the given number of bytes. The
+// other process calls Open. Each direction has room for two such messages in the kernel.
+func Pair(most int) (ours *Conn, theirs *os.File, err error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return nil, nil, fmt.Errorf("make a pair of sockets: %w", err)
+	}
+	theirs = os.NewFile(uintptr(fds[1]), "control socket")
+	for _, fd := range fds {
+		err = cmp.Or(err, unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, most)) // the kernel doubles it
+	}
+	if err != nil {
+		return nil, nil, errors.Join(err, unix.Close(fds[0]), theirs.Close())
+	}
+	if ours, err = wrap(fds[0], most); err != nil {
+		return nil, nil, errors.Join(err, theirs.Close())
+	}
+	return ours, theirs, nil
 }
 
 // Backlog is the number of connections that may wait for a listener that does not accept them. If a
@@ -106,7 +141,8 @@ func Accept(listener int) (*Conn, error) {
 	}
 }
 
-// Shutdown makes Receive return on both ends.
+// Shutdown makes Receive return on both ends, after the messages that were sent before. Later calls
+// of Send fail on both ends.
 func (c *Conn) Shutdown() {
 	_ = c.raw.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_RDWR) }) // fails only if c is closed
 }
@@ -131,7 +167,7 @@ func (c *Conn) SendNow(kind codec.Kind, body []byte, fds ...int) error {
 }
 
 func (c *Conn) send(wait bool, kind codec.Kind, body []byte, fds []int) error {
-	if len(body)+1 > MaxMessage || len(fds) > MaxFDs {
+	if len(body)+1 > c.most || len(fds) > MaxFDs {
 		return fmt.Errorf("control message of %d bytes and %d descriptors is too large", len(body), len(fds))
 	}
 	var oob []byte
@@ -196,8 +232,8 @@ func (c *Conn) receive(fd int) (packet []byte, fds []int, err error) {
 		return nil, nil, err
 	case n == 0:
 		return nil, nil, io.EOF
-	case n > MaxMessage:
-		return nil, nil, fmt.Errorf("%d bytes, at most %d", n, MaxMessage)
+	case n > c.most:
+		return nil, nil, fmt.Errorf("%d bytes, at most %d", n, c.most)
 	}
 	if cap(c.buf) < n {
 		c.buf = make([]byte, n)

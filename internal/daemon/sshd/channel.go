@@ -1,0 +1,106 @@
+package sshd
+
+import (
+	"sync"
+	"time"
+
+	"github.com/forkd/forkd/internal/proto/sshproto"
+)
+
+// channel is a channel that the daemon has accepted.
+type channel struct {
+	*sshproto.Stream
+	requests chan *sshproto.Request // closed when the client has closed the channel
+	closed   chan struct{}          // the same
+	sent     chan struct{}          // closed when the client has been sent all that was written before Close
+	markSent func()                 // closes sent
+}
+
+// waitingRequests bounds the requests of a channel that wait for their answers. The next one keeps the
+// client's connection waiting.
+const waitingRequests = 4
+
+// accept accepts a channel. It fails if the connection has ended, or if this process has too many open
+// files; then it closes the connection.
+func (c *client) accept(id uint32) (*channel, error) {
+	stream, theirs, err := sshproto.NewStream()
+	if err != nil {
+		c.peer.Close()
+		return nil, err
+	}
+	defer theirs.Close()
+	sent := make(chan struct{})
+	ch := &channel{stream, make(chan *sshproto.Request, waitingRequests), make(chan struct{}), sent,
+		sync.OnceFunc(func() { close(sent) })}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.open == nil {
+		stream.Release()
+		return nil, errLeft
+	}
+	// Only now can the process send messages about the channel. It always takes this message, or ends.
+	if err := c.peer.Send(&sshproto.Accept{ID: id}, int(theirs.Fd())); err != nil {
+		stream.Release()
+		return nil, errLeft
+	}
+	c.open[id] = ch
+	return ch, nil
+}
+
+// channel returns an open channel, or nil.
+func (c *client) channel(id uint32) *channel {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.open[id]
+}
+
+// closeAll ends all channels of a connection that has ended.
+func (c *client) closeAll() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, ch := range c.open {
+		ch.end()
+	}
+	c.open = nil
+}
+
+// end is called when the client has closed the channel.
+func (ch *channel) end() {
+	close(ch.requests)
+	close(ch.closed)
+}
+
+// reply replies to a request, if it wants a reply.
+func (ch *channel) reply(r *sshproto.Request, ok bool) {
+	if r.WantReply {
+		_ = ch.Reply(ok) // fails only if the client has left
+	}
+}
+
+// refuseRequests refuses all requests until the client has closed the channel.
+func (ch *channel) refuseRequests() {
+	for r := range ch.requests {
+		ch.reply(r, false)
+	}
+}
+
+// settle closes a channel on this side, and waits until the client has taken the output and closed the
+// channel too. Until then the channel takes memory of the process. So the connection of a client that
+// does not close it is closed, and that of a client that takes no output, at once if the channel has
+// ended with an error.
+func (c *client) settle(ch *channel, err error) {
+	_ = ch.Close() // never fails
+	patience := c.s.Face.Limits.Idle
+	if err != nil {
+		patience = c.s.Limits.Closing
+	}
+	late := time.AfterFunc(patience, func() { c.peer.Close() })
+	defer late.Stop()
+	select {
+	case <-ch.sent:
+		late.Reset(c.s.Limits.Closing)
+		<-ch.closed
+	case <-ch.closed:
+	}
+	ch.Release()
+}

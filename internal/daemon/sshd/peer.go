@@ -1,0 +1,142 @@
+package sshd
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+	"time"
+
+	"golang.org/x/crypto/ssh"
+	"golang.org/x/time/rate"
+
+	"github.com/forkd/forkd/internal/host/cgroup"
+	"github.com/forkd/forkd/internal/host/process"
+	"github.com/forkd/forkd/internal/jail"
+	"github.com/forkd/forkd/internal/proto/sshproto"
+)
+
+// Process describes the processes of connections.
+type Process struct {
+	Bin    string        // path of forkd-ssh
+	Jail   *jail.Starter // starts them
+	Cgroup *cgroup.Leaf  // bounds the memory of all of them together; nil: no bound
+}
+
+// processName is the name of the processes.
+const processName = "forkd-ssh"
+
+// logBytes bounds the standard error of a process.
+const logBytes = 256 << 10
+
+// oomScore makes the kernel's OOM killer choose these processes before sandboxes and the daemon.
+const oomScore = 900
+
+// startTime bounds the time until a process is in its jail.
+const startTime = 20 * time.Second
+
+// peer is the process that speaks SSH with a client.
+type peer struct {
+	*sshproto.Control
+	process *process.Process
+	signs   *rate.Limiter
+}
+
+// Rate of signatures by the host key, for one process. A client needs one for the login, and one for
+// each gigabyte or hour. Further ones wait.
+const (
+	signsPerSecond = 1
+	signsAtOnce    = 4
+)
+
+// start starts the process of a connection, which it closes in this process.
+func (s *Server) start(conn net.Conn) (*peer, error) {
+	defer conn.Close()
+	tcp, ok := conn.(*net.TCPConn)
+	if !ok {
+		return nil, fmt.Errorf("a connection of the type %T", conn)
+	}
+	file, err := tcp.File()
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	control, theirs, err := sshproto.NewControl()
+	if err != nil {
+		return nil, err
+	}
+	defer theirs.Close()
+	place, err := s.Process.Cgroup.Open()
+	if err != nil {
+		return nil, errors.Join(err, control.Close())
+	}
+	defer place.Close() // Close of a nil file only returns an error
+	started, err := process.Start(process.Spec{Name: processName, Bin: s.Process.Bin, Env: []string{"GOMAXPROCS=1"},
+		Files: []*os.File{theirs, file}, LogBytes: logBytes, Cgroup: place, Jail: s.Process.Jail})
+	if err != nil {
+		return nil, errors.Join(err, control.Close())
+	}
+	_ = started.SetOOMScore(oomScore) // if this fails, the kernel chooses by size only
+	_ = theirs.Close()                // otherwise the daemon would not notice the process's end
+	p := &peer{Control: control, process: started, signs: rate.NewLimiter(signsPerSecond, signsAtOnce)}
+	late := time.AfterFunc(startTime, func() { p.Close() })
+	defer late.Stop()
+	if err = p.Send(&sshproto.Setup{HostKey: s.HostKey.PublicKey().Marshal()}); err == nil {
+		var m sshproto.Message
+		if m, err = p.Receive(); err == nil {
+			if _, ok := m.(*sshproto.Ready); !ok {
+				err = fmt.Errorf("it sends %T first", m)
+			}
+		}
+	}
+	if err != nil {
+		s.end(p)
+		return nil, fmt.Errorf("start %s: %w", processName, err)
+	}
+	return p, nil
+}
+
+// Close ends the connection by killing the process.
+func (p *peer) Close() error { return p.process.Kill() }
+
+// end waits for the end of a process whose connection is over, and reports its failure.
+func (s *Server) end(p *peer) {
+	_ = p.Control.Close()
+	late := time.AfterFunc(endTime, func() { p.Close() })
+	err := p.process.Wait()
+	late.Stop()
+	said := p.process.Said()
+	switch {
+	case err != nil:
+		s.Log.Error("ssh: the process of a connection cannot be waited for", "error", err)
+	case strings.Contains(said, "out of memory"), strings.Contains(said, "cannot allocate memory"):
+		s.Counts.SSHOutOfMemory()
+		s.Log.Info("ssh: a connection has ended, because its client needs too much memory")
+	case said != "":
+		s.Log.Error("ssh: the process of a connection has failed", "output", said)
+	}
+}
+
+// endTime is the time for a process to end after its connection.
+const endTime = time.Second
+
+// sign signs the hash of a key exchange for a process. It refuses everything that cannot be such a
+// hash, so the host key signs nothing else.
+func (p *peer) sign(ctx context.Context, key ssh.AlgorithmSigner, m *sshproto.Sign) error {
+	switch len(m.Hash) {
+	case 32, 48, 64: // SHA-256, SHA-384, SHA-512
+	default:
+		return fmt.Errorf("a hash of %d bytes", len(m.Hash))
+	}
+	if err := p.signs.Wait(ctx); err != nil {
+		return err
+	}
+	signature, err := key.SignWithAlgorithm(rand.Reader, m.Hash, m.Algorithm)
+	if err != nil {
+		return err
+	}
+	return p.Send(&sshproto.Signature{Signature: ssh.Marshal(signature)})
+}

@@ -1,0 +1,17 @@
+package sshmux
+
+import (
+	"flag"
+	"testing"
+
+	"github.com/forkd/forkd/internal/jail/filter"
+)
+
+var update = flag.Bool("update", false, "write the filter that is generated")
+
+// The filter in use is the one that is generated from calls.
+func TestFilterIsThatOfTheCalls(t *testing.T) {
+	if err := filter.CheckSource("zfilter_linux_amd64.go", "sshmux", calls(), nil, *update); err != nil {
+		t.Error(err)
+	}
+}
