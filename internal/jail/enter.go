@@ -174,9 +174,9 @@ func swapRoot() error {
 	}
 }
 
-// limit sets limits that cgroups do not have, or not for a single process. The number of threads is limited only if no other
-// process has the same user, or the same user namespace, because the kernel counts the threads of
-// all processes of the user or the user namespace together.
+// limit sets limits that cgroups do not have, or not for a single process. The number of threads is
+// limited only if no other process has the same user or the same user namespace. The kernel counts the
+// threads of all processes of a user, or of a user namespace, together.
 func limit(c Config, alone bool) error {
 	limits := map[int]uint64{unix.RLIMIT_CORE: 0, unix.RLIMIT_MEMLOCK: 0, unix.RLIMIT_MSGQUEUE: 0}
 	if alone {

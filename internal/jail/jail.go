@@ -3,8 +3,8 @@
 //
 // The daemon starts such a process with a Starter. The process has its own namespaces and, if the
 // daemon is root, its own user. The process calls Enter before it reads anything from a guest, a
-// client or the daemon. From then on it has an empty, read-only root directory, no capabilities, and only the
-// system calls of its filter. The kernel does not carry out other calls. If the process tries such
+// client or the daemon. From then on it has an empty, read-only root directory, no capabilities, and
+// only the system calls of its filter. The kernel does not carry out other calls. If the process tries such
 // a call, it receives SIGSYS. Its Go runtime then prints the registers and exits, and package
 // violation finds the call in that output.
 //
@@ -12,7 +12,7 @@
 // makes the filter from these declarations during code generation. Assembling the filter in each
 // process would take more memory than the rest of the jail.
 //
-// The package does not limit CPU, and bounds memory only for forkd-ssh, of which there are many. The
+// The package does not limit CPU, and bounds memory only for the many forkd-ssh processes. The
 // daemon uses cgroups for these limits.
 package jail
 

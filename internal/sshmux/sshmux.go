@@ -28,7 +28,7 @@ const Name = "forkd-ssh"
 
 // Bounds of the process's private writable memory, in bytes, before and after the login. Beyond it,
 // Go's runtime ends the process. The bounds are on mapped memory: at its start Go's runtime maps about
-// 70 MiB, of which a process uses less than 1 MiB. A login takes less than 1 MiB more. After the login,
+// 70 MiB and uses less than 1 MiB. A login takes less than 1 MiB more. After the login,
 // 32 channels with full windows of 2 MiB fit twice.
 const (
 	mappedAtStart  = 72 << 20

@@ -39,7 +39,7 @@ func NewStream() (ours *Stream, theirs *os.File, err error) {
 	return &Stream{conn: conn}, theirs, nil
 }
 
-// OpenStream returns forkd-ssh's end, of which it takes ownership.
+// OpenStream returns forkd-ssh's end of a stream. It takes ownership of the descriptor.
 func OpenStream(fd int) (*Stream, error) {
 	conn, err := ctlsock.Open(fd, maxMessage)
 	if err != nil {
