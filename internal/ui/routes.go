@@ -24,6 +24,8 @@ var routes = []string{
 	"POST /v1/sandboxes/{id}/code",
 	"PATCH /v1/sandboxes/{id}/labels",
 	"GET /v1/sandboxes/{id}/stats",
+	"GET /v1/sandboxes/{id}/metrics",
+	"GET /v1/host/metrics",
 	"GET /v1/sandboxes/{id}/logs",
 	"GET /v1/sandboxes/{id}/files",
 	"PUT /v1/sandboxes/{id}/files",

@@ -334,7 +334,8 @@ func TestAssetsFitThePolicy(t *testing.T) {
 	r.enter()
 	inline := regexp.MustCompile(`<script>|<style|\son[a-z]+=|\sstyle=|javascript:`)
 	for path, kind := range map[string]string{"": "text/html", "main.js": "text/javascript", "main.css": "text/css",
-		"terminal.js": "text/javascript", "terminal.css": "text/css", "icon.svg": "image/svg+xml"} {
+		"terminal.js": "text/javascript", "terminal.css": "text/css",
+		"charts.js": "text/javascript", "charts.css": "text/css", "icon.svg": "image/svg+xml"} {
 		resp := r.send("GET", r.path(path), nil)
 		body, _ := io.ReadAll(resp.Body)
 		if resp.StatusCode != 200 || !strings.HasPrefix(resp.Header.Get("Content-Type"), kind) ||

@@ -31,12 +31,12 @@ func TestAccessibility(t *testing.T) {
 		p.accessible(theme + " dialog")
 		p.do("close it", chromedp.KeyEvent(kb.Escape))
 		p.wait(`document.querySelector("dialog") === null`)
-		p.page("#/host", `document.querySelectorAll(".card dd").length > 5`)
+		p.page("#/host", `document.querySelectorAll(".card dd").length > 5 && document.querySelectorAll("canvas").length === 5`)
 		p.accessible(theme + " host")
 		p.page("#/diff/python-numpy/tests-pass", `document.querySelector(".file-diff")`)
 		p.accessible(theme + " diff")
 		for tab, ready := range map[string]string{"terminal": `.xterm-rows`, "code": `#code`, "files": `td`,
-			"processes": `.calls`, "console": `.output`, "ports": `#port`, "metrics": `polyline`} {
+			"processes": `.calls`, "console": `.output`, "ports": `#port`, "metrics": `canvas`} {
 			p.page("#/sandbox/"+id+"/"+tab, `document.querySelector("`+ready+`")`)
 			p.accessible(theme + " " + tab)
 		}

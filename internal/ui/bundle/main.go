@@ -58,6 +58,8 @@ func bundle(dir string) (map[string][]byte, error) {
 			{InputPath: "main.css", OutputPath: "main"},
 			{InputPath: "terminal.ts", OutputPath: "terminal"},
 			{InputPath: "lib/xterm.css", OutputPath: "terminal"},
+			{InputPath: "charts.ts", OutputPath: "charts"},
+			{InputPath: "lib/uplot.css", OutputPath: "charts"},
 		},
 		Outdir: filepath.Join(page, "out"), // nothing is written there
 		Bundle: true, Format: api.FormatESModule, Target: api.ES2022,
@@ -68,8 +70,9 @@ func bundle(dir string) (map[string][]byte, error) {
 			"preact/hooks":     filepath.Join(lib, "hooks.mjs"),
 			"@xterm/xterm":     filepath.Join(lib, "xterm.mjs"),
 			"@xterm/addon-fit": filepath.Join(lib, "addon-fit.mjs"),
+			"uplot":            filepath.Join(lib, "uplot.mjs"),
 		},
-		External:      []string{"./terminal.js", "icon.svg"},
+		External:      []string{"./terminal.js", "./charts.js", "icon.svg"},
 		LegalComments: api.LegalCommentsNone, // the licenses are files of the page
 		Charset:       api.CharsetUTF8,
 	})
@@ -80,7 +83,8 @@ func bundle(dir string) (map[string][]byte, error) {
 	for _, f := range result.OutputFiles {
 		files[filepath.Base(f.Path)] = f.Contents
 	}
-	for _, name := range []string{"index.html", "icon.svg", "lib/preact.LICENSE", "lib/xterm.LICENSE"} {
+	for _, name := range []string{"index.html", "icon.svg", "lib/preact.LICENSE", "lib/xterm.LICENSE",
+		"lib/uplot.LICENSE"} {
 		content, err := os.ReadFile(filepath.Join(page, name))
 		if err != nil {
 			return nil, err

@@ -1,8 +1,9 @@
 // The page of the host: the daemon, its limits, and what happened lately.
-import { h } from "preact";
+import { h, Fragment } from "preact";
 import * as api from "./api";
 import { Facts } from "./detail";
 import { Note, Problem, useLoad } from "./dialog";
+import { Chart, type History, useHistory } from "./history";
 import { useStore } from "./store";
 import { bytes, plain } from "./text";
 
@@ -12,6 +13,67 @@ interface Ready {
   pool_shells: number;
   pool_wanted: number;
   reason?: string;
+}
+
+interface HostPoint {
+  at_unix: number;
+  cpus: number;
+  sandbox_cpus: number;
+  available_bytes: number;
+  tmpfs_bytes: number;
+  own_memory_bytes: number;
+  sandboxes: number;
+  running: number;
+  pool_shells: number;
+  children_per_second: number;
+  ready_ms?: number;
+}
+
+interface HostHistory extends History<HostPoint> {
+  cpus: number;
+  memory_bytes: number;
+}
+
+// HostCharts shows where the memory of the host is, and how busy the host is.
+function HostCharts() {
+  const [history, head] = useHistory<HostPoint, HostHistory>("v1/host/metrics");
+  const all = history?.memory_bytes ?? 0;
+  // The kernel counts files on tmpfs that a sandbox has written for a branch as the sandbox's page
+  // cache, so they are not a part of own_memory_bytes.
+  const others = (p: HostPoint) => Math.max(0, all - p.available_bytes - p.tmpfs_bytes - p.own_memory_bytes);
+  const now = history?.points.at(-1);
+  return (
+    <Fragment>
+      <h2>History</h2>
+      {head}
+      {now && (
+        <Facts facts={[
+          ["Memory in all", bytes(all)],
+          ["… sandboxes' own", bytes(now.own_memory_bytes)],
+          ["… files on tmpfs, such as hot snapshots", bytes(now.tmpfs_bytes)],
+          ["… the rest of the system", bytes(others(now))],
+          ["… available", bytes(now.available_bytes)],
+        ]} />
+      )}
+      <div class="cards">
+        <Chart title="Memory" history={history} text={bytes} lines={[
+          { name: "sandboxes", colour: "--own", of: (p) => p.own_memory_bytes },
+          { name: "on tmpfs", colour: "--snapshot", of: (p) => p.tmpfs_bytes },
+          { name: "available", colour: "--green", of: (p) => p.available_bytes }]} />
+        <Chart title="Processors in use" history={history} text={(v) => v.toFixed(2)} lines={[
+          { name: "all processes", colour: "--accent", of: (p) => p.cpus },
+          { name: "sandboxes", colour: "--own", of: (p) => p.sandbox_cpus }]} />
+        <Chart title="Forks per minute" history={history} text={(v) => String(Math.round(v))} lines={[
+          { name: "children", colour: "--accent", of: (p) => 60 * p.children_per_second }]} />
+        <Chart title="Time until a child is ready" history={history} text={(v) => `${v.toFixed(1)} ms`} lines={[
+          { name: "mean", colour: "--accent", of: (p) => p.ready_ms }]} />
+        <Chart title="Sandboxes" history={history} text={(v) => String(Math.round(v))} lines={[
+          { name: "running", colour: "--green", of: (p) => p.running },
+          { name: "in all", colour: "--accent", of: (p) => p.sandboxes },
+          { name: "in the pool", colour: "--own", of: (p) => p.pool_shells }]} />
+      </div>
+    </Fragment>
+  );
 }
 
 export function HostPage() {
@@ -51,6 +113,7 @@ export function HostPage() {
           ]} />
         </section>
       </div>
+      <HostCharts />
       <h2>Events</h2>
       {s.events.length === 0 && <Note>Nothing has happened since this page was opened.</Note>}
       <ol class="events" tabIndex={0} aria-label="Events, the newest first">

@@ -4,12 +4,12 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { type ActionName, possible, titles } from "./actions";
 import * as api from "./api";
 import { CodeTab } from "./code";
-import { Facts, sandboxFacts } from "./detail";
 import { Calls, Note, Problem, useLoad } from "./dialog";
 import { FilesTab } from "./files";
+import { MetricsTab } from "./metrics";
 import { Icon, State } from "./rows";
 import { store, useStore } from "./store";
-import { bytes, plain } from "./text";
+import { plain } from "./text";
 import { nameOf, type Node } from "./tree";
 import type { Shell } from "./terminal";
 
@@ -254,52 +254,5 @@ function PortsTab({ id }: { id: string }) {
       </ul>
       <Calls name="url" values={{ id, port: Number(port) }} />
     </Fragment>
-  );
-}
-
-interface Sample {
-  at: number;
-  own: number; // KiB
-  cpu: number; // seconds
-}
-
-const maxSamples = 300;
-
-function MetricsTab({ n }: { n: Node }) {
-  const id = n.sandbox!.id;
-  const [samples, set] = useState<Sample[]>([]);
-  const stats = store.stats.get(id);
-  useEffect(() => {
-    if (stats === undefined) return;
-    set((old) => [...old, { at: Date.now(), own: stats.private_kib, cpu: stats.usage?.cpu_seconds ?? 0 }].slice(-maxSamples));
-  }, [stats]);
-  const cpu = samples.slice(1).map((s, i) => (100_000 * (s.cpu - samples[i]!.cpu)) / (s.at - samples[i]!.at));
-  return (
-    <Fragment>
-      <div class="cards">
-        <Chart title="Private memory" values={samples.map((s) => s.own * 1024)} text={bytes} />
-        <Chart title="Processor, percent of one" values={cpu.map((v) => Math.max(0, v))} text={(v) => `${v.toFixed(1)} %`} />
-      </div>
-      <Facts facts={[...sandboxFacts(n),
-        ["Read from disk", stats?.usage && bytes(stats.usage.read_bytes)],
-        ["Written to disk", stats?.usage && bytes(stats.usage.written_bytes)]]} />
-      <Calls name="stats" values={{ id }} />
-    </Fragment>
-  );
-}
-
-function Chart({ title, values, text }: { title: string; values: number[]; text: (v: number) => string }) {
-  const top = Math.max(1, ...values) * 1.1;
-  const points = values.map((v, i) => `${(300 * i) / Math.max(1, values.length - 1)},${80 - (80 * v) / top}`).join(" ");
-  const now = values.at(-1);
-  return (
-    <section class="card">
-      <h2>{title}</h2>
-      <p class="now">{now === undefined ? "…" : text(now)}</p>
-      <svg viewBox="0 0 300 80" preserveAspectRatio="none" role="img" aria-label={`${title} since this page was opened`}>
-        <polyline points={points} />
-      </svg>
-      <small>since this page was opened; highest {text(Math.max(0, ...values))}</small>
-    </section>
   );
 }

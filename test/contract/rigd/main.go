@@ -106,6 +106,7 @@ func run() (err error) {
 	rig := apirig.New(t, apirig.Options{Unchecked: !*checked, Open: *open, Domain: *domain,
 		Private: *private, Limits: face.Limits{Keepalive: *keepalive}, Images: strings.Fields(*images),
 		Agent: func(dir string) *exec.Cmd { return agentHere(t, self, dir, *private) }})
+	go rig.History.Run(ctx)
 	if *dirty > 0 {
 		rig.VMs.GuestDirty = *dirty
 	}
