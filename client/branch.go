@@ -21,13 +21,13 @@ func (c *Client) Branch(ctx context.Context, id string, req BranchRequest) (s Sn
 	return s, err
 }
 
-// Rollback puts a sandbox back to a snapshot of its family. If the parameter to is empty, that is
+// Rollback puts a sandbox back to a snapshot of its family. If no snapshot is given, Rollback uses
 // the snapshot that the sandbox runs from.
 func (c *Client) Rollback(ctx context.Context, id, to string) (r RolledBack, err error) {
 	return c.RollbackWith(ctx, id, RollbackRequest{To: to})
 }
 
-// RollbackWith is Rollback with all fields of the request.
+// RollbackWith is like Rollback, but accepts all fields of the request.
 func (c *Client) RollbackWith(ctx context.Context, id string, req RollbackRequest) (r RolledBack, err error) {
 	err = c.call(ctx, http.MethodPost, sandboxPath(id, "/rollback"), req, &r)
 	return r, err
@@ -59,10 +59,11 @@ func (c *Client) Diff(ctx context.Context, req DiffRequest) (d Diff, err error) 
 	return d, err
 }
 
-// Export opens a tar archive of the files that differ between two snapshots or sandboxes of one family. The
-// caller closes it. If req.From is empty, a sandbox is compared with the snapshot that it runs from. An empty
-// file .wh.NAME in the archive stands for a deleted file NAME. The guests determine the content, so it must
-// not be trusted. An archive without its end is an error of Read.
+// Export opens a tar archive of the files that differ between two snapshots or sandboxes of one
+// family. The caller closes it. If req.From is empty, a sandbox is compared with the snapshot that
+// it runs from. An empty file .wh.NAME in the archive stands for a deleted file NAME. The guests
+// determine the content, so it must not be trusted. If the archive is incomplete, Read returns an
+// error.
 func (c *Client) Export(ctx context.Context, req ExportRequest) (io.ReadCloser, error) {
 	body, err := json.Marshal(req)
 	if err != nil {
@@ -86,7 +87,7 @@ func (c *Client) Resume(ctx context.Context, id string) (s Sandbox, err error) {
 	return c.ResumeWith(ctx, id, ResumeRequest{})
 }
 
-// ResumeWith is Resume with all fields of the request.
+// ResumeWith is like Resume, but accepts all fields of the request.
 func (c *Client) ResumeWith(ctx context.Context, id string, req ResumeRequest) (s Sandbox, err error) {
 	err = c.call(ctx, http.MethodPost, sandboxPath(id, "/resume"), req, &s)
 	return s, err

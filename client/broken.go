@@ -106,8 +106,8 @@ func Shell(line string) []string { return []string{"/bin/sh", "-c", line} }
 // WithRetries repeats a call up to n times, until its context ends, if the connection fails or the
 // daemon says when to try again. It repeats only calls that are safe to repeat. These are calls
 // that read, and calls that make a sandbox, a snapshot, a workspace or a context. Calls of the
-// second kind carry an Idempotency-Key, by which the daemon recognizes a repetition. By default no
-// call is repeated.
+// second kind carry an Idempotency-Key, by which the daemon recognizes a repeated request. By
+// default no call is repeated.
 func WithRetries(n int) Option {
 	return func(s *settings) error {
 		if n < 0 {
@@ -120,8 +120,8 @@ func WithRetries(n int) Option {
 
 const onceHeader = "Idempotency-Key"
 
-// firstPause is the time before the first repetition if the daemon sends no Retry-After. Each
-// further pause is twice as long.
+// firstPause is the time before a request is repeated for the first time, if the daemon sends no
+// Retry-After. Each further pause is twice as long.
 const firstPause = 100 * time.Millisecond
 
 // repeat sends a request until it receives a final answer. Each attempt sends the same body.
@@ -172,7 +172,7 @@ func traced(ctx context.Context) (with context.Context, sent *atomic.Bool) {
 }
 
 // canRepeat reports whether the daemon uses the Idempotency-Key of a request with this method and
-// path to recognize repetitions.
+// path to recognize that the request is repeated.
 func canRepeat(method, path string) bool {
 	switch path {
 	case "/v1/forks", "/v1/snapshots", "/v1/workspaces", "/v1/sandboxes":

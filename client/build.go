@@ -14,9 +14,9 @@ import (
 	v1 "github.com/forkd/forkd/api/v1"
 )
 
-// Build has the daemon build a snapshot from a Dockerfile or a recipe. The function files, if not
-// nil, writes the build context, as BuildContext.Pack does. The names of the entries begin with
-// v1.BuildContext. The function on, if not nil, is called with every event, except keepalives and
+// Build has the daemon build a snapshot from a Dockerfile or a recipe. If files is not nil, Build
+// calls it to write the build context, as BuildContext.Pack does. The names of the entries begin
+// with v1.BuildContext. If on is not nil, Build calls it with every event, except keepalives and
 // the last event. If a step fails, the error is a *BuildError. If the client disconnects, the build
 // stops, and the next build continues after the last complete step.
 func (c *Client) Build(ctx context.Context, req BuildRequest, files func(*tar.Writer) error,

@@ -40,7 +40,7 @@ const defaultDockerfile = "Dockerfile"
 // NAME.dockerignore beside the Dockerfile NAME replaces the .dockerignore.
 //
 // The files below dir are not trusted. A symbolic link must not lead out of dir, and a pipe is
-// refused. A Dockerfile outside dir was chosen by the caller and is read as it is.
+// refused. These checks do not apply to a Dockerfile outside dir, because the caller chose it.
 func OpenBuildContext(dir, dockerfile string) (_ *BuildContext, err error) {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
@@ -64,8 +64,8 @@ func OpenBuildContext(dir, dockerfile string) (_ *BuildContext, err error) {
 	return c, err
 }
 
-// readDockerfile reads the Dockerfile NAME and, if it exists, NAME.dockerignore next to it. The
-// result own reports whether NAME.dockerignore exists.
+// readDockerfile reads the Dockerfile NAME and, if it exists, NAME.dockerignore next to it. It also
+// reports whether NAME.dockerignore exists.
 func (c *BuildContext) readDockerfile(path string) (own bool, err error) {
 	c.Name = path
 	name, inside, err := c.place(path)
@@ -88,8 +88,8 @@ func (c *BuildContext) Close() error {
 	return c.root.Close()
 }
 
-// place returns the path of a Dockerfile. The result inside reports whether the file is in the
-// context. The path of such a file is relative to the context.
+// place returns the path of a Dockerfile. It also reports whether the file is in the context. The
+// path of such a file is relative to the context.
 func (c *BuildContext) place(dockerfile string) (name string, inside bool, err error) {
 	if !filepath.IsAbs(dockerfile) {
 		dockerfile = filepath.Join(c.dir, dockerfile)
@@ -134,8 +134,8 @@ func (c *BuildContext) shown(name string) string {
 	return filepath.Join(c.dir, name)
 }
 
-// read reads a file that becomes part of the request. The parameter chosen means that the caller
-// named the file. A chosen file outside the context may be a pipe.
+// read reads a file that becomes part of the request. The caller has named the file if chosen is
+// true. A chosen file outside the context may be a pipe.
 func (c *BuildContext) read(name string, inside bool, most int64, chosen bool) ([]byte, error) {
 	f, err := c.open(name, inside, chosen)
 	if err != nil {
@@ -224,7 +224,7 @@ func (c *BuildContext) Pack(out *tar.Writer) error {
 		case left:
 			return nil
 		}
-		for _, dir := range p.above(rel) { // an entry in them is an exception
+		for _, dir := range p.above(rel) { // an entry in these directories is an exception
 			if err := p.add(dir); err != nil {
 				return err
 			}
@@ -245,8 +245,8 @@ type packing struct {
 	bytes, names int64
 }
 
-// above returns the omitted directories that contain a path. Later paths are in no other omitted
-// directories.
+// above returns the omitted directories that contain a path. No later path is in another omitted
+// directory.
 func (p *packing) above(rel string) []string {
 	for n := len(p.omitted); n > 0; n-- {
 		if below, ok := strings.CutPrefix(rel, p.omitted[n-1]); ok && below[0] == '/' {

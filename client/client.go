@@ -1,10 +1,10 @@
 // Package client is the Go client of the forkd daemon's REST API (api/openapi.yaml). The forkd
 // command line is built on it and uses nothing else.
 //
-// An answer other than success is an *Error, and errors.Is compares its code: errors.Is(err,
-// client.ErrSandboxNotFound). A wrong argument is an *ArgumentError, returned before anything is
-// sent. If the daemon does not answer, the error is a *ConnectionError, which says whether anything
-// was sent.
+// An answer other than success is an *Error, and errors.Is compares the error's code:
+// errors.Is(err, client.ErrSandboxNotFound). A wrong argument is an *ArgumentError, returned before
+// anything is sent. If the daemon does not answer, the error is a *ConnectionError, which says
+// whether anything was sent.
 //
 // A client keeps no state. It repeats a call only if WithRetries allows that, because a broken
 // connection does not show whether the daemon has carried out the call, such as a fork.
@@ -98,7 +98,8 @@ func (c *Client) Close() {
 	c.upgrades.CloseIdleConnections()
 }
 
-// request sends a request. The caller closes the body of the response, whose status is below 300.
+// request sends a request. The status of the returned response is below 300. The caller closes the
+// response's body.
 func (c *Client) request(ctx context.Context, method, path, contentType string, body io.Reader) (*http.Response,
 	error) {
 	header := http.Header{}
@@ -113,7 +114,7 @@ func (c *Client) request(ctx context.Context, method, path, contentType string, 
 	return c.send(ctx, method, path, body, header)
 }
 
-// send is request with headers. It takes ownership of header.
+// send is like request, but also sends headers. It takes ownership of header.
 func (c *Client) send(ctx context.Context, method, path string, body io.Reader, header http.Header) (*http.Response,
 	error) {
 	return c.sendBy(ctx, c.http, method, path, body, header)
@@ -153,7 +154,7 @@ func (c *Client) signed(h http.Header) http.Header {
 	return h
 }
 
-// call sends in as JSON and decodes the answer into out. Both in and out may be nil.
+// call sends the value in as JSON, and decodes the answer into the value out. Both may be nil.
 func (c *Client) call(ctx context.Context, method, path string, in, out any) error {
 	var p []byte
 	header := http.Header{}

@@ -13,7 +13,7 @@ import (
 	v1 "github.com/forkd/forkd/api/v1"
 )
 
-// Messages of RunCode and its relatives.
+// Messages of RunCode and of related methods.
 type (
 	CodeRequest        = v1.CodeRequest
 	CodeException      = v1.CodeException
@@ -74,17 +74,19 @@ type CodeHandlers struct {
 	Result         func(CodeResult) error
 	Exception      func(CodeException) error
 
-	// Keep bounds each output, and the results, in the Execution, in bytes. The Execution has the
-	// beginning of each output, and the results for which there is room. A part of an output counts
-	// for at least 64 bytes, and a result for 1 KiB. The handlers receive everything. 0: 64 MiB.
+	// Keep is the maximum number of bytes of each output in the Execution, and the maximum for all
+	// results together. The Execution has the beginning of each output, and the results for which
+	// there is room. A part of an output counts for at least 64 bytes, and a result for 1 KiB. The
+	// handlers receive everything. 0: 64 MiB.
 	Keep int
 }
 
 // maxKept is the default of CodeHandlers.Keep.
 const maxKept = 64 << 20
 
-// Bytes that a part of an output and a result count for at least. A result takes memory of its own. In
-// the other SDKs, so does each part of an output.
+// Minimum number of bytes for which each part of an output counts, and for which each result
+// counts. A result takes memory of its own. In the other SDKs, each part of an output also takes
+// memory of its own.
 const (
 	leastPart   = 64
 	leastResult = 1 << 10
@@ -139,7 +141,8 @@ type keptOutput struct {
 	full bool // a part did not fit: a later, shorter part would follow a gap
 }
 
-// fits reports whether n more bytes fit in addition to the bytes in kept, and adds them.
+// fits reports whether n more bytes fit in addition to the bytes that are kept already, and adds
+// them to *kept.
 func (e *codeRun) fits(kept *int, n int) bool {
 	if *kept+n > cmp.Or(e.on.Keep, maxKept) {
 		e.Truncated = true

@@ -19,7 +19,7 @@ type Event = v1.Event
 
 // EventsRequest selects events.
 type EventsRequest struct {
-	After     string   // ID of an event; later events are sent; empty: from now on
+	After     string   // ID of an event: the daemon sends all later events; empty: only new events
 	Sandboxes []string // ids; empty: all sandboxes and snapshots
 	Labels    []string // NAME=VALUE or NAME; the sandbox must have all of them
 	Begun     func()   // called when the daemon has begun to send events; later events are not missed; may be nil

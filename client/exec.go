@@ -142,7 +142,8 @@ func (c *Client) InterruptEval(ctx context.Context, id, contextID string) (bool,
 }
 
 // RestartEval replaces an interpreter of a sandbox. An empty contextID means the default
-// interpreter. The code that runs in it ends, and its variables are lost.
+// interpreter. Code that is running in the interpreter ends, and the variables of the interpreter
+// are lost.
 func (c *Client) RestartEval(ctx context.Context, id, contextID string) error {
 	return c.call(ctx, http.MethodPost, sandboxPath(id, "/eval/restart"), v1.InterpreterRequest{ContextID: contextID}, nil)
 }

@@ -96,7 +96,7 @@ func (c *Client) listPath(id, path string, depth int) (string, error) {
 }
 
 // EachFile calls f with each entry of ListFiles as it arrives, and holds only one entry in memory.
-// If f returns an error, EachFile stops and returns it.
+// If f returns an error, EachFile stops and returns that error.
 func (c *Client) EachFile(ctx context.Context, id, path string, depth int, f func(File) error) error {
 	target, err := c.listPath(id, path, depth)
 	if err != nil {

@@ -26,12 +26,12 @@ func (c *Client) PackSnapshot(ctx context.Context, tag string) (io.ReadCloser, e
 
 // UnpackOptions are the options of UnpackSnapshot.
 type UnpackOptions struct {
-	Tag   string // tag of the new snapshot; empty: that of the packed snapshot
+	Tag   string // tag of the new snapshot; empty: the tag of the packed snapshot
 	Trust bool   // required: accept a snapshot whose source is not verified
 }
 
-// UnpackSnapshot makes a snapshot from an archive of PackSnapshot. on, if not nil, is called with every event,
-// except keepalives and the last event.
+// UnpackSnapshot makes a snapshot from an archive of PackSnapshot. If on is not nil, UnpackSnapshot
+// calls it with every event, except keepalives and the last event.
 func (c *Client) UnpackSnapshot(ctx context.Context, archive io.Reader, opts UnpackOptions, on func(HubEvent) error) (
 	HubResult, error,
 ) {

@@ -15,11 +15,11 @@ import (
 type PageRequest struct {
 	Limit  int      // maximum number of elements; 0: all
 	Cursor string   // from the previous page; empty: start at the beginning of the list
-	Labels []string // NAME=VALUE or NAME; only sandboxes that have all of them are listed
+	Labels []string // NAME=VALUE or NAME; only sandboxes that have all these labels are listed
 }
 
-// SandboxPage lists a part of the sandboxes, oldest first. next is the cursor of the following
-// page; it is empty after the last page.
+// SandboxPage lists a part of the sandboxes, oldest first. It also returns the cursor of the
+// following page. It is empty after the last page.
 func (c *Client) SandboxPage(ctx context.Context, req PageRequest) (list []Sandbox, next string, err error) {
 	next, err = c.page(ctx, "/v1/sandboxes", req, &list)
 	return list, next, err

@@ -108,8 +108,8 @@ type NotStartedError struct{ ExecEnd }
 
 func (e *NotStartedError) Error() string { return e.ExecEnd.Error }
 
-// receive returns the next message, which is either output, preceded by the byte that names its
-// stream, or an event.
+// receive returns the next message: output or an event. The first byte of the output names the
+// stream.
 func (p *Process) receive() (output []byte, e v1.ExecEvent, err error) {
 	kind, message, err := p.ws.Read(p.ctx)
 	switch {
@@ -283,8 +283,8 @@ func (c *Client) SignalProcess(ctx context.Context, id string, pid uint32, signa
 	return c.call(ctx, http.MethodPost, processPath(id, pid, "/signal"), v1.SignalRequest{Signal: signal}, nil)
 }
 
-// SendStdin sends all data of the reader input to a process, and then closes the process's stdin if
-// last is true.
+// SendStdin sends all data of a reader to a process. If this input is the last, it then closes the
+// process's stdin.
 func (c *Client) SendStdin(ctx context.Context, id string, pid uint32, input io.Reader, last bool) error {
 	path := processPath(id, pid, "/stdin?close="+strconv.FormatBool(last))
 	resp, err := c.request(ctx, http.MethodPost, path, "application/octet-stream", input)

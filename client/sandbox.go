@@ -44,8 +44,8 @@ func (c *Client) Kill(ctx context.Context, id string) error {
 	return c.call(ctx, http.MethodDelete, sandboxPath(id, ""), nil, nil)
 }
 
-// ChangeLabels sets labels of a sandbox and removes those whose value is nil. It keeps all other
-// labels.
+// ChangeLabels sets labels of a sandbox. It removes a label if its value in the change is nil. It
+// keeps all other labels.
 func (c *Client) ChangeLabels(ctx context.Context, id string, change map[string]*string) (s Sandbox, err error) {
 	err = c.call(ctx, http.MethodPatch, sandboxPath(id, "/labels"), change, &s)
 	return s, err

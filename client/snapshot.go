@@ -10,7 +10,7 @@ import (
 // daemon refuses to delete a snapshot on which other snapshots build.
 type DeleteOptions struct {
 	Cascade bool // delete those snapshots too
-	Force   bool // keep those snapshots, which have hard links of their own to the layers that they need
+	Force   bool // keep those snapshots; they have their own hard links to the layers
 }
 
 func snapshotPath(tag, suffix string) string { return "/v1/snapshots/" + url.PathEscape(tag) + suffix }

@@ -25,7 +25,7 @@ const (
 	MaxRegistryAuth    = 64 << 10 // bytes of each text in the credentials
 )
 
-// BuildRequest asks for a snapshot to be built from a Dockerfile or a recipe.
+// BuildRequest asks the daemon to build a snapshot from a Dockerfile or a recipe.
 type BuildRequest struct {
 	Tag        string            `json:"tag"`
 	Replace    bool              `json:"replace,omitempty"`    // replace a snapshot that has the tag
@@ -63,7 +63,7 @@ type RegistryAuth struct {
 	Username      string `json:"username,omitempty"`
 	Password      string `json:"password,omitempty"`
 	IdentityToken string `json:"identity_token,omitempty"` // exchanged for access tokens
-	RegistryToken string `json:"registry_token,omitempty"` // sent to the registry as it is
+	RegistryToken string `json:"registry_token,omitempty"` // sent to the registry unchanged
 }
 
 // BuildEvent is a line of a build's progress. One field is set. The first event contains the plan,

@@ -48,8 +48,8 @@ type CodeException struct {
 	Traceback string `json:"traceback"`
 }
 
-// CodeEnd describes how the code ended. Outcome is "finished", "exception", "timeout", or "died" if
-// the interpreter died.
+// CodeEnd describes how the code ended. The field Outcome is "finished", "exception", "timeout", or
+// "died" if the interpreter died.
 type CodeEnd struct {
 	ExecutionCount int    `json:"execution_count"`
 	Outcome        string `json:"outcome"`

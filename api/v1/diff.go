@@ -20,7 +20,7 @@ type ExportRequest struct {
 	To   string `json:"to"`
 
 	Path    string `json:"path,omitempty"`    // absolute path of the only file or directory to compare
-	Partial bool   `json:"partial,omitempty"` // leave out files that an archive cannot have as they are
+	Partial bool   `json:"partial,omitempty"` // omit files that an archive cannot represent unchanged
 }
 
 // ApplyRequest asks for the changes of a snapshot or sandbox to be made in a running sandbox.

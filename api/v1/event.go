@@ -16,11 +16,12 @@ type Event struct {
 
 	// ID of the sandbox that changed or, for a snapshot, of the sandbox that was branched.
 	SandboxID string `json:"sandbox_id,omitempty"`
-	// Tag of the snapshot that changed or, for a sandbox, of the snapshot that it runs from.
+	// Tag of the snapshot that changed. For a change of a sandbox: tag of the snapshot that the
+	// sandbox runs from.
 	SnapshotTag string            `json:"snapshot_tag,omitempty"`
 	Labels      map[string]string `json:"labels,omitempty"` // labels of the sandbox that changed
 
-	Reason string `json:"reason,omitempty"` // what was done, or how the sandbox exited, as one word
+	Reason string `json:"reason,omitempty"` // one word for the change, or for the way in which the sandbox exited
 	Detail string `json:"detail,omitempty"` // Reason as text; may come from the guest
 }
 

@@ -49,10 +49,10 @@ type SignalRequest struct {
 	Signal string `json:"signal"`
 }
 
-// ExecEnd describes how a command ended. Outcome is "exited", "signaled", "timeout", "not_found" or
-// "not_executable". If the command exited, ExitCode is the command's own exit code. Otherwise it is
-// the code that a shell would report: 128 plus the number of the signal, 124 after a timeout, 127
-// for "not_found" and 126 for "not_executable".
+// ExecEnd describes how a command ended. The field Outcome is "exited", "signaled", "timeout",
+// "not_found" or "not_executable". If the command exited, ExitCode is the command's own exit code.
+// Otherwise it is the code that a shell would report: 128 plus the number of the signal, 124 after
+// a timeout, 127 for "not_found" and 126 for "not_executable".
 type ExecEnd struct {
 	ExitCode int    `json:"exit_code"`
 	Outcome  string `json:"outcome"`
@@ -85,8 +85,9 @@ const NDJSON = "application/x-ndjson"
 type ExecEvent struct {
 	Started *ExecStarted `json:"started,omitempty"`
 
-	// Output, in NDJSON only. Over a WebSocket, output is sent in binary messages. It is text if it
-	// is UTF-8 without NUL bytes and with few control characters. Otherwise it is bytes.
+	// Output, in NDJSON only. Over a WebSocket, output is sent in binary messages. The output
+	// counts as text if it is UTF-8 without NUL bytes and with few control characters. Otherwise it
+	// is bytes.
 	Stdout      string `json:"stdout,omitempty"`
 	Stderr      string `json:"stderr,omitempty"`
 	StdoutBytes []byte `json:"stdout_base64,omitempty"`
@@ -113,7 +114,7 @@ const (
 )
 
 // ExecInput is a text message of a WebSocket from the client. The first message of an exec has
-// Start and no other field; the others have one field each. Binary messages are input for the
+// Start and no other field; every later message has one field. Binary messages are input for the
 // process.
 type ExecInput struct {
 	Start      *ExecRequest `json:"start,omitempty"`
@@ -132,7 +133,8 @@ type EvalRequest struct {
 	Env         map[string]string `json:"env,omitempty"`
 }
 
-// EvalResult is the result of an evaluation. Result is nil if the last statement has no value.
+// EvalResult is the result of an evaluation. The field Result is nil if the last statement has no
+// value.
 type EvalResult struct {
 	Result    *string `json:"result,omitempty"`
 	Error     string  `json:"error,omitempty"`

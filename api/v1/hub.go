@@ -2,7 +2,7 @@ package v1
 
 // UnpackParams are the query parameters of a request that unpacks an archive.
 const (
-	UnpackTag   = "tag"   // tag of the new snapshot; absent: that of the packed snapshot
+	UnpackTag   = "tag"   // tag of the new snapshot; absent: the tag of the packed snapshot
 	UnpackTrust = "trust" // accept a snapshot without a verified signature
 )
 
@@ -54,7 +54,7 @@ type HubEvent struct {
 	Status int    `json:"status,omitempty"`
 }
 
-// HubFile reports what has happened to a file of a snapshot.
+// HubFile reports the progress of a file of a snapshot.
 type HubFile struct {
 	Name  string `json:"name"`
 	State string `json:"state"`

@@ -73,7 +73,7 @@ type NetworkStats struct {
 type NetworkRefusal struct {
 	Protocol string `json:"protocol"`          // "tcp", "udp", "icmp" or "dns"
 	Address  string `json:"address,omitempty"` // includes the port; empty for "dns"
-	Name     string `json:"name,omitempty"`    // name of the server, or in the DNS query; chosen by the sandbox
+	Name     string `json:"name,omitempty"`    // name of the server, or name in the DNS query; chosen by the sandbox
 	Reason   string `json:"reason"`            // a key of Refused
 	Why      string `json:"why"`               // the reason in words, such as "private range"
 	// Option of forkd net set that permits the destination, such as "allow it with --allow

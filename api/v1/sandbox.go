@@ -9,7 +9,7 @@ type Sandbox struct {
 	GuestAddr      string `json:"guest_addr"`
 	CreatedAt      int64  `json:"created_at_unix"`
 	PID            int    `json:"pid,omitempty"`                   // process id of the VMM
-	MemoryLimitMiB uint64 `json:"memory_limit_mib,omitempty"`      // Limits.MemoryMiB, as named by forkd 0.5
+	MemoryLimitMiB uint64 `json:"memory_limit_mib,omitempty"`      // Limits.MemoryMiB, under its name in forkd 0.5
 	LimitEnforced  bool   `json:"memory_limit_enforced,omitempty"` // set together with MemoryLimitMiB
 	Hostname       string `json:"hostname"`
 	// "running", "paused", "suspended", "restoring", "exited" or "stopping"
@@ -61,9 +61,9 @@ type Generator struct {
 	Library string `json:"library"`
 }
 
-// TTLRequest changes when a sandbox is deleted.
+// TTLRequest changes the time at which a sandbox is deleted.
 type TTLRequest struct {
-	TTLSecs *float64 `json:"ttl_secs"` // delete it this many seconds from now; 0: never
+	TTLSecs *float64 `json:"ttl_secs"` // delete the sandbox this many seconds from now; 0: never
 }
 
 // ForkRequest requests N children of a snapshot.
@@ -76,7 +76,7 @@ type ForkRequest struct {
 	Env            map[string]string `json:"env,omitempty"`
 	HostnamePrefix string            `json:"hostname_prefix,omitempty"`
 	AllowPartial   bool              `json:"allow_partial,omitempty"`
-	MemoryLimitMiB uint64            `json:"memory_limit_mib,omitempty"` // Limits.MemoryMiB, as named by forkd 0.5
+	MemoryLimitMiB uint64            `json:"memory_limit_mib,omitempty"` // Limits.MemoryMiB, under its name in forkd 0.5
 	TTLSecs        float64           `json:"ttl_secs,omitempty"`         // 0: until deleted
 
 	// IdleTimeoutSecs is the time without a request after which a child is suspended; 0: children are

@@ -40,9 +40,9 @@ type Snapshot struct {
 	// Part of DirtyBytes that the sandbox now shares with the snapshot. Only in the response to a
 	// branch.
 	SharedBytes *uint64  `json:"shared_bytes,omitempty"`
-	DiffBytes   *uint64  `json:"diff_physical_bytes,omitempty"` // DirtyBytes, as named by forkd 0.5
-	DiffMS      *float64 `json:"diff_ms,omitempty"`             // PauseMS of a diff branch, as named by forkd 0.5
-	// For forkd 0.5: size of a diff branch if it were a full one.
+	DiffBytes   *uint64  `json:"diff_physical_bytes,omitempty"` // DirtyBytes, under its name in forkd 0.5
+	DiffMS      *float64 `json:"diff_ms,omitempty"`             // PauseMS of a diff branch, under its name in forkd 0.5
+	// For forkd 0.5: size that a diff branch would have as a full branch.
 	DiffLogical *uint64 `json:"diff_logical_bytes,omitempty"`
 	Faults      *uint64 `json:"faults,omitempty"` // pages copied because the sandbox wrote them during the copy
 

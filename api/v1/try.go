@@ -30,7 +30,7 @@ const (
 
 // TryEvent is one line of the response to a TryRequest, with exactly one field. The first line has
 // Started. A line with Result follows for each child when its command and its judge have ended. The
-// last line has End, or Error if no child is left.
+// last line has End, or Error if no child remains.
 type TryEvent struct {
 	Started   *TryStarted `json:"started,omitempty"`
 	Result    *TryResult  `json:"result,omitempty"`
@@ -59,8 +59,8 @@ type TryResult struct {
 	Stopped bool        `json:"stopped,omitempty"`
 	Error   string      `json:"error,omitempty"`
 	MS      float64     `json:"ms"` // run time of the command
-	// Figures at the end of the command; nil if unknown: the memory that only this child uses, and the
-	// guest memory and disk that it has written since the branch.
+	// Figures at the end of the command; nil if unknown: the memory that only this child uses, and
+	// the guest memory and disk that the child has written since the branch.
 	PrivateKiB *uint64 `json:"private_kib,omitempty"`
 	MemoryKiB  *uint64 `json:"memory_written_kib,omitempty"`
 	DiskKiB    *uint64 `json:"disk_written_kib,omitempty"`

@@ -20,7 +20,7 @@ type Ready struct {
 	PoolShells int  `json:"pool_shells"` // VMMs that are ready
 	PoolWanted int  `json:"pool_wanted"` // size of a warm pool; 0 until the first fork
 
-	Reason string `json:"reason,omitempty"` // why it is not ready
+	Reason string `json:"reason,omitempty"` // why the daemon is not ready
 }
 
 // Version describes a daemon.

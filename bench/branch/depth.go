@@ -92,8 +92,8 @@ func (b *bench) look(n int, tag string) (*depth, error) {
 	return &depth{n: n, tag: tag, layers: len(lease.Layers()), extents: len(lease.Extents())}, nil
 }
 
-// forkAll forks from the depths in turn, so that a disturbance of the host affects all of them. It
-// does not measure the first round, which fills the caches and makes the pool fill itself.
+// forkAll forks from all depths alternately, so that a disturbance of the host affects all depths.
+// It does not measure the first round, which fills the caches and makes the pool fill itself.
 func (b *bench) forkAll(ctx context.Context, m *lab.Manager, list []*depth, pool int) error {
 	for round := range b.forks + 1 {
 		for _, d := range list {

@@ -91,7 +91,7 @@ func (s *source) addTo(ctx context.Context, l *link, tag string) error {
 	return nil
 }
 
-// nextMiB makes the load program write the next MiB, and waits until it has done so.
+// nextMiB makes the load program write the next MiB, and waits until the program has written it.
 func (m *meter) nextMiB() error {
 	before, err := m.read()
 	if err == nil {

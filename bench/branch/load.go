@@ -25,7 +25,7 @@ const (
 	loadPort  = 7001 // vsock
 )
 
-// guestLimit bounds requests to a guest. It allows for a busy emulated host.
+// guestLimit bounds the time of a request to a guest. It is long enough for a busy emulated host.
 const guestLimit = 3 * time.Minute
 
 // startLoad starts the program in the source. It returns when the program has written all dirtyMiB
@@ -98,10 +98,11 @@ func (m *meter) send(command byte) error {
 	return err
 }
 
-// lostWork returns how many seconds of work the load lost between begin and end. It assumes that
-// without the branch the load would have continued at the speed that it had between calm and begin.
-// The load also runs while its progress is read. If the two readings took more than twice as long
-// as the measured branch, the result would be useless, and lostWork returns NaN.
+// lostWork returns how many seconds of work the load lost between begin and end. The first three
+// parameters, calm, begin and end, are readings of the load's progress, in this order. lostWork
+// assumes that without the branch the load would have continued at the speed that it had between
+// calm and begin. The load also runs while its progress is read. If the two readings took more than
+// twice as long as the measured branch, the result would be useless, and lostWork returns NaN.
 func lostWork(calm, begin, end mark, branch time.Duration) float64 {
 	if begin.took+end.took > 2*branch {
 		return math.NaN()

@@ -4,7 +4,8 @@
 //
 // It uses the daemon's own sandbox manager, store and forkd-vmm processes, but not the REST API.
 // Tables go to standard output, progress to standard error, and all figures as JSON to the file -o.
-// It needs a KVM that runs Linux guests. Without one, scripts/bench runs it in the emulated host.
+// The benchmark needs a KVM that runs Linux guests. Without one, scripts/bench runs it in the
+// emulated host.
 package main
 
 import (
@@ -83,7 +84,7 @@ func (b *bench) measure(ctx context.Context) (*report.Report, error) {
 		if err := b.bake(ctx, mib); err != nil {
 			return nil, err
 		}
-		// Make the chain first, because the rows below use up the remaining time.
+		// Make the chain first, because measuring the rows below uses up the remaining time.
 		if i == 0 && len(b.depths.List) > 0 {
 			if chain, err = b.depthTable(ctx, mib); err != nil {
 				return nil, err
@@ -128,7 +129,7 @@ func (b *bench) bake(ctx context.Context, mib int) error {
 	})
 }
 
-// drop removes a snapshot on which no other snapshot builds.
+// drop removes a snapshot that has no descendants.
 func (b *bench) drop(tag string) error {
 	_, err := b.host.Store.Delete(tag, store.DeleteSingle)
 	return err

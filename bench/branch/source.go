@@ -113,8 +113,8 @@ func (s *source) branch(ctx context.Context, mode vm.BranchMode) (*branched, err
 }
 
 // underLoad branches between two readings of the load's progress. Before that, the load writes
-// every page once, because the host maps a page again at its first write after a branch or a
-// restore, which would make the baseline too slow.
+// every page once. After a branch or a restore, the host maps each page again at the first write to
+// it, and this work would make the baseline too slow.
 func (s *source) underLoad(ctx context.Context, load *meter, mode vm.BranchMode, x *branched) error {
 	if err := s.fullRound(load); err != nil {
 		return err

@@ -19,7 +19,7 @@ type cell struct {
 	mapped, restored, resume []time.Duration // for each child: parts of the VMM's work
 	pooled                   int             // number of children whose VMM was waiting in the pool
 	cpu                      []time.Duration // for each fork: CPU time of this process and all VMMs
-	memory                   *memory         // of the children of the first fork, while they were alive
+	memory                   *memory         // memory of the children of the first fork, while they were alive
 }
 
 func (c *cell) pool() string { return word(c.poolWarm, "warm", "cold") }

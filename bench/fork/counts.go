@@ -38,7 +38,7 @@ func (c *counts) p50(figure func(child) float64) float64 {
 }
 
 // countSettle is the delay between the answer to a fork and the reading of the counts. Work that a
-// fork does after its answer is part of its cost.
+// fork does after the answer is part of the fork's cost.
 const countSettle = 100 * time.Millisecond
 
 // countedChildren is the minimum number of children that are counted for a row.

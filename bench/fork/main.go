@@ -1,8 +1,8 @@
-// Command fork measures how fast children fork from a warm parent, and what they cost. It measures
-// CPU time, memory, and two times from the request: until the vCPUs run (clock i), and until the
-// agent has confirmed (clock ii). For comparison, it measures the minimum that KVM requires of any
-// VMM. It forks through the daemon's own sandbox manager, store and forkd-vmm processes. One table
-// compares these forks with requests to the REST API. Other figures are the time to delete a
+// Command fork measures the speed and the cost of forks from a warm parent. It measures CPU time,
+// memory, and two times from the request: until the vCPUs run (clock i), and until the agent has
+// confirmed (clock ii). For comparison, it measures the minimum that KVM requires of any VMM. The
+// benchmark forks through the daemon's own sandbox manager, store and forkd-vmm processes. One
+// table compares these forks with requests to the REST API. Other figures are the time to delete a
 // sandbox, and how many sandboxes per second are possible.
 //
 // The guest is Linux with the recipe's warm interpreter. With -guest=stub it is a hundred bytes of

@@ -26,8 +26,7 @@ type memory struct {
 // takes milliseconds on an emulated host.
 const maxSampled = 20
 
-// memoryOf measures the children's memory. The parameter before is the host's memory before the
-// fork.
+// memoryOf measures the children's memory, given the host's memory before the fork.
 func memoryOf(ctx context.Context, m *lab.Manager, children []sandbox.Info, before lab.HostMemory) (*memory, error) {
 	now, err := lab.ReadHostMemory()
 	if err != nil {

@@ -75,8 +75,8 @@ type pages struct {
 const pagesRead = 5
 
 // readPages forks pagesRead children one after another and classifies their pages. Before that, it
-// forks another child, in which it reads the purpose of each page from the guest's kernel. Siblings use
-// their pages for the same purposes, except for the few pages that this reading changes.
+// forks another child. From the kernel of this child, it reads the purpose of each page. Siblings
+// use their pages for the same purposes, except for the few pages that this reading changes.
 func (b *bench) readPages(ctx context.Context) (p *pages, err error) {
 	p = &pages{}
 	return p, b.withManager(1, func(m *lab.Manager) error {
@@ -229,8 +229,8 @@ func guestParts(pid int, guestBytes uint64) (parts []guestPart, base uint64, err
 	return parts, base, nil
 }
 
-// differ returns how many words of a page differ from the snapshot. The parameter at is the page's
-// address in the VMM.
+// differ returns how many words of a page differ from the snapshot, given the page's address in the
+// VMM.
 func (v *guestPart) differ(memory io.ReaderAt, at uint64) (words int, err error) {
 	var now, was [pageBytes]byte
 	if _, err := memory.ReadAt(now[:], int64(at)); err != nil {

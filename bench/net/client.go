@@ -48,8 +48,9 @@ const (
 	requestBytes = 64
 )
 
-// An opConnect order opens connects connections, one after each connectPause. This is slower than
-// the 500 connections per second that forkd-net lets a sandbox open.
+// For an opConnect order, a client opens connections, one after each connectPause. The constant
+// connects is their number. This rate is lower than forkd-net's limit of 500 new connections per
+// second for a sandbox.
 const (
 	connects     = 100
 	connectPause = 4 * time.Millisecond
@@ -122,9 +123,9 @@ func (o *order) down(c io.Reader) (r result, err error) {
 	return r, nil
 }
 
-// up uploads and counts the bytes that the server has received. When the time is up, the server may
-// not have received all bytes. These bytes count, and the time until the server has received them
-// also counts.
+// The method uploads and counts the bytes that the server has received. When the time is up, the
+// server may not have received all bytes. These bytes count, and the time until the server has
+// received them also counts.
 func (o *order) up(c *net.TCPConn) (r result, err error) {
 	p, begin := make([]byte, chunkBytes), time.Now()
 	for time.Since(begin) < o.Each {

@@ -27,8 +27,8 @@ import (
 // startLimit bounds the time until forkd-net answers.
 const startLimit = 10 * time.Second
 
-// startForkdNet starts a forkd-net in the same way as the daemon. forkd-net exits when undo has run
-// and forkd-net has no sandboxes any more.
+// startForkdNet starts a forkd-net in the same way as the daemon. forkd-net exits when the
+// functions of the cleanup stack have run and forkd-net has no sandboxes any more.
 func startForkdNet(ctx context.Context, undo *cleanup.Stack) (*netclient.Client, error) {
 	dir, err := os.MkdirTemp("/tmp", "fkb")
 	if err != nil {

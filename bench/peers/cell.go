@@ -35,8 +35,8 @@ type child struct {
 	private  func() (float64, error) // returns the value for cell.private
 }
 
-// quietTime is the pause before a request. For the same time after its last answer, a fork is still
-// measured, because its work in that time also counts.
+// quietTime is the pause before a request. A fork is also measured for this time after its last
+// answer, because work after the answer also counts.
 const quietTime = 100 * time.Millisecond
 
 // begin is called just before a request.

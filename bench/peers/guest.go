@@ -59,7 +59,7 @@ func (stubGuest) client() func(vsock string) sandbox.Guest { return lab.StubClie
 func (stubGuest) setUp(*firecracker, string) error { return nil }
 
 // firecrackerLayout is the layout for Firecracker 1.x. The first page of the device hole belongs to
-// its boot timer, and the next one is the first virtio-mmio device.
+// Firecracker's boot timer, and the next page to the first virtio-mmio device.
 var firecrackerLayout = stub.Layout{Register: 0xc0001000, Generation: stub.Note}
 
 func (g stubGuest) configure(f *firecracker) ([]request, error) {

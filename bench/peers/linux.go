@@ -23,7 +23,8 @@ import (
 )
 
 // linuxGuest is a Linux guest with a recipe's image and forkd's kernel and agent. It is warmed up
-// like by `forkd build`. A child has answered when its agent has confirmed its identity.
+// in the same way as by `forkd build`. A child has answered when the agent in it has confirmed the
+// child's identity.
 type linuxGuest struct {
 	recipe    string
 	parent    bake.Request
@@ -57,9 +58,9 @@ const (
 	diskFile  = "disk"
 )
 
-// disk returns the path of a copy of the image's disk. All children share it, which works only
-// because no child writes to the disk before it has answered. If a child wrote to the disk earlier,
-// the file's modification time would show it.
+// disk returns the path of a copy of the image's disk. All children share this copy. They can share
+// it only because no child writes to the disk before the child has answered. If a child wrote to
+// the disk earlier, the file's modification time would show it.
 func (f *firecracker) disk() string { return filepath.Join(f.snapshots, diskFile) }
 
 func (g *linuxGuest) setUp(f *firecracker, dir string) error {

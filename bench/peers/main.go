@@ -1,13 +1,14 @@
-// Command peers compares forkd with other runtimes. It measures the time from a request until a
-// child runs and until it has answered, the CPU time for that, and the memory that a child takes.
-// The measurements of the different runtimes are interleaved.
+// Command peers compares forkd with other runtimes. It measures two times from a request: until a
+// child runs, and until the child has answered. It also measures the CPU time for the request, and
+// the memory that a child takes. The measurements of the different runtimes are interleaved.
 //
 // All virtual machines run the same guest. Each VMM restores it from a snapshot that it has made
-// itself. By default, the guest has no operating system (package stub). Then the figures are only
-// those of the VMM and this program, and any KVM can run the guest. Containers cannot be forked, so
-// they start a program that answers, which is the minimum for a container. With -guest=linux, the
-// guest of forkd and Firecracker is forkd's kernel and agent with a recipe's image. With this
-// guest, a child counts as having answered when its agent has confirmed the child's identity.
+// itself. By default, the guest has no operating system (package stub). Then the figures contain
+// only the work of the VMM and of this program, and any KVM can run the guest. Containers cannot be
+// forked, so they start a program that answers, which is the minimum for a container. With
+// -guest=linux, the guest of forkd and Firecracker is forkd's kernel and agent with a recipe's
+// image. With this guest, a child counts as having answered when its agent has confirmed the
+// child's identity.
 //
 // A peer is measured if it is installed or if its path is given; the tables list other peers
 // without figures. Tables go to standard output, progress to standard error, all figures as JSON to
@@ -44,7 +45,7 @@ type bench struct {
 	programs  map[string]*string // paths by name of the peer; an empty path omits the peer
 
 	guest    guest
-	dir, ram string // parents of the directories that the method directories makes
+	dir, ram string // parents of the directories that directories makes
 }
 
 func main() {
@@ -60,7 +61,7 @@ func main() {
 	for _, p := range []struct{ peer, flag, program string }{
 		{firecrackerName, "firecracker", "firecracker"},
 		// This Firecracker sets memory slots before it makes the interrupt controller and the
-		// vCPUs. If it did so later, the kernel would make it wait.
+		// vCPUs. If Firecracker did this later, the kernel would make it wait.
 		{memslotsFirstName, "firecracker-memslots-first", ""},
 		{qemuName, "qemu", "qemu-system-x86_64"},
 		{runcName, "runc", "runc"},
@@ -190,7 +191,8 @@ func (b *bench) directories() (dir, ram string, err error) {
 	return dir, ram, err
 }
 
-// turns measures in rounds. In each round, it measures every cell, and for each cell every peer.
+// The method measures in rounds. In each round, it measures every cell, and for each cell every
+// peer.
 func (b *bench) turns(ctx context.Context, m *matrix) error {
 	for round := range b.rounds {
 		for _, row := range m.rows {

@@ -15,15 +15,15 @@ import (
 type peer struct {
 	name   string
 	how    string // how the peer makes a child; printed below the tables
-	absent string // reason why the peer is not measured; empty if it is
+	absent string // reason why the peer is not measured; empty if it is measured
 	pool   bool   // processes of the peer can wait for a request
-	driven bool   // this program starts the children, with each of widths; false: the peer starts them itself
+	driven bool   // this program starts the children, with each number in widths; false: the peer starts them itself
 	// fork makes several forks of c.n children, one after another, and measures each with c.
 	fork func(ctx context.Context, c *cell, times int) error
 }
 
-// newPeer returns a peer, and the first line that its program bin prints as its version. If bin is
-// empty, the peer is absent.
+// newPeer returns a peer, and the version of the peer's program bin. The version is the first line
+// that the program prints about it. If bin is empty, the peer is absent.
 func newPeer(ctx context.Context, name, bin string, pool bool) (p *peer, version string, err error) {
 	p = &peer{name: name, pool: pool, driven: true}
 	if bin == "" {
@@ -47,8 +47,8 @@ type process interface {
 }
 
 // processes returns the fork function of a peer whose children are processes made by spawn. Without
-// a pool, spawn is called as part of the request. The parameter tells means that process.start
-// returns when the vCPUs run.
+// a pool, spawn is called as part of the request. If tells is true, process.start returns when the
+// vCPUs run.
 func processes(spawn func(ctx context.Context) (process, error), tells bool) func(context.Context, *cell, int) error {
 	return func(ctx context.Context, c *cell, times int) error {
 		for range times {
@@ -139,7 +139,7 @@ func forkProcesses(ctx context.Context, c *cell, spawn func(context.Context) (pr
 	return c.end(children)
 }
 
-// inTurn calls f with each number from 0 to n-1, with up to width calls at a time.
+// inTurn calls f with each number from 0 to n-1. At most width calls run at the same time.
 func inTurn(n, width int, f func(i int) error) error {
 	places := make(chan struct{}, width)
 	errs := make([]error, n)

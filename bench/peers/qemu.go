@@ -123,7 +123,7 @@ func (q *qemu) child(ctx context.Context) (process, error) {
 	return q.spawn(ctx, "off", "kvm", []*os.File{state}, "-incoming", "defer")
 }
 
-// spawn starts QEMU. The parameter files has the descriptors of QEMU from 3 on.
+// spawn starts QEMU. QEMU gets the descriptors of files, from 3 on.
 func (q *qemu) spawn(ctx context.Context, share, accel string, files []*os.File, more ...string) (*qemuVM, error) {
 	dir, err := os.MkdirTemp(q.dir, "")
 	if err != nil {
@@ -219,8 +219,8 @@ func (v *qemuVM) start(ctx context.Context) error {
 	return nil
 }
 
-// next reads a message of the monitor. It records the event that the vCPUs run, which may arrive
-// before the answer to the command that has started them.
+// next reads a message of the monitor. It records the event that the vCPUs run. This event may
+// arrive before the answer to the command that starts the vCPUs.
 func (v *qemuVM) next() (m message, err error) {
 	err = v.in.Decode(&m)
 	v.runs = v.runs || m.Event == "RESUME"

@@ -1,5 +1,6 @@
 // Command forkd-net connects the sandboxes of a host to the network. The daemon starts it with a
-// listening control socket as descriptor 3. It takes no arguments and is not for use by hand.
+// listening control socket as descriptor 3. The program takes no arguments and is not for use by
+// hand.
 package main
 
 import (

@@ -25,7 +25,7 @@ type branchFigures struct {
 }
 
 // branchChildren is the number of children that are forked from the branch. branchPaths has a path
-// for each.
+// for each child.
 const branchChildren = 3
 
 func (b *branchFigures) complete() bool {
@@ -105,8 +105,8 @@ func (d *demo) branch() (string, error) {
 		min(b.Memory, b.Files, b.Process, b.Paths), branchChildren), nil
 }
 
-// startComputing starts a computation in the memory of a sandbox, a file, and a process. The branch
-// must preserve all three.
+// In a sandbox, startComputing starts a computation in memory, makes a file, and starts a process.
+// The branch must preserve all three.
 func (d *demo) startComputing(id string) error {
 	r, err := d.client.Eval(d.ctx, id, client.EvalRequest{Code: branchStart, TimeoutSecs: timeout})
 	if err == nil && r.Error != "" {
@@ -141,8 +141,7 @@ print(found)`
 }
 
 // follow lets child i of the branch continue, and counts the parts of the state that the child has
-// inherited correctly. The parameter atLeast is the value of n that the source had reached before
-// the branch.
+// inherited correctly. The source had reached at least the value atLeast of n before the branch.
 func (d *demo) follow(i int, id string, atLeast int64) error {
 	b, path := d.figures.Branch, branchPaths[i]
 	c, err := d.computed(id, path.code)

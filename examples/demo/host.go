@@ -149,7 +149,7 @@ func (d *demo) startDaemon() error {
 	return nil
 }
 
-// recipe is the recipe from which the parent is built.
+// recipe is the recipe of the parent.
 const recipe = "python-numpy"
 
 // tagPrefix is the prefix of the tags of the demo's snapshots. The rest of a tag identifies the

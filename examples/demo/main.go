@@ -4,8 +4,8 @@
 // If no daemon is running, the demo starts one (in the emulated host if KVM is not usable). It
 // builds and bakes the recipe python-numpy, unless that was done before. Then it forks children,
 // lets one child fetch from an allowed server and from a forbidden server, and branches another
-// child. It removes its children at the end. The daemon and the emulated host continue to run. The
-// exit code is 1 unless all answers are right.
+// child. The demo removes its children at the end. The daemon and the emulated host continue to
+// run. The exit code is 1 unless all answers are right.
 //
 // The demo uses sandboxes only through package client. The program forkd must be in the PATH.
 package main

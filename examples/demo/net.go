@@ -27,9 +27,9 @@ type netFigures struct {
 // complete reports whether all results are right, or the step was skipped.
 func (n *netFigures) complete() bool { return n == nil || n.Allowed && n.Refused && n.Opened }
 
-// network lets the first child fetch from two servers. Its policy allows only the first server.
-// Then the policy is changed to allow both, to show that only the policy had prevented the
-// connection.
+// network lets the first child fetch from two servers. At first, the child's policy allows only the
+// first server. Then the policy is changed to allow both, to show that only the policy had
+// prevented the connection.
 func (d *demo) network() (string, error) {
 	if len(d.forked.Sandboxes) == 0 {
 		return "", errors.New("no child to connect")
@@ -142,10 +142,10 @@ func (s *server) close() { _ = s.server.Close() }
 // manual, "User-mode networking").
 const hostLoopback = "10.0.2.2"
 
-// serverAddress returns the address on which the demo's servers listen, and the address at which
-// sandboxes connect to them. If the sandboxes are in the emulated host, the servers listen on this
-// host's loopback. Otherwise they listen on an address of this host, to which a sandbox may connect
-// only if its policy names that address.
+// serverAddress returns two addresses: the demo's servers listen on the first, and sandboxes
+// connect to the second. If the sandboxes are in the emulated host, the servers listen on this
+// host's loopback. Otherwise the servers listen on an address of this host. A sandbox may connect
+// to this address only if its policy names the address.
 func (d *demo) serverAddress() (listen, seen string, err error) {
 	switch {
 	case d.where.remote:

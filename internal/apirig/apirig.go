@@ -63,7 +63,7 @@ const Token = "0123456789abcdef"
 // Domain is the domain of the host names of ports.
 const Domain = "sandboxes.test"
 
-// T is the part of testing.TB that a rig needs. The program rigd also implements it.
+// T is the part of testing.TB that a rig needs. The program rigd also implements this interface.
 type T interface {
 	Helper()
 	TempDir() string // returns a directory that is removed at the end
@@ -117,8 +117,8 @@ type Options struct {
 	Domain    string       // domain of the host names of ports; empty: Domain
 	Tokens    []auth.Token // accepted in addition to Token
 
-	// Id of a suspended sandbox whose record cannot be read, as if left by an earlier daemon;
-	// empty: none.
+	// Id of a suspended sandbox whose record cannot be read. The rig makes the record, like an
+	// earlier daemon. Empty: none.
 	Damaged string
 
 	Open bool // no token is required: every client over TCP has all rights
@@ -160,7 +160,8 @@ func Start(t T, o Options) *Rig {
 	return r
 }
 
-// New returns a rig. The caller serves its Handler. Its resources are removed when t ends.
+// New returns a rig. The caller serves the rig's Handler. The rig's resources are removed when t
+// ends.
 func New(t T, o Options) *Rig {
 	t.Helper()
 	r := &Rig{agents: &agents{t: t, command: o.Agent, dial: o.Dial, running: map[*guest]bool{}}}
@@ -343,7 +344,7 @@ func (r *Rig) unpacks(dir string, unpack func(io.Reader) error) (*build.Images, 
 	return &build.Images{Filler: filler, Dir: r.Cache}, nil
 }
 
-// differ returns a Differ whose VMs are faked and answer with guest.
+// differ returns a Differ whose VMs are faked. The given function acts as the guest of these VMs.
 func (r *Rig) differ(guest func(*vmfake.VMM, net.Conn), run string, st *store.Store) *diff.Differ {
 	if guest == nil {
 		file := diffproto.Node{Type: diffproto.Regular, Mode: 0o644, Size: 4}
@@ -356,8 +357,8 @@ func (r *Rig) differ(guest func(*vmfake.VMM, net.Conn), run string, st *store.St
 		Initrd: func(base *os.File) (*os.File, error) { return os.Open(base.Name()) }})
 }
 
-// guard returns a guard that accepts Token and the tokens of the parameter more. It writes all
-// tokens to r.TokenFile, and adds the tokens of more to r.Tokens.
+// guard returns a guard that accepts Token and the given further tokens. It writes all tokens to
+// r.TokenFile, and adds the tokens of more to r.Tokens.
 func (r *Rig) guard(more []auth.Token) (g *auth.Guard, err error) {
 	file := fmt.Appendf(nil, "default admin sha256:%x\n", sha256.Sum256([]byte(Token)))
 	r.Tokens = make(map[string]string)
@@ -385,7 +386,7 @@ const (
 const imageDigest = "sha256:1"
 
 // imagesOf returns the function that resolves the name of an image, in place of a registry. The
-// registry also has the images named in more.
+// registry also has the further images with the given names.
 func imagesOf(more []string) func(context.Context, string, *build.Login) (string, dockerfile.Config, error) {
 	return func(_ context.Context, name string, login *build.Login) (string, dockerfile.Config, error) {
 		switch {
@@ -415,7 +416,7 @@ func bootOf(file string) build.Boot {
 	}
 }
 
-// boots returns the function that boots VMs from snapshots without memory.
+// boots returns the function that boots VMs from disk-only snapshots.
 func boots(b *bake.Baker) sandbox.Boot {
 	return func(ctx context.Context, from, to string) error {
 		_, err := b.Bake(ctx, bake.Request{Tag: to, From: from, Transient: true})

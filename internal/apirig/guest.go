@@ -48,8 +48,8 @@ type guest struct {
 	cmd *exec.Cmd
 }
 
-// guests returns a function that returns the guest of a VM. If the parameter one is not nil, it is
-// the guest of every VM. Otherwise the guest is a new agent.
+// guests returns a function that returns the guest of a VM. If a guest is given, it is the guest of
+// every VM. Otherwise the guest is a new agent.
 func (a *agents) guests(one sandbox.Guest, vmms *vmfake.VMMs) func(string) sandbox.Guest {
 	return func(vsock string) sandbox.Guest {
 		if one != nil {
@@ -92,7 +92,7 @@ func (a *agents) run(g *guest) error {
 	return nil
 }
 
-// end stops an agent and all of its child processes. Further calls do nothing.
+// end stops an agent and all of its child processes. Further calls for the same agent do nothing.
 func (a *agents) end(g *guest) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

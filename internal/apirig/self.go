@@ -6,8 +6,8 @@ import (
 	"os/exec"
 )
 
-// AgentDirEnv is an environment variable that holds the directory of an agent's sockets. If it is
-// set, a test binary whose TestMain calls Main runs as that agent.
+// AgentDirEnv is an environment variable that holds the directory of an agent's sockets. If the
+// variable is set, a test binary runs as that agent, provided that its TestMain calls Main.
 const AgentDirEnv = "FORKD_TEST_AGENT_DIR"
 
 // Main runs the tests m of a package. In a process started by SelfAgent, it runs the agent instead.

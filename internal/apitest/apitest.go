@@ -1,9 +1,9 @@
 // Package apitest checks the traffic of tests against the document of the REST API,
 // api/openapi.yaml. A request or an answer that the document does not allow fails the test.
 //
-// The checks are stricter than the checks of clients may be. If a field of an answer is not in the
-// document, this is an error here, but clients must ignore such a field. The package does not
-// depend on the daemon, and is used only in tests.
+// The checks are stricter than clients may be. A field of an answer that is not in the document is
+// an error here, but clients must ignore such a field. The package does not depend on the daemon,
+// and is used only in tests.
 package apitest
 
 import (
@@ -41,9 +41,9 @@ type T interface {
 	Fatalf(format string, args ...any)
 }
 
-// Checked returns a handler that calls next, and reports traffic that violates the document to t. A
-// request that violates the document is reported only if it was not refused, because tests send
-// invalid requests on purpose.
+// Checked returns a handler that calls the handler next, and reports traffic that violates the
+// document to t. A request that violates the document is reported only if it was not refused,
+// because tests send invalid requests on purpose.
 func Checked(t T, next http.Handler) http.Handler {
 	t.Helper()
 	router, err := load()
@@ -140,8 +140,8 @@ var (
 	byHost = regexp.MustCompile(`(?i)^[0-9]+-sb-`)
 )
 
-// guestsRoute reports whether a request is for a server in a sandbox. The result own is the
-// document's path for such a request. It is empty if the document has no such path.
+// guestsRoute reports whether a request is for a server in a sandbox. It also returns the
+// document's path for such a request, or "" if the document has no such path.
 func guestsRoute(r *http.Request) (own string, ok bool) {
 	if byHost.MatchString(r.Host) {
 		return "", true
@@ -206,7 +206,7 @@ func decodeLines(body io.Reader, _ http.Header, _ *openapi3.SchemaRef, _ openapi
 	}
 }
 
-// decodeEvents is decodeLines for the data of server-sent events.
+// decodeEvents is like decodeLines, but for the data of server-sent events.
 func decodeEvents(body io.Reader, h http.Header, s *openapi3.SchemaRef, enc openapi3filter.EncodingFn) (any, error) {
 	var data bytes.Buffer
 	for lines := bufio.NewReader(body); ; {

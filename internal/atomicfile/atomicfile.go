@@ -2,7 +2,7 @@
 // of a file, and never a part of it. This also holds for a process that starts after a crash.
 //
 // It writes a temporary file in the same directory and renames it. It takes no lock. If several
-// processes write a file, the last process wins. It does not replace directories.
+// processes write a file, the last process wins. The package does not replace directories.
 package atomicfile
 
 import (
@@ -128,10 +128,10 @@ func isPart(name string) bool {
 // infix separates the name of a file and the random part in the name of its temporary file.
 const infix = ".new-"
 
-// Fill creates or replaces the file at path. It calls the function fill, which writes the content
-// to the file at tmp. This file does not exist before. Fill is for large files that another program
-// writes or that the kernel copies. The caller ensures that no other Fill of path runs at the same
-// time. If Fill fails, the old file is unchanged.
+// Fill creates or replaces the file at path. It calls fill with the path of a file that does not
+// exist, and fill writes the content to a new file at this path. Fill is for large files that
+// another program writes or that the kernel copies. The caller ensures that no other Fill of path
+// runs at the same time. If Fill fails, the old file is unchanged.
 //
 // A process that is killed in Fill leaves the file path+".new", and the next Fill of path removes
 // it.

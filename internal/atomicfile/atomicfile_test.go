@@ -51,8 +51,8 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// content returns the content for one write. All its bytes are equal, and it is too long for the
-// kernel to write in one step.
+// content returns the content for one write. All bytes are equal, and the content is too long for
+// the kernel to write in one step.
 func content(b byte) []byte { return bytes.Repeat([]byte{b}, 3<<20) }
 
 func role(name, path string) *exec.Cmd {

@@ -38,7 +38,7 @@ func (e exitCode) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
 // usageError marks a wrong command line.
 type usageError struct{ error }
 
-// Main runs the command line args (without the program's name) and returns the exit code.
+// Main runs the command line in args, which lacks the program's name. It returns the exit code.
 func Main(args []string, stdio Stdio) int {
 	root := newRoot(stdio)
 	root.SetArgs(ungrouped(args))

@@ -184,7 +184,7 @@ func build(ctx context.Context, cl *client.Client, recipe *image.Recipe, o build
 	if err != nil {
 		return built{}, err
 	}
-	// Checked before the build, because the daemon would check it only minutes later.
+	// Check this before the build, because the daemon would report it only minutes later.
 	if v.NoKVM != "" {
 		return built{}, fmt.Errorf(
 			"the daemon's host cannot run VMs: %s (run 'forkd doctor' there; 'forkd machine start' emulates a host "+

@@ -32,7 +32,8 @@ type dockerfileOptions struct {
 	disk     int
 }
 
-// onlyOfDockerfiles and onlyOfRecipes are the flags that only one kind of build accepts.
+// onlyOfDockerfiles has the flags that only builds of Dockerfiles accept. onlyOfRecipes has the
+// flags that only builds of recipes accept.
 var (
 	onlyOfDockerfiles = []string{"build-arg", "target", "check", "secret", "disk-mib", "registry-auth"}
 	onlyOfRecipes     = []string{"kernel", "reuse", "ready-timeout-secs", "verbose", "net", "allow", "deny", "allow-ech",

@@ -32,7 +32,7 @@ func writeFiles(t *testing.T, files map[string]string) string {
 }
 
 // A relative path of a Dockerfile is relative to the working directory. Errors name the file as the
-// user typed it. A link in the context that leads out of it is not read.
+// user typed it. A link in the context that leads out of the context is not read.
 func TestOpenDockerfile(t *testing.T) {
 	dir := writeFiles(t, map[string]string{"Dockerfile": strings.Repeat("#", 1<<20+1), "secret": "no Dockerfile",
 		"ctx/Dockerfile": "FROM a", "dev/Dockerfile": "FROM b", "bad/Dockerfile": "link:../secret",
@@ -159,8 +159,8 @@ func TestReadSecrets(t *testing.T) {
 	}
 }
 
-// The flag --registry-auth reads Docker's configuration. If a registry is not in it, the error says
-// what to do.
+// The flag --registry-auth reads Docker's configuration. If this configuration lacks a registry,
+// the error says how to add the registry.
 func TestRegistryAuth(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("DOCKER_CONFIG", dir)

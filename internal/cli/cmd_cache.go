@@ -166,8 +166,8 @@ func (l cacheList) warn(cmd *cobra.Command) {
 	}
 }
 
-// others returns the images of the daemon's cache that are not also in this user's cache. A daemon
-// of the same user and host has the same cache.
+// The method returns the images of the daemon's cache that are not also in this user's cache. A
+// daemon of the same user and host has the same cache.
 func (l cacheList) others(images []client.CachedImage) (list []cached) {
 	for _, i := range images {
 		c := daemonCached(i)

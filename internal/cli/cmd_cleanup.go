@@ -47,7 +47,7 @@ func newCleanupCmd() *cobra.Command {
 	return cmd
 }
 
-// unusedCache returns remains of builds in the cache. The result has all incomplete items. It has
+// unusedCache returns remains of builds in the cache. The result has all incomplete items, and
 // complete items only if a daemon says which images its snapshots need, and if no build has used
 // the items since the given time.
 func (c *common) unusedCache(cmd *cobra.Command, since time.Time) (list []leftover, err error) {
@@ -83,7 +83,7 @@ func (c *common) unusedCache(cmd *cobra.Command, since time.Time) (list []leftov
 	return list, nil
 }
 
-// sweep prints leftovers, and removes them if remove is set.
+// sweep prints leftovers, and removes them if remove is true.
 func (c *common) sweep(cmd *cobra.Command, list []leftover, remove bool) error {
 	gone, bytes := []leftover{}, int64(0)
 	var errs []error

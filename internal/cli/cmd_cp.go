@@ -17,8 +17,8 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// sandboxName matches the part before the colon of ID:PATH. It is an id, the beginning of an id, or
-// the name of a workspace.
+// sandboxName matches the part before the colon of ID:PATH. This part is an id, the beginning of an
+// id, or the name of a workspace.
 var sandboxName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*$`)
 
 // remotePath splits "ID:/path". If the part before the colon is a sandbox id, the path may be

@@ -122,7 +122,7 @@ func openPrivateFlag(f *pflag.FlagSet, open *bool) {
 			"by default only clients of the scope admin may")
 }
 
-// complete sets the fields of cfg whose flags must be parsed or need a default.
+// complete sets the fields of cfg that are parsed from the texts of flags, or that need a default.
 func complete(cfg *daemon.Config, resolvers, peers []string) (err error) {
 	if cfg.Resolvers, err = parseResolvers(resolvers); err != nil {
 		return err
@@ -153,8 +153,8 @@ func parsePeers(texts []string) (rules []auth.PeerRule, err error) {
 	return rules, nil
 }
 
-// probeKVM returns the reason why no VM can run on this host, or nil. The result sure is false
-// after a timeout, because VMs of an earlier daemon may keep the host busy.
+// probeKVM returns the reason why no VM can run on this host, or nil. After a timeout, the first
+// result is false, because VMs of an earlier daemon may keep the host busy.
 func probeKVM() (sure bool, reason error) {
 	err := kvm.Probe()
 	if unfit := (*kvm.UnfitError)(nil); errors.As(err, &unfit) && unfit.Slow {

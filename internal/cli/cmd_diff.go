@@ -150,7 +150,7 @@ func (form *diffForm) print(cmd *cobra.Command, d client.Diff) (err error) {
 	return err
 }
 
-// changeMark returns the letter by which git names the change of a file.
+// changeMark returns the letter for the change of a file. git uses the same letters.
 func changeMark(f client.DiffFile) string {
 	switch f.Change {
 	case "added":
@@ -169,9 +169,9 @@ func quotedPath(path string) string {
 	return path
 }
 
-// describeDiff describes the changes of a file other than those of its content: type, mode, owner and
-// attributes. If the patch lacks the content, describeDiff may add the sizes and the reason. The
-// result is empty or begins with ": ".
+// describeDiff describes the changes of a file other than changes of its content: its type, mode,
+// owner and attributes. If the patch lacks the content, describeDiff may add the file's sizes and
+// the reason. The result is empty or begins with ": ".
 func describeDiff(f client.DiffFile) string {
 	var words []string
 	for _, n := range []*client.DiffNode{f.New, f.Old} {
@@ -222,8 +222,8 @@ var patchMarks = []string{" ", "+", "-", "@@ ", `\ `, "diff --git ", "new file m
 	"old mode ",
 	"new mode ", "Binary files "}
 
-// printPatch prints a patch for people. It marks lines that cannot be part of a patch, so that they do not
-// look like messages of this program.
+// printPatch prints a patch for people. It marks lines that cannot be part of a patch, so that such
+// a line does not look like a message of this program.
 func printPatch(w io.Writer, patch string) {
 	for line := range strings.Lines(patch) {
 		line = strings.TrimSuffix(line, "\n")

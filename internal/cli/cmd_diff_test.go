@@ -150,7 +150,8 @@ func TestAPartOfAPatchIsAnError(t *testing.T) {
 	}
 }
 
-// A patch has no changes of a repository's .git, which could let git run programs of a guest.
+// A printed patch omits changes of a repository's .git, because they could make git run programs of
+// a guest.
 func TestPatchesLackGit(t *testing.T) {
 	file := client.DiffNode{Type: "file"}
 	d := client.Diff{Files: []client.DiffFile{

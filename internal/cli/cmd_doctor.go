@@ -109,8 +109,8 @@ func report(cmd *cobra.Command, findings []doctor.Finding, json, all bool) error
 	return err
 }
 
-// printFindings prints findings as text. Details are wrapped to the width of the terminal, with the
-// fix below.
+// printFindings prints findings as text. Details are wrapped to the width of the terminal. The fix
+// follows the details.
 func printFindings(out io.Writer, width int, findings []doctor.Finding) error {
 	checks := 0
 	for _, f := range findings {
@@ -134,7 +134,7 @@ func printFindings(out io.Writer, width int, findings []doctor.Finding) error {
 	return err
 }
 
-// wrapped breaks text into lines of at most width. Longer words stay whole.
+// wrapped breaks text into lines whose length is at most width. Longer words stay whole.
 func wrapped(text string, width int) (lines []string) {
 	line := ""
 	for word := range strings.FieldsSeq(text) {

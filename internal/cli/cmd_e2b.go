@@ -82,8 +82,9 @@ var e2bKey = regexp.MustCompile(`^e2b_[0-9a-f]+$`)
 var e2bVars = []string{"E2B_DOMAIN", "E2B_API_URL", "E2B_SANDBOX_URL", "E2B_API_KEY", "E2B_VALIDATE_API_KEY",
 	"SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"}
 
-// e2bEnv returns the variables for a daemon. If domain is set, clients reach sandboxes by host
-// names. If dir, the directory of setup, is set, clients trust the certificates in this directory.
+// e2bEnv returns the variables for a daemon. If a domain is given, clients reach sandboxes by host
+// names. If a directory is given, clients trust the certificates that setup makes in this
+// directory.
 func e2bEnv(address, token, domain, dir string) (map[string]string, error) {
 	env := map[string]string{}
 	address = strings.TrimSuffix(address, "/")

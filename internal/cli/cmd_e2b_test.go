@@ -160,7 +160,7 @@ func TestE2BCertificates(t *testing.T) {
 	}
 }
 
-// A client that trusts the authority trusts it only for certificates of its domain.
+// A client that trusts the authority accepts only certificates for the authority's domain.
 func TestE2BAuthorityIsLimited(t *testing.T) {
 	now := time.Now()
 	a, err := newAuthority("e2b.localhost", now)

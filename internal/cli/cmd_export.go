@@ -147,8 +147,9 @@ func (to *exportTo) save(ctx context.Context, cmd *cobra.Command, c *common, cl 
 // anyEntry accepts each entry of an archive.
 func anyEntry(exportEntry) error { return nil }
 
-// fetchTar writes a checked archive of at most most bytes to w, and calls check for its entries. After an
-// error, w has a part that must not be used.
+// fetchTar writes a checked archive to w, and calls check for the entries of the archive. The
+// archive may have at most the given number of bytes. After an error, w may contain a part of the
+// archive, which must not be used.
 func fetchTar(ctx context.Context, cl *client.Client, req client.ExportRequest, w io.Writer, most int64,
 	check func(exportEntry) error) error {
 	archive, err := cl.Export(ctx, req)
@@ -159,7 +160,8 @@ func fetchTar(ctx context.Context, cl *client.Client, req client.ExportRequest, 
 	return readExport(io.TeeReader(archive, w), most, check)
 }
 
-// withTar calls use with an archive that fetchTar has checked, and that is in a temporary file without a name.
+// withTar calls use with an archive in a temporary file without a name. fetchTar has checked the
+// archive.
 func withTar(ctx context.Context, cl *client.Client, req client.ExportRequest, most int64,
 	check func(exportEntry) error, use func(io.Reader) error) error {
 	f, err := os.CreateTemp("", "forkd-export")
@@ -211,7 +213,7 @@ func (to *exportTo) savePatch(ctx context.Context, cmd *cobra.Command, cl *clien
 	})
 }
 
-// intoFile makes or replaces a file. If fill fails, the file stays as it was.
+// intoFile makes or replaces a file. If fill returns an error, the file is unchanged.
 func intoFile(path string, fill func(io.Writer) error) error {
 	if s, err := os.Stat(path); err == nil && !s.Mode().IsRegular() {
 		return fmt.Errorf("%s is not a regular file: name another one, or - for standard output", path)

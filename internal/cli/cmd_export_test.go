@@ -18,7 +18,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// entry is an entry of an archive for tests. A content of a link is its target.
+// entry is an entry of an archive for tests. The content of a link is its target.
 type entry struct {
 	kind          byte
 	name, content string
@@ -51,8 +51,8 @@ func archived(t *testing.T, entries ...entry) []byte {
 	return out.Bytes()
 }
 
-// exporting starts a daemon that answers an export with *archive, and breaks the answer off if *broken is set.
-// It returns a function that runs a command line, and a pointer to the latest request.
+// exporting starts a daemon that answers an export with *archive, and aborts the answer if *broken
+// is true. It returns a function that runs a command line, and a pointer to the latest request.
 func exporting(t *testing.T, archive *[]byte, broken *bool) (run func(args ...string) (code int, out, errs string),
 	last *client.ExportRequest) {
 	t.Helper()
@@ -140,7 +140,8 @@ func TestExportIntoFiles(t *testing.T) {
 	}
 }
 
-// hostileArchives returns archives that lead out of a directory, or that no export has.
+// hostileArchives returns archives with paths outside of the target directory, and archives that no
+// export has.
 func hostileArchives(t *testing.T) map[string][]byte {
 	t.Helper()
 	file := func(name string) entry { return entry{tar.TypeReg, name, "x"} }
@@ -182,7 +183,7 @@ func hostileArchives(t *testing.T) map[string][]byte {
 	}
 }
 
-// Nothing is written of a hostile archive.
+// If an exported archive is hostile, nothing is written.
 func TestHostileExports(t *testing.T) {
 	var archive []byte
 	broken := false
@@ -257,7 +258,7 @@ func TestExportToGit(t *testing.T) {
 		entry{tar.TypeLink, "srv/app/out", "srv/app/.git/hooks/pre-commit"}), false
 	run, last := exporting(t, &archive, &broken)
 	before := git(t, dir, "status", "--porcelain") + git(t, dir, "rev-parse", "HEAD") + git(t, dir, "symbolic-ref", "HEAD")
-	t.Setenv("GIT_DIR", "/nonexistent") // of a hook that calls forkd
+	t.Setenv("GIT_DIR", "/nonexistent") // git sets GIT_DIR for a hook that calls forkd
 	code, out, errs := run("export", "base..desk", "/srv/app/", "--git", dir, "--branch", "attempt/2", "-m",
 		"A message\n\nlong", "-o", "json")
 	if err := os.Unsetenv("GIT_DIR"); err != nil {
@@ -348,7 +349,8 @@ func TestExportToGitFails(t *testing.T) {
 		t.Errorf("exit code %d, %s, %s", code, out, errs)
 	}
 
-	// HEAD of an empty repository is a branch without commits, which must not appear.
+	// In an empty repository, HEAD names a branch without commits. An export must not make this
+	// branch.
 	empty := t.TempDir()
 	git(t, empty, "init", "--quiet", "--initial-branch=main")
 	if code, _, errs := run("export", "desk", "/srv", "--git", empty, "--branch", "main"); code != exitError {
@@ -360,7 +362,8 @@ func TestExportToGitFails(t *testing.T) {
 	}
 }
 
-// A hole of any size is no reason to read it, and too large for a commit.
+// An archive may contain a file that is a huge hole. An export to an archive does not read the
+// hole. An export to git fails, because the file is too large for a commit.
 func TestExportOfLargeHoles(t *testing.T) {
 	dir := newRepo(t)
 	var out bytes.Buffer
@@ -389,7 +392,7 @@ func pax(key, value string) string {
 	return fmt.Sprintf("%d%s", len(text)+2, text)
 }
 
-// plainBlock returns a header block of a type that tar.Writer may not write.
+// plainBlock returns a header block of a type that tar.Writer may refuse to write.
 func plainBlock(t *testing.T, kind byte, size int) []byte {
 	t.Helper()
 	var out bytes.Buffer
@@ -413,7 +416,8 @@ func summed(b []byte) []byte {
 	return b
 }
 
-// Files that git could run as hooks are left out, and what could lead git to other hooks.
+// An export to git omits files that git could run as hooks, and files that could lead git to other
+// hooks.
 func TestExportOfHooks(t *testing.T) {
 	dir := newRepo(t)
 	file := func(name string) entry { return entry{tar.TypeReg, name, "#!/bin/sh\n: > \"$PROOF\"\n"} }
@@ -470,7 +474,7 @@ func TestExportOfHooks(t *testing.T) {
 	}
 }
 
-// endless answers an export with archive and then with zeros, until the client leaves.
+// endless answers an export with the bytes of archive, and then with zeros until the client leaves.
 func endless(t *testing.T, archive []byte) {
 	t.Helper()
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -487,7 +491,8 @@ func endless(t *testing.T, archive []byte) {
 	t.Setenv(urlEnv, srv.URL)
 }
 
-// A commit that would be too large ends before its content is in the temporary file, and leaves no file.
+// If a commit would be too large, the export fails before the temporary file has the commit's
+// content. The export leaves no file.
 func TestExportOfLargeFilesToGit(t *testing.T) {
 	dir, tmp := newRepo(t), t.TempDir()
 	t.Setenv("TMPDIR", tmp)
@@ -509,7 +514,7 @@ func TestExportOfLargeFilesToGit(t *testing.T) {
 	}
 }
 
-// Files that are left out of a commit count for the archive.
+// Files that a commit omits still count against the limit of the archive.
 func TestTemporaryFileIsBounded(t *testing.T) {
 	tmp := t.TempDir()
 	t.Setenv("TMPDIR", tmp)

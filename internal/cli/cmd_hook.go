@@ -52,7 +52,8 @@ func newHookCmd() *cobra.Command {
 	return cmd
 }
 
-// settings is a settings file of an agent, with functions that add the hook to it and remove it.
+// settings is a settings file of an agent, with functions that add the hook to the file and remove
+// the hook.
 type settings struct {
 	path   string
 	add    func(text []byte) ([]byte, error) // text is empty if the file does not exist

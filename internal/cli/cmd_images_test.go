@@ -6,8 +6,8 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// The list omits the saved states of suspended sandboxes, and the snapshots through which sandboxes
-// are forked.
+// The list omits the saved states of suspended sandboxes, and the snapshots that forks of a running
+// sandbox make.
 func TestListedSnapshots(t *testing.T) {
 	all := func() []client.Snapshot {
 		return []client.Snapshot{{Tag: "p"}, {Tag: "suspended-sb-x-1", Transient: true},

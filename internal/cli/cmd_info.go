@@ -105,7 +105,7 @@ func counts(of map[string]int) string {
 	return fmt.Sprintf("%d (%s)", total, strings.Join(kinds, ", "))
 }
 
-// endInterval is the polling interval while forkd wait waits for sandboxes to end.
+// endInterval is the polling interval while `forkd wait` waits for sandboxes to end.
 const endInterval = 500 * time.Millisecond
 
 func newWaitCmd() *cobra.Command {

@@ -121,8 +121,8 @@ func formatError(err error, fields map[string]any) error {
 	return fmt.Errorf("--format: %s: no %s in what is printed: %s", found[1], found[2], hint)
 }
 
-// nearest returns the name that the user probably meant by the name wrong, ignoring case and
-// underscores. It prefers an equal name to a name with the prefix wrong, and returns "" if there is
+// nearest returns the name that the user probably meant, given the text that the user has typed. It
+// prefers a name that equals this text to a name that begins with it, and returns "" if there is
 // neither.
 func nearest(names []string, wrong string) string {
 	plain := func(s string) string { return strings.ToLower(strings.ReplaceAll(s, "_", "")) }
@@ -138,7 +138,7 @@ func nearest(names []string, wrong string) string {
 	return found
 }
 
-// inspect returns the sandbox in list with the given name, or else the snapshot with this name.
+// inspect returns the sandbox with the given name in the list, or else the snapshot with this name.
 func inspect(ctx context.Context, cl *client.Client, list []client.Sandbox, name string) (any, error) {
 	id, err := findID(list, name)
 	if err != nil {

@@ -15,8 +15,8 @@ import (
 	"github.com/forkd/forkd/internal/emu/tcghost"
 )
 
-// Exit codes of `machine exec` in addition to those of the program. They are the same as in other
-// tools that run commands remotely.
+// Exit codes of `machine exec` in addition to the program's own exit codes. Other tools that run
+// commands remotely use the same codes.
 const (
 	exitTimedOut   = 124
 	exitMachine    = 125 // there is no emulated host, or it has ended

@@ -51,7 +51,8 @@ func TestSuspensionsAreSideBySide(t *testing.T) {
 }
 
 // suspender returns a suspendAll for a fake daemon. The daemon answers the nth request to suspend a
-// sandbox with the status that suspend returns. It reports the given state for every sandbox.
+// sandbox with the status that suspend returns. The daemon reports the given state for every
+// sandbox.
 func suspender(t *testing.T, suspend func(id string, nth int, r *http.Request) (status int), state string) *suspendAll {
 	t.Helper()
 	var mu sync.Mutex

@@ -146,8 +146,8 @@ func (f *forwarder) serve(ctx context.Context, l net.Listener, remote int, strea
 }
 
 // carry forwards one connection until both of its directions have ended. If the connection to the
-// sandbox fails, carry resets the local connection, so that the client does not take a part of the
-// data for the whole.
+// sandbox fails, carry resets the local connection, so that the client does not mistake a part of
+// the data for all data.
 func (f *forwarder) carry(ctx context.Context, conn *net.TCPConn, remote int) error {
 	port, err := f.cl.DialPort(ctx, f.id, remote)
 	if err != nil {

@@ -16,7 +16,7 @@ func snapshotBytes(d *client.SnapshotDetail) uint64 {
 	return d.MemoryPhysical + d.DiskPhysical + d.VMStateBytes
 }
 
-// details describes all snapshots, including those that forkd makes for its own use.
+// details describes all snapshots, including snapshots that forkd makes for its own use.
 func details(ctx context.Context, cl *client.Client) ([]client.SnapshotDetail, error) {
 	list, err := cl.Snapshots(ctx)
 	if err != nil {
@@ -36,8 +36,9 @@ func details(ctx context.Context, cl *client.Client) ([]client.SnapshotDetail, e
 	return all, nil
 }
 
-// removable returns the snapshots that the function want selects, dependents first. It omits a
-// snapshot that is still used, except by other selected snapshots.
+// removable returns the snapshots for which want returns true, dependents first. It omits a
+// snapshot that a sandbox, or a snapshot outside of the result, still uses. It omits transient
+// snapshots and snapshots that are being written, too.
 func removable(all []client.SnapshotDetail, want func(*client.SnapshotDetail) bool) (chosen []client.SnapshotDetail) {
 	isChosen := map[string]bool{}
 	for again := true; again; {
@@ -71,7 +72,7 @@ func (u *usage) add(bytes uint64, inUse bool) {
 }
 
 // usageOf returns the disk usage of snapshots and builds. Deleted snapshots are not in the list.
-// Their usage is computed from the sandboxes that still need their files.
+// Their usage is computed from the sandboxes that still need the snapshots' files.
 func usageOf(all []client.SnapshotDetail, sandboxes []client.Sandbox, builds cacheList) []usage {
 	parents, branches := usage{Kind: "parents"}, usage{Kind: "branches"}
 	states, deleted := usage{Kind: "states of sandboxes"}, usage{Kind: "removed branches"}

@@ -34,7 +34,7 @@ func (f *sshFlags) register(cmd *cobra.Command) {
 		"host name or address at which the daemon's SSH server is reached (default as in --daemon-url)")
 }
 
-// sshTarget is how ssh reaches a sandbox.
+// sshTarget describes how ssh reaches a sandbox.
 type sshTarget struct {
 	host, port, login string
 	options           [][2]string // names and values of options, as in ssh_config
@@ -55,7 +55,7 @@ func (f *sshFlags) target(ctx context.Context, cl *client.Client, id string) (t 
 	if !isPlain(v.SSH.HostKey) { // it becomes a part of a command of ssh
 		return t, fmt.Errorf("the daemon's host key %.100q is not one of SSH", v.SSH.HostKey)
 	}
-	// These become lines of ssh_config and arguments of ssh.
+	// The port and the host become lines of ssh_config and arguments of ssh.
 	if n, err := strconv.ParseUint(t.port, 10, 16); err != nil || n == 0 || !sshHost.MatchString(t.host) {
 		return t, fmt.Errorf("the daemon's SSH address %.100q is no host with a port", v.SSH.Address)
 	}
@@ -89,8 +89,8 @@ func isPlain(text string) bool {
 		"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+/=-") == ""
 }
 
-// hostOf returns the host that ssh connects to. listens is the host at which the daemon listens, which
-// may be a loopback address of another host, or all addresses.
+// hostOf returns the host that ssh connects to, given the host at which the daemon listens. The
+// daemon's host may be a loopback address of another host, or all addresses.
 func (f *sshFlags) hostOf(listens string) (string, error) {
 	if f.host != "" {
 		return f.host, nil

@@ -48,7 +48,7 @@ func sshDaemonFlags(f *pflag.FlagSet, cfg *daemon.Config) {
 		sshKeysDefault)
 }
 
-// setSSH completes the values of these flags.
+// setSSH completes the values of the daemon's flags for SSH.
 func setSSH(cfg *daemon.Config) (err error) {
 	if cfg.SSH == "" {
 		return nil

@@ -10,8 +10,8 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// What a daemon says becomes lines of ssh_config and arguments of ssh. A hostile daemon must not run
-// commands on this host.
+// Data from a daemon becomes lines of ssh_config and arguments of ssh. A hostile daemon must not
+// make ssh run commands on this host.
 func TestSSHOfAHostileDaemon(t *testing.T) {
 	const id, key = "sb-aaaaaaaaaaaaaaaaaaaaaaaaaa", "ssh-ed25519 AAAA"
 	for _, c := range []struct{ address, key, id, refused string }{

@@ -36,8 +36,8 @@ func (f *tokenFlags) path() (string, error) {
 	return path, nil
 }
 
-// configPath returns the path of a configuration file or directory of forkd. It differs between
-// root and other users.
+// configPath returns the path of a configuration file or directory of forkd. The path differs
+// between root and other users.
 func configPath(name string) (string, error) {
 	if os.Getuid() == 0 {
 		return filepath.Join("/etc/forkd", name), nil
@@ -57,8 +57,9 @@ func (f *tokenFlags) change(edit func([]byte) ([]byte, error)) (path string, err
 	return path, changeFile("token file", path, edit)
 }
 
-// changeFile applies edit to a file of the daemon's credentials while it holds the lock of the file's
-// directory. If the file is missing, edit gets no text. what is the kind of file, for errors.
+// changeFile applies edit to a file of the daemon's credentials while it holds the lock of the
+// file's directory. If the file is missing, edit receives an empty text. Errors contain the given
+// name of the kind of file.
 func changeFile(what, path string, edit func([]byte) ([]byte, error)) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return fmt.Errorf("%s: %w", what, err)
@@ -82,8 +83,8 @@ func changeFile(what, path string, edit func([]byte) ([]byte, error)) error {
 	return atomicfile.WriteDurable(path, text, 0o600)
 }
 
-// readList reads and parses a file of the daemon's credentials. A missing file has none. what is the
-// kind of file, for errors.
+// readList reads and parses a file of the daemon's credentials. A missing file contains none.
+// Errors contain the given name of the kind of file.
 func readList[T any](what, path string, parse func([]byte) ([]T, error)) ([]T, error) {
 	text, err := os.ReadFile(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

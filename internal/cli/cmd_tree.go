@@ -101,8 +101,8 @@ func watchTree(ctx context.Context, cl *client.Client, out io.Writer) error {
 	}
 }
 
-// fitLines returns the first lines of a text, for a terminal of that height, and how many more there
-// are. height 0: all lines.
+// fitLines returns the first lines of a text, as many as a terminal of the given height shows, and
+// the number of omitted lines. If height is 0, it returns all lines.
 func fitLines(text string, height int) string {
 	lines := strings.SplitAfter(text, "\n")
 	room := max(height-2, 1)
@@ -139,7 +139,8 @@ func family(snapshots []client.Snapshot, sandboxes []client.Sandbox) (roots []*r
 	for _, s := range snapshots {
 		own := byTag[s.Tag]
 		parent := byID[s.SandboxID]
-		// A sandbox that was rolled back to its own branch s is a descendant of s, not its parent.
+		// If a sandbox was rolled back to its own branch s, the sandbox is a descendant of s, and
+		// not the parent of s.
 		if parent == nil || contains(own, parent) {
 			parent = byTag[s.BranchedFrom]
 		}

@@ -144,7 +144,7 @@ func readCommands(stdin io.Reader, name string) (lines []string, err error) {
 	return lines, nil
 }
 
-// tryReport is what the command prints as JSON.
+// tryReport is the JSON output of the command.
 type tryReport struct {
 	client.TryStarted
 	Results []client.TryResult `json:"results"` // in the order of the children
@@ -267,7 +267,7 @@ func lastLine(text string) string {
 	return strings.TrimSpace(text[strings.LastIndexByte(text, '\n')+1:])
 }
 
-// printEnd prints the outcome: the ids of the copies that stay to stdout, and a message to stderr.
+// printEnd prints the outcome: on stdout the ids of the copies that stay, and on stderr a message.
 func (t *tryFlags) printEnd(cmd *cobra.Command, id string, end client.TryEnd) {
 	w := cmd.ErrOrStderr()
 	for _, s := range end.Kept {

@@ -27,8 +27,8 @@ func workspaceFlag(c *common, cmd *cobra.Command, to *string) {
 	c.completeFlag(cmd, "workspace", sandboxNames)
 }
 
-// chooseWorkspace returns the workspace that the user has named or, if named is empty, the only
-// workspace that exists.
+// chooseWorkspace returns the workspace that the user has named or, if the user has named none, the
+// only workspace that exists.
 func chooseWorkspace(ctx context.Context, cl *client.Client, named string) (string, error) {
 	if named = cmp.Or(named, os.Getenv(workspaceEnv)); named != "" {
 		return named, nil

@@ -59,8 +59,7 @@ func newTurnsCmd() *cobra.Command {
 	return cmd
 }
 
-// rows describes all turns of a sandbox. The parameter now is the tag of the turn that the sandbox
-// was last at.
+// rows describes all turns of a sandbox, given the tag of the turn that the sandbox was last at.
 func (t *turns) rows(now string) []turnRow {
 	past := t.line(now)
 	rows := make([]turnRow, 0, len(t.saved))

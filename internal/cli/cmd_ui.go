@@ -42,7 +42,7 @@ func newUICmd() *cobra.Command {
 				return usageError{fmt.Errorf("--listen %q: want a loopback address and a port, such as 127.0.0.1:7777", listen)}
 			}
 			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
-				if _, err := cl.Version(ctx); err != nil { // a wrong token should not show in the browser only
+				if _, err := cl.Version(ctx); err != nil { // report a wrong token here, not only in the browser
 					return err
 				}
 				l, err := net.Listen("tcp", listen)
@@ -99,8 +99,8 @@ func serveUntil(ctx context.Context, l net.Listener, h http.Handler) error {
 }
 
 // openBrowser opens an address in the user's browser. Other users can read the arguments of
-// programs, so the browser gets the path of a file that only the user can read, and the file leads
-// to the address.
+// programs, so the browser gets the path of a file that only the user can read. This file leads the
+// browser to the address.
 func openBrowser(address string) error {
 	name := "xdg-open"
 	if runtime.GOOS == "darwin" {
@@ -122,7 +122,7 @@ func openBrowser(address string) error {
 		return err
 	}
 	file := filepath.Join(dir, "open.html")
-	_ = os.Remove(file) // an earlier one; another error shows when the file is created
+	_ = os.Remove(file) // removes a file of an earlier run; any other error also occurs when the file is created
 	f, err := os.OpenFile(file, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err

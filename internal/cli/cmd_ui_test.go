@@ -18,7 +18,7 @@ import (
 	"github.com/forkd/forkd/internal/apirig"
 )
 
-// TestView opens the view of a daemon with a token like a browser.
+// TestView opens the view like a browser. The daemon requires a token.
 func TestView(t *testing.T) {
 	rig := apirig.Start(t, apirig.Options{Agent: agentHere})
 	t.Setenv(urlEnv, rig.URL)

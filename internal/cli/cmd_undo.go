@@ -130,8 +130,8 @@ func (t *turnStore) move(ctx context.Context, by savedBy, steps int, to string) 
 	return done, nil
 }
 
-// target returns the tag of the snapshot to roll back to. The parameter now is the turn that the
-// sandbox is at, and c is the change since that turn.
+// target returns the tag of the snapshot to roll back to, given the turn that the sandbox is at and
+// the change since that turn.
 func (t *turns) target(by savedBy, now string, c change, steps int, to string) (string, error) {
 	if to != "" {
 		return t.named(to)
@@ -145,7 +145,7 @@ func (t *turns) target(by savedBy, now string, c change, steps int, to string) (
 		return undone[steps-1], nil
 	}
 	line := t.line(now)
-	if !c.used || !t.known(now) { // ignore what an idle guest has written
+	if !c.used || !t.known(now) { // ignore the writes of an idle guest
 		line = line[1:]
 	}
 	if len(line) == 0 {

@@ -49,8 +49,8 @@ func (c *command) registerEnv(f *pflag.FlagSet) {
 	f.StringVarP(&c.req.User, "user", "u", "", "user in the sandbox")
 }
 
-// parse parses the flags between the first argument and COMMAND. The result done is true if help
-// was requested and has been printed.
+// parse parses the flags between the first argument and COMMAND. If help was requested and has been
+// printed, it returns true for done.
 func (c *command) parse(cmd *cobra.Command, args []string) (done bool, err error) {
 	if err := c.flags.Parse(args); err != nil {
 		return false, flagError(cmd, err)
@@ -91,7 +91,7 @@ func (c *command) prepare(cmd *cobra.Command, json bool) (err error) {
 	return nil
 }
 
-// readEnv returns the NAME=VALUE lines of files, followed by pairs.
+// readEnv returns the NAME=VALUE lines of the given files, followed by the given NAME=VALUE pairs.
 func readEnv(files, pairs []string) (map[string]string, error) {
 	var all []string
 	for _, name := range files {

@@ -78,7 +78,7 @@ func (c *common) completeFlag(cmd *cobra.Command, flag string, names namesOf) {
 
 // completeWords makes the shell complete the value of a flag from the given words.
 func completeWords(cmd *cobra.Command, flag string, words ...string) {
-	// Fails only for a flag that does not exist.
+	// This fails only for a flag that does not exist.
 	_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp))
 }
 
@@ -125,7 +125,7 @@ func processesOf(ref string) namesOf {
 	}
 }
 
-// either returns the names of both a and b.
+// either returns a function that returns the names of both functions, a and b.
 func either(a, b namesOf) namesOf {
 	return func(ctx context.Context, cl *client.Client) ([]string, error) {
 		names, err := a(ctx, cl)
@@ -142,9 +142,9 @@ func either(a, b namesOf) namesOf {
 // presses Tab.
 var plainName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._:/@-]*$`)
 
-// candidates returns the names that begin with begin and are not among the arguments yet. It omits
-// names that plainName does not match, because the daemon is not trusted. It does not start a
-// daemon.
+// candidates returns the names that begin with the given text and are not yet among the arguments.
+// It omits names that plainName does not match, because the daemon is not trusted. It does not
+// start a daemon.
 func (c *common) candidates(cmd *cobra.Command, names namesOf, args []string, begin string) ([]string,
 	cobra.ShellCompDirective) {
 	cl, _, err := connectWith(cmd.Context(), c.url, c.ca, nil)

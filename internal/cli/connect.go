@@ -112,7 +112,7 @@ func reason(err error) error {
 	return err
 }
 
-// whatHelps returns advice for the case that no daemon answers at where.
+// whatHelps returns advice for the case that no daemon answers at the given address.
 func whatHelps(where string, err error) string {
 	const start = "start one with 'forkd daemon', or 'forkd machine start' where KVM is missing: 'forkd doctor' says which"
 	if errors.Is(err, fs.ErrPermission) {
@@ -136,7 +136,8 @@ func connect(ctx context.Context, address string, progress io.Writer) (*client.C
 	return connectWith(ctx, address, "", progress)
 }
 
-// connectWith is connect with ca, a file with the authority that signed the daemon's certificate.
+// connectWith is like connect. The parameter ca is a file with the authority that signed the
+// daemon's certificate.
 func connectWith(ctx context.Context, address, ca string, progress io.Writer) (*client.Client, string, error) {
 	named := cmp.Or(address, os.Getenv(urlEnv)) != ""
 	address, token, err := locate(ctx, address, progress)

@@ -9,12 +9,12 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// withoutGit returns the files whose patches cannot change a repository's .git, and reports the
-// other files that have a patch. A file such as .git/hooks/pre-commit or .git/config lets git run
-// programs on this host. git apply refuses such paths, and other programs do not.
+// withoutGit returns the files whose patches cannot change a repository's .git. It writes a message
+// about each other file with a patch to errs. A file such as .git/hooks/pre-commit or .git/config
+// lets git run programs on this host. git apply refuses such paths, and other programs do not.
 func withoutGit(errs io.Writer, files []client.DiffFile) (kept []client.DiffFile, all bool) {
 	var dirs []string
-	changes := make(map[string]int) // number of files left out, by their .git
+	changes := make(map[string]int) // number of omitted files, by their .git
 	for _, f := range files {
 		dir := gitOf(f.Path)
 		switch {
@@ -37,7 +37,8 @@ func withoutGit(errs io.Writer, files []client.DiffFile) (kept []client.DiffFile
 	return kept, len(dirs) == 0
 }
 
-// gitOf returns the first part of a path whose last component is .git, or "" if there is none.
+// gitOf returns the beginning of a path up to its first component .git, or "" if no component is
+// .git.
 func gitOf(name string) string {
 	dir := ""
 	for part := range strings.SplitSeq(strings.TrimPrefix(name, "/"), "/") {
@@ -70,8 +71,8 @@ func isSameName(part, name string) bool {
 	return false
 }
 
-// isShortName reports whether Windows may give a file the short name word: at least two letters of its name, a
-// tilde and a number.
+// isShortName reports whether Windows may give a file the given short name: at least two letters of
+// the file's name, a tilde and a number.
 func isShortName(word, name string) bool {
 	base, number, found := strings.Cut(word, "~")
 	name = strings.TrimLeft(name, ".")

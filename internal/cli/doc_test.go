@@ -82,8 +82,8 @@ func TestDocumentsHaveCommandsThatExist(t *testing.T) {
 	}
 }
 
-// misses returns the first word of a command line that is neither a command nor a flag of the
-// command. It returns "" if there is none.
+// misses returns the first wrong word of a command line: a command that does not exist, or a flag
+// that the line's command lacks. It returns "" if there is none.
 func misses(root *cobra.Command, words []string) string {
 	cmd, args, err := root.Find(ungrouped(words))
 	if err != nil || cmd == root {
@@ -116,7 +116,7 @@ func hasFlag(cmd *cobra.Command, name string) bool {
 			return false
 		}
 		if f.NoOptDefVal == "" {
-			break // the rest is the value of the flag
+			break // the remaining text is the value of the flag
 		}
 	}
 	return true

@@ -24,7 +24,7 @@ var (
 	ofTemplates = map[string]string{"list": "images", "ls": "images", "delete": "rmi", "rm": "rmi"}
 )
 
-// ungrouped removes a word of groups from the beginning of a command line.
+// ungrouped removes a word in the map groups from the beginning of a command line.
 func ungrouped(args []string) []string {
 	if len(args) < 2 || strings.HasPrefix(args[1], "-") {
 		return args
@@ -58,14 +58,14 @@ func normalFlag(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 	return pflag.NormalizedName(name)
 }
 
-// noEffect registers a hidden flag that has no effect. It is for flags of other programs whose
-// effect is the default here.
+// noEffect registers a hidden flag that has no effect. Other programs have such a flag, and its
+// effect is the default of forkd.
 func noEffect(f *pflag.FlagSet, name, short, usage string) {
 	f.BoolP(name, short, false, usage)
 	_ = f.MarkHidden(name) // fails only for a flag that does not exist
 }
 
-// noEffectTime is noEffect for a flag whose value is a time.
+// noEffectTime is like noEffect, but for a flag whose value is a time.
 func noEffectTime(f *pflag.FlagSet, name, short, usage string) {
 	f.VarP(new(secondsValue), name, short, usage)
 	_ = f.MarkHidden(name) // fails only for a flag that does not exist

@@ -24,15 +24,15 @@ import (
 // 398 days.
 const certificateDays = 397
 
-// authority signs certificates for one domain and for loopback. Clients that trust the authority
-// accept none of its certificates for other names.
+// authority signs certificates for one domain and for loopback. Even clients that trust the
+// authority accept no certificate of the authority for other names.
 type authority struct {
 	cert *x509.Certificate
 	key  *ecdsa.PrivateKey
 }
 
-// loopback are the addresses in the daemon's certificate in addition to its domain. The forkd
-// command connects to them.
+// loopback are the addresses in the daemon's certificate in addition to the daemon's domain. The
+// forkd command connects to them.
 var loopback = []net.IPNet{
 	{IP: net.IPv4(127, 0, 0, 0).To4(), Mask: net.CIDRMask(8, 32)},
 	{IP: net.IPv6loopback, Mask: net.CIDRMask(128, 128)},

@@ -102,9 +102,9 @@ func parseE2BDomain(text string) (e2bDomain, error) {
 	return e2bDomain{name, port}, nil
 }
 
-// setupE2B writes a certificate for d, its key, and the files of clients to dir: a bundle of
-// authorities, and the domain. It makes the authority if dir has none. It returns the time when the
-// certificate expires.
+// setupE2B writes files to dir: a certificate for d, the key of the certificate, and the files for
+// clients, which are a bundle of authorities and the domain. If dir has no authority, setupE2B
+// makes one. It returns the time when the certificate expires.
 func setupE2B(dir string, d e2bDomain, now time.Time) (ends time.Time, err error) {
 	f, err := private.Dir(dir, "--dir")
 	if err != nil {

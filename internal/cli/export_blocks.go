@@ -14,15 +14,15 @@ const (
 	tarTexts = 1 << 20   // largest extended header that tar.Reader reads, in bytes
 )
 
-// tarForm checks the form of an archive that is written to it: the header blocks, the extended headers, and
-// what follows the end. Programs disagree about unusual forms, such as two extended headers before an entry.
-// A guest could use them to show other names to the program that unpacks the archive than to readExport. So
-// tarForm refuses every form that forkd-diff does not write.
+// tarForm checks the form of an archive that is written to it: the header blocks, the extended
+// headers, and the bytes after the end. Programs disagree about unusual forms, such as two extended
+// headers before an entry. A guest could use them to show other names to the program that unpacks
+// the archive than to readExport. So tarForm refuses every form that forkd-diff does not write.
 type tarForm struct {
 	block   []byte // part of a header block
 	content int64  // bytes of content and padding before the next header block
 	text    []byte // part of an extended header
-	missing int    // bytes of the extended header and its padding that are not in text yet
+	missing int    // bytes of the extended header and its padding that are still missing in text
 	size    int    // bytes of the extended header
 
 	records map[string]string // extended header of the next entry; nil: none
@@ -63,7 +63,7 @@ func (f *tarForm) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// header checks a header block. The reader of the archive checks its checksum.
+// header checks a header block. The reader of the archive checks the block's checksum.
 func (f *tarForm) header(b []byte) error {
 	const kindAt, magicAt, magic = 156, 257, "ustar\x0000"
 	if len(bytes.Trim(b, "\x00")) == 0 {
@@ -132,14 +132,14 @@ func (f *tarForm) extended(text []byte) error {
 			return errWrong
 		}
 		if f.records[key] = value; isAttr {
-			f.records[key] = "" // only its key is of interest
+			f.records[key] = "" // only the key is needed
 		}
 	}
 	return f.sparse()
 }
 
-// sparse checks that the records of a file with holes are complete. Without its version, programs disagree
-// about the name of the file.
+// sparse checks that the records of a file with holes are complete. If the version of the sparse
+// format is missing, programs disagree about the name of the file.
 func (f *tarForm) sparse() error {
 	r := f.records
 	major, minor, name, size := r["GNU.sparse.major"], r["GNU.sparse.minor"], r["GNU.sparse.name"],

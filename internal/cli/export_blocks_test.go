@@ -15,7 +15,7 @@ func extended(t *testing.T, records string) string {
 	return string(plainBlock(t, 'x', len(records))) + records + pad
 }
 
-// withNumber returns a header block whose size field is text.
+// withNumber returns a header block whose size field contains the given text.
 func withNumber(t *testing.T, text string) string {
 	t.Helper()
 	b := plainBlock(t, '0', 0)
@@ -83,7 +83,8 @@ func TestFormOfExports(t *testing.T) {
 	}
 }
 
-// What forkd-diff writes is accepted, in pieces of any size.
+// Archives that forkd-diff writes are accepted, whatever the size of the pieces in which they
+// arrive.
 func TestFormOfGoodExports(t *testing.T) {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
@@ -134,7 +135,7 @@ func TestFormOfLargeExports(t *testing.T) {
 	}
 }
 
-// Bytes of a guest have no other effect than an error.
+// The bytes of a guest cannot do more than cause an error.
 func FuzzReadExport(f *testing.F) {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)

@@ -21,7 +21,7 @@ import (
 // Bounds of a commit.
 const (
 	maxCommitted     = 4 << 30              // bytes of the content of its files
-	maxCommitArchive = maxCommitted + 1<<30 // bytes of its archive: headers and files that are left out too
+	maxCommitArchive = maxCommitted + 1<<30 // bytes of its archive, including headers and omitted files
 )
 
 // committed is the result of an export to git.
@@ -33,8 +33,9 @@ type committed struct {
 	LeftOut int    `json:"left_out"`
 }
 
-// commit makes a branch with the exported files in a repository. It uses only commands of git that write
-// objects and the new branch. The branch is made at the end, so after an error there is none.
+// commit makes a branch with the exported files in a repository. It uses only commands of git that
+// write objects and the new branch. The branch is made at the end, so after an error there is no
+// new branch.
 func (to *exportTo) commit(ctx context.Context, notes io.Writer, cl *client.Client, req client.ExportRequest) (
 	made committed, err error) {
 	if made.Branch = to.branch; made.Branch == "" {
@@ -62,7 +63,8 @@ func (to *exportTo) commit(ctx context.Context, notes io.Writer, cl *client.Clie
 	}
 	root := strings.Trim(path.Clean(req.Path), "/")
 	imports := commitStream{root: root, hooks: hooks, notes: notes, marks: make(map[string]blob)}
-	// The trial finds a file that makes the commit too large before the temporary file has its content.
+	// The trial detects that a commit is too large before the content is written to the temporary
+	// file.
 	trial := commitStream{root: root, hooks: hooks, notes: io.Discard, marks: make(map[string]blob),
 		w: bufio.NewWriter(io.Discard)}
 	err = withTar(ctx, cl, req, maxCommitArchive, trial.add, func(archive io.Reader) error {
@@ -110,8 +112,8 @@ func (r *repository) git(args ...string) (string, error) {
 	return strings.TrimSpace(string(out)), err
 }
 
-// checkBranch returns the commit of HEAD, or "" if there is none yet. It returns an error unless the branch can
-// be made without an effect on HEAD.
+// checkBranch returns the commit of HEAD, or "" if HEAD has no commit yet. It returns an error
+// unless the branch can be made without an effect on HEAD.
 func (r *repository) checkBranch(branch string) (head string, err error) {
 	if _, err := r.git("rev-parse", "--git-dir"); err != nil {
 		return "", err
@@ -132,9 +134,9 @@ func (r *repository) checkBranch(branch string) (head string, err error) {
 	return "", nil
 }
 
-// fastImport runs git fast-import, and lets fill write its input.
+// fastImport runs git fast-import, and calls fill to write the command's input.
 func (r *repository) fastImport(fill func(*bufio.Writer) error) error {
-	cmd := r.command("fast-import", "--quiet", "--done") // --done: an input without its end makes no branch
+	cmd := r.command("fast-import", "--quiet", "--done") // with --done, incomplete input makes no branch
 	var errs bytes.Buffer
 	cmd.Stderr = &errs
 	in, err := cmd.StdinPipe()
@@ -150,7 +152,7 @@ func (r *repository) fastImport(fill func(*bufio.Writer) error) error {
 		err = w.Flush()
 	}
 	if err != nil && !errors.Is(err, syscall.EPIPE) {
-		_ = cmd.Process.Kill() // at the end of its input, it would write a report of a crash into the repository
+		_ = cmd.Process.Kill() // at the end of the input, git would write a report of a crash into the repository
 		_ = cmd.Wait()
 		return err
 	}
@@ -236,7 +238,7 @@ func (s *commitStream) add(e exportEntry) error {
 	return nil
 }
 
-// leave leaves out an entry and reports that.
+// leave omits an entry from the commit and reports why.
 func (s *commitStream) leave(e exportEntry, why string) error {
 	const most = 10
 	switch s.leftOut++; {
@@ -265,7 +267,7 @@ func (s *commitStream) blob(b *blob, content io.Reader, size int64) error {
 	return s.w.WriteByte('\n')
 }
 
-// end writes the commit. from is its parent; empty: none.
+// end writes the commit. If from is empty, the commit has no parent.
 func (s *commitStream) end(ref, who, message, from string) error {
 	if s.written+s.deleted == 0 {
 		return errors.New("no file differs: there is nothing to commit")
@@ -284,8 +286,8 @@ func (s *commitStream) end(ref, who, message, from string) error {
 	return err
 }
 
-// isHook reports whether git may run the file of an entry as a hook after a checkout, or find a hook through
-// it. at is its path in the repository.
+// isHook reports whether git may run the file of an entry as a hook after a checkout, or may find a
+// hook through that file. The first parameter is the entry's path in the repository.
 func (s *commitStream) isHook(at string, e exportEntry) bool {
 	parts := strings.Split(at, "/")
 	for _, dir := range s.hooks {
@@ -301,13 +303,14 @@ func (s *commitStream) isHook(at string, e exportEntry) bool {
 	return false
 }
 
-// hookDirs returns the directories of the work tree from which git runs hooks, relative to its root.
+// hookDirs returns the directories of the work tree from which git runs hooks. The results are
+// relative to the root of the work tree.
 func (r *repository) hookDirs() (dirs []string, err error) {
 	dir, err := r.git("config", "--type=path", "--get", "core.hooksPath")
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) && exit.ExitCode() == 1 {
-		return nil, nil // it is not set
+		return nil, nil // core.hooksPath is not set
 	}
-	if err != nil || dir == "" { // if it is empty, git looks for hooks in the root directory of the host
+	if err != nil || dir == "" { // if the setting is empty, git looks for hooks in the root directory of the host
 		return nil, err
 	}
 	top, err := r.git("rev-parse", "--show-toplevel")
@@ -319,7 +322,7 @@ func (r *repository) hookDirs() (dirs []string, err error) {
 	}
 	pairs := [][2]string{{top, dir}}
 	if realTop, err := filepath.EvalSymlinks(top); err == nil {
-		if realDir, err := filepath.EvalSymlinks(dir); err == nil { // it may not exist yet
+		if realDir, err := filepath.EvalSymlinks(dir); err == nil { // dir may not exist yet
 			pairs = append(pairs, [2]string{realTop, realDir})
 		}
 	}
@@ -340,7 +343,7 @@ func (r *repository) hookDirs() (dirs []string, err error) {
 	return dirs, nil
 }
 
-// isGitPath reports whether git, or a file system, may take a part of a path for .git.
+// isGitPath reports whether git, or a file system, may treat a part of a path as .git.
 func isGitPath(at string) bool { return gitOf(at) != "" }
 
 // gitQuoted returns a path as a string literal of C, which git fast-import reads.

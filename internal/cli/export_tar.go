@@ -11,7 +11,7 @@ import (
 	"github.com/forkd/forkd/internal/treetar"
 )
 
-// Bounds of an archive. They bound the memory for its names.
+// Bounds of an archive. They bound the memory for the names in the archive.
 const (
 	maxExportNames   = 256 << 20 // bytes
 	maxExportEntries = 1 << 20   // forkd-diff packs no more
@@ -25,9 +25,10 @@ type exportEntry struct {
 	content io.Reader
 }
 
-// readExport reads an exported archive of at most most bytes, and calls each for its entries. The guest
-// determines what the archive has. So readExport refuses an archive from which a program could be led to a
-// place outside of the directory in which it unpacks the archive.
+// readExport reads an exported archive of at most the given number of bytes, and calls the given
+// function for every entry. The guest determines the content of the archive. So readExport refuses
+// an archive that could make a program write outside of the directory in which it unpacks the
+// archive.
 func readExport(archive io.Reader, most int64, each func(exportEntry) error) error {
 	var form tarForm
 	limited := &io.LimitedReader{R: archive, N: most + 1} // bounds headers too
@@ -83,15 +84,17 @@ type exportPaths struct {
 	last  string          // path of the last entry, if that is a whiteout
 }
 
-// add adds the path of an entry. It returns an error for a place or a link that an export cannot have. A path
-// that was a symbolic link stays one: a program may keep the link in spite of a later entry at its path.
+// add adds the path of an entry. It returns an error for a path or a link that no export has. A
+// path of a symbolic link still counts as a link after a later entry with this path. A program may
+// keep the link in spite of the later entry.
 func (p *exportPaths) add(e *exportEntry) error {
 	for at := path.Dir(e.path); at != "."; at = path.Dir(at) {
 		if kind, ok := p.kinds[at]; ok && kind != tar.TypeDir && kind != whiteoutKind {
 			return fmt.Errorf("the archive has a file below %.100q, which is a link or a file", at)
 		}
 	}
-	// A whiteout comes before a directory in the place of another file, or the other way round.
+	// A path may occur twice only if one type of file replaces another: first a whiteout, then the
+	// new entry.
 	if _, ok := p.kinds[e.path]; ok && (e.deleted || e.path != p.last) {
 		return fmt.Errorf("the archive has the path %.100q twice", e.path)
 	}

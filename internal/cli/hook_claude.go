@@ -26,8 +26,8 @@ type claudeCommand struct {
 	Timeout int    `json:"timeout"` // seconds
 }
 
-// claudeEvents returns the hooks that make Claude Code call command. If tools is true, calls of
-// tools are also reported.
+// claudeEvents returns the hooks that make Claude Code run the given command line. If tools is
+// true, calls of tools are also reported.
 func claudeEvents(command string, tools bool) []claudeHook {
 	hooks := []claudeCommand{{"command", command, hookTimeout}}
 	list := []claudeHook{{event: "UserPromptSubmit", Hooks: hooks}, {event: "Stop", Hooks: hooks}}
@@ -96,8 +96,8 @@ func jsonLines(v any) (string, error) {
 	return strings.TrimSpace(b.String()), err
 }
 
-// claudeSettings parses settings. It returns the settings and their hooks. The result hooks is nil
-// if there are none.
+// claudeSettings parses settings. It returns the settings and their hooks. If there are no hooks,
+// the second result is nil.
 func claudeSettings(text []byte) (root, hooks *jsonNode, err error) {
 	if root, err = parseJSON(text); err != nil {
 		return nil, nil, err
@@ -120,8 +120,8 @@ func claudeSettings(text []byte) (root, hooks *jsonNode, err error) {
 	return root, hooks, nil
 }
 
-// isOwnHook reports whether an item of an event was added by addClaudeHook. The only command of
-// such an item is this program's. If a user has added another command, the item counts as the
+// isOwnHook reports whether an item of an event was added by addClaudeHooks. Such an item has only
+// one command, which runs this program. If a user has added another command, the item counts as the
 // user's.
 func isOwnHook(item *jsonNode) bool {
 	hooks, err := item.member("hooks")
@@ -201,8 +201,8 @@ func removeClaudeHooks(text []byte) ([]byte, error) {
 	}
 }
 
-// findOwnHook returns the indices of the event and of the item of the first hook of this program;
-// -1 if there is none.
+// findOwnHook finds the first hook of this program. It returns the index of the hook's event and
+// the index of the hook's item, or -1 if there is no such hook.
 func findOwnHook(hooks *jsonNode) (event, item int) {
 	for event, e := range hooks.members {
 		for item, m := range e.value.members {

@@ -25,7 +25,7 @@ func codexNotify(argv []string) string {
 	return notifyComment + "notify = [" + strings.Join(words, ", ") + "]\n"
 }
 
-// readTOML parses a settings file. The result notify is the command line of the program that Codex
+// readTOML parses a settings file. It also returns the command line of the program that Codex
 // notifies.
 func readTOML(text []byte) (all map[string]any, notify []string, err error) {
 	all = map[string]any{}
@@ -103,7 +103,8 @@ func removeNotify(text []byte) ([]byte, error) {
 	return rest, sameButNotify(all, rest)
 }
 
-// sameButNotify returns an error unless the settings in text equal all, except for notify.
+// sameButNotify returns an error if the two given settings differ in anything other than the key
+// "notify".
 func sameButNotify(all map[string]any, text []byte) error {
 	now, _, err := readTOML(text)
 	if err != nil {

@@ -19,9 +19,9 @@ type settingsFile struct {
 	write func([]byte, fs.FileMode) error
 }
 
-// edit replaces the content of the file with the result of the function change, and reports whether
-// the content differs. If the file is missing, change receives no text. If change returns an error,
-// or if another program keeps changing the file, the file is unchanged.
+// edit replaces the content of the file with the result of change, and reports whether the content
+// differs. If the file is missing, change receives no text. If change returns an error, or if
+// another program keeps changing the file, the file is unchanged.
 func (f settingsFile) edit(change func([]byte) ([]byte, error)) (changed bool, err error) {
 	for range 3 {
 		old, mode, err := f.read()

@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// jsonNode is a value of a JSON text with its position. Settings are edited in their text, so that
-// the order of their members, their numbers and their white space stay the same.
+// jsonNode is a value of a JSON text with its position. Settings are edited as text, so that the
+// order of members, the form of numbers, and white space do not change.
 type jsonNode struct {
 	start, end int
 	kind       json.Delim // '{' or '['; 0: neither an object nor an array
@@ -106,7 +106,8 @@ func (n *jsonNode) member(key string) (found *jsonNode, err error) {
 	return found, nil
 }
 
-// insertJSON adds a member or an item at the end of n. The text of member is not indented.
+// insertJSON adds a member or an item at the end of n. The parameter member is JSON without
+// indentation.
 func insertJSON(text []byte, n *jsonNode, member string) []byte {
 	outer := indentAt(text, n.start)
 	var out []byte

@@ -112,7 +112,8 @@ func TestInstallClaudeHooks(t *testing.T) {
 	}
 }
 
-// wantClaudeHooks checks that after has three more hooks than before, and no other difference.
+// wantClaudeHooks compares settings before and after an installation. The new settings must have
+// three more hooks, and no other difference.
 func wantClaudeHooks(t *testing.T, before string, after []byte) {
 	t.Helper()
 	type item struct {

@@ -20,9 +20,9 @@ const idPrefix = "sb-"
 // sandboxes.
 var wholeID = regexp.MustCompile(`^sb-[a-z2-7]{26}$`)
 
-// sandboxID returns the id of the sandbox to which ref refers. A ref is an id, the unambiguous
-// beginning of an id, or the name of a workspace. sandboxID returns any other ref unchanged, so
-// that the daemon reports that there is no such sandbox.
+// sandboxID returns the id of the sandbox that ref names. A ref is an id, the unambiguous beginning
+// of an id, or the name of a workspace. sandboxID returns any other ref unchanged, so that the
+// daemon reports that there is no such sandbox.
 func sandboxID(ctx context.Context, cl *client.Client, ref string) (string, error) {
 	if wholeID.MatchString(ref) {
 		return ref, nil
@@ -47,7 +47,7 @@ func (c *common) runOn(cmd *cobra.Command, ref string, f func(ctx context.Contex
 	})
 }
 
-// resolveSides replaces the sides of a comparison by what sandboxID returns for them. A side may be
+// resolveSides replaces each side of a comparison with the result of sandboxID. A side may be
 // empty.
 func resolveSides(ctx context.Context, cl *client.Client, sides ...*string) (err error) {
 	for _, side := range sides {
@@ -83,8 +83,8 @@ func findID(list []client.Sandbox, ref string) (string, error) {
 		len(begin), begin[0], begin[1])
 }
 
-// sandboxIDs is sandboxID for several sandboxes. If it cannot find some of them, it omits them, and
-// its error names them.
+// sandboxIDs is like sandboxID, but for several sandboxes. It omits the sandboxes that it cannot
+// find, and names them in its error.
 func sandboxIDs(ctx context.Context, cl *client.Client, refs []string) ([]string, error) {
 	var ids []string
 	var errs []error

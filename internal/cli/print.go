@@ -15,7 +15,8 @@ import (
 // The output of a program in a sandbox is different: io.Copy and io.WriteString write it to the
 // terminal unchanged.
 
-// printf is fmt.Fprintf, but cleans its arguments. format must be a text of this program.
+// printf is like fmt.Fprintf, but cleans its arguments. The parameter format must be a text of this
+// program.
 func printf(w io.Writer, format string, args ...any) (int, error) {
 	for i, a := range args {
 		args[i] = cleaned(a)
@@ -23,7 +24,7 @@ func printf(w io.Writer, format string, args ...any) (int, error) {
 	return fmt.Fprintf(w, format, args...)
 }
 
-// printLine is fmt.Fprintln, but cleans its arguments.
+// printLine is like fmt.Fprintln, but cleans its arguments.
 func printLine(w io.Writer, args ...any) (int, error) {
 	for i, a := range args {
 		args[i] = cleaned(a)
@@ -84,8 +85,8 @@ func oneLine(text string) string {
 }
 
 // plainJSON writes JSON to w. It escapes the characters that package json leaves unescaped although
-// they affect a terminal, such as those that reverse the direction of text. Each Write must consist
-// of complete values.
+// they affect a terminal, such as characters that reverse the direction of text. Each Write must
+// consist of complete values.
 type plainJSON struct{ w io.Writer }
 
 func (p plainJSON) Write(text []byte) (int, error) {

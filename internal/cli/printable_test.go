@@ -201,7 +201,7 @@ func TestStagesAreForReading(t *testing.T) {
 }
 
 // Only the functions of print.go and table.go print text, because they clean it. Package fmt does
-// not.
+// not clean text.
 func TestTextIsPrintedInOnePlace(t *testing.T) {
 	files, err := filepath.Glob("*.go")
 	if err != nil {

@@ -90,8 +90,8 @@ func (a *suspendAll) ask(ctx context.Context, id string) (client.Sandbox, error)
 	return s, err
 }
 
-// stalled reports whether no sandbox has been saved for the time a.turn, measured from began or
-// from the latest save.
+// stalled reports whether no sandbox has been saved for the duration a.turn, measured from the time
+// began, or from the latest save.
 func (a *suspendAll) stalled(began time.Time) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()

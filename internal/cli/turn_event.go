@@ -58,7 +58,8 @@ func readEvent(ctx context.Context, agent string, in io.Reader, args []string) (
 	return e, err
 }
 
-// readAll reads to the end of in, or until ctx ends. An agent may never close its end of the pipe.
+// readAll reads its input to the end, or until ctx ends. An agent may never close its end of the
+// pipe.
 func readAll(ctx context.Context, in io.Reader) ([]byte, error) {
 	type result struct {
 		text []byte
@@ -107,7 +108,8 @@ func claudeEvent(text []byte) (turnEvent, error) {
 			Command string `json:"command"`
 			Path    string `json:"file_path"`
 		}
-		// This fails for tools other than Claude Code's own, whose input has other fields.
+		// Decoding fails for tools that do not belong to Claude Code, because the input of these
+		// tools has other fields.
 		_ = json.Unmarshal(in.Input, &input)
 		e.text = strings.TrimSpace(in.Tool + " " + cmp.Or(input.Command, input.Path))
 	}

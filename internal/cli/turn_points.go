@@ -77,8 +77,9 @@ func (t *turns) number(s client.Snapshot) (int, bool) {
 // maxTurn is the largest number of a turn. A tag with a larger number is not a turn.
 const maxTurn = 1 << 30
 
-// next returns the number of the next turn. Its tag must be unique, so next also counts turns of
-// other sandboxes, because an earlier workspace of the same name may have left turns.
+// The method returns the number of the next turn. The tag of that turn must be unique. So the
+// method also counts turns of other sandboxes, because an earlier workspace of the same name may
+// have left turns.
 func (t *turns) next() int {
 	n := 0
 	for tag := range t.all {
@@ -109,7 +110,7 @@ func (t *turns) beingSaved() bool {
 	return false
 }
 
-// find returns the turn to which ref refers by its number or its tag.
+// find returns the turn with the number or the tag in ref.
 func (t *turns) find(ref string) (turn, bool) {
 	i := slices.IndexFunc(t.saved, func(p turn) bool { return p.Snapshot.Tag == ref || strconv.Itoa(p.N) == ref })
 	if i < 0 {
@@ -118,9 +119,9 @@ func (t *turns) find(ref string) (turn, bool) {
 	return t.saved[i], true
 }
 
-// nearest returns tag if its snapshot is a turn, or else the tag of the latest turn on which the
-// snapshot builds. It returns "" if there is no such turn, or if a snapshot between the two has
-// been deleted.
+// nearest returns tag if the snapshot with this tag is a turn. Otherwise it returns the tag of the
+// latest turn among the snapshot's ancestors. The result is "" if there is no such turn, or if a
+// snapshot between the two has been deleted.
 func (t *turns) nearest(tag string) string {
 	for range t.all { // bounded, because damaged snapshots may form a cycle
 		s, ok := t.all[tag]
@@ -138,7 +139,7 @@ func (t *turns) nearest(tag string) string {
 	return ""
 }
 
-// before returns the tag of the previous turn; empty if there is none.
+// The method returns the tag of the previous turn; empty if there is none.
 func (t *turns) before(tag string) string {
 	s := t.all[tag]
 	if before := t.nearest(s.After); before != "" {
@@ -152,9 +153,9 @@ func (t *turns) before(tag string) string {
 	return ""
 }
 
-// start returns the tag of the snapshot from which the oldest remaining turn was started. The
-// parameter first is the tag of that turn. It returns "" if older turns have been pruned, if the
-// snapshot was removed, or if users do not see the snapshot.
+// start returns the tag of the snapshot from which the oldest remaining turn was started, given the
+// tag of that turn. The result is "" if older turns have been pruned, if the snapshot was removed,
+// or if users do not see the snapshot.
 func (t *turns) start(first string) string {
 	s := t.all[first]
 	if s.Labels[turnPast] != "" {
@@ -167,8 +168,9 @@ func (t *turns) start(first string) string {
 	return start.Tag
 }
 
-// line returns the tags that an undo can roll back to from the turn or snapshot tag: tag itself,
-// the turns before it, and the snapshot from which the first of these turns started.
+// The method returns the tags that an undo can roll back to from the turn or snapshot with the
+// given tag. These are the given tag, the tags of the turns before it, and the tag of the snapshot
+// from which the first of these turns started.
 func (t *turns) line(tag string) []string {
 	line := []string{tag}
 	if _, ok := t.number(t.all[tag]); !ok {
@@ -187,9 +189,9 @@ func (t *turns) line(tag string) []string {
 	return line
 }
 
-// forward returns the turns to which a redo can roll forward, the next turn first. The parameter at
-// is the present turn or snapshot. The last element is the newest turn from which undos can return
-// to the present one.
+// The method returns the turns that a redo can roll forward to from the given turn or snapshot, the
+// next turn first. The last element is the newest turn from which undos can return to the given
+// one.
 func (t *turns) forward(at string) []string {
 	for _, p := range slices.Backward(t.saved) {
 		line := t.line(p.Snapshot.Tag)
@@ -202,8 +204,8 @@ func (t *turns) forward(at string) []string {
 	return nil
 }
 
-// current returns the turn that a sandbox was last at, or the snapshot that it started from. If
-// that snapshot has been deleted, current returns the newest turn.
+// current returns the turn on which a sandbox's present state builds, or else the snapshot from
+// which the sandbox started. If that snapshot has been deleted, current returns the newest turn.
 func (t *turns) current(s client.Sandbox) string {
 	if tag := t.nearest(s.LatestTag); tag != "" {
 		return tag

@@ -13,7 +13,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// Bytes that a sandbox may write without a request before the writing counts as a change. The
+// How much a sandbox may write without a request. If it writes more, this counts as a change. The
 // kernel of an idle guest writes a little.
 const (
 	quietMemoryKiB = 4 << 10
@@ -80,10 +80,10 @@ func (t *turnStore) changed(ctx context.Context, s client.Sandbox, has *turns) (
 	return c, err
 }
 
-// save saves the state of the sandbox as a turn. The result made is then true. It saves nothing if
-// the sandbox has not changed since the last turn, or if a turn exists for the event. If several
-// hooks run at once, only one of them saves a turn, because tags are unique. The other hooks then
-// find nothing changed.
+// save saves the state of the sandbox as a turn, and then returns true. It saves nothing if the
+// sandbox has not changed since the last turn, or if a turn exists for the event. If several hooks
+// run at once, only one of them saves a turn, because tags are unique. The other hooks then find
+// nothing changed.
 func (t *turnStore) save(ctx context.Context, e turnEvent) (saved client.Snapshot, made bool, err error) {
 	for {
 		s, has, err := t.look(ctx)
@@ -156,7 +156,8 @@ func (t *turns) labels(s client.Sandbox, e turnEvent, c change) map[string]strin
 	return labels
 }
 
-// past returns the numbers of the turn now and of the turns before it, as many as fit into a label.
+// past returns the number of the turn with the given tag, and the numbers of the turns before that
+// turn, as many as fit into a label.
 func (t *turns) past(now string) string {
 	var past string
 	for _, tag := range t.line(now) {

@@ -11,7 +11,8 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// show fetches a value from the daemon and prints it: as JSON with -o json, otherwise with text.
+// show fetches a value from the daemon and prints it: as JSON with -o json, otherwise by calling
+// the last parameter.
 func show[T any](cmd *cobra.Command, c *common, fetch func(context.Context, *client.Client) (T, error),
 	text func(T) error) error {
 	return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
@@ -23,7 +24,7 @@ func show[T any](cmd *cobra.Command, c *common, fetch func(context.Context, *cli
 	})
 }
 
-// showOf is show for a value of one sandbox. sandboxID resolves ref.
+// showOf is like show, but for a value of one sandbox. sandboxID resolves ref.
 func showOf[T any](cmd *cobra.Command, c *common, ref string,
 	fetch func(ctx context.Context, cl *client.Client, id string) (T, error), text func(T) error) error {
 	return show(cmd, c, func(ctx context.Context, cl *client.Client) (v T, err error) {
@@ -35,7 +36,7 @@ func showOf[T any](cmd *cobra.Command, c *common, ref string,
 	}, text)
 }
 
-// print prints a value: as JSON with -o json, otherwise with text.
+// print prints a value: as JSON with -o json, otherwise by calling the given function.
 func (c *common) print(cmd *cobra.Command, v any, text func() error) error {
 	if c.json() {
 		return writeJSON(cmd.OutOrStdout(), v)
@@ -43,7 +44,7 @@ func (c *common) print(cmd *cobra.Command, v any, text func() error) error {
 	return text()
 }
 
-// each calls op for every name and continues after errors. It prints each result at once, as the
+// If op fails for a name, it continues with the next name. It prints each result at once, as the
 // line that text returns. With -o json, it prints all results at the end, as the value that list
 // returns.
 func each[T any](cmd *cobra.Command, c *common, names []string, op func(name string) (T, error), text func(T) string,
@@ -51,7 +52,7 @@ func each[T any](cmd *cobra.Command, c *common, names []string, op func(name str
 	return eachOf(cmd, c, 1, names, op, text, list)
 }
 
-// eachOf is each with up to atOnce concurrent calls of op.
+// eachOf is like each, but makes up to atOnce concurrent calls of op.
 func eachOf[T any](cmd *cobra.Command, c *common, atOnce int, names []string, op func(name string) (T, error),
 	text func(T) string, list func([]T) any) error {
 	all, errs := make([]*T, len(names)), make([]error, len(names))
@@ -86,7 +87,8 @@ func eachOf[T any](cmd *cobra.Command, c *common, atOnce int, names []string, op
 	return errors.Join(errs...)
 }
 
-// eachSandbox is each for sandboxes. sandboxID resolves the refs. The JSON output is an array.
+// eachSandbox is like each, but for sandboxes. sandboxID resolves the refs. The JSON output is an
+// array.
 func eachSandbox[T any](cmd *cobra.Command, c *common, refs []string,
 	op func(ctx context.Context, cl *client.Client, id string) (T, error), text func(T) string) error {
 	return c.run(cmd, func(ctx context.Context, cl *client.Client) error {

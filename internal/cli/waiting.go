@@ -23,7 +23,8 @@ type waiting struct {
 	shown bool
 }
 
-// startWaiting starts to show the line on the terminal out. The caller calls end.
+// startWaiting starts to show the line on a terminal. When the wait is over, the caller must call
+// the result's method end.
 func startWaiting(out io.Writer, what string, interval time.Duration) *waiting {
 	w := &waiting{out: out, what: what, start: time.Now(), stop: make(chan struct{}), done: make(chan struct{})}
 	go w.run(interval)
@@ -72,8 +73,8 @@ func (w *waiting) end() {
 	w.mu.Unlock()
 }
 
-// before returns a writer that removes the line before it writes to the given writer, which may be
-// the same terminal.
+// The method returns a writer that writes to the given writer, which may be the same terminal.
+// Before each write, it removes the line.
 func (w *waiting) before(to io.Writer) io.Writer { return printer{w, to} }
 
 type printer struct {

@@ -31,7 +31,7 @@ func TestWaitingIsShown(t *testing.T) {
 	}
 }
 
-// On a terminal, a command that waits for long shows the waiting line.
+// On a terminal, a command that waits for a long time shows the waiting line.
 func TestACommandSaysOnATerminalThatItWaits(t *testing.T) {
 	control, terminal := openPTY(t)
 	c := common{output: "text", url: "unix:///none"}

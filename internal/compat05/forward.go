@@ -15,8 +15,8 @@ import (
 )
 
 // Forward serves the protocol of forkd 0.5's agent on this host until ctx ends. It listens at the
-// addresses that a daemon with --guest-port reports for sandboxes. It calls the function say with
-// errors.
+// addresses that a daemon with --guest-port reports for sandboxes. It reports errors by calling
+// say.
 func Forward(ctx context.Context, cl *client.Client, port int, say func(text string)) error {
 	l, err := listenLoopback(ctx, port)
 	if err != nil {
@@ -51,11 +51,11 @@ type guests struct {
 
 	mu sync.Mutex
 	// +checklocks:mu
-	servers map[string]*agent05.Server // by id of the sandbox
+	servers map[string]*agent05.Server // the servers by the sandbox's id
 }
 
-// The method of returns the server of the sandbox that has the connection's local address, or nil
-// if there is no such sandbox.
+// of is the method that returns the server of the sandbox whose address is the connection's local
+// address. It returns nil if there is no such sandbox.
 func (g *guests) of(ctx context.Context, conn net.Conn) *agent05.Server {
 	s, err := g.find(ctx, conn)
 	if err != nil {

@@ -19,8 +19,8 @@ import (
 // TargetEnv is the variable with the address at which clients of forkd 0.5 connect to a guest.
 const TargetEnv = "FORKD_TARGET"
 
-// holdMargin is added to the lifetime of held sandboxes, in seconds. The daemon deletes them after
-// that time if this process does not.
+// holdMargin is added to the lifetime of held sandboxes, in seconds. The daemon deletes the
+// sandboxes after that time if this process does not delete them.
 const holdMargin = 60
 
 // MaxSettle bounds the time for which sandboxes are held, in seconds: a day.
@@ -33,7 +33,7 @@ type Hold struct {
 	Say      func(text string)
 }
 
-// Run forks sandboxes, and kills them when ctx ends or the time has passed.
+// Run forks sandboxes, and kills them when ctx ends or after h.Settle seconds.
 func (h *Hold) Run(ctx context.Context, cl *client.Client, req client.ForkRequest) error {
 	req.TTLSecs = h.Settle + holdMargin
 	f, err := cl.Fork(ctx, req)
@@ -79,8 +79,9 @@ func (h *Hold) end(ctx context.Context, cl *client.Client, sandboxes []client.Sa
 	}
 }
 
-// ListenTarget listens at target or, if target is empty, at the address to which clients of forkd
-// 0.5 connect. It refuses addresses that other hosts can reach, because the protocol has no token.
+// ListenTarget listens at the given target or, if the target is empty, at the address to which
+// clients of forkd 0.5 connect. It refuses addresses that other hosts can reach, because the
+// protocol has no token.
 func ListenTarget(target string) (net.Listener, error) {
 	target = cmp.Or(target, agent05.DefaultAddr)
 	addr, err := net.ResolveTCPAddr("tcp", target)

@@ -55,9 +55,9 @@ const (
 	inodeColumn = 9
 )
 
-// ownerOf returns the user of the socket with the addresses local and peer, according to
-// /proc/net/tcp or tcp6. A closed socket has the inode 0 in this table. For a closed socket, the
-// result ok is false, although the table shows root as its user.
+// ownerOf returns the user of a socket, according to /proc/net/tcp or tcp6. The parameters local
+// and peer are the addresses of the socket and of its peer. A closed socket has the inode 0 in this
+// table. For a closed socket, ownerOf returns false, although the table shows root as its user.
 func ownerOf(table string, local, peer netip.AddrPort) (uid int, ok bool) {
 	for line := range strings.Lines(table) {
 		f := strings.Fields(line)

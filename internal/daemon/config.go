@@ -29,7 +29,8 @@ type Config struct {
 	TokenFile string          // clients on TCP must have a token from this file; empty: no token is needed
 	SSH       string          // address of the SSH server, host:port; empty: none
 	SSHKeys   string          // file of the keys of SSH clients; see auth.ParseSSHKeys
-	// Host names that requests without a token may address on TCP, in addition to those of loopback.
+	// Host names that requests without a token may address on TCP, in addition to the names of
+	// loopback.
 	Hosts []string
 	// Parent domain of the host names of ports; empty: ports have no host names. See
 	// inbound.ParseDomain.
@@ -39,10 +40,10 @@ type Config struct {
 	RunDir      string // sockets and records of running sandboxes
 	AuditLog    string // empty: none
 	FlowLog     string // connections of sandboxes; empty: none
-	// On each signal, the logs are opened again, because another program has renamed the files; may
-	// be nil.
+	// On each signal, the daemon opens the logs again. Another program sends the signal after it
+	// has renamed the files. May be nil.
 	Reopen    <-chan os.Signal
-	Resolvers []netip.AddrPort // DNS servers for sandboxes; none: those of /etc/resolv.conf
+	Resolvers []netip.AddrPort // DNS servers for sandboxes; none: the servers in /etc/resolv.conf
 	Cgroup    string           // parent of the VMs' cgroups; see cgroup.Config.Parent
 	Admit     admit.Rules
 	Proxy     netclient.Proxy // proxy for outgoing TCP connections of sandboxes
@@ -65,7 +66,7 @@ type Config struct {
 
 	// Probe runs a few guest instructions. It returns the reason why no VM can run on this host, or
 	// nil, and whether that result is certain. Without KVM the daemon still serves requests that
-	// need no VM. nil: VMs are assumed to work.
+	// need no VM. If Probe is nil, the daemon assumes that VMs work.
 	Probe func() (sure bool, reason error)
 }
 
@@ -174,9 +175,9 @@ func (c *Config) check() error {
 	return nil
 }
 
-// checkDirs makes the daemon's directories and refuses those that other users can change. Other
-// users know the paths and can write to some of the parent directories. A user who could change a
-// directory's content could replace guest memory or take over control sockets.
+// checkDirs makes the daemon's directories and refuses directories that other users can change.
+// Other users know the paths and can write to some of the parent directories. A user who could
+// change a directory's content could replace guest memory or take over control sockets.
 func (c *Config) checkDirs() error {
 	for _, d := range []struct{ option, path string }{
 		{"--state-dir", c.StateDir}, {"--ram-dir", c.RAMDir}, {"--run-dir", c.RunDir},

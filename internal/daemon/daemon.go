@@ -31,8 +31,8 @@ const (
 	shutdownTimeout = 30 * time.Second
 )
 
-// Limits of the HTTP server. Each listener has its own limit of connections, so clients that use up
-// the connections of a TCP address cannot keep the daemon's owner from its unix socket.
+// Limits of the HTTP server. Each listener has its own limit of connections. So clients that use up
+// the connections of a TCP address cannot lock the daemon's owner out of the unix socket.
 const (
 	maxConns   = 2048
 	maxHeaders = 16 << 10  // bytes, as in Node.js; parsed headers take up to twenty times that
@@ -122,8 +122,9 @@ func serve(ctx context.Context, log *slog.Logger, handler http.Handler, listener
 	return nil
 }
 
-// newServer returns a server with two time limits: it closes a connection that has had no request
-// for the time idle, or whose client has not received an answer within the time answer.
+// newServer returns a server with two time limits. The server closes a connection that has had no
+// request for the duration idle. It also closes a connection whose client has not received an
+// answer within the duration answer.
 func newServer(handler http.Handler, log *slog.Logger, idle, answer time.Duration) *http.Server {
 	server := &http.Server{Handler: placing(fewHeaders(timed(handler, answer))), ReadHeaderTimeout: headerTimeout,
 		IdleTimeout: idle, MaxHeaderBytes: maxHeaders,
@@ -132,11 +133,11 @@ func newServer(handler http.Handler, log *slog.Logger, idle, answer time.Duratio
 			WriteByteTimeout: answer}}
 	server.Protocols.SetHTTP1(true)
 	server.Protocols.SetHTTP2(true)
-	server.Protocols.SetUnencryptedHTTP2(true) // gRPC clients of ports of sandboxes, and reverse proxies, use it
+	server.Protocols.SetUnencryptedHTTP2(true) // for reverse proxies, and for gRPC clients of sandboxes
 	return server
 }
 
-// fewHeaders refuses a request with too many headers before next is called.
+// fewHeaders refuses requests with too many headers, so that the handler next never sees them.
 func fewHeaders(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if inbound.Fields(r.Header) > inbound.MaxFields {

@@ -14,8 +14,8 @@ import (
 	"github.com/forkd/forkd/internal/daemon/inbound"
 )
 
-// A request with too many headers is refused before a handler sees them. Parsed headers would take
-// many times their bytes in memory for as long as the request lasts.
+// A request with too many headers is refused before a handler sees the request. Parsed headers
+// would take many times their bytes in memory for as long as the request lasts.
 func TestVeryManyHeaders(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -20,8 +20,8 @@ const (
 // the memory that the daemon can use. Near the limit, the runtime collects garbage more often.
 func heapLimit(memory uint64) uint64 { return min(max(memory/heapShare, minHeap), memory/2) }
 
-// limitHeap sets the memory limit, unless the variable GOMEMLIMIT is set, which the runtime applies
-// at its start.
+// limitHeap sets the memory limit. If the variable GOMEMLIMIT is set, limitHeap does nothing,
+// because the runtime has applied the variable at its start.
 func limitHeap(goMemLimit string, log *slog.Logger) {
 	if goMemLimit != "" {
 		return

@@ -7,7 +7,7 @@ import (
 
 // How long a result that may change is used.
 const (
-	// For a reason why no VM can run. A module that is loaded later should be noticed without a
+	// For the result that no VM can run. A module that is loaded later should be noticed without a
 	// restart of the daemon. Probing takes only tens of milliseconds.
 	kvmAgain = 5 * time.Second
 

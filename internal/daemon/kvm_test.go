@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// A negative or uncertain result is probed again after a while, but a positive one is not.
+// A negative or uncertain result is probed again after a while. A positive result is not.
 func TestKVMState(t *testing.T) {
 	var none *kvmState
 	if err := none.why(); err != nil {

@@ -23,7 +23,7 @@ import (
 // another client out. If no connection can be closed, the new connection waits, as with
 // netutil.LimitListener.
 //
-// Its connections keep the method CloseWrite, which streams to ports of sandboxes use.
+// The accepted connections have the method CloseWrite, which streams to ports of sandboxes use.
 type limited struct {
 	net.Listener
 	most int
@@ -31,7 +31,7 @@ type limited struct {
 	mu     sync.Mutex
 	change *sync.Cond // signalled when a connection ends or becomes idle, and at Close
 	open   map[*placed]struct{}
-	busy   map[string]int // connections that are not idle, by placed.who
+	busy   map[string]int // number of connections that are not idle, by placed.who
 	last   uint64         // number of the last connection
 	closed bool
 }
@@ -112,7 +112,7 @@ func (l *limited) groupLocked(c *placed) (g group, ok bool) {
 	return group{client: c.who}, most > 0 && l.busy[c.who] > most
 }
 
-// removeLocked takes the place from a connection, if it still has one.
+// removeLocked takes away the place of a connection, if the connection still has a place.
 func (l *limited) removeLocked(c *placed) {
 	if c.requests > 0 {
 		l.recountLocked(c, -1)
@@ -121,7 +121,7 @@ func (l *limited) removeLocked(c *placed) {
 }
 
 // recountLocked adds n to the number of connections on which the client of c has requests, unless c
-// has no place any more.
+// has lost its place.
 func (l *limited) recountLocked(c *placed, n int) {
 	if _, ok := l.open[c]; !ok {
 		return
@@ -147,13 +147,13 @@ type placed struct {
 	peer   string
 	number uint64 // number in the order of arrival
 
-	// Guarded by of.mu:
+	// Guarded by the mutex of.mu:
 	requests int    // number of requests of identified clients that are being served
 	who      string // client of the first of these requests, as in auth.Identified
 }
 
 // weaker compares two connections of equally large groups. It returns a positive number if c is to
-// be closed before the connection than. An idle connection is closed before one with requests. Of
+// be closed before the given connection. An idle connection is closed before one with requests. Of
 // two idle connections, the older is closed first. Of two connections with requests, the newer is
 // closed first.
 func (c *placed) weaker(than *placed) int {
@@ -223,7 +223,7 @@ func withConn(ctx context.Context, c net.Conn) context.Context {
 	}
 }
 
-// placing keeps the place of a connection while it serves a request of an identified client.
+// placing marks a connection as busy while a request of an identified client is served on it.
 func placing(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		c, ok := r.Context().Value(placedKey{}).(*placed)

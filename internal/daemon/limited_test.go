@@ -84,8 +84,7 @@ func (l *limited) add(peer string, clients ...string) *placed {
 	return c
 }
 
-// The connection that loses its place is the oldest idle connection of the peer that has the most idle
-// connections.
+// The oldest idle connection of the peer with the most idle connections loses its place.
 func TestWeakestConnection(t *testing.T) {
 	l := newLimited(nil, 40)
 	if l.weakestLocked() != nil {
@@ -117,7 +116,7 @@ func TestOneClientLeavesConnections(t *testing.T) {
 		for i := range most - 1 {
 			mine = append(mine, l.add(strconv.Itoa(i), who))
 		}
-		if who != "token:a" { // who can stand for several clients, so it has no share
+		if who != "token:a" { // the other names can stand for several clients, so they have no share
 			if got := l.weakestLocked(); got != idle {
 				t.Errorf("%q: %+v, want the idle connection", who, got)
 			}

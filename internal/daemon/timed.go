@@ -10,11 +10,11 @@ import (
 	"time"
 )
 
-// timed limits the time that a client takes to receive an answer of next. Without a limit, a client
-// that sends a request and reads nothing would hold the connection and the answer in memory for
-// ever: the idle timeout does not apply during a request. Streams set write deadlines of their own
-// while they make progress, so for a stream this limit covers only the bytes that remain when its
-// handler returns.
+// timed limits the time that a client takes to receive an answer of the handler next. Without a
+// limit, a client that sends a request and reads nothing would hold the connection and the answer
+// in memory for ever: the idle timeout does not apply during a request. Streams set write deadlines
+// of their own while they make progress, so for a stream this limit covers only the bytes that
+// remain when the stream's handler returns.
 func timed(next http.Handler, limit time.Duration) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		t := &timedWriter{ResponseWriter: w, limit: limit}
@@ -63,8 +63,8 @@ func (t *timedWriter) end() {
 }
 
 // errorLog returns the log for messages of net/http. It logs only panics of handlers. All other
-// messages are about what clients send, such as a broken TLS handshake, and any client could fill
-// the log with them.
+// messages are about data from clients, such as a broken TLS handshake. Any client could fill the
+// log with such messages.
 func errorLog(l *slog.Logger) *log.Logger { return log.New(serverLog{l}, "", 0) }
 
 type serverLog struct{ log *slog.Logger }

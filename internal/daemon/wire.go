@@ -245,11 +245,11 @@ func (w *wired) startImages(cfg *Config, vmms vmpool.VMMs, runDir string) error 
 }
 
 // scratchDir returns the directory for the disks that builder VMs fill. The daemon removes the name
-// of such a file as soon as the file is open.
+// of a disk's file as soon as the file is open.
 func scratchDir(stateDir string) string { return filepath.Join(stateDir, "scratch") }
 
-// openKeys opens two keys: if there is a domain, the key that signs permissions in host names, and
-// the key from which tokens of sandboxes are derived.
+// openKeys opens the key from which tokens of sandboxes are derived. If there is a domain, it also
+// opens the key that signs permissions in host names.
 func openKeys(dir string, domain inbound.Domain) (links *auth.Links, keys *auth.Keys, err error) {
 	if domain.IsSet() {
 		if links, err = auth.OpenLinks(filepath.Join(dir, "links.key")); err != nil {
@@ -306,8 +306,8 @@ func (w *wired) gauges() metrics.Source {
 	}
 }
 
-// netStatsTimeout bounds the time that forkd-net may take to return its metrics. After that, they
-// are omitted.
+// netStatsTimeout bounds the time that forkd-net may take to return its metrics. After this time,
+// the metrics of forkd-net are omitted.
 const netStatsTimeout = 5 * time.Second
 
 // openJails returns the starter of jailed VMMs, or an error if this host cannot jail them.
@@ -339,8 +339,8 @@ func (w *wired) startNet(cfg *Config, bin string, jails *jail.Starter) error {
 	return err
 }
 
-// openCgroups finds the cgroup for limits of sandboxes. The result missing lists the limits that
-// cannot be enforced.
+// openCgroups finds the cgroup for limits of sandboxes. The result lists the limits that cannot be
+// enforced.
 func (w *wired) openCgroups(cfg *Config) (missing string) {
 	w.cgroups = cgroup.Open(cgroup.Config{Parent: cfg.Cgroup, RunDir: cfg.RunDir, StateDir: cfg.StateDir})
 	err := w.cgroups.Missing()
@@ -374,8 +374,9 @@ func admissionOf(a admit.Rules) apiv1.Admission {
 		MemoryReserveMiB: a.MemoryReserve >> 20, DiskReserveMiB: a.DiskReserve >> 20}
 }
 
-// makeInitrd makes an initramfs in memory, with a program of this build as its init. A VMM that receives the
-// file must not be able to write to it, because the store copies it for all later boots.
+// makeInitrd makes an initramfs in memory, with a program of this build as its init. A VMM that
+// receives the file must not be able to write to it, because the store copies the file for all
+// later boots.
 func makeInitrd(kernel, program string) (*os.File, error) {
 	init, err := embedded.Open(program)
 	if err != nil {
@@ -424,8 +425,8 @@ func addDiff(base *os.File) (*os.File, error) {
 	return f, nil
 }
 
-// sealed returns a file in memory with the content that write writes, open for reading. No process can change
-// the file.
+// sealed returns a file in memory, open for reading. It calls write to write the content. No
+// process can change the file.
 func sealed(write func(io.Writer) error) (*os.File, error) {
 	fd, err := unix.MemfdCreate("forkd-initrd", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
@@ -456,16 +457,16 @@ func (w *wired) reopen(ctx context.Context, asked <-chan os.Signal, log *slog.Lo
 			return
 		case <-asked:
 		}
-		// If this fails, the daemon writes to the old file as before.
+		// If reopening fails, the daemon writes to the old file as before.
 		if err := errors.Join(w.audit.Reopen(), w.net.ReopenLog()); err != nil {
 			log.Error("SIGHUP", "error", err)
 		}
 	}
 }
 
-// close closes all parts, the builder first. Even if closing one part panics, the others are
-// closed. This matters most for the store, because closing it writes data to disk that is only in
-// RAM.
+// close closes all parts, the builder first. Even if closing one part panics, the other parts are
+// closed. This matters most for the store, because data that is only in RAM is written to disk when
+// the store is closed.
 func (w *wired) close(kill bool) {
 	defer func() { _ = w.traces.Close() }() // a collector that does not answer must not delay the stop
 	defer w.audit.Close()

@@ -46,7 +46,7 @@ func found(v Verdict, detail string, args []any) Finding {
 	return Finding{Verdict: v, Detail: detail}
 }
 
-// The method by returns f with the given fix, which replaces the fix of the check's row.
+// The method returns f with the given fix, which replaces the fix of the check's row.
 func (f Finding) by(fix Fix) Finding {
 	f.Fix = &fix
 	return f

@@ -24,7 +24,8 @@ func everything(f Finding) string {
 	return f.Detail + "\n" + f.Fix.Kind + " " + f.Fix.Command
 }
 
-// with returns a host with files. The arguments are names and contents, alternately.
+// The function returns a host with the given files. The arguments are names and contents,
+// alternately.
 func with(files ...string) *Host {
 	return &Host{read: func(name string) string {
 		for i := 0; i < len(files); i += 2 {

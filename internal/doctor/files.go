@@ -31,8 +31,7 @@ var (
 	diskNeed = need{5 << 30, 1 << 30}
 )
 
-// judge converts a number of free bytes to a finding. The parameter where is the name of the place
-// for users.
+// judge converts a number of free bytes to a finding. The finding uses the given name of the place.
 func (n need) judge(where string, free uint64) Finding {
 	switch {
 	case free >= n.good:
@@ -43,7 +42,7 @@ func (n need) judge(where string, free uint64) Finding {
 	return fail("%s: %d MiB free: %d MiB are needed", where, free>>20, n.enough>>20)
 }
 
-// The method at judges the free space of the file system of dir. If dir does not exist, it uses the
+// The method judges the free space of the file system of dir. If dir does not exist, it uses the
 // nearest existing directory above dir.
 func (n need) at(dir string) Finding {
 	at := dir
@@ -60,8 +59,8 @@ func (n need) at(dir string) Finding {
 	return n.judge(dir, st.Bavail*uint64(st.Bsize))
 }
 
-// config returns the configuration of a daemon on this host. It is zero if the default directories
-// are unknown.
+// config returns the configuration of a daemon on this host. The result is zero if the default
+// directories are unknown.
 func config() (cfg daemon.Config) {
 	if err := cfg.Defaults(os.Getuid(), os.Getenv); err != nil {
 		return daemon.Config{}
@@ -186,8 +185,8 @@ func (h *Host) tokenFile() Finding {
 	return judgeTokenFile(path, info.Mode(), auth.IsSole(p))
 }
 
-// judgeTokenFile judges the permissions of a token file. If other users could read a plain token or
-// write to the file, changing the permissions is not enough.
+// judgeTokenFile judges the permissions of a token file. If other users could read a token in plain
+// text, or could write to the file, it is not enough to change the permissions.
 func judgeTokenFile(path string, mode fs.FileMode, sole bool) Finding {
 	if mode.Perm()&0o077 == 0 {
 		return pass(path)

@@ -12,9 +12,9 @@ import (
 
 // Kinds of fixes.
 const (
-	safeFix   = "safe"   // --fix makes it without a question: it changes only a file of forkd
+	safeFix   = "safe"   // --fix runs it without a question: it changes only a file of forkd
 	askFix    = "ask"    // --fix asks first: the fix changes the host, usually until the next boot
-	manualFix = "manual" // --fix never makes it: it needs a decision, a reboot or another computer
+	manualFix = "manual" // --fix never runs it: it needs a decision, a reboot or another computer
 )
 
 // Fix says what to do about a finding.

@@ -131,7 +131,7 @@ func (h *Host) cpuFlaws() Finding {
 	return judgeCPUFlaws(flaws, h.read("/proc/cpuinfo"), h.read("/proc/cmdline"))
 }
 
-// crossing lists the CPU flaws by which one guest could read the memory of another guest or of the
+// crossing lists CPU flaws that could let one guest read the memory of another guest or of the
 // host. Flaws that affect only processes inside one guest are not listed.
 var crossing = []string{"gather_data_sampling", "indirect_target_selection", "itlb_multihit", "l1tf", "mds", "meltdown",
 	"mmio_stale_data", "old_microcode", "reg_file_data_sampling", "retbleed", "spec_rstack_overflow", "spectre_v2",
@@ -140,8 +140,8 @@ var crossing = []string{"gather_data_sampling", "indirect_target_selection", "it
 var microcodeOf = regexp.MustCompile(`(?m)^microcode\s*:\s*(\S+)`)
 
 // weakened matches a kernel command line that disables mitigations: mitigations=off, or a form such
-// as mitigations=auto,no_guest_host, which disables some. It does not match mitigations=auto,nosmt,
-// which enables more mitigations.
+// as mitigations=auto,no_guest_host, which disables some mitigations. It does not match
+// mitigations=auto,nosmt, which enables more mitigations.
 var weakened = regexp.MustCompile(`\bmitigations=(off\b|\S*no_)`)
 
 // judgeCPUFlaws reports flaws of the CPU that the kernel does not mitigate. The parameter flaws has

@@ -33,8 +33,8 @@ func (h *Host) kernel() Finding {
 	return pass(release)
 }
 
-// nxHugePages checks KVM's mitigation of the flaw iTLB multihit of older Intel processors, which
-// slows VMs down.
+// nxHugePages checks KVM's mitigation of iTLB multihit, a flaw of older Intel processors. The
+// mitigation slows VMs down.
 func (h *Host) nxHugePages() Finding {
 	switch setting := h.read("/sys/module/kvm/parameters/nx_huge_pages"); setting {
 	case "":
@@ -61,8 +61,8 @@ func (h *Host) cgroup() Finding {
 	return h.controllers(root, bootWith(unified))
 }
 
-// delegateToUsers is a command that makes systemd delegate all controllers that limits need to
-// users.
+// delegateToUsers is a command that makes systemd delegate to users all controllers that limits
+// need.
 const delegateToUsers = "mkdir -p /etc/systemd/system/user@.service.d && printf '[Service]\\nDelegate=cpu cpuset io memory pids\\n' > " +
 	"/etc/systemd/system/user@.service.d/forkd.conf && systemctl daemon-reload"
 

@@ -16,12 +16,12 @@ import (
 // Share limits the number of places that callers with the same key may have.
 type Share struct {
 	Key  string
-	Most int // most places at the same time; 0: the share has no limit
+	Most int // maximum number of places at the same time; 0: no limit
 }
 
-// Fair returns how many places one client may have. This is three quarters of total, or one less
-// than total. So other clients find free places. If there is only one place, every client may have
-// it.
+// Fair returns how many places one client may have. The result is three quarters of the total, but
+// at most one less than the total, so that other clients find free places. If there is only one
+// place, every client may have it.
 func Fair(total int) int { return max(1, total-max(1, total/4)) }
 
 // FullError says that a gate, or the share of a key, has no free place.
@@ -67,10 +67,10 @@ type waiter struct {
 
 func (w *waiter) key() string { return w.shares[0].Key }
 
-// New returns a gate with total places. The number of waiting callers is not limited.
+// New returns a gate with the given number of places. The number of waiting callers is not limited.
 func New(total int) *Gate { return NewQueued(total, Queue{}) }
 
-// NewQueued returns a gate with total places, and a bound for its queue.
+// NewQueued returns a gate with the given number of places, and with a bound for its queue.
 func NewQueued(total int, bound Queue) *Gate {
 	return &Gate{total: total, bound: bound, by: make(map[string]int)}
 }
@@ -90,7 +90,7 @@ func (g *Gate) Waiting() int {
 }
 
 // Enter takes one place, which counts in all of the shares. If the gate or a share has no free
-// place, it returns a *FullError without waiting. The caller calls leave once.
+// place, it returns a *FullError without waiting. The caller must call leave once.
 func (g *Gate) Enter(shares ...Share) (leave func(), err error) {
 	h := g.Hold(shares...)
 	if err := h.Add(1); err != nil {
@@ -138,7 +138,7 @@ func (h *Hold) Leave() {
 // Wait waits for a place, which counts in all shares. It returns the error of ctx if ctx ends
 // before there is a place, or a *FullError if too many callers wait. The key of the first share
 // identifies the client. Clients with the fewest places and waiters come first, so a client's only
-// request does not wait behind many requests of another client. The caller calls leave once.
+// request does not wait behind many requests of another client. The caller must call leave once.
 func (g *Gate) Wait(ctx context.Context, first Share, others ...Share) (leave func(), err error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -183,7 +183,7 @@ func (g *Gate) Wait(ctx context.Context, first Share, others ...Share) (leave fu
 }
 
 // overfullLocked is called after w was added to the queue. If the queue now has too many callers,
-// in total or with w's key, it removes w and returns a *FullError. The parameter others is the
+// in total or with w's key, it removes w and returns a *FullError. The second parameter is the
 // number of other waiting callers with w's key.
 func (g *Gate) overfullLocked(w *waiter, others int) error {
 	last := len(g.queue) - 1

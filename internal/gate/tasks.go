@@ -14,7 +14,7 @@ type Tasks struct {
 	running sync.WaitGroup
 }
 
-// Context returns the context for tasks. It ends when Close is called.
+// Context returns the context for tasks. This context ends when Close is called.
 func (t *Tasks) Context() context.Context {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -22,13 +22,13 @@ type Condition struct {
 	Not      bool   // the condition is that the whole argument differs from Value; Mask is ignored
 }
 
-// Is returns the condition that an argument equals value.
+// Is returns the condition that an argument equals the given value.
 func Is(argument int, value uint64) Condition {
 	return Condition{Argument: argument, Mask: ^uint64(0), Value: value}
 }
 
-// IsNot returns the conditions that an argument differs from value. They are right even if Linux
-// uses only the lower half of the argument.
+// IsNot returns the conditions that an argument differs from the given value. They are right even
+// if Linux uses only the lower half of the argument.
 func IsNot(argument int, value uint32) []Condition {
 	return []Condition{
 		{Argument: argument, Value: uint64(value), Not: true},

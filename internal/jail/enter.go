@@ -72,8 +72,8 @@ func Enter(c Config) error {
 	return nil
 }
 
-// Unprivileged calls the function do before Enter, in a thread without effective capabilities. For
-// some files, Linux checks the rights of the process that has opened the file, and not of the
+// Unprivileged calls the given function before Enter, in a thread without effective capabilities.
+// For some files, Linux checks the rights of the process that has opened the file, and not of the
 // process that reads it. Without Unprivileged, the descriptors that the function opens could permit
 // more than the process may do in its jail.
 func Unprivileged(do func() error) (err error) {
@@ -110,8 +110,7 @@ func capabilities() (h unix.CapUserHeader, c capabilitySets, err error) {
 	return h, c, nil
 }
 
-// becomeUser changes to the user in the parameter how, and drops all groups except the user's own
-// group.
+// becomeUser changes to the given user, and drops all groups except the user's own group.
 func becomeUser(how string) error {
 	id, err := strconv.Atoi(strings.TrimPrefix(how, ownUser))
 	if err != nil {
@@ -304,8 +303,8 @@ func noNewPrivileges() error {
 }
 
 // Narrow forbids more calls in all threads of this process, for good. It is for calls that a
-// program needs only at its start. The parameter denied is a program from filter.Denial. The filter
-// of Enter stays in force, and must permit NarrowCall.
+// program needs only at its start. The argument is a program from filter.Denial. The filter of
+// Enter stays in force, and must permit NarrowCall.
 func Narrow(denied []unix.SockFilter) error {
 	if err := filter(denied); err != nil {
 		return fmt.Errorf("narrow the filter: %w", err)

@@ -8,7 +8,8 @@ import (
 
 // A room is a folder of packages with one purpose: code linked into one program, a protocol between
 // two programs, or a format on disk. Its packages are listed in order, lowest first. Each package
-// may import only packages before it, the packages in imports, and leaves.
+// may import only packages before it, the packages in the field imports, and the packages in the
+// variable leaves.
 type room struct {
 	folder   string   // "" for packages directly under internal
 	packages []string // below folder; "." is the folder itself
@@ -245,7 +246,7 @@ func TestEveryPackageHasARoom(t *testing.T) {
 // a path and everything below it. Paths of this module's packages are given without the module.
 type rule struct {
 	from, to []string
-	except   []string // exceptions from the pattern from
+	except   []string // packages that match from, but are exempt
 	direct   bool     // check only direct imports
 	reason   string
 }

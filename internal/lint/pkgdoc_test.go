@@ -8,7 +8,8 @@ import (
 )
 
 // TestEveryPackageSaysWhatItIs requires exactly one package comment of at least two lines in every
-// package. It should say what the package does, and what it leaves to other packages.
+// package. The comment should describe the work of the package, and the work of other packages that
+// a reader might expect here.
 func TestEveryPackageSaysWhatItIs(t *testing.T) {
 	docs := map[string][]string{} // package comments by directory
 	names := map[string]string{}

@@ -18,7 +18,8 @@ var wholes = map[string][]string{
 }
 
 // permitting lists the methods of tenancy.Host that give access to a sandbox in a request without a
-// principal, and the files that may call them because they check such requests.
+// principal. For each method, it lists the files that may call the method, because the code in
+// these files checks such requests.
 var permitting = map[string][]string{
 	"Permitted": {"internal/daemon/face/streams.go", "internal/daemon/e2b/data.go"},
 	"IDs":       {"internal/daemon/e2b/token.go"},

@@ -45,8 +45,8 @@ func drawnTree(t *testing.T, d document) map[string]bool {
 	return nil
 }
 
-// coveredBy reports whether a tree has a line for path, or for a folder above it below which no
-// folders are shown.
+// coveredBy reports whether a tree has a line for the path p. The line of a folder above p suffices
+// if the tree shows no folders below that folder.
 func coveredBy(drawn map[string]bool, p string) bool {
 	if _, ok := drawn[p]; ok {
 		return true

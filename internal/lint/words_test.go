@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// hardPhrases are phrases that readers often have to read twice, and what to write instead.
+// hardPhrases are phrases that readers often have to read twice, with better phrases.
 var hardPhrases = []struct{ phrase, instead string }{
 	{`by whom`, `name the person or program, and use an active verb`},
 	{`to whom`, `name the person or program, and use an active verb`},

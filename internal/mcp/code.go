@@ -136,7 +136,8 @@ func runCode(ctx context.Context, c *call, in codeArgs) (r codeResult, err error
 	if x := e.Exception; x != nil {
 		r.Error = &codeError{shorten(x.Name, maxName), shortened(x.Value), shortened(x.Traceback)}
 	}
-	// Separate, so that displayed values leave room for the value of the last expression.
+	// There are two bounds, so that displayed values leave room for the value of the last
+	// expression.
 	values, main := room(maxShownText), room(maxMainText)
 	for _, v := range e.Results {
 		left, shown := &values, shownOf(v)

@@ -96,12 +96,12 @@ type call struct {
 	made    made
 }
 
-// say makes text the answer for the model, in place of JSON. Clients still receive the structured
-// output.
+// say makes the given text the answer for the model, in place of JSON. Clients still receive the
+// structured output.
 func (c *call) say(text string) { c.content = append(c.content, &sdk.TextContent{Text: text}) }
 
-// progress reports the progress of a call if the client has asked for progress reports. The
-// parameter total is 0 if unknown.
+// progress reports the progress of a call if the client has asked for progress reports. If the
+// total is unknown, it is 0.
 func (c *call) progress(ctx context.Context, done, total float64, message string) {
 	token := c.req.Params.GetProgressToken()
 	if token == nil {
@@ -115,8 +115,8 @@ func (c *call) progress(ctx context.Context, done, total float64, message string
 // tick is the interval of progress reports in a long call.
 const tick = 5 * time.Second
 
-// during calls f. Every few seconds, it reports progress to the client: the number of seconds, and
-// the result of message.
+// The method calls f. Every few seconds, it reports progress to the client: the number of seconds,
+// and the result of calling message.
 func (c *call) during(ctx context.Context, message func() string, f func() error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	begun, ended := time.Now(), make(chan struct{})

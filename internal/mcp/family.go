@@ -20,7 +20,7 @@ func sandboxKey(id string) string   { return "sandbox " + id }
 type origin struct {
 	name, state string
 	box         string // for a snapshot: the sandbox that was branched
-	tag         string // for a sandbox: the snapshot that it runs from; for a branch: the one that its sandbox ran from
+	tag         string // for a sandbox: the snapshot that it runs from; for a branch: the snapshot of its sandbox
 }
 
 func snapshotOrigin(s client.Snapshot) origin {
@@ -28,8 +28,8 @@ func snapshotOrigin(s client.Snapshot) origin {
 }
 func sandboxOrigin(s client.Sandbox) origin { return origin{s.ID, s.State, "", s.SnapshotTag} }
 
-// origins returns the origins of up to maxFamily members of a list. The result omitted is the
-// number of further members; see pages.
+// origins returns the origins of up to maxFamily members of a list. It also returns the number of
+// further members; see pages.
 func origins[T any](ctx context.Context, page pageOf[T], of func(T) origin) (all []origin, omitted int, err error) {
 	omitted, err = pages(ctx, page, func(member T) bool {
 		if len(all) == maxFamily {

@@ -56,8 +56,8 @@ func (c *call) Branch(ctx context.Context, id string, req client.BranchRequest) 
 	return s, err
 }
 
-// left returns an error if the caller has left, even if the call's context has not been cancelled
-// yet.
+// The function returns an error if the caller has left, even if the call's context has not been
+// cancelled yet.
 func left(ctx context.Context) error {
 	return cmp.Or(ctx.Err(), ctx.Value(messageKey{}).(*message).ctx.Err())
 }
@@ -71,7 +71,7 @@ func (c *call) takeBack(ctx context.Context) {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
 	defer cancel()
-	_ = c.DeleteSnapshot(ctx, c.made.snapshot, client.DeleteOptions{}) // no caller is left to get the error
+	_ = c.DeleteSnapshot(ctx, c.made.snapshot, client.DeleteOptions{}) // the caller has left, so the error is dropped
 }
 
 // removeAll kills sandboxes, even if the caller has left, and returns the sandboxes that it could

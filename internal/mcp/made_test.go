@@ -29,7 +29,7 @@ func (l *leaving) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// over returns the rig's client with another transport.
+// The function returns the rig's client with another transport.
 func over(rig *apirig.Rig, rt http.RoundTripper) *client.Client {
 	return client.Over(addressed{rig.URL, rt})
 }

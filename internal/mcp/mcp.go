@@ -5,7 +5,7 @@
 // The package uses only the REST API, through package client. So a model has the rights of the
 // client's token, and sees only the sandboxes that the client may see. The package keeps no state
 // between calls. Every tool has the id of its sandbox as an argument, and the process id identifies
-// a long-running command. It does not use the protocol's roots, sampling or logging.
+// a long-running command. The package does not use the protocol's roots, sampling or logging.
 //
 // Each tool has constants that bound the data that a guest can make large. If data was omitted, the
 // answer says so.

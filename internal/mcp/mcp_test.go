@@ -19,7 +19,7 @@ import (
 
 // Models see the documented tools. Each tool has schemas for its arguments and its result, an
 // explanation of every argument that needs one, and hints. There are at most 16 tools in addition
-// to those of forkd 0.5.
+// to the tools of forkd 0.5.
 func TestToolsAreDescribed(t *testing.T) {
 	c := connect(t, start(t).Client, mcp.Admin)
 	list, err := c.ListTools(t.Context(), nil)
@@ -115,7 +115,7 @@ func TestToolsOfScopes(t *testing.T) {
 	}
 }
 
-// The tools of forkd-mcp, a package of forkd 0.5, have the same effect as before.
+// The tools of forkd-mcp, a package of forkd 0.5, have the same effect as in forkd 0.5.
 func TestToolsOf05(t *testing.T) {
 	rig := start(t)
 	c := connect(t, rig.Client, mcp.Admin)

@@ -11,7 +11,7 @@ import (
 )
 
 // Bytes of each output of a command that a model receives. Compilers report errors at the
-// beginning, and results are at the end, so both are kept.
+// beginning, and results are at the end, so both parts are kept.
 const (
 	headOutput = 16 << 10
 	tailOutput = 32 << 10
@@ -63,8 +63,7 @@ func (e *excerptWriter) text() string {
 	return plain(append(bytes.Clone(e.head), e.tail...))
 }
 
-// binary reports whether the output contains bytes that are not text. The function plain replaces
-// such bytes.
+// binary reports whether the output contains bytes that are not text, which plain replaces.
 func (e *excerptWriter) binary() bool {
 	if e.omitted() > 0 {
 		return !utf8.Valid(validEnd(e.head)) || !utf8.Valid(validStart(e.tail))
@@ -125,8 +124,8 @@ func runCommand(
 	return runInto(ctx, cl, id, req, stdout, stderr)
 }
 
-// ends runs a command until it exits. It returns the end of each output, which is never longer than
-// the parameter most says, whatever the guest sends.
+// The method runs a command until it exits. It returns the end of each of the two outputs, at most
+// the given number of bytes, whatever the guest sends.
 func (c *call) ends(ctx context.Context, id string, req client.ExecRequest, most int) (stdout, stderr []byte,
 	err error) {
 	out, errs := newExcerpt(0, most), newExcerpt(0, most)

@@ -73,7 +73,7 @@ func parseURI(uri string) (a address, ok bool) {
 	return a, a.name != "" && !strings.Contains(a.name, "/") && err == nil && err2 == nil
 }
 
-// addResources offers resources, for clients that show them to their users or subscribe to them.
+// addResources offers resources. Some clients show resources to their users, or subscribe to them.
 func addResources(s *sdk.Server, scope Scope) {
 	read := func(ctx context.Context, req *sdk.ReadResourceRequest) (*sdk.ReadResourceResult, error) {
 		contents, err := readResource(ctx, clientOf(ctx), req.Params.URI)

@@ -38,7 +38,7 @@ func (r *room) spend(n int) bool {
 	return true
 }
 
-// fits is spend for the JSON of v.
+// fits is like spend, but takes as many bytes as the JSON of v has.
 func (r *room) fits(v any) bool {
 	p, err := json.Marshal(v)
 	return err == nil && r.spend(len(p)+1)
@@ -68,8 +68,8 @@ func escaped[T string | []byte](text T) (n int) {
 	return n
 }
 
-// shorten returns the beginning of a text, so that its JSON has no more bytes than the parameter
-// most says. It marks the place where it has cut the text.
+// shorten returns the beginning of a text, so that its JSON has at most the given number of bytes.
+// It marks the place where it has cut the text.
 func shorten(text string, most int) string {
 	if len(text)*6 <= most || escaped(text) <= most {
 		return text
@@ -122,13 +122,12 @@ func tooLong(out any, content []sdk.Content) error {
 	return nil
 }
 
-// pageOf requests a page of a list, like client.SandboxPage. The result next is the cursor of the
-// next page.
+// pageOf requests a page of a list, like client.SandboxPage. It also returns the cursor of the next
+// page.
 type pageOf[T any] func(context.Context, client.PageRequest) (part []T, next string, err error)
 
-// pages calls f with the members of a list, page by page, until f returns false. The result omitted
-// is the number of members for which f did not return true. Further pages together count as one
-// member.
+// pages calls f with the members of a list, page by page, until f returns false. pages returns the
+// number of members for which f did not return true. Further pages together count as one member.
 func pages[T any](ctx context.Context, page pageOf[T], f func(T) bool) (omitted int, err error) {
 	for req := (client.PageRequest{Limit: pageSize}); ; {
 		part, next, err := page(ctx, req)

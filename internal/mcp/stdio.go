@@ -25,7 +25,8 @@ const (
 	cancelMethod = "notifications/cancelled"
 )
 
-// ServeStdio serves one client over in and out, one JSON message per line, until in or ctx ends.
+// ServeStdio serves one client, with one JSON message per line. It serves until its input or ctx
+// ends.
 func (c *Catalog) ServeStdio(
 	ctx context.Context,
 	cl *client.Client,

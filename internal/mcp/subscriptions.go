@@ -16,11 +16,11 @@ import (
 const (
 	maxSubscriptions = 256             // subscriptions of one client
 	consolePause     = time.Second     // minimum time between two notifications about a console
-	eventsPause      = 2 * time.Second // pause before the stream of events is followed again after it was cut off
+	eventsPause      = 2 * time.Second // pause before a stream that was cut off is requested again
 )
 
-// follower notifies one client of changes of the resources to which it has subscribed. While there
-// are subscriptions, it follows the daemon's events and the consoles.
+// follower notifies one client when a resource changes that the client has subscribed to. While
+// there are subscriptions, it follows the daemon's events and the consoles.
 type follower struct {
 	ctx     context.Context
 	cl      *client.Client
@@ -28,7 +28,7 @@ type follower struct {
 
 	mu     sync.Mutex
 	stops  map[string]context.CancelFunc // functions that end the subscriptions, by URI
-	events context.CancelFunc            // ends the following of events; nil if events are not followed
+	events context.CancelFunc            // ends the stream of events; nil if there is no stream
 }
 
 func newFollower(ctx context.Context, cl *client.Client) *follower {
@@ -124,7 +124,7 @@ func (f *follower) followEventsLocked() error {
 }
 
 // tell notifies the client of resources that an event has changed. If the event says that events
-// were missed, it notifies the client of all its resources.
+// were missed, it sends a notification for each subscribed resource.
 func (f *follower) tell(e client.Event) {
 	if e.Type == client.EventMissed {
 		f.mu.Lock()

@@ -298,7 +298,7 @@ func evalCode(ctx context.Context, c *call, in evalArgs) (client.EvalResult, err
 	return r, err
 }
 
-// cut shortens a text of a guest to the size of an output for a model. The parameter already says
+// cut shortens a text of a guest to the size of an output for a model. The second parameter says
 // that the text was shortened before.
 func cut(text string, already bool) (string, bool) {
 	e := newExcerpt(headOutput, tailOutput)

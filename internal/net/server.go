@@ -17,7 +17,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// server holds the sandboxes, which present and former daemons have attached.
+// server holds the sandboxes that present and former daemons have attached.
 type server struct {
 	host       *stack.Host
 	idle       *poller // watches sandboxes whose guests have not sent anything
@@ -141,9 +141,9 @@ func (s *server) wake(fd int) {
 	}
 }
 
-// wakeLocked drops frames that need no stack. Its goroutine serves all sandboxes. So if a guest
-// sends more than patience such frames, wakeLocked creates a stack, which limits the rate of the
-// guest's frames.
+// wakeLocked drops frames that need no stack. Its goroutine serves all sandboxes. So if a guest has
+// sent as many such frames as the constant patience permits, wakeLocked creates a stack, which
+// limits the rate of the guest's frames.
 func (s *server) wakeLocked(b *sandbox) {
 	var head [inspect.WakeBytes]byte
 	for {

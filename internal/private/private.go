@@ -26,8 +26,8 @@ const overflowID = 65534
 // Dir opens the directory path, and creates it and its parents if they are missing. The directory
 // must belong to the calling user and give no access to other users, and no other user may be able
 // to replace it. Without these checks, another user could create the directory first, because its
-// path is well known, and later replace the files in it. The parameter option is the option for
-// setting path, which errors name.
+// path is well known, and later replace the files in it. The parameter option is the command-line
+// option that sets path. Errors name this option.
 func Dir(path, option string) (*os.File, error) {
 	path = filepath.Clean(path)
 	refuse := func(reason string, args ...any) error {
@@ -120,8 +120,8 @@ func trusted(path string, info os.FileInfo) error {
 // directory.
 var ErrNotRegular = errors.New("not a regular file")
 
-// Open opens a regular file for reading. The parameter name is a path relative to dir. No part of
-// this path may be a symbolic link or lead out of dir. Open does not block, even if name is a FIFO.
+// Open opens a regular file for reading, by a path relative to dir. No part of this path may be a
+// symbolic link or lead out of dir. Open does not block, even if name is a FIFO.
 func Open(dir *os.File, name string) (*os.File, error) {
 	how := unix.OpenHow{
 		Flags:   unix.O_RDONLY | unix.O_NONBLOCK | unix.O_CLOEXEC | unix.O_NOCTTY,

@@ -13,8 +13,9 @@ func PacketLength(fd int) (int, error) {
 	return onMessage(unix.SYS_RECVMSG, fd, &msg, unix.MSG_PEEK|unix.MSG_TRUNC)
 }
 
-// ReceivePacket fills p with the next packet, and oob with its control data, and returns their
-// lengths. The result flags has MSG_TRUNC if p was too short, and MSG_CTRUNC if oob was too short.
+// ReceivePacket fills p with the next packet, and oob with the packet's control data, and returns
+// their lengths. The result flags has MSG_TRUNC if p was too short, and MSG_CTRUNC if oob was too
+// short.
 func ReceivePacket(fd int, p, oob []byte) (n, oobn, flags int, err error) {
 	iov, msg := message(p, oob)
 	msg.Iov = &iov

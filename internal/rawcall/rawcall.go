@@ -23,9 +23,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// again repeats a call while it is interrupted by a signal. The prologue of call, which runs before
-// each try, lets the scheduler preempt the goroutine. If again were inlined into its caller, the
-// compiler could inline call too, and there would be no prologue.
+// again repeats a call while the call is interrupted by a signal. The prologue of the given
+// function runs before each try, and lets the scheduler preempt the goroutine. If again were
+// inlined into its caller, the compiler could inline the given function too, and there would be no
+// prologue.
 //
 //go:noinline
 func again(call func() (uintptr, uintptr, unix.Errno)) (int, error) {

@@ -7,7 +7,7 @@ import (
 )
 
 // Accept accepts a connection from a listening socket in non-blocking mode. It does not return the
-// address. The parameter mode is the mode of the connection: SOCK_NONBLOCK, or 0 for blocking
+// address. The second parameter is the mode of the connection: SOCK_NONBLOCK, or 0 for blocking
 // calls.
 func Accept(listener, mode int) (fd int, err error) {
 	return onFD(unix.SYS_ACCEPT4, listener, nil, 0, uintptr(mode)|unix.SOCK_CLOEXEC)
@@ -49,7 +49,7 @@ func HungUp(fd int) bool {
 	return err != nil || poll.Revents&(unix.POLLHUP|unix.POLLERR) != 0
 }
 
-// EpollWait returns the number of events that it has written to events.
+// EpollWait waits for events, writes them to the given slice, and returns their number.
 func EpollWait(epoll int, events []unix.EpollEvent) (int, error) {
 	return onFD(unix.SYS_EPOLL_WAIT, epoll, unsafe.Pointer(unsafe.SliceData(events)), len(events), 0)
 }

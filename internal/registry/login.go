@@ -54,7 +54,7 @@ func Of(reference string) string {
 }
 
 // StoredLogin returns the credentials for a registry that `docker login` has stored, or that a
-// credential helper in Docker's configuration returns. The result ok is false if there are none.
+// credential helper in Docker's configuration returns. If there are none, it returns false.
 func StoredLogin(ctx context.Context, host string) (l Login, ok bool, err error) {
 	r, err := name.NewRegistry(host)
 	if err != nil {

@@ -54,7 +54,7 @@ func isSparse(h *tar.Header) bool {
 	return h.Typeflag == tar.TypeGNUSparse
 }
 
-// bounded is a reader that fails with ErrHeaders after left bytes.
+// bounded is a reader that fails with ErrHeaders after the remaining number of bytes.
 type bounded struct {
 	r    io.Reader
 	left int64

@@ -250,15 +250,15 @@ func (t *Target) mkdirs(name string, mode fs.FileMode) error {
 	return at.Close()
 }
 
-// enter opens a directory, and creates it if it is missing. The parameter part is the name of the
-// directory in its parent at, and path is its path in the tree.
+// enter opens a directory, and creates it if it is missing. The first three parameters are the
+// parent of the directory, the directory's name, and the directory's path in the tree.
 func (t *Target) enter(at *os.Root, part, path string, mode fs.FileMode) (*os.Root, error) {
 	next, err := at.OpenRoot(part)
 	switch {
 	case err == nil:
 		return next, nil
 	case !errors.Is(err, fs.ErrNotExist):
-		return t.Root.OpenRoot(path) // part is a link, which may lead out of at but not out of the tree
+		return t.Root.OpenRoot(path) // a link may lead out of the parent, but not out of the tree
 	}
 	if err := at.Mkdir(part, mode); err != nil {
 		return nil, err

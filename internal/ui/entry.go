@@ -15,8 +15,8 @@ const (
 	sessionLife = 12 * time.Hour
 )
 
-// maxCodes and maxSessions bound the memory for codes and sessions. Above them, the oldest is
-// dropped.
+// maxCodes and maxSessions bound the memory for codes and sessions. If there are more, the oldest
+// code or session is dropped.
 const (
 	maxCodes    = 16
 	maxSessions = 16
@@ -28,7 +28,8 @@ const cookieName = "forkd-view"
 type entry struct {
 	// path is the path of the view: a slash, a random name and a slash. Browsers send a cookie of
 	// 127.0.0.1 to the servers of all ports. With this path as the path of the cookie, a server at
-	// another port gets the cookie only for requests to the same path, whose name it does not know.
+	// another port gets the cookie only for requests to the same path. That server does not know
+	// the random name.
 	path string
 	now  func() time.Time
 

@@ -17,8 +17,8 @@ const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src
 	"font-src 'none'; frame-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; " +
 	"require-trusted-types-for 'script'; trusted-types forkd-frame"
 
-// apiPolicy is the Content-Security-Policy of the API's answers. They may contain bytes of a guest, so
-// as a page they would have no rights.
+// apiPolicy is the Content-Security-Policy of the API's answers. An answer may contain bytes of a
+// guest. If a browser shows such an answer as a page, this policy gives the page no rights.
 const apiPolicy = "default-src 'none'; frame-ancestors 'none'; sandbox"
 
 // security lists the headers of every answer.
@@ -67,7 +67,7 @@ func (s *Server) checkSource(r *http.Request) error {
 	switch dest := r.Header.Get("Sec-Fetch-Dest"); dest {
 	case "frame", "iframe", "embed", "object":
 		return errFrame
-	case "document": // a link or a bookmark; the page that has it does not see the answer
+	case "document": // a link or a bookmark; the page with the link does not see the answer
 		if safe && !upgrade {
 			return nil
 		}
@@ -77,7 +77,7 @@ func (s *Server) checkSource(r *http.Request) error {
 		return errOrigin
 	}
 	switch {
-	case upgrade && origin == "": // browsers send it with every WebSocket, which cannot have Header
+	case upgrade && origin == "": // a browser's WebSocket always has an Origin, and cannot have the header Header
 		return errOrigin
 	case !safe && origin == "":
 		return errOrigin

@@ -1,5 +1,5 @@
-// Package ui serves the view of a daemon, a web page with the tree of snapshots and sandboxes, to
-// the browser of one user of this host.
+// Package ui serves the view of a daemon: a web page with the tree of snapshots and sandboxes. It
+// serves the browser of one user of this host.
 //
 // The page calls the daemon's REST API through this server, which sends the requests with the
 // credentials of the command line. The page never receives these credentials. A browser gets in
@@ -105,8 +105,8 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // enter exchanges a one-time code for a session. The answer is a page that opens the view, and not
-// a redirect: a browser follows a redirect for the page that caused the request, which may have
-// another origin, and would then not send the new cookie.
+// a redirect. A browser follows a redirect on behalf of the page that caused the request. If that
+// page has another origin, the browser would not send the new cookie.
 func (s *Server) enter(w http.ResponseWriter, r *http.Request) {
 	h := w.Header()
 	h.Set("Content-Type", "text/html; charset=utf-8")
@@ -146,8 +146,9 @@ func rewrite(p *httputil.ProxyRequest) {
 	p.Out.Host = ""
 }
 
-// confine removes headers of an answer of the API that this server sets itself. The answer may
-// contain bytes of a guest, so a browser that opens it as a page saves it instead of showing it.
+// confine changes an answer of the API: it removes the headers that this server sets itself, and
+// makes a browser save the answer. The answer may contain a guest's bytes, which a browser must not
+// show as a page.
 func confine(r *http.Response) error {
 	if r.StatusCode == http.StatusSwitchingProtocols {
 		return nil

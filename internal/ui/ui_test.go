@@ -30,7 +30,8 @@ func (d *daemon) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// to sends requests to a test server, with a token, like client.Client.Transport.
+// to is a transport that sends requests to a test server, with a token, like
+// client.Client.Transport.
 type to struct{ url string }
 
 func (t to) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -75,8 +76,8 @@ func (r *rig) enter() {
 	r.cookie = resp.Cookies()[0].Name + "=" + resp.Cookies()[0].Value
 }
 
-// send sends a request with the headers of the page, changed by header. An empty value removes a
-// header.
+// send sends a request with the headers that the page sends. The parameter header replaces some of
+// them; an empty value removes one.
 func (r *rig) send(method, path string, header map[string]string) *http.Response {
 	r.t.Helper()
 	req, err := http.NewRequest(method, r.url+path, nil)

@@ -23,7 +23,7 @@ func calls() []jail.Call {
 	return slices.Concat(jail.RuntimeCalls(), machine.Calls(), setUpCalls(),
 		// for package ctlsock
 		jail.Calls(unix.SYS_ACCEPT4, unix.SYS_RECVFROM, unix.SYS_RECVMSG, unix.SYS_SENDMSG, unix.SYS_SHUTDOWN,
-			unix.SYS_FTRUNCATE), // for new layers
+			unix.SYS_FTRUNCATE), // used for new layers
 		[]jail.Call{
 			jail.LimitFilesCall(),
 			jail.With(unix.SYS_SETSOCKOPT, jail.Is(1, unix.SOL_SOCKET), jail.Is(2, unix.SO_SNDBUF)),

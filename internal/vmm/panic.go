@@ -9,8 +9,8 @@ import (
 
 const (
 	panicWords = "Kernel panic - not syncing" // Linux, kernel/panic.c
-	// bytes of the console's end that are searched; after a panic's line, the kernel prints one
-	// stack
+	// number of bytes to search at the console's end; after a panic's line, the kernel prints one
+	// stack trace
 	panicSearch = 16 << 10
 	panicLine   = 256 // bytes of the panic's line that are reported
 )

@@ -140,7 +140,7 @@ func TestPostureBoundsFiles(t *testing.T) {
 }
 
 // raw returns a function that makes a system call with the given first arguments. The other
-// arguments are those for an anonymous mapping.
+// arguments are suitable for an anonymous mapping.
 func raw(number uintptr, first ...uintptr) func() error {
 	args := [6]uintptr{4: ^uintptr(0)}
 	copy(args[:], first)

@@ -4,7 +4,7 @@
 //	host -root HOST.tar -earlier EARLIER.deb -earlier-agent FORKD-AGENT -package PACKAGE.deb -version VERSION
 //
 // It makes the disk (disk.go), boots it as often as the steps require (run.go), and prints the
-// output of the steps. The script try, which runs in the emulated host, has the steps. The disk
+// output of the steps. The steps are in the script "try", which runs in the emulated host. The disk
 // also has the files that the steps need, because the emulated host has no network.
 package main
 

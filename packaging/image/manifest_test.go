@@ -88,7 +88,7 @@ func pods(t *testing.T, text []byte) (containers []container, volumes map[string
 
 // The DaemonSet runs this version's daemon with options that exist, and its probes use paths and
 // commands that exist. It has the capabilities that docs/install.md names. kubeconform, in
-// scripts/package, checks the rest.
+// scripts/package, checks everything else.
 func TestManifestFitsTheDaemon(t *testing.T) {
 	text, err := os.ReadFile("../kubernetes/forkd.yaml")
 	if err != nil {

@@ -207,7 +207,7 @@ func at(v any, path string) any {
 	return nil
 }
 
-// holds returns an error if the value got does not match want.
+// holds returns an error if the value in got does not match the expected value in want.
 func holds(want, got any) error {
 	if o, ok := got.(*Object); ok {
 		got = o.Fields

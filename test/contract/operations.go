@@ -40,7 +40,7 @@ func operations() map[string]operation {
 	return all
 }
 
-// on returns the client on which an operation is called, or else the scenario's client.
+// The method returns the client on which an operation is called, or else the scenario's client.
 func (r *runner) on(of *Object) *client.Client {
 	if of != nil {
 		if c, ok := of.handle.(*client.Client); ok {

@@ -46,7 +46,7 @@ func deep(open, inner, shut string) func(int) []byte {
 	}
 }
 
-// guest returns a client of an agent that answers every request with body.
+// guest returns a client of an agent that answers every request with the given body.
 func guest(contentType string, status int, body []byte) *agentclient.Client {
 	return agentclient.New(func(context.Context, uint32) (net.Conn, error) {
 		ours, theirs := net.Pipe()

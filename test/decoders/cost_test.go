@@ -1,5 +1,6 @@
-// Package decoders measures the cost of every decoder of bytes from guests, VMMs, authors of images
-// and clients. The memory and the time for decoding must be proportional to the number of bytes.
+// Package decoders measures the cost of every decoder of bytes that come from guests, VMMs,
+// clients, or the authors of images. The memory and the time for decoding must be proportional to
+// the number of bytes.
 package decoders
 
 import (
@@ -22,8 +23,8 @@ type row struct {
 	fixed  int // bytes that may be allocated in addition; 0: 1 MiB
 }
 
-// growth is the largest factor by which the time may grow when the input becomes four times as
-// long. The factor is 4 for a linear decoder, and 16 for a quadratic decoder.
+// growth is the maximum ratio of two times, if the second input is four times as long as the first.
+// The factor is 4 for a linear decoder, and 16 for a quadratic decoder.
 const growth = 9
 
 // unmeasured is a processor time below which results are not compared, because they would be
@@ -31,7 +32,7 @@ const growth = 9
 const unmeasured = 20 * time.Millisecond
 
 // tries is how often a row may exceed its bounds before it fails. A single measurement may be too
-// high because other goroutines, such as those of the runtime, run at the same time.
+// high because other goroutines, such as the runtime's, run at the same time.
 const tries = 4
 
 func TestCostOfDecoding(t *testing.T) {
@@ -51,8 +52,8 @@ func TestCostOfDecoding(t *testing.T) {
 	}
 }
 
-// excess decodes inputs, each four times as long as the one before. It returns a description of the
-// bound that was exceeded, or "".
+// excess decodes inputs, each four times as long as the previous one, and returns a description of
+// the bound that was exceeded, or "".
 func excess(t *testing.T, r row, inputs [][]byte, factor, fixed int) string {
 	before := time.Duration(-1)
 	for _, p := range inputs {

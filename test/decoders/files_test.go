@@ -26,7 +26,7 @@ func allRows() []row {
 		peekRows(), dnsRows(), mcpRows())
 }
 
-// archive returns a tar archive of n entries. The function name returns their names.
+// archive returns a tar archive of n entries. It calls name to get the name of entry i.
 func archive(n int, name func(i int) string, typ byte) []byte {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)

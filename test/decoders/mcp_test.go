@@ -11,7 +11,8 @@ import (
 	"github.com/forkd/forkd/internal/apirig"
 )
 
-// within returns input between ends, which are the beginning and the end of a message.
+// within returns a function that calls input, and puts the result between the two given texts.
+// These texts are the beginning and the end of a message.
 func within(ends [2]string, input func(int) []byte) func(int) []byte {
 	return func(n int) []byte { return slices.Concat([]byte(ends[0]), input(n), []byte(ends[1])) }
 }

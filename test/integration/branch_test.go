@@ -55,8 +55,8 @@ func (d *daemon) removeBranches(t *testing.T) {
 	}
 }
 
-// counter starts a computation in the background of the interpreter, and a separate process. The
-// computation and the process count.
+// counter starts a computation in the background of the interpreter, and a separate process. Both
+// count upwards.
 const counter = `
 import threading, time
 steps = []
@@ -326,7 +326,7 @@ func TestBranchWithoutRAM(t *testing.T) {
 	d.removeBranches(t)
 }
 
-// fill fills a file system until leave bytes are free.
+// fill fills a file system, except for the given number of bytes, which stay free.
 func fill(t *testing.T, dir, path string, leave int64) {
 	t.Helper()
 	var st syscall.Statfs_t

@@ -120,8 +120,8 @@ func wantDiff(t *testing.T, what string, got client.Diff, old, now map[string]se
 	}
 }
 
-// TestDiff changes random trees in a sandbox. The daemon must report the same differences as the
-// guest, although no change was synced to the disk.
+// TestDiff changes random trees in a sandbox. The daemon must report the same differences as a
+// script in the guest finds, although no change was synced to the disk.
 func TestDiff(t *testing.T) {
 	d := load(t).start(t)
 	box := d.fork(t, 1)[0]
@@ -205,7 +205,8 @@ func TestDiff(t *testing.T) {
 	}
 }
 
-// TestDiffOfOthers compares as two clients. Snapshots and sandboxes of one client do not exist for the other.
+// TestDiffOfOthers requests comparisons as two clients. Snapshots and sandboxes of one client do
+// not exist for the other client.
 func TestDiffOfOthers(t *testing.T) {
 	file, text := filepath.Join(t.TempDir(), "tokens"), []byte(nil)
 	tokens := map[string]string{}

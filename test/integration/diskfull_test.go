@@ -47,8 +47,8 @@ func (d *daemon) written(t *testing.T, id, name string) {
 	}
 }
 
-// waits waits until sandboxes are paused because the disk is full or, if full is false, until they
-// run.
+// The method returns when sandboxes are paused because the disk is full. If full is false, it
+// returns when they run.
 func (d *daemon) waits(t *testing.T, state string, full bool, boxes ...client.Sandbox) {
 	t.Helper()
 	for _, b := range boxes {
@@ -63,8 +63,8 @@ func (d *daemon) waits(t *testing.T, state string, full bool, boxes ...client.Sa
 	}
 }
 
-// room sets the size of the tmpfs on dir so that free bytes are free. If programs have used more
-// space in the meantime, the kernel returns EINVAL, and room tries again.
+// room sets the size of the tmpfs on dir so that the given number of bytes is free. If programs
+// have used more space in the meantime, the kernel returns EINVAL, and room tries again.
 func room(t *testing.T, dir string, free uint64) {
 	t.Helper()
 	for try := 0; ; try++ {

@@ -160,7 +160,7 @@ func (d *daemon) buildByProgram(t *testing.T, text, secret string, files map[str
 // TestDaemonCrashWhileBuildingADockerfile kills the daemon while a step runs. The next daemon kills
 // the sandbox of the build and has no snapshot of the incomplete step. A second build continues
 // after the last complete step. The stage has a secret mount, so snapshots of its steps have no
-// memory. The result boots. It has the files that the steps have written, although the steps have
+// memory. The result boots, and has the files that the steps have written, although the steps have
 // not synced these files.
 func TestDaemonCrashWhileBuildingADockerfile(t *testing.T) {
 	d := load(t).start(t)

@@ -38,9 +38,10 @@ func (d *daemon) export(t *testing.T, req client.ExportRequest) (path string, si
 	return f.Name(), size
 }
 
-// TestExport changes random trees in a sandbox. If the export is unpacked in another sandbox with the older
-// tree, that guest must see the same files as the first one: content, holes' sizes, hard links' content, types,
-// modes, owners, targets and attributes. The other way round, the export gives the older tree again.
+// TestExport changes random trees in a sandbox. If the export is unpacked in another sandbox with
+// the older tree, that guest must see the same files as the first one: content, holes' sizes, hard
+// links' content, types, modes, owners, targets and attributes. An export in the other direction
+// gives the older tree again.
 func TestExport(t *testing.T) {
 	d := load(t).start(t)
 	box := d.fork(t, 1)[0]

@@ -15,8 +15,8 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// TestVMEnds makes VMs end in every way other than at a client's request. Their sandboxes must
-// report the reason, and other sandboxes must not be affected.
+// TestVMEnds makes VMs end in every way other than at a client's request. The sandboxes of these
+// VMs must report the reason, and other sandboxes must not be affected.
 func TestVMEnds(t *testing.T) {
 	d := load(t).start(t, withPool(0))
 	trigger := func(c string) func(*testing.T, client.Sandbox) {

@@ -10,8 +10,8 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// TestSnapshotsTravel packs a branch of a sandbox, unpacks it at another daemon, and forks it there. The child has
-// what the sandbox had in its memory and on its disk.
+// TestSnapshotsTravel packs a branch of a sandbox, unpacks it at another daemon, and forks it
+// there. The child has the content of the sandbox's memory and disk.
 func TestSnapshotsTravel(t *testing.T) {
 	f := load(t)
 	a := f.start(t)

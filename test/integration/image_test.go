@@ -206,7 +206,7 @@ func (d *daemon) cachedImages(t *testing.T) int {
 	return len(tree(t, filepath.Join(d.state, imageCache)))
 }
 
-// nothingOfImages fails if a VM, or a file of an unfinished image, is left. The cache must hold the
+// nothingOfImages fails if a VM, or a file of an unfinished image, remains. The cache must hold the
 // given number of files.
 func (d *daemon) nothingOfImages(t *testing.T, files int) {
 	t.Helper()
@@ -292,7 +292,7 @@ func TestLocalImage(t *testing.T) {
 }
 
 // TestDaemonCrashWhileUnpacking kills the daemon while it receives a layer. The next daemon kills
-// the VM, and no file of the image is left.
+// the VM, and no file of the image remains.
 func TestDaemonCrashWhileUnpacking(t *testing.T) {
 	f := load(t)
 	d := f.start(t)

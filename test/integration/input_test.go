@@ -128,8 +128,8 @@ func TestDamagedSnapshots(t *testing.T) {
 	}
 }
 
-// TestForeignSnapshots uses complete snapshots that this host cannot run, and snapshots whose files
-// were changed without changing their sizes.
+// TestForeignSnapshots uses complete snapshots that this host cannot run, and snapshots with files
+// that were changed but have the same size as before.
 func TestForeignSnapshots(t *testing.T) {
 	f := load(t)
 	t.Run("other CPU template", func(t *testing.T) {
@@ -193,8 +193,8 @@ func (f *fixture) newState(t *testing.T) string {
 	return state
 }
 
-// fillState writes the parent's snapshot and the records of base images to a state directory. The
-// function put copies or links one file. Only layers may have several hard links.
+// fillState writes the parent's snapshot and the records of base images to a state directory. It
+// calls put to copy or link one file. Only layers may have several hard links.
 func (f *fixture) fillState(t *testing.T, state string, put func(from, to string) error) {
 	t.Helper()
 	for _, dir := range []string{filepath.Join("snapshots", tag), "bases"} {

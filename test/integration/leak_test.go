@@ -78,8 +78,8 @@ func (d *daemon) cycle(t *testing.T) {
 	d.kill(t, s)
 }
 
-// settled waits until the pool is full. If the parameter was is not nil, it also waits until the
-// daemon uses no more resources than the parameter says. It returns the resources in use.
+// settled waits until the pool is full. If earlier holdings are given, it also waits until the
+// daemon uses no more resources than at that time. It returns the resources in use.
 func (d *daemon) settled(t *testing.T, was *holdings) holdings {
 	t.Helper()
 	var h holdings

@@ -37,7 +37,7 @@ func leaf(t *testing.T, id string) (dir string) {
 		if err == nil && e.IsDir() && e.Name() == id {
 			dir = path
 		}
-		if errors.Is(err, fs.ErrNotExist) { // other cgroups appear and disappear meanwhile
+		if errors.Is(err, fs.ErrNotExist) { // other cgroups may be removed during the search
 			err = nil
 		}
 		return err
@@ -75,8 +75,8 @@ func (d *daemon) killedByLimit(t *testing.T, id string, mib int) {
 }
 
 // TestMemoryLimit checks that a sandbox is killed if it exceeds its memory limit, and that its exit
-// reason says this. Copies of its memory that belong to its branches do not count. Its siblings and
-// the daemon are not affected. A new daemon knows the limits.
+// reason says this. Copies of the sandbox's memory that belong to branches do not count. Its
+// siblings and the daemon are not affected. A new daemon knows the limits.
 func TestMemoryLimit(t *testing.T) {
 	d := load(t).start(t)
 	sibling := d.limited(t, client.Limits{})

@@ -67,8 +67,8 @@ func TestSecretStaysOutside(t *testing.T) {
 }
 
 // serveSecret starts an HTTPS server on port 443. Its answer says whether it has received the
-// secret. It returns the server's address, and a file with the authority that signed the server's
-// certificate.
+// secret. serveSecret returns the server's address, and a file with the authority that signed the
+// server's certificate.
 func serveSecret(t *testing.T, secret string) (address, roots string) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

@@ -45,8 +45,8 @@ func serveFile(t *testing.T, size int) server {
 	return serveFileAtOnce(t, size, 1)
 }
 
-// serveFileAtOnce is serveFile with a server that waits with its answers until n clients have sent
-// a request.
+// serveFileAtOnce is like serveFile, but its server answers only when n clients have sent a
+// request.
 func serveFileAtOnce(t *testing.T, size, n int) server {
 	t.Helper()
 	s := server{content: make([]byte, size)}
@@ -107,7 +107,7 @@ func serveTCP(t *testing.T, serve func(net.Conn)) server {
 	return server{address: l.Addr().String()}
 }
 
-// of returns the server's address as Python arguments.
+// The method returns the server's address as Python arguments.
 func (s *server) of() string {
 	host, port, _ := net.SplitHostPort(s.address)
 	return fmt.Sprintf("%q, %s", host, port)

@@ -30,8 +30,8 @@ func drawOnEachLine(in io.Reader, out io.Writer) {
 }
 
 // ownServers starts two programs from a shell, so that the agent does not manage them. Each program
-// has one FIFO for its input and one FIFO for its output. It opens both for reading and writing, so
-// its input does not end between requests.
+// has one FIFO for its input and one FIFO for its output. The program opens both FIFOs for reading
+// and writing, so its input does not end between requests.
 const ownServers = `cd /root
 cat >own.py <<'END'
 import json, os, random, ssl, sys

@@ -53,7 +53,7 @@ func TestQuickStartOf05(t *testing.T) {
 }
 
 // session types the lines of a file that begin with "$ " into a shell. It skips commands that begin
-// with the text in without. The other lines are the expected output.
+// with the last parameter. The other lines are the expected output.
 func (d *daemon) session(t *testing.T, file, without string) {
 	t.Helper()
 	session, err := os.ReadFile(file)

@@ -77,8 +77,9 @@ func TestDaemonCrashWhileForking(t *testing.T) {
 	}
 }
 
-// crashWhileForking starts a fork of n children. It kills the daemon when at least vmms VMMs have
-// started and confirmed children have confirmed their identity. Then it starts another daemon.
+// crashWhileForking starts a fork of n children. It kills the daemon when the given number of VMMs
+// has started, and the given number of children has confirmed its identity. Then it starts another
+// daemon.
 func (d *daemon) crashWhileForking(t *testing.T, n, vmms, confirmed int) {
 	t.Helper()
 	before, records := len(d.vmms(t)), len(d.records(t))

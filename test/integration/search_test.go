@@ -39,7 +39,7 @@ func (d *daemon) search(t *testing.T, since time.Time, words ...string) map[stri
 	return found
 }
 
-// searchFile adds the words that a file contains to found. It skips holes.
+// searchFile adds the words that a file contains to the given map. It skips holes.
 func searchFile(path string, words []string, found map[string]bool) error {
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {

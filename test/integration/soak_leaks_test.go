@@ -60,8 +60,8 @@ func (x *soaking) settled() (h soakHoldings) {
 	return h
 }
 
-// compare waits until no more resources are in use than in before. After a time limit, it reports
-// the difference.
+// compare waits until no more resources are in use than in the given earlier measurement. After a
+// time limit, it reports the difference.
 func (x *soaking) compare(before soakHoldings) {
 	x.t.Helper()
 	var after soakHoldings
@@ -81,7 +81,7 @@ func (x *soaking) compare(before soakHoldings) {
 	}
 }
 
-// more describes the resources that are in after but not in h, by kind.
+// The method describes, by kind, the resources that are in the given holdings, but not in h.
 func (h soakHoldings) more(after soakHoldings) map[string]string {
 	more := map[string]string{}
 	was := h.sum()

@@ -41,7 +41,7 @@ const (
 )
 
 // TestSoak lets clients use a daemon at random. Meanwhile it kills the daemon, forkd-net and VMMs,
-// and fills or stalls the disk and the RAM for layers. In the end, all acknowledged sandboxes and
+// and fills or stalls the disk and the layers' RAM. In the end, all acknowledged sandboxes and
 // snapshots must exist with the right content. Every answer must be a success, or an error that a
 // fault explains. Nothing may remain. Package test/soak has the clients. `make soak` runs this test
 // for longer.
@@ -72,7 +72,7 @@ func TestSoak(t *testing.T) {
 	x.compare(before)
 }
 
-// soaking is a run of TestSoak. Its methods end the test if any other part than the daemon fails.
+// soaking is a run of TestSoak. Its methods end the test if a part other than the daemon fails.
 // Failures of the daemon are recorded in the report.
 type soaking struct {
 	t      *testing.T
@@ -130,9 +130,9 @@ func (x *soaking) write() {
 	}
 }
 
-// audit compares the existing sandboxes and snapshots with those that were acknowledged to clients.
-// Clients make no requests during the audit. Objects that a killed daemon left incomplete must have
-// been removed.
+// audit compares the existing sandboxes and snapshots with the sandboxes and snapshots that were
+// acknowledged to clients. Clients make no requests during the audit. Objects that were incomplete
+// when a daemon was killed must have been removed.
 func (x *soaking) audit() {
 	x.t.Helper()
 	x.run.Still(func(ids, tags map[string]bool) {

@@ -123,7 +123,7 @@ func TestSSH(t *testing.T) {
 	d.kill(t, s, client.Sandbox{ID: idle})
 }
 
-// testSFTP copies a file into a guest and back. run runs a command in the guest.
+// testSFTP copies a file into a guest and back. It calls run to run a command in the guest.
 func testSFTP(t *testing.T, c *ssh.Client, run func(string) string) {
 	t.Helper()
 	files, err := sftp.NewClient(c)

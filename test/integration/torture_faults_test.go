@@ -14,8 +14,8 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// cutShort starts a branch of the source and calls end in the middle of it. It returns the answer
-// to the branch request.
+// cutShort starts a branch of the source, and calls end while the branch is under way. It returns
+// the answer to the branch request.
 func (x *fire) cutShort(tag string, limit int, end func()) (answer client.Snapshot, err error) {
 	req := client.BranchRequest{Mode: x.mode()}
 	req.NoWait = req.Mode == "live" && x.rng.IntN(2) == 0
@@ -126,8 +126,8 @@ func (x *fire) killVMM() {
 	x.d.audit(x.t)
 }
 
-// nothingOfTheDead checks that a source whose VMM was killed has left only its latest suspended
-// state, if it had one.
+// nothingOfTheDead checks what remains of a source after its VMM was killed: only the latest
+// suspended state, if the source had one.
 func (x *fire) nothingOfTheDead() {
 	x.t.Helper()
 	dirs := []string{filepath.Join(x.d.run, "vm", x.source.ID)}
@@ -219,7 +219,8 @@ func (x *fire) flushed(tag string) (d client.SnapshotDetail) {
 	return d
 }
 
-// fillDisk fills the file system of the state directory until leave bytes are free.
+// fillDisk fills the file system of the state directory, except for the given number of bytes,
+// which stay free.
 func (x *fire) fillDisk(path string, leave uint64) {
 	x.t.Helper()
 	f, err := os.Create(path)

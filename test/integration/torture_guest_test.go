@@ -141,8 +141,8 @@ func (x *fire) took(s client.Snapshot, p point) {
 	x.report.Reached(p.depth)
 }
 
-// latest makes tag the snapshot to which later rounds roll the source back. It removes the previous snapshot
-// of this kind, unless the source runs from it.
+// The method records the tag of a snapshot to which later rounds roll the source back. It removes
+// the previous snapshot of this kind, unless the source runs from it.
 func (x *fire) latest(tag string) {
 	x.t.Helper()
 	old := x.last
@@ -178,8 +178,8 @@ func (x *fire) forkN(req client.ForkRequest) ([]client.Sandbox, error) {
 	return r.Sandboxes, nil
 }
 
-// verifyCopy checks that sandbox id is a copy of instant p that has continued since then. The
-// sandbox must not have received other requests.
+// verifyCopy checks that the sandbox with the given id is a copy of the source at the instant p,
+// and that the copy has continued since then. The sandbox must not have received other requests.
 func (x *fire) verifyCopy(id string, p point) error {
 	r, err := x.ask(id, "verify")
 	if err != nil {
@@ -213,8 +213,8 @@ func (x *fire) verifySource(p point) {
 	x.report.Count(&x.report.SourcesVerified)
 }
 
-// verifyChildren checks that children are copies of instant p, and kills them. It lets only one of
-// them run at a time.
+// verifyChildren checks that children are copies of the source at the instant p, and kills the
+// children. It lets only one of them run at a time.
 func (x *fire) verifyChildren(list []client.Sandbox, p point) error {
 	for _, s := range list[1:] {
 		if _, err := x.d.Pause(x.d.ctx(x.t, stepLimit), s.ID); err != nil {
@@ -256,7 +256,7 @@ func (x *fire) check(tag string) {
 }
 
 // checkAll verifies a child of every snapshot. It also checks that the daemon lists no other
-// snapshots, except those of suspended sandboxes.
+// snapshots, except the saved states of suspended sandboxes.
 func (x *fire) checkAll() {
 	x.t.Helper()
 	list, err := x.d.Snapshots(x.d.ctx(x.t, stepLimit))
@@ -288,7 +288,7 @@ func (x *fire) verifyFiles(tag string) {
 	}
 }
 
-// still pauses the source while f runs, so that children get all of an emulated host's CPU.
+// The method pauses the source while f runs, so that children get all of an emulated host's CPU.
 func (x *fire) still(f func()) {
 	x.t.Helper()
 	if s, err := x.d.Pause(x.d.ctx(x.t, stepLimit), x.source.ID); err != nil || s.State != "paused" {

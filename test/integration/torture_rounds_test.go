@@ -40,8 +40,8 @@ func (x *fire) parentTag(mode string) string {
 	return x.source.SnapshotTag
 }
 
-// early forks children from a live branch as early as possible, while the branch is being copied
-// and flushed and the source writes.
+// The method forks children from a live branch as early as possible, while the branch is being
+// copied and flushed and the source writes.
 func (x *fire) early() {
 	p, tag := x.mark(x.source.ID, x.hot()...), x.newTag()
 	_, err := x.branch(x.source.ID, tag, client.BranchRequest{Mode: "live", NoWait: true})
@@ -186,8 +186,8 @@ func (x *fire) promote() {
 	x.plain()
 }
 
-// forkSource forks children directly from the source. The snapshot that this makes is deleted with the last
-// child.
+// forkSource forks children directly from the source. The fork makes a snapshot, which is deleted
+// with the last child.
 func (x *fire) forkSource() {
 	p, mode := x.mark(x.source.ID, x.hot()...), x.mode()
 	list, err := x.forkN(client.ForkRequest{SourceID: x.source.ID, N: 2, Mode: mode})
@@ -233,8 +233,8 @@ func (x *fire) suspend() {
 	x.verifySource(p)
 }
 
-// remove removes three snapshots that build on each other and have running children. It does so in
-// each way that the API permits.
+// remove removes three snapshots that build on each other and have running children. It removes
+// them in each way that the API permits.
 func (x *fire) remove() {
 	now := x.mark(x.source.ID)
 	x.still(func() {

@@ -26,7 +26,8 @@ var (
 	tortureReport = flag.String("torture.report", "", "file for the counts, as JSON, rewritten after every step")
 )
 
-// Depths of a line of descent, as the number of memory layers above those of the first snapshot.
+// Depths of a line of descent, as the number of memory layers above the layers of the first
+// snapshot.
 const (
 	wantDepth = 4 // a run fails if it does not reach this depth
 	lineDepth = 5 // at this depth a line of descent ends, and its snapshots are verified
@@ -87,7 +88,7 @@ type fire struct {
 // point is the instant of a snapshot.
 type point struct {
 	guest.Instant
-	depth int // number of memory layers above those of the first snapshot
+	depth int // number of memory layers above the layers of the first snapshot
 }
 
 // round is one operation on the sandbox in fire.source. It may make several branches.

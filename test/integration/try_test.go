@@ -70,7 +70,8 @@ func TestTry(t *testing.T) {
 	d.kill(t, first)
 	d.noBranch(t)
 
-	// The best copy is promoted into the sandbox, with a process that the copy's command has left running.
+	// The best copy is promoted into the sandbox, with a process of the copy's command that is
+	// still running.
 	name := d.sh(t, box.ID, "hostname")
 	end = try(client.TryRequest{Promote: true, Judge: client.Shell("cat /root/score"), Each: lines(
 		"echo 3 >/root/score", "echo 12 >/root/score; sleep 1000 >/dev/null 2>&1 & echo $! >/root/pid", "true",
@@ -100,7 +101,7 @@ func TestTry(t *testing.T) {
 	d.noBranch(t)
 }
 
-// noBranch checks that only the parent's snapshot is left.
+// noBranch checks that only the parent's snapshot exists.
 func (d *daemon) noBranch(t *testing.T) {
 	t.Helper()
 	eventually(t, quietLimit, func() error {
@@ -115,8 +116,8 @@ func (d *daemon) noBranch(t *testing.T) {
 	})
 }
 
-// TestTryKilled kills the daemon, and then the program `forkd try`, while copies of a sandbox run commands.
-// No copy and no branch is left, and the sandbox is unchanged.
+// TestTryKilled kills the daemon, and then the program `forkd try`, while copies of a sandbox run
+// commands. No copy and no branch remains, and the sandbox is unchanged.
 func TestTryKilled(t *testing.T) {
 	d := load(t).start(t)
 	box := d.fork(t, 1)[0]

@@ -76,7 +76,7 @@ func TestUniqueness(t *testing.T) {
 }
 
 // warmGenerators uses every random number generator that keeps its state in the interpreter's
-// memory. The function draw prints numbers of these generators.
+// memory. Its function draw() prints numbers of these generators.
 const warmGenerators = `
 import ctypes, json, random, sqlite3, ssl, tempfile, uuid
 import numpy as np

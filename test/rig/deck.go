@@ -1,5 +1,5 @@
 // Package rig contains the common parts of the random tests, which are soak and both kinds of
-// torture: the deck from which the next action is drawn, and the report.
+// torture: the deck of actions, and the report.
 package rig
 
 import (

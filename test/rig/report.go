@@ -35,7 +35,7 @@ func (r *Report) Say(format string, args ...any) {
 	r.SayLocked(format, args...)
 }
 
-// SayLocked is Say for a caller that holds the lock.
+// SayLocked is like Say, but for a caller that holds the lock.
 func (r *Report) SayLocked(format string, args ...any) {
 	fmt.Fprintf(r.out, "%s %5.1f s: %s\n", time.Now().UTC().Format("15:04:05"), r.Elapsed(), fmt.Sprintf(format, args...))
 }
@@ -47,9 +47,9 @@ func (r *Report) Count(n *int) {
 	*n++
 }
 
-// WriteLocked writes the parameter whole, which is the report that contains r, to path. It writes
-// the file completely or not at all. With an empty path, it writes nothing. The caller holds the
-// lock.
+// WriteLocked writes a whole report to the file path. The report r is a part of the whole report.
+// WriteLocked writes the file completely or not at all. With an empty path, it writes nothing. The
+// caller holds the lock.
 func (r *Report) WriteLocked(path string, whole any) error {
 	r.Seconds = r.Elapsed()
 	if path == "" {

@@ -10,7 +10,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// outcome says what a client knows about the result of a request.
+// outcome is a client's knowledge about the result of a request.
 type outcome int
 
 const (
@@ -88,8 +88,8 @@ func (w *worker) do(a asked, f func(ctx context.Context) error) outcome {
 	return refused
 }
 
-// excuse finds the fault that explains the code of an answer. The parameter from is the time of the
-// request.
+// excuse finds the fault that explains the code of an answer to a request, which was sent at the
+// given time.
 func (w *worker) excuse(a asked, code string, from time.Time) (Kind, bool) {
 	if slices.Contains(ofDeadVMs, code) {
 		if a.box != nil && w.mayBeDead(a.box) {

@@ -12,7 +12,7 @@ type Kind string
 const (
 	KillDaemon Kind = "kill_daemon" // the daemon is killed, and the test starts it again
 	KillNet    Kind = "kill_net"    // forkd-net is killed, and the daemon starts it again
-	KillVMM    Kind = "kill_vmm"    // one VMM is killed, of a sandbox or of the pool
+	KillVMM    Kind = "kill_vmm"    // the VMM of a sandbox, or a VMM of the pool, is killed
 	FillDisk   Kind = "fill_disk"   // the file system of the state directory is full
 	FillRAM    Kind = "fill_ram"    // the tmpfs of the memory layers is full
 	StallDisk  Kind = "stall_disk"  // writes to the file system of the state directory block
@@ -40,8 +40,8 @@ type FaultLog struct {
 func NewFaultLog() *FaultLog { return &FaultLog{counts: map[Kind]int{}} }
 
 // Begin records a fault just before it is caused. The caller calls end when the fault can no longer
-// cause errors. For a killed VMM, the caller does not call end, because later requests to this VM
-// also fail.
+// cause errors. For a killed VMM, the caller does not call this function, because later requests to
+// this VM also fail.
 func (l *FaultLog) Begin(kind Kind, id string) (end func()) {
 	f := &fault{kind: kind, id: id, from: time.Now()}
 	l.mu.Lock()
@@ -55,7 +55,7 @@ func (l *FaultLog) Begin(kind Kind, id string) (end func()) {
 	}
 }
 
-// explains returns the first of the kinds that was active at some time since the time from.
+// explains returns the first of the kinds that was active at some time since the given time.
 func (l *FaultLog) explains(from time.Time, kinds ...Kind) (Kind, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -27,8 +27,8 @@ type point struct {
 // there is more than one possible state. A slice is never changed in place.
 type points []point
 
-// marked returns the possible states after a request that sets a mark. The parameter certain means
-// that the request was carried out.
+// marked returns the possible states after a request that sets a mark. If certain is true, the
+// request was carried out.
 func (p points) marked(mark, seq uint64, certain bool) points {
 	next := make(points, 0, 2*len(p))
 	for _, was := range p {
@@ -40,7 +40,7 @@ func (p points) marked(mark, seq uint64, certain bool) points {
 	return next
 }
 
-// The method with returns the states of p, each with one more file. The method without returns the
+// The method returns the states of p, each with one more file. Its opposite, without, returns the
 // states of p, each without the file, which the guest may or may not have in these states.
 func (p points) with(name, sum string) points {
 	next := slices.Clone(p)
@@ -63,7 +63,7 @@ func (p points) without(name string) points {
 	return next
 }
 
-// The method or returns the states of both p and q.
+// The method returns the states of both p and q.
 func (p points) or(q points) points { return append(slices.Clone(p), q...) }
 
 // check compares a guest's report about itself with p. It returns the points of p that match. If
@@ -91,8 +91,8 @@ func (p points) check(r *guest.Report, size guest.Size) (points, error) {
 	return fit, nil
 }
 
-// newest reports whether fit contains the highest mark of p. Otherwise that mark belongs to a
-// request that was cut off, and the request may still set the mark in the guest.
+// The method reports whether the given points contain the highest mark of p. Otherwise that mark
+// belongs to a request that was cut off, and the request may still set the mark in the guest.
 func (p points) newest(fit points) bool {
 	for _, q := range p {
 		if q.Mark > fit[0].Mark {
@@ -116,8 +116,8 @@ type box struct {
 	target    points // possible states of that rollback's snapshot, in which a new daemon suspends the sandbox
 }
 
-// start records that a request at the time from has started the VM of b. The parameter p has the
-// possible states of b.
+// start records that a request, sent at the given time, has started the VM of b. The parameter p
+// has the possible states of b.
 func (b *box) start(from time.Time, p points) {
 	b.born, b.state, b.now, b.own, b.mayBeGone = from, running, p, p, false
 	b.target = nil

@@ -29,7 +29,7 @@ type Report struct {
 	DaemonKills int          `json:"daemon_kills"`
 	Audits      int          `json:"audits"`   // comparisons of existing with acknowledged objects
 	Verified    int          `json:"verified"` // verifications of sandboxes that found no damage
-	// Sandboxes whose VM was killed and that resumed from their suspended state.
+	// Sandboxes that resumed from their suspended state after their VM was killed.
 	Resurrected int `json:"resurrected"`
 	// Sandboxes that a fault has ended. Such a sandbox had no suspended state, or was being rolled
 	// back.
@@ -97,7 +97,8 @@ func (r *Report) Failed() bool {
 	return r.LostSandboxes+r.LostSnapshots+r.Corrupt+r.HalfMade+r.Unexpected+r.Leaks > 0
 }
 
-// Write writes the report to path, completely or not at all. It includes the faults in log.
+// Write writes the report to path, completely or not at all. The report includes the faults in the
+// given log.
 func (r *Report) Write(path string, log *FaultLog) error {
 	r.Lock()
 	defer r.Unlock()

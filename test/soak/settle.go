@@ -36,9 +36,8 @@ func (w *worker) await(f func(ctx context.Context) (ready bool, err error)) bool
 
 // settle waits until a sandbox is in one of the given states, which the latest request may have
 // caused. It reports whether the sandbox exists. If the sandbox's VM was killed, the sandbox may be
-// in its latest suspended state, in the state of a snapshot to which it was being rolled back, or
-// missing. If it is missing for another reason, this is a
-// finding.
+// in its latest suspended state or missing. If it was being rolled back, it may be in the state of
+// the rollback's snapshot. If it is missing for another reason, this is a finding.
 func (w *worker) settle(b *box, states ...string) bool {
 	there, why := false, ""
 	ok := w.await(func(ctx context.Context) (bool, error) {

@@ -6,8 +6,8 @@
 // its sandboxes and snapshots. Every answer must be a success, or a documented error that a fault
 // explains (answer.go). Any other answer is a finding. A seed determines the actions of the
 // clients, but neither the timing of the clients nor the timing of the faults. test/integration
-// uses this package. It starts the daemon, makes the snapshot from which clients fork, causes the
-// faults, and compares the host's resources before and after the run.
+// uses this package. That test starts the daemon, makes the snapshot from which clients fork,
+// causes the faults, and compares the host's resources before and after the run.
 package soak
 
 import (
@@ -59,7 +59,7 @@ type worker struct {
 	own    family
 }
 
-// New returns a run. Its base is a snapshot taken at the instant at.
+// New returns a run. Its base is a snapshot taken at the given instant.
 func New(cfg Config, at guest.Instant) *Soak {
 	s := &Soak{cfg: cfg, base: points{{Instant: at}}}
 	s.marks.Store(at.Mark)
@@ -70,7 +70,8 @@ func New(cfg Config, at guest.Instant) *Soak {
 	return s
 }
 
-// Run lets all clients work until stop is closed. It returns when no request is in progress.
+// Run lets all clients work until the given channel is closed. It returns when no request is in
+// progress.
 func (s *Soak) Run(stop <-chan struct{}) {
 	var group sync.WaitGroup
 	for _, w := range s.workers {

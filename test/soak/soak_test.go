@@ -16,7 +16,7 @@ import (
 
 var size = guest.Size{MemoryMiB: 1, DiskMiB: 1, CPUs: 1}
 
-// newWorker returns a client of a fake daemon, which answers with answer.
+// newWorker returns a client of a fake daemon, whose requests are handled by answer.
 func newWorker(t *testing.T, answer http.HandlerFunc) *worker {
 	t.Helper()
 	server := httptest.NewServer(answer)

@@ -65,7 +65,7 @@ func (v *running) begin(ctx context.Context, req vmmproto.Branch) (*pending, err
 	return v.branchTo(ctx, req, s, layer)
 }
 
-// newMarked makes the files of a snapshot of v, and sets a mark in the guest for it.
+// newMarked makes the files of a snapshot of v, and sets a mark in the guest for this snapshot.
 func (v *running) newMarked(ctx context.Context, kind string) (s *Snapshot, layer *os.File, err error) {
 	if s, layer, err = v.newSnapshot(kind); err != nil {
 		return nil, nil, err
@@ -155,8 +155,8 @@ func noHoles(layer *os.File, extents []vm.Extent) error {
 	return nil
 }
 
-// minDefaultStorm is the number of write faults from which a branch counts as a storm, if the
-// request has no limit.
+// minDefaultStorm is the minimum number of write faults of a storm, for a branch whose request has
+// no limit.
 const minDefaultStorm = 2048
 
 // finish waits until the layer is complete and returns the snapshot.

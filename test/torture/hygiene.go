@@ -75,8 +75,8 @@ func (h holdings) exceeds(base holdings) bool {
 // some time after their last use.
 const measureTries = 100
 
-// clean is called between lines of descent. It checks that the rig uses no more resources than in
-// the measurement base, which was made before the first line.
+// clean is called between lines of descent. It checks that the rig uses no more resources than
+// before the first line, which is the given measurement.
 func (r *Rig) clean(base holdings) error {
 	var h holdings
 	var err error
@@ -150,7 +150,7 @@ func (r *Rig) roomy() (bool, error) {
 const roomForVMs = 3
 
 // mountRAM mounts a separate tmpfs for the rig, so that the use of the tmpfs can be measured. The
-// function undo unmounts the tmpfs.
+// returned function unmounts the tmpfs.
 func mountRAM(dir string) (undo func() error, err error) {
 	if err := unix.Mount("torture", dir, "tmpfs", 0, "size=60%,mode=700"); err != nil {
 		return nil, fmt.Errorf("mount a tmpfs for layers: %w", err)

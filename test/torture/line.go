@@ -16,7 +16,7 @@ func (v *running) rebase(p *pending) error {
 	if !p.result.Kept {
 		return nil
 	}
-	v.asking.Lock() // a branch that is requested meanwhile would be based on the old layers
+	v.asking.Lock() // a branch that is requested during the rebase would be based on the old layers
 	defer v.asking.Unlock()
 	layer, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", p.layer.Fd())) // opens the layer for reading only
 	if err != nil {
@@ -45,10 +45,10 @@ const (
 	lineLayers   = 9  // a branch with more memory layers than this above the origin holds all writes since the origin
 )
 
-// long branches one running source many times, and rebases the source after each branch. So every
-// snapshot holds only the pages written since the previous one. It drops every second snapshot, and
-// sometimes rolls the source back to an earlier snapshot. In the end, all remaining snapshots must
-// have the right content.
+// The method branches one running source many times, and rebases the source after each branch. So
+// every snapshot holds only the pages written since the previous snapshot. The method drops every
+// second snapshot, and sometimes rolls the source back to an earlier snapshot. In the end, all
+// remaining snapshots must have the right content.
 func (l *line) long(ctx context.Context) error {
 	v := l.source
 	var line []*Snapshot
@@ -97,7 +97,7 @@ func (l *line) long(ctx context.Context) error {
 	return v.Resume(ctx)
 }
 
-// rollInto rolls the source back to one of the branches in line.
+// rollInto rolls the source back to one of the branches in the given line.
 func (l *line) rollInto(ctx context.Context, line []*Snapshot) error {
 	to := line[len(line)-1-2*l.rig.rng.IntN(2)]
 	if to == nil {

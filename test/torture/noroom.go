@@ -17,7 +17,7 @@ import (
 const tinyBytes = 64 << 10
 
 // layerWithoutRoom makes branches to a file system that becomes full at the beginning of the layer,
-// in the middle of it, or after its end. The source continues. If the layer is complete, its
+// in the middle, or after the end of the layer. The source continues. If the layer is complete, its
 // children have the right content and need no further room.
 func (l *line) layerWithoutRoom(ctx context.Context) (err error) {
 	v := l.source
@@ -96,8 +96,8 @@ func (l *line) stateWithoutRoom(ctx context.Context) (err error) {
 	return l.failed(ctx, p, err)
 }
 
-// failed checks that a branch failed for lack of room, and that its source continues. p is nil if
-// the branch failed while the guest was stopped.
+// The method checks that a branch failed for lack of room, and that the source of the branch
+// continues. The parameter p is nil if the branch failed while the guest was stopped.
 func (l *line) failed(ctx context.Context, p *pending, err error) error {
 	if errors.Is(err, vmmclient.ErrGone) {
 		return fmt.Errorf("the source did not survive: %w", err)

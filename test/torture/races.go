@@ -152,8 +152,8 @@ func (l *line) interrupt(ctx context.Context) error {
 	return l.check(ctx, l.last)
 }
 
-// disturb resumes the source. If the parameter more is true, it may instead pause the source or ask
-// the source's VMM for statistics.
+// disturb resumes the source. If more is true, it may instead pause the source or ask the source's
+// VMM for statistics.
 func (l *line) disturb(ctx context.Context, more bool) error {
 	switch n := l.rig.rng.IntN(5); {
 	case !more || n < 2:

@@ -10,8 +10,8 @@ import (
 	"github.com/forkd/forkd/test/torture/guest"
 )
 
-// Report counts the operations of a run. Both this package and test/integration use it. It is
-// written as out/torture.json.
+// Report counts the operations of a run. Both this package and test/integration use it. The report
+// is written as out/torture.json.
 type Report struct {
 	rig.Report
 	Branches         int            `json:"branches"` // complete branches

@@ -246,7 +246,7 @@ func (v *running) explain(err error) error {
 	return fmt.Errorf("%s: %w\nconsole (%v):\n%s", v.name, err, cerr, vmtest.LastLines(console.Bytes, 30))
 }
 
-// tinyTmpfs mounts a tmpfs with room for size bytes. The function undo unmounts the tmpfs.
+// tinyTmpfs mounts a tmpfs with room for size bytes. The returned function unmounts the tmpfs.
 func (r *Rig) tinyTmpfs(size uint64) (dir string, undo func() error, err error) {
 	if dir, err = os.MkdirTemp(r.dir, "full"); err != nil {
 		return "", nil, err

@@ -255,7 +255,7 @@ func (l *line) crowd(ctx context.Context) error {
 	return l.took(ctx, s)
 }
 
-// stream branches the guest while the guest program sends the answer of a verification.
+// The method branches the guest while the guest program sends the answer of a verification.
 func (l *line) stream(ctx context.Context) error {
 	v := l.source
 	s, layer, err := v.newMarked(ctx, "stream")

@@ -83,7 +83,7 @@ func (v *running) newSnapshot(kind string) (s *Snapshot, layer *os.File, err err
 	return s, layer, err
 }
 
-// put sets the layers of s: the layers of base, if base is not nil, with the layer of s on top.
+// put sets the layers of s: the layers of base, if base is not nil, with the given file on top.
 func (s *Snapshot) put(base *Snapshot, layer *os.File, own []vm.Extent) {
 	s.extents, s.layers = own, []*os.File{layer}
 	if base == nil {

@@ -1,5 +1,5 @@
-// Package view tests the view of 'forkd ui' in Chromium. The daemon's API is that of
-// test/contract/rigd: fake VMs, with real agents as processes of this host.
+// Package view tests the view of 'forkd ui' in Chromium. The daemon is test/contract/rigd: its VMs
+// are fake, and its agents are real processes of this host.
 //
 // It is a module of its own, so that forkd does not depend on the library that controls the browser.
 package view
@@ -67,8 +67,8 @@ func startRig(t *testing.T, options ...string) *rig {
 	return r
 }
 
-// start starts a program, whose first line of output is JSON for v. The program ends when its
-// input does, or when it is interrupted.
+// start starts a program, whose first line of output is JSON for v. The program exits at the end of
+// its input, or when it is interrupted.
 func start(t *testing.T, v any, cmd *exec.Cmd) (stop func()) {
 	t.Helper()
 	cmd.Stderr = t.Output()
@@ -129,7 +129,8 @@ func (r *rig) bake(tag string) {
 	r.call("POST", "/v1/snapshots", map[string]any{"tag": tag, "kernel": r.File, "initrd": r.File, "rootfs": r.File}, nil)
 }
 
-// fork forks sandboxes from a snapshot or, if of is an id, from a sandbox, and returns their ids.
+// fork forks sandboxes from a snapshot or, if an id is given, from a sandbox, and returns their
+// ids.
 func (r *rig) fork(of string, n int, labels map[string]string) (ids []string) {
 	body := map[string]any{"n": n, "snapshot_tag": of}
 	if strings.HasPrefix(of, "sb-") {
@@ -237,7 +238,7 @@ func (p *page) do(what string, actions ...chromedp.Action[chromedp.Void]) {
 	}
 }
 
-// fail ends the test, and shows what the page shows.
+// fail ends the test, and prints the text of the page.
 func (p *page) fail(what string, err error) {
 	p.t.Helper()
 	ctx, cancel := context.WithTimeout(p.ctx, 5*time.Second)
@@ -273,7 +274,7 @@ func (p *page) eval(expression string) {
 }
 
 // wait waits until a JavaScript expression is true. The page's policy forbids chromedp.Poll, which
-// makes a function of a string.
+// makes a function from a string.
 func (p *page) wait(expression string) {
 	p.t.Helper()
 	for end := time.Now().Add(patience); !eval[bool](p, "Boolean("+expression+")"); {

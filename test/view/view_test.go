@@ -18,12 +18,13 @@ import (
 )
 
 // TestMainPath opens the address of the view, forks a snapshot, runs a command in the terminal,
-// branches, reloads, and compares, only with the keyboard where the page has keys for it.
+// branches, reloads, and compares. It uses only the keyboard if the page has keys for an action.
 func TestMainPath(t *testing.T) {
 	r := startRig(t)
 	v := startView(t, r.URL, r.Token)
 	p := newBrowser(t)
-	// A file of another site leads to the address, like the one that 'forkd ui' opens.
+	// Like the file that 'forkd ui' opens, this file leads to the address of the view. It belongs
+	// to another site.
 	from := filepath.Join(t.TempDir(), "open.html")
 	if err := os.WriteFile(from, []byte(`<meta http-equiv="refresh" content="0; url=`+v.URL+`">`), 0o600); err != nil {
 		t.Fatal(err)
@@ -154,8 +155,8 @@ func quoted(text string) string {
 	return string(p)
 }
 
-// TestHostilePages opens pages of another origin in the browser that has a session. They know the
-// address of the view.
+// TestHostilePages opens pages of another origin in the browser that has a session. These pages
+// know the address of the view.
 func TestHostilePages(t *testing.T) {
 	r := startRig(t)
 	v := startView(t, r.URL, r.Token)
@@ -209,7 +210,8 @@ func (p *page) sandboxes(r *rig) (list []struct{ ID string }) {
 	return list
 }
 
-// TestDaemonRestart checks that the page shows that the daemon is away, and follows it again.
+// TestDaemonRestart checks that the page shows when the daemon is not running, and receives events
+// again after the restart.
 func TestDaemonRestart(t *testing.T) {
 	r := startRig(t)
 	r.fork("base", 1, map[string]string{"name": "survivor"})
@@ -225,8 +227,8 @@ func TestDaemonRestart(t *testing.T) {
 	p.clean("502", "ERR_")
 }
 
-// TestSessionEnds checks what a page shows when 'forkd ui' has ended, and a new one at the same
-// address does not know the session.
+// TestSessionEnds checks the text of the page in two cases: 'forkd ui' has exited, or a new 'forkd
+// ui' at the same address does not know the session.
 func TestSessionEnds(t *testing.T) {
 	r := startRig(t)
 	v := startView(t, r.URL, r.Token)

@@ -18,10 +18,10 @@ type Counts struct {
 	Switches uint64 // context switches away from the threads of the process
 	Calls    uint64 // system calls
 	Exits    uint64 // exits of the VM, including those that the kernel handles
-	Faults   uint64 // page faults of the host, including those in guest memory
+	Faults   uint64 // page faults of the host, including faults in guest memory
 }
 
-// Sub returns the operations since before.
+// Sub returns the operations since the given counts were read.
 func (c Counts) Sub(before Counts) Counts {
 	return Counts{Switches: c.Switches - before.Switches, Calls: c.Calls - before.Calls,
 		Exits: c.Exits - before.Exits, Faults: c.Faults - before.Faults}
@@ -38,8 +38,8 @@ type Counter struct {
 type counterKey struct{ Process, Kind uint32 }
 
 // counted are the kernel's tracepoints that are counted. The index is counterKey.Kind. An event
-// counts for the thread that reaches the tracepoint. At sched_switch, that is the thread that gives
-// up its CPU.
+// counts for the thread that reaches the tracepoint. At sched_switch, this is the thread that loses
+// its CPU.
 var counted = []string{"sched_switch", "sys_enter", "kvm_exit"}
 
 // maxCounted bounds the number of keys. Each process that runs during a benchmark needs a key for
@@ -125,7 +125,7 @@ func (c *Counter) Read(pid int) (Counts, error) {
 	return Counts{Switches: counts[0], Calls: counts[1], Exits: counts[2], Faults: faults}, err
 }
 
-// ReadChildren returns the counts of this process's children that are alive, by process id.
+// ReadChildren returns the counts of this process's child processes that are alive, by process id.
 func (c *Counter) ReadChildren() (map[int]Counts, error) {
 	pids, err := Children()
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// CPU is the CPU time that this process and each of its running children have used so far. The time
-// of a vCPU in the guest is included.
+// CPU is the CPU time that this process and each of its running child processes have used so far.
+// The time of a vCPU in the guest is included.
 type CPU struct {
 	begin, end time.Duration         // CPU time of this process, before and after reading the children's
 	children   map[int]time.Duration // CPU time of the children, by process id
@@ -36,7 +36,7 @@ func ReadCPU() (CPU, error) {
 	return c, err
 }
 
-// Children returns the process ids of this process's children.
+// Children returns the process ids of this process's child processes.
 func Children() (pids []int, err error) {
 	stats, err := filepath.Glob("/proc/[0-9]*/stat")
 	for _, path := range stats {
@@ -59,9 +59,9 @@ func ownCPU() (time.Duration, error) {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano()), nil
 }
 
-// Since returns the CPU time that this process and the children pids have used since before. If a
-// child did not exist at that time, its CPU time since its start is used. The cost of the two
-// readings is not included.
+// Since returns the CPU time that this process and the child processes in pids have used since the
+// given reading. If a child did not exist at that time, the result has its CPU time since the
+// child's start. The cost of the two readings is not included.
 func (c CPU) Since(before CPU, pids []int) (own, children time.Duration) {
 	for _, pid := range pids {
 		children += c.children[pid] - before.children[pid]

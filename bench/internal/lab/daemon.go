@@ -46,7 +46,8 @@ type Daemon struct {
 	made int    // number of managers so far
 }
 
-// NewDaemon sets up an empty store. The functions that it adds to undo remove everything.
+// NewDaemon sets up an empty store. It adds functions to the given cleanup stack that remove
+// everything.
 func NewDaemon(host report.Host, undo *cleanup.Stack) (*Daemon, error) {
 	d := &Daemon{Host: host}
 	d.VMMs.KVM = &vmmclient.KVM{}
@@ -95,8 +96,8 @@ func NewDaemon(host report.Host, undo *cleanup.Stack) (*Daemon, error) {
 	return d, nil
 }
 
-// tempDir makes a directory with a short path. The function that it adds to undo removes the
-// directory.
+// tempDir makes a directory with a short path. It adds a function to the given cleanup stack that
+// removes the directory.
 func tempDir(parent string, undo *cleanup.Stack) (string, error) {
 	dir, err := os.MkdirTemp(parent, "fkb")
 	if err == nil {

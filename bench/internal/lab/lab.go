@@ -139,8 +139,9 @@ func PssKiB(pid int) (uint64, error) {
 	return statusField(string(p), "Pss")
 }
 
-// PrivateKiB returns the private memory of a process, except for its mappings of the file without
-// (proc_pid_smaps(5)). For a VMM, this is the private memory without guest RAM.
+// PrivateKiB returns the private memory of a process (proc_pid_smaps(5)). It does not count the
+// mappings of the file with the given name. For a VMM, this is the private memory without guest
+// RAM.
 func PrivateKiB(pid int, without string) (float64, error) {
 	f, err := os.Open(fmt.Sprintf("/proc/%d/smaps", pid))
 	if err != nil {

@@ -23,7 +23,7 @@ type Program struct {
 	out    string
 }
 
-// NewProgram declares the flags that all benchmarks have. The parameter leftOut describes the
+// NewProgram declares the flags that all benchmarks have. The text leftOut describes the
 // measurements that are omitted when the time of -budget is used up.
 func NewProgram(name string, budget time.Duration, leftOut string) *Program {
 	p := &Program{name: name, begin: time.Now()}

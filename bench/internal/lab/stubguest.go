@@ -42,8 +42,8 @@ func (d *Daemon) BakeStub(ctx context.Context, m *Manager, tag string, memoryMiB
 	return saveStub(ctx, m.Snapshots(), tag, vmm, machine, d.Host.Accel, extents)
 }
 
-// StubSettle is how long the parent of stubs runs before it is saved. This is more than enough for
-// the stub to reach its loop, because the stub needs only a few dozen instructions, which take
+// StubSettle is how long the parent of stubs runs before it is saved. This time is more than enough
+// for the stub to reach its loop, because the stub needs only a few dozen instructions, which take
 // microseconds even on emulated hosts.
 const StubSettle = 300 * time.Millisecond
 
@@ -68,8 +68,8 @@ func runStub(ctx context.Context, vmm vmpool.VMM, kernel string) error {
 }
 
 // Addresses of the extents that BakeStub adds. They are above all memory that the stub uses. Each
-// extent is followed by a hole of the same length, so that the kernel does not merge their
-// mappings.
+// extent is followed by a hole of the same length, so that the kernel does not merge the mappings
+// of the extents.
 const (
 	extentsFrom = 32 << 20
 	extentStep  = 64 << 10
@@ -167,9 +167,9 @@ func (c stubClient) wait(ctx context.Context) error {
 	}
 }
 
-// NewTicker returns a kernel timer from which eight bytes can be read in every period. It is used
-// because Go's own timers are late by up to a millisecond in an idle program: Go's poller waits for
-// whole milliseconds.
+// NewTicker returns a kernel timer from which eight bytes can be read in every period. A kernel
+// timer is used because Go's own timers are late by up to a millisecond in an idle program: Go's
+// poller waits for whole milliseconds.
 func NewTicker(period time.Duration) (*os.File, error) {
 	fd, err := unix.TimerfdCreate(unix.CLOCK_MONOTONIC, unix.TFD_NONBLOCK|unix.TFD_CLOEXEC)
 	if err != nil {

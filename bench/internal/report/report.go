@@ -1,8 +1,8 @@
 // Package report prints and saves the results of a benchmark: as tables for people, and as JSON for
 // programs. It also computes quantiles.
 //
-// It measures nothing. A figure that was not measured is a nil cell. It is printed as an empty
-// field, and is null in JSON.
+// It measures nothing. A figure that was not measured is a nil cell. Such a cell is printed as an
+// empty field, and is null in JSON.
 package report
 
 import (
@@ -27,7 +27,8 @@ type Report struct {
 	Tables []*Table  `json:"tables"`
 }
 
-// Host describes the host on which the figures were measured, without which they have no meaning.
+// Host describes the host on which the figures were measured. Without this description, the figures
+// have no meaning.
 type Host struct {
 	Accel  string `json:"accel"` // what runs the guests: "kvm", "tcg" (emulated CPU), "pvm" (no hardware virtualization)
 	Kernel string `json:"kernel"`

@@ -46,7 +46,7 @@ func main() {
 
 // carryOut does one piece of work and prints the result for the program that has asked for it.
 func (b *bench) carryOut(ctx context.Context, work string, n int) error {
-	switch work { // prepare what the work needs before the clock starts
+	switch work { // prepare the work before the clock starts
 	case "up":
 		b.large = bytes.Repeat([]byte{7}, 100<<20)
 	case "held":
@@ -119,7 +119,7 @@ func (b *bench) down(ctx context.Context) error {
 	return nil
 }
 
-// many forks n sandboxes concurrently and returns their ids.
+// The method forks n sandboxes concurrently and returns their ids.
 func (b *bench) many(ctx context.Context, n int) (ids []string, err error) {
 	ids = make([]string, n)
 	var group errgroup.Group
@@ -132,7 +132,8 @@ func (b *bench) many(ctx context.Context, n int) (ids []string, err error) {
 	return ids, group.Wait()
 }
 
-// held prints how much memory of this process a sandbox object takes, as the mean over n sandboxes.
+// The method prints how much memory of this process a sandbox object takes, as the mean over n
+// sandboxes.
 func (b *bench) held(ctx context.Context, n int) error {
 	first, err := b.many(ctx, 1) // makes the objects that all sandboxes share
 	if err != nil {

@@ -188,7 +188,7 @@ func Take(tree, name, to string) error {
 }
 
 // Run runs a tool of the distribution in dir (empty: the current directory) and returns its
-// standard output. Cancelling ctx kills the tool and its children.
+// standard output. Cancelling ctx kills the tool and its child processes.
 func Run(ctx context.Context, dir, name string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Dir = dir

@@ -451,8 +451,8 @@ func TestPlacesOfWarmSteps(t *testing.T) {
 	}
 }
 
-// The library writes a line to stderr for each byte that is not text. A guest chooses the values of
-// its base's environment.
+// The library writes a line to stderr for each byte that is not text. The author of a base image
+// chooses the values of the image's environment.
 func TestExpandingWritesNothing(t *testing.T) {
 	f, err := os.Create(filepath.Join(t.TempDir(), "stderr"))
 	if err != nil {

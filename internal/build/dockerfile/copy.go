@@ -26,14 +26,14 @@ const (
 	maxNames     = 100_000  // names in all COPY and ADD instructions of the Dockerfile
 	maxExcludes  = 100      // patterns of --exclude in one instruction
 	maxExclude   = 4 << 10  // bytes of these patterns in one instruction
-	maxRepeated  = 16 << 20 // bytes of these patterns in the Dockerfile, multiplied by the sources that keep them
+	maxRepeated  = 16 << 20 // bytes of these patterns in the Dockerfile; each source that keeps them counts separately
 	maxCompared  = 1 << 25  // comparisons of names with patterns in the Dockerfile
 	spareEntries = 1 << 17  // see MaxCopied
 	entriesTimes = 3
 )
 
-// MaxCopied returns the maximum number of entries in all sources of a build together. The parameter
-// files is the number of files in the build context.
+// MaxCopied returns the maximum number of entries in all sources of a build together. The argument
+// is the number of files in the build context.
 func MaxCopied(files int) int { return spareEntries + entriesTimes*files }
 
 // copyFlags holds the flags of COPY and ADD that change which files are copied, and under which
@@ -325,7 +325,7 @@ func (r *reader) sourceOf(i int, pattern string, parents bool, leave *exclude) (
 		return src, err
 	}
 	f := &r.req.Files[i]
-	isDir, own := f.Kind == plan.KindDir, i+1 // the source's own entries are those from i to own
+	isDir, own := f.Kind == plan.KindDir, i+1 // the source's own entries have the indexes from i to own-1
 	var below []plan.File
 	src.Dir, src.Strip = isDir || parents, strings.LastIndexByte(f.Path, '/')+1
 	if isDir {
@@ -348,8 +348,8 @@ func (r *reader) sourceOf(i int, pattern string, parents bool, leave *exclude) (
 }
 
 // list returns the files of a source: its own entries, which begin at index i and end before index
-// own, and the files below them. If these files are adjacent in the context's list, the result is a
-// part of that list.
+// own, and the files below these entries. If these files are adjacent in the context's list, the
+// result is a part of that list.
 func (r *reader) list(i, own int, below []plan.File, leave *exclude) ([]plan.File, error) {
 	n := own - i + len(below)
 	if r.entries += max(1, n); r.entries > MaxCopied(len(r.req.Files)) {
@@ -370,8 +370,9 @@ func (r *reader) list(i, own int, below []plan.File, leave *exclude) ([]plan.Fil
 	return slices.Concat(r.req.Files[i:own], below), nil
 }
 
-// without returns the files in the list below that no pattern of leave matches. The patterns match
-// names relative to the source, and the name of the source itself.
+// The method omits excluded files. It returns the source's own entries and the files below, except
+// for the files that match a pattern of leave. The patterns match names relative to the source, and
+// the name of the source itself.
 func (r *reader) without(leave *exclude, i, own int, below []plan.File) (kept []plan.File, err error) {
 	prefix := 0
 	if i != whole && r.req.Files[i].Kind == plan.KindDir {

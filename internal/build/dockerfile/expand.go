@@ -21,7 +21,7 @@ const (
 	variableSize = 64        // bytes that a variable takes in addition to its name and value
 	maxExpanded  = 8 << 20   // bytes of all values that words use, and of the expanded words
 
-	maxSubstitutions = 64      // substitutions in a word, except those of the form ${NAME}; they can be nested
+	maxSubstitutions = 64      // substitutions in a word, except ${NAME}; substitutions can be nested
 	maxPatterns      = 4 << 10 // bytes of the substitutions in a word that have a pattern, such as ${NAME//a/b}
 	// Bytes of the patterns in a word, multiplied by the bytes of the values that the word uses.
 	maxReplaced = 256 << 10
@@ -152,9 +152,9 @@ func (b *bounded) Get(name string) (string, bool) {
 var substitution = regexp.MustCompile("\\$\\{[\\pL\\pN_]+(?:\\}|:?[-+?]|((?://[^/$'\"\\\\`{}]*/|/[^/$'\"\\\\`{}]+/|##?|%%?)[^$'\"\\\\`{}]*\\}))")
 
 // limitOf returns the maximum total size, in bytes, of the values that word uses. A pattern makes
-// each of these bytes more expensive, because matching takes as many steps per byte as the pattern
-// has bytes, and a replacement may be inserted once per byte. A pattern within another pattern
-// would multiply the cost again, so such a pattern is an error.
+// each of these bytes more expensive. For each byte of a value, matching takes as many steps as the
+// pattern has bytes, and a replacement may be inserted. A pattern within another pattern would
+// multiply the cost again, so such a pattern is an error.
 func limitOf(word string) (int, error) {
 	all, plain, words, patterns, bytes := strings.Count(word, "${"), 0, 0, 0, 0
 	for _, at := range substitution.FindAllStringSubmatchIndex(word, -1) {

@@ -24,8 +24,8 @@ const (
 	triggerSize  = 512      // bytes that a trigger takes in addition to its text
 )
 
-// trigger makes a stage begin with the triggers of its base. The parameter line is the line of the
-// stage's FROM instruction, which errors name.
+// trigger makes a stage begin with the triggers of its base. Errors name the given line, which is
+// the line of the stage's FROM instruction.
 func (r *reader) trigger(st *stage, list []trigger, line int) error {
 	if len(list) > maxTriggers {
 		return r.fail(line, "the base has %d ONBUILD triggers: want at most %d", len(list), maxTriggers)

@@ -28,7 +28,7 @@ import (
 type Request struct {
 	Name   string            // name of the file, for errors
 	Text   []byte            // content of the file
-	Target string            // name or number of the stage to build; empty: the last
+	Target string            // name or number of the stage to build; empty: the last stage
 	Args   map[string]string // values of ARG instructions
 	Files  []plan.File       // files of the build context, sorted by path; To is ignored
 	Base   Resolver
@@ -162,8 +162,8 @@ func parse(name string, text []byte, lint *linter.Linter) (*source, error) {
 	return &source{name, ast.EscapeToken, stages, meta, warms}, nil
 }
 
-// isText reports whether p is UTF-8 without NUL bytes. For each other byte, BuildKit's shell words
-// write a line to standard error.
+// isText reports whether p is UTF-8 without NUL bytes. BuildKit's package for shell words writes a
+// line to standard error for each byte that is not text.
 func isText(p []byte) bool { return utf8.Valid(p) && bytes.IndexByte(p, 0) < 0 }
 
 // knownSyntax reports whether a syntax directive names a syntax that this package implements.
@@ -351,8 +351,8 @@ func (r *reader) target() (int, error) {
 	return 0, r.fail(0, "target %q: no such stage: there are %s", r.req.Target, strings.Join(names, ", "))
 }
 
-// find returns the index of a stage with the given name or number, among the stages before the
-// given one.
+// find returns the index of a stage with the given name or number, among the stages whose index is
+// less than before.
 func (r *reader) find(name string, before int) (int, bool) {
 	stages := r.source.stages[:before]
 	if i, ok := instructions.HasStage(stages, name); ok {

@@ -86,7 +86,7 @@ func read(text string) (*plan.Plan, error) {
 	return Read(context.Background(), req)
 }
 
-// named inserts into the JSON of a step, for each file, the file's name below the target.
+// named inserts names into the JSON of a step: for each file, the file's name below the target.
 func named(line string, s *plan.Step) string {
 	var sources []*plan.Source
 	if s.Copy != nil {

@@ -14,8 +14,8 @@ import (
 	"github.com/forkd/forkd/internal/build/plan"
 )
 
-// remoteSource returns the source for an ADD instruction that downloads a file or a repository. The
-// result ok is false if src is a file of the build context. The checksum or commit is part of the
+// remoteSource returns the source for an ADD instruction that downloads a file or a repository. If
+// src is a file of the build context, it returns false. The checksum or commit is part of the
 // step's key. So a later build can see without a download whether the content has changed.
 func remoteSource(src string, c *instructions.AddCommand) (s plan.Source, ok bool, err error) {
 	address, fragment, _ := strings.Cut(src, "#")

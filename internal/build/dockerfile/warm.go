@@ -67,7 +67,7 @@ const (
 	inHeredoc
 )
 
-// within reports whether a line lies between instructions, in an instruction or in a here-document.
+// within returns where a line lies: between instructions, in an instruction or in a here-document.
 // nodes[0] must be the first instruction that ends at the line or below it.
 func within(nodes []*parser.Node, line int) place {
 	switch {

@@ -43,8 +43,8 @@ func (p reporter) step(stage, detail string) {
 }
 
 // content is a resolved base. The field digest is the part of the cache key that is not in the
-// recipe's text, and stream writes the layers of the base and the recipe's files as a stream of
-// package imageproto.
+// recipe's text. Its function stream writes the layers of the base, and the recipe's files, as a
+// stream of package imageproto.
 type content struct {
 	digest  string
 	env     map[string]string
@@ -70,8 +70,8 @@ type Unpacker struct {
 	Program []byte
 }
 
-// Build returns the image of r. It builds the image if the cache does not have it. The function
-// progress may be nil. It is called from the building goroutines, possibly concurrently.
+// Build returns the image of r. It builds the image if the cache does not have it. The last
+// parameter may be nil. It is called from the building goroutines, possibly concurrently.
 //
 // The error is a *MissingError (wrapped) if the host lacks tools or rights. In this case nothing
 // was changed.
@@ -232,7 +232,7 @@ func uuidBytes(key string) (id [16]byte) {
 	return id
 }
 
-// uuidOf is uuidBytes as text.
+// uuidOf returns the result of uuidBytes as text.
 func uuidOf(key string) string {
 	b := uuidBytes(key)
 	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])

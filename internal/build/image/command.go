@@ -110,8 +110,9 @@ func removeTree(dir string) error {
 const errorTail = 12
 
 // run runs argv with a fixed locale. The environment of argv has only PATH, HOME and a few settings
-// of the caller, such as proxies (see toolEnv). Each line of stderr is passed to line (which may be
-// nil), and the error quotes the last lines. Cancelling ctx terminates argv and all its children.
+// of the caller, such as proxies (see toolEnv). Each line of stderr is passed to the given
+// function, which may be nil, and the error quotes the last lines. Cancelling ctx terminates the
+// program and all its child processes.
 func run(ctx context.Context, stdin io.Reader, stdout io.Writer, line func(string), argv ...string) error {
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	if p, err := lookPath(tool{name: argv[0]}); err == nil {
@@ -145,9 +146,10 @@ func run(ctx context.Context, stdin io.Reader, stdout io.Writer, line func(strin
 // unmounts and removes a whole tree.
 const cleanupTime = 10 * time.Second
 
-// startAndWait runs cmd until it has exited and all of its input and output has been copied,
-// however long that takes. Once ctx is done, cmd may continue for cleanupTime. (WaitDelay of
-// os/exec would limit the copying even without a cancellation, and so fail a build on a slow disk.)
+// startAndWait runs cmd. It returns when cmd has exited, and all input and output of cmd has been
+// copied, however long the copying takes. Once ctx is done, cmd may continue for cleanupTime.
+// (WaitDelay of os/exec would limit the copying even without a cancellation, and so fail a build on
+// a slow disk.)
 func startAndWait(ctx context.Context, cmd *exec.Cmd) error {
 	if err := cmd.Start(); err != nil {
 		return err
@@ -227,7 +229,7 @@ func (w *lineWriter) Write(p []byte) (int, error) {
 	}
 }
 
-// limitWriter writes up to left bytes to w and then fails with err.
+// limitWriter writes to w. After the remaining number of bytes, it fails with the error err.
 type limitWriter struct {
 	w    io.Writer
 	left int64

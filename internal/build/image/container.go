@@ -74,9 +74,10 @@ func resolveContainer(ctx context.Context, b base, r *Recipe) (_ *content, err e
 			config.Architecture,
 		)
 	}
-	// For an image of a registry, the digest of the manifest identifies the layers as they are
-	// fetched. For a local image, the digest of the configuration identifies the content of the
-	// layers. The manifest of an archive would be known only after compressing its layers.
+	// For an image of a registry, the digest of the manifest identifies the layers in the form in
+	// which they are fetched. For a local image, the digest of the configuration identifies the
+	// content of the layers. The manifest of an archive would be known only after compressing its
+	// layers.
 	digest, err := img.Digest()
 	if b.kind != baseRegistry {
 		digest, err = checkConfig(img)
@@ -85,7 +86,7 @@ func resolveContainer(ctx context.Context, b base, r *Recipe) (_ *content, err e
 		return nil, fmt.Errorf("base %s:%s: %w", b.kind, b.arg, err)
 	}
 	env := envOf(config.Config.Env)
-	if err := snapshot.CheckEnv(env); err != nil { // a snapshot of the image must have it
+	if err := snapshot.CheckEnv(env); err != nil { // a snapshot of the image must have this environment
 		return nil, fmt.Errorf("base %s:%s: %w", b.kind, b.arg, err)
 	}
 	return &content{
@@ -141,15 +142,15 @@ func checkManifest(img v1.Image) error {
 	return nil
 }
 
-// layersOf returns the layers of an image as sources of a stream. It does not parse them. If plain is set,
-// the sources are not compressed.
+// layersOf returns the layers of an image as sources of a stream. It does not parse them. If plain
+// is true, the sources are not compressed.
 //
-// The library compares layers of a registry with their digests in the manifest while they arrive.
-// layersOf compares layers of a local image itself. For an OCI layout, it uses the digests of the
-// layers in the manifest. An archive of docker save has no such digests. If plain is set, layers of
-// such an archive are compared with the digests of their content. Later, forkd-unpack compares all
-// layers with their digests in the configuration, so that an image cannot claim the configuration
-// of another image.
+// The library compares layers of a registry with their digests in the manifest while the layers
+// arrive. layersOf compares layers of a local image itself. For an OCI layout, it uses the digests
+// of the layers in the manifest. An archive of docker save has no such digests. If plain is set,
+// layers of such an archive are compared with the digests of their content. Later, forkd-unpack
+// compares all layers with their digests in the configuration, so that an image cannot claim the
+// configuration of another image.
 func layersOf(img v1.Image, kind string, plain bool) ([]source, error) {
 	layers, err := img.Layers()
 	if err != nil {
@@ -177,8 +178,8 @@ func layersOf(img v1.Image, kind string, plain bool) ([]source, error) {
 	return list, nil
 }
 
-// checked returns a function like open. At the end of its content, the reader that this function
-// returns compares the content with the digest want.
+// checked returns a function like open. The reader that this function returns compares the content
+// with the digest in want when it reaches the end.
 func checked(open func() (io.ReadCloser, error), want v1.Hash) func() (io.ReadCloser, error) {
 	return func() (io.ReadCloser, error) {
 		from, err := open()
@@ -218,8 +219,8 @@ func checkConfig(img v1.Image) (want v1.Hash, err error) {
 	return want, nil
 }
 
-// diffIDs returns the digests of the uncompressed layers, which the configuration lists. layers is
-// the number of layers that the image has.
+// diffIDs returns the digests of the uncompressed layers, which the configuration lists. The
+// parameter layers is the number of layers of the image.
 func diffIDs(img v1.Image, layers int) ([]v1.Hash, error) {
 	config, err := img.ConfigFile()
 	if err != nil {
@@ -278,8 +279,8 @@ func (b boundedManifests) RoundTrip(r *http.Request) (*http.Response, error) {
 }
 
 // openArchive opens an archive of docker save, and reports whether its layers are uncompressed
-// (plain). The library does not report this to its caller: one of its methods decompresses layers
-// without bounds, and the other method compresses them.
+// (plain). The library does not report this to its caller: one method of the library decompresses
+// layers without bounds, and the other method compresses them.
 func openArchive(file string) (img v1.Image, plain bool, err error) {
 	if err := checkSize(file, "manifest.json", maxArchiveManifest); err != nil { // the library reads any size
 		return nil, false, err
@@ -305,7 +306,8 @@ func openArchive(file string) (img v1.Image, plain bool, err error) {
 // magicBytes is the length in bytes of the longest magic number that isCompressed knows.
 const magicBytes = 4
 
-// isCompressed reports whether forkd-unpack will decompress a layer that begins with start.
+// isCompressed reports whether forkd-unpack will decompress a layer that begins with the given
+// bytes.
 func isCompressed(start []byte) bool {
 	return bytes.HasPrefix(start, []byte("\x1f\x8b")) || // RFC 1952, section 2.3.1
 		bytes.HasPrefix(start, []byte("\x28\xb5\x2f\xfd")) // RFC 8878, section 3.1.1
@@ -314,7 +316,7 @@ func isCompressed(start []byte) bool {
 // maxLinks is the maximum number of links from the name of a layer in an archive to its content.
 const maxLinks = 10
 
-// checkSize returns an error if a file in an archive has more than most bytes.
+// checkSize returns an error if a file in an archive has more than the given number of bytes.
 func checkSize(archive, name string, most int64) error {
 	_, size, err := startOf(archive, name)
 	if err == nil && size > most {

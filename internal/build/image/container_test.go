@@ -295,7 +295,8 @@ func TestEnvironmentsAreChecked(t *testing.T) {
 	}
 }
 
-// If a layer of a local image does not have its digest, the VM does not receive the end of the layer.
+// If a layer of a local image does not match its digest, the VM does not receive the end of the
+// layer.
 func TestLocalLayersAreChecked(t *testing.T) {
 	dir := writeLayout(t, testImage(t))
 	damageLayer(t, dir)
@@ -367,7 +368,7 @@ func damageLayer(t *testing.T, dir string) {
 }
 
 // Uncompressed layers of an archive are passed on unchanged, even if links lead to them, as in
-// archives of some versions of docker save. Their content is checked.
+// archives of some versions of docker save. The content of the layers is checked.
 func TestPlainLayersOfArchives(t *testing.T) {
 	layer := archive(t, reg("first"))
 	img := containerOf(t, layer)

@@ -22,8 +22,8 @@ func dpkgExcludes() []string {
 	}
 }
 
-// openDebian runs mmdebstrap and returns the archive of a minimal Debian that it writes. Close
-// waits until mmdebstrap has exited.
+// openDebian runs mmdebstrap and returns the archive of a minimal Debian system that mmdebstrap
+// writes. Close waits until mmdebstrap has exited.
 func openDebian(ctx context.Context, suite string, packages []string, line func(string)) io.ReadCloser {
 	r, w := io.Pipe()
 	p := &producer{PipeReader: r, ended: make(chan struct{})}
@@ -48,7 +48,8 @@ func (p *producer) Close() error {
 	return err
 }
 
-// debianSource writes to w the archive of a minimal Debian of the suite with packages.
+// debianSource writes the archive of a minimal Debian system to w. The system is of the given
+// suite, and has the given packages.
 func debianSource(ctx context.Context, w io.Writer, suite string, packages []string, line func(string)) error {
 	sources, err := debianSources(ctx, suite)
 	if err != nil {
@@ -75,8 +76,8 @@ func debianSource(ctx context.Context, w io.Writer, suite string, packages []str
 		// Packages with alternatives, such as Java's, create links to manual pages there, and fail if the
 		// directory is missing.
 		`--essential-hook=mkdir -p "$1/usr/share/man/man1"`,
-		// Remove the host's proxies, which may contain credentials, and its name servers and host
-		// name, because they are for the build only.
+		// Remove settings that are for the build only: the host's proxies, which may contain
+		// credentials, the name servers and the host name.
 		`--customize-hook=rm "$1/etc/apt/apt.conf.d/99mmdebstrap"`,
 		`--customize-hook=echo 'APT::Install-Recommends "false";' >"$1/etc/apt/apt.conf.d/99forkd"`,
 		`--customize-hook=rm -f "$1/etc/resolv.conf" "$1/etc/hostname" && touch "$1/etc/resolv.conf" && echo sandbox >"$1/etc/hostname"`,
@@ -84,9 +85,9 @@ func debianSource(ctx context.Context, w io.Writer, suite string, packages []str
 	return run(ctx, strings.NewReader(strings.Join(sources, "\n")+"\n"), w, line, append(argv, "-")...)
 }
 
-// debianSources returns the lines of a sources.list for suite. They have the mirrors, components
-// and keyrings of the host's apt. If the host uses another suite, the name of that suite is
-// replaced with the parameter suite.
+// debianSources returns the lines of a sources.list for the given suite. The lines have the
+// mirrors, components and keyrings of the host's apt. If the host uses another suite, the name of
+// that suite is replaced with the given suite.
 func debianSources(ctx context.Context, suite string) ([]string, error) {
 	text, err := output(ctx, nil, 16*mib, "apt-get", "indextargets", "--format",
 		"$(CREATED_BY) $(ORIGIN) $(CODENAME) $(RELEASE) $(COMPONENT) $(REPO_URI)")
@@ -104,9 +105,10 @@ func debianSources(ctx context.Context, suite string) ([]string, error) {
 	return lines, nil
 }
 
-// sourcesFor converts indextargets, whose fields debianSources lists, to deb lines. If the host's
-// sources have the suite, such as trixie, the result is their lines for trixie, trixie-updates and
-// trixie-security. Otherwise the lines are derived from the lines of the host's own suite.
+// sourcesFor converts indextargets to deb lines. For the fields of indextargets, see debianSources.
+// If the host's sources have the suite, such as trixie, the result is their lines for trixie,
+// trixie-updates and trixie-security. Otherwise the lines are derived from the lines of the host's
+// own suite.
 func sourcesFor(suite string, indextargets []byte) ([]string, error) {
 	components := make(map[string][]string) // components of each "URI suite"
 	var order []string

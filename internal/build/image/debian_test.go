@@ -32,8 +32,8 @@ func TestSourcesFollowTheHost(t *testing.T) {
 			"deb http://mirror.test/debian/ trixie-updates main",
 			"deb http://mirror.test/security/ trixie-security main",
 		}},
-		// The host has two suites: the requested one is used as it is, and no lines are derived
-		// from the other.
+		// The host has two suites: the requested suite is used as it is, and no lines are derived
+		// from the other suite.
 		{"trixie", hostTargets + "Packages Debian trixie trixie main http://new.test/debian/\n", []string{
 			"deb http://new.test/debian/ trixie main",
 		}},

@@ -13,8 +13,8 @@ var notInName = regexp.MustCompile(`[^a-z0-9._-]+`)
 
 // FromContainer returns the recipe of a snapshot that consists of a container image alone. The
 // parameter text is the base in a recipe's syntax: docker://…, oci:… or docker-archive:…. For any
-// other text, the result ok is false. The recipe is named after the last part of the image's name.
-// Relative paths start at the working directory.
+// other text, FromContainer returns false. The recipe is named after the last part of the image's
+// name. Relative paths start at the working directory.
 func FromContainer(text string) (r *Recipe, ok bool, err error) {
 	b, err := parseBase(text)
 	if err != nil || b.kind == baseDebian {

@@ -28,17 +28,17 @@ const (
 // ext4Features are the features passed to mke2fs, independent of the host's mke2fs.conf.
 //
 // There is no journal. The base is immutable, and a VM writes to a private top layer that is
-// deleted with it. A snapshot freezes memory and disk at the same instant, so a journal would never
-// be replayed. Without a journal, a boot skips the recovery thread, and a fork dirties fewer blocks
-// and pages. A disadvantage is that the disk of a killed VM must not be mounted without its memory
-// before e2fsck has checked the disk.
+// deleted with the VM. A snapshot freezes memory and disk at the same instant, so a journal would
+// never be replayed. Without a journal, a boot skips the recovery thread, and a fork dirties fewer
+// blocks and pages. A disadvantage is that e2fsck must check the disk of a killed VM before the
+// disk is mounted without the VM's memory.
 const ext4Features = "none,ext_attr,dir_index,filetype,extent,64bit,flex_bg,sparse_super,large_file,huge_file,dir_nlink," +
 	"extra_isize,metadata_csum"
 
 // writeExt4 creates the file system image with the given path and size. The parameter program is
 // the executable forkd-unpack, which unpacks the output of stream. The file system contains the
-// result. The parameter work is an empty directory for temporary files, which the caller removes.
-// The uuid identifies the file system and seeds its directory hashes.
+// result. Temporary files are written to work, an empty directory that the caller removes. The uuid
+// identifies the file system and seeds its directory hashes.
 func writeExt4(ctx context.Context, name, work, uuid string, size int64, program []byte,
 	stream func(ctx context.Context, w io.Writer) error) error {
 	unpack, root := filepath.Join(work, "forkd-unpack"), filepath.Join(work, "root")
@@ -54,8 +54,8 @@ func writeExt4(ctx context.Context, name, work, uuid string, size int64, program
 	err := run(ctx, nil, io.Discard, nil, asRoot("mke2fs", "-q", "-F", "-O", ext4Features,
 		"-b", strconv.Itoa(blockSize), "-I", strconv.Itoa(inodeSize), "-i", strconv.Itoa(bytesPerInode), "-m", "0", "-U",
 		uuid,
-		// Write zeros to the inode tables now. Otherwise the kernel writes them later, in every
-		// child and in the child's top layer.
+		// Write zeros to the inode tables now. Otherwise the kernel of every forked sandbox writes
+		// them later, to the sandbox's top layer.
 		"-E", "hash_seed="+uuid+",lazy_itable_init=0,root_owner=0:0", "-d", root, name,
 		strconv.FormatInt(size/blockSize, 10))...)
 	if err != nil && strings.Contains(err.Error(), "Could not allocate") {

@@ -54,7 +54,7 @@ func TestConfigurationOfAnotherImage(t *testing.T) {
 	}
 }
 
-// A build fetches the image that was planned, even if its name has moved since.
+// A build fetches the image that was planned, even if the image's name now refers to another image.
 func TestPinned(t *testing.T) {
 	before := containerOf(t, archive(t, reg("before")))
 	reference := pushToRegistry(t, before)

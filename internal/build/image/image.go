@@ -151,7 +151,7 @@ func checkExt4(name string, size int64) error {
 	if le16(magicOffset) != magic {
 		return errors.New("not an ext4 file system")
 	}
-	blocks := le16(4) | le16(6)<<16 // s_blocks_count_lo; 16 TiB of 4 KiB blocks is beyond what a recipe may ask for
+	blocks := le16(4) | le16(6)<<16 // s_blocks_count_lo; the low half suffices: no recipe may have a disk of 16 TiB
 	if blocks*blockSize != size {
 		return fmt.Errorf("file system of %d bytes in a file of %d", blocks*blockSize, size)
 	}

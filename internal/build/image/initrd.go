@@ -21,7 +21,7 @@ import (
 func guestModules() []string {
 	return []string{
 		"virtio_mmio", "virtio_blk",
-		"ext4", "crc32c_generic", // ext4 requests the checksum by name, so its .modinfo does not list the dependency
+		"ext4", "crc32c_generic", // ext4 requests the checksum by name, so ext4's .modinfo does not list the dependency
 		"vmw_vsock_virtio_transport",
 		"virtio_rng", "virtio_net", "overlay",
 		"tcp_diag", // the agent uses it to close a fork's connections
@@ -65,9 +65,10 @@ func (k *KernelFiles) makeInitrd(ctx context.Context, agent []byte) error {
 	return nil
 }
 
-// Initramfs returns an initramfs with agent for the kernel file kernel, which may be at any path.
-// The initramfs contains the modules in the directory "modules" beside the kernel, as in the cache.
-// Without that directory, the kernel must have all drivers built in.
+// Initramfs returns an initramfs with agent. The parameter kernel is the path of the kernel file
+// for which the initramfs is made. The initramfs contains the modules in the directory "modules"
+// beside the kernel, as in the cache. Without that directory, the kernel must have all drivers
+// built in.
 func Initramfs(kernel string, agent []byte) ([]byte, error) {
 	k := &KernelFiles{}
 	if modules := filepath.Join(filepath.Dir(kernel), modulesName); exists(modules) {

@@ -10,8 +10,8 @@ import (
 
 // Inspected holds the configuration of a container image that a build starts from.
 type Inspected struct {
-	// digest of the manifest for linux/amd64; it identifies the configuration and the layers as
-	// they are fetched
+	// digest of the manifest for linux/amd64; it identifies the configuration, and the layers in
+	// the form in which they are fetched
 	Digest  string
 	Env     map[string]string
 	User    string
@@ -43,8 +43,8 @@ func Inspect(ctx context.Context, reference string, login *registry.Login) (Insp
 		OnBuild: c.OnBuild}, nil
 }
 
-// Pinned returns a reference to the image with the digest that Inspect found, even if the name has
-// moved since.
+// Pinned returns a reference to the image with the digest that Inspect found, even if the name now
+// refers to another image.
 func Pinned(reference, digest string) string {
 	name, _, _ := strings.Cut(reference, "@")
 	return name + "@" + digest

@@ -18,8 +18,9 @@ import (
 	login "github.com/forkd/forkd/internal/registry"
 )
 
-// privateRegistry has an image that only the user "me" with the password "secret" may fetch. For
-// blobs it redirects to another server, which records the credentials that it receives.
+// privateRegistry has an image that only the user "me" with the password "secret" may fetch. It
+// redirects requests for blobs to another server. That server records the credentials in these
+// requests.
 type privateRegistry struct {
 	reference string
 	mu        sync.Mutex
@@ -27,8 +28,8 @@ type privateRegistry struct {
 	requests  int      // number of requests to the other server
 }
 
-// servePrivate serves a registry that requires the password in every request or, if tokens is set,
-// a token that it issues for the password.
+// servePrivate serves a registry that requires the password in every request. If tokens is true,
+// the registry issues a token for the password, and requires this token instead.
 func servePrivate(t *testing.T, tokens bool) *privateRegistry {
 	t.Helper()
 	p := &privateRegistry{}

@@ -21,8 +21,8 @@ func (r *Recipe) Text() (string, error) {
 	return string(text), err
 }
 
-// WithoutFiles returns a copy of the recipe without its files. A daemon's build of the recipe boots
-// from such an image, and copies the files itself.
+// WithoutFiles returns a copy of the recipe without its files. A daemon that builds the recipe
+// boots from the image of this copy, and copies the files itself.
 func (r *Recipe) WithoutFiles() *Recipe {
 	c := *r
 	c.Files, c.files = nil, nil

@@ -30,7 +30,7 @@ const (
 // publish creates the directory parent/name. It calls fill with an empty staging directory beside
 // parent/name, and then renames the staging directory to parent/name. If parent/name already
 // exists, or appears while publish waits for another process that creates it, publish does not call
-// fill. If publish has to wait, it calls the function waiting once.
+// fill. If publish has to wait, it calls waiting once.
 //
 // A process that is killed in fill leaves its staging directory. The next publish of the same name
 // removes that directory.
@@ -109,8 +109,8 @@ func lock(ctx context.Context, name string, waiting func()) (unlock func(), err 
 	}
 }
 
-// sameFile reports whether name is still the file f, which is locked. The last holder of the lock
-// may have removed the file between our open and our lock. Then our lock guards nothing.
+// sameFile reports whether the path name still leads to the locked file f. The last holder of the
+// lock may have removed the file between our open and our lock. Then our lock guards nothing.
 func sameFile(f *os.File, name string) bool {
 	have, err := f.Stat()
 	if err != nil {
@@ -141,12 +141,13 @@ func syncPath(name string) error {
 	return f.Sync()
 }
 
-// fileSHA256 returns the digest of a file. It reads at the lowest priority, because a disk takes minutes.
+// fileSHA256 returns the digest of a file. It reads at the lowest priority, because reading a disk
+// takes minutes.
 func fileSHA256(ctx context.Context, name string) (sum string, err error) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		runtime.LockOSThread() // and never unlocks it, so that the thread ends with the goroutine
+		runtime.LockOSThread() // never unlocked, so that the thread ends with the goroutine
 		_ = unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), lowestNice)
 		sum, err = sha256Of(ctx, name)
 	}()

@@ -58,11 +58,11 @@ type Recipe struct {
 	Network *Network `yaml:"network"`
 	Limits  Limits   `yaml:"limits"` // limits of children
 	// how to treat children that repeat random numbers: "strict" refuses such children; "report"
-	// (or empty) reports the repetition
+	// (or empty) reports them
 	Unique    string `yaml:"unique"`
 	MemoryMiB int    `yaml:"memory_mib"` // 0: 512
 	VCPUs     int    `yaml:"vcpus"`      // 0: 1
-	// size of the file system; unused space takes none on the host; 0: 1024
+	// size of the file system; unused space takes no space on the host; 0: 1024
 	DiskMiB int `yaml:"disk_mib"`
 
 	Login *registry.Login `yaml:"-"` // credentials for the registry of Base; nil: the login stored by `docker login`
@@ -73,8 +73,8 @@ type Recipe struct {
 	files []overlayFile // content of Files
 }
 
-// File names a file, or a directory with all its content, in the recipe's directory. It is copied
-// into the image, where root owns it.
+// File names a file, or a directory with all its content, in the recipe's directory. The file or
+// directory is copied into the image, where root owns it.
 type File struct {
 	Source string `yaml:"source"` // relative to the recipe
 	Target string `yaml:"target"` // absolute path in the image; for a directory, of its content
@@ -95,9 +95,9 @@ func (m *Mode) UnmarshalYAML(node *yaml.Node) error {
 	return nil
 }
 
-// Warmup runs in the parent before the snapshot is taken, so that children have its effects in
-// memory. First Start is started, then the commands run one after another, then the Python code
-// runs in the warm interpreter.
+// Warmup runs in the parent before the snapshot is taken, so that children of the snapshot have its
+// effects in memory. First Start is started, then the commands run one after another, then the
+// Python code runs in the warm interpreter.
 type Warmup struct {
 	Start       string   `yaml:"start"`    // command for /bin/sh -c; runs first, and keeps running
 	Probe       string   `yaml:"probe"`    // command for /bin/sh -c; succeeds when Start is warm
@@ -181,8 +181,8 @@ func LoadRecipe(name string) (*Recipe, error) {
 	return r, nil
 }
 
-// LoadRecipeFS is LoadRecipe for a recipe in an fs.FS, such as one embedded in a program. A
-// relative path in its base starts at the working directory.
+// LoadRecipeFS is like LoadRecipe, but for a recipe in an fs.FS, such as one embedded in a program.
+// A relative path in the recipe's base starts at the working directory.
 func LoadRecipeFS(fsys fs.FS, dir string) (*Recipe, error) {
 	sub, err := fs.Sub(fsys, dir)
 	if err != nil {
@@ -220,7 +220,7 @@ func readBounded(fsys fs.FS, name string, limit int64) ([]byte, error) {
 	return readLimited(f, name, limit)
 }
 
-// readLimited reads r to its end, up to limit bytes. name describes r in errors.
+// readLimited reads r to its end, up to limit bytes. Errors contain the given name of r.
 func readLimited(r io.Reader, name string, limit int64) ([]byte, error) {
 	data, err := io.ReadAll(io.LimitReader(r, limit+1))
 	if err != nil {
@@ -232,8 +232,8 @@ func readLimited(r io.Reader, name string, limit int64) ([]byte, error) {
 	return data, nil
 }
 
-// unknownField matches yaml.v3's error for an unknown field. The Go type in it does not help a
-// user.
+// unknownField matches yaml.v3's error for an unknown field. The Go type in this error does not
+// help a user.
 var unknownField = regexp.MustCompile(`field (\S+) not found in type \S+`)
 
 // ParseRecipe parses and checks the text of a recipe. It reads none of the files that the recipe names.

@@ -56,7 +56,7 @@ func (w *Writer) File(name string, perm uint32, data []byte) error {
 	return w.entry(name, typeRegular|perm, 0, 0, data)
 }
 
-// Symlink adds a symbolic link called name to target.
+// Symlink adds a symbolic link with the given name, which leads to target.
 func (w *Writer) Symlink(name, target string) error {
 	return w.entry(name, typeSymlink|0o777, 0, 0, []byte(target))
 }

@@ -1,11 +1,12 @@
 // Package kmod collects kernel modules for an initramfs. It resolves the dependencies of the
-// modules, decompresses the modules, and returns them in the order in which they must be loaded.
+// modules, decompresses the modules, and returns the modules in the order in which a kernel must
+// load them.
 //
 // It works on the modules directory of an unpacked kernel package. It reads the dependencies of a
 // module from the module itself (the field "depends" of .modinfo), because a package has no
-// modules.dep before it is installed. It ignores aliases and soft dependencies, which are modules
-// that a module may request while it runs. The caller must name such modules (ext4, for example,
-// requests crc32c_generic). The package loads nothing into a kernel.
+// modules.dep before it is installed. It ignores aliases and soft dependencies. A soft dependency
+// is a module that another module may request while it runs. The caller must name such modules
+// (ext4, for example, requests crc32c_generic). The package loads nothing into a kernel.
 //
 // Modules keep their signatures, so that a kernel can check them. Unsigned removes the signature of
 // a module, so that the kernel need not spend time on the check.
@@ -114,8 +115,8 @@ func (c *collector) add(name string) error {
 // canonical returns a module's name as the kernel spells it.
 func canonical(name string) string { return strings.ReplaceAll(name, "-", "_") }
 
-// moduleName returns the canonical name of the module in a file. The result ok is false if the file
-// is not a module.
+// moduleName returns the canonical name of the module in a file. If the file is not a module, it
+// returns false.
 func moduleName(path string) (string, bool) {
 	base, _, ok := strings.Cut(filepath.Base(path), ".ko")
 	return canonical(base), ok

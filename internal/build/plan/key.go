@@ -60,9 +60,9 @@ func part(h hash.Hash, text string) {
 
 func begin(h hash.Hash, size int) { fmt.Fprintf(h, "%d:", size) }
 
-// encode adds the effect of a step to a hash: the JSON of the step, and its texts that are not
-// valid UTF-8, because JSON does not distinguish them. It encodes the files of sources one by one,
-// because they may be most of the build context.
+// encode adds the effect of a step to a hash: the JSON of the step, and those texts of the step
+// that are not valid UTF-8, because the JSON of different texts may be the same. It encodes the
+// files of sources one by one, because they may be most of the build context.
 func (s *Step) encode(h hash.Hash) error {
 	c := s.canonical()
 	short, lists := c.withoutFiles()

@@ -1,6 +1,6 @@
 // Package plan describes a build as a graph of steps. Each step continues the snapshot of an
-// earlier step. The package also computes the key of every step, by which a later build finds the
-// step's snapshot again. Two steps have the same key only if they do the same thing to the same
+// earlier step. The package also computes a key for every step. A later build uses the key to find
+// the step's snapshot again. Two steps have the same key only if they do the same thing to the same
 // content.
 //
 // The package only holds values. Packages dockerfile and recipeplan read Dockerfiles and recipes, and
@@ -38,7 +38,7 @@ type Note struct {
 type Step struct {
 	Name string `json:"name"`           // shown to people, such as "[build 2/4] RUN make"; not part of the key
 	Line int    `json:"line,omitempty"` // line of the source, from 1; not part of the key
-	From int    `json:"from"`           // index of the step whose snapshot this one continues; -1 for a Base
+	From int    `json:"from"`           // index of the step whose snapshot this step continues; -1 for a Base
 
 	Force bool `json:"-"` // run the step even if its snapshot exists
 
@@ -60,9 +60,9 @@ type Base struct {
 	Digest string `json:"digest"`
 	Memory bool   `json:"memory,omitempty"` // continue processes and memory of the base; never for an image
 
-	// vCPUs of the VM; 0: the executor's default, or those of the snapshot.
+	// vCPUs of the VM; 0: the executor's default, or the number in the snapshot.
 	VCPUs uint32 `json:"vcpus,omitempty"`
-	// Memory of the VM; 0: the executor's default, or that of the snapshot.
+	// Memory of the VM; 0: the executor's default, or the memory of the snapshot.
 	MemoryMiB uint64 `json:"memory_mib,omitempty"`
 	DiskMiB   int    `json:"disk_mib,omitempty"` // disk of the VM, for images; 0: the executor's default
 }
@@ -76,8 +76,8 @@ type Boot struct {
 	Env map[string]string `json:"env,omitempty"` // environment of all processes
 }
 
-// Boots reports whether a machine boots for the base: from an image or from files, or from the disk of a
-// snapshot whose own machine has another size.
+// Boots reports whether a machine boots for the base: from an image or from files, or from the disk
+// of a snapshot, if the machine of the snapshot has another size.
 func (b *Base) Boots() bool {
 	return b.Image != "" || b.Boot != nil || b.VCPUs != 0 || b.MemoryMiB != 0
 }
@@ -199,9 +199,9 @@ type Dir struct {
 	Owner string `json:"owner,omitempty"` // owner of the created directories, as in Copy; empty: root
 }
 
-// Warm runs a command, or code in the warm Python interpreter, whose processes and memory stay in the
-// snapshot. Without a probe the command must succeed. With a probe the command keeps running, and the step
-// is done when the probe succeeds.
+// Warm runs a command, or code in the warm Python interpreter. The processes and the memory of the
+// command or the code stay in the snapshot. Without a probe the command must succeed. With a probe
+// the command keeps running, and the step is done when the probe succeeds.
 type Warm struct {
 	Process
 	Probe  []string `json:"probe,omitempty"`  // command and arguments, run like Args
@@ -249,8 +249,8 @@ func (s *Step) Needs() []int {
 	return needs
 }
 
-// Memory returns for every step whether its snapshot contains the memory and processes that the
-// step leaves. Any other snapshot has only a disk, and the step that continues it boots a VM.
+// Memory returns for every step whether its snapshot contains the memory and processes at the end
+// of the step. Any other snapshot has only a disk, and the step that continues it boots a VM.
 //
 //   - A warm step, and the steps that continue it, have memory. The step that saves the settings
 //     also has memory, so that a fork of the result need not boot.

@@ -1,6 +1,6 @@
 // Package recipeplan converts recipes to plans: a machine boots, receives the recipe's files, and
 // runs the warm-up. All steps continue one machine, so the processes that the warm-up starts run in
-// every child.
+// every child of the snapshot.
 //
 // The package only reads. Package image parses recipes and makes the root file systems that their
 // machines boot from.
@@ -20,7 +20,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Request is a recipe, with the values for its plan that its text does not contain.
+// Request is a recipe, with the values that the plan needs and the recipe's text does not contain.
 type Request struct {
 	Text   []byte
 	Boot   plan.Boot   // made from the recipe's base and packages; the recipe's variables override its Env
@@ -48,8 +48,9 @@ func Read(ctx context.Context, req Request) (*plan.Plan, error) {
 			children.Network.Mode = "allow"
 		}
 	}
-	// Without this, the plan's network stays "none". Data that a warm-up downloads would be in
-	// every child, so a recipe must request the network.
+	// Without a network in the recipe or the request, the plan's network stays "none". Data that a
+	// warm-up downloads would be in every child of the snapshot, so a recipe must request the
+	// network.
 	if children.Network != nil {
 		r.plan.Network = children.Network
 	}
@@ -143,8 +144,8 @@ func (r *reader) source(f image.File) (*plan.Source, error) {
 		Strip: strings.LastIndexByte(f.Source, '/') + 1}, nil
 }
 
-// search returns the index in the build context of a path, or of the first file that sorts after
-// it, and whether the context has the path.
+// search returns the index of a path in the build context, and whether the context has the path. If
+// the context lacks the path, the result is the index of the first file that sorts after the path.
 func (r *reader) search(path string) (at int, found bool) {
 	return slices.BinarySearchFunc(r.req.Files, path, func(e plan.File, path string) int {
 		return strings.Compare(e.Path, path)
@@ -183,7 +184,7 @@ func title(command string) string {
 // defaultTimeoutSecs is the default of warmup.timeout_secs.
 const defaultTimeoutSecs = 600
 
-// warmup adds the steps that leave processes and memory.
+// warmup adds the steps whose processes and memory stay in the snapshot.
 func (r *reader) warmup() {
 	w := r.recipe.Warmup
 	w.TimeoutSecs = cmp.Or(w.TimeoutSecs, defaultTimeoutSecs)

@@ -25,7 +25,8 @@ var update = flag.Bool("update", false, "write the golden plans")
 
 var boot = plan.Boot{Kernel: "/k", Rootfs: "/r", Env: map[string]string{"PATH": "/usr/bin"}}
 
-// contextOf returns the directory of a recipe as a build context. Its digests are names of files.
+// contextOf returns the directory of a recipe as a build context. The name of each file stands for
+// its digest.
 func contextOf(t *testing.T, fsys fs.FS) (list []plan.File) {
 	t.Helper()
 	err := fs.WalkDir(fsys, ".", func(name string, d fs.DirEntry, err error) error {
@@ -303,7 +304,7 @@ func TestCopiedFilesAreBounded(t *testing.T) {
 	}
 }
 
-// The name of a step has the first line of its command, without the rest.
+// The name of a step has the first line of its command, without the other lines.
 func TestTitles(t *testing.T) {
 	for command, want := range map[string]string{
 		"echo": "echo", "  a  \n": "a", "set -e\necho": "set -e …", strings.Repeat("é", 40): strings.Repeat("é", 30) + " …",

@@ -56,15 +56,15 @@ func Addr(id string, port int) string {
 	h := fnv.New32a()
 	h.Write([]byte(id))
 	n := h.Sum32()
-	// Avoid 127.0.x.y, which hosts use for their own names and resolvers, and last bytes of 0 and
-	// 255.
+	// Avoid a last byte of 0 or 255. Also avoid 127.0.x.y, which hosts use for their own names and
+	// resolvers.
 	ip := net.IPv4(127, byte(1+n%255), byte(n/255), byte(1+n/255/256%254))
 	return net.JoinHostPort(ip.String(), strconv.Itoa(port))
 }
 
 // Serve answers connections on l until ctx ends. Then it closes l and waits for running requests.
-// The parameter of is a function that returns the server for a connection. If it returns nil, Serve
-// closes the connection.
+// It calls of(conn) to find the server for a connection. If the result is nil, Serve closes the
+// connection.
 func Serve(ctx context.Context, l net.Listener, of func(net.Conn) *Server) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var conns sync.WaitGroup
@@ -186,7 +186,7 @@ func (s *Server) ping(ctx context.Context) any {
 }
 
 // numpyVersion returns the version of numpy that the interpreter has loaded. If the interpreter
-// gives no answer, the next ping asks again. The question never makes the interpreter load numpy.
+// gives no answer, the next ping asks again. Asking never makes the interpreter load numpy.
 func (s *Server) numpyVersion(ctx context.Context) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()

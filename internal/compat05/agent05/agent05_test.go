@@ -36,8 +36,8 @@ func only(g Guest) func(net.Conn) *Server {
 	return func(net.Conn) *Server { return s }
 }
 
-// serve serves g until t ends. The function ask makes a request like a client: it sends a line and
-// then closes its direction of the connection.
+// serve serves g until t ends. The function that it returns makes a request like a client: it sends
+// a line and then closes its direction of the connection.
 func serve(t *testing.T, g Guest) (ask func(line string) map[string]any, addr string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

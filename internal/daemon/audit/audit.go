@@ -33,7 +33,7 @@ type Entry struct {
 	Route     string   `json:"route,omitempty"`     // pattern of the route in the API's document
 	Host      string   `json:"host,omitempty"`      // PORT-ID, if the request's host name names a port of a sandbox
 	Sandbox   string   `json:"sandbox,omitempty"`   // the sandbox that the request names
-	From      string   `json:"from,omitempty"`      // the sandbox whose state a promotion takes; the older side of a diff
+	From      string   `json:"from,omitempty"`      // source of a promotion's state; older side of a diff
 	Sandboxes []string `json:"sandboxes,omitempty"` // the sandboxes that the request made
 	Status    int      `json:"status"`
 	LatencyUS int64    `json:"latency_us"`

@@ -56,7 +56,7 @@ func TestEveryEntryIsOneLineWhateverTheClientSends(t *testing.T) {
 	}
 }
 
-// A client cannot write long lines, whichever field its text ends up in.
+// A client cannot write long lines, whichever field contains its text.
 func TestLinesAreBounded(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "audit.log")
 	l, err := Open(path)
@@ -86,7 +86,7 @@ func TestNilLogDropsEntries(t *testing.T) {
 }
 
 // Strangers cannot fill the log, whether or not they are refused, and their omitted lines are
-// counted. Lines about refused strangers do not displace those about served strangers. Lines about
+// counted. Lines about refused strangers do not displace lines about served strangers. Lines about
 // other clients are never omitted.
 func TestStrangersAreLimited(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
@@ -182,8 +182,8 @@ func (d *fullDisk) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// After a full disk, or after a daemon that was killed during a write, later lines are complete and
-// count the missing ones.
+// After a full disk, or after a daemon that was killed during a write, later lines are complete,
+// and the first of them has the number of missing lines.
 func TestLinesAfterAFullDisk(t *testing.T) {
 	for _, room := range []int{0, 1, 50} {
 		path := filepath.Join(t.TempDir(), "log")

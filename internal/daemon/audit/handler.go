@@ -21,7 +21,8 @@ var properID = regexp.MustCompile(`^[A-Za-z0-9._:-]{1,128}$`)
 type entryKey struct{}
 
 // From returns the entry of a request, so that handlers can fill in its fields. A handler may
-// change the entry until it returns. If Handler does not serve the request, the entry is discarded.
+// change the entry until the handler returns. If Handler does not serve the request, the entry is
+// discarded.
 func From(ctx context.Context) *Entry {
 	if e, ok := ctx.Value(entryKey{}).(*Entry); ok {
 		return e
@@ -29,8 +30,8 @@ func From(ctx context.Context) *Entry {
 	return &Entry{}
 }
 
-// Handler writes a line for each request that next serves, including refused ones. It calls done
-// with the entry and the error of writing it.
+// Handler writes a line for each request that the handler next serves, including refused requests.
+// It calls done with the entry and the error of writing it.
 func (l *Log) Handler(next http.Handler, done func(Entry, error)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		e := &Entry{Time: time.Now(), RequestID: r.Header.Get(RequestIDHeader), Method: r.Method, Path: r.URL.Path,

@@ -47,16 +47,16 @@ func (p Principal) Need(want Scope) error {
 type identifiedKey struct{}
 
 // OnIdentified returns a context for a request. When the client of the request has been identified,
-// the function known is called, perhaps more than once. Its argument is the name under which the
-// client is counted.
+// known is called, perhaps more than once. Its argument is the name under which the client is
+// counted.
 func OnIdentified(ctx context.Context, known func(who string)) context.Context {
 	return context.WithValue(ctx, identifiedKey{}, known)
 }
 
-// Identified calls the function given to OnIdentified. The caller calls it when the client of a
-// request has been identified, or is a stranger that has taken one of the places for strangers. The
-// parameter who is the principal's name or, for a client with only a permission for one sandbox,
-// the name of the sandbox's owner.
+// Identified calls the function that was given to OnIdentified. A handler calls Identified when the
+// client of a request has been identified, or when a stranger has taken one of the places for
+// strangers. The name of the client is the principal's name or, for a client with only a permission
+// for one sandbox, the name of the sandbox's owner.
 func Identified(ctx context.Context, who string) {
 	if known, ok := ctx.Value(identifiedKey{}).(func(string)); ok {
 		known(who)
@@ -80,8 +80,9 @@ func (g *Guard) Demands() bool { return g != nil && (g.Tokens != nil || g.Certs)
 // request that Identify refuses.
 func (g *Guard) Identify(r *http.Request) (Principal, error) { return g.IdentifyBy(r, presented(r)) }
 
-// IdentifyBy is Identify for a token that was sent in another way, such as the API keys of E2B's
-// clients. An invalid token is an error, even if the connection alone would name a principal.
+// IdentifyBy is like Identify, but for a token that was sent in another way, such as the API keys
+// of E2B's clients. An invalid token is an error, even if the connection alone would name a
+// principal.
 func (g *Guard) IdentifyBy(r *http.Request, token string) (Principal, error) {
 	who, err := g.identify(r, token)
 	if err == nil {
@@ -120,7 +121,8 @@ func (g *Guard) identify(r *http.Request, token string) (Principal, error) {
 // apiKeyPrefix is the prefix of E2B's API keys. E2B's SDKs of 2025 accept no other prefix.
 const apiKeyPrefix = "e2b_"
 
-// IdentifyByAPIKey is IdentifyBy for a token in the form of an E2B API key: with or without "e2b_".
+// IdentifyByAPIKey is like IdentifyBy, but for a token in the form of an E2B API key: with or
+// without "e2b_".
 func (g *Guard) IdentifyByAPIKey(r *http.Request, key string) (Principal, error) {
 	who, err := g.IdentifyBy(r, key)
 	if token, ok := strings.CutPrefix(key, apiKeyPrefix); ok && err != nil {
@@ -151,7 +153,8 @@ func (g *Guard) Holds(who string, want Scope) bool {
 
 type principalKey struct{}
 
-// With returns a context for requests of p. Sandboxes that are forked in it belong to p.
+// With returns a context for requests of p. Sandboxes that are forked with this context belong to
+// p.
 func With(ctx context.Context, p Principal) context.Context {
 	return context.WithValue(owner.In(ctx, p.Owner()), principalKey{}, p)
 }

@@ -35,8 +35,8 @@ func (k *Keys) Is(purpose, id, token string) bool {
 	return hmac.Equal([]byte(token), []byte(k.Token(purpose, id)))
 }
 
-// openKey reads a key, or makes one. The parameters are used in error messages: what is the name of
-// the key, and loss is the effect of its loss.
+// openKey reads a key, or makes one. Error messages contain the name of the key (what), and the
+// effect of losing the key (loss).
 func openKey(path, what, loss string) (key [32]byte, err error) {
 	p, err := os.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) {

@@ -11,8 +11,8 @@ import (
 )
 
 // Links signs permissions to reach one port of one sandbox until a given time. A permission
-// consists of linkSize lower-case letters and digits, so that it fits into a host name. It cannot
-// be revoked, except by deleting the key.
+// consists of linkSize lower-case letters and digits, so that it fits into a host name. A
+// permission cannot be revoked, except by deleting the key.
 type Links struct{ key [32]byte }
 
 // Sizes of a permission, in base32 characters: the expiry in seconds (35 bits, enough until the
@@ -45,8 +45,8 @@ func (l *Links) Sign(id string, port uint16, expires time.Time) string {
 	return end + l.mac(id, port, end)
 }
 
-// Check returns nil if a permission is valid for this port of this sandbox and has not expired by
-// now.
+// Check returns nil if a permission is valid for this port of this sandbox and has not expired at
+// the given time.
 func (l *Links) Check(permission, id string, port uint16, now time.Time) error {
 	if len(permission) != linkSize {
 		return ErrLinkForged
@@ -62,7 +62,7 @@ func (l *Links) Check(permission, id string, port uint16, now time.Time) error {
 }
 
 // mac signs the expiry, the id and the port. A zero byte separates the id from the rest, because
-// ids contain none.
+// ids contain no zero byte.
 func (l *Links) mac(id string, port uint16, end string) string {
 	h := hmac.New(sha256.New, l.key[:])
 	fmt.Fprintf(h, "forkd port url\x00%s\x00%d\x00%s", id, port, end)
@@ -76,8 +76,8 @@ func expiryText(seconds int64) string {
 	return linkAlphabet.EncodeToString(b[:5])[:expirySize]
 }
 
-// expiryOf is the reverse of expiryText. For text that Sign did not make it returns 0, which is a
-// time long past.
+// expiryOf is the reverse of expiryText. For a text that Sign did not make, expiryOf returns 0,
+// which is a time long past.
 func expiryOf(text string) int64 {
 	b, err := linkAlphabet.DecodeString(text + "a")
 	if err != nil || len(b) != 5 {

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/crypto/ssh"
 )
 
-// SSHKey is one line of a file of SSH keys: a public key, and the principal that its holder is.
+// SSHKey is one line of a file of SSH keys: a public key, and the principal of its holder.
 type SSHKey struct {
 	Who     string // Principal.Who: "token:NAME" or "uid:N"
 	Token   string // for a token: the first tokenMark hexadecimal digits of its hash
@@ -35,9 +35,9 @@ const (
 // uidWho is the prefix of Principal.Who for users of the unix socket.
 const uidWho = "uid:"
 
-// CheckSSHKey refuses types and sizes of public keys that are weak, or slow to verify at each login. (It
-// does not save the time for the signature of an unknown key, which package ssh verifies first. That
-// package's bound of 16384 bits applies then.)
+// CheckSSHKey refuses types and sizes of public keys that are weak, or slow to verify at each
+// login. (CheckSSHKey does not bound the work for logins with unknown keys, because package ssh
+// verifies the signature first. For an unknown key, the bound of package ssh applies: 16384 bits.)
 func CheckSSHKey(key ssh.PublicKey) error {
 	switch key.Type() {
 	case ssh.KeyAlgoED25519, ssh.KeyAlgoSKED25519, ssh.KeyAlgoECDSA256, ssh.KeyAlgoECDSA384, ssh.KeyAlgoECDSA521,
@@ -61,8 +61,8 @@ func CheckSSHKey(key ssh.PublicKey) error {
 //	uid:1000 ssh-ed25519 AAAAC3N… alice@laptop
 //	token:ci@9f86d081884c7d65 ssh-ed25519 AAAAC3N…
 //
-// The digits after a token's name are the first of its hash. So a key is void when its token has
-// been replaced by another token of the same name.
+// The digits after a token's name are the first digits of the token's hash. So a key is void if its
+// token has been replaced by another token with the same name.
 func ParseSSHKeys(p []byte) (list []SSHKey, err error) {
 	if len(p) > maxKeyFile {
 		return nil, fmt.Errorf("larger than %d bytes", maxKeyFile)

@@ -88,7 +88,7 @@ func TestSSHKeyFile(t *testing.T) {
 	}
 }
 
-// The rights of a key are those that its principal has now.
+// A key has the rights that its principal has now.
 func TestOfSSHKey(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "tokens")
@@ -188,7 +188,7 @@ func TestSSHKeysReload(t *testing.T) {
 	}
 }
 
-// Each key that is read is written as a line that is read as the same key.
+// If a line is a valid key, then writing the key and reading it again gives the same key.
 func FuzzParseSSHKeys(f *testing.F) {
 	f.Add([]byte("uid:0 " + lineOf(f, 1) + " comment\n# x\ntoken:ci@0123456789abcdef " + lineOf(f, 2)))
 	f.Fuzz(func(t *testing.T, text []byte) {

@@ -92,8 +92,8 @@ func (s *SSHKeys) loadLocked() error {
 	return nil
 }
 
-// OfSSHKey returns the principal of a key, with its present rights. ok is false if its token has
-// been removed or replaced.
+// OfSSHKey returns the principal of a key, with the current rights of the principal. If the token
+// of the principal has been removed or replaced, it returns false.
 func (g *Guard) OfSSHKey(k SSHKey) (p Principal, ok bool) {
 	uid, isUser := uidOf(k.Who)
 	switch {

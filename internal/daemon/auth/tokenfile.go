@@ -137,8 +137,8 @@ func (t *Token) LimitTo(prefix string) (err error) {
 	return nil
 }
 
-// check refuses a label prefix for a token with the scope admin, which the prefix could not
-// restrict.
+// check refuses a label prefix for a token with the scope admin, because the prefix could not
+// restrict that scope.
 func (t *Token) check() error {
 	if t.Prefix != "" && t.Scope == Admin {
 		return fmt.Errorf("token %s: label-prefix has no effect with the scope %s: give it the scope %s or %s", t.Name,
@@ -231,8 +231,8 @@ func Remove(file []byte, name string) ([]byte, error) {
 	return []byte(strings.Join(lines, "")), nil
 }
 
-// parseNamed is ParseTokens for a file to be edited. It refuses a file that consists of a single
-// token.
+// parseNamed is like ParseTokens, but for a file that is to be edited. It refuses a file that
+// consists of a single token.
 func parseNamed(file []byte) ([]Token, error) {
 	if _, ok := soleToken(file); ok {
 		return nil, errors.New("the file is one token without a name, and can hold no others: use another file")

@@ -41,8 +41,9 @@ func OpenTokens(path string, log *slog.Logger) (*Tokens, error) {
 	return t, nil
 }
 
-// Resolve returns the holder of a token. It compares the token's digest with those of all tokens,
-// in constant time, so its duration does not reveal the token's bytes or length.
+// Resolve returns the holder of a token. It compares the token's digest with the digests of all
+// tokens in the file, in constant time. So the duration of a call does not reveal the token's bytes
+// or length.
 func (t *Tokens) Resolve(token string) (p Principal, ok bool) {
 	sum := sha256.Sum256([]byte(token))
 	for _, k := range t.current() {
@@ -57,7 +58,7 @@ func (t *Token) principal() Principal {
 	return Principal{Who: tokenWho + t.Name, Scope: t.Scope, MaxSandboxes: t.MaxSandboxes, Prefix: t.Prefix}
 }
 
-// has reports whether there is a token of the given name with the scope want or a higher one.
+// has reports whether there is a token of the given name with the scope in want or a higher scope.
 func (t *Tokens) has(name string, want Scope) bool {
 	return slices.ContainsFunc(t.current(), func(k Token) bool { return k.Name == name && k.Scope >= want })
 }

@@ -23,10 +23,10 @@ const (
 )
 
 // base resolves the name in a FROM instruction: a snapshot with that tag, or else an image of a
-// registry. (Docker also prefers an image that it has.) A branch of a sandbox is refused unless a
-// build made it, because clients that may not build can make a branch with the name of an image.
-// In that case base does not use the image of that name either, because the same Dockerfile would
-// then mean something else once the branch is deleted.
+// registry. (Docker also prefers a local image.) A branch of a sandbox is refused unless a build
+// made the branch. Otherwise clients that may not build could make a branch with the name of an
+// image. If base refuses a branch, it does not use the image with the same name either. Otherwise
+// the same Dockerfile would have another meaning after the branch is deleted.
 func (b *Builder) base(ctx context.Context, req Request, name string) (plan.Base, dockerfile.Config, error) {
 	d, err := b.cfg.Manager.Snapshots().Detail(name)
 	switch {
@@ -71,11 +71,11 @@ func imageBase(req Request, name, digest string) plan.Base {
 	return base
 }
 
-// Begin resolves the base of a build without a Dockerfile. The parameter from names an image or a
-// snapshot. Begin makes a snapshot if from names an image, or if the machine is to have another
-// size than the machine of the named snapshot. It reads the settings of processes in a guest. If
-// the guest has no default user, the user in the settings is userElse, provided that the guest has
-// this account. For an admin, the snapshot must be one that FROM accepts.
+// Begin resolves the base of a build without a Dockerfile. The base is an image or a snapshot.
+// Begin makes a snapshot if the base is an image, or if the requested machine has another size than
+// the machine of the named snapshot. It reads the settings of processes in a guest. If the guest
+// has no default user, the user in the settings is userElse, provided that the guest has this
+// account. For an admin, the snapshot must be one that FROM accepts.
 func (b *Builder) Begin(ctx context.Context, req Request, from plan.Base, userElse string, o Observer) (plan.Base,
 	dockerfile.Config, error) {
 	name := from.Image
@@ -209,8 +209,8 @@ func environment(text string) (map[string]string, error) {
 	return env, nil
 }
 
-// there returns an error if the snapshot used as a base was replaced or removed after the plan was
-// made.
+// The method returns an error if the snapshot used as a base was replaced or removed after the plan
+// was made.
 func (b *Builder) there(base *plan.Base) error {
 	if b.cfg.Manager.Snapshots().Has(base.Snapshot, base.Digest) {
 		return nil

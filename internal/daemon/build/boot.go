@@ -19,12 +19,13 @@ import (
 	"github.com/forkd/forkd/internal/registry"
 )
 
-// Boot makes the files that a parent boots from out of a container image, and reports its stages.
+// Boot converts a container image to the files that a parent boots from, and reports its stages.
 // The returned request has no tag yet. If the image needs a builder VM and the client would have to
 // wait for one, Boot returns imagevm.ErrNoPlace.
 type Boot func(ctx context.Context, i Image, report func(string)) (bake.Request, error)
 
-// Place waits for a place for one builder VM of a client. The function leave gives the place back.
+// Place waits for a place for one builder VM of a client. The function that it returns gives the
+// place back.
 type Place func(ctx context.Context, client string) (leave func(), err error)
 
 // Image is a container image of a registry.
@@ -48,8 +49,9 @@ type Images struct {
 	Dir    string // cache of images; see ImageDir
 }
 
-// Boot is the daemon's Boot. Like `forkd build docker://IMAGE`, it makes a root file system from a
-// container image and fetches the guest kernel, into the cache of the daemon's user.
+// Boot has the function type Boot, and is what the daemon uses. Like `forkd build docker://IMAGE`,
+// it makes a root file system from a container image, in m.Dir, and fetches the guest kernel into
+// the cache of the daemon's user.
 func (m *Images) Boot(ctx context.Context, i Image, report func(string)) (bake.Request, error) {
 	if i.Place != nil {
 		defer i.Place()
@@ -90,7 +92,7 @@ func (m *Images) Boot(ctx context.Context, i Image, report func(string)) (bake.R
 }
 
 // ImageDir returns the cache of the daemon's user if the daemon can write to it, and otherwise the
-// directory own. An emulated host sees the cache of the host that runs it, and does not change that
+// given directory. An emulated host sees the cache of the real host, and does not change that
 // cache.
 func ImageDir(own string) string {
 	if cache, err := cachedir.Dir(); err == nil && writable(cache) {
@@ -127,8 +129,8 @@ func (m *Images) Tidy() error {
 	return image.RemoveLeftovers(m.Dir)
 }
 
-// fill fills the disk of an image in a builder VM. Without a reserved place it does not wait for a
-// place, because its caller holds the lock of the image, and a client that has a place may need
+// fill fills the disk of an image in a builder VM. If no place is reserved, fill does not wait for
+// one. The caller of fill holds the lock of the image, and another client that has a place may need
 // this lock.
 func (m *Images) fill(ctx context.Context, i Image, kernel string, d image.Disk) error {
 	if i.Place == nil {

@@ -1,7 +1,8 @@
-// Package build executes plans. A step forks the snapshot of the previous step, does its work in that
-// sandbox through the agent, and branches it. The next step starts from the new snapshot. A later build
-// with the same step finds the snapshot by its key and skips the step. Snapshots of steps are ordinary
-// ones with tags that begin with "step-". Independent stages run concurrently.
+// Package build executes plans. A step forks the snapshot of the previous step, does its work in
+// that sandbox through the agent, and branches it. The next step starts from the new snapshot. A
+// later build with the same step finds the snapshot by its key and skips the step. Snapshots of
+// steps are ordinary snapshots with tags that begin with "step-". Independent stages run
+// concurrently.
 //
 // A step either has a snapshot or leaves nothing. If the client disconnects or the daemon is killed,
 // only the current step is lost, and the next build continues from there. Sandboxes of builds carry a
@@ -93,8 +94,8 @@ const (
 	maxSecret  = apiv1.MaxBuildSecret // bytes
 )
 
-// login returns the credentials for the registry of an image; nil: those that `docker login` has stored for
-// the daemon's user, if any.
+// login returns the credentials for the registry of an image; nil: credentials that `docker login`
+// has stored for the daemon's user, if any.
 func (r *Request) login(reference string) *Login {
 	if l, ok := r.Logins[registry.Of(reference)]; ok {
 		return &l
@@ -172,8 +173,8 @@ type Builder struct {
 	held   map[string]int // see Hold
 }
 
-// Hold records that a bake needs a root file system, given by its path, which may be empty. A bake
-// that waits for its turn is in no list of snapshots.
+// Hold records that a bake needs a root file system. The parameter rootfs is the path of this file
+// system, and may be empty. While a bake waits, no list of snapshots contains it.
 func (b *Builder) Hold(rootfs string) (release func()) {
 	add := func(n int) {
 		b.mu.Lock()
@@ -233,7 +234,7 @@ func New(cfg Config) (*Builder, error) {
 // ErrBusy means that too many builds are running.
 var ErrBusy = errors.New("too many builds are under way: wait until one has ended")
 
-// Enter reserves a place for a build of a client. The function leave releases the place.
+// Enter reserves a place for a build of a client. The returned function releases the place.
 func (b *Builder) Enter(who string) (leave func(), err error) {
 	if leave, err = b.places.Enter(owner.FairShare(who, maxBuilds)); err != nil {
 		return nil, ErrBusy
@@ -278,9 +279,9 @@ func (b *Builder) Limit(ctx context.Context) (context.Context, context.CancelFun
 	return context.WithTimeoutCause(ctx, longest, fmt.Errorf("the build was not done after %v", longest))
 }
 
-// Build reads a Dockerfile or a recipe and executes it. The parameter files is the build context,
-// which the caller closes. The error is a *dockerfile.Error if the Dockerfile is at fault, and a
-// *StepError if a step failed.
+// Build reads a Dockerfile or a recipe and executes it. The caller closes the build context, files.
+// The error is a *dockerfile.Error if the Dockerfile is at fault, and a *StepError if a step
+// failed.
 func (b *Builder) Build(ctx context.Context, req Request, files *Context, o Observer) (Result, error) {
 	if err := req.Check(); err != nil {
 		return Result{}, err
@@ -307,9 +308,9 @@ func (b *Builder) Build(ctx context.Context, req Request, files *Context, o Obse
 	}, o)
 }
 
-// BuildFrom executes the plan that the function read returns, and no Dockerfile. It waits for other
-// builds of the same tag. The plan copies from the build context files, which the caller closes.
-// The error is a *StepError if a step failed.
+// BuildFrom executes the plan that read returns, and no Dockerfile. It waits for other builds of
+// the same tag. The plan copies from the build context, files. The caller closes it. The error is a
+// *StepError if a step failed.
 func (b *Builder) BuildFrom(ctx context.Context, req Request, files *Context,
 	read func(context.Context) (*plan.Plan, error), o Observer,
 ) (Result, error) {
@@ -338,8 +339,8 @@ func (b *Builder) build(ctx context.Context, req Request, files *Context,
 	return r, causeOf(ctx, err)
 }
 
-// claim reserves a name that only one build may work on at a time. The function free releases the
-// name.
+// claim reserves a name that only one build may work on at a time. The returned function releases
+// the name.
 func (b *Builder) claim(what string) (free func(), err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

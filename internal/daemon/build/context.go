@@ -33,7 +33,7 @@ const (
 	maxContext = apiv1.MaxBuildContent
 	maxEntries = apiv1.MaxBuildEntries
 	maxNames   = apiv1.MaxBuildNames
-	keepFree   = 1 << 30 // bytes of the disk that are left for other uses
+	keepFree   = 1 << 30 // bytes of the disk that remain free for other uses
 
 	entrySize = 384 // bytes of memory that an entry takes in addition to its name and the target of a link
 )
@@ -59,15 +59,15 @@ type Context struct {
 	contents *held
 }
 
-// held counts the places of a shared gate that one context holds, in steps of a MiB.
+// held counts the places that one context holds in a shared gate. Each place stands for one MiB.
 type held struct {
 	hold  *gate.Hold
 	bytes int64 // bytes in use
 	mib   int64 // places held
 }
 
-// shareOf returns a held for a client's context, without any places yet. The gate has a place for
-// each MiB.
+// shareOf returns a held for a client's context. At first, the held has no places. The gate must
+// have a place for each MiB.
 func shareOf(g *gate.Gate, who string) *held {
 	_, total := g.Count()
 	return &held{hold: g.Hold(owner.FairShare(who, total))}
@@ -85,8 +85,8 @@ func (h *held) add(bytes int64) error {
 	return nil
 }
 
-// take is held.add with an error for the client. The error says whether the context is too large by
-// itself, or other contexts leave too little room.
+// take is like held.add, but returns an error for the client. The error says whether the context is
+// too large by itself, or other contexts leave too little room.
 func take(h *held, bytes int64, what string) error {
 	err := h.add(bytes)
 	var full *gate.FullError
@@ -107,9 +107,9 @@ func (c *Context) Close() error {
 	return os.RemoveAll(c.dir)
 }
 
-// Store makes a build context of the entries of a client's archive whose names begin with prefix.
-// It stops when ctx is done. The error is an *invalid.Error if the archive is at fault, and ErrBusy
-// if other builds take the space.
+// Store makes a build context from those entries of a client's archive whose names begin with
+// prefix. It stops when ctx is done. The error is an *invalid.Error if the archive is at fault, and
+// ErrBusy if other builds take the space.
 func (b *Builder) Store(ctx context.Context, who string, in *treetar.Reader, prefix string) (*Context, error) {
 	c, err := b.NewContext(who)
 	if err == nil {
@@ -130,8 +130,9 @@ func (b *Builder) NewContext(who string) (*Context, error) {
 		list: shareOf(b.lists, who), contents: shareOf(b.contents, who)}, nil
 }
 
-// Unpack adds the entries of an archive, which may be compressed, to the context, in a new
-// directory. It stops when ctx is done. The error is an *invalid.Error if the archive is at fault.
+// Unpack adds the entries of an archive to the context, in a new directory. The archive may be
+// compressed. Reading stops when ctx is done. The error is an *invalid.Error if the archive is at
+// fault.
 func (c *Context) Unpack(ctx context.Context, archive io.Reader, dir string) error {
 	plain, err := decompress(bufio.NewReaderSize(archive, 64<<10))
 	if err == nil && plain == nil {
@@ -143,9 +144,9 @@ func (c *Context) Unpack(ctx context.Context, archive io.Reader, dir string) err
 	return c.unpack(ctx, treetar.NewReader(c.plain(&readUntil{ctx, plain})), "", dir)
 }
 
-// plain returns a reader of a decompressed archive, which counts bytes for the whole build. The
-// reader fails when the build's archives have too many bytes, because a short archive may
-// decompress to any number of bytes.
+// plain returns a reader for the decompressed content of an archive. The reader counts bytes for
+// the whole build. Reading fails when the build's archives have too many bytes, because a short
+// archive may decompress to any number of bytes.
 func (c *Context) plain(archive io.Reader) io.Reader { return plainArchive{archive, &c.unpacked} }
 
 type plainArchive struct {
@@ -208,7 +209,8 @@ func (c *Context) unpack(ctx context.Context, in *treetar.Reader, prefix, dir st
 	return c.complete(before)
 }
 
-// nameIn returns the path in the context of an archive entry. It is "" for the context's own directory.
+// nameIn returns the path that an archive entry has in the context. The result is "" for the
+// context's own directory.
 func nameIn(name, prefix, dir string) (string, error) {
 	rel, ok := strings.CutPrefix(name, prefix)
 	if !ok {
@@ -266,7 +268,7 @@ func (c *Context) add(h *tar.Header, in io.Reader, prefix, dir string) error {
 			return err
 		}
 		f.Digest = digest
-	case tar.TypeLink: // a hard link to an earlier entry, whose content it has
+	case tar.TypeLink: // a hard link, which has the content of an earlier entry
 		to, err := nameIn(h.Linkname, prefix, dir)
 		if err != nil {
 			return err
@@ -287,8 +289,8 @@ func (c *Context) add(h *tar.Header, in io.Reader, prefix, dir string) error {
 	return c.insert(f)
 }
 
-// count counts an entry, even one that replaces another. bytes is the length of the entry's name
-// and of its link target.
+// count counts an entry, even if the entry replaces another one. The parameter bytes is the length
+// of the entry's name plus the length of its link target.
 func (c *Context) count(bytes int) error {
 	if c.names += bytes; c.names > maxNames {
 		return invalid.Errorf("archive", "the names and links of the build context have more than %d MiB: leave files "+

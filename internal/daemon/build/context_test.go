@@ -51,8 +51,8 @@ func newContext(t *testing.T) *Context {
 	return c
 }
 
-// newStore returns a Builder whose contexts together may take lists MiB of memory for their lists, and
-// contents MiB of disk for their files.
+// newStore returns a Builder with bounds on all contexts together. The memory for lists of files is
+// bounded by lists, and the disk space for contents by contents, both in MiB.
 func newStore(t *testing.T, lists, contents int) *Builder {
 	t.Helper()
 	b := &Builder{cfg: Config{Dir: t.TempDir()}, lists: gate.New(lists), contents: gate.New(contents)}
@@ -178,8 +178,8 @@ func TestEntriesAreCountedForTheirMemory(t *testing.T) {
 	}
 }
 
-// The records of a snapshot are removed with it. Running builds make other snapshots at the same
-// time.
+// The records of a snapshot are removed with the snapshot. Running builds make other snapshots at
+// the same time.
 func TestForgetAsksForEachSnapshot(t *testing.T) {
 	b := &Builder{cfg: Config{Dir: t.TempDir(), Log: slog.New(slog.DiscardHandler)}, busy: make(map[string]bool)}
 	there := make(map[string]bool)
@@ -224,7 +224,7 @@ func TestForgetAsksForEachSnapshot(t *testing.T) {
 	}
 }
 
-// A few bytes can name many directories, or the same entry many times. All of it counts.
+// A few bytes can name many directories, or the same entry many times. All these names are counted.
 func TestEntriesOfAContextAreBounded(t *testing.T) {
 	deep := make([]tar.Header, 5)
 	for i := range deep {

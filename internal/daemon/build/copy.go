@@ -30,9 +30,9 @@ import (
 const workDir = "mkdir -p /var/tmp && mktemp -d /var/tmp/forkd-build.XXXXXX"
 
 // copy puts the files of the sources into a directory of the guest, and moves them from there to
-// their target. Each source whose files others have made, such as a stage, a repository or an
-// archive, gets a separate directory. In a common directory, a link among such files could lead the
-// files of a later source out of the directory.
+// their target. A source gets a separate directory if its files do not come from the build context,
+// or if archives are unpacked. In a common directory, a link among such files could lead the files
+// of a later source out of the directory.
 func (g *guest) copy(ctx context.Context, cp *plan.Copy) error {
 	others := slices.ContainsFunc(cp.Sources, func(s plan.Source) bool { return s.Step != nil || s.Git != nil })
 	for rest := cp.Sources; ; {
@@ -54,8 +54,8 @@ func (g *guest) copy(ctx context.Context, cp *plan.Copy) error {
 	}
 }
 
-// copyTogether copies sources through one directory. If others is set, it places no directory
-// through a link that leads out of the target. It reports whether an archive was unpacked.
+// copyTogether copies sources through one directory. If others is true, it puts no directory at a
+// path where a link leads out of the target. It reports whether an archive was unpacked.
 func (g *guest) copyTogether(ctx context.Context, cp *plan.Copy, sources []plan.Source, others bool) (unpacked bool,
 	err error) {
 	dir, err := g.script(ctx, workDir)
@@ -76,10 +76,9 @@ func (g *guest) copyTogether(ctx context.Context, cp *plan.Copy, sources []plan.
 	return unpacked, err
 }
 
-// removeAfter removes the directory dir of the guest, in which the caller has worked. The parameter
-// err is the result of that work. If err is not nil, removeAfter returns it and removes nothing,
-// because the sandbox is then killed. The removal also ends with ctx, because the guest may never
-// answer.
+// removeAfter removes the directory dir of the guest, in which the caller has worked. That work has
+// returned err. If err is not nil, removeAfter returns it and removes nothing, because the sandbox
+// is then killed. The removal also ends with ctx, because the guest may never answer.
 func (g *guest) removeAfter(ctx context.Context, err error, dir string) error {
 	if err != nil {
 		return err
@@ -89,7 +88,7 @@ func (g *guest) removeAfter(ctx context.Context, err error, dir string) error {
 	return g.c.Remove(ctx, dir, "root")
 }
 
-// flag returns an argument of a script: name if set is true, and otherwise an empty text.
+// flag returns an argument of a script: the given text if set is true, and otherwise an empty text.
 func flag(set bool, name string) string {
 	if !set {
 		return ""
@@ -159,8 +158,8 @@ func (g *guest) unpack(ctx context.Context, archive io.Reader, dir string) error
 // build that the daemon decompresses, in bytes.
 const maxUnpacked = 64 << 30
 
-// sent is an archive that is being sent to a guest. If the guest says that its tar has exited, a
-// goroutine may still be reading the archive.
+// sent is an archive that is being sent to a guest. Even after the guest has reported that its tar
+// has exited, a goroutine may still be reading the archive.
 type sent struct {
 	r       io.Reader
 	total   int64
@@ -231,7 +230,8 @@ type match struct {
 	path string // absolute and clean, so that no part of it is ".."
 }
 
-// shellOnly matches the parts of a shell pattern that path.Match may read otherwise than a shell.
+// shellOnly matches the parts of a shell pattern that path.Match may interpret differently from a
+// shell.
 var shellOnly = regexp.MustCompile(`\?|[\[\\][^/]*`)
 
 // matchOf reads a line of findScript. The guest may have written anything in it, but the pattern
@@ -251,12 +251,12 @@ func matchOf(pattern, line string) (match, error) {
 type staging struct {
 	guest   *guest
 	dir     string
-	into    string // directory in it for the files of one source; empty: into itself
+	into    string // subdirectory for the files of one source; empty: the directory itself
 	brought *links
 }
 
-// below returns the relative path of the directory in the staging directory that receives a file or
-// the content of a directory.
+// The method returns the directory into which a match is unpacked. The result is relative to the
+// staging directory.
 func (s staging) below(m match) string {
 	below := path.Join(".", path.Clean("/" + s.into)[1:])
 	if m.dir && s.into != "" {
@@ -303,7 +303,8 @@ func (g *guest) send(ctx context.Context, to staging, m match, leave dockerfile.
 	return to.guest.unpack(ctx, rest, path.Join(to.dir, below))
 }
 
-// openArchive opens a file as a decompressed archive. ok is false if it is not an archive.
+// openArchive opens a file as a decompressed archive. If the file is not an archive, openArchive
+// returns false.
 func openArchive(name string) (archive io.ReadCloser, ok bool, err error) {
 	f, err := os.Open(name)
 	if err != nil {
@@ -328,8 +329,8 @@ func openArchive(name string) (archive io.ReadCloser, ok bool, err error) {
 	}{in, f}, true, nil
 }
 
-// maxXZDict is the maximum dictionary size of an xz archive, in bytes: that of xz -9. It bounds
-// memory.
+// maxXZDict is the maximum dictionary size of an xz archive, in bytes: the size that xz -9 uses. It
+// bounds the memory for decompression.
 const maxXZDict = 64 << 20
 
 // decompress decompresses a file in a known format.

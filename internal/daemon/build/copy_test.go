@@ -69,7 +69,8 @@ func TestUnpackInAGuestThatExitsEarly(t *testing.T) {
 	time.Sleep(200 * time.Millisecond) // a channel would order the two accesses
 }
 
-// After a filtered archive is closed, nothing changes the links of the COPY, which the next archive needs.
+// After a filtered archive is closed, nothing changes the recorded links of the COPY any more. The
+// next archive needs these links.
 func TestAClosedArchiveIsNotRead(t *testing.T) {
 	archive := slow{make(chan struct{}), new(atomic.Bool)}
 	r := filtered(archive, "", dockerfile.Ignore{}, &links{}, ".")

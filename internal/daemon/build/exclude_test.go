@@ -47,8 +47,8 @@ func guestArchive(t *testing.T, names ...string) io.Reader {
 }
 
 // An error of the program that reads the files fails the copy, even if the archive looks complete.
-// For example, tar omits files that it cannot read, and reports them only at its end. The number of
-// bytes after an archive is bounded.
+// For example, tar omits files that it cannot read, and reports these files only when it exits. The
+// number of bytes after an archive is bounded.
 func TestErrorsAfterTheEndOfAnArchive(t *testing.T) {
 	broken := errors.New("tar: secret: cannot open")
 	for want, rest := range map[string]io.Reader{
@@ -163,9 +163,9 @@ func TestDirectoriesBelowTheStagingDirectory(t *testing.T) {
 	}
 }
 
-// A guest cannot choose the name of a file that COPY reads: its answer must match the pattern of the
-// source, and its archive must have that file alone. A shell reads some patterns otherwise than
-// path.Match, so their answers are compared less strictly.
+// A guest cannot choose the name of a file that COPY reads: the guest's answer must match the
+// pattern of the source, and its archive must contain only that file. A shell interprets some
+// patterns differently from path.Match. For these patterns, the answer is compared less strictly.
 func TestAGuestDoesNotChooseNames(t *testing.T) {
 	for _, c := range []struct {
 		pattern, line string

@@ -17,7 +17,7 @@ import (
 	"github.com/forkd/forkd/internal/host/netclient"
 )
 
-// Limits of our own scripts and requests, as opposed to the client's commands.
+// Limits of forkd's own scripts and requests. They do not apply to the client's commands.
 const (
 	ownTime   = 5 * time.Minute
 	syncTime  = 10 * time.Minute
@@ -173,8 +173,8 @@ func (g *guest) run(ctx context.Context, r *plan.Run) (err error) {
 	return nil
 }
 
-// network disconnects the sandbox from the network if the step requires that, until online is
-// called.
+// network disconnects the sandbox from the network if the step requires that. The returned function
+// connects the sandbox again.
 func (g *guest) network(ctx context.Context, mode string) (online func() error, err error) {
 	if mode != "none" {
 		return func() error { return nil }, nil

@@ -11,13 +11,13 @@ import (
 // the oldest one is killed, and a later step forks the snapshot instead.
 const maxIdle = 4
 
-// idle is a sandbox in the state that a step left.
+// idle is a sandbox in the state that it had at the end of a step.
 type idle struct {
 	step int
 	box  string
 }
 
-// begin returns a sandbox for a step, in the state that the previous step left.
+// begin returns a sandbox for a step. The sandbox is in the state at the end of the previous step.
 func (w *work) begin(ctx context.Context, i int) (string, error) {
 	from := w.plan.Steps[i].From
 	box := w.takeIdle(from)
@@ -32,7 +32,7 @@ func (w *work) begin(ctx context.Context, i int) (string, error) {
 	return w.forkOf(ctx, from, i)
 }
 
-// reading returns a sandbox from which the files that a step left can be read.
+// reading returns a sandbox for reading the files as they were at the end of a step.
 func (w *work) reading(ctx context.Context, i int) (string, error) {
 	if box := w.takeIdle(i); box != "" {
 		return box, nil
@@ -52,8 +52,8 @@ func (w *work) takeIdle(step int) (box string) {
 	return ""
 }
 
-// leave keeps a sandbox in the state that a step left, if other steps may need it. Otherwise it
-// kills the sandbox.
+// leave keeps the sandbox of a finished step, if other steps may need it. Otherwise it kills the
+// sandbox.
 func (w *work) leave(step int, box string) {
 	end := box
 	w.mu.Lock()

@@ -33,8 +33,8 @@ type mounted struct {
 	made []string // files and directories created for it, innermost first
 }
 
-// mount prepares the mounts of a command. It adds the secrets that are variables to env. The
-// function unmount removes the mounts and saves the content of caches.
+// mount prepares the mounts of a command. It adds to env the secrets that the command gets as
+// variables. The returned function removes the mounts and saves the content of caches.
 func (g *guest) mount(ctx context.Context, mounts []plan.Mount, env map[string]string) (unmount func() error,
 	err error) {
 	if len(mounts) == 0 {
@@ -163,15 +163,15 @@ func (g *guest) putSecret(ctx context.Context, m *plan.Mount, dir, file string) 
 // cacheFile returns the path of a cache's content. Each client has its own caches.
 func (g *guest) cacheFile(m *plan.Mount) string { return g.w.b.cacheFile(g.w.req.Who, m.ID) }
 
-// cacheFile returns the path of the content of a client's cache. Its name begins with a digest of
-// the client's name; see cacheClient.
+// cacheFile returns the path of the content of a client's cache. The name of the file begins with a
+// digest of the client's name; see cacheClient.
 func (b *Builder) cacheFile(who, id string) string {
 	client, cache := sha256.Sum256([]byte(who)), sha256.Sum256([]byte(who+"\x00"+id))
 	return filepath.Join(b.cfg.Dir, "caches", hex.EncodeToString(client[:])+"-"+hex.EncodeToString(cache[:])+".tar")
 }
 
-// createCache creates the temporary file in which the content of a cache is saved, before it gets
-// the name of a cache file.
+// createCache creates a temporary file, in which the content of a cache is saved. Later the file
+// gets the name of a cache file.
 func createCache(name string) (*os.File, error) {
 	return os.CreateTemp(filepath.Dir(name), "."+filepath.Base(name)+".*")
 }
@@ -183,7 +183,8 @@ func cacheClient(name string) string {
 	return client
 }
 
-// fillCache creates the directory of a cache with the content that an earlier command left.
+// fillCache creates the directory of a cache, and fills it with the content that the cache had
+// after an earlier command.
 func (g *guest) fillCache(ctx context.Context, m *plan.Mount, dir string) error {
 	owner := fmt.Sprintf("%d:%d", m.UID, m.GID)
 	if _, err := g.script(ctx, `mkdir "$1" && chown "$2" "$1" && chmod "$3" "$1"`, dir, owner,
@@ -246,10 +247,10 @@ func (g *guest) keepCache(ctx context.Context, m *plan.Mount, dir string) error 
 	return g.w.b.trimCaches()
 }
 
-// trimCaches removes caches until the limit for all clients is met. The least recently used caches of
-// clients with more than an equal share are removed first, so that no client can displace the caches of
-// others. Temporary files count for their clients, but are not removed. So they may exceed the limit,
-// and saved caches alone never do.
+// trimCaches removes caches until the limit for all clients is met. The least recently used caches
+// of clients with more than an equal share are removed first, so that no client can displace the
+// caches of others. Temporary files count for their clients, but are not removed. So temporary
+// files may exceed the limit. Saved caches alone never exceed it.
 func (b *Builder) trimCaches() error {
 	dir := filepath.Join(b.cfg.Dir, "caches")
 	entries, err := os.ReadDir(dir)

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// A client that keeps many caches, or saves many at once, displaces its own, not those of other
-// clients. Otherwise the least recently used cache is removed first.
+// A client that keeps many caches, or saves many at once, displaces only its own caches. Among the
+// caches of a client, the least recently used one is removed first.
 func TestCachesAreTrimmedFairly(t *testing.T) {
 	// A cache with the id "." is still being saved.
 	type cache struct{ who, id string } // each cache has 3 GiB; in lists, the least recently used comes first

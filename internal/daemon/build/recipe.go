@@ -57,8 +57,8 @@ func (b *Builder) readRecipe(ctx context.Context, r *Recipe, files []plan.File) 
 	return p, b.cfg.Baker.CheckLimits(p.Steps[p.Result].Children.Limits)
 }
 
-// identityOf returns a text that changes if one of the files is replaced. It reads no content, because the
-// files of the cache, which never change in place, are large.
+// identityOf returns a text that changes if one of the files is replaced. It reads no content,
+// because the files in the cache are large, and never change in place.
 func identityOf(b plan.Boot) (string, error) {
 	h := sha256.New()
 	for _, f := range []struct{ field, path string }{{"kernel", b.Kernel}, {"initrd", b.Initrd}, {"rootfs", b.Rootfs}} {
@@ -92,7 +92,7 @@ func settingOf(n *snapshot.Network) (*netclient.Setting, error) {
 
 // forkFor returns the request for a fork in which a step runs. A step that has settings for
 // children always gets a new fork with these settings. They are not applied to the sandbox of the
-// warm-up, because its memory use may exceed a limit in them.
+// warm-up, because the memory use of that sandbox may exceed a limit in the settings.
 func (w *work) forkFor(i int, tag string) (sandbox.ForkRequest, error) {
 	req, err := requestOf(tag)
 	if err != nil {
@@ -111,7 +111,7 @@ func (w *work) forkFor(i int, tag string) (sandbox.ForkRequest, error) {
 	return req, err
 }
 
-// children marks a sandbox as strict if its children are to be strict.
+// The method marks a sandbox as strict if its children are to be strict.
 func (g *guest) children(ctx context.Context, c *plan.Children) error {
 	if !c.Strict {
 		return nil
@@ -149,7 +149,7 @@ func (g *guest) python(ctx context.Context, w *plan.Warm) error {
 	}
 }
 
-// secondsOr returns a number of seconds as a duration, or the duration otherwise for 0.
+// secondsOr returns a number of seconds as a duration. For 0 it returns the given duration instead.
 func secondsOr(seconds float64, otherwise time.Duration) time.Duration {
 	if seconds == 0 {
 		return otherwise

@@ -22,7 +22,7 @@ var (
 	gitScript string
 )
 
-// fetchRemote downloads a file in the guest, so that its network policy applies.
+// fetchRemote downloads a file in the guest, so that the guest's network policy applies.
 func (g *guest) fetchRemote(ctx context.Context, r *plan.Remote, dir string) error {
 	return g.scriptFor(ctx, maxFetch, fetchScript, r.URL, path.Join(dir, r.Name), r.Hash+"sum", r.Sum)
 }
@@ -42,7 +42,7 @@ func (g *guest) fetchGit(ctx context.Context, r *plan.Git, dir string) (err erro
 	return g.scriptFor(ctx, maxFetch, gitScript, dir, r.URL, r.Ref, r.Commit, r.Dir, keep, work)
 }
 
-// scriptFor is script for long-running scripts without output.
+// scriptFor is like the method script, but for long-running scripts without output.
 func (g *guest) scriptFor(ctx context.Context, within time.Duration, text string, args ...string) error {
 	r, err := g.c.Exec(ctx, agentclient.ExecRequest{Args: append([]string{"/bin/sh", "-c", text, "sh"}, args...),
 		User: "root", Timeout: within, MaxOutput: maxAnswer})

@@ -14,7 +14,7 @@ import (
 // result is the stored record of a snapshot made by a build.
 type result struct {
 	ID    string `json:"id,omitempty"`    // id of the snapshot; empty in an announcement
-	Box   string `json:"box,omitempty"`   // in an announcement: the sandbox whose branch the snapshot is
+	Box   string `json:"box,omitempty"`   // in an announcement: the sandbox that is branched
 	Key   string `json:"key"`             // key of the step
 	Admin bool   `json:"admin,omitempty"` // Request.Admin
 	// built from a recipe; false in records of earlier versions

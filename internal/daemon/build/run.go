@@ -35,7 +35,7 @@ type work struct {
 	o     Observer
 	steps []progress // by number
 
-	memory []bool // by number: the snapshot has the memory that the step left; see plan.Plan.Memory
+	memory []bool // by number: whether the snapshot has the memory at the end of the step; see plan.Plan.Memory
 
 	mu    sync.Mutex
 	idle  []idle // idle sandboxes, in the order in which leave kept them
@@ -54,8 +54,8 @@ type progress struct {
 // tagOf returns the tag of a step's snapshot.
 func (w *work) tagOf(i int) string { return snapshot.StepTag(w.within, w.keys[i]) }
 
-// newWork computes the keys of a plan. A client that is limited to a tag prefix has its own steps below
-// that prefix.
+// newWork computes the keys of a plan. If a client is limited to a tag prefix, the tags of its
+// steps have this prefix.
 func (b *Builder) newWork(ctx context.Context, req Request, p *plan.Plan, files *Context, o Observer) (*work, error) {
 	agent := fmt.Sprint("agent ", agentproto.Version)
 	if !req.Admin { // a client can change the sandboxes of its builds, so its steps are cached for it alone
@@ -88,13 +88,13 @@ func (b *Builder) carryOut(ctx context.Context, req Request, p *plan.Plan, files
 	if d, err := b.cfg.Manager.Snapshots().Detail(req.Tag); err == nil && (!req.Replace || d.Writing) {
 		return Result{}, &store.ExistsError{Tag: req.Tag, InFlight: d.Writing}
 	}
-	ctx, cancel := context.WithCancel(ctx) // a failed step cancels the others
+	ctx, cancel := context.WithCancel(ctx) // a failed step cancels the other steps
 	defer cancel()
 	err = w.ensure(ctx, cancel, p.Result)
 	return w.count, err
 }
 
-// ensure makes the snapshot of a step unless it exists. It does so once per build.
+// ensure makes the snapshot of a step unless it exists. In one build, each step is made only once.
 func (w *work) ensure(ctx context.Context, cancel func(), i int) error {
 	w.steps[i].once.Do(func() {
 		defer func() { // each step has its own goroutine, where a panic would crash the daemon
@@ -170,8 +170,8 @@ func (w *work) provide(ctx context.Context, cancel func(), i int) error {
 	return nil
 }
 
-// attempt executes step i, unless another build has made its snapshot. The function place, if set,
-// gives back the place that is reserved for the step's builder VM. attempt calls start before it
+// attempt executes step i, unless another build has made its snapshot. If place is not nil, it
+// gives back the place that is reserved for the step's builder VM. It calls start before it
 // executes the step.
 func (w *work) attempt(ctx context.Context, i int, place, start func()) (there bool, err error) {
 	free, err := w.b.await(ctx, "step "+w.tagOf(i))
@@ -211,7 +211,7 @@ func (w *work) ensureNeeds(ctx context.Context, cancel func(), i int) error {
 		all.Go(func() { errs[n] = w.ensure(ctx, cancel, need) })
 	}
 	all.Wait()
-	for _, err := range errs { // the error that cancelled the others
+	for _, err := range errs { // the error that cancelled the other steps
 		if err != nil && !errors.Is(err, context.Canceled) {
 			return err
 		}
@@ -363,8 +363,8 @@ func (w *work) tag(i int) string {
 	return w.tagOf(i)
 }
 
-// endsAfter is how long after the maximum build time a sandbox is deleted if its build has not done
-// so.
+// endsAfter is how long after the maximum build time a sandbox is deleted if its build has not
+// deleted it.
 const endsAfter = 5 * time.Minute
 
 func (b *Builder) fork(ctx context.Context, req sandbox.ForkRequest) (string, error) {
@@ -375,8 +375,8 @@ func (b *Builder) fork(ctx context.Context, req sandbox.ForkRequest) (string, er
 	return made.Sandboxes[0].ID, nil
 }
 
-// forkOf forks the snapshot of the step with the number i for the step with the number next. A base
-// that is a snapshot is checked again, because its tag may now name another snapshot.
+// forkOf forks the snapshot of step i for the step with the last given number. A base that is a
+// snapshot is checked again, because its tag may now name another snapshot.
 func (w *work) forkOf(ctx context.Context, i, next int) (string, error) {
 	req, err := w.forkFor(next, w.tag(i))
 	if err != nil {
@@ -445,8 +445,7 @@ func (b *Builder) whileRoom(ctx context.Context, box string) (context.Context, f
 // saveAgain is how long a build waits before it tries again when too many snapshots are being made.
 const saveAgain = time.Second
 
-// save makes the snapshot of a step. The parameter set holds the defaults that the step has set in
-// the guest.
+// save makes the snapshot of a step, with the defaults that the step has set in the guest.
 func (w *work) save(ctx context.Context, i int, box string, set snapshot.Defaults) error {
 	req := sandbox.BranchRequest{Tag: w.tagOf(i), Step: true, Mode: vm.BranchDiff, Template: true, Replace: true,
 		Defaults: set}

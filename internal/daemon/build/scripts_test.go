@@ -11,8 +11,9 @@ import (
 	"testing"
 )
 
-// shells returns functions that run a script in the host's shell, like an image with GNU programs,
-// and in busybox with nothing else in its PATH, like an image with busybox.
+// shells returns functions that run a script. The first function uses the host's shell, like an
+// image with GNU programs. The second function uses busybox, with nothing else in the PATH, like an
+// image with busybox.
 func shells(t *testing.T) map[string]func(script string, args ...string) *exec.Cmd {
 	t.Helper()
 	run := func(shell []string, path string) func(string, ...string) *exec.Cmd {
@@ -42,8 +43,8 @@ func shells(t *testing.T) map[string]func(script string, args ...string) *exec.C
 	return all
 }
 
-// The script kills processes that a command has left running. It finds them by the variable that the build
-// sets for its commands, at any position in the environment.
+// The script kills processes that a command has left running. It finds these processes by the
+// variable that the build sets for its commands, at any position in the environment.
 func TestLeftoversAreKilled(t *testing.T) {
 	for name, shell := range shells(t) {
 		mark := stepVariable + "=test of " + name
@@ -61,12 +62,12 @@ func TestLeftoversAreKilled(t *testing.T) {
 		if err := other.Process.Kill(); err != nil { // the process is still running
 			t.Errorf("%s: a process with another mark: %v", name, err)
 		}
-		_ = other.Wait()                                               // returns that the process was killed
+		_ = other.Wait()                                               // the error says that the process was killed
 		if strings.Contains(statusOf(left.Process.Pid), "State:\tS") { // not a zombie
 			t.Errorf("%s: the process still runs", name)
 			_ = left.Process.Kill()
 		}
-		_ = left.Wait() // returns that the process was killed
+		_ = left.Wait() // the error says that the process was killed
 	}
 }
 
@@ -113,9 +114,9 @@ echo y >in/sub/y && echo q >in/alias/q && ln -s real dst/alias && ln -s x in/lin
 	}
 }
 
-// Files from other guests are written only below the target. placeScript follows links in the target only if
-// they do not lead out of it, whatever their names are. It does not set owners and modes through links that are
-// among the files.
+// Files from other guests are written only below the target. placeScript follows a link in the
+// target only if the link does not lead out of the target, whatever the name of the link is. It
+// does not set owners and modes through links that are among the files.
 func TestFilesOfOthersStayInTheTarget(t *testing.T) {
 	for name, shell := range shells(t) {
 		for where, refused := range map[string]bool{"out": true, "deep/out": true, "again": true, "line": true, "\n": true,
@@ -168,8 +169,8 @@ func TestAFileReplacesALink(t *testing.T) {
 	}
 }
 
-// The source of a bind mount may come from another guest. If it is a symbolic link, it would lead to a file of
-// the guest that mounts it.
+// The source of a bind mount may come from another guest. A symbolic link would lead to a file of
+// the guest in which the source is mounted.
 func TestALinkIsNotMounted(t *testing.T) {
 	for name, shell := range shells(t) {
 		dir := t.TempDir()

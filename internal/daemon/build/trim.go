@@ -28,7 +28,7 @@ func (b *Builder) used(tag string) {
 	}
 }
 
-// pin keeps the snapshots of a build's steps from Trim until unpin is called.
+// pin protects the snapshots of a build's steps against Trim until unpin is called.
 func (w *work) pin() (unpin func()) {
 	add := func(n int) {
 		w.b.mu.Lock()

@@ -18,7 +18,7 @@ import (
 const (
 	maxCPUs    = 255
 	maxMiB     = 1 << 20
-	maxEntries = 100 // entries of a build's log in one answer; the SDKs request the rest
+	maxEntries = 100 // entries of a build's log in one answer; the SDKs request the remaining entries
 )
 
 // buildStatusOf returns the HTTP status for an error of the builder, or 0 for any other error.
@@ -64,7 +64,7 @@ func (req *buildRequest) names() (name string, tags []string, err error) {
 	return name, tags, err
 }
 
-// ask returns the request to the builder. The parameter tag is the tag of the snapshot.
+// ask returns the request to the builder, for a snapshot with the given tag.
 func (req *buildRequest) ask(tag string) (template.Ask, error) {
 	for _, n := range []struct {
 		name      string
@@ -169,8 +169,8 @@ type startRequest struct {
 }
 
 // baseImage is the image that the SDKs build on by default. Builds use the template baseTemplate
-// instead of it, so that they need no registry. That template contains the image and everything
-// that E2B adds to every image.
+// instead, so that they need no registry. That template contains the image and everything that E2B
+// adds to every image.
 const (
 	baseImage    = "e2bdev/base"
 	baseTemplate = "base"

@@ -50,8 +50,8 @@ func TestTemplatesOfAdminsDoNotBeginWithBranches(t *testing.T) {
 	}
 }
 
-// A client without the right to bake cannot have a parent booted that is larger than the sandboxes
-// that the host admits.
+// A client without the right to bake cannot make the daemon boot a parent that is larger than the
+// sandboxes that the host admits.
 func TestParentsOfTemplatesAreAdmitted(t *testing.T) {
 	r := startWith(t, apirig.Options{Admit: admit.Rules{VCPUsPerCPU: 1},
 		Tokens: []auth.Token{{Name: "runner", Scope: auth.Run, MaxSandboxes: 1}}})

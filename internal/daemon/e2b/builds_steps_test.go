@@ -24,8 +24,8 @@ func runs(t *testing.T, dir string) string {
 	return strings.Join(strings.Fields(string(text)), " ")
 }
 
-// A step that several templates share is run once. If a step has changed or is forced, it and all
-// later steps are run again.
+// A step that several templates share is run once. If a step has changed or is forced, this step
+// and all later steps are run again.
 func TestStepsOfTemplatesAreKept(t *testing.T) {
 	r := start(t)
 	dir := t.TempDir()

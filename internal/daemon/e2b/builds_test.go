@@ -245,8 +245,8 @@ func TestBuildAgain(t *testing.T) {
 	r.checkClean("mine", "a.b")
 }
 
-// A build from a container image makes a parent from the image, and deletes the parent at its end.
-// A build from E2B's own image uses the template base instead.
+// A build from a container image makes a parent from the image, and deletes the parent at the end
+// of the build. A build from E2B's own image uses the template base instead.
 func TestBuildOfAnImage(t *testing.T) {
 	r := start(t)
 	b := build{}
@@ -445,8 +445,8 @@ func TestUploads(t *testing.T) {
 	r.checkClean("a.b")
 }
 
-// checkClean fails if there are sandboxes, archives, or snapshots other than those with the given
-// tags.
+// checkClean fails if there are sandboxes, archives, or snapshots other than the snapshots with the
+// given tags.
 func (r *rig) checkClean(tags ...string) {
 	r.t.Helper()
 	list, err := r.Sandboxes(r.t.Context())

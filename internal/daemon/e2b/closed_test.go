@@ -35,8 +35,8 @@ func TestOnlyAdminsOpenTheHostsNetwork(t *testing.T) {
 	r.call("POST", at+"/fork", `{"count":1,"timeout":60}`, 201, nil)
 }
 
-// Whether a sandbox's ports are open to clients without a token is fixed at its creation. A request
-// to change it is refused, not ignored.
+// A sandbox's ports are either open or closed to clients without a token. This is fixed at the
+// creation of the sandbox. A request to change it is refused, not ignored.
 func TestPublicTrafficIsForLife(t *testing.T) {
 	r := start(t)
 	for made, other := range map[string]string{"true": "false", "false": "true"} {

@@ -158,8 +158,8 @@ func (a *Server) createAs(w http.ResponseWriter, r *http.Request, def time.Durat
 	return face.WriteJSON(w, r, http.StatusCreated, a.createdOf(made))
 }
 
-// tagOf returns the tag of the snapshot for a template's id or name, which may end with a tag of the
-// template. See Tags for tags that are assigned.
+// tagOf returns the tag of the snapshot for a template's id or name, which may end with a tag of
+// the template. For assigned tags, see Tags.
 func tagOf(template string) (string, error) {
 	if team, _, ok := strings.Cut(template, "/"); ok {
 		return "", face.BadRequest(
@@ -176,9 +176,10 @@ func tagOf(template string) (string, error) {
 	return tag, nil
 }
 
-// existing is tagOf for a template that should exist, perhaps by an assigned tag. E2B converts names
-// to lower case. So if no snapshot has exactly this tag, and only one snapshot has a tag that differs
-// from it only in case, existing returns the tag of that snapshot.
+// existing is like tagOf, but for a template that should exist, perhaps by a tag that a client has
+// assigned to it. E2B converts names to lower case. So if no snapshot has exactly the tag that tagOf
+// returns, existing ignores the case of letters. It then returns the tag of a snapshot if only one
+// snapshot matches.
 func (a *Server) existing(r *http.Request, template string) (string, error) {
 	tag, err := tagOf(template)
 	if err != nil {

@@ -33,7 +33,7 @@ const (
 const defaultUser = "user"
 
 // isAgentPort reports whether a port is served by the agent. If a server of the guest listens on
-// the same port, it cannot be reached from outside.
+// the same port, that server cannot be reached from outside.
 func isAgentPort(port uint16) bool {
 	return port == agentproto.EnvdPort || port == agentproto.CodeInterpreterPort
 }
@@ -63,9 +63,9 @@ func sharedRoute(r *http.Request) inbound.Route {
 	return route
 }
 
-// isOwn reports whether E2B's rules apply to the ports of a sandbox, because this package made it.
-// For a sandbox that does not exist isOwn returns true, so that clients of E2B get E2B's answer for
-// a missing sandbox.
+// isOwn reports whether E2B's rules apply to the ports of a sandbox, because this package made the
+// sandbox. For a sandbox that does not exist isOwn returns true, so that clients of E2B get E2B's
+// answer for a missing sandbox.
 func (a *Server) isOwn(id string) bool {
 	i, err := a.Face.Host.Permitted(id).Sandbox(id)
 	if err != nil {
@@ -173,7 +173,8 @@ func (a *Server) isStranger(r *http.Request, route inbound.Route) bool {
 		!a.Keys.Is(trafficToken, route.ID, r.Header.Get(trafficHeader))
 }
 
-// permit returns an error if a request lacks the token of its sandbox that its port requires.
+// permit returns an error if a port requires a token of the sandbox, and the request lacks this
+// token.
 func (a *Server) permit(r *http.Request, route inbound.Route, i sandbox.Info) error {
 	access := a.Keys.Is(accessToken, i.ID, r.Header.Get(accessHeader))
 	traffic := a.Keys.Is(trafficToken, i.ID, r.Header.Get(trafficHeader))
@@ -209,9 +210,9 @@ func isAsleep(i sandbox.Info) bool {
 	return i.State == sandbox.Suspended || i.State == sandbox.Paused || i.State == sandbox.Restoring
 }
 
-// wake resumes a suspended sandbox for a request and gives it the timeout that it was created with.
-// A resumption costs far more than a request to a running sandbox, so a stranger's request counts a
-// second time against the rate limit.
+// wake resumes a suspended sandbox for a request and gives the sandbox the same timeout as at its
+// creation. A resumption costs far more than a request to a running sandbox, so a stranger's
+// request counts a second time against the rate limit.
 func (a *Server) wake(ctx context.Context, i sandbox.Info, n annotation, stranger bool) error {
 	if stranger {
 		if err := a.Face.Strangers.Enter(i.ID, i.Owner); err != nil {

@@ -187,8 +187,8 @@ func TestPorts(t *testing.T) {
 		{"of /v1, by headers", headers(v1), 403},
 		{"of /v1, token", headers(v1).with("E2B-Traffic-Access-Token", v1.Traffic), 200},
 	} {
-		// At a sandbox's host name, a path like those of the control plane belongs to the guest.
-		// The client's API key does not reach the guest.
+		// At a sandbox's host name, every path belongs to the guest, even a path that the control
+		// plane also has. The client's API key does not reach the guest.
 		resp, out := r.send("GET", "/sandboxes", c.h.with("X-API-Key", "e2b_"+apirig.Token), "")
 		if resp.StatusCode != c.want || c.want == 200 && out != "/sandboxes" {
 			t.Errorf("%s: %s %s", c.name, resp.Status, out)
@@ -274,7 +274,7 @@ func TestCodeInterpreterWantsAToken(t *testing.T) {
 	}
 }
 
-// A client with only a signed URL that reads slowly takes no places of clients with a token.
+// A client that has only a signed URL and reads slowly takes no place of a client with a token.
 func TestStrangersTakeNobodysPlaces(t *testing.T) {
 	r := startWith(t, apirig.Options{Limits: face.Limits{Calls: 3, PerSandbox: 2}})
 	b := r.create(simple)
@@ -370,8 +370,8 @@ func TestWhoIsInTheAuditLog(t *testing.T) {
 	}
 }
 
-// auditLine waits for a line of the audit log at the offset from and returns it. The daemon writes
-// a line only after it has sent the answer.
+// auditLine waits for a line of the audit log at the given offset, and returns the line. The daemon
+// writes a line only after it has sent the answer.
 func (r *rig) auditLine(from int64) string {
 	r.t.Helper()
 	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
@@ -408,8 +408,9 @@ func TestDefaultUserIsTheDaemons(t *testing.T) {
 	}
 }
 
-// A stranger who knows the id of a sandbox made by /v1 cannot resume it, or keep it from becoming
-// idle, by health checks. With the sandbox's token, a health check reaches the agent.
+// By health checks, a stranger who knows the id of a sandbox made by /v1 can neither resume the
+// sandbox nor keep it from becoming idle. With the sandbox's token, a health check reaches the
+// agent.
 func TestStrangersWakeNoIdleSandbox(t *testing.T) {
 	r := start(t)
 	f, err := r.Client.Fork(t.Context(), client.ForkRequest{SnapshotTag: "a.b", N: 1, IdleTimeoutSecs: 1})

@@ -5,13 +5,14 @@
 // A template is a snapshot, named by its tag; creating a sandbox is a fork. Clients of /v1 can use
 // a sandbox made by this package, and clients of this package can use a sandbox made by /v1. The
 // package converts between E2B's JSON, errors and statuses and the daemon's operations, and has no
-// policy of its own about sandboxes. It refuses features that forkd lacks, with an error that names
-// them. It ignores only fields that no SDK has sent yet, because every release adds some.
-// docs/e2b.md lists the differences.
+// policy of its own about sandboxes. If a request uses a feature that forkd lacks, the package
+// refuses the request, and the error names the feature. The package ignores only fields that no
+// known SDK sends, because every release of the SDKs adds fields. docs/e2b.md lists the
+// differences.
 //
 // Times in the protocol are whole seconds. Sizes are MiB in descriptions of sandboxes and bytes in
-// metrics. The protocol is that of the SDKs e2b 2.51.0 (npm) and 2.63.0 (PyPI); both were run
-// against this package.
+// metrics. The SDKs e2b 2.51.0 (npm) and 2.63.0 (PyPI) use this protocol; both were run against
+// this package.
 package e2b
 
 import (
@@ -96,9 +97,9 @@ func (a *Server) Serves(r *http.Request) bool {
 // ServeHTTP answers a request for which Serves returned true.
 func (a *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h := a.sharedData
-	// SDKs of 2025 send the headers with a sandbox and the agent's port also to the control plane.
-	// With any other port in the headers, the request is for a server in the sandbox, even if its
-	// path or key looks like one for the control plane.
+	// SDKs of 2025 send requests to the control plane with headers that name a sandbox and the
+	// agent's port. If the headers name any other port, the request is for a server in the sandbox,
+	// even if the path or the key looks like a request to the control plane.
 	if isControl(r.URL.Path) && (r.Header.Get(idHeader) == "" || r.Header.Get(keyHeader) != "" && sharedRoute(r).Agent) {
 		h = a.control
 	}
@@ -126,8 +127,8 @@ func isControl(path string) bool {
 	return false
 }
 
-// routes registers the routes of the control plane. Each scope is that of the same operation in
-// /v1.
+// routes registers the routes of the control plane. Each route requires the scope that the same
+// operation requires in /v1.
 func (a *Server) routes() {
 	works := face.NewGate(face.Class{Total: maxWorks})
 	lists, reads := a.Face.Lists, a.Face.Reads
@@ -142,7 +143,7 @@ func (a *Server) routes() {
 		{"GET /sandboxes", auth.Read, lists, a.listV1},
 		{"GET /v2/sandboxes", auth.Read, lists, a.list},
 		{"GET /sandboxes/metrics", auth.Read, works, a.metricsOfMany},
-		// Needs Run, because the answer contains the token of the sandbox.
+		// This route needs Run, because the answer contains the token of the sandbox.
 		{"GET /sandboxes/{id}", auth.Run, reads, a.info},
 		{"DELETE /sandboxes/{id}", auth.Run, a.Face.Ends, a.kill},
 		{"POST /sandboxes/{id}/connect", auth.Run, works, a.connect},

@@ -163,7 +163,7 @@ func measure(ctx context.Context, view *tenancy.View, i sandbox.Info) (m metric,
 		said.DiskTotal}, err
 }
 
-// consoleLevel is the level reported for all lines of a console, because they have none.
+// consoleLevel is the level reported for all lines of a console, because these lines have no level.
 const consoleLevel = "info"
 
 // logEntry is a line of a sandbox's console. Lines of a console have no time, so the start time of

@@ -31,8 +31,9 @@ type networkConfig struct {
 var everything = []string{"0.0.0.0/0", "::/0"}
 
 // setting converts a configuration to a policy. If an address is in both lists, E2B allows it and
-// forkd denies it. So both lists together are accepted only if the denied list has all addresses.
-// Then only the allowed addresses can be reached.
+// forkd would deny it. So both lists together are accepted only if the denied list has all
+// addresses, or if the sandbox has no access to the internet. Such a configuration becomes mode
+// allow without denied addresses, so only the allowed addresses can be reached.
 func (c *networkConfig) setting(offline *bool) (*netclient.Setting, error) {
 	switch {
 	case present(c.Rules) && string(c.Rules) != "{}":

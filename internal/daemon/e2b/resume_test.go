@@ -123,7 +123,7 @@ func TestHealthWakesNothing(t *testing.T) {
 	}
 }
 
-// The sandbox of a workspace has no end, which E2B's API cannot change.
+// The sandbox of a workspace has no end, and E2B's API cannot set one.
 func TestTimeoutOfAWorkspace(t *testing.T) {
 	r := start(t)
 	ws, err := r.CreateWorkspace(t.Context(), client.WorkspaceRequest{Name: "desk", SnapshotTag: "a.b"})

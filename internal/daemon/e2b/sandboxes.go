@@ -173,7 +173,7 @@ func (a *Server) connect(w http.ResponseWriter, r *http.Request) error {
 	return a.connectAs(w, r, http.StatusOK)
 }
 
-// resume is connect under the name that older SDKs use. Its status always says that the sandbox was
+// resume does the same as connect, for older SDKs. Its status always says that the sandbox was
 // resumed.
 func (a *Server) resume(w http.ResponseWriter, r *http.Request) error {
 	return a.connectAs(w, r, http.StatusCreated)
@@ -214,7 +214,8 @@ func (a *Server) connectAs(w http.ResponseWriter, r *http.Request, ifRunning int
 	return face.WriteJSON(w, r, status, a.createdOf(i))
 }
 
-// lengthens reports whether a sandbox expires, and e is a later expiry.
+// lengthens reports whether the expiry e is later than the present expiry of a sandbox. It returns
+// false for a sandbox that does not expire.
 func lengthens(i sandbox.Info, e sandbox.Expiry) bool {
 	return !i.Expires.IsZero() && i.Expires.Before(e.At)
 }
@@ -224,7 +225,7 @@ func (a *Server) setTimeout(w http.ResponseWriter, r *http.Request) error {
 	return a.timeout(w, r, false)
 }
 
-// refresh is setTimeout, but never shortens the time.
+// refresh is like setTimeout, but never shortens the time.
 func (a *Server) refresh(w http.ResponseWriter, r *http.Request) error { return a.timeout(w, r, true) }
 
 func (a *Server) timeout(w http.ResponseWriter, r *http.Request, onlyLonger bool) error {

@@ -19,7 +19,7 @@ import (
 	"github.com/forkd/forkd/internal/host/tenancy"
 )
 
-// defaultTag is the tag of a template whose name is given without a tag.
+// defaultTag is the tag of a template whose name has no tag.
 const defaultTag = "default"
 
 // Bounds on assigned tags.
@@ -31,9 +31,9 @@ const (
 
 // Tags holds the tags that clients have assigned to templates, in a file.
 //
-// The template NAME:TAG is the snapshot with the tag NAME.TAG, and NAME:default is the snapshot NAME.
-// An assigned tag stands before that rule: it leads to another snapshot. It ends with its snapshot,
-// even if a new snapshot gets the old one's tag.
+// The template NAME:TAG is the snapshot with the tag NAME.TAG, and NAME:default is the snapshot
+// NAME. An assigned tag takes precedence over this rule and leads to another snapshot. The
+// assignment ends with that snapshot, even if a new snapshot gets the tag of the old snapshot.
 type Tags struct {
 	path string
 
@@ -60,14 +60,15 @@ func OpenTags(path string) (*Tags, error) {
 	return t, nil
 }
 
-// of returns the assigned tags of the template name. If tag is not empty, it returns only this one.
+// The method returns the assigned tags of the template with the given name. If a tag is given, it
+// returns only this tag.
 func (t *Tags) of(name, tag string) []record.TemplateTag {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return assigned(t.all, name, tag)
 }
 
-// assigned returns the part of a list that of returns.
+// assigned returns the part of a list that the method of returns.
 func assigned(all []record.TemplateTag, name, tag string) (list []record.TemplateTag) {
 	for _, at := range all {
 		if n, rest, _ := strings.Cut(at.Name, ":"); n == name && (tag == "" || rest == tag) {
@@ -77,8 +78,8 @@ func assigned(all []record.TemplateTag, name, tag string) (list []record.Templat
 	return list
 }
 
-// change replaces the list of tags by the result of f, and writes the file. After an error nothing is
-// changed.
+// change replaces the list of tags with the result of f, and writes the file. After an error,
+// nothing is changed.
 func (t *Tags) change(f func([]record.TemplateTag) ([]record.TemplateTag, error)) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -125,7 +126,7 @@ func (t tagger) target(at record.TemplateTag) (store.Detail, bool) {
 	return d, err == nil && d.ID == at.ID && !d.Transient
 }
 
-// find returns the tag of the snapshot that an assigned tag of the template name leads to, or "".
+// find returns the tag of the snapshot to which an assigned tag of a template leads, or "".
 func (t tagger) find(name, tag string) string {
 	for _, at := range t.tags.of(name, tag) {
 		if d, ok := t.target(at); ok {
@@ -135,9 +136,10 @@ func (t tagger) find(name, tag string) string {
 	return ""
 }
 
-// mayAssign returns an error if the client may not give a tag of the template name to a snapshot, or
-// take it away. Every client may assign a free tag. To change another one, the client needs to have
-// assigned it, or the right to delete templates. The parameter all holds all assigned tags.
+// mayAssign returns an error if the client may not assign a tag of the template with the given
+// name, or remove the assignment. Every client may assign a free tag. Other tags may be changed by
+// the client that has assigned them, and by clients that may delete templates. All assigned tags
+// are in the list all.
 func (t tagger) mayAssign(all []record.TemplateTag, name, tag string) error {
 	own := snapshotTag(name, tag)
 	if err := t.view.MayName("tags", own); err != nil {
@@ -155,7 +157,7 @@ func (t tagger) mayAssign(all []record.TemplateTag, name, tag string) error {
 	return nil
 }
 
-// assign gives tags of the template name to a snapshot.
+// assign assigns tags of the template with the given name to a snapshot.
 func (t tagger) assign(name string, tags []string, of store.Detail) error {
 	return t.tags.change(func(all []record.TemplateTag) ([]record.TemplateTag, error) {
 		for _, tag := range tags {
@@ -185,8 +187,9 @@ func (t tagger) assign(name string, tags []string, of store.Detail) error {
 	})
 }
 
-// made is called when a build has ended with a snapshot. An older assignment of the first tag gives way
-// to the snapshot, and the other tags are assigned to it.
+// made is called when a build has ended with a snapshot. It assigns the tags of the build to the
+// snapshot, in place of older assignments. A single tag without an older assignment already names
+// the snapshot, so it is not assigned.
 func (t tagger) made(name string, tags []string, snapshot string) error {
 	d, err := t.view.Snapshot(snapshot)
 	if err != nil || len(tags) == 1 && len(t.tags.of(name, tags[0])) == 0 {
@@ -195,7 +198,8 @@ func (t tagger) made(name string, tags []string, snapshot string) error {
 	return t.assign(name, tags, d)
 }
 
-// snapshotTag returns the tag of the snapshot that a tag of a template names unless it is assigned.
+// snapshotTag returns the tag of the snapshot that a tag of a template names, unless the tag is
+// assigned.
 func snapshotTag(name, tag string) string {
 	if tag == "" || tag == defaultTag {
 		return name
@@ -226,7 +230,7 @@ func checkTags(name string, tags []string) ([]string, error) {
 	return list, nil
 }
 
-// assignTags gives further tags to the build of a template.
+// assignTags assigns further tags to the build of a template.
 func (a *Server) assignTags(w http.ResponseWriter, r *http.Request) error {
 	var req struct {
 		Target string   `json:"target"`
@@ -254,7 +258,7 @@ func (a *Server) assignTags(w http.ResponseWriter, r *http.Request) error {
 	return face.WriteJSON(w, r, http.StatusCreated, map[string]any{"buildID": noBuild, "tags": tags})
 }
 
-// removeTags takes tags away from a template. Its builds stay.
+// removeTags removes assigned tags of a template. The template's builds stay.
 func (a *Server) removeTags(w http.ResponseWriter, r *http.Request) error {
 	var req struct {
 		Name string   `json:"name"`
@@ -286,8 +290,8 @@ func (a *Server) removeTags(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// mayRemove returns an error unless a tag of the template name is assigned, and the client may take it
-// away.
+// mayRemove returns an error unless a tag of the template is assigned, and the client may remove
+// the assignment.
 func (t tagger) mayRemove(all []record.TemplateTag, name, tag string) error {
 	if len(assigned(all, name, tag)) > 0 {
 		return t.mayAssign(all, name, tag)
@@ -307,7 +311,8 @@ type templateTag struct {
 	CreatedAt time.Time `json:"createdAt"`
 }
 
-// tagsOf returns the tags of the template name: those that are assigned, and those of its builds.
+// tagsOf returns the tags of the template with the given name: the assigned tags, and the tags of
+// the template's builds.
 func (a *Server) tagsOf(r *http.Request, name string) (list []templateTag) {
 	t := a.tagger(r)
 	listed := make(map[string]bool)

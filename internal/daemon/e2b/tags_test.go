@@ -34,8 +34,8 @@ func (r *rig) tags(name string) string {
 	return strings.Join(tags, " ")
 }
 
-// A build has the tags of its request. Tags can be moved to another build and taken away, and end with
-// their snapshot.
+// A build has the tags of its request. Tags can be moved to another build, and can be removed. They
+// end with their snapshot.
 func TestTags(t *testing.T) {
 	r := start(t)
 	run := func(body string) {
@@ -113,8 +113,8 @@ func TestTags(t *testing.T) {
 	}
 }
 
-// Only the client that assigned a tag, or an administrator, can move it. Nobody can assign a tag that
-// names a build of another client, or a tag outside of the own prefix.
+// Only the client that assigned a tag, or an administrator, can move it. No client can assign a tag
+// that names a build of another client, or a tag outside of the client's own prefix.
 func TestTagsOfOthers(t *testing.T) {
 	r := startWith(t, apirig.Options{Tokens: []auth.Token{{Name: "one", Scope: auth.Run}, {Name: "two", Scope: auth.Run},
 		{Name: "reader", Scope: auth.Read}, {Name: "team", Scope: auth.Run, Prefix: "team-a/"}}})

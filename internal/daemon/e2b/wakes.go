@@ -9,12 +9,12 @@ import (
 )
 
 // wakes holds the requests that wait until their sandboxes are resumed. All requests to one sandbox
-// share a place. These requests may have to wait until the sandbox's memory is written, and with a
-// place for each request they would block requests to other sandboxes for that time. Each request
-// also holds a connection. So the number of requests is bounded for each sandbox, for the sandboxes
-// of one owner, and in total. A third of the places is closed to strangers, so that strangers
-// cannot block clients with a token. The requests to one owner's sandboxes cannot take all places,
-// even with those of strangers.
+// share a place. These requests may have to wait until the sandbox's memory is written. If each of
+// them took a place, they would block requests to other sandboxes for that time. Each request also
+// holds a connection. So the number of requests is bounded for each sandbox, for the sandboxes of
+// one owner, and in total. A third of the places is closed to strangers, so that strangers cannot
+// block clients with a token. The requests to one owner's sandboxes, including requests of
+// strangers, cannot take all places.
 type wakes struct {
 	sandboxes *gate.Gate
 	requests  *gate.Gate // waiting requests, counted by sandbox and by owner
@@ -39,8 +39,8 @@ func strangersOf(places int) int { return places * 2 / 3 }
 // strangers is the prefix of the gates' keys that count strangers' requests.
 const strangers = "strangers "
 
-// enter counts a waiting request to a sandbox. The parameter who names the sandbox's owner. The
-// function leave ends the count.
+// enter counts a waiting request to a sandbox of the given owner. The returned function removes the
+// request from the count.
 func (w *wakes) enter(id, who string, stranger bool) (leave func(), err error) {
 	waiting := []gate.Share{{Key: id, Most: maxWaiting}, owner.Share(who, maxOwnWaiting)}
 	places := []gate.Share{owner.FairShare(who, maxWakes)}

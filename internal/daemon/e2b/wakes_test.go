@@ -50,8 +50,8 @@ func TestWakes(t *testing.T) {
 	}
 }
 
-// The number of requests that wait for the sandboxes of one owner is bounded, and strangers cannot
-// take all of it.
+// The number of requests that wait for the sandboxes of one owner is bounded. Requests of strangers
+// can only be a part of this number.
 func TestWaitingRequestsOfOneOwner(t *testing.T) {
 	w := newWakes()
 	enter := func(who string, stranger bool) (n int) { // returns how many requests are accepted before one is refused
@@ -79,8 +79,8 @@ func TestWaitingRequestsOfOneOwner(t *testing.T) {
 	}
 }
 
-// While sandboxes of one owner are being resumed, another owner's sandboxes can also be resumed. This holds
-// even if strangers resume the sandboxes of the first owner.
+// While sandboxes of one owner are being resumed, another owner's sandboxes can also be resumed.
+// This also holds if strangers resume the sandboxes of the first owner.
 func TestWakesOfOneOwner(t *testing.T) {
 	for _, stranger := range []bool{false, true} {
 		w := newWakes()

@@ -33,7 +33,7 @@ func WriteArray[M, T any](w http.ResponseWriter, members []M, describe func(M) T
 			part.WriteByte(',')
 		}
 		if err := enc.Encode(describe(m)); err != nil && begun {
-			panic(http.ErrAbortHandler) // abort, so that the client does not take a part of the list for the whole
+			panic(http.ErrAbortHandler) // abort, so that the client does not mistake a part for the whole list
 		} else if err != nil {
 			return err
 		}

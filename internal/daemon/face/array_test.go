@@ -55,7 +55,7 @@ func (u unfit) MarshalJSON() ([]byte, error) {
 }
 
 // If a member cannot be encoded, WriteArray returns an error. If it has already begun to write, it
-// aborts the connection, so that the client does not take a part of the list for the whole.
+// aborts the connection, so that the client does not mistake a part of the list for the whole list.
 func TestMembersWithoutJSON(t *testing.T) {
 	all := func(u unfit) unfit { return u }
 	if err := WriteArray(httptest.NewRecorder(), []unfit{{"x"}, {}}, all); err == nil {

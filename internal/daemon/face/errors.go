@@ -203,8 +203,8 @@ func (f *Face) Fail(w http.ResponseWriter, r *http.Request, err error) {
 	f.FailAs(w, r, err, StatusOf(err), WriteProblem)
 }
 
-// FailAs is Fail with the given status, and with write in place of WriteProblem. It logs errors
-// with a status of 500 and above.
+// FailAs is like Fail, but sends the given status, and calls write instead of WriteProblem. It logs
+// errors with a status of 500 and above.
 func (f *Face) FailAs(w http.ResponseWriter, r *http.Request, err error, status int,
 	write func(http.ResponseWriter, error)) {
 	if isOurs(status, err) && r.Context().Err() == nil {
@@ -238,9 +238,9 @@ func isOurs(status int, err error) bool {
 	return status == http.StatusInternalServerError
 }
 
-// Bounds on the lines about failed requests: their rate per second, the burst after a quiet time,
-// and the bytes of each text that a client or a guest may have chosen. Without these bounds, a
-// client whose requests fail could fill the log.
+// Bounds on the lines about failed requests: their rate per second, the burst after a time without
+// lines, and the bytes of each text that a client or a guest may have chosen. Without these bounds,
+// a client whose requests fail could fill the log.
 const (
 	failuresPerSecond = 10
 	failuresAtOnce    = 200
@@ -267,9 +267,10 @@ func (f *failures) log(to *slog.Logger, r *http.Request, err error) {
 		"request_id", audit.From(r.Context()).RequestID, "error", cut(err.Error()), "left_out", f.leftOut.Swap(0))
 }
 
-// Abort ends an answer that has begun and cannot be completed. It breaks the connection off, so that
-// the client does not take a part of the answer for the whole. Its line in the log counts as that of
-// a failed request, because the client or a guest may have caused the error.
+// Abort ends an answer that has begun and cannot be completed. It breaks the connection off, so
+// that the client does not mistake a part of the answer for the whole answer. The line in the log
+// counts like the line of a failed request, because the client or a guest may have caused the
+// error.
 func (f *Face) Abort(r *http.Request, err error) {
 	f.failures.log(f.Log, r, fmt.Errorf("the answer broke off: %w", err))
 	panic(http.ErrAbortHandler)

@@ -1,6 +1,6 @@
-// Package face contains what the daemon's two APIs (packages v1 and e2b, its "faces") have in
-// common: they identify clients and origins, limit the resources that clients can hold, read bodies,
-// write answers and errors, execute some requests only once, and carry streams to guests.
+// Package face contains the common parts of the daemon's two APIs (packages v1 and e2b, its
+// "faces"). Both APIs identify clients and origins, limit the resources that clients can hold, read
+// bodies, write answers and errors, execute some requests only once, and carry streams to guests.
 //
 // The package contains no routes and no messages. Each face decides which gate a request must
 // enter.
@@ -44,7 +44,7 @@ func BadRequest(format string, args ...any) error {
 type Config struct {
 	Host    *tenancy.Host
 	Guard   *auth.Guard // nil: every client has all rights
-	Hosts   []string    // names of this host, besides those of loopback, that clients without a token may use
+	Hosts   []string    // further names of this host that clients without a token may use
 	Audit   *audit.Log  // nil: none
 	Answers *once.Book  // answers to requests that must be carried out only once
 	Limits  Limits

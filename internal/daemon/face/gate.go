@@ -18,9 +18,9 @@ type Class struct {
 	Refusal error // error for a request beyond the limits; nil: ErrTooMany
 }
 
-// Gate limits the requests of one class that are served at the same time. Each of them takes a
-// place. A request that finds no free place is refused, not queued. No client can take all places,
-// so no client can lock the others out.
+// Gate limits the requests of one class that are served at the same time. Each of these requests
+// takes a place. A request that finds no free place is refused, not queued. No client can take all
+// places, so no client can lock other clients out.
 //
 // The operator (auth.Principal.Operator) has a few places of its own. So even if clients have taken
 // all places, the operator can check that the daemon is healthy, or suspend the sandboxes before it
@@ -31,7 +31,7 @@ type Gate struct {
 	reserve *gate.Gate
 }
 
-// NewGate returns a Gate. The operator's places are in addition to those of the class.
+// NewGate returns a Gate. The operator's places are in addition to the places of the class.
 func NewGate(c Class) *Gate { return &Gate{c, gate.New(c.Total), gate.New(max(1, c.Total/8))} }
 
 // Errors for a request that finds no free place. Clients without a token get status 429, because
@@ -43,7 +43,7 @@ var (
 )
 
 // Enter takes a place for a request of a client. The parameter sandboxID is the sandbox that the
-// request names, if any. The caller calls the function leave once.
+// request names, if any. The caller calls leave once.
 func (g *Gate) Enter(client, sandboxID string) (leave func(), err error) {
 	if g.Total == 0 {
 		return func() {}, nil
@@ -62,9 +62,9 @@ func (g *Gate) Enter(client, sandboxID string) (leave func(), err error) {
 }
 
 // Serve takes a place and answers a request with h. If there is no free place, or if h returns an
-// error, it answers with fail. With HTTP/2, a request with a short answer keeps its place until the
-// answer has been sent. Otherwise a client that reads nothing could make the daemon hold any number
-// of answers.
+// error, fail sends the answer. With HTTP/2, a request with a short answer keeps its place until
+// the answer has been sent. Otherwise a client that reads nothing could make the daemon hold any
+// number of answers.
 func (g *Gate) Serve(w http.ResponseWriter, r *http.Request, h Handler,
 	fail func(http.ResponseWriter, *http.Request, error)) {
 	leave, err := g.Enter(ClientOf(r), r.PathValue("id"))

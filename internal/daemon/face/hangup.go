@@ -55,7 +55,8 @@ func WhileConnected(ctx context.Context) (context.Context, func()) {
 	return ctx, cancel
 }
 
-// hungUp reports whether the other side has closed the connection or its own direction. It reads no data.
+// hungUp reports whether the other side has closed the connection, or at least its own direction.
+// It reads no data.
 func hungUp(conn syscall.Conn) bool {
 	raw, err := conn.SyscallConn()
 	if err != nil {

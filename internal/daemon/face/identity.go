@@ -10,12 +10,12 @@ import (
 	"github.com/forkd/forkd/internal/daemon/auth"
 )
 
-// CheckOrigin refuses requests by which a web page could use the daemon through a browser on this
-// host. If the daemon requires no credentials over TCP, the Host header must name this host (see
-// auth.CheckHost). CheckOrigin also refuses requests that a browser sends for a page of another
-// origin, even requests that only read, because the page must not see the answer. Programs other
-// than browsers send no Origin header and are not affected. The names in hosts are names of this
-// host in addition to those in the daemon's configuration.
+// CheckOrigin refuses a request that may come from a web page, so that a page cannot use the daemon
+// through a browser on this host. If the daemon requires no credentials over TCP, the Host header
+// must name this host (see auth.CheckHost). CheckOrigin also refuses requests that a browser sends
+// for a page of another origin, even requests that only read, because the page must not see the
+// answer. Programs other than browsers send no Origin header and are not affected. The parameter
+// hosts has further names of this host, in addition to the names in the daemon's configuration.
 func (f *Face) CheckOrigin(r *http.Request, hosts ...string) error {
 	addr, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
 	if ok && addr.Network() == "tcp" && !f.Guard.Demands() {

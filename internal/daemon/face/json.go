@@ -44,7 +44,7 @@ func ReadBody(w http.ResponseWriter, r *http.Request, limit int64) ([]byte, erro
 	return io.ReadAll(body)
 }
 
-// ReadLongJSON is ReadJSON for a body of at most limit bytes.
+// ReadLongJSON is like ReadJSON, but accepts a body of at most limit bytes.
 func ReadLongJSON(w http.ResponseWriter, r *http.Request, v any, limit int64) error {
 	body, done := bodyOf(w, r, limit)
 	defer done()
@@ -58,9 +58,9 @@ func ReadLongJSON(w http.ResponseWriter, r *http.Request, v any, limit int64) er
 	return nil
 }
 
-// StrictJSON decodes one JSON object into v. In errors, the parameter what is the name of the
-// object. If nulls is true, a value may be null, which marks an entry to remove. StrictJSON returns
-// io.EOF for empty input.
+// StrictJSON decodes one JSON object into v. Errors use the given name of the object. If nulls is
+// true, a value may be null, which marks an entry to remove. StrictJSON returns io.EOF for empty
+// input.
 func StrictJSON(r io.Reader, v any, what string, nulls bool) error {
 	var raw bytes.Buffer
 	dec := json.NewDecoder(io.TeeReader(r, &raw))
@@ -92,7 +92,7 @@ func StrictJSON(r io.Reader, v any, what string, nulls bool) error {
 	return c.value("")
 }
 
-// article returns a kind of value, in the words of encoding/json, with its article.
+// article puts "a" or "an" before a kind of value. The kind is in the words of encoding/json.
 func article(kind string) string {
 	switch kind {
 	case "array", "object":
@@ -104,7 +104,7 @@ func article(kind string) string {
 }
 
 // unknownField is the beginning of encoding/json's error for an unknown field. The error has no
-// type by which it could be recognized.
+// type of its own, so its text is compared.
 const unknownField = "json: unknown field "
 
 // jsonType returns the name of a Go type in the terms of JSON.

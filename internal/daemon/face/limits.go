@@ -20,7 +20,8 @@ type Limits struct {
 	Signed, SignedPerSandbox   int           // 256, 48
 	Idle                       time.Duration // time after which a stream that makes no progress is closed; an hour
 
-	// Rate of requests by signed URLs to one sandbox, per second, and the burst after a quiet time.
+	// Rate of requests by signed URLs to one sandbox, per second, and the burst after a time
+	// without such requests.
 	SignedPerSecond float64 // 100
 	SignedBurst     int     // 1000, because a page of a development server loads hundreds of files
 

@@ -15,7 +15,7 @@ import (
 // Memory bounds the bytes of bodies and answers that all current requests hold together. Each body
 // and answer has a limit of its own. But at the maximum number of requests, the sum of these limits
 // would far exceed a host's memory. One client cannot hold all of these bytes, so no client can
-// lock the others out.
+// lock other clients out.
 type Memory struct {
 	total int
 	bytes *gate.Gate // one place per byte
@@ -54,7 +54,8 @@ type Share struct {
 
 type shareKey struct{}
 
-// Sharing returns the request with a Share in its context. The function done releases the share.
+// Sharing returns the request with a Share in its context. The returned function releases the
+// share.
 func (m *Memory) Sharing(r *http.Request) (with *http.Request, done func()) {
 	s := &Share{held: m.bytes.Hold(owner.FairShare(auth.From(r.Context()).Who, m.total))}
 	return r.WithContext(context.WithValue(r.Context(), shareKey{}, s)), s.release
@@ -88,10 +89,10 @@ func (s *Share) release() {
 	s.taken = 0
 }
 
-// Keep is Take for n bytes of a guest's answer, including the copies of them.
+// Keep is like Take for n bytes of a guest's answer, but also counts the copies of these bytes.
 func (s *Share) Keep(n int) error { return s.Take(copiesOfAnswer * n) }
 
-// Body returns a reader of a client's body that counts the bytes read against the share.
+// Body returns a reader for a client's body. The reader counts all bytes against the share.
 func (s *Share) Body(r io.Reader) io.Reader { return countedBody{r, s} }
 
 type countedBody struct {

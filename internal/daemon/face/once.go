@@ -20,9 +20,9 @@ const onceHeader = "Idempotency-Key"
 
 var onceKey = regexp.MustCompile(`^[!-~]{1,255}$`)
 
-// Once returns a handler that honours the header Idempotency-Key. A request with the same key,
-// body, path and client as an earlier one gets the first answer again, and h is not called. Only
-// successful answers are kept.
+// Once returns a handler that honours the header Idempotency-Key. If a request has the same key,
+// body, path and client as an earlier request, it gets the first answer again, and h is not called.
+// Only successful answers are kept.
 func (f *Face) Once(h Handler) Handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
 		if len(r.Header.Values(onceHeader)) == 0 {

@@ -12,8 +12,9 @@ import (
 	"github.com/forkd/forkd/internal/daemon/once"
 )
 
-// A kept answer counts against the memory of its client before it is read for a repetition, and
-// while it is stored. A large answer without a key counts too.
+// An answer that is kept counts against its client's memory when it is stored. If the request is
+// repeated, the kept answer counts again, before it is read. A large answer to a request without a
+// key counts too.
 func TestKeptAnswersAreCounted(t *testing.T) {
 	answers, err := once.Open(t.TempDir())
 	if err != nil {

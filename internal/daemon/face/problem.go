@@ -180,7 +180,7 @@ var problems = map[code]problem{
 }
 
 // problemDocs is the address of the page that describes the codes. Each code has a section on that
-// page. The address of the section is the type of the code's problems.
+// page. In a problem with this code, the field "type" is the address of the section.
 const problemDocs = "https://github.com/forkd/forkd/blob/main/docs/errors.md#"
 
 // ConflictError means that changes were not applied, because both sides have changed the same files.

@@ -32,7 +32,8 @@ func (s *SSE) Text(text string) error {
 	return s.rc.Flush()
 }
 
-// Send writes an event. v as JSON, id and name must not contain line breaks.
+// Send writes an event. The parameters id and name, and the JSON of v, must not contain line
+// breaks.
 func (s *SSE) Send(id, name string, v any) error {
 	p, err := json.Marshal(v)
 	if err != nil {

@@ -16,8 +16,8 @@ import (
 // one sandbox with all of its URLs, for all sandboxes of one owner, and for all sandboxes. The
 // guest serves such a request, but each request costs the daemon a connection to the guest.
 //
-// A request that names no sandbox costs a search for the sandbox whose token has signed it. The rate of
-// searches is limited for each peer. It is also limited for all peers together: there is one limit for
+// A request that names no sandbox costs a search for the sandbox whose token has signed it. The
+// rate of searches is limited for each peer, and for all peers together: there is one limit for
 // searches that find a sandbox, and a lower limit for searches that find none.
 type Strangers struct {
 	sandbox, owner bound
@@ -31,7 +31,7 @@ type Strangers struct {
 	missed *rate.Limiter            // searches that found nothing
 	open   int                      // searches that have not ended; each may need a token of found or of missed
 	peers  map[string]*rate.Limiter // searches of each peer; entries with a full burst may be missing
-	others *rate.Limiter            // searches of peers without an entry, if there is no room for more
+	others *rate.Limiter            // searches of peers without an entry, if there is no room for more entries
 	swept  time.Time                // when peers was last full
 }
 

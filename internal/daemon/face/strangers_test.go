@@ -8,8 +8,8 @@ import (
 	"github.com/forkd/forkd/internal/host/owner"
 )
 
-// flood sends strangers' requests to many sandboxes of an owner until all are refused. It returns how
-// many were accepted.
+// flood sends strangers' requests to many sandboxes of an owner until all requests are refused. It
+// returns the number of accepted requests.
 func flood(s *Strangers, owner string) (came int) {
 	for i := range 2 * manySandboxes {
 		for s.Enter(fmt.Sprint(owner, i), owner) == nil {
@@ -96,7 +96,7 @@ func TestSearchesOfPeers(t *testing.T) {
 	}
 }
 
-// Searches of many peers at the same time together stay below the bursts of both rates for all peers.
+// Concurrent searches of many peers stay, in total, below the two bursts for all peers.
 func TestSearchesAtTheSameTime(t *testing.T) {
 	const burst = 10
 	for _, found := range []bool{false, true} {
@@ -119,7 +119,7 @@ func TestSearchesAtTheSameTime(t *testing.T) {
 	}
 }
 
-// The number of remembered peers is bounded, and those that searched long ago are forgotten.
+// The number of remembered peers is bounded, and peers that searched long ago are forgotten.
 func TestPeersAreForgotten(t *testing.T) {
 	s := newStrangers(1e-9, 1000)
 	for i := range 2 * maxPeers {

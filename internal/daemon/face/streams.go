@@ -55,7 +55,7 @@ func outcomeOf(ctx context.Context, err error) string {
 // FailStream sends the error of a request that has not been answered yet.
 type FailStream func(w http.ResponseWriter, r *http.Request, route inbound.Route, err error)
 
-// carrier carries a stream over connections made by dial. Its results are those of
+// carrier carries a stream over connections made by dial. It has the same results as
 // inbound.Proxy.HTTP.
 type carrier func(ctx context.Context, dial inbound.Dial) (answered bool, err error)
 
@@ -73,7 +73,7 @@ func (f *Face) carry(
 	switch {
 	case err == nil:
 	case answered:
-		panic(http.ErrAbortHandler) // abort, so that the client does not take a part of the answer for the whole
+		panic(http.ErrAbortHandler) // abort, so that the client does not mistake a part for the whole answer
 	default:
 		fail(w, r, route, err)
 	}
@@ -136,8 +136,8 @@ func (f *Face) FailInbound(w http.ResponseWriter, r *http.Request, _ inbound.Rou
 	WriteProblem(w, err)
 }
 
-// CarryHTTP carries a permitted request to a port of a sandbox. If that fails, the function fail
-// sends the answer.
+// CarryHTTP carries a permitted request to a port of a sandbox. If that fails, fail sends the
+// answer.
 func (f *Face) CarryHTTP(w http.ResponseWriter, r *http.Request, route inbound.Route, fail FailStream) {
 	w.Header().Del(audit.RequestIDHeader) // the guest's answer may have this header itself
 	f.carry(w, r, "http", route, func(ctx context.Context, dial inbound.Dial) (bool, error) {
@@ -153,16 +153,16 @@ func (f *Face) CarryTCP(w http.ResponseWriter, r *http.Request, route inbound.Ro
 }
 
 // CarryStream connects a stream of a client to a port of a sandbox. The caller has checked that the
-// principal in ctx may reach the sandbox. For accept, see inbound.Proxy.Carry.
+// principal in ctx may reach the sandbox. See inbound.Proxy.Carry for accept.
 func (f *Face) CarryStream(ctx context.Context, id string, port uint16,
 	accept func() (inbound.Stream, <-chan struct{}, error)) (accepted bool, err error) {
 	return f.useStream(ctx, "ssh", inbound.Route{ID: id, Port: port},
 		func(ctx context.Context, dial inbound.Dial) (bool, error) { return f.proxy.Carry(ctx, dial, accept) })
 }
 
-// clientOf returns the name under which a request to a sandbox is counted. This is the name of its
-// principal. For a request without one (by a signed URL or a token of the sandbox), it is the owner
-// of the sandbox.
+// clientOf returns the name under which a request to a sandbox is counted. The result is the name
+// of the request's principal. If the request has no principal (because it uses a signed URL or a
+// token of the sandbox), the result is the owner of the sandbox.
 func (f *Face) clientOf(ctx context.Context, id string) string {
 	if who := auth.From(ctx).Who; who != "" {
 		return who

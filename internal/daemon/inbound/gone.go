@@ -16,9 +16,9 @@ var errGone = errors.New("the other side has gone")
 
 // endWhenGone calls end when one side has closed its connection. The end of a side's data does not
 // prove that its connection is closed, because the side may only have finished sending. So
-// endWhenGone watches the connection after the end of the data. Otherwise a stream on which the
-// other side only waits would keep the sandbox in use until the idle timeout. Data of a client that
-// has left may still be on its way to the guest.
+// endWhenGone watches the connection after the end of the data. Otherwise, if the other side only
+// waits, the stream would keep the sandbox in use until the idle timeout. Data of a client that has
+// left may still be on its way to the guest.
 func (p *Proxy) endWhenGone(ctx context.Context, client *clientConn, guest *guestConn, end func(error)) {
 	client.sent = func() {
 		if hangUp(guest.PortConn) {
@@ -33,8 +33,8 @@ func (p *Proxy) endWhenGone(ctx context.Context, client *clientConn, guest *gues
 	context.AfterFunc(ctx, func() { guest.Close(); client.Close() })
 }
 
-// hangUp waits until a connection is closed. It returns true if the other side closed it, and false
-// if this side did. It examines the socket below wrappers such as TLS.
+// hangUp waits until a connection is closed. It returns true if the other side closed the
+// connection, and false if this side closed it. It examines the socket below wrappers such as TLS.
 func hangUp(conn net.Conn) bool {
 	for {
 		wrapped, ok := conn.(interface{ NetConn() net.Conn })

@@ -20,9 +20,9 @@ const apiKeyHeader = "X-Api-Key"
 // prefixHeader tells the guest which prefix the daemon removed from the path.
 const prefixHeader = "X-Forwarded-Prefix"
 
-// request converts a client's request to the guest's. It keeps the client's Host header, because
-// servers compare it with Origin. It sets the forwarding headers itself, and takes only
-// X-Forwarded-Proto from the client's request.
+// request converts a client's request to the request for the guest. It keeps the client's Host
+// header, because servers compare it with Origin. It sets the forwarding headers itself, and takes
+// only X-Forwarded-Proto from the client's request.
 func (p *Proxy) request(pr *httputil.ProxyRequest, route *Route) {
 	in, out := pr.In, pr.Out
 	path, err := url.PathUnescape(route.Path)
@@ -81,7 +81,7 @@ func contain(resp *http.Response, in *http.Request, route *Route) {
 	h.Del(ErrorHeader)
 	if !route.isDaemons() {
 		ownCookies(resp)
-		if route.Signed { // anyone who knows the address has the permission, so it must not be sent to other servers
+		if route.Signed { // anyone who knows the address has the permission, so other servers must not see it
 			h.Set("Referrer-Policy", "same-origin")
 		} else if in.Header.Get("Sec-Fetch-Site") == "" || in.Header.Get(auth.TokenHeader) != "" {
 			containLocation(h, in, route)
@@ -96,10 +96,10 @@ func contain(resp *http.Response, in *http.Request, route *Route) {
 }
 
 // containLocation removes a redirect that leads away from the guest's port. A program that follows
-// it would send the header Forkd-Token to the new address, because it does not know that the header
-// is secret. If the daemon requires no token, the program could also send the daemon a request that
-// the guest chose. contain does not call this function for browsers at a host name of the guest,
-// because browsers do not send the token to the new address.
+// the redirect would send the header Forkd-Token to the new address, because the program does not
+// know that the header is secret. If the daemon requires no token, the program could also send the
+// daemon a request that the guest chose. contain does not call this function for browsers at a host
+// name of the guest, because browsers do not send the token to the new address.
 func containLocation(h http.Header, in *http.Request, route *Route) {
 	at := h.Get("Location")
 	if at == "" {
@@ -164,8 +164,8 @@ func ownLocation(location, host string, route *Route) (string, bool) {
 	return own, true
 }
 
-// sameHost reports whether a host is the Host that the guest saw in the request, or the guest's
-// loopback.
+// sameHost reports whether the given host is the guest's own. A guest's own host is host, which the
+// guest saw in the request's Host header, or the guest's loopback.
 func sameHost(to, host string, port uint16) bool {
 	if strings.EqualFold(to, host) {
 		return true
@@ -189,8 +189,8 @@ func climbs(path string) bool {
 	return false
 }
 
-// ownCookies limits the cookies of an answer to its own host. Otherwise a guest could set cookies
-// for the domain that all sandboxes share.
+// ownCookies limits the cookies of an answer to the host that sends the answer. Otherwise a guest
+// could set cookies for the domain that all sandboxes share.
 func ownCookies(resp *http.Response) {
 	if len(resp.Header["Set-Cookie"]) == 0 {
 		return

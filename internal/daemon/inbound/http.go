@@ -42,7 +42,7 @@ var errFields = fmt.Errorf("the server's answer has more than %d headers", MaxFi
 
 // HTTP carries one request and its answer. If the request is an upgrade, HTTP then carries the
 // bytes of the new protocol. If answered is false, nothing has been written, and the caller must
-// answer with the error. If answered is true, an error means that the answer was cut off.
+// answer with the error. If it is true, an error means that the answer was cut off.
 func (p *Proxy) HTTP(w http.ResponseWriter, r *http.Request, route Route, dial Dial) (answered bool, err error) {
 	switch {
 	case r.Method == http.MethodConnect:
@@ -231,9 +231,9 @@ type answer struct {
 	hijacked func(*clientConn) // called with the client's connection after an upgrade
 }
 
-// last makes the server close the connection after the answer, unless the answer has begun.
+// The method makes the server close the connection after the answer, unless the answer has begun.
 // Otherwise the server would parse the rest of the body as the next request. Behind a reverse
-// proxy, the rest could be mistaken for the request of another client.
+// proxy, the rest of the body could be mistaken for the request of another client.
 func (a *answer) last() {
 	if a.http1 && !a.begun {
 		a.Header().Set("Connection", "close")

@@ -3,10 +3,10 @@
 //
 // Neither the server in the guest nor a client with a signed URL is trusted. The package bounds the
 // resources of the daemon that the server or the client can hold: one buffer per direction, the
-// time without a byte, the size of headers. It keeps the daemon's token from the guest. It removes
-// the headers of an answer that would affect more than the guest's port; see header.go. It does not
-// decide which client may reach which port (see package front), counts nothing, and rewrites no
-// bodies.
+// time without a byte, the size of headers. The package keeps the daemon's token from the guest. It
+// removes the headers of an answer that would affect more than the guest's port; see header.go. It
+// does not decide which client may reach which port (see package front), counts nothing, and
+// rewrites no bodies.
 package inbound
 
 import (
@@ -29,8 +29,8 @@ type Dial func(context.Context) (agentclient.PortConn, error)
 type Config struct {
 	IsToken func(string) bool // reports whether a text is a token of the daemon, which no guest may see
 	Idle    time.Duration     // time without a byte in either direction after which a stream is closed
-	// Time limit for a client to read, and for a guest to read the rest of the data from a client
-	// that has left.
+	// Time limit for a client to read. It also limits how long a guest may take to read the rest of
+	// the data from a client that has left.
 	Stall time.Duration
 }
 
@@ -81,7 +81,7 @@ func (e *AnswerError) Error() string {
 
 func (e *AnswerError) Unwrap() error { return e.Err }
 
-// guestConn is a connection to a guest that closes after an idle time.
+// guestConn is a connection to a guest. It closes itself after an idle time.
 type guestConn struct {
 	agentclient.PortConn
 	idle   time.Duration
@@ -90,8 +90,8 @@ type guestConn struct {
 	sent   func() // called when the client's data has ended; may be nil
 }
 
-// dial connects to the guest. It calls idled before it closes the connection because it was idle,
-// and closed whenever the connection is closed.
+// dial connects to the guest. The connection calls idled before it is closed as idle, and calls
+// closed whenever it is closed.
 func (p *Proxy) dial(ctx context.Context, dial Dial, idled, closed func()) (*guestConn, error) {
 	conn, err := dial(ctx)
 	if err != nil {
@@ -134,7 +134,7 @@ func (c *guestConn) CloseWrite() error {
 }
 
 // clientConn is the connection of a client after an upgrade. A write fails if the client does not
-// read for the time stall.
+// read for the duration in stall.
 type clientConn struct {
 	net.Conn
 	early io.Reader // bytes that the client sent after its request
@@ -159,7 +159,7 @@ func (c *clientConn) Read(b []byte) (int, error) {
 }
 
 func (c *clientConn) Write(b []byte) (int, error) {
-	// Fails only on a closed connection, and then the write fails too.
+	// This fails only on a closed connection, and then the write fails too.
 	_ = c.Conn.SetWriteDeadline(time.Now().Add(c.stall))
 	return c.Conn.Write(b)
 }

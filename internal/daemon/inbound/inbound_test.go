@@ -268,7 +268,7 @@ func TestIdleStreamsEnd(t *testing.T) {
 			if err := r.end(t); !errors.Is(err, ErrIdle) {
 				t.Errorf("the stream ended with %v", err)
 			}
-			if _, err := io.Copy(io.Discard, answer); err != nil { // the rest of the body is not waited for
+			if _, err := io.Copy(io.Discard, answer); err != nil { // the proxy does not wait for the rest of the body
 				t.Errorf("the connection ended with %v", err)
 			}
 		})

@@ -25,7 +25,7 @@ type rig struct {
 // limit is the time limit for events that must occur.
 const limit = time.Minute
 
-// start serves a proxy to guest, a listener that stands in for a guest.
+// start serves a proxy to the listener guest, which stands in for a guest.
 func start(t *testing.T, guest net.Listener, cfg Config, route Route) *rig {
 	t.Helper()
 	cfg.IsToken = func(s string) bool { return s == token }
@@ -92,8 +92,8 @@ func listen(t *testing.T, f func(*net.TCPConn)) net.Listener {
 	return listenOn(t, "tcp", "127.0.0.1:0", f)
 }
 
-// listenUnix is listen with unix sockets. They behave like connections of real guests: the other
-// side can distinguish a closed connection from one whose data has ended.
+// listenUnix is like listen, but uses unix sockets. They behave like connections of real guests:
+// the other side can distinguish the end of the connection from the end of its data.
 func listenUnix(t *testing.T, f func(*net.UnixConn)) net.Listener {
 	return listenOn(t, "unix", t.TempDir()+"/s", f)
 }

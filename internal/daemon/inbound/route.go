@@ -57,8 +57,9 @@ func ParsePort(text string) (uint16, error) {
 	return uint16(n), nil
 }
 
-// Domain is a DNS name. Every port of every sandbox has a host name below it, whose first label is
-// PORT-ID or PORT-ID-PERMISSION (see auth.Links). With the zero Domain, ports have no host names.
+// Domain is a DNS name. Every port of every sandbox has a host name below this DNS name. The first
+// label of the host name is PORT-ID or PORT-ID-PERMISSION (see auth.Links). With the zero Domain,
+// ports have no host names.
 type Domain struct{ scheme, name, port string }
 
 // domainName matches a DNS name in lower case. Labels begin with a letter, which excludes IP
@@ -128,11 +129,11 @@ func (d Domain) URL(id string, port uint16, permission string) string {
 // label matches the first label of a port's host name.
 var label = regexp.MustCompile(`^([1-9][0-9]{0,4})-(sb-[a-z2-7]{26})(?:-([a-z2-7]{1,27}))?$`)
 
-// ErrHost reports a name below the domain that does not name a port of a sandbox.
+// ErrHost reports a host name that is below the domain but names no port of a sandbox.
 var ErrHost = errors.New("want PORT-ID as the first part of the host name, such as 8080-sb-askayjdqa5urabarmv2ude3h6q")
 
-// FindHost returns the route that the host of a request names, and the permission in the host.
-// The result below says whether the host is below the domain.
+// FindHost returns the route that the host of a request names, and the permission in the host. It
+// also reports whether the host is below the domain.
 func (d Domain) FindHost(host string, u *url.URL) (r Route, permission string, below bool, err error) {
 	if !d.IsSet() {
 		return r, "", false, nil

@@ -214,7 +214,7 @@ func TestTCPWantsAnUpgrade(t *testing.T) {
 	}
 }
 
-// A stream ends with its context, which ends when the sandbox does.
+// A stream ends with its context, which ends when the sandbox ends.
 func TestStreamsEndWithTheirContext(t *testing.T) {
 	begun := make(chan struct{}, 1)
 	guest := listen(t, func(conn *net.TCPConn) {
@@ -287,7 +287,7 @@ func heap() int64 {
 	return int64(m.HeapAlloc)
 }
 
-// Headers beyond the server's limit do not reach the guest; smaller ones do.
+// Headers beyond the server's limit do not reach the guest. Smaller headers do.
 func TestLargeHeaders(t *testing.T) {
 	guest := serve(t, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, len(r.Header.Get("X-Large"))) })
 	r := start(t, guest, Config{}, Route{})

@@ -22,8 +22,9 @@ type aliveWriter struct {
 	ended  bool
 }
 
-// alive returns the writer for a handler, and a function that its caller calls when the handler has
-// returned. The function gone is called if a comment cannot be written because the client has left.
+// alive returns the writer for a handler, and a function. The caller must call this function when
+// the handler has returned. If a comment cannot be written because the client has left, gone is
+// called.
 func alive(w http.ResponseWriter, every time.Duration, gone func()) (*aliveWriter, func()) {
 	a := &aliveWriter{ResponseWriter: w, header: http.Header{}, every: every}
 	a.mu.Lock()

@@ -25,9 +25,9 @@ import (
 // defaultKeepalive is shorter than the idle timeout of proxies, which is often a minute.
 const defaultKeepalive = 15 * time.Second
 
-// New returns a function for v1.Config.MCP. That function returns the handler of messages, whose
-// tools call api. keepalive is the interval of comments in an idle stream; 0: 15 seconds. Panics of
-// api are logged to log.
+// New returns a function for v1.Config.MCP. That function returns the handler of messages. The
+// tools of this handler call api. The parameter keepalive is the interval of comments in an idle
+// stream; 0: 15 seconds. Panics of api are logged to log.
 func New(version string, keepalive time.Duration, log *slog.Logger) func(api http.Handler) http.Handler {
 	return func(api http.Handler) http.Handler {
 		f := &messages{api: api, log: log, catalog: mcp.New(version), shared: map[mcp.Scope]func() *sdk.Server{}}
@@ -82,9 +82,9 @@ func serverOf(r *http.Request) *sdk.Server {
 	return s
 }
 
-// methodHeader is the header that names the method of a message, as the protocol requires. The SDK
-// refuses a message whose method differs from it. Only the method for subscriptions needs a server
-// of its own.
+// methodHeader is the header that names the method of a message, as the protocol requires. If this
+// header and the message name different methods, the SDK refuses the message. Only the method for
+// subscriptions needs a server of its own.
 const (
 	methodHeader = "Mcp-Method"
 	listenMethod = "subscriptions/listen"

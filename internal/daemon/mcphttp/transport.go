@@ -44,8 +44,8 @@ func newTransport(handler http.Handler, message *http.Request, log *slog.Logger)
 	return t
 }
 
-// RoundTrip implements http.RoundTripper. The handler runs until it has answered, the request's
-// context ends, or the body of the answer is closed.
+// RoundTrip implements http.RoundTripper. The handler's context ends when the handler has answered,
+// when the request's context ends, or when the body of the answer is closed.
 func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	ctx, cancel := context.WithCancel(joined{r.Context(), t.values})
 	inner := r.Clone(ctx)
@@ -91,7 +91,7 @@ func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	}, nil
 }
 
-// joined is the context of a call. Its values include those of the message's context.
+// joined is the context of a call. Its values include the values of the message's context.
 type joined struct {
 	context.Context
 	values context.Context
@@ -193,10 +193,10 @@ func (a *answer) SetReadDeadline(time.Time) error { return nil }
 // process and stops when its context ends.
 func (a *answer) SetWriteDeadline(time.Time) error { return nil }
 
-// held counts the answers that a message's tools decode against the message's share of memory. A
-// request to the API releases its own share when its answer has been read, but the tool then still
-// holds the answer. The share is charged for the maximum number of bytes that were held at the same
-// time.
+// held counts decoded answers against a message's share of memory. The tools of the message decode
+// these answers. A request to the API releases its own share when its answer has been read, but the
+// tool then still holds the answer. The share is charged for the maximum number of bytes that were
+// held at the same time.
 type held struct {
 	share *face.Share
 

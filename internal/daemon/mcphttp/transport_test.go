@@ -15,8 +15,8 @@ import (
 	"github.com/forkd/forkd/internal/daemon/auth"
 )
 
-// over returns a client of a handler in this process. Its requests belong to a message with a
-// token.
+// The function returns a client of a handler in this process. Its requests belong to a message with
+// a token.
 func over(h http.HandlerFunc) *http.Client { return overWith(h, slog.New(slog.DiscardHandler)) }
 
 func overWith(h http.HandlerFunc, log *slog.Logger) *http.Client {

@@ -9,7 +9,7 @@ import (
 )
 
 // requestMetrics count requests to the API by route and by the first digit of the status. The
-// routes are those of the API's document, so the number of series is bounded.
+// routes come from the API's document, so the number of series is bounded.
 type requestMetrics struct {
 	total *prometheus.CounterVec
 	took  *prometheus.HistogramVec

@@ -104,9 +104,9 @@ type underWay struct {
 }
 
 // Open returns the book in dir, and creates dir if it is missing. It drops records that a power
-// failure has truncated. If a record cannot be read for another reason, it is kept for as long as
-// an answer. During that time, a repetition of its request is refused, because the request may have
-// been carried out.
+// failure has truncated. If a record cannot be read for another reason, the record is kept for as
+// long as an answer. During that time, a repetition of the request is refused, because the request
+// may have been carried out.
 func Open(dir string) (*Book, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("open the book of answers: %w", err)
@@ -163,13 +163,13 @@ func (b *Book) sizeOf(key Key) int64 {
 	return 0
 }
 
-// Do calls the function do to execute a request. If there is an earlier request with the same key,
-// Do returns the answer to that request instead, and the result again is true. If the earlier
-// request is still running, Do waits for its end. An answer is stored if the function do returns no
-// error. After ErrUnanswered, a repetition fails with ErrUnknown. After any other error, a
-// repetition is executed. Before Do reads a record, it calls the function take with the record's
-// size, and returns an error of take. Other errors are those of the function do, ctx or a file, or
-// the variables above.
+// Do executes a request by calling do, its last parameter. If there is an earlier request with the
+// same key, Do returns the answer to that request instead, and true. If the earlier request is
+// still running, Do waits for its end. An answer is stored if do returns no error. If do returns
+// ErrUnanswered, a repetition of the request fails with ErrUnknown. After any other error, a
+// repetition of the request is executed. Before Do reads a record, it calls take with the record's
+// size, and returns an error of take. Other errors come from do, from ctx or from a file, or are
+// one of the variables above.
 func (b *Book) Do(ctx context.Context, key Key, request Request, take func(size int64) error,
 	do func() (Answer, error)) (a Answer, again bool, err error) {
 	for {
@@ -271,7 +271,7 @@ func (b *Book) carryOut(key Key, request Request, do func() (Answer, error)) (a 
 	defer func() {
 		switch {
 		case err == nil:
-			_ = b.write(key, request, &a) // if this fails, a repetition gets ErrUnknown, because do has run
+			_ = b.write(key, request, &a) // if this fails, a repeated request gets ErrUnknown, because do has run
 		case !errors.Is(err, ErrUnanswered):
 			b.drop(key)
 		}
@@ -341,9 +341,9 @@ func (b *Book) takeSurplus() (key Key, ok bool) {
 	return key, ok
 }
 
-// surplusLocked returns the record to remove if a bound is exceeded. This is the oldest answer of
-// the client that has the greatest share of a bound. Among clients with equal shares, the client
-// with the oldest answer loses it.
+// surplusLocked returns the record to remove if a bound is exceeded. The client with the greatest
+// share of a bound loses its oldest answer. If several clients have the same share, the client with
+// the oldest answer loses this answer.
 func (b *Book) surplusLocked() (oldest Key, tooMuch bool) {
 	shares := make(map[client]float64)
 	var first []Key // oldest key of each client

@@ -144,8 +144,8 @@ func TestRecordsOfVersion0(t *testing.T) {
 	}
 }
 
-// A repetition that arrives while the first request is running waits for its answer. If the first
-// request fails, the repetition is executed.
+// If a repetition arrives while the first request is running, the repetition waits for the first
+// request's answer. If the first request fails, the repetition is executed.
 func TestUnderWay(t *testing.T) {
 	b := open(t, t.TempDir())
 	for _, fails := range []bool{false, true} {

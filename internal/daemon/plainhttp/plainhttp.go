@@ -1,5 +1,5 @@
-// Package plainhttp lets a TLS port answer clients that speak HTTP without TLS. It redirects them,
-// and it does not serve their requests.
+// Package plainhttp lets a TLS port answer clients that speak HTTP without TLS. It redirects these
+// clients, and does not serve their requests.
 package plainhttp
 
 import (
@@ -88,8 +88,8 @@ func (c *sniffed) redirect(from io.Reader) {
 		status, location = "308 Permanent Redirect", fmt.Sprintf("Location: https://%s%s\r\n", r.Host, path)
 	}
 	const text = "This port speaks HTTPS only: use https://\n"
-	// Not a 308: browsers cache it, and would use https:// even after the daemon is started without
-	// TLS.
+	// The status is not 308: browsers cache a 308, and would use https:// even after the daemon is
+	// started without TLS.
 	_, err = fmt.Fprintf(c.Conn,
 		"HTTP/1.1 %s\r\n%sContent-Type: text/plain\r\nCache-Control: no-store\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s",
 		status, location, len(text), text)

@@ -2,7 +2,7 @@
 // files that they read again after a change: tokens, keys and certificates.
 //
 // It does not watch files. The user of a file compares the file's stamp before each use, reads the
-// file again if it has changed, and decides what to do if it cannot be read.
+// file again if it has changed, and handles the case that the file cannot be read.
 package stamp
 
 import (

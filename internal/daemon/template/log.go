@@ -54,7 +54,7 @@ func (l *Log) add(level, step, message string) {
 	l.entries = append(l.entries, Entry{time.Now().UTC(), level, step, message})
 }
 
-// From returns entries beginning with index n. The parameter most is the maximum number of entries.
+// From returns entries beginning with index n, at most the given number.
 func (l *Log) From(n, most int) []Entry {
 	l.mu.Lock()
 	defer l.mu.Unlock()

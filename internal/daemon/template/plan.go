@@ -30,7 +30,7 @@ type Step struct {
 	Type      string   `json:"type"`
 	Args      []string `json:"args"`
 	FilesHash string   `json:"filesHash"` // name of the archive; COPY only
-	Force     bool     `json:"force"`     // run this step and those after it even if their snapshots exist
+	Force     bool     `json:"force"`     // run this step and the later steps even if their snapshots exist
 }
 
 // maxSteps is the maximum number of steps of a template. The reader adds a few steps for the plan.
@@ -78,7 +78,7 @@ var (
 	envForm   = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 )
 
-// check returns what is wrong with a step, or "".
+// check returns a description of the error in a step, or "".
 func (s *Step) check() string {
 	s.Type = strings.ToUpper(s.Type)
 	for _, arg := range s.Args {
@@ -152,8 +152,8 @@ func (s *Step) text() string {
 	return s.Type + " " + strings.Join(args, " ")
 }
 
-// sourceOf returns the path, in the archive of a COPY step, of the files that the step copies. This
-// is the path up to the first wildcard of pattern. The SDKs archive the files that match the
+// sourceOf returns the path of the files that a COPY step copies, in the archive of the step. This
+// is the part of pattern before its first wildcard. The SDKs archive the files that match the
 // pattern, with paths relative to the client's directory.
 func sourceOf(pattern string) string {
 	var fixed []string

@@ -15,9 +15,9 @@ import (
 	"github.com/forkd/forkd/internal/build/plan"
 )
 
-// defaultUser is the account that runs the steps until a step selects another one. It is used only
-// if it exists in the guest, and the guest has no default user of its own. If the guest has neither,
-// the steps run as root.
+// defaultUser is the account that runs the steps until a step selects another account. It is used
+// only if it exists in the guest, and the guest has no default user of its own. If the guest has
+// neither, the steps run as root.
 const defaultUser = "user"
 
 // readyAfter is how long a start command without a ready command runs before the template is saved,
@@ -31,7 +31,7 @@ var userScript string
 const loginShell = `shell=/bin/sh; [ ! -x /bin/bash ] || shell=/bin/bash; exec "$shell" -l -c "$1"`
 
 // reader makes a plan from a template. plan.Step.Line is the number of the step in the template,
-// from 1. It is 0 for steps that the reader adds at the beginning and the end.
+// from 1. The number is 0 for steps that the reader adds at the beginning and the end.
 type reader struct {
 	from  Plan
 	files []plan.File // files of the uploaded archives, each below its archive's hash; sorted by path
@@ -226,13 +226,14 @@ func (r *reader) source(s *Step) (plan.Source, error) {
 	return plan.Source{Files: r.files[i : i+1], Strip: len(name) - len(path.Base(name))}, r.count(1)
 }
 
-// below returns the entries of the archives that are in a directory and its subdirectories.
+// The method returns the entries of the archives that are in a directory and its subdirectories.
 func (r *reader) below(dir string) (plan.Source, error) {
 	files := r.files[r.search(dir+"/"):r.search(dir+"0")] // '0' is the byte after '/'
 	return plan.Source{Dir: true, Files: files, Strip: len(dir) + 1}, r.count(len(files))
 }
 
-// search returns the index in files of a name, or of the first file that sorts after it.
+// search returns the index of a name in files. If the name is missing, it returns the index of the
+// first file that sorts after the name.
 func (r *reader) search(name string) int {
 	i, _ := slices.BinarySearchFunc(r.files, name, func(f plan.File, name string) int {
 		return strings.Compare(f.Path, name)
@@ -240,7 +241,8 @@ func (r *reader) search(name string) int {
 	return i
 }
 
-// count adds to the number of entries in sources, and returns an error above the limit.
+// count adds the given number to the number of entries in all sources. It returns an error above
+// the limit.
 func (r *reader) count(entries int) error {
 	if r.entries += entries; r.entries > dockerfile.MaxCopied(len(r.files)) {
 		return fmt.Errorf("the steps copy the %d files that were sent too many times: want at most %d files in all",

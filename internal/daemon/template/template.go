@@ -1,5 +1,5 @@
 // Package template builds templates for E2B's SDKs. A template is a snapshot, made from another
-// snapshot or from a container image by steps like those of a Dockerfile.
+// snapshot or from a container image by steps like the steps of a Dockerfile.
 //
 // The package converts the description of a template to a plan, which package daemon/build
 // executes. A step whose snapshot exists is not run again, and a step that is killed leaves nothing
@@ -50,7 +50,7 @@ type Config struct {
 // Status is the state of a build, in E2B's words.
 type Status string
 
-// The statuses, in the order in which a build has them. It ends as ready or failed.
+// The statuses, in the order in which a build has them. A build ends as ready or failed.
 const (
 	Waiting  Status = "waiting"
 	Building Status = "building"
@@ -92,7 +92,7 @@ type Ask struct {
 	MemoryMiB uint64 // 0: as in the base
 	FreeMiB   int    // free disk space; used for a base from a container image
 
-	Made func() error // called when the snapshot exists; its error is the build's; nil: nothing is called
+	Made func() error // called when the snapshot exists; an error fails the build; nil: nothing is called
 }
 
 // Build is one build.
@@ -131,8 +131,8 @@ func New(cfg Config) (*Builder, error) {
 	return &Builder{cfg: cfg, endAll: cfg.Builds.EndSandboxes, uploads: u}, nil
 }
 
-// closeWait is how long Close waits for builds: first for the cancelled ones, and then for those whose
-// sandboxes it has killed.
+// closeWait is how long Close waits for builds: first for the cancelled builds, and then again
+// after it has killed their sandboxes.
 const closeWait = 10 * time.Second
 
 // Close cancels all builds and waits until they have ended. If builds take longer than closeWait,
@@ -157,8 +157,8 @@ func (b *Builder) Close() {
 	}
 }
 
-// Request registers a build for the client that the parameter who names. The build waits until
-// Start. It replaces a waiting build of the same template.
+// Request registers a build for the client with the given name. The new build waits until Start. It
+// replaces a waiting build of the same template.
 func (b *Builder) Request(who string, ask Ask) (*Build, error) {
 	bd := &Build{Ask: ask, ID: uuid.NewString(), Who: who, status: Waiting}
 	b.mu.Lock()
@@ -256,8 +256,8 @@ func (b *Builder) Start(ctx context.Context, bd *Build, plan Plan) error {
 // errPanic is the error of a build that panicked.
 var errPanic = errors.New("internal error: the daemon's log has the details")
 
-// guarded calls run and converts a panic to an error. A build reads a client's data in a goroutine of
-// its own, where a panic would crash the daemon.
+// guarded calls run and converts a panic to an error. A build reads a client's data in a goroutine
+// of its own, where a panic would crash the daemon.
 func (b *Builder) guarded(run func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -303,7 +303,7 @@ func (b *Builder) endLocked(bd *Build, err error) {
 		}
 		bd.status, bd.reason = Failed, Reason{at.step, printable(at.err.Error())}
 		bd.Log.add(levelError, at.step, bd.reason.Message)
-		if ran { // a client can request and call off any number of builds without running them
+		if ran { // a client can request and cancel any number of builds without running them
 			b.logFailure(bd, at)
 		}
 	}

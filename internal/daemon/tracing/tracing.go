@@ -3,8 +3,8 @@
 // request (W3C Trace Context).
 //
 // The standard variables OTEL_* configure tracing; without them it is off. Spans are made after a
-// fork has been answered, from times that are measured anyway, so they do not delay it. They
-// contain the names of the snapshot and the sandboxes, but no data from inside sandboxes.
+// fork has been answered, from times that are measured anyway, so tracing does not delay the fork.
+// They contain the names of the snapshot and the sandboxes, but no data from inside sandboxes.
 package tracing
 
 import (
@@ -88,7 +88,7 @@ func (t *Tracer) Close() error {
 // maxChildren bounds the number of spans of one fork, which may have many children.
 const maxChildren = 32
 
-// Fork sends the spans of a fork that began at start and has just ended.
+// Fork sends the spans of a fork that began at the given time and has just ended.
 func (t *Tracer) Fork(r *http.Request, start time.Time, source string, res sandbox.ForkResult, err error) {
 	if t == nil {
 		return
@@ -105,7 +105,7 @@ func (t *Tracer) Fork(r *http.Request, start time.Time, source string, res sandb
 	finish(span, err)
 }
 
-// Branch sends the spans of a branch that began at start and has just ended.
+// Branch sends the spans of a branch that began at the given time and has just ended.
 func (t *Tracer) Branch(r *http.Request, start time.Time, source string, res sandbox.BranchResult, err error) {
 	if t == nil {
 		return

@@ -21,8 +21,8 @@ import (
 	"github.com/forkd/forkd/internal/host/sandbox"
 )
 
-// emptyLineShell is a shell. When a build asks it which files match a pattern, it answers with an
-// empty line.
+// emptyLineShell is a shell. When a build asks the shell for the files that match a pattern, the
+// shell answers with an empty line.
 const emptyLineShell = `#!/bin/bash --posix
 case "$2" in
 '# Says which'*) echo; exit 0 ;;

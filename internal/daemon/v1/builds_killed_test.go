@@ -37,7 +37,7 @@ const (
 
 // mortal kills its own process at one of its events. Events are operations of a VM, connections to
 // an agent, and three points in time after each branch (after 0, 1 and 4 ms), while the daemon
-// publishes its snapshot.
+// publishes the snapshot of the branch.
 type mortal struct {
 	at  int64
 	now atomic.Int64
@@ -221,7 +221,7 @@ func (d *mortalDaemon) hasNoLeftovers(t *testing.T, dir string) {
 const mortalSteps = 11 // steps of the Dockerfile below, including its two base images
 
 // mortalBuild returns a build request and the files of its context. The stages of the build write
-// to the directory work on the host.
+// to the directory of the host with the given path.
 func mortalBuild(work string) (client.BuildRequest, map[string]string) {
 	text := strings.NewReplacer("IMAGE", apirig.Image, "@", work).Replace(`FROM IMAGE AS one
 WORKDIR @/work
@@ -253,9 +253,8 @@ func stepsIn(log, state string) (steps []int) {
 	return steps
 }
 
-// deathsApart returns the number of events between the moments at which one daemon and the next are
-// killed within a step. It is 1 if FORKD_TEST_EVERY_DEATH is set, which makes the test take
-// minutes.
+// deathsApart returns how many events later than the previous daemon each daemon is killed, within
+// a step. The result is 1 if FORKD_TEST_EVERY_DEATH is set, which makes the test take minutes.
 func deathsApart() int {
 	if os.Getenv("FORKD_TEST_EVERY_DEATH") != "" {
 		return 1
@@ -265,7 +264,7 @@ func deathsApart() int {
 
 // A daemon is killed at any moment of a build, and the build continues in the next daemon. Each
 // complete step is cached and verified, and an incomplete step leaves nothing. The result is the
-// same as that of an undisturbed build.
+// same as the result of an undisturbed build.
 func TestBuildsOfKilledDaemons(t *testing.T) {
 	diesInEveryStep(t, mortalSteps, func(_, work string) (client.BuildRequest, map[string]string) {
 		req, files := mortalBuild(work)
@@ -295,8 +294,8 @@ limits: {cpus: 0.5}
 }
 
 // diesInEveryStep executes a build with the given number of steps, and kills daemons in every step.
-// The function request returns the build. Its parameter work is the directory of the host in which
-// the guests work.
+// It gets the build from request. The second argument of that function is the directory of the host
+// in which the guests work.
 func diesInEveryStep(t *testing.T, number int, request func(root, work string) (client.BuildRequest,
 	map[string]string)) {
 	root, err := os.MkdirTemp("/var/tmp", "fkm") // a recipe has no files below /tmp
@@ -403,8 +402,8 @@ func diesInEveryStep(t *testing.T, number int, request func(root, work string) (
 	d.dropAll(t, dir)
 }
 
-// dropAll removes all snapshots without force, which fails if one is in use, and checks that no
-// layer remains.
+// dropAll removes all snapshots without force, which fails if a snapshot is in use, and checks that
+// no layer remains.
 func (d *mortalDaemon) dropAll(t *testing.T, dir string) {
 	t.Helper()
 	list, err := d.Snapshots(t.Context())

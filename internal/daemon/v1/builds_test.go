@@ -153,7 +153,7 @@ CMD ["x"]
 	}
 }
 
-// A build that fails keeps the completed steps, names the file and line of the failed one, and
+// A build that fails keeps the completed steps, names the file and line of the failed step, and
 // leaves no sandbox.
 func TestBuildsThatFail(t *testing.T) {
 	r, dir := builder(t)

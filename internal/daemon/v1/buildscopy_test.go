@@ -58,8 +58,8 @@ func TestCopyThroughALinkOfAnEarlierCopy(t *testing.T) {
 	copyEvil(t, r, dir, "COPY --from=evil DIR/src/1 DIR/dst/\nCOPY --from=evil DIR/src/2 DIR/dst/", "DIR/dst/")
 }
 
-// A link in one archive of an ADD does not redirect files of the next archive, or of the context,
-// out of the target.
+// A link in one archive of an ADD does not redirect later files out of the target, whether these
+// files come from the next archive or from the context.
 func TestAddOfArchivesStaysInItsTarget(t *testing.T) {
 	for what, add := range map[string]string{"an archive": "b.tgz", "a directory": "c"} {
 		t.Run(what, func(t *testing.T) {
@@ -79,7 +79,7 @@ func TestAddOfArchivesStaysInItsTarget(t *testing.T) {
 }
 
 // copyEvil builds from a stage that has a link in src/1 and a file in src/2 whose path leads
-// through that link. The instructions must fail with an error that contains the text says.
+// through that link. The instructions must fail with an error that contains the last parameter.
 func copyEvil(t *testing.T, r *apirig.Rig, dir, instructions, says string) {
 	t.Helper()
 	in := strings.NewReplacer("DIR", dir)

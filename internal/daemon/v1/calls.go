@@ -18,7 +18,7 @@ func get[Res any](f func(*http.Request) (Res, error)) face.Handler {
 	}
 }
 
-// listed is get for a list. The query may select a page of the list.
+// listed is like get, but for a list. The query may select a page of the list.
 func listed[M, T any](f func(*http.Request) (list[M, T], error)) face.Handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
 		l, err := f(r)
@@ -29,8 +29,8 @@ func listed[M, T any](f func(*http.Request) (list[M, T], error)) face.Handler {
 	}
 }
 
-// described converts an operation's result with the function describe, and returns the operation's
-// error unchanged.
+// described calls describe to convert an operation's result, and returns the operation's error
+// unchanged.
 func described[M, T any](describe func(M) T) func(M, error) (T, error) {
 	return func(m M, err error) (t T, _ error) {
 		if err != nil {
@@ -58,7 +58,7 @@ func call[Req, Res any](status int, f func(*http.Request, *Req) (Res, error)) fa
 	return callWith(defaults, status, f)
 }
 
-// callWith is call for a body whose omitted fields take the given defaults.
+// callWith is like call, but omitted fields of the body take the given defaults.
 func callWith[Req, Res any](defaults Req, status int, f func(*http.Request, *Req) (Res, error)) face.Handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
 		req := defaults
@@ -73,7 +73,7 @@ func callWith[Req, Res any](defaults Req, status int, f func(*http.Request, *Req
 	}
 }
 
-// tell is call for a function without a result. The answer has status 204.
+// tell is like call, but for a function without a result. The answer has status 204.
 func tell[Req any](f func(*http.Request, *Req) error) face.Handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
 		var req Req

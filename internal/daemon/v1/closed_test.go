@@ -11,8 +11,9 @@ import (
 	"github.com/forkd/forkd/internal/daemon/auth"
 )
 
-// No request lets a token with the scope run give a sandbox access to the host or its private
-// networks. An admin can do so, and children of a snapshot inherit the access.
+// A token with the scope "run" cannot give a sandbox access to the host or the host's private
+// networks, whatever it requests. An admin can give this access, and children of the sandbox
+// inherit it.
 func TestOnlyAdminsOpenTheHostsNetwork(t *testing.T) {
 	r := start(t, apirig.Options{Tokens: []auth.Token{{Name: "a", Scope: auth.Run, Prefix: "team-a/"}}})
 	if _, err := r.Bake(t.Context(), r.Parent); err != nil {

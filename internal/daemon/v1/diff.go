@@ -46,8 +46,8 @@ func (a *api) diff(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	e := audit.From(r.Context())
-	// The names are written to the audit log only after Diff has found them, because other text may
-	// be a secret.
+	// The names are written to the audit log only after Diff has found the two sides. Any other
+	// text may be a secret.
 	if e.From = res.From; vmpool.IsID(req.To) {
 		e.Sandbox = req.To
 	}
@@ -103,7 +103,7 @@ func diffRequest(req *apiv1.DiffRequest) (out tenancy.DiffRequest, err error) {
 	return out, nil
 }
 
-// diffFile converts an entry for the client. If patch is set, the result has the entry's patch, or
+// diffFile converts an entry for the client. If patch is true, the result has the entry's patch, or
 // the reason why the entry has no patch.
 func diffFile(e *diffproto.Entry, patch bool) apiv1.DiffFile {
 	f := apiv1.DiffFile{Path: strings.ToValidUTF8(e.Path, "\ufffd"), Change: "changed", Old: diffNode(&e.Old),

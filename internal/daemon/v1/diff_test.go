@@ -96,7 +96,7 @@ added "/�\n" L/8K <nil> &{Type:symlink Mode:511 UID:0 GID:0 Size:1 Target:�}
 	left(t, r, 1, 1)
 }
 
-// left checks how many snapshots and sandboxes exist, and that no VM of a comparison runs.
+// The function checks how many snapshots and sandboxes exist, and that no VM of a comparison runs.
 func left(t *testing.T, r *apirig.Rig, snapshots, sandboxes int) {
 	t.Helper()
 	r.Store.Quiesce()
@@ -108,8 +108,8 @@ func left(t *testing.T, r *apirig.Rig, snapshots, sandboxes int) {
 	}
 }
 
-// An archive of another host chooses the initramfs of its snapshot. A large one is refused before it
-// takes memory.
+// An archive of another host chooses the initramfs of its snapshot. A large initramfs is refused
+// before it takes memory.
 func TestDiffOfALargeInitramfs(t *testing.T) {
 	r := start(t, apirig.Options{})
 	r.Parent.Initrd = filepath.Join(t.TempDir(), "initrd")

@@ -184,7 +184,8 @@ func (d *page) Answer(m message) message {
 
 func nameOf(ref string) string { return ref[strings.LastIndexByte(ref, '/')+1:] }
 
-// Link returns the name of the schema to which s, or the schema of its items, refers.
+// Link returns the name of the schema that s refers to, or that the schema of the items of s refers
+// to.
 func (s schema) Link() string {
 	if s.Items != nil {
 		return s.Items.Link()

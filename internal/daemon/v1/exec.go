@@ -34,16 +34,16 @@ func (a *api) onGuest(ctx context.Context, r *http.Request, op string,
 	})
 }
 
-// looks reports whether a request only reads and changes neither files nor processes of a sandbox.
-// A WebSocket begins with a GET, but its messages may change files and processes.
+// The function reports whether a request changes neither files nor processes of a sandbox. A
+// WebSocket begins with a GET, but its messages may change files and processes.
 func looks(r *http.Request) bool {
 	reads := r.Method == http.MethodGet || r.Method == http.MethodHead
 	return reads && r.Header.Get("Upgrade") == "" || strings.HasSuffix(r.Pattern, "/ping")
 }
 
-// runOn is onGuest for a command. If the command timed out because its sandbox is paused, the error
-// says so, and how to resume the sandbox. A sandbox may have been paused because the host's disk is
-// full.
+// runOn is like onGuest, but for a command. If the command timed out because its sandbox is paused,
+// the error says this, and says how to resume the sandbox. A sandbox may have been paused because
+// the host's disk is full.
 func (a *api) runOn(ctx context.Context, r *http.Request, op string,
 	f func(context.Context, *agentclient.Client) (agentclient.ExecResult, error)) (
 	res agentclient.ExecResult, err error) {
@@ -115,7 +115,7 @@ func execEnd(r agentclient.ExecResult) apiv1.ExecEnd {
 	return end
 }
 
-// times bounds the time that a command may run; 0: unlimited.
+// times holds the default and the maximum of the time that a command may run; 0: unlimited.
 type times struct{ def, most time.Duration }
 
 // waited returns the bounds for a command whose client waits for its end. openEnded returns the
@@ -168,7 +168,7 @@ func checkExec(req *apiv1.ExecRequest, limit times) (run agentclient.ExecRequest
 	return run, nil
 }
 
-// checkArgs checks a command. field is the name of its field.
+// checkArgs checks a command. The parameter field is the name of the field with the command.
 func checkArgs(field string, args []string) error {
 	switch {
 	case len(args) == 0:

@@ -86,8 +86,8 @@ func TestExecStreamErrors(t *testing.T) {
 	}
 }
 
-// If a command timed out because its sandbox was paused, the error says that, not that the command
-// was slow.
+// If a command timed out because its sandbox was paused, the error says that the sandbox was
+// paused. It does not say that the command was slow.
 func TestTimeoutOfAPausedSandbox(t *testing.T) {
 	cl, _, id := forked(t)
 	marker := filepath.Join(t.TempDir(), "runs") // the faked guest uses the host's file system

@@ -55,8 +55,8 @@ func (a *api) streamLines(w http.ResponseWriter, r *http.Request, op string, hol
 	return nil
 }
 
-// dataEvent returns the event for a part of an output. It contains text, or bytes if the part is
-// not text.
+// dataEvent returns the event for a part of an output. The event contains text, or bytes if the
+// part is not text.
 func dataEvent(s agentclient.Stream, p []byte) apiv1.ExecEvent {
 	switch text := isText(p); {
 	case s == agentclient.Stdout && text:
@@ -85,12 +85,12 @@ func isText(p []byte) bool {
 	return controls <= 4+len(p)/8 && utf8.Valid(p)
 }
 
-// smallOutput is the size up to which an output is always sent as text, in bytes. Clients that
-// support only text need it.
+// smallOutput is a size in bytes. An output up to this size is always sent as text, for clients
+// that support only text.
 const smallOutput = 64 << 10
 
 // textOf returns a whole output as text. If the text differs from the output, textOf also returns
-// the bytes. The text of a large output that is not text contains no control characters.
+// the bytes. If a large output is not text, the returned text contains no control characters.
 func textOf(p []byte) (text string, raw []byte) {
 	if len(p) <= smallOutput || isText(p) {
 		if !utf8.Valid(p) {

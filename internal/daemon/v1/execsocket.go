@@ -19,7 +19,7 @@ import (
 	"github.com/forkd/forkd/internal/host/agentclient"
 )
 
-// execSocket runs a command over a WebSocket. Its first message is the request.
+// execSocket runs a command over a WebSocket. The first message of the WebSocket is the request.
 func (a *api) execSocket(w http.ResponseWriter, r *http.Request) error {
 	return a.serveSocket(w, r, "exec in", func(s *socket) (follower, error) {
 		req, err := s.start(face.ShareOf(r))
@@ -40,8 +40,8 @@ var (
 )
 
 // serveSocket upgrades the connection of a request to a WebSocket and carries a command over it. It
-// returns when the command, the sandbox or the connection ends. The function begin starts a command
-// or finds a running command.
+// returns when the command, the sandbox or the connection ends. It calls begin to start a command
+// or to find a running command.
 func (a *api) serveSocket(w http.ResponseWriter, r *http.Request, op string,
 	begin func(*socket) (follower, error)) error {
 	if r.ProtoMajor != 1 || !strings.EqualFold(r.Header.Get("Upgrade"), "websocket") {
@@ -80,8 +80,7 @@ func (a *api) serveSocket(w http.ResponseWriter, r *http.Request, op string,
 		work.Go(func() { s.feed(ctx) })
 		work.Go(func() { s.keepAlive(ctx) })
 		res, err = a.runOn(ctx, r, op, func(ctx context.Context, guest *agentclient.Client) (agentclient.ExecResult, error) {
-			// If the client no longer receives, a command that has ended is held for at most this
-			// time.
+			// When ctx has ended, writes to a client that no longer receives fail after this time.
 			defer context.AfterFunc(ctx, func() { time.AfterFunc(a.Face.Limits.Stall, die) })()
 			return follow(ctx, guest, output{started: s.started, data: s.output})
 		})
@@ -120,7 +119,7 @@ type socket struct {
 	running chan struct{}
 
 	parts   chan part   // parts of the input, received by feed
-	buffers chan []byte // unused buffers; nil for one that is not allocated yet
+	buffers chan []byte // unused buffers; a nil buffer is not allocated yet
 
 	sending chan struct{} // full while feed is sending a part to the process, and after settle
 }
@@ -150,7 +149,8 @@ func (s *socket) next(ctx context.Context) (websocket.MessageType, io.Reader, er
 	return kind, message, fmt.Errorf("%w: %w", errProtocol, err)
 }
 
-// start reads the first message of an exec. It counts against the request's share of memory.
+// start reads the first message of an exec. The message counts against the request's share of
+// memory.
 func (s *socket) start(share *face.Share) (*apiv1.ExecRequest, error) {
 	ctx, cancel := context.WithTimeout(s.life, face.BodyTimeout)
 	defer cancel()
@@ -318,8 +318,8 @@ func (s *socket) takeText(ctx context.Context, message io.Reader) error {
 	return nil
 }
 
-// control calls f when the process is running. An error because the process has exited or has no
-// terminal is ignored, and the stream continues.
+// control calls f when the process is running. Two errors are ignored, and the stream continues:
+// the process has exited, or the process has no terminal.
 func (s *socket) control(ctx context.Context, f func(context.Context) error) {
 	select {
 	case <-s.running:

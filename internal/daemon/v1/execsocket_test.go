@@ -65,7 +65,7 @@ func shell(cl *client.Client, ctx context.Context, id, script string,
 	return func() (*client.Process, error) { return cl.StartExec(ctx, id, req) }
 }
 
-// await reads the output until it contains text.
+// await reads the output until the output contains the given text.
 func (r running) await(t *testing.T, text string) {
 	t.Helper()
 	var got []byte

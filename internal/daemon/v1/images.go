@@ -155,9 +155,9 @@ const (
 	maxUnused     = 100 * 365 * 24 * time.Hour
 )
 
-// baseImages returns the images that snapshots are based on. The result unclear has the tags of
-// snapshots whose image is not known, so that they may need any image. Such a snapshot is being
-// made or replaced, or the snapshot or the record of its image is damaged.
+// baseImages returns the images that snapshots are based on, and as unclear the tags of snapshots
+// whose image is not known. Such a snapshot may need any image: it is being made or replaced, or
+// the snapshot or the record of its image is damaged.
 func (a *api) baseImages(r *http.Request) (inUse, unclear []string) {
 	view := a.view(r)
 	for _, i := range view.Snapshots() {

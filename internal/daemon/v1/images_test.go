@@ -32,7 +32,7 @@ func layerOf(t *testing.T, layer string) *bytes.Buffer {
 	return &stream
 }
 
-// unpacks stands in for a builder VM that expects the layer "content".
+// The function stands in for a builder VM that expects the layer "content".
 func unpacks(stream io.Reader) error {
 	r := imageproto.NewReader(stream)
 	if _, err := r.Header(); err != nil {

@@ -11,7 +11,8 @@ import (
 	"github.com/forkd/forkd/internal/host/invalid"
 )
 
-// byPath serves the ports of guests that a path names, and passes all other requests to next.
+// byPath serves the ports of guests that a path names, and passes all other requests to the handler
+// next.
 func (a *api) byPath(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		route, ok := inbound.FindPath(r.URL)

@@ -18,7 +18,8 @@ const (
 	maxSelectors = 64  // labels in one query
 )
 
-// selector is a set of required labels. Each is NAME=VALUE, or NAME for any value.
+// selector is a set of required labels. An element is NAME=VALUE, or NAME for a label with any
+// value.
 type selector []string
 
 func selectorOf(r *http.Request) (selector, error) {

@@ -74,7 +74,7 @@ func TestLogs(t *testing.T) {
 	}
 }
 
-// With Follow, a log contains new output, and ends with the sandbox.
+// With Follow, a log also contains new output, and ends when the sandbox ends.
 func TestLogsAreFollowed(t *testing.T) {
 	r, id, guest := consoles(t, face.Limits{Followers: 2})
 	logs, err := r.Logs(t.Context(), id, client.LogsRequest{Follow: true, Tail: "1"})

@@ -57,8 +57,8 @@ func (a *api) tools(w http.ResponseWriter, r *http.Request) error {
 }
 
 // Bounds on the values of a message. The protocol's decoder reads a value once for each level of
-// nesting around it. It allocates some hundred bytes for an array or object, which may have two bytes
-// of text and no comma.
+// nesting around it. The decoder allocates some hundred bytes for an array or object, which may
+// have two bytes of text and no comma.
 const (
 	maxNesting = 32
 	maxNested  = 10_000  // arrays and objects
@@ -106,8 +106,8 @@ func checkValues(message []byte) (nested int, err error) {
 }
 
 // pacedWriter gives each part of a stream its own time to be received, and counts the largest part
-// against the share of its message. It sends the header with the first part, so that a message
-// without memory for its answer gets an error instead.
+// against the share of its message. It sends the header with the first part, so that a client gets
+// an error instead if there is no memory for its answer.
 type pacedWriter struct {
 	http.ResponseWriter
 	rc    *http.ResponseController
@@ -168,7 +168,7 @@ func (p *pacedWriter) end() error {
 		p.begin()
 		return nil
 	case p.begun:
-		panic(http.ErrAbortHandler) // abort, so that the client does not take a part of the answer for the whole
+		panic(http.ErrAbortHandler) // abort, so that the client does not mistake a part for the whole answer
 	}
 	return p.short
 }

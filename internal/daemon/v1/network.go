@@ -12,8 +12,8 @@ import (
 )
 
 // settingOf returns the network setting in a request, or nil if the request has none. The mode is
-// required, because a default could open what the snapshot or the sandbox has closed. Errors name
-// the field with the given prefix.
+// required, because a default could allow connections that the policy of the snapshot or the
+// sandbox denies. In errors, the names of fields have the given prefix.
 func settingOf(prefix string, n *apiv1.Network) (*netclient.Setting, error) {
 	if n == nil {
 		return nil, nil

@@ -247,8 +247,8 @@ func TestPrefixOfLabelsOfBranches(t *testing.T) {
 	}
 }
 
-// If an admin moves a sandbox to another prefix, the former client cannot reach the sandbox by the
-// name of its workspace either.
+// If an admin moves a sandbox to another prefix, the former client cannot use the name of the
+// workspace to reach the sandbox.
 func TestWorkspaceOfSandboxTakenAway(t *testing.T) {
 	w := startTenants(t)
 	must(t, second(w.ChangeLabels(t.Context(), w.within, map[string]*string{"team-b/owner": nil})))
@@ -334,7 +334,7 @@ func TestPrefixHolds(t *testing.T) {
 	if _, err := w.a.Sandbox(ctx, s.ID); !client.IsNotFound(err) {
 		t.Errorf("out of reach: %v", err)
 	}
-	// E2B's API sets the label that the prefix requires by itself.
+	// E2B's API itself sets the label that the prefix requires.
 	status, answer := w.ask(t, "a", "POST", "/sandboxes", `{"templateID": "a.b"}`)
 	var made struct{ SandboxID string }
 	if json.Unmarshal([]byte(answer), &made); status != http.StatusCreated {
@@ -345,9 +345,9 @@ func TestPrefixHolds(t *testing.T) {
 	}
 }
 
-// If a parent was baked from the disk of another tenant's snapshot, its description neither names
-// that snapshot nor gives access to it. The description still names snapshots that the client may
-// see.
+// If a parent was baked from the disk of another tenant's snapshot, the description of the parent
+// neither names that snapshot nor gives access to it. The description still names snapshots that
+// the client may see.
 func TestParentsLeadToNoSnapshotOfOthers(t *testing.T) {
 	w := startTenants(t)
 	ctx := t.Context()

@@ -30,8 +30,8 @@ func TestReady(t *testing.T) {
 	}
 }
 
-// A daemon whose host cannot run VMs says so in its readiness, and in the errors of requests that
-// need a VM.
+// If the host cannot run VMs, the daemon reports this in its readiness, and in the errors of
+// requests that need a VM.
 func TestReadyWithoutKVM(t *testing.T) {
 	r := start(t, apirig.Options{NoKVM: errors.New("no such device")})
 	resp, err := http.Get(r.URL + "/readyz")

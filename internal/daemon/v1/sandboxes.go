@@ -76,7 +76,8 @@ func uniqueOf(found *agentproto.Unique) *apiv1.Unique {
 // maxTTL bounds ttl_secs to a year.
 const maxTTL = 365 * 24 * time.Hour
 
-// createSandboxes is fork for clients of forkd 0.5, which expect an array of the children.
+// createSandboxes is like fork, but for clients of forkd 0.5, which expect an array of the
+// children.
 func (a *api) createSandboxes(r *http.Request, req *apiv1.ForkRequest) ([]apiv1.Sandbox, error) {
 	forked, err := a.fork(r, req)
 	return forked.Sandboxes, err
@@ -151,8 +152,8 @@ func (a *api) changeLabels(r *http.Request, change *map[string]*string) (apiv1.S
 	return described(a.sandboxesFor(r))(a.view(r).ChangeLabels(r.Context(), r.PathValue("id"), *change))
 }
 
-// setTTL changes the time at which a sandbox is deleted or, if its creator chose that, suspended.
-// The sandbox of a workspace cannot have such a time.
+// setTTL changes the time at which a sandbox is deleted. If the creator of the sandbox chose
+// suspension, the sandbox is suspended instead. The sandbox of a workspace cannot have such a time.
 func (a *api) setTTL(r *http.Request, req *apiv1.TTLRequest) (s apiv1.Sandbox, err error) {
 	if req.TTLSecs == nil {
 		return s, invalid.Errorf("ttl_secs", "missing: want seconds from now, or 0 for no end")

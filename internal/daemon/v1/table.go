@@ -9,8 +9,8 @@ import (
 	"github.com/forkd/forkd/internal/daemon/face"
 )
 
-// PortRoute is the document's path for guests' ports. PortScope is the scope that all ways to reach
-// a port require.
+// PortRoute is the document's path for guests' ports. PortScope is the scope that a token needs to
+// reach a port in any way.
 const (
 	PortRoute = "GET /v1/sandboxes/{id}/proxy/{port}/{path}"
 	PortScope = auth.Run
@@ -94,8 +94,8 @@ func (a *api) routes() []route {
 		{"POST /v1/sandboxes/{id}/processes/{pid}/resize", auth.Run, nil, control, tell(a.resizeProcess)},
 		{"POST /v1/sandboxes/{id}/processes/{pid}/detach", auth.Run, nil, control, end(a.detachProcess)},
 		{"POST /v1/sandboxes/{id}/eval", auth.Run, nil, guests, call(ok, a.eval)},
-		// Not in the gate of evals, because evals that wait for the interpreter must not block the
-		// request that frees it.
+		// This route does not use the gate of evals, because evals that wait for the interpreter
+		// must not block the request that frees the interpreter.
 		{"POST /v1/sandboxes/{id}/eval/interrupt", auth.Run, nil, work, call(ok, a.interruptEval)},
 		{"POST /v1/sandboxes/{id}/eval/restart", auth.Run, nil, work, call(ok, a.restartEval)},
 		{"POST /v1/sandboxes/{id}/code", auth.Run, nil, guests, a.runCode},
@@ -141,7 +141,8 @@ func (a *api) snapshotRoutes() []route {
 		{"GET /v1/snapshots/{tag}/info", auth.Read, nil, f.Reads, get(a.snapshotInfo)},
 		{"POST /v1/snapshots/{tag}/compact", auth.Admin, nil, f.Work, call(ok, a.compactSnapshot)},
 		{"POST /v1/snapshots/{tag}/verify", auth.Run, nil, f.Work, get(a.verifySnapshot)},
-		// Has whole layers, also those of ancestors that other clients do not see.
+		// The archive contains whole layers, including the layers of ancestors that other clients
+		// do not see.
 		{"GET /v1/snapshots/{tag}/archive", auth.Admin, nil, f.Work, a.packSnapshot},
 		{"POST /v1/snapshots/{tag}/push", auth.Admin, nil, f.Work, a.pushSnapshot},
 		// Make a snapshot that others fork, with content from another host.

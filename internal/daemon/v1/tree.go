@@ -174,7 +174,7 @@ func (a *api) watchFiles(w http.ResponseWriter, r *http.Request) error {
 		return err
 	case ctx.Err() == nil:
 		problem := face.ProblemOf(err)
-		// Fails only if the client has left.
+		// This fails only if the client has left.
 		_ = out.Send("", apiv1.WatchError, apiv1.FileChange{Type: apiv1.WatchError, Problem: &problem})
 	}
 	return nil

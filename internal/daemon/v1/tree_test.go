@@ -168,7 +168,7 @@ func TestWatch(t *testing.T) {
 	if !client.IsNotFound(err) {
 		t.Errorf("watch what is not there: %v", err)
 	}
-	// When a sandbox is deleted, a client that watches its files gets the reason.
+	// When a sandbox is deleted, a client that watches files of the sandbox gets the reason.
 	err = cl.WatchFiles(t.Context(), id, dir, false, func(c client.FileChange) error {
 		return cl.Kill(context.Background(), id)
 	})

@@ -81,7 +81,7 @@ func (a *api) try(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// tried counts a try. The parameter left says that the client has left before the last line.
+// tried counts a try. The last parameter says that the client has left before the last line.
 func (a *api) tried(keep fanout.Keep, done fanout.Outcome, err error, left bool) {
 	result := triedOK
 	switch {

@@ -21,7 +21,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/audit"
 )
 
-// tried collects what a client receives during a try.
+// tried collects the messages that a client receives during a try.
 type tried struct {
 	started client.TryStarted
 	results map[int]client.TryResult
@@ -73,7 +73,8 @@ func shells(lines ...string) (each [][]string) {
 	return each
 }
 
-// wantLeft checks that exactly the given sandboxes exist and, besides the parent, the given number of snapshots.
+// wantLeft checks that exactly the given sandboxes exist. It also checks the number of snapshots,
+// not counting the parent.
 func wantLeft(t *testing.T, r *apirig.Rig, snapshots int, ids ...string) {
 	t.Helper()
 	list, err := r.Sandboxes(t.Context())
@@ -343,7 +344,8 @@ func TestTryIsAudited(t *testing.T) {
 	}
 }
 
-// If the sandbox cannot go on as the winner, the winner stays, and the error names it.
+// If the sandbox cannot take over the winner's state, the winner stays, and the error names the
+// winner.
 func TestTryWithAPromotionThatFails(t *testing.T) {
 	r := start(t, apirig.Options{})
 	id := fork(t, r, 1)[0].ID

@@ -1,11 +1,11 @@
 // Package bochs runs a job in an emulated Intel host. So kvm-intel, and code that depends on it,
 // can be tested on any machine. Bochs emulates VMX, but QEMU's TCG emulates only AMD's SVM.
 //
-// A host exists for one run: it boots, does its job with a disk that was made for it, and powers
-// off. Then the caller reads the results from the disk. During the run, the host has no network and
-// no connection to the caller. Its time is virtual and advances with the number of executed
-// instructions. So time limits inside the host do not depend on the load of the real host, and
-// durations measured there say nothing about real hardware.
+// A host exists for one run: it boots, does its job with a disk that was made for this run, and
+// powers off. Then the caller reads the results from the disk. During the run, the host has no
+// network and no connection to the caller. The host's time is virtual and advances with the number
+// of executed instructions. So time limits inside the host do not depend on the load of the real
+// host, and durations measured there say nothing about real hardware.
 //
 // The package installs nothing on the real host. It needs root, or a real host that permits user
 // namespaces. Users' sandboxes do not run here, but in the host of package tcghost, which is ten
@@ -32,7 +32,8 @@ import (
 const suite = "trixie"
 
 // packages are fetched with their dependencies. They contain the emulator, its firmware, its
-// smallest display (Bochs requires one), and the tools for making a CD that the firmware can boot.
+// smallest display (Bochs requires a display), and the tools for making a CD that the firmware can
+// boot.
 var packages = []string{"bochs", "bochsbios", "vgabios", "bochs-term", "genisoimage", "isolinux", "syslinux-common"}
 
 // kept lists the directories of the unpacked packages that are stored in the cache.

@@ -1,8 +1,8 @@
 // Package debkernel fetches the files that `forkd machine` boots, from Debian packages: a
 // distribution kernel (vmlinux, bzImage and modules directory) and busybox.
 //
-// Package debpkg downloads and unpacks the packages. This package needs no root privileges. It does
-// not compile, configure or boot a kernel.
+// Package debkernel uses package debpkg to download and unpack the Debian packages. debkernel needs
+// no root privileges, and does not compile, configure or boot a kernel.
 package debkernel
 
 import (

@@ -12,7 +12,7 @@ import (
 
 // AddModules adds modules and their dependencies to the directory dir of an initramfs. The files
 // are called NUMBER-NAME.ko, and must be loaded in the order of their names. The modules have no
-// signatures, because an emulated machine would need a second to check signatures, and the kernel
+// signatures, because an emulated machine would need about one second to check them, and the kernel
 // is from the same package.
 func (k Kernel) AddModules(w *initramfs.Writer, dir string, names []string) error {
 	collected, err := kmod.Collect(k.ModulesDir, names)

@@ -47,8 +47,8 @@ const (
 const failureFile = "failure"
 
 // Choose returns the path or name of the QEMU to run. A fetched QEMU is stored in dir. If Choose
-// cannot get a QEMU of the series oldest or newer, it returns the host's QEMU, and reports that to
-// the function progress.
+// cannot get a QEMU of the series oldest or newer, it returns the host's QEMU, and passes a message
+// about that to progress.
 func Choose(ctx context.Context, dir string, progress func(string)) string {
 	have, err := version(ctx, Program)
 	if err != nil || !older(have) {
@@ -103,7 +103,8 @@ func version(ctx context.Context, program string) (string, error) {
 	return m[1], nil
 }
 
-// fetch downloads the newest QEMU of the backports. It appears below dir completely or not at all.
+// fetch downloads the newest QEMU of the backports. The program appears below dir completely or not
+// at all.
 func fetch(ctx context.Context, dir string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, fetchLimit)
 	defer cancel()

@@ -31,8 +31,8 @@ var (
 	mended = bytes.Replace(injecting, store, noop, 1)
 )
 
-// mend removes the store to exception_index from a program. No other process may be using the file.
-// A build with other instructions is not changed.
+// mend removes the instruction that stores to exception_index from the QEMU program. No other
+// process may be using the file. A build with other instructions is not changed.
 func mend(program string) error {
 	p, err := os.ReadFile(program)
 	if err != nil {

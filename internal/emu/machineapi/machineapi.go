@@ -50,8 +50,8 @@ type Config struct {
 	Shares []Share `json:"shares"`
 }
 
-// Share is a directory of the host that the emulated host has under the same absolute path. If it
-// is not writable, the emulator refuses writes.
+// Share is a directory of the host that the emulated host has under the same absolute path. If the
+// share is not writable, the emulator refuses writes.
 type Share struct {
 	Tag      string `json:"tag"` // 9p mount tag
 	Dir      string `json:"dir"`
@@ -108,11 +108,12 @@ type FrameType uint8
 // Frames of an exec stream.
 const (
 	FrameStart  FrameType = iota + 1 // host → machine, first: JSON ExecStart
-	FrameStdin                       // host → machine; empty: end of file; the next one must wait for FrameStdinDone
+	FrameStdin                       // host → machine; empty: end of file; see FrameStdinDone
 	FrameSignal                      // host → machine: one byte, the signal's number
 	FrameStdout                      // machine → host
 	FrameStderr                      // machine → host
-	// Machine → host: the process has read the last FrameStdin, or will never read it.
+	// Machine → host: the process has read the last FrameStdin, or will never read it. The host
+	// must wait for this frame before it sends another FrameStdin.
 	FrameStdinDone
 	FrameExit     // machine → host, last: JSON ExecExit
 	frameTypesEnd // first invalid type

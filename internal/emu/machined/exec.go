@@ -16,8 +16,8 @@ import (
 	"github.com/forkd/forkd/internal/emu/machineapi"
 )
 
-// drainGrace is how long output may still arrive after the process and its children were killed.
-// Only a process that has left the group and the cgroup can keep the pipes open for longer.
+// drainGrace is how long output may still arrive after the process and its child processes were
+// killed. Only a process that has left the group and the cgroup can keep the pipes open for longer.
 const drainGrace = 2 * time.Second
 
 // stdioChunk is the maximum size of the output in one frame, in bytes.
@@ -44,8 +44,9 @@ func (c *frameConn) exit(e machineapi.ExecExit) error {
 }
 
 // serveExec runs one process for the client at conn. The client sends ExecStart first, and then
-// input and signals. It receives the output and then the exit. When the process exits or times out,
-// or when the client disconnects, serveExec kills the process and all its children.
+// input and signals. The client receives the output and then the exit. When the process exits or
+// times out, or when the client disconnects, serveExec kills the process and all its child
+// processes.
 func serveExec(conn io.ReadWriter, groups groups) error {
 	out := &frameConn{w: conn}
 	start, err := readStart(conn)
@@ -154,7 +155,7 @@ func (p *process) input(ctx context.Context, conn io.Reader, out *frameConn) {
 }
 
 // feed writes input to the process. If a write fails, the process has closed its input, and feed
-// discards the rest.
+// discards the rest of the input.
 func (p *process) feed(ctx context.Context, chunks <-chan []byte, out *frameConn) {
 	for {
 		select {
@@ -176,8 +177,8 @@ func (p *process) feed(ctx context.Context, chunks <-chan []byte, out *frameConn
 	}
 }
 
-// wait sends the output until the process has exited and its children are dead. It returns how the
-// process ended.
+// wait sends the output until the process has exited and its child processes are dead. It returns
+// how the process ended.
 func (p *process) wait(out *frameConn, timeout time.Duration) machineapi.ExecExit {
 	timedOut := make(chan struct{})
 	if timeout > 0 {

@@ -16,16 +16,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// groups starts processes so that each can be killed together with all its children. Each process
-// has its own process group. If root is set, each process also has its own cgroup, which a child
-// cannot leave by setsid. The cgroup is delegated to the process, so that the process may divide it
-// further.
+// groups starts processes so that each process can be killed together with all its child processes.
+// Each process has its own process group. If the field root is set, each process also has its own
+// cgroup, which a child cannot leave by setsid. The cgroup is delegated to the process, so that the
+// process may divide it further.
 type groups struct {
 	root string // a cgroup v2 directory; empty: process groups only
 	next *atomic.Uint64
 }
 
-// group is a process with all its children.
+// group is a process with all its child processes.
 type group struct {
 	pgid   int
 	cgroup string // directory of the cgroup; empty without cgroups
@@ -67,9 +67,9 @@ func (g groups) start(cmd *exec.Cmd) (group, error) {
 }
 
 // delegate prepares the cgroup dir for delegation to a process. The process is started in the
-// cgroup place, a child of dir. systemd does the same (systemd.resource-control(5), Delegate= and
-// DelegateSubgroup=). The cgroup dir itself must have no processes, because the kernel would not
-// enable controllers for the cgroups below it.
+// cgroup that place refers to, a child of dir. systemd does the same (systemd.resource-control(5),
+// Delegate= and DelegateSubgroup=). The cgroup dir itself must have no processes, because the
+// kernel would not enable controllers for the cgroups below it.
 func delegate(dir string) (place *os.File, err error) {
 	if err := unix.Setxattr(dir, "trusted.delegate", []byte("1"), 0); err != nil {
 		return nil, fmt.Errorf("delegate cgroup: %w", err)
@@ -87,9 +87,9 @@ func delegate(dir string) (place *os.File, err error) {
 // signal sends sig to the process group.
 func (g group) signal(sig syscall.Signal) { syscall.Kill(-g.pgid, sig) }
 
-// kill kills the process and all its children. With a cgroup, kill may be called at any time.
-// Without a cgroup, kill must not be called after the process has been waited for and its children
-// have ended, because process ids are reused.
+// kill kills the process and all its child processes. With a cgroup, kill may be called at any
+// time. Without a cgroup, kill must not be called after the process has been waited for and its
+// child processes have ended, because process ids are reused.
 func (g group) kill() {
 	if g.cgroup == "" {
 		g.signal(syscall.SIGKILL)
@@ -101,7 +101,7 @@ func (g group) kill() {
 	}
 }
 
-// end kills the children that remain after the process has exited, and removes the cgroup.
+// end kills the child processes that remain after the process has exited, and removes the cgroup.
 func (g group) end() {
 	g.kill()
 	if g.cgroup == "" {

@@ -140,8 +140,8 @@ func powerOff() {
 	time.Sleep(killGrace)
 	unix.Sync()
 	if err := unix.Unmount(machineapi.StateDir, 0); err != nil {
-		// A process still uses the file system. The disk is synced and has a journal, so the next
-		// mount only replays the journal.
+		// A process still uses the file system. That is harmless: the disk is synced and has a
+		// journal, so the next mount only replays the journal.
 		log.Printf("unmount %s: %v", machineapi.StateDir, err)
 	}
 	if err := unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF); err != nil {

@@ -28,8 +28,8 @@ type server struct {
 }
 
 // NewHandler returns the API. The parameter cgroups is the cgroup v2 directory that contains "exec"
-// and "daemon". If it is empty, as in tests on a host, programs are killed only with their process
-// groups. The function powerOff is called after the answer to a request to power off.
+// and "daemon". If this parameter is empty, as in tests on a host, programs are killed only with
+// their process groups. The handler calls powerOff after it has answered a request to power off.
 func NewHandler(config machineapi.Config, cgroups string, powerOff func()) http.Handler {
 	s := &server{config: config, powerOff: powerOff, groups: groups{next: new(atomic.Uint64)}}
 	s.daemon.pause = daemonPause

@@ -18,7 +18,7 @@ import (
 
 // deepen enlarges the accept queues of the sockets on which the process with the given pid listens
 // at the given TCP addresses. QEMU listens with a queue of one connection. If ten clients connect
-// at the same time, the kernel resets some connections or makes them wait a second. The queue
+// at the same time, the kernel resets some connections or makes them wait one second. The queue
 // belongs to the socket, so calling listen(2) on a duplicate of QEMU's descriptor changes it.
 func deepen(pid int, addrs ...string) error {
 	dir := fmt.Sprintf("/proc/%d/fd", pid)
@@ -92,7 +92,7 @@ func awaitListen(ctx context.Context, pid int, addrs []string) bool {
 	}
 }
 
-// listenEvery is the interval in which awaitListen looks.
+// listenEvery is the interval between two checks of awaitListen.
 const listenEvery = 50 * time.Millisecond
 
 // listens reports whether the process with the given pid listens at all of the IPv4 addresses. Unlike

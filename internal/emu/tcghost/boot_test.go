@@ -25,8 +25,8 @@ import (
 	"github.com/forkd/forkd/internal/emu/machineapi"
 )
 
-// superviseEnv is a variable. If it is set, the test binary is the supervisor of the emulated host
-// that it names.
+// superviseEnv is an environment variable. If it is set, it names an emulated host, and the test
+// binary is the supervisor of this host.
 const superviseEnv = "FORKD_TEST_SUPERVISE"
 
 func TestMain(m *testing.M) {

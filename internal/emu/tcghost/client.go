@@ -25,8 +25,8 @@ type client struct {
 
 func newClient(addr, token string) *client {
 	return &client{addr: addr, token: token, http: &http.Client{Transport: &http.Transport{
-		// A connection must not be used for a second request, because QEMU accepts connections
-		// before the emulated host listens, so the connection may be older than a restart.
+		// A connection must not be used for a second request. QEMU accepts connections before the
+		// emulated host listens, so a connection may be older than a restart.
 		DisableKeepAlives: true,
 	}}}
 }
@@ -75,7 +75,7 @@ func (c *client) request(ctx context.Context, method, path string, body io.Reade
 	return req, nil
 }
 
-// refusedError is an error that the emulated host has answered.
+// refusedError is an error in an answer of the emulated host.
 type refusedError struct {
 	what   string // describes the request
 	status int
@@ -94,7 +94,7 @@ func refused(method, path string, status int, answer io.Reader) error {
 	return refusedError{method + " " + path, status, strings.TrimSpace(string(text))}
 }
 
-// ping returns an error if the emulated host does not answer within limit.
+// ping returns an error if the emulated host does not answer within the given time.
 func (c *client) ping(ctx context.Context, limit time.Duration) (machineapi.Ping, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()

@@ -8,9 +8,9 @@ import (
 	"path/filepath"
 )
 
-// CopyIn copies the host's file program and, if it exists, the directory dataDir to a new directory
-// that the emulated host can read. It returns the directory and the path of the program in it,
-// which are the same inside the emulated host. The caller removes the directory.
+// CopyIn copies a program of the host, and the directory dataDir if it exists, to a new directory
+// that the emulated host can read. It returns the paths of the new directory and of the copied
+// program. The paths are the same inside the emulated host. The caller removes the directory.
 func (m Machine) CopyIn(program, dataDir string) (dir, path string, _ error) {
 	if err := m.makeDir(); err != nil {
 		return "", "", err

@@ -24,8 +24,9 @@ type Stdio struct {
 }
 
 // Exec runs a program in the emulated host and returns how it ended. When ctx is done, the program
-// and its children are killed. The error wraps ErrNotRunning if the emulated host is not running,
-// and ErrLost if it stops during the call. Errors of the program itself are in the ExecExit.
+// and its child processes are killed. The error wraps ErrNotRunning if the emulated host is not
+// running, and ErrLost if the emulated host stops during the call. Errors of the program itself are
+// in the ExecExit.
 func (m Machine) Exec(ctx context.Context, start machineapi.ExecStart, stdio Stdio) (machineapi.ExecExit, error) {
 	c, s, err := m.connect()
 	if err != nil {
@@ -62,7 +63,7 @@ func (m Machine) broken(ctx context.Context, bootID string, err error) error {
 }
 
 // lostPatience is the time that the supervisor has to notice that an emulated host is gone, and to
-// write it to the state file.
+// update the state file.
 const lostPatience = 3 * time.Second
 
 // lost returns an error with the reason why a connection to the emulated host broke.
@@ -177,8 +178,8 @@ type outputError struct{ error }
 func (e outputError) Error() string { return "write output: " + e.error.Error() }
 func (e outputError) Unwrap() error { return e.error }
 
-// sendInput sends the content of in piece by piece, and then the end of the file. Before each
-// further piece, it waits until the emulated host has processed the previous piece.
+// sendInput sends the content of a reader, piece by piece, and then an end-of-file frame. Before
+// each further piece, it waits until the emulated host has processed the previous piece.
 func sendInput(out *sender, in io.Reader, fed, done <-chan struct{}) {
 	buf := make([]byte, 64<<10)
 	for {

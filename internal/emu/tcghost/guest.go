@@ -15,7 +15,7 @@ const ramDir = "/dev/shm"
 func DaemonDirs() (state, ram string) { return machineapi.StateDir, ramDir }
 
 // DaemonArgs returns the flags of a daemon in an emulated host. The daemon itself has no code for
-// emulation, so everything that must be different is in these flags.
+// emulation, so these flags contain everything that must be different there.
 func DaemonArgs() []string {
 	args := []string{
 		"--bind", fmt.Sprintf("0.0.0.0:%d", machineapi.DaemonPort),

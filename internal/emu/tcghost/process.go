@@ -20,7 +20,7 @@ type Process struct {
 
 var errGone = errors.New("no such process")
 
-// identify returns the Process that has the id pid now.
+// identify returns the Process that now has the id pid.
 func identify(pid int) (Process, error) {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) {
@@ -85,7 +85,7 @@ func (p Process) alive() bool {
 	return err == nil && now == p
 }
 
-// waitGone waits until p has exited. It returns false after limit.
+// waitGone waits until p has exited. It returns false after the given time.
 func (p Process) waitGone(limit time.Duration) bool {
 	const pause = 20 * time.Millisecond
 	for deadline := time.Now().Add(limit); p.alive(); time.Sleep(pause) {

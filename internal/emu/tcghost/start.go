@@ -26,7 +26,7 @@ const (
 // Start starts the emulated host if it is not running, waits until it answers, and returns its
 // state. A running emulated host keeps its options. The parameter supervisor is the beginning of a
 // command line that calls Supervise for this machine. The process with this command line outlives
-// the caller. The function progress is called with a message for each step.
+// the caller. Start calls progress with a message for each step.
 func (m Machine) Start(ctx context.Context, o Options, supervisor []string, progress func(string)) (State, error) {
 	if err := o.validate(); err != nil {
 		return State{}, err
@@ -97,8 +97,8 @@ func (m Machine) spawn(o Options, supervisor []string) (<-chan error, error) {
 	if err := os.RemoveAll(m.path(dirRun)); err != nil {
 		return nil, fmt.Errorf("remove old copies: %w", err)
 	}
-	// Replace the state file of the previous run, so that no process takes it for the state of this
-	// run.
+	// Replace the state file of the previous run, so that no process mistakes it for the state of
+	// this run.
 	if err := m.writeState(State{Name: m.Name, Phase: Starting, Options: o}); err != nil {
 		return nil, err
 	}
@@ -122,7 +122,7 @@ func (m Machine) spawn(o Options, supervisor []string) (<-chan error, error) {
 // errEnded means that the supervisor, which another process had started, has exited.
 var errEnded = errors.New("the supervisor has ended")
 
-// awaitReady waits until the emulated host answers, until it has failed for good, or until ctx is
+// awaitReady waits until the emulated host answers, until it has finally failed, or until ctx is
 // done. If another process has started the supervisor, exited is nil, and awaitReady returns
 // errEnded when the supervisor exits.
 func (m Machine) awaitReady(ctx context.Context, exited <-chan error) (State, error) {

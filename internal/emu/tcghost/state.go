@@ -51,8 +51,8 @@ type State struct {
 	Options     Options   `json:"options"`
 }
 
-// State reads the emulated host's state. If it was never started, or if its supervisor is gone, its
-// phase is Stopped or Failed.
+// State reads the emulated host's state. If the emulated host was never started, or has no
+// supervisor any more, the phase is Stopped or Failed.
 func (m Machine) State() (State, error) {
 	s := State{Name: m.Name, Phase: Stopped}
 	b, err := os.ReadFile(m.path(fileState))
@@ -118,7 +118,7 @@ var errLocked = errors.New("locked by another process")
 // error is errLocked.
 func tryLock(path string) (*os.File, error) { return lockFile(path, unix.F_OFD_SETLK) }
 
-// waitLock is tryLock, but waits for the lock.
+// waitLock is like tryLock, but waits for the lock.
 func waitLock(path string) (*os.File, error) { return lockFile(path, unix.F_OFD_SETLKW) }
 
 func lockFile(path string, cmd int) (*os.File, error) {
@@ -161,7 +161,7 @@ func randomHex(n int) string {
 	return hex.EncodeToString(b)
 }
 
-// freeAddr returns a loopback address at which no process listens. If the address prefer is free,
+// freeAddr returns a loopback address at which no process listens. If the given address is free,
 // freeAddr returns it. If another process takes the address before QEMU does, QEMU fails to start,
 // and the supervisor tries again.
 func freeAddr(prefer string) (string, error) {
@@ -179,7 +179,7 @@ func freeAddr(prefer string) (string, error) {
 	return "", errors.New("find a free loopback port: none can be opened")
 }
 
-// rotate renames a file. The parameter name is its present name, and previous is its new name.
+// rotate renames a file: the name becomes previous.
 func (m Machine) rotate(name, previous string) error {
 	err := os.Rename(m.path(name), m.path(previous))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

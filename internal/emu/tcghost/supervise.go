@@ -172,8 +172,8 @@ func (s *supervisor) writeBoot(ctx context.Context) (string, error) {
 }
 
 // watch pings the emulated host until the emulated host exits or hangs, or until ctx is done and
-// the emulated host has been stopped. The result answered reports whether the emulated host has
-// answered at least once. The error says why it is gone.
+// the emulated host has been stopped. It also reports whether the emulated host has answered at
+// least once. The error says why the emulated host is gone.
 func (s *supervisor) watch(ctx context.Context, cmd *exec.Cmd) (answered bool, _ error) {
 	exited := make(chan error, 1)
 	go func() { exited <- cmd.Wait() }()

@@ -9,8 +9,8 @@
 // not answer, the supervisor restarts it and records the restart in the state file. When the
 // supervisor exits, the kernel kills QEMU.
 //
-// The package does not decide when an emulated host is needed, and does not depend on what the
-// daemon in it does.
+// The package does not decide when an emulated host is needed. It does not depend on the work of
+// the daemon in the emulated host.
 package tcghost
 
 import (
@@ -27,7 +27,8 @@ const DefaultName = "default"
 
 // Errors that callers branch on.
 var (
-	// ErrNotRunning means that there is no emulated host of that name, or that it does not answer.
+	// ErrNotRunning means that there is no emulated host of that name, or that this host does not
+	// answer.
 	ErrNotRunning = errors.New("the emulated host is not running: start it with `forkd machine start`")
 	// ErrLost means that the emulated host exited, hung or was stopped during a command.
 	ErrLost = errors.New("the emulated host went away while the command ran")

@@ -230,8 +230,8 @@ func TestQEMUArgsEscapeCommas(t *testing.T) {
 	}
 }
 
-// The shares of an emulated host contain no token except that of its own daemon, and no program
-// that the host runs.
+// The shares of an emulated host contain no token except the token of its own daemon, and no
+// program that the host runs.
 func TestSharesAreNarrow(t *testing.T) {
 	m, err := Open(t.TempDir(), "test")
 	if err != nil {

@@ -1,10 +1,10 @@
 // Package artifact is the format of snapshots that travel between hosts: an OCI artifact with the
 // manifest of the snapshot as its configuration, and one blob for each file of the snapshot.
 //
-// It encodes, decodes and checks, and treats all of its input as hostile. Everything that is read has a
-// bound, every byte is compared with a SHA-256 before it is used, and nothing in an artifact is a
-// path. The package neither fetches nor stores blobs, and does not decide whether this host may use
-// a snapshot.
+// It encodes, decodes and checks, and treats all of its input as hostile. All input that it reads
+// has a bound, every byte is compared with a SHA-256 before it is used, and no text in an artifact
+// is used as a path. The package neither fetches nor stores blobs, and does not decide whether this
+// host may use a snapshot.
 package artifact
 
 import (
@@ -41,13 +41,13 @@ const (
 // MaxManifest is the largest OCI manifest, in bytes.
 const MaxManifest = 1 << 20
 
-// Bounds on files that a snapshot's manifest does not bound, in bytes.
+// Bounds, in bytes, on the files whose size a snapshot's manifest does not limit.
 const (
 	maxKernel    = 512 << 20
 	maxInitramfs = 256 << 20 // real ones have 20 to 40 MiB
 )
 
-// parentTag replaces the tag of a parent, which may be private to the host that packs.
+// parentTag replaces the tag of a parent, because that tag may be private to the packing host.
 const parentTag = "parent"
 
 // Error reports that bytes are not a valid artifact.
@@ -59,7 +59,7 @@ func (e *Error) Unwrap() error { return e.Err }
 
 func invalid(format string, args ...any) error { return &Error{fmt.Errorf(format, args...)} }
 
-// Part is a file of a snapshot, which one blob contains.
+// Part describes one file of a snapshot. One blob contains the file.
 type Part struct {
 	Name   string
 	Bytes  uint64
@@ -99,8 +99,8 @@ func Parts(m *snapshot.Manifest) []Part {
 	return list
 }
 
-// Portable returns the manifest with which a snapshot travels. It has no policy, no labels, and no
-// names of sandboxes and other snapshots. m must have all digests.
+// Portable returns the manifest with which a snapshot travels. This manifest has no policy, no
+// labels, and no names of sandboxes and other snapshots. m must have all digests.
 func Portable(m *snapshot.Manifest) *snapshot.Manifest {
 	out := *m
 	out.Root, out.Branch, out.Transient = "", nil, false
@@ -157,7 +157,7 @@ type Artifact struct {
 	Blobs    []Blob // one for each of the snapshot's Parts
 }
 
-// Digest returns the digest of the OCI manifest, which identifies the artifact.
+// Digest returns the digest of the OCI manifest. This digest identifies the artifact.
 func (a *Artifact) Digest() digest.Digest { return digest.FromBytes(a.Manifest) }
 
 // Bytes returns the sum of the sizes of all blobs.
@@ -168,8 +168,8 @@ func (a *Artifact) Bytes() (n int64) {
 	return n
 }
 
-// New returns the artifact of a snapshot with a manifest of Portable. The same arguments give the same
-// bytes.
+// New returns the artifact of a snapshot. The manifest must be a result of Portable. The same
+// arguments give the same bytes.
 func New(m *snapshot.Manifest, blobs []Blob) (*Artifact, error) {
 	config, err := m.Encode()
 	if err != nil {
@@ -191,7 +191,8 @@ func New(m *snapshot.Manifest, blobs []Blob) (*Artifact, error) {
 	return Parse(manifest, config) // a writer's mistake must not reach a reader
 }
 
-// ConfigOf returns the descriptor of the configuration that Parse needs. manifest is an OCI manifest.
+// ConfigOf returns the descriptor of the configuration that Parse needs. The parameter manifest is
+// an OCI manifest.
 func ConfigOf(manifest []byte) (d oci.Descriptor, err error) {
 	m, err := parseManifest(manifest)
 	if err != nil {
@@ -283,7 +284,8 @@ func maxBlob(n uint64) int64 {
 	return int64(n + n/4 + slack)
 }
 
-// checkDigest returns an error unless d is a SHA-256. Its hexadecimal part is a safe file name then.
+// checkDigest returns an error unless d is a SHA-256. Then the hexadecimal part of d is a safe file
+// name.
 func checkDigest(d digest.Digest) error {
 	if err := d.Validate(); err != nil || d.Algorithm() != digest.SHA256 {
 		return invalid("digest %.100q: want sha256 and 64 hexadecimal digits", string(d))

@@ -30,7 +30,8 @@ func digestOf(t testing.TB, p []byte) string {
 	return d.Sum()
 }
 
-// whole says that all of a file may have data.
+// whole returns a function for Encode. According to the function, all bytes of a file may be
+// nonzero.
 func whole(size int) func(uint64) (uint64, uint64, error) {
 	return func(at uint64) (uint64, uint64, error) {
 		if at >= uint64(size) {
@@ -69,8 +70,8 @@ func decode(ctx context.Context, b Blob, coded []byte) ([]byte, error) {
 	})
 }
 
-// content returns a file of n bytes in which a page of four has random bytes, one repeats a byte, and two
-// are zero.
+// content returns a file of n bytes. Of each four pages, one has random bytes, one repeats a byte,
+// and two are zero.
 func content(n int, seed uint64) []byte {
 	p, r := make([]byte, n), rand.New(rand.NewPCG(seed, 1))
 	for at := 0; at < n; at += pageBytes {
@@ -173,7 +174,7 @@ func reindex(b Blob, coded []byte, change func(payload []byte) []byte) (Blob, []
 	return b, out
 }
 
-// put overwrites bytes of an index's payload. Negative offsets count from the first frame.
+// put32 returns a function that replaces the 32-bit number at an offset of an index's payload.
 func put32(at int, v uint32) func([]byte) []byte {
 	return func(p []byte) []byte { binary.LittleEndian.PutUint32(p[at:], v); return p }
 }
@@ -325,7 +326,8 @@ func sample(t testing.TB) (*Artifact, map[digest.Digest][]byte) {
 	return a, blobs
 }
 
-// An artifact has nothing of its host: no policy, labels, or names of other snapshots and sandboxes.
+// An artifact contains nothing that belongs to its host: no policy, no labels, and no names of
+// other snapshots and sandboxes.
 func TestPortableManifest(t *testing.T) {
 	a, _ := sample(t)
 	text := string(a.Config) + string(a.Manifest)
@@ -342,7 +344,10 @@ func TestPortableManifest(t *testing.T) {
 	}
 }
 
-// rewrite returns the artifact with changes of both manifests that leave its digests correct.
+// rewrite returns the artifact's OCI manifest and its configuration after changes. It calls outer
+// to change the OCI manifest, and inner to change the snapshot's manifest. The checksum of the
+// snapshot's manifest and the digest of the configuration are correct afterwards, unless outer
+// changes the digest.
 func rewrite(t *testing.T, a *Artifact, outer func(*oci.Manifest), inner func(*snapshot.Manifest)) ([]byte, []byte) {
 	t.Helper()
 	s, err := snapshot.ParseManifest(a.Config)

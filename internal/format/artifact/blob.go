@@ -22,9 +22,9 @@ import (
 //	    count       u32
 //	    frames      count × { size u32, SHA-256 of the frame 32 bytes, runs u32, runs × { page u64, pages u32 } }
 //
-// All numbers are little-endian. A run is a contiguous part of the file, in pages of 4096 bytes; the
-// last page of a file may be shorter. The decoded bytes of a frame are those of its runs. Runs
-// ascend in the whole blob. The rest of the file is zero.
+// All numbers are little-endian. A run is a contiguous part of the file, in pages of 4096 bytes;
+// the last page of a file may be shorter. A frame decodes to the bytes of its runs, one run after
+// another. The runs of the whole blob are in ascending order. The rest of the file is zero.
 //
 // The descriptor of the blob has the length and the digest of the index, so a reader of any range of
 // the blob can verify the index and a frame before it decodes the frame.
@@ -60,7 +60,8 @@ type run struct {
 	pages uint32
 }
 
-// bytes returns the range of the file that r covers. length is that of the file.
+// bytes returns the range of the file that r covers. The parameter length is the length of the
+// file.
 func (r run) bytes(length uint64) (start, n uint64) {
 	start = r.page * pageBytes
 	return start, min(uint64(r.pages)*pageBytes, length-start)
@@ -155,8 +156,8 @@ func parseIndex(p []byte, b Blob) (*index, error) {
 
 // checker checks the frames of an index, one after the other.
 type checker struct {
-	pages      uint64 // of the file
-	length     uint64 // of the file
+	pages      uint64 // number of pages of the file
+	length     uint64 // length of the file in bytes
 	frameBytes uint32
 	next       uint64 // first page that the next run may begin at
 	data       uint64
@@ -189,7 +190,8 @@ func (c *checker) add(f *frame) error {
 	return nil
 }
 
-// frameSlack is how much longer than its data a zstd frame may be: its header and those of its blocks.
+// frameSlack is the maximum number of bytes that a zstd frame adds to its data: the headers of the
+// frame and of its blocks.
 const frameSlack = 1 << 10
 
 func pagesOf(length uint64) uint64 {

@@ -18,8 +18,8 @@ type Reader struct {
 	index *index
 }
 
-// Open reads and checks the index of a blob. r has the bytes of the blob, which need not be verified. If
-// they are not those that b describes, the error is an *Error.
+// Open reads and checks the index of a blob. The reader r has the bytes of the blob, which need not
+// be verified. If they differ from the description b, the error is an *Error.
 func Open(r io.ReaderAt, b Blob) (*Reader, error) {
 	p := make([]byte, b.IndexBytes)
 	if n, err := r.ReadAt(p, b.Size-b.IndexBytes); n < len(p) {
@@ -35,10 +35,10 @@ func Open(r io.ReaderAt, b Blob) (*Reader, error) {
 // Data returns how many bytes Decode writes.
 func (r *Reader) Data() uint64 { return r.index.data }
 
-// Decode calls write with the nonzero parts of the file, in ascending order. Each part is a whole number of
-// pages, except at the end of the file. Every frame is compared with its digest before it is decoded. If
-// the whole content differs from the digest in the manifest, Decode returns an *Error at the end, so the
-// caller must not use the file before Decode returns nil.
+// Decode calls write with the nonzero parts of the file, in ascending order. Each part is a whole
+// number of pages, except at the end of the file. Every frame is compared with its digest before it
+// is decoded. If the whole content differs from the digest in the manifest, Decode returns an
+// *Error at the end, so the caller must not use the file before Decode returns nil.
 func (r *Reader) Decode(ctx context.Context, write func(offset uint64, p []byte) error) error {
 	limit := r.index.frameBytes
 	z, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(uint64(limit)),

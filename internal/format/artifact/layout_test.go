@@ -48,7 +48,7 @@ func TestLayoutRoundTrip(t *testing.T) {
 	}
 }
 
-// Entries of an archive that are not those of an OCI layout are refused, whatever they are called.
+// Archive entries that do not belong to an OCI layout are refused, whatever their names are.
 func TestHostileLayouts(t *testing.T) {
 	blob := blobDir + "/" + strings.Repeat("ab", 32)
 	index := `{"schemaVersion":2,"manifests":[{"mediaType":"` + oci.MediaTypeImageManifest + `","digest":"sha256:` +

@@ -21,10 +21,11 @@ import (
 // Size is the number of bytes that a ring keeps.
 const Size = 64 << 10
 
-// header is the length of the header in bytes. The header has the number of bytes written since
-// Format, and then for each block of the ring the time of its last byte, in milliseconds of Unix
-// time (0: unknown). All numbers are little-endian. Readers take no lock, so a reader may miss the
-// byte that is being written. The header fills one page, so that the data after it is page-aligned.
+// header is the length of the header in bytes. The header begins with the number of bytes written
+// since Format. Then it has, for each block of the ring, the time of the block's last byte, in
+// milliseconds of Unix time (0: unknown). All numbers are little-endian. Readers take no lock, so a
+// reader may miss the byte that is being written. The header fills one page, so that the data after
+// it is page-aligned.
 const header = 4096
 
 // block is the size of a block in bytes. It holds a few lines, and is large enough that the times
@@ -32,7 +33,7 @@ const header = 4096
 const (
 	block  = 256
 	blocks = Size / block
-	times  = 8 // offset in the header of the blocks' times
+	times  = 8 // offset of the blocks' times in the header
 )
 
 // Format makes the new file f an empty ring. It allocates all blocks of the file, because on a full
@@ -96,8 +97,8 @@ func (r *Ring) WriteString(s string) {
 // Tail returns the content of the ring, oldest byte first.
 func (r *Ring) Tail() []byte { return tail(r.written, r.mem[header:]) }
 
-// slot returns the number of the block that contains a byte. The parameter at is the number of
-// bytes written before that byte.
+// slot returns the number of the block that contains a byte, given the number of bytes written
+// before that byte.
 func slot(at uint64) uint64 { return at / block % blocks }
 
 // Text is the content of a ring at the time of a read.
@@ -131,9 +132,9 @@ func Written(f io.ReaderAt) (uint64, error) {
 	return binary.LittleEndian.Uint64(head[:]), nil
 }
 
-// Behind returns the bytes that were written after the first bytes. The parameter seen is the
-// number of the first bytes. The result lost is the number of later bytes that the ring has already
-// overwritten.
+// Behind returns the bytes that a caller has not seen yet. The caller has seen the given number of
+// bytes, the first that were written since Format. Behind also returns the number of bytes that the
+// caller has not seen and that the ring has already overwritten.
 func (t *Text) Behind(seen uint64) (p []byte, lost uint64) {
 	first := t.Written - uint64(len(t.Bytes))
 	switch {

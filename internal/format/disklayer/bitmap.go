@@ -10,8 +10,8 @@ func (l *Layer) Has(cluster uint64) bool {
 	return cluster < l.clusters && l.present[cluster/clustersPerPage] && l.bits[cluster/8]&(1<<(cluster%8)) != 0
 }
 
-// Run reports whether the cluster is in the layer, and how many consecutive clusters have the same
-// answer. The parameter limit is the maximum of this number, and must be positive.
+// Run reports whether the cluster is in the layer, and for how many consecutive clusters the answer
+// is the same. This number is at most limit, which must be positive.
 func (l *Layer) Run(cluster, limit uint64) (has bool, n uint64) {
 	has = l.Has(cluster)
 	var same byte
@@ -39,9 +39,10 @@ func (l *Layer) Run(cluster, limit uint64) (has bool, n uint64) {
 	return has, limit
 }
 
-// Set marks n clusters, beginning with first, as being in the layer. The caller must have written
-// their data. After an error, Set may have marked some or all of them. The layer is consistent even
-// then, because the data was written first.
+// Set marks n consecutive clusters, beginning with the cluster number first, as being in the layer.
+// The caller must already have written the data of all n clusters. After an error, Set may have
+// marked some or all of the clusters. The layer is consistent even then, because the data was
+// written first.
 func (l *Layer) Set(first, n uint64) error {
 	if first+n < first || first+n > l.clusters {
 		return fmt.Errorf("mark clusters %d+%d: the disk has %d", first, n, l.clusters)

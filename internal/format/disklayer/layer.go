@@ -5,7 +5,7 @@
 //
 //	[0, size)      data, sparse, each cluster at the offset it has on the disk
 //	[B, B+L)       allocation bitmap; B is size and L the bitmap's length, rounded up to ClusterSize
-//	[B+L, +4096)   footer: magic, version, cluster size, disk size, CRC-32 of those; zeros
+//	[B+L, +4096)   footer: magic, version, cluster size, disk size, CRC-32 of these; zeros
 //
 // In the bitmap, bit n%8 of byte n/8 is set if cluster n is in the layer. Other clusters are in
 // lower layers. Open refuses a file whose length differs from the length in its footer. So it never
@@ -58,7 +58,7 @@ func checkSize(size uint64) error {
 }
 
 // Format makes f an empty layer of a disk of the given size in bytes. The size must be a positive
-// multiple of 512. It deletes the previous content of f.
+// multiple of 512. The previous content of f is deleted.
 func Format(f *os.File, size uint64) error {
 	if err := checkSize(size); err != nil {
 		return fmt.Errorf("format disk layer %s: %w", f.Name(), err)
@@ -129,7 +129,7 @@ type Layer struct {
 	size     uint64
 	clusters uint64
 	offset   uint64 // offset of the bitmap in the file
-	bits     []byte // the bitmap, mapped shared and read-only; writes go through the file, which is coherent with it
+	bits     []byte // the bitmap, mapped shared and read-only; writes go through the file, and the mapping shows them
 
 	// present has an entry for each page of the bitmap: false if the page is a hole of the file.
 	// The bits in a hole are zero, and Layer never reads a hole through the mapping. On tmpfs such

@@ -12,10 +12,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Merge fills the empty layer file dst with the combined content of layers, which are ordered from
-// the base up. It does not map their files, because a read would kill the daemon if another process
-// truncated a mapped file. Holes stay holes, so clusters that a guest has discarded take no space.
-// If ctx ends, Merge stops and returns the error of ctx.
+// Merge fills the empty layer file dst with the combined content of the given layers, which are
+// ordered from the base up. It does not map their files, because a read would kill the daemon if
+// another process truncated a mapped file. Holes stay holes, so clusters that a guest has discarded
+// take no space. If ctx ends, Merge stops and returns the error of ctx.
 func Merge(ctx context.Context, dst *os.File, layers []*os.File) error {
 	if len(layers) == 0 {
 		return fmt.Errorf("merge disk layers into %s: no layers", dst.Name())
@@ -53,8 +53,8 @@ type source struct {
 	size uint64 // size of the disk in bytes
 	buf  []byte // buffer for data
 
-	// Result of the latest search for data, which began at offset searched: the first data is at
-	// from, and the hole after it is at to.
+	// Result of the latest search for data. The search began at the offset searched. The first data
+	// begins at the offset from, and the hole after this data begins at the offset to.
 	searched, from, to uint64
 }
 
@@ -89,7 +89,7 @@ const (
 	mergeData   = 1 << 20
 )
 
-// addTo copies all clusters of s to dst that dst does not have.
+// addTo copies to dst all clusters of s that dst does not have.
 func (s *source) addTo(ctx context.Context, dst *Layer) error {
 	offset, length, _ := Layout(s.size)
 	bitmap := make([]byte, min(length, mergeBitmap))
@@ -110,8 +110,8 @@ func (s *source) addTo(ctx context.Context, dst *Layer) error {
 	return nil
 }
 
-// addClusters copies the clusters that are marked in chunk, a part of the bitmap. The first bit of
-// chunk is for the cluster with the number first.
+// addClusters copies the clusters whose bits are set in a chunk of the bitmap. The first bit of the
+// chunk belongs to the cluster with the given number.
 func (s *source) addClusters(ctx context.Context, dst *Layer, first uint64, chunk []byte) error {
 	clusters := min(uint64(len(chunk))*8, dst.clusters-min(first, dst.clusters))
 	for c := uint64(0); c < clusters; {
@@ -138,8 +138,8 @@ func (s *source) addClusters(ctx context.Context, dst *Layer, first uint64, chun
 	return nil
 }
 
-// ones returns the number of consecutive set bits. It counts from the bit with the number at, and
-// stops before the bit with the number end.
+// ones returns how many consecutive bits are set, beginning with the bit number at and ending
+// before the bit number end.
 func ones(bitmap []byte, at, end uint64) uint64 {
 	start := at
 	for at < end {
@@ -154,7 +154,8 @@ func ones(bitmap []byte, at, end uint64) uint64 {
 	return min(at, end) - start
 }
 
-// copyTo copies the data of n clusters, which are holes of dst, and marks them.
+// copyTo copies the data of n clusters to the layer dst, where they are holes, and marks them
+// there.
 func (s *source) copyTo(ctx context.Context, dst *Layer, first, n uint64) error {
 	for at, end := first*ClusterSize, (first+n)*ClusterSize; at < end; {
 		if err := errors.Join(ctx.Err(), s.find(at)); err != nil {
@@ -175,8 +176,8 @@ func (s *source) copyTo(ctx context.Context, dst *Layer, first, n uint64) error 
 	return dst.Set(first, n)
 }
 
-// find sets s.from and s.to to the first data at or after offset at, unless they already describe
-// it.
+// find sets s.from and s.to to the beginning and end of the first data at or after an offset. It
+// does not search if they already describe this data.
 func (s *source) find(at uint64) error {
 	if s.searched <= at && at < s.to {
 		return nil
@@ -197,7 +198,7 @@ func (s *source) cutOff() error {
 	return fmt.Errorf("%w: %s was cut off while it was read", ErrFormat, s.name)
 }
 
-// read fills p from offset at.
+// read fills p with the bytes that begin at an offset of the file.
 func (s *source) read(p []byte, at uint64) error {
 	_, err := s.file.ReadAt(p, int64(at))
 	if errors.Is(err, io.EOF) {

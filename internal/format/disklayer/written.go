@@ -7,10 +7,10 @@ import (
 	"os"
 )
 
-// Written finds the clusters that are in at least one of the layers. It calls yield in ascending order for
-// each run of such clusters, with the first cluster and the number of clusters. Like Merge, it does not
-// map the layers. All layers must be of disks of the same size. If ctx ends, Written stops and returns the
-// error of ctx.
+// Written finds the clusters that are in at least one of the layers. It calls yield in ascending
+// order for each run of such clusters, with the first cluster and the number of clusters. Like
+// Merge, it does not map the layers. All layers must be of disks of the same size. If ctx ends,
+// Written stops and returns the error of ctx.
 func Written(ctx context.Context, layers []*os.File, yield func(first, n uint64) error) error {
 	sources := make([]*source, len(layers))
 	for i, f := range layers {
@@ -54,8 +54,8 @@ type run struct {
 	first, n uint64 // the run that has not been yielded yet
 }
 
-// add adds the clusters whose bits are set in bitmap. The first bit of the bitmap is for the
-// cluster with the number first.
+// add adds the clusters whose bits are set in bitmap. The first bit belongs to the cluster with the
+// given number.
 func (r *run) add(first uint64, bitmap []byte) error {
 	end := min(uint64(len(bitmap))*8, r.clusters-min(first, r.clusters))
 	for c := uint64(0); c < end; {

@@ -6,7 +6,7 @@
 // and are marked as zeroed. Otherwise the kernel would write zeros to them later, in every child.
 //
 // The package writes only a root directory with lost+found, and reads no file system. A kernel in a
-// VM mounts the result and fills it. Names and offsets are those of Linux
+// VM mounts the result and fills it. Names and offsets are as in Linux,
 // Documentation/filesystems/ext4.
 package ext4
 
@@ -241,9 +241,9 @@ func (l *layout) writeGroup(w io.WriterAt, i int, d []byte) error {
 	return nil
 }
 
-// bitmap returns the block of a bitmap. The parameter used is the number of items in use, and total
-// is the number of all items. bitmap sets the bits of the first items, which are in use. It also
-// sets the bits after the last item, which stand for no items.
+// bitmap returns the block of a bitmap. The parameters are the number of items in use and the
+// number of all items. bitmap sets the bits of the first items, which are in use. It also sets the
+// bits after the last item, which stand for no items.
 func bitmap(used, total uint64) []byte {
 	bits := make([]byte, BlockSize)
 	for n := range uint64(8 * BlockSize) {

@@ -7,12 +7,12 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Coalesce selects gaps between the extents of a branch's own layer that are to be filled, so that
-// the branch has at most limit extents. To fill a gap, the caller copies the gap's memory from
-// lower, the parent's map, into the branch's layer. The number of extents is that of Overlay(lower,
-// Fill(own, gaps)). Coalesce prefers the gaps that save most extents per byte. It cannot remove
-// extents of lower before the first or after the last extent of own. The result may exceed limit by
-// the number of these extents plus two.
+// Coalesce selects gaps between the extents of a branch's own layer, which the caller then fills,
+// so that the branch has at most limit extents. To fill a gap, the caller copies the gap's memory
+// from the parent's layers (the map lower) into the branch's layer. The extents of the branch are
+// the result of Overlay(lower, Fill(own, gaps)). Coalesce prefers the gaps that save most extents
+// per byte. It cannot remove extents of the parent's map before the first or after the last extent
+// of the branch's own layer. The result may exceed limit by the number of these extents plus two.
 //
 // A gap qualifies only if it consists of RAM, because the layer has no room for other addresses.
 func Coalesce(lower, own []vm.Extent, limit int) []Span {
@@ -55,8 +55,8 @@ func Coalesce(lower, own []vm.Extent, limit int) []Span {
 	return fill
 }
 
-// Fill returns own, the extents of a branch's layer, together with the ranges in fill, a result of
-// Coalesce.
+// Fill returns the extents of a branch's layer after its gaps were filled. The first parameter has
+// the extents without the gaps, and the second is a result of Coalesce.
 func Fill(own []vm.Extent, fill []Span) []vm.Extent {
 	out := make([]vm.Extent, 0, len(own)-len(fill))
 	for _, e := range own {
@@ -70,7 +70,8 @@ func Fill(own []vm.Extent, fill []Span) []vm.Extent {
 	return out
 }
 
-// Slice returns the parts of extents that are within s. The extents must satisfy CheckExtents.
+// Slice returns the parts of the given extents that are within s. The extents must satisfy
+// CheckExtents.
 func Slice(extents []vm.Extent, s Span) []vm.Extent {
 	first, _ := slices.BinarySearchFunc(extents, s.Start, func(e vm.Extent, at uint64) int {
 		if e.GPA+e.Length <= at {

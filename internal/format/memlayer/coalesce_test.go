@@ -7,8 +7,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Coalesce does not change the content of any page, because the added pages are copied from the
-// lower map.
+// Filling the gaps that Coalesce selects does not change the content of any page, because the pages
+// of the gaps are copied from the layers of the lower map.
 func TestCoalesceKeepsContentWithinTheLimit(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	sizes := []uint64{testPages * vm.PageSize, testPages * vm.PageSize}

@@ -1,9 +1,9 @@
 // Package memlayer maps guest memory to layer files. It has the rules for extents: how to combine a
 // branch's extents with those of its parent, and how to bound their number.
 //
-// The package only computes offsets. It opens, maps and copies no file. Package snapshot has the
-// file formats, and package vmmproto the messages. The VMM, which links this package, makes the
-// mappings.
+// The package only computes offsets. It opens, maps and copies no file. The VMM, which links
+// package memlayer, makes the mappings. Package snapshot has the file formats, and package vmmproto
+// the messages.
 package memlayer
 
 import (
@@ -12,8 +12,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// CheckExtents reports whether extents is a valid map over layers of the given sizes in bytes:
-// aligned, not empty, ascending, without overlap, and inside the files.
+// CheckExtents reports whether the given extents are a valid map over layers of the given sizes in
+// bytes: aligned, not empty, ascending, without overlap, and inside the files.
 func CheckExtents(extents []vm.Extent, layerSizes []uint64) error {
 	var end uint64
 	for i, e := range extents {

@@ -8,7 +8,7 @@ import (
 )
 
 // Overlay returns the combination of two maps. An address that both maps contain is mapped as in
-// upper. Both maps must satisfy CheckExtents. Overlay joins neighbouring extents that are
+// the map upper. Both maps must satisfy CheckExtents. Overlay joins neighbouring extents that are
 // contiguous in the same layer.
 func Overlay(lower, upper []vm.Extent) []vm.Extent {
 	lower = slices.Clone(lower) // its extents are cut below

@@ -32,7 +32,7 @@ func EncodeBase(b *Base) ([]byte, error) {
 }
 
 // ParseBase decodes and checks the record of a base image. Version 0 had the same fields. Errors
-// are *Error and name path, which is not opened.
+// are *Error with the given path. The file at this path is not opened.
 func ParseBase(path string, p []byte) (*Base, error) {
 	var now baseFile
 	var old Base

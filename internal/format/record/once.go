@@ -34,8 +34,8 @@ func EncodeOnce(o *Once) ([]byte, error) {
 	return encode(onceFile{Version, *o})
 }
 
-// ParseOnce decodes and checks the record of a request. Errors are *Error and name path, which is
-// not opened.
+// ParseOnce decodes and checks the record of a request. Errors are *Error with the given path. The
+// file at this path is not opened.
 func ParseOnce(path string, p []byte) (*Once, error) {
 	var now onceFile
 	var old onceV0

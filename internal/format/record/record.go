@@ -56,9 +56,9 @@ func wrong(field, format string, args ...any) *fault {
 // know.
 const otherForkd = "use the forkd that wrote it"
 
-// parse decodes a record of any version. A record of this version is decoded into the parameter
-// now. A record of version 0 is decoded into old, and the function upgrade then converts it to the
-// present form.
+// parse decodes a record of any version. A record of this version is decoded into the object now. A
+// record of version 0 is decoded into the object old, which upgrade then converts to the present
+// form.
 func parse(path string, p []byte, now, old any, upgrade func()) error {
 	version, err := versionOf(p)
 	if err != nil {
@@ -82,8 +82,8 @@ func parse(path string, p []byte, now, old any, upgrade func()) error {
 	return nil
 }
 
-// versionOf returns the text of a record's version, which is empty for version 0. It returns an
-// error if p is not a JSON object.
+// versionOf returns the text of a record's version. For version 0, the text is empty. versionOf
+// returns an error if p is not a JSON object.
 func versionOf(p []byte) (json.RawMessage, error) {
 	var head struct {
 		Version json.RawMessage `json:"version"`

@@ -115,7 +115,7 @@ func set(t *testing.T, v reflect.Value, n *int) {
 	}
 }
 
-// Encoding and parsing preserves every field of every record.
+// Encoding and parsing preserve every field of every record.
 func TestRoundTrip(t *testing.T) {
 	for name, k := range kinds() {
 		want, n := k.empty(), 0
@@ -214,8 +214,7 @@ const optional = " origin owner expires fork limits env labels annotation idle_t
 	"allow deny allow_ech bytes_per_second packets_per_second connections " + // fields of a network that has a mode
 	"memory_mib swap_mib cpus cpu_weight io_bytes_per_second io_ops_per_second reseeded repeats more pid answer "
 
-// mutated applies the function change to an object, and to each object inside it, and calls f with
-// every result.
+// mutated applies change to an object, and to each object inside it, and calls f with every result.
 func mutated(object map[string]any, change func(object map[string]any, name string) (undo func()),
 	f func(field string)) {
 	for name, member := range object {

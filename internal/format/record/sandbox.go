@@ -87,7 +87,7 @@ type PendingTop struct {
 // for pages that differ from that branch.
 type Rebased struct {
 	ID   string `json:"id"`   // ID of the branch's snapshot
-	Line int    `json:"line"` // number of consecutive rebases, each onto a branch over the previous one
+	Line int    `json:"line"` // number of consecutive rebases, each onto a branch on top of the previous branch
 }
 
 // PendingRebase is a branch for a VMM that may not have been rebased onto it. The VMM has been
@@ -127,8 +127,8 @@ func EncodeSandbox(s *Sandbox) ([]byte, error) {
 	return encode(sandboxFile{Version, *s})
 }
 
-// ParseSandbox decodes and checks the record of a sandbox with a VM. Errors are *Error and name
-// path, which is not opened.
+// ParseSandbox decodes and checks the record of a sandbox with a VM. Errors are *Error with the
+// given path. The file at this path is not opened.
 func ParseSandbox(path string, p []byte) (*Sandbox, error) {
 	var now sandboxFile
 	var old sandboxV0
@@ -142,8 +142,9 @@ func ParseSandbox(path string, p []byte) (*Sandbox, error) {
 }
 
 // ProtocolOf returns the version of the control protocol of a sandbox's VMM, from a record of any
-// version of forkd. All records have this field, with the same name, at the top level or in
-// "sandbox". ProtocolOf returns 0 if the record lacks the field.
+// version of forkd. The version is in the field "vmm_protocol" of a record without a version, or
+// "protocol" of any other record, both at the top level. ProtocolOf returns 0 if the record lacks
+// the field.
 func ProtocolOf(p []byte) int {
 	var head struct {
 		Protocol   int `json:"protocol"`
@@ -203,8 +204,8 @@ func EncodeSuspended(s *Sandbox) ([]byte, error) {
 	return encode(suspendedFile{Version, asleep})
 }
 
-// ParseSuspended decodes and checks the record of a suspended sandbox. Errors are *Error and name
-// path, which is not opened.
+// ParseSuspended decodes and checks the record of a suspended sandbox. Errors are *Error with the
+// given path. The file at this path is not opened.
 func ParseSuspended(path string, p []byte) (*Sandbox, error) {
 	var now suspendedFile
 	var old suspendedV0

@@ -34,8 +34,8 @@ func EncodeSecrets(s *Secrets) ([]byte, error) {
 }
 
 // ParseSecrets decodes and checks a record of secrets. Version 0 was a JSON list. Errors are *Error
-// and name path, which is not opened. They quote names of fields and the record's version, but no
-// other content.
+// with the given path. They quote names of fields and the record's version, but no other content.
+// The file at the path is not opened.
 func ParseSecrets(path string, p []byte) (*Secrets, error) {
 	if text := bytes.TrimSpace(p); len(text) > 0 && text[0] == '[' {
 		p = slices.Concat([]byte(`{"secrets":`), text, []byte("}"))

@@ -27,8 +27,8 @@ func EncodeWorkspace(w *Workspace) ([]byte, error) {
 	return encode(workspaceFile{Version, *w})
 }
 
-// ParseWorkspace decodes and checks the record of a workspace. Errors are *Error and name path,
-// which is not opened.
+// ParseWorkspace decodes and checks the record of a workspace. Errors are *Error with the given
+// path. The file at this path is not opened.
 func ParseWorkspace(path string, p []byte) (*Workspace, error) {
 	var now workspaceFile
 	var old workspaceV0

@@ -170,7 +170,7 @@ func (m *Machine) check() error {
 	return nil
 }
 
-// check checks the defaults in a manifest of a version.
+// check checks the defaults in a manifest of the given version.
 func (d *Defaults) check(version int) error {
 	for _, f := range []struct{ name, value string }{{"user", d.User}, {"workdir", d.Dir}} {
 		switch {
@@ -231,8 +231,8 @@ func maxDiskLayer(size uint64) uint64 {
 }
 
 // checkChain checks a list of layers. The last layer belongs to the snapshot with the given id, and
-// the other layers to its ancestors. VMMs wrote the layers and are not trusted, so the length of a
-// layer is bounded by the parameter most, in bytes.
+// the other layers to its ancestors. VMMs wrote the layers and are not trusted, so the length of
+// each layer is checked. The maximum length is the last parameter, in bytes.
 func checkChain(layers []File, id string, branched bool, most uint64) error {
 	if len(layers) == 0 || len(layers) > MaxChain {
 		return fmt.Errorf("%d layers: want 1 to %d", len(layers), MaxChain)

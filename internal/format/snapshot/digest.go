@@ -31,7 +31,7 @@ var zeroChunk [DigestChunk]byte
 // takes as long as the data in it.
 type Digester struct {
 	all  hash.Hash
-	next uint64 // number of the chunk after the last one added
+	next uint64 // number of the chunk after the latest added chunk
 	buf  []byte // number and SHA-256 of one chunk
 }
 
@@ -44,8 +44,9 @@ func NewDigester(length uint64) *Digester {
 	return d
 }
 
-// Write adds the bytes p of the file's content, which begin at offset. Offsets must ascend. Offsets
-// and lengths must be multiples of DigestChunk, except for the length of the file's last part.
+// Write adds the bytes p, which begin at the given offset of the file's content. Offsets must
+// ascend. Offsets and lengths must be multiples of DigestChunk, except for the length of the file's
+// last part.
 func (d *Digester) Write(offset uint64, p []byte) error {
 	n := offset / DigestChunk
 	if offset%DigestChunk != 0 || n < d.next {

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// digestOf returns the digest of p. It writes p in pieces. The parameter step is the number of
-// chunks in a piece. If skip is set, it does not write pieces that are zero.
+// digestOf returns the digest of p. It writes p in pieces, each of the given number of chunks. If
+// skip is set, it does not write pieces that are zero.
 func digestOf(t *testing.T, p []byte, step int, skip bool) string {
 	t.Helper()
 	d := NewDigester(uint64(len(p)))

@@ -20,9 +20,9 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Format and Version head every manifest. Version changes whenever the meaning of a snapshot's
-// files changes. A reader refuses versions that it does not know. Manifests of the oldest version
-// that it reads have no root, no default user and no default directory.
+// Format and Version are the first fields of every manifest. Version changes whenever the meaning
+// of a snapshot's files changes. A reader refuses versions that it does not know. Manifests of the
+// oldest version that it reads have no root, no default user and no default directory.
 const (
 	Format  = "forkd-snapshot"
 	Version = 6
@@ -53,7 +53,7 @@ const (
 	MaxManifest = 1 << 20 // bytes of manifest.json
 	MaxChain    = 64      // layers of one snapshot
 	maxEnv      = 256     // environment variables of a request
-	maxGuestEnv = 4096    // environment variables of a guest: those of a build and of its base
+	maxGuestEnv = 4096    // environment variables of a guest: variables of a build and of its base
 	maxName     = 4096    // bytes of the default user or directory
 )
 
@@ -119,7 +119,7 @@ type Guest struct {
 	Strict bool `json:"unique_strict,omitempty"`
 }
 
-// Defaults holds the properties of processes whose request leaves them unset. The agent in the
+// Defaults holds properties of processes, for requests that do not set them. The agent in the
 // memory of a snapshot already has them. A machine that boots from a snapshot's disk receives them
 // from the manifest.
 type Defaults struct {
@@ -128,7 +128,8 @@ type Defaults struct {
 	Dir  string            `json:"workdir,omitempty"` // empty: the account's home
 }
 
-// With returns d with the set fields and the variables of more in place of those of d.
+// With returns a copy of d with changes. A nonempty field of the argument replaces the field of d,
+// and a variable of the argument replaces the variable of d with the same name.
 func (d Defaults) With(more Defaults) Defaults {
 	if len(more.Env) > 0 {
 		env := make(map[string]string, len(d.Env)+len(more.Env))
@@ -154,7 +155,7 @@ type Branch struct {
 	// copies made because the sandbox was about to write a page that was not copied yet
 	Faults uint64 `json:"faults,omitempty"`
 
-	// the snapshot that the sandbox was at before; nil: the snapshot's parent
+	// the snapshot that the sandbox was at before the branch; nil: the parent of this snapshot
 	After  *Ref              `json:"after,omitempty"`
 	Labels map[string]string `json:"labels,omitempty"` // labels in the request
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/agentproto"
 )
 
-// patient is a listener whose Accept retries after a temporary error. Otherwise the error would end
-// the service, the agent and the guest.
+// patient is a listener whose Accept retries after a temporary error. Without a retry, the error
+// would end the service, the agent and the guest.
 type patient struct{ net.Listener }
 
 func (l patient) Accept() (net.Conn, error) {

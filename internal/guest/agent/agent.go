@@ -46,9 +46,9 @@ import (
 const memoryLimit = 64 << 20
 
 // maxProcs is the GOMAXPROCS of the agent. A low number saves memory, because each processor of the
-// runtime has caches that every child would copy. The number is two even on one CPU, so that the
-// runtime has a spare processor. Without one, it would wake another thread to look for work
-// whenever a thread waits in a system call, as the thread for forks does.
+// runtime has caches that every forked sandbox would copy. The number is two even on one CPU, so
+// that the runtime has a spare processor. Without a spare processor, the runtime would wake another
+// thread to look for work whenever a thread waits in a system call, as the thread for forks does.
 const maxProcs = 2
 
 // Main runs the agent with the given arguments and returns the exit code. As PID 1 it does not
@@ -251,7 +251,7 @@ func (a *agent) start(open sockets) (<-chan error, error) {
 		return nil, fmt.Errorf("listen on port %d: %w", agentproto.ForkPort, err)
 	}
 	go func() { failed <- fmt.Errorf("service on port %d: %w", agentproto.ForkPort, a.forks.serve(p)) }()
-	// Collect the garbage of start-up once, here, and not in every child.
+	// Collect the garbage of start-up once, here, and not in every forked sandbox.
 	debug.FreeOSMemory()
 	return failed, nil
 }

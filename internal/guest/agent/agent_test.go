@@ -224,7 +224,7 @@ func TestExecCancelKillsTheProcess(t *testing.T) {
 	}
 }
 
-// slowConn is a connection whose reads wait until they can receive from the channel may.
+// slowConn is a connection on which each read first waits for a value from the channel may.
 type slowConn struct {
 	net.Conn
 	may <-chan struct{}

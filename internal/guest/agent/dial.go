@@ -17,7 +17,7 @@ import (
 
 // ports serves agentproto.DialPort. It connects streams from the host to TCP ports on the guest's
 // loopback, and to no other address. Its memory is part of every guest, so it allocates nothing
-// before the first stream, and an idle stream holds no buffer. It reuses buffers, because no
+// before the first stream, and an idle stream holds no buffer. ports reuses buffers, because no
 // garbage is collected below memoryLimit.
 type ports struct {
 	mu   sync.Mutex
@@ -102,7 +102,7 @@ func dialLoopback(port uint16) (halfConn, agentproto.DialAnswer) {
 			return conn.(*net.TCPConn), agentproto.DialOK
 		}
 		if a := answerTo(err); a != agentproto.DialRefused && answer == agentproto.DialRefused {
-			answer = a // a is more specific than the other address's "refused"
+			answer = a // this answer is more specific than the "refused" of the other address
 		}
 	}
 	return nil, answer
@@ -196,8 +196,8 @@ func abort(guest halfConn) {
 	_ = guest.Close()
 }
 
-// pass copies data between two connections in one direction until the data ends. Then it closes
-// that direction of the connection to.
+// pass copies data between two connections in one direction until the data ends. Then it closes the
+// same direction of the second connection.
 func (p *ports) pass(to, from halfConn) error {
 	raw, err := from.SyscallConn()
 	if err != nil {
@@ -218,7 +218,7 @@ func (p *ports) pass(to, from halfConn) error {
 	}
 }
 
-// read waits until there is data, without a buffer, and then returns the data in a buffer that the
+// read waits for data, and holds no buffer while it waits. It returns the data in a buffer that the
 // caller must give back. At the end of the stream the result n is 0.
 func (p *ports) read(raw syscall.RawConn) (buf []byte, n int, err error) {
 	var failed error

@@ -40,8 +40,8 @@ type finder interface {
 	Renew() (agentproto.Unique, error)
 }
 
-// forks serves agentproto.ForkPort. Every page that this code writes is copied in every child, so
-// the code allocates nothing for a message of the usual size. One thread sleeps in the Go runtime's
+// forks serves agentproto.ForkPort. Every page that forks writes is copied in every forked sandbox,
+// so forks allocates nothing for a message of the usual size. One thread sleeps in the Go runtime's
 // poller to wait for connections. This thread then makes its system calls through package rawcall,
 // so that the runtime wakes no other thread for them. Connections are served one after another, so
 // a client must not be slow.
@@ -170,9 +170,9 @@ func (f *forks) nameShared() {
 	}
 }
 
-// prepare makes the guest cheap and safe to snapshot. It collects garbage here so that no child has
-// to, and writes data to the disk. rehearse runs after the collection, because a collection would
-// undo some of its effects, such as a larger stack.
+// prepare makes the guest cheap and safe to snapshot. It collects garbage here so that no forked
+// sandbox has to, and writes data to the disk. rehearse runs after the collection, because a
+// collection would undo some of its effects, such as a larger stack.
 func (f *forks) prepare() error {
 	if err := f.interps.Prepare(); err != nil {
 		return err

@@ -104,8 +104,8 @@ const (
 // keepQuiet sleeps for most of agentproto.QuietTime, so that the kernel and the other threads
 // become idle, and then keeps the CPU busy for a few ticks. While the CPU is busy, pending
 // deferrable timers expire, such as those of the kernel's statistics. Otherwise these timers would
-// expire in every child as soon as the child wakes. keepQuiet returns early when a connection
-// arrives, possibly the first connection in a child.
+// expire in every forked sandbox as soon as the sandbox wakes. keepQuiet returns early when a
+// connection arrives, possibly the first connection in a forked sandbox.
 func (p *forkPort) keepQuiet() {
 	if !p.undisturbed(quietIdle) {
 		return
@@ -136,8 +136,8 @@ func (p *forkPort) undisturbed(d time.Duration) bool {
 // without informing the Go runtime.
 const promptRead = time.Second
 
-// readAtLeast reads from a connection into p, and returns the number of bytes read. The parameter
-// least is the minimum number of bytes.
+// readAtLeast reads at least the given number of bytes from a connection into p, and returns the
+// number of bytes read.
 func readAtLeast(conn int, p []byte, least int) (n int, err error) {
 	if err := rawcall.SetReadTimeout(conn, unix.NsecToTimeval(promptRead.Nanoseconds())); err != nil {
 		return 0, fmt.Errorf("bound the wait for a message: %w", err)
@@ -148,8 +148,8 @@ func readAtLeast(conn int, p []byte, least int) (n int, err error) {
 		switch {
 		case errors.Is(err, unix.EINTR): // only unix.Read returns it
 		case errors.Is(err, unix.EAGAIN):
-			// the client is slow, so let the runtime know that the thread waits, which costs memory
-			// in this child
+			// The client is slow. Let the runtime know that the thread waits, although this costs
+			// memory in the forked sandbox.
 			read = unix.Read
 		case err != nil:
 			return n, err

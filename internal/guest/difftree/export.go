@@ -51,8 +51,8 @@ type exporter struct {
 	list    []packed
 	held    int    // bytes of the paths in list
 	gone    string // path at which only the older tree has a directory; empty: none
-	skipped uint64 // number of files that an archive cannot have as they are
-	why     string // names the first of them; empty: none
+	skipped uint64 // number of files that an archive cannot represent exactly
+	why     string // names the first skipped file; empty: none
 }
 
 // packed is an entry of an archive: the file at a path of the newer tree, or a whiteout.
@@ -124,7 +124,7 @@ type source struct {
 
 func (f *source) close() { unix.Close(f.dir) }
 
-// open returns the file at an absolute path. Its caller must call close.
+// open returns the file at an absolute path. The caller must close the result.
 func (x *exporter) open(at string) (f *source, err error) {
 	f = &source{header: &tar.Header{Name: strings.TrimPrefix(at, "/"), Format: tar.FormatPAX}, name: path.Base(at)}
 	if at == "/" {

@@ -103,7 +103,8 @@ print(len(entries), sum(e.size for e in entries))`
 	}
 }
 
-// sameTrees checks that two directories have equal content, and that hard links of want are hard links in got.
+// sameTrees checks that two directories have equal content, and that hard links in the expected
+// directory are hard links in the other directory.
 func sameTrees(t *testing.T, got, want string) {
 	t.Helper()
 	list, done, err := trees{got, want}.compare(t, diffproto.Request{MaxEntries: 100}, nil)
@@ -116,7 +117,8 @@ func sameTrees(t *testing.T, got, want string) {
 	}
 }
 
-// randomTree makes changes in a directory, which depend only on the random numbers and on its content.
+// randomTree makes random changes in a directory. The changes depend only on rng and on the content
+// of the directory.
 func randomTree(t *testing.T, rng *rand.Rand, top string, n int) {
 	t.Helper()
 	names := []string{"f%d", "two words %d", "line\nend %d", "\xff\xfe%d", `quote"\%d`, "ü%d", "-%d",
@@ -140,7 +142,7 @@ func randomTree(t *testing.T, rng *rand.Rand, top string, n int) {
 		if err == nil && rng.IntN(4) == 0 {
 			must(t, os.RemoveAll(at))
 			if st, err = nil, os.ErrNotExist; rng.IntN(2) == 0 {
-				continue // else, usually another type takes its place
+				continue // otherwise, usually create a file of another type below
 			}
 		}
 		switch kind := rng.IntN(12); {
@@ -173,18 +175,18 @@ func randomTree(t *testing.T, rng *rand.Rand, top string, n int) {
 		case kind == 9:
 			must(t, unix.Mkfifo(at, 0o600))
 		case len(files) > 0:
-			if err := os.Link(files[rng.IntN(len(files))], at); !errors.Is(err, os.ErrNotExist) { // it may be removed
+			if err := os.Link(files[rng.IntN(len(files))], at); !errors.Is(err, os.ErrNotExist) { // no directory
 				must(t, err)
 			}
 		}
 		if os.Getuid() == 0 && rng.IntN(4) == 0 {
-			_ = os.Lchown(at, rng.IntN(3), 3_000_000) // at may not exist
+			_ = os.Lchown(at, rng.IntN(3), 3_000_000) // the file may not exist
 		}
 	}
 }
 
-// If the archive is unpacked over the older tree with GNU tar, the result is the newer tree: with odd names,
-// holes, hard links, owners and attributes, and where a type has changed.
+// If the archive is unpacked over the older tree with GNU tar, the result is the newer tree. This
+// includes odd names, holes, hard links, owners, attributes, and files whose type has changed.
 func TestArchiveMakesTheNewerTree(t *testing.T) {
 	if _, err := exec.LookPath("tar"); err != nil {
 		t.Skip("no tar command")

@@ -115,7 +115,7 @@ type finder struct {
 	disks  [2]io.ReaderAt
 	size   uint64  // bytes of an inode
 	block  uint64  // bytes of a block
-	tables []table // in the order of start
+	tables []table // ascending by start
 	found  changes
 	ranges []diffproto.Range // parts that may differ; nil if they are not in ascending order, or too many
 	buf    [2][]byte
@@ -173,7 +173,7 @@ func (f *finder) add(v diffproto.Range) error {
 	return nil
 }
 
-// compare compares n bytes of inodes at offset at of a table.
+// compare compares n bytes of the inodes in a table, from the given offset in the table.
 func (f *finder) compare(t table, at, n uint64) error {
 	for i, disk := range f.disks {
 		if _, err := disk.ReadAt(f.buf[i][:n], int64(t.start+at)); err != nil {
@@ -219,9 +219,9 @@ const (
 	extentLong   = 0x8000 // an extent with a greater length is not initialized, and reads as zeros
 )
 
-// sameData reports whether an inode has the same extents on both disks, and no part of these extents may
-// differ. This is usual for a file whose mode or owner has changed, so its data need not be read. For a
-// file with more than four extents, sameData returns false.
+// sameData reports whether an inode has the same extents on both disks, and the data in these
+// extents is known to be equal. This is usual for a file whose mode or owner has changed, so its
+// data need not be read. For a file with more than four extents, sameData returns false.
 func (f *finder) sameData(inode uint64) bool {
 	if f.ranges == nil {
 		return false

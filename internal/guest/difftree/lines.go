@@ -50,7 +50,7 @@ type hunk struct {
 	added, deleted int // numbers of lines in all hunks so far
 }
 
-// from begins a hunk at line a of the old text and line b of the new text.
+// The method begins a hunk at line a of the old text and line b of the new text.
 func (h *hunk) from(a, b int) {
 	h.startA, h.startB, h.a, h.b, h.changed = a, b, a, b, false
 	h.text.Reset()

@@ -95,8 +95,8 @@ const maxExtents = 16 << 10
 // leastHole is the size of the smallest hole that an archive keeps.
 const leastHole = 64 << 10
 
-// dataOf returns the extents of a file in ascending order. If there are more than most, the smallest holes
-// become data.
+// dataOf returns at most the given number of extents of a file, in ascending order. If the file has
+// more, the smallest holes become data.
 func dataOf(f *os.File, size int64, most int) (list []extent, err error) {
 	hole := int64(leastHole)
 	for at := int64(0); at < size; {
@@ -123,7 +123,8 @@ func dataOf(f *os.File, size int64, most int) (list []extent, err error) {
 	return list, nil
 }
 
-// joined joins extents from index first on that have a hole of less than hole bytes between them.
+// joined joins neighbouring extents if the hole between them is shorter than the given length. It
+// begins with the extent list[first].
 func joined(list []extent, hole int64, first int) []extent {
 	n := max(0, first)
 	for _, e := range list[n+1:] {
@@ -141,7 +142,7 @@ func joined(list []extent, hole int64, first int) []extent {
 func (p *packer) sparse(h *tar.Header, content *os.File, data []extent) error {
 	size := h.Size
 	if n := len(data); n == 0 || data[n-1].end < size {
-		data = append(data, extent{size, size}) // GNU tar takes the end of a file with a hole there from this
+		data = append(data, extent{size, size}) // if a file ends with a hole, GNU tar needs this to find the file's end
 	}
 	var list bytes.Buffer
 	fmt.Fprintln(&list, len(data))
@@ -157,7 +158,7 @@ func (p *packer) sparse(h *tar.Header, content *os.File, data []extent) error {
 	maps.Copy(records, map[string]string{"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": h.Name,
 		"GNU.sparse.realsize": strconv.FormatInt(size, 10), "uid": strconv.Itoa(h.Uid), "gid": strconv.Itoa(h.Gid),
 		"mtime": strconv.FormatInt(h.ModTime.Unix(), 10)})
-	if stored > maxPlain { // only then, because Python's tarfile would look for the next entry at another place
+	if stored > maxPlain { // otherwise Python's tarfile would look for the next entry at a wrong place
 		records["size"] = strconv.FormatInt(stored, 10)
 	}
 	var text bytes.Buffer
@@ -215,7 +216,7 @@ func plainHeader(kind byte, mode, size int64) ([]byte, error) {
 	return b, nil
 }
 
-// record returns a record of an extended header, which begins with its own length.
+// record returns a record of an extended header. The record begins with its own length.
 func record(key, value string) string {
 	rest := len(" =\n") + len(key) + len(value)
 	n := rest + len(strconv.Itoa(rest))

@@ -115,8 +115,8 @@ func isMissing(err error) bool {
 	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP)
 }
 
-// dir compares the entries of two directories. One directory may be absent. If same is set, both are
-// known to have the same entries.
+// dir compares the entries of two directories. One directory may be absent. If same is set, both
+// directories are known to have the same entries.
 func (w *walker) dir(at string, dirs [2]int, same bool) error {
 	var names [2][]name
 	for i, dir := range dirs {
@@ -157,8 +157,8 @@ func (w *walker) dir(at string, dirs [2]int, same bool) error {
 }
 
 // pair compares the files that two trees have at one path, and everything below. The parameter dirs
-// has the directories of the path. If a tree has no file there, its element is absent. If asked is
-// set, the request names the path.
+// has, for each tree, the directory that contains the file, or absent if the tree has no such file.
+// If asked is set, the request names the path.
 func (w *walker) pair(at string, dirs [2]int, pair [2]name, asked bool) error {
 	both := dirs[0] != absent && dirs[1] != absent
 	same := both && !asked && pair[0].inode == pair[1].inode && pair[0].kind == pair[1].kind &&
@@ -197,8 +197,8 @@ func (w *walker) pair(at string, dirs [2]int, pair [2]name, asked bool) error {
 	return w.below(at, dirs, file, nodes, same)
 }
 
-// below compares the directory entries of two files, if at least one of the files is a directory.
-// The parameter nodes describes the files.
+// The method compares the directory entries of two files, if at least one of the files is a
+// directory. The parameter nodes describes the files.
 func (w *walker) below(at string, dirs [2]int, file string, nodes [2]diffproto.Node, same bool) error {
 	opened := [2]int{absent, absent}
 	defer func() { closeAll(opened) }()

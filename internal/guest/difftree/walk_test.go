@@ -23,7 +23,7 @@ func newTrees(t *testing.T) trees {
 	return trees{t.TempDir(), t.TempDir()}
 }
 
-// compare compares the trees. If changed is nil, all inodes may differ.
+// compare compares the trees. If no changes are given, all inodes may differ.
 func (tr trees) compare(t *testing.T, req diffproto.Request, changed *changes) (list []*diffproto.Entry,
 	done diffproto.Done, err error) {
 	t.Helper()
@@ -179,7 +179,7 @@ func TestUnchangedInodesAreNotRead(t *testing.T) {
 	for _, name := range []string{"dir/a", "dir/b"} {
 		must(t, os.WriteFile(filepath.Join(tr[0], name), []byte("old"), 0o644))
 	}
-	// Hard links have the same inode on both sides, as the disks of one family do.
+	// Hard links have the same inode on both sides, as on the disks of one family.
 	must(t, os.MkdirAll(filepath.Join(tr[1], "dir"), 0o755), os.Chmod(tr[0], 0o755), os.Chmod(tr[1], 0o755),
 		os.Link(filepath.Join(tr[0], "dir/a"), filepath.Join(tr[1], "dir/a")),
 		os.WriteFile(filepath.Join(tr[1], "dir/b"), []byte("new"), 0o644))

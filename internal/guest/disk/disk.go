@@ -33,7 +33,7 @@ type Disk struct {
 	limit time.Duration
 
 	mu      sync.Mutex
-	resting *time.Timer // ends the rest after limit; nil while the file system is not at rest
+	resting *time.Timer // wakes the file system after limit; nil while it is not at rest
 }
 
 // New returns the file system at path. It does not open anything.
@@ -91,8 +91,9 @@ func trim(call func(request uint, arg *[3]uint64) error) error {
 	return nil
 }
 
-// Wake ends the rest. It returns an error if the rest had already ended, because the guest may then
-// have written to the disk before Wake.
+// Wake ends the rest that Rest began: the file system takes writes again. Wake returns an error if
+// the file system was no longer at rest, because the guest may then have written to the disk before
+// Wake.
 func (d *Disk) Wake() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()

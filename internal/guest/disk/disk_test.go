@@ -52,8 +52,8 @@ func TestRestAndWake(t *testing.T) {
 	}
 }
 
-// If the host does not end the rest, the rest ends after Limit. A later Wake of the host returns an
-// error.
+// A file system at rest wakes after Limit if the host does not wake it. If the host then calls
+// Wake, Wake returns an error.
 func TestTheRestEndsByItself(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, f := newFake(nil)

@@ -113,8 +113,8 @@ const (
 	maxMetadataTotal = 4096
 )
 
-// metadata returns a file's metadata. It is nil if the file has none, or if the file system does
-// not support extended attributes.
+// metadata returns a file's metadata. The result is nil if the file has none, or if the file system
+// does not support extended attributes.
 func metadata(path string) map[string]string {
 	var out map[string]string
 	for _, name := range metadataNames(path) {

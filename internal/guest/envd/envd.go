@@ -161,8 +161,8 @@ func (s *Server) rpcUser(h http.Header) (*userenv.User, error) {
 	return u, nil
 }
 
-// keepalive returns the interval, in seconds in the header, at which a client wants keepalive
-// events.
+// keepalive returns the interval at which a client wants keepalive events. The header contains it
+// in seconds.
 func keepalive(h http.Header) time.Duration {
 	if d, err := time.ParseDuration(h.Get("Keepalive-Ping-Interval") + "s"); err == nil && d >= time.Second {
 		return d

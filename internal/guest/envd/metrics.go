@@ -19,7 +19,8 @@ import (
 type metrics struct {
 	Timestamp int64 `json:"ts"` // seconds since 1970
 	CPUCount  int   `json:"cpu_count"`
-	// Percentage of busy time of all CPUs since the previous call or, without one, since boot.
+	// Percentage of busy time of all CPUs since the previous call or, before the first call, since
+	// boot.
 	CPUUsedPct float64 `json:"cpu_used_pct"`
 	MemTotal   uint64  `json:"mem_total"`
 	MemUsed    uint64  `json:"mem_used"` // total minus available memory, so the page cache does not count

@@ -206,7 +206,7 @@ func (p *proc) openPipes(cmd *exec.Cmd, wantStdin bool, given *[]*os.File) ([]*o
 	return outs, nil
 }
 
-// read publishes the data of f until f ends, or until the method wait stops read by a deadline.
+// read publishes the data of f until f ends, or until the deadline that is set by wait.
 func (p *proc) read(f *os.File, kind outputKind, chunk int) {
 	defer p.outputs.Done()
 	for buf := make([]byte, chunk); ; {
@@ -277,9 +277,9 @@ func oomKills() string {
 	return count
 }
 
-// endEvent describes how a process ended. The parameter outOfMemory says that the kernel killed
-// some process for lack of memory while this process ran. It is unknown whether that was this
-// process.
+// endEvent describes how a process ended. The parameter outOfMemory says that the kernel killed a
+// process for lack of memory while this process ran. It is unknown whether the kernel killed this
+// process or another one.
 func endEvent(status syscall.WaitStatus, outOfMemory bool) *process.ProcessEvent_EndEvent {
 	if status.Signaled() {
 		text := "signal: " + status.Signal().String()

@@ -121,8 +121,8 @@ func fill(f *os.File, content io.Reader, old fs.FileInfo, u *userenv.User) error
 func putInPlace(f *os.File, path string) error {
 	err := os.Rename(f.Name(), path)
 	if errors.Is(err, unix.EBUSY) {
-		// path is a mount point, such as /etc/hosts, which cannot be replaced. Overwrite the file
-		// with the complete content instead.
+		// The file is a mount point, such as /etc/hosts, and cannot be replaced. Overwrite it with
+		// the complete content instead.
 		if _, err := f.Seek(0, io.SeekStart); err != nil {
 			return err
 		}
@@ -134,8 +134,8 @@ func putInPlace(f *os.File, path string) error {
 	if err != nil {
 		return err
 	}
-	// After a rename, watchers of the file would not see a write. Truncating the file to its own
-	// size makes them see a write, and changes nothing.
+	// The rename alone is not a write that watchers of the file can see. Truncating the file to its
+	// own size makes them see a write, and changes nothing.
 	size, err := f.Seek(0, io.SeekEnd)
 	if err == nil {
 		err = f.Truncate(size)

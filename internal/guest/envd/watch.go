@@ -24,7 +24,7 @@ type watch struct {
 	entries   bool // describe the affected entry in create, write and chmod events
 	notices   *fsnotify.Watcher
 	events    chan *filesystem.FilesystemEvent
-	err       error // why the watch ended, if the client did not end it; valid after events is closed
+	err       error // why the watch ended, if the client did not end it; valid after the channel events is closed
 	stop      chan struct{}
 }
 

@@ -57,7 +57,7 @@ type backend struct {
 	args     []string
 	driver   string // text of the driver, which the program reads from descriptor 5
 
-	// encode encodes a request to run code for the driver.
+	// encode returns a request to run code in the form that the driver reads.
 	encode func(runRequest) ([]byte, error)
 
 	// listens says that the driver reads its control socket even while code runs. Other drivers
@@ -111,7 +111,7 @@ type unsupportedError struct{ language, reason string }
 
 func (e *unsupportedError) Error() string { return fmt.Sprintf("language %q %s", e.language, e.reason) }
 
-// find returns the path of a backend's program, which it searches in the PATH of environ.
+// find searches the PATH of environ for a backend's program, and returns the program's path.
 func (b *backend) find(environ []string) (string, error) {
 	for _, kv := range environ {
 		path, ok := strings.CutPrefix(kv, "PATH=")
@@ -133,7 +133,8 @@ func encodeJSON(req runRequest) ([]byte, error) {
 	return append(line, '\n'), err
 }
 
-// encodeShell encodes a request as assignments for bash, which reads no JSON. A NUL byte ends them.
+// encodeShell encodes a request as assignments for bash, which reads no JSON. The assignments end
+// with a NUL byte.
 func encodeShell(req runRequest) ([]byte, error) {
 	if strings.ContainsRune(req.Code, 0) {
 		return nil, &unsupportedError{bash, "takes no code with a NUL byte in it"}

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// dialect contains the same pieces of code for each backend, in its language. The tests compare
-// their output.
+// dialect contains pieces of code in the language of one backend. Every backend has the same
+// pieces, and the tests compare their output.
 type dialect struct {
 	language string
 	env      func(t *testing.T) map[string]string // environment of the sandbox

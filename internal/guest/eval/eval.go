@@ -88,13 +88,15 @@ func (s *Server) Warm() ([]string, error) {
 	return []string{python}, nil
 }
 
-// Forked gives every live interpreter new random numbers and adds env to its environment. It
-// returns after all have confirmed. It fails if an interpreter is broken, if a callback of user
-// code failed, or if a call holds the interpreter lock for longer than forkTimeout.
+// Forked gives every live interpreter new random numbers and adds the variables env to the
+// interpreter's environment. It returns after all interpreters have confirmed. It fails if an
+// interpreter is broken, if a callback of user code failed, or if a call holds the interpreter lock
+// for longer than forkTimeout.
 //
 // An interpreter in which no code can run before the next call is not woken. The next call first
-// makes it apply the numbers and the environment. A wake-up here would copy half a megabyte of the
-// interpreter's memory in every child, even in children that never use the interpreter.
+// makes the interpreter apply the numbers and the environment. A wake-up here would copy half a
+// megabyte of the interpreter's memory in every forked sandbox, even in sandboxes that never use
+// the interpreter.
 func (s *Server) Forked(env map[string]string) error {
 	return s.control(controlRequest{Op: opForked, Env: env})
 }
@@ -107,10 +109,10 @@ func (s *Server) SetEnv(env map[string]string) error {
 // Prepare makes live interpreters cheap to fork; drivers/wire.py describes the request "prepare".
 func (s *Server) Prepare() error { return s.control(controlRequest{Op: opPrepare}) }
 
-// Processes returns the process ids of live interpreters. The interpreters in renewed have reseeded
-// all their generators when Forked returns. The interpreters in partly cannot receive requests
-// while code runs. They reseed at their next call, and do not reseed the generators of their
-// libraries.
+// Processes returns the process ids of live interpreters, in two lists. The interpreters in the
+// first list have reseeded all their generators when Forked returns. The interpreters in the second
+// list cannot receive requests while code runs. They reseed at their next call, and do not reseed
+// the generators of their libraries.
 func (s *Server) Processes() (renewed, partly []int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -160,9 +162,9 @@ func (s *Server) control(req controlRequest) error {
 		if err := c.interp.awaitControl(); err != nil && !c.interp.endedInstead(err) {
 			errs = append(errs, fmt.Errorf("context %s: %w", c.ID, err))
 		}
-		// The driver does not know of code that is still on its way to the driver, but the caller
-		// of this code has already taken the turn. So the interpreter is idle only if the turn is
-		// free.
+		// The driver may answer that it is idle while a call's code is still on its way to the
+		// driver. But that call has already taken the turn. So the interpreter is idle only if the
+		// turn is free too.
 		c.interp.idle = c.interp.idle && len(c.turn) == 1
 		c.mu.Unlock()
 	}
@@ -300,7 +302,7 @@ func (c *session) awake(cfg Config) (*interpreter, error) {
 	return interp, nil
 }
 
-// kill kills the context's process. If last is set, no call starts another process.
+// kill kills the context's process. If last is set, later calls do not start another process.
 func (c *session) kill(last bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

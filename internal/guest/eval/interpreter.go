@@ -118,9 +118,8 @@ func (i *interpreter) greeting(line []byte) error {
 	return fmt.Errorf("the driver did not become ready, but said %q", m.Type)
 }
 
-// channels makes the pipes and sockets of an interpreter. It appends the child's ends to the list
-// given. The child's ends are in the order of the child's descriptors: stdout, stderr, code,
-// control, driver text.
+// channels makes the pipes and sockets of an interpreter. It appends the child's ends to *given, in
+// the order of the child's descriptors: stdout, stderr, code, control, driver text.
 func (i *interpreter) channels(given *[]*os.File) (codeEnd *os.File, err error) {
 	var outs [2]*os.File
 	for n := range outs {

@@ -17,9 +17,9 @@ const outputChunk = 16 << 10
 // It passes the data to the sink of the running code. Output that arrives while no code runs is
 // dropped.
 //
-// output holds mu while it reads and passes on a piece of data. So drain waits until a piece that
-// another goroutine has read is passed on. After drain, the sink has all output that the code has
-// written.
+// output holds mu while it reads and passes on a piece of data. So drain waits until other
+// goroutines have passed on the data that they have read. After drain, the sink has all output that
+// the code has written.
 type output struct {
 	stdout, stderr *os.File
 
@@ -73,8 +73,8 @@ func (o *output) take(fd uintptr, f *os.File, stream string) (int, error) {
 	}
 }
 
-// handLocked passes p to the sink in whole characters. If last is set, it also passes an incomplete
-// character at the end.
+// handLocked passes p to the sink in whole characters. If p is the last output, it also passes an
+// incomplete character at the end.
 func (o *output) handLocked(f *os.File, stream string, p []byte, last bool) {
 	text := append(o.carry[f], p...)
 	keep := 0

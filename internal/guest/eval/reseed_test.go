@@ -16,7 +16,8 @@ import (
 // wheelsPython returns a python3 whose packages contain their own OpenSSL; see scripts/test-wheels.
 func wheelsPython(t *testing.T) string { return filepath.Join(venv(t, "test-wheels"), "python3") }
 
-// venv returns the folder of the programs of an environment that scripts/test-wheels makes.
+// venv returns the directory of the programs in a Python environment. The script
+// scripts/test-wheels makes these environments.
 func venv(t *testing.T, name string) string {
 	t.Helper()
 	dir, err := cachedir.Dir()

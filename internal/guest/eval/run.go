@@ -217,7 +217,7 @@ type running struct {
 	late    atomic.Bool // set when the code's timeout has passed
 
 	mu    sync.Mutex
-	ended chan struct{} // closed under mu, together with releasing the turn, so that no interrupt hits the next call
+	ended chan struct{} // closed under mu when the turn is released, so that no interrupt hits the next call
 }
 
 func (r *running) end(c *session) {

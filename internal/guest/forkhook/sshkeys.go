@@ -15,9 +15,9 @@ import (
 
 const sshKeygen = "ssh-keygen"
 
-// keyless remembers that a directory had no host keys when it was last searched. So the children of
-// an image that has an SSH client, and thus the directory, need not search it. A search would copy
-// 350 KiB of memory in each child.
+// keyless remembers that a directory had no host keys when it was last searched. So the forked
+// sandboxes of an image that has an SSH client, and thus the directory, need not search it. A
+// search would copy 350 KiB of memory in each sandbox.
 type keyless struct {
 	inode  uint64
 	change unix.Timespec // ctime of the directory: it changes when a file is added or removed
@@ -85,7 +85,7 @@ func (h *Hooks) replaceSSHKeys(deadline time.Time) error {
 	return os.Rename(made, key)
 }
 
-// find returns the path of a program, which it searches in the PATH of the hooks' environment.
+// find searches the PATH of the hooks' environment for a program, and returns the program's path.
 func (h *Hooks) find(name string) (string, error) {
 	for _, kv := range h.environ() {
 		dirs, ok := strings.CutPrefix(kv, "PATH=")

@@ -84,9 +84,9 @@ func (p *process) reseedDRBGs() error {
 	})
 }
 
-// drbg reports whether text contains a generator, and returns the name of the library that has the
-// generator's code. It finds that library by the pointers to functions that the struct has from 3.0
-// on.
+// drbg reports whether the given text contains a generator, and returns the name of the library
+// that has the generator's code. It finds that library by the function pointers in the struct,
+// which exist since version 3.0.
 func (p *process) drbg(text *[drbgSize]byte) (library string, ok bool) {
 	u64 := func(off int) uint64 { return binary.LittleEndian.Uint64(text[off:]) }
 	u32 := func(off int) uint32 { return binary.LittleEndian.Uint32(text[off:]) }
@@ -119,7 +119,7 @@ func (s *search) spend(n int) error {
 }
 
 // searchMemory calls found with the address of each occurrence of text in the memory of a process.
-// It searches only the regions that the function want selects, and skips pages that the process has
+// It searches only the regions for which want returns true, and skips pages that the process has
 // never written.
 func (p *process) searchMemory(text []byte, want func(*region) bool, found func(addr uint64) error) error {
 	pagemap, err := os.Open(p.path(p.pid, "pagemap"))
@@ -154,8 +154,8 @@ const (
 	pageSwapped = 1 << 62
 )
 
-// present returns the first run of written pages between the addresses at and end. If there is
-// none, the result from equals end.
+// present returns the first run of written pages in the address range [at, end). If there is no
+// such page, the results from and to equal end.
 func (p *process) present(pagemap *os.File, at, end uint64) (from, to uint64, err error) {
 	if p.entries == nil {
 		p.entries = make([]byte, 8*512)
@@ -178,8 +178,8 @@ func (p *process) present(pagemap *os.File, at, end uint64) (from, to uint64, er
 	return from, end, nil
 }
 
-// searchRun calls found with the address of each occurrence of text between the addresses from and
-// to.
+// searchRun calls found with the address of each occurrence of text in the address range [from,
+// to).
 func (p *process) searchRun(text []byte, from, to uint64, found func(addr uint64) error) error {
 	buf := p.chunk
 	for from < to {

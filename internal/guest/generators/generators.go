@@ -1,7 +1,7 @@
 // Package generators handles the random number generators that processes of the guest keep in their
-// own memory. After a fork such a generator has the same state in all children, so it would produce
-// the same numbers in each child. The package reseeds the generators that can be reseeded from
-// outside, and lists the other generators.
+// own memory. After a fork such a generator has the same state in all forked sandboxes, so it would
+// produce the same numbers in each of them. The package reseeds the generators that can be reseeded
+// from outside, and lists the other generators.
 //
 // It runs no code in a process and stops no process. For OpenSSL it changes two words of a
 // generator's state, so that the generator considers a reseed due (drbg.go). For libraries that
@@ -28,8 +28,8 @@ import (
 )
 
 // Bounds of one search, because the client that requested a fork waits for it. If a bound is
-// exceeded, the processes that were not searched are named. The time limit is for emulated CPUs.
-// Other CPUs need milliseconds.
+// exceeded, the report names the processes that were not searched. The time limit is for emulated
+// CPUs. Other CPUs need milliseconds.
 const (
 	maxTime      = 15 * time.Second
 	maxRehearsal = 60 * time.Second
@@ -47,8 +47,8 @@ type Finder struct {
 	// loadavg is a descriptor of /proc/loadavg, which shows the process id that the kernel has
 	// allocated last. It stays open, so that a fork opens nothing.
 	loadavg int
-	// quiet is that process id at the time of Rehearse, if Rehearse found no process to search.
-	// Otherwise it is 0.
+	// quiet is the process id that /proc/loadavg showed at the end of Rehearse, if Rehearse found
+	// no process to search. Otherwise it is 0.
 	quiet int
 	own   string // directory of the agent's threads
 }
@@ -57,10 +57,10 @@ type Finder struct {
 // searched.
 const maxNew = 64
 
-// Managed returns the process ids of the agent's own interpreters. A search skips the interpreters
-// in renewed, because they reseed all of their generators. The interpreters in partly reseed the
-// generators that a search would report as repeating. A search does not report these generators,
-// but reseeds the other generators of these interpreters.
+// Managed returns the process ids of the agent's own interpreters, in two lists. A search skips the
+// interpreters in the first list, because they reseed all of their generators. The interpreters in
+// the second list reseed the generators that a search would report as repeating. A search does not
+// report these generators, but reseeds the other generators of these interpreters.
 type Managed func() (renewed, partly []int)
 
 // New returns a finder for this system.
@@ -68,7 +68,7 @@ func New(managed Managed) *Finder {
 	return in("/proc", managed)
 }
 
-// in returns a finder for the system whose procfs is at proc.
+// The function returns a finder for the system whose procfs is mounted at proc.
 func in(proc string, managed Managed) *Finder {
 	f := &Finder{proc: proc, managed: managed, maxTime: maxTime, maxMemory: maxMemory,
 		files: map[fileID]marks{}, own: proc + "/" + strconv.Itoa(os.Getpid()) + "/task/"}
@@ -104,7 +104,7 @@ func (f *Finder) Rehearse() error {
 	f.quiet = 0
 	f.news(before-1, before) // once before the snapshot, so that its code is in memory
 	// The search may make the Go runtime start a thread. Renew must not take that thread for a new
-	// process, so quiet is the last id after the search.
+	// process, so the field quiet is the last process id after the search.
 	if last := f.lastPID(); before > 0 && !f.news(before, last) && err == nil && len(pids) == 0 {
 		f.quiet = last
 	}
@@ -119,7 +119,7 @@ func (f *Finder) Rehearse() error {
 	for _, pid := range pids {
 		p := &process{search: s, pid: pid}
 		if p.open() == nil {
-			_, _, _ = p.classify() // an error here is ignored, because a child meets it again and reports it
+			_, _, _ = p.classify() // an error here is ignored, because a forked sandbox meets it again and reports it
 			p.mem.Close()
 		}
 	}
@@ -127,8 +127,8 @@ func (f *Finder) Rehearse() error {
 }
 
 // Renew searches all processes and reseeds the generators that can be reseeded. It returns a list
-// of these and a list of the repeating generators. The second list also has the processes that
-// cannot be searched. An error means that procfs itself failed.
+// of the reseeded generators and a list of the repeating generators. The second list also has the
+// processes that cannot be searched. An error means that procfs itself failed.
 func (f *Finder) Renew() (agentproto.Unique, error) {
 	if f.quiet > 0 && !f.news(f.quiet, f.lastPID()) {
 		return agentproto.Unique{}, nil
@@ -152,7 +152,7 @@ func (f *Finder) Renew() (agentproto.Unique, error) {
 	return s.report, nil
 }
 
-// search returns a new search. The caller must call its close, which frees memory.
+// search returns a new search. The caller must close the search, to free memory.
 func (f *Finder) search(within time.Duration) (*search, error) {
 	chunk, err := unix.Mmap(-1, 0, pageSize+chunkSize, unix.PROT_READ|unix.PROT_WRITE,
 		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
@@ -183,8 +183,8 @@ func (f *Finder) lastPID() (pid int) {
 	return pid
 }
 
-// news reports whether a new process may exist. It examines the process ids above after, up to
-// last, and ignores kernel threads and threads of the agent. It allocates nothing.
+// news reports whether a new process may exist. It examines the process ids from after+1 to last,
+// and ignores kernel threads and threads of the agent. It allocates nothing.
 func (f *Finder) news(after, last int) bool {
 	if last < after || last-after > maxNew { // the ids have wrapped around, or are 0 because they could not be read
 		return true
@@ -204,8 +204,8 @@ func (f *Finder) news(after, last int) bool {
 	return false
 }
 
-// processes returns the processes of the system, without this process, the processes in renewed,
-// and kernel threads.
+// processes returns the processes of the system, without this process, the given processes, and
+// kernel threads.
 func (f *Finder) processes(renewed []int) ([]int, error) {
 	dir, err := os.Open(f.proc)
 	if err != nil {

@@ -47,8 +47,8 @@ func has(list []agentproto.Generator, library string) bool {
 	return slices.ContainsFunc(list, func(g agentproto.Generator) bool { return strings.Contains(g.Library, library) })
 }
 
-// copies runs a program of testdata/copies.py, which copies itself twice. The function between, if
-// not nil, is called for each copy before the copy draws.
+// copies runs a program of testdata/copies.py, which copies itself twice. If between is not nil, it
+// is called for each copy before the copy draws.
 func copies(t *testing.T, python []string, draw string, between func(pid int)) [2]map[string]string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "draw.py")
@@ -247,7 +247,8 @@ func serve(t *testing.T, env string, program string, args ...string) *server {
 	return s
 }
 
-// onEachLine returns a Python program that prints the result of draw for each line of its input.
+// onEachLine returns a Python program that prints the result of the expression draw for each line
+// of its input.
 func onEachLine(imports, draw string) []string {
 	return []string{"-c", "import sys\n" + imports + "\nfor _ in sys.stdin: print(" + draw + ", flush=True)"}
 }

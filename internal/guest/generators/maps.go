@@ -20,7 +20,7 @@ type region struct {
 }
 
 // readMaps reads the mappings of a process. It reuses the buffers of the search, because a browser
-// has thousands of mappings, and children copy all memory that the agent allocates.
+// has thousands of mappings, and forked sandboxes copy all memory that the agent allocates.
 func (p *process) readMaps() error {
 	fd, err := unix.Open(p.path(p.pid, "maps"), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -37,9 +37,9 @@ type fileID struct {
 // maxFiles bounds the files whose marks are remembered.
 const maxFiles = 1 << 14
 
-// marks returns the marks of a file of a process. The parameter link is the path of a link to the
-// file below /proc/PID, and name is the file's own name. The marks of each file are remembered. If
-// the file was read before the snapshot, children need not read it.
+// marks returns the marks of a file of a process. The parameters are the path of a link to the file
+// below /proc/PID, and the file's own name. The marks of each file are remembered. So the children
+// of a snapshot need not read a file that was read before the snapshot.
 func (p *process) marks(link, name string) (m marks, err error) {
 	var info unix.Stat_t
 	path := p.path(p.pid, link)
@@ -92,9 +92,9 @@ func (s *search) readMarks(path string) (m marks, err error) {
 	return m, nil
 }
 
-// readPart searches a part of a file, which may extend beyond the file's end. It reads in steps. It
-// searches the bytes of each step together with the last bytes of the previous step, so that it
-// finds a mark that extends over both.
+// readPart searches a part of a file. The part may extend beyond the file's end. readPart reads in
+// steps. It searches the bytes of each step together with the last bytes of the previous step, so
+// that it finds a mark that extends over both.
 func (s *search) readPart(fd int, part span, m *marks) error {
 	const overlap = 256 // no mark is longer
 	memory, chunk := s.chunk, s.chunk[pageSize:]
@@ -127,7 +127,7 @@ type span struct{ from, to int64 }
 
 // constants returns the parts of an ELF file that contain its constants. These are the read-only
 // segments, if the linker has separated them from the code, and otherwise the whole file. The
-// parameter head is the beginning of the file. elf(5) describes the layout.
+// parameter is the beginning of the file. elf(5) describes the layout.
 func constants(head []byte) []span {
 	whole := []span{{0, maxOffset}}
 	const class64, headerSize, entrySize = 2, 64, 56
@@ -161,7 +161,7 @@ func constants(head []byte) []span {
 	return parts
 }
 
-// hasRustCrate reports whether text has the source path of the crate rand.
+// hasRustCrate reports whether the given text has the source path of the crate rand.
 func hasRustCrate(text []byte) (found bool) {
 	_ = eachIndex(text, []byte("/rand"), func(i int) error {
 		loc := rustCrate.FindIndex(text[i:min(len(text), i+64)])

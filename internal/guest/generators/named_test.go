@@ -102,8 +102,8 @@ func TestMarksOfFiles(t *testing.T) {
 	}
 }
 
-// segments returns an ELF file. It has code at 0x1000, constants at 0x2000, which begin with text,
-// and data after them.
+// segments returns an ELF file. The file has code at 0x1000, constants at 0x2000, and data after
+// them. The constants begin with the given text.
 func segments(text string) string {
 	file := append([]byte("\x7fELF\x02"), make([]byte, 0x3000-5)...)
 	binary.LittleEndian.PutUint64(file[32:], 64) // e_phoff
@@ -122,8 +122,8 @@ func segments(text string) string {
 	return string(file)
 }
 
-// Programs that ran before the snapshot are not read again in a child. If a program has changed,
-// the child reads it again.
+// Programs that ran before the snapshot are not read again in a forked sandbox, unless they have
+// changed.
 func TestProgramsAreReadOnceBeforeTheSnapshot(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root, as the agent has it")
@@ -278,8 +278,8 @@ func TestMapsOfAllKinds(t *testing.T) {
 	}
 }
 
-// Parsing allocates nothing, because children copy each page that the agent writes, and a browser
-// has thousands of mappings.
+// Parsing allocates nothing, because forked sandboxes copy each page that the agent writes, and a
+// browser has thousands of mappings.
 func TestMapsAreParsedWithoutGarbage(t *testing.T) {
 	text := bytes.Repeat([]byte("7f0000000000-7f0000001000 r-xp 00001000 fe:00 1234    /usr/lib/libc.so.6\n"), 1000)
 	regions, err := parseMaps(text, nil)

@@ -7,13 +7,13 @@ import (
 	"strings"
 )
 
-// wipeOnFork is what the report calls generators that reseed when their page was wiped.
+// wipeOnFork is the name in the report for generators that reseed after their page was wiped.
 const wipeOnFork = "MADV_WIPEONFORK (BoringSSL, AWS-LC)"
 
 // wipe clears the MADV_WIPEONFORK pages of a process, as fork(2) does in a child. Libraries such as
 // BoringSSL and AWS-LC set a flag in such a page, and reseed when they find it cleared. wipe clears
-// only pages that contain nothing but a flag, because that cannot harm a thread that reads such a
-// page.
+// only pages that contain nothing but a flag. A thread that reads such a page at the same time is
+// not harmed.
 func (p *process) wipe() error {
 	var smaps []byte
 	for i := range p.regions {
@@ -59,8 +59,8 @@ func hasFlag(smaps []byte, r *region, flag string) bool {
 	return strings.Contains(string(line)+" ", " "+flag+" ")
 }
 
-// eachIndex calls found with the index of each occurrence of part in text. It stops at the first
-// error.
+// eachIndex calls found with the index of each occurrence of part in the given text. It stops at
+// the first error.
 func eachIndex(text, part []byte, found func(i int) error) error {
 	for at := 0; ; {
 		i := bytes.Index(text[at:], part)

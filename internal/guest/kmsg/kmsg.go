@@ -26,7 +26,8 @@ func New(w io.Writer) *Log { return &Log{w: w} }
 // NewPlain returns a log that writes words instead of the kernel's level numbers.
 func NewPlain(w io.Writer) *Log { return &Log{w: w, plain: true} }
 
-// Errorf logs a failure. It is level 3 of syslog(2), which reaches the console even with "quiet".
+// Errorf logs a failure. Failures have level 3 of syslog(2), which reaches the console even with
+// "quiet".
 func (l *Log) Errorf(format string, args ...any) { l.write("<3>", "error: ", format, args) }
 
 // Warnf logs that a non-essential part is missing.

@@ -45,7 +45,7 @@ type Connections struct {
 	guest [4]byte
 	sent  int // descriptor of the file sentPath
 
-	count, clean       [24]byte // text of sentPath now, and when a search last found no connections
+	count, clean       [24]byte // content of the file sentPath now, and when a search last found no connections
 	countLen, cleanLen int
 	request            [requestBytes]byte
 	found              []connection
@@ -59,8 +59,8 @@ type connection struct {
 }
 
 // OpenConnections opens the descriptors for Reset, so that a fork opens nothing. If the kernel
-// cannot close connections, it logs that and returns nil. The connections that a fork inherits then
-// end by timeout.
+// cannot close connections, OpenConnections logs that and returns nil. The connections that a fork
+// inherits then end by timeout.
 func OpenConnections(log *kmsg.Log) *Connections {
 	c, err := openConnections()
 	if err != nil {
@@ -113,8 +113,8 @@ func (c *Connections) Reset() error {
 		return nil
 	}
 	// Search twice, because a connection that closes during the first search may hide another
-	// connection. A third search would not help, because new connections belong to the child, and a
-	// busy child would always have some.
+	// connection. A third search would not help, because new connections belong to the forked
+	// sandbox, and a busy sandbox would always have some.
 	for range 2 {
 		if err := c.search(); err != nil || len(c.found) == 0 {
 			return err
@@ -175,8 +175,7 @@ func (c *Connections) take(message []byte) {
 	}
 }
 
-// address4 returns the IPv4 address in p, which has 16 bytes. The result ok is false for an IPv6
-// address.
+// address4 returns the IPv4 address in p, which has 16 bytes. It reports false for an IPv6 address.
 func address4(family uint8, p []byte) (a [4]byte, ok bool) {
 	if family == unix.AF_INET {
 		return [4]byte(p), true

@@ -62,9 +62,9 @@ func (id *Identity) Shared() []string { return id.files.shared }
 func (id *Identity) Rehearse() error { return id.files.rehearse() }
 
 // Reseed mixes entropy into the kernel's pool, credits it, and reseeds the generator from the pool
-// at once, so that all random bytes that are read later depend on entropy. Linux has also fetched
-// bytes from the random number device before the fork, and /dev/hwrng would return the same bytes
-// in every sibling. So Reseed reads and drops these bytes.
+// at once, so that all random bytes that are read later depend on the given entropy. Linux has also
+// fetched bytes from the random number device before the fork, and /dev/hwrng would return the same
+// bytes in every sibling. So Reseed reads and drops these bytes.
 //
 // The first three steps together are equivalent to RNDADDENTROPY. That ioctl needs a pointer to a
 // struct of variable length, which Go can build only with package unsafe.
@@ -90,7 +90,7 @@ const maxFetched = 2 * 64
 
 // dropFetched reads and drops the bytes that Linux has fetched for /dev/hwrng, which is open in
 // non-blocking mode. It does not wait for more, because bytes that the device delivers later are
-// the child's own.
+// the forked sandbox's own.
 func dropFetched(hwrng int) error {
 	if hwrng < 0 {
 		return nil

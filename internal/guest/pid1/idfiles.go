@@ -16,8 +16,8 @@ import (
 )
 
 // idDir contains the files that a fork rewrites. It is on tmpfs, and its files are mounted over the
-// files that programs read. Writing to the disk instead would allocate disk blocks for each child,
-// and would wake the child again when the journal is committed.
+// files that programs read. Writing to the disk instead would allocate disk blocks for each forked
+// sandbox, and would wake the sandbox again when the journal is committed.
 const idDir = "/run/forkd"
 
 // Paths of the files that a fork rewrites.
@@ -88,7 +88,7 @@ func newBootID(random int) (id [37]byte, err error) {
 // its file could not be mounted.
 type idFiles struct {
 	random, machineID, bootID, hosts int
-	shared                           []string // files that could not be mounted, so that all siblings have the image's
+	shared                           []string // files that could not be mounted; all siblings have the image's files
 }
 
 // write writes the files for a host name.
@@ -156,7 +156,7 @@ func writeAt(fd int, p []byte, rehearsal bool) error {
 
 // mountIDFiles creates the files and mounts them. If a file cannot be mounted, for example because
 // a read-only disk lacks the path, it logs a warning. Programs then see the image's file, and every
-// fork reports that it is shared.
+// fork reports that the file is shared.
 func mountIDFiles(random int, name []byte, log *kmsg.Log) idFiles {
 	files := idFiles{random: random, machineID: -1, bootID: -1, hosts: -1}
 	if err := os.MkdirAll(idDir, dirMode); err != nil {

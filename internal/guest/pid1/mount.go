@@ -53,7 +53,7 @@ func mountRoot(opts Options) error {
 	if err := os.MkdirAll(newRoot, dirMode); err != nil {
 		return fmt.Errorf("mount root: %w", err)
 	}
-	var flags uintptr = unix.MS_NOATIME // otherwise reading a file would write its access time to the child's disk
+	var flags uintptr = unix.MS_NOATIME // otherwise reading a file would write its access time to the sandbox's disk
 	if opts.ReadOnly {
 		flags |= unix.MS_RDONLY
 	}
@@ -86,7 +86,8 @@ func mountRoot(opts Options) error {
 }
 
 // switchRoot makes the root disk the root directory of this process, with all its threads and
-// future children. It moves the mount to /, because pivot_root(2) does not work in an initramfs.
+// future child processes. It moves the mount to /, because pivot_root(2) does not work in an
+// initramfs.
 func switchRoot() error {
 	if err := os.Chdir(newRoot); err != nil {
 		return fmt.Errorf("switch root: %w", err)

@@ -38,8 +38,9 @@ type Child struct {
 // New returns a Reaper that collects only the processes that it has started.
 func New() *Reaper { return &Reaper{children: map[int]*Child{}} }
 
-// NewInit returns a Reaper for PID 1. It collects every child of this process, including adopted
-// ones, until the process exits. No other code in the process may wait for children.
+// NewInit returns a Reaper for PID 1. It collects every child process of this process, including
+// adopted processes, until this process exits. No other code in the process may wait for child
+// processes.
 func NewInit() *Reaper {
 	r := New()
 	r.all = true
@@ -73,8 +74,8 @@ func (r *Reaper) Start(cmd *exec.Cmd) (*Child, error) {
 	return c, nil
 }
 
-// collect collects every child that has exited. It loops, because one SIGCHLD may stand for several
-// children.
+// collect collects every child process that has exited. It loops, because one SIGCHLD may stand for
+// several child processes.
 func (r *Reaper) collect() {
 	for {
 		r.mu.Lock()
@@ -95,7 +96,7 @@ func (r *Reaper) collect() {
 	}
 }
 
-// wait collects one child. A Reaper made by New uses it. It first waits without collecting
+// wait collects one child process. A Reaper made by New uses it. It first waits without collecting
 // (WNOWAIT), and then collects under the lock that Signal holds.
 func (c *Child) wait() {
 	for {

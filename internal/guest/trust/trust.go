@@ -32,7 +32,7 @@ var bundles = []string{
 const source = "/usr/local/share/ca-certificates/forkd.crt"
 
 // Install adds a PEM certificate, and returns the environment variables that programs need to find
-// it. Adding the same certificate again changes nothing.
+// the certificate. Adding the same certificate again changes nothing.
 func Install(certificate string) (env map[string]string, err error) {
 	return install("/", certificate)
 }

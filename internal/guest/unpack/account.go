@@ -52,7 +52,7 @@ func defaultFiles() []newFile {
 	}
 }
 
-// addDefault adds a file if the image lacks it, or has an empty one in its place. If a part of the
+// addDefault adds a file if the image lacks it, or has an empty file in its place. If a part of the
 // file's path is not a directory, it adds nothing.
 func (t *tree) addDefault(f newFile) error {
 	dir, base, err := t.dirOf(f.name, true)
@@ -229,9 +229,9 @@ func (t *tree) addHome(uid, gid int) error {
 	return t.addSkeleton("", uid, gid, &left)
 }
 
-// addSkeleton copies the content of a directory in /etc/skel to the home directory. The parameter
-// sub is the path of that directory. It skips symbolic links and devices. The parameter left is the
-// number of files that may still be copied.
+// addSkeleton copies the content of a directory in /etc/skel to the home directory. It skips
+// symbolic links and devices. The first parameter is the path of that directory. The last parameter
+// is the number of files that may still be copied.
 func (t *tree) addSkeleton(sub string, uid, gid int, left *int) error {
 	fd, err := t.open(path.Join(skeletonDir, sub), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW)
 	if err != nil {
@@ -270,8 +270,8 @@ func (t *tree) addSkeleton(sub string, uid, gid int, left *int) error {
 	return nil
 }
 
-// accountID returns the number of the account "user" in text. If text has no such account, it
-// returns a free number. The parameter name is the name of the file with the content text.
+// accountID returns the number of the account "user" in the text of a file. If the text has no such
+// account, accountID returns a free number. The parameter name is the name of the file.
 func accountID(text []byte, name string) (int, error) {
 	if id, err := strconv.Atoi(field(text, accountName, 2)); err == nil {
 		return id, nil

@@ -102,7 +102,7 @@ func (t *tree) full(err error) error {
 // decompress returns a reader of the uncompressed archive.
 func decompress(r io.Reader) (io.Reader, error) {
 	in := bufio.NewReaderSize(r, 64<<10)
-	magic, _ := in.Peek(4) // Peek fails if the layer is shorter, and then it is not compressed
+	magic, _ := in.Peek(4) // a layer that is too short for Peek is not compressed
 	switch {
 	case bytes.HasPrefix(magic, []byte("\x1f\x8b")): // RFC 1952, section 2.3.1
 		return gzip.NewReader(in)
@@ -113,8 +113,7 @@ func decompress(r io.Reader) (io.Reader, error) {
 	return in, nil
 }
 
-// bounded is a reader that returns an error after a number of bytes, which the field left counts
-// down.
+// bounded is a reader that returns an error after the remaining number of bytes.
 type bounded struct {
 	r    io.Reader
 	left int64
@@ -130,8 +129,7 @@ func (b *bounded) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// entry applies one entry of a layer. The parameter files says that the layer has the files of a
-// recipe.
+// entry applies one entry of a layer. If files is true, the layer has the files of a recipe.
 func (t *tree) entry(h *tar.Header, content io.Reader, files bool) error {
 	name, err := relative(h.Name)
 	if err != nil {
@@ -194,8 +192,8 @@ func checkHeader(h *tar.Header) error {
 	return nil
 }
 
-// checkFile checks an entry of a recipe's files against the tree. The result done means that the
-// entry is a directory that already exists.
+// checkFile checks an entry of a recipe's files against the tree. It reports whether the entry is a
+// directory that already exists.
 func (t *tree) checkFile(dir int, base string, h *tar.Header) (done bool, err error) {
 	st, ok, err := stat(dir, base)
 	switch {

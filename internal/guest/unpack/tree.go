@@ -177,7 +177,7 @@ func (t *tree) place(dir int, base string) error {
 	return nil
 }
 
-// stat returns the status of a file. The result ok is false if the file does not exist.
+// stat returns the status of a file, and whether the file exists.
 func stat(dir int, base string) (st unix.Stat_t, ok bool, err error) {
 	err = unix.Fstatat(dir, base, &st, unix.AT_SYMLINK_NOFOLLOW)
 	if errors.Is(err, unix.ENOENT) {
@@ -199,7 +199,7 @@ func (t *tree) remove(dir int, base string) error {
 // entry never has this name, so the cached descriptor is not used again.
 const removed = "/"
 
-// prune removes a file or directory, except for files whose inodes are in kept, and the directories
+// prune removes a file or directory, except for files with the given inodes, and the directories
 // that contain such files.
 func (t *tree) prune(dir int, base string, kept map[uint64]bool) error {
 	st, ok, err := stat(dir, base)

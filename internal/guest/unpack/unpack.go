@@ -118,7 +118,7 @@ func checkClean(dev io.ReaderAt) error {
 	const (
 		superblock = 1024
 		state      = 0x3a  // s_state
-		cleanly    = 1     // the only bit of s_state: unmounted, no errors
+		cleanly    = 1     // the only bit that may be set in s_state: unmounted without errors
 		errorCount = 0x194 // s_error_count
 	)
 	var sb [1024]byte
@@ -148,8 +148,8 @@ func fillDir(args []string, stream io.Reader, answer io.Writer) error {
 	return imageproto.WriteAnswer(answer, fill(args[0], size, true, stream))
 }
 
-// fill applies a stream to the directory dir. The parameter size is the size of the disk in bytes,
-// and host says that the directory is on a host and not in a builder VM.
+// fill applies a stream to the directory dir. The parameter size is the size of the disk in bytes.
+// The parameter host says that the directory is on a host and not in a builder VM.
 func fill(dir string, size int64, host bool, stream io.Reader) error {
 	in := imageproto.NewReader(bufio.NewReaderSize(stream, 256<<10))
 	header, err := in.Header()

@@ -22,7 +22,7 @@ import (
 const testSize = 64 << 20
 
 // file is an entry of a layer. If the name ends with a slash, the entry is a directory. The field
-// link is the target of a symbolic link, and hard is the target of a hard link.
+// link is the target of a symbolic link, and the field hard is the target of a hard link.
 type file struct {
 	name, text string
 	link, hard string
@@ -110,7 +110,7 @@ func plain(t *testing.T, files ...file) layer {
 	return layer{imageproto.Layer{DiffID: diffID(p)}, p}
 }
 
-// text returns the content of a file or, if it cannot be read, the reason.
+// text returns the content of a file, or the error if the file cannot be read.
 func text(dir, name string) string {
 	p, err := os.ReadFile(filepath.Join(dir, name))
 	switch {
@@ -155,8 +155,8 @@ func TestLayers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// In the layer below, becomes-dir is a file. This layer turns it into a directory, before a
-	// later layer has files in it.
+	// In the lower layer, becomes-dir is a file. This layer replaces it with a directory, and a
+	// later layer has files in that directory.
 	between := archive(t, file{name: "becomes-dir/"})
 	dir, err := unpacked(t, false, layer{imageproto.Layer{DiffID: diffID(below)}, zipped(below)},
 		layer{imageproto.Layer{DiffID: diffID(between)}, between},

@@ -73,9 +73,9 @@ type User struct {
 // User looks up an account. An empty name means the default user.
 func (e *Env) User(name string) (*User, error) { return e.UserOr(name, "") }
 
-// UserOr is like User for clients that have their own default user, given by the parameter
-// preferred. If name is empty and SetDefaults has set no user, it returns preferred if the guest
-// has such an account, and otherwise root.
+// UserOr is like User for clients that prefer a default user of their own, the second parameter. If
+// name is empty and SetDefaults has set no user, it returns the preferred account if the guest has
+// it, and otherwise root.
 func (e *Env) UserOr(name, preferred string) (*User, error) {
 	if name == "" {
 		e.mu.Lock()
@@ -92,8 +92,8 @@ func (e *Env) UserOr(name, preferred string) (*User, error) {
 
 func lookup(name string) (*User, error) { return account(name, user.Lookup) }
 
-// account returns the account with a name or number. The function find looks up an account by its
-// name.
+// account returns the account with the given name or number. It calls find to look up an account by
+// its name.
 func account(name string, find func(string) (*user.User, error)) (*User, error) {
 	u, err := find(name)
 	if err != nil && name == "root" {
@@ -142,8 +142,8 @@ func CheckVars(vars map[string]string) error {
 	return nil
 }
 
-// Credential returns the credential for starting a process as u. It is nil if the agent itself runs
-// as u.
+// Credential returns the credential for starting a process as u. The result is nil if the agent
+// itself runs as u.
 func (u *User) Credential() *syscall.Credential {
 	if os.Getuid() == int(u.UID) && os.Getgid() == int(u.GID) {
 		return nil
@@ -151,10 +151,9 @@ func (u *User) Credential() *syscall.Credential {
 	return &syscall.Credential{Uid: u.UID, Gid: u.GID, Groups: u.Groups}
 }
 
-// Environ returns the environment of a process of u. It contains the variables of the account, the
-// shared variables, and the variables in call. If a variable occurs more than once, the variables
-// in call take precedence over the shared variables, and the shared variables take precedence over
-// those of the account.
+// Environ returns the environment of a process of u. The environment contains the variables of the
+// account, the shared variables, and the given variables. Shared variables replace variables of the
+// account, and variables in the map call replace both.
 func (e *Env) Environ(u *User, call map[string]string) []string {
 	vars := map[string]string{"PATH": DefaultPath, "HOME": u.Home, "USER": u.Name, "LOGNAME": u.Name}
 	e.mu.Lock()

@@ -66,7 +66,7 @@ type Host struct {
 	// +checklocks:mu
 	free uint64 // latest result of available
 	// +checklocks:mu
-	asked time.Time // when free was read
+	asked time.Time // time when free was last read
 	// +checklocks:mu
 	since int // number of VMs that entered after free was read
 }
@@ -165,8 +165,8 @@ func (r *Rules) Room(memory uint64, disk *os.File) error {
 	return r.checkDisk(st.Bavail*uint64(st.Bsize), "the file system of the daemon's state")
 }
 
-// RoomInMemory returns an error if a VM that may use memory bytes at once would not leave the reserve
-// of memory free.
+// RoomInMemory returns an error if a VM that may use this many bytes of memory at once would not
+// leave the reserve of memory free.
 func (r *Rules) RoomInMemory(memory uint64) error {
 	if r.MemoryReserve == 0 {
 		return nil

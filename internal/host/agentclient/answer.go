@@ -189,7 +189,7 @@ func (c boundedJSON) Unmarshal(data []byte, message any) error {
 }
 
 // count returns the number of objects and of values in JSON. For invalid JSON the numbers may be
-// too high. It allocates nothing.
+// too high. Counting allocates nothing.
 func count(data []byte) (objects, values int) {
 	quoted := false
 	for i := 0; i < len(data); i++ {

@@ -27,7 +27,7 @@ const (
 	maxControlReply  = 64 << 10
 	maxLine          = 32 << 20
 	maxErrorBody     = 64 << 10
-	maxHeaders       = 16 << 10 // for a file name of 4 KiB, whose bytes may take three each
+	maxHeaders       = 16 << 10 // room for a file name of 4 KiB, in which a byte may take three
 	maxText          = 16 << 10 // text of an error, or of a command's outcome
 	defaultMaxOutput = 8 << 20
 )
@@ -47,9 +47,9 @@ type Client struct {
 	envd  *http.Client
 	code  *http.Client
 
-	// Keep, if set, is called before a part of an answer, as text or decoded, is kept in memory.
-	// The parameter bytes is the size of the part. If Keep returns an error, the call ends with
-	// that error. Streams and files are not kept in memory.
+	// Keep, if set, is called before a part of an answer is kept in memory, either as text or
+	// decoded. The parameter bytes is the size of the part. If Keep returns an error, the call ends
+	// with that error. Streams and files are not kept in memory.
 	Keep func(bytes int) error
 }
 
@@ -59,7 +59,7 @@ const (
 	codeURL = "http://code-interpreter"
 )
 
-// New returns a client that connects to its guest with dial. New itself does not connect.
+// New returns a client that calls dial to connect to its guest. New itself does not connect.
 func New(dial DialFunc) *Client {
 	c := &Client{dial: dial, quiet: agentproto.QuietTime}
 	c.envd = &http.Client{Transport: c.Transport(agentproto.EnvdPort)}
@@ -69,9 +69,9 @@ func New(dial DialFunc) *Client {
 
 func (c *Client) Dial(ctx context.Context, port uint32) (net.Conn, error) { return c.dial(ctx, port) }
 
-// Transport returns a round tripper that sends all requests to one port of the guest, whatever host
-// their URL names. The daemon uses it as a proxy for the envd and code interpreter protocols, and
-// for a guest's own HTTP server on vsock.
+// Transport returns a round tripper that sends all requests to one port of the guest. It ignores
+// the host in the URL of a request. The daemon uses it as a proxy for the envd and code interpreter
+// protocols, and for a guest's own HTTP server on vsock.
 func (c *Client) Transport(port uint32) http.RoundTripper {
 	return &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -96,8 +96,8 @@ func (c *Client) Ping(ctx context.Context) (agentproto.Ready, error) {
 	return *reply.Ready, nil
 }
 
-// ResetConnections closes the guest's TCP connections to the outside, because their peers no longer
-// know them.
+// ResetConnections closes the guest's TCP connections to the outside, because the peers no longer
+// know these connections.
 func (c *Client) ResetConnections(ctx context.Context) error {
 	_, err := c.control(ctx, agentproto.Request{Op: agentproto.OpReset})
 	return err

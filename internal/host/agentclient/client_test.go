@@ -30,7 +30,7 @@ func peer(f func(net.Conn)) DialFunc {
 	}
 }
 
-// answer returns a function that reads one line of a request and writes text.
+// answer returns a function that reads one line of a request and writes the given text.
 func answer(text string) func(net.Conn) {
 	return func(c net.Conn) {
 		bufio.NewReader(c).ReadString('\n')
@@ -165,7 +165,7 @@ func TestForkAnswers(t *testing.T) {
 	}
 }
 
-// forkPeer reads a whole fork message and answers with reply.
+// forkPeer reads a whole fork message and answers with the given reply.
 func forkPeer(reply string) DialFunc {
 	return peer(func(c net.Conn) {
 		var head [agentproto.LengthSize]byte
@@ -309,8 +309,9 @@ func (n noted) Read([]byte) (int, error) {
 	return 0, io.EOF
 }
 
-// Even if a guest reports twice that the command has started, its input is sent only once.
-// Otherwise two goroutines would read from one reader at the same time, which can crash the daemon.
+// Even if a guest reports twice that the command has started, the command's input is sent only
+// once. Otherwise two goroutines would read from one reader at the same time, which can crash the
+// daemon.
 func TestInputIsSentOnceWhateverTheGuestSays(t *testing.T) {
 	guest := peer(func(c net.Conn) {
 		req, err := http.ReadRequest(bufio.NewReader(c))
@@ -340,7 +341,7 @@ func TestInputIsSentOnceWhateverTheGuestSays(t *testing.T) {
 	}
 }
 
-// A warm-up step may write far more output than is kept, and is not killed because of it.
+// A warm-up step that writes far more output than the client keeps is not killed.
 func TestExecMayWriteMoreThanIsKept(t *testing.T) {
 	guest := peer(func(c net.Conn) {
 		if _, err := http.ReadRequest(bufio.NewReader(c)); err == nil {
@@ -355,7 +356,7 @@ func TestExecMayWriteMoreThanIsKept(t *testing.T) {
 	}
 }
 
-// If the output is endless, the call ends when the output exceeds the total, and not by a timeout.
+// If the output is endless, the call ends when the output exceeds maxTotal, and not by a timeout.
 // The output may come from the code or from a hostile guest.
 func TestEvalEndsAtATotal(t *testing.T) {
 	ended := make(chan struct{})

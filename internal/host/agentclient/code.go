@@ -21,7 +21,7 @@ type CodeRequest struct {
 	ContextID string            // empty: the language's default context
 	Language  string            // empty: python; not together with ContextID
 	Env       map[string]string // for this call only
-	Repr      bool              // strings as results include their quotes
+	Repr      bool              // a result that is a string includes its quotes
 	// 0: none; after the timeout, the guest interrupts the code, and kills the interpreter if the
 	// code does not end
 	Timeout time.Duration
@@ -72,8 +72,8 @@ func mediaType(form string) (string, bool) {
 	return "", false
 }
 
-// RunCode runs code in a warm interpreter of the guest and passes its output to sink. The error is
-// nil if the guest has reported how the code ended.
+// RunCode runs code in a warm interpreter of the guest and passes its output to the given sink. The
+// error is nil if the guest has reported how the code ended.
 func (c *Client) RunCode(ctx context.Context, req CodeRequest, sink CodeSink) (CodeEnd, error) {
 	execute := agentproto.ExecuteRequest{Code: req.Code, ContextID: req.ContextID, Language: req.Language, Env: req.Env,
 		Repr: req.Repr}
@@ -269,8 +269,8 @@ func (c *Client) DeleteContext(ctx context.Context, id string) error {
 	return c.codeAnswer(ctx, "delete context", http.MethodDelete, "/contexts/"+url.PathEscape(id), nil, nil)
 }
 
-// codeAnswer makes a call of the code interpreter protocol and decodes the answer into out, unless
-// out is nil.
+// codeAnswer makes a call of the code interpreter protocol and decodes the answer into the object
+// out, unless out is nil.
 func (c *Client) codeAnswer(ctx context.Context, op, method, path string, body []byte, out any) error {
 	resp, err := c.codeCall(ctx, op, method, path, body)
 	if err != nil {

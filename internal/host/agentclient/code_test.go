@@ -26,7 +26,7 @@ func interpreter(lines ...string) *Client {
 	}))
 }
 
-// heard returns a sink that appends the output of code to said.
+// heard returns a sink that appends the output of code to *said.
 func heard(said *[]string) CodeSink {
 	note := func(format string, args ...any) error {
 		*said = append(*said, fmt.Sprintf(format, args...))

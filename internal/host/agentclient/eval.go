@@ -205,15 +205,15 @@ func (e *evaluation) line(line []byte) (done bool, err error) {
 	return false, nil
 }
 
-// cut returns approximately the first e.limit bytes of text. If text is longer, it marks the result
-// as truncated.
+// cut returns approximately the first e.limit bytes of a text. If the text is longer, cut marks the
+// result as truncated.
 func (e *evaluation) cut(text string) string {
 	e.result.Truncated = e.result.Truncated || len(text) > e.limit
 	return cut(text, e.limit)
 }
 
-// cut returns approximately the first limit bytes of text, in whole characters, and then a note of
-// the total length. If text is not longer than limit, cut returns it unchanged.
+// cut returns approximately the first limit bytes of a text, in whole characters, and then a note
+// of the total length. If the text is not longer than the limit, cut returns it unchanged.
 func cut(text string, limit int) string {
 	if len(text) <= limit {
 		return text

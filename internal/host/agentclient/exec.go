@@ -122,9 +122,9 @@ func (c *Client) Exec(ctx context.Context, req ExecRequest) (ExecResult, error) 
 	return r, err
 }
 
-// ExecStream runs a command and passes its output to sink as it arrives, from one goroutine. If
-// sink returns an error, the command is killed, and ExecStream returns the error. If ctx ends
-// first, the command is also killed.
+// ExecStream runs a command and passes its output to the given sink as it arrives, from one
+// goroutine. If the sink returns an error, the command is killed, and ExecStream returns the error.
+// If ctx ends first, the command is also killed.
 func (c *Client) ExecStream(ctx context.Context, req ExecRequest, sink func(Stream, []byte) error) (ExecResult, error) {
 	none := ExecResult{ExitCode: -1}
 	if len(req.Args) == 0 || req.Args[0] == "" {
@@ -140,7 +140,7 @@ func (c *Client) ExecStream(ctx context.Context, req ExecRequest, sink func(Stre
 	if err == nil {
 		return result, nil
 	}
-	// The guest's clock may reach the deadline slightly before the host's does.
+	// The guest's clock may reach the deadline slightly before the host's clock does.
 	var refused *Error
 	deadline := callCtx.Err() != nil || errors.Is(err, context.DeadlineExceeded) ||
 		errors.As(err, &refused) && refused.Code == CodeTimeout
@@ -159,11 +159,12 @@ func (c *Client) ExecStream(ctx context.Context, req ExecRequest, sink func(Stre
 }
 
 // ErrDetached ends an ExecStream without killing the command. It may be the cause with which the
-// context ends, or an error that Started or sink returns.
+// context ends, or an error that the function Started or the sink returns.
 var ErrDetached = errors.New("the command goes on by itself")
 
 // ExecDetached starts a command and leaves it running. Its output is lost while no client is
-// attached to it. If the command could not be started, started is nil, and the result says why.
+// attached to it. If the command could not be started, the *Process is nil, and the ExecResult says
+// why.
 func (c *Client) ExecDetached(ctx context.Context, req ExecRequest) (started *Process, r ExecResult, err error) {
 	req.Started = func(p *Process) error {
 		started = p
@@ -240,8 +241,8 @@ func (e *execCall) stream(ctx context.Context) (ExecResult, error) {
 	return notStarted(op, stream.Err())
 }
 
-// event handles one event of a process. It returns the event if it is the last one, which says how
-// the process ended.
+// event handles one event of a process. If the event is the last one, which says how the process
+// ended, the method returns it.
 func (e *execCall) event(ctx context.Context, event *process.ProcessEvent) (*process.ProcessEvent_EndEvent, error) {
 	switch ev := event.GetEvent().(type) {
 	case *process.ProcessEvent_Start:

@@ -28,7 +28,7 @@ func (c *Client) ReadTree(ctx context.Context, path, user string) (io.ReadCloser
 }
 
 // WriteTree unpacks a tar archive into a directory of the guest, which it creates if missing. New
-// files belong to user.
+// files belong to the given user.
 func (c *Client) WriteTree(ctx context.Context, path, user string, archive io.Reader) error {
 	return c.upload(ctx, "write directory", "/archive", path, user, archive)
 }

@@ -47,7 +47,7 @@ func (p *Process) fail(op string, err error) error {
 }
 
 // Input writes to the stdin or the terminal of the process. It returns when the pipe of the process
-// has accepted all of data.
+// has accepted all data.
 func (p *Process) Input(ctx context.Context, data []byte) error {
 	in := &process.ProcessInput{Input: &process.ProcessInput_Stdin{Stdin: data}}
 	req := connect.NewRequest(&process.SendInputRequest{Process: p.selector(), Input: in})
@@ -72,9 +72,9 @@ func (p *Process) CloseStdin(ctx context.Context) error {
 // Signal sends a signal to the process group, for example to a shell and its commands.
 func (p *Process) Signal(ctx context.Context, s syscall.Signal) error { return p.signal(ctx, s, true) }
 
-// HangUp sends SIGHUP to the process, but not to the rest of its process group. When the process has
-// ended, the agent closes its terminal or its pipes. So processes that it has left in the background
-// can continue.
+// HangUp sends SIGHUP to the process, but not to the rest of its process group. When the process
+// has ended, the agent closes the terminal or the pipes of the process. So programs that the
+// process has started in the background can continue.
 func (p *Process) HangUp(ctx context.Context) error { return p.signal(ctx, syscall.SIGHUP, false) }
 
 func (p *Process) signal(ctx context.Context, s syscall.Signal, group bool) error {
@@ -96,8 +96,8 @@ func (p *Process) Resize(ctx context.Context, s Size) error {
 	return p.fail("resize the terminal of", err)
 }
 
-// Attach passes the output of a running process to sink, from now on, and returns how the process
-// ended. It calls started first. If the call ends early, the process continues.
+// Attach passes the output of a running process to the given sink, from now on, and returns how the
+// process ended. Before that, it calls started. If the call ends early, the process continues.
 func (c *Client) Attach(ctx context.Context, pid uint32, started func(*Process) error,
 	sink func(Stream, []byte) error) (ExecResult, error) {
 	none := ExecResult{ExitCode: -1}

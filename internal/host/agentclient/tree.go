@@ -39,7 +39,7 @@ func entryOf(e *filesystem.EntryInfo) Entry {
 		LinkTarget: e.GetSymlinkTarget()}
 }
 
-// asUser returns a request that the agent executes as user.
+// asUser returns a request that the agent executes as the given user.
 func asUser[T any](user string, message *T) *connect.Request[T] {
 	req := connect.NewRequest(message)
 	setUser(req.Header(), user)
@@ -113,10 +113,9 @@ type Change struct {
 	Name string // relative to the directory
 }
 
-// Watch calls f with the changes in a directory of the guest and, if recursive is set, with the
-// changes in its subdirectories. When the watch has begun, Watch calls f with a zero Change. The
-// watch ends when ctx ends, when the guest ends it, or when f returns an error, which Watch then
-// returns.
+// Watch calls f with the changes in a directory of the guest. If recursive is set, it also reports
+// changes in subdirectories. When the watch has begun, Watch calls f with a zero Change. The watch
+// ends when ctx ends, when the guest ends it, or when f returns an error, which Watch then returns.
 func (c *Client) Watch(ctx context.Context, path, user string, recursive bool, f func(Change) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -41,7 +41,7 @@ import (
 type Result struct {
 	Info     store.Info
 	Ready    agentproto.Ready
-	Boot     time.Duration // from the first instruction until the agent reported that it was ready
+	Boot     time.Duration // time from the first instruction until the agent reported that it was ready
 	Warmup   time.Duration
 	Save     time.Duration // writing state and memory to RAM
 	Persist  time.Duration // flushing to the disk and publishing
@@ -74,8 +74,8 @@ type Config struct {
 	Initrd func(kernel string) (*os.File, error)
 	Log    *slog.Logger
 
-	// Admit reserves a place of the host for a parent whose disk comes from a client without the right
-	// to bake. It is asked with the parent's memory in bytes.
+	// Admit reserves a place of the host for a parent whose disk comes from a client without the
+	// right to bake. The parameter memory is the parent's memory in bytes.
 	Admit func(ctx context.Context, vcpus uint32, memory uint64) (leave func(), err error)
 }
 
@@ -92,7 +92,7 @@ type Baker struct {
 // Bounds on parents whose disk comes from a client without the right to bake.
 const (
 	maxBoots    = 2               // maximum number at a time; one for each client
-	bootTimeout = 5 * time.Minute // from the start of the VM to the snapshot
+	bootTimeout = 5 * time.Minute // time limit from the start of the VM to the snapshot
 )
 
 func New(cfg Config) *Baker {
@@ -242,9 +242,10 @@ func (b *bake) run(ctx context.Context) error {
 	return nil
 }
 
-// bootLimits returns the limits of children, without those of memory. A child has only its changes in
-// private memory, but a boot has all of the guest's, so that many parents could not boot within the
-// limit of their children. The size of the guest's memory limits the boot.
+// bootLimits returns the limits of children without the memory limits. In a child, only the changed
+// pages are private memory. In a parent that boots, all of the guest's memory is private, so many
+// parents could not boot within the memory limit of their children. The size of the guest's memory
+// bounds the parent instead.
 func (b *bake) bootLimits() vm.Limits {
 	l := b.req.Limits
 	l.MemoryMiB, l.SwapMiB = 0, 0
@@ -336,9 +337,9 @@ func (b *bake) boot(ctx context.Context) error {
 	return b.vmm.Resume(ctx)
 }
 
-// join connects the parent to the network and returns the frame socket for its VM, which may be
-// nil. If the request names no policy, the parent has no network. With a network, the guest could
-// fetch data that no client has requested, and the data would be in every child.
+// join connects the parent to the network. It returns the frame socket for the parent's VM, or nil.
+// If the request names no policy, the parent has no network. With a network, the guest could fetch
+// data that no client has requested, and the data would be in every child.
 func (b *bake) join() (*os.File, error) {
 	setting := netclient.Isolated()
 	if b.req.Network != nil {

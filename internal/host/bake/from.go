@@ -40,7 +40,7 @@ func (b *bake) acquire(req *Request) (err error) {
 	return nil
 }
 
-// defaults returns the defaults of processes in children.
+// defaults returns the defaults of processes in children of the snapshot.
 func (b *bake) defaults() snapshot.Defaults {
 	d := snapshot.Defaults{Env: b.req.Env}
 	if b.from != nil {
@@ -70,7 +70,8 @@ func (b *bake) inheritDefaults(ctx context.Context) error {
 	})
 }
 
-// openBoot opens the kernel and initramfs that the request names, or else those of the snapshot.
+// openBoot opens the kernel and initramfs that the request names, or else the snapshot's kernel and
+// initramfs.
 func (b *bake) openBoot() (kernel, initrd *os.File, err error) {
 	if b.req.Kernel == "" {
 		return b.cfg.Store.Boot(b.from)

@@ -41,8 +41,8 @@ type Leaf struct {
 	have map[string]string // known content of the cgroup's files, by file name
 }
 
-// New makes a leaf for a VM with ram bytes of memory. The leaf has the default limits. If this host
-// does not support limits, New returns nil.
+// New makes a leaf for a VM with the given memory in bytes. The leaf has the default limits. If
+// this host does not support limits, New returns nil.
 func (t *Tree) New(name string, ram uint64) (*Leaf, error) {
 	if t == nil || t.dir == "" {
 		return nil, nil
@@ -209,7 +209,7 @@ func (l *Leaf) Tighten() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if charged, err := stat(l.dir, "memory.stat", "shmem"); err == nil {
-		l.before = min(l.before, charged) // when a copy for an earlier daemon is complete, it takes no more than this
+		l.before = min(l.before, charged) // complete copies for an earlier daemon take no more than is charged
 	}
 	_ = l.spareLocked(0) // fails only if the process has ended
 }
@@ -239,9 +239,8 @@ func (l *Leaf) hurryBy(n int) {
 
 func lag() uint64 { return statLag * uint64(runtime.NumCPU()) }
 
-// spareLocked raises the memory limit by the memory that the copies take on tmpfs, plus the number
-// of bytes in the parameter more. All other memory that is charged to the leaf counts against the
-// limit.
+// spareLocked raises the memory limit by the memory that the copies take on tmpfs, plus the given
+// number of bytes. All other memory that is charged to the leaf counts against the limit.
 //
 // +checklocks:l.mu
 func (l *Leaf) spareLocked(more uint64) error {
@@ -253,7 +252,7 @@ func (l *Leaf) spareLocked(more uint64) error {
 	return l.writeLocked()
 }
 
-// Usage returns the present and total usage of the leaf's process. It is zero for a nil Leaf.
+// Usage returns the present and total usage of the leaf's process. The usage of a nil Leaf is zero.
 func (l *Leaf) Usage() (Usage, error) {
 	if l == nil {
 		return Usage{}, nil
@@ -270,7 +269,7 @@ func (l *Leaf) limitMiB() uint64 {
 
 // Killed reports why the kernel killed the leaf's process for its memory usage. If byLimit is set,
 // the process exceeded its own limit; otherwise the host, or a cgroup above the leaf, ran out of
-// memory. The result why is empty if the kernel did not kill the process for its memory usage.
+// memory. The reason is empty if the kernel did not kill the process for its memory usage.
 func (l *Leaf) Killed() (byLimit bool, why string) {
 	if l == nil {
 		return false, ""

@@ -20,7 +20,8 @@ const (
 )
 
 // maxPIDs bounds the number of threads of a VMM, including KVM's. A VMM has about ten threads, and
-// one for each vCPU. The bound is much higher, because Go exits if it cannot start a thread.
+// one more thread for each vCPU. The bound is much higher, because Go exits if it cannot start a
+// thread.
 const maxPIDs = 512
 
 const (
@@ -52,7 +53,7 @@ func (t *Tree) Check(prefix string, l vm.Limits) error {
 	return nil
 }
 
-// memoryOf returns the memory limit for the VM process of a guest that has ram bytes of memory.
+// memoryOf returns the memory limit for the VM process of a guest with the given memory in bytes.
 func memoryOf(l vm.Limits, ram uint64) uint64 {
 	if l.MemoryMiB != 0 {
 		return l.MemoryMiB << 20

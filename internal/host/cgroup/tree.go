@@ -77,7 +77,7 @@ func Open(cfg Config) *Tree {
 	return t
 }
 
-// prepare makes the directory for leaves below parent.
+// prepare makes the directory for leaves below the given cgroup.
 func (t *Tree) prepare(parent, name string) error {
 	if err := leave(parent); err != nil {
 		return err
@@ -148,7 +148,7 @@ func (t *Tree) Missing() error {
 	return t.diskErr
 }
 
-// can returns an error if limits of the given controller are not available.
+// The method returns an error if limits of the given controller are not available.
 func (t *Tree) can(controller string) error {
 	if t == nil || t.dir == "" {
 		return t.Missing()

@@ -18,10 +18,10 @@ type Usage struct {
 	OwnBytes      uint64 // the part of MemoryBytes that the kernel cannot reclaim: all except page cache and tmpfs
 	SwapBytes     uint64
 	CPU           time.Duration // time in user and kernel mode, and in guests
-	Throttled     time.Duration // time for which the limit of cpus has stopped processes
-	ThrottledRuns uint64        // number of periods in which the limit of cpus has stopped processes
+	Throttled     time.Duration // time for which the CPU limit has stopped processes
+	ThrottledRuns uint64        // number of periods in which the CPU limit has stopped processes
 	Threads       uint64
-	ReadBytes     uint64 // from disks
+	ReadBytes     uint64 // bytes read from disks
 	WrittenBytes  uint64
 }
 
@@ -54,9 +54,9 @@ func usageOf(dir string) (u Usage, err error) {
 	return u, err
 }
 
-// stat returns the number after key in a file with lines of keys and numbers. If key is "", it
-// returns the only number in the file. It returns 0 if the file or the key is missing, because the
-// host may lack the controller, or the kernel may be too old.
+// stat returns the number after the given key in a file with lines of keys and numbers. If the key
+// is "", it returns the only number in the file. It returns 0 if the file or the key is missing,
+// because the host may lack the controller, or the kernel may be too old.
 func stat(dir, file, key string) (uint64, error) {
 	words, err := fields(dir, file)
 	if errors.Is(err, fs.ErrNotExist) {

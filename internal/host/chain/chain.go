@@ -19,21 +19,21 @@ import (
 
 // Bounds on what a snapshot costs its forks.
 const (
-	MaxDepth   = 32  // layers of a snapshot; a snapshot on top of so many layers becomes self-contained
+	MaxDepth   = 32  // layers of a snapshot; a snapshot on top of this many layers becomes self-contained
 	MaxLine    = 16  // memory layers in a sandbox's line of branches; see EndLine
 	maxRewrite = 2   // bytes of a line's layers, as a multiple of the guest's memory; they stay in RAM
 	MaxTops    = 16  // frozen tops of a sandbox: each costs its VMM a descriptor, a bitmap and a lookup
 	maxExtents = 256 // extents in a snapshot's whole memory map: each costs every fork one mmap
 )
 
-// Memory completes the file own of a new snapshot's memory layer. This file holds the pages that
-// were written after the snapshot parent was made, and extents describes these pages. Memory
-// returns the memory map of the new snapshot, and the layers that the snapshot inherits.
+// Memory completes the memory layer of a new snapshot, given the layer's file. The file holds the
+// pages that were written after the parent snapshot was made, and extents describes these pages.
+// Memory returns the memory map of the new snapshot, and the layers that the snapshot inherits.
 //
-// To limit the number of extents, Memory copies some pages of parent's layers into own. If the
-// snapshot parent already has MaxDepth layers, Memory copies all pages that own lacks, and the new
-// snapshot inherits no layers. The extents have no layer numbers yet, and have passed
-// memlayer.CheckSaved. If ctx ends, Memory stops and returns ctx's error.
+// To limit the number of extents, Memory copies some pages from the parent's layers to the new
+// layer. If the parent already has MaxDepth layers, Memory copies all pages that the new layer
+// lacks, and the new snapshot inherits no layers. The extents have no layer numbers yet, and have
+// passed memlayer.CheckSaved. If ctx ends, Memory stops and returns ctx's error.
 func Memory(ctx context.Context, own *os.File, extents []vm.Extent, parent *store.Lease) ([]vm.Extent, []snapshot.File,
 	error) {
 	lower, layers := parent.Extents(), parent.Layers()
@@ -54,9 +54,9 @@ func Memory(ctx context.Context, own *os.File, extents []vm.Extent, parent *stor
 
 // EndLine reports whether the next branch of a sandbox ends its line of rebases. A branch that ends
 // the line is based on the snapshot that the sandbox was forked from, and holds all pages written
-// since the fork. The parameter rebased is the branch that the sandbox was last rebased onto, or
-// nil, and memory is the size of the guest's memory. The result bytes is the disk usage of the
-// layers in the line.
+// since the fork. The second parameter is the branch that the sandbox was last rebased onto, or
+// nil. The third parameter is the size of the guest's memory. EndLine also returns the disk usage
+// of the layers in the line, in bytes.
 func EndLine(st *store.Store, rebased *record.Rebased, memory uint64) (end bool, bytes uint64) {
 	if rebased == nil {
 		return false, 0
@@ -65,9 +65,9 @@ func EndLine(st *store.Store, rebased *record.Rebased, memory uint64) (end bool,
 	return rebased.Line >= MaxLine || layers >= MaxDepth || bytes > maxRewrite*memory, bytes
 }
 
-// LineBytes returns the maximum number of bytes that a sandbox shares with the branches in its line.
-// It counts the memory that is in layers of the latest branch (the parameter line), but not in layers
-// of the snapshot that the sandbox runs from (the parameter from).
+// LineBytes returns the maximum number of bytes that a sandbox shares with the branches in its
+// line. It counts the memory that is in layers of the latest branch, the first parameter, but not
+// in layers of the snapshot that the sandbox runs from, the second parameter.
 func LineBytes(line, from *store.Lease) (bytes uint64) {
 	inherited := from.Manifest().Memory
 	for _, e := range line.Extents() {
@@ -79,8 +79,9 @@ func LineBytes(line, from *store.Lease) (bytes uint64) {
 	return bytes
 }
 
-// fillGaps copies gaps between the extents of own from the layers below, so that neighboring
-// extents join. Where no layer has data, it writes zeros, for the reason given at copyExtent.
+// fillGaps fills gaps between the extents of a layer with data from the layers below, so that
+// neighboring extents join. The layer's file is the first parameter after ctx. Where no layer has
+// data, it writes zeros, for the reason given at copyExtent.
 func fillGaps(ctx context.Context, own *os.File, extents []vm.Extent, gaps []memlayer.Span, lower []vm.Extent,
 	layers []*os.File) error {
 	zeros, buf := make([]byte, copyBuffer), make([]byte, copyBuffer)
@@ -111,8 +112,8 @@ func fillGaps(ctx context.Context, own *os.File, extents []vm.Extent, gaps []mem
 	return nil
 }
 
-// writeZeros writes zeros at the offset at, in the given length. The parameter zeros is a buffer of
-// zeros.
+// writeZeros writes the given number of zeros to a file, from the given offset. The last parameter
+// is a buffer of zeros.
 func writeZeros(ctx context.Context, f *os.File, at, length uint64, zeros []byte) error {
 	for end := at + length; at < end; {
 		if err := ctx.Err(); err != nil {
@@ -127,8 +128,8 @@ func writeZeros(ctx context.Context, f *os.File, at, length uint64, zeros []byte
 	return nil
 }
 
-// MergeTops reports whether a sandbox's tops must be merged before its next snapshot. The parameter
-// inherited is the number of disk layers that the snapshot inherits, and tops is the number of the
+// MergeTops reports whether a sandbox's tops must be merged before its next snapshot. The
+// parameters are the number of disk layers that the snapshot inherits, and the number of the
 // sandbox's tops.
 func MergeTops(inherited, tops int) bool {
 	return tops > MaxTops || tops > 1 && !MergeDisk(inherited) && inherited+tops > MaxDepth
@@ -138,9 +139,10 @@ func MergeTops(inherited, tops int) bool {
 // snapshot would otherwise inherit too many layers.
 func MergeDisk(inherited int) bool { return inherited >= MaxDepth }
 
-// DiskLayers returns the disk layers that a snapshot inherits. These are the layers of the snapshot
-// below it, and all tops of its sandbox except the last one, which becomes the snapshot's own
-// layer. The list owners has, for each top, the ID of the snapshot for which the top was frozen.
+// DiskLayers returns the disk layers that a new snapshot of a sandbox inherits. These are the
+// inherited layers, which belong to the snapshot below, and all tops of the sandbox except the last
+// one. The last top becomes the new snapshot's own layer. The list owners has, for each top, the ID
+// of the snapshot for which the top was frozen.
 func DiskLayers(inherited []snapshot.File, tops []*os.File, owners []string) ([]snapshot.File, error) {
 	layers := slices.Clone(inherited)
 	for i, f := range tops[:len(tops)-1] {
@@ -153,7 +155,7 @@ func DiskLayers(inherited []snapshot.File, tops []*os.File, owners []string) ([]
 	return layers, nil
 }
 
-// NewTop makes an empty private disk top at path. The function format writes the empty layer.
+// NewTop makes an empty private disk top at path. It calls format to write the empty layer.
 func NewTop(path string, size uint64, format func(*os.File, uint64) error) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {

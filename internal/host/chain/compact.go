@@ -22,8 +22,8 @@ type Source struct {
 	Strict  bool
 }
 
-// Compact copies a snapshot to a new snapshot. The parameters from and to are the tags of the two.
-// The new snapshot inherits no layers: it has one memory layer and one disk layer. The parameter of
+// Compact copies a snapshot to a new snapshot, given the tags of the two snapshots. The new
+// snapshot inherits no layers: it has one memory layer and one disk layer. The last parameter
 // describes the source sandbox, and may be nil.
 func Compact(ctx context.Context, st *store.Store, from, to string, of *Source) (store.Info, error) {
 	if from == to {

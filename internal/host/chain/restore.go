@@ -33,7 +33,8 @@ func Restore(ctx context.Context, vmm vmpool.VMM, lease *store.Lease, top, frame
 	return vmm.Restore(ctx, req, files)
 }
 
-// Reopened reopens files with disklayer.Reopen. It adds the closing of the new files to undo.
+// Reopened reopens files with disklayer.Reopen. It adds the closing of the new files to the stack
+// undo.
 func Reopened(undo *cleanup.Stack, files []*os.File) (own []*os.File, err error) {
 	for _, f := range files {
 		again, err := disklayer.Reopen(f)

@@ -16,8 +16,8 @@ const (
 	writerPause    = 2 * time.Millisecond
 )
 
-// NoWriters returns an error if a process has a file open for writing or mapped, and still has it
-// so when the time patience has passed.
+// NoWriters waits until no process has the file open for writing, or mapped for writing. It returns
+// an error if a process still has the file open or mapped after the given duration.
 func NoWriters(path string, patience time.Duration) error {
 	f, err := os.Open(path)
 	if err != nil {

@@ -34,8 +34,8 @@ type Screen struct {
 	Last  console.Text             // the last output, if Ended
 }
 
-// New returns a log that begins with the oldest output. The caller must close it. screen must
-// return a consistent Screen.
+// New returns a log that begins with the oldest output. The caller must close it. Each Screen that
+// the given function returns must be consistent.
 func New(screen func() Screen) *Log { return &Log{screen: screen} }
 
 // logInterval is how often a ring is read. The VMM does not notify readers, because readers must
@@ -54,7 +54,7 @@ func (l *Log) Begin() (console.Text, error) {
 	return text, err
 }
 
-// Next waits for output and returns it. The result lost is the number of bytes before this output
+// Next waits for output and returns it. Next also returns the number of bytes before this output
 // that were overwritten before Next could read them. The error is io.EOF when the sandbox has ended
 // and Next has returned all of its output. Otherwise it is the error of ctx.
 func (l *Log) Next(ctx context.Context) (p []byte, lost uint64, err error) {
@@ -80,8 +80,8 @@ func (l *Log) Next(ctx context.Context) (p []byte, lost uint64, err error) {
 	}
 }
 
-// look returns the content of the console if it has changed since the last call. The result ended
-// says that no more output will follow.
+// look returns the content of the console if it has changed since the last call. It also reports
+// whether no more output will follow.
 func (l *Log) look() (text console.Text, ended bool, err error) {
 	s := l.screen() // before the ring is read: if the VM has ended, the ring then has all its output
 	ended = s.Ended

@@ -3,9 +3,10 @@
 //
 // The VM boots the kernel and the initramfs of one of the snapshots, with forkd-diff as its init.
 // It has one connection to the host, no network, and both disks. Each disk has an empty layer on
-// top for the writes of a mount. The disks can differ only in the ranges for which a layer that
-// they do not share has data. This package sends these ranges to forkd-diff. It does not read the
-// file systems on the disks. The VM is killed at the end, and on every error.
+// top for the writes of a mount. The two disks may have layers in common. The disks can differ only
+// in the ranges for which another layer has data. Package diff sends these ranges to forkd-diff,
+// and does not read the file systems on the disks itself. The VM is killed at the end, and on every
+// error.
 package diff
 
 import (
@@ -37,7 +38,7 @@ import (
 type Config struct {
 	helpervm.Config
 	Store   *store.Store
-	Scratch string // directory for what mounts write, on the host's disk
+	Scratch string // directory on the host's disk, for the data that mounts write
 
 	// Initrd returns an initramfs with the files of base, and with forkd-diff as the file Program.
 	Initrd func(base *os.File) (*os.File, error)
@@ -52,9 +53,9 @@ const Program = "/forkd-diff"
 
 // Bounds of a comparison.
 const (
-	maxVMs     = 2                // at once; one client has one of them
+	maxVMs     = 2                // at once; one client has at most one
 	maxWaiting = 4                // requests of one client that wait for a VM
-	limit      = 10 * time.Minute // of a whole comparison; an emulated CPU is slow
+	limit      = 10 * time.Minute // time limit of a whole comparison; an emulated CPU is slow
 	maxListed  = 16 << 20         // bytes of the entries of a Result without their patches
 	maxArchive = 64 << 30         // bytes of an archive
 	maxWritten = 256 << 20        // bytes on the host that the mount of a disk may write; a journal has up to 128 MiB
@@ -85,7 +86,7 @@ type Request struct {
 	Patch    bool   // return patches of text files
 	Entries  uint32 // number of entries to return, at most MaxEntries; further differences are only counted
 	MaxPatch uint64 // bytes of all patches together, at most the constant MaxPatch
-	Partial  bool   // for Export: leave out files that an archive cannot have as they are
+	Partial  bool   // for Export: omit files that an archive cannot represent exactly
 
 	// For Merge: the base of both sides. Old is the side that receives the changes of New.
 	Base *store.Lease
@@ -150,9 +151,10 @@ func (d *Differ) Compare(ctx context.Context, req Request) (r Result, err error)
 	return r, err
 }
 
-// Export is like Compare, but makes a tar archive of the differences. When the comparison has succeeded, Export
-// calls begin, and then writes the archive to the result of begin. The archive comes from the VM, so its
-// readers must not trust it. If Export returns an error after begin, the archive is incomplete.
+// Export is like Compare, but makes a tar archive of the differences. When the comparison has
+// succeeded, Export calls begin, and then writes the archive to the writer that this function has
+// returned. The archive comes from the VM, so its readers must not trust it. If Export returns an
+// error after it has called begin, the archive is incomplete.
 func (d *Differ) Export(ctx context.Context, req Request, begin func() io.Writer) error {
 	req.Patch, req.Entries, req.MaxPatch, req.tar = false, math.MaxUint32, 0, true
 	return d.run(ctx, &req, func(conn io.Reader) error { return receive(conn, &req, begin) })
@@ -199,7 +201,7 @@ func (d *Differ) run(ctx context.Context, req *Request, listen func(io.Reader) e
 	return vmpool.Cause(ctx, err)
 }
 
-// boot opens what the VM boots from.
+// boot opens the files that the VM boots from.
 func (d *Differ) boot(undo *cleanup.Stack, req *Request) (boot vmmproto.Boot, files vmmclient.BootFiles, err error) {
 	kernel, base, err := d.cfg.Store.Boot(req.New)
 	if err != nil {
@@ -244,7 +246,8 @@ func (d *Differ) boot(undo *cleanup.Stack, req *Request) (boot vmmproto.Boot, fi
 // unpacked files. The file may come from another host, and the daemon copies it for each comparison.
 const maxInitramfs = helpervm.MemoryBytes / 4
 
-// top returns an empty layer without a name, for what the mount of a disk writes.
+// top returns an empty layer for the data that the mount of a disk writes. The layer's file has no
+// name.
 func (d *Differ) top(size uint64) (*os.File, error) {
 	f, err := os.CreateTemp(d.cfg.Scratch, "top")
 	if err != nil {
@@ -267,18 +270,18 @@ func talk(ctx context.Context, conn net.Conn, ask func(context.Context, net.Conn
 	go func() {
 		err := ask(asking, conn) // forkd-diff may refuse before it has read all of this
 		if lost := (*net.OpError)(nil); err != nil && !errors.As(err, &lost) {
-			conn.Close() // forkd-diff would wait for the rest
+			conn.Close() // forkd-diff would wait for the rest of the request
 		}
 		asked <- err
 	}()
 	err := listen(conn)
 	cancel()
-	conn.Close() // an answer ends the question too
+	conn.Close() // after the answer, the goroutine must not continue to ask
 	failed := <-asked
 	switch {
 	case failed == nil || ctx.Err() != nil:
 		return err
-	case err == nil: // the answer is about a part of what may differ
+	case err == nil: // forkd-diff has compared only a part of the ranges
 		return fmt.Errorf("tell forkd-diff what may differ: %w", failed)
 	case errors.Is(failed, net.ErrClosed):
 		return err
@@ -301,7 +304,7 @@ func ask(ctx context.Context, w io.Writer, req *Request) error {
 		return ranges.Add(diffproto.Range{Offset: first * disklayer.ClusterSize, Length: n * disklayer.ClusterSize})
 	})
 	if err != nil {
-		return err // without the end of the ranges forkd-diff compares nothing
+		return err // forkd-diff compares nothing before it has received the end of the ranges
 	}
 	return ranges.Close()
 }

@@ -76,7 +76,7 @@ func TestSharedLayers(t *testing.T) {
 	}
 }
 
-// If the entries would take too much memory, the rest of them is omitted and counted.
+// If the entries would take too much memory, the remaining entries are omitted and counted.
 func TestResultsAreBounded(t *testing.T) {
 	var stream bytes.Buffer
 	const sent = 6000
@@ -99,7 +99,7 @@ func TestResultsAreBounded(t *testing.T) {
 	}
 }
 
-// An answer is an error if the request could not be sent completely.
+// If the request could not be sent completely, the answer of forkd-diff is an error.
 func TestAnswerToAPartOfTheQuestion(t *testing.T) {
 	for name, guest := range map[string]func(net.Conn){
 		"it waits for the whole question": func(c net.Conn) {

@@ -42,7 +42,7 @@ func apartBytes(listA, listB []vm.Extent, layersA, layersB []snapshot.File) (byt
 	return bytes
 }
 
-// pass removes n bytes from the beginning of the first extent. It changes list.
+// pass removes n bytes from the beginning of the first extent. It changes the list.
 func pass(list []vm.Extent, n uint64) []vm.Extent {
 	if n == list[0].Length {
 		return list[1:]

@@ -102,7 +102,7 @@ func (e *Event) size() int {
 	return n
 }
 
-// NewRing returns an empty ring that holds size events.
+// NewRing returns an empty ring with room for the given number of events.
 func NewRing(size int) *Ring {
 	return &Ring{epoch: strings.ToLower(rand.Text()[:12]), size: size, owners: make(map[string]*queue),
 		news: make(chan struct{})}
@@ -221,9 +221,10 @@ func (r *Ring) Follow(id string) *Follower {
 // Place returns the id of the place after the last event that Next returned.
 func (f *Follower) Place() string { return f.ring.ID(f.seen) }
 
-// Next waits for the next event and returns it. If missed is true, it returns no event, because events were
-// dropped before they could be read, or because the follower began at an unknown place. The next call then
-// returns the oldest stored event that was not read. If ctx ends, Next returns the error of ctx.
+// Next waits for the next event and returns it. If missed is true, it returns no event, because
+// events were dropped before they could be read, or because the follower began at an unknown place.
+// The next call then returns the oldest stored event that was not read. If ctx ends, Next returns
+// the error of ctx.
 func (f *Follower) Next(ctx context.Context) (e Event, missed bool, err error) {
 	if f.ring == nil {
 		<-ctx.Done()

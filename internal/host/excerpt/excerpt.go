@@ -53,7 +53,7 @@ func withoutNoise(console []byte) []byte {
 	return kept
 }
 
-// Lines returns the last n non-empty lines of output, without control characters.
+// Lines returns the last n non-empty lines of the given output, without control characters.
 func Lines(output []byte, n int) string {
 	var lines []string
 	for len(output) > 0 && len(lines) < n {

@@ -34,7 +34,7 @@ type Keep string
 
 const (
 	All   Keep = "all"
-	First Keep = "first" // the first child whose command exits with 0; the others are then killed
+	First Keep = "first" // the first child whose command exits with 0; the other children are then killed
 	Best  Keep = "best"  // the child with the highest score of the judge
 	None  Keep = "none"
 )
@@ -72,7 +72,7 @@ type Result struct {
 	Took     time.Duration
 	Stats    *sandbox.Stats // statistics after the command; nil: unknown
 	Score    *float64       // score by the judge; nil: the judge gave none, or did not run
-	Rejected error          // reason why the judge gave no score; nil: it did, or did not run
+	Rejected error          // reason why the judge gave no score; nil: it gave one, or did not run
 }
 
 // succeeded reports whether the command exited with 0.
@@ -116,8 +116,8 @@ type Host interface {
 	Stats(ctx context.Context, id string) (sandbox.Stats, error)
 }
 
-// Exec runs a command in a sandbox, as agentclient.Client.Exec does. If sink is set, it passes the
-// output to sink instead of returning it.
+// Exec runs a command in a sandbox, as agentclient.Client.Exec does. If sink is set, Exec passes
+// the output to sink instead of returning it.
 type Exec func(ctx context.Context, id string, req agentclient.ExecRequest,
 	sink func(agentclient.Stream, []byte) error) (agentclient.ExecResult, error)
 
@@ -140,8 +140,8 @@ type try struct {
 // errBeaten is the reason why the commands of the losers were stopped.
 var errBeaten = errors.New("stopped, because another child had succeeded first")
 
-// PanicError says that the code that ran a command has panicked. Its message has no details, which may
-// come from a guest.
+// PanicError says that the code that ran a command has panicked. Its message has no details,
+// because details may come from a guest.
 type PanicError struct {
 	Value any
 	Stack string
@@ -149,10 +149,10 @@ type PanicError struct {
 
 func (e *PanicError) Error() string { return "internal error: the daemon's log has the details" }
 
-// KeptError says that the source could not go on as the winner, and that the winner stays. Otherwise
-// the work of the winner would be lost.
+// KeptError says that the promotion has failed. The winner stays, because its work would otherwise
+// be lost.
 type KeptError struct {
-	ID  string // of the winner
+	ID  string // id of the winner
 	Err error
 }
 
@@ -273,8 +273,8 @@ func (t *try) run(ctx context.Context, i int) Result {
 	return r
 }
 
-// with returns req with another variable in its environment. A variable of req with the same name has
-// precedence.
+// The function returns a copy of req that has one more environment variable. A variable of req with
+// the same name has precedence.
 func with(req agentclient.ExecRequest, name, value string) agentclient.ExecRequest {
 	env := map[string]string{name: value}
 	for n, v := range req.Env {

@@ -240,7 +240,8 @@ func TestTheWinnerStays(t *testing.T) {
 	}
 }
 
-// A promotion waits for its turn among the branches. If the host has no RAM for it, it is repeated.
+// A promotion waits for its turn among the branches. If the host has no RAM for the promotion, the
+// promotion is repeated.
 func TestPromotionWaits(t *testing.T) {
 	f := &fake{promote: &store.BacklogError{}}
 	req := Request{Commands: commands("exit 0"), Keep: First, Promote: true}

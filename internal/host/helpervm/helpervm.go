@@ -32,7 +32,7 @@ const MemoryBytes = 512 << 20
 
 const (
 	cpuWeight = 20          // a sandbox has 100
-	exitTime  = time.Second // from the end of the VM's connection to its exit
+	exitTime  = time.Second // time limit from the end of the VM's connection to the VM's exit
 	sizeEvery = time.Second // interval at which the sizes of disks are checked
 )
 
@@ -46,7 +46,7 @@ type Config struct {
 
 // Task is what a VM does.
 type Task struct {
-	Name string // of the VM in errors, such as "the builder VM"
+	Name string // name of the VM in errors, such as "the builder VM"
 	Port uint32 // vsock port of the host that the VM's init connects to
 
 	// Boot opens the files that the VM boots from, and adds their closing to undo, which runs after
@@ -62,16 +62,16 @@ type Task struct {
 	// *invalid.Error if the VM refuses the task, and an error that wraps ErrLost if the connection has ended.
 	Talk func(ctx context.Context, conn net.Conn) error
 
-	// MaxWritten is the maximum size on the host of each disk's top; 0: that of the disk.
+	// MaxWritten is the maximum size of each disk's top on the host; 0: the size of the disk.
 	MaxWritten int64 // bytes
 }
 
 // ErrLost means that the connection to a VM can no longer be used.
 var ErrLost = errors.New("the connection to the VM is lost")
 
-// ErrFull means that the file system of a VM's disk is full. The VM is paused then. A wait for
-// space would keep all data that the VM has written, and sandboxes would be paused for lack of
-// space.
+// ErrFull means that the file system of a VM's disk is full. The VM is then paused. Run does not
+// wait for space, because during the wait the VM's data would fill the disk, and sandboxes would be
+// paused too.
 var ErrFull = fmt.Errorf("the host's disk is full: %w", syscall.ENOSPC)
 
 // Run boots a VM for a task and waits for the end of the task. No VM is left when it returns. If the VM

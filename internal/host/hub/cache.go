@@ -73,7 +73,7 @@ func (c *cache) has(d digest.Digest) bool {
 // remove removes a blob. Open files of the blob can still be read.
 func (c *cache) remove(d digest.Digest) { _ = os.Remove(c.blob(d)) } // trim tries again
 
-// add creates a blob. fill writes it to a file and returns its digest.
+// add creates a blob. It calls fill, which writes the blob to a file and returns the blob's digest.
 func (c *cache) add(fill func(tmp *os.File) (digest.Digest, error)) (_ *os.File, err error) {
 	f, err := os.CreateTemp(c.path("blobs", ""), tmpPrefix)
 	if err != nil {
@@ -130,7 +130,8 @@ func (c *cache) remember(b artifact.Blob) error {
 	return atomicfile.Write(c.record(b.Part), p, 0o600)
 }
 
-// known returns the blob of a file that was packed before. The cache need not have it any more.
+// known returns the description of a file's blob, if the file was packed before. The cache may no
+// longer have the blob.
 func (c *cache) known(p artifact.Part) (b artifact.Blob, ok bool) {
 	text, err := os.ReadFile(c.record(p))
 	if err != nil || json.Unmarshal(text, &b) != nil || b.Part.Digest != p.Digest || b.Part.Bytes != p.Bytes ||

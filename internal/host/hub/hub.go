@@ -1,9 +1,9 @@
 // Package hub moves snapshots between the store and other hosts, in archives and through OCI registries.
 //
-// A snapshot from outside is hostile until its digests are verified. Its policy comes from this daemon,
-// never from the artifact. It is published when every byte is verified and on disk. A daemon or client that
-// is killed earlier leaves only cached blobs. Package artifact has the format. The callers decide who may
-// move a snapshot, and whether its source is trusted.
+// A snapshot from outside is hostile until its digests are verified. Its policy comes from this
+// daemon, never from the artifact. The snapshot is published when every byte is verified and on
+// disk. If the daemon or the client is killed earlier, only cached blobs are left. Package artifact
+// has the format. The callers decide who may move a snapshot, and whether its source is trusted.
 package hub
 
 import (
@@ -43,10 +43,11 @@ const (
 // Config configures a Hub. All fields are required.
 type Config struct {
 	Store  *store.Store
-	Dir    string // for cached blobs, on the store's file system
+	Dir    string // directory for cached blobs, on the store's file system
 	Memory uint64 // bytes of the host's memory: snapshots of larger guests are refused
 
-	// Room returns an error if the host has no room for more data on the file system of disk.
+	// Room returns an error if the host has no room for more data on the file system that contains
+	// the file disk.
 	Room func(memory uint64, disk *os.File) error
 	Log  *slog.Logger
 }
@@ -96,8 +97,8 @@ func (h *Hub) trim() {
 	}
 }
 
-// checkRoom returns an error if the disk has less free space than the daemon's reserve, or less than n
-// bytes more.
+// checkRoom returns an error if the disk has less free space than the daemon's reserve, or no room
+// for n more bytes.
 func (h *Hub) checkRoom(n int64) error {
 	if err := h.cfg.Room(0, h.cache.dir); err != nil {
 		return err
@@ -125,7 +126,7 @@ func (h *Hub) Pack(ctx context.Context, who, tag string) (_ *Package, err error)
 		return nil, err
 	}
 	defer leave()
-	defer h.trim() // the package has its blobs open
+	defer h.trim() // the Package has its blobs open
 	x, err := h.cfg.Store.Export(ctx, tag)
 	if err != nil {
 		return nil, err
@@ -213,8 +214,8 @@ type Arrival struct {
 	came  []digest.Digest // blobs that the cache did not have before
 }
 
-// Close closes the blobs and removes them from the cache: the store has their content, or they will be sent
-// again.
+// Close closes the blobs and removes them from the cache. Either the store has their content, or
+// the client will send them again.
 func (a *Arrival) Close() {
 	a.files.close()
 	for _, d := range a.came {
@@ -252,8 +253,8 @@ func (h *Hub) Receive(ctx context.Context, archive io.Reader) (_ *Arrival, err e
 	return a, err
 }
 
-// Unpack publishes a received snapshot with the given tag or, if tag is empty, with the tag of the packed
-// snapshot. who is the new owner.
+// Unpack publishes a received snapshot with the given tag or, if tag is empty, with the tag of the
+// packed snapshot. The first parameter after ctx is the new owner.
 func (h *Hub) Unpack(ctx context.Context, who, tag string, a *Arrival, on func(Progress)) (store.Info, error) {
 	return h.publish(ctx, who, tag, a.Artifact, a, on)
 }
@@ -278,8 +279,8 @@ func (h *Hub) CheckTag(tag string) error {
 	return nil
 }
 
-// blobs are open files of blobs, whose digests are verified. A request keeps its blobs open, so that the
-// cache can drop them.
+// blobs holds the open files of blobs with verified digests. A request keeps its blobs open, so
+// that the cache can drop them.
 type blobs map[digest.Digest]*os.File
 
 func (b blobs) close() {
@@ -297,7 +298,7 @@ func (b blobs) add(d digest.Digest, f *os.File) {
 	b[d] = f
 }
 
-// of returns a blob.
+// The method returns the open file of the blob with the given digest.
 func (b blobs) of(d digest.Digest) (*os.File, error) {
 	if b[d] == nil {
 		return nil, &artifact.Error{Err: fmt.Errorf("the blob %s is missing", d)}
@@ -371,8 +372,8 @@ func (h *Hub) acceptable(tag string, m *snapshot.Manifest) (string, error) {
 	return tag, cmp.Or(h.compatible(m), h.CheckTag(tag))
 }
 
-// compatible returns an error if this host cannot run a snapshot. The features of the CPU that the saved
-// state needs are compared by the VMM at the first fork.
+// compatible returns an error if this host cannot run a snapshot. At the first fork, the VMM
+// compares the CPU features that the saved state needs.
 func (h *Hub) compatible(m *snapshot.Manifest) error {
 	refuse := func(format string, args ...any) error {
 		return &artifact.Error{Err: fmt.Errorf("this host cannot run it: "+format, args...)}

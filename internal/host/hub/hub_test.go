@@ -74,8 +74,8 @@ func at(offset int64, p []byte) func(*os.File) error {
 	return func(f *os.File) error { _, err := f.WriteAt(p, offset); return err }
 }
 
-// make publishes a snapshot. Its memory has the mark at page n, and a page of zeros behind it that no layer below
-// has. Its disk has the mark in cluster n.
+// make publishes a snapshot. Its memory has the mark at page n, followed by a page of zeros that no
+// lower layer has. Its disk has the mark in cluster n.
 func (h *host) make(t *testing.T, tag, parent string, n int64, mark byte) {
 	t.Helper()
 	h.makeOf(t, tag, parent, n, mark, func(name string) []byte { return bytes.Repeat([]byte(name), disk/8) })
@@ -325,7 +325,7 @@ func TestNothingPrivateTravels(t *testing.T) {
 	}
 }
 
-// A full disk and a client that leaves end an unpack, and leave nothing.
+// If the disk is full or the client disconnects, an unpack ends, and no files are left.
 func TestUnpackThatEndsEarly(t *testing.T) {
 	a, b := newHost(t), newHost(t)
 	a.make(t, "parent", "", 2, 'p')
@@ -358,8 +358,8 @@ func TestUnpackThatEndsEarly(t *testing.T) {
 	}
 }
 
-// The second package of a family reuses the blobs of the first. Old blobs leave the cache, and the result of a
-// package is the same without them.
+// The second package of a family reuses the blobs of the first package. After the cache has dropped
+// old blobs, a package has the same content as before.
 func TestPackedBlobsAreReused(t *testing.T) {
 	a := newHost(t)
 	a.make(t, "parent", "", 2, 'p')

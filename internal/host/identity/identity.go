@@ -3,7 +3,7 @@
 //
 // A child is a copy of its parent, including the state of its random number generators. So no
 // client may use the child until its agent has confirmed a new identity. In the guest, packages
-// eval and agent apply the identity. The caller decides when a guest gets one.
+// eval and agent apply the identity. The caller decides when a guest gets an identity.
 package identity
 
 import (

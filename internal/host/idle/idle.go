@@ -8,9 +8,8 @@ import (
 	"time"
 )
 
-// Watch tracks whether a sandbox is in use. It calls the function idled when the sandbox has been
-// idle for the timeout. If the timeout is 0, it never calls idled. The first Touch starts the
-// watch.
+// Watch tracks whether a sandbox is in use. It calls idled when the sandbox has been idle for the
+// timeout. If the timeout is 0, it never calls idled. The first Touch starts the watch.
 type Watch struct {
 	timeout time.Duration
 

@@ -42,17 +42,17 @@ type Config struct {
 	// Initrd makes the initramfs for a kernel, with forkd-unpack as its init.
 	Initrd func(kernel string) (*os.File, error)
 
-	// Room returns an error if the host lacks memory for a VM of memory bytes, or if the file system that
-	// disk is on lacks space for more data.
+	// Room returns an error if the host lacks memory for a VM with this much memory, in bytes, or
+	// if the file system that contains the file disk lacks space for more data.
 	Room func(memory uint64, disk *os.File) error
 }
 
 // Bounds on the VMs.
 const (
 	maxVMs    = 2                // maximum number at a time; one client may have one of them
-	fillTime  = 2 * time.Hour    // from its start to the answer; an emulated CPU is slow
-	bootTime  = 5 * time.Minute  // until it asks for the stream
-	exitTime  = time.Second      // from the end of its connection to the answer
+	fillTime  = 2 * time.Hour    // time limit from the VM's start to the answer; an emulated CPU is slow
+	bootTime  = 5 * time.Minute  // time limit until the VM asks for the stream
+	exitTime  = time.Second      // time limit from the end of the VM's connection to the answer
 	stallTime = 10 * time.Minute // without progress of the stream, or from its end to the answer
 )
 
@@ -95,7 +95,7 @@ func (r *Request) Check() error {
 var ErrNoPlace = errors.New("all builder VMs that the client may have are busy")
 
 // Enter takes a place for one VM of a client. It returns ErrNoPlace if the client would have to
-// wait. The function leave gives the place back.
+// wait. The returned function gives the place back.
 func (f *Filler) Enter(client string) (leave func(), err error) {
 	if leave, err = f.place.Enter(share(client)); err != nil {
 		return nil, ErrNoPlace

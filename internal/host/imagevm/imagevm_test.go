@@ -38,7 +38,7 @@ func newSite(t *testing.T, guest func(*vmfake.VMM, net.Conn)) *site {
 		t.Fatal(err)
 	}
 	s.Filler = New(Config{Config: helpervm.Config{VMMs: s.vmms, RunDir: run, Template: "host"},
-		Initrd: os.Open, // it is never read
+		Initrd: os.Open, // no test reads it
 		Room:   func(uint64, *os.File) error { return nil }})
 	s.req = Request{Kernel: kernel, Size: 64 << 20, Disk: s.disk(t), Stream: stream("content")}
 	return s

@@ -30,8 +30,8 @@ func (w *watchdog) bark(format string, after time.Duration) {
 	w.cancel(fmt.Errorf(format+": %w", after, context.DeadlineExceeded))
 }
 
-// expect ends the present wait, and begins a wait with a time limit. The parameter format is the
-// format of the error if the wait takes longer, with a verb for the limit.
+// expect ends the present wait, and begins a wait with a time limit. If the wait takes longer, the
+// error has the given text, which contains a formatting verb for the limit.
 func (w *watchdog) expect(limit time.Duration, format string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

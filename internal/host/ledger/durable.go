@@ -29,7 +29,7 @@ func (r *Record) durable() *durable.Sandbox {
 	}
 }
 
-// fromDurable converts d to a Record. d was read from the file at path.
+// fromDurable converts d, which was read from the file at path, to a Record.
 func fromDurable(path string, d *durable.Sandbox) (Record, error) {
 	network, err := netclient.FromText(&d.Network)
 	if err != nil {

@@ -16,20 +16,20 @@ import (
 // exists, a starting daemon kills every child whose record names the fork. Removing the file hands
 // out all children at once.
 type Fork struct {
-	ID      string // empty: writing the record of the only child hands it out
+	ID      string // empty: the only child is handed out when its record is written
 	path    string
 	durable bool // the file survives a reboot, and its removal does too
 }
 
 // ForkPrefix is the prefix of the names of forks' files. The file of a provisional fork is in the
-// directory of all data directories, because a child can be suspended before it is handed out, and
-// its suspended state survives a reboot. The files of other forks are in the run directory, like
-// the records of their children.
+// parent of all data directories, because a child can be suspended before it is handed out, and its
+// suspended state survives a reboot. The files of other forks are in the run directory, like the
+// records of their children.
 const ForkPrefix = "fork-"
 
-// BeginFork records that a fork with n children has begun. dataDir is the parent of all data
-// directories. A fork that has only one child, and is not provisional, needs no file: it hands out
-// the child as soon as the child has its record.
+// BeginFork records that a fork with n children has begun. The parameter dataDir is the parent of
+// all data directories. A fork that has only one child, and is not provisional, needs no file: it
+// hands out the child as soon as the child has its record.
 func BeginFork(runDir, dataDir string, n int, provisional bool) (f Fork, err error) {
 	if n == 1 && !provisional {
 		return Fork{}, nil
@@ -96,8 +96,8 @@ func FindSuspended(runDir, data string) error {
 	return err
 }
 
-// IsUnfinished reports whether the children of a fork were not handed out. The parameter fork is
-// the ID in their records.
+// IsUnfinished reports whether the children of a fork were not handed out. The records of the
+// children have the ID of the fork, which is the last parameter.
 func IsUnfinished(runDir, dataDir, fork string) (bool, error) {
 	if fork == "" {
 		return false, nil

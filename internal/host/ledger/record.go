@@ -54,7 +54,7 @@ type Record struct {
 	AutoResume  bool              // the sandbox was suspended because it was idle; the next request resumes it
 
 	// The disk consists of the snapshot's layers, the frozen tops, and the top. The memory consists
-	// of the snapshot's layers (or those of the branch that the sandbox was rebased onto) and
+	// of the snapshot's layers (or the layers of the branch that the sandbox was rebased onto) and
 	// private pages above them. Users can delete that branch, and for them the sandbox still runs
 	// from its snapshot.
 	Frozen   []durable.FrozenTop
@@ -184,8 +184,8 @@ func (r *Record) SuspendAs(tag, snapshotID string, auto bool) {
 // IsOwnState reports whether a snapshot is the sandbox's latest suspended state.
 func (r *Record) IsOwnState(s snapshot.Ref) bool { return r.Origin != "" && r.SnapshotID == s.ID }
 
-// RolledBackTo changes the record of a sandbox whose rollback is in progress to the record of a
-// sandbox that runs from the snapshot to.
+// RolledBackTo completes the rollback in a sandbox's record: afterwards the sandbox runs from the
+// given snapshot.
 func (r *Record) RolledBackTo(to snapshot.Ref) {
 	if !r.IsOwnState(to) {
 		r.At = &to

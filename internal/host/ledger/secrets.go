@@ -63,7 +63,7 @@ func readSecrets(data string) ([]netproto.Secret, error) {
 	return secrets, nil
 }
 
-// AddSecrets adds the secrets in a sandbox's data directory to its record.
+// AddSecrets adds the secrets in a sandbox's data directory to the sandbox's record.
 func (r *Record) AddSecrets(data string) error {
 	secrets, err := readSecrets(data)
 	if err != nil || len(secrets) == 0 {

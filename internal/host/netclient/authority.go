@@ -61,8 +61,8 @@ func newAuthority() ([]byte, error) {
 	return append(rootcert.PEM(c.Raw), secret...), err
 }
 
-// rootsEnv is an environment variable with the path of a file of root certificates, which replaces
-// the host's file. OpenSSL and Go also use it.
+// rootsEnv is an environment variable with the path of a file of root certificates. This file
+// replaces the host's file. OpenSSL and Go also use it.
 const rootsEnv = "SSL_CERT_FILE"
 
 // openRoots opens the file of root certificates that this host trusts.

@@ -51,7 +51,7 @@ type Config struct {
 	Proxy     Proxy            // for outgoing TCP connections
 	FlowLog   string           // file that gets a line for each connection; empty: no flow log
 	Jail      *jail.Starter
-	Cgroups   *cgroup.Tree // for forkd-net's own cgroup; nil: no limits
+	Cgroups   *cgroup.Tree // makes forkd-net's own cgroup; nil: no limits
 	Log       *slog.Logger
 
 	patience time.Duration // answerTimeout, except in tests
@@ -115,7 +115,7 @@ const (
 	stableTime = 10 * time.Second // if forkd-net has run for this long, the next restart waits only firstDelay
 )
 
-// run keeps forkd-net running. The parameter current is a process that already runs, or nil.
+// run keeps forkd-net running. If the argument is not nil, it is a process that already runs.
 func (c *Client) run(current *conn) {
 	delay := firstDelay
 	for {

@@ -67,7 +67,7 @@ func newConn(proc *process.Process, leaf *cgroup.Leaf, ctl *ctlsock.Conn, timeou
 	return n
 }
 
-// post queues a request and returns at once. It takes ownership of file.
+// post queues a request and returns at once. It takes ownership of the file.
 func (n *conn) post(kind netproto.Kind, m codec.Message, file *os.File, answer func([]byte, error)) {
 	var w codec.Writer
 	if m != nil {
@@ -106,7 +106,7 @@ func (r *request) close() {
 type parser interface{ Parse(r *codec.Reader) error }
 
 // call posts a request and waits for the answer. If result is not nil, call parses the answer into
-// result.
+// it.
 func (n *conn) call(ctx context.Context, kind netproto.Kind, m codec.Message, result parser) error {
 	answered := make(chan error, 1)
 	n.post(kind, m, nil, func(body []byte, err error) {

@@ -24,8 +24,8 @@ type Owner struct {
 // daemon cannot distinguish these clients, so it does not limit the share of each client.
 const Anyone = "local"
 
-// Share returns the share of a client or owner in a gate. The parameter most is the maximum number
-// of places at a time. The share of clients without a name, and of clients that the daemon cannot
+// Share returns the share of a client or owner in a gate, with at most the given number of places
+// at a time. The share of clients without a name, and of clients that the daemon cannot
 // distinguish, is not limited.
 func Share(name string, most int) gate.Share {
 	if name == "" || name == Anyone {
@@ -38,12 +38,12 @@ func Share(name string, most int) gate.Share {
 func FairShare(name string, total int) gate.Share { return Share(name, gate.Fair(total)) }
 
 // TakePlace waits for a place in g. The place counts for the client in ctx. If ctx has no client,
-// the place counts for the owner that the parameter other names.
+// the place counts for the owner with the given name.
 func TakePlace(ctx context.Context, g *gate.Gate, other string) (release func(), err error) {
 	return g.Wait(ctx, PlaceShare(ctx, g, other))
 }
 
-// PlaceShare returns the share for TakePlace. The share leaves one place to other clients.
+// PlaceShare returns the share for TakePlace. The share leaves one place for other clients.
 // Otherwise a client whose VMs never answer could take all places.
 func PlaceShare(ctx context.Context, g *gate.Gate, other string) gate.Share {
 	_, total := g.Count()

@@ -9,9 +9,9 @@ import (
 	"github.com/forkd/forkd/internal/host/invalid"
 )
 
-// BranchTag checks tag, the tag of a new snapshot of the sandbox id, and returns it. If tag is empty,
-// BranchTag returns a newly chosen one. Only a step of a build may use a tag that is a
-// snapshot.StepTag.
+// BranchTag returns the tag for a new snapshot of the sandbox with the given id. It checks the
+// requested tag. If that is empty, BranchTag chooses a tag. Only a step of a build may use a tag in
+// the form of snapshot.StepTag.
 func BranchTag(ctx context.Context, tag, id string, at time.Time, step bool) (string, error) {
 	p := PrefixOf(ctx)
 	switch {

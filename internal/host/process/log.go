@@ -53,15 +53,15 @@ func findLog(pid int) *os.File {
 
 // keptOfLog is the number of bytes that are kept from the beginning of a log, and also from its
 // end. If a signal has killed a Go program, the beginning names the signal, and the end has the
-// registers. The bound is needed because exited sandboxes stay in lists for any time, and a
-// compromised VMM can write any text to its log.
+// registers. The bound is needed because exited sandboxes stay in lists for an unlimited time, and
+// a compromised VMM can write any text to its log.
 const keptOfLog = 16 << 10
 
 // logGap replaces the omitted part of a log.
 const logGap = "\n[...]\n"
 
 // readLog returns the text in f up to the first hole. If the text is long, readLog returns only its
-// beginning and its end, and holds little more than these in memory.
+// beginning and its end, and holds little more than these two parts in memory.
 func readLog(f *os.File) string {
 	var text []byte // the beginning of the text, and the end of what was read so far
 	cut := false

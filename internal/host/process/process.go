@@ -116,8 +116,8 @@ func (p *Process) record(spec *Spec) error {
 	return os.WriteFile(spec.Record, fmt.Appendf(nil, "%d %s\n", p.pid, start), 0o600)
 }
 
-// Find returns the process whose id and start time Start has stored in the file at the path record.
-// It returns an error if that process has ended.
+// Find returns the process whose id and start time Start has stored in the given file. It returns
+// an error if that process has ended.
 func Find(name, record string) (*Process, error) {
 	text, err := os.ReadFile(record)
 	if err != nil {

@@ -33,8 +33,8 @@ func (v *mapping) mayBeGuest() bool {
 
 // maxMappings is more than the number of mappings of any VMM: two for each range of a rebase (at
 // most 4096 ranges, see package machine), and the extents of its snapshot. The kernel permits four
-// times as many. It takes some microseconds to describe a mapping, so without this bound a
-// compromised VMM could make each measurement take seconds.
+// times as many. Describing a mapping takes some microseconds, so without this bound a compromised
+// VMM could make each measurement take seconds.
 const maxMappings = 16384
 
 func readMappings(r io.Reader) ([]mapping, error) {

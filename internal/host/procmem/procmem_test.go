@@ -39,7 +39,7 @@ Pss:                   4 kB
 Private_Dirty:         4 kB
 `
 
-// upperRegion is guest RAM above the device hole, away from the rest.
+// upperRegion is guest RAM above the device hole, at a distance from the other mappings.
 const upperRegion = `7f2000000000-7f2002000000 rw-p 00000000 00:00 0
 Pss:                  20 kB
 Private_Dirty:        20 kB

@@ -131,8 +131,8 @@ func TestBranchWithoutAnAnswerIsSettledLater(t *testing.T) {
 	w.checkClean(t)
 }
 
-// If a VMM hangs while another daemon takes it over, the daemon does not kill it, because the VMM
-// may still be executing a request of the earlier daemon.
+// If a VMM hangs while another daemon takes it over, that daemon does not kill the VMM, because the
+// VMM may still be executing a request of the earlier daemon.
 func TestVMMThatHangsIsTakenOver(t *testing.T) {
 	w := newWorld(t, 0)
 	id := w.source(t)

@@ -8,8 +8,8 @@ import (
 	"github.com/forkd/forkd/internal/host/store"
 )
 
-// Boot boots a parent from a disk-only snapshot, and saves the parent as a transient snapshot. The
-// parameters from and to are the tags of the two snapshots.
+// Boot boots a parent from a disk-only snapshot, and saves the parent as a transient snapshot. It
+// gets the tags of the two snapshots, in this order.
 type Boot func(ctx context.Context, from, to string) error
 
 // SetBoot sets the function that boots parents. Without it, disk-only snapshots cannot be forked.

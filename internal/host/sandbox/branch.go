@@ -15,17 +15,17 @@ import (
 
 // Bounds on what a branch costs other sandboxes.
 const (
-	// maximum number of extents for the dirty pages; with so many, the VMM rarely has to fill gaps
+	// maximum number of extents for the dirty pages; with this many, the VMM rarely has to fill
+	// gaps
 	vmmExtents    = 8192
 	branchTimeout = 10 * time.Minute
 )
 
 // Branch makes a snapshot of a sandbox. Afterwards the sandbox continues (or stays paused), even
 // after an error, and can be branched again. Branches of one sandbox wait for each other. If the
-// host or the owner has too many branches at a time, the error is a *BusyError, unless the request
-// has Queue. When Branch
-// returns, the snapshot can be forked, unless the request has NoWait. The snapshot is flushed to
-// disk in the background.
+// host or the owner has too many branches at a time, the error is a *BusyError, unless the field
+// Queue of the request is set. When Branch returns, the snapshot can be forked, unless the field
+// NoWait of the request is set. The snapshot is flushed to disk in the background.
 func (m *Manager) Branch(ctx context.Context, id string, req BranchRequest) (BranchResult, error) {
 	start := time.Now()
 	if _, err := m.Get(id); err != nil {
@@ -50,8 +50,7 @@ func (m *Manager) Branch(ctx context.Context, id string, req BranchRequest) (Bra
 	return r, err
 }
 
-// branch is Branch for a request that is already checked. The parameter start is the time when the
-// request arrived.
+// branch is Branch for a request that is already checked, and that arrived at the given time.
 func (h *Held) branch(ctx context.Context, req BranchRequest, start time.Time) (BranchResult, error) {
 	m, s := h.m, h.s
 	if err := h.wake(ctx); err != nil {

@@ -28,7 +28,7 @@ func (b *branch) disk(ctx context.Context, m *snapshot.Manifest) ([]*os.File, er
 	if chain.MergeTops(inherited, len(b.lower)) {
 		owner := b.staging.ID()
 		if chain.MergeDisk(inherited) {
-			// All layers will be merged into the snapshot's own one, so the merged tops need
+			// All layers will be merged into the snapshot's own layer, so the merged tops need
 			// another ID.
 			owner = snapshot.NewID()
 		}

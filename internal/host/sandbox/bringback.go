@@ -14,10 +14,10 @@ import (
 // bringBack starts a VM from the state of a suspended sandbox. After an error the sandbox is still
 // suspended, unless it is being deleted. The caller must hold s.ops.
 //
-// When the sandbox runs, bringBack sets its expiry to the result of the function expiry. If this
-// function is nil, the sandbox keeps its expiry, with one exception. If the expiry has passed and
-// suspends the sandbox, bringBack removes the expiry, because it would suspend the sandbox again at
-// once.
+// When the sandbox runs, bringBack sets the sandbox's expiry to the result of the given function.
+// If this function is nil, the sandbox keeps its expiry, with one exception. If the expiry has
+// passed and suspends the sandbox, bringBack removes the expiry, because it would suspend the
+// sandbox again at once.
 func (m *Manager) bringBack(ctx context.Context, s *Sandbox, expiry func() Expiry) error {
 	err := m.tryBringBack(ctx, s, expiry)
 	if err != nil && s.Info().State == Suspended {

@@ -16,9 +16,9 @@ import (
 )
 
 // startChild starts one child and waits until its agent has confirmed. After an error nothing of
-// the child remains. The parameter restoring counts the children of the same wave whose vCPUs do
-// not run yet. The agent receives its identity only when the vCPUs of all these children run,
-// because an agent that works earlier takes CPU time from the restores of the other children.
+// the child remains. The WaitGroup counts the children of the same wave whose vCPUs do not run yet.
+// The agent receives its identity only when the vCPUs of all these children run, because an agent
+// that works earlier takes CPU time from the restores of the other children.
 func (m *Manager) startChild(ctx context.Context, start time.Time, req ForkRequest, fork string,
 	restoring *sync.WaitGroup) (*Sandbox, error) {
 	var undo cleanup.Stack
@@ -105,7 +105,7 @@ func (m *Manager) restoreChild(ctx context.Context, start time.Time, req ForkReq
 	return s, nil
 }
 
-// hostname returns the host name of the child with an id.
+// hostname returns the host name of the child with the given id.
 func hostname(prefix, id string) string {
 	if prefix == "" {
 		prefix = "sb"

@@ -26,7 +26,7 @@ func (w *world) vmOf(t *testing.T, id string) *vmfake.VMM {
 	return v
 }
 
-// readTo reads until it has read want, or until the log ends.
+// readTo reads until it has read the given text, or until the log ends.
 func readTo(t *testing.T, l *conlog.Log, want string) (got string, lost uint64) {
 	t.Helper()
 	for !strings.Contains(got, want) {

@@ -10,7 +10,8 @@ import (
 	"github.com/forkd/forkd/internal/host/vmmclient"
 )
 
-// until polls a sandbox until ok returns true for its Info. If ok never does, the test times out.
+// The function polls a sandbox until ok returns true for the sandbox's Info. If ok never returns
+// true, the test times out.
 func until(t *testing.T, w *world, id string, ok func(Info) bool) {
 	t.Helper()
 	for {

@@ -22,7 +22,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// asked is a guest that records requests, and fails those that the test has chosen.
+// asked is a guest that records requests. It returns an error for the requests that the test has
+// chosen.
 type asked struct {
 	mu    sync.Mutex
 	ops   []agentproto.Op
@@ -328,8 +329,8 @@ func TestDisksOfDisksStayShallow(t *testing.T) {
 	}
 }
 
-// The guest of a disk may never become ready. While its parent boots, the VMM has the limits of the
-// snapshot, without the limit of memory.
+// A guest that boots from a snapshot's disk may never become ready. While its parent boots, the VMM
+// has the limits of the snapshot, without the limit of memory.
 func TestBootOfADiskIsLimited(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

@@ -30,8 +30,8 @@ func (h *Held) SetExpiry(e Expiry) error {
 }
 
 // stopTime stops the expiry of a sandbox until startTime is called. The record keeps the expiry. If
-// the daemon is killed before startTime, the next daemon applies the expiry. Errors are those of
-// SetExpiry. The caller must hold s.ops.
+// the daemon is killed before startTime, the next daemon applies the expiry. The errors are the
+// same as for SetExpiry. The caller must hold s.ops.
 func (m *Manager) stopTime(s *Sandbox) (startTime func(), err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -347,7 +347,8 @@ func TestAnnotationIsBounded(t *testing.T) {
 	w.stop()
 }
 
-// The sandbox of a workspace does not expire if its fork has set an expiry, and gets none later.
+// The sandbox of a workspace does not expire, even if its fork has set an expiry. It also cannot
+// get an expiry later.
 func TestNoExpiryOfAWorkspace(t *testing.T) {
 	w := newWorld(t, 0)
 	mustBake(t, w)

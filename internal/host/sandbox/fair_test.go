@@ -160,7 +160,7 @@ func TestOneClientDoesNotHoldAllRestores(t *testing.T) {
 	}
 }
 
-// slowVMM is a VM whose branches end only when the channel end is closed.
+// slowVMM is a VM whose branches end only when a channel is closed.
 type slowVMM struct {
 	*vmfake.VMM
 	begun func()

@@ -97,8 +97,8 @@ func (b *branch) finish(ctx context.Context) (result BranchResult, err error) {
 	return result, err
 }
 
-// countChanges restarts the counting of changes after a complete branch. The parameter shared is
-// the number of bytes of memory that the sandbox now shares with the branch.
+// countChanges restarts the counting of changes after a complete branch. The sandbox now shares the
+// given number of bytes of memory with the branch.
 func (b *branch) countChanges(shared uint64) {
 	dirty := b.done.Save.DirtyBytes
 	base := &tally.Written{Memory: dirty - min(dirty, shared), Disk: b.fresh}

@@ -95,8 +95,8 @@ func (m *Manager) checkAgainst(ctx context.Context, r *ForkRequest, parent *snap
 }
 
 // Fork starts children of a snapshot. A child has started when its agent has confirmed its new
-// identity. If one child fails, the others are killed, unless the request permits a part of the
-// children. If the fork fails, the error is a *ForkError.
+// identity. If one child fails, the other children are killed, unless the request permits a part of
+// the children. If the fork fails, the error is a *ForkError.
 func (m *Manager) Fork(ctx context.Context, req ForkRequest) (ForkResult, error) {
 	start := time.Now()
 	if err := req.check(); err != nil {
@@ -186,7 +186,7 @@ func (m *Manager) fork(ctx context.Context, start time.Time, req ForkRequest, vc
 // gates permit. The next wave starts when all children of the wave have confirmed. With waves, most
 // children confirm early. In a single wave of a hundred children on one CPU, half of the children
 // would confirm almost as late as the last child. If all children are required, the first failure
-// cancels the others.
+// cancels the other children.
 func (m *Manager) startChildren(ctx context.Context, start time.Time, req ForkRequest, fork string) ([]*Sandbox,
 	[]error) {
 	ctx, cancel := context.WithCancel(ctx)

@@ -16,7 +16,7 @@ import (
 
 // A child gets its identity only when all children of its wave are restored. The next wave begins
 // only when all children of a wave have their identity. A child that cannot be restored does not
-// delay the others.
+// delay the other children.
 func TestChildrenStartInWaves(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

@@ -105,8 +105,8 @@ func (c *guestCall) explain(err error) error {
 // Use calls f, which may open connections to ports of the sandbox's guest. If the sandbox was
 // suspended because it was idle, Use resumes it first. The sandbox counts as used until f returns.
 // The context for f ends when the VM ends, or when the sandbox is rolled back, suspended or
-// deleted; the error of f is then replaced by a *StateError or a *CutOffError. In error texts, op,
-// such as "exec in", precedes the sandbox's id.
+// deleted; the error of f is then replaced by a *StateError or a *CutOffError. In error texts, the
+// parameter op, such as "exec in", precedes the sandbox's id.
 func (m *Manager) Use(ctx context.Context, id, op string, f func(context.Context, agentclient.DialFunc) error) error {
 	call, err := m.guestOf(ctx, id, op)
 	if err != nil {

@@ -25,7 +25,7 @@ func (m *Manager) With(ctx context.Context, id string, f func(*Held) error) erro
 	return m.with(ctx, id, (*Sandbox).lock, f)
 }
 
-// with is like With, for a caller that locks in another way.
+// The method is like With, for a caller that locks in another way.
 func (m *Manager) with(ctx context.Context, id string, lock func(*Sandbox, context.Context) (func(), error),
 	f func(*Held) error) error {
 	s, err := m.Get(id)
@@ -45,7 +45,7 @@ func (m *Manager) with(ctx context.Context, id string, lock func(*Sandbox, conte
 	return f(h)
 }
 
-// change is With, and returns the sandbox's Info afterwards.
+// change is like With, and returns the sandbox's Info after f has returned.
 func (m *Manager) change(ctx context.Context, id string, f func(*Held) error) (i Info, err error) {
 	err = m.With(ctx, id, func(h *Held) error {
 		if err := f(h); err != nil {

@@ -17,8 +17,8 @@ func (w *world) resumeUntil(t *testing.T, id string, e Expiry) (Info, error) {
 	return w.change(t.Context(), id, func(h *Held) error { return h.Resume(t.Context(), &e) })
 }
 
-// bringBackFor resumes a suspended sandbox in the same way as a request. The sandbox then expires after
-// lasts.
+// bringBackFor resumes a suspended sandbox in the same way as a request. The sandbox then expires
+// after the given time.
 func (w *world) bringBackFor(t *testing.T, id string, lasts time.Duration) (Info, error) {
 	t.Helper()
 	return w.change(t.Context(), id, func(h *Held) error {

@@ -59,7 +59,7 @@ func (m *Manager) Kill(id string) error {
 	return m.remove(s)
 }
 
-// remove is Kill for all sandboxes, also those of workspaces. The error is a *NotFoundError if
+// remove is like Kill, but also kills sandboxes of workspaces. The error is a *NotFoundError if
 // another call is deleting the sandbox.
 func (m *Manager) remove(s *Sandbox) error {
 	id := s.id
@@ -109,7 +109,7 @@ func (m *Manager) KillAll() {
 	_ = group.Wait()
 }
 
-// endAll calls end for all given children of a fork that has failed.
+// endAll ends all given children of a fork that has failed.
 func (m *Manager) endAll(children []*Sandbox) {
 	var group errgroup.Group
 	group.SetLimit(vmpool.AtOnce)

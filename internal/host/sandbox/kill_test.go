@@ -29,7 +29,7 @@ func TestFailedForkEndsItsChildrenTogether(t *testing.T) {
 	together := make(chan struct{})
 	w.vmms.Killing = func() {
 		mu.Lock()
-		if calls++; calls == 1 { // the child that failed is killed before the others
+		if calls++; calls == 1 { // the child that failed is killed before the other children
 			mu.Unlock()
 			return
 		}

@@ -14,8 +14,8 @@ import (
 // force. A new VM has no limits.
 func (v *liveVM) limit(r *ledger.Record) error { return v.vmm.Limit(r.Limits, r.MemoryBytes) }
 
-// limitsFor returns the limits of children: those of the request or, if the request has none, those
-// of their snapshot.
+// limitsFor returns the limits of children: the limits in the request or, if the request has none,
+// the limits in the children's snapshot.
 func limitsFor(asked *vm.Limits, m *snapshot.Manifest) vm.Limits {
 	if asked != nil {
 		return *asked

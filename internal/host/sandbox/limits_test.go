@@ -145,8 +145,8 @@ func checkLiftedAfterRestart(t *testing.T, w *world, lifted func() int64, obstac
 }
 
 // A daemon takes over a VM while a branch of another sandbox is flushed. The branch contains the
-// VM's disk layer, so the daemon lifts the VM's limits, even if all snapshots between the two are
-// deleted.
+// VM's disk layer, so the daemon lifts the VM's limits, even if the snapshot for which the layer
+// was made is deleted.
 func TestFlushOfADescendantIsNotHeldBack(t *testing.T) {
 	w := newWorld(t, 0)
 	id := w.source(t)

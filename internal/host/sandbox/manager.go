@@ -105,7 +105,7 @@ type Manager struct {
 	left  []left // set by Recover
 }
 
-// New returns a Manager without sandboxes. Recover adds those of an earlier daemon.
+// New returns a Manager without sandboxes. Recover adds the sandboxes of an earlier daemon.
 func New(cfg Config) (*Manager, error) {
 	for _, dir := range []string{cfg.RunDir, cfg.DataDir} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -139,8 +139,8 @@ func New(cfg Config) (*Manager, error) {
 	return m, nil
 }
 
-// Events returns the recent events of sandboxes. They include those of snapshots if the store has
-// the same ring.
+// Events returns the recent events of sandboxes. They include the events of snapshots if the store
+// has the same ring.
 func (m *Manager) Events() *event.Ring { return m.cfg.Events }
 
 // Snapshots returns the manager's store.
@@ -210,7 +210,7 @@ type left struct {
 // kill.
 type LeftAlone struct {
 	ID     string
-	PID    int // of the sandbox's VMM; 0: there is none, or it is unknown
+	PID    int // process id of the sandbox's VMM; 0: there is none, or it is unknown
 	Reason string
 }
 

@@ -28,7 +28,7 @@ func networkFor(asked *netclient.Setting, m *snapshot.Manifest) (netclient.Setti
 const giveTimeout = branchTimeout
 
 // tellTimeout is how long a guest may take to act on a message. If the VM is paused, the message is
-// sent again when it runs.
+// sent again when the VM runs.
 const tellTimeout = 10 * time.Second
 
 // giveTo returns a function that gives another frame socket to the VM v. The network stack behind

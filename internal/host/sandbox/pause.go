@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Pause stops the vCPUs of a sandbox. The sandbox keeps its memory. It answers no requests until
+// Pause stops the vCPUs of a sandbox. The sandbox keeps its memory, and answers no requests until
 // Resume.
 func (m *Manager) Pause(ctx context.Context, id string) (Info, error) {
 	return m.change(ctx, id, func(h *Held) error {

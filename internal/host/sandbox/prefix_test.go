@@ -16,7 +16,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// waitingCtx is a context that calls the function waits when a goroutine asks for its Done channel.
+// waitingCtx is a context that calls waits when a goroutine asks for its Done channel.
 type waitingCtx struct {
 	context.Context
 	waits func()
@@ -93,7 +93,7 @@ func TestARollbackMayNotReadWhatTookTheTag(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.branch(t, others, "team-b.x", vm.BranchDiff)
-	if err := w.Kill(others); err != nil { // it uses the memory of its branch
+	if err := w.Kill(others); err != nil { // this sandbox uses the memory of its branch
 		t.Fatal(err)
 	}
 	st := w.Snapshots()

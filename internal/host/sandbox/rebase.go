@@ -117,9 +117,9 @@ func (b *branch) tryRebase(ctx context.Context) (shared uint64, err error) {
 	return result.Bytes, errors.Join(s.answered(err), settled)
 }
 
-// follow leases the branches that a VM's memory is based on, or may be based on. It is called after
-// a VM has been taken over. Without the leases the VM still runs, but its next branch holds all
-// pages that it has written since its fork.
+// The method takes leases of the branches that a VM's memory is based on, or may be based on. It is
+// called after a VM has been taken over. Without the leases the VM still runs, but its next branch
+// holds all pages that it has written since its fork.
 func (m *Manager) follow(v *liveVM, r *ledger.Record) {
 	get := func(id string) func() {
 		unfollow, err := m.cfg.Store.Follow(id, r.Owner)

@@ -25,7 +25,7 @@ type BranchRequest struct {
 	Step     bool // the branch is a step of a build, so its tag may be a snapshot.StepTag
 	Replace  bool // replace a snapshot with the same tag, unless sandboxes run from it
 
-	Labels map[string]string // of the snapshot; bounded like those of sandboxes
+	Labels map[string]string // labels of the snapshot; bounded like a sandbox's labels
 
 	// Defaults are the values that the caller has set in the guest's agent since the sandbox was
 	// made.
@@ -46,8 +46,8 @@ type ForkRequest struct {
 	N              int                // 1 to MaxFork
 	Env            map[string]string  // added to the snapshot's environment
 	HostnamePrefix string             // children get the host name <prefix>-<6 characters of their id>; empty: "sb"
-	AllowPartial   bool               // if some children fail, keep the others
-	Limits         *vm.Limits         // limits of each child; nil: as the snapshot
+	AllowPartial   bool               // if some children fail, keep the other children
+	Limits         *vm.Limits         // limits of each child; nil: the snapshot's limits
 	TTL            time.Duration      // time after which children are deleted; 0: never
 	IdleTimeout    time.Duration      // time without a request after which children are suspended; 0: never
 	ExpirySuspends bool               // after the TTL, suspend children instead of deleting them
@@ -65,8 +65,8 @@ type ForkResult struct {
 	Sandboxes   []Info
 	Failed      int
 	Unconfirmed int
-	VMMWall     time.Duration // from the request until the vCPUs of all children ran
-	ForkWall    time.Duration // from the request until the agents of all children had confirmed
+	VMMWall     time.Duration // time from the request until the vCPUs of all children ran
+	ForkWall    time.Duration // time from the request until the agents of all children had confirmed
 	Keep        func() error  // keeps the children that live, see ForkRequest.Provisional
 
 	Kill func(id string) error // kills a child, as Manager.Kill does, whatever its labels are now

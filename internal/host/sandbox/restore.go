@@ -28,8 +28,7 @@ func (m *Manager) newTopOver(data string, lease *store.Lease, name string) (*os.
 }
 
 // restore restores the snapshot that is leased for v into v's VM. The VM's disk gets the empty top
-// that r names. The parameter start is the time when the request arrived. The caller must hold a
-// place in m.restores.
+// that r names. The request arrived at the given time. The caller must hold a place in m.restores.
 func (m *Manager) restore(ctx context.Context, start time.Time, v *liveVM, data string,
 	r *ledger.Record) (Timing, error) {
 	top, err := m.newTopOver(data, v.lease, r.Top)

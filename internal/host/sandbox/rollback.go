@@ -24,16 +24,16 @@ import (
 type RollbackResult struct {
 	Info  Info
 	Tag   string        // snapshot to which the sandbox was rolled back
-	VMM   time.Duration // until the vCPUs ran
-	Ready time.Duration // until the agent had confirmed
+	VMM   time.Duration // time until the vCPUs ran
+	Ready time.Duration // time until the agent had confirmed
 }
 
 // Rollback puts a sandbox back to a snapshot: memory, disk, vCPUs and devices, in the same VMM
-// process and under the same id. The parameter to is the tag of the snapshot. If it is empty,
-// Rollback uses the snapshot that the sandbox runs from. Otherwise the snapshot must be of the
-// sandbox's family: the snapshot and the sandbox descend from the same snapshot of a booted VM, so
-// they have the same CPU, memory size, devices and disk size. The client must be able to use the
-// snapshot, unless the sandbox runs from it. A failure before the restore leaves the sandbox
+// process and under the same id. The last string parameter is the tag of the snapshot. If this tag
+// is empty, Rollback uses the snapshot that the sandbox runs from. Otherwise the snapshot must be
+// of the sandbox's family: the snapshot and the sandbox descend from the same snapshot of a booted
+// VM, so they have the same CPU, memory size, devices and disk size. The client must be able to use
+// the snapshot, unless the sandbox runs from it. A failure before the restore leaves the sandbox
 // unchanged. Afterwards the previous state is lost, so a sandbox that fails or does not confirm is
 // killed, and the error is a *RollbackError. Only the sandbox's latest suspended state remains, if
 // it has one.
@@ -65,8 +65,8 @@ func (h *Held) rollback(ctx context.Context, to string, strict unique.Strict, st
 	}
 	var undo cleanup.Stack
 	defer undo.Run()
-	// Check before Acquire: it may read gigabytes, and the time for that would tell the client that
-	// a hidden snapshot exists.
+	// Check before Acquire, because Acquire may read gigabytes, and the time for this would tell
+	// the client that a hidden snapshot exists.
 	if err := m.mayGoBack(ctx, &rec, to); err != nil {
 		return r, err
 	}
@@ -180,7 +180,7 @@ func (m *Manager) restoreRolledBack(ctx context.Context, s *Sandbox, v *liveVM, 
 	return err
 }
 
-// commitRollback records that the sandbox now runs from the snapshot of lease.
+// commitRollback records that the sandbox now runs from the snapshot of the given lease.
 func (s *Sandbox) commitRollback(v *liveVM, was ledger.Record, lease *store.Lease, name string) error {
 	target := *lease.Manifest().Ref()
 	ownState := was.IsOwnState(target)
@@ -214,9 +214,9 @@ func (s *Sandbox) commitRollback(v *liveVM, was ledger.Record, lease *store.Leas
 }
 
 // mayGoBack returns a *store.NotFoundError unless the client of ctx may roll a sandbox back to the
-// snapshot that has a tag now. The client may use the snapshot that its sandbox was forked from,
-// even a snapshot that it cannot see. It may also do so after a suspension. It may not use another
-// snapshot that has taken the tag since.
+// snapshot that now has the given tag. The client may use the snapshot that its sandbox was forked
+// from, even a snapshot that it cannot see. The client may also use that snapshot after a
+// suspension. It may not use another snapshot that has taken the tag since.
 func (m *Manager) mayGoBack(ctx context.Context, rec *ledger.Record, tag string) error {
 	err := m.MayUse(ctx, tag)
 	if err != nil && (tag == rec.Tag() || tag == rec.SnapshotTag) && m.cfg.Store.IsInLine(tag, rec.SnapshotID) {
@@ -225,8 +225,8 @@ func (m *Manager) mayGoBack(ctx context.Context, rec *ledger.Record, tag string)
 	return err
 }
 
-// inFamily returns an error unless the client of ctx may roll a sandbox back to the snapshot of the
-// lease to.
+// inFamily returns an error unless the client of ctx may roll a sandbox back to the given leased
+// snapshot.
 func (m *Manager) inFamily(ctx context.Context, rec *ledger.Record, to *store.Lease) error {
 	id, tag := to.Manifest().ID, to.Manifest().Tag
 	if id == rec.SnapshotID {
@@ -248,8 +248,8 @@ func (m *Manager) inFamily(ctx context.Context, rec *ledger.Record, to *store.Le
 // it, unless the request gives it a tag.
 //
 // If the sandboxes are of different families, Promote returns a *FamilyError and makes no branch.
-// Errors after the branch are those of Rollback. The sandbox's own state is lost, as in a rollback: a
-// caller that needs that state must branch the sandbox first.
+// After the branch, the errors are the same as for Rollback. The sandbox's own state is lost, as in
+// a rollback: a caller that needs that state must branch the sandbox first.
 func (m *Manager) Promote(ctx context.Context, id, from string, req BranchRequest, strict unique.Strict) (
 	r RollbackResult, err error) {
 	if id == from {

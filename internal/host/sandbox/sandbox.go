@@ -50,7 +50,7 @@ type Sandbox struct {
 	ops    chan struct{} // lock for operations such as branch, rollback and pause; has room for one value
 	usage  *idle.Watch
 	since  tally.Tally // counts changes since the sandbox's latest branch or rollback
-	events *event.Ring // receives its events
+	events *event.Ring // receives the sandbox's events
 	freed  sync.Once
 	rests  gate.Way // context of branches that wait for the guest to freeze its file system
 	secret bool     // the sandbox's memory must not be on a disk, see KeepSecret; guarded by ops
@@ -76,8 +76,8 @@ type Sandbox struct {
 
 // Timing holds durations of a sandbox's start, each measured from the request.
 type Timing struct {
-	VMM     time.Duration // until all vCPUs ran
-	Ready   time.Duration // until the agent had confirmed the new identity
+	VMM     time.Duration // time until all vCPUs ran
+	Ready   time.Duration // time until the agent had confirmed the new identity
 	Restore vmmproto.RestoreResult
 	Pooled  bool // the VMM process came from the pool
 }
@@ -91,7 +91,7 @@ type Info struct {
 	Hostname    string
 	Owner       string // see owner.Owner
 	State       State
-	PID         int // of the VMM process; 0 if there is none
+	PID         int // process id of the VMM; 0 if there is none
 	Created     time.Time
 	MemoryBytes uint64    // RAM of the guest
 	Expires     time.Time // zero: never
@@ -212,7 +212,7 @@ type Expiry struct {
 	Suspends bool      // suspend the sandbox; if false, delete it in any state
 }
 
-// after returns e with the time At moved d later.
+// The method returns a copy of e in which the time At is later by d.
 func (e Expiry) after(d time.Duration) Expiry {
 	if !e.At.IsZero() {
 		e.At = e.At.Add(d)

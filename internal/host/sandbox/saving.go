@@ -27,7 +27,7 @@ type branch struct {
 	state   *os.File
 	layer   *os.File
 	lower   []*os.File // the sandbox's tops, open for reading: frozen tops, oldest first, and then the present top
-	owners  []string   // IDs of the owners of lower
+	owners  []string   // IDs of the owners of the layers in lower
 	done    vmmproto.BranchResult
 	figure  snapshot.Branch
 	undo    cleanup.Stack

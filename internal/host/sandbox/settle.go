@@ -95,8 +95,8 @@ func (s *Sandbox) settlePause(ctx context.Context, v *liveVM, paused bool) error
 	return nil
 }
 
-// swapLeases calls the function change, which changes the leases of s's VM. If s is being deleted,
-// swapLeases returns an error instead, because the leases are then being released.
+// swapLeases calls change, which changes the leases of s's VM. If s is being deleted, swapLeases
+// returns an error instead, because the leases are then being released.
 func (s *Sandbox) swapLeases(change func()) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

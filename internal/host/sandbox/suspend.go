@@ -82,7 +82,8 @@ var errBusy = errors.New("a request came in")
 // and other suspensions do not wait for a long request.
 //
 // Until unlock is called, branches that wait for the guest to freeze its file system are cancelled.
-// An automatic suspension does not cancel them, but waits for them, as for all requests.
+// An automatic suspension does not cancel these branches, but waits for them, as it waits for all
+// requests.
 func (m *Manager) lockToSuspend(ctx context.Context, s *Sandbox, auto bool) (unlock func(), err error) {
 	var held cleanup.Stack
 	defer func() { held.Run() }()
@@ -159,8 +160,8 @@ func (m *Manager) suspend(ctx context.Context, s *Sandbox, auto, timeless bool) 
 }
 
 // standStill pauses the VM of a sandbox that is being suspended, and adds the resumption of the VM
-// to undo. A VM that is already paused stays paused. If the disk has no room for the memory that
-// the VM has written, standStill returns an error before it pauses the VM.
+// to the given cleanup stack. A VM that is already paused stays paused. If the disk has no room for
+// the memory that the VM has written, standStill returns an error before it pauses the VM.
 func (m *Manager) standStill(ctx context.Context, s *Sandbox, auto bool, undo *cleanup.Stack) error {
 	paused := s.Info().State == Paused
 	if !paused {
@@ -203,8 +204,8 @@ func (m *Manager) standStill(ctx context.Context, s *Sandbox, auto bool, undo *c
 }
 
 // commitSuspension records that the sandbox is suspended, and frees its VM. The snapshot with the
-// suspended state must be on disk. It is kept until the function unpin is called. After an error
-// the sandbox still has its VM, or is being deleted.
+// suspended state must be on disk, and is kept until unpin is called. After an error the sandbox
+// still has its VM, or is being deleted.
 func (m *Manager) commitSuspension(s *Sandbox, suspended ledger.Record, unpin func()) error {
 	if err := ledger.WriteSuspended(s.data, &suspended); err != nil {
 		return err

@@ -37,8 +37,8 @@ func withTakenOver(t testing.TB) (*world, *takenOver) {
 	return w, h
 }
 
-// attack forks a sandbox with a compromised VMM, and uses the sandbox. The bytes in drawn choose
-// the operations and the VMM's answers. Whatever the VMM answers, each operation must end, each
+// attack forks a sandbox with a compromised VMM, and uses the sandbox. The given bytes choose the
+// operations and the VMM's answers. Whatever the VMM answers, each operation must end, each
 // snapshot in the list must be usable, no file may become longer than the guest's memory, and
 // nothing may be left over.
 func attack(t *testing.T, w *world, h *takenOver, drawn []byte) {

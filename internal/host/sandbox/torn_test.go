@@ -73,7 +73,7 @@ func (w *world) torn(t *testing.T) (s *Sandbox, v *tornVMM) {
 	return s, v
 }
 
-// obstruct makes it impossible to write the record of s, until clear is called.
+// obstruct makes it impossible to write the record of s until clear is called.
 func obstruct(t *testing.T, s *Sandbox) (clear func()) {
 	t.Helper()
 	path := filepath.Join(s.live.dir, ledger.File)

@@ -23,8 +23,8 @@ const backlogTimes = 3
 // backlogWait is how long a branch waits for room in RAM.
 const backlogWait = 30 * time.Second
 
-// backlogPoll is how often a waiting branch checks for room. It must poll, because VMMs also free
-// RAM, and do not notify the store.
+// backlogPoll is how often a waiting branch checks for room. The branch must poll, because VMMs
+// also free RAM, and do not notify the store.
 const backlogPoll = time.Second
 
 // usageAge is how long a backlogUsage is reused. Many branches may wait at the same time, and
@@ -84,14 +84,13 @@ func (e *BacklogError) Error() string {
 
 func (e *BacklogError) Unwrap() error { return e.Flush }
 
-// ReserveRAM reserves room for the memory layer of a branch. The parameter most is the maximum size
-// of the layer in bytes. ReserveRAM is not called if Staging.Awaited is called for the branch. If a
-// layer of this size does not fit at once, and exact is not nil, ReserveRAM calls exact for a
-// better estimate. ReserveRAM waits until the disk has caught up with the branches of the owner,
-// but no longer than a client can wait. After that, or if the disk cannot be written, the error is
-// a *BacklogError. If no other layer is to be written to disk, and sandboxes of the owner have no
-// lines, the branch is never refused. The caller calls the function release when the snapshot is
-// published or abandoned.
+// ReserveRAM reserves room for the memory layer of a branch, which has at most the given number of
+// bytes. ReserveRAM is not called if Staging.Awaited is called for the branch. If a layer of this
+// size does not fit at once, and exact is not nil, ReserveRAM calls exact for a better estimate.
+// ReserveRAM waits until the disk has caught up with the branches of the owner, but no longer than
+// a client can wait. After that, or if the disk cannot be written, the error is a *BacklogError. If
+// no other layer is to be written to disk, and sandboxes of the owner have no lines, the branch is
+// never refused. The caller calls release when the snapshot is published or abandoned.
 func (s *Store) ReserveRAM(ctx context.Context, owner string, most uint64, exact func() (uint64, error)) (
 	release func(), err error) {
 	b := &s.backlog
@@ -239,11 +238,11 @@ func (b *backlog) planLocked() {
 
 // backlogUsage is the RAM usage of layers that are not on disk, and of lines, in bytes.
 type backlogUsage struct {
-	own    map[string]uint64 // by owner, including lines and layers being made
-	lines  map[string]uint64 // by owner
-	all    uint64            // of all owners
+	own    map[string]uint64 // bytes by owner, including lines and layers that are being made
+	lines  map[string]uint64 // bytes of lines, by owner
+	all    uint64            // bytes of all owners
 	coming uint64            // reserved for layers of all owners that are being made
-	free   uint64            // free in the RAM file system, minus coming
+	free   uint64            // free bytes in the RAM file system, minus coming
 }
 
 // wants returns how many bytes must be free for w: the bytes of the layer itself, and the bytes

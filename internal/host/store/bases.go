@@ -70,8 +70,8 @@ func (g *Staging) UseBoot(kernel, initrd *os.File) (err error) {
 // addInBackground adds a file, which the snapshot names by its digest, to the store. If the file
 // cannot be linked and keep is set, the file is copied.
 func (g *Staging) addInBackground(what string, file *os.File, keep bool) (*basing, error) {
-	// Open the file again, because computing the digest moves the offset, which duplicates of a
-	// descriptor share.
+	// Open the file again, because computing the digest moves the offset, and duplicates of a
+	// descriptor have a common offset.
 	f, err := os.Open(procPath(file))
 	if err != nil {
 		return nil, fmt.Errorf("use %s %s: %w", what, file.Name(), err)
@@ -202,9 +202,9 @@ func (s *Store) addBase(ctx context.Context, g *Staging, f *os.File, path string
 	return base, s.essential(func() error { return atomicfile.WriteDurable(s.baseRecord(base.Digest), p, 0o600) })
 }
 
-// linkBase makes a link in the store to an image, and reports whether this was possible. It is not
-// possible if the image is on another file system, or if the store may not link the image. In these
-// cases the store needs the image at its path.
+// linkBase makes a link in the store to an image, and reports whether this was possible. A link is
+// not possible if the image is on another file system, or if the store may not link the image. In
+// these cases the store needs the image at its path.
 func (s *Store) linkBase(f *os.File, digest string) (linked bool, err error) {
 	name := s.baseLink(digest)
 	if err := os.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -220,9 +220,9 @@ func (s *Store) linkBase(f *os.File, digest string) (linked bool, err error) {
 	return false, fmt.Errorf("link it to %s: %w", name, err)
 }
 
-// copyBase copies a file into the store and flushes the copy to disk. The parameter want is the
-// digest of the file. If the file has been changed since, so that the copy has another digest,
-// copyBase returns an error.
+// copyBase copies a file into the store and flushes the copy to disk. The file has had the given
+// digest. If the file has been changed since, so that the copy has another digest, copyBase returns
+// an error.
 func copyBase(ctx context.Context, name string, f *os.File, want string) (id fileID, err error) {
 	err = atomicfile.Fill(name, func(tmp string) error {
 		if err := copyFile(tmp, f); err != nil {

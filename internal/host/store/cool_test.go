@@ -23,7 +23,7 @@ func TestUnusedLayersLeaveTheRAM(t *testing.T) {
 		}
 		return 1, 4, nil
 	}
-	// cool waits until this function, or the flusher, has dropped layers.
+	// cool drops layers until at most n are in RAM. The flusher may drop some of them.
 	cool := func(n int) {
 		for most.Store(int64(n)); layers() > n; time.Sleep(time.Millisecond) {
 			s.coolUnused()

@@ -9,13 +9,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// copyFile copies src to a new file with the path to. Holes in src stay holes in the new file,
-// because a memory layer is as long as the guest's RAM and consists mostly of holes. On a RAM file
-// system, each page that is written takes memory. After an error copyFile removes the new file.
+// copyFile copies src to a new file. The first parameter is the path of the new file. Holes in src
+// stay holes in the new file, because a memory layer is as long as the guest's RAM and consists
+// mostly of holes. On a RAM file system, each page that is written takes memory. After an error
+// copyFile removes the new file.
 func copyFile(to string, src *os.File) error { return copyParts(to, src, nil) }
 
-// copyParts is like copyFile, but copies only parts of src. The rest of the new file is a hole. If
-// parts is nil, copyParts copies all of src.
+// copyParts is like copyFile, but copies only the given parts of src. The rest of the new file is a
+// hole. If parts is nil, copyParts copies all of src.
 func copyParts(to string, src *os.File, parts []part) (err error) {
 	dst, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
@@ -35,8 +36,8 @@ func copyParts(to string, src *os.File, parts []part) (err error) {
 // part is a piece of a file, in bytes.
 type part struct{ start, end int64 }
 
-// copyData copies the data in parts of src, without holes. If parts is nil, copyData copies all
-// data of src.
+// copyData copies the data in the given parts of src, without holes. If parts is nil, copyData
+// copies all data of src.
 func copyData(dst, src *os.File, parts []part) error {
 	st, err := src.Stat()
 	if err != nil {

@@ -16,7 +16,7 @@ type DeleteMode int
 // a snapshot (see Follow), the snapshot loses its name at once, and its files are deleted when the
 // last of these sandboxes stops following it.
 const (
-	DeleteSingle  DeleteMode = iota // return an error if any snapshot builds on it
+	DeleteSingle  DeleteMode = iota // return an error if any snapshot builds on the snapshot
 	DeleteCascade                   // also delete all snapshots that build on it
 	DeleteForce                     // keep the snapshots that build on it, which have their own links to its layers
 )

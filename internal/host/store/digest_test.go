@@ -10,8 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sparse makes a file of size bytes with some content at each of the offsets. All other bytes are
-// zero. Those below the offset zeroed are written, and the rest are holes.
+// sparse makes a file of the given size with some content at each of the offsets. All other bytes
+// are zero. The zero bytes below the offset zeroed are written, and all other zero bytes are in
+// holes.
 func sparse(t *testing.T, name string, size, zeroed int64, offsets ...int64) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), name)

@@ -55,7 +55,7 @@ func parentWithBoot(t *testing.T, s *Store, d dirs, tag string) {
 	}
 }
 
-// publishDisk makes a disk-only branch of parent.
+// publishDisk makes a disk-only branch of the snapshot parent.
 func publishDisk(t *testing.T, s *Store, tag, parent string) error {
 	t.Helper()
 	g, m, disk := stageDisk(t, s, s.Stage, tag, parent)
@@ -64,8 +64,8 @@ func publishDisk(t *testing.T, s *Store, tag, parent string) error {
 	return err
 }
 
-// stageDisk makes all files of a disk-only branch of parent. It returns the arguments for
-// PublishDisk.
+// stageDisk makes all files of a disk-only branch of the snapshot parent. It returns the arguments
+// for PublishDisk.
 func stageDisk(t *testing.T, s *Store, stage func(tag string) (*Staging, error), tag, parent string) (*Staging,
 	*snapshot.Manifest, []*os.File) {
 	t.Helper()

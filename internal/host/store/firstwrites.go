@@ -26,7 +26,7 @@ type firstWrites struct {
 	// +checklocks:mu
 	told int // number of children that have answered
 	// +checklocks:mu
-	common []vm.Range // pages that every child that answered has written; valid when told is learners
+	common []vm.Range // pages that all answering children have written; valid when told equals learners
 }
 
 // FirstWrites returns the pages that every child of the snapshot writes as soon as it runs. It

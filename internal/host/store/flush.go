@@ -63,7 +63,7 @@ func (f *flusher) retry() {
 	f.wake.Broadcast()
 }
 
-// later records that the flush of a snapshot failed and must be tried again.
+// The method records that the flush of a snapshot failed and must be tried again.
 func (f *flusher) later(e *entry) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -73,7 +73,7 @@ func (f *flusher) later(e *entry) {
 	}
 }
 
-// close waits until all snapshots are flushed, except those whose flush fails.
+// close waits until all snapshots are flushed, except snapshots whose flush fails.
 func (f *flusher) close() {
 	f.mu.Lock()
 	f.ended = true

@@ -16,8 +16,8 @@ import (
 const layerBytes = 2 * vm.PageSize
 
 // foreign puts a snapshot into the store's directory, as an import would. The second layer of the
-// snapshot is a separate file, but names the snapshot with the ID owner as its owner. The function
-// change may damage the snapshot further.
+// snapshot is a separate file. The manifest claims that this layer belongs to the snapshot with the
+// given ID. The given function may damage the snapshot further.
 func foreign(t *testing.T, d dirs, like *snapshot.Manifest, tag, owner string,
 	change func(dir string, m *snapshot.Manifest)) {
 	t.Helper()

@@ -39,8 +39,8 @@ func (g *Staging) Publish(m *snapshot.Manifest, extents []vm.Extent, disk []*os.
 	return info, err
 }
 
-// publish is Publish with lifted disk limits. The function calm restores the limits. After a
-// successful publish, the flusher calls calm.
+// publish is Publish with lifted disk limits. After a successful publish, the flusher calls calm to
+// restore the limits.
 func (g *Staging) publish(m *snapshot.Manifest, extents []vm.Extent, disk []*os.File, hurries []hurry, calm func()) (
 	Info, error) {
 	if err := g.complete(m, extents, disk); err != nil {
@@ -103,8 +103,8 @@ func (g *Staging) complete(m *snapshot.Manifest, extents []vm.Extent, disk []*os
 	if err != nil {
 		return err
 	}
-	// The file is not synced, because a crash of the host would also destroy the layer in RAM,
-	// which the snapshot needs until it is flushed.
+	// Until the snapshot is flushed, it needs the layer in RAM. A crash of the host destroys that
+	// layer anyway, so the file is not synced.
 	return g.store.essential(func() error { return os.WriteFile(g.Path(snapshot.ManifestFile), p, 0o600) })
 }
 
@@ -148,7 +148,7 @@ func (g *Staging) linkMemory(m *snapshot.Manifest) error {
 	return nil
 }
 
-// describe returns the manifest's entry for a file of the snapshot's own.
+// describe returns the manifest's entry for a file that belongs to the snapshot itself.
 func (g *Staging) describe(name string) (snapshot.File, error) {
 	st, err := os.Stat(g.Path(name))
 	if err != nil {
@@ -175,8 +175,8 @@ func (g *Staging) linkDisk(d *snapshot.Disk, files []*os.File) error {
 	return nil
 }
 
-// linkFile makes a link to an open file, unless the file already has the wanted name. The parameter
-// to is this name. The file may have been renamed since it was opened, but must still have a name.
+// linkFile gives an open file another name by a link, unless the file already has this name. The
+// file may have been renamed since it was opened, but must still have a name.
 func linkFile(f *os.File, to string) error {
 	if id, err := identify(f); err == nil && id == identifyPath(to) {
 		return nil
@@ -317,8 +317,8 @@ func (s *Store) flushLayer(dir string, m *snapshot.Manifest, l snapshot.File) er
 }
 
 // ownParts returns the parts of the snapshot's own layer that hold data, according to the extents
-// in the memory map. For any other layer it returns nil. It uses the extents because a VMM may have
-// filled the layer's holes in RAM (see trim), which must become holes on disk.
+// in the memory map. For any other layer it returns nil. The extents are needed because a VMM may
+// have filled the layer's holes in RAM (see trim), which must become holes on disk.
 func (s *Store) ownParts(dir string, m *snapshot.Manifest, l snapshot.File) ([]part, error) {
 	if l.Owner != m.ID {
 		return nil, nil

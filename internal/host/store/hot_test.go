@@ -122,8 +122,8 @@ func TestFlushIsTriedAgain(t *testing.T) {
 	}
 }
 
-// If a snapshot was not flushed and its layer in RAM is gone, it is lost. The next store lists it
-// as failed.
+// If a snapshot was not flushed and its layer in RAM is gone, the snapshot is lost. The next store
+// lists it as failed.
 func TestUnflushedSnapshotIsLostWithRAM(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)

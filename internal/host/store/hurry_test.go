@@ -9,8 +9,8 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 )
 
-// throttle counts how many times the limits of a VM's disk are lifted at present, and were lifted
-// in total.
+// throttle counts the callers that now keep the limits of a VM's disk lifted, and all calls that
+// have lifted the limits.
 type throttle struct{ lifted, lifts atomic.Int64 }
 
 func (l *throttle) lift() (done func()) {

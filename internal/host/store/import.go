@@ -31,9 +31,9 @@ type Contents interface {
 }
 
 // Import fills g with a snapshot from another host and publishes it. artifact.Parse has checked the
-// manifest m. The new snapshot has no policy, labels or sandbox, even if m has them. Import calls room
-// while it writes; room returns an error if the disk has too little free space. If Import returns an
-// error, the caller must call Discard.
+// manifest m. The new snapshot has no policy, labels or sandbox, even if m has them. While Import
+// writes, it calls room, which returns an error if the disk has too little free space. If Import
+// returns an error, the caller must call Discard.
 func (g *Staging) Import(ctx context.Context, m *snapshot.Manifest, files Contents, room func() error) (Info, error) {
 	g.DurableFirst()
 	fresh := &snapshot.Manifest{Machine: m.Machine, Guest: snapshot.Guest{Kernel: m.Guest.Kernel, Warm: m.Guest.Warm,
@@ -64,7 +64,7 @@ type layerPart struct {
 	kind  string // snapshot.MemoryLayerFile or snapshot.DiskLayerFile
 	n     int    // number in the chain
 	own   bool   // the topmost layer
-	owner string // in the manifest from the other host
+	owner string // the owner in the manifest from the other host
 }
 
 // layerParts returns the layers of a snapshot by the name of their part.
@@ -90,7 +90,7 @@ type importing struct {
 	files       Contents
 	room        func() error
 	layers      map[string]layerPart
-	owners      map[string]string // new owners of layers that the store did not have, by their owner in from
+	owners      map[string]string // new owners of layers that the store did not have, by the owner in from
 
 	extents []vm.Extent
 	disk    []*os.File
@@ -128,7 +128,7 @@ func (i *importing) add(n int, p artifact.Part) (err error) {
 	return err
 }
 
-// readMap reads the extents. Their layers keep their numbers.
+// readMap reads the extents. The layers keep their numbers.
 func (i *importing) readMap(n int, p artifact.Part) error {
 	text := make([]byte, p.Bytes) // bounded by artifact.Parse
 	err := i.files.Decode(i.ctx, n, func(at uint64, p []byte) error {
@@ -307,8 +307,9 @@ func (i *importing) addBase(n int, p artifact.Part) (snapshot.Base, error) {
 	return want, err
 }
 
-// parent returns the Parent of a snapshot with inherited layers. It is the owner of the layer below the
-// snapshot's own, whose tag is unknown if the store does not have it.
+// parent returns the Parent of a snapshot with inherited layers. The Parent is the owner of the
+// layer below the snapshot's own layer. Its tag is unknown if the store does not have that
+// snapshot.
 func (i *importing) parent() *snapshot.Ref {
 	below := i.fresh.Memory
 	if len(below) == 0 && i.fresh.Disk != nil {
@@ -329,8 +330,8 @@ func (i *importing) parent() *snapshot.Ref {
 // roomEvery is how many bytes are written between two checks of the room on the disk.
 const roomEvery = 64 << 20
 
-// fill writes the content of a part to a new file. Inside of extents it also writes zeros, because a memory
-// layer must have no holes there.
+// fill writes the content of a part to a new file. Inside extents it also writes zeros, because a
+// memory layer must have no holes there.
 func (i *importing) fill(f *os.File, n int, p artifact.Part, extents []vm.Extent) error {
 	if err := f.Truncate(int64(p.Bytes)); err != nil {
 		return err
@@ -341,7 +342,7 @@ func (i *importing) fill(f *os.File, n int, p artifact.Part, extents []vm.Extent
 			if !i.store.hasRoom(roomEvery) {
 				return fmt.Errorf("too little room in %s: %w", i.store.ram, unix.ENOSPC)
 			}
-			return i.room() // also checks the memory of the host, which the file takes
+			return i.room() // also checks the host's memory, because the file takes memory
 		}
 	}
 	if err := i.files.Decode(i.ctx, n, w.write); err != nil {
@@ -392,7 +393,7 @@ func (w *filler) write(at uint64, p []byte) error {
 	return w.put(int64(at), p)
 }
 
-// fillUntil writes zeros to the parts before end that are not written.
+// fillUntil writes zeros to the parts that are not written, up to the offset end.
 func (w *filler) fillUntil(end uint64) error {
 	for len(w.zeros) > 0 {
 		z := w.zeros[0]

@@ -241,7 +241,7 @@ func (s *Store) Root(id string) string {
 	return id
 }
 
-// Has reports whether tag names the snapshot with the given ID.
+// Has reports whether the tag names the snapshot with the given ID.
 func (s *Store) Has(tag, id string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -249,8 +249,8 @@ func (s *Store) Has(tag, id string) bool {
 	return e != nil && e.listed() && e.id() == id
 }
 
-// IsInLine reports whether tag names the snapshot with the given ID, or a snapshot in its line (see
-// Detail). It reads no files.
+// IsInLine reports whether the tag names the snapshot with the given ID, or a snapshot in its line
+// (see Detail). It reads no files.
 func (s *Store) IsInLine(tag, id string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

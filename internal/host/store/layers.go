@@ -15,8 +15,8 @@ import (
 )
 
 // The directory of a memory layer in RAM is named after the layer's owner, which is the snapshot
-// that it was made for. Any manifest can claim such a name, so the name alone proves nothing. A
-// snapshot uses a layer in RAM only in two cases:
+// that the layer was made for. Any manifest can claim such a name, so the name alone proves
+// nothing. A snapshot uses a layer in RAM only in two cases:
 //
 //   - The snapshot has the layer's file on disk, and <ram>/<owner>/origin says that the layer in
 //     RAM is a copy of exactly that file. The snapshots of a chain have links to the same file, so
@@ -28,9 +28,8 @@ const originFile = "origin"
 
 // openLayer opens a memory layer in RAM. If the layer is not in RAM, openLayer copies it there if
 // there is room. Otherwise it opens the file on disk, where the first access to each page is
-// slower. The parameter unflushed says that the layer may be only in RAM. The result usual is the
-// number of bytes that the layer takes without the pages that VMMs have added to holes, as far as
-// known.
+// slower. If unflushed is true, the layer may be only in RAM. openLayer also returns the number of
+// bytes that the layer takes without the pages that VMMs have added to holes, as far as known.
 func (s *Store) openLayer(dir string, m *snapshot.Manifest, l snapshot.File, unflushed bool) (
 	f *os.File, usual uint64, err error) {
 	disk, err := s.openSized(layerPath(dir, m, l.Owner), l.Bytes)
@@ -91,7 +90,7 @@ func (s *Store) origin(owner string) (id fileID) {
 	return id
 }
 
-// setOrigin records that the layer in dir is a copy of the file disk.
+// setOrigin records that the layer in dir is a copy of the given file on disk.
 func setOrigin(dir string, disk *os.File) error {
 	id, err := identify(disk)
 	if err != nil {
@@ -142,7 +141,7 @@ func (s *Store) hasRoom(n uint64) bool {
 }
 
 // findLayer returns the path, on disk, of a memory layer that m inherits, or "". It looks in the
-// snapshot that m was branched from, and in the snapshot with the ID below. It also looks for the
+// snapshot that m was branched from, and in the snapshot with the given ID. It also looks for the
 // file from which the layer in RAM was copied.
 func (s *Store) findLayer(m *snapshot.Manifest, below, owner string) string {
 	var fromParent string

@@ -1,10 +1,10 @@
 package store
 
 // A sandbox follows the branch that it was rebased onto. The sandbox's line consists of the layers
-// that this branch has in addition to those of the snapshot from which the sandbox runs. The layers
-// of a line stay in RAM even if they are on disk and their snapshots are deleted, because the
-// sandbox's memory is mapped from them. If a snapshot in a line is deleted before it is on disk,
-// its layer is never written to disk.
+// that this branch has in addition to the layers of the snapshot from which the sandbox runs. The
+// layers of a line stay in RAM even if they are on disk and their snapshots are deleted, because
+// the sandbox's memory is mapped from them. If a snapshot in a line is deleted before it is on
+// disk, its layer is never written to disk.
 
 // Line describes the line of the sandboxes that follow the snapshot with the given ID. It returns
 // the number of memory layers of the snapshot, and how many bytes the layers in the line take.

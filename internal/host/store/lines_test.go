@@ -67,7 +67,7 @@ func TestLinesLeaveRoom(t *testing.T) {
 }
 
 // followed publishes the branch "a" of the owner "a". A sandbox of this owner follows the branch.
-// It returns the branch's ID.
+// The result is the branch's ID.
 func followed(t *testing.T, s *Store, d dirs) (id string) {
 	t.Helper()
 	g, err := s.Stage("a")

@@ -30,8 +30,8 @@ type phase int
 const (
 	phaseHot        phase = iota + 1 // usable; at least the memory layer is only in RAM
 	phaseStored                      // usable; on disk
-	phaseDamaged                     // in the list with the reason; has a directory
-	phaseFailed                      // in the list with the reason; has no files, see ListFailed
+	phaseDamaged                     // listed with the reason; has a directory
+	phaseFailed                      // listed with the reason; has no files, see ListFailed
 	phaseDeleting                    // gets no new references
 	phaseUnnamedHot                  // lost its name while hot; only sandboxes that follow it may use it
 	phaseUnnamed                     // lost its name while stored; only sandboxes that follow it may use it

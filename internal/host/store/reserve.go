@@ -10,8 +10,9 @@ import (
 )
 
 // reserveBytes is how many bytes of disk space the store reserves for its own small files, such as
-// manifests, maps and records. The disks of sandboxes are on the same file system and grow until it
-// is full. Even then the store must be able to write digests and to delete snapshots.
+// manifests, maps and records. The disks of sandboxes are on the same file system and grow until
+// the file system is full. Even then the store must be able to write digests and to delete
+// snapshots.
 const reserveBytes = 8 << 20
 
 func (s *Store) reserveFile() string { return filepath.Join(s.root, "reserve") }
@@ -34,8 +35,8 @@ func (s *Store) keepReserve() {
 	}
 }
 
-// essential calls the function write, which writes one of the store's own small files. If the disk
-// is full, essential frees the reserve and calls the function again.
+// essential calls write, which writes one of the store's own small files. If the disk is full,
+// essential frees the reserve and calls the function again.
 func (s *Store) essential(write func() error) error {
 	err := write()
 	if !errors.Is(err, unix.ENOSPC) && !errors.Is(err, unix.EDQUOT) {

@@ -21,7 +21,7 @@
 //	<root>/staging/<id>/               a snapshot being made, or published hot and not flushed yet. The next start keeps
 //	                                   the latter if its memory layer is still in RAM, and removes the rest
 //	<ram>/<id>/memory.layer            the hot copy of a snapshot's memory layer
-//	<ram>/<id>/origin                  the file on disk of which that is a copy; missing until flushed
+//	<ram>/<id>/origin                  names the file on disk of that memory layer; missing until flushed
 //
 // phase.go draws the phases of an entry, and only its functions change them.
 //
@@ -89,15 +89,15 @@ type Store struct {
 
 	mu       sync.Mutex
 	byTag    map[string]*entry
-	byID     map[string]*entry   // by ID; snapshots with a manifest
-	reserved map[string]*Staging // by tag; snapshots that are being made
+	byID     map[string]*entry   // snapshots with a manifest, by ID
+	reserved map[string]*Staging // snapshots that are being made, by tag
 	idle     []*entry            // snapshots whose last lease has ended, latest last; some may be leased again
 }
 
 // entry is one published snapshot.
 type entry struct {
 	tag      string             // if the snapshot is unnamed: the name of its directory
-	dir      string             // in snapshots; in staging if the snapshot is hot
+	dir      string             // directory in snapshots/, or in staging/ if the snapshot is hot
 	manifest *snapshot.Manifest // nil if damaged
 	damage   error              // why the snapshot cannot be used
 	created  time.Time
@@ -321,7 +321,7 @@ func (s *Store) readManifest(path string) (*snapshot.Manifest, error) {
 	return snapshot.ParseManifest(p)
 }
 
-// emptyDir removes all entries of dir except those for whose names keep returns true.
+// emptyDir removes the entries of dir, except the entries for whose names keep returns true.
 func emptyDir(dir string, keep func(name string) bool) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {

@@ -35,7 +35,8 @@ func (d dirs) open(t *testing.T) *Store {
 	return s
 }
 
-// publish makes a snapshot of two pages. If parent is not empty, the snapshot is based on parent.
+// publish makes a snapshot of two pages. If the tag parent is not empty, the snapshot is based on
+// the snapshot with this tag.
 func publish(t *testing.T, s *Store, d dirs, tag, parent string) {
 	t.Helper()
 	g, err := s.Stage(tag)

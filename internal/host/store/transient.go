@@ -31,7 +31,7 @@ func (s *Store) dropTransientLocked(e *entry) {
 // true, release deletes the transient snapshots that are not in use. Otherwise these snapshots stay
 // for a later daemon that knows all sandboxes.
 func (s *Store) HoldTransient() (release func(allKnown bool)) {
-	held := make(map[string]func()) // by tag
+	held := make(map[string]func()) // functions that end the references, by tag
 	for _, info := range s.List() {
 		if !info.Transient {
 			continue

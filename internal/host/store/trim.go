@@ -18,8 +18,8 @@ import (
 // trimSlack is how many bytes a layer may grow before it is trimmed.
 const trimSlack = 1 << 20
 
-// measureOwn sets the usual size of the snapshot's own layer, which is the last one. The result is
-// at most the size of the layer's extents, because the layer may be larger now if VMMs of an
+// measureOwn sets the usual size of the snapshot's own layer, which is its last layer. The result
+// is at most the size of the layer's extents, because the layer may be larger now if VMMs of an
 // earlier daemon have filled holes.
 func (h *hotFiles) measureOwn() {
 	last := len(h.layers) - 1
@@ -62,8 +62,8 @@ func (s *Store) trim(e *entry, h *hotFiles) {
 	}
 }
 
-// trimLayer frees the pages of hot, a layer in RAM, wherever its copy on disk has a hole. No
-// process writes to either file any more.
+// trimLayer frees pages of a layer in RAM, the given file, where the layer's file on disk has
+// holes. No process writes to either file any more.
 func (s *Store) trimLayer(dir string, m *snapshot.Manifest, l snapshot.File, hot *os.File) error {
 	disk, err := s.openSized(layerPath(dir, m, l.Owner), l.Bytes)
 	if err != nil {

@@ -28,8 +28,8 @@ func (d *dirs) onTmpfs(t *testing.T) {
 	d.ram = filepath.Join(dir, "ram")
 }
 
-// publishSparse publishes a snapshot whose memory layer has size bytes, with data in two pages. If
-// first is set, the snapshot is flushed before it becomes visible.
+// publishSparse publishes a snapshot whose memory layer has the given size, with data in two pages.
+// If first is set, the snapshot is flushed before it becomes visible.
 func publishSparse(t *testing.T, s *Store, d dirs, tag string, size int64, first bool) {
 	t.Helper()
 	g, err := s.Stage(tag)

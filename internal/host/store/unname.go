@@ -79,7 +79,7 @@ func (s *Store) removeOrUnname(e *entry) error {
 // reason. For a snapshot that first loses its name and is deleted later, f is called twice.
 func (s *Store) OnGone(f func(id string)) { s.gone.Store(&f) }
 
-// takeAway is like removeOrUnname, but does not call the function of OnGone.
+// takeAway is like removeOrUnname, but does not call the function that OnGone has set.
 func (s *Store) takeAway(e *entry) error {
 	s.mu.Lock()
 	followed := e.refs.follow > 0

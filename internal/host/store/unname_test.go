@@ -7,8 +7,8 @@ import (
 )
 
 // If sandboxes only follow a snapshot, clients can delete the snapshot, and its tag is free at
-// once. Its files stay until the last sandbox stops following it, even after a restart, and whether
-// they were flushed or not.
+// once. The snapshot's files stay until the last sandbox stops following the snapshot, even after a
+// restart, and whether they were flushed or not.
 //
 // +checklocksignore: it holds a lock in one of two cases
 func TestFollowedSnapshotCanBeDeleted(t *testing.T) {

@@ -29,7 +29,7 @@ func DiskBytes(path string) uint64 {
 	return uint64(st.Blocks) * 512 // st_blocks counts units of 512 bytes, stat(2)
 }
 
-// minus returns the difference of w and other. A difference below 0 counts as 0.
+// minus subtracts its argument from w. A difference below 0 counts as 0.
 func (w Written) minus(other Written) Written {
 	return Written{w.Memory - min(w.Memory, other.Memory), w.Disk - min(w.Disk, other.Disk)}
 }
@@ -54,8 +54,8 @@ type Tally struct {
 	// measurement after that; nil: not measured
 	base *Written
 	// +checklocks:mu
-	// bytes that base does not cover: written by earlier VMs, or before a branch that restarted the
-	// VM's count
+	// bytes that base does not cover: bytes written by earlier VMs, or before a branch that restarted
+	// the VM's count
 	earlier Written
 }
 
@@ -71,9 +71,9 @@ func (c *Tally) CallsSince() *uint64 {
 	return &n
 }
 
-// Written returns the number of bytes written since the snapshot. The parameter now is the number
-// that the VM has written in total. The first call after a fork, a rollback or a resumption returns
-// zero and only sets the base, because a measurement during that operation would have delayed it.
+// Written returns the number of bytes written since the snapshot, given the number that the VM has
+// written in total. The first call after a fork, a rollback or a resumption returns zero and only
+// sets the base, because a measurement during that operation would have delayed it.
 func (c *Tally) Written(now Written) Written {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -108,8 +108,8 @@ func (c *Tally) Forget() {
 	c.unknown, c.base, c.earlier = true, nil, Written{}
 }
 
-// Carry adds the bytes that the VM has written until now. It is called before the VM restarts its
-// count at base or, with a nil base, before the VM ends.
+// Carry adds the number of bytes that the VM has written. It is called before the VM restarts its
+// count at the base or, if no base is given, before the VM ends.
 func (c *Tally) Carry(now Written, base *Written) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -120,7 +120,7 @@ func (c *Tally) Carry(now Written, base *Written) {
 }
 
 // CarryDisk is like Carry for a disk-only branch, which affects only the count of the disk. The
-// parameter now is the value of that count, and base is the value from which the VM then counts.
+// parameters are the value of that count, and the value from which the VM then counts.
 func (c *Tally) CarryDisk(now, base uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -23,7 +23,7 @@ type DiffRequest struct {
 	// sandbox, which is then compared with the snapshot that it runs from.
 	From, To string
 
-	diff.Request // its leases are not set
+	diff.Request // the fields for leases are not set
 }
 
 // DiffResult is the answer to a DiffRequest.
@@ -54,8 +54,9 @@ func (v *View) Diff(ctx context.Context, d *diff.Differ, req DiffRequest) (r Dif
 	return r, err
 }
 
-// Export makes a tar archive of the files that differ, as Differ.Export does. It checks and prepares both
-// sides as Diff does. from is the older side, as DiffResult.From is.
+// Export makes a tar archive of the files that differ, as Differ.Export does. It checks and
+// prepares both sides as Diff does. Export passes the name of the older side, as in
+// DiffResult.From, to begin.
 func (v *View) Export(ctx context.Context, d *diff.Differ, req DiffRequest,
 	begin func(from string) io.Writer) error {
 	return v.prepare(ctx, d, &req, func(ctx context.Context, _, _ *side) error {
@@ -63,8 +64,8 @@ func (v *View) Export(ctx context.Context, d *diff.Differ, req DiffRequest,
 	})
 }
 
-// prepare calls compare with the two sides of a comparison. It sets From and the leases of req before. After
-// compare has returned, it deletes the snapshots and children that it has made.
+// prepare sets From and the leases of req, and calls compare with the two sides of the comparison.
+// After compare has returned, it deletes the snapshots and children that it has made.
 func (v *View) prepare(ctx context.Context, d *diff.Differ, req *DiffRequest,
 	compare func(_ context.Context, old, now *side) error) error {
 	if v.isEmpty() {
@@ -73,7 +74,7 @@ func (v *View) prepare(ctx context.Context, d *diff.Differ, req *DiffRequest,
 	ctx = v.as(ctx)
 	var undo cleanup.Stack
 	defer undo.Run()
-	hidden := false // a client may use the snapshot that its sandbox was forked from, even if it cannot see it
+	hidden := false // a client may use the snapshot that its sandbox was forked from, even a hidden one
 	if req.From == "" {
 		i, err := v.runs(req.To)
 		if err != nil {
@@ -126,8 +127,8 @@ func (v *View) prepare(ctx context.Context, d *diff.Differ, req *DiffRequest,
 	return compare(ctx, &old, &now)
 }
 
-// runs returns the sandbox with the given id, for a request in which the sandbox's own snapshot is
-// the older side.
+// The method returns the sandbox with the given id, for a request in which the sandbox's own
+// snapshot is the older side.
 func (v *View) runs(id string) (i sandbox.Info, err error) {
 	if !vmpool.IsID(id) {
 		return i, invalid.Errorf("from", "missing: want the tag of a snapshot or the id of a sandbox, unless to is a sandbox")
@@ -169,10 +170,11 @@ func (v *View) hasSide(name string) error {
 type side struct {
 	disk   *store.Lease // disk-only snapshot with the files
 	memory *store.Lease // snapshot with the memory; nil: the side has no memory
-	dirty  uint64       // bytes of memory written since the snapshot memory
+	dirty  uint64       // bytes of memory written since the snapshot in the field memory
 }
 
-// side prepares the side with the given name. It adds the release of leases and snapshots to undo.
+// side prepares the side with the given name. It adds the release of leases and snapshots to the
+// given cleanup stack.
 func (v *View) side(ctx context.Context, undo *cleanup.Stack, name string) (s side, err error) {
 	m := v.host.manager
 	disk := name
@@ -201,7 +203,7 @@ func (v *View) side(ctx context.Context, undo *cleanup.Stack, name string) (s si
 	return s, err
 }
 
-// leased leases a snapshot with acquire. The lease is nil if the snapshot has no memory.
+// leased calls acquire to lease a snapshot. The lease is nil if the snapshot has no memory.
 func leased(undo *cleanup.Stack, acquire func(string) (*store.Lease, error), name string) (*store.Lease, error) {
 	l, err := acquire(name)
 	if none := (*store.DiskOnlyError)(nil); errors.As(err, &none) {
@@ -249,9 +251,9 @@ func (v *View) sandboxSide(ctx context.Context, undo *cleanup.Stack, id string, 
 	return b.Info.Tag, nil
 }
 
-// runningMemory sets the fields of s that describe the memory of a running sandbox. The parameter
-// from is the tag of the snapshot from which the sandbox's VM was restored. If the sandbox has just
-// ended, runningMemory sets nothing.
+// runningMemory sets the fields of s that describe the memory of a running sandbox. The sandbox's
+// VM was restored from the snapshot with the given tag. If the sandbox has just ended,
+// runningMemory sets nothing.
 func (v *View) runningMemory(ctx context.Context, undo *cleanup.Stack, id, from string, s *side) {
 	m := v.host.manager
 	stats, _ := m.Stats(ctx, id)

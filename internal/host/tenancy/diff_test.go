@@ -26,7 +26,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// newDiffer returns a Differ whose faked VMs answer with guest.
+// newDiffer returns a Differ whose fake VMs have the given guest.
 func newDiffer(t *testing.T, h *Host, guest func(*vmfake.VMM, net.Conn)) (*diff.Differ, *vmfake.VMMs) {
 	t.Helper()
 	vmms, run := vmfake.NewDiffers(guest), filepath.Join(t.TempDir(), "run")
@@ -41,7 +41,7 @@ func newDiffer(t *testing.T, h *Host, guest func(*vmfake.VMM, net.Conn)) (*diff.
 	})
 	return diff.New(diff.Config{Config: helpervm.Config{VMMs: vmms, RunDir: run, Template: "host"},
 		Store: h.manager.Snapshots(), Scratch: t.TempDir(), Room: func(uint64, *os.File) error { return nil },
-		Initrd: func(base *os.File) (*os.File, error) { return os.Open(base.Name()) }}), vmms // it is never read
+		Initrd: func(base *os.File) (*os.File, error) { return os.Open(base.Name()) }}), vmms // no test reads it
 }
 
 // differs is a guest that reads the request and finds one file.
@@ -166,8 +166,9 @@ func TestDiffOfOthers(t *testing.T) {
 	}
 }
 
-// given returns a suspended sandbox in the view to, with a label that begins with "a/". An
-// administrator has forked it from a snapshot that the view does not contain.
+// given returns a suspended sandbox that an administrator has forked. The sandbox has a label that
+// begins with "a/", so the second view contains it. This view does not contain the snapshot that
+// the sandbox was forked from.
 func given(t *testing.T, admin, to *View, tag string) string {
 	t.Helper()
 	f, err := admin.Fork(t.Context(), sandbox.ForkRequest{Tag: tag, N: 1, Labels: map[string]string{"a/given": "yes"}})
@@ -207,7 +208,7 @@ func TestDiffOfAReusedTag(t *testing.T) {
 		_, err := v.Diff(t.Context(), d, request("p", ids[1]))
 		failed <- err
 	}()
-	time.Sleep(200 * time.Millisecond) // until it waits behind the other comparison of its client
+	time.Sleep(200 * time.Millisecond) // until the comparison waits behind the other comparison of its client
 	if err := admin.DeleteSnapshot("p", store.DeleteForce); err != nil {
 		t.Fatal(err)
 	}
@@ -223,8 +224,8 @@ func TestDiffOfAReusedTag(t *testing.T) {
 	}
 }
 
-// After a suspension, a sandbox names the snapshot that it was forked from only by its tag. If another
-// snapshot has this tag by now, the sandbox is not compared with it.
+// After a suspension, a sandbox names the snapshot that it was forked from only by its tag. If
+// another snapshot has this tag by now, the sandbox is not compared with that other snapshot.
 func TestDiffWithAnotherOrigin(t *testing.T) {
 	h := newHost(t)
 	admin, v := h.For(owner.Owner{Name: "admin", Admin: true}), h.For(owner.Owner{Name: "token:a", Prefix: "a/"})
@@ -244,7 +245,7 @@ func TestDiffWithAnotherOrigin(t *testing.T) {
 		Mode: vm.BranchDiff}); err != nil {
 		t.Fatal(err)
 	}
-	if err := b.view.Kill(b.sandbox); err != nil { // it uses the memory of its branch
+	if err := b.view.Kill(b.sandbox); err != nil { // this sandbox uses the memory of its branch
 		t.Fatal(err)
 	}
 	st := h.manager.Snapshots()
@@ -283,7 +284,7 @@ func TestDiffWithAHiddenOriginThatFails(t *testing.T) {
 	d, _ := newDiffer(t, h, differs)
 	b := newPart(t, h, "b")
 	id := given(t, admin, v, b.tag)
-	if err := b.view.Kill(b.sandbox); err != nil { // it uses the memory of its branch
+	if err := b.view.Kill(b.sandbox); err != nil { // this sandbox uses the memory of its branch
 		t.Fatal(err)
 	}
 	st := h.manager.Snapshots()

@@ -14,7 +14,7 @@ type Events struct {
 	follow *event.Follower
 }
 
-// Events returns the events after the event with the id after; see event.Ring.Follow.
+// Events returns the events that follow the event with the given id; see event.Ring.Follow.
 func (v *View) Events(after string) *Events {
 	ring := v.host.manager.Events()
 	return &Events{v, ring, ring.Follow(after)}

@@ -7,8 +7,8 @@ import (
 	"github.com/forkd/forkd/internal/host/store"
 )
 
-// Pack calls Hub.Pack for a snapshot that the principal may see. A package has whole layers, also those
-// of ancestors. So the principal must not have a prefix.
+// Pack calls Hub.Pack for a snapshot that the principal may see. A package has whole layers,
+// including the layers of ancestors. So the principal must not have a prefix.
 func (v *View) Pack(ctx context.Context, h *hub.Hub, tag string) (*hub.Package, error) {
 	if err := v.mayPack(tag); err != nil {
 		return nil, err

@@ -97,8 +97,8 @@ func (v *View) UnnamedBytes(i sandbox.Info) uint64 {
 }
 
 // Machines returns a function that returns the number of vCPUs of a sandbox, and the size of its
-// root disk in bytes. Both values are those of the snapshot that the sandbox was forked from or, if
-// that snapshot no longer exists, those of the sandbox's suspended state. If neither exists, both
+// root disk in bytes. Both values come from the snapshot that the sandbox was forked from or, if
+// that snapshot no longer exists, from the sandbox's suspended state. If neither exists, both
 // values are 0.
 func (v *View) Machines() func(sandbox.Info) (vcpus uint32, diskBytes uint64) {
 	of := make(map[string]store.Info)
@@ -135,7 +135,7 @@ func (v *View) VerifySnapshot(ctx context.Context, tag string) error {
 	return v.host.manager.Snapshots().Verify(ctx, tag)
 }
 
-// Compact copies a snapshot to a new snapshot that does not build on any other.
+// Compact copies a snapshot to a new snapshot that does not build on another snapshot.
 func (v *View) Compact(ctx context.Context, from, to string) (store.Info, error) {
 	if err := v.hasTag(from); err != nil {
 		return store.Info{}, err

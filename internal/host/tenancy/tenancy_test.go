@@ -113,8 +113,8 @@ var unnamed = []string{"Limited", "MayName", "Events", "Fork", "Sandboxes", "Sna
 	"Machines", "TagOf", "BaseImage", "UnnamedBytes", "CreateWorkspace", "Diff", "Export", "MayUnpack", "Unpack",
 	"Pull", "Find"}
 
-// call calls a method of a View with a name as the first argument and zero values for all others.
-// It returns the method's error.
+// call calls a method of a View with a name as the first argument, and zero values as all other
+// arguments. It returns the method's error.
 func call(t *testing.T, v *View, m reflect.Method, name string) error {
 	t.Helper()
 	args, named := []reflect.Value{reflect.ValueOf(v)}, false

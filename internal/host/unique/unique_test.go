@@ -38,8 +38,8 @@ func TestOr(t *testing.T) {
 	}
 }
 
-// repeats returns the findings of an agent that lists n repeating generators. The parameter more is
-// the number of further generators that the agent only counts.
+// repeats returns the findings of an agent that lists n repeating generators, and only counts the
+// given number of further generators.
 func repeats(n int, more uint32) *agentproto.Unique {
 	u := &agentproto.Unique{More: more}
 	for i := range n {

@@ -18,7 +18,7 @@ type Branches struct {
 
 	mu sync.Mutex
 	// +checklocks:mu
-	done map[string]chan struct{} // by tag; closed on completion
+	done map[string]chan struct{} // channels by tag, which are closed on completion
 }
 
 // New returns an empty set.
@@ -26,7 +26,7 @@ func New() *Branches {
 	return &Branches{Patience: Patience, done: make(map[string]chan struct{})}
 }
 
-// Add adds a branch. The caller calls complete once, when the branch is complete or has failed.
+// Add adds a branch. The caller must call complete once, when the branch is complete or has failed.
 func (b *Branches) Add(tag string) (complete func()) {
 	done := make(chan struct{})
 	b.mu.Lock()
@@ -42,8 +42,8 @@ func (b *Branches) Add(tag string) (complete func()) {
 	}
 }
 
-// Wait waits until the branch with a tag is complete, if there is such a branch. If that takes too
-// long, Wait returns nil, and the store then reports that the branch is still being made.
+// Wait waits until the branch with the given tag is complete, if there is such a branch. If that
+// takes too long, Wait returns nil, and the store then reports that the branch is still being made.
 func (b *Branches) Wait(ctx context.Context, tag string) error {
 	b.mu.Lock()
 	done := b.done[tag]

@@ -16,7 +16,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/imageproto"
 )
 
-// NewBuilders returns VMMs for builder VMs. When such a VM runs, the function guest serves its
+// NewBuilders returns VMMs for builder VMs. When such a VM runs, the given function serves its
 // connection to the host. If this function is nil, the VM never connects.
 func NewBuilders(guest func(v *VMM, host net.Conn)) *VMMs { return newHelpers(imageproto.Port, guest) }
 
@@ -29,8 +29,8 @@ func newHelpers(port uint32, guest func(v *VMM, host net.Conn)) *VMMs {
 	}}
 }
 
-// Unpacks returns a guest that answers each image with the error of unpack. If unpack is nil,
-// Unpacks returns nil.
+// Unpacks returns a guest that answers each image with the error of the given function. If this
+// function is nil, Unpacks returns nil.
 func Unpacks(unpack func(stream io.Reader) error) func(*VMM, net.Conn) {
 	if unpack == nil {
 		return nil
@@ -38,9 +38,9 @@ func Unpacks(unpack func(stream io.Reader) error) func(*VMM, net.Conn) {
 	return func(_ *VMM, host net.Conn) { _ = imageproto.WriteAnswer(host, unpack(host)) }
 }
 
-// Differs returns a guest that reads what it is asked for, and finds those of the entries that are at or
-// below the path of the request. The entries are in the order of a walk. An archive has their names, and for
-// regular files a line.
+// Differs returns a guest that reads the request, and finds the given entries that are at or below
+// the path of the request. The entries must be in the order of a walk. An archive has the names of
+// the found entries, and one line of text for each regular file.
 func Differs(entries ...*diffproto.Entry) func(*VMM, net.Conn) {
 	return func(_ *VMM, host net.Conn) {
 		req, err := diffproto.ReadRequest(host)

@@ -15,8 +15,8 @@ import (
 
 // ServeNet must be called by TestMain. If a client has started the test binary as forkd-net,
 // ServeNet runs a fake forkd-net and does not return. The fake answers requests like the real
-// forkd-net. It returns every frame with a prefix: the mode of the sandbox's policy and a space.
-// After the fake has received the CA, the values of the sandbox's secrets follow the mode.
+// forkd-net. The fake returns every frame with a prefix: the mode of the sandbox's policy and a
+// space. After the fake has received the CA, the values of the sandbox's secrets follow the mode.
 func ServeNet() {
 	if os.Args[0] != "forkd-net" {
 		return
@@ -159,7 +159,7 @@ func (f *fakeNet) echo(id string, s *fakeSandbox) {
 			if f.sandboxes[id] == s {
 				delete(f.sandboxes, id)
 			}
-			_ = unix.Close(s.fd) // under the lock, because others use s.fd, whose number may be reused
+			_ = unix.Close(s.fd) // under the lock, because other goroutines use s.fd, whose number may be reused
 			f.mu.Unlock()
 			return
 		}

@@ -51,7 +51,7 @@ type VMM struct {
 	ends    *vm.Exit // how the guest ends when it first runs; nil: it becomes ready
 	running bool
 	full    bool            // the VM has paused itself because the disk is full
-	disks   []layers        // of each disk
+	disks   []layers        // numbers of layers, for each disk
 	asked   uint64          // number of branches so far, which is the serial of the latest one
 	copies  map[uint64]bool // serials of live branches for which WaitCopied was not called yet
 	last    uint64          // serial of the branch that Rebase may use; 0: none
@@ -69,9 +69,9 @@ func (v *VMM) Stall() {
 	v.stalled <- struct{}{}
 }
 
-// TellOfFullDisk makes the VM report a full disk, although the disk has room. The parameter most is
-// the maximum number of reports. Each report waits until the previous report was received. The
-// function heard returns the number of received reports.
+// TellOfFullDisk makes the VM report a full disk, although the disk has room, at most the given
+// number of times. Each report waits until the previous report was received. The result is a
+// function that returns the number of received reports.
 func (v *VMM) TellOfFullDisk(most int) (heard func() int) {
 	var n atomic.Int64
 	go func() {

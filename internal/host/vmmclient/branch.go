@@ -103,8 +103,9 @@ func checkSaved(r *vmmproto.SaveResult, maxExtents uint32, memoryBytes uint64) e
 
 // Rebase maps the layer of a branch in place of pages that the machine has not written since that
 // branch; see vmmproto.Rebase. The parameter serial is the BranchResult.Serial of the branch, and
-// layer is the branch's complete memory layer, open for reading. If the error is vm.ErrNotKept,
-// nothing has changed. After any other error, Stats.Rebases shows whether the rebase has begun.
+// the parameter layer is the branch's complete memory layer, open for reading. If the error is
+// vm.ErrNotKept, nothing has changed. After any other error, Stats.Rebases shows whether the rebase
+// has begun.
 func (v *VMM) Rebase(ctx context.Context, serial uint64, layer *os.File) (result vmmproto.RebaseResult, err error) {
 	err = v.call(ctx, vmmproto.KindRebase, &vmmproto.Rebase{Serial: serial}, descriptors(layer), &result)
 	return result, err
@@ -141,9 +142,8 @@ func (v *VMM) WaitCopied(ctx context.Context, serial uint64) (vmmproto.Branched,
 	}
 }
 
-// tighten removes the unused part of the memory that the VMM was granted for a copy. The parameter
-// err is the error of the branch, or nil. If err shows that the VMM may still be copying, tighten
-// does nothing.
+// tighten removes the unused part of the memory that the VMM was granted for a copy. The branch has
+// returned err. If err shows that the VMM may still be copying, tighten does nothing.
 func (v *VMM) tighten(err error) {
 	givenUp := errors.Is(err, ErrNoAnswer) && !errors.Is(err, context.DeadlineExceeded)
 	if !givenUp && !errors.Is(err, vm.ErrCopying) {
@@ -170,8 +170,8 @@ func (v *VMM) expect(serial uint64) {
 	v.copies[serial] = make(chan vmmproto.Branched, 1)
 }
 
-// copying returns the channel for the report that a branch has ended. It is nil if no report is
-// expected.
+// copying returns the channel for the report that a branch has ended. The channel is nil if no
+// report is expected.
 func (v *VMM) copying(serial uint64) chan vmmproto.Branched {
 	v.mu.Lock()
 	defer v.mu.Unlock()

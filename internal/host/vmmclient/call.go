@@ -22,11 +22,11 @@ type parser interface{ Parse(r *codec.Reader) error }
 // limits are the times that a VMM may take to answer a request. They include the time for its
 // earlier requests.
 type limits struct {
-	short time.Duration // for requests that do little work
-	long  time.Duration // for requests that write memory to files
+	short time.Duration // limit for requests that do little work
+	long  time.Duration // limit for requests that write memory to files
 	// for the VMM to exit after it has hung up; the exit status says why it has hung up
 	hangUp time.Duration
-	end    time.Duration // until the VMM exits, after SIGKILL
+	end    time.Duration // limit for the VMM to exit after SIGKILL
 }
 
 // defaultLimits are much longer than a working VMM needs, even on an emulated or heavily overloaded
@@ -41,7 +41,7 @@ func (l *limits) of(kind vmmproto.Kind) time.Duration {
 }
 
 // call sends a request and waits for the reply. If result is not nil, call parses the reply into
-// result.
+// it.
 func (v *VMM) call(ctx context.Context, kind vmmproto.Kind, body vmmproto.Message, fds []int, result parser) error {
 	var w codec.Writer
 	if body != nil {

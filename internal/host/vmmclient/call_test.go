@@ -28,8 +28,8 @@ func receive(t *testing.T, vmm *ctlsock.Conn) vmmproto.Kind {
 	return kind
 }
 
-// answerStats answers a Stats request. The parameter exits is the value by which the test
-// recognizes the reply.
+// answerStats answers a Stats request. The reply has the given number of exits, by which the test
+// recognizes it.
 func answerStats(t *testing.T, vmm *ctlsock.Conn, exits uint64) {
 	t.Helper()
 	var w codec.Writer

@@ -169,8 +169,8 @@ func TestAnswersThatCannotBeRead(t *testing.T) {
 	}
 }
 
-// A VMM is killed if it sends too many messages without a request, or unexpected descriptors.
-// Messages that a VMM may send by itself do not kill it.
+// A VMM is killed if it sends too many messages without a request, or unexpected descriptors. A VMM
+// is not killed for messages that it may send by itself.
 func TestUnaskedMessagesEndTheVMM(t *testing.T) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM, 0)
 	if err != nil {

@@ -13,8 +13,8 @@ import (
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
-// A VM is branched many times, and its layers are merged from time to time. Afterwards the VMM has not more
-// descriptors than before, and the disk has everything that the guest has written.
+// A VM is branched many times, and its layers are merged from time to time. Afterwards the VMM has
+// no more descriptors than before, and the disk has all data that the guest has written.
 func TestManyBranchesOfOneVM(t *testing.T) {
 	const branches, between = 300, 20
 	a := vmtest.Load(t)
@@ -78,7 +78,8 @@ func branchAway(t *testing.T, v *testVM, memory uint64) {
 	v.files = append(v.files, top)
 }
 
-// mergeTops merges the layers of v from number first to the layer just below the top.
+// mergeTops merges layers of v: from the layer with the number first to the layer just below the
+// top.
 func mergeTops(t *testing.T, v *testVM, first int) {
 	t.Helper()
 	merged, err := os.Create(filepath.Join(t.TempDir(), "merged"))

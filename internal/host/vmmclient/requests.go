@@ -32,7 +32,7 @@ type RestoreFiles struct {
 }
 
 // Boot loads a kernel into the machine, which stays paused. It sets req.Initrd, req.Net and the
-// layer counts of req.Disks from files.
+// layer counts of req.Disks according to the given files.
 func (v *VMM) Boot(ctx context.Context, req vmmproto.Boot, files BootFiles) error {
 	if err := readOnly(files.Disks, files.Kernel, files.Initrd); err != nil {
 		return err
@@ -50,7 +50,7 @@ func (v *VMM) Boot(ctx context.Context, req vmmproto.Boot, files BootFiles) erro
 }
 
 // Restore makes the machine a copy of a snapshot. It sets req.Layers, req.Net and the layer counts
-// of req.Disks from files.
+// of req.Disks according to the given files.
 func (v *VMM) Restore(ctx context.Context, req vmmproto.Restore, files RestoreFiles) (result vmmproto.RestoreResult,
 	err error) {
 	if err := readOnly(files.Disks, append([]*os.File{files.State}, files.Layers...)...); err != nil {
@@ -94,7 +94,7 @@ const (
 // their size.
 func (v *VMM) setOOMScore(score int) { _ = v.proc.SetOOMScore(score) }
 
-// Limit replaces the limits of the VMM. The parameter ram is the size of its guest's memory in
+// Limit replaces the limits of the VMM. The second parameter is the size of the guest's memory in
 // bytes. A VMM has the default limits from Spawn on.
 func (v *VMM) Limit(limits vm.Limits, ram uint64) error { return v.leaf.Set(limits, ram) }
 
@@ -105,9 +105,9 @@ func (v *VMM) Hurry() (done func()) { return v.leaf.Hurry() }
 // limits.
 func (v *VMM) Usage() (cgroup.Usage, error) { return v.leaf.Usage() }
 
-// Merge replaces the layers that the request names with the file merged, which has their combined
-// content. Without merging, a VMM that is branched repeatedly would run out of descriptors, and of
-// memory for bitmaps.
+// Merge replaces the layers that the request names. The replacement is the given file, which has
+// the combined content of these layers. Without merging, a VMM that is branched repeatedly would
+// run out of descriptors, and of memory for bitmaps.
 func (v *VMM) Merge(ctx context.Context, req vmmproto.Merge, merged *os.File) error {
 	return v.call(ctx, vmmproto.KindMerge, &req, descriptors(merged), nil)
 }

@@ -42,7 +42,7 @@ func TestBranchAndRollback(t *testing.T) {
 	}
 }
 
-// branch makes a snapshot of the running VM v, whose memory is based on base.
+// branch makes a snapshot of the running VM v, whose memory is based on the snapshot base.
 func branch(t *testing.T, v *testVM, base *saved, mode vm.BranchMode) *saved {
 	t.Helper()
 	dir, err := os.MkdirTemp("/dev/shm", "fkt")

@@ -34,7 +34,7 @@ type Config struct {
 	Dir     string
 	ID      string // id of the VM in messages
 	Shape   vm.Shape
-	Cgroups *cgroup.Tree // for the VMM's cgroup, which has the base name of Dir; nil: no limits
+	Cgroups *cgroup.Tree // makes the VMM's cgroup, which has the base name of Dir; nil: no limits
 	Jail    *jail.Starter
 	KVM     *KVM // state that VMMs share; nil: nothing is shared
 }
@@ -61,8 +61,8 @@ type Conn struct {
 // requests one after another.
 //
 // A request fails with ErrNoAnswer when its context ends, or after a time limit that depends on its
-// kind. Its outcome is then unknown, and its reply is dropped when it arrives. No further request
-// can be made until then.
+// kind. The outcome of the request is then unknown, and its reply is dropped when it arrives. No
+// further request can be made before the reply has arrived.
 type VMM struct {
 	id      string
 	dir     string
@@ -179,9 +179,9 @@ func Attach(cgroups *cgroup.Tree, id, dir string) (*VMM, error) {
 	return nil, fmt.Errorf("%w: process %d: %w", errUndecided, pid, err)
 }
 
-// errUndecided is wrapped by errors of a connect that do not show whether a VMM listens. An example
-// is EAGAIN: the socket's queue is full of connections of earlier daemons that the VMM has not
-// accepted yet.
+// errUndecided is wrapped by errors of connect(2) that do not show whether a VMM listens. An
+// example is EAGAIN: the socket's queue is full of connections of earlier daemons that the VMM has
+// not accepted yet.
 var errUndecided = errors.New("it is not known whether the VMM can be reached")
 
 // IsShortage reports whether err means that the daemon lacks a resource, so that err says nothing
@@ -257,7 +257,7 @@ func (v *VMM) killed() vm.Exit {
 }
 
 // lastWords returns the beginning of the VMM's standard error, for example a panic. If the jail has
-// refused a system call, it returns the name of the call.
+// refused a system call, lastWords returns the name of the call.
 func (v *VMM) lastWords() string {
 	said := v.proc.Said()
 	if call := violation.Call(said); call != "" {

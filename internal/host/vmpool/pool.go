@@ -23,8 +23,8 @@ import (
 const AtOnce = 16
 
 // Pool keeps Size shells ready for each machine shape that was forked lately. If forks have found
-// too few shells, the pool keeps more shells for some time. It never delays a fork, because it
-// starts shells in the background, one at a time, while no fork is running.
+// too few shells, the pool keeps more shells for some time. The pool never delays a fork, because
+// it starts shells in the background, one at a time, while no fork is running.
 type Pool struct {
 	cfg Config
 
@@ -49,7 +49,7 @@ type Config struct {
 	VMMs   VMMs
 	RunDir string // directory that contains the shells' directories
 	Size   int    // number of ready shells for each shape; 0: none
-	Most   int    // maximum of that number after forks have found too few; at least Size
+	Most   int    // maximum number of ready shells after forks have found too few; at least Size
 	Log    *slog.Logger
 
 	Lasts time.Duration // how long the pool keeps more than Size shells after such forks; 0: 5 min

@@ -11,7 +11,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// newPool returns a pool of fake VMs that keeps shells for shape.
+// newPool returns a pool of fake VMs that keeps shells for the given shape.
 func newPool(t *testing.T, cfg vmpool.Config, shape vm.Shape) (*vmpool.Pool, *vmfake.VMMs) {
 	t.Helper()
 	vmms := &vmfake.VMMs{}

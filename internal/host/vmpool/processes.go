@@ -13,7 +13,7 @@ import (
 // Processes implements VMMs with forkd-vmm processes.
 type Processes struct {
 	Bin     string       // path of forkd-vmm
-	Cgroups *cgroup.Tree // for the VMMs' cgroups; nil: no limits
+	Cgroups *cgroup.Tree // makes the VMMs' cgroups; nil: no limits
 	Jail    *jail.Starter
 	KVM     *vmmclient.KVM // state that the VMMs share; nil: nothing is shared
 }

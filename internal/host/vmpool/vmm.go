@@ -100,7 +100,7 @@ func (s *Shell) alive() bool {
 }
 
 // WhileRoom returns a context. If the VM pauses itself because a disk is full, the context is
-// cancelled, and its cause is the parameter full. The caller must call the returned function.
+// cancelled, and its cause is the given error. The caller must call the returned function.
 func WhileRoom(ctx context.Context, v VMM, full error) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	go func() {

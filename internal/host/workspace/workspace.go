@@ -129,7 +129,7 @@ func (s *Set) load() error {
 	return nil
 }
 
-// read reads the record of the workspace with a name.
+// read reads the record of the workspace with the given name.
 func read(path, name string) (*Workspace, error) {
 	p, err := os.ReadFile(path)
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 	"github.com/forkd/forkd/internal/host/vmfake"
 )
 
-// world is a Set of workspaces with a manager of fake sandboxes, which has the snapshot "p".
+// world is a Set of workspaces with a manager of fake sandboxes. The manager has the snapshot "p".
 type world struct {
 	*Set
 	manager *sandbox.Manager

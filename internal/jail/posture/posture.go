@@ -76,8 +76,8 @@ func (p *process) namespaces(online bool) {
 	}
 }
 
-// user checks that the process's user namespace has only one user. threads checks that the process
-// is that user.
+// The method checks that the process's user namespace has only one user. The method threads then
+// checks that the process is this user.
 func (p *process) user() {
 	if os.Geteuid() == 0 {
 		return

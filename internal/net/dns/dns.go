@@ -6,8 +6,8 @@
 // answers, because sandboxes cannot connect by IPv6. It also answers questions for service bindings
 // (RFC 9460) with empty answers, because a service binding may contain a key with which a client
 // encrypts the name of the server, so that the policy could not see the name. The package listens
-// on no socket. The owner of a socket calls Answer. It has no cache, because the host's resolver
-// has one.
+// on no socket. The owner of a socket calls Answer. The package has no cache, because the host's
+// resolver has one.
 package dns
 
 import (
@@ -61,9 +61,9 @@ type Guest struct {
 	other    *rate.Limiter // limits the bytes of answers other than addresses
 }
 
-// New returns a Guest that has not received any addresses. The function allowed reports whether the
-// policy permits a name, which is in the normalized form of package policy. The function refused is
-// called for every refused query.
+// New returns a Guest that has not received any addresses. The Guest calls allowed to learn whether
+// the policy permits a name, which is in the normalized form of package policy. The Guest calls
+// refused for every refused query.
 func New(r *Resolver, allowed func(string) (bool, Reason), refused func(string, Reason)) *Guest {
 	return &Guest{resolver: r, allowed: allowed, refused: refused,
 		queries: rate.NewLimiter(queriesPerSecond, queryBurst),

@@ -93,7 +93,7 @@ func (u *upstream) serveTCP(l net.Listener) {
 	}
 }
 
-// set calls the function change, which may change the fields of u. Later answers follow the change.
+// set calls change, which may change the fields of u. Later answers follow the change.
 func (u *upstream) set(change func()) {
 	u.mu.Lock()
 	defer u.mu.Unlock()

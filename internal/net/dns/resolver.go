@@ -89,8 +89,8 @@ func (r *Resolver) try(ctx context.Context, server netip.AddrPort, q dnsmessage.
 	return answer, nil
 }
 
-// overUDP returns the first message for which the function right returns true. It skips other
-// messages, which may be forged.
+// overUDP returns the first message for which right returns true. It skips other messages, which
+// may be forged.
 func overUDP(conn net.Conn, query []byte, right func([]byte) bool) ([]byte, error) {
 	if _, err := conn.Write(query); err != nil {
 		return nil, err

@@ -50,7 +50,7 @@ func New() *Log {
 	return l
 }
 
-// Set replaces the file. The log closes it when it is replaced. After Set(nil) records are
+// Set replaces the file. The log closes a file when Set replaces it. After Set(nil) records are
 // discarded.
 func (l *Log) Set(to io.WriteCloser) {
 	l.mu.Lock()

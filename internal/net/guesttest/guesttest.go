@@ -80,7 +80,8 @@ func polled(t testing.TB, f *os.File) *os.File {
 	return os.NewFile(uintptr(fd), f.Name())
 }
 
-// On returns a guest whose network device uses file, an end of a frame socket. The guest owns file.
+// On returns a guest whose network device uses the given end of a frame socket. The guest owns the
+// file.
 func On(t testing.TB, file *os.File) *Guest {
 	t.Helper()
 	g := &Guest{t: t, file: file}

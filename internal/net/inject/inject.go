@@ -38,7 +38,7 @@ const (
 // Proxy serves connections of a guest to Host, port 443.
 type Proxy struct {
 	Trust  *Trust
-	Host   string // in lower case, without a trailing dot
+	Host   string // the server's name in lower case, without a trailing dot
 	Secret []netproto.Secret
 	Dial   func(context.Context) (net.Conn, error) // returns a connection to the server
 	Failed func(error)                             // called with the reason why a server could not be reached
@@ -148,8 +148,8 @@ func (a *answers) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// handler returns a handler that forwards requests to the server. It answers requests that check
-// refuses.
+// handler returns a handler that forwards requests to the server. The handler itself answers
+// requests that are refused by check.
 func (p *Proxy) handler(transport http.RoundTripper) http.Handler {
 	forward := &httputil.ReverseProxy{
 		Rewrite:       p.rewrite,

@@ -24,7 +24,8 @@ type Trust struct {
 }
 
 // NewTrust returns a Trust. The parameters certificate (DER) and key (PKCS #8) belong to the CA,
-// and roots are PEM certificates. Without roots the Trust accepts no server.
+// and the parameter roots has PEM certificates. Without such certificates the Trust accepts no
+// server.
 func NewTrust(certificate, key, roots []byte) (*Trust, error) {
 	authority, err := x509.ParseCertificate(certificate)
 	if err != nil {
@@ -54,7 +55,7 @@ const (
 	validAfter  = 7 * 24 * time.Hour
 )
 
-// certificate returns a new certificate for host, with which we take the server's place.
+// certificate returns a new certificate for the given host, with which we take the server's place.
 func (t *Trust) certificate(host string) (*tls.Certificate, error) {
 	now := time.Now()
 	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
@@ -73,7 +74,7 @@ func (t *Trust) certificate(host string) (*tls.Certificate, error) {
 	return &tls.Certificate{Certificate: [][]byte{der, t.authority.Raw}, PrivateKey: t.own}, nil
 }
 
-// guestConfig returns the TLS configuration for connections of a guest to host.
+// guestConfig returns the TLS configuration for connections of a guest to the given host.
 func (t *Trust) guestConfig(host string) (*tls.Config, error) {
 	c, err := t.certificate(host)
 	if err != nil {
@@ -85,7 +86,7 @@ func (t *Trust) guestConfig(host string) (*tls.Config, error) {
 	}, nil
 }
 
-// serverConfig returns the TLS configuration for connections to host.
+// serverConfig returns the TLS configuration for connections to the given host.
 func (t *Trust) serverConfig(host string) *tls.Config {
 	return &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}, ServerName: host, RootCAs: t.roots}
 }

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Far makes an address of the world reachable only over a line with a delay in each direction. The
-// line has two TUN devices, and this process copies packets between them.
+// Far makes an address of the world reachable only over a link with a delay in each direction. The
+// link has two TUN devices, and this process copies packets between them.
 func (w *World) Far(t testing.TB, addr string, delay time.Duration) {
 	t.Helper()
 	here := openTUN(t, "far0")
@@ -81,7 +81,7 @@ func carry(to, from *os.File, delay time.Duration) {
 		}
 		select {
 		case line <- packet{time.Now().Add(delay), bytes.Clone(buf[:n])}:
-		default: // the line is full, and loses the packet
+		default: // the link is full, and loses the packet
 		}
 	}
 }

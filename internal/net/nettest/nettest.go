@@ -143,7 +143,7 @@ func (w *World) Do(f func()) {
 	<-done
 }
 
-// Listen returns a TCP listener in the world. It is closed when the test ends.
+// Listen returns a TCP listener in the world. The listener is closed when the test ends.
 func (w *World) Listen(t testing.TB, addr string) net.Listener {
 	t.Helper()
 	var l net.Listener
@@ -156,7 +156,7 @@ func (w *World) Listen(t testing.TB, addr string) net.Listener {
 	return l
 }
 
-// ListenUDP returns a UDP socket in the world. It is closed when the test ends.
+// ListenUDP returns a UDP socket in the world. The socket is closed when the test ends.
 func (w *World) ListenUDP(t testing.TB, addr string) *net.UDPConn {
 	t.Helper()
 	var c *net.UDPConn

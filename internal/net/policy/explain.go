@@ -21,7 +21,7 @@ var whys = map[Reason]string{
 }
 
 // Explain describes why a flow was refused. The result fix contains the flags of "forkd net set"
-// that would permit the flow. It is empty if no flags would permit it.
+// that would permit the flow. The result is empty if no flags would permit the flow.
 func Explain(p *netproto.Policy, f *Flow, reason Reason) (why, fix string) {
 	why = whys[reason]
 	rule := ""
@@ -74,8 +74,8 @@ func ExplainName(p *netproto.Policy, name string, reason Reason) (why, fix strin
 	return Explain(p, &Flow{}, reason)
 }
 
-// withMode adds a flag for the current mode before flag, because --allow alone would change the
-// mode to "allow".
+// withMode adds a flag for the current mode before the given flag, because --allow alone would
+// change the mode to "allow".
 func withMode(p *netproto.Policy, flag string) string {
 	if p.Mode == netproto.ModeAllow {
 		return flag

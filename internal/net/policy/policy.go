@@ -95,10 +95,10 @@ const (
 //  3. A rule of Allow by address permits. But a closed range is opened only by a rule for addresses
 //     within this range. The rule 0.0.0.0/0 means the internet, not this host.
 //  4. Remaining closed ranges, and DNS that bypasses the gateway, are refused.
-//  5. Modes public and open permit the rest. Mode allow requires a rule by name.
+//  5. Modes public and open permit all other flows. Mode allow requires a rule by name.
 //
-// If a name decides about TCP at port 80 or 443, the verdict is Peek until the connection has named
-// its server. A connection that may contain another, encrypted name is refused, except with
+// If the verdict on TCP at port 80 or 443 depends on a name, it is Peek until the connection has
+// named its server. A connection that may contain another, encrypted name is refused, except with
 // AllowECH. If a name would decide about UDP at port 443, which is QUIC, the flow is refused, and
 // clients then use TCP.
 func Decide(p *netproto.Policy, f *Flow) (Verdict, Reason) {
@@ -225,7 +225,7 @@ func Names(p *netproto.Policy, name string) (bool, Reason) {
 	return true, ByMode
 }
 
-// Match reports whether name matches the name of a rule. It ignores the port.
+// Match reports whether a name matches the name of a rule. It ignores the port.
 func Match(r *netproto.Rule, name string) bool {
 	if r.Below {
 		dot := len(name) - len(r.Name) - 1

@@ -199,7 +199,7 @@ func (r *spec) rule(t *testing.T, to netip.Addr) []netproto.Rule {
 	return []netproto.Rule{parsed}
 }
 
-// flows calls f with every combination for a flow to the place.
+// flows calls f with every combination for flows to the given place.
 func flows(to place, f func(c cell)) {
 	for _, proto := range []Protocol{TCP, UDP, ICMP} {
 		ports := []uint16{53, 80, 443, 450, 853, 8443}

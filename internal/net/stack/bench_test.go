@@ -13,7 +13,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// The guest in these benchmarks is a gVisor stack in the same process, which takes half of the
+// The guest in these benchmarks is a gVisor stack in the same process. This guest takes half of the
 // time. So results of these benchmarks can be compared only with each other.
 
 func BenchmarkDownload(b *testing.B) {

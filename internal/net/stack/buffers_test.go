@@ -79,8 +79,8 @@ func TestAttackKernelBuffers(t *testing.T) {
 	}
 }
 
-// Only the first flows of a sandbox let Linux enlarge the buffer from the server, and only if the
-// sandbox's share has room for the largest size.
+// Only the first flows of a sandbox let Linux enlarge the buffer for data from the server, and only
+// if the sandbox's share has room for the largest size.
 func TestFarBuffersAreCounted(t *testing.T) {
 	w := newWorld(t)
 	for _, c := range []struct{ memory, receive, far int64 }{
@@ -159,7 +159,8 @@ func TestAttackFarBuffers(t *testing.T) {
 }
 
 // TestAttackClosedUnread closes connections on both sides while bytes for one side are unread. The
-// flow and its buffers count until that side has read the bytes, or the flow is reset.
+// flow and its buffers still count against the limits until that side has read the bytes, or the
+// flow is reset.
 func TestAttackClosedUnread(t *testing.T) {
 	type end interface {
 		io.ReadWriter

@@ -6,8 +6,8 @@ import (
 	"github.com/forkd/forkd/internal/jail"
 )
 
-// Calls returns the system calls of this package and of Go's package net, without those of the Go
-// runtime. They permit outgoing connections, but no socket pairs. Permitted sockets are TCP, UDP
+// Calls returns the system calls of this package and of Go's package net, without the calls of the
+// Go runtime. They permit outgoing connections, but no socket pairs. Permitted sockets are TCP, UDP
 // and ping sockets, and a rtnetlink socket, with which a process without capabilities can only make
 // queries.
 func Calls() []jail.Call {

@@ -86,7 +86,7 @@ func unreachable(packet []byte, code header.ICMPv4Code) []byte {
 }
 
 // icmpMessage sets the checksum of an ICMP message. It returns the message for the frame socket, as
-// a packet to the guest with the source address from.
+// a packet to the guest from the given address.
 func icmpMessage(from netip.Addr, message []byte) []byte {
 	packet := make([]byte, header.IPv4MinimumSize, header.IPv4MinimumSize+len(message))
 	h := header.IPv4(packet)

@@ -47,7 +47,8 @@ func TestAttackSYNFlood(t *testing.T) {
 			}
 		}
 	}
-	// Each waiting connection has a goroutine, and during a dial some more of the standard library.
+	// Each waiting connection has a goroutine and, during a dial, a few goroutines of the standard
+	// library.
 	if n := runtime.NumGoroutine() - before; n > 4*maxOpening+100 {
 		t.Errorf("%d goroutines", n)
 	}

@@ -63,7 +63,7 @@ func (s *Stack) enter() bool {
 	return !s.closed
 }
 
-// begin registers a flow if there is room for one. The caller must then call end.
+// begin registers a flow if there is room for one. The caller must then call the flow's method end.
 func (s *Stack) begin(protocol policy.Protocol, to netip.AddrPort) (*flow, string) {
 	f := &flow{stack: s, started: time.Now(), Flow: policy.Flow{Protocol: protocol, To: to}}
 	f.Names = s.dns.Names(to.Addr())
@@ -83,8 +83,8 @@ func (s *Stack) begin(protocol policy.Protocol, to netip.AddrPort) (*flow, strin
 	return f, ""
 }
 
-// decide asks the policy about a flow. The parameter seen is the result of peek, or nil before the
-// first bytes were read.
+// decide asks the policy about a flow, given the result of peek, or nil before the first bytes were
+// read.
 func (s *Stack) decide(f *flow, seen *peek.Seen) policy.Verdict {
 	own := s.host.isOwn(f.To.Addr()) // asked each time, because the host's addresses change
 	s.mu.Lock()

@@ -42,7 +42,7 @@ type partial struct {
 
 // piece is a fragment.
 type piece struct {
-	packet []byte // with its header
+	packet []byte // the fragment with its header
 	offset int    // offset of its payload in the packet's payload, in bytes
 }
 
@@ -64,8 +64,8 @@ const (
 )
 
 // add stores a copy of a fragment. If it was the last missing fragment, add returns the whole
-// packet. The result kept is false if the fragment was dropped. The caller must have checked that
-// the header is valid and has no options.
+// packet. If the fragment was dropped, add returns false. The caller must have checked that the
+// header is valid and has no options.
 func (f *fragments) add(packet []byte, now time.Time) (whole []byte, kept bool) {
 	h := header.IPv4(packet)
 	id := packetID{netip.AddrFrom4(h.DestinationAddress().As4()), h.Protocol(), h.ID()}
@@ -107,7 +107,7 @@ func (f *fragments) add(packet []byte, now time.Time) (whole []byte, kept bool) 
 func (p *partial) isOld(now time.Time) bool { return now.Sub(p.begun) > fragmentTime }
 
 // place returns the index at which a fragment belongs in p.pieces, or -1 if the fragment is already
-// there. The result fits is false if the fragment contradicts p.pieces, or is invalid by itself.
+// there. If the fragment contradicts p.pieces, or is invalid by itself, place returns false.
 func (p *partial) place(next *piece, more bool) (at int, fits bool) {
 	size := len(next.payload())
 	switch {

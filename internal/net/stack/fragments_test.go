@@ -30,8 +30,8 @@ func fragmentOf(id uint16, payload []byte, offset int, more bool) []byte {
 	return p
 }
 
-// cut returns the fragments of a packet with the given payload. The parameter most is the maximum
-// number of bytes in a fragment.
+// cut returns the fragments of a packet with the given payload, each with at most the given number
+// of bytes.
 func cut(id uint16, payload []byte, most int) (all [][]byte) {
 	for at := 0; at < len(payload); at += most {
 		end := min(at+most, len(payload))

@@ -39,8 +39,8 @@ type Host struct {
 	receive int64        // largest receive buffer that Linux gives a TCP socket, in bytes; 0: unknown
 }
 
-// maxHostUDP bounds the UDP flows of all sandboxes, each of which takes a port that the rest of the
-// host cannot use. It is a quarter of Linux's ephemeral ports (ip_local_port_range).
+// maxHostUDP bounds the UDP flows of all sandboxes. Each flow takes a port, which the rest of the
+// host cannot use. The bound is a quarter of Linux's ephemeral ports (ip_local_port_range).
 const maxHostUDP = 7000
 
 // maxHostQueries limits the DNS queries over UDP, of all sandboxes together, that wait for an
@@ -87,8 +87,8 @@ func LargestReceive() int64 {
 	return max(0, largest)
 }
 
-// Sockets returns how many sockets for flows a process supports if it may open the given number of
-// files, and use the given number of bytes of memory.
+// Sockets returns the number of flow sockets that a process supports. The process may open the
+// given number of files, and use the given number of bytes of memory.
 func Sockets(files int, memory int64) int { return int(min(int64(files), memory/flowShare/flowBytes)) }
 
 // SetOwn sets the host's addresses. To apply them to open flows, call Stack.Redecide. For new
@@ -127,7 +127,7 @@ func (h *Host) giveSocket(protocol policy.Protocol) {
 }
 
 // takeQuery counts a new query. It returns false if too many queries are waiting already. The
-// parameter own is the number of the sandbox's queries, including this query.
+// argument is the number of the sandbox's queries, including this query.
 func (h *Host) takeQuery(own int) bool {
 	n := h.queries.Add(1)
 	if n > h.asks || n > h.asks/2 && own > fewQueries {

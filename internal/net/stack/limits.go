@@ -81,19 +81,19 @@ func (h *Host) farBuffers() buffers {
 // flows themselves: their goroutines and smallBuffers (see flowBytes). The other shares bound the
 // memory that flows may hold in addition, such as data that waits.
 const (
-	chunkShare  = 8 // for chunks of relays
+	chunkShare  = 8 // share for chunks of relays
 	peekShare   = 16
 	injectShare = 8
 	flowShare   = 2
-	growShare   = 8  // for buffers larger than smallBuffers
-	pieceShare  = 32 // for packets in fragments
+	growShare   = 8  // share for buffers larger than smallBuffers
+	pieceShare  = 32 // share for packets in fragments
 )
 
 // Memory that is counted for each kind of flow, in bytes.
 const (
-	peekBytes   = 40 << 10  // the first bytes, and what parsing them takes
+	peekBytes   = 40 << 10  // the first bytes, and the memory for parsing them
 	injectBytes = 256 << 10 // the headers of a request and an answer, raw and parsed, and TLS with guest and server
-	flowBytes   = 160 << 10 // a connection with smallBuffers, which Linux exceeds by 64 KiB, without its chunks
+	flowBytes   = 160 << 10 // a connection with smallBuffers and 64 KiB that Linux adds, without its chunks
 )
 
 // Limits of one sandbox for the memory above.
@@ -149,9 +149,9 @@ func (s *Stack) setLimitsLocked(l netproto.Limits) {
 	}
 }
 
-// buffers returns the sizes of a TCP flow's buffers. The first call chooses and counts the sizes.
-// The method end gives them back. The sizes depend on the number of the sandbox's flows and on the
-// memory left.
+// buffers returns the sizes of a TCP flow's buffers. The first call chooses the sizes and counts
+// them against the limits, until the flow's method end is called. The sizes depend on the number of
+// the sandbox's flows and on the memory left.
 func (f *flow) buffers() buffers {
 	s := f.stack
 	switch {

@@ -45,9 +45,9 @@ type chunk struct {
 // has a small chunk.
 type chunks struct{ large, small sync.Pool }
 
-// take returns a chunk of chunkBytes, or a chunk of smallChunk if the room is full. The parameter
-// in is the room. The caller passes nil if it gives the chunk back without any wait, because such
-// chunks need no limit.
+// take returns a chunk of chunkBytes, or a chunk of smallChunk if the given room is full. A caller
+// that gives the chunk back without waiting passes nil instead of a room, because such chunks need
+// no limit.
 func (c *chunks) take(in *room) *chunk {
 	pool, size := &c.large, chunkBytes
 	if in != nil && !in.take(chunkBytes) {

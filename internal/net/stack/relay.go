@@ -25,8 +25,8 @@ type relay struct {
 	begun func() // called when the bytes that were already read are forwarded; nil if there were none
 }
 
-// run forwards the bytes in sent, which were already read from the guest, and then all further
-// bytes. It returns when the flow has ended.
+// run forwards the given bytes, which were already read from the guest, and then all further bytes.
+// It returns when the flow has ended.
 func (r *relay) run(sent []byte) {
 	stop := context.AfterFunc(r.ctx, r.reset)
 	var done sync.WaitGroup
@@ -203,8 +203,8 @@ func (r *relay) downward() error {
 	}
 }
 
-// receive waits until a socket has bytes. Then it takes a chunk, and reads into the chunk. The
-// parameter in is the room in which the chunk counts, or nil. The caller must give the chunk back.
+// receive waits until a socket has bytes. Then it takes a chunk, and reads into the chunk. The last
+// parameter is the room in which the chunk counts, or nil. The caller must give the chunk back.
 func receive(raw interface {
 	Read(func(uintptr) bool) error
 }, pool *chunks, in *room) (k *chunk, n int, err error) {

@@ -133,7 +133,8 @@ func (r *rig) says(t testing.TB, to, text string) (string, error) {
 }
 
 // handshake begins TLS with a server name, and reports whether the ClientHello reached the server.
-// The servers are echo servers, which return the client's own bytes. The client's error shows that.
+// The servers are echo servers, which return the client's own bytes. The client's error shows
+// whether it has received its own bytes.
 func (r *rig) handshake(t testing.TB, to, name string) (through bool) {
 	t.Helper()
 	return r.handshakeBy(t, to, &tls.Config{ServerName: name})

@@ -79,8 +79,8 @@ func TestAttackSecretForeignServer(t *testing.T) {
 	v.clean(t, "x509")
 }
 
-// TestAttackSecretOtherHost sends requests for another server over a connection to the host of a
-// secret, in all forms that a server might accept.
+// TestAttackSecretOtherHost connects to the host of a secret, and requests another server there in
+// each form that some server might accept.
 func TestAttackSecretOtherHost(t *testing.T) {
 	v := newVault(t, "public")
 	s := serveSite(t, v.world, web+":443", v.roots.config(t, "api.example", "other.example"))

@@ -220,7 +220,7 @@ func (s *Stack) Redecide() {
 // three names and the policy has the maximum number of rules.
 const maxComparisons = 16 << 20
 
-// decideAgainLocked resets a flow that the policy no longer permits. The parameter left is the
+// decideAgainLocked resets a flow that the policy no longer permits. The last parameter is the
 // number of comparisons of names that are still permitted. If the decision would need more, the
 // flow is also reset.
 func (s *Stack) decideAgainLocked(f *flow, why string, left *int) {

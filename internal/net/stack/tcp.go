@@ -140,8 +140,8 @@ func (s *Stack) peekFirst(f *flow, r *tcp.ForwarderRequest) {
 
 // mayPeek waits until the sandbox may have another connection that has not named its server, and
 // counts the connection and its first bytes. The caller must call done when the connection and its
-// bytes no longer count. It may call done more than once. If all sandboxes together have too many
-// such connections, mayPeek refuses the flow.
+// bytes no longer count. The caller may call done more than once. If all sandboxes together have
+// too many such connections, mayPeek refuses the flow.
 func (s *Stack) mayPeek(f *flow) (done func(), ok bool) {
 	select {
 	case s.peeks <- struct{}{}:

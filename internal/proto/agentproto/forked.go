@@ -58,8 +58,8 @@ func (f *Forked) Append(b []byte) ([]byte, error) {
 
 // QuietTime is the time between a guest's answer to AppendPrepare and the save of the guest. The
 // host must send no requests in this time. The guest uses it for deferred work, such as freeing
-// memory, stopping timers of its disk and putting threads to sleep. Otherwise each child would have
-// to do that work.
+// memory, stopping timers of its disk and putting threads to sleep. Otherwise each forked sandbox
+// would have to do that work.
 const QuietTime = 3 * time.Second
 
 // AppendPrepare appends the message that makes a guest ready to be saved and forked; see QuietTime.
@@ -109,7 +109,7 @@ func parseEnv(r *codec.Reader) map[string]string {
 	return env
 }
 
-// Length returns the length at the beginning of a message. If the length exceeds the parameter max,
+// Length returns the length at the beginning of a message. If the length exceeds the given maximum,
 // Length returns an error.
 func Length(head []byte, max int) (int, error) {
 	if len(head) < LengthSize {

@@ -71,8 +71,8 @@ func appendGenerators(b []byte, list []Generator) []byte {
 }
 
 // ParseAnswer parses the body of an answer that AppendAnswer or AppendUnique has made, without its
-// length. The result text is the text of the agent's error. The result err means that the answer is
-// malformed.
+// length. It also returns the text of the agent's error. If the answer is malformed, it returns an
+// error.
 func ParseAnswer(body []byte) (u *Unique, text string, err error) {
 	if len(body) == 0 || body[0] != reported {
 		return nil, string(body), nil

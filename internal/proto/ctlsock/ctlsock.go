@@ -161,7 +161,7 @@ func (c *Conn) Send(kind codec.Kind, body []byte, fds ...int) error {
 	return c.send(true, kind, body, fds)
 }
 
-// SendNow is Send, but returns unix.EAGAIN if the socket is full.
+// SendNow is like Send, but returns unix.EAGAIN if the socket is full.
 func (c *Conn) SendNow(kind codec.Kind, body []byte, fds ...int) error {
 	return c.send(false, kind, body, fds)
 }

@@ -37,7 +37,7 @@ import (
 // Port is the vsock port of the host that forkd-diff dials.
 const Port = 1029
 
-// Bounds of lengths in bytes, and of numbers.
+// Bounds of lengths, in bytes, and of counts.
 const (
 	MaxPath    = 4095     // a path, and the target of a symbolic link (PATH_MAX of Linux)
 	MaxPatch   = 4 << 20  // the patch of one file
@@ -193,8 +193,7 @@ func writeFrame(w io.Writer, body []byte) error {
 }
 
 // readFrame reads a frame into buf and returns the body. If buf is too small, readFrame allocates a
-// new buffer. The parameter most is the maximum length of the body in bytes. A longer body is an
-// error.
+// new buffer. A body with more than the given number of bytes is an error.
 func readFrame(r io.Reader, buf []byte, most uint32) ([]byte, error) {
 	var head [4]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
@@ -270,7 +269,7 @@ type RangeWriter struct {
 // NewRangeWriter returns a RangeWriter. Its caller must call Close.
 func NewRangeWriter(w io.Writer) *RangeWriter { return &RangeWriter{w: w} }
 
-// Add adds a range to the next frame. It sends a full frame.
+// Add adds a range to the next frame, and sends the frame if it is full.
 func (r *RangeWriter) Add(v Range) error {
 	r.body.U64(v.Offset)
 	r.body.U64(v.Length)

@@ -134,7 +134,7 @@ func FuzzReader(f *testing.F) {
 	})
 }
 
-// The entries of an answer are those of one walk at the path of the request.
+// An answer contains the entries of one walk, which begins at the path of the request.
 func TestOrderOfEntries(t *testing.T) {
 	file, dir, link := Node{Type: Regular}, Node{Type: Directory}, Node{Type: Symlink}
 	made := func(path string) Entry { return Entry{Path: path, New: file} }

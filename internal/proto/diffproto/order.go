@@ -9,12 +9,13 @@ import (
 // path, each directory precedes its entries, and the entries of a directory are in the order of
 // their names. So no path occurs twice.
 type order struct {
-	path  string // that of the request
-	last  string // path of the entry before
+	path  string // path of the request
+	last  string // path of the previous entry
 	files []above
 }
 
-// above is the previous entry, or an entry above it, that is no directory on at least one side.
+// above is the previous entry, or an entry above the previous one. On at least one side, this entry
+// is not a directory.
 type above struct {
 	path   string
 	hasOld bool // whether the old side can have files below path

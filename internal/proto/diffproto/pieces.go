@@ -7,7 +7,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/codec"
 )
 
-// PieceWriter sends a tar archive in pieces. Each call of Write sends at least one piece, so callers buffer.
+// PieceWriter sends a tar archive in pieces. Each call of Write sends at least one piece, so
+// callers should write large blocks.
 type PieceWriter struct{ w io.Writer }
 
 // NewPieceWriter returns a PieceWriter. Its caller must call Close.

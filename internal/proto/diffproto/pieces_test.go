@@ -33,7 +33,7 @@ func TestPieces(t *testing.T) {
 	}
 }
 
-// An end is a message: a stream that ends without it is no archive.
+// The end of an archive is a message. A stream without this message is not an archive.
 func TestWrongPieces(t *testing.T) {
 	var refusal, done, piece bytes.Buffer
 	for _, err := range []error{WriteRefused(&refusal, &RefusedError{Field: "partial", Reason: "why"}),

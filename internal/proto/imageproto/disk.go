@@ -19,7 +19,7 @@ import (
 const recordHead = 8 + 4
 
 // WriteDisk writes the records of a disk to w. The parameter f is the disk's file, which may be
-// sparse, and size is the disk's size in bytes.
+// sparse, and the parameter size is the disk's size in bytes.
 func WriteDisk(w io.Writer, f *os.File, size int64) error {
 	buf := make([]byte, recordHead+maxChunk)
 	record := func(at int64, n int) error {

@@ -55,8 +55,7 @@ type Answer struct {
 	Error string `json:"error,omitempty"` // empty: the disk is complete and unmounted
 }
 
-// WriteAnswer writes the answer of forkd-unpack. The parameter refused is its error, or nil for
-// success.
+// WriteAnswer writes the answer of forkd-unpack, which has the given error, or nil for success.
 func WriteAnswer(w io.Writer, refused error) error {
 	var a Answer
 	if refused != nil {
@@ -133,9 +132,9 @@ func WriteHeader(w io.Writer, h Header) error {
 	return writeChunk(w, text)
 }
 
-// WriteLayer writes the content of the reader from as one layer. Only io.EOF ends the layer.
-// io.ErrUnexpectedEOF is an error like any other, because readers of network connections return it
-// if content is cut off.
+// WriteLayer reads the content of one layer and writes it to the stream. Only io.EOF ends the
+// layer. io.ErrUnexpectedEOF is an error like any other, because readers of network connections
+// return it if content is cut off.
 func WriteLayer(w io.Writer, from io.Reader) error {
 	buf := make([]byte, maxChunk)
 	for n := 0; ; {

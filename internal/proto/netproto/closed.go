@@ -8,9 +8,9 @@ import (
 	"github.com/forkd/forkd/internal/proto/frame"
 )
 
-// Closed is a range of addresses that do not belong to the internet. A rule of a policy opens the
-// part of the range that it covers, if the rule lies completely within the range. ModeOpen opens
-// the range too, unless Always is set.
+// Closed is a range of addresses that do not belong to the internet. A rule that allows addresses
+// opens these addresses if all of them are in the range. ModeOpen opens the whole range, unless
+// Always is set.
 type Closed struct {
 	Prefix netip.Prefix
 	Name   string // one of the names below; empty if the address is not in a closed range
@@ -58,9 +58,9 @@ var closedRanges = []Closed{
 	{netip.MustParsePrefix("240.0.0.0/4"), Reserved, false},
 }
 
-// ClosedRange returns the closed range that contains an IPv4 address. The parameter own says that
-// the address is one of the host's. The range of such an address is Host, unless the address is in
-// a range that is always closed, such as loopback.
+// ClosedRange returns the closed range that contains an IPv4 address. If own is true, the address
+// is one of the host's. The range of such an address is Host, unless the address is in a range that
+// is always closed, such as loopback.
 func ClosedRange(addr netip.Addr, own bool) Closed {
 	i := slices.IndexFunc(closedRanges, func(c Closed) bool { return c.Prefix.Contains(addr) })
 	switch {
@@ -72,7 +72,7 @@ func ClosedRange(addr netip.Addr, own bool) Closed {
 	return Closed{}
 }
 
-// Within reports whether inner is completely inside outer.
+// Within reports whether the prefix inner is completely inside the prefix outer.
 func Within(inner, outer netip.Prefix) bool {
 	return inner.Bits() >= outer.Bits() && outer.Contains(inner.Addr())
 }

@@ -5,7 +5,8 @@
 // request. forkd-net handles requests in order.
 //
 // The package defines the messages and their encoding, and the form of a policy (Policy, Rule).
-// Package policy of forkd-net decides what a policy permits. This package opens no socket.
+// Package netproto opens no socket. What a policy permits is decided by package policy of
+// forkd-net.
 package netproto
 
 import (
@@ -16,8 +17,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/codec"
 )
 
-// Version must be changed together with any message. forkd-net refuses a daemon with another
-// version, with CodeVersion.
+// Version must be changed together with any message. forkd-net answers a daemon of another version
+// with the error code CodeVersion.
 const Version = 3
 
 // ListenerFD is the number of the descriptor of forkd-net's listening control socket.

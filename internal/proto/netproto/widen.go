@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// Widens compares p with the policy present. It returns a *FieldError if p opens a closed range, or
-// names of the host's network, and the policy present does not open them. The function own reports
+// Widens compares p with a present policy. It returns a *FieldError if p opens a closed range, or
+// names of the host's network, and the present policy does not open them. It calls own to learn
 // whether an address is one of the host's.
 func (p *Policy) Widens(present *Policy, own func(netip.Addr) bool) *FieldError {
 	var kept []netip.Prefix // closed ranges that both p and present open
@@ -51,9 +51,10 @@ func (p *Policy) Widens(present *Policy, own func(netip.Addr) bool) *FieldError 
 	return p.deniesLess(present, kept)
 }
 
-// deniesLess returns a *FieldError if the policy present denies a destination that p does not deny:
-// a part of the ranges kept, or a name. A rule by name cannot deny connections whose server name is
-// encrypted. So p also denies less if p permits such connections and the policy present does not.
+// deniesLess returns a *FieldError if the present policy denies a destination that p does not deny.
+// The destination is a part of the given ranges, or a name. A rule by name cannot deny connections
+// whose server name is encrypted. So p also denies less if p permits such connections and the
+// present policy does not.
 func (p *Policy) deniesLess(present *Policy, kept []netip.Prefix) *FieldError {
 	for i := range present.Deny {
 		d := &present.Deny[i]
@@ -84,8 +85,8 @@ func closedAround(prefix netip.Prefix, own func(netip.Addr) bool) (closed []Clos
 	return closed
 }
 
-// opens reports whether p opens all destinations of r, a rule for an address in the given closed
-// ranges.
+// The method reports whether p opens all destinations of r, a rule for an address in the given
+// closed ranges.
 func (p *Policy) opens(r *Rule, closed []Closed) bool {
 	// A rule without ports does not open the DNS ports of closed ranges.
 	dns := r.HasPorts() && (r.hasPort(53) || r.hasPort(853))
@@ -98,7 +99,8 @@ func (p *Policy) opens(r *Rule, closed []Closed) bool {
 	})
 }
 
-// answers reports whether DNS queries for all names of a rule in Allow are answered under p.
+// The method reports whether the policy p permits answers to DNS queries for all names of a rule in
+// Allow.
 func (p *Policy) answers(r *Rule) bool {
 	return p.Mode == ModeOpen ||
 		slices.ContainsFunc(p.Allow, func(have Rule) bool { return have.IsName() && have.coversName(r) })
@@ -114,7 +116,7 @@ func (r *Rule) namesPrivate() bool {
 	})
 }
 
-// covers reports whether r matches every destination that the rule other matches.
+// covers reports whether r matches every destination that a second rule matches.
 func (r *Rule) covers(other *Rule) bool {
 	switch {
 	case r.IsName() != other.IsName(), r.Protocol != AnyProtocol && r.Protocol != other.Protocol:

@@ -43,8 +43,9 @@ func Cmdline(extra ...string) string {
 		"pci=off",
 		// There is one serial port. Do not look for the three others that a PC may have.
 		"8250.nr_uarts=1",
-		// Do not use huge pages by default, because a child that writes to a huge page needs 2 MiB
-		// of private memory instead of 4 KiB. Programs can still request huge pages (madvise).
+		// Do not use huge pages by default, because a forked sandbox that writes to a huge page
+		// needs 2 MiB of private memory instead of 4 KiB. Programs can still request huge pages
+		// (madvise).
 		"transparent_hugepage=madvise",
 		// Do not reserve 64 MiB of bounce buffers for guests with RAM above 4 GiB. No device has a
 		// limit for DMA addresses.

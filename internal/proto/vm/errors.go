@@ -56,8 +56,8 @@ func (e *Error) Error() string { return e.Err.Error() }
 
 func (e *Error) Unwrap() error { return e.Err }
 
-// Is reports whether target is the code of e, or an error of the operating system that corresponds
-// to the code.
+// Is reports whether the error target is the code of e, or an error of the operating system that
+// corresponds to the code.
 func (e *Error) Is(target error) bool {
 	code, ok := target.(ErrorCode)
 	return ok && code == e.Code || e.Code == ErrNoSpace && target == syscall.ENOSPC

@@ -5,7 +5,7 @@ import "fmt"
 // Limits limit the host resources of one VM's process. If a field is zero, only the size of the VM
 // limits its use of that resource.
 type Limits struct {
-	// MiB of memory for the VMM and its guest. The process is killed if it exceeds them.
+	// MiB of memory for the VMM and its guest. The process is killed if it exceeds this limit.
 	MemoryMiB uint64 `json:"memory_mib,omitempty" yaml:"memory_mib"`
 	// MiB of swap in addition to MemoryMiB, which must be set too. 0: no swap.
 	SwapMiB   uint64  `json:"swap_mib,omitempty" yaml:"swap_mib"`
@@ -21,8 +21,8 @@ type Limits struct {
 // runs.
 const MinMemoryMiB = 32
 
-// Bounds of the other fields. Some are the kernel's (cgroup-v2.rst), the others prevent overflows
-// in sums.
+// Bounds of the other fields. Some bounds are the kernel's (cgroup-v2.rst), and the other bounds
+// prevent overflows in sums.
 const (
 	minCPUs      = 0.01 // the kernel requires at least 1 ms per period
 	maxCPUs      = 4096

@@ -41,7 +41,7 @@ type BranchResult struct {
 	Mode     vm.BranchMode // actual mode: a live branch becomes a diff branch if the host does not support it
 	Fallback string        // why the mode was changed; empty if it was not
 	Kept     bool          // Rebase is possible when the layer is complete; false if the host has no userfaultfd
-	Pause    time.Duration // from the request to stop the vCPUs until they run again
+	Pause    time.Duration // time from the request to stop the vCPUs until they run again
 	Arm      time.Duration // part of Pause for write-protecting (live) or copying pages
 }
 

@@ -102,9 +102,9 @@ type Restore struct {
 
 // RestoreResult has the durations of the parts of a restore.
 type RestoreResult struct {
-	Map   time.Duration // until memory was mapped
-	State time.Duration // until the state of vCPUs and devices was set
-	Run   time.Duration // until the vCPUs were about to run (0 without Resume)
+	Map   time.Duration // time until memory was mapped
+	State time.Duration // time until the state of vCPUs and devices was set
+	Run   time.Duration // time until the vCPUs were about to run (0 without Resume)
 }
 
 // MaxWritten bounds the number of pages in Written.
@@ -258,8 +258,8 @@ func parseRanges(r *codec.Reader) []vm.Range {
 func (m *Written) Append(w *codec.Writer) { appendRanges(w, m.Ranges) }
 
 // Parse decodes m. It returns an error if there are more than MaxWritten pages, or if they are not
-// in ascending order, because the daemon sends these pages to the VMMs of other sandboxes, and each
-// VMM copies them.
+// in ascending order. It is strict because the daemon sends these pages to the VMMs of other
+// sandboxes, and each VMM copies them.
 func (m *Written) Parse(r *codec.Reader) error {
 	m.Ranges = parseRanges(r)
 	pages, end := uint64(0), uint64(0)

@@ -58,7 +58,7 @@ func TestMessagesRoundTrip(t *testing.T) {
 }
 
 // Parse limits the pages in Written. A guest that controls its VMM cannot make other VMMs copy more
-// pages than a child could have written.
+// pages than a forked sandbox could have written.
 func TestWrittenIsBounded(t *testing.T) {
 	most := vm.Range{GPA: vm.PageSize, Length: MaxWritten * vm.PageSize}
 	for _, c := range []struct {

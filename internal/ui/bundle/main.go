@@ -1,6 +1,6 @@
-// Command bundle makes the files of the view's page from its sources: bundle DIR, with the folder of
-// package ui. It uses esbuild, and no Node.js. It is a module of its own, so that forkd does not
-// depend on esbuild.
+// Command bundle makes the files of the web page of package ui from the page's sources. Usage:
+// bundle DIR, where DIR is the folder of package ui. The command uses esbuild, and no Node.js. It
+// is a module of its own, so that forkd does not depend on esbuild.
 package main
 
 import (

@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// TestAssetsAreBundled checks that the committed files of the page are those of its sources.
+// TestAssetsAreBundled checks that the committed files of the page are made from its present
+// sources.
 func TestAssetsAreBundled(t *testing.T) {
 	want, err := bundle("..")
 	if err != nil {

@@ -183,8 +183,8 @@ func (w *writer) start() {
 
 func (w *writer) run() { w.set(regStatus, acknowledge|driver|featuresOK|driverOK) }
 
-// publish makes heads available to the device and notifies the device. The parameter idx is the
-// number of heads that have been published, including the given ones.
+// publish makes the chains with the given heads available to the device, and notifies the device.
+// The parameter idx is the number of heads that have been published, including the given ones.
 func (w *writer) publish(q int, idx uint16, heads ...uint16) {
 	avail := w.Pages[q] + ringAvail
 	for i, h := range heads {
@@ -242,7 +242,7 @@ func Seeds(t Target, pages []uint32) []Program {
 	return list
 }
 
-// right initializes the device and makes a valid request.
+// The method initializes the device and makes a valid request.
 func (w *writer) right() {
 	w.start()
 	w.request(w.Pages[w.Sends])
@@ -250,7 +250,7 @@ func (w *writer) right() {
 	w.add(Spin, 0, 1000)
 }
 
-// wrong makes an invalid chain available after a valid request.
+// The method makes an invalid chain available after a valid request.
 func (w *writer) wrong(chain []desc) {
 	w.right()
 	for i, d := range chain {

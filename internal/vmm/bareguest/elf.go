@@ -11,7 +11,7 @@ func ELF(image []byte, loadAddr uint32) []byte {
 	f := make([]byte, segment)
 	copy(f, "\x7fELF\x02\x01\x01") // 64-bit, little-endian, version 1
 	le.PutUint16(f[16:], 2)        // an executable
-	le.PutUint16(f[18:], 62)       // for x86-64
+	le.PutUint16(f[18:], 62)       // machine: x86-64
 	le.PutUint32(f[20:], 1)
 	le.PutUint64(f[24:], uint64(loadAddr))
 	le.PutUint64(f[32:], headerSize) // offset of the program headers, which follow this header

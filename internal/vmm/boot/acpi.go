@@ -108,7 +108,7 @@ func loadACPI(mem *guestmem.Memory, p Params) error {
 	return mem.WriteAt(image, ACPIStart)
 }
 
-// acpiImage returns the RSDP followed by the tables. It must be loaded at ACPIStart.
+// acpiImage returns the RSDP followed by the tables. The result must be loaded at ACPIStart.
 func acpiImage(vcpus int, devices []MMIODevice) []byte {
 	image := make([]byte, rsdpSize)
 	place := func(table []byte) uint64 {
@@ -136,7 +136,7 @@ func checksum(b []byte) uint8 {
 	return -sum
 }
 
-// sdt puts the common header before body.
+// sdt puts the common header before the content of a table.
 func sdt(signature string, revision uint8, body []byte) []byte {
 	le := binary.LittleEndian
 	b := append(make([]byte, 0, sdtHeaderSize+len(body)), signature...)

@@ -209,7 +209,8 @@ func TestDisassembled(t *testing.T) {
 			t.Errorf("DSDT lacks %q:\n%s", want, texts["DSDT"])
 		}
 	}
-	// Compile the disassembly, which checks names, numbers of arguments and resource buffers.
+	// Compile the disassembly. The compiler checks names, numbers of arguments and resource
+	// buffers.
 	cmd := exec.Command(iasl, "-f", "dsdt.dsl")
 	cmd.Dir = dir
 	if out, err := cmd.CombinedOutput(); err != nil || !bytes.Contains(out, []byte(" 0 Errors, 0 Warnings")) {

@@ -91,8 +91,8 @@ func eisaID(vendor string, product uint16) []byte {
 	return binary.BigEndian.AppendUint16(b, product)
 }
 
-// sized puts the length of body before body. The length includes the bytes of the length itself
-// (PkgLength, ACPI 6.5 §20.2.4).
+// sized puts the length of its argument before the argument. The length includes the bytes of the
+// length itself (PkgLength, ACPI 6.5 §20.2.4).
 func sized(body []byte) []byte {
 	n := len(body)
 	if n+1 < 1<<6 {

@@ -4,8 +4,9 @@
 //
 // It defines the guest physical map (layout.go) and makes no calls to KVM. Package machine
 // registers the memory, sets the returned State, and emulates the devices at the addresses that
-// this package defines. It boots only x86-64 Linux at its 64-bit entry, from a bzImage or an ELF
-// vmlinux. It has no firmware, and supports neither 16- or 32-bit entries nor Xen PVH nor Windows.
+// package boot defines. Package boot boots only x86-64 Linux at its 64-bit entry, from a bzImage or
+// an ELF vmlinux. The package has no firmware, and supports neither 16- or 32-bit entries nor Xen
+// PVH nor Windows.
 //
 // Kernel files are provided by users, so every number in them is checked before it is used.
 package boot
@@ -155,8 +156,8 @@ func loadInitrd(mem *guestmem.Memory, zp *zeroPage, f file, kern kernel) error {
 	return nil
 }
 
-// checkCmdline returns an error if the kernel would truncate or misread s. The parameter max is the
-// kernel's own limit in bytes.
+// checkCmdline returns an error if the kernel would truncate or misread s. The second parameter is
+// the kernel's own limit in bytes.
 func checkCmdline(s string, max uint32) error {
 	if limit := min(int64(max), CmdlineMax); int64(len(s)) > limit {
 		return fmt.Errorf("kernel command line has %d bytes, this kernel takes %d: shorten it", len(s), limit)

@@ -64,7 +64,7 @@ func loadELF(mem *guestmem.Memory, f file, head []byte) (kernel, error) {
 	return k, nil
 }
 
-// elfSegments returns the loadable segments of a file that begins with the bytes head.
+// elfSegments returns the loadable segments of a file, given the file's first bytes.
 func elfSegments(f file, head []byte) ([]elfSegment, error) {
 	le := binary.LittleEndian
 	if head[4] != elfClass64 || head[5] != elfDataLSB || le.Uint16(head[18:]) != elfMachineX86 {

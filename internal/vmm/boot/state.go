@@ -47,7 +47,7 @@ type State struct {
 	TR                    Segment
 	LDT                   Segment
 	GDT, IDT              Table
-	MSRs                  []MSR // for every vCPU
+	MSRs                  []MSR // MSRs to set in every vCPU
 }
 
 // Control register bits, Intel SDM vol. 3 §2.5, and EFER, §2.2.1.

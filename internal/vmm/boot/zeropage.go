@@ -50,9 +50,10 @@ const (
 // zeroPage is the page of boot parameters.
 type zeroPage struct{ bytes [guestmem.PageSize]byte }
 
-// newZeroPage returns boot parameters with the setup header of the kernel file, which is the bytes
-// of the file from offSetupSects on. For a vmlinux, header is nil, and only the fields that a
-// vmlinux reads are set. The fields that a boot loader must set are set in both cases.
+// newZeroPage returns boot parameters with the setup header of the kernel file. The setup header
+// consists of the bytes from offSetupSects on. For a vmlinux, the parameter header is nil, and only
+// the fields that a vmlinux reads are set. The fields that a boot loader must set are set in both
+// cases.
 func newZeroPage(header []byte) *zeroPage {
 	zp := &zeroPage{}
 	if header != nil {

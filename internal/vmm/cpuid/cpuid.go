@@ -101,7 +101,7 @@ func find(entries []Entry, function, index uint32) *Entry {
 	return nil
 }
 
-// drop returns entries without the given leaves.
+// drop returns the entries without the given leaves.
 func drop(entries []Entry, leaves ...uint32) []Entry {
 	return slices.DeleteFunc(entries, func(e Entry) bool { return slices.Contains(leaves, e.Function) })
 }

@@ -12,8 +12,8 @@ import (
 
 const allOnes = 0xffffffff
 
-// hostEntries returns the entries of a host that has every feature. ebx, edx and ecx are the vendor
-// string.
+// hostEntries returns the entries of a host that has every feature. The parameters contain the
+// vendor string.
 func hostEntries(ebx, edx, ecx uint32) []Entry {
 	e := []Entry{
 		{Function: leafVendor, EAX: 0x20, EBX: ebx, ECX: ecx, EDX: edx},
@@ -230,7 +230,7 @@ func TestPortableTemplate(t *testing.T) {
 	}
 }
 
-// clearBits returns entries after f has changed one leaf.
+// clearBits changes one leaf of the entries with the function f, and returns the entries.
 func clearBits(entries []Entry, leaf, index uint32, f func(e *Entry)) []Entry {
 	f(find(entries, leaf, index))
 	return entries

@@ -39,7 +39,7 @@ const (
 	hostMaxExtLeaf = leafTopologyExt
 )
 
-// maskHost removes from entries everything that the host template does not pass on.
+// maskHost removes from the given entries everything that the host template does not pass on.
 func maskHost(entries []Entry) []Entry {
 	out := make([]Entry, 0, len(entries))
 	for _, c := range entries {

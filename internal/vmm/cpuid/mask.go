@@ -109,8 +109,8 @@ const (
 	portablePhysBits = 46
 )
 
-// maskPortable removes from entries everything that is not in the portable template. It also
-// removes leaves that this package does not know.
+// maskPortable removes from the given entries everything that is not in the portable template. It
+// also removes leaves that this package does not know.
 func maskPortable(entries []Entry) []Entry {
 	out := make([]Entry, 0, len(entries))
 	for _, c := range entries {

@@ -10,8 +10,8 @@ const (
 )
 
 // SavedMSRs returns the MSRs in a vCPU's saved state, in the order in which a restore must set
-// them. The parameter supported is the result of KVM_GET_MSR_INDEX_LIST. The caller must pass the
-// result of SavedMSRs to ShownMSRs.
+// them. The argument is the result of KVM_GET_MSR_INDEX_LIST. The caller must pass the result of
+// SavedMSRs to ShownMSRs.
 //
 // A whole vCPU is restored in this order: CPUID entries, KVM_SET_SREGS (which has EFER, FS and GS
 // base and the APIC base), XCRS and XSAVE, KVM_SET_LAPIC, and then these MSRs. The order matters
@@ -21,7 +21,8 @@ const (
 //
 // Not in the list:
 //   - MSR_KVM_WALL_CLOCK(_NEW): it has no state. Setting it makes KVM write to a page of the guest,
-//     which would be copied in every child. A guest sets it before each use of the wall clock.
+//     which would be copied in every forked sandbox. A guest sets it before each use of the wall
+//     clock.
 //   - MSR_KVM_ASYNC_PF_*, performance counters, VMX, SVM, processor trace, XFD: every template
 //     hides their features.
 //   - Machine check banks: the machine injects no machine checks.
@@ -129,7 +130,7 @@ type feature struct {
 	bit             uint8
 }
 
-// in reports whether the entries show the feature.
+// The method reports whether the entries show the feature.
 func (f feature) in(entries []Entry) bool {
 	return word(entries, featureWord{function: f.function, index: f.index, reg: f.reg})>>f.bit&1 == 1
 }

@@ -5,9 +5,10 @@ import (
 	"slices"
 )
 
-// CheckSaved checks the CPUID entries of a saved vCPU. It returns an error if they have a leaf or a
-// bit that every template hides because snapshots do not contain the state of such a feature. A
-// snapshot with such an entry is forged, or comes from an incompatible build.
+// CheckSaved checks the CPUID entries of a saved vCPU. It returns an error if the template would
+// change these entries. For example, they may show a feature that the template hides because
+// snapshots do not contain the state of the feature. A snapshot with such entries is forged, or
+// comes from an incompatible build.
 func CheckSaved(template string, saved []Entry, vcpu, vcpus int) error {
 	want, err := Apply(template, saved, vcpu, vcpus)
 	if err != nil {

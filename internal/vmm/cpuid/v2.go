@@ -8,7 +8,7 @@ const (
 	v2Hidden7EBX = 1<<3 | 1<<5 | 1<<8                    // bmi1 avx2 bmi2: x86-64-v3
 )
 
-// maskV2 removes from entries everything that is not in the x86-64-v2 template.
+// maskV2 removes from the given entries everything that is not in the x86-64-v2 template.
 func maskV2(entries []Entry) []Entry {
 	out := drop(maskPortable(entries), leafXSAVE)
 	if f := find(out, leafFeatures, 0); f != nil {

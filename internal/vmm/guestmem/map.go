@@ -13,8 +13,8 @@ import (
 
 // Map maps a range of the file fd at gpa. The range begins at offset and has the given length in
 // bytes. The mapping is copy-on-write: the guest reads the file, and its writes stay private. The
-// mapping replaces the previous content. gpa, length and offset must be multiples of PageSize, and
-// the range must be in one region.
+// mapping replaces the previous content. The parameters gpa, length and offset must be multiples of
+// PageSize, and the range must be in one region.
 //
 // Preconditions: the vCPUs are stopped and the devices quiesced. They may run if nothing can write
 // to the range, and the file has the same bytes as the memory.
@@ -160,7 +160,8 @@ func smallPages(v []byte) error {
 }
 
 // Linear returns the position of gpa in the memory without the device hole. This position is also
-// the offset of gpa in the file of a memory layer. It is valid only for addresses inside a region.
+// the offset of gpa in the file of a memory layer. The result is valid only for addresses inside a
+// region.
 func Linear(gpa GPA) uint64 {
 	if gpa >= HoleEnd {
 		return uint64(gpa - (HoleEnd - HoleStart))

@@ -3,7 +3,7 @@ package kvm
 import "github.com/forkd/forkd/internal/jail"
 
 // Calls returns the KVM requests that a machine makes while it exists, the most frequent request
-// first. It does not include the requests of Probe, because Probe does not run in a jail.
+// first. The list does not include the requests of Probe, because Probe does not run in a jail.
 func Calls() []jail.Call {
 	return jail.Ioctls(ioRun, ioCheckExtension, ioGetMSRIndexList, ioGetIRQChip, ioSetIRQChip, ioIRQLine, ioIOEventFD,
 		ioGetClock, ioSetClock, ioGetRegs, ioSetRegs, ioGetSregs, ioSetSregs, ioGetMSRs, ioSetMSRs, ioSetCPUID2,

@@ -9,8 +9,8 @@ import (
 
 // Register is a device register of four bytes. Run handles guest accesses to it in the vCPU's
 // thread, without Go code. For any other exit, the thread must wait for a processor (P) of the Go
-// scheduler. It also wakes the runtime's monitor thread, which then keeps interrupting the vCPU for
-// some time.
+// scheduler. The thread also wakes the runtime's monitor thread, which then keeps interrupting the
+// vCPU for some time.
 type Register struct {
 	GPA   uint64
 	Word  *atomic.Uint32 // value that a load returns

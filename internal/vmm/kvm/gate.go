@@ -9,7 +9,7 @@ import (
 
 // Gate lets the threads of several vCPUs enter their guests at the same time. A thread that waits
 // at a gate holds no processor of the Go scheduler, and needs none to enter the guest. So when the
-// gate opens, only the kernel delays a child's first instruction. A new gate is shut.
+// gate opens, only the kernel delays a guest's first instruction. A new gate is shut.
 //
 // One cycle of a gate: threads arrive and wait, WaitArrived, Open, WaitPassed, Shut.
 type Gate struct {
@@ -89,7 +89,7 @@ func (g *Gate) passInGo() {
 	g.add(&g.passed)
 }
 
-// add adds a thread to count, and wakes the goroutine that waits for count.
+// add adds a thread to a count, and wakes the goroutine that waits for this count.
 //
 //go:nosplit
 //go:norace
@@ -116,7 +116,7 @@ func futex(word *uint32, op uintptr, value uint32) {
 	_, _, _ = unix.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), op, uintptr(value), 0, 0, 0)
 }
 
-// waitRaw waits while word has the given value. It may return too early.
+// waitRaw waits while the given word has the given value. It may return too early.
 func waitRaw(word *uint32, value uint32) { futex(word, futexWait, value) }
 
 // waitInGo is like waitRaw, but informs the Go runtime of the system call.

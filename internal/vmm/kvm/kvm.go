@@ -88,8 +88,8 @@ func (s *System) MSRIndices() ([]uint32, error) {
 }
 
 // FeatureMSR returns the value of an MSR that contains feature bits, such as
-// IA32_ARCH_CAPABILITIES, as far as host and KVM support the features. The result ok is false if
-// host and KVM do not support the MSR.
+// IA32_ARCH_CAPABILITIES, as far as host and KVM support the features. If host and KVM do not
+// support the MSR, it returns false.
 func (s *System) FeatureMSR(index uint32) (value uint64, ok bool, err error) {
 	var t msrTable
 	t.head.Nmsrs = 1

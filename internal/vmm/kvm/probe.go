@@ -202,8 +202,8 @@ func runProbe(vcpu *VCPU, mem []byte) error {
 	return nil
 }
 
-// runUntil runs a guest until it exits or late is set. It continues after signals, because Go's
-// scheduler also sends signals.
+// runUntil runs a guest until it exits or the flag late is set. It continues after signals, because
+// Go's scheduler also sends signals.
 func runUntil(late *atomic.Bool, run func() error) error {
 	for {
 		if err := run(); !errors.Is(err, ErrKicked) || late.Load() {

@@ -108,12 +108,12 @@ func (c *VCPU) runError(errno unix.Errno, mpState func() (MPState, error)) error
 }
 
 // SetImmediateExit makes the next Run return ErrKicked after pending I/O is completed. Together
-// with a signal to the vCPU's thread it also ends the current Run. It may be called from any
-// thread.
+// with a signal to the vCPU's thread it also ends the current Run. SetImmediateExit may be called
+// from any thread.
 func (c *VCPU) SetImmediateExit(on bool) {
 	// immediate_exit is byte 1 of the run area. Storing the whole word is safe, because nothing
 	// writes to its other bytes while the vCPU exists: request_interrupt_window is unused with an
-	// in-kernel irqchip, and the rest is padding.
+	// in-kernel irqchip, and the remaining bytes are padding.
 	word := (*uint32)(unsafe.Pointer(c.head))
 	var v uint32
 	if on {
@@ -132,9 +132,9 @@ func (c *VCPU) MMIO() (gpa uint64, data []byte, write bool) {
 	return e.Phys_addr, e.Data[:min(e.Len, uint32(len(e.Data)))], e.Is_write != 0
 }
 
-// IO returns the access that caused an ExitIO. The result data consists of units with the given
-// size in bytes. For input, the caller fills data before the next Run. If the kernel reports an
-// offset outside the run area, data is nil.
+// IO returns the access that caused an ExitIO. The data consists of units of size bytes each. For
+// input, the caller fills data before the next Run. If the kernel reports an offset outside the run
+// area, data is nil.
 func (c *VCPU) IO() (port uint16, size int, data []byte, out bool) {
 	e := (*ioExit)(unsafe.Pointer(&c.head.Exit))
 	n := uint64(e.Size) * uint64(e.Count)
@@ -172,9 +172,9 @@ func (c *VCPU) SetCPUID(entries []CPUIDEntry) error {
 	return c.call(ioSetCPUID2, unsafe.Pointer(unsafe.SliceData(t)), "set CPUID")
 }
 
-// table returns an array in KVM's form: the bytes of head, followed by the bytes of entries. It
-// allocates exactly the needed length. A buffer of the maximum length would be on the stack, and
-// would make the stack of every VMM grow.
+// table returns an array in KVM's form: the bytes of the given head, followed by the bytes of the
+// entries. It allocates exactly the needed length. A buffer of the maximum length would be on the
+// stack, and would make the stack of every VMM grow.
 func table[H cpuidHead | msrsHead, E CPUIDEntry | MSREntry](head H, entries []E) []byte {
 	p := unsafe.Slice((*byte)(unsafe.Pointer(&head)), unsafe.Sizeof(head))
 	return append(p[:len(p):len(p)], RawSlice(entries)...)
@@ -188,8 +188,9 @@ type msrTable struct {
 	entries [maxMSRs]MSREntry
 }
 
-// MSRs reads the MSRs in entries into their Data. It returns the number n of MSRs that it has read.
-// If n < len(entries), the host does not know the MSR of entries[n].
+// MSRs reads the MSRs that entries names, and stores their values in the field Data of the entries.
+// It returns the number n of MSRs that it has read. If n < len(entries), the host does not know the
+// MSR of entries[n].
 func (c *VCPU) MSRs(entries []MSREntry) (n int, err error) {
 	var t msrTable
 	t.head.Nmsrs = uint32(copy(t.entries[:], entries))

@@ -135,8 +135,8 @@ func (m *Machine) branchPaused(cfg *BranchConfig, result *vmmproto.BranchResult)
 	return capture, m.swapTops(cfg)
 }
 
-// prepareFreezer prepares the write protection of pages. It may fail after a rollback, because not
-// all file systems from which layers can be mapped support write protection.
+// prepareFreezer prepares the write protection of pages. It may fail after a rollback, because
+// layers may be mapped from a file system that does not support write protection.
 func (m *Machine) prepareFreezer(device int) (err error) {
 	if m.freezer == nil {
 		if device < 0 {
@@ -167,9 +167,9 @@ func (m *Machine) saveDirty(cfg *BranchConfig, result *vmmproto.SaveResult) (*uf
 	return capture, nil
 }
 
-// freeze write-protects the dirty pages. describe also adds some gaps between dirty ranges to the
-// layer. The pages in these gaps are not dirty, and some kernels cannot protect such pages. So
-// freeze copies the pages of the gaps at once.
+// freeze write-protects the dirty pages. Some gaps between dirty ranges are also added to the
+// layer, by describe. The pages in these gaps are not dirty, and some kernels cannot protect such
+// pages. So freeze copies the pages of the gaps at once.
 func (m *Machine) freeze(layer *os.File, maxExtents int, result *vmmproto.SaveResult) (*uffd.Capture, error) {
 	dirty, err := m.tracker.Dirty(m.mem)
 	if err != nil {
@@ -184,8 +184,8 @@ func (m *Machine) freeze(layer *os.File, maxExtents int, result *vmmproto.SaveRe
 	return m.freezer.Freeze(dirty, int(layer.Fd()))
 }
 
-// gaps returns the parts of outer that are not in inner. Both lists are ascending and have no
-// overlaps, and every range of inner lies inside a range of outer.
+// gaps returns the parts of the list outer that are not in the list inner. Both lists are ascending
+// and have no overlaps, and every range of the list inner lies inside a range of the list outer.
 func gaps(outer, inner []guestmem.Range) []guestmem.Range {
 	var out []guestmem.Range
 	for _, o := range outer {
@@ -237,8 +237,8 @@ func (m *Machine) BranchDisks(cfg BranchConfig) (result vmmproto.BranchResult, e
 	return result, nil
 }
 
-// atRest calls the function do while the vCPUs are stopped, and returns how long they were stopped.
-// If the machine was already paused, it stays paused.
+// atRest calls the given function while the vCPUs are stopped, and returns how long they were
+// stopped. If the machine was already paused, it stays paused.
 func (m *Machine) atRest(do func(wasPaused bool) error) (pause time.Duration, err error) {
 	start := time.Now()
 	wasPaused, _ := m.cpus.stats()
@@ -252,9 +252,10 @@ func (m *Machine) atRest(do func(wasPaused bool) error) (pause time.Duration, er
 	return time.Since(start), err
 }
 
-// MergeLayers replaces layers of a disk with the file merged, which the machine then owns. It
-// replaces the layers from number first, counted above the base image, to the layer just below the
-// top. The guest is stopped while merged is opened.
+// MergeLayers replaces layers of a disk with the given file, which the machine then owns. The
+// lowest replaced layer has the number first, counted above the base image. MergeLayers also
+// replaces all layers between this layer and the top. The guest is stopped while the file is
+// opened.
 func (m *Machine) MergeLayers(disk, first int, merged *os.File) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -272,8 +273,8 @@ func (m *Machine) MergeLayers(disk, first int, merged *os.File) error {
 }
 
 // copyBranch copies the frozen pages of a live branch. If the guest writes pages faster than they
-// are copied, copyBranch stops the guest until the rest is copied. Such a guest would make little
-// progress anyway, and stopping it bounds the time of the copying.
+// are copied, copyBranch stops the guest until the remaining pages are copied. Such a guest would
+// make little progress anyway, and stopping it bounds the time of the copying.
 func (m *Machine) copyBranch(capture *uffd.Capture, cfg BranchConfig, failed error) {
 	start := time.Now()
 	done := vmmproto.Branched{Serial: cfg.Serial}
@@ -312,8 +313,8 @@ func (m *Machine) copyBranch(capture *uffd.Capture, cfg BranchConfig, failed err
 const stormFaults = 2048
 
 // storm reports whether the guest writes faster than its pages are copied. It decides by the number
-// of faults. The result is true if there are at least bound faults or, if bound is 0, if faults
-// captured more than half of the captured pages.
+// of faults. The result is true if the number of faults has reached the bound. If bound is 0, the
+// result is true if faults captured more than half of the captured pages.
 func storm(bound, captured, faults uint64) bool {
 	if bound > 0 {
 		return faults >= bound

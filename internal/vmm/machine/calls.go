@@ -13,8 +13,8 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/vsock"
 )
 
-// Calls returns the system calls of a machine after New, without those of the Go runtime. A device
-// without a Calls function needs only those of guestmem.
+// Calls returns the system calls of a machine after New, without the calls of the Go runtime. A
+// device without a Calls function needs only the calls of package guestmem.
 func Calls() []jail.Call {
 	return slices.Concat(kvm.Calls(), guestmem.Calls(), uffd.Calls(), blk.Calls(), vsock.Calls(), []jail.Call{
 		jail.With(unix.SYS_GETPRIORITY, jail.Is(0, unix.PRIO_PROCESS)),

@@ -227,7 +227,7 @@ func openDisk(flags int, n uint64) (*os.File, []byte, error) {
 	return f, p, err
 }
 
-// writeDisk writes n bytes that depend on seed at offset off of the disk.
+// writeDisk writes n bytes, which depend on the seed, at an offset of the disk.
 func writeDisk(off, n, seed uint64) error {
 	f, p, err := openDisk(os.O_WRONLY|unix.O_SYNC, n)
 	if err != nil {
@@ -239,7 +239,7 @@ func writeDisk(off, n, seed uint64) error {
 	return errors.Join(err, unix.Munmap(p))
 }
 
-// sumDisk returns the checksum of n bytes at offset off of the disk.
+// sumDisk returns the checksum of n bytes at an offset of the disk.
 func sumDisk(off, n uint64) (string, error) {
 	f, p, err := openDisk(os.O_RDONLY, n)
 	if err != nil {
@@ -301,7 +301,7 @@ func stayOn(cpu int) error {
 }
 
 // hold starts a thread on each CPU. Each thread keeps values that depend on seed in its registers
-// until held is called.
+// until the guest's method held is called.
 func (g *guest) hold(seed uint64) {
 	g.signal.Held.Store(0)
 	g.signal.LetGo.Store(0)
@@ -319,8 +319,8 @@ func (g *guest) hold(seed uint64) {
 	}
 }
 
-// held stops the threads that hold has started. It returns an error that names the registers that
-// have changed.
+// held stops the threads that were started by hold. It returns an error that names the registers
+// that have changed.
 func (g *guest) held() error {
 	g.signal.LetGo.Store(1)
 	var errs []error

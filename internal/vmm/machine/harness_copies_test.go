@@ -75,15 +75,15 @@ func (h *host) fork(t *testing.T, s *snapshot) *testVM {
 	return v
 }
 
-// branch makes a snapshot of the running VM v, and waits until the snapshot is complete. The
-// parameter base is the snapshot from which v runs.
+// branch makes a snapshot of the running VM v, and waits until the snapshot is complete. The VM v
+// runs from the snapshot base.
 func (v *testVM) branch(t *testing.T, base *snapshot, mode vm.BranchMode) *snapshot {
 	t.Helper()
 	s, _ := v.branchWith(t, base, machine.BranchConfig{Mode: mode})
 	return s
 }
 
-// branchWith is like branch, with the options in cfg. It also returns the result of Machine.Branch.
+// branchWith is like branch, with the given options. It also returns the result of Machine.Branch.
 func (v *testVM) branchWith(t *testing.T, base *snapshot, cfg machine.BranchConfig) (*snapshot, vmmproto.BranchResult) {
 	t.Helper()
 	mode := cfg.Mode

@@ -55,7 +55,7 @@ func (h *host) bootBare(t *testing.T, p bareguest.Program) *testVM {
 }
 
 // attack runs a program in a guest until the program is done. If the program has stopped the
-// machine, the result ended is true, and the result e has the reason.
+// machine, attack returns true, and the reason.
 func (h *host) attack(t *testing.T, p bareguest.Program) (v *testVM, e vm.Exit, ended bool) {
 	t.Helper()
 	v = h.bootBare(t, p)

@@ -34,7 +34,7 @@ func (l *lower) covered() []vm.Extent {
 }
 
 // mappings returns the number of mappings in a machine's memory, which are the extents and the gaps
-// between them. The result lasting counts only mappings that detach will not remove.
+// between them. The first result counts only mappings that detach will not remove.
 func (l *lower) mappings() (lasting, all int) {
 	count := func(counts func(e vm.Extent) bool) int {
 		n, end := 1, uint64(0)
@@ -73,7 +73,7 @@ func (l *lower) rebased(ranges []guestmem.Range) {
 	l.stale = l.owned
 }
 
-// own makes private copies of all pages that come from the layers of rebases.
+// The method makes private copies of all pages that come from the layers of rebases.
 func (l *lower) own(mem *guestmem.Memory) error {
 	for _, e := range l.mapped {
 		if e.Layer >= l.restored {
@@ -87,8 +87,8 @@ func (l *lower) own(mem *guestmem.Memory) error {
 }
 
 // detach makes private pages independent of the stale layers below them. Otherwise the pages'
-// mappings would keep the files of these layers alive. The parameter most is the maximum number of
-// bytes to detach. detach reports whether it has detached any page.
+// mappings would keep the files of these layers alive. At most the given number of bytes are
+// detached. detach reports whether it has detached any page.
 //
 // Preconditions: the machine is stopped and nothing is frozen.
 func (l *lower) detach(mem *guestmem.Memory, most uint64) (any bool, err error) {

@@ -34,7 +34,9 @@ type Config struct {
 	Shape         vm.Shape
 	Console       io.ByteWriter // receives the serial output
 	VsockListener *os.File      // a listening unix socket; ownership passes to New
-	// receives a stream fd that the guest has opened; if GuestConn returns nil, it owns fd
+	// GuestConn receives fd, the host's end of a stream that the guest has opened to a port of the
+	// host. If GuestConn returns nil, GuestConn owns fd. If it returns an error, the stream is
+	// refused.
 	GuestConn func(port uint32, fd int) error
 	Exited    func(vm.Exit) // called once, if the guest has stopped
 	// Stalled is called when the machine has been paused because the host has no room for its
@@ -64,7 +66,7 @@ type Machine struct {
 
 	serial    *serial
 	genIntr   virtio.Interrupt // raises the event that announces a new generation id
-	slots     []*slot          // by slot number; nil for an empty slot
+	slots     []*slot          // devices by slot number; nil for an empty slot
 	registers []kvm.Register   // registers that drivers access at every interrupt, of all slots
 	net       *net.Device
 	disks     []*blk.Device

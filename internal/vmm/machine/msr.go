@@ -26,7 +26,7 @@ func (m *Machine) savedMSRs() ([]uint32, error) {
 	return list, nil
 }
 
-// readMSRs reads the MSRs in indices. It omits MSRs that this host does not have.
+// readMSRs reads the MSRs with the given indices. It omits MSRs that this host does not have.
 func readMSRs(c *kvm.VCPU, indices []uint32) ([]kvm.MSREntry, error) {
 	entries := make([]kvm.MSREntry, len(indices))
 	for i, index := range indices {

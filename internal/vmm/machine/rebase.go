@@ -24,7 +24,8 @@ import (
 const maxMappings = 4096
 
 // maxDetach bounds the bytes that are detached from old layers during one pause. Detaching this
-// many lengthens the pause by 4 to 16 ms (at 1 to 4 GiB/s). The rest waits for the next pause.
+// many bytes lengthens the pause by 4 to 16 ms (at 1 to 4 GiB/s). The bytes beyond the bound wait
+// for the next pause.
 const maxDetach = 16 << 20
 
 // keepFor is how long a machine waits for a Rebase onto a branch. During that time it tracks which
@@ -78,9 +79,9 @@ func (m *Machine) dropKept() error {
 }
 
 // Rebase puts the layer of a branch directly below the machine's private pages; see
-// vmmproto.Rebase. It takes ownership of layer. If the error is vm.ErrNotKept, nothing has changed.
-// After any other error, the rebase has taken place for some pages, and all other pages are private
-// or have the same content as the layer.
+// vmmproto.Rebase. It takes ownership of the file layer. If the error is vm.ErrNotKept, nothing has
+// changed. After any other error, the rebase has taken place for some pages, and all other pages
+// are private or have the same content as the layer.
 func (m *Machine) Rebase(serial uint64, layer *os.File) (result vmmproto.RebaseResult, err error) {
 	defer layer.Close()
 	m.mu.Lock()
@@ -110,9 +111,9 @@ func (m *Machine) Rebase(serial uint64, layer *os.File) (result vmmproto.RebaseR
 }
 
 // replaceUnchanged maps a layer over ranges of memory that are equal to the layer, the longest
-// ranges first. The parameter most is the maximum number of replaced ranges. The number is bounded
-// because a range in the middle of a mapping adds two mappings. replaceUnchanged returns the
-// replaced ranges in ascending order.
+// ranges first. It replaces at most the given number of ranges. The number is bounded because a
+// range in the middle of a mapping adds two mappings. replaceUnchanged returns the replaced ranges
+// in ascending order.
 func replaceUnchanged(capture *uffd.Capture, layer, most int) (replaced []guestmem.Range, err error) {
 	ranges := capture.Unchanged()
 	slices.SortFunc(ranges, func(a, b guestmem.Range) int { return cmp.Compare(b.Length, a.Length) })

@@ -35,8 +35,8 @@ func TestLineOfBranches(t *testing.T) {
 		model *model
 	}
 	var line []link
-	// below is the snapshot that the source's memory is based on, and first the snapshot that the
-	// source was restored from.
+	// The variable below is the snapshot that the source's memory is based on. The variable first
+	// is the snapshot that the source was restored from.
 	below, first := base, base
 	branch := func(mode vm.BranchMode, since bool) (vmmproto.BranchResult, *snapshot) {
 		m.change(t, source, uint64(60+len(line)))

@@ -92,9 +92,9 @@ func (m *Machine) Restore(cfg RestoreConfig) (t vmmproto.RestoreResult, err erro
 	return t, err
 }
 
-// own makes private copies of pages that the guest will soon write. It ignores errors, which occur
-// for example on kernels before Linux 5.14. In that case the guest's own write copies the page, or
-// causes the same error.
+// The method makes private copies of pages that the guest will soon write. It ignores errors, which
+// occur for example on kernels before Linux 5.14. In that case the guest's own write copies the
+// page, or causes the same error.
 func (m *Machine) own(pages []vm.Range) {
 	for _, r := range pages {
 		if err := m.mem.OwnNow(guestmem.GPA(r.GPA), r.Length); err != nil {
@@ -151,7 +151,7 @@ func readState(file int) ([]byte, error) {
 	return p, nil
 }
 
-// mapMemory maps the layers at the guest addresses in extents.
+// mapMemory maps the layers at the guest addresses in the given extents.
 func (m *Machine) mapMemory(layers []int, extents []vm.Extent) error {
 	sizes := make([]uint64, len(layers))
 	for i, file := range layers {

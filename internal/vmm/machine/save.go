@@ -41,7 +41,7 @@ func (m *Machine) saveDevices(w *stateWriter) {
 	}
 }
 
-// saveMemory writes the dirty pages to layer.
+// saveMemory writes the dirty pages to the given layer.
 func (m *Machine) saveMemory(layer *os.File, maxExtents int, result *vmmproto.SaveResult) error {
 	dirty, err := m.tracker.Dirty(m.mem)
 	if err != nil {
@@ -50,10 +50,10 @@ func (m *Machine) saveMemory(layer *os.File, maxExtents int, result *vmmproto.Sa
 	return m.writeRanges(layer, m.describe(dirty, maxExtents, result))
 }
 
-// saveAllMemory writes all pages that are not zero to layer, whatever layer they come from. It
-// reads only memory that a layer covers or that was written, because all other memory is zero.
-// Reading the other memory would add a page table entry for every page, and each later search for
-// dirty pages would have to visit all these entries.
+// saveAllMemory writes all pages that are not zero to the given layer, whatever layer they come
+// from. It reads only memory that a layer covers or that was written, because all other memory is
+// zero. Reading the other memory would add a page table entry for every page, and each later search
+// for dirty pages would have to visit all these entries.
 func (m *Machine) saveAllMemory(layer *os.File, maxExtents int, result *vmmproto.SaveResult) error {
 	dirty, err := m.tracker.Dirty(m.mem)
 	if err != nil {
@@ -87,7 +87,7 @@ func anyLayer(gpa, length uint64) vm.Extent {
 	return vm.Extent{GPA: gpa, Length: length, Offset: gpa}
 }
 
-// describe stores ranges of pages as at most maxExtents extents in result. It returns the ranges
+// describe stores ranges of pages in *result, as at most maxExtents extents. It returns the ranges
 // that the extents cover, which may include gaps between the given ranges.
 func (m *Machine) describe(ranges []guestmem.Range, maxExtents int, result *vmmproto.SaveResult) []guestmem.Range {
 	for _, r := range ranges {
@@ -111,8 +111,9 @@ func (m *Machine) writeRanges(layer *os.File, ranges []guestmem.Range) error {
 }
 
 // writeRange writes guest memory to its place in a layer, including pages of zeros. A layer must
-// have no holes inside its extents. On tmpfs, the first access of a child to a hole, even a load,
-// would allocate a page. If no memory were left, the access would kill the child.
+// have no holes inside its extents. On tmpfs, the first access of a child of the snapshot to a
+// hole, even a load, would allocate a page. If no memory were left, the access would kill the
+// child.
 func (m *Machine) writeRange(layer *os.File, r guestmem.Range) error {
 	view, err := m.mem.ReadView(r.GPA, int(r.Length))
 	if err != nil {

@@ -32,7 +32,7 @@ const (
 	msrReady = 0xb0 // carrier, data set ready, clear to send
 )
 
-// serial is a 16550A UART that only transmits. It writes its output to out, and never receives
+// serial is a 16550A UART that only transmits. It writes its output to a writer, and never receives
 // data. Transmission takes no time, so the transmitter is always empty.
 type serial struct {
 	mu   sync.Mutex
@@ -130,8 +130,8 @@ func (s *serial) write(reg uint16, v uint8) error {
 	return nil
 }
 
-// empty records that the transmitter has become empty, and raises the interrupt if the interrupt is
-// enabled.
+// The method records that the transmitter has become empty, and raises the interrupt if the
+// interrupt is enabled.
 func (s *serial) empty() error {
 	s.regs.thre = true
 	if s.regs.ier&ierTHRE != 0 {

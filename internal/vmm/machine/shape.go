@@ -17,7 +17,7 @@ const shapeVersion = 1
 // has the same properties.
 type machineShape struct {
 	vm.Shape
-	devices []deviceInSlot // by ascending slot
+	devices []deviceInSlot // in ascending order of slots
 }
 
 // deviceInSlot is the kind of device in a slot of the machine.

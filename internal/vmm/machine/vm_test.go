@@ -160,7 +160,7 @@ func TestBranchAndRollback(t *testing.T) {
 				child.restore(t, s)
 				branched.check(t, child, fmt.Sprintf("rolled back to the %v branch", mode))
 			}
-			if err := child.Pause(); err != nil { // a running child would take CPU time from the others
+			if err := child.Pause(); err != nil { // a running child would take CPU time from the other children
 				t.Fatal(err)
 			}
 		}

@@ -150,7 +150,7 @@ func (w *fuzzed) guestConn(_ uint32, fd int) error {
 	return nil
 }
 
-// do executes one access of the guest. An error means that the guest has ended the machine.
+// The method executes one access of the guest. An error means that the guest has ended the machine.
 func (w *fuzzed) do(op bareguest.Op) error {
 	if op.Kind >= bareguest.Kinds {
 		w.host(op)

@@ -73,7 +73,7 @@ func mustBare(t *testing.T, sys *kvm.System) *Machine {
 	return m
 }
 
-// tamper saves the state of m, lets edit change the state, and writes it to a file.
+// tamper saves the state of m, calls edit to change the state, and writes it to a file.
 func tamper(t *testing.T, m *Machine, edit func(whole *vmState, cpus []*vcpuState)) *os.File {
 	t.Helper()
 	p, err := m.saveState()

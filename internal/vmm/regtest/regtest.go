@@ -122,8 +122,8 @@ func values(seed uint64) *registers {
 }
 
 // compare returns an error that names the registers that differ. It compares vectors of the given
-// width in bytes and, if pkru is set, PKRU. For the widest vectors, it also compares the mask
-// registers.
+// width in bytes and, if pkru is set, the register PKRU. For the widest vectors, it also compares
+// the mask registers.
 func (want *registers) compare(got *registers, width int, pkru bool) error {
 	var wrong []string
 	name := map[int]string{16: XMM, 32: YMM, 64: ZMM}[width]

@@ -38,7 +38,7 @@ func TestHold(t *testing.T) {
 	}
 }
 
-// during runs f until the kernel has run other threads on its CPU.
+// The function runs f until the kernel has run other threads on f's CPU.
 func during(f func(signal *Signal)) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(runtime.NumCPU() + 2))
 	var signal Signal

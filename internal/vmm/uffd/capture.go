@@ -116,8 +116,8 @@ func (c *Capture) opened(gpa guestmem.GPA, pages uint64) {
 
 // letWrite makes the frozen page at gpa writable, together with up to around-1 captured pages after
 // it. If the page is not in the layer yet, letWrite captures it first. If another thread has
-// claimed or released the page, letWrite calls wait until that thread is done. It returns whether
-// it has captured the page, and whether it has opened the page.
+// claimed or released the page, letWrite calls wait until that thread is done. letWrite returns
+// whether it has captured the page, and whether it has opened the page.
 func (c *Capture) letWrite(gpa guestmem.GPA, around uint64, wait func()) (captured, opened bool) {
 	i := pageOf(gpa)
 	if captured = c.claim(i); captured {
@@ -141,8 +141,8 @@ func (c *Capture) letWrite(gpa guestmem.GPA, around uint64, wait func()) (captur
 }
 
 // openRun makes the frozen page at gpa, and pages after it, writable for a device, and returns the
-// number of opened pages. The parameter most is the maximum number. All opened pages are in one
-// region. openRun writes the pages that are not in the layer yet with one system call, which is
+// number of opened pages. It opens at most the given number of pages. All opened pages are in one
+// region. openRun uses only one system call to write the pages that the layer still lacks. This is
 // much faster than one call for each page.
 func (c *Capture) openRun(gpa guestmem.GPA, most uint64) uint64 {
 	first, pages := pageOf(gpa), uint64(0)
@@ -164,10 +164,10 @@ func (c *Capture) openRun(gpa guestmem.GPA, most uint64) uint64 {
 }
 
 // Copy captures all pages that other threads have not captured, until the layer is complete. It
-// calls stop regularly. If stop returns true, Copy returns early with complete set to false, and
-// the caller must then call Copy again. Between the two calls, the caller can pause a machine that
-// writes to frozen pages faster than Copy captures them. Pages that are not written stay protected
-// until Release, or until Copy returns an error.
+// calls stop regularly. If this function returns true, Copy returns early, with false for complete,
+// and the caller must then call Copy again. Between the two calls, the caller can pause a machine
+// that writes to frozen pages faster than Copy captures them. Pages that are not written stay
+// protected until Release, or until Copy returns an error.
 func (c *Capture) Copy(stop func() bool) (complete bool, err error) {
 	for _, r := range c.ranges {
 		for at := r.GPA; at < r.GPA+guestmem.GPA(r.Length); {

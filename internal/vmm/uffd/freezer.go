@@ -178,10 +178,10 @@ func (f *Freezer) beforeWrite(gpa guestmem.GPA, n int) {
 	}
 }
 
-// Freeze write-protects ranges, so that they keep their content until the content is in the layer
-// file. Page i of the linear memory is written to offset i*PageSize. The ranges must consist of
-// whole pages, in ascending order. The caller must then call Capture.Copy, and after that
-// Capture.Release.
+// Freeze write-protects the given ranges, so that they keep their content until the content is in
+// the layer file. Page i of the linear memory is written to offset i*PageSize. The ranges must
+// consist of whole pages, in ascending order. The caller must then call Capture.Copy, and after
+// that Capture.Release.
 //
 // Preconditions: the vCPUs are stopped and the devices quiesced until Freeze returns.
 func (f *Freezer) Freeze(ranges []guestmem.Range, layer int) (*Capture, error) {

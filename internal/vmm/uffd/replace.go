@@ -35,12 +35,11 @@ func (c *Capture) Unchanged() []guestmem.Range {
 	return out
 }
 
-// Replace maps a layer over the pages of r that are still unchanged. The parameter r is one of the
+// Replace maps a layer over the pages of r that are still unchanged. The range r is one of the
 // ranges of Unchanged, and the layer has the pages at their linear offsets. The mapping is private.
-// The parameter most is the maximum number of ranges to replace. Replace returns the replaced
-// ranges in ascending order. The machine may run: each page stays write-protected until its mapping
-// is replaced. Then threads that wait to write the page wake, and write to a private copy of the
-// page in layer.
+// Replace handles at most the given number of ranges, and returns the replaced ranges in ascending
+// order. The machine may run: each page stays write-protected until its mapping is replaced. Then
+// threads that wait to write the page wake, and write to a private copy of the layer's page.
 func (c *Capture) Replace(r guestmem.Range, layer, most int) (done []guestmem.Range, err error) {
 	end := r.GPA + guestmem.GPA(r.Length)
 	for at := r.GPA; at < end; {
@@ -119,7 +118,7 @@ func (c *Capture) openRange(r guestmem.Range) {
 	}
 }
 
-// unfreeze drops the protection of ranges after Freeze has failed.
+// unfreeze drops the protection of the given ranges after Freeze has failed.
 func (f *Freezer) unfreeze(ranges []guestmem.Range) error {
 	var errs []error
 	for _, r := range ranges {

@@ -1,7 +1,7 @@
 // Command prepare creates the files that VM tests need, and describes them in
 // <cache>/vmtest/assets.json. The files are guest kernels with the present agent, root file
-// systems, the host's root certificates, and copies of the present forkd-vmm and bin/forkd. It
-// reuses kernels and file systems in the cache. Run it after scripts/build.
+// systems, the host's root certificates, and copies of the present forkd-vmm and bin/forkd. The
+// command reuses kernels and file systems in the cache. Run it after scripts/build.
 package main
 
 import (
@@ -166,9 +166,9 @@ func busybox(ctx context.Context, cache string) (string, error) {
 	return path, debpkg.Take(tree, "bin/busybox", path)
 }
 
-// hostRoots returns the root certificates that this host trusts. If the host connects to package
-// registries through a TLS-terminating proxy, these certificates include the proxy's certificate,
-// which an image does not have.
+// hostRoots returns the root certificates that this host trusts. An image does not have all of
+// them: if the host reaches package registries through a TLS-terminating proxy, only the host
+// trusts the proxy's certificate.
 func hostRoots() ([]byte, error) {
 	name := os.Getenv("SSL_CERT_FILE")
 	if name == "" {

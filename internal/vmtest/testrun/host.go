@@ -37,7 +37,7 @@ type machine struct{ name string }
 const defaultMachine = "test"
 
 // Limits for the emulated hosts that run tests concurrently. An emulated host has 6 GiB of memory,
-// and this host needs more than that for the page cache.
+// and this host needs more memory in addition, for the page cache.
 const (
 	machineMemory = 8 << 30 // bytes
 	maxMachines   = 2       // there are only a few shards, and each emulated host must make its own parent
@@ -76,7 +76,7 @@ func (m machine) env() []string {
 func (m machine) args() []string {
 	program, err := filepath.Abs("scripts/machine-exec")
 	if err != nil {
-		program = "scripts/machine-exec" // go test runs it in the package's directory, and reports if it does not exist
+		program = "scripts/machine-exec" // go test reports if this does not exist in the package's directory
 	}
 	return []string{"-exec", program}
 }

@@ -71,13 +71,14 @@ func smokeTests() []vmPkg {
 	}
 }
 
-// probe returns the test that KVM runs guests correctly. discover does not return it, because it
-// also tests hosts without KVM.
+// probe returns the test that checks whether KVM runs guests correctly. This test is not among the
+// results of discover, because the test also covers hosts without KVM.
 func probe() vmPkg { return vmPkg{path: module + "internal/vmm/kvm", tests: []string{"TestProbe"}} }
 
 // coreTests returns tests of everything that depends on the kind of host: how guests boot,
 // beginning in real mode, and how their memory and processor state are saved, tracked, branched and
-// restored. They take about five minutes of CPU time, including one for booting the host.
+// restored. They take about five minutes of CPU time. This includes one minute for booting the
+// host.
 func coreTests() []vmPkg {
 	return []vmPkg{
 		probe(),
@@ -86,8 +87,8 @@ func coreTests() []vmPkg {
 	}
 }
 
-// leftOut lists slow VM tests that need no features of KVM beyond those that the other tests use.
-// The only test in the list merges the disk layers of 300 branches.
+// leftOut lists slow VM tests that are not run, because the other tests use the same features of
+// KVM. The only test in the list merges the disk layers of 300 branches.
 var leftOut = []string{"TestManyBranchesOfOneVM"}
 
 const (
@@ -180,8 +181,8 @@ type choice struct {
 
 func (c choice) all() bool { return len(c.packages) == 0 && c.tests == nil }
 
-// parseChoice parses names of hosts, packages (which begin with "./"), and -run with a pattern like
-// that of go test.
+// parseChoice parses names of hosts, packages (which begin with "./"), and -run with a pattern as
+// for go test.
 func parseChoice(args []string) (c choice, err error) {
 	for i := 0; i < len(args); i++ {
 		dir, isPackage := strings.CutPrefix(args[i], "./")
@@ -202,7 +203,7 @@ func parseChoice(args []string) (c choice, err error) {
 	return c, nil
 }
 
-// of returns the packages that the choice selects.
+// The method returns the packages that the choice selects.
 func (c choice) of(packages []vmPkg) []vmPkg {
 	var out []vmPkg
 	for _, p := range packages {
@@ -227,7 +228,7 @@ type intelJob struct {
 	limit    time.Duration
 }
 
-// of returns the packages to test on a host.
+// The method returns the packages to test on a host.
 func (j intelJob) of(h intelHost) []vmPkg {
 	if j.core && h.core {
 		return coreTests()
@@ -294,16 +295,16 @@ func (j intelJob) run(ctx context.Context, hosts []intelHost) error {
 	return nil
 }
 
-// disk has the paths from which the disk of a host is made.
+// disk has the paths of the files that are put on the disk of a host.
 type disk struct {
-	cache string // path of the cache; it is the same for the tests
+	cache string // path of the cache; the tests see it under the same path
 	dir   string // directory of this run
 	tree  string
 	size  int64
 }
 
-// on runs the job on one host and returns the results of the tests. A skipped test counts as
-// failed.
+// The method runs the job on the host h and returns the results of the tests. A skipped test counts
+// as failed.
 func (j intelJob) on(ctx context.Context, m bochs.Machine, h intelHost, d disk, out *lineWriter) (counts, error) {
 	if err := os.Mkdir(d.dir, 0o755); err != nil {
 		return counts{}, err

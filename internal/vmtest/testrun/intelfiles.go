@@ -24,7 +24,7 @@ const (
 	tortureReport = "/disk" + resultsDir + "/torture.json"
 )
 
-// short returns the name of a package on the host's disk.
+// The method returns the name of a package on the host's disk.
 func (p vmPkg) short() string {
 	return strings.ReplaceAll(strings.TrimPrefix(p.path, module), "/", "-")
 }
@@ -88,9 +88,9 @@ func buildTest(ctx context.Context, pkg, dir string) error {
 	return os.CopyFS(filepath.Join(dir, "testdata"), os.DirFS(testdata))
 }
 
-// linkAssets puts the files that prepare has created into the tree at to, under their paths in the
-// cache, and returns their size on disk. It makes hard links instead of copies, because the files
-// are large and are later copied to the host's disk.
+// linkAssets puts the files that prepare has created into the tree with the given path. The files
+// keep their paths in the cache. The result is their size on disk. linkAssets makes hard links
+// instead of copies, because the files are large and are later copied to the host's disk.
 func linkAssets(cache, to string) (size int64, err error) {
 	description := filepath.Join(cache, vmtest.AssetsFile)
 	p, err := os.ReadFile(description)
@@ -144,7 +144,8 @@ func link(to, from string) (used int64, err error) {
 	return st.Blocks * 512, nil
 }
 
-// report reads the results of all packages' tests from dir, where a run has left them.
+// report reads the results of all packages' tests from the directory dir, to which a run has
+// written them.
 func report(ctx context.Context, host string, packages []vmPkg, dir string, out io.Writer) (total counts, err error) {
 	for _, p := range packages {
 		c, packageErr := reportPackage(ctx, host, p, filepath.Join(dir, p.short()), out)

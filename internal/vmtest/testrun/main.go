@@ -1,7 +1,7 @@
-// Command testrun runs the project's tests and checks that all of them were really run. `testrun
-// host` runs all tests of this host. `testrun vm` runs the tests that boot VMs; if KVM is not
-// usable here, it runs them in the emulated host. `testrun intel` runs tests on an emulated Intel
-// host. scripts/test calls testrun after scripts/build.
+// Command testrun runs the project's tests and checks that no test was left out. `testrun host`
+// runs all tests of this host. `testrun vm` runs the tests that boot VMs; if KVM is not usable
+// here, it runs them in the emulated host. `testrun intel` runs tests on an emulated Intel host.
+// scripts/test calls testrun after scripts/build.
 //
 // It runs gotestsum, which runs `go test`, prints the output of tests and writes files for CI to
 // out/tests. testrun itself finds the VM tests in the source (see discover.go), distributes them

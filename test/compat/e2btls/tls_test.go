@@ -42,10 +42,10 @@ func TestMain(m *testing.M) {
 // append to that file.
 const ownHosts = `mount --bind "$1" /etc/hosts; shift; exec "$@"`
 
-// ownSystem runs an agent as root that cannot change accounts or devices of this host. The agent's
-// login shells do not read this user's profile, because the profile is not under test. Profiles can
-// also be slow. For example, a profile may start pyenv, which waits a minute for a lock that a
-// killed shell has left.
+// ownSystem runs an agent as root. The agent cannot change accounts or devices of this host. The
+// agent's login shells do not read this user's profile, because the profile is not under test.
+// Profiles can also be slow. For example, a profile may start pyenv, which waits a minute for a
+// lock that a killed shell has left.
 const ownSystem = `for d in /etc /dev; do
 	mount --rbind "$d" "$d"
 	mount -o remount,bind,ro "$d"

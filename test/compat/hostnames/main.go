@@ -4,7 +4,7 @@
 // directory of the certificates, and exits when its standard input ends.
 //
 // With --dns, it also resolves all names below DOMAIN, for programs with /etc/resolv.conf of their
-// own. A name that it does not know does not exist.
+// own. For any other name, it answers that the name does not exist.
 //
 // The proxy is needed because the daemon in an emulated host has no --proxy-domain. The group
 // e2btls tests how the daemon itself serves host names and TLS.

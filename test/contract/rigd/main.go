@@ -2,9 +2,9 @@
 // over fake VMs. Every sandbox has a real agent, which is a process of this host. rigd is used only
 // in tests.
 //
-// When rigd is ready, it prints one line of JSON (see type ready). When its stdin ends, or on
-// SIGINT or SIGTERM, it removes everything that it has made, and exits. POST /_rig/faults causes
-// faults, and GET /_rig/state reports the requests so far. Neither needs a token.
+// When rigd is ready, it prints one line of JSON (see type ready). When stdin ends, or on SIGINT or
+// SIGTERM, rigd removes everything that it has made, and exits. POST /_rig/faults causes faults,
+// and GET /_rig/state reports the requests so far. Neither needs a token.
 package main
 
 import (

@@ -139,7 +139,7 @@ const (
 
 func first(u int, seq uint64) uint64 { return seq*seqFactor ^ uint64(u+1)*unitFactor }
 
-// seqOf returns the number of the write that leaves word in place k of unit u.
+// seqOf returns the number of the write that puts the given word into place k of unit u.
 func seqOf(word uint64, u, k int) uint64 {
 	inverse := uint64(seqFactor) // Newton's iteration doubles the number of correct bits, which is three at first
 	for range 5 {
@@ -148,7 +148,7 @@ func seqOf(word uint64, u, k int) uint64 {
 	return (word - uint64(k)*wordStep ^ uint64(u+1)*unitFactor) * inverse
 }
 
-// fill writes the content of unit u after write seq.
+// fill writes the content of unit u after the write with the number seq.
 func fill(page []uint64, u int, seq uint64) {
 	w := first(u, seq)
 	for k := range page {
@@ -157,9 +157,10 @@ func fill(page []uint64, u int, seq uint64) {
 	}
 }
 
-// overwrite replaces the content of write old with the content of write seq, word by word in
-// ascending order. Before it writes a word, it compares the word with the content of write old,
-// because writing would hide damage. It returns the index and the content of the first wrong word.
+// overwrite replaces the content of unit u, word by word in ascending order. The parameters old and
+// seq are the numbers of two writes: the write that made the present content, and the new write.
+// Before it replaces a word, it compares the word with the old content, because writing would hide
+// damage. It returns the index and the content of the first wrong word.
 func overwrite(page []uint64, u int, old, seq uint64) (bad int, found uint64) {
 	bad = -1
 	was, is := first(u, old), first(u, seq)

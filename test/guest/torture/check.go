@@ -25,7 +25,8 @@ func (c *checker) fail(format string, args ...any) {
 	c.found = append(c.found, fmt.Sprintf(format, args...))
 }
 
-// check compares all data in a, and the disk blocks that read returns, with each other.
+// check compares the data in the arena a and the disk blocks with each other. It calls read to get
+// a block.
 //
 // Preconditions: no write is in progress.
 func check(a *arena, read func(block int, p []uint64) error) guest.Report {
@@ -58,8 +59,8 @@ func check(a *arena, read func(block int, p []uint64) error) guest.Report {
 	}
 }
 
-// content checks that p is the content of unit u after write seq. If it is not, content reports
-// which writes have written the words of p.
+// content checks that p is the content of unit u after the write with the number seq. If it is not,
+// content reports which writes have written the words of p.
 func (c *checker) content(u int, p []uint64, seq uint64) {
 	want := first(u, seq)
 	for k := range p {

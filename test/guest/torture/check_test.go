@@ -102,7 +102,7 @@ func wantOK(t *testing.T, what string, r guest.Report) {
 // the later instant.
 func TestEveryMixtureOfInstantsIsFound(t *testing.T) {
 	r := newRig(t)
-	r.write(900) // so many that the rings have wrapped around
+	r.write(900) // enough writes to make the rings wrap around
 	early := r.save()
 	r.write(60)
 	late := r.save()

@@ -82,7 +82,8 @@ func (d *disk) get(b int, p []byte) error {
 	return err
 }
 
-// overwrite replaces the content of a block and checks the old content; see the function overwrite.
+// overwrite replaces the content of a block and checks the old content; see the function of the
+// same name.
 func (d *disk) overwrite(u int, old, seq uint64) (bad int, found uint64, err error) {
 	b := u - d.pages
 	if b%2 == 0 {
@@ -106,7 +107,7 @@ func (d *disk) forget() { d.viewed = [2]int{-1, -1} }
 // read returns block b for a verification. If the block is in the page cache, read also checks that
 // the cache and the disk have the same content.
 //
-// Preconditions: nothing was written since forget.
+// Preconditions: nothing was written since the last call of forget.
 func (d *disk) read(b int, p []uint64) error {
 	file, off := b%2, b/2*pageSize
 	if d.viewed[file] != off/readAhead {

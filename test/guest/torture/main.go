@@ -7,9 +7,10 @@
 //
 // One thread per vCPU writes pages, and another thread writes disk blocks. Every word of a page
 // shows which write has written the word. Tables, records, hash chains and a common counter, which
-// are on other pages, determine which write it must be. So a page contradicts these other pages if
-// it is lost, stale, early, late or half-written. A contradiction also appears if registers, memory
-// and disk belong to different instants. Writers also check every page that they overwrite.
+// are on other pages, determine which write must have written it. So a page contradicts these other
+// pages if it is lost, stale, early, late or half-written. A contradiction also appears if
+// registers, memory and disk belong to different instants. Writers also check every page that they
+// overwrite.
 //
 // A verification stops the writers between two writes, compares all data, and lets the writers
 // continue. It cannot detect a copy that belongs as a whole to one wrong instant. To detect such a
@@ -190,7 +191,7 @@ func (s *server) answer(words []string) guest.Report {
 		}
 		words = words[1:]
 		if word == "mark" && n < s.a.words[wordMark] {
-			continue // sent by a driver that has given up since then; marks only grow
+			continue // a late request, by a driver that no longer waits; marks only grow
 		}
 		atomic.StoreUint64(&s.a.words[at], n)
 	}

@@ -83,13 +83,13 @@ type Device struct {
 // numbers are padded with zeros (virtio 1.2 §5.2.6).
 const serialSize = 20
 
-// New returns a device for disk, which the device owns. The guest sees the first 20 bytes of serial
-// (as /dev/disk/by-id/virtio-SERIAL).
+// New returns a device for the given disk, which the device then owns. The guest sees the first 20
+// bytes of the serial number (as /dev/disk/by-id/virtio-SERIAL).
 //
 // If the host's file system has no space for a write, the guest gets no error, because most guests
-// would then lose the data. Instead, the write stays in the queue, and the device calls full and
-// stops. It tries the write again when the driver notifies it, or at Unquiesce. The device calls
-// the function full with the run lock held, possibly several times. The function must not block.
+// would then lose the data. Instead, the write stays in the queue, and the device stops and calls
+// full. The device tries the write again when the driver notifies it, or at Unquiesce. The device
+// may call full several times, always with the run lock held. The function must not block.
 func New(disk *Overlay, serial string, full func()) *Device {
 	d := &Device{disk: disk, full: full}
 	copy(d.serial[:], serial)
@@ -188,8 +188,8 @@ func (d *Device) SwapTop(newTop, frozen *os.File) error { return d.disk.SwapTop(
 func (d *Device) Merge(first int, merged *os.File) error { return d.disk.Merge(first, merged) }
 
 // SetDisk replaces the whole disk, for a rollback, and closes the old disk. Both disks must have
-// the same size. After an error the device has its old disk, and the caller still owns disk.
-// Preconditions: the transport is quiesced.
+// the same size. After an error the device has its old disk, and the caller still owns the new
+// disk. Preconditions: the transport is quiesced.
 func (d *Device) SetDisk(disk *Overlay) error {
 	if disk.Size() != d.disk.Size() {
 		return errors.New("replace disk: the size differs")

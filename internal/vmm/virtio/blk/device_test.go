@@ -45,7 +45,8 @@ func start(t testing.TB, o *Overlay) *guest {
 	return g
 }
 
-// request executes a request with the data out. It returns the status and the data that was read.
+// request executes a request. The parameters have the data for the device, and the number of bytes
+// that the device returns. request returns the status and the data that the device has returned.
 func (g *guest) request(kind uint32, sector uint64, out []byte, in uint32) (status byte, data []byte) {
 	g.t.Helper()
 	g.submit(kind, sector, out, in)

@@ -20,7 +20,8 @@ import (
 const holdDisk = 32 << 20
 
 // The maximum amount of work between two calls of Transport.Wanted: 1 MiB, with one system call for
-// each cluster. The rest is for the bitmap, partial clusters, and the measurement itself.
+// each cluster. The second summand of each bound is for the bitmap, partial clusters, and the
+// measurement itself.
 const (
 	mostBytes = 1<<20 + 64<<10
 	mostCalls = 256 + 32

@@ -96,8 +96,8 @@ func (o *Overlay) openLayer(f *os.File) (*disklayer.Layer, error) {
 }
 
 // SwapTop makes the top an immutable layer and puts newTop above it. The file newTop must be an
-// empty layer of the same size. The parameter frozen is the file of the former top, open for
-// reading only. Afterwards the Overlay reads the former top through frozen. It closes the
+// empty layer of the same size. The second file is the file of the former top, open for reading
+// only. Afterwards the Overlay reads the former top through this file. The Overlay closes the
 // descriptor through which it wrote, so this process can no longer change the file. Nothing is
 // copied. After an error the disk is unchanged and the caller owns both files; otherwise the
 // Overlay owns them.
@@ -136,9 +136,10 @@ func sameFile(a, b *os.File) error {
 	return nil
 }
 
-// Merge replaces layers with the file merged, a layer with their combined content, and closes the
-// replaced layers. It replaces all layers from number first to the layer just below the top. After
-// an error the disk is unchanged and the caller owns merged; otherwise the Overlay owns it.
+// Merge replaces layers with the given file, a layer with the combined content of the replaced
+// layers, and closes these layers. The lowest replaced layer has the number first. Merge also
+// replaces all layers between this layer and the top. After an error the disk is unchanged and the
+// caller owns the file; otherwise the Overlay owns it.
 func (o *Overlay) Merge(first int, merged *os.File) error {
 	last := len(o.layers) - 1 // the top
 	if first < 0 || first >= last {
@@ -172,8 +173,8 @@ func (o *Overlay) Close() error {
 // Size returns the size of the disk in bytes.
 func (o *Overlay) Size() uint64 { return o.size }
 
-// ReadV fills views from byte offset off. The caller must have checked that the range is within the
-// disk.
+// ReadV fills the views with the data that begins at the byte offset off. The caller must have
+// checked that the range is within the disk.
 func (o *Overlay) ReadV(views [][]byte, off uint64) error {
 	o.rest = append(o.rest[:0], views...)
 	for left := length(views); left > 0; {
@@ -188,8 +189,8 @@ func (o *Overlay) ReadV(views [][]byte, off uint64) error {
 }
 
 // locate returns the file that contains the byte at off, or nil if the byte is zero. It also
-// returns how many of the next bytes are in the same file, or are also zero. The parameter left is
-// the number of bytes to examine.
+// returns how many of the next bytes are in the same file, or are also zero. It examines at most
+// the given number of bytes.
 func (o *Overlay) locate(off, left uint64) (*os.File, uint64) {
 	first := off / cluster
 	count := (off+left+cluster-1)/cluster - first
@@ -236,8 +237,8 @@ func (o *Overlay) take(n uint64) [][]byte {
 	return o.part
 }
 
-// transfer calls rw until all bytes of views are transferred. If a file ends too early, it has been
-// truncated, and transfer returns an error.
+// transfer calls rw until all bytes of the views are transferred. If a file ends too early, it has
+// been truncated, and transfer returns an error.
 func transfer(views [][]byte, off uint64, rw func([][]byte, int64) (int, error)) error {
 	for len(views) > 0 {
 		n, err := rw(views, int64(off))

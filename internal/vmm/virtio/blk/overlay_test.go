@@ -25,7 +25,7 @@ func newTop(t testing.TB, dir string, size uint64) *os.File {
 	return f
 }
 
-// newDisk returns a disk of the given size. The parameter base is the content of its base image.
+// newDisk returns a disk of the given size. The disk's base image has the given content.
 func newDisk(t testing.TB, size uint64, base []byte) *Overlay {
 	t.Helper()
 	dir := t.TempDir()
@@ -77,8 +77,8 @@ func TestOverlayAgreesWithModel(t *testing.T) {
 	}
 }
 
-// stepWithModel applies one random operation to n bytes at off, in o and in model, or compares o
-// with model.
+// stepWithModel applies one random operation to n bytes at off, in o and in the model, or compares
+// the two.
 func stepWithModel(t *testing.T, o *Overlay, model []byte, rng *rand.Rand, off, n uint64) {
 	t.Helper()
 	switch rng.IntN(8) {
@@ -117,7 +117,8 @@ func stepWithModel(t *testing.T, o *Overlay, model []byte, rng *rand.Rand, off, 
 	}
 }
 
-// mergeFrom merges the layers of o from number first to the layer just below the top.
+// mergeFrom merges layers of o: from the layer with the number first to the layer just below the
+// top.
 func mergeFrom(t *testing.T, o *Overlay, first int) {
 	t.Helper()
 	var files []*os.File

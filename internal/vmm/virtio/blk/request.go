@@ -78,7 +78,8 @@ func (d *Device) serve(c *virtq.Chain) (written uint32, err error) {
 	return written + 1, err
 }
 
-// onDisk reports whether n bytes, beginning at a sector, are within the disk. n is at most 1<<41.
+// onDisk reports whether n bytes, beginning at a sector, are within the disk. The parameter n is at
+// most 1<<41.
 func (d *Device) onDisk(sector, n uint64) bool {
 	sectors := d.disk.Size() / sectorSize
 	return n%sectorSize == 0 && sector <= sectors && n/sectorSize <= sectors-sector
@@ -115,9 +116,9 @@ func (d *Device) write(c *virtq.Chain, sector uint64) error {
 }
 
 // piece returns the next piece of a request that transfers the given number of bytes. The piece has
-// n bytes at offset off of the disk. The result left is the number of bytes that remain, including
-// the piece. It checks the whole request again for each piece, because a hostile driver may have
-// changed the request.
+// n bytes, and begins at the offset off of the disk. piece also returns the number of bytes that
+// remain, including the piece. The whole request is checked again for each piece, because a hostile
+// driver may have changed the request.
 func (d *Device) piece(size uint32, sector uint64) (off, n, left uint64, err error) {
 	if size > maxRequest || !d.onDisk(sector, uint64(size)) {
 		return 0, 0, 0, errRange
@@ -127,12 +128,13 @@ func (d *Device) piece(size uint32, sector uint64) (off, n, left uint64, err err
 	return off, pieceOf(off, left), left, nil
 }
 
-// pieceOf returns how many bytes at off belong to the next piece. The parameter left is the number
-// of remaining bytes. Pieces end at cluster boundaries, so that they write and discard the same
-// whole clusters as a request that is not divided.
+// pieceOf returns how many bytes at off belong to the next piece, given the number of remaining
+// bytes. Pieces end at cluster boundaries, so that they write and discard the same whole clusters
+// as a request that is not divided.
 func pieceOf(off, left uint64) uint64 { return min(left, maxPiece-off%maxPiece) }
 
-// progress records that n of the left remaining bytes have been processed.
+// progress records that n bytes have been processed, given the number of bytes that remained
+// before.
 func (d *Device) progress(n, left uint64) error {
 	d.done += n
 	if n < left {

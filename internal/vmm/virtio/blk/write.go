@@ -6,8 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// WriteV writes views at byte offset off. The caller must have checked that the range is within the
-// disk. After an error some clusters may have the new data, as on any disk.
+// WriteV writes the data of the views at the byte offset off. The caller must have checked that the
+// range is within the disk. After an error some clusters may have the new data, as on any disk.
 func (o *Overlay) WriteV(views [][]byte, off uint64) error {
 	o.rest = append(o.rest[:0], views...)
 	for left := length(views); left > 0; {
@@ -27,10 +27,10 @@ func (o *Overlay) WriteV(views [][]byte, off uint64) error {
 	return nil
 }
 
-// writeRun returns how many of the next bytes can be written in the same way. The parameter left is
-// the number of remaining bytes. If whole is true, these bytes are written directly to the top:
-// they are whole clusters, or the top already has their clusters. If whole is false, they are in
-// one cluster, which must be completed with data from the files below.
+// writeRun returns how many of the next bytes can be written in the same way, given the number of
+// remaining bytes. If whole is true, these bytes are written directly to the top: they are whole
+// clusters, or the top already has their clusters. Otherwise they are in one cluster, which must be
+// completed with data from the files below.
 func (o *Overlay) writeRun(off, left uint64) (n uint64, whole bool) {
 	end := off + left
 	if !o.fills(off/cluster, off, end) {

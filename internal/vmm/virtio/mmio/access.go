@@ -11,7 +11,7 @@ func (t *Transport) offered() uint64 {
 	return t.info.Features | virtio.FVersion1 | virtio.FEventIdx | virtio.FIndirectDesc
 }
 
-// Read handles a vCPU's load of len(p) bytes at offset off of the window. Loads outside registers
+// Read handles a vCPU's load of len(p) bytes at an offset of the window. Loads outside registers
 // read as zero.
 func (t *Transport) Read(off uint64, p []byte) {
 	clear(p)
@@ -85,7 +85,7 @@ func (t *Transport) selected() *queueConfig {
 	return &t.queueConfigs[t.queueSel]
 }
 
-// Write handles a vCPU's store of p at offset off of the window. Stores outside writable registers
+// Write handles a vCPU's store of p at an offset of the window. Stores outside writable registers
 // are ignored.
 func (t *Transport) Write(off uint64, p []byte) {
 	if len(p) != 4 || off >= regConfig {

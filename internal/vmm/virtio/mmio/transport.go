@@ -60,8 +60,8 @@ type Transport struct {
 	failure  error
 }
 
-// New returns a transport for dev, whose interrupts go to irq. It starts the transport's goroutine,
-// which Close ends.
+// New returns a transport for the device dev. The transport's interrupts go to irq. New starts the
+// transport's goroutine, which Close ends.
 func New(mem *guestmem.Memory, dev virtio.Device, irq virtio.Interrupt) (*Transport, error) {
 	kick, err := virtio.NewEventFD()
 	if err != nil {
@@ -114,9 +114,9 @@ func (t *Transport) Quiesce() {
 	t.quiesced = true
 }
 
-// lockRun takes run from a device that may be busy. It makes the device release run after its
-// current piece of work. A vCPU that resets the device also uses lockRun, because a pause must wait
-// for that vCPU.
+// lockRun takes the lock run, which a busy device may hold. It makes the device release the lock
+// after the current piece of work. A vCPU that resets the device also uses lockRun, because a pause
+// must wait for that vCPU.
 func (t *Transport) lockRun() {
 	t.wanted.Add(1)
 	t.run.Lock()

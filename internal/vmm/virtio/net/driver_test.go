@@ -132,7 +132,7 @@ func (g *guest) exclusive(f func(d *Device)) {
 }
 
 // post puts a frame into the send queue without notifying the device. It splits the frame into
-// pieces of the given lengths. The last piece has the rest.
+// pieces of the given lengths. The last piece has the rest of the frame.
 func (g *guest) post(p []byte, pieces ...int) {
 	g.t.Helper()
 	at := g.txAt
@@ -169,7 +169,7 @@ func (g *guest) awaken() {
 	g.wantAtPeer(m)
 }
 
-// wantAtPeer waits for the next message at the peer and compares it with want.
+// wantAtPeer waits for the next message at the peer and compares it with the given message.
 func (g *guest) wantAtPeer(want []byte) {
 	g.t.Helper()
 	got := make([]byte, frame.MaxMessage+1)
@@ -187,8 +187,8 @@ func (g *guest) fromPeer(p []byte) {
 	}
 }
 
-// wantAtGuest waits for the next frame at the driver and compares it with want. The driver then
-// returns the buffers to the queue, and notifies the device.
+// wantAtGuest waits for the next frame at the driver and compares it with the given frame. The
+// driver then returns the buffers to the queue, and notifies the device.
 func (g *guest) wantAtGuest(want []byte) {
 	g.t.Helper()
 	got, buffers := []byte(nil), 1

@@ -20,20 +20,20 @@ func (p *Peer) Close() {
 	}
 }
 
-// peek fills parts with the beginning of the next message, which stays in the socket. It returns
-// the length of the whole message in bytes. 0 means the end of the stream.
+// peek fills the given parts with the beginning of the next message, which stays in the socket. It
+// returns the length of the whole message in bytes. 0 means the end of the stream.
 func (p *Peer) peek(parts *guestmem.Vector) (n int, err error) {
 	return parts.Receive(p.fd, unix.MSG_PEEK|unix.MSG_TRUNC|unix.MSG_DONTWAIT)
 }
 
-// read removes the next message from the socket. It stores as much of the message as fits into
-// parts. There must be a message.
+// read removes the next message from the socket. It stores as much of the message as fits into the
+// given parts. There must be a message.
 func (p *Peer) read(parts *guestmem.Vector) error {
 	_, err := parts.Receive(p.fd, unix.MSG_DONTWAIT)
 	return err
 }
 
-// write sends parts as one message.
+// write sends the given parts as one message.
 func (p *Peer) write(parts *guestmem.Vector) error {
 	return parts.Send(p.fd, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
 }

@@ -138,7 +138,7 @@ func (d *Device) putBack() {
 	d.used = d.used[:0]
 }
 
-// scatter copies p to the front of views.
+// scatter copies p to the front of the given views.
 func scatter(views [][]byte, p []byte) {
 	for _, v := range views {
 		p = p[copy(v, p):]

@@ -6,7 +6,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/codec"
 )
 
-// stateVersion changes whenever the layout of Save does.
+// stateVersion changes whenever the layout of Save changes.
 const stateVersion = 1
 
 // Save implements virtio.Stater. It does not save the peer, because each copy of the machine gets a

@@ -83,7 +83,7 @@ func TestStateOfAnotherVersionIsRefused(t *testing.T) {
 	}
 }
 
-// rekick returns a copy of r that notifies the device of g.
+// rekick returns a copy of r whose notifications go to g's device.
 func rekick(r *virtiotest.Ring, g *guest) *virtiotest.Ring {
 	c := *r
 	c.SetKick(func() { virtiotest.Store(g.tr, mmio.RegQueueNotify, 0) })

@@ -80,7 +80,7 @@ func (d *Device) Notify() (more bool, err error) {
 	return true, nil
 }
 
-// fill writes up to maxFill random bytes to the front of views. It returns how many it has written.
+// fill writes up to maxFill random bytes to the front of the given views, and returns their number.
 func fill(views [][]byte) (written uint32, err error) {
 	for _, v := range views {
 		v = v[:min(len(v), maxFill-int(written))]

@@ -47,7 +47,7 @@ type Ring struct {
 }
 
 // NewRing returns a ring with the given number of entries at the address base, which must be
-// page-aligned. The function kick must notify the device.
+// page-aligned. The given function must notify the device.
 func NewRing(tb testing.TB, mem *guestmem.Memory, base guestmem.GPA, size uint16, kick func()) *Ring {
 	n := guestmem.GPA(size)
 	avail := base + 16*n
@@ -97,7 +97,7 @@ func (r *Ring) Add(bufs ...Buf) uint16 {
 	return head
 }
 
-// Publish makes the chain at head available.
+// Publish makes the chain that begins at the descriptor head available.
 func (r *Ring) Publish(head uint16) {
 	r.tb.Helper()
 	r.must(r.mem.StoreUint16(r.Avail+4+2*guestmem.GPA(r.availIdx%r.Size), head))
@@ -145,7 +145,7 @@ func (r *Ring) AvailEvent() uint16 {
 // AvailIdx returns the driver's available index.
 func (r *Ring) AvailIdx() uint16 { return r.availIdx }
 
-// Eventually waits until cond holds.
+// Eventually waits until cond returns true.
 func Eventually(tb testing.TB, what string, cond func() bool) {
 	tb.Helper()
 	for end := time.Now().Add(patience); !cond(); time.Sleep(50 * time.Microsecond) {
@@ -184,7 +184,7 @@ func Load(t *mmio.Transport, off uint64) uint32 {
 }
 
 // Start initializes the device behind t (virtio 1.2 §3.1.1) with queues of the given sizes. Each
-// queue takes 16 KiB of memory, beginning at base.
+// queue takes 16 KiB of memory, beginning at the address base.
 func Start(tb testing.TB, mem *guestmem.Memory, t *mmio.Transport, features uint64, base guestmem.GPA,
 	sizes ...uint16) []*Ring {
 	tb.Helper()

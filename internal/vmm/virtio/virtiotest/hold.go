@@ -31,7 +31,7 @@ type work struct {
 }
 
 // NewHold returns a Hold that uses the kernel's statistics of the thread's reads and writes. The
-// function extra may be nil. Otherwise it returns how many bytes the device has moved in other
+// given function may be nil. Otherwise it returns how many bytes the device has moved in other
 // ways, and Hold adds these bytes.
 func NewHold(tb testing.TB, extra func() uint64) *Hold {
 	tb.Helper()

@@ -12,9 +12,10 @@ import (
 // descriptors, because it obeys the segment limit that a device announces.
 const MaxChain = 1024
 
-// MaxBytes is the maximum number of bytes in one chain. The longest request of any device is that
-// of a disk, with 8 MiB and a header. During a live branch, Pop must save all pages that the device
-// may write, which are at most MaxPages. A pause waits for Pop, so MaxBytes also bounds the pause.
+// MaxBytes is the maximum number of bytes in one chain. The longest request of any device is a
+// disk's request, with 8 MiB and a header. During a live branch, Pop must save all pages that the
+// device may write, which are at most MaxPages. A pause waits for Pop, so MaxBytes also bounds the
+// pause.
 const MaxBytes = 9 << 20
 
 // MaxPages is the maximum number of pages that one chain touches. Each descriptor may begin and end
@@ -34,7 +35,7 @@ const descSize = 16
 // buffers in Readable, and the device fills the buffers in Writable. The guest may change the
 // content of all buffers at any time, so the device must read each field only once, into a copy.
 type Chain struct {
-	Head     uint16 // for Queue.Push
+	Head     uint16 // the chain's first descriptor, for Queue.Push
 	Readable [][]byte
 	Writable [][]byte
 
@@ -94,8 +95,8 @@ func advance(views [][]byte, n int) [][]byte {
 	return views
 }
 
-// Slice appends a part of views to dst. The parameter skip is the number of bytes to skip, and
-// limit is the maximum number of bytes to append after them.
+// Slice appends a part of the given views to dst. It skips the first skip bytes, and then appends
+// at most limit bytes.
 func Slice(dst, views [][]byte, skip, limit int) [][]byte {
 	for _, v := range views {
 		k := min(skip, len(v))

@@ -186,11 +186,12 @@ func (q *Queue) NeedsInterrupt() (bool, error) {
 	return q.usedIdx-event-1 < q.usedIdx-old, err
 }
 
-// EnableNotify asks the driver to kick when it adds the next chain. pending reports whether a chain
-// that Pop has not taken is already available. For that chain there will be no kick, so the caller
-// must call Pop again.
+// EnableNotify asks the driver to kick when it adds the next chain. It reports whether a chain that
+// Pop has not taken is already available. For that chain there will be no kick, so the caller must
+// call Pop again.
 func (q *Queue) EnableNotify() (pending bool, err error) {
-	// Write only if needed, because a write would copy a page of each idle queue in every child.
+	// Write only if needed, because a write would copy a page of each idle queue in every forked
+	// sandbox.
 	if at, v := q.kickWord(); !q.says(at, v) {
 		if err := q.mem.StoreUint16(at, v); err != nil {
 			return false, fmt.Errorf("enable kicks: %w", err)
@@ -248,9 +249,9 @@ func (q *Queue) Save(w *codec.Writer) {
 	w.U16(q.usedIdx)
 }
 
-// Restore reads the state that Save wrote. q must have the same Config. The driver has been
-// notified of all chains that were pushed before the save, because devices call NeedsInterrupt
-// before they release the run lock.
+// Restore reads the state that Save wrote. The queue q must have the same Config as the saved
+// queue. The driver has been notified of all chains that were pushed before the save, because
+// devices call NeedsInterrupt before they release the run lock.
 func (q *Queue) Restore(r *codec.Reader) error {
 	q.lastAvail, q.usedIdx = r.U16(), r.U16()
 	q.signalled = q.usedIdx

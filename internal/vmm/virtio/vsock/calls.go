@@ -6,7 +6,7 @@ import (
 	"github.com/forkd/forkd/internal/jail"
 )
 
-// Calls returns the system calls of this package, without those of the Go runtime. They permit
+// Calls returns the system calls of this package, without the calls of the Go runtime. They permit
 // making pairs of sockets and accepting connections, but no socket that connects to an address. The
 // pairs must be stream sockets, because a datagram socket could send to any address.
 func Calls() []jail.Call {

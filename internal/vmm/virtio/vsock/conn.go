@@ -48,8 +48,8 @@ type conn struct {
 	armed  bool   // fd is in the poller
 	events uint32 // events that the poller waits for on fd
 
-	// Data from guest to host. pending holds at most bufAlloc bytes that the host's socket has not
-	// accepted.
+	// Data from guest to host. The buffer pending holds at most bufAlloc bytes that the host's
+	// socket has not accepted.
 	pending    []byte
 	forwarded  uint32 // bytes that the host's socket has accepted, modulo 1<<32 (fwd_cnt)
 	advertised uint32 // latest value of forwarded that was sent to the guest

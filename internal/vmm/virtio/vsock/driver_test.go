@@ -69,7 +69,7 @@ func (h *host) connect(t testing.TB, port uint32) *net.UnixConn {
 	return c.(*net.UnixConn)
 }
 
-// guest is the driver of a device. next returns the packets that it has received.
+// guest is the driver of a device. The method returns the packets that the driver has received.
 type guest struct {
 	t             testing.TB
 	mem           *guestmem.Memory

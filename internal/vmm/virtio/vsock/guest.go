@@ -166,14 +166,14 @@ func (d *Device) accepted(c *conn) error {
 	return d.pump(c)
 }
 
-// guestShutdown handles a shutdown packet of the guest, which closes one direction or both.
+// guestShutdown handles a shutdown packet of the guest. The packet closes one direction or both.
 func (d *Device) guestShutdown(c *conn, flags uint32) error {
 	if c.state != stateOpen {
 		return d.drop(c)
 	}
 	c.guestShut |= flags & shutdownBoth
 	if c.guestShut&shutdownReceive != 0 {
-		_ = unix.Shutdown(c.fd, unix.SHUT_RD) // fails only if the client has hung up, which reads and writes notice
+		_ = unix.Shutdown(c.fd, unix.SHUT_RD) // fails only if the client has hung up, as reads and writes will show
 	}
 	return d.drained(c)
 }

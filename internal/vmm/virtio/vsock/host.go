@@ -213,7 +213,7 @@ func appendOK(b []byte, port uint32) []byte {
 	return append(strconv.AppendUint(append(b, "OK "...), uint64(port), 10), '\n')
 }
 
-// readv reads into views, which are not empty.
+// readv reads into the given views, which are not empty.
 func readv(fd int, views [][]byte) (n int, err error) {
 	for {
 		if len(views) == 1 {
@@ -227,7 +227,7 @@ func readv(fd int, views [][]byte) (n int, err error) {
 	}
 }
 
-// writev writes as much of views as the socket accepts.
+// writev writes as much of the given views as the socket accepts.
 func writev(fd int, views [][]byte) (n int, err error) {
 	for {
 		switch len(views) {

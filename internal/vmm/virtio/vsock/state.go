@@ -20,16 +20,16 @@ func (d *Device) Save(w *codec.Writer) {
 	w.Bool(d.guestConnected())
 }
 
-// guestConnected reports whether the guest may believe that it has connections. These may have
-// ended without the guest's knowledge, because there was no buffer for the RST, or because the
+// guestConnected reports whether the guest may believe that it has connections. The connections may
+// have ended without the guest's knowledge, because there was no buffer for the RST, or because the
 // driver has not handled a transport reset.
 func (d *Device) guestConnected() bool {
 	return len(d.conns) > 0 || len(d.orphans) > 0 || d.resetDue || d.holding
 }
 
 // Restore implements virtio.Stater. If the guest had connections, the first Notify sends a
-// transport reset, which ends them. Other guests get no reset, because in every child a reset would
-// cost an interrupt, a worker thread and the pages of a queue.
+// transport reset, which ends them. Other guests get no reset, because in every forked sandbox a
+// reset would cost an interrupt, a worker thread and the pages of a queue.
 func (d *Device) Restore(r *codec.Reader) error {
 	version, cid, holding, until := r.U32(), r.U32(), r.Bool(), r.U16()
 	connected := true

@@ -15,7 +15,7 @@ import (
 )
 
 // fork saves the device of g, stops g's driver, and restores a device that does not run yet. The
-// result waiting is a host client that waits for the child's port 77.
+// last result is a host client that waits for the child's port 77.
 func fork(t *testing.T, mem *guestmem.Memory, g *guest) (child *host, k *guest, waiting net.Conn) {
 	t.Helper()
 	g.tr.Quiesce()
@@ -153,7 +153,7 @@ func (g *guest) serveAgain(n int) {
 	}
 }
 
-// rekick returns a copy of r that notifies the device of k.
+// rekick returns a copy of r whose notifications go to k's device.
 func rekick(r *virtiotest.Ring, k *guest) *virtiotest.Ring {
 	c := *r
 	c.SetKick(func() { virtiotest.Store(k.tr, mmio.RegQueueNotify, 0) })

@@ -11,7 +11,7 @@ import (
 	"github.com/forkd/forkd/test/contract"
 )
 
-// Variables by which the examples of package client find the daemon.
+// Variables with the address of the daemon, for the examples of package client.
 const (
 	urlEnv      = "FORKD_URL"
 	tokenEnv    = "FORKD_TOKEN"
