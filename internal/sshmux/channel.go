@@ -26,7 +26,7 @@ func (c *connection) open(id uint32, asked ssh.NewChannel) {
 		if err != nil {
 			os.Exit(exitClean) // the client has left
 		}
-		(&channel{Channel: accepted, c: c, id: id, stream: a.stream, replies: make(chan bool, 1)}).serve(requests)
+		(&channel{Channel: accepted, c: c, id: id, stream: a.stream, replies: make(chan reply, 1)}).serve(requests)
 	}()
 }
 
@@ -36,7 +36,14 @@ type channel struct {
 	c       *connection
 	id      uint32
 	stream  *sshproto.Stream
-	replies chan bool // of the daemon; closed when it has closed the channel
+	replies chan reply // of the daemon; closed when it has closed the channel
+}
+
+// reply is the daemon's answer to a request. The client must get it before output, and before the end of
+// the channel.
+type reply struct {
+	ok   bool
+	sent chan<- struct{} // to be closed when the client has the reply
 }
 
 // serve carries data and requests until both sides have closed the channel.
@@ -53,13 +60,18 @@ func (ch *channel) serve(requests <-chan *ssh.Request) {
 	}()
 	for r := range requests {
 		ok := len(r.Type) <= sshproto.MaxName && len(r.Payload) <= sshproto.MaxPayload
+		var answer reply
 		if ok {
 			ch.c.send(&sshproto.Request{ID: ch.id, Type: r.Type, WantReply: r.WantReply, Payload: r.Payload})
 			if r.WantReply {
-				ok = <-ch.replies
+				answer = <-ch.replies
+				ok = answer.ok
 			}
 		}
 		_ = r.Reply(ok, nil) // fails only if the client has left
+		if answer.sent != nil {
+			close(answer.sent)
+		}
 	}
 	ch.c.send(&sshproto.Closed{ID: ch.id})
 	<-sent
@@ -96,7 +108,9 @@ func (ch *channel) output() {
 		case sshproto.EOF:
 			err = ch.CloseWrite()
 		case sshproto.Reply:
-			ch.replies <- len(body) == 1 && body[0] == 1
+			sent := make(chan struct{})
+			ch.replies <- reply{len(body) == 1 && body[0] == 1, sent}
+			<-sent
 		case sshproto.Exit:
 			var m *sshproto.Request
 			if m, err = sshproto.ParseExit(body); err == nil {
