@@ -2,6 +2,7 @@ package sshproto
 
 import (
 	"bytes"
+	"errors"
 	"io"
 	"os"
 	"reflect"
@@ -129,7 +130,7 @@ func TestStream(t *testing.T) {
 	if got, err := io.ReadAll(daemon); err != nil || !bytes.Equal(got, sent) {
 		t.Errorf("%d bytes, %v", len(got), err)
 	}
-	if n, err := daemon.Read(make([]byte, 1)); n != 0 || err != io.EOF {
+	if n, err := daemon.Read(make([]byte, 1)); n != 0 || !errors.Is(err, io.EOF) {
 		t.Errorf("%d, %v", n, err)
 	}
 	if err := daemon.Reply(true); err != nil {
@@ -153,7 +154,7 @@ func TestStream(t *testing.T) {
 			}
 		}
 	}
-	if _, _, err := process.Next(); err != io.EOF {
+	if _, _, err := process.Next(); !errors.Is(err, io.EOF) {
 		t.Error(err)
 	}
 	if _, err := process.Write([]byte("late")); err == nil {
