@@ -145,8 +145,8 @@ func (t tagger) mayAssign(all []record.TemplateTag, name, tag string) error {
 	if err := t.view.MayName("tags", own); err != nil {
 		return err
 	}
-	for _, at := range assigned(all, name, tag) {
-		if at.Who == t.who.Who {
+	if had := assigned(all, name, tag); len(had) > 0 {
+		if had[0].Who == t.who.Who {
 			return nil
 		}
 		return t.who.Need(auth.Admin)

@@ -94,7 +94,7 @@ func rangeQuery(r *http.Request, now time.Time) (in history.Range, err error) {
 	}
 	switch step := r.URL.Query().Get("step"); step {
 	case "":
-		in.Minutes = !in.From.IsZero() && now.Sub(in.From) > history.Seconds+clientSlack
+		in.Minutes = !in.From.IsZero() && now.Sub(in.From) > history.KeptFine+clientSlack
 	case apiv1.StepSecond, apiv1.StepMinute:
 		in.Minutes = step == apiv1.StepMinute
 	default:

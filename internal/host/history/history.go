@@ -19,14 +19,14 @@ import (
 
 // How long points are kept.
 const (
-	Seconds = 10 * time.Minute // points of seconds
-	Minutes = 24 * time.Hour   // points of minutes
+	KeptFine   = 10 * time.Minute // points of seconds
+	KeptCoarse = 24 * time.Hour   // points of minutes
 )
 
 // Bounds of the recorder.
 const (
-	maxSeconds = int(Seconds / time.Second)
-	maxMinutes = int(Minutes / time.Minute)
+	maxSeconds = int(KeptFine / time.Second)
+	maxMinutes = int(KeptCoarse / time.Minute)
 	// Sandboxes that are read in one second. If more of them run, each one has fewer points.
 	maxPerTick = 256
 	// Points of minutes of all sandboxes, 24 bytes each. If there are more, the day of each sandbox
@@ -233,9 +233,9 @@ func (r *Recorder) followClockLocked() {
 // +checklocks:r.mu
 func pointsLocked[F any](r *Recorder, s *series, in Range, figures func([]float32) F) (points []Point[F]) {
 	r.followClockLocked()
-	kept := Seconds
+	kept := KeptFine
 	if in.Minutes {
-		kept = Minutes
+		kept = KeptCoarse
 	}
 	now := r.cfg.Elapsed()
 	from, to := max(0, now-kept), now

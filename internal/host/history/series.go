@@ -50,10 +50,10 @@ func (s *series) add(at time.Duration, reading []float64, mostMinutes int) {
 		}
 	}
 	now := cellOf(at)
-	s.second.forget(now - min(now, cellOf(Seconds)))
+	s.second.forget(now - min(now, cellOf(KeptFine)))
 	s.second.push(now, values, maxSeconds)
 	if s.n > 0 && s.at/cellOf(time.Minute) != now/cellOf(time.Minute) {
-		s.minute.forget(now - min(now, cellOf(Minutes)))
+		s.minute.forget(now - min(now, cellOf(KeptCoarse)))
 		s.minute.push(s.at, s.ofMinute(), mostMinutes)
 		s.sums, s.n = nil, 0
 	}
@@ -86,9 +86,9 @@ func (s *series) ofMinute() []float32 {
 func (s *series) rest(at time.Duration) (empty bool) {
 	s.last = nil
 	now := cellOf(at)
-	s.second.forget(now - min(now, cellOf(Seconds)))
-	s.minute.forget(now - min(now, cellOf(Minutes)))
-	return s.second.n == 0 && s.minute.n == 0 && (s.n == 0 || s.at+cellOf(Minutes) < now)
+	s.second.forget(now - min(now, cellOf(KeptFine)))
+	s.minute.forget(now - min(now, cellOf(KeptCoarse)))
+	return s.second.n == 0 && s.minute.n == 0 && (s.n == 0 || s.at+cellOf(KeptCoarse) < now)
 }
 
 // each calls f for the points of one resolution from from to to, oldest first.
