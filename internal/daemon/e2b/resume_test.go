@@ -31,6 +31,8 @@ func TestAutoResume(t *testing.T) {
 }
 
 // A request during the resumption of its sandbox waits for the end of the resumption.
+//
+// +checklocksignore: it unlocks by a function value
 func TestAutoResumeOfTwo(t *testing.T) {
 	r := start(t)
 	b := r.create(`{"templateID":"a.b","autoPause":true,"autoResume":{"enabled":true}}`)
@@ -67,6 +69,8 @@ func TestAutoResumeOfTwo(t *testing.T) {
 
 // A request during a pause waits for the end of the pause and then resumes the sandbox. A sandbox
 // that was paused by /v1 is not resumed by a request.
+//
+// +checklocksignore: it unlocks by a function value
 func TestAutoResumeAmidAPause(t *testing.T) {
 	r := start(t)
 	b := r.create(`{"templateID":"a.b","autoPause":true,"autoResume":{"enabled":true}}`)

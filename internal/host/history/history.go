@@ -248,8 +248,9 @@ func pointsLocked[F any](r *Recorder, s *series, in Range, figures func([]float3
 	if from > to {
 		return nil
 	}
+	origin := r.origin
 	s.each(cellOf(from), cellOf(to), in.Minutes, func(at cell, values []float32) {
-		points = append(points, Point[F]{r.origin.Add(time.Duration(at) * tick), figures(values)})
+		points = append(points, Point[F]{origin.Add(time.Duration(at) * tick), figures(values)})
 	})
 	return points
 }
