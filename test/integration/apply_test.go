@@ -88,10 +88,10 @@ func TestApply(t *testing.T) {
 	}
 
 	// So does a full disk.
-	d.sh(t, from, "dd if=/dev/urandom of=/root/large bs=1M count=24 status=none && echo full >/root/n")
+	d.sh(t, from, "dd if=/dev/urandom of=/root/large bs=1M count=24 status=none && echo full >/root/m")
 	d.sh(t, onto, "fallocate -l $(($(df --output=avail -B1 / | tail -1) - (8 << 20))) /root/filler")
 	before = exact()
-	paths := client.ApplyRequest{Paths: []string{"/root/large", "/root/n"}}
+	paths := client.ApplyRequest{Paths: []string{"/root/large", "/root/m"}}
 	if _, err := apply(paths); !errors.Is(err, client.ErrNoSpace) {
 		t.Errorf("on a full disk: %v", err)
 	}
@@ -99,8 +99,8 @@ func TestApply(t *testing.T) {
 	d.sh(t, onto, "rm /root/filler")
 
 	// If the daemon is killed, all changes are made, or none.
-	sums := d.sh(t, from, "sha256sum /root/large /root/n")
-	old := d.sh(t, onto, "sha256sum /root/large /root/n 2>/dev/null || true")
+	sums := d.sh(t, from, "sha256sum /root/large /root/m")
+	old := d.sh(t, onto, "sha256sum /root/large /root/m 2>/dev/null || true")
 	for i, wait := range []time.Duration{2 * time.Second, 15 * time.Second, 40 * time.Second} {
 		go func() { _, _ = apply(paths) }()
 		time.Sleep(wait)
@@ -108,7 +108,7 @@ func TestApply(t *testing.T) {
 		d.launch(t)
 		var now string
 		for end := time.Now().Add(time.Minute); ; time.Sleep(time.Second) {
-			now = d.sh(t, onto, "sha256sum /root/large /root/n 2>/dev/null; ls -A / | grep forkd-apply || true")
+			now = d.sh(t, onto, "sha256sum /root/large /root/m 2>/dev/null; ls -A / | grep forkd-apply || true")
 			if now == old || now == sums || time.Now().After(end) {
 				break
 			}
@@ -120,7 +120,7 @@ func TestApply(t *testing.T) {
 	if _, err := apply(paths); err != nil {
 		t.Error(err)
 	}
-	if now := d.sh(t, onto, "sha256sum /root/large /root/n"); now != sums {
+	if now := d.sh(t, onto, "sha256sum /root/large /root/m"); now != sums {
 		t.Errorf("%q, want %q", now, sums)
 	}
 	d.kill(t, box, pair.Sandboxes[0], pair.Sandboxes[1])
