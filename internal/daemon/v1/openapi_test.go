@@ -35,8 +35,9 @@ func TestOpenAPIHasTheFieldsOfTheCode(t *testing.T) {
 	}
 	types := map[string]any{
 		"DiffRequest": apiv1.DiffRequest{}, "Diff": apiv1.Diff{}, "DiffFile": apiv1.DiffFile{}, "DiffNode": apiv1.DiffNode{},
-		"ExportRequest": apiv1.ExportRequest{},
-		"CachedImage":   apiv1.CachedImage{}, "PrunedImages": apiv1.PrunedImages{},
+		"ExportRequest": apiv1.ExportRequest{}, "ApplyRequest": apiv1.ApplyRequest{}, "Applied": apiv1.Applied{},
+		"ApplyFile":   apiv1.ApplyFile{},
+		"CachedImage": apiv1.CachedImage{}, "PrunedImages": apiv1.PrunedImages{},
 		"CreateSnapshot": apiv1.BakeRequest{}, "SnapshotInfo": apiv1.Snapshot{}, "Baked": apiv1.Baked{},
 		"SnapshotInfoDetail": apiv1.SnapshotDetail{}, "CreateSandboxes": apiv1.ForkRequest{}, "Forked": apiv1.Forked{},
 		"SandboxInfo": apiv1.Sandbox{}, "Exec": apiv1.ExecRequest{}, "ExecResult": apiv1.ExecResult{},
