@@ -353,8 +353,9 @@ func TestNoExpiryOfAWorkspace(t *testing.T) {
 	w := newWorld(t, 0)
 	mustBake(t, w)
 	held, other := forkOne(t, w, ForkRequest{}), forkOne(t, w, ForkRequest{})
+	at := time.Now().Add(2 * time.Second) // time for Hold on a busy host
 	for _, id := range []string{held, other} {
-		if _, err := w.setExpiry(t, id, Expiry{At: time.Now().Add(soon)}); err != nil {
+		if _, err := w.setExpiry(t, id, Expiry{At: at}); err != nil {
 			t.Fatal(err)
 		}
 	}

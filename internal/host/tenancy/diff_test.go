@@ -325,8 +325,12 @@ func TestDiffOfBadVMs(t *testing.T) {
 				}
 			}
 		},
-		"a message of kind 9":  func(_ *vmfake.VMM, c net.Conn) { _, _ = c.Write([]byte{1, 0, 0, 0, 9}) },
-		"unexpected EOF":       func(_ *vmfake.VMM, c net.Conn) { _, _ = c.Write([]byte{1, 0}) },
+		"a message of kind 9": func(_ *vmfake.VMM, c net.Conn) { _, _ = c.Write([]byte{1, 0, 0, 0, 9}) },
+		"unexpected EOF": func(_ *vmfake.VMM, c net.Conn) {
+			_, _ = diffproto.ReadRequest(c) // the whole question, whose sender must not fail first
+			_ = diffproto.ReadRanges(c, func(diffproto.Range) error { return nil })
+			_, _ = c.Write([]byte{1, 0})
+		},
 		"a message of 4294967": func(_ *vmfake.VMM, c net.Conn) { _, _ = c.Write([]byte{255, 255, 255, 255}) },
 		"the guest panicked": func(v *vmfake.VMM, c net.Conn) {
 			_, _ = diffproto.ReadRequest(c)

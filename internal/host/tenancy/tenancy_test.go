@@ -110,7 +110,7 @@ func isMissing(err error) bool {
 // unnamed lists the methods of View that do not take the name of an existing object. The tests
 // below call each of them.
 var unnamed = []string{"Limited", "MayName", "Events", "Fork", "Sandboxes", "Snapshots", "Workspaces", "LeftAlone",
-	"Machines", "TagOf", "BaseImage", "UnnamedBytes", "CreateWorkspace", "Diff", "Export", "MayUnpack", "Unpack",
+	"Machines", "TagOf", "BaseImage", "UnnamedBytes", "CreateWorkspace", "Diff", "Export", "Apply", "MayUnpack", "Unpack",
 	"Pull", "Find"}
 
 // call calls a method of a View with a name as the first argument, and zero values as all other
