@@ -178,14 +178,21 @@ func (a *api) moved(w http.ResponseWriter, r *http.Request,
 	stop := out.keepAlive(apiv1.HubEvent{Keepalive: true}, a.Face.Limits.Keepalive, cancel)
 	defer stop()
 	var mu sync.Mutex // files move concurrently
+	ended := false    // then the answer must not be used any more
 	result, err := run(ctx, func(p hub.Progress) {
 		mu.Lock()
 		defer mu.Unlock()
+		if ended {
+			return
+		}
 		file := &apiv1.HubFile{Name: p.File, State: p.State, Bytes: p.Bytes, Done: p.Done}
 		if err := out.send(apiv1.HubEvent{File: file}); err != nil {
 			cancel()
 		}
 	})
+	mu.Lock()
+	ended = true
+	mu.Unlock()
 	if err = hubError(err); err != nil && !out.hasBegun() {
 		return err
 	}

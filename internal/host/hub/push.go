@@ -183,7 +183,9 @@ func (p *push) uploadOne(ctx context.Context, out *remote.Pusher, to name.Reposi
 	if from, ok := p.hub.cache.source(b.Digest, to); ok {
 		send = &remote.MountableLayer{Layer: l, Reference: from.Digest(b.Digest.String())}
 	}
-	if err := out.Upload(ctx, to, send); err != nil {
+	err := out.Upload(ctx, to, send)
+	l.begin(nil)
+	if err != nil {
 		return err
 	}
 	p.mu.Lock()
@@ -198,13 +200,35 @@ func (p *push) uploadOne(ctx context.Context, out *remote.Pusher, to name.Reposi
 	return nil
 }
 
-// layer is a blob for go-containerregistry.
+// layer is a blob for go-containerregistry. If the registry answers before it has read a request,
+// package http may read the request's body even after Upload has returned. Only the bytes of the present
+// try count.
 type layer struct {
 	*push
 	step
-	i    int
-	b    artifact.Blob
-	sent int64
+	i int
+	b artifact.Blob
+
+	trying  sync.Mutex
+	present *reading // nil: no try is under way
+	sent    int64
+}
+
+// begin begins a try, or ends the last one.
+func (l *layer) begin(try *reading) {
+	l.trying.Lock()
+	defer l.trying.Unlock()
+	l.present, l.now.Done = try, 0
+}
+
+// count counts bytes of a try.
+func (l *layer) count(try *reading, n int64) {
+	l.trying.Lock()
+	defer l.trying.Unlock()
+	if l.present == try {
+		l.sent += n
+		l.add(n)
+	}
 }
 
 var errCompressed = errors.New("the content of a blob is read by package artifact only")
@@ -221,8 +245,9 @@ func (l *layer) Compressed() (io.ReadCloser, error) {
 	if err != nil {
 		return nil, err
 	}
-	l.now.Done = 0
-	return &reading{io.NewSectionReader(f, 0, l.b.Size), l}, nil
+	try := &reading{io.NewSectionReader(f, 0, l.b.Size), l}
+	l.begin(try)
+	return try, nil
 }
 
 // reading counts the bytes of a blob that are sent.
@@ -233,8 +258,7 @@ type reading struct {
 
 func (r *reading) Read(p []byte) (int, error) {
 	n, err := r.SectionReader.Read(p)
-	r.l.sent += int64(n)
-	r.l.add(int64(n))
+	r.l.count(r, int64(n))
 	return n, err
 }
 

@@ -122,6 +122,10 @@ func (w wire) RoundTrip(r *http.Request) (*http.Response, error) {
 	if err := w.check(r); err != nil {
 		return nil, err
 	}
+	// The body of a login can have a credential.
+	if from := r.Response; from != nil && r.Method == http.MethodPost && r.URL.Host != from.Request.URL.Host {
+		return nil, errors.New("it redirects a POST to another server")
+	}
 	ctx, cancel := context.WithCancelCause(r.Context())
 	p := &pulse{every: w.stall, ctx: ctx, cancel: cancel}
 	p.timer = time.AfterFunc(w.stall, func() { cancel(errStalled) })
@@ -287,6 +291,7 @@ func isTemporary(err error) bool {
 const (
 	maxDiagnostics = 3
 	maxDiagnostic  = 200 // bytes
+	maxQuoted      = 300 // bytes of any other error
 )
 
 // failed returns the error of a request to the registry. It quotes neither bodies nor URLs: the registry can
@@ -310,11 +315,29 @@ func (c *conn) failed(err error) error {
 			text += fmt.Sprintf(", %.*q", maxDiagnostic, string(d.Code)+": "+d.Message)
 		}
 		out.Err = errors.New(text)
-	case errors.As(err, &to):
-		out.Err = to.Err
+	default:
+		for errors.As(err, &to) {
+			err = to.Err
+		}
+		if text, cut := plain(err.Error()); cut {
+			out.Err = errors.New(text)
+		} else {
+			out.Err = err
+		}
 	}
 	return out
 }
+
+// plain returns what may be quoted of an error's text: the beginning of its first line, without URLs. It
+// reports whether that differs from the text.
+func plain(text string) (_ string, cut bool) {
+	line, _, _ := strings.Cut(text, "\n")
+	line = anyURL.ReplaceAllString(line, "…")
+	line = strings.ToValidUTF8(line[:min(len(line), maxQuoted)], "?")
+	return line, line != text
+}
+
+var anyURL = regexp.MustCompile(`"?[^\s"]*://[^\s]*`)
 
 // get requests a manifest or a blob, or the bytes from start to end of a blob. Without a range, end is 0. The
 // caller closes the body.
