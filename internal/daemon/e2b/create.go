@@ -189,18 +189,24 @@ func (a *Server) existing(r *http.Request, template string) (string, error) {
 	if assigned := a.tagger(r).find(name, cmp.Or(of, defaultTag)); assigned != "" {
 		return assigned, nil
 	}
-	if _, err = a.view(r).Snapshot(tag); err == nil {
-		return tag, nil
+	return a.named(r, tag), nil
+}
+
+// named returns the given tag of a snapshot, or that of the only snapshot whose tag differs from it just in
+// case.
+func (a *Server) named(r *http.Request, tag string) string {
+	if _, err := a.view(r).Snapshot(tag); err == nil {
+		return tag
 	}
 	found := ""
 	for _, i := range a.view(r).Snapshots() {
 		switch {
 		case !strings.EqualFold(i.Tag, tag):
 		case found != "":
-			return tag, nil
+			return tag
 		default:
 			found = i.Tag
 		}
 	}
-	return cmp.Or(found, tag), nil
+	return cmp.Or(found, tag)
 }

@@ -206,6 +206,12 @@ func (a *Server) listTemplates(w http.ResponseWriter, r *http.Request) error {
 // snapshotOf returns the snapshot for a template's id or name.
 func (a *Server) snapshotOf(r *http.Request, name string) (store.Info, error) {
 	tag, err := a.existing(r, name)
+	return a.snapshot(r, name, tag, err)
+}
+
+// snapshot returns the snapshot with a tag. The parameters name and err are the template's name, and an error of
+// the search for the tag.
+func (a *Server) snapshot(r *http.Request, name, tag string, err error) (store.Info, error) {
 	if err != nil {
 		return store.Info{}, face.NewError(http.StatusNotFound, fmt.Sprintf("template %q: not found", name))
 	}
@@ -249,7 +255,9 @@ func (a *Server) templatePart(w http.ResponseWriter, r *http.Request) error {
 
 // deleteTemplate deletes a snapshot. Other snapshots that need its files have hard links to them.
 func (a *Server) deleteTemplate(w http.ResponseWriter, r *http.Request) error {
-	i, err := a.snapshotOf(r, r.PathValue("id"))
+	name := r.PathValue("id")
+	tag, err := tagOf(name) // assigned tags do not count: they may be another client's
+	i, err := a.snapshot(r, name, a.named(r, tag), err)
 	if err != nil {
 		return err
 	}

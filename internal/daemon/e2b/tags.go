@@ -126,10 +126,12 @@ func (t tagger) target(at record.TemplateTag) (store.Detail, bool) {
 	return d, err == nil && d.ID == at.ID && !d.Transient
 }
 
-// find returns the tag of the snapshot to which an assigned tag of a template leads, or "".
+// find returns the tag of the snapshot to which an assigned tag of a template leads, or "". A snapshot
+// with the template's own tag that was made later than the assignment takes its place.
 func (t tagger) find(name, tag string) string {
+	own, err := t.view.Snapshot(snapshotTag(name, tag))
 	for _, at := range t.tags.of(name, tag) {
-		if d, ok := t.target(at); ok {
+		if d, ok := t.target(at); ok && (err != nil || own.Created.Before(at.Assigned)) {
 			return d.Tag
 		}
 	}
@@ -145,13 +147,10 @@ func (t tagger) mayAssign(all []record.TemplateTag, name, tag string) error {
 	if err := t.view.MayName("tags", own); err != nil {
 		return err
 	}
-	if had := assigned(all, name, tag); len(had) > 0 {
-		if had[0].Who == t.who.Who {
-			return nil
-		}
+	if _, err := t.view.Snapshot(own); err == nil {
 		return t.who.Need(auth.Admin)
 	}
-	if _, err := t.view.Snapshot(own); err == nil {
+	if had := assigned(all, name, tag); len(had) > 0 && had[0].Who != t.who.Who {
 		return t.who.Need(auth.Admin)
 	}
 	return nil
@@ -188,14 +187,13 @@ func (t tagger) assign(name string, tags []string, of store.Detail) error {
 }
 
 // made is called when a build has ended with a snapshot. It assigns the tags of the build to the
-// snapshot, in place of older assignments. A single tag without an older assignment already names
-// the snapshot, so it is not assigned.
+// snapshot, in place of older assignments. The first tag is the snapshot's own, so it is not assigned.
 func (t tagger) made(name string, tags []string, snapshot string) error {
 	d, err := t.view.Snapshot(snapshot)
-	if err != nil || len(tags) == 1 && len(t.tags.of(name, tags[0])) == 0 {
+	if err != nil || len(tags) == 1 {
 		return err
 	}
-	return t.assign(name, tags, d)
+	return t.assign(name, tags[1:], d)
 }
 
 // snapshotTag returns the tag of the snapshot that a tag of a template names, unless the tag is

@@ -67,7 +67,7 @@ func TestTags(t *testing.T) {
 	if a, b := r.runs("app:stable"), r.runs("app"); a != "app.v1" || b != "app.v1" {
 		t.Errorf("moved tags run %s and %s", a, b)
 	}
-	if got := r.tags("app"); got != "v2 latest stable default v1" {
+	if got := r.tags("app"); got != "latest stable default v1 v2" {
 		t.Errorf("tags: %s", got)
 	}
 	r.call("DELETE", "/templates/tags", `{"name":"app","tags":["default","latest"]}`, 204, nil)
@@ -142,4 +142,35 @@ func TestTagsOfOthers(t *testing.T) {
 	if got := r.tags("a.b"); got != "default" {
 		t.Errorf("tags: %s", got)
 	}
+}
+
+// A client that assigns the name of a template before the template exists keeps neither its users nor its
+// name, and does not get another snapshot deleted.
+func TestTagsBeforeTheirTemplate(t *testing.T) {
+	r := startWith(t, apirig.Options{Tokens: []auth.Token{{Name: "one", Scope: auth.Run}}})
+	admin := r.key
+	r.key = header{"X-API-Key": r.Tokens["one"]}
+	b := r.create(`{"templateID":"a.b"}`)
+	r.call("POST", "/sandboxes/"+b.ID+"/snapshots", `{"name":"web:x"}`, 201, nil)
+	r.call("POST", "/templates/tags", `{"target":"web:x","tags":["default"]}`, 201, nil)
+	if got := r.runs("web"); got != "web.x" {
+		t.Errorf("before the template: %s", got)
+	}
+	r.key = admin
+	r.call("POST", "/sandboxes/"+r.create(`{"templateID":"a.b"}`).ID+"/snapshots", `{"name":"web"}`, 201, nil)
+	if got := r.runs("web"); got != "web" {
+		t.Errorf("web runs %s", got)
+	}
+	r.key = header{"X-API-Key": r.Tokens["one"]}
+	r.call("POST", "/templates/tags", `{"target":"web:x","tags":["default"]}`, 403, nil)
+	r.key = admin
+	boxes, err := r.Sandboxes(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, b := range boxes {
+		r.call("DELETE", "/sandboxes/"+b.ID, "", 204, nil)
+	}
+	r.call("DELETE", "/templates/web", "", 204, nil)
+	r.call("GET", "/templates/web.x", "", 200, nil)
 }
