@@ -59,6 +59,7 @@ func (c *client) closeAll() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, ch := range c.open {
+		_ = ch.Close() // never fails
 		ch.end()
 	}
 	c.open = nil

@@ -99,8 +99,12 @@ func (s *Server) start(conn net.Conn) (*peer, error) {
 	return p, nil
 }
 
-// Close ends the connection by killing the process.
-func (p *peer) Close() error { return p.process.Kill() }
+// Close ends the connection by killing the process. A process that was taken over may have left a
+// descriptor of its end in a message, so the end of the process alone does not end the connection.
+func (p *peer) Close() error {
+	p.Control.Shutdown()
+	return p.process.Kill()
+}
 
 // end waits for the end of a process whose connection is over, and reports its failure.
 func (s *Server) end(p *peer) {
