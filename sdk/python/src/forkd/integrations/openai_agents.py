@@ -452,9 +452,12 @@ class ForkdSandboxSession(BaseSandboxSession):
             script = f"tar {excluded} -C {shlex.quote(root.as_posix())} -cf {archive} ."
             try:
                 await self.sandbox.commands.run(script, cwd="/", timeout=LONGEST, check=True)
-                return io.BytesIO(await self.sandbox.files.read_bytes(archive))
+                raw = await self.sandbox.files.read_bytes(archive)
             finally:
                 await self.sandbox.files.remove(archive)
+            if raw.startswith(_REFERENCE):  # the guest wrote it, and must not choose the branch of a later resume
+                raise WorkspaceArchiveReadError(path=root, context={"detail": "the sandbox made no tar archive"})
+            return io.BytesIO(raw)
         except ForkdError as e:
             raise WorkspaceArchiveReadError(path=root, context={"detail": str(e)}, cause=e) from e
 
