@@ -6,6 +6,7 @@ import asyncio
 import base64
 import inspect
 import json
+import keyword
 import os
 import re
 import shutil
@@ -83,7 +84,7 @@ def at(value: Any, path: str) -> Any:
             index = int(part)
             value = value[index] if -len(value) <= index < len(value) else None
         else:
-            value = getattr(value, part, None)
+            value = getattr(value, part + "_" if keyword.iskeyword(part) else part, None)
     return value
 
 

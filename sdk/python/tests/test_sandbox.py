@@ -14,6 +14,7 @@ import pytest
 
 from forkd import Client, Limits, Network, NetworkLimits, PartialForkError, Sandbox, Sandboxes, best_of
 from forkd.errors import (
+    InvalidArgumentError,
     InvalidFieldError,
     SandboxNotFoundError,
     SandboxStateError,
