@@ -2,7 +2,6 @@ package v1
 
 import (
 	"encoding/base64"
-	"errors"
 	"net/http"
 	"path"
 	"strings"
@@ -12,7 +11,6 @@ import (
 	apiv1 "github.com/forkd/forkd/api/v1"
 	"github.com/forkd/forkd/internal/daemon/audit"
 	"github.com/forkd/forkd/internal/daemon/face"
-	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/host/diff"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/tenancy"
@@ -35,11 +33,8 @@ func (a *api) apply(w http.ResponseWriter, r *http.Request) error {
 	}
 	start := time.Now()
 	res, err := a.view(r).Apply(r.Context(), a.Differ, ask)
-	if full := (*gate.FullError)(nil); errors.As(err, &full) {
-		return face.ErrTooMany
-	}
 	if err != nil {
-		return err
+		return orTooMany(err)
 	}
 	audit.From(r.Context()).From = req.From // after Apply has found it, because other text may be a secret
 	out := apiv1.Applied{From: req.From, Onto: ask.ID, Base: res.Base, Applied: res.Applied, Files: []apiv1.ApplyFile{},
@@ -48,8 +43,8 @@ func (a *api) apply(w http.ResponseWriter, r *http.Request) error {
 	for i, e := range res.Entries {
 		f := applyFile(e)
 		res.Entries[i] = nil // its text is copied
-		if err := share.Keep(200 + quotedLen(f.Path) + len(f.PathBase64)); err != nil {
-			return err
+		if share.Keep(200+quotedLen(f.Path)+len(f.PathBase64)) != nil {
+			break // the changes may have been made, so the answer only omits files
 		}
 		out.Files = append(out.Files, f)
 	}

@@ -2,7 +2,6 @@ package v1
 
 import (
 	"encoding/base64"
-	"errors"
 	"net/http"
 	"path"
 	"strings"
@@ -13,7 +12,6 @@ import (
 	"github.com/forkd/forkd/internal/daemon/audit"
 	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/format/snapshot"
-	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/host/diff"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/tenancy"
@@ -39,11 +37,8 @@ func (a *api) diff(w http.ResponseWriter, r *http.Request) error {
 	}
 	start := time.Now()
 	res, err := a.view(r).Diff(r.Context(), a.Differ, ask)
-	if full := (*gate.FullError)(nil); errors.As(err, &full) {
-		return face.ErrTooMany
-	}
 	if err != nil {
-		return err
+		return orTooMany(err)
 	}
 	e := audit.From(r.Context())
 	// The names are written to the audit log only after Diff has found the two sides. Any other

@@ -1,14 +1,12 @@
 package v1
 
 import (
-	"errors"
 	"io"
 	"net/http"
 
 	apiv1 "github.com/forkd/forkd/api/v1"
 	"github.com/forkd/forkd/internal/daemon/audit"
 	"github.com/forkd/forkd/internal/daemon/face"
-	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/host/vmpool"
 )
 
@@ -38,11 +36,8 @@ func (a *api) export(w http.ResponseWriter, r *http.Request) error {
 	if move != nil {
 		err = move.end(err)
 	}
-	if full := (*gate.FullError)(nil); errors.As(err, &full) {
-		return face.ErrTooMany
-	}
 	if err != nil && out.begun {
 		a.Face.Abort(r, err)
 	}
-	return err
+	return orTooMany(err)
 }

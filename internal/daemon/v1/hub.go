@@ -22,7 +22,7 @@ func (a *api) packSnapshot(w http.ResponseWriter, r *http.Request) error {
 	}
 	p, err := a.view(r).Pack(r.Context(), a.Hub, tag)
 	if err != nil {
-		return hubError(err)
+		return orTooMany(err)
 	}
 	defer p.Close()
 	w.Header().Set("Content-Type", apiv1.Tar)
@@ -52,7 +52,7 @@ func (a *api) unpackSnapshot(w http.ResponseWriter, r *http.Request) error {
 	move := newTransfer(r.Context(), w, a.Face.Limits.Stall)
 	came, err := a.Hub.Receive(move.ctx, fromClient{move, http.MaxBytesReader(w, r.Body, maxArchive)})
 	if err := move.end(err); err != nil {
-		return face.Sending(hubError(err))
+		return face.Sending(orTooMany(err))
 	}
 	defer came.Close()
 	return a.moved(w, r, func(ctx context.Context, on func(hub.Progress)) (out apiv1.HubResult, err error) {
@@ -126,7 +126,7 @@ func (a *api) findSnapshot(r *http.Request, ask *apiv1.FindRequest) (out apiv1.R
 	}
 	o, err := a.view(r).Find(r.Context(), a.Hub, from)
 	if err != nil {
-		return out, hubError(err)
+		return out, orTooMany(err)
 	}
 	m, digest := o.Snapshot, o.Digest().String()
 	out = apiv1.RemoteSnapshot{Reference: from.At(digest), Digest: digest, Tag: m.Tag, CreatedAt: m.Created.Unix(),
@@ -193,7 +193,7 @@ func (a *api) moved(w http.ResponseWriter, r *http.Request,
 	mu.Lock()
 	ended = true
 	mu.Unlock()
-	if err = hubError(err); err != nil && !out.hasBegun() {
+	if err = orTooMany(err); err != nil && !out.hasBegun() {
 		return err
 	}
 	last := apiv1.HubEvent{Result: &result}
@@ -204,7 +204,8 @@ func (a *api) moved(w http.ResponseWriter, r *http.Request,
 	return nil
 }
 
-func hubError(err error) error {
+// orTooMany returns face.ErrTooMany if err means that there was no place, and err otherwise.
+func orTooMany(err error) error {
 	if full := (*gate.FullError)(nil); errors.As(err, &full) {
 		return face.ErrTooMany
 	}
