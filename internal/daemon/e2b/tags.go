@@ -60,15 +60,16 @@ func OpenTags(path string) (*Tags, error) {
 	return t, nil
 }
 
-// The method returns the assigned tags of the template with the given name. If a tag is given, it
-// returns only this tag.
+// of returns the assigned tags of the template with the given name. If a tag is given, it returns
+// only this tag.
 func (t *Tags) of(name, tag string) []record.TemplateTag {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return assigned(t.all, name, tag)
 }
 
-// assigned returns the part of a list that the method of returns.
+// assigned returns the tags in a list that belong to the template with the given name, or only the
+// given tag.
 func assigned(all []record.TemplateTag, name, tag string) (list []record.TemplateTag) {
 	for _, at := range all {
 		if n, rest, _ := strings.Cut(at.Name, ":"); n == name && (tag == "" || rest == tag) {
@@ -166,8 +167,11 @@ func (t tagger) assign(name string, tags []string, of store.Detail) error {
 		}
 		all, own := slices.DeleteFunc(all, func(at record.TemplateTag) bool {
 			n, tag, _ := strings.Cut(at.Name, ":")
+			if n == name && slices.Contains(tags, tag) || at.Who != t.who.Who {
+				return n == name && slices.Contains(tags, tag)
+			}
 			_, alive := t.target(at)
-			return n == name && slices.Contains(tags, tag) || at.Who == t.who.Who && !alive
+			return !alive
 		}), len(tags)
 		for _, at := range all {
 			if at.Who == t.who.Who {

@@ -235,7 +235,7 @@ func isOurs(status int, err error) bool {
 	if status == http.StatusInsufficientStorage {
 		return !is[*agentclient.Error](err) || errors.Is(err, syscall.ENOSPC)
 	}
-	return status == http.StatusInternalServerError
+	return status == http.StatusInternalServerError && !is[*tenancy.IncompleteError](err)
 }
 
 // Bounds on the lines about failed requests: their rate per second, the burst after a time without

@@ -1,6 +1,7 @@
 package sshd
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -134,6 +135,9 @@ func (p *peer) sign(ctx context.Context, key ssh.AlgorithmSigner, m *sshproto.Si
 	case 32, 48, 64: // SHA-256, SHA-384, SHA-512
 	default:
 		return fmt.Errorf("a hash of %d bytes", len(m.Hash))
+	}
+	if bytes.HasPrefix(m.Hash, []byte("SSHSIG")) { // begins what ssh-keygen -Y signs (PROTOCOL.sshsig)
+		return errors.New("no hash, but the text of a signature")
 	}
 	if err := p.signs.Wait(ctx); err != nil {
 		return err

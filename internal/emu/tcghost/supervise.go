@@ -272,7 +272,9 @@ func (s *supervisor) shutDown(cmd *exec.Cmd, exited <-chan error) {
 	defer cancel()
 	c := newClient(s.state.InitAddr, s.token)
 	defer c.close()
-	if err := c.do(ctx, http.MethodPost, machineapi.PathPowerOff, nil, nil); err != nil {
+	if !listens(cmd.Process.Pid, []string{s.state.InitAddr}) {
+		log.Print("QEMU does not listen yet: nothing is asked to power off") // the token is for QEMU only
+	} else if err := c.do(ctx, http.MethodPost, machineapi.PathPowerOff, nil, nil); err != nil {
 		log.Printf("power off: %v", err)
 	} else {
 		select {
