@@ -40,7 +40,7 @@ func (s *stage) now(c *step) (diffproto.State, error) {
 	return stateOf(dir, name)
 }
 
-// isSame reports whether a file is the one that was compared. The size and the times of a directory that stays may
+// isSame reports whether a file is still the compared file. The size and the times of a directory that stays may
 // change, because its entries do.
 func (c *step) isSame(now diffproto.State) bool {
 	want := c.onto
@@ -105,7 +105,7 @@ func (s *stage) undo(n int, cause error) error {
 	return &IncompleteError{Cause: cause, Paths: left[:min(len(left), maxChanged)], Dir: "/" + s.name}
 }
 
-// do makes a change, and checks that the old file is the one that was compared.
+// do makes a change, and checks that the old file is still the compared file.
 func (s *stage) do(c *step) error {
 	dir, name, err := s.parent(c)
 	if err != nil {

@@ -143,7 +143,7 @@ func bake(ctx context.Context, rig *apirig.Rig, r ready) error {
 	return err
 }
 
-// privateDir is the directory of which each sandbox has its own, with the option -private. Other
+// privateDir is a directory that differs between sandboxes with the option -private. Other
 // directories are those of this host.
 const privateDir = "/srv"
 
