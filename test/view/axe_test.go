@@ -26,7 +26,7 @@ func TestAccessibility(t *testing.T) {
 		p.theme(theme)
 		p.page("#/", `document.querySelectorAll(".row .meter").length >= 3`)
 		p.accessible(theme + " tree")
-		p.do("open a dialog", chromedp.Focus(chromedp.CSS("[role=tree]")), chromedp.KeyEvent("b"))
+		p.do("open a dialog", focus("[role=tree]"), chromedp.KeyEvent("b"))
 		p.wait(`document.querySelector("dialog[open]")`)
 		p.accessible(theme + " dialog")
 		p.do("close it", chromedp.KeyEvent(kb.Escape))

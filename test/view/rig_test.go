@@ -7,6 +7,7 @@ package view
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -267,21 +268,35 @@ func eval[T any](p *page, expression string) T {
 	return v
 }
 
+// focus gives an element the focus. Unlike chromedp.Focus, it needs no copy of the page's tree, which
+// lags behind a page that changes.
+func focus(selector string) chromedp.Action[chromedp.Void] {
+	return chromedp.Evaluate[chromedp.Void](fmt.Sprintf("document.querySelector(%q).focus()", selector))
+}
+
 // eval evaluates a JavaScript expression or statement.
 func (p *page) eval(expression string) {
 	p.t.Helper()
 	p.do(expression, chromedp.Evaluate[chromedp.Void](expression, chromedp.EvalAwaitPromise))
 }
 
-// wait waits until a JavaScript expression is true. The page's policy forbids chromedp.Poll, which
-// makes a function from a string.
+// wait waits until a JavaScript expression is true. An error is repeated too: during a navigation,
+// the page that evaluates the expression can go away, or have no body yet. The page's policy forbids
+// chromedp.Poll, which makes a function from a string.
 func (p *page) wait(expression string) {
 	p.t.Helper()
-	for end := time.Now().Add(patience); !eval[bool](p, "Boolean("+expression+")"); {
-		if time.Now().After(end) {
-			p.fail("wait for "+expression, context.DeadlineExceeded)
+	ctx, cancel := context.WithTimeout(p.ctx, patience)
+	defer cancel()
+	for {
+		ok, err := chromedp.Run(ctx, chromedp.Evaluate[bool]("Boolean("+expression+")"))
+		if ok {
+			return
 		}
-		time.Sleep(50 * time.Millisecond)
+		select {
+		case <-ctx.Done():
+			p.fail("wait for "+expression, cmp.Or(err, ctx.Err()))
+		case <-time.After(50 * time.Millisecond):
+		}
 	}
 }
 

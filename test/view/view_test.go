@@ -32,7 +32,7 @@ func TestMainPath(t *testing.T) {
 	p.do("open the file", chromedp.Navigate("file://"+from))
 	p.wait(`document.querySelector("[role=treeitem]")`)
 
-	tree := chromedp.Focus(chromedp.CSS("[role=tree]"))
+	tree := focus("[role=tree]")
 	p.do("choose the snapshot", tree, chromedp.KeyEvent(kb.Home), chromedp.KeyEvent("f"))
 	p.wait(`document.querySelector("dialog[open]")`)
 	p.eval(`document.activeElement.select()`) // chromedp also sends the "f" to the dialog
@@ -75,7 +75,7 @@ func TestMainPath(t *testing.T) {
 // separate events that chromedp sends for one key as two keys.
 func (p *page) command(text string) {
 	p.t.Helper()
-	p.do("focus the terminal", chromedp.Focus(chromedp.CSS(".xterm-helper-textarea")))
+	p.do("focus the terminal", focus(".xterm-helper-textarea"))
 	if _, err := chromedp.Call(p.ctx, input.InsertText, input.InsertTextParams{Text: text}); err != nil {
 		p.fail("type", err)
 	}
@@ -262,7 +262,7 @@ func TestManyNodes(t *testing.T) {
 	if n := eval[int](p, `document.querySelectorAll("[role=treeitem]").length`); n > 60 {
 		t.Errorf("the document has %d lines: only those on the screen should be there", n)
 	}
-	p.do("to the end", chromedp.Focus(chromedp.CSS("[role=tree]")), chromedp.KeyEvent(kb.End))
+	p.do("to the end", focus("[role=tree]"), chromedp.KeyEvent(kb.End))
 	p.wait(`document.querySelector(".row.selected")?.textContent.includes("box-9999")`)
 	if got := eval[string](p, `document.getElementById(document.querySelector("[role=tree]").getAttribute("aria-activedescendant")).getAttribute("aria-setsize")`); got != "10000" {
 		t.Errorf("the last line is one of %s", got)
