@@ -150,7 +150,7 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard, kvm *kvmState) (*w
 	if err != nil {
 		return nil, err
 	}
-	cfg.Log.Info("ready", "snapshots", len(w.store.List()), "recovered_sandboxes", n)
+	cfg.Log.Info("ready", "snapshots", w.store.Count(), "recovered_sandboxes", n)
 	w.observe(counts)
 	shared := face.New(face.Config{Host: tenancy.New(w.manager, workspaces), Guard: guard, Hosts: cfg.Hosts,
 		Audit: w.audit, Answers: answers, Counts: counts, Requests: counts.RequestDone, Stopping: ctx, Log: cfg.Log})
@@ -277,7 +277,7 @@ func (w *wired) observe(counts *metrics.Metrics) {
 // gauges returns the metrics that are computed when they are requested.
 func (w *wired) gauges() metrics.Source {
 	return metrics.Source{
-		Snapshots:  func() int { return len(w.store.List()) },
+		Snapshots:  w.store.Count,
 		Pool:       w.manager.PoolSize,
 		PoolWanted: w.manager.PoolWanted,
 		Branches:   w.manager.BranchesInFlight,

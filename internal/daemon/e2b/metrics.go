@@ -69,7 +69,7 @@ func (a *Server) metrics(w http.ResponseWriter, r *http.Request) error {
 // past returns the measurements of a range: one for each minute, and from ten minutes ago one for
 // every metricsEvery.
 func (a *Server) past(i sandbox.Info, view *tenancy.View, in history.Range) (out []metric) {
-	vcpus, disk := view.Machines()(i)
+	vcpus, disk := view.Machine(i)
 	add := func(p history.Point[history.Sandbox]) {
 		out = append(out, metric{Timestamp: p.At.UTC(), Unix: p.At.Unix(), CPUs: int(max(vcpus, 1)),
 			CPUUsed: 100 * p.Figures.CPU / float64(max(vcpus, 1)), MemUsed: min(uint64(p.Figures.Own), i.MemoryBytes),

@@ -55,9 +55,8 @@ type listed struct {
 
 // describer returns a function that describes sandboxes.
 func describer(view *tenancy.View) func(sandbox.Info) listed {
-	machines := view.Machines()
 	return func(i sandbox.Info) listed {
-		vcpus, disk := machines(i)
+		vcpus, disk := view.Machine(i)
 		return listedOf(i, vcpus, disk>>20)
 	}
 }

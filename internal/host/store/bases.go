@@ -323,16 +323,14 @@ func (s *Store) dropBases() error {
 			used[hexOf(digest)] = true
 		}
 	}
-	for _, e := range s.byTag {
-		if e.manifest == nil && e.phase != phaseFailed {
-			s.mu.Unlock()
-			return nil
-		}
-		for _, base := range basesOf(e.manifest) {
-			used[hexOf(base.Digest)] = true
-		}
+	unknown := len(s.damaged) > 0
+	for digest := range s.based {
+		used[digest] = true
 	}
 	s.mu.Unlock()
+	if unknown {
+		return nil
+	}
 	return emptyDir(s.bases(), func(name string) bool { return used[strings.TrimSuffix(name, recordSuffix)] })
 }
 

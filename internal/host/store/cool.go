@@ -119,11 +119,9 @@ func (e *entry) lastUse() time.Time {
 func (s *Store) dropCold(owner string) {
 	gone := s.layerDir(owner) + "." + snapshot.NewID()
 	s.mu.Lock()
-	for _, e := range s.byTag {
-		if e.manifest != nil && e.needsRAM() && hasMemory(e.manifest, owner) {
-			s.mu.Unlock()
-			return
-		}
+	if slices.ContainsFunc(s.memory[owner], (*entry).needsRAM) {
+		s.mu.Unlock()
+		return
 	}
 	s.mu.Unlock()
 	if err := os.Rename(s.layerDir(owner), gone); err == nil {

@@ -153,7 +153,7 @@ func (s *Store) remove(e *entry) error {
 	var cold []string
 	if e.manifest != nil {
 		for _, l := range e.manifest.Memory {
-			if !s.ownsMemoryLocked(l.Owner) {
+			if len(s.memory[l.Owner]) == 0 {
 				cold = append(cold, l.Owner)
 			}
 		}

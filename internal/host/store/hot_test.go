@@ -167,7 +167,7 @@ func TestWritingTagIsListedAndRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer g.Discard()
-	if list := s.List(); len(list) != 1 || !list[0].Writing {
+	if list := s.List(); len(list) != 1 || s.Count() != 1 || !list[0].Writing {
 		t.Errorf("%+v", list)
 	}
 	var exists *ExistsError
@@ -292,7 +292,7 @@ func TestStageOver(t *testing.T) {
 		return g
 	}
 	g := over()
-	if n := len(s.List()); n != 3 || idOf() != old {
+	if n := len(s.List()); n != 3 || s.Count() != n || idOf() != old {
 		t.Errorf("%d snapshots while one is replaced, and %s under its tag, not %s", n, idOf(), old)
 	}
 	lease, err := s.Acquire("a")

@@ -108,6 +108,24 @@ func (s *Store) List() []Info {
 	return list
 }
 
+// Count returns the length of the result of List, without making the list.
+func (s *Store) Count() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := 0
+	for _, e := range s.byTag {
+		if e.listed() {
+			n++
+		}
+	}
+	for _, g := range s.reserved {
+		if s.byTag[g.tag] == nil || !g.over {
+			n++
+		}
+	}
+	return n
+}
+
 // Info returns the Info of the snapshot with the given tag. It is much faster than Detail.
 func (s *Store) Info(tag string) (Info, error) {
 	if err := snapshot.CheckTag(tag); err != nil {

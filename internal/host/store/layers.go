@@ -144,23 +144,27 @@ func (s *Store) hasRoom(n uint64) bool {
 // snapshot that m was branched from, and in the snapshot with the given ID. It also looks for the
 // file from which the layer in RAM was copied.
 func (s *Store) findLayer(m *snapshot.Manifest, below, owner string) string {
+	if below == "" && m.Parent != nil {
+		below = m.Parent.ID
+	}
 	var fromParent string
-	var others []string
 	s.mu.Lock()
-	for _, e := range s.byTag {
-		switch {
-		case e.manifest == nil || e.manifest.ID == m.ID || !hasMemory(e.manifest, owner):
-		case below == "" && m.Parent != nil && e.manifest.ID == m.Parent.ID, e.manifest.ID == below:
-			fromParent = layerPath(e.dir, e.manifest, owner)
-		default:
-			others = append(others, layerPath(e.dir, e.manifest, owner))
-		}
+	if e := s.byID[below]; e != nil && below != m.ID && hasMemory(e.manifest, owner) {
+		fromParent = layerPath(e.dir, e.manifest, owner)
 	}
 	s.mu.Unlock()
 	// The file may be missing, because an unflushed snapshot may not have the layer on disk yet.
 	if fromParent != "" && identifyPath(fromParent) != (fileID{}) {
 		return fromParent
 	}
+	var others []string
+	s.mu.Lock()
+	for _, e := range s.memory[owner] {
+		if e.manifest.ID != m.ID && e.manifest.ID != below {
+			others = append(others, layerPath(e.dir, e.manifest, owner))
+		}
+	}
+	s.mu.Unlock()
 	origin := s.origin(owner)
 	for _, path := range others {
 		if id := identifyPath(path); id != (fileID{}) && id == origin {

@@ -140,25 +140,3 @@ func (r *refs) keeping() int { return r.lease + r.pin }
 
 // using returns the number of references that need the snapshot's files.
 func (r *refs) using() int { return r.lease + r.follow }
-
-// addLocked adds an entry to the indexes. If several entries have the same ID, the index by ID has
-// the entry that was added first.
-func (s *Store) addLocked(e *entry) {
-	if old := s.byTag[e.tag]; old != nil {
-		s.dropLocked(old)
-	}
-	s.byTag[e.tag] = e
-	if e.manifest != nil && s.byID[e.manifest.ID] == nil {
-		s.byID[e.manifest.ID] = e
-	}
-}
-
-// dropLocked removes an entry from the indexes.
-func (s *Store) dropLocked(e *entry) {
-	if s.byTag[e.tag] == e {
-		delete(s.byTag, e.tag)
-	}
-	if e.manifest != nil && s.byID[e.manifest.ID] == e {
-		delete(s.byID, e.manifest.ID)
-	}
-}

@@ -192,49 +192,45 @@ func (s *Store) seal(ctx context.Context, tag string) error {
 		return err
 	}
 	s.mu.Lock()
-	e.manifest = m
+	s.setManifestLocked(e, m)
 	s.mu.Unlock()
 	return nil
 }
 
 // inheritDigests copies digests from other snapshots that have links to the same layers.
 func (s *Store) inheritDigests(m *snapshot.Manifest) {
-	s.inherit(m, snapshot.MemoryLayerFile, m.Memory, func(o *snapshot.Manifest) []snapshot.File { return o.Memory })
-	if m.Disk != nil {
-		s.inherit(m, snapshot.DiskLayerFile, m.Disk.Layers, func(o *snapshot.Manifest) []snapshot.File {
-			if o.Disk == nil {
-				return nil
-			}
-			return o.Disk.Layers
-		})
-	}
+	s.inherit(m, snapshot.MemoryLayerFile, m.Memory, s.memory,
+		func(o *snapshot.Manifest) []snapshot.File { return o.Memory })
+	s.inherit(m, snapshot.DiskLayerFile, diskLayers(m), s.disk, diskLayers)
 }
 
-// inherit does the work of inheritDigests for layers of one kind.
+// maxInherit bounds the snapshots in which inherit looks for the digest of one layer. A missing
+// digest is computed.
+const maxInherit = 16
+
+// inherit does the work of inheritDigests for layers of one kind. The parameter having lists the
+// snapshots that have a layer, by the owner of the layer, and of returns the layers of a snapshot.
 func (s *Store) inherit(m *snapshot.Manifest, kind string, layers []snapshot.File,
-	of func(*snapshot.Manifest) []snapshot.File) {
+	having map[string][]*entry, of func(*snapshot.Manifest) []snapshot.File) {
 	type known struct{ path, digest string }
-	byOwner := make(map[string][]known)
-	s.mu.Lock()
-	for _, e := range s.byTag {
-		if e.manifest == nil || e.manifest.ID == m.ID {
-			continue
-		}
-		for _, l := range of(e.manifest) {
-			if l.Digest != "" {
-				path := filepath.Join(e.dir, snapshot.LayerFile(kind, e.manifest.ID, l.Owner))
-				byOwner[l.Owner] = append(byOwner[l.Owner], known{path, l.Digest})
-			}
-		}
-	}
-	s.mu.Unlock()
 	for i := range layers {
 		l := &layers[i]
 		if l.Digest != "" {
 			continue
 		}
+		var candidates []known
+		s.mu.Lock()
+		for _, e := range having[l.Owner][:min(len(having[l.Owner]), maxInherit)] {
+			of := of(e.manifest)
+			at := slices.IndexFunc(of, func(o snapshot.File) bool { return o.Owner == l.Owner })
+			if e.manifest.ID != m.ID && of[at].Digest != "" {
+				path := filepath.Join(e.dir, snapshot.LayerFile(kind, e.manifest.ID, l.Owner))
+				candidates = append(candidates, known{path, of[at].Digest})
+			}
+		}
+		s.mu.Unlock()
 		id := identifyPath(s.file(m.Tag, snapshot.LayerFile(kind, m.ID, l.Owner)))
-		for _, k := range byOwner[l.Owner] {
+		for _, k := range candidates {
 			if id != (fileID{}) && identifyPath(k.path) == id {
 				l.Digest = k.digest
 				break

@@ -44,12 +44,14 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/forkd/forkd/internal/cleanup"
@@ -87,9 +89,8 @@ type Store struct {
 	basesMu   sync.Mutex // held while files of bases are added or removed
 	reserveMu sync.Mutex // held while the reserve is added or removed
 
-	mu       sync.Mutex
-	byTag    map[string]*entry
-	byID     map[string]*entry   // snapshots with a manifest, by ID
+	mu sync.Mutex
+	index
 	reserved map[string]*Staging // snapshots that are being made, by tag
 	idle     []*entry            // snapshots whose last lease has ended, latest last; some may be leased again
 }
@@ -147,7 +148,7 @@ func (s *Store) tell(kind event.Kind, e *entry) {
 // an error if another process owns the store.
 func Open(cfg Config) (*Store, error) {
 	s := &Store{root: filepath.Clean(cfg.Root), ram: filepath.Clean(cfg.RAM), events: cfg.Events,
-		byTag: make(map[string]*entry), byID: make(map[string]*entry), reserved: make(map[string]*Staging)}
+		index: newIndex(), reserved: make(map[string]*Staging)}
 	s.ramRoom = s.statRAM
 	s.backlog.store, s.backlog.wait, s.backlog.age, s.backlog.diskRoom = s, backlogWait, usageAge, s.Room
 	var undo cleanup.Stack
@@ -242,6 +243,7 @@ func (s *Store) scan() error {
 	if err != nil {
 		return err
 	}
+	var tags []string
 	for _, d := range dirs {
 		if strings.HasPrefix(d.Name(), deletedPrefix) { // a crash has interrupted the deletion
 			if err := os.RemoveAll(filepath.Join(s.snapshots(), d.Name())); err != nil {
@@ -258,13 +260,16 @@ func (s *Store) scan() error {
 		if !d.IsDir() || snapshot.CheckTag(d.Name()) != nil {
 			continue // a directory whose name is not a valid tag is not a snapshot
 		}
-		s.addLocked(s.load(d.Name()))
+		tags = append(tags, d.Name())
+	}
+	for _, e := range s.loadAll(tags) {
+		s.addLocked(e)
 	}
 	s.refuseTwins()
 	if err := emptyDir(s.staging(), s.reload); err != nil {
 		return err
 	}
-	if err := emptyDir(s.ram, s.ownsMemoryLocked); err != nil {
+	if err := emptyDir(s.ram, func(owner string) bool { return len(s.memory[owner]) > 0 }); err != nil {
 		return err
 	}
 	return s.dropBases()
@@ -290,6 +295,22 @@ func (s *Store) refuseTwins() {
 			}
 		}
 	}
+}
+
+// loadAll returns the entries for many snapshot directories. It reads on all CPUs, because a host
+// can have 100,000 suspended sandboxes, and no request is answered until their manifests are read.
+func (s *Store) loadAll(tags []string) []*entry {
+	entries := make([]*entry, len(tags))
+	var g errgroup.Group
+	g.SetLimit(runtime.NumCPU())
+	for i, tag := range tags {
+		g.Go(func() error {
+			entries[i] = s.load(tag)
+			return nil
+		})
+	}
+	_ = g.Wait() // load returns no errors
+	return entries
 }
 
 // load returns the entry for one snapshot directory.
@@ -337,24 +358,14 @@ func emptyDir(dir string, keep func(name string) bool) error {
 	return nil
 }
 
-// ownsMemoryLocked reports whether any snapshot needs the memory layer of the given owner.
-func (s *Store) ownsMemoryLocked(owner string) bool {
-	for _, e := range s.byTag {
-		if e.manifest != nil && hasMemory(e.manifest, owner) {
-			return true
-		}
-	}
-	return false
-}
-
 // dependentsLocked returns the tags, sorted, of snapshots that were branched from sandboxes of e.
 func (s *Store) dependentsLocked(e *entry) []string {
 	var tags []string
 	if e.manifest == nil {
 		return nil
 	}
-	for _, d := range s.byTag {
-		if !d.isUnnamed() && d.manifest != nil && d.manifest.Parent != nil && d.manifest.Parent.ID == e.manifest.ID {
+	for _, d := range s.children[e.manifest.ID] {
+		if !d.isUnnamed() {
 			tags = append(tags, d.tag)
 		}
 	}

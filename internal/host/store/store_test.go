@@ -16,7 +16,7 @@ import (
 
 type dirs struct{ root, ram, base string }
 
-func newDirs(t *testing.T) dirs {
+func newDirs(t testing.TB) dirs {
 	t.Helper()
 	d := dirs{filepath.Join(t.TempDir(), "state"), filepath.Join(t.TempDir(), "ram"), filepath.Join(t.TempDir(), "base")}
 	if err := os.WriteFile(d.base, make([]byte, 8192), 0o400); err != nil {
@@ -25,19 +25,22 @@ func newDirs(t *testing.T) dirs {
 	return d
 }
 
-func (d dirs) open(t *testing.T) *Store {
+func (d dirs) open(t testing.TB) *Store {
 	t.Helper()
 	s, err := Open(Config{Root: d.root, RAM: d.ram})
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { s.Close() })
+	t.Cleanup(func() {
+		s.Close()
+		checkIndex(t, &s.index)
+	})
 	return s
 }
 
 // publish makes a snapshot of two pages. If the tag parent is not empty, the snapshot is based on
 // the snapshot with this tag.
-func publish(t *testing.T, s *Store, d dirs, tag, parent string) {
+func publish(t testing.TB, s *Store, d dirs, tag, parent string) {
 	t.Helper()
 	g, err := s.Stage(tag)
 	if err != nil {
@@ -49,7 +52,7 @@ func publish(t *testing.T, s *Store, d dirs, tag, parent string) {
 }
 
 // complete writes the files of a snapshot for publish, and publishes it.
-func complete(t *testing.T, s *Store, d dirs, g *Staging, parent string) (err error) {
+func complete(t testing.TB, s *Store, d dirs, g *Staging, parent string) (err error) {
 	t.Helper()
 	defer g.Discard()
 	tag := g.tag

@@ -2,6 +2,7 @@ package store
 
 import (
 	"os"
+	"slices"
 
 	"github.com/forkd/forkd/internal/format/snapshot"
 )
@@ -104,7 +105,7 @@ func (s *Store) Cool(tag string) {
 	var cold []string
 	if !busy {
 		for _, l := range e.manifest.Memory {
-			if s.memoryUsersLocked(l.Owner) == 1 {
+			if !s.isSharedLocked(e, l.Owner) {
 				cold = append(cold, l.Owner)
 			}
 		}
@@ -119,16 +120,12 @@ func (s *Store) Cool(tag string) {
 	}
 }
 
-// memoryUsersLocked returns how many snapshots have the memory layer of the given owner. It does
-// not count snapshots that are being deleted.
-func (s *Store) memoryUsersLocked(owner string) int {
-	n := 0
-	for _, e := range s.byTag {
-		if e.manifest != nil && (e.phase != phaseDeleting || e.inRAM()) && hasMemory(e.manifest, owner) {
-			n++
-		}
-	}
-	return n
+// isSharedLocked reports whether a snapshot other than e has the memory layer of the given owner.
+// It ignores snapshots that are being deleted.
+func (s *Store) isSharedLocked(e *entry, owner string) bool {
+	return slices.ContainsFunc(s.memory[owner], func(o *entry) bool {
+		return o != e && (o.phase != phaseDeleting || o.inRAM())
+	})
 }
 
 // Quiesce waits until all published snapshots are flushed, and unneeded snapshots are deleted.

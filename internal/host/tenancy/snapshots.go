@@ -96,22 +96,15 @@ func (v *View) UnnamedBytes(i sandbox.Info) uint64 {
 	return v.host.manager.Snapshots().UnnamedBytes(i.RebasedOnto)
 }
 
-// Machines returns a function that returns the number of vCPUs of a sandbox, and the size of its
-// root disk in bytes. Both values come from the snapshot that the sandbox was forked from or, if
-// that snapshot no longer exists, from the sandbox's suspended state. If neither exists, both
-// values are 0.
-func (v *View) Machines() func(sandbox.Info) (vcpus uint32, diskBytes uint64) {
-	of := make(map[string]store.Info)
-	for _, i := range v.host.manager.Snapshots().List() {
-		of[i.Tag] = i
+// Machine returns the number of vCPUs of a sandbox, and the size of its root disk in bytes. Both
+// values come from the snapshot that the sandbox was forked from or, if that snapshot no longer
+// exists, from the sandbox's suspended state. If neither exists, both values are 0.
+func (v *View) Machine(s sandbox.Info) (vcpus uint32, diskBytes uint64) {
+	i, err := v.host.manager.Snapshots().Info(s.SnapshotTag)
+	if err != nil {
+		i, _ = v.host.manager.Snapshots().Info(s.StateTag) // after an error, i is empty
 	}
-	return func(s sandbox.Info) (uint32, uint64) {
-		i, ok := of[s.SnapshotTag]
-		if !ok {
-			i = of[s.StateTag]
-		}
-		return i.Machine.VCPUs, i.Base.Bytes
-	}
+	return i.Machine.VCPUs, i.Base.Bytes
 }
 
 // DeleteSnapshot calls Manager.DeleteSnapshot.

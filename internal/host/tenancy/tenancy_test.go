@@ -110,7 +110,7 @@ func isMissing(err error) bool {
 // unnamed lists the methods of View that do not take the name of an existing object. The tests
 // below call each of them.
 var unnamed = []string{"Limited", "MayName", "Events", "Fork", "Sandboxes", "Snapshots", "Workspaces", "LeftAlone",
-	"Machines", "TagOf", "BaseImage", "UnnamedBytes", "CreateWorkspace", "Diff", "Export", "Apply", "MayUnpack", "Unpack",
+	"Machine", "TagOf", "BaseImage", "UnnamedBytes", "CreateWorkspace", "Diff", "Export", "Apply", "MayUnpack", "Unpack",
 	"Pull", "Find"}
 
 // call calls a method of a View with a name as the first argument, and zero values as all other
@@ -242,7 +242,7 @@ func TestLimits(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if vcpus, disk := a.view.Machines()(i); vcpus == 0 || disk == 0 {
+	if vcpus, disk := a.view.Machine(i); vcpus == 0 || disk == 0 {
 		t.Errorf("a machine with %d vCPUs and %d bytes", vcpus, disk)
 	}
 	if n := a.view.UnnamedBytes(sandbox.Info{}); n != 0 || a.view.BaseImage(snapshot.Base{}) != "" ||
