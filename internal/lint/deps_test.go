@@ -75,8 +75,8 @@ var rooms = []room{
 	},
 	{
 		folder: "internal/host",
-		packages: []string{"invalid", "debt", "excerpt", "event", "owner", "unique", "procmem", "agentclient", "cgroup",
-			"process", "netclient", "vmmclient", "store", "vmpool", "vmpool/suite", "vmfake",
+		packages: []string{"invalid", "debt", "excerpt", "event", "writers/writertest", "writers", "owner", "unique",
+			"procmem", "agentclient", "cgroup", "process", "netclient", "vmmclient", "store", "vmpool", "vmpool/suite", "vmfake",
 			"identity", "chain", "helpervm", "imagevm", "diff", "hub", "bake", "admit", "ledger", "conlog",
 			"tally", "idle", "unwatched", "sandbox", "history", "workspace", "tenancy",
 			"fanout"},
@@ -304,7 +304,7 @@ var rules = []rule{
 	{
 		from: []string{"..."}, to: []string{"unsafe"}, direct: true,
 		except: []string{"internal/jail", "internal/rawcall", "internal/vmm/kvm", "internal/vmm/guestmem",
-			"internal/vmm/uffd", "internal/guest/disk",
+			"internal/vmm/uffd", "internal/guest/disk", "internal/host/writers/writertest",
 			"internal/proto/envdproto/filesystem", "internal/proto/envdproto/process", "test/guest/torture"},
 		reason: "ioctls and mappings are the places for it (the two of envdproto are generated, torture is a test's guest " +
 			"program); devices use guestmem's bounds-checked views",

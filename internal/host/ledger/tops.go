@@ -5,6 +5,8 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+
+	"github.com/forkd/forkd/internal/host/writers"
 )
 
 // FirstTop is the file name of a sandbox's first private disk top, and the prefix of the names of
@@ -24,7 +26,7 @@ func (r *Record) FrozenOwners() (owners []string) {
 
 // ClearOrphans removes disk tops that the sandbox's record does not name. A daemon made or replaced
 // such tops and was killed before it could write the record. These tops take space, and their names
-// are needed for new tops.
+// are needed for new tops. A top that the VMM can still write to stays.
 func (r *Record) ClearOrphans(data string) {
 	keep := []string{r.Top, SuspendedFile, SecretsFile}
 	for _, f := range r.Frozen {
@@ -36,7 +38,7 @@ func (r *Record) ClearOrphans(data string) {
 	entries, _ := os.ReadDir(data) // a sandbox without a disk has no data directory
 	for _, e := range entries {
 		if !slices.Contains(keep, e.Name()) {
-			os.Remove(filepath.Join(data, e.Name()))
+			_ = writers.Remove(filepath.Join(data, e.Name()), 0)
 		}
 	}
 }

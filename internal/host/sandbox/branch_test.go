@@ -19,6 +19,7 @@ import (
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/unique"
 	"github.com/forkd/forkd/internal/host/vmfake"
+	"github.com/forkd/forkd/internal/host/writers/writertest"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
@@ -278,9 +279,17 @@ func TestRestartDuringABranch(t *testing.T) {
 	}
 }
 
-// A VMM that refuses a branch, but keeps one of its files open, gets no files of later branches.
-// The daemon has removed the file that the VMM keeps, but the file can still grow until the VMM
-// ends.
+// isKilledKeeper checks that an operation has found a file that the VMM should have closed, and that
+// the VMM was killed.
+func isKilledKeeper(t *testing.T, w *world, id, what string, err error) {
+	t.Helper()
+	if err == nil || !strings.Contains(err.Error(), "is open for writing") {
+		t.Errorf("%s: %v", what, err)
+	}
+	w.awaitExit(t, id)
+}
+
+// A VMM that refuses a branch, but keeps one of its files open, is killed.
 func TestFilesOfARefusedBranch(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -295,65 +304,81 @@ func TestFilesOfARefusedBranch(t *testing.T) {
 		t.Errorf("a VM that closes its files: %v", err)
 	}
 	w.vmms.KeepTops = true
-	if err := branch(); err == nil || !strings.Contains(err.Error(), "is open for writing") {
-		t.Errorf("a VM that keeps them: %v", err)
-	}
-	w.vmms.BranchErr = nil
-	if err := branch(); err == nil || !strings.Contains(err.Error(), "is open for writing") {
-		t.Errorf("its next branch: %v", err)
-	}
+	isKilledKeeper(t, w, id, "a refused branch", branch())
 	w.KillAll()
 	w.checkClean(t)
 }
 
-// If a VM keeps a frozen disk top open for writing, that top never becomes a layer of a snapshot.
-// Neither the branch that froze the top, nor later branches, nor suspended states use the top. Once
-// the daemon has noticed, it asks the VM for no more branches. The sandbox continues.
+// If a VM keeps a disk top open for writing that it no longer uses, it is killed. The top never
+// becomes a layer of a snapshot or of a suspended state.
 func TestTopsThatStayWritable(t *testing.T) {
+	branch := func(mode vm.BranchMode) func(*world, string) error {
+		return func(w *world, id string) error {
+			_, err := w.Branch(t.Context(), id, BranchRequest{Tag: "b", Mode: mode})
+			return err
+		}
+	}
+	for what, try := range map[string]func(*world, string) error{
+		"live branch": branch(vm.BranchLive),
+		"full branch": branch(vm.BranchFull),
+		"suspension": func(w *world, id string) error {
+			_, err := w.Suspend(t.Context(), id)
+			return err
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			w := newWorld(t, 0)
+			defer w.stop()
+			w.writers = 0
+			id := w.source(t)
+			w.branch(t, id, "good", vm.BranchDiff)
+			w.vmms.KeepTops = true
+			isKilledKeeper(t, w, id, what, try(w, id))
+			if list := w.Snapshots().List(); len(list) != 2 {
+				t.Errorf("published: %+v", list)
+			}
+			w.KillAll()
+			w.checkClean(t)
+		})
+	}
+}
+
+// A VM that keeps the top from before a rollback is killed, so it gets no further tops.
+func TestTopsThatStayWritableAfterARollback(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
 	w.writers = 0
 	id := w.source(t)
 	w.branch(t, id, "good", vm.BranchDiff)
 	w.vmms.KeepTops = true
-	s, err := w.Get(id)
-	if err != nil {
-		t.Fatal(err)
+	_, err := w.Rollback(t.Context(), id, "good", unique.AsBefore)
+	if err == nil { // the rollback itself has taken place
+		err = errors.New("is open for writing")
 	}
-	fake := s.live.vmm.(*vmfake.VMM)
-	refused := func(what string, err error) {
-		t.Helper()
-		if err == nil || !strings.Contains(err.Error(), "is open for writing") {
-			t.Errorf("%s: %v", what, err)
-		}
-		before := fake.Swaps
-		if _, err := w.Branch(t.Context(), id, BranchRequest{Tag: "b", Mode: vm.BranchDiff}); err == nil ||
-			fake.Swaps != before {
-			t.Errorf("after %s it got another top: %v", what, err)
-		}
-		s.live.kept = nil // simulates a daemon that has just been started
-	}
-	for _, mode := range []vm.BranchMode{vm.BranchLive, vm.BranchFull} {
-		_, err := w.Branch(t.Context(), id, BranchRequest{Tag: "b", Mode: mode})
-		refused(mode.String(), err)
-	}
-	_, err = w.Suspend(t.Context(), id)
-	refused("suspend", err)
-	w.vmms.KeepTops = false
-	_, err = w.Branch(t.Context(), id, BranchRequest{Tag: "b", Mode: vm.BranchDiff})
-	refused("a branch above tops that were kept", err)
-	if list := w.Snapshots().List(); len(list) != 2 {
-		t.Errorf("published: %+v", list)
-	}
-	if err := w.Use(t.Context(), id, "use", nothing); err != nil {
-		t.Errorf("the sandbox: %v", err)
-	}
-	if _, err := w.Rollback(t.Context(), id, "good", unique.AsBefore); err != nil {
-		t.Fatal(err)
-	}
-	w.branch(t, id, "b", vm.BranchDiff) // a branch without any write since the rollback
+	isKilledKeeper(t, w, id, "a rollback", err)
 	w.KillAll()
 	w.checkClean(t)
+}
+
+// A VM blocks a write to its own file for ever. Nothing waits for the file: the branch fails, and
+// the VM is killed.
+func TestABlockedWriteToABranch(t *testing.T) {
+	for _, mode := range []vm.BranchMode{vm.BranchDiff, vm.BranchFull} {
+		t.Run(mode.String(), func(t *testing.T) {
+			w := newWorld(t, 0)
+			defer w.stop()
+			w.writers = 0
+			id := w.source(t)
+			w.vmms.Keep = func(f *os.File) io.Closer { return writertest.Block(t, f) }
+			_, err := w.Branch(t.Context(), id, BranchRequest{Tag: "b", Mode: mode})
+			isKilledKeeper(t, w, id, "a branch", err)
+			if n, _ := w.BranchesInFlight(); n != 0 {
+				t.Errorf("%d branches still have a place", n)
+			}
+			w.KillAll()
+			w.checkClean(t)
+		})
+	}
 }
 
 // If the VM of a child ends before the child has confirmed, the error says how the VM ended,

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"time"
 
 	"github.com/forkd/forkd/internal/format/snapshot"
@@ -43,11 +44,9 @@ func (b *branch) finish(ctx context.Context) (result BranchResult, err error) {
 		return result, err
 	}
 	extents, memory := b.done.Save.Extents, []snapshot.File(nil)
-	if b.done.Mode != vm.BranchFull {
-		extents, memory, err = chain.Memory(copying, b.layer, extents, b.below)
-	}
-	if err == nil {
-		err = b.refuseWriters()
+	err = b.refuseWriters()
+	if err == nil && b.done.Mode != vm.BranchFull {
+		extents, memory, err = b.completeMemory(copying)
 	}
 	if err != nil {
 		return result, fmt.Errorf("%s sandbox %q: complete the layers: %w", b.op, b.s.id, err)
@@ -95,6 +94,17 @@ func (b *branch) finish(ctx context.Context) (result BranchResult, err error) {
 	}
 	b.countChanges(result.Shared)
 	return result, err
+}
+
+// completeMemory adds to the memory layer what the VMM has not saved. It must be called after
+// refuseWriters, because a VMM that still had the layer open could block the daemon's writes.
+func (b *branch) completeMemory(ctx context.Context) ([]vm.Extent, []snapshot.File, error) {
+	layer, err := os.OpenFile(b.layer.Name(), os.O_RDWR, 0)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer layer.Close()
+	return chain.Memory(ctx, layer, b.done.Save.Extents, b.below)
 }
 
 // countChanges restarts the counting of changes after a complete branch. The sandbox now shares the

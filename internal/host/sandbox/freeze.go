@@ -29,9 +29,6 @@ func (b *branch) freeze(ctx context.Context) error {
 			rec, v, err = b.s.withVM(b.op)
 		}
 	}
-	if err == nil {
-		err = v.kept
-	}
 	if err == nil && b.s.secret && b.req.Mode != vm.BranchDisk {
 		err = &StateError{ID: rec.ID, Op: b.op, Secret: true}
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/vmmclient"
 	"github.com/forkd/forkd/internal/host/vmpool"
+	"github.com/forkd/forkd/internal/host/writers"
 )
 
 func (m *Manager) newLiveVM(shell *vmpool.Shell, lease *store.Lease) *liveVM {
@@ -52,10 +53,11 @@ func (m *Manager) kill(id string, v *liveVM) {
 const exitDelay = 2 * time.Second
 
 // explain returns the reason why an operation on a VM failed, if the sandbox was deleted or its VM
-// ended. Otherwise it returns err. The parameter v is the VM that the sandbox had when the
+// ended. Otherwise it returns err. It also returns err if the operation has killed the VM because of
+// err (see refuseWriter). The parameter v is the VM that the sandbox had when the
 // operation began, or nil.
 func (s *Sandbox) explain(op string, v *liveVM, err error) error {
-	if err == nil || v == nil {
+	if err == nil || v == nil || errors.As(err, new(*writers.Error)) {
 		return err
 	}
 	if errors.Is(err, vmmclient.ErrGone) { // the VMM has closed the connection, so it is about to exit

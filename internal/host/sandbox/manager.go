@@ -15,12 +15,12 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/host/admit"
-	"github.com/forkd/forkd/internal/host/chain"
 	"github.com/forkd/forkd/internal/host/event"
 	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/unwatched"
 	"github.com/forkd/forkd/internal/host/vmpool"
+	"github.com/forkd/forkd/internal/host/writers"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
@@ -97,7 +97,7 @@ type Manager struct {
 	watchers   sync.WaitGroup
 	background sync.WaitGroup                   // branches started with NoWait, and other background work
 	unwatched  *unwatched.Branches              // branches started with NoWait
-	writers    time.Duration                    // chain.WriterPatience, except in tests
+	writers    time.Duration                    // writers.Patience, except in tests
 	room       func(dir string) (uint64, error) // returns the free bytes of the file system that contains dir
 	// tasks that timers start; Close ends their context, after which watchers leave sandboxes alone
 	timed gate.Tasks
@@ -129,7 +129,7 @@ func New(cfg Config) (*Manager, error) {
 		suspends:  gate.New(maxSuspends),
 		sandboxes: make(map[string]*Sandbox),
 		unwatched: unwatched.New(),
-		writers:   chain.WriterPatience,
+		writers:   writers.Patience,
 		room:      admit.FreeBytes,
 	}
 	m.pool = vmpool.New(vmpool.Config{VMMs: cfg.VMMs, RunDir: cfg.RunDir, Size: cfg.PoolSize, Most: cfg.PoolMost,

@@ -18,6 +18,7 @@ import (
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/unique"
 	"github.com/forkd/forkd/internal/host/vmpool"
+	"github.com/forkd/forkd/internal/host/writers"
 )
 
 // RollbackResult describes a rollback. Its times are measured from the request.
@@ -93,7 +94,7 @@ func (h *Held) rollback(ctx context.Context, to string, strict unique.Strict, st
 	}
 	if top != nil {
 		defer top.Close()
-		undo.Add(func() { os.Remove(top.Name()) })
+		undo.Add(func() { _ = writers.Remove(top.Name(), 0) }) // the sandbox's deletion removes what stays
 	}
 	rec.Strict = strict.Or(rec.Strict)
 	if err := s.update(func(r *ledger.Record) {
@@ -110,7 +111,7 @@ func (h *Held) rollback(ctx context.Context, to string, strict unique.Strict, st
 	}
 	err = m.rollBack(ctx, s, v, &rec, lease, top, release, &r, start)
 	if err == nil {
-		err = s.commitRollback(v, rec, lease, name) // rec includes what the agent has found in the guest
+		err = m.commitRollback(s, v, rec, lease, name) // rec includes what the agent has found in the guest
 	}
 	if err != nil {
 		return r, m.endRolledBack(s, v, to, err)
@@ -181,7 +182,7 @@ func (m *Manager) restoreRolledBack(ctx context.Context, s *Sandbox, v *liveVM, 
 }
 
 // commitRollback records that the sandbox now runs from the snapshot of the given lease.
-func (s *Sandbox) commitRollback(v *liveVM, was ledger.Record, lease *store.Lease, name string) error {
+func (m *Manager) commitRollback(s *Sandbox, v *liveVM, was ledger.Record, lease *store.Lease, name string) error {
 	target := *lease.Manifest().Ref()
 	ownState := was.IsOwnState(target)
 	err := s.update(func(r *ledger.Record) {
@@ -207,7 +208,7 @@ func (s *Sandbox) commitRollback(v *liveVM, was ledger.Record, lease *store.Leas
 	}
 	for _, f := range append(was.Frozen, durable.FrozenTop{Name: was.Top}) {
 		if f.Name != "" {
-			os.Remove(filepath.Join(s.data, f.Name))
+			m.removeClosed(s, v, filepath.Join(s.data, f.Name))
 		}
 	}
 	return nil

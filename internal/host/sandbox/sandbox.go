@@ -202,8 +202,6 @@ type liveVM struct {
 
 	leave func() // frees the VM's place on the host; nil until the VM has a place of its own
 	debts debt.Debts
-
-	kept error // set if the VMM has kept a file that it should have closed; guarded by the sandbox's ops
 }
 
 // Expiry says when a sandbox expires and what happens then.

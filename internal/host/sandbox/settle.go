@@ -4,13 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 
 	durable "github.com/forkd/forkd/internal/format/record"
 	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/vmmclient"
+	"github.com/forkd/forkd/internal/host/writers"
 )
 
 // behind reports whether it is unknown what the VMM of s has done. This is the case if the VMM has
@@ -77,7 +77,8 @@ func (s *Sandbox) settle(ctx context.Context, v *liveVM) (paused bool, err error
 		}
 	})
 	if err == nil && !swapped {
-		os.Remove(filepath.Join(s.data, pending.Name)) // the top is empty and not in use
+		// The top is empty. If a VMM still has it open, the deletion of the sandbox removes it.
+		_ = writers.Remove(filepath.Join(s.data, pending.Name), writers.Patience)
 	}
 	return stats.Paused, err
 }

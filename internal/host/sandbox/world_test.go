@@ -17,11 +17,12 @@ import (
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/vmfake"
 	"github.com/forkd/forkd/internal/host/vmpool"
+	"github.com/forkd/forkd/internal/host/writers/writertest"
 )
 
 func TestMain(m *testing.M) {
 	vmfake.ServeNet()
-	os.Exit(m.Run())
+	os.Exit(writertest.Main(m))
 }
 
 type counter struct {

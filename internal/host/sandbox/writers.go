@@ -2,52 +2,63 @@ package sandbox
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"os"
 
-	"github.com/forkd/forkd/internal/host/chain"
+	"github.com/forkd/forkd/internal/host/writers"
 )
 
 // refuseWriters returns an error if a process could still change the branch's state, memory or
 // frozen tops. A compromised VMM could have kept a descriptor with which it wrote these files.
 // refuseWriters also checks tops of earlier branches, because those branches may have failed before
 // they were checked.
-//
-// A VMM that has kept a descriptor receives no more files, because each file could grow until the
-// VMM ends.
-func (b *branch) refuseWriters() error {
-	saved := b.saved()
-	for _, f := range saved {
-		_ = f.Close() // nothing is buffered, so no data can be lost here
-	}
-	return b.refuse(append(saved, b.lower...))
-}
+func (b *branch) refuseWriters() error { return b.refuse(append(b.closeSaved(), b.lower...)) }
 
-// saved returns the files for state and memory. A disk-only branch has none.
-func (b *branch) saved() []*os.File {
+// closeSaved closes the files for state and memory, and returns them. A disk-only branch has none.
+func (b *branch) closeSaved() []*os.File {
 	if b.state == nil {
 		return nil
 	}
+	_, _ = b.state.Close(), b.layer.Close() // nothing is buffered, so no data can be lost here
 	return []*os.File{b.state, b.layer}
 }
 
-// refuse returns an error if the VMM has one of the files open for writing. It then also sets
-// b.v.kept, so that the VMM receives no more files.
 func (b *branch) refuse(files []*os.File) error {
 	for _, f := range files {
-		if err := chain.NoWriters(f.Name(), b.m.writers); err != nil {
-			b.v.kept = err
+		if err := b.m.refuseWriter(b.s, b.v, f.Name()); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
+// refuseWriter returns an error if the VMM of s has a file open for writing that it should have
+// closed. It then also kills the VMM, which its guest controls: the file could grow until the VMM
+// ends, and no process could safely remove the file before (see package writers).
+func (m *Manager) refuseWriter(s *Sandbox, v *liveVM, path string) error {
+	err := writers.None(path, m.writers)
+	if errors.As(err, new(*writers.Error)) {
+		m.cfg.Log.Error("a VMM is killed", "sandbox", s.id, "reason", err)
+		m.kill(s.id, v)
+		err = fmt.Errorf("%w; its VMM was killed", err)
+	}
+	return err
+}
+
+// removeClosed removes a file that the VMM of s has closed. If the VMM has not closed it, the file
+// stays until the sandbox is deleted, and the VMM is killed.
+func (m *Manager) removeClosed(s *Sandbox, v *liveVM, path string) {
+	if m.refuseWriter(s, v, path) == nil {
+		os.Remove(path)
+	}
+}
+
 // refuseKeeper returns an error if a VMM that has refused a branch has kept a file of the branch.
-// These files are about to be removed, but a removed file that the VMM keeps open could still grow
-// until the VMM ends. The parameter top is the new disk top, or nil. If the VMM may use the new top
-// even after its refusal, refuseKeeper does not check the top.
+// The parameter top is the new disk top, or nil. If the VMM may use the new top even after its
+// refusal, refuseKeeper does not check the top.
 func (b *branch) refuseKeeper(top *os.File) error {
-	unused := b.saved()
+	unused := b.closeSaved()
 	if top != nil {
 		rec, v, err := b.s.withVM(b.op)
 		if err != nil {
@@ -55,11 +66,9 @@ func (b *branch) refuseKeeper(top *os.File) error {
 		}
 		if stats, err := v.vmm.Stats(context.Background()); err == nil && rec.Pending != nil &&
 			stats.TopSwaps <= rec.Pending.Swaps {
+			_ = top.Close()
 			unused = append(unused, top)
 		}
-	}
-	for _, f := range unused {
-		_ = f.Close() // nothing is buffered, so no data can be lost here
 	}
 	return b.refuse(unused)
 }

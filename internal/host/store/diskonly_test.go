@@ -199,6 +199,7 @@ func TestKilledWhileADiskOnlySnapshotIsReplaced(t *testing.T) {
 			}
 		}
 		s.Close()
+		disk[len(disk)-1].Close() // a killed daemon has no files open
 		s = d.open(t)
 		if got := snapshotID(s, "disk"); got != want {
 			t.Errorf("deleted %v: the id is %q, want %q", deleted, got, want)
@@ -253,6 +254,7 @@ func TestPublishedDiskOnlySnapshotIsKept(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.Close()
+	disk[len(disk)-1].Close() // a killed daemon has no files open
 	if err := os.RemoveAll(s.dir("disk")); err != nil {
 		t.Fatal(err)
 	}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/writers"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
@@ -50,6 +51,7 @@ func (s *Store) stage(tag string, over bool) (*Staging, error) {
 	if err := snapshot.CheckTag(tag); err != nil {
 		return nil, err
 	}
+	s.left.Retry()
 	if !s.ramIsWide() {
 		s.drops.Go(s.coolUnused)
 	}
@@ -171,7 +173,8 @@ func (g *Staging) Discard() {
 	}
 }
 
+// remove removes the files of the snapshot. A VMM that does not answer may still have some of them
+// open for writing. The store removes these files later.
 func (g *Staging) remove() {
-	os.RemoveAll(g.dir)
-	os.RemoveAll(g.store.layerDir(g.id))
+	g.store.left.RemoveAll(writers.Patience, g.dir, g.store.layerDir(g.id))
 }

@@ -57,6 +57,7 @@ import (
 	"github.com/forkd/forkd/internal/cleanup"
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/event"
+	"github.com/forkd/forkd/internal/host/writers"
 	"github.com/forkd/forkd/internal/private"
 )
 
@@ -80,6 +81,7 @@ type Store struct {
 
 	gone    atomic.Pointer[func(id string)] // set by OnGone
 	backlog backlog
+	left    writers.Leftovers                    // files that could not be removed yet
 	cooling atomic.Bool                          // coolUnused is running
 	ramRoom func() (free, all uint64, err error) // returns the free bytes and the size of the RAM file system
 
@@ -342,7 +344,8 @@ func (s *Store) readManifest(path string) (*snapshot.Manifest, error) {
 	return snapshot.ParseManifest(p)
 }
 
-// emptyDir removes the entries of dir, except the entries for whose names keep returns true.
+// emptyDir removes the entries of dir, except the entries for whose names keep returns true. Files
+// stay if the VMM of an earlier daemon has them open for writing.
 func emptyDir(dir string, keep func(name string) bool) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -350,7 +353,8 @@ func emptyDir(dir string, keep func(name string) bool) error {
 	}
 	for _, e := range entries {
 		if !keep(e.Name()) {
-			if err := os.RemoveAll(filepath.Join(dir, e.Name())); err != nil {
+			err := writers.RemoveAll(filepath.Join(dir, e.Name()), 0)
+			if err != nil && !errors.As(err, new(*writers.Error)) {
 				return err
 			}
 		}

@@ -180,9 +180,11 @@ func TestCrashLeftoversAreRemoved(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := g.Create(snapshot.MemoryLayerFile); err != nil {
+	f, err := g.Create(snapshot.MemoryLayerFile)
+	if err != nil {
 		t.Fatal(err)
 	}
+	f.Close()
 	s.Close() // without Discard, to simulate a crash
 	grave := filepath.Join(d.root, "snapshots", deletedPrefix+"x")
 	if err := os.Mkdir(grave, 0o700); err != nil {

@@ -65,6 +65,9 @@ func (v *VMM) saveLocked(r *vmmproto.SaveResult, f vmmclient.BranchFiles) error 
 	*r = vmmproto.SaveResult{Extents: []vm.Extent{{Length: vm.PageSize}}, LayerBytes: v.shape.MemoryBytes,
 		DirtyBytes: vm.PageSize, StateBytes: uint64(len(state))}
 	_, err := f.State.WriteAt([]byte(state), 0)
+	if v.all.Keep != nil {
+		v.kept = append(v.kept, v.all.Keep(f.State))
+	}
 	_, err2 := f.Layer.WriteAt(make([]byte, vm.PageSize), 0)
 	return errors.Join(err, err2, f.Layer.Truncate(int64(r.LayerBytes)))
 }

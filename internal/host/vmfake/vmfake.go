@@ -6,6 +6,7 @@ package vmfake
 import (
 	"context"
 	"errors"
+	"io"
 	"maps"
 	"os"
 	"path/filepath"
@@ -56,7 +57,10 @@ type VMMs struct {
 	Copying    chan struct{}         // closing it ends the copying of a live branch; nil: copying ends at once
 	// KeepTops makes VMs keep files open for writing that they should close: frozen tops, and files
 	// of a refused branch.
-	KeepTops   bool
+	KeepTops bool
+	// Keep is called with the state file of each branch. The VM keeps the result until it ends. May
+	// be nil.
+	Keep       func(*os.File) io.Closer
 	RebaseErr  error // error of Rebase, before pages are replaced
 	LateRebase error // error of Rebase, after pages were replaced
 

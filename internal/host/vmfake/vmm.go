@@ -39,7 +39,7 @@ type VMM struct {
 	exit    vm.Exit
 	frames  *os.File // frame socket; may be nil
 	top     *os.File // top of the disk, open for writing; nil if there is no disk
-	kept    []*os.File
+	kept    []io.Closer
 	console *console.Ring
 	limits  vm.Limits
 	Swaps   uint64

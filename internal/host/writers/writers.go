@@ -1,0 +1,133 @@
+// Package writers finds files that another process can still write to, and removes files only if
+// there is no such process.
+//
+// A VMM is given some files for writing, such as a disk top and the state of a branch. A VMM that
+// its guest controls can block a write to such a file for ever: it writes from memory whose page
+// faults it does not answer (userfaultfd(2)). During the write, Linux holds the lock of the file.
+// A daemon that writes, links, unlinks or truncates the file then waits for the lock, and no signal
+// ends the wait, not even SIGKILL. So the daemon does this only if the VMM has ended, or if this
+// package finds no writer. A VMM can open no files, so a file without a writer gets none.
+package writers
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Times to wait for a file that is still open for writing. While this daemon starts a process, that
+// process has copies of all of the daemon's descriptors until it executes its program. That takes
+// some milliseconds on an idle host.
+const (
+	Patience = 5 * time.Second
+	pause    = 2 * time.Millisecond
+)
+
+// Error says that a process has a file open for writing.
+type Error struct{ Path string }
+
+func (e *Error) Error() string {
+	return e.Path + " is open for writing by a process that was to close it: do not trust the sandbox"
+}
+
+// None waits until no process has the file open for writing, or mapped for writing. If a process
+// still has the file open or mapped after the given time, the error is an *Error.
+func None(path string, patience time.Duration) error {
+	// Neither option changes how a regular file is opened. A FIFO would block, and a link has no
+	// writers.
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	for end := time.Now().Add(patience); hasWriter(f); time.Sleep(pause) {
+		if time.Now().After(end) {
+			return &Error{path}
+		}
+	}
+	return nil
+}
+
+// hasWriter reports whether a process has the file open for writing. It asks Linux for a read
+// lease, and gives the lease back. Linux grants a read lease only if no process has the file open
+// for writing (fcntl(2), F_SETLEASE). It answers at once, even if a write to the file is blocked. On
+// a file system without leases, hasWriter returns false.
+func hasWriter(f *os.File) bool {
+	_, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_RDLCK)
+	if err == nil {
+		// an error does no harm, because the lease ends when f is closed
+		_, _ = unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_UNLCK)
+	}
+	return err == unix.EAGAIN
+}
+
+// Remove removes a file if None finds no writer. A file that does not exist is no error.
+func Remove(path string, patience time.Duration) error {
+	if err := None(path, patience); errors.As(err, new(*Error)) {
+		return err
+	}
+	// Files that cannot be opened, such as sockets and links, have no writers.
+	if err := os.Remove(path); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// RemoveAll removes a file, or a directory with all that it contains. It waits at most for the given
+// time. If some files have writers, it removes everything else, and the error contains an *Error for
+// each of these files.
+func RemoveAll(path string, patience time.Duration) error {
+	end := time.Now().Add(patience)
+	st, err := os.Lstat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return err
+	case !st.IsDir():
+		return Remove(path, patience)
+	}
+	entries, err := os.ReadDir(path)
+	if err != nil {
+		return fmt.Errorf("remove %s: %w", path, err)
+	}
+	var all error
+	for _, e := range entries {
+		all = errors.Join(all, RemoveAll(filepath.Join(path, e.Name()), time.Until(end)))
+	}
+	if all != nil {
+		return all
+	}
+	return os.Remove(path)
+}
+
+// Leftovers is a list of files and directories that are to be removed when they have no writers. The
+// zero value is an empty list. Its methods may be called concurrently.
+type Leftovers struct {
+	mu    sync.Mutex
+	paths []string
+}
+
+// RemoveAll calls RemoveAll for each path. Paths that stay become part of the list.
+func (l *Leftovers) RemoveAll(patience time.Duration, paths ...string) {
+	paths = slices.DeleteFunc(paths, func(path string) bool { return RemoveAll(path, patience) == nil })
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.paths = append(l.paths, paths...)
+}
+
+// Retry tries again to remove the paths in the list. It waits for no writer.
+func (l *Leftovers) Retry() {
+	l.mu.Lock()
+	paths := l.paths
+	l.paths = nil
+	l.mu.Unlock()
+	l.RemoveAll(0, paths...)
+}
