@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"os"
+	"slices"
 
 	"golang.org/x/sync/errgroup"
 
@@ -17,7 +18,7 @@ func (m *Manager) free(s *Sandbox) {
 		}
 		s.mu.Lock()
 		v, unpin := s.live, s.unpin
-		s.unpin = nil
+		s.unpin, s.record.Env = nil, nil // an exited sandbox stays in the list
 		s.mu.Unlock()
 		if v != nil {
 			v.release()
@@ -26,6 +27,18 @@ func (m *Manager) free(s *Sandbox) {
 			unpin()
 		}
 	})
+}
+
+// maxExited bounds the exited sandboxes of one owner that cannot be resumed. Each takes some memory,
+// and an owner can make any number of sandboxes that end by themselves.
+const maxExited = 256
+
+// forgetExited deletes the oldest exited sandboxes of an owner if there are too many.
+func (m *Manager) forgetExited(owner string) {
+	old := slices.DeleteFunc(m.List(), func(i Info) bool { return i.Owner != owner || i.State != Exited || i.Resumable })
+	for n := len(old) - maxExited; n > 0; n-- {
+		_ = m.Kill(old[n-1].ID) // fails for the sandbox of a workspace, and if it is already deleted
+	}
 }
 
 // Hold prevents a sandbox from being killed until Release. It is for the sandbox of a workspace,

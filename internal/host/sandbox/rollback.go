@@ -185,10 +185,12 @@ func (m *Manager) restoreRolledBack(ctx context.Context, s *Sandbox, v *liveVM, 
 func (m *Manager) commitRollback(s *Sandbox, v *liveVM, was ledger.Record, lease *store.Lease, name string) error {
 	target := *lease.Manifest().Ref()
 	ownState := was.IsOwnState(target)
-	err := s.update(func(r *ledger.Record) {
-		r.RolledBackTo(target)
-		r.Top, r.Unique = name, was.Unique
-	})
+	// An earlier suspended state must not bring back the earlier strictness.
+	err := cmp.Or(ledger.UpdateSuspended(s.data, func(r *ledger.Record) { r.Strict = was.Strict }),
+		s.update(func(r *ledger.Record) {
+			r.RolledBackTo(target)
+			r.Top, r.Unique = name, was.Unique
+		}))
 	if err != nil {
 		return err
 	}
@@ -207,8 +209,8 @@ func (m *Manager) commitRollback(s *Sandbox, v *liveVM, was ledger.Record, lease
 		s.since.Reset()
 	}
 	for _, f := range append(was.Frozen, durable.FrozenTop{Name: was.Top}) {
-		if f.Name != "" {
-			m.removeClosed(s, v, filepath.Join(s.data, f.Name))
+		if path := filepath.Join(s.data, f.Name); f.Name != "" && m.refuseWriter(s, v, path) == nil {
+			os.Remove(path)
 		}
 	}
 	return nil
@@ -290,7 +292,5 @@ func (m *Manager) root(id string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return m.cfg.Store.Root(s.record.SnapshotID), nil
+	return m.cfg.Store.Root(s.Info().StateID), nil
 }

@@ -97,6 +97,7 @@ func (m *Manager) watch(s *Sandbox, v *liveVM) {
 	switch {
 	case !s.hasSuspension():
 		m.free(s)
+		m.forgetExited(s.Info().Owner)
 	case s.Info().State == Exited: // the sandbox has a suspended state from which it can be resumed
 		ledger.ClearTops(s.data)
 		v.release()

@@ -46,14 +46,6 @@ func (m *Manager) refuseWriter(s *Sandbox, v *liveVM, path string) error {
 	return err
 }
 
-// removeClosed removes a file that the VMM of s has closed. If the VMM has not closed it, the file
-// stays until the sandbox is deleted, and the VMM is killed.
-func (m *Manager) removeClosed(s *Sandbox, v *liveVM, path string) {
-	if m.refuseWriter(s, v, path) == nil {
-		os.Remove(path)
-	}
-}
-
 // refuseKeeper returns an error if a VMM that has refused a branch has kept a file of the branch.
 // The parameter top is the new disk top, or nil. If the VMM may use the new top even after its
 // refusal, refuseKeeper does not check the top.

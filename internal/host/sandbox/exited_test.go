@@ -1,0 +1,98 @@
+package sandbox
+
+import (
+	"testing"
+	"time"
+
+	"github.com/forkd/forkd/internal/host/owner"
+	"github.com/forkd/forkd/internal/host/unique"
+	"github.com/forkd/forkd/internal/host/vmfake"
+	"github.com/forkd/forkd/internal/proto/vm"
+)
+
+// end ends the VM of a sandbox, and waits until the manager has noticed it.
+func (w *world) end(t *testing.T, id string) {
+	t.Helper()
+	s, err := w.Get(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.live.vmm.(*vmfake.VMM).End(vm.Exit{Reason: vm.ExitPowerOff})
+	w.awaitExit(t, id)
+}
+
+// hasEnv reports whether one of the sandboxes, as far as they exist, has an environment.
+func (w *world) hasEnv(ids []string) bool {
+	for _, id := range ids {
+		if s, err := w.Get(id); err == nil {
+			s.mu.Lock()
+			has := s.record.Env != nil
+			s.mu.Unlock()
+			if has {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// Exited sandboxes stay in the list without their environment. There is a limit for each owner, and
+// the oldest are deleted first.
+func TestExitedSandboxesAreBounded(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	other := w.source(t)
+	w.end(t, other)
+	const more = 3
+	ctx := owner.In(t.Context(), owner.Owner{Name: "token:x", Most: 1})
+	var ids []string
+	for range maxExited + more {
+		r, err := w.Fork(ctx, ForkRequest{Tag: "p", N: 1, Env: map[string]string{"A": "a"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids = append(ids, r.Sandboxes[0].ID)
+		w.end(t, ids[len(ids)-1])
+	}
+	end := time.Now().Add(30 * time.Second)
+	for ; len(w.List()) > maxExited+1 || w.hasEnv(ids); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%d sandboxes are listed, want %d; one has an environment: %v", len(w.List()), maxExited+1, w.hasEnv(ids))
+		}
+	}
+	if _, err := w.Get(other); err != nil {
+		t.Errorf("the sandbox of another owner: %v", err)
+	}
+	for i, id := range ids {
+		if _, err := w.Get(id); (err == nil) != (i >= more) {
+			t.Errorf("sandbox %d of %d: %v", i, len(ids), err)
+		}
+	}
+	w.KillAll()
+	w.checkClean(t)
+}
+
+// The strictness that a rollback has set stays, even if the guest ends itself and the sandbox is
+// resumed from a state that was suspended before the rollback.
+func TestStrictnessOfARollbackStays(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	w.finds(renewed)
+	id := w.source(t)
+	w.branch(t, id, "good", vm.BranchDiff)
+	if _, err := w.Suspend(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Resume(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Rollback(t.Context(), id, "good", unique.Refuse); err != nil {
+		t.Fatal(err)
+	}
+	w.end(t, id)
+	w.finds(repeating)
+	if _, err := w.Resume(t.Context(), id); err == nil {
+		t.Error("a sandbox whose generators repeat was resumed, although its rollback had set strict")
+	}
+	w.KillAll()
+}
