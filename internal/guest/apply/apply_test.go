@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -221,6 +222,61 @@ func TestAllOrNothing(t *testing.T) {
 				t.Errorf("the tree has changed\nfrom %s\nto   %s", before, after)
 			}
 		})
+	}
+}
+
+// staged returns a stage with the changes of an archive.
+func staged(t *testing.T, tree *Tree, entries ...entry) *stage {
+	t.Helper()
+	root, err := unix.Open(tree.Dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	must(t, err)
+	s, err := newStage(root)
+	must(t, err, s.unpack(bytes.NewReader(archive(t, tree.Dir, entries...))), s.verify())
+	t.Cleanup(func() { must(t, unix.Close(s.dir), unix.Close(root)) })
+	return s
+}
+
+// write writes a file in place. Its time is that of another day, so that tests do not depend on the clock.
+func write(t *testing.T, name, content string) {
+	t.Helper()
+	day := time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC)
+	must(t, os.WriteFile(name, []byte(content), 0o644), os.Chtimes(name, day, day))
+}
+
+// save writes a file as an editor does: it renames a new file over the old one.
+func save(t *testing.T, name, content string) {
+	t.Helper()
+	write(t, name+".new", content)
+	must(t, os.Rename(name+".new", name))
+}
+
+// A write below a directory that is removed or replaced is found, also after the first comparison.
+func TestWrittenBelowRemoved(t *testing.T) {
+	for name, change := range map[string]func(t *testing.T, d string){
+		"in place":     func(t *testing.T, d string) { write(t, d+"/x", "precious") },
+		"saved deeper": func(t *testing.T, d string) { save(t, d+"/sub/z", "precious") },
+		"added deeper": func(t *testing.T, d string) { write(t, d+"/sub/other", "precious") },
+		"removed":      func(t *testing.T, d string) { must(t, os.Remove(d+"/sub/z")) },
+	} {
+		for what, d := range map[string]entry{"removed": {name: "d"}, "replaced": {name: "d", kind: tar.TypeReg}} {
+			t.Run(name+", "+what, func(t *testing.T) {
+				tree := newTree(t)
+				at := filepath.Join(tree.Dir, "d")
+				must(t, os.Mkdir(at+"/sub", 0o755), os.WriteFile(at+"/sub/z", []byte("old z"), 0o644))
+				s := staged(t, tree, entry{name: "a", kind: tar.TypeReg, content: "new a"}, d, entry{name: "d/sub"},
+					entry{name: "d/sub/z"}, entry{name: "d/x"}, entry{name: "d/y"})
+				change(t, at)
+				before := content(t, at, true)
+				err := s.commit()
+				if changed := (*ChangedError)(nil); !errors.As(err, &changed) || !strings.HasPrefix(changed.Paths[0], "/d/") {
+					t.Errorf("%v", err)
+				}
+				a, err := os.ReadFile(filepath.Join(tree.Dir, "a"))
+				if after := content(t, at, true); after != before || err != nil || string(a) != "old a" {
+					t.Errorf("a is %q, %v; d has changed\nfrom %s\nto   %s", a, err, before, after)
+				}
+			})
+		}
 	}
 }
 

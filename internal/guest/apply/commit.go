@@ -13,14 +13,21 @@ import (
 	"github.com/forkd/forkd/internal/proto/diffproto"
 )
 
-// parent opens the directory of a step's path. It follows no symbolic link, and does not leave the file system.
-func (s *stage) parent(c *step) (dir int, name string, err error) {
-	above, name := path.Split(c.path)
+// openAbove opens the directory above a path in root. It follows no symbolic link, and does not leave the file
+// system.
+func openAbove(root int, p string) (dir int, name string, err error) {
+	above, name := path.Split(p)
 	if above == "" {
 		above = "."
 	}
-	dir, err = unix.Openat2(s.root, above, &unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC,
+	dir, err = unix.Openat2(root, above, &unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC,
 		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_XDEV})
+	return dir, name, err
+}
+
+// parent opens the directory of a step's path.
+func (s *stage) parent(c *step) (dir int, name string, err error) {
+	dir, name, err = openAbove(s.root, c.path)
 	if errors.Is(err, unix.EXDEV) {
 		err = fmt.Errorf("/%s is in a mount, which is not applied to: leave it out with paths: %w", c.path, err)
 	}
@@ -30,6 +37,12 @@ func (s *stage) parent(c *step) (dir int, name string, err error) {
 // now returns the state of the file at a step's path.
 func (s *stage) now(c *step) (diffproto.State, error) {
 	dir, name, err := s.parent(c)
+	return stateIn(dir, name, err)
+}
+
+// stateIn returns the state of a file in a directory, which it closes. The error is that of opening the directory; if
+// there is no such directory, there is no file.
+func stateIn(dir int, name string, err error) (diffproto.State, error) {
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) {
 		return diffproto.State{}, nil // a later step may need a directory that an earlier step makes
 	}
@@ -70,20 +83,47 @@ func (s *stage) verify() error {
 
 // commit makes the changes. After an error it undoes them.
 func (s *stage) commit() error {
-	gone := "" // a path at which a directory was removed or replaced, with everything below
+	var gone *step // removes or replaces a directory, with everything below
 	for i, c := range s.steps {
-		if gone != "" && strings.HasPrefix(c.path, gone+"/") {
-			if c.kind != removes {
-				return s.undo(i, fmt.Errorf("/%s is below /%s, which is removed", c.path, gone))
+		if rest, ok := gone.above(c); ok {
+			if err := s.checkGone(gone, c, rest); err != nil {
+				return s.undo(i, err)
 			}
 			continue
 		}
 		if c.onto.Mode&unix.S_IFMT == unix.S_IFDIR && c.kind != stays {
-			gone = c.path
+			gone = c
 		}
 		if err := s.do(c); err != nil {
 			return s.undo(i+1, err)
 		}
+	}
+	return nil
+}
+
+// above returns the path of another step relative to the path of this one, if it is below. No path is below a nil
+// step.
+func (c *step) above(below *step) (rest string, ok bool) {
+	if c == nil {
+		return "", false
+	}
+	return strings.CutPrefix(below.path, c.path+"/")
+}
+
+// checkGone checks a file of a directory that has left the tree: the file must be removed too, and must still be the
+// compared file. The check of the directory itself does not see a write to a file below. The rename of the directory
+// has changed no time below it.
+func (s *stage) checkGone(gone, c *step, rest string) error {
+	if c.kind != removes {
+		return fmt.Errorf("/%s is below /%s, which is removed", c.path, gone.path)
+	}
+	dir, name, err := openAbove(s.dir, gone.name+"/"+rest)
+	now, err := stateIn(dir, name, err)
+	if err != nil {
+		return err
+	}
+	if now != c.onto {
+		return &ChangedError{[]string{"/" + c.path}}
 	}
 	return nil
 }
