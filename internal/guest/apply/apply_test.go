@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -277,6 +278,72 @@ func TestWrittenBelowRemoved(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// An undo keeps what programs have written since the changes, and the old files of such paths.
+func TestUndoKeepsWrites(t *testing.T) {
+	at := func(tree *Tree, name string) string { return filepath.Join(tree.Dir, name) }
+	for name, c := range map[string]struct {
+		change func(t *testing.T, tree *Tree)
+		left   []string
+		want   map[string]string
+	}{
+		"no write": {change: func(*testing.T, *Tree) {}, want: map[string]string{"a": "old a", "d/x": "old x"}},
+		"saved": {change: func(t *testing.T, tree *Tree) {
+			save(t, at(tree, "a"), "saved")
+			save(t, at(tree, "n"), "saved too")
+		}, left: []string{"/n", "/a"}, want: map[string]string{"a": "saved", "n": "saved too", "d/x": "old x"}},
+		"written in place": {change: func(t *testing.T, tree *Tree) {
+			write(t, at(tree, "a"), "written")
+		}, left: []string{"/a"}, want: map[string]string{"a": "written", "d/x": "old x"}},
+		"made at a removed path": {change: func(t *testing.T, tree *Tree) {
+			write(t, at(tree, "d/x"), "again")
+		}, left: []string{"/d/x"}, want: map[string]string{"a": "old a", "d/x": "again"}},
+		"added in a new directory": {change: func(t *testing.T, tree *Tree) {
+			write(t, at(tree, "new/other"), "added")
+			write(t, at(tree, "l/other"), "added")
+		}, left: []string{"/new", "/l"}, want: map[string]string{"a": "old a", "new/other": "added", "l/other": "added"}},
+		"attributes of a directory": {change: func(t *testing.T, tree *Tree) {
+			must(t, os.Chmod(at(tree, "e"), 0o750))
+		}, left: []string{"/e"}, want: map[string]string{"a": "old a", "d/x": "old x"}},
+		"another directory": {change: func(t *testing.T, tree *Tree) {
+			must(t, os.Rename(at(tree, "e"), at(tree, "f")), os.Mkdir(at(tree, "e"), 0o711))
+		}, left: []string{"/e"}, want: map[string]string{"a": "old a", "d/x": "old x"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			tree := newTree(t)
+			before := content(t, tree.Dir, true)
+			s := staged(t, tree, entry{name: "a", kind: tar.TypeReg, content: "new a"}, entry{name: "d/x"},
+				entry{name: "e", kind: tar.TypeDir, mode: 0o711}, entry{name: "l", kind: tar.TypeDir, mode: 0o755},
+				entry{name: "l/f", kind: tar.TypeReg}, entry{name: "n", kind: tar.TypeReg, content: "new n"},
+				entry{name: "new", kind: tar.TypeDir, mode: 0o755}, entry{name: "new/f", kind: tar.TypeReg})
+			must(t, s.commit())
+			c.change(t, tree)
+			cause := errors.New("the next change fails")
+			err := s.undo(len(s.steps), cause)
+			incomplete := (*IncompleteError)(nil)
+			if !errors.Is(err, cause) || errors.As(err, &incomplete) != (c.left != nil) {
+				t.Fatalf("%v", err)
+			}
+			if c.left != nil && !slices.Equal(incomplete.Paths, c.left) {
+				t.Errorf("%q are left, want %q", incomplete.Paths, c.left)
+			}
+			for name, want := range c.want {
+				if got, err := os.ReadFile(at(tree, name)); err != nil || string(got) != want {
+					t.Errorf("%s is %q, want %q: %v", name, got, want, err)
+				}
+			}
+			if old, err := os.ReadFile(at(tree, s.name+"/0")); slices.Contains(c.left, "/a") && string(old) != "old a" {
+				t.Errorf("the old file is %q, %v", old, err)
+			}
+			if c.left == nil {
+				must(t, os.RemoveAll(at(tree, s.name)))
+				if after := content(t, tree.Dir, true); after != before {
+					t.Errorf("the tree has changed\nfrom %s\nto   %s", before, after)
+				}
+			}
+		})
 	}
 }
 

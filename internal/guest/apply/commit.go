@@ -152,6 +152,11 @@ func (s *stage) do(c *step) error {
 		return fmt.Errorf("open the directory of /%s: %w", c.path, err)
 	}
 	defer unix.Close(dir)
+	if c.kind == places {
+		if c.made, err = stateOf(s.dir, c.name); err != nil {
+			return err
+		}
+	}
 	isNew := c.onto == diffproto.State{}
 	switch {
 	case c.kind == stays:
@@ -182,23 +187,58 @@ func (s *stage) do(c *step) error {
 	return nil
 }
 
-// revert undoes a change.
+// revert undoes a change, unless a program has changed the file since.
 func (s *stage) revert(c *step) error {
 	dir, name, err := s.parent(c)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(dir)
-	switch {
-	case c.kind == stays:
+	if c.kind == stays {
+		now, err := stateOf(dir, name)
+		if err != nil {
+			return err
+		}
+		if !c.isMade(now) {
+			return errSaved
+		}
 		return c.meta.set(dir, name)
-	case c.kind == removes:
-		return unix.Renameat2(s.dir, c.name, dir, name, unix.RENAME_NOREPLACE)
-	case c.onto == diffproto.State{}:
-		return unix.Renameat2(dir, name, s.dir, c.name, unix.RENAME_NOREPLACE)
-	default:
-		return unix.Renameat2(s.dir, c.name, dir, name, unix.RENAME_EXCHANGE)
 	}
+	if c.kind == removes {
+		return unix.Renameat2(s.dir, c.name, dir, name, unix.RENAME_NOREPLACE)
+	}
+	flag := uint(unix.RENAME_EXCHANGE)
+	if (c.onto == diffproto.State{}) {
+		flag = unix.RENAME_NOREPLACE
+	}
+	if err := unix.Renameat2(dir, name, s.dir, c.name, flag); err != nil {
+		return err
+	}
+	now, err := stateOf(s.dir, c.name)
+	if err == nil && !c.isMade(now) {
+		err = errSaved
+	}
+	if err == nil && now.Mode&unix.S_IFMT == unix.S_IFDIR { // the files that commit has put there have left it
+		err = unix.Unlinkat(s.dir, c.name, unix.AT_REMOVEDIR)
+	}
+	if err != nil {
+		return errors.Join(err, unix.Renameat2(s.dir, c.name, dir, name, flag))
+	}
+	return nil
+}
+
+// errSaved means that a program has changed a file after the file was put in its place.
+var errSaved = errors.New("a program has changed the file since")
+
+// isMade reports whether a file is still the file that commit has put in its place. A rename changes one of the
+// times, and the size and times of a directory change with its entries.
+func (c *step) isMade(now diffproto.State) bool {
+	want := c.made
+	want.CTime = now.CTime
+	if want.Mode&unix.S_IFMT == unix.S_IFDIR {
+		want.Size, want.MTime = now.Size, now.MTime
+	}
+	return now == want
 }
 
 // describeDir gives a directory its new attributes, and keeps the old ones in the step.
@@ -220,7 +260,9 @@ func (s *stage) describeDir(c *step, above int, name string) error {
 	old := &meta{mode: now.Mode & 0o7777, uid: int(now.UID), gid: int(now.GID), xattrs: xattrs}
 	want := c.meta
 	c.meta, c.done = old, true
-	return want.set(above, name)
+	err = want.set(above, name)
+	c.made, _ = stateOf(above, name) // after an error, revert finds a difference and undoes nothing
+	return err
 }
 
 // set gives a directory these attributes.

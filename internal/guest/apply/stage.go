@@ -44,9 +44,10 @@ type step struct {
 	path string          // relative; "." is the root
 	onto diffproto.State // of the file to be replaced
 	kind kind
-	meta *meta  // for stays
-	name string // of the new file in the stage, and then of the old one
-	done bool   // the change was made
+	meta *meta           // for stays
+	name string          // of the new file in the stage, and then of the old one
+	made diffproto.State // of the new file, or of the directory with its new attributes
+	done bool            // the change was made
 }
 
 // kind says how a change is made.
