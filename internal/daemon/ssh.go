@@ -40,7 +40,7 @@ func openSSH(cfg *Config, shared *face.Face, counts *metrics.Metrics, bin string
 	if err != nil {
 		return nil, err
 	}
-	leaf, err := sshLeaf(cgroups)
+	leaf, memory, err := sshLeaf(cgroups)
 	if err != nil {
 		return nil, err
 	}
@@ -58,19 +58,23 @@ func openSSH(cfg *Config, shared *face.Face, counts *metrics.Metrics, bin string
 	}
 	sftp := sshd.NewProgram(sshd.ProgramDir, func() ([]byte, error) { return embedded.Open(embedded.SFTP) })
 	server := sshd.New(sshd.Config{Face: shared, Keys: keys, HostKey: hostKey,
-		Process: sshd.Process{Bin: program, Jail: jails, Cgroup: leaf}, SFTP: sftp, Counts: counts, Log: cfg.Log})
+		Process: sshd.Process{Bin: program, Jail: jails, Cgroup: leaf, Memory: memory},
+		SFTP:    sftp, Counts: counts, Log: cfg.Log})
 	return &sshFace{server, l, hostKey.PublicKey(), leaf}, nil
 }
 
-// sshLeaf makes the cgroup of all forkd-ssh processes. When they reach its limit, the kernel kills one of
-// them. It is nil if the host does not support limits.
-func sshLeaf(cgroups *cgroup.Tree) (*cgroup.Leaf, error) {
+// sshLeaf makes the cgroup of all forkd-ssh processes, and returns its limit of memory in bytes. When they reach the
+// limit, the kernel kills one of them. The leaf is nil if the host does not support limits.
+func sshLeaf(cgroups *cgroup.Tree) (leaf *cgroup.Leaf, memory uint64, err error) {
 	var host unix.Sysinfo_t
 	if err := unix.Sysinfo(&host); err != nil {
-		return nil, fmt.Errorf("find the size of memory: %w", err)
+		return nil, 0, fmt.Errorf("find the size of memory: %w", err)
 	}
-	most := max(uint64(host.Totalram)*uint64(host.Unit)/sshMemoryShare, sshLeastMemory)
-	return cgroups.NewShared("ssh", most>>20, sshMaxPIDs)
+	memory = max(uint64(host.Totalram)*uint64(host.Unit)/sshMemoryShare, sshLeastMemory)
+	if leaf, err = cgroups.NewShared("ssh", memory>>20, sshMaxPIDs); leaf == nil {
+		memory = 0
+	}
+	return leaf, memory, err
 }
 
 // Limits of the cgroup of all forkd-ssh processes: the host's memory divided by sshMemoryShare, and a

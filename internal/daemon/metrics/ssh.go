@@ -33,7 +33,7 @@ func newSSHMetrics() sshMetrics {
 			Buckets: prometheus.ExponentialBuckets(0.001, 4, 12)}, []string{"kind"}), // 1 ms to more than an hour
 		large: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "forkd_ssh_out_of_memory_total",
-			Help: "Connections over SSH that have ended because their process reached the bound of its memory."}),
+			Help: "Connections over SSH that have ended because their process, or all together, reached the bound of memory."}),
 	}
 }
 
@@ -57,5 +57,5 @@ func (m *Metrics) SSHSessionEnded(kind, outcome string, took time.Duration) {
 	m.ssh.took.WithLabelValues(kind).Observe(took.Seconds())
 }
 
-// SSHOutOfMemory counts a connection that has ended because its process reached the bound of its memory.
+// SSHOutOfMemory counts a connection that has ended because its process, or all together, reached the bound of memory.
 func (m *Metrics) SSHOutOfMemory() { m.ssh.large.Inc() }

@@ -50,6 +50,13 @@ func (l *logins) enter(conn io.Closer, peer string) *attempt {
 	return a
 }
 
+// has reports whether no newer connection has the place.
+func (a *attempt) has() bool {
+	a.of.mu.Lock()
+	defer a.of.mu.Unlock()
+	return slices.Contains(a.of.open, a)
+}
+
 // leave removes a connection that has logged in or ended. It reports whether the connection was still
 // there.
 func (a *attempt) leave() bool {

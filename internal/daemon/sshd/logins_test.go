@@ -46,3 +46,40 @@ func TestOldestLoginGivesWay(t *testing.T) {
 		t.Errorf("%d had a place; %d are left", had, len(l.open))
 	}
 }
+
+// Processes before the login take at most half of the memory of all processes.
+func TestLoginsFitMemory(t *testing.T) {
+	for _, c := range []struct {
+		memory uint64
+		want   int
+	}{{0, 64}, {1, 1}, {512 << 20, 6}, {2 << 30, 25}, {64 << 30, 64}} {
+		s := New(Config{Process: Process{Memory: c.memory}})
+		if got := s.logins.most; got != c.want {
+			t.Errorf("%d MiB: %d connections, want %d", c.memory>>20, got, c.want)
+		}
+	}
+}
+
+// counter counts processes that were out of memory.
+type counter struct {
+	Counter
+	large int
+}
+
+func (c *counter) SSHOutOfMemory() { c.large++ }
+
+// Each process that the kernel has killed is counted once.
+func TestKilledProcessesAreCounted(t *testing.T) {
+	counts, kills := &counter{}, uint64(0)
+	s := New(Config{Counts: counts})
+	s.oomKills = func() uint64 { return kills }
+	for _, step := range []struct {
+		kills uint64
+		want  int
+	}{{0, 0}, {2, 2}, {2, 2}, {3, 3}, {0, 3}} {
+		kills = step.kills
+		if s.killed(); counts.large != step.want {
+			t.Errorf("%d kills are counted as %d, want %d", kills, counts.large, step.want)
+		}
+	}
+}

@@ -25,6 +25,20 @@ type Process struct {
 	Bin    string        // path of forkd-ssh
 	Jail   *jail.Starter // starts them
 	Cgroup *cgroup.Leaf  // bounds the memory of all of them together; nil: no bound
+	Memory uint64        // this bound in bytes; 0: no bound
+}
+
+// strangerBytes is the most that a process takes before the login, with the kernel's memory for it: forkd-ssh bounds
+// itself to 32 MiB.
+const strangerBytes = 40 << 20
+
+// logins returns how many processes may wait for a login. They take at most half of the memory of all processes, so
+// strangers cannot make the kernel end connections that have logged in.
+func (p *Process) logins(most int) int {
+	if p.Memory == 0 {
+		return most
+	}
+	return max(1, int(min(uint64(most), p.Memory/2/strangerBytes)))
 }
 
 // processName is the name of the processes.
@@ -113,6 +127,10 @@ func (s *Server) end(p *peer) {
 	late := time.AfterFunc(endTime, func() { p.Close() })
 	err := p.process.Wait()
 	late.Stop()
+	if n := s.killed(); n > 0 {
+		s.Log.Info("ssh: the kernel has killed processes of connections, because all together need too much memory",
+			"processes", n)
+	}
 	said := p.process.Said()
 	switch {
 	case err != nil:
@@ -123,6 +141,20 @@ func (s *Server) end(p *peer) {
 	case said != "":
 		s.Log.Error("ssh: the process of a connection has failed", "output", said)
 	}
+}
+
+// killed counts the processes that the kernel has killed for memory usage since the last call, and returns their
+// number. They leave no output.
+func (s *Server) killed() uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := s.oomKills()
+	killed := n - min(n, s.seen)
+	s.seen = n
+	for range killed {
+		s.Counts.SSHOutOfMemory()
+	}
+	return killed
 }
 
 // endTime is the time for a process to end after its connection.

@@ -43,13 +43,14 @@ type Counter interface {
 	// kind is "shell", "exec", "sftp", "forward" or, for a session without a process, "none"; outcome is
 	// "ok", "client" or "failed".
 	SSHSessionEnded(kind, outcome string, took time.Duration)
-	SSHOutOfMemory() // a process of a connection has exceeded the bound of its memory
+	SSHOutOfMemory() // a process of a connection has ended, because it or all together need too much memory
 }
 
 // Limits bound what clients can hold. A zero field takes its default, which is the number at the end
 // of each comment.
 type Limits struct {
-	// Connections that have not logged in, of all peers and of one (auth.PeerName); 64, 8.
+	// Connections that have not logged in, of all peers and of one (auth.PeerName); 64, or fewer if Process.Memory is
+	// small; 8.
 	Logins, LoginsPerPeer int
 	Login                 time.Duration // time to log in, and for a session to get its command; 20 seconds
 	Clients               int           // connections that have logged in; one principal may have three quarters; 256
@@ -100,14 +101,19 @@ type Server struct {
 
 	logins            *logins
 	clients, channels *gate.Gate
+	oomKills          func() uint64 // processes of connections that the kernel has killed since the start
+
+	mu sync.Mutex
+	// +checklocks:mu
+	seen uint64 // result of oomKills that has been counted
 }
 
 // New returns a Server.
 func New(cfg Config) *Server {
 	cfg.Limits = cfg.Limits.withDefaults()
 	l := cfg.Limits
-	return &Server{Config: cfg, logins: &logins{most: l.Logins, mostOfPeer: l.LoginsPerPeer},
-		clients: gate.New(l.Clients), channels: gate.New(l.Channels)}
+	return &Server{Config: cfg, logins: &logins{most: cfg.Process.logins(l.Logins), mostOfPeer: l.LoginsPerPeer},
+		clients: gate.New(l.Clients), channels: gate.New(l.Channels), oomKills: cfg.Process.Cgroup.OOMKills}
 }
 
 // Serve accepts connections until ctx ends. Then it ends all of them and closes the listener.
@@ -129,8 +135,11 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 					s.Log.Error("ssh: a connection is refused", "error", err)
 					return
 				}
+				remote := conn.RemoteAddr().String()
+				a := s.logins.enter(p, auth.PeerName(ctx, remote))
+				defer a.leave() // a refused connection has its place as long as its process has its memory
 				defer s.end(p)
-				s.serve(ctx, p, conn.RemoteAddr().String())
+				s.serve(ctx, p, a, remote)
 			})
 			continue
 		}
@@ -156,24 +165,22 @@ const maxStarts = 4
 const acceptPause = 100 * time.Millisecond
 
 // serve serves one connection.
-func (s *Server) serve(ctx context.Context, p *peer, remote string) {
-	a := s.logins.enter(p, auth.PeerName(ctx, remote))
-	defer a.leave()
+func (s *Server) serve(ctx context.Context, p *peer, a *attempt, remote string) {
 	defer context.AfterFunc(ctx, func() { time.AfterFunc(farewell, func() { p.Close() }) })()
 	late := time.AfterFunc(s.Limits.Login, func() { p.Close() })
 	defer late.Stop()
 	entry := audit.Entry{Time: time.Now(), RequestID: audit.NewID(), Method: audit.SSH, Path: "/login", Remote: remote}
 	login, known := s.admit(ctx, p, &entry)
 	late.Stop()
-	if !a.leave() { // a newer connection has its place
-		s.Counts.SSHLogin("busy")
-		return
-	}
-	if login == nil {
+	if login == nil && a.has() {
 		s.Counts.SSHLogin("refused")
 		if !known {
 			s.audit(entry, errRefused)
 		}
+		return
+	}
+	if !a.leave() { // a newer connection has its place
+		s.Counts.SSHLogin("busy")
 		return
 	}
 	leave, err := s.clients.Enter(owner.FairShare(login.key.Who, s.Limits.Clients))

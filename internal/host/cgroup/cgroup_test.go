@@ -259,6 +259,9 @@ func TestKilledByLimit(t *testing.T) {
 	if err := eater.Wait(); err == nil {
 		t.Error("a process with 32 MiB took 128")
 	}
+	if n := l.OOMKills(); n != 1 {
+		t.Errorf("%d processes were killed", n)
+	}
 	if byLimit, why := l.Killed(); !byLimit || why != "killed by its memory limit (32 MiB)" {
 		t.Errorf("by its limit: %v, %q", byLimit, why)
 	}
@@ -291,7 +294,7 @@ func TestNoLimits(t *testing.T) {
 			t.Error("a limit was set without a leaf")
 		}
 		_, why := l.Killed()
-		if use, useErr := l.Usage(); use != (Usage{}) || why != "" || errors.Join(useErr, l.Set(vm.Limits{}, 1), l.Spare(nil),
+		if use, useErr := l.Usage(); use != (Usage{}) || why != "" || l.OOMKills() != 0 || errors.Join(useErr, l.Set(vm.Limits{}, 1), l.Spare(nil),
 			l.Remove()) != nil {
 			t.Errorf("a leaf that is not there: %+v, %q, %v", use, why, useErr)
 		}

@@ -283,6 +283,16 @@ func (l *Leaf) Killed() (byLimit bool, why string) {
 	return false, "killed by the kernel because the host, or a cgroup above, was out of memory"
 }
 
+// OOMKills returns how many of the leaf's processes the kernel has killed for memory usage: their own, or that of the
+// host or of a cgroup above. It is 0 for a nil Leaf.
+func (l *Leaf) OOMKills() uint64 {
+	if l == nil {
+		return 0
+	}
+	n, _ := stat(l.dir, "memory.events.local", "oom_kill") // 0 after an error, such as a controller that is missing
+	return n
+}
+
 // How often, and at which interval, Remove tries again while the remaining processes of a leaf end.
 const (
 	removeTries = 50
