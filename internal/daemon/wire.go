@@ -352,7 +352,7 @@ func (w *wired) openStore(cfg *Config, events *event.Ring) (err error) {
 		return err
 	}
 	w.hub, err = hub.New(hub.Config{Store: w.store, Dir: hub.Dir(cfg.StateDir), Memory: bake.HostMemoryMiB() << 20,
-		Room: cfg.Admit.Room, Log: cfg.Log})
+		Room: cfg.Admit.Room, Reserve: cfg.Admit.DiskReserve, Log: cfg.Log})
 	if err != nil {
 		return errors.Join(err, w.store.Close())
 	}

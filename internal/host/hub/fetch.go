@@ -35,11 +35,13 @@ type fetching struct {
 	b    artifact.Blob
 	f    *os.File
 	sent func(n int64) // called with the bytes that arrive
+	room func() error  // checks the room on the disk; called again after every roomEvery bytes
 
 	frames []artifact.Frame // nil: the index is unknown
 	done   int              // verified frames in the file
 	at     int64            // end of these frames
 	sum    hash.Hash        // of the bytes before at
+	since  int64            // bytes since the last call of room
 }
 
 // run fetches the blob and compares it with its digest.
@@ -103,11 +105,23 @@ func (x *fetching) index(ctx context.Context) error {
 // read fills p from the body of an answer.
 func (x *fetching) read(body io.Reader, p []byte) error {
 	n, err := io.ReadFull(body, p)
-	x.sent(int64(n))
+	if full := x.count(int64(n)); full != nil {
+		return full
+	}
 	if errors.Is(err, io.EOF) {
 		err = io.ErrUnexpectedEOF
 	}
 	return err
+}
+
+// count counts bytes that have arrived. It returns an error if the disk is full.
+func (x *fetching) count(n int64) error {
+	x.sent(n)
+	if x.since += n; x.since < x.roomEvery {
+		return nil
+	}
+	x.since = 0
+	return x.room()
 }
 
 // content fetches the rest of the blob.
@@ -182,7 +196,7 @@ func (x *fetching) whole(ctx context.Context) error {
 	if _, err := x.f.Seek(0, io.SeekStart); err != nil {
 		return err
 	}
-	w := io.MultiWriter(x.f, x.sum, counter(x.sent))
+	w := io.MultiWriter(x.f, x.sum, counter(x.count))
 	n, err := io.CopyN(w, resp.Body, x.b.Size)
 	if errors.Is(err, io.EOF) {
 		return fmt.Errorf("%d bytes of %d: %w", n, x.b.Size, io.ErrUnexpectedEOF)
@@ -191,9 +205,11 @@ func (x *fetching) whole(ctx context.Context) error {
 }
 
 // counter is a writer that counts.
-type counter func(n int64)
+type counter func(n int64) error
 
 func (c counter) Write(p []byte) (int, error) {
-	c(int64(len(p)))
+	if err := c(int64(len(p))); err != nil {
+		return 0, err
+	}
 	return len(p), nil
 }

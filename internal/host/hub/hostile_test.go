@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -13,6 +15,7 @@ import (
 	"time"
 
 	"github.com/opencontainers/go-digest"
+	"golang.org/x/sys/unix"
 
 	"github.com/forkd/forkd/internal/format/artifact"
 )
@@ -160,6 +163,73 @@ func TestHostileRegistries(t *testing.T) {
 	b.check(t, "parent", map[int64]byte{2: 'p'})
 }
 
+// A registry that sends enough data for each minute, but too little in total, does not hold a pull.
+func TestSlowRegistry(t *testing.T) {
+	t.Setenv("DOCKER_CONFIG", t.TempDir())
+	s, a, b := serve(t), newHost(t).hasty(), newHost(t).hasty()
+	a.noise(t, "parent")
+	base := baseOf(a.push(t, "parent", s.host+"/team/py:1").Artifact)
+	s.set(func(w http.ResponseWriter, r *http.Request, inner http.Handler) {
+		if !strings.HasSuffix(r.URL.Path, base.Digest.Encoded()) {
+			inner.ServeHTTP(w, r)
+			return
+		}
+		for range base.Size {
+			if _, err := w.Write([]byte{0}); err != nil {
+				return
+			}
+			w.(*countedAnswer).ResponseWriter.(http.Flusher).Flush()
+			time.Sleep(5 * time.Millisecond)
+		}
+	})
+	b.stall, b.pace = time.Hour, 200*time.Millisecond
+	var failed *RegistryError
+	_, err := b.Pull(t.Context(), "ann", "", remoteOf(t, s.host+"/team/py:1"), ignore)
+	if !errors.As(err, &failed) || !errors.Is(err, errSlow) {
+		t.Error(err)
+	}
+	b.leavesNothing(t, "a slow registry", 0)
+}
+
+// The room on the disk is checked again while a blob arrives, from a registry with and without ranges.
+func TestDiskFillsDuringPull(t *testing.T) {
+	t.Setenv("DOCKER_CONFIG", t.TempDir())
+	s, a, b := serve(t), newHost(t).hasty(), newHost(t).hasty()
+	a.noise(t, "parent")
+	base := baseOf(a.push(t, "parent", s.host+"/team/py:1").Artifact)
+	b.roomEvery = 4096
+	for name, around := range map[string]func(http.ResponseWriter, *http.Request, http.Handler){
+		"ranges": nil,
+		"no ranges": func(w http.ResponseWriter, r *http.Request, inner http.Handler) {
+			r.Header.Del("Range")
+			inner.ServeHTTP(w, r)
+		},
+	} {
+		s.set(around)
+		o, err := b.find(t.Context(), remoteOf(t, s.host+"/team/py:1"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		f, err := os.Create(filepath.Join(t.TempDir(), "blob"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		asked, arrived := 0, int64(0)
+		x := &fetching{conn: o.conn, b: base, f: f, sent: func(n int64) { arrived += n }, room: func() error {
+			if asked++; asked == 2 {
+				return roomError{unix.ENOSPC}
+			}
+			return nil
+		}}
+		var failed *RegistryError
+		err = o.conn.failed(x.run(t.Context()))
+		if !errors.Is(err, unix.ENOSPC) || errors.As(err, &failed) || asked != 2 || arrived >= base.Size {
+			t.Errorf("%s: %v after %d bytes of %d and %d questions", name, err, arrived, base.Size, asked)
+		}
+	}
+}
+
 type recorder struct {
 	header http.Header
 	status int
@@ -203,6 +273,9 @@ func TestRefusedBeforeLayers(t *testing.T) {
 	b.room = errors.New("full")
 	refused("a full disk", s.host+"/team/py:1", "full")
 	b.room = nil
+	b.cfg.Reserve = 1 << 62
+	refused("the reserve", s.host+"/team/py:1", "without the daemon's reserve")
+	b.cfg.Reserve = 0
 	b.make(t, "parent", "", 9, 'x')
 	s.set(nil)
 	refused("a taken tag", s.host+"/team/py:1", "exists")

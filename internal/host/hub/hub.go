@@ -40,7 +40,7 @@ const (
 	cacheBytes   = 8 << 30 // blobs that the cache keeps between requests
 )
 
-// Config configures a Hub. All fields are required.
+// Config configures a Hub. All fields except Reserve are required.
 type Config struct {
 	Store  *store.Store
 	Dir    string // directory for cached blobs, on the store's file system
@@ -48,8 +48,9 @@ type Config struct {
 
 	// Room returns an error if the host has no room for more data on the file system that contains
 	// the file disk.
-	Room func(memory uint64, disk *os.File) error
-	Log  *slog.Logger
+	Room    func(memory uint64, disk *os.File) error
+	Reserve uint64 // bytes of this file system that stay free; Room compares with it too
+	Log     *slog.Logger
 }
 
 // Hub moves snapshots. Its methods may be called concurrently.
@@ -64,6 +65,8 @@ type Hub struct {
 	retryWait time.Duration     // before the second try; doubles
 	stall     time.Duration     // see wire
 	small     int64             // see smallBlob
+	roomEvery int64             // see fetching
+	pace      time.Duration     // see leastRate
 }
 
 // New returns a Hub. It removes the files that a killed daemon has left unfinished.
@@ -83,6 +86,8 @@ func New(cfg Config) (*Hub, error) {
 		retryWait: time.Second,
 		stall:     time.Minute,
 		small:     smallBlob,
+		roomEvery: 4 << 20, // all blobs that arrive at a time together pass the reserve by 64 MiB at most
+		pace:      10 * time.Minute,
 	}, nil
 }
 
@@ -97,18 +102,26 @@ func (h *Hub) trim() {
 	}
 }
 
-// checkRoom returns an error if the disk has less free space than the daemon's reserve, or no room
-// for n more bytes.
+// checkRoom returns a roomError if the disk has no room for n more bytes and the daemon's reserve.
 func (h *Hub) checkRoom(n int64) error {
 	if err := h.cfg.Room(0, h.cache.dir); err != nil {
-		return err
+		return roomError{err}
 	}
 	free, err := h.cfg.Store.Room()
-	if err == nil && n > 0 && uint64(n) > free {
-		err = fmt.Errorf("%d MiB are needed, and %d MiB are free in %s: %w", n>>20, free>>20, h.cfg.Dir, unix.ENOSPC)
+	if err != nil {
+		return roomError{err}
 	}
-	return err
+	if rest := free - min(free, h.cfg.Reserve); n > 0 && uint64(n) > rest {
+		return roomError{fmt.Errorf("%d MiB are needed, and %d MiB are free in %s, without the daemon's reserve of %d MiB: %w",
+			n>>20, rest>>20, h.cfg.Dir, h.cfg.Reserve>>20, unix.ENOSPC)}
+	}
+	return nil
 }
+
+// roomError means that this host has no room.
+type roomError struct{ error }
+
+func (e roomError) Unwrap() error { return e.error }
 
 // Package is a compressed snapshot. Close frees it.
 type Package struct {

@@ -7,6 +7,8 @@ import (
 	"io"
 	"os"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
@@ -171,14 +173,51 @@ type pull struct {
 	conn *conn
 	on   func(Progress)
 
+	arrived atomic.Int64 // bytes
+
 	mu    sync.Mutex
 	files blobs
 	came  []digest.Digest // blobs that the cache did not have before
 	moved int64
 }
 
+// leastRate is the mean rate of a pull, in bytes per second, over each period of Hub.pace. A slower registry would
+// hold places and disk space for days.
+const leastRate = 64 << 10
+
+// watch cancels a pull that is too slow. It returns when ctx ends.
+func (p *pull) watch(ctx context.Context, cancel context.CancelCauseFunc) {
+	tick := time.NewTicker(p.hub.pace)
+	defer tick.Stop()
+	least := int64(leastRate * p.hub.pace.Seconds())
+	for before := int64(0); ; {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		now := p.arrived.Load()
+		if now-before < least {
+			cancel(errSlow)
+			return
+		}
+		before = now
+	}
+}
+
 // fetchAll fetches blobs, several at a time.
 func (p *pull) fetchAll(ctx context.Context, list []artifact.Blob) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	go p.watch(ctx, cancel)
+	err := p.fetchEach(ctx, list)
+	if err != nil && errors.Is(context.Cause(ctx), errSlow) {
+		return errSlow
+	}
+	return err
+}
+
+func (p *pull) fetchEach(ctx context.Context, list []artifact.Blob) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(maxBlobs)
 	for _, b := range list {
@@ -217,7 +256,10 @@ func (p *pull) fetch(ctx context.Context, b artifact.Blob) (*os.File, error) {
 	}
 	s := &step{on: p.on, now: Progress{File: b.Part.Name, State: Pulling, Bytes: b.Size}}
 	f, err := p.hub.cache.add(func(tmp *os.File) (digest.Digest, error) {
-		x := &fetching{conn: p.conn, b: b, f: tmp, sent: s.add}
+		x := &fetching{conn: p.conn, b: b, f: tmp, sent: func(n int64) {
+			p.arrived.Add(n)
+			s.add(n)
+		}, room: func() error { return p.hub.checkRoom(0) }}
 		err := x.run(ctx)
 		p.mu.Lock()
 		defer p.mu.Unlock()

@@ -69,7 +69,10 @@ func (e *RegistryError) Error() string { return "registry " + e.Registry + ": " 
 
 func (e *RegistryError) Unwrap() error { return e.Err }
 
-var errStalled = errors.New("it sends or takes too little data")
+var (
+	errStalled = errors.New("it sends or takes too little data")
+	errSlow    = errors.New("it sends too slowly: less than 64 KiB per second in ten minutes")
+)
 
 // wire is the transport to one registry, and to the servers that this registry names for tokens, uploads
 // and blobs. The registry is not trusted: it may stall, send without end, and lead anywhere.
@@ -212,12 +215,14 @@ type conn struct {
 	tries int
 	wait  time.Duration // before the second try; doubles
 	small int64         // see smallBlob
+
+	roomEvery int64 // see fetching
 }
 
 // dial finds out how a registry authenticates, and gets a token for the scopes if it wants one.
 func (h *Hub) dial(ctx context.Context, r Remote, scopes ...string) (*conn, error) {
 	repo := r.ref.Context()
-	c := &conn{Remote: r, tries: h.tries, wait: h.retryWait, small: h.small}
+	c := &conn{Remote: r, tries: h.tries, wait: h.retryWait, small: h.small, roomEvery: h.roomEvery}
 	var auth authn.Authenticator
 	var err error
 	if r.login != nil {
@@ -300,8 +305,9 @@ func (c *conn) failed(err error) error {
 	var own *RegistryError
 	var bad *artifact.Error
 	var file *fs.PathError
+	var full roomError
 	if err == nil || errors.As(err, &own) || errors.As(err, &bad) || errors.As(err, &file) ||
-		errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		errors.As(err, &full) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return err
 	}
 	out := &RegistryError{Registry: c.Registry(), Err: err}
