@@ -25,7 +25,7 @@ import (
 //
 //	<dir>/blobs/<hex>     a blob
 //	<dir>/made/<hex>      an artifact.Blob, for the file with this digest (see snapshot.Digester)
-//	<dir>/pushed/<hex>    the repository that the blob with this digest was pushed to last
+//	<dir>/pushed/<hex>    the repository that a client has pushed a blob to last (see pushedBy)
 //	<dir>/blobs/.new-*    a blob that is being written
 type cache struct{ dir *os.File }
 
@@ -145,14 +145,23 @@ func (c *cache) known(p artifact.Part) (b artifact.Blob, ok bool) {
 // forget removes the record of a file.
 func (c *cache) forget(p artifact.Part) { _ = os.Remove(c.record(p)) }
 
-// setSource records that a repository has a blob.
-func (c *cache) setSource(d digest.Digest, repo name.Repository) error {
-	return atomicfile.Write(c.path("pushed", d.Encoded()), []byte(repo.Name()), 0o600)
+// pushedBy returns the path of the record of a client's push of a blob. Each client has records of its own, so that
+// the names of its repositories are not sent with the credentials of others.
+func (c *cache) pushedBy(who string, d digest.Digest) string {
+	return c.path("pushed", digest.FromString(string(d)+" "+who).Encoded())
 }
 
-// source returns another repository of the same registry that had a blob.
-func (c *cache) source(d digest.Digest, to name.Repository) (from name.Repository, ok bool) {
-	text, err := os.ReadFile(c.path("pushed", d.Encoded()))
+// setSource records that a client has pushed a blob to a repository.
+func (c *cache) setSource(who string, d digest.Digest, repo name.Repository) error {
+	return atomicfile.Write(c.pushedBy(who, d), []byte(repo.Name()), 0o600)
+}
+
+// forgetSource removes a record of setSource.
+func (c *cache) forgetSource(who string, d digest.Digest) { _ = os.Remove(c.pushedBy(who, d)) }
+
+// source returns another repository of the same registry that a client has pushed a blob to.
+func (c *cache) source(who string, d digest.Digest, to name.Repository) (from name.Repository, ok bool) {
+	text, err := os.ReadFile(c.pushedBy(who, d))
 	if err != nil {
 		return from, false
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"sync"
 
 	"github.com/google/go-containerregistry/pkg/name"
@@ -14,6 +15,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 	"github.com/google/go-containerregistry/pkg/v1/static"
 	"github.com/google/go-containerregistry/pkg/v1/types"
+	"github.com/opencontainers/go-digest"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/forkd/forkd/internal/format/artifact"
@@ -54,7 +56,7 @@ func (h *Hub) Push(ctx context.Context, who, tag string, to Remote, on func(Prog
 		return Sent{}, err
 	}
 	repo := target.Context()
-	c, err := h.dial(ctx, to, append(p.scopes(a, repo), repo.Scope(transport.PushScope))...)
+	c, err := p.dial(to, a)
 	if err != nil {
 		return Sent{}, err
 	}
@@ -87,6 +89,8 @@ type push struct {
 	who  string
 	on   func(Progress)
 	from *store.Exported
+
+	mounts map[digest.Digest]name.Repository // other repositories that may have the blobs
 
 	mu    sync.Mutex
 	files blobs
@@ -150,16 +154,45 @@ func (p *push) open(i int, b artifact.Blob) (*os.File, error) {
 // maxMounts bounds the repositories that a push mounts blobs from. Each one is a scope of its token.
 const maxMounts = 4
 
-// scopes returns the scopes for mounting blobs from other repositories of the registry.
-func (p *push) scopes(a *artifact.Artifact, to name.Repository) (list []string) {
-	seen := make(map[string]bool)
-	for _, b := range a.Blobs {
-		if from, ok := p.hub.cache.source(b.Digest, to); ok && !seen[from.Name()] && len(seen) < maxMounts {
-			seen[from.Name()] = true
-			list = append(list, from.Scope(transport.PullScope))
-		}
+// dial gets a token for the repository, and for those that blobs are mounted from. If the registry refuses this,
+// for example because one of these was deleted, dial forgets them and asks for the repository alone.
+func (p *push) dial(to Remote, a *artifact.Artifact) (*conn, error) {
+	repo := to.ref.Context()
+	scopes := append(p.findMounts(a, repo), repo.Scope(transport.PushScope))
+	c, err := p.hub.dial(p.ctx, to, scopes...)
+	var refused *RegistryError
+	if len(scopes) == 1 || !errors.As(err, &refused) || refused.Status/100 != 4 {
+		return c, err
 	}
-	return list
+	if c, err = p.hub.dial(p.ctx, to, repo.Scope(transport.PushScope)); err != nil {
+		return nil, err
+	}
+	for d := range p.mounts {
+		p.hub.cache.forgetSource(p.who, d)
+	}
+	p.mounts = nil
+	return c, nil
+}
+
+// findMounts finds other repositories of the registry that this client has pushed blobs to, and returns the scopes
+// for mounting these blobs.
+func (p *push) findMounts(a *artifact.Artifact, to name.Repository) (scopes []string) {
+	p.mounts = make(map[digest.Digest]name.Repository)
+	for _, b := range a.Blobs {
+		from, ok := p.hub.cache.source(p.who, b.Digest, to)
+		if !ok {
+			continue
+		}
+		scope := from.Scope(transport.PullScope)
+		if !slices.Contains(scopes, scope) {
+			if len(scopes) == maxMounts {
+				continue
+			}
+			scopes = append(scopes, scope)
+		}
+		p.mounts[b.Digest] = from
+	}
+	return scopes
 }
 
 // upload sends the blobs, several at a time. Files with the same content have one blob.
@@ -180,7 +213,7 @@ func (p *push) upload(ctx context.Context, out *remote.Pusher, to name.Repositor
 func (p *push) uploadOne(ctx context.Context, out *remote.Pusher, to name.Repository, i int, b artifact.Blob) error {
 	l := &layer{push: p, i: i, b: b, step: step{on: p.on, now: Progress{File: b.Part.Name, State: Pushing, Bytes: b.Size}}}
 	var send v1.Layer = l
-	if from, ok := p.hub.cache.source(b.Digest, to); ok {
+	if from, ok := p.mounts[b.Digest]; ok {
 		send = &remote.MountableLayer{Layer: l, Reference: from.Digest(b.Digest.String())}
 	}
 	err := out.Upload(ctx, to, send)
@@ -196,7 +229,7 @@ func (p *push) uploadOne(ctx context.Context, out *remote.Pusher, to name.Reposi
 		state = Exists
 	}
 	l.end(state)
-	_ = p.hub.cache.setSource(b.Digest, to) // it only saves work of later pushes
+	_ = p.hub.cache.setSource(p.who, b.Digest, to) // it only saves work of later pushes
 	return nil
 }
 

@@ -475,6 +475,73 @@ func TestRegistryLogins(t *testing.T) {
 	}
 }
 
+// A push asks for repositories that the same client has pushed to, never for those of others. If the token server
+// refuses them, the push succeeds without them, and later pushes do not ask for them.
+func TestPushMountsOwnRepositories(t *testing.T) {
+	t.Setenv("DOCKER_CONFIG", t.TempDir())
+	var mu sync.Mutex
+	var asked []string // scopes
+	refused, status := "", 0
+	s := serve(t)
+	s.set(func(w http.ResponseWriter, r *http.Request, inner http.Handler) {
+		mu.Lock()
+		defer mu.Unlock()
+		scopes := r.URL.Query()["scope"]
+		switch {
+		case r.URL.Path == "/token" && refused != "" && strings.Contains(fmt.Sprint(scopes), refused):
+			w.WriteHeader(status)
+		case r.URL.Path == "/token":
+			asked = append(asked, scopes...)
+			fmt.Fprint(w, `{"token": "pass"}`)
+		case r.Header.Get("Authorization") != "Bearer pass":
+			w.Header().Set("WWW-Authenticate", fmt.Sprintf(`Bearer realm="%s/token",service="test"`, s.URL))
+			w.WriteHeader(http.StatusUnauthorized)
+		default:
+			inner.ServeHTTP(w, r)
+		}
+	})
+	a := newHost(t).hasty()
+	a.make(t, "parent", "", 2, 'p')
+	refuse := func(repo string, with int) {
+		mu.Lock()
+		defer mu.Unlock()
+		refused, status = repo, with
+	}
+	push := func(who, repo string) (scopes string) {
+		t.Helper()
+		if _, err := a.Push(t.Context(), who, "parent", remoteOf(t, s.host+"/"+repo+":1"), ignore); err != nil {
+			t.Fatalf("%s pushes to %s: %v", who, repo, err)
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		scopes, asked = strings.Join(asked, " "), nil
+		return scopes
+	}
+	push("ann", "one/x")
+	if scopes := push("bob", "two/x"); strings.Contains(scopes, "one/x") {
+		t.Errorf("bob's push asks for %s", scopes)
+	}
+	if scopes := push("ann", "three/x"); !strings.Contains(scopes, "one/x") || strings.Contains(scopes, "two/x") {
+		t.Errorf("ann's push asks for %s", scopes)
+	}
+	before := "three/x"
+	for _, status := range []int{http.StatusBadRequest, http.StatusUnauthorized, http.StatusForbidden,
+		http.StatusNotFound} {
+		refuse(before, status)
+		after := fmt.Sprintf("new%d/x", status)
+		if scopes := push("ann", after); strings.Contains(scopes, before) || !strings.Contains(scopes, after) {
+			t.Errorf("%d: a token for %s", status, scopes)
+		}
+		before = after
+	}
+	refuse("last/x", http.StatusForbidden)
+	var failed *RegistryError
+	if _, err := a.Push(t.Context(), "ann", "parent", remoteOf(t, s.host+"/last/x:1"), ignore); !errors.As(err, &failed) ||
+		failed.Status != http.StatusForbidden {
+		t.Errorf("a push to a refused repository: %v", err)
+	}
+}
+
 // Registries elsewhere need TLS with a certificate that this host trusts.
 func TestRegistryTLS(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
