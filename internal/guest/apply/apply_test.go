@@ -347,6 +347,23 @@ func TestUndoKeepsWrites(t *testing.T) {
 	}
 }
 
+// zeros is an endless hole.
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
+
+// A file with a huge hole, which few bytes of an archive describe, does not occupy the guest for longer than the limit.
+func TestHugeHoleEnds(t *testing.T) {
+	tree := newTree(t)
+	s := staged(t, tree)
+	s.until = time.Now()
+	if err := s.file("0", 1<<60, zeros{}); !errors.Is(err, errTooLong) {
+		t.Errorf("%v", err)
+	}
+	s.until = time.Now().Add(unpackTime)
+	must(t, s.file("1", 1<<20, zeros{}))
+}
+
 // On a full disk nothing changes.
 func TestFullDisk(t *testing.T) {
 	tree := &Tree{Dir: t.TempDir()}

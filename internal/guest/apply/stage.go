@@ -10,6 +10,7 @@ import (
 	"path"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -37,7 +38,15 @@ type stage struct {
 	bytes int            // of the paths
 	attrs int            // bytes of the attributes of directories that stay
 	ended bool           // the archive has its end
+	until time.Time      // latest time for the content of a file; see unpackTime
 }
+
+// unpackTime bounds the time for unpacking an archive. A sparse file takes few bytes of an archive, but its zeros are
+// all read, so neither the size of the archive nor the end of the request bounds the time.
+const unpackTime = 10 * time.Minute
+
+var errTooLong = fmt.Errorf("unpacking the changes takes more than %v: apply fewer files, or no large sparse files",
+	unpackTime)
 
 // step is one change.
 type step struct {
@@ -68,7 +77,8 @@ type meta struct {
 
 // newStage makes the directory of a stage.
 func newStage(root int) (*stage, error) {
-	s := &stage{root: root, name: ".forkd-apply-" + rand.Text(), paths: make(map[string]int)}
+	s := &stage{root: root, name: ".forkd-apply-" + rand.Text(), paths: make(map[string]int),
+		until: time.Now().Add(unpackTime)}
 	if err := unix.Mkdirat(root, s.name, 0o700); err != nil {
 		return nil, fmt.Errorf("make a directory for the new files: %w", err)
 	}
@@ -228,6 +238,9 @@ func (s *stage) file(name string, size int64, content io.Reader) (err error) {
 	defer func() { err = errors.Join(err, unix.Close(fd)) }()
 	buf, zero := make([]byte, block), make([]byte, block)
 	for at := int64(0); at < size; {
+		if time.Now().After(s.until) {
+			return errTooLong
+		}
 		n, err := io.ReadFull(content, buf[:min(block, size-at)])
 		if err != nil {
 			return err
