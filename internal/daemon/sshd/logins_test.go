@@ -1,8 +1,11 @@
 package sshd
 
 import (
+	"bytes"
+	"log/slog"
 	"strings"
 	"testing"
+	"time"
 )
 
 // closing records that it has been closed.
@@ -67,6 +70,22 @@ type counter struct {
 }
 
 func (c *counter) SSHOutOfMemory() { c.large++ }
+
+// Clients that have not logged in cannot fill the log.
+func TestLinesAreBounded(t *testing.T) {
+	var out bytes.Buffer
+	s := New(Config{Log: slog.New(slog.NewTextHandler(&out, nil))})
+	const all = 10 * linesAtOnce
+	begun := time.Now()
+	for range all {
+		s.log(slog.LevelError, "refused")
+	}
+	most := linesAtOnce + int(time.Since(begun).Seconds()*linesPerSecond) + 1
+	n := strings.Count(out.String(), "\n")
+	if n < linesAtOnce || n > most || int(s.leftOut.Load()) > all-linesAtOnce {
+		t.Errorf("%d lines, at most %d are expected, and %d are left out", n, most, s.leftOut.Load())
+	}
+}
 
 // Each process that the kernel has killed is counted once.
 func TestKilledProcessesAreCounted(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
 	"strings"
@@ -128,19 +129,37 @@ func (s *Server) end(p *peer) {
 	err := p.process.Wait()
 	late.Stop()
 	if n := s.killed(); n > 0 {
-		s.Log.Info("ssh: the kernel has killed processes of connections, because all together need too much memory",
+		s.log(slog.LevelInfo, "ssh: the kernel has killed processes, because all connections need too much memory",
 			"processes", n)
 	}
 	said := p.process.Said()
 	switch {
 	case err != nil:
-		s.Log.Error("ssh: the process of a connection cannot be waited for", "error", err)
+		s.log(slog.LevelError, "ssh: the process of a connection cannot be waited for", "error", err)
 	case strings.Contains(said, "out of memory"), strings.Contains(said, "cannot allocate memory"):
 		s.Counts.SSHOutOfMemory()
-		s.Log.Info("ssh: a connection has ended, because its client needs too much memory")
+		s.log(slog.LevelInfo, "ssh: a connection has ended, because its client needs too much memory")
 	case said != "":
-		s.Log.Error("ssh: the process of a connection has failed", "output", said)
+		s.log(slog.LevelError, "ssh: the process of a connection has failed", "output",
+			strings.ToValidUTF8(said[:min(len(said), maxLogged)], "?"))
 	}
+}
+
+// Bounds on the lines about connections: their rate per second, the burst after a time without lines, and the bytes of
+// a process's output. Clients that have not logged in can cause such lines.
+const (
+	linesPerSecond = 2
+	linesAtOnce    = 50
+	maxLogged      = 4096
+)
+
+// log writes a line about a connection, unless there were too many.
+func (s *Server) log(level slog.Level, msg string, args ...any) {
+	if !s.lines.Allow() {
+		s.leftOut.Add(1)
+		return
+	}
+	s.Log.Log(context.Background(), level, msg, append(args, "left_out", s.leftOut.Swap(0))...)
 }
 
 // killed counts the processes that the kernel has killed for memory usage since the last call, and returns their

@@ -23,9 +23,11 @@ import (
 	"log/slog"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/crypto/ssh"
+	"golang.org/x/time/rate"
 
 	"github.com/forkd/forkd/internal/daemon/audit"
 	"github.com/forkd/forkd/internal/daemon/auth"
@@ -102,6 +104,8 @@ type Server struct {
 	logins            *logins
 	clients, channels *gate.Gate
 	oomKills          func() uint64 // processes of connections that the kernel has killed since the start
+	lines             *rate.Limiter // of lines about connections
+	leftOut           atomic.Int64  // connections without a line since the last line
 
 	mu sync.Mutex
 	// +checklocks:mu
@@ -113,7 +117,8 @@ func New(cfg Config) *Server {
 	cfg.Limits = cfg.Limits.withDefaults()
 	l := cfg.Limits
 	return &Server{Config: cfg, logins: &logins{most: cfg.Process.logins(l.Logins), mostOfPeer: l.LoginsPerPeer},
-		clients: gate.New(l.Clients), channels: gate.New(l.Channels), oomKills: cfg.Process.Cgroup.OOMKills}
+		clients: gate.New(l.Clients), channels: gate.New(l.Channels), oomKills: cfg.Process.Cgroup.OOMKills,
+		lines: rate.NewLimiter(linesPerSecond, linesAtOnce)}
 }
 
 // Serve accepts connections until ctx ends. Then it ends all of them and closes the listener.
@@ -132,7 +137,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 				p, err := s.start(conn)
 				<-starts
 				if err != nil {
-					s.Log.Error("ssh: a connection is refused", "error", err)
+					s.log(slog.LevelError, "ssh: a connection is refused", "error", err)
 					return
 				}
 				remote := conn.RemoteAddr().String()
