@@ -15,7 +15,8 @@ const maxFailed = 256
 // that failed while no client waited for them, or that are lost. An entry stays until the branch is
 // deleted or made again, or the daemon exits. If there are too many entries, the oldest entry of the
 // owner with the most entries is dropped, so no owner displaces the entries of others. The parameter
-// owner is the owner of the sandbox, or empty if unknown.
+// owner is the owner of the sandbox, or empty if unknown. An entry without an owner is dropped only when no owner
+// has two.
 func (s *Store) ListFailed(tag, owner string, reason error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -31,11 +32,15 @@ func (s *Store) ListFailed(tag, owner string, reason error) {
 
 // forgetFailedLocked drops a failed branch from the list if there are too many.
 func (s *Store) forgetFailedLocked() {
-	failed := make(map[string][]*entry) // by owner
+	failed := make(map[[2]string][]*entry) // by owner; without an owner, each tag is a group of its own
 	n := 0
 	for _, e := range s.byTag {
 		if e.phase == phaseFailed {
-			failed[e.owner] = append(failed[e.owner], e)
+			group := [2]string{e.owner, ""}
+			if e.owner == "" {
+				group[1] = e.tag
+			}
+			failed[group] = append(failed[group], e)
 			n++
 		}
 	}
@@ -44,11 +49,11 @@ func (s *Store) forgetFailedLocked() {
 	}
 	var most []*entry
 	for _, list := range failed {
-		if len(list) > len(most) {
+		slices.SortFunc(list, func(a, b *entry) int { return a.created.Compare(b.created) })
+		if len(list) > len(most) || len(list) == len(most) && list[0].created.Before(most[0].created) {
 			most = list
 		}
 	}
-	oldest := slices.MinFunc(most, func(a, b *entry) int { return a.created.Compare(b.created) })
-	oldest.enterLocked(phaseGone)
-	s.dropLocked(oldest)
+	most[0].enterLocked(phaseGone)
+	s.dropLocked(most[0])
 }

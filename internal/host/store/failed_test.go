@@ -41,11 +41,19 @@ func TestFailedBranchesOfOthersStay(t *testing.T) {
 	s := d.open(t)
 	defer s.Close()
 	s.ListFailed("other", "b", errors.New("no room"))
+	for n := range 200 { // as branches that a restart has lost
+		s.ListFailed(fmt.Sprintf("lost-%d", n), "", errors.New("lost"))
+	}
 	for n := range maxFailed + 50 {
 		s.ListFailed(fmt.Sprintf("failed-%d", n), "a", errors.New("no room"))
 	}
 	if i, err := s.Detail("other"); err != nil || i.Damage == "" {
 		t.Errorf("of the other owner: %+v, %v", i, err)
+	}
+	for n := range 200 {
+		if i, err := s.Detail(fmt.Sprintf("lost-%d", n)); err != nil || i.Damage == "" {
+			t.Errorf("a lost branch of an unknown owner: %+v, %v", i, err)
+		}
 	}
 	if n := len(s.List()); n != maxFailed {
 		t.Errorf("%d snapshots are listed, want %d", n, maxFailed)
