@@ -16,7 +16,6 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/layout"
@@ -252,7 +251,7 @@ func openRegistry(ctx context.Context, reference string, login *registry.Login) 
 // sent under the same conditions as Docker sends them.
 func registryOptions(l *registry.Login) []remote.Option {
 	if l == nil {
-		return []remote.Option{remote.WithAuthFromKeychain(authn.DefaultKeychain),
+		return []remote.Option{remote.WithAuthFromKeychain(registry.Keychain{}),
 			remote.WithTransport(boundedManifests{})}
 	}
 	return []remote.Option{remote.WithAuth(l.Authenticator()), remote.WithTransport(boundedManifests{encrypted: true})}

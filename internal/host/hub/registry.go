@@ -227,7 +227,7 @@ func (h *Hub) dial(ctx context.Context, r Remote, scopes ...string) (*conn, erro
 	var err error
 	if r.login != nil {
 		auth = r.login.Authenticator()
-	} else if auth, err = authn.Resolve(ctx, authn.DefaultKeychain, repo); err != nil {
+	} else if auth, err = authn.Resolve(ctx, registry.Keychain{}, repo); err != nil {
 		return nil, c.failed(fmt.Errorf("read Docker's configuration of the daemon's user: %w", err))
 	}
 	home, _, err := net.SplitHostPort(repo.RegistryStr())
