@@ -151,6 +151,27 @@ func (c *cache) pushedBy(who string, d digest.Digest) string {
 	return c.path("pushed", digest.FromString(string(d)+" "+who).Encoded())
 }
 
+// forgetOthers removes the records of packed files whose digests are not in the result of present, and their blobs.
+func (c *cache) forgetOthers(present func() map[string]bool) error {
+	records, err := os.ReadDir(c.path("made", ""))
+	if err != nil || len(records) == 0 {
+		return err
+	}
+	kept := present()
+	for _, r := range records {
+		var b artifact.Blob
+		text, readErr := os.ReadFile(c.path("made", r.Name()))
+		if readErr != nil || json.Unmarshal(text, &b) != nil || b.Digest.Validate() != nil || kept[b.Part.Digest] {
+			continue // just removed, not a record, or needed
+		}
+		c.forget(b.Part)
+		if rmErr := os.Remove(c.blob(b.Digest)); rmErr != nil && !errors.Is(rmErr, fs.ErrNotExist) {
+			err = errors.Join(err, rmErr)
+		}
+	}
+	return err
+}
+
 // setSource records that a client has pushed a blob to a repository.
 func (c *cache) setSource(who string, d digest.Digest, repo name.Repository) error {
 	return atomicfile.Write(c.pushedBy(who, d), []byte(repo.Name()), 0o600)

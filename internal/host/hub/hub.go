@@ -69,14 +69,15 @@ type Hub struct {
 	pace      time.Duration     // see leastRate
 }
 
-// New returns a Hub. It removes the files that a killed daemon has left unfinished.
+// New returns a Hub. It removes the files that a killed daemon has left unfinished, and from now on the blobs of
+// deleted snapshots.
 func New(cfg Config) (*Hub, error) {
 	c, err := openCache(cfg.Dir)
 	if err != nil {
 		return nil, fmt.Errorf("open the hub's cache: %w", err)
 	}
 	queue := gate.Queue{Key: maxWaiting, All: 16 * maxWaiting}
-	return &Hub{
+	h := &Hub{
 		cfg:       cfg,
 		cache:     c,
 		place:     gate.NewQueued(maxMoves, queue),
@@ -88,12 +89,23 @@ func New(cfg Config) (*Hub, error) {
 		small:     smallBlob,
 		roomEvery: 4 << 20, // all blobs that arrive at a time together pass the reserve by 64 MiB at most
 		pace:      10 * time.Minute,
-	}, nil
+	}
+	h.forget()
+	cfg.Store.OnGone(func(string) { h.forget() })
+	return h, nil
 }
 
 // wait waits for a place to compress or decompress a snapshot for a client. leave frees it.
 func (h *Hub) wait(ctx context.Context, who string) (leave func(), err error) {
 	return h.place.Wait(ctx, owner.FairShare(who, maxMoves))
+}
+
+// forget removes the blobs of packed files that belong to no snapshot any more: they have the memory and the disk of
+// deleted guests.
+func (h *Hub) forget() {
+	if err := h.cache.forgetOthers(h.cfg.Store.Digests); err != nil {
+		h.cfg.Log.Warn("blobs of deleted snapshots are left in the hub's cache", "error", err)
+	}
 }
 
 func (h *Hub) trim() {

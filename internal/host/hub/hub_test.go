@@ -385,6 +385,50 @@ func TestPackedBlobsAreReused(t *testing.T) {
 	}
 }
 
+// The blobs of a deleted snapshot are removed, except for those of files that other snapshots have: at the deletion, or
+// at the next start.
+func TestBlobsOfDeletedSnapshotsAreRemoved(t *testing.T) {
+	a := newHost(t)
+	has := func(want int, when string) {
+		t.Helper()
+		for _, sub := range []string{"blobs", "made"} {
+			if list, err := a.cache.list(sub); err != nil || len(list) != want {
+				t.Errorf("%s: %d files in %s, want %d: %v", when, len(list), sub, want, err)
+			}
+		}
+	}
+	a.make(t, "parent", "", 2, 'p')
+	a.pack(t, "parent")
+	list, err := a.cache.list("blobs")
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := len(list)
+	a.make(t, "child", "parent", 10, 'c')
+	a.make(t, "other", "parent", 20, 'o')
+	a.pack(t, "child")
+	a.pack(t, "other")
+	has(all+8, "packed") // state, map, and a layer of each kind
+	left := 0
+	a.store.OnGone(func(string) { left++ })
+	if _, err := a.store.Delete("child", store.DeleteSingle); err != nil || left != 1 {
+		t.Fatal(left, err)
+	}
+	has(all+4, "after the deletion of a child")
+	a.check(t, "other", map[int64]byte{2: 'p', 20: 'o'})
+	a.store.Close()
+	if a.store, err = store.Open(store.Config{Root: a.root, RAM: a.ram}); err != nil { // without a hub
+		t.Fatal(err)
+	}
+	if _, err := a.store.Delete("parent", store.DeleteCascade); err != nil {
+		t.Fatal(err)
+	}
+	has(all+4, "after a deletion without a hub")
+	a.store.Close()
+	a.open(t)
+	has(0, "after the next start")
+}
+
 // A killed daemon's unfinished blobs are removed at the next start.
 func TestUnfinishedBlobsAreRemoved(t *testing.T) {
 	a := newHost(t)

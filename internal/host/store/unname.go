@@ -76,8 +76,18 @@ func (s *Store) removeOrUnname(e *entry) error {
 }
 
 // OnGone makes the store call f with the ID of each snapshot that can no longer be forked, for any
-// reason. For a snapshot that first loses its name and is deleted later, f is called twice.
-func (s *Store) OnGone(f func(id string)) { s.gone.Store(&f) }
+// reason, after the functions of earlier calls. For a snapshot that first loses its name and is
+// deleted later, f is called twice. OnGone must not be called concurrently.
+func (s *Store) OnGone(f func(id string)) {
+	all := f
+	if earlier := s.gone.Load(); earlier != nil {
+		all = func(id string) {
+			(*earlier)(id)
+			f(id)
+		}
+	}
+	s.gone.Store(&all)
+}
 
 // takeAway is like removeOrUnname, but does not call the function that OnGone has set.
 func (s *Store) takeAway(e *entry) error {
