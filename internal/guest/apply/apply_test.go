@@ -281,6 +281,22 @@ func TestWrittenBelowRemoved(t *testing.T) {
 	}
 }
 
+// A file below a removed directory may have a link elsewhere, which another change removes or replaces.
+func TestLinkBelowRemoved(t *testing.T) {
+	tree := newTree(t)
+	for _, name := range []string{"b", "c"} {
+		must(t, os.Link(filepath.Join(tree.Dir, "d/x"), filepath.Join(tree.Dir, name)))
+	}
+	n, err := tree.Apply(bytes.NewReader(archive(t, tree.Dir, entry{name: "b"}, entry{name: "c", kind: tar.TypeReg},
+		entry{name: "d"}, entry{name: "d/x"}, entry{name: "d/y"})))
+	if err != nil || n != 5 {
+		t.Fatalf("%d changes, %v", n, err)
+	}
+	if got, want := content(t, tree.Dir, false), ".|a=old a|c=|e|l→"; !strings.HasPrefix(got, want) {
+		t.Errorf("%s, want %s", got, want)
+	}
+}
+
 // An undo keeps what programs have written since the changes, and the old files of such paths.
 func TestUndoKeepsWrites(t *testing.T) {
 	at := func(tree *Tree, name string) string { return filepath.Join(tree.Dir, name) }

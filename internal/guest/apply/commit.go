@@ -111,8 +111,7 @@ func (c *step) above(below *step) (rest string, ok bool) {
 }
 
 // checkGone checks a file of a directory that has left the tree: the file must be removed too, and must still be the
-// compared file. The check of the directory itself does not see a write to a file below. The rename of the directory
-// has changed no time below it.
+// compared file. The check of the directory itself does not see a write to a file below.
 func (s *stage) checkGone(gone, c *step, rest string) error {
 	if c.kind != removes {
 		return fmt.Errorf("/%s is below /%s, which is removed", c.path, gone.path)
@@ -122,7 +121,7 @@ func (s *stage) checkGone(gone, c *step, rest string) error {
 	if err != nil {
 		return err
 	}
-	if now != c.onto {
+	if now.CTime = c.onto.CTime; now != c.onto { // the rename of another hard link changes this time
 		return &ChangedError{[]string{"/" + c.path}}
 	}
 	return nil
