@@ -29,10 +29,11 @@ const acceptedManifests = oci.MediaTypeImageManifest + ", " + oci.MediaTypeImage
 // Offer is a snapshot in a registry. Only its manifest and its configuration were fetched and checked.
 type Offer struct {
 	*artifact.Artifact
-	hub   *Hub
-	conn  *conn
-	lacks []artifact.Blob // blobs of files that neither the store nor the cache has, each once
-	has   []Progress      // files that need not be fetched
+	hub    *Hub
+	conn   *conn
+	lacks  []artifact.Blob // blobs of files that neither the store nor the cache has, each once
+	cached []artifact.Blob // other blobs that the cache has
+	has    []Progress      // files that need not be fetched
 }
 
 // Find fetches the description of a snapshot in a registry.
@@ -62,6 +63,7 @@ func (h *Hub) find(ctx context.Context, r Remote) (*Offer, error) {
 			o.has = append(o.has, Progress{File: b.Part.Name, State: Shared, Bytes: b.Size})
 		case h.cache.has(b.Digest):
 			o.has = append(o.has, Progress{File: b.Part.Name, State: Cached, Bytes: b.Size})
+			o.cached = append(o.cached, b)
 		case !seen[b.Digest]:
 			seen[b.Digest] = true
 			o.lacks = append(o.lacks, b)
@@ -149,8 +151,11 @@ func (h *Hub) Pull(ctx context.Context, who, tag string, r Remote, on func(Progr
 	p := &pull{hub: h, conn: o.conn, on: on, files: make(blobs)}
 	defer h.trim()
 	defer p.files.close()
-	if err := p.fetchAll(ctx, o.lacks); err != nil {
-		return Pulled{}, o.conn.failed(err)
+	// The cached blobs come first, because the cache may drop them while others arrive.
+	for _, list := range [][]artifact.Blob{o.cached, o.lacks} {
+		if err := p.fetchAll(ctx, list); err != nil {
+			return Pulled{}, o.conn.failed(err)
+		}
 	}
 	info, err := h.publish(ctx, who, tag, o.Artifact, p, on)
 	var bad *artifact.Error

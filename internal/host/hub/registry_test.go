@@ -371,6 +371,33 @@ func TestDamagedCache(t *testing.T) {
 	b.pull(t, "", s.host+"/team/py:1")
 }
 
+// A blob that leaves the cache during a pull is not fetched later, when the pull holds a place for decompression.
+func TestCachedBlobsStayOpen(t *testing.T) {
+	t.Setenv("DOCKER_CONFIG", t.TempDir())
+	s, a, b := serve(t), newHost(t).hasty(), newHost(t).hasty()
+	a.make(t, "parent", "", 2, 'p')
+	sent := a.push(t, "parent", s.host+"/team/py:1")
+	base := baseOf(sent.Artifact)
+	p, err := os.ReadFile(a.cache.blob(base.Digest))
+	if err == nil {
+		err = os.WriteFile(b.cache.blob(base.Digest), p, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.set(func(w http.ResponseWriter, r *http.Request, inner http.Handler) {
+		if strings.HasSuffix(r.URL.Path, sent.Blobs[0].Digest.Encoded()) {
+			b.cache.remove(base.Digest)
+		}
+		inner.ServeHTTP(w, r)
+	})
+	b.pull(t, "", s.host+"/team/py:1")
+	b.check(t, "parent", map[int64]byte{2: 'p'})
+	if log, _, _ := s.set(nil); slices.Contains(log, "GET /v2/team/py/blobs/"+base.Digest.String()) {
+		t.Error("the cached blob was fetched")
+	}
+}
+
 // A push that is interrupted leaves no tag. The next one sends only the blobs that are left. A failed upload is
 // tried again.
 func TestInterruptedPush(t *testing.T) {
