@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/forkd/forkd/internal/atomicfile"
@@ -36,15 +37,14 @@ const (
 // assignment ends with that snapshot, even if a new snapshot gets the tag of the old snapshot.
 type Tags struct {
 	path string
-
-	mu sync.Mutex
-	// +checklocks:mu
-	all []record.TemplateTag
+	mu   sync.Mutex // held by change
+	all  atomic.Pointer[[]record.TemplateTag]
 }
 
 // OpenTags reads the tags in a file. A missing file has no tags.
 func OpenTags(path string) (*Tags, error) {
 	t := &Tags{path: path}
+	t.all.Store(new([]record.TemplateTag))
 	p, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return t, nil
@@ -56,17 +56,13 @@ func OpenTags(path string) (*Tags, error) {
 	if err != nil {
 		return nil, fmt.Errorf("tags of templates: %w: remove the file, and all assigned tags are lost", err)
 	}
-	t.all = list.Tags
+	t.all.Store(&list.Tags)
 	return t, nil
 }
 
 // of returns the assigned tags of the template with the given name. If a tag is given, it returns
-// only this tag.
-func (t *Tags) of(name, tag string) []record.TemplateTag {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return assigned(t.all, name, tag)
-}
+// only this tag. It does not wait for a change, which writes the file.
+func (t *Tags) of(name, tag string) []record.TemplateTag { return assigned(*t.all.Load(), name, tag) }
 
 // assigned returns the tags in a list that belong to the template with the given name, or only the
 // given tag.
@@ -84,14 +80,14 @@ func assigned(all []record.TemplateTag, name, tag string) (list []record.Templat
 func (t *Tags) change(f func([]record.TemplateTag) ([]record.TemplateTag, error)) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	list, err := f(slices.Clone(t.all))
+	list, err := f(slices.Clone(*t.all.Load()))
 	if err != nil {
 		return err
 	}
 	if err := t.write(list); err != nil {
 		return fmt.Errorf("tags of templates: %w", err)
 	}
-	t.all = list
+	t.all.Store(&list)
 	return nil
 }
 
