@@ -3,12 +3,14 @@ scripted. The package has no suite for executors, so these tests are ours."""
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
 
 import PIL.Image
 import pytest
 from conftest import Daemon
 from smolagents import CodeAgent, tool
+from smolagents.local_python_executor import CodeOutput
 from smolagents.models import ChatMessage, MessageRole, Model
 from smolagents.utils import AgentError
 
@@ -102,6 +104,16 @@ def test_an_image(executor: ForkdExecutor, monkeypatch: pytest.MonkeyPatch) -> N
     assert isinstance(got, PIL.Image.Image) and got.size == (1, 1)
     monkeypatch.setattr(smolagents, "MAX_PIXELS", 0)
     assert executor(IMAGE).output == "an image of 1 by 1 pixels, which is too large"
+    for data in (b"no image", b"\x89PNG\r\n\x1a\n"):  # a result of the guest is no exception of another package
+        assert executor(IMAGE.replace(repr(DOT), repr(base64.b64encode(data).decode()))).output == "an unreadable image"
+    for answer in ("safe:{", "safe:[1", "x"):
+        with pytest.raises(AgentError, match="final answer"):
+            executor(f"class FinalAnswerException(Exception): pass\nraise FinalAnswerException({answer!r})")
+    for logs in ("", "{}", "[1]", '{"python": "p", "missing": 1}'):
+        with monkeypatch.context() as m:
+            m.setattr(executor, "run_code_raise_errors", lambda _, logs=logs: CodeOutput(None, logs, False))
+            with pytest.raises(AgentError, match="packages"):
+                executor.install_packages(["numpy"])
 
 
 def test_the_end_of_the_sandbox_is_an_error(daemon: Daemon) -> None:

@@ -133,7 +133,10 @@ class ForkdExecutor(RemotePythonExecutor):
             main = next((r for r in run.results if r.is_main_result), None)
             return CodeOutput(output=None if main is None else _output(main), logs=run.stdout, is_final_answer=False)
         if run.error.name == self.FINAL_ANSWER_EXCEPTION:
-            answer = self._deserialize_final_answer(run.error.value, self.allow_pickle)
+            try:
+                answer = self._deserialize_final_answer(run.error.value, self.allow_pickle)
+            except Exception as e:  # the guest wrote it
+                raise AgentError(f"the final answer is unreadable: {e}", self.logger) from e
             return CodeOutput(output=answer, logs=run.stdout, is_final_answer=True)
         if run.timed_out:
             raise AgentError(
@@ -163,23 +166,19 @@ class ForkdExecutor(RemotePythonExecutor):
         """Installs those packages with pip that the interpreter of the steps lacks."""
         if not additional_imports:
             return additional_imports
-        asked = json.loads(self.run_code_raise_errors(_MISSING.format(additional_imports)).logs)
-        if asked["missing"]:
+        logs = self.run_code_raise_errors(_MISSING.format(additional_imports)).logs
+        try:
+            asked = json.loads(logs)
+            python, missing = str(asked["python"]), [str(name) for name in asked["missing"]]
+        except (ValueError, TypeError, KeyError, RecursionError) as e:  # the guest wrote it
+            raise AgentError(f"the interpreter's packages are unknown: {logs[:200]!r}", self.logger) from e
+        if missing:
             done = self.sandbox.commands.run(
-                [
-                    asked["python"],
-                    "-m",
-                    "pip",
-                    "install",
-                    "--quiet",
-                    "--disable-pip-version-check",
-                    "--",
-                    *asked["missing"],
-                ],
+                [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--", *missing],
                 timeout=3600,
             )
             if not done.ok:
-                names = ", ".join(asked["missing"])
+                names = ", ".join(missing)
                 raise AgentError(f"pip could not install {names}: {done.stderr or done.error}", self.logger)
         return additional_imports
 
@@ -202,7 +201,10 @@ def _output(result: Result) -> Any:
     """The value of a step: an image, or the first form that the value has."""
     for form in ("jpeg", "png"):
         if (data := getattr(result, form)) is not None:
-            image = PIL.Image.open(io.BytesIO(base64.b64decode(data)), formats=[form.upper()])
+            try:
+                image = PIL.Image.open(io.BytesIO(base64.b64decode(data)), formats=[form.upper()])
+            except Exception:  # the guest wrote it, and Pillow raises errors of many classes
+                return "an unreadable image"
             if image.width * image.height > MAX_PIXELS:  # not decoded yet
                 return f"an image of {image.width} by {image.height} pixels, which is too large"
             return image
