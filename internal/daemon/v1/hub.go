@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 
@@ -177,22 +178,20 @@ func (a *api) moved(w http.ResponseWriter, r *http.Request,
 	out := newLines(w, a.Face.Limits.Stall)
 	stop := out.keepAlive(apiv1.HubEvent{Keepalive: true}, a.Face.Limits.Keepalive, cancel)
 	defer stop()
-	var mu sync.Mutex // files move concurrently
-	ended := false    // then the answer must not be used any more
-	result, err := run(ctx, func(p hub.Progress) {
-		mu.Lock()
-		defer mu.Unlock()
-		if ended {
-			return
-		}
-		file := &apiv1.HubFile{Name: p.File, State: p.State, Bytes: p.Bytes, Done: p.Done}
-		if err := out.send(apiv1.HubEvent{File: file}); err != nil {
+	q := reports{wake: make(chan struct{}, 1)}
+	var sender sync.WaitGroup // ends before this function, because the answer must not be used later
+	ended := make(chan struct{})
+	sender.Go(func() {
+		if err := q.send(ended, func(p hub.Progress) error {
+			file := &apiv1.HubFile{Name: p.File, State: p.State, Bytes: p.Bytes, Done: p.Done}
+			return out.send(apiv1.HubEvent{File: file})
+		}); err != nil {
 			cancel()
 		}
 	})
-	mu.Lock()
-	ended = true
-	mu.Unlock()
+	result, err := run(ctx, q.add)
+	close(ended)
+	sender.Wait()
 	if err = orTooMany(err); err != nil && !out.hasBegun() {
 		return err
 	}
@@ -201,6 +200,57 @@ func (a *api) moved(w http.ResponseWriter, r *http.Request,
 		last = apiv1.HubEvent{Error: err.Error(), Status: face.StatusOf(err), Code: face.ProblemOf(err).Code}
 	}
 	_ = out.send(last) // the answer has begun; fails only if the client has left
+	return nil
+}
+
+// reports holds the progress of a movement until its client takes it. The movement reports within transfers, so it must
+// not wait for a client that reads slowly.
+type reports struct {
+	wake chan struct{} // has a value if there is a new report
+
+	mu sync.Mutex
+	// +checklocks:mu
+	list []hub.Progress // one for each file and state
+}
+
+// add adds a report. It replaces an older report about the same file and state.
+func (q *reports) add(p hub.Progress) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	isSame := func(old hub.Progress) bool { return old.File == p.File && old.State == p.State }
+	if i := slices.IndexFunc(q.list, isSame); i >= 0 {
+		q.list[i] = p
+	} else {
+		q.list = append(q.list, p)
+	}
+	select {
+	case q.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (q *reports) take() []hub.Progress {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	list := q.list
+	q.list = nil
+	return list
+}
+
+// send calls out with the reports, until out fails, or until ended is closed and all reports are sent.
+func (q *reports) send(ended <-chan struct{}, out func(hub.Progress) error) error {
+	for last := false; !last; {
+		select {
+		case <-q.wake:
+		case <-ended:
+			last = true
+		}
+		for _, p := range q.take() {
+			if err := out(p); err != nil {
+				return err
+			}
+		}
+	}
 	return nil
 }
 
