@@ -294,8 +294,8 @@ func TestNoLimits(t *testing.T) {
 			t.Error("a limit was set without a leaf")
 		}
 		_, why := l.Killed()
-		if use, useErr := l.Usage(); use != (Usage{}) || why != "" || l.OOMKills() != 0 || errors.Join(useErr, l.Set(vm.Limits{}, 1), l.Spare(nil),
-			l.Remove()) != nil {
+		if use, useErr := l.Usage(); use != (Usage{}) || why != "" || l.OOMKills() != 0 ||
+			errors.Join(useErr, l.Set(vm.Limits{}, 1), l.Spare(nil), l.Remove()) != nil {
 			t.Errorf("a leaf that is not there: %+v, %q, %v", use, why, useErr)
 		}
 		l.Tighten()
