@@ -157,12 +157,18 @@ func (c *cache) forgetOthers(present func() map[string]bool) error {
 	if err != nil || len(records) == 0 {
 		return err
 	}
-	kept := present()
+	kept := make(map[string]bool)
+	for d := range present() {
+		kept[filepath.Base(c.record(artifact.Part{Digest: d}))] = true
+	}
 	for _, r := range records {
+		if kept[r.Name()] {
+			continue
+		}
 		var b artifact.Blob
 		text, readErr := os.ReadFile(c.path("made", r.Name()))
-		if readErr != nil || json.Unmarshal(text, &b) != nil || b.Digest.Validate() != nil || kept[b.Part.Digest] {
-			continue // just removed, not a record, or needed
+		if readErr != nil || json.Unmarshal(text, &b) != nil || b.Digest.Validate() != nil {
+			continue // just removed, or not a record
 		}
 		c.forget(b.Part)
 		if rmErr := os.Remove(c.blob(b.Digest)); rmErr != nil && !errors.Is(rmErr, fs.ErrNotExist) {

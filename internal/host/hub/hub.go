@@ -87,7 +87,7 @@ func New(cfg Config) (*Hub, error) {
 		retryWait: time.Second,
 		stall:     time.Minute,
 		small:     smallBlob,
-		roomEvery: 4 << 20, // all blobs that arrive at a time together pass the reserve by 64 MiB at most
+		roomEvery: 4 << 20, // all blobs that arrive at a time take some 64 MiB of the reserve at most
 		pace:      10 * time.Minute,
 	}
 	h.forget()
