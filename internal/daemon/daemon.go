@@ -126,9 +126,10 @@ func serve(ctx context.Context, log *slog.Logger, handler http.Handler, listener
 // request for the duration idle. It also closes a connection whose client has not received an
 // answer within the duration answer.
 func newServer(handler http.Handler, log *slog.Logger, idle, answer time.Duration) *http.Server {
-	server := &http.Server{Handler: placing(fewHeaders(timed(handler, answer))), ReadHeaderTimeout: headerTimeout,
-		IdleTimeout: idle, MaxHeaderBytes: maxHeaders,
-		ConnContext: withConn, ErrorLog: errorLog(log), Protocols: new(http.Protocols),
+	server := &http.Server{Handler: placing(timed(fewHeaders(handler), answer, newUnread())),
+		ReadHeaderTimeout: headerTimeout, IdleTimeout: idle, MaxHeaderBytes: maxHeaders,
+		WriteTimeout: min(answer, headerTimeout), // for the answers of net/http itself; see timed
+		ConnContext:  withConn, ErrorLog: errorLog(log), Protocols: new(http.Protocols),
 		HTTP2: &http.HTTP2Config{MaxConcurrentStreams: maxHTTP2, MaxReceiveBufferPerStream: maxWindow,
 			WriteByteTimeout: answer}}
 	server.Protocols.SetHTTP1(true)

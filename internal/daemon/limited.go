@@ -237,7 +237,7 @@ func placing(next http.Handler) http.Handler {
 			once.Do(func() {}) // waits for a call in progress, and prevents later ones
 			ended()
 		}()
-		next.ServeHTTP(w, r.WithContext(auth.OnIdentified(r.Context(), func(who string) {
+		next.ServeHTTP(w, r.WithContext(auth.OnIdentified(r.Context(), func(who string, _ bool) {
 			once.Do(func() { ended = c.serving(who) })
 		})))
 	})

@@ -92,7 +92,7 @@ func TestStreamsHaveTheirOwnTime(t *testing.T) {
 					}
 				}
 			})
-			addr := startServer(t, timed(handler, time.Nanosecond), time.Hour)
+			addr := startServer(t, timed(handler, time.Nanosecond, newUnread()), time.Hour)
 			resp, err := clientOf(t, http2).RoundTrip(get(t, "http://"+addr))
 			if err != nil {
 				t.Fatal(err)

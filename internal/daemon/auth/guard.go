@@ -47,19 +47,32 @@ func (p Principal) Need(want Scope) error {
 type identifiedKey struct{}
 
 // OnIdentified returns a context for a request. When the client of the request has been identified,
-// known is called, perhaps more than once. Its argument is the name under which the client is
-// counted.
-func OnIdentified(ctx context.Context, known func(who string)) context.Context {
+// known is called, perhaps more than once. Its first argument is the name under which the client is
+// counted. stranger says that the client has only a permission for one sandbox, whose owner the name
+// is. The function of an outer context is called too.
+func OnIdentified(ctx context.Context, known func(who string, stranger bool)) context.Context {
+	if outer, ok := ctx.Value(identifiedKey{}).(func(string, bool)); ok {
+		inner := known
+		known = func(who string, stranger bool) {
+			outer(who, stranger)
+			inner(who, stranger)
+		}
+	}
 	return context.WithValue(ctx, identifiedKey{}, known)
 }
 
 // Identified calls the function that was given to OnIdentified. A handler calls Identified when the
-// client of a request has been identified, or when a stranger has taken one of the places for
-// strangers. The name of the client is the principal's name or, for a client with only a permission
-// for one sandbox, the name of the sandbox's owner.
-func Identified(ctx context.Context, who string) {
-	if known, ok := ctx.Value(identifiedKey{}).(func(string)); ok {
-		known(who)
+// client of a request has been identified. The name of the client is the principal's name or, for a
+// client with a token of one sandbox, the name of the sandbox's owner.
+func Identified(ctx context.Context, who string) { identified(ctx, who, false) }
+
+// Admitted is like Identified, for a stranger that has taken one of the places for strangers. owner
+// is the name of the sandbox's owner.
+func Admitted(ctx context.Context, owner string) { identified(ctx, owner, true) }
+
+func identified(ctx context.Context, who string, stranger bool) {
+	if known, ok := ctx.Value(identifiedKey{}).(func(string, bool)); ok {
+		known(who, stranger)
 	}
 }
 

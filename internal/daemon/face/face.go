@@ -67,10 +67,12 @@ type Face struct {
 	Messages *Gate // messages of the Model Context Protocol
 	// Lists of sandboxes, snapshots and so on; an answer is large, and is in memory until the
 	// client has received it.
-	Lists     *Gate
-	Reads     *Gate // reads of one thing
-	Ends      *Gate // requests that kill sandboxes or delete snapshots; requests of other kinds take no places here
-	Open      *Gate // requests that need no token, counted by the client's IP address
+	Lists *Gate
+	Reads *Gate // reads of one thing
+	Ends  *Gate // requests that kill sandboxes or delete snapshots; requests of other kinds take no places here
+	// Requests that need no token, counted by the client's IP address. The share of an address is
+	// small, because probes of the daemon's health use this gate.
+	Open      *Gate
 	Followers *Gate // event streams
 	Logs      *Gate // answers with console output
 	Streams   *Gate // streams to ports of guests
@@ -101,7 +103,7 @@ func New(cfg Config) *Face {
 		Lists:     NewGate(Class{Total: l.Lists, Client: max(1, l.Lists/2)}),
 		Reads:     NewGate(Class{Total: l.Reads}),
 		Ends:      NewGate(Class{Total: l.Reads}),
-		Open:      NewGate(Class{Total: l.Reads, Refusal: errTooEager}),
+		Open:      NewGate(Class{Total: l.Reads, Client: max(1, l.Reads/16), Refusal: errTooEager}),
 		Followers: NewGate(Class{Total: l.Followers}),
 		Logs:      NewGate(Class{Total: l.Followers, Sandbox: max(1, l.Followers/2)}),
 		Streams:   NewGate(Class{Total: l.Streams, Sandbox: l.StreamsPerSandbox}),

@@ -2,6 +2,7 @@ package face
 
 import (
 	"cmp"
+	"errors"
 	"net/http"
 
 	"github.com/forkd/forkd/internal/daemon/auth"
@@ -73,6 +74,9 @@ func (g *Gate) Serve(w http.ResponseWriter, r *http.Request, h Handler,
 			leave, err = reserved, nil
 		}
 	}
+	if errors.Is(err, errTooEager) {
+		LetGo(w)
+	}
 	if err != nil {
 		fail(w, r, err)
 		return
@@ -86,11 +90,8 @@ func (g *Gate) Serve(w http.ResponseWriter, r *http.Request, h Handler,
 	}
 }
 
-// addressOf returns the address of a client as in auth.PeerName, or "" for a unix socket.
+// addressOf returns the address of a client, or the user of a unix socket, as in auth.PeerName.
 func addressOf(r *http.Request) string {
-	if _, ok := auth.PeerFrom(r.Context()); ok {
-		return ""
-	}
 	name := auth.PeerName(r.Context(), r.RemoteAddr)
 	if name == "" {
 		return ""

@@ -48,3 +48,23 @@ func TestOperatorFindsAPlace(t *testing.T) {
 		return answer(w, r)
 	})
 }
+
+// Two addresses that keep all of their places for requests without a token leave places for the
+// probes of a third address.
+func TestProbesFindAPlace(t *testing.T) {
+	f := New(Config{})
+	for _, attacker := range []string{"from 192.0.2.1", "from 192.0.2.2"} {
+		for {
+			leave, err := f.Open.Enter(attacker, "")
+			if err != nil {
+				break
+			}
+			defer leave()
+		}
+	}
+	leave, err := f.Open.Enter("from 192.0.2.3", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	leave()
+}

@@ -102,7 +102,11 @@ func (f *Face) useStream(ctx context.Context, kind string, route inbound.Route, 
 		return false, err
 	}
 	defer leave()
-	auth.Identified(ctx, client)
+	if route.Signed || route.Open {
+		auth.Admitted(ctx, client)
+	} else {
+		auth.Identified(ctx, client)
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(f.Stopping, cancel)()

@@ -117,7 +117,7 @@ func TestReadsAreBoundedOverHTTP2(t *testing.T) {
 
 // Requests that need no token are limited by the client's IP address.
 func TestOpenRequestsAreBounded(t *testing.T) {
-	r := start(t, apirig.Options{Limits: face.Limits{Reads: 4}})
+	r := start(t, apirig.Options{Limits: face.Limits{Reads: 3 * 16}})
 	server := httptest.NewUnstartedServer(r.Handler)
 	server.Config.Protocols = new(http.Protocols)
 	server.Config.Protocols.SetUnencryptedHTTP2(true)
