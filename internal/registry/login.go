@@ -7,10 +7,12 @@ package registry
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 
 	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
@@ -72,13 +74,26 @@ func StoredLogin(ctx context.Context, host string) (l Login, ok bool, err error)
 	return l, l != Login{}, nil
 }
 
-// CheckEncrypted refuses a request that would send credentials to another host without TLS. For
-// hosts with a private address, go-containerregistry falls back to requests without TLS.
-func CheckEncrypted(r *http.Request) error {
-	if r.Header.Get("Authorization") == "" || r.URL.Scheme != "http" || IsLoopback(r.URL.Hostname()) {
-		return nil
+// Check refuses requests that a registry must not cause. Clients of a registry call it for each
+// request, also for those after a redirect. home is the registry, as HOST or HOST:PORT.
+//
+//   - Credentials go to other hosts only with TLS. For private addresses, go-containerregistry falls
+//     back to requests without TLS. The body of a POST can have a credential too.
+//   - A redirect to another server does not repeat a POST.
+//   - A registry elsewhere cannot lead to a server on this host. A name of another host that resolves
+//     to an address of this host has no certificate there.
+func Check(r *http.Request, home string) error {
+	host, isPost := r.URL.Hostname(), r.Method == http.MethodPost
+	from := r.Response // nil, or the redirect that has caused r
+	switch {
+	case r.URL.Scheme == "http" && !IsLoopback(host) && (isPost || r.Header.Get("Authorization") != ""):
+		return fmt.Errorf("registry %s has no TLS: credentials are not sent to it", r.URL.Host)
+	case isPost && from != nil && r.URL.Host != from.Request.URL.Host:
+		return errors.New("it redirects a POST to another server")
+	case IsLoopback(host) && !IsLoopback((&url.URL{Host: home}).Hostname()):
+		return fmt.Errorf("it leads to %s, a server on this host", r.URL.Host)
 	}
-	return fmt.Errorf("registry %s has no TLS: credentials are not sent to it", r.URL.Host)
+	return nil
 }
 
 // IsLoopback reports whether a host name means this host. It asks no name server.

@@ -46,17 +46,43 @@ esac
 	}
 }
 
-// A request with credentials requires TLS, unless its destination is this host.
+// A request with credentials requires TLS, unless its destination is this host. The body of a POST
+// can be an exchange of an identity token.
 func TestCredentialsNeedTLS(t *testing.T) {
 	for url, want := range map[string]bool{"https://10.0.0.1/v2/": true, "http://127.0.0.1:5000/v2/": true,
 		"http://[::1]/": true, "http://localhost:5000/": true, "http://10.0.0.1/v2/": false, "http://host.local/": false} {
 		r := httptest.NewRequest(http.MethodGet, url, nil)
-		if err := CheckEncrypted(r); err != nil {
+		if err := Check(r, r.URL.Host); err != nil {
 			t.Errorf("%s without credentials: %v", url, err)
 		}
 		r.Header.Set("Authorization", "Bearer x")
-		if err := CheckEncrypted(r); (err == nil) != want {
+		if err := Check(r, r.URL.Host); (err == nil) != want {
 			t.Errorf("%s: %v", url, err)
+		}
+		if err := Check(httptest.NewRequest(http.MethodPost, url, nil), r.URL.Host); (err == nil) != want {
+			t.Errorf("POST %s: %v", url, err)
+		}
+	}
+}
+
+// A registry cannot lead to this host from elsewhere, and a POST is not repeated at another server.
+func TestRegistriesLeadTo(t *testing.T) {
+	for _, c := range []struct {
+		home, method, from, url string
+		want                    bool
+	}{
+		{"ghcr.io", "GET", "https://ghcr.io/v2/", "https://blobs.example/x", true},
+		{"ghcr.io", "POST", "https://ghcr.io/token", "https://ghcr.io/other", true},
+		{"ghcr.io", "POST", "https://ghcr.io/token", "https://blobs.example/x", false},
+		{"ghcr.io", "GET", "https://ghcr.io/v2/", "https://127.0.0.1/x", false},
+		{"10.0.0.1:5000", "GET", "http://10.0.0.1:5000/v2/", "http://localhost:80/x", false},
+		{"[::1]:5000", "GET", "http://[::1]:5000/v2/", "http://127.0.0.1:5001/x", true},
+		{"localhost", "GET", "http://localhost/v2/", "http://[::1]:5001/x", true},
+	} {
+		r := httptest.NewRequest(c.method, c.url, nil)
+		r.Response = &http.Response{Request: httptest.NewRequest(c.method, c.from, nil)}
+		if err := Check(r, c.home); (err == nil) != c.want {
+			t.Errorf("%s leads %s to %s: %v", c.home, c.method, c.url, err)
 		}
 	}
 }

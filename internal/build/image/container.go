@@ -238,7 +238,7 @@ func openRegistry(ctx context.Context, reference string, login *registry.Login) 
 	if err != nil {
 		return nil, err
 	}
-	img, err := remote.Image(ref, append(registryOptions(login), remote.WithContext(ctx),
+	img, err := remote.Image(ref, append(registryOptions(ref.Context().RegistryStr(), login), remote.WithContext(ctx),
 		remote.WithPlatform(v1.Platform{OS: "linux", Architecture: "amd64"}))...)
 	if err != nil {
 		return nil, err
@@ -246,29 +246,25 @@ func openRegistry(ctx context.Context, reference string, login *registry.Login) 
 	return img, checkManifest(img)
 }
 
-// registryOptions returns the options for requests to a registry. With a login, its credentials are
-// sent only over TLS or to this host. Without a login (nil), credentials in Docker's configuration are
-// sent under the same conditions as Docker sends them.
-func registryOptions(l *registry.Login) []remote.Option {
-	if l == nil {
-		return []remote.Option{remote.WithAuthFromKeychain(registry.Keychain{}),
-			remote.WithTransport(boundedManifests{})}
+// registryOptions returns the options for requests to a registry. Without a login (nil), the
+// credentials in Docker's configuration are used.
+func registryOptions(home string, l *registry.Login) []remote.Option {
+	auth := remote.WithAuthFromKeychain(registry.Keychain{})
+	if l != nil {
+		auth = remote.WithAuth(l.Authenticator())
 	}
-	return []remote.Option{remote.WithAuth(l.Authenticator()), remote.WithTransport(boundedManifests{encrypted: true})}
+	return []remote.Option{auth, remote.WithTransport(guarded{home})}
 }
 
-// boundedManifests is the transport to registries. It limits manifests to maxRegistryManifest
-// bytes. The library would read up to 100 MiB, and parse them into several GiB of values.
-type boundedManifests struct {
-	encrypted bool // credentials need TLS; see registry.CheckEncrypted
-}
+// guarded is the transport to a registry. It refuses requests that registry.Check refuses, and
+// limits manifests to maxRegistryManifest bytes. The library would read up to 100 MiB, and parse
+// them into several GiB of values.
+type guarded struct{ home string }
 
 // RoundTrip implements http.RoundTripper.
-func (b boundedManifests) RoundTrip(r *http.Request) (*http.Response, error) {
-	if b.encrypted {
-		if err := registry.CheckEncrypted(r); err != nil {
-			return nil, err
-		}
+func (g guarded) RoundTrip(r *http.Request) (*http.Response, error) {
+	if err := registry.Check(r, g.home); err != nil {
+		return nil, err
 	}
 	resp, err := remote.DefaultTransport.RoundTrip(r)
 	if err == nil && r.Header.Get("Accept") != "" { // only requests for manifests have this header

@@ -1,11 +1,16 @@
 package image
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"log"
+	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -127,5 +132,78 @@ func TestPrivateRegistries(t *testing.T) {
 			t.Errorf("tokens %v: another server got %d requests with the credentials %q", tokens, p.requests, p.elsewhere)
 		}
 		p.mu.Unlock()
+	}
+}
+
+// record makes all requests of the test arrive at one server, whatever their hosts. The result has
+// the hosts of requests with a credential.
+func record(t *testing.T, server *httptest.Server, answer func(http.ResponseWriter, *http.Request)) *[]string {
+	t.Helper()
+	var mu sync.Mutex
+	var hosts []string
+	server.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.FormValue("refresh_token") != "" || r.Header.Get("Authorization") != "" {
+			mu.Lock()
+			hosts = append(hosts, r.Host)
+			mu.Unlock()
+		}
+		answer(w, r)
+	})
+	old := remote.DefaultTransport
+	t.Cleanup(func() { remote.DefaultTransport = old })
+	to := server.Client().Transport.(*http.Transport).Clone()
+	if to.TLSClientConfig != nil {
+		to.TLSClientConfig.InsecureSkipVerify = true
+	}
+	to.DialContext = func(ctx context.Context, network, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, network, server.Listener.Addr().String())
+	}
+	remote.DefaultTransport = to
+	return &hosts
+}
+
+// Builds send no credential without TLS to another host: no password, no identity token, and no
+// stored credential of Docker.
+func TestCredentialsOfBuildsNeedTLS(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("DOCKER_CONFIG", dir)
+	t.Setenv("HOME", dir)
+	stored := `{"auths": {"10.1.2.3:5000": {"auth": "bWU6c2VjcmV0"}}}`
+	if err := os.WriteFile(filepath.Join(dir, "config.json"), []byte(stored), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	server := httptest.NewServer(nil)
+	defer server.Close()
+	for _, l := range []*login.Login{nil, {User: "me", Password: "secret"}, {IdentityToken: "identity"}} {
+		for _, challenge := range []string{`Basic realm="test"`, `Bearer realm="http://10.1.2.3:5000/token",service="test"`} {
+			seen := record(t, server, func(w http.ResponseWriter, _ *http.Request) {
+				w.Header().Set("WWW-Authenticate", challenge)
+				w.WriteHeader(http.StatusUnauthorized)
+			})
+			_, err := Inspect(t.Context(), "10.1.2.3:5000/test/image:v1", l)
+			if err == nil || len(*seen) > 0 {
+				t.Errorf("login %v, %s: %v; credentials for %q", l, challenge, err, *seen)
+			}
+		}
+	}
+}
+
+// A token server that redirects the exchange of an identity token leads it to no other server.
+func TestIdentityTokensOfBuildsAreNotRedirected(t *testing.T) {
+	t.Setenv("DOCKER_CONFIG", t.TempDir())
+	t.Setenv("HOME", t.TempDir())
+	server := httptest.NewTLSServer(nil)
+	defer server.Close()
+	seen := record(t, server, func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/token" {
+			http.Redirect(w, r, "https://other.example/token", http.StatusTemporaryRedirect)
+			return
+		}
+		w.Header().Set("WWW-Authenticate", `Bearer realm="https://registry.example/token",service="test"`)
+		w.WriteHeader(http.StatusUnauthorized)
+	})
+	_, err := Inspect(t.Context(), "registry.example/test/image:v1", &login.Login{IdentityToken: "identity"})
+	if err == nil || len(*seen) == 0 || slices.Contains(*seen, "other.example") {
+		t.Errorf("%v; credentials for %q", err, *seen)
 	}
 }

@@ -78,7 +78,7 @@ var (
 // and blobs. The registry is not trusted: it may stall, send without end, and lead anywhere.
 type wire struct {
 	base  http.RoundTripper
-	home  string        // host name of the registry
+	home  string        // the registry, as HOST or HOST:PORT
 	stall time.Duration // longest time for minProgress bytes, and for an answer
 }
 
@@ -105,17 +105,12 @@ func newBase() *http.Transport {
 	}
 }
 
-// check refuses requests without TLS, and requests to this host that a registry elsewhere has caused. A
-// name of another host that resolves to an address of this host has no certificate there.
+// check refuses requests without TLS to other hosts, and those that registry.Check refuses.
 func (w wire) check(r *http.Request) error {
-	host := r.URL.Hostname()
-	switch {
-	case r.URL.Scheme == "http" && !registry.IsLoopback(host):
+	if r.URL.Scheme == "http" && !registry.IsLoopback(r.URL.Hostname()) {
 		return fmt.Errorf("%s has no TLS, which only registries at addresses of this host may lack", r.URL.Host)
-	case registry.IsLoopback(host) && !registry.IsLoopback(w.home):
-		return fmt.Errorf("it leads to %s, a server on this host", r.URL.Host)
 	}
-	return nil
+	return registry.Check(r, w.home)
 }
 
 type blobKey struct{}
@@ -124,10 +119,6 @@ type blobKey struct{}
 func (w wire) RoundTrip(r *http.Request) (*http.Response, error) {
 	if err := w.check(r); err != nil {
 		return nil, err
-	}
-	// The body of a login can have a credential.
-	if from := r.Response; from != nil && r.Method == http.MethodPost && r.URL.Host != from.Request.URL.Host {
-		return nil, errors.New("it redirects a POST to another server")
 	}
 	ctx, cancel := context.WithCancelCause(r.Context())
 	p := &pulse{every: w.stall, ctx: ctx, cancel: cancel}
@@ -230,11 +221,7 @@ func (h *Hub) dial(ctx context.Context, r Remote, scopes ...string) (*conn, erro
 	} else if auth, err = authn.Resolve(ctx, registry.Keychain{}, repo); err != nil {
 		return nil, c.failed(fmt.Errorf("read Docker's configuration of the daemon's user: %w", err))
 	}
-	home, _, err := net.SplitHostPort(repo.RegistryStr())
-	if err != nil {
-		home = strings.Trim(repo.RegistryStr(), "[]") // it has no port
-	}
-	w := wire{h.base, home, h.stall}
+	w := wire{h.base, repo.RegistryStr(), h.stall}
 	err = c.again(ctx, func() error {
 		c.Transport, err = transport.NewWithContext(ctx, repo.Registry, auth, w, scopes)
 		return err
