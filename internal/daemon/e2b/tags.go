@@ -137,14 +137,16 @@ func (t tagger) find(name, tag string) string {
 
 // mayAssign returns an error if the client may not assign a tag of the template with the given
 // name, or remove the assignment. Every client may assign a free tag. Other tags may be changed by
-// the client that has assigned them, and by clients that may delete templates. All assigned tags
-// are in the list all.
+// the client that has assigned them, and by clients that may delete templates. A tag that differs
+// from that of a snapshot only in case is not free, because Server.existing leads to the snapshot.
+// All assigned tags are in the list all.
 func (t tagger) mayAssign(all []record.TemplateTag, name, tag string) error {
 	own := snapshotTag(name, tag)
 	if err := t.view.MayName("tags", own); err != nil {
 		return err
 	}
-	if _, err := t.view.Snapshot(own); err == nil {
+	isOwn := func(i store.Info) bool { return strings.EqualFold(i.Tag, own) }
+	if slices.ContainsFunc(t.view.Snapshots(), isOwn) {
 		return t.who.Need(auth.Admin)
 	}
 	if had := assigned(all, name, tag); len(had) > 0 && had[0].Who != t.who.Who {

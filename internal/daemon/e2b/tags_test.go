@@ -144,6 +144,22 @@ func TestTagsOfOthers(t *testing.T) {
 	}
 }
 
+// E2B's SDKs fold names to lower case. No client can assign the folded name of another client's
+// template.
+func TestTagsThatDifferInCase(t *testing.T) {
+	r := startWith(t, apirig.Options{Tokens: []auth.Token{{Name: "one", Scope: auth.Run}}})
+	admin := r.key
+	r.call("POST", "/sandboxes/"+r.create(`{"templateID":"a.b"}`).ID+"/snapshots", `{"name":"MyApp"}`, 201, nil)
+	r.key = header{"X-API-Key": r.Tokens["one"]}
+	r.call("POST", "/sandboxes/"+r.create(`{"templateID":"a.b"}`).ID+"/snapshots", `{"name":"myapp:x"}`, 201, nil)
+	r.call("POST", "/templates/tags", `{"target":"myapp:x","tags":["default"]}`, 403, nil)
+	if got := r.runs("myapp"); got != "MyApp" {
+		t.Errorf("myapp runs %s", got)
+	}
+	r.key = admin
+	r.call("POST", "/templates/tags", `{"target":"myapp:x","tags":["default"]}`, 201, nil)
+}
+
 // A client that assigns the name of a template before the template exists keeps neither its users nor its
 // name, and does not get another snapshot deleted.
 func TestTagsBeforeTheirTemplate(t *testing.T) {
