@@ -75,8 +75,9 @@ var rooms = []room{
 	},
 	{
 		folder: "internal/host",
-		packages: []string{"invalid", "debt", "excerpt", "event", "writers/writertest", "writers", "owner", "unique",
-			"procmem", "agentclient", "cgroup", "process", "netclient", "vmmclient", "store", "vmpool", "vmpool/suite", "vmfake",
+		packages: []string{"invalid", "debt", "excerpt", "event", "writers/writertest", "writers", "filedigest",
+			"owner", "unique", "procmem", "agentclient", "cgroup", "process", "netclient", "vmmclient", "store",
+			"vmpool", "vmpool/suite", "vmfake",
 			"identity", "chain", "helpervm", "imagevm", "diff", "hub", "bake", "admit", "ledger", "conlog",
 			"tally", "idle", "unwatched", "sandbox", "history", "workspace", "tenancy",
 			"fanout"},

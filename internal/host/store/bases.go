@@ -15,6 +15,7 @@ import (
 	"github.com/forkd/forkd/internal/atomicfile"
 	"github.com/forkd/forkd/internal/format/record"
 	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/filedigest"
 	"github.com/forkd/forkd/internal/private"
 )
 
@@ -161,7 +162,7 @@ func (s *Store) addBase(ctx context.Context, g *Staging, f *os.File, path string
 	}
 	rec := record.Base{Digest: s.knownDigest(id), Path: path, File: record.File(id)}
 	if rec.Digest == "" {
-		if rec.Digest, err = digest(ctx, f); err != nil {
+		if rec.Digest, err = filedigest.Of(ctx, f); err != nil {
 			return snapshot.Base{}, err
 		}
 		if now, err := identify(f); err != nil || now != id {
@@ -236,7 +237,7 @@ func copyBase(ctx context.Context, name string, f *os.File, want string) (id fil
 		if err := copied.Sync(); err != nil {
 			return err
 		}
-		if got, err := digest(ctx, copied); err != nil || got != want {
+		if got, err := filedigest.Of(ctx, copied); err != nil || got != want {
 			return errors.Join(errors.New("it was changed while it was copied; build the image again"), err)
 		}
 		id, err = identify(copied)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/filedigest"
 )
 
 func acquire(s *Store, tag string) error {
@@ -112,7 +113,7 @@ func TestBaseIsCopiedWithItsDigest(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	want, err := digest(t.Context(), f)
+	want, err := filedigest.Of(t.Context(), f)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"slices"
 	"time"
 
@@ -32,14 +33,11 @@ func (s *Store) ListFailed(tag, owner string, reason error) {
 
 // forgetFailedLocked drops a failed branch from the list if there are too many.
 func (s *Store) forgetFailedLocked() {
-	failed := make(map[[2]string][]*entry) // by owner; without an owner, each tag is a group of its own
+	failed := make(map[string][]*entry) // by owner; without an owner, each tag is a group of its own
 	n := 0
 	for _, e := range s.byTag {
 		if e.phase == phaseFailed {
-			group := [2]string{e.owner, ""}
-			if e.owner == "" {
-				group[1] = e.tag
-			}
+			group := cmp.Or(e.owner, "tag "+e.tag) // no owner's name begins with "tag "
 			failed[group] = append(failed[group], e)
 			n++
 		}

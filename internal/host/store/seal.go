@@ -10,6 +10,7 @@ import (
 
 	"github.com/forkd/forkd/internal/atomicfile"
 	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/filedigest"
 )
 
 // sealer computes the digests of published snapshots in the background and writes them to the
@@ -122,7 +123,7 @@ func (d *digested) digest(ctx context.Context) (string, error) {
 		return "", err
 	}
 	defer f.Close()
-	return digest(ctx, f)
+	return filedigest.Of(ctx, f)
 }
 
 // files returns all files that m names, with pointers to their digests in m.

@@ -1,4 +1,6 @@
-package store
+// Package filedigest computes the digests of large files that consist mostly of holes. It reads only
+// their data. Package snapshot defines the digest, and the caller chooses the priority of the work.
+package filedigest
 
 import (
 	"context"
@@ -15,8 +17,8 @@ import (
 // digestBuffer is the size of one read in bytes. It is a multiple of snapshot.DigestChunk.
 const digestBuffer = 1 << 20
 
-// digest returns the digest of a file's content. It skips holes, and moves the file's offset.
-func digest(ctx context.Context, f *os.File) (string, error) {
+// Of returns the digest of a file's content (see snapshot.Digester). It skips holes, and moves the file's offset.
+func Of(ctx context.Context, f *os.File) (string, error) {
 	st, err := f.Stat()
 	if err != nil {
 		return "", err

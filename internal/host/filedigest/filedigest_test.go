@@ -1,4 +1,4 @@
-package store
+package filedigest
 
 import (
 	"bytes"
@@ -42,7 +42,7 @@ func digestFile(t *testing.T, path string) string {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	d, err := digest(t.Context(), f)
+	d, err := Of(t.Context(), f)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -101,7 +101,7 @@ func TestDigestStopsWithItsContext(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	if _, err := digest(ctx, f); err == nil {
+	if _, err := Of(ctx, f); err == nil {
 		t.Error("digested for nobody")
 	}
 }
