@@ -112,6 +112,7 @@ var rooms = []room{
 			"face",
 			"sshd",
 			"mcphttp",
+			"viewhttp",
 			"build",
 			"template",
 			"v1",
@@ -124,14 +125,15 @@ var rooms = []room{
 			"client",
 			"internal/compat05/agent05",
 			"internal/mcp",
+			"internal/ui",
 			"internal/host/...",
 			"internal/build/...",
 			"internal/proto/...",
 			"internal/format/...",
 			"internal/jail",
 		},
-		reason: "the daemon's faces talk to sandboxes and the store, and do not know who calls them. The tools for models are a " +
-			"client of one of them",
+		reason: "the daemon's faces talk to sandboxes and the store, and do not know who calls them. The tools for models and " +
+			"the view are clients of one of them",
 	},
 	{
 		folder:   "internal/cli",
@@ -177,7 +179,7 @@ var rooms = []room{
 		reason: "what models may do is what a client of the REST API may do: no back door",
 	},
 	{folder: "internal/ui", packages: []string{"."},
-		reason: "a browser may do what the client does whose transport it gets: it knows nothing else of forkd"},
+		reason: "a browser may do what the client does whose transport or token it gets: it knows nothing else of forkd"},
 	{folder: "internal/apitest", packages: []string{"."}, imports: []string{"api"},
 		reason: "it checks traffic, not what causes it"},
 	{

@@ -1,6 +1,7 @@
 package ui
 
 import (
+	"cmp"
 	"embed"
 	"net/http"
 	"path"
@@ -13,22 +14,34 @@ import (
 //go:embed assets
 var assets embed.FS
 
-// serveAsset serves a file of the page.
-func serveAsset(w http.ResponseWriter, r *http.Request) {
-	name := r.URL.Path
+// contentTypes are the types of the page's files. The table of package mime may have been changed by
+// the host's files.
+var contentTypes = map[string]string{".html": "text/html; charset=utf-8", ".css": "text/css; charset=utf-8",
+	".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
+
+func readAsset(name string) ([]byte, error) {
 	if name == "/" {
 		name = "/index.html"
 	}
-	content, err := assets.ReadFile(path.Join("assets", path.Clean(name)))
+	return assets.ReadFile(path.Join("assets", path.Clean(name)))
+}
+
+// isAsset reports whether a path names a file of the page.
+func isAsset(name string) bool {
+	_, err := readAsset(name)
+	return err == nil
+}
+
+// serveAsset serves a file of the page.
+func serveAsset(w http.ResponseWriter, r *http.Request, name string) {
+	content, err := readAsset(name)
 	if err != nil || r.Method != http.MethodGet {
-		refuse(w, http.StatusNotFound, "not_found", "the view has no page "+name)
+		refuse(w, r, http.StatusNotFound, "not_found", "the view has no page "+name)
 		return
 	}
-	// The table of package mime may have been changed by the host's files.
-	kind := map[string]string{".html": "text/html; charset=utf-8", ".css": "text/css; charset=utf-8",
-		".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}[path.Ext(name)]
-	if kind == "" {
-		kind = "application/octet-stream"
+	kind := cmp.Or(contentTypes[path.Ext(name)], "application/octet-stream")
+	if name == "/" {
+		kind = contentTypes[".html"]
 	}
 	w.Header().Set("Content-Type", kind)
 	_, _ = w.Write(content)

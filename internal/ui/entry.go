@@ -5,6 +5,8 @@ import (
 	"crypto/sha256"
 	"errors"
 	"net/http"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 )
@@ -15,8 +17,8 @@ const (
 	sessionLife = 12 * time.Hour
 )
 
-// maxCodes and maxSessions bound the memory for codes and sessions. If there are more, the oldest
-// code or session is dropped.
+// maxCodes and maxSessions bound the memory for codes, and for the sessions of one user. If there
+// are more, the oldest code or session is dropped.
 const (
 	maxCodes    = 16
 	maxSessions = 16
@@ -26,18 +28,14 @@ const cookieName = "forkd-view"
 
 // entry lets browsers in. It holds one-time codes and sessions, as digests.
 type entry struct {
-	// path is the path of the view: a slash, a random name and a slash. Browsers send a cookie of
-	// 127.0.0.1 to the servers of all ports. With this path as the path of the cookie, a server at
-	// another port gets the cookie only for requests to the same path. That server does not know
-	// the random name.
-	path string
+	root string // path below which the view is served, with a slash at its end
 	now  func() time.Time
 
 	mu sync.Mutex
 	// +checklocks:mu
 	codes []secret
 	// +checklocks:mu
-	sessions []secret
+	sessions []session
 }
 
 // secret is a code or the value of a session's cookie.
@@ -46,7 +44,30 @@ type secret struct {
 	until  time.Time
 }
 
-func newEntry(now func() time.Time) *entry { return &entry{path: "/" + rand.Text() + "/", now: now} }
+// session belongs to one browser.
+type session struct {
+	secret
+	// path is the path of the session's pages: the root, a random name and a slash. Browsers send a
+	// cookie of 127.0.0.1 to the servers of all ports. With this path as the path of the cookie, a
+	// server at another port gets the cookie only for requests to the same path. That server does
+	// not know the random name.
+	path  string
+	user  string // name of the user, as from Config.Login; empty for a session by a code
+	token string // token of the user; empty for a session by a code
+}
+
+// nameLength is the length of a random name in a path.
+var nameLength = len(rand.Text())
+
+// split returns the part of a request's path below the root and, if there is one, below the path of
+// a session.
+func (e *entry) split(path string) (below string, ok bool) {
+	below, ok = strings.CutPrefix(path, e.root)
+	if name, rest, found := strings.Cut(below, "/"); found && len(name) == nameLength && name == strings.ToUpper(name) {
+		below = rest
+	}
+	return below, ok
+}
 
 // newCode returns a new one-time code.
 func (e *entry) newCode() string {
@@ -64,38 +85,78 @@ var errCode = errors.New("the code is wrong, was used, or has expired")
 func (e *entry) redeem(code string) (*http.Cookie, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	i := e.find(e.codes, code)
+	i := slices.IndexFunc(e.codes, e.matches(code))
 	if i < 0 {
 		return nil, errCode
 	}
-	e.codes = append(e.codes[:i:i], e.codes[i+1:]...)
-	value := rand.Text() + rand.Text()
-	e.sessions = append(e.sessions, secret{sha256.Sum256([]byte(value)), e.now().Add(sessionLife)})
-	e.sessions = e.sessions[max(0, len(e.sessions)-maxSessions):]
-	return &http.Cookie{Name: cookieName, Value: value, Path: e.path, HttpOnly: true,
-		SameSite: http.SameSiteStrictMode}, nil
+	e.codes = slices.Delete(e.codes, i, i+1)
+	return e.addLocked(session{}), nil
 }
 
-// session returns the end of the session of a request.
-func (e *entry) session(r *http.Request) (until time.Time, ok bool) {
+// logIn returns the cookie of a new session for a user.
+func (e *entry) logIn(user, token string) *http.Cookie {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.addLocked(session{user: user, token: token})
+}
+
+// addLocked adds a session with a new cookie and a new path, and returns the cookie. It removes
+// sessions that have expired.
+//
+// +checklocks:e.mu
+func (e *entry) addLocked(s session) *http.Cookie {
+	value := rand.Text() + rand.Text()
+	s.secret = secret{sha256.Sum256([]byte(value)), e.now().Add(sessionLife)}
+	s.path = e.root + rand.Text() + "/"
+	oldest, same := -1, 0
+	e.sessions = slices.DeleteFunc(e.sessions, func(o session) bool { return !e.now().Before(o.until) })
+	for i, o := range e.sessions {
+		if o.user != s.user {
+			continue
+		}
+		if same++; oldest < 0 {
+			oldest = i
+		}
+	}
+	if same >= maxSessions {
+		e.sessions = slices.Delete(e.sessions, oldest, oldest+1)
+	}
+	e.sessions = append(e.sessions, s)
+	return &http.Cookie{Name: cookieName, Value: value, Path: s.path, HttpOnly: true,
+		SameSite: http.SameSiteStrictMode}
+}
+
+// session returns the session of a request to one of the session's pages.
+func (e *entry) session(r *http.Request) (s session, ok bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, c := range r.CookiesNamed(cookieName) {
-		if i := e.find(e.sessions, c.Value); i >= 0 {
-			return e.sessions[i].until, true
+		matches := e.matches(c.Value)
+		i := slices.IndexFunc(e.sessions, func(s session) bool { return matches(s.secret) })
+		if i >= 0 && strings.HasPrefix(r.URL.Path, e.sessions[i].path) {
+			return e.sessions[i], true
 		}
 	}
-	return until, false
+	return s, false
 }
 
-// find returns the index of a secret that has not expired, or -1. Only digests are compared, so the
-// time of a comparison says nothing about the secret.
-func (e *entry) find(among []secret, text string) int {
+// has reports whether a session has not been ended.
+func (e *entry) has(s session) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return slices.ContainsFunc(e.sessions, func(o session) bool { return o.digest == s.digest })
+}
+
+// end ends a session.
+func (e *entry) end(ended session) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.sessions = slices.DeleteFunc(e.sessions, func(s session) bool { return s.digest == ended.digest })
+}
+
+// matches returns a function that reports whether a secret is the given text and has not expired.
+// It compares only digests, so the time of a comparison says nothing about the secret.
+func (e *entry) matches(text string) func(secret) bool {
 	digest, now := sha256.Sum256([]byte(text)), e.now()
-	for i, s := range among {
-		if s.digest == digest && now.Before(s.until) {
-			return i
-		}
-	}
-	return -1
+	return func(s secret) bool { return s.digest == digest && now.Before(s.until) }
 }

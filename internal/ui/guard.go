@@ -2,7 +2,6 @@ package ui
 
 import (
 	"errors"
-	"fmt"
 	"net/http"
 )
 
@@ -39,15 +38,6 @@ func secure(h http.Header) {
 	}
 }
 
-// checkHost refuses a request to another host name than the listener's. A web page could make its
-// own name resolve to the listener's address (DNS rebinding), and would then have the same origin.
-func (s *Server) checkHost(r *http.Request) error {
-	if r.Host != s.cfg.Host {
-		return fmt.Errorf("host %q: the view is served as %s only", r.Host, s.cfg.Host)
-	}
-	return nil
-}
-
 var (
 	errOrigin = errors.New("the request comes from a page of another origin")
 	errHeader = errors.New("a request that changes something needs the header " + Header)
@@ -56,12 +46,12 @@ var (
 
 // checkSource refuses requests that a browser sends for pages of other origins. The session's cookie
 // alone does not prove the origin: ports do not separate cookies, so a page of a guest's server at
-// another port of 127.0.0.1 is of the same site.
-func (s *Server) checkSource(r *http.Request) error {
+// another port of 127.0.0.1 is of the same site. The second parameter is the view's own origin.
+func checkSource(r *http.Request, own string) error {
 	safe := r.Method == http.MethodGet || r.Method == http.MethodHead
 	upgrade := r.Header.Get("Upgrade") != ""
 	origin := r.Header.Get("Origin")
-	if origin != "" && origin != "http://"+s.cfg.Host {
+	if origin != "" && origin != own {
 		return errOrigin
 	}
 	switch dest := r.Header.Get("Sec-Fetch-Dest"); dest {
@@ -72,7 +62,7 @@ func (s *Server) checkSource(r *http.Request) error {
 			return nil
 		}
 	}
-	// Browsers send Sec-Fetch-Site with every request to a loopback address.
+	// Browsers send Sec-Fetch-Site with every request over TLS or to a loopback address.
 	if site := r.Header.Get("Sec-Fetch-Site"); site != "" && site != "same-origin" && site != "none" {
 		return errOrigin
 	}

@@ -1,22 +1,29 @@
-// Package ui serves the view of a daemon: a web page with the tree of snapshots and sandboxes. It
-// serves the browser of one user of this host.
+// Package ui serves the view of a daemon: a web page with the tree of snapshots and sandboxes.
+//
+// The command 'forkd ui' serves it to the browser of one user of this host, which gets in with a
+// one-time code (New). A daemon with tokens serves it to browsers whose users have a token
+// (NewForTokens). Either way the browser then has a session cookie, and the page never receives
+// credentials again.
 //
 // The page calls the daemon's REST API through this server, which sends the requests with the
-// credentials of the command line. The page never receives these credentials. A browser gets in
-// with a one-time code, which it exchanges for a session cookie. Only the routes in routes.go can
-// be called. In particular, no route returns a page of a guest, because that page would have the
-// origin of the view, and with it all rights of the session.
+// credentials of the command line or of the session. Only the routes in routes.go can be called. In
+// particular, no route returns a page of a guest, because that page would have the origin of the
+// view, and with it all rights of the session.
 //
 // A browser runs programs of other people. So the server refuses requests of pages with another
 // origin (see guard.go), and the page may only load and run its own files (see policy).
 package ui
 
 import (
+	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"log"
+	"net"
 	"net/http"
 	"net/http/httputil"
 	"net/url"
@@ -24,7 +31,7 @@ import (
 	"time"
 )
 
-// Config configures a Server.
+// Config configures the Server of one user.
 type Config struct {
 	Host   string            // host:port of the listener, as browsers send it in the header Host
 	Daemon http.RoundTripper // sends requests to the daemon, with credentials
@@ -32,77 +39,246 @@ type Config struct {
 	Now    func() time.Time  // clock; nil: time.Now
 }
 
-// Server serves the view. It implements http.Handler.
-type Server struct {
-	cfg   Config
-	entry *entry
-	api   *httputil.ReverseProxy
+// TokenConfig configures the Server of a daemon with tokens.
+type TokenConfig struct {
+	Root string       // path below which the view is served, with a slash at its end
+	API  http.Handler // the daemon's API
+	// Origin returns the origin at which a request's browser sees the view, such as
+	// "https://forkd.example.com". It returns an error for a request that must not reach the view.
+	Origin func(*http.Request) (string, error)
+	// Login returns the name of the user who has a token, or an error if the token is not valid. It
+	// is called again for each request of a session, and while an answer lasts.
+	Login func(r *http.Request, token string) (user string, err error)
+	// Own wraps the handler of requests that are not passed to the API.
+	Own func(http.Handler) http.Handler
+	Now func() time.Time // clock; nil: time.Now
 }
 
-// New returns a Server.
+// Server serves the view. It implements http.Handler.
+type Server struct {
+	TokenConfig // Login is nil if browsers get in with codes
+	name        string
+	address     string // origin of the view of one user
+	entry       *entry
+	own         http.Handler // answers requests that are not passed to the API
+}
+
+// New returns the Server of one user.
 func New(cfg Config) *Server {
-	if cfg.Now == nil {
-		cfg.Now = time.Now
+	s := &Server{name: cfg.Name, address: "http://" + cfg.Host}
+	api := &httputil.ReverseProxy{
+		Rewrite: func(p *httputil.ProxyRequest) {
+			p.Out.URL.Scheme, p.Out.URL.Host, p.Out.Host = "http", "forkd", ""
+		},
+		Transport:     cfg.Daemon,
+		FlushInterval: -1, // the streams of the API must not wait for a full buffer
+		ErrorHandler:  s.unreachable,
+		ErrorLog:      log.New(io.Discard, "", 0), // its messages may quote guests, and the page shows errors
 	}
-	s := &Server{cfg: cfg, entry: newEntry(cfg.Now)}
-	s.api = &httputil.ReverseProxy{
-		Rewrite:        rewrite,
-		Transport:      cfg.Daemon,
-		FlushInterval:  -1, // the streams of the API must not wait for a full buffer
-		ModifyResponse: confine,
-		ErrorHandler:   s.unreachable,
-		ErrorLog:       log.New(io.Discard, "", 0), // its messages may quote guests, and the page shows errors
-	}
+	s.start(TokenConfig{Root: "/", API: api, Now: cfg.Now, Origin: func(r *http.Request) (string, error) {
+		if r.Host != cfg.Host {
+			return "", fmt.Errorf("host %q: the view is served as %s only", r.Host, cfg.Host)
+		}
+		return s.address, nil
+	}})
 	return s
 }
 
-// URL returns an address that lets one browser in, once, within the next codeLife.
-func (s *Server) URL() string { return "http://" + s.cfg.Host + "/?code=" + s.entry.newCode() }
+// NewForTokens returns the Server of a daemon with tokens.
+func NewForTokens(cfg TokenConfig) *Server {
+	s := &Server{}
+	s.start(cfg)
+	return s
+}
+
+func (s *Server) start(cfg TokenConfig) {
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
+	s.TokenConfig, s.entry = cfg, &entry{root: cfg.Root, now: cfg.Now}
+	s.own = http.HandlerFunc(s.answer)
+	if cfg.Own != nil {
+		s.own = cfg.Own(s.own)
+	}
+}
+
+// URL returns an address that lets one browser into the Server of one user, once, within the next
+// codeLife.
+func (s *Server) URL() string { return s.address + "/?code=" + s.entry.newCode() }
 
 // ServeHTTP implements http.Handler.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	secure(w.Header())
-	if err := s.checkHost(r); err != nil {
-		refuse(w, http.StatusForbidden, "wrong_host", err.Error())
+	below, ok := s.entry.split(r.URL.Path)
+	if !ok || !strings.HasPrefix(below, "v1/") && below != "version" && below != "readyz" {
+		s.own.ServeHTTP(w, r)
 		return
 	}
-	if r.URL.Path == "/" {
+	session, ok := s.admit(w, r)
+	if !ok {
+		return
+	}
+	inner := s.inner(r, "/"+below, session)
+	if !routed(inner) {
+		refuse(w, r, http.StatusNotFound, "not_found", "the view does not call "+r.Method+" "+inner.URL.Path)
+		return
+	}
+	ctx, cancel := s.during(r, session)
+	defer cancel()
+	answer := &confined{ResponseWriter: w}
+	s.API.ServeHTTP(answer, inner.WithContext(ctx))
+	answer.begin()
+}
+
+// answer answers a request that is not passed to the API.
+func (s *Server) answer(w http.ResponseWriter, r *http.Request) {
+	below, ok := s.entry.split(r.URL.Path)
+	if !ok {
+		refuse(w, r, http.StatusNotFound, "not_found", "no such page")
+		return
+	}
+	if s.Login == nil && r.URL.Path == s.Root {
+		if _, err := s.Origin(r); err != nil {
+			refuse(w, r, http.StatusForbidden, "wrong_host", err.Error())
+			return
+		}
 		s.enter(w, r)
 		return
 	}
-	path, ok := strings.CutPrefix(r.URL.Path, s.entry.path)
-	if !ok {
-		refuse(w, http.StatusNotFound, "not_found", "no such page: open the address that 'forkd ui' prints")
-		return
-	}
-	until, ok := s.entry.session(r)
-	if !ok {
-		refuse(w, http.StatusUnauthorized, "no_session", "the session has ended: run 'forkd ui' again")
-		return
-	}
-	if err := s.checkSource(r); err != nil {
-		refuse(w, http.StatusForbidden, "wrong_source", err.Error())
-		return
-	}
-	// Streams end with the session.
-	ctx, cancel := context.WithDeadline(r.Context(), until)
-	defer cancel()
-	r = r.Clone(ctx)
-	r.URL.Path, r.URL.RawPath = "/"+path, ""
-	switch {
-	case path == "daemon":
-		writeJSON(w, http.StatusOK, map[string]string{"name": s.cfg.Name})
-	case strings.HasPrefix(path, "v1/") || path == "version" || path == "readyz":
-		if !routed(r) {
-			refuse(w, http.StatusNotFound, "not_found", "the view does not call "+r.Method+" "+r.URL.Path)
-			return
+	asset := "/" + below
+	if s.Login != nil && (below == "session" && r.Method == http.MethodPost || isAsset(asset)) {
+		// A browser without a session gets the page, which asks for a token.
+		switch {
+		case !s.fits(w, r):
+		case isAsset(asset):
+			serveAsset(w, r, asset)
+		default:
+			s.logIn(w, r)
 		}
-		w.Header().Set("Content-Security-Policy", apiPolicy)
-		s.api.ServeHTTP(w, r)
+		return
+	}
+	session, ok := s.admit(w, r)
+	switch {
+	case !ok:
+	case below == "daemon":
+		writeJSON(w, http.StatusOK, map[string]string{"name": cmp.Or(session.user, s.name)})
+	case below == "session" && r.Method == http.MethodDelete:
+		s.entry.end(session)
+		w.WriteHeader(http.StatusNoContent)
 	default:
-		serveAsset(w, r)
+		serveAsset(w, r, asset)
 	}
 }
+
+// fits refuses requests that come from another page than the view's.
+func (s *Server) fits(w http.ResponseWriter, r *http.Request) bool {
+	origin, err := s.Origin(r)
+	if err != nil {
+		refuse(w, r, http.StatusForbidden, "wrong_host", err.Error())
+		return false
+	}
+	if err := checkSource(r, origin); err != nil {
+		refuse(w, r, http.StatusForbidden, "wrong_source", err.Error())
+		return false
+	}
+	return true
+}
+
+// admit returns the session of a request, or refuses the request.
+func (s *Server) admit(w http.ResponseWriter, r *http.Request) (session, bool) {
+	if !s.fits(w, r) {
+		return session{}, false
+	}
+	found, ok := s.entry.session(r)
+	if ok && !s.lasts(r, found) {
+		s.entry.end(found)
+		ok = false
+	}
+	switch {
+	case ok:
+	case s.Login == nil:
+		refuse(w, r, http.StatusUnauthorized, "no_session", "the session has ended: run 'forkd ui' again")
+	default:
+		refuse(w, r, http.StatusUnauthorized, "want_token", "the session has ended, or never began: the page asks for a token")
+	}
+	return found, ok
+}
+
+// lasts reports whether the token of a session still belongs to its user.
+func (s *Server) lasts(r *http.Request, of session) bool {
+	if s.Login == nil {
+		return true
+	}
+	user, err := s.Login(r, of.token)
+	return err == nil && user == of.user
+}
+
+// checkInterval is how often the token of a session is checked while an answer lasts.
+const checkInterval = 2 * time.Second
+
+// during returns the context of an answer. It ends with the session.
+func (s *Server) during(r *http.Request, of session) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithDeadline(r.Context(), of.until)
+	if s.Login != nil {
+		go func() {
+			tick := time.NewTicker(checkInterval)
+			defer tick.Stop()
+			for {
+				select {
+				case <-ctx.Done():
+					return
+				case <-tick.C:
+					if !s.lasts(r, of) || !s.entry.has(of) {
+						cancel()
+						return
+					}
+				}
+			}
+		}()
+	}
+	return ctx, cancel
+}
+
+// inner returns a request for the API. Only headers that the API uses are sent: the API must not
+// see the browser's cookies, and refuses requests with an Origin.
+func (s *Server) inner(r *http.Request, path string, of session) *http.Request {
+	header := http.Header{}
+	for _, name := range []string{"Accept", "Content-Type", "Idempotency-Key", "Last-Event-ID", "Connection", "Upgrade",
+		"Sec-Websocket-Key", "Sec-Websocket-Version", "Sec-Websocket-Extensions", "Sec-Websocket-Protocol"} {
+		if values := r.Header.Values(name); len(values) > 0 {
+			header[name] = values
+		}
+	}
+	if of.token != "" {
+		header.Set("Authorization", "Bearer "+of.token)
+	}
+	inner := r.WithContext(r.Context())
+	inner.Header, inner.URL = header, &url.URL{Path: path, RawQuery: r.URL.RawQuery}
+	inner.RequestURI = inner.URL.RequestURI()
+	return inner
+}
+
+// logIn exchanges a token for a session.
+func (s *Server) logIn(w http.ResponseWriter, r *http.Request) {
+	var ask struct{ Token string }
+	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxLogin)).Decode(&ask); err != nil {
+		refuse(w, r, http.StatusBadRequest, "bad_request", "want a JSON object with a token")
+		return
+	}
+	user, err := s.Login(r, ask.Token)
+	if err != nil {
+		refuse(w, r, http.StatusUnauthorized, "wrong_token", err.Error())
+		return
+	}
+	cookie := s.entry.logIn(user, ask.Token)
+	origin, _ := s.Origin(r) // fits has checked it
+	cookie.Secure = strings.HasPrefix(origin, "https:")
+	http.SetCookie(w, cookie)
+	writeJSON(w, http.StatusOK, map[string]string{"path": cookie.Path})
+}
+
+// maxLogin bounds the body of a login, in bytes.
+const maxLogin = 4 << 10
 
 // enter exchanges a one-time code for a session. The answer is a page that opens the view, and not
 // a redirect. A browser follows a redirect on behalf of the page that caused the request. If that
@@ -111,7 +287,7 @@ func (s *Server) enter(w http.ResponseWriter, r *http.Request) {
 	h := w.Header()
 	h.Set("Content-Type", "text/html; charset=utf-8")
 	if r.Method != http.MethodGet {
-		refuse(w, http.StatusMethodNotAllowed, "method", "only GET is possible here")
+		refuse(w, r, http.StatusMethodNotAllowed, "method", "only GET is possible here")
 		return
 	}
 	cookie, err := s.entry.redeem(r.URL.Query().Get("code"))
@@ -121,7 +297,7 @@ func (s *Server) enter(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	http.SetCookie(w, cookie)
-	h.Set("Refresh", "0; url="+s.entry.path)
+	h.Set("Refresh", "0; url="+cookie.Path)
 	_, _ = w.Write([]byte(openPage))
 }
 
@@ -131,46 +307,73 @@ const (
 	closedPage = page + `This address is not valid any more: each one lets in one browser, once. Run <code>forkd ui</code> again.`
 )
 
-// rewrite makes the request to the daemon. Only headers that the API uses are sent: the daemon must
-// not see the browser's cookies, and refuses requests with an Origin.
-func rewrite(p *httputil.ProxyRequest) {
-	header := http.Header{}
-	for _, name := range []string{"Accept", "Content-Type", "Idempotency-Key", "Last-Event-ID", "Connection", "Upgrade",
-		"Sec-Websocket-Key", "Sec-Websocket-Version", "Sec-Websocket-Extensions", "Sec-Websocket-Protocol"} {
-		if values := p.Out.Header.Values(name); len(values) > 0 {
-			header[name] = values
-		}
-	}
-	p.Out.Header = header
-	p.Out.URL = &url.URL{Scheme: "http", Host: "forkd", Path: p.In.URL.Path, RawQuery: p.In.URL.RawQuery}
-	p.Out.Host = ""
+// confined is the http.ResponseWriter of the API. It makes a browser save the answer, and gives the
+// answer the headers of this server. The answer may contain a guest's bytes, which a browser must
+// not show as a page.
+type confined struct {
+	http.ResponseWriter
+	begun bool
 }
 
-// confine changes an answer of the API: it removes the headers that this server sets itself, and
-// makes a browser save the answer. The answer may contain a guest's bytes, which a browser must not
-// show as a page.
-func confine(r *http.Response) error {
-	if r.StatusCode == http.StatusSwitchingProtocols {
-		return nil
+// WriteHeader implements http.ResponseWriter.
+func (c *confined) WriteHeader(status int) {
+	if status >= http.StatusOK && !c.begun {
+		c.begun = true
+		h := c.Header()
+		secure(h)
+		h.Set("Content-Security-Policy", apiPolicy)
+		h.Set("Content-Disposition", "attachment")
+		h.Del("Set-Cookie")
 	}
-	for name := range security {
-		r.Header.Del(name)
-	}
-	r.Header.Del("Set-Cookie")
-	r.Header.Set("Content-Disposition", "attachment")
-	return nil
+	c.ResponseWriter.WriteHeader(status)
 }
+
+// begin sends the header of an answer without a body.
+func (c *confined) begin() {
+	if !c.begun {
+		c.WriteHeader(http.StatusOK)
+	}
+}
+
+// Write implements http.ResponseWriter.
+func (c *confined) Write(p []byte) (int, error) {
+	c.begin()
+	return c.ResponseWriter.Write(p)
+}
+
+// FlushError is called by http.ResponseController.
+func (c *confined) FlushError() error {
+	c.begin()
+	return http.NewResponseController(c.ResponseWriter).Flush()
+}
+
+// Flush implements http.Flusher.
+func (c *confined) Flush() { _ = c.FlushError() } // Flush cannot return the error
+
+// Hijack implements http.Hijacker. The connection has no answer to confine then.
+func (c *confined) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	c.begun = true
+	return http.NewResponseController(c.ResponseWriter).Hijack()
+}
+
+// Unwrap lets http.ResponseController reach the connection.
+func (c *confined) Unwrap() http.ResponseWriter { return c.ResponseWriter }
 
 // unreachable answers a request that did not reach the daemon.
-func (s *Server) unreachable(w http.ResponseWriter, _ *http.Request, err error) {
+func (s *Server) unreachable(w http.ResponseWriter, r *http.Request, err error) {
 	if asked, ok := errors.AsType[*url.Error](err); ok {
 		err = asked.Err
 	}
-	refuse(w, http.StatusBadGateway, "daemon_away", "no daemon answers at "+s.cfg.Name+": "+err.Error())
+	refuse(w, r, http.StatusBadGateway, "daemon_away", "no daemon answers at "+s.name+": "+err.Error())
 }
 
-// refuse sends an error in the form of the API's errors.
-func refuse(w http.ResponseWriter, status int, code, detail string) {
+// refuse sends an error in the form of the API's errors. If the request has a body, the server closes
+// the connection, because the body might never arrive.
+func refuse(w http.ResponseWriter, r *http.Request, status int, code, detail string) {
+	if r.ContentLength != 0 {
+		w.Header().Set("Connection", "close")
+		_ = http.NewResponseController(w).SetReadDeadline(time.Now()) // fails only in tests
+	}
 	writeJSON(w, status, map[string]any{"status": status, "code": code, "detail": detail})
 }
 

@@ -2,10 +2,12 @@ package ui
 
 import (
 	"bytes"
+	"cmp"
 	"compress/gzip"
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"net/http/httputil"
 	"regexp"
 	"slices"
 	"strings"
@@ -49,6 +51,7 @@ type rig struct {
 	server *Server
 	url    string
 	cookie string
+	base   string // path of the session
 }
 
 func newRig(t *testing.T) *rig {
@@ -73,7 +76,7 @@ func (r *rig) enter() {
 	if len(resp.Cookies()) != 1 {
 		r.t.Fatalf("the entry sets the cookies %v, want one", resp.Cookies())
 	}
-	r.cookie = resp.Cookies()[0].Name + "=" + resp.Cookies()[0].Value
+	r.cookie, r.base = resp.Cookies()[0].Name+"="+resp.Cookies()[0].Value, resp.Cookies()[0].Path
 }
 
 // send sends a request with the headers that the page sends. The parameter header replaces some of
@@ -115,14 +118,14 @@ func (r *rig) send(method, path string, header map[string]string) *http.Response
 	return resp
 }
 
-func (r *rig) path(p string) string { return r.server.entry.path + p }
+func (r *rig) path(p string) string { return cmp.Or(r.base, "/") + p }
 
 func TestCodeLetsInOneBrowserOnce(t *testing.T) {
 	r := newRig(t)
 	address := strings.TrimPrefix(r.server.URL(), r.url)
 	resp := r.send("GET", address, map[string]string{"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Dest": "document"})
 	c := resp.Cookies()[0]
-	if resp.StatusCode != 200 || !c.HttpOnly || c.SameSite != http.SameSiteStrictMode || c.Path != r.server.entry.path ||
+	if resp.StatusCode != 200 || !c.HttpOnly || c.SameSite != http.SameSiteStrictMode || len(c.Path) < 20 ||
 		resp.Header.Get("Refresh") != "0; url="+c.Path {
 		t.Errorf("%s %v, Refresh %q", resp.Status, c, resp.Header.Get("Refresh"))
 	}
@@ -140,10 +143,18 @@ func TestCodeLetsInOneBrowserOnce(t *testing.T) {
 
 func TestSessionsEnd(t *testing.T) {
 	r := newRig(t)
-	if resp := r.send("GET", r.path(""), nil); resp.StatusCode != 401 {
-		t.Errorf("without a session: %s", resp.Status)
+	wrong := strings.Repeat("A", nameLength) + "/"
+	for _, path := range []string{"main.js", "v1/sandboxes", wrong, wrong + "v1/sandboxes"} {
+		if resp := r.send("GET", "/"+path, nil); resp.StatusCode != 401 {
+			t.Errorf("%s without a session: %s", path, resp.Status)
+		}
 	}
 	r.enter()
+	other := r.base
+	r.enter()
+	if resp := r.send("GET", other+"v1/sandboxes", nil); resp.StatusCode != 401 {
+		t.Errorf("at the path of another session: %s", resp.Status)
+	}
 	if resp := r.send("GET", r.path("v1/sandboxes"), nil); resp.StatusCode != 200 {
 		t.Errorf("with a session: %s", resp.Status)
 	}
@@ -297,7 +308,7 @@ func TestWebSocketsPass(t *testing.T) {
 func TestDaemonAway(t *testing.T) {
 	r := newRig(t)
 	r.enter()
-	r.server.api.Transport = to{"http://127.0.0.1:1"}
+	r.server.API.(*httputil.ReverseProxy).Transport = to{"http://127.0.0.1:1"}
 	resp := r.send("GET", r.path("v1/sandboxes"), nil)
 	body, _ := io.ReadAll(resp.Body)
 	if resp.StatusCode != http.StatusBadGateway || !strings.Contains(string(body), "daemon_away") {

@@ -56,8 +56,8 @@ func run(m *testing.M) int {
 
 // rig is a daemon with fake VMs.
 type rig struct {
-	t                               *testing.T
-	URL, Token, Snapshot, Tmp, File string
+	t                                       *testing.T
+	URL, Token, Snapshot, Tmp, File, Tokens string
 }
 
 // startRig starts rigd, which ends with the test.

@@ -162,6 +162,13 @@ func TestHostilePages(t *testing.T) {
 	v := startView(t, r.URL, r.Token)
 	p := newBrowser(t)
 	p.open(v)
+	p.attack(r)
+}
+
+// attack opens pages of other origins, which attack the view that the page p shows.
+func (p *page) attack(r *rig) {
+	p.t.Helper()
+	t := p.t
 	base := eval[string](p, `location.origin + location.pathname`)
 	before := len(p.sandboxes(r))
 	evil := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {

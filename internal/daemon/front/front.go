@@ -1,5 +1,5 @@
 // Package front receives all requests to the daemon and routes them. By path it chooses the API
-// that answers (packages v1 and e2b), and by host name it chooses a port of a sandbox.
+// that answers (packages v1 and e2b) or the view (package viewhttp), and by host name it chooses a port of a sandbox.
 //
 // A host name below the daemon's domain belongs to E2B's control plane or to a port of a sandbox. A
 // client may reach the port with forkd's own permission or with E2B's tokens.
@@ -17,6 +17,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/daemon/inbound"
 	v1 "github.com/forkd/forkd/internal/daemon/v1"
+	"github.com/forkd/forkd/internal/daemon/viewhttp"
 )
 
 // Config holds the handlers to which a Front routes.
@@ -24,6 +25,7 @@ type Config struct {
 	Face   *face.Face
 	E2B    *e2b.Server
 	V1     http.Handler   // serves all requests that no other field serves
+	View   *viewhttp.View // never serves a host name of a port or of E2B
 	Domain inbound.Domain // parent domain of the host names of ports; zero: ports have no host names
 	Links  *auth.Links    // checks the permissions in such host names; nil without a domain
 }
@@ -46,6 +48,8 @@ func (f *Front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		f.Face.Audited(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			f.port(w, r, route, permission, err)
 		})).ServeHTTP(w, r)
+	case f.View.Serves(r):
+		f.View.ServeHTTP(w, r)
 	default:
 		f.V1.ServeHTTP(w, r)
 	}

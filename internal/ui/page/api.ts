@@ -1,5 +1,8 @@
 // Requests to the REST API, through the server of the view. Paths are relative to the page.
 
+// byDaemon is true if the daemon itself serves the page, and not 'forkd ui'.
+export const byDaemon = location.pathname.startsWith("/ui/");
+
 export interface Sandbox {
   id: string;
   snapshot_tag: string;
@@ -137,7 +140,7 @@ export async function send(method: string, path: string, body?: unknown, signal?
     answer = await fetch(path, { method, headers, body: content, signal });
   } catch (e) {
     if (signal?.aborted) throw e;
-    throw new Failure(0, "view_away", "'forkd ui' does not answer any more: start it again");
+    throw new Failure(0, "view_away", byDaemon ? "no answer" : "'forkd ui' does not answer any more: start it again");
   }
   if (answer.ok) return answer;
   let problem: { code?: string; detail?: string; fix?: string } = {};
@@ -201,7 +204,7 @@ export const box = (id: string, rest = "") => `v1/sandboxes/${encodeURIComponent
 
 export function socket(path: string): WebSocket {
   const url = new URL(path, location.href);
-  url.protocol = "ws:";
+  url.protocol = location.protocol === "https:" ? "wss:" : "ws:";
   const ws = new WebSocket(url);
   ws.binaryType = "arraybuffer";
   return ws;

@@ -5,10 +5,12 @@ import { type ActionName, begin } from "./actions";
 import { Detail } from "./detail";
 import { type Action, Dialog, Note } from "./dialog";
 import { DiffPage } from "./diff";
+import { byDaemon } from "./api";
 import { HostPage } from "./host";
+import { Login, logOut } from "./login";
 import { memoryOf, Tree } from "./rows";
 import { SandboxPage } from "./sandbox";
-import { store, useStore } from "./store";
+import { type Link, store, useStore } from "./store";
 import { bytes, plural } from "./text";
 import { flatten, grow, nameOf, type Node, refOf, sandboxKey, snapshotKey } from "./tree";
 
@@ -22,6 +24,9 @@ function useHash(): string[] {
   }, []);
   return parts;
 }
+
+const linkText: Record<Link, string> = { connecting: "connecting", live: "live", away: "daemon away, trying again",
+  ended: "ended", login: "signed out" };
 
 const themes = ["auto", "light", "dark"] as const;
 
@@ -85,7 +90,8 @@ function App() {
   const node = page === "sandbox" ? nodes.get(sandboxKey(a)) : undefined;
   const byRef = (ref: string) => nodes.get(snapshotKey(ref)) ?? nodes.get(sandboxKey(ref));
   let content;
-  if (s.link === "ended") content = <Ended text={s.problem} />;
+  if (s.link === "login") content = <Login />;
+  else if (s.link === "ended") content = <Ended text={s.problem} />;
   else if (!s.loaded) content = <main class="page" id="main"><h1>forkd</h1><Note>{s.problem || "Connecting to the daemon …"}</Note></main>;
   else if (page === "host") content = <HostPage />;
   else if (page === "diff") {
@@ -106,11 +112,14 @@ function App() {
         <input ref={find} type="search" placeholder="Search names, labels, states" aria-label="Search" value={search}
           onInput={(e) => { setSearch((e.target as HTMLInputElement).value); if (page) location.hash = "#/"; }} />
         <span class="fill" />
-        <span class={`link-state ${s.link}`} role="status">{s.link === "live" ? "live" : s.link === "away" ? "daemon away, trying again" : s.link}</span>
+        <span class={`link-state ${s.link}`} role="status">{linkText[s.link]}</span>
         <a href="#/host">Host</a>
         <button class="tab" onClick={nextTheme} aria-label={`Theme: ${theme}`} title={`Theme: ${theme}`}>
           {theme === "dark" ? "☾" : theme === "light" ? "☀" : "◐"}
         </button>
+        {byDaemon && s.link !== "login" && (
+          <button class="tab" title={s.daemon} onClick={() => logOut().catch((e) => tell((e as Error).message))}>Sign out</button>
+        )}
       </header>
       {s.link === "away" && s.loaded && <p class="banner" role="alert">The daemon does not answer: {s.problem}. The page shows its last known state.</p>}
       {content}

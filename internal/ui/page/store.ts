@@ -2,7 +2,7 @@
 import { useEffect, useState } from "preact/hooks";
 import * as api from "./api";
 
-export type Link = "connecting" | "live" | "away" | "ended";
+export type Link = "connecting" | "live" | "away" | "ended" | "login";
 
 const maxEvents = 200;
 const statsInterval = 3000;
@@ -51,7 +51,7 @@ class Store {
     // opens to a server.
     document.addEventListener("visibilitychange", () => {
       if (document.hidden) this.#stream?.abort();
-      else if (this.link !== "ended") void this.#follow();
+      else if (this.link !== "ended" && this.link !== "login") void this.#follow();
     });
   }
 
@@ -72,7 +72,11 @@ class Store {
       } catch (e) {
         if (stream.signal.aborted) return;
         const failure = e instanceof api.Failure ? e : undefined;
-        if (failure?.code === "no_session" || failure?.status === 0) {
+        if (failure?.code === "want_token") {
+          this.#set("login", failure.message);
+          return;
+        }
+        if (failure?.code === "no_session" || (failure?.status === 0 && !api.byDaemon)) {
           this.#set("ended", failure.message);
           return;
         }

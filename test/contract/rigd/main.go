@@ -44,6 +44,7 @@ type ready struct {
 	Snapshot string `json:"snapshot"` // tag of an existing snapshot
 	Tmp      string `json:"tmp"`      // directory for files of tests; all sandboxes see it
 	File     string `json:"file"`     // file on the host, accepted as kernel, initrd and disk of a parent
+	Tokens   string `json:"tokens"`   // token file
 	PID      int    `json:"pid"`
 }
 
@@ -121,7 +122,7 @@ func run() (err error) {
 	d.serve()
 	t.Cleanup(d.close)
 	r := ready{URL: "http://" + d.addresses[0].String(), Socket: "unix://" + d.addresses[1].String(), Token: apirig.Token,
-		Snapshot: "base", Tmp: t.TempDir(), File: rig.Parent.Kernel, PID: os.Getpid()}
+		Snapshot: "base", Tmp: t.TempDir(), File: rig.Parent.Kernel, Tokens: rig.TokenFile, PID: os.Getpid()}
 	if err := bake(ctx, rig, r); err != nil {
 		return err
 	}
