@@ -276,6 +276,14 @@ func TestManyNodes(t *testing.T) {
 	}
 	p.do("search", chromedp.SendKeys(chromedp.CSS("[type=search]"), "box-4711"))
 	p.wait(`document.querySelectorAll("[role=treeitem]").length === 2`)
+	p.do("leave the search", focus("[role=tree]"))
+	p.palette("box-0815")
+	p.wait(option + `?.startsWith("box-0815")`)
+	if n := eval[int](p, `document.querySelectorAll("[role=option]").length`); n > 60 {
+		t.Errorf("the palette has %d options in the document", n)
+	}
+	p.do("go to it", chromedp.KeyEvent(kb.Enter))
+	p.wait(`document.querySelector(".row.selected")?.textContent.includes("box-0815")`)
 	p.clean(statsOfEnded)
 }
 

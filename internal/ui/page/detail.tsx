@@ -7,7 +7,7 @@ import { store } from "./store";
 import { age, bytes, plural } from "./text";
 import { count, labelsOf, nameOf, type Node, refOf } from "./tree";
 
-const hints: Partial<Record<ActionName, string>> = {
+export const hints: Partial<Record<ActionName, string>> = {
   fork: "f", branch: "b", rollback: "r", promote: "m", pause: "p", resume: "p", suspend: "s", label: "l", kill: "del", remove: "del",
 };
 

@@ -1,15 +1,16 @@
 // The view: the tree with the selected node's details, and the pages below it.
 import { h, Fragment, render } from "preact";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { type ActionName, begin } from "./actions";
-import { Detail } from "./detail";
+import { type ActionName, begin, possible, titles } from "./actions";
+import { byDaemon } from "./api";
+import { Detail, hints } from "./detail";
 import { type Action, Dialog, Note } from "./dialog";
 import { DiffPage } from "./diff";
-import { byDaemon } from "./api";
 import { HostPage } from "./host";
 import { Login, logOut } from "./login";
-import { memoryOf, Tree } from "./rows";
-import { SandboxPage } from "./sandbox";
+import { type Command, opens, Palette } from "./palette";
+import { memoryOf, stateOf, Tree } from "./rows";
+import { SandboxPage, tabs } from "./sandbox";
 import { type Link, store, useStore } from "./store";
 import { bytes, plural } from "./text";
 import { flatten, grow, nameOf, type Node, refOf, sandboxKey, snapshotKey } from "./tree";
@@ -55,7 +56,9 @@ function App() {
   const [action, setAction] = useState<Action>();
   const [told, tell] = useState("");
   const [theme, nextTheme] = useTheme();
+  const [commands, setCommands] = useState<Command[]>();
   const find = useRef<HTMLInputElement>(null);
+  const focusTree = useRef(false); // the tree gets the focus when it is shown
 
   useEffect(() => {
     if (told === "") return;
@@ -88,6 +91,58 @@ function App() {
 
   const [page, a = "", b = ""] = parts;
   const node = page === "sandbox" ? nodes.get(sandboxKey(a)) : undefined;
+  // goTo selects a node in the tree.
+  const goTo = (n: Node) => {
+    setSearch("");
+    setClosed((old) => {
+      const next = new Set(old);
+      for (let up = n.parent; up !== undefined; up = up.parent) next.delete(up.key);
+      return next;
+    });
+    select(n.key);
+    location.hash = "#/";
+    focusTree.current = true;
+  };
+  useEffect(() => {
+    const tree = focusTree.current ? document.querySelector<HTMLElement>("[role=tree]") : null;
+    if (tree === null) return;
+    focusTree.current = false;
+    tree.focus();
+  });
+  const chosen = node ?? (page === "" ? nodes.get(selected) : undefined);
+  const commandsNow = (): Command[] => {
+    const about = chosen ? nameOf(chosen) : "";
+    const ofNode = chosen === undefined ? [] : possible(chosen).map((name) => (
+      { title: titles[name], about, key: hints[name], run: () => act(name, chosen) }));
+    const id = chosen?.sandbox?.id;
+    const ofSandbox = id === undefined ? [] : tabs.map((tab) => (
+      { title: `Open ${tab}`, about, run: () => { location.hash = `#/sandbox/${encodeURIComponent(id)}/${tab}`; } }));
+    const refs = marked.map((key) => nodes.get(key)).filter((n) => n !== undefined);
+    const compare = refs.length === 2 ? [{ title: "Compare", about: refs.map(nameOf).join(" and "),
+      run: () => { location.hash = `#/diff/${refs.map((n) => encodeURIComponent(refOf(n))).join("/")}`; } }] : [];
+    return [
+      ...ofNode, ...ofSandbox, ...compare,
+      { title: "Tree", about: "page", run: () => { location.hash = "#/"; } },
+      { title: "Host", about: "page", run: () => { location.hash = "#/host"; } },
+      { title: "Change the theme", about: `now ${theme}`, run: nextTheme },
+      ...[...nodes.values()].map((n) => (
+        { title: nameOf(n), about: n.snapshot ? "snapshot" : `${stateOf(n)} ${refOf(n)}`, run: () => goTo(n) })),
+    ];
+  };
+  const ready = s.loaded && s.link !== "ended" && s.link !== "login";
+  const openPalette = useRef(() => {});
+  openPalette.current = () => {
+    if (ready && action === undefined && commands === undefined) setCommands(commandsNow());
+  };
+  useEffect(() => {
+    const key = (e: KeyboardEvent) => {
+      if (!opens(e)) return;
+      e.preventDefault();
+      openPalette.current();
+    };
+    addEventListener("keydown", key);
+    return () => removeEventListener("keydown", key);
+  }, []);
   const byRef = (ref: string) => nodes.get(snapshotKey(ref)) ?? nodes.get(sandboxKey(ref));
   let content;
   if (s.link === "login") content = <Login />;
@@ -111,6 +166,7 @@ function App() {
         <a class="logo" href="#/"><span class="mark-logo" aria-hidden="true" /> forkd</a>
         <input ref={find} type="search" placeholder="Search names, labels, states" aria-label="Search" value={search}
           onInput={(e) => { setSearch((e.target as HTMLInputElement).value); if (page) location.hash = "#/"; }} />
+        <button class="tab" disabled={!ready} onClick={() => openPalette.current()}>Commands <kbd>Ctrl K</kbd></button>
         <span class="fill" />
         <span class={`link-state ${s.link}`} role="status">{linkText[s.link]}</span>
         <a href="#/host">Host</a>
@@ -123,6 +179,7 @@ function App() {
       </header>
       {s.link === "away" && s.loaded && <p class="banner" role="alert">The daemon does not answer: {s.problem}. The page shows its last known state.</p>}
       {content}
+      {commands && <Palette commands={commands} close={(c) => { setCommands(undefined); if (c) setTimeout(c.run); }} />}
       {action && <Dialog action={action} close={(done) => { setAction(undefined); if (done) { tell(done); void s.refresh().catch(() => {}); } }} />}
       <div class={`toast${told ? " on" : ""}`} role="status">{told}</div>
     </Fragment>

@@ -13,7 +13,7 @@ import { plain } from "./text";
 import { nameOf, type Node } from "./tree";
 import type { Shell } from "./terminal";
 
-const tabs = ["terminal", "code", "files", "processes", "console", "ports", "metrics"] as const;
+export const tabs = ["terminal", "code", "files", "processes", "console", "ports", "metrics"] as const;
 type Tab = (typeof tabs)[number];
 
 export function SandboxPage({ n, tab, act }: { n: Node; tab: string; act: (name: ActionName, n: Node) => void }) {
