@@ -31,6 +31,7 @@ var routes = []string{
 	"PUT /v1/sandboxes/{id}/files",
 	"GET /v1/sandboxes/{id}/files/list",
 	"POST /v1/sandboxes/{id}/ports/{port}/url",
+	"POST /v1/sandboxes/{id}/try",
 	"POST /v1/sandboxes/{id}/branch",
 	"POST /v1/sandboxes/{id}/rollback",
 	"POST /v1/sandboxes/{id}/promote",

@@ -6,16 +6,16 @@ import { family, nameOf, type Node, refOf, shortID } from "./tree";
 import { plural } from "./text";
 
 export type ActionName =
-  | "fork" | "branch" | "rollback" | "promote" | "pause" | "resume" | "suspend" | "label" | "kill" | "remove";
+  | "fork" | "try" | "branch" | "rollback" | "promote" | "pause" | "resume" | "suspend" | "label" | "kill" | "remove";
 
 export const titles: Record<ActionName, string> = {
-  fork: "Fork", branch: "Branch", rollback: "Roll back", promote: "Promote", pause: "Pause", resume: "Resume",
+  fork: "Fork", try: "Run in forks", branch: "Branch", rollback: "Roll back", promote: "Promote", pause: "Pause", resume: "Resume",
   suspend: "Suspend", label: "Name, labels", kill: "Kill", remove: "Delete",
 };
 
 // keys are the keys that start an action on the selected node.
 export const keys: Record<string, ActionName> = {
-  f: "fork", b: "branch", r: "rollback", m: "promote", p: "pause", s: "suspend", l: "label", Delete: "kill",
+  f: "fork", t: "try", b: "branch", r: "rollback", m: "promote", p: "pause", s: "suspend", l: "label", Delete: "kill",
 };
 
 // possible returns the actions that a node has in its state.
@@ -27,7 +27,7 @@ export function possible(n: Node): ActionName[] {
   const merge: ActionName[] = other ? ["promote"] : [];
   switch (n.sandbox!.state) {
     case "running":
-      return ["fork", "branch", "rollback", ...merge, "pause", "suspend", "label", "kill"];
+      return ["fork", "try", "branch", "rollback", ...merge, "pause", "suspend", "label", "kill"];
     case "paused":
       return ["resume", "branch", "rollback", "label", "kill"];
     case "suspended":
@@ -39,8 +39,8 @@ export function possible(n: Node): ActionName[] {
 
 const post = (id: string, verb: string, body: unknown = {}) => api.call("POST", api.box(id, `/${verb}`), body);
 
-// begin returns the dialog of an action.
-export function begin(name: ActionName, n: Node): Action {
+// begin returns the dialog of an action. Only "try" has none: it has a page.
+export function begin(name: Exclude<ActionName, "try">, n: Node): Action {
   const id = refOf(n);
   const title = nameOf(n);
   const simple = (call: "pause" | "resume" | "suspend", explain: string, done: string): Action => ({

@@ -8,7 +8,7 @@ import { age, bytes, plural } from "./text";
 import { count, labelsOf, nameOf, type Node, refOf } from "./tree";
 
 export const hints: Partial<Record<ActionName, string>> = {
-  fork: "f", branch: "b", rollback: "r", promote: "m", pause: "p", resume: "p", suspend: "s", label: "l", kill: "del", remove: "del",
+  fork: "f", try: "t", branch: "b", rollback: "r", promote: "m", pause: "p", resume: "p", suspend: "s", label: "l", kill: "del", remove: "del",
 };
 
 export function Detail({ n, act, open }: { n: Node; act: (name: ActionName, n: Node) => void; open: (n: Node) => void }) {

@@ -2,7 +2,7 @@
 import { h, Fragment, type ComponentChildren } from "preact";
 import { useEffect, useId, useRef, useState } from "preact/hooks";
 import { Failure } from "./api";
-import { type CallName, callText, type Language } from "./text";
+import { type CallName, callText, type Language, type Values } from "./text";
 
 export interface Field {
   name: string;
@@ -21,12 +21,12 @@ export interface Action {
   danger?: boolean;
   fields?: Field[];
   call: CallName;
-  values: (fields: Record<string, string>) => Record<string, string | number>;
+  values: (fields: Record<string, string>) => Values;
   run: (fields: Record<string, string>) => Promise<string>; // returns what was done, in words
 }
 
 // Calls shows the command line and the code that do the same as an action.
-export function Calls({ name, values }: { name: CallName; values: Record<string, string | number> }) {
+export function Calls({ name, values }: { name: CallName; values: Values }) {
   const [language, set] = useState<Language>((localStorage.getItem("language") as Language) || "cli");
   const choose = (l: Language) => {
     localStorage.setItem("language", l);

@@ -10,6 +10,7 @@ import { HostPage } from "./host";
 import { Login, logOut } from "./login";
 import { type Command, opens, Palette } from "./palette";
 import { memoryOf, stateOf, Tree } from "./rows";
+import { RunPage } from "./run";
 import { SandboxPage, tabs } from "./sandbox";
 import { type Link, store, useStore } from "./store";
 import { bytes, plural } from "./text";
@@ -76,7 +77,10 @@ function App() {
     return () => removeEventListener("keydown", key);
   }, []);
 
-  const act = (name: ActionName, n: Node) => setAction(begin(name, n));
+  const act = (name: ActionName, n: Node) => {
+    if (name === "try") location.hash = `#/try/${encodeURIComponent(refOf(n))}`;
+    else setAction(begin(name, n));
+  };
   const open = (n: Node) => {
     if (n.sandbox) location.hash = `#/sandbox/${encodeURIComponent(n.sandbox.id)}`;
     else act("fork", n);
@@ -90,7 +94,7 @@ function App() {
   });
 
   const [page, a = "", b = ""] = parts;
-  const node = page === "sandbox" ? nodes.get(sandboxKey(a)) : undefined;
+  const node = page === "sandbox" || page === "try" ? nodes.get(sandboxKey(a)) : undefined;
   // goTo selects a node in the tree.
   const goTo = (n: Node) => {
     setSearch("");
@@ -152,9 +156,9 @@ function App() {
   else if (page === "diff") {
     const names = [a, b].map((ref) => { const n = byRef(ref); return n ? nameOf(n) : ref; }) as [string, string];
     content = <DiffPage from={a} to={b} names={names} />;
-  } else if (page === "sandbox") {
+  } else if (page === "sandbox" || page === "try") {
     content = node
-      ? <SandboxPage n={node} tab={b} act={act} />
+      ? page === "try" ? <RunPage key={node.key} n={node} ask={setAction} /> : <SandboxPage n={node} tab={b} act={act} />
       : <main class="page" id="main"><a class="back" href="#/">← Tree</a><h1>This sandbox is gone</h1><Note>It was deleted.</Note></main>;
   } else {
     content = <TreePage {...{ nodes, selected, select, marked, mark, setMarked, closed, toggle, search, act, open }} />;

@@ -33,10 +33,15 @@ const shellWord = (text: string) => {
   return /^[\w./:=@,+-]+$/.test(text) ? text : `'${text.replaceAll("'", `'\\''`)}'`;
 };
 
+export type Values = Record<string, string | number | string[]>;
+
 // callText returns the command line or the code that does the same as an action of the page.
-export function callText(name: CallName, language: Language, values: Record<string, string | number>): string {
-  const quote = (v: string | number) =>
-    typeof v === "number" ? String(v) : language === "cli" ? shellWord(v) || "…" : JSON.stringify(v);
+export function callText(name: CallName, language: Language, values: Values): string {
+  const quote = (v: string | number | string[]): string => {
+    if (language !== "cli") return JSON.stringify(v);
+    if (Array.isArray(v)) return v.map(quote).join(" ");
+    return typeof v === "number" ? String(v) : shellWord(v) || "…";
+  };
   const line = calls[name][language].replace(/\{(\w+)\}/g, (all, key: string) => {
     const v = values[key];
     return v === undefined ? all : quote(v);
@@ -44,11 +49,13 @@ export function callText(name: CallName, language: Language, values: Record<stri
   if (language === "cli") return line;
   const id = values["id"];
   const client = line.includes("client.");
+  const many = line.includes("Sandbox.connect(id)");
   const open = {
     python: client ? "client = Client.default()" : `sandbox = Sandbox.connect(${quote(id ?? "")})`,
     typescript: client ? "const client = Client.default();" : `const sandbox = await Sandbox.connect(${quote(id ?? "")});`,
   };
+  if (many) open[language] = "";
   const from = client ? "Client" : "Sandbox";
   const load = language === "python" ? `from forkd import ${from}` : `import { ${from} } from "forkd";`;
-  return `${load}\n\n${open[language]}\n${line}${language === "typescript" ? ";" : ""}`;
+  return `${load}\n\n${open[language]}${many ? "" : "\n"}${line}${language === "typescript" ? ";" : ""}`;
 }
