@@ -39,8 +39,9 @@ export function possible(n: Node): ActionName[] {
 
 const post = (id: string, verb: string, body: unknown = {}) => api.call("POST", api.box(id, `/${verb}`), body);
 
-// begin returns the dialog of an action. Only "try" has none: it has a page.
-export function begin(name: Exclude<ActionName, "try">, n: Node): Action {
+// begin returns the dialog of an action. Only "try" has none: it has a page. The parameter to is the
+// snapshot that a rollback suggests.
+export function begin(name: Exclude<ActionName, "try">, n: Node, to?: string): Action {
   const id = refOf(n);
   const title = nameOf(n);
   const simple = (call: "pause" | "resume" | "suspend", explain: string, done: string): Action => ({
@@ -68,7 +69,7 @@ export function begin(name: Exclude<ActionName, "try">, n: Node): Action {
         },
       };
     case "rollback":
-      return rollback(n, id, title);
+      return rollback(n, id, title, to);
     case "promote":
       return promote(n, id, title);
     case "pause":
@@ -118,23 +119,30 @@ function fork(n: Node, id: string, title: string): Action {
   };
 }
 
-// rollback offers the snapshots of the sandbox's family, the nearest ancestors first.
-function rollback(n: Node, id: string, title: string): Action {
-  const choices: [string, string][] = [];
+// pointsOf returns the snapshots that a sandbox can be rolled back to, with texts: those of its
+// family, the nearest ancestors first.
+export function pointsOf(n: Node): [tag: string, text: string][] {
+  const points: [string, string][] = [];
   for (let up = n.parent; up !== undefined; up = up.parent) {
-    if (up.snapshot) choices.push([up.snapshot.tag, `${up.snapshot.tag} (origin)`]);
+    if (up.snapshot) points.push([up.snapshot.tag, `${up.snapshot.tag} (origin)`]);
   }
   for (const o of family(n)) {
     const tag = o.snapshot?.tag;
-    if (tag !== undefined && !choices.some(([t]) => t === tag)) {
-      choices.unshift([tag, o.parent === n ? `${tag} (its branch)` : tag]);
+    if (tag !== undefined && !points.some(([t]) => t === tag)) {
+      points.unshift([tag, o.parent === n ? `${tag} (its branch)` : tag]);
     }
   }
+  return points;
+}
+
+function rollback(n: Node, id: string, title: string, to?: string): Action {
+  const choices = pointsOf(n);
   return {
     title: `Roll back ${title}`,
     explain: "Puts the sandbox back to a snapshot. It keeps its id; its current memory, files and processes are lost.",
     button: "Roll back", danger: true, call: "rollback",
-    fields: [{ name: "to", label: "Snapshot", value: n.sandbox!.latest_tag ?? choices[0]?.[0] ?? "", kind: "choice", choices }],
+    fields: [{ name: "to", label: "Snapshot", value: to ?? n.sandbox!.latest_tag ?? choices[0]?.[0] ?? "", kind: "choice",
+      choices }],
     values: (f) => ({ id, tag: f["to"]! }),
     run: async (f) => {
       await post(id, "rollback", { to: f["to"] });

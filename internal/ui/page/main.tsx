@@ -14,7 +14,7 @@ import { RunPage } from "./run";
 import { SandboxPage, tabs } from "./sandbox";
 import { type Link, store, useStore } from "./store";
 import { bytes, plural } from "./text";
-import { flatten, grow, nameOf, type Node, refOf, sandboxKey, snapshotKey } from "./tree";
+import { flatten, grow, labelsOf, nameOf, type Node, refOf, sandboxKey, snapshotKey } from "./tree";
 
 function useHash(): string[] {
   const read = () => location.hash.replace(/^#\//, "").split("/").map(decodeURIComponent);
@@ -46,14 +46,30 @@ function useTheme(): [string, () => void] {
   return [theme, next];
 }
 
+const states = ["running", "paused", "suspended", "exited", "snapshot"];
+
+const maxLabels = 100;
+
+// labelPairs returns labels of the nodes for suggestions, without names.
+function labelPairs(nodes: Map<string, Node>): string[] {
+  const pairs = new Set<string>();
+  for (const n of nodes.values()) {
+    for (const [name, value] of Object.entries(labelsOf(n))) if (name !== "name") pairs.add(`${name}=${value}`);
+    if (pairs.size >= maxLabels) break;
+  }
+  return [...pairs].sort();
+}
+
 function App() {
   const s = useStore();
   const nodes = useMemo(() => grow(s.snapshots, s.sandboxes), [s.revision]);
+  const labels = useMemo(() => labelPairs(nodes), [nodes]);
   const parts = useHash();
   const [selected, select] = useState("");
   const [marked, setMarked] = useState<string[]>([]);
   const [closed, setClosed] = useState(new Set<string>());
   const [search, setSearch] = useState("");
+  const [state, setState] = useState("");
   const [action, setAction] = useState<Action>();
   const [told, tell] = useState("");
   const [theme, nextTheme] = useTheme();
@@ -77,9 +93,9 @@ function App() {
     return () => removeEventListener("keydown", key);
   }, []);
 
-  const act = (name: ActionName, n: Node) => {
+  const act = (name: ActionName, n: Node, to?: string) => {
     if (name === "try") location.hash = `#/try/${encodeURIComponent(refOf(n))}`;
-    else setAction(begin(name, n));
+    else setAction(begin(name, n, to));
   };
   const open = (n: Node) => {
     if (n.sandbox) location.hash = `#/sandbox/${encodeURIComponent(n.sandbox.id)}`;
@@ -98,6 +114,7 @@ function App() {
   // goTo selects a node in the tree.
   const goTo = (n: Node) => {
     setSearch("");
+    setState("");
     setClosed((old) => {
       const next = new Set(old);
       for (let up = n.parent; up !== undefined; up = up.parent) next.delete(up.key);
@@ -161,7 +178,7 @@ function App() {
       ? page === "try" ? <RunPage key={node.key} n={node} ask={setAction} /> : <SandboxPage n={node} tab={b} act={act} />
       : <main class="page" id="main"><a class="back" href="#/">← Tree</a><h1>This sandbox is gone</h1><Note>It was deleted.</Note></main>;
   } else {
-    content = <TreePage {...{ nodes, selected, select, marked, mark, setMarked, closed, toggle, search, act, open }} />;
+    content = <TreePage {...{ nodes, selected, select, marked, mark, setMarked, closed, toggle, search, state, act, open }} />;
   }
   return (
     <Fragment>
@@ -169,7 +186,14 @@ function App() {
       <header>
         <a class="logo" href="#/"><span class="mark-logo" aria-hidden="true" /> forkd</a>
         <input ref={find} type="search" placeholder="Search names, labels, states" aria-label="Search" value={search}
+          list="labels"
           onInput={(e) => { setSearch((e.target as HTMLInputElement).value); if (page) location.hash = "#/"; }} />
+        <datalist id="labels">{labels.map((l) => <option value={l} />)}</datalist>
+        <select aria-label="State" value={state}
+          onChange={(e) => { setState((e.target as HTMLSelectElement).value); if (page) location.hash = "#/"; }}>
+          <option value="">all states</option>
+          {states.map((name) => <option value={name}>{name}</option>)}
+        </select>
         <button class="tab" disabled={!ready} onClick={() => openPalette.current()}>Commands <kbd>Ctrl K</kbd></button>
         <span class="fill" />
         <span class={`link-state ${s.link}`} role="status">{linkText[s.link]}</span>
@@ -208,12 +232,14 @@ interface TreePageProps {
   closed: Set<string>;
   toggle: (key: string, open: boolean) => void;
   search: string;
-  act: (name: ActionName, n: Node) => void;
+  state: string; // nodes to show; empty: all
+  act: (name: ActionName, n: Node, to?: string) => void;
   open: (n: Node) => void;
 }
 
 function TreePage(p: TreePageProps) {
-  const rows = useMemo(() => flatten(p.nodes, p.closed, p.search), [p.nodes, p.closed, p.search]);
+  const rows = useMemo(() => flatten(p.nodes, p.closed, p.search, p.state),
+    [p.nodes, p.closed, p.search, p.state]);
   const node = p.nodes.get(p.selected);
   useEffect(() => {
     if (node === undefined && rows.length > 0) p.select((rows.find((r) => r.node.sandbox) ?? rows[0]!).node.key);
@@ -226,7 +252,7 @@ function TreePage(p: TreePageProps) {
         <h1 class="hidden">Snapshots and sandboxes</h1>
         <Intro />
         <Summary nodes={p.nodes} />
-        {rows.length === 0 && <Note>Nothing matches the search.</Note>}
+        {rows.length === 0 && <Note>Nothing matches the search and the state.</Note>}
         <div class="table">
           <div class="row head" aria-hidden="true">
             <span class="name">Snapshots and their forks</span><span class="fill" />

@@ -1,7 +1,7 @@
 // The tree: one line for each snapshot and sandbox. Only lines on the screen are in the document.
 import { h } from "preact";
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
-import { type ActionName, keys, possible } from "./actions";
+import { type ActionName, keys, pointsOf, possible } from "./actions";
 import { store } from "./store";
 import { age, bytes, plural } from "./text";
 import { count, labelsOf, nameOf, type Node, type Row } from "./tree";
@@ -19,7 +19,14 @@ export interface TreeProps {
   mark: (key: string) => void;
   toggle: (key: string, open: boolean) => void;
   enter: (n: Node) => void;
-  act: (name: ActionName, n: Node) => void;
+  act: (name: ActionName, n: Node, to?: string) => void;
+}
+
+// Dragged is a sandbox that is being dragged, with the tags of the snapshots that it can be dropped
+// on. What other pages and programs drag is never one.
+interface Dragged {
+  node: Node;
+  to: Set<string>;
 }
 
 export function Tree(p: TreeProps) {
@@ -36,6 +43,7 @@ export function Tree(p: TreeProps) {
     observer.observe(box.current!);
     return () => observer.disconnect();
   }, []);
+  const [dragged, drag] = useState<Dragged>();
   const at = p.rows.findIndex((r) => r.node.key === p.selected);
   useEffect(() => {
     if (at < 0) return;
@@ -86,25 +94,42 @@ export function Tree(p: TreeProps) {
       <div class="rows" role="none" style={{ height: `${p.rows.length * rowHeight}px` }}>
         {shown.map((row, i) => (
           <Line key={row.node.key} row={row} index={first + i} selected={row.node.key === p.selected}
-            marked={p.marked.includes(row.node.key)} tree={p} />
+            marked={p.marked.includes(row.node.key)} tree={p} dragged={dragged} drag={drag} />
         ))}
       </div>
     </div>
   );
 }
 
-function Line({ row, index, selected, marked, tree: { select, mark, toggle, enter } }: {
-  row: Row; index: number; selected: boolean; marked: boolean; tree: TreeProps;
+function Line({ row, index, selected, marked, tree: { select, mark, toggle, enter, act }, dragged, drag }: {
+  row: Row; index: number; selected: boolean; marked: boolean; tree: TreeProps; dragged?: Dragged;
+  drag: (d?: Dragged) => void;
 }) {
   const n = row.node;
+  const target = dragged !== undefined && n.snapshot !== undefined && dragged.to.has(n.snapshot.tag);
+  const [over, setOver] = useState(false);
+  const drop = (e: DragEvent) => {
+    if (!target) return;
+    e.preventDefault();
+    setOver(false);
+    act("rollback", dragged.node, n.snapshot!.tag);
+  };
   const shift = Math.min(row.depth, 24) * indent;
   const fold = n.children.length > 0;
   return (
-    <div class={`row${selected ? " selected" : ""}${marked ? " marked" : ""}`} role="treeitem" id={`row-${index}`}
+    <div class={`row${selected ? " selected" : ""}${marked ? " marked" : ""}${target ? " target" : ""}${target && over ? " over" : ""}`}
+      role="treeitem" id={`row-${index}`}
       aria-level={row.depth + 1} aria-posinset={row.position} aria-setsize={row.siblings} aria-selected={selected}
       aria-expanded={fold ? row.open : undefined}
       style={{ transform: `translateY(${index * rowHeight}px)` }}
-      onClick={() => select(n.key)} onDblClick={() => enter(n)}>
+      onClick={() => select(n.key)} onDblClick={() => enter(n)}
+      draggable={n.sandbox !== undefined && possible(n).includes("rollback")}
+      onDragStart={(e) => {
+        e.dataTransfer!.setData("text/plain", nameOf(n)); // Firefox drags nothing without data
+        drag({ node: n, to: new Set(pointsOf(n).map(([tag]) => tag)) });
+      }}
+      onDragEnd={() => drag(undefined)}
+      onDragOver={(e) => { if (target) { e.preventDefault(); setOver(true); } }} onDragLeave={() => setOver(false)} onDrop={drop}>
       <span class="gutter" aria-hidden="true" style={{ width: `${shift + 22}px` }}>
         {row.lines.map((more, i) => more && i > 0 && <i class="bar" style={{ left: `${(i - 1) * indent + 11}px` }} />)}
         {row.depth > 0 && (

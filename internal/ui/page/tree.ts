@@ -73,15 +73,16 @@ export function matches(n: Node, words: string[]): boolean {
   return words.every((word) => text.toLowerCase().includes(word));
 }
 
-// flatten returns the visible rows: the nodes that match a search, with their ancestors, and
-// without nodes below closed ones. A search opens all nodes.
-export function flatten(all: Map<string, Node>, closed: Set<string>, search: string): Row[] {
+// flatten returns the visible rows: the nodes that match a search and have a state, with their
+// ancestors, and without nodes below closed ones. A search or a state opens all nodes. The state
+// "snapshot" stands for all snapshots.
+export function flatten(all: Map<string, Node>, closed: Set<string>, search: string, state = ""): Row[] {
   const words = search.toLowerCase().split(/\s+/).filter(Boolean);
   let wanted: Set<Node> | undefined;
-  if (words.length > 0) {
+  if (words.length > 0 || state !== "") {
     wanted = new Set();
     for (const n of all.values()) {
-      if (!matches(n, words)) continue;
+      if (!matches(n, words) || (state !== "" && (n.sandbox?.state ?? "snapshot") !== state)) continue;
       for (let up: Node | undefined = n; up !== undefined && !wanted.has(up); up = up.parent) wanted.add(up);
     }
   }
