@@ -25,6 +25,8 @@ var routes = []string{
 	"PATCH /v1/sandboxes/{id}/labels",
 	"GET /v1/sandboxes/{id}/stats",
 	"GET /v1/sandboxes/{id}/metrics",
+	"GET /v1/sandboxes/{id}/network",
+	"PUT /v1/sandboxes/{id}/network",
 	"GET /v1/host/metrics",
 	"GET /v1/sandboxes/{id}/logs",
 	"GET /v1/sandboxes/{id}/files",

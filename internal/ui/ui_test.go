@@ -224,7 +224,7 @@ func TestOnlyRoutesOfThePageReachTheDaemon(t *testing.T) {
 		{"GET", "v1/sandboxes/sb-1/proxy/80/"}, {"GET", "v1/sandboxes/sb-1%2Fproxy%2F80/info"},
 		{"GET", "v1/sandboxes/sb-1/tcp/22"}, {"GET", "v1/sandboxes/sb-1/exec"}, {"GET", "v1/sandboxes/../../metrics"},
 		{"GET", "v1/snapshots/../sandboxes/info"}, {"POST", "v1/builds"}, {"GET", "metrics"},
-		{"PUT", "v1/sandboxes/sb-1/network"}, {"GET", "v1/sandboxes//stats"}, {"POST", "mcp"},
+		{"PUT", "v1/sandboxes/sb-1/ttl"}, {"GET", "v1/sandboxes//stats"}, {"POST", "mcp"},
 	} {
 		if resp := r.send(c[0], r.path(c[1]), nil); resp.StatusCode != http.StatusNotFound {
 			t.Errorf("%s %s: %s, want 404", c[0], c[1], resp.Status)

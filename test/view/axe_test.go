@@ -36,7 +36,7 @@ func TestAccessibility(t *testing.T) {
 		p.page("#/diff/python-numpy/tests-pass", `document.querySelector(".file-diff")`)
 		p.accessible(theme + " diff")
 		for tab, ready := range map[string]string{"terminal": `.xterm-rows`, "code": `#code`, "files": `td`,
-			"processes": `.calls`, "console": `.output`, "ports": `#port`, "metrics": `canvas`} {
+			"processes": `.calls`, "console": `.output`, "network": `.facts`, "ports": `#port`, "metrics": `canvas`} {
 			p.page("#/sandbox/"+id+"/"+tab, `document.querySelector("`+ready+`")`)
 			p.accessible(theme + " " + tab)
 		}

@@ -33,6 +33,12 @@ func TestPictures(t *testing.T) {
 		p.eval(`location.hash = "#/sandbox/" + document.querySelector(".facts dd:nth-of-type(2)").textContent`)
 		p.wait(`document.querySelector(".xterm-rows")?.innerText.includes("#") || document.querySelector(".xterm-rows")?.innerText.includes("$")`)
 		p.shot("terminal-" + theme)
+		p.eval(`location.hash = location.hash.replace("sandbox", "try")`)
+		if theme == "light" { // the dark picture shows the same run
+			p.inForks(`echo "attempt $FORKD_TRY_INDEX"; exit $((FORKD_TRY_INDEX % 2))`)
+		}
+		p.waitText("3 of 3 forks ended")
+		p.shot("forks-" + theme)
 		p.eval(`location.hash = "#/"`)
 	}
 	p.clean(statsOfEnded)

@@ -175,7 +175,7 @@ function App() {
     content = <DiffPage from={a} to={b} names={names} />;
   } else if (page === "sandbox" || page === "try") {
     content = node
-      ? page === "try" ? <RunPage key={node.key} n={node} ask={setAction} /> : <SandboxPage n={node} tab={b} act={act} />
+      ? page === "try" ? <RunPage key={node.key} n={node} ask={setAction} /> : <SandboxPage n={node} tab={b} act={act} ask={setAction} />
       : <main class="page" id="main"><a class="back" href="#/">← Tree</a><h1>This sandbox is gone</h1><Note>It was deleted.</Note></main>;
   } else {
     content = <TreePage {...{ nodes, selected, select, marked, mark, setMarked, closed, toggle, search, state, act, open }} />;

@@ -4,19 +4,22 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { type ActionName, possible, titles } from "./actions";
 import * as api from "./api";
 import { CodeTab } from "./code";
-import { Calls, Note, Problem, useLoad } from "./dialog";
+import { type Action, Calls, Note, Problem, useLoad } from "./dialog";
 import { FilesTab } from "./files";
 import { MetricsTab } from "./metrics";
+import { NetworkTab } from "./network";
 import { Icon, State } from "./rows";
 import { store, useStore } from "./store";
 import { plain } from "./text";
 import { nameOf, type Node } from "./tree";
 import type { Shell } from "./terminal";
 
-export const tabs = ["terminal", "code", "files", "processes", "console", "ports", "metrics"] as const;
+export const tabs = ["terminal", "code", "files", "processes", "console", "network", "ports", "metrics"] as const;
 type Tab = (typeof tabs)[number];
 
-export function SandboxPage({ n, tab, act }: { n: Node; tab: string; act: (name: ActionName, n: Node) => void }) {
+export function SandboxPage({ n, tab, act, ask }: {
+  n: Node; tab: string; act: (name: ActionName, n: Node) => void; ask: (a: Action) => void;
+}) {
   useStore();
   const id = n.sandbox!.id;
   const now = (tabs as readonly string[]).includes(tab) ? (tab as Tab) : "terminal";
@@ -51,15 +54,15 @@ export function SandboxPage({ n, tab, act }: { n: Node; tab: string; act: (name:
         ))}
       </div>
       <div class={`panel of-${now}`} role="tabpanel" id="panel" aria-labelledby={`tab-${now}`} key={`${id}/${now}`}>
-        {!on && now !== "console" && now !== "metrics"
+        {!on && !["console", "network", "metrics"].includes(now)
           ? <Note>The sandbox is {n.sandbox!.state}. It must run for this.</Note>
-          : <Panel tab={now} n={n} />}
+          : <Panel tab={now} n={n} ask={ask} />}
       </div>
     </main>
   );
 }
 
-function Panel({ tab, n }: { tab: Tab; n: Node }) {
+function Panel({ tab, n, ask }: { tab: Tab; n: Node; ask: (a: Action) => void }) {
   const id = n.sandbox!.id;
   switch (tab) {
     case "terminal":
@@ -72,6 +75,8 @@ function Panel({ tab, n }: { tab: Tab; n: Node }) {
       return <ProcessesTab id={id} />;
     case "console":
       return <ConsoleTab id={id} />;
+    case "network":
+      return <NetworkTab n={n} ask={ask} />;
     case "ports":
       return <PortsTab id={id} />;
     case "metrics":

@@ -1,0 +1,113 @@
+// The network policy of a sandbox, its traffic, and the destinations that were refused.
+import { h, Fragment } from "preact";
+import { useEffect } from "preact/hooks";
+import { possible } from "./actions";
+import * as api from "./api";
+import { Facts } from "./detail";
+import { type Action, Calls, Note, Problem, useLoad } from "./dialog";
+import { bytes, plain } from "./text";
+import { nameOf, type Node } from "./tree";
+
+interface Network {
+  mode: string;
+  allow?: string[];
+  deny?: string[];
+  allow_ech?: boolean;
+  limits?: { bytes_per_second?: number; packets_per_second?: number; connections?: number };
+  secrets?: { host: string; header: string }[];
+  stats: {
+    open: number; connections: number; up_bytes: number; down_bytes: number; dns_queries: number; dropped: number;
+    refused?: Record<string, number>;
+    recent?: { protocol: string; address?: string; name?: string; why: string; fix?: string; count: number; last_unix: number }[];
+  };
+}
+
+const interval = 3000;
+
+export function NetworkTab({ n, ask }: { n: Node; ask: (a: Action) => void }) {
+  const id = n.sandbox!.id;
+  const { value, problem, again } = useLoad(() => api.get<Network>(api.box(id, "/network")), [id]);
+  useEffect(() => {
+    const timer = setInterval(() => !document.hidden && again(), interval);
+    return () => clearInterval(timer);
+  }, [id]);
+  if (value === undefined) return <Problem text={problem} />;
+  const { stats, limits = {} } = value;
+  const recent = stats.recent ?? [];
+  // The dialog sets only a mode and rules, so it must not replace a policy that has more.
+  const simple = !value.allow_ech && !value.secrets?.length && Object.keys(limits).length === 0;
+  return (
+    <Fragment>
+      <Problem text={problem} />
+      <Facts facts={[
+        ["Policy", `${value.mode}: ${meanings[value.mode] ?? ""}`],
+        ["Allowed", value.allow?.join(" ")],
+        ["Denied", value.deny?.join(" ")],
+        ["Encrypted server names", value.allow_ech ? "allowed" : undefined],
+        ["Limits", Object.entries(limits).map(([name, v]) => `${v} ${name.replaceAll("_", " ")}`).join(", ")],
+        ["Secrets for", value.secrets?.map((s) => `${s.host} (${s.header})`).join(", ")],
+        ["Connections", `${stats.open} now, ${stats.connections} ended`],
+        ["Sent and received", `${bytes(stats.up_bytes)}, ${bytes(stats.down_bytes)}`],
+        ["Names asked", String(stats.dns_queries)],
+        ["Refused", Object.entries(stats.refused ?? {}).map(([reason, count]) => `${count} ${reason}`).join(", ") || "nothing"],
+      ]} />
+      {possible(n).length > 0 && (
+        <div class="actions">
+          {simple ? <button onClick={() => ask(change(n, value))}>Change the policy</button>
+            : <Note>This policy has limits, secrets or encrypted names: change it with <code>forkd net set</code>.</Note>}
+        </div>
+      )}
+      {recent.length > 0 && (
+        <table>
+          <thead><tr><th>Last refused</th><th>Destination</th><th>Why</th><th>Times</th></tr></thead>
+          <tbody>
+            {recent.map((r) => (
+              <tr>
+                <td>{new Date(1000 * r.last_unix).toLocaleTimeString()}</td>
+                <td>{r.protocol} {plain(r.name ?? "")} {r.address}</td>
+                <td>{r.why}{r.fix !== undefined && <small>: {plain(r.fix)}</small>}</td>
+                <td>{r.count}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      )}
+      <Calls name="network" values={{ id }} />
+    </Fragment>
+  );
+}
+
+const meanings: Record<string, string> = {
+  none: "no connections",
+  public: "the internet, no private networks",
+  allow: "only what is allowed below",
+  open: "all destinations except this host",
+};
+
+const wordsOf = (text: string) => text.split(/[\s,]+/).filter(Boolean);
+
+function change(n: Node, now: Network): Action {
+  const id = n.sandbox!.id;
+  const policy = (f: Record<string, string>) => ({ mode: f["mode"]!, allow: wordsOf(f["allow"]!), deny: wordsOf(f["deny"]!) });
+  return {
+    title: `Network of ${nameOf(n)}`,
+    explain: "Replaces the policy at once. Connections that the new policy denies are reset.",
+    button: "Set", call: "setNetwork",
+    fields: [
+      { name: "mode", label: "Policy", value: now.mode, kind: "choice",
+        choices: Object.entries(meanings).map(([mode, text]) => [mode, `${mode}: ${text}`]) },
+      { name: "allow", label: "Allowed", value: now.allow?.join(" ") ?? "", optional: true,
+        hint: "names, addresses and networks, such as pypi.org *.pythonhosted.org 10.1.2.3:5432" },
+      { name: "deny", label: "Denied", value: now.deny?.join(" ") ?? "", optional: true, hint: "denied in every mode" },
+    ],
+    values: (f) => {
+      const { mode, allow, deny } = policy(f);
+      const flags = ["--net", mode, ...allow.flatMap((a) => ["--allow", a]), ...deny.flatMap((d) => ["--deny", d])];
+      return { id, mode, allow, deny, flags };
+    },
+    run: async (f) => {
+      await api.call("PUT", api.box(id, "/network"), policy(f));
+      return `the network of ${nameOf(n)} is ${f["mode"]}`;
+    },
+  };
+}
