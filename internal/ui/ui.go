@@ -114,13 +114,10 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.own.ServeHTTP(w, r)
 		return
 	}
-	session, ok := s.admit(w, r)
-	if !ok {
-		return
-	}
+	session, no := s.check(r)
 	inner := s.inner(r, "/"+below, session)
-	if !routed(inner) {
-		refuse(w, r, http.StatusNotFound, "not_found", "the view does not call "+r.Method+" "+inner.URL.Path)
+	if no != nil || !routed(inner) {
+		s.own.ServeHTTP(w, r)
 		return
 	}
 	ctx, cancel := s.during(r, session)
@@ -133,75 +130,84 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // answer answers a request that is not passed to the API.
 func (s *Server) answer(w http.ResponseWriter, r *http.Request) {
 	below, ok := s.entry.split(r.URL.Path)
-	if !ok {
-		refuse(w, r, http.StatusNotFound, "not_found", "no such page")
-		return
-	}
-	if s.Login == nil && r.URL.Path == s.Root {
-		if _, err := s.Origin(r); err != nil {
-			refuse(w, r, http.StatusForbidden, "wrong_host", err.Error())
-			return
-		}
-		s.enter(w, r)
-		return
-	}
-	asset := "/" + below
-	if s.Login != nil && (below == "session" && r.Method == http.MethodPost || isAsset(asset)) {
-		// A browser without a session gets the page, which asks for a token.
-		switch {
-		case !s.fits(w, r):
-		case isAsset(asset):
-			serveAsset(w, r, asset)
-		default:
-			s.logIn(w, r)
-		}
-		return
-	}
-	session, ok := s.admit(w, r)
+	asset, login := "/"+below, below == "session" && r.Method == http.MethodPost
+	var session session
+	var no *refusal
 	switch {
 	case !ok:
-	case below == "daemon":
-		writeJSON(w, http.StatusOK, map[string]string{"name": cmp.Or(session.user, s.name)})
-	case below == "session" && r.Method == http.MethodDelete:
-		s.entry.end(session)
-		w.WriteHeader(http.StatusNoContent)
+		no = &refusal{http.StatusNotFound, "not_found", "no such page"}
+	case s.Login == nil && r.URL.Path == s.Root: // may come from another page, which has the code
+		_, no = s.originOf(r)
+	case s.Login != nil && (login || isAsset(asset)): // a browser without a session gets the form
+		no = s.checkPage(r)
 	default:
-		serveAsset(w, r, asset)
-	}
-}
-
-// fits refuses requests that come from another page than the view's.
-func (s *Server) fits(w http.ResponseWriter, r *http.Request) bool {
-	origin, err := s.Origin(r)
-	if err != nil {
-		refuse(w, r, http.StatusForbidden, "wrong_host", err.Error())
-		return false
-	}
-	if err := checkSource(r, origin); err != nil {
-		refuse(w, r, http.StatusForbidden, "wrong_source", err.Error())
-		return false
-	}
-	return true
-}
-
-// admit returns the session of a request, or refuses the request.
-func (s *Server) admit(w http.ResponseWriter, r *http.Request) (session, bool) {
-	if !s.fits(w, r) {
-		return session{}, false
-	}
-	found, ok := s.entry.session(r)
-	if ok && !s.lasts(r, found) {
-		s.entry.end(found)
-		ok = false
+		session, no = s.check(r)
 	}
 	switch {
-	case ok:
-	case s.Login == nil:
-		refuse(w, r, http.StatusUnauthorized, "no_session", "the session has ended: run 'forkd ui' again")
+	case no != nil:
+		no.send(w, r)
+	case s.Login == nil && r.URL.Path == s.Root:
+		s.enter(w, r)
+	case s.Login != nil && login:
+		s.logIn(w, r)
+	case below == "daemon":
+		writeJSON(w, http.StatusOK, map[string]string{"name": cmp.Or(session.user, s.name)})
+	case s.Login != nil && below == "session" && r.Method == http.MethodDelete:
+		s.entry.end(session)
+		w.WriteHeader(http.StatusNoContent)
+	case isAsset(asset) && r.Method == http.MethodGet:
+		serveAsset(w, asset)
 	default:
-		refuse(w, r, http.StatusUnauthorized, "want_token", "the session has ended, or never began: the page asks for a token")
+		refuse(w, r, http.StatusNotFound, "not_found", "the view does not call "+r.Method+" "+asset)
 	}
-	return found, ok
+}
+
+// refusal is an answer to a request that the server refuses.
+type refusal struct {
+	status       int
+	code, detail string
+}
+
+func (no *refusal) send(w http.ResponseWriter, r *http.Request) {
+	refuse(w, r, no.status, no.code, no.detail)
+}
+
+func (s *Server) originOf(r *http.Request) (string, *refusal) {
+	origin, err := s.Origin(r)
+	if err != nil {
+		return "", &refusal{http.StatusForbidden, "wrong_host", err.Error()}
+	}
+	return origin, nil
+}
+
+// checkPage refuses requests that come from another page than the view's.
+func (s *Server) checkPage(r *http.Request) *refusal {
+	origin, no := s.originOf(r)
+	if no != nil {
+		return no
+	}
+	if err := checkSource(r, origin); err != nil {
+		return &refusal{http.StatusForbidden, "wrong_source", err.Error()}
+	}
+	return nil
+}
+
+// check returns the session of a request, or the reason to refuse the request.
+func (s *Server) check(r *http.Request) (session, *refusal) {
+	if no := s.checkPage(r); no != nil {
+		return session{}, no
+	}
+	found, ok := s.entry.session(r)
+	if ok && s.lasts(r, found) {
+		return found, nil
+	}
+	if ok {
+		s.entry.end(found)
+	}
+	if s.Login == nil {
+		return session{}, &refusal{http.StatusUnauthorized, "no_session", "the session has ended: run 'forkd ui' again"}
+	}
+	return session{}, &refusal{http.StatusUnauthorized, "want_token", "the session has ended: open /ui, and enter a token"}
 }
 
 // lasts reports whether the token of a session still belongs to its user.
@@ -243,8 +249,8 @@ func (s *Server) during(r *http.Request, of session) (context.Context, context.C
 // see the browser's cookies, and refuses requests with an Origin.
 func (s *Server) inner(r *http.Request, path string, of session) *http.Request {
 	header := http.Header{}
-	for _, name := range []string{"Accept", "Content-Type", "Idempotency-Key", "Last-Event-ID", "Connection", "Upgrade",
-		"Sec-Websocket-Key", "Sec-Websocket-Version", "Sec-Websocket-Extensions", "Sec-Websocket-Protocol"} {
+	for _, name := range []string{"Accept", "Content-Type", "Idempotency-Key", "Last-Event-ID", "User-Agent",
+		"Connection", "Upgrade", "Sec-Websocket-Key", "Sec-Websocket-Version", "Sec-Websocket-Extensions", "Sec-Websocket-Protocol"} {
 		if values := r.Header.Values(name); len(values) > 0 {
 			header[name] = values
 		}
@@ -271,7 +277,7 @@ func (s *Server) logIn(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	cookie := s.entry.logIn(user, ask.Token)
-	origin, _ := s.Origin(r) // fits has checked it
+	origin, _ := s.Origin(r) // checkPage has checked it
 	cookie.Secure = strings.HasPrefix(origin, "https:")
 	http.SetCookie(w, cookie)
 	writeJSON(w, http.StatusOK, map[string]string{"path": cookie.Path})

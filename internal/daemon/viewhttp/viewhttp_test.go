@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -148,6 +149,12 @@ func TestATokenOpensTheView(t *testing.T) {
 	if !bytes.Contains(log, []byte(`"who":"token:reader"`)) || !bytes.Contains(log, []byte(`"path":"/ui/"`)) ||
 		!bytes.Contains(log, []byte(`"path":"/v1/forks"`)) {
 		t.Errorf("the audit log is\n%s", log)
+	}
+	refused := func(line []byte) bool {
+		return bytes.Contains(line, []byte(`"method":"GET"`)) && bytes.Contains(line, []byte(`"status":401`))
+	}
+	if !slices.ContainsFunc(bytes.Split(log, []byte("\n")), refused) {
+		t.Errorf("no audit line for a request without a session:\n%s", log)
 	}
 	for name, secret := range map[string]string{"path": base, "token": apirig.Token, "cookie": b.cookie.Value} {
 		if bytes.Contains(log, []byte(secret)) {
