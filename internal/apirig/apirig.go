@@ -39,7 +39,6 @@ import (
 	"github.com/forkd/forkd/internal/daemon/once"
 	"github.com/forkd/forkd/internal/daemon/template"
 	v1 "github.com/forkd/forkd/internal/daemon/v1"
-	"github.com/forkd/forkd/internal/daemon/viewhttp"
 	"github.com/forkd/forkd/internal/format/disklayer"
 	"github.com/forkd/forkd/internal/host/admit"
 	"github.com/forkd/forkd/internal/host/bake"
@@ -254,8 +253,7 @@ func New(t T, o Options) *Rig {
 	}
 	compatible := e2b.New(e2b.Config{Face: shared, Keys: keys, Builder: builder, Tags: openTags(t, dir), Domain: domain,
 		History: r.History})
-	r.Handler = front.New(front.Config{Face: shared, V1: api, E2B: compatible, View: viewhttp.New(shared, api),
-		Domain: domain, Links: links})
+	r.Handler = front.New(front.Config{Face: shared, V1: api, E2B: compatible, Domain: domain, Links: links})
 	t.Cleanup(func() { builder.Close(); m.Close(true); st.Close(); log.Close() })
 	t.Cleanup(r.agents.stop)
 	r.Parent = client.BakeRequest{Tag: "a.b", Kernel: part, Initrd: part, Rootfs: part}

@@ -27,7 +27,6 @@ import (
 	"github.com/forkd/forkd/internal/daemon/template"
 	"github.com/forkd/forkd/internal/daemon/tracing"
 	v1 "github.com/forkd/forkd/internal/daemon/v1"
-	"github.com/forkd/forkd/internal/daemon/viewhttp"
 	"github.com/forkd/forkd/internal/embedded"
 	"github.com/forkd/forkd/internal/format/disklayer"
 	"github.com/forkd/forkd/internal/host/admit"
@@ -168,8 +167,7 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard, kvm *kvmState) (*w
 	})
 	compatible := e2b.New(e2b.Config{Face: shared, Keys: keys, Builder: w.builder, Tags: w.tags, Domain: domain,
 		History: w.history, Traces: w.traces})
-	w.handler = front.New(front.Config{Face: shared, V1: api, E2B: compatible, View: viewhttp.New(shared, api),
-		Domain: domain, Links: links})
+	w.handler = front.New(front.Config{Face: shared, V1: api, E2B: compatible, Domain: domain, Links: links})
 	undo.Release()
 	return w, nil
 }

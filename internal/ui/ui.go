@@ -250,7 +250,8 @@ func (s *Server) during(r *http.Request, of session) (context.Context, context.C
 func (s *Server) inner(r *http.Request, path string, of session) *http.Request {
 	header := http.Header{}
 	for _, name := range []string{"Accept", "Content-Type", "Idempotency-Key", "Last-Event-ID", "User-Agent",
-		"Connection", "Upgrade", "Sec-Websocket-Key", "Sec-Websocket-Version", "Sec-Websocket-Extensions", "Sec-Websocket-Protocol"} {
+		"Connection", "Upgrade", "Sec-Websocket-Key", "Sec-Websocket-Version", "Sec-Websocket-Extensions",
+		"Sec-Websocket-Protocol"} {
 		if values := r.Header.Values(name); len(values) > 0 {
 			header[name] = values
 		}

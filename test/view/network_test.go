@@ -33,7 +33,8 @@ func TestNetwork(t *testing.T) {
 	}
 
 	// A policy with limits is shown, and the dialog must not replace it.
-	r.call("PUT", "/v1/sandboxes/"+id+"/network", map[string]any{"mode": "none", "limits": map[string]int{"connections": 7}}, nil)
+	limited := map[string]any{"mode": "none", "limits": map[string]int{"connections": 7}}
+	r.call("PUT", "/v1/sandboxes/"+id+"/network", limited, nil)
 	p.waitText("none: no connections")
 	p.waitText("7 connections")
 	p.waitText("forkd net set")

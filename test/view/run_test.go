@@ -21,7 +21,8 @@ func (p *page) inForks(command string) {
 // click clicks the button with a text, below an element.
 func (p *page) click(in, text string) {
 	p.t.Helper()
-	found := `[...document.querySelectorAll(` + quoted(in+" button") + `)].find((b) => b.textContent.startsWith(` + quoted(text) + `))`
+	found := `[...document.querySelectorAll(` + quoted(in+" button") + `)].find((b) =>
+		b.textContent.startsWith(` + quoted(text) + `))`
 	p.wait(found)
 	p.eval(found + `.click()`)
 }
@@ -34,14 +35,16 @@ func TestRunInForks(t *testing.T) {
 	p := newBrowser(t)
 	p.open(v)
 	p.waitText("first")
-	p.do("open the page", focus("[role=tree]"), chromedp.KeyEvent(kb.Home), chromedp.KeyEvent(kb.ArrowDown), chromedp.KeyEvent("t"))
+	p.do("open the page", focus("[role=tree]"), chromedp.KeyEvent(kb.Home), chromedp.KeyEvent(kb.ArrowDown),
+		chromedp.KeyEvent("t"))
 	file := filepath.Join(r.Tmp, "hostile")
 	if err := os.WriteFile(file, []byte(hostile), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	p.inForks("echo result $FORKD_TRY_INDEX; cat " + file + "; exit $FORKD_TRY_INDEX")
 	p.waitText("3 of 3 forks ended, 1 with exit code 0")
-	for _, text := range []string{"result 0", "result 1", "result 2", "exit code 2", hostile, "Shell", "forkd try " + id + " -n 3 --keep all"} {
+	for _, text := range []string{"result 0", "result 1", "result 2", "exit code 2", hostile, "Shell",
+		"forkd try " + id + " -n 3 --keep all"} {
 		p.waitText(text)
 	}
 	if eval[bool](p, `window.hacked !== undefined || document.querySelector(".forks img, .forks script") !== null`) {

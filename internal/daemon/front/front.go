@@ -25,16 +25,18 @@ type Config struct {
 	Face   *face.Face
 	E2B    *e2b.Server
 	V1     http.Handler   // serves all requests that no other field serves
-	View   *viewhttp.View // never serves a host name of a port or of E2B
 	Domain inbound.Domain // parent domain of the host names of ports; zero: ports have no host names
 	Links  *auth.Links    // checks the permissions in such host names; nil without a domain
 }
 
 // Front is the handler of all requests to the daemon.
-type Front struct{ Config }
+type Front struct {
+	Config
+	view *viewhttp.View // never serves a host name of a port or of E2B
+}
 
-// New returns a Front.
-func New(cfg Config) *Front { return &Front{cfg} }
+// New returns a Front. Its view calls V1.
+func New(cfg Config) *Front { return &Front{cfg, viewhttp.New(cfg.Face, cfg.V1)} }
 
 // ServeHTTP implements http.Handler.
 func (f *Front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -48,8 +50,8 @@ func (f *Front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		f.Face.Audited(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			f.port(w, r, route, permission, err)
 		})).ServeHTTP(w, r)
-	case f.View.Serves(r):
-		f.View.ServeHTTP(w, r)
+	case f.view.Serves(r):
+		f.view.ServeHTTP(w, r)
 	default:
 		f.V1.ServeHTTP(w, r)
 	}
