@@ -21,7 +21,8 @@ type room struct {
 // may import them.
 var leaves = []string{"internal/atomicfile", "internal/cachedir", "internal/cleanup", "internal/embedded",
 	"internal/gate", "internal/hostroute", "internal/ignore",
-	"internal/private", "internal/rawcall", "internal/registry", "internal/rootcert", "internal/treetar"}
+	"internal/private", "internal/rawcall", "internal/registry", "internal/rootcert", "internal/sigstore",
+	"internal/treetar"}
 
 var rooms = []room{
 	{

@@ -23,7 +23,7 @@ import (
 
 func allRows() []row {
 	return slices.Concat(callRows(), streamRows(), otherRows(), archiveRows(), messageRows(), formatRows(),
-		peekRows(), dnsRows(), mcpRows())
+		peekRows(), dnsRows(), mcpRows(), signatureRows())
 }
 
 // archive returns a tar archive of n entries. It calls name to get the name of entry i.
