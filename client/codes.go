@@ -11,6 +11,9 @@ const (
 	ErrUnauthenticated      ErrorCode = "unauthenticated"        // 401: The token is missing or wrong
 	ErrForbidden            ErrorCode = "forbidden"              // 403: The request is not allowed
 	ErrScope                ErrorCode = "scope"                  // 403: The token does not allow this
+	ErrNotSigned            ErrorCode = "not_signed"             // 403: The snapshot has no signature
+	ErrKeyNotTrusted        ErrorCode = "key_not_trusted"        // 403: No trusted key has signed the snapshot
+	ErrSignatureInvalid     ErrorCode = "signature_invalid"      // 403: The signature is damaged, or for another snapshot
 	ErrDeniedInSandbox      ErrorCode = "denied_in_sandbox"      // 403: The sandbox's kernel denies this
 	ErrDeniedByRegistry     ErrorCode = "denied_by_registry"     // 403: The registry denies this
 	ErrNoSuchRoute          ErrorCode = "no_such_route"          // 404: The path is unknown

@@ -26,8 +26,9 @@ func (c *Client) PackSnapshot(ctx context.Context, tag string) (io.ReadCloser, e
 
 // UnpackOptions are the options of UnpackSnapshot.
 type UnpackOptions struct {
-	Tag   string // tag of the new snapshot; empty: the tag of the packed snapshot
-	Trust bool   // required: accept a snapshot whose source is not verified
+	Tag       string // tag of the new snapshot; empty: the tag of the packed snapshot
+	Trust     string // require, warn or off; empty: the daemon's policy for archives
+	Signature []byte // bundle for the digest of the artifact's manifest; empty: none
 }
 
 // UnpackSnapshot makes a snapshot from an archive of PackSnapshot. If on is not nil, UnpackSnapshot
@@ -39,8 +40,11 @@ func (c *Client) UnpackSnapshot(ctx context.Context, archive io.Reader, opts Unp
 	if opts.Tag != "" {
 		q.Set(v1.UnpackTag, opts.Tag)
 	}
-	if opts.Trust {
-		q.Set(v1.UnpackTrust, "true")
+	if opts.Trust != "" {
+		q.Set(v1.UnpackTrust, opts.Trust)
+	}
+	if len(opts.Signature) > 0 {
+		q.Set(v1.UnpackSignature, string(opts.Signature))
 	}
 	return c.move(ctx, "unpack", "/v1/archives?"+q.Encode(), v1.Tar, archive, on)
 }
@@ -70,6 +74,25 @@ func (c *Client) FindSnapshot(ctx context.Context, req FindRequest) (s RemoteSna
 		return s, err
 	}
 	err = c.call(ctx, http.MethodPost, "/v1/pulls/inspect", req, &s)
+	return s, err
+}
+
+// SignSnapshot adds a signature to a snapshot in a registry. The daemon gets the signature only, never a private key.
+func (c *Client) SignSnapshot(ctx context.Context, req SignRequest) (s Signature, err error) {
+	if err := checkRegistries(req.RegistryAuth); err != nil {
+		return s, err
+	}
+	err = c.call(ctx, http.MethodPost, "/v1/signatures", req, &s)
+	return s, err
+}
+
+// VerifySignature returns the key that has signed a snapshot in a registry. If none of the wanted keys has, it
+// returns an error.
+func (c *Client) VerifySignature(ctx context.Context, req SignatureRequest) (s Signature, err error) {
+	if err := checkRegistries(req.RegistryAuth); err != nil {
+		return s, err
+	}
+	err = c.call(ctx, http.MethodPost, "/v1/signatures/verify", req, &s)
 	return s, err
 }
 

@@ -50,6 +50,9 @@ type (
 	HubEvent         = v1.HubEvent
 	PushRequest      = v1.PushRequest
 	PullRequest      = v1.PullRequest
+	SignRequest      = v1.SignRequest
+	Signature        = v1.Signature
+	SignatureRequest = v1.SignatureRequest
 	FindRequest      = v1.FindRequest
 	RemoteSnapshot   = v1.RemoteSnapshot
 	HubFile          = v1.HubFile

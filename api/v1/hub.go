@@ -2,8 +2,12 @@ package v1
 
 // UnpackParams are the query parameters of a request that unpacks an archive.
 const (
-	UnpackTag   = "tag"   // tag of the new snapshot; absent: the tag of the packed snapshot
-	UnpackTrust = "trust" // accept a snapshot without a verified signature
+	UnpackTag       = "tag"       // tag of the new snapshot; absent: the tag of the packed snapshot
+	UnpackTrust     = "trust"     // require, warn or off; absent: the daemon's policy for archives
+	UnpackSignature = "signature" // bundle for the digest of the artifact's manifest
+
+	// MaxUnpackSignature is the largest bundle of such a request, in bytes: it is a part of the URL.
+	MaxUnpackSignature = 8 << 10
 )
 
 // PushRequest asks for a snapshot to be written to a registry.
@@ -17,7 +21,7 @@ type PushRequest struct {
 type PullRequest struct {
 	Reference    string                  `json:"reference"`       // REGISTRY/NAME:TAG or REGISTRY/NAME@DIGEST
 	Tag          string                  `json:"tag,omitempty"`   // of the new snapshot; empty: that of the pushed one
-	Trust        bool                    `json:"trust,omitempty"` // accept a snapshot without a verified signature
+	Trust        string                  `json:"trust,omitempty"` // require, warn or off; empty: the daemon's policy
 	RegistryAuth map[string]RegistryAuth `json:"registry_auth,omitempty"`
 }
 
@@ -37,9 +41,33 @@ type RemoteSnapshot struct {
 	VCPUs        uint32 `json:"vcpus"`
 	CPUTemplate  string `json:"cpu_template"`
 	Kernel       string `json:"kernel"`
-	Bytes        int64  `json:"bytes"`             // sum of the compressed files
-	LackingBytes int64  `json:"lacking_bytes"`     // compressed bytes that a pull would fetch now
-	Problem      string `json:"problem,omitempty"` // why this host cannot run it
+	Bytes        int64  `json:"bytes"`                   // sum of the compressed files
+	LackingBytes int64  `json:"lacking_bytes"`           // compressed bytes that a pull would fetch now
+	Problem      string `json:"problem,omitempty"`       // why this host cannot run it
+	SignedBy     string `json:"signed_by,omitempty"`     // name of the trusted key that has signed it
+	TrustProblem string `json:"trust_problem,omitempty"` // why no trusted key vouches for it
+}
+
+// SignRequest adds a signature to a snapshot in a registry.
+type SignRequest struct {
+	Reference    string                  `json:"reference"` // REGISTRY/NAME@DIGEST or REGISTRY/NAME:TAG
+	Bundle       string                  `json:"bundle"`    // sigstore bundle in JSON, for the artifact's digest
+	RegistryAuth map[string]RegistryAuth `json:"registry_auth,omitempty"`
+}
+
+// SignatureRequest asks for the key that has signed a snapshot in a registry.
+type SignatureRequest struct {
+	Reference    string                  `json:"reference"`     // REGISTRY/NAME@DIGEST or REGISTRY/NAME:TAG
+	Key          string                  `json:"key,omitempty"` // public key in PEM; empty: any key that the daemon trusts
+	RegistryAuth map[string]RegistryAuth `json:"registry_auth,omitempty"`
+}
+
+// Signature is a signature of a snapshot in a registry.
+type Signature struct {
+	Reference string `json:"reference"`            // with the digest
+	Digest    string `json:"digest"`               // of the artifact's manifest
+	SignedBy  string `json:"signed_by,omitempty"`  // name of the daemon's trusted key
+	KeyDigest string `json:"key_digest,omitempty"` // SHA-256 of the public key
 }
 
 // HubEvent is a line of the progress of a snapshot that moves into the store or out of it. One field is set.
@@ -69,5 +97,8 @@ type HubResult struct {
 	Moved     int64     `json:"moved_bytes,omitempty"` // bytes that were sent to the registry or fetched from it
 	Reference string    `json:"reference,omitempty"`   // in the registry, with the digest
 	Snapshot  *Snapshot `json:"snapshot,omitempty"`
-	MS        float64   `json:"ms"`
+	SignedBy  string    `json:"signed_by,omitempty"` // name of the trusted key that has signed the snapshot
+	// Why no trusted key vouches for the snapshot, if the policy is warn.
+	TrustProblem string  `json:"trust_problem,omitempty"`
+	MS           float64 `json:"ms"`
 }

@@ -123,8 +123,9 @@ type Options struct {
 
 	Open bool // no token is required: every client over TCP has all rights
 
-	Unpack func(stream io.Reader) error // acts as the guest of builder VMs; nil: they never connect
-	Images []string                     // names of further images that the fake registry has
+	Unpack      func(stream io.Reader) error // acts as the guest of builder VMs; nil: they never connect
+	TrustedKeys string                       // directory of the keys that sign trusted snapshots; empty: none
+	Images      []string                     // names of further images that the fake registry has
 
 	Stopping context.Context // context that ends when the daemon stops; nil: the daemon never stops
 
@@ -245,7 +246,8 @@ func New(t T, o Options) *Rig {
 		Answers: answers, Limits: o.Limits, Counts: counts, Requests: counts.RequestDone, Stopping: o.Stopping, Log: discard})
 	r.serveSSH(t, o.SSH, dir, shared, counts)
 	api := v1.New(v1.Config{Face: shared, Baker: baker, Builds: r.Steps, Images: r.images, ScratchDir: r.Scratch,
-		Differ: r.differ(o.Diff, run, st), Hub: newHub(t, dir, st), Metrics: counts.Handler(), History: r.History,
+		Differ: r.differ(o.Diff, run, st), Hub: newHub(t, dir, o.TrustedKeys, st), Metrics: counts.Handler(),
+		History: r.History,
 		Version: "test", Accel: "kvm", Domain: domain, GuestPort: o.GuestPort, NoKVM: o.noKVM, Links: links,
 		Tried: counts.Tried, SSH: r.SSH.info(), MCP: mcphttp.New("test", o.Limits.Keepalive, discard)})
 	if !o.Unchecked {
@@ -291,10 +293,11 @@ func (r *Rig) observe(m *sandbox.Manager, counts *metrics.Metrics) {
 }
 
 // newHub returns a Hub that never finds the disk full.
-func newHub(t T, dir string, st *store.Store) *hub.Hub {
+func newHub(t T, dir, keys string, st *store.Store) *hub.Hub {
 	t.Helper()
 	h, err := hub.New(hub.Config{Store: st, Dir: hub.Dir(filepath.Join(dir, "state")),
-		Memory: bake.HostMemoryMiB() << 20, Room: (&admit.Rules{}).Room, Log: slog.New(slog.DiscardHandler)})
+		Memory: bake.HostMemoryMiB() << 20, Trust: hub.Trust{Keys: keys},
+		Room: (&admit.Rules{}).Room, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}

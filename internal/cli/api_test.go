@@ -2,11 +2,16 @@ package cli
 
 import (
 	"fmt"
+	"io"
+	stdlog "log"
 	"net"
+	"net/http/httptest"
 	"os"
 	"os/exec"
+	"strings"
 	"testing"
 
+	ociregistry "github.com/google/go-containerregistry/pkg/registry"
 	"github.com/rogpeppe/go-internal/testscript"
 	"golang.org/x/sys/unix"
 
@@ -26,7 +31,8 @@ func TestScriptsWithDaemon(t *testing.T) {
 		t.Fatal(err)
 	}
 	setup := func(env *testscript.Env) error {
-		rig := apirig.Start(t, apirig.Options{Agent: agentHere, GuestPort: guestPort(t),
+		keys := env.WorkDir + "/trusted-keys"
+		rig := apirig.Start(t, apirig.Options{Agent: agentHere, GuestPort: guestPort(t), TrustedKeys: keys,
 			SSH: &apirig.SSH{Bin: program, ProgramDir: t.TempDir(),
 				Program: func() ([]byte, error) { return embedded.Open(embedded.SFTP) }}})
 		parent := rig.Parent
@@ -42,6 +48,10 @@ func TestScriptsWithDaemon(t *testing.T) {
 		env.Setenv("FORKD_CACHE", env.WorkDir+"/cache")
 		env.Setenv("FORKD_URL", rig.URL)
 		env.Setenv("FORKD_TOKEN", apirig.Token)
+		registry := httptest.NewServer(ociregistry.New(ociregistry.Logger(stdlog.New(io.Discard, "", 0))))
+		env.Defer(registry.Close)
+		env.Setenv("REGISTRY", strings.TrimPrefix(registry.URL, "http://"))
+		env.Setenv("TRUSTED_KEYS", keys)
 		env.Setenv("ID", f.Sandboxes[0].ID)
 		env.Setenv("AUDIT", rig.AuditLog)
 		env.Setenv("TOKENS", rig.TokenFile)

@@ -93,7 +93,7 @@ func newRoot(stdio Stdio) *cobra.Command {
 			newHistoryCmd(), newSnapshotInfoCmd(),
 			newBranchCmd(),
 			newSnapshotCmd(), newSnapshotDiffCmd(), newSnapshotCompactCmd(), newPackCmd(), newUnpackCmd(), newPushCmd(),
-			newPullCmd(), newVerifyCmd(),
+			newPullCmd(), newSignCmd(), newVerifyCmd(),
 			newRmiCmd(), newPruneCmd(),
 			newDfCmd()}},
 		{"Sandboxes:", []*cobra.Command{newForkCmd(), newSpawnCmd(), newRunCmd(), newLsCmd(), newInspectCmd(), newStatsCmd(),
@@ -107,7 +107,7 @@ func newRoot(stdio Stdio) *cobra.Command {
 			newSignalCmd(),
 			newPortForwardCmd(), newSSHCmd(), newSSHConfigCmd(), newURLCmd(), newForwardGuestsCmd(), newMCPCmd()}},
 		{"This host:", []*cobra.Command{newQuickstartCmd(), newDoctorCmd(), newUICmd(),
-			newInfoCmd(), newVersionCmd(), newDaemonCmd(), newTokenCmd(), newSSHKeyCmd(),
+			newInfoCmd(), newVersionCmd(), newDaemonCmd(), newTokenCmd(), newSSHKeyCmd(), newKeyCmd(),
 			newMachineCmd(),
 			newCacheCmd(), newCleanupCmd(), newE2BCmd(), newBenchCmd()}},
 	} {

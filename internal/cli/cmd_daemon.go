@@ -74,6 +74,7 @@ func newDaemonCmd() *cobra.Command {
 	f.StringVar(&cfg.ProxyDomain, "proxy-domain", "",
 		"give ports of sandboxes host names PORT-ID.DOMAIN. Write DOMAIN as clients use it, optionally with\n"+
 			"http:// or https:// and :PORT; localhost works for browsers on this host")
+	trustDaemonFlags(f, &cfg)
 	f.StringVar(&cfg.StateDir, "state-dir", "", "directory of snapshots and private disks (default /var/lib/forkd, or the user's state directory)")
 	f.StringVar(&cfg.RAMDir, "ram-dir", "", "tmpfs directory for hot memory (default /dev/shm/forkd-<uid>)")
 	f.StringVar(&cfg.RunDir, "run-dir", "",
@@ -122,6 +123,16 @@ func openPrivateFlag(f *pflag.FlagSet, open *bool) {
 			"by default only clients of the scope admin may")
 }
 
+func trustDaemonFlags(f *pflag.FlagSet, cfg *daemon.Config) {
+	f.StringArrayVar(&cfg.Trust, "trust", nil,
+		"policy for snapshots from outside that no trusted key has signed: require, warn or off; SOURCE=POLICY for\n"+
+			"those of a registry (ghcr.io), of its repositories (ghcr.io/owner) or of archives (archive) (repeatable;\n"+
+			"default require)")
+	f.StringVar(&cfg.TrustedKeys, "trusted-keys", "",
+		"directory of the public keys that sign trusted snapshots: see 'forkd key trust'; changes apply at once\n"+
+			"(default /etc/forkd/trusted-keys for root, else forkd/trusted-keys in $XDG_CONFIG_HOME or ~/.config)")
+}
+
 // complete sets the fields of cfg that are parsed from the texts of flags, or that need a default.
 func complete(cfg *daemon.Config, resolvers, peers []string) (err error) {
 	if cfg.Resolvers, err = parseResolvers(resolvers); err != nil {
@@ -129,6 +140,10 @@ func complete(cfg *daemon.Config, resolvers, peers []string) (err error) {
 	}
 	if cfg.Peers, err = parsePeers(peers); err != nil {
 		return err
+	}
+	if cfg.TrustedKeys == "" {
+		// A daemon without a home directory trusts no key.
+		cfg.TrustedKeys, _ = configPath(trustedKeys)
 	}
 	return setSSH(cfg)
 }

@@ -144,11 +144,23 @@ func newSnapshotInfoCmd() *cobra.Command {
 
 func newVerifyCmd() *cobra.Command {
 	var c common
+	var o registryOptions
+	var keyFile string
 	cmd := &cobra.Command{
-		Use:   "verify TAG…",
-		Short: "Compare every file of snapshots with its digest",
-		Args:  usageArgs(arguments(1, anyNumber)),
+		Use:   "verify TAG…|REGISTRY/NAME:TAG",
+		Short: "Compare every file of snapshots with its digest, or verify the signature of one in a registry",
+		Long: "Compares every file of the snapshots with its digest. For a snapshot in a registry, it says which key has signed\n" +
+			"it: the public key in --key or, without --key, a key that the daemon trusts. Signatures of cosign count too.",
+		Example: "  forkd verify python-numpy\n  forkd verify ghcr.io/owner/python-numpy:1 --key forkd.pub",
+		Args:    usageArgs(arguments(1, anyNumber)),
 		RunE: func(cmd *cobra.Command, tags []string) error {
+			isRemote := strings.Contains(tags[0], "/")
+			switch {
+			case isRemote && len(tags) == 1:
+				return verifySignature(cmd, &c, &o, tags[0], keyFile)
+			case isRemote || keyFile != "" || len(o.auth) > 0:
+				return usageError{errors.New("want one REGISTRY/NAME:TAG, or tags without --key and --registry-auth")}
+			}
 			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
 				return each(cmd, &c, tags, func(tag string) (string, error) {
 					if !c.json() {
@@ -160,6 +172,8 @@ func newVerifyCmd() *cobra.Command {
 			})
 		},
 	}
+	cmd.Flags().StringVar(&keyFile, "key", "", "file of the public key, of 'forkd key generate' or cosign (default: all trusted keys)")
+	o.registerAuth(cmd)
 	c.completeTags(cmd)
 	c.register(cmd)
 	return cmd

@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"io"
+	"io/fs"
 	"os"
 
 	"github.com/spf13/cobra"
 
+	v1 "github.com/forkd/forkd/api/v1"
 	"github.com/forkd/forkd/client"
 	"github.com/forkd/forkd/internal/atomicfile"
 )
@@ -22,7 +24,7 @@ func newPackCmd() *cobra.Command {
 			"the guest had in its memory and on its disk, and what earlier snapshots of its line had there. A copy by\n" +
 			"'forkd snapshot-compact' has only the present data. The archive is an OCI image layout, which programs\n" +
 			"such as skopeo can copy.",
-		Example: "  forkd pack python-numpy python-numpy.tar\n  forkd pack python-numpy - | ssh other forkd unpack - --trust",
+		Example: "  forkd pack python-numpy python-numpy.tar\n  forkd pack python-numpy - | ssh other forkd unpack - --trust off",
 		Args:    usageArgs(arguments(2, 2)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			tag, file := args[0], args[1]
@@ -71,13 +73,15 @@ func packTo(ctx context.Context, cl *client.Client, tag string, w io.Writer) (in
 func newUnpackCmd() *cobra.Command {
 	var c common
 	var opts client.UnpackOptions
+	var signature string
 	cmd := &cobra.Command{
 		Use:   "unpack FILE",
 		Short: "Make a snapshot from an archive of another host",
 		Long: "Reads an archive that 'forkd pack' has written, from FILE or, if FILE is -, from standard input, and prints the\n" +
-			"tag of the new snapshot. The daemon compares every byte with its digest. The snapshot gets the daemon's\n" +
-			"default network policy and limits, and every client of the daemon may fork it.",
-		Example: "  forkd unpack python-numpy.tar --trust\n  forkd unpack python-numpy.tar --trust --tag numpy-2",
+			"tag of the new snapshot. A key that the daemon trusts must have signed the archive with 'forkd sign --archive',\n" +
+			"unless the daemon's --trust says otherwise. The daemon compares every byte with its digest. The snapshot gets\n" +
+			"the daemon's default network policy and limits, and every client of the daemon may fork it.",
+		Example: "  forkd unpack python-numpy.tar\n  forkd unpack python-numpy.tar --tag numpy-2 --trust off",
 		Args:    usageArgs(arguments(1, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			in := cmd.InOrStdin()
@@ -89,20 +93,54 @@ func newUnpackCmd() *cobra.Command {
 				defer f.Close()
 				in = f
 			}
+			var err error
+			if opts.Signature, err = signatureOf(args[0], signature); err != nil {
+				return err
+			}
 			return show(cmd, &c, func(ctx context.Context, cl *client.Client) (client.HubResult, error) {
 				return cl.UnpackSnapshot(ctx, in, opts, nil)
 			}, showMoved(cmd, "unpacked"))
 		},
 	}
 	cmd.Flags().StringVar(&opts.Tag, "tag", "", "tag of the snapshot (default that of the packed one)")
+	cmd.Flags().StringVar(&signature, "signature", "", "file of the signature (default FILE"+bundleSuffix+" if it exists)")
 	registerTrust(cmd, &opts.Trust)
 	c.register(cmd)
 	return cmd
 }
 
-func registerTrust(cmd *cobra.Command, trust *bool) {
-	cmd.Flags().BoolVar(trust, "trust", false,
-		"required: you know the source of the snapshot, which is a machine with programs that run in each fork")
+// signatureOf returns the signature of an archive, from a given file or from that of 'forkd sign --archive'. The
+// result is empty if there is none.
+func signatureOf(archive, file string) ([]byte, error) {
+	isGiven := file != ""
+	if !isGiven {
+		if archive == "-" {
+			return nil, nil
+		}
+		file = archive + bundleSuffix
+	}
+	p, err := readShort(file, v1.MaxUnpackSignature)
+	if errors.Is(err, fs.ErrNotExist) && !isGiven {
+		return nil, nil
+	}
+	return p, err
+}
+
+func registerTrust(cmd *cobra.Command, trust *string) {
+	cmd.Flags().StringVar(trust, "trust", "",
+		"what happens without a signature by a trusted key: require (the snapshot is refused), warn, or off, if you\n"+
+			"know the source of the snapshot: its programs run in each fork (default the daemon's policy)")
+	completeWords(cmd, "trust", "require", "warn", "off")
+}
+
+// showTrust prints what is known about the signatures of a new snapshot.
+func showTrust(cmd *cobra.Command, r client.HubResult) {
+	if r.SignedBy != "" {
+		printf(cmd.ErrOrStderr(), "forkd: signed by %s\n", r.SignedBy)
+	}
+	if r.TrustProblem != "" {
+		printf(cmd.ErrOrStderr(), "forkd: warning: not trusted: %s\n", r.TrustProblem)
+	}
 }
 
 // showMoved returns a function that prints a new snapshot.
@@ -111,6 +149,7 @@ func showMoved(cmd *cobra.Command, done string) func(client.HubResult) error {
 		if r.Snapshot != nil {
 			printLine(cmd.OutOrStdout(), r.Snapshot.Tag)
 		}
+		showTrust(cmd, r)
 		printf(cmd.ErrOrStderr(), "forkd: %s %d MiB in %.1f s: %s\n", done, r.Bytes>>20, r.MS/1000, r.Digest)
 		return nil
 	}

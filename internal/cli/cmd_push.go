@@ -19,9 +19,13 @@ type registryOptions struct {
 	progress string
 }
 
-func (o *registryOptions) register(cmd *cobra.Command) {
+func (o *registryOptions) registerAuth(cmd *cobra.Command) {
 	cmd.Flags().StringArrayVar(&o.auth, "registry-auth", nil,
 		"HOST of the registry, if the daemon may use your 'docker login' there for this command")
+}
+
+func (o *registryOptions) register(cmd *cobra.Command) {
+	o.registerAuth(cmd)
 	cmd.Flags().StringVar(&o.progress, "progress", "auto", "auto, plain or tty")
 	completeWords(cmd, "progress", "auto", "plain", "tty")
 }
@@ -74,19 +78,20 @@ func newPushCmd() *cobra.Command {
 func newPullCmd() *cobra.Command {
 	var c common
 	var o registryOptions
-	var tag string
-	var trust, inspect bool
+	var tag, trust string
+	var inspect bool
 	cmd := &cobra.Command{
 		Use:   "pull REGISTRY/NAME:TAG",
 		Short: "Make a snapshot of one in an OCI registry",
 		Long: "The daemon fetches the files of a snapshot that it lacks, several at a time, and prints the tag of the new\n" +
-			"snapshot. It compares every byte with its digest. NAME@DIGEST in the place of NAME:TAG names one pushed\n" +
+			"snapshot. A key that the daemon trusts must have signed it, unless the daemon's --trust says\n" +
+			"otherwise. The daemon compares every byte with its digest. NAME@DIGEST in the place of NAME:TAG names one pushed\n" +
 			"snapshot for ever. An interrupted pull leaves no snapshot, and the next one goes on with the missing files.\n" +
 			"The snapshot gets the daemon's default network policy and limits, and every client of the daemon may fork\n" +
 			"it. Without --registry-auth the daemon uses the 'docker login' of its own user. 'forkd build docker://IMAGE'\n" +
 			"pulls a container image.",
 		Example: "  forkd pull ghcr.io/owner/python-numpy:1 --inspect\n" +
-			"  forkd pull ghcr.io/owner/python-numpy:1 --trust --tag numpy-2",
+			"  forkd pull ghcr.io/owner/python-numpy:1 --tag numpy-2",
 		Args: usageArgs(arguments(1, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := checkProgress(o.progress); err != nil {
@@ -96,7 +101,7 @@ func newPullCmd() *cobra.Command {
 				return usageError{fmt.Errorf("%.100q names no registry: want REGISTRY/NAME:TAG; "+
 					"'forkd build docker://IMAGE' pulls a container image", args[0])}
 			}
-			if inspect && (tag != "" || trust) {
+			if inspect && (tag != "" || trust != "") {
 				return usageError{errors.New("--inspect makes no snapshot: omit --tag and --trust")}
 			}
 			auths, err := registryAuth(cmd.Context(), o.auth)
@@ -118,6 +123,7 @@ func newPullCmd() *cobra.Command {
 				if r.Snapshot != nil {
 					printLine(cmd.OutOrStdout(), r.Snapshot.Tag)
 				}
+				showTrust(cmd, r)
 				printf(cmd.ErrOrStderr(), "forkd: pulled %s in %.1f s, fetched %s: %s\n", mib(uint64(r.Bytes)),
 					r.MS/1000, mib(uint64(r.Moved)), r.Digest)
 				return nil
@@ -141,6 +147,12 @@ func describeRemote(w io.Writer, s client.RemoteSnapshot) error {
 	printf(w, "size: %s compressed\nto fetch: %s\n", mib(uint64(s.Bytes)), mib(uint64(s.LackingBytes)))
 	if s.Problem != "" {
 		printf(w, "problem: %s\n", s.Problem)
+	}
+	if s.SignedBy != "" {
+		printf(w, "signed by: %s\n", s.SignedBy)
+	}
+	if s.TrustProblem != "" {
+		printf(w, "not trusted: %s\n", s.TrustProblem)
 	}
 	return nil
 }

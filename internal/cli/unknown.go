@@ -39,7 +39,7 @@ var elsewhere = map[string]string{
 	"service":    oneHost,
 	"stack":      oneHost,
 	"swarm":      oneHost,
-	"trust":      "'forkd verify TAG' compares a snapshot with its digests",
+	"trust":      "'forkd key trust FILE' makes the daemon trust a key, 'forkd sign' signs a snapshot",
 	"buildx":     "'forkd build RECIPE' makes a snapshot; 'forkd cache prune' cleans up after builds",
 	"builder":    "'forkd cache ls' and 'forkd cache prune' are for what builds leave",
 	"compose":    noPlan,

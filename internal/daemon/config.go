@@ -15,6 +15,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/inbound"
 	"github.com/forkd/forkd/internal/host/admit"
 	"github.com/forkd/forkd/internal/host/bake"
+	"github.com/forkd/forkd/internal/host/hub"
 	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/jail"
 	"github.com/forkd/forkd/internal/private"
@@ -35,6 +36,9 @@ type Config struct {
 	// Parent domain of the host names of ports; empty: ports have no host names. See
 	// inbound.ParseDomain.
 	ProxyDomain string
+	// Rules about snapshots from outside (see hub.ParseTrust), and the directory of the public keys that are trusted.
+	Trust       []string
+	TrustedKeys string
 	StateDir    string // snapshots and private disks
 	RAMDir      string // tmpfs for hot memory layers
 	RunDir      string // sockets and records of running sandboxes
@@ -136,9 +140,21 @@ func (c *Config) domain() (d inbound.Domain, err error) {
 	return d, nil
 }
 
+// trust returns the rules about snapshots from outside.
+func (c *Config) trust() (hub.Trust, error) {
+	t, err := hub.ParseTrust(c.TrustedKeys, c.Trust)
+	if err != nil {
+		err = fmt.Errorf("--trust %w", err)
+	}
+	return t, err
+}
+
 // check reports errors in a configuration.
 func (c *Config) check() error {
 	if _, err := c.domain(); err != nil {
+		return err
+	}
+	if _, err := c.trust(); err != nil {
 		return err
 	}
 	if err := c.TLS.check(c.Bind); err != nil {

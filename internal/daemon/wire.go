@@ -348,11 +348,15 @@ func (w *wired) openCgroups(cfg *Config) (missing string) {
 
 // openStore opens the store and the hub, and logs the defects of the store's snapshots.
 func (w *wired) openStore(cfg *Config, events *event.Ring) (err error) {
+	trust, err := cfg.trust()
+	if err != nil {
+		return err
+	}
 	if w.store, err = store.Open(store.Config{Root: cfg.StateDir, RAM: cfg.RAMDir, Events: events}); err != nil {
 		return err
 	}
 	w.hub, err = hub.New(hub.Config{Store: w.store, Dir: hub.Dir(cfg.StateDir), Memory: bake.HostMemoryMiB() << 20,
-		Room: cfg.Admit.Room, Reserve: cfg.Admit.DiskReserve, Log: cfg.Log})
+		Trust: trust, Room: cfg.Admit.Room, Reserve: cfg.Admit.DiskReserve, Log: cfg.Log})
 	if err != nil {
 		return errors.Join(err, w.store.Close())
 	}

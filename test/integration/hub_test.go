@@ -1,6 +1,8 @@
 package integration_test
 
 import (
+	"archive/tar"
+	"encoding/json"
 	"errors"
 	"io"
 	"os"
@@ -8,10 +10,11 @@ import (
 	"testing"
 
 	"github.com/forkd/forkd/client"
+	"github.com/forkd/forkd/internal/sigstore"
 )
 
-// TestSnapshotsTravel packs a branch of a sandbox, unpacks it at another daemon, and forks it
-// there. The child has the content of the sandbox's memory and disk.
+// TestSnapshotsTravel packs and signs a branch of a sandbox, unpacks it at another daemon that
+// trusts the key, and forks it there. The child has the content of the sandbox's memory and disk.
 func TestSnapshotsTravel(t *testing.T) {
 	f := load(t)
 	a := f.start(t)
@@ -32,15 +35,28 @@ func TestSnapshotsTravel(t *testing.T) {
 	}
 	a.stop(t)
 
-	b := f.start(t, withState(filepath.Join(dir, "s")), withRun(filepath.Join(dir, "r")), withRAM(filepath.Join(dir, "m")))
+	keys := filepath.Join(dir, "keys")
+	signature := signed(t, file, keys)
+	b := f.start(t, withArgs("--trusted-keys", keys), withState(filepath.Join(dir, "s")), withRun(filepath.Join(dir, "r")), withRAM(filepath.Join(dir, "m")))
 	archive, err := os.Open(file)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer archive.Close()
-	got, err := b.UnpackSnapshot(b.ctx(t, bakeLimit), archive, client.UnpackOptions{Trust: true}, nil)
+	var refused *client.Error
+	if _, err := b.UnpackSnapshot(b.ctx(t, quietLimit), archive, client.UnpackOptions{}, nil); !errors.As(err, &refused) ||
+		refused.Code != "not_signed" {
+		t.Errorf("without a signature: %v", err)
+	}
+	if _, err := archive.Seek(0, io.SeekStart); err != nil {
+		t.Fatal(err)
+	}
+	got, err := b.UnpackSnapshot(b.ctx(t, bakeLimit), archive, client.UnpackOptions{Signature: signature}, nil)
 	if err != nil {
 		t.Fatal(err)
+	}
+	if got.SignedBy != "ann" {
+		t.Errorf("signed by %q", got.SignedBy)
 	}
 	t.Logf("%d MiB were unpacked in %.0f ms", got.Bytes>>20, got.MS)
 	if err := b.VerifySnapshot(b.ctx(t, bakeLimit), "travel"); err != nil {
@@ -54,6 +70,42 @@ func TestSnapshotsTravel(t *testing.T) {
 			t.Errorf("the child has %q on its disk", got)
 		}
 		b.kill(t, child)
+	}
+}
+
+// signed makes the key ann, writes the public key to a directory, and returns the signature of an archive.
+func signed(t *testing.T, archive, dir string) []byte {
+	t.Helper()
+	key, err := sigstore.NewPrivateKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = errors.Join(os.Mkdir(dir, 0o700), os.WriteFile(filepath.Join(dir, "ann.pub"), key.Public().PEM(), 0o600))
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.Open(archive)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for in := tar.NewReader(f); ; {
+		h, err := in.Next()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if h.Name != "index.json" {
+			continue
+		}
+		var index struct{ Manifests []struct{ Digest string } }
+		if err := json.NewDecoder(in).Decode(&index); err != nil {
+			t.Fatal(err)
+		}
+		bundle, err := sigstore.Sign(key, index.Manifests[0].Digest)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return bundle
 	}
 }
 

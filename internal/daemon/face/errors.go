@@ -53,7 +53,7 @@ func codeOf(err error) code {
 		return codeScope
 	case is[*invalid.Error](err):
 		return codeInvalidField
-	case is[*artifact.Error](err), is[*hub.RegistryError](err):
+	case is[*artifact.Error](err), is[*hub.RegistryError](err), is[*hub.TrustError](err):
 		return codeOfHub(err)
 	case is[*bake.WarmupError](err):
 		return codeWarmup
@@ -131,9 +131,19 @@ func is[E error](err error) bool {
 	return ok
 }
 
-// codeOfHub returns the code of the error of an artifact or of a registry.
+// codeOfHub returns the code of the error of an artifact, of its signatures or of a registry.
 func codeOfHub(err error) code {
 	var remote *hub.RegistryError
+	var untrusted *hub.TrustError
+	if errors.As(err, &untrusted) {
+		switch untrusted.Kind {
+		case hub.Unsigned:
+			return codeUnsigned
+		case hub.Unknown:
+			return codeUnknownKey
+		}
+		return codeBadSignature
+	}
 	if !errors.As(err, &remote) {
 		return codeArtifact
 	}

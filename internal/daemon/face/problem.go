@@ -27,6 +27,9 @@ const (
 	codeUnauthenticated  code = "unauthenticated"
 	codeForbidden        code = "forbidden"
 	codeScope            code = "scope"
+	codeUnsigned         code = "not_signed"
+	codeUnknownKey       code = "key_not_trusted"
+	codeBadSignature     code = "signature_invalid"
 	codeDenied           code = "denied_in_sandbox"
 	codeRegistryDenied   code = "denied_by_registry"
 	codeNoRoute          code = "no_such_route"
@@ -99,6 +102,12 @@ var problems = map[code]problem{
 		"send it from a program, not from a web page, and to a host name that the daemon knows", 0},
 	codeScope: {http.StatusForbidden, "The token does not allow this",
 		"use a token that allows what the detail names: forkd token new", 0},
+	codeUnsigned: {http.StatusForbidden, "The snapshot has no signature",
+		"sign it where it was made (forkd sign), or take it without with trust=off (--trust off) if you know its source", 0},
+	codeUnknownKey: {http.StatusForbidden, "No trusted key has signed the snapshot",
+		"if you know the author, trust the key: forkd key trust FILE.pub on the daemon's host", 0},
+	codeBadSignature: {http.StatusForbidden, "The signature is damaged, or for another snapshot",
+		"do not use the snapshot: somebody may have changed it; its author can sign it again (forkd sign)", 0},
 	codeDenied: {http.StatusForbidden, "The sandbox's kernel denies this",
 		"choose another path: /proc and /sys accept no new files, and some file systems are read-only", 0},
 	codeRegistryDenied: {http.StatusForbidden, "The registry denies this",

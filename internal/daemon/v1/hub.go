@@ -13,6 +13,7 @@ import (
 	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/host/hub"
 	"github.com/forkd/forkd/internal/host/invalid"
+	"github.com/forkd/forkd/internal/sigstore"
 )
 
 // packSnapshot answers with a snapshot as the tar archive of an OCI image layout.
@@ -37,13 +38,12 @@ func (a *api) packSnapshot(w http.ResponseWriter, r *http.Request) error {
 // unpackSnapshot publishes the snapshot in an archive. It answers with the progress as lines of JSON. If the
 // client disconnects before the end, no snapshot is made.
 func (a *api) unpackSnapshot(w http.ResponseWriter, r *http.Request) error {
-	begin := time.Now()
-	trust, err := boolQuery(r, apiv1.UnpackTrust)
-	if err != nil {
-		return err
+	begin, q := time.Now(), r.URL.Query()
+	view, tag, signature := a.view(r), q.Get(apiv1.UnpackTag), q.Get(apiv1.UnpackSignature)
+	policy, err := hub.ParsePolicy(q.Get(apiv1.UnpackTrust))
+	if len(signature) > apiv1.MaxUnpackSignature {
+		err = invalid.Errorf(apiv1.UnpackSignature, "%d bytes: want at most %d", len(signature), apiv1.MaxUnpackSignature)
 	}
-	view, tag := a.view(r), r.URL.Query().Get(apiv1.UnpackTag)
-	err = checkTrust(trust)
 	if err == nil {
 		err = view.MayUnpack(a.Hub, tag)
 	}
@@ -51,7 +51,8 @@ func (a *api) unpackSnapshot(w http.ResponseWriter, r *http.Request) error {
 		return face.Sending(err)
 	}
 	move := newTransfer(r.Context(), w, a.Face.Limits.Stall)
-	came, err := a.Hub.Receive(move.ctx, fromClient{move, http.MaxBytesReader(w, r.Body, maxArchive)})
+	came, err := a.Hub.Receive(move.ctx, fromClient{move, http.MaxBytesReader(w, r.Body, maxArchive)}, policy,
+		[]byte(signature))
 	if err := move.end(err); err != nil {
 		return face.Sending(orTooMany(err))
 	}
@@ -62,8 +63,8 @@ func (a *api) unpackSnapshot(w http.ResponseWriter, r *http.Request) error {
 			return out, err
 		}
 		s := snapshotOf(view, info)
-		return apiv1.HubResult{Digest: came.Digest().String(), Bytes: came.Bytes(), Snapshot: &s,
-			MS: millis(time.Since(begin))}, nil
+		return judged(apiv1.HubResult{Digest: came.Digest().String(), Bytes: came.Bytes(), Snapshot: &s,
+			MS: millis(time.Since(begin))}, came.Verdict), nil
 	})
 }
 
@@ -100,7 +101,8 @@ func (a *api) pullSnapshot(w http.ResponseWriter, r *http.Request) error {
 	if err := face.ReadJSON(w, r, &ask); err != nil {
 		return err
 	}
-	if err := checkTrust(ask.Trust); err != nil {
+	policy, err := hub.ParsePolicy(ask.Trust)
+	if err != nil {
 		return err
 	}
 	from, err := remoteOf(ask.Reference, ask.RegistryAuth)
@@ -109,14 +111,23 @@ func (a *api) pullSnapshot(w http.ResponseWriter, r *http.Request) error {
 	}
 	view := a.view(r)
 	return a.moved(w, r, func(ctx context.Context, on func(hub.Progress)) (out apiv1.HubResult, err error) {
-		got, err := view.Pull(ctx, a.Hub, ask.Tag, from, on)
+		got, err := view.Pull(ctx, a.Hub, ask.Tag, from.Under(policy), on)
 		if err != nil {
 			return out, err
 		}
 		digest, s := got.Digest().String(), snapshotOf(view, got.Info)
-		return apiv1.HubResult{Digest: digest, Bytes: got.Bytes(), Moved: got.Moved, Reference: from.At(digest),
-			Snapshot: &s, MS: millis(time.Since(begin))}, nil
+		return judged(apiv1.HubResult{Digest: digest, Bytes: got.Bytes(), Moved: got.Moved, Reference: from.At(digest),
+			Snapshot: &s, MS: millis(time.Since(begin))}, got.Verdict), nil
 	})
+}
+
+// judged returns a result with the verdict on the snapshot's signatures.
+func judged(r apiv1.HubResult, v hub.Verdict) apiv1.HubResult {
+	r.SignedBy = v.Key.Name
+	if v.Problem != nil {
+		r.TrustProblem = v.Problem.Error()
+	}
+	return r
 }
 
 // findSnapshot describes a snapshot in a registry, without fetching its files.
@@ -132,7 +143,10 @@ func (a *api) findSnapshot(r *http.Request, ask *apiv1.FindRequest) (out apiv1.R
 	m, digest := o.Snapshot, o.Digest().String()
 	out = apiv1.RemoteSnapshot{Reference: from.At(digest), Digest: digest, Tag: m.Tag, CreatedAt: m.Created.Unix(),
 		MemSizeMiB: m.Machine.MemoryBytes >> 20, VCPUs: m.Machine.VCPUs, CPUTemplate: m.Machine.Template,
-		Kernel: m.Guest.Kernel, Bytes: o.Bytes(), LackingBytes: o.Lacking()}
+		Kernel: m.Guest.Kernel, Bytes: o.Bytes(), LackingBytes: o.Lacking(), SignedBy: o.Verdict.Key.Name}
+	if o.Verdict.Problem != nil {
+		out.TrustProblem = o.Verdict.Problem.Error()
+	}
 	if err := o.Problem(); err != nil {
 		out.Problem = err.Error()
 	}
@@ -159,14 +173,38 @@ func remoteOf(reference string, auths map[string]apiv1.RegistryAuth) (hub.Remote
 	return r, nil
 }
 
-// checkTrust returns an error unless the client trusts the source of a snapshot. Signatures are not
-// supported, so the daemon cannot know the source.
-func checkTrust(trust bool) error {
-	if trust {
-		return nil
+// signSnapshot adds a signature to a snapshot in a registry.
+func (a *api) signSnapshot(r *http.Request, ask *apiv1.SignRequest) (out apiv1.Signature, err error) {
+	at, err := remoteOf(ask.Reference, ask.RegistryAuth)
+	if err != nil {
+		return out, err
 	}
-	return invalid.Errorf(apiv1.UnpackTrust, "a snapshot from outside is a machine that somebody else has prepared, and its source "+
-		"is not verified: take it only if you know the source, with trust=true (--trust)")
+	d, err := a.view(r).Sign(r.Context(), a.Hub, at, []byte(ask.Bundle))
+	if err != nil {
+		return out, orTooMany(err)
+	}
+	return apiv1.Signature{Reference: at.At(d.String()), Digest: d.String()}, nil
+}
+
+// verifySignature returns the key that has signed a snapshot in a registry.
+func (a *api) verifySignature(r *http.Request, ask *apiv1.SignatureRequest) (out apiv1.Signature, err error) {
+	at, err := remoteOf(ask.Reference, ask.RegistryAuth)
+	if err != nil {
+		return out, err
+	}
+	var keys []sigstore.TrustedKey
+	if ask.Key != "" {
+		k, err := sigstore.ParsePublicKey([]byte(ask.Key))
+		if err != nil {
+			return out, invalid.Errorf("key", "%v", err)
+		}
+		keys = []sigstore.TrustedKey{{PublicKey: k}}
+	}
+	d, k, err := a.view(r).Verify(r.Context(), a.Hub, at, keys)
+	if err != nil {
+		return out, orTooMany(err)
+	}
+	return apiv1.Signature{Reference: at.At(d.String()), Digest: d.String(), SignedBy: k.Name, KeyDigest: k.ID()}, nil
 }
 
 // moved runs a movement of a snapshot and sends its progress and its result.

@@ -20,6 +20,7 @@ import (
 	"github.com/forkd/forkd/internal/apirig"
 	"github.com/forkd/forkd/internal/daemon/auth"
 	"github.com/forkd/forkd/internal/daemon/face"
+	"github.com/forkd/forkd/internal/sigstore"
 )
 
 // packed bakes a snapshot, forks it, branches the fork, and returns the archive of the branch.
@@ -61,7 +62,7 @@ func isCode(t *testing.T, err error, code, text string) {
 func TestSnapshotsTravelInArchives(t *testing.T) {
 	a, b := start(t, apirig.Options{}), start(t, apirig.Options{})
 	archive := packed(t, a)
-	trusted := client.UnpackOptions{Trust: true}
+	trusted := client.UnpackOptions{Trust: "off"}
 	var files []string
 	got, err := b.UnpackSnapshot(t.Context(), bytes.NewReader(archive), trusted, func(e client.HubEvent) error {
 		files = append(files, e.File.Name)
@@ -80,31 +81,39 @@ func TestSnapshotsTravelInArchives(t *testing.T) {
 	if _, err := b.Fork(t.Context(), client.ForkRequest{SnapshotTag: "b1", N: 2}); err != nil {
 		t.Error(err)
 	}
-	if _, err := b.UnpackSnapshot(t.Context(), bytes.NewReader(archive), client.UnpackOptions{Trust: true,
+	if _, err := b.UnpackSnapshot(t.Context(), bytes.NewReader(archive), client.UnpackOptions{Trust: "off",
 		Tag: "b2"}, nil); err != nil {
 		t.Error(err)
 	}
 	_, err = b.UnpackSnapshot(t.Context(), bytes.NewReader(archive), trusted, nil)
 	isCode(t, err, "snapshot_exists", "b1")
 	_, err = b.UnpackSnapshot(t.Context(), bytes.NewReader(archive), client.UnpackOptions{Tag: "b3"}, nil)
+	isCode(t, err, "not_signed", "archive: ")
+	_, err = b.UnpackSnapshot(t.Context(), bytes.NewReader(archive), client.UnpackOptions{Tag: "b3",
+		Signature: []byte("x")}, nil)
+	isCode(t, err, "signature_invalid", "no sigstore bundle")
+	_, err = b.UnpackSnapshot(t.Context(), bytes.NewReader(archive), client.UnpackOptions{Tag: "b3",
+		Signature: bytes.Repeat([]byte("x"), 9000)}, nil)
+	isCode(t, err, "invalid_field", "signature: 9000 bytes")
+	_, err = b.UnpackSnapshot(t.Context(), bytes.NewReader(archive), client.UnpackOptions{Tag: "b3", Trust: "true"}, nil)
 	isCode(t, err, "invalid_field", "trust: ")
 	_, err = b.UnpackSnapshot(
 		t.Context(),
 		bytes.NewReader(archive),
-		client.UnpackOptions{Trust: true, Tag: "../x"},
+		client.UnpackOptions{Trust: "off", Tag: "../x"},
 		nil,
 	)
 	isCode(t, err, "invalid_field", "tag: ")
 	_, err = b.UnpackSnapshot(
 		t.Context(),
 		bytes.NewReader(archive[:len(archive)/2]),
-		client.UnpackOptions{Trust: true, Tag: "b3"},
+		client.UnpackOptions{Trust: "off", Tag: "b3"},
 		nil,
 	)
 	isCode(t, err, "artifact_refused", "truncated")
 	bad := bytes.Clone(archive)
 	bad[len(bad)/2] ^= 1
-	_, err = b.UnpackSnapshot(t.Context(), bytes.NewReader(bad), client.UnpackOptions{Trust: true, Tag: "b3"}, nil)
+	_, err = b.UnpackSnapshot(t.Context(), bytes.NewReader(bad), client.UnpackOptions{Trust: "off", Tag: "b3"}, nil)
 	isCode(t, err, "artifact_refused", "")
 	_, err = b.PackSnapshot(t.Context(), "none")
 	isCode(t, err, "snapshot_not_found", "none")
@@ -143,7 +152,7 @@ func TestSnapshotsTravelThroughRegistries(t *testing.T) {
 	if err != nil || found.Tag != "b1" || found.Digest != sent.Digest || found.LackingBytes == 0 || found.Problem != "" {
 		t.Errorf("%+v, %v", found, err)
 	}
-	got, err := b.PullSnapshot(t.Context(), client.PullRequest{Reference: sent.Reference, Trust: true}, count)
+	got, err := b.PullSnapshot(t.Context(), client.PullRequest{Reference: sent.Reference, Trust: "off"}, count)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -155,13 +164,14 @@ func TestSnapshotsTravelThroughRegistries(t *testing.T) {
 		t.Error(err)
 	}
 	pull := func(req client.PullRequest) error { _, err := b.PullSnapshot(t.Context(), req, nil); return err }
-	isCode(t, pull(client.PullRequest{Reference: repo + ":1", Trust: true}), "snapshot_exists", "b1")
-	isCode(t, pull(client.PullRequest{Reference: repo + ":1", Tag: "b2"}), "invalid_field", "trust: ")
-	isCode(t, pull(client.PullRequest{Reference: "team/py:1", Trust: true}), "invalid_field", "reference: ")
-	isCode(t, pull(client.PullRequest{Reference: repo + ":2", Trust: true, Tag: "b2"}), "not_found_in_registry", "")
-	isCode(t, pull(client.PullRequest{Reference: "127.0.0.1:1/py:2", Trust: true, Tag: "b2"}), "registry_failed", "")
+	isCode(t, pull(client.PullRequest{Reference: repo + ":1", Trust: "off"}), "snapshot_exists", "b1")
+	isCode(t, pull(client.PullRequest{Reference: repo + ":1", Tag: "b2"}), "not_signed", "has no signature")
+	isCode(t, pull(client.PullRequest{Reference: repo + ":1", Tag: "b2", Trust: "true"}), "invalid_field", "trust: ")
+	isCode(t, pull(client.PullRequest{Reference: "team/py:1", Trust: "off"}), "invalid_field", "reference: ")
+	isCode(t, pull(client.PullRequest{Reference: repo + ":2", Trust: "off", Tag: "b2"}), "not_found_in_registry", "")
+	isCode(t, pull(client.PullRequest{Reference: "127.0.0.1:1/py:2", Trust: "off", Tag: "b2"}), "registry_failed", "")
 	other := map[string]client.RegistryAuth{"ghcr.io": {Username: "a", Password: "b"}}
-	isCode(t, pull(client.PullRequest{Reference: repo + ":1", Trust: true, Tag: "b2", RegistryAuth: other}),
+	isCode(t, pull(client.PullRequest{Reference: repo + ":1", Trust: "off", Tag: "b2", RegistryAuth: other}),
 		"invalid_field", "registry_auth: ghcr.io")
 	_, err = a.PushSnapshot(t.Context(), "none", client.PushRequest{Reference: repo + ":1"}, nil)
 	isCode(t, err, "snapshot_not_found", "none")
@@ -170,6 +180,73 @@ func TestSnapshotsTravelThroughRegistries(t *testing.T) {
 	log, err := os.ReadFile(a.AuditLog)
 	if err != nil || !strings.Contains(string(log), `/push"`) {
 		t.Errorf("not in the audit log: %v", err)
+	}
+}
+
+// A signature travels through the registry, and says which key vouches for the snapshot. The daemon gets no private
+// key.
+func TestSignaturesTravelThroughRegistries(t *testing.T) {
+	t.Setenv("DOCKER_CONFIG", t.TempDir())
+	keys := t.TempDir()
+	a, b, repo := start(t, apirig.Options{}), start(t, apirig.Options{TrustedKeys: keys}), registryOf(t)
+	packed(t, a)
+	sent, err := a.PushSnapshot(t.Context(), "b1", client.PushRequest{Reference: repo + ":1"}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	verify := func(key string) (client.Signature, error) {
+		return b.VerifySignature(t.Context(), client.SignatureRequest{Reference: repo + ":1", Key: key})
+	}
+	_, err = verify("")
+	isCode(t, err, "not_signed", sent.Digest)
+	ann, err := sigstore.NewPrivateKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	sign := func(digest, reference string) error {
+		bundle, err := sigstore.Sign(ann, digest)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := a.SignSnapshot(t.Context(), client.SignRequest{Reference: reference, Bundle: string(bundle)})
+		if err == nil && (s.Reference != sent.Reference || s.Digest != sent.Digest) {
+			t.Errorf("%+v", s)
+		}
+		return err
+	}
+	isCode(t, sign("sha256:"+strings.Repeat("0", 64), repo+":1"), "invalid_field", "bundle: ")
+	if err := sign(sent.Digest, sent.Reference); err != nil {
+		t.Fatal(err)
+	}
+	pull := func(trust string) (client.HubResult, error) {
+		return b.PullSnapshot(t.Context(), client.PullRequest{Reference: repo + ":1", Trust: trust}, nil)
+	}
+	_, err = pull("")
+	isCode(t, err, "key_not_trusted", "no key is trusted here")
+	found, err := b.FindSnapshot(t.Context(), client.FindRequest{Reference: repo + ":1"})
+	if err != nil || found.SignedBy != "" || !strings.Contains(found.TrustProblem, "no key is trusted") {
+		t.Errorf("%+v, %v", found, err)
+	}
+	if s, err := verify(string(ann.Public().PEM())); err != nil || s.KeyDigest != ann.Public().ID() || s.SignedBy != "" {
+		t.Errorf("%+v, %v", s, err)
+	}
+	_, err = verify("x")
+	isCode(t, err, "invalid_field", "key: ")
+	warned, err := pull("warn")
+	if err != nil || !strings.Contains(warned.TrustProblem, "no key is trusted") || warned.SignedBy != "" {
+		t.Errorf("%+v, %v", warned, err)
+	}
+	if err := b.DeleteSnapshot(t.Context(), "b1", client.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(keys, "ann.pub"), ann.Public().PEM(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := pull(""); err != nil || got.SignedBy != "ann" || got.TrustProblem != "" {
+		t.Errorf("%+v, %v", got, err)
+	}
+	if s, err := verify(""); err != nil || s.SignedBy != "ann" {
+		t.Errorf("%+v, %v", s, err)
 	}
 }
 
@@ -196,21 +273,25 @@ func TestArchivesNeedRights(t *testing.T) {
 	unpack := func(name string) error {
 		_, err := as(
 			name,
-		).UnpackSnapshot(t.Context(), bytes.NewReader(archive), client.UnpackOptions{Trust: true, Tag: "team.x"}, nil)
+		).UnpackSnapshot(t.Context(), bytes.NewReader(archive), client.UnpackOptions{Trust: "off", Tag: "team.x"}, nil)
 		return err
 	}
-	through := func(name string) (push, pull, find error) {
+	through := func(name string) (push, pull, find, sign, verify error) {
 		cl := as(name)
 		_, push = cl.PushSnapshot(t.Context(), "b1", client.PushRequest{Reference: "127.0.0.1:1/py:1"}, nil)
-		_, pull = cl.PullSnapshot(t.Context(), client.PullRequest{Reference: "127.0.0.1:1/py:1", Trust: true}, nil)
+		_, pull = cl.PullSnapshot(t.Context(), client.PullRequest{Reference: "127.0.0.1:1/py:1", Trust: "off"}, nil)
 		_, find = cl.FindSnapshot(t.Context(), client.FindRequest{Reference: "127.0.0.1:1/py:1"})
-		return push, pull, find
+		_, sign = cl.SignSnapshot(t.Context(), client.SignRequest{Reference: "127.0.0.1:1/py:1", Bundle: "{}"})
+		_, verify = cl.VerifySignature(t.Context(), client.SignatureRequest{Reference: "127.0.0.1:1/py:1"})
+		return push, pull, find, sign, verify
 	}
 	for _, name := range []string{"look", "run", "team"} {
-		push, pull, find := through(name)
+		push, pull, find, sign, verify := through(name)
 		isCode(t, push, "scope", "")
 		isCode(t, pull, "scope", "")
 		isCode(t, find, "scope", "")
+		isCode(t, sign, "scope", "")
+		isCode(t, verify, "scope", "")
 		isCode(t, pack(name), "scope", "")
 		isCode(t, unpack(name), "scope", "")
 	}
@@ -231,13 +312,13 @@ func TestUploadThatEndsLeavesNothing(t *testing.T) {
 		cancel()
 		w.CloseWithError(io.ErrClosedPipe)
 	})
-	if _, err := r.UnpackSnapshot(ctx, body, client.UnpackOptions{Trust: true, Tag: "x"}, nil); err == nil ||
+	if _, err := r.UnpackSnapshot(ctx, body, client.UnpackOptions{Trust: "off", Tag: "x"}, nil); err == nil ||
 		ctx.Err() == nil {
 		t.Error(err)
 	}
 	body, w = half()
 	time.AfterFunc(3*time.Second, func() { w.CloseWithError(io.ErrClosedPipe) })
-	_, err := r.UnpackSnapshot(t.Context(), body, client.UnpackOptions{Trust: true, Tag: "x"}, nil)
+	_, err := r.UnpackSnapshot(t.Context(), body, client.UnpackOptions{Trust: "off", Tag: "x"}, nil)
 	if err == nil {
 		t.Error("an upload that stalls has succeeded")
 	}
@@ -250,7 +331,7 @@ func TestUploadThatEndsLeavesNothing(t *testing.T) {
 			t.Fatalf("%q are left", left)
 		}
 	}
-	if _, err := r.UnpackSnapshot(t.Context(), bytes.NewReader(archive), client.UnpackOptions{Trust: true,
+	if _, err := r.UnpackSnapshot(t.Context(), bytes.NewReader(archive), client.UnpackOptions{Trust: "off",
 		Tag: "x"}, nil); err != nil {
 		t.Error(err)
 	}

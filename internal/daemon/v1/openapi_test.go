@@ -75,8 +75,9 @@ func TestOpenAPIHasTheFieldsOfTheCode(t *testing.T) {
 		"BuildNote": apiv1.BuildNote{}, "BuildStep": apiv1.BuildStep{}, "BuildOutput": apiv1.BuildOutput{},
 		"BuildResult": apiv1.BuildResult{},
 		"PushRequest": apiv1.PushRequest{}, "PullRequest": apiv1.PullRequest{}, "FindRequest": apiv1.FindRequest{},
-		"RemoteSnapshot": apiv1.RemoteSnapshot{},
-		"HubEvent":       apiv1.HubEvent{}, "HubFile": apiv1.HubFile{}, "HubResult": apiv1.HubResult{},
+		"RemoteSnapshot": apiv1.RemoteSnapshot{}, "SignRequest": apiv1.SignRequest{}, "Signature": apiv1.Signature{},
+		"SignatureRequest": apiv1.SignatureRequest{},
+		"HubEvent":         apiv1.HubEvent{}, "HubFile": apiv1.HubFile{}, "HubResult": apiv1.HubResult{},
 		"RegistryAuth": apiv1.RegistryAuth{},
 	}
 	for name, s := range doc.Components.Schemas {

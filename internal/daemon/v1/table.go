@@ -148,7 +148,10 @@ func (a *api) snapshotRoutes() []route {
 		// Make a snapshot that others fork, with content from another host.
 		{"POST /v1/pulls", auth.Admin, nil, f.Work, a.pullSnapshot},
 		{"POST /v1/pulls/inspect", auth.Admin, nil, f.Work, call(ok, a.findSnapshot)},
-		{"POST /v1/archives", auth.Admin, []string{apiv1.UnpackTag, apiv1.UnpackTrust}, f.Work, a.unpackSnapshot},
+		{"POST /v1/signatures", auth.Admin, nil, f.Work, call(ok, a.signSnapshot)},
+		{"POST /v1/signatures/verify", auth.Admin, nil, f.Work, call(ok, a.verifySignature)},
+		{"POST /v1/archives", auth.Admin, []string{apiv1.UnpackTag, apiv1.UnpackTrust, apiv1.UnpackSignature}, f.Work,
+			a.unpackSnapshot},
 	}
 }
 

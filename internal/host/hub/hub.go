@@ -1,9 +1,9 @@
 // Package hub moves snapshots between the store and other hosts, in archives and through OCI registries.
 //
-// A snapshot from outside is hostile until its digests are verified. Its policy comes from this
-// daemon, never from the artifact. The snapshot is published when every byte is verified and on
-// disk. If the daemon or the client is killed earlier, only cached blobs are left. Package artifact
-// has the format. The callers decide who may move a snapshot, and whether its source is trusted.
+// A snapshot from outside is hostile until its digests are verified, and Trust says whether a trusted key must have
+// signed it. Its network policy comes from this daemon, never from the artifact. The snapshot is published when every
+// byte is verified and on disk. If the daemon or the client is killed earlier, only cached blobs are left. Package
+// artifact has the format, and package sigstore the form of signatures. The callers decide who may move a snapshot.
 package hub
 
 import (
@@ -40,11 +40,12 @@ const (
 	cacheBytes   = 8 << 30 // blobs that the cache keeps between requests
 )
 
-// Config configures a Hub. All fields except Reserve are required.
+// Config configures a Hub. All fields except Trust and Reserve are required.
 type Config struct {
 	Store  *store.Store
 	Dir    string // directory for cached blobs, on the store's file system
 	Memory uint64 // bytes of the host's memory: snapshots of larger guests are refused
+	Trust  Trust
 
 	// Room returns an error if the host has no room for more data on the file system that contains
 	// the file disk.
@@ -234,9 +235,10 @@ func (p *Package) WriteArchive(w io.Writer) error {
 // Arrival is a snapshot from outside whose blobs are in the cache. Close frees it.
 type Arrival struct {
 	*artifact.Artifact
-	hub   *Hub
-	files blobs
-	came  []digest.Digest // blobs that the cache did not have before
+	Verdict Verdict
+	hub     *Hub
+	files   blobs
+	came    []digest.Digest // blobs that the cache did not have before
 }
 
 // Close closes the blobs and removes them from the cache. Either the store has their content, or
@@ -249,8 +251,15 @@ func (a *Arrival) Close() {
 	a.hub.trim()
 }
 
-// Receive reads an archive and compares its blobs with their digests.
-func (h *Hub) Receive(ctx context.Context, archive io.Reader) (_ *Arrival, err error) {
+// Receive reads an archive and compares its blobs with their digests. If the policy wants a signature, the parameter
+// signature must be a bundle for the digest of the manifest. Without one, no archive is read.
+func (h *Hub) Receive(ctx context.Context, archive io.Reader, policy Policy, signature []byte) (_ *Arrival, err error) {
+	var proofs []proof
+	if len(signature) > 0 {
+		proofs = []proof{{bundle: signature}}
+	} else if cmp.Or(policy, h.cfg.Trust.policy(ArchiveSource)) == Require {
+		return nil, &TrustError{Unsigned, ArchiveSource, "the archive came without a signature"}
+	}
 	a := &Arrival{hub: h, files: make(blobs)}
 	defer func() {
 		if err != nil {
@@ -272,9 +281,15 @@ func (h *Hub) Receive(ctx context.Context, archive io.Reader) (_ *Arrival, err e
 		}
 		return err
 	})
-	if err == nil {
-		a.Artifact, err = a.files.load(manifest)
+	if err != nil {
+		return a, err
 	}
+	a.Verdict, err = h.judge(policy, ArchiveSource, manifest, func() ([]proof, error) { return proofs, nil })
+	if err != nil {
+		return a, err
+	}
+	h.warn(a.Verdict)
+	a.Artifact, err = a.files.load(manifest)
 	return a, err
 }
 

@@ -178,7 +178,7 @@ func (h *host) unpack(t *testing.T, tag string, archive []byte) error {
 }
 
 func (h *host) unpackWith(ctx context.Context, tag string, archive []byte, on func(Progress)) error {
-	a, err := h.Receive(ctx, bytes.NewReader(archive))
+	a, err := h.Receive(ctx, bytes.NewReader(archive), Off, nil)
 	if err != nil {
 		return err
 	}

@@ -10,7 +10,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 	"github.com/opencontainers/go-digest"
 	oci "github.com/opencontainers/image-spec/specs-go/v1"
@@ -29,30 +28,43 @@ const acceptedManifests = oci.MediaTypeImageManifest + ", " + oci.MediaTypeImage
 // Offer is a snapshot in a registry. Only its manifest and its configuration were fetched and checked.
 type Offer struct {
 	*artifact.Artifact
-	hub    *Hub
-	conn   *conn
-	lacks  []artifact.Blob // blobs of files that neither the store nor the cache has, each once
-	cached []artifact.Blob // other blobs that the cache has
-	has    []Progress      // files that need not be fetched
+	Verdict Verdict
+	hub     *Hub
+	conn    *conn
+	lacks   []artifact.Blob // blobs of files that neither the store nor the cache has, each once
+	cached  []artifact.Blob // other blobs that the cache has
+	has     []Progress      // files that need not be fetched
 }
 
-// Find fetches the description of a snapshot in a registry.
+// Find fetches the description of a snapshot in a registry. A snapshot that Pull would refuse has a problem in its
+// Verdict.
 func (h *Hub) Find(ctx context.Context, who string, r Remote) (*Offer, error) {
 	leave, err := h.transfers.Wait(ctx, owner.FairShare(who, maxTransfers))
 	if err != nil {
 		return nil, err
 	}
 	defer leave()
-	return h.find(ctx, r)
+	return h.find(ctx, r, func(v *Verdict, err error) error {
+		if untrusted := (*TrustError)(nil); errors.As(err, &untrusted) {
+			v.Problem, err = err, nil
+		}
+		return err
+	})
 }
 
-func (h *Hub) find(ctx context.Context, r Remote) (*Offer, error) {
+// find is Find. It calls end with the result of the check of signatures, and goes on if end returns nil.
+func (h *Hub) find(ctx context.Context, r Remote, end func(*Verdict, error) error) (*Offer, error) {
 	c, err := h.dial(ctx, r, r.ref.Context().Scope(transport.PullScope))
 	if err != nil {
 		return nil, err
 	}
 	o := &Offer{hub: h, conn: c}
-	if err := c.again(ctx, func() error { o.Artifact, err = c.describe(ctx); return err }); err != nil {
+	check := func(d digest.Digest) (err error) {
+		proofs := func() ([]proof, error) { return c.proofs(ctx, d) }
+		o.Verdict, err = h.judge(r.trust, r.source(), d, proofs)
+		return end(&o.Verdict, err)
+	}
+	if err := c.again(ctx, func() error { o.Artifact, err = c.describe(ctx, check); return err }); err != nil {
 		return nil, c.failed(err)
 	}
 	seen := make(map[digest.Digest]bool)
@@ -83,18 +95,18 @@ func (o *Offer) Lacking() (n int64) {
 // Problem returns an error if this host cannot run the snapshot.
 func (o *Offer) Problem() error { return o.hub.compatible(o.Snapshot) }
 
-// describe fetches the manifest and the configuration of an artifact.
-func (c *conn) describe(ctx context.Context) (*artifact.Artifact, error) {
-	manifest, err := c.document(ctx, "manifests", c.ref.Identifier(), acceptedManifests, artifact.MaxManifest)
+// describe fetches the manifest and the configuration of an artifact. It calls check with the digest of the
+// manifest before it fetches or decodes anything else.
+func (c *conn) describe(ctx context.Context, check func(digest.Digest) error) (*artifact.Artifact, error) {
+	manifest, err := c.manifest(ctx)
 	if err != nil {
 		return nil, err
 	}
-	if want, ok := c.ref.(name.Digest); ok && digest.FromBytes(manifest).String() != want.DigestStr() {
-		return nil, &artifact.Error{Err: fmt.Errorf("registry %s: the manifest has the digest %s, not %s", c.Registry(),
-			digest.FromBytes(manifest), want.DigestStr())}
-	}
 	d, err := artifact.ConfigOf(manifest)
 	if err != nil {
+		return nil, err
+	}
+	if err := check(digest.FromBytes(manifest)); err != nil {
 		return nil, err
 	}
 	config, err := c.document(ctx, "blobs", d.Digest.String(), "", d.Size) // bounded by ConfigOf
@@ -123,19 +135,20 @@ func (c *conn) document(ctx context.Context, kind, id, accept string, limit int6
 type Pulled struct {
 	*artifact.Artifact
 	store.Info
-	Moved int64 // bytes that were fetched
+	Verdict Verdict
+	Moved   int64 // bytes that were fetched
 }
 
 // Pull makes a snapshot of one in a registry, with the given tag or, if tag is empty, with the tag of the
-// pushed snapshot. It fetches only blobs that the store lacks. After an error, complete blobs stay in the
-// cache for the next try, and nothing else does. on may be called concurrently.
+// pushed snapshot. It checks the signatures first, and fetches only blobs that the store lacks. After an error,
+// complete blobs stay in the cache for the next try, and nothing else does. on may be called concurrently.
 func (h *Hub) Pull(ctx context.Context, who, tag string, r Remote, on func(Progress)) (Pulled, error) {
 	leave, err := h.transfers.Wait(ctx, owner.FairShare(who, maxTransfers))
 	if err != nil {
 		return Pulled{}, err
 	}
 	defer leave()
-	o, err := h.find(ctx, r)
+	o, err := h.find(ctx, r, func(_ *Verdict, err error) error { return err })
 	if err != nil {
 		return Pulled{}, err
 	}
@@ -145,6 +158,7 @@ func (h *Hub) Pull(ctx context.Context, who, tag string, r Remote, on func(Progr
 	if err := h.checkRoom(o.Lacking()); err != nil {
 		return Pulled{}, err
 	}
+	h.warn(o.Verdict)
 	for _, p := range o.has {
 		on(p)
 	}
@@ -169,7 +183,7 @@ func (h *Hub) Pull(ctx context.Context, who, tag string, r Remote, on func(Progr
 			h.cache.remove(b.Digest)
 		}
 	}
-	return Pulled{o.Artifact, info, p.moved}, err
+	return Pulled{o.Artifact, info, o.Verdict, p.moved}, err
 }
 
 // pull is the source of the blobs of a snapshot in a registry.

@@ -30,6 +30,7 @@ import (
 type Remote struct {
 	ref   name.Reference
 	login *registry.Login // nil: the login stored by `docker login` for the daemon's user
+	trust Policy          // empty: that of the daemon
 }
 
 // RemoteField is the field of a request that ParseRemote checks.
@@ -54,6 +55,9 @@ func (r Remote) Registry() string { return r.ref.Context().RegistryStr() }
 
 // With returns r with credentials for its registry.
 func (r Remote) With(l *registry.Login) Remote { r.login = l; return r }
+
+// Under returns r with a policy for its snapshots. It takes the place of the daemon's policy.
+func (r Remote) Under(p Policy) Remote { r.trust = p; return r }
 
 // At returns the reference of the artifact with a digest.
 func (r Remote) At(digest string) string { return r.ref.Context().Name() + "@" + digest }
@@ -293,7 +297,8 @@ func (c *conn) failed(err error) error {
 	var bad *artifact.Error
 	var file *fs.PathError
 	var full roomError
-	if err == nil || errors.As(err, &own) || errors.As(err, &bad) || errors.As(err, &file) ||
+	var untrusted *TrustError
+	if err == nil || errors.As(err, &own) || errors.As(err, &untrusted) || errors.As(err, &bad) || errors.As(err, &file) ||
 		errors.As(err, &full) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return err
 	}

@@ -102,13 +102,14 @@ func (s *served) set(around func(http.ResponseWriter, *http.Request, http.Handle
 	return log, in, out
 }
 
+// remoteOf returns a reference for snapshots without signatures.
 func remoteOf(t *testing.T, reference string) Remote {
 	t.Helper()
 	r, err := ParseRemote(reference)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return r
+	return r.Under(Off)
 }
 
 // hasty shortens the waits of a hub.

@@ -3,8 +3,11 @@ package tenancy
 import (
 	"context"
 
+	"github.com/opencontainers/go-digest"
+
 	"github.com/forkd/forkd/internal/host/hub"
 	"github.com/forkd/forkd/internal/host/store"
+	"github.com/forkd/forkd/internal/sigstore"
 )
 
 // Pack calls Hub.Pack for a snapshot that the principal may see. A package has whole layers,
@@ -76,4 +79,22 @@ func (v *View) Pull(ctx context.Context, h *hub.Hub, tag string, r hub.Remote, o
 		return hub.Pulled{}, err
 	}
 	return h.Pull(v.as(ctx), v.p.Name, tag, r, on)
+}
+
+// Sign calls Hub.Sign if MayUnpack allows a snapshot from outside.
+func (v *View) Sign(ctx context.Context, h *hub.Hub, r hub.Remote, bundle []byte) (digest.Digest, error) {
+	if err := v.MayUnpack(h, ""); err != nil {
+		return "", err
+	}
+	return h.Sign(v.as(ctx), v.p.Name, r, bundle)
+}
+
+// Verify calls Hub.Verify if MayUnpack allows a snapshot from outside.
+func (v *View) Verify(ctx context.Context, h *hub.Hub, r hub.Remote, keys []sigstore.TrustedKey) (
+	digest.Digest, sigstore.TrustedKey, error,
+) {
+	if err := v.MayUnpack(h, ""); err != nil {
+		return "", sigstore.TrustedKey{}, err
+	}
+	return h.Verify(v.as(ctx), v.p.Name, r, keys)
 }

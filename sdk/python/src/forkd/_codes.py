@@ -57,6 +57,29 @@ class ScopeError(ForkdError):
     """
 
 
+class NotSignedError(ForkdError):
+    """The snapshot has no signature (not_signed, 403).
+
+    What helps: sign it where it was made (forkd sign), or take it without with trust=off (--trust off) if you
+    know its source.
+    """
+
+
+class KeyNotTrustedError(ForkdError):
+    """No trusted key has signed the snapshot (key_not_trusted, 403).
+
+    What helps: if you know the author, trust the key: forkd key trust FILE.pub on the daemon's host.
+    """
+
+
+class SignatureInvalidError(ForkdError):
+    """The signature is damaged, or for another snapshot (signature_invalid, 403).
+
+    What helps: do not use the snapshot: somebody may have changed it; its author can sign it again (forkd
+    sign).
+    """
+
+
 class DeniedInSandboxError(ForkdError):
     """The sandbox's kernel denies this (denied_in_sandbox, 403).
 
@@ -356,6 +379,9 @@ BY_CODE: dict[str, type[ForkdError]] = {
     "unauthenticated": UnauthenticatedError,
     "forbidden": ForbiddenError,
     "scope": ScopeError,
+    "not_signed": NotSignedError,
+    "key_not_trusted": KeyNotTrustedError,
+    "signature_invalid": SignatureInvalidError,
     "denied_in_sandbox": DeniedInSandboxError,
     "denied_by_registry": DeniedByRegistryError,
     "no_such_route": NoSuchRouteError,
@@ -423,6 +449,9 @@ __all__ = [
     "UnauthenticatedError",
     "ForbiddenError",
     "ScopeError",
+    "NotSignedError",
+    "KeyNotTrustedError",
+    "SignatureInvalidError",
     "DeniedInSandboxError",
     "DeniedByRegistryError",
     "NoSuchRouteError",

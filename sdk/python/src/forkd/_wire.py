@@ -1445,8 +1445,9 @@ class PullRequest(Record):
     """REGISTRY/NAME:TAG or REGISTRY/NAME@DIGEST"""
     tag: str | None = None
     """tag of the new snapshot; absent: that of the pushed snapshot"""
-    trust: bool = False
-    """required - accept a snapshot whose source is not verified"""
+    trust: str | None = None
+    """policy for a snapshot without a trusted signature: refuse it, say so, or do not look; absent: that of the
+    daemon"""
     registry_auth: dict[str, RegistryAuth] | None = None
     """credentials for the registry of the reference, by its host"""
 
@@ -1483,6 +1484,48 @@ class RemoteSnapshot(Record):
     """compressed bytes that a pull would fetch now"""
     problem: str | None = None
     """why this host cannot run it"""
+    signed_by: str | None = None
+    """name of the trusted key that has signed it"""
+    trust_problem: str | None = None
+    """why no trusted key vouches for it"""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class SignRequest(Record):
+    """The message SignRequest of the API."""
+
+    reference: str = ""
+    """REGISTRY/NAME@DIGEST or REGISTRY/NAME:TAG"""
+    bundle: str = ""
+    """sigstore bundle in JSON, for the digest of the artifact's manifest"""
+    registry_auth: dict[str, RegistryAuth] | None = None
+    """credentials for the registry of the reference, by its host"""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class SignatureRequest(Record):
+    """The message SignatureRequest of the API."""
+
+    reference: str = ""
+    """REGISTRY/NAME@DIGEST or REGISTRY/NAME:TAG"""
+    key: str | None = None
+    """public key in PEM; absent: any key that the daemon trusts"""
+    registry_auth: dict[str, RegistryAuth] | None = None
+    """credentials for the registry of the reference, by its host"""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class Signature(Record):
+    """The message Signature of the API."""
+
+    reference: str = ""
+    """in the registry, with the digest"""
+    digest: str = ""
+    """SHA-256 of the artifact's manifest, which identifies it"""
+    signed_by: str | None = None
+    """name of the daemon's trusted key"""
+    key_digest: str | None = None
+    """SHA-256 of the public key"""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -1513,6 +1556,10 @@ class HubResult(Record):
     reference: str | None = None
     """in the registry, with the digest"""
     snapshot: SnapshotInfo | None = None
+    signed_by: str | None = None
+    """name of the trusted key that has signed the snapshot"""
+    trust_problem: str | None = None
+    """why no trusted key vouches for the snapshot, if the policy is warn"""
     ms: float = 0.0
     """time that it took in milliseconds"""
     _nested: ClassVar[Nested] = {
@@ -2067,7 +2114,10 @@ __all__ = [
     "SandboxInfo",
     "SandboxLimits",
     "SandboxNetwork",
+    "SignRequest",
     "Signal",
+    "Signature",
+    "SignatureRequest",
     "SnapshotInfo",
     "SnapshotInfoDetail",
     "Stats",

@@ -22,7 +22,7 @@ export interface components {
              * @description a code never changes its meaning; new codes may be added
              * @enum {string}
              */
-            code: "bad_request" | "invalid_field" | "warmup_failed" | "artifact_refused" | "unauthenticated" | "forbidden" | "scope" | "denied_in_sandbox" | "denied_by_registry" | "no_such_route" | "sandbox_not_found" | "snapshot_not_found" | "workspace_not_found" | "not_found_in_sandbox" | "not_found_in_registry" | "method_not_allowed" | "conflict" | "sandbox_state" | "sandbox_cut_off" | "sandbox_of_workspace" | "interpreter_busy" | "apply_conflict" | "no_base" | "not_in_line" | "not_unique" | "snapshot_exists" | "snapshot_in_use" | "snapshot_unusable" | "workspace_exists" | "outcome_unknown" | "body_too_large" | "idempotency_key_reused" | "upgrade_required" | "too_many_requests" | "max_sandboxes" | "max_vcpus" | "own_sandboxes" | "internal" | "vm_ended" | "apply_incomplete" | "sandbox_failed" | "registry_failed" | "busy" | "host_memory" | "host_disk" | "no_kvm" | "timeout" | "no_space";
+            code: "bad_request" | "invalid_field" | "warmup_failed" | "artifact_refused" | "unauthenticated" | "forbidden" | "scope" | "not_signed" | "key_not_trusted" | "signature_invalid" | "denied_in_sandbox" | "denied_by_registry" | "no_such_route" | "sandbox_not_found" | "snapshot_not_found" | "workspace_not_found" | "not_found_in_sandbox" | "not_found_in_registry" | "method_not_allowed" | "conflict" | "sandbox_state" | "sandbox_cut_off" | "sandbox_of_workspace" | "interpreter_busy" | "apply_conflict" | "no_base" | "not_in_line" | "not_unique" | "snapshot_exists" | "snapshot_in_use" | "snapshot_unusable" | "workspace_exists" | "outcome_unknown" | "body_too_large" | "idempotency_key_reused" | "upgrade_required" | "too_many_requests" | "max_sandboxes" | "max_vcpus" | "own_sandboxes" | "internal" | "vm_ended" | "apply_incomplete" | "sandbox_failed" | "registry_failed" | "busy" | "host_memory" | "host_disk" | "no_kvm" | "timeout" | "no_space";
             /** @description name of the wrong field; with invalid_field only */
             field?: string;
             /** @description the solution for most errors with this code */
@@ -1056,8 +1056,11 @@ export interface components {
             reference: string;
             /** @description tag of the new snapshot; absent: that of the pushed snapshot */
             tag?: string;
-            /** @description required - accept a snapshot whose source is not verified */
-            trust: boolean;
+            /**
+             * @description policy for a snapshot without a trusted signature: refuse it, say so, or do not look; absent: that of the daemon
+             * @enum {string}
+             */
+            trust?: "require" | "warn" | "off";
             /** @description credentials for the registry of the reference, by its host */
             registry_auth?: {
                 [key: string]: components["schemas"]["RegistryAuth"];
@@ -1099,6 +1102,40 @@ export interface components {
             lacking_bytes: number;
             /** @description why this host cannot run it */
             problem?: string;
+            /** @description name of the trusted key that has signed it */
+            signed_by?: string;
+            /** @description why no trusted key vouches for it */
+            trust_problem?: string;
+        };
+        SignRequest: {
+            /** @description REGISTRY/NAME@DIGEST or REGISTRY/NAME:TAG */
+            reference: string;
+            /** @description sigstore bundle in JSON, for the digest of the artifact's manifest */
+            bundle: string;
+            /** @description credentials for the registry of the reference, by its host */
+            registry_auth?: {
+                [key: string]: components["schemas"]["RegistryAuth"];
+            };
+        };
+        SignatureRequest: {
+            /** @description REGISTRY/NAME@DIGEST or REGISTRY/NAME:TAG */
+            reference: string;
+            /** @description public key in PEM; absent: any key that the daemon trusts */
+            key?: string;
+            /** @description credentials for the registry of the reference, by its host */
+            registry_auth?: {
+                [key: string]: components["schemas"]["RegistryAuth"];
+            };
+        };
+        Signature: {
+            /** @description in the registry, with the digest */
+            reference: string;
+            /** @description SHA-256 of the artifact's manifest, which identifies it */
+            digest: string;
+            /** @description name of the daemon's trusted key */
+            signed_by?: string;
+            /** @description SHA-256 of the public key */
+            key_digest?: string;
         };
         /** @description one line of the progress of a snapshot that moves, with exactly one field: the last has result or error */
         HubEvent: {
@@ -1139,6 +1176,10 @@ export interface components {
             /** @description in the registry, with the digest */
             reference?: string;
             snapshot?: components["schemas"]["SnapshotInfo"];
+            /** @description name of the trusted key that has signed the snapshot */
+            signed_by?: string;
+            /** @description why no trusted key vouches for the snapshot, if the policy is warn */
+            trust_problem?: string;
             /** @description time that it took in milliseconds */
             ms: number;
         };

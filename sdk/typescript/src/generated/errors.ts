@@ -23,6 +23,15 @@ export class ForbiddenError extends ForkdError {}
 /** The token does not allow this (403, `scope`). */
 export class ScopeError extends ForkdError {}
 
+/** The snapshot has no signature (403, `not_signed`). */
+export class NotSignedError extends ForkdError {}
+
+/** No trusted key has signed the snapshot (403, `key_not_trusted`). */
+export class KeyNotTrustedError extends ForkdError {}
+
+/** The signature is damaged, or for another snapshot (403, `signature_invalid`). */
+export class SignatureInvalidError extends ForkdError {}
+
 /** The sandbox's kernel denies this (403, `denied_in_sandbox`). */
 export class DeniedInSandboxError extends ForkdError {}
 
@@ -155,6 +164,9 @@ export const errorClasses: Readonly<Record<string, typeof ForkdError>> = {
   unauthenticated: UnauthenticatedError,
   forbidden: ForbiddenError,
   scope: ScopeError,
+  not_signed: NotSignedError,
+  key_not_trusted: KeyNotTrustedError,
+  signature_invalid: SignatureInvalidError,
   denied_in_sandbox: DeniedInSandboxError,
   denied_by_registry: DeniedByRegistryError,
   no_such_route: NoSuchRouteError,

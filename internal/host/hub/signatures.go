@@ -1,0 +1,253 @@
+package hub
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
+	"github.com/google/go-containerregistry/pkg/v1/static"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+	"github.com/opencontainers/go-digest"
+	"github.com/opencontainers/image-spec/specs-go"
+	oci "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/forkd/forkd/internal/format/artifact"
+	"github.com/forkd/forkd/internal/host/invalid"
+	"github.com/forkd/forkd/internal/host/owner"
+	"github.com/forkd/forkd/internal/sigstore"
+)
+
+// Bounds on the signatures of one snapshot in a registry.
+const (
+	maxReferrers = 1 << 20  // bytes of the list of all artifacts that refer to the snapshot
+	maxReferrer  = 64 << 10 // bytes of the manifest of a signature
+	maxBundles   = 32       // signatures
+)
+
+// Annotations of the manifest of a signature, as cosign writes them.
+const (
+	annotationContent   = "dev.sigstore.bundle.content"
+	annotationPredicate = "dev.sigstore.bundle.predicateType"
+)
+
+// Sign adds a bundle to the signatures of a snapshot in a registry, and returns the digest that it is for. The
+// snapshot is known by its manifest only. Whether somebody trusts the key does not matter here.
+func (h *Hub) Sign(ctx context.Context, who string, r Remote, bundle []byte) (d digest.Digest, err error) {
+	leave, err := h.transfers.Wait(ctx, owner.FairShare(who, maxTransfers))
+	if err != nil {
+		return "", err
+	}
+	defer leave()
+	repo := r.ref.Context()
+	c, err := h.dial(ctx, r, repo.Scope(transport.PushScope))
+	if err != nil {
+		return "", err
+	}
+	var manifest []byte
+	if err := c.again(ctx, func() error { manifest, err = c.manifest(ctx); return err }); err != nil {
+		return "", c.failed(err)
+	}
+	d = digest.FromBytes(manifest)
+	if err := sigstore.CheckSubject(bundle, d.String()); err != nil {
+		return d, invalid.Errorf("bundle", "%v; the reference has the digest %s", err, d)
+	}
+	subject := oci.Descriptor{MediaType: oci.MediaTypeImageManifest, Digest: d, Size: int64(len(manifest))}
+	return d, c.failed(c.attach(ctx, repo, subject, bundle))
+}
+
+// attach writes a bundle as a referrer of the subject. In a registry without the API of referrers,
+// go-containerregistry adds it to the index that has the digest of the subject as its tag.
+func (c *conn) attach(ctx context.Context, repo name.Repository, subject oci.Descriptor, bundle []byte) error {
+	text, err := json.Marshal(oci.Manifest{Versioned: specs.Versioned{SchemaVersion: 2},
+		MediaType: oci.MediaTypeImageManifest, ArtifactType: sigstore.BundleType, Config: oci.DescriptorEmptyJSON,
+		Layers: []oci.Descriptor{{MediaType: sigstore.BundleType, Digest: digest.FromBytes(bundle),
+			Size: int64(len(bundle))}},
+		Subject: &subject,
+		Annotations: map[string]string{oci.AnnotationCreated: time.Now().UTC().Format(time.RFC3339),
+			annotationContent: "dsse-envelope", annotationPredicate: sigstore.PredicateType}})
+	if err != nil {
+		return err
+	}
+	out, err := c.pusher()
+	if err != nil {
+		return err
+	}
+	empty := static.NewLayer(oci.DescriptorEmptyJSON.Data, types.MediaType(oci.MediaTypeEmptyJSON))
+	if err := out.Upload(ctx, repo, empty); err != nil {
+		return err
+	}
+	if err := out.Upload(ctx, repo, static.NewLayer(bundle, sigstore.BundleType)); err != nil {
+		return err
+	}
+	return out.Put(ctx, repo.Digest(digest.FromBytes(text).String()), manifest(text))
+}
+
+// Verify returns the key that has signed a snapshot in a registry: one of the given keys or, if there are none, one
+// of the keys that the daemon trusts. If no key has, the error is a *TrustError, whatever the policy.
+func (h *Hub) Verify(ctx context.Context, who string, r Remote, keys []sigstore.TrustedKey) (
+	d digest.Digest, k sigstore.TrustedKey, err error,
+) {
+	leave, err := h.transfers.Wait(ctx, owner.FairShare(who, maxTransfers))
+	if err != nil {
+		return d, k, err
+	}
+	defer leave()
+	c, err := h.dial(ctx, r, r.ref.Context().Scope(transport.PullScope))
+	if err != nil {
+		return d, k, err
+	}
+	err = c.again(ctx, func() error {
+		manifest, err := c.manifest(ctx)
+		if err != nil {
+			return err
+		}
+		d = digest.FromBytes(manifest)
+		proofs := func() ([]proof, error) { return c.proofs(ctx, d) }
+		if len(keys) == 0 {
+			k, err = h.vouched(r.source(), d, proofs)
+			return err
+		}
+		list, err := proofs()
+		if err == nil {
+			k, err = verify(r.source(), d, list, keys)
+		}
+		return err
+	})
+	return d, k, c.failed(err)
+}
+
+// manifest fetches the manifest of a snapshot, and compares it with the digest in the reference.
+func (c *conn) manifest(ctx context.Context) ([]byte, error) {
+	p, err := c.document(ctx, "manifests", c.ref.Identifier(), acceptedManifests, artifact.MaxManifest)
+	if err != nil {
+		return nil, err
+	}
+	if want, ok := c.ref.(name.Digest); ok && digest.FromBytes(p).String() != want.DigestStr() {
+		return nil, &artifact.Error{Err: fmt.Errorf("registry %s: the manifest has the digest %s, not %s", c.Registry(),
+			digest.FromBytes(p), want.DigestStr())}
+	}
+	_, err = artifact.ConfigOf(p) // refuses other artifacts
+	return p, err
+}
+
+// proofs fetches the bundles for a digest. Only an error of the registry ends it: a bundle that cannot be used
+// does not hide the others.
+func (c *conn) proofs(ctx context.Context, d digest.Digest) (list []proof, err error) {
+	refs, err := c.referrers(ctx, d)
+	if err != nil {
+		return nil, err
+	}
+	for _, ref := range refs {
+		p, err := c.bundle(ctx, ref)
+		if errors.Is(err, errOther) {
+			continue
+		}
+		var bad *sigstore.InvalidError
+		var status *transport.Error
+		missing := errors.As(err, &status) && status.StatusCode == http.StatusNotFound
+		if err != nil && !missing && !errors.As(err, &bad) {
+			return nil, err
+		}
+		if missing {
+			err = errors.New("the registry has lost it")
+		}
+		list = append(list, proof{p, err})
+	}
+	return list, nil
+}
+
+// referrers returns the artifacts that refer to a digest and may be signatures (OCI distribution spec, "Listing
+// Referrers").
+func (c *conn) referrers(ctx context.Context, d digest.Digest) (list []oci.Descriptor, err error) {
+	p, err := c.document(ctx, "referrers", d.String(), oci.MediaTypeImageIndex, maxReferrers)
+	if isNone(err) { // a registry without this API: its clients keep the list under a tag
+		p, err = c.document(ctx, "manifests", strings.Replace(d.String(), ":", "-", 1), oci.MediaTypeImageIndex, maxReferrers)
+		if isNone(err) {
+			return nil, nil
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	var x oci.Index
+	if err := json.Unmarshal(p, &x); err != nil {
+		return nil, fmt.Errorf("the list of signatures cannot be read: %w", err)
+	}
+	for _, ref := range x.Manifests {
+		switch ref.ArtifactType {
+		case sigstore.BundleType, oci.MediaTypeEmptyJSON, "": // older registries do not know the field artifactType
+		default:
+			continue
+		}
+		if len(list) == maxBundles {
+			return nil, fmt.Errorf("%s has more than %d signatures: remove old ones there", d, maxBundles)
+		}
+		list = append(list, ref)
+	}
+	return list, nil
+}
+
+// isNone reports whether a registry has answered that it has no such document, or no such API.
+func isNone(err error) bool {
+	var status *transport.Error
+	if !errors.As(err, &status) {
+		return false
+	}
+	switch status.StatusCode {
+	case http.StatusNotFound, http.StatusBadRequest, http.StatusMethodNotAllowed, http.StatusNotAcceptable:
+		return true
+	}
+	return false
+}
+
+// errOther reports that an artifact is no signature.
+var errOther = errors.New("another artifact")
+
+// bundle fetches the bundle of a signature. If the signature cannot be used, the error is a
+// *sigstore.InvalidError. If the artifact is no signature, it is errOther.
+func (c *conn) bundle(ctx context.Context, ref oci.Descriptor) ([]byte, error) {
+	text, err := c.verified(ctx, "manifests", oci.MediaTypeImageManifest, ref, maxReferrer)
+	if err != nil {
+		return nil, err
+	}
+	var m oci.Manifest
+	if err := json.Unmarshal(text, &m); err != nil {
+		return nil, unusable("its manifest cannot be read: %w", err)
+	}
+	if m.ArtifactType != sigstore.BundleType {
+		return nil, errOther
+	}
+	if len(m.Layers) != 1 || m.Layers[0].MediaType != sigstore.BundleType {
+		return nil, unusable("its manifest has %d files, not one bundle", len(m.Layers))
+	}
+	return c.verified(ctx, "blobs", "", m.Layers[0], sigstore.MaxBundle)
+}
+
+// verified fetches a document and compares it with its descriptor.
+func (c *conn) verified(ctx context.Context, kind, accept string, d oci.Descriptor, limit int64) ([]byte, error) {
+	if err := d.Digest.Validate(); err != nil || d.Digest.Algorithm() != digest.SHA256 {
+		return nil, unusable("its digest is %.100q", string(d.Digest))
+	}
+	if d.Size < 1 || d.Size > limit {
+		return nil, unusable("it has %d bytes: at most %d", d.Size, limit)
+	}
+	p, err := c.document(ctx, kind, d.Digest.String(), accept, d.Size)
+	var long *artifact.Error
+	if errors.As(err, &long) {
+		return nil, unusable("it is longer than %d bytes", d.Size)
+	}
+	if err == nil && (int64(len(p)) != d.Size || digest.FromBytes(p) != d.Digest) {
+		err = unusable("it differs from its digest")
+	}
+	return p, err
+}
+
+func unusable(format string, args ...any) error {
+	return &sigstore.InvalidError{Err: fmt.Errorf(format, args...)}
+}

@@ -1,0 +1,222 @@
+package hub
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/opencontainers/go-digest"
+
+	"github.com/forkd/forkd/internal/host/invalid"
+	"github.com/forkd/forkd/internal/registry"
+	"github.com/forkd/forkd/internal/sigstore"
+)
+
+// Policy says what happens to a snapshot from outside that no trusted key has signed.
+type Policy string
+
+// The policies. An empty Policy of a request stands for that of the daemon.
+const (
+	Require Policy = "require" // it is refused
+	Warn    Policy = "warn"    // it is accepted, and the answer and the log say why it is not trusted
+	Off     Policy = "off"     // it is accepted, and signatures are not looked at
+)
+
+// TrustField is the field of a request that ParsePolicy checks.
+const TrustField = "trust"
+
+// ParsePolicy parses the policy of a request.
+func ParsePolicy(text string) (Policy, error) {
+	switch p := Policy(text); p {
+	case "", Require, Warn, Off:
+		return p, nil
+	}
+	return Require, invalid.Errorf(TrustField, "%.20q: want %s, %s or %s", text, Require, Warn, Off)
+}
+
+// ArchiveSource is the source of all archives.
+const ArchiveSource = "archive"
+
+// Trust decides which snapshots from outside are accepted. The zero value requires a signature, and trusts no
+// key.
+type Trust struct {
+	Keys  string // directory of the trusted public keys, in files NAME.pub; empty or missing: no key is trusted
+	rules map[string]Policy
+}
+
+// ParseTrust parses rules of the form SOURCE=POLICY. A source is a registry, the beginning of a repository's name
+// (such as ghcr.io/owner), or ArchiveSource. A rule without a source is for all sources without a rule.
+func ParseTrust(keys string, rules []string) (Trust, error) {
+	t := Trust{Keys: keys, rules: make(map[string]Policy)}
+	for _, text := range rules {
+		source, policy, ok := strings.Cut(text, "=")
+		if !ok {
+			source, policy = "", text
+		}
+		p, err := ParsePolicy(policy)
+		if err != nil || p == "" {
+			return t, fmt.Errorf("%.200q: want SOURCE=POLICY or POLICY, and the policy %s, %s or %s", text, Require, Warn, Off)
+		}
+		if ok {
+			if source, err = sourceOf(source); err != nil {
+				return t, err
+			}
+		}
+		if old, ok := t.rules[source]; ok && old != p {
+			return t, fmt.Errorf("%.200q: there is another rule for this source", text)
+		}
+		t.rules[source] = p
+	}
+	return t, nil
+}
+
+// sourceOf returns the canonical name of a source.
+func sourceOf(text string) (string, error) {
+	if text == ArchiveSource {
+		return text, nil
+	}
+	host, path, deeper := strings.Cut(text, "/")
+	host, err := registry.Name(host)
+	if err != nil {
+		return "", err
+	}
+	if !deeper {
+		return host, nil
+	}
+	if !repoPattern.MatchString(path) {
+		return "", fmt.Errorf("%.200q is not the beginning of a repository's name, such as ghcr.io/owner", text)
+	}
+	return host + "/" + path, nil
+}
+
+// policy returns the policy for a source: that of the longest rule that contains it.
+func (t *Trust) policy(source string) Policy {
+	for {
+		if p, ok := t.rules[source]; ok {
+			return p
+		}
+		if source == "" {
+			return Require
+		}
+		source = source[:max(strings.LastIndexByte(source, '/'), 0)]
+	}
+}
+
+// source returns the source of the snapshots in a repository.
+func (r Remote) source() string {
+	repo := r.ref.Context()
+	return repo.RegistryStr() + "/" + repo.RepositoryStr()
+}
+
+// TrustKind says why a snapshot is not trusted.
+type TrustKind int
+
+// The kinds of a TrustError.
+const (
+	Unsigned TrustKind = iota // it has no signature
+	Unknown                   // no trusted key has signed it
+	Bad                       // its signatures are damaged, or for another digest
+)
+
+// TrustError reports that no trusted key vouches for a snapshot.
+type TrustError struct {
+	Kind   TrustKind
+	Source string
+	Reason string
+}
+
+func (e *TrustError) Error() string { return e.Source + ": " + e.Reason }
+
+// Verdict is the result of a check of signatures.
+type Verdict struct {
+	Key     sigstore.TrustedKey // has signed; without a PublicKey if no trusted key is known to have
+	Problem error               // a *TrustError, if no trusted key has signed and the policy accepts this
+}
+
+// judge returns the verdict on a snapshot with the given digest. The function fetch returns the bundles; it is
+// not called if the policy is Off. If the policy refuses the snapshot, the error is a *TrustError.
+func (h *Hub) judge(policy Policy, source string, d digest.Digest, fetch func() ([]proof, error)) (
+	v Verdict, err error,
+) {
+	policy = cmp.Or(policy, h.cfg.Trust.policy(source))
+	if policy == Off {
+		return v, nil
+	}
+	v.Key, err = h.vouched(source, d, fetch)
+	if refused := (*TrustError)(nil); policy == Warn && errors.As(err, &refused) {
+		v.Problem, err = err, nil
+	}
+	return v, err
+}
+
+// warn logs that a snapshot is taken although no trusted key has signed it.
+func (h *Hub) warn(v Verdict) {
+	if v.Problem != nil {
+		h.cfg.Log.Warn("a snapshot is taken without a trusted signature", "reason", v.Problem)
+	}
+}
+
+// vouched returns the trusted key that has signed a digest. If there is none, the error is a *TrustError.
+func (h *Hub) vouched(source string, d digest.Digest, fetch func() ([]proof, error)) (
+	k sigstore.TrustedKey, err error,
+) {
+	keys, err := sigstore.ReadKeys(h.cfg.Trust.Keys)
+	if err != nil {
+		return k, &TrustError{Unknown, source, "the trusted keys cannot be used: " + err.Error()}
+	}
+	proofs, err := fetch()
+	if err != nil {
+		return k, err
+	}
+	return verify(source, d, proofs, keys)
+}
+
+// proof is a bundle, or the reason why a bundle cannot be used.
+type proof struct {
+	bundle []byte
+	err    error
+}
+
+// maxReasons bounds the reasons that an error quotes.
+const maxReasons = 3
+
+// verify returns the key that has signed a digest. One good bundle is enough: bundles of other keys and damaged
+// ones take nothing from it.
+func verify(source string, d digest.Digest, proofs []proof, keys []sigstore.TrustedKey) (sigstore.TrustedKey, error) {
+	if len(proofs) == 0 {
+		return sigstore.TrustedKey{}, &TrustError{Unsigned, source, d.String() + " has no signature"}
+	}
+	public := make([]*sigstore.PublicKey, len(keys))
+	for i, k := range keys {
+		public[i] = k.PublicKey
+	}
+	kind, reasons := Bad, []string(nil)
+	for _, p := range proofs {
+		var signer *sigstore.PublicKey
+		err := p.err
+		if err == nil {
+			signer, err = sigstore.Verify(p.bundle, d.String(), public)
+		}
+		if err == nil {
+			for _, k := range keys {
+				if k.PublicKey == signer {
+					return k, nil
+				}
+			}
+		}
+		if unknown := (*sigstore.UnknownKeyError)(nil); errors.As(err, &unknown) {
+			kind = Unknown
+		}
+		reasons = append(reasons, err.Error())
+	}
+	if kind == Unknown && len(keys) == 0 {
+		return sigstore.TrustedKey{}, &TrustError{kind, source, d.String() + " is signed, but no key is trusted here"}
+	}
+	text := fmt.Sprintf("no trusted key vouches for %s: ", d)
+	if more := len(reasons) - maxReasons; more > 0 {
+		reasons = append(reasons[:maxReasons], fmt.Sprintf("and %d more", more))
+	}
+	text += strings.Join(reasons, "; ")
+	return sigstore.TrustedKey{}, &TrustError{kind, source, text}
+}
