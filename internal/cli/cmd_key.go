@@ -187,8 +187,8 @@ func newKeyTrustCmd() *cobra.Command {
 		Use:     "trust FILE",
 		Aliases: []string{"add"},
 		Short:   "Let the daemon trust a public key, such as forkd.pub or cosign.pub",
-		Long: "Copies a public key to the directory of trusted keys, under --name. The daemon then accepts snapshots from other\n" +
-			"hosts that this key has signed. The key's owner can give every fork of such a snapshot any programs.",
+		Long: "Copies a public key to the directory of trusted keys. The daemon then accepts snapshots from other hosts that\n" +
+			"this key has signed. The key's owner determines the programs that run in forks of such a snapshot.",
 		Args: usageArgs(arguments(1, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			text, err := readShort(args[0], sigstore.MaxKey)

@@ -53,7 +53,7 @@ func ReadKeys(dir string) ([]TrustedKey, error) {
 	var list []TrustedKey
 	for _, e := range entries {
 		name, ok := strings.CutSuffix(e.Name(), KeySuffix)
-		if !ok {
+		if !ok || name == "" {
 			continue
 		}
 		if len(list) == maxKeys {

@@ -229,6 +229,7 @@ func TestReadKeys(t *testing.T) {
 	k := newKey(t).Public()
 	put("ann.pub", k.PEM(), 0o644)
 	put("README", []byte("hello"), 0o644)
+	put(".pub", []byte("a key without a name"), 0o644)
 	if err := os.Symlink("ann.pub", filepath.Join(dir, "bob.pub")); err != nil {
 		t.Fatal(err)
 	}

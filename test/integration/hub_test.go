@@ -37,7 +37,8 @@ func TestSnapshotsTravel(t *testing.T) {
 
 	keys := filepath.Join(dir, "keys")
 	signature := signed(t, file, keys)
-	b := f.start(t, withArgs("--trusted-keys", keys), withState(filepath.Join(dir, "s")), withRun(filepath.Join(dir, "r")), withRAM(filepath.Join(dir, "m")))
+	b := f.start(t, withArgs("--trusted-keys", keys), withState(filepath.Join(dir, "s")),
+		withRun(filepath.Join(dir, "r")), withRAM(filepath.Join(dir, "m")))
 	archive, err := os.Open(file)
 	if err != nil {
 		t.Fatal(err)

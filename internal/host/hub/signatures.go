@@ -36,8 +36,8 @@ const (
 	annotationPredicate = "dev.sigstore.bundle.predicateType"
 )
 
-// Sign adds a bundle to the signatures of a snapshot in a registry, and returns the digest that it is for. The
-// snapshot is known by its manifest only. Whether somebody trusts the key does not matter here.
+// Sign adds a bundle to the signatures of a snapshot in a registry, and returns the digest of the snapshot. Sign
+// checks that the bundle is for this digest. It verifies no signature, because it knows no key.
 func (h *Hub) Sign(ctx context.Context, who string, r Remote, bundle []byte) (d digest.Digest, err error) {
 	leave, err := h.transfers.Wait(ctx, owner.FairShare(who, maxTransfers))
 	if err != nil {
@@ -62,7 +62,7 @@ func (h *Hub) Sign(ctx context.Context, who string, r Remote, bundle []byte) (d 
 }
 
 // attach writes a bundle as a referrer of the subject. In a registry without the API of referrers,
-// go-containerregistry adds it to the index that has the digest of the subject as its tag.
+// go-containerregistry also adds it to the index whose tag is the digest of the subject.
 func (c *conn) attach(ctx context.Context, repo name.Repository, subject oci.Descriptor, bundle []byte) error {
 	text, err := json.Marshal(oci.Manifest{Versioned: specs.Versioned{SchemaVersion: 2},
 		MediaType: oci.MediaTypeImageManifest, ArtifactType: sigstore.BundleType, Config: oci.DescriptorEmptyJSON,
@@ -136,8 +136,8 @@ func (c *conn) manifest(ctx context.Context) ([]byte, error) {
 	return p, err
 }
 
-// proofs fetches the bundles for a digest. Only an error of the registry ends it: a bundle that cannot be used
-// does not hide the others.
+// proofs fetches the bundles for a digest. An unusable bundle does not hide the others. Only an error of the
+// registry does.
 func (c *conn) proofs(ctx context.Context, d digest.Digest) (list []proof, err error) {
 	refs, err := c.referrers(ctx, d)
 	if err != nil {

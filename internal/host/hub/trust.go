@@ -46,7 +46,7 @@ type Trust struct {
 }
 
 // ParseTrust parses rules of the form SOURCE=POLICY. A source is a registry, the beginning of a repository's name
-// (such as ghcr.io/owner), or ArchiveSource. A rule without a source is for all sources without a rule.
+// (such as ghcr.io/owner), or ArchiveSource. A rule without a source applies to all other sources.
 func ParseTrust(keys string, rules []string) (Trust, error) {
 	t := Trust{Keys: keys, rules: make(map[string]Policy)}
 	for _, text := range rules {
@@ -182,7 +182,7 @@ type proof struct {
 const maxReasons = 3
 
 // verify returns the key that has signed a digest. One good bundle is enough: bundles of other keys and damaged
-// ones take nothing from it.
+// bundles are ignored then.
 func verify(source string, d digest.Digest, proofs []proof, keys []sigstore.TrustedKey) (sigstore.TrustedKey, error) {
 	if len(proofs) == 0 {
 		return sigstore.TrustedKey{}, &TrustError{Unsigned, source, d.String() + " has no signature"}

@@ -67,7 +67,7 @@ func bundleFor(t *testing.T, k *sigstore.PrivateKey, d digest.Digest) []byte {
 // strictly is remoteOf with the policy of the daemon.
 func strictly(t *testing.T, reference string) Remote { return remoteOf(t, reference).Under("") }
 
-// plant makes any bytes a signature of a digest, as someone does who may write to the repository.
+// plant attaches any bytes as a signature of a digest, like an attacker with write access to the repository.
 func (h *host) plant(t *testing.T, reference string, d digest.Digest, bundle []byte) {
 	t.Helper()
 	r := remoteOf(t, reference)
@@ -177,7 +177,7 @@ func attackSignatures(t *testing.T, start func(*testing.T) *served) {
 	}
 }
 
-// A registry that lies about signatures fails a pull, even if the policy is warn and the registry fails.
+// A registry that lies about signatures fails a pull. If the registry itself fails, the policy warn does not help.
 func TestRegistryLiesAboutSignatures(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	ann := newKey(t)
@@ -218,7 +218,7 @@ func TestRegistryLiesAboutSignatures(t *testing.T) {
 	for name, c := range map[string]struct {
 		around func(http.ResponseWriter, *http.Request, http.Handler)
 		want   string
-		fails  bool // the registry is at fault, so that the policy warn does not help
+		fails  bool // also with the policy warn
 	}{
 		"a longer bundle":  {answer(blob, func(p []byte) []byte { return append(p, ' ') }), "longer than", false},
 		"a shorter bundle": {answer(blob, func(p []byte) []byte { return p[1:] }), "differs from its digest", false},
@@ -298,8 +298,8 @@ func (h *host) remove(t *testing.T, tag string) {
 	}
 }
 
-// A tag can be moved to another snapshot. An unsigned one is refused. An older one that the same key has signed is not:
-// only a reference with the digest excludes it.
+// A tag can be moved to another snapshot. An unsigned snapshot is refused. An older snapshot that the same key has
+// signed is accepted: only a reference with the digest excludes it.
 func TestMovedTags(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	ann := newKey(t)
@@ -340,7 +340,7 @@ func TestMovedTags(t *testing.T) {
 	if got := mustPull(t, b, pinned); got.Digest() != latest.Digest() {
 		t.Errorf("%s, want %s", got.Digest(), latest.Digest())
 	}
-	// Nobody signs another snapshot than the bundle says.
+	// The registry gets no bundle for another digest.
 	var field *invalid.Error
 	if _, err := a.Sign(t.Context(), "ann", remoteOf(t, s.host+"/team/py@"+evil.Digest().String()),
 		bundleFor(t, ann, latest.Digest())); !errors.As(err, &field) || field.Field != "bundle" {
@@ -348,7 +348,7 @@ func TestMovedTags(t *testing.T) {
 	}
 }
 
-// What is wrong with the trusted keys closes the door. The policy of a request is that of the request.
+// Without a usable key, no snapshot is trusted. A policy of a request replaces that of the daemon.
 func TestTrustedKeys(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	ann := newKey(t)
@@ -394,7 +394,7 @@ func TestTrustedKeys(t *testing.T) {
 	}
 }
 
-// An archive has no signature inside. The policy wants one beside it.
+// The signature of an archive comes beside it.
 func TestSignedArchives(t *testing.T) {
 	ann, eve := newKey(t), newKey(t)
 	a, b := newHost(t), newHost(t).trusting(t, ann)
