@@ -30,6 +30,7 @@ const (
 	ErrInterpreterBusy      ErrorCode = "interpreter_busy"       // 409: The interpreter is busy
 	ErrApplyConflict        ErrorCode = "apply_conflict"         // 409: The changes cannot be applied
 	ErrNoBase               ErrorCode = "no_base"                // 409: The sides have no known common ancestor
+	ErrHookFailed           ErrorCode = "hook_failed"            // 409: A hook of the sandbox failed
 	ErrNotInLine            ErrorCode = "not_in_line"            // 409: The sandbox cannot be rolled back to this snapshot
 	ErrNotUnique            ErrorCode = "not_unique"             // 409: Programs in the sandbox repeat random numbers
 	ErrSnapshotExists       ErrorCode = "snapshot_exists"        // 409: A snapshot with this tag exists

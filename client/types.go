@@ -74,6 +74,8 @@ type (
 	SandboxNetwork   = v1.SandboxNetwork
 	Limits           = v1.Limits
 	SandboxLimits    = v1.SandboxLimits
+	Hooks            = v1.Hooks
+	Hook             = v1.Hook
 	Usage            = v1.Usage
 	Admission        = v1.Admission
 	CachedImage      = v1.CachedImage

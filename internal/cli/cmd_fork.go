@@ -30,6 +30,7 @@ func newForkCmd() *cobra.Command {
 	var env, envFiles, labels []string
 	var network networkFlags
 	var limits limitFlags
+	var hooks hookFlags
 	var old oldFork
 	cmd := &cobra.Command{
 		Use:   "fork TAG | --from-sandbox ID",
@@ -63,6 +64,9 @@ func newForkCmd() *cobra.Command {
 				return err
 			}
 			req.Limits = limits.given()
+			if req.Hooks, err = hooks.given(); err != nil {
+				return err
+			}
 			switch {
 			case old.tag != "" && cmd.Name() == spawn: // sandboxes of the old command spawn outlive the command
 				req.SnapshotTag = old.tag
@@ -105,6 +109,7 @@ func newForkCmd() *cobra.Command {
 	f.Var((*secondsValue)(&req.TTLSecs), "ttl-secs", "delete the sandboxes after this many seconds; 0: never")
 	network.register(f)
 	limits.register(f)
+	hooks.register(cmd, f)
 	network.registerSecrets(f)
 	f.BoolVar(&req.PerChildNetns, "per-child-netns", false,
 		"of forkd 0.5; no effect: every child has a network of its own already")

@@ -79,7 +79,7 @@ var rooms = []room{
 		packages: []string{"invalid", "debt", "excerpt", "event", "writers/writertest", "writers", "filedigest",
 			"owner", "unique", "procmem", "agentclient", "cgroup", "process", "netclient", "vmmclient", "store",
 			"vmpool", "vmpool/suite", "vmfake",
-			"identity", "chain", "helpervm", "imagevm", "diff", "hub", "bake", "admit", "ledger", "conlog",
+			"identity", "chain", "helpervm", "imagevm", "diff", "hub", "bake", "admit", "ledger", "hook", "conlog",
 			"tally", "idle", "unwatched", "sandbox", "history", "workspace", "tenancy",
 			"fanout"},
 		imports: []string{"internal/proto/...", "internal/format/...", "internal/jail/..."},

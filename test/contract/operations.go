@@ -310,6 +310,16 @@ func outsideOperations() map[string]operation {
 			}
 			return fieldsAnd(r.client.SetLimits(r.ctx, id(of), l))
 		}},
+		"sandbox.hooks.get": {"Client.Hooks", func(r *runner, of *Object, _ arguments) (any, error) {
+			return fieldsAnd(r.client.Hooks(r.ctx, id(of)))
+		}},
+		"sandbox.hooks.set": {"Client.SetHooks", func(r *runner, of *Object, with arguments) (any, error) {
+			var h client.Hooks
+			if err := with.into(&h); err != nil {
+				return nil, err
+			}
+			return fieldsAnd(r.client.SetHooks(r.ctx, id(of), h))
+		}},
 	}
 }
 

@@ -57,6 +57,7 @@ type Recipe struct {
 	// the daemon's default
 	Network *Network `yaml:"network"`
 	Limits  Limits   `yaml:"limits"` // limits of children
+	Hooks   Hooks    `yaml:"hooks"`  // hooks of children
 	// how to treat children that repeat random numbers: "strict" refuses such children; "report"
 	// (or empty) reports them
 	Unique    string `yaml:"unique"`
@@ -334,6 +335,9 @@ func (r *Recipe) validate() error {
 	}
 	if err := r.Limits.Check(); err != nil {
 		return fmt.Errorf("limits: %w", err)
+	}
+	if err := r.Hooks.Check(); err != nil {
+		return fmt.Errorf("hooks: %w", err)
 	}
 	return r.validateFiles()
 }

@@ -217,6 +217,7 @@ type Children struct {
 	Network *snapshot.Network `json:"network,omitempty"` // nil: the default of sandboxes
 	Limits  vm.Limits         `json:"limits,omitzero"`
 	Strict  bool              `json:"strict,omitempty"` // refuse forks whose programs would repeat random numbers
+	Hooks   snapshot.Hooks    `json:"hooks,omitzero"`
 }
 
 // Defaults holds the settings of processes in sandboxes that are forked from the result.

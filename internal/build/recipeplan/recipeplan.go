@@ -41,7 +41,8 @@ func Read(ctx context.Context, req Request) (*plan.Plan, error) {
 		return nil, fmt.Errorf("files and warmup.commands: %d entries: want at most %d in all", n, maxEntries)
 	}
 	r := &reader{req: req, recipe: recipe, plan: &plan.Plan{Network: &snapshot.Network{Mode: "none"}}}
-	children := plan.Children{Network: req.Network, Limits: recipe.Limits.Limits, Strict: recipe.Unique == "strict"}
+	children := plan.Children{Network: req.Network, Limits: recipe.Limits.Limits, Strict: recipe.Unique == "strict",
+		Hooks: recipe.Hooks.Hooks}
 	if n := recipe.Network; n != nil && req.Network == nil {
 		children.Network = &snapshot.Network{Mode: n.Mode, Allow: n.Allow, Deny: n.Deny, AllowECH: n.AllowECH}
 		if n.Mode == "" { // a valid recipe without a mode has rules to allow

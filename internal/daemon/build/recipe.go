@@ -107,7 +107,7 @@ func (w *work) forkFor(i int, tag string) (sandbox.ForkRequest, error) {
 		usual := netclient.Default()
 		req.Network = &usual
 	}
-	req.Limits = &children.Limits
+	req.Limits, req.Hooks = &children.Limits, &children.Hooks
 	return req, err
 }
 

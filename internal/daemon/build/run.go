@@ -368,6 +368,7 @@ func (w *work) tag(i int) string {
 const endsAfter = 5 * time.Minute
 
 func (b *Builder) fork(ctx context.Context, req sandbox.ForkRequest) (string, error) {
+	req.NoHooks = true // hooks are for the sandboxes of clients
 	made, err := b.cfg.Manager.Fork(ctx, req)
 	if err != nil {
 		return "", err
@@ -448,6 +449,7 @@ const saveAgain = time.Second
 // save makes the snapshot of a step, with the defaults that the step has set in the guest.
 func (w *work) save(ctx context.Context, i int, box string, set snapshot.Defaults) error {
 	req := sandbox.BranchRequest{Tag: w.tagOf(i), Step: true, Mode: vm.BranchDiff, Template: true, Replace: true,
+		NoHooks:  true,
 		Defaults: set}
 	if !w.memory[i] {
 		req.Mode = vm.BranchDisk

@@ -10,6 +10,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/audit"
 	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/sandbox"
 )
 
@@ -144,8 +145,8 @@ func (a *Server) createAs(w http.ResponseWriter, r *http.Request, def time.Durat
 	if fork.Annotation, err = json.Marshal(n); err != nil {
 		return err
 	}
-	if len(fork.Annotation) > sandbox.MaxAnnotation {
-		return face.BadRequest("metadata: %d bytes: want at most %d", len(fork.Annotation), sandbox.MaxAnnotation)
+	if len(fork.Annotation) > ledger.MaxAnnotation {
+		return face.BadRequest("metadata: %d bytes: want at most %d", len(fork.Annotation), ledger.MaxAnnotation)
 	}
 	start := time.Now()
 	result, err := a.view(r).Fork(r.Context(), fork)

@@ -22,6 +22,7 @@ import (
 	"github.com/forkd/forkd/internal/host/admit"
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/bake"
+	"github.com/forkd/forkd/internal/host/hook"
 	"github.com/forkd/forkd/internal/host/hub"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/owner"
@@ -63,6 +64,8 @@ func codeOf(err error) code {
 		return codeApplyIncomplete
 	case is[*tenancy.NoBaseError](err):
 		return codeNoBase
+	case is[*hook.Error](err):
+		return codeHook
 	case errors.Is(err, agentclient.ErrNoApply):
 		return codeSnapshotUnusable
 	case is[*sandbox.CutOffError](err): // this and the next two cases must come before those of the errors that they wrap

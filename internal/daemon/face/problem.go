@@ -47,6 +47,7 @@ const (
 	codeApplyConflict    code = "apply_conflict"
 	codeApplyIncomplete  code = "apply_incomplete"
 	codeNoBase           code = "no_base"
+	codeHook             code = "hook_failed"
 	codeLine             code = "not_in_line"
 	codeNotUnique        code = "not_unique"
 	codeSnapshotExists   code = "snapshot_exists"
@@ -142,6 +143,9 @@ var problems = map[code]problem{
 		"look at the files that the detail names, or roll the sandbox back to an earlier branch", 0},
 	codeNoBase: {http.StatusConflict, "The sides have no known common ancestor",
 		"set base to a snapshot that both sides come from; 'forkd tree' shows them", 0},
+	codeHook: {http.StatusConflict, "A hook of the sandbox failed",
+		"correct the command that the detail quotes, or replace the hooks with PUT /v1/sandboxes/{id}/hooks (forkd hooks set)",
+		0},
 	codeLine: {http.StatusConflict, "The sandbox cannot be rolled back to this snapshot",
 		"name a snapshot that comes from the same parent; 'forkd tree' shows which ones do", 0},
 	codeSnapshotExists: {http.StatusConflict, "A snapshot with this tag exists",

@@ -110,7 +110,7 @@ func (a *api) fork(r *http.Request, req *apiv1.ForkRequest) (forked apiv1.Forked
 	fork := sandbox.ForkRequest{
 		Tag: req.SnapshotTag, N: req.N, Env: req.Env, HostnamePrefix: req.HostnamePrefix, AllowPartial: req.AllowPartial,
 		Limits: limits, TTL: ttl, IdleTimeout: idle, Network: network, Labels: req.Labels,
-		Strict: unique.Strict(req.Unique),
+		Strict: unique.Strict(req.Unique), Hooks: hooksOf(req.Hooks),
 	}
 	var res sandbox.ForkResult
 	var pause time.Duration

@@ -73,6 +73,8 @@ func (a *api) routes() []route {
 		{"PUT /v1/sandboxes/{id}/network", auth.Run, nil, work, call(ok, a.setNetwork)},
 		{"GET /v1/sandboxes/{id}/limits", auth.Read, nil, reads, get(a.getLimits)},
 		{"PUT /v1/sandboxes/{id}/limits", auth.Run, nil, work, call(ok, a.setLimits)},
+		{"GET /v1/sandboxes/{id}/hooks", auth.Run, nil, reads, get(a.getHooks)}, // arguments may contain secrets
+		{"PUT /v1/sandboxes/{id}/hooks", auth.Run, nil, work, call(ok, a.setHooks)},
 		{"GET /v1/sandboxes/{id}/console", auth.Run, nil, f.Logs, a.console}, // output of the guest
 		{"GET /v1/sandboxes/{id}/logs", auth.Run, []string{"follow", "tail", "since"}, f.Logs, a.logs},
 		{"POST /v1/sandboxes/{id}/branch", auth.Run, nil, work, f.Once(a.branch)},

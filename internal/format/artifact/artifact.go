@@ -100,11 +100,12 @@ func Parts(m *snapshot.Manifest) []Part {
 }
 
 // Portable returns the manifest with which a snapshot travels. This manifest has no policy, no
-// labels, and no names of sandboxes and other snapshots. m must have all digests.
+// hooks, no labels, and no names of sandboxes and other snapshots. m must have all digests.
 func Portable(m *snapshot.Manifest) *snapshot.Manifest {
 	out := *m
 	out.Root, out.Branch, out.Transient = "", nil, false
 	out.Guest.Network, out.Guest.Limits, out.Guest.Strict = nil, vm.Limits{}, false
+	out.Guest.Hooks = snapshot.Hooks{}
 	if m.Parent != nil {
 		out.Parent = &snapshot.Ref{ID: m.Parent.ID, Tag: parentTag}
 	}
@@ -120,6 +121,8 @@ func checkPortable(m *snapshot.Manifest) error {
 		return errors.New("the manifest says how a sandbox was branched")
 	case m.Guest.Network != nil || m.Guest.Limits != vm.Limits{} || m.Guest.Strict:
 		return errors.New("the manifest has a policy")
+	case m.Guest.Hooks != snapshot.Hooks{}:
+		return errors.New("the manifest has hooks")
 	case m.Parent != nil && m.Parent.Tag != parentTag:
 		return errors.New("the manifest names another snapshot")
 	case max(len(m.Guest.Hostname), len(m.Machine.Template), len(m.Machine.Accel)) > snapshot.MaxName:

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/forkd/forkd/internal/format/snapshot"
 )
 
 // kind is a kind of record, with functions on values of any type.
@@ -78,6 +80,9 @@ func set(t *testing.T, v reflect.Value, n *int) {
 	switch {
 	case v.Type() == reflect.TypeFor[json.RawMessage]():
 		v.SetBytes(fmt.Appendf(nil, `{"n":%d}`, *n))
+	case v.Type() == reflect.TypeFor[snapshot.Hook]():
+		v.Set(reflect.ValueOf(snapshot.Hook{Args: []string{fmt.Sprint("text ", *n)}, TimeoutSecs: 200 + *n%100,
+			OnFailure: snapshot.HookContinues}))
 	case v.Type() == reflect.TypeFor[time.Time]():
 		v.Set(reflect.ValueOf(time.Date(2026, 1, 2, 3, 4, 5, *n, time.UTC)))
 	default:

@@ -25,6 +25,8 @@ type Sandbox struct {
 	Network Network `json:"network"`
 	Limits  Limits  `json:"limits,omitzero"`
 
+	Hooks snapshot.Hooks `json:"hooks,omitzero"` // a record of an earlier version of forkd has none
+
 	Env            map[string]string `json:"env,omitempty"`
 	Labels         map[string]string `json:"labels,omitempty"`
 	Annotation     json.RawMessage   `json:"annotation,omitempty"`      // data of the API that created the sandbox
@@ -183,6 +185,9 @@ func (s *Sandbox) check() *fault {
 	}
 	if err := s.Network.Check(); err != nil {
 		return wrong("network", "%v; %s", err, otherForkd)
+	}
+	if err := s.Hooks.Check(); err != nil {
+		return wrong("hooks", "%v; %s", err, otherForkd)
 	}
 	return nil
 }

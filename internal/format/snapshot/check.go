@@ -105,6 +105,9 @@ func (m *Manifest) check() error {
 	if err := m.Guest.Limits.Check(); err != nil {
 		return fmt.Errorf("guest: limits: %w", err)
 	}
+	if err := m.Guest.Hooks.Check(); err != nil {
+		return fmt.Errorf("guest: hooks: %w", err)
+	}
 	if err := m.Branch.check(); err != nil {
 		return fmt.Errorf("branch: %w", err)
 	}

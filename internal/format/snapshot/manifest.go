@@ -115,6 +115,7 @@ type Guest struct {
 	Defaults
 	Network *Network  `json:"network,omitempty"` // nil: the default at the time of a fork
 	Limits  vm.Limits `json:"limits,omitzero"`   // default for forks
+	Hooks   Hooks     `json:"hooks,omitzero"`    // default for forks; an older manifest has none
 	// by default, refuse forks that repeat random numbers
 	Strict bool `json:"unique_strict,omitempty"`
 }

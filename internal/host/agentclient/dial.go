@@ -2,9 +2,12 @@ package agentclient
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"net"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -62,4 +65,10 @@ func readHandshake(conn net.Conn) (string, error) {
 		line = append(line, one[0])
 	}
 	return "", fmt.Errorf("handshake: no line within %d bytes", maxHandshake)
+}
+
+// IsBrokenOff reports whether err means that the peer of a connection is gone.
+func IsBrokenOff(err error) bool {
+	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) ||
+		errors.Is(err, syscall.EPIPE)
 }

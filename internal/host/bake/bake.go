@@ -458,7 +458,8 @@ func (b *bake) save(ctx context.Context) (*snapshot.Manifest, []vm.Extent, error
 		},
 		Guest: snapshot.Guest{
 			Kernel: b.result.Ready.Kernel, Warm: b.result.Ready.Warm, Hostname: parentHostname,
-			Defaults: b.defaults(), Network: b.network(), Limits: b.req.Limits, Strict: b.req.Strict,
+			Defaults: b.defaults(), Network: b.network(), Limits: b.req.Limits, Hooks: b.req.Hooks,
+			Strict: b.req.Strict,
 		},
 		Disk:      b.disk,
 		Transient: b.req.Transient,

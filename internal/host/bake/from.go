@@ -36,6 +36,9 @@ func (b *bake) acquire(req *Request) (err error) {
 	if req.Limits == (vm.Limits{}) {
 		req.Limits = m.Guest.Limits
 	}
+	if req.Hooks == (snapshot.Hooks{}) {
+		req.Hooks = m.Guest.Hooks
+	}
 	req.Strict = req.Strict || m.Guest.Strict
 	return nil
 }

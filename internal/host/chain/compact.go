@@ -19,6 +19,7 @@ type Source struct {
 	Branch  snapshot.Branch
 	Network *snapshot.Network
 	Limits  vm.Limits
+	Hooks   snapshot.Hooks
 	Strict  bool
 }
 
@@ -45,6 +46,7 @@ func Compact(ctx context.Context, st *store.Store, from, to string, of *Source) 
 	if of != nil {
 		fresh.Branch = &of.Branch
 		fresh.Guest.Network, fresh.Guest.Limits, fresh.Guest.Strict = of.Network, of.Limits, of.Strict
+		fresh.Guest.Hooks = of.Hooks
 	}
 	var disk []*os.File
 	if old.Disk != nil {

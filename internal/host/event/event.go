@@ -22,7 +22,7 @@ import (
 // Kind is the kind of an event. Its values are names of the API.
 type Kind string
 
-// Kinds. The kinds of sandboxes, except the first and the last two, are states that a sandbox
+// Kinds. The kinds of sandboxes, except the first and the last three, are states that a sandbox
 // enters.
 const (
 	SandboxCreated   Kind = "sandbox.created" // the sandbox is running
@@ -32,7 +32,8 @@ const (
 	SandboxSuspended Kind = "sandbox.suspended"
 	SandboxRestoring Kind = "sandbox.restoring" // the sandbox is being rolled back or resumed
 	SandboxExited    Kind = "sandbox.exited"
-	SandboxLabels    Kind = "sandbox.labels" // the sandbox's labels changed
+	SandboxLabels    Kind = "sandbox.labels"      // the sandbox's labels changed
+	SandboxHook      Kind = "sandbox.hook_failed" // a hook failed, and the operation continued
 	SandboxDeleted   Kind = "sandbox.deleted"
 
 	SnapshotCreated   Kind = "snapshot.created"   // sandboxes can be forked from the snapshot

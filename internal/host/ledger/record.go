@@ -49,6 +49,7 @@ type Record struct {
 	Env         map[string]string // environment that the fork gave the sandbox
 	Network     netclient.Setting
 	Limits      vm.Limits
+	Hooks       snapshot.Hooks
 	Labels      map[string]string // the map is never changed
 	IdleTimeout time.Duration     // time without a request after which the sandbox is suspended; 0: never
 	AutoResume  bool              // the sandbox was suspended because it was idle; the next request resumes it

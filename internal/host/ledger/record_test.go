@@ -27,6 +27,7 @@ func wholeRecord(t *testing.T) Record {
 		t.Fatal(err)
 	}
 	policy.AllowECH = true
+	hook := snapshot.Hook{Args: []string{"a"}, TimeoutSecs: 21, OnFailure: snapshot.HookAborts}
 	r := Record{ID: "i", SnapshotTag: "t", SnapshotID: "s", Origin: "o", Hostname: "h", Owner: "w", PID: 1,
 		Created:     time.Unix(1, 2).UTC(),
 		MemoryBytes: 3, Expires: time.Unix(4, 5).UTC(), Fork: "f", Protocol: vmmproto.Version, ExpirySuspends: true,
@@ -35,6 +36,7 @@ func wholeRecord(t *testing.T) Record {
 			Connections: 8}},
 		Limits: vm.Limits{MemoryMiB: 64, SwapMiB: 9, CPUs: 1.5, CPUWeight: 10, IOBytesPerSecond: 1 << 20,
 			IOOpsPerSecond: 64},
+		Hooks:       snapshot.Hooks{BeforeBranch: &hook, AfterFork: &hook, BeforeSuspend: &hook, AfterResume: &hook},
 		IdleTimeout: time.Second, AutoResume: true, Frozen: []durable.FrozenTop{{Name: "n", Owner: "o"}}, Top: "t", Tops: 11,
 		Count: 12, Suspends: 13, At: &snapshot.Ref{ID: "a", Tag: "at"},
 		Rebased:  &durable.Rebased{ID: "r", Line: 14},

@@ -137,6 +137,15 @@ func (l *Link) handOver(vmm *os.File, n *conn) {
 	}
 }
 
+// Joined must be called with the results of Join after the VM has been restored, even if the restore
+// has failed. After a failed restore, closing the VM also closes the link.
+func (l *Link) Joined(frames *os.File) {
+	if frames != nil {
+		frames.Close()
+	}
+	l.Ready()
+}
+
 // Ready must be called when the VM has its end of the frame socket. It sends the other end to
 // forkd-net, which then handles the frames that the guest has sent.
 func (l *Link) Ready() {

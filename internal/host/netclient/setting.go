@@ -21,6 +21,15 @@ func Default() Setting { return Setting{Policy: netproto.Public()} }
 // Isolated returns the setting of a VM that may not connect to anything.
 func Isolated() Setting { return Setting{Policy: netproto.Policy{Mode: netproto.ModeNone}} }
 
+// ForChildren returns the network setting of children: the setting in the request or, if the request
+// has none, the setting of their snapshot.
+func ForChildren(asked *Setting, of *snapshot.Network) (Setting, error) {
+	if asked != nil {
+		return *asked, nil
+	}
+	return FromSnapshot(of)
+}
+
 // FromSnapshot returns the setting for forks of a snapshot with the network setting n.
 func FromSnapshot(n *snapshot.Network) (Setting, error) {
 	if n == nil {

@@ -3,6 +3,7 @@ package owner
 import (
 	"context"
 	"fmt"
+	"maps"
 	"regexp"
 	"strings"
 
@@ -77,4 +78,25 @@ func Within(ctx context.Context, allowed bool, format string, args ...any) error
 		return nil
 	}
 	return &PrefixError{Who: o.Name, Prefix: o.Prefix, What: fmt.Sprintf(format, args...)}
+}
+
+// Relabel returns the labels of a sandbox after a change. A value of nil removes the label. The
+// client of ctx may change only labels within its Prefix, and must still see the sandbox afterwards.
+func Relabel(ctx context.Context, labels map[string]string, change map[string]*string) (map[string]string, error) {
+	labels = maps.Clone(labels)
+	if labels == nil {
+		labels = make(map[string]string)
+	}
+	p := PrefixOf(ctx)
+	for name, value := range change {
+		if err := Within(ctx, strings.HasPrefix(name, string(p)), "labels: %.70q", name); err != nil {
+			return nil, err
+		}
+		if value == nil {
+			delete(labels, name)
+		} else {
+			labels[name] = *value
+		}
+	}
+	return labels, Within(ctx, p.HasLabels(labels), "labels: without one of these the sandbox would be out of reach")
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/forkd/forkd/internal/cleanup"
 	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/hook"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/owner"
@@ -41,6 +42,11 @@ func (m *Manager) Branch(ctx context.Context, id string, req BranchRequest) (Bra
 	}
 	if err := ledger.CheckLabels(req.Labels); err != nil {
 		return BranchResult{}, err
+	}
+	if !req.NoHooks {
+		if err := m.hook(ctx, id, hook.BeforeBranch); err != nil {
+			return BranchResult{}, err
+		}
 	}
 	var r BranchResult
 	err = m.With(ctx, id, func(h *Held) (err error) {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/internal/cleanup"
+	"github.com/forkd/forkd/internal/host/hook"
 	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/owner"
 	"github.com/forkd/forkd/internal/host/vmpool"
@@ -75,6 +76,9 @@ func (m *Manager) tryBringBack(ctx context.Context, s *Sandbox, expiry func() Ex
 		return err
 	}
 	if err := m.confirm(ctx, v, &rec); err != nil {
+		return err
+	}
+	if err := m.hookIn(ctx, v, &rec, hook.AfterResume); err != nil {
 		return err
 	}
 	timing.Ready = time.Since(start)

@@ -1,15 +1,17 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/forkd/forkd/internal/cleanup"
+	"github.com/forkd/forkd/internal/host/hook"
 	"github.com/forkd/forkd/internal/host/ledger"
+	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/host/owner"
 	"github.com/forkd/forkd/internal/host/vmpool"
 	"github.com/forkd/forkd/internal/proto/vm"
@@ -33,12 +35,18 @@ func (m *Manager) startChild(ctx context.Context, start time.Time, req ForkReque
 	if err != nil {
 		return nil, err
 	}
-	defer release()
-	if err := m.confirm(ctx, s.live, &s.record); err != nil {
+	err = m.confirm(ctx, s.live, &s.record)
+	release() // the hook below must not hold the place
+	if err != nil {
 		return nil, err
 	}
 	if s.record.WritesAsOthers() {
 		s.live.lease.LearnFirstWrites(func() ([]vm.Range, error) { return s.live.vmm.Written(ctx) })
+	}
+	if !req.NoHooks {
+		if err := m.hookIn(ctx, s.live, &s.record, hook.AfterFork); err != nil {
+			return nil, err
+		}
 	}
 	s.record.Fork = fork
 	if err := ledger.Write(s.live.dir, &s.record); err != nil {
@@ -63,7 +71,7 @@ func (m *Manager) restoreChild(ctx context.Context, start time.Time, req ForkReq
 	}
 	undo.Add(lease.Release)
 	manifest := lease.Manifest()
-	network, err := networkFor(req.Network, manifest)
+	network, err := netclient.ForChildren(req.Network, manifest.Guest.Network)
 	if err != nil {
 		return nil, err
 	}
@@ -72,12 +80,12 @@ func (m *Manager) restoreChild(ctx context.Context, start time.Time, req ForkReq
 		return nil, err
 	}
 	s := m.newSandbox(ledger.Record{
-		ID: shell.ID, PID: shell.VMM.PID(), Hostname: hostname(req.HostnamePrefix, shell.ID), Owner: owner.Of(ctx).Name,
-		Created:     start.UTC(),
+		ID: shell.ID, PID: shell.VMM.PID(), Hostname: vmpool.Hostname(req.HostnamePrefix, shell.ID),
+		Owner: owner.Of(ctx).Name, Created: start.UTC(),
 		SnapshotTag: manifest.Tag, SnapshotID: manifest.ID, MemoryBytes: manifest.Machine.MemoryBytes,
-		Env: req.Env, IdleTimeout: req.IdleTimeout, Limits: limitsFor(req.Limits, manifest),
+		Env: req.Env, IdleTimeout: req.IdleTimeout, Limits: *cmp.Or(req.Limits, &manifest.Guest.Limits),
 		Network: network, ExpirySuspends: req.ExpirySuspends, Annotation: req.Annotation, Labels: req.Labels,
-		Strict: req.Strict.Or(manifest.Guest.Strict),
+		Strict: req.Strict.Or(manifest.Guest.Strict), Hooks: *cmp.Or(req.Hooks, &manifest.Guest.Hooks),
 	})
 	if req.TTL > 0 {
 		s.record.Expires = start.Add(req.TTL).UTC()
@@ -103,12 +111,4 @@ func (m *Manager) restoreChild(ctx context.Context, start time.Time, req ForkReq
 	}
 	s.timing.Pooled = pooled
 	return s, nil
-}
-
-// hostname returns the host name of the child with the given id.
-func hostname(prefix, id string) string {
-	if prefix == "" {
-		prefix = "sb"
-	}
-	return prefix + "-" + strings.TrimPrefix(id, vmpool.IDPrefix)[:6]
 }

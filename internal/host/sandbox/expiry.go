@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"time"
+
+	"github.com/forkd/forkd/internal/host/hook"
 )
 
 // expiryRetry is how long after a failed suspension, for example on a full disk, the next attempt
@@ -90,6 +92,7 @@ func (s *Sandbox) dueLocked() bool {
 // suspendExpired suspends a sandbox, after other operations on it have ended. It deletes an exited
 // sandbox that has no suspended state.
 func (m *Manager) suspendExpired(s *Sandbox) {
+	_ = m.hook(m.timed.Context(), s.id, hook.BeforeSuspend) // a guest must not be able to prolong its time
 	unlock, err := m.lockToSuspend(m.timed.Context(), s, false)
 	if err != nil {
 		return
@@ -123,6 +126,11 @@ func (m *Manager) suspendExpired(s *Sandbox) {
 const minIdle = time.Second
 
 func (m *Manager) suspendIdle(s *Sandbox) {
+	if err := m.hook(m.timed.Context(), s.id, hook.BeforeSuspend); err != nil {
+		m.cfg.Log.Warn("an idle sandbox is not suspended", "sandbox", s.id, "error", err)
+		s.usage.Touch() // try again after another timeout
+		return
+	}
 	unlock, err := m.lockToSuspend(m.timed.Context(), s, true)
 	if err != nil {
 		return

@@ -340,7 +340,7 @@ func TestTimeOfASandboxThatIsBroughtBack(t *testing.T) {
 
 func TestAnnotationIsBounded(t *testing.T) {
 	w := newWorld(t, 0)
-	_, err := w.Fork(t.Context(), ForkRequest{Tag: "p", N: 1, Annotation: make([]byte, MaxAnnotation+1)})
+	_, err := w.Fork(t.Context(), ForkRequest{Tag: "p", N: 1, Annotation: make([]byte, ledger.MaxAnnotation+1)})
 	if bad := (*invalid.Error)(nil); !errors.As(err, &bad) {
 		t.Errorf("%v", err)
 	}

@@ -1,10 +1,9 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
-	"regexp"
 	"slices"
 	"sync"
 	"time"
@@ -20,18 +19,6 @@ import (
 // MaxFork is the maximum number of children in one request.
 const MaxFork = 1000
 
-// MaxAnnotation bounds an annotation in bytes. The annotation is part of a record that is written
-// often.
-const MaxAnnotation = 64 << 10
-
-// maxEnv bounds the environment of a child in bytes of JSON. The environment is part of the child's
-// record, which is in the daemon's memory and in a file in RAM. Linux does not start a program with
-// a variable of 128 KiB or more (execve(2)).
-const maxEnv = 128 << 10
-
-// hostnamePrefix matches labels of RFC 1123 that are short enough for a suffix.
-var hostnamePrefix = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$`)
-
 func (r *ForkRequest) check() error {
 	if err := snapshot.CheckTag(r.Tag); err != nil {
 		return &invalid.Error{Field: "snapshot_tag", Reason: err.Error()}
@@ -44,15 +31,8 @@ func (r *ForkRequest) checkChildren() error {
 	if r.N < 1 || r.N > MaxFork {
 		return invalid.Errorf("n", "%d: want 1 to %d", r.N, MaxFork)
 	}
-	if err := snapshot.CheckEnv(r.Env); err != nil {
-		return &invalid.Error{Field: "env", Reason: err.Error()}
-	}
-	if p, err := json.Marshal(r.Env); err != nil || len(p) > maxEnv {
-		return invalid.Errorf("env", "%d bytes as JSON: want at most %d; write what is larger to a file", len(p), maxEnv)
-	}
-	if r.HostnamePrefix != "" && !hostnamePrefix.MatchString(r.HostnamePrefix) {
-		return invalid.Errorf("hostname_prefix", "%q: want up to 40 lower-case letters, digits and inner dashes",
-			r.HostnamePrefix)
+	if err := ledger.CheckGiven(r.Env, r.HostnamePrefix, r.Annotation, r.Hooks); err != nil {
+		return err
 	}
 	if r.Network != nil {
 		if _, err := netclient.FillSecrets("network.", r.Network.Secrets, nil); err != nil {
@@ -61,9 +41,6 @@ func (r *ForkRequest) checkChildren() error {
 	}
 	if err := ledger.CheckLabels(r.Labels); err != nil {
 		return err
-	}
-	if len(r.Annotation) > MaxAnnotation {
-		return invalid.Errorf("annotation", "%d bytes: want at most %d", len(r.Annotation), MaxAnnotation)
 	}
 	if err := r.Strict.Check(); err != nil {
 		return err
@@ -91,7 +68,7 @@ func (m *Manager) checkAgainst(ctx context.Context, r *ForkRequest, parent *snap
 			return err
 		}
 	}
-	return m.cfg.VMMs.CheckLimits("limits.", limitsFor(r.Limits, parent))
+	return m.cfg.VMMs.CheckLimits("limits.", *cmp.Or(r.Limits, &parent.Guest.Limits))
 }
 
 // Fork starts children of a snapshot. A child has started when its agent has confirmed its new

@@ -124,7 +124,7 @@ func TestEnvironmentsAreBounded(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
 	mustBake(t, w)
-	for _, value := range []string{strings.Repeat("x", maxEnv), strings.Repeat("\x01", maxEnv/6)} {
+	for _, value := range []string{strings.Repeat("x", ledger.MaxEnv), strings.Repeat("\x01", ledger.MaxEnv/6)} {
 		_, err := w.Fork(t.Context(), ForkRequest{Tag: "p", N: 1, Env: map[string]string{"NAME": value}})
 		var e *invalid.Error
 		if !errors.As(err, &e) || e.Field != "env" {
@@ -132,12 +132,12 @@ func TestEnvironmentsAreBounded(t *testing.T) {
 		}
 	}
 	r, err := w.Fork(t.Context(), ForkRequest{Tag: "p", N: 1, Env: map[string]string{"NAME": strings.Repeat("x",
-		maxEnv-16)}})
+		ledger.MaxEnv-16)}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	info, err := os.Stat(filepath.Join(w.vmDir(r.Sandboxes[0].ID), ledger.File))
-	if err != nil || info.Size() > maxEnv+4096 {
+	if err != nil || info.Size() > ledger.MaxEnv+4096 {
 		t.Errorf("the record has %d bytes, %v", info.Size(), err)
 	}
 	w.KillAll()

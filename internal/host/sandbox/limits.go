@@ -3,7 +3,6 @@ package sandbox
 import (
 	"context"
 
-	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/cgroup"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/ledger"
@@ -13,15 +12,6 @@ import (
 // limit applies the limits in a record to a VM. It writes only limits that are not already in
 // force. A new VM has no limits.
 func (v *liveVM) limit(r *ledger.Record) error { return v.vmm.Limit(r.Limits, r.MemoryBytes) }
-
-// limitsFor returns the limits of children: the limits in the request or, if the request has none,
-// the limits in the children's snapshot.
-func limitsFor(asked *vm.Limits, m *snapshot.Manifest) vm.Limits {
-	if asked != nil {
-		return *asked
-	}
-	return m.Guest.Limits
-}
 
 // SetLimits replaces the limits of a sandbox in any state. When SetLimits returns, the limits are
 // in force. Later branches inherit the limits. A rollback does not change them. A memory limit

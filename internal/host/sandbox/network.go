@@ -6,22 +6,12 @@ import (
 	"os"
 	"time"
 
-	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/debt"
 	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
-
-// networkFor returns the network setting of children: the setting in the request or, if the request
-// has none, the setting of their snapshot.
-func networkFor(asked *netclient.Setting, m *snapshot.Manifest) (netclient.Setting, error) {
-	if asked != nil {
-		return *asked, nil
-	}
-	return netclient.FromSnapshot(m.Guest.Network)
-}
 
 // giveTimeout is how long a VM may take to change its frame socket. The VM may first have to finish
 // a branch or a suspension.
@@ -60,18 +50,9 @@ func (m *Manager) reset(id string, v *liveVM) error {
 }
 
 // join connects the VM v to the network according to r. It returns the frame socket for the VM, or
-// nil without a network. When the VM has the socket, the caller must call joined.
+// nil without a network. When the VM has the socket, the caller must call Joined of the link.
 func (m *Manager) join(v *liveVM, r *ledger.Record) (*netclient.Link, *os.File, error) {
 	return m.cfg.Net.Join(r.ID, r.Network, m.giveTo(r.ID, v))
-}
-
-// joined must be called with the results of join after the VM has been restored, even if the
-// restore has failed. After a failed restore, closing the VM also closes the link.
-func joined(link *netclient.Link, frames *os.File) {
-	if frames != nil {
-		frames.Close()
-	}
-	link.Ready()
 }
 
 // SetNetwork replaces policy, limits and secrets of a sandbox in any state. When it returns, the

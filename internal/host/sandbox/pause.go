@@ -3,6 +3,8 @@ package sandbox
 import (
 	"context"
 	"time"
+
+	"github.com/forkd/forkd/internal/host/hook"
 )
 
 // Pause stops the vCPUs of a sandbox. The sandbox keeps its memory, and answers no requests until
@@ -69,6 +71,9 @@ func (m *Manager) SuspendTimeless(ctx context.Context, id string) (Info, error) 
 
 func (m *Manager) suspendRequested(ctx context.Context, id string, timeless bool) (i Info, err error) {
 	lock := func(s *Sandbox, ctx context.Context) (func(), error) { return m.lockToSuspend(ctx, s, false) }
+	if err := m.hook(ctx, id, hook.BeforeSuspend); err != nil {
+		return i, err
+	}
 	err = m.with(ctx, id, lock, func(h *Held) error {
 		s, v := h.s, h.s.live
 		if timeless {

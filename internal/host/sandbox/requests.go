@@ -23,6 +23,7 @@ type BranchRequest struct {
 	// manifest
 	Template bool
 	Step     bool // the branch is a step of a build, so its tag may be a snapshot.StepTag
+	NoHooks  bool // do not run the hook before_branch: the daemon makes the branch for itself
 	Replace  bool // replace a snapshot with the same tag, unless sandboxes run from it
 
 	Labels map[string]string // labels of the snapshot; bounded like a sandbox's labels
@@ -52,6 +53,8 @@ type ForkRequest struct {
 	IdleTimeout    time.Duration      // time without a request after which children are suspended; 0: never
 	ExpirySuspends bool               // after the TTL, suspend children instead of deleting them
 	Network        *netclient.Setting // nil: as the snapshot
+	Hooks          *snapshot.Hooks    // hooks of each child; nil: the snapshot's hooks
+	NoHooks        bool               // do not run the hook after_fork: the daemon makes the children for itself
 	Labels         map[string]string  // labels of each child
 	Strict         unique.Strict      // strictness of each child
 	Annotation     json.RawMessage    // data of the API that makes the request, stored with each child; may be nil

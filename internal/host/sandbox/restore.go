@@ -2,13 +2,11 @@ package sandbox
 
 import (
 	"context"
-	"errors"
-	"io"
 	"os"
 	"path/filepath"
-	"syscall"
 	"time"
 
+	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/chain"
 	"github.com/forkd/forkd/internal/host/excerpt"
 	"github.com/forkd/forkd/internal/host/identity"
@@ -45,7 +43,7 @@ func (m *Manager) restore(ctx context.Context, start time.Time, v *liveVM, data 
 	v.link = link
 	result, err := chain.Restore(ctx, v.vmm, v.lease, top, frames)
 	timing := Timing{VMM: time.Since(start), Restore: result}
-	joined(link, frames)
+	link.Joined(frames)
 	return timing, err
 }
 
@@ -64,7 +62,7 @@ func (m *Manager) confirm(ctx context.Context, v *liveVM, r *ledger.Record) erro
 	if err == nil {
 		return admitUnique(r, found)
 	}
-	if brokenOff(err) { // the VMM may be about to exit
+	if agentclient.IsBrokenOff(err) { // the VMM may be about to exit
 		select {
 		case <-wait.Done():
 		case <-time.After(exitDelay):
@@ -77,10 +75,4 @@ func (m *Manager) confirm(ctx context.Context, v *liveVM, r *ledger.Record) erro
 	m.cfg.Observer.ConfirmFailed()
 	console, _ := vmpool.Console(m.cfg.VMMs, v.dir) // without the console, the error only says less
 	return &unconfirmedError{id: r.ID, err: err, console: excerpt.Console(console.Bytes, 5)}
-}
-
-// brokenOff reports whether err means that the peer of a connection is gone.
-func brokenOff(err error) bool {
-	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) ||
-		errors.Is(err, syscall.EPIPE)
 }

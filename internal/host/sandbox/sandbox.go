@@ -111,6 +111,7 @@ type Info struct {
 
 	Unique *agentproto.Unique // what the agent found at the sandbox's latest start; nil: the agent did not search
 	Strict bool               // see unique.Refuse
+	Hooks  snapshot.Hooks
 
 	ExpirySuspends bool            // on expiry, suspend it instead of deleting it
 	Annotation     json.RawMessage // see ForkRequest
@@ -131,7 +132,7 @@ func (s *Sandbox) Info() Info {
 		BranchCount: r.Count, IdleTimeout: r.IdleTimeout, Silent: s.silent, Workspace: s.workspace, Network: r.Network,
 		DiskFull: s.full && s.state == Paused, MemoryBytes: r.MemoryBytes,
 		ExpirySuspends: r.ExpirySuspends, Annotation: r.Annotation, Labels: r.Labels,
-		Unique: r.Unique, Strict: r.Strict, At: r.Latest(), Calls: s.since.CallsSince()}
+		Unique: r.Unique, Strict: r.Strict, Hooks: r.Hooks, At: r.Latest(), Calls: s.since.CallsSince()}
 	if s.state == Suspended {
 		info.StateTag = r.SnapshotTag
 	}

@@ -66,5 +66,6 @@ func (b *branch) createMemory(files *vmmclient.BranchFiles) (err error) {
 func (b *branch) guest() snapshot.Guest {
 	g, i := b.lease.Manifest().Guest, b.s.Info()
 	g.Defaults, g.Network, g.Limits, g.Strict = g.With(b.req.Defaults), i.Network.ForSnapshot(), i.Limits, i.Strict
+	g.Hooks = i.Hooks
 	return g
 }

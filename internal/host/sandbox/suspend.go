@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -44,7 +45,7 @@ func (h *Held) Copy(ctx context.Context, tag string) (store.Info, error) {
 	defer leave()
 	return chain.Compact(ctx, m.cfg.Store, i.StateTag, tag, &chain.Source{
 		Branch:  snapshot.Branch{SandboxID: i.ID, Mode: vm.BranchFull.String()},
-		Network: i.Network.ForSnapshot(), Limits: i.Limits, Strict: i.Strict,
+		Network: i.Network.ForSnapshot(), Limits: i.Limits, Strict: i.Strict, Hooks: i.Hooks,
 	})
 }
 
@@ -64,9 +65,7 @@ func (h *Held) Fork(ctx context.Context, req ForkRequest) (ForkResult, error) {
 	if req.present = &now; req.Network == nil {
 		req.Network = &now
 	}
-	if req.Limits == nil {
-		req.Limits = &i.Limits
-	}
+	req.Limits, req.Hooks = cmp.Or(req.Limits, &i.Limits), cmp.Or(req.Hooks, &i.Hooks)
 	if req.Strict == unique.AsBefore {
 		req.Strict = unique.Of(i.Strict)
 	}

@@ -230,7 +230,7 @@ func (v *View) sandboxSide(ctx context.Context, undo *cleanup.Stack, id string, 
 	}
 	// The agent of a paused sandbox cannot write the page cache to the disk. A child of the sandbox
 	// writes it instead.
-	branch := sandbox.BranchRequest{Mode: vm.BranchDisk, Transient: true}
+	branch := sandbox.BranchRequest{Mode: vm.BranchDisk, Transient: true, NoHooks: true}
 	if i.State == sandbox.Paused {
 		branch.Mode = vm.BranchLive
 	}

@@ -68,13 +68,14 @@ func diskOf(ctx context.Context, m *sandbox.Manager, fork sandbox.ForkRequest) (
 		if fork.Annotation == nil {
 			fork.Annotation = json.RawMessage(childNote)
 		}
+		fork.NoHooks = true
 		child, err := m.Fork(ctx, fork)
 		if err != nil {
 			return "", nil, err
 		}
 		id := child.Sandboxes[0].ID
 		defer func() { _ = m.Kill(id) }() // fails only if the child has ended
-		b, err := m.Branch(ctx, id, sandbox.BranchRequest{Mode: vm.BranchDisk, Transient: true})
+		b, err := m.Branch(ctx, id, sandbox.BranchRequest{Mode: vm.BranchDisk, Transient: true, NoHooks: true})
 		if err != nil {
 			return "", nil, err
 		}

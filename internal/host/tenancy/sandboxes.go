@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/forkd/forkd/internal/format/console"
+	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/cgroup"
 	"github.com/forkd/forkd/internal/host/conlog"
@@ -175,6 +176,13 @@ func (v *View) ChangeLabels(ctx context.Context, id string, change map[string]*s
 func (v *View) SetLimits(ctx context.Context, id string, limits vm.Limits) (sandbox.Info, error) {
 	return reached(ctx, v, id, func(ctx context.Context, m *sandbox.Manager) (sandbox.Info, error) {
 		return m.SetLimits(ctx, id, limits)
+	})
+}
+
+// SetHooks calls Manager.SetHooks.
+func (v *View) SetHooks(ctx context.Context, id string, hooks snapshot.Hooks) (sandbox.Info, error) {
+	return reached(ctx, v, id, func(ctx context.Context, m *sandbox.Manager) (sandbox.Info, error) {
+		return m.SetHooks(ctx, id, hooks)
 	})
 }
 

@@ -1,6 +1,7 @@
 package vmpool
 
 import (
+	"cmp"
 	"strings"
 
 	"github.com/forkd/forkd/internal/format/snapshot"
@@ -16,4 +17,9 @@ func newID() string { return IDPrefix + snapshot.NewID() }
 func IsID(id string) bool {
 	rest, ok := strings.CutPrefix(id, IDPrefix)
 	return ok && snapshot.CheckID(rest) == nil
+}
+
+// Hostname returns the host name of the sandbox with the given id. An empty prefix stands for "sb".
+func Hostname(prefix, id string) string {
+	return cmp.Or(prefix, "sb") + "-" + strings.TrimPrefix(id, IDPrefix)[:6]
 }

@@ -429,7 +429,8 @@ for name in ("contexts.create", "contexts.list", "contexts.restart", "contexts.i
              "commands.send_stdin",
              "pty.create", "files.read", "files.read_bytes", "files.write", "files.list", "files.stat", "files.exists",
              "files.make_dir", "files.rename", "files.remove", "files.read_tree", "files.write_tree",
-             "network.get", "network.set", "limits.get", "limits.set"):  # fmt: skip
+             "network.get", "network.set", "limits.get", "limits.set",
+             "hooks.get", "hooks.set"):  # fmt: skip
     OPERATIONS[f"sandbox.{name}"] = (f"sandbox.{name}", method(name))
 for name in ("list", "get", "info", "delete", "verify", "compact", "bake"):
     OPERATIONS[f"snapshots.{name}"] = (f"client.snapshots.{name}", method(f"snapshots.{name}"))

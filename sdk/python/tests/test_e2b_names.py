@@ -24,6 +24,7 @@ PLACES = {
     "sandbox.contexts": ("_code", "Contexts"),
     "sandbox.network": ("_sandbox", "NetworkOf"),
     "sandbox.limits": ("_sandbox", "LimitsOf"),
+    "sandbox.hooks": ("_sandbox", "HooksOf"),
     "handle": ("_commands", "CommandHandle"),
     "client.snapshots": ("_snapshot", "Snapshots"),
     "client": ("_client", "Client"),

@@ -20,6 +20,8 @@ type Schemas = components["schemas"];
 export type Limits = Camel<Schemas["Limits"]>;
 /** Where a sandbox may connect to; see docs/network.md. A new value replaces the whole policy. */
 export type NetworkPolicy = Camel<Schemas["Network"]>;
+/** Commands that run in a sandbox before or after some operations; see docs/hooks.md. */
+export type Hooks = Camel<Schemas["Hooks"]>;
 /** Versions and settings of a daemon. */
 export type Version = Camel<Schemas["Version"]>;
 /** "strict": a fork fails if programs would repeat random numbers. */
@@ -67,6 +69,7 @@ export interface ForkOptions extends CallOptions {
   env?: Record<string, string> | undefined;
   limits?: Limits | undefined;
   network?: NetworkPolicy | undefined;
+  hooks?: Hooks | undefined;
   /** Seconds after which a child is deleted; default: never. */
   ttl?: number | undefined;
   /**
@@ -88,6 +91,7 @@ export const forkOptions = [
   "env",
   "limits",
   "network",
+  "hooks",
   "ttl",
   "idleTimeout",
   "unique",

@@ -11,6 +11,7 @@ export {
   Client,
   type ClientOptions,
   type ForkOptions,
+  type Hooks,
   type LabelFilter,
   type Limits,
   type ListOptions,

@@ -5,6 +5,7 @@ import {
   forkOptions,
   tagOf,
   type ForkOptions,
+  type Hooks,
   type Limits,
   type ListOptions,
   type NetworkPolicy,
@@ -136,6 +137,7 @@ export class Sandbox implements AsyncDisposable {
   readonly contexts: Contexts;
   readonly network: SandboxSetting<SandboxNetwork, NetworkPolicy>;
   readonly limits: SandboxSetting<SandboxLimits, Limits>;
+  readonly hooks: SandboxSetting<Hooks, Hooks>;
 
   /** @internal */
   constructor(client: Client, info: SandboxInfo) {
@@ -149,6 +151,7 @@ export class Sandbox implements AsyncDisposable {
     this.files = new Files(client.wire, place.sandbox);
     this.network = new SandboxSetting(client, this.#path("/network"));
     this.limits = new SandboxSetting(client, this.#path("/limits"));
+    this.hooks = new SandboxSetting(client, this.#path("/hooks"));
     this.contexts = new Contexts(client.wire, place.sandbox);
   }
 

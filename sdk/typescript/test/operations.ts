@@ -32,7 +32,8 @@ function options(args: Arguments, ...without: string[]): any {
 }
 
 function inner(name: string, value: unknown): unknown {
-  return name === "network" || name === "limits" ? options(value as Arguments) : value;
+  const nested = ["network", "limits", "before_branch", "after_fork", "before_suspend", "after_resume"];
+  return nested.includes(name) ? options(value as Arguments) : value;
 }
 
 export function camelName(name: string): string {
@@ -350,6 +351,12 @@ export const operations: Readonly<Record<string, Operation>> = {
     "sandbox.limits.set",
     "memory_mib swap_mib cpus cpu_weight io_bytes_per_second io_ops_per_second",
     (box: Sandbox, args) => box.limits.set(options(args)),
+  ],
+  "sandbox.hooks.get": ["sandbox.hooks.get", "", (box: Sandbox) => box.hooks.get()],
+  "sandbox.hooks.set": [
+    "sandbox.hooks.set",
+    "before_branch after_fork before_suspend after_resume",
+    (box: Sandbox, args) => box.hooks.set(options(args)),
   ],
 
   "snapshots.list": ["client.snapshots.list", "", (client: Client) => client.snapshots.list()],

@@ -193,6 +193,14 @@ class NoBaseError(ForkdError):
     """
 
 
+class HookFailedError(ForkdError):
+    """A hook of the sandbox failed (hook_failed, 409).
+
+    What helps: correct the command that the detail quotes, or replace the hooks with PUT
+    /v1/sandboxes/{id}/hooks (forkd hooks set).
+    """
+
+
 class NotInLineError(ForkdError):
     """The sandbox cannot be rolled back to this snapshot (not_in_line, 409).
 
@@ -398,6 +406,7 @@ BY_CODE: dict[str, type[ForkdError]] = {
     "interpreter_busy": InterpreterBusyError,
     "apply_conflict": ApplyConflictError,
     "no_base": NoBaseError,
+    "hook_failed": HookFailedError,
     "not_in_line": NotInLineError,
     "not_unique": NotUniqueError,
     "snapshot_exists": SnapshotExistsError,
@@ -468,6 +477,7 @@ __all__ = [
     "InterpreterBusyError",
     "ApplyConflictError",
     "NoBaseError",
+    "HookFailedError",
     "NotInLineError",
     "NotUniqueError",
     "SnapshotExistsError",

@@ -651,6 +651,39 @@ class SnapshotInfoDetail(Record):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class Hook(Record):
+    """The message Hook of the API."""
+
+    args: list[str]
+    """command and arguments, which no shell interprets, at most 8 KiB"""
+    timeout_secs: int | None = None
+    """time limit; 0: 30"""
+    on_failure: Literal["abort", "continue"] | None = None
+    """what happens to the operation if the hook fails; empty: abort"""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class Hooks(Record):
+    """Commands that the daemon runs in the sandbox. Replaces all hooks: an omitted hook is removed. Branches and
+    their children inherit them. docs/hooks.md describes them."""
+
+    before_branch: Hook | None = None
+    """before a client's branch pauses the sandbox"""
+    after_fork: Hook | None = None
+    """in a child, before clients can reach it"""
+    before_suspend: Hook | None = None
+    """before the sandbox is suspended"""
+    after_resume: Hook | None = None
+    """after a suspension, before clients can reach the sandbox"""
+    _nested: ClassVar[Nested] = {
+        "before_branch": Hook,
+        "after_fork": Hook,
+        "before_suspend": Hook,
+        "after_resume": Hook,
+    }
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class CreateSandboxes(Record):
     """The message CreateSandboxes of the API."""
 
@@ -672,6 +705,8 @@ class CreateSandboxes(Record):
     """of forkd 0.5: memory_mib of limits"""
     limits: Limits | None = None
     """absent: those of the snapshot or of source_id"""
+    hooks: Hooks | None = None
+    """absent: those of the snapshot or of source_id"""
     ttl_secs: float | None = None
     """delete after this many seconds; 0: never"""
     network: Network | None = None
@@ -686,6 +721,7 @@ class CreateSandboxes(Record):
     """of forkd 0.5; no effect"""
     _nested: ClassVar[Nested] = {
         "limits": Limits,
+        "hooks": Hooks,
         "network": Network,
     }
 
@@ -2080,6 +2116,8 @@ __all__ = [
     "Forked",
     "Generator",
     "Health",
+    "Hook",
+    "Hooks",
     "HostMetrics",
     "HostPoint",
     "HubEvent",

@@ -22,7 +22,7 @@ export interface components {
              * @description a code never changes its meaning; new codes may be added
              * @enum {string}
              */
-            code: "bad_request" | "invalid_field" | "warmup_failed" | "artifact_refused" | "unauthenticated" | "forbidden" | "scope" | "not_signed" | "key_not_trusted" | "signature_invalid" | "denied_in_sandbox" | "denied_by_registry" | "no_such_route" | "sandbox_not_found" | "snapshot_not_found" | "workspace_not_found" | "not_found_in_sandbox" | "not_found_in_registry" | "method_not_allowed" | "conflict" | "sandbox_state" | "sandbox_cut_off" | "sandbox_of_workspace" | "interpreter_busy" | "apply_conflict" | "no_base" | "not_in_line" | "not_unique" | "snapshot_exists" | "snapshot_in_use" | "snapshot_unusable" | "workspace_exists" | "outcome_unknown" | "body_too_large" | "idempotency_key_reused" | "upgrade_required" | "too_many_requests" | "max_sandboxes" | "max_vcpus" | "own_sandboxes" | "internal" | "vm_ended" | "apply_incomplete" | "sandbox_failed" | "registry_failed" | "busy" | "host_memory" | "host_disk" | "no_kvm" | "timeout" | "no_space";
+            code: "bad_request" | "invalid_field" | "warmup_failed" | "artifact_refused" | "unauthenticated" | "forbidden" | "scope" | "not_signed" | "key_not_trusted" | "signature_invalid" | "denied_in_sandbox" | "denied_by_registry" | "no_such_route" | "sandbox_not_found" | "snapshot_not_found" | "workspace_not_found" | "not_found_in_sandbox" | "not_found_in_registry" | "method_not_allowed" | "conflict" | "sandbox_state" | "sandbox_cut_off" | "sandbox_of_workspace" | "interpreter_busy" | "apply_conflict" | "no_base" | "hook_failed" | "not_in_line" | "not_unique" | "snapshot_exists" | "snapshot_in_use" | "snapshot_unusable" | "workspace_exists" | "outcome_unknown" | "body_too_large" | "idempotency_key_reused" | "upgrade_required" | "too_many_requests" | "max_sandboxes" | "max_vcpus" | "own_sandboxes" | "internal" | "vm_ended" | "apply_incomplete" | "sandbox_failed" | "registry_failed" | "busy" | "host_memory" | "host_disk" | "no_kvm" | "timeout" | "no_space";
             /** @description name of the wrong field; with invalid_field only */
             field?: string;
             /** @description the solution for most errors with this code */
@@ -308,6 +308,8 @@ export interface components {
             memory_limit_mib?: number | null;
             /** @description absent: those of the snapshot or of source_id */
             limits?: components["schemas"]["Limits"];
+            /** @description absent: those of the snapshot or of source_id */
+            hooks?: components["schemas"]["Hooks"];
             /**
              * @description delete after this many seconds; 0: never
              * @default 0
@@ -429,6 +431,32 @@ export interface components {
             header: string;
             /** @description full value of the header; absent: keep the sandbox's current value for this header and host. Never returned */
             value?: string;
+        };
+        /** @description commands that the daemon runs in the sandbox. Replaces all hooks: an omitted hook is removed. Branches and their children inherit them. docs/hooks.md describes them */
+        Hooks: {
+            /** @description before a client's branch pauses the sandbox */
+            before_branch?: components["schemas"]["Hook"];
+            /** @description in a child, before clients can reach it */
+            after_fork?: components["schemas"]["Hook"];
+            /** @description before the sandbox is suspended */
+            before_suspend?: components["schemas"]["Hook"];
+            /** @description after a suspension, before clients can reach the sandbox */
+            after_resume?: components["schemas"]["Hook"];
+        };
+        Hook: {
+            /** @description command and arguments, which no shell interprets, at most 8 KiB */
+            args: string[];
+            /**
+             * @description time limit; 0: 30
+             * @default 30
+             */
+            timeout_secs?: number;
+            /**
+             * @description what happens to the operation if the hook fails; empty: abort
+             * @default abort
+             * @enum {string}
+             */
+            on_failure?: "" | "abort" | "continue";
         };
         /** @description replaces all limits: an omitted field means no limit. docs/limits.md describes them */
         Limits: {
@@ -1382,7 +1410,7 @@ export interface components {
              * @description more may be added
              * @enum {string}
              */
-            type: "sandbox.created" | "sandbox.adopted" | "sandbox.running" | "sandbox.paused" | "sandbox.suspended" | "sandbox.restoring" | "sandbox.exited" | "sandbox.labels" | "sandbox.deleted" | "snapshot.created" | "snapshot.persisted" | "snapshot.failed" | "snapshot.deleted" | "missed";
+            type: "sandbox.created" | "sandbox.adopted" | "sandbox.running" | "sandbox.paused" | "sandbox.suspended" | "sandbox.restoring" | "sandbox.exited" | "sandbox.labels" | "sandbox.hook_failed" | "sandbox.deleted" | "snapshot.created" | "snapshot.persisted" | "snapshot.failed" | "snapshot.deleted" | "missed";
             /** @description the event's sandbox, or the source of the event's snapshot */
             sandbox_id?: string;
             /** @description the event's snapshot, or the snapshot that the sandbox runs from */

@@ -80,6 +80,9 @@ export class ApplyConflictError extends ForkdError {}
 /** The sides have no known common ancestor (409, `no_base`). */
 export class NoBaseError extends ForkdError {}
 
+/** A hook of the sandbox failed (409, `hook_failed`). */
+export class HookFailedError extends ForkdError {}
+
 /** The sandbox cannot be rolled back to this snapshot (409, `not_in_line`). */
 export class NotInLineError extends ForkdError {}
 
@@ -183,6 +186,7 @@ export const errorClasses: Readonly<Record<string, typeof ForkdError>> = {
   interpreter_busy: InterpreterBusyError,
   apply_conflict: ApplyConflictError,
   no_base: NoBaseError,
+  hook_failed: HookFailedError,
   not_in_line: NotInLineError,
   not_unique: NotUniqueError,
   snapshot_exists: SnapshotExistsError,

@@ -18,7 +18,7 @@ from .._answers import parsed
 from .._errors import ConnectionFailedError, ForkdError, StreamBrokenError
 from .._lines import ServerEvents
 from .._names import knows_e2b
-from .._wire import Event, HostMetrics, Limits, Version
+from .._wire import Event, Hooks, HostMetrics, Limits, Version
 from ._sandbox import Sandbox, Sandboxes, NetworkPolicy, fork, fork_body
 from ._snapshot import Snapshot, Snapshots
 from ._transport import Transport
@@ -119,6 +119,7 @@ class Client:
         unique: str | None = None,
         hostname_prefix: str | None = None,
         allow_partial: bool = False,
+        hooks: Hooks | Mapping[str, Any] | None = None,
     ) -> Sandboxes:
         """Forks n sandboxes from a snapshot: all of them, or none. With allow_partial, some may fail to
         start. Then a PartialForkError is raised, which contains the sandboxes that did start.
@@ -126,8 +127,11 @@ class Client:
         env holds environment variables for commands and code. network is the policy of the sandboxes, by
         default that of the snapshot. ttl is the number of seconds after which a sandbox is deleted.
         idle_timeout is the number of seconds without a request after which a sandbox is suspended until the
-        next request. With unique="strict", the fork fails if programs would repeat random numbers."""
-        body = fork_body(n, labels, env, network, limits, ttl, idle_timeout, unique, hostname_prefix, allow_partial)
+        next request. With unique="strict", the fork fails if programs would repeat random numbers. hooks are
+        commands that run before or after operations, by default those of the snapshot."""
+        body = fork_body(
+            n, labels, env, network, limits, ttl, idle_timeout, unique, hostname_prefix, allow_partial, hooks
+        )
         return fork(self, body | {"snapshot_tag": _args.name("snapshot", snapshot)})
 
     def build(

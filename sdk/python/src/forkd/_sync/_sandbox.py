@@ -23,6 +23,7 @@ from .._wire import (
     Applied,
     CodeContext,
     Diff,
+    Hooks,
     Limits,
     Metrics,
     Network,
@@ -99,6 +100,7 @@ def fork_body(
     unique: str | None,
     hostname_prefix: str | None,
     allow_partial: bool,
+    hooks: Hooks | Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     return _args.given(
         n=_args.whole("n", n, 1, 1000),
@@ -111,6 +113,7 @@ def fork_body(
         unique=_args.one_of("unique", unique, UNIQUE_MODES),
         hostname_prefix=_args.optional_text("hostname_prefix", hostname_prefix),
         allow_partial=allow_partial or None,
+        hooks=_args.message("hooks", hooks),
     )
 
 
@@ -143,6 +146,7 @@ class Sandbox(metaclass=NamesOfE2B):
     contexts: Contexts
     network: NetworkOf
     limits: LimitsOf
+    hooks: HooksOf
 
     def __new__(
         cls, tag: str | None = None, target: str | None = None, timeout: int = 30, *, spawn: bool = True
@@ -160,6 +164,7 @@ class Sandbox(metaclass=NamesOfE2B):
         self.client, self.id, self.snapshot_tag, self._info = client, info.id, info.snapshot_tag, info
         self.commands, self.pty, self.files = Commands(self), Pty(self), Files(self)
         self.contexts, self.network, self.limits = Contexts(self), NetworkOf(self), LimitsOf(self)
+        self.hooks = HooksOf(self)
         return self
 
     _info: SandboxInfo
@@ -178,6 +183,7 @@ class Sandbox(metaclass=NamesOfE2B):
         idle_timeout: float | None = None,
         unique: str | None = None,
         hostname_prefix: str | None = None,
+        hooks: Hooks | Mapping[str, Any] | None = None,
         tag: str | None = None,
         target: str | None = None,
         timeout: int = 30,
@@ -199,6 +205,7 @@ class Sandbox(metaclass=NamesOfE2B):
             idle_timeout=idle_timeout,
             unique=unique,
             hostname_prefix=hostname_prefix,
+            hooks=hooks,
         )
         return cls._of(client, made[0]._info)
 
@@ -345,11 +352,14 @@ class Sandbox(metaclass=NamesOfE2B):
         unique: str | None = None,
         hostname_prefix: str | None = None,
         allow_partial: bool = False,
+        hooks: Hooks | Mapping[str, Any] | None = None,
     ) -> Sandboxes:
         """Makes n children that continue from the current state of memory, processes and disk. The sandbox
-        keeps running. Other parameters are those of Client.fork; network, limits and unique default to the
-        sandbox's own."""
-        body = fork_body(n, labels, env, network, limits, ttl, idle_timeout, unique, hostname_prefix, allow_partial)
+        keeps running. Other parameters are those of Client.fork; network, limits, unique and hooks
+        default to the sandbox's own."""
+        body = fork_body(
+            n, labels, env, network, limits, ttl, idle_timeout, unique, hostname_prefix, allow_partial, hooks
+        )
         body |= _args.given(source_id=self.id, mode=_args.one_of("mode", mode, BRANCH_MODES))
         return fork(self.client, body)
 
@@ -666,3 +676,25 @@ class LimitsOf:
             )
         body = _args.message("limits", fields if limits is None else limits)
         return SandboxLimits.from_json((self._sandbox._call("PUT", "/limits", body)).json())
+
+
+class HooksOf:
+    """Commands that the daemon runs in a sandbox before or after some operations. docs/hooks.md describes
+    them."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+
+    def get(self) -> Hooks:
+        """The hooks."""
+        return Hooks.from_json((self._sandbox._call("GET", "/hooks")).json())
+
+    def set(self, hooks: Hooks | None = None, /, **fields: Any) -> Hooks:
+        """Replaces the hooks: set(Hooks(…)), or by fields: set(before_branch={"args": ["sync"]}). Omitted
+        hooks are removed."""
+        if unknown := set(fields) - set(Hooks.__dataclass_fields__):
+            raise _args.wrong(
+                min(unknown), fields[min(unknown)], "one of the fields " + ", ".join(Hooks.__dataclass_fields__)
+            )
+        body = _args.message("hooks", fields if hooks is None else hooks)
+        return Hooks.from_json((self._sandbox._call("PUT", "/hooks", body)).json())

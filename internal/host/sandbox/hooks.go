@@ -1,0 +1,57 @@
+package sandbox
+
+import (
+	"context"
+
+	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/hook"
+	"github.com/forkd/forkd/internal/host/ledger"
+	"github.com/forkd/forkd/internal/host/vmpool"
+)
+
+// SetHooks replaces the hooks of a sandbox in any state. Later branches inherit them. A rollback does
+// not change them.
+func (m *Manager) SetHooks(ctx context.Context, id string, hooks snapshot.Hooks) (Info, error) {
+	if err := ledger.CheckHooks("", hooks); err != nil {
+		return Info{}, err
+	}
+	return m.change(ctx, id, func(h *Held) error {
+		return h.s.updateAll(func(r *ledger.Record) { r.Hooks = hooks })
+	})
+}
+
+// hook runs a hook of a sandbox that is not locked, so that a hostile guest cannot hold the lock. It
+// runs nothing if the sandbox does not run. Only before a branch, it first resumes a sandbox that was
+// suspended because it was idle, and counts as use of the sandbox.
+func (m *Manager) hook(ctx context.Context, id string, at hook.Point) error {
+	s, err := m.Get(id)
+	if err != nil || hook.Of(s.Info().Hooks, at) == nil {
+		return err
+	}
+	end := func() {}
+	if at == hook.BeforeBranch {
+		if s, err = m.awake(ctx, id); err != nil {
+			return err
+		}
+		end = s.usage.Begin()
+	}
+	call, err := s.guestCall(ctx, "run a hook in", end)
+	if err != nil { // the sandbox does not run, and the operation decides what follows
+		end()
+		return nil
+	}
+	defer call.stop()
+	s.mu.Lock()
+	rec := s.record
+	s.mu.Unlock()
+	return m.hooks().Run(call.ctx, call.dial, &rec, at)
+}
+
+// hookIn runs a hook in a VM that no other request can reach yet.
+func (m *Manager) hookIn(ctx context.Context, v *liveVM, r *ledger.Record, at hook.Point) error {
+	ctx, stop := vmpool.WhileAlive(ctx, v.vmm)
+	defer stop()
+	return m.hooks().Run(ctx, v.guest.Dial, r, at)
+}
+
+func (m *Manager) hooks() *hook.Runner { return &hook.Runner{Log: m.cfg.Log, Events: m.cfg.Events} }
