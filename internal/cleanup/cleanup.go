@@ -28,3 +28,12 @@ func (s *Stack) Run() {
 
 // Release empties the stack without calling the functions.
 func (s *Stack) Release() { s.steps = nil }
+
+// Call calls the functions that are not nil, in their order.
+func Call(list ...func()) {
+	for _, f := range list {
+		if f != nil {
+			f()
+		}
+	}
+}

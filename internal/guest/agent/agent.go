@@ -149,6 +149,10 @@ func serveGuest(log *kmsg.Log) error {
 	reaper := reap.NewInit()
 	a := newAgent(log, reaper, id)
 	a.control.trust = a.trust
+	a.control.busy = agentproto.BusyFile
+	if err := makeBusyFile(a.control.busy); err != nil {
+		log.Warnf("no program can keep the sandbox awake: %v", err)
+	}
 	root := disk.New("/")
 	a.tree.Dir = "/" // an agent that runs as an ordinary process applies nothing
 	a.control.disk, a.tree.Hold = root, root.Hold

@@ -19,6 +19,7 @@ type control struct {
 	ready agentproto.Ready
 	reset func() error                   // closes the guest's connections; nil unless the agent is PID 1
 	trust func(certificate string) error // see agent.trust; nil unless the agent is PID 1
+	busy  string                         // path of the file that keeps the sandbox awake; empty: there is none
 	disk  resting                        // root file system; noDisk unless the agent is PID 1
 }
 
@@ -105,6 +106,9 @@ func (c *control) handle(line []byte) (agentproto.Reply, error) {
 			return agentproto.Reply{}, errors.New("trust a certificate: this agent is not its machine's init")
 		}
 		return agentproto.Reply{}, c.trust(req.Certificate)
+	case agentproto.OpBusy:
+		busy, err := isLocked(c.busy, "/proc/locks")
+		return agentproto.Reply{Busy: busy}, err
 	case agentproto.OpFreeze, agentproto.OpThaw:
 		if c.disk == nil {
 			return agentproto.Reply{}, fmt.Errorf("%s the file system: this agent is not its machine's init", req.Op)

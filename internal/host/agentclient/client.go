@@ -116,6 +116,13 @@ func (c *Client) Freeze(ctx context.Context) error {
 	return err
 }
 
+// Busy reports whether a program in the guest holds a lock on agentproto.BusyFile. Older agents return an
+// error.
+func (c *Client) Busy(ctx context.Context) (bool, error) {
+	reply, err := c.control(ctx, agentproto.Request{Op: agentproto.OpBusy})
+	return reply.Busy, err
+}
+
 // Thaw ends a Freeze. It returns an error if the freeze has already ended.
 func (c *Client) Thaw(ctx context.Context) error {
 	_, err := c.control(ctx, agentproto.Request{Op: agentproto.OpThaw})

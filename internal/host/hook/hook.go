@@ -56,7 +56,7 @@ func (e *Error) Error() string {
 
 func (e *Error) Unwrap() error { return e.Err }
 
-// Runner runs hooks. It reports the failures that do not abort an operation.
+// Runner runs hooks. It logs all failures, and emits events for those that do not abort an operation.
 type Runner struct {
 	Log    *slog.Logger
 	Events *event.Ring
@@ -85,10 +85,10 @@ func (r *Runner) Run(ctx context.Context, dial agentclient.DialFunc, of *ledger.
 	if err == nil {
 		return nil
 	}
+	r.Log.Warn("a hook failed", "sandbox", of.ID, "hook", string(at), "policy", h.OnFailure, "error", err)
 	if h.OnFailure != snapshot.HookContinues {
 		return &Error{ID: of.ID, Point: at, Err: err}
 	}
-	r.Log.Warn("a hook failed", "sandbox", of.ID, "hook", string(at), "error", err)
 	r.Events.Emit(event.Event{Kind: event.SandboxHook, Owner: of.Owner, Sandbox: of.ID, Snapshot: of.Tag(),
 		Labels: of.Labels, Reason: string(at), Detail: err.Error()})
 	return nil

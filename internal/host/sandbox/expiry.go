@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/internal/host/hook"
+	"github.com/forkd/forkd/internal/host/idle"
+	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
 // expiryRetry is how long after a failed suspension, for example on a full disk, the next attempt
@@ -126,8 +128,7 @@ func (m *Manager) suspendExpired(s *Sandbox) {
 const minIdle = time.Second
 
 func (m *Manager) suspendIdle(s *Sandbox) {
-	if err := m.hook(m.timed.Context(), s.id, hook.BeforeSuspend); err != nil {
-		m.cfg.Log.Warn("an idle sandbox is not suspended", "sandbox", s.id, "error", err)
+	if m.works(s) || m.hook(m.timed.Context(), s.id, hook.BeforeSuspend) != nil {
 		s.usage.Touch() // try again after another timeout
 		return
 	}
@@ -148,4 +149,11 @@ func (m *Manager) suspendIdle(s *Sandbox) {
 	if err != nil {
 		s.usage.Touch() // try again after another timeout
 	}
+}
+
+// works reports whether the guest of a sandbox works although no client uses it.
+func (m *Manager) works(s *Sandbox) bool {
+	v, calls, err := s.running("measure")
+	stats := func(ctx context.Context) (netproto.Stats, error) { return m.NetworkStats(ctx, s.id) }
+	return err == nil && (&idle.Guest{Usage: v.vmm.Usage, Net: stats, Dial: v.guest.Dial}).Works(calls)
 }

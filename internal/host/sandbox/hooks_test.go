@@ -79,3 +79,36 @@ func TestFailedHooks(t *testing.T) {
 	}
 	w.KillAll()
 }
+
+// A guest that works is not suspended when it is idle, and is when it works no longer.
+func TestAGuestThatWorksIsNotIdle(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	mustBake(t, w)
+	busy, cpu := true, time.Duration(0)
+	w.vmms.Busy = func() bool { return busy }
+	w.vmms.CPU = func() time.Duration {
+		cpu += time.Hour
+		return cpu
+	}
+	s, err := w.Get(forkOne(t, w, ForkRequest{IdleTimeout: time.Hour}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	wants := func(what string, want bool) {
+		t.Helper()
+		if got := w.works(s); got != want {
+			t.Errorf("%s: %v", what, got)
+		}
+		w.suspendIdle(s)
+		if i := s.Info(); i.State != Running { // it has not been idle for an hour
+			t.Errorf("%s: it is %v", what, i.State)
+		}
+	}
+	wants("a lock", true)
+	busy = false
+	wants("processor time", true)
+	w.vmms.CPU = nil
+	wants("nothing", false)
+	w.KillAll()
+}

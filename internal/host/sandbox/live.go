@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/forkd/forkd/internal/cleanup"
 	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/vmmclient"
@@ -26,18 +27,9 @@ func (v *liveVM) release() {
 	if v.lease != nil {
 		v.lease.Release()
 	}
-	callAll(v.below, v.onto)
+	cleanup.Call(v.below, v.onto)
 	if v.leave != nil {
 		v.leave()
-	}
-}
-
-// callAll calls the functions that are not nil.
-func callAll(list ...func()) {
-	for _, f := range list {
-		if f != nil {
-			f()
-		}
 	}
 }
 

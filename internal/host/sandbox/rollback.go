@@ -202,7 +202,7 @@ func (m *Manager) commitRollback(s *Sandbox, v *liveVM, was ledger.Record, lease
 	if err != nil {
 		return err
 	}
-	callAll(old...)
+	cleanup.Call(old...)
 	if ownState {
 		s.since.Forget()
 	} else {

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	durable "github.com/forkd/forkd/internal/format/record"
+	"github.com/forkd/forkd/internal/cleanup"
 	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/vmmclient"
 	"github.com/forkd/forkd/internal/host/writers"
@@ -134,6 +135,6 @@ func (s *Sandbox) settleRebase(v *liveVM, rebases uint64) error {
 		}
 		v.onto = nil
 	})
-	callAll(done)
+	cleanup.Call(done)
 	return nil
 }

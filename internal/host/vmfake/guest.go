@@ -19,7 +19,7 @@ func (g Guest) told(req agentproto.Request) error {
 	switch {
 	case g.All.Told != nil:
 		return g.All.Told(req)
-	case req.Op == agentproto.OpFreeze, req.Op == agentproto.OpThaw:
+	case req.Op == agentproto.OpFreeze, req.Op == agentproto.OpThaw, req.Op == agentproto.OpBusy:
 		return nil
 	}
 	return errNoGuest
@@ -70,7 +70,8 @@ func (g Guest) SetDefaults(_ context.Context, d agentclient.Defaults) error {
 }
 
 // Dial connects only to the control port, because tests that use other ports need no guest. If Told
-// is nil, the guest supports only requests to freeze and thaw its file systems.
+// is nil, the guest supports only requests to freeze and thaw its file systems, and the question whether it
+// is busy.
 func (g Guest) Dial(_ context.Context, port uint32) (net.Conn, error) {
 	if port != agentproto.ControlPort {
 		return nil, errNoGuest
@@ -82,7 +83,7 @@ func (g Guest) Dial(_ context.Context, port uint32) (net.Conn, error) {
 		if json.NewDecoder(ours).Decode(&req) != nil {
 			return
 		}
-		var reply agentproto.Reply
+		reply := agentproto.Reply{Busy: req.Op == agentproto.OpBusy && g.All.Busy != nil && g.All.Busy()}
 		if err := g.told(req); err != nil {
 			reply.Error = err.Error()
 		}

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/forkd/forkd/internal/format/console"
 	"github.com/forkd/forkd/internal/host/agentclient"
@@ -44,6 +45,8 @@ type VMMs struct {
 	EvalErr    *agentclient.EvalError
 	Exec       func(context.Context) agentclient.ExecResult // returns the result of every command; nil: success
 	SyncHangs  bool
+	Busy       func() bool                    // answers whether a program in the guest holds the lock; nil: no
+	CPU        func() time.Duration           // processor time that Usage reports; nil: none
 	Told       func(agentproto.Request) error // called for every control request; nil: see Guest.Dial
 	BranchErr  error                          // error of Branch, before the tops are swapped
 	LateErr    error                          // error of Branch, after the tops are swapped

@@ -76,7 +76,12 @@ const (
 	// error.
 	OpFreeze Op = "freeze"
 	OpThaw   Op = "thaw"
+
+	OpBusy Op = "busy" // the answer says whether a program holds a lock on BusyFile
 )
+
+// BusyFile is the file that a program in the guest locks to keep its sandbox awake.
+const BusyFile = "/run/forkd/busy"
 
 // Request is one request of the control protocol, sent as one line.
 type Request struct {
@@ -88,4 +93,5 @@ type Request struct {
 type Reply struct {
 	Error string `json:"error,omitempty"`
 	Ready *Ready `json:"ready,omitempty"`
+	Busy  bool   `json:"busy,omitempty"` // answer to OpBusy
 }
