@@ -31,6 +31,7 @@ func newForkCmd() *cobra.Command {
 	var network networkFlags
 	var limits limitFlags
 	var hooks hookFlags
+	var dirs hostDirs
 	var old oldFork
 	cmd := &cobra.Command{
 		Use:   "fork TAG | --from-sandbox ID",
@@ -67,6 +68,10 @@ func newForkCmd() *cobra.Command {
 			if req.Hooks, err = hooks.given(); err != nil {
 				return err
 			}
+			if err := dirs.pack(); err != nil {
+				return err
+			}
+			defer dirs.close()
 			switch {
 			case old.tag != "" && cmd.Name() == spawn: // sandboxes of the old command spawn outlive the command
 				req.SnapshotTag = old.tag
@@ -79,7 +84,10 @@ func newForkCmd() *cobra.Command {
 						return f, err
 					}
 				}
-				return cl.Fork(ctx, req)
+				if f, err = cl.Fork(ctx, req); err != nil {
+					return f, err
+				}
+				return f, dirs.copyInto(ctx, cl, f.Sandboxes...)
 			}, func(f client.Forked) error {
 				for _, s := range f.Sandboxes {
 					printLine(cmd.OutOrStdout(), s.ID)
@@ -110,6 +118,7 @@ func newForkCmd() *cobra.Command {
 	network.register(f)
 	limits.register(f)
 	hooks.register(cmd, f)
+	dirs.register(f)
 	network.registerSecrets(f)
 	f.BoolVar(&req.PerChildNetns, "per-child-netns", false,
 		"of forkd 0.5; no effect: every child has a network of its own already")

@@ -25,6 +25,7 @@ func newRunCmd() *cobra.Command {
 	var labels []string
 	var network networkFlags
 	var limits limitFlags
+	var dirs hostDirs
 	cmd := &cobra.Command{
 		Use:   "run RECIPE|TAG|docker://IMAGE [--] [COMMAND [ARG…]]",
 		Short: "Fork a sandbox, run a command in it, and remove it",
@@ -59,6 +60,10 @@ func newRunCmd() *cobra.Command {
 			if req.Labels, err = parseLabels(labels); err != nil {
 				return err
 			}
+			if err := dirs.pack(); err != nil {
+				return err
+			}
+			defer dirs.close()
 			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
 				if req.SnapshotTag, err = snapshotFor(ctx, cmd, cl, args[0]); err != nil {
 					return err
@@ -69,6 +74,9 @@ func newRunCmd() *cobra.Command {
 				defer cancel()
 				f, err := cl.Fork(whole, req)
 				if err != nil {
+					return err
+				}
+				if err := dirs.copyInto(ctx, cl, f.Sandboxes...); err != nil {
 					return err
 				}
 				id := f.Sandboxes[0].ID
@@ -95,6 +103,7 @@ func newRunCmd() *cobra.Command {
 	noEffect(f, "privileged", "", "of docker; no effect: root may do anything in a sandbox")
 	network.register(f)
 	limits.register(f)
+	dirs.register(f)
 	network.registerSecrets(f)
 	c.complete(cmd, either(tags, recipeNames))
 	network.complete(cmd)

@@ -73,7 +73,7 @@ func noEffectTime(f *pflag.FlagSet, name, short, usage string) {
 
 // Hints for several flags.
 const (
-	noVolumes = "sandboxes have no volumes: 'forkd cp -r DIR ID:DIR' copies files"
+	noVolumes = "sandboxes have no volumes: 'forkd run -v ./DIR:/PATH' and 'forkd cp -r DIR ID:DIR' copy files"
 	useJQ     = "use -o json, and jq"
 	ownRoot   = "a sandbox is a machine of its own, in which root may do anything: leave it out"
 	inGuest   = "change it in the sandbox: 'forkd exec ID COMMAND'"

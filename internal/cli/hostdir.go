@@ -1,0 +1,142 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/pflag"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/forkd/forkd/client"
+	"github.com/forkd/forkd/internal/treetar"
+)
+
+// hostDir is a directory of this host that is copied into new sandboxes.
+type hostDir struct {
+	local  string
+	remote string   // absolute path in the sandboxes
+	packed *os.File // archive of the directory, without a name
+	size   int64
+}
+
+// hostDirs are the directories that the flag --volume names.
+type hostDirs struct {
+	given []string
+	dirs  []hostDir
+}
+
+func (h *hostDirs) register(f *pflag.FlagSet) {
+	f.StringArrayVarP(&h.given, "volume", "v", nil,
+		"DIR:/PATH: copy the directory DIR of this host to /PATH of each new sandbox (repeatable); DIR begins with / or .")
+}
+
+// parseHostDir parses DIR:/PATH and DIR:/PATH:copy.
+func parseHostDir(text string) (d hostDir, err error) {
+	local, rest, _ := strings.Cut(text, ":")
+	remote, mode, hasMode := strings.Cut(rest, ":")
+	wrong := func(reason string) (hostDir, error) {
+		return d, usageError{fmt.Errorf("--volume %.200q: %s", text, reason)}
+	}
+	switch {
+	case local != "." && local != ".." && !strings.HasPrefix(local, "/") && !strings.HasPrefix(local, "./") &&
+		!strings.HasPrefix(local, "../"):
+		return wrong("want DIR:/PATH with a DIR that begins with / or . ('forkd cp -r' copies into sandboxes that run)")
+	case !path.IsAbs(remote) || path.Clean(remote) == "/":
+		return wrong("want DIR:/PATH with an absolute path in the sandbox, other than /")
+	case hasMode && mode != "copy":
+		return wrong("the only mode is copy: each sandbox gets files of its own")
+	}
+	return hostDir{local: local, remote: path.Clean(remote)}, nil
+}
+
+// pack reads each directory once, into a file without a name, before a sandbox is forked. So a wrong
+// directory leaves no sandbox behind, and all sandboxes get the same files.
+func (h *hostDirs) pack() (err error) {
+	for _, text := range h.given {
+		d, err := parseHostDir(text)
+		if err != nil {
+			return err
+		}
+		h.dirs = append(h.dirs, d)
+	}
+	for i := range h.dirs {
+		if err := h.dirs[i].pack(); err != nil {
+			h.close()
+			return err
+		}
+	}
+	return nil
+}
+
+func (d *hostDir) pack() error {
+	dir, err := filepath.EvalSymlinks(d.local) // treetar.Pack follows no link
+	if err != nil {
+		return err
+	}
+	if s, err := os.Stat(dir); err != nil {
+		return err
+	} else if !s.IsDir() {
+		return fmt.Errorf("--volume %s: it is not a directory: 'forkd cp' copies files", d.local)
+	}
+	if d.packed, err = os.CreateTemp("", "forkd-volume-*"); err != nil {
+		return err
+	}
+	err = os.Remove(d.packed.Name())
+	if err == nil {
+		err = treetar.Pack(d.packed, dir)
+	}
+	if err == nil {
+		d.size, err = d.packed.Seek(0, io.SeekCurrent)
+	}
+	if err != nil {
+		return fmt.Errorf("--volume %s: %w", d.local, err)
+	}
+	return nil
+}
+
+func (h *hostDirs) close() {
+	for _, d := range h.dirs {
+		if d.packed != nil {
+			d.packed.Close()
+		}
+	}
+}
+
+// copiesAtOnce bounds how many sandboxes receive files at the same time.
+const copiesAtOnce = 4
+
+// copyInto copies the packed directories into new sandboxes. After an error it removes all of these
+// sandboxes.
+func (h *hostDirs) copyInto(ctx context.Context, cl *client.Client, boxes ...client.Sandbox) error {
+	if len(h.dirs) == 0 {
+		return nil
+	}
+	group, copying := errgroup.WithContext(ctx)
+	group.SetLimit(copiesAtOnce)
+	for _, box := range boxes {
+		group.Go(func() error {
+			for _, d := range h.dirs {
+				archive := io.NewSectionReader(d.packed, 0, d.size)
+				if err := cl.WriteTree(copying, box.ID, d.remote, archive); err != nil {
+					return fmt.Errorf("copy %s to %s:%s: %w", d.local, box.ID, d.remote, err)
+				}
+			}
+			return nil
+		})
+	}
+	err := group.Wait()
+	if err == nil {
+		return nil
+	}
+	errs := []error{err}
+	for _, box := range boxes {
+		errs = append(errs, removeSandbox(context.WithoutCancel(ctx), cl, box.ID))
+	}
+	return errors.Join(errs...)
+}
