@@ -206,7 +206,7 @@ func TestDiskFillsDuringPull(t *testing.T) {
 		},
 	} {
 		s.set(around)
-		o, err := b.find(t.Context(), remoteOf(t, s.host+"/team/py:1"))
+		o, err := b.find(t.Context(), remoteOf(t, s.host+"/team/py:1"), func(_ *Verdict, err error) error { return err })
 		if err != nil {
 			t.Fatal(err)
 		}
