@@ -7,8 +7,8 @@ import (
 	"path/filepath"
 	"slices"
 
-	durable "github.com/forkd/forkd/internal/format/record"
 	"github.com/forkd/forkd/internal/cleanup"
+	durable "github.com/forkd/forkd/internal/format/record"
 	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/vmmclient"
 	"github.com/forkd/forkd/internal/host/writers"
