@@ -83,7 +83,7 @@ func (m *Manager) tryBringBack(ctx context.Context, s *Sandbox, expiry func() Ex
 	}
 	timing.Ready = time.Since(start)
 	if expiry != nil {
-		expiry().write(&rec)
+		expiry().Write(&rec)
 	}
 	if err := ledger.Write(dir, &rec); err != nil {
 		return err
@@ -102,7 +102,7 @@ func (m *Manager) tryBringBack(ctx context.Context, s *Sandbox, expiry func() Ex
 	// The following write may fail, for example on a full disk. Then the suspended state keeps the
 	// old expiry. That matters only if the VM is lost and the sandbox returns to that state.
 	kept := Expiry{At: rec.Expires, Suspends: rec.ExpirySuspends}
-	if err := ledger.UpdateSuspended(s.data, kept.write); err != nil {
+	if err := ledger.UpdateSuspended(s.data, kept.Write); err != nil {
 		m.cfg.Log.Error("write the expiry of a sandbox into its suspended state", "sandbox", s.id, "error", err)
 	}
 	return nil

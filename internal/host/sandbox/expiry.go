@@ -21,7 +21,7 @@ func (h *Held) SetExpiry(e Expiry) error {
 	if w := h.Info().Workspace; w != "" && !e.At.IsZero() {
 		return &HeldError{Op: "limit the time of", ID: s.id, Workspace: w}
 	}
-	if err := s.updateAll(e.write); err != nil {
+	if err := s.updateAll(e.Write); err != nil {
 		return err
 	}
 	h.m.setTimer(s)

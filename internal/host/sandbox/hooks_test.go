@@ -49,7 +49,7 @@ func TestFailedHooks(t *testing.T) {
 		t.Errorf("the idle sandbox is %v", i.State)
 	}
 	// updateAll only writes the new time into the record: it starts no timer.
-	if err := s.updateAll(Expiry{At: time.Now(), Suspends: true}.write); err != nil {
+	if err := s.updateAll(Expiry{At: time.Now(), Suspends: true}.Write); err != nil {
 		t.Fatal(err)
 	}
 	w.suspendExpired(s)

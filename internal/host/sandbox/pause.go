@@ -28,7 +28,7 @@ func (h *Held) Resume(ctx context.Context, e *Expiry) error {
 	m, s := h.m, h.s
 	var expiry func() Expiry
 	if start := time.Now(); e != nil {
-		expiry = func() Expiry { return e.after(time.Since(start)) }
+		expiry = func() Expiry { return e.After(time.Since(start)) }
 	}
 	switch s.Info().State {
 	case Running:

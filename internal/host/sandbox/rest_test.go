@@ -26,7 +26,7 @@ func TestSuspensionsCallOffBranchesThatWaitForTheGuest(t *testing.T) {
 		"at its expiry": func(_ context.Context, w *world, id string) error {
 			s, err := w.Get(id)
 			if err == nil {
-				err = s.updateAll(Expiry{At: time.Now(), Suspends: true}.write)
+				err = s.updateAll(Expiry{At: time.Now(), Suspends: true}.Write)
 			}
 			w.setTimer(s)
 			return err

@@ -258,12 +258,10 @@ func (m *Manager) Promote(ctx context.Context, id, from string, req BranchReques
 	if id == from {
 		return r, invalid.Errorf("from", "%q: want another sandbox", from)
 	}
-	own, err := m.root(id)
-	if err != nil {
-		return r, err
-	}
-	root, err := m.root(from)
-	if err == nil && root != own {
+	s, err := m.Get(id)
+	other, missing := m.Get(from)
+	if err = cmp.Or(err, missing); err == nil &&
+		m.cfg.Store.Root(other.Info().StateID) != m.cfg.Store.Root(s.Info().StateID) {
 		err = &FamilyError{ID: id, From: from}
 	}
 	if err != nil {
@@ -284,13 +282,4 @@ func (m *Manager) Promote(ctx context.Context, id, from string, req BranchReques
 		_, _ = m.cfg.Store.Delete(req.Tag, store.DeleteSingle) // fails only if the branch is already in use
 	}
 	return r, err
-}
-
-// root returns the ID of the booted snapshot from which a sandbox comes.
-func (m *Manager) root(id string) (string, error) {
-	s, err := m.Get(id)
-	if err != nil {
-		return "", err
-	}
-	return m.cfg.Store.Root(s.Info().StateID), nil
 }

@@ -206,17 +206,4 @@ type liveVM struct {
 }
 
 // Expiry says when a sandbox expires and what happens then.
-type Expiry struct {
-	At       time.Time // zero: never
-	Suspends bool      // suspend the sandbox; if false, delete it in any state
-}
-
-// The method returns a copy of e in which the time At is later by d.
-func (e Expiry) after(d time.Duration) Expiry {
-	if !e.At.IsZero() {
-		e.At = e.At.Add(d)
-	}
-	return e
-}
-
-func (e Expiry) write(r *ledger.Record) { r.Expires, r.ExpirySuspends = e.At.UTC(), e.Suspends }
+type Expiry = ledger.Expiry

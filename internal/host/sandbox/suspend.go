@@ -149,7 +149,7 @@ func (m *Manager) suspend(ctx context.Context, s *Sandbox, auto, timeless bool) 
 	s.mu.Unlock()
 	suspended.SuspendAs(result.Info.Tag, b.staging.ID(), auto)
 	if timeless {
-		Expiry{Suspends: suspended.ExpirySuspends}.write(&suspended)
+		Expiry{Suspends: suspended.ExpirySuspends}.Write(&suspended)
 	}
 	if err := m.commitSuspension(s, suspended, unpin); err != nil {
 		return err

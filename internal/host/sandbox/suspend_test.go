@@ -328,7 +328,7 @@ func TestMemoryWithASecretIsNotSaved(t *testing.T) {
 	_, _, err = w.ForkSandbox(t.Context(), id, BranchRequest{Mode: vm.BranchLive}, ForkRequest{N: 1})
 	refused("a fork", err)
 	// updateAll only writes the new time into the record: it starts no timer.
-	if err := s.updateAll(Expiry{At: time.Now(), Suspends: true}.write); err != nil {
+	if err := s.updateAll(Expiry{At: time.Now(), Suspends: true}.Write); err != nil {
 		t.Fatal(err)
 	}
 	w.suspendExpired(s)

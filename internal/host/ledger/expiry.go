@@ -1,0 +1,20 @@
+package ledger
+
+import "time"
+
+// Expiry says when a sandbox expires and what happens then.
+type Expiry struct {
+	At       time.Time // zero: never
+	Suspends bool      // suspend the sandbox; if false, delete it in any state
+}
+
+// After returns a copy of e in which the time At is later by d.
+func (e Expiry) After(d time.Duration) Expiry {
+	if !e.At.IsZero() {
+		e.At = e.At.Add(d)
+	}
+	return e
+}
+
+// Write writes e to a record.
+func (e Expiry) Write(r *Record) { r.Expires, r.ExpirySuspends = e.At.UTC(), e.Suspends }
