@@ -219,10 +219,16 @@ func intoFile(path string, fill func(io.Writer) error) error {
 		return fmt.Errorf("%s is not a regular file: name another one, or - for standard output", path)
 	}
 	return atomicfile.Fill(path, func(tmp string) error {
-		f, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+		f, err := createOwn(tmp)
 		if err != nil {
 			return err
 		}
 		return errors.Join(fill(f), f.Close())
 	})
+}
+
+// createOwn creates a file that only its user may read. It fails if path exists: in a directory such
+// as /tmp, another user can make a link or an own file there.
+func createOwn(path string) (*os.File, error) {
+	return os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 }

@@ -558,3 +558,21 @@ func TestTemporaryFileFails(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A file of another user, or a link, at the path of the new file is neither followed nor written to.
+func TestOwnFilesAreNew(t *testing.T) {
+	dir := t.TempDir()
+	link, target := filepath.Join(dir, "link"), filepath.Join(dir, "target")
+	if err := os.Symlink(target, link); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // the target is missing, then it exists
+		if f, err := createOwn(link); err == nil {
+			f.Close()
+			t.Error("a link is followed")
+		}
+		if err := os.WriteFile(target, nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
