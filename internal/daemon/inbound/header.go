@@ -81,7 +81,8 @@ func contain(resp *http.Response, in *http.Request, route *Route) {
 	h.Del(ErrorHeader)
 	if !route.isDaemons() {
 		ownCookies(resp)
-		if route.Signed { // anyone who knows the address has the permission, so other servers must not see it
+		h.Del("Clear-Site-Data") // "cookies" means the cookies of all subdomains, also of other sandboxes
+		if route.Signed {        // anyone who knows the address has the permission, so other servers must not see it
 			h.Set("Referrer-Policy", "same-origin")
 		} else if in.Header.Get("Sec-Fetch-Site") == "" || in.Header.Get(auth.TokenHeader) != "" {
 			containLocation(h, in, route)
@@ -129,6 +130,16 @@ var originWide = []string{
 	"Reporting-Endpoints",
 	"Nel",
 	"Set-Login",
+	"Accept-CH",
+	"Critical-CH",
+	"Use-As-Dictionary",
+	"Shared-Storage-Write",
+	"Observe-Browsing-Topics",
+	"Attribution-Reporting-Info",
+	"Attribution-Reporting-Register-Source",
+	"Attribution-Reporting-Register-Trigger",
+	"Attribution-Reporting-Register-OS-Source",
+	"Attribution-Reporting-Register-OS-Trigger",
 	"Sec-Session-Registration",
 	"Secure-Session-Registration",
 }

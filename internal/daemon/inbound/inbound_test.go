@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -148,6 +149,11 @@ func TestWhatTheClientSees(t *testing.T) {
 			t.Errorf("%s passes", name)
 		}
 	}
+	for _, name := range []string{"Accept-CH", "Use-As-Dictionary", "Attribution-Reporting-Register-Source"} {
+		if !slices.Contains(originWide, name) {
+			t.Errorf("%s passes", name)
+		}
+	}
 	if csp := strings.Join(h["Content-Security-Policy"], "|"); csp != "default-src *|"+sandboxed {
 		t.Errorf("Content-Security-Policy: %s", csp)
 	}
@@ -157,6 +163,9 @@ func TestWhatTheClientSees(t *testing.T) {
 	h = ask(Route{Signed: true})
 	if got := strings.Join(h["Set-Cookie"], "|"); got != "a=1; Path=/p; HttpOnly|b=2; Secure; SameSite=Lax|c=3" {
 		t.Errorf("cookies of a host of its own: %s", got)
+	}
+	if h.Get("Clear-Site-Data") != "" {
+		t.Error("Clear-Site-Data of a host of its own passes: it clears cookies of other hosts")
 	}
 	if h.Get("Location") != "/v1/forks" || h.Get("Referrer-Policy") != "same-origin" || h.Get("Refresh") != "evil" {
 		t.Errorf("headers of a host of its own: %v", h)
