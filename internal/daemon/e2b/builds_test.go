@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -19,6 +20,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/internal/apirig"
+	"github.com/forkd/forkd/internal/daemon/auth"
 	plans "github.com/forkd/forkd/internal/daemon/build"
 	"github.com/forkd/forkd/internal/daemon/template"
 	"github.com/forkd/forkd/internal/format/snapshot"
@@ -443,6 +445,23 @@ func TestUploads(t *testing.T) {
 		t.Errorf("after the build: %s %s", resp.Status, text)
 	}
 	r.checkClean("a.b")
+}
+
+// The holder of a signed link counts as the client that the link was made for, so new connections do
+// not take the place of the upload's connection.
+func TestUploadsAreIdentified(t *testing.T) {
+	r := start(t)
+	path, _ := r.link(r.request("x"), "h")
+	var names []string
+	for _, at := range []string{path[:len(path)-1], path} { // a wrong signature identifies no client
+		req := httptest.NewRequest(http.MethodPut, at, strings.NewReader("x"))
+		req.Host = strings.TrimPrefix(r.URL, "http://")
+		ctx := auth.OnIdentified(req.Context(), func(who string, _ bool) { names = append(names, who) })
+		r.Handler.ServeHTTP(httptest.NewRecorder(), req.WithContext(ctx))
+	}
+	if len(names) != 1 || names[0] == "" {
+		t.Errorf("identified: %q", names)
+	}
 }
 
 // checkClean fails if there are sandboxes, archives, or snapshots other than the snapshots with the

@@ -79,6 +79,7 @@ func (a *Server) takeArchive(w http.ResponseWriter, r *http.Request) error {
 	if !a.Face.Guard.Holds(b.Who, auth.Run) {
 		return face.NewError(http.StatusUnauthorized, "the token that this link was made for is gone")
 	}
+	auth.Identified(r.Context(), b.Who)
 	end := time.Now().Add(uploadTimeout)
 	ctx, cancel := context.WithDeadline(r.Context(), end)
 	defer cancel()
