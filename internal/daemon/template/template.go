@@ -23,6 +23,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"golang.org/x/time/rate"
 
 	"github.com/forkd/forkd/internal/daemon/build"
 	"github.com/forkd/forkd/internal/host/bake"
@@ -117,10 +118,21 @@ type Builder struct {
 	uploads *uploads
 	running sync.WaitGroup
 
-	mu     sync.Mutex
-	builds []*Build // oldest first
-	closed bool
+	mu      sync.Mutex
+	builds  []*Build // oldest first
+	closed  bool
+	lines   *rate.Limiter // lines of the log about failed builds
+	leftOut int           // failed builds without a line since the last line
 }
+
+// Bounds on the lines about failed builds. A client can start any number of builds that fail at
+// once.
+const (
+	linesPerSecond = 10
+	linesAtOnce    = 200
+)
+
+func newLines() *rate.Limiter { return rate.NewLimiter(linesPerSecond, linesAtOnce) }
 
 // New returns a Builder. It removes archives that an earlier daemon has left.
 func New(cfg Config) (*Builder, error) {
@@ -128,7 +140,7 @@ func New(cfg Config) (*Builder, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Builder{cfg: cfg, endAll: cfg.Builds.EndSandboxes, uploads: u}, nil
+	return &Builder{cfg: cfg, endAll: cfg.Builds.EndSandboxes, uploads: u, lines: newLines()}, nil
 }
 
 // closeWait is how long Close waits for builds: first for the cancelled builds, and then again
@@ -304,7 +316,7 @@ func (b *Builder) endLocked(bd *Build, err error) {
 		bd.status, bd.reason = Failed, Reason{at.step, printable(at.err.Error())}
 		bd.Log.add(levelError, at.step, bd.reason.Message)
 		if ran { // a client can request and cancel any number of builds without running them
-			b.logFailure(bd, at)
+			b.logFailureLocked(bd, at)
 		}
 	}
 	bd.timer = time.AfterFunc(keepEnded, func() {
@@ -324,8 +336,12 @@ func (b *Builder) endLocked(bd *Build, err error) {
 	}
 }
 
-// logFailure writes the failure of a build to the daemon's log.
-func (b *Builder) logFailure(bd *Build, at *stepError) {
+// logFailureLocked writes the failure of a build to the daemon's log, within the rate of such lines.
+func (b *Builder) logFailureLocked(bd *Build, at *stepError) {
+	if !b.lines.Allow() {
+		b.leftOut++
+		return
+	}
 	logged := at.err
 	if of := (*ownError)(nil); errors.As(logged, &of) {
 		logged = errOwn
@@ -334,7 +350,8 @@ func (b *Builder) logFailure(bd *Build, at *stepError) {
 		}
 	}
 	b.cfg.Log.Info("build of a template has failed", "template", bd.Template, "who", bd.Who, "step", at.step, "error",
-		logged)
+		logged, "left_out", b.leftOut)
+	b.leftOut = 0
 }
 
 // stepError is an error with the step that caused it.

@@ -14,6 +14,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"github.com/forkd/forkd/internal/host/bake"
 	"github.com/forkd/forkd/internal/host/invalid"
 )
@@ -173,7 +175,7 @@ func TestUploadAtTheEndOfItsBuild(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := &Builder{cfg: Config{Log: slog.New(slog.DiscardHandler)}, uploads: u}
+	b := &Builder{cfg: Config{Log: slog.New(slog.DiscardHandler)}, lines: newLines(), uploads: u}
 	bd := &Build{ID: "b", Who: "x", status: Building}
 	if err := u.put(bd, "h", 1, strings.NewReader("1")); err != nil {
 		t.Fatal(err)
@@ -227,7 +229,7 @@ func TestTextOfSteps(t *testing.T) {
 
 // The number of builds of all clients together is limited.
 func TestBuildsOfAllAreBounded(t *testing.T) {
-	b := &Builder{cfg: Config{Log: slog.New(slog.DiscardHandler)}, uploads: &uploads{dir: t.TempDir(),
+	b := &Builder{cfg: Config{Log: slog.New(slog.DiscardHandler)}, lines: newLines(), uploads: &uploads{dir: t.TempDir(),
 		by: map[string]int64{}}}
 	defer b.Close()
 	for n := range maxAll + 1 {
@@ -244,7 +246,7 @@ func TestBuildsOfAllAreBounded(t *testing.T) {
 // A client's command may contain a secret, so it is not in the daemon's log.
 func TestStepsAreNotInTheDaemonsLog(t *testing.T) {
 	var log bytes.Buffer
-	b := &Builder{cfg: Config{Log: slog.New(slog.NewTextHandler(&log, nil))}}
+	b := &Builder{cfg: Config{Log: slog.New(slog.NewTextHandler(&log, nil))}, lines: newLines()}
 	bd := &Build{ID: "x", status: Building}
 	b.endLocked(bd, &stepError{"1", &ownError{errors.New(`"curl -u me:secret": exit status 7`)}})
 	if strings.Contains(log.String(), "secret") || !strings.Contains(bd.reason.Message, "secret") {
@@ -311,5 +313,22 @@ func TestPanicOfABuild(t *testing.T) {
 	if !strings.Contains(log.String(), "panic in a build of a template") ||
 		!strings.Contains(log.String(), "Builder).run") {
 		t.Errorf("the log lacks the panic: %s", &log)
+	}
+}
+
+// A client that starts builds which fail at once cannot fill the daemon's log.
+func TestLinesAboutFailedBuilds(t *testing.T) {
+	var log strings.Builder
+	b := &Builder{cfg: Config{Log: slog.New(slog.NewTextHandler(&log, nil))}, lines: rate.NewLimiter(0, 3)}
+	fail := func() { b.endLocked(&Build{Who: "token:a", status: Building}, errors.New("exit status 7")) }
+	for range 10 {
+		fail()
+	}
+	if n := strings.Count(log.String(), "\n"); n != 3 {
+		t.Errorf("%d lines, want 3", n)
+	}
+	b.lines = newLines()
+	if fail(); !strings.Contains(log.String(), "left_out=7") {
+		t.Errorf("the lines without a place are not counted: %s", log.String())
 	}
 }
