@@ -452,6 +452,28 @@ func TestHostileManifests(t *testing.T) {
 	}
 }
 
+// A registry can redirect the request for a manifest to another server. Errors do not show the client
+// what that server has answered.
+func TestErrorsQuoteNoFields(t *testing.T) {
+	a, _ := sample(t)
+	const private = "private-text"
+	for name, change := range map[string]func(*oci.Manifest){
+		"type":          func(m *oci.Manifest) { m.ArtifactType = private },
+		"configuration": func(m *oci.Manifest) { m.Config.MediaType = private },
+		"media type":    func(m *oci.Manifest) { m.MediaType = private },
+		"digest":        func(m *oci.Manifest) { m.Config.Digest = private },
+		"blob's type":   func(m *oci.Manifest) { m.Layers[0].MediaType = private },
+		"blob's digest": func(m *oci.Manifest) { m.Layers[0].Digest = private },
+		"blob's name":   func(m *oci.Manifest) { m.Layers[0].Annotations[annotationFile] = private },
+		"index":         func(m *oci.Manifest) { m.Layers[0].Annotations[annotationIndexBytes] = private },
+	} {
+		manifest, config := rewrite(t, a, change, nil)
+		if _, err := Parse(manifest, config); err == nil || strings.Contains(err.Error(), private) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
 // FuzzParse finds no bytes that crash the decoder, or that decode to more than their declared size.
 func FuzzParse(f *testing.F) {
 	a, blobs := sample(f)
