@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/crypto/ssh"
@@ -165,15 +166,28 @@ func (s *Server) log(level slog.Level, msg string, args ...any) {
 // killed counts the processes that the kernel has killed for memory usage since the last call, and returns their
 // number. They leave no output.
 func (s *Server) killed() uint64 {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	n := s.oomKills()
-	killed := n - min(n, s.seen)
-	s.seen = n
+	killed := s.counted.more(s.oomKills)
 	for range killed {
 		s.Counts.SSHOutOfMemory()
 	}
 	return killed
+}
+
+// counted is the part of a growing number that has been counted.
+type counted struct {
+	mu sync.Mutex
+	// +checklocks:mu
+	seen uint64
+}
+
+// more returns how much the result of number has grown since the last call.
+func (c *counted) more(number func() uint64) uint64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := number()
+	grown := n - min(n, c.seen)
+	c.seen = n
+	return grown
 }
 
 // endTime is the time for a process to end after its connection.

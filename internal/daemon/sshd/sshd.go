@@ -106,10 +106,7 @@ type Server struct {
 	oomKills          func() uint64 // processes of connections that the kernel has killed since the start
 	lines             *rate.Limiter // of lines about connections
 	leftOut           atomic.Int64  // connections without a line since the last line
-
-	mu sync.Mutex
-	// +checklocks:mu
-	seen uint64 // result of oomKills that has been counted
+	counted           counted
 }
 
 // New returns a Server.
