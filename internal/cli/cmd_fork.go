@@ -88,18 +88,7 @@ func newForkCmd() *cobra.Command {
 					return f, err
 				}
 				return f, dirs.copyInto(ctx, cl, f.Sandboxes...)
-			}, func(f client.Forked) error {
-				for _, s := range f.Sandboxes {
-					printLine(cmd.OutOrStdout(), s.ID)
-				}
-				printf(cmd.ErrOrStderr(), "forkd: %s, confirmed after %.1f ms (vCPUs running after %.1f ms)\n",
-					count(len(f.Sandboxes), "sandbox", "sandboxes"), f.ForkWallMS, f.VMMWallMS)
-				printRepeats(cmd, f.Sandboxes...)
-				if f.Failed > 0 {
-					printf(cmd.ErrOrStderr(), "forkd: %d did not start (%d of them unconfirmed)\n", f.Failed, f.Unconfirmed)
-				}
-				return nil
-			})
+			}, func(f client.Forked) error { printForked(cmd, f); return nil })
 		},
 	}
 	f := cmd.Flags()
@@ -131,4 +120,17 @@ func newForkCmd() *cobra.Command {
 	network.complete(cmd)
 	c.register(cmd)
 	return cmd
+}
+
+// printForked prints the ids of new sandboxes to standard output, and figures to standard error.
+func printForked(cmd *cobra.Command, f client.Forked) {
+	for _, s := range f.Sandboxes {
+		printLine(cmd.OutOrStdout(), s.ID)
+	}
+	printf(cmd.ErrOrStderr(), "forkd: %s, confirmed after %.1f ms (vCPUs running after %.1f ms)\n",
+		count(len(f.Sandboxes), "sandbox", "sandboxes"), f.ForkWallMS, f.VMMWallMS)
+	printRepeats(cmd, f.Sandboxes...)
+	if f.Failed > 0 {
+		printf(cmd.ErrOrStderr(), "forkd: %d did not start (%d of them unconfirmed)\n", f.Failed, f.Unconfirmed)
+	}
 }
