@@ -41,19 +41,22 @@ func (c *Client) Promote(ctx context.Context, id string, req PromoteRequest) (r 
 	return r, err
 }
 
-// Apply makes the file changes of the snapshot or sandbox req.From in a running sandbox of its family: all of them
-// or none. The changes are those since their nearest common ancestor. If both have changed the same files in
-// different ways, the error is an *Error with the code ErrApplyConflict and the field Conflicts, unless req.Prefer
-// or req.DryRun is set. Programs in the sandbox that have opened a replaced file keep the old file.
+// Apply makes in a running sandbox the file changes of req.From, which is a snapshot or another
+// sandbox of the same family. It makes all of these changes or none. They are the changes since the
+// nearest common ancestor of both sides. If both sides have changed the same files in different
+// ways, the error is an *Error with the code ErrApplyConflict and the field Conflicts, unless
+// req.Prefer or req.DryRun is set. Programs in the sandbox that have opened a replaced file keep
+// the old file.
 func (c *Client) Apply(ctx context.Context, id string, req ApplyRequest) (a Applied, err error) {
 	err = c.call(ctx, http.MethodPost, sandboxPath(id, "/apply"), req, &a)
 	return a, err
 }
 
-// Diff compares the files of two snapshots or sandboxes of one family, and the sizes of their
-// memory. If req.From is empty, a sandbox is compared with the snapshot that it runs from. Data
-// that a sandbox has not yet written to its disk is also compared. Apply patches with git apply.
-// Other programs may let a patch change .git/hooks. Then a sandbox could run programs on this host.
+// Diff compares the files of two snapshots or sandboxes of one family, and gives an upper bound of
+// the memory that differs. If req.From is empty, a sandbox is compared with the snapshot that it
+// runs from. Data that a sandbox has not yet written to its disk is also compared. Use git apply
+// for patches, because other programs may let a patch change .git/hooks, so that a sandbox could
+// run programs on this host.
 func (c *Client) Diff(ctx context.Context, req DiffRequest) (d Diff, err error) {
 	err = c.call(ctx, http.MethodPost, "/v1/diff", req, &d)
 	return d, err

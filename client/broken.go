@@ -43,8 +43,8 @@ func (e *StreamError) Error() string {
 
 func (e *StreamError) Unwrap() error { return e.Err }
 
-// broken converts err, an error of reading a stream, to a *StreamError. If ctx has ended, it
-// returns the error of ctx.
+// broken converts err, which occurred while a stream was read, to a *StreamError. If ctx has ended,
+// broken returns the error of ctx instead.
 func broken(ctx context.Context, what string, pid uint32, err error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -105,9 +105,9 @@ func Shell(line string) []string { return []string{"/bin/sh", "-c", line} }
 
 // WithRetries repeats a call up to n times, until its context ends, if the connection fails or the
 // daemon says when to try again. It repeats only calls that are safe to repeat. These are calls
-// that read, and calls that make a sandbox, a snapshot, a workspace or a context. Calls of the
-// second kind carry an Idempotency-Key, by which the daemon recognizes a repeated request. By
-// default no call is repeated.
+// that read, and calls that make a sandbox, a snapshot, a workspace or a context. Calls that make
+// something carry an Idempotency-Key, by which the daemon recognizes a repeated request. By default
+// no call is repeated.
 func WithRetries(n int) Option {
 	return func(s *settings) error {
 		if n < 0 {

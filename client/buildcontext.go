@@ -134,8 +134,8 @@ func (c *BuildContext) shown(name string) string {
 	return filepath.Join(c.dir, name)
 }
 
-// read reads a file that becomes part of the request. The caller has named the file if chosen is
-// true. A chosen file outside the context may be a pipe.
+// read reads a file that becomes part of the request. The parameter chosen says that the caller has
+// named the file. Such a file may be a pipe if it is outside the context.
 func (c *BuildContext) read(name string, inside bool, most int64, chosen bool) ([]byte, error) {
 	f, err := c.open(name, inside, chosen)
 	if err != nil {
@@ -224,7 +224,7 @@ func (c *BuildContext) Pack(out *tar.Writer) error {
 		case left:
 			return nil
 		}
-		for _, dir := range p.above(rel) { // an entry in these directories is an exception
+		for _, dir := range p.above(rel) { // the path is an exception in these omitted directories
 			if err := p.add(dir); err != nil {
 				return err
 			}

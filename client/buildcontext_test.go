@@ -128,8 +128,8 @@ func TestPackContext(t *testing.T) {
 	}
 }
 
-// Links out of the context and pipes are refused by name and without waiting. Nothing outside the
-// context is read.
+// Links out of the context and pipes are refused without waiting, and the error names them. Nothing
+// outside the context is read.
 func TestHostileContexts(t *testing.T) {
 	outside := filesIn(t, "secret=*.txt", "D=FROM outside")
 	secret := filepath.Join(outside, "secret")

@@ -28,7 +28,7 @@ func wrong(field, format string, args ...any) error {
 	return &ArgumentError{Field: field, Reason: err.Error(), Err: errors.Unwrap(err)}
 }
 
-// Bounds of requests. They equal the daemon's.
+// Bounds of requests, equal to the daemon's bounds.
 const (
 	maxChildren = 1000
 	maxTry      = 24 * time.Hour      // maximum run time of a command or judge of a try

@@ -23,7 +23,7 @@ type (
 
 // CodeResult is a value that code displayed, in one or more media types.
 type CodeResult struct {
-	Main bool                       // value of the last expression, not of display()
+	Main bool                       // the value is that of the last expression, not of display()
 	Data map[string]json.RawMessage // forms of the value by media type; use Text, Bytes and JSON to read them
 }
 
@@ -138,7 +138,7 @@ type codeRun struct {
 type keptOutput struct {
 	text strings.Builder
 	size int  // bytes that text counts for; bounded by CodeHandlers.Keep
-	full bool // a part did not fit: a later, shorter part would follow a gap
+	full bool // a part did not fit; later parts are dropped too, because they would follow a gap
 }
 
 // fits reports whether n more bytes fit in addition to the bytes that are kept already, and adds
@@ -208,8 +208,8 @@ func (c *Client) Contexts(ctx context.Context, id string) (list []CodeContext, e
 	return list, err
 }
 
-// CreateContext makes a context in a sandbox. Pass its id in CodeRequest.ContextID, to RestartEval
-// and to InterruptEval.
+// CreateContext makes a context in a sandbox. Set CodeRequest.ContextID to the id of the context,
+// or pass this id to RestartEval or InterruptEval.
 func (c *Client) CreateContext(ctx context.Context, id string, req CodeContextRequest) (made CodeContext, err error) {
 	err = c.call(ctx, http.MethodPost, sandboxPath(id, "/contexts"), req, &made)
 	return made, err

@@ -11,7 +11,7 @@ import (
 	v1 "github.com/forkd/forkd/api/v1"
 )
 
-// maxHubEvent bounds a line of the progress of a moving snapshot, in bytes.
+// maxHubEvent bounds an event of the transfer of a snapshot, in bytes.
 const maxHubEvent = 1 << 20
 
 // PackSnapshot returns a snapshot as an archive: a tar archive with an OCI image layout. The caller closes
@@ -49,8 +49,8 @@ func (c *Client) UnpackSnapshot(ctx context.Context, archive io.Reader, opts Unp
 	return c.move(ctx, "unpack", "/v1/archives?"+q.Encode(), v1.Tar, archive, on)
 }
 
-// PushSnapshot writes a snapshot to a registry. on, if not nil, is called with every event, except keepalives and
-// the last event.
+// PushSnapshot writes a snapshot to a registry. If on is not nil, PushSnapshot calls it with every
+// event, except keepalives and the last event.
 func (c *Client) PushSnapshot(ctx context.Context, tag string, req PushRequest, on func(HubEvent) error) (
 	HubResult, error,
 ) {
@@ -60,7 +60,7 @@ func (c *Client) PushSnapshot(ctx context.Context, tag string, req PushRequest, 
 	return c.moveBy(ctx, "push", snapshotPath(tag, "/push"), req, on)
 }
 
-// PullSnapshot makes a snapshot of one in a registry. on is called as by PushSnapshot.
+// PullSnapshot makes a snapshot from a snapshot in a registry. It calls on as PushSnapshot does.
 func (c *Client) PullSnapshot(ctx context.Context, req PullRequest, on func(HubEvent) error) (HubResult, error) {
 	if err := checkRegistries(req.RegistryAuth); err != nil {
 		return HubResult{}, err
@@ -68,7 +68,8 @@ func (c *Client) PullSnapshot(ctx context.Context, req PullRequest, on func(HubE
 	return c.moveBy(ctx, "pull", "/v1/pulls", req, on)
 }
 
-// FindSnapshot describes a snapshot in a registry. Its author determines the description.
+// FindSnapshot describes a snapshot in a registry. The snapshot's author determines the
+// description.
 func (c *Client) FindSnapshot(ctx context.Context, req FindRequest) (s RemoteSnapshot, err error) {
 	if err := checkRegistries(req.RegistryAuth); err != nil {
 		return s, err

@@ -19,7 +19,7 @@ type PageRequest struct {
 }
 
 // SandboxPage lists a part of the sandboxes, oldest first. It also returns the cursor of the
-// following page. It is empty after the last page.
+// following page. The cursor is empty after the last page.
 func (c *Client) SandboxPage(ctx context.Context, req PageRequest) (list []Sandbox, next string, err error) {
 	next, err = c.page(ctx, "/v1/sandboxes", req, &list)
 	return list, next, err

@@ -127,7 +127,7 @@ func (p *Process) receive() (output []byte, e v1.ExecEvent, err error) {
 
 // Wait writes the output of the process as it arrives and returns how the process ended. If a write
 // fails, Wait disconnects from the process and returns the error. Disconnecting kills a process
-// that StartExec started, but not one found by Attach. Wait may be called only once.
+// that StartExec started, but not a process that Attach found. Wait may be called only once.
 func (p *Process) Wait(stdout, stderr io.Writer) (end ExecEnd, err error) {
 	defer p.ws.CloseNow()
 	defer func() {

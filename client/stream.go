@@ -7,11 +7,11 @@ import (
 )
 
 // events decodes a stream of JSON events. The decoder holds an event in memory until it is
-// complete, so events returns an error if an event is too long.
+// complete, so the method next fails if an event is too long.
 type events struct {
 	decoder *json.Decoder
 	from    io.Reader
-	most    int // bytes of an event
+	most    int // maximum number of bytes of an event
 	left    int // bytes that may be read until the event is complete
 }
 

@@ -41,7 +41,8 @@ type BuildRequest struct {
 
 	RegistryAuth map[string]RegistryAuth `json:"registry_auth,omitempty"` // to pull images, by host of the registry
 
-	// Recipe is the text of a recipe, which is built instead of a Dockerfile. The build context is its directory.
+	// Recipe is the text of a recipe, which is built instead of a Dockerfile. The build context is
+	// its directory.
 	Recipe           string     `json:"recipe,omitempty"`
 	Boot             *BuildBoot `json:"boot,omitempty"`               // with Recipe; required
 	Network          *Network   `json:"network,omitempty"`            // with Recipe; nil: as in the recipe

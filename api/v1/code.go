@@ -33,9 +33,9 @@ type CodeStarted struct {
 	ExecutionCount int `json:"execution_count"` // counted by the interpreter, from 1
 }
 
-// CodeResult is a value that the code displayed, in one or more formats: text; base64 for binary media
-// types; or JSON for application/json, e2b/data (the columns of a data frame) and e2b/chart (the
-// content of a figure).
+// CodeResult is a value that the code displayed, in one or more formats: text; base64 for binary
+// media types; or JSON for application/json, e2b/data (the columns of a data frame) and e2b/chart
+// (the content of a figure).
 type CodeResult struct {
 	Main bool                       `json:"main"` // the value of the last expression, as opposed to display()
 	Data map[string]json.RawMessage `json:"data"` // forms of the value, by media type

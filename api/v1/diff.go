@@ -23,7 +23,7 @@ type ExportRequest struct {
 	Partial bool   `json:"partial,omitempty"` // omit files that an archive cannot represent unchanged
 }
 
-// ApplyRequest asks for the changes of a snapshot or sandbox to be made in a running sandbox.
+// ApplyRequest asks to apply the changes of a snapshot or sandbox to a running sandbox.
 type ApplyRequest struct {
 	From string `json:"from"`           // tag of a snapshot, or id of a sandbox, of the same family
 	Base string `json:"base,omitempty"` // tag of the snapshot that both come from; empty: their nearest common ancestor
@@ -42,13 +42,13 @@ type Applied struct {
 	Applied bool        `json:"applied"`        // the sandbox has been changed
 	Files   []ApplyFile `json:"files"`          // in the order of their paths
 
-	// Numbers of all files, including files that are not in Files. Conflicts that the sandbox keeps are counted
-	// only as conflicts.
+	// Numbers of all files, including files that are not in Files. Conflicts that the sandbox keeps
+	// are counted only as conflicts.
 	Added     uint64 `json:"added"`
 	Changed   uint64 `json:"changed"`
 	Deleted   uint64 `json:"deleted"`
 	Conflicts uint64 `json:"conflicts"`
-	Omitted   bool   `json:"omitted,omitempty"` // Files does not have all of them
+	Omitted   bool   `json:"omitted,omitempty"` // Files does not list all changed files and conflicts
 
 	ApplyMS float64 `json:"apply_ms"`
 }
@@ -59,7 +59,8 @@ type ApplyFile struct {
 	PathBase64 string `json:"path_base64,omitempty"` // the path, if it is not UTF-8
 	Change     string `json:"change"`                // what applying does: "added", "changed" or "deleted"
 
-	// For a conflict: the changes of both sides since the base, "added", "changed", "deleted" or "none".
+	// For a conflict: the changes of both sides since the base, "added", "changed", "deleted" or
+	// "none".
 	Conflict bool   `json:"conflict,omitempty"`
 	From     string `json:"from,omitempty"`
 	Onto     string `json:"onto,omitempty"`

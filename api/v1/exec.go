@@ -107,7 +107,8 @@ type ExecEvent struct {
 	Code   string   `json:"code,omitempty"`
 }
 
-// Content of a binary WebSocket message to the client, in its first byte.
+// The first byte of a binary WebSocket message to the client says which output of the process the
+// other bytes belong to.
 const (
 	SocketStdout = 1
 	SocketStderr = 2

@@ -10,14 +10,14 @@ const (
 	MaxUnpackSignature = 8 << 10
 )
 
-// PushRequest asks for a snapshot to be written to a registry.
+// PushRequest asks to write a snapshot to a registry.
 type PushRequest struct {
 	Reference    string                  `json:"reference"` // REGISTRY/NAME:TAG
 	RegistryAuth map[string]RegistryAuth `json:"registry_auth,omitempty"`
 }
 
-// PullRequest asks for a snapshot of a registry. RegistryAuth has credentials for the reference's registry
-// only.
+// PullRequest asks to fetch a snapshot from a registry. RegistryAuth has credentials only for the
+// registry of Reference.
 type PullRequest struct {
 	Reference    string                  `json:"reference"`       // REGISTRY/NAME:TAG or REGISTRY/NAME@DIGEST
 	Tag          string                  `json:"tag,omitempty"`   // of the new snapshot; empty: that of the pushed one
@@ -31,11 +31,11 @@ type FindRequest struct {
 	RegistryAuth map[string]RegistryAuth `json:"registry_auth,omitempty"`
 }
 
-// RemoteSnapshot describes a snapshot in a registry, as its author does.
+// RemoteSnapshot describes a snapshot in a registry, as the snapshot's author describes it.
 type RemoteSnapshot struct {
-	Reference    string `json:"reference"` // in the registry, with the digest
-	Digest       string `json:"digest"`    // of the artifact's manifest
-	Tag          string `json:"tag"`       // of the pushed snapshot
+	Reference    string `json:"reference"` // reference in the registry, with the digest
+	Digest       string `json:"digest"`    // digest of the artifact's manifest
+	Tag          string `json:"tag"`       // tag of the pushed snapshot
 	CreatedAt    int64  `json:"created_at_unix"`
 	MemSizeMiB   uint64 `json:"mem_size_mib"`
 	VCPUs        uint32 `json:"vcpus"`
@@ -70,8 +70,8 @@ type Signature struct {
 	KeyDigest string `json:"key_digest,omitempty"` // SHA-256 of the public key
 }
 
-// HubEvent is a line of the progress of a snapshot that moves into the store or out of it. One field is set.
-// The last event has the result or an error.
+// HubEvent is a line of the progress of a snapshot that moves into the store or out of it. One
+// field is set. The last event has the result or an error.
 type HubEvent struct {
 	File      *HubFile   `json:"file,omitempty"`
 	Result    *HubResult `json:"result,omitempty"`
@@ -92,10 +92,10 @@ type HubFile struct {
 
 // HubResult is the result of a movement.
 type HubResult struct {
-	Digest    string    `json:"digest"`                // of the artifact's manifest
+	Digest    string    `json:"digest"`                // digest of the artifact's manifest
 	Bytes     int64     `json:"bytes"`                 // sum of the compressed files
 	Moved     int64     `json:"moved_bytes,omitempty"` // bytes that were sent to the registry or fetched from it
-	Reference string    `json:"reference,omitempty"`   // in the registry, with the digest
+	Reference string    `json:"reference,omitempty"`   // reference in the registry, with the digest
 	Snapshot  *Snapshot `json:"snapshot,omitempty"`
 	SignedBy  string    `json:"signed_by,omitempty"` // name of the trusted key that has signed the snapshot
 	// Why no trusted key vouches for the snapshot, if the policy is warn.

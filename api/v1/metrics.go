@@ -6,16 +6,17 @@ const (
 	StepMinute = "minute" // points of minutes, of the last day
 )
 
-// Metrics is the history of a sandbox's use of its host, with its VMM. There are no points of times
-// at which the sandbox did not run, and none if the host cannot enforce limits.
+// Metrics is the history of a sandbox's use of its host, with its VMM. There are no points for
+// times at which the sandbox did not run. If the host cannot enforce limits, there are no points at
+// all.
 type Metrics struct {
 	BeganAt  float64       `json:"began_at_unix"` // start of the daemon; there are no earlier points
 	StepSecs int           `json:"step_secs"`     // 1 or 60
 	Points   []MetricPoint `json:"points"`        // oldest first
 }
 
-// MetricPoint is a sandbox's use of its host at one time. A point of a minute has the highest
-// memory, and the means of the other figures.
+// MetricPoint is a sandbox's use of its host at one time. A point of a minute has the maximum of
+// the memory in this minute, and the means of the other figures.
 type MetricPoint struct {
 	At          float64 `json:"at_unix"`
 	CPUs        float64 `json:"cpus"`             // CPUs in use; 0.5 is half of the time of one
@@ -34,17 +35,17 @@ type HostMetrics struct {
 	Points      []HostPoint `json:"points"`        // oldest first
 }
 
-// HostPoint describes the host at one time. A point of a minute has the highest memory and numbers,
-// and the means of the other figures.
+// HostPoint describes the host at one time. A point of a minute has the maximums of memory and
+// numbers in this minute, and the means of the other figures.
 type HostPoint struct {
 	At             float64 `json:"at_unix"`
 	CPUs           float64 `json:"cpus"`             // CPUs in use by all processes
 	SandboxCPUs    float64 `json:"sandbox_cpus"`     // part of CPUs: sandboxes, pooled VMMs and forkd-net
 	AvailableBytes uint64  `json:"available_bytes"`  // memory that new processes can use
 	TmpfsBytes     uint64  `json:"tmpfs_bytes"`      // memory of files on tmpfs, such as hot snapshots
-	MemoryBytes    uint64  `json:"memory_bytes"`     // charged to sandboxes, pooled VMMs and forkd-net, with page cache
+	MemoryBytes    uint64  `json:"memory_bytes"`     // memory of sandboxes, pooled VMMs and forkd-net, with page cache
 	OwnBytes       uint64  `json:"own_memory_bytes"` // part of MemoryBytes that the kernel cannot reclaim
-	Sandboxes      int     `json:"sandboxes"`        // in any state
+	Sandboxes      int     `json:"sandboxes"`        // number of sandboxes, in any state
 	Running        int     `json:"running"`
 	PoolShells     int     `json:"pool_shells"`         // VMM processes that wait for a fork
 	ChildrenRate   float64 `json:"children_per_second"` // children that became ready

@@ -77,7 +77,7 @@ type Error struct {
 	Field   string `json:"field,omitempty"` // the invalid field of the request
 	Fix     string `json:"fix"`             // how to fix most errors with this code
 
-	// Conflicts are files that two sandboxes have changed in different ways, at most 1,000. For the code
-	// apply_conflict.
+	// Conflicts are files that two sandboxes have changed in different ways, at most 1,000. For the
+	// code apply_conflict.
 	Conflicts []ApplyFile `json:"conflicts,omitempty"`
 }

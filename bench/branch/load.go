@@ -98,11 +98,11 @@ func (m *meter) send(command byte) error {
 	return err
 }
 
-// lostWork returns how many seconds of work the load lost between begin and end. The first three
-// parameters, calm, begin and end, are readings of the load's progress, in this order. lostWork
-// assumes that without the branch the load would have continued at the speed that it had between
-// calm and begin. The load also runs while its progress is read. If the two readings took more than
-// twice as long as the measured branch, the result would be useless, and lostWork returns NaN.
+// lostWork returns how many seconds of work the load lost between begin and end. The parameters
+// calm, begin and end are readings of the load's progress, in this order. lostWork assumes that
+// without the branch the load would have continued at the speed that it had between calm and begin.
+// The load also runs while its progress is read. If the readings begin and end together took more
+// than twice as long as the measured branch, the result would be useless, and lostWork returns NaN.
 func lostWork(calm, begin, end mark, branch time.Duration) float64 {
 	if begin.took+end.took > 2*branch {
 		return math.NaN()

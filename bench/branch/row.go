@@ -53,7 +53,7 @@ func (b *bench) newRow(ctx context.Context, memoryMiB, dirtyMiB int) (*row, erro
 	})
 }
 
-// The function returns one figure for each branch of a mode.
+// each(list, figure) returns one figure for each branch of a mode.
 func each[T any](list []*branched, figure func(*branched) T) []T {
 	out := make([]T, len(list))
 	for i, x := range list {
@@ -66,7 +66,7 @@ func (w *row) pause(mode vm.BranchMode) []time.Duration {
 	return each(w.modes[mode], func(x *branched) time.Duration { return x.pause })
 }
 
-// tables shows the rows. No time was left for the given number of skipped rows.
+// tables shows the rows. The parameter skipped is the number of rows for which no time was left.
 func tables(rows []*row, skipped int) []*report.Table {
 	times := &report.Table{Title: "Branch of a guest that writes its dirty set all the time", Columns: []report.Column{
 		{Name: "RAM MiB"}, {Name: "load MiB"}, {Name: "mode"}, {Name: "branches"}, {Name: "saved MiB", Digits: 0},

@@ -27,8 +27,9 @@ type child struct {
 	private        float64    // KiB, without guest memory
 }
 
-// p50 returns the median of a figure over the children. A mean could be wrong. If a child has the
-// process id of an earlier process, the operations of that process are also counted.
+// p50 returns the median of a figure over the children. It is not a mean, because a mean would be
+// wrong if a child has the process id of an earlier process: the operations of that process are
+// also counted.
 func (c *counts) p50(figure func(child) float64) float64 {
 	var all []float64
 	for _, child := range c.children {

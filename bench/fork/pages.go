@@ -35,7 +35,7 @@ func (k pageKind) String() string {
 		"kernel stacks, rings, modules"}[k]
 }
 
-// Bits of a page's flags in /proc/kpageflags (include/uapi/linux/kernel-page-flags.h). The last bit
+// Bits of a page's flags in /proc/kpageflags (include/uapi/linux/kernel-page-flags.h). flagReserved
 // is from linux/kernel-page-flags.h.
 const (
 	flagLRU      = 1 << 5

@@ -42,15 +42,15 @@ type (
 	}
 )
 
-// Sizes in bytes.
+// Sizes, in bytes, of one write of a transfer, and of a message of opRequest.
 const (
 	chunkBytes   = 256 << 10
 	requestBytes = 64
 )
 
-// For an opConnect order, a client opens connections, one after each connectPause. The constant
-// connects is their number. This rate is lower than forkd-net's limit of 500 new connections per
-// second for a sandbox.
+// For an opConnect order, a client opens as many connections as connects says, and waits for
+// connectPause before each of them. This rate is lower than forkd-net's limit of 500 new
+// connections per second for a sandbox.
 const (
 	connects     = 100
 	connectPause = 4 * time.Millisecond
@@ -123,9 +123,8 @@ func (o *order) down(c io.Reader) (r result, err error) {
 	return r, nil
 }
 
-// The method uploads and counts the bytes that the server has received. When the time is up, the
-// server may not have received all bytes. These bytes count, and the time until the server has
-// received them also counts.
+// up(c) uploads, and counts the bytes that the server has received. Bytes that the server receives
+// after the time is up also count, and so does the time until the server has received them.
 func (o *order) up(c *net.TCPConn) (r result, err error) {
 	p, begin := make([]byte, chunkBytes), time.Now()
 	for time.Since(begin) < o.Each {

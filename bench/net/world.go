@@ -27,7 +27,7 @@ const (
 )
 
 // enterNamespace runs this program again in a network namespace of its own and returns its exit
-// code. In the second process, it does nothing, and the second result is false.
+// code. In the second process, it does nothing, and the result again is false.
 func enterNamespace() (code int, again bool) {
 	if os.Getenv(insideEnv) != "" {
 		return 0, false

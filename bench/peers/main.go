@@ -191,8 +191,7 @@ func (b *bench) directories() (dir, ram string, err error) {
 	return dir, ram, err
 }
 
-// The method measures in rounds. In each round, it measures every cell, and for each cell every
-// peer.
+// turns(…) measures in rounds. In each round, it measures every cell, and for each cell every peer.
 func (b *bench) turns(ctx context.Context, m *matrix) error {
 	for round := range b.rounds {
 		for _, row := range m.rows {

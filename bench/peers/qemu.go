@@ -77,7 +77,7 @@ func (q *qemu) bake(ctx context.Context) error {
 		}
 	}
 	// The guest runs while it is migrated, because a copy of a paused VM would also be paused.
-	// Nothing is lost, because its RAM does not change.
+	// Nothing is lost, because the guest's RAM does not change.
 	if err := vm.command(ctx, "migrate", map[string]any{"uri": "exec:cat > " + q.state()}); err != nil {
 		return err
 	}

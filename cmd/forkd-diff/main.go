@@ -1,5 +1,5 @@
-// Command forkd-diff is the init of a VM that compares the files of two disks. Package difftree has the
-// code.
+// Command forkd-diff is the init of a VM that compares the files of two disks. Package difftree has
+// the code.
 package main
 
 import (

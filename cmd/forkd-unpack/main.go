@@ -1,5 +1,5 @@
-// Command forkd-unpack is the init of a VM that unpacks a container image onto a blank disk. On a host
-// it fills a directory with a Debian base. Package unpack has the code.
+// Command forkd-unpack is the init of a VM that unpacks a container image onto a blank disk. On a
+// host it fills a directory with a Debian base. Package unpack has the code.
 package main
 
 import (

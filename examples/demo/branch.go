@@ -10,8 +10,8 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// branchFigures are the measurements of a branch. The last four fields count children, and should
-// be 3.
+// branchFigures are the measurements of a branch. Each of the fields Memory, Files, Process and
+// Paths is a number of children, and should be 3.
 type branchFigures struct {
 	Mode       string  `json:"mode"`
 	PauseMS    float64 `json:"pause_ms"` // how long the source was paused
@@ -105,8 +105,8 @@ func (d *demo) branch() (string, error) {
 		min(b.Memory, b.Files, b.Process, b.Paths), branchChildren), nil
 }
 
-// In a sandbox, startComputing starts a computation in memory, makes a file, and starts a process.
-// The branch must preserve all three.
+// startComputing starts a computation in the memory of a sandbox, makes a file, and starts a
+// process. The branch must preserve all three.
 func (d *demo) startComputing(id string) error {
 	r, err := d.client.Eval(d.ctx, id, client.EvalRequest{Code: branchStart, TimeoutSecs: timeout})
 	if err == nil && r.Error != "" {
@@ -141,7 +141,7 @@ print(found)`
 }
 
 // follow lets child i of the branch continue, and counts the parts of the state that the child has
-// inherited correctly. The source had reached at least the value atLeast of n before the branch.
+// inherited correctly. Before the branch, n had reached at least the value atLeast in the source.
 func (d *demo) follow(i int, id string, atLeast int64) error {
 	b, path := d.figures.Branch, branchPaths[i]
 	c, err := d.computed(id, path.code)

@@ -183,8 +183,7 @@ const timeout = 120
 // calls is the number of concurrent calls to children.
 const calls = 8
 
-// each calls f for every child. It makes at most as many calls at the same time as the constant
-// calls says.
+// each(f) calls f for every child. The constant calls bounds the number of concurrent calls of f.
 func (d *demo) each(f func(i int, id string) error) error {
 	var group sync.WaitGroup
 	errs := make([]error, len(d.forked.Sandboxes))

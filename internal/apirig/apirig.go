@@ -106,8 +106,8 @@ type Options struct {
 	Agent func(dir string) *exec.Cmd  // returns a command that serves an agent on sockets in dir
 	Dial  func(context.Context) error // called before every connection to an agent; may be nil
 	// Private gives each guest a directory of its own, which branches and forks keep. The agent's
-	// command gets its path in the environment variable FilesEnv. False: all guests share the files of
-	// this host.
+	// command gets the path of this directory in the environment variable FilesEnv. False: all
+	// guests share the files of this host.
 	Private bool
 	Guest   sandbox.Guest // stands in for the agent of every sandbox; nil: real agents
 	Limits  face.Limits
@@ -129,14 +129,15 @@ type Options struct {
 
 	Stopping context.Context // context that ends when the daemon stops; nil: the daemon never stops
 
-	// Diff acts as the guest of VMs that compare disks. nil: these guests answer that the file /srv/a has changed.
+	// Diff acts as the guest of VMs that compare disks. nil: these guests answer that the file
+	// /srv/a has changed.
 	Diff func(*vmfake.VMM, net.Conn)
 
-	SSH *SSH // serve SSH; nil: no
+	SSH *SSH // configuration of the SSH server; nil: the rig serves no SSH
 
 	NoKVM error // reason why the host cannot run VMs; nil: it can
 
-	Unchecked bool // do not compare traffic with the document, because another program does so
+	Unchecked bool // traffic is not compared with the document, because another program does so
 
 	Dir     string             // directory of the rig's state, which an earlier rig may have used; empty: a temporary one
 	Prepare func(*vmfake.VMMs) // called before the first VM starts; may be nil
@@ -283,7 +284,7 @@ func (o *Options) prepare(r *Rig, vmms *vmfake.VMMs, dir string) {
 	}
 }
 
-// observe connects what counts and what records figures with the manager.
+// observe connects the metrics and the history with the manager, which provides their figures.
 func (r *Rig) observe(m *sandbox.Manager, counts *metrics.Metrics) {
 	counts.SetSource(metrics.Source{Snapshots: func() int { return len(m.Snapshots().List()) }, Pool: m.PoolSize,
 		PoolWanted: m.PoolWanted, Branches: m.BranchesInFlight,
@@ -347,7 +348,7 @@ func (r *Rig) unpacks(dir string, unpack func(io.Reader) error) (*build.Images, 
 	return &build.Images{Filler: filler, Dir: r.Cache}, nil
 }
 
-// differ returns a Differ whose VMs are faked. The given function acts as the guest of these VMs.
+// differ returns a Differ whose VMs are faked. The function guest acts as the guest of these VMs.
 func (r *Rig) differ(guest func(*vmfake.VMM, net.Conn), run string, st *store.Store) *diff.Differ {
 	if guest == nil {
 		file := diffproto.Node{Type: diffproto.Regular, Mode: 0o644, Size: 4}
@@ -360,8 +361,8 @@ func (r *Rig) differ(guest func(*vmfake.VMM, net.Conn), run string, st *store.St
 		Initrd: func(base *os.File) (*os.File, error) { return os.Open(base.Name()) }})
 }
 
-// guard returns a guard that accepts Token and the given further tokens. It writes all tokens to
-// r.TokenFile, and adds the tokens of more to r.Tokens.
+// guard returns a guard that accepts Token and the tokens in more. It writes all tokens to
+// r.TokenFile, and adds those in more to r.Tokens.
 func (r *Rig) guard(more []auth.Token) (g *auth.Guard, err error) {
 	file := fmt.Appendf(nil, "default admin sha256:%x\n", sha256.Sum256([]byte(Token)))
 	r.Tokens = make(map[string]string)

@@ -13,11 +13,11 @@ import (
 // FilesEnv is an environment variable that holds the directory with an agent's private files.
 const FilesEnv = "FORKD_TEST_AGENT_FILES"
 
-// files keeps the private files of guests (see Options.Private): each guest's and each snapshot's
-// in a directory of its own. It implements vmfake.Files.
+// files keeps the private files of guests (see Options.Private): each guest and each snapshot has a
+// directory of its own. It implements vmfake.Files.
 type files struct {
 	dir     string
-	changed func(vm string) // called when a guest has other files than before
+	changed func(vm string) // called when the files of a guest have been replaced
 
 	mu   sync.Mutex
 	vms  map[string]string // directories of guests, by the directories of their VMs
@@ -74,7 +74,8 @@ func (f *files) setLocked(vm, own string) {
 	f.vms[vm] = own
 }
 
-// copyTree copies a directory with modes, times and links. Where files can share extents, copies do.
+// copyTree copies a directory with modes, times and links. If the file system allows it, copies
+// share extents with the originals.
 func copyTree(from, to string) error {
 	if _, err := os.Lstat(to); !errors.Is(err, fs.ErrNotExist) {
 		return errors.Join(fmt.Errorf("%s is in the way", to), err)

@@ -44,12 +44,12 @@ type guest struct {
 	started bool
 	err     error // error of starting the agent
 
-	dir string // of its sockets; set before the agent starts
+	dir string // directory of the agent's sockets; set before the agent starts
 	cmd *exec.Cmd
 }
 
-// guests returns a function that returns the guest of a VM. If a guest is given, it is the guest of
-// every VM. Otherwise the guest is a new agent.
+// guests returns a function that returns the guest of a VM. If the parameter one is not nil, it is
+// the guest of every VM. Otherwise the guest is a new agent.
 func (a *agents) guests(one sandbox.Guest, vmms *vmfake.VMMs) func(string) sandbox.Guest {
 	return func(vsock string) sandbox.Guest {
 		if one != nil {

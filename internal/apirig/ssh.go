@@ -37,12 +37,12 @@ func BuildSSH(dir string) (string, error) {
 	if out, err := build.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build forkd-ssh: %w\n%s", err, out)
 	}
-	return path, os.Chmod(dir, 0o755) // its jail has a user of its own
+	return path, os.Chmod(dir, 0o755) // in its jail, forkd-ssh runs as another user
 }
 
 // RunningSSH is the SSH server of a rig.
 type RunningSSH struct {
-	Addr    string // empty: there is none
+	Addr    string // address of the server; empty: there is no server
 	HostKey ssh.PublicKey
 	KeyFile string // file of the clients' keys; missing at first
 	Stop    func() // stops the server

@@ -134,7 +134,7 @@ func (c *exchange) check(router routers.Router, r *http.Request) error {
 	return nil
 }
 
-// Requests to servers in sandboxes, addressed by path and by host name.
+// byPath matches the paths, and byHost the host names, of requests to servers in sandboxes.
 var (
 	byPath = regexp.MustCompile(`^/v1/sandboxes/[^/]+/proxy/[^/]+/?`)
 	byHost = regexp.MustCompile(`(?i)^[0-9]+-sb-`)

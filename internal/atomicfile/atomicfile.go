@@ -100,7 +100,7 @@ func finish(f *os.File, data []byte, mode fs.FileMode, sync bool) error {
 }
 
 // Clean removes the temporary files that killed processes have left in a directory. The directory
-// need not exist. No process may be writing a file in it.
+// need not exist. No process may write a file in it while Clean runs.
 func Clean(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -151,8 +151,8 @@ func Fill(path string, fill func(tmp string) error) error {
 	return nil
 }
 
-// SyncDir flushes a directory to disk. The creation, renaming and removal of files in the directory
-// then survives a power failure.
+// SyncDir flushes a directory to disk. All earlier creations, renamings and removals of files in
+// the directory then survive a power failure.
 func SyncDir(dir string) error {
 	d, err := os.Open(dir)
 	if err != nil {

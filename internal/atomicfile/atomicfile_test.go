@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// With the environment variable roleVariable, the test binary runs as one of the processes below.
-// pathVariable is the file that the process writes.
+// If the environment variable roleVariable is set, the test binary runs one of the processes in
+// TestMain instead of the tests. The process writes to the path in pathVariable.
 const (
 	roleVariable = "ATOMICFILE_TEST_ROLE"
 	pathVariable = "ATOMICFILE_TEST_PATH"

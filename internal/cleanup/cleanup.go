@@ -1,8 +1,8 @@
 // Package cleanup helps functions that create something in several steps to undo these steps after
 // an error.
 //
-// It calls the undo functions in reverse order. The functions return no errors, because the caller
-// reports the error for which it undoes its steps.
+// It calls the undo functions in reverse order. They return no errors, because the caller already
+// reports the error that made it undo its steps.
 package cleanup
 
 // Stack holds functions that undo the steps done so far. The zero Stack is ready for use. It may be
@@ -11,7 +11,7 @@ package cleanup
 //	var undo cleanup.Stack
 //	defer undo.Run()
 //	... undo.Add(func() { os.RemoveAll(dir) }) ...
-//	undo.Release() // it all worked: keep it
+//	undo.Release() // all steps succeeded: keep the result
 type Stack struct{ steps []func() }
 
 // Add puts f on top of the stack.

@@ -32,7 +32,7 @@ const (
 	shownColumns = 100
 )
 
-// Bounds on the text kept from a daemon, which is not trusted.
+// Bounds on the steps and the text that are kept from a daemon, which is not trusted.
 const (
 	maxShownSteps = 1000
 	maxShownText  = 4096 // runes of a name or a line

@@ -43,7 +43,8 @@ func (i imageOf05) recipe(name string) (*image.Recipe, error) {
 	return r, nil
 }
 
-// flags registers the sizes, and flags of forkd 0.5 that are refused or have no effect.
+// flags registers the flags for the sizes, and the flags of forkd 0.5 that are refused or have no
+// effect.
 func (i *imageOf05) flags(f *pflag.FlagSet, without ...string) {
 	f.IntVar(&i.disk, "size-mib", 0, "size of the disk (default 1024)")
 	f.IntVar(&i.memory, "mem-size-mib", 0, "memory (default 512)")

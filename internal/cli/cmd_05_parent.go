@@ -23,7 +23,8 @@ func newParentCmd() *cobra.Command {
 	return cmd
 }
 
-// newParentBuildCmd makes `parent build`: a root file system with -o FILE, as forkd 0.5 had, or a snapshot.
+// newParentBuildCmd makes the command `parent build`. It makes a snapshot or, with -o FILE as in
+// forkd 0.5, a root file system.
 func newParentBuildCmd() *cobra.Command {
 	c := common{streams: true}
 	var o buildOptions

@@ -75,8 +75,9 @@ func newApplyCmd() *cobra.Command {
 	return cmd
 }
 
-// printApplied prints a line for each file: a letter as of 'forkd diff --name-status', or C for a conflict with the
-// changes of both sides.
+// printApplied prints a line for each file. The line begins with the letter that 'forkd diff
+// --name-status' prints. The line of a conflict begins with C, and says what each side has done to
+// the file.
 func printApplied(w io.Writer, files []client.ApplyFile) {
 	for _, f := range files {
 		mark, more := changeMark(client.DiffFile{Change: f.Change}), ""

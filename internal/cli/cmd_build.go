@@ -166,7 +166,7 @@ func build(ctx context.Context, cl *client.Client, recipe *image.Recipe, o build
 	if err != nil {
 		return built{}, err
 	}
-	recipe, whole := recipe.WithoutFiles(), recipe // files are copied by steps
+	recipe, whole := recipe.WithoutFiles(), recipe // the image lacks the files, because build steps copy them
 	exists := fmt.Errorf("snapshot %q: exists; remove it ('forkd rmi %[1]s'), choose another --tag, or keep it with --reuse",
 		o.tag)
 	switch s, err := cl.Snapshot(ctx, o.tag); {
@@ -177,7 +177,7 @@ func build(ctx context.Context, cl *client.Client, recipe *image.Recipe, o build
 		return built{Baked: client.Baked{Snapshot: s.Snapshot}, Reused: true}, nil
 	case s.Status == "writing":
 		return built{}, fmt.Errorf("snapshot %q: is being made by another call", o.tag)
-	case !image.Has(ctx, cache, recipe): // without the recipe's image, s is no result of this build
+	case !image.Has(ctx, cache, recipe): // the recipe's image is missing, so the snapshot is of another recipe
 		return built{}, exists
 	}
 	v, err := cl.Version(ctx)

@@ -166,8 +166,8 @@ func (l cacheList) warn(cmd *cobra.Command) {
 	}
 }
 
-// The method returns the images of the daemon's cache that are not also in this user's cache. A
-// daemon of the same user and host has the same cache.
+// others(images) returns the images of the daemon's cache that this user's cache lacks. If the
+// daemon runs as this user on this host, both caches are the same.
 func (l cacheList) others(images []client.CachedImage) (list []cached) {
 	for _, i := range images {
 		c := daemonCached(i)

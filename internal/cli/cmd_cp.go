@@ -110,9 +110,9 @@ func (t transfer) inTarget() (string, error) {
 }
 
 // outTarget returns the local path to which a file or directory of the sandbox is copied. It
-// refuses a target that is a symbolic link, unless the path ends with /, and a target behind a
-// symbolic link, because an earlier copy may have copied the link from a sandbox to redirect this
-// copy.
+// refuses a target that is a symbolic link, unless the path ends with /. It also refuses a target
+// behind a symbolic link. An earlier copy may have copied such a link from a sandbox, in order to
+// redirect this copy.
 func (t transfer) outTarget() (string, error) {
 	if err := refuseLinkAbove(t.local); err != nil {
 		return "", err
@@ -133,9 +133,9 @@ func (t transfer) outTarget() (string, error) {
 	return target, refuseLink(target)
 }
 
-// refuseLinkAbove returns an error if a parent of path in the path itself is a symbolic link. It
-// accepts links that no copy has made: those on the way to the working directory, those directly in
-// /, such as /tmp of macOS, and those in /dev and /proc.
+// refuseLinkAbove returns an error if one of the directories that path names is a symbolic link. It
+// accepts links that no copy has made: links on the way to the working directory, links directly in
+// /, such as /tmp of macOS, and links in /dev and /proc.
 func refuseLinkAbove(path string) error {
 	if strings.HasPrefix(path, "/dev/") || strings.HasPrefix(path, "/proc/") {
 		return nil

@@ -13,7 +13,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// diffForm is the form in which differences are printed, and their limits.
+// diffForm says in which form differences are printed, and how many at most.
 type diffForm struct {
 	stat, nameOnly, nameStatus, patch bool
 	maxFiles, maxPatch                int
@@ -169,9 +169,9 @@ func quotedPath(path string) string {
 	return path
 }
 
-// describeDiff describes the changes of a file other than changes of its content: its type, mode,
-// owner and attributes. If the patch lacks the content, describeDiff may add the file's sizes and
-// the reason. The result is empty or begins with ": ".
+// describeDiff describes how the type, mode, owner and attributes of a file have changed. If the
+// patch lacks the content, describeDiff may add the file's sizes and the reason. The result is
+// empty or begins with ": ".
 func describeDiff(f client.DiffFile) string {
 	var words []string
 	for _, n := range []*client.DiffNode{f.New, f.Old} {
@@ -245,7 +245,7 @@ func printPatch(w io.Writer, patch string) {
 	}
 }
 
-// printDiffStat prints a table of the files, and the total numbers.
+// printDiffStat prints a table of the changed files, then the total numbers of files and lines.
 func printDiffStat(cmd *cobra.Command, d client.Diff) error {
 	if len(d.Files) > 0 {
 		err := table(cmd, "CHANGE\tPATH\tLINES\tDETAIL", func(row func(...any)) {

@@ -119,7 +119,8 @@ changed  /type                file → dir, mode 0644 → 0755
 	}
 }
 
-// An answer that lacks a version of a changed file is printed without a comparison of the versions.
+// If an answer does not describe the old or the new file at a path, the line for the path has no
+// comparison.
 func TestDiffWithoutVersions(t *testing.T) {
 	file := &client.DiffNode{Type: "file"}
 	run, _ := comparing(t, client.Diff{Files: []client.DiffFile{

@@ -45,7 +45,7 @@ func TestE2BEnv(t *testing.T) {
 	}
 }
 
-// The command env and a shell accept the output and the files of the command setup.
+// The command env finds the files of the command setup, and a shell accepts the output of env.
 func TestE2BSetup(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "it's here")
 	t.Setenv(urlEnv, "http://127.0.0.1:1")

@@ -16,7 +16,7 @@ import (
 	"github.com/forkd/forkd/internal/treetar"
 )
 
-// exportTo says where an export goes. One of the first three fields is set.
+// exportTo says where an export goes. One of the fields tar, patch and git is set.
 type exportTo struct {
 	tar, patch      string // a file, or - for standard output
 	git             string // a directory in a git repository
@@ -147,9 +147,9 @@ func (to *exportTo) save(ctx context.Context, cmd *cobra.Command, c *common, cl 
 // anyEntry accepts each entry of an archive.
 func anyEntry(exportEntry) error { return nil }
 
-// fetchTar writes a checked archive to w, and calls check for the entries of the archive. The
-// archive may have at most the given number of bytes. After an error, w may contain a part of the
-// archive, which must not be used.
+// fetchTar fetches an archive, checks it, and writes it to w. It calls the function check with each
+// entry. The parameter most bounds the archive, in bytes. After an error, w may contain a part of
+// the archive, which must not be used.
 func fetchTar(ctx context.Context, cl *client.Client, req client.ExportRequest, w io.Writer, most int64,
 	check func(exportEntry) error) error {
 	archive, err := cl.Export(ctx, req)
@@ -160,8 +160,8 @@ func fetchTar(ctx context.Context, cl *client.Client, req client.ExportRequest, 
 	return readExport(io.TeeReader(archive, w), most, check)
 }
 
-// withTar calls use with an archive in a temporary file without a name. fetchTar has checked the
-// archive.
+// withTar calls the function use with an archive in a temporary file without a name. fetchTar has
+// checked the archive.
 func withTar(ctx context.Context, cl *client.Client, req client.ExportRequest, most int64,
 	check func(exportEntry) error, use func(io.Reader) error) error {
 	f, err := os.CreateTemp("", "forkd-export")

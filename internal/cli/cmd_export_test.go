@@ -140,8 +140,8 @@ func TestExportIntoFiles(t *testing.T) {
 	}
 }
 
-// hostileArchives returns archives with paths outside of the target directory, and archives that no
-// export has.
+// hostileArchives returns archives with paths outside of the target directory, and archives of
+// forms that no export has.
 func hostileArchives(t *testing.T) map[string][]byte {
 	t.Helper()
 	file := func(name string) entry { return entry{tar.TypeReg, name, "x"} }

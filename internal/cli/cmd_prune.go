@@ -37,8 +37,8 @@ func details(ctx context.Context, cl *client.Client) ([]client.SnapshotDetail, e
 }
 
 // removable returns the snapshots for which want returns true, dependents first. It omits a
-// snapshot that a sandbox, or a snapshot outside of the result, still uses. It omits transient
-// snapshots and snapshots that are being written, too.
+// snapshot if a sandbox still uses it, or a snapshot outside of the result. It also omits transient
+// snapshots, and snapshots that are being written.
 func removable(all []client.SnapshotDetail, want func(*client.SnapshotDetail) bool) (chosen []client.SnapshotDetail) {
 	isChosen := map[string]bool{}
 	for again := true; again; {
@@ -71,8 +71,8 @@ func (u *usage) add(bytes uint64, inUse bool) {
 	u.Bytes += bytes
 }
 
-// usageOf returns the disk usage of snapshots and builds. Deleted snapshots are not in the list.
-// Their usage is computed from the sandboxes that still need the snapshots' files.
+// usageOf returns the disk usage of snapshots and builds. Deleted snapshots are not in the
+// parameter all. Their usage is computed from the sandboxes that still need their files.
 func usageOf(all []client.SnapshotDetail, sandboxes []client.Sandbox, builds cacheList) []usage {
 	parents, branches := usage{Kind: "parents"}, usage{Kind: "branches"}
 	states, deleted := usage{Kind: "states of sandboxes"}, usage{Kind: "removed branches"}

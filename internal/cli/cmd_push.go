@@ -30,7 +30,8 @@ func (o *registryOptions) register(cmd *cobra.Command) {
 	completeWords(cmd, "progress", "auto", "plain", "tty")
 }
 
-// follow returns a function that shows the progress of a movement on w, and a function that ends it.
+// follow returns two functions. on shows the progress of a push or a pull on w. end ends this
+// display.
 func (o *registryOptions) follow(w io.Writer) (on func(client.HubEvent) error, end func()) {
 	p := &hubProgress{progress: newProgress(w, isLive(o.progress, w)), numbers: make(map[string]int)}
 	return p.event, func() { p.finish(); p.end() }
@@ -157,12 +158,12 @@ func describeRemote(w io.Writer, s client.RemoteSnapshot) error {
 	return nil
 }
 
-// hubProgress shows the files of a moving snapshot as steps of a build.
+// hubProgress shows a push or a pull like a build: each file of the snapshot is a step.
 type hubProgress struct {
 	*progress
-	numbers map[string]int // of files whose step has begun
+	numbers map[string]int // numbers of the steps that have begun, by file
 	steps   []string
-	unpack  int // number of the step that writes the files, from 1; 0: it has not begun
+	unpack  int // number of the step that unpacks the files, from 1; 0: the step has not begun
 }
 
 func (p *hubProgress) event(e client.HubEvent) error {
@@ -227,6 +228,6 @@ func (p *hubProgress) step(n int, state string) error {
 // finish ends the last step.
 func (p *hubProgress) finish() {
 	if p.unpack > 0 {
-		_ = p.step(p.unpack-1, "done") // fails only for a plan
+		_ = p.step(p.unpack-1, "done") // only plans cause errors
 	}
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// moveEvents are those of a pull.
+// moveEvents are the events of a pull.
 var moveEvents = []client.HubFile{
 	{Name: "base", State: "shared", Bytes: 5 << 20},
 	{Name: "memory.layer.0", State: "pulling", Bytes: 4 << 20, Done: 1 << 20},

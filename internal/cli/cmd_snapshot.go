@@ -70,7 +70,7 @@ func newSnapshotCmd() *cobra.Command {
 // bootFlags are the flags for a parent that boots from given files.
 type bootFlags struct{ client.BakeRequest }
 
-// Variables with the default files of a parent.
+// Environment variables that name the default files of a parent.
 const (
 	kernelEnv = "FORKD_KERNEL"
 	rootfsEnv = "FORKD_ROOTFS"

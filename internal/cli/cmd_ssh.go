@@ -52,7 +52,7 @@ func (f *sshFlags) target(ctx context.Context, cl *client.Client, id string) (t 
 	if t.host, t.port, err = net.SplitHostPort(v.SSH.Address); err != nil {
 		return t, fmt.Errorf("the daemon's SSH address: %w", err)
 	}
-	if !isPlain(v.SSH.HostKey) { // it becomes a part of a command of ssh
+	if !isPlain(v.SSH.HostKey) { // the key becomes a part of a command of ssh
 		return t, fmt.Errorf("the daemon's host key %.100q is not one of SSH", v.SSH.HostKey)
 	}
 	// The port and the host become lines of ssh_config and arguments of ssh.
@@ -89,8 +89,9 @@ func isPlain(text string) bool {
 		"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+/=-") == ""
 }
 
-// hostOf returns the host that ssh connects to, given the host at which the daemon listens. The
-// daemon's host may be a loopback address of another host, or all addresses.
+// hostOf returns the host that ssh connects to, given the host at which the daemon listens. If the
+// daemon listens at all addresses, ssh connects to the host at which this program reaches the
+// daemon.
 func (f *sshFlags) hostOf(listens string) (string, error) {
 	if f.host != "" {
 		return f.host, nil

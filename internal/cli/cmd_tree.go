@@ -101,8 +101,8 @@ func watchTree(ctx context.Context, cl *client.Client, out io.Writer) error {
 	}
 }
 
-// fitLines returns the first lines of a text, as many as a terminal of the given height shows, and
-// the number of omitted lines. If height is 0, it returns all lines.
+// fitLines returns the first lines of a text, as many as a terminal of the given height shows. It
+// adds a line with the number of omitted lines. If height is 0, it returns the whole text.
 func fitLines(text string, height int) string {
 	lines := strings.SplitAfter(text, "\n")
 	room := max(height-2, 1)

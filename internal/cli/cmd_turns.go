@@ -25,7 +25,7 @@ type turnRow struct {
 	DiskBytes   uint64  `json:"disk_bytes"`   // written since the previous snapshot
 	After       string  `json:"after,omitempty"`
 	Current     bool    `json:"current"` // the sandbox was last at this turn
-	Undone      bool    `json:"undone"`  // not among the turns that led to the sandbox's present state
+	Undone      bool    `json:"undone"`  // the turn is not among the turns that led to the sandbox's present state
 }
 
 func newTurnsCmd() *cobra.Command {

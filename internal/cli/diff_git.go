@@ -9,9 +9,10 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// withoutGit returns the files whose patches cannot change a repository's .git. It writes a message
-// about each other file with a patch to errs. A file such as .git/hooks/pre-commit or .git/config
-// lets git run programs on this host. git apply refuses such paths, and other programs do not.
+// withoutGit returns the files whose patches cannot change a repository's .git. It writes to errs
+// how many other files with patches each .git has. A file such as .git/hooks/pre-commit or
+// .git/config lets git run programs on this host. git apply refuses such paths, and other programs
+// do not.
 func withoutGit(errs io.Writer, files []client.DiffFile) (kept []client.DiffFile, all bool) {
 	var dirs []string
 	changes := make(map[string]int) // number of omitted files, by their .git
@@ -71,8 +72,9 @@ func isSameName(part, name string) bool {
 	return false
 }
 
-// isShortName reports whether Windows may give a file the given short name: at least two letters of
-// the file's name, a tilde and a number.
+// isShortName reports whether word can be a short name that Windows makes for the file name. Such a
+// short name begins with two to six characters, then a tilde and a number. The first two characters
+// are those of name, without the dots at the beginning of name.
 func isShortName(word, name string) bool {
 	base, number, found := strings.Cut(word, "~")
 	name = strings.TrimLeft(name, ".")

@@ -7,8 +7,8 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// groups are words of docker's and E2B's command lines that may precede a command, such as
-// "container". Each word maps commands that have another name here to that name.
+// groups has words of docker's and E2B's command lines that may precede a command, such as
+// "container". For each word, it maps commands that have another name here to that name.
 var groups = map[string]map[string]string{
 	"container": {"list": "ls", "prune": "kill"},
 	"image":     {"ls": "images", "list": "images", "rm": "rmi"},
@@ -40,7 +40,8 @@ func ungrouped(args []string) []string {
 	return slices.Concat([]string{name}, args[2:])
 }
 
-// sameFlags maps names of flags to our names. They are docker's, forkd 0.5's, or likely guesses.
+// sameFlags maps names of flags to our names. It has the names that docker or forkd 0.5 uses, and
+// names that users may guess.
 var sameFlags = map[string]string{
 	"idle-timeout":     "idle-timeout-secs",
 	"interactive":      "stdin",

@@ -152,7 +152,7 @@ func (r *repository) fastImport(fill func(*bufio.Writer) error) error {
 		err = w.Flush()
 	}
 	if err != nil && !errors.Is(err, syscall.EPIPE) {
-		_ = cmd.Process.Kill() // at the end of the input, git would write a report of a crash into the repository
+		_ = cmd.Process.Kill() // otherwise git would write a report of a crash into the repository when the input ends
 		_ = cmd.Wait()
 		return err
 	}
@@ -193,7 +193,7 @@ func (s *commitStream) add(e exportEntry) error {
 	}
 	switch {
 	case !isBelow && e.Typeflag == tar.TypeDir && !e.deleted:
-		return nil // PATH itself
+		return nil // the entry is PATH itself
 	case !isBelow:
 		return fmt.Errorf("PATH /%s is not a directory of both sides: name one", s.root)
 	case isGitPath(at):
@@ -287,7 +287,7 @@ func (s *commitStream) end(ref, who, message, from string) error {
 }
 
 // isHook reports whether git may run the file of an entry as a hook after a checkout, or may find a
-// hook through that file. The first parameter is the entry's path in the repository.
+// hook through that file. The parameter at is the entry's path in the repository.
 func (s *commitStream) isHook(at string, e exportEntry) bool {
 	parts := strings.Split(at, "/")
 	for _, dir := range s.hooks {

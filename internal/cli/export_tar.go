@@ -25,10 +25,10 @@ type exportEntry struct {
 	content io.Reader
 }
 
-// readExport reads an exported archive of at most the given number of bytes, and calls the given
-// function for every entry. The guest determines the content of the archive. So readExport refuses
-// an archive that could make a program write outside of the directory in which it unpacks the
-// archive.
+// readExport reads an exported archive, and calls the function each with every entry. The parameter
+// most bounds the archive, in bytes. The guest determines the content of the archive. So readExport
+// refuses an archive that could make a program write outside of the directory in which it unpacks
+// the archive.
 func readExport(archive io.Reader, most int64, each func(exportEntry) error) error {
 	var form tarForm
 	limited := &io.LimitedReader{R: archive, N: most + 1} // bounds headers too
@@ -85,8 +85,8 @@ type exportPaths struct {
 }
 
 // add adds the path of an entry. It returns an error for a path or a link that no export has. A
-// path of a symbolic link still counts as a link after a later entry with this path. A program may
-// keep the link in spite of the later entry.
+// path of a symbolic link still counts as a link after a later entry with this path, because a
+// program may keep the link in spite of the later entry.
 func (p *exportPaths) add(e *exportEntry) error {
 	for at := path.Dir(e.path); at != "."; at = path.Dir(at) {
 		if kind, ok := p.kinds[at]; ok && kind != tar.TypeDir && kind != whiteoutKind {

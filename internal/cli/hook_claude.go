@@ -97,7 +97,7 @@ func jsonLines(v any) (string, error) {
 }
 
 // claudeSettings parses settings. It returns the settings and their hooks. If there are no hooks,
-// the second result is nil.
+// the result hooks is nil.
 func claudeSettings(text []byte) (root, hooks *jsonNode, err error) {
 	if root, err = parseJSON(text); err != nil {
 		return nil, nil, err

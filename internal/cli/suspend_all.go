@@ -19,7 +19,7 @@ type suspendAll struct {
 	cl     *client.Client
 	within time.Duration // time limit for all sandboxes together; 0: no limit as long as sandboxes are being saved
 	turn   time.Duration // time limit of a request; if within is 0, also of a period in which no sandbox is saved
-	turns  chan struct{} // one for each concurrent request; waiting goroutines get them in order of arrival
+	turns  chan struct{} // has an element for each request that runs; waiting goroutines take turns in order of arrival
 
 	mu    sync.Mutex
 	saved time.Time // time when the latest sandbox was saved
@@ -91,7 +91,7 @@ func (a *suspendAll) ask(ctx context.Context, id string) (client.Sandbox, error)
 }
 
 // stalled reports whether no sandbox has been saved for the duration a.turn, measured from the time
-// began, or from the latest save.
+// in began or from the latest save.
 func (a *suspendAll) stalled(began time.Time) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// The agents whose hooks are supported. docs/undo.md says for which versions.
+// The agents whose hooks are supported. docs/undo.md lists their supported versions.
 const (
 	claudeCode = "claude-code"
 	codex      = "codex"

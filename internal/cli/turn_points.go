@@ -41,8 +41,10 @@ const (
 // turns are the saved turns of one sandbox. A turn is a snapshot that is saved while an agent
 // works.
 type turns struct {
-	id    string // id of the sandbox
-	name  string // name of the sandbox's workspace, or else its id; the tags of turns begin with it
+	id string // id of the sandbox
+	// name of the sandbox's workspace, or the sandbox's id if it has no workspace; the tags of
+	// turns begin with this name
+	name  string
 	all   map[string]client.Snapshot
 	saved []turn // sorted by number
 }
@@ -77,9 +79,9 @@ func (t *turns) number(s client.Snapshot) (int, bool) {
 // maxTurn is the largest number of a turn. A tag with a larger number is not a turn.
 const maxTurn = 1 << 30
 
-// The method returns the number of the next turn. The tag of that turn must be unique. So the
-// method also counts turns of other sandboxes, because an earlier workspace of the same name may
-// have left turns.
+// next returns the number of the next turn. The tag of that turn must be unique. So next also
+// counts turns of other sandboxes, because an earlier workspace of the same name may have left
+// turns.
 func (t *turns) next() int {
 	n := 0
 	for tag := range t.all {
@@ -119,9 +121,9 @@ func (t *turns) find(ref string) (turn, bool) {
 	return t.saved[i], true
 }
 
-// nearest returns tag if the snapshot with this tag is a turn. Otherwise it returns the tag of the
-// latest turn among the snapshot's ancestors. The result is "" if there is no such turn, or if a
-// snapshot between the two has been deleted.
+// nearest returns tag if the snapshot with this tag is a turn. Otherwise it goes back through the
+// sandbox's earlier branches and returns the tag of the first turn that it finds. The result is ""
+// if it finds no turn, or if a branch on the way has been deleted.
 func (t *turns) nearest(tag string) string {
 	for range t.all { // bounded, because damaged snapshots may form a cycle
 		s, ok := t.all[tag]
@@ -139,7 +141,8 @@ func (t *turns) nearest(tag string) string {
 	return ""
 }
 
-// The method returns the tag of the previous turn; empty if there is none.
+// before(tag) returns the tag of the turn before the turn with the given tag; empty if there is
+// none.
 func (t *turns) before(tag string) string {
 	s := t.all[tag]
 	if before := t.nearest(s.After); before != "" {
@@ -168,9 +171,9 @@ func (t *turns) start(first string) string {
 	return start.Tag
 }
 
-// The method returns the tags that an undo can roll back to from the turn or snapshot with the
-// given tag. These are the given tag, the tags of the turns before it, and the tag of the snapshot
-// from which the first of these turns started.
+// line(tag) returns the tags that an undo can roll back to from the turn or snapshot with the given
+// tag. These are the given tag, the tags of the turns before it, and the tag of the snapshot from
+// which the first of these turns started.
 func (t *turns) line(tag string) []string {
 	line := []string{tag}
 	if _, ok := t.number(t.all[tag]); !ok {
@@ -189,9 +192,9 @@ func (t *turns) line(tag string) []string {
 	return line
 }
 
-// The method returns the turns that a redo can roll forward to from the given turn or snapshot, the
-// next turn first. The last element is the newest turn from which undos can return to the given
-// one.
+// forward(at) returns the tags of the turns that a redo can roll forward to from the turn or
+// snapshot with the tag at, the next turn first. The last turn is the newest turn from which undos
+// can return to the tag at.
 func (t *turns) forward(at string) []string {
 	for _, p := range slices.Backward(t.saved) {
 		line := t.line(p.Snapshot.Tag)

@@ -13,8 +13,8 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// How much a sandbox may write without a request. If it writes more, this counts as a change. The
-// kernel of an idle guest writes a little.
+// How much a sandbox may write without a request before this counts as a change. The kernel of an
+// idle guest writes a little.
 const (
 	quietMemoryKiB = 4 << 10
 	quietDiskKiB   = 256
@@ -179,8 +179,8 @@ func (t *turns) isTurn(tag string) bool {
 	return ok
 }
 
-// notePrompt stores the prompt of a session in a label of the sandbox. The turn that is saved at
-// the end takes its text from this label.
+// notePrompt stores the prompt of a session in a label of the sandbox. The turn that is saved after
+// the agent's work takes its text from this label.
 func (t *turnStore) notePrompt(ctx context.Context, e turnEvent) error {
 	session, text := words(e.session), words(e.text)
 	if session == "" || text == "" || strings.Contains(session, " ") {

@@ -16,7 +16,7 @@ type waiting struct {
 
 	mu sync.Mutex // held while the line or other output is printed
 	// +checklocks:mu
-	what string // empty: nothing yet
+	what string // what the command waits for; empty if nothing has begun
 	// +checklocks:mu
 	out io.Writer
 	// +checklocks:mu
@@ -73,8 +73,8 @@ func (w *waiting) end() {
 	w.mu.Unlock()
 }
 
-// The method returns a writer that writes to the given writer, which may be the same terminal.
-// Before each write, it removes the line.
+// before(to) returns a writer that passes its input to the given writer. Before each write, it
+// removes the waiting line from w's terminal. The given writer may be this terminal.
 func (w *waiting) before(to io.Writer) io.Writer { return printer{w, to} }
 
 type printer struct {

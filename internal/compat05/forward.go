@@ -15,7 +15,7 @@ import (
 )
 
 // Forward serves the protocol of forkd 0.5's agent on this host until ctx ends. It listens at the
-// addresses that a daemon with --guest-port reports for sandboxes. It reports errors by calling
+// addresses that a daemon with --guest-port reports for sandboxes. It passes errors to the function
 // say.
 func Forward(ctx context.Context, cl *client.Client, port int, say func(text string)) error {
 	l, err := listenLoopback(ctx, port)
@@ -54,8 +54,8 @@ type guests struct {
 	servers map[string]*agent05.Server // the servers by the sandbox's id
 }
 
-// of is the method that returns the server of the sandbox whose address is the connection's local
-// address. It returns nil if there is no such sandbox.
+// of(ctx, conn) returns the server of the sandbox whose address is the connection's local address.
+// It returns nil if there is no such sandbox.
 func (g *guests) of(ctx context.Context, conn net.Conn) *agent05.Server {
 	s, err := g.find(ctx, conn)
 	if err != nil {

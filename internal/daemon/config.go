@@ -43,7 +43,7 @@ type Config struct {
 	RAMDir      string // tmpfs for hot memory layers
 	RunDir      string // sockets and records of running sandboxes
 	AuditLog    string // empty: none
-	FlowLog     string // connections of sandboxes; empty: none
+	FlowLog     string // file for the log of sandboxes' connections; empty: none
 	// On each signal, the daemon opens the logs again. Another program sends the signal after it
 	// has renamed the files. May be nil.
 	Reopen    <-chan os.Signal

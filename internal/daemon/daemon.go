@@ -138,7 +138,7 @@ func newServer(handler http.Handler, log *slog.Logger, idle, answer time.Duratio
 	return server
 }
 
-// fewHeaders refuses requests with too many headers, so that the handler next never sees them.
+// fewHeaders refuses requests with too many headers, and passes all others to the handler next.
 func fewHeaders(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if inbound.Fields(r.Header) > inbound.MaxFields {

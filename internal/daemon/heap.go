@@ -8,9 +8,9 @@ import (
 	"github.com/forkd/forkd/internal/host/cgroup"
 )
 
-// Bounds of the daemon's own memory. The limit is a share of the available memory, but at least
-// minHeap, and never more than half of the available memory. Requests may hold 512 MiB of bodies
-// and answers (face.Limits.Memory).
+// Bounds of the daemon's own memory. The limit is 1/heapShare of the available memory, but at least
+// minHeap bytes, and never more than half of the available memory. Requests may hold 512 MiB of
+// bodies and answers (face.Limits.Memory).
 const (
 	heapShare = 8
 	minHeap   = 1 << 30

@@ -17,7 +17,7 @@ func TestHeapLimit(t *testing.T) {
 	}
 	before := debug.SetMemoryLimit(math.MaxInt64)
 	defer debug.SetMemoryLimit(before)
-	limitHeap("1GiB", slog.New(slog.DiscardHandler)) // the runtime applied it at its start
+	limitHeap("1GiB", slog.New(slog.DiscardHandler)) // the runtime applied GOMEMLIMIT at its start
 	if got := debug.SetMemoryLimit(-1); got != math.MaxInt64 {
 		t.Errorf("with GOMEMLIMIT: %d", got)
 	}

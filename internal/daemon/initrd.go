@@ -35,8 +35,9 @@ func makeInitrd(kernel, program string) (*os.File, error) {
 	return f, nil
 }
 
-// addDiff makes an initramfs with the files of base and forkd-diff. Linux unpacks several archives one
-// after the other. The base may come from another host, so it is copied without a buffer of its size.
+// addDiff makes an initramfs with the files of base and forkd-diff. Linux unpacks several archives
+// one after the other. The base may come from another host, so it is copied without a buffer of its
+// size.
 func addDiff(base *os.File) (*os.File, error) {
 	program, err := embedded.Open(embedded.Diff)
 	if err != nil {

@@ -12,7 +12,7 @@ const (
 	kvmAgain = 5 * time.Second
 
 	// For a probe that did not answer in time. KVM is then assumed to work. A busy host may delay
-	// each probe by seconds, and requests wait for it.
+	// each probe by seconds, and requests wait for the probe.
 	kvmUnsure = time.Minute
 )
 

@@ -12,11 +12,12 @@ import (
 	"github.com/forkd/forkd/internal/host/owner"
 )
 
-// limited accepts at most a number of connections at once. When all places are taken, a new
-// connection gets the place of an idle one, which is closed. A connection is idle while the daemon
-// serves no request of an identified client on it. Among the idle connections, limited closes the
-// oldest one of the peer that has the most idle connections. So a client that sends no requests, or
-// only requests that need no token, keeps no other client out.
+// limited is a listener that bounds the number of connections that are open at the same time. When
+// all places are taken, a new connection gets the place of an idle one, which is closed. A
+// connection is idle while the daemon serves no request of an identified client on it. Among the
+// idle connections, limited closes the oldest one of the peer that has the most idle connections.
+// So a client that sends no requests, or only requests that need no token, keeps no other client
+// out.
 //
 // An identified client may have requests on three quarters of the connections. If it has requests
 // on more connections, these can be closed like idle ones, the newest first. So no client keeps
@@ -32,7 +33,7 @@ type limited struct {
 	change *sync.Cond // signalled when a connection ends or becomes idle, and at Close
 	open   map[*placed]struct{}
 	busy   map[string]int // number of connections that are not idle, by placed.who
-	last   uint64         // number of the last connection
+	last   uint64         // number of the newest connection; see placed.number
 	closed bool
 }
 

@@ -29,8 +29,8 @@ type sshFace struct {
 	leaf     *cgroup.Leaf
 }
 
-// openSSH makes the SSH server of a configuration, or returns nil if it has none. The caller must call
-// serve, or close the listener.
+// openSSH makes the SSH server of a configuration, or returns nil if the configuration has none.
+// The caller must call the server's serve, or close its listener.
 func openSSH(cfg *Config, shared *face.Face, counts *metrics.Metrics, bin string, jails *jail.Starter,
 	cgroups *cgroup.Tree) (*sshFace, error) {
 	if cfg.SSH == "" {
@@ -77,8 +77,9 @@ func sshLeaf(cgroups *cgroup.Tree) (leaf *cgroup.Leaf, memory uint64, err error)
 	return leaf, memory, err
 }
 
-// Limits of the cgroup of all forkd-ssh processes: the host's memory divided by sshMemoryShare, and a
-// minimum; the number of threads. A process has some ten threads.
+// Limits of the cgroup of all forkd-ssh processes. Together they may use 1/sshMemoryShare of the
+// host's memory, or sshLeastMemory bytes if that is more, and may have sshMaxPIDs threads. One
+// process has about ten threads.
 const (
 	sshMemoryShare = 8
 	sshLeastMemory = 512 << 20

@@ -54,8 +54,8 @@ func serverTLS(files TLS, log *slog.Logger) (*tls.Config, error) {
 	return &tls.Config{MinVersion: tls.VersionTLS12, GetConfigForClient: c.current}, nil
 }
 
-// paths returns the paths of the files. The last path, for the client authorities, is empty if none
-// is configured.
+// paths returns the paths of the files. The path of the client authorities is omitted if none is
+// configured.
 func (c *certificates) paths() []string {
 	paths := []string{c.files.Cert, c.files.Key}
 	if c.files.ClientCA != "" {

@@ -70,7 +70,7 @@ func (a *authority) make(c *x509.Certificate) (_ *x509.Certificate, key *ecdsa.P
 		pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER})
 }
 
-// server and user make a certificate for a server and for a client.
+// server makes a certificate for a server, and user makes one for a client.
 func (a *authority) server() (cert, key []byte) {
 	_, _, cert, key = a.make(&x509.Certificate{Subject: pkix.Name{CommonName: "daemon"},
 		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}})

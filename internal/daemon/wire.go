@@ -268,7 +268,8 @@ func (w *wired) openBooks(cfg *Config, dataDir string) (*workspace.Set, *once.Bo
 	return workspaces, answers, err
 }
 
-// observe connects what counts and what records figures with the parts that have them.
+// observe connects the metrics and the history with the parts of the daemon that provide their
+// figures.
 func (w *wired) observe(counts *metrics.Metrics) {
 	counts.SetSource(w.gauges())
 	w.history = history.New(history.Source{Manager: w.manager, Usage: w.cgroups.Usage, Children: counts.Children}.Config())

@@ -62,8 +62,8 @@ func howToStart() string {
 	return "forkd daemon &"
 }
 
-// The function of returns a probe that judges the daemon's answers. If no daemon answers, the check
-// does not apply.
+// of(judge) returns a probe that calls judge with the daemon's answers. If no daemon answers, the
+// check does not apply.
 func of(judge func(*Host, client.Version) Finding) func(*Host) Finding {
 	return func(h *Host) Finding {
 		if h.daemon.version == nil {

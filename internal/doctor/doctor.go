@@ -18,7 +18,7 @@ import (
 // Verdict is the result of one check.
 type Verdict string
 
-// With a warning, forkd runs, but with less speed, space or security.
+// Verdicts. After a warning, forkd runs, but with less speed, space or security.
 const (
 	Pass Verdict = "pass"
 	Warn Verdict = "warn"
@@ -46,7 +46,7 @@ func found(v Verdict, detail string, args []any) Finding {
 	return Finding{Verdict: v, Detail: detail}
 }
 
-// The method returns f with the given fix, which replaces the fix of the check's row.
+// by(fix) returns f with the given fix, which replaces the fix of the check's row.
 func (f Finding) by(fix Fix) Finding {
 	f.Fix = &fix
 	return f

@@ -24,7 +24,7 @@ func everything(f Finding) string {
 	return f.Detail + "\n" + f.Fix.Kind + " " + f.Fix.Command
 }
 
-// The function returns a host with the given files. The arguments are names and contents,
+// with(files...) returns a host that has the given files. The arguments are names and contents,
 // alternately.
 func with(files ...string) *Host {
 	return &Host{read: func(name string) string {

@@ -31,7 +31,8 @@ var (
 	diskNeed = need{5 << 30, 1 << 30}
 )
 
-// judge converts a number of free bytes to a finding. The finding uses the given name of the place.
+// judge converts a number of free bytes to a finding. The parameter where names the place in the
+// finding.
 func (n need) judge(where string, free uint64) Finding {
 	switch {
 	case free >= n.good:
@@ -42,7 +43,7 @@ func (n need) judge(where string, free uint64) Finding {
 	return fail("%s: %d MiB free: %d MiB are needed", where, free>>20, n.enough>>20)
 }
 
-// The method judges the free space of the file system of dir. If dir does not exist, it uses the
+// at(dir) judges the free space of the file system of dir. If dir does not exist, it uses the
 // nearest existing directory above dir.
 func (n need) at(dir string) Finding {
 	at := dir

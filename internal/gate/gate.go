@@ -28,7 +28,7 @@ func Fair(total int) int { return max(1, total-max(1, total/4)) }
 type FullError struct {
 	Limit   int
 	Key     string // the key whose share is full; empty: the gate is full
-	Waiting bool   // the queue is full; Limit is its bound
+	Waiting bool   // whether the queue is full; Limit is then the bound of the queue
 }
 
 func (e *FullError) Error() string {
@@ -43,8 +43,8 @@ func (e *FullError) Error() string {
 
 // Queue limits the number of waiting callers. One caller of each key may always wait.
 type Queue struct {
-	Key int // waiting callers of one key; 0: no limit
-	All int // all waiting callers; 0: no limit
+	Key int // maximum number of waiting callers with the same key; 0: no limit
+	All int // maximum number of all waiting callers; 0: no limit
 }
 
 // Gate has places for concurrent work. Its methods may be called concurrently.
@@ -61,7 +61,7 @@ type Gate struct {
 // waiter is a caller that waits for a place.
 type waiter struct {
 	shares []Share
-	rank   int           // number of places and waiters that its first key had when it arrived
+	rank   int           // number of places and waiters with the same key when this waiter arrived
 	in     chan struct{} // closed when the waiter has its place
 }
 
@@ -75,7 +75,7 @@ func NewQueued(total int, bound Queue) *Gate {
 	return &Gate{total: total, bound: bound, by: make(map[string]int)}
 }
 
-// Count returns the number of taken places, and the total.
+// Count returns the number of taken places, and the total number of places.
 func (g *Gate) Count() (taken, total int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -90,7 +90,7 @@ func (g *Gate) Waiting() int {
 }
 
 // Enter takes one place, which counts in all of the shares. If the gate or a share has no free
-// place, it returns a *FullError without waiting. The caller must call leave once.
+// place, Enter returns a *FullError without waiting. The caller must call leave once.
 func (g *Gate) Enter(shares ...Share) (leave func(), err error) {
 	h := g.Hold(shares...)
 	if err := h.Add(1); err != nil {
@@ -99,8 +99,8 @@ func (g *Gate) Enter(shares ...Share) (leave func(), err error) {
 	return h.Leave, nil
 }
 
-// Hold is a set of places that one caller has taken. They count in all of its shares. Only one
-// goroutine at a time may use it.
+// Hold is a set of places that one caller has taken. The places count in all shares of the Hold.
+// Only one goroutine at a time may use a Hold.
 type Hold struct {
 	of     *Gate
 	shares []Share
@@ -110,8 +110,8 @@ type Hold struct {
 // Hold returns an empty Hold.
 func (g *Gate) Hold(shares ...Share) *Hold { return &Hold{of: g, shares: shares} }
 
-// Add takes n more places. If fewer than n places are free, it takes no places and returns a
-// *FullError without waiting.
+// Add takes n more places. If fewer than n places are free in the gate or in a share, Add takes no
+// places and returns a *FullError without waiting.
 func (h *Hold) Add(n int) error {
 	g := h.of
 	g.mu.Lock()
@@ -129,16 +129,17 @@ func (h *Hold) Add(n int) error {
 	return nil
 }
 
-// Leave frees all places.
+// Leave frees all places of the Hold.
 func (h *Hold) Leave() {
 	h.of.leave(h.n, h.shares...)
 	h.n = 0
 }
 
 // Wait waits for a place, which counts in all shares. It returns the error of ctx if ctx ends
-// before there is a place, or a *FullError if too many callers wait. The key of the first share
-// identifies the client. Clients with the fewest places and waiters come first, so a client's only
-// request does not wait behind many requests of another client. The caller must call leave once.
+// before the caller has a place, or a *FullError if too many callers wait. The key of the first
+// share identifies the client. Clients with the fewest places and waiters come first, so a client's
+// only request does not wait behind many requests of another client. The caller must call leave
+// once.
 func (g *Gate) Wait(ctx context.Context, first Share, others ...Share) (leave func(), err error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -183,7 +184,7 @@ func (g *Gate) Wait(ctx context.Context, first Share, others ...Share) (leave fu
 }
 
 // overfullLocked is called after w was added to the queue. If the queue now has too many callers,
-// in total or with w's key, it removes w and returns a *FullError. The second parameter is the
+// in total or with w's key, it removes w and returns a *FullError. The parameter others is the
 // number of other waiting callers with w's key.
 func (g *Gate) overfullLocked(w *waiter, others int) error {
 	last := len(g.queue) - 1

@@ -51,8 +51,8 @@ func TestOneKeyLeavesRoomForOthers(t *testing.T) {
 	}
 }
 
-// A place counts in every share that it was taken for. If one of the shares is full, the place
-// counts in none.
+// A place counts in every share that it was taken for. If one of the shares is full, no place is
+// taken, and the other shares do not change.
 func TestAPlaceCountsInEveryShare(t *testing.T) {
 	g := New(10)
 	leave, err := g.Enter(Share{"a", 5}, Share{"box", 1})
@@ -69,8 +69,8 @@ func TestAPlaceCountsInEveryShare(t *testing.T) {
 	leave()
 }
 
-// A caller whose key has no other caller does not wait behind all callers of another key. The
-// number of places does not matter.
+// A caller that is the only one with its key does not wait behind all callers of another key, even
+// if there is only one place.
 func TestThoseWithTheFewestBeforeThemComeFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := New(1)

@@ -28,7 +28,7 @@ func (t *Tasks) contextLocked() context.Context {
 	return t.context
 }
 
-// Do runs f as a task. After Close, it does nothing.
+// Do runs f as a task. After Close, Do does nothing.
 func (t *Tasks) Do(f func()) {
 	t.mu.Lock()
 	if t.contextLocked().Err() != nil {

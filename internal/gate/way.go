@@ -14,8 +14,8 @@ type Way struct {
 	end     context.CancelCauseFunc
 }
 
-// Context returns a context for work that can be interrupted. The context is cancelled while there
-// is urgent work.
+// Context returns a context for work that can be interrupted. The context is cancelled as soon as
+// urgent work begins. While there is urgent work, Context returns a cancelled context.
 func (w *Way) Context() context.Context {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -29,7 +29,7 @@ func (w *Way) contextLocked() context.Context {
 	return w.context
 }
 
-// Clear begins urgent work: it cancels the contexts of other work, for the given cause. The caller
+// Clear begins urgent work: it cancels the context of other work, with the given cause. The caller
 // must call done once, when the urgent work has ended.
 func (w *Way) Clear(cause error) (done func()) {
 	w.mu.Lock()

@@ -27,8 +27,8 @@ func Is(argument int, value uint64) Condition {
 	return Condition{Argument: argument, Mask: ^uint64(0), Value: value}
 }
 
-// IsNot returns the conditions that an argument differs from the given value. They are right even
-// if Linux uses only the lower half of the argument.
+// IsNot returns conditions that hold only if an argument differs from the given value, even if
+// Linux uses only the lower half of the argument.
 func IsNot(argument int, value uint32) []Condition {
 	return []Condition{
 		{Argument: argument, Value: uint64(value), Not: true},
@@ -44,8 +44,8 @@ func Has(argument int, bits uint64) Condition {
 	return Condition{Argument: argument, Mask: bits, Value: bits}
 }
 
-// Calls returns calls that are permitted with any arguments. Use it only for calls that affect only
-// descriptors and memory that the process already has.
+// Calls returns the calls with the given numbers, which are permitted with any arguments. Use it
+// only for calls that affect nothing but descriptors and memory that the process already has.
 func Calls(numbers ...uintptr) []Call {
 	calls := make([]Call, len(numbers))
 	for i, n := range numbers {
@@ -74,8 +74,8 @@ const newThread = unix.CLONE_VM | unix.CLONE_FS | unix.CLONE_FILES | unix.CLONE_
 	unix.CLONE_THREAD | unix.CLONE_SETTLS
 
 // RuntimeCalls returns the calls that Go's runtime makes, and the calls that package os makes on
-// open files. They can allocate memory, but not make it executable. They cannot replace the handler
-// of SIGSYS, the signal that kills a process that makes a forbidden call.
+// open files. These calls can allocate memory, but not make it executable. They cannot replace the
+// handler of SIGSYS, the signal that kills a process that makes a forbidden call.
 func RuntimeCalls() []Call {
 	return append(Calls(unix.SYS_READ, unix.SYS_WRITE, unix.SYS_CLOSE, unix.SYS_FSTAT, unix.SYS_LSEEK,
 		unix.SYS_PREAD64, unix.SYS_PWRITE64, unix.SYS_FUTEX, unix.SYS_NANOSLEEP,

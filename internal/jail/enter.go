@@ -20,7 +20,7 @@ type Config struct {
 	Filter []unix.SockFilter // made by package filter
 	Files  uint64            // maximum number of open descriptors; 0: as many as are open when the program starts
 	Data   uint64            // maximum size of private writable memory in bytes (RLIMIT_DATA); 0: no limit
-	Online bool              // the program makes network connections
+	Online bool              // whether the program makes network connections
 }
 
 // ExitCode is the exit code of a program that cannot enter its jail.
@@ -41,7 +41,7 @@ func Enter(c Config) error {
 	if how == placed && os.Getuid() == 0 {
 		return errors.New("it was started as root")
 	}
-	there := how == noNamespaces || how == placed // the process is in its place already; see prepareThread
+	there := how == noNamespaces || how == placed // whether the root directory needs no change; see prepareThread
 	for _, step := range []struct {
 		name string
 		do   func() error
@@ -72,9 +72,9 @@ func Enter(c Config) error {
 	return nil
 }
 
-// Unprivileged calls the given function before Enter, in a thread without effective capabilities.
-// For some files, Linux checks the rights of the process that has opened the file, and not of the
-// process that reads it. Without Unprivileged, the descriptors that the function opens could permit
+// Unprivileged calls the function do before Enter, in a thread without effective capabilities. For
+// some files, Linux checks the rights of the process that has opened the file, and not of the
+// process that reads it. Without Unprivileged, a descriptor that the function opens could permit
 // more than the process may do in its jail.
 func Unprivileged(do func() error) (err error) {
 	header, had, err := capabilities()
@@ -173,9 +173,10 @@ func swapRoot() error {
 	}
 }
 
-// limit sets limits that cgroups do not have, or not for a single process. The number of threads is
-// limited only if no other process has the same user or the same user namespace. The kernel counts the
-// threads of all processes of a user, or of a user namespace, together.
+// limit sets limits that cgroups cannot set, or cannot set for a single process. If alone is true,
+// no other process has the same user or the same user namespace, and limit also bounds the number
+// of threads. Otherwise it does not, because the kernel counts the threads of all processes of a
+// user, or of a user namespace, together.
 func limit(c Config, alone bool) error {
 	limits := map[int]uint64{unix.RLIMIT_CORE: 0, unix.RLIMIT_MEMLOCK: 0, unix.RLIMIT_MSGQUEUE: 0}
 	if alone {
@@ -217,8 +218,8 @@ func LimitFiles(most uint64) error {
 // LimitFilesCall is the system call that LimitFiles makes.
 func LimitFilesCall() Call { return With(unix.SYS_PRLIMIT64, Is(0, 0), Is(1, unix.RLIMIT_FSIZE)) }
 
-// shareNoCore prevents the hardware threads of the core on which this process runs from running
-// processes with other core-scheduling cookies at the same time. It does nothing if Linux does not
+// shareNoCore prevents processes with other core-scheduling cookies from running on the same core
+// at the same time as this process, on other hardware threads. It does nothing if Linux does not
 // support core scheduling, or if the cores have only one hardware thread (core-scheduling.rst).
 func shareNoCore() error {
 	err := unix.Prctl(unix.PR_SCHED_CORE, unix.PR_SCHED_CORE_CREATE, 0, unix.PR_SCHED_CORE_SCOPE_THREAD_GROUP, 0)
@@ -303,8 +304,8 @@ func noNewPrivileges() error {
 }
 
 // Narrow forbids more calls in all threads of this process, for good. It is for calls that a
-// program needs only at its start. The argument is a program from filter.Denial. The filter of
-// Enter stays in force, and must permit NarrowCall.
+// program needs only at its start. The parameter denied is a program from filter.Denial. The filter
+// of Enter stays in force, and must permit NarrowCall.
 func Narrow(denied []unix.SockFilter) error {
 	if err := filter(denied); err != nil {
 		return fmt.Errorf("narrow the filter: %w", err)

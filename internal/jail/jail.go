@@ -3,10 +3,10 @@
 //
 // The daemon starts such a process with a Starter. The process has its own namespaces and, if the
 // daemon is root, its own user. The process calls Enter before it reads anything from a guest, a
-// client or the daemon. From then on it has an empty, read-only root directory, no capabilities, and
-// only the system calls of its filter. The kernel does not carry out other calls. If the process tries such
-// a call, it receives SIGSYS. Its Go runtime then prints the registers and exits, and package
-// violation finds the call in that output.
+// client or the daemon. From then on it has an empty, read-only root directory, no capabilities,
+// and only the system calls of its filter. The kernel does not carry out other calls. If the
+// process tries such a call, it receives SIGSYS. Its Go runtime then prints the registers and
+// exits, and package violation finds the call in that output.
 //
 // The packages that make system calls declare these calls as values of type Call. Package filter
 // makes the filter from these declarations during code generation. Assembling the filter in each
@@ -39,10 +39,10 @@ type Options struct {
 	NoNamespaces bool
 }
 
-// How a process was started. The value is in a variable of the process's environment. Without it,
-// Enter refuses to run, because it would unmount the root directory of the host.
+// Values of the environment variable that says how a process was started. Without the variable,
+// Enter refuses to run, because Enter could then unmount the root directory of the host.
 const (
-	environment  = "FORKD_JAIL"
+	environment  = "FORKD_JAIL"    // name of the variable
 	noNamespaces = "no-namespaces" // the process is in the daemon's namespaces
 	ownMapped    = "mapped"        // the process is in a user namespace that has only the daemon's user
 	ownUser      = "user="         // followed by the number of the user to which Enter changes
@@ -53,10 +53,10 @@ const (
 // directory until Enter.
 const Proc = "."
 
-// Users of the processes, if the daemon is root. They are 2^27 numbers that no distribution assigns
-// to users, subordinate users or containers (systemd's UIDS-GIDS.md lists the assignments). Each
-// VMM has a random number. Among a thousand VMMs, two have the same number with a probability of 1
-// in 270. A common number does not give the two VMMs any access to each other.
+// Numbers of the users of the processes, if the daemon is root. No distribution assigns these 2^27
+// numbers to users, subordinate users or containers (systemd's UIDS-GIDS.md lists the assignments).
+// Each VMM has a random number. Among a thousand VMMs, two have the same number with a probability
+// of 1 in 270. A common number does not give the two VMMs any access to each other.
 const (
 	firstUser = 0x7000_0000
 	users     = 1 << 27
@@ -82,8 +82,8 @@ const namespaces = unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWUTS | un
 // root directory, an empty network namespace, an empty IPC namespace, no groups, and no
 // capabilities. If the new process, which is a Go program, set these properties up itself, each
 // step would stop all of its threads. There is one side effect: Linux marks the daemon as not
-// dumpable, because it starts a process with another user while it shares its memory with that
-// process, as Go does. For a root daemon, this has no other consequence.
+// dumpable, because the daemon starts a process with another user while the two share memory, as Go
+// does. For a root daemon, this has no other consequence.
 type Starter struct {
 	options Options
 	null    *os.File    // used in place of missing descriptors
@@ -132,8 +132,8 @@ type started struct {
 	err     error
 }
 
-// serve makes its thread start processes in the given empty network namespace. If network is -1, it
-// first creates one.
+// serve makes its thread start processes in the given empty network namespace. If network is -1,
+// serve first creates this namespace.
 func (s *Starter) serve(network int, ready chan<- started) {
 	runtime.LockOSThread()
 	if unix.Gettid() == unix.Getpid() {
@@ -157,8 +157,8 @@ func (s *Starter) serve(network int, ready chan<- started) {
 
 // Start starts a process like os.StartProcess, but with the working directory Proc. Unless the
 // process is online, it has no access to any network. If the daemon is root, other users must be
-// able to execute the program and search its directory; they need no access to the directories
-// above.
+// able to execute the program and to search the program's directory. They need no access to the
+// directories above.
 func (s *Starter) Start(name string, argv []string, attr os.ProcAttr, online bool) (p *os.Process, err error) {
 	sys := syscall.SysProcAttr{}
 	if attr.Sys != nil {
@@ -217,8 +217,8 @@ func (s *Starter) Start(name string, argv []string, attr os.ProcAttr, online boo
 
 // openBehind opens a directory as the base for paths in a new process. The descriptor has a high
 // number, because a new process first copies its files to higher numbers (syscall.forkExec), and
-// these copies must not overwrite the descriptor. The copies take as many numbers above the highest
-// file as there are files, and one more number.
+// these copies must not overwrite the descriptor. The copies need len(files)+1 numbers above the
+// highest number in files.
 func openBehind(files []*os.File, name string) (int, error) {
 	fd, err := unix.Open(name, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -250,8 +250,8 @@ func TestEveryPackageHasARoom(t *testing.T) {
 // a path and everything below it. Paths of this module's packages are given without the module.
 type rule struct {
 	from, to []string
-	except   []string // packages that match from, but are exempt
-	direct   bool     // check only direct imports
+	except   []string // patterns of packages that are exempt
+	direct   bool     // whether only direct imports are checked
 	reason   string
 }
 

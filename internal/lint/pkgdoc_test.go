@@ -8,8 +8,8 @@ import (
 )
 
 // TestEveryPackageSaysWhatItIs requires exactly one package comment of at least two lines in every
-// package. The comment should describe the work of the package, and the work of other packages that
-// a reader might expect here.
+// package. The comment should describe the work of the package. It should also name work that a
+// reader might expect here, but that another package does.
 func TestEveryPackageSaysWhatItIs(t *testing.T) {
 	docs := map[string][]string{} // package comments by directory
 	names := map[string]string{}

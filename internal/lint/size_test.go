@@ -11,8 +11,8 @@ import (
 	"unicode/utf8"
 )
 
-// Limits of hand-written files, in lines. A file or function that exceeds a soft limit is only
-// listed (go test -v).
+// Limits of hand-written files and functions, in lines. A file or function that exceeds a soft
+// limit is only listed (go test -v).
 const (
 	softFile     = 400
 	hardFile     = 600

@@ -25,10 +25,10 @@ var permitting = map[string][]string{
 	"IDs":       {"internal/daemon/e2b/token.go"},
 }
 
-// TestHandlersSeeAView forbids the daemon's faces to use the types in wholes. A handler receives
-// the tenancy.View of its request, so it cannot omit the check of the principal's rights. There are
-// two exceptions: wire.go uses the Manager, and the builders of templates and Dockerfiles also use
-// the Manager, because they create their own sandboxes.
+// TestHandlersSeeAView forbids the daemon's handlers of requests to use the types in wholes. A
+// handler receives the tenancy.View of its request, so it cannot omit the check of the principal's
+// rights. There are two exceptions: wire.go uses the Manager, and so do the builders of templates
+// and Dockerfiles, because they create their own sandboxes.
 func TestHandlersSeeAView(t *testing.T) {
 	wired, handlers, permitted := 0, 0, 0
 	for _, s := range sources(t) {

@@ -18,7 +18,7 @@ const treeMark = "<!-- tree -->"
 var treeLine = regexp.MustCompile(`^( *)([a-z0-9-]+)/(?: +\S.*)?$`)
 
 // drawnTree returns the folders in a document's tree. The value of a folder says whether the tree
-// shows folders below it.
+// shows any folders below this folder.
 func drawnTree(t *testing.T, d document) map[string]bool {
 	t.Helper()
 	start := slices.Index(d.lines, treeMark)

@@ -9,7 +9,8 @@ import (
 	"testing"
 )
 
-// hardPhrases are phrases that readers often have to read twice, with better phrases.
+// hardPhrases are phrases that readers often have to read twice. Each has advice for a better
+// phrase.
 var hardPhrases = []struct{ phrase, instead string }{
 	{`by whom`, `name the person or program, and use an active verb`},
 	{`to whom`, `name the person or program, and use an active verb`},

@@ -32,7 +32,7 @@ func attemptTools() []tool {
 	}
 }
 
-// Bounds of fork_and_run.
+// Bounds of a call of fork_and_run.
 const (
 	maxAttempts = 64
 	attemptHead = 1 << 10 // bytes kept from the beginning of each output of an attempt
@@ -124,7 +124,7 @@ func forkAndRun(ctx context.Context, c *call, in attemptArgs) (r attempts, err e
 		}
 	}
 	if err := ctx.Err(); err != nil {
-		return r, err // no copy stays running
+		return r, err // a cancelled call removes all copies, see takeBack
 	}
 	r.NotRemoved = removeAll(ctx, c.Client, remove)
 	c.say(r.table())
@@ -140,8 +140,8 @@ func (c *call) copies(ctx context.Context, id string, n int) (client.Forked, err
 	return f, err
 }
 
-// race runs all attempts concurrently and returns them in order. With keep "first", it stops all
-// attempts after the first success.
+// race runs all attempts concurrently and returns them in order. If keep is "first", it stops all
+// other attempts after the first success.
 func (c *call) race(ctx context.Context, in *attemptArgs, commands []string, boxes []client.Sandbox) []attempt {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
@@ -225,7 +225,7 @@ func (a *attempt) run(ctx context.Context, cl *client.Client, in *attemptArgs, c
 	}
 }
 
-// lastNumber returns the number in the last line of a text that is not empty.
+// lastNumber returns the number in the last line of a text. Empty lines at the end are ignored.
 func lastNumber(text string) (float64, bool) {
 	text = strings.TrimSpace(text)
 	line := strings.TrimSpace(text[strings.LastIndexByte(text, '\n')+1:])

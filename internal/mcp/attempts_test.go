@@ -22,7 +22,8 @@ func (a api) RoundTrip(r *http.Request) (*http.Response, error) {
 		Body: io.NopCloser(strings.NewReader(body)), Request: r}, nil
 }
 
-// callOf returns a call of a tool. The transport a answers the requests of the call.
+// callOf returns a call of a tool, and the context of the call. The call sends its requests to the
+// transport a.
 func callOf(t *testing.T, a api) (context.Context, *call) {
 	cl := client.Over(a)
 	return With(t.Context(), cl), &call{Client: cl, req: &sdk.CallToolRequest{Params: &sdk.CallToolParamsRaw{}}}

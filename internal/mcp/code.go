@@ -155,7 +155,7 @@ func runCode(ctx context.Context, c *call, in codeArgs) (r codeResult, err error
 	return r, nil
 }
 
-// shownOf describes a displayed value. The guest chooses its media types.
+// shownOf describes a displayed value. The guest chooses the media types of the value.
 func shownOf(v client.CodeResult) shownValue {
 	formats := slices.Sorted(maps.Keys(v.Data))
 	formats = formats[:min(len(formats), maxFormats)]

@@ -35,26 +35,26 @@ const (
 	openWorld                     // the tool may have effects outside the daemon: on the internet, or in a guest
 )
 
-// limit adds limits to the schema of an argument. The schema is made by reflection, which uses only
-// the Go type.
+// limit adds limits to the schema of an argument, because the schema itself is made by reflection
+// from the Go type alone.
 type limit struct {
 	argument string
 	change   func(*jsonschema.Schema)
 }
 
-// between returns the limits and the default of a number.
+// between returns a limit that sets the range and the default of a number.
 func between(argument string, least, most, def float64) limit {
 	return limit{argument, func(s *jsonschema.Schema) {
 		s.Minimum, s.Maximum, s.Default = &least, &most, mustJSON(def)
 	}}
 }
 
-// within returns the limits of a number without a default.
+// within returns a limit that sets the range of a number. The number has no default.
 func within(argument string, least, most float64) limit {
 	return limit{argument, func(s *jsonschema.Schema) { s.Minimum, s.Maximum = &least, &most }}
 }
 
-// oneOf returns the permitted values of a text. The first value is the default.
+// oneOf returns a limit that sets the permitted values of a text. The first value is the default.
 func oneOf(argument string, values ...string) limit {
 	return limit{argument, func(s *jsonschema.Schema) {
 		for _, v := range values {
@@ -64,7 +64,7 @@ func oneOf(argument string, values ...string) limit {
 	}}
 }
 
-// among returns the permitted values of a text without a default.
+// among returns a limit that sets the permitted values of a text. The text has no default.
 func among(argument string, values ...string) limit {
 	return limit{argument, func(s *jsonschema.Schema) {
 		for _, v := range values {
@@ -78,7 +78,7 @@ func byDefault(argument string, v any) limit {
 	return limit{argument, func(s *jsonschema.Schema) { s.Default = mustJSON(v) }}
 }
 
-// items returns the limits of the length of a list.
+// items returns a limit that bounds the length of a list.
 func items(argument string, least, most int) limit {
 	return limit{argument, func(s *jsonschema.Schema) {
 		if least > 0 {
@@ -100,8 +100,8 @@ type call struct {
 // structured output.
 func (c *call) say(text string) { c.content = append(c.content, &sdk.TextContent{Text: text}) }
 
-// progress reports the progress of a call if the client has asked for progress reports. If the
-// total is unknown, it is 0.
+// progress reports the progress of a call if the client has asked for progress reports. A total of
+// 0 means that the total is unknown.
 func (c *call) progress(ctx context.Context, done, total float64, message string) {
 	token := c.req.Params.GetProgressToken()
 	if token == nil {
@@ -115,8 +115,8 @@ func (c *call) progress(ctx context.Context, done, total float64, message string
 // tick is the interval of progress reports in a long call.
 const tick = 5 * time.Second
 
-// The method calls f. Every few seconds, it reports progress to the client: the number of seconds,
-// and the result of calling message.
+// during calls the function f. Every few seconds, it reports progress to the client: the number of
+// seconds, and the result of the function message.
 func (c *call) during(ctx context.Context, message func() string, f func() error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	begun, ended := time.Now(), make(chan struct{})
@@ -211,7 +211,7 @@ func wrong(argument, format string, args ...any) error {
 }
 
 // problemOf returns the API's description of an error. Invalid arguments are found before a request
-// is sent. For invalid arguments, problemOf makes an equivalent description.
+// is sent to the API. For them, problemOf makes an equivalent description.
 func problemOf(err error) (Problem, bool) {
 	var argument *client.ArgumentError
 	if errors.As(err, &argument) {
@@ -281,7 +281,7 @@ func explained(next sdk.MethodHandler) sdk.MethodHandler {
 	}
 }
 
-// shortError shortens an error of the protocol, which may quote the message.
+// shortError shortens an error of the protocol, which may quote the client's message.
 func shortError(err error) error {
 	var wire *jsonrpc.Error
 	if !errors.As(err, &wire) || escaped(wire.Message)+escaped([]byte(wire.Data)) <= 2*maxError {
@@ -316,7 +316,7 @@ func withoutSession(next sdk.MethodHandler) sdk.MethodHandler {
 		}
 		result, err := next(ctx, method, req)
 		if r, ok := result.(*sdk.InitializeResult); ok && r != nil && r.Capabilities.Resources != nil {
-			// Copies, because the originals belong to the server.
+			// Change copies, because the originals belong to the server.
 			capabilities, resources := *r.Capabilities, *r.Capabilities.Resources
 			resources.Subscribe, capabilities.Resources = false, &resources
 			r.Capabilities = &capabilities

@@ -20,7 +20,7 @@ func sandboxKey(id string) string   { return "sandbox " + id }
 type origin struct {
 	name, state string
 	box         string // for a snapshot: the sandbox that was branched
-	tag         string // for a sandbox: the snapshot that it runs from; for a branch: the snapshot of its sandbox
+	tag         string // the snapshot that the sandbox runs from; for a branch: the snapshot that its source ran from
 }
 
 func snapshotOrigin(s client.Snapshot) origin {

@@ -39,7 +39,7 @@ func fileTools() []tool {
 	}
 }
 
-// Bounds on files, in bytes.
+// Bounds on reading a file, in bytes.
 const (
 	maxRead   = 512 << 10
 	maxShape  = 1 << 20 // bytes of content as JSON

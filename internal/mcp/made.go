@@ -56,8 +56,8 @@ func (c *call) Branch(ctx context.Context, id string, req client.BranchRequest) 
 	return s, err
 }
 
-// The function returns an error if the caller has left, even if the call's context has not been
-// cancelled yet.
+// left returns an error if the caller has left, even if the call's context has not been cancelled
+// yet.
 func left(ctx context.Context) error {
 	return cmp.Or(ctx.Err(), ctx.Value(messageKey{}).(*message).ctx.Err())
 }

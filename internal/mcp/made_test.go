@@ -29,12 +29,12 @@ func (l *leaving) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// The function returns the rig's client with another transport.
+// over returns the rig's client with another transport.
 func over(rig *apirig.Rig, rt http.RoundTripper) *client.Client {
 	return client.Over(addressed{rig.URL, rt})
 }
 
-// addressed is a transport that sends requests to a daemon, with its token.
+// addressed is a transport that sends requests to the daemon at url, with the rig's token.
 type addressed struct {
 	url  string
 	next http.RoundTripper
@@ -52,8 +52,8 @@ func (a addressed) RoundTrip(r *http.Request) (*http.Response, error) {
 	return a.next.RoundTrip(there)
 }
 
-// The caller learns the ids of objects that a call has made only from the answer. So a cancelled
-// call removes these objects, whenever it is cancelled.
+// Only the answer tells a caller the ids of the objects that a call has made. So a cancelled call
+// removes these objects, whenever it is cancelled.
 func TestCancelledCallsLeaveNothing(t *testing.T) {
 	rig := start(t)
 	source, err := rig.Fork(t.Context(), client.ForkRequest{SnapshotTag: "a.b", N: 1})

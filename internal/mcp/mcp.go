@@ -70,8 +70,8 @@ func New(version string) *Catalog {
 	return c
 }
 
-// Server returns a server with the tools of a scope. The tools send requests with cl. Subscriptions
-// and calls end with ctx.
+// Server returns a server with the tools of a scope. The tools send requests with cl. When ctx
+// ends, subscriptions and calls end too.
 func (c *Catalog) Server(ctx context.Context, cl *client.Client, scope Scope) *sdk.Server {
 	f := newFollower(ctx, cl)
 	s := c.server(scope, f.subscribe, f.unsubscribe)

@@ -83,7 +83,7 @@ func network(ctx context.Context, c *call, in networkArgs) (r networkResult, err
 		if in.Mode != "" {
 			want.Mode = in.Mode
 			if in.Mode != "allow" && in.Allow == nil {
-				want.Allow = nil // these rules have a meaning only in another mode
+				want.Allow = nil // the present rules were not meant for the new mode
 			}
 		}
 		if in.Allow != nil {

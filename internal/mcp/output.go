@@ -63,7 +63,7 @@ func (e *excerptWriter) text() string {
 	return plain(append(bytes.Clone(e.head), e.tail...))
 }
 
-// binary reports whether the output contains bytes that are not text, which plain replaces.
+// binary reports whether the output contains bytes that are not text. plain replaces these bytes.
 func (e *excerptWriter) binary() bool {
 	if e.omitted() > 0 {
 		return !utf8.Valid(validEnd(e.head)) || !utf8.Valid(validStart(e.tail))
@@ -124,8 +124,8 @@ func runCommand(
 	return runInto(ctx, cl, id, req, stdout, stderr)
 }
 
-// The method runs a command until it exits. It returns the end of each of the two outputs, at most
-// the given number of bytes, whatever the guest sends.
+// ends runs a command until it exits. It returns the end of each of the two outputs, whatever the
+// guest sends. The parameter most bounds the length of each end, in bytes.
 func (c *call) ends(ctx context.Context, id string, req client.ExecRequest, most int) (stdout, stderr []byte,
 	err error) {
 	out, errs := newExcerpt(0, most), newExcerpt(0, most)

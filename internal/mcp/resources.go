@@ -199,7 +199,8 @@ func readFileResource(ctx context.Context, cl *client.Client, a address) (*sdk.R
 	return contents, nil
 }
 
-// resourceError returns an error of the protocol. The data of the error is the API's description.
+// resourceError returns an error of the protocol. The data of this error is the API's description
+// of err.
 func resourceError(uri string, err error) error {
 	p, ok := problemOf(err)
 	switch {

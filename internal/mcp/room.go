@@ -68,8 +68,8 @@ func escaped[T string | []byte](text T) (n int) {
 	return n
 }
 
-// shorten returns the beginning of a text, so that its JSON has at most the given number of bytes.
-// It marks the place where it has cut the text.
+// shorten cuts a text so that its JSON has at most the given number of bytes. It marks the place of
+// the cut.
 func shorten(text string, most int) string {
 	if len(text)*6 <= most || escaped(text) <= most {
 		return text
@@ -126,8 +126,9 @@ func tooLong(out any, content []sdk.Content) error {
 // page.
 type pageOf[T any] func(context.Context, client.PageRequest) (part []T, next string, err error)
 
-// pages calls f with the members of a list, page by page, until f returns false. pages returns the
-// number of members for which f did not return true. Further pages together count as one member.
+// pages calls the function f with the members of a list, page by page, until f returns false. The
+// result omitted is the number of members for which f did not return true. All further pages
+// together count as one member.
 func pages[T any](ctx context.Context, page pageOf[T], f func(T) bool) (omitted int, err error) {
 	for req := (client.PageRequest{Limit: pageSize}); ; {
 		part, next, err := page(ctx, req)

@@ -54,7 +54,7 @@ type drainingConn struct {
 
 	mu    sync.Mutex
 	open  map[jsonrpc.ID]bool // requests without an answer
-	ended bool                // the input has ended
+	ended bool                // whether the input has ended
 	none  chan struct{}       // closed when the input has ended and all requests have been answered
 }
 

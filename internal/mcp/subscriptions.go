@@ -12,7 +12,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// Bounds of subscriptions.
+// Limits of subscriptions and of their notifications.
 const (
 	maxSubscriptions = 256             // subscriptions of one client
 	consolePause     = time.Second     // minimum time between two notifications about a console

@@ -209,7 +209,7 @@ type waitTextResult struct {
 	LastExcerpt string `json:"last_excerpt" jsonschema:"the last 256 bytes of the file"`
 }
 
-// Bytes of a file that are searched, and bytes that are returned.
+// Numbers of bytes at the end of a file: how many are searched, and how many are returned.
 const (
 	searched = 64 << 10
 	excerpt  = 256
@@ -298,8 +298,8 @@ func evalCode(ctx context.Context, c *call, in evalArgs) (client.EvalResult, err
 	return r, err
 }
 
-// cut shortens a text of a guest to the size of an output for a model. The second parameter says
-// that the text was shortened before.
+// cut shortens a text of a guest to the size of an output for a model. It reports whether the text
+// was shortened now or, if already is true, before.
 func cut(text string, already bool) (string, bool) {
 	e := newExcerpt(headOutput, tailOutput)
 	_, _ = e.Write([]byte(text)) // cannot fail: answers are shorter than the bound of e

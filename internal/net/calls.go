@@ -19,7 +19,7 @@ func calls() []jail.Call {
 		unix.SYS_SHUTDOWN, unix.SYS_GETRLIMIT), // shutdown for package ctlsock, getrlimit for this package
 		[]jail.Call{
 			jail.With(unix.SYS_PRLIMIT64, jail.Is(0, 0)), // limits of this process
-			// Go's package net tries to read files such as /etc/localtime and somaxconn. It works
+			// Go's package net tries to read files such as /etc/localtime and somaxconn, but works
 			// without them.
 			{Number: unix.SYS_OPENAT, Deny: unix.ENOENT}, {Number: unix.SYS_NEWFSTATAT, Deny: unix.ENOENT},
 		})

@@ -9,7 +9,7 @@ import (
 
 var update = flag.Bool("update", false, "write the filter that is generated")
 
-// The filter in use is the one that is generated from the packages' Calls functions.
+// The committed filter must be the one that is generated from calls.
 func TestFilterIsThatOfTheCalls(t *testing.T) {
 	if err := filter.CheckSource("zfilter_linux_amd64.go", "net", calls(), nil, *update); err != nil {
 		t.Error(err)

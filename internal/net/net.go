@@ -26,12 +26,12 @@ import (
 )
 
 const (
-	loneliness = 10 * time.Second // the process exits after this time with neither a daemon nor a sandbox
+	loneliness = 10 * time.Second // the process exits if it has neither a daemon nor a sandbox for this time
 	sweepTime  = 5 * time.Second  // interval of checks for idle flows
 )
 
-// patience is the number of frames without need for a stack that a sandbox may send before a stack
-// is created nevertheless.
+// patience limits the frames that need no stack. After a guest has sent this many of them, its next
+// frame creates a stack in any case.
 const patience = 100
 
 // Exit codes of the process.
@@ -87,7 +87,7 @@ func memoryLimit() int64 {
 }
 
 // maxFiles returns how many of the process's descriptors may be used for flows of guests. The other
-// descriptors are for frame sockets and DNS.
+// descriptors are for the process itself, such as frame sockets and sockets for DNS.
 func maxFiles() int {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {

@@ -21,8 +21,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// startProcess starts the test program as forkd-net, in its jail. It returns the path of the
-// control socket. The variables env are added to the process's environment.
+// startProcess starts the test program as forkd-net, in its jail, with the variables env added to
+// its environment. It returns the path of the control socket.
 func startProcess(t *testing.T, env ...string) (path string, p *os.Process) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), "s")
@@ -49,7 +49,7 @@ func startProcess(t *testing.T, env ...string) (path string, p *os.Process) {
 	return path, p
 }
 
-// anonymous returns the anonymous memory of a process in RAM, in KiB (proc_pid_status(5)).
+// anonymous returns how much anonymous memory a process has in RAM, in KiB (proc_pid_status(5)).
 func anonymous(t *testing.T, p *os.Process) (kib int) {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.Pid))
@@ -87,8 +87,8 @@ func TestMemoryOfEndedStacksIsFreed(t *testing.T) {
 	waitFor(t, fmt.Sprintf("less than half of %d KiB", full), func() bool { return anonymous(t, p) < full/2 })
 }
 
-// When the daemon exits, forkd-net keeps the connections of its sandboxes, and another daemon finds
-// forkd-net.
+// When the daemon exits, forkd-net keeps the connections of its sandboxes. The next daemon can
+// connect to forkd-net, and finds these sandboxes.
 func TestProcessSurvivesItsDaemon(t *testing.T) {
 	w := nettest.New(t, web)
 	nettest.Serve(w.Listen(t, web+":80"), func(c net.Conn) { _, _ = io.Copy(c, c) })

@@ -107,7 +107,8 @@ func (s *server) config(r *codec.Reader, files *donated) error {
 // distribution have 220 KiB.
 const maxRoots = 16 << 20
 
-// trust handles a request that sets the CA for guests and the root certificates for servers.
+// trust handles a request that sets two things: the CA with which forkd-net acts as a server
+// towards guests, and the root certificates with which it verifies real servers.
 func (s *server) trust(r *codec.Reader, files *donated) error {
 	var m netproto.Trust
 	if err := parse(r, &m); err != nil {

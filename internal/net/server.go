@@ -20,22 +20,22 @@ import (
 // server holds the sandboxes that present and former daemons have attached.
 type server struct {
 	host       *stack.Host
-	idle       *poller // watches sandboxes whose guests have not sent anything
+	idle       *poller // watches the frame sockets of sandboxes without a stack
 	loneliness time.Duration
 	lonely     chan struct{}  // receives a value when the process should exit, see loneliness
-	past       stack.Counters // sum over removed sandboxes
+	past       stack.Counters // sum of the counters of removed sandboxes
 
 	mu        sync.Mutex
 	sandboxes map[string]*sandbox
 	daemons   int
-	freed     bool        // a stack was freed since the last sweep
+	freed     bool        // whether a stack was freed since the last sweep
 	alone     *time.Timer // runs while there is neither a daemon nor a sandbox
 }
 
 // sandbox is the state of one sandbox. It is guarded by the server's mu.
 type sandbox struct {
 	netproto.Attach
-	fd       int // frame socket; the stack owns it once there is one
+	fd       int // frame socket; when the stack is created, it takes ownership of the socket
 	counters *stack.Counters
 	stack    *stack.Stack // nil until the guest sends a frame that needs one
 }
@@ -104,7 +104,8 @@ func (s *server) count(daemons int) {
 	s.companyLocked()
 }
 
-// detachLocked removes a sandbox and closes its stack. It does nothing if b is nil.
+// detachLocked removes a sandbox and closes its stack. It does nothing if b is nil or was already
+// removed.
 func (s *server) detachLocked(b *sandbox) {
 	if b == nil || s.sandboxes[b.ID] != b {
 		return
@@ -116,8 +117,8 @@ func (s *server) detachLocked(b *sandbox) {
 		_ = unix.Close(b.fd)
 		return
 	}
-	// In a goroutine, because Close waits for the tasks of the stack, and other requests must not
-	// wait for them.
+	// Close runs in a goroutine, because it waits for the tasks of the stack, and other requests
+	// must not wait for these tasks.
 	go func() {
 		b.stack.Close()
 		s.past.Add(b.counters)
@@ -141,9 +142,10 @@ func (s *server) wake(fd int) {
 	}
 }
 
-// wakeLocked drops frames that need no stack. Its goroutine serves all sandboxes. So if a guest has
-// sent as many such frames as the constant patience permits, wakeLocked creates a stack, which
-// limits the rate of the guest's frames.
+// wakeLocked drops frames that need no stack, and creates a stack if a frame needs it. One
+// goroutine does this for all sandboxes. So if a guest has sent as many useless frames as the
+// constant patience permits, wakeLocked also creates a stack, which limits the rate of the guest's
+// frames.
 func (s *server) wakeLocked(b *sandbox) {
 	var head [inspect.WakeBytes]byte
 	for {
@@ -158,7 +160,7 @@ func (s *server) wakeLocked(b *sandbox) {
 			s.startLocked(b)
 			return
 		}
-		_, _, _ = unix.Recvfrom(b.fd, head[:], unix.MSG_DONTWAIT) // drop the message, which the peek has found
+		_, _, _ = unix.Recvfrom(b.fd, head[:], unix.MSG_DONTWAIT) // drop the message, which MSG_PEEK has left in the socket
 		b.counters.Dropped.Add(1)
 	}
 }

@@ -15,11 +15,10 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// Memory in MiB: the GOMEMLIMIT of forkd-net on the smallest host (package netclient), and the
-// maximum that 256 hostile flows may add.
+// Amounts of memory, in MiB.
 const (
-	smallestLimit = 448
-	attackLimit   = 32
+	smallestLimit = 448 // GOMEMLIMIT of forkd-net on the smallest host, see package netclient
+	attackLimit   = 32  // maximum increase that 256 hostile flows may cause
 )
 
 // slowUplink limits the traffic from the host's side of a world to 1 Mbit/s. The queue is longer

@@ -25,8 +25,8 @@ const overflowID = 65534
 
 // Dir opens the directory path, and creates it and its parents if they are missing. The directory
 // must belong to the calling user and give no access to other users, and no other user may be able
-// to replace it. Without these checks, another user could create the directory first, because its
-// path is well known, and later replace the files in it. The parameter option is the command-line
+// to replace it. The path is well known, so without these checks another user could create the
+// directory first, and later replace the files in it. The parameter option is the command-line
 // option that sets path. Errors name this option.
 func Dir(path, option string) (*os.File, error) {
 	path = filepath.Clean(path)
@@ -66,9 +66,9 @@ func Dir(path, option string) (*os.File, error) {
 	return dir, nil
 }
 
-// checkAbove returns an error if another user could replace path. The owner of a directory above
-// can replace it. Every user can replace it if such a directory is writable for all users and not
-// sticky. A missing directory is accepted, because this process will create it.
+// checkAbove returns an error if another user could replace path. Such a user is the owner of a
+// directory above path, or any user who may write to such a directory if it is not sticky. A
+// missing directory is accepted, because this process will create it.
 func checkAbove(path string) error {
 	for p := filepath.Dir(path); ; p = filepath.Dir(p) {
 		st, err := os.Lstat(p)
@@ -142,8 +142,8 @@ func Open(dir *os.File, name string) (*os.File, error) {
 	return regular(os.NewFile(uintptr(fd), full))
 }
 
-// openat2 repeats the system call while it fails with EAGAIN. The kernel returns EAGAIN if a
-// directory was renamed while the kernel checked a "..".
+// openat2 repeats the system call openat2 while it fails with EINTR or EAGAIN, up to 100 times.
+// EAGAIN means that a directory was renamed while the kernel checked a "..".
 func openat2(at int, name string, how *unix.OpenHow) (fd int, err error) {
 	for range 100 {
 		fd, err = unix.Openat2(at, name, how)
@@ -182,7 +182,7 @@ func regular(f *os.File) (*os.File, error) {
 }
 
 // setBlocking ends the non-blocking mode in which f was opened. This mode has no effect on a
-// regular file itself, but a program that receives the descriptor would try to poll it.
+// regular file itself, but a program that receives the descriptor would try to poll the file.
 func setBlocking(f *os.File) error {
 	raw, err := f.SyscallConn()
 	if err != nil {

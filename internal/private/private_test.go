@@ -12,7 +12,7 @@ import (
 
 func TestDirIsMadePrivate(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a", "b")
-	for range 2 { // Dir first creates the directory, and then finds it
+	for range 2 { // the first call of Dir creates the directory, the second finds it
 		d, err := Dir(path, "--x-dir")
 		if err != nil {
 			t.Fatal(err)

@@ -1,17 +1,17 @@
 // Package rawcall makes system calls without telling the Go runtime about them.
 //
 // An ordinary system call wakes the runtime's monitor thread if the thread is asleep. The monitor
-// then wakes up every 20 us until all threads of Go code are idle. Most context switches of a
+// then wakes up every 20 us until all threads that run Go code are idle. Most context switches of a
 // mostly idle VMM have this cause. In a newly forked guest, the wake-ups also make the kernel copy
-// pages of stacks, and pages of tables of the kernel and the runtime.
+// pages with stacks and tables of the kernel and the runtime.
 //
-// The monitor lets other goroutines run while a system call blocks. A thread in a call of this
-// package keeps its processor of Go's scheduler, so other goroutines may have to wait. So use these
-// functions only for calls that return at once: on descriptors in non-blocking mode, on files in
-// memory, and for writes for which a socket has room. A restore also uses these functions to read
-// and map files, because all other work in a VMM waits for the restore. A read with a time limit
-// (SetReadTimeout) may also block. A garbage collection interrupts such a read, and the read is
-// repeated afterwards.
+// The monitor lets other goroutines run while an ordinary system call blocks. During a call of this
+// package, the thread keeps its processor (P) of Go's scheduler, so other goroutines may have to
+// wait. Therefore, use these functions only for calls that return at once: on descriptors in
+// non-blocking mode, on files in memory, and for writes for which a socket has room. A restore also
+// uses these functions to read and map files, because all other work in a VMM waits for the
+// restore. A read with a time limit (SetReadTimeout) may also block. A garbage collection
+// interrupts such a read, and the read is repeated afterwards.
 //
 // An interrupted call is repeated, so callers never receive EINTR. Errors are bare unix.Errno
 // values. If a function returns an error, nothing was transferred, and n is 0.
@@ -23,10 +23,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// again repeats a call while the call is interrupted by a signal. The prologue of the given
-// function runs before each try, and lets the scheduler preempt the goroutine. If again were
-// inlined into its caller, the compiler could inline the given function too, and there would be no
-// prologue.
+// again makes a system call, and repeats it while signals interrupt it. The system call is in a
+// function, because the prologue of a function lets the scheduler preempt the goroutine before each
+// try. If again were inlined into its caller, the compiler could inline this function too, and
+// there would be no prologue.
 //
 //go:noinline
 func again(call func() (uintptr, uintptr, unix.Errno)) (int, error) {
@@ -41,7 +41,8 @@ func again(call func() (uintptr, uintptr, unix.Errno)) (int, error) {
 	}
 }
 
-// onFD makes a system call with a descriptor and a buffer, and repeats it if it is interrupted.
+// onFD makes a system call with a descriptor and a buffer, and repeats the call if a signal
+// interrupts it.
 func onFD(trap uintptr, fd int, p unsafe.Pointer, n int, arg uintptr) (int, error) {
 	return again(func() (uintptr, uintptr, unix.Errno) {
 		return unix.RawSyscall6(trap, uintptr(fd), uintptr(p), uintptr(n), arg, 0, 0)
@@ -80,8 +81,8 @@ func Size(fd int) (int64, error) {
 	return st.Size, orNil(errno)
 }
 
-// Close closes a descriptor for which closing needs no further work, such as a socket. It is never
-// repeated, because Linux closes the descriptor even if it returns an error.
+// Close closes a descriptor that the kernel can close at once, such as a socket. The system call is
+// never repeated, because Linux closes the descriptor even if the call returns an error.
 func Close(fd int) error {
 	_, _, errno := unix.RawSyscall(unix.SYS_CLOSE, uintptr(fd), 0, 0)
 	return orNil(errno)
@@ -93,8 +94,8 @@ func IoctlInt(fd int, request uint, value int32) error {
 	return orNil(errno)
 }
 
-// Random is getrandom(2). The host's generator must have been seeded. If a signal interrupts the
-// call, the call returns fewer bytes.
+// Random is getrandom(2). The kernel's generator must have been seeded, because the call blocks
+// until then. If a signal interrupts the call, Random may return fewer bytes.
 func Random(p []byte) (int, error) {
 	return again(func() (uintptr, uintptr, unix.Errno) {
 		return unix.RawSyscall(unix.SYS_GETRANDOM, uintptr(start(p)), uintptr(len(p)), 0)
@@ -113,19 +114,20 @@ func SetHostname(name []byte) error {
 	return orNil(errno)
 }
 
-// usualPath is the size of a buffer on the stack for paths, in bytes. Longer paths are allocated.
+// usualPath is the size, in bytes, of a buffer for a path on the stack. A longer path is allocated
+// on the heap.
 const usualPath = 128
 
 // Exists reports whether a path exists, with one system call. The path must not contain a zero
-// byte. The call returns at once if the file systems on the path answer at once. If root in a guest
-// has mounted a file system on the path that does not answer, the whole agent waits.
+// byte. The call returns at once if the file systems on the path answer at once. In a guest, root
+// could mount a file system on the path that never answers, and the whole agent would wait.
 func Exists(path string) bool {
 	p := append(append(make([]byte, 0, usualPath), path...), 0)
 	_, _, errno := unix.RawSyscall(unix.SYS_ACCESS, uintptr(start(p)), unix.F_OK, 0)
 	return errno == 0
 }
 
-// Stat is stat(2) of a path, under the conditions of Exists.
+// Stat is stat(2) of a path. The conditions for calls of Exists apply.
 func Stat[Path string | []byte](path Path, into *unix.Stat_t) error {
 	p := append(append(make([]byte, 0, usualPath), path...), 0)
 	_, _, errno := unix.RawSyscall(unix.SYS_STAT, uintptr(start(p)), uintptr(unsafe.Pointer(into)), 0)

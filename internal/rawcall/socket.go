@@ -7,8 +7,7 @@ import (
 )
 
 // Accept accepts a connection from a listening socket in non-blocking mode. It does not return the
-// address. The second parameter is the mode of the connection: SOCK_NONBLOCK, or 0 for blocking
-// calls.
+// client's address. The parameter mode is SOCK_NONBLOCK or, for a connection in blocking mode, 0.
 func Accept(listener, mode int) (fd int, err error) {
 	return onFD(unix.SYS_ACCEPT4, listener, nil, 0, uintptr(mode)|unix.SOCK_CLOEXEC)
 }
@@ -31,8 +30,8 @@ func Peek(fd int, p []byte) (int, error) {
 	return onFD(unix.SYS_RECVFROM, fd, start(p), len(p), unix.MSG_PEEK|unix.MSG_DONTWAIT)
 }
 
-// SetReadTimeout bounds the time of a read from a socket in blocking mode. After that time, a read
-// fails with EAGAIN. If a read is interrupted and repeated, the time begins again.
+// SetReadTimeout limits how long a read from a socket in blocking mode may wait. After that time,
+// the read fails with EAGAIN. If the read is interrupted and repeated, the time begins again.
 func SetReadTimeout(fd int, t unix.Timeval) error {
 	_, _, errno := unix.RawSyscall6(unix.SYS_SETSOCKOPT, uintptr(fd), unix.SOL_SOCKET, unix.SO_RCVTIMEO,
 		uintptr(unsafe.Pointer(&t)), unsafe.Sizeof(t), 0)
@@ -49,7 +48,8 @@ func HungUp(fd int) bool {
 	return err != nil || poll.Revents&(unix.POLLHUP|unix.POLLERR) != 0
 }
 
-// EpollWait waits for events, writes them to the given slice, and returns their number.
+// EpollWait writes pending events to the slice events, and returns their number. It does not wait
+// for events.
 func EpollWait(epoll int, events []unix.EpollEvent) (int, error) {
 	return onFD(unix.SYS_EPOLL_WAIT, epoll, unsafe.Pointer(unsafe.SliceData(events)), len(events), 0)
 }

@@ -1,5 +1,5 @@
-// Package registry holds the rules that all clients of OCI registries in forkd share: what credentials
-// are, where Docker keeps them, and to which servers they may be sent.
+// Package registry holds the rules that all clients of OCI registries in forkd share: what
+// credentials are, where Docker keeps them, and to which servers they may be sent.
 //
 // It sends no requests. Package image pulls container images, and package hub pushes and pulls
 // snapshots.
@@ -102,8 +102,8 @@ func IsLoopback(host string) bool {
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-// Bound returns a body that fails when more than limit bytes are read. what names the body in the
-// error.
+// Bound returns a body that fails when more than limit bytes are read. The parameter what names the
+// body in the error.
 func Bound(body io.ReadCloser, what string, limit int64) io.ReadCloser {
 	return &bounded{body, what, limit, limit}
 }

@@ -11,7 +11,7 @@ import (
 //go:generate go test -run TestFilterIsThatOfTheCalls . -update
 
 // calls returns all system calls of the process. The filter in zfilter_linux_amd64.go is generated
-// from this list. The process uses only sockets that it has.
+// from this list. The process opens no sockets itself.
 func calls() []jail.Call {
 	return slices.Concat(jail.RuntimeCalls(), jail.Calls(unix.SYS_RECVMSG, unix.SYS_SENDMSG, unix.SYS_SHUTDOWN),
 		[]jail.Call{jail.LimitFilesCall(), jail.With(unix.SYS_PRLIMIT64, jail.Is(0, 0), jail.Is(1, unix.RLIMIT_DATA))})

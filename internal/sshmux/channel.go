@@ -9,7 +9,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/sshproto"
 )
 
-// open asks the daemon about a channel, and serves it if the daemon accepts it.
+// open asks the daemon about a channel, and serves the channel if the daemon accepts it.
 func (c *connection) open(id uint32, asked ssh.NewChannel) {
 	decided := make(chan answer, 1)
 	c.mu.Lock()
@@ -36,11 +36,11 @@ type channel struct {
 	c       *connection
 	id      uint32
 	stream  *sshproto.Stream
-	replies chan reply // of the daemon; closed when it has closed the channel
+	replies chan reply // replies of the daemon; closed when the daemon has closed the channel
 }
 
-// reply is the daemon's answer to a request. The client must get it before output, and before the end of
-// the channel.
+// reply is the daemon's answer to a request. The client must get the answer before later output,
+// and before the end of the channel.
 type reply struct {
 	ok   bool
 	sent chan<- struct{} // to be closed when the client has the reply
@@ -117,7 +117,7 @@ func (ch *channel) output() {
 				_, err = ch.SendRequest(m.Type, false, m.Payload)
 			}
 		}
-		if err != nil { // the client has closed the channel: the daemon's writes shall fail
+		if err != nil { // the client has closed the channel, so the daemon's writes must fail
 			_ = ch.stream.Close() // never fails
 			return
 		}

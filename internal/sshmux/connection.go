@@ -13,7 +13,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/sshproto"
 )
 
-// maxAttempts bounds the keys that a client may try. It is OpenSSH's number.
+// maxAttempts bounds the number of keys that a client may try, as in OpenSSH.
 const maxAttempts = 6
 
 // connection is the connection of the client.
@@ -21,7 +21,7 @@ type connection struct {
 	control    *sshproto.Control
 	signatures chan *sshproto.Signature
 	admissions chan *sshproto.Admit
-	pings      chan struct{} // Pings of the daemon; it sends no second one before the Pong
+	pings      chan struct{} // Pings of the daemon, which sends the next Ping only after the Pong
 
 	mu sync.Mutex
 	// +checklocks:mu
@@ -31,7 +31,7 @@ type connection struct {
 // answer is the daemon's decision about a channel.
 type answer struct {
 	stream  *sshproto.Stream
-	refused *sshproto.Refuse // nil: it was accepted
+	refused *sshproto.Refuse // nil: the channel was accepted
 }
 
 func newConnection(control *sshproto.Control) *connection {
@@ -49,8 +49,8 @@ func (c *connection) serve(client net.Conn, hostKey []byte) error {
 		MaxAuthTries:            maxAttempts,
 		ServerVersion:           "SSH-2.0-forkd",
 		PublicKeyAuthAlgorithms: ssh.SupportedAlgorithms().PublicKeyAuths,
-		// A client may ask whether a key would do before it proves that it has the key. The answer is
-		// the same for all keys.
+		// Before a client proves that it has a key, it may ask whether it can log in with the key.
+		// The answer is yes for all keys.
 		PublicKeyCallback: func(ssh.ConnMetadata, ssh.PublicKey) (*ssh.Permissions, error) {
 			return &ssh.Permissions{}, nil
 		},
@@ -78,7 +78,8 @@ func (c *connection) serve(client net.Conn, hostKey []byte) error {
 	}
 }
 
-// send sends a message to the daemon. The process ends when the daemon has closed the control socket.
+// send sends a message to the daemon. The process ends when the daemon has closed the control
+// socket.
 func (c *connection) send(m sshproto.Message) {
 	if c.control.Send(m) != nil {
 		os.Exit(exitClean)
@@ -120,7 +121,7 @@ func (c *connection) decided(id uint32, a answer) {
 	}
 }
 
-// signer signs with the host key, which the daemon has.
+// signer makes the daemon sign with the host key.
 type signer struct {
 	c      *connection
 	public ssh.PublicKey
@@ -170,7 +171,8 @@ func (c *connection) answerPings(server *ssh.ServerConn) {
 	}
 }
 
-// refuse refuses requests, such as to listen for the client (tcpip-forward).
+// refuse refuses requests about the connection, such as a request to listen on a port for the
+// client (tcpip-forward).
 func refuse(requests <-chan *ssh.Request) {
 	for r := range requests {
 		_ = r.Reply(false, nil) // fails only if the client has left

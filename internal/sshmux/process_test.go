@@ -122,7 +122,7 @@ func TestPosture(t *testing.T) {
 	}
 }
 
-// The process ends with its daemon, and with its client.
+// The process exits when its daemon or its client has left.
 func TestEnds(t *testing.T) {
 	for name, end := range map[string]func(*running){
 		"daemon": func(r *running) { r.control.Close() },
@@ -132,7 +132,7 @@ func TestEnds(t *testing.T) {
 		if err := r.control.Send(&sshproto.Setup{HostKey: r.hostKey.PublicKey().Marshal()}); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := io.ReadFull(r.client, make([]byte, 4)); err != nil { // the version
+		if _, err := io.ReadFull(r.client, make([]byte, 4)); err != nil { // the version of SSH
 			t.Fatal(err)
 		}
 		end(r)

@@ -1,14 +1,15 @@
-// Package sshmux is the forkd-ssh process. It speaks SSH with one client of the daemon: key exchange,
-// the mechanics of a login, and channels.
+// Package sshmux is the forkd-ssh process. It speaks SSH with one client of the daemon: key
+// exchange, the mechanics of a login, and channels.
 //
 // The process decides nothing. The daemon holds the host's private key, and decides about logins,
-// channels and requests (package sshproto). In its jail the process has two descriptors: the control
-// socket and the client's connection. Streams of channels come through the control socket. It ends
-// with its client, and with the daemon.
+// channels and requests (package sshproto). In its jail the process has two descriptors: the
+// control socket and the client's connection. Through the control socket it receives descriptors
+// for the streams of channels. It exits when the client or the daemon has left.
 //
-// It exists because a client, also without a login, can make golang.org/x/crypto/ssh hold memory
-// without a bound. Here the memory has a bound, and beyond it only the process of this client ends.
-// So the package counts nothing and drains nothing.
+// The process exists because a client, even without a login, can make golang.org/x/crypto/ssh hold
+// memory without a bound. The memory of this process has a bound. If the client exceeds the bound,
+// only the process of this client ends. So the package need not count or drain what the client
+// sends.
 package sshmux
 
 import (
@@ -26,26 +27,29 @@ import (
 // Name is the name of the program.
 const Name = "forkd-ssh"
 
-// Bounds of the process's private writable memory, in bytes, before and after the login. Beyond it,
-// Go's runtime ends the process. The bounds are on mapped memory: at its start Go's runtime maps about
-// 70 MiB and uses less than 1 MiB. A login takes less than 1 MiB more. After the login,
-// 32 channels with full windows of 2 MiB fit twice.
+// Bounds of the process's private writable memory, in bytes, before the login (StrangerMemory) and
+// after it (ClientMemory). If the bound is exceeded, Go's runtime ends the process. The bounds
+// count mapped memory. At its start, Go's runtime maps about 70 MiB, but uses less than 1 MiB. A
+// login takes less than 1 MiB more. After the login there is room for twice the memory of 32
+// channels with full windows of 2 MiB each.
 const (
 	mappedAtStart  = 72 << 20
 	StrangerMemory = mappedAtStart + 32<<20
 	ClientMemory   = mappedAtStart + 128<<20
 )
 
-// maxFiles bounds the number of descriptors: one for each channel, and those of the process.
+// maxFiles bounds the number of descriptors: one for each channel, and those that the process
+// itself needs.
 const maxFiles = 128
 
-// maxLog bounds the length of files, which means of the standard error, in bytes.
+// maxLog bounds the length of a file that the process writes, in bytes. It writes only its standard
+// error.
 const maxLog = 256 << 10
 
 // Exit codes of the process.
 const (
 	exitClean    = 0 // the client or the daemon has ended the connection
-	exitProtocol = 2 // the daemon does not follow the protocol, or there is none
+	exitProtocol = 2 // the daemon does not follow the protocol, or there is no daemon
 )
 
 // Main speaks with the client until one side ends the connection, and returns the exit code.

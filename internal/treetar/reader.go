@@ -21,7 +21,7 @@ var ErrHeaders = fmt.Errorf("the archive has more than %d MiB of headers before 
 type Reader struct {
 	*tar.Reader
 	in     *bounded
-	sparse bool // the present entry is sparse
+	sparse bool // whether the present entry is sparse
 }
 
 // NewReader returns a Reader of the archive r.
@@ -54,7 +54,7 @@ func isSparse(h *tar.Header) bool {
 	return h.Typeflag == tar.TypeGNUSparse
 }
 
-// bounded is a reader that fails with ErrHeaders after the remaining number of bytes.
+// bounded is a reader that fails with ErrHeaders after it has read the number of bytes in left.
 type bounded struct {
 	r    io.Reader
 	left int64

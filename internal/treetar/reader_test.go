@@ -36,7 +36,7 @@ func (e *endless) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// Unpack bounds the headers that are not followed by an entry.
+// Unpack bounds headers that no entry follows.
 func TestHeadersWithoutEntriesAreBounded(t *testing.T) {
 	extended, _ := bigHeader(t)
 	root, _, _ := open(t)

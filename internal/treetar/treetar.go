@@ -28,16 +28,16 @@ const (
 	MaxEntries = 4 << 20
 )
 
-// Bounds on a name. The first two are Linux's bounds of a path and of its parts. The third bounds
-// the depth, so that programs that walk the tree stay fast. All three bounds are needed, because a
-// few compressed bytes may expand to a name of a megabyte.
+// Bounds on a name. maxName and maxPart are Linux's bounds of a path and of its parts. maxParts
+// bounds the depth, so that programs that walk the tree stay fast. All three bounds are needed,
+// because a few compressed bytes may expand to a name of a megabyte.
 const (
 	maxName  = 4096 // bytes
 	maxPart  = 255  // bytes
 	maxParts = 255
 )
 
-// CheckName returns an error for the name of an entry that no file system can have.
+// CheckName returns an error if the name of an entry exceeds one of these bounds.
 func CheckName(name string) error {
 	if len(name) > maxName {
 		return fmt.Errorf("the name %.50q… has %d bytes: want at most %d", name, len(name), maxName)
@@ -141,7 +141,7 @@ func (zeros) Read(p []byte) (int, error) {
 // Target holds the directory in which Unpack makes files, and options.
 type Target struct {
 	Root *os.Root
-	Bits bool                    // entries get exactly the archive's permissions, whatever the umask
+	Bits bool                    // whether entries get exactly the archive's permissions, whatever the umask is
 	Left func(name string)       // called for every entry of an unsupported type; may be nil
 	Made func(name string) error // called for every created file and directory; may be nil
 }
@@ -250,8 +250,8 @@ func (t *Target) mkdirs(name string, mode fs.FileMode) error {
 	return at.Close()
 }
 
-// enter opens a directory, and creates it if it is missing. The first three parameters are the
-// parent of the directory, the directory's name, and the directory's path in the tree.
+// enter opens a directory, and creates it if it is missing. The parameter at is the parent of the
+// directory, part is the directory's name, and path is the directory's path in the tree.
 func (t *Target) enter(at *os.Root, part, path string, mode fs.FileMode) (*os.Root, error) {
 	next, err := at.OpenRoot(part)
 	switch {

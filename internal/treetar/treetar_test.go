@@ -224,7 +224,7 @@ func TestHostileArchives(t *testing.T) {
 	}
 }
 
-// An entry of a few bytes that claims a size above the bound writes nothing.
+// If an entry of a few bytes claims a size above the bound, Unpack writes nothing.
 func TestHugeClaim(t *testing.T) {
 	root, dir, _ := open(t)
 	var b bytes.Buffer

@@ -11,14 +11,14 @@ import (
 
 //go:generate go test -run TestFilterIsThatOfTheCalls . -update
 
-// maxFiles bounds the descriptors of a VMM: for the guest's connections (maxConns in package
-// vsock), the layers of its disks, and one request.
+// maxFiles is the maximum number of open descriptors of a VMM. They are for the guest's connections
+// (maxConns in package vsock), the layers of the VM's disks, and one request of the daemon.
 const maxFiles = 4096
 
-// calls returns all system calls that the process may make. setUpCalls returns the calls that are
-// forbidden once the process has a machine. zfilter_linux_amd64.go is generated from both lists. It
-// has two filters: the first filter permits the result of calls, and the second filter forbids the
-// result of setUpCalls.
+// calls returns all system calls that the process may make. setUpCalls returns the calls among them
+// that are forbidden once the process has a machine. The two filters in zfilter_linux_amd64.go are
+// generated from these lists: the filter allowed permits the calls of the first list, and the
+// filter denied forbids the calls of the second list.
 func calls() []jail.Call {
 	return slices.Concat(jail.RuntimeCalls(), machine.Calls(), setUpCalls(),
 		// for package ctlsock

@@ -9,7 +9,7 @@ import (
 
 var update = flag.Bool("update", false, "write the filter that is generated")
 
-// The generated filter permits exactly the calls that the packages' Calls functions return.
+// The generated file zfilter_linux_amd64.go agrees with the functions calls and setUpCalls.
 func TestFilterIsThatOfTheCalls(t *testing.T) {
 	if err := filter.CheckSource("zfilter_linux_amd64.go", "vmm", calls(), setUpCalls(), *update); err != nil {
 		t.Error(err)

@@ -10,13 +10,13 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// maxDials is how many streams a guest may open to the host after a boot. The agent needs one, to
-// tell the host that it is ready.
+// maxDials is how many streams a guest may open to the host after a boot. The agent needs one
+// stream, to tell the host that the guest is ready.
 const maxDials = 4
 
-// dials passes streams that the guest has opened to the daemon. A guest may open a few streams
-// after a boot, and no stream after a restore. Only a bake boots a guest. Each stream costs the
-// daemon a descriptor, and no program in a running sandbox has a reason to open one.
+// dials passes to the daemon the streams that the guest opens. A guest may open a few streams after
+// a boot, and no stream after a restore. Only a bake boots a guest. Each stream costs the daemon a
+// descriptor, and no program in a running sandbox has a reason to open a stream.
 type dials struct {
 	forward func(kind vmmproto.Kind, body []byte, fds ...int) error
 
@@ -33,10 +33,10 @@ func (d *dials) allow(n int) {
 	d.left = n
 }
 
-// take passes the stream fd to the daemon and takes ownership of fd. It returns an error if the
-// guest may open no more streams. It must not block, because the vsock device calls it while it
-// holds a lock that pausing needs. So a goroutine passes the stream, and if the daemon does not
-// read, only that goroutine waits.
+// take passes the stream fd to the daemon and takes ownership of fd. If the guest may open no more
+// streams, take returns an error, and fd stays with the caller. take must not block, because the
+// vsock device calls it while holding a lock that a pause needs. So a goroutine passes the stream.
+// If the daemon does not read, only that goroutine waits.
 func (d *dials) take(port uint32, fd int) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()

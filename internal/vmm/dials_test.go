@@ -62,8 +62,8 @@ func TestGuestDialsAreBounded(t *testing.T) {
 	}
 }
 
-// When a restore begins, the guest may open no more streams. The limit applies even if the restore
-// then fails. In this test it fails because the state is empty.
+// As soon as a restore begins, the guest may open no more streams, even if the restore then fails.
+// In this test, the restore fails because the state is empty.
 func TestRestoreEndsDials(t *testing.T) {
 	s := &server{machine: &machine.Machine{}, limitFiles: func(uint64) error { return nil }}
 	s.dials.forward = s.event

@@ -12,8 +12,8 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/net"
 )
 
-// donated holds the descriptors that came with a request. The request takes them in order.
-// Descriptors that are not taken are closed when the request ends.
+// donated holds the descriptors that came with a request. The handler of the request takes them in
+// order. Descriptors that it does not take are closed when the request ends.
 type donated struct{ fds []int }
 
 func donate(fds []int) *donated { return &donated{fds} }
@@ -27,7 +27,7 @@ func (d *donated) take() *os.File {
 	return os.NewFile(uintptr(d.takeFD()), "donated")
 }
 
-// takeFD is like take but returns a bare descriptor. At least one descriptor must be left.
+// takeFD is like take but returns a bare descriptor. There must be a further descriptor.
 func (d *donated) takeFD() int {
 	fd := d.fds[0]
 	d.fds = d.fds[1:]
@@ -73,7 +73,7 @@ func (d *donated) disks(specs []vmmproto.Disk) ([]machine.Disk, error) {
 	return disks, nil
 }
 
-// peer takes the descriptor of the frame socket, or returns nil if the request has none.
+// peer takes the descriptor of the frame socket, or returns nil if the request has no frame socket.
 func (d *donated) peer(there bool) (*net.Peer, error) {
 	if !there {
 		return nil, nil

@@ -9,15 +9,15 @@ import (
 
 const (
 	panicWords = "Kernel panic - not syncing" // Linux, kernel/panic.c
-	// number of bytes to search at the console's end; after a panic's line, the kernel prints one
-	// stack trace
+	// number of bytes at the console's end that are searched for a panic's line; after this line,
+	// the kernel prints one stack trace
 	panicSearch = 16 << 10
-	panicLine   = 256 // bytes of the panic's line that are reported
+	panicLine   = 256 // maximum number of bytes of the panic's line that are reported
 )
 
-// namePanic returns the exit e. If e is an ordinary reset, and the guest's last console output
-// shows a panic, namePanic returns a panic instead. The kernels of guests request a reset after a
-// panic (panic=-1). A guest can print such a line itself and reset, but deceives only its own user.
+// namePanic returns the exit e, or a panic if e is an ordinary reset and the guest's last console
+// output shows a panic. The kernels of guests request a reset after a panic (panic=-1). A guest can
+// print such a line and reset without a panic, but it deceives only its own user.
 func namePanic(e vm.Exit, console []byte) vm.Exit {
 	if e.Reason != vm.ExitReset {
 		return e

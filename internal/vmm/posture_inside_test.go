@@ -17,7 +17,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// Roles of the test program, for checks that must run in a process of that kind.
+// Values of the environment variable role. With each value, the test program runs as another
+// process, and makes checks in that process.
 const (
 	inside = "inside" // a process in a jail whose filter permits all calls
 	watch  = "watch"  // a daemon that is not root, and starts a VMM without namespaces

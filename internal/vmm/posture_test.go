@@ -24,8 +24,8 @@ import (
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
-// role is the name of an environment variable that makes the test program run as a VMM. Its value
-// may name a forbidden operation, which the VMM then attempts.
+// role is the name of an environment variable that makes the test program run as a VMM or as
+// another process. Its value may be the name of a forbidden operation, which the VMM then attempts.
 const role = "FORKD_TEST_ROLE"
 
 func TestMain(m *testing.M) {
@@ -159,8 +159,8 @@ func program(t *testing.T) string {
 	return path
 }
 
-// start starts the test program in a role, as the daemon starts a VMM. It returns the daemon's end
-// of the control socket, and the file that receives the process's output.
+// start starts the test program in the role do, in the way the daemon starts a VMM. It returns the
+// process, the daemon's end of the control socket, and the file that receives the process's output.
 func start(t *testing.T, program, do string) (*os.Process, *ctlsock.Conn, *os.File) {
 	t.Helper()
 	return startWith(t, jail.Options{}, program, do)
@@ -201,8 +201,8 @@ func startWith(t *testing.T, o jail.Options, program, do string) (*os.Process, *
 	return p, conn, log
 }
 
-// Start must give a process its descriptors in the right order, even if other descriptors have
-// these numbers at that moment.
+// Start must give a process its descriptors in the right order, whatever numbers the descriptors
+// have in the starting process.
 func TestStartWithHighDescriptors(t *testing.T) {
 	bin := program(t)
 	jails, err := jail.New(jail.Options{})
@@ -300,7 +300,8 @@ func pageOf(t *testing.T, pid int) uint64 {
 	return 0
 }
 
-// A system call that a VMM does not need kills it, and Exit names the call.
+// A VMM that makes a system call that it does not need is killed, and package violation names the
+// call.
 func TestPostureDeniesCalls(t *testing.T) {
 	program := program(t)
 	for _, do := range slices.Sorted(maps.Keys(attempts)) {

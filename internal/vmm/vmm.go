@@ -1,10 +1,10 @@
 // Package vmm implements the forkd-vmm process. It serves the control socket and drives one
 // machine.
 //
-// The process works on descriptors that the daemon sends. It opens only its own page map in /proc.
-// Then it enters its jail (package jail), where it can open nothing. When the daemon hangs up, a
-// VMM without a guest exits. A VMM with a guest continues, and waits for another daemon. When the
-// guest stops, the process reports the end to the daemon and exits.
+// The process works on descriptors that the daemon sends. The only file that it opens is its own
+// page map in /proc. Then it enters its jail (package jail), where it can open nothing. When the
+// daemon hangs up, a VMM without a guest exits. A VMM with a guest continues, and waits for another
+// daemon. When the guest stops, the process reports the end to the daemon and exits.
 package vmm
 
 import (
@@ -43,8 +43,8 @@ const (
 func Main() int {
 	growStack()
 	var tracker *guestmem.Tracker
-	// Drop CAP_SYS_ADMIN first, because a page map that is opened with it reveals physical
-	// addresses of the host.
+	// Drop CAP_SYS_ADMIN first, because a page map that is opened with this capability reveals
+	// physical addresses of the host.
 	err := jail.Unprivileged(func() (err error) {
 		tracker, err = guestmem.NewTracker(jail.Proc)
 		return err
@@ -75,7 +75,8 @@ func growStack() byte {
 // cost of the jail and of threads. The parameter maxProcs bounds the threads that run Go code.
 //
 // Serve calls limitFiles when it knows the maximum length of the files that the process will write.
-// It calls narrow when there is a machine, to drop the rights that only creating a machine needs.
+// It calls narrow when there is a machine, to drop the rights that only the creation of a machine
+// needs.
 func Serve(tracker *guestmem.Tracker, limitFiles func(most uint64) error, narrow func() error, maxProcs int) int {
 	s := &server{listener: ListenerFD, tracker: tracker, limitFiles: limitFiles, narrow: narrow, maxProcs: maxProcs}
 	s.dials.forward = s.event
@@ -105,18 +106,18 @@ func hungUp(err error) bool {
 
 type server struct {
 	listener int
-	tracker  *guestmem.Tracker // the machine's tracker, once there is a machine
+	tracker  *guestmem.Tracker // for the machine, when it is created
 	machine  *machine.Machine
 	ring     *console.Ring
 	memory   uint64 // size of the machine's memory, in bytes
-	started  bool   // the VM was booted or restored; from then on, the process continues without a daemon
+	started  bool   // whether the VM was booted or restored; if so, the process continues without a daemon
 
 	dials      dials // the guest's streams to the host
 	limitFiles func(most uint64) error
 	narrow     func() error
 	maxProcs   int // MaxProcs, except in benchmarks
 
-	answer *kvm.Notice // set if a vCPU's thread answers the current request; nil: the request's handler answers
+	answer *kvm.Notice // the answer to the current request, if a vCPU's thread sends it; nil: serve sends the answer
 
 	mu   sync.Mutex
 	conn *ctlsock.Conn // nil while no daemon is connected
@@ -138,8 +139,8 @@ func (s *server) event(kind vmmproto.Kind, body []byte, fds ...int) error {
 	return s.conn.Send(kind, body, fds...)
 }
 
-// exited reports that the machine has ended, and exits. It cleans up nothing, because KVM and the
-// kernel clean up faster when a process exits.
+// exited tells the daemon that the machine has ended, and exits the process. It cleans up nothing,
+// because KVM and the kernel clean up faster when a process exits.
 func (s *server) exited(e vm.Exit) {
 	e = namePanic(e, s.ring.Tail())
 	s.ring.WriteString(fmt.Sprintf("\nforkd-vmm: machine stopped: %s %s\n", e.Reason, e.Detail))
@@ -270,13 +271,13 @@ func (s *server) create(r *codec.Reader, files *donated, w *codec.Writer) error 
 	return s.narrow()
 }
 
-// MaxProcs is the GOMAXPROCS of the process, the number of threads that may run Go code at once. Go
-// code handles devices, exits of vCPUs, page faults of a live branch, and requests of the daemon.
-// All of this work is short, and a vCPU inside its guest does not occupy one of these threads (see
-// kvm.VCPU.Run), so one processor would be enough for most guests. But a vCPU that leaves its guest
-// repeatedly keeps its processor of the Go scheduler for up to a millisecond. With only one
-// processor, devices would wait for that time (bench/results.md). A second processor costs 90 KiB
-// of allocator caches, and makes the scheduler wake threads to look for work.
+// MaxProcs is the maximum GOMAXPROCS of the process, which is the number of threads that may run Go
+// code at once. Go code handles devices, exits of vCPUs, page faults of a live branch, and requests
+// of the daemon. All of this work is short, and a vCPU inside its guest does not occupy one of
+// these threads (see kvm.VCPU.Run), so one processor would be enough for most guests. But a vCPU
+// that leaves its guest repeatedly keeps its processor of the Go scheduler for up to a millisecond.
+// With only one processor, devices would wait for that time (bench/results.md). A second processor
+// costs 90 KiB of allocator caches, and makes the scheduler wake threads to look for work.
 const MaxProcs = 2
 
 func (s *server) boot(r *codec.Reader, files *donated) error {

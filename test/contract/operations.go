@@ -40,7 +40,8 @@ func operations() map[string]operation {
 	return all
 }
 
-// The method returns the client on which an operation is called, or else the scenario's client.
+// on(of) returns the client on which an operation is called or, if there is none, the scenario's
+// client.
 func (r *runner) on(of *Object) *client.Client {
 	if of != nil {
 		if c, ok := of.handle.(*client.Client); ok {

@@ -23,8 +23,8 @@ type row struct {
 	fixed  int // bytes that may be allocated in addition; 0: 1 MiB
 }
 
-// growth is the maximum ratio of two times, if the second input is four times as long as the first.
-// The factor is 4 for a linear decoder, and 16 for a quadratic decoder.
+// growth is the maximum ratio of the processor times for two inputs, if the second input is four
+// times as long as the first. The ratio is 4 for a linear decoder, and 16 for a quadratic decoder.
 const growth = 9
 
 // unmeasured is a processor time below which results are not compared, because they would be

@@ -29,8 +29,8 @@ func TestApply(t *testing.T) {
 		req.From = from
 		return d.Apply(d.ctx(t, bakeLimit), onto, req)
 	}
-	// exact shows every change of a file, also one that was undone: inodes and times. The program of
-	// remember writes to /root/ticks all the time.
+	// exact lists inodes and times, and so shows every change of a file, even one that was undone.
+	// It omits /root/ticks, to which the program of remember writes all the time.
 	exact := func() string {
 		return d.sh(t, onto, "find / -xdev ! -path /root ! -path / ! -path '/tmp*' ! -path '/var/*' ! -path /root/ticks"+
 			" -printf '%p %i %m %U:%G %s %T@ %l\\n' | sort; find /root -type f ! -name ticks -exec sha256sum {} + | sort")
@@ -45,7 +45,7 @@ func TestApply(t *testing.T) {
 		}
 	}
 
-	// Both change different files. A program of the receiving sandbox continues.
+	// Each sandbox changes other files. A program of the receiving sandbox continues.
 	d.remember(t, onto, "kept")
 	want := d.differs(t, from, "change", "/root/t", "10", "150")
 	d.sh(t, from, "rm -r /root/gone && ln -s ../c /root/u/link && chmod 600 /root/c")
@@ -88,7 +88,7 @@ func TestApply(t *testing.T) {
 		t.Errorf("with prefer: %q", got)
 	}
 
-	// So does a full disk.
+	// A full disk leaves the sandbox as it was, too.
 	d.sh(t, from, "dd if=/dev/urandom of=/root/large bs=1M count=24 status=none && echo full >/root/m")
 	d.sh(t, onto, "fallocate -l $(($(df --output=avail -B1 / | tail -1) - (8 << 20))) /root/filler")
 	before = exact()
@@ -99,7 +99,7 @@ func TestApply(t *testing.T) {
 	unchanged("a full disk", before)
 	d.sh(t, onto, "rm /root/filler")
 
-	// If the daemon is killed, all changes are made, or none.
+	// If the daemon is killed, all changes are made or none.
 	sums := d.sh(t, from, "sha256sum /root/large /root/m")
 	old := d.sh(t, onto, "sha256sum /root/large /root/m 2>/dev/null || true")
 	for i, wait := range []time.Duration{2 * time.Second, 15 * time.Second, 40 * time.Second} {

@@ -325,7 +325,7 @@ func (d *daemon) alive(t *testing.T, id string) {
 	}
 }
 
-// only checks that exactly these sandboxes exist.
+// only(t, want...) checks that exactly these sandboxes exist.
 func (d *daemon) only(t *testing.T, want ...client.Sandbox) {
 	t.Helper()
 	list, err := d.Sandboxes(d.ctx(t, quietLimit))

@@ -47,7 +47,7 @@ func (d *daemon) written(t *testing.T, id, name string) {
 	}
 }
 
-// The method returns when sandboxes are paused because the disk is full. If full is false, it
+// waits(…) returns when sandboxes are paused because the disk is full. If full is false, waits
 // returns when they run.
 func (d *daemon) waits(t *testing.T, state string, full bool, boxes ...client.Sandbox) {
 	t.Helper()

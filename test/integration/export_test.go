@@ -39,8 +39,8 @@ func (d *daemon) export(t *testing.T, req client.ExportRequest) (path string, si
 }
 
 // TestExport changes random trees in a sandbox. If the export is unpacked in another sandbox with
-// the older tree, that guest must see the same files as the first one: content, holes' sizes, hard
-// links' content, types, modes, owners, targets and attributes. An export in the other direction
+// the older tree, the files there must equal those of the first sandbox: their types, content, hole
+// sizes, hard links, link targets, modes, owners and attributes. An export in the other direction
 // gives the older tree again.
 func TestExport(t *testing.T) {
 	d := load(t).start(t)

@@ -282,9 +282,9 @@ func testPortForward(t *testing.T, d *daemon, id string, sent []byte, digest str
 	}
 }
 
-// testGone connects to a server that keeps connections open. Then testGone ends its input, and
-// later disconnects. The agent must reset the connection to the server, because no client waits for
-// an answer.
+// testGone connects to a server that keeps connections open. Then testGone ends the server's input,
+// and later disconnects. The agent must reset the connection to the server, because no client waits
+// for an answer.
 func testGone(t *testing.T, d *daemon, id string) {
 	guest := agentclient.New(agentclient.DialUnix(filepath.Join(d.run, "vm", id, vmmclient.VsockSocket)))
 	conn, err := guest.DialPort(d.ctx(t, quietLimit), 8002)

@@ -75,8 +75,8 @@ func (d *daemon) killedByLimit(t *testing.T, id string, mib int) {
 }
 
 // TestMemoryLimit checks that a sandbox is killed if it exceeds its memory limit, and that its exit
-// reason says this. Copies of the sandbox's memory that belong to branches do not count. Its
-// siblings and the daemon are not affected. A new daemon knows the limits.
+// reason says this. Copies of the sandbox's memory that belong to branches do not count. The
+// sandbox's siblings and the daemon are not affected. A new daemon knows the limits.
 func TestMemoryLimit(t *testing.T) {
 	d := load(t).start(t)
 	sibling := d.limited(t, client.Limits{})

@@ -11,7 +11,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// Hosts of PyPI: the index, and the packages.
+// Hosts of PyPI: the host of the index, and the host of the packages.
 const (
 	pypiLists = "pypi.org:443"
 	pypiFiles = "files.pythonhosted.org:443"

@@ -24,7 +24,7 @@ import (
 )
 
 // Names of the server of TestSecretStaysOutside. The policy adds the secret only to requests for
-// the first name.
+// secretHost.
 const (
 	secretHost = "api.example.com"
 	otherHost  = "other.example.com"

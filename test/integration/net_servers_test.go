@@ -107,7 +107,7 @@ func serveTCP(t *testing.T, serve func(net.Conn)) server {
 	return server{address: l.Addr().String()}
 }
 
-// The method returns the server's address as Python arguments.
+// of() returns the server's address as Python arguments.
 func (s *server) of() string {
 	host, port, _ := net.SplitHostPort(s.address)
 	return fmt.Sprintf("%q, %s", host, port)

@@ -58,7 +58,7 @@ def echo(what=b"hello"):
         return type(e).__name__
 `
 
-// The method forks n sandboxes and runs netCode in each sandbox.
+// online(t, n, network) forks n sandboxes and runs netCode in each sandbox.
 func (d *daemon) online(t *testing.T, n int, network client.Network) []client.Sandbox {
 	t.Helper()
 	r, err := d.Fork(d.ctx(t, bakeLimit), client.ForkRequest{SnapshotTag: tag, N: n, Network: &network})

@@ -52,8 +52,8 @@ func TestQuickStartOf05(t *testing.T) {
 	d.cli(t, 0, "rmi", "pyagent")
 }
 
-// session types the lines of a file that begin with "$ " into a shell. It skips commands that begin
-// with the last parameter. The other lines are the expected output.
+// session types the lines of a file that begin with "$ " into a shell. It skips the commands that
+// begin with the given text. The other lines are the expected output.
 func (d *daemon) session(t *testing.T, file, without string) {
 	t.Helper()
 	session, err := os.ReadFile(file)

@@ -82,8 +82,7 @@ func (d *daemon) count(ctx context.Context, id string) *counterStream {
 	return c
 }
 
-// The method returns how many numbers have arrived. It checks that they count up from 0 without
-// gaps.
+// at(t) returns how many numbers have arrived. It checks that they count up from 0 without gaps.
 func (c *counterStream) at(t *testing.T) int {
 	t.Helper()
 	select {

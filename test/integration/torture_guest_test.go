@@ -131,7 +131,7 @@ func (x *fire) branched(s client.Snapshot) {
 	x.report.Branched(s.Mode, faults)
 }
 
-// took records the instant of a complete snapshot.
+// took(s, p) records the instant of a complete snapshot.
 func (x *fire) took(s client.Snapshot, p point) {
 	x.t.Helper()
 	d, err := x.d.Snapshot(x.d.ctx(x.t, stepLimit), s.Tag)
@@ -141,7 +141,7 @@ func (x *fire) took(s client.Snapshot, p point) {
 	x.report.Reached(p.depth)
 }
 
-// The method records the tag of a snapshot to which later rounds roll the source back. It removes
+// latest(tag) records the tag of a snapshot to which later rounds roll the source back. It removes
 // the previous snapshot of this kind, unless the source runs from it.
 func (x *fire) latest(tag string) {
 	x.t.Helper()
@@ -288,7 +288,7 @@ func (x *fire) verifyFiles(tag string) {
 	}
 }
 
-// The method pauses the source while f runs, so that children get all of an emulated host's CPU.
+// still(f) pauses the source while f runs, so that children get all of an emulated host's CPU.
 func (x *fire) still(f func()) {
 	x.t.Helper()
 	if s, err := x.d.Pause(x.d.ctx(x.t, stepLimit), x.source.ID); err != nil || s.State != "paused" {

@@ -40,8 +40,8 @@ func (x *fire) parentTag(mode string) string {
 	return x.source.SnapshotTag
 }
 
-// The method forks children from a live branch as early as possible, while the branch is being
-// copied and flushed and the source writes.
+// early() forks children from a live branch as early as possible, while the branch is being copied
+// and flushed and the source writes.
 func (x *fire) early() {
 	p, tag := x.mark(x.source.ID, x.hot()...), x.newTag()
 	_, err := x.branch(x.source.ID, tag, client.BranchRequest{Mode: "live", NoWait: true})
@@ -104,7 +104,7 @@ func (x *fire) race() {
 	x.latest(made[keep].Tag)
 }
 
-// descend makes a child the new source.
+// descend replaces the source with a child.
 func (x *fire) descend() {
 	p, tag, mode := x.mark(x.source.ID, x.hot()...), x.newTag(), "live"
 	if x.rng.IntN(3) == 0 {

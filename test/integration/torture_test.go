@@ -129,7 +129,7 @@ func (x *fire) write() {
 	}
 }
 
-// newLine makes a child of the base the source.
+// newLine starts a child of the base and makes it the source.
 func (x *fire) newLine() {
 	x.t.Helper()
 	x.source, x.own, x.saved, x.last = x.fork(baseTag), x.points[baseTag], nil, baseTag

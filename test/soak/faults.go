@@ -40,8 +40,8 @@ type FaultLog struct {
 func NewFaultLog() *FaultLog { return &FaultLog{counts: map[Kind]int{}} }
 
 // Begin records a fault just before it is caused. The caller calls end when the fault can no longer
-// cause errors. For a killed VMM, the caller does not call this function, because later requests to
-// this VM also fail.
+// cause errors. For a killed VMM, the caller does not call end, because later requests to this VM
+// also fail.
 func (l *FaultLog) Begin(kind Kind, id string) (end func()) {
 	f := &fault{kind: kind, id: id, from: time.Now()}
 	l.mu.Lock()

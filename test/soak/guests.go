@@ -18,7 +18,7 @@ import (
 // Dir is the directory in which clients keep their files in a guest. It exists in the base.
 const Dir = "/root/soak"
 
-// The maximum number of files in a sandbox, and their maximum size.
+// The maximum number of files in a sandbox, and the maximum size of a file, in bytes.
 const (
 	maxFiles    = 4
 	maxFileSize = 96 << 10

@@ -40,8 +40,8 @@ func (p points) marked(mark, seq uint64, certain bool) points {
 	return next
 }
 
-// The method returns the states of p, each with one more file. Its opposite, without, returns the
-// states of p, each without the file, which the guest may or may not have in these states.
+// with(name, sum) returns the states of p, each with one more file. The method without returns the
+// states of p, each without the file, even if a state lacks it already.
 func (p points) with(name, sum string) points {
 	next := slices.Clone(p)
 	for i := range next {
@@ -63,7 +63,7 @@ func (p points) without(name string) points {
 	return next
 }
 
-// The method returns the states of both p and q.
+// p.or(q) returns the states of both p and q.
 func (p points) or(q points) points { return append(slices.Clone(p), q...) }
 
 // check compares a guest's report about itself with p. It returns the points of p that match. If
@@ -91,8 +91,8 @@ func (p points) check(r *guest.Report, size guest.Size) (points, error) {
 	return fit, nil
 }
 
-// The method reports whether the given points contain the highest mark of p. Otherwise that mark
-// belongs to a request that was cut off, and the request may still set the mark in the guest.
+// newest(fit) reports whether fit contains the highest mark of p. Otherwise that mark belongs to a
+// request that was cut off, and the request may still set the mark in the guest.
 func (p points) newest(fit points) bool {
 	for _, q := range p {
 		if q.Mark > fit[0].Mark {

@@ -73,7 +73,7 @@ func (w *worker) settle(b *box, states ...string) bool {
 	return w.mourn(b, why)
 }
 
-// entered records the state in which the daemon reported a sandbox.
+// entered(b, state) records the state in which the daemon reported a sandbox.
 func (w *worker) entered(b *box, state string) {
 	if state == suspended && b.state != suspended {
 		if w.mayBeDead(b) { // the sandbox may be in the state of its latest suspension, or of a rollback's snapshot

@@ -41,7 +41,7 @@ func problem(w http.ResponseWriter, status int, code string) {
 }
 
 // An error that no fault explains is a finding. A fault explains only the codes of its kind, and
-// only for requests that began before its end.
+// only for requests that began before the fault ended.
 func TestAnswersAreAccountedFor(t *testing.T) {
 	for _, c := range []struct {
 		name, code string
@@ -133,7 +133,8 @@ func TestLostSandboxesAreFound(t *testing.T) {
 	}
 }
 
-// A sandbox counts as corrupt if it is a copy of another instant, is damaged, or lacks a file.
+// A sandbox counts as corrupt if it is a copy of another instant than the model expects, is
+// damaged, or lacks a file.
 func TestDamageIsFound(t *testing.T) {
 	whole := guest.Report{OK: true, Pages: 256, Blocks: 256, CPUs: 1, Mark: 7, Seq: 10}
 	for _, c := range []struct {

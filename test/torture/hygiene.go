@@ -75,8 +75,8 @@ func (h holdings) exceeds(base holdings) bool {
 // some time after their last use.
 const measureTries = 100
 
-// clean is called between lines of descent. It checks that the rig uses no more resources than
-// before the first line, which is the given measurement.
+// clean is called between lines of descent. It checks that the rig uses no more resources than in
+// the measurement base, which was made before the first line.
 func (r *Rig) clean(base holdings) error {
 	var h holdings
 	var err error

@@ -96,8 +96,8 @@ func (l *line) stateWithoutRoom(ctx context.Context) (err error) {
 	return l.failed(ctx, p, err)
 }
 
-// The method checks that a branch failed for lack of room, and that the source of the branch
-// continues. The parameter p is nil if the branch failed while the guest was stopped.
+// failed(ctx, p, err) checks that a branch failed for lack of room, and that the source of the
+// branch continues. The parameter p is nil if the branch failed while the guest was stopped.
 func (l *line) failed(ctx context.Context, p *pending, err error) error {
 	if errors.Is(err, vmmclient.ErrGone) {
 		return fmt.Errorf("the source did not survive: %w", err)

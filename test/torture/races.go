@@ -107,8 +107,9 @@ func (l *line) finishRace(ctx context.Context, whole []*pending) error {
 	return l.verifySource(ctx)
 }
 
-// interrupt pauses and resumes the guest during a branch and while its pages are copied. If the
-// guest was paused at the moment of the branch, it must stay paused.
+// interrupt pauses and resumes the guest at random times during a live branch, and while the frozen
+// pages of the branch are copied. If the guest was paused at the moment of the branch, it must stay
+// paused.
 func (l *line) interrupt(ctx context.Context) error {
 	v := l.source
 	at, err := v.setMark(ctx, "hot", "0")

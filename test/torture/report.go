@@ -77,7 +77,7 @@ func (r *Report) branched(p *pending) {
 
 func (r *Report) verified() { r.Count(&r.ChildrenVerified) }
 
-// held records the resources that a VMM uses.
+// held(files, kib) records the resources that a VMM uses.
 func (r *Report) held(files int, kib uint64) {
 	r.Lock()
 	defer r.Unlock()
@@ -132,7 +132,7 @@ func (r *Report) Write(path string) error {
 	return r.WriteLocked(path, r)
 }
 
-// rebased records a rebase.
+// rebased(result) records a rebase.
 func (r *Report) rebased(result vmmproto.RebaseResult) {
 	r.Lock()
 	defer r.Unlock()

@@ -107,7 +107,7 @@ type running struct {
 	size   uint64    // size of the disk in bytes
 
 	asking sync.Mutex
-	files  []*os.File // files of the disk, the private one last
+	files  []*os.File // files of the disk, the private file last
 	agent  *agentclient.Client
 }
 

@@ -132,14 +132,14 @@ func (l *line) setHot(ctx context.Context) error {
 	return err
 }
 
-// took records a snapshot of the source, and verifies a child of it.
+// took(ctx, s) records a snapshot of the source, and verifies a child of it.
 func (l *line) took(ctx context.Context, s *Snapshot) error {
 	l.last = s
 	return l.check(ctx, s)
 }
 
 // check verifies a child of s while the source is paused, so that the child gets all of an emulated
-// host's CPU. Only crowd tests children while the source runs.
+// host's CPU. Only the round crowd tests children while the source runs.
 func (l *line) check(ctx context.Context, s *Snapshot) error {
 	if err := l.source.Pause(ctx); err != nil {
 		return err
@@ -170,7 +170,8 @@ func (l *line) plain(ctx context.Context) error {
 	return l.took(ctx, s)
 }
 
-// replace makes a child the source, and verifies it.
+// replace takes a branch of the source, verifies the source, and replaces it with a child of the
+// branch, which it verifies too.
 func (l *line) replace(ctx context.Context) error {
 	req := l.live()
 	if l.rig.rng.IntN(3) == 0 {
@@ -255,7 +256,7 @@ func (l *line) crowd(ctx context.Context) error {
 	return l.took(ctx, s)
 }
 
-// The method branches the guest while the guest program sends the answer of a verification.
+// stream() branches the guest while the guest program sends the answer of a verification.
 func (l *line) stream(ctx context.Context) error {
 	v := l.source
 	s, layer, err := v.newMarked(ctx, "stream")

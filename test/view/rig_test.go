@@ -280,9 +280,9 @@ func (p *page) eval(expression string) {
 	p.do(expression, chromedp.Evaluate[chromedp.Void](expression, chromedp.EvalAwaitPromise))
 }
 
-// wait waits until a JavaScript expression is true. An error is repeated too: during a navigation,
-// the page that evaluates the expression can go away, or have no body yet. The page's policy forbids
-// chromedp.Poll, which makes a function from a string.
+// wait waits until a JavaScript expression is true. It tries again after an error, because during a
+// navigation, the page that evaluates the expression can go away, or have no body yet. The page's
+// policy forbids chromedp.Poll, which makes a function from a string.
 func (p *page) wait(expression string) {
 	p.t.Helper()
 	ctx, cancel := context.WithTimeout(p.ctx, patience)

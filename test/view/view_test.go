@@ -71,8 +71,8 @@ func TestMainPath(t *testing.T) {
 	p.onlyOwnRequests()
 }
 
-// command enters a command into the terminal. The text is inserted at once: a terminal handles the
-// separate events that chromedp sends for one key as two keys.
+// command enters a command into the terminal. The text is inserted as a whole, because a terminal
+// would see two keys in the separate events that chromedp sends for one key.
 func (p *page) command(text string) {
 	p.t.Helper()
 	p.do("focus the terminal", focus(".xterm-helper-textarea"))
@@ -101,11 +101,11 @@ func (p *page) onlyOwnRequests() {
 // hostile is a text that would change the page if it were not shown as text.
 const hostile = `<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>"'>{{7*7}}`
 
-// TestHostileTexts has the markup of attackers in every text that a guest or another client chooses.
+// TestHostileTexts puts hostile markup into every text that a guest or another client chooses.
 func TestHostileTexts(t *testing.T) {
 	r := startRig(t)
 	id := r.fork("base", 1, map[string]string{"name": hostile, "other": hostile})[0]
-	dir := filepath.Join(r.Tmp, "hostile\\'; \x03\rtouch x #") // no shell could take it as one word
+	dir := filepath.Join(r.Tmp, "hostile\\'; \x03\rtouch x #") // an unquoted name that no shell takes as one word
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -130,7 +130,7 @@ func TestHostileTexts(t *testing.T) {
 	p.eval(fmt.Sprintf(`location.hash = "#/sandbox/%s/processes"`, id))
 	p.waitText("sleep 60 # " + hostile)
 
-	// A result of code, as markup: it is shown in a frame without any rights.
+	// The result of the code is markup. It is shown in a frame without any rights.
 	p.eval(fmt.Sprintf(`location.hash = "#/sandbox/%s/code"`, id))
 	p.wait(`document.querySelector("#code")`)
 	markup := hostile + `<b id=marker>shown</b><script>parent.hacked=1</script>`
@@ -187,7 +187,7 @@ func (p *page) attack(r *rig) {
 		"script": `new Promise((done, fail) => { const s = document.createElement("script"); s.onload = done; s.onerror = fail; s.src = %q + "main.js"; document.head.append(s) })`,
 		"socket": `new Promise((done, fail) => { const s = new WebSocket(%q.replace("http", "ws") + "v1/sandboxes/sb-1/processes/1/attach"); s.onopen = done; s.onerror = fail })`,
 	}
-	// 127.0.0.1 is the same site as the view, localhost another site.
+	// 127.0.0.1 is the same site as the view, and localhost is another site.
 	for _, origin := range []string{evil.URL, strings.Replace(evil.URL, "127.0.0.1", "localhost", 1)} {
 		p.do("open the evil page", chromedp.Navigate(origin))
 		for name, attack := range attacks {

@@ -46,7 +46,7 @@ type Daemon struct {
 	made int    // number of managers so far
 }
 
-// NewDaemon sets up an empty store. It adds functions to the given cleanup stack that remove
+// NewDaemon sets up an empty store. To the given cleanup stack, it adds functions that remove
 // everything.
 func NewDaemon(host report.Host, undo *cleanup.Stack) (*Daemon, error) {
 	d := &Daemon{Host: host}
@@ -96,7 +96,7 @@ func NewDaemon(host report.Host, undo *cleanup.Stack) (*Daemon, error) {
 	return d, nil
 }
 
-// tempDir makes a directory with a short path. It adds a function to the given cleanup stack that
+// tempDir makes a directory with a short path. To the given cleanup stack, it adds a function that
 // removes the directory.
 func tempDir(parent string, undo *cleanup.Stack) (string, error) {
 	dir, err := os.MkdirTemp(parent, "fkb")

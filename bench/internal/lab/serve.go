@@ -19,7 +19,7 @@ import (
 )
 
 // Serve serves the REST API of the manager on a unix socket, with an audit log and without tokens.
-// It returns a client for the API. It adds functions to the given cleanup stack that close the
+// It returns a client for the API. To the given cleanup stack, it adds functions that close the
 // client and the server. These functions must run before the manager is closed.
 //
 // Server and client are in this process. So the CPU time that a program measures for this process

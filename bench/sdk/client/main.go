@@ -119,7 +119,7 @@ func (b *bench) down(ctx context.Context) error {
 	return nil
 }
 
-// The method forks n sandboxes concurrently and returns their ids.
+// many(ctx, n) forks n sandboxes concurrently and returns their ids.
 func (b *bench) many(ctx context.Context, n int) (ids []string, err error) {
 	ids = make([]string, n)
 	var group errgroup.Group
@@ -132,7 +132,7 @@ func (b *bench) many(ctx context.Context, n int) (ids []string, err error) {
 	return ids, group.Wait()
 }
 
-// The method prints how much memory of this process a sandbox object takes, as the mean over n
+// held(ctx, n) prints how much memory of this process a sandbox object takes, as the mean over n
 // sandboxes.
 func (b *bench) held(ctx context.Context, n int) error {
 	first, err := b.many(ctx, 1) // makes the objects that all sandboxes share

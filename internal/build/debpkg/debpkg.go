@@ -187,8 +187,9 @@ func Take(tree, name, to string) error {
 	return err
 }
 
-// Run runs a tool of the distribution in dir (empty: the current directory) and returns its
-// standard output. Cancelling ctx kills the tool and its child processes.
+// Run runs a tool of the distribution, with dir as its working directory (empty: the current
+// directory), and returns its standard output. Cancelling ctx kills the tool and its child
+// processes.
 func Run(ctx context.Context, dir, name string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Dir = dir

@@ -32,8 +32,8 @@ const (
 	entriesTimes = 3
 )
 
-// MaxCopied returns the maximum number of entries in all sources of a build together. The argument
-// is the number of files in the build context.
+// MaxCopied returns the maximum number of entries in all sources of a build together. The parameter
+// files is the number of files in the build context.
 func MaxCopied(files int) int { return spareEntries + entriesTimes*files }
 
 // copyFlags holds the flags of COPY and ADD that change which files are copied, and under which
@@ -370,9 +370,9 @@ func (r *reader) list(i, own int, below []plan.File, leave *exclude) ([]plan.Fil
 	return slices.Concat(r.req.Files[i:own], below), nil
 }
 
-// The method omits excluded files. It returns the source's own entries and the files below, except
-// for the files that match a pattern of leave. The patterns match names relative to the source, and
-// the name of the source itself.
+// without omits excluded files. It returns the source's own entries and the files below them,
+// except for the files that match a pattern of leave. The patterns match names relative to the
+// source, and the name of the source itself.
 func (r *reader) without(leave *exclude, i, own int, below []plan.File) (kept []plan.File, err error) {
 	prefix := 0
 	if i != whole && r.req.Files[i].Kind == plan.KindDir {

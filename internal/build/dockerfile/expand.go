@@ -48,7 +48,8 @@ func (v vars) Keys() []string {
 	return slices.Concat(slices.Collect(maps.Keys(v.env)), slices.Collect(maps.Keys(v.args)))
 }
 
-// Put sets a variable of m and adds its bytes to size. It returns an error if the bounds are exceeded.
+// Put sets a variable of m and adds its bytes to size. It returns an error if the bounds are
+// exceeded.
 func Put(m map[string]string, size *int, name, value string) error {
 	if len(value) > maxValue {
 		return fmt.Errorf("%.40s: the value has %d bytes: want at most %d", name, len(value), maxValue)

@@ -42,7 +42,7 @@ func (r *reader) run(ctx context.Context, st *stage, c *instructions.RunCommand)
 		args = st.inShell(strings.Join(args, " "))
 	}
 	run := &plan.Run{Process: st.process(args), Script: script}
-	maps.Copy(run.Env, r.proxies) // every command has these, even without an ARG instruction
+	maps.Copy(run.Env, r.proxies) // every command has the proxy variables, even without an ARG instruction
 	switch n := instructions.GetNetwork(c); n {
 	case "", instructions.NetworkDefault:
 	case instructions.NetworkNone:

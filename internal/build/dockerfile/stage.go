@@ -78,7 +78,7 @@ func (r *reader) stage(ctx context.Context, i int) (*stage, error) {
 	return st, nil
 }
 
-// The method starts a stage on the base that its FROM instruction names.
+// from starts a stage on the base that the stage's FROM instruction names.
 func (r *reader) from(ctx context.Context, i int, src *instructions.Stage, line int) (*stage, error) {
 	expand := r.expander(vars{args: r.args})
 	base, err := expand(src.BaseName)
@@ -217,7 +217,7 @@ func (r *reader) stepName(st *stage, text string) string {
 	return fmt.Sprintf("[%.*s %d/%d] %s", maxTitle, r.title(st.index), st.n, st.total, text)
 }
 
-// The method adds a step that continues the latest step of a stage.
+// next adds a step that continues the latest step of a stage.
 func (r *reader) next(st *stage, line int, text string, s plan.Step) {
 	st.n++
 	s.Name, s.Line, s.From = r.stepName(st, text), line, st.step

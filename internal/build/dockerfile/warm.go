@@ -10,8 +10,8 @@ import (
 	"github.com/moby/buildkit/frontend/dockerfile/parser"
 )
 
-// directive is a comment that requests a warm step. It has the form "# forkd: warm COMMAND"; "#
-// forkd: probe COMMAND" may follow. Docker ignores such comments.
+// directive is a comment that requests a warm step. It has the form "# forkd: warm COMMAND", and
+// may have a second line of the form "# forkd: probe COMMAND". Docker ignores such comments.
 type directive struct {
 	line    int
 	command string

@@ -70,8 +70,8 @@ type Unpacker struct {
 	Program []byte
 }
 
-// Build returns the image of r. It builds the image if the cache does not have it. The last
-// parameter may be nil. It is called from the building goroutines, possibly concurrently.
+// Build returns the image of r. It builds the image if the cache does not have it. The function
+// progress may be nil. It is called from the building goroutines, possibly concurrently.
 //
 // The error is a *MissingError (wrapped) if the host lacks tools or rights. In this case nothing
 // was changed.

@@ -162,7 +162,8 @@ func (c Cached) Remove() error {
 	return nil
 }
 
-// ListImages returns the entries of the cache that are images or leftovers of killed builds of images.
+// ListImages returns the entries of the cache that are images or leftovers of killed builds of
+// images.
 func ListImages(cacheDir string) ([]Cached, error) {
 	list, err := ListCached(cacheDir)
 	dir := imagesDir(cacheDir)

@@ -42,7 +42,7 @@ func (e *MissingError) Error() string {
 		strings.Join(e.Packages, ", "), strings.Join(e.Packages, " "))
 }
 
-// require returns a *MissingError if one of tools is missing.
+// require returns a *MissingError if a tool is missing.
 func require(tools ...tool) error {
 	var missing []string
 	for _, t := range tools {
@@ -110,9 +110,9 @@ func removeTree(dir string) error {
 const errorTail = 12
 
 // run runs argv with a fixed locale. The environment of argv has only PATH, HOME and a few settings
-// of the caller, such as proxies (see toolEnv). Each line of stderr is passed to the given
-// function, which may be nil, and the error quotes the last lines. Cancelling ctx terminates the
-// program and all its child processes.
+// of the caller, such as proxies (see toolEnv). Each line of stderr is passed to the function line,
+// which may be nil. The error quotes the last lines. Cancelling ctx terminates the program and all
+// its child processes.
 func run(ctx context.Context, stdin io.Reader, stdout io.Writer, line func(string), argv ...string) error {
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	if p, err := lookPath(tool{name: argv[0]}); err == nil {
@@ -206,7 +206,7 @@ type lineWriter struct {
 	last []string
 }
 
-// maxLine is the maximum length in bytes of a line; longer ones are split.
+// maxLine is the maximum length in bytes of a line; longer lines are split.
 const maxLine = 4096
 
 func (w *lineWriter) Write(p []byte) (int, error) {

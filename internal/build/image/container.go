@@ -115,8 +115,8 @@ func envOf(list []string) map[string]string {
 	return env
 }
 
-// Bounds of a manifest. Docker makes at most 127 layers, and configurations of some KiB. Registries need
-// not store manifests above 4 MiB (OCI distribution spec, "Pushing Manifests").
+// Bounds of a manifest. Docker makes at most 127 layers, and configurations of some KiB. Registries
+// need not store manifests above 4 MiB (OCI distribution spec, "Pushing Manifests").
 const (
 	maxRegistryManifest = 4 << 20
 	maxArchiveManifest  = 1 << 20 // manifest.json of a docker save archive: names of layers, and tags
@@ -177,8 +177,8 @@ func layersOf(img v1.Image, kind string, plain bool) ([]source, error) {
 	return list, nil
 }
 
-// checked returns a function like open. The reader that this function returns compares the content
-// with the digest in want when it reaches the end.
+// checked returns a function that opens the same content as open. At the end of the content, the
+// reader compares it with the digest in want.
 func checked(open func() (io.ReadCloser, error), want v1.Hash) func() (io.ReadCloser, error) {
 	return func() (io.ReadCloser, error) {
 		from, err := open()
@@ -346,7 +346,7 @@ func startOrLink(in *tar.Reader, name string) (start []byte, size int64, link st
 		case err != nil:
 			return nil, 0, "", fmt.Errorf("%s: %w", name, err)
 		case path.Clean(h.Name) != path.Clean(name):
-		case h.Typeflag == tar.TypeSymlink || h.Typeflag == tar.TypeLink: // the library follows both alike
+		case h.Typeflag == tar.TypeSymlink || h.Typeflag == tar.TypeLink: // the library follows both types
 			return nil, 0, h.Linkname, nil
 		default:
 			start = make([]byte, magicBytes)

@@ -213,7 +213,7 @@ func TestBuildFromContainers(t *testing.T) {
 			if got := names(t, imagesDir(cache)); len(got) != 1 {
 				t.Errorf("left in the cache: %q", got)
 			}
-			other := *r // fields that the file system does not depend on
+			other := *r // change only fields that the file system does not depend on
 			other.Name, other.Description, other.MemoryMiB, other.VCPUs = "y", "d", 256, 2
 			other.Warmup, other.Env = Warmup{Python: "x"}, map[string]string{"LANG": "C"}
 			again, err := Build(t.Context(), cache, &other, Unpacker{Fill: v.fill}, func(s Step) {
@@ -228,7 +228,8 @@ func TestBuildFromContainers(t *testing.T) {
 	}
 }
 
-// If the context of a stream ends, the stream ends too, even if the registry has not begun to answer.
+// If the context of a stream ends, the stream ends too, even if the registry has not begun to
+// answer.
 func TestStreamsEndWithTheirContext(t *testing.T) {
 	inner := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
 	begun, release := make(chan struct{}), make(chan struct{})
@@ -267,8 +268,8 @@ func TestStreamsEndWithTheirContext(t *testing.T) {
 	}
 }
 
-// If the environment of an image is too large for a finished image or for a snapshot, the image is refused
-// before the work begins.
+// If the environment of an image is too large for a finished image or for a snapshot, the image is
+// refused before the work begins.
 func TestEnvironmentsAreChecked(t *testing.T) {
 	u := Unpacker{Fill: func(context.Context, Disk) error {
 		t.Error("the disk is filled")

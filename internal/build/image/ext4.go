@@ -25,7 +25,8 @@ const (
 	maxAnswer = 1 << 20 // maximum size of forkd-unpack's answer, in bytes; real answers are shorter
 )
 
-// ext4Features are the features passed to mke2fs, independent of the host's mke2fs.conf.
+// ext4Features are the features that mke2fs gets from forkd. They do not depend on the host's
+// mke2fs.conf.
 //
 // There is no journal. The base is immutable, and a VM writes to a private top layer that is
 // deleted with the VM. A snapshot freezes memory and disk at the same instant, so a journal would
@@ -37,8 +38,8 @@ const ext4Features = "none,ext_attr,dir_index,filetype,extent,64bit,flex_bg,spar
 
 // writeExt4 creates the file system image with the given path and size. The parameter program is
 // the executable forkd-unpack, which unpacks the output of stream. The file system contains the
-// result. Temporary files are written to work, an empty directory that the caller removes. The uuid
-// identifies the file system and seeds its directory hashes.
+// unpacked files. Temporary files are written to work, an empty directory that the caller removes.
+// The uuid identifies the file system and seeds its directory hashes.
 func writeExt4(ctx context.Context, name, work, uuid string, size int64, program []byte,
 	stream func(ctx context.Context, w io.Writer) error) error {
 	unpack, root := filepath.Join(work, "forkd-unpack"), filepath.Join(work, "root")

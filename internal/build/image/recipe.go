@@ -78,15 +78,15 @@ type Recipe struct {
 // directory is copied into the image, where root owns it.
 type File struct {
 	Source string `yaml:"source"` // relative to the recipe
-	Target string `yaml:"target"` // absolute path in the image; for a directory, of its content
+	Target string `yaml:"target"` // absolute path in the image: of the file, or of the directory's content
 	Mode   Mode   `yaml:"mode"`   // mode of files; 0: 0644, or 0755 if the source is executable
 }
 
 // Mode is permission bits, written in octal as chmod takes them ("0755").
 type Mode uint32
 
-// UnmarshalYAML parses the digits itself: whether YAML reads a number as octal depends on a leading
-// zero.
+// UnmarshalYAML parses the digits itself, because YAML's interpretation of a number as octal
+// depends on a leading zero.
 func (m *Mode) UnmarshalYAML(node *yaml.Node) error {
 	v, err := strconv.ParseUint(strings.TrimPrefix(node.Value, "0o"), 8, 32)
 	if err != nil || v > 0o7777 {
@@ -168,8 +168,8 @@ func LoadRecipe(name string) (*Recipe, error) {
 	if err != nil {
 		return nil, fmt.Errorf("load recipe %s: %w", name, err)
 	}
-	// confines "source" and symbolic links to the recipe's directory; closed when the Recipe is
-	// garbage-collected
+	// root confines the sources of files, and symbolic links, to the recipe's directory. It is
+	// closed when the Recipe is garbage-collected.
 	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return nil, fmt.Errorf("load recipe: %w", err)
@@ -237,7 +237,8 @@ func readLimited(r io.Reader, name string, limit int64) ([]byte, error) {
 // help a user.
 var unknownField = regexp.MustCompile(`field (\S+) not found in type \S+`)
 
-// ParseRecipe parses and checks the text of a recipe. It reads none of the files that the recipe names.
+// ParseRecipe parses and checks the text of a recipe. It reads none of the files that the recipe
+// names.
 func ParseRecipe(text []byte) (*Recipe, error) {
 	if len(text) > maxRecipeBytes {
 		return nil, fmt.Errorf("the recipe is larger than %d bytes", maxRecipeBytes)

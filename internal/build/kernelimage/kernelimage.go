@@ -86,9 +86,9 @@ func findPayload(image []byte) ([]byte, error) {
 	return image[start:end], nil
 }
 
-// decompress returns a reader of the uncompressed payload, according to its magic number. The
-// reader ignores data after the compressed stream, because for some formats the kernel's build
-// appends the uncompressed size (u32).
+// decompress decompresses the payload according to its magic number. It ignores data after the
+// compressed stream, because for some formats the kernel's build appends the uncompressed size
+// (u32).
 func decompress(payload []byte) ([]byte, error) {
 	switch {
 	case IsELF(payload): // CONFIG_KERNEL_UNCOMPRESSED

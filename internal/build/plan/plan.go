@@ -3,8 +3,8 @@
 // the step's snapshot again. Two steps have the same key only if they do the same thing to the same
 // content.
 //
-// The package only holds values. Packages dockerfile and recipeplan read Dockerfiles and recipes, and
-// package daemon/build executes plans.
+// The package only holds values. Packages dockerfile and recipeplan read Dockerfiles and recipes,
+// and package daemon/build executes plans.
 package plan
 
 import (
@@ -23,8 +23,8 @@ type Plan struct {
 	Result int    `json:"result"`          // index of the step whose snapshot is the result
 	Notes  []Note `json:"notes,omitempty"` // instructions that a reader accepted and ignored
 
-	// Network is the network of the guests while steps run, except for Children steps; nil: the default of
-	// sandboxes. It is in the keys of the steps that run programs.
+	// Network is the network of the guests while steps run, except for Children steps; nil: the
+	// default of sandboxes. It is in the keys of the steps that run programs.
 	Network *snapshot.Network `json:"network,omitempty"`
 }
 
@@ -58,7 +58,7 @@ type Base struct {
 	Snapshot string `json:"snapshot,omitempty"` // a tag
 	// Digest of the image's manifest or of the boot files, or id of the snapshot.
 	Digest string `json:"digest"`
-	Memory bool   `json:"memory,omitempty"` // continue processes and memory of the base; never for an image
+	Memory bool   `json:"memory,omitempty"` // steps continue the base's processes and memory; never for an image
 
 	// vCPUs of the VM; 0: the executor's default, or the number in the snapshot.
 	VCPUs uint32 `json:"vcpus,omitempty"`
@@ -137,8 +137,8 @@ type Copy struct {
 	Unpack bool   `json:"unpack,omitempty"`
 }
 
-// Source says where files come from: the build context, the snapshot of another step, the network, or
-// the plan itself.
+// Source says where files come from: the build context, the snapshot of another step, the network,
+// or the plan itself.
 type Source struct {
 	// Files of the build context. The slice is a part of the context's list, so it must not be
 	// changed.
@@ -207,7 +207,8 @@ type Warm struct {
 	Probe  []string `json:"probe,omitempty"`  // command and arguments, run like Args
 	Python string   `json:"python,omitempty"` // code, instead of Args
 
-	// TimeoutSecs bounds the command, the code or the probe; 0: the executor's bound. It is not part of the key.
+	// TimeoutSecs bounds the command, the code or the probe; 0: the executor's bound. It is not
+	// part of the key.
 	TimeoutSecs float64 `json:"timeout_secs,omitempty"`
 }
 

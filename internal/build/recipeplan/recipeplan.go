@@ -2,8 +2,8 @@
 // runs the warm-up. All steps continue one machine, so the processes that the warm-up starts run in
 // every child of the snapshot.
 //
-// The package only reads. Package image parses recipes and makes the root file systems that their
-// machines boot from.
+// The package only makes plans. Package image parses recipes, and makes the root file systems from
+// which their machines boot.
 package recipeplan
 
 import (
@@ -76,8 +76,8 @@ func Read(ctx context.Context, req Request) (*plan.Plan, error) {
 	return r.plan, r.plan.Check()
 }
 
-// maxEntries is the maximum number of files and commands of a recipe. The reader adds a few steps
-// for the plan.
+// maxEntries is the maximum number of files and commands of a recipe. A reader adds a few steps of
+// its own to the plan.
 const maxEntries = plan.MaxSteps - 5
 
 // reader makes the plan of one recipe.
@@ -153,8 +153,8 @@ func (r *reader) search(path string) (at int, found bool) {
 	})
 }
 
-// withMode returns a file with the permissions that it has in the image. Only the execute bit of the file in
-// the context matters, because its other bits depend on the client's umask.
+// withMode returns a file with the permissions that it has in the image. Only the execute bit of
+// the file in the context matters, because its other bits depend on the client's umask.
 func withMode(e plan.File, mode image.Mode) plan.File {
 	switch {
 	case e.Kind != plan.KindFile:

@@ -38,7 +38,7 @@ const Port = 8888
 const (
 	maxLine  = 2 << 20          // bytes of a request
 	maxConns = 128              // connections at the same time; the old agent had the same backlog
-	lineTime = 30 * time.Second // to send a request, or to receive an answer
+	lineTime = 30 * time.Second // time to send a request, or to receive an answer
 	maxExec  = time.Hour        // like the limit of the REST API
 )
 

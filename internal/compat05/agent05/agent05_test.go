@@ -30,7 +30,7 @@ func (g *guest) Eval(_ context.Context, req apiv1.EvalRequest) (apiv1.EvalResult
 	return g.eval(req)
 }
 
-// only returns a function that returns a server for g, for every connection.
+// only(g) returns a function that returns the same server for every connection: a server for g.
 func only(g Guest) func(net.Conn) *Server {
 	s := New(g)
 	return func(net.Conn) *Server { return s }

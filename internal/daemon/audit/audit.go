@@ -33,7 +33,7 @@ type Entry struct {
 	Route     string   `json:"route,omitempty"`     // pattern of the route in the API's document
 	Host      string   `json:"host,omitempty"`      // PORT-ID, if the request's host name names a port of a sandbox
 	Sandbox   string   `json:"sandbox,omitempty"`   // the sandbox that the request names
-	From      string   `json:"from,omitempty"`      // source of a promotion's state; older side of a diff
+	From      string   `json:"from,omitempty"`      // of a promotion: source of the state; of a diff: the older side
 	Sandboxes []string `json:"sandboxes,omitempty"` // the sandboxes that the request made
 	Status    int      `json:"status"`
 	LatencyUS int64    `json:"latency_us"`
@@ -65,10 +65,10 @@ func (e *Entry) isRefused() bool {
 	return e.Who == "" && e.Status >= http.StatusBadRequest
 }
 
-// Rate of lines about strangers, per second, and the burst after a quiet time. Refused requests
-// have one such limit, and refused logins over SSH another. Other requests, such as those to a
-// public port of a sandbox, have a third. Without the limits, anyone who reaches the daemon could
-// fill the disk. The next line counts the omitted lines.
+// strangersPerSecond is the maximum rate of lines about strangers, and strangersAtOnce is the
+// maximum burst. This limit applies separately to refused requests, to refused logins over SSH, and
+// to other requests, such as those to a public port of a sandbox. Without it, anyone who reaches
+// the daemon could fill the disk. The next line that is written counts the omitted lines.
 const (
 	strangersPerSecond = 10
 	strangersAtOnce    = 200
@@ -78,7 +78,7 @@ const (
 type Log struct {
 	path string
 
-	// Limits of the lines about strangers: their refused requests, their other requests, and SSH.
+	// Rate limits of the lines about strangers' refused requests, other requests, and SSH logins.
 	refused, served, ssh *rate.Limiter
 
 	mu      sync.Mutex
@@ -95,7 +95,7 @@ func Open(path string) (*Log, error) {
 	return l, l.Reopen()
 }
 
-// Reopen opens the file at the log's path again after it was renamed.
+// Reopen opens the log's path again after another program has renamed the file.
 func (l *Log) Reopen() error {
 	if l == nil {
 		return nil
@@ -125,11 +125,11 @@ func endsAmidLine(f *os.File) bool {
 	return err == nil && last[0] != '\n'
 }
 
-// maxField bounds the fields of an entry whose text the client chooses, in bytes. The other fields
-// need no bound, because the daemon or the kernel makes them.
+// maxField is the maximum size, in bytes, of each field of an entry whose text the client chooses.
+// The other fields need no bound, because the daemon or the kernel makes them.
 const maxField = 1024
 
-// Write appends e as one line in one write call.
+// Write appends e as one line, with a single write call.
 func (l *Log) Write(e Entry) error {
 	if l == nil {
 		return nil

@@ -167,7 +167,8 @@ func TestStrangersOverSSH(t *testing.T) {
 	}
 }
 
-// fullDisk is a file that accepts room bytes, and then fails like a full disk.
+// fullDisk is a file that fails like a full disk after it has accepted as many bytes as the field
+// room says.
 type fullDisk struct {
 	io.WriteCloser
 	room int

@@ -1,6 +1,7 @@
-// Package auth identifies the client of a request and its rights: by a token, by the user at the
-// other end of the unix socket, or by a client certificate. It refuses configurations that would
-// let clients without credentials use the daemon from other hosts.
+// Package auth identifies the client of a request, and so the rights of the request. It identifies
+// the client by a token, by the user at the other end of the unix socket, or by a client
+// certificate. It refuses configurations that would let clients without credentials use the daemon
+// from other hosts.
 //
 // It also signs temporary permissions to reach one port of one sandbox. Packages v1 and e2b decide
 // which scope a route requires, and package daemon serves TLS.
@@ -58,8 +59,8 @@ func CheckBind(addr string, proven bool) error {
 		"let clients have certificates (--tls-client-ca), or bind to 127.0.0.1", addr)
 }
 
-// IsLoopback reports whether a host, given as a name or an address, can only be reached from this
-// host.
+// IsLoopback reports whether host is localhost or a loopback address, which other hosts cannot
+// reach.
 func IsLoopback(host string) bool {
 	if strings.EqualFold(host, "localhost") {
 		return true

@@ -13,7 +13,7 @@ import (
 type Principal struct {
 	Who          string // "token:NAME", "uid:1000", "cert:NAME", or "local" if no credentials are required
 	Scope        Scope
-	MaxSandboxes int // most sandboxes at once; 0: no limit
+	MaxSandboxes int // maximum number of sandboxes at the same time; 0: no limit
 	Prefix       owner.Prefix
 }
 

@@ -8,9 +8,10 @@ import (
 )
 
 // CheckHost returns an error if the Host header of a request is not localhost, a loopback address
-// or one of the allowed names. It accepts any port. Daemons that require no token use this check. A
-// web page could make its own domain name resolve to this host after the browser has loaded the
-// page (DNS rebinding). The browser would then treat the page and the daemon as the same origin.
+// or one of the allowed names. It accepts any port. Daemons that require no token use this check
+// against DNS rebinding: a web page could make its own domain name resolve to this host after the
+// browser has loaded the page. The browser would then treat the page and the daemon as the same
+// origin.
 func CheckHost(header string, allowed []string) error {
 	host := header
 	if h, _, err := net.SplitHostPort(header); err == nil {

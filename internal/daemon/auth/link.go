@@ -15,9 +15,10 @@ import (
 // permission cannot be revoked, except by deleting the key.
 type Links struct{ key [32]byte }
 
-// Sizes of a permission, in base32 characters: the expiry in seconds (35 bits, enough until the
-// year 3058), and the first 100 bits of an HMAC-SHA256. A label of a host name has at most 63
-// characters; the longest port, a sandbox's id and a permission together have 63.
+// Sizes of the two parts of a permission, in base32 characters. The first part is the expiry in
+// seconds (35 bits, enough until the year 3058). The second part is the first 100 bits of an
+// HMAC-SHA256. A permission is a part of a label of a host name. A label has at most 63 characters,
+// which is the length of the longest PORT-ID-PERMISSION.
 const (
 	expirySize = 7
 	macSize    = 20

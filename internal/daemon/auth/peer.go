@@ -64,7 +64,7 @@ func PeerFrom(ctx context.Context) (Peer, bool) {
 	return p, ok
 }
 
-// PeerName returns the name that the limits for each client use for the other side of a connection.
+// PeerName returns the name of the client of a connection, for limits that apply to each client.
 // ctx and remoteAddr are the context and the remote address of the connection. For a unix socket,
 // the name is the user's. For IPv4, the name is the address. For IPv6, the name is the /64 network,
 // because one host usually has all addresses of such a network. So a client cannot get more

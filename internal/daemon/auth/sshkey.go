@@ -21,7 +21,8 @@ type SSHKey struct {
 	Comment string
 }
 
-// Bounds of a file of SSH keys.
+// Bounds of a file of SSH keys. maxKeyFile is the maximum size of the file, in bytes. minRSA and
+// maxRSA bound the size of RSA keys, in bits.
 const (
 	maxKeyFile    = 1 << 20
 	maxKeysOf     = 64  // keys of one principal
@@ -115,7 +116,7 @@ func parseKeyLine(line string) (k SSHKey, err error) {
 	return k, err
 }
 
-// uidOf returns the number of a Principal.Who that names a user of the host.
+// uidOf returns the user id in a Principal.Who that names a user of the host.
 func uidOf(who string) (uid uint32, ok bool) {
 	digits, ok := strings.CutPrefix(who, uidWho)
 	n, err := strconv.ParseUint(digits, 10, 32)
@@ -141,7 +142,7 @@ func ParseSSHKey(text string) (key ssh.PublicKey, comment string, err error) {
 	return key, comment, CheckSSHKey(key)
 }
 
-// line returns the line of a file for k. parseKeyLine is the reverse.
+// line returns the line for k in a file of SSH keys. parseKeyLine is the reverse.
 func (k SSHKey) line() string {
 	who := k.Who
 	if k.Token != "" {
@@ -190,8 +191,8 @@ func AddSSHKey(file []byte, k SSHKey) ([]byte, error) {
 	return file, err
 }
 
-// RemoveSSHKeys returns a file of SSH keys without the keys for which gone returns true, and the
-// number of those keys. It keeps comments.
+// RemoveSSHKeys removes the keys for which the function gone returns true from a file of SSH keys.
+// It returns the new content of the file, and the number of removed keys. It keeps comments.
 func RemoveSSHKeys(file []byte, gone func(SSHKey) bool) (rest []byte, n int, err error) {
 	if _, err := ParseSSHKeys(file); err != nil {
 		return nil, 0, err

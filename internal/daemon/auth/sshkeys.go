@@ -22,7 +22,7 @@ type SSHKeys struct {
 	log  *slog.Logger
 
 	mu       sync.Mutex
-	by       map[string][]SSHKey // by ssh.PublicKey.Marshal
+	by       map[string][]SSHKey // the key is the result of ssh.PublicKey.Marshal
 	seen     stamp.Stamp         // state of the file when it was last read
 	reported string              // the last error that was logged
 }

@@ -23,7 +23,7 @@ type Token struct {
 	digest       [sha256.Size]byte
 }
 
-// Bounds of a token file.
+// Bounds of a token file. maxTokenFile is the maximum size of the file, in bytes.
 const (
 	minToken     = 16 // bytes of a token
 	maxTokenFile = 1 << 20
@@ -147,7 +147,7 @@ func (t *Token) check() error {
 	return nil
 }
 
-// line returns the line of a token file for t. parseLine is the reverse.
+// line returns the line for t in a token file. parseLine is the reverse.
 func (t *Token) line() string {
 	line := fmt.Sprintf("%s %s %s%x", t.Name, t.Scope, hashPrefix, t.digest)
 	if t.MaxSandboxes > 0 {
@@ -191,8 +191,8 @@ func isPlaceholder(token string) bool {
 		func(word string) bool { return strings.HasPrefix(plain, word) })
 }
 
-// Add makes a token. It returns the token file with a line for it, and the token itself, which is
-// stored nowhere. If e2b is true, the token has the form that E2B's clients require.
+// Add makes a token. It returns the token file with a line for the token, and the token itself,
+// which is stored nowhere. If e2b is true, the token has the form that E2B's clients require.
 func Add(file []byte, t Token, e2b bool) (grown []byte, token string, err error) {
 	if err := CheckName(t.Name); err != nil {
 		return nil, "", err

@@ -22,11 +22,11 @@ const (
 	ImageDiskMiB   = 8 << 10
 )
 
-// base resolves the name in a FROM instruction: a snapshot with that tag, or else an image of a
-// registry. (Docker also prefers a local image.) A branch of a sandbox is refused unless a build
-// made the branch. Otherwise clients that may not build could make a branch with the name of an
-// image. If base refuses a branch, it does not use the image with the same name either. Otherwise
-// the same Dockerfile would have another meaning after the branch is deleted.
+// base resolves the name in a FROM instruction to a snapshot with this tag or, if there is none, to
+// an image of a registry. (Docker also prefers a local image.) A branch of a sandbox is refused
+// unless a build made the branch. Otherwise clients that may not build could make a branch with the
+// name of an image. If base refuses a branch, it does not use the image with the same name either.
+// Otherwise the same Dockerfile would have another meaning after the branch is deleted.
 func (b *Builder) base(ctx context.Context, req Request, name string) (plan.Base, dockerfile.Config, error) {
 	d, err := b.cfg.Manager.Snapshots().Detail(name)
 	switch {
@@ -51,8 +51,8 @@ func (b *Builder) base(ctx context.Context, req Request, name string) (plan.Base
 	return plan.Base{Snapshot: name, Digest: d.ID, Memory: !d.DiskOnly}, config, err
 }
 
-// isBase reports whether builds of admins may begin with a snapshot: a parent, or the result of an
-// admin's build.
+// isBase reports whether builds of admins may begin with a snapshot. The snapshot must be a parent,
+// or the result of an admin's build.
 func (b *Builder) isBase(tag string, d store.Detail) bool {
 	return d.Branch == nil || b.isResult(tag, d.ID)
 }
@@ -191,8 +191,8 @@ func ask(ctx context.Context, c *agentclient.Client, userElse string) (config do
 }
 
 // environment parses /proc/self/environ, without the variables set by an account or a fork. The
-// text comes from the guest. If a step could not have this environment, environment returns an
-// error.
+// text comes from the guest, so environment returns an error if a step could not have these
+// variables, for example because they are too large.
 func environment(text string) (map[string]string, error) {
 	size, env := 0, make(map[string]string)
 	for kv := range strings.SplitSeq(text, "\x00") {
@@ -209,8 +209,7 @@ func environment(text string) (map[string]string, error) {
 	return env, nil
 }
 
-// The method returns an error if the snapshot used as a base was replaced or removed after the plan
-// was made.
+// there returns an error if the snapshot of base was replaced or removed after the plan was made.
 func (b *Builder) there(base *plan.Base) error {
 	if b.cfg.Manager.Snapshots().Has(base.Snapshot, base.Digest) {
 		return nil
@@ -219,7 +218,8 @@ func (b *Builder) there(base *plan.Base) error {
 		&store.NotFoundError{Tag: base.Snapshot})
 }
 
-// Registry returns the settings of an image, and its digest, which covers the content.
+// Registry looks up an image. It returns the image's digest, which identifies its content, and the
+// image's settings.
 type Registry func(ctx context.Context, reference string, login *Login) (digest string, c dockerfile.Config, err error)
 
 // FromRegistry is the daemon's Registry: it queries the image's registry.

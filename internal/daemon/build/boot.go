@@ -19,9 +19,9 @@ import (
 	"github.com/forkd/forkd/internal/registry"
 )
 
-// Boot converts a container image to the files that a parent boots from, and reports its stages.
-// The returned request has no tag yet. If the image needs a builder VM and the client would have to
-// wait for one, Boot returns imagevm.ErrNoPlace.
+// Boot converts a container image to the files that a parent boots from, and reports the stages of
+// the conversion. The returned request has no tag yet. If the image needs a builder VM and the
+// client would have to wait for one, Boot returns imagevm.ErrNoPlace.
 type Boot func(ctx context.Context, i Image, report func(string)) (bake.Request, error)
 
 // Place waits for a place for one builder VM of a client. The function that it returns gives the
@@ -35,8 +35,8 @@ type Image struct {
 	DiskMiB   int    // size of the root file system
 	Client    string // name of the client that builds from the image
 
-	// Place, if set, gives back the place for a builder VM that the caller of Boot has reserved for the
-	// client. Boot calls it.
+	// If Place is set, the caller of Boot has reserved a place for a builder VM of the client. Boot
+	// calls Place to give the place back.
 	Place func()
 }
 
@@ -49,9 +49,9 @@ type Images struct {
 	Dir    string // cache of images; see ImageDir
 }
 
-// Boot has the function type Boot, and is what the daemon uses. Like `forkd build docker://IMAGE`,
-// it makes a root file system from a container image, in m.Dir, and fetches the guest kernel into
-// the cache of the daemon's user.
+// Boot is the daemon's function of the type Boot. Like `forkd build docker://IMAGE`, it makes a
+// root file system from a container image, in m.Dir, and fetches the guest kernel into the cache of
+// the daemon's user.
 func (m *Images) Boot(ctx context.Context, i Image, report func(string)) (bake.Request, error) {
 	if i.Place != nil {
 		defer i.Place()
@@ -129,9 +129,9 @@ func (m *Images) Tidy() error {
 	return image.RemoveLeftovers(m.Dir)
 }
 
-// fill fills the disk of an image in a builder VM. If no place is reserved, fill does not wait for
-// one. The caller of fill holds the lock of the image, and another client that has a place may need
-// this lock.
+// fill fills the disk of an image in a builder VM. If no place is reserved, fill takes one, or
+// fails with imagevm.ErrNoPlace if none is free. It does not wait for a place, because the caller
+// of fill holds the lock of the image, and another client that has a place may need this lock.
 func (m *Images) fill(ctx context.Context, i Image, kernel string, d image.Disk) error {
 	if i.Place == nil {
 		leave, err := m.Filler.Enter(i.Client)

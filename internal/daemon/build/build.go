@@ -4,9 +4,10 @@
 // steps are ordinary snapshots with tags that begin with "step-". Independent stages run
 // concurrently.
 //
-// A step either has a snapshot or leaves nothing. If the client disconnects or the daemon is killed,
-// only the current step is lost, and the next build continues from there. Sandboxes of builds carry a
-// mark, so that the next daemon can kill them.
+// A step either has a snapshot or leaves nothing. If the client disconnects or the daemon is
+// killed, only the steps that are running are lost. The next build runs these steps again, and
+// skips those that have snapshots. Sandboxes of builds carry a mark, so that the next daemon can
+// kill them.
 //
 // Data from clients is interpreted in the guest; the host only stores files of the build context by
 // digest, and decompresses archives. The package does not speak HTTP, and does not decide who may
@@ -40,7 +41,7 @@ import (
 	"github.com/forkd/forkd/internal/registry"
 )
 
-// Bounds on builds.
+// Bounds on builds: on their number, and on the time for a build and for each of its commands.
 const (
 	maxBuilds  = 4 // at once
 	maxBuild   = 4 * time.Hour
@@ -63,7 +64,7 @@ type Config struct {
 
 // Request is a build to execute.
 type Request struct {
-	Who string // client
+	Who string // name of the client
 	// True if the client has all rights. If false, the steps are cached for this client alone, and
 	// FROM does not accept the result.
 	Admin   bool
@@ -94,8 +95,8 @@ const (
 	maxSecret  = apiv1.MaxBuildSecret // bytes
 )
 
-// login returns the credentials for the registry of an image; nil: credentials that `docker login`
-// has stored for the daemon's user, if any.
+// login returns the credentials for the registry of an image. If it returns nil, the credentials
+// that `docker login` has stored for the daemon's user are used, if there are any.
 func (r *Request) login(reference string) *Login {
 	if l, ok := r.Logins[registry.Of(reference)]; ok {
 		return &l
@@ -155,15 +156,15 @@ type Observer interface {
 
 // Result counts the steps of a build.
 type Result struct {
-	Cached, Run int // steps
+	Cached, Run int // numbers of the steps that were skipped, and of the steps that were run
 }
 
 // Builder executes builds. Its methods may be called concurrently.
 type Builder struct {
 	cfg      Config
 	places   *gate.Gate
-	lists    *gate.Gate // MiB of memory; see maxListsMiB
-	contents *gate.Gate // MiB of the disk; see maxContentsMiB
+	lists    *gate.Gate // one place for each MiB of memory; see maxListsMiB
+	contents *gate.Gate // one place for each MiB of the disk; see maxContentsMiB
 
 	mu    sync.Mutex
 	bases map[string]dockerfile.Config // settings of snapshots, by id
@@ -173,8 +174,9 @@ type Builder struct {
 	held   map[string]int // see Hold
 }
 
-// Hold records that a bake needs a root file system. The parameter rootfs is the path of this file
-// system, and may be empty. While a bake waits, no list of snapshots contains it.
+// Hold records that a bake needs a root file system, until release is called. The parameter rootfs
+// is the path of this file system, and may be empty. While the bake waits, no snapshot shows that
+// the file system is in use.
 func (b *Builder) Hold(rootfs string) (release func()) {
 	add := func(n int) {
 		b.mu.Lock()
@@ -187,7 +189,7 @@ func (b *Builder) Hold(rootfs string) (release func()) {
 	return func() { add(-1) }
 }
 
-// Held returns the root file systems that bakes need.
+// Held returns the paths of the root file systems that bakes need.
 func (b *Builder) Held() []string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -212,7 +214,7 @@ func New(cfg Config) (*Builder, error) {
 			return nil, fmt.Errorf("open the store of builds: %w", err)
 		}
 	}
-	parts, err := filepath.Glob(filepath.Join(cfg.Dir, "caches", ".*")) // writes that an earlier daemon did not finish
+	parts, err := filepath.Glob(filepath.Join(cfg.Dir, "caches", ".*")) // temporary files that an earlier daemon has left
 	for _, part := range parts {
 		err = errors.Join(err, os.Remove(part))
 	}
@@ -272,16 +274,16 @@ func (e *StepError) Error() string {
 func (e *StepError) Unwrap() error { return e.Err }
 
 // Limit returns a context with the time limit of a build that begins now. BuildFrom applies the
-// same limit to its own part. A caller that reads archives for BuildFrom calls Limit before it
-// reads them.
+// same limit to its own part of the build. A caller that reads archives for BuildFrom calls Limit
+// before it reads them.
 func (b *Builder) Limit(ctx context.Context) (context.Context, context.CancelFunc) {
 	longest := cmp.Or(b.cfg.Longest, maxBuild)
 	return context.WithTimeoutCause(ctx, longest, fmt.Errorf("the build was not done after %v", longest))
 }
 
-// Build reads a Dockerfile or a recipe and executes it. The caller closes the build context, files.
-// The error is a *dockerfile.Error if the Dockerfile is at fault, and a *StepError if a step
-// failed.
+// Build reads a Dockerfile or a recipe and executes it. The caller closes files, which is the build
+// context. The error is a *dockerfile.Error if the Dockerfile is at fault, and a *StepError if a
+// step failed.
 func (b *Builder) Build(ctx context.Context, req Request, files *Context, o Observer) (Result, error) {
 	if err := req.Check(); err != nil {
 		return Result{}, err
@@ -308,9 +310,9 @@ func (b *Builder) Build(ctx context.Context, req Request, files *Context, o Obse
 	}, o)
 }
 
-// BuildFrom executes the plan that read returns, and no Dockerfile. It waits for other builds of
-// the same tag. The plan copies from the build context, files. The caller closes it. The error is a
-// *StepError if a step failed.
+// BuildFrom executes the plan that the function read returns, instead of a Dockerfile. It waits for
+// other builds of the same tag. The plan copies from files, the build context, which the caller
+// closes. The error is a *StepError if a step failed.
 func (b *Builder) BuildFrom(ctx context.Context, req Request, files *Context,
 	read func(context.Context) (*plan.Plan, error), o Observer,
 ) (Result, error) {

@@ -66,8 +66,8 @@ type held struct {
 	mib   int64 // places held
 }
 
-// shareOf returns a held for a client's context. At first, the held has no places. The gate must
-// have a place for each MiB.
+// shareOf returns a held without places for a client's context. The gate must have a place for each
+// MiB.
 func shareOf(g *gate.Gate, who string) *held {
 	_, total := g.Count()
 	return &held{hold: g.Hold(owner.FairShare(who, total))}
@@ -178,8 +178,8 @@ func (r *readUntil) Read(p []byte) (int, error) {
 	return r.r.Read(p)
 }
 
-// Files returns the entries of the context, sorted by their paths. They are for reading only. Nothing can
-// be added to the context any more.
+// Files returns the entries of the context, sorted by their paths. The caller must not change them.
+// Nothing can be added to the context any more.
 func (c *Context) Files() []plan.File {
 	c.seen = nil
 	slices.SortFunc(c.files, func(a, b plan.File) int { return strings.Compare(a.Path, b.Path) })

@@ -51,8 +51,8 @@ func newContext(t *testing.T) *Context {
 	return c
 }
 
-// newStore returns a Builder with bounds on all contexts together. The memory for lists of files is
-// bounded by lists, and the disk space for contents by contents, both in MiB.
+// newStore returns a Builder with bounds on all contexts together. The parameter lists bounds the
+// memory for lists of files, and contents bounds the disk space, both in MiB.
 func newStore(t *testing.T, lists, contents int) *Builder {
 	t.Helper()
 	b := &Builder{cfg: Config{Dir: t.TempDir()}, lists: gate.New(lists), contents: gate.New(contents)}
@@ -71,8 +71,8 @@ func linksOf(n int) []tar.Header {
 	return list
 }
 
-// The memory and disk space of all contexts together are bounded, and so is one client's share. Closing a
-// context frees its memory and disk space.
+// The memory and disk space of all contexts together are bounded, and so is one client's share.
+// Closing a context frees its memory and disk space.
 func TestContextsOfAllBuildsAreBounded(t *testing.T) {
 	names := linksOf(3000) // their names have more than 1 MiB
 	content := []tar.Header{{Name: "x", Typeflag: tar.TypeReg, Size: 1<<20 + 1}}
@@ -103,7 +103,7 @@ func TestContextsOfAllBuildsAreBounded(t *testing.T) {
 			t.Error(err)
 		}
 		var open []*Context
-		for i := range 4 { // contexts of one client, until it has its share
+		for i := range 4 { // contexts of one client, until the client has its share
 			ctx, err := fill("token:a", 1)
 			if open = append(open, ctx); i < 3 && err != nil || i == 3 && !errors.Is(err, ErrBusy) {
 				t.Errorf("%s: context %d of a client: %v", what, i, err)
@@ -233,7 +233,7 @@ func TestEntriesOfAContextAreBounded(t *testing.T) {
 	again := slices.Repeat([]tar.Header{{Name: strings.Repeat("n", 20), Typeflag: tar.TypeDir}}, 5)
 	link := tar.Header{Name: "l", Linkname: strings.Repeat("t", 90), Typeflag: tar.TypeSymlink}
 	for name, c := range map[string]struct {
-		files, names int // number of files and bytes of names already there
+		files, names int // number of files in the context before, and bytes of their names
 		entries      []tar.Header
 		want         string
 	}{

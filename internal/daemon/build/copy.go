@@ -25,14 +25,14 @@ import (
 	"github.com/forkd/forkd/internal/host/agentclient"
 )
 
-// workDir creates an empty directory on the guest's disk that only root can use. /tmp may be in
-// memory.
+// workDir is a command that creates an empty directory that only root can use. The directory is in
+// /var/tmp, which is on the guest's disk. /tmp may be in memory.
 const workDir = "mkdir -p /var/tmp && mktemp -d /var/tmp/forkd-build.XXXXXX"
 
-// copy puts the files of the sources into a directory of the guest, and moves them from there to
-// their target. A source gets a separate directory if its files do not come from the build context,
-// or if archives are unpacked. In a common directory, a link among such files could lead the files
-// of a later source out of the directory.
+// copy puts the files of the sources into a temporary directory of the guest, and then moves them
+// to their target. A source gets a separate temporary directory if its files do not come from the
+// build context, or if archives are unpacked. In a common directory, a link among such files could
+// lead the files of a later source out of the directory.
 func (g *guest) copy(ctx context.Context, cp *plan.Copy) error {
 	others := slices.ContainsFunc(cp.Sources, func(s plan.Source) bool { return s.Step != nil || s.Git != nil })
 	for rest := cp.Sources; ; {
@@ -54,8 +54,9 @@ func (g *guest) copy(ctx context.Context, cp *plan.Copy) error {
 	}
 }
 
-// copyTogether copies sources through one directory. If others is true, it puts no directory at a
-// path where a link leads out of the target. It reports whether an archive was unpacked.
+// copyTogether copies sources through one directory. If others is true, and a link in the target
+// leads out of the target, copyTogether puts no directory at the path of this link. It reports
+// whether an archive was unpacked.
 func (g *guest) copyTogether(ctx context.Context, cp *plan.Copy, sources []plan.Source, others bool) (unpacked bool,
 	err error) {
 	dir, err := g.script(ctx, workDir)
@@ -76,9 +77,10 @@ func (g *guest) copyTogether(ctx context.Context, cp *plan.Copy, sources []plan.
 	return unpacked, err
 }
 
-// removeAfter removes the directory dir of the guest, in which the caller has worked. That work has
-// returned err. If err is not nil, removeAfter returns it and removes nothing, because the sandbox
-// is then killed. The removal also ends with ctx, because the guest may never answer.
+// removeAfter removes the directory dir of the guest, in which the caller has worked. The parameter
+// err is the result of that work. If err is not nil, removeAfter returns it and removes nothing,
+// because the sandbox is then killed. The removal also ends with ctx, because the guest may never
+// answer.
 func (g *guest) removeAfter(ctx context.Context, err error, dir string) error {
 	if err != nil {
 		return err
@@ -88,7 +90,8 @@ func (g *guest) removeAfter(ctx context.Context, err error, dir string) error {
 	return g.c.Remove(ctx, dir, "root")
 }
 
-// flag returns an argument of a script: the given text if set is true, and otherwise an empty text.
+// flag returns an argument of a script. The argument is the text in name if set is true, and
+// otherwise empty.
 func flag(set bool, name string) string {
 	if !set {
 		return ""
@@ -98,8 +101,8 @@ func flag(set bool, name string) string {
 
 // fetched describes the files that fetch has received from a source.
 type fetched struct {
-	single   bool // one file, which may get another name
-	unpacked bool // the content of an archive
+	single   bool // the source was one file, which may get another name
+	unpacked bool // the source was an archive, which was unpacked
 }
 
 // fetch puts the files of a source into a directory of the guest.
@@ -154,8 +157,8 @@ func (g *guest) unpack(ctx context.Context, archive io.Reader, dir string) error
 	return nil
 }
 
-// maxUnpacked is the maximum size of an archive that is sent to a guest, and of all archives of a
-// build that the daemon decompresses, in bytes.
+// maxUnpacked is the maximum size, in bytes, of one archive that is sent to a guest. It is also the
+// maximum size of all archives of a build that the daemon decompresses.
 const maxUnpacked = 64 << 30
 
 // sent is an archive that is being sent to a guest. Even after the guest has reported that its tar
@@ -234,8 +237,8 @@ type match struct {
 // shell.
 var shellOnly = regexp.MustCompile(`\?|[\[\\][^/]*`)
 
-// matchOf reads a line of findScript. The guest may have written anything in it, but the pattern
-// bounds the names that the guest can choose.
+// matchOf reads a line that findScript has printed. The guest may have written anything into the
+// line, but the pattern limits the names that the guest can choose.
 func matchOf(pattern, line string) (match, error) {
 	if len(line) < 2 || line[1] != '/' {
 		return match{}, fmt.Errorf("the guest's answer %.100q is no path", line)
@@ -255,8 +258,7 @@ type staging struct {
 	brought *links
 }
 
-// The method returns the directory into which a match is unpacked. The result is relative to the
-// staging directory.
+// below returns the directory into which a match is unpacked, relative to the staging directory.
 func (s staging) below(m match) string {
 	below := path.Join(".", path.Clean("/" + s.into)[1:])
 	if m.dir && s.into != "" {

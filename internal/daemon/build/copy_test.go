@@ -46,8 +46,8 @@ func (h hasty) Start(_ context.Context, _ *connect.Request[process.StartRequest]
 	return errors.Join(err, out.Send(&process.StartResponse{Event: end}))
 }
 
-// A guest may report the exit of its tar while the daemon still reads the archive. Under the race detector,
-// this test fails if unpack then reads the error of the archive without synchronization.
+// A guest may report the exit of its tar while the daemon still reads the archive. Under the race
+// detector, this test fails if unpack then reads the error of the archive without synchronization.
 func TestUnpackInAGuestThatExitsEarly(t *testing.T) {
 	archive := slow{make(chan struct{}), new(atomic.Bool)}
 	mux := http.NewServeMux()
@@ -66,7 +66,7 @@ func TestUnpackInAGuestThatExitsEarly(t *testing.T) {
 	if err := g.unpack(t.Context(), archive, "/x"); err != nil || archive.failed.Load() {
 		t.Errorf("unpack: %v; the archive has failed: %v", err, archive.failed.Load())
 	}
-	time.Sleep(200 * time.Millisecond) // a channel would order the two accesses
+	time.Sleep(200 * time.Millisecond) // a channel would synchronize the accesses, and so hide the race
 }
 
 // After a filtered archive is closed, nothing changes the recorded links of the COPY any more. The

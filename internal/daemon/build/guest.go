@@ -17,14 +17,15 @@ import (
 	"github.com/forkd/forkd/internal/host/netclient"
 )
 
-// Limits of forkd's own scripts and requests. They do not apply to the client's commands.
+// Time limits of forkd's own scripts and requests, and the maximum size of their answers. These
+// limits do not apply to the client's commands.
 const (
 	ownTime   = 5 * time.Minute
 	syncTime  = 10 * time.Minute
 	maxAnswer = 1 << 20 // bytes
 )
 
-// Times of the probe of a warm step.
+// maxWarm is the default time limit of a warm step, and probeEvery the interval of its probes.
 const (
 	maxWarm    = 10 * time.Minute
 	probeEvery = 500 * time.Millisecond

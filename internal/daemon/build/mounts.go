@@ -20,7 +20,8 @@ import (
 	"github.com/forkd/forkd/internal/host/agentclient"
 )
 
-// Bounds on the content of cache mounts on the host, in bytes. A larger directory is not kept.
+// Bounds on the caches that are saved on the host. maxCache is the maximum size of one cache, in
+// bytes. A larger cache is not saved.
 const (
 	maxCache  = 4 << 30
 	maxCaches = 16 << 30 // bytes of the saved caches of all clients; see trimCaches
@@ -29,8 +30,8 @@ const (
 // mounted is a mount of a command.
 type mounted struct {
 	*plan.Mount
-	dir  string   // directory in the guest that has the content
-	made []string // files and directories created for it, innermost first
+	dir  string   // directory in the guest with the content of the mount
+	made []string // files and directories created for the mount, innermost first
 }
 
 // mount prepares the mounts of a command. It adds to env the secrets that the command gets as
@@ -176,8 +177,8 @@ func createCache(name string) (*os.File, error) {
 	return os.CreateTemp(filepath.Dir(name), "."+filepath.Base(name)+".*")
 }
 
-// cacheClient returns the part of the name of a cache file, or of its temporary file, that stands for
-// the client.
+// cacheClient returns the part of the name of a cache file, or of its temporary file, that stands
+// for the client.
 func cacheClient(name string) string {
 	client, _, _ := strings.Cut(strings.TrimPrefix(name, "."), "-")
 	return client

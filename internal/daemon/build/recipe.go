@@ -81,7 +81,7 @@ func identityOf(b plan.Boot) (string, error) {
 	return hex.EncodeToString(h.Sum(nil)), nil
 }
 
-// settingOf returns the network setting of a policy in a plan.
+// settingOf converts the network policy of a plan to the setting of a sandbox.
 func settingOf(n *snapshot.Network) (*netclient.Setting, error) {
 	if n == nil {
 		return nil, nil
@@ -111,7 +111,7 @@ func (w *work) forkFor(i int, tag string) (sandbox.ForkRequest, error) {
 	return req, err
 }
 
-// The method marks a sandbox as strict if its children are to be strict.
+// children marks the sandbox of g as strict if its children are to be strict.
 func (g *guest) children(ctx context.Context, c *plan.Children) error {
 	if !c.Strict {
 		return nil
@@ -149,7 +149,8 @@ func (g *guest) python(ctx context.Context, w *plan.Warm) error {
 	}
 }
 
-// secondsOr returns a number of seconds as a duration. For 0 it returns the given duration instead.
+// secondsOr converts a number of seconds to a duration. If the number is 0, the result is the
+// duration in otherwise.
 func secondsOr(seconds float64, otherwise time.Duration) time.Duration {
 	if seconds == 0 {
 		return otherwise

@@ -55,8 +55,8 @@ func (w *work) write(file string, r result) error {
 	return atomicfile.WriteDurable(file, text, 0o600)
 }
 
-// repair writes the records of results that an earlier daemon has published and not recorded. It runs
-// before any sandbox of a build can make another branch.
+// repair writes the records of results that an earlier daemon has published but not recorded. It
+// runs before any sandbox of a build can make another branch.
 func (b *Builder) repair() error {
 	entries, err := os.ReadDir(filepath.Join(b.cfg.Dir, "announced"))
 	for _, e := range entries {
@@ -96,8 +96,8 @@ func (b *Builder) isResult(tag, id string) bool {
 	return ok && r.Admin && r.ID == id
 }
 
-// IsParent reports whether an admin built the snapshot with this tag from a recipe. Such a snapshot is
-// for all clients, like a parent that an admin has baked.
+// IsParent reports whether an admin built the snapshot with this tag from a recipe. Such a snapshot
+// is for all clients, like a parent that an admin has baked.
 func (b *Builder) IsParent(tag string) bool {
 	r, ok := b.resultOf(tag)
 	return ok && r.Admin && r.Recipe && b.cfg.Manager.Snapshots().Has(tag, r.ID)

@@ -78,7 +78,7 @@ func (b *Builder) carryOut(ctx context.Context, req Request, p *plan.Plan, files
 	if err != nil {
 		return Result{}, err
 	}
-	defer b.Trim(maxSteps) // when no sandbox runs from the snapshots any more
+	defer b.Trim(maxSteps) // runs when no sandbox uses the snapshots any more
 	defer w.pin()()
 	defer w.endIdle()
 	if w.isDone() {
@@ -170,9 +170,9 @@ func (w *work) provide(ctx context.Context, cancel func(), i int) error {
 	return nil
 }
 
-// attempt executes step i, unless another build has made its snapshot. If place is not nil, it
-// gives back the place that is reserved for the step's builder VM. It calls start before it
-// executes the step.
+// attempt executes step i, unless another build has made its snapshot. If place is not nil, a place
+// is reserved for the step's builder VM, and attempt calls place to give it back. It calls start
+// before it executes the step.
 func (w *work) attempt(ctx context.Context, i int, place, start func()) (there bool, err error) {
 	free, err := w.b.await(ctx, "step "+w.tagOf(i))
 	if err != nil {
@@ -211,7 +211,7 @@ func (w *work) ensureNeeds(ctx context.Context, cancel func(), i int) error {
 		all.Go(func() { errs[n] = w.ensure(ctx, cancel, need) })
 	}
 	all.Wait()
-	for _, err := range errs { // the error that cancelled the other steps
+	for _, err := range errs { // find the error that cancelled the other steps
 		if err != nil && !errors.Is(err, context.Canceled) {
 			return err
 		}
@@ -376,8 +376,8 @@ func (b *Builder) fork(ctx context.Context, req sandbox.ForkRequest) (string, er
 	return made.Sandboxes[0].ID, nil
 }
 
-// forkOf forks the snapshot of step i for the step with the last given number. A base that is a
-// snapshot is checked again, because its tag may now name another snapshot.
+// forkOf forks the snapshot of step i for the step whose number is next. A base that is a snapshot
+// is checked again, because its tag may now name another snapshot.
 func (w *work) forkOf(ctx context.Context, i, next int) (string, error) {
 	req, err := w.forkFor(next, w.tag(i))
 	if err != nil {
@@ -403,9 +403,9 @@ type mark struct {
 	Build string `json:"build"`
 }
 
-// IsBuild reports whether a sandbox belongs to a build. It trusts the annotation, because clients cannot
-// set one. Only package e2b also writes annotations, and it puts data from clients into fields below the
-// first level.
+// IsBuild reports whether a sandbox belongs to a build. It trusts the annotation, because clients
+// cannot set one. Only package e2b also writes annotations, and it puts data from clients into
+// fields below the first level.
 func IsBuild(i sandbox.Info) bool {
 	var m mark
 	return len(i.Annotation) > 0 && json.Unmarshal(i.Annotation, &m) == nil && m.Build != ""
@@ -429,8 +429,8 @@ func (b *Builder) end(box string) {
 // roomInterval is how often a build checks whether its sandbox is paused because the disk is full.
 const roomInterval = time.Second
 
-// whileRoom returns a context that is cancelled, with bake.ErrFull as its cause, when a sandbox is paused
-// because the disk is full.
+// whileRoom returns a context that is cancelled, with bake.ErrFull as its cause, when a sandbox is
+// paused because the disk is full.
 func (b *Builder) whileRoom(ctx context.Context, box string) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	go func() {

@@ -76,8 +76,8 @@ func statusOf(pid int) string {
 	return string(text)
 }
 
-// findScript finds files by a pattern. placeScript copies files in the same way as COPY, even if the target
-// has a link to a directory.
+// findScript finds files by a pattern. placeScript copies files in the same way as COPY, even if
+// the target has a link to a directory.
 func TestFilesArePlaced(t *testing.T) {
 	for name, shell := range shells(t) {
 		dir := t.TempDir()
@@ -169,8 +169,8 @@ func TestAFileReplacesALink(t *testing.T) {
 	}
 }
 
-// The source of a bind mount may come from another guest. A symbolic link would lead to a file of
-// the guest in which the source is mounted.
+// The source of a bind mount may come from another guest, so it must not be a symbolic link. Such a
+// link would lead to a file of the guest in which the source is mounted.
 func TestALinkIsNotMounted(t *testing.T) {
 	for name, shell := range shells(t) {
 		dir := t.TempDir()

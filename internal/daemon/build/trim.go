@@ -50,7 +50,7 @@ func (b *Builder) isPinned(tag string) bool {
 	return b.pinned[tag] > 0
 }
 
-// Trim keeps the given number of snapshots of steps, the most recently used ones, and the snapshots
+// Trim keeps the most recently used snapshots of steps, at most the given number, and the snapshots
 // of running builds. It removes the other snapshots of steps, unless they are in use. It also
 // removes the records of deleted snapshots.
 func (b *Builder) Trim(most int) {

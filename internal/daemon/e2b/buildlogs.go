@@ -56,8 +56,8 @@ func (a *Server) buildStatus(w http.ResponseWriter, r *http.Request) error {
 
 func entryOf(e template.Entry) buildEntry { return buildEntry{e.Time, e.Level, e.Message, e.Step} }
 
-// buildLogs answers with a part of a build's log: entries of at least a given level, forward from a
-// time or backward from it.
+// buildLogs answers with a part of a build's log: entries of at least a given level, from a given
+// time on or backward from that time.
 func (a *Server) buildLogs(w http.ResponseWriter, r *http.Request) error {
 	b, err := a.findBuild(r, r.PathValue("build"))
 	if err != nil {
@@ -82,8 +82,8 @@ func (a *Server) buildLogs(w http.ResponseWriter, r *http.Request) error {
 
 // logQuery selects a part of a log.
 type logQuery struct {
-	from  time.Time // earliest time or, with back, the latest; zero: no bound
-	back  bool      // newest first
+	from  time.Time // earliest time of the entries, or the latest time if back is true; zero: no bound
+	back  bool      // the newest entries come first
 	level int       // lowest level, as an index into levels
 	limit int
 }
@@ -124,8 +124,8 @@ func logQueryOf(q url.Values, most int) (want logQuery, err error) {
 	return want, nil
 }
 
-// The method reports whether the query selects an entry. It compares times in whole milliseconds,
-// because queries have times in milliseconds.
+// lets reports whether the query selects an entry. It compares times in whole milliseconds, because
+// queries have times in milliseconds.
 func (q *logQuery) lets(at time.Time, level string) bool {
 	if slices.Index(levels, level) < q.level {
 		return false

@@ -14,7 +14,8 @@ import (
 	"github.com/forkd/forkd/internal/host/store"
 )
 
-// Bounds on what a template may request. The builder also checks the request against its host.
+// Bounds on requests about templates. The builder also compares the requested machine with its
+// host.
 const (
 	maxCPUs    = 255
 	maxMiB     = 1 << 20
@@ -46,8 +47,8 @@ type buildRequest struct {
 	FreeMiB   int64    `json:"minFreeDiskMb"`
 }
 
-// names returns the name of the template, and the tags of the build. The first tag determines the tag
-// of the snapshot.
+// names returns the name of the template, and the tags of the build. The first tag determines the
+// tag of the snapshot.
 func (req *buildRequest) names() (name string, tags []string, err error) {
 	full := cmp.Or(req.Name, req.Alias)
 	name, tag, tagged := strings.Cut(full, ":")

@@ -348,7 +348,7 @@ func TestBuildOfAnEarlierDaemon(t *testing.T) {
 	for i := range parts {
 		parts[i] = filepath.Join(r.Plans.Dir, parts[i], ".mine.new-1")
 	}
-	for _, part := range parts { // files of records that the last daemon did not complete
+	for _, part := range parts { // records that the last daemon did not finish writing
 		if err := os.WriteFile(part, nil, 0o600); err != nil {
 			t.Fatal(err)
 		}

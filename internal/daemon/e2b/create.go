@@ -25,7 +25,7 @@ const (
 type annotation struct {
 	Metadata map[string]string `json:"metadata,omitempty"`
 	Timeout  time.Duration     `json:"timeout"` // set at creation, and again by auto-resume
-	// Suspend the sandbox at the end of its time instead of killing it.
+	// At the end of its time, the sandbox is suspended and not killed.
 	Pauses  bool  `json:"pauses"`
 	Resumes bool  `json:"resumes"`           // after such a suspension, traffic resumes the sandbox
 	Private bool  `json:"private"`           // the sandbox's ports require the traffic token
@@ -159,8 +159,9 @@ func (a *Server) createAs(w http.ResponseWriter, r *http.Request, def time.Durat
 	return face.WriteJSON(w, r, http.StatusCreated, a.createdOf(made))
 }
 
-// tagOf returns the tag of the snapshot for a template's id or name, which may end with a tag of
-// the template. For assigned tags, see Tags.
+// tagOf returns the tag of the snapshot that stands for a template. The parameter template is the
+// template's id or name, perhaps followed by a colon and one of E2B's tags. tagOf does not know the
+// tags that clients have assigned; see Tags.
 func tagOf(template string) (string, error) {
 	if team, _, ok := strings.Cut(template, "/"); ok {
 		return "", face.BadRequest(
@@ -193,8 +194,9 @@ func (a *Server) existing(r *http.Request, template string) (string, error) {
 	return a.named(r, tag), nil
 }
 
-// named returns the given tag of a snapshot, or that of the only snapshot whose tag differs from it just in
-// case.
+// named finds the tag of a snapshot. If no snapshot has exactly the given tag, it ignores the case
+// of letters. If exactly one snapshot then matches, it returns that snapshot's tag. In all other
+// cases it returns the given tag.
 func (a *Server) named(r *http.Request, tag string) string {
 	if _, err := a.view(r).Snapshot(tag); err == nil {
 		return tag

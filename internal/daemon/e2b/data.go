@@ -155,7 +155,7 @@ func (a *Server) healthOfIdle(w http.ResponseWriter, r *http.Request, route inbo
 		a.failData(w, r, route, &sandbox.StateError{ID: i.ID, Op: "reach", State: i.State})
 		return
 	}
-	if route.Port == agentproto.CodeInterpreterPort { // like the code interpreter's server
+	if route.Port == agentproto.CodeInterpreterPort { // answer like the code interpreter's server
 		_, _ = io.WriteString(w, "OK") // fails only if the client has left
 		return
 	}
@@ -181,7 +181,7 @@ func (a *Server) permit(r *http.Request, route inbound.Route, i sandbox.Info) er
 	switch route.Port {
 	case agentproto.EnvdPort:
 		switch {
-		case path.Clean("/"+r.URL.Path) == "/init": // in any form, because it is refused
+		case path.Clean("/"+r.URL.Path) == "/init": // also matches other forms of the path, because the request is refused
 			return face.NewError(http.StatusNotFound, "/init is the daemon's")
 		case isHealthCheck(r), access:
 			return nil

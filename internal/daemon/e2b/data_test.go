@@ -115,7 +115,7 @@ func TestSignedFiles(t *testing.T) {
 // refuse the URLs of other clients.
 func TestSearchesForASignatureAreLimited(t *testing.T) {
 	o := apirig.Options{}
-	o.Limits.SignedPerSecond, o.Limits.SignedBurst = 1e-9, 10 // a fifth for one peer
+	o.Limits.SignedPerSecond, o.Limits.SignedBurst = 1e-9, 10 // one peer may have a fifth
 	r := startWith(t, o)
 	b := r.create(simple)
 	path := filepath.Join(t.TempDir(), "a")
@@ -244,7 +244,7 @@ func TestStrangersAreLimited(t *testing.T) {
 	}
 }
 
-// A path that only resembles that of a health check needs a token.
+// A request whose path only resembles the path of a health check needs a token.
 func TestOtherFormsOfHealthWantAToken(t *testing.T) {
 	r := start(t)
 	b := r.create(simple)

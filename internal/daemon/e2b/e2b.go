@@ -4,11 +4,11 @@
 //
 // A template is a snapshot, named by its tag; creating a sandbox is a fork. Clients of /v1 can use
 // a sandbox made by this package, and clients of this package can use a sandbox made by /v1. The
-// package converts between E2B's JSON, errors and statuses and the daemon's operations, and has no
-// policy of its own about sandboxes. If a request uses a feature that forkd lacks, the package
-// refuses the request, and the error names the feature. The package ignores only fields that no
-// known SDK sends, because every release of the SDKs adds fields. docs/e2b.md lists the
-// differences.
+// package converts E2B's JSON to the daemon's operations, and their results to E2B's JSON, errors
+// and statuses. It has no policy of its own about sandboxes. If a request uses a feature that forkd
+// lacks, the package refuses the request, and the error names the feature. The package ignores only
+// fields that no known SDK sends, because every release of the SDKs adds fields. docs/e2b.md lists
+// the differences.
 //
 // Times in the protocol are whole seconds. Sizes are MiB in descriptions of sandboxes and bytes in
 // metrics. The SDKs e2b 2.51.0 (npm) and 2.63.0 (PyPI) use this protocol; both were run against
@@ -40,7 +40,7 @@ const (
 	maxBody       = 1 << 20 // bytes of a JSON body
 	maxWorks      = 256     // concurrent requests that change or measure something
 	maxWakes      = 64      // concurrent resumptions for requests to sandboxes
-	maxWaiting    = 48      // requests that wait for one such resumption
+	maxWaiting    = 48      // requests that wait for the resumption of one sandbox
 	maxOwnWaiting = 256     // requests that wait for resumptions of one owner's sandboxes
 	maxAllWaiting = 1024    // requests that wait for resumptions: half of the connections of a listener
 	maxUploads    = 16      // concurrent uploads of archives for builds
@@ -196,8 +196,9 @@ func (a *Server) routes() {
 	a.mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) { reads.Serve(w, r, a.unserved, a.fail) })
 }
 
-// Routes in the audit log and the metrics for requests without a pattern. These are requests to the
-// control plane that were refused before they were routed, and requests to sandboxes.
+// These constants stand for the pattern of a route, in the audit log and in the metrics, if a
+// request has no pattern. controlRoute is for requests to the control plane that are refused before
+// they are routed. dataRoute is for requests to sandboxes.
 const (
 	controlRoute = "E2B"
 	dataRoute    = "E2B sandbox"

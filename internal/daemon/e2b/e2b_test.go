@@ -333,7 +333,7 @@ func TestSnapshotsAreTemplates(t *testing.T) {
 	r.call("DELETE", "/templates/a%2F..%2Fb", "", 404, nil)
 }
 
-// A sandbox made by either API can be used by the other.
+// A sandbox that was made through one of the APIs can be used through the other.
 func TestSandboxesOfV1(t *testing.T) {
 	r := start(t)
 	f, err := r.Fork(t.Context(), forkOne)

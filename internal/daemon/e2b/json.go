@@ -39,7 +39,7 @@ func writeError(w http.ResponseWriter, err error) {
 	if body.Code == http.StatusTooManyRequests || body.Code == http.StatusServiceUnavailable {
 		w.Header().Set("Retry-After", retryAfter)
 	}
-	p, _ := json.Marshal(body) // a number and a text
+	p, _ := json.Marshal(body) // never fails, because body has only a number and a text
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Content-Length", strconv.Itoa(len(p)))
 	w.WriteHeader(body.Code)
@@ -73,7 +73,7 @@ func readJSON(w http.ResponseWriter, r *http.Request, v any) error {
 	return nil
 }
 
-// seconds reads a timeout of the protocol.
+// seconds converts a timeout of the protocol to a duration. For nil it returns def.
 func seconds(n *int64, def time.Duration) (time.Duration, error) {
 	if n == nil {
 		return def, nil

@@ -142,7 +142,7 @@ func TestAnswersShareTheMemory(t *testing.T) {
 		v.Print(strings.Repeat(strings.Repeat("x", 59)+"\n", 1000))
 	}
 	// Each answer has more than 200 KiB. 64 KiB of an answer do not count. The client's share is
-	// three quarters of the memory. Fewer answers than this number fill the share.
+	// three quarters of the memory, so fewer than eight answers fill the share.
 	const most = 8
 	for n := 0; ; n++ {
 		answer := httptest.NewRecorder()
@@ -166,8 +166,8 @@ func TestAnswersShareTheMemory(t *testing.T) {
 	}
 }
 
-// Clients choose metadata. No metadata can make a sandbox look like a sandbox of a build. Lists
-// omit sandboxes of builds, and the next daemon deletes them.
+// Clients choose metadata. No metadata can make a sandbox look like a sandbox of a build, which
+// lists omit and the next daemon deletes.
 func TestMetadataMakesNoBuild(t *testing.T) {
 	r := start(t)
 	for _, metadata := range []string{`{"build":"x"}`, `{"Build":"x"}`, `{"x\",\"build":"x"}`} {

@@ -24,8 +24,8 @@ import (
 const (
 	maxMetrics     = 64 << 10 // bytes of a guest's answer
 	metricsTimeout = 10 * time.Second
-	metricsSlack   = 10 * time.Second // a time this close counts as now
-	metricsEvery   = 5 * time.Second  // as in E2B
+	metricsSlack   = 10 * time.Second // a time that differs from now by less than this counts as now
+	metricsEvery   = 5 * time.Second  // interval of measurements, as in E2B
 	maxUnix        = 253402300799     // the end of the year 9999
 	maxMeasured    = 100              // sandboxes in one request
 	maxLogs        = 1000
@@ -44,8 +44,8 @@ type metric struct {
 	DiskTotal uint64    `json:"diskTotal"`
 }
 
-// metrics answers with the measurements of a time range, oldest first. The past is what the daemon
-// has seen from the host. If the range includes now, the last measurement is the guest's own.
+// metrics answers with the measurements of a time range, oldest first. The daemon has made the past
+// measurements from the host. If the range includes now, the last measurement comes from the guest.
 func (a *Server) metrics(w http.ResponseWriter, r *http.Request) error {
 	i, err := a.find(r)
 	if err != nil {
@@ -66,8 +66,8 @@ func (a *Server) metrics(w http.ResponseWriter, r *http.Request) error {
 	return face.WriteArray(w, out, func(m metric) metric { return m })
 }
 
-// past returns the measurements of a range: one for each minute, and from ten minutes ago one for
-// every metricsEvery.
+// past returns the measurements of a range: one for each minute and, in the last ten minutes, one
+// for each interval of metricsEvery.
 func (a *Server) past(i sandbox.Info, view *tenancy.View, in history.Range) (out []metric) {
 	vcpus, disk := view.Machine(i)
 	add := func(p history.Point[history.Sandbox]) {

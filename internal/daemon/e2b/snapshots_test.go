@@ -109,8 +109,8 @@ func TestNamesOfTemplates(t *testing.T) {
 	}
 }
 
-// If the policy of a paused sandbox is changed, later snapshots and copies of it have the new
-// policy.
+// If the policy of a paused sandbox is changed, later snapshots and copies of the sandbox have the
+// new policy.
 func TestPausedSandboxPassesItsPolicyOn(t *testing.T) {
 	r := start(t)
 	b := r.create(`{"templateID":"a.b","timeout":300}`)

@@ -64,8 +64,8 @@ func OpenTags(path string) (*Tags, error) {
 // only this tag. It does not wait for a change, which writes the file.
 func (t *Tags) of(name, tag string) []record.TemplateTag { return assigned(*t.all.Load(), name, tag) }
 
-// assigned returns the tags in a list that belong to the template with the given name, or only the
-// given tag.
+// assigned returns those tags of the list all that belong to the template with the given name. If
+// the parameter tag is not empty, it returns only this tag.
 func assigned(all []record.TemplateTag, name, tag string) (list []record.TemplateTag) {
 	for _, at := range all {
 		if n, rest, _ := strings.Cut(at.Name, ":"); n == name && (tag == "" || rest == tag) {
@@ -123,8 +123,9 @@ func (t tagger) target(at record.TemplateTag) (store.Detail, bool) {
 	return d, err == nil && d.ID == at.ID && !d.Transient
 }
 
-// find returns the tag of the snapshot to which an assigned tag of a template leads, or "". A snapshot
-// with the template's own tag that was made later than the assignment takes its place.
+// find returns the tag of the snapshot to which an assigned tag of a template leads, or "". It also
+// returns "" if snapshotTag(name, tag) is the tag of a snapshot that was made later than the
+// assignment, because the assignment is then void.
 func (t tagger) find(name, tag string) string {
 	own, err := t.view.Snapshot(snapshotTag(name, tag))
 	for _, at := range t.tags.of(name, tag) {
@@ -189,7 +190,8 @@ func (t tagger) assign(name string, tags []string, of store.Detail) error {
 }
 
 // made is called when a build has ended with a snapshot. It assigns the tags of the build to the
-// snapshot, in place of older assignments. The first tag is the snapshot's own, so it is not assigned.
+// snapshot, in place of older assignments. The first tag is the snapshot's own, so it is not
+// assigned.
 func (t tagger) made(name string, tags []string, snapshot string) error {
 	d, err := t.view.Snapshot(snapshot)
 	if err != nil || len(tags) == 1 {

@@ -115,9 +115,9 @@ func (a *Server) checkSignature(r *http.Request, id string) error {
 }
 
 // signer returns the sandbox whose token signed a request to a file, for requests that name no
-// sandbox. At an address that all sandboxes share, only the signature of such a URL identifies the
-// sandbox. signer returns "" if no token matches. The search hashes a few bytes for each sandbox,
-// so its rate is limited.
+// sandbox. At an address that all sandboxes share, only the signature identifies the sandbox of
+// such a request. signer returns "" if no token matches. The search hashes a few bytes for each
+// sandbox, so its rate is limited.
 func (a *Server) signer(r *http.Request) (string, error) {
 	if r.URL.Path != "/files" {
 		return "", nil

@@ -109,15 +109,16 @@ type steady struct {
 	body  io.Reader
 	rc    interface{ SetReadDeadline(time.Time) error }
 	end   time.Time
-	stall time.Duration // in each such interval, least bytes must arrive
+	stall time.Duration // interval in which the number of bytes in the field least must arrive
 	least int64
 
 	left time.Duration // remaining time of the present interval
 	got  int64         // bytes received in the present interval
 }
 
-// newSteady returns the body of an archive of size bytes. A larger archive must arrive at a higher
-// pace, because disk space for all of it is reserved from the start.
+// newSteady returns a steady for an archive's body. The parameter size is the archive's size in
+// bytes. A larger archive must arrive at a higher pace, because disk space for all of it is
+// reserved from the start.
 func newSteady(body io.Reader, rc interface{ SetReadDeadline(time.Time) error }, size int64, end time.Time) *steady {
 	return &steady{body: body, rc: rc, end: end, stall: uploadStall, least: max(uploadLeast, size/uploadPart)}
 }

@@ -9,8 +9,8 @@ import (
 	"github.com/forkd/forkd/internal/host/owner"
 )
 
-// Requests that wait for one sandbox leave places for requests to other sandboxes. Requests of strangers
-// leave places for requests of clients with a token.
+// Requests that wait for one sandbox leave places for requests to other sandboxes. Requests of
+// strangers leave places for requests of clients with a token.
 func TestWakes(t *testing.T) {
 	w := newWakes()
 	var leave []func()
@@ -99,7 +99,8 @@ func TestWakesOfOneOwner(t *testing.T) {
 	}
 }
 
-// While strangers resume sandboxes of one owner, other strangers can resume another owner's sandboxes.
+// While strangers resume sandboxes of one owner, other strangers can resume another owner's
+// sandboxes.
 func TestStrangersWakesOfOneOwner(t *testing.T) {
 	w := newWakes()
 	n := 0

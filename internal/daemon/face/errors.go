@@ -68,7 +68,7 @@ func codeOf(err error) code {
 		return codeHook
 	case errors.Is(err, agentclient.ErrNoApply):
 		return codeSnapshotUnusable
-	case is[*sandbox.CutOffError](err): // this and the next two cases must come before those of the errors that they wrap
+	case is[*sandbox.CutOffError](err): // these three errors wrap errors of later cases
 		return codeCutOff
 	case is[*sandbox.HeldError](err):
 		return codeHeld
@@ -118,7 +118,7 @@ func codeOf(err error) code {
 		return codeForbidden
 	case errors.Is(err, inbound.ErrMethod):
 		return codeMethod
-	case is[*inbound.AnswerError](err), is[*diffproto.RefusedError](err): // the second: a guest's file system is damaged
+	case is[*inbound.AnswerError](err), is[*diffproto.RefusedError](err): // RefusedError: damaged file system
 		return codeGuestFailed
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, inbound.ErrIdle):
 		return codeTimeout
@@ -241,9 +241,9 @@ type sendingError struct{ error }
 
 func (e sendingError) Unwrap() error { return e.error }
 
-// isOurs reports whether an error with a status is about the daemon or its host. Guests cause 502,
-// and 507 by a full disk of their own. Clients cause 503 and 504 by too many or too large requests.
-// The metrics count all of these errors.
+// isOurs reports whether the daemon or its host caused an error with the given status. Guests cause
+// status 502, and status 507 if their own disk is full. Clients cause status 503 and 504 by too
+// many or too large requests. The metrics count all of these errors.
 func isOurs(status int, err error) bool {
 	if status == http.StatusInsufficientStorage {
 		return !is[*agentclient.Error](err) || errors.Is(err, syscall.ENOSPC)
@@ -251,9 +251,10 @@ func isOurs(status int, err error) bool {
 	return status == http.StatusInternalServerError && !is[*tenancy.IncompleteError](err)
 }
 
-// Bounds on the lines about failed requests: their rate per second, the burst after a time without
-// lines, and the bytes of each text that a client or a guest may have chosen. Without these bounds,
-// a client whose requests fail could fill the log.
+// Bounds on the log's lines about failed requests. failuresPerSecond is their maximum rate,
+// failuresAtOnce their maximum burst, and maxLogged the maximum size, in bytes, of each text that a
+// client or a guest may have chosen. Without these bounds, a client whose requests fail could fill
+// the log.
 const (
 	failuresPerSecond = 10
 	failuresAtOnce    = 200

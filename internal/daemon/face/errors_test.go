@@ -15,8 +15,8 @@ import (
 	"github.com/forkd/forkd/internal/host/agentclient"
 )
 
-// A client whose requests fail cannot fill the daemon's log: errors that guests and clients cause have
-// no line, and the other lines are short and limited in their rate.
+// A client whose requests fail cannot fill the daemon's log: errors that guests and clients cause
+// have no line, and the other lines are short and limited in their rate.
 func TestLinesAboutFailedRequests(t *testing.T) {
 	var out bytes.Buffer
 	f := New(Config{Log: slog.New(slog.NewJSONHandler(&out, nil))})

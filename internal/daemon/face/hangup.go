@@ -11,7 +11,8 @@ import (
 
 type connKey struct{}
 
-// WithConn returns a context for the requests of a connection. WhileConnected finds the connection in it.
+// WithConn returns a context for the requests of a connection. WhileConnected finds the connection
+// in it.
 func WithConn(ctx context.Context, c net.Conn) context.Context {
 	for {
 		inner, ok := c.(interface{ NetConn() net.Conn })
@@ -30,10 +31,10 @@ func WithConn(ctx context.Context, c net.Conn) context.Context {
 // hangUpInterval is how often WhileConnected checks the connection.
 const hangUpInterval = time.Second
 
-// WhileConnected returns a context that ends when the client of a request closes the connection. The
-// context of the request itself ends only if the whole body has been read. Over TCP, the end of a connection
-// arrives after all data. So if the client has sent more data than the socket's buffer takes, WhileConnected
-// notices the end only when the body is read.
+// WhileConnected returns a context that ends when the client of a request closes the connection.
+// The context of the request itself ends only if the whole body has been read. Over TCP, the end of
+// a connection arrives after all data. So if the client has sent more data than the socket's buffer
+// takes, WhileConnected notices the end only when the body is read.
 func WhileConnected(ctx context.Context) (context.Context, func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	conn, ok := ctx.Value(connKey{}).(syscall.Conn)
@@ -55,8 +56,8 @@ func WhileConnected(ctx context.Context) (context.Context, func()) {
 	return ctx, cancel
 }
 
-// hungUp reports whether the other side has closed the connection, or at least its own direction.
-// It reads no data.
+// hungUp reports whether the other side has closed the connection, or has at least finished
+// sending. It reads no data.
 func hungUp(conn syscall.Conn) bool {
 	raw, err := conn.SyscallConn()
 	if err != nil {

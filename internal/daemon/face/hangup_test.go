@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// WhileConnected notices that a client has left before the end of its request's body, although the daemon does
-// not read the body.
+// WhileConnected notices that a client has left before the end of its request's body, although the
+// daemon does not read the body.
 func TestClientsThatHangUpAreNoticed(t *testing.T) {
 	begun, ended := make(chan bool), make(chan bool)
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {

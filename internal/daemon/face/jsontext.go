@@ -22,7 +22,7 @@ var namesThings = map[string]bool{"tag": true, "to": true, "parent_tag": true, "
 type textCheck struct {
 	dec   *json.Decoder
 	what  string // name of the whole text in errors
-	nulls bool   // null is accepted as a value to remove
+	nulls bool   // null is accepted as the value of an entry to remove
 }
 
 func (c *textCheck) value(field string) error {

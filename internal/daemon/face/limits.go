@@ -8,7 +8,7 @@ import "time"
 type Limits struct {
 	Calls      int           // concurrent calls to guests, and as many operations on sandboxes and snapshots; 512
 	PerSandbox int           // concurrent calls to one guest; 128
-	Memory     int           // bytes of bodies and answers that all requests may hold, except small ones; 512 MiB
+	Memory     int           // bytes of bodies and answers that all requests may hold; small ones do not count; 512 MiB
 	Reads      int           // places of each of the gates Reads, Ends and Open; 2048
 	Lists      int           // concurrent lists of sandboxes, snapshots and so on, half of them for one client; 64
 	Stall      time.Duration // time after which a request's body or a file that makes no progress is cut off; 2 minutes
@@ -25,7 +25,8 @@ type Limits struct {
 	SignedPerSecond float64 // 100
 	SignedBurst     int     // 1000, because a page of a development server loads hundreds of files
 
-	// Concurrent event streams, and concurrent console outputs; half of them for one client; 128.
+	// Maximum number of concurrent event streams, and also of concurrent answers with console
+	// output; half of each for one client; 128.
 	Followers int
 	Keepalive time.Duration // interval of keepalive comments in idle event streams; 15 seconds
 }

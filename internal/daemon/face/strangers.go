@@ -29,10 +29,10 @@ type Strangers struct {
 	peer   bound
 	found  *rate.Limiter            // searches that found a sandbox
 	missed *rate.Limiter            // searches that found nothing
-	open   int                      // searches that have not ended; each may need a token of found or of missed
+	open   int                      // searches that have not ended; each may soon count against found or missed
 	peers  map[string]*rate.Limiter // searches of each peer; entries with a full burst may be missing
 	others *rate.Limiter            // searches of peers without an entry, if there is no room for more entries
-	swept  time.Time                // when peers was last full
+	swept  time.Time                // when the map peers was last swept because it was full
 }
 
 // bound is a rate, in requests per second, and a burst.
@@ -50,7 +50,7 @@ const (
 	manyOfOwner   = 6
 )
 
-// A peer may search at a fifth of the rate of all searches.
+// A peer may search at a fifth of the rate at which all peers together may search and find nothing.
 const peersAtOnce = 5
 
 // maxPeers bounds the number of peers with an entry. (A peer may be a whole IPv6 network; see

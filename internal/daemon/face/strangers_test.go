@@ -60,8 +60,8 @@ func TestStrangersAreForgotten(t *testing.T) {
 	}
 }
 
-// Searches are limited for each peer, and for all peers together. Searches that find a sandbox have a
-// separate limit.
+// Searches are limited for each peer, and for all peers together. Searches that find a sandbox have
+// a separate limit.
 func TestSearchesOfPeers(t *testing.T) {
 	const burst = 10
 	s := newStrangers(1e-9, burst)
@@ -96,7 +96,7 @@ func TestSearchesOfPeers(t *testing.T) {
 	}
 }
 
-// Concurrent searches of many peers stay, in total, below the two bursts for all peers.
+// Concurrent searches of many peers do not exceed, in total, the bursts for all peers.
 func TestSearchesAtTheSameTime(t *testing.T) {
 	const burst = 10
 	for _, found := range []bool{false, true} {

@@ -59,7 +59,7 @@ func (f *Front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // port serves a request to a host name of a guest's port. The host name is a separate origin, so
 // pages of this origin may send any request to the guest. Requests of these pages to the daemon's
-// own API are refused, as for pages of any other origin. The last parameter is the error if the
+// own API are refused, as for pages of any other origin. The parameter unknown is an error if the
 // host name does not name a port. The path belongs to the guest and may be a secret, so the audit
 // log omits it.
 func (f *Front) port(w http.ResponseWriter, r *http.Request, route inbound.Route, permission string, unknown error) {

@@ -175,8 +175,9 @@ func ownLocation(location, host string, route *Route) (string, bool) {
 	return own, true
 }
 
-// sameHost reports whether the given host is the guest's own. A guest's own host is host, which the
-// guest saw in the request's Host header, or the guest's loopback.
+// sameHost reports whether a host is the guest's own, so that a redirect to it does not leave the
+// guest. The guest's own hosts are the parameter host, which the guest saw in the request's Host
+// header, and the guest's loopback.
 func sameHost(to, host string, port uint16) bool {
 	if strings.EqualFold(to, host) {
 		return true

@@ -25,8 +25,8 @@ const (
 	maxWindow  = 64 << 10 // bytes that a guest may send on one HTTP/2 stream before they are read
 )
 
-// MaxFields bounds the number of headers of a request or an answer. A parsed short header takes
-// fifty times its bytes in memory for as long as the request lasts.
+// MaxFields bounds the number of headers of a request or an answer. Once it is parsed, a short
+// header takes fifty times its size in memory for as long as the request lasts.
 const MaxFields = 256
 
 // Fields returns the number of header lines.
@@ -42,7 +42,7 @@ var errFields = fmt.Errorf("the server's answer has more than %d headers", MaxFi
 
 // HTTP carries one request and its answer. If the request is an upgrade, HTTP then carries the
 // bytes of the new protocol. If answered is false, nothing has been written, and the caller must
-// answer with the error. If it is true, an error means that the answer was cut off.
+// answer with the error. If answered is true, an error means that the answer was cut off.
 func (p *Proxy) HTTP(w http.ResponseWriter, r *http.Request, route Route, dial Dial) (answered bool, err error) {
 	switch {
 	case r.Method == http.MethodConnect:
@@ -200,9 +200,9 @@ func (b *requestBody) forsake() {
 	}
 }
 
-// leave is called when the handler is about to return. It reports whether the client has not sent
-// the whole body; the server then reads the rest for up to drainTime. leave waits until Read has
-// returned, because a later Read would remove the deadline that leave has set.
+// leave is called when the handler is about to return. It reports whether a part of the client's
+// body has not arrived. If so, the server reads this part for up to drainTime. leave waits until
+// Read has returned, because a later Read would remove the deadline that leave has set.
 func (b *requestBody) leave() (remains bool) {
 	b.forsake()
 	b.mu.Lock()
@@ -231,7 +231,7 @@ type answer struct {
 	hijacked func(*clientConn) // called with the client's connection after an upgrade
 }
 
-// The method makes the server close the connection after the answer, unless the answer has begun.
+// last makes the server close the connection after the answer, unless the answer has begun.
 // Otherwise the server would parse the rest of the body as the next request. Behind a reverse
 // proxy, the rest of the body could be mistaken for the request of another client.
 func (a *answer) last() {

@@ -284,8 +284,8 @@ func TestIdleStreamsEnd(t *testing.T) {
 	}
 }
 
-// The rest of a body that was not read is never parsed as a request. Behind a reverse proxy, such a request
-// could be mistaken for the request of another client.
+// The rest of a body that was not read is never parsed as a request. Behind a reverse proxy, such a
+// request could be mistaken for the request of another client.
 func TestTheRestOfABodyIsNoRequest(t *testing.T) {
 	for name, text := range map[string]string{
 		"answered early": "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok",

@@ -15,7 +15,7 @@ type Route struct {
 	ID     string // id of the sandbox
 	Port   uint16
 	Path   string // path for the guest, escaped as in the client's request
-	Prefix string // prefix that was removed from the path; empty if the request named the guest by host
+	Prefix string // prefix that was removed from the path; empty if the request named the guest by its host name
 	Shared bool   // the address is one of the daemon's own; headers or a signature name the sandbox
 	Signed bool   // a signature permits the request, which has no token of the daemon
 	Open   bool   // the request has neither a token nor a signature
@@ -66,8 +66,8 @@ type Domain struct{ scheme, name, port string }
 // addresses.
 var domainName = regexp.MustCompile(`^[a-z]([a-z0-9-]*[a-z0-9])?(\.[a-z]([a-z0-9-]*[a-z0-9])?)*$`)
 
-// ParseDomain parses the address at which clients reach the daemon: [http://
-// https://]NAME[:PORT].
+// ParseDomain parses the address at which clients reach the daemon: NAME or NAME:PORT, perhaps
+// after http:// or https://.
 func ParseDomain(text string) (d Domain, err error) {
 	d.scheme = "http"
 	rest := strings.ToLower(text)

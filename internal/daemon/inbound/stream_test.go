@@ -291,7 +291,7 @@ func heap() int64 {
 func TestLargeHeaders(t *testing.T) {
 	guest := serve(t, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, len(r.Header.Get("X-Large"))) })
 	r := start(t, guest, Config{}, Route{})
-	r.Config.MaxHeaderBytes = 16 << 10 // like the daemon's; the server reads it at the first connection
+	r.Config.MaxHeaderBytes = 16 << 10 // the daemon's limit; the server reads this field at its first connection
 	for size, want := range map[int]int{14 << 10: http.StatusOK, 24 << 10: http.StatusRequestHeaderFieldsTooLarge} {
 		_, answers := r.raw(t, "GET / HTTP/1.1\r\nHost: x\r\nX-Large: "+strings.Repeat("x", size)+"\r\n\r\n")
 		resp, err := http.ReadResponse(answers, nil)

@@ -54,9 +54,9 @@ func (p *Proxy) TCP(w http.ResponseWriter, r *http.Request, dial Dial) (answered
 // Stream is a connection of a client whose directions can be closed separately.
 type Stream = halfConn
 
-// Carry connects a stream of a client to the port. When the port is connected, Carry calls accept.
-// This function returns the stream, and a channel that is closed when the client has closed the
-// stream. It reports whether it has called accept.
+// Carry connects a stream of a client to the port. When the port is connected, Carry calls accept,
+// which returns the stream, and a channel that is closed when the client has closed the stream.
+// Carry reports whether it has called accept.
 func (p *Proxy) Carry(ctx context.Context, dial Dial, accept func() (Stream, <-chan struct{}, error)) (accepted bool,
 	err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -93,7 +93,7 @@ func (p *Proxy) Carry(ctx context.Context, dial Dial, accept func() (Stream, <-c
 	return true, err
 }
 
-// watchedStream calls sent when the guest's data has ended.
+// watchedStream calls the function sent when the guest's data has ended.
 type watchedStream struct {
 	Stream
 	sent func()

@@ -23,8 +23,8 @@ type aliveWriter struct {
 }
 
 // alive returns the writer for a handler, and a function. The caller must call this function when
-// the handler has returned. If a comment cannot be written because the client has left, gone is
-// called.
+// the handler has returned. If a comment cannot be written because the client has left, the writer
+// calls gone.
 func alive(w http.ResponseWriter, every time.Duration, gone func()) (*aliveWriter, func()) {
 	a := &aliveWriter{ResponseWriter: w, header: http.Header{}, every: every}
 	a.mu.Lock()
@@ -72,7 +72,7 @@ func (a *aliveWriter) end() {
 	a.ended = true
 	a.timer.Stop()
 	if !a.begun {
-		a.copyHeaderLocked() // the server sends it
+		a.copyHeaderLocked() // the server sends this header
 	}
 }
 

@@ -21,8 +21,8 @@ import (
 	"github.com/forkd/forkd/internal/mcp"
 )
 
-// Bounds on the answer to one message, and on the memory that it takes while the client does not
-// read.
+// mostAnswer is the maximum size of the answer to one message. mostHeld is the maximum memory that
+// the answer may take while the client does not read. Both are in bytes.
 const (
 	mostAnswer = 6 << 20
 	mostHeld   = 8 << 20

@@ -201,7 +201,7 @@ type held struct {
 	share *face.Share
 
 	mu        sync.Mutex
-	now, most int // bytes of answers that are held now, and the most so far
+	now, most int // bytes of answers that are held now, and their maximum so far
 }
 
 // decoded is the body of an answer that a tool decodes as a whole.

@@ -15,8 +15,8 @@ import (
 	"github.com/forkd/forkd/internal/daemon/auth"
 )
 
-// The function returns a client of a handler in this process. Its requests belong to a message with
-// a token.
+// over returns a client whose requests are answered by h in this process. The requests belong to a
+// message with a token.
 func over(h http.HandlerFunc) *http.Client { return overWith(h, slog.New(slog.DiscardHandler)) }
 
 func overWith(h http.HandlerFunc, log *slog.Logger) *http.Client {
@@ -40,8 +40,8 @@ func get(t *testing.T, c *http.Client, ctx context.Context) (*http.Response, err
 	return c.Do(r)
 }
 
-// A request of a tool reaches the handler as a request of the message's client, with the credentials of the
-// message and no others.
+// A request of a tool reaches the handler as a request of the message's client, with the
+// credentials of the message and no others.
 func TestCallsAreTheClients(t *testing.T) {
 	c := over(func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("Authorization") != "Bearer t" || r.Header.Get(auth.TokenHeader) != "f" ||

@@ -1,6 +1,7 @@
 // Package metrics counts the operations of the daemon, for Prometheus.
 //
-// There is no global registry: New makes one, and Handler serves it. Durations are in seconds.
+// There is no global registry: New makes a registry, and Handler serves it. Durations are in
+// seconds.
 package metrics
 
 import (
@@ -52,7 +53,7 @@ type Metrics struct {
 	source    Source
 
 	made atomic.Uint64 // number of children that became ready
-	took atomic.Int64  // how long they took together, in nanoseconds
+	took atomic.Int64  // time that these children took together, in nanoseconds
 }
 
 // buckets returns bounds from 1 ms (a fork from a full pool) to a minute (an emulated host under

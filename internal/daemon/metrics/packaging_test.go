@@ -20,7 +20,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// everything returns the metrics of a daemon after every event has occurred once, by name.
+// everything returns the metrics, by name, of a daemon in which every event has occurred once.
 func everything(t *testing.T) map[string]*dto.MetricFamily {
 	t.Helper()
 	m := New("test")

@@ -44,7 +44,7 @@ func (m *sshMetrics) all() []prometheus.Collector {
 // SSHConnected changes the number of connections that have logged in.
 func (m *Metrics) SSHConnected(change int) { m.ssh.clients.Add(float64(change)) }
 
-// SSHLogin counts a connection.
+// SSHLogin counts a connection by the result of its login.
 func (m *Metrics) SSHLogin(result string) { m.ssh.logins.WithLabelValues(result).Inc() }
 
 // SSHSessionBegun counts a session or a forwarded connection.

@@ -26,8 +26,9 @@ import (
 	"github.com/forkd/forkd/internal/format/record"
 )
 
-// Bounds on the answers kept for all clients. If a bound is exceeded, the client with the largest
-// share loses its oldest answer, so that no client can displace the answers of others.
+// Bounds on the answers kept for all clients: how long an answer is kept, how many there are, and
+// their size in bytes. If maxAnswers or maxBytes is exceeded, the client with the largest share
+// loses its oldest answer, so that no client can displace the answers of others.
 const (
 	Keep       = 24 * time.Hour
 	maxAnswers = 4096
@@ -167,9 +168,9 @@ func (b *Book) sizeOf(key Key) int64 {
 // same key, Do returns the answer to that request instead, and true. If the earlier request is
 // still running, Do waits for its end. An answer is stored if do returns no error. If do returns
 // ErrUnanswered, a repetition of the request fails with ErrUnknown. After any other error, a
-// repetition of the request is executed. Before Do reads a record, it calls take with the record's
-// size, and returns an error of take. Other errors come from do, from ctx or from a file, or are
-// one of the variables above.
+// repetition of the request is executed. Before Do reads a record, it calls the function take with
+// the record's size. If take returns an error, Do returns this error. Other errors come from do,
+// from ctx or from a file, or are ErrOther or ErrUnknown.
 func (b *Book) Do(ctx context.Context, key Key, request Request, take func(size int64) error,
 	do func() (Answer, error)) (a Answer, again bool, err error) {
 	for {

@@ -106,7 +106,7 @@ func TestRecordsOfOtherVersions(t *testing.T) {
 		bad.Path != b.path(Key{1}) || bad.Field != "version" {
 		t.Errorf("a later version: %v", err)
 	}
-	if err := os.WriteFile(b.path(Key{1}), text, 0o600); err != nil { // another daemon can read it
+	if err := os.WriteFile(b.path(Key{1}), text, 0o600); err != nil { // now the record can be read again
 		t.Fatal(err)
 	}
 	check(t, open(t, dir), Key{1}, Request{1}, made("3"), "1", true)

@@ -11,17 +11,17 @@ import (
 type channel struct {
 	*sshproto.Stream
 	requests chan *sshproto.Request // closed when the client has closed the channel
-	closed   chan struct{}          // the same
-	sent     chan struct{}          // closed when the client has been sent all that was written before Close
+	closed   chan struct{}          // closed when requests is closed
+	sent     chan struct{}          // closed when everything written before Close has been sent to the client
 	markSent func()                 // closes sent
 }
 
-// waitingRequests bounds the requests of a channel that wait for their answers. The next one keeps the
-// client's connection waiting.
+// waitingRequests bounds the requests of a channel that wait for their answers. If the client sends
+// more, its connection waits.
 const waitingRequests = 4
 
-// accept accepts a channel. It fails if the connection has ended, or if this process has too many open
-// files; then it closes the connection.
+// accept accepts a channel. It fails if the connection has ended. If the daemon has too many open
+// files, accept fails too, and closes the connection.
 func (c *client) accept(id uint32) (*channel, error) {
 	stream, theirs, err := sshproto.NewStream()
 	if err != nil {
@@ -38,7 +38,8 @@ func (c *client) accept(id uint32) (*channel, error) {
 		stream.Release()
 		return nil, errLeft
 	}
-	// Only now can the process send messages about the channel. It always takes this message, or ends.
+	// The process cannot send messages about the channel before it has received this message. It
+	// always receives this message, unless it ends.
 	if err := c.peer.Send(&sshproto.Accept{ID: id}, int(theirs.Fd())); err != nil {
 		stream.Release()
 		return nil, errLeft
@@ -71,7 +72,7 @@ func (ch *channel) end() {
 	close(ch.closed)
 }
 
-// reply replies to a request, if it wants a reply.
+// reply answers a request, if the client wants an answer.
 func (ch *channel) reply(r *sshproto.Request, ok bool) {
 	if r.WantReply {
 		_ = ch.Reply(ok) // fails only if the client has left
@@ -85,10 +86,10 @@ func (ch *channel) refuseRequests() {
 	}
 }
 
-// settle closes a channel on this side, and waits until the client has taken the output and closed the
-// channel too. Until then the channel takes memory of the process. So the connection of a client that
-// does not close it is closed, and that of a client that takes no output, at once if the channel has
-// ended with an error.
+// settle closes a channel on this side, and waits until the client has taken the output and closed
+// the channel too. Until then, the channel takes memory of the connection's process. So settle
+// closes the connection of a client that takes too long. If the channel has ended with an error,
+// the client has less time to take the output.
 func (c *client) settle(ch *channel, err error) {
 	_ = ch.Close() // never fails
 	patience := c.s.Face.Limits.Idle

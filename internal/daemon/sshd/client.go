@@ -24,7 +24,7 @@ type client struct {
 	s     *Server
 	login *login
 	peer  *peer
-	entry audit.Entry // of the login; the entries of channels are copies of it
+	entry audit.Entry // audit entry of the login; the entries of channels are copies of this entry
 	pongs chan struct{}
 
 	channels sync.WaitGroup
@@ -42,7 +42,7 @@ func (c *client) serve(ctx context.Context) {
 	defer c.closeAll()
 	defer c.peer.Close()
 	defer cancel(errLeft)
-	defer context.AfterFunc(stopped, func() { cancel(errStopping) })() // channels end with ctx, and say why
+	defer context.AfterFunc(stopped, func() { cancel(errStopping) })() // channels end with ctx, and tell clients why
 	go c.keepAlive(ctx)
 	own := gate.New(c.s.Limits.ChannelsPerClient)
 	for next := uint32(1); ; {
@@ -164,7 +164,7 @@ func (c *client) keepAlive(ctx context.Context) {
 	}
 }
 
-// minAnswer is the least time for the answer to a keepalive.
+// minAnswer is the minimum time that a client has to answer a keepalive.
 const minAnswer = time.Second
 
 // use calls f with a client of the guest's agent. It resumes a suspended sandbox, and the sandbox is
@@ -202,8 +202,8 @@ func (c *client) ended(kind, path string, begun time.Time, err error) {
 	c.s.audit(e, err)
 }
 
-// leftError is the cause for the end of a session that the client, or the daemon's stop, has ended. Its
-// process is hung up instead of killed.
+// leftError is the cause of a session's end if the client has left or the daemon is stopping. The
+// session's process is then hung up and not killed.
 type leftError struct{ why string }
 
 func (e *leftError) Error() string { return e.why }

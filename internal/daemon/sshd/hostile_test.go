@@ -63,7 +63,7 @@ func TestStrangers(t *testing.T) {
 			t.Errorf("a stranger can tell apart: %q", answers)
 		}
 	}
-	if stranger.n.Load() != int32(len(answers)) { // otherwise it could ask whether a key is registered
+	if stranger.n.Load() != int32(len(answers)) { // otherwise a stranger could find out whether a key is registered
 		t.Errorf("%d proofs were wanted of the stranger", stranger.n.Load())
 	}
 	team, reader := newKey(t), newKey(t)
@@ -110,8 +110,8 @@ func TestRefusedMethods(t *testing.T) {
 	}
 }
 
-// A revoked key, or the key of a removed token, ends the connection. A new token of the same name does
-// not get the key.
+// A revoked key, or the key of a removed token, ends the connection. A new token of the same name
+// does not get the key.
 func TestRevokedKey(t *testing.T) {
 	for name, revoke := range map[string]func(*rig) error{
 		"key":         func(r *rig) error { return os.WriteFile(r.SSH.KeyFile, nil, 0o600) },
@@ -157,8 +157,8 @@ func TestRevokedKey(t *testing.T) {
 	}
 }
 
-// Connections that do not log in are limited for each peer, and closed after a time. They keep no client
-// out.
+// Connections that do not log in are limited for each peer, and closed after a time. They keep no
+// other client out.
 func TestHalfHandshakes(t *testing.T) {
 	r := start(t, apirig.Options{}, sshd.Limits{LoginsPerPeer: 2, Login: time.Second})
 	k := newKey(t)
@@ -186,7 +186,7 @@ func TestHalfHandshakes(t *testing.T) {
 	banner := make([]byte, 4)
 	for range 3 {
 		conn := open()
-		if _, err := io.ReadFull(conn, banner); err != nil || string(banner) != "SSH-" { // the server has taken it
+		if _, err := io.ReadFull(conn, banner); err != nil || string(banner) != "SSH-" { // the server has accepted conn
 			t.Fatalf("%q, %v", banner, err)
 		}
 		held = append(held, conn)
@@ -207,7 +207,7 @@ func TestHalfHandshakes(t *testing.T) {
 	if text := metricsOf(r); !strings.Contains(text, "forkd_ssh_logins_total{result=\"busy\"} 2\n") {
 		t.Error(text)
 	}
-	if out, err := r.session(c).Output("echo works"); string(out) != "works\n" { // after the time to log in
+	if out, err := r.session(c).Output("echo works"); string(out) != "works\n" { // c is older than the login limit
 		t.Errorf("%q, %v", out, err)
 	}
 	for _, garbage := range []string{"GET / HTTP/1.1\r\n\r\n", strings.Repeat("x", 1<<20),
@@ -303,7 +303,7 @@ func TestUnknownRequests(t *testing.T) {
 	}
 }
 
-// stuckConn stops reading when it is stuck.
+// stuckConn stops reading when the channel stuck is closed.
 type stuckConn struct {
 	net.Conn
 	stuck chan struct{}
@@ -318,8 +318,8 @@ func (c *stuckConn) Read(p []byte) (int, error) {
 	return c.Conn.Read(p)
 }
 
-// A client that takes no output, does not agree to the end of a channel, or does not answer, loses its
-// connection.
+// A client loses its connection if it takes no output, does not close its side of a channel, or
+// does not answer.
 func TestStuckClients(t *testing.T) {
 	t.Run("window", func(t *testing.T) {
 		r := start(t, apirig.Options{Limits: face.Limits{Idle: time.Second}}, sshd.Limits{})
@@ -360,7 +360,7 @@ func TestStuckClients(t *testing.T) {
 	}
 }
 
-// The input that a process does not read is bounded.
+// A process that does not read its input makes forkd hold only a bounded amount of input.
 func TestUnreadInput(t *testing.T) {
 	r := start(t, apirig.Options{}, sshd.Limits{})
 	s := r.session(r.client())

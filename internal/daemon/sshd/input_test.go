@@ -19,7 +19,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/sshd"
 )
 
-// begin opens a session, with a command unless it is empty.
+// begin opens a session. If command is not empty, the session runs this command.
 func begin(t *testing.T, c *ssh.Client, command string) ssh.Channel {
 	t.Helper()
 	channel, requests, err := c.OpenChannel("session", nil)
@@ -75,8 +75,8 @@ func processes(t *testing.T) (n int) {
 	return n
 }
 
-// Strangers who break the protocol, hold connections, or leave them in the middle of it, leave nothing
-// behind in the daemon.
+// Strangers leave nothing behind in the daemon, whether they violate the protocol, hold connections
+// open, or disconnect during the handshake.
 func TestStrangersLeaveNothing(t *testing.T) {
 	r := start(t, apirig.Options{}, sshd.Limits{Login: 3 * time.Second})
 	neighbour := r.client()
@@ -90,12 +90,12 @@ func TestStrangersLeaveNothing(t *testing.T) {
 		}
 		t.Cleanup(func() { conn.Close() })
 		conns = append(conns, conn)
-		go func() { // these writes fail when the server has had enough
+		go func() { // these writes fail when the server closes the connection
 			_, _ = io.WriteString(conn, "SSH-2.0-x\r\n")
 			_, _ = conn.Write(bytes.Repeat(ignored, 1<<16))
 		}()
 	}
-	for range 4 { // key exchange, then no login
+	for range 4 { // these clients exchange keys, but then cannot log in
 		if c, _, err := r.dial(r.id, newKey(t)); err == nil {
 			t.Fatal(c)
 		}
@@ -117,8 +117,9 @@ func TestStrangersLeaveNothing(t *testing.T) {
 	eventually(t, "the end of their goroutines", func() bool { return runtime.NumGoroutine() <= goroutines+4 })
 }
 
-// Requests that a session does not answer wait in its process, not in the daemon: many before and after
-// the channel is accepted, and on channels that are not accepted at all.
+// Requests that a session has not answered wait in the process of the connection, and not in the
+// daemon. This holds before and after the channel is accepted, and for channels that are never
+// accepted.
 func TestManyRequests(t *testing.T) {
 	r := start(t, apirig.Options{}, sshd.Limits{})
 	c, neighbour := r.client(), r.client()
@@ -135,7 +136,7 @@ func TestManyRequests(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if _, err := channel.SendRequest("x", false, make([]byte, 200<<10)); err != nil { // more than may be asked
+		if _, err := channel.SendRequest("x", false, make([]byte, 200<<10)); err != nil { // longer than a request may be
 			t.Fatal(err)
 		}
 		if ok, err := channel.SendRequest("y", true, nil); ok || err != nil {
@@ -154,7 +155,7 @@ func TestManyRequests(t *testing.T) {
 	}
 }
 
-// Output that has not reached the client when its process ends is not lost.
+// Output that has not reached the client when the process in the guest ends is not lost.
 func TestOutputOfEndedProcess(t *testing.T) {
 	r := start(t, apirig.Options{}, sshd.Limits{Closing: 500 * time.Millisecond})
 	channel := begin(t, r.client(), "head -c 3000000 /dev/zero") // more than the window that the client opens
@@ -171,8 +172,9 @@ func heap() int {
 	return int(m.HeapAlloc)
 }
 
-// Input that nothing reads costs only the process of the connection, also if each byte has a packet of
-// its own, and if the client does not even read its windows. Neighbours go on.
+// Input that nothing reads takes memory only of the connection's process. This holds even if each
+// byte is in a packet of its own, or if the client reads nothing at all. Other connections are not
+// affected.
 func TestTinyPackets(t *testing.T) {
 	for name, command := range map[string]string{"no command": "", "a process that does not read": "exec sleep 100",
 		"a client that reads nothing": "yes & exec cat >/dev/null"} {
@@ -211,7 +213,7 @@ func TestTinyPackets(t *testing.T) {
 	}
 }
 
-// The stream for errors, on which clients have nothing to send, is read and discarded.
+// Input on the stream for errors has no meaning. It is read and discarded.
 func TestInputForErrors(t *testing.T) {
 	r := start(t, apirig.Options{}, sshd.Limits{})
 	c := r.client()
@@ -234,7 +236,8 @@ func TestInputForErrors(t *testing.T) {
 	}
 }
 
-// Clients whose sessions read may send small packets, and packets without input, as long as they like.
+// If a client's session reads its input, the client may send any number of small packets, and of
+// packets without input.
 func TestManyPackets(t *testing.T) {
 	r := start(t, apirig.Options{}, sshd.Limits{})
 	c := r.client()
@@ -277,8 +280,8 @@ func TestNoCommand(t *testing.T) {
 	}
 }
 
-// Output that the client does not take does not keep the connection, and so the places of the session,
-// after the sandbox has ended.
+// After a sandbox has ended, output that the client does not take keeps neither the connection open
+// nor the places of the session occupied.
 func TestKilledDuringOutput(t *testing.T) {
 	r := start(t, apirig.Options{}, sshd.Limits{Closing: time.Second})
 	c := r.client()

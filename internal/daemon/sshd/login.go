@@ -13,16 +13,16 @@ import (
 // login is a client that has logged in.
 type login struct {
 	key         auth.SSHKey
-	id, account string // sandbox; account in it, or empty for its default account
+	id, account string // id of the sandbox; account in the guest, empty: the guest's default account
 }
 
-// errRefused refuses a login, and all that follows from it when the key has been revoked.
+// errRefused refuses a login. It also refuses the requests of a client whose key was revoked after
+// the login.
 var errRefused = face.NewError(http.StatusForbidden, "the key is not registered, or no longer; see 'forkd ssh-key'")
 
 // login returns the login of a client that has proved that it has the key. If the login of a known
-// principal is refused, login returns what it knows of the login together with the error, which may be
-// sent to this client. For all other clients the errors look alike. The parameter key is as on the
-// wire.
+// principal is refused, login returns the refused login and the reason, which may be sent to this
+// client. Other clients always get errRefused. The parameter key is in the wire format.
 func (s *Server) login(name string, key []byte) (refused *login, reason error) {
 	account, id, wrong := parseLogin(name)
 	reason = errRefused
@@ -42,7 +42,8 @@ func (s *Server) login(name string, key []byte) (refused *login, reason error) {
 	return refused, reason
 }
 
-// principal returns the present principal of a login, or an error if it has lost its rights.
+// principal returns the present principal of a login, or an error if the principal has lost its
+// rights.
 func (s *Server) principal(l *login) (auth.Principal, error) {
 	for _, k := range s.Keys.Find(l.key.Key.Marshal()) {
 		if k.Who != l.key.Who || k.Token != l.key.Token {
@@ -55,7 +56,7 @@ func (s *Server) principal(l *login) (auth.Principal, error) {
 	return auth.Principal{}, errRefused
 }
 
-// Forms of an account of the guest, and of a sandbox's id.
+// accountForm matches the name of an account in a guest, and idForm the id of a sandbox.
 var (
 	accountForm = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,31}$`)
 	idForm      = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,63}$`)

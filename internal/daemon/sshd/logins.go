@@ -6,9 +6,10 @@ import (
 	"sync"
 )
 
-// logins holds the connections that have not logged in. When there are too many of a peer, or in
-// total, the oldest one of the peer, or of the peer with the most, is closed for a new one. So a
-// client that does not log in cannot keep others out by holding connections.
+// logins holds the connections that have not logged in. If a peer has too many such connections, a
+// new one replaces the oldest connection of this peer. If all peers together have too many, a new
+// one replaces the oldest connection of the peer that has the most. So a client that does not log
+// in cannot keep others out by holding connections.
 type logins struct {
 	most       int
 	mostOfPeer int

@@ -16,7 +16,8 @@ func (c *closing) Close() error {
 	return nil
 }
 
-// A new connection takes the place of the oldest one of its peer, or of the peer with the most.
+// A new connection replaces the oldest connection of its peer or, if there are too many in total,
+// the oldest connection of the peer that has the most.
 func TestOldestLoginGivesWay(t *testing.T) {
 	l := &logins{most: 5, mostOfPeer: 3}
 	conns := map[string]*closing{}

@@ -132,7 +132,7 @@ func TestSCP(t *testing.T) {
 	same(t, local, to+"/there")
 	output(t, r.openSSH(k, "scp", "-r", "box:"+to+"/there", to+"/back"))
 	same(t, local, to+"/back")
-	// Relative paths begin at the home directory, which the account of the guest has.
+	// Relative paths begin at the home directory of the guest's account.
 	home := strings.TrimSpace(output(t, r.openSSH(k, "ssh", "box", "pwd")))
 	name := fmt.Sprintf("forkd-sshd-test-%d", os.Getpid())
 	defer os.Remove(filepath.Join(home, name))
@@ -185,7 +185,8 @@ ls -l d
 	}
 }
 
-// Editors write parts of files, and several sessions may put the program into the guest at once.
+// Editors write parts of files, and several sessions may put the SFTP server into the guest at the
+// same time.
 func TestSFTPSessions(t *testing.T) {
 	r := start(t, apirig.Options{}, sshd.Limits{})
 	file := filepath.Join(t.TempDir(), "file")
@@ -258,7 +259,7 @@ func TestGit(t *testing.T) {
 	}
 }
 
-// Connections can be shared, as editors do it.
+// Several sessions can share a connection, as those of editors do.
 func TestControlMaster(t *testing.T) {
 	r, k := withKey(t)
 	socket := filepath.Join(t.TempDir(), "c")
@@ -276,7 +277,8 @@ func TestControlMaster(t *testing.T) {
 	}
 }
 
-// A process without a client that reads is stopped by the client's window, and goes on afterwards.
+// If a client does not read, its full window stops the process. The process continues when the
+// client reads again.
 func TestSlowClient(t *testing.T) {
 	r, k := withKey(t)
 	cmd := r.openSSH(k, "ssh", "box", "head -c 30000000 /dev/zero")

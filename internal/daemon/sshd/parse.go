@@ -11,10 +11,10 @@ import (
 	"github.com/forkd/forkd/internal/host/agentclient"
 )
 
-// Bounds of the environment of a session.
+// Bounds of the environment of a session: the number of variables, and their size in bytes.
 const (
 	maxEnv      = 64
-	maxEnvBytes = 32 << 10 // of all names and values
+	maxEnvBytes = 32 << 10 // bytes of all names and values
 )
 
 var (
@@ -134,8 +134,8 @@ func parseSignal(payload []byte) (signal syscall.Signal, ok bool) {
 	return signal, ok
 }
 
-// signalName returns the name of a signal in SSH, such as "KILL". Signals without a name there get
-// one with @forkd at the end.
+// signalName returns the name of a signal in SSH, such as "KILL". A signal without a name in SSH
+// gets a name that ends with @forkd.
 func signalName(signal syscall.Signal) string {
 	for name, s := range signals {
 		if s == signal {

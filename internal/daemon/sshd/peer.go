@@ -43,10 +43,10 @@ func (p *Process) logins(most int) int {
 	return max(1, int(min(uint64(most), p.Memory/2/strangerBytes)))
 }
 
-// processName is the name of the processes.
+// processName is the name of a connection's process.
 const processName = "forkd-ssh"
 
-// logBytes bounds the standard error of a process.
+// logBytes bounds the standard error of a process, in bytes.
 const logBytes = 256 << 10
 
 // oomScore makes the kernel's OOM killer choose these processes before sandboxes and the daemon.
@@ -62,14 +62,15 @@ type peer struct {
 	signs   *rate.Limiter
 }
 
-// Rate of signatures by the host key, for one process. A client needs one for the login, and one for
-// each gigabyte or hour. Further ones wait.
+// Rate of signatures by the host key for one process, per second, and the burst. A client needs one
+// signature for the login, and one for each gigabyte or hour. More signatures have to wait.
 const (
 	signsPerSecond = 1
 	signsAtOnce    = 4
 )
 
-// start starts the process of a connection, which it closes in this process.
+// start starts the process of a connection and passes the connection to it. The daemon closes its
+// own descriptor of the connection.
 func (s *Server) start(conn net.Conn) (*peer, error) {
 	defer conn.Close()
 	tcp, ok := conn.(*net.TCPConn)
@@ -116,8 +117,9 @@ func (s *Server) start(conn net.Conn) (*peer, error) {
 	return p, nil
 }
 
-// Close ends the connection by killing the process. A process that was taken over may have left a
-// descriptor of its end in a message, so the end of the process alone does not end the connection.
+// Close ends the connection by killing the process. If an attacker has taken over the process, a
+// message may contain a descriptor of the process's end of the socket, so the end of the process
+// alone does not end the connection.
 func (p *peer) Close() error {
 	p.Control.Shutdown()
 	return p.process.Kill()
@@ -201,7 +203,7 @@ func (p *peer) sign(ctx context.Context, key ssh.AlgorithmSigner, m *sshproto.Si
 	default:
 		return fmt.Errorf("a hash of %d bytes", len(m.Hash))
 	}
-	if bytes.HasPrefix(m.Hash, []byte("SSHSIG")) { // begins what ssh-keygen -Y signs (PROTOCOL.sshsig)
+	if bytes.HasPrefix(m.Hash, []byte("SSHSIG")) { // the text that ssh-keygen -Y signs begins like this (PROTOCOL.sshsig)
 		return errors.New("no hash, but the text of a signature")
 	}
 	if err := p.signs.Wait(ctx); err != nil {

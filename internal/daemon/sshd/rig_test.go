@@ -35,8 +35,8 @@ func TestMain(m *testing.M) {
 	if os.Getenv(sftpEnv) != "" && os.Getenv(apirig.AgentDirEnv) == "" {
 		os.Exit(sftpd.Main())
 	}
-	// If this process ignores SIGHUP, as under nohup, its children would ignore it too, unless it has a
-	// handler.
+	// If this process ignores SIGHUP, as under nohup, its children would ignore the signal too.
+	// They do not if this process has a handler.
 	signal.Notify(make(chan os.Signal, 1), unix.SIGHUP)
 	apirig.Main(cleaned{m}, agent.Main)
 }
@@ -45,7 +45,7 @@ func TestMain(m *testing.M) {
 type rig struct {
 	*apirig.Rig
 	t        *testing.T
-	id       string // of a sandbox
+	id       string // id of a sandbox
 	programs string // directory of the guests' SFTP server
 }
 

@@ -22,7 +22,7 @@ type session struct {
 
 	mu sync.Mutex
 	// +checklocks:mu
-	size *agentclient.Size // of the terminal; nil: the process has none
+	size *agentclient.Size // size of the terminal; nil: the process has no terminal
 
 	running chan struct{} // closed when process is set
 	process *agentclient.Process
@@ -73,8 +73,8 @@ func (c *client) session(ctx context.Context, id uint32) {
 	c.ended(kind.kind, "/"+kind.kind, begun, err)
 }
 
-// requests answers the requests of a session until the client closes the channel. The first request
-// for a process is sent to started.
+// requests answers the requests of a session until the client closes the channel. It sends the
+// first request for a process to the channel started.
 func (s *session) requests(ctx context.Context, started chan<- start) {
 	begun := false
 	for r := range s.channel.requests {
@@ -148,7 +148,7 @@ func (s *session) control(ctx context.Context, f func(context.Context) error) {
 }
 
 // shellArgs returns the arguments that run a command with the login shell of the account, as sshd
-// does. Without a command it is a login shell. The account's name is in $USER.
+// does. If command is empty, they start a login shell. The account's name is in $USER.
 func shellArgs(command string) []string {
 	const script = `forkd_shell=
 while IFS=: read -r forkd_name _ _ _ _ _ forkd_path; do
@@ -172,7 +172,7 @@ func (s *session) run(ctx context.Context, st start) error {
 		return err
 	})
 	if cause := context.Cause(ctx); err != nil && cause != nil {
-		err = cause // err may be only a consequence
+		err = cause // err may be only a consequence of cause
 	}
 	switch {
 	case err != nil:
@@ -192,7 +192,7 @@ func (s *session) run(ctx context.Context, st start) error {
 	return err
 }
 
-// Exit codes that are not of the process. The first is ssh's own code for errors.
+// Exit codes that do not come from the process. exitFailed is ssh's own code for errors.
 const (
 	exitFailed        = 255
 	exitNotExecutable = 126
@@ -238,7 +238,7 @@ func (s *session) feed(ctx context.Context) {
 	for buf := make([]byte, inputChunk); ; {
 		n, err := s.channel.Read(buf)
 		if n > 0 && s.process.Input(ctx, buf[:n]) != nil {
-			_, _ = io.Copy(io.Discard, s.channel) // the process reads no more; this ends with the channel
+			_, _ = io.Copy(io.Discard, s.channel) // the process reads no more; the copy ends with the channel
 			return
 		}
 		if err != nil {

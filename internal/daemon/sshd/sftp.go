@@ -14,13 +14,13 @@ import (
 	"github.com/forkd/forkd/internal/host/agentclient"
 )
 
-// ProgramDir is the directory of Program in a guest. It is on tmpfs, so the program is no part of the
-// guest's disk.
+// ProgramDir is the directory of Program in a guest. It is on tmpfs, so the program is no part of
+// the guest's disk.
 const ProgramDir = "/run/forkd"
 
-// Program is the SFTP server. It is put into a guest with the guest's first SFTP session, and runs there
-// as the account of the session. So the daemon parses no SFTP, and guests of older snapshots have the
-// same program as others.
+// Program is the SFTP server. The daemon puts it into a guest for the guest's first SFTP session,
+// and runs it as the account of the session. So the daemon parses no SFTP, and guests of older
+// snapshots have the same program as other guests.
 type Program struct {
 	dir  string
 	file func() (programFile, error)
@@ -32,7 +32,8 @@ type programFile struct {
 	archive []byte // tar archive with the program as "sftp"
 }
 
-// NewProgram returns a Program that is put into the directory dir of guests. open returns its file.
+// NewProgram returns a Program that is put into the directory dir of guests. The function open
+// returns the content of its file.
 func NewProgram(dir string, open func() ([]byte, error)) Program {
 	return Program{dir, sync.OnceValues(func() (f programFile, err error) {
 		content, err := open()
@@ -49,8 +50,9 @@ func NewProgram(dir string, open func() ([]byte, error)) Program {
 	})}
 }
 
-// place returns the path of the program in a guest, after putting it there if it is missing. The
-// guest may replace it: what runs there has no rights that other processes of the guest do not have.
+// place returns the path of the program in a guest. If the program is missing there, place puts it
+// there. The guest may replace the program. This is harmless, because the program has no rights
+// that other processes of the guest do not have.
 func (p Program) place(ctx context.Context, guest *agentclient.Client) (string, error) {
 	f, err := p.file()
 	if err != nil {

@@ -6,11 +6,12 @@
 // (package auth). There are no passwords, no forwarding of agents or of X11, and no listeners for
 // clients. The package parses no SFTP: a program in the sandbox does (internal/guest/sftpd).
 //
-// It parses no SSH either, except for the payloads of requests. Each connection has a process of its
-// own for that, forkd-ssh (internal/sshmux), in a jail and with a bound for its memory. This package
-// makes all decisions. So hostile input costs only the process of the client that has sent it: its
-// memory is not the daemon's, and the daemon reads no more than its bounded messages (package
-// sshproto). A process that does not follow the protocol is killed.
+// The package parses no SSH either, except for the payloads of requests. Each connection has a
+// process of its own that parses SSH: forkd-ssh (internal/sshmux), which runs in a jail and with a
+// memory limit. This package makes all decisions. So hostile input harms only the process of the
+// client that has sent the input. It takes no memory of the daemon, which reads only the bounded
+// messages of the process (package sshproto). A process that does not follow the protocol is
+// killed.
 //
 // Clients are not trusted before they have logged in, and not much afterwards: see Limits. An
 // unknown client learns neither which keys nor which sandboxes exist.
@@ -42,8 +43,8 @@ type Counter interface {
 	SSHConnected(change int) // change of the number of clients that have logged in
 	SSHLogin(result string)  // "ok", "refused" or "busy"
 	SSHSessionBegun()
-	// kind is "shell", "exec", "sftp", "forward" or, for a session without a process, "none"; outcome is
-	// "ok", "client" or "failed".
+	// kind is "shell", "exec", "sftp", "forward" or, for a session without a process, "none";
+	// outcome is "ok", "client" or "failed".
 	SSHSessionEnded(kind, outcome string, took time.Duration)
 	SSHOutOfMemory() // a process of a connection has ended, because it or all together need too much memory
 }
@@ -56,10 +57,11 @@ type Limits struct {
 	Logins, LoginsPerPeer int
 	Login                 time.Duration // time to log in, and for a session to get its command; 20 seconds
 	Clients               int           // connections that have logged in; one principal may have three quarters; 256
-	// Channels of all connections and of one. One principal may have three quarters; 256, 32.
+	// Channels of all connections and of one. One principal may have three quarters of all
+	// channels; 256, 32.
 	Channels, ChannelsPerClient int
-	Keepalive                   time.Duration // interval of questions whether the client still answers; 30 seconds
-	Closing                     time.Duration // time for a client to agree to the end of a channel; 10 seconds
+	Keepalive                   time.Duration // interval of checks whether the client still answers; 30 seconds
+	Closing                     time.Duration // time for a client to close a channel after the daemon; 10 seconds
 }
 
 func (l Limits) withDefaults() Limits {
@@ -82,7 +84,7 @@ func (l Limits) withDefaults() Limits {
 	return l
 }
 
-// maxAttempts bounds the keys that a client may try. It is OpenSSH's number.
+// maxAttempts bounds the number of keys that a client may try. OpenSSH has the same bound.
 const maxAttempts = 6
 
 // Config configures a Server.
@@ -159,8 +161,8 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	}
 }
 
-// maxStarts bounds the processes that start at a time. Other connections wait in the listener's queue,
-// so strangers can only use a part of the host's CPU time for starts.
+// maxStarts bounds the processes that start at a time. Other connections wait in the listener's
+// queue, so strangers can only use a part of the host's CPU time for starts.
 const maxStarts = 4
 
 // acceptPause is the time without accepting connections after an error.
@@ -202,9 +204,9 @@ func (s *Server) serve(ctx context.Context, p *peer, a *attempt, remote string) 
 	}
 }
 
-// admit waits until a client may log in, which it does not tell the client yet. It returns nil if the
-// connection has ended first. The result known says that a known principal has been refused. admit adds
-// the login to the entry.
+// admit waits until a client has proved that it may log in. It does not yet tell the client that it
+// may. It returns nil if the connection ends before. The result known is true if a known principal
+// has been refused. admit adds the login to entry.
 func (s *Server) admit(ctx context.Context, p *peer, entry *audit.Entry) (admitted *login, known bool) {
 	for tries := 0; tries < maxAttempts; {
 		m, err := p.Receive()
@@ -228,7 +230,7 @@ func (s *Server) admit(ctx context.Context, p *peer, entry *audit.Entry) (admitt
 				return l, known
 			}
 			answer := &sshproto.Admit{}
-			if l != nil { // each attempt of a known principal has a line, as each of its requests
+			if l != nil { // each attempt of a known principal has an audit line, like each of its requests
 				known = true
 				s.audit(e, err)
 				answer.Banner = "forkd: " + err.Error() + "\r\n"

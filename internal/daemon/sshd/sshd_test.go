@@ -101,7 +101,7 @@ func TestTerminal(t *testing.T) {
 	fmt.Fprintln(in, "a line")
 	eventually(t, "the line", out.has("got a line\r\n"))
 	eventually(t, "the new size", func() bool {
-		fmt.Fprintln(in) // a shell that begins to read as the signal arrives runs the trap after the line
+		fmt.Fprintln(in) // if the signal arrives while the shell begins to read, the trap runs only after a line
 		return out.has("changed 44 99\r\n")()
 	})
 	in.Close() // sends Ctrl-D
@@ -156,7 +156,7 @@ func TestSignal(t *testing.T) {
 	}
 }
 
-// The process of a client that leaves is hung up, but not what it has left in the background.
+// If a client leaves, its process is hung up. Processes in the background continue.
 func TestClientLeaves(t *testing.T) {
 	r := start(t, apirig.Options{}, sshd.Limits{})
 	dir := t.TempDir()
@@ -232,7 +232,7 @@ func TestForward(t *testing.T) {
 	}
 }
 
-// The end of a sandbox's state ends its sessions, with a message.
+// If a sandbox is deleted, suspended or rolled back, its sessions end with a message.
 func TestCutOff(t *testing.T) {
 	for name, cut := range map[string]func(*rig) error{
 		"deleted":     func(r *rig) error { return r.Kill(t.Context(), r.id) },
@@ -264,7 +264,8 @@ func TestSuspendedSandbox(t *testing.T) {
 	if err != nil || suspended.State != "suspended" {
 		t.Fatal(suspended, err)
 	}
-	// A sandbox that its owner has suspended stays so: only idle ones are resumed by use.
+	// A sandbox that its owner has suspended stays suspended. A session resumes only a sandbox that
+	// was suspended because it was idle.
 	s := r.session(c)
 	var stderr bytes.Buffer
 	s.Stderr = &stderr
@@ -273,8 +274,8 @@ func TestSuspendedSandbox(t *testing.T) {
 	}
 }
 
-// A sandbox that was suspended because it was idle is resumed by a session, and stays in use while the
-// session lasts.
+// A sandbox that was suspended because it was idle is resumed by a session, and stays in use while
+// the session lasts.
 func TestWake(t *testing.T) {
 	r := start(t, apirig.Options{}, sshd.Limits{})
 	r.id = r.fork(client.ForkRequest{IdleTimeoutSecs: 1})
@@ -314,7 +315,7 @@ func TestStop(t *testing.T) {
 		t.Error("the server does not stop")
 	}
 	list, err := r.Processes(t.Context(), r.id)
-	if err != nil || len(list) != 1 { // it ignores SIGHUP, and is not killed
+	if err != nil || len(list) != 1 { // the process ignores SIGHUP, and the daemon does not kill it
 		t.Errorf("%v, %v", list, err)
 	}
 }

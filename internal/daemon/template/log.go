@@ -54,7 +54,7 @@ func (l *Log) add(level, step, message string) {
 	l.entries = append(l.entries, Entry{time.Now().UTC(), level, step, message})
 }
 
-// From returns entries beginning with index n, at most the given number.
+// From returns at most the given number of entries, beginning with index n.
 func (l *Log) From(n, most int) []Entry {
 	l.mu.Lock()
 	defer l.mu.Unlock()

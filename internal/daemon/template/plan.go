@@ -33,7 +33,8 @@ type Step struct {
 	Force     bool     `json:"force"`     // run this step and the later steps even if their snapshots exist
 }
 
-// maxSteps is the maximum number of steps of a template. The reader adds a few steps for the plan.
+// maxSteps is the maximum number of steps of a template. A reader adds a few steps of its own to
+// the plan.
 const maxSteps = plan.MaxSteps - 10
 
 func (p *Plan) check(template string) error {

@@ -34,7 +34,7 @@ const loginShell = `shell=/bin/sh; [ ! -x /bin/bash ] || shell=/bin/bash; exec "
 // from 1. The number is 0 for steps that the reader adds at the beginning and the end.
 type reader struct {
 	from  Plan
-	files []plan.File // files of the uploaded archives, each below its archive's hash; sorted by path
+	files []plan.File // files of the uploaded archives; an archive's hash begins the paths of its files; sorted by path
 	plan  plan.Plan
 
 	words    *dockerfile.Expander
@@ -226,7 +226,7 @@ func (r *reader) source(s *Step) (plan.Source, error) {
 	return plan.Source{Files: r.files[i : i+1], Strip: len(name) - len(path.Base(name))}, r.count(1)
 }
 
-// The method returns the entries of the archives that are in a directory and its subdirectories.
+// below returns the entries of the archives that are in dir and its subdirectories.
 func (r *reader) below(dir string) (plan.Source, error) {
 	files := r.files[r.search(dir+"/"):r.search(dir+"0")] // '0' is the byte after '/'
 	return plan.Source{Dir: true, Files: files, Strip: len(dir) + 1}, r.count(len(files))

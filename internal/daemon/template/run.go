@@ -151,8 +151,8 @@ func (w *work) Planned(p *plan.Plan) {
 	w.steps = p.Steps
 }
 
-// The method returns a step of the plan and its name in the log. Before the plan is made, the only
-// step is the base.
+// at returns the step with the given number, and its name in the log. Before the plan is made, the
+// only step is the base.
 func (w *work) at(number int) (label string, s plan.Step) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

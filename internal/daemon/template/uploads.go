@@ -20,7 +20,7 @@ const (
 	maxArchive  = 4 << 30  // bytes of one archive
 	maxOfClient = 8 << 30  // bytes of all archives of one client
 	maxArchives = 16 << 30 // bytes of all archives
-	maxFiles    = maxSteps // number of archives of one build; empty ones count
+	maxFiles    = maxSteps // number of archives of one build; empty archives count too
 	keepFree    = 1 << 30  // free disk space that archives must leave
 )
 

@@ -42,7 +42,7 @@ func (a *api) apply(w http.ResponseWriter, r *http.Request) error {
 	share := face.ShareOf(r)
 	for i, e := range res.Entries {
 		f := applyFile(e)
-		res.Entries[i] = nil // its text is copied
+		res.Entries[i] = nil // f has a copy of its text
 		if share.Keep(200+quotedLen(f.Path)+len(f.PathBase64)) != nil {
 			break // the changes may have been made, so the answer only omits files
 		}
@@ -50,7 +50,7 @@ func (a *api) apply(w http.ResponseWriter, r *http.Request) error {
 	}
 	all := res.Added + res.Changed + res.Deleted
 	if ask.Prefer != diffproto.PreferFrom {
-		all += res.Conflicts // which are no changes then
+		all += res.Conflicts // then they do not count as changes, but are in the list
 	}
 	out.Omitted = all > uint64(len(out.Files))
 	if res.Conflicts > 0 && req.Prefer == "" && !req.DryRun {
@@ -60,7 +60,8 @@ func (a *api) apply(w http.ResponseWriter, r *http.Request) error {
 	return face.WriteJSON(w, r, http.StatusOK, out)
 }
 
-// Bounds of the conflicts in an error. Clients read at most 1 MiB of an error.
+// Maximum number of conflicts in an error, and their maximum size in bytes. Clients read at most 1
+// MiB of an error.
 const (
 	maxConflicts     = applyFiles
 	maxConflictBytes = 512 << 10

@@ -22,7 +22,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/diffproto"
 )
 
-// applier is a guest that freezes its file system when it is asked to, and keeps the archives that it receives.
+// applier is a guest that freezes its file system when it is asked to, and keeps the archives that
+// it receives.
 type applier struct {
 	mu       sync.Mutex
 	status   int
@@ -190,7 +191,8 @@ func TestApplyRefuses(t *testing.T) {
 	left(t, r, 1, 2)
 }
 
-// If the archive breaks off, the guest receives no end of it. So it applies nothing.
+// If the archive breaks off, the guest does not receive the end of the archive, and so applies
+// nothing.
 func TestApplyOfAHostileDisk(t *testing.T) {
 	guest := &applier{status: http.StatusOK, answer: `{"files":1}`}
 	r := start(t, apirig.Options{Guest: guest, Diff: func(_ *vmfake.VMM, c net.Conn) {
@@ -213,7 +215,8 @@ func TestApplyOfAHostileDisk(t *testing.T) {
 	left(t, r, 1, 1)
 }
 
-// A client can apply only what it sees, to a sandbox that it may run.
+// A client can apply only changes of sandboxes and snapshots that it sees, and only to a sandbox
+// that it may use.
 func TestApplyOfOtherClients(t *testing.T) {
 	team := func(name string, prefix owner.Prefix) auth.Token {
 		return auth.Token{Name: name, Scope: auth.Run, Prefix: prefix}

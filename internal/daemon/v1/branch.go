@@ -71,7 +71,7 @@ func (a *api) branch(w http.ResponseWriter, r *http.Request) error {
 	start := time.Now()
 	res, err := a.view(r).Branch(r.Context(), r.PathValue("id"), sandbox.BranchRequest{
 		Tag: req.Tag, Mode: mode, ParentTag: req.ParentTag, Labels: req.Labels,
-		// Other modes are complete when the sandbox runs again, or soon afterwards.
+		// Branches in other modes are complete when the sandbox runs again, or soon afterwards.
 		NoWait: mode == vm.BranchLive && req.Wait != nil && !*req.Wait,
 	})
 	a.Traces.Branch(r, start, r.PathValue("id"), res, err)

@@ -49,7 +49,7 @@ func request(t *testing.T, method, url, body string) (int, map[string]any) {
 	return resp.StatusCode, answer
 }
 
-// Requests of forkd 0.5 have the same effect as before.
+// Requests in the form of forkd 0.5 have the same effect as in forkd 0.5.
 func TestBranchRequests(t *testing.T) {
 	_, url, id := forked(t)
 	path := url + "/v1/sandboxes/" + id + "/branch"

@@ -22,7 +22,7 @@ import (
 	"github.com/forkd/forkd/internal/treetar"
 )
 
-// Bounds on a build's archive, in bytes.
+// Maximum sizes, in bytes, of a build's archive, and of the first file in the archive.
 const (
 	maxBuildArchive = 9 << 30
 	maxBuildFile    = 4 << 20

@@ -46,7 +46,7 @@ func TestAnEmptyAnswerFailsTheStep(t *testing.T) {
 	if os.Getenv(hostileShellEnv) == "" {
 		cmd := exec.Command(self, "-test.run", "^"+t.Name()+"$")
 		cmd.Env = append(os.Environ(), hostileShellEnv+"=1")
-		cmd.WaitDelay = time.Second // orphaned agents keep its output open until the process group is killed
+		cmd.WaitDelay = time.Second // orphaned agents keep the output of cmd open until the process group is killed
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 		out, err := cmd.CombinedOutput()
 		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)

@@ -221,7 +221,7 @@ func (d *mortalDaemon) hasNoLeftovers(t *testing.T, dir string) {
 const mortalSteps = 11 // steps of the Dockerfile below, including its two base images
 
 // mortalBuild returns a build request and the files of its context. The stages of the build write
-// to the directory of the host with the given path.
+// to a directory of the host, whose path is work.
 func mortalBuild(work string) (client.BuildRequest, map[string]string) {
 	text := strings.NewReplacer("IMAGE", apirig.Image, "@", work).Replace(`FROM IMAGE AS one
 WORKDIR @/work
@@ -253,8 +253,9 @@ func stepsIn(log, state string) (steps []int) {
 	return steps
 }
 
-// deathsApart returns how many events later than the previous daemon each daemon is killed, within
-// a step. The result is 1 if FORKD_TEST_EVERY_DEATH is set, which makes the test take minutes.
+// deathsApart returns the number of events between two deaths in a step: each daemon is killed this
+// many events later than the daemon before it. If FORKD_TEST_EVERY_DEATH is set, the result is 1,
+// and the test takes minutes.
 func deathsApart() int {
 	if os.Getenv("FORKD_TEST_EVERY_DEATH") != "" {
 		return 1
@@ -294,8 +295,8 @@ limits: {cpus: 0.5}
 }
 
 // diesInEveryStep executes a build with the given number of steps, and kills daemons in every step.
-// It gets the build from request. The second argument of that function is the directory of the host
-// in which the guests work.
+// The function request returns the build. Its argument work is the directory of the host in which
+// the guests work.
 func diesInEveryStep(t *testing.T, number int, request func(root, work string) (client.BuildRequest,
 	map[string]string)) {
 	root, err := os.MkdirTemp("/var/tmp", "fkm") // a recipe has no files below /tmp
@@ -402,8 +403,8 @@ func diesInEveryStep(t *testing.T, number int, request func(root, work string) (
 	d.dropAll(t, dir)
 }
 
-// dropAll removes all snapshots without force, which fails if a snapshot is in use, and checks that
-// no layer remains.
+// dropAll removes all snapshots, and checks that no layer remains. It does not use force, so it
+// fails if a snapshot is in use.
 func (d *mortalDaemon) dropAll(t *testing.T, dir string) {
 	t.Helper()
 	list, err := d.Snapshots(t.Context())

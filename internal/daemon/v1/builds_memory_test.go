@@ -15,7 +15,7 @@ import (
 )
 
 // kept returns a letter for each snapshot of a step, in the order of creation: "m" if it has
-// memory, or "d".
+// memory, or "d" if it has only a disk.
 func kept(t *testing.T, r *apirig.Rig) (text string) {
 	t.Helper()
 	list, err := r.Snapshots(t.Context())

@@ -19,7 +19,8 @@ func (unobserved) Planned(*plan.Plan)              {}
 func (unobserved) Step(int, string, time.Duration) {}
 func (unobserved) Output(int, string)              {}
 
-// While a client waits for a builder VM, another client that has a builder VM can make the same image.
+// While a client waits for a builder VM, another client that has a builder VM can make the same
+// image.
 func TestAWaitingClientKeepsNoImage(t *testing.T) {
 	r := start(t, apirig.Options{})
 	cfg := r.Plans

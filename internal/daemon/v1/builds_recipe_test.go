@@ -172,7 +172,8 @@ func TestTheWarmUpOfARecipeHasNoNetwork(t *testing.T) {
 	}
 }
 
-// The error for a wrong recipe or request names the field. The error for a failed step names the step.
+// The error for a wrong recipe or request names the field. The error for a failed step names the
+// step.
 func TestErrorsOfRecipes(t *testing.T) {
 	r := start(t, apirig.Options{})
 	const head = "name: made\nbase: debian:bookworm\n"

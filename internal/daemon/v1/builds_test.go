@@ -19,8 +19,8 @@ import (
 	"github.com/forkd/forkd/internal/apirig"
 )
 
-// built runs a build. It returns the result and a log with a line for each event. The faked guests of the
-// build use the host's file system.
+// built runs a build. It returns the result and a log with a line for each event. The faked guests
+// of the build use the host's file system.
 func built(
 	t *testing.T,
 	cl *client.Client,
@@ -294,7 +294,7 @@ func TestStepsAreBounded(t *testing.T) {
 			t.Errorf("%d steps are left of %d", n, c.kept)
 		}
 	}
-	req.Dockerfile += "RUN true 4\n" // builds on the last step, which still exists; the first one is not needed
+	req.Dockerfile += "RUN true 4\n" // builds on the last step, which still exists; the first step is not needed
 	if res, log, err := built(t, r.Client, req, nil); err != nil || res.Run != 2 || res.Cached != 4 {
 		t.Errorf("after the first step has gone: %+v, %v\n%s", res, err, log)
 	}
@@ -383,7 +383,7 @@ func TestStepsOfARunningBuildAreKept(t *testing.T) {
 			t.Fatal("the build does not come to its second command")
 		}
 	}
-	r.Steps.Trim(0) // another build does the same at its end, with 256
+	r.Steps.Trim(0) // another build does the same at its end, but keeps 256 steps
 	if got := kept(t, r); got != "m" {
 		t.Errorf("while the build runs its steps are %q", got)
 	}

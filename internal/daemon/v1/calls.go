@@ -29,8 +29,8 @@ func listed[M, T any](f func(*http.Request) (list[M, T], error)) face.Handler {
 	}
 }
 
-// described calls describe to convert an operation's result, and returns the operation's error
-// unchanged.
+// described returns a function that converts the result of an operation by calling describe, and
+// returns the operation's error unchanged.
 func described[M, T any](describe func(M) T) func(M, error) (T, error) {
 	return func(m M, err error) (t T, _ error) {
 		if err != nil {

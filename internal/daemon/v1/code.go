@@ -43,7 +43,7 @@ func (a *api) runCode(w http.ResponseWriter, r *http.Request) error {
 		return err
 	})
 	if err == nil && end.TimedOut {
-		err = a.paused(r, r.PathValue("id"), op) // a paused sandbox is reported as such, not as slow code
+		err = a.paused(r, r.PathValue("id"), op) // the error says that the sandbox is paused, not that the code is slow
 	}
 	stop()
 	if err != nil && !out.hasBegun() {

@@ -19,7 +19,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/diffproto"
 )
 
-// Defaults of a comparison.
+// Default bounds of the answer to a comparison: the number of files, and the size of all patches.
 const (
 	diffFiles = 10_000
 	diffPatch = 1 << 20 // bytes
@@ -52,7 +52,7 @@ func (a *api) diff(w http.ResponseWriter, r *http.Request) error {
 	share := face.ShareOf(r)
 	for i, e := range res.Entries {
 		f := diffFile(e, ask.Patch)
-		res.Entries[i] = nil // its text is copied
+		res.Entries[i] = nil // f has a copy of its text
 		if err := share.Keep(heldBy(&f)); err != nil {
 			return err
 		}

@@ -96,7 +96,7 @@ added "/�\n" L/8K <nil> &{Type:symlink Mode:511 UID:0 GID:0 Size:1 Target:�}
 	left(t, r, 1, 1)
 }
 
-// The function checks how many snapshots and sandboxes exist, and that no VM of a comparison runs.
+// left checks how many snapshots and sandboxes exist, and that no VM of a comparison runs.
 func left(t *testing.T, r *apirig.Rig, snapshots, sandboxes int) {
 	t.Helper()
 	r.Store.Quiesce()

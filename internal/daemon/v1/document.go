@@ -184,8 +184,8 @@ func (d *page) Answer(m message) message {
 
 func nameOf(ref string) string { return ref[strings.LastIndexByte(ref, '/')+1:] }
 
-// Link returns the name of the schema that s refers to, or that the schema of the items of s refers
-// to.
+// Link returns the name of the schema that s refers to. If s is a list, Link returns the name of
+// the schema that its items refer to.
 func (s schema) Link() string {
 	if s.Items != nil {
 		return s.Items.Link()

@@ -67,7 +67,7 @@ func (a *api) events(w http.ResponseWriter, r *http.Request) error {
 		case ctx.Err() != nil:
 			return nil
 		case errors.Is(err, context.DeadlineExceeded):
-			// The new position is after events that the filter excludes.
+			// The new position is after the events that the filter has excluded.
 			err = out.Text("id: " + follower.Place() + "\n\n")
 		case missed:
 			err = out.Send(follower.Place(), apiv1.EventMissed, apiv1.Event{ID: follower.Place(), Time: time.Now().UTC(),

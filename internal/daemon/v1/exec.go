@@ -34,8 +34,8 @@ func (a *api) onGuest(ctx context.Context, r *http.Request, op string,
 	})
 }
 
-// The function reports whether a request changes neither files nor processes of a sandbox. A
-// WebSocket begins with a GET, but its messages may change files and processes.
+// looks reports whether a request changes neither files nor processes of a sandbox. A WebSocket
+// begins with a GET, but its messages may change files and processes.
 func looks(r *http.Request) bool {
 	reads := r.Method == http.MethodGet || r.Method == http.MethodHead
 	return reads && r.Header.Get("Upgrade") == "" || strings.HasSuffix(r.Pattern, "/ping")

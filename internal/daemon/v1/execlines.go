@@ -12,8 +12,8 @@ import (
 	"github.com/forkd/forkd/internal/host/agentclient"
 )
 
-// output receives the output of a command. Its functions are called from one goroutine. If one of
-// them returns an error, the call ends.
+// output receives the output of a command. Its functions are called from one goroutine. If a
+// function returns an error, the follower ends.
 type output struct {
 	started func(*agentclient.Process) error
 	data    func(agentclient.Stream, []byte) error

@@ -80,7 +80,8 @@ func (a *api) serveSocket(w http.ResponseWriter, r *http.Request, op string,
 		work.Go(func() { s.feed(ctx) })
 		work.Go(func() { s.keepAlive(ctx) })
 		res, err = a.runOn(ctx, r, op, func(ctx context.Context, guest *agentclient.Client) (agentclient.ExecResult, error) {
-			// When ctx has ended, writes to a client that no longer receives fail after this time.
+			// When ctx has ended, a write to a client that no longer receives fails after
+			// Limits.Stall.
 			defer context.AfterFunc(ctx, func() { time.AfterFunc(a.Face.Limits.Stall, die) })()
 			return follow(ctx, guest, output{started: s.started, data: s.output})
 		})
@@ -108,7 +109,7 @@ func (a *api) serveSocket(w http.ResponseWriter, r *http.Request, op string,
 // socket is the connection between a client and a command.
 type socket struct {
 	ws   *websocket.Conn
-	life context.Context // context of the connection; the end of the command is still sent on it
+	life context.Context // context of the connection; after the command has ended, its result is sent with this context
 	idle time.Duration   // maximum time for which the client may receive nothing
 
 	keepalive time.Duration // interval; shorter than the idle timeout of proxies, which is often a minute

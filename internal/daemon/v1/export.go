@@ -10,8 +10,8 @@ import (
 	"github.com/forkd/forkd/internal/host/vmpool"
 )
 
-// export compares two snapshots or sandboxes, and answers with a tar archive of the files that differ. The
-// comparison happens first, so its errors have a status.
+// export compares two snapshots or sandboxes, and answers with a tar archive of the files that
+// differ. The comparison happens first, so its errors determine the HTTP status.
 func (a *api) export(w http.ResponseWriter, r *http.Request) error {
 	var req apiv1.ExportRequest
 	if err := face.ReadJSON(w, r, &req); err != nil {

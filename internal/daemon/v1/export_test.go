@@ -72,8 +72,8 @@ func TestExport(t *testing.T) {
 	left(t, r, 1, 1)
 }
 
-// If the VM refuses, the client receives no archive. If the VM fails in the middle of the archive,
-// or sends other data, the client receives an archive without an end, or an error.
+// If the VM refuses the comparison, the client receives no archive. If the VM fails in the middle
+// of the archive, or sends other data, the client receives an archive without an end, or an error.
 func TestExportOfHostileDisks(t *testing.T) {
 	for name, c := range map[string]struct {
 		guest  func(net.Conn)

@@ -35,8 +35,8 @@ func (a *api) packSnapshot(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// unpackSnapshot publishes the snapshot in an archive. It answers with the progress as lines of JSON. If the
-// client disconnects before the end, no snapshot is made.
+// unpackSnapshot publishes the snapshot in an archive. It answers with the progress as lines of
+// JSON. If the client disconnects before the end, no snapshot is made.
 func (a *api) unpackSnapshot(w http.ResponseWriter, r *http.Request) error {
 	begin, q := time.Now(), r.URL.Query()
 	view, tag, signature := a.view(r), q.Get(apiv1.UnpackTag), q.Get(apiv1.UnpackSignature)
@@ -68,8 +68,8 @@ func (a *api) unpackSnapshot(w http.ResponseWriter, r *http.Request) error {
 	})
 }
 
-// pushSnapshot writes a snapshot to a registry. It answers with the progress as lines of JSON. If the client
-// disconnects before the end, the registry gets no tag.
+// pushSnapshot writes a snapshot to a registry. It answers with the progress as lines of JSON. If
+// the client disconnects before the end, the registry gets no tag.
 func (a *api) pushSnapshot(w http.ResponseWriter, r *http.Request) error {
 	begin, tag := time.Now(), r.PathValue("tag")
 	var ask apiv1.PushRequest
@@ -94,7 +94,7 @@ func (a *api) pushSnapshot(w http.ResponseWriter, r *http.Request) error {
 	})
 }
 
-// pullSnapshot makes a snapshot of one in a registry. It answers like unpackSnapshot.
+// pullSnapshot makes a snapshot from a snapshot in a registry. It answers like unpackSnapshot.
 func (a *api) pullSnapshot(w http.ResponseWriter, r *http.Request) error {
 	begin := time.Now()
 	var ask apiv1.PullRequest
@@ -153,8 +153,8 @@ func (a *api) findSnapshot(r *http.Request, ask *apiv1.FindRequest) (out apiv1.R
 	return out, nil
 }
 
-// remoteOf returns the place of a snapshot in a registry. Credentials for another registry than that of the
-// reference are refused, because they are probably a mistake.
+// remoteOf returns the place of a snapshot in a registry. Credentials for a registry other than the
+// reference's registry are refused, because they are probably a mistake.
 func remoteOf(reference string, auths map[string]apiv1.RegistryAuth) (hub.Remote, error) {
 	r, err := hub.ParseRemote(reference)
 	if err != nil {
@@ -207,7 +207,8 @@ func (a *api) verifySignature(r *http.Request, ask *apiv1.SignatureRequest) (out
 	return apiv1.Signature{Reference: at.At(d.String()), Digest: d.String(), SignedBy: k.Name, KeyDigest: k.ID()}, nil
 }
 
-// moved runs a movement of a snapshot and sends its progress and its result.
+// moved calls run, which unpacks, pushes or pulls a snapshot, and sends the progress and the result
+// to the client.
 func (a *api) moved(w http.ResponseWriter, r *http.Request,
 	run func(context.Context, func(hub.Progress)) (apiv1.HubResult, error),
 ) error {

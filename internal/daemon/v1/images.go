@@ -148,16 +148,15 @@ func (a *api) pruneImages(r *http.Request) (out apiv1.PrunedImages, err error) {
 	return out, err
 }
 
-// How long an image must be unused before it may be removed: the default, and the maximum in a
-// request.
+// Default and maximum of the time that an image must be unused before it may be removed.
 const (
 	defaultUnused = 24 * time.Hour
 	maxUnused     = 100 * 365 * 24 * time.Hour
 )
 
-// baseImages returns the images that snapshots are based on, and as unclear the tags of snapshots
-// whose image is not known. Such a snapshot may need any image: it is being made or replaced, or
-// the snapshot or the record of its image is damaged.
+// baseImages returns the images that snapshots are based on (inUse), and the tags of snapshots
+// whose image is not known (unclear). Such a snapshot may need any image: it is being made or
+// replaced, or the snapshot or the record of its image is damaged.
 func (a *api) baseImages(r *http.Request) (inUse, unclear []string) {
 	view := a.view(r)
 	for _, i := range view.Snapshots() {

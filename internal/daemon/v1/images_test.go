@@ -32,7 +32,7 @@ func layerOf(t *testing.T, layer string) *bytes.Buffer {
 	return &stream
 }
 
-// The function stands in for a builder VM that expects the layer "content".
+// unpacks stands in for a builder VM that expects the layer "content".
 func unpacks(stream io.Reader) error {
 	r := imageproto.NewReader(stream)
 	if _, err := r.Header(); err != nil {
@@ -181,8 +181,8 @@ func TestClientsThatLeaveWhileTheySendAnImage(t *testing.T) {
 	nothingOfDisks(t, r)
 }
 
-// The VM and the disk are also removed if the client leaves while the VM reads nothing, or while the client
-// waits for a VM.
+// The VM and the disk are also removed if the client leaves while the VM reads nothing, or while
+// the client waits for a VM.
 func TestClientsThatLeaveWhileNothingIsRead(t *testing.T) {
 	begun, release := make(chan struct{}, 1), make(chan struct{})
 	r := start(t, apirig.Options{Unpack: func(io.Reader) error {
@@ -226,8 +226,8 @@ func TestDisksNeedKVM(t *testing.T) {
 	}
 }
 
-// An image is not removed while a bake that uses it waits, or while it is unknown which image a snapshot
-// needs.
+// An image is not removed while a bake that uses it waits, or while it is unknown which image a
+// snapshot needs.
 func TestPruneKeepsWhatMayBeNeeded(t *testing.T) {
 	r := start(t, apirig.Options{})
 	dir := filepath.Join(r.Cache, "images", strings.Repeat("a", 32))
@@ -259,8 +259,8 @@ func TestPruneKeepsWhatMayBeNeeded(t *testing.T) {
 	}
 }
 
-// Clients can list the daemon's image cache, and remove the images that no build has used for a time. An
-// image that a snapshot is based on stays.
+// Clients can list the daemon's image cache, and remove the images that no build has used for a
+// time. An image that a snapshot is based on stays.
 func TestImageCache(t *testing.T) {
 	r := start(t, apirig.Options{Tokens: []auth.Token{{Name: "runner", Scope: auth.Run}}})
 	images := filepath.Join(r.Cache, "images")

@@ -106,7 +106,8 @@ func TestAnUploadThatStandsStillEnds(t *testing.T) {
 	}
 }
 
-// stuckWriter blocks its first write until it is done.
+// stuckWriter closes begun at its first write, and fails this write as soon as the test closes
+// done.
 type stuckWriter struct{ begun, done chan struct{} }
 
 func (w stuckWriter) Write([]byte) (int, error) {

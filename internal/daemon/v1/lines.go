@@ -45,8 +45,9 @@ func (l *lines) sendLocked(message any) error {
 	if l.idle != nil {
 		l.idle.Reset(l.every)
 	}
-	// A client that reads nothing must not hold its place in the gate for requests longer than l.stall.
-	// The deadline is cleared after the write, because it would otherwise end an idle HTTP/2 stream.
+	// A client that reads nothing must not hold its place in the gate for requests longer than
+	// l.stall. The deadline is cleared after the write, because it would otherwise end an idle
+	// HTTP/2 stream.
 	_ = l.rc.SetWriteDeadline(time.Now().Add(l.stall))
 	defer l.rc.SetWriteDeadline(time.Time{})
 	if err := l.out.Encode(message); err != nil {
@@ -57,7 +58,7 @@ func (l *lines) sendLocked(message any) error {
 
 // keepAlive sends the given message after every interval in which nothing else was sent. It starts
 // after the first message and runs until stop is called. If keepAlive cannot send because the
-// client has left, it calls gone.
+// client has left, it calls the function gone.
 func (l *lines) keepAlive(message any, every time.Duration, gone func()) (stop func()) {
 	l.mu.Lock()
 	l.idle, l.every = time.NewTimer(every), every

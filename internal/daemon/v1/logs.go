@@ -124,8 +124,9 @@ func lastLines(p []byte, n int) []byte {
 // 9999.
 const maxTime = 253402300799
 
-// timeQuery returns the time in the parameter name of a query; zero: there is none. As with docker,
-// the query has an RFC 3339 time, seconds of Unix time, or a duration before now.
+// timeQuery returns the time in the query parameter with the given name, or zero if the query does
+// not have this parameter. As with docker, the parameter is an RFC 3339 time, seconds of Unix time,
+// or a duration before now.
 func timeQuery(r *http.Request, name string, now time.Time) (at time.Time, err error) {
 	text := r.URL.Query().Get(name)
 	if text == "" {

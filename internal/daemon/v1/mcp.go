@@ -33,8 +33,8 @@ func (a *api) tools(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	// Batches (protocol version 2025-03-26) are refused, because the many calls of a batch would take only
-	// one place in the gate for requests.
+	// Batches (protocol version 2025-03-26) are refused, because the many calls of a batch would
+	// take only one place in the gate for requests.
 	if bytes.HasPrefix(bytes.TrimLeft(body, " \t\r\n"), []byte("[")) {
 		return face.BadRequest("the message: it is an array: send one message at a time")
 	}
@@ -57,8 +57,8 @@ func (a *api) tools(w http.ResponseWriter, r *http.Request) error {
 }
 
 // Bounds on the values of a message. The protocol's decoder reads a value once for each level of
-// nesting around it. The decoder allocates some hundred bytes for an array or object, which may
-// have two bytes of text and no comma.
+// nesting around it. The decoder allocates some hundred bytes for an array or object, even if its
+// text has only two bytes and no comma.
 const (
 	maxNesting = 32
 	maxNested  = 10_000  // arrays and objects
@@ -113,7 +113,7 @@ type pacedWriter struct {
 	rc    *http.ResponseController
 	limit time.Duration
 	share *face.Share
-	taken int // bytes of the share
+	taken int // bytes taken from the share
 
 	status int // 0: not set by the handler
 	begun  bool

@@ -76,12 +76,13 @@ func stepSecs(in history.Range) int {
 	return 1
 }
 
-// clientSlack is how far a client's clock may be behind, and how long its request may take, without
-// an effect on the step of the answer.
+// clientSlack is added to the time for which points of seconds are kept when a range is compared
+// with that time, because a client's clock may be behind, and its request takes some time.
 const clientSlack = time.Minute
 
-// rangeQuery returns the points that a query requests. Without a step, they are points of seconds
-// if the range begins within the time for which these are kept.
+// rangeQuery returns the range of points that a query requests. If the query has no step, the range
+// has points of seconds, provided that it begins within the time for which points of seconds are
+// kept.
 func rangeQuery(r *http.Request, now time.Time) (in history.Range, err error) {
 	if in.From, err = timeQuery(r, "since", now); err != nil {
 		return in, err

@@ -26,7 +26,7 @@ func TestHistory(t *testing.T) {
 		t.Errorf("before the first sample: %+v, %v", m, err)
 	}
 	r.History.Sample()
-	time.Sleep(600 * time.Millisecond) // a sample that comes earlier reads no sandbox again
+	time.Sleep(600 * time.Millisecond) // the usage of a sandbox is not read again sooner
 	r.History.Sample()
 	if m, err = r.Client.Metrics(ctx, id, client.MetricsRequest{}); err != nil || len(m.Points) != 1 ||
 		m.Points[0].MemoryBytes != 48<<20 || m.Points[0].At < m.BeganAt {
@@ -81,8 +81,8 @@ func TestHistoryQueries(t *testing.T) {
 	}
 }
 
-// A client sees the history of its own sandboxes only, and only an unlimited client that of the
-// host.
+// A client sees only the history of its own sandboxes. Only a client without a prefix sees the
+// history of the host.
 func TestHistoryOfOthers(t *testing.T) {
 	r := start(t, apirig.Options{Tokens: []auth.Token{
 		{Name: "a", Scope: auth.Run, Prefix: "a/"}, {Name: "reader", Scope: auth.Read}}})

@@ -16,8 +16,8 @@ import (
 	"github.com/forkd/forkd/internal/daemon/auth"
 )
 
-// tenants has two tokens with different label prefixes, "a" and "b", and the objects that belong to
-// b.
+// tenants has two tokens, "a" and "b", with different label prefixes, and the objects that belong
+// to b.
 type tenants struct {
 	*apirig.Rig
 	a, b      *client.Client

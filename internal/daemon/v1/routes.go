@@ -1,10 +1,10 @@
-// Package v1 is the daemon's REST API, described by api/openapi.yaml: JSON over HTTP on a
-// tenancy.View.
+// Package v1 is the daemon's REST API: JSON over HTTP, as described by api/openapi.yaml. A client
+// reaches sandboxes and snapshots only through its tenancy.View.
 //
-// It translates and checks requests and limits their number; package sandbox decides what happens
-// to sandboxes. Request bodies are strict: an unknown field is an error that names it. Every error
-// is answered with a problem document (RFC 9457) that contains a code (see package face). The
-// constants below bound everything that a client can make large.
+// The package translates and checks requests and limits their number; package sandbox decides what
+// happens to sandboxes. Request bodies are strict: an unknown field is an error that names the
+// field. Every error is answered with a problem document (RFC 9457) that contains a code (see
+// package face). The constants below bound everything that a client can make large.
 package v1
 
 import (

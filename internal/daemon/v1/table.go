@@ -55,7 +55,8 @@ func (a *api) routes() []route {
 		{"POST /v1/export", auth.Run, nil, work, a.export},
 		{"POST /v1/builds", auth.Admin, nil, work, a.build}, // fetches images, and makes snapshots that others fork
 
-		// Admin is required, because POST boots a kernel of the host, and GET and DELETE concern images of all clients.
+		// Admin is required, because POST boots a kernel of the host, and GET and DELETE concern
+		// images of all clients.
 		{"POST /v1/images", auth.Admin, []string{"disk_mib", "kernel", "uuid"}, work, a.fillImage},
 		{"GET /v1/images", auth.Admin, nil, reads, get(a.listImages)},
 		{"DELETE /v1/images", auth.Admin, []string{"dry_run", "unused_secs"}, ends, get(a.pruneImages)},
@@ -137,7 +138,7 @@ func (a *api) snapshotRoutes() []route {
 	const ok, created = http.StatusOK, http.StatusCreated
 	return []route{
 		{"GET /v1/snapshots", auth.Read, []string{"limit", "cursor"}, f.Lists, listed(a.listSnapshots)},
-		// May read files of the host.
+		// A bake may read files of the host.
 		{"POST /v1/snapshots", auth.Admin, nil, f.Work, f.Once(call(created, a.createSnapshot))},
 		{"DELETE /v1/snapshots/{tag}", auth.Admin, []string{"cascade", "force"}, f.Ends, end(a.deleteSnapshot)},
 		{"GET /v1/snapshots/{tag}/info", auth.Read, nil, f.Reads, get(a.snapshotInfo)},
@@ -147,7 +148,7 @@ func (a *api) snapshotRoutes() []route {
 		// do not see.
 		{"GET /v1/snapshots/{tag}/archive", auth.Admin, nil, f.Work, a.packSnapshot},
 		{"POST /v1/snapshots/{tag}/push", auth.Admin, nil, f.Work, a.pushSnapshot},
-		// Make a snapshot that others fork, with content from another host.
+		// Pulls and archives make snapshots that other clients fork, with content from other hosts.
 		{"POST /v1/pulls", auth.Admin, nil, f.Work, a.pullSnapshot},
 		{"POST /v1/pulls/inspect", auth.Admin, nil, f.Work, call(ok, a.findSnapshot)},
 		{"POST /v1/signatures", auth.Admin, nil, f.Work, call(ok, a.signSnapshot)},

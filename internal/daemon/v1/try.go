@@ -33,8 +33,9 @@ const (
 	triedLeft   = "client_left"
 )
 
-// try forks children of a sandbox and runs a command in each of them. It answers with the results as lines
-// of JSON. If the client leaves before the last line, or if the daemon stops, the children are killed.
+// try forks children of a sandbox and runs a command in each of them. It answers with the results
+// as lines of JSON. If the client leaves before the last line, or if the daemon stops, the children
+// are killed.
 func (a *api) try(w http.ResponseWriter, r *http.Request) error {
 	var ask apiv1.TryRequest
 	if err := face.ReadJSON(w, r, &ask); err != nil {
@@ -56,7 +57,7 @@ func (a *api) try(w http.ResponseWriter, r *http.Request) error {
 	if p := (*fanout.PanicError)(nil); errors.As(err, &p) {
 		a.Face.Log.Error("panic in a try", "sandbox", r.PathValue("id"), "error", p.Value, "stack", p.Stack)
 	}
-	left := r.Context().Err() // read before the last line, after which a client may leave
+	left := r.Context().Err() // read before the last line is sent, because the client may leave after it
 	if err == nil {
 		err = left
 	}
@@ -81,7 +82,7 @@ func (a *api) try(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// tried counts a try. The last parameter says that the client has left before the last line.
+// tried counts a try. The parameter left is true if the client left before the last line.
 func (a *api) tried(keep fanout.Keep, done fanout.Outcome, err error, left bool) {
 	result := triedOK
 	switch {
@@ -182,8 +183,8 @@ func checkKeep(ask *apiv1.TryRequest) (fanout.Keep, error) {
 	return keep, nil
 }
 
-// execIn returns a function that runs commands in sandboxes for the request r. Each command takes a place
-// of its own in the gate for requests to guests.
+// execIn returns a function that runs commands in sandboxes for the request r. Each command takes a
+// place of its own in the gate for requests to guests.
 func (a *api) execIn(r *http.Request) fanout.Exec {
 	const op = "exec in"
 	return func(ctx context.Context, id string, run agentclient.ExecRequest,

@@ -40,8 +40,8 @@ func (o *tried) try(ctx context.Context, c *client.Client, id string, req client
 	})
 }
 
-// wantMetric waits until the metrics of a rig have a line. The daemon counts a try after its client has
-// received the last line.
+// wantMetric waits until the metrics of a rig have a line. The daemon counts a try after its client
+// has received the last line.
 func wantMetric(t *testing.T, r *apirig.Rig, line string) {
 	t.Helper()
 	var got []byte
@@ -258,8 +258,8 @@ func TestTryEndsWithItsCallback(t *testing.T) {
 	wantLeft(t, r, 0, id)
 }
 
-// If another client kills a child during a try, the result of this child says so. The commands of the
-// other children continue.
+// If another client kills a child during a try, the result of this child says so. The commands of
+// the other children continue.
 func TestTryWithAKilledChild(t *testing.T) {
 	r := start(t, apirig.Options{})
 	id := fork(t, r, 1)[0].ID

@@ -1,11 +1,11 @@
 // Package bochs runs a job in an emulated Intel host. So kvm-intel, and code that depends on it,
 // can be tested on any machine. Bochs emulates VMX, but QEMU's TCG emulates only AMD's SVM.
 //
-// A host exists for one run: it boots, does its job with a disk that was made for this run, and
-// powers off. Then the caller reads the results from the disk. During the run, the host has no
-// network and no connection to the caller. The host's time is virtual and advances with the number
-// of executed instructions. So time limits inside the host do not depend on the load of the real
-// host, and durations measured there say nothing about real hardware.
+// An emulated host exists for one run: it boots, does its job with a disk that was made for this
+// run, and powers off. Then the caller reads the results from the disk. During the run, the host
+// has no network and no connection to the caller. The host's time is virtual and advances with the
+// number of executed instructions. So time limits inside the host do not depend on the load of the
+// real host, and durations measured there say nothing about real hardware.
 //
 // The package installs nothing on the real host. It needs root, or a real host that permits user
 // namespaces. Users' sandboxes do not run here, but in the host of package tcghost, which is ten
@@ -39,8 +39,8 @@ var packages = []string{"bochs", "bochsbios", "vgabios", "bochs-term", "genisoim
 // kept lists the directories of the unpacked packages that are stored in the cache.
 var kept = []string{"usr/bin", "usr/lib", "usr/share/bochs", "usr/share/vgabios"}
 
-// layout is the name of the directory in the cache. Increase its number to make every host fetch
-// the packages again.
+// layout is the name of the directory in the cache. Increase its number to make every real host
+// fetch the packages again.
 const layout = suite + "-1"
 
 // fetchLimit bounds the download, which has about 70 MB including 15 MB of package lists.
@@ -81,7 +81,7 @@ func Get(ctx context.Context, dir string, progress func(string)) (Emulator, erro
 }
 
 // libraries is the directory with the libraries and the dynamic loader of the fetched programs. The
-// libraries of the host may be too old.
+// libraries of the real host may be too old.
 const libraries = "usr/lib/x86_64-linux-gnu"
 
 // command returns the command line of a fetched program.

@@ -77,8 +77,8 @@ func (m Machine) Prepare(ctx context.Context, h Host, job, dir, tree string, siz
 }
 
 // Do runs the host until its job has ended and the host has powered off. It kills the host after
-// the given time, or if the host hangs. It calls said with each line on the console, except for the
-// lines that only show that the host is alive.
+// the given time, or if the host hangs. It calls the function said with each line on the console,
+// except for the lines that only show that the host is alive.
 func (r Run) Do(ctx context.Context, limit time.Duration, said func(line string)) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("ended after %v", limit))
 	defer cancel()
@@ -215,8 +215,8 @@ func (w *watcher) line(line string) error {
 	return nil
 }
 
-// The method returns the last n lines on the console, without the lines that only show that the
-// host is alive.
+// last(n) returns the last n lines on the console, without the lines that only show that the host
+// is alive.
 func (w *watcher) last(n int) string {
 	var lines []string
 	for line := range strings.Lines(string(w.read)) {

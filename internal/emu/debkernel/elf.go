@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// static reports whether path is an ELF executable that needs no dynamic loader.
+// static(path) reports whether path is an ELF executable that needs no dynamic loader.
 func static(path string) bool {
 	f, err := elf.Open(path)
 	if err != nil {

@@ -19,7 +19,8 @@ import (
 // deepen enlarges the accept queues of the sockets on which the process with the given pid listens
 // at the given TCP addresses. QEMU listens with a queue of one connection. If ten clients connect
 // at the same time, the kernel resets some connections or makes them wait one second. The queue
-// belongs to the socket, so calling listen(2) on a duplicate of QEMU's descriptor changes it.
+// belongs to the socket, so calling listen(2) on a duplicate of QEMU's descriptor changes the
+// queue.
 func deepen(pid int, addrs ...string) error {
 	dir := fmt.Sprintf("/proc/%d/fd", pid)
 	names, err := os.ReadDir(dir)

@@ -79,7 +79,7 @@ func TestListens(t *testing.T) {
 	}
 }
 
-// While another process has QEMU's port, the supervisor sends it nothing.
+// While another process has QEMU's port, the supervisor sends nothing to that process.
 func TestTokenGoesOnlyToQEMU(t *testing.T) {
 	stranger, err := net.Listen("tcp4", "127.0.0.1:0")
 	if err != nil {

@@ -26,7 +26,7 @@ import (
 )
 
 // superviseEnv is an environment variable. If it is set, it names an emulated host, and the test
-// binary is the supervisor of this host.
+// binary is the supervisor of that emulated host.
 const superviseEnv = "FORKD_TEST_SUPERVISE"
 
 func TestMain(m *testing.M) {
@@ -173,8 +173,9 @@ func testHost(t *testing.T, m Machine) {
 	testShares(t, m)
 }
 
-// testShares checks, inside the emulated host, which files of the host it sees. Root there can
-// mount each share writable, so the host itself must refuse writes.
+// testShares checks which files of this host the emulated host sees. Root in the emulated host can
+// mount each share writable, so this host must refuse writes, except to the one share that is meant
+// to be writable.
 func testShares(t *testing.T, m Machine) {
 	path := filepath.Join(m.path(dirRun), "shared")
 	if err := os.WriteFile(path, []byte("from the host"), 0o600); err != nil {

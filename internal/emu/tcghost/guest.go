@@ -15,7 +15,7 @@ const ramDir = "/dev/shm"
 func DaemonDirs() (state, ram string) { return machineapi.StateDir, ramDir }
 
 // DaemonArgs returns the flags of a daemon in an emulated host. The daemon itself has no code for
-// emulation, so these flags contain everything that must be different there.
+// emulation, so these flags contain everything that must be different in an emulated host.
 func DaemonArgs() []string {
 	args := []string{
 		"--bind", fmt.Sprintf("0.0.0.0:%d", machineapi.DaemonPort),

@@ -47,8 +47,8 @@ type supervisor struct {
 }
 
 // Supervise runs the emulated host until ctx is done, and then stops it. It is the only work of the
-// supervisor process. It returns an error if the emulated host could not be started, if it gave up
-// after several failed boots, or if there is another supervisor.
+// supervisor process. It returns an error if the emulated host cannot be started, if several boots
+// in a row have failed, or if there is another supervisor.
 func (m Machine) Supervise(ctx context.Context) error {
 	lock, err := tryLock(m.path(fileSuperLock))
 	if errors.Is(err, errLocked) {

@@ -27,8 +27,7 @@ const DefaultName = "default"
 
 // Errors that callers branch on.
 var (
-	// ErrNotRunning means that there is no emulated host of that name, or that this host does not
-	// answer.
+	// ErrNotRunning means that there is no emulated host of that name, or that it does not answer.
 	ErrNotRunning = errors.New("the emulated host is not running: start it with `forkd machine start`")
 	// ErrLost means that the emulated host exited, hung or was stopped during a command.
 	ErrLost = errors.New("the emulated host went away while the command ran")
@@ -36,7 +35,8 @@ var (
 
 // Options are the settings of an emulated host. They take effect when it starts.
 type Options struct {
-	// Memory of the emulated host; the host allocates a page when it is first used.
+	// Memory of the emulated host. The real host allocates a page of it when the page is first
+	// used.
 	MemoryMiB int           `json:"memory_mib"`
 	DiskGiB   int           `json:"disk_gib"`   // size of the state disk, a sparse file; fixed after its creation
 	HangLimit time.Duration `json:"hang_limit"` // time without a response after which an emulated host counts as hung

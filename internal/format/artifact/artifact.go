@@ -66,7 +66,7 @@ type Part struct {
 	Digest string // see snapshot.Digester
 }
 
-// Names of parts. The names of layers have their number in the chain appended, base first.
+// Names of parts. To the name of a layer, the layer's number in the chain is appended, base first.
 const (
 	StatePart     = "vmstate"
 	MapPart       = "memory.map"
@@ -284,8 +284,8 @@ func maxBlob(n uint64) int64 {
 	return int64(n + n/4 + slack)
 }
 
-// checkDigest returns an error unless d is a SHA-256. Then the hexadecimal part of d is a safe file
-// name.
+// checkDigest returns an error unless d is a SHA-256. The hexadecimal part of a SHA-256 is a safe
+// file name.
 func checkDigest(d digest.Digest) error {
 	if err := d.Validate(); err != nil || d.Algorithm() != digest.SHA256 {
 		return invalid("digest: want sha256 and 64 hexadecimal digits")

@@ -18,8 +18,8 @@ type Reader struct {
 	index *index
 }
 
-// Open reads and checks the index of a blob. The reader r has the bytes of the blob, which need not
-// be verified. If they differ from the description b, the error is an *Error.
+// Open reads and checks the index of a blob. The reader r has the bytes of the blob. The caller
+// need not have verified them. If they differ from the description b, the error is an *Error.
 func Open(r io.ReaderAt, b Blob) (*Reader, error) {
 	p := make([]byte, b.IndexBytes)
 	if n, err := r.ReadAt(p, b.Size-b.IndexBytes); n < len(p) {

@@ -52,7 +52,7 @@ func Format(f *os.File) error {
 // Ring writes to a ring. It has one writer at a time.
 type Ring struct {
 	mem     []byte
-	written uint64 // copy of the count in the header: reading the header would map many of its pages
+	written uint64 // copy of the count in the header, because reading the header would map many pages of the file
 }
 
 // Open maps the ring in f, which may be closed afterwards.
@@ -132,9 +132,9 @@ func Written(f io.ReaderAt) (uint64, error) {
 	return binary.LittleEndian.Uint64(head[:]), nil
 }
 
-// Behind returns the bytes that a caller has not seen yet. The caller has seen the given number of
-// bytes, the first that were written since Format. Behind also returns the number of bytes that the
-// caller has not seen and that the ring has already overwritten.
+// Behind returns the bytes that a caller has not seen yet. The parameter seen is the number of
+// bytes, counted from Format on, that the caller has seen. The result lost is the number of bytes
+// that the caller has not seen and that the ring has already overwritten.
 func (t *Text) Behind(seen uint64) (p []byte, lost uint64) {
 	first := t.Written - uint64(len(t.Bytes))
 	switch {

@@ -154,8 +154,8 @@ func ones(bitmap []byte, at, end uint64) uint64 {
 	return min(at, end) - start
 }
 
-// copyTo copies the data of n clusters to the layer dst, where they are holes, and marks them
-// there.
+// copyTo copies the data of n clusters to the layer dst, and marks the clusters in dst. Before the
+// call, they are holes in dst.
 func (s *source) copyTo(ctx context.Context, dst *Layer, first, n uint64) error {
 	for at, end := first*ClusterSize, (first+n)*ClusterSize; at < end; {
 		if err := errors.Join(ctx.Err(), s.find(at)); err != nil {
@@ -177,7 +177,7 @@ func (s *source) copyTo(ctx context.Context, dst *Layer, first, n uint64) error 
 }
 
 // find sets s.from and s.to to the beginning and end of the first data at or after an offset. It
-// does not search if they already describe this data.
+// does not search if these fields already describe this data.
 func (s *source) find(at uint64) error {
 	if s.searched <= at && at < s.to {
 		return nil

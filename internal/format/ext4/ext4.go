@@ -23,7 +23,7 @@ const (
 	MaxSize = 1 << 40
 )
 
-// Geometry.
+// Geometry of a file system.
 const (
 	BlockSize      = 4096
 	blocksPerGroup = 8 * BlockSize // a group's bitmap is one block
@@ -84,7 +84,7 @@ type group struct {
 	blocks      uint64 // length in blocks
 	base        uint64 // blocks at the start for copies of the superblock and the descriptors; 0: no copies
 	used        uint64 // number of blocks in use: the first ones of the group
-	blockBitmap uint64 // block number in the file system, as in the next two fields
+	blockBitmap uint64 // number of a block of the file system, like the next two fields
 	inodeBitmap uint64
 	inodeTable  uint64
 	dirs        uint16
@@ -205,7 +205,7 @@ func (l *layout) write(w io.WriterAt) error {
 	return l.writeDirectories(w)
 }
 
-// writeGroup writes the bitmaps of a group that the kernel does not initialize itself, and fills
+// writeGroup writes those bitmaps of a group that the kernel does not initialize itself, and fills
 // the group's descriptor d.
 func (l *layout) writeGroup(w io.WriterAt, i int, d []byte) error {
 	g := &l.groups[i]

@@ -11,7 +11,7 @@ import (
 // the map upper. Both maps must satisfy CheckExtents. Overlay joins neighbouring extents that are
 // contiguous in the same layer.
 func Overlay(lower, upper []vm.Extent) []vm.Extent {
-	lower = slices.Clone(lower) // its extents are cut below
+	lower = slices.Clone(lower) // the loop cuts its extents
 	var out []vm.Extent
 	var i int
 	for _, u := range upper {

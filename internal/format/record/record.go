@@ -52,13 +52,13 @@ func wrong(field, format string, args ...any) *fault {
 	return &fault{field, fmt.Sprintf(format, args...)}
 }
 
-// otherForkd is the fix that an error suggests for a version or field that this version does not
-// know.
+// otherForkd is the advice in an error about a record that this forkd cannot read, for example
+// because it has an unknown version or field. Probably another forkd wrote it.
 const otherForkd = "use the forkd that wrote it"
 
-// parse decodes a record of any version. A record of this version is decoded into the object now. A
-// record of version 0 is decoded into the object old, which upgrade then converts to the present
-// form.
+// parse decodes a record of any version. It decodes a record of the present version into the
+// parameter now. It decodes a record of version 0 into the parameter old, which the function
+// upgrade then converts to the present form.
 func parse(path string, p []byte, now, old any, upgrade func()) error {
 	version, err := versionOf(p)
 	if err != nil {

@@ -212,14 +212,15 @@ func TestTruncated(t *testing.T) {
 	}
 }
 
-// optional lists the fields that a record may lack. A missing field means the same as an unset one,
-// and does not change what a sandbox may do.
+// optional lists the fields that a record may lack. A missing field means the same as a field with
+// the zero value, and does not change what a sandbox may do.
 const optional = " origin owner expires fork limits env labels annotation idle_timeout idle_timeout_ns expiry_suspends auto_resume " +
 	"unique_strict unique top tops frozen branches branch_count suspends at rebased rebasing pending paused restoring restoring_to " +
 	"allow deny allow_ech bytes_per_second packets_per_second connections " + // fields of a network that has a mode
 	"memory_mib swap_mib cpus cpu_weight io_bytes_per_second io_ops_per_second reseeded repeats more pid answer "
 
-// mutated applies change to an object, and to each object inside it, and calls f with every result.
+// mutated applies the function change to an object, and to each object inside it, and calls f with
+// every result.
 func mutated(object map[string]any, change func(object map[string]any, name string) (undo func()),
 	f func(field string)) {
 	for name, member := range object {

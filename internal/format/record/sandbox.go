@@ -77,8 +77,8 @@ type FrozenTop struct {
 	Owner string `json:"owner"` // ID that snapshots use for the layer's owner
 }
 
-// PendingTop is a new disk top for a VMM that may not have switched to it. The VMM has switched if
-// its count of swaps exceeds Swaps.
+// PendingTop is a new disk top for a VMM that has possibly not switched to it yet. The VMM has
+// switched if its count of swaps exceeds Swaps.
 type PendingTop struct {
 	Name  string `json:"name"`
 	Owner string `json:"owner"` // ID of the owner of the layer that the present top becomes
@@ -92,8 +92,8 @@ type Rebased struct {
 	Line int    `json:"line"` // number of consecutive rebases, each onto a branch on top of the previous branch
 }
 
-// PendingRebase is a branch for a VMM that may not have been rebased onto it. The VMM has been
-// rebased if its count of rebases exceeds Rebases.
+// PendingRebase is a branch for a VMM that has possibly not been rebased onto it yet. The VMM has
+// been rebased if its count of rebases exceeds Rebases.
 type PendingRebase struct {
 	To      Rebased `json:"to"`
 	Rebases uint64  `json:"rebases"`
@@ -143,10 +143,9 @@ func ParseSandbox(path string, p []byte) (*Sandbox, error) {
 	return &now.Sandbox, nil
 }
 
-// ProtocolOf returns the version of the control protocol of a sandbox's VMM, from a record of any
-// version of forkd. The version is in the field "vmm_protocol" of a record without a version, or
-// "protocol" of any other record, both at the top level. ProtocolOf returns 0 if the record lacks
-// the field.
+// ProtocolOf returns the version of the control protocol of a sandbox's VMM, from a record that any
+// version of forkd has written. The result is the top-level field "protocol" or, in a record
+// without a version of its own, "vmm_protocol". If the record lacks the field, the result is 0.
 func ProtocolOf(p []byte) int {
 	var head struct {
 		Protocol   int `json:"protocol"`

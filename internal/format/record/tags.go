@@ -12,9 +12,11 @@ type TemplateTags struct {
 
 // TemplateTag is one tag of a template.
 type TemplateTag struct {
-	Name     string    `json:"name"` // NAME:TAG
-	Snapshot string    `json:"snapshot"`
-	ID       string    `json:"id"`  // id of the snapshot: another snapshot with its tag does not have this template tag
+	Name     string `json:"name"` // NAME:TAG
+	Snapshot string `json:"snapshot"`
+	// ID is the id of the snapshot. A later snapshot with the same tag does not get this template
+	// tag.
+	ID       string    `json:"id"`
 	Who      string    `json:"who"` // Principal.Who of the client that assigned the tag
 	Assigned time.Time `json:"assigned"`
 }
@@ -34,8 +36,8 @@ func EncodeTags(t *TemplateTags) ([]byte, error) {
 	return encode(tagsFile{Version, *t})
 }
 
-// ParseTags decodes and checks the record of template tags. Errors are *Error and name path, which is
-// not opened.
+// ParseTags decodes and checks the record of template tags. Errors are *Error with the given path.
+// The file at this path is not opened.
 func ParseTags(path string, p []byte) (*TemplateTags, error) {
 	var now tagsFile
 	var old struct{} // no forkd has written version 0

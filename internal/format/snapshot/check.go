@@ -235,7 +235,7 @@ func maxDiskLayer(size uint64) uint64 {
 
 // checkChain checks a list of layers. The last layer belongs to the snapshot with the given id, and
 // the other layers to its ancestors. VMMs wrote the layers and are not trusted, so the length of
-// each layer is checked. The maximum length is the last parameter, in bytes.
+// each layer is checked. The parameter most is the maximum length of a layer, in bytes.
 func checkChain(layers []File, id string, branched bool, most uint64) error {
 	if len(layers) == 0 || len(layers) > MaxChain {
 		return fmt.Errorf("%d layers: want 1 to %d", len(layers), MaxChain)
@@ -278,7 +278,8 @@ func (f *File) checkOwn(id string) error {
 	return nil
 }
 
-// Bounds on texts that a guest or another host has chosen. They are in each list of snapshots.
+// Bounds on texts that a guest or another host has chosen. Each list of snapshots contains these
+// texts.
 const (
 	MaxName = 256 // bytes
 	maxWarm = 16  // languages

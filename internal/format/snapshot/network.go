@@ -19,7 +19,7 @@ type Network struct {
 	Connections      uint32 `json:"connections,omitempty"`
 }
 
-// Bounds on a manifest's policy.
+// Bounds on a manifest's policy: the number of rules in a list, and the number of bytes in a rule.
 const (
 	maxRules    = 256
 	maxRuleText = 300

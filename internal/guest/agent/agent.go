@@ -42,7 +42,7 @@ import (
 
 // memoryLimit is the heap size in bytes at which the agent's garbage collector starts. Below this
 // size, the agent disables even periodic collections. A collection soon after a fork would write to
-// much of the agent's memory, and every written page would be copied in that child.
+// much of the agent's memory, and the child would need its own copy of every written page.
 const memoryLimit = 64 << 20
 
 // maxProcs is the GOMAXPROCS of the agent. A low number saves memory, because each processor of the
@@ -158,7 +158,7 @@ func serveGuest(log *kmsg.Log) error {
 	a.control.disk, a.tree.Hold = root, root.Hold
 	a.forks.flush, a.forks.quiet = unix.Sync, true
 	a.forks.network = nic.OpenConnections(log)
-	a.control.reset = func() error { // new sockets, because a.forks.network is used by forks only
+	a.control.reset = func() error { // uses new sockets, because only forks may use a.forks.network
 		c := nic.OpenConnections(log)
 		if c == nil {
 			return errors.New("reset connections: this kernel cannot")

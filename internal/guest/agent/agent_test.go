@@ -224,7 +224,7 @@ func TestExecCancelKillsTheProcess(t *testing.T) {
 	}
 }
 
-// slowConn is a connection on which each read first waits for a value from the channel may.
+// slowConn is a connection on which each read first waits for a value from a channel.
 type slowConn struct {
 	net.Conn
 	may <-chan struct{}
@@ -323,8 +323,7 @@ func TestFilesThroughTheClient(t *testing.T) {
 	}
 }
 
-// rests is a file system that records the calls of Rest and Wake, and returns the given error for
-// them.
+// rests is a file system that records the calls of Rest and Wake. Both return the error fails.
 type rests struct {
 	calls []string
 	fails error

@@ -25,7 +25,7 @@ type ports struct {
 	free [][]byte // unused buffers
 }
 
-// Bounds of a stream.
+// Limits of a stream, and the size of its buffers.
 const (
 	requestTimeout = 10 * time.Second // time limit for the host to send the port number
 	bufferSize     = 32 << 10         // bytes per read
@@ -129,12 +129,12 @@ type halfConn interface {
 	CloseWrite() error
 }
 
-// goneInterval is how often a stream checks whether the host's end still exists. No event
-// distinguishes a close by the host from the end of the host's data. After the end of the data a
-// server may wait for ever, or leave the data unread. Keep-alive probes to a server that has sent
-// all its data have the same interval, because no event reports that such a server closes its
-// socket. The guest's kernel answers the probes until the server closes its socket, and for a
-// minute afterwards.
+// goneInterval is how often a stream checks whether the host has closed its end. The stream must
+// check, because no event distinguishes a host that has closed its end from a host that has only
+// finished sending. After the end of the data, a server may wait for ever, or leave the data
+// unread. Servers that have sent all their data are probed by keep-alive packets at the same
+// interval, because no event reports that such a server closes its socket. The guest's kernel
+// answers these packets until the server closes its socket, and for a minute afterwards.
 const goneInterval = 10 * time.Second
 
 // join carries bytes in both directions until both directions have ended or one direction has
@@ -158,7 +158,7 @@ func (p *ports) join(host, guest halfConn) {
 			left--
 		case err = <-closed:
 		case <-watch.C:
-			if answering && gone(host) { // skipped after the guest's end of data, because gone would always be true
+			if answering && gone(host) { // skipped after the guest's end of data, because gone would then return true
 				err = unix.EPIPE
 			}
 		}
@@ -170,7 +170,7 @@ func (p *ports) join(host, guest halfConn) {
 }
 
 // awaitClose is called after a server has sent all its data. It waits until the server has also
-// closed its socket, or until this end closes the connection. It returns an error, because the
+// closed its socket, or until join closes the connection. It always returns an error, because the
 // server will not read the data that the host still sends.
 func awaitClose(guest halfConn) error {
 	if tcp, ok := guest.(*net.TCPConn); ok {
@@ -196,8 +196,8 @@ func abort(guest halfConn) {
 	_ = guest.Close()
 }
 
-// pass copies data between two connections in one direction until the data ends. Then it closes the
-// same direction of the second connection.
+// pass copies data from one connection to another until the data ends. Then it tells the other end
+// of the second connection that no more data follows.
 func (p *ports) pass(to, from halfConn) error {
 	raw, err := from.SyscallConn()
 	if err != nil {
@@ -261,8 +261,8 @@ func (p *ports) giveBack(buf []byte) {
 	p.free = append(p.free, buf)
 }
 
-// gone reports whether the peer has closed the stream, and not only finished sending. The kernel
-// refuses an empty message to the peer only after a close.
+// gone reports whether the peer has closed the stream. It returns false if the peer has only
+// finished sending. The kernel refuses an empty message to the peer only after a close.
 func gone(conn syscall.Conn) bool {
 	raw, err := conn.SyscallConn()
 	if err != nil {

@@ -182,7 +182,7 @@ func TestGone(t *testing.T) {
 func TestDialPortEnds(t *testing.T) {
 	c := serve(t, nil)
 	s := dial(t, c, server(t, "127.0.0.1:0", func(conn *net.TCPConn) {
-		conn.Read(make([]byte, 1)) // wait for data, because a reset before would count as a failed connect
+		conn.Read(make([]byte, 1)) // wait for data, because an earlier reset would look like a failed connect
 		conn.SetLinger(0)
 	}))
 	if _, err := s.Write([]byte{0}); err != nil {
@@ -230,7 +230,7 @@ func TestDialPortEndsWithItsServer(t *testing.T) {
 	_, ended := begin(func(conn *net.TCPConn) {
 		io.WriteString(conn, "bye")
 		raw, err := conn.SyscallConn()
-		if err == nil { // the kernel answers for a closed socket for a second here, and not for a minute
+		if err == nil { // the kernel answers for a closed socket for one second instead of a minute
 			err = raw.Control(func(fd uintptr) { unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_LINGER2, 1) })
 		}
 		if err != nil {

@@ -40,11 +40,11 @@ type finder interface {
 	Renew() (agentproto.Unique, error)
 }
 
-// forks serves agentproto.ForkPort. Every page that forks writes is copied in every forked sandbox,
-// so forks allocates nothing for a message of the usual size. One thread sleeps in the Go runtime's
-// poller to wait for connections. This thread then makes its system calls through package rawcall,
-// so that the runtime wakes no other thread for them. Connections are served one after another, so
-// a client must not be slow.
+// forks serves agentproto.ForkPort. Every page that this service writes is copied in every forked
+// sandbox, so the service allocates nothing for a message of the usual size. One thread sleeps in
+// the Go runtime's poller to wait for connections. This thread then makes its system calls through
+// package rawcall, so that the runtime wakes no other thread for them. Connections are served one
+// after another, so a client must not be slow.
 type forks struct {
 	identity identity // nil unless the agent is PID 1
 	env      interface{ Merge(map[string]string) }
@@ -55,7 +55,7 @@ type forks struct {
 	flush    func()             // writes the guest's page cache to its disk; nil unless the agent is PID 1
 	unique   agentproto.Unique  // findings of gens, for the answer to the current message
 	buf      [usualMessage]byte // holds the current message
-	quiet    bool               // call keepQuiet after a connection
+	quiet    bool               // whether serve calls keepQuiet after a request to prepare
 }
 
 // usualMessage is the size in bytes of a buffer for a fork message without environment variables.
@@ -171,8 +171,8 @@ func (f *forks) nameShared() {
 }
 
 // prepare makes the guest cheap and safe to snapshot. It collects garbage here so that no forked
-// sandbox has to, and writes data to the disk. rehearse runs after the collection, because a
-// collection would undo some of its effects, such as a larger stack.
+// sandbox has to, and writes data to the disk. It calls rehearse after the collection, because a
+// collection would undo some effects of rehearse, such as a larger stack.
 func (f *forks) prepare() error {
 	if err := f.interps.Prepare(); err != nil {
 		return err

@@ -19,10 +19,10 @@ type forkPort struct {
 	file *os.File
 	raw  syscall.RawConn
 
-	isPeer func(conn int) bool // reports whether a connection is accepted; nil: all are
+	isPeer func(conn int) bool // reports whether a connection is accepted; nil: all connections are accepted
 
-	// Result of the present call of tryAccept. tryAccept is a method value made once, so that
-	// accept allocates nothing.
+	// tryAccept is a method value that is made once, so that accept allocates nothing. It stores
+	// its result in conn and err.
 	tryAccept func(fd uintptr) bool
 	conn      int
 	err       error
@@ -95,7 +95,7 @@ func (f *forks) serve(p *forkPort) error {
 	}
 }
 
-// Times within agentproto.QuietTime. The rest of QuietTime is for the host's work afterwards.
+// How keepQuiet divides agentproto.QuietTime. The host works in the rest of that time.
 const (
 	quietIdle = agentproto.QuietTime * 4 / 5
 	quietBusy = agentproto.QuietTime / 60
@@ -162,8 +162,8 @@ func readAtLeast(conn int, p []byte, least int) (n int, err error) {
 	return n, nil
 }
 
-// writeAll writes p to a connection and ignores errors: if the host has gone, it kills this guest
-// anyway.
+// writeAll writes p to a connection and ignores errors, because a host that has closed the
+// connection kills this guest anyway.
 func writeAll(conn int, p []byte) {
 	for len(p) > 0 {
 		n, err := rawcall.Write(conn, p)

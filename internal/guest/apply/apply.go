@@ -5,8 +5,8 @@
 //
 //  1. Unpack the archive into a directory of its own at the root of the file system. If the archive is cut off, or
 //     the disk is full, nothing else has changed, and the directory is removed.
-//  2. Compare the state of each file to be replaced with the state in the archive. If a program has written the
-//     file since the comparison, nothing is changed.
+//  2. For each file that will be replaced, compare its present state with the state in the archive. If a program
+//     has written the file since the comparison, nothing is changed.
 //  3. Put each new file in the place of the old one, by a rename that exchanges both. So each path has its old
 //     file or its new one at all times, and the old file stays in the directory of step 1.
 //  4. Compare the state of the old file again, and of all files below a directory that was replaced. If one differs,

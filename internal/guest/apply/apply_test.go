@@ -27,7 +27,8 @@ func must(t *testing.T, errs ...error) {
 	}
 }
 
-// entry is a change in an archive. The file that it replaces is the present one, unless absent is set.
+// entry is a change in an archive. According to the archive, it replaces the file that is there
+// now, or no file if absent is set.
 type entry struct {
 	name    string
 	kind    byte // as in tar; 0: a deletion
@@ -88,7 +89,8 @@ func fillTree(t *testing.T, dir string) {
 		os.Symlink(t.TempDir(), at("l")))
 }
 
-// content describes all files of a tree, with inodes and times, so that it shows every change.
+// content describes all files of a tree. If exact is set, it includes inodes and times, and so
+// shows every change.
 func content(t *testing.T, dir string, exact bool) string {
 	t.Helper()
 	var list []string
@@ -399,7 +401,7 @@ func TestFullDisk(t *testing.T) {
 	}
 }
 
-// One change waits for no other, and a change that cannot be held does not begin.
+// Apply does not wait for another call of Apply, and changes nothing if Hold fails.
 func TestBusyAndHeld(t *testing.T) {
 	tree := newTree(t)
 	packed := archive(t, tree.Dir, entry{name: "a", kind: tar.TypeReg, content: "new a"})

@@ -34,7 +34,7 @@ func (s *stage) parent(c *step) (dir int, name string, err error) {
 	return dir, name, err
 }
 
-// now returns the state of the file at a step's path.
+// now(c) returns the state of the file at a step's path.
 func (s *stage) now(c *step) (diffproto.State, error) {
 	dir, name, err := s.parent(c)
 	return stateIn(dir, name, err)
@@ -44,7 +44,7 @@ func (s *stage) now(c *step) (diffproto.State, error) {
 // there is no such directory, there is no file.
 func stateIn(dir int, name string, err error) (diffproto.State, error) {
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) {
-		return diffproto.State{}, nil // a later step may need a directory that an earlier step makes
+		return diffproto.State{}, nil // not an error, because an earlier step may make the missing directory
 	}
 	if err != nil {
 		return diffproto.State{}, err
@@ -53,8 +53,8 @@ func stateIn(dir int, name string, err error) (diffproto.State, error) {
 	return stateOf(dir, name)
 }
 
-// isSame reports whether a file is still the compared file. The size and the times of a directory that stays may
-// change, because its entries do.
+// isSame reports whether a file is unchanged since the comparison. The size and the times of a
+// directory that stays may differ, because its entries change.
 func (c *step) isSame(now diffproto.State) bool {
 	want := c.onto
 	if c.kind == stays {
@@ -144,7 +144,7 @@ func (s *stage) undo(n int, cause error) error {
 	return &IncompleteError{Cause: cause, Paths: left[:min(len(left), maxChanged)], Dir: "/" + s.name}
 }
 
-// do makes a change, and checks that the old file is still the compared file.
+// do makes a change, and then checks that the old file was unchanged since the comparison.
 func (s *stage) do(c *step) error {
 	dir, name, err := s.parent(c)
 	if err != nil {

@@ -32,10 +32,10 @@ const (
 type stage struct {
 	root  int // the tree
 	dir   int
-	name  string // of dir, in root
+	name  string // name of dir in root
 	steps []*step
 	paths map[string]int // steps by path
-	bytes int            // of the paths
+	bytes int            // total length of the paths
 	attrs int            // bytes of the attributes of directories that stay
 	ended bool           // the archive has its end
 	until time.Time      // latest time for the content of a file; see unpackTime
@@ -51,7 +51,7 @@ var errTooLong = fmt.Errorf("unpacking the changes takes more than %v: apply few
 // step is one change.
 type step struct {
 	path string          // relative; "." is the root
-	onto diffproto.State // of the file to be replaced
+	onto diffproto.State // state of the file to be replaced, in the comparison
 	kind kind
 	meta *meta           // for stays
 	name string          // of the new file in the stage, and then of the old one
@@ -97,7 +97,7 @@ func (s *stage) unpack(archive io.Reader) error {
 		h, err := in.Next()
 		switch {
 		case errors.Is(err, io.EOF) && s.ended:
-			_, err = io.Copy(io.Discard, io.LimitReader(archive, 1)) // the end of the request
+			_, err = io.Copy(io.Discard, io.LimitReader(archive, 1)) // read until the end of the request
 			return err
 		case errors.Is(err, io.EOF):
 			return fmt.Errorf("the archive is cut off: %w", io.ErrUnexpectedEOF)
@@ -186,7 +186,7 @@ func (s *stage) create(h *tar.Header, name string, content io.Reader) error {
 		if !ok || s.steps[first].kind != places {
 			return errors.New("a hard link to a file that is not before it in the archive")
 		}
-		return unix.Linkat(s.dir, s.steps[first].name, s.dir, name, 0) // it has the attributes of that file
+		return unix.Linkat(s.dir, s.steps[first].name, s.dir, name, 0) // the link has the attributes of that file
 	case tar.TypeChar, tar.TypeBlock, tar.TypeFifo:
 		types := map[byte]uint32{tar.TypeChar: unix.S_IFCHR, tar.TypeBlock: unix.S_IFBLK, tar.TypeFifo: unix.S_IFIFO}
 		if h.Devmajor < 0 || h.Devmajor > math.MaxUint32 || h.Devminor < 0 || h.Devminor > math.MaxUint32 {
@@ -209,7 +209,7 @@ func (s *stage) describe(h *tar.Header, name string) error {
 	if err := unix.Fchownat(s.dir, name, m.uid, m.gid, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 		return err
 	}
-	if h.Typeflag != tar.TypeSymlink { // a new file is no symbolic link, and the stage belongs to the agent
+	if h.Typeflag != tar.TypeSymlink { // Fchmodat would follow a link, but the agent has just made this file
 		if err := unix.Fchmodat(s.dir, name, m.mode, 0); err != nil {
 			return err
 		}

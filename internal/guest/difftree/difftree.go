@@ -111,8 +111,8 @@ func answerPair(roots [2]int, req diffproto.Request, changed *changes, out io.Wr
 	return finish(done)
 }
 
-// changedInodes reads the ranges that the host sends, and finds the inodes in them that differ between the two
-// disks of each pair.
+// changedInodes reads the ranges that the host sends, and finds the inodes in these ranges that
+// differ between the two disks of each pair.
 func changedInodes(raw []io.ReaderAt, pairs [][2]int, in io.Reader) ([]*changes, error) {
 	found := make([]*changes, len(pairs))
 	var finders []*finder

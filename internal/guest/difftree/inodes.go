@@ -22,7 +22,7 @@ const (
 	leastInode      = 128
 )
 
-// Bounds. No disk of forkd reaches them.
+// Bounds on the file systems that are compared by their inodes. No disk of forkd reaches them.
 const (
 	maxGroups = 1 << 20
 	maxInodes = 1 << 29
@@ -142,7 +142,7 @@ func newFinder(old, now io.ReaderAt) (*finder, error) {
 	}
 	slices.SortFunc(f.tables, func(a, b table) int { return cmp.Compare(a.start, b.start) })
 	f.found.bits = make([]byte, (uint64(len(a.tables))*a.perGroup)/8+1)
-	// Each buffer holds whole blocks of every size, and so whole inodes.
+	// The size is a multiple of every block size, so a buffer holds whole blocks and whole inodes.
 	f.buf = [2][]byte{make([]byte, 64<<10), make([]byte, 64<<10)}
 	return f, nil
 }
@@ -219,9 +219,10 @@ const (
 	extentLong   = 0x8000 // an extent with a greater length is not initialized, and reads as zeros
 )
 
-// sameData reports whether an inode has the same extents on both disks, and the data in these
-// extents is known to be equal. This is usual for a file whose mode or owner has changed, so its
-// data need not be read. For a file with more than four extents, sameData returns false.
+// sameData reports whether an inode has the same extents on both disks, and whether the data in
+// these extents is known to be equal. Usually this is true if only the mode or owner of a file has
+// changed, so its data need not be read. For a file with more than four extents, sameData returns
+// false.
 func (f *finder) sameData(inode uint64) bool {
 	if f.ranges == nil {
 		return false

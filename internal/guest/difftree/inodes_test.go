@@ -74,7 +74,7 @@ func TestFinder(t *testing.T) {
 				want = append(want, number)
 			}
 			_, outside := inodeOf(t, old, "20")
-			now[outside]++ // found only if it is in a range
+			now[outside]++ // this change is found only if a range includes it
 			find := func(ranges ...diffproto.Range) *changes {
 				t.Helper()
 				f, err := newFinder(bytes.NewReader(old), bytes.NewReader(now))

@@ -50,7 +50,7 @@ type hunk struct {
 	added, deleted int // numbers of lines in all hunks so far
 }
 
-// The method begins a hunk at line a of the old text and line b of the new text.
+// from(a, b) begins a hunk at line a of the old text and line b of the new text.
 func (h *hunk) from(a, b int) {
 	h.startA, h.startB, h.a, h.b, h.changed = a, b, a, b, false
 	h.text.Reset()
@@ -193,8 +193,9 @@ func anchors(old, now [][]byte) []match {
 // ascending returns the longest selection of matches in which b ascends. The matches keep their
 // order.
 func ascending(list []match) []match {
-	var ends []int                   // ends[n] is the index of the smallest last element of n+1 selected elements
-	before := make([]int, len(list)) // index of the previous element in the selection that ends with an element
+	var ends []int // ends[n] is the index of the smallest last element of n+1 selected elements
+	// The index of the match before each match, in the longest selection that ends with that match.
+	before := make([]int, len(list))
 	for i, m := range list {
 		n, _ := slices.BinarySearchFunc(ends, m.b, func(end, b int) int { return list[end].b - b })
 		before[i] = -1

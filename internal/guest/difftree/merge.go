@@ -30,8 +30,8 @@ var pairsOfMerge = [3][2]int{{sideBase, sideFrom}, {sideBase, sideOnto}, {sideOn
 // change is a path at which the sides from and onto differ.
 type change struct {
 	entry *diffproto.Entry // Old is the file of onto, New that of from
-	ours  bool             // from has changed the file since the base
-	apply bool             // onto is to have the file of from
+	ours  bool             // whether from has changed the file since the base
+	apply bool             // whether onto gets the file of from
 }
 
 // goneDir reports whether only onto has a directory at the path. Applying the change removes everything below.
@@ -51,10 +51,11 @@ type merger struct {
 	changed []*changes                // for each of pairsOfMerge
 	paths   []string                  // in the order of a walk; none is below another
 	ours    map[string]diffproto.Type // paths that from has changed, with the types of their files in the base
-	both    map[string]bool           // those of ours that onto has changed too
+	both    map[string]bool           // paths in ours that onto has changed too
 	list    []*change                 // in the order of a walk
-	above   []*change                 // goneDir and newDir above the present path, also if they are not in list
-	held    int                       // bytes of the paths in ours
+	// changes above the present path for which goneDir or newDir is true, even if list lacks them
+	above   []*change
+	held    int // bytes of the paths in ours
 	skipped uint64
 }
 
@@ -147,7 +148,8 @@ func (m *merger) hasPath(p string) bool {
 	return err == nil
 }
 
-// withoutSocket removes a socket of from: it is useless without its program, and a tar archive cannot have it.
+// withoutSocket removes a socket of from, because a socket is useless without its program, and a
+// tar archive cannot have it.
 func withoutSocket(e *diffproto.Entry) {
 	if e.New.Type == diffproto.Socket {
 		e.New = diffproto.Node{}
@@ -179,7 +181,8 @@ func (m *merger) addOnto(e *diffproto.Entry) error {
 	return nil
 }
 
-// add adds a difference between onto and from. Most changes of onto alone are not kept: there may be many.
+// add adds a difference between onto and from. It drops most changes that only onto has made,
+// because there may be many.
 func (m *merger) add(e *diffproto.Entry) error {
 	base, ours := m.ours[e.Path]
 	if withoutSocket(e); e.Old.Type == diffproto.Absent && e.New.Type == diffproto.Absent {
@@ -205,9 +208,9 @@ func (m *merger) add(e *diffproto.Entry) error {
 
 // resolve decides which changes are applied, and marks the conflicts. It returns the number of conflicts.
 //
-// A change of from is applied if onto still has the file of the base. If onto has changed the file too, there is
-// a conflict, unless both files are equal: then they are no difference, and not in the list. Two more cases are
-// conflicts, because a path needs directories above it:
+// A change of from is applied if onto still has the file of the base. If onto has changed the file
+// too, there is a conflict, unless both files are equal. Equal files are not in the list. There is
+// also a conflict in two cases in which a path would lack the directories above it:
 //
 //   - from has removed or replaced a directory, and onto has changed or added a file below it.
 //   - onto has removed or replaced a directory, and from has changed or added a file below it.
@@ -317,7 +320,7 @@ func (m *merger) hasParent(p string) error {
 	return nil
 }
 
-// send sends the changes and the conflicts, or only the conflicts, and then their numbers.
+// send sends the changes and the conflicts, or only the conflicts, and then the numbers of both.
 func (m *merger) send(most uint32, onlyConflicts bool, conflicts uint64, out io.Writer) error {
 	done := diffproto.Done{Conflicts: conflicts}
 	for _, c := range m.list {
@@ -372,7 +375,8 @@ func (m *merger) pack(out io.Writer) error {
 	return errors.Join(p.tar.WriteHeader(end), p.tar.Close(), buffered.Flush())
 }
 
-// addChange adds a change to the archive. The parameter onto is the state of the file that it replaces.
+// addChange adds a change to the archive. The parameter onto is the state of the file that the
+// change replaces.
 func (p *packer) addChange(x *exporter, c *change, onto diffproto.State) error {
 	if c.entry.New.Type == diffproto.Absent {
 		return p.tar.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: strings.TrimPrefix(c.entry.Path, "/"),

@@ -96,7 +96,7 @@ func conflicts(list []*diffproto.Entry) (paths []string) {
 	return paths
 }
 
-// The edits of the table below: a letter for the operation, and a path.
+// edit makes the edits of the table below. An edit is an operation and a path.
 func edit(t *testing.T, dir, edits string) {
 	t.Helper()
 	for _, text := range strings.Fields(edits) {
@@ -122,7 +122,8 @@ func edit(t *testing.T, dir, edits string) {
 	}
 }
 
-// For each pair of edits: the conflicts, and the state of onto after the merge with each rule.
+// The table has, for each pair of edits, the conflicts, and the files of onto after the merge with
+// each rule.
 func TestThreeWays(t *testing.T) {
 	for _, c := range []struct {
 		from, onto          string // edits of both sides
@@ -257,7 +258,7 @@ func modelOf(t *testing.T, dir string) model {
 
 func (m model) isDir(p string) bool { return strings.HasPrefix(m[p], "5") }
 
-// merged returns the tree that has the changes of both sides, and whether it exists.
+// merged returns the tree that has the changes of both sides, and false if there is no such tree.
 func merged(base, from, onto model) (model, bool) {
 	all, out := maps.Clone(base), model{}
 	maps.Copy(all, from)
@@ -282,8 +283,9 @@ func merged(base, from, onto model) (model, bool) {
 	return out, true
 }
 
-// On random trees, a merge has a conflict exactly if the model has no result, and its result is that of the model.
-// With a rule for conflicts, all paths without one have the result of the model.
+// On random trees, a merge has a conflict exactly if the model has no result. Otherwise the merge
+// has the result of the model. With a rule for conflicts, all paths without a conflict have the
+// result of the model.
 func TestMergeLikeTheModel(t *testing.T) {
 	clean, dirty := 0, 0
 	for seed := range uint64(24) {

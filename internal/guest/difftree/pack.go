@@ -204,7 +204,9 @@ func plainHeader(kind byte, mode, size int64) ([]byte, error) {
 	if err := tar.NewWriter(&out).WriteHeader(h); err != nil {
 		return nil, err
 	}
-	// tar.Writer does not write the type of an extended header. The checksum is the sum of all other bytes.
+	// Offsets of the type and of the checksum in a block. tar.Writer does not write the type of an
+	// extended header, so it is set here. The checksum is the sum of all other bytes, so it changes
+	// too.
 	const typeAt, sumAt = 156, 148
 	b := out.Bytes()
 	sum, err := strconv.ParseInt(strings.Trim(string(b[sumAt:sumAt+8]), " \x00"), 8, 64)

@@ -197,7 +197,7 @@ func (w *walker) pair(at string, dirs [2]int, pair [2]name, asked bool) error {
 	return w.below(at, dirs, file, nodes, same)
 }
 
-// The method compares the directory entries of two files, if at least one of the files is a
+// below(…) compares the directory entries of two files, if at least one of the files is a
 // directory. The parameter nodes describes the files.
 func (w *walker) below(at string, dirs [2]int, file string, nodes [2]diffproto.Node, same bool) error {
 	opened := [2]int{absent, absent}

@@ -33,7 +33,7 @@ type Disk struct {
 	limit time.Duration
 
 	mu      sync.Mutex
-	resting *time.Timer // wakes the file system after limit; nil while it is not at rest
+	resting *time.Timer // wakes the file system after limit; nil unless the file system is at rest
 }
 
 // New returns the file system at path. It does not open anything.
@@ -60,8 +60,8 @@ func (d *Disk) Rest() error {
 	return nil
 }
 
-// Hold delays a Rest until release is called, so that no disk-only branch has a part of a change of several files.
-// During a rest, Hold waits for its end.
+// Hold delays a Rest until release is called, so that no disk-only branch saves only a part of a
+// change to several files. If the file system is at rest, Hold waits until it wakes.
 func (d *Disk) Hold() (release func(), err error) {
 	for end := time.Now().Add(2 * d.limit); ; time.Sleep(holdEvery) {
 		d.mu.Lock()

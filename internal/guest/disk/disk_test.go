@@ -76,8 +76,8 @@ func TestTheRestEndsByItself(t *testing.T) {
 	})
 }
 
-// A change that is held delays a freeze, and waits for the end of an earlier freeze. A goroutine that
-// waits for a mutex stops the time of synctest, so this test uses the real time.
+// Hold delays a Rest, and waits for the end of an earlier Rest. A goroutine that waits for a mutex
+// stops the time of synctest, so this test uses the real time.
 func TestHold(t *testing.T) {
 	d, f := newFake(nil)
 	d.limit = 200 * time.Millisecond

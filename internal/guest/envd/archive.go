@@ -12,8 +12,8 @@ import (
 	"github.com/forkd/forkd/internal/treetar"
 )
 
-// archiveTarget returns the path and the user of a request for an archive. forkd adds these routes
-// to E2B's protocol.
+// archiveTarget returns the path and the user of a request for an archive. forkd adds the routes
+// for archives to E2B's protocol.
 func (s *Server) archiveTarget(r *http.Request) (string, *userenv.User, error) {
 	u, err := s.cfg.Env.User(r.URL.Query().Get("username"))
 	if err != nil {

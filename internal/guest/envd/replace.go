@@ -78,7 +78,7 @@ func followLinks(path string) (string, error) {
 	for range maxLinks {
 		to, err := os.Readlink(path)
 		if errors.Is(err, unix.EINVAL) || errors.Is(err, fs.ErrNotExist) {
-			return path, nil // EINVAL and ENOENT too: path is not a link
+			return path, nil // after EINVAL or ENOENT too, because path is not a link
 		}
 		if err != nil {
 			return "", err

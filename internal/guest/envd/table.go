@@ -28,7 +28,7 @@ func (t *table) add(p *proc) {
 }
 
 // pruneLocked removes processes that ended longer than connectableFor ago. The table's methods call
-// it. A timer is not used, because it would fire in every child of a snapshot.
+// it instead of a timer, which would fire in every child of a snapshot.
 func (t *table) pruneLocked(now time.Time) {
 	t.procs = slices.DeleteFunc(t.procs, func(p *proc) bool {
 		return p.hasEnded() && now.Sub(p.stopped) > connectableFor

@@ -12,8 +12,8 @@ import (
 	"strings"
 )
 
-// Languages, by the names that clients use. The first two are also the ids of their default
-// contexts.
+// Languages, by the names that clients use. The names "python" and "javascript" are also the ids of
+// the default contexts of these languages.
 const (
 	python     = "python"
 	javascript = "javascript"

@@ -39,7 +39,7 @@ type Config struct {
 type Server struct {
 	cfg Config
 
-	// Variables so that tests can replace them.
+	// These fields are variables so that tests can replace them.
 	backendOf      func(language string) (*backend, error)
 	grace          time.Duration // interruptGrace, except in tests
 	abandonedGrace time.Duration
@@ -256,7 +256,7 @@ func (s *Server) remove(id string) bool {
 }
 
 // live returns the context's interpreter. It starts an interpreter if there is none, or if the
-// process of the last one has exited.
+// interpreter's process has exited.
 func (c *session) live(cfg Config) (*interpreter, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

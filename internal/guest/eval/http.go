@@ -76,8 +76,8 @@ func (s *Server) handleExecute(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// find returns the context that a request names. If there is an error, it returns the HTTP status
-// for it.
+// find returns the context that a request names. If it returns an error, it also returns the HTTP
+// status of the answer.
 func (s *Server) find(req agentproto.ExecuteRequest) (*session, int, error) {
 	if req.ContextID != "" && req.Language != "" {
 		return nil, http.StatusBadRequest, errors.New("context_id and language exclude each other; send one")

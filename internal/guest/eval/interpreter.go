@@ -31,8 +31,8 @@ const (
 	// an emulated CPU. The fork then fails, because the interpreter still has the random numbers of
 	// its siblings.
 	forkTimeout = 30 * time.Second
-	// prepareTimeout is how long the driver may take to prepare, which is a full garbage
-	// collection.
+	// prepareTimeout is how long the driver may take to answer "prepare", for which it makes a full
+	// garbage collection.
 	prepareTimeout = 2 * time.Minute
 )
 
@@ -87,7 +87,7 @@ func (b *backend) start(r *reap.Reaper, env *userenv.Env, u *userenv.User, dir s
 		i.close()
 		return nil, fmt.Errorf("start %s: %w", b.program, err)
 	}
-	codeEnd.Close() // the child must be the only holder, so that its end closes the stream
+	codeEnd.Close() // only the child may hold this end, so that the stream ends when the child ends
 	go i.output.run()
 	i.code.SetReadDeadline(time.Now().Add(startTimeout))
 	first, err := i.receive()

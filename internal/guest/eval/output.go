@@ -100,8 +100,8 @@ func incomplete(p []byte) int {
 	return 0
 }
 
-// attach sets the sink for all further output. A nil sink drops it. After attach returns, the
-// previous sink is no longer called.
+// attach sets the sink for all further output. If sink is nil, the output is dropped. After attach
+// returns, the previous sink is no longer called.
 func (o *output) attach(sink func(stream, text string)) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -28,8 +28,8 @@ const interruptInterval = time.Second
 const interruptGrace = agentproto.EvalGrace
 
 // abandonedGrace replaces interruptGrace for code whose client has disconnected. It is longer,
-// because no client waits for the end. In a fork, code that was running in the source has no
-// client, and a child is busy in its first seconds.
+// because no client waits for the end. Code that was running in the source of a fork has no client
+// in the children, and a child is busy in its first seconds.
 const abandonedGrace = 30 * time.Second
 
 // busyWait is how long a call that has a timeout waits for its turn. Other calls wait until their
@@ -249,8 +249,8 @@ func (r *running) signal(sig syscall.Signal) bool {
 	}
 }
 
-// stop interrupts the code repeatedly until the code ends. After the time grace it kills the
-// interpreter.
+// stop interrupts the code repeatedly until the code ends. If the code has not ended after the
+// duration grace, stop kills the interpreter.
 func (r *running) stop(grace time.Duration) {
 	again := time.NewTicker(interruptInterval)
 	defer again.Stop()
@@ -272,8 +272,9 @@ func (r *running) stop(grace time.Duration) {
 // interpreter has died. If the text note is not empty, runCode sends it first, as if the code had
 // written it to stderr.
 func (i *interpreter) runCode(line []byte, out *stream, note string, code *running) {
-	// The agent sends this message, and not the driver, because the driver's messages and the
-	// code's output have separate channels, so that the output could arrive first.
+	// The agent sends this message, so that it arrives before the output of the code. The driver's
+	// messages and that output have separate channels, so a message of the driver could arrive
+	// later.
 	out.send(message{Type: "number_of_executions", Count: i.executions})
 	if note != "" {
 		out.output("stderr", note)

@@ -92,7 +92,7 @@ func TestStubbornCodeIsKilledAfterItsTimeoutAndTheClientTold(t *testing.T) {
 	s.grace = 200 * time.Millisecond
 	for _, src := range stubborn {
 		run(t, h, code("state = 1"))
-		got := run(t, h, within(time.Second, src)) // time for the code to begin to run: only then is it stubborn
+		got := run(t, h, within(time.Second, src)) // time for the code to begin; it is stubborn only while it runs
 		if v := field(got, "error", "value"); !strings.Contains(v, "did not end when it was interrupted") ||
 			!strings.Contains(v, "state is lost") {
 			t.Errorf("%s: %v", src, got)

@@ -118,9 +118,9 @@ func (s *search) spend(n int) error {
 	return nil
 }
 
-// searchMemory calls found with the address of each occurrence of text in the memory of a process.
-// It searches only the regions for which want returns true, and skips pages that the process has
-// never written.
+// searchMemory calls the function found with the address of each occurrence of text in the memory
+// of a process. It searches only the regions for which want returns true, and skips pages that the
+// process has never written.
 func (p *process) searchMemory(text []byte, want func(*region) bool, found func(addr uint64) error) error {
 	pagemap, err := os.Open(p.path(p.pid, "pagemap"))
 	if err != nil {
@@ -155,7 +155,7 @@ const (
 )
 
 // present returns the first run of written pages in the address range [at, end). If there is no
-// such page, the results from and to equal end.
+// such page, both results are end.
 func (p *process) present(pagemap *os.File, at, end uint64) (from, to uint64, err error) {
 	if p.entries == nil {
 		p.entries = make([]byte, 8*512)
@@ -178,8 +178,8 @@ func (p *process) present(pagemap *os.File, at, end uint64) (from, to uint64, er
 	return from, end, nil
 }
 
-// searchRun calls found with the address of each occurrence of text in the address range [from,
-// to).
+// searchRun calls the function found with the address of each occurrence of text in the address
+// range [from, to).
 func (p *process) searchRun(text []byte, from, to uint64, found func(addr uint64) error) error {
 	buf := p.chunk
 	for from < to {

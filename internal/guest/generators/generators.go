@@ -27,7 +27,7 @@ import (
 	"github.com/forkd/forkd/internal/rawcall"
 )
 
-// Bounds of one search, because the client that requested a fork waits for it. If a bound is
+// Each search is bounded, because the client that requested a fork waits for it. If a bound is
 // exceeded, the report names the processes that were not searched. The time limit is for emulated
 // CPUs. Other CPUs need milliseconds.
 const (
@@ -68,7 +68,7 @@ func New(managed Managed) *Finder {
 	return in("/proc", managed)
 }
 
-// The function returns a finder for the system whose procfs is mounted at proc.
+// in(proc, managed) returns a finder for the system whose procfs is mounted at proc.
 func in(proc string, managed Managed) *Finder {
 	f := &Finder{proc: proc, managed: managed, maxTime: maxTime, maxMemory: maxMemory,
 		files: map[fileID]marks{}, own: proc + "/" + strconv.Itoa(os.Getpid()) + "/task/"}
@@ -204,7 +204,7 @@ func (f *Finder) news(after, last int) bool {
 	return false
 }
 
-// processes returns the processes of the system, without this process, the given processes, and
+// processes returns all processes of the system except this process, the processes in renewed, and
 // kernel threads.
 func (f *Finder) processes(renewed []int) ([]int, error) {
 	dir, err := os.Open(f.proc)

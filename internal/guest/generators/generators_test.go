@@ -47,8 +47,10 @@ func has(list []agentproto.Generator, library string) bool {
 	return slices.ContainsFunc(list, func(g agentproto.Generator) bool { return strings.Contains(g.Library, library) })
 }
 
-// copies runs a program of testdata/copies.py, which copies itself twice. If between is not nil, it
-// is called for each copy before the copy draws.
+// copies runs testdata/copies.py with the program draw, which defines the Python function draw. The
+// script clones its process twice, and each copy calls draw. The result is what draw returned in
+// each copy. If between is not nil, it is called for each copy, with its process id, before that
+// copy calls draw.
 func copies(t *testing.T, python []string, draw string, between func(pid int)) [2]map[string]string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "draw.py")
@@ -206,7 +208,7 @@ func TestOpenSSLOfAnyProcessIsReseeded(t *testing.T) {
 	}
 }
 
-// server is a program that draws once for each line of its input.
+// server is a program that draws a random number for each line of its input.
 type server struct {
 	in  io.Writer
 	out *bufio.Reader

@@ -10,7 +10,7 @@ import (
 
 // marks are the properties of a program or library that show which generators it may have.
 type marks struct {
-	repeats string // name of a generator that cannot be reseeded, according to the file's name; or ""
+	repeats string // name of the generator that cannot be reseeded and that the file's name reveals; or ""
 
 	openssl bool // it contains the generators of OpenSSL 1.1.1 or later
 	golang  bool // it was built by the Go compiler
@@ -37,9 +37,9 @@ type fileID struct {
 // maxFiles bounds the files whose marks are remembered.
 const maxFiles = 1 << 14
 
-// marks returns the marks of a file of a process. The parameters are the path of a link to the file
-// below /proc/PID, and the file's own name. The marks of each file are remembered. So the children
-// of a snapshot need not read a file that was read before the snapshot.
+// marks returns the marks of a file of a process. The parameter link is the path of a link to the
+// file, below /proc/PID. The parameter name is the file's own name. The marks of each file are
+// remembered. So the children of a snapshot need not read a file that was read before the snapshot.
 func (p *process) marks(link, name string) (m marks, err error) {
 	var info unix.Stat_t
 	path := p.path(p.pid, link)
@@ -127,7 +127,7 @@ type span struct{ from, to int64 }
 
 // constants returns the parts of an ELF file that contain its constants. These are the read-only
 // segments, if the linker has separated them from the code, and otherwise the whole file. The
-// parameter is the beginning of the file. elf(5) describes the layout.
+// parameter head is the beginning of the file. elf(5) describes the layout.
 func constants(head []byte) []span {
 	whole := []span{{0, maxOffset}}
 	const class64, headerSize, entrySize = 2, 64, 56

@@ -25,8 +25,9 @@ const (
 	answerBytes  = 4 + idBytes // the fields of struct inet_diag_msg that are used here
 )
 
-// wantedStates are the states of connections in which a program may wait for the peer: from
-// SYN_SENT to LAST_ACK, and before accept. The numbers are Linux's (include/net/tcp_states.h).
+// wantedStates are the states of connections in which a program may wait for the peer: all states
+// from SYN_SENT to LAST_ACK, and the states before a connection is accepted. The numbers are
+// Linux's (include/net/tcp_states.h).
 const wantedStates = 1<<1 | 1<<2 | 1<<3 | 1<<4 | 1<<5 | 1<<8 | 1<<9 | 1<<11 | 1<<12
 
 // Connections closes the guest's TCP connections in a fork. The peers of these connections are
@@ -45,7 +46,7 @@ type Connections struct {
 	guest [4]byte
 	sent  int // descriptor of the file sentPath
 
-	count, clean       [24]byte // content of the file sentPath now, and when a search last found no connections
+	count, clean       [24]byte // content of the file sentPath: now, and at the last search that found no connections
 	countLen, cleanLen int
 	request            [requestBytes]byte
 	found              []connection
@@ -147,7 +148,7 @@ func (c *Connections) search() error {
 	if c.countLen = n; bytes.Equal(c.count[:n], c.clean[:c.cleanLen]) {
 		return nil
 	}
-	// AF_INET6 for IPv4 addresses in the form ::ffff:a.b.c.d
+	// AF_INET6 finds the connections whose IPv4 addresses have the form ::ffff:a.b.c.d.
 	for _, family := range [...]uint8{unix.AF_INET, unix.AF_INET6} {
 		c.ask(family)
 		if err := c.diag.call(c.request[:], unix.SOCK_DIAG_BY_FAMILY, unix.NLM_F_DUMP, c.add); err != nil {

@@ -230,7 +230,7 @@ func (t *tree) addHome(uid, gid int) error {
 }
 
 // addSkeleton copies the content of a directory in /etc/skel to the home directory. It skips
-// symbolic links and devices. The first parameter is the path of that directory. The last parameter
+// symbolic links and devices. The parameter sub is the path of that directory. The parameter left
 // is the number of files that may still be copied.
 func (t *tree) addSkeleton(sub string, uid, gid int, left *int) error {
 	fd, err := t.open(path.Join(skeletonDir, sub), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW)

@@ -230,8 +230,8 @@ func (t *tree) prune(dir int, base string, kept map[uint64]bool) error {
 	return err
 }
 
-// empty prunes the content of the directory with the descriptor fd. treetar.CheckName bounds the
-// depth of the recursion.
+// empty(fd, kept) prunes the content of the directory with the descriptor fd. treetar.CheckName
+// bounds the depth of the recursion.
 func (t *tree) empty(fd int, kept map[uint64]bool) error {
 	names, err := list(fd)
 	if err != nil {

@@ -34,8 +34,8 @@ import (
 )
 
 // Main is the program forkd-unpack. As the init of a VM, it returns only if the VM cannot be
-// powered off. In the other mode, args are a directory and the maximum size of its content in
-// bytes. Main then reads the stream from stdin, and writes the answer to stdout.
+// powered off. On a host, args are a directory and the maximum size of its content in bytes. Main
+// then reads the stream from stdin, and writes the answer to stdout.
 func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	if os.Getpid() != 1 {
 		if err := fillDir(args, stdin, stdout); err != nil {

@@ -73,9 +73,9 @@ type User struct {
 // User looks up an account. An empty name means the default user.
 func (e *Env) User(name string) (*User, error) { return e.UserOr(name, "") }
 
-// UserOr is like User for clients that prefer a default user of their own, the second parameter. If
-// name is empty and SetDefaults has set no user, it returns the preferred account if the guest has
-// it, and otherwise root.
+// UserOr is like User, for clients that have a default user of their own. If name is empty and
+// SetDefaults has set no user, it returns the account preferred if the guest has it, and otherwise
+// root.
 func (e *Env) UserOr(name, preferred string) (*User, error) {
 	if name == "" {
 		e.mu.Lock()
@@ -151,9 +151,9 @@ func (u *User) Credential() *syscall.Credential {
 	return &syscall.Credential{Uid: u.UID, Gid: u.GID, Groups: u.Groups}
 }
 
-// Environ returns the environment of a process of u. The environment contains the variables of the
-// account, the shared variables, and the given variables. Shared variables replace variables of the
-// account, and variables in the map call replace both.
+// Environ returns the environment of a process of u: the variables of the account, the shared
+// variables, and those in call. If a name occurs more than once, the value in call wins, then the
+// shared value.
 func (e *Env) Environ(u *User, call map[string]string) []string {
 	vars := map[string]string{"PATH": DefaultPath, "HOME": u.Home, "USER": u.Name, "LOGNAME": u.Name}
 	e.mu.Lock()

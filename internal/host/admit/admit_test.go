@@ -87,7 +87,7 @@ func TestOwnersReserve(t *testing.T) {
 	}
 }
 
-// A VM that is not a sandbox must also leave the reserves of memory and disk free.
+// A VM that is not a sandbox must not use the reserves of memory and disk either.
 func TestRoomLeavesTheReserves(t *testing.T) {
 	f, err := os.Open(t.TempDir())
 	if err != nil {

@@ -17,24 +17,24 @@ import (
 // its number of JSON values of any kind.
 type bound struct{ bytes, objects, values int }
 
-// maxLast bounds the last message of a stream in bytes. The message may contain an error, whose
-// text has at most maxText bytes.
+// maxLast is the maximum size of the last message of a stream, in bytes. The message may contain an
+// error, whose text has at most maxText bytes.
 const maxLast = maxText
 
 // maxListed is the maximum number of entries that the agent lists.
 const maxListed = 20000
 
-// Bounds on answers. Answers within the bound small do not count against Client.Keep, because they
-// take no more memory than their requests.
+// Bounds on the answers of RPCs. Client.Keep is not called for answers within the bound small,
+// because they take no more memory than their requests.
 var (
 	small     = bound{64 << 10, 16, 256} // for answers with one entry, one event, or nothing
 	processes = bound{1 << 20, maxListed, 128 << 10}
 	listing   = bound{8 << 20, maxListed + 1, 20 * maxListed}
 )
 
-// Number of bytes that decoding adds to an answer for each object and for each value. These bytes
-// count against Client.Keep. An object of three bytes becomes a protobuf message, a value of this
-// package, a value of the API, and JSON.
+// objectSize and valueSize are how many bytes decoding adds to an answer for each object and for
+// each value. These bytes count against Client.Keep. An object of three bytes becomes a protobuf
+// message, a value of this package, a value of the API, and JSON.
 const (
 	objectSize = 256
 	valueSize  = 16
@@ -108,8 +108,8 @@ func (s streams) Do(req *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// streamBody is a stream of messages. Five bytes precede each message: flags, and the message's
-// length as four bytes.
+// streamBody is a stream of messages. Five bytes precede each message: one byte with flags, and
+// four bytes with the message's length.
 type streamBody struct {
 	io.ReadCloser
 	head [5]byte

@@ -11,14 +11,15 @@ import (
 	"github.com/forkd/forkd/internal/proto/agentproto"
 )
 
-// maxApplied bounds the answer to Apply, in bytes: it may name twenty long paths.
+// maxApplied is the maximum size of the answer to Apply, in bytes. The answer may name twenty long
+// paths.
 const maxApplied = 512 << 10
 
 // ErrNoApply means that the agent is too old to apply changes.
 var ErrNoApply = errors.New("the agent of this sandbox's snapshot is too old to apply changes: build the snapshot again")
 
-// Apply sends the archive of a merge (see package diffproto) to the guest, which makes all of its changes or none.
-// If the guest could not make them, the answer has the reason.
+// Apply sends the archive of a merge (see package diffproto) to the guest, which makes all changes
+// in the archive, or none. If the guest could not make the changes, the answer has the reason.
 func (c *Client) Apply(ctx context.Context, archive io.Reader) (answer agentproto.Applied, err error) {
 	const op = "apply changes"
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, envdURL+"/apply", archive)

@@ -27,7 +27,7 @@ const (
 	maxControlReply  = 64 << 10
 	maxLine          = 32 << 20
 	maxErrorBody     = 64 << 10
-	maxHeaders       = 16 << 10 // room for a file name of 4 KiB, in which a byte may take three
+	maxHeaders       = 16 << 10 // room for a file name of 4 KiB whose bytes are each encoded as three
 	maxText          = 16 << 10 // text of an error, or of a command's outcome
 	defaultMaxOutput = 8 << 20
 )
@@ -83,8 +83,8 @@ func (c *Client) Transport(port uint32) http.RoundTripper {
 	}
 }
 
-// Ping asks the agent whether it is ready. The agent answers with the message with which it has
-// announced that it is ready.
+// Ping asks the agent whether it is ready. The answer is the message that the agent sent when it
+// became ready.
 func (c *Client) Ping(ctx context.Context) (agentproto.Ready, error) {
 	reply, err := c.control(ctx, agentproto.Request{Op: agentproto.OpPing})
 	if err != nil {

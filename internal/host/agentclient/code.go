@@ -48,8 +48,8 @@ type CodeEnd struct {
 // diedError is the name of the exception that an agent reports when the interpreter has died.
 const diedError = "UnexpectedEndOfExecution"
 
-// maxForms bounds the number of forms of one result, and separately the number of forms with custom
-// names.
+// maxForms is the maximum number of forms of one result. Forms with custom names are counted
+// separately, with the same maximum.
 const maxForms = 64
 
 // mediaType returns the media type of a form in which E2B's protocol sends a result, such as
@@ -149,7 +149,7 @@ func (c *codeRun) line(line []byte) (done bool, err error) {
 	if err := json.Unmarshal(line, &kind); err != nil {
 		return false, err
 	}
-	if kind.Type == "result" { // do not decode a result, because its field "text" may be other than a string
+	if kind.Type == "result" { // do not decode a result, because its field "text" may not be a string
 		main, data, err := formsOf(bytes.ToValidUTF8(line, []byte("\uFFFD")))
 		if err == nil {
 			err = c.sink.Result(main, data)
@@ -237,7 +237,7 @@ type CodeContext struct {
 	Cwd      string `json:"cwd"`
 }
 
-// maxContexts bounds a list of contexts. The real agent has at most 64.
+// maxContexts is the maximum length of a list of contexts. The real agent has at most 64.
 const maxContexts = 1024
 
 // Contexts lists the contexts of the guest, oldest first.

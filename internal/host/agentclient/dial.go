@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// maxHandshake bounds the length of the VMM's answer to CONNECT in bytes: "OK " and a 32-bit
-// number, or a short error.
+// maxHandshake is the maximum length of the VMM's answer to CONNECT, in bytes. The answer is "OK "
+// and a 32-bit number, or a short error.
 const maxHandshake = 128
 
 // DialUnix returns a dial function for the vsock unix socket of a VMM. It sends "CONNECT <port>\n"

@@ -21,7 +21,7 @@ var (
 	ErrOutputTruncated = errors.New("output truncated")
 )
 
-// Code classifies an Error. Its values are those of the Connect protocol.
+// Code classifies an Error. Its values are the codes of the Connect protocol.
 type Code string
 
 // Codes that callers distinguish. Other codes of the guest are passed on unchanged.

@@ -192,7 +192,8 @@ func (e *evaluation) line(line []byte) (done bool, err error) {
 		ee := &EvalError{e.cut(m.Name), e.cut(m.Value), e.cut(m.Traceback)}
 		e.result.Error, e.errorBytes = ee, len(ee.Name)+len(ee.Value)+len(ee.Traceback)
 	case "result":
-		// Only E2B's clients use other forms of the result, and displayed values.
+		// Drop displayed values, and other forms of the result, because only E2B's clients use
+		// them.
 		if m.Main && e.result.Result == nil {
 			text := e.cut(m.Text)
 			e.result.Result = &text

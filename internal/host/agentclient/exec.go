@@ -24,7 +24,7 @@ type ExecRequest struct {
 	Env       map[string]string
 	Cwd       string        // empty: the user's home
 	User      string        // empty: the guest's default user
-	UserElse  string        // account that replaces root, if it exists and the guest has no default user
+	UserElse  string        // replaces root, if the account exists and the guest has no default user
 	Stdin     io.Reader     // nil: /dev/null, unless OpenStdin or Terminal is set
 	OpenStdin bool          // stdin stays open for Process.Input; Stdin must be nil
 	Terminal  *Size         // if set, the command gets a terminal; all its output is then Stdout
@@ -241,8 +241,8 @@ func (e *execCall) stream(ctx context.Context) (ExecResult, error) {
 	return notStarted(op, stream.Err())
 }
 
-// event handles one event of a process. If the event is the last one, which says how the process
-// ended, the method returns it.
+// event handles one event of a process. It returns the last event, which says how the process
+// ended, and nil for all other events.
 func (e *execCall) event(ctx context.Context, event *process.ProcessEvent) (*process.ProcessEvent_EndEvent, error) {
 	switch ev := event.GetEvent().(type) {
 	case *process.ProcessEvent_Start:
@@ -341,7 +341,8 @@ func (e *execCall) feed(ctx context.Context) {
 	}
 }
 
-// killTimeout bounds the attempt to kill a process when the context of ExecStream has ended.
+// killTimeout is the time limit of the attempt to kill a process when the context of ExecStream has
+// ended.
 const killTimeout = 5 * time.Second
 
 func (e *execCall) kill(ctx context.Context) {

@@ -9,8 +9,8 @@ import (
 )
 
 // ReadFile opens a file of the guest. Relative paths begin in the home of user, or of the default
-// user if user is empty. The user has no other meaning: the rights are root's. The caller must
-// bound how much it reads, and close the file.
+// user if user is empty. The file is read with the rights of root, whatever the user is. The caller
+// must bound how much it reads, and close the file.
 func (c *Client) ReadFile(ctx context.Context, path, user string) (io.ReadCloser, error) {
 	return c.download(ctx, "read file", "/files", path, user)
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/envdproto/process/processconnect"
 )
 
-// Size is the size of a terminal, in characters. If it is 0, the agent chooses one.
+// Size is the size of a terminal, in characters. If Cols or Rows is 0, the agent chooses the size.
 type Size struct{ Cols, Rows uint16 }
 
 // message returns the size in the form of the agent's protocol, or nil if s is nil.
@@ -96,8 +96,9 @@ func (p *Process) Resize(ctx context.Context, s Size) error {
 	return p.fail("resize the terminal of", err)
 }
 
-// Attach passes the output of a running process to the given sink, from now on, and returns how the
-// process ended. Before that, it calls started. If the call ends early, the process continues.
+// Attach calls the function started, and then passes the further output of a running process to the
+// given sink. It returns how the process ended. If Attach returns before the process has ended, the
+// process continues.
 func (c *Client) Attach(ctx context.Context, pid uint32, started func(*Process) error,
 	sink func(Stream, []byte) error) (ExecResult, error) {
 	none := ExecResult{ExitCode: -1}
@@ -125,7 +126,7 @@ func (c *Client) Attach(ctx context.Context, pid uint32, started func(*Process) 
 type ProcessInfo struct {
 	PID  uint32
 	Args []string // arguments that the process was started with
-	Cwd  string   // as in the request that started it; empty: the user's home
+	Cwd  string   // working directory in the request that started the process; empty: the user's home
 }
 
 // Processes returns the running processes that were started through the agent, oldest first.

@@ -9,11 +9,11 @@ import (
 
 // Limits on how long the guest may take to freeze and thaw its file system.
 const (
-	restTimeout = time.Minute // to freeze, which writes the whole page cache to the disk
-	// to thaw; longer than a freeze can last, so the agent has thawed the file system by then in
-	// any case
+	restTimeout = time.Minute // limit for a freeze, which writes the whole page cache to the disk
+	// limit for a thaw; longer than a freeze can last, so the agent has thawed the file system by
+	// then in any case
 	wakeTimeout  = 30 * time.Second
-	abortTimeout = 5 * time.Second // to thaw after a freeze that failed or took too long
+	abortTimeout = 5 * time.Second // limit for a thaw after a freeze that failed or took too long
 )
 
 // AtRest calls f while the guest's root file system is frozen, see Freeze. The guest must freeze
@@ -34,7 +34,7 @@ func (c *Client) AtRest(ctx, lasting context.Context, f func() error) error {
 }
 
 // within calls f, which waits for the guest, with a deadline. If ctx has ended, within returns the
-// cause.
+// cause of the end.
 func within(ctx context.Context, limit time.Duration, what string, f func(context.Context) error) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("the guest did not %s within %v: %w", what, limit,
 		context.DeadlineExceeded))

@@ -43,9 +43,9 @@ type Result struct {
 	Ready    agentproto.Ready
 	Boot     time.Duration // time from the first instruction until the agent reported that it was ready
 	Warmup   time.Duration
-	Save     time.Duration // writing state and memory to RAM
-	Persist  time.Duration // flushing to the disk and publishing
-	MemBytes uint64        // length of the memory layer
+	Save     time.Duration // time for writing state and memory to RAM
+	Persist  time.Duration // time for flushing to the disk and publishing
+	MemBytes uint64        // length of the memory layer, in bytes
 	Output   string        // end of the warm-up's output; the stdout of each step precedes its stderr
 }
 
@@ -91,7 +91,7 @@ type Baker struct {
 
 // Bounds on parents whose disk comes from a client without the right to bake.
 const (
-	maxBoots    = 2               // maximum number at a time; one for each client
+	maxBoots    = 2               // maximum number of such parents at a time; a client may have one
 	bootTimeout = 5 * time.Minute // time limit from the start of the VM to the snapshot
 )
 
@@ -134,8 +134,8 @@ type bake struct {
 	guest   Guest
 	id      string // ID of the parent's VM
 	link    *netclient.Link
-	from    *store.Lease   // lease of the snapshot that the parent boots from; nil: it boots from an image
-	disk    *snapshot.Disk // disk without the parent's own layer
+	from    *store.Lease   // lease of the snapshot that the parent boots from; nil: the parent boots from an image
+	disk    *snapshot.Disk // the parent's disk without its own layer
 	lower   []*os.File     // open files of disk, base image first
 	undo    cleanup.Stack
 	step    string // name of the current step, for errors
@@ -389,7 +389,7 @@ func (b *bake) waitReady(ctx context.Context) (agentproto.Ready, error) {
 	}
 }
 
-// maxReady bounds the agent's report in bytes.
+// maxReady is the maximum size of the agent's report, in bytes.
 const maxReady = 64 << 10
 
 func readReady(ctx context.Context, conn net.Conn) (agentproto.Ready, error) {
@@ -415,7 +415,7 @@ func readReady(ctx context.Context, conn net.Conn) (agentproto.Ready, error) {
 }
 
 // save stops the parent and branches it. The branch writes the state and the memory of the parent,
-// and makes its disk top a layer.
+// and makes the parent's disk top a layer.
 func (b *bake) save(ctx context.Context) (*snapshot.Manifest, []vm.Extent, error) {
 	b.begin("save")
 	start := time.Now()
@@ -471,9 +471,9 @@ func (b *bake) save(ctx context.Context) (*snapshot.Manifest, []vm.Extent, error
 	return m, saved.Extents, nil
 }
 
-// maxLayerExtents bounds the number of extents of a parent's memory layer. Every fork makes one
-// mmap for each extent. To reduce the number, extents are joined, which takes space in the layer.
-// The bound leaves a part of chain's maxExtents for branches.
+// maxLayerExtents is the maximum number of extents of a parent's memory layer. Every fork calls
+// mmap once for each extent. If there are too many extents, some are joined, which takes space in
+// the layer. Branches of the children may add extents, up to the maxExtents of package chain.
 const maxLayerExtents = 128
 
 // Error reports that a bake failed after its guest had run.

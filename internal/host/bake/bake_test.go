@@ -155,8 +155,8 @@ func TestFailedBakesLeaveNothingAndQuoteTheConsole(t *testing.T) {
 	}
 }
 
-// If a warm-up command fails, the error is the client's and quotes the command's output. The output
-// of successful commands is in the result.
+// If a warm-up command fails, the error is a *WarmupError that quotes the command's output. The
+// output of successful commands is in the result.
 func TestWarmupCommands(t *testing.T) {
 	w := newKitchen(t)
 	w.request.Commands = []string{"pip install nothing"}

@@ -53,9 +53,10 @@ func (b *bake) defaults() snapshot.Defaults {
 	return d
 }
 
-// inheritDefaults sets the default user and directory of the snapshot that the parent was booted
-// from. Warm-up steps run earlier, as root. If the disk no longer has the user's account, the
-// agent's default user remains. Without this exception, such a disk could never be booted again.
+// inheritDefaults gives the guest the default user and directory of the snapshot from which the
+// parent was booted. Warm-up steps run earlier, as root. If the disk no longer has the user's
+// account, the agent's default user remains. Without this exception, such a disk could never be
+// booted again.
 func (b *bake) inheritDefaults(ctx context.Context) error {
 	d := b.defaults()
 	if d.User == "" && d.Dir == "" {

@@ -14,7 +14,7 @@ func TestAnnouncementsAreBounded(t *testing.T) {
 	long := strings.Repeat("x", 257)
 	for name, c := range map[string]struct {
 		ready agentproto.Ready
-		want  string // in the error; empty: accepted
+		want  string // text in the error; empty: the announcement is accepted
 	}{
 		"usual":            {agentproto.Ready{Kernel: "6.12", Warm: []string{"python"}}, ""},
 		"another protocol": {agentproto.Ready{Version: -1}, "speaks protocol"},

@@ -43,7 +43,7 @@ type Request struct {
 	Transient bool               // the parent is booted for a fork: delete the snapshot with its last sandbox
 }
 
-// Defaults and bounds of a Request.
+// Defaults and limits of the fields of a Request.
 const (
 	defaultMemoryMiB = 512
 	minMemoryMiB     = 64

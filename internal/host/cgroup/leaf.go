@@ -77,7 +77,8 @@ func (t *Tree) New(name string, ram uint64) (*Leaf, error) {
 }
 
 // NewShared makes a leaf for several processes of one kind, with limits on their memory and threads
-// together. When they reach the limit of memory, the kernel kills one of them, not all.
+// together. When the processes reach the limit of memory, the kernel kills one of them, and not
+// all.
 func (t *Tree) NewShared(name string, memoryMiB uint64, pids int) (*Leaf, error) {
 	l, err := t.New(name, 0)
 	if l == nil {
@@ -214,8 +215,8 @@ func (l *Leaf) Tighten() {
 	_ = l.spareLocked(0) // fails only if the process has ended
 }
 
-// statLag is the bound, in bytes per CPU, by which the kernel's figures of a cgroup may be out of
-// date: 64 pages (mm/memcontrol.c, MEMCG_CHARGE_BATCH).
+// statLag is the maximum error, in bytes per CPU, of the kernel's figures about the memory of a
+// cgroup: 64 pages (mm/memcontrol.c, MEMCG_CHARGE_BATCH).
 const statLag = 64 * vm.PageSize
 
 // Hurry removes the leaf's limits on disk I/O until done is called. With these limits, data that

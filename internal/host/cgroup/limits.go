@@ -10,18 +10,18 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Memory that a VMM may use in addition to its guest's memory. A VMM needs a few MiB for itself,
-// page tables of the host and of KVM (at most 1/128 of the guest's memory), and KVM's data about
-// pages if KVM shadows page tables. The bound is generous, because its only purpose is to stop a
-// compromised VMM.
+// By default, a VMM may use overheadBytes, and 1/overheadShare of its guest's memory, in addition
+// to the guest's memory. A VMM needs a few MiB for itself, page tables of the host and of KVM (at
+// most 1/128 of the guest's memory), and KVM's data about pages if KVM shadows page tables. The
+// bound is generous, because its only purpose is to stop a compromised VMM.
 const (
 	overheadBytes = 64 << 20
 	overheadShare = 32
 )
 
-// maxPIDs bounds the number of threads of a VMM, including KVM's. A VMM has about ten threads, and
-// one more thread for each vCPU. The bound is much higher, because Go exits if it cannot start a
-// thread.
+// maxPIDs is the maximum number of threads of a VMM, including KVM's threads. A VMM has about ten
+// threads, and one more thread for each vCPU. The bound is much higher, because Go exits if it
+// cannot start a thread.
 const maxPIDs = 512
 
 const (

@@ -37,7 +37,7 @@ type Config struct {
 	StateDir string // a directory on the disk to which I/O limits apply
 }
 
-// None is the Parent for a daemon without limits.
+// None is the value of Config.Parent for a daemon without limits.
 const None = "none"
 
 // controllers are the cgroup controllers that limits need. A host may lack some of them.
@@ -148,7 +148,7 @@ func (t *Tree) Missing() error {
 	return t.diskErr
 }
 
-// The method returns an error if limits of the given controller are not available.
+// can returns an error if limits of the given controller are not available.
 func (t *Tree) can(controller string) error {
 	if t == nil || t.dir == "" {
 		return t.Missing()
@@ -162,8 +162,8 @@ func (t *Tree) can(controller string) error {
 	return nil
 }
 
-// Sweep removes leaves for which keep returns false. These leaves belong to VMs that ended under an
-// earlier daemon.
+// Sweep removes a leaf if the function keep returns false for its name. Such a leaf belongs to a VM
+// that ended under an earlier daemon.
 func (t *Tree) Sweep(keep func(name string) bool) error {
 	if t == nil || t.dir == "" {
 		return nil

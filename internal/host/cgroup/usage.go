@@ -68,7 +68,7 @@ func stat(dir, file, key string) (uint64, error) {
 	return number(words, file, key)
 }
 
-// number returns the number after key in the words of a file, as stat does.
+// number is like stat, for a file whose words were already read.
 func number(words []string, file, key string) (uint64, error) {
 	for i, word := range words {
 		if key != "" && (word != key || i+1 == len(words)) {

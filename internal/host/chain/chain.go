@@ -17,13 +17,13 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Bounds on what a snapshot costs its forks.
+// Limits on how much a snapshot costs its forks.
 const (
-	MaxDepth   = 32  // layers of a snapshot; a snapshot on top of this many layers becomes self-contained
-	MaxLine    = 16  // memory layers in a sandbox's line of branches; see EndLine
-	maxRewrite = 2   // bytes of a line's layers, as a multiple of the guest's memory; they stay in RAM
-	MaxTops    = 16  // frozen tops of a sandbox: each costs its VMM a descriptor, a bitmap and a lookup
-	maxExtents = 256 // extents in a snapshot's whole memory map: each costs every fork one mmap
+	MaxDepth   = 32  // maximum number of layers of a snapshot; a snapshot on top of so many layers becomes self-contained
+	MaxLine    = 16  // maximum number of memory layers in a sandbox's line of branches; see EndLine
+	maxRewrite = 2   // maximum size of a line's layers, which stay in RAM, as a multiple of the guest's memory
+	MaxTops    = 16  // maximum number of a sandbox's frozen tops: each costs the VMM a descriptor, a bitmap and a lookup
+	maxExtents = 256 // maximum number of extents in a snapshot's memory map: each costs every fork one mmap
 )
 
 // Memory completes the memory layer of a new snapshot, given the layer's file. The file holds the
@@ -54,8 +54,8 @@ func Memory(ctx context.Context, own *os.File, extents []vm.Extent, parent *stor
 
 // EndLine reports whether the next branch of a sandbox ends its line of rebases. A branch that ends
 // the line is based on the snapshot that the sandbox was forked from, and holds all pages written
-// since the fork. The second parameter is the branch that the sandbox was last rebased onto, or
-// nil. The third parameter is the size of the guest's memory. EndLine also returns the disk usage
+// since the fork. The parameter rebased is the branch that the sandbox was last rebased onto, or
+// nil. The parameter memory is the size of the guest's memory. EndLine also returns the disk usage
 // of the layers in the line, in bytes.
 func EndLine(st *store.Store, rebased *record.Rebased, memory uint64) (end bool, bytes uint64) {
 	if rebased == nil {
@@ -66,8 +66,9 @@ func EndLine(st *store.Store, rebased *record.Rebased, memory uint64) (end bool,
 }
 
 // LineBytes returns the maximum number of bytes that a sandbox shares with the branches in its
-// line. It counts the memory that is in layers of the latest branch, the first parameter, but not
-// in layers of the snapshot that the sandbox runs from, the second parameter.
+// line. The parameter line is a lease of the latest branch, and the parameter from is a lease of
+// the snapshot that the sandbox runs from. LineBytes counts the memory that is in layers of the
+// branch, but not in layers of that snapshot.
 func LineBytes(line, from *store.Lease) (bytes uint64) {
 	inherited := from.Manifest().Memory
 	for _, e := range line.Extents() {
@@ -80,8 +81,8 @@ func LineBytes(line, from *store.Lease) (bytes uint64) {
 }
 
 // fillGaps fills gaps between the extents of a layer with data from the layers below, so that
-// neighboring extents join. The layer's file is the first parameter after ctx. Where no layer has
-// data, it writes zeros, for the reason given at copyExtent.
+// neighboring extents join. The layer's file is own. Where no layer has data, fillGaps writes
+// zeros, for the reason given at copyExtent.
 func fillGaps(ctx context.Context, own *os.File, extents []vm.Extent, gaps []memlayer.Span, lower []vm.Extent,
 	layers []*os.File) error {
 	zeros, buf := make([]byte, copyBuffer), make([]byte, copyBuffer)
@@ -112,7 +113,7 @@ func fillGaps(ctx context.Context, own *os.File, extents []vm.Extent, gaps []mem
 	return nil
 }
 
-// writeZeros writes the given number of zeros to a file, from the given offset. The last parameter
+// writeZeros writes the given number of zeros to a file, from the given offset. The parameter zeros
 // is a buffer of zeros.
 func writeZeros(ctx context.Context, f *os.File, at, length uint64, zeros []byte) error {
 	for end := at + length; at < end; {
@@ -128,8 +129,8 @@ func writeZeros(ctx context.Context, f *os.File, at, length uint64, zeros []byte
 	return nil
 }
 
-// MergeTops reports whether a sandbox's tops must be merged before its next snapshot. The
-// parameters are the number of disk layers that the snapshot inherits, and the number of the
+// MergeTops reports whether a sandbox's tops must be merged before its next snapshot. The parameter
+// inherited is the number of disk layers that the snapshot inherits, and tops is the number of the
 // sandbox's tops.
 func MergeTops(inherited, tops int) bool {
 	return tops > MaxTops || tops > 1 && !MergeDisk(inherited) && inherited+tops > MaxDepth
@@ -141,7 +142,7 @@ func MergeDisk(inherited int) bool { return inherited >= MaxDepth }
 
 // DiskLayers returns the disk layers that a new snapshot of a sandbox inherits. These are the
 // inherited layers, which belong to the snapshot below, and all tops of the sandbox except the last
-// one. The last top becomes the new snapshot's own layer. The list owners has, for each top, the ID
+// top. The last top becomes the new snapshot's own layer. The list owners has, for each top, the ID
 // of the snapshot for which the top was frozen.
 func DiskLayers(inherited []snapshot.File, tops []*os.File, owners []string) ([]snapshot.File, error) {
 	layers := slices.Clone(inherited)

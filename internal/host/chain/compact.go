@@ -23,9 +23,9 @@ type Source struct {
 	Strict  bool
 }
 
-// Compact copies a snapshot to a new snapshot, given the tags of the two snapshots. The new
-// snapshot inherits no layers: it has one memory layer and one disk layer. The last parameter
-// describes the source sandbox, and may be nil.
+// Compact copies a snapshot to a new snapshot, which inherits no layers: it has one memory layer
+// and one disk layer. The parameters from and to are the tags of the old and the new snapshot. The
+// Source, which describes the source sandbox, may be nil.
 func Compact(ctx context.Context, st *store.Store, from, to string, of *Source) (store.Info, error) {
 	if from == to {
 		return store.Info{}, &invalid.Error{Field: "to", Reason: "the snapshot itself; choose another tag"}

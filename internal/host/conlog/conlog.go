@@ -34,8 +34,8 @@ type Screen struct {
 	Last  console.Text             // the last output, if Ended
 }
 
-// New returns a log that begins with the oldest output. The caller must close it. Each Screen that
-// the given function returns must be consistent.
+// New returns a log that begins with the oldest output. The caller must close it. The fields of
+// each Screen that the given function returns must describe the same moment.
 func New(screen func() Screen) *Log { return &Log{screen: screen} }
 
 // logInterval is how often a ring is read. The VMM does not notify readers, because readers must

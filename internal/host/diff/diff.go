@@ -51,20 +51,20 @@ type Config struct {
 // Program is the path of forkd-diff in the initramfs.
 const Program = "/forkd-diff"
 
-// Bounds of a comparison.
+// Limits of comparisons.
 const (
-	maxVMs     = 2                // at once; one client has at most one
-	maxWaiting = 4                // requests of one client that wait for a VM
+	maxVMs     = 2                // maximum number of VMs at a time; a client has at most one
+	maxWaiting = 4                // maximum number of requests of one client that wait for a VM
 	limit      = 10 * time.Minute // time limit of a whole comparison; an emulated CPU is slow
-	maxListed  = 16 << 20         // bytes of the entries of a Result without their patches
-	maxArchive = 64 << 30         // bytes of an archive
-	maxWritten = 256 << 20        // bytes on the host that the mount of a disk may write; a journal has up to 128 MiB
+	maxListed  = 16 << 20         // maximum size, in bytes, of the entries of a Result without their patches
+	maxArchive = 64 << 30         // maximum size of an archive, in bytes
+	maxWritten = 256 << 20        // maximum number of bytes that a mount of a disk may write; a journal has up to 128 MiB
 )
 
-// Bounds of a Request.
+// Limits of the fields of a Request.
 const (
 	MaxEntries = 20_000
-	MaxPatch   = diffproto.MaxPatch // bytes of all patches together
+	MaxPatch   = diffproto.MaxPatch // maximum size of all patches together, in bytes
 )
 
 // Differ compares disks. Its methods may be called concurrently.
@@ -92,7 +92,7 @@ type Request struct {
 	Base *store.Lease
 	diffproto.Merge
 
-	tar bool // set by Export, and for a Merge that applies
+	tar bool // set by Export, and by Merge if its parameter apply is not nil
 }
 
 // sides returns the leases of the disks, in the order of forkd-diff.
@@ -152,25 +152,25 @@ func (d *Differ) Compare(ctx context.Context, req Request) (r Result, err error)
 }
 
 // Export is like Compare, but makes a tar archive of the differences. When the comparison has
-// succeeded, Export calls begin, and then writes the archive to the writer that this function has
-// returned. The archive comes from the VM, so its readers must not trust it. If Export returns an
-// error after it has called begin, the archive is incomplete.
+// succeeded, Export calls begin, and then writes the archive to the writer that begin has returned.
+// The archive comes from the VM, so its readers must not trust it. If Export returns an error after
+// it has called begin, the archive is incomplete.
 func (d *Differ) Export(ctx context.Context, req Request, begin func() io.Writer) error {
 	req.Patch, req.Entries, req.MaxPatch, req.tar = false, math.MaxUint32, 0, true
 	return d.run(ctx, &req, func(conn io.Reader) error { return receive(conn, &req, begin) })
 }
 
-// Merge finds the changes of req.New since req.Base that req.Old lacks. If apply is not nil, there are changes,
-// and no conflict is left, Merge calls apply and then writes the archive of these changes to its result. The
-// archive comes from the VM, so its readers must not trust it. If Merge returns an error after apply, the archive
-// is incomplete.
+// Merge finds the changes of req.New since req.Base that req.Old lacks. If apply is not nil, there
+// are changes, and no conflict is left, Merge calls apply, and then writes the archive of these
+// changes to the writer that apply returns. The archive comes from the VM, so its readers must not
+// trust it. If Merge returns an error after apply, the archive is incomplete.
 func (d *Differ) Merge(ctx context.Context, req Request, apply func() io.Writer) (r Result, err error) {
 	req.Path, req.Patch, req.MaxPatch, req.tar = "/", false, 0, apply != nil
 	err = d.run(ctx, &req, func(conn io.Reader) error { return merge(conn, &req, &r, apply) })
 	return r, err
 }
 
-// run runs a VM that compares, and reads its answer with listen.
+// run starts a VM that makes the comparison, and calls listen to read the VM's answer.
 func (d *Differ) run(ctx context.Context, req *Request, listen func(io.Reader) error) error {
 	first := req.New.Manifest().Disk
 	for _, side := range req.sides() {
@@ -260,7 +260,8 @@ func (d *Differ) top(size uint64) (*os.File, error) {
 	return f, nil
 }
 
-// talk asks forkd-diff and reads its answer.
+// talk sends a request to forkd-diff with the function ask, and reads the answer with the function
+// listen.
 func talk(ctx context.Context, conn net.Conn, ask func(context.Context, net.Conn) error,
 	listen func(io.Reader) error) error {
 	stop := context.AfterFunc(ctx, func() { conn.Close() })

@@ -123,8 +123,8 @@ func TestAnswerToAPartOfTheQuestion(t *testing.T) {
 	}
 }
 
-// An answer is an error if it has too many entries, too large patches, or other paths than the
-// request.
+// An answer is an error if it has too many entries, patches that are too large, or paths outside
+// the path of the request.
 func TestMoreThanWasAskedFor(t *testing.T) {
 	patch := []byte("@@ -1 +1 @@\n-old\n+new\n")
 	for name, c := range map[string]struct {

@@ -1,11 +1,11 @@
 // Package event stores the recent events of this host's sandboxes and snapshots, in a ring.
 // Followers read the events, each at its own pace.
 //
-// Emit never waits for followers. If the ring is full, it drops the oldest event of the owner with
-// most events, so no owner can displace the events of others. A follower that has not read all
-// dropped events learns that it missed events. A follower that begins at an id of another ring, for
-// example of an earlier daemon, also learns that it missed events. Nothing is written to disk. The
-// callers of Emit decide what an event contains.
+// Emit never waits for followers. If the ring is full, Emit drops the oldest event of the owner
+// with the most events, so no owner can displace the events of others. A follower that has not read
+// all dropped events learns that it missed events. A follower that begins at an id of another ring,
+// for example of an earlier daemon, also learns that it missed events. Nothing is written to disk.
+// The callers of Emit decide what an event contains.
 package event
 
 import (
@@ -87,9 +87,9 @@ type queue struct {
 // makes 2000 events, of some 300 bytes each.
 const DefaultSize = 4096
 
-// maxBytes bounds the memory of a ring's events. The number of events alone is not a sufficient
-// bound, because clients choose an event's labels, and guests sometimes its Detail. The latest
-// event is always stored, whatever its size.
+// maxBytes is the maximum memory of a ring's events, in bytes. The number of events alone is not a
+// sufficient bound, because clients choose an event's labels, and guests sometimes its Detail. The
+// latest event is always stored, whatever its size.
 const maxBytes = 4 << 20
 
 // size returns the approximate memory of an event in bytes, assuming that no other event shares its
@@ -179,7 +179,7 @@ func (r *Ring) afterLocked(seq uint64) (first *Event) {
 	return first
 }
 
-// ID returns an id for the place after the event with number seq. Follow accepts such an id.
+// ID returns an id for the place after the event with the number seq. Follow accepts such an id.
 func (r *Ring) ID(seq uint64) string {
 	if r == nil {
 		return "0"

@@ -10,7 +10,8 @@ import (
 	"strings"
 )
 
-// maxLine bounds the length of a quoted line in bytes, because the guest chooses it.
+// maxLine is the maximum length of a quoted line, in bytes. It is needed because the guest chooses
+// the line.
 const maxLine = 200
 
 // Console returns the lines of a console that help most in an error message: the kernel's panic

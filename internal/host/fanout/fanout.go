@@ -39,8 +39,8 @@ const (
 	None  Keep = "none"
 )
 
-// Request describes what to try. A valid Request has at least one command. Best needs a judge, First
-// must not have one, and Promote needs First or Best.
+// Request describes a try. A valid Request has at least one command. If Keep is Best, it must have
+// a judge; if Keep is First, it must not have a judge. Promote requires First or Best.
 type Request struct {
 	Commands []agentclient.ExecRequest // one for each child
 	Judge    *agentclient.ExecRequest  // command whose last line on stdout is the score; nil: no judge
@@ -164,7 +164,7 @@ func (e *KeptError) Unwrap() error { return e.Err }
 
 // Run tries the commands of a request in children of a sandbox. The source keeps running. If Run
 // returns an error, or if ctx ends before a decision, no child and no branch stays, and the source
-// is as it was. A failed promotion is an exception: the error is a *KeptError and the winner stays.
+// is unchanged. A failed promotion is an exception: the error is a *KeptError and the winner stays.
 // If the promotion fails halfway, the source is lost (see sandbox.Manager.Rollback).
 func Run(ctx context.Context, host Host, exec Exec, source string, req Request, o Observer) (out Outcome, err error) {
 	t := &try{host: host, exec: exec, req: req, o: o, results: make([]Result, len(req.Commands)), first: -1}
@@ -273,8 +273,8 @@ func (t *try) run(ctx context.Context, i int) Result {
 	return r
 }
 
-// The function returns a copy of req that has one more environment variable. A variable of req with
-// the same name has precedence.
+// with returns a copy of req that has one more environment variable. A variable of req with the
+// same name has precedence.
 func with(req agentclient.ExecRequest, name, value string) agentclient.ExecRequest {
 	env := map[string]string{name: value}
 	for n, v := range req.Env {
@@ -367,7 +367,8 @@ func isMissing(err error, child string) bool {
 	return errors.As(err, &missing) && missing.ID == child
 }
 
-// Times for repeating a promotion for which the host has no RAM yet.
+// If the host has no RAM for a promotion yet, promote tries again after promoteAgain, until
+// promoteLimit has passed.
 const (
 	promoteAgain = time.Second
 	promoteLimit = time.Minute
@@ -391,11 +392,11 @@ func (t *try) promote(ctx context.Context, source, child string) (sandbox.Rollba
 	}
 }
 
-// atOnce bounds how many children are killed at a time.
+// atOnce is the maximum number of children that are killed at a time.
 const atOnce = 8
 
-// settle kills the children that do not stay, and then makes the fork final. Before the fork is
-// final, the next daemon would kill all children.
+// settle kills the children that do not stay, and then makes the fork final. Until the fork is
+// final, a restarted daemon would kill all children.
 func (t *try) settle(out *Outcome) error {
 	err := t.killBut(out.Kept)
 	if final := t.forked.Keep(); final != nil {

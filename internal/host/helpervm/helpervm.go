@@ -31,7 +31,7 @@ import (
 const MemoryBytes = 512 << 20
 
 const (
-	cpuWeight = 20          // a sandbox has 100
+	cpuWeight = 20          // CPU weight of a VM; a sandbox has 100
 	exitTime  = time.Second // time limit from the end of the VM's connection to the VM's exit
 	sizeEvery = time.Second // interval at which the sizes of disks are checked
 )
@@ -44,7 +44,7 @@ type Config struct {
 	Cmdline  string // kernel command line
 }
 
-// Task is what a VM does.
+// Task describes the work of a VM.
 type Task struct {
 	Name string // name of the VM in errors, such as "the builder VM"
 	Port uint32 // vsock port of the host that the VM's init connects to
@@ -83,7 +83,7 @@ func (c *Config) Run(ctx context.Context, t Task) (err error) {
 	}
 	defer func() {
 		if err != nil && ctx.Err() == nil && !isRefused(err) && !errors.Is(err, ErrFull) {
-			console, _ := vmpool.Console(c.VMMs, shell.Dir) // optional: without it the error says less
+			console, _ := vmpool.Console(c.VMMs, shell.Dir) // without the console, the error only says less
 			err = fmt.Errorf("%w; the console of %s ends with:\n%s", err, t.Name, excerpt.Console(console.Bytes, 10))
 		}
 		err = errors.Join(err, shell.VMM.Kill()) // from here on, nothing writes to the disks
@@ -166,7 +166,7 @@ func (t tops) close() {
 	}
 }
 
-// bound cancels ctx when the VM has written more than its limit.
+// bound watches the size of the tops, and cancels ctx when the VM has written more than its limit.
 func (t tops) bound(ctx context.Context, cancel context.CancelCauseFunc, task *Task) {
 	const blockBytes = 512 // the unit of st_blocks, stat(2)
 	tick := time.NewTicker(sizeEvery)

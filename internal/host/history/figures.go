@@ -22,17 +22,17 @@ func sandboxOf(v []float32) Sandbox {
 // reading, and means per second in a point.
 type Host struct {
 	CPU        float64 // seconds of processor time of all processes; in a point: CPUs in use
-	SandboxCPU float64 // the same of sandboxes, pooled VMMs and forkd-net
+	SandboxCPU float64 // like CPU, but only for sandboxes, pooled VMMs and forkd-net
 	Available  float64 // bytes of memory that new processes can use
 	Tmpfs      float64 // bytes of memory in files on tmpfs, such as hot snapshots
 	Memory     float64 // bytes charged to sandboxes, pooled VMMs and forkd-net, with page cache
 	Own        float64 // the part of Memory that the kernel cannot reclaim
-	Pool       float64 // VMM processes that wait for a fork
+	Pool       float64 // number of VMM processes that wait for a fork
 
-	Children     float64 // children that became ready
-	ReadySeconds float64 // how long they took, together
+	Children     float64 // number of children that became ready
+	ReadySeconds float64 // total time that these children took to become ready, in seconds
 
-	Sandboxes float64 // in any state
+	Sandboxes float64 // number of sandboxes in any state
 	Running   float64
 }
 

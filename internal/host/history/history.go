@@ -3,12 +3,12 @@
 //
 // Its callers read the figures and decide who may see them. One goroutine samples everything. The
 // cost is bounded: at most maxPerTick sandboxes are read each second, in turn, and a sandbox that
-// does not run is not read. The history of a sandbox has at most 2040 points; maxPoints bounds the
-// points of minutes of all sandboxes together. It goes with the sandbox, and begins again with the
-// process.
+// does not run is not read. The history of a sandbox has at most 2040 points; maxPoints limits the
+// points of minutes of all sandboxes together. The history of a sandbox is deleted with the
+// sandbox, and when the daemon exits.
 //
-// Points are kept by the time since the recorder was made, and not by the clock. If the clock is
-// set, all points move with it: a point of a minute ago remains a point of a minute ago.
+// A point has the time since the recorder was made, and not the time of the clock. So if the clock
+// is set, all points move with it: a point of a minute ago remains a point of a minute ago.
 package history
 
 import (
@@ -23,30 +23,33 @@ const (
 	KeptCoarse = 24 * time.Hour   // points of minutes
 )
 
-// Bounds of the recorder.
+// Limits of the recorder.
 const (
 	maxSeconds = int(KeptFine / time.Second)
 	maxMinutes = int(KeptCoarse / time.Minute)
-	// Sandboxes that are read in one second. If more of them run, each one has fewer points.
+	// maximum number of sandboxes that are read in one second; if more sandboxes run, each has
+	// fewer points
 	maxPerTick = 256
-	// Points of minutes of all sandboxes, 24 bytes each. If there are more, the day of each sandbox
-	// becomes shorter, but not shorter than minMinutes.
+	// maximum number of points of minutes of all sandboxes, which take 24 bytes each; if there are
+	// too many sandboxes, each has fewer such points, but at least minMinutes
 	maxPoints  = 2 << 20
 	minMinutes = 60
 )
 
-// restInterval is the time after which a sandbox that did not run is looked at again.
+// restInterval is the time after which a sandbox that did not run is read again.
 const restInterval = 5 * time.Second
 
-// clockSlack is a difference between clocks that is measurement, and not a clock that was set.
+// clockSlack is the maximum error in measuring the difference between two clocks. A larger
+// difference means that a clock was set.
 const clockSlack = time.Second
 
 // Config configures a Recorder.
 type Config struct {
 	IDs func() []string // returns the ids of all sandboxes
-	// Read measures a sandbox; false: it does not run, or the host does not measure it.
+	// Read measures a sandbox. It returns false if the sandbox does not run, or if the host does
+	// not measure it.
 	Read     func(id string) (Sandbox, bool)
-	ReadHost func() (Host, bool) // measures the host, without the numbers of sandboxes
+	ReadHost func() (Host, bool) // measures the host, but does not count sandboxes
 
 	Now     func() time.Time     // clock of the times in results; nil: time.Now
 	Elapsed func() time.Duration // monotonic clock; nil: the time since New
@@ -63,7 +66,7 @@ type Recorder struct {
 	// +checklocks:mu
 	host *series
 	// +checklocks:mu
-	running int // sandboxes that ran at the latest look
+	running int // number of sandboxes that ran when they were last read, or were never read
 	// +checklocks:mu
 	origin time.Time // the clock's time when Elapsed was zero
 }
@@ -109,7 +112,7 @@ func (r *Recorder) Sample() {
 		if !r.due(id, now) {
 			continue
 		}
-		figures, ok := r.cfg.Read(id) // without the lock: it reads files
+		figures, ok := r.cfg.Read(id) // without the lock, because Read reads files
 		if r.store(id, now, figures, ok) {
 			if most--; most == 0 {
 				break
@@ -129,7 +132,7 @@ func (r *Recorder) Sample() {
 func (r *Recorder) begin(exist map[string]bool) time.Duration {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.running = len(exist) // sandboxes that were never looked at count, until they have been
+	r.running = len(exist) // a sandbox that was never read counts as running
 	for id, s := range r.sandboxes {
 		switch {
 		case !exist[id]:
@@ -141,7 +144,7 @@ func (r *Recorder) begin(exist map[string]bool) time.Duration {
 	return r.cfg.Elapsed()
 }
 
-// due reports whether a sandbox is to be read now. If more sandboxes run than can be read in a
+// due reports whether a sandbox must be read now. If more sandboxes run than can be read in a
 // second, all of them are read equally often.
 func (r *Recorder) due(id string, now time.Duration) bool {
 	r.mu.Lock()
@@ -154,10 +157,11 @@ func (r *Recorder) due(id string, now time.Duration) bool {
 	if s.resting {
 		every = restInterval
 	}
-	return now-s.looked >= every-time.Second/2 // ticks are not exact
+	return now-s.looked >= every-time.Second/2 // half a second less, because ticks are not exact
 }
 
-// store adds the figures of a sandbox. The parameter ok is that of Read, and the result too.
+// store adds the figures of a sandbox. The parameter ok, which store returns, is the result of
+// Config.Read.
 func (r *Recorder) store(id string, now time.Duration, figures Sandbox, ok bool) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -168,7 +172,7 @@ func (r *Recorder) store(id string, now time.Duration, figures Sandbox, ok bool)
 	}
 	s.looked, s.resting = now, !ok
 	if !ok {
-		if s.rest(now) { // the buffers are gone; what is left remembers when to look again
+		if s.rest(now) { // no points are left, but the series stays, because it has the time of the latest read
 			s.sums, s.n = nil, 0
 		}
 		return false
@@ -192,11 +196,11 @@ type Point[F any] struct {
 
 // Range selects points.
 type Range struct {
-	From, To time.Time // zero: from the oldest, to the newest
-	Minutes  bool      // points of minutes; false: points of seconds
+	From, To time.Time // zero From: begin with the oldest point; zero To: end with the newest point
+	Minutes  bool      // select points of minutes; false: points of seconds
 }
 
-// OfSandbox returns points of a sandbox, oldest first. There are none of an unknown sandbox.
+// OfSandbox returns points of a sandbox, oldest first. An unknown sandbox has no points.
 func (r *Recorder) OfSandbox(id string, in Range) []Point[Sandbox] {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -8,14 +8,14 @@ import (
 	"time"
 )
 
-// rig is a recorder with a clock that the test sets, of sandboxes that use half a CPU.
+// rig is a recorder of sandboxes that each use half a CPU. The test sets its clock.
 type rig struct {
 	*Recorder
 	now     time.Time
 	passed  time.Duration
 	ids     []string
 	asleep  map[string]bool
-	used    map[string]float64 // CPU seconds that a sandbox had used when it was made
+	used    map[string]float64 // CPU seconds that each sandbox had used when it was made
 	reads   int
 	memory  float64
 	hostCPU float64
@@ -94,7 +94,8 @@ func TestPointsOfSecondsAndMinutes(t *testing.T) {
 	}
 }
 
-// maxSandboxBytes is the bound in the documentation.
+// maxSandboxBytes is how much memory the history of a sandbox takes at most, according to the
+// documentation.
 const maxSandboxBytes = 48_960
 
 func TestMemoryOfASandboxIsBounded(t *testing.T) {
@@ -172,7 +173,7 @@ func TestASleepingSandboxIsNotRead(t *testing.T) {
 	if got := len(r.OfSandbox("a", Range{})); r.reads != 0 || got != 29 {
 		t.Errorf("%d reads of a sandbox that sleeps, and %d points, want 0 and 29", r.reads, got)
 	}
-	// A new VMM process counts from zero again. That is no negative use.
+	// A new VMM process counts from zero again, which must not be taken for a negative use.
 	r.used["a"] = -r.passed.Seconds() / 2
 	r.asleep["a"] = false
 	r.run(30)
@@ -214,7 +215,7 @@ func TestANewProcessCountsFromZero(t *testing.T) {
 	r.run(10)
 	r.used["a"] = -100
 	r.run(10)
-	if got := len(r.OfSandbox("a", Range{})); got != 18 { // the first reading, and the one after the change, make no point
+	if got := len(r.OfSandbox("a", Range{})); got != 18 { // the first reading and the reading after the change add none
 		t.Errorf("%d points, want 18", got)
 	}
 }

@@ -5,7 +5,7 @@ import "time"
 // ring holds the newest points of a series. Its buffer grows with the number of points, up to a
 // maximum.
 type ring struct {
-	width int // number of figures of a point
+	width int // number of figures in a point
 	buf   []cell
 	v     []float32 // width values for each cell of buf
 	start int       // index of the oldest point
@@ -19,7 +19,7 @@ const tick = time.Second / 10
 
 func cellOf(at time.Duration) cell { return cell(at / tick) }
 
-// push adds a point, and drops the oldest ones if there would be more than most.
+// push adds a point. If the ring would have more than most points, push drops the oldest points.
 func (r *ring) push(at cell, values []float32, most int) {
 	for r.n >= max(most, 1) {
 		r.drop()
@@ -37,7 +37,7 @@ func (r *ring) push(at cell, values []float32, most int) {
 // programs exist for a few seconds only.
 const minRing = 16
 
-// resize replaces the buffer by one for size points.
+// resize replaces the buffer by a buffer for size points.
 func (r *ring) resize(size int) {
 	buf, v := make([]cell, size), make([]float32, size*r.width)
 	for i := range r.n {

@@ -6,8 +6,8 @@ import "time"
 type kind int
 
 const (
-	level kind = iota // a present value. The point of a minute has the highest value
-	count             // a total. Points have its growth per second; the point of a minute has the mean
+	level kind = iota // the figure is a present value; the point of a minute has the highest value
+	count             // the figure is a total; points have its growth per second, the point of a minute the mean growth
 )
 
 // series is the history of one sandbox, or of the host.
@@ -15,24 +15,24 @@ type series struct {
 	kinds          []kind
 	second, minute ring
 
-	last   []float64     // the previous reading; nil: there is none that growth can be measured from
-	lastAt time.Duration // its time
+	last   []float64     // the previous reading; nil: there is no reading from which growth can be measured
+	lastAt time.Duration // time of the reading in last
 
-	sums []float32 // of the current minute: highest values and sums of means
+	sums []float32 // for the current minute: the highest value of each level, and the sum of the values of each count
 	n    int       // number of points in the current minute
-	at   cell      // time of its latest point
+	at   cell      // time of the latest point in the current minute
 
-	looked  time.Duration // when the subject was last looked at
-	resting bool          // it was not running then
+	looked  time.Duration // when the subject was last read
+	resting bool          // the subject did not run when it was last read
 }
 
 func newSeries(kinds []kind) *series {
 	return &series{kinds: kinds, second: ring{width: len(kinds)}, minute: ring{width: len(kinds)}}
 }
 
-// add adds a reading. The first reading, and the first one after a rest, only begins the
-// measurement. So does a reading whose totals are lower than before: the process that had the old
-// totals has ended.
+// add adds a reading. Growth is measured from the previous reading, so the first reading makes no
+// point. The first reading after a rest makes no point either. The same is true for a reading whose
+// totals are lower than before, because the process that had the old totals has ended.
 func (s *series) add(at time.Duration, reading []float64, mostMinutes int) {
 	last, passed := s.last, at-s.lastAt
 	s.last, s.lastAt = reading, at
@@ -91,7 +91,7 @@ func (s *series) rest(at time.Duration) (empty bool) {
 	return s.second.n == 0 && s.minute.n == 0 && (s.n == 0 || s.at+cellOf(KeptCoarse) < now)
 }
 
-// each calls f for the points of one resolution from from to to, oldest first.
+// each calls f for the points of one resolution between the times from and to, oldest first.
 func (s *series) each(from, to cell, minutes bool, f func(cell, []float32)) {
 	r := &s.second
 	if minutes {

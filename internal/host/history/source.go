@@ -12,11 +12,11 @@ import (
 	"github.com/forkd/forkd/internal/host/sandbox"
 )
 
-// Source has what a daemon's Recorder reads.
+// Source has the objects from which a daemon's Recorder reads figures.
 type Source struct {
 	Manager  *sandbox.Manager
 	Usage    func() (cgroup.Usage, error)         // usage of all sandboxes together
-	Children func() (n uint64, all time.Duration) // children that became ready, and how long they took together
+	Children func() (n uint64, all time.Duration) // returns how many children became ready, and their total time
 }
 
 // Config returns the configuration of a Recorder that reads the source.
@@ -72,11 +72,12 @@ func kib(meminfo []byte, key string) float64 {
 	return 0
 }
 
-// userHz is the unit of /proc/stat: ticks per second, 100 on all of Linux's architectures for users.
+// userHz is the unit of /proc/stat: ticks per second, which is 100 on all architectures of Linux.
 const userHz = 100
 
 // busy returns the processor time of all CPUs in the first line of /proc/stat (proc_stat(5)), in
-// seconds: without idle time and time that waits for disks. Time of guests is a part of user time.
+// seconds. It omits idle time and the time that waits for disks. The time of guests is a part of
+// user time.
 func busy(stat []byte) (seconds float64, err error) {
 	line, _, _ := bytes.Cut(stat, []byte("\n"))
 	words := bytes.Fields(line)

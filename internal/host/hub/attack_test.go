@@ -124,7 +124,7 @@ func (h *host) isClean(t *testing.T, name string, want int) {
 	}
 }
 
-// Hostile archives are refused, with the reason, and leave nothing.
+// Hostile archives are refused, with the reason, and leave nothing behind.
 func TestHostileArchives(t *testing.T) {
 	a, b := newHost(t), newHost(t)
 	a.make(t, "parent", "", 2, 'p')

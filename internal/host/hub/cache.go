@@ -60,7 +60,7 @@ func (c *cache) open(d digest.Digest) *os.File {
 		return nil
 	}
 	now := time.Now()
-	_ = os.Chtimes(f.Name(), now, now) // after an error, the blob is removed earlier
+	_ = os.Chtimes(f.Name(), now, now) // if this fails, trim removes the blob too early
 	return f
 }
 
@@ -116,7 +116,7 @@ func receive(w io.Writer, d digest.Digest, size int64, r io.Reader) error {
 	return nil
 }
 
-// record returns the path of the record of a file that was packed.
+// record returns the path of the record about a packed file.
 func (c *cache) record(p artifact.Part) string {
 	return c.path("made", p.Digest[strings.LastIndexByte(p.Digest, ':')+1:])
 }
@@ -196,8 +196,8 @@ func (c *cache) source(who string, d digest.Digest, to name.Repository) (from na
 	return from, err == nil && from.RegistryStr() == to.RegistryStr() && from.Name() != to.Name()
 }
 
-// made returns the blob of a file that was packed before, and opens it. The file is nil if the cache does not
-// have it.
+// made returns the blob of a file that was packed before, and opens it. The result file is nil if
+// the cache does not have the blob.
 func (c *cache) made(p artifact.Part) (artifact.Blob, *os.File) {
 	b, ok := c.known(p)
 	if !ok {
@@ -215,7 +215,7 @@ func (c *cache) made(p artifact.Part) (artifact.Blob, *os.File) {
 	return b, f
 }
 
-// maxRecords bounds the records of packed files.
+// maxRecords is the maximum number of records about packed files.
 const maxRecords = 10_000
 
 // trim removes the least recently used blobs until at most limit bytes are left.
@@ -245,7 +245,7 @@ func (c *cache) trimRecords(sub string) error {
 func (c *cache) list(sub string) (list []fs.FileInfo, err error) {
 	entries, err := os.ReadDir(c.path(sub, ""))
 	for _, e := range entries {
-		if info, err := e.Info(); err == nil { // it may just have been removed
+		if info, err := e.Info(); err == nil { // the file may just have been removed
 			list = append(list, info)
 		}
 	}

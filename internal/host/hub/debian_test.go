@@ -60,9 +60,10 @@ func startDebian(t *testing.T, dir, address string) (host string, kill func()) {
 	}
 }
 
-// Debian's registry takes a family of snapshots, mounts its blobs in another repository, and sends ranges. A killed
-// registry ends a push, which goes on when the registry is back. skopeo reads what forkd has pushed, and forkd pulls
-// what skopeo has pushed.
+// The test uses Debian's registry. A family of snapshots is pushed to it, and the family's blobs
+// are mounted in another repository. If the registry is killed, a push fails, and the next push to
+// the restarted registry sends only the remaining blobs. skopeo reads snapshots that forkd has
+// pushed, and forkd pulls snapshots that skopeo has pushed.
 func TestDebianRegistry(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	dir := t.TempDir()

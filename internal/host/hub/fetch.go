@@ -16,20 +16,21 @@ import (
 )
 
 const (
-	// smallBlob is the size in bytes of blobs that are fetched with one request. Larger blobs need a request
-	// for their index first, so that every frame can be verified when it arrives.
+	// smallBlob is the maximum size, in bytes, of a blob that is fetched with one request. Larger
+	// blobs need a request for their index first, so that every frame can be verified when it
+	// arrives.
 	smallBlob = 1 << 20
 
-	// maxFetchedIndex bounds the indexes that are decoded while blobs arrive, in bytes. A blob with a larger
-	// index is fetched like one of a registry without ranges.
+	// maxFetchedIndex is the maximum size, in bytes, of an index that is decoded while its blob
+	// arrives. A blob with a larger index is fetched as if the registry did not support ranges.
 	maxFetchedIndex = 8 << 20
 )
 
-// fetching is a blob on its way from a registry into a file. It never writes or reads more than the size in
-// the manifest.
+// fetching is a blob on its way from a registry into a file. The manifest limits how many bytes are
+// read and written.
 //
-// If the connection breaks, the next request begins behind the last verified frame. A registry without
-// ranges sends the whole blob again.
+// If the connection breaks, the next request begins behind the last verified frame. If the registry
+// does not support ranges, it sends the whole blob again.
 type fetching struct {
 	*conn
 	b    artifact.Blob
@@ -60,7 +61,7 @@ func (x *fetching) run(ctx context.Context) error {
 			break
 		}
 		if x.done > before {
-			n = 1 // every verified frame gives new tries
+			n = 1 // a verified frame restarts the count of tries
 		}
 		if n >= x.tries || !isTemporary(err) {
 			return err
@@ -89,7 +90,7 @@ func (x *fetching) index(ctx context.Context) error {
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusPartialContent {
-		return nil // a registry without ranges
+		return nil // the registry does not support ranges
 	}
 	p := make([]byte, x.b.IndexBytes)
 	if err := x.read(resp.Body, p); err != nil {
@@ -150,7 +151,7 @@ func (x *fetching) content(ctx context.Context) error {
 	return err
 }
 
-// checkLength returns an error if the registry announces another number of bytes than want.
+// checkLength returns an error if the registry announces a number of bytes other than want.
 func (x *fetching) checkLength(resp *http.Response, want int64) error {
 	if n := resp.ContentLength; n >= 0 && n != want {
 		return x.bad("the registry has %d bytes in the place of %d", n, want)
@@ -158,7 +159,7 @@ func (x *fetching) checkLength(resp *http.Response, want int64) error {
 	return nil
 }
 
-// receiveFrames writes the frames in body to the file, each when it is verified.
+// receiveFrames writes the frames in body to the file, each after its verification.
 func (x *fetching) receiveFrames(body io.Reader) error {
 	var p []byte
 	for ; x.done < len(x.frames); x.done++ {

@@ -46,7 +46,8 @@ func TestHostileRegistries(t *testing.T) {
 		}
 	}
 	type around = func(http.ResponseWriter, *http.Request, http.Handler)
-	// of returns a registry that answers requests for a path in its own way.
+	// of returns a registry in which the function f answers each request for a path that contains
+	// the given text.
 	of := func(part string, f http.HandlerFunc) around {
 		return func(w http.ResponseWriter, r *http.Request, inner http.Handler) {
 			if r.Method == http.MethodGet && strings.Contains(r.URL.Path, part) {
@@ -56,7 +57,7 @@ func TestHostileRegistries(t *testing.T) {
 			inner.ServeHTTP(w, r)
 		}
 	}
-	// change is a registry that changes what is in a blob.
+	// change returns a registry that sends the result of f instead of the content of the blob b.
 	change := func(b artifact.Blob, f func(p []byte) []byte) around {
 		return func(w http.ResponseWriter, r *http.Request, inner http.Handler) {
 			if r.Method != http.MethodGet || !strings.Contains(r.URL.Path, b.Digest.Encoded()) {
@@ -240,7 +241,8 @@ func (r *recorder) Header() http.Header         { return r.header }
 func (r *recorder) WriteHeader(status int)      { r.status = status }
 func (r *recorder) Write(p []byte) (int, error) { return r.body.Write(p) }
 
-// A tag that is not that of the digest, and a snapshot that this host cannot run, fail before layers are fetched.
+// A pull fails before any layer is fetched if the manifest does not have the requested digest, or
+// if this host cannot run or store the snapshot.
 func TestRefusedBeforeLayers(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	s, a, b := serve(t), newHost(t).hasty(), newHost(t).hasty()
@@ -281,7 +283,8 @@ func TestRefusedBeforeLayers(t *testing.T) {
 	refused("a taken tag", s.host+"/team/py:1", "exists")
 }
 
-// Names of other hosts are reached with TLS only, and a registry elsewhere cannot lead to a server on this host.
+// The daemon connects to other hosts only with TLS. A registry on another host cannot redirect the
+// daemon to a server on this host.
 func TestWireRules(t *testing.T) {
 	for _, c := range []struct {
 		home, url string

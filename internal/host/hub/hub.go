@@ -31,13 +31,13 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Bounds on the movement of snapshots.
+// Limits of a Hub.
 const (
-	maxMoves     = 2       // at once; each uses a CPU for compression
-	maxTransfers = 4       // to and from registries, at once
-	maxBlobs     = 4       // of one transfer, at once
-	maxWaiting   = 4       // requests of one client that wait
-	cacheBytes   = 8 << 30 // blobs that the cache keeps between requests
+	maxMoves     = 2       // maximum number of packings and unpackings at a time; each uses a CPU
+	maxTransfers = 4       // maximum number of pushes and pulls at a time
+	maxBlobs     = 4       // maximum number of blobs that one push or pull transfers at a time
+	maxWaiting   = 4       // maximum number of waiting requests of one client
+	cacheBytes   = 8 << 30 // maximum size, in bytes, of the blobs that the cache keeps between requests
 )
 
 // Config configures a Hub. All fields except Trust and Reserve are required.
@@ -61,10 +61,10 @@ type Hub struct {
 	place     *gate.Gate
 	transfers *gate.Gate
 
-	base      http.RoundTripper // below all connections to registries
-	tries     int               // of a request to a registry
-	retryWait time.Duration     // before the second try; doubles
-	stall     time.Duration     // see wire
+	base      http.RoundTripper // transport that all connections to registries use
+	tries     int               // maximum number of tries of a request to a registry
+	retryWait time.Duration     // wait before the second try; doubles before each further try
+	stall     time.Duration     // see wire.stall
 	small     int64             // see smallBlob
 	roomEvery int64             // see fetching
 	pace      time.Duration     // see leastRate
@@ -96,7 +96,8 @@ func New(cfg Config) (*Hub, error) {
 	return h, nil
 }
 
-// wait waits for a place to compress or decompress a snapshot for a client. leave frees it.
+// wait waits for a place to compress or decompress a snapshot for a client. The function leave
+// frees the place.
 func (h *Hub) wait(ctx context.Context, who string) (leave func(), err error) {
 	return h.place.Wait(ctx, owner.FairShare(who, maxMoves))
 }
@@ -152,7 +153,7 @@ func (h *Hub) Pack(ctx context.Context, who, tag string) (_ *Package, err error)
 		return nil, err
 	}
 	defer leave()
-	defer h.trim() // the Package has its blobs open
+	defer h.trim() // the Package keeps its blobs open, so trim may remove them from the cache
 	x, err := h.cfg.Store.Export(ctx, tag)
 	if err != nil {
 		return nil, err
@@ -177,8 +178,8 @@ func (h *Hub) Pack(ctx context.Context, who, tag string) (_ *Package, err error)
 	return p, err
 }
 
-// encode returns the blob of a file. The blob is in the cache if a snapshot with the same file was packed
-// before.
+// encode returns the blob of a file. It takes the blob from the cache if a snapshot with the same
+// file was packed before.
 func (h *Hub) encode(ctx context.Context, part artifact.Part, file *os.File) (artifact.Blob, *os.File, error) {
 	if b, f := h.cache.made(part); f != nil {
 		return b, f, nil
@@ -232,7 +233,7 @@ func (p *Package) WriteArchive(w io.Writer) error {
 	})
 }
 
-// Arrival is a snapshot from outside whose blobs are in the cache. Close frees it.
+// Arrival is a snapshot from outside whose blobs are in the cache. Close removes these blobs.
 type Arrival struct {
 	*artifact.Artifact
 	Verdict Verdict
@@ -294,7 +295,7 @@ func (h *Hub) Receive(ctx context.Context, archive io.Reader, policy Policy, sig
 }
 
 // Unpack publishes a received snapshot with the given tag or, if tag is empty, with the tag of the
-// packed snapshot. The first parameter after ctx is the new owner.
+// packed snapshot. The parameter who names the new owner.
 func (h *Hub) Unpack(ctx context.Context, who, tag string, a *Arrival, on func(Progress)) (store.Info, error) {
 	return h.publish(ctx, who, tag, a.Artifact, a, on)
 }
@@ -338,7 +339,7 @@ func (b blobs) add(d digest.Digest, f *os.File) {
 	b[d] = f
 }
 
-// The method returns the open file of the blob with the given digest.
+// of returns the open file of the blob with the given digest.
 func (b blobs) of(d digest.Digest) (*os.File, error) {
 	if b[d] == nil {
 		return nil, &artifact.Error{Err: fmt.Errorf("the blob %s is missing", d)}
@@ -376,13 +377,13 @@ func (b blobs) load(d digest.Digest) (*artifact.Artifact, error) {
 	return artifact.Parse(manifest, text)
 }
 
-// source has the blobs of an artifact: those of an archive, or those of a registry.
+// source provides the blobs of an artifact from an archive or from a registry.
 type source interface {
 	// open returns a blob. Its bytes need not be verified.
 	open(ctx context.Context, b artifact.Blob) (*os.File, error)
 }
 
-// publish makes a snapshot of an artifact, when there is a place for it.
+// publish waits for a place, and then makes a snapshot from an artifact.
 func (h *Hub) publish(ctx context.Context, who, tag string, a *artifact.Artifact, from source, on func(Progress)) (
 	store.Info, error,
 ) {
@@ -405,8 +406,9 @@ func (h *Hub) publish(ctx context.Context, who, tag string, a *artifact.Artifact
 	return g.Import(ctx, a.Snapshot, contents{a, from, on}, room)
 }
 
-// acceptable returns the tag of a new snapshot. It returns an error if this host cannot run the snapshot, or
-// if it cannot have the tag. An empty tag stands for that of the packed snapshot.
+// acceptable returns the tag of a new snapshot. If the parameter tag is empty, the result is the
+// tag of the packed snapshot. It returns an error if this host cannot run the snapshot, or if the
+// snapshot cannot have the tag.
 func (h *Hub) acceptable(tag string, m *snapshot.Manifest) (string, error) {
 	tag = cmp.Or(tag, m.Tag)
 	return tag, cmp.Or(h.compatible(m), h.CheckTag(tag))

@@ -81,7 +81,8 @@ func (h *host) make(t *testing.T, tag, parent string, n int64, mark byte) {
 	h.makeOf(t, tag, parent, n, mark, func(name string) []byte { return bytes.Repeat([]byte(name), disk/8) })
 }
 
-// makeOf is make with the content of the base image and of the kernel, by these names.
+// makeOf is like make. The base image and the kernel have the content that the function content
+// returns for their names.
 func (h *host) makeOf(t *testing.T, tag, parent string, n int64, mark byte, content func(name string) []byte) {
 	t.Helper()
 	g, err := h.store.Stage(tag)
@@ -278,7 +279,7 @@ func TestPackAndUnpack(t *testing.T) {
 		t.Errorf("%d blobs are left, %v", len(left), err)
 	}
 	b.store.Close()
-	if err := os.RemoveAll(b.ram); err != nil { // like a reboot
+	if err := os.RemoveAll(b.ram); err != nil { // as after a reboot
 		t.Fatal(err)
 	}
 	b.open(t)
@@ -291,7 +292,8 @@ func TestPackAndUnpack(t *testing.T) {
 	b.check(t, "again", family["child"])
 }
 
-// The policy, the labels and the sandbox of a snapshot stay on its host. Its files get owners of the new host.
+// A packed snapshot contains neither its policy, its labels nor the id of its sandbox. On the new
+// host, the snapshot, its parent and the owners of its layers have new IDs.
 func TestNothingPrivateTravels(t *testing.T) {
 	a, b := newHost(t), newHost(t)
 	a.make(t, "team-a.base", "", 2, 'p')

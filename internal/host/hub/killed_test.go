@@ -17,10 +17,11 @@ import (
 const (
 	mortalRootEnv = "FORKD_TEST_MORTAL_ROOT" // directory of the host
 	mortalFromEnv = "FORKD_TEST_MORTAL_FROM" // reference of the snapshot
-	mortalAtEnv   = "FORKD_TEST_MORTAL_AT"   // the process kills itself when so many files were fetched or written
+	mortalAtEnv   = "FORKD_TEST_MORTAL_AT"   // number of fetched or written files after which the process kills itself
 )
 
-// TestMortalPull is the main function of such a process. It is not a test by itself.
+// TestMortalPull is the main function of a process that kills itself during a pull. It is not a
+// test by itself.
 func TestMortalPull(t *testing.T) {
 	root := os.Getenv(mortalRootEnv)
 	if root == "" {
@@ -42,8 +43,8 @@ func TestMortalPull(t *testing.T) {
 	t.Errorf("the pull has ended before step %d: %v", at, err)
 }
 
-// A daemon that is killed amid a pull leaves no snapshot and no unfinished files to the next daemon, whose pull
-// fetches only what is missing.
+// If a daemon is killed during a pull, the next daemon finds no snapshot, and removes unfinished
+// files. The next pull fetches only the missing blobs.
 func TestKilledAmidPull(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	s, a := serve(t), newHost(t).hasty()
@@ -53,7 +54,7 @@ func TestKilledAmidPull(t *testing.T) {
 	for _, b := range sent.Blobs {
 		seen[b.Digest] = true
 	}
-	for _, at := range []int{1, 4, len(seen) + 2} { // the last one is amid the files that are written
+	for _, at := range []int{1, 4, len(seen) + 2} { // the last number is reached while files are written
 		root := t.TempDir()
 		cmd := exec.Command(os.Args[0], "-test.run=^TestMortalPull$")
 		cmd.Env = append(os.Environ(), mortalRootEnv+"="+root, mortalFromEnv+"="+s.host+"/team/py:1",

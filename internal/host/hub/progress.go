@@ -2,23 +2,24 @@ package hub
 
 import "time"
 
-// Progress is a step of a movement: what has happened to one file of a snapshot.
+// Progress says what has happened to one file of a snapshot that is being pushed, pulled or
+// unpacked.
 type Progress struct {
 	File  string
 	State string
 	Bytes int64 // size of the blob
-	Done  int64 // while the state is Pulling or Pushing: bytes that have crossed the network
+	Done  int64 // in the states Pulling and Pushing: number of bytes that have crossed the network
 }
 
-// States of a file.
+// Values of Progress.State.
 const (
-	Shared   = "shared"   // the store has a file with this content already
-	Cached   = "cached"   // the cache has the blob, of an earlier request
-	Pulling  = "pulling"  // bytes of the blob arrive
+	Shared   = "shared"   // the store already has a file with this content
+	Cached   = "cached"   // the cache has the blob from an earlier request
+	Pulling  = "pulling"  // the blob is being received
 	Fetched  = "pulled"   // the blob is complete and verified
 	Unpacked = "unpacked" // the content is verified and written
-	Exists   = "exists"   // the registry has the blob already
-	Pushing  = "pushing"  // bytes of the blob leave
+	Exists   = "exists"   // the registry already has the blob
+	Pushing  = "pushing"  // the blob is being sent
 	Pushed   = "pushed"   // the registry has received the blob
 )
 

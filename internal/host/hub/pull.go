@@ -20,8 +20,8 @@ import (
 	"github.com/forkd/forkd/internal/host/store"
 )
 
-// acceptedManifests makes registries send the manifests of container images too, so that the error can say
-// what they are.
+// acceptedManifests lists the media types of manifests that a registry may send. It includes those
+// of container images, so that the error for a container image can say what it is.
 const acceptedManifests = oci.MediaTypeImageManifest + ", " + oci.MediaTypeImageIndex +
 	", application/vnd.docker.distribution.manifest.v2+json, application/vnd.docker.distribution.manifest.list.v2+json"
 
@@ -118,7 +118,7 @@ func (c *conn) describe(ctx context.Context, check func(digest.Digest) error) (*
 
 // document returns the content of a manifest or of a small blob, of at most limit bytes.
 func (c *conn) document(ctx context.Context, kind, id, accept string, limit int64) ([]byte, error) {
-	ctx = context.WithValue(ctx, blobKey{}, true) // bounded here
+	ctx = context.WithValue(ctx, blobKey{}, true) // this method limits the size itself
 	resp, err := c.get(ctx, kind, id, accept, 0, 0)
 	if err != nil {
 		return nil, err
@@ -152,7 +152,7 @@ func (h *Hub) Pull(ctx context.Context, who, tag string, r Remote, on func(Progr
 	if err != nil {
 		return Pulled{}, err
 	}
-	if _, err := h.acceptable(tag, o.Snapshot); err != nil { // before bytes of layers are fetched
+	if _, err := h.acceptable(tag, o.Snapshot); err != nil { // check before any layer is fetched
 		return Pulled{}, err
 	}
 	if err := h.checkRoom(o.Lacking()); err != nil {
@@ -178,7 +178,7 @@ func (h *Hub) Pull(ctx context.Context, who, tag string, r Remote, on func(Progr
 		for _, d := range p.came {
 			h.cache.remove(d)
 		}
-	case errors.As(err, &bad): // a damaged blob must not fail the next try
+	case errors.As(err, &bad): // remove the blobs, because a damaged one would make the next pull fail too
 		for _, b := range o.Blobs {
 			h.cache.remove(b.Digest)
 		}

@@ -27,12 +27,12 @@ import (
 // Sent is the result of Push.
 type Sent struct {
 	*artifact.Artifact
-	Moved int64 // bytes that were sent, with those of tries that failed
+	Moved int64 // number of bytes that were sent, including failed tries
 }
 
-// Push writes a snapshot to a registry. It sends only blobs that the registry lacks, and the tag last. So
-// after an error the registry has no new tag, and the next Push goes on with the blobs that are left. on may
-// be called concurrently.
+// Push writes a snapshot to a registry. It sends only blobs that the registry lacks, and the tag
+// last. So after an error the registry has no new tag, and the next Push sends only the remaining
+// blobs. Push reports its progress to the function on, which may be called concurrently.
 func (h *Hub) Push(ctx context.Context, who, tag string, to Remote, on func(Progress)) (_ Sent, err error) {
 	target, ok := to.ref.(name.Tag)
 	if !ok {
@@ -130,7 +130,8 @@ func (p *push) compress(i int, part artifact.Part) (artifact.Blob, error) {
 	return b, nil
 }
 
-// open returns the blob of a file. If it has left the cache, the file is compressed again.
+// open returns the blob of a file. If the cache no longer has the blob, open compresses the file
+// again.
 func (p *push) open(i int, b artifact.Blob) (*os.File, error) {
 	p.mu.Lock()
 	f := p.files[b.Digest]
@@ -142,7 +143,7 @@ func (p *push) open(i int, b artifact.Blob) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	if again.Digest != b.Digest { // this forkd compresses in another way than the one that has recorded it
+	if again.Digest != b.Digest { // another version of forkd has recorded the blob, and compressed it differently
 		p.hub.cache.forget(b.Part)
 		return nil, fmt.Errorf("%s was packed with other bytes before: push it again", b.Part.Name)
 	}
@@ -151,7 +152,8 @@ func (p *push) open(i int, b artifact.Blob) (*os.File, error) {
 	return p.files.of(b.Digest)
 }
 
-// maxMounts bounds the repositories that a push mounts blobs from. Each one is a scope of its token.
+// maxMounts is the maximum number of repositories from which a push mounts blobs. The push's token
+// needs a scope for each of these repositories.
 const maxMounts = 4
 
 // dial gets a token for the repository, and for those that blobs are mounted from. If the registry refuses this,
@@ -234,8 +236,8 @@ func (p *push) uploadOne(ctx context.Context, out *remote.Pusher, to name.Reposi
 }
 
 // layer is a blob for go-containerregistry. If the registry answers before it has read a request,
-// package http may read the request's body even after Upload has returned. Only the bytes of the present
-// try count.
+// package http may read the request's body even after Upload has returned. Such late reads do not
+// count as progress: only the bytes of the present try count.
 type layer struct {
 	*push
 	step
@@ -247,14 +249,14 @@ type layer struct {
 	sent    int64
 }
 
-// begin begins a try, or ends the last one.
+// begin sets the present try. If its argument is nil, the present try ends.
 func (l *layer) begin(try *reading) {
 	l.trying.Lock()
 	defer l.trying.Unlock()
 	l.present, l.now.Done = try, 0
 }
 
-// count counts bytes of a try.
+// count adds n bytes to the progress, if try is the present try.
 func (l *layer) count(try *reading, n int64) {
 	l.trying.Lock()
 	defer l.trying.Unlock()
@@ -283,7 +285,7 @@ func (l *layer) Compressed() (io.ReadCloser, error) {
 	return try, nil
 }
 
-// reading counts the bytes of a blob that are sent.
+// reading is the reader of one try to send a blob. It counts the bytes.
 type reading struct {
 	*io.SectionReader
 	l *layer

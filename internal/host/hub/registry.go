@@ -26,7 +26,7 @@ import (
 	"github.com/forkd/forkd/internal/registry"
 )
 
-// Remote is the place of a snapshot in a registry.
+// Remote names a snapshot in a registry.
 type Remote struct {
 	ref   name.Reference
 	login *registry.Login // nil: the login stored by `docker login` for the daemon's user
@@ -39,8 +39,8 @@ const RemoteField = "reference"
 // repoPattern is the form of names of repositories (OCI distribution spec, "Pulling manifests").
 var repoPattern = regexp.MustCompile(`^[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*$`)
 
-// ParseRemote parses REGISTRY/NAME:TAG and REGISTRY/NAME@DIGEST. There is no default registry, so that
-// no snapshot is published by mistake, and no default tag.
+// ParseRemote parses REGISTRY/NAME:TAG and REGISTRY/NAME@DIGEST. The registry and the tag have no
+// defaults, so that no snapshot is published by mistake.
 func ParseRemote(reference string) (Remote, error) {
 	ref, err := name.ParseReference(reference, name.StrictValidation)
 	if err != nil || !repoPattern.MatchString(ref.Context().RepositoryStr()) {
@@ -78,8 +78,9 @@ var (
 	errSlow    = errors.New("it sends too slowly: less than 64 KiB per second in ten minutes")
 )
 
-// wire is the transport to one registry, and to the servers that this registry names for tokens, uploads
-// and blobs. The registry is not trusted: it may stall, send without end, and lead anywhere.
+// wire is the transport to one registry, and to the servers that this registry names for tokens,
+// uploads and blobs. The registry is not trusted: it may stall, send without end, and redirect to
+// any server.
 type wire struct {
 	base  http.RoundTripper
 	home  string        // the registry, as HOST or HOST:PORT
@@ -89,12 +90,12 @@ type wire struct {
 const (
 	// minProgress is the number of bytes that a transfer needs in each period of wire.stall.
 	minProgress = 64 << 10
-	maxHeader   = 64 << 10             // bytes of the header of an answer
-	maxAnswer   = artifact.MaxManifest // bytes of an answer, except for blobs
+	maxHeader   = 64 << 10             // maximum size of an answer's header, in bytes
+	maxAnswer   = artifact.MaxManifest // maximum size of an answer other than a blob, in bytes
 )
 
-// newBase returns the transport below all wires. It does not decompress answers: blobs are compressed
-// already, and their sizes are those on the wire.
+// newBase returns the transport that all wires use. It does not decompress answers, because the
+// digest and size of a blob are those of the compressed bytes.
 func newBase() *http.Transport {
 	return &http.Transport{
 		Proxy:                  http.ProxyFromEnvironment,
@@ -145,23 +146,24 @@ func (w wire) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// pulse ends a request without progress. The bodies of a request and of its answer can be read concurrently.
+// pulse cancels a request that makes no progress. The bodies of the request and of its answer may
+// be read concurrently.
 type pulse struct {
 	every  time.Duration
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	timer  *time.Timer
-	bytes  atomic.Int64 // since the timer was set
+	bytes  atomic.Int64 // number of bytes since the timer was set
 }
 
 func (p *pulse) add(n int, err error) {
-	if p.bytes.Add(int64(n)) >= minProgress || errors.Is(err, io.EOF) { // the other side may need as long to answer
+	if p.bytes.Add(int64(n)) >= minProgress || errors.Is(err, io.EOF) { // at the end, the wait for an answer begins
 		p.bytes.Store(0)
 		p.timer.Reset(p.every)
 	}
 }
 
-// cause returns errStalled in the place of the error that it has caused.
+// cause returns errStalled if the request was canceled because it stalled, and otherwise err.
 func (p *pulse) cause(err error) error {
 	if err != nil && errors.Is(context.Cause(p.ctx), errStalled) {
 		return errStalled
@@ -208,13 +210,14 @@ type conn struct {
 	http.Client
 	Remote
 	tries int
-	wait  time.Duration // before the second try; doubles
+	wait  time.Duration // wait before the second try; doubles before each further try
 	small int64         // see smallBlob
 
 	roomEvery int64 // see fetching
 }
 
-// dial finds out how a registry authenticates, and gets a token for the scopes if it wants one.
+// dial finds out how a registry authenticates, and gets a token for the scopes if the registry
+// requires one.
 func (h *Hub) dial(ctx context.Context, r Remote, scopes ...string) (*conn, error) {
 	repo := r.ref.Context()
 	c := &conn{Remote: r, tries: h.tries, wait: h.retryWait, small: h.small, roomEvery: h.roomEvery}
@@ -233,13 +236,14 @@ func (h *Hub) dial(ctx context.Context, r Remote, scopes ...string) (*conn, erro
 	return c, c.failed(err)
 }
 
-// pusher returns the client for uploads. It tries again as c does.
+// pusher returns the client for uploads. The client repeats failed requests as c does.
 func (c *conn) pusher() (*remote.Pusher, error) {
 	return remote.NewPusher(remote.WithTransport(c.Transport), remote.WithRetryPredicate(isTemporary),
 		remote.WithRetryBackoff(remote.Backoff{Duration: c.wait, Factor: 2, Steps: c.tries}))
 }
 
-// again calls try until it succeeds, fails for good, or has failed too often.
+// again calls the function try until it succeeds, returns an error that is not temporary, or has
+// failed c.tries times.
 func (c *conn) again(ctx context.Context, try func() error) error {
 	for n := 1; ; n++ {
 		err := try()
@@ -283,15 +287,16 @@ func isTemporary(err error) bool {
 		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
 }
 
-// Bounds on what an error quotes of a registry.
+// Limits on how much of a registry's answer an error quotes.
 const (
 	maxDiagnostics = 3
-	maxDiagnostic  = 200 // bytes
+	maxDiagnostic  = 200 // bytes of each diagnostic
 	maxQuoted      = 300 // bytes of any other error
 )
 
-// failed returns the error of a request to the registry. It quotes neither bodies nor URLs: the registry can
-// lead to a server that only this host reaches, and URLs can have credentials.
+// failed returns the error of a request to the registry. It quotes neither bodies nor URLs: the
+// registry may have redirected the request to a server that only this host can reach, and URLs may
+// contain credentials.
 func (c *conn) failed(err error) error {
 	var own *RegistryError
 	var bad *artifact.Error
@@ -326,8 +331,8 @@ func (c *conn) failed(err error) error {
 	return out
 }
 
-// plain returns what may be quoted of an error's text: the beginning of its first line, without URLs. It
-// reports whether that differs from the text.
+// plain returns the part of an error's text that may be quoted: the beginning of the first line,
+// without URLs. The result cut says whether this part differs from the text.
 func plain(text string) (_ string, cut bool) {
 	line, _, _ := strings.Cut(text, "\n")
 	line = anyURL.ReplaceAllString(line, "…")
@@ -337,8 +342,8 @@ func plain(text string) (_ string, cut bool) {
 
 var anyURL = regexp.MustCompile(`"?[^\s"]*://[^\s]*`)
 
-// get requests a manifest or a blob, or the bytes from start to end of a blob. Without a range, end is 0. The
-// caller closes the body.
+// get requests a manifest or a blob, or the bytes from start to end of a blob. If end is 0, it
+// requests the whole blob. The caller must close the body of the answer.
 func (c *conn) get(ctx context.Context, kind, id, accept string, start, end int64) (*http.Response, error) {
 	repo := c.ref.Context()
 	u := url.URL{Scheme: repo.Scheme(), Host: repo.RegistryStr(),

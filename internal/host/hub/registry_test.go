@@ -24,7 +24,7 @@ import (
 	"github.com/forkd/forkd/internal/registry"
 )
 
-// served is a registry on loopback. Tests set around to change its behaviour.
+// served is a registry on loopback. A test can change its answers with s.around.
 type served struct {
 	*httptest.Server
 	host string
@@ -32,8 +32,8 @@ type served struct {
 	mu     sync.Mutex
 	around func(w http.ResponseWriter, r *http.Request, inner http.Handler)
 	log    []string // requests, such as "GET /v2/…"
-	in     int64    // bytes of bodies of requests
-	out    int64    // bytes of bodies of answers to requests for blobs
+	in     int64    // number of bytes in the bodies of requests
+	out    int64    // number of bytes in the bodies of answers to requests for blobs
 }
 
 func serve(t *testing.T) *served {
@@ -93,7 +93,7 @@ func (c *countedAnswer) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// set replaces the behaviour, and returns and clears the counters.
+// set replaces s.around, and returns and clears the log and the counters.
 func (s *served) set(around func(http.ResponseWriter, *http.Request, http.Handler)) (log []string, in, out int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -112,7 +112,7 @@ func remoteOf(t *testing.T, reference string) Remote {
 	return r.Under(Off)
 }
 
-// hasty shortens the waits of a hub.
+// hasty shortens the waits of h's hub, and returns h.
 func (h *host) hasty() *host {
 	h.retryWait, h.stall, h.small = time.Millisecond, 2*time.Second, 0
 	return h
@@ -168,7 +168,8 @@ func (h *host) leavesNothing(t *testing.T, name string, want int) {
 	}
 }
 
-// A family of snapshots goes to another host through a registry. Each side sends only what the other lacks.
+// A family of snapshots is copied to another host through a registry. Each side sends only what the
+// other lacks.
 func TestPushAndPull(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	s, a, b := serve(t), newHost(t).hasty(), newHost(t).hasty()
@@ -251,8 +252,8 @@ func (h *host) noise(t *testing.T, tag string) {
 	})
 }
 
-// A connection that breaks in a blob goes on behind the last verified frame. A registry without ranges sends the
-// blob again.
+// If the connection breaks during a blob, the pull continues after the last verified frame. A
+// registry that does not support ranges sends the whole blob again.
 func TestPullResumes(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	s, a := serve(t), newHost(t).hasty()
@@ -280,7 +281,7 @@ func TestPullResumes(t *testing.T) {
 	s.set(func(w http.ResponseWriter, r *http.Request, inner http.Handler) {
 		r.Header.Del("Range")
 		if strings.HasSuffix(r.URL.Path, base.Digest.Encoded()) {
-			if broken++; broken == 2 { // the first is the request for the index
+			if broken++; broken == 2 { // the first request is for the index
 				inner.ServeHTTP(&cut{w, 100_000}, r)
 			}
 		}
@@ -293,8 +294,8 @@ func TestPullResumes(t *testing.T) {
 	}
 }
 
-// A registry that fails in a pull leaves neither a snapshot nor unfinished files. The next pull fetches only what
-// is missing.
+// If the registry fails during a pull, neither a snapshot nor an unfinished file is left. The next
+// pull fetches only the missing blobs.
 func TestInterruptedPull(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	s, a, b := serve(t), newHost(t).hasty(), newHost(t).hasty()
@@ -336,7 +337,7 @@ func TestInterruptedPull(t *testing.T) {
 	c.leavesNothing(t, "a client that leaves", 0)
 }
 
-// A blob in the cache that the disk has damaged fails one pull, and is fetched by the next one.
+// If the disk has damaged a blob in the cache, one pull fails, and the next pull fetches the blob.
 func TestDamagedCache(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	s, a, b := serve(t), newHost(t).hasty(), newHost(t).hasty()
@@ -380,7 +381,8 @@ func TestCachedBlobsStayOpen(t *testing.T) {
 	}
 }
 
-// Registries with passwords or tokens serve only clients with credentials. Servers to which they lead receive none.
+// Registries with passwords or tokens serve only clients with credentials. Servers to which a
+// registry redirects a client receive no credentials.
 func TestRegistryLogins(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	for _, tokens := range []bool{false, true} {
@@ -435,7 +437,7 @@ func TestRegistryLogins(t *testing.T) {
 	}
 }
 
-// Registries elsewhere need TLS with a certificate that this host trusts.
+// Registries on other hosts need TLS with a certificate that this host trusts.
 func TestRegistryTLS(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	inner := ociregistry.New(ociregistry.Logger(log.New(io.Discard, "", 0)))

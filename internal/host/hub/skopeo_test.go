@@ -13,7 +13,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/registry"
 )
 
-// A program for OCI artifacts carries a snapshot through a registry.
+// skopeo, a program for OCI artifacts, copies a packed snapshot to a registry and back.
 func TestSkopeo(t *testing.T) {
 	if _, err := exec.LookPath("skopeo"); err != nil {
 		t.Skip("skopeo is not installed")

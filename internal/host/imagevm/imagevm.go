@@ -47,13 +47,13 @@ type Config struct {
 	Room func(memory uint64, disk *os.File) error
 }
 
-// Bounds on the VMs.
+// Limits on the VMs.
 const (
-	maxVMs    = 2                // maximum number at a time; one client may have one of them
+	maxVMs    = 2                // maximum number of VMs at a time; a client may have one
 	fillTime  = 2 * time.Hour    // time limit from the VM's start to the answer; an emulated CPU is slow
 	bootTime  = 5 * time.Minute  // time limit until the VM asks for the stream
 	exitTime  = time.Second      // time limit from the end of the VM's connection to the answer
-	stallTime = 10 * time.Minute // without progress of the stream, or from its end to the answer
+	stallTime = 10 * time.Minute // time limit without progress of the stream, and from the end of the stream to the answer
 )
 
 // Filler fills disks. Its methods may be called concurrently.
@@ -221,7 +221,7 @@ func pass(ctx context.Context, w *watchdog, conn net.Conn, stream func(context.C
 	w.expectSource()
 	if err := stream(ctx, guest{ctx, w, conn}); err != nil {
 		if ctx.Err() != nil || errors.Is(err, helpervm.ErrLost) {
-			// A guest that takes nothing more may still keep its own direction open.
+			// A guest that has stopped reading may keep its own direction of the connection open.
 			_ = conn.SetReadDeadline(time.Now().Add(exitTime))
 			if early := <-answered; isRefused(early) {
 				return early
@@ -281,7 +281,7 @@ func answer(conn net.Conn) error {
 	return nil
 }
 
-// maxReason bounds a quoted reason, in bytes.
+// maxReason is the maximum length of a quoted reason, in bytes.
 const maxReason = 1000
 
 // printable returns a text from a VM, shortened and without characters that are not safe to print.

@@ -38,7 +38,7 @@ func newSite(t *testing.T, guest func(*vmfake.VMM, net.Conn)) *site {
 		t.Fatal(err)
 	}
 	s.Filler = New(Config{Config: helpervm.Config{VMMs: s.vmms, RunDir: run, Template: "host"},
-		Initrd: os.Open, // no test reads it
+		Initrd: os.Open, // no test reads the initramfs
 		Room:   func(uint64, *os.File) error { return nil }})
 	s.req = Request{Kernel: kernel, Size: 64 << 20, Disk: s.disk(t), Stream: stream("content")}
 	return s
@@ -323,7 +323,7 @@ func TestFillEndsWithItsContext(t *testing.T) {
 	s.checkClean(t)
 }
 
-// A client has at most one VM at a time. Another client does not wait for it.
+// A client has at most one VM at a time. Another client does not wait for that VM.
 func TestClientsTakeTurns(t *testing.T) {
 	release := make(chan struct{})
 	s := newSite(t, func(_ *vmfake.VMM, conn net.Conn) {

@@ -96,8 +96,8 @@ func FindSuspended(runDir, data string) error {
 	return err
 }
 
-// IsUnfinished reports whether the children of a fork were not handed out. The records of the
-// children have the ID of the fork, which is the last parameter.
+// IsUnfinished reports whether the children of a fork were not handed out. The parameter fork is
+// the ID of the fork in the records of the children.
 func IsUnfinished(runDir, dataDir, fork string) (bool, error) {
 	if fork == "" {
 		return false, nil

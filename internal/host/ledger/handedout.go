@@ -16,11 +16,12 @@ func (e *LostError) Unwrap() error { return e.error }
 func Lost(format string, args ...any) error { return &LostError{fmt.Errorf(format, args...)} }
 
 // HandedOut returns the record of the sandbox with the given id, if clients may use the sandbox.
-// The first three parameters are the run directory of all sandboxes, the directory of the sandbox's
-// VM, and the sandbox's data directory. If clients may not use the VM, the error is a *LostError.
-// If the reason is an interrupted rollback, HandedOut has stored the target of the rollback as the
-// sandbox's suspended state. Any other error means that the record is damaged, or that its version
-// is unknown to this daemon. Then it is unknown whether clients may use the sandbox.
+// The parameter runDir is the run directory of all sandboxes, dir is the directory of the sandbox's
+// VM, and data is the sandbox's data directory. If clients may not use the VM, the error is a
+// *LostError. If the reason is an interrupted rollback, HandedOut has stored the target of the
+// rollback as the sandbox's suspended state. Any other error means that the record is damaged, or
+// that its version is unknown to this daemon. Then it is unknown whether clients may use the
+// sandbox.
 func HandedOut(runDir, dir, data, id string) (Record, error) {
 	r, err := Read(dir)
 	switch {

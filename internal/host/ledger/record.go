@@ -43,7 +43,7 @@ type Record struct {
 	Fork        string // ID of the fork that created the sandbox; see Fork
 	Protocol    int    // version of vmmproto that the sandbox's VMM uses
 
-	ExpirySuspends bool            // on expiry, suspend the sandbox instead of deleting it
+	ExpirySuspends bool            // on expiry, the sandbox is suspended and not deleted
 	Annotation     json.RawMessage // data of the API that created the sandbox; not interpreted here
 
 	Env         map[string]string // environment that the fork gave the sandbox
@@ -70,7 +70,7 @@ type Record struct {
 	Rebasing *durable.PendingRebase // not nil while a rebase is in progress
 
 	Unique *agentproto.Unique // what the agent found when the sandbox last got an identity
-	Strict bool               // see unique.Strict
+	Strict bool               // whether the setting of the sandbox is unique.Refuse
 
 	Paused    bool                // set by a client's pause; false while a suspension pauses the VM
 	Pending   *durable.PendingTop // not nil while a branch is in progress

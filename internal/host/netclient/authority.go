@@ -19,7 +19,7 @@ import (
 // only the daemon's user can read.
 type authority struct {
 	netproto.Trust
-	pem []byte // the certificate
+	pem []byte // the certificate as PEM
 }
 
 // openAuthority reads the authority from the file at path. If there is none, it makes one.
@@ -62,7 +62,7 @@ func newAuthority() ([]byte, error) {
 }
 
 // rootsEnv is an environment variable with the path of a file of root certificates. This file
-// replaces the host's file. OpenSSL and Go also use it.
+// replaces the host's file. OpenSSL and Go also use this variable.
 const rootsEnv = "SSL_CERT_FILE"
 
 // openRoots opens the file of root certificates that this host trusts.

@@ -115,7 +115,7 @@ const (
 	stableTime = 10 * time.Second // if forkd-net has run for this long, the next restart waits only firstDelay
 )
 
-// run keeps forkd-net running. If the argument is not nil, it is a process that already runs.
+// run keeps forkd-net running. If current is not nil, it is a process that already runs.
 func (c *Client) run(current *conn) {
 	delay := firstDelay
 	for {
@@ -152,7 +152,7 @@ func (c *Client) run(current *conn) {
 	}
 }
 
-// use makes c use the process n, and connects all sandboxes to it.
+// use makes n the process that c uses, and connects all sandboxes to it.
 func (c *Client) use(n *conn) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

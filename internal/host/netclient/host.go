@@ -25,9 +25,9 @@ const resolvConf = "/etc/resolv.conf"
 // the kernel once.
 const followEvery = 5 * time.Second
 
-// hostConfig returns the host's current configuration: resolvers, addresses and the proxy. The last
-// parameter is the previous configuration. If the resolvers cannot be determined, the result has no
-// resolvers. If the addresses cannot be determined, the result has the previous addresses.
+// hostConfig returns the host's current configuration (resolvers, addresses and the proxy), given
+// the previous configuration. If the resolvers cannot be determined, the result has no resolvers.
+// If the addresses cannot be determined, the result has the previous addresses.
 func hostConfig(resolvers []netip.AddrPort, proxy Proxy, before netproto.Config) netproto.Config {
 	config := netproto.Config{Resolvers: resolvers, Proxy: proxy.resolve(before.Proxy)}
 	if text, err := os.ReadFile(resolvConf); err == nil && len(resolvers) == 0 {

@@ -14,8 +14,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// Proxy is the proxy for outgoing TCP connections of sandboxes. The zero value means none. Use
-// ParseProxy.
+// Proxy is the proxy for outgoing TCP connections of sandboxes. The zero value means that there is
+// no proxy. ParseProxy returns other values.
 type Proxy struct {
 	host          string
 	port          uint16
@@ -50,7 +50,7 @@ func ParseProxy(text, except string) (Proxy, error) {
 	return p, nil
 }
 
-// lookupTimeout bounds the lookup of a proxy's name.
+// lookupTimeout is the time limit for the lookup of a proxy's name.
 const lookupTimeout = 2 * time.Second
 
 // resolve returns the proxy with its address. If the name has several addresses, resolve keeps the

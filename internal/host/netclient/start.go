@@ -18,16 +18,16 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// netEnv is the environment of forkd-net, without its memory limit. It makes the Go runtime return
-// memory to the host when a sandbox has ended.
+// netEnv is the environment of forkd-net, without the variable with its memory limit. It makes the
+// Go runtime return memory to the host when a sandbox has ended.
 var netEnv = []string{"GODEBUG=madvdontneed=1"}
 
 // Leaf is the name of forkd-net's cgroup. VMMs have other names.
 const Leaf = "net"
 
-// Memory limit of forkd-net: the host's memory divided by memoryShare, and a minimum. A sandbox
-// that uses its network takes some 100 KiB, and each connection takes as much as its data in
-// transit.
+// The memory limit of forkd-net is 1/memoryShare of the host's memory, but at least minMemory
+// bytes. A sandbox that uses its network takes some 100 KiB, and each connection takes as much
+// memory as its data in transit.
 const (
 	memoryShare = 8
 	minMemory   = 512 << 20

@@ -17,7 +17,7 @@ type Owner struct {
 	Name   string
 	Most   int // maximum number of sandboxes at a time, including those that can be resumed; 0: no limit
 	Prefix Prefix
-	Admin  bool // may give sandboxes access to private networks and the host
+	Admin  bool // the owner may give sandboxes access to private networks and the host
 }
 
 // Anyone is the name of the owner for all clients of a daemon that requires no credentials. The

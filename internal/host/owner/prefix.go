@@ -16,7 +16,7 @@ import (
 type Prefix string
 
 // prefixForm permits no '.', and '/' only at the end. So no Prefix is a prefix of another Prefix.
-// The same is true for the prefixes of tags, such as "team-a.", which Tags makes from them.
+// The same is true for the prefixes of tags, such as "team-a.", which the method Tags returns.
 var prefixForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,30}/$`)
 
 // ParsePrefix returns text as a Prefix, or an error if the text is not a valid prefix.

@@ -10,8 +10,8 @@ import (
 )
 
 // BranchTag returns the tag for a new snapshot of the sandbox with the given id. It checks the
-// requested tag. If that is empty, BranchTag chooses a tag. Only a step of a build may use a tag in
-// the form of snapshot.StepTag.
+// requested tag. If the requested tag is empty, BranchTag chooses a tag. Only a step of a build may
+// use a tag in the form of snapshot.StepTag.
 func BranchTag(ctx context.Context, tag, id string, at time.Time, step bool) (string, error) {
 	p := PrefixOf(ctx)
 	switch {

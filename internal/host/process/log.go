@@ -9,8 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// logSize bounds the standard error of a process in bytes, by default. When a Go program panics, it prints all
-// goroutines first and the registers last. Ten thousand goroutines make about 4 MiB.
+// logSize is the default maximum size of a process's standard error, in bytes. When a Go program
+// panics, it prints all goroutines first and the registers last. Ten thousand goroutines make about
+// 4 MiB.
 const logSize = 16 << 20
 
 // newLog returns a file in memory for the standard error of a process. The file has a fixed size,

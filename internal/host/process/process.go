@@ -1,7 +1,7 @@
-// Package process starts forkd-vmm, forkd-net and forkd-ssh. The first two continue when the daemon
-// exits, and the package finds them again.
+// Package process starts forkd-vmm, forkd-net and forkd-ssh. forkd-vmm and forkd-net continue when
+// the daemon exits, and the package finds them again.
 //
-// Such a process is identified by its id and its start time, which are stored in a file. The callers
+// A process is identified by its id and its start time, which are stored in a file. The callers
 // decide what to send to a process and when it must end. The standard error of a process is written
 // to memory of bounded size, which is charged to the process. So not even a compromised process can
 // fill a disk.
@@ -30,7 +30,7 @@ type Spec struct {
 	Record   string        // path of the file for the process's id and start time; empty: Find is not needed
 	Files    []*os.File    // become descriptors 3, 4 and so on of the process
 	LogBytes int64         // maximum size of the standard error; 0: 16 MiB
-	Cgroup   *os.File      // cgroup v2 directory in which the process starts; nil: the daemon's
+	Cgroup   *os.File      // cgroup v2 directory in which the process starts; nil: the daemon's cgroup
 	Jail     *jail.Starter // nil: no jail
 	Online   bool          // the jail has access to the host's network
 }

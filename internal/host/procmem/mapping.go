@@ -11,7 +11,7 @@ import (
 )
 
 // mmapFloor is lower than all addresses that Linux itself chooses for mappings on x86-64
-// (mm/util.c, mmap_base: at most 1 TiB of randomisation, and the stack's limit, below 128 TiB).
+// (mm/util.c, mmap_base: at most 1 TiB of randomization, and the stack's limit, below 128 TiB).
 // Only the Go runtime requests lower addresses, for its heap.
 const mmapFloor = 0x7e0000000000
 

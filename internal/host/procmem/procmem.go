@@ -18,7 +18,7 @@ import (
 // Part is a kind of memory of a VMM process.
 type Part int
 
-// The parts.
+// Values of Part.
 const (
 	PartGuest  Part = iota // guest RAM
 	PartBinary             // code and data of forkd-vmm
@@ -34,7 +34,7 @@ func (p Part) String() string {
 
 // Memory is the memory of a VMM process, in KiB.
 type Memory struct {
-	PSS        [Parts]uint64 // shared pages count divided by the number of processes that map them
+	PSS        [Parts]uint64 // each shared page counts as its size divided by the number of processes that map it
 	Private    [Parts]uint64 // pages that only this process maps
 	PageTables uint64        // page tables, which are kernel memory and not in the other fields
 }

@@ -75,8 +75,8 @@ func TestParts(t *testing.T) {
 	}
 }
 
-// The test makes mappings like those of guest RAM in its own process. Of finds them in the process's real
-// smaps, and counts the written pages.
+// The test makes mappings like those of guest RAM in its own process. The function Of finds these
+// mappings in the process's real smaps, and counts the written pages.
 func TestOfThisProcess(t *testing.T) {
 	const size, written = 256 << 20, 4 << 20
 	const guard = 2 << 20 // keeps mappings of the Go runtime away from both ends
@@ -111,8 +111,8 @@ func TestOfThisProcess(t *testing.T) {
 	}
 }
 
-// A compromised VMM may have as many mappings as the kernel permits. Of returns an error long
-// before it has read all of them.
+// A compromised VMM may have as many mappings as the kernel permits. The function Of returns an
+// error long before it has read all mappings.
 func TestMappingsAreBounded(t *testing.T) {
 	var heads strings.Builder
 	for i := range 4 * maxMappings {

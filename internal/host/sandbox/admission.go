@@ -44,9 +44,9 @@ func (m *Manager) admit(n int, vcpus uint32) error {
 	return err
 }
 
-// AdmitParent reserves a place for a parent that boots from the disk of a client without the right
-// to bake. The parent counts as a sandbox of the owner in ctx, and as a VM that uses all of its
-// memory. The parameter memory is this memory in bytes.
+// AdmitParent reserves a place for a parent that boots from a disk-only snapshot, for a client that
+// may not bake. The parent counts as a sandbox of the owner in ctx, and as a VM that uses all of
+// its memory. The parameter memory is the size of this memory in bytes.
 func (m *Manager) AdmitParent(ctx context.Context, vcpus uint32, memory uint64) (leave func(), err error) {
 	release, err := m.reserve(owner.Of(ctx), 1)
 	if err != nil {
@@ -89,7 +89,7 @@ func (m *Manager) enterBranches(ctx context.Context, queue bool) (leave func(), 
 	return leave, err
 }
 
-// branchShare returns how many of the host's places for branches the owner in ctx may take.
+// branchShare returns the share of the host's places for branches that the owner in ctx may take.
 func (m *Manager) branchShare(ctx context.Context) gate.Share {
 	_, total := m.branches.Count()
 	return owner.FairShare(owner.Of(ctx).Name, total)

@@ -14,8 +14,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// hungVMM is a VM whose process hangs while hung is set. It executes requests but does not answer
-// them, like a process that continues after the caller has given up.
+// hungVMM is a VM whose process hangs while hung is set. Meanwhile it executes requests, but does
+// not answer them.
 type hungVMM struct {
 	*vmfake.VMM
 	hung bool
@@ -70,7 +70,7 @@ func (w *world) hung(t *testing.T) (*Sandbox, *hungVMM) {
 }
 
 // While the VMM of a sandbox hangs, the sandbox is shown as silent, and operations on it fail. When
-// the VMM continues, it executes the requests of these operations. The daemon then corrects the
+// the VMM continues, it executes the requests of these operations. The daemon then undoes their
 // effects.
 func TestVMMThatHangs(t *testing.T) {
 	w := newWorld(t, 0)

@@ -14,10 +14,10 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Bounds on what a branch costs other sandboxes.
+// These constants limit how much a branch slows other sandboxes.
 const (
-	// maximum number of extents for the dirty pages; with this many, the VMM rarely has to fill
-	// gaps
+	// maximum number of extents that describe the dirty pages of a branch; with so many extents,
+	// the VMM rarely has to include clean pages between dirty ones
 	vmmExtents    = 8192
 	branchTimeout = 10 * time.Minute
 )
@@ -56,7 +56,8 @@ func (m *Manager) Branch(ctx context.Context, id string, req BranchRequest) (Bra
 	return r, err
 }
 
-// branch is Branch for a request that is already checked, and that arrived at the given time.
+// branch does the work of Branch for a request that is already checked. The request arrived at the
+// time start.
 func (h *Held) branch(ctx context.Context, req BranchRequest, start time.Time) (BranchResult, error) {
 	m, s := h.m, h.s
 	if err := h.wake(ctx); err != nil {
@@ -103,7 +104,7 @@ func (h *Held) branch(ctx context.Context, req BranchRequest, start time.Time) (
 	h.free = cleanup.Stack{}
 	complete := m.unwatched.Add(req.Tag)
 	m.background.Go(func() {
-		defer complete() // after the places are free; then a client that waits can branch at once
+		defer complete() // runs after the places are free, so that a waiting client can branch at once
 		defer rest.Run()
 		if _, err := b.finish(context.WithoutCancel(ctx)); err != nil {
 			m.cfg.Log.Error("branch", "sandbox", s.id, "snapshot", req.Tag, "error", err)

@@ -23,7 +23,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// source bakes a snapshot, forks one sandbox of it, and returns the sandbox's id.
+// source bakes a snapshot, forks one sandbox from it, and returns the sandbox's id.
 func (w *world) source(t *testing.T) string {
 	t.Helper()
 	if _, err := w.Bake(t.Context(), w.bake); err != nil {

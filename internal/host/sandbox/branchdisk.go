@@ -15,10 +15,10 @@ import (
 )
 
 // disk adds the sandbox's disk to the manifest, with the layers that the snapshot inherits. It
-// returns the files of all layers; the last one is the snapshot's own. It merges layers to limit
-// their number. If the sandbox has written too many tops since its fork, disk merges these tops
-// into one layer. If the snapshot below already has the maximum number of layers, disk merges all
-// layers. If ctx ends, a merge stops with an error.
+// returns the files of all layers; the last file is the snapshot's own layer. It merges layers to
+// limit their number. If the sandbox has written too many tops since its fork, disk merges these
+// tops into one layer. If the snapshot below already has the maximum number of layers, disk merges
+// all layers. If ctx ends, a merge stops with an error.
 func (b *branch) disk(ctx context.Context, m *snapshot.Manifest) ([]*os.File, error) {
 	parent := b.lease.Manifest().Disk
 	if parent == nil {
@@ -82,7 +82,7 @@ func (b *branch) mergeTops(ctx context.Context, owner string) error {
 		return err
 	}
 	b.lower, b.owners = []*os.File{merged}, []string{owner}
-	if err := b.mergeInVMM(path); err != nil { // the VMM uses the old files until the next merge
+	if err := b.mergeInVMM(path); err != nil { // after an error, the VMM uses the old files until the next merge
 		b.m.cfg.Log.Warn("merge disk layers in a VMM", "sandbox", b.s.id, "error", err)
 	}
 	for _, f := range old {

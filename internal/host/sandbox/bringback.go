@@ -15,10 +15,9 @@ import (
 // bringBack starts a VM from the state of a suspended sandbox. After an error the sandbox is still
 // suspended, unless it is being deleted. The caller must hold s.ops.
 //
-// When the sandbox runs, bringBack sets the sandbox's expiry to the result of the given function.
-// If this function is nil, the sandbox keeps its expiry, with one exception. If the expiry has
-// passed and suspends the sandbox, bringBack removes the expiry, because it would suspend the
-// sandbox again at once.
+// When the sandbox runs, bringBack sets the sandbox's expiry to the result of the function expiry.
+// If this function is nil, the sandbox keeps its expiry, unless the expiry has passed and would
+// suspend the sandbox again at once. In that case bringBack removes the expiry.
 func (m *Manager) bringBack(ctx context.Context, s *Sandbox, expiry func() Expiry) error {
 	err := m.tryBringBack(ctx, s, expiry)
 	if err != nil && s.Info().State == Suspended {
@@ -100,7 +99,8 @@ func (m *Manager) tryBringBack(ctx context.Context, s *Sandbox, expiry func() Ex
 	}
 	m.setTimer(s)
 	// The following write may fail, for example on a full disk. Then the suspended state keeps the
-	// old expiry. That matters only if the VM is lost and the sandbox returns to that state.
+	// old expiry. The old expiry matters only if the VM is lost and the sandbox returns to its
+	// suspended state.
 	kept := Expiry{At: rec.Expires, Suspends: rec.ExpirySuspends}
 	if err := ledger.UpdateSuspended(s.data, kept.Write); err != nil {
 		m.cfg.Log.Error("write the expiry of a sandbox into its suspended state", "sandbox", s.id, "error", err)

@@ -83,7 +83,7 @@ func TestCallsSinceTheLatestSnapshot(t *testing.T) {
 	w.KillAll()
 }
 
-// After a rollback, the sandbox can still be rolled back to any of its branches, also to later
+// After a rollback, the sandbox can still be rolled back to any of its branches, including later
 // ones.
 func TestRollbackForward(t *testing.T) {
 	w := newWorld(t, 0)

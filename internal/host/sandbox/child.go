@@ -18,9 +18,9 @@ import (
 )
 
 // startChild starts one child and waits until its agent has confirmed. After an error nothing of
-// the child remains. The WaitGroup counts the children of the same wave whose vCPUs do not run yet.
-// The agent receives its identity only when the vCPUs of all these children run, because an agent
-// that works earlier takes CPU time from the restores of the other children.
+// the child remains. The WaitGroup, restoring, counts the children of the same wave whose vCPUs do
+// not run yet. The agent receives its identity only when the vCPUs of all these children run,
+// because an agent that works earlier takes CPU time from the restores of the other children.
 func (m *Manager) startChild(ctx context.Context, start time.Time, req ForkRequest, fork string,
 	restoring *sync.WaitGroup) (*Sandbox, error) {
 	var undo cleanup.Stack
@@ -101,7 +101,7 @@ func (m *Manager) restoreChild(ctx context.Context, start time.Time, req ForkReq
 			return nil, err
 		}
 	}
-	if len(network.Secrets) > 0 { // without secrets there is no file to write, because a new child has none to replace
+	if len(network.Secrets) > 0 { // without secrets there is no file to write: a new child has no older file to replace
 		if err := ledger.WriteSecrets(s.data, network.Secrets); err != nil {
 			return nil, err
 		}

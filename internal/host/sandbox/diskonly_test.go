@@ -329,8 +329,8 @@ func TestDisksOfDisksStayShallow(t *testing.T) {
 	}
 }
 
-// A guest that boots from a snapshot's disk may never become ready. While its parent boots, the VMM
-// has the limits of the snapshot, without the limit of memory.
+// A guest that boots from a snapshot's disk may never become ready. So the VMM of such a parent has
+// the limits of the snapshot while the parent boots, except the memory limit.
 func TestBootOfADiskIsLimited(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

@@ -151,7 +151,7 @@ func IsBusy(err error) bool {
 }
 
 // FamilyError reports that a sandbox cannot continue from the state of a snapshot or of another
-// sandbox, because the two do not come from the same booted VM.
+// sandbox, because that state descends from another booted VM.
 type FamilyError struct{ ID, From string }
 
 func (e *FamilyError) Error() string {

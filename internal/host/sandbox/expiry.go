@@ -10,8 +10,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// expiryRetry is how long after a failed suspension, for example on a full disk, the next attempt
-// is made.
+// expiryRetry is the time between a suspension that failed, for example on a full disk, and the
+// next attempt.
 const expiryRetry = time.Minute
 
 // SetExpiry replaces the expiry of a sandbox in any state. If the old expiry has passed, the error

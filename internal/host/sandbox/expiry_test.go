@@ -152,8 +152,8 @@ func TestBringBackSetsTheTimeOnce(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A suspension and its new expiry are one step. If another client changes the expiry at the same
-// time, it finds the sandbox suspended. If the suspension fails, the sandbox has its old expiry
+// A sandbox is suspended and loses its expiry in one step. A client that changes the expiry at the
+// same time finds the sandbox suspended. If the suspension fails, the sandbox has its old expiry
 // again.
 func TestSuspendingAndItsTimeAreOneStep(t *testing.T) {
 	w := newWorld(t, 0)
@@ -353,7 +353,7 @@ func TestNoExpiryOfAWorkspace(t *testing.T) {
 	w := newWorld(t, 0)
 	mustBake(t, w)
 	held, other := forkOne(t, w, ForkRequest{}), forkOne(t, w, ForkRequest{})
-	at := time.Now().Add(2 * time.Second) // time for Hold on a busy host
+	at := time.Now().Add(2 * time.Second) // late enough for Hold to be called before, even on a busy host
 	for _, id := range []string{held, other} {
 		if _, err := w.setExpiry(t, id, Expiry{At: at}); err != nil {
 			t.Fatal(err)

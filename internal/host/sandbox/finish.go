@@ -75,8 +75,8 @@ func (b *branch) finish(ctx context.Context) (result BranchResult, err error) {
 	if err != nil {
 		return result, err
 	}
-	// Before publishing: a client that sees the branch must also see that nothing has changed
-	// since.
+	// Mark the calls before the branch is published, because a client that sees the branch must
+	// also see that nothing has changed since.
 	if b.stays() {
 		b.s.since.Mark(b.calls)
 	}

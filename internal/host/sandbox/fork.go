@@ -26,7 +26,7 @@ func (r *ForkRequest) check() error {
 	return r.checkChildren()
 }
 
-// checkChildren checks the parts of a request that can be checked without knowing what is forked.
+// checkChildren checks the parts of a request that do not depend on the snapshot to be forked.
 func (r *ForkRequest) checkChildren() error {
 	if r.N < 1 || r.N > MaxFork {
 		return invalid.Errorf("n", "%d: want 1 to %d", r.N, MaxFork)
@@ -72,8 +72,8 @@ func (m *Manager) checkAgainst(ctx context.Context, r *ForkRequest, parent *snap
 }
 
 // Fork starts children of a snapshot. A child has started when its agent has confirmed its new
-// identity. If one child fails, the other children are killed, unless the request permits a part of
-// the children. If the fork fails, the error is a *ForkError.
+// identity. If one child fails, the other children are killed, unless the request permits failures
+// of some children. If the fork fails, the error is a *ForkError.
 func (m *Manager) Fork(ctx context.Context, req ForkRequest) (ForkResult, error) {
 	start := time.Now()
 	if err := req.check(); err != nil {
@@ -87,7 +87,7 @@ func (m *Manager) Fork(ctx context.Context, req ForkRequest) (ForkResult, error)
 	if err := m.MayUse(ctx, req.Tag); err != nil {
 		return ForkResult{}, err
 	}
-	// The snapshot is not deleted before done is called, when every child has its own lease.
+	// The snapshot is not deleted before done is called. By then, every child has its own lease.
 	tag, done, err := m.booted(ctx, req.Tag, req.N)
 	if err != nil {
 		return ForkResult{}, err
@@ -189,7 +189,7 @@ func (m *Manager) startChildren(ctx context.Context, start time.Time, req ForkRe
 }
 
 // countFailed counts the children that did not start. It returns an error if the request requires
-// more children than have started, or if its client has disconnected.
+// more children than have started, or if the client has disconnected.
 func countFailed(ctx context.Context, req ForkRequest, errs []error) (ForkResult, error) {
 	result := ForkResult{}
 	var first error

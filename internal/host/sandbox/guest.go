@@ -17,7 +17,7 @@ type guestCall struct {
 	Guest
 	ctx   context.Context
 	stop  func()
-	calls context.Context // cancelled when the sandbox is rolled back, suspended or deleted; the cause says which
+	calls context.Context // cancelled when the sandbox is rolled back, suspended or deleted; the cause names the operation
 	s     *Sandbox
 	op    string
 }

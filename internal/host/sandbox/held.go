@@ -25,7 +25,7 @@ func (m *Manager) With(ctx context.Context, id string, f func(*Held) error) erro
 	return m.with(ctx, id, (*Sandbox).lock, f)
 }
 
-// The method is like With, for a caller that locks in another way.
+// with is like With, for a caller that locks the sandbox in another way.
 func (m *Manager) with(ctx context.Context, id string, lock func(*Sandbox, context.Context) (func(), error),
 	f func(*Held) error) error {
 	s, err := m.Get(id)
@@ -61,8 +61,8 @@ func (m *Manager) change(ctx context.Context, id string, f func(*Held) error) (i
 func (h *Held) Info() Info { return h.s.Info() }
 
 // usable returns an error if the VMM of a locked sandbox does not answer. It also returns an error
-// if the client of ctx may not see the sandbox, because the sandbox's labels have changed while the
-// client waited for the lock.
+// if the client of ctx may no longer see the sandbox. This happens if the sandbox's labels have
+// changed while the client waited for the lock.
 func (s *Sandbox) usable(ctx context.Context) error {
 	if i := s.Info(); i.State == Stopping || !owner.PrefixOf(ctx).HasLabels(i.Labels) {
 		return &NotFoundError{ID: s.id}

@@ -8,8 +8,8 @@ import (
 	"github.com/forkd/forkd/internal/host/owner"
 )
 
-// ChangeLabels changes labels of a sandbox in any state. It sets each label in the given map to the
-// value in the map, and removes the label if this value is nil. Other labels stay.
+// ChangeLabels changes labels of a sandbox in any state. A nil value in the map removes the label,
+// and any other value becomes the label's value. Labels that are not in the map stay unchanged.
 func (m *Manager) ChangeLabels(ctx context.Context, id string, change map[string]*string) (Info, error) {
 	return m.change(ctx, id, func(h *Held) error { return h.s.changeLabels(ctx, change) })
 }

@@ -10,7 +10,7 @@ import (
 )
 
 // limit applies the limits in a record to a VM. It writes only limits that are not already in
-// force. A new VM has no limits.
+// force; a new VM has no limits before the first call.
 func (v *liveVM) limit(r *ledger.Record) error { return v.vmm.Limit(r.Limits, r.MemoryBytes) }
 
 // SetLimits replaces the limits of a sandbox in any state. When SetLimits returns, the limits are

@@ -24,7 +24,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Observer counts events for metrics. Its methods must return at once.
+// Observer counts events for metrics. Its methods must not block.
 type Observer interface {
 	ForkDone(r ForkResult, err error)
 	ChildReady(t Timing)
@@ -48,7 +48,8 @@ type Config struct {
 	DataDir  string // directory for private disk tops; only this manager uses it
 	Branches int    // maximum number of concurrent branches; 0: 4
 	PoolSize int    // number of waiting VMMs for each machine shape; 0: none
-	// maximum of PoolSize for some time after forks that found too few waiting VMMs
+	// maximum number of waiting VMMs for each shape, for some time after forks that found too few;
+	// at least PoolSize
 	PoolMost int
 	Admit    admit.Rules   // limits for the sandboxes of the host
 	Confirm  time.Duration // how long a child may take to confirm its identity; 0: 30 s
@@ -57,7 +58,7 @@ type Config struct {
 	Log      *slog.Logger
 
 	// IsParent reports whether a branch with this tag is for all clients, as parents are; nil: no
-	// branch is.
+	// branch is for all clients.
 	IsParent func(tag string) bool
 
 	// OpenPrivate permits every client to give sandboxes access to private networks and the host;
@@ -68,11 +69,11 @@ type Config struct {
 // defaultConfirm is long enough for hosts that have an emulated CPU or are heavily overloaded.
 const defaultConfirm = 30 * time.Second
 
-// Limits per CPU of the host: how many children of the daemon may be restored at a time, how many
-// children may be confirming, and how many children of one fork may be starting. The CPU limits how
-// many children can be restored. A child that confirms mostly waits for its agent, but the guest
-// needs a CPU to change its identity. If a hundred guests did so on one CPU, none would answer in
-// time.
+// These constants limit the work for each CPU of the host: restoresPerCPU is how many children of
+// the daemon may be restored at a time, confirmsPerCPU is how many may be confirming, and
+// wavePerCPU is how many children of one fork may be starting. The CPU limits how many children can
+// be restored. A child that confirms mostly waits for its agent, but the guest needs a CPU to
+// change its identity. If a hundred guests did so on one CPU, none would answer in time.
 const (
 	restoresPerCPU = 2
 	confirmsPerCPU = 4
@@ -121,7 +122,7 @@ func New(cfg Config) (*Manager, error) {
 	m := &Manager{
 		cfg:      cfg,
 		admitted: admit.New(cfg.Admit, cfg.DataDir),
-		// plus one, because an owner may not take the last place, see owner.PlaceShare
+		// one place more, because an owner may not take the last place, see owner.PlaceShare
 		restores:  gate.New(restoresPerCPU*runtime.NumCPU() + 1),
 		confirms:  gate.New(confirmsPerCPU*runtime.NumCPU() + 1),
 		wave:      wavePerCPU * runtime.NumCPU(),

@@ -94,8 +94,8 @@ func (m *Manager) setNetwork(ctx context.Context, s *Sandbox, setting netclient.
 	return m.tellTrust(ctx, s, setting)
 }
 
-// tellTrust makes the guest trust the CA for hosts of secrets, for a sandbox in any state. A
-// sandbox without a VM gets the message when it has a VM again.
+// tellTrust makes the guest trust the CA that forkd-net uses for hosts of secrets. The sandbox may
+// be in any state. A sandbox without a VM gets the message when it has a VM again.
 func (m *Manager) tellTrust(ctx context.Context, s *Sandbox, setting netclient.Setting) error {
 	v, state := s.live, s.Info().State
 	tell := func(ctx context.Context) error {

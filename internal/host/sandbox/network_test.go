@@ -67,7 +67,7 @@ func (w *world) wantAnswer(t *testing.T, id, mode string) {
 }
 
 func newOnline(t *testing.T) *world {
-	roots := filepath.Join(t.TempDir(), "roots.pem") // certificates of servers, which some hosts do not have
+	roots := filepath.Join(t.TempDir(), "roots.pem") // replaces the host's root certificates, which some hosts lack
 	if err := os.WriteFile(roots, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}

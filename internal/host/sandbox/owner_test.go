@@ -51,7 +51,7 @@ func TestOwnersHaveTheirNumberOfSandboxes(t *testing.T) {
 	if _, err := fork(ci, 3-len(mine)+1); err == nil {
 		t.Error("one more than the maximum")
 	}
-	if n := 3 - len(mine); n > 0 { // a refused fork may have counted a sandbox that was about to end
+	if n := 3 - len(mine); n > 0 { // the refusal may have counted a sandbox that was about to end
 		r, err := fork(ci, n)
 		if err != nil {
 			t.Fatal(err)

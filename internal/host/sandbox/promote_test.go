@@ -33,7 +33,7 @@ func TestPromote(t *testing.T) {
 	if err := w.Kill(child); err != nil {
 		t.Fatal(err)
 	}
-	for _, to := range []string{"", "before"} { // the way back, without the child and the snapshot of its fork
+	for _, to := range []string{"", "before"} { // rollbacks need neither the child nor the snapshot of its fork
 		if _, err := w.Rollback(t.Context(), id, to, unique.AsBefore); err != nil {
 			t.Errorf("roll back to %q: %v", to, err)
 		}

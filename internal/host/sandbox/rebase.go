@@ -23,7 +23,7 @@ func (b *branch) keeps() bool { return b.op == "branch" && b.req.Mode != vm.Bran
 // that the sandbox was last rebased onto. If the line of such branches has become long, or cannot
 // be used, chooseBelow takes the snapshot from which the sandbox runs. The layer then holds all
 // pages written since that snapshot. If such a layer would exceed the sandbox's memory limit, the
-// line continues as long as possible, and then chooseBelow returns an error.
+// line continues beyond its usual length. If it cannot continue, chooseBelow returns an error.
 func (b *branch) chooseBelow(rec *ledger.Record) error {
 	b.below, b.line = b.lease, 1
 	if rec.Rebased == nil || b.req.Mode == vm.BranchFull || b.req.Mode == vm.BranchDisk {
@@ -117,9 +117,9 @@ func (b *branch) tryRebase(ctx context.Context) (shared uint64, err error) {
 	return result.Bytes, errors.Join(s.answered(err), settled)
 }
 
-// The method takes leases of the branches that a VM's memory is based on, or may be based on. It is
-// called after a VM has been taken over. Without the leases the VM still runs, but its next branch
-// holds all pages that it has written since its fork.
+// follow takes leases of the branches that a VM's memory is based on, or may be based on. It is
+// called after the VM has been taken over. Without the leases the VM still runs, but its next
+// branch holds all pages that the VM has written since its fork.
 func (m *Manager) follow(v *liveVM, r *ledger.Record) {
 	get := func(id string) func() {
 		unfollow, err := m.cfg.Store.Follow(id, r.Owner)

@@ -134,8 +134,8 @@ func TestRoomForTheEndOfALine(t *testing.T) {
 	w.checkClean(t)
 }
 
-// If the end of a line would exceed the sandbox's memory limit, the line continues as long as
-// possible. After that, branches are refused, but the sandbox can be suspended.
+// If the end of a line would exceed the sandbox's memory limit, the line continues beyond its usual
+// length. When it can no longer continue, branches are refused, but the sandbox can be suspended.
 func TestLineEndsWithinTheMemoryLimit(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -209,7 +209,7 @@ func TestFailedRebase(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		set    func(*vmfake.VMMs)
-		layers int // memory layers of the next branch
+		layers int // number of memory layers of the next branch
 	}{
 		{"not kept", func(f *vmfake.VMMs) { f.RebaseErr = &vm.Error{Code: vm.ErrNotKept, Err: errors.New("too late")} }, 2},
 		{"half-way", func(f *vmfake.VMMs) { f.LateRebase = errors.New("no memory") }, 3},

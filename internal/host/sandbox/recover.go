@@ -26,7 +26,7 @@ func (m *Manager) Recover() (int, error) {
 	if err != nil {
 		return 0, fmt.Errorf("recover sandboxes: %w", err)
 	}
-	// not called after an error, because then it is not known which snapshots are unused
+	// release is not called after an error, because then it is not known which snapshots are unused
 	release := m.cfg.Store.HoldTransient()
 	m.readoptAll(entries)
 	data, err := os.ReadDir(m.cfg.DataDir)
@@ -63,7 +63,8 @@ func (m *Manager) LeftAlone() (list []LeftAlone) {
 	return list
 }
 
-// readoptAll takes over all VMs. Each VM has one of the entries as its directory.
+// readoptAll takes over all VMs. The parameter entries is the content of the run directory, in
+// which each VM has a folder.
 func (m *Manager) readoptAll(entries []os.DirEntry) {
 	found := make(chan struct{}, vmpool.AtOnce)
 	var group sync.WaitGroup

@@ -16,7 +16,7 @@ type BranchRequest struct {
 	Tag       string // empty: Branch chooses one
 	Mode      vm.BranchMode
 	ParentTag string // the request is refused unless the sandbox runs from this snapshot; empty: not checked
-	Queue     bool   // wait for one of the host's places for branches; otherwise a full host gives a *BusyError
+	Queue     bool   // whether Branch waits if no place for branches is free; if not, the error is a *BusyError
 	NoWait    bool   // for a live branch: return when the sandbox runs again, before the snapshot is complete
 	Transient bool   // delete the snapshot with the last sandbox that runs from it
 	// the sandbox exists only to build a template, and the branch is that template; stored in the
@@ -56,11 +56,11 @@ type ForkRequest struct {
 	Hooks          *snapshot.Hooks    // hooks of each child; nil: the snapshot's hooks
 	NoHooks        bool               // do not run the hook after_fork: the daemon makes the children for itself
 	Labels         map[string]string  // labels of each child
-	Strict         unique.Strict      // strictness of each child
+	Strict         unique.Strict      // what happens if the programs in a child repeat random numbers
 	Annotation     json.RawMessage    // data of the API that makes the request, stored with each child; may be nil
 	Provisional    bool               // if the daemon dies before ForkResult.Keep, the next daemon kills all children
 
-	present *netclient.Setting // setting of the suspended sandbox that is forked; nil: as the snapshot
+	present *netclient.Setting // network setting of the suspended sandbox that is forked; nil if a snapshot is forked
 }
 
 // ForkResult holds the children of a fork and its durations.
@@ -72,5 +72,5 @@ type ForkResult struct {
 	ForkWall    time.Duration // time from the request until the agents of all children had confirmed
 	Keep        func() error  // keeps the children that live, see ForkRequest.Provisional
 
-	Kill func(id string) error // kills a child, as Manager.Kill does, whatever its labels are now
+	Kill func(id string) error // kills a child, as Manager.Kill does, even if its labels have changed
 }

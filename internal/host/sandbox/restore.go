@@ -25,8 +25,9 @@ func (m *Manager) newTopOver(data string, lease *store.Lease, name string) (*os.
 	return chain.NewTop(filepath.Join(data, name), d.SizeBytes, m.cfg.NewTop)
 }
 
-// restore restores the snapshot that is leased for v into v's VM. The VM's disk gets the empty top
-// that r names. The request arrived at the given time. The caller must hold a place in m.restores.
+// restore restores the snapshot of v.lease in the VM v. The disk of the VM gets the empty top that
+// r names. The parameter start is when the request arrived. The caller must hold a place in
+// m.restores.
 func (m *Manager) restore(ctx context.Context, start time.Time, v *liveVM, data string,
 	r *ledger.Record) (Timing, error) {
 	top, err := m.newTopOver(data, v.lease, r.Top)
@@ -48,8 +49,9 @@ func (m *Manager) restore(ctx context.Context, start time.Time, v *liveVM, data 
 }
 
 // confirm gives the guest of a VM a new identity and, if the sandbox has secrets, the certificate
-// of the CA for their hosts. It waits for the agent's answers. It records in r which generators
-// repeat random numbers. The error is an *unconfirmedError, a *unique.Error, or the error of ctx.
+// of the CA for the secrets' hosts. It waits for the agent's answers. It records in r which
+// generators repeat random numbers. The error is an *unconfirmedError, a *unique.Error, or the
+// error of ctx.
 func (m *Manager) confirm(ctx context.Context, v *liveVM, r *ledger.Record) error {
 	wait, cancel := context.WithTimeout(ctx, m.cfg.Confirm)
 	defer cancel()

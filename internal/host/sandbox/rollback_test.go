@@ -216,8 +216,8 @@ func TestRollbackWaitsBeforeItsPointOfNoReturn(t *testing.T) {
 	w.checkClean(t)
 }
 
-// The family of a sandbox ends at the snapshot that was booted. All clients may use a parent that
-// was baked from a branch of a disk, but not the snapshots with memory before that branch.
+// A parent that was baked from a disk-only branch begins a family of its own. All clients may use
+// the parent, but this gives them no access to the earlier snapshots from which its disk comes.
 func TestRollbackEndsAtABootedParent(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

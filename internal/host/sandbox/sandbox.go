@@ -32,7 +32,8 @@ import (
 
 // Guest connects to the guest of a running sandbox.
 type Guest interface {
-	// Forked returns nil if the agent has not searched for generators.
+	// Forked gives the guest a new identity. It returns what the agent has found, or nil if the
+	// agent has not searched for random number generators.
 	Forked(context.Context, agentproto.Forked) (*agentproto.Unique, error)
 	Dial(ctx context.Context, port uint32) (net.Conn, error) // connects to a vsock port
 }
@@ -58,7 +59,7 @@ type Sandbox struct {
 	mu      sync.Mutex
 	state   State         // only transition writes it
 	live    *liveVM       // the sandbox's VM, which may have ended; nil while suspended
-	record  ledger.Record // what survives a restart of the daemon
+	record  ledger.Record // data that survives a restart of the daemon
 	timing  Timing        // durations of the latest start
 	exit    vm.Exit       // how the VM ended, if the sandbox has exited
 	console console.Text  // last output of the VM, if the sandbox has exited
@@ -113,7 +114,7 @@ type Info struct {
 	Strict bool               // see unique.Refuse
 	Hooks  snapshot.Hooks
 
-	ExpirySuspends bool            // on expiry, suspend it instead of deleting it
+	ExpirySuspends bool            // on expiry, the sandbox is suspended and not deleted
 	Annotation     json.RawMessage // see ForkRequest
 
 	// snapshot of the latest branch or rollback; if there was none, the snapshot that the sandbox

@@ -219,7 +219,7 @@ func TestRestartTakesOverWhatLives(t *testing.T) {
 	v := w.vmms.Live[w.vmDir(dead)]
 	w.vmms.Mu.Unlock()
 	v.End(vm.Exit{Reason: vm.ExitPowerOff})
-	// A daemon that is killed during a fork can leave such a VM behind.
+	// Leave an empty VM behind, as a daemon that is killed during a fork does.
 	if _, err := vmpool.Spawn(context.Background(), w.vmms, w.cfg.RunDir, vm.Shape{}); err != nil {
 		t.Fatal(err)
 	}

@@ -37,8 +37,8 @@ type branch struct {
 	fresh    uint64 // bytes that the new, empty top takes on disk
 }
 
-// stays reports whether the sandbox counts as being at this branch afterwards. The result is false
-// for a transient branch and for a suspension.
+// stays reports whether the branch becomes the sandbox's latest branch in Info.At. The result is
+// false for a transient branch and for a suspension.
 func (b *branch) stays() bool { return b.op == "branch" && !b.req.Transient }
 
 // create creates a file of the snapshot. The file is closed when the branch ends.

@@ -53,8 +53,8 @@ func (s *Sandbox) catchUp() error {
 	return nil
 }
 
-// settle finds out whether the VMM has switched to a new top, and whether it was rebased, and
-// records both. It also returns whether the VM is paused.
+// settle finds out whether the VMM has switched to a new top, and whether the VM's memory was
+// rebased. It records both facts. It also returns whether the VM is paused.
 func (s *Sandbox) settle(ctx context.Context, v *liveVM) (paused bool, err error) {
 	stats, err := v.vmm.Stats(ctx)
 	if s.answered(err) != nil {

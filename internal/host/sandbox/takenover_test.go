@@ -44,7 +44,7 @@ func (w *words) byte() byte {
 	return b
 }
 
-// The method returns a random number from 0 to n-1.
+// below returns a random number from 0 to n-1.
 func (w *words) below(n int) int { return (int(w.byte())<<8 | int(w.byte())) % max(n, 1) }
 
 func (h *takenOver) Spawn(_ context.Context, c vmpool.ShellConfig) (_ vmpool.VMM, err error) {

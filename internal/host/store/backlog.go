@@ -49,7 +49,7 @@ type backlog struct {
 
 	usage   backlogUsage // see usageLocked
 	counted time.Time    // when usage was counted; zero: usage must be counted again
-	planned bool         // a call of admit is planned for the time when usage is too old
+	planned bool         // a call of admit is planned for the time when the count of usage expires
 }
 
 // layerRoom is room in RAM for one memory layer.
@@ -84,13 +84,14 @@ func (e *BacklogError) Error() string {
 
 func (e *BacklogError) Unwrap() error { return e.Flush }
 
-// ReserveRAM reserves room for the memory layer of a branch, which has at most the given number of
-// bytes. ReserveRAM is not called if Staging.Awaited is called for the branch. If a layer of this
-// size does not fit at once, and exact is not nil, ReserveRAM calls exact for a better estimate.
-// ReserveRAM waits until the disk has caught up with the branches of the owner, but no longer than
-// a client can wait. After that, or if the disk cannot be written, the error is a *BacklogError. If
-// no other layer is to be written to disk, and sandboxes of the owner have no lines, the branch is
-// never refused. The caller calls release when the snapshot is published or abandoned.
+// ReserveRAM reserves room for the memory layer of a branch. The parameter most is the maximum size
+// of the layer, in bytes. ReserveRAM is not called if Staging.Awaited is called for the branch. If
+// a layer of this size does not fit at once, and exact is not nil, ReserveRAM calls exact for a
+// better estimate. ReserveRAM waits until the disk has caught up with the branches of the owner,
+// but no longer than a client can wait. After that, or if the disk cannot be written, the error is
+// a *BacklogError. If no other layer is to be written to disk, and sandboxes of the owner have no
+// lines, the branch is never refused. The caller calls release when the snapshot is published or
+// abandoned.
 func (s *Store) ReserveRAM(ctx context.Context, owner string, most uint64, exact func() (uint64, error)) (
 	release func(), err error) {
 	b := &s.backlog
@@ -188,8 +189,9 @@ func (b *backlog) leave(w *layerRoom) {
 }
 
 // admit assigns room to layers in the queue, in order. It returns how many bytes must be free for
-// the first layer that remains, or 0 if the queue is empty. If the usage was not counted just now,
-// it returns 0, and plans another call for the time when the usage is too old.
+// the first layer that remains, or 0 if the queue is empty. If admit has used an earlier count of
+// the usage, it returns 0. If a layer still waits, admit then plans another call of itself for the
+// time when that count expires.
 func (b *backlog) admit() (missing uint64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -222,7 +224,8 @@ func (b *backlog) admit() (missing uint64) {
 	return missing
 }
 
-// planLocked plans a call of admit for the time when the usage is too old, if a layer waits.
+// planLocked plans a call of admit for the time when the count of the usage expires, if a layer
+// waits.
 func (b *backlog) planLocked() {
 	if b.planned || len(b.queue) == 0 {
 		return
@@ -241,7 +244,7 @@ type backlogUsage struct {
 	own    map[string]uint64 // bytes by owner, including lines and layers that are being made
 	lines  map[string]uint64 // bytes of lines, by owner
 	all    uint64            // bytes of all owners
-	coming uint64            // reserved for layers of all owners that are being made
+	coming uint64            // bytes that are reserved for layers that are being made, of all owners
 	free   uint64            // free bytes in the RAM file system, minus coming
 }
 
@@ -251,8 +254,9 @@ func (u *backlogUsage) wants(w *layerRoom) uint64 {
 	return w.bytes + (u.own[w.owner]+w.bytes)/backlogTimes
 }
 
-// usageLocked returns the usage, and whether it was counted just now. An older usage may be higher
-// than the present usage, but includes all room that was assigned after the count.
+// usageLocked returns the usage. The result fresh says whether this call has counted it. The result
+// of an earlier count may be higher than the present usage, but includes all room that was assigned
+// since.
 func (b *backlog) usageLocked() (u *backlogUsage, fresh bool) {
 	if fresh = time.Since(b.counted) >= b.age; fresh {
 		b.usage = b.countLocked()

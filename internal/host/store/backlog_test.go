@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// slowDisk opens a store whose RAM has room for the given number of layers of the size that publish makes.
-// Nothing is written to its disk until catchUp is called.
+// slowDisk opens a store whose RAM has room for the given number of layers of the size that the
+// function publish makes. Nothing is written to its disk until catchUp is called.
 //
 // +checklocksignore: it returns with the flusher's lock held
 func slowDisk(t *testing.T, layers int) (s *Store, d dirs, catchUp func()) {

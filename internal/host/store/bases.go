@@ -19,9 +19,9 @@ import (
 	"github.com/forkd/forkd/internal/private"
 )
 
-// Snapshots name their base image by its digest. Only the store knows which file has that digest.
-// Manifests must not name paths, because then the author of a manifest could make any file of this
-// host the guest's disk. For each base there are these files:
+// Snapshots name their base image by its digest. Only the store knows which file has that digest. A
+// manifest must not name a path, because otherwise the author of a manifest could make any file of
+// this host the guest's disk. For each base there are these files:
 //
 //	<root>/bases/<hex>.json   a record.Base
 //	<root>/bases/<hex>        another link to the image's file, if it is on the same file system: the image may then
@@ -221,9 +221,9 @@ func (s *Store) linkBase(f *os.File, digest string) (linked bool, err error) {
 	return false, fmt.Errorf("link it to %s: %w", name, err)
 }
 
-// copyBase copies a file into the store and flushes the copy to disk. The file has had the given
-// digest. If the file has been changed since, so that the copy has another digest, copyBase returns
-// an error.
+// copyBase copies a file into the store and flushes the copy to disk. The parameter want is the
+// digest that the file had before. If the copy has another digest, because the file was changed in
+// the meantime, copyBase returns an error.
 func copyBase(ctx context.Context, name string, f *os.File, want string) (id fileID, err error) {
 	err = atomicfile.Fill(name, func(tmp string) error {
 		if err := copyFile(tmp, f); err != nil {
@@ -312,8 +312,8 @@ func (s *Store) openBase(base snapshot.Base) (*os.File, error) {
 	return f, nil
 }
 
-// dropBases drops the bases that no snapshot needs, including snapshots that are being made. If a
-// manifest cannot be read, its base is unknown, so all bases are kept.
+// dropBases drops the bases that no snapshot needs. A snapshot that is being made also needs its
+// base. If a manifest cannot be read, its base is unknown, so all bases are kept.
 func (s *Store) dropBases() error {
 	s.basesMu.Lock()
 	defer s.basesMu.Unlock()

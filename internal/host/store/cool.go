@@ -11,8 +11,7 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 )
 
-// ramPart is the part of the RAM file system, 1/ramPart, that coolUnused keeps free for later
-// branches.
+// coolUnused keeps 1/ramPart of the RAM file system free for later branches.
 const ramPart = 4
 
 // statRAM returns the free bytes and the size of the RAM file system.

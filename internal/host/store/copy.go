@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// copyFile copies src to a new file. The first parameter is the path of the new file. Holes in src
+// copyFile copies src to a new file. The parameter to is the path of the new file. Holes in src
 // stay holes in the new file, because a memory layer is as long as the guest's RAM and consists
 // mostly of holes. On a RAM file system, each page that is written takes memory. After an error
 // copyFile removes the new file.

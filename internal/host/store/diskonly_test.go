@@ -176,8 +176,8 @@ func TestLostKernel(t *testing.T) {
 	}
 }
 
-// If the daemon is killed while a disk-only snapshot replaces another snapshot, one of the two
-// survives.
+// If the daemon is killed while a disk-only snapshot replaces another snapshot, the old or the new
+// snapshot survives.
 func TestKilledWhileADiskOnlySnapshotIsReplaced(t *testing.T) {
 	for _, deleted := range []bool{false, true} { // killed before or after the deletion of the old snapshot
 		d := newDirs(t)

@@ -27,8 +27,8 @@ func (e *ExistsError) Error() string {
 // InUseError reports a snapshot that cannot be deleted.
 type InUseError struct {
 	Tag        string
-	Dependents []string // tags of the snapshots that build on it
-	Leases     int      // number of sandboxes that run from the snapshot or are suspended to it
+	Dependents []string // tags of the snapshots that build on the snapshot
+	Leases     int      // number of sandboxes that run from the snapshot, or have it as their suspended state
 }
 
 func (e *InUseError) Error() string {

@@ -8,8 +8,8 @@ import (
 	"github.com/forkd/forkd/internal/host/event"
 )
 
-// maxFailed bounds the list of failed branches, because each takes some memory, and a client can make any
-// number of branches that fail.
+// maxFailed is the maximum number of failed branches in the list. It is needed because each of them
+// takes some memory, and a client can make any number of branches that fail.
 const maxFailed = 256
 
 // ListFailed adds a failed branch to the list of snapshots, with the reason. It is for branches

@@ -10,8 +10,8 @@ import (
 	"github.com/forkd/forkd/internal/host/event"
 )
 
-// flushRetry is how long after a failed flush the next attempt is made. A deletion frees space, so
-// it causes an earlier attempt.
+// flushRetry is the time between a failed flush and the next attempt. A deletion frees space, so it
+// causes an earlier attempt.
 const flushRetry = 30 * time.Second
 
 // flusher writes hot snapshots, which are only in RAM, to disk. Owners take turns. The oldest
@@ -63,7 +63,7 @@ func (f *flusher) retry() {
 	f.wake.Broadcast()
 }
 
-// The method records that the flush of a snapshot failed and must be tried again.
+// later records that the flush of a snapshot failed and must be tried again.
 func (f *flusher) later(e *entry) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -136,8 +136,8 @@ func (f *flusher) flush(e *entry) {
 	err := s.flush(e)
 	s.mu.Lock()
 	e.flushErr = err
-	// If the snapshot was deleted and is still in RAM, later snapshots of its followers need its
-	// hurries.
+	// If the snapshot was deleted and is still in RAM, keep its functions in hurries, because later
+	// snapshots of its followers need them.
 	if err == nil && !e.inRAM() {
 		e.hurries = nil
 	}

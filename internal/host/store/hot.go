@@ -22,7 +22,7 @@ import (
 //
 // The caller sets the other fields of m: the machine, the guest, and the disk. For a branch the
 // caller also sets the parent and the inherited memory layers. The caller lists in m.Disk all
-// layers except the last one. The caller sets the base and the boot files only if UseBase and
+// layers except the last layer. The caller sets the base and the boot files only if UseBase and
 // UseBoot were not called. The parameter disk has the open files of all disk layers, including the
 // last. The files must be on the store's file system, because Publish makes links to them in the
 // snapshot's own directory. Thus the snapshot does not depend on the directories of other
@@ -39,8 +39,8 @@ func (g *Staging) Publish(m *snapshot.Manifest, extents []vm.Extent, disk []*os.
 	return info, err
 }
 
-// publish is Publish with lifted disk limits. After a successful publish, the flusher calls calm to
-// restore the limits.
+// publish does the work of Publish while the disk limits are lifted. After a successful publish,
+// the flusher calls calm to restore the limits.
 func (g *Staging) publish(m *snapshot.Manifest, extents []vm.Extent, disk []*os.File, hurries []hurry, calm func()) (
 	Info, error) {
 	if err := g.complete(m, extents, disk); err != nil {
@@ -187,8 +187,8 @@ func linkFile(f *os.File, to string) error {
 	return nil
 }
 
-// flush makes a hot snapshot durable and moves it to its directory. If the snapshot is being
-// deleted, flush does not move it, because a sandbox may follow it.
+// flush makes a hot snapshot durable and moves it to its directory. It does nothing if a deletion
+// of the snapshot has begun.
 func (s *Store) flush(e *entry) error {
 	e.flushMu.Lock() // a deletion waits for this lock
 	defer e.flushMu.Unlock()

@@ -327,8 +327,8 @@ func TestStageOver(t *testing.T) {
 	}
 }
 
-// A new snapshot is on disk before the snapshot that it replaces is deleted. So one of the two
-// survives a power failure.
+// A new snapshot is on disk before the snapshot that it replaces is deleted. So the old or the new
+// snapshot survives a power failure.
 func TestStageOverAndPowerFailure(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)

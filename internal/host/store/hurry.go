@@ -20,7 +20,7 @@ type hurry func() (done func())
 func (g *Staging) Hurry(lift func() (done func())) { g.lift = lift }
 
 // hurriesLocked returns functions for all VMs whose data in the disk layers of the snapshot m may
-// not be on disk yet. Each function lifts the disk limits of one VM. The last parameter is the
+// not be on disk yet. Each function lifts the disk limits of one VM. The parameter lift is the
 // function for the VM of m.
 func (s *Store) hurriesLocked(m *snapshot.Manifest, lift hurry) (all []hurry) {
 	if m.Parent != nil && s.byID[m.Parent.ID] != nil {
@@ -46,9 +46,10 @@ func liftAll(hurries []hurry) (done func()) {
 }
 
 // HurryTakenOver is like Hurry, for the unflushed snapshots of a sandbox that an earlier daemon has
-// made. The second parameter lists the owners of the sandbox's frozen disk tops, because snapshots
-// may have these layers even if the owners are deleted. The given function lifts the disk limits of
-// the sandbox's present VM.
+// started. It finds these snapshots by their disk layers. If the snapshot that owns a layer has
+// been deleted, the store cannot tell which sandbox has written the layer. So the list frozen has
+// the IDs of the snapshots that own the sandbox's frozen disk tops. The function lift lifts the
+// disk limits of the sandbox's present VM.
 func (s *Store) HurryTakenOver(sandbox string, frozen []string, lift func() (done func())) {
 	s.mu.Lock()
 	var found []*entry
@@ -73,7 +74,7 @@ func (s *Store) HurryTakenOver(sandbox string, frozen []string, lift func() (don
 }
 
 // hasDiskOfLocked reports whether a snapshot has a disk layer that was made for a branch of the
-// sandbox, or whose owner is in the given list.
+// sandbox, or whose owner is in the list frozen.
 func (s *Store) hasDiskOfLocked(m *snapshot.Manifest, sandbox string, frozen []string) bool {
 	if m.Disk == nil {
 		return false

@@ -25,8 +25,8 @@ import (
 // Contents has the files of a snapshot from another host.
 type Contents interface {
 	// Decode reads one file. The parameter part is the file's index in artifact.Parts. Decode calls
-	// write with all nonzero pieces of the file, in ascending order. It returns an error if the
-	// content differs from the digest in the manifest.
+	// the function write with all nonzero pieces of the file, in ascending order. It returns an
+	// error if the content differs from the digest in the manifest.
 	Decode(ctx context.Context, part int, write func(offset uint64, p []byte) error) error
 }
 
@@ -62,12 +62,12 @@ func (g *Staging) Import(ctx context.Context, m *snapshot.Manifest, files Conten
 // layerPart describes a part that is a layer.
 type layerPart struct {
 	kind  string // snapshot.MemoryLayerFile or snapshot.DiskLayerFile
-	n     int    // number in the chain
-	own   bool   // the topmost layer
-	owner string // the owner in the manifest from the other host
+	n     int    // index of the layer in its chain
+	own   bool   // whether this is the topmost layer
+	owner string // owner in the manifest from the other host
 }
 
-// layerParts returns the layers of a snapshot by the name of their part.
+// layerParts returns the layers of a snapshot, keyed by the names of their parts in an artifact.
 func layerParts(m *snapshot.Manifest) map[string]layerPart {
 	list := make(map[string]layerPart)
 	add := func(kind, prefix string, layers []snapshot.File) {
@@ -90,7 +90,7 @@ type importing struct {
 	files       Contents
 	room        func() error
 	layers      map[string]layerPart
-	owners      map[string]string // new owners of layers that the store did not have, by the owner in from
+	owners      map[string]string // new owners of layers that the store did not have, by the layer's owner in i.from
 
 	extents []vm.Extent
 	disk    []*os.File
@@ -145,7 +145,8 @@ func (i *importing) readMap(n int, p artifact.Part) error {
 	return nil
 }
 
-// addLayer adds a layer. Publish adds the snapshot's own layers to the manifest, the last of each chain.
+// addLayer adds a layer. It adds only inherited layers to the manifest, because Publish adds the
+// snapshot's own layers.
 func (i *importing) addLayer(n int, p artifact.Part, l layerPart) error {
 	chain := &i.fresh.Memory
 	if l.kind == snapshot.DiskLayerFile {
@@ -186,7 +187,7 @@ func (i *importing) addLayer(n int, p artifact.Part, l layerPart) error {
 			return &artifact.Error{Err: fmt.Errorf("%s: %w", p.Name, err)}
 		}
 	}
-	if !l.own { // Publish flushes only files of the snapshot's own
+	if !l.own { // Publish flushes only the snapshot's own files
 		if err := f.Sync(); err != nil {
 			return err
 		}
@@ -284,8 +285,9 @@ func (s *Store) Shared(m *snapshot.Manifest) []bool {
 	return list
 }
 
-// share links a layer of the store with the content of p, and returns its owner, or "" if there is none. An
-// owner that the chain already has cannot be in it twice.
+// share finds a layer of the store with the content of p, and makes a link to it. It returns the
+// layer's owner, or "" if there is no such layer. It ignores a layer whose owner is already in the
+// chain, because a chain cannot have two layers of one owner.
 func (i *importing) share(p artifact.Part, kind string, chain []snapshot.File) (owner string) {
 	i.store.moves.RLock()
 	defer i.store.moves.RUnlock()
@@ -394,9 +396,9 @@ type filler struct {
 	ctx     context.Context
 	f       *os.File
 	room    func() error
-	zeros   []part // parts that must have no holes
-	next    uint64 // end of what is written
-	written uint64 // bytes since the last check of the room
+	zeros   []part // parts of the file that must have no holes
+	next    uint64 // end of the part that is written
+	written uint64 // bytes written since the last check of the room
 }
 
 var zeroBlock [1 << 20]byte

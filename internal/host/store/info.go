@@ -23,7 +23,7 @@ type Info struct {
 	Leases  int
 
 	Writing   bool   // the snapshot is being made and cannot be used yet
-	Replacing bool   // another snapshot with its tag is being made
+	Replacing bool   // another snapshot with the same tag is being made
 	Step      string // step in making the snapshot or its replacement; empty if unknown
 	Branch    *snapshot.Branch
 	Transient bool
@@ -34,8 +34,9 @@ type Info struct {
 	FlushErr  string // why the latest flush failed; until a flush succeeds, the snapshot is only in RAM
 }
 
-// ForAll reports whether every client may fork a snapshot that is not a branch. A client may not
-// fork another client's step of a build, because the step's image may need a password.
+// ForAll reports whether every client may fork the snapshot. The snapshot must not be a branch. A
+// client may not fork another client's step of a build, because the step's image may need a
+// password.
 func (i *Info) ForAll() bool { return !i.Transient && !snapshot.IsStepTag(i.Tag) }
 
 // Detail holds everything the store knows about one snapshot. Sizes are in bytes.
@@ -47,7 +48,7 @@ type Detail struct {
 	DiskPhysical   uint64 // bytes that the snapshot's own disk layer takes on disk
 	StateBytes     uint64
 	ParentDigest   string         // digest of the parent's memory layer; empty until it is computed
-	Ancestors      []string       // root first
+	Ancestors      []string       // tags of the ancestors, root first
 	Line           []snapshot.Ref // ancestors from the snapshot of the booted VM on, root first
 	MemoryLayers   int
 	DiskLayers     int
@@ -95,7 +96,7 @@ func (s *Store) List() []Info {
 		}
 	}
 	for _, g := range s.reserved {
-		if s.byTag[g.tag] == nil || !g.over { // a snapshot that is being replaced is listed instead of the new one
+		if s.byTag[g.tag] == nil || !g.over { // a snapshot that is being replaced is listed instead of its replacement
 			list = append(list, g.infoLocked())
 		}
 	}
@@ -209,8 +210,8 @@ func (s *Store) ancestorsLocked(m *snapshot.Manifest) (tags []string, line []sna
 	return tags, line
 }
 
-// Above returns the manifest of the snapshot with the given ID and those of its ancestors, nearest first. The result
-// whole is false if one of them no longer exists.
+// Above returns the manifest of the snapshot with the given ID and the manifests of its ancestors,
+// nearest first. The result whole is false if an ancestor no longer exists.
 func (s *Store) Above(id string) (list []*snapshot.Manifest, whole bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -239,7 +240,7 @@ func (s *Store) TagOf(id string) string {
 }
 
 // Root returns the ID of the booted snapshot from which the snapshot with the given ID descends by
-// branches. The two can be the same snapshot. Snapshots with the same root have VMs of the same
+// branches. A booted snapshot is its own root. Snapshots with the same root have VMs of the same
 // shape. If no snapshot has the ID, Root returns id.
 func (s *Store) Root(id string) string {
 	s.mu.Lock()

@@ -26,8 +26,8 @@ import (
 // If an imported snapshot names a layer of another snapshot, it uses its own file on disk.
 const originFile = "origin"
 
-// openLayer opens a memory layer in RAM. If the layer is not in RAM, openLayer copies it there if
-// there is room. Otherwise it opens the file on disk, where the first access to each page is
+// openLayer opens a memory layer in RAM. If the layer is not in RAM, openLayer copies the layer to
+// RAM if there is room. Otherwise it opens the file on disk, where the first access to each page is
 // slower. If unflushed is true, the layer may be only in RAM. openLayer also returns the number of
 // bytes that the layer takes without the pages that VMMs have added to holes, as far as known.
 func (s *Store) openLayer(dir string, m *snapshot.Manifest, l snapshot.File, unflushed bool) (
@@ -140,9 +140,9 @@ func (s *Store) hasRoom(n uint64) bool {
 	return err == nil && free > n+ramReserve
 }
 
-// findLayer returns the path, on disk, of a memory layer that m inherits, or "". It looks in the
-// snapshot that m was branched from, and in the snapshot with the given ID. It also looks for the
-// file from which the layer in RAM was copied.
+// findLayer returns the path, on disk, of a memory layer that m inherits, or "". It looks first in
+// the snapshot with the ID below or, if below is empty, in the snapshot that m was branched from.
+// Then it looks for the file from which the layer in RAM was copied.
 func (s *Store) findLayer(m *snapshot.Manifest, below, owner string) string {
 	if below == "" && m.Parent != nil {
 		below = m.Parent.ID

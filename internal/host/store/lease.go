@@ -108,8 +108,8 @@ func (s *Store) releaser(e *entry, count *int) (release func()) {
 	return sync.OnceFunc(func() {
 		s.mu.Lock()
 		*count--
-		// If a transient snapshot still has its name, the end of its last follower does not delete
-		// it.
+		// A transient snapshot that still has its name is not deleted when its last follower stops
+		// following it.
 		if e.isUnnamed() || count == &e.refs.lease {
 			s.dropTransientLocked(e)
 		}

@@ -30,11 +30,11 @@ type phase int
 const (
 	phaseHot        phase = iota + 1 // usable; at least the memory layer is only in RAM
 	phaseStored                      // usable; on disk
-	phaseDamaged                     // listed with the reason; has a directory
-	phaseFailed                      // listed with the reason; has no files, see ListFailed
+	phaseDamaged                     // in the list with the reason; has a directory
+	phaseFailed                      // in the list with the reason; has no files, see ListFailed
 	phaseDeleting                    // gets no new references
-	phaseUnnamedHot                  // lost its name while hot; only sandboxes that follow it may use it
-	phaseUnnamed                     // lost its name while stored; only sandboxes that follow it may use it
+	phaseUnnamedHot                  // the snapshot lost its name while hot; only its followers may use it (Store.Follow)
+	phaseUnnamed                     // the snapshot lost its name while stored; only its followers may use it
 	phaseGone
 )
 

@@ -5,9 +5,9 @@ import (
 	"testing"
 )
 
-// TestPhases checks every pair of phases, and for the phase deleting every phase before it. If a
-// change is in the drawing in phase.go, it must be permitted. Every other change must be refused,
-// and must leave the phase as it was.
+// TestPhases checks every pair of phases. For the phase deleting, it checks every phase that can
+// come before. If a change is in the drawing in phase.go, it must be permitted. Every other change
+// must be refused, and must leave the phase as it was.
 func TestPhases(t *testing.T) {
 	drawn := map[phase][]phase{
 		0:               {phaseHot, phaseStored, phaseDamaged, phaseFailed, phaseUnnamedHot, phaseUnnamed},

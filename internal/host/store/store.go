@@ -18,12 +18,13 @@
 //	<root>/reserve                     space for small files on a full disk
 //	<root>/snapshots/<tag>/            a published snapshot, see package snapshot for its files
 //	<root>/bases/                      the files of the base images that snapshots name
-//	<root>/staging/<id>/               a snapshot being made, or published hot and not flushed yet. The next start keeps
-//	                                   the latter if its memory layer is still in RAM, and removes the rest
+//	<root>/staging/<id>/               a snapshot that is being made, or a hot snapshot that is not flushed yet.
+//	                                   The next start keeps a hot snapshot if its memory layer is still in RAM, and
+//	                                   removes all others
 //	<ram>/<id>/memory.layer            the hot copy of a snapshot's memory layer
 //	<ram>/<id>/origin                  names the file on disk of that memory layer; missing until flushed
 //
-// phase.go draws the phases of an entry, and only its functions change them.
+// phase.go draws the phases of an entry, and only the functions in that file change the phases.
 //
 // Locks are taken in the order of the arrows. A lock without an arrow into it is taken first, or
 // alone:
@@ -72,7 +73,7 @@ type Config struct {
 // Store is the set of snapshots under one root. Its methods may be called concurrently.
 type Store struct {
 	root, ram       string
-	rootDir, ramDir *os.File // the store's files are opened through these
+	rootDir, ramDir *os.File // the store's files are opened through these directories
 	lock            *os.File
 	sealer          *sealer
 	flusher         *flusher
@@ -110,7 +111,7 @@ type entry struct {
 
 	owner    string    // see Staging.For; empty for a snapshot of an earlier daemon
 	awaited  bool      // see Staging.Awaited
-	follower string    // owner of the sandboxes that follow it; guarded by Store.mu
+	follower string    // owner of the sandboxes that follow the snapshot; guarded by Store.mu
 	used     time.Time // end of the latest lease, or creation; guarded by Store.mu
 
 	flushed   chan struct{} // closed when the first flush has ended, even with an error; nil if there was none

@@ -62,8 +62,8 @@ func (s *Store) trim(e *entry, h *hotFiles) {
 	}
 }
 
-// trimLayer frees pages of a layer in RAM, the given file, where the layer's file on disk has
-// holes. No process writes to either file any more.
+// trimLayer frees pages of the file hot, which is a layer in RAM, where the layer's file on disk
+// has holes. No process writes to either file any more.
 func (s *Store) trimLayer(dir string, m *snapshot.Manifest, l snapshot.File, hot *os.File) error {
 	disk, err := s.openSized(layerPath(dir, m, l.Owner), l.Bytes)
 	if err != nil {

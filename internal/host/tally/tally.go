@@ -2,7 +2,7 @@
 // that may have changed the sandbox, and bytes written to memory and disk, over all VMs of the
 // sandbox.
 //
-// The callers say when a sandbox is at a snapshot, and what its VM has written.
+// The callers say when a sandbox is at a snapshot, and how much its VM has written.
 package tally
 
 import (
@@ -29,7 +29,7 @@ func DiskBytes(path string) uint64 {
 	return uint64(st.Blocks) * 512 // st_blocks counts units of 512 bytes, stat(2)
 }
 
-// minus subtracts its argument from w. A difference below 0 counts as 0.
+// minus returns w minus other. A difference below 0 counts as 0.
 func (w Written) minus(other Written) Written {
 	return Written{w.Memory - min(w.Memory, other.Memory), w.Disk - min(w.Disk, other.Disk)}
 }
@@ -120,7 +120,8 @@ func (c *Tally) Carry(now Written, base *Written) {
 }
 
 // CarryDisk is like Carry for a disk-only branch, which affects only the count of the disk. The
-// parameters are the value of that count, and the value from which the VM then counts.
+// parameters are the present value of that count (now), and the value from which the VM continues
+// to count (base).
 func (c *Tally) CarryDisk(now, base uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -133,5 +134,5 @@ func (c *Tally) CarryDisk(now, base uint64) {
 // Count must be called when a request that may change the sandbox begins, and when it ends.
 func (c *Tally) Count() { c.calls.Add(1) }
 
-// Calls returns the present count, for Mark.
+// Calls returns the present number of calls, for Mark.
 func (c *Tally) Calls() uint64 { return c.calls.Load() }

@@ -2,8 +2,8 @@ package tally
 
 import "testing"
 
-// Written adds what all VMs of a sandbox have written. For a VM that begins with dirty pages,
-// counting begins at the first measurement.
+// Written returns the sum of the bytes that all VMs of a sandbox have written. For a VM that begins
+// with dirty pages, counting begins at the first measurement.
 func TestWrittenSinceTheLatestSnapshot(t *testing.T) {
 	var c Tally
 	want := func(when string, now, want Written) {

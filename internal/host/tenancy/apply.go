@@ -17,14 +17,14 @@ import (
 	"github.com/forkd/forkd/internal/proto/agentproto"
 )
 
-// ApplyRequest asks for the changes of one side to be made in a sandbox.
+// ApplyRequest asks to apply the changes of one side to a sandbox.
 type ApplyRequest struct {
 	ID     string // the sandbox that receives the changes
 	From   string // tag of a snapshot or id of a sandbox
-	Base   string // tag of the snapshot that both come from; empty: the nearest common ancestor
+	Base   string // tag of the snapshot from which both sides come; empty: their nearest common ancestor
 	DryRun bool   // only list the changes
 
-	diff.Request // its leases are not set
+	diff.Request // the fields for leases are not set
 }
 
 // ApplyResult is the answer to an ApplyRequest.
@@ -34,7 +34,8 @@ type ApplyResult struct {
 	Applied bool   // the sandbox has the changes
 }
 
-// NoBaseError means that two sides have no common ancestor that still exists, or that it is not known.
+// NoBaseError means that two sides have no common ancestor that still exists, or that their common
+// ancestor is not known.
 type NoBaseError struct{ Reason string }
 
 func (e *NoBaseError) Error() string { return e.Reason }
@@ -49,11 +50,13 @@ type IncompleteError struct{ Reason string }
 
 func (e *IncompleteError) Error() string { return e.Reason }
 
-// Apply makes the changes of one side since the common base of both in a running sandbox. It makes all changes or
-// none. If there is a conflict that no rule resolves, it makes none, and the result has the conflicts.
+// Apply applies to a running sandbox the changes that another side has made since the common base
+// of both. It applies all changes or none. If there is a conflict that no rule resolves, it applies
+// none, and the result has the conflicts.
 //
-// The guest makes the changes when it has received all of them. So if the daemon is killed, either all changes
-// take place, or none. All snapshots and children that Apply has made are deleted as those of Diff.
+// The guest makes the changes when it has received all of them. So if the daemon is killed, either
+// all changes take place, or none. Like Diff, Apply deletes all snapshots and children that it has
+// made.
 func (v *View) Apply(ctx context.Context, d *diff.Differ, req ApplyRequest) (r ApplyResult, err error) {
 	if err := v.mayApply(&req); err != nil {
 		return r, err
@@ -155,10 +158,11 @@ func newTransfer(send func(archive io.Reader) error) *transfer {
 	return t
 }
 
-// end ends the archive, and returns the error of the transfer. The parameter err is the error of the archive: the
-// guest then receives an archive without an end, and applies nothing.
+// end ends the archive, and returns the error of the transfer. The parameter err is the error of
+// the program that writes the archive. If it is not nil, the guest receives an incomplete archive,
+// and applies nothing.
 func (t *transfer) end(err error) error {
-	t.CloseWithError(err) // nil: io.EOF
+	t.CloseWithError(err) // if err is nil, the reader gets io.EOF
 	sent := <-t.done
 	if sent != nil {
 		return sent
@@ -189,7 +193,7 @@ func (v *View) base(ctx context.Context, undo *cleanup.Stack, req *ApplyRequest,
 		return s, gone
 	}
 	undo.Add(unpin)
-	if snapshots.TagOf(id) != tag { // it may have been replaced before the pin
+	if snapshots.TagOf(id) != tag { // the snapshot may have been replaced before the pin
 		return s, gone
 	}
 	o := owner.Of(ctx)
@@ -206,10 +210,11 @@ func (v *View) base(ctx context.Context, undo *cleanup.Stack, req *ApplyRequest,
 // ancestor returns the ID of the nearest common ancestor of two sides: the snapshot that wrote the topmost disk
 // layer that both share.
 //
-// After many branches, a sandbox merges the layers that it has written since its fork. If the other side comes from
-// one of these branches, the topmost shared layer is older than their nearest common ancestor. This is possible
-// only if both sides have something from the same sandbox above the shared layers. Then ancestor returns an error
-// instead of an older base, with which a change of one side could look like one of the other.
+// After many branches, a sandbox merges the layers that it has written since its fork. If the other
+// side comes from one of these branches, the topmost shared layer is older than the nearest common
+// ancestor of both sides. This is possible only if both sides have layers that the same sandbox has
+// written above the shared layers. In that case ancestor returns an error. With an older base, a
+// change of one side could look like a change of the other side.
 func (v *View) ancestor(req *ApplyRequest, from, onto *store.Lease) (string, error) {
 	n := diff.Shared(from, onto)
 	if n == 0 {
@@ -239,8 +244,8 @@ func (v *View) ancestor(req *ApplyRequest, from, onto *store.Lease) (string, err
 	return layers[n-1].Owner, nil
 }
 
-// writers returns the ids of the sandboxes that have written the files of a side above the shared layers. The result
-// ok is false if a snapshot of its line no longer exists.
+// writers returns the ids of the sandboxes that have written the files of a side above the shared
+// layers. The result ok is false if a snapshot of the side's line no longer exists.
 func (v *View) writers(name string, shared map[string]bool) (ids map[string]bool, ok bool) {
 	ids = make(map[string]bool)
 	snapshots, id := v.host.manager.Snapshots(), ""

@@ -13,7 +13,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// The base of two sides is their nearest common ancestor. If it cannot be known, there is an error.
+// The base of two sides is their nearest common ancestor. If this ancestor cannot be determined,
+// there is an error.
 func TestBase(t *testing.T) {
 	h := newHost(t)
 	v := h.For(owner.Owner{Name: "token:a"})

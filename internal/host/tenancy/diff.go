@@ -55,8 +55,8 @@ func (v *View) Diff(ctx context.Context, d *diff.Differ, req DiffRequest) (r Dif
 }
 
 // Export makes a tar archive of the files that differ, as Differ.Export does. It checks and
-// prepares both sides as Diff does. Export passes the name of the older side, as in
-// DiffResult.From, to begin.
+// prepares both sides as Diff does. It calls the function begin with the name of the older side, as
+// in DiffResult.From, and writes the archive to the writer that begin returns.
 func (v *View) Export(ctx context.Context, d *diff.Differ, req DiffRequest,
 	begin func(from string) io.Writer) error {
 	return v.prepare(ctx, d, &req, func(ctx context.Context, _, _ *side) error {
@@ -127,8 +127,8 @@ func (v *View) prepare(ctx context.Context, d *diff.Differ, req *DiffRequest,
 	return compare(ctx, &old, &now)
 }
 
-// The method returns the sandbox with the given id, for a request in which the sandbox's own
-// snapshot is the older side.
+// runs returns the sandbox with the given id, for a request in which the sandbox's own snapshot is
+// the older side.
 func (v *View) runs(id string) (i sandbox.Info, err error) {
 	if !vmpool.IsID(id) {
 		return i, invalid.Errorf("from", "missing: want the tag of a snapshot or the id of a sandbox, unless to is a sandbox")
@@ -143,7 +143,7 @@ func (v *View) pinOrigin(i sandbox.Info) (unpin func(), err error) {
 	s := v.host.manager.Snapshots()
 	if s.IsInLine(i.SnapshotTag, i.StateID) {
 		if unpin, err := s.Pin(i.SnapshotTag); err == nil {
-			if s.IsInLine(i.SnapshotTag, i.StateID) { // it may have been replaced before the pin
+			if s.IsInLine(i.SnapshotTag, i.StateID) { // the snapshot may have been replaced before the pin
 				return unpin, nil
 			}
 			unpin()

@@ -41,7 +41,7 @@ func newDiffer(t *testing.T, h *Host, guest func(*vmfake.VMM, net.Conn)) (*diff.
 	})
 	return diff.New(diff.Config{Config: helpervm.Config{VMMs: vmms, RunDir: run, Template: "host"},
 		Store: h.manager.Snapshots(), Scratch: t.TempDir(), Room: func(uint64, *os.File) error { return nil },
-		Initrd: func(base *os.File) (*os.File, error) { return os.Open(base.Name()) }}), vmms // no test reads it
+		Initrd: func(base *os.File) (*os.File, error) { return os.Open(base.Name()) }}), vmms // nothing reads the initramfs
 }
 
 // differs is a guest that reads the request and finds one file.
@@ -262,7 +262,7 @@ func TestDiffWithAnotherOrigin(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(other.Dir, "../../../ram", other.ID)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the memory of the other snapshot was read: %v", err)
 	}
-	if err := v.Kill(id); err != nil { // its event is the last one
+	if err := v.Kill(id); err != nil { // the event of this deletion is the last event
 		t.Fatal(err)
 	}
 	for {
@@ -327,7 +327,7 @@ func TestDiffOfBadVMs(t *testing.T) {
 		},
 		"a message of kind 9": func(_ *vmfake.VMM, c net.Conn) { _, _ = c.Write([]byte{1, 0, 0, 0, 9}) },
 		"unexpected EOF": func(_ *vmfake.VMM, c net.Conn) {
-			_, _ = diffproto.ReadRequest(c) // the whole question, whose sender must not fail first
+			_, _ = diffproto.ReadRequest(c) // read the whole request; otherwise the sender might fail first
 			_ = diffproto.ReadRanges(c, func(diffproto.Range) error { return nil })
 			_, _ = c.Write([]byte{1, 0})
 		},

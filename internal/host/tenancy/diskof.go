@@ -57,7 +57,7 @@ func DiskOf(ctx context.Context, m *sandbox.Manager, fork sandbox.ForkRequest) (
 	return diskOf(ctx, m, fork)
 }
 
-// diskOf is DiskOf for a snapshot that the client may use.
+// diskOf does the work of DiskOf for a snapshot that the client may use.
 func diskOf(ctx context.Context, m *sandbox.Manager, fork sandbox.ForkRequest) (tag string, release func(), err error) {
 	tag = fork.Tag
 	d, err := m.Snapshots().Info(tag)

@@ -11,7 +11,7 @@ import (
 )
 
 // For a snapshot with memory, DiskOf freezes the file system of a child and branches its disk. For
-// a disk-only snapshot, it returns that snapshot. In neither case does it leave anything else.
+// a disk-only snapshot, it returns that snapshot. DiskOf leaves nothing else behind.
 func TestDiskOf(t *testing.T) {
 	h := newHost(t)
 	v := h.For(owner.Owner{Name: "token:a"})

@@ -30,8 +30,8 @@ func (v *View) Reach(id string) error {
 	return v.host.manager.Reach(v.as(context.Background()), id)
 }
 
-// reached calls its last parameter with the manager, and with a context in which the manager acts
-// for the principal. If the principal may not see the sandbox, reached returns an error instead.
+// reached calls the function do with the manager, and with a context in which the manager acts for
+// the principal. If the principal may not see the sandbox, reached returns an error instead.
 func reached[T any](ctx context.Context, v *View, id string,
 	do func(context.Context, *sandbox.Manager) (T, error)) (t T, err error) {
 	if err := v.Reach(id); err != nil {
@@ -116,7 +116,7 @@ func (v *View) Rollback(ctx context.Context, id, to string, strict unique.Strict
 	})
 }
 
-// Promote is Manager.Promote, for two visible sandboxes.
+// Promote calls Manager.Promote, if the principal may see both sandboxes.
 func (v *View) Promote(ctx context.Context, id, from string, req sandbox.BranchRequest, strict unique.Strict) (
 	r sandbox.RollbackResult, err error) {
 	if err := v.Reach(from); err != nil {

@@ -59,7 +59,7 @@ type View struct {
 	only string // id of the only visible sandbox; empty: all sandboxes that p may see are visible
 }
 
-// The method returns a context in which the manager acts for the principal.
+// as returns a context in which the manager acts for the principal.
 func (v *View) as(ctx context.Context) context.Context {
 	if v.only != "" {
 		return ctx
@@ -77,7 +77,7 @@ func (v *View) Limited(what string) error {
 }
 
 // MayName returns an *owner.PrefixError if the principal may not use a name for a snapshot or
-// workspace. The first parameter is the kind of object, for the error.
+// workspace. The error names the kind of object (the parameter what).
 func (v *View) MayName(what, name string) error {
 	return owner.Within(v.as(context.Background()), v.p.Prefix.HasTag(name), "%s: %.70q", what, name)
 }

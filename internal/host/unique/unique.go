@@ -33,8 +33,8 @@ func (s Strict) Check() error {
 	return invalid.Errorf("unique", "%.70q: want report or strict", string(s))
 }
 
-// Or reports whether a sandbox is strict after a request with the value s. The argument is the
-// sandbox's earlier setting.
+// Or reports whether a sandbox is strict after a request with the value s, given the sandbox's
+// earlier setting.
 func (s Strict) Or(before bool) bool {
 	if s == AsBefore {
 		return before

@@ -77,8 +77,9 @@ func Differs(entries ...*diffproto.Entry) func(*VMM, net.Conn) {
 	}
 }
 
-// merge answers a request for a merge. If conflicts refuse an archive, only these are listed. The archive has the
-// names of the entries that are not kept.
+// merge answers a request for a merge. If the request asks for an archive that conflicts make
+// impossible, merge lists only the conflicts. The archive has the names of all entries that are not
+// kept.
 func merge(host net.Conn, req *diffproto.Request, entries []*diffproto.Entry) {
 	var done diffproto.Done
 	for _, e := range entries {
@@ -110,7 +111,8 @@ func merge(host net.Conn, req *diffproto.Request, entries []*diffproto.Entry) {
 	}
 }
 
-// writeEntry adds an entry to an archive. Errors have no effect, because the end of the archive has them too.
+// writeEntry adds an entry to an archive. It ignores errors, because Close of the archive returns
+// them too.
 func writeEntry(out *tar.Writer, e *diffproto.Entry) {
 	dir, name := path.Split(strings.TrimPrefix(e.Path, "/"))
 	h := &tar.Header{Typeflag: tar.TypeReg, Name: dir + name, Mode: int64(e.New.Mode), Format: tar.FormatPAX}

@@ -142,8 +142,9 @@ func (v *VMM) WaitCopied(ctx context.Context, serial uint64) (vmmproto.Branched,
 	}
 }
 
-// tighten removes the unused part of the memory that the VMM was granted for a copy. The branch has
-// returned err. If err shows that the VMM may still be copying, tighten does nothing.
+// tighten removes the unused part of the memory that the VMM was granted for a copy. The parameter
+// err is the error of the branch. If err shows that the VMM may still be copying, tighten does
+// nothing.
 func (v *VMM) tighten(err error) {
 	givenUp := errors.Is(err, ErrNoAnswer) && !errors.Is(err, context.DeadlineExceeded)
 	if !givenUp && !errors.Is(err, vm.ErrCopying) {
@@ -151,10 +152,11 @@ func (v *VMM) tighten(err error) {
 	}
 }
 
-// tightenAfter removes, after the time d, the unused part of the memory that the VMM was granted
-// for a copy. An earlier daemon may have requested a copy for which the VMM was granted memory.
-// After the time d, that copy has ended in any case. This daemon does not know to which file the
-// VMM has copied. So the VMM keeps an allowance for all shared memory that it has at that time.
+// tightenAfter is called for a VMM that an earlier daemon has started. That daemon may have
+// requested a copy, for which the VMM was granted memory. After the time d, the copy has ended in
+// any case, and tightenAfter removes the unused part of the granted memory. This daemon does not
+// know to which file the VMM has copied. So the VMM keeps an allowance for all shared memory that
+// it has at that time.
 func (v *VMM) tightenAfter(d time.Duration) {
 	timer := time.AfterFunc(d, v.leaf.Tighten)
 	go func() {

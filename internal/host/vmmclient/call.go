@@ -24,7 +24,7 @@ type parser interface{ Parse(r *codec.Reader) error }
 type limits struct {
 	short time.Duration // limit for requests that do little work
 	long  time.Duration // limit for requests that write memory to files
-	// for the VMM to exit after it has hung up; the exit status says why it has hung up
+	// limit for the VMM to exit after it has hung up; its exit status then says why
 	hangUp time.Duration
 	end    time.Duration // limit for the VMM to exit after SIGKILL
 }

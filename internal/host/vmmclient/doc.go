@@ -6,13 +6,11 @@
 //
 // A VMM has its own directory with these files, which Kill removes:
 //
-// control.sock   the VMM's listening control socket
-// vsock.sock     the VM's vsock. A client sends CONNECT <port>\n, the VMM answers OK <port>\n, and
-//
-//	then the connection is a stream to the guest
-//
-// console.ring   the guest's last console output, see package console
-// vmm.pid        process id and start time, for finding the process again
+//	control.sock   the VMM's listening control socket
+//	vsock.sock     the VM's vsock. A client sends CONNECT <port>\n, and the VMM answers OK <port>\n.
+//	               Then the connection is a stream to the guest.
+//	console.ring   the guest's last console output, see package console
+//	vmm.pid        process id and start time, for finding the process again
 package vmmclient
 
 // Names of the files in a VMM's directory.

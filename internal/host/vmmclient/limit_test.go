@@ -91,8 +91,7 @@ func TestABranchWithoutAnswerRaisesNoLimit(t *testing.T) {
 }
 
 // If a VMM was copying a layer when its daemon exited, it keeps the extra memory until the time
-// limit of a copy has passed. It keeps the memory no longer, even if it refuses branches until
-// then.
+// limit of a copy has passed. Then it loses the memory, even if it has refused branches until then.
 func TestACopyForAnEarlierDaemonRaisesNoLimit(t *testing.T) {
 	const ram = 1 << 30
 	leaf, dir := filesOfALeaf(t)

@@ -28,7 +28,7 @@ type RestoreFiles struct {
 	State  *os.File
 	Layers []*os.File
 	Disks  [][]*os.File
-	Net    *os.File // frame socket that replaces the VM's present one; nil: the VM then has no frame socket
+	Net    *os.File // frame socket that replaces the VM's present frame socket; nil: the VM then has none
 }
 
 // Boot loads a kernel into the machine, which stays paused. It sets req.Initrd, req.Net and the
@@ -81,10 +81,9 @@ func (v *VMM) Pause(ctx context.Context) error {
 	return err
 }
 
-// Scores that decide in which order the kernel kills processes when the host is out of memory
-// (oom_score_adj). The kernel kills VMMs before the daemon, which has the score of other services,
-// and paused VMMs before running ones. The scores are well below 1000, which would outweigh any
-// difference in memory.
+// These OOM scores (oom_score_adj) decide in which order the kernel kills processes when the host
+// is out of memory: first paused VMMs, then running VMMs, then the daemon, whose score is that of
+// other services. The scores are well below 1000, which would outweigh any difference in memory.
 const (
 	oomScore       = 500
 	oomScorePaused = 800
@@ -94,19 +93,19 @@ const (
 // their size.
 func (v *VMM) setOOMScore(score int) { _ = v.proc.SetOOMScore(score) }
 
-// Limit replaces the limits of the VMM. The second parameter is the size of the guest's memory in
+// Limit replaces the limits of the VMM. The parameter ram is the size of the guest's memory in
 // bytes. A VMM has the default limits from Spawn on.
 func (v *VMM) Limit(limits vm.Limits, ram uint64) error { return v.leaf.Set(limits, ram) }
 
 // Hurry removes the limits on disk I/O until done is called.
 func (v *VMM) Hurry() (done func()) { return v.leaf.Hurry() }
 
-// Usage returns the present and total usage of the VMM. The result is zero if the host has no
-// limits.
+// Usage returns the present and total usage of the VMM. The result is zero if the host does not
+// support limits.
 func (v *VMM) Usage() (cgroup.Usage, error) { return v.leaf.Usage() }
 
-// Merge replaces the layers that the request names. The replacement is the given file, which has
-// the combined content of these layers. Without merging, a VMM that is branched repeatedly would
+// Merge replaces several layers by one: the file merged, which has the combined content of these
+// layers. The request names the layers. Without merging, a VMM that is branched repeatedly would
 // run out of descriptors, and of memory for bitmaps.
 func (v *VMM) Merge(ctx context.Context, req vmmproto.Merge, merged *os.File) error {
 	return v.call(ctx, vmmproto.KindMerge, &req, descriptors(merged), nil)

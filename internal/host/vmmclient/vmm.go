@@ -46,8 +46,8 @@ type Config struct {
 // pages, and the heap has only a few hundred KiB. Without disablethp, the heap would take two
 // transparent huge pages, or 4 MiB. The VMM's own code cannot disable huge pages, because the
 // runtime touches the heap before any other code runs. containermaxprocs and updatemaxprocs stop
-// the runtime from watching the cgroup's CPU limit, which would keep files open. The last two
-// settings save the memory of unused profiles.
+// the runtime from watching the cgroup's CPU limit, which would keep files open. profstackdepth and
+// memprofilerate save the memory of profiles that nobody uses.
 var vmmEnv = []string{"GOMAXPROCS=1", "GOGC=400",
 	"GODEBUG=madvdontneed=1,disablethp=1,containermaxprocs=0,updatemaxprocs=0,profstackdepth=1,memprofilerate=0"}
 
@@ -97,8 +97,8 @@ type VMM struct {
 	copies map[uint64]chan vmmproto.Branched
 }
 
-// Errors of requests. If there was no answer, the outcome of the request is unknown; Stats reveals
-// it later.
+// Errors of requests. After ErrNoAnswer the outcome of the request is unknown; Stats reveals it
+// later.
 var (
 	ErrGone     = errors.New("the VMM has ended")
 	ErrNoAnswer = errors.New("the VMM does not answer; delete the sandbox if that lasts")

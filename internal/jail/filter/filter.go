@@ -19,7 +19,8 @@ import (
 )
 
 // Program returns a seccomp program. It permits the given calls, except that a call with the field
-// Deny fails with that error. It traps all other calls. Several parts may declare the same call.
+// Deny fails with the error in this field. It traps all other calls. Several parts may declare the
+// same call.
 func Program(calls []jail.Call) ([]unix.SockFilter, error) {
 	allowed := seccomp.NewSyscallRules()
 	denied := map[unix.Errno]seccomp.SyscallRules{}

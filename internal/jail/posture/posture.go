@@ -18,7 +18,7 @@ import (
 
 // Want holds the properties in which the jails of the programs differ.
 type Want struct {
-	Online      bool     // the process is in the host's network namespace
+	Online      bool     // whether the process is in the host's network namespace
 	Files       uint64   // limit on the number of descriptors; 0: any
 	Bytes       uint64   // limit on the size of a file in bytes; 0: any
 	Filters     int      // number of seccomp filters on each thread; 0 means 1
@@ -76,8 +76,8 @@ func (p *process) namespaces(online bool) {
 	}
 }
 
-// The method checks that the process's user namespace has only one user. The method threads then
-// checks that the process is this user.
+// user checks that the process's user namespace has only one user. The method threads checks that
+// the process is this user.
 func (p *process) user() {
 	if os.Geteuid() == 0 {
 		return

@@ -23,9 +23,9 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// Limits of one sandbox. Names have about 30 bytes, and most programs look up a few names. A tunnel
-// through DNS sends its bytes in names, and in answers other than addresses. The limits leave such
-// a tunnel some hundred bytes per second.
+// Limits of the queries of one sandbox. Names have about 30 bytes, and most programs look up a few
+// names. A tunnel through DNS sends its bytes in names, and in answers other than addresses. The
+// limits leave such a tunnel about a kilobyte per second in each direction.
 const (
 	queriesPerSecond = 50
 	queryBurst       = 500
@@ -35,14 +35,15 @@ const (
 	otherBurst       = 64 << 10
 )
 
-// plainAnswer is the largest answer with addresses, in bytes, that is not counted as "other". It is
-// the maximum of plain DNS over UDP (RFC 1035 §4.2.1).
+// plainAnswer is how many bytes of an answer with addresses are free: only the bytes beyond it
+// count like those of other answers. It is the maximum length of an answer by plain DNS over UDP
+// (RFC 1035 §4.2.1).
 const plainAnswer = 512
 
 // Reason is the reason why this package refused a query.
 type Reason string
 
-// Reasons of this package. Further reasons come from the policy.
+// Reasons for which this package refuses queries. Further reasons come from the policy.
 const (
 	Malformed Reason = "dns-malformed"
 	Kind      Reason = "dns-type"   // a type of question that is not answered
@@ -61,9 +62,9 @@ type Guest struct {
 	other    *rate.Limiter // limits the bytes of answers other than addresses
 }
 
-// New returns a Guest that has not received any addresses. The Guest calls allowed to learn whether
-// the policy permits a name, which is in the normalized form of package policy. The Guest calls
-// refused for every refused query.
+// New returns a Guest that has not received any addresses. The Guest calls the function allowed to
+// learn whether the policy permits a name, which is in the normalized form of package policy. It
+// calls the function refused for every refused query.
 func New(r *Resolver, allowed func(string) (bool, Reason), refused func(string, Reason)) *Guest {
 	return &Guest{resolver: r, allowed: allowed, refused: refused,
 		queries: rate.NewLimiter(queriesPerSecond, queryBurst),

@@ -93,7 +93,8 @@ func (u *upstream) serveTCP(l net.Listener) {
 	}
 }
 
-// set calls change, which may change the fields of u. Later answers follow the change.
+// set calls the function change, which may change the fields of u. Later answers depend on the new
+// values.
 func (u *upstream) set(change func()) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -285,7 +286,7 @@ func TestLongAnswers(t *testing.T) {
 	}
 }
 
-// Of a guest's query, only the question is sent to the resolver.
+// Only the question of a guest's query is sent to the resolver.
 func TestOnlyTheQuestionGetsOut(t *testing.T) {
 	q := dnsmessage.Question{Name: dnsmessage.MustNewName("example.com."), Type: dnsmessage.TypeA,
 		Class: dnsmessage.ClassINET}

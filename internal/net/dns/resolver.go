@@ -23,7 +23,7 @@ const (
 	// udpBytes is the largest answer requested by UDP, in bytes. An answer of this size passes
 	// every path unfragmented (DNS flag day 2020).
 	udpBytes = 1232
-	maxBytes = 65535 // size of an answer by TCP (RFC 1035 §4.2.2)
+	maxBytes = 65535 // maximum size of an answer by TCP, in bytes (RFC 1035 §4.2.2)
 )
 
 // Resolver asks the host's resolvers. It is safe for concurrent use.
@@ -31,11 +31,11 @@ type Resolver struct {
 	servers atomic.Pointer[[]netip.AddrPort]
 }
 
-// Set replaces the resolvers, in the order in which they are asked.
+// Set replaces the list of resolvers. They are asked in the order of the list.
 func (r *Resolver) Set(servers []netip.AddrPort) { r.servers.Store(&servers) }
 
-// ask returns the answer to a question, as a whole message whose id the caller must replace. An
-// answer by UDP may be truncated.
+// ask returns the answer to a question, as a whole message. The caller must replace the id of the
+// message. An answer by UDP may be truncated.
 func (r *Resolver) ask(ctx context.Context, q dnsmessage.Question, tcp, edns bool) ([]byte, error) {
 	servers := r.servers.Load()
 	if servers == nil || len(*servers) == 0 {
@@ -89,8 +89,8 @@ func (r *Resolver) try(ctx context.Context, server netip.AddrPort, q dnsmessage.
 	return answer, nil
 }
 
-// overUDP returns the first message for which right returns true. It skips other messages, which
-// may be forged.
+// overUDP sends a query and returns the first message that the function right accepts. It skips
+// other messages, which may be forged.
 func overUDP(conn net.Conn, query []byte, right func([]byte) bool) ([]byte, error) {
 	if _, err := conn.Write(query); err != nil {
 		return nil, err

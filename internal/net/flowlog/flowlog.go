@@ -70,7 +70,7 @@ func (l *Log) Put(r Record) {
 	}
 }
 
-// Lost counts a record that was dropped before Put.
+// Lost counts a record that the caller has dropped instead of calling Put.
 func (l *Log) Lost() { l.lost.Add(1) }
 
 // Missing returns the number of dropped records that no line has reported yet.

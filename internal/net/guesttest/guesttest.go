@@ -65,8 +65,8 @@ func Pair(t testing.TB) (mine, theirs *os.File) {
 	return polled(t, mine), polled(t, theirs)
 }
 
-// polled returns a file for f's descriptor that uses Go's poller. The new file owns the descriptor
-// instead of f. A process that receives a descriptor over a socket also makes such a file.
+// polled returns a file for a copy of f's descriptor, and closes f. The new file uses Go's poller,
+// like the file that a process makes of a descriptor that it receives over a socket.
 func polled(t testing.TB, f *os.File) *os.File {
 	t.Helper()
 	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)

@@ -6,8 +6,8 @@ import (
 	"sync/atomic"
 )
 
-// maxLines bounds the header lines of one message. A parsed short line takes fifty times its bytes
-// in memory.
+// maxLines bounds the header lines of one message. In memory, a short parsed line takes fifty times
+// its length.
 const maxLines = 512
 
 var errLines = errors.New("too many headers")
@@ -18,22 +18,22 @@ type headed struct {
 	net.Conn
 	counting atomic.Bool
 	lines    int
-	first    bool // the current line is the first line of a header
+	first    bool // whether the current line is the first line of a header
 	length   int  // length of the current line, without its end
-	interim  bool // the header belongs to an interim answer (RFC 9110 §15.2), so another header follows it
-	// Read has returned an error; all later calls also return it, because net/textproto ignores
-	// some errors
+	interim  bool // whether this is the header of an interim answer (RFC 9110 §15.2), so another header follows
+	// refused is set when Read has returned an error. All later calls return the same error,
+	// because net/textproto ignores some errors.
 	refused bool
 }
 
-// expect starts the count. The caller calls it when the next bytes are headers, and not during a
+// expect starts the count. It must be called when the next bytes are headers, but not during a
 // Read.
 func (h *headed) expect() {
 	h.lines, h.first, h.length, h.interim = 0, true, 0, false
 	h.counting.Store(true)
 }
 
-// parsed stops the count. The caller calls it when the next bytes are not headers.
+// parsed stops the count. It must be called when the next bytes are not headers.
 func (h *headed) parsed() { h.counting.Store(false) }
 
 func (h *headed) Read(p []byte) (int, error) {
@@ -48,7 +48,7 @@ func (h *headed) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// count counts the header lines in p. It reports whether their number is within maxLines.
+// count counts the header lines in p. It reports whether the total is within maxLines.
 func (h *headed) count(p []byte) bool {
 	const status = len("HTTP/1.1 ") // position of the first digit of the status
 	for _, c := range p {

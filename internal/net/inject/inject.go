@@ -148,8 +148,8 @@ func (a *answers) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// handler returns a handler that forwards requests to the server. The handler itself answers
-// requests that are refused by check.
+// handler returns a handler that forwards requests to the server. If check refuses a request, the
+// handler itself answers it.
 func (p *Proxy) handler(transport http.RoundTripper) http.Handler {
 	forward := &httputil.ReverseProxy{
 		Rewrite:       p.rewrite,
@@ -171,8 +171,8 @@ func (p *Proxy) handler(transport http.RoundTripper) http.Handler {
 }
 
 // check refuses requests that are not clearly for Host. If a request's URL and Host header differ,
-// some servers use the URL and others use the header. check also refuses TRACE, because its answer
-// would contain the secret.
+// some servers use the URL and others use the header. check also refuses TRACE, because the answer
+// to TRACE would contain the secret.
 func (p *Proxy) check(r *http.Request) (text string, status int) {
 	switch {
 	case r.Method == http.MethodConnect || r.Method == http.MethodTrace || r.Method == "TRACK":
@@ -206,8 +206,8 @@ func (p *Proxy) answerError(w http.ResponseWriter, _ *http.Request, err error) {
 	http.Error(w, "forkd: "+text, http.StatusBadGateway)
 }
 
-// listener is a net.Listener that accepts one connection. Its next Accept fails when that
-// connection has been closed.
+// listener is a net.Listener that accepts one connection. The next Accept waits until that
+// connection is closed, and then fails.
 type listener struct {
 	net.Conn
 	first chan net.Conn

@@ -29,7 +29,7 @@ const (
 // Reason is the reason why a message is dropped.
 type Reason string
 
-// Reasons. A working driver never sends a malformed message.
+// Reasons for dropping messages. A working driver never sends a malformed message.
 const (
 	Malformed Reason = "malformed"
 	Spoofed   Reason = "spoofed-source" // the source is not the guest's own hardware and IP address
@@ -37,20 +37,20 @@ const (
 	NotToUs   Reason = "not-to-gateway" // a frame for another station, or an ARP request for another address
 	Options   Reason = "ip-options"     // source routes and other unneeded options
 	Checksum  Reason = "bad-checksum"
-	Fragment  Reason = "fragment" // a fragment of TCP or ICMP, whose segments always fit into the MTU
+	Fragment  Reason = "fragment" // a fragment of a TCP or ICMP packet; these packets always fit into the MTU
 	Protocol  Reason = "protocol" // not TCP, UDP or an ICMP echo request
 )
 
 // Packet is the content of a message. IP aliases the message.
 type Packet struct {
 	Class Class
-	IP    []byte     // the whole packet; for ARP the bytes after the Ethernet header
+	IP    []byte     // the whole packet; for ARP: the bytes after the Ethernet header
 	To    netip.Addr // destination of an IP packet
 	// Partial reports that the guest left the checksum of TCP or UDP to the device. The packet then
 	// has no checksum to verify.
 	Partial bool
-	Opens   bool // the first segment of a TCP connection
-	Piece   bool // a fragment of a packet
+	Opens   bool // whether the packet is the first segment of a TCP connection
+	Piece   bool // whether the packet is a fragment of a larger packet
 }
 
 // Lengths and numbers of the headers: IEEE 802.3, RFC 791, RFC 792, RFC 826, RFC 9293 and RFC 768.

@@ -1,9 +1,9 @@
-// Package nettest builds a small internet for tests. It is a network namespace in which the test's
-// servers have public, private and metadata addresses. A pair of virtual devices connects it to the
-// namespace of the test.
+// Package nettest builds a small internet for tests. This internet is a network namespace in which
+// the test's servers have public, private and metadata addresses. A pair of virtual devices
+// connects it to the namespace of the test.
 //
-// It is not connected to the computer's network. It needs root, or a kernel that permits user
-// namespaces, and the program ip. Without these, tests are skipped.
+// The internet is not connected to the computer's network. The package needs root, or a kernel that
+// permits user namespaces. It also needs the program ip. Without these, tests are skipped.
 package nettest
 
 import (
@@ -23,8 +23,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// insideEnv is the environment variable that is set in the child process that runs the tests. Its
-// value says why the child has no namespace, or is empty if the child has a namespace.
+// insideEnv is the environment variable that is set in the child process that runs the tests. If
+// the child has no namespace of its own, the value says why; otherwise it is empty.
 const insideEnv = "FORKD_NETTEST"
 
 // Own is the address of the test's own namespace, which stands for the host.
@@ -71,7 +71,7 @@ type World struct {
 }
 
 // New makes a world whose servers have the given addresses. In the test's namespace, all addresses
-// except its own are routed to the world.
+// except Own are routed to the world.
 func New(t testing.TB, addrs ...string) *World {
 	t.Helper()
 	if why := os.Getenv(insideEnv); why != "" {
@@ -169,7 +169,7 @@ func (w *World) ListenUDP(t testing.TB, addr string) *net.UDPConn {
 	return c
 }
 
-// Serve accepts connections and serves each in its own goroutine.
+// Serve accepts connections, and calls the function serve for each of them in a new goroutine.
 func Serve(l net.Listener, serve func(net.Conn)) {
 	go func() {
 		for {

@@ -32,8 +32,8 @@ const recordHandshake = 22
 // Seen is the result of Server.
 type Seen struct {
 	Name    string // name of the server, in the normalized form of package policy; "" if there is none
-	Unclear bool   // different servers could interpret the request differently; Name is then empty
-	ECH     bool   // the ClientHello may contain another name, encrypted; Name is the unencrypted one (RFC 9849)
+	Unclear bool   // whether different servers could interpret the request differently; Name is then empty
+	ECH     bool   // whether the ClientHello may contain another, encrypted name (RFC 9849); Name is the unencrypted name
 	Sent    []byte // all bytes that were read
 }
 
@@ -59,8 +59,8 @@ func Server(r io.Reader) (Seen, error) {
 	return seen, t.failure()
 }
 
-// maxLines bounds the lines of a request, which are mostly headers. A parsed short line takes
-// twenty times its bytes in memory. Browsers send thirty lines.
+// maxLines bounds the lines of a request, which are mostly headers. In memory, a short parsed line
+// takes twenty times its length. Browsers send thirty lines.
 const maxLines = 256
 
 // readHead reads to the end of a request's headers, and reports whether the headers are complete.
@@ -94,7 +94,7 @@ func (t *tee) readHead() (whole bool) {
 	return false
 }
 
-// parse parses a complete request.
+// parse parses a request whose headers are complete.
 func parse(head []byte) (*http.Request, error) {
 	return http.ReadRequest(bufio.NewReaderSize(bytes.NewReader(head), 4096))
 }
@@ -138,7 +138,7 @@ var errSeen = errors.New("seen")
 const extensionECH = 0xfe0d
 
 // tlsName returns the server name of a ClientHello. The result ech reports whether the ClientHello
-// contains an encrypted name or the random bytes that browsers send in its place. The two look the
+// contains an encrypted name, or random bytes that browsers send in its place and that look the
 // same (RFC 9849 §6.2). The result unclear reports that Go's parser refuses the ClientHello, or
 // that the ClientHello is longer than MaxBytes. Some servers may accept such a ClientHello.
 func tlsName(in io.Reader) (name string, ech, unclear bool) {

@@ -21,7 +21,7 @@ var whys = map[Reason]string{
 }
 
 // Explain describes why a flow was refused. The result fix contains the flags of "forkd net set"
-// that would permit the flow. The result is empty if no flags would permit the flow.
+// that would permit the flow. If no flags would permit it, fix is empty.
 func Explain(p *netproto.Policy, f *Flow, reason Reason) (why, fix string) {
 	why = whys[reason]
 	rule := ""
@@ -40,7 +40,7 @@ func Explain(p *netproto.Policy, f *Flow, reason Reason) (why, fix string) {
 	case Host, Loopback, LinkLocal, Metadata, ForeignDNS, NoName:
 		rule = address(f, true)
 	case Private, CarrierNAT, Multicast, Broadcast, Reserved:
-		rule = address(f, isDNS(f)) // DNS is permitted only by a rule that names its port
+		rule = address(f, isDNS(f)) // a rule permits DNS only if it names the port of DNS
 	case OtherName:
 		if slices.Contains(f.Names, f.Server) {
 			rule = f.Server
@@ -91,8 +91,8 @@ func address(f *Flow, withPort bool) string {
 	return netip.AddrPortFrom(addr, f.To.Port()).String()
 }
 
-// narrowest returns a rule that would permit a flow. If a rule by name can permit it, the rule
-// contains the flow's latest name.
+// narrowest returns a rule that would permit a flow, but as few other flows as possible. It prefers
+// a rule for the latest name of the flow's address, if a rule by name can permit the flow.
 func narrowest(f *Flow) string {
 	if len(f.Names) == 0 || f.Protocol == ICMP || isQUIC(f) {
 		return address(f, true)

@@ -30,12 +30,12 @@ func (p Protocol) String() string { return [...]string{"tcp", "udp", "icmp"}[p] 
 type Flow struct {
 	Protocol Protocol
 	To       netip.AddrPort // the port is 0 for ICMP
-	Own      bool           // the address is the host's own
+	Own      bool           // whether the address is the host's own
 	Names    []string       // names for which our DNS gave this sandbox the address; lower case, no trailing dot
-	Peeked   bool           // Server was looked for in the connection's first bytes
+	Peeked   bool           // whether the first bytes of the connection were searched for Server
 	Server   string         // TLS server name or HTTP host, in the form of Names; "" if the connection named none
-	Unclear  bool           // different servers could understand different names
-	ECH      bool           // the connection may contain another name, which is encrypted
+	Unclear  bool           // whether different servers could read different names in the first bytes
+	ECH      bool           // whether the connection may contain another name, which is encrypted
 }
 
 // Verdict is the decision about a flow.
@@ -54,18 +54,18 @@ func (v Verdict) String() string { return [...]string{"refuse", "pass", "peek"}[
 // Reason is the reason of a verdict: one word for flow logs and counters.
 type Reason string
 
-// Reasons of refusals. The second group contains the ranges that ModePublic closes.
+// Reasons of refusals. The second group contains the names of closed ranges.
 const (
 	ModeNone    Reason = "mode-none"    // the policy permits nothing
 	Denied      Reason = "deny-rule"    // a rule of Deny matches
-	NoRule      Reason = "no-rule"      // mode allow, and no rule of Allow matches
+	NoRule      Reason = "no-rule"      // the mode is allow, and no rule of Allow matches
 	ForeignDNS  Reason = "foreign-dns"  // DNS at an address other than the gateway (port 53 or 853)
 	NoName      Reason = "no-name"      // only a name is allowed for the address, and the connection names no server
 	OtherName   Reason = "other-name"   // the connection names a server that is not allowed
 	NameAddress Reason = "name-address" // DNS did not give the address for the server that the connection names
 	IPv6        Reason = "ipv6"         // sandboxes cannot connect by IPv6
 	PrivateName Reason = "private-name" // the mode is public, and the name belongs to the host's network
-	Unclear     Reason = "unclear-name" // a rule denies a name, and the connection may be for it
+	Unclear     Reason = "unclear-name" // a rule denies a name, and the connection may be for this name
 	ECH         Reason = "ech"          // a rule by name decides, and the connection may contain an encrypted name
 	QUIC        Reason = "quic"         // a rule by name decides, but UDP at port 443 shows no name
 
@@ -83,24 +83,24 @@ const (
 
 // Reasons of flows that pass.
 const (
-	ByRule Reason = "allow-rule" // a rule of Allow by address
-	ByName Reason = "allow-name" // a rule of Allow by name
-	ByMode Reason = "mode"       // permitted by the mode
+	ByRule Reason = "allow-rule" // a rule of Allow for an address matches
+	ByName Reason = "allow-name" // a rule of Allow for a name matches
+	ByMode Reason = "mode"       // the mode permits the flow
 )
 
 // Decide decides about a flow, in this order:
 //
 //  1. Unreachable destinations are refused: IPv6, and the network inside the VM.
-//  2. Mode none refuses. Rules of Deny refuse, by address or by name.
-//  3. A rule of Allow by address permits. But a closed range is opened only by a rule for addresses
-//     within this range. The rule 0.0.0.0/0 means the internet, not this host.
+//  2. Mode none refuses all flows. Rules of Deny refuse flows by address or by name.
+//  3. A rule of Allow for addresses permits flows to them. But it opens a closed range only if all
+//     its addresses are within this range. The rule 0.0.0.0/0 opens the internet, not this host.
 //  4. Remaining closed ranges, and DNS that bypasses the gateway, are refused.
 //  5. Modes public and open permit all other flows. Mode allow requires a rule by name.
 //
-// If the verdict on TCP at port 80 or 443 depends on a name, it is Peek until the connection has
-// named its server. A connection that may contain another, encrypted name is refused, except with
-// AllowECH. If a name would decide about UDP at port 443, which is QUIC, the flow is refused, and
-// clients then use TCP.
+// If the verdict on TCP at port 80 or 443 depends on a name, the verdict is Peek until the
+// connection has named its server. A connection that may contain another, encrypted name is
+// refused, except with AllowECH. UDP at port 443, which is QUIC, is refused if a name would decide
+// about it. Clients then use TCP.
 func Decide(p *netproto.Policy, f *Flow) (Verdict, Reason) {
 	addr := f.To.Addr().Unmap()
 	if !addr.Is4() {
@@ -247,9 +247,9 @@ func hasNameRule(rules []netproto.Rule, f *Flow) bool {
 	return slices.ContainsFunc(rules, func(r netproto.Rule) bool { return r.IsName() && matchDenyPort(&r, f) })
 }
 
-// matchPort reports whether an allow rule matches protocol and port of a flow. A rule for a name
-// applies to TCP unless its text begins with "udp/". If such a rule has no port, it applies to the
-// ports at which clients name their server.
+// matchPort reports whether an allow rule matches the protocol and the port of a flow. A rule for a
+// name applies to TCP unless its text begins with "udp/". If a rule for a name has no port, it
+// applies to the ports at which clients name their server.
 func matchPort(r *netproto.Rule, f *Flow) bool {
 	switch {
 	case r.IsName() && !r.HasPorts():
@@ -262,7 +262,7 @@ func matchPort(r *netproto.Rule, f *Flow) bool {
 
 // matchDenyPort is matchPort for deny rules. A rule without a port applies to all ports, and a rule
 // without a protocol applies to all protocols, even if the rule is for a name. So a rule for a name
-// also denies SSH and QUIC to its server.
+// also denies SSH and QUIC to the server with this name.
 func matchDenyPort(r *netproto.Rule, f *Flow) bool {
 	switch {
 	case r.Protocol == netproto.TCP && f.Protocol != TCP, r.Protocol == netproto.UDP && f.Protocol != UDP:
@@ -273,15 +273,15 @@ func matchDenyPort(r *netproto.Rule, f *Flow) bool {
 	return f.Protocol != ICMP && r.First <= f.To.Port() && f.To.Port() <= r.Last
 }
 
-// peekable reports whether clients at the flow's port name the server in their first bytes.
+// peekable reports whether clients of the flow's port name the server in their first bytes.
 func peekable(f *Flow) bool {
 	return f.Protocol == TCP && (f.To.Port() == 80 || f.To.Port() == 443)
 }
 
 // isQUIC reports whether the destination of a flow is the port of HTTP/3 (RFC 9114 §3.1). If a rule
-// by name would decide about such a flow, the flow is refused. The flow is not peeked, because the
-// server's name may be spread over several packets in any order, although the first packet could be
-// decrypted (RFC 9001 §5.2).
+// by name would decide about such a flow, the flow is refused. The flow is not peeked: its first
+// packet could be decrypted (RFC 9001 §5.2), but the server's name may be spread over several
+// packets in any order.
 func isQUIC(f *Flow) bool { return f.Protocol == UDP && f.To.Port() == 443 }
 
 // isDNS reports whether a flow is DNS that does not use our resolver: plain (RFC 1035), over TLS

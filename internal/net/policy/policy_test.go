@@ -132,8 +132,7 @@ func TestDecide(t *testing.T) {
 		{open, "", "tcp/[fd00:ec2::254]:80", Refuse, IPv6},
 		{open, "", "tcp/[64:ff9b::7f00:1]:80", Refuse, IPv6},
 		{open, "", "tcp/[2606:4700::1111]:443", Refuse, IPv6},
-		// Mode public: exceptions are opened by address, with a rule for addresses within the
-		// closed range.
+		// Mode public: a rule for addresses within a closed range opens these addresses.
 		{public, "10.1.0.0/16", "tcp/10.1.2.3:80", Pass, ByRule},
 		{public, "10.1.0.0/16", "tcp/10.2.2.3:80", Refuse, Private},
 		{public, "10.1.0.0/16:5432", "tcp/10.1.2.3:80", Refuse, Private},
@@ -159,7 +158,7 @@ func TestDecide(t *testing.T) {
 		{listed, "example.com:22", "tcp/169.254.169.254:22 names=example.com", Refuse, Metadata},
 		{listed, "example.com", "tcp/1.1.1.1:443 own names=example.com server=example.com", Refuse, Host},
 
-		// Mode allow: by address.
+		// Mode allow: rules by address.
 		{listed, "", "tcp/1.1.1.1:443", Refuse, NoRule},
 		{listed, "1.1.1.1", "tcp/1.1.1.1:443", Pass, ByRule},
 		{listed, "1.1.1.1", "udp/1.1.1.1:443", Pass, ByRule},
@@ -174,7 +173,8 @@ func TestDecide(t *testing.T) {
 		{listed, "0.0.0.0/0", "tcp/8.8.4.4:443", Pass, ByRule},
 		{listed, "0.0.0.0/0", "tcp/10.1.1.1:443", Refuse, Private},
 		{listed, "10.0.0.0/8", "tcp/172.16.0.1:1", Refuse, Private},
-		// Mode allow: by name, which needs the DNS answer and the server that the connection names.
+		// Mode allow: rules by name. DNS must have returned the address for the name, and the
+		// connection must name the server.
 		{listed, "example.com", "tcp/1.1.1.1:443", Refuse, NoRule},
 		{listed, "example.com", "tcp/1.1.1.1:443 server=example.com", Refuse, NoRule},
 		{listed, "example.com", "tcp/1.1.1.1:443 names=example.com", Peek, ByName},

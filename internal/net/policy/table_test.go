@@ -10,8 +10,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// This test asks Decide about every combination of the values below. It compares the results with a
-// model, which was written from docs/network.md and shares no code with Decide.
+// TestDecideTable asks Decide about every combination of the values below. It compares the results
+// with a model, which was written from docs/network.md and shares no code with Decide.
 
 // spec is a rule of the model.
 type spec struct {
@@ -42,9 +42,9 @@ func (r *spec) text(to netip.Addr) string {
 type place struct {
 	addr   string
 	own    bool
-	closed Reason // why it is closed; empty if it is open
-	always bool   // it is closed in mode open too
-	opened string // rule that opens it
+	closed Reason // why the address is closed; empty if it is open
+	always bool   // the address is closed in mode open too
+	opened string // values of spec.about whose rules open the address
 }
 
 var places = []place{
@@ -83,7 +83,8 @@ type cell struct {
 	said
 }
 
-// covers reports whether a rule applies to the protocol and the port.
+// covers reports whether a rule applies to the protocol and the port. The parameter allows is true
+// for a rule of Allow.
 func (c *cell) covers(r *spec, allows bool) bool {
 	web := c.proto == TCP && (c.port == 80 || c.port == 443)
 	switch {
@@ -178,7 +179,7 @@ func specs() []*spec {
 			for _, ports := range [][2]uint16{{}, {443, 443}, {400, 500}, {53, 53}, {80, 80}} {
 				r := &spec{about, proto, ports[0], ports[1]}
 				if r.named() && proto == "udp" && r.hi == 0 {
-					continue // this kind of rule needs a port
+					continue // a rule for a name over UDP needs a port
 				}
 				list = append(list, r)
 			}
@@ -199,7 +200,7 @@ func (r *spec) rule(t *testing.T, to netip.Addr) []netproto.Rule {
 	return []netproto.Rule{parsed}
 }
 
-// flows calls f with every combination for flows to the given place.
+// flows calls f with every combination of the table that is a flow to the given place.
 func flows(to place, f func(c cell)) {
 	for _, proto := range []Protocol{TCP, UDP, ICMP} {
 		ports := []uint16{53, 80, 443, 450, 853, 8443}
@@ -269,8 +270,8 @@ func checkFix(t *testing.T, p netproto.Policy, f Flow, verdict Verdict, reason R
 	if why == "" {
 		t.Fatalf("%s is not explained", reason)
 	}
-	// The server's name was known when the rule decided. A new connection begins without that
-	// knowledge.
+	// Decide knew the server's name when it refused this flow. At the beginning of a new
+	// connection, the name is unknown again.
 	if reason == NoRule {
 		f.Peeked, f.Server, f.Unclear, f.ECH = false, "", false, false
 	}
@@ -295,7 +296,8 @@ func checkFix(t *testing.T, p netproto.Policy, f Flow, verdict Verdict, reason R
 			p.AllowECH = true
 		}
 	}
-	// The flow may still be refused for another reason: a deny rule by name, or an encrypted name.
+	// The flow may still be refused for another reason, by a deny rule for a name, or because of an
+	// encrypted name.
 	if v, r := Decide(&p, &f); v == Refuse && (r == reason || len(p.Deny) == 0 && r != ECH) {
 		t.Fatalf("%+v, refused for %s: %q does not let it through: %s", f, reason, fix, r)
 	}

@@ -289,7 +289,7 @@ func TestAttackRefusedUDPIsAnswered(t *testing.T) {
 }
 
 // TestAttackDeniedNameAsProxy sends requests that name a denied server in forms that servers
-// interpret differently. The sandbox knows the server's address without DNS.
+// interpret differently. The sandbox learns the address of the server without DNS.
 func TestAttackDeniedNameAsProxy(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, web+":80"), echo)
@@ -317,7 +317,7 @@ func TestAttackDeniedNameAsProxy(t *testing.T) {
 	}
 }
 
-// TestAttackPrivateNames asks for names of the host's network, and for names of addresses, under a
+// TestAttackPrivateNames looks up names of the host's network, and the names of addresses, under a
 // policy that permits the internet. No resolver is asked.
 func TestAttackPrivateNames(t *testing.T) {
 	w := newWorld(t)
@@ -338,9 +338,10 @@ func TestAttackPrivateNames(t *testing.T) {
 	}
 }
 
-// TestAttackOwnAddresses tries addresses of the host from which the host itself does not connect: a
-// second address in a network, ranges that are routed to the host, and an address that is added
-// while a connection is open. If the kernel does not answer, every address counts as the host's.
+// TestAttackOwnAddresses tries addresses of the host that the host does not use for its own
+// connections: a second address in a network, ranges that are routed to the host, and an address
+// that is added while a connection is open. If the kernel does not answer, every address counts as
+// the host's.
 func TestAttackOwnAddresses(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, web2+":80"), echo)

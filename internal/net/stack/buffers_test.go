@@ -16,8 +16,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// kernelMemory matches the memory of a socket in the output of ss(8): bytes received, their limit,
-// bytes that are being sent, their limit, and bytes reserved and queued.
+// kernelMemory matches the memory of a socket in the output of ss(8): the received bytes and their
+// limit, the bytes that are being sent and their limit, the reserved bytes, and the queued bytes.
 var kernelMemory = regexp.MustCompile(`skmem:\(r(\d+),rb(\d+),t(\d+),tb(\d+),f(\d+),w(\d+),`)
 
 // kernelBytes returns how many bytes the kernel holds for the connections of this process to an
@@ -42,9 +42,9 @@ func kernelBytes(t *testing.T, to string) (sum, largest int64) {
 	return sum, largest
 }
 
-// TestAttackKernelBuffers opens connections on which both sides first read fast, so that the kernel
-// would enlarge its buffers, and then stop reading. The kernel's memory for the connections stays
-// within the bytes that are counted.
+// TestAttackKernelBuffers opens connections on which both sides first read fast, and then stop
+// reading. The fast reading would make the kernel enlarge its buffers. The kernel's memory for the
+// connections stays within the bytes that are counted.
 func TestAttackKernelBuffers(t *testing.T) {
 	const each, fast = 40, 4 << 20
 	w := newWorld(t)
@@ -125,7 +125,8 @@ func TestFarBuffersAreCounted(t *testing.T) {
 	}
 }
 
-// TestAttackFarBuffers fills buffers that Linux enlarges. No buffer may hold more bytes than are counted for it.
+// TestAttackFarBuffers fills buffers that Linux enlarges. No buffer may hold more bytes than are
+// counted for it.
 func TestAttackFarBuffers(t *testing.T) {
 	const fast = 64 << 20
 	w := newWorld(t)
@@ -172,7 +173,8 @@ func TestAttackClosedUnread(t *testing.T) {
 		_ = c.(*net.TCPConn).SetReadBuffer(minBuffer)
 		servers <- c.(*net.TCPConn)
 	})
-	// The bytes are too many for the receiver, but fit into the receiver and the stack together.
+	// The receiver's buffers are too small for this many bytes, but the buffers of receiver and
+	// stack together are large enough.
 	const up, down = 320 << 10, 576 << 10
 	for _, test := range []struct {
 		name   string

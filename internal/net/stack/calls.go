@@ -7,9 +7,9 @@ import (
 )
 
 // Calls returns the system calls of this package and of Go's package net, without the calls of the
-// Go runtime. They permit outgoing connections, but no socket pairs. Permitted sockets are TCP, UDP
-// and ping sockets, and a rtnetlink socket, with which a process without capabilities can only make
-// queries.
+// Go runtime. These calls permit outgoing connections, but no socket pairs. The permitted sockets
+// are TCP, UDP, ping and rtnetlink sockets. On an rtnetlink socket, a process without capabilities
+// can only make queries.
 func Calls() []jail.Call {
 	calls := jail.Calls(unix.SYS_CONNECT, unix.SYS_BIND, unix.SYS_GETSOCKNAME, unix.SYS_GETPEERNAME, unix.SYS_GETSOCKOPT,
 		unix.SYS_SETSOCKOPT,

@@ -43,8 +43,8 @@ func (c *Counters) note(r netproto.Refusal) {
 	c.recent = slices.Insert(c.recent, 0, r)
 }
 
-// refuse counts a refusal. A guest cannot make the map grow, because reasons are constants of this
-// program.
+// refuse counts a refusal. A guest cannot make the map of reasons grow without bound, because all
+// reasons are constants of this program.
 func (c *Counters) refuse(reason string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

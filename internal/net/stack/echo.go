@@ -16,7 +16,7 @@ import (
 )
 
 // takeEcho forwards an echo request (ping). If the policy or the host does not permit the request,
-// takeEcho sends the guest an ICMP message that the destination is unreachable.
+// takeEcho sends the guest the ICMP message "destination unreachable".
 func (s *Stack) takeEcho(packet inspect.Packet) {
 	to := netip.AddrPortFrom(packet.To, 0)
 	select {
@@ -85,8 +85,8 @@ func unreachable(packet []byte, code header.ICMPv4Code) []byte {
 	return icmpMessage(gatewayDNS.Addr(), message)
 }
 
-// icmpMessage sets the checksum of an ICMP message. It returns the message for the frame socket, as
-// a packet to the guest from the given address.
+// icmpMessage sets the checksum of an ICMP message, and puts it into a packet from the given
+// address to the guest. It returns the message for the frame socket that contains this packet.
 func icmpMessage(from netip.Addr, message []byte) []byte {
 	packet := make([]byte, header.IPv4MinimumSize, header.IPv4MinimumSize+len(message))
 	h := header.IPv4(packet)

@@ -58,7 +58,7 @@ func TestAttackSYNFlood(t *testing.T) {
 	flooder.mustCount(t, openRate, 1)
 }
 
-// TestAttackHalfOpen opens connections to a server that is only allowed by name, so that the guest
+// TestAttackHalfOpen opens connections to a server that is allowed only by name, so that the guest
 // must send the name first. The guest sends nothing. The stack ends such connections after some
 // time, and bounds their number.
 func TestAttackHalfOpen(t *testing.T) {
@@ -80,8 +80,9 @@ func TestAttackHalfOpen(t *testing.T) {
 	waitFor(t, "they are gone", func() bool { return r.counters.Open.Load() == 0 })
 }
 
-// TestAttackSlowReader has a guest that requests much data and reads nothing, and a server that
-// does the same. The data that waits is bounded, and other connections of the sandbox still work.
+// TestAttackSlowReader has a guest that reads nothing from a server that sends endlessly, and a
+// server that reads nothing from the guest. The bytes that wait are bounded, and other connections
+// of the sandbox still work.
 func TestAttackSlowReader(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, web+":80"), func(c net.Conn) { // sends endlessly
@@ -219,7 +220,7 @@ func TestLimitsSlowDown(t *testing.T) {
 		t.Errorf("%d bytes, %v", len(got), err)
 	}
 	for _, limiter := range []*rate.Limiter{r.up, r.down} {
-		left := limiter.TokensAt(time.Time{}) // tokens that were left at the last send; by now they may be refilled
+		left := limiter.TokensAt(time.Time{}) // tokens that were left at the last send; by now there may be more
 		if limiter.Limit() != 1<<20 || left >= minBurst {
 			t.Errorf("a limit of %v has %v bytes left", limiter.Limit(), left)
 		}
@@ -247,8 +248,8 @@ func FuzzFrames(f *testing.F) {
 		if len(m) == 0 {
 			return // the socket is closed
 		}
-		// Send the message unchanged. Then send it with the fields corrected that package inspect
-		// would refuse.
+		// Send the message unchanged. Then correct the fields for which package inspect would
+		// refuse the message, and send it again.
 		guest.Send(m)
 		if at := frame.HeaderBytes + header.EthernetMinimumSize; len(m) >= at+header.IPv4MinimumSize {
 			m = append(guesttest.Frame(nil), m[at:]...)

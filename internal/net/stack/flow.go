@@ -40,13 +40,13 @@ type flow struct {
 	half    atomic.Bool  // one side has ended, the other has not
 	up      atomic.Uint64
 	down    atomic.Uint64
-	place   int // number of the stack's flows just after this one was added
+	place   int // number of the stack's flows, including this one, when it was added
 
 	sizes buffers // zero until chosen; see the method buffers
-	room  *room   // counts sizes; nil for none and for smallBuffers
+	room  *room   // the room in which the bytes of sizes count; nil if they count in none
 
 	// The stack's mu guards the fields below.
-	decided bool   // the policy has decided about this flow, and decides again when the policy changes
+	decided bool   // whether the policy has decided about this flow, and must decide again when it changes
 	verdict string // verdict for the log
 	reason  string
 	err     error
@@ -63,7 +63,8 @@ func (s *Stack) enter() bool {
 	return !s.closed
 }
 
-// begin registers a flow if there is room for one. The caller must then call the flow's method end.
+// begin registers a flow. The caller must later call s.end for the flow. If there are too many
+// flows, begin returns no flow and the reason.
 func (s *Stack) begin(protocol policy.Protocol, to netip.AddrPort) (*flow, string) {
 	f := &flow{stack: s, started: time.Now(), Flow: policy.Flow{Protocol: protocol, To: to}}
 	f.Names = s.dns.Names(to.Addr())
@@ -83,8 +84,8 @@ func (s *Stack) begin(protocol policy.Protocol, to netip.AddrPort) (*flow, strin
 	return f, ""
 }
 
-// decide asks the policy about a flow, given the result of peek, or nil before the first bytes were
-// read.
+// decide asks the policy about a flow. The parameter seen has what package peek found in the first
+// bytes; nil if they were not read yet.
 func (s *Stack) decide(f *flow, seen *peek.Seen) policy.Verdict {
 	own := s.host.isOwn(f.To.Addr()) // asked each time, because the host's addresses change
 	s.mu.Lock()

@@ -34,7 +34,7 @@ type packetID struct {
 // partial is a packet with fragments that have not arrived yet.
 type partial struct {
 	begun  time.Time
-	pieces []piece // the fragments that have arrived, by offset, without overlap
+	pieces []piece // the fragments that have arrived, sorted by offset, without overlap
 	has    int     // number of bytes of payload that have arrived
 	wants  int     // length of the whole payload; 0 until the last fragment has arrived
 	cost   int64   // bytes that room counts for the packet
@@ -56,16 +56,17 @@ const (
 	maxFragments = 256 << 10        // bytes; enough for four of the largest packets
 	fragmentTime = 15 * time.Second // time within which a packet must become complete, as in RFC 791
 
-	// Bytes that a fragment and a packet take in addition to their content.
+	// Memory that is counted for each fragment and each packet in addition to their content, in
+	// bytes.
 	pieceBytes   = 96
 	partialBytes = 512
 
 	maxPayload = 65535 - header.IPv4MinimumSize
 )
 
-// add stores a copy of a fragment. If it was the last missing fragment, add returns the whole
-// packet. If the fragment was dropped, add returns false. The caller must have checked that the
-// header is valid and has no options.
+// add stores a copy of a fragment. If no other fragment of the packet is missing, add returns the
+// whole packet. If the fragment was dropped, add returns false. The caller must have checked that
+// the header is valid and has no options.
 func (f *fragments) add(packet []byte, now time.Time) (whole []byte, kept bool) {
 	h := header.IPv4(packet)
 	id := packetID{netip.AddrFrom4(h.DestinationAddress().As4()), h.Protocol(), h.ID()}
@@ -169,8 +170,8 @@ func (f *fragments) reserveLocked(id packetID, p *partial, size int) bool {
 	return true
 }
 
-// dropOldestLocked drops the packet whose first fragment arrived earliest, and returns its ID. The
-// list must not be empty.
+// dropOldestLocked drops the packet whose first fragment arrived earliest, and returns its ID.
+// There must be at least one packet.
 func (f *fragments) dropOldestLocked() (oldest packetID) {
 	var first *partial
 	for id, p := range f.packets {

@@ -46,8 +46,8 @@ func newFragments(own, all int64) *fragments {
 	return f
 }
 
-// Packets are reassembled in whatever order their fragments arrive, even among fragments of other
-// packets.
+// Packets are reassembled whatever the order of their fragments is, and if fragments of other
+// packets arrive in between.
 func TestFragmentsBecomeWhole(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for round := range 200 {
@@ -175,7 +175,7 @@ func TestFragmentsGo(t *testing.T) {
 		t.Errorf("%d packets are begun, from %d", len(got), got[0])
 	}
 	f = newFragments(100_000, 1<<30)
-	for i := range 1000 { // fragments of a packet that needs more than all of the room
+	for i := range 1000 { // fragments of a packet that needs more memory than the limit
 		f.add(fragmentOf(1, p[:8], 16*i, true), at)
 	}
 	if n := f.room.used.Load(); n > 100_000 || n <= 0 || len(f.packets) != 1 {

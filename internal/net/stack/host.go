@@ -45,9 +45,10 @@ const maxHostUDP = 7000
 
 // maxHostQueries limits the DNS queries over UDP, of all sandboxes together, that wait for an
 // answer. Each query takes a port. The limit is separate from maxHostUDP, so that flows and queries
-// cannot block each other. If the process may open few files, the limit is its number of flows
-// divided by queryPart. When half of this limit is in use, one sandbox may have at most fewQueries
-// waiting, so that sandboxes with slow queries leave room for others.
+// cannot block each other. If the process may open only few files, the limit is smaller: the
+// maximum number of flows divided by queryPart. When half of the limit is in use, no more than
+// fewQueries queries of one sandbox may wait, so that sandboxes with slow queries leave room for
+// others.
 const (
 	maxHostQueries = 1024
 	queryPart      = 8
@@ -63,18 +64,20 @@ func NewHost(sockets int) *Host {
 	return h
 }
 
-// SetMemory sets the memory limit of the process, in bytes. Call it before any stack is made.
+// SetMemory sets the memory limit of the process, in bytes. It must be called before any stack is
+// made.
 func (h *Host) SetMemory(bytes int64) {
 	h.held.most, h.peeks.most, h.injects.most = bytes/chunkShare, bytes/peekShare, bytes/injectShare
 	h.pieces.most, h.grown.most = bytes/pieceShare, bytes/growShare
 }
 
-// SetReceive sets the largest size that Linux gives the receive buffer of a TCP socket, in bytes. Without
-// this call, all buffers have fixed sizes. It must be called before any stack is made.
+// SetReceive sets the size to which Linux may enlarge the receive buffer of a TCP socket, in bytes.
+// Without this call, all buffers have fixed sizes. SetReceive must be called before any stack is
+// made.
 func (h *Host) SetReceive(bytes int64) { h.receive = bytes }
 
-// LargestReceive returns the largest size that Linux gives the receive buffer of a TCP socket, in
-// bytes, or 0 if the file that says so cannot be read. See tcp_rmem in tcp(7).
+// LargestReceive returns the size to which Linux may enlarge the receive buffer of a TCP socket, in
+// bytes. If the file tcp_rmem (tcp(7)) cannot be read, the result is 0.
 func LargestReceive() int64 {
 	text, err := os.ReadFile("/proc/sys/net/ipv4/tcp_rmem")
 	if err != nil {
@@ -87,8 +90,8 @@ func LargestReceive() int64 {
 	return max(0, largest)
 }
 
-// Sockets returns the number of flow sockets that a process supports. The process may open the
-// given number of files, and use the given number of bytes of memory.
+// Sockets returns the maximum number of flow sockets of a process. The parameter files is the
+// number of files that the process may open, and memory is the number of bytes that it may use.
 func Sockets(files int, memory int64) int { return int(min(int64(files), memory/flowShare/flowBytes)) }
 
 // SetOwn sets the host's addresses. To apply them to open flows, call Stack.Redecide. For new
@@ -127,7 +130,7 @@ func (h *Host) giveSocket(protocol policy.Protocol) {
 }
 
 // takeQuery counts a new query. It returns false if too many queries are waiting already. The
-// argument is the number of the sandbox's queries, including this query.
+// parameter own is the number of the sandbox's queries, including the new one.
 func (h *Host) takeQuery(own int) bool {
 	n := h.queries.Add(1)
 	if n > h.asks || n > h.asks/2 && own > fewQueries {

@@ -14,8 +14,8 @@ import (
 // Reasons for refusing connections to the host of a secret, although the policy permits them.
 const (
 	noTrust = "secret-trust" // the daemon has not sent the root certificates yet
-	// tooManySecret: this process already terminates TLS for too many connections. Each takes up to
-	// injectBytes.
+	// tooManySecret: this process already terminates TLS for too many connections. Each connection
+	// takes up to injectBytes.
 	tooManySecret = "secret-limit"
 )
 
@@ -25,8 +25,8 @@ const httpsPort = 443
 // SetTrust sets the CA and root certificates that are needed to add secrets.
 func (h *Host) SetTrust(t *inject.Trust) { h.trust.Store(t) }
 
-// mayInject reports whether a flow could be for the host of a secret. If the result is true, only
-// the first bytes of the flow show whether it is.
+// mayInject reports whether a flow could be for the host of a secret. If so, the first bytes of the
+// flow must be read to find out.
 func (s *Stack) mayInject(f *flow) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -21,30 +21,31 @@ const (
 	defaultConnections      = 1024    // including UDP flows
 )
 
-// Fixed limits.
+// Fixed limits of a sandbox.
 const (
-	opensPerSecond = 500 // connections and UDP flows; SYNs above the limit are dropped, and the guest repeats them
+	opensPerSecond = 500 // new connections and UDP flows; SYNs above the limit are dropped, and the guest repeats them
 	openBurst      = 1000
 	maxOpening     = 256 // connections whose handshake with the guest or the server is incomplete
 	maxUDP         = 256 // UDP flows; a new flow replaces the least recently used one
 	maxEchoes      = 16  // echo requests that wait for an answer
 
-	refusalsPerSecond = 10 // lines in the flow log
+	refusalsPerSecond = 10 // lines in the flow log about refused flows
 	refusalBurst      = 100
-	passesPerSecond   = 200 // lines in the flow log
+	passesPerSecond   = 200 // lines in the flow log about permitted flows
 	passBurst         = 1000
 )
 
-// Sizes of buffers, in bytes. Connections with the guest have no delay, because their data is only
-// copied in memory. So maxBuffer is a large enough window for full speed.
+// Sizes of buffers, in bytes, and the numbers of flows that may have them. Connections with the
+// guest have no delay, because their data is only copied in memory. So maxBuffer is a large enough
+// window for full speed.
 const (
 	maxBuffer     = 256 << 10
 	defaultBuffer = 64 << 10
 	minBuffer     = 4 << 10
 	firstWindow   = 64 << 10
-	farFlows      = 8        // a sandbox's flows up to this number may have farBuffers
-	roomyFlows    = 64       // a sandbox's flows up to this number may have roomyBuffers
-	normalFlows   = 256      // a sandbox's flows up to this number may have normalBuffers
+	farFlows      = 8        // the first flows of a sandbox, up to this number, may have farBuffers
+	roomyFlows    = 64       // the first flows of a sandbox, up to this number, may have roomyBuffers
+	normalFlows   = 256      // the first flows of a sandbox, up to this number, may have normalBuffers
 	chunkBytes    = 72 << 10 // size of a chunk; the longest message of a frame socket fits
 	smallChunk    = 4 << 10  // size of a chunk if there are too many chunks
 )
@@ -59,10 +60,11 @@ type buffers struct {
 // Each TCP flow has one of these sizes, or farBuffers. Sizes above smallBuffers count against a
 // limit of the sandbox and against a limit of all sandboxes. smallBuffers are part of flowBytes.
 //
-// Linux reduces the sizes that a program sets for its sockets to net.core.rmem_max and wmem_max,
-// and does not resize such buffers later. Buffers without a set size grow up to the sizes tcp_rmem
-// and tcp_wmem, which are megabytes for each flow. farBuffers set no size in the direction from the
-// server, because a window of roomyBuffers is too small for a server at a distance.
+// If a program sets the size of a socket's buffer, Linux does not resize the buffer later, and
+// limits the size to net.core.rmem_max or wmem_max. A buffer without a set size grows up to the
+// size in tcp_rmem or tcp_wmem, which is megabytes for each flow. farBuffers set no size in the
+// direction from the server, because a window of roomyBuffers is too small for a server at a
+// distance.
 var (
 	roomyBuffers  = buffers{guest: maxBuffer, receive: 512 << 10, send: 512 << 10}
 	normalBuffers = buffers{guest: defaultBuffer, receive: 64 << 10, send: 64 << 10}
@@ -96,32 +98,32 @@ const (
 	flowBytes   = 160 << 10 // a connection with smallBuffers and 64 KiB that Linux adds, without its chunks
 )
 
-// Limits of one sandbox for the memory above.
+// Limits of the share of one sandbox in the memory above.
 const (
 	maxChunks   = 8 << 20 // bytes of chunks; above the limit the sandbox gets small chunks
 	maxPeeks    = 256     // connections that have not named their server yet
 	maxInjected = 128     // connections to which secrets are added
-	growPart    = 4       // a sandbox may use 1/n of the room for buffers, and half of that for roomyBuffers
+	growPart    = 4       // a sandbox may use 1/growPart of the room for buffers, and half of this for roomyBuffers
 )
 
 // LeastMemory is forkd-net's memory on the smallest hosts, in bytes: seven eighths of the limit
 // that the daemon sets for the process.
 const LeastMemory = 448 << 20
 
-// Times.
+// Times, and limits of repetitions and bursts.
 const (
 	dialTime    = 30 * time.Second
 	peekTime    = 5 * time.Second  // limit for a client to name its server
 	dnsTCPTime  = 10 * time.Second // limit for the next query on a connection
-	idleTCP     = 30 * time.Minute // a flow without data; other gateways take 5 to 60 minutes
-	idleHalf    = 5 * time.Minute  // a flow without data, after one side has ended
-	idleUDP     = 60 * time.Second // half of Linux's nf_conntrack_udp_timeout_stream
-	echoTime    = 5 * time.Second
-	timeWait    = 2 * time.Second  // RFC 9293 has 2 minutes, but between guest and stack no segment can be delayed
+	idleTCP     = 30 * time.Minute // a TCP flow without data ends after this time; other gateways take 5 to 60 minutes
+	idleHalf    = 5 * time.Minute  // a TCP flow without data ends after this time if one side has ended
+	idleUDP     = 60 * time.Second // a UDP flow without data; half of Linux's nf_conntrack_udp_timeout_stream
+	echoTime    = 5 * time.Second  // limit for the answer to an echo request
+	timeWait    = 2 * time.Second  // duration of TIME-WAIT; RFC 9293 has 2 minutes, but here no segment can be delayed
 	lingerTime  = 10 * time.Second // limit for the guest to close its side after the server has closed the connection
 	synRetries  = 4                // repetitions of our SYN-ACK, which take 15 seconds
-	minBurst    = 256 << 10        // bytes that may pass at once, at any rate limit
-	burstPart   = 10               // the bytes that the rate permits in 1/10 second may also pass at once
+	minBurst    = 256 << 10        // bytes that may pass at once, however low the rate limit is
+	burstPart   = 10               // the bytes that the rate limit permits in 1/burstPart second may also pass at once
 	packetBurst = 4096
 )
 
@@ -149,9 +151,9 @@ func (s *Stack) setLimitsLocked(l netproto.Limits) {
 	}
 }
 
-// buffers returns the sizes of a TCP flow's buffers. The first call chooses the sizes and counts
-// them against the limits, until the flow's method end is called. The sizes depend on the number of
-// the sandbox's flows and on the memory left.
+// buffers returns the sizes of a TCP flow's buffers. The first call chooses the sizes by the number
+// of the sandbox's flows and the memory left. It counts the sizes against the limits until the flow
+// ends.
 func (f *flow) buffers() buffers {
 	s := f.stack
 	switch {

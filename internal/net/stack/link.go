@@ -47,7 +47,7 @@ type link struct {
 	mu      sync.Mutex
 	queue   []*gvisor.PacketBuffer
 	queued  int  // bytes of the packets in queue
-	writing bool // a goroutine writes the packets in queue; no other goroutine may write to the socket until it has ended
+	writing bool // whether a goroutine writes the packets in queue; until it ends, no other may write to the socket
 	closed  bool
 	writers sync.WaitGroup
 }

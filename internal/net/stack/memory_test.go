@@ -40,8 +40,8 @@ func inUse(function string) (n int64) {
 	return n
 }
 
-// TestAttackStandingStill opens connections on which neither side reads. If there are many, each
-// direction has only a small chunk.
+// TestAttackStandingStill opens connections on which neither side reads. If there are many such
+// connections, each direction has only a small chunk.
 func TestAttackStandingStill(t *testing.T) {
 	profile(t)
 	w := newWorld(t)

@@ -42,8 +42,8 @@ func serveProxy(t *testing.T, w *nettest.World, answer string) (asked func() str
 	}
 }
 
-// If the policy permits a TCP connection, the connection is made through the host's proxy, which is
-// asked for the address. Hosts in the proxy's list of exceptions are connected directly.
+// If the policy permits a TCP connection, the host's proxy is asked to connect to the address.
+// Hosts in the proxy's list of exceptions are connected directly.
 func TestUpstreamProxy(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, web2+":25"), echo)

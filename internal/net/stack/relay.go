@@ -55,9 +55,10 @@ func (r *relay) drain() {
 	}
 }
 
-// unacknowledged reports, after both sides have ended, whether the guest or the server has not
-// acknowledged the end of its data (RFC 9293 §3.3.2). gVisor changes the state only when it sends
-// the end of the data, and Linux when it queues the end.
+// unacknowledged is called after both sides have ended. It reports whether the guest or the server
+// has not acknowledged the end of the data that it receives (RFC 9293 §3.3.2). gVisor leaves the
+// states Established and CloseWait only when it sends the end of the data, so these states count
+// too. Linux leaves them when it queues the end.
 func (r *relay) unacknowledged() bool {
 	switch tcp.EndpointState(r.ep.State()) {
 	case tcp.StateEstablished, tcp.StateCloseWait, tcp.StateFinWait1, tcp.StateClosing, tcp.StateLastAck:
@@ -203,8 +204,8 @@ func (r *relay) downward() error {
 	}
 }
 
-// receive waits until a socket has bytes. Then it takes a chunk, and reads into the chunk. The last
-// parameter is the room in which the chunk counts, or nil. The caller must give the chunk back.
+// receive waits until a socket has bytes. Then it takes a chunk, and reads into the chunk. The
+// chunk counts in the given room, or in no room if it is nil. The caller must give the chunk back.
 func receive(raw interface {
 	Read(func(uintptr) bool) error
 }, pool *chunks, in *room) (k *chunk, n int, err error) {

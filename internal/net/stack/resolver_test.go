@@ -80,7 +80,8 @@ func serveDNS(t testing.TB, w *nettest.World, h *Host, entries ...string) *zone 
 	return z
 }
 
-// lookup asks the gateway for a name, by UDP or TCP, and returns the code of the answer.
+// lookup sends the gateway a DNS query for a name, by UDP or TCP, and returns the code of the
+// answer.
 func (r *rig) lookup(t testing.TB, name string, tcp bool) dnsmessage.RCode {
 	t.Helper()
 	m := dnsmessage.Message{Header: dnsmessage.Header{ID: 1, RecursionDesired: true}, Questions: []dnsmessage.Question{

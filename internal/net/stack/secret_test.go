@@ -56,8 +56,8 @@ func testSecretIsAdded(t *testing.T, policy string) {
 	}
 }
 
-// TestAttackSecretForeignServer requests the host of a secret at an address of another server. Only
-// a server with a certificate for the host receives a request.
+// TestAttackSecretForeignServer connects to another server, and names the host of a secret. Only a
+// server with a certificate for this host receives a request.
 func TestAttackSecretForeignServer(t *testing.T) {
 	v := newVault(t, "public")
 	s := serveSite(t, v.world, web2+":443", newSigner(t).config(t, "api.example"))
@@ -79,8 +79,8 @@ func TestAttackSecretForeignServer(t *testing.T) {
 	v.clean(t, "x509")
 }
 
-// TestAttackSecretOtherHost connects to the host of a secret, and requests another server there in
-// each form that some server might accept.
+// TestAttackSecretOtherHost connects to the host of a secret, and names another host in its
+// requests, in each form that some server might accept.
 func TestAttackSecretOtherHost(t *testing.T) {
 	v := newVault(t, "public")
 	s := serveSite(t, v.world, web+":443", v.roots.config(t, "api.example", "other.example"))
@@ -107,8 +107,9 @@ func TestAttackSecretOtherHost(t *testing.T) {
 	}
 }
 
-// TestAttackSecretElsewhere checks that every other server receives only the placeholder, even
-// after a redirect from the host of the secret, and for another name at the same address.
+// TestAttackSecretElsewhere checks that every other server receives only the placeholder. This
+// holds even after a redirect from the host of the secret, and for another name at the same
+// address.
 func TestAttackSecretElsewhere(t *testing.T) {
 	v := newVault(t, "public")
 	s := serveSite(t, v.world, web+":443", v.roots.config(t, "api.example", "other.example"))

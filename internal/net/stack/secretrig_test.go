@@ -239,7 +239,7 @@ func get(host, path string) string {
 	return "GET " + path + " HTTP/1.1\r\nHost: " + host + "\r\nAuthorization: " + placeholder + "\r\n\r\n"
 }
 
-// clean fails the test if the log contains the secret.
+// clean waits until the log contains logged. It fails the test if the log contains the secret.
 func (v *vault) clean(t testing.TB, logged string) {
 	t.Helper()
 	waitFor(t, "the log has "+logged, func() bool { return strings.Contains(v.flows.String(), logged) })

@@ -30,7 +30,7 @@ func fill(t *testing.T, h *Host, l netproto.Limits) (n int, refusal string) {
 	}
 }
 
-// No sandbox can take all connections of the host, whatever its own limit.
+// No sandbox can take all connections of the host, even if its own limit is higher.
 func TestOneSandboxLeavesConnectionsForOthers(t *testing.T) {
 	all := netproto.Limits{Connections: math.MaxUint32}
 	h := NewHost(100)

@@ -1,12 +1,12 @@
 // Package stack gives one sandbox its network: a user-space TCP/IP stack (gVisor's) on the
 // sandbox's frame socket. For each connection of the guest, it opens a connection from this process
-// to the server, and forwards the data between the two.
+// to the server, and forwards the data between the two connections.
 //
 // Package policy decides about every flow before it is opened, and again when the policy changes.
-// If the policy has rules by name, the guest's first bytes are read before the server is dialled.
-// Only IPv4 is supported. The package bounds the resources that a guest can use in the process:
-// open and half-open connections, waiting bytes, fragments, and packets per second. Idle flows end.
-// The package knows neither the daemon nor other sandboxes.
+// If the policy has rules by name, the guest's first bytes are read before the stack connects to
+// the server. Only IPv4 is supported. The package bounds the resources that a guest can use in the
+// process: open and half-open connections, waiting bytes, fragments, and packets per second. Idle
+// flows end. The package knows neither the daemon nor other sandboxes.
 package stack
 
 import (
@@ -57,12 +57,12 @@ type Stack struct {
 	tasks  sync.WaitGroup
 
 	packets, opens *rate.Limiter
-	logged, passes *rate.Limiter // rates of lines in the flow log, for refused and for passed flows
+	logged, passes *rate.Limiter // rates of lines in the flow log, about refused flows and about passed flows
 	up, down       *rate.Limiter
 	echoes         chan struct{} // holds one value for each ping that waits for an answer
 	queries        chan struct{} // holds one value for each DNS query over UDP
 	chunks         room          // memory for the chunks of relays
-	grown, roomy   room          // memory for buffers above smallBuffers, and for roomyBuffers among them
+	grown, roomy   room          // memory for buffers above smallBuffers; roomy counts only roomyBuffers and larger ones
 	peeks          chan struct{} // holds one value for each connection that has not named its server yet
 	fragments      fragments     // fragments of incomplete packets
 
@@ -201,7 +201,9 @@ func (s *Stack) SetPolicy(to *netproto.SetPolicy) {
 	}
 }
 
-// Redecide resets flows to addresses that now belong to the host and did not when the flow began.
+// Redecide applies the policy again to each flow whose destination address has become an address of
+// the host since the flow began. It resets a flow that the policy no longer permits. It also resets
+// a flow if the decisions would need more than maxComparisons comparisons.
 func (s *Stack) Redecide() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -220,9 +222,9 @@ func (s *Stack) Redecide() {
 // three names and the policy has the maximum number of rules.
 const maxComparisons = 16 << 20
 
-// decideAgainLocked resets a flow that the policy no longer permits. The last parameter is the
-// number of comparisons of names that are still permitted. If the decision would need more, the
-// flow is also reset.
+// decideAgainLocked resets a flow that the policy no longer permits. The parameter left points to
+// the number of comparisons of names that are still permitted. If the decision would need more
+// comparisons, the flow is also reset.
 func (s *Stack) decideAgainLocked(f *flow, why string, left *int) {
 	if !f.decided || f.ctx.Err() != nil {
 		return

@@ -120,7 +120,7 @@ func waitFor(t testing.TB, what string, ok func() bool) {
 	}
 }
 
-// echo sends all data back, and then closes its direction.
+// echo sends all data back until the other side has ended, and then closes the connection.
 func echo(c net.Conn) {
 	_, _ = io.Copy(c, c)
 	_ = c.Close()
@@ -260,7 +260,7 @@ func TestUDPBothWays(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	for _, size := range []int{1, 1472, 1473, 9000} { // the last two need fragments
+	for _, size := range []int{1, 1472, 1473, 9000} { // 1473 and 9000 bytes need fragments
 		sent := pattern(size)
 		if _, err := c.Write(sent); err != nil {
 			t.Fatal(err)
@@ -323,8 +323,9 @@ func TestEcho(t *testing.T) {
 	}
 }
 
-// allowPing permits ping sockets in this namespace. If the kernel does not support that,
-// TestEchoWithoutPingSockets still checks that pings are answered with "destination unreachable".
+// allowPing permits ping sockets in this namespace. If the kernel does not support that, allowPing
+// skips the test. TestEchoWithoutPingSockets then still checks that pings are answered with
+// "destination unreachable".
 func allowPing(t *testing.T) {
 	t.Helper()
 	if err := os.WriteFile("/proc/sys/net/ipv4/ping_group_range", []byte("0 0"), 0); err != nil {
@@ -365,8 +366,8 @@ func TestSetPolicyResetsWhatIsDenied(t *testing.T) {
 	}
 }
 
-// A new policy may compare only a limited number of connections' names with rules, because requests
-// for all other sandboxes wait meanwhile. Connections above the limit are reset.
+// SetPolicy compares only a limited number of names with rules, because requests for all other
+// sandboxes wait meanwhile. When the number is reached, all remaining connections are reset.
 func TestSetPolicyIsBounded(t *testing.T) {
 	w := newWorld(t)
 	l, h := netproto.Limits{Connections: 2000}, NewHost(10000)
@@ -383,7 +384,7 @@ func TestSetPolicyIsBounded(t *testing.T) {
 		names  []string
 		flows  int
 		policy netproto.Policy
-		all    bool // no connection is reset
+		all    bool // whether all connections stay open
 	}{
 		{names[:3], 1024, large, true},
 		{names, 1024, makePolicy(t, "public !"+metadata), true},

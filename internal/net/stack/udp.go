@@ -19,7 +19,7 @@ import (
 	"github.com/forkd/forkd/internal/net/policy"
 )
 
-// ports identifies a UDP flow. Its remote side is the guest.
+// ports identifies a UDP flow. The remote address and port are the guest's.
 type ports = gvisor.TransportEndpointID
 
 // udpFlow forwards the UDP packets between one pair of ports. It queues no packets. If the socket
@@ -32,7 +32,7 @@ type udpFlow struct {
 }
 
 // takeUDP handles each UDP packet of the guest. If it returns false, the stack answers that the
-// port is unreachable.
+// port is unreachable, unless the packet is malformed.
 func (s *Stack) takeUDP(id ports, pkt *gvisor.PacketBuffer) bool {
 	payload, ok := udpPayload(pkt)
 	if !ok {
@@ -110,7 +110,7 @@ func (s *Stack) openUDP(id ports) *udpFlow {
 	return u
 }
 
-// makeRoomUDP ends the least recently used UDP flow if the sandbox has too many.
+// makeRoomUDP ends the least recently used UDP flow if the sandbox has too many UDP flows.
 func (s *Stack) makeRoomUDP() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

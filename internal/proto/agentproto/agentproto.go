@@ -1,6 +1,6 @@
 // Package agentproto is forkd's own part of the protocol between host and guest. It has the agent's
 // vsock ports, the control protocol, and the fork messages. A fork message either prepares a guest
-// for forks, or gives a forked guest its new identity. The guest confirms both.
+// for forks, or gives a forked guest its new identity. The guest confirms each fork message.
 //
 // All other services of the agent use E2B's protocols (see EnvdPort and CodeInterpreterPort). The
 // control protocol is newline-delimited JSON on one vsock stream, with one answer for each request,
@@ -41,14 +41,14 @@ const EvalGrace = 5 * time.Second
 const GroupHeader = "Forkd-Group"
 
 // TerminalHeader is a header of envd's SendInput and CloseStdin. With this header, envd accepts
-// input for the stdin of a process with a terminal. It writes the input to the terminal, and the
-// end of the input becomes Ctrl-D. Clients that attach to a process use the header, because they
-// cannot know whether the process has a terminal. It is an extension by forkd.
+// input for the stdin of a process that has a terminal. envd writes the input to the terminal, and
+// turns the end of the input into Ctrl-D. Clients that attach to a process use the header, because
+// they cannot know whether the process has a terminal. It is an extension by forkd.
 const TerminalHeader = "Forkd-Terminal"
 
-// DefaultUserHeader is a header of requests to envd. It names the account for a request that names
-// no account, if the guest has the account in the header. The header is an extension by forkd,
-// whose APIs have different default users.
+// DefaultUserHeader is a header of requests to envd. It names the account to use if the request
+// itself names none. It has no effect if the guest does not have this account. The header is an
+// extension by forkd, because forkd's APIs have different default users.
 const DefaultUserHeader = "Forkd-Default-User"
 
 // Ready says that all services of the agent listen and that the warm interpreters have been

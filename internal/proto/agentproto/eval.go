@@ -5,10 +5,12 @@ package agentproto
 type ExecuteRequest struct {
 	Code      string `json:"code"`
 	ContextID string `json:"context_id,omitempty"`
-	// Used without a context: the default context of the language.
+	// Language is used if ContextID is empty: the code then runs in the default context of the
+	// language.
 	Language string            `json:"language,omitempty"`
 	Env      map[string]string `json:"env_vars,omitempty"`
-	// Forkd only: the text of a result is its repr, for example with quotes around a string.
+	// Repr is forkd's own. If it is set, the text of a result is its repr, for example with quotes
+	// around a string.
 	Repr      bool  `json:"repr"`
 	TimeoutMS int64 `json:"timeout_ms,omitempty"` // forkd only: time limit of the code; 0: none
 }

@@ -12,11 +12,12 @@ import (
 // processes after a fork. A nil *Unique means that the agent is too old to look for them.
 type Unique struct {
 	Reseeded []Generator // from now on, their numbers differ from those of the sibling guests
-	Repeats  []Generator // sibling guests get the same numbers from these if they were used before the snapshot
+	Repeats  []Generator // if they were used before the snapshot, sibling guests get the same numbers from them
 	More     uint32      // number of generators that do not fit into the lists
 }
 
-// Generator is a random number generator of one process. Programs in the guest choose its names.
+// Generator is a random number generator of one process. Program and Library come from the guest,
+// so they are not trusted.
 type Generator struct {
 	PID     uint32
 	Program string
@@ -40,12 +41,12 @@ func (u Unique) cut() Unique {
 }
 
 // reported is the first byte of an answer that contains a Unique. The text of an error never begins
-// with it.
+// with this byte.
 const reported = 0
 
 // AppendUnique appends the answer of an agent that has carried out a message and has looked for
-// generators. It contains More and the two lists. A list consists of the number of its generators,
-// and the process id and the two names of each generator.
+// generators. The answer contains More and the two lists. Each list consists of the number of its
+// generators, and the process id and the two names of each generator.
 func AppendUnique(b []byte, u Unique) []byte {
 	u = u.cut()
 	head := len(b)
@@ -71,8 +72,8 @@ func appendGenerators(b []byte, list []Generator) []byte {
 }
 
 // ParseAnswer parses the body of an answer that AppendAnswer or AppendUnique has made, without its
-// length. It also returns the text of the agent's error. If the answer is malformed, it returns an
-// error.
+// length. The result text is the agent's error, or "" if there is none. The result err is set if
+// the answer is malformed.
 func ParseAnswer(body []byte) (u *Unique, text string, err error) {
 	if len(body) == 0 || body[0] != reported {
 		return nil, string(body), nil

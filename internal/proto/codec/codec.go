@@ -135,10 +135,10 @@ func (r *Reader) U64() uint64 {
 	return 0
 }
 
-// Blob takes a length and the given number of bytes. The result aliases the input.
+// Blob takes a length and as many bytes as the length says. The result aliases the input.
 func (r *Reader) Blob() []byte { return r.Raw(r.count(1)) }
 
-// String takes a length and the given number of bytes.
+// String takes a length and as many bytes as the length says.
 func (r *Reader) String() string { return string(r.Blob()) }
 
 // Count reads the number of elements that follow. The parameter size is the minimum size of an

@@ -33,7 +33,7 @@ const MaxFDs = 253
 type Conn struct {
 	file *os.File
 	raw  syscall.RawConn
-	most int // bytes of a message, including its kind
+	most int // maximum length of a message, including its kind, in bytes
 	buf  []byte
 	oob  []byte
 }
@@ -49,8 +49,8 @@ func newConn(fd int) (*Conn, error) {
 	return wrap(fd, MaxMessage)
 }
 
-// Open takes ownership of fd, an end of a Pair that another process has made. The parameter most is
-// that of the Pair.
+// Open takes ownership of fd, an end of a Pair that another process has made. The parameter most
+// must be the same as in the call of Pair.
 func Open(fd, most int) (*Conn, error) {
 	if err := unix.SetNonblock(fd, true); err != nil {
 		return nil, errors.Join(fmt.Errorf("open a control socket: %w", err), unix.Close(fd))
@@ -68,8 +68,9 @@ func wrap(fd, most int) (*Conn, error) {
 	return &Conn{file: file, raw: raw, most: most}, nil
 }
 
-// Pair returns the two ends of a connection for messages of at most the given number of bytes. The
-// other process calls Open. Each direction has room for two such messages in the kernel.
+// Pair returns the two ends of a connection. The parameter most is the maximum length of a message,
+// in bytes. The other process calls Open. Each direction has room for two of the longest messages
+// in the kernel.
 func Pair(most int) (ours *Conn, theirs *os.File, err error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
@@ -141,13 +142,13 @@ func Accept(listener int) (*Conn, error) {
 	}
 }
 
-// Shutdown makes Receive return on both ends, after the messages that were sent before. Later calls
-// of Send fail on both ends.
+// Shutdown makes Receive return io.EOF on both ends, after it has returned the messages that were
+// sent before. Later calls of Send fail on both ends.
 func (c *Conn) Shutdown() {
 	_ = c.raw.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_RDWR) }) // fails only if c is closed
 }
 
-// Close ends the connection. Further calls do nothing.
+// Close ends the connection. Further calls of Close do nothing.
 func (c *Conn) Close() error {
 	if err := c.file.Close(); !errors.Is(err, os.ErrClosed) {
 		return err
@@ -195,7 +196,7 @@ func (c *Conn) Packet(kind codec.Kind, body []byte) (fd int, packet []byte, err 
 }
 
 // ErrFDsLost means that a message was received without its descriptors, because this process cannot
-// open more.
+// open more descriptors.
 var ErrFDsLost = errors.New("the descriptors of a message were lost: this process has too many open files")
 
 // Receive waits for one message. The caller must close the descriptors. The body is valid until the

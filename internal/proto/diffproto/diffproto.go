@@ -1,5 +1,5 @@
-// Package diffproto is the protocol between the daemon and forkd-diff, which compares the files of two
-// disks in a VM of its own.
+// Package diffproto is the protocol between the daemon and forkd-diff. forkd-diff compares the
+// files of two disks, in a VM of its own.
 //
 // forkd-diff dials Port of the host. Both sides then send frames. A frame is a length (4 bytes,
 // little-endian) and a body of this length, in the encoding of package codec.
@@ -7,16 +7,17 @@
 //	daemon:      a Request, frames with Ranges, and an empty frame
 //	forkd-diff:  an Entry for each difference, and Done at the end; or a refusal at any time
 //
-// If the request asks for a tar archive, forkd-diff sends Done, then the archive in pieces, and an empty
-// piece at the end; or a refusal at any time. The daemon does not decode the archive.
+// If the request asks for a tar archive, forkd-diff sends Done, then the archive in pieces, and an
+// empty piece at the end; or a refusal at any time. The daemon does not decode the archive.
 //
-// If the request asks for a merge, the VM has a third disk: the first has the base, the second the side whose
-// changes are to be applied, and the third the side that receives them. forkd-diff then sends an Entry for each
-// change that the third side lacks, from the third side to the second, and Done. If the request asks for the
-// archive and no conflict is left, the archive follows; see MergeRecord for its form.
+// If the request asks for a merge, the VM has three disks: the first has the base, the second has
+// the side whose changes are applied, and the third has the side that receives the changes.
+// forkd-diff then sends an Entry for each change that the receiving side lacks, and Done. If the
+// request asks for an archive and no conflict is left, the archive follows; see RecordOnto for its
+// form.
 //
-// The entries come in the order of a walk: a directory before its entries, and these in the order of their
-// names.
+// The entries come in the order of a walk: a directory precedes the files in it, and these are in
+// the order of their names.
 //
 // The disks belong to guests, and a guest may take over forkd-diff. So the daemon trusts no
 // message. Reader bounds and checks each message, and holds one message at a time.
@@ -55,17 +56,17 @@ const (
 // Request says what to compare, and how many differences to send.
 type Request struct {
 	Path       string // absolute and clean path of the only file or directory to compare
-	Patch      bool   // send patches of text files
-	MaxEntries uint32 // number of entries to send; further differences are only counted
-	MaxPatch   uint64 // bytes of all patches together
-	Tar        bool   // send a tar archive with all differences instead of entries
-	Partial    bool   // leave out files that an archive cannot have as they are, instead of refusing
-	Merge      *Merge // compare three disks; nil: two
+	Patch      bool   // whether to send patches of text files
+	MaxEntries uint32 // maximum number of entries to send; further differences are only counted
+	MaxPatch   uint64 // maximum length of all patches together, in bytes
+	Tar        bool   // whether to send a tar archive with all differences instead of entries
+	Partial    bool   // whether to omit files that an archive cannot represent, instead of refusing the request
+	Merge      *Merge // compare three disks for a merge; nil: compare two disks
 }
 
-// Merge asks for the changes of one side that another side lacks.
+// Merge makes forkd-diff send the changes of one side that another side lacks.
 type Merge struct {
-	Paths  []string // absolute and clean; only these files and directories; empty: all
+	Paths  []string // absolute and clean paths of the files and directories to merge; empty: all
 	Prefer Prefer
 }
 
@@ -76,11 +77,11 @@ type Prefer uint8
 const (
 	Refuse     Prefer = iota // send no archive if there is a conflict
 	PreferFrom               // apply the changes of the second disk
-	PreferOnto               // keep those of the third disk
+	PreferOnto               // keep the files of the third disk
 	prefers                  // number of rules
 )
 
-// check returns an error for a request that the daemon does not send.
+// check returns an error if m is not valid. The daemon sends only valid requests.
 func (m *Merge) check() error {
 	if len(m.Paths) > MaxPaths || m.Prefer >= prefers {
 		return fmt.Errorf("merge of %d paths with rule %d", len(m.Paths), m.Prefer)
@@ -148,24 +149,25 @@ const (
 type Entry struct {
 	Path         string // absolute
 	Old, New     Node
-	Content      bool     // the bytes, the targets of symbolic links, the devices or the types differ
+	Content      bool     // whether the bytes, the targets of symbolic links, the devices or the types differ
 	Xattrs       []string // names of the extended attributes that differ
 	Omitted      Omission
 	LinesAdded   uint32
 	LinesDeleted uint32
 	Patch        []byte // hunks of a unified diff
 
-	// For a merge: Old is the file of the receiving side, and New that of the side whose changes are applied.
+	// In a merge, Old is the file of the receiving side, and New is the file of the side whose
+	// changes are applied. The following fields are set only in a merge.
 	Base     Type // type of the file of the base
-	Conflict bool // both sides have changed the file since the base, in different ways
-	Kept     bool // the rule for conflicts keeps the file of the receiving side
+	Conflict bool // whether both sides have changed the file since the base, in different ways
+	Kept     bool // whether the rule for conflicts keeps the file of the receiving side
 }
 
 // Done is the last message of a complete comparison.
 type Done struct {
 	Added, Changed, Deleted  uint64 // numbers of paths, including those whose Entry was not sent
 	LinesAdded, LinesDeleted uint64
-	Skipped                  uint64 // number of files that could not be read, or that an archive cannot have as they are
+	Skipped                  uint64 // number of files that could not be read, or that an archive cannot represent
 	Conflicts                uint64 // for a merge: number of paths with a conflict
 }
 
@@ -382,11 +384,11 @@ type Reader struct {
 	order order
 }
 
-// NewReader returns a Reader of the answer to a request for a path.
+// NewReader returns a Reader of the answer to a request with the given path.
 func NewReader(r io.Reader, path string) *Reader { return &Reader{r: r, order: order{path: path}} }
 
-// Next returns the next entry or, at the end of the comparison, Done. The entry shares no memory with the
-// Reader. If forkd-diff has refused, the error is a *RefusedError.
+// Next returns the next entry or, at the end of the comparison, Done. The entry shares no memory
+// with the Reader. If forkd-diff has refused the request, the error is a *RefusedError.
 func (r *Reader) Next() (*Entry, *Done, error) {
 	var err error
 	if r.buf, err = readFrame(r.r, r.buf, maxFrame); err != nil {

@@ -113,8 +113,8 @@ func TestBadEntries(t *testing.T) {
 	}
 }
 
-// Reader turns any message into an entry that passes its checks, or into an error. It allocates memory in
-// proportion to the length of the message.
+// Reader turns any message into an entry that passes its checks, or into an error. It allocates
+// memory in proportion to the length of the message.
 func FuzzReader(f *testing.F) {
 	var b bytes.Buffer
 	_ = WriteEntry(&b, &entry)

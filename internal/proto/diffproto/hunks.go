@@ -15,7 +15,7 @@ const noNewline = "\\ No newline at end of file\n"
 // read a line such as "+++ b/x" as the beginning of another file.
 func checkHunks(patch string) error {
 	var old, now uint64 // lines of each side that the hunk still lacks
-	text := false       // whether the previous line belongs to a file
+	text := false       // whether the previous line is a line of a file
 	for line := range strings.Lines(patch) {
 		mark := line[0]
 		inOld, inNow := mark == ' ' || mark == '-', mark == ' ' || mark == '+'

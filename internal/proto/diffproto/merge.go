@@ -7,26 +7,28 @@ import (
 	"strings"
 )
 
-// The archive of a merge has one entry for each change, in the order of a walk. Three records in the extended
-// headers, which tar programs ignore, make it a transaction for the agent of the receiving side:
+// The archive of a merge has one entry for each change, in the order of a walk. Extended headers
+// contain the following three records, which tar programs ignore. With the records, the agent of
+// the receiving side can apply the archive as a transaction.
 const (
 	// RecordOnto is the state of the file that the change replaces, in the form of State.String.
 	RecordOnto = "FORKD.onto"
-	// RecordDelete marks an entry for a deletion. Its name is that of the deleted file.
+	// RecordDelete marks an entry for a deletion. The entry has the name of the deleted file.
 	RecordDelete = "FORKD.delete"
-	// RecordEnd, in a global header at the end, is the number of the changes. An archive without it is cut off.
+	// RecordEnd, in a global header at the end, is the number of changes. An archive without this
+	// record is cut off.
 	RecordEnd = "FORKD.end"
 )
 
-// MaxMerged bounds the changes of one merge, and MaxMergedPaths the bytes of their paths together. The agent holds
-// all of them in memory.
+// MaxMerged bounds the number of changes of one merge. MaxMergedPaths bounds the total length of
+// their paths, in bytes. The agent holds all changes in memory.
 const (
 	MaxMerged      = 100_000
 	MaxMergedPaths = 16 << 20
 )
 
-// State identifies the state of a file on the receiving side. If the file is written, replaced or removed, its
-// state changes. The zero State means that there is no file.
+// State identifies the state of a file on the receiving side. If the file is written, replaced or
+// removed, its state changes. The zero State means that there is no file.
 type State struct {
 	Inode        uint64
 	Mode         uint32 // st_mode of Linux: type and permissions

@@ -14,8 +14,8 @@ type order struct {
 	files []above
 }
 
-// above is the previous entry, or an entry above the previous one. On at least one side, this entry
-// is not a directory.
+// above is the previous entry, or the entry of one of its parent directories. On at least one of
+// the two sides, it is not a directory.
 type above struct {
 	path   string
 	hasOld bool // whether the old side can have files below path
@@ -47,5 +47,5 @@ func isBelow(path, dir string) bool {
 	return path == dir || strings.HasPrefix(path, strings.TrimSuffix(dir, "/")+"/")
 }
 
-// inOrder returns a string for a path. The strings are in the order in which a walk finds their paths.
+// inOrder returns the key by which paths must be sorted to be in the order of a walk.
 func inOrder(path string) string { return strings.ReplaceAll(path, "/", "\x00") }

@@ -36,8 +36,9 @@ func (p *PieceWriter) send(data []byte) error {
 	return writeFrame(p.w, body.Bytes())
 }
 
-// NextPiece returns the next piece of the tar archive that follows Done, or io.EOF at the end of the archive.
-// The piece is valid until the next call. If forkd-diff has refused, the error is a *RefusedError.
+// NextPiece returns the next piece of the tar archive that follows Done, or io.EOF at the end of
+// the archive. The piece is valid until the next call. If forkd-diff has refused the request, the
+// error is a *RefusedError.
 func (r *Reader) NextPiece() ([]byte, error) {
 	var err error
 	if r.buf, err = readFrame(r.r, r.buf, maxPiece+16); err != nil {

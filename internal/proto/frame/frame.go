@@ -37,7 +37,7 @@ var (
 	GatewayMAC = [6]byte{0x02, 'f', 'k', 'd', 0x00, 0x01}
 )
 
-// Sizes in bytes.
+// Sizes of messages on the socket and of their parts, in bytes.
 const (
 	HeaderBytes = 12    // struct virtio_net_hdr_v1
 	MaxFrame    = 65550 // Ethernet header, and the longest IPv4 packet (the receiver splits it into segments)
@@ -46,8 +46,7 @@ const (
 
 // BufferBytes is the size of the buffer that each end requests, in bytes. There is room for three
 // of the longest messages and the kernel's bookkeeping, so that one message can be written while
-// another is read. The kernel limits the size to net.core.wmem_max, commonly 208 KiB. This size
-// includes the kernel's bookkeeping.
+// another is read. The kernel limits the size to net.core.wmem_max, commonly 208 KiB.
 const BufferBytes = 256 << 10
 
 // Pair makes a socket for frames. The caller sends one end to a VMM and the other to forkd-net, and

@@ -30,13 +30,13 @@ const (
 	maxAnswer = 64 << 10
 )
 
-// MaxLayers bounds the layers of a stream. Docker makes at most 127.
+// MaxLayers bounds the number of layers of a stream. Docker makes at most 127.
 const MaxLayers = 1001
 
 // Header describes the layers of a stream, beginning with the lowest.
 type Header struct {
 	Layers []Layer `json:"layers"`
-	User   bool    `json:"user,omitempty"` // add the account "user" if the image has no such account
+	User   bool    `json:"user,omitempty"` // whether to add the account "user" if the image has no such account
 }
 
 // Layer is a tar archive, plain or compressed with gzip or zstd.
@@ -55,12 +55,13 @@ type Answer struct {
 	Error string `json:"error,omitempty"` // empty: the disk is complete and unmounted
 }
 
-// WriteAnswer writes the answer of forkd-unpack, which has the given error, or nil for success.
+// WriteAnswer writes the answer of forkd-unpack. The parameter refused is the error in the answer;
+// nil means success.
 func WriteAnswer(w io.Writer, refused error) error {
 	var a Answer
 	if refused != nil {
 		a.Error = refused.Error()
-		a.Error = a.Error[:min(len(a.Error), maxAnswer/8)] // in JSON, one byte may become 6
+		a.Error = a.Error[:min(len(a.Error), maxAnswer/8)] // in JSON, one byte may take 6 bytes
 	}
 	line, err := json.Marshal(a)
 	if err != nil {
@@ -120,7 +121,7 @@ func isSHA256(s string) bool {
 	return true
 }
 
-// WriteHeader begins a stream.
+// WriteHeader writes the header, with which a stream begins.
 func WriteHeader(w io.Writer, h Header) error {
 	text, err := json.Marshal(h)
 	if err != nil {

@@ -9,12 +9,12 @@ import (
 )
 
 // Closed is a range of addresses that do not belong to the internet. A rule that allows addresses
-// opens these addresses if all of them are in the range. ModeOpen opens the whole range, unless
-// Always is set.
+// opens these addresses if all of them are in the same range. ModeOpen opens the whole range,
+// unless Always is set.
 type Closed struct {
 	Prefix netip.Prefix
 	Name   string // one of the names below; empty if the address is not in a closed range
-	Always bool   // the range is closed even in ModeOpen
+	Always bool   // whether the range is closed even in ModeOpen
 }
 
 // Names of closed ranges. They are also reasons of refusals.
@@ -78,8 +78,9 @@ func Within(inner, outer netip.Prefix) bool {
 }
 
 // privateZones are the DNS zones that only the host's network should answer. They are the zones of
-// local networks (RFC 6762, RFC 8375, and "internal", which ICANN has reserved), the zone of the host
-// itself (RFC 6761), and the zones of reverse lookups, whose answers reveal names of the network.
+// local networks (RFC 6762, RFC 8375, and "internal", which ICANN has reserved), the zone of the
+// host itself (RFC 6761), and the zones of reverse lookups, whose answers reveal names of the
+// network.
 var privateZones = []string{"local", "internal", "home.arpa", "localhost", "in-addr.arpa", "ip6.arpa"}
 
 // PrivateName reports whether a name belongs to the host's network rather than to the internet.

@@ -4,9 +4,8 @@
 // request. The daemon may send further requests before it has received the answer to an earlier
 // request. forkd-net handles requests in order.
 //
-// The package defines the messages and their encoding, and the form of a policy (Policy, Rule).
-// Package netproto opens no socket. What a policy permits is decided by package policy of
-// forkd-net.
+// The package defines the messages and their encoding, and the form of a policy (Policy, Rule). It
+// opens no socket. Package policy of forkd-net decides what a policy permits.
 package netproto
 
 import (
@@ -61,7 +60,7 @@ type Config struct {
 }
 
 // Proxy is a proxy for outgoing TCP connections, with the method CONNECT. If Addr is the zero
-// value, there is none.
+// value, there is no proxy.
 type Proxy struct {
 	Addr          netip.AddrPort
 	Authorization Hidden // value of Proxy-Authorization; empty: none
@@ -108,7 +107,7 @@ type ID struct{ ID string }
 // List has the ids of all attached sandboxes, in any order.
 type List struct{ IDs []string }
 
-// Refusals counts the refused destinations with one reason.
+// Refusals has the number of destinations that were refused for one reason.
 type Refusals struct {
 	Reason string // one of forkd-net's constants, so a guest cannot add reasons
 	Count  uint64
@@ -126,7 +125,7 @@ type Refusal struct {
 	Unix     int64 // time of the latest refusal
 }
 
-// MaxRecent bounds Stats.Recent.
+// MaxRecent bounds the length of Stats.Recent.
 const MaxRecent = 8
 
 // Stats are counters since the sandbox was attached. In a sum over all sandboxes, they are counters

@@ -15,7 +15,7 @@ const (
 	ModeNone   Mode = iota + 1 // nothing; no name is resolved
 	ModePublic                 // the internet, without private networks and the host's addresses
 	ModeAllow                  // the destinations in Allow
-	ModeOpen                   // everything except loopback, link-local and the host's addresses
+	ModeOpen                   // everything except loopback and link-local addresses, and the addresses of the host
 )
 
 var modeNames = [...]string{ModeNone: "none", ModePublic: "public", ModeAllow: "allow", ModeOpen: "open"}
@@ -38,7 +38,7 @@ func ParseMode(s string) (Mode, error) {
 	return 0, fmt.Errorf("%q is not a mode: use none, public, allow or open", s)
 }
 
-// MaxRules bounds each list of a policy.
+// MaxRules bounds the length of each list of a policy.
 const MaxRules = 256
 
 // Policy determines the destinations to which a sandbox may connect. It is treated as a value: the
@@ -66,7 +66,7 @@ type FieldError struct {
 func (e *FieldError) Error() string { return e.Field + ": " + e.Reason }
 
 // ParsePolicy parses a policy in the API's form. An empty mode means ModeAllow if there are allowed
-// destinations, and else ModePublic. Errors are *FieldError.
+// destinations, and otherwise ModePublic. Errors are *FieldError.
 func ParsePolicy(mode string, allow, deny []string) (p Policy, err error) {
 	switch {
 	case mode != "":

@@ -26,7 +26,7 @@ const (
 type Rule struct {
 	Protocol Protocol
 	Name     string       // in lower case, without a trailing dot
-	Below    bool         // matches the names below Name, at any depth, but not Name itself
+	Below    bool         // whether the rule matches the names below Name, at any depth, but not Name itself
 	Prefix   netip.Prefix // IPv4, masked
 	First    uint16       // first port; 0: see Last
 	Last     uint16       // last port; 0: every port of a Prefix, but only TCP 80 and 443 of a Name

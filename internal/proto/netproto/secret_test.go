@@ -62,7 +62,7 @@ func TestSecretsAreFewAndDifferent(t *testing.T) {
 	}
 }
 
-// No way of printing a secret by accident shows its value.
+// A secret that is printed by accident does not show its value.
 func TestHiddenIsHidden(t *testing.T) {
 	s := Secret{"a.b", "X", "s3cr3t"}
 	var logged strings.Builder

@@ -7,9 +7,9 @@ import (
 	"strings"
 )
 
-// Widens compares p with a present policy. It returns a *FieldError if p opens a closed range, or
-// names of the host's network, and the present policy does not open them. It calls own to learn
-// whether an address is one of the host's.
+// Widens compares p with the policy present. It returns a *FieldError if p opens a closed range, or
+// names of the host's network, that the policy present does not open. It calls the function own to
+// learn whether an address is one of the host's.
 func (p *Policy) Widens(present *Policy, own func(netip.Addr) bool) *FieldError {
 	var kept []netip.Prefix // closed ranges that both p and present open
 	if p.Mode == ModeOpen {
@@ -51,10 +51,10 @@ func (p *Policy) Widens(present *Policy, own func(netip.Addr) bool) *FieldError 
 	return p.deniesLess(present, kept)
 }
 
-// deniesLess returns a *FieldError if the present policy denies a destination that p does not deny.
-// The destination is a part of the given ranges, or a name. A rule by name cannot deny connections
-// whose server name is encrypted. So p also denies less if p permits such connections and the
-// present policy does not.
+// deniesLess returns a *FieldError if the policy present denies a destination that p does not deny.
+// It considers names, and addresses in the closed ranges of kept. A rule by name cannot deny
+// connections whose server name is encrypted. So p also denies less if p permits such connections
+// and the policy present does not.
 func (p *Policy) deniesLess(present *Policy, kept []netip.Prefix) *FieldError {
 	for i := range present.Deny {
 		d := &present.Deny[i]
@@ -85,7 +85,7 @@ func closedAround(prefix netip.Prefix, own func(netip.Addr) bool) (closed []Clos
 	return closed
 }
 
-// The method reports whether p opens all destinations of r, a rule for an address in the given
+// opens reports whether p opens all destinations of r, which is a rule for an address in the given
 // closed ranges.
 func (p *Policy) opens(r *Rule, closed []Closed) bool {
 	// A rule without ports does not open the DNS ports of closed ranges.
@@ -99,8 +99,8 @@ func (p *Policy) opens(r *Rule, closed []Closed) bool {
 	})
 }
 
-// The method reports whether the policy p permits answers to DNS queries for all names of a rule in
-// Allow.
+// answers reports whether p permits answers to DNS queries for all names of r, which is a rule of
+// another policy's Allow.
 func (p *Policy) answers(r *Rule) bool {
 	return p.Mode == ModeOpen ||
 		slices.ContainsFunc(p.Allow, func(have Rule) bool { return have.IsName() && have.coversName(r) })
@@ -116,7 +116,7 @@ func (r *Rule) namesPrivate() bool {
 	})
 }
 
-// covers reports whether r matches every destination that a second rule matches.
+// covers reports whether r matches every destination that the rule other matches.
 func (r *Rule) covers(other *Rule) bool {
 	switch {
 	case r.IsName() != other.IsName(), r.Protocol != AnyProtocol && r.Protocol != other.Protocol:

@@ -94,7 +94,7 @@ func TestPolicyWidens(t *testing.T) {
 		{"allow db.internal !secret.corp", "allow db.internal !secret.corp +ech", "allow_ech"},
 		{"open !secret.corp +ech", "open !secret.corp +ech", ""},
 		{"open !10.0.0.0/8", "open !10.0.0.0/8 +ech", ""},
-		{"open !secret.corp", "public !secret.corp +ech", ""}, // in this mode, the denied name is in no open range
+		{"open !secret.corp", "public !secret.corp +ech", ""}, // this policy opens no range in which the denied name could be
 	} {
 		err := parse(c.asked).Widens(parse(c.present), own)
 		switch {

@@ -1,7 +1,8 @@
-// Package sshproto is the protocol between the daemon and a forkd-ssh process, which speaks SSH with
-// one client.
+// Package sshproto is the protocol between the daemon and a forkd-ssh process, which speaks SSH
+// with one client.
 //
-// The two have a control socket (package ctlsock), and a stream for each open channel of SSH:
+// The daemon and forkd-ssh share a control socket (package ctlsock), and a stream for each open
+// channel of SSH:
 //
 //	forkd-ssh                        daemon
 //	Ready                       ──▶             it is in its jail
@@ -18,8 +19,9 @@
 //	                            ◀──  Ping       asks whether the client still answers
 //	Pong                        ──▶
 //
-// The daemon trusts no process that has read from a client. All messages have bounds, also where SSH
-// has none. forkd-ssh itself refuses what exceeds them. No message to the daemon carries descriptors.
+// The daemon trusts no process that has read from a client. All messages have bounds, even where
+// SSH has none. If a client's request exceeds a bound, forkd-ssh itself refuses it. No message to
+// the daemon carries descriptors.
 //
 // The package holds no state of connections or channels.
 package sshproto
@@ -32,7 +34,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/ctlsock"
 )
 
-// Descriptors of forkd-ssh.
+// Numbers of forkd-ssh's descriptors when it starts.
 const (
 	ControlFD = 3
 	ClientFD  = 4
@@ -44,7 +46,7 @@ const (
 	MaxExtra   = 4 << 10  // extra data of a channel
 	MaxKey     = 16 << 10 // key of a client, or of the host
 	MaxName    = 512
-	MaxHash    = 64 // what the host key signs: the hash of a key exchange
+	MaxHash    = 64 // hash of a key exchange, which the host key signs
 )
 
 // maxMessage bounds a message, in bytes.
@@ -93,7 +95,7 @@ func (*Ready) kind() codec.Kind { return kindReady }
 func (*Ping) kind() codec.Kind  { return kindPing }
 func (*Pong) kind() codec.Kind  { return kindPong }
 
-// Setup has the public host key, as on the wire.
+// Setup has the public host key, in the wire format of SSH.
 type Setup struct{ HostKey []byte }
 
 func (*Setup) kind() codec.Kind         { return kindSetup }
@@ -103,7 +105,7 @@ func (m *Setup) parse(r *codec.Reader) error {
 	return most("host key", len(m.HostKey), MaxKey)
 }
 
-// Sign asks for a signature by the host key.
+// Sign asks the daemon to sign a hash with the host key.
 type Sign struct {
 	Algorithm string
 	Hash      []byte
@@ -125,7 +127,7 @@ func (m *Sign) parse(r *codec.Reader) error {
 	return most("algorithm", len(m.Algorithm), MaxName)
 }
 
-// Signature answers Sign. It is as on the wire.
+// Signature answers Sign. The signature is in the wire format of SSH.
 type Signature struct{ Signature []byte }
 
 func (*Signature) kind() codec.Kind         { return kindSignature }
@@ -135,11 +137,12 @@ func (m *Signature) parse(r *codec.Reader) error {
 	return most("signature", len(m.Signature), MaxKey)
 }
 
-// Login says that the client has proved that it has a key, and asks to log it in.
+// Login says that the client has proved that it has a key, and asks the daemon to log the client
+// in.
 type Login struct {
 	User    string
 	Version string // of the client's program
-	Key     []byte // as on the wire
+	Key     []byte // in the wire format of SSH
 }
 
 func (*Login) kind() codec.Kind { return kindLogin }
@@ -202,7 +205,7 @@ func (m *Open) parse(r *codec.Reader) error {
 	return most("type", len(m.Type), MaxName)
 }
 
-// Accept answers Open. Its descriptor is for OpenStream.
+// Accept answers Open. It carries a descriptor, which forkd-ssh passes to OpenStream.
 type Accept struct{ ID uint32 }
 
 func (*Accept) kind() codec.Kind              { return kindAccept }
@@ -256,16 +259,16 @@ func (m *Request) parse(r *codec.Reader) error {
 	return most("type", len(m.Type), MaxName)
 }
 
-// Sent says that the client has been sent everything from a stream that the daemon has closed. It may
-// come after Closed.
+// Sent says that forkd-ssh has sent the client all data of a stream that the daemon has closed.
+// Sent may come after Closed.
 type Sent struct{ ID uint32 }
 
 func (*Sent) kind() codec.Kind              { return kindSent }
 func (m *Sent) Append(w *codec.Writer)      { w.U32(m.ID) }
 func (m *Sent) parse(r *codec.Reader) error { m.ID = r.U32(); return nil }
 
-// Closed says that the client has closed an open channel. Data that it sent before may still be in
-// the stream.
+// Closed says that the client has closed an open channel. Data that the client sent before may
+// still be in the stream.
 type Closed struct{ ID uint32 }
 
 func (*Closed) kind() codec.Kind              { return kindClosed }
@@ -338,7 +341,7 @@ func NewControl() (ours *Control, theirs *os.File, err error) {
 	return &Control{conn}, theirs, nil
 }
 
-// OpenControl returns the end of forkd-ssh.
+// OpenControl returns forkd-ssh's end of its control socket.
 func OpenControl() (*Control, error) {
 	conn, err := ctlsock.Open(ControlFD, maxMessage)
 	if err != nil {
@@ -347,14 +350,14 @@ func OpenControl() (*Control, error) {
 	return &Control{conn}, nil
 }
 
-// Send sends a message, with copies of descriptors.
+// Send sends a message, with copies of the descriptors fds.
 func (c *Control) Send(m Message, fds ...int) error {
 	var w codec.Writer
 	m.Append(&w)
 	return c.conn.Send(m.kind(), w.Bytes(), fds...)
 }
 
-// Receive waits for a message to the daemon. Descriptors are an error.
+// Receive waits for a message to the daemon. A message with a descriptor is an error.
 func (c *Control) Receive() (Message, error) {
 	m, fd, err := c.ReceiveFD()
 	if err == nil && fd >= 0 {
@@ -364,7 +367,7 @@ func (c *Control) Receive() (Message, error) {
 	return m, err
 }
 
-// ReceiveFD waits for a message. The result fd is its descriptor, or -1.
+// ReceiveFD waits for a message. The result fd is the message's descriptor, or -1.
 func (c *Control) ReceiveFD() (m Message, fd int, err error) {
 	kind, body, fds, err := c.conn.Receive()
 	if err == nil {

@@ -30,7 +30,8 @@ func encoded(m Message) []byte {
 	return w.Bytes()
 }
 
-// Parsing a message gives the same message. A message that is too short or too long is refused.
+// Parsing an encoded message gives the same message. A message that is too short or too long is
+// refused.
 func TestMessagesRoundTrip(t *testing.T) {
 	for _, m := range samples {
 		p := encoded(m)
@@ -48,7 +49,7 @@ func TestMessagesRoundTrip(t *testing.T) {
 	}
 }
 
-// What exceeds the bounds is refused.
+// A message with a field that exceeds its bound is refused.
 func TestBounds(t *testing.T) {
 	long := strings.Repeat("x", MaxName+1)
 	for _, m := range []Message{
@@ -114,7 +115,7 @@ func pair(t *testing.T) (daemon, process *Stream) {
 	return daemon, process
 }
 
-// A stream passes all data in order. The daemon's Close comes after the data that was sent before it.
+// A stream passes all data in order. Data that the daemon sent before its Close arrives too.
 func TestStream(t *testing.T) {
 	daemon, process := pair(t)
 	sent := bytes.Repeat([]byte("0123456789abcdef"), 100_000)
@@ -181,7 +182,7 @@ func TestStreamIsBounded(t *testing.T) {
 	}
 }
 
-// A process that sends what is not part of the protocol, or descriptors, is refused.
+// The daemon refuses messages that are not part of the protocol, and messages with descriptors.
 func TestHostileProcess(t *testing.T) {
 	daemon, process := pair(t)
 	if err := process.Reply(true); err != nil {

@@ -11,22 +11,23 @@ import (
 
 // Kinds of messages in a stream. forkd-ssh sends only Data and EOF.
 const (
-	Data   codec.Kind = iota + 1 // input of the client, or output for it
+	Data   codec.Kind = iota + 1 // input of the client, or output for the client
 	Errors                       // output for the client's standard error
 	EOF                          // no more data in this direction
-	Reply                        // reply to the oldest Request that wants one: 1, or 0 for a refusal
-	Exit                         // how the process of a session has ended: a Request without id
+	Reply                        // reply to the oldest Request that still waits for one: 1 for success, 0 for a refusal
+	Exit                         // how the process of a session has ended; the body is a Request without an id
 )
 
-// Stream is one end of a channel's stream, which is a socket of package ctlsock. It passes no more
-// data than the other end reads, so the windows of SSH limit the client and the daemon. One goroutine
-// may receive while others send.
+// Stream is one end of a channel's stream, which is a socket of package ctlsock. If one end does
+// not read, the other end soon cannot send. So the windows of SSH limit both the client and the
+// daemon. One goroutine may receive while others send.
 //
-// Requests are not in the stream, because a client may send a signal to a process that reads no input.
-// Replies are in it, so that the client gets the reply to a request for a process before its output.
+// Requests are not in the stream, because a client may send a signal to a process that reads no
+// input. Replies are in the stream, so that the client gets the reply to a request that starts a
+// process before the output of this process.
 type Stream struct {
 	conn  *ctlsock.Conn
-	rest  []byte // of the client's data
+	rest  []byte // data of the client that Read has received but not returned
 	ended error  // result of all later calls of Read
 }
 
@@ -74,8 +75,8 @@ func (s *Stream) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// Next receives a message. The body is valid until the next call. After the last message of the other
-// end, the error is io.EOF.
+// Next receives a message. The body is valid until the next call. After the last message of the
+// other end, the error is io.EOF.
 func (s *Stream) Next() (kind codec.Kind, body []byte, err error) {
 	kind, body, fds, err := s.conn.Receive()
 	if len(fds) > 0 {
@@ -112,15 +113,15 @@ func (s *Stream) Reply(ok bool) error {
 	return s.conn.Send(Reply, w.Bytes())
 }
 
-// Exit tells the client how the process of a session has ended. The parameter kind is the type of the
-// request.
+// Exit tells the client how the process of a session has ended. The parameter kind is the type of
+// the SSH request that tells this, such as "exit-status".
 func (s *Stream) Exit(kind string, payload []byte) error {
 	var w codec.Writer
 	(&Request{Type: kind, Payload: payload}).Append(&w)
 	return s.conn.Send(Exit, w.Bytes())
 }
 
-// ParseExit reads the body of an Exit.
+// ParseExit parses the body of a message of the kind Exit.
 func ParseExit(body []byte) (*Request, error) {
 	m, err := parse(kindRequest, body)
 	if err != nil {
@@ -135,5 +136,5 @@ func (s *Stream) Close() error {
 	return nil
 }
 
-// Release closes the descriptor, when both ends have ended.
+// Release closes the descriptor. Call it when both ends have ended.
 func (s *Stream) Release() { _ = s.conn.Close() }

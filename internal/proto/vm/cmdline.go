@@ -4,7 +4,7 @@ import "strings"
 
 // Cmdline returns the kernel command line for a guest of forkd-vmm, with extra parameters at the
 // end. If a parameter occurs twice, the kernel uses the last value. The VMM checks the command line
-// before it boots.
+// before it boots the guest.
 //
 // The parameters no_timer_check, i8042.* and noapic are not needed, because the ACPI tables say
 // that there is no timer to check, no keyboard controller and no legacy interrupt controller.
@@ -20,15 +20,15 @@ func Cmdline(extra ...string) string {
 		// Reset at once after a kernel panic, so that the VMM notices and reports it. By default
 		// the kernel would hang.
 		"panic=-1",
-		// Reset through ACPI. By default Linux uses EFI for the reset of a hardware-reduced
-		// platform. Without EFI it jumps to a BIOS, and there is no BIOS either.
+		// Reset through ACPI. By default Linux resets a hardware-reduced platform through EFI, or
+		// else through a BIOS, and the guest has neither.
 		"reboot=acpi",
-		// Use kvm-clock, because no other clock is preserved by KVM over a save and restore on any
-		// host. The kernel would prefer the TSC if it is invariant.
+		// Use kvm-clock, because it is the only clock that KVM preserves over a save and restore on
+		// every host. The kernel would prefer the TSC if it is invariant.
 		"clocksource=kvm-clock",
-		// Do not compare the TSCs of the vCPUs, which takes up to 20 ms for each vCPU and fails if
-		// the host is busy. Do not check the TSC against another clock either, because the TSC has
-		// jumped after a restore, and the kernel would stop using it.
+		// Do not compare the TSCs of the vCPUs, because that takes up to 20 ms for each vCPU and
+		// fails if the host is busy. Do not check the TSC against another clock either, because the
+		// TSC has jumped after a restore, and the kernel would stop using it.
 		"tsc=reliable",
 		// Disable watchdogs, because after a restore they would mistake the time between snapshot
 		// and fork for a lockup. Without watchdogs, an idle vCPU also wakes up less often, so an

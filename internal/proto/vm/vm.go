@@ -7,7 +7,7 @@ package vm
 
 import "fmt"
 
-// Shape holds the properties that are fixed when a VM is created. A snapshot can only be restored
+// Shape holds the properties that are fixed when a VM is created. A snapshot can be restored only
 // into a VM with the same shape.
 type Shape struct {
 	MemoryBytes uint64
@@ -15,9 +15,9 @@ type Shape struct {
 	Template    string // CPU template, one of the Template constants
 }
 
-// CPU templates determine the CPUID of a guest, starting from the host's.
+// CPU templates determine the CPUID of a guest, starting from the CPUID of the host.
 const (
-	// TemplateHost shows all features of the host whose state snapshots can save.
+	// TemplateHost shows all features of the host's CPU except those whose state cannot be saved.
 	TemplateHost = "host"
 	// TemplatePortable shows the features that all server processors of one vendor have had since
 	// 2017, so that snapshots can be moved between hosts.
@@ -67,8 +67,8 @@ type Stats struct {
 	GuestDirtyBytes uint64 // bytes of private pages, among them all pages that differ from the VM's layers
 	Paused          bool
 	Exits           uint64 // KVM exits to user space
-	TopSwaps        uint64 // branches that gave the disks new tops, since the process started
-	Rebases         uint64 // rebases that have begun since the process started
+	TopSwaps        uint64 // number of branches that gave the disks new tops, since the process started
+	Rebases         uint64 // number of rebases that have begun since the process started
 	DiskFull        bool   // the VMM has paused the VM until the host has room for a write to a disk
 }
 

@@ -17,14 +17,18 @@ import (
 // memory is saved, and no files are sent for them.
 type Branch struct {
 	Mode vm.BranchMode
-	// Gaps between written pages are filled, the smallest first, until the map has at most this
-	// many extents.
+	// MaxExtents bounds the number of extents of the new layer. If there are more, the gaps between
+	// written pages are filled, the smallest gaps first.
 	MaxExtents uint32
 	Disks      uint32 // number of disks; two files are sent for each: a new top, and the present top for reading
 	Serial     uint64 // copied to Branched, so that a later daemon can tell which branch was requested
 
-	Keep         bool // live and diff only: keep track of the pages that equal the layer, so that Rebase is possible
-	SinceRestore bool // live and diff only: save the pages written since the restore instead of since the last Rebase
+	// Keep makes the VMM keep track of the pages that equal the layer, so that Rebase is possible.
+	// It is for live and diff branches only.
+	Keep bool
+	// SinceRestore makes the branch save the pages that were written since the restore instead of
+	// since the last Rebase. It is for live and diff branches only.
+	SinceRestore bool
 
 	// StormFaults is the number of write faults after which a live branch stops the guest until all
 	// pages are copied. 0: the guest is stopped if most pages are copied because of write faults.
@@ -39,35 +43,35 @@ type BranchResult struct {
 	Save     SaveResult
 	Serial   uint64        // Branch.Serial
 	Mode     vm.BranchMode // actual mode: a live branch becomes a diff branch if the host does not support it
-	Fallback string        // why the mode was changed; empty if it was not
+	Fallback string        // why the mode was changed; empty if it was not changed
 	Kept     bool          // Rebase is possible when the layer is complete; false if the host has no userfaultfd
 	Pause    time.Duration // time from the request to stop the vCPUs until they run again
-	Arm      time.Duration // part of Pause for write-protecting (live) or copying pages
+	Arm      time.Duration // part of Pause in which pages are write-protected (live) or copied
 }
 
 // Branched says that the layer of a live branch is complete or has failed.
 type Branched struct {
 	Serial uint64        // Branch.Serial
 	Failed *Error        // nil: the layer is complete
-	Copy   time.Duration // time since the guest was resumed
+	Copy   time.Duration // time from the resumption of the guest to the end of copying
 	Faults uint64        // pages that were copied because a vCPU wrote to them
 	Stop   time.Duration // duration of a second stop of the guest, needed if it wrote too many pages; 0: none
 }
 
 // Rebase makes the machine share memory with a branch. The daemon sends the memory layer of the
-// branch. Private mappings of the layer replace all pages that the machine has not written since
-// the branch, while the machine runs. Stats.Rebases is incremented at the beginning. Afterwards
-// only pages that differ from the branch's snapshot are private, so the next branch saves only
-// these pages. The snapshot must exist as long as the machine. After 30 seconds, another branch, or
-// a Restore, the machine no longer knows which pages are unwritten. It then changes nothing and
-// answers with vm.ErrNotKept.
+// branch. While the machine runs, private mappings of the layer replace all pages that the machine
+// has not written since the branch. Stats.Rebases is incremented when the rebase begins. After the
+// rebase, only pages that differ from the branch's snapshot are private, so the next branch saves
+// only these pages. The snapshot must exist as long as the machine. The machine forgets which pages
+// are unwritten 30 seconds after the branch, and also at another branch and at a Restore. It then
+// answers a Rebase with vm.ErrNotKept and changes nothing.
 type Rebase struct {
 	Serial uint64 // Branch.Serial
 }
 
 // RebaseResult describes a rebase.
 type RebaseResult struct {
-	Bytes    uint64        // bytes replaced; the other pages of the branch stay private
+	Bytes    uint64        // number of replaced bytes; the other pages of the branch stay private
 	Mappings uint64        // number of mappings of guest memory after the rebase
 	Took     time.Duration // time taken, while the guest ran
 }
@@ -96,8 +100,8 @@ func (m *RebaseResult) Parse(r *codec.Reader) error {
 
 // Merge replaces several layers of a disk with one layer of the same content, which the daemon
 // sends. The replaced layers begin with number First, counted above the base image, and end just
-// below the top. It is used because each branch adds a layer to the disk, even if the branch is
-// deleted later.
+// below the top. Merge is needed because each branch adds a layer to the disk, which stays even if
+// the branch is deleted.
 type Merge struct {
 	Disk  uint32
 	First uint32

@@ -48,7 +48,7 @@ const (
 	KindConn     // event; port uint32; one end of a stream that the guest opened
 	KindBranched // event; Branched; sent once after every live Branch that was answered with KindOK
 	KindStalled  // event; no body; the VM has paused itself, because the host has no room for a write to its disks
-	KindNet      // no body; a frame socket that replaces the present one; none: the present one is removed
+	KindNet      // no body; the new frame socket, which replaces the present one; without it, the present one is removed
 	KindRebase   // Rebase; the memory layer of the branch, for reading
 	KindWritten  // no body
 )
@@ -58,7 +58,7 @@ const (
 type Create struct {
 	Version uint32
 	Shape   vm.Shape
-	CPUID   []byte // Created.CPUID of another VMM on this host; empty: this VMM asks KVM for it
+	CPUID   []byte // Created.CPUID of another VMM on this host; if it is empty, this VMM asks KVM for the values
 }
 
 // Created is the answer to Create.
@@ -66,9 +66,9 @@ type Created struct {
 	CPUID []byte // CPUID values that KVM supports here, in the VMMs' own encoding; empty if Create had them
 }
 
-// Disk is a virtio-blk disk. Its Layers files are sent along: first the raw base image, then
-// layers, each with its allocation bitmap after the data. The last layer is the private top, which
-// is empty and writable.
+// Disk is a virtio-blk disk. Layers is the number of its files, which are sent along: first the raw
+// base image, then layers, each with its allocation bitmap after the data. The last layer is the
+// private top, which is empty and writable.
 type Disk struct {
 	SizeBytes uint64
 	Layers    uint32
@@ -77,22 +77,22 @@ type Disk struct {
 // Boot loads a kernel. The VM is then paused at the kernel's first instruction.
 type Boot struct {
 	Cmdline string
-	Initrd  bool // an initrd is sent along
+	Initrd  bool // whether an initrd is sent along
 	Disks   []Disk
 	VMGenID [16]byte
-	Net     bool // a frame socket is sent along
+	Net     bool // whether a frame socket is sent along
 }
 
 // Restore restores a saved machine into a VM that was just created, or into the VM that was saved.
-// The VM is then paused. Restore closes the VM's present frame socket, so that no frame of one
-// state reaches the other.
+// The VM is then paused. Restore closes the VM's present frame socket, so that no frame of the old
+// state reaches the new state.
 type Restore struct {
 	Layers  uint32 // number of memory layers that are sent along, base first
 	Extents []vm.Extent
 	Disks   []Disk
 	VMGenID [16]byte // a value that was never used before
-	Resume  bool     // let all vCPUs run before the answer
-	Net     bool     // a frame socket is sent along
+	Resume  bool     // whether all vCPUs start before the answer is sent
+	Net     bool     // whether a frame socket is sent along
 
 	// FirstWrites are pages that the guest will probably write soon. They are copied before the
 	// guest runs. Otherwise a page that the guest first reads and then writes would cause two page
@@ -258,8 +258,8 @@ func parseRanges(r *codec.Reader) []vm.Range {
 func (m *Written) Append(w *codec.Writer) { appendRanges(w, m.Ranges) }
 
 // Parse decodes m. It returns an error if there are more than MaxWritten pages, or if they are not
-// in ascending order. It is strict because the daemon sends these pages to the VMMs of other
-// sandboxes, and each VMM copies them.
+// in ascending order. It is strict because the daemon sends the list to the VMMs of other
+// sandboxes, and each VMM copies the pages.
 func (m *Written) Parse(r *codec.Reader) error {
 	m.Ranges = parseRanges(r)
 	pages, end := uint64(0), uint64(0)

@@ -23,7 +23,7 @@ func main() {
 	}
 }
 
-// write replaces the folder assets in dir.
+// write replaces the folder "assets" in dir.
 func write(dir string) error {
 	files, err := bundle(dir)
 	if err != nil {

@@ -16,10 +16,10 @@ type Target struct {
 	Features uint64 // feature bits that a driver accepts
 	Queues   int
 	Size     uint32   // number of descriptors of each queue
-	Out      []byte   // bytes of a valid request that the device reads
-	In       uint32   // number of bytes that the device writes for that request
-	Sends    int      // number of the queue for requests
-	More     [][]byte // bytes of other valid requests
+	Out      []byte   // the bytes that the device reads in a valid request
+	In       uint32   // number of bytes that the device writes in that request
+	Sends    int      // index of the queue for requests
+	More     [][]byte // the bytes that the device reads in other valid requests
 }
 
 // The registers of virtio-mmio and its status bits (virtio 1.2 §4.2.2, §2.1) used in attacks.
@@ -46,7 +46,7 @@ const (
 	featVersion1 = 1 << 32
 )
 
-// Targets returns the devices that every machine has, and its first disk.
+// Targets returns the devices that every machine has, and the first disk.
 func Targets() []Target {
 	const common = featVersion1 | featIndirect
 	return []Target{
@@ -61,9 +61,9 @@ func Targets() []Target {
 	}
 }
 
-// disk returns the part of a disk request that the device reads, with n bytes of data. A request to
-// zero sectors is also valid: for such a request, the data is a list, which names 64 sectors
-// beginning with sector 3 (virtio 1.2 §5.2.6).
+// disk returns the part of a disk request that the device reads, with n bytes of data. The data is
+// also valid for a discard or write-zeroes request: it is then a list of ranges, each of which has
+// 64 sectors and begins with sector 3 (virtio 1.2 §5.2.6).
 func disk(kind byte, n int) []byte {
 	p := make([]byte, 16+n)
 	p[0] = kind
@@ -96,7 +96,8 @@ const (
 	descNext, descWrite, descIndirect = 1, 2, 4
 )
 
-// UsedIndex returns the address of the used index of the queue whose rings are in the given page.
+// UsedIndex returns the address of a queue's used index. The queue's rings are in the page at the
+// address page.
 func UsedIndex(page uint32) uint32 { return page + ringUsed + 2 }
 
 // desc is one descriptor.
@@ -107,7 +108,7 @@ type desc struct {
 }
 
 // writer writes a Program that attacks one device. It uses pages of guest memory at known physical
-// addresses. Each queue's rings have one page; further pages, from pagesData on, are for buffers.
+// addresses. Each queue's rings have one page; the last pagesData pages are for buffers.
 type writer struct {
 	Target
 	Pages []uint32
@@ -184,7 +185,7 @@ func (w *writer) start() {
 func (w *writer) run() { w.set(regStatus, acknowledge|driver|featuresOK|driverOK) }
 
 // publish makes the chains with the given heads available to the device, and notifies the device.
-// The parameter idx is the number of heads that have been published, including the given ones.
+// The parameter idx is the number of heads that were published before.
 func (w *writer) publish(q int, idx uint16, heads ...uint16) {
 	avail := w.Pages[q] + ringAvail
 	for i, h := range heads {
@@ -242,7 +243,7 @@ func Seeds(t Target, pages []uint32) []Program {
 	return list
 }
 
-// The method initializes the device and makes a valid request.
+// right initializes the device and makes a valid request.
 func (w *writer) right() {
 	w.start()
 	w.request(w.Pages[w.Sends])
@@ -250,7 +251,7 @@ func (w *writer) right() {
 	w.add(Spin, 0, 1000)
 }
 
-// The method makes an invalid chain available after a valid request.
+// wrong makes an invalid chain available after a valid request.
 func (w *writer) wrong(chain []desc) {
 	w.right()
 	for i, d := range chain {

@@ -97,7 +97,7 @@ func (w *writer) badIndices() {
 	}
 }
 
-// changes writes to the registers of queues that are in use.
+// changes makes the guest write to the registers of queues that are in use.
 func (w *writer) changes() {
 	w.start()
 	w.request(w.Pages[w.Sends])
@@ -119,7 +119,7 @@ func (w *writer) changes() {
 	}
 }
 
-// resets resets the device while it works.
+// resets makes the guest reset the device while the device serves a request, 16 times.
 func (w *writer) resets() {
 	for i := range uint64(16) {
 		w.start()
@@ -142,7 +142,7 @@ func (w *writer) storm() {
 	}
 }
 
-// race changes a request, its ring and its data while the device processes it.
+// race changes a request, its ring and its data while the device processes the request.
 func (w *writer) race() {
 	w.start()
 	table := w.Pages[w.Sends]
@@ -177,7 +177,8 @@ func (w *writer) registers(seed uint64) {
 	}
 }
 
-// random initializes the device with rings like a driver's, and then changes some values.
+// random initializes the device as a driver does, and makes requests with random addresses, lengths
+// and flags.
 func (w *writer) random(seed uint64) {
 	r := rand.New(rand.NewPCG(seed, 100+uint64(w.Slot)))
 	addresses := append([]uint64{0, 1<<64 - 1, uint64(boot.VirtioBase), 1 << 40}, wide(w.Pages)...)
@@ -222,7 +223,7 @@ func (w *writer) packets() {
 		sent++
 		w.publish(0, 8*sent, 0, 1, 2, 3, 4, 5, 6, 7)
 	}
-	for port := range uint32(300) { // opens more connections than permitted, and never answers their responses
+	for port := range uint32(300) { // opens more connections than permitted, and ignores the host's responses
 		send(Packet(1, port, 0))
 	}
 	for op := range uint16(10) {

@@ -12,10 +12,10 @@ import (
 const (
 	loadAddr = uint32(boot.MinKernelAddr)
 
-	handlers   = 0x100 // code for each Kind; the parts are handlerSize apart
+	handlers   = 0x100 // code for each Kind, at intervals of handlerSize bytes
 	faultCode  = 0x800
 	idtPointer = 0x900
-	noIDT      = 0x910 // a pointer to an empty table
+	noIDT      = 0x910 // pointer to an empty IDT
 	idt        = 0x1000
 	program    = 0x2000
 
@@ -79,8 +79,8 @@ func dispatch() []byte {
 	return append(c, 0xff, 0xe0)                  // jmp *%rax
 }
 
-// handlerCode returns the code for each Kind. The jump back to the dispatcher is not included, and
-// is added later.
+// handlerCode returns the code for each Kind. The jump back to the dispatcher is not included,
+// because Kernel adds it.
 func handlerCode() [Kinds][]byte {
 	rewind := abs32([]byte{0xbe}, loadAddr+program) // mov $program,%esi
 	return [Kinds][]byte{
@@ -115,7 +115,7 @@ func handlerCode() [Kinds][]byte {
 }
 
 // putIDT makes one handler serve all exceptions. The handler expects an error code on the stack.
-// That is sufficient, because the only exception that a guest must survive is the general
+// This is sufficient, because the only exception that a guest must survive is the general
 // protection fault of RDMSR and WRMSR, which pushes an error code.
 func putIDT(m []byte) {
 	le := binary.LittleEndian

@@ -1,8 +1,8 @@
 // Package bareguest provides guests without an operating system, for tests of the machine. A guest
-// executes a Program, which is a list of accesses to memory, ports and registers. Kernel makes a
-// guest that runs a Program with a few instructions in a real VM. Tests can also execute a Program
-// themselves, without KVM, or in the memory of a Linux guest. Attacks returns Programs that no real
-// driver would execute.
+// executes a Program, which is a list of accesses to memory, ports and registers. Kernel returns a
+// guest for a real VM, which executes a Program with a few instructions. Tests can also execute a
+// Program themselves, without KVM, or in the memory of a Linux guest. Attacks returns Programs that
+// no real driver would execute.
 //
 // The package knows the machine's addresses and the registers of virtio, but not the implementation
 // of the devices. Its tests check that attacks do not harm the host.
@@ -30,9 +30,9 @@ const (
 	In8                  // read from port Addr
 	In16                 //
 	In32                 //
-	Outs                 // write the first Value bytes of the program to port Addr, by one instruction
+	Outs                 // write the first Value bytes of the program to port Addr, with one instruction
 	Spin                 // run an empty loop Value times
-	CPUID                // CPUID leaf Value, subleaf Addr
+	CPUID                // execute CPUID for leaf Value, subleaf Addr
 	ReadMSR              // read MSR Addr; the guest survives a general protection fault
 	WriteMSR             // write Value to MSR Addr; the guest survives a general protection fault
 	Fault                // cause a triple fault, which shuts the processor down
@@ -66,7 +66,8 @@ func (p Program) Encode() []byte {
 	return b
 }
 
-// Decode decodes the bytes that Encode returns. From other bytes it may return unknown Kinds.
+// Decode decodes the bytes that Encode returns. If b has other bytes, the result may have unknown
+// Kinds.
 func Decode(b []byte) Program {
 	var p Program
 	for ; len(b) >= opSize; b = b[opSize:] {

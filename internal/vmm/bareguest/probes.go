@@ -33,7 +33,7 @@ func Ends() []Attack {
 	}
 }
 
-// ports reads all ports, and writes to all ports except those that end the machine.
+// ports reads from random ports, and writes to them unless a write could end the machine.
 func ports(seed uint64) (p Program) {
 	r := rand.New(rand.NewPCG(seed, 1))
 	known := []uint32{boot.SerialPort, boot.SleepControlPort, boot.I8042Port, boot.PCIResetPort, 0x20, 0xa0, 0x40, 0x4d0,
@@ -84,8 +84,9 @@ func leaves() (p Program) {
 	return p
 }
 
-// msrs reads MSRs of all kinds and writes to most of them. It does not write to two MSRs that the
-// guest needs to survive: EFER, which holds the guest's mode, and the address of its local APIC.
+// msrs reads MSRs of all kinds and writes to most of them. It does not write to three MSRs that the
+// guest needs to survive: EFER, which holds the guest's mode, the address of the local APIC, and
+// the APIC's interrupt command register.
 func msrs(seed uint64) (p Program) {
 	const efer, apicBase, icr = 0xc0000080, 0x1b, 0x830
 	r := rand.New(rand.NewPCG(seed, 3))
@@ -106,8 +107,8 @@ func msrs(seed uint64) (p Program) {
 	return p
 }
 
-// interrupts sets unusual vectors and modes on every pin of the I/O APIC, and makes devices raise
-// these interrupts. The guest has interrupts disabled.
+// interrupts sets unusual vectors and modes on every pin of the I/O APIC, and makes the entropy
+// device raise its interrupt. Interrupts are disabled in the guest's processor.
 func interrupts() (p Program) {
 	const (
 		selector, window = uint32(boot.IOAPICAddr), uint32(boot.IOAPICAddr) + 0x10
@@ -123,8 +124,8 @@ func interrupts() (p Program) {
 			if pin != boot.FirstVirtioGSI+1 && round%8 != 0 {
 				continue
 			}
-			// Fixed, lowest priority, reserved and ExtINT. The other modes (SMI, NMI and INIT)
-			// would end the guest.
+			// The modes are fixed, lowest priority, reserved and ExtINT. The other modes (SMI, NMI
+			// and INIT) would end the guest.
 			mode := []uint64{0, 1, 3, 7}[round%4]
 			p = append(p, Op{Store32, selector, uint64(0x10 + 2*pin)}, Op{Store32, window, round | mode<<8 | round&0xe0<<8},
 				Op{Store32, selector, uint64(0x11 + 2*pin)}, Op{Store32, window, round << 24})
@@ -137,7 +138,8 @@ func interrupts() (p Program) {
 	return p
 }
 
-// FreePages returns the addresses of the pages after a Kernel guest's image. Attacks may use them.
+// FreePages returns the addresses of pages that a Kernel guest does not use itself. They are for
+// Attacks.
 func FreePages() []uint32 {
 	const first = 8 << 20
 	pages := make([]uint32, PagesNeeded)

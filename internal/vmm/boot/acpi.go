@@ -76,8 +76,8 @@ const (
 const (
 	dsdtRevision = 2 // with this revision, AML integers have 64 bits
 
-	// vmGenIDHID is the ACPI name that this package gives the device. Drivers look for vmGenIDCID
-	// (Virtual Machine Generation ID, Microsoft 2012).
+	// vmGenIDHID is the ACPI name that this package gives the device of the VM generation
+	// identifier. Drivers look for vmGenIDCID (Virtual Machine Generation ID, Microsoft 2012).
 	vmGenIDHID = "FRKD0001"
 	vmGenIDCID = "VM_Gen_Counter"
 	// vmGenIDChanged is the notification value that reports a new identifier (Virtual Machine
@@ -85,7 +85,7 @@ const (
 	vmGenIDChanged = 0x80
 	// gedHID is the ACPI name of the Generic Event Device, §5.6.9.
 	gedHID = "ACPI0013"
-	// virtioMMIOHID is the ACPI name of a virtio-mmio transport, which Linux and all VMMs use.
+	// virtioMMIOHID is the ACPI name that Linux and all VMMs use for a virtio-mmio transport.
 	virtioMMIOHID = "LNRO0005"
 )
 
@@ -127,7 +127,7 @@ func acpiImage(vcpus int, devices []MMIODevice) []byte {
 	return image
 }
 
-// checksum returns the byte that makes b sum to zero.
+// checksum returns the byte that must be added to the bytes of b to make their sum zero.
 func checksum(b []byte) uint8 {
 	var sum uint8
 	for _, v := range b {
@@ -180,7 +180,7 @@ func ioRegister(port uint16) []byte {
 	return binary.LittleEndian.AppendUint64([]byte{gasSystemIO, 8, 0, gasByteAccess}, uint64(port))
 }
 
-// fadt returns the FADT, which names missing hardware and the registers for sleep and reset.
+// fadt returns the FADT, which lists missing hardware and the registers for sleep and reset.
 func fadt(dsdtAt uint64) []byte {
 	le := binary.LittleEndian
 	b := make([]byte, fadtSize)
@@ -196,8 +196,9 @@ func fadt(dsdtAt uint64) []byte {
 }
 
 // madt returns the MADT, which lists the processors and the I/O APIC. The MADT has no interrupt
-// overrides, because the default is right: an ISA interrupt has the GSI of the same number, edge
-// triggered and active high. The flags of the MADT are zero, because there are no 8259s to mask.
+// overrides, because the default is right: an ISA interrupt has the GSI of the same number, and is
+// edge triggered and active high. The flags of the MADT are zero, because there are no 8259s to
+// mask.
 func madt(vcpus int) []byte {
 	le := binary.LittleEndian
 	b := le.AppendUint32(nil, uint32(LocalAPICAddr))

@@ -117,7 +117,8 @@ func TestMADTListsEveryProcessorOnce(t *testing.T) {
 }
 
 func TestPkgLength(t *testing.T) {
-	// Largest values of the 1-, 2- and 3-byte forms, ACPI 6.5 §20.2.4.
+	// The largest bodies whose length has 1 or 2 bytes, and the smallest whose length has 2 or 3
+	// bytes (ACPI 6.5 §20.2.4).
 	for _, tc := range []struct {
 		body int
 		want []byte

@@ -27,7 +27,7 @@ const (
 	amlNotify     = 0x86
 	amlEqual      = 0x93
 	amlIf         = 0xa0
-	amlSerialized = 1 << 3 // method flag, with the argument count in bits 0 to 2
+	amlSerialized = 1 << 3 // flag of a method; bits 0 to 2 of the same byte are the number of arguments
 )
 
 // Small and large resource descriptors, ACPI 6.5 §6.4.
@@ -39,7 +39,7 @@ const (
 	resIODecode16  = 1
 	resReadWrite   = 1
 	resConsumer    = 1 << 0
-	resEdge        = 1 << 1 // active high and exclusive are zero bits
+	resEdge        = 1 << 1 // the bits for active high and exclusive are zero
 	resMemory32Len = 9
 	resOneIRQLen   = 6
 )
@@ -91,8 +91,8 @@ func eisaID(vendor string, product uint16) []byte {
 	return binary.BigEndian.AppendUint16(b, product)
 }
 
-// sized puts the length of its argument before the argument. The length includes the bytes of the
-// length itself (PkgLength, ACPI 6.5 §20.2.4).
+// sized returns the length of body (PkgLength, ACPI 6.5 §20.2.4), followed by body. The bytes of
+// the length itself are counted too.
 func sized(body []byte) []byte {
 	n := len(body)
 	if n+1 < 1<<6 {

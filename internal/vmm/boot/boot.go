@@ -1,6 +1,6 @@
 // Package boot loads a Linux kernel into guest memory and returns the state in which the first vCPU
-// must enter it. It loads the kernel, the initrd, the boot parameters, page tables, a descriptor
-// table, and the ACPI tables that describe the machine.
+// must enter the kernel. It loads the kernel, the initrd, the boot parameters, page tables, a
+// descriptor table, and the ACPI tables that describe the machine.
 //
 // It defines the guest physical map (layout.go) and makes no calls to KVM. Package machine
 // registers the memory, sets the returned State, and emulates the devices at the addresses that
@@ -23,7 +23,7 @@ import (
 // MMIODevice is a virtio-mmio device in the ACPI tables.
 type MMIODevice struct {
 	Addr guestmem.GPA // first byte of its register window
-	Size uint32       // bytes of the window
+	Size uint32       // size of the window, in bytes
 	GSI  uint32       // the device's interrupt: edge triggered, active high
 }
 
@@ -32,14 +32,14 @@ type MMIODevice struct {
 type Params struct {
 	Kernel  *os.File // bzImage (boot protocol 2.12 or later) or ELF vmlinux
 	Initrd  *os.File // nil for none
-	Cmdline string   // without a trailing zero; see Cmdline
+	Cmdline string   // kernel command line, without a trailing zero; see vm.Cmdline
 	VCPUs   int      // 1 to vm.MaxVCPUs; the local APIC of vCPU i has the identifier i
 	Devices []MMIODevice
 	VMGenID [16]byte // first value of the VM generation identifier
 }
 
-// Load writes everything that the guest needs for its start to the memory mem, which must contain
-// only zeros. It returns the state of the first vCPU.
+// Load writes everything that the guest needs for its start to mem, which must contain only zeros.
+// It returns the state of the first vCPU.
 func Load(mem *guestmem.Memory, p Params) (State, error) {
 	if p.VCPUs < 1 || p.VCPUs > vm.MaxVCPUs {
 		return State{}, fmt.Errorf("boot: %d vCPUs: want 1 to %d", p.VCPUs, vm.MaxVCPUs)
@@ -103,7 +103,7 @@ func openFile(what string, f *os.File) (file, error) {
 	return file{r: f, size: st.Size()}, nil
 }
 
-// readInto fills n bytes of guest memory at gpa from the file.
+// readInto reads n bytes of the file, from offset off on, into guest memory at gpa.
 func (f file) readInto(mem *guestmem.Memory, gpa guestmem.GPA, off int64, n uint64) error {
 	if off < 0 || off > f.size || n > uint64(f.size-off) {
 		return fmt.Errorf("%d bytes at offset %d lie beyond the end of the file (%d bytes): it is truncated", n, off, f.size)
@@ -133,9 +133,9 @@ func loadCmdline(mem *guestmem.Memory, zp *zeroPage, cmdline string, max uint32)
 	return nil
 }
 
-// loadInitrd reads the initrd to the highest page-aligned address in low RAM that the kernel
-// accepts. The initrd must be far from the kernel, because the kernel needs the memory above itself
-// while it unpacks itself.
+// loadInitrd reads the initrd into guest memory, at the highest page-aligned address in low RAM
+// that the kernel accepts. The initrd must be far from the kernel, because the kernel needs the
+// memory above itself while it unpacks itself.
 func loadInitrd(mem *guestmem.Memory, zp *zeroPage, f file, kern kernel) error {
 	if f.size <= 0 {
 		return fmt.Errorf("the file is empty")
@@ -156,8 +156,8 @@ func loadInitrd(mem *guestmem.Memory, zp *zeroPage, f file, kern kernel) error {
 	return nil
 }
 
-// checkCmdline returns an error if the kernel would truncate or misread s. The second parameter is
-// the kernel's own limit in bytes.
+// checkCmdline returns an error if the kernel would truncate or misread s. The parameter max is the
+// kernel's own limit, in bytes.
 func checkCmdline(s string, max uint32) error {
 	if limit := min(int64(max), CmdlineMax); int64(len(s)) > limit {
 		return fmt.Errorf("kernel command line has %d bytes, this kernel takes %d: shorten it", len(s), limit)

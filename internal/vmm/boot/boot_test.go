@@ -56,7 +56,7 @@ func bzImage() []byte {
 	return b
 }
 
-// vmlinux returns a valid ELF file with one segment, which has code and .bss, and a note.
+// vmlinux returns a valid ELF file with a note and one segment to load, which has code and .bss.
 func vmlinux() []byte {
 	b := make([]byte, 0x1000+testCode)
 	copy(b, elfMagic)
@@ -165,8 +165,8 @@ func checkBootParams(t *testing.T, mem *guestmem.Memory, initrd []byte) {
 	}
 }
 
-// TestE820 checks that the map is sorted and does not overlap. It also checks that the map offers
-// the kernel no memory that the kernel must not use.
+// TestE820 checks that the map is sorted and its entries do not overlap. It also checks that the
+// map has no RAM at addresses that the kernel must not use.
 func TestE820(t *testing.T) {
 	mem := newMemory(t, 5<<30)
 	var end guestmem.GPA

@@ -20,7 +20,8 @@ const (
 	elfHeaderSize = 64
 	elfProgSize   = 56
 
-	// maxProgHeaders bounds the number of program headers; Linux has about 5.
+	// maxProgHeaders is the maximum number of program headers. The file of a Linux kernel has about
+	// 5.
 	maxProgHeaders = 64
 	// maxInitrdELF permits an initrd anywhere below 4 GiB, because a vmlinux does not name a limit.
 	maxInitrdELF = guestmem.HoleEnd
@@ -64,7 +65,7 @@ func loadELF(mem *guestmem.Memory, f file, head []byte) (kernel, error) {
 	return k, nil
 }
 
-// elfSegments returns the loadable segments of a file, given the file's first bytes.
+// elfSegments returns the loadable segments of f. The parameter head has the first bytes of f.
 func elfSegments(f file, head []byte) ([]elfSegment, error) {
 	le := binary.LittleEndian
 	if head[4] != elfClass64 || head[5] != elfDataLSB || le.Uint16(head[18:]) != elfMachineX86 {

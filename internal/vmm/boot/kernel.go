@@ -20,7 +20,7 @@ type kernel struct {
 // the kernel has a 64-bit entry.
 const minBootProtocol = 0x020c
 
-// Bits of the setup header.
+// Constants of a bzImage: a bit of xloadflags, the size of a sector in bytes, and an offset.
 const (
 	xlfKernel64 = 1 << 0
 	sectorSize  = 512
@@ -28,8 +28,8 @@ const (
 	entry64 = 0x200
 )
 
-// setupHeaderBytes is the number of bytes of the file that must be read before the rest can be
-// loaded.
+// setupHeaderBytes is the number of bytes that loadKernel reads first, to learn how to load the
+// rest of a file.
 const setupHeaderBytes = offHeaderEnd
 
 // loadKernel loads a kernel file, which is a bzImage or a vmlinux.
@@ -95,7 +95,7 @@ func loadBzImage(mem *guestmem.Memory, f file, head []byte) (kernel, error) {
 	}, nil
 }
 
-// checkPlace returns an error unless a kernel of the given size may be loaded at addr.
+// checkPlace returns an error unless a kernel of size bytes may be loaded at addr.
 func checkPlace(mem *guestmem.Memory, addr guestmem.GPA, size uint64) error {
 	top := lowRAMEnd(mem)
 	if addr < MinKernelAddr {

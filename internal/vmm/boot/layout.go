@@ -23,12 +23,14 @@ import "github.com/forkd/forkd/internal/vmm/guestmem"
 //	            │ RAM                        │
 //	            └────────────────────────────┘
 const (
-	// GDTAddr is the global descriptor table that is valid until the kernel loads its own.
+	// GDTAddr is the address of the global descriptor table that is valid until the kernel loads
+	// another table.
 	GDTAddr guestmem.GPA = 0x500
-	// ZeroPageAddr is the page of boot parameters ("zero page"), passed in RSI.
+	// ZeroPageAddr is the address of the page of boot parameters ("zero page"). The kernel receives
+	// this address in RSI.
 	ZeroPageAddr guestmem.GPA = 0x7000
 	// StackTop is the initial stack pointer. The 64-bit entry does not need a stack. But with a
-	// valid stack, an early exception is reported instead of corrupting a page.
+	// valid stack, an early exception is reported, and does not corrupt a page.
 	StackTop guestmem.GPA = 0x9000
 	// PageTableAddr is the address of the PML4. One PDPT and four page directories follow it. They
 	// map 4 GiB in pages of 2 MiB, because not every CPU supports pages of 1 GiB.
@@ -51,8 +53,8 @@ const (
 	// new identifier and raises VMGenIDGSI.
 	VMGenIDAddr = VMGenIDPage
 
-	// ACPIStart is the address of the RSDP. It is in the area that guests search for an RSDP (ACPI
-	// 6.5 §5.2.5.1). The boot parameters also contain the address.
+	// ACPIStart is the address of the RSDP. It is in the area in which guests look for an RSDP
+	// (ACPI 6.5 §5.2.5.1). The boot parameters also contain this address.
 	ACPIStart guestmem.GPA = 0xe0000
 	// ACPIEnd is the end of the area for ACPI tables.
 	ACPIEnd = ResetVectorAddr
@@ -70,24 +72,24 @@ const (
 const (
 	// VirtioBase is the address of the first virtio-mmio window.
 	VirtioBase guestmem.GPA = 0xd0000000
-	// VirtioStep is the size of a window in bytes, and the distance between windows. It is the size
-	// of a page, so each device has a page of its own.
+	// VirtioStep is the size of a window in bytes, and the distance from one window to the next. It
+	// is the size of a page, so that each device has a page of its own.
 	VirtioStep = 0x1000
 
-	// IOAPICAddr and LocalAPICAddr are the addresses of KVM's in-kernel interrupt controllers. They
-	// are the reset values of the architecture.
+	// IOAPICAddr and LocalAPICAddr are the addresses of KVM's in-kernel interrupt controllers. On a
+	// real CPU, the controllers have these addresses after a reset.
 	IOAPICAddr    guestmem.GPA = 0xfec00000
 	LocalAPICAddr guestmem.GPA = 0xfee00000
 
 	// KVMIdentityMapAddr is the page for KVM_SET_IDENTITY_MAP_ADDR. KVMTSSAddr is the first of
-	// three pages for KVM_SET_TSS_ADDR. KVM uses them to emulate real mode on Intel CPUs without
-	// unrestricted guest mode. The pages must lie below 4 GiB and in no memslot.
+	// three pages for KVM_SET_TSS_ADDR. KVM uses these pages to emulate real mode on Intel CPUs
+	// without unrestricted guest mode. The pages must lie below 4 GiB and in no memslot.
 	KVMIdentityMapAddr guestmem.GPA = 0xfffbc000
 	KVMTSSAddr         guestmem.GPA = 0xfffbd000
 )
 
-// Interrupts. They are GSIs of the only I/O APIC, which has 24 pins (Intel 82093AA). All are edge
-// triggered and active high.
+// Interrupts. They are GSIs of the only I/O APIC, which has 24 pins (Intel 82093AA). All interrupts
+// are edge triggered and active high.
 const (
 	// SerialGSI is the usual interrupt of COM1, which guests without ACPI drivers expect.
 	SerialGSI = 4
@@ -101,8 +103,7 @@ const (
 	// IOAPICPins is the number of GSIs.
 	IOAPICPins = 24
 
-	// MaxVirtioDevices is the number of GSIs from FirstVirtioGSI up to VMGenIDGSI, without
-	// VMGenIDGSI.
+	// MaxVirtioDevices is the number of GSIs from FirstVirtioGSI to VMGenIDGSI-1.
 	MaxVirtioDevices = VMGenIDGSI - FirstVirtioGSI
 )
 
@@ -117,12 +118,12 @@ const (
 	// powers off by writing PowerOffValue to SleepControlPort. SleepStatusPort reads as zero.
 	SleepControlPort = 0x600
 	SleepStatusPort  = 0x601
-	// ResetPort is the RESET_REG of the FADT. A guest resets by writing ResetValue to it.
+	// ResetPort is the RESET_REG of the FADT. A guest resets by writing ResetValue to this port.
 	ResetPort  = 0x602
 	ResetValue = 0x01
 
 	// A PC without an ACPI reset register resets when I8042Reset is written to I8042Port, or when
-	// bits 1 and 2 are written to PCIResetPort. Linux tries both if ResetPort did not work. The
+	// bits 1 and 2 are set in PCIResetPort. Linux tries both writes if ResetPort did not work. The
 	// machine also resets on these writes.
 	I8042Port     = 0x64
 	I8042Reset    = 0xfe

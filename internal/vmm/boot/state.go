@@ -16,10 +16,10 @@ type Segment struct {
 	Type     uint8 // Intel SDM vol. 3 tables 3-1 and 3-2
 	Present  uint8
 	DPL      uint8
-	DB       uint8 // 32-bit default size
+	DB       uint8 // 1: the default size is 32 bits
 	S        uint8 // 1 for code and data, 0 for system segments
-	L        uint8 // 64-bit code
-	G        uint8 // limit in 4 KiB units
+	L        uint8 // 1: 64-bit code
+	G        uint8 // 1: the limit is in units of 4 KiB
 	Unusable uint8
 }
 
@@ -43,14 +43,14 @@ type State struct {
 	RIP, RSI, RSP, RFlags uint64
 	CR0, CR3, CR4, EFER   uint64
 	CS                    Segment
-	DS                    Segment // the same for DS, ES, FS, GS and SS
+	DS                    Segment // value of DS, ES, FS, GS and SS
 	TR                    Segment
 	LDT                   Segment
 	GDT, IDT              Table
 	MSRs                  []MSR // MSRs to set in every vCPU
 }
 
-// Control register bits, Intel SDM vol. 3 §2.5, and EFER, §2.2.1.
+// Bits of the control registers (Intel SDM vol. 3 §2.5) and of EFER (§2.2.1).
 const (
 	cr0PE   = 1 << 0
 	cr0MP   = 1 << 1
@@ -65,7 +65,7 @@ const (
 	rflagsFixed = 1 << 1 // this bit is always one
 )
 
-// MSRs that firmware sets on real machines, Intel SDM vol. 4.
+// MSRs that firmware sets on real machines (Intel SDM vol. 4), and bits of page table entries.
 const (
 	msrMiscEnable    = 0x1a0
 	miscFastStrings  = 1 << 0
@@ -105,8 +105,8 @@ func newState(mem *guestmem.Memory, entry guestmem.GPA) (State, error) {
 			// Enable fast "rep movs", as every firmware does.
 			{msrMiscEnable, miscFastStrings},
 			// Unless the page tables say otherwise, all memory is write-back. If MTRRs were
-			// disabled, Linux would map memory that is not its RAM, such as the ACPI tables and the
-			// generation identifier, as uncached.
+			// disabled, Linux would map memory outside its RAM as uncached, such as the ACPI tables
+			// and the generation identifier.
 			{msrMTRRDefType, mtrrEnable | mtrrWriteBack},
 		},
 	}
@@ -129,7 +129,7 @@ func resetVector() []byte {
 		0xb0, ResetValue, // mov al, ResetValue
 		0xee,       // out dx, al
 		0xf4,       // hlt
-		0xeb, 0xfd, // if an interrupt ends the hlt, jump back to it
+		0xeb, 0xfd, // jmp to the hlt, in case an interrupt ends it
 	}
 }
 

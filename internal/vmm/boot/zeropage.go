@@ -50,10 +50,10 @@ const (
 // zeroPage is the page of boot parameters.
 type zeroPage struct{ bytes [guestmem.PageSize]byte }
 
-// newZeroPage returns boot parameters with the setup header of the kernel file. The setup header
-// consists of the bytes from offSetupSects on. For a vmlinux, the parameter header is nil, and only
-// the fields that a vmlinux reads are set. The fields that a boot loader must set are set in both
-// cases.
+// newZeroPage returns boot parameters with the setup header of a kernel file. The parameter header
+// has the bytes of the file's setup header, from offSetupSects on. For a vmlinux, it is nil, and
+// only the header fields that a vmlinux reads are set. In both cases, the fields that a boot loader
+// must set are set.
 func newZeroPage(header []byte) *zeroPage {
 	zp := &zeroPage{}
 	if header != nil {
@@ -80,8 +80,8 @@ type e820Entry struct {
 	kind uint32
 }
 
-// e820 returns the memory map of a machine with the given RAM. The map omits the device hole,
-// because guests expect devices only at addresses that are not in the map.
+// e820 returns the memory map of a machine with the RAM mem. The map omits the device hole, because
+// guests expect devices only at addresses that are not in the map.
 func e820(mem *guestmem.Memory) []e820Entry {
 	low := lowRAMEnd(mem)
 	m := []e820Entry{

@@ -79,12 +79,12 @@ func physBits(entries []Entry) uint32 {
 	if e := find(entries, leafAddress, 0); e != nil {
 		return e.EAX & 0xff
 	}
-	return 36 // the width without this leaf, Intel SDM vol. 3 §4.1.4
+	return 36 // the width if there is no such leaf, Intel SDM vol. 3 §4.1.4
 }
 
 // sameXSAVE compares the size and the offset of each extended state component that the guest may
-// use. They must be the same on both hosts, because the guest's kernel and programs use the saved
-// layout.
+// use. Sizes and offsets must be the same on both hosts, because the guest's kernel and programs
+// use the saved layout.
 func sameXSAVE(saved, host []Entry) error {
 	x := find(saved, leafXSAVE, 0)
 	if x == nil {

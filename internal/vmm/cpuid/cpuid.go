@@ -2,9 +2,9 @@
 // the entries that KVM supports on this host. It checks whether a host can run a guest that has
 // already read its entries. It also lists the MSRs that belong to a vCPU's saved state.
 //
-// It only computes. Package machine executes CPUID and calls KVM. Bit positions are those of the
-// Intel SDM vol. 2A (CPUID) and the AMD APM vol. 3 appendix E. Paravirtual leaves are those of
-// Documentation/virt/kvm/x86/cpuid.rst in Linux.
+// The package only computes. Package machine executes CPUID and calls KVM. Bit positions are those
+// of the Intel SDM vol. 2A (CPUID) and the AMD APM vol. 3 appendix E. Paravirtual leaves are those
+// of Documentation/virt/kvm/x86/cpuid.rst in Linux.
 package cpuid
 
 import (
@@ -115,8 +115,8 @@ func addEmulated(entries []Entry) {
 	f.EDX |= bitAPIC
 }
 
-// vendorIntelEBX is "Genu", the start of Intel's vendor string. Where the layouts of Intel and AMD
-// differ, all other vendors use AMD's.
+// vendorIntelEBX is "Genu", the start of Intel's vendor string. If Intel and AMD use different
+// layouts, this package uses AMD's for all vendors except Intel.
 const vendorIntelEBX = 0x756e6547
 
 // Bits of leaf 1 that this file sets or clears.
@@ -176,7 +176,8 @@ func setTopology(e []Entry, id, vcpus uint32) []Entry {
 }
 
 // shareCache sets how many processors share a cache (bits 14 to 25, minus one). All processors
-// share the third level. They do not share the other levels. Intel and AMD use the same format.
+// share a cache of the third level. Caches of the other levels belong to one processor. Intel and
+// AMD use the same format.
 func shareCache(c *Entry, slots uint32) {
 	sharing := uint32(0)
 	if level := c.EAX >> 5 & 7; level >= 3 {

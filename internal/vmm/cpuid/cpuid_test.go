@@ -12,8 +12,8 @@ import (
 
 const allOnes = 0xffffffff
 
-// hostEntries returns the entries of a host that has every feature. The parameters contain the
-// vendor string.
+// hostEntries returns the entries of a host that has every feature. The parameters are the
+// registers that contain the vendor string.
 func hostEntries(ebx, edx, ecx uint32) []Entry {
 	e := []Entry{
 		{Function: leafVendor, EAX: 0x20, EBX: ebx, ECX: ecx, EDX: edx},

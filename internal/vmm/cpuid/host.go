@@ -39,7 +39,8 @@ const (
 	hostMaxExtLeaf = leafTopologyExt
 )
 
-// maskHost removes from the given entries everything that the host template does not pass on.
+// maskHost returns a copy of the entries, without the features that the host template does not pass
+// on.
 func maskHost(entries []Entry) []Entry {
 	out := make([]Entry, 0, len(entries))
 	for _, c := range entries {
@@ -51,7 +52,7 @@ func maskHost(entries []Entry) []Entry {
 	return out
 }
 
-// hostLeaf does the work of maskHost for one entry. It reports whether to keep the entry.
+// hostLeaf does the work of maskHost for one entry. It reports whether the entry stays.
 func hostLeaf(c *Entry) bool {
 	switch c.Function {
 	case leafVendor:
@@ -111,7 +112,7 @@ func hostXSAVELeaf(c *Entry) bool {
 	return true
 }
 
-// sizeXSAVE sets the size of the XSAVE area to what the remaining components need.
+// sizeXSAVE sets the size of the XSAVE area to the size that the remaining components need.
 func sizeXSAVE(entries []Entry) {
 	x := find(entries, leafXSAVE, 0)
 	if x == nil {

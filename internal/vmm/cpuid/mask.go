@@ -7,7 +7,7 @@ package cpuid
 //   - performance counters, debug store, branch records, processor trace, IBS: their registers;
 //   - memory encryption, of host or guest;
 //   - SGX: enclave memory; MPX, shadow stacks and indirect branch tracking: their registers;
-//   - AMX, and XFD with it: its tiles do not fit the 4 KiB form of KVM_GET_XSAVE;
+//   - AMX, and XFD with it: the tiles do not fit into the 4 KiB form of KVM_GET_XSAVE;
 //   - MONITOR/MWAIT: KVM makes them do nothing;
 //   - the invariant TSC: for user programs, the bit is a promise that the rate never changes, but a
 //     restore on another host may change the rate. Without the bit, the guest's kernel prefers
@@ -66,12 +66,13 @@ func maskXSAVE(c *Entry) {
 	}
 }
 
-// Features of the portable template. It has x86-64-v3, and the features that every server processor
-// of the same vendor has had since Intel Skylake-SP and AMD Zen (both 2017), with current
-// microcode. A bit that only one vendor uses is listed if all of that vendor's processors since
-// then have it. A bit is not listed if one of the vendors introduced it later (ERMS, PCID and SHA).
-// AVX-512, AMX, TSX, XSAVES and the TSC's frequency leaves are not listed either. The guest does
-// not see IA32_ARCH_CAPABILITIES, so it assumes that the host has every vulnerability.
+// Features of the portable template. The template has the features of x86-64-v3, and further
+// features that all server processors of the vendor have had since Intel Skylake-SP or AMD Zen
+// (both 2017), with current microcode. A bit that only one vendor uses is listed if all of that
+// vendor's processors since then have it. A bit is not listed if one of the vendors introduced it
+// later (ERMS, PCID and SHA). AVX-512, AMX, TSX, XSAVES and the TSC's frequency leaves are not
+// listed either. The guest does not see IA32_ARCH_CAPABILITIES, so it assumes that the host has
+// every vulnerability.
 const (
 	portable1ECX = 1<<0 | 1<<1 | 1<<9 | 1<<12 | 1<<13 | // sse3 pclmulqdq ssse3 fma cx16
 		1<<19 | 1<<20 | 1<<21 | 1<<22 | 1<<23 | 1<<24 | 1<<25 | // sse4_1 sse4_2 x2apic movbe popcnt tsc_deadline aes
@@ -104,13 +105,13 @@ const (
 
 	portableMaxLeaf    = leafXSAVE
 	portableMaxExtLeaf = leafTopologyAMD
-	// portablePhysBits is the physical address width of Skylake-SP, which is the narrowest among
-	// these processors.
+	// portablePhysBits is the physical address width of Skylake-SP, which is the narrowest of these
+	// processors.
 	portablePhysBits = 46
 )
 
-// maskPortable removes from the given entries everything that is not in the portable template. It
-// also removes leaves that this package does not know.
+// maskPortable returns a copy of the entries, without the features that are not in the portable
+// template, and without leaves that this package does not know.
 func maskPortable(entries []Entry) []Entry {
 	out := make([]Entry, 0, len(entries))
 	for _, c := range entries {

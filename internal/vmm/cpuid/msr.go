@@ -10,19 +10,19 @@ const (
 )
 
 // SavedMSRs returns the MSRs in a vCPU's saved state, in the order in which a restore must set
-// them. The argument is the result of KVM_GET_MSR_INDEX_LIST. The caller must pass the result of
-// SavedMSRs to ShownMSRs.
+// them. The parameter supported is the result of KVM_GET_MSR_INDEX_LIST. The caller must pass the
+// result of SavedMSRs to ShownMSRs.
 //
 // A whole vCPU is restored in this order: CPUID entries, KVM_SET_SREGS (which has EFER, FS and GS
 // base and the APIC base), XCRS and XSAVE, KVM_SET_LAPIC, and then these MSRs. The order matters
-// because KVM ignores a deadline unless the local APIC's timer is in deadline mode, and because it
+// because KVM ignores a deadline unless the local APIC's timer is in deadline mode, and because KVM
 // compares the deadline with the TSC. KVM_SET_CLOCK must also come before the MSRs, because KVM
 // computes kvm-clock's page from the clock and from the TSC.
 //
 // Not in the list:
 //   - MSR_KVM_WALL_CLOCK(_NEW): it has no state. Setting it makes KVM write to a page of the guest,
-//     which would be copied in every forked sandbox. A guest sets it before each use of the wall
-//     clock.
+//     which would be copied in every forked sandbox. A guest sets the MSR before each use of the
+//     wall clock.
 //   - MSR_KVM_ASYNC_PF_*, performance counters, VMX, SVM, processor trace, XFD: every template
 //     hides their features.
 //   - Machine check banks: the machine injects no machine checks.
@@ -104,15 +104,15 @@ func savedMSRs() []uint32 {
 // timeMSRs returns the MSRs that a restore must set last, in this order.
 func timeMSRs() []uint32 {
 	return []uint32{
-		MSRTSCAdjust,   // what the guest has added to the TSC; the value of MSRTSC includes it
-		MSRTSC,         // not adjusted: KVM synchronizes vCPUs whose TSCs are set to the same value
+		MSRTSCAdjust,   // the offset that the guest has added to the TSC; the value of MSRTSC includes it
+		MSRTSC,         // set without an adjustment, because KVM synchronizes vCPUs that receive the same value
 		msrKVMClock,    // makes KVM compute the clock's page from the TSC
 		MSRTSCDeadline, // the next timer interrupt
 	}
 }
 
 // mtrrs returns the MTRRs. KVM has always had them, with 8 variable ranges, but only newer versions
-// list them.
+// of KVM list them.
 func mtrrs() []uint32 {
 	return []uint32{
 		0x250, 0x258, 0x259, // 64 KiB and 16 KiB ranges
@@ -130,7 +130,7 @@ type feature struct {
 	bit             uint8
 }
 
-// The method reports whether the entries show the feature.
+// in is true if the entries show the feature f.
 func (f feature) in(entries []Entry) bool {
 	return word(entries, featureWord{function: f.function, index: f.index, reg: f.reg})>>f.bit&1 == 1
 }

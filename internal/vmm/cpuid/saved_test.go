@@ -8,8 +8,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// CheckSaved accepts the entries that this build shows to guests. It refuses all others, and names
-// the leaf.
+// CheckSaved accepts the entries that this build shows to guests. It refuses all other entries, and
+// its error names the leaf.
 func TestSavedEntriesAreThoseOfATemplate(t *testing.T) {
 	for _, template := range []string{vm.TemplateHost, vm.TemplatePortable, vm.TemplateV2} {
 		for _, host := range [][]Entry{intel(), amd()} {

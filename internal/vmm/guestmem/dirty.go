@@ -21,7 +21,7 @@ type Range struct {
 // safe for concurrent use.
 type Tracker struct {
 	pagemap *os.File
-	noScan  bool            // the kernel is older than Linux 6.7 and lacks PAGEMAP_SCAN
+	noScan  bool            // whether the kernel lacks PAGEMAP_SCAN (before Linux 6.7)
 	vec     [128]pageRegion // filled by the kernel; on the heap, because the runtime may move a stack
 }
 

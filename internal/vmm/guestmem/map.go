@@ -27,9 +27,9 @@ func (m *Memory) Map(gpa GPA, length uint64, fd int, offset uint64) error {
 	return smallPages(v)
 }
 
-// MapLayers maps a whole memory map, as Map maps one range. The extents must have been checked. The
-// list files has the descriptors of their layers. MapLayers makes the system calls without
-// informing Go's scheduler.
+// MapLayers maps all extents of a memory map, each in the way of Map. The extents must have been
+// checked. The list files has the descriptors of the layers. MapLayers makes the system calls
+// without informing Go's scheduler.
 func (m *Memory) MapLayers(extents []vm.Extent, files []int) error {
 	for _, e := range extents {
 		v, err := m.pages(GPA(e.GPA), e.Length, e.Offset)
@@ -43,7 +43,8 @@ func (m *Memory) MapLayers(extents []vm.Extent, files []int) error {
 	if len(extents) == 0 {
 		return nil
 	}
-	// Once for each region and not for each extent, because there may be hundreds of extents.
+	// Disable huge pages for each region and not for each extent, because there may be hundreds of
+	// extents.
 	for i := range m.regions {
 		if err := smallPages(m.regions[i].host); err != nil {
 			return err
@@ -64,8 +65,8 @@ func (m *Memory) Clear(gpa GPA, length uint64) error {
 	return smallPages(v)
 }
 
-// Own replaces the pages at gpa that still belong to a file with private copies of these pages. The
-// guest and the devices may run during the call. None of the pages may be write-protected.
+// Own makes all pages of the range private. If a page still belongs to a file, a copy replaces the
+// page. The guest and the devices may run during the call. No page may be write-protected.
 func (m *Memory) Own(gpa GPA, length uint64) error {
 	v, err := m.view(gpa, int(length))
 	if err != nil {
@@ -82,8 +83,8 @@ func (m *Memory) Own(gpa GPA, length uint64) error {
 	}
 }
 
-// OwnNow is like Own, for a few pages that are already in memory. Then the system call takes almost
-// no time, so OwnNow does not inform Go's scheduler of it, and no other thread wakes.
+// OwnNow is like Own, for a few pages that are already in memory. The system call takes almost no
+// time then. So OwnNow does not inform Go's scheduler of the call, and no other thread wakes.
 func (m *Memory) OwnNow(gpa GPA, length uint64) error {
 	v, err := m.view(gpa, int(length))
 	if err != nil || len(v) == 0 {
@@ -100,8 +101,8 @@ func (m *Memory) OwnNow(gpa GPA, length uint64) error {
 	}
 }
 
-// detachBytes is how many bytes Detach copies at a time. Detach cannot copy all memory at once,
-// because the memory limit of the process leaves no room for a second copy.
+// detachBytes is the number of bytes that Detach copies at a time. Detach cannot copy all memory at
+// once, because the memory limit of the process leaves no room for a second copy.
 const detachBytes = 1 << 20
 
 // Detach makes the pages at gpa independent of their file. The pages must already be private

@@ -20,8 +20,8 @@ import (
 // GPA is a guest physical address.
 type GPA uint64
 
-// PageSize is the size of a small x86-64 page, the unit of mapping, copy-on-write and dirty
-// tracking, in bytes.
+// PageSize is the size, in bytes, of a small x86-64 page. Memory is mapped, copied on write and
+// tracked as dirty in units of this size.
 const PageSize = 4096
 
 // Guest RAM lies below the 32-bit device hole and continues above 4 GiB.
@@ -44,17 +44,17 @@ type Region struct {
 func (r *Region) HVA() uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(r.host))) }
 
 // Memory is the RAM of one VM. Its regions never move. Map may replace their content while the
-// vCPUs are stopped and the devices quiesced. The access methods may be called concurrently, and
-// like real RAM do not order accesses.
+// vCPUs are stopped and the devices quiesced. The access methods may be called concurrently. Except
+// LoadUint16 and StoreUint16, they do not order accesses.
 type Memory struct {
 	regions     []Region
 	beforeWrite atomic.Pointer[func(gpa GPA, n int)] // nil until SetFreezer
 }
 
 // SetFreezer makes every later WriteView, WriteAt and StoreUint16 call f before they write, so that
-// f can save the old bytes. Devices may run during SetFreezer. A write that does not call f does no
-// harm. The function has something to save only after the devices have been quiesced, and a
-// quiesced device holds no view.
+// f can save the old bytes. Devices may run during SetFreezer. A write that began earlier, and does
+// not call f, does no harm: f has something to save only after the devices have been quiesced, and
+// a quiesced device holds no view.
 func (m *Memory) SetFreezer(f func(gpa GPA, n int)) { m.beforeWrite.Store(&f) }
 
 // HVA returns the host virtual address of gpa.
@@ -66,8 +66,8 @@ func (m *Memory) HVA(gpa GPA) (uintptr, error) {
 	return uintptr(unsafe.Pointer(unsafe.SliceData(v))), nil
 }
 
-// New reserves guest RAM of the given size, with a gap for the device hole. The RAM contains zeros.
-// A page is allocated when it is first written.
+// New reserves guest RAM of size bytes, with a gap for the device hole. The RAM contains zeros. A
+// page is allocated when it is first written.
 func New(size uint64) (*Memory, error) {
 	if size == 0 || size%PageSize != 0 {
 		return nil, fmt.Errorf("guest memory size %d: want a positive multiple of %d", size, PageSize)
@@ -112,7 +112,7 @@ func (m *Memory) Close() error {
 // Regions returns the regions in ascending order of address. The caller must not change the slice.
 func (m *Memory) Regions() []Region { return m.regions }
 
-// Size returns the bytes of RAM in all regions.
+// Size returns the number of bytes of RAM in all regions.
 func (m *Memory) Size() uint64 {
 	var n uint64
 	for _, r := range m.regions {

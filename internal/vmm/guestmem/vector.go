@@ -31,7 +31,8 @@ func (v *Vector) Send(fd, flags int) error {
 }
 
 // Receive reads one message from a socket into the parts, and returns the message's length in
-// bytes. With MSG_TRUNC that is the full length, even if the message was truncated.
+// bytes. With the flag MSG_TRUNC, it returns the length of the whole message, even if the message
+// did not fit.
 func (v *Vector) Receive(fd, flags int) (n int, err error) {
 	return v.call(unix.SYS_RECVMSG, fd, flags)
 }

@@ -9,8 +9,8 @@ package kvm
 #include <linux/kvm.h>
 #include <linux/kvm_para.h>
 
-// In memory, an array follows each of these records. Only the records without the arrays have a Go
-// form.
+// Records that Go cannot express: cpuid2_head and msrs_head omit the array that follows them in
+// memory, and the other records have bytes in place of unions and nested records.
 struct cpuid2_head { __u32 nent; __u32 padding; };
 struct msrs_head { __u32 nmsrs; __u32 pad; };
 struct irq_level { __u32 irq; __u32 level; };

@@ -36,7 +36,8 @@ func required() []capability {
 	}
 }
 
-// CheckCapabilities returns an *UnfitError that names every required capability that KVM lacks.
+// CheckCapabilities returns an *UnfitError with the names of all required capabilities that KVM
+// lacks, or nil if it has all of them.
 func (s *System) CheckCapabilities() error { return checkCapabilities(s.Extension) }
 
 func checkCapabilities(extension func(uintptr) (int, error)) error {
@@ -67,11 +68,11 @@ func checkCapabilities(extension func(uintptr) (int, error)) error {
 func (v *VM) SetPolicy(s *System) error {
 	for _, c := range []struct {
 		id   uintptr
-		need int // value that KVM_CHECK_EXTENSION must return
+		need int // bits that the result of KVM_CHECK_EXTENSION must have
 		arg  uint64
 	}{
 		{CapBusLockExit, BusLockExit, BusLockExit},
-		{CapNotifyVMExit, 1, NotifyEnabled | NotifyUser}, // the high half adds no time to KVM's own limit
+		{CapNotifyVMExit, 1, NotifyEnabled | NotifyUser}, // the high half, which is 0, adds no time to KVM's own limit
 		{CapHaltPoll, 1, 0},
 	} {
 		have, err := s.Extension(c.id)

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// One error names all capabilities that KVM lacks, by the names in its header.
+// One error names all capabilities that KVM lacks. The names are those of KVM's header.
 func TestMissingCapabilitiesAreNamedTogether(t *testing.T) {
 	without := func(missing ...uintptr) func(uintptr) (int, error) {
 		return func(id uintptr) (int, error) {

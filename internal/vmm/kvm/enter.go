@@ -14,11 +14,11 @@ import (
 type Register struct {
 	GPA   uint64
 	Word  *atomic.Uint32 // value that a load returns
-	Clear bool           // the register is write-only: a store clears its bits in Word
+	Clear bool           // whether the register is write-only; a store then clears the stored bits in Word
 }
 
-// enter calls KVM_RUN until an exit needs Go code, or until an error. If gate is not nil, enter
-// first waits at the gate.
+// enter calls KVM_RUN until an exit needs Go code or KVM_RUN fails. If gate is not nil, enter first
+// waits at the gate.
 //
 // If block is set, enter gives up its processor (P) of the Go scheduler at once, because a vCPU may
 // run its guest for hours. In an ordinary system call, the runtime takes the processor back only
@@ -48,8 +48,8 @@ func (c *VCPU) enter(block bool, gate *Gate) unix.Errno {
 	return errno
 }
 
-// serveRegister handles the exit if it is an access to one of the registers. It returns false for
-// any other exit. It has the same restrictions as enter.
+// serveRegister handles the latest exit and returns true if the exit is an access to one of the
+// registers. Otherwise it returns false. The restrictions of enter apply to serveRegister too.
 //
 //go:nosplit
 //go:norace

@@ -11,11 +11,12 @@ import (
 // at a gate holds no processor of the Go scheduler, and needs none to enter the guest. So when the
 // gate opens, only the kernel delays a guest's first instruction. A new gate is shut.
 //
-// One cycle of a gate: threads arrive and wait, WaitArrived, Open, WaitPassed, Shut.
+// In one cycle of a gate, the threads of vCPUs arrive and wait. Another thread calls WaitArrived,
+// Open, WaitPassed and Shut, in this order.
 type Gate struct {
-	open    uint32 // 1 or 0
-	arrived uint32 // threads that have arrived since the gate was last opened
-	passed  uint32 // threads that have passed since the gate was last opened
+	open    uint32 // 1 if the gate is open, otherwise 0
+	arrived uint32 // number of threads that have arrived since the gate was last opened
+	passed  uint32 // number of threads that have passed since the gate was last opened
 	asked   uint32 // 1 while a thread may be waiting for arrived or passed to grow
 
 	notice *Notice // sent by the last thread to pass; may be nil
@@ -53,7 +54,7 @@ func (g *Gate) WaitPassed(n int) {
 // Shut shuts the gate: threads that arrive from now on wait.
 func (g *Gate) Shut() { atomic.StoreUint32(&g.open, 0) }
 
-// waitFor waits until a count has grown to n.
+// waitFor waits until *count is at least n. The function wait blocks while *word equals value.
 func (g *Gate) waitFor(count *uint32, n uint32, wait func(word *uint32, value uint32)) {
 	atomic.StoreUint32(&g.asked, 1)
 	for {
@@ -66,7 +67,7 @@ func (g *Gate) waitFor(count *uint32, n uint32, wait func(word *uint32, value ui
 	atomic.StoreUint32(&g.asked, 0)
 }
 
-// pass waits until the gate is open. It has the same restrictions as VCPU.enter.
+// pass waits until the gate is open. The restrictions of VCPU.enter apply to pass too.
 //
 //go:nosplit
 //go:norace
@@ -89,7 +90,7 @@ func (g *Gate) passInGo() {
 	g.add(&g.passed)
 }
 
-// add adds a thread to a count, and wakes the goroutine that waits for this count.
+// add counts one more thread in *count, and wakes the goroutine that waits for this count.
 //
 //go:nosplit
 //go:norace
@@ -116,7 +117,7 @@ func futex(word *uint32, op uintptr, value uint32) {
 	_, _, _ = unix.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), op, uintptr(value), 0, 0, 0)
 }
 
-// waitRaw waits while the given word has the given value. It may return too early.
+// waitRaw waits while *word equals value. It may return too early.
 func waitRaw(word *uint32, value uint32) { futex(word, futexWait, value) }
 
 // waitInGo is like waitRaw, but informs the Go runtime of the system call.

@@ -2,9 +2,9 @@
 // ioctl has a small method.
 //
 // It has no policy: package machine decides a VM's memory, CPUID and state. Methods retry after
-// EINTR, which KVM_CREATE_VM and others return when the Go runtime preempts a thread with SIGURG.
-// Only Run does not retry, because an EINTR from KVM_RUN means that the vCPU was kicked. A VM or
-// VCPU must not be used during or after its Close.
+// EINTR, which KVM_CREATE_VM and other requests return when the Go runtime preempts a thread with
+// SIGURG. Only Run does not retry, because an EINTR from KVM_RUN means that the vCPU was kicked. A
+// VM or VCPU must not be used during or after its Close.
 package kvm
 
 import (
@@ -57,7 +57,8 @@ func (s *System) Extension(capability uintptr) (int, error) {
 	return int(v), nil
 }
 
-// maxCPUIDEntries bounds the CPUID table; Linux's own limit is KVM_MAX_CPUID_ENTRIES, 256.
+// maxCPUIDEntries is the maximum number of entries of a CPUID table. It is Linux's own limit,
+// KVM_MAX_CPUID_ENTRIES.
 const maxCPUIDEntries = 256
 
 // SupportedCPUID returns the CPUID leaves that the host and KVM support for guests.
@@ -88,8 +89,8 @@ func (s *System) MSRIndices() ([]uint32, error) {
 }
 
 // FeatureMSR returns the value of an MSR that contains feature bits, such as
-// IA32_ARCH_CAPABILITIES, as far as host and KVM support the features. If host and KVM do not
-// support the MSR, it returns false.
+// IA32_ARCH_CAPABILITIES. The value has only bits that the host and KVM support. If they do not
+// support the MSR at all, ok is false.
 func (s *System) FeatureMSR(index uint32) (value uint64, ok bool, err error) {
 	var t msrTable
 	t.head.Nmsrs = 1
@@ -139,7 +140,7 @@ func ioctlNow(fd int, req uintptr, arg unsafe.Pointer) (uintptr, error) {
 	})
 }
 
-// uninterrupted repeats a call while a signal interrupts it.
+// uninterrupted makes a system call, and repeats it while signals interrupt it.
 func uninterrupted(call func() (uintptr, uintptr, unix.Errno)) (uintptr, error) {
 	for {
 		switch r, _, errno := call(); errno {

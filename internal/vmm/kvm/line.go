@@ -24,8 +24,8 @@ type Line struct {
 // Line returns the input number gsi.
 func (v *VM) Line(gsi uint32) *Line { return &Line{vm: v.fd, gsi: gsi} }
 
-// Raise raises an edge. It does not block, and does not inform the Go runtime (see package
-// rawcall).
+// Raise raises the line and lowers it again, which is one edge for the controllers. It does not
+// block, and does not inform the Go runtime (see package rawcall).
 func (l *Line) Raise() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -8,14 +8,14 @@ import (
 )
 
 // Notice is a packet that tells another process that all vCPUs are about to enter their guests. The
-// last vCPU thread to pass a gate sends it. The thread that opens the gate does not send it,
-// because the packet could be late. The woken threads often take that thread's CPU, and the thread
-// then runs again only after the guest's first exit.
+// last vCPU thread that passes a gate sends the packet. If the thread that opens the gate sent it,
+// the packet could be late: the woken threads often take the CPU of this thread, and it then runs
+// again only after the guest's first exit.
 type Notice struct {
 	fd   int
 	msg  unix.Msghdr
 	iov  unix.Iovec
-	left uint32 // threads that have not passed yet
+	left uint32 // number of threads that have not passed yet
 	sent bool
 }
 
@@ -27,11 +27,12 @@ func NewNotice(fd int, packet []byte) *Notice {
 	return n
 }
 
-// Sent reports whether the packet was sent. It returns false for a nil notice. It may be called
-// after Gate.WaitPassed.
+// Sent reports whether the packet was sent. It returns false for a nil notice. Call Sent only after
+// Gate.WaitPassed has returned.
 func (n *Notice) Sent() bool { return n != nil && n.sent }
 
-// passed is called by each thread that passes the gate. It has the same restrictions as VCPU.enter.
+// passed is called by each thread that passes the gate. The restrictions of VCPU.enter apply to
+// passed too.
 //
 //go:nosplit
 //go:norace

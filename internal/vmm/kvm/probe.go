@@ -15,7 +15,7 @@ import (
 // UnfitError says why an existing /dev/kvm cannot run a standard guest kernel.
 type UnfitError struct {
 	Reason string
-	Slow   bool // the probe took too long, which proves nothing on a busy host
+	Slow   bool // whether the probe took too long; on a busy host, this proves nothing
 }
 
 func (e *UnfitError) Error() string { return "KVM is unfit for a stock guest kernel: " + e.Reason }
@@ -158,7 +158,7 @@ func setupProbe(sys *System, vcpu *VCPU) error {
 	return vcpu.SetRegs(&Regs{Rip: probeCode, Rsp: probeStack, Rflags: 2})
 }
 
-// probeLimit bounds the time of the probe, which runs a few hundred instructions.
+// probeLimit is the maximum time of the probe, which runs a few hundred instructions.
 const probeLimit = 5 * time.Second
 
 func runProbe(vcpu *VCPU, mem []byte) error {
@@ -202,8 +202,8 @@ func runProbe(vcpu *VCPU, mem []byte) error {
 	return nil
 }
 
-// runUntil runs a guest until it exits or the flag late is set. It continues after signals, because
-// Go's scheduler also sends signals.
+// runUntil calls run, which enters the guest, until the guest exits or late is set. It ignores
+// other signals, such as those of Go's scheduler.
 func runUntil(late *atomic.Bool, run func() error) error {
 	for {
 		if err := run(); !errors.Is(err, ErrKicked) || late.Load() {

@@ -23,7 +23,7 @@ func TestProbe(t *testing.T) {
 	}
 }
 
-// Only the timer's signal ends the probe.
+// A signal ends the probe only after the timer has set late.
 func TestProbeInterrupted(t *testing.T) {
 	var late atomic.Bool
 	runs := 0

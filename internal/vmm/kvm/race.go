@@ -2,6 +2,6 @@
 
 package kvm
 
-// serveNone disables serveRegister under the race detector. Atomic operations then call the race
-// detector, which needs a processor of the Go scheduler.
+// serveNone disables serveRegister if the program is built with the race detector. Atomic
+// operations then call the detector, which needs a processor of the Go scheduler.
 const serveNone = true

@@ -28,7 +28,7 @@ type VCPU struct {
 	served    uint64 // number of accesses to registers that Run has handled; atomic
 }
 
-// ErrKicked is returned by Run if a signal or SetImmediateExit ended it.
+// ErrKicked is the error of Run if a signal or SetImmediateExit made it return.
 var ErrKicked = errors.New("vCPU kicked")
 
 // Close unmaps and closes the vCPU.
@@ -39,7 +39,8 @@ func (c *VCPU) Close() error { return errors.Join(unix.Munmap(c.run), unix.Close
 // a guest that writes to its console byte by byte.
 const giveAwayEvery = time.Millisecond
 
-// SetRegisters sets the registers for which Run handles accesses. It must not be called during Run.
+// SetRegisters sets the registers whose accesses Run handles itself. It must not be called during
+// Run.
 func (c *VCPU) SetRegisters(all []Register) { c.registers = all }
 
 // Served returns the number of accesses to registers that Run has handled.
@@ -65,7 +66,7 @@ func (c *VCPU) RunAt(g *Gate) error {
 	return c.entered(c.enter(true, g))
 }
 
-// entered returns the error of a Run that ended with errno.
+// entered returns the error of a Run whose last KVM_RUN returned errno.
 func (c *VCPU) entered(errno unix.Errno) error {
 	if errno == 0 {
 		return nil
@@ -74,8 +75,8 @@ func (c *VCPU) entered(errno unix.Errno) error {
 }
 
 // Prepare makes KVM do work that it would otherwise do in the first Run of a VM. For example, Linux
-// 6.14 and later start a thread. The guest executes nothing. Prepare must be called on the same
-// thread as Run, for a vCPU that does not wait for its start-up IPI.
+// 6.14 and later start a thread then. The guest executes nothing. Prepare must be called on the
+// same thread as Run, for a vCPU that does not wait for its start-up IPI.
 func (c *VCPU) Prepare() error {
 	c.SetImmediateExit(true)
 	defer c.SetImmediateExit(false)
@@ -107,9 +108,9 @@ func (c *VCPU) runError(errno unix.Errno, mpState func() (MPState, error)) error
 	return fmt.Errorf("run vCPU %d: %w", c.id, errno)
 }
 
-// SetImmediateExit makes the next Run return ErrKicked after pending I/O is completed. Together
-// with a signal to the vCPU's thread it also ends the current Run. SetImmediateExit may be called
-// from any thread.
+// SetImmediateExit(true) makes each later Run complete pending I/O and return ErrKicked, until
+// SetImmediateExit(false). Together with a signal to the vCPU's thread, it also ends the current
+// Run. SetImmediateExit may be called from any thread.
 func (c *VCPU) SetImmediateExit(on bool) {
 	// immediate_exit is byte 1 of the run area. Storing the whole word is safe, because nothing
 	// writes to its other bytes while the vCPU exists: request_interrupt_window is unused with an
@@ -148,9 +149,10 @@ func (c *VCPU) IO() (port uint16, size int, data []byte, out bool) {
 // have any reason.
 func (c *VCPU) BusLocked() bool { return c.head.Flags&runBusLock != 0 }
 
-// Suberror returns the first word of an exit's data. Its meaning depends on the exit reason:
+// Suberror returns the first word of the data of the latest exit. The meaning of the word depends
+// on the exit reason:
 //
-//   - ExitInternalError: the suberror;
+//   - ExitInternalError: KVM's suberror;
 //   - ExitFailEntry: the low half of the hardware's reason;
 //   - ExitSystemEvent: the type of the event;
 //   - ExitNotify: flags.
@@ -172,15 +174,15 @@ func (c *VCPU) SetCPUID(entries []CPUIDEntry) error {
 	return c.call(ioSetCPUID2, unsafe.Pointer(unsafe.SliceData(t)), "set CPUID")
 }
 
-// table returns an array in KVM's form: the bytes of the given head, followed by the bytes of the
-// entries. It allocates exactly the needed length. A buffer of the maximum length would be on the
-// stack, and would make the stack of every VMM grow.
+// table returns an array in KVM's form: the bytes of head, followed by the bytes of the entries. It
+// allocates exactly the needed length. A buffer of the maximum length would be on the stack, and
+// would make the stack of every VMM grow.
 func table[H cpuidHead | msrsHead, E CPUIDEntry | MSREntry](head H, entries []E) []byte {
 	p := unsafe.Slice((*byte)(unsafe.Pointer(&head)), unsafe.Sizeof(head))
 	return append(p[:len(p):len(p)], RawSlice(entries)...)
 }
 
-// maxMSRs bounds the MSRs in one request. It is Linux's own limit, MAX_IO_MSRS.
+// maxMSRs is the maximum number of MSRs in one request. It is Linux's own limit, MAX_IO_MSRS.
 const maxMSRs = 256
 
 type msrTable struct {
@@ -188,9 +190,9 @@ type msrTable struct {
 	entries [maxMSRs]MSREntry
 }
 
-// MSRs reads the MSRs that entries names, and stores their values in the field Data of the entries.
-// It returns the number n of MSRs that it has read. If n < len(entries), the host does not know the
-// MSR of entries[n].
+// MSRs reads the MSRs whose indices are in entries, and stores their values in the field Data of
+// the entries. It returns the number n of MSRs that it has read. If n < len(entries), the host does
+// not know the MSR of entries[n].
 func (c *VCPU) MSRs(entries []MSREntry) (n int, err error) {
 	var t msrTable
 	t.head.Nmsrs = uint32(copy(t.entries[:], entries))
@@ -309,8 +311,8 @@ func (c *VCPU) SetTSCKHz(khz uint32) error {
 	return nil
 }
 
-// MarkPaused tells the guest, through its kvm-clock page, that it was stopped. The guest's lockup
-// detectors then ignore the pause. In a guest without kvm-clock, MarkPaused has no effect.
+// MarkPaused tells the guest, through its kvm-clock page, that the guest was paused. The guest's
+// lockup detectors then ignore the pause. In a guest without kvm-clock, MarkPaused has no effect.
 func (c *VCPU) MarkPaused() error {
 	_, err := ioctlNow(c.fd, ioKVMClockCtrl, nil)
 	if err != nil && !errors.Is(err, unix.EINVAL) {

@@ -48,7 +48,7 @@ func TestRunTakesEAGAINFromAWaitingVCPUOnly(t *testing.T) {
 	}
 }
 
-// Run handles an access itself only if it has the width and the direction of the register.
+// Run handles an access itself only if the access has the width and the direction of the register.
 func TestServeRegister(t *testing.T) {
 	if serveNone {
 		t.Skip("with the race detector none is served")

@@ -95,7 +95,7 @@ func (v *VM) Clock() (uint64, error) {
 	return c.Clock, nil
 }
 
-// SetClock sets the VM's kvm-clock in nanoseconds. The clock continues from there.
+// SetClock sets the VM's kvm-clock in nanoseconds. The clock continues from this value.
 func (v *VM) SetClock(nanos uint64) error {
 	c := ClockData{Clock: nanos}
 	if _, err := ioctlNow(v.fd, ioSetClock, unsafe.Pointer(&c)); err != nil {

@@ -27,8 +27,8 @@ type BranchConfig struct {
 
 	Keep, SinceRestore bool // see vmmproto.Branch
 
-	// Copied is called once after a live branch has succeeded: when its layer is complete, or when
-	// copying the pages has failed.
+	// Copied is called once for each live branch for which Branch has returned no error: when the
+	// layer is complete, or when the copying of the pages has failed.
 	Copied func(vmmproto.Branched)
 }
 
@@ -149,8 +149,8 @@ func (m *Machine) prepareFreezer(device int) (err error) {
 	return m.freezer.Register() // also registers mappings that were made since the last freeze
 }
 
-// saveDirty writes the dirty pages while the machine is stopped. If the branch is to be kept for
-// Rebase, it also freezes the pages, and returns a capture that is already complete.
+// saveDirty writes the dirty pages while the machine is stopped. If cfg.Keep is set, it also
+// freezes the pages, for Rebase, and returns a capture that is already complete.
 func (m *Machine) saveDirty(cfg *BranchConfig, result *vmmproto.SaveResult) (*uffd.Capture, error) {
 	if !cfg.Keep {
 		return nil, m.saveMemory(cfg.Layer, cfg.MaxExtents, result)
@@ -167,8 +167,8 @@ func (m *Machine) saveDirty(cfg *BranchConfig, result *vmmproto.SaveResult) (*uf
 	return capture, nil
 }
 
-// freeze write-protects the dirty pages. Some gaps between dirty ranges are also added to the
-// layer, by describe. The pages in these gaps are not dirty, and some kernels cannot protect such
+// freeze write-protects the dirty pages. The method describe also adds some gaps between dirty
+// ranges to the layer. The pages in these gaps are not dirty, and some kernels cannot protect such
 // pages. So freeze copies the pages of the gaps at once.
 func (m *Machine) freeze(layer *os.File, maxExtents int, result *vmmproto.SaveResult) (*uffd.Capture, error) {
 	dirty, err := m.tracker.Dirty(m.mem)
@@ -237,7 +237,7 @@ func (m *Machine) BranchDisks(cfg BranchConfig) (result vmmproto.BranchResult, e
 	return result, nil
 }
 
-// atRest calls the given function while the vCPUs are stopped, and returns how long they were
+// atRest calls the function do while the vCPUs are stopped, and returns how long the vCPUs were
 // stopped. If the machine was already paused, it stays paused.
 func (m *Machine) atRest(do func(wasPaused bool) error) (pause time.Duration, err error) {
 	start := time.Now()
@@ -252,10 +252,9 @@ func (m *Machine) atRest(do func(wasPaused bool) error) (pause time.Duration, er
 	return time.Since(start), err
 }
 
-// MergeLayers replaces layers of a disk with the given file, which the machine then owns. The
-// lowest replaced layer has the number first, counted above the base image. MergeLayers also
-// replaces all layers between this layer and the top. The guest is stopped while the file is
-// opened.
+// MergeLayers replaces all layers of a disk below the top, from the layer with the number first on,
+// with the layer in the file merged. The machine then owns this file. The base image is not counted
+// as a layer. The guest is stopped while the file is opened.
 func (m *Machine) MergeLayers(disk, first int, merged *os.File) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -308,13 +307,13 @@ func (m *Machine) copyBranch(capture *uffd.Capture, cfg BranchConfig, failed err
 	}
 }
 
-// stormFaults is how many faults must have occurred before storm compares them with the captured
-// pages.
+// stormFaults is the number of faults that must have occurred before storm compares the faults with
+// the captured pages.
 const stormFaults = 2048
 
-// storm reports whether the guest writes faster than its pages are copied. It decides by the number
-// of faults. The result is true if the number of faults has reached the bound. If bound is 0, the
-// result is true if faults captured more than half of the captured pages.
+// storm reports whether the guest writes faster than its pages are copied. The result is true if
+// the number of faults has reached bound. If bound is 0, the result is true if there were more than
+// stormFaults faults, and faults have captured more than half of the captured pages.
 func storm(bound, captured, faults uint64) bool {
 	if bound > 0 {
 		return faults >= bound

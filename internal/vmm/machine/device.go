@@ -16,7 +16,8 @@ import (
 )
 
 // Slots of the virtio devices. A device's slot determines its register window and its interrupt.
-// The guest knows both, so after a restore every device must be in its former slot.
+// The guest knows the window and the interrupt, so after a restore every device must be in its
+// former slot.
 const (
 	slotVsock     = 0
 	slotRNG       = 1
@@ -124,8 +125,8 @@ func (m *Machine) SetNet(peer *net.Peer) error {
 	return m.slots[slotNet].transport.Exclusive(func() { m.net.SetPeer(peer) })
 }
 
-// setDisks creates the disks, and owns their files. If the machine already has disks, because it is
-// rolled back, setDisks replaces them.
+// setDisks creates the disks, and takes ownership of their files. If the machine already has disks,
+// because it is rolled back, setDisks replaces them.
 func (m *Machine) setDisks(disks []Disk) error {
 	again := len(m.disks) > 0
 	if len(disks) > maxDisks || again && len(disks) != len(m.disks) {

@@ -10,7 +10,7 @@ import (
 	"github.com/forkd/forkd/internal/vmm/kvm"
 )
 
-// exitError is returned by handleExit if the machine has stopped. It ends the vCPU's thread.
+// exitError is the error of handleExit if the machine has stopped. It ends the vCPU's thread.
 type exitError struct{ vm.Exit }
 
 func (e *exitError) Error() string { return e.Reason.String() + ": " + e.Detail }
@@ -19,8 +19,8 @@ func stop(reason vm.ExitReason, format string, args ...any) error {
 	return &exitError{vm.Exit{Reason: reason, Detail: fmt.Sprintf(format, args...)}}
 }
 
-// harmPause is how long a vCPU is delayed after it has locked the memory bus, or kept its CPU from
-// handling events. It limits each vCPU to a thousand of these exits per second.
+// harmPause is the time for which a vCPU is delayed after it has locked the memory bus, or kept its
+// CPU from handling events. The delay limits each vCPU to a thousand of these exits per second.
 const harmPause = time.Millisecond
 
 // handleExit handles an exit of the guest. It runs on the vCPU's thread.
@@ -75,8 +75,8 @@ func (m *Machine) mmio(gpa guestmem.GPA, data []byte, write bool) error {
 	return nil
 }
 
-// io handles an access to a port, which consists of one or more units of size bytes. Ports without
-// a device read as all ones.
+// io handles an access to a port. The access consists of one or more units of size bytes. Ports
+// without a device read as all ones.
 func (m *Machine) io(port uint16, size int, data []byte, out bool) error {
 	for len(data) >= size && size > 0 {
 		unit := data[:size]

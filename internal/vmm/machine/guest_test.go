@@ -52,7 +52,7 @@ type guest struct {
 	streams atomic.Int64 // number of open streams
 	ticks   []atomic.Uint64
 	broken  atomic.Pointer[string] // the first wrong result of a worker
-	holding chan error             // receives the result of the register-holding thread of each CPU
+	holding chan error             // receives, for each CPU, the result of the thread that holds registers
 	signal  regtest.Signal         // shared with the threads that hold registers
 	packets int                    // socket for whole frames
 }

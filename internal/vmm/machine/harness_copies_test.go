@@ -75,8 +75,8 @@ func (h *host) fork(t *testing.T, s *snapshot) *testVM {
 	return v
 }
 
-// branch makes a snapshot of the running VM v, and waits until the snapshot is complete. The VM v
-// runs from the snapshot base.
+// branch makes a snapshot of the running VM v, and waits until the snapshot is complete. The
+// parameter base is the snapshot from which v runs.
 func (v *testVM) branch(t *testing.T, base *snapshot, mode vm.BranchMode) *snapshot {
 	t.Helper()
 	s, _ := v.branchWith(t, base, machine.BranchConfig{Mode: mode})
@@ -113,7 +113,7 @@ func (v *testVM) branchWith(t *testing.T, base *snapshot, cfg machine.BranchConf
 	}
 	s := &snapshot{state: state.Name(), layers: []string{layer.Name()}, extents: r.Save.Extents, files: v.files}
 	v.files = append(slices.Clone(v.files), top)
-	if mode != vm.BranchFull { // the layers of base are below the new one
+	if mode != vm.BranchFull { // the layers of base are below the new layer
 		s.layers = append(slices.Clone(base.layers), layer.Name())
 		for i := range s.extents {
 			s.extents[i].Layer = uint32(len(base.layers))

@@ -30,7 +30,7 @@ import (
 const (
 	mib      = 1 << 20
 	diskSize = 8 * mib
-	patience = 2 * time.Minute // how long a guest may take to answer; long, because emulated hosts are slow
+	patience = 2 * time.Minute // maximum time for an answer of a guest; long, because emulated hosts are slow
 )
 
 // host creates machines for the guest of these tests.
@@ -62,7 +62,7 @@ func newHost(t *testing.T, vcpus int) *host {
 }
 
 // writeInitrd makes an initramfs with this test binary. If the binary has shared libraries, as with
-// the race detector, the initramfs also contains these.
+// the race detector, the initramfs also contains these libraries.
 func writeInitrd(t *testing.T, path string) {
 	t.Helper()
 	exe, err := os.Executable()
@@ -234,7 +234,7 @@ func open(t *testing.T, path string, flags int) *os.File {
 	return f
 }
 
-// disks opens the disk of a machine, which will own the files. The last file is writable.
+// disks opens the files of a machine's disk. The machine will own them. The last file is writable.
 func disks(t *testing.T, files []string) []machine.Disk {
 	t.Helper()
 	d := machine.Disk{SizeBytes: diskSize}

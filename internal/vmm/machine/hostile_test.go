@@ -54,8 +54,8 @@ func (h *host) bootBare(t *testing.T, p bareguest.Program) *testVM {
 	return v
 }
 
-// attack runs a program in a guest until the program is done. If the program has stopped the
-// machine, attack returns true, and the reason.
+// attack runs p in a guest until p is done or the machine has stopped. If the machine has stopped,
+// ended is true, and e is the reason.
 func (h *host) attack(t *testing.T, p bareguest.Program) (v *testVM, e vm.Exit, ended bool) {
 	t.Helper()
 	v = h.bootBare(t, p)

@@ -14,9 +14,11 @@ type lower struct {
 	mapped   []vm.Extent // the mappings; empty after Boot
 	restored uint32      // number of layers of the restore
 	layers   uint32      // number of all layers
-	owned    uint32      // above layers of rebases with numbers below owned, all pages are private copies
-	// the value of owned just before the latest rebase; layers of rebases with numbers below stale
-	// are stale
+	// all pages that are mapped from a rebase's layer are private copies if the layer's number is
+	// below owned
+	owned uint32
+	// the value of owned just before the latest rebase; a rebase's layer is stale if its number is
+	// below stale
 	stale uint32
 }
 
@@ -24,7 +26,7 @@ func newLower(extents []vm.Extent, layers int) lower {
 	return lower{mapped: slices.Clone(extents), restored: uint32(layers), layers: uint32(layers)}
 }
 
-// covered returns the ranges of memory that any layer covers.
+// covered returns the ranges of memory that at least one layer covers.
 func (l *lower) covered() []vm.Extent {
 	covered := make([]vm.Extent, len(l.mapped))
 	for i, e := range l.mapped {
@@ -33,8 +35,8 @@ func (l *lower) covered() []vm.Extent {
 	return memlayer.Overlay(nil, covered)
 }
 
-// mappings returns the number of mappings in a machine's memory, which are the extents and the gaps
-// between them. The first result counts only mappings that detach will not remove.
+// mappings returns the number of mappings in a machine's memory. A mapping is an extent, or a gap
+// between extents. The result lasting counts only mappings that detach will not remove.
 func (l *lower) mappings() (lasting, all int) {
 	count := func(counts func(e vm.Extent) bool) int {
 		n, end := 1, uint64(0)
@@ -62,7 +64,7 @@ func (l *lower) room() int {
 	return min(maxMappings-lasting, 2*maxMappings-all) / 2
 }
 
-// rebased records a new layer below the given ranges. The ranges must be ascending.
+// rebased adds a new layer below the given ranges. The ranges must be ascending.
 func (l *lower) rebased(ranges []guestmem.Range) {
 	upper := make([]vm.Extent, len(ranges))
 	for i, r := range ranges {
@@ -73,7 +75,7 @@ func (l *lower) rebased(ranges []guestmem.Range) {
 	l.stale = l.owned
 }
 
-// The method makes private copies of all pages that come from the layers of rebases.
+// own makes private copies of all pages that come from the layers of rebases.
 func (l *lower) own(mem *guestmem.Memory) error {
 	for _, e := range l.mapped {
 		if e.Layer >= l.restored {
@@ -87,8 +89,8 @@ func (l *lower) own(mem *guestmem.Memory) error {
 }
 
 // detach makes private pages independent of the stale layers below them. Otherwise the pages'
-// mappings would keep the files of these layers alive. At most the given number of bytes are
-// detached. detach reports whether it has detached any page.
+// mappings would keep the files of these layers alive. The parameter most is the maximum number of
+// bytes that are detached. detach reports whether it has detached any page.
 //
 // Preconditions: the machine is stopped and nothing is frozen.
 func (l *lower) detach(mem *guestmem.Memory, most uint64) (any bool, err error) {

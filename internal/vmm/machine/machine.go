@@ -39,8 +39,8 @@ type Config struct {
 	// refused.
 	GuestConn func(port uint32, fd int) error
 	Exited    func(vm.Exit) // called once, if the guest has stopped
-	// Stalled is called when the machine has been paused because the host has no room for its
-	// disks.
+	// Stalled is called when the machine has been paused because the host has no room for the
+	// machine's disks.
 	Stalled func()
 }
 
@@ -61,28 +61,28 @@ type Machine struct {
 	msrs    []uint32           // MSRs that a save reads; nil until savedMSRs has been called
 	cpus    *vcpus
 
-	wires     wires // tests without KVM replace them; otherwise the wires of vm
-	anyLength bool  // KVM has CapIOEventFDAnyLength, see kvm.VM.AddIOEventFD
+	wires     wires // connects devices with the guest through vm; tests without KVM replace it
+	anyLength bool  // whether KVM has CapIOEventFDAnyLength, see kvm.VM.AddIOEventFD
 
 	serial    *serial
 	genIntr   virtio.Interrupt // raises the event that announces a new generation id
 	slots     []*slot          // devices by slot number; nil for an empty slot
-	registers []kvm.Register   // registers that drivers access at every interrupt, of all slots
+	registers []kvm.Register   // registers of all devices that drivers access at every interrupt
 	net       *net.Device
 	disks     []*blk.Device
 	ended     sync.Once
 
-	stalling atomic.Bool // a disk has found no room on the host, so the machine will be paused
+	stalling atomic.Bool // whether the machine will be paused because a disk has found no room on the host
 
 	mu       sync.Mutex    // held during each request, and while a live branch is being finished
-	used     bool          // Boot or Restore has been called
+	used     bool          // whether Boot or Restore has been called
 	lower    lower         // layer mappings below the private pages
-	freezer  *uffd.Freezer // nil before the first branch that needs one
-	kept     *kept         // the latest branch, if Rebase may still be called for it
+	freezer  *uffd.Freezer // nil before the first branch that needs a freezer
+	kept     *kept         // the latest branch; nil if Rebase can no longer be called for it
 	rebases  uint64        // see vm.Stats
 	topSwaps uint64        // see vm.Stats
-	stalled  bool          // the machine is paused because a disk has found no room
-	copying  chan struct{} // closed when the pages of the current live branch are copied; nil if there is none
+	stalled  bool          // whether the machine is paused because a disk has found no room
+	copying  chan struct{} // nil if no live branch is being copied; closed when the copying has ended
 }
 
 // Supported returns the CPUID entries that KVM supports for guests. It returns an error if KVM
@@ -139,7 +139,8 @@ func New(cfg Config) (_ *Machine, err error) {
 	if err := m.addFixedDevices(); err != nil {
 		return nil, err
 	}
-	// Compute the tables of package crc32 now, so that a restore does not wait for that.
+	// Compute the tables of package crc32 now, so that a restore does not wait for this
+	// computation.
 	_ = crc32.ChecksumIEEE(nil)
 	undo.Release()
 	return m, nil
@@ -223,8 +224,9 @@ func (m *Machine) pause() {
 	m.quiesce()
 }
 
-// Written returns the pages that the machine has written since its restore. If there are more
-// ranges than the given number, it returns nil. The machine may be running.
+// Written returns the pages that the machine has written since its restore. The parameter most is
+// the maximum number of pages. If the machine has written more pages, Written returns nil. The
+// machine may be running.
 func (m *Machine) Written(most int) ([]vm.Range, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

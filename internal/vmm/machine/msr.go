@@ -8,8 +8,8 @@ import (
 	"github.com/forkd/forkd/internal/vmm/kvm"
 )
 
-// savedMSRs returns the MSRs that a save reads: those that KVM supports and that at least one vCPU
-// can have used. It asks KVM only at the first save, because most forks are never saved.
+// savedMSRs returns the MSRs that a save reads: the MSRs that KVM supports and that the vCPUs can
+// have used. It asks KVM only at the first save, because most forks are never saved.
 func (m *Machine) savedMSRs() ([]uint32, error) {
 	if m.msrs != nil {
 		return m.msrs, nil
@@ -52,7 +52,7 @@ func msrNumbers(entries []kvm.MSREntry) []uint32 {
 	return numbers
 }
 
-// writeMSRs sets the MSRs. It returns an error if the host refuses one of them.
+// writeMSRs sets the MSRs. It returns an error if the host refuses an MSR.
 func writeMSRs(c *kvm.VCPU, entries []kvm.MSREntry) error {
 	n, err := c.SetMSRs(entries)
 	if err == nil && n < len(entries) {

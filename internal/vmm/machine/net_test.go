@@ -108,15 +108,16 @@ func newWire(t *testing.T) (*wire, *vnet.Peer) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// A read deadline needs the runtime's poller. os.NewFile adds this descriptor to the poller; the files
-	// that Pair returned are not in it.
+	// A read deadline needs the runtime's poller. os.NewFile adds this descriptor to the poller;
+	// the files that Pair returned are not in it.
 	polled := os.NewFile(uintptr(fd), "frame socket")
 	t.Cleanup(func() { polled.Close() })
 	_ = polled.SetReadDeadline(time.Now().Add(10 * patience)) // one deadline for the whole test
 	return &wire{t, polled}, vnet.NewPeer(peer)
 }
 
-// next returns the payload of the next frame of the test. It skips frames of the guest's kernel.
+// next returns the payload of the next frame of the test. It skips frames that the guest's kernel
+// sends.
 func (w *wire) next() []byte {
 	w.t.Helper()
 	p := make([]byte, frame.MaxMessage)

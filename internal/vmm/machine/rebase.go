@@ -14,23 +14,24 @@ import (
 	"github.com/forkd/forkd/internal/vmm/uffd"
 )
 
-// maxMappings bounds the mappings of a machine's memory after a rebase. Mappings that the next
-// pauses remove do not count. Including these, there may be twice as many mappings.
+// maxMappings is the maximum number of mappings of a machine's memory after a rebase, without the
+// mappings that the next pauses will remove. With these, there may be twice as many mappings.
 //
-// The bound has two reasons. A process may have at most 65530 mappings (vm.max_map_count). And each
-// search for dirty pages walks all mappings while the guest is stopped, which takes 0.1 µs for each
-// mapping. Memory is not a reason, because a mapping takes about 200 bytes in the kernel and saves
-// at least a page. The extents of a snapshot, which a restore maps, have a separate, lower bound.
+// There are two reasons for this limit. A process may have at most 65530 mappings
+// (vm.max_map_count). And each search for dirty pages walks all mappings while the guest is
+// stopped, which takes 0.1 µs for each mapping. Memory is not a reason, because a mapping takes
+// about 200 bytes in the kernel and saves at least a page. The extents of a snapshot, which a
+// restore maps, have a separate, lower limit.
 const maxMappings = 4096
 
-// maxDetach bounds the bytes that are detached from old layers during one pause. Detaching this
-// many bytes lengthens the pause by 4 to 16 ms (at 1 to 4 GiB/s). The bytes beyond the bound wait
+// maxDetach is the maximum number of bytes that are detached from old layers during one pause.
+// Detaching this many bytes lengthens the pause by 4 to 16 ms (at 1 to 4 GiB/s). Further bytes wait
 // for the next pause.
 const maxDetach = 16 << 20
 
-// keepFor is how long a machine waits for a Rebase onto a branch. During that time it tracks which
-// pages are still equal to the branch's layer, and the first write to each of these pages causes a
-// fault.
+// keepFor is the time for which a machine waits for a Rebase onto a branch. During that time it
+// tracks which pages are still equal to the branch's layer, and the first write to each of these
+// pages causes a fault.
 const keepFor = 30 * time.Second
 
 // kept is a branch whose layer is complete. Each of its pages stays write-protected until it is
@@ -111,9 +112,9 @@ func (m *Machine) Rebase(serial uint64, layer *os.File) (result vmmproto.RebaseR
 }
 
 // replaceUnchanged maps a layer over ranges of memory that are equal to the layer, the longest
-// ranges first. It replaces at most the given number of ranges. The number is bounded because a
-// range in the middle of a mapping adds two mappings. replaceUnchanged returns the replaced ranges
-// in ascending order.
+// ranges first. The parameter most is the maximum number of ranges that it replaces. There is a
+// maximum because a range in the middle of a mapping adds two mappings. replaceUnchanged returns
+// the replaced ranges in ascending order.
 func replaceUnchanged(capture *uffd.Capture, layer, most int) (replaced []guestmem.Range, err error) {
 	ranges := capture.Unchanged()
 	slices.SortFunc(ranges, func(a, b guestmem.Range) int { return cmp.Compare(b.Length, a.Length) })

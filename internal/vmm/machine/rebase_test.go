@@ -23,7 +23,7 @@ func (v *testVM) dirty(t *testing.T) uint64 {
 
 // A machine that is rebased onto each of its branches saves only the pages that were written since
 // the latest branch. All snapshots are complete, even after a branch without a rebase, after a
-// rollback to an earlier branch, and after the branches were merged into one layer.
+// rollback to an earlier branch, and after a full branch, which saves all pages in one layer.
 func TestLineOfBranches(t *testing.T) {
 	h := newHost(t, 2)
 	parent := h.boot(t)
@@ -35,8 +35,8 @@ func TestLineOfBranches(t *testing.T) {
 		model *model
 	}
 	var line []link
-	// The variable below is the snapshot that the source's memory is based on. The variable first
-	// is the snapshot that the source was restored from.
+	// The source's memory is based on the snapshot in the variable named below. The source was
+	// restored from the snapshot in the variable named first.
 	below, first := base, base
 	branch := func(mode vm.BranchMode, since bool) (vmmproto.BranchResult, *snapshot) {
 		m.change(t, source, uint64(60+len(line)))

@@ -18,15 +18,15 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/net"
 )
 
-// RestoreConfig describes a snapshot, and the parts of this copy that the snapshot does not
-// contain.
+// RestoreConfig describes a snapshot, and the parts of the restored machine that the snapshot does
+// not contain.
 type RestoreConfig struct {
 	State   int   // descriptor of the state file
 	Layers  []int // descriptors of memory layers, base first
 	Extents []vm.Extent
 	Disks   []Disk
 	VMGenID [16]byte
-	Resume  bool      // start the vCPUs
+	Resume  bool      // whether to start the vCPUs
 	Net     *net.Peer // owned by Restore; nil: no network
 
 	FirstWrites []vm.Range // pages to copy before the vCPUs run; see vmmproto.Restore
@@ -92,9 +92,9 @@ func (m *Machine) Restore(cfg RestoreConfig) (t vmmproto.RestoreResult, err erro
 	return t, err
 }
 
-// The method makes private copies of pages that the guest will soon write. It ignores errors, which
-// occur for example on kernels before Linux 5.14. In that case the guest's own write copies the
-// page, or causes the same error.
+// own makes private copies of pages that the guest will soon write. It ignores errors, which occur
+// for example on kernels before Linux 5.14. In that case the guest's own write copies the page, or
+// causes the same error.
 func (m *Machine) own(pages []vm.Range) {
 	for _, r := range pages {
 		if err := m.mem.OwnNow(guestmem.GPA(r.GPA), r.Length); err != nil {
@@ -120,9 +120,9 @@ func (m *Machine) forget() error {
 	return nil
 }
 
-// readState maps the state file and returns its contents, which the caller must unmap. It does not
-// read the contents into Go's heap, because this process never collects its heap. The restored
-// state does not refer to the contents.
+// readState reads the state file into new memory, which the caller must unmap. The memory is not in
+// Go's heap, because this process never collects its heap. The restored state does not refer to
+// this memory.
 func readState(file int) ([]byte, error) {
 	size, err := rawcall.Size(file)
 	if err != nil {
@@ -185,7 +185,7 @@ func (m *Machine) restoreState(p []byte) error {
 	}
 	// The clock continues at its saved value, so for the guest's timers no time has passed. The
 	// agent corrects the time of day. Set the clock before the vCPUs, because KVM computes the
-	// vCPUs' kvm-clock pages from it.
+	// vCPUs' kvm-clock pages from this clock.
 	if err := m.vm.SetClock(whole.clock); err != nil {
 		return err
 	}

@@ -81,8 +81,8 @@ func (m *Machine) saveAllMemory(layer *os.File, maxExtents int, result *vmmproto
 	return m.writeRanges(layer, m.describe(filled, maxExtents, result))
 }
 
-// anyLayer returns a range of guest memory as an extent. The extent's layer and offset do not
-// matter; they make adjacent ranges join.
+// anyLayer returns a range of guest memory as an extent. The extent's layer and offset have no
+// meaning. They are chosen so that adjacent ranges join.
 func anyLayer(gpa, length uint64) vm.Extent {
 	return vm.Extent{GPA: gpa, Length: length, Offset: gpa}
 }

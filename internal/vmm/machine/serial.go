@@ -44,7 +44,7 @@ type serial struct {
 // serialRegs are the registers that a snapshot contains.
 type serialRegs struct {
 	ier, lcr, mcr, scr, fcr, dll, dlm uint8
-	thre                              bool // the transmitter-empty interrupt is pending
+	thre                              bool // whether the transmitter-empty interrupt is pending
 }
 
 const serialVersion = 1
@@ -130,8 +130,8 @@ func (s *serial) write(reg uint16, v uint8) error {
 	return nil
 }
 
-// The method records that the transmitter has become empty, and raises the interrupt if the
-// interrupt is enabled.
+// empty is called when the transmitter has become empty. It raises the interrupt if the interrupt
+// is enabled.
 func (s *serial) empty() error {
 	s.regs.thre = true
 	if s.regs.ier&ierTHRE != 0 {

@@ -13,8 +13,8 @@ import (
 
 const shapeVersion = 1
 
-// machineShape is the first section of a saved state. A machine can restore the state only if it
-// has the same properties.
+// machineShape is the first section of a saved state. A machine can restore the state only if the
+// machine has the same shape and devices.
 type machineShape struct {
 	vm.Shape
 	devices []deviceInSlot // in ascending order of slots

@@ -16,7 +16,7 @@ func (m *Machine) diskFull() {
 		}
 		paused, _ := m.cpus.stats()
 		m.pause()
-		m.stalling.Store(false) // the devices are quiesced
+		m.stalling.Store(false) // the devices are quiesced, so no device can call diskFull now
 		m.stalled = m.stalled || !paused
 		m.mu.Unlock()
 		// A machine that was already paused is not reported, because the disk tries the write again

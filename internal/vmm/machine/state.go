@@ -31,7 +31,8 @@ const vcpuVersion = 1
 //     which changes the registers.
 //   - Pending events come late, because reading other state can add some events.
 //   - Reading pending events changes CR2 and DR6, because KVM stores the address of a pending page
-//     fault, or the cause of a debug exception, in these registers.
+//     fault, or the cause of a debug exception, in these registers. So they are read after the
+//     events.
 func saveVCPU(c *kvm.VCPU, cpuidEntries []kvm.CPUIDEntry, msrs []uint32) (*vcpuState, error) {
 	s := &vcpuState{cpuid: cpuidEntries}
 	var err error
@@ -182,7 +183,8 @@ func (s *vmState) Restore(r *codec.Reader) error {
 	return r.Err()
 }
 
-// toTemplate and fromTemplate convert CPUID leaves between KVM's type and package cpuid's.
+// toTemplate and fromTemplate convert CPUID leaves between the types of package kvm and package
+// cpuid.
 func toTemplate(entries []kvm.CPUIDEntry) []cpuid.Entry {
 	out := make([]cpuid.Entry, len(entries))
 	for i, e := range entries {

@@ -8,8 +8,8 @@ import (
 	"github.com/forkd/forkd/internal/vmm/kvm"
 )
 
-// tscTolerance is the difference of TSC rates, in millionths, up to which KVM treats them as equal
-// (module parameter tsc_tolerance_ppm).
+// tscTolerance is the difference of TSC rates, in millionths, up to which KVM treats the rates as
+// equal (module parameter tsc_tolerance_ppm).
 const tscTolerance = 250
 
 // setTSCRate sets the TSC rate of a vCPU to the rate in a snapshot.

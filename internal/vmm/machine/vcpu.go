@@ -31,14 +31,14 @@ type vcpus struct {
 	closed  bool
 	parked  int // number of threads that wait at the gate
 	threads sync.WaitGroup
-	lower   sync.Once // calls comeAfterHost once, some time after the first resume
+	lower   sync.Once // calls comeAfterHost once, headStart after the first resume
 }
 
 type vcpu struct {
 	kvm   *kvm.VCPU
-	first bool // this is vCPU 0 of its machine
+	first bool // whether this is vCPU 0 of its machine
 	tid   int
-	dead  bool // the vCPU's thread has ended
+	dead  bool // whether the vCPU's thread has ended
 	exits atomic.Uint64
 }
 
@@ -63,8 +63,9 @@ func newVCPUs(cpus []*kvm.VCPU, exit func(*kvm.VCPU) error, fail func(error)) *v
 // idle CPU the nice value has no effect.
 const vcpuNice = 10
 
-// headStart is how long a machine runs before its vCPUs get a lower priority. During this time a
-// new fork competes with other guests at normal priority, so busy guests do not delay the fork.
+// headStart is the time for which a machine runs before its vCPUs get a lower priority. During this
+// time a new fork competes with other guests at normal priority, so busy guests do not delay the
+// fork.
 const headStart = time.Second
 
 // comeAfterHost lowers the priority of the vCPUs' threads. Linux permits every process to do so. If
@@ -128,7 +129,8 @@ func (v *vcpus) loop(u *vcpu) error {
 	}
 }
 
-// park reports whether the vCPU must wait at the gate, because the machine is paused.
+// park reports whether the machine is paused, so that the vCPU must wait at the gate. If so, park
+// counts the vCPU as parked.
 func (v *vcpus) park() bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -203,7 +205,7 @@ func (v *vcpus) resume(notice *kvm.Notice) {
 	v.lower.Do(func() { time.AfterFunc(headStart, v.comeAfterHost) })
 }
 
-// markPaused tells the guest that it was stopped.
+// markPaused tells the guest that it was paused.
 //
 // Preconditions: the vCPUs are paused.
 func (v *vcpus) markPaused() error {
@@ -215,7 +217,7 @@ func (v *vcpus) markPaused() error {
 	return nil
 }
 
-// setRegisters sets the registers for which kvm.VCPU.Run handles accesses.
+// setRegisters sets the registers whose accesses kvm.VCPU.Run handles itself.
 //
 // Preconditions: the vCPUs are paused.
 func (v *vcpus) setRegisters(all []kvm.Register) {

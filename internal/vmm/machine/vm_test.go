@@ -25,7 +25,7 @@ type model struct{ memory, disk []byte }
 
 const (
 	memoryMiB = 8
-	diskUsed  = 256 << 10 // bytes of the disk that the tests use
+	diskUsed  = 256 << 10 // number of bytes of the disk that the tests use
 )
 
 // newModel fills memory and disk of v's guest with known content.
@@ -222,7 +222,8 @@ func TestFourVCPUs(t *testing.T) {
 	branched.check(t, child, "rolled back")
 }
 
-// checkPriorities waits until exactly vcpus threads of this process have a lower priority.
+// checkPriorities waits until exactly vcpus threads of this process have a lower priority than the
+// other threads.
 func checkPriorities(t *testing.T, vcpus int) {
 	t.Helper()
 	var threads map[int]int
@@ -236,7 +237,7 @@ func checkPriorities(t *testing.T, vcpus int) {
 	t.Errorf("threads by priority: %v, want two, the lower that of %d vCPUs", threads, vcpus)
 }
 
-// priorities returns how many threads of this process have each value of 20 - nice.
+// priorities returns the number of threads of this process for each value of 20 - nice.
 func priorities(t *testing.T) map[int]int {
 	t.Helper()
 	program, err := os.ReadFile("/proc/self/comm")
@@ -274,8 +275,9 @@ func TestExitIsReported(t *testing.T) {
 	}
 }
 
-// If the host's disk is full, a guest that writes is paused. If it is resumed too early, it is
-// paused again. The guest loses no data, and neither does a branch that is made during the pause.
+// If the host's disk is full, a guest that writes is paused. If the guest is resumed too early, it
+// is paused again. The guest loses no data, and neither does a branch that is made during the
+// pause.
 func TestFullHostPausesTheMachine(t *testing.T) {
 	h := newHost(t, 2)
 	parent := h.boot(t)

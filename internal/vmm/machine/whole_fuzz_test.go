@@ -23,10 +23,10 @@ import (
 )
 
 // FuzzMachine runs a machine with all devices but without KVM, and simulates the machine's vCPU and
-// the host. The fuzzer chooses the guest's accesses to memory, registers and ports. Between them it
-// chooses actions of the host: pauses, restores, connections of clients, frames and changes of the
-// network's peer. Nothing may panic or hang. A saved state that is restored and saved again must be
-// the same. No descriptor may stay open.
+// the host. The fuzzer chooses the guest's accesses to memory, registers and ports. Between these
+// accesses, it chooses actions of the host: pauses, restores, connections of clients, frames and
+// changes of the network's peer. Nothing may panic or hang. A saved state that is restored and
+// saved again must be the same. No descriptor may stay open.
 func FuzzMachine(f *testing.F) {
 	pages := bareguest.FreePages()
 	var around []byte // actions of the host between two accesses of the guest
@@ -150,7 +150,8 @@ func (w *fuzzed) guestConn(_ uint32, fd int) error {
 	return nil
 }
 
-// The method executes one access of the guest. An error means that the guest has ended the machine.
+// do executes op, which is an access of the guest or an action of the host. An error means that the
+// guest has ended the machine.
 func (w *fuzzed) do(op bareguest.Op) error {
 	if op.Kind >= bareguest.Kinds {
 		w.host(op)

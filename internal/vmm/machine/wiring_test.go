@@ -175,7 +175,7 @@ func TestRestoreAlignsTSCs(t *testing.T) {
 		}
 		tsc[i] = entries[0].Data
 	}
-	if tsc[1]-tsc[0] >= apart/2 { // the difference is positive, because vCPU 1 is read later
+	if tsc[1]-tsc[0] >= apart/2 { // the difference is positive, because the TSC of vCPU 1 is read later
 		t.Errorf("the TSCs are %#x and %#x", tsc[0], tsc[1])
 	}
 }
@@ -262,8 +262,8 @@ func TestNewChecksCapabilitiesFirst(t *testing.T) {
 const enableCap = 0x4068aea3
 
 // New makes KVM limit guests, as far as the host supports these limits: exits for locked buses,
-// exits for guests that take no events, and no polling for halted vCPUs. The test traces system
-// calls, because the settings of a VM cannot be read.
+// exits for guests that keep their CPUs from handling events, and no polling for halted vCPUs. The
+// test traces system calls, because the settings of a VM cannot be read.
 func TestNewSetsThePolicy(t *testing.T) {
 	sys := openKVM(t)
 	want := 0

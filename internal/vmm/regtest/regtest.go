@@ -27,10 +27,10 @@ const (
 	PKU = "pkru"
 )
 
-// All lists the registers that Hold can check if the processor supports all of them.
+// All lists the sets of registers that Hold can check if the processor supports all of them.
 var All = [...]string{XMM, YMM, ZMM, PKU}
 
-// Held returns the registers in All that this processor and its kernel support.
+// Held returns the sets of registers in All that this processor and its kernel support.
 func Held() []string {
 	held := []string{XMM}
 	if cpu.X86.HasAVX {
@@ -71,15 +71,15 @@ type registers struct {
 const pkruOpen = 3
 
 // Signal connects the goroutines in Hold with the goroutine that started them. The assembly depends
-// on its layout.
+// on the layout of Signal.
 type Signal struct {
 	Held  atomic.Uint32 // number of goroutines that have filled their registers
-	LetGo atomic.Uint32 // if not zero, Hold returns
+	LetGo atomic.Uint32 // if this is not zero, Hold returns
 }
 
-// Hold fills the registers with values derived from seed, and spins until LetGo is set. It returns
-// an error that names the registers whose values have changed. While Hold spins, it occupies a
-// processor of the Go scheduler, and the runtime cannot stop the world.
+// Hold fills the registers with values derived from seed, and spins until signal.LetGo is set. It
+// returns an error that names the registers whose values have changed. While Hold spins, it
+// occupies a processor of the Go scheduler, and the runtime cannot stop the world.
 func Hold(seed uint64, signal *Signal) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

@@ -38,7 +38,8 @@ func TestHold(t *testing.T) {
 	}
 }
 
-// The function runs f until the kernel has run other threads on f's CPU.
+// during is a helper that runs f, and sets LetGo when the kernel has had 20 ms to run other threads
+// on f's CPU.
 func during(f func(signal *Signal)) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(runtime.NumCPU() + 2))
 	var signal Signal
@@ -61,7 +62,7 @@ func TestChangedRegistersAreNamed(t *testing.T) {
 	for _, c := range []struct {
 		change func(r *registers)
 		name   string
-		width  int // smallest width whose registers include these
+		width  int // width, in bytes, of the narrowest registers that include the changed byte
 		pkru   bool
 	}{
 		{func(r *registers) { r.vector[15][15] ^= 1 }, "xmm15 ", 16, false},

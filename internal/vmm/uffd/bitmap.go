@@ -9,7 +9,7 @@ func newBitmap(pages uint64) bitmap { return make(bitmap, (pages+63)/64) }
 
 func (b bitmap) get(i uint64) bool { return b[i/64].Load()>>(i%64)&1 != 0 }
 
-// The method sets bit i and reports whether the bit was clear.
+// set sets bit i and reports whether the bit was clear before.
 func (b bitmap) set(i uint64) bool { return b[i/64].Or(1<<(i%64))>>(i%64)&1 == 0 }
 
 // setRange sets n consecutive bits, from the bit with the number first. It sets 64 bits at a time,

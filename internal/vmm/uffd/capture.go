@@ -11,13 +11,13 @@ import (
 	"github.com/forkd/forkd/internal/vmm/guestmem"
 )
 
-// copyPages is how many pages the copier claims and copies at a time. A larger number needs fewer
-// system calls, but a thread that wants to write one of these pages waits longer.
+// copyPages is the number of pages that the copier claims and copies at a time. A larger number
+// needs fewer system calls, but a thread that wants to write one of these pages waits longer.
 const copyPages = 64
 
-// Capture is one freeze. It copies the pages, as they were at one instant, to a layer file. It also
-// knows which pages are still equal to the layer. The comment at Freezer describes the states of a
-// page.
+// Capture is one freeze. It copies the frozen pages, as they were at one instant, to a layer file.
+// It also records which pages are still equal to the layer. The comment at Freezer describes the
+// states of a page.
 type Capture struct {
 	f      *Freezer
 	ranges []guestmem.Range
@@ -61,15 +61,16 @@ func (c *Capture) claim(i uint64) bool { return c.frozen(i) && c.claimed.set(i) 
 // if the page is not captured or already released.
 func (c *Capture) release(i uint64) bool { return c.captured.get(i) && c.released.set(i) }
 
-// fail records the first error of the capture. After an error, the layer is useless.
+// fail stores the first error of the capture. After an error, the layer is useless.
 func (c *Capture) fail(err error) {
 	if err != nil {
 		c.failed.CompareAndSwap(nil, &err)
 	}
 }
 
-// capture writes pages that the caller has claimed to the layer. The pages stay write-protected.
-// Even after an error, capture marks them as captured, so that no thread waits for them.
+// capture writes to the layer the pages that the caller has claimed. The pages stay
+// write-protected. Even after an error, capture marks the pages as captured, so that no thread
+// waits for them.
 func (c *Capture) capture(gpa guestmem.GPA, pages int) {
 	c.fail(c.write(gpa, pages))
 	c.captured.setRange(pageOf(gpa), uint64(pages))
@@ -97,7 +98,7 @@ func (c *Capture) write(gpa guestmem.GPA, pages int) error {
 	return nil
 }
 
-// unprotect makes pages that the caller has released writable, and wakes the threads that wait to
+// unprotect makes pages writable that the caller has released, and wakes the threads that wait to
 // write them.
 func (c *Capture) unprotect(gpa guestmem.GPA, pages uint64) {
 	hva, err := c.f.mem.HVA(gpa)
@@ -108,7 +109,7 @@ func (c *Capture) unprotect(gpa guestmem.GPA, pages uint64) {
 	c.opened(gpa, pages)
 }
 
-// opened marks pages that are writable from now on.
+// opened is called when pages have become writable, and marks the pages as open.
 func (c *Capture) opened(gpa guestmem.GPA, pages uint64) {
 	c.open.setRange(pageOf(gpa), pages)
 	c.openCount.Add(pages)
@@ -140,10 +141,10 @@ func (c *Capture) letWrite(gpa guestmem.GPA, around uint64, wait func()) (captur
 	return captured, true
 }
 
-// openRun makes the frozen page at gpa, and pages after it, writable for a device, and returns the
-// number of opened pages. It opens at most the given number of pages. All opened pages are in one
-// region. openRun uses only one system call to write the pages that the layer still lacks. This is
-// much faster than one call for each page.
+// openRun makes the frozen page at gpa, and pages after it, writable for a device. The parameter
+// most is the maximum number of pages, which must be in one region. The result is the number of
+// pages, from gpa on, that are open now. More pages may be open. openRun uses only one system call
+// to write the pages that the layer still lacks. This is much faster than one call for each page.
 func (c *Capture) openRun(gpa guestmem.GPA, most uint64) uint64 {
 	first, pages := pageOf(gpa), uint64(0)
 	for pages < most && c.claim(first+pages) {
@@ -164,10 +165,10 @@ func (c *Capture) openRun(gpa guestmem.GPA, most uint64) uint64 {
 }
 
 // Copy captures all pages that other threads have not captured, until the layer is complete. It
-// calls stop regularly. If this function returns true, Copy returns early, with false for complete,
-// and the caller must then call Copy again. Between the two calls, the caller can pause a machine
-// that writes to frozen pages faster than Copy captures them. Pages that are not written stay
-// protected until Release, or until Copy returns an error.
+// calls stop regularly. If stop returns true, Copy returns early, with false for complete, and the
+// caller must call Copy again. Before the next call, the caller can pause a machine that writes to
+// frozen pages faster than Copy captures them. Pages that are not written stay protected until
+// Release, or until Copy returns an error.
 func (c *Capture) Copy(stop func() bool) (complete bool, err error) {
 	for _, r := range c.ranges {
 		for at := r.GPA; at < r.GPA+guestmem.GPA(r.Length); {
@@ -187,8 +188,8 @@ func (c *Capture) Copy(stop func() bool) (complete bool, err error) {
 	return true, nil
 }
 
-// copySome captures the next run of pages that are not claimed. It returns the address after that
-// run.
+// copySome captures the next run of pages between at and end that no thread has claimed. It returns
+// the address after that run.
 func (c *Capture) copySome(at, end guestmem.GPA) guestmem.GPA {
 	for at < end && !c.claim(pageOf(at)) {
 		at += guestmem.PageSize
@@ -207,8 +208,8 @@ func (c *Capture) copySome(at, end guestmem.GPA) guestmem.GPA {
 	return at + guestmem.GPA(pages)*guestmem.PageSize
 }
 
-// Progress returns the number of frozen pages, of captured pages, and of pages that were captured
-// because a vCPU wanted to write them.
+// Progress returns three numbers: of all frozen pages, of the captured pages, and of the pages that
+// were captured because a vCPU wanted to write them.
 func (c *Capture) Progress() (total, captured, faults uint64) {
 	return c.total, c.capturedCount.Load(), c.faults.Load()
 }

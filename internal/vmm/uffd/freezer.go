@@ -19,8 +19,8 @@ import (
 //	pending ──claim──▶ claimed ──bytes written to the layer──▶ captured ──release──▶ released ──▶ open
 //
 // The thread that claims a page also writes the page to the layer, after which the page is
-// captured. The copier claims many pages at a time. The fault handler, and devices that want to
-// write, claim single pages. A captured page stays write-protected, and equal to the layer, until
+// captured. The copier, and devices that want to write, claim many pages at a time. The fault
+// handler claims single pages. A captured page stays write-protected, and equal to the layer, until
 // one of three actions opens it: a thread that wants to write drops the page's protection, Replace
 // maps the layer in place of the page, or Release opens all remaining pages. Only one thread can
 // claim a page, and only one thread can release it. Threads that want to write the page wait until
@@ -29,7 +29,7 @@ type Freezer struct {
 	uffd fd
 	mem  *guestmem.Memory
 
-	mu      sync.Mutex              // held while current is set, and while no freeze may start
+	mu      sync.Mutex              // held while a freeze starts, and while no freeze may start
 	current atomic.Pointer[Capture] // cleared by Capture.Release
 	failed  atomic.Pointer[error]   // error of the fault handler; if set, nothing can be frozen
 }
@@ -49,7 +49,7 @@ func NewFreezer(device int, mem *guestmem.Memory) (*Freezer, error) {
 
 // Register registers the whole memory with the kernel. It must be called again after Memory.Map,
 // Memory.Clear and Capture.Replace, because these make mappings that the kernel has not registered.
-// For memory that is mapped from a file, it fails on most file systems.
+// If memory is mapped from a file, Register fails on most file systems.
 func (f *Freezer) Register() error {
 	regions := f.mem.Regions()
 	for i := range regions {
@@ -85,7 +85,7 @@ func (f *Freezer) serveFaults() {
 
 // The first write to a captured page causes a fault. After manyFaults such faults, each further
 // fault makes up to aroundPages captured pages writable. So a guest that writes many captured pages
-// is not slowed down much, but Rebase can replace fewer pages.
+// is not slowed down much, but a rebase can replace fewer pages.
 const (
 	manyFaults  = 512
 	aroundPages = 64
@@ -179,9 +179,9 @@ func (f *Freezer) beforeWrite(gpa guestmem.GPA, n int) {
 }
 
 // Freeze write-protects the given ranges, so that they keep their content until the content is in
-// the layer file. Page i of the linear memory is written to offset i*PageSize. The ranges must
-// consist of whole pages, in ascending order. The caller must then call Capture.Copy, and after
-// that Capture.Release.
+// the layer file. Page i of the linear memory is written at offset i*PageSize. The parameter layer
+// is the file's descriptor. The ranges must consist of whole pages, in ascending order. The caller
+// must then call Capture.Copy, and after that Capture.Release.
 //
 // Preconditions: the vCPUs are stopped and the devices quiesced until Freeze returns.
 func (f *Freezer) Freeze(ranges []guestmem.Range, layer int) (*Capture, error) {

@@ -8,9 +8,9 @@ import (
 	"github.com/forkd/forkd/internal/vmm/guestmem"
 )
 
-// replacePages is how many pages are replaced at a time. While the kernel frees the old pages,
-// faults in these pages wait, and a device that wants to write one of them also waits. For 4 MiB,
-// the wait is well under a millisecond.
+// replacePages is the maximum number of pages that are replaced at a time. While the kernel frees
+// the old pages, faults in these pages wait, and a device that wants to write one of them also
+// waits. For 4 MiB, the wait is well under a millisecond.
 const replacePages = 1024
 
 // Unchanged returns the frozen ranges that have not been written since the freeze, in ascending
@@ -37,9 +37,10 @@ func (c *Capture) Unchanged() []guestmem.Range {
 
 // Replace maps a layer over the pages of r that are still unchanged. The range r is one of the
 // ranges of Unchanged, and the layer has the pages at their linear offsets. The mapping is private.
-// Replace handles at most the given number of ranges, and returns the replaced ranges in ascending
-// order. The machine may run: each page stays write-protected until its mapping is replaced. Then
-// threads that wait to write the page wake, and write to a private copy of the layer's page.
+// Replace returns the replaced ranges in ascending order. The parameter most is the maximum number
+// of these ranges. The machine may run: each page stays write-protected until its mapping is
+// replaced. Then threads that wait to write the page wake, and write to a private copy of the
+// layer's page.
 func (c *Capture) Replace(r guestmem.Range, layer, most int) (done []guestmem.Range, err error) {
 	end := r.GPA + guestmem.GPA(r.Length)
 	for at := r.GPA; at < end; {

@@ -49,7 +49,7 @@ func (w *writer) run(t *testing.T, seed uint64, stop *atomic.Bool) {
 	}
 }
 
-// check compares the memory with the recorded content. Preconditions: the writer is stopped.
+// check compares the memory with the recorded content. The writer must be stopped.
 func (w *writer) check(t *testing.T, m *guestmem.Memory, round int) {
 	t.Helper()
 	for gpa, want := range w.want {
@@ -175,7 +175,7 @@ func TestReplaceUnderFire(t *testing.T) {
 }
 
 // After many faults, one fault opens several pages. So a guest that writes all captured pages does
-// not fault for each of them. Pages that were opened in this way are not replaced.
+// not fault for each page. Pages that were opened in this way are not replaced.
 func TestManyWritersOpenMoreThanTheirPage(t *testing.T) {
 	m, f, dir := newFrozenMemory(t, 8*mib)
 	if err := m.WriteAt(bytes.Repeat([]byte{7}, 8*mib), 0); err != nil {

@@ -37,8 +37,8 @@ const (
 // fd is a userfaultfd of this process.
 type fd int
 
-// open makes a userfaultfd for this process from an open /dev/userfaultfd. It must also report
-// faults in kernel mode, because KVM writes guest memory in kernel mode.
+// open makes a userfaultfd for this process from an open /dev/userfaultfd. The userfaultfd must
+// also report faults in kernel mode, because KVM writes guest memory in kernel mode.
 func open(device int) (fd, error) {
 	n, err := ioctl(device, ioNew, unix.O_CLOEXEC)
 	if err != nil {
@@ -87,7 +87,7 @@ func (u fd) wake(start uintptr, length uint64) error {
 	return nil
 }
 
-// nextFault waits for a write to a protected page and returns its address.
+// nextFault waits for a write to a protected page and returns the address of the write.
 func (u fd) nextFault() (uintptr, error) {
 	var msg [messageSize]byte
 	for {

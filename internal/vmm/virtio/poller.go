@@ -53,8 +53,8 @@ func (p *Poller) poll(fd uintptr) bool {
 	return p.n != 0 || p.err != nil
 }
 
-// Wait returns the next events. The slice is valid until the next Wait. After Close, Wait returns
-// an error.
+// Wait waits until there are events, and returns them. The slice is valid until the next Wait.
+// After Close, Wait returns an error.
 func (p *Poller) Wait() ([]unix.EpollEvent, error) {
 	if err := p.raw.Read(p.try); err != nil {
 		return nil, err

@@ -59,9 +59,9 @@ type Device interface {
 	// Info may be called at any time, by any goroutine.
 	Info() Info
 
-	// ReadConfig fills p from offset off of the device's configuration space. Bytes beyond its end
-	// read as zero. ReadConfig may be called at any time, by any goroutine. No device here has a
-	// writable configuration.
+	// ReadConfig fills p from offset off of the device's configuration space. Bytes beyond the end
+	// of this space read as zero. ReadConfig may be called at any time, by any goroutine. No device
+	// here has a writable configuration.
 	ReadConfig(off uint64, p []byte)
 
 	// Activate starts the device with the features and queues that the driver has chosen. A queue
@@ -71,7 +71,7 @@ type Device interface {
 	Activate(t Transport, queues []*virtq.Queue, features uint64) error
 
 	// Notify serves every queue. It is called after a kick, and when a kick may have been lost. If
-	// Notify stops early to release the run lock, it returns more set to true, and is then called
+	// Notify stops early to release the run lock, it returns true for more, and is then called
 	// again. An error means that the driver broke the rules.
 	Notify() (more bool, err error)
 
@@ -95,8 +95,8 @@ type Stater interface {
 // Transport has the operations that an activated device can perform on its transport.
 type Transport interface {
 	// Enter takes the run lock for one of the device's own goroutines. It waits while the device is
-	// quiesced. If it returns false, the device is not running (never activated, reset or failed)
-	// and the lock is not held.
+	// quiesced. If Enter returns false, the lock is not held, because the device is not running: it
+	// was never activated, was reset or has failed.
 	Enter() bool
 
 	// Leave releases the lock that Enter took.

@@ -27,7 +27,8 @@ var clientGroups = []string{"e2b-python", "e2b-js", "code-interpreter-python", "
 	"sdk-python", "sdk-typescript", "sdk-go", "adapters@rig", "examples@rig"}
 
 // schemathesisDuration and schemathesisSeed make each run of the suite send the same requests, as
-// many as fit into that time. `scripts/compat schemathesis` sends different requests each time.
+// many as fit into schemathesisDuration. `scripts/compat schemathesis` sends different requests
+// each time.
 const (
 	schemathesisDuration = "2m"
 	schemathesisSeed     = "1"
@@ -36,8 +37,8 @@ const (
 // exitLost is the exit status of scripts/compat if its emulated host hung.
 const exitLost = 125
 
-// clientsJob runs published clients against a daemon with real VMs. It ignores the host in its
-// argument, and uses its own emulated host.
+// clientsJob runs published clients against a daemon with real VMs. The job does not use the host
+// that it is given, but an emulated host of its own.
 func clientsJob() job {
 	return job{name: "published clients", title: "published clients, from PyPI and npm, against VMs",
 		do: func(ctx context.Context, h host, out io.Writer) (counts, error) {

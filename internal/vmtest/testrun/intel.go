@@ -203,7 +203,7 @@ func parseChoice(args []string) (c choice, err error) {
 	return c, nil
 }
 
-// The method returns the packages that the choice selects.
+// of(packages) returns the packages that the choice selects.
 func (c choice) of(packages []vmPkg) []vmPkg {
 	var out []vmPkg
 	for _, p := range packages {
@@ -228,7 +228,7 @@ type intelJob struct {
 	limit    time.Duration
 }
 
-// The method returns the packages to test on a host.
+// of(h) returns the packages to test on the host h.
 func (j intelJob) of(h intelHost) []vmPkg {
 	if j.core && h.core {
 		return coreTests()
@@ -303,8 +303,8 @@ type disk struct {
 	size  int64
 }
 
-// The method runs the job on the host h and returns the results of the tests. A skipped test counts
-// as failed.
+// on(…, h, …) runs the job on the host h and returns the results of the tests. A skipped test
+// counts as failed.
 func (j intelJob) on(ctx context.Context, m bochs.Machine, h intelHost, d disk, out *lineWriter) (counts, error) {
 	if err := os.Mkdir(d.dir, 0o755); err != nil {
 		return counts{}, err

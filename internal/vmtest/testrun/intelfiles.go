@@ -24,7 +24,7 @@ const (
 	tortureReport = "/disk" + resultsDir + "/torture.json"
 )
 
-// The method returns the name of a package on the host's disk.
+// short returns the name of a package on the host's disk.
 func (p vmPkg) short() string {
 	return strings.ReplaceAll(strings.TrimPrefix(p.path, module), "/", "-")
 }

@@ -36,7 +36,7 @@ type daemon struct {
 
 // fault selects requests and determines how their answers fail.
 type fault struct {
-	Times  int    `json:"times"`  // number of requests; 0: 1
+	Times  int    `json:"times"`  // number of requests; 0 means 1
 	Method string `json:"method"` // empty: every method
 	Path   string `json:"path"`   // a regular expression; empty: every path below /v1
 	// 429 or 503: send only an error with this status; 0: cut off or stall the answer.
@@ -117,7 +117,7 @@ func (d *daemon) connState(c net.Conn, s http.ConnState) {
 	}
 }
 
-// The method closes all listeners and connections, including WebSockets.
+// away closes all listeners and connections, including WebSockets.
 func (d *daemon) away() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -295,7 +295,7 @@ type cut struct {
 	left  int
 	stall bool
 	gone  <-chan struct{}
-	done  bool // write nothing more
+	done  bool // the connection is broken
 }
 
 var errCut = errors.New("the rig was told to cut the answer")

@@ -148,8 +148,8 @@ func bake(ctx context.Context, rig *apirig.Rig, r ready) error {
 // directories are those of this host.
 const privateDir = "/srv"
 
-// agentHere returns the command of an agent. The agent exits when this program exits. With private
-// files it has a mount namespace of its own, in which this program's user is root.
+// agentHere returns the command of an agent. The agent exits when this program exits. If private is
+// set, the agent has a mount namespace of its own, in which this program's user is root.
 func agentHere(t *lifetime, self, dir string, private bool) *exec.Cmd {
 	cmd := exec.Command(self, agentArg, dir)
 	if private {
@@ -163,7 +163,7 @@ func agentHere(t *lifetime, self, dir string, private bool) *exec.Cmd {
 	return cmd
 }
 
-// mountFiles makes a directory this process's privateDir.
+// mountFiles mounts the directory own at privateDir.
 func mountFiles(own string) error {
 	if err := unix.Mount(own, privateDir, "", unix.MS_BIND, ""); err != nil {
 		return fmt.Errorf("mount %s on %s: %w", own, privateDir, err)

@@ -17,7 +17,7 @@ const (
 // shape is the size of the memory and disk that the program writes. Each writer is a thread.
 type shape struct {
 	pages   int // pages of memory, spread over the memory writers
-	blocks  int // blocks of the two disk files, half of them in each; written by one more writer
+	blocks  int // blocks of the two disk files together, written by one more writer
 	writers int // memory writers
 }
 
@@ -129,8 +129,8 @@ func (a *arena) end(writer, u int, old, seq uint64) {
 	atomic.StoreUint64(&r[recIntent], 0)
 }
 
-// Word k of unit u after write seq is first(u, seq) + k*wordStep. The function can be inverted, so
-// a wrong word shows which write has written it.
+// Word k of unit u after write seq is first(u, seq) + k*wordStep. The number seq can be computed
+// from a word, so a wrong word shows which write has written it.
 const (
 	seqFactor  = 0x9e3779b97f4a7c15
 	unitFactor = 0xc2b2ae3d27d4eb4f

@@ -7,8 +7,8 @@ import (
 	"github.com/forkd/forkd/test/torture/guest"
 )
 
-// maxMismatches limits the mismatches in a report. If there are more, their number is the last
-// line.
+// maxMismatches limits the mismatches in a report. If there are more, the last line has their
+// number.
 const maxMismatches = 32
 
 type checker struct {

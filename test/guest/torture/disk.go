@@ -82,8 +82,7 @@ func (d *disk) get(b int, p []byte) error {
 	return err
 }
 
-// overwrite replaces the content of a block and checks the old content; see the function of the
-// same name.
+// overwrite replaces the content of a block and checks the old content; see the function overwrite.
 func (d *disk) overwrite(u int, old, seq uint64) (bad int, found uint64, err error) {
 	b := u - d.pages
 	if b%2 == 0 {

@@ -24,7 +24,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// Host is what the suite needs to run.
+// Host has the things that a test of the suite needs.
 type Host struct {
 	VMMs  vmpool.VMMs
 	Dir   string // directory for the directories of VMs; short, because they contain unix sockets

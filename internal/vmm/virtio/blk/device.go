@@ -3,8 +3,8 @@
 //
 // The transport's goroutine executes requests one at a time, in order, with preadv and pwritev
 // between files and guest memory. The package caches nothing, and a quiesced device has no request
-// in progress. So a device saves no state except its size. The package opens no files and knows no
-// snapshots.
+// in progress. So a device saves no state except the size of its disk. The package opens no files
+// and knows no snapshots.
 //
 // The device splits a request into pieces of at most maxPiece bytes, so that it can pause after
 // each piece. A request that is incomplete, or that found no space on the host, stays in its queue,
@@ -36,31 +36,32 @@ const (
 	queueSize  = 128
 	segMax     = queueSize - 2 // a request also has a header and a status descriptor
 
-	// maxRequest bounds the data of one request in bytes. Linux drivers stay below 4 MiB.
+	// maxRequest is the maximum length of the data of one request, in bytes. Linux drivers stay
+	// below 4 MiB.
 	maxRequest = 8 << 20
 
 	// maxPiece is the maximum amount of work between two calls of Transport.Wanted, in bytes of the
 	// disk. It is a multiple of cluster. Discards determine the limit: a discard that frees many
-	// clusters may have to free an extent of the host's file system for each of them, which takes
+	// clusters may have to free an extent of the host's file system for each cluster, which takes
 	// long.
 	maxPiece = 1 << 20
 
 	// maxHold is the number of bytes after which the device releases the run lock. Then another
-	// user can take the lock, such as a driver that resets the device.
+	// goroutine can take the lock, for example to reset the device.
 	maxHold = 8 << 20
 
-	// pieceCost is added for each piece when the device counts bytes towards maxHold, because even
-	// a piece without data takes time.
+	// pieceCost is a number of bytes that each piece adds to the count for maxHold, because even a
+	// piece without data takes time.
 	pieceCost = 64 << 10
 
-	// Limits of a discard or write-zeroes request that the device announces: one segment of 64 MiB,
-	// in sectors.
+	// The device announces that a discard or write-zeroes request may have one segment of up to
+	// announcedZero sectors (64 MiB).
 	announcedZero     = 64 << 20 / sectorSize
 	announcedSegments = 1
 
-	// Limits of such a request that the device accepts: 16 segments of 1 GiB each. Earlier releases
-	// announced these limits. Drivers in snapshots of those releases still use them, because a
-	// driver reads the limits only once.
+	// The device accepts such a request if it has at most 16 segments of up to acceptedZero sectors
+	// (1 GiB). Earlier releases announced these limits. Drivers in snapshots of those releases
+	// still use them, because a driver reads the limits only once.
 	acceptedZero     = 1 << 30 / sectorSize
 	acceptedSegments = 16
 )
@@ -75,8 +76,8 @@ type Device struct {
 	transport virtio.Transport
 	queue     *virtq.Queue
 
-	done  uint64   // bytes of the first request in the queue that are already processed
-	views [][]byte // reused buffer: guest memory of one piece
+	done  uint64   // number of bytes of the first request in the queue that are already processed
+	views [][]byte // reused list of views of guest memory, for one piece
 }
 
 // serialSize is the length of the field for a disk's serial number, in bytes. Shorter serial
@@ -88,8 +89,9 @@ const serialSize = 20
 //
 // If the host's file system has no space for a write, the guest gets no error, because most guests
 // would then lose the data. Instead, the write stays in the queue, and the device stops and calls
-// full. The device tries the write again when the driver notifies it, or at Unquiesce. The device
-// may call full several times, always with the run lock held. The function must not block.
+// full. The device tries the write again when the driver notifies the device, or at Unquiesce. The
+// device may call full several times, always with the run lock held. The function full must not
+// block.
 func New(disk *Overlay, serial string, full func()) *Device {
 	d := &Device{disk: disk, full: full}
 	copy(d.serial[:], serial)
@@ -97,8 +99,8 @@ func New(disk *Overlay, serial string, full func()) *Device {
 	return d
 }
 
-// configSize is the length of struct virtio_blk_config up to write_zeroes_may_unmap, padded to 4
-// (virtio 1.2 §5.2.4).
+// configSize is the length of struct virtio_blk_config up to write_zeroes_may_unmap, padded to a
+// multiple of 4 bytes (virtio 1.2 §5.2.4).
 const configSize = 60
 
 func encodeConfig(size uint64) (c [configSize]byte) {

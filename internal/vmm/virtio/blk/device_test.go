@@ -45,8 +45,9 @@ func start(t testing.TB, o *Overlay) *guest {
 	return g
 }
 
-// request executes a request. The parameters have the data for the device, and the number of bytes
-// that the device returns. request returns the status and the data that the device has returned.
+// request executes a request. The parameter out is the data for the device, and in is the number of
+// bytes that the device returns. The results are the status and the bytes that the device has
+// returned.
 func (g *guest) request(kind uint32, sector uint64, out []byte, in uint32) (status byte, data []byte) {
 	g.t.Helper()
 	g.submit(kind, sector, out, in)
@@ -256,7 +257,7 @@ func TestRequestsStopForAPause(t *testing.T) {
 	d.Reset()
 }
 
-// A guest can keep the run lock busy only for a few requests, however large they are.
+// The device releases the run lock after a few requests, however large the guest's requests are.
 func TestBytesInOneTurnAreBounded(t *testing.T) {
 	const large = 1 << 20
 	mem, err := guestmem.New(8 << 20)

@@ -19,9 +19,9 @@ import (
 // holdDisk is the size of the disks for hostile requests. It is below announcedZero.
 const holdDisk = 32 << 20
 
-// The maximum amount of work between two calls of Transport.Wanted: 1 MiB, with one system call for
-// each cluster. The second summand of each bound is for the bitmap, partial clusters, and the
-// measurement itself.
+// mostBytes and mostCalls limit the work between two calls of Transport.Wanted: 1 MiB, with one
+// system call for each cluster. The second summand of each bound is for the bitmap, partial
+// clusters, and the measurement itself.
 const (
 	mostBytes = 1<<20 + 64<<10
 	mostCalls = 256 + 32
@@ -33,9 +33,9 @@ var hostile = []struct {
 	name    string
 	kind    uint32
 	sector  uint64
-	segment uint32 // sectors of each segment, for requests with a list of segments
-	count   int    // number of segments
-	size    uint32 // bytes of data, for other requests
+	segment uint32 // number of sectors of each segment, for requests with a list of segments
+	count   int    // number of segments in the list
+	size    uint32 // number of bytes of data, for other requests
 }{
 	{name: "read", kind: typeIn, size: maxRequest},
 	{name: "write", kind: typeOut, sector: 1, size: maxRequest},

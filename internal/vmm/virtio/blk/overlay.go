@@ -18,8 +18,8 @@ const cluster = disklayer.ClusterSize
 // that has the cluster. The base has all clusters; clusters beyond the end of its file are zero.
 //
 // Data is always written before the bit that makes the data visible, so the top is a valid layer
-// even if the process is killed. Nothing is synced. A reboot may lose a top that no branch has made
-// a layer, and the store syncs layers.
+// even if the process is killed. An Overlay syncs nothing. The store syncs layers, but a reboot may
+// lose the top.
 //
 // An Overlay is the disk of one device and is not safe for concurrent use.
 type Overlay struct {
@@ -96,8 +96,8 @@ func (o *Overlay) openLayer(f *os.File) (*disklayer.Layer, error) {
 }
 
 // SwapTop makes the top an immutable layer and puts newTop above it. The file newTop must be an
-// empty layer of the same size. The second file is the file of the former top, open for reading
-// only. Afterwards the Overlay reads the former top through this file. The Overlay closes the
+// empty layer of the same size. The parameter frozen is the file of the former top, open for
+// reading only. Afterwards the Overlay reads the former top through frozen. The Overlay closes the
 // descriptor through which it wrote, so this process can no longer change the file. Nothing is
 // copied. After an error the disk is unchanged and the caller owns both files; otherwise the
 // Overlay owns them.
@@ -136,10 +136,9 @@ func sameFile(a, b *os.File) error {
 	return nil
 }
 
-// Merge replaces layers with the given file, a layer with the combined content of the replaced
-// layers, and closes these layers. The lowest replaced layer has the number first. Merge also
-// replaces all layers between this layer and the top. After an error the disk is unchanged and the
-// caller owns the file; otherwise the Overlay owns it.
+// Merge replaces and closes all layers below the top, from the layer with the number first on. The
+// file merged is a layer with the combined content of these layers, and replaces them. After an
+// error the disk is unchanged and the caller owns merged; otherwise the Overlay owns it.
 func (o *Overlay) Merge(first int, merged *os.File) error {
 	last := len(o.layers) - 1 // the top
 	if first < 0 || first >= last {
@@ -188,9 +187,9 @@ func (o *Overlay) ReadV(views [][]byte, off uint64) error {
 	return nil
 }
 
-// locate returns the file that contains the byte at off, or nil if the byte is zero. It also
-// returns how many of the next bytes are in the same file, or are also zero. It examines at most
-// the given number of bytes.
+// locate returns the file that has the byte at off, or nil if no file has the byte, which is then
+// zero. It also returns how many bytes from off on have the same result. The parameter left is the
+// maximum of this number.
 func (o *Overlay) locate(off, left uint64) (*os.File, uint64) {
 	first := off / cluster
 	count := (off+left+cluster-1)/cluster - first

@@ -183,7 +183,7 @@ func TestSwapTopFreezesTheOldOne(t *testing.T) {
 	if after, err := os.ReadFile(frozen); err != nil || !bytes.Equal(before, after) {
 		t.Fatalf("the frozen layer has changed (%v)", err)
 	}
-	// Linux grants this lease only if no process has the file open for writing or mapped.
+	// Linux grants this lease only if no process has the file open or mapped for writing.
 	reader := forReading(t, o.layers[0])
 	defer reader.Close()
 	if _, err := unix.FcntlInt(reader.Fd(), unix.F_SETLEASE, unix.F_RDLCK); err != nil {

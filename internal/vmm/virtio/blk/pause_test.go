@@ -22,7 +22,7 @@ func TestPauseInsideARequest(t *testing.T) {
 		}
 		t.Run(r.name, func(t *testing.T) {
 			want := runPaused(t, i, -1)
-			pieces := want.looks - 2 // the checks before the first piece and after the last one do not count
+			pieces := want.looks - 2 // the checks before the first piece and after the last piece do not count
 			if pieces < 2 {
 				t.Fatalf("the request was done in %d pieces: it cannot be paused", pieces)
 			}
@@ -45,8 +45,8 @@ type ending struct {
 	parent, child string
 }
 
-// runPaused serves the request hostile[i]. It pauses and branches after the given number of pieces
-// of the request; -1: never.
+// runPaused serves the request hostile[i]. The parameter at is the number of pieces of the request
+// after which it pauses and branches; -1: never.
 func runPaused(t *testing.T, i, at int) (e ending) {
 	mem := newHoldMemory(t)
 	o := fragmentedDisk(t, t.TempDir())
@@ -90,7 +90,8 @@ func newHoldMemory(t *testing.T) *guestmem.Memory {
 	return mem
 }
 
-// branchAndFinish makes a branch of d, and serves the branch's queue to its end. d gets a new top.
+// branchAndFinish makes a branch of d, and serves the branch's queue until the request is complete.
+// The device d gets a new top.
 func branchAndFinish(t *testing.T, d *Device, q *virtq.Queue, mem *guestmem.Memory, i int) string {
 	t.Helper()
 	var w codec.Writer
@@ -108,7 +109,7 @@ func branchAndFinish(t *testing.T, d *Device, q *virtq.Queue, mem *guestmem.Memo
 		}
 		files = append(files, g)
 	}
-	files[len(files)-1].Close() // the new top belongs to the parent, and the branch has another
+	files[len(files)-1].Close() // the new top belongs to the parent, and the branch has another top
 	files[len(files)-1] = newTop(t, dir, holdDisk)
 	o, err := NewOverlay(files, holdDisk)
 	if err != nil {
@@ -154,7 +155,8 @@ func layerFiles(o *Overlay) (files []*os.File) {
 	return files
 }
 
-// contents describes the disk, the guest's memory, and how many requests are left.
+// contents returns the content of the disk and of the guest's memory. It fails the test if the
+// request has failed or is still in the queue.
 func contents(t *testing.T, o *Overlay, q *virtq.Queue, mem *guestmem.Memory, i int) string {
 	t.Helper()
 	disk, memory := make([]byte, holdDisk), make([]byte, holdMemory)

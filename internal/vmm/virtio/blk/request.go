@@ -41,11 +41,11 @@ var (
 var errMore = errors.New("block request is not complete")
 
 // serve executes the next piece of the request in c. The piece begins d.done bytes into the
-// request. Before the last piece it returns errMore. After the last piece it returns the number of
-// bytes that the device has written to c. If the disk fails or an address is invalid, the request's
-// status tells the driver, and serve returns no error. Other errors are of two kinds. If noRoom is
-// true for the error, the piece must be served again when the host has space. Any other error means
-// that the status could not be written.
+// request. If further pieces follow, serve returns errMore. After the last piece, it returns the
+// number of bytes that the device has written to c. If the disk fails or an address is invalid, the
+// request's status tells the driver, and serve returns no error. Other errors are of two kinds. If
+// noRoom is true for the error, the piece must be served again when the host has space. Any other
+// error means that the status could not be written.
 func (d *Device) serve(c *virtq.Chain) (written uint32, err error) {
 	status := c.CutLast()
 	if status == nil {
@@ -115,10 +115,10 @@ func (d *Device) write(c *virtq.Chain, sector uint64) error {
 	return d.progress(n, left)
 }
 
-// piece returns the next piece of a request that transfers the given number of bytes. The piece has
-// n bytes, and begins at the offset off of the disk. piece also returns the number of bytes that
-// remain, including the piece. The whole request is checked again for each piece, because a hostile
-// driver may have changed the request.
+// piece returns the next piece of a request that transfers size bytes. The piece has n bytes, and
+// begins at the offset off of the disk. piece also returns the number of bytes that remain,
+// including the piece. The whole request is checked again for each piece, because a hostile driver
+// may have changed the request.
 func (d *Device) piece(size uint32, sector uint64) (off, n, left uint64, err error) {
 	if size > maxRequest || !d.onDisk(sector, uint64(size)) {
 		return 0, 0, 0, errRange
@@ -128,13 +128,13 @@ func (d *Device) piece(size uint32, sector uint64) (off, n, left uint64, err err
 	return off, pieceOf(off, left), left, nil
 }
 
-// pieceOf returns how many bytes at off belong to the next piece, given the number of remaining
-// bytes. Pieces end at cluster boundaries, so that they write and discard the same whole clusters
-// as a request that is not divided.
+// pieceOf returns the length of the next piece, which begins at off. The parameter left is the
+// number of bytes that remain. Pieces end at cluster boundaries, so that they write and discard the
+// same whole clusters as a request that is not divided.
 func pieceOf(off, left uint64) uint64 { return min(left, maxPiece-off%maxPiece) }
 
-// progress records that n bytes have been processed, given the number of bytes that remained
-// before.
+// progress adds n to the number of processed bytes. The parameter left is the number of bytes that
+// remained before. If bytes still remain, progress returns errMore.
 func (d *Device) progress(n, left uint64) error {
 	d.done += n
 	if n < left {

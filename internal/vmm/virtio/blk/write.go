@@ -27,10 +27,10 @@ func (o *Overlay) WriteV(views [][]byte, off uint64) error {
 	return nil
 }
 
-// writeRun returns how many of the next bytes can be written in the same way, given the number of
-// remaining bytes. If whole is true, these bytes are written directly to the top: they are whole
-// clusters, or the top already has their clusters. Otherwise they are in one cluster, which must be
-// completed with data from the files below.
+// writeRun returns how many bytes from off on can be written in the same way. The parameter left is
+// the number of bytes that remain. If whole is true, these bytes are written directly to the top:
+// they are whole clusters, or the top already has their clusters. Otherwise they are in one
+// cluster, which must be completed with data from the files below.
 func (o *Overlay) writeRun(off, left uint64) (n uint64, whole bool) {
 	end := off + left
 	if !o.fills(off/cluster, off, end) {
@@ -98,7 +98,7 @@ func (o *Overlay) writePartial(part [][]byte, off, n uint64) error {
 }
 
 // Zero makes n bytes at off read as zero and frees their space in the top. The caller must have
-// checked the range and that the disk is writable.
+// checked that the range is within the disk.
 func (o *Overlay) Zero(off, n uint64) error {
 	end := off + n
 	first, last := (off+cluster-1)/cluster*cluster, end/cluster*cluster
@@ -126,8 +126,8 @@ func (o *Overlay) Zero(off, n uint64) error {
 	return o.writeZeros(last, end-last)
 }
 
-// Discard frees the space of the clusters that lie completely within the n bytes at off. They then
-// read as zero.
+// Discard frees the space of the clusters that lie completely within the n bytes at off. These
+// clusters then read as zero.
 func (o *Overlay) Discard(off, n uint64) error {
 	first, last := (off+cluster-1)/cluster*cluster, (off+n)/cluster*cluster
 	if first >= last {

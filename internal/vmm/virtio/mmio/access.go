@@ -25,8 +25,8 @@ func (t *Transport) Read(off uint64, p []byte) {
 }
 
 func (t *Transport) readRegister(off uint64) uint32 {
-	// Without locks, because every interrupt handler reads this register, even while the device is
-	// busy.
+	// These registers are read without locks, because the driver reads the first one in every
+	// interrupt handler, even while the device is busy.
 	switch off {
 	case RegInterruptStatus:
 		return t.interrupt.Load()
@@ -77,7 +77,7 @@ func setHalf(v *uint64, sel, bits uint32) {
 	}
 }
 
-// selected returns the queue that QueueSel names, or nil.
+// selected returns the queue that the register QueueSel selects, or nil.
 func (t *Transport) selected() *queueConfig {
 	if int64(t.queueSel) >= int64(len(t.queueConfigs)) {
 		return nil
@@ -92,7 +92,7 @@ func (t *Transport) Write(off uint64, p []byte) {
 		return
 	}
 	v := binary.LittleEndian.Uint32(p)
-	// Without locks, as in readRegister.
+	// These registers are written without locks, for the reason that readRegister gives.
 	switch off {
 	case RegInterruptACK:
 		t.interrupt.And(^v)

@@ -8,7 +8,7 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/virtiotest"
 )
 
-// FuzzRegisters is a hostile driver that stores arbitrary values to registers, even while the
+// FuzzRegisters acts as a hostile driver that stores arbitrary values to registers, even while the
 // device runs.
 func FuzzRegisters(f *testing.F) {
 	f.Add([]byte{0x70 / 4, 1, 0x70 / 4, 3, 0x24 / 4, 1, 0x20 / 4, 1, 0x70 / 4, 11, 0x38 / 4, 8, 0x44 / 4, 1, 0x70 / 4, 15},

@@ -5,8 +5,8 @@
 // It does not decode bus addresses, because callers pass offsets into one window. It does not use
 // KVM: package machine registers NotifyFD as an ioeventfd, and connects Interrupt to an input of
 // the interrupt controllers. All queues of a device share one eventfd, because checking an
-// unchanged queue takes only one load, while a descriptor per queue would take memory in every VM.
-// A write of a driver can only change a register, be ignored, or cause DEVICE_NEEDS_RESET.
+// unchanged queue takes only one load. A descriptor for each queue would take memory in every VM. A
+// write of a driver can only change a register, be ignored, or cause DEVICE_NEEDS_RESET.
 package mmio
 
 import (
@@ -32,7 +32,8 @@ type queueConfig struct {
 // Transport makes one device visible to the guest.
 //
 // Lock order: mu (registers), then run (device execution). Status and interrupt bits are atomic,
-// because the device sets them while it holds run, and the driver's reads hold mu or no lock.
+// because the device sets them while run is held, but the driver reads them while mu or no lock is
+// held.
 type Transport struct {
 	mem  *guestmem.Memory
 	dev  virtio.Device
@@ -54,7 +55,7 @@ type Transport struct {
 	wanted   atomic.Int32 // number of goroutines that wait in lockRun
 	run      sync.Mutex   // held while device code runs, and from Quiesce to Unquiesce
 	queues   []*virtq.Queue
-	running  bool // the device has been activated and has not failed
+	running  bool // whether the device has been activated and has not failed
 	quiesced bool
 	closed   bool
 	failure  error
@@ -185,8 +186,8 @@ func (t *Transport) Interrupt(q *virtq.Queue) error {
 	return t.raise(interruptUsed)
 }
 
-// raise records the reason and raises the line. It records the reason first, because the driver's
-// interrupt handler reads the reason. It raises the line even if the driver has not acknowledged an
+// raise sets the bit of the reason and raises the line. It sets the bit first, because the driver's
+// interrupt handler reads the bit. It raises the line even if the driver has not acknowledged an
 // earlier interrupt, because the earlier edge may have been lost while the line was masked.
 func (t *Transport) raise(reason uint32) error {
 	t.interrupt.Or(reason)
@@ -205,7 +206,7 @@ func (t *Transport) Fail(err error) {
 	}
 }
 
-// serve waits for kicks, in the transport's goroutine.
+// serve is the transport's goroutine. It waits for kicks and makes the device serve its queues.
 func (t *Transport) serve() {
 	defer close(t.done)
 	for t.kick.Wait() == nil {

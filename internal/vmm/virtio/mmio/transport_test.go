@@ -291,9 +291,9 @@ func (e *endless) Notify() (bool, error) {
 	return true, nil
 }
 
-// A busy device stops when the machine is about to be paused. It also stops when a vCPU waits to
-// reset it, because a pause would wait for that vCPU. If the device did not stop, this test would
-// not end.
+// A busy device stops when the machine is about to be paused. The device also stops when a vCPU
+// waits to reset the device, because a pause would wait for that vCPU. If the device did not stop,
+// this test would not end.
 func TestQuiesceInterruptsABusyDevice(t *testing.T) {
 	mem, err := guestmem.New(1 << 20)
 	if err != nil {
@@ -316,7 +316,7 @@ func TestQuiesceInterruptsABusyDevice(t *testing.T) {
 	for !dev.busy.Load() {
 		runtime.Gosched()
 	}
-	store(tr, 0x70, 0) // resets the device, by the status register
+	store(tr, 0x70, 0) // resets the device, through the status register
 	if status := load(tr, 0x70); status != 0 {
 		t.Errorf("status %#x after a reset", status)
 	}

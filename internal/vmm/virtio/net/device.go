@@ -7,17 +7,18 @@
 // notice, and the device drops the frames.
 //
 //   - Checksums and TCP segmentation are left to the receiver of a frame. If a frame's header is
-//     valid for the frame, the device passes both on. Otherwise it drops the frame and returns the
-//     buffer.
+//     valid for the frame, the device passes on the header and the frame. Otherwise it drops the
+//     frame and returns the buffer.
 //   - If the peer accepts no more frames, frames stay in the driver's queue. If the driver has no
 //     receive buffers, frames stay in the socket. If the peer has hung up, the device drops the
 //     peer.
 //   - Payload moves between the socket and guest memory without a copy in this process.
 //
 // One goroutine waits for the socket, through an epoll descriptor. The transport's goroutine serves
-// the queues. Both hold the run lock while they work, and never block. The device creates the
-// socket's goroutine and its descriptor when the driver sends its first frame to a peer. It
-// receives nothing before that, so a guest that never uses the network costs nothing.
+// the queues. Both goroutines hold the run lock while they work, and never block. The device
+// creates the socket's goroutine and the epoll descriptor when the driver sends its first frame to
+// a peer. The device receives nothing before that, so a guest that never uses the network costs
+// nothing.
 package net
 
 import (
@@ -52,10 +53,11 @@ const (
 	// page or less.
 	queueSize = 256
 
-	// burst is how many frames are moved in one direction before the device does other work.
+	// burst is the maximum number of frames that the device moves in one direction before it does
+	// other work.
 	burst = 64
 
-	// maxParts bounds the parts of one message (Linux's UIO_MAXIOV).
+	// maxParts is the maximum number of parts of one message (Linux's UIO_MAXIOV).
 	maxParts = 1024
 )
 
@@ -70,9 +72,9 @@ type Device struct {
 	transport virtio.Transport
 	rx, tx    *virtq.Queue
 	features  uint64
-	awake     bool // the driver has sent a frame
-	blocked   bool // the socket was full, so frames wait in tx
-	stalled   bool // receive buffers ran out, so frames wait in the socket
+	awake     bool // whether the driver has sent a frame
+	blocked   bool // whether frames wait in tx because the socket was full
+	stalled   bool // whether frames wait in the socket because receive buffers ran out
 
 	raw   [frame.HeaderBytes]byte // reused buffer for the header of the current frame
 	parts guestmem.Vector         // reused list of the current frame's parts in guest memory
@@ -91,7 +93,8 @@ func (d *Device) SetPeer(p *Peer) {
 	d.peer = p
 }
 
-// dropPeer closes and removes the peer. Frames that wait for the peer are also dropped.
+// dropPeer closes and removes the peer. If the device gets no other peer, it drops the frames that
+// wait in the queue when it next serves the queue.
 func (d *Device) dropPeer() {
 	d.unwatch()
 	d.peer.Close()
@@ -166,8 +169,8 @@ func (d *Device) serve() (more bool, err error) {
 		return false, err
 	}
 	d.watch()
-	// If the peer has hung up, frames for it can be dropped now, and no kick will arrive for these
-	// frames.
+	// If receive has dropped the peer, the frames that wait for the peer can be dropped now. No
+	// kick will arrive for these frames.
 	freed := blocked && !d.blocked
 	for _, q := range [...]*virtq.Queue{d.rx, d.tx} {
 		if err := d.transport.Interrupt(q); err != nil {
@@ -177,7 +180,7 @@ func (d *Device) serve() (more bool, err error) {
 	return sending || receiving || freed, nil
 }
 
-// servePeer waits for events of the socket, in the socket's goroutine.
+// servePeer is the socket's goroutine. It waits for events of the socket and moves frames.
 func (d *Device) servePeer(t virtio.Transport) {
 	defer close(d.done)
 	for {
@@ -220,9 +223,9 @@ func (d *Device) wake() error {
 	return nil
 }
 
-// watch makes the poller wait for the events that the device can use now. If it can use no event,
-// watch removes the socket from the poller. Otherwise the poller would report a hang-up again and
-// again.
+// watch makes the poller wait for the events that the device can use now. If the device can use no
+// event, watch removes the socket from the poller. Otherwise the poller would report a hang-up
+// again and again.
 func (d *Device) watch() {
 	if d.peer == nil || !d.awake {
 		return

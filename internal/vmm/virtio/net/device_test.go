@@ -249,7 +249,7 @@ func TestNoPeer(t *testing.T) {
 	g.awaken()
 }
 
-// A new peer gets the frames that the old peer has not read.
+// A new peer gets the frames that wait in the queue because the old peer does not read.
 func TestReplacedPeer(t *testing.T) {
 	g := start(t, allFeatures, 1536, 8)
 	g.awaken()

@@ -12,7 +12,7 @@ const (
 	flagDataValid = 2 // VIRTIO_NET_HDR_F_DATA_VALID, to the driver only
 )
 
-// Kinds of segmentation that a header may request. The device offers no others.
+// Kinds of segmentation that a header may request. The device offers no other kinds.
 const (
 	gsoNone  = 0 // VIRTIO_NET_HDR_GSO_NONE
 	gsoTCPv4 = 1 // VIRTIO_NET_HDR_GSO_TCPV4

@@ -16,7 +16,7 @@ func TestHoldIsBounded(t *testing.T) {
 	g.awaken()
 	g.tr.Quiesce()
 	long := message(segmented, 40000)
-	const frames = 3 // as many as fit into a socket
+	const frames = 3 // as many frames as fit into a socket
 	for range frames {
 		g.post(long)
 		g.fromPeer(long)
@@ -24,7 +24,7 @@ func TestHoldIsBounded(t *testing.T) {
 	for name, c := range map[string]struct {
 		serve func() (bool, error)
 		ring  *virtiotest.Ring
-		each  int // receive buffers that one frame uses
+		each  int // number of receive buffers that one frame uses
 	}{
 		"frames of the guest": {g.dev.transmit, g.tx, 1},
 		"frames of the peer":  {g.dev.receive, g.rx, (len(long) + 1535) / 1536},

@@ -21,7 +21,7 @@ func (p *Peer) Close() {
 }
 
 // peek fills the given parts with the beginning of the next message, which stays in the socket. It
-// returns the length of the whole message in bytes. 0 means the end of the stream.
+// returns the length of the whole message in bytes, or 0 at the end of the stream.
 func (p *Peer) peek(parts *guestmem.Vector) (n int, err error) {
 	return parts.Receive(p.fd, unix.MSG_PEEK|unix.MSG_TRUNC|unix.MSG_DONTWAIT)
 }

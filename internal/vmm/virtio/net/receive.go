@@ -50,7 +50,7 @@ func (d *Device) deliver(n int) error {
 	h := decodeHeader(&d.raw)
 	csum := d.features&FGuestCsum != 0
 	if h.flags &= flagNeedsCsum | flagDataValid; !csum {
-		h.flags &^= flagDataValid // only a hint, and this driver has not negotiated it (virtio 1.2 §5.1.6.4.1)
+		h.flags &^= flagDataValid // the flag is only a hint, and this driver has not negotiated it (virtio 1.2 §5.1.6.4.1)
 	}
 	d.used = d.used[:0]
 	room, err := false, error(nil)
@@ -130,7 +130,7 @@ func (d *Device) popBuffer() (*virtq.Chain, error) {
 	}
 }
 
-// putBack returns the buffers that collect took to the queue.
+// putBack puts the buffers that collect has taken back into the queue.
 func (d *Device) putBack() {
 	for range d.used {
 		d.rx.Unpop()

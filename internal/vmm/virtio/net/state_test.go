@@ -12,8 +12,8 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/virtiotest"
 )
 
-// The network of a guest that does not use it costs nothing: no goroutine, no descriptor, and no
-// page of the rings.
+// If a guest does not use the network, its device costs nothing: no goroutine, no descriptor, and
+// no page of the rings.
 func TestIdleDeviceCostsNothing(t *testing.T) {
 	g := start(t, allFeatures, 1536, 8)
 	g.fromPeer(message(header{}, 60))

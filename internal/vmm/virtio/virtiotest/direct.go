@@ -49,12 +49,12 @@ func (d *Direct) Interrupt(q *virtq.Queue) error {
 // Fail implements virtio.Transport.
 func (d *Direct) Fail(err error) { d.Failed = err }
 
-// FuzzMemory is how many bytes of guest memory the fuzzer's input fills. The rest of the memory is
-// zero.
+// FuzzMemory is the number of bytes of guest memory that the fuzzer's input can fill. The rest of
+// the memory is zero.
 const FuzzMemory = 1 << 16
 
-// Fuzz activates a device and makes it serve its queues, in a memory that begins with the given
-// bytes. The queues have 8 entries each. The first queue is at address 0, and each further queue
+// Fuzz activates a device and makes it serve its queues, in a memory that begins with the bytes of
+// content. The queues have 8 entries each. The first queue is at address 0, and each further queue
 // 512 bytes after the previous one. Within these 512 bytes, the descriptors are at offset 0, the
 // available ring at 128, and the used ring at 256. Any result is correct except a panic or an
 // endless loop.
@@ -90,9 +90,9 @@ func Fuzz(tb testing.TB, mem *guestmem.Memory, dev virtio.Device, content []byte
 	dev.Reset()
 }
 
-// FuzzSeed returns content for Fuzz that has one chain in one queue. The chain has two buffers. The
-// readable buffer is at address 0x1000 and contains the given bytes. The writable buffer is at
-// address 0x3000, and has the given length.
+// FuzzSeed returns content for Fuzz, with one chain in one queue. The chain has two buffers. The
+// readable buffer is at address 0x1000 and contains the bytes of out. The writable buffer is at
+// address 0x3000, and the parameter in is its length.
 func FuzzSeed(queue int, out []byte, in uint32) []byte {
 	content := make([]byte, 0x1000+len(out))
 	ring := content[queue*512:]

@@ -30,7 +30,7 @@ func (i *IRQ) Count() int64 { return i.n.Load() }
 type Buf struct {
 	GPA   guestmem.GPA
 	Len   uint32
-	Write bool // the device writes to it
+	Write bool // whether the device writes to the buffer
 }
 
 // Ring is the driver side of one queue.
@@ -46,8 +46,8 @@ type Ring struct {
 	kick                        func()
 }
 
-// NewRing returns a ring with the given number of entries at the address base, which must be
-// page-aligned. The given function must notify the device.
+// NewRing returns a ring with size entries at the address base, which must be page-aligned. The
+// function kick must notify the device.
 func NewRing(tb testing.TB, mem *guestmem.Memory, base guestmem.GPA, size uint16, kick func()) *Ring {
 	n := guestmem.GPA(size)
 	avail := base + 16*n
@@ -97,7 +97,7 @@ func (r *Ring) Add(bufs ...Buf) uint16 {
 	return head
 }
 
-// Publish makes the chain that begins at the descriptor head available.
+// Publish makes a chain available. The chain begins at the descriptor head.
 func (r *Ring) Publish(head uint16) {
 	r.tb.Helper()
 	r.must(r.mem.StoreUint16(r.Avail+4+2*guestmem.GPA(r.availIdx%r.Size), head))

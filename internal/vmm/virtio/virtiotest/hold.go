@@ -11,7 +11,8 @@ import (
 )
 
 // Hold measures the work that a device does between two calls of Transport.Wanted. A pause may have
-// to wait for that work. The device runs in the calling goroutine, which is locked to its thread.
+// to wait for that work. The device must run in the calling goroutine, which must be locked to its
+// thread.
 type Hold struct {
 	Bytes uint64        // maximum number of bytes moved between two calls
 	Calls uint64        // maximum number of system calls for reading or writing between two calls
@@ -31,8 +32,9 @@ type work struct {
 }
 
 // NewHold returns a Hold that uses the kernel's statistics of the thread's reads and writes. The
-// given function may be nil. Otherwise it returns how many bytes the device has moved in other
-// ways, and Hold adds these bytes.
+// function extra may be nil. Otherwise it returns a number that changes when the device moves bytes
+// in other ways, such as the size of a file. If this number changes by more than the number of
+// bytes in the statistics, the change counts instead.
 func NewHold(tb testing.TB, extra func() uint64) *Hold {
 	tb.Helper()
 	if _, err := os.Stat("/proc/thread-self/io"); err != nil {
@@ -43,7 +45,7 @@ func NewHold(tb testing.TB, extra func() uint64) *Hold {
 	return h
 }
 
-// Look is called when the device calls Transport.Wanted.
+// Look must be called when the device calls Transport.Wanted.
 func (h *Hold) Look() {
 	took, cpu, before := time.Since(h.begun), h.processorTime(), h.at
 	h.begin()
@@ -89,7 +91,8 @@ func (h *Hold) processorTime() time.Duration {
 	return time.Duration(ts.Nano())
 }
 
-// String returns a row of a table: the longest time in milliseconds, processor time, bytes and calls.
+// String returns a row of a table: the longest time in milliseconds, processor time, bytes and
+// calls.
 func (h *Hold) String() string {
 	ms := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 	return fmt.Sprintf("%8.2f ms %8.2f ms of CPU %6d KiB %4d calls", ms(h.Time), ms(h.CPU), h.Bytes>>10, h.Calls)

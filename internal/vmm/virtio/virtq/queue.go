@@ -130,8 +130,8 @@ type Used struct {
 	Written uint32
 }
 
-// Push returns the chain that begins at descriptor head to the driver. The device has written the
-// given number of bytes to it.
+// Push returns a chain to the driver. The chain begins at the descriptor head, and the device has
+// written the given number of bytes to it.
 func (q *Queue) Push(head uint16, written uint32) error {
 	if err := q.putUsed(q.usedIdx, Used{head, written}); err != nil {
 		return err
@@ -202,7 +202,7 @@ func (q *Queue) EnableNotify() (pending bool, err error) {
 }
 
 // Idle reports whether Pop has taken every chain, and the driver will kick when it adds the next
-// one.
+// chain.
 func (q *Queue) Idle() bool {
 	n, err := q.Pending()
 	return err == nil && n == 0 && q.says(q.kickWord())

@@ -20,7 +20,7 @@ const (
 	memSize = 1 << 20
 )
 
-// driver writes to a ring directly, because the tests also violate the rules.
+// driver writes to a ring directly, because the tests also break the rules of virtio.
 type driver struct {
 	t   *testing.T
 	mem *guestmem.Memory
@@ -180,7 +180,7 @@ func TestHostileChainsAreErrors(t *testing.T) {
 // write, and a pause waits until Pop returns.
 func TestTotalBytesAreBounded(t *testing.T) {
 	d := newDriver(t, false)
-	const n = 1 << 12 // number of descriptors in the table; each names most of the memory
+	const n = 1 << 12 // number of descriptors in the table; the buffer of each descriptor is the whole memory
 	for i := range uint16(MaxChain) {
 		d.desc(tableAt+0x10000, int(i), 0, memSize, descNext|descWrite, i+1)
 	}

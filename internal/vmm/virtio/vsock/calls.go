@@ -7,8 +7,8 @@ import (
 )
 
 // Calls returns the system calls of this package, without the calls of the Go runtime. They permit
-// making pairs of sockets and accepting connections, but no socket that connects to an address. The
-// pairs must be stream sockets, because a datagram socket could send to any address.
+// creating pairs of sockets and accepting connections, but not connecting a socket to an address.
+// The pairs must be stream sockets, because a datagram socket could send to any address.
 func Calls() []jail.Call {
 	return append(jail.Calls(unix.SYS_ACCEPT4, unix.SYS_RECVFROM, unix.SYS_SHUTDOWN, unix.SYS_PPOLL, unix.SYS_READV,
 		unix.SYS_WRITEV),

@@ -17,8 +17,8 @@ type connKey struct{ host, guest uint32 }
 //
 //	handshake ──CONNECT──▶ connecting ──RESPONSE──▶ open ──host gone──▶ closing ──RST──▶ (removed)
 //
-// A connection that the guest opens begins in state open. In every state, an RST from the guest or
-// a violated rule removes the connection at once.
+// A connection that the guest opens begins in state open. In every state, the connection is removed
+// at once if the guest sends an RST or violates a rule.
 type connState uint8
 
 const (
@@ -26,7 +26,7 @@ const (
 	stateHandshake  connState = iota
 	stateConnecting           // a REQUEST was sent to the guest
 	stateOpen
-	stateClosing // the host's socket is closed; the guest knows, and must answer with an RST
+	stateClosing // the host's socket is closed; the guest knows this, and must answer with an RST
 )
 
 // Control packets that must be sent to the guest, as bits of conn.owed. Lower bits are sent first.
@@ -45,27 +45,27 @@ type conn struct {
 	state connState
 	line  []byte // in stateHandshake: the beginning of the client's CONNECT line
 
-	armed  bool   // fd is in the poller
+	armed  bool   // whether fd is in the poller
 	events uint32 // events that the poller waits for on fd
 
 	// Data from guest to host. The buffer pending holds at most bufAlloc bytes that the host's
 	// socket has not accepted.
 	pending    []byte
-	forwarded  uint32 // bytes that the host's socket has accepted, modulo 1<<32 (fwd_cnt)
+	forwarded  uint32 // number of bytes that the host's socket has accepted, modulo 1<<32 (fwd_cnt)
 	advertised uint32 // latest value of forwarded that was sent to the guest
 	guestShut  uint32 // flags of the guest's shutdown packets
 
 	// Data from host to guest.
-	peerAlloc   uint32 // size of the guest's buffer
-	peerFwd     uint32 // bytes that the guest has taken from its buffer, modulo 1<<32
-	sent        uint32 // bytes sent to the guest, modulo 1<<32
-	hostEOF     bool   // the host's socket will send no more data
-	askedCredit bool   // a credit request was sent and not answered
-	stalled     bool   // the connection is in Device.stalled
+	peerAlloc   uint32 // size of the guest's buffer, in bytes
+	peerFwd     uint32 // number of bytes that the guest has taken from its buffer, modulo 1<<32
+	sent        uint32 // number of bytes sent to the guest, modulo 1<<32
+	hostEOF     bool   // whether the host's socket will send no more data
+	askedCredit bool   // whether a credit request was sent and not answered
+	stalled     bool   // whether the connection is in Device.stalled
 
-	owed   uint8 // control packets that must be sent
-	listed bool  // the connection is in Device.owing
-	gone   bool  // the connection was removed, but owing and stalled may still contain it
+	owed   uint8 // bits of the control packets that must be sent
+	listed bool  // whether the connection is in Device.owing
+	gone   bool  // whether the connection was removed; Device.owing and Device.stalled may still contain it
 }
 
 // credit returns how many more bytes fit into the guest's buffer.
@@ -88,8 +88,9 @@ func (c *conn) readable() bool {
 const burst = 16
 
 // pump moves data from the host's socket to the guest. It stops when there is no data, no receive
-// buffer or no credit, after burst packets, or when a pause waits. Then it sets the events for
-// which the poller waits. If data is left in the socket, the poller reports the socket again.
+// buffer or no credit, when it has sent the maximum number of packets (burst), or when a pause
+// waits. Then it sets the events for which the poller waits. If data is left in the socket, the
+// poller reports the socket again.
 func (d *Device) pump(c *conn) error {
 	for range burst {
 		if !c.readable() || c.stalled {
@@ -172,7 +173,7 @@ func (d *Device) endOfHost(c *conn) error {
 	return d.hostGone(c)
 }
 
-// hostGone handles the close of the host's socket by the client.
+// hostGone is called when the client on the host has closed its socket.
 func (d *Device) hostGone(c *conn) error {
 	d.closeFD(c)
 	c.pending, c.hostEOF, c.state = nil, true, stateClosing
@@ -184,7 +185,7 @@ func (d *Device) hostGone(c *conn) error {
 func (d *Device) owe(c *conn, what uint8) error {
 	c.owed |= what
 	if !c.listed {
-		if len(d.owing) >= maxConns { // the guest may take no packets, so bound the list
+		if len(d.owing) >= maxConns { // the guest may accept no packets, so the list must be bounded
 			d.owing = slices.DeleteFunc(d.owing, func(c *conn) bool { return c.gone })
 		}
 		c.listed = true
@@ -293,7 +294,7 @@ func (d *Device) closeFD(c *conn) {
 }
 
 // arm makes the poller wait for the events that c can use now. If c can use no event, arm removes
-// its socket from the poller. Otherwise the poller would report a hang-up again and again.
+// c's socket from the poller. Otherwise the poller would report a hang-up again and again.
 func (d *Device) arm(c *conn) {
 	if c.fd < 0 {
 		return

@@ -4,19 +4,19 @@
 // From host to guest, the device accepts connections on a donated listening socket. A client sends
 // "CONNECT <guest port>\n". When the guest has accepted the connection, the client receives "OK
 // <host port>\n", and then the stream is raw. If the guest refuses, the client sees the end of the
-// stream. From guest to host, the device passes one end of a socket pair to a callback for each
-// connection to CID 2.
+// stream. From guest to host, the device passes one end of a socket pair to the function
+// Config.Dial for each connection to CID 2.
 //
 // A fork loses all connections. If the saved guest had connections, the restored device sends
 // VIRTIO_VSOCK_EVENT_TRANSPORT_RESET. The driver drops its old connections, and then returns the
-// buffer of the event. Before that, the driver would also drop new connections. So the device
-// leaves host clients in the listener's backlog, and the guest's packets in their queue.
+// buffer of the event. Until then, the driver would also drop new connections. So the device leaves
+// host clients in the listener's backlog, and the guest's packets in their queue.
 //
 // One goroutine waits for all host sockets, through an epoll descriptor. The transport's goroutine
-// serves the queues. Both hold the run lock while they work, and never block. A slow host client
-// fills only the buffer of its own connection, because the guest may send at most bufAlloc bytes
-// that the client has not read. The package dials nothing, opens no path, and moves payload
-// directly between sockets and guest memory.
+// serves the queues. Both goroutines hold the run lock while they work, and never block. A slow
+// host client fills only the buffer of its own connection, because the guest may send at most
+// bufAlloc bytes that the client has not read. The package dials nothing, opens no path, and moves
+// payload directly between sockets and guest memory.
 package vsock
 
 import (
@@ -52,7 +52,7 @@ const (
 	maxConns = 256
 
 	// maxOrphans is the maximum number of queued RST packets that answer packets without a
-	// connection. Above the limit, the device ignores such packets of the guest.
+	// connection. Above this limit, the device does not answer such packets.
 	maxOrphans = 128
 )
 
@@ -81,15 +81,15 @@ type Device struct {
 
 	transport     virtio.Transport
 	rx, tx, event *virtq.Queue
-	listening     bool // the listener is in the poller
+	listening     bool // whether the listener is in the poller
 
-	resetDue  bool   // a transport reset event must be sent
-	holding   bool   // the event was sent, and the driver has not returned its buffer yet
+	resetDue  bool   // whether a transport reset event must be sent
+	holding   bool   // whether the event was sent and the driver has not returned the event's buffer yet
 	holdUntil uint16 // available index of the event queue at which the driver has returned the buffer
 
 	conns    map[connKey]*conn
 	byFD     map[int32]*conn // connections with a host socket
-	nextPort uint32          // starts at a random value, see New
+	nextPort uint32          // the next host port to use; starts at a random value, see New
 	owing    []*conn         // connections with control packets to send, in the order of sending
 	orphans  []header        // RSTs to send that belong to no connection
 	stalled  []*conn         // connections with data from the host, but without a receive buffer
@@ -193,7 +193,7 @@ func (d *Device) Notify() (more bool, err error) {
 }
 
 // mayConnect reports whether the device may open connections and handle the guest's packets. After
-// a transport reset, it must not do so until the driver has handled the reset.
+// a transport reset, the device must not do so until the driver has handled the reset.
 func (d *Device) mayConnect() (bool, error) {
 	if d.resetDue {
 		sent, err := d.sendReset()
@@ -261,7 +261,7 @@ func pop(q *virtq.Queue) (*virtq.Chain, error) {
 	}
 }
 
-// signal raises an interrupt if the driver wants one for the chains that were pushed.
+// signal raises an interrupt if the driver wants an interrupt for the chains that were pushed.
 func (d *Device) signal() error {
 	for _, q := range [...]*virtq.Queue{d.rx, d.tx, d.event} {
 		if err := d.transport.Interrupt(q); err != nil {

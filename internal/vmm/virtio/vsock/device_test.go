@@ -55,7 +55,7 @@ func TestGuestRefuses(t *testing.T) {
 	}
 }
 
-// If a guest accepts no packets, the device does not store closed connections.
+// If a guest accepts no packets, the device does not remember all closed connections.
 func TestNobodyAnswers(t *testing.T) {
 	h := newHost(t)
 	mem := newMem(t)

@@ -69,7 +69,8 @@ func (h *host) connect(t testing.TB, port uint32) *net.UnixConn {
 	return c.(*net.UnixConn)
 }
 
-// guest is the driver of a device. The method returns the packets that the driver has received.
+// guest is the driver of a device. Its methods poll and next return the packets that the driver has
+// received.
 type guest struct {
 	t             testing.TB
 	mem           *guestmem.Memory
@@ -170,7 +171,7 @@ func (g *guest) expect(op uint16) header {
 	return h
 }
 
-// send sends a packet to the device and waits until it was processed.
+// send sends a packet to the device and waits until the device has processed the packet.
 func (g *guest) send(h header, data []byte) {
 	g.t.Helper()
 	g.post(h, data)
@@ -196,7 +197,8 @@ func reply(h header, op uint16) header {
 	return header{srcPort: h.dstPort, dstPort: h.srcPort, op: op, bufAlloc: 256 << 10}
 }
 
-// open accepts the connection of a host client, and returns the header of the REQUEST.
+// open accepts the connection of a host client, and returns the header of the REQUEST and a reader
+// of the connection.
 func (g *guest) open(c *net.UnixConn, port uint32) (req header, r *bufio.Reader) {
 	g.t.Helper()
 	req = g.expect(opRequest)

@@ -173,7 +173,7 @@ func (d *Device) guestShutdown(c *conn, flags uint32) error {
 	}
 	c.guestShut |= flags & shutdownBoth
 	if c.guestShut&shutdownReceive != 0 {
-		_ = unix.Shutdown(c.fd, unix.SHUT_RD) // fails only if the client has hung up, as reads and writes will show
+		_ = unix.Shutdown(c.fd, unix.SHUT_RD) // fails only if the client has hung up, which reads and writes will show
 	}
 	return d.drained(c)
 }
@@ -222,9 +222,9 @@ func (d *Device) drain(c *conn) error {
 	return d.afterDelivery(c)
 }
 
-// drained is called when the guest's data on c has been written to the host's socket. If the guest
-// has shut down c, or its sending direction, drained then shuts down the host's socket in the same
-// way.
+// drained checks whether all of the guest's data on c has been written to the host's socket. If so,
+// and if the guest has shut down c or its sending direction, drained shuts down the host's socket
+// in the same way.
 func (d *Device) drained(c *conn) error {
 	if len(c.pending) == 0 && c.guestShut == shutdownBoth {
 		return d.drop(c) // this RST confirms the shutdown
@@ -235,8 +235,8 @@ func (d *Device) drained(c *conn) error {
 	return d.afterDelivery(c)
 }
 
-// afterDelivery tells the guest how much room the device has, if half of the buffer was used since
-// the guest was last told. Then afterDelivery continues with the other direction.
+// afterDelivery tells the guest how much room the device has, if half of the buffer has become free
+// since the guest was last told. Then afterDelivery continues with the other direction.
 func (d *Device) afterDelivery(c *conn) error {
 	if c.forwarded-c.advertised >= bufAlloc/2 {
 		if err := d.owe(c, oweCredit); err != nil {

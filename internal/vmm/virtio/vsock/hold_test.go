@@ -19,7 +19,7 @@ func TestHoldIsBounded(t *testing.T) {
 	const (
 		conns  = 60
 		packet = 64 << 10
-		slot   = 128 << 10 // bytes of guest memory for one packet
+		slot   = 128 << 10 // number of bytes of guest memory for one packet
 		txAt   = 1 << 20
 		rxAt   = 16 << 20
 	)

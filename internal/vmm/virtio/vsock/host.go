@@ -17,15 +17,16 @@ const (
 	firstHostPort = 1 << 30
 	lastHostPort  = 1<<31 - 1
 
-	// maxLine bounds the length of a client's first line in bytes. The longest valid line is
+	// maxLine is the maximum length of a client's first line, in bytes. The longest valid line is
 	// "CONNECT 4294967295\n".
 	maxLine = 32
 
-	// maxAccepts is how many clients are accepted before other work is done.
+	// maxAccepts is the maximum number of clients that the device accepts before it does other
+	// work.
 	maxAccepts = 16
 )
 
-// serveHost waits for events of host sockets, in the device's goroutine.
+// serveHost is the device's goroutine. It waits for events of host sockets and handles them.
 func (d *Device) serveHost(t virtio.Transport) {
 	defer close(d.done)
 	for {
@@ -118,8 +119,8 @@ func (d *Device) accept() error {
 	return nil
 }
 
-// roomForConn reports whether another connection may be opened. If maxConns is reached, it removes
-// a connection that the host has closed and the guest has not closed.
+// roomForConn reports whether another connection may be opened. If maxConns is reached, roomForConn
+// removes a connection that the host has closed and the guest has not closed yet.
 func (d *Device) roomForConn() bool {
 	if len(d.conns)+len(d.byFD) < maxConns {
 		return true // the sum counts most connections twice, because they are in both maps
@@ -185,7 +186,7 @@ func (d *Device) handshake(c *conn) error {
 	return nil
 }
 
-// freePort returns a host port that is in no connection with this guest port.
+// freePort returns a host port that no connection to the given guest port uses.
 func (d *Device) freePort(guest uint32) uint32 {
 	for {
 		port := d.nextPort

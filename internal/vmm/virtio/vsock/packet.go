@@ -34,7 +34,7 @@ type header struct {
 	kind, op         uint16
 	flags            uint32
 	bufAlloc         uint32 // size of the sender's receive buffer in bytes
-	fwdCount         uint32 // bytes that the sender has taken from its buffer, modulo 1<<32
+	fwdCount         uint32 // number of bytes that the sender has taken from its buffer, modulo 1<<32
 }
 
 func (h *header) encode() (b [headerSize]byte) {

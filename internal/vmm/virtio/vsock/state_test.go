@@ -15,7 +15,7 @@ import (
 )
 
 // fork saves the device of g, stops g's driver, and restores a device that does not run yet. The
-// last result is a host client that waits for the child's port 77.
+// result waiting is a host client that waits for the child's port 77.
 func fork(t *testing.T, mem *guestmem.Memory, g *guest) (child *host, k *guest, waiting net.Conn) {
 	t.Helper()
 	g.tr.Quiesce()
