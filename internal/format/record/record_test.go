@@ -215,6 +215,7 @@ func TestTruncated(t *testing.T) {
 // optional lists the fields that a record may lack. A missing field means the same as a field with
 // the zero value, and does not change what a sandbox may do.
 const optional = " origin owner expires fork limits env labels annotation idle_timeout idle_timeout_ns expiry_suspends auto_resume " +
+	"hooks before_branch after_fork before_suspend after_resume " +
 	"unique_strict unique top tops frozen branches branch_count suspends at rebased rebasing pending paused restoring restoring_to " +
 	"allow deny allow_ech bytes_per_second packets_per_second connections " + // fields of a network that has a mode
 	"memory_mib swap_mib cpus cpu_weight io_bytes_per_second io_ops_per_second reseeded repeats more pid answer "
