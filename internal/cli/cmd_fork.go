@@ -75,6 +75,8 @@ func newForkCmd() *cobra.Command {
 			switch {
 			case old.tag != "" && cmd.Name() == spawn: // sandboxes of the old command spawn outlive the command
 				req.SnapshotTag = old.tag
+			case old.tag != "" && len(dirs.given) > 0:
+				return usageError{errors.New("--volume is not possible with --tag: give the TAG without a flag")}
 			case old.tag != "":
 				return old.run(cmd, &c, req)
 			}

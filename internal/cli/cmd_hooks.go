@@ -4,8 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -36,14 +36,15 @@ func hookOf(h *client.Hooks, name string) **client.Hook {
 // hookFlags are the flags for hooks of a sandbox.
 type hookFlags struct {
 	hooks     []string
-	timeout   time.Duration
+	timeout   float64 // seconds
 	onFailure string
 }
 
 func (h *hookFlags) register(cmd *cobra.Command, f *pflag.FlagSet) {
 	f.StringArrayVar(&h.hooks, "hook", nil,
 		"NAME=COMMAND: a hook for /bin/sh -c; NAME is before_branch, after_fork, before_suspend or after_resume (repeatable)")
-	f.DurationVar(&h.timeout, "hook-timeout", 0, "time limit of each --hook in whole seconds, at most 300s (default 30s)")
+	f.Var((*secondsValue)(&h.timeout), "hook-timeout",
+		"time limit of each --hook, in whole seconds up to 300, or a time such as 2m; 0: 30 seconds")
 	f.StringVar(&h.onFailure, "hook-failure", "", "what follows if a --hook fails: abort (default) or continue")
 	completeWords(cmd, "hook-failure", "abort", "continue")
 }
@@ -56,7 +57,7 @@ func (h *hookFlags) given() (*client.Hooks, error) {
 		}
 		return nil, nil
 	}
-	if h.timeout%time.Second != 0 {
+	if h.timeout != math.Trunc(h.timeout) {
 		return nil, usageError{fmt.Errorf("--hook-timeout %v: want whole seconds", h.timeout)}
 	}
 	var hooks client.Hooks
@@ -72,7 +73,7 @@ func (h *hookFlags) given() (*client.Hooks, error) {
 		case *hook != nil:
 			return nil, usageError{fmt.Errorf("--hook %s: given twice", name)}
 		}
-		*hook = &client.Hook{Args: []string{"/bin/sh", "-c", command}, TimeoutSecs: int(h.timeout / time.Second),
+		*hook = &client.Hook{Args: []string{"/bin/sh", "-c", command}, TimeoutSecs: int(h.timeout),
 			OnFailure: h.onFailure}
 	}
 	return &hooks, nil

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -108,6 +109,9 @@ func generateKey(cmd *cobra.Command, name string) (*sigstore.PublicKey, error) {
 // create writes a file that does not exist.
 func create(path string, text []byte, mode os.FileMode) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
+	if errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("%s exists: remove it first", path)
+	}
 	if err != nil {
 		return err
 	}
@@ -118,6 +122,9 @@ func create(path string, text []byte, mode os.FileMode) error {
 // keyPassword returns the password of a private key. The parameter isNew makes the user type it twice.
 func keyPassword(cmd *cobra.Command, path string, isNew bool) ([]byte, error) {
 	if p, ok := os.LookupEnv(keyPasswordEnv); ok {
+		if isNew && p == "" {
+			return nil, fmt.Errorf("%s: the password is empty", keyPasswordEnv)
+		}
 		return []byte(p), nil
 	}
 	in, ok := cmd.InOrStdin().(*os.File)
@@ -282,7 +289,11 @@ func newKeyRmCmd() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return os.Remove(filepath.Join(dir, args[0]+sigstore.KeySuffix))
+			err = os.Remove(filepath.Join(dir, args[0]+sigstore.KeySuffix))
+			if errors.Is(err, fs.ErrNotExist) {
+				err = fmt.Errorf("there is no key %q; 'forkd key ls' lists them", args[0])
+			}
+			return err
 		},
 	}
 	f.register(cmd)

@@ -57,6 +57,9 @@ func newSignCmd() *cobra.Command {
 				if err != nil {
 					return s, err
 				}
+				if _, want, ok := strings.Cut(args[0], "@"); ok && found.Digest != want {
+					return s, fmt.Errorf("%s: the daemon has found the digest %s", args[0], found.Digest)
+				}
 				bundle, err := sigstore.Sign(key, found.Digest)
 				if err != nil {
 					return s, err

@@ -68,7 +68,7 @@ func (h *hostDirs) pack() (err error) {
 	for i := range h.dirs {
 		if err := h.dirs[i].pack(); err != nil {
 			h.close()
-			return err
+			return fmt.Errorf("--volume %s: %w", h.dirs[i].local, err)
 		}
 	}
 	return nil
@@ -82,7 +82,7 @@ func (d *hostDir) pack() error {
 	if s, err := os.Stat(dir); err != nil {
 		return err
 	} else if !s.IsDir() {
-		return fmt.Errorf("--volume %s: it is not a directory: 'forkd cp' copies files", d.local)
+		return errors.New("it is not a directory: 'forkd cp' copies files")
 	}
 	if d.packed, err = os.CreateTemp("", "forkd-volume-*"); err != nil {
 		return err
@@ -94,10 +94,7 @@ func (d *hostDir) pack() error {
 	if err == nil {
 		d.size, err = d.packed.Seek(0, io.SeekCurrent)
 	}
-	if err != nil {
-		return fmt.Errorf("--volume %s: %w", d.local, err)
-	}
-	return nil
+	return err
 }
 
 func (h *hostDirs) close() {

@@ -10,10 +10,10 @@ package sigstore
 import (
 	"crypto/sha256"
 	"encoding/base64"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"strconv"
 	"strings"
 )
 
@@ -99,12 +99,12 @@ func (e *envelope) signed() []byte {
 
 // Sign returns a bundle in which the holder of the key vouches for a digest, such as sha256:….
 func Sign(key *PrivateKey, digest string) ([]byte, error) {
-	hex, err := hexOf(digest)
+	digits, err := hexOf(digest)
 	if err != nil {
 		return nil, err
 	}
 	payload, err := json.Marshal(statement{Type: statementType, PredicateType: PredicateType,
-		Subject: []subject{{map[string]string{"sha256": hex}}}, Predicate: map[string]any{}})
+		Subject: []subject{{map[string]string{"sha256": digits}}}, Predicate: map[string]any{}})
 	if err != nil {
 		return nil, err
 	}
@@ -127,7 +127,10 @@ func Verify(text []byte, digest string, keys []*PublicKey) (*PublicKey, error) {
 	signed, sig := b.Envelope.signed(), b.Envelope.Signatures[0].Sig
 	for _, k := range keys {
 		if k.verify(signed, sig) {
-			return k, b.Envelope.check(digest)
+			if err := b.Envelope.check(digest); err != nil {
+				return nil, err
+			}
+			return k, nil
 		}
 	}
 	named := "a certificate, or no key"
@@ -175,7 +178,7 @@ func parse(text []byte) (*bundle, error) {
 
 // check returns an error unless the statement in an envelope vouches for a digest.
 func (e *envelope) check(digest string) error {
-	hex, err := hexOf(digest)
+	digits, err := hexOf(digest)
 	if err != nil {
 		return err
 	}
@@ -189,19 +192,19 @@ func (e *envelope) check(digest string) error {
 	if len(s.Subject) != 1 {
 		return invalid("it is for %d digests, not for one", len(s.Subject))
 	}
-	if got := s.Subject[0].Digest["sha256"]; got != hex {
-		return invalid("it is for another digest, sha256:%.64s", strconv.QuoteToASCII(got))
+	if got := s.Subject[0].Digest["sha256"]; got != digits {
+		return invalid("it is for another digest, %+.80q", "sha256:"+got)
 	}
 	return nil
 }
 
 // hexOf returns the hexadecimal digits of a SHA-256 digest.
 func hexOf(digest string) (string, error) {
-	hex, ok := strings.CutPrefix(digest, "sha256:")
-	if !ok || len(hex) != 2*sha256.Size {
+	digits, ok := strings.CutPrefix(digest, "sha256:")
+	if p, err := hex.DecodeString(digits); !ok || err != nil || len(p) != sha256.Size {
 		return "", fmt.Errorf("digest %.100q: want sha256 and 64 hexadecimal digits", digest)
 	}
-	return hex, nil
+	return digits, nil
 }
 
 // short returns an error whose text quotes little of the input.

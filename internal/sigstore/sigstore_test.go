@@ -213,6 +213,9 @@ func TestPublicKeys(t *testing.T) {
 // Keys are read from a directory that only its owner can change. One file that is no key closes the door.
 func TestReadKeys(t *testing.T) {
 	dir := t.TempDir()
+	if err := os.Chmod(dir, 0o700); err != nil { // whatever the umask is
+		t.Fatal(err)
+	}
 	put := func(name string, text []byte, mode os.FileMode) string {
 		path := filepath.Join(dir, name)
 		if err := errors.Join(os.WriteFile(path, text, mode), os.Chmod(path, mode)); err != nil {

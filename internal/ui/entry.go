@@ -26,7 +26,8 @@ const (
 
 const cookieName = "forkd-view"
 
-// entry lets browsers in. It holds one-time codes and sessions, as digests.
+// entry lets browsers in. It keeps the digests of one-time codes and cookies. A session also keeps its
+// user's token.
 type entry struct {
 	root string // path below which the view is served, with a slash at its end
 	now  func() time.Time
@@ -52,7 +53,7 @@ type session struct {
 	// server at another port gets the cookie only for requests to the same path. That server does
 	// not know the random name.
 	path  string
-	user  string // name of the user, as from Config.Login; empty for a session by a code
+	user  string // name of the user, as from TokenConfig.Login; empty for a session by a code
 	token string // token of the user; empty for a session by a code
 }
 

@@ -232,7 +232,8 @@ func TestHostileHooks(t *testing.T) {
 }
 
 func TestAHookOfAMuteGuest(t *testing.T) {
-	r := start(t, apirig.Options{Guest: mute{make(chan struct{}, 10)}})
+	guest := mute{make(chan struct{}, 10)}
+	r := start(t, apirig.Options{Guest: guest})
 	ctx := t.Context()
 	id, err := hooked(t, r, "", nil)
 	if err != nil {
@@ -248,6 +249,7 @@ func TestAHookOfAMuteGuest(t *testing.T) {
 		_, err := r.Branch(branching, id, client.BranchRequest{})
 		done <- err
 	}()
+	<-guest.dialed                              // the hook runs
 	if _, err := r.Pause(ctx, id); err != nil { // the hook holds no lock
 		t.Error(err)
 	}

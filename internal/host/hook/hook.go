@@ -105,7 +105,10 @@ func run(ctx context.Context, dial agentclient.DialFunc, h *snapshot.Hook, at Po
 	go func() {
 		res, err := agentclient.New(dial).ExecStream(wait, agentclient.ExecRequest{Args: h.Args, Timeout: limit,
 			Env: map[string]string{nameEnv: string(at)}}, out.add)
-		if err == nil {
+		switch {
+		case err == nil && res.Outcome == agentclient.TimedOut: // the guest's clock was first
+			err = errLate
+		case err == nil:
 			err = failure(res)
 		}
 		done <- err
@@ -116,16 +119,27 @@ func run(ctx context.Context, dial agentclient.DialFunc, h *snapshot.Hook, at Po
 		if err == nil {
 			return nil
 		}
+		if agentclient.IsBrokenOff(err) { // perhaps because the VM ends, which ctx says a little later
+			select {
+			case <-wait.Done():
+			case <-time.After(exitDelay):
+			}
+		}
 	case <-wait.Done():
 	}
 	switch {
 	case ctx.Err() != nil:
 		err = vmpool.Cause(ctx, ctx.Err())
-	case wait.Err() != nil:
+	case wait.Err() != nil, errors.Is(err, errLate):
 		err = fmt.Errorf("not done after %v", limit)
 	}
 	return fmt.Errorf("%.200q: %w%s", strings.Join(h.Args, " "), err, out.quote())
 }
+
+// exitDelay is how long a VMM may take to exit after its connections are closed.
+const exitDelay = 2 * time.Second
+
+var errLate = errors.New("the time limit has passed")
 
 // failure returns the error of a command that has ended, or nil if the command exited with 0.
 func failure(r agentclient.ExecResult) error {

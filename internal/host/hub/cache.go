@@ -162,7 +162,7 @@ func (c *cache) forgetOthers(present func() map[string]bool) error {
 		kept[filepath.Base(c.record(artifact.Part{Digest: d}))] = true
 	}
 	for _, r := range records {
-		if kept[r.Name()] {
+		if kept[r.Name()] || strings.HasPrefix(r.Name(), ".") { // present, or a file that is being written
 			continue
 		}
 		var b artifact.Blob

@@ -48,6 +48,9 @@ func newKey(t *testing.T) *sigstore.PrivateKey {
 func (h *host) trusting(t *testing.T, k *sigstore.PrivateKey) *host {
 	t.Helper()
 	dir := t.TempDir()
+	if err := os.Chmod(dir, 0o700); err != nil { // whatever the umask is
+		t.Fatal(err)
+	}
 	if err := os.WriteFile(filepath.Join(dir, "ann.pub"), k.Public().PEM(), 0o600); err != nil {
 		t.Fatal(err)
 	}

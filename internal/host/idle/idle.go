@@ -6,12 +6,15 @@ package idle
 import (
 	"sync"
 	"time"
+
+	"github.com/forkd/forkd/internal/gate"
 )
 
 // Watch tracks whether a sandbox is in use. It calls idled when the sandbox has been idle for the
 // timeout. If the timeout is 0, it never calls idled. The first Touch starts the watch.
 type Watch struct {
 	timeout time.Duration
+	calls   gate.Single // calls of idled
 
 	mu sync.Mutex
 	// +checklocks:mu
@@ -21,11 +24,12 @@ type Watch struct {
 	timer *time.Timer
 }
 
-// New returns a watch of a sandbox that is not in use.
+// New returns a watch of a sandbox that is not in use. It does not call idled again while a call of
+// idled runs. So idled must call Touch at its end if the sandbox is still to be watched.
 func New(timeout time.Duration, idled func()) *Watch {
 	w := &Watch{timeout: timeout}
 	if timeout > 0 {
-		w.timer = time.AfterFunc(timeout, idled)
+		w.timer = time.AfterFunc(timeout, func() { w.calls.Do(idled) })
 		w.timer.Stop()
 	}
 	return w

@@ -23,14 +23,17 @@ type Guest struct {
 	Dial  agentclient.DialFunc
 }
 
-// Works reports whether a guest works although no client uses it. It takes at most three seconds. What
-// cannot be measured does not count as work.
-func (g *Guest) Works(ctx context.Context) bool {
-	if stats, err := g.Net(ctx); err == nil && stats.Open > 0 {
-		return true
-	}
+// Works reports whether a guest works although no client uses it. It takes at most three seconds, and
+// returns false when one of the contexts ends. What cannot be measured does not count as work.
+func (g *Guest) Works(ctx, other context.Context) bool {
+	ctx, end := context.WithCancel(ctx)
+	defer end()
+	defer context.AfterFunc(other, end)()
 	ask, cancel := context.WithTimeout(ctx, askLimit)
 	defer cancel()
+	if stats, err := g.Net(ask); err == nil && stats.Open > 0 {
+		return true
+	}
 	if held, err := agentclient.New(g.Dial).Busy(ask); err == nil && held {
 		return true
 	}

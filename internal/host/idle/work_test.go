@@ -15,8 +15,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// answering returns a dial function of an agent with one answer. An empty answer stands for an agent that
-// never answers.
+// answering returns a dial function of an agent with one answer. A mute agent never answers.
 func answering(reply agentproto.Reply, mute bool) agentclient.DialFunc {
 	return func(context.Context, uint32) (net.Conn, error) {
 		ours, theirs := net.Pipe()
@@ -66,7 +65,7 @@ func TestWorks(t *testing.T) {
 				},
 				Dial: answering(c.reply, c.mute),
 			}
-			if got := g.Works(t.Context()); got != c.want {
+			if got := g.Works(t.Context(), t.Context()); got != c.want {
 				t.Errorf("%s: %v", name, got)
 			}
 			if took := time.Since(start); took > askLimit+window {

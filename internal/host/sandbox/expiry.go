@@ -73,8 +73,8 @@ func (m *Manager) expire(s *Sandbox) {
 	s.mu.Unlock()
 	switch {
 	case !due:
-	case suspends:
-		m.suspendExpired(s)
+	case suspends: // a call that runs finds an expiry that was set meanwhile
+		s.expiring.Do(func() { m.suspendExpired(s) })
 	default:
 		_ = m.remove(s) // fails if another call is deleting s
 	}
@@ -94,7 +94,8 @@ func (s *Sandbox) dueLocked() bool {
 // suspendExpired suspends a sandbox, after other operations on it have ended. It deletes an exited
 // sandbox that has no suspended state.
 func (m *Manager) suspendExpired(s *Sandbox) {
-	_ = m.hook(m.timed.Context(), s.id, hook.BeforeSuspend) // a guest must not be able to prolong its time
+	// A failed hook does not prolong the guest's time. A hook can delay the suspension by its time limit.
+	_ = m.hook(m.timed.Context(), s.id, hook.BeforeSuspend)
 	unlock, err := m.lockToSuspend(m.timed.Context(), s, false)
 	if err != nil {
 		return
@@ -155,5 +156,5 @@ func (m *Manager) suspendIdle(s *Sandbox) {
 func (m *Manager) works(s *Sandbox) bool {
 	v, calls, err := s.running("measure")
 	stats := func(ctx context.Context) (netproto.Stats, error) { return m.NetworkStats(ctx, s.id) }
-	return err == nil && (&idle.Guest{Usage: v.vmm.Usage, Net: stats, Dial: v.guest.Dial}).Works(calls)
+	return err == nil && (&idle.Guest{Usage: v.vmm.Usage, Net: stats, Dial: v.guest.Dial}).Works(calls, m.timed.Context())
 }

@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
 
 	"github.com/forkd/forkd/internal/format/snapshot"
@@ -49,9 +50,13 @@ func (m *Manager) hook(ctx context.Context, id string, at hook.Point) error {
 
 // hookIn runs a hook in a VM that no other request can reach yet.
 func (m *Manager) hookIn(ctx context.Context, v *liveVM, r *ledger.Record, at hook.Point) error {
+	if hook.Of(r.Hooks, at) == nil {
+		return nil
+	}
 	ctx, stop := vmpool.WhileAlive(ctx, v.vmm)
 	defer stop()
-	return m.hooks().Run(ctx, v.guest.Dial, r, at)
+	// After the end of the VM, the operation fails with any policy of the hook.
+	return cmp.Or(m.hooks().Run(ctx, v.guest.Dial, r, at), context.Cause(ctx))
 }
 
 func (m *Manager) hooks() *hook.Runner { return &hook.Runner{Log: m.cfg.Log, Events: m.cfg.Events} }

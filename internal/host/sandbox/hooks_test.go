@@ -7,6 +7,7 @@ import (
 
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/hook"
+	"github.com/forkd/forkd/internal/host/idle"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
@@ -44,6 +45,7 @@ func TestFailedHooks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	s.usage = idle.New(time.Nanosecond, func() {}) // it has been idle for longer than its timeout
 	w.suspendIdle(s)
 	if i := s.Info(); i.State != Running {
 		t.Errorf("the idle sandbox is %v", i.State)
@@ -95,13 +97,14 @@ func TestAGuestThatWorksIsNotIdle(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	s.usage = idle.New(time.Nanosecond, func() {}) // it has been idle for longer than its timeout
 	wants := func(what string, want bool) {
 		t.Helper()
 		if got := w.works(s); got != want {
 			t.Errorf("%s: %v", what, got)
 		}
 		w.suspendIdle(s)
-		if i := s.Info(); i.State != Running { // it has not been idle for an hour
+		if i := s.Info(); (i.State == Running) != want {
 			t.Errorf("%s: it is %v", what, i.State)
 		}
 	}

@@ -56,6 +56,8 @@ type Sandbox struct {
 	rests  gate.Way // context of branches that wait for the guest to freeze its file system
 	secret bool     // the sandbox's memory must not be on a disk, see KeepSecret; guarded by ops
 
+	expiring gate.Single // calls of suspendExpired
+
 	mu      sync.Mutex
 	state   State         // only transition writes it
 	live    *liveVM       // the sandbox's VM, which may have ended; nil while suspended
@@ -78,7 +80,7 @@ type Sandbox struct {
 // Timing holds durations of a sandbox's start, each measured from the request.
 type Timing struct {
 	VMM     time.Duration // time until all vCPUs ran
-	Ready   time.Duration // time until the agent had confirmed the new identity
+	Ready   time.Duration // time until the agent had confirmed the new identity, and a hook had ended
 	Restore vmmproto.RestoreResult
 	Pooled  bool // the VMM process came from the pool
 }

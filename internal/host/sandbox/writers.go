@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -24,13 +25,11 @@ func (b *branch) closeSaved() []*os.File {
 	return []*os.File{b.state, b.layer}
 }
 
-func (b *branch) refuse(files []*os.File) error {
+func (b *branch) refuse(files []*os.File) (err error) {
 	for _, f := range files {
-		if err := b.m.refuseWriter(b.s, b.v, f.Name()); err != nil {
-			return err
-		}
+		err = cmp.Or(err, b.m.refuseWriter(b.s, b.v, f.Name()))
 	}
-	return nil
+	return err
 }
 
 // refuseWriter returns an error if the VMM of s has a file open for writing that it should have
