@@ -74,7 +74,7 @@ func (b *Builder) Trim(most int) {
 		if b.isPinned(steps[n].tag) {
 			continue
 		}
-		err := b.cfg.Manager.DeleteSnapshot(steps[n].tag, store.DeleteForce)
+		_, err := b.cfg.Manager.Snapshots().Delete(steps[n].tag, store.DeleteForce)
 		var inUse *store.InUseError
 		if err != nil && !errors.As(err, &inUse) {
 			b.cfg.Log.Warn("remove the snapshot of a build's step", "snapshot", steps[n].tag, "error", err)

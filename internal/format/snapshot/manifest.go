@@ -106,6 +106,11 @@ type Machine struct {
 	Accel       string `json:"accel"` // accelerator that the saved VM ran on: "kvm", or "tcg" on an emulated host
 }
 
+// Shape returns the shape of a VM for the snapshot's state.
+func (m *Machine) Shape() vm.Shape {
+	return vm.Shape{MemoryBytes: m.MemoryBytes, VCPUs: m.VCPUs, Template: m.Template}
+}
+
 // Guest holds what the guest's agent reported about the guest, and the properties that forks
 // inherit.
 type Guest struct {

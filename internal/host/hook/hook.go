@@ -56,7 +56,8 @@ func (e *Error) Error() string {
 
 func (e *Error) Unwrap() error { return e.Err }
 
-// Runner runs hooks. It logs all failures, and emits events for those that do not abort an operation.
+// Runner runs hooks. It emits events for failures that do not abort an operation. Otherwise the client gets the
+// error. The log has failures only at the level debug, because any client can cause them.
 type Runner struct {
 	Log    *slog.Logger
 	Events *event.Ring
@@ -85,7 +86,7 @@ func (r *Runner) Run(ctx context.Context, dial agentclient.DialFunc, of *ledger.
 	if err == nil {
 		return nil
 	}
-	r.Log.Warn("a hook failed", "sandbox", of.ID, "hook", string(at), "policy", h.OnFailure, "error", err)
+	r.Log.Debug("a hook failed", "sandbox", of.ID, "hook", string(at), "policy", h.OnFailure, "error", err)
 	if h.OnFailure != snapshot.HookContinues {
 		return &Error{ID: of.ID, Point: at, Err: err}
 	}

@@ -54,13 +54,17 @@ func (m *Manager) tryBringBack(ctx context.Context, s *Sandbox, expiry func() Ex
 	leave := m.admitted.Leaver(vcpus)
 	undo.Add(leave)
 	dir := m.vmDir(s.id)
-	vmm, err := m.cfg.VMMs.Spawn(ctx, vmpool.ShellConfig{ID: s.id, Dir: dir, Shape: shape(lease.Manifest().Machine)})
+	vmm, err := m.cfg.VMMs.Spawn(ctx, vmpool.ShellConfig{ID: s.id, Dir: dir, Shape: lease.Manifest().Machine.Shape()})
 	if err != nil {
 		return fmt.Errorf("start a VMM: %w", err)
 	}
 	v := m.newLiveVM(&vmpool.Shell{ID: s.id, Dir: dir, VMM: vmm}, lease)
 	v.leave = leave
 	undo.Add(func() { m.kill(s.id, v); v.link.Close(); ledger.ClearTops(s.data) })
+	if err := s.swapLeases(func() { s.resuming = v }); err != nil {
+		return err
+	}
+	undo.Add(func() { _ = s.swapLeases(func() { s.resuming = nil }) }) // fails if s is being deleted
 	rec.Top, rec.Tops, rec.PID = rec.NextTop(), rec.Tops+1, vmm.PID()
 	if err := v.limit(&rec); err != nil {
 		return err
@@ -87,7 +91,9 @@ func (m *Manager) tryBringBack(ctx context.Context, s *Sandbox, expiry func() Ex
 	if err := ledger.Write(dir, &rec); err != nil {
 		return err
 	}
-	err = s.transition("resume", Running, func() { s.live, s.record, s.timing = v, rec, timing })
+	err = s.transition("resume", Running, func() {
+		s.live, s.resuming, s.record, s.timing = v, nil, rec, timing
+	})
 	if err != nil {
 		return err
 	}

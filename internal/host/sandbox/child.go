@@ -75,7 +75,7 @@ func (m *Manager) restoreChild(ctx context.Context, start time.Time, req ForkReq
 	if err != nil {
 		return nil, err
 	}
-	shell, pooled, err := m.pool.Take(ctx, shape(manifest.Machine))
+	shell, pooled, err := m.pool.Take(ctx, manifest.Machine.Shape())
 	if err != nil {
 		return nil, err
 	}

@@ -44,8 +44,12 @@ func TestExitedSandboxesAreBounded(t *testing.T) {
 	other := w.source(t)
 	w.end(t, other)
 	const more = 3
-	// A sandbox that is being deleted counts, so the limit is 2.
-	ctx := owner.In(t.Context(), owner.Owner{Name: "token:x", Most: 2})
+	first, err := w.Fork(owner.In(t.Context(), owner.Owner{Name: "token:x"}), ForkRequest{Tag: "p", N: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	// A sandbox that is being deleted counts, and one runs all the time, so the limit is 3.
+	ctx := owner.In(t.Context(), owner.Owner{Name: "token:x", Most: 3})
 	var ids []string
 	for range maxExited + more {
 		r, err := w.Fork(ctx, ForkRequest{Tag: "p", N: 1, Env: map[string]string{"A": "a"}})
@@ -56,13 +60,20 @@ func TestExitedSandboxesAreBounded(t *testing.T) {
 		w.end(t, ids[len(ids)-1])
 	}
 	end := time.Now().Add(30 * time.Second)
-	for ; len(w.List()) > maxExited+1 || w.hasEnv(ids); time.Sleep(time.Millisecond) {
+	for ; len(w.List()) > maxExited+2 || w.hasEnv(ids); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("%d sandboxes are listed, want %d; one has an environment: %v", len(w.List()), maxExited+1, w.hasEnv(ids))
+			t.Fatalf("%d sandboxes are listed, want %d; one has an environment: %v", len(w.List()), maxExited+2, w.hasEnv(ids))
 		}
 	}
 	if _, err := w.Get(other); err != nil {
 		t.Errorf("the sandbox of another owner: %v", err)
+	}
+	w.end(t, first.Sandboxes[0].ID) // it was made first, but exits last
+	ids = append(ids[1:], first.Sandboxes[0].ID)
+	for end := time.Now().Add(30 * time.Second); len(w.List()) > maxExited+1; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%d sandboxes are listed, want %d", len(w.List()), maxExited+1)
+		}
 	}
 	for i, id := range ids {
 		if _, err := w.Get(id); (err == nil) != (i >= more) {

@@ -121,7 +121,7 @@ func (m *Manager) Fork(ctx context.Context, req ForkRequest) (ForkResult, error)
 	defer m.pool.End()
 	result, err := m.fork(ctx, start, req, vcpus)
 	if err == nil {
-		m.pool.Keep(lease.Manifest().ID, shape(lease.Manifest().Machine))
+		m.pool.Keep(lease.Manifest().ID, lease.Manifest().Machine.Shape())
 	}
 	m.cfg.Observer.ForkDone(result, err)
 	return result, err

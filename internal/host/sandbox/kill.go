@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"os"
 	"slices"
 
@@ -33,11 +34,14 @@ func (m *Manager) free(s *Sandbox) {
 // and an owner can make any number of sandboxes that end by themselves.
 const maxExited = 256
 
-// forgetExited deletes the oldest exited sandboxes of an owner if there are too many.
+// forgetExited deletes exited sandboxes of an owner, those that exited first, if there are too many.
 func (m *Manager) forgetExited(owner string) {
-	old := slices.DeleteFunc(m.List(), func(i Info) bool { return i.Owner != owner || i.State != Exited || i.Resumable })
+	old := slices.DeleteFunc(m.List(), func(i Info) bool {
+		return i.Owner != owner || i.State != Exited || i.Resumable || i.Workspace != ""
+	})
+	slices.SortFunc(old, func(a, b Info) int { return a.Ended.Compare(b.Ended) })
 	for n := len(old) - maxExited; n > 0; n-- {
-		_ = m.Kill(old[n-1].ID) // fails for the sandbox of a workspace, and if it is already deleted
+		_ = m.Kill(old[n-1].ID) // fails if it is already deleted
 	}
 }
 
@@ -82,7 +86,7 @@ func (m *Manager) remove(s *Sandbox) error {
 		if s.expired {
 			reason = "expiry"
 		}
-		if v = s.live; v != nil {
+		if v = cmp.Or(s.live, s.resuming); v != nil {
 			v.cut(&CutOffError{ID: id, By: byDelete})
 		}
 		if s.expiry != nil {

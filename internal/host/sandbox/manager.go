@@ -12,7 +12,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/host/admit"
 	"github.com/forkd/forkd/internal/host/event"
@@ -21,7 +20,6 @@ import (
 	"github.com/forkd/forkd/internal/host/unwatched"
 	"github.com/forkd/forkd/internal/host/vmpool"
 	"github.com/forkd/forkd/internal/host/writers"
-	"github.com/forkd/forkd/internal/proto/vm"
 )
 
 // Observer counts events for metrics. Its methods must not block.
@@ -180,17 +178,6 @@ func (m *Manager) IDs() []string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return slices.Collect(maps.Keys(m.sandboxes))
-}
-
-// shape returns the shape of a VM for a snapshot's state.
-func shape(m snapshot.Machine) vm.Shape {
-	return vm.Shape{MemoryBytes: m.MemoryBytes, VCPUs: m.VCPUs, Template: m.Template}
-}
-
-// DeleteSnapshot deletes a snapshot, as store.Delete does.
-func (m *Manager) DeleteSnapshot(tag string, mode store.DeleteMode) error {
-	_, err := m.cfg.Store.Delete(tag, mode)
-	return err
 }
 
 // PoolSize returns how many VMMs wait for a fork.

@@ -62,7 +62,7 @@ func (m *Manager) confirm(ctx context.Context, v *liveVM, r *ledger.Record) erro
 		err = m.trust(wait, v, r.Network)
 	}
 	if err == nil {
-		return admitUnique(r, found)
+		return r.AdmitUnique(found)
 	}
 	if agentclient.IsBrokenOff(err) { // the VMM may be about to exit
 		select {

@@ -96,7 +96,14 @@ func (h *Held) rollback(ctx context.Context, to string, strict unique.Strict, st
 		defer top.Close()
 		undo.Add(func() { _ = writers.Remove(top.Name(), 0) }) // the sandbox's deletion removes what stays
 	}
-	rec.Strict = strict.Or(rec.Strict)
+	was := rec.Strict
+	if rec.Strict = strict.Or(was); rec.Strict && !was {
+		// An earlier suspended state must not bring back the earlier strictness. It is written before
+		// the sandbox's state is lost, because the disk may be full.
+		if err := ledger.UpdateSuspended(s.data, func(r *ledger.Record) { r.Strict = true }); err != nil {
+			return r, err
+		}
+	}
 	if err := s.update(func(r *ledger.Record) {
 		r.Restoring, r.RestoringTo, r.Tops, r.Strict = true, lease.Manifest().Ref(), r.Tops+1, rec.Strict
 	}); err != nil {
@@ -185,12 +192,10 @@ func (m *Manager) restoreRolledBack(ctx context.Context, s *Sandbox, v *liveVM, 
 func (m *Manager) commitRollback(s *Sandbox, v *liveVM, was ledger.Record, lease *store.Lease, name string) error {
 	target := *lease.Manifest().Ref()
 	ownState := was.IsOwnState(target)
-	// An earlier suspended state must not bring back the earlier strictness.
-	err := cmp.Or(ledger.UpdateSuspended(s.data, func(r *ledger.Record) { r.Strict = was.Strict }),
-		s.update(func(r *ledger.Record) {
-			r.RolledBackTo(target)
-			r.Top, r.Unique = name, was.Unique
-		}))
+	err := s.update(func(r *ledger.Record) {
+		r.RolledBackTo(target)
+		r.Top, r.Unique = name, was.Unique
+	})
 	if err != nil {
 		return err
 	}

@@ -58,13 +58,15 @@ type Sandbox struct {
 
 	expiring gate.Single // calls of suspendExpired
 
-	mu      sync.Mutex
-	state   State         // only transition writes it
-	live    *liveVM       // the sandbox's VM, which may have ended; nil while suspended
-	record  ledger.Record // data that survives a restart of the daemon
-	timing  Timing        // durations of the latest start
-	exit    vm.Exit       // how the VM ended, if the sandbox has exited
-	console console.Text  // last output of the VM, if the sandbox has exited
+	mu       sync.Mutex
+	state    State         // only transition writes it
+	live     *liveVM       // the sandbox's VM, which may have ended; nil while suspended
+	resuming *liveVM       // VM of a resumption that has not ended; otherwise nil
+	record   ledger.Record // data that survives a restart of the daemon
+	timing   Timing        // durations of the latest start
+	exit     vm.Exit       // how the VM ended, if the sandbox has exited
+	ended    time.Time     // when the sandbox exited
+	console  console.Text  // last output of the VM, if the sandbox has exited
 
 	expiry  *time.Timer
 	expired bool // the sandbox's expiry has passed, so it is about to be deleted
@@ -102,8 +104,9 @@ type Info struct {
 	Timing      Timing
 	ExitReason  string // why the VM ended, if the sandbox has exited
 	ExitDetail  string
-	RebasedOnto string // ID of the branch that the sandbox's memory is based on; empty: none
-	Resumable   bool   // the sandbox has exited, and Resume can restore its latest suspended state
+	Ended       time.Time // when the sandbox exited, if it has
+	RebasedOnto string    // ID of the branch that the sandbox's memory is based on; empty: none
+	Resumable   bool      // the sandbox has exited, and Resume can restore its latest suspended state
 	BranchCount int
 	IdleTimeout time.Duration
 	Silent      bool   // the VMM has not answered the latest request
@@ -143,7 +146,7 @@ func (s *Sandbox) Info() Info {
 		info.RebasedOnto = r.Rebased.ID
 	}
 	if s.state == Exited {
-		info.ExitReason, info.ExitDetail = s.exit.Reason.String(), s.exit.Detail
+		info.ExitReason, info.ExitDetail, info.Ended = s.exit.Reason.String(), s.exit.Detail, s.ended
 		info.Resumable = s.unpin != nil
 	} else if s.live != nil {
 		info.PID = r.PID

@@ -97,13 +97,13 @@ func (s *Sandbox) settlePause(ctx context.Context, v *liveVM, paused bool) error
 	return nil
 }
 
-// swapLeases calls change, which changes the leases of s's VM. If s is being deleted, swapLeases
-// returns an error instead, because the leases are then being released.
+// swapLeases calls change, which changes the leases of s's VM or the VM that is being resumed. If s is
+// being deleted, swapLeases returns an error instead, because these are then being released.
 func (s *Sandbox) swapLeases(change func()) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.state == Stopping {
-		return s.stateErrorLocked("rebase")
+		return s.stateErrorLocked("use")
 	}
 	change()
 	return nil

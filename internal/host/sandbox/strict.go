@@ -5,7 +5,6 @@ import (
 
 	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/unique"
-	"github.com/forkd/forkd/internal/proto/agentproto"
 )
 
 // SetStrict sets what happens in later rollbacks and resumptions of a sandbox if the agent finds
@@ -17,11 +16,4 @@ func (m *Manager) SetStrict(ctx context.Context, id string, strict unique.Strict
 	return m.With(ctx, id, func(h *Held) error {
 		return h.s.updateAll(func(r *ledger.Record) { r.Strict = strict.Or(r.Strict) })
 	})
-}
-
-// admitUnique records what an agent has found. It returns an error if, after such findings, clients
-// may not use the sandbox.
-func admitUnique(r *ledger.Record, found *agentproto.Unique) error {
-	r.Unique = found
-	return unique.Admit(r.ID, r.Strict, found)
 }

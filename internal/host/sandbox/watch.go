@@ -106,7 +106,7 @@ func (m *Manager) watch(s *Sandbox, v *liveVM) {
 
 // exited records that the VM v has ended. It returns false if s now has another VM, or no VM.
 func (s *Sandbox) exited(v *liveVM, exit vm.Exit, last console.Text) bool {
-	return s.has(v) && s.transition("exit", Exited, func() { s.exit, s.console = exit, last }) == nil
+	return s.has(v) && s.transition("exit", Exited, func() { s.exit, s.console, s.ended = exit, last, time.Now() }) == nil
 }
 
 // has reports whether v is the VM of s.

@@ -124,6 +124,12 @@ func (w *world) stop() {
 	w.Snapshots().Close()
 }
 
+// DeleteSnapshot deletes a snapshot.
+func (w *world) DeleteSnapshot(tag string, mode store.DeleteMode) error {
+	_, err := w.Snapshots().Delete(tag, mode)
+	return err
+}
+
 // checkClean fails the test if files or processes of a sandbox are left.
 func (w *world) checkClean(t testing.TB) {
 	t.Helper()

@@ -332,7 +332,7 @@ func (s *Store) dropBases() error {
 	if unknown {
 		return nil
 	}
-	return emptyDir(s.bases(), func(name string) bool { return used[strings.TrimSuffix(name, recordSuffix)] })
+	return s.emptyDir(s.bases(), func(name string) bool { return used[strings.TrimSuffix(name, recordSuffix)] })
 }
 
 // basesOf returns the files that the manifest m names by their digests. It returns nil if m is nil.

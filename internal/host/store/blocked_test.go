@@ -2,6 +2,7 @@ package store
 
 import (
 	"errors"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -14,7 +15,7 @@ import (
 func TestMain(m *testing.M) { os.Exit(writertest.Main(m)) }
 
 // A daemon was killed during a branch, and the VMM blocks a write to a file of that branch for ever.
-// The next daemon starts, and removes the file after the end of the VMM.
+// The next daemon starts, and removes the file when the VMM has ended and the store makes a snapshot.
 func TestOpenDoesNotWaitForABlockedWrite(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)
@@ -24,13 +25,14 @@ func TestOpenDoesNotWaitForABlockedWrite(t *testing.T) {
 		t.Fatal(err)
 	}
 	var paths []string
+	var blocked []io.Closer
 	for _, name := range []string{snapshot.StateFile, snapshot.MemoryLayerFile} { // on disk and in RAM
 		f, err := g.Create(name)
 		if err != nil {
 			t.Fatal(err)
 		}
 		paths = append(paths, f.Name())
-		writertest.Block(t, f)
+		blocked = append(blocked, writertest.Block(t, f))
 		f.Close()
 	}
 	if err := s.Close(); err != nil {
@@ -40,10 +42,16 @@ func TestOpenDoesNotWaitForABlockedWrite(t *testing.T) {
 	if list := s.List(); len(list) != 1 || list[0].Tag != "base" {
 		t.Errorf("after the restart: %+v", list)
 	}
-	s.Close()
-	for _, path := range paths {
+	for i, path := range paths {
 		if _, err := os.Lstat(path); err != nil {
 			t.Errorf("a file with a writer: %v", err)
+		}
+		blocked[i].Close()
+	}
+	publish(t, s, d, "next", "")
+	for _, path := range paths {
+		if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("a file of a VMM that has ended: %v", err)
 		}
 	}
 }

@@ -52,6 +52,7 @@ func (s *Store) Delete(tag string, mode DeleteMode) ([]Deleted, error) {
 			return going[:i], fmt.Errorf("delete snapshot %q: %w", going[i].Tag, err)
 		}
 	}
+	s.left.Retry()
 	s.keepReserve() // after a deletion there may be room for the reserve
 	s.flusher.retry()
 	return going, nil

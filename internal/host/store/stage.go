@@ -176,5 +176,7 @@ func (g *Staging) Discard() {
 // remove removes the files of the snapshot. A VMM that does not answer may still have some of them
 // open for writing. The store removes these files later.
 func (g *Staging) remove() {
-	g.store.left.RemoveAll(writers.Patience, g.dir, g.store.layerDir(g.id))
+	for _, dir := range []string{g.dir, g.store.layerDir(g.id)} {
+		_ = g.store.left.Remove(dir, writers.Patience) // after an error, the next start tries again
+	}
 }

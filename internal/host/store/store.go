@@ -269,10 +269,10 @@ func (s *Store) scan() error {
 		s.addLocked(e)
 	}
 	s.refuseTwins()
-	if err := emptyDir(s.staging(), s.reload); err != nil {
+	if err := s.emptyDir(s.staging(), s.reload); err != nil {
 		return err
 	}
-	if err := emptyDir(s.ram, func(owner string) bool { return len(s.memory[owner]) > 0 }); err != nil {
+	if err := s.emptyDir(s.ram, func(owner string) bool { return len(s.memory[owner]) > 0 }); err != nil {
 		return err
 	}
 	return s.dropBases()
@@ -346,16 +346,15 @@ func (s *Store) readManifest(path string) (*snapshot.Manifest, error) {
 }
 
 // emptyDir removes the entries of dir, except the entries for whose names keep returns true. Files
-// stay if the VMM of an earlier daemon has them open for writing.
-func emptyDir(dir string, keep func(name string) bool) error {
+// stay, and are removed later, if the VMM of an earlier daemon has them open for writing.
+func (s *Store) emptyDir(dir string, keep func(name string) bool) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return err
 	}
 	for _, e := range entries {
 		if !keep(e.Name()) {
-			err := writers.RemoveAll(filepath.Join(dir, e.Name()), 0)
-			if err != nil && !errors.As(err, new(*writers.Error)) {
+			if err := s.left.Remove(filepath.Join(dir, e.Name()), 0); err != nil {
 				return err
 			}
 		}

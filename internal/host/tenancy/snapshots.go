@@ -108,12 +108,13 @@ func (v *View) Machine(s sandbox.Info) (vcpus uint32, diskBytes uint64) {
 	return i.Machine.VCPUs, i.Base.Bytes
 }
 
-// DeleteSnapshot calls Manager.DeleteSnapshot.
+// DeleteSnapshot calls store.Delete.
 func (v *View) DeleteSnapshot(tag string, mode store.DeleteMode) error {
 	if err := v.hasTag(tag); err != nil {
 		return err
 	}
-	return v.host.manager.DeleteSnapshot(tag, mode)
+	_, err := v.host.manager.Snapshots().Delete(tag, mode)
+	return err
 }
 
 // VerifySnapshot calls store.Verify. If too many verifications are running, it first waits.

@@ -15,7 +15,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync"
 	"time"
 
@@ -115,12 +114,17 @@ type Leftovers struct {
 	paths []string
 }
 
-// RemoveAll calls RemoveAll for each path. Paths that stay become part of the list.
-func (l *Leftovers) RemoveAll(patience time.Duration, paths ...string) {
-	paths = slices.DeleteFunc(paths, func(path string) bool { return RemoveAll(path, patience) == nil })
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.paths = append(l.paths, paths...)
+// Remove calls RemoveAll. If files stay because they have writers, the path becomes part of the list,
+// and Remove returns nil.
+func (l *Leftovers) Remove(path string, patience time.Duration) error {
+	err := RemoveAll(path, patience)
+	if errors.As(err, new(*Error)) {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.paths = append(l.paths, path)
+		return nil
+	}
+	return err
 }
 
 // Retry tries again to remove the paths in the list. It waits for no writer.
@@ -129,5 +133,7 @@ func (l *Leftovers) Retry() {
 	paths := l.paths
 	l.paths = nil
 	l.mu.Unlock()
-	l.RemoveAll(0, paths...)
+	for _, path := range paths {
+		_ = l.Remove(path, 0) // after another error, the next start tries again
+	}
 }

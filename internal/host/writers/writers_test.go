@@ -132,7 +132,9 @@ func TestABlockedWriteBlocksOnlyItsProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	var l Leftovers
-	l.RemoveAll(0, dir)
+	if err := l.Remove(dir, 0); err != nil {
+		t.Fatal(err)
+	}
 	l.Retry()
 	if _, err := os.Lstat(path); err != nil {
 		t.Errorf("the file with a writer: %v", err)
