@@ -91,9 +91,7 @@ func (m *Manager) tryBringBack(ctx context.Context, s *Sandbox, expiry func() Ex
 	if err := ledger.Write(dir, &rec); err != nil {
 		return err
 	}
-	err = s.transition("resume", Running, func() {
-		s.live, s.resuming, s.record, s.timing = v, nil, rec, timing
-	})
+	err = s.transition("resume", Running, func() { s.live, s.resuming, s.record, s.timing = v, nil, rec, timing })
 	if err != nil {
 		return err
 	}

@@ -34,9 +34,9 @@ func (m *Manager) Recover() (int, error) {
 		return len(m.List()), fmt.Errorf("recover sandboxes: %w", err)
 	}
 	for _, d := range data {
-		if id := d.Name(); vmpool.IsID(id) && !m.has(id) && !slices.ContainsFunc(m.left, func(l left) bool {
-			return l.ID == id
-		}) {
+		id := d.Name()
+		_, unknown := m.Get(id)
+		if vmpool.IsID(id) && unknown != nil && !slices.ContainsFunc(m.left, func(l left) bool { return l.ID == id }) {
 			if err := m.recoverData(id); err != nil {
 				return len(m.List()), fmt.Errorf("recover sandboxes: %w", err)
 			}
@@ -233,12 +233,6 @@ func (m *Manager) settleTakenOver(s *Sandbox) error {
 		_ = s.transition("recover", Paused, nil) // fails if the VM has ended
 	}
 	return nil
-}
-
-// has reports whether the manager has a sandbox with this id.
-func (m *Manager) has(id string) bool {
-	_, err := m.Get(id)
-	return err == nil
 }
 
 // recoverSuspended takes over a suspended sandbox of an earlier daemon.

@@ -124,6 +124,12 @@ func (w *world) stop() {
 	w.Snapshots().Close()
 }
 
+// has reports whether there is a sandbox with this id.
+func (w *world) has(id string) bool {
+	_, err := w.Get(id)
+	return err == nil
+}
+
 // DeleteSnapshot deletes a snapshot.
 func (w *world) DeleteSnapshot(tag string, mode store.DeleteMode) error {
 	_, err := w.Snapshots().Delete(tag, mode)

@@ -273,3 +273,18 @@ func TestWordsAreCut(t *testing.T) {
 	<-v.Done()
 	checkText("its exit", v.Exit().Detail)
 }
+
+// A VMM that holds up the close of a descriptor that it has sent is killed, which ends the close.
+func TestACloseThatIsHeldUp(t *testing.T) {
+	v, _ := scripted(t)
+	v.closing(func() {})
+	select {
+	case <-v.Done():
+		t.Fatal("a VMM was killed without a reason")
+	default:
+	}
+	v.closing(func() { <-v.Done() }) // ends only with the VMM
+	if exit := v.Exit(); !strings.Contains(exit.Detail, "holds up the close") {
+		t.Errorf("the VMM's end is %+v", exit)
+	}
+}

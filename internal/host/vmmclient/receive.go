@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -43,7 +44,7 @@ func (v *VMM) receive() {
 			unasked = 0
 		}
 		if unasked > maxUnasked {
-			ctlsock.CloseAll(fds)
+			v.closing(func() { ctlsock.CloseAll(fds) })
 			_ = v.condemn(fmt.Errorf("it sent more than %d messages that it was not asked for", maxUnasked))
 			return
 		}
@@ -73,7 +74,7 @@ func (v *VMM) take(kind vmmproto.Kind, body []byte, fds []int) error {
 		return v.guestConn(body, fds)
 	}
 	if len(fds) > 0 {
-		ctlsock.CloseAll(fds)
+		v.closing(func() { ctlsock.CloseAll(fds) })
 		return fmt.Errorf("it sent %d descriptors with message %d, which has none", len(fds), kind)
 	}
 	r := codec.NewReader(body)
@@ -114,6 +115,33 @@ func (v *VMM) take(kind vmmproto.Kind, body []byte, fds []int) error {
 	return nil
 }
 
+// closeLimit is how long the close of a descriptor of a VMM may take.
+const closeLimit = time.Second
+
+// closing calls f, which closes descriptors that the VMM has sent. If f does not return in time, the
+// VMM is killed. A VMM that is in epoll_wait(2) for such a file, and does not answer the page faults
+// of its buffer, holds a lock that the last close of the file needs. No signal to this process ends
+// that wait.
+func (v *VMM) closing(f func()) {
+	late := time.AfterFunc(closeLimit, func() {
+		_ = v.condemn(errors.New("it holds up the close of a descriptor that it has sent"))
+	})
+	defer late.Stop()
+	f()
+}
+
+// guestStream is a stream of the guest, whose descriptor the VMM has sent.
+type guestStream struct {
+	net.Conn
+	v *VMM
+}
+
+// Close implements net.Conn.
+func (s guestStream) Close() (err error) {
+	s.v.closing(func() { err = s.Conn.Close() })
+	return err
+}
+
 // parse decodes a message of a VMM. A message that is too short or too long is an error.
 func parse(m parser, r *codec.Reader) error {
 	if err := m.Parse(r); err != nil {
@@ -129,23 +157,23 @@ func (v *VMM) guestConn(body []byte, fds []int) error {
 	r := codec.NewReader(body)
 	port := r.U32()
 	if err := r.Done(); err != nil || len(fds) != 1 {
-		ctlsock.CloseAll(fds)
+		v.closing(func() { ctlsock.CloseAll(fds) })
 		return fmt.Errorf("a stream of the guest in %d bytes with %d descriptors: want 4 and 1", len(body), len(fds))
 	}
 	if kind, err := unix.GetsockoptInt(fds[0], unix.SOL_SOCKET, unix.SO_TYPE); err != nil || kind != unix.SOCK_STREAM {
-		ctlsock.CloseAll(fds)
+		v.closing(func() { ctlsock.CloseAll(fds) })
 		return errors.New("a stream of the guest that is not a stream socket")
 	}
 	f := os.NewFile(uintptr(fds[0]), "guest stream")
 	conn, err := net.FileConn(f)
-	_ = f.Close()
+	v.closing(func() { _ = f.Close() })
 	if err != nil {
 		return nil // the daemon has too few descriptors, so the stream is refused
 	}
 	select {
-	case v.conns <- Conn{Port: port, Conn: conn}:
+	case v.conns <- Conn{Port: port, Conn: guestStream{conn, v}}:
 	default:
-		_ = conn.Close()
+		_ = guestStream{conn, v}.Close()
 	}
 	return nil
 }
