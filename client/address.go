@@ -87,7 +87,7 @@ func dialSocket(ctx context.Context, path string, private bool) (net.Conn, error
 }
 
 // runPrefix is the prefix of a user's socket directory in the directory for temporary files. Any
-// user can create a directory of that name there.
+// user can create a directory with such a name.
 const runPrefix = "forkd-run-"
 
 // checkSocket returns an error if a user other than root and the current user may have created the

@@ -42,8 +42,8 @@ func (c *Client) Promote(ctx context.Context, id string, req PromoteRequest) (r 
 }
 
 // Apply makes in a running sandbox the file changes of req.From, which is a snapshot or another
-// sandbox of the same family. It makes all of these changes or none. They are the changes since the
-// nearest common ancestor of both sides. If both sides have changed the same files in different
+// sandbox of the same family. Apply makes either all of these changes or none: the changes since
+// the nearest common ancestor of both sides. If both sides have changed the same files in different
 // ways, the error is an *Error with the code ErrApplyConflict and the field Conflicts, unless
 // req.Prefer or req.DryRun is set. Programs in the sandbox that have opened a replaced file keep
 // the old file.

@@ -134,8 +134,8 @@ func (c *BuildContext) shown(name string) string {
 	return filepath.Join(c.dir, name)
 }
 
-// read reads a file that becomes part of the request. The parameter chosen says that the caller has
-// named the file. Such a file may be a pipe if it is outside the context.
+// read reads a file that becomes part of the request. If chosen is true, the caller has named the
+// file. Such a file may be a pipe if it is outside the context.
 func (c *BuildContext) read(name string, inside bool, most int64, chosen bool) ([]byte, error) {
 	f, err := c.open(name, inside, chosen)
 	if err != nil {

@@ -128,8 +128,9 @@ func TestPackContext(t *testing.T) {
 	}
 }
 
-// Links out of the context and pipes are refused without waiting, and the error names them. Nothing
-// outside the context is read.
+// A context is refused if it has a pipe, or a link that leads out of the context. The client does
+// not wait for the pipe's writer, and the error names the file. Nothing outside the context is
+// read.
 func TestHostileContexts(t *testing.T) {
 	outside := filesIn(t, "secret=*.txt", "D=FROM outside")
 	secret := filepath.Join(outside, "secret")

@@ -154,7 +154,8 @@ func (c *Client) signed(h http.Header) http.Header {
 	return h
 }
 
-// call sends the value in as JSON, and decodes the answer into the value out. Both may be nil.
+// call sends in as JSON, and decodes the answer into *out. If in is nil, call sends no body. If out
+// is nil, call does not decode the answer.
 func (c *Client) call(ctx context.Context, method, path string, in, out any) error {
 	var p []byte
 	header := http.Header{}

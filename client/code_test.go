@@ -28,8 +28,8 @@ func TestKeepOfCode(t *testing.T) {
 	}
 }
 
-// By default an Execution holds 64 MiB of each output, and of the results. It has no gap in an
-// output, but results that fit are kept after a result that is too large.
+// By default an Execution holds 64 MiB of each output, and of the results. An output has no gap,
+// but a result that fits is kept even after a result that is too large.
 func TestDefaultKeepOfCode(t *testing.T) {
 	var e Execution
 	run := codeRun{Execution: &e}

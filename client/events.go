@@ -25,7 +25,7 @@ type EventsRequest struct {
 	Begun     func()   // called when the daemon has begun to send events; later events are not missed; may be nil
 }
 
-// EventMissed is the type of the event that the daemon sends in place of events that were lost.
+// EventMissed is the type of the event that stands for lost events.
 const EventMissed = v1.EventMissed
 
 // maxEvent bounds one event, in bytes.

@@ -201,9 +201,9 @@ func (c *Client) fileQuery(query url.Values) url.Values {
 }
 
 // AsUser returns a client that accesses files and directories for a user of the sandbox: relative
-// paths begin in the user's home, and new files belong to the user. The rights are still
-// root's, so do not use paths that a program of the user can replace by links. For commands, set
-// ExecRequest.User instead. The client shares its connections with c.
+// paths begin in the user's home, and new files belong to the user. But the files are accessed with
+// the rights of root, so do not use paths that a program of the user can replace by links. For
+// commands, set ExecRequest.User instead. The client shares its connections with c.
 func (c *Client) AsUser(name string) *Client {
 	as := *c
 	as.user = name

@@ -60,7 +60,8 @@ func (c *Client) PushSnapshot(ctx context.Context, tag string, req PushRequest, 
 	return c.moveBy(ctx, "push", snapshotPath(tag, "/push"), req, on)
 }
 
-// PullSnapshot makes a snapshot from a snapshot in a registry. It calls on as PushSnapshot does.
+// PullSnapshot makes a snapshot from a snapshot in a registry. It calls on(progress) as
+// PushSnapshot does.
 func (c *Client) PullSnapshot(ctx context.Context, req PullRequest, on func(HubEvent) error) (HubResult, error) {
 	if err := checkRegistries(req.RegistryAuth); err != nil {
 		return HubResult{}, err
@@ -87,8 +88,8 @@ func (c *Client) SignSnapshot(ctx context.Context, req SignRequest) (s Signature
 	return s, err
 }
 
-// VerifySignature returns the key that has signed a snapshot in a registry. If none of the wanted keys has, it
-// returns an error.
+// VerifySignature returns the key that has signed a snapshot in a registry. If none of the wanted
+// keys has signed it, VerifySignature returns an error.
 func (c *Client) VerifySignature(ctx context.Context, req SignatureRequest) (s Signature, err error) {
 	if err := checkRegistries(req.RegistryAuth); err != nil {
 		return s, err

@@ -17,7 +17,7 @@ const (
 
 // MetricsRequest selects points of a history.
 type MetricsRequest struct {
-	Since, Until time.Time // zero: from the oldest point, to the newest
+	Since, Until time.Time // zero Since: from the oldest point; zero Until: to the newest point
 	Step         string    // empty: StepSecond, unless Since is more than ten minutes ago
 }
 

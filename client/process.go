@@ -29,8 +29,8 @@ var ErrDetached = errors.New("detached from the process, which goes on")
 // read all of the input.
 var ErrStdinClosed = errors.New("the process takes no more input")
 
-// Process is a process of a sandbox, started by StartExec or found by Attach. Its methods may be
-// called concurrently. They make progress only while Wait runs.
+// Process is a process of a sandbox, started by StartExec or found by Attach. The methods of
+// Process may be called concurrently, and make progress only while Wait runs.
 type Process struct {
 	PID uint32
 

@@ -118,7 +118,7 @@ func TestConnectionErrors(t *testing.T) {
 	}
 }
 
-// If the context ends, the error is the context's and not a failure of the connection.
+// If the context ends, the error is the error of the context, and not a failure of the connection.
 func TestContextErrorsAreTheContexts(t *testing.T) {
 	c, err := New("http://127.0.0.1:1", "", WithRetries(3))
 	if err != nil {

@@ -7,7 +7,7 @@ import (
 )
 
 // events decodes a stream of JSON events. The decoder holds an event in memory until it is
-// complete, so the method next fails if an event is too long.
+// complete, so reading fails if an event is too long.
 type events struct {
 	decoder *json.Decoder
 	from    io.Reader

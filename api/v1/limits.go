@@ -3,8 +3,8 @@ package v1
 // Limits bounds a sandbox's use of host resources. A request replaces all limits. An omitted field
 // means no limit, and not the previous limit.
 type Limits struct {
-	// MiB of memory for the sandbox and its VMM, without copies that belong to its branches. The
-	// sandbox is killed if it needs more.
+	// MiB of memory for the sandbox and its VMM, without the copies of the sandbox's memory that
+	// its branches keep in RAM. The sandbox is killed if it needs more.
 	MemoryMiB uint64 `json:"memory_mib,omitempty"`
 	// MiB of swap in addition to MemoryMiB, which must also be set. 0: no swap.
 	SwapMiB uint64  `json:"swap_mib,omitempty"`
@@ -25,7 +25,8 @@ type SandboxLimits struct {
 // Usage is a sandbox's use of host resources, including its VMM. It is zero for a sandbox without a
 // VM, and if the host cannot enforce limits.
 type Usage struct {
-	// Memory charged to the sandbox now, including page cache and its branches' copies.
+	// Memory charged to the sandbox now. It includes page cache, and the copies of the sandbox's
+	// memory that its branches keep in RAM.
 	MemoryBytes uint64 `json:"memory_bytes"`
 	// Part of MemoryBytes that counts against the limit and cannot be reclaimed.
 	OwnMemoryBytes   uint64  `json:"own_memory_bytes"`

@@ -77,7 +77,7 @@ type NetworkRefusal struct {
 	Reason   string `json:"reason"`            // a key of Refused
 	Why      string `json:"why"`               // the reason in words, such as "private range"
 	// Option of forkd net set that permits the destination, such as "allow it with --allow
-	// 1.2.3.4". Empty if no option can.
+	// 1.2.3.4". Empty if no option permits it.
 	Fix      string `json:"fix,omitempty"`
 	Count    uint64 `json:"count"`
 	LastUnix int64  `json:"last_unix"` // last occurrence, in seconds since 1970

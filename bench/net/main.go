@@ -11,8 +11,8 @@
 //	client ── Linux ── tap ── pasta, or slirp4netns ──────────────────────┼── loopback ── server
 //	client ── loopback ──────────────────────────────────────────────────┘
 //
-// The command runs in its own namespaces. It needs a kernel that permits user namespaces, and the
-// program ip. If a peer is not installed, its row is empty. Tables go to standard output, progress
+// The command runs in its own namespaces. It needs the program ip, and a kernel that permits user
+// namespaces. If a peer is not installed, its row is empty. Tables go to standard output, progress
 // to standard error, and all figures as JSON to the file -o. scripts/bench runs it.
 package main
 

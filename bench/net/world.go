@@ -26,8 +26,8 @@ const (
 	slirpAddress = "10.0.2.2"
 )
 
-// enterNamespace runs this program again in a network namespace of its own and returns its exit
-// code. In the second process, it does nothing, and the result again is false.
+// enterNamespace runs this program again in a network namespace of its own. It returns the exit
+// code of the second process, and true. In the second process, it does nothing and returns false.
 func enterNamespace() (code int, again bool) {
 	if os.Getenv(insideEnv) != "" {
 		return 0, false

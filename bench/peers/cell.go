@@ -17,7 +17,7 @@ type cell struct {
 
 	entered, answered []float64     // milliseconds since the request, one value for each child
 	last              []float64     // milliseconds until the last child's answer, one value for each fork
-	vmm, driver       time.Duration // CPU time of all timed children, and of this process for them
+	vmm, driver       time.Duration // CPU time of all timed children, and CPU time of this process for these children
 	timed             int           // number of timed children
 	counts            []lab.Counts  // operations since the request, one value for each counted child
 	private           []float64     // KiB of private memory without guest RAM, one value for each counted child
@@ -101,7 +101,7 @@ func (c *cell) count(children []child) error {
 }
 
 // p50Entered returns the median time until the vCPUs ran. It returns NaN if the peer does not
-// report it.
+// report this time.
 func (c *cell) p50Entered() float64 {
 	if len(c.entered) == 0 || c.entered[0] == 0 {
 		return math.NaN()

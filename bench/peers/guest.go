@@ -16,7 +16,7 @@ import (
 // Firecracker, and says how a child answers.
 type guest interface {
 	name() string
-	note() string    // how Firecracker's children differ from forkd's
+	note() string    // how Firecracker's children differ from forkd's children
 	peers() []string // names of the peers, other than forkd, that can run this guest
 
 	bake(ctx context.Context, d *lab.Daemon, m *lab.Manager) error // makes forkd's snapshot

@@ -58,9 +58,9 @@ const (
 	diskFile  = "disk"
 )
 
-// disk returns the path of a copy of the image's disk. All children share this copy. They can share
-// it only because no child writes to the disk before the child has answered. If a child wrote to
-// the disk earlier, the file's modification time would show it.
+// disk returns the path of a copy of the image's disk. All children share this copy. This is
+// possible only because no child writes to the disk before the child has answered. If a child wrote
+// to the disk earlier, the file's modification time would show it.
 func (f *firecracker) disk() string { return filepath.Join(f.snapshots, diskFile) }
 
 func (g *linuxGuest) setUp(f *firecracker, dir string) error {

@@ -2,11 +2,11 @@
 // child runs, and until the child has answered. It also measures the CPU time for the request, and
 // the memory that a child takes. The measurements of the different runtimes are interleaved.
 //
-// All virtual machines run the same guest. Each VMM restores it from a snapshot that it has made
-// itself. By default, the guest has no operating system (package stub). Then the figures contain
-// only the work of the VMM and of this program, and any KVM can run the guest. Containers cannot be
-// forked, so they start a program that answers, which is the minimum for a container. With
-// -guest=linux, the guest of forkd and Firecracker is forkd's kernel and agent with a recipe's
+// All virtual machines run the same guest. Each VMM restores the guest from a snapshot that the
+// same VMM has made. By default, the guest has no operating system (package stub). Then the figures
+// contain only the work of the VMM and of this program, and any KVM can run the guest. Containers
+// cannot be forked, so they start a program that answers, which is the minimum for a container.
+// With -guest=linux, the guest of forkd and Firecracker is forkd's kernel and agent with a recipe's
 // image. With this guest, a child counts as having answered when its agent has confirmed the
 // child's identity.
 //

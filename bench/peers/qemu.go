@@ -16,10 +16,10 @@ import (
 	"github.com/forkd/forkd/bench/internal/stub"
 )
 
-// qemu is a peer that forks by QEMU's migration. The parent's RAM is a file, and its state is
-// migrated to another file. A child maps the first file privately and migrates from the second
-// file. The parent runs in QEMU's emulation, because QEMU needs a BIOS to load a kernel, and not
-// every KVM can run a BIOS.
+// qemu is a peer that forks by means of QEMU's migration. The parent's RAM is a file, and the rest
+// of the parent's state is migrated to another file. A child maps the first file privately and
+// migrates from the second file. The parent runs in QEMU's emulation, because QEMU needs a BIOS to
+// load a kernel, and not every KVM can run a BIOS.
 func (b *bench) qemu(ctx context.Context, name, bin string) (*peer, error) {
 	p, version, err := newPeer(ctx, name, bin, true)
 	if err != nil || p.absent != "" {

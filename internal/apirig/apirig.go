@@ -348,7 +348,7 @@ func (r *Rig) unpacks(dir string, unpack func(io.Reader) error) (*build.Images, 
 	return &build.Images{Filler: filler, Dir: r.Cache}, nil
 }
 
-// differ returns a Differ whose VMs are faked. The function guest acts as the guest of these VMs.
+// differ returns a Differ whose VMs are faked. The given function acts as the guest of these VMs.
 func (r *Rig) differ(guest func(*vmfake.VMM, net.Conn), run string, st *store.Store) *diff.Differ {
 	if guest == nil {
 		file := diffproto.Node{Type: diffproto.Regular, Mode: 0o644, Size: 4}

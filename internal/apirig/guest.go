@@ -48,8 +48,8 @@ type guest struct {
 	cmd *exec.Cmd
 }
 
-// guests returns a function that returns the guest of a VM. If the parameter one is not nil, it is
-// the guest of every VM. Otherwise the guest is a new agent.
+// guests returns a function that returns the guest of a VM. If a guest is given, it is the guest of
+// every VM. Otherwise the guest is a new agent.
 func (a *agents) guests(one sandbox.Guest, vmms *vmfake.VMMs) func(string) sandbox.Guest {
 	return func(vsock string) sandbox.Guest {
 		if one != nil {
@@ -154,7 +154,7 @@ func descendants(pid int) []int {
 		own, _ := strconv.Atoi(filepath.Base(filepath.Dir(path))) // the pattern matches only numbers
 		var state string
 		var parent int
-		// The name may contain any characters, so begin after its last parenthesis.
+		// The process's name may contain any characters, so begin after the last parenthesis.
 		behind := text[bytes.LastIndexByte(text, ')')+1:]
 		if _, err := fmt.Sscan(string(behind), &state, &parent); err == nil {
 			children[parent] = append(children[parent], own)

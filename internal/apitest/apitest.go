@@ -41,7 +41,7 @@ type T interface {
 	Fatalf(format string, args ...any)
 }
 
-// Checked returns a handler that calls the handler next, and reports traffic that violates the
+// Checked returns a handler that passes requests to next, and reports traffic that violates the
 // document to t. A request that violates the document is reported only if it was not refused,
 // because tests send invalid requests on purpose.
 func Checked(t T, next http.Handler) http.Handler {

@@ -125,7 +125,8 @@ func isPart(name string) bool {
 	})
 }
 
-// infix separates the name of a file and the random part in the name of its temporary file.
+// infix separates the name of a file from the random part, in the name of the file's temporary
+// file.
 const infix = ".new-"
 
 // Fill creates or replaces the file at path. It calls fill with the path of a file that does not

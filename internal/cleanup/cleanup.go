@@ -1,8 +1,8 @@
 // Package cleanup helps functions that create something in several steps to undo these steps after
 // an error.
 //
-// It calls the undo functions in reverse order. They return no errors, because the caller already
-// reports the error that made it undo its steps.
+// It calls the undo functions in reverse order. Undo functions return no errors, because the caller
+// already reports the error that made it undo its steps.
 package cleanup
 
 // Stack holds functions that undo the steps done so far. The zero Stack is ready for use. It may be

@@ -178,8 +178,8 @@ func (l cacheList) others(images []client.CachedImage) (list []cached) {
 	return list
 }
 
-// removable returns the items that no snapshot needs and that no build has used since the given
-// time.
+// removable returns the items that no snapshot needs, unless a build has used the item since the
+// given time.
 func (l cacheList) removable(since time.Time) []image.Cached {
 	var all []image.Cached
 	for _, c := range l.all {

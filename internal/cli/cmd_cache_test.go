@@ -43,7 +43,7 @@ func TestCachePrune(t *testing.T) {
 	}
 }
 
-// If the daemon's cache is also the user's, its items are shown once.
+// If the daemon and the user have the same cache, its items are shown once.
 func TestCacheOfTheDaemon(t *testing.T) {
 	now := time.Now()
 	list := cacheList{all: []cached{{Cached: image.Cached{Kind: image.CachedImage, Dir: "/c/images/a", Used: now}}}}

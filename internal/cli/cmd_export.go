@@ -147,9 +147,9 @@ func (to *exportTo) save(ctx context.Context, cmd *cobra.Command, c *common, cl 
 // anyEntry accepts each entry of an archive.
 func anyEntry(exportEntry) error { return nil }
 
-// fetchTar fetches an archive, checks it, and writes it to w. It calls the function check with each
-// entry. The parameter most bounds the archive, in bytes. After an error, w may contain a part of
-// the archive, which must not be used.
+// fetchTar fetches an archive, checks it, and writes it to w. It calls check(e) for each entry e.
+// It fails if the archive has more than the given number of bytes. After an error, w may contain a
+// part of the archive, which must not be used.
 func fetchTar(ctx context.Context, cl *client.Client, req client.ExportRequest, w io.Writer, most int64,
 	check func(exportEntry) error) error {
 	archive, err := cl.Export(ctx, req)
@@ -160,8 +160,8 @@ func fetchTar(ctx context.Context, cl *client.Client, req client.ExportRequest, 
 	return readExport(io.TeeReader(archive, w), most, check)
 }
 
-// withTar calls the function use with an archive in a temporary file without a name. fetchTar has
-// checked the archive.
+// withTar fetches an archive into an unlinked temporary file, checks it as fetchTar does, and calls
+// use(archive).
 func withTar(ctx context.Context, cl *client.Client, req client.ExportRequest, most int64,
 	check func(exportEntry) error, use func(io.Reader) error) error {
 	f, err := os.CreateTemp("", "forkd-export")

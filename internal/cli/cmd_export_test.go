@@ -474,7 +474,8 @@ func TestExportOfHooks(t *testing.T) {
 	}
 }
 
-// endless answers an export with the bytes of archive, and then with zeros until the client leaves.
+// endless serves an export that never ends: the bytes of archive, and then zeros until the client
+// leaves.
 func endless(t *testing.T, archive []byte) {
 	t.Helper()
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

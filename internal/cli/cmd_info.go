@@ -123,7 +123,7 @@ func newWaitCmd() *cobra.Command {
 	return cmd
 }
 
-// end is how a sandbox ended.
+// end describes how a sandbox has ended.
 type end struct {
 	ID     string `json:"id"`
 	Reason string `json:"reason"` // reason of the sandbox's exit, or "deleted"

@@ -121,9 +121,9 @@ func formatError(err error, fields map[string]any) error {
 	return fmt.Errorf("--format: %s: no %s in what is printed: %s", found[1], found[2], hint)
 }
 
-// nearest returns the name that the user probably meant, given the text that the user has typed. It
-// prefers a name that equals this text to a name that begins with it, and returns "" if there is
-// neither.
+// nearest returns the name that the user probably meant, given the text that the user has typed. If
+// a name equals this text, it returns this name. Otherwise it returns a name that begins with the
+// text, or "" if there is none.
 func nearest(names []string, wrong string) string {
 	plain := func(s string) string { return strings.ToLower(strings.ReplaceAll(s, "_", "")) }
 	found := ""

@@ -109,8 +109,8 @@ func newUnpackCmd() *cobra.Command {
 	return cmd
 }
 
-// signatureOf returns the signature of an archive, from a given file or from that of 'forkd sign --archive'. The
-// result is empty if there is none.
+// signatureOf returns the signature of an archive, from the given file or from the file that 'forkd
+// sign --archive' has written. The result is empty if there is none.
 func signatureOf(archive, file string) ([]byte, error) {
 	isGiven := file != ""
 	if !isGiven {

@@ -151,8 +151,8 @@ func TestStuckSandboxesAreGivenUp(t *testing.T) {
 	}
 }
 
-// With --within, a sandbox may take all of that time, even if no other sandbox is saved during that
-// time.
+// With --within, a sandbox may take all of the given time, even if no other sandbox is saved during
+// that time.
 func TestSuspensionsHaveOneDeadline(t *testing.T) {
 	a := suspender(t, func(id string, nth int, r *http.Request) int {
 		if id == "sb-slow" && nth > 3 {

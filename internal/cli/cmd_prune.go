@@ -71,8 +71,8 @@ func (u *usage) add(bytes uint64, inUse bool) {
 	u.Bytes += bytes
 }
 
-// usageOf returns the disk usage of snapshots and builds. Deleted snapshots are not in the
-// parameter all. Their usage is computed from the sandboxes that still need their files.
+// usageOf returns the disk usage of snapshots and builds. Deleted snapshots are not in the given
+// list. Their usage is computed from the sandboxes that still need their files.
 func usageOf(all []client.SnapshotDetail, sandboxes []client.Sandbox, builds cacheList) []usage {
 	parents, branches := usage{Kind: "parents"}, usage{Kind: "branches"}
 	states, deleted := usage{Kind: "states of sandboxes"}, usage{Kind: "removed branches"}

@@ -30,8 +30,8 @@ func (o *registryOptions) register(cmd *cobra.Command) {
 	completeWords(cmd, "progress", "auto", "plain", "tty")
 }
 
-// follow returns two functions. on shows the progress of a push or a pull on w. end ends this
-// display.
+// follow returns two functions. The first function shows the progress of a push or a pull on w, and
+// the second function ends this display.
 func (o *registryOptions) follow(w io.Writer) (on func(client.HubEvent) error, end func()) {
 	p := &hubProgress{progress: newProgress(w, isLive(o.progress, w)), numbers: make(map[string]int)}
 	return p.event, func() { p.finish(); p.end() }

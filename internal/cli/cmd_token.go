@@ -58,8 +58,8 @@ func (f *tokenFlags) change(edit func([]byte) ([]byte, error)) (path string, err
 }
 
 // changeFile applies edit to a file of the daemon's credentials while it holds the lock of the
-// file's directory. If the file is missing, edit receives an empty text. The parameter what is the
-// kind of file, for errors.
+// file's directory. If the file is missing, edit receives an empty text. Errors name the given kind
+// of file.
 func changeFile(what, path string, edit func([]byte) ([]byte, error)) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return fmt.Errorf("%s: %w", what, err)
@@ -83,8 +83,8 @@ func changeFile(what, path string, edit func([]byte) ([]byte, error)) error {
 	return atomicfile.WriteDurable(path, text, 0o600)
 }
 
-// readList reads and parses a file of the daemon's credentials. A missing file contains none. The
-// parameter what is the kind of file, for errors.
+// readList reads and parses a file of the daemon's credentials. A missing file contains none.
+// Errors name the given kind of file.
 func readList[T any](what, path string, parse func([]byte) ([]T, error)) ([]T, error) {
 	text, err := os.ReadFile(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -86,7 +86,7 @@ func newTurnCmd() *cobra.Command {
 }
 
 // forgiven prints the error of a hook on standard error, and returns nil, because an agent
-// interprets some exit codes as orders. With --strict, it returns an exit code. It is called
+// interprets some exit codes as orders. With --strict, forgiven returns an exit code. It is called
 // outside the command, so that it also handles errors of the command line.
 func forgiven(cmd *cobra.Command, err error, stderr io.Writer) error {
 	if err == nil || cmd.CommandPath() != "forkd turn" || !cmd.Flags().Changed("hook") {

@@ -76,7 +76,7 @@ const (
 	caKeyFile  = "ca.key"
 	certFile   = "cert.pem"
 	keyFile    = "key.pem"
-	bundleFile = "bundle.pem" // the host's root certificates and the authority's
+	bundleFile = "bundle.pem" // the root certificates of the host and of the authority
 	domainFile = "domain"
 )
 

@@ -287,7 +287,7 @@ func (s *commitStream) end(ref, who, message, from string) error {
 }
 
 // isHook reports whether git may run the file of an entry as a hook after a checkout, or may find a
-// hook through that file. The parameter at is the entry's path in the repository.
+// hook through that file. The entry has the given path in the repository.
 func (s *commitStream) isHook(at string, e exportEntry) bool {
 	parts := strings.Split(at, "/")
 	for _, dir := range s.hooks {
@@ -346,7 +346,7 @@ func (r *repository) hookDirs() (dirs []string, err error) {
 // isGitPath reports whether git, or a file system, may treat a part of a path as .git.
 func isGitPath(at string) bool { return gitOf(at) != "" }
 
-// gitQuoted returns a path as a string literal of C, which git fast-import reads.
+// gitQuoted returns a path as a C string literal, which git fast-import reads.
 func gitQuoted(at string) string {
 	var p strings.Builder
 	p.WriteByte('"')

@@ -25,10 +25,10 @@ type exportEntry struct {
 	content io.Reader
 }
 
-// readExport reads an exported archive, and calls the function each with every entry. The parameter
-// most bounds the archive, in bytes. The guest determines the content of the archive. So readExport
-// refuses an archive that could make a program write outside of the directory in which it unpacks
-// the archive.
+// readExport reads an exported archive, and calls each(e) for every entry e. It fails if the
+// archive has more than the given number of bytes. The guest determines the content of the archive.
+// So readExport refuses an archive that could make a program write outside of the directory in
+// which it unpacks the archive.
 func readExport(archive io.Reader, most int64, each func(exportEntry) error) error {
 	var form tarForm
 	limited := &io.LimitedReader{R: archive, N: most + 1} // bounds headers too

@@ -96,8 +96,8 @@ func jsonLines(v any) (string, error) {
 	return strings.TrimSpace(b.String()), err
 }
 
-// claudeSettings parses settings. It returns the settings and their hooks. If there are no hooks,
-// the result hooks is nil.
+// claudeSettings parses settings. It returns the settings and their hooks. If the settings have no
+// hooks, the second result is nil.
 func claudeSettings(text []byte) (root, hooks *jsonNode, err error) {
 	if root, err = parseJSON(text); err != nil {
 		return nil, nil, err
@@ -121,8 +121,8 @@ func claudeSettings(text []byte) (root, hooks *jsonNode, err error) {
 }
 
 // isOwnHook reports whether an item of an event was added by addClaudeHooks. Such an item has only
-// one command, which runs this program. If a user has added another command, the item counts as the
-// user's.
+// one command, which runs this program. An item to which a user has added another command does not
+// count.
 func isOwnHook(item *jsonNode) bool {
 	hooks, err := item.member("hooks")
 	if err != nil || hooks == nil || len(hooks.members) != 1 {

@@ -192,9 +192,9 @@ func (t *turns) line(tag string) []string {
 	return line
 }
 
-// forward(at) returns the tags of the turns that a redo can roll forward to from the turn or
-// snapshot with the tag at, the next turn first. The last turn is the newest turn from which undos
-// can return to the tag at.
+// forward returns the tags of the turns to which a redo can roll forward from the turn or snapshot
+// with the given tag, the next turn first. The last turn is the newest turn from which undos can
+// return to the given tag.
 func (t *turns) forward(at string) []string {
 	for _, p := range slices.Backward(t.saved) {
 		line := t.line(p.Snapshot.Tag)

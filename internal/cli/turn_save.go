@@ -179,8 +179,8 @@ func (t *turns) isTurn(tag string) bool {
 	return ok
 }
 
-// notePrompt stores the prompt of a session in a label of the sandbox. The turn that is saved after
-// the agent's work takes its text from this label.
+// notePrompt stores the prompt of a session in a label of the sandbox. When the agent has finished
+// its work, a turn is saved, and the text of this turn comes from the label.
 func (t *turnStore) notePrompt(ctx context.Context, e turnEvent) error {
 	session, text := words(e.session), words(e.text)
 	if session == "" || text == "" || strings.Contains(session, " ") {

@@ -11,8 +11,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// show fetches a value from the daemon and prints it: as JSON with -o json, otherwise by calling
-// the function text.
+// show fetches a value from the daemon and prints it: as JSON with -o json, otherwise by text(value).
 func show[T any](cmd *cobra.Command, c *common, fetch func(context.Context, *client.Client) (T, error),
 	text func(T) error) error {
 	return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
@@ -36,7 +35,7 @@ func showOf[T any](cmd *cobra.Command, c *common, ref string,
 	}, text)
 }
 
-// print prints a value: as JSON with -o json, otherwise by calling the function text.
+// print prints a value: as JSON with -o json, otherwise by calling text().
 func (c *common) print(cmd *cobra.Command, v any, text func() error) error {
 	if c.json() {
 		return writeJSON(cmd.OutOrStdout(), v)
@@ -44,9 +43,9 @@ func (c *common) print(cmd *cobra.Command, v any, text func() error) error {
 	return text()
 }
 
-// each(…) calls op with each name. If op fails for a name, each continues with the next name. It
-// prints each result at once, as the line that text returns. With -o json, it prints all results at
-// the end, as the value that list returns.
+// each(…) calls op for every name. If op fails for a name, each(…) continues with the next name. It
+// prints every result at once, as the line that text returns. With -o json, it prints all results
+// at the end, as the value that list returns.
 func each[T any](cmd *cobra.Command, c *common, names []string, op func(name string) (T, error), text func(T) string,
 	list func([]T) any) error {
 	return eachOf(cmd, c, 1, names, op, text, list)

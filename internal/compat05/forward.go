@@ -15,8 +15,8 @@ import (
 )
 
 // Forward serves the protocol of forkd 0.5's agent on this host until ctx ends. It listens at the
-// addresses that a daemon with --guest-port reports for sandboxes. It passes errors to the function
-// say.
+// addresses that a daemon with --guest-port reports for sandboxes. It passes the text of each error
+// to the given function.
 func Forward(ctx context.Context, cl *client.Client, port int, say func(text string)) error {
 	l, err := listenLoopback(ctx, port)
 	if err != nil {

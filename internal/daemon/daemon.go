@@ -138,7 +138,8 @@ func newServer(handler http.Handler, log *slog.Logger, idle, answer time.Duratio
 	return server
 }
 
-// fewHeaders refuses requests with too many headers, and passes all others to the handler next.
+// fewHeaders returns a handler that refuses requests with too many headers. It passes all other
+// requests to next.
 func fewHeaders(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if inbound.Fields(r.Header) > inbound.MaxFields {

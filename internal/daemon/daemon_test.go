@@ -154,7 +154,7 @@ func TestConnectionsAreLimited(t *testing.T) {
 }
 
 // Connections of the limited listener can be closed in one direction, as streams to ports of
-// sandboxes require. They may also use HTTP/2 without TLS.
+// sandboxes require. Such connections may also use HTTP/2 without TLS.
 func TestServedConnections(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// A negative or uncertain result is probed again after a while. A positive result is not.
+// A negative or uncertain result is probed again after a while. A positive result is final.
 func TestKVMState(t *testing.T) {
 	var none *kvmState
 	if err := none.why(); err != nil {

@@ -13,11 +13,11 @@ import (
 	"github.com/forkd/forkd/internal/daemon/auth"
 )
 
-// timed limits the time that a client takes to receive an answer of the handler next. Without a
-// limit, a client that sends a request and reads nothing would hold the connection and the answer
-// in memory for ever: the idle timeout does not apply during a request. Streams set write deadlines
-// of their own while they make progress, so for a stream this limit covers only the bytes that
-// remain when the stream's handler returns.
+// timed limits the time that a client takes to receive an answer. Without a limit, a client that
+// sends a request and reads nothing would hold the connection and the answer in memory for ever:
+// the idle timeout does not apply during a request. Streams set write deadlines of their own while
+// they make progress, so for a stream this limit covers only the bytes that remain when the
+// stream's handler returns.
 //
 // Over HTTP/2, timed also limits the number of answers that wait for their clients (see unread).
 func timed(next http.Handler, limit time.Duration, answers *unread) http.Handler {
@@ -82,8 +82,8 @@ func (t *timedWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 func (t *timedWriter) Unwrap() http.ResponseWriter { return t.ResponseWriter }
 
 // end sets the deadline for the bytes that net/http has buffered. The server removes the deadline
-// after it has sent them. Over HTTP/2, end sends these bytes while the answer has a place. Without a
-// free place it resets the stream, so that the answer holds no memory.
+// after it has sent them. Over HTTP/2, an answer with a body needs a place while its bytes are
+// sent. If no place is free, end resets the stream, so that the answer holds no memory.
 func (t *timedWriter) end() {
 	if t.hijacked {
 		return

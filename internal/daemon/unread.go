@@ -34,7 +34,7 @@ func newUnread() *unread {
 // errManyUnread is the error of writes to an answer that has no place.
 var errManyUnread = errors.New("too many answers wait for this client")
 
-// placeFor returns the place for the answer to a request. It is not taken yet.
+// placeFor returns the place for the answer to a request. The place is not taken yet.
 func (u *unread) placeFor(r *http.Request) *answerPlace {
 	return &answerPlace{of: u, peer: auth.PeerName(r.Context(), r.RemoteAddr)}
 }

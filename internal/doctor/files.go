@@ -31,8 +31,7 @@ var (
 	diskNeed = need{5 << 30, 1 << 30}
 )
 
-// judge converts a number of free bytes to a finding. The parameter where names the place in the
-// finding.
+// judge converts a number of free bytes to a finding, which names the given place.
 func (n need) judge(where string, free uint64) Finding {
 	switch {
 	case free >= n.good:
@@ -94,8 +93,8 @@ func (h *Host) space(n need, here, inMachine string, fix Fix) Finding {
 	return f.by(fix)
 }
 
-// machineFile checks the free space on this host for the disk of an emulated host, which is a file
-// that grows.
+// machineFile checks the free space on this host for the disk of an emulated host. This disk is a
+// file that grows.
 func (h *Host) machineFile() Finding {
 	cache, err := cachedir.Dir()
 	if !h.inMachine || err != nil {

@@ -226,7 +226,8 @@ func (h *Host) memory() Finding {
 	return pass(detail)
 }
 
-// swap reports whether the kernel can swap out unused memory of sandboxes. Both results pass.
+// swap reports whether the kernel can swap out unused memory of sandboxes. The check passes in both
+// cases.
 func (h *Host) swap() Finding {
 	kib := h.meminfo()
 	total, ok := kib["SwapTotal"]

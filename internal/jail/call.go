@@ -27,8 +27,9 @@ func Is(argument int, value uint64) Condition {
 	return Condition{Argument: argument, Mask: ^uint64(0), Value: value}
 }
 
-// IsNot returns conditions that hold only if an argument differs from the given value, even if
-// Linux uses only the lower half of the argument.
+// IsNot returns the conditions that an argument differs from the given value and that the
+// argument's upper half is zero. Linux uses only the lower half of some arguments. Without the
+// second condition, a process could pass the value with other bits in the upper half.
 func IsNot(argument int, value uint32) []Condition {
 	return []Condition{
 		{Argument: argument, Value: uint64(value), Not: true},

@@ -72,8 +72,8 @@ func Enter(c Config) error {
 	return nil
 }
 
-// Unprivileged calls the function do before Enter, in a thread without effective capabilities. For
-// some files, Linux checks the rights of the process that has opened the file, and not of the
+// Unprivileged calls the given function before Enter, in a thread without effective capabilities.
+// For some files, Linux checks the rights of the process that has opened the file, and not of the
 // process that reads it. Without Unprivileged, a descriptor that the function opens could permit
 // more than the process may do in its jail.
 func Unprivileged(do func() error) (err error) {
@@ -159,8 +159,9 @@ func swapRoot() error {
 	case unix.EINVAL, unix.EPERM:
 		// pivot_root fails on a host that runs from its initramfs. It also fails in a container,
 		// because the seccomp profile of containerd and Docker forbids it, whatever capabilities
-		// the container has. The following calls are permitted there. They mount the new root
-		// directory over the old one, and without capabilities a process cannot get below a mount.
+		// the container has. The following calls are permitted in both cases. They mount the new
+		// root directory over the old one, and without capabilities a process cannot get below a
+		// mount.
 		if err := unix.Mount(".", "/", "", unix.MS_MOVE, ""); err != nil {
 			return err
 		}
@@ -175,8 +176,8 @@ func swapRoot() error {
 
 // limit sets limits that cgroups cannot set, or cannot set for a single process. If alone is true,
 // no other process has the same user or the same user namespace, and limit also bounds the number
-// of threads. Otherwise it does not, because the kernel counts the threads of all processes of a
-// user, or of a user namespace, together.
+// of threads. If alone is false, limit does not bound this number, because the kernel counts the
+// threads of all processes of a user, or of a user namespace, together.
 func limit(c Config, alone bool) error {
 	limits := map[int]uint64{unix.RLIMIT_CORE: 0, unix.RLIMIT_MEMLOCK: 0, unix.RLIMIT_MSGQUEUE: 0}
 	if alone {

@@ -268,7 +268,8 @@ func (s *Starter) Try(program string) error {
 // prepareThread moves this thread into an empty network namespace, an empty IPC namespace and an
 // empty root directory, with procfs as its working directory. It returns the descriptor of the
 // network namespace. A process that the thread starts has no groups and can gain no privileges.
-// After it has changed its user, it has no capabilities. Its timers are late until it calls OnTime.
+// After such a process has changed its user, it has no capabilities. Its timers are late until it
+// calls OnTime.
 func prepareThread(network int) (int, error) {
 	proc, err := unix.Open("/proc", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -22,7 +22,8 @@ const maxStreamed = 256 << 20
 
 // excerptWriter keeps the beginning and the end of its input.
 type excerptWriter struct {
-	most, least int // bytes kept from the beginning, and from the end
+	// The maximum number of bytes in head, and the maximum number of bytes in tail.
+	most, least int
 	head, tail  []byte
 	total       int64
 }
@@ -124,8 +125,8 @@ func runCommand(
 	return runInto(ctx, cl, id, req, stdout, stderr)
 }
 
-// ends runs a command until it exits. It returns the end of each of the two outputs, whatever the
-// guest sends. The parameter most bounds the length of each end, in bytes.
+// ends runs a command until it exits. It returns the end of each of the two outputs. Each end has
+// at most the given number of bytes, whatever the guest sends.
 func (c *call) ends(ctx context.Context, id string, req client.ExecRequest, most int) (stdout, stderr []byte,
 	err error) {
 	out, errs := newExcerpt(0, most), newExcerpt(0, most)

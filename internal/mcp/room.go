@@ -126,9 +126,9 @@ func tooLong(out any, content []sdk.Content) error {
 // page.
 type pageOf[T any] func(context.Context, client.PageRequest) (part []T, next string, err error)
 
-// pages calls the function f with the members of a list, page by page, until f returns false. The
-// result omitted is the number of members for which f did not return true. All further pages
-// together count as one member.
+// pages calls f(member) for the members of a list, page by page, until f returns false. It returns
+// the number of members for which f did not return true. All pages that it did not read count
+// together as one member.
 func pages[T any](ctx context.Context, page pageOf[T], f func(T) bool) (omitted int, err error) {
 	for req := (client.PageRequest{Limit: pageSize}); ; {
 		part, next, err := page(ctx, req)

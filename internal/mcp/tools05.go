@@ -299,7 +299,7 @@ func evalCode(ctx context.Context, c *call, in evalArgs) (client.EvalResult, err
 }
 
 // cut shortens a text of a guest to the size of an output for a model. It reports whether the text
-// was shortened now or, if already is true, before.
+// was shortened: now, or before (if already is true).
 func cut(text string, already bool) (string, bool) {
 	e := newExcerpt(headOutput, tailOutput)
 	_, _ = e.Write([]byte(text)) // cannot fail: answers are shorter than the bound of e

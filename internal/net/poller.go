@@ -27,8 +27,8 @@ func (p *poller) add(fd int) error {
 // afterwards.
 func (p *poller) remove(fd int) { _ = unix.EpollCtl(p.epoll, unix.EPOLL_CTL_DEL, fd, nil) }
 
-// run calls the function ready for every descriptor that is readable or whose peer has hung up. It
-// repeats the call until the descriptor is removed.
+// run calls ready(fd) for every descriptor that is readable or whose peer has hung up. It repeats
+// the call until the descriptor is removed.
 func (p *poller) run(ready func(fd int)) {
 	events := make([]unix.EpollEvent, 64)
 	for {

@@ -35,8 +35,8 @@ func slowUplink(t *testing.T) {
 	}
 }
 
-// TestAttackSlowUplink has a guest with 256 UDP flows that send small packets as fast as possible
-// over a slow network. The process does not queue the packets, and still serves another sandbox.
+// TestAttackSlowUplink lets a guest send small packets in 256 UDP flows, as fast as possible, over
+// a slow network. The process does not queue the packets, and still serves another sandbox.
 func TestAttackSlowUplink(t *testing.T) {
 	w := nettest.New(t, web)
 	path, p := startProcess(t, fmt.Sprintf("GOMEMLIMIT=%dMiB", smallestLimit), "GODEBUG=madvdontneed=1")

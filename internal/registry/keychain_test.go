@@ -13,7 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A credential helper that hangs holds no request after the request's end, and the keychain answers again after it.
+// A credential helper that hangs does not delay a request after the context of the request has
+// ended. When the helper has ended, the keychain answers again.
 func TestHelperHangs(t *testing.T) {
 	dir := t.TempDir()
 	fifo := filepath.Join(dir, "fifo")

@@ -67,7 +67,7 @@ type hint struct {
 	Hint string `json:"hint"`
 }
 
-// envelope is an envelope of DSSE (https://github.com/secure-systems-lab/dsse).
+// envelope is a DSSE envelope (https://github.com/secure-systems-lab/dsse).
 type envelope struct {
 	Payload     []byte      `json:"payload"`
 	PayloadType string      `json:"payloadType"`
@@ -79,7 +79,7 @@ type signature struct {
 	KeyID string `json:"keyid,omitempty"`
 }
 
-// statement is a statement of in-toto.
+// statement is an in-toto statement.
 type statement struct {
 	Type          string         `json:"_type"`
 	Subject       []subject      `json:"subject"`

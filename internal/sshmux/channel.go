@@ -49,7 +49,7 @@ type reply struct {
 // serve carries data and requests until both sides have closed the channel.
 func (ch *channel) serve(requests <-chan *ssh.Request) {
 	sent, received := make(chan struct{}), make(chan struct{})
-	go func() { _, _ = io.Copy(io.Discard, ch.Stderr()) }() // clients have nothing to send there
+	go func() { _, _ = io.Copy(io.Discard, ch.Stderr()) }() // clients do not send anything to stderr
 	go func() {
 		defer close(sent)
 		ch.input()

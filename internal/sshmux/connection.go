@@ -144,7 +144,7 @@ func (s *signer) SignWithAlgorithm(_ io.Reader, hash []byte, algorithm string) (
 	return &signature, nil
 }
 
-// login asks the daemon to log in a client that has proved that it has the key.
+// login asks the daemon to log in a client. The client has proved that it has the key.
 func (c *connection) login(client ssh.ConnMetadata, key ssh.PublicKey, p *ssh.Permissions, _ string) (
 	*ssh.Permissions, error) {
 	m := &sshproto.Login{User: client.User(), Version: string(client.ClientVersion()), Key: key.Marshal()}

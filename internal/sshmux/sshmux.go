@@ -42,8 +42,8 @@ const (
 // itself needs.
 const maxFiles = 128
 
-// maxLog bounds the length of a file that the process writes, in bytes. It writes only its standard
-// error.
+// maxLog bounds the length of a file that the process writes, in bytes. The process writes only its
+// standard error.
 const maxLog = 256 << 10
 
 // Exit codes of the process.

@@ -180,7 +180,7 @@ func (s *Server) originOf(r *http.Request) (string, *refusal) {
 	return origin, nil
 }
 
-// checkPage refuses requests that come from another page than the view's.
+// checkPage refuses requests that come from a page outside of the view.
 func (s *Server) checkPage(r *http.Request) *refusal {
 	origin, no := s.originOf(r)
 	if no != nil {

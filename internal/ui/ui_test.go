@@ -32,7 +32,7 @@ func (d *daemon) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// to is a transport that sends requests to a test server, with a token, like
+// The type to is a transport that sends requests to a test server, with a token, like
 // client.Client.Transport.
 type to struct{ url string }
 

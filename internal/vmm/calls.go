@@ -11,7 +11,7 @@ import (
 
 //go:generate go test -run TestFilterIsThatOfTheCalls . -update
 
-// maxFiles is the maximum number of open descriptors of a VMM. They are for the guest's connections
+// maxFiles is the maximum number of open descriptors of a VMM: for the guest's connections
 // (maxConns in package vsock), the layers of the VM's disks, and one request of the daemon.
 const maxFiles = 4096
 

@@ -300,7 +300,7 @@ func pageOf(t *testing.T, pid int) uint64 {
 	return 0
 }
 
-// A VMM that makes a system call that it does not need is killed, and package violation names the
+// If a VMM makes a system call that it does not need, it is killed, and package violation names the
 // call.
 func TestPostureDeniesCalls(t *testing.T) {
 	program := program(t)

@@ -1,5 +1,6 @@
 // Command manual writes forkd's man pages and shell completions from the definition of the command
-// line. It writes a page of section 1 per command, and files for bash, zsh and fish.
+// line. It writes a man page in section 1 for each command, and completion files for bash, zsh and
+// fish.
 //
 //	go run ./packaging/manual DIR
 //

@@ -2,7 +2,7 @@
 // files, which are the operations and scenarios. The runners of the other SDKs also read these
 // files. The runner of the Go client is in this package.
 //
-// It does not start a daemon. The tests that use it start one.
+// It does not start a daemon. The tests that use the package start one.
 package contract
 
 import (

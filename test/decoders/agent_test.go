@@ -68,7 +68,7 @@ func guest(contentType string, status int, body []byte) *agentclient.Client {
 	})
 }
 
-// raw returns a client of an agent that answers with bytes that need not be HTTP.
+// raw returns a client of an agent that answers with the given bytes, which need not be HTTP.
 func raw(answer []byte) *agentclient.Client {
 	return agentclient.New(func(context.Context, uint32) (net.Conn, error) {
 		ours, theirs := net.Pipe()

@@ -32,7 +32,7 @@ const growth = 9
 const unmeasured = 20 * time.Millisecond
 
 // tries is how often a row may exceed its bounds before it fails. A single measurement may be too
-// high because other goroutines, such as the runtime's, run at the same time.
+// high because other goroutines, such as those of the runtime, run at the same time.
 const tries = 4
 
 func TestCostOfDecoding(t *testing.T) {

@@ -83,9 +83,9 @@ func room(t *testing.T, dir string, free uint64) {
 	}
 }
 
-// TestFullDisk checks that sandboxes are paused if they write to a full disk of the host. They stay
-// paused when the daemon crashes, and can be deleted and rolled back. When there is room again, the
-// sandboxes continue and have lost no data.
+// TestFullDisk checks that sandboxes are paused if they write to a full disk of the host. The
+// sandboxes stay paused when the daemon crashes, and can be deleted and rolled back. When there is
+// room again, the sandboxes continue and have lost no data.
 func TestFullDisk(t *testing.T) {
 	const ample, little = 100 << 20, 2 << 20 // more and less than the 64 MiB of free space that a resumption requires
 	f := load(t)

@@ -88,8 +88,8 @@ func (w *worker) do(a asked, f func(ctx context.Context) error) outcome {
 	return refused
 }
 
-// excuse finds the fault that explains the code of an answer. The parameter from is the time when
-// the request was sent.
+// excuse finds the fault that explains the code of an answer. The request was sent at the given
+// time.
 func (w *worker) excuse(a asked, code string, from time.Time) (Kind, bool) {
 	if slices.Contains(ofDeadVMs, code) {
 		if a.box != nil && w.mayBeDead(a.box) {

@@ -46,9 +46,9 @@ const (
 )
 
 // long() branches one running source many times, and rebases the source after each branch. So every
-// snapshot holds only the pages written since the previous snapshot. It drops every second
-// snapshot, and sometimes rolls the source back to an earlier snapshot. In the end, all remaining
-// snapshots must have the right content.
+// snapshot holds only the pages written since the previous snapshot. Meanwhile long() drops every
+// second snapshot, and sometimes rolls the source back to an earlier snapshot. In the end, all
+// remaining snapshots must have the right content.
 func (l *line) long(ctx context.Context) error {
 	v := l.source
 	var line []*Snapshot

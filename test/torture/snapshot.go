@@ -159,8 +159,8 @@ func (v *running) restore(ctx context.Context, s *Snapshot) error {
 	return nil
 }
 
-// verifyCopy checks that v is a copy of s that has continued since the instant of s. v must not
-// have received other requests since it was restored.
+// verifyCopy checks that v is a copy of s. v may have continued since the moment at which s was
+// taken, but must not have received other requests since v was restored.
 func (v *running) verifyCopy(ctx context.Context, s *Snapshot) error {
 	r, err := v.ask(ctx, "verify")
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/chromedp/chromedp/kb"
 )
 
-// axe is the package axe-core 4.14.1 of npm, which finds obstacles for people with disabilities.
+// axe is the package axe-core 4.14.1 from npm. It finds obstacles for people with disabilities.
 //
 //go:embed testdata/axe.min.js
 var axe string

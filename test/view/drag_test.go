@@ -7,7 +7,8 @@ import (
 	"github.com/chromedp/chromedp"
 )
 
-// centre returns the place of a row of the tree, by its name, on the screen.
+// centre finds the row of the tree with the given name. It returns the center of the displayed
+// name, in the coordinates of the browser window.
 func (p *page) centre(name string) (x, y float64) {
 	p.t.Helper()
 	row := `[...document.querySelectorAll(".row[role=treeitem]")].find((e) => e.querySelector(".name").textContent === ` + quoted(name) + `)`

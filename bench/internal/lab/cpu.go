@@ -14,7 +14,7 @@ import (
 // CPU is the CPU time that this process and each of its running child processes have used so far.
 // The time of a vCPU in the guest is included.
 type CPU struct {
-	begin, end time.Duration         // CPU time of this process, before and after reading the children's
+	begin, end time.Duration         // CPU time of this process, before and after it reads the children's CPU time
 	children   map[int]time.Duration // CPU time of the children, by process id
 }
 

@@ -126,8 +126,8 @@ type Options struct {
 	Guest func(vsock string) sandbox.Guest // stands in for the agent; nil: the agent itself
 }
 
-// WithManager calls f with a sandbox manager that is configured like the daemon's. Afterwards it
-// kills the manager's sandboxes and waiting VMMs.
+// WithManager calls f with a sandbox manager that is configured like the manager in the daemon.
+// Afterwards it kills the manager's sandboxes and waiting VMMs.
 func (d *Daemon) WithManager(o Options, f func(*Manager) error) error {
 	d.made++
 	name := strconv.Itoa(d.made)

@@ -4,7 +4,7 @@
 //
 // The code sets up tables and enters user mode (CPL 3). In user mode it reads a register of a
 // device repeatedly, until a number in memory changes. With forkd's VMM, that number is the VM
-// generation identifier, which a restore changes. So a copy ends the loop and answers. It traps to
+// generation identifier, which a restore changes. So a copy ends the loop and answers: it traps to
 // kernel mode, writes the last value of the register to the serial port, once, and halts. The
 // parent never answers.
 //

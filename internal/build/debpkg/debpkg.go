@@ -67,8 +67,8 @@ func DownloadFrom(ctx context.Context, dir, suite, pkg string) (deb string, err 
 
 // FetchWhole unpacks packages of a suite into a new directory in dir, together with all their
 // dependencies including the C library. The caller removes that directory. The suite may belong to
-// another Debian release than the host's. A dependency is fetched even if its package is installed
-// on the host.
+// another Debian release than the host. A dependency is fetched even if its package is installed on
+// the host.
 func FetchWhole(ctx context.Context, dir, suite string, pkgs ...string) (tree string, err error) {
 	fail := func(err error) (string, error) { return "", fmt.Errorf("fetch %s of %s: %w", pkgs[0], suite, err) }
 	if err := os.MkdirAll(dir, 0o755); err != nil {

@@ -43,8 +43,8 @@ func (p reporter) step(stage, detail string) {
 }
 
 // content is a resolved base. The field digest is the part of the cache key that is not in the
-// recipe's text. Its function stream writes the layers of the base, and the recipe's files, as a
-// stream of package imageproto.
+// recipe's text. The function in the field stream writes the layers of the base, and the recipe's
+// files, as a stream of package imageproto.
 type content struct {
 	digest  string
 	env     map[string]string
@@ -70,8 +70,8 @@ type Unpacker struct {
 	Program []byte
 }
 
-// Build returns the image of r. It builds the image if the cache does not have it. The function
-// progress may be nil. It is called from the building goroutines, possibly concurrently.
+// Build returns the image of r. It builds the image if the cache does not have it. The given
+// function may be nil. The building goroutines call it, possibly concurrently.
 //
 // The error is a *MissingError (wrapped) if the host lacks tools or rights. In this case nothing
 // was changed.

@@ -132,9 +132,9 @@ func Removable(list []Cached, inUse []string, since time.Time) []Cached {
 	return slices.DeleteFunc(slices.Clone(list), func(c Cached) bool { return keep[c.Dir] })
 }
 
-// Remove deletes the entry from the cache. A VM that has one of its files open keeps the file until
-// it exits. It is no error if the entry was already removed together with its kernel, or if a new
-// build has taken over a leftover.
+// Remove deletes the entry from the cache. A VM that has a file of the entry open keeps the file
+// until the VM exits. Remove returns no error if the entry was already removed together with its
+// kernel, or if a new build has taken over a leftover.
 func (c Cached) Remove() error {
 	parent, name := filepath.Split(c.Dir)
 	if c.Kind == CachedLeftover {

@@ -308,7 +308,7 @@ func isCompressed(start []byte) bool {
 		bytes.HasPrefix(start, []byte("\x28\xb5\x2f\xfd")) // RFC 8878, section 3.1.1
 }
 
-// maxLinks is the maximum number of links from the name of a layer in an archive to its content.
+// maxLinks bounds the links that startOf follows from the name of a file to the file's content.
 const maxLinks = 10
 
 // checkSize returns an error if a file in an archive has more than the given number of bytes.

@@ -73,8 +73,8 @@ func debianSource(ctx context.Context, w io.Writer, suite string, packages []str
 		argv = append(argv, "--include="+strings.Join(packages, ","))
 	}
 	argv = append(argv,
-		// Packages with alternatives, such as Java's, create links to manual pages there, and fail if the
-		// directory is missing.
+		// Packages with alternatives, such as Java's, create links to manual pages in this
+		// directory, and fail if it is missing.
 		`--essential-hook=mkdir -p "$1/usr/share/man/man1"`,
 		// Remove settings that are for the build only: the host's proxies, which may contain
 		// credentials, the name servers and the host name.

@@ -121,8 +121,8 @@ func debianKernel(ctx context.Context, cacheDir string, report reporter) (*Kerne
 	return openKernel(filepath.Join(parent, version))
 }
 
-// fetchKernel downloads pkg with apt, which checks its signatures, and unpacks the files for guests
-// into staging.
+// fetchKernel downloads pkg with apt, which verifies the package. It unpacks the kernel, the
+// kernel's configuration and modules into staging, and adds the uncompressed kernel.
 func fetchKernel(ctx context.Context, staging, pkg string, report reporter) error {
 	if err := require(toolAptGet, toolDpkgDeb); err != nil {
 		return err

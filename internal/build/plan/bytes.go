@@ -7,9 +7,9 @@ import (
 	"unicode/utf8"
 )
 
-// undistinguished calls the function found with each text of a step that is not valid UTF-8, in a
-// fixed order. Names of files, for example, may contain any bytes. Two such texts may have the same
-// JSON, because JSON has U+FFFD for every invalid byte.
+// undistinguished calls found(text) for each text of a step that is not valid UTF-8, in a fixed
+// order. Names of files, for example, may contain any bytes. Two such texts may have the same JSON,
+// because JSON has U+FFFD for every invalid byte.
 func undistinguished(step *Step, found func(string)) {
 	text := func(s string) {
 		if strings.ContainsRune(s, utf8.RuneError) { // an invalid byte counts as utf8.RuneError

@@ -112,7 +112,7 @@ const (
 	MountSecret = "secret"
 )
 
-// Mount is a directory or file that a command can use but that is not part of the snapshot.
+// Mount is a directory or file that a command can use. It is not part of the snapshot.
 type Mount struct {
 	Kind     string  `json:"kind"`
 	Target   string  `json:"target"`             // absolute path; may be empty for a secret that is only a variable

@@ -63,7 +63,7 @@ func Addr(id string, port int) string {
 }
 
 // Serve answers connections on l until ctx ends. Then it closes l and waits for running requests.
-// It calls of(conn) to find the server for a connection. If the result is nil, Serve closes the
+// Serve calls of(conn) to find the server for a connection. If the result is nil, Serve closes the
 // connection.
 func Serve(ctx context.Context, l net.Listener, of func(net.Conn) *Server) error {
 	ctx, cancel := context.WithCancel(ctx)

@@ -47,9 +47,10 @@ func (p Principal) Need(want Scope) error {
 type identifiedKey struct{}
 
 // OnIdentified returns a context for a request. When the client of the request has been identified,
-// known is called, perhaps more than once. Its first argument is the name under which the client is
-// counted. stranger says that the client has only a permission for one sandbox, whose owner the name
-// is. The function of an outer context is called too.
+// Identified or Admitted calls known(who, stranger), perhaps more than once. The argument who is
+// the name under which the client is counted. If stranger is true, the client has only a permission
+// for one sandbox, and who is the name of that sandbox's owner. If ctx already has such a function,
+// that function is called too.
 func OnIdentified(ctx context.Context, known func(who string, stranger bool)) context.Context {
 	if outer, ok := ctx.Value(identifiedKey{}).(func(string, bool)); ok {
 		inner := known
@@ -66,8 +67,8 @@ func OnIdentified(ctx context.Context, known func(who string, stranger bool)) co
 // client with a token of one sandbox, the name of the sandbox's owner.
 func Identified(ctx context.Context, who string) { identified(ctx, who, false) }
 
-// Admitted is like Identified, for a stranger that has taken one of the places for strangers. owner
-// is the name of the sandbox's owner.
+// Admitted is like Identified, for a stranger that has taken one of the places for strangers. The
+// sandbox's owner has the given name.
 func Admitted(ctx context.Context, owner string) { identified(ctx, owner, true) }
 
 func identified(ctx context.Context, who string, stranger bool) {

@@ -191,8 +191,8 @@ func AddSSHKey(file []byte, k SSHKey) ([]byte, error) {
 	return file, err
 }
 
-// RemoveSSHKeys removes the keys for which the function gone returns true from a file of SSH keys.
-// It returns the new content of the file, and the number of removed keys. It keeps comments.
+// RemoveSSHKeys removes keys from a file of SSH keys: each key for which gone(key) is true. It
+// returns the new content of the file, and the number of removed keys. It keeps comments.
 func RemoveSSHKeys(file []byte, gone func(SSHKey) bool) (rest []byte, n int, err error) {
 	if _, err := ParseSSHKeys(file); err != nil {
 		return nil, 0, err

@@ -310,8 +310,8 @@ func (b *Builder) Build(ctx context.Context, req Request, files *Context, o Obse
 	}, o)
 }
 
-// BuildFrom executes the plan that the function read returns, instead of a Dockerfile. It waits for
-// other builds of the same tag. The plan copies from files, the build context, which the caller
+// BuildFrom executes the plan that the given function returns, instead of a Dockerfile. It waits
+// for other builds of the same tag. The plan copies from the given build context, which the caller
 // closes. The error is a *StepError if a step failed.
 func (b *Builder) BuildFrom(ctx context.Context, req Request, files *Context,
 	read func(context.Context) (*plan.Plan, error), o Observer,

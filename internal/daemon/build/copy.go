@@ -55,8 +55,8 @@ func (g *guest) copy(ctx context.Context, cp *plan.Copy) error {
 }
 
 // copyTogether copies sources through one directory. If others is true, and a link in the target
-// leads out of the target, copyTogether puts no directory at the path of this link. It reports
-// whether an archive was unpacked.
+// leads out of the target, copyTogether puts no directory at the path of this link. copyTogether
+// reports whether an archive was unpacked.
 func (g *guest) copyTogether(ctx context.Context, cp *plan.Copy, sources []plan.Source, others bool) (unpacked bool,
 	err error) {
 	dir, err := g.script(ctx, workDir)

@@ -13,13 +13,13 @@ import (
 	"github.com/forkd/forkd/internal/treetar"
 )
 
-// filtered returns a guest's archive in a form that another guest may unpack. below is the path,
-// relative to the staging directory of a COPY, of the directory into which the archive is unpacked.
-// If file is not empty, the archive must have only one entry, a file with that name. filtered omits
-// the entries that match the patterns in leave. It checks the other entries against brought, the
-// links that the COPY has already unpacked. A hard link to an excluded file is an error, because
-// the archive does not have the file's content. Close waits until nothing uses archive and brought
-// any more, so the caller must end archive before it calls Close.
+// filtered returns a guest's archive in a form that another guest may unpack. The parameter below
+// is the path, relative to the staging directory of a COPY, of the directory into which the archive
+// is unpacked. If file is not empty, the archive must have only one entry, a file with that name.
+// filtered omits the entries that match the patterns in leave. It checks the other entries against
+// brought, the links that the COPY has already unpacked. A hard link to an excluded file is an
+// error, because the archive does not have the file's content. Close waits until nothing uses
+// archive and brought any more, so the caller must end archive before it calls Close.
 func filtered(archive io.Reader, file string, leave dockerfile.Ignore, brought *links, below string) io.ReadCloser {
 	r, w := io.Pipe()
 	ended := make(chan struct{})
@@ -118,8 +118,8 @@ type links struct {
 	bytes int
 }
 
-// add checks an entry of an archive, and records the entry if it is a link. below is the path of
-// the directory into which the archive is unpacked.
+// add checks an entry of an archive, and records the entry if it is a link. The archive is unpacked
+// into the directory with the path below.
 func (l *links) add(h *tar.Header, below string) error {
 	name, err := pathBelow(below, h.Name)
 	if err != nil {
@@ -177,8 +177,8 @@ func (l *links) check(name string, dir bool) error {
 	return nil
 }
 
-// pathBelow returns the path at which an entry of an archive is unpacked. below is the path of the
-// directory into which the archive is unpacked, and name is the name of the entry.
+// pathBelow returns the path at which the entry with the given name is unpacked. The parameter
+// below is the path of the directory into which the archive is unpacked.
 func pathBelow(below, name string) (string, error) {
 	if path.IsAbs(below) {
 		return "", fmt.Errorf("the directory %.200q of a COPY is absolute: want a relative one", below)

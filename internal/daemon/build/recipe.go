@@ -91,8 +91,8 @@ func settingOf(n *snapshot.Network) (*netclient.Setting, error) {
 }
 
 // forkFor returns the request for a fork in which a step runs. A step that has settings for
-// children always gets a new fork with these settings. They are not applied to the sandbox of the
-// warm-up, because the memory use of that sandbox may exceed a limit in the settings.
+// children always gets a new fork with these settings. The settings are not applied to the sandbox
+// of the warm-up, because the memory use of that sandbox may exceed a limit in the settings.
 func (w *work) forkFor(i int, tag string) (sandbox.ForkRequest, error) {
 	req, err := requestOf(tag)
 	if err != nil {

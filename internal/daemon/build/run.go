@@ -171,8 +171,8 @@ func (w *work) provide(ctx context.Context, cancel func(), i int) error {
 }
 
 // attempt executes step i, unless another build has made its snapshot. If place is not nil, a place
-// is reserved for the step's builder VM, and attempt calls place to give it back. It calls start
-// before it executes the step.
+// is reserved for the step's builder VM, and attempt calls place() to give this place back. It
+// calls start() before it executes the step.
 func (w *work) attempt(ctx context.Context, i int, place, start func()) (there bool, err error) {
 	free, err := w.b.await(ctx, "step "+w.tagOf(i))
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 )
 
 // The ports of E2B's sandboxes may be open to strangers. Sandboxes with the annotation of another
-// package are not E2B's.
+// package do not belong to E2B.
 func TestAnnotationsOfOthers(t *testing.T) {
 	for _, text := range []string{"", "null", "{}", `{"disk_of":true}`, `{"build":"b"}`, `{"private":false}`,
 		`{"timeout":null}`} {

@@ -53,7 +53,8 @@ func (a *Server) Carries(r *http.Request, route inbound.Route) bool {
 
 // sharedRoute returns the route that the headers of a request name. It applies to requests at an
 // address that all sandboxes share. If the header with the id is missing, the id is empty. If the
-// header with the port is missing, the port is envd's; if it is invalid, the port is 0.
+// header with the port is missing, the port is the port of envd. If that header is invalid, the
+// port is 0.
 func sharedRoute(r *http.Request) inbound.Route {
 	route := inbound.Route{ID: r.Header.Get(idHeader), Port: agentproto.EnvdPort, Path: r.URL.EscapedPath(), Shared: true}
 	if text := r.Header.Get(portHeader); text != "" && route.ID != "" {

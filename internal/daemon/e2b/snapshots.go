@@ -256,7 +256,7 @@ func (a *Server) templatePart(w http.ResponseWriter, r *http.Request) error {
 // deleteTemplate deletes a snapshot. Other snapshots that need its files have hard links to them.
 func (a *Server) deleteTemplate(w http.ResponseWriter, r *http.Request) error {
 	name := r.PathValue("id")
-	tag, err := tagOf(name) // assigned tags do not count: they may be another client's
+	tag, err := tagOf(name) // assigned tags do not count: they may be tags of another client
 	i, err := a.snapshot(r, name, a.named(r, tag), err)
 	if err != nil {
 		return err

@@ -61,11 +61,11 @@ func OpenTags(path string) (*Tags, error) {
 }
 
 // of returns the assigned tags of the template with the given name. If a tag is given, it returns
-// only this tag. It does not wait for a change, which writes the file.
+// only this tag. It does not wait for a change that is being written to the file.
 func (t *Tags) of(name, tag string) []record.TemplateTag { return assigned(*t.all.Load(), name, tag) }
 
-// assigned returns those tags of the list all that belong to the template with the given name. If
-// the parameter tag is not empty, it returns only this tag.
+// assigned returns those tags of the given list that belong to the template with the given name. If
+// a tag is given, it returns only this tag.
 func assigned(all []record.TemplateTag, name, tag string) (list []record.TemplateTag) {
 	for _, at := range all {
 		if n, rest, _ := strings.Cut(at.Name, ":"); n == name && (tag == "" || rest == tag) {
@@ -139,8 +139,8 @@ func (t tagger) find(name, tag string) string {
 // mayAssign returns an error if the client may not assign a tag of the template with the given
 // name, or remove the assignment. Every client may assign a free tag. Other tags may be changed by
 // the client that has assigned them, and by clients that may delete templates. A tag that differs
-// from that of a snapshot only in case is not free, because Server.existing leads to the snapshot.
-// All assigned tags are in the list all.
+// only in case from the tag of a snapshot is not free, because Server.existing leads to the
+// snapshot. The given list has all assigned tags.
 func (t tagger) mayAssign(all []record.TemplateTag, name, tag string) error {
 	own := snapshotTag(name, tag)
 	if err := t.view.MayName("tags", own); err != nil {

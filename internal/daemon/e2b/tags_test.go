@@ -34,8 +34,8 @@ func (r *rig) tags(name string) string {
 	return strings.Join(tags, " ")
 }
 
-// A build has the tags of its request. Tags can be moved to another build, and can be removed. They
-// end with their snapshot.
+// A build has the tags of its request. Tags can be moved to another build, and can be removed. A
+// deleted snapshot has no tags any more.
 func TestTags(t *testing.T) {
 	r := start(t)
 	run := func(body string) {

@@ -109,14 +109,14 @@ type steady struct {
 	body  io.Reader
 	rc    interface{ SetReadDeadline(time.Time) error }
 	end   time.Time
-	stall time.Duration // interval in which the number of bytes in the field least must arrive
+	stall time.Duration // interval in which at least as many bytes must arrive as the next field says
 	least int64
 
 	left time.Duration // remaining time of the present interval
 	got  int64         // bytes received in the present interval
 }
 
-// newSteady returns a steady for an archive's body. The parameter size is the archive's size in
+// newSteady returns a value of the type steady for the body of an archive with the given size in
 // bytes. A larger archive must arrive at a higher pace, because disk space for all of it is
 // reserved from the start.
 func newSteady(body io.Reader, rc interface{ SetReadDeadline(time.Time) error }, size int64, end time.Time) *steady {

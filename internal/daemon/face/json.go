@@ -26,7 +26,8 @@ func ReadJSON(w http.ResponseWriter, r *http.Request, v any) error {
 // MaxBody bounds a JSON body, in bytes.
 const MaxBody = 2 << 20
 
-// BodyTimeout is the time that a client has to send a body that is read as a whole.
+// BodyTimeout limits the time in which a client may send a body, if the daemon reads the whole body
+// before it acts.
 const BodyTimeout = time.Minute
 
 // bodyOf returns a reader of a request's body. Reading fails after limit bytes, after BodyTimeout,
@@ -58,9 +59,9 @@ func ReadLongJSON(w http.ResponseWriter, r *http.Request, v any, limit int64) er
 	return nil
 }
 
-// StrictJSON decodes one JSON object into v. The parameter what names the object in errors. If
-// nulls is true, a value may be null, which marks an entry to remove. StrictJSON returns io.EOF for
-// empty input.
+// StrictJSON decodes one JSON object into v. Errors call the object by the given name. If nulls is
+// true, a value may be null, which marks an entry to remove. StrictJSON returns io.EOF for empty
+// input.
 func StrictJSON(r io.Reader, v any, what string, nulls bool) error {
 	var raw bytes.Buffer
 	dec := json.NewDecoder(io.TeeReader(r, &raw))

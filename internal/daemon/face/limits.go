@@ -25,8 +25,8 @@ type Limits struct {
 	SignedPerSecond float64 // 100
 	SignedBurst     int     // 1000, because a page of a development server loads hundreds of files
 
-	// Maximum number of concurrent event streams, and also of concurrent answers with console
-	// output; half of each for one client; 128.
+	// Maximum number of concurrent event streams, and also maximum number of concurrent answers
+	// with console output. One client may have half of each; 128.
 	Followers int
 	Keepalive time.Duration // interval of keepalive comments in idle event streams; 15 seconds
 }

@@ -129,8 +129,8 @@ func (f *Face) useStream(ctx context.Context, kind string, route inbound.Route, 
 // maxDial bounds the time that an agent may take to connect. The agent tries two addresses.
 const maxDial = 30 * time.Second
 
-// FailInbound answers in place of the guest, with a header that marks the answer as the daemon's.
-// It logs nothing, because guests could fill the log.
+// FailInbound answers in place of the guest, with a header that marks the answer as an answer of
+// the daemon. It logs nothing, because guests could fill the log.
 func (f *Face) FailInbound(w http.ResponseWriter, r *http.Request, _ inbound.Route, err error) {
 	if r.ContentLength != 0 || errors.Is(err, ErrTooOften) {
 		LetGo(w) // the client may have only a signed URL

@@ -81,7 +81,7 @@ func contain(resp *http.Response, in *http.Request, route *Route) {
 	h.Del(ErrorHeader)
 	if !route.isDaemons() {
 		ownCookies(resp)
-		h.Del("Clear-Site-Data") // "cookies" means the cookies of all subdomains, also of other sandboxes
+		h.Del("Clear-Site-Data") // "cookies" means the cookies of all subdomains, including those of other sandboxes
 		if route.Signed {        // anyone who knows the address has the permission, so other servers must not see it
 			h.Set("Referrer-Policy", "same-origin")
 		} else if in.Header.Get("Sec-Fetch-Site") == "" || in.Header.Get(auth.TokenHeader) != "" {

@@ -90,8 +90,8 @@ type guestConn struct {
 	sent   func() // called when the client's data has ended; may be nil
 }
 
-// dial connects to the guest. The connection calls the function idled before it is closed for being
-// idle, and the function closed whenever it is closed.
+// dial connects to the guest. The connection calls idled() before it is closed for being idle, and
+// calls closed() whenever it is closed.
 func (p *Proxy) dial(ctx context.Context, dial Dial, idled, closed func()) (*guestConn, error) {
 	conn, err := dial(ctx)
 	if err != nil {

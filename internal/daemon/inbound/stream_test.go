@@ -287,7 +287,7 @@ func heap() int64 {
 	return int64(m.HeapAlloc)
 }
 
-// Headers beyond the server's limit do not reach the guest. Smaller headers do.
+// Headers beyond the server's limit do not reach the guest. Smaller headers reach the guest.
 func TestLargeHeaders(t *testing.T) {
 	guest := serve(t, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, len(r.Header.Get("X-Large"))) })
 	r := start(t, guest, Config{}, Route{})

@@ -93,7 +93,7 @@ func (p *Proxy) Carry(ctx context.Context, dial Dial, accept func() (Stream, <-c
 	return true, err
 }
 
-// watchedStream calls the function sent when the guest's data has ended.
+// watchedStream calls sent() when the guest's data has ended.
 type watchedStream struct {
 	Stream
 	sent func()

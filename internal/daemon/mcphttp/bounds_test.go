@@ -21,8 +21,8 @@ import (
 	"github.com/forkd/forkd/internal/mcp"
 )
 
-// mostAnswer is the maximum size of the answer to one message. mostHeld is the maximum memory that
-// the answer may take while the client does not read. Both are in bytes.
+// mostAnswer is the maximum size, in bytes, of the answer to one message. mostHeld is the maximum
+// number of bytes of memory that the answer may take while the client does not read.
 const (
 	mostAnswer = 6 << 20
 	mostHeld   = 8 << 20

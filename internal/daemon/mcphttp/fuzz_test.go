@@ -31,7 +31,7 @@ func FuzzMessage(f *testing.F) {
 	} {
 		f.Add(m.version, m.method, m.body)
 	}
-	type key struct{} // marks the context of a message as the test's
+	type key struct{} // marks the context of a message of the test
 	api := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		t := r.Context().Value(key{}).(*testing.T)
 		if !strings.HasPrefix(r.URL.Path, "/v1/") || strings.Contains(r.URL.EscapedPath(), "/../") {

@@ -164,13 +164,13 @@ func (b *Book) sizeOf(key Key) int64 {
 	return 0
 }
 
-// Do executes a request by calling do, its last parameter. If there is an earlier request with the
-// same key, Do returns the answer to that request instead, and true. If the earlier request is
-// still running, Do waits for its end. An answer is stored if do returns no error. If do returns
-// ErrUnanswered, a repetition of the request fails with ErrUnknown. After any other error, a
-// repetition of the request is executed. Before Do reads a record, it calls the function take with
-// the record's size. If take returns an error, Do returns this error. Other errors come from do,
-// from ctx or from a file, or are ErrOther or ErrUnknown.
+// Do executes a request by calling do(). If there is an earlier request with the same key, Do
+// returns the answer to that request instead, and true. If the earlier request is still running, Do
+// waits for its end. An answer is stored if do returns no error. If do returns ErrUnanswered, a
+// repetition of the request fails with ErrUnknown. After any other error, a repetition of the
+// request is executed. Before Do reads a record, it calls take(size) with the record's size. If
+// take returns an error, Do returns this error. Other errors come from do, from ctx or from a file,
+// or are ErrOther or ErrUnknown.
 func (b *Book) Do(ctx context.Context, key Key, request Request, take func(size int64) error,
 	do func() (Answer, error)) (a Answer, again bool, err error) {
 	for {

@@ -164,7 +164,7 @@ func (c *client) keepAlive(ctx context.Context) {
 	}
 }
 
-// minAnswer is the minimum time that a client has to answer a keepalive.
+// minAnswer is the minimum time for which keepAlive waits for an answer.
 const minAnswer = time.Second
 
 // use calls f with a client of the guest's agent. It resumes a suspended sandbox, and the sandbox is

@@ -38,8 +38,8 @@ func (p *proved) Sign(r io.Reader, data []byte) (*ssh.Signature, error) {
 	return p.Signer.Sign(r, data)
 }
 
-// An unknown client learns nothing about keys and sandboxes. A known client does not learn whether a
-// sandbox of others exists.
+// An unknown client learns nothing about keys and sandboxes. A known client does not learn whether
+// a sandbox of another owner exists.
 func TestStrangers(t *testing.T) {
 	r := start(t, apirig.Options{Tokens: []auth.Token{{Name: "team", Scope: auth.Run, Prefix: "team/"},
 		{Name: "reader", Scope: auth.Read}, {Name: "root", Scope: auth.Admin}}}, sshd.Limits{})
@@ -157,7 +157,7 @@ func TestRevokedKey(t *testing.T) {
 	}
 }
 
-// Connections that do not log in are limited for each peer, and closed after a time. They keep no
+// Connections that do not log in are limited for each peer, are closed after a time, and keep no
 // other client out.
 func TestHalfHandshakes(t *testing.T) {
 	r := start(t, apirig.Options{}, sshd.Limits{LoginsPerPeer: 2, Login: time.Second})

@@ -20,9 +20,9 @@ type login struct {
 // the login.
 var errRefused = face.NewError(http.StatusForbidden, "the key is not registered, or no longer; see 'forkd ssh-key'")
 
-// login returns the login of a client that has proved that it has the key. If the login of a known
-// principal is refused, login returns the refused login and the reason, which may be sent to this
-// client. Other clients always get errRefused. The parameter key is in the wire format.
+// login returns the login of a client. The client has proved that it has the key. If the login of a
+// known principal is refused, login returns the refused login and the reason, which may be sent to
+// this client. Other clients always get errRefused. The parameter key is in the wire format.
 func (s *Server) login(name string, key []byte) (refused *login, reason error) {
 	account, id, wrong := parseLogin(name)
 	reason = errRefused

@@ -34,8 +34,8 @@ type Process struct {
 // itself to 32 MiB.
 const strangerBytes = 40 << 20
 
-// logins returns how many processes may wait for a login. They take at most half of the memory of all processes, so
-// strangers cannot make the kernel end connections that have logged in.
+// logins returns how many processes may wait for a login. These processes take at most half of the
+// memory of all processes, so strangers cannot make the kernel end connections that have logged in.
 func (p *Process) logins(most int) int {
 	if p.Memory == 0 {
 		return most
@@ -165,8 +165,8 @@ func (s *Server) log(level slog.Level, msg string, args ...any) {
 	s.Log.Log(context.Background(), level, msg, append(args, "left_out", s.leftOut.Swap(0))...)
 }
 
-// killed counts the processes that the kernel has killed for memory usage since the last call, and returns their
-// number. They leave no output.
+// killed returns how many processes the kernel has killed for their memory usage since the last
+// call, and counts these processes. Such processes leave no output.
 func (s *Server) killed() uint64 {
 	killed := s.counted.more(s.oomKills)
 	for range killed {

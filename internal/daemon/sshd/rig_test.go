@@ -36,7 +36,7 @@ func TestMain(m *testing.M) {
 		os.Exit(sftpd.Main())
 	}
 	// If this process ignores SIGHUP, as under nohup, its children would ignore the signal too.
-	// They do not if this process has a handler.
+	// With a handler in this process, its children do not ignore the signal.
 	signal.Notify(make(chan os.Signal, 1), unix.SIGHUP)
 	apirig.Main(cleaned{m}, agent.Main)
 }
@@ -187,7 +187,7 @@ func (r *rig) session(c *ssh.Client) *ssh.Session {
 	return s
 }
 
-// openSSH returns a command of OpenSSH's, with options for the rig.
+// openSSH returns an OpenSSH command with options for the rig.
 func (r *rig) openSSH(k key, program string, args ...string) *exec.Cmd {
 	r.t.Helper()
 	needs(r.t, program)

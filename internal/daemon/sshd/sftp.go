@@ -32,8 +32,8 @@ type programFile struct {
 	archive []byte // tar archive with the program as "sftp"
 }
 
-// NewProgram returns a Program that is put into the directory dir of guests. The function open
-// returns the content of its file.
+// NewProgram returns a Program that is put into the directory dir of guests. The given function
+// returns the content of the program's file.
 func NewProgram(dir string, open func() ([]byte, error)) Program {
 	return Program{dir, sync.OnceValues(func() (f programFile, err error) {
 		content, err := open()
@@ -50,9 +50,9 @@ func NewProgram(dir string, open func() ([]byte, error)) Program {
 	})}
 }
 
-// place returns the path of the program in a guest. If the program is missing there, place puts it
-// there. The guest may replace the program. This is harmless, because the program has no rights
-// that other processes of the guest do not have.
+// place returns the path of the program in a guest. If the guest does not have the program, place
+// copies it into the guest. The guest may replace the program. This is harmless, because the
+// program has the same rights as other processes of the guest.
 func (p Program) place(ctx context.Context, guest *agentclient.Client) (string, error) {
 	f, err := p.file()
 	if err != nil {

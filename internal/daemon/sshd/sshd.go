@@ -4,14 +4,14 @@
 //
 // It accepts only public keys, and the holder of a key has the rights of the key's principal
 // (package auth). There are no passwords, no forwarding of agents or of X11, and no listeners for
-// clients. The package parses no SFTP: a program in the sandbox does (internal/guest/sftpd).
+// clients. The package parses no SFTP: a program in the sandbox parses it (internal/guest/sftpd).
 //
 // The package parses no SSH either, except for the payloads of requests. Each connection has a
 // process of its own that parses SSH: forkd-ssh (internal/sshmux), which runs in a jail and with a
 // memory limit. This package makes all decisions. So hostile input harms only the process of the
-// client that has sent the input. It takes no memory of the daemon, which reads only the bounded
-// messages of the process (package sshproto). A process that does not follow the protocol is
-// killed.
+// client that has sent the input. The input takes no memory of the daemon, which reads only the
+// bounded messages of the process (package sshproto). A process that does not follow the protocol
+// is killed.
 //
 // Clients are not trusted before they have logged in, and not much afterwards: see Limits. An
 // unknown client learns neither which keys nor which sandboxes exist.
@@ -49,16 +49,16 @@ type Counter interface {
 	SSHOutOfMemory() // a process of a connection has ended, because it or all together need too much memory
 }
 
-// Limits bound what clients can hold. A zero field takes its default, which is the number at the end
-// of each comment.
+// Limits bound what clients can hold. A zero field takes its default, which is the number in the
+// field's comment.
 type Limits struct {
-	// Connections that have not logged in, of all peers and of one (auth.PeerName); 64, or fewer if Process.Memory is
-	// small; 8.
+	// Maximum numbers of connections that have not logged in: of all peers together (64, or fewer
+	// if Process.Memory is small), and of one peer (8; see auth.PeerName).
 	Logins, LoginsPerPeer int
 	Login                 time.Duration // time to log in, and for a session to get its command; 20 seconds
 	Clients               int           // connections that have logged in; one principal may have three quarters; 256
-	// Channels of all connections and of one. One principal may have three quarters of all
-	// channels; 256, 32.
+	// Maximum numbers of channels: of all connections together (256), and of one connection (32).
+	// One principal may have three quarters of all channels.
 	Channels, ChannelsPerClient int
 	Keepalive                   time.Duration // interval of checks whether the client still answers; 30 seconds
 	Closing                     time.Duration // time for a client to close a channel after the daemon; 10 seconds
@@ -204,9 +204,9 @@ func (s *Server) serve(ctx context.Context, p *peer, a *attempt, remote string) 
 	}
 }
 
-// admit waits until a client has proved that it may log in. It does not yet tell the client that it
-// may. It returns nil if the connection ends before. The result known is true if a known principal
-// has been refused. admit adds the login to entry.
+// admit waits until a client has proved that it may log in, adds the login to entry, and returns
+// the login. It does not yet tell the client of its success. If the client does not succeed, the
+// login is nil, and the second result reports whether a known principal has been refused.
 func (s *Server) admit(ctx context.Context, p *peer, entry *audit.Entry) (admitted *login, known bool) {
 	for tries := 0; tries < maxAttempts; {
 		m, err := p.Receive()

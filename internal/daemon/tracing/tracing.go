@@ -4,7 +4,7 @@
 //
 // The standard variables OTEL_* configure tracing; without them it is off. Spans are made after a
 // fork has been answered, from times that are measured anyway, so tracing does not delay the fork.
-// They contain the names of the snapshot and the sandboxes, but no data from inside sandboxes.
+// Spans contain the names of the snapshot and the sandboxes, but no data from inside sandboxes.
 package tracing
 
 import (

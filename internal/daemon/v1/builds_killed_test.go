@@ -295,8 +295,8 @@ limits: {cpus: 0.5}
 }
 
 // diesInEveryStep executes a build with the given number of steps, and kills daemons in every step.
-// The function request returns the build. Its argument work is the directory of the host in which
-// the guests work.
+// It gets the build from request(root, work), where work is the directory of the host in which the
+// guests work.
 func diesInEveryStep(t *testing.T, number int, request func(root, work string) (client.BuildRequest,
 	map[string]string)) {
 	root, err := os.MkdirTemp("/var/tmp", "fkm") // a recipe has no files below /tmp

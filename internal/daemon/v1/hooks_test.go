@@ -186,8 +186,8 @@ func TestAFailedHookContinues(t *testing.T) {
 	}
 }
 
-// TestHostileHooks has hooks that do not end, that flood their output, and that are in a guest without
-// an agent.
+// TestHostileHooks runs a hook that does not end, a hook that floods its output, and a hook in a
+// guest without an agent.
 func TestHostileHooks(t *testing.T) {
 	r := start(t, apirig.Options{})
 	ctx := t.Context()

@@ -58,7 +58,7 @@ func isCode(t *testing.T, err error, code, text string) {
 	}
 }
 
-// A snapshot goes from one daemon to another through the client, and forks there.
+// A snapshot goes from one daemon to another through the client. The second daemon can fork it.
 func TestSnapshotsTravelInArchives(t *testing.T) {
 	a, b := start(t, apirig.Options{}), start(t, apirig.Options{})
 	archive := packed(t, a)
@@ -134,7 +134,7 @@ func registryOf(t *testing.T) string {
 	return strings.TrimPrefix(server.URL, "http://") + "/team/py"
 }
 
-// A snapshot goes from one daemon to another through a registry, and forks there.
+// A snapshot goes from one daemon to another through a registry. The second daemon can fork it.
 func TestSnapshotsTravelThroughRegistries(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	a, b, repo := start(t, apirig.Options{}), start(t, apirig.Options{}), registryOf(t)

@@ -259,8 +259,8 @@ func TestPruneKeepsWhatMayBeNeeded(t *testing.T) {
 	}
 }
 
-// Clients can list the daemon's image cache, and remove the images that no build has used for a
-// time. An image that a snapshot is based on stays.
+// Clients can list the daemon's image cache, and remove the images that no build has used for the
+// given time. If a snapshot is based on an image, the image stays.
 func TestImageCache(t *testing.T) {
 	r := start(t, apirig.Options{Tokens: []auth.Token{{Name: "runner", Scope: auth.Run}}})
 	images := filepath.Join(r.Cache, "images")

@@ -11,8 +11,8 @@ import (
 	"github.com/forkd/forkd/internal/host/invalid"
 )
 
-// byPath serves the ports of guests that a path names, and passes all other requests to the handler
-// next.
+// byPath returns a handler that serves a request if its path names a port of a guest. The handler
+// passes every other request to next.
 func (a *api) byPath(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		route, ok := inbound.FindPath(r.URL)

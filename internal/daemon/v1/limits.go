@@ -13,8 +13,8 @@ import (
 // errStalled is the error of a transfer that was aborted because it made no progress.
 var errStalled = face.NewError(http.StatusGatewayTimeout, "the transfer was aborted: no byte was moved for too long")
 
-// transfer is a copy between a client and a guest. Both may stop sending or receiving. The context
-// of the transfer ends when no byte has been copied for the time limit.
+// transfer is a copy between a client and a guest. The client, or the guest, may stop sending or
+// receiving. The context of the transfer ends when no byte has been copied for the time limit.
 type transfer struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc

@@ -58,7 +58,7 @@ func (l *lines) sendLocked(message any) error {
 
 // keepAlive sends the given message after every interval in which nothing else was sent. It starts
 // after the first message and runs until stop is called. If keepAlive cannot send because the
-// client has left, it calls the function gone.
+// client has left, it calls gone().
 func (l *lines) keepAlive(message any, every time.Duration, gone func()) (stop func()) {
 	l.mu.Lock()
 	l.idle, l.every = time.NewTimer(every), every

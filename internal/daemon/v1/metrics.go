@@ -80,9 +80,8 @@ func stepSecs(in history.Range) int {
 // with that time, because a client's clock may be behind, and its request takes some time.
 const clientSlack = time.Minute
 
-// rangeQuery returns the range of points that a query requests. If the query has no step, the range
-// has points of seconds, provided that it begins within the time for which points of seconds are
-// kept.
+// rangeQuery returns the range of points that a query requests. If the query has no step, the step
+// is a second if points of seconds are kept for the beginning of the range, and otherwise a minute.
 func rangeQuery(r *http.Request, now time.Time) (in history.Range, err error) {
 	if in.From, err = timeQuery(r, "since", now); err != nil {
 		return in, err

@@ -48,7 +48,8 @@ func TestNetworkPolicyOverTheAPI(t *testing.T) {
 	}
 }
 
-// Every route refuses an invalid policy with the name of the wrong field.
+// Every route refuses an invalid policy, and the error message begins with the name of the invalid
+// field.
 func TestWrongNetworkPolicyNamesTheField(t *testing.T) {
 	r := start(t, apirig.Options{})
 	if _, err := r.Bake(t.Context(), r.Parent); err != nil {

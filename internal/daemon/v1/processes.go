@@ -135,7 +135,7 @@ func (a *api) processStdin(w http.ResponseWriter, r *http.Request) error {
 // inputChunk is how much input is sent to a process at once, in bytes.
 const inputChunk = 128 << 10
 
-// feed sends all data of a reader to a process, and calls the function moved after each part.
+// feed sends all data of a reader to a process, and calls moved() after each part.
 func feed(ctx context.Context, p *agentclient.Process, from io.Reader, moved func()) error {
 	for buf := make([]byte, inputChunk); ; {
 		n, err := from.Read(buf)

@@ -242,7 +242,7 @@ func TestAttacksAreRefused(t *testing.T) {
 	b.wants(200, "GET", base+"v1/sandboxes", "", nil)
 }
 
-// TestAddresses has the addresses at which a daemon serves the view.
+// TestAddresses checks at which addresses a daemon serves the view.
 func TestAddresses(t *testing.T) {
 	rig, _ := start(t)
 	open := apirig.New(t, apirig.Options{Open: true, Agent: apirig.SelfAgent})

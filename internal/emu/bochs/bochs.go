@@ -31,9 +31,9 @@ import (
 // numbers wrongly, so that kernels panic.
 const suite = "trixie"
 
-// packages are fetched with their dependencies. They contain the emulator, its firmware, its
-// smallest display (Bochs requires a display), and the tools for making a CD that the firmware can
-// boot.
+// packages are fetched with their dependencies. These packages contain the emulator, its firmware,
+// its smallest display (Bochs requires a display), and the tools for making a CD that the firmware
+// can boot.
 var packages = []string{"bochs", "bochsbios", "vgabios", "bochs-term", "genisoimage", "isolinux", "syslinux-common"}
 
 // kept lists the directories of the unpacked packages that are stored in the cache.
@@ -43,7 +43,8 @@ var kept = []string{"usr/bin", "usr/lib", "usr/share/bochs", "usr/share/vgabios"
 // fetch the packages again.
 const layout = suite + "-1"
 
-// fetchLimit bounds the download, which has about 70 MB including 15 MB of package lists.
+// fetchLimit is the time limit of the download, which has about 70 MB including 15 MB of package
+// lists.
 const fetchLimit = 10 * time.Minute
 
 // Emulator is an unpacked Bochs.

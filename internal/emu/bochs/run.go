@@ -40,7 +40,7 @@ type Machine struct {
 	Busybox  string
 }
 
-// Open returns the Machine in a cache directory. It fetches the files that are missing there.
+// Open returns the Machine in a cache directory. It fetches the files that this directory lacks.
 func Open(ctx context.Context, cache string, progress func(string)) (m Machine, err error) {
 	if m.Emulator, err = Get(ctx, filepath.Join(cache, "bochs"), progress); err != nil {
 		return m, err
@@ -77,8 +77,8 @@ func (m Machine) Prepare(ctx context.Context, h Host, job, dir, tree string, siz
 }
 
 // Do runs the host until its job has ended and the host has powered off. It kills the host after
-// the given time, or if the host hangs. It calls the function said with each line on the console,
-// except for the lines that only show that the host is alive.
+// the given time, or if the host hangs. It calls said(line) for each line on the console, except
+// for the lines that only show that the host is alive.
 func (r Run) Do(ctx context.Context, limit time.Duration, said func(line string)) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("ended after %v", limit))
 	defer cancel()

@@ -36,8 +36,8 @@ const Package = "qemu-system-x86"
 //     flags.
 const oldest = "10.0"
 
-// fetchLimit bounds the download, which has about 10 MB. After a failure, Choose tries again only
-// after retryAfter, so that a host without a network does not wait at every start.
+// fetchLimit is the time limit of the download, which has about 10 MB. After a failure, Choose
+// tries again only after retryAfter, so that a host without a network does not wait at every start.
 const (
 	fetchLimit = 3 * time.Minute
 	retryAfter = 24 * time.Hour

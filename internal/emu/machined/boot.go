@@ -56,7 +56,8 @@ func kernelMounts() []mount {
 	}
 }
 
-// boot starts the emulated host from an empty initramfs, in this order:
+// boot sets up the emulated host, which at first has only the files of its initramfs. It sets up,
+// in this order:
 //  1. kernel file systems, before anything that looks into them;
 //  2. modules, in the order of their file names;
 //  3. state disk and shared directories, whose drivers are modules;

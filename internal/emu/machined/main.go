@@ -126,7 +126,7 @@ func serve() error {
 	return s.ListenAndServe()
 }
 
-// killGrace is the time that processes have to exit before file systems are unmounted.
+// killGrace is the time between the killing of all processes and the unmounting of file systems.
 const killGrace = 300 * time.Millisecond
 
 // powerOff kills all processes, so that they do not write any more, syncs the disks, and powers the

@@ -62,8 +62,8 @@ func (m Machine) broken(ctx context.Context, bootID string, err error) error {
 	return m.lost(bootID, err)
 }
 
-// lostPatience is the time that the supervisor has to notice that an emulated host is gone, and to
-// update the state file.
+// lostPatience bounds how long the supervisor may take to notice that an emulated host is gone, and
+// to update the state file.
 const lostPatience = 3 * time.Second
 
 // lost returns an error with the reason why a connection to the emulated host broke.

@@ -18,8 +18,8 @@ import (
 const (
 	// statePause is the interval between two reads of the state file.
 	statePause = 50 * time.Millisecond
-	// stopLimit is the time that the supervisor has to stop the emulated host in an orderly way. It
-	// is longer than the sum of the limits of the steps.
+	// stopLimit bounds how long the supervisor may take to stop the emulated host in an orderly
+	// way. It is longer than powerOffLimit and qemuExitLimit together.
 	stopLimit = powerOffLimit + qemuExitLimit + 10*time.Second
 )
 

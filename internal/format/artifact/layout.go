@@ -25,8 +25,8 @@ const (
 )
 
 // WriteLayout writes the tar archive of an OCI image layout (OCI image spec, image-layout.md) with
-// one artifact, which gets the name in tag. WriteLayout calls the function open with the number of
-// each blob. The same arguments give the same bytes.
+// one artifact, which gets the name in tag. WriteLayout calls open(n) to open the blob with the
+// number n. The same arguments give the same bytes.
 func WriteLayout(w io.Writer, a *Artifact, tag string, open func(blob int) (io.ReadCloser, error)) error {
 	t := &layoutWriter{tar.NewWriter(w), a.Snapshot.Created.Truncate(time.Second)}
 	index, err := json.Marshal(
@@ -95,9 +95,9 @@ func (t *layoutWriter) file(name string, size int64, r io.Reader) error {
 }
 
 // ReadLayout reads the tar archive of an OCI image layout with one artifact, and returns the digest
-// of the artifact's manifest. It calls the function put with every blob. put must read the whole
-// blob and compare it with its digest. Entries may have any order. If the archive is invalid, the
-// error is an *Error.
+// of the artifact's manifest. It calls the function put for every blob. This function must read the
+// whole blob and compare it with its digest. Entries may have any order. If the archive is invalid,
+// the error is an *Error.
 func ReadLayout(
 	r io.Reader,
 	put func(d digest.Digest, size int64, r io.Reader) error,

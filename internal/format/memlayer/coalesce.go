@@ -55,8 +55,8 @@ func Coalesce(lower, own []vm.Extent, limit int) []Span {
 	return fill
 }
 
-// Fill returns the extents of a branch's layer after its gaps were filled. The parameter own has
-// the extents without the gaps, and the parameter fill is a result of Coalesce.
+// Fill returns the extents of a branch's layer after its gaps were filled. The first argument has
+// the extents without the gaps, and the second argument is a result of Coalesce.
 func Fill(own []vm.Extent, fill []Span) []vm.Extent {
 	out := make([]vm.Extent, 0, len(own)-len(fill))
 	for _, e := range own {

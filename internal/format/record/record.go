@@ -56,9 +56,8 @@ func wrong(field, format string, args ...any) *fault {
 // because it has an unknown version or field. Probably another forkd wrote it.
 const otherForkd = "use the forkd that wrote it"
 
-// parse decodes a record of any version. It decodes a record of the present version into the
-// parameter now. It decodes a record of version 0 into the parameter old, which the function
-// upgrade then converts to the present form.
+// parse decodes a record of any version. It decodes a record of the present version into *now. It
+// decodes a record of version 0 into *old, and then calls upgrade() to convert *old to *now.
 func parse(path string, p []byte, now, old any, upgrade func()) error {
 	version, err := versionOf(p)
 	if err != nil {

@@ -220,8 +220,8 @@ const optional = " origin owner expires fork limits env labels annotation idle_t
 	"allow deny allow_ech bytes_per_second packets_per_second connections " + // fields of a network that has a mode
 	"memory_mib swap_mib cpus cpu_weight io_bytes_per_second io_ops_per_second reseeded repeats more pid answer "
 
-// mutated applies the function change to an object, and to each object inside it, and calls f with
-// every result.
+// mutated makes one change after another in an object, and in each object inside it, by calling
+// change(object, name) for each member. While a change is in effect, mutated calls f(field).
 func mutated(object map[string]any, change func(object map[string]any, name string) (undo func()),
 	f func(field string)) {
 	for name, member := range object {

@@ -77,8 +77,8 @@ type FrozenTop struct {
 	Owner string `json:"owner"` // ID that snapshots use for the layer's owner
 }
 
-// PendingTop is a new disk top for a VMM that has possibly not switched to it yet. The VMM has
-// switched if its count of swaps exceeds Swaps.
+// PendingTop is the new disk top to which a VMM is switching. The VMM has switched if its count of
+// swaps exceeds Swaps.
 type PendingTop struct {
 	Name  string `json:"name"`
 	Owner string `json:"owner"` // ID of the owner of the layer that the present top becomes
@@ -92,8 +92,8 @@ type Rebased struct {
 	Line int    `json:"line"` // number of consecutive rebases, each onto a branch on top of the previous branch
 }
 
-// PendingRebase is a branch for a VMM that has possibly not been rebased onto it yet. The VMM has
-// been rebased if its count of rebases exceeds Rebases.
+// PendingRebase is the branch onto which a VMM is being rebased. The VMM has been rebased if its
+// count of rebases exceeds Rebases.
 type PendingRebase struct {
 	To      Rebased `json:"to"`
 	Rebases uint64  `json:"rebases"`

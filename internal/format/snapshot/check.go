@@ -234,8 +234,8 @@ func maxDiskLayer(size uint64) uint64 {
 }
 
 // checkChain checks a list of layers. The last layer belongs to the snapshot with the given id, and
-// the other layers to its ancestors. VMMs wrote the layers and are not trusted, so the length of
-// each layer is checked. The parameter most is the maximum length of a layer, in bytes.
+// the other layers to its ancestors. VMMs wrote the layers and are not trusted, so checkChain also
+// checks that no layer is longer than the given number of bytes.
 func checkChain(layers []File, id string, branched bool, most uint64) error {
 	if len(layers) == 0 || len(layers) > MaxChain {
 		return fmt.Errorf("%d layers: want 1 to %d", len(layers), MaxChain)

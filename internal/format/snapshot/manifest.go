@@ -134,8 +134,8 @@ type Defaults struct {
 	Dir  string            `json:"workdir,omitempty"` // empty: the account's home
 }
 
-// With returns a copy of d with changes. A nonempty field of the parameter more replaces the field
-// of d, and a variable of more replaces the variable of d with the same name.
+// With returns a copy of d with changes. Each nonempty field of the argument replaces the field of
+// d, and each variable of the argument replaces the variable of d with the same name.
 func (d Defaults) With(more Defaults) Defaults {
 	if len(more.Env) > 0 {
 		env := make(map[string]string, len(d.Env)+len(more.Env))

@@ -97,7 +97,7 @@ func unixSockets(dir string) sockets {
 }
 
 // vsockSockets returns listeners on any CID, because a fork may have another CID than the guest
-// that opened the listener. They accept only connections of the host.
+// that opened the listener. The listeners accept only connections of the host.
 func vsockSockets() sockets {
 	return sockets{
 		listen: func(port uint32) (net.Listener, error) {
@@ -133,8 +133,8 @@ func serveDir(dir string, stderr io.Writer) error {
 // serves until a service fails.
 func serveGuest(log *kmsg.Log) error {
 	// The kernel protects PID 1 from signals that have no handler, but Go installs handlers that
-	// exit. So the agent receives these signals and never reads them. It does not ignore them,
-	// because every process of the guest would inherit the ignored signals.
+	// exit. So the agent receives these signals and never reads them. The agent does not set them
+	// to be ignored, because every process of the guest would inherit this setting.
 	signal.Notify(make(chan os.Signal, 1), unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM)
 	if err := pid1.Boot(log); err != nil {
 		return err

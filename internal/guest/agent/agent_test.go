@@ -323,7 +323,8 @@ func TestFilesThroughTheClient(t *testing.T) {
 	}
 }
 
-// rests is a file system that records the calls of Rest and Wake. Both return the error fails.
+// rests is a file system that records the calls of Rest and Wake. Both methods return the error in
+// the field fails.
 type rests struct {
 	calls []string
 	fails error

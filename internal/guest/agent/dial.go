@@ -130,11 +130,11 @@ type halfConn interface {
 }
 
 // goneInterval is how often a stream checks whether the host has closed its end. The stream must
-// check, because no event distinguishes a host that has closed its end from a host that has only
-// finished sending. After the end of the data, a server may wait for ever, or leave the data
-// unread. Servers that have sent all their data are probed by keep-alive packets at the same
-// interval, because no event reports that such a server closes its socket. The guest's kernel
-// answers these packets until the server closes its socket, and for a minute afterwards.
+// check, because the event is the same whether the host has closed its end or has only finished
+// sending. After the end of the data, a server may wait for ever, or leave the data unread. Servers
+// that have sent all their data are probed by keep-alive packets at the same interval, because no
+// event reports that such a server closes its socket. The guest's kernel answers these packets
+// until the server closes its socket, and for a minute afterwards.
 const goneInterval = 10 * time.Second
 
 // join carries bytes in both directions until both directions have ended or one direction has

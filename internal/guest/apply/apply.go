@@ -9,8 +9,10 @@
 //     has written the file since the comparison, nothing is changed.
 //  3. Put each new file in the place of the old one, by a rename that exchanges both. So each path has its old
 //     file or its new one at all times, and the old file stays in the directory of step 1.
-//  4. Compare the state of the old file again, and of all files below a directory that was replaced. If one differs,
-//     or after any other error, exchange the files back, except for files that programs have written since step 3.
+//  4. Compare again: the old file and, if a directory was removed or replaced, each file below it.
+//     If the state of a file is no longer the state in the archive, or if any other error occurs,
+//     exchange the files back. A new file that a program has written since step 3 stays in its
+//     place.
 //  5. Remove the directory.
 //
 // Nothing waits for the client from step 2 on, so a client that leaves cannot interrupt these steps. No symbolic

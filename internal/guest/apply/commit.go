@@ -40,8 +40,8 @@ func (s *stage) now(c *step) (diffproto.State, error) {
 	return stateIn(dir, name, err)
 }
 
-// stateIn returns the state of a file in a directory, which it closes. The error is that of opening the directory; if
-// there is no such directory, there is no file.
+// stateIn returns the state of a file in a directory, and closes the directory. The given error is the error of opening
+// the directory. If that error says that there is no such directory, there is no file.
 func stateIn(dir int, name string, err error) (diffproto.State, error) {
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) {
 		return diffproto.State{}, nil // not an error, because an earlier step may make the missing directory
@@ -101,8 +101,8 @@ func (s *stage) commit() error {
 	return nil
 }
 
-// above returns the path of another step relative to the path of this one, if it is below. No path is below a nil
-// step.
+// above returns the path of another step relative to the path of this step, if the other path is
+// below this one. No path is below a nil step.
 func (c *step) above(below *step) (rest string, ok bool) {
 	if c == nil {
 		return "", false

@@ -65,7 +65,7 @@ func serve(log *kmsg.Log, conn net.Conn) error {
 	return nil
 }
 
-// answer answers a request. After an error, the answer lacks its end.
+// answer answers a request. If it returns an error, the answer is incomplete.
 func answer(in io.Reader, out io.Writer) error {
 	req, err := diffproto.ReadRequest(in)
 	if err != nil {

@@ -34,13 +34,14 @@ type change struct {
 	apply bool             // whether onto gets the file of from
 }
 
-// goneDir reports whether only onto has a directory at the path. Applying the change removes everything below.
+// goneDir reports whether only the side "onto" has a directory at the path. Applying the change
+// removes everything in this directory.
 func (c *change) goneDir() bool {
 	return c.entry.Old.Type == diffproto.Directory && c.entry.New.Type != diffproto.Directory
 }
 
-// newDir reports whether only from has a directory at the path. Nothing can be made below unless the change is
-// applied.
+// newDir reports whether only the side "from" has a directory at the path. Nothing can be made in
+// this directory unless the change is applied.
 func (c *change) newDir() bool {
 	return c.entry.Old.Type != diffproto.Directory && c.entry.New.Type == diffproto.Directory
 }
@@ -148,8 +149,8 @@ func (m *merger) hasPath(p string) bool {
 	return err == nil
 }
 
-// withoutSocket removes a socket of from, because a socket is useless without its program, and a
-// tar archive cannot have it.
+// withoutSocket removes a socket of the side "from", because a socket is useless without its
+// program, and a tar archive cannot have it.
 func withoutSocket(e *diffproto.Entry) {
 	if e.New.Type == diffproto.Socket {
 		e.New = diffproto.Node{}
@@ -181,8 +182,8 @@ func (m *merger) addOnto(e *diffproto.Entry) error {
 	return nil
 }
 
-// add adds a difference between onto and from. It drops most changes that only onto has made,
-// because there may be many.
+// add adds a difference between the sides "onto" and "from". It drops most changes that only "onto"
+// has made, because there may be many.
 func (m *merger) add(e *diffproto.Entry) error {
 	base, ours := m.ours[e.Path]
 	if withoutSocket(e); e.Old.Type == diffproto.Absent && e.New.Type == diffproto.Absent {
@@ -208,12 +209,13 @@ func (m *merger) add(e *diffproto.Entry) error {
 
 // resolve decides which changes are applied, and marks the conflicts. It returns the number of conflicts.
 //
-// A change of from is applied if onto still has the file of the base. If onto has changed the file
-// too, there is a conflict, unless both files are equal. Equal files are not in the list. There is
-// also a conflict in two cases in which a path would lack the directories above it:
+// A change of the side "from" is applied if the side "onto" still has the file of the base. If
+// "onto" has changed the file too, there is a conflict, unless both files are equal. Equal files
+// are not in the list. There is also a conflict in two cases in which a path would lack the
+// directories above it:
 //
-//   - from has removed or replaced a directory, and onto has changed or added a file below it.
-//   - onto has removed or replaced a directory, and from has changed or added a file below it.
+//   - "from" has removed or replaced a directory, and "onto" has changed or added a file below it.
+//   - "onto" has removed or replaced a directory, and "from" has changed or added a file below it.
 func resolve(list []*change, prefer diffproto.Prefer) (conflicts uint64) {
 	withAbove(list, func(c *change, above []*change) {
 		if c.apply || c.entry.Old.Type == diffproto.Absent {
@@ -252,9 +254,9 @@ func preferFrom(list []*change) {
 		for _, dir := range above {
 			switch {
 			case dir.apply && dir.goneDir() && c.entry.Old.Type != diffproto.Absent && !c.apply:
-				c.apply, c.entry.Conflict = true, true // onto loses the file with its directory
+				c.apply, c.entry.Conflict = true, true // "onto" loses the file with its directory
 			case c.apply && c.entry.New.Type != diffproto.Absent && dir.newDir() && !dir.apply:
-				dir.apply, dir.entry.Conflict = true, true // onto gets the directory back
+				dir.apply, dir.entry.Conflict = true, true // "onto" gets the directory back
 			}
 		}
 	})
@@ -375,8 +377,7 @@ func (m *merger) pack(out io.Writer) error {
 	return errors.Join(p.tar.WriteHeader(end), p.tar.Close(), buffered.Flush())
 }
 
-// addChange adds a change to the archive. The parameter onto is the state of the file that the
-// change replaces.
+// addChange adds a change to the archive. The change replaces a file with the given state.
 func (p *packer) addChange(x *exporter, c *change, onto diffproto.State) error {
 	if c.entry.New.Type == diffproto.Absent {
 		return p.tar.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: strings.TrimPrefix(c.entry.Path, "/"),

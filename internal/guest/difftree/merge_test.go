@@ -122,8 +122,8 @@ func edit(t *testing.T, dir, edits string) {
 	}
 }
 
-// The table has, for each pair of edits, the conflicts, and the files of onto after the merge with
-// each rule.
+// The table has, for each pair of edits, the conflicts, and the files of the side "onto" after the
+// merge with each rule.
 func TestThreeWays(t *testing.T) {
 	for _, c := range []struct {
 		from, onto          string // edits of both sides

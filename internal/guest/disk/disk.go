@@ -1,7 +1,7 @@
 // Package disk stops writing to the guest's root file system during disk-only branches, and returns
 // the space of deleted files to the host.
 //
-// The host requests both over the agent's control protocol.
+// The host requests each of these over the agent's control protocol.
 package disk
 
 import (

@@ -12,7 +12,8 @@ import (
 // connects late learns how it ended.
 const connectableFor = 30 * time.Second
 
-// table holds the processes that clients started and that are running or have ended recently.
+// table holds processes that clients have started: those that are running, and those that have
+// ended recently.
 type table struct {
 	mu    sync.Mutex
 	procs []*proc // oldest first

@@ -111,8 +111,8 @@ func (s *Server) Prepare() error { return s.control(controlRequest{Op: opPrepare
 
 // Processes returns the process ids of live interpreters, in two lists. The interpreters in the
 // first list have reseeded all their generators when Forked returns. The interpreters in the second
-// list cannot receive requests while code runs. They reseed at their next call, and do not reseed
-// the generators of their libraries.
+// list cannot receive requests while code runs. These interpreters reseed at their next call, and
+// do not reseed the generators of their libraries.
 func (s *Server) Processes() (renewed, partly []int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -118,8 +118,8 @@ func (s *search) spend(n int) error {
 	return nil
 }
 
-// searchMemory calls the function found with the address of each occurrence of text in the memory
-// of a process. It searches only the regions for which want returns true, and skips pages that the
+// searchMemory calls found(addr) for the address of each occurrence of text in the memory of a
+// process. It searches only the regions for which want returns true, and skips pages that the
 // process has never written.
 func (p *process) searchMemory(text []byte, want func(*region) bool, found func(addr uint64) error) error {
 	pagemap, err := os.Open(p.path(p.pid, "pagemap"))
@@ -178,8 +178,8 @@ func (p *process) present(pagemap *os.File, at, end uint64) (from, to uint64, er
 	return from, end, nil
 }
 
-// searchRun calls the function found with the address of each occurrence of text in the address
-// range [from, to).
+// searchRun calls found(addr) for the address of each occurrence of text in the address range
+// [from, to).
 func (p *process) searchRun(text []byte, from, to uint64, found func(addr uint64) error) error {
 	buf := p.chunk
 	for from < to {

@@ -59,8 +59,8 @@ func hasFlag(smaps []byte, r *region, flag string) bool {
 	return strings.Contains(string(line)+" ", " "+flag+" ")
 }
 
-// eachIndex calls the function found with the index of each occurrence of part in the given text.
-// It stops at the first error.
+// eachIndex calls found(i) for the index i of each occurrence of part in the given text. It stops
+// at the first error.
 func eachIndex(text, part []byte, found func(i int) error) error {
 	for at := 0; ; {
 		i := bytes.Index(text[at:], part)

@@ -10,11 +10,12 @@ import (
 	"strings"
 )
 
-// maxRecord is the longest record that the kernel takes in one write (LOG_LINE_MAX of printk, less
-// its prefix).
+// maxRecord is the maximum length of a message's text, in bytes. A record with the level, the
+// agent's name and the text must fit into one write to /dev/kmsg (LOG_LINE_MAX of printk).
 const maxRecord = 900
 
-// Log writes one record per call. It may be used concurrently if its writer may.
+// Log writes one record per call. Several goroutines may use a Log if its writer permits concurrent
+// writes.
 type Log struct {
 	w     io.Writer
 	plain bool

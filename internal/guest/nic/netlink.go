@@ -41,8 +41,8 @@ func (n *netlink) header(p []byte, kind, flags uint16) {
 	ne.PutUint32(p[12:], 0) // sender, which the kernel fills in
 }
 
-// call sends the request p, which begins with room for a header, and passes each message of the
-// answer to the function got. It stops if the kernel answers with an error.
+// call sends the request p, which begins with room for a header, and calls got(message) for each
+// message of the answer. It stops if the kernel answers with an error.
 func (n *netlink) call(p []byte, kind, flags uint16, got func(message []byte)) error {
 	n.header(p, kind, flags)
 	if _, err := unix.Write(n.fd, p); err != nil {
@@ -64,8 +64,8 @@ func (n *netlink) call(p []byte, kind, flags uint16, got func(message []byte)) e
 
 var errShort = errors.New("netlink answer: truncated")
 
-// messages passes each message of a datagram to the function got, and reports whether the datagram
-// ends the answer.
+// messages calls got(message) for each message of a datagram, and reports whether the datagram ends
+// the answer.
 func (n *netlink) messages(p []byte, got func(message []byte)) (done bool, err error) {
 	ne := binary.NativeEndian
 	for len(p) > 0 {

@@ -17,9 +17,9 @@ import (
 	"github.com/forkd/forkd/internal/proto/frame"
 )
 
-// inNamespaces calls the function guest on a thread that has its own network and mount namespaces.
-// The thread's eth0 is connected to a gateway in a second network. The parameter listener listens
-// at the gateway's address in that second network.
+// inNamespaces calls guest(t, listener) on a thread that has its own network and mount namespaces.
+// The thread's eth0 is connected to a gateway in a second network. The listener listens at the
+// gateway's address in that second network.
 func inNamespaces(t *testing.T, guest func(t *testing.T, listener net.Listener)) {
 	t.Helper()
 	if os.Getuid() != 0 {

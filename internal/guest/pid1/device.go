@@ -90,7 +90,7 @@ func (u uevents) waitForDevice(path string) error {
 			return fmt.Errorf("wait for %s: %w", path, err)
 		}
 		if n > 0 {
-			// ENOBUFS means that events were lost. Since path is checked next, this does no harm.
+			// ENOBUFS means that events were lost. This does no harm, because path is checked next.
 			if _, _, err := unix.Recvfrom(u.fd, buf, unix.MSG_DONTWAIT); err != nil &&
 				err != unix.ENOBUFS && err != unix.EAGAIN && err != unix.EINTR {
 				return fmt.Errorf("wait for %s: %w", path, err)

@@ -89,8 +89,8 @@ func (id *Identity) Reseed(entropy []byte) error {
 const maxFetched = 2 * 64
 
 // dropFetched reads and drops the bytes that Linux has fetched for /dev/hwrng, which is open in
-// non-blocking mode. It does not wait for more, because bytes that the device delivers later are
-// the forked sandbox's own.
+// non-blocking mode. It does not wait for more bytes, because bytes that the device delivers later
+// are different in each forked sandbox.
 func dropFetched(hwrng int) error {
 	if hwrng < 0 {
 		return nil

@@ -1,6 +1,6 @@
 // Package reap starts child processes and collects their exit statuses. In PID 1 it also collects
-// orphans, which the kernel makes children of PID 1. It never takes a process's status from a
-// caller that waits for the process.
+// orphans, which the kernel makes children of PID 1. If a caller waits for a process, the package
+// leaves the process's status to that caller.
 //
 // It does not restart, limit or kill processes by itself.
 package reap
@@ -96,7 +96,7 @@ func (r *Reaper) collect() {
 	}
 }
 
-// wait collects one child process. A Reaper made by New uses it. It first waits without collecting
+// wait collects one child process, for a Reaper made by New. It first waits without collecting
 // (WNOWAIT), and then collects under the lock that Signal holds.
 func (c *Child) wait() {
 	for {

@@ -229,9 +229,9 @@ func (t *tree) addHome(uid, gid int) error {
 	return t.addSkeleton("", uid, gid, &left)
 }
 
-// addSkeleton copies the content of a directory in /etc/skel to the home directory. It skips
-// symbolic links and devices. The parameter sub is the path of that directory. The parameter left
-// is the number of files that may still be copied.
+// addSkeleton copies the content of the directory sub of /etc/skel to the home directory. It skips
+// symbolic links and devices. It subtracts the number of files from *left, and fails if *left
+// becomes negative.
 func (t *tree) addSkeleton(sub string, uid, gid int, left *int) error {
 	fd, err := t.open(path.Join(skeletonDir, sub), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW)
 	if err != nil {

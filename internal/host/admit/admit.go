@@ -49,7 +49,7 @@ type Error struct {
 func (e *Error) Error() string { return "not admitted: " + e.Reason }
 
 // Host counts the VMs of a daemon's sandboxes, including VMs that are being started. So two
-// requests cannot both take the last place. Its methods may be called concurrently.
+// requests cannot both take the last place. The methods of Host may be called concurrently.
 type Host struct {
 	rules     Rules
 	dir       string                 // a directory on the file system to which DiskReserve applies

@@ -13,8 +13,8 @@ type Owners struct {
 	coming map[string]int
 }
 
-// Reserve reserves room for n more sandboxes of an owner. The parameter most is the owner's maximum
-// (0: unlimited), and have() is the owner's present number of sandboxes. The caller must call
+// Reserve reserves room for n more sandboxes of an owner. The owner may have at most the given
+// number of sandboxes (0: unlimited), and have() returns the present number. The caller must call
 // release when the sandboxes exist or have failed. The error is an *Error.
 func (o *Owners) Reserve(owner string, most, n int, have func() int) (release func(), err error) {
 	if most == 0 {

@@ -87,9 +87,9 @@ const (
 
 var errExcess = errors.New("too much output")
 
-// Exec runs a command and collects its output. The error is nil if the guest has reported how the
-// command ended, see ExecResult.Outcome. It is an *Error if the guest has refused the request, for
-// example because of an unknown user or directory.
+// Exec runs a command and collects its output. If the guest has reported how the command ended, the
+// error is nil; see ExecResult.Outcome. If the guest has refused the request, the error is an
+// *Error, for example because of an unknown user or directory.
 func (c *Client) Exec(ctx context.Context, req ExecRequest) (ExecResult, error) {
 	limit := req.MaxOutput
 	if limit <= 0 {
@@ -303,9 +303,9 @@ func signalOf(status string) syscall.Signal {
 // maxSignal is the highest signal of Linux, SIGRTMAX.
 const maxSignal = 64
 
-// notStarted returns the result for a command that could not be started. If err has another cause,
-// notStarted returns the error. In the answer to Start, the codes not_found and permission_denied
-// can only refer to the command.
+// notStarted returns the result for a command that could not be started. If err has a cause other
+// than the command, notStarted returns err instead. In the answer to Start, the codes not_found and
+// permission_denied can only refer to the command.
 func notStarted(op string, err error) (ExecResult, error) {
 	none := ExecResult{ExitCode: -1}
 	if err == nil {
@@ -366,8 +366,8 @@ type capped struct {
 	truncated bool
 }
 
-// keep asks whether n more bytes may be kept in memory. The parameter ask is Client.Keep and may be
-// nil.
+// keep asks whether n more bytes may be kept in memory. The given function is Client.Keep and may
+// be nil.
 func keep(ask func(int) error, n int) error {
 	if ask == nil || n <= 0 {
 		return nil

@@ -96,9 +96,9 @@ func (p *Process) Resize(ctx context.Context, s Size) error {
 	return p.fail("resize the terminal of", err)
 }
 
-// Attach calls the function started, and then passes the further output of a running process to the
-// given sink. It returns how the process ended. If Attach returns before the process has ended, the
-// process continues.
+// Attach calls started(p) for a running process p, and then passes the further output of the
+// process to the given sink. It returns how the process ended. If Attach returns before the process
+// has ended, the process continues.
 func (c *Client) Attach(ctx context.Context, pid uint32, started func(*Process) error,
 	sink func(Stream, []byte) error) (ExecResult, error) {
 	none := ExecResult{ExitCode: -1}

@@ -18,7 +18,7 @@ const (
 
 // AtRest calls f while the guest's root file system is frozen, see Freeze. The guest must freeze
 // the file system before ctx ends, and within a minute. The end of ctx does not cancel f. After f,
-// AtRest thaws the file system, whatever f returns, unless the context lasting ends first. AtRest
+// AtRest thaws the file system, whatever f returns, unless the second context ends first. AtRest
 // also thaws the file system if the freeze failed, because the guest may still complete the freeze.
 func (c *Client) AtRest(ctx, lasting context.Context, f func() error) error {
 	err := within(ctx, restTimeout, "come to rest (run sync in it before)", c.Freeze)

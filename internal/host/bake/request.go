@@ -38,7 +38,7 @@ type Request struct {
 	Network   *netclient.Setting // nil: the parent has no network, and children have the setting of From or the default
 	Limits    vm.Limits          // default for children; zero: the limits of From
 	Hooks     snapshot.Hooks     // hooks of children; zero: the hooks of From
-	Strict    bool               // children are strict (see unique.Strict); if From is strict, they always are
+	Strict    bool               // children are strict (see unique.Strict), as they always are if From is strict
 	Warmup    time.Duration      // how long each warm-up step may take; 0: 600 s
 	Transient bool               // the parent is booted for a fork: delete the snapshot with its last sandbox
 }

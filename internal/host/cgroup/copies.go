@@ -33,7 +33,7 @@ func (c *copies) add(f *os.File) (charged bool, err error) {
 }
 
 // bytes returns the memory that the files take. A file counts for no more than the given number of
-// bytes. The method bytes also removes deleted files from c.
+// bytes. The call also removes deleted files from c.
 func (c copies) bytes(most uint64) (sum uint64) {
 	const block = 512 // unit of st_blocks, in bytes
 	for path, inode := range c {

@@ -16,8 +16,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Leaf is the cgroup of one VM process. A nil Leaf stands for a process without limits. Its methods
-// may be called concurrently.
+// Leaf is the cgroup of one VM process. A nil Leaf stands for a process without limits. The methods
+// of Leaf may be called concurrently.
 type Leaf struct {
 	tree *Tree
 	dir  string
@@ -284,8 +284,8 @@ func (l *Leaf) Killed() (byLimit bool, why string) {
 	return false, "killed by the kernel because the host, or a cgroup above, was out of memory"
 }
 
-// OOMKills returns how many of the leaf's processes the kernel has killed for memory usage: their own, or that of the
-// host or of a cgroup above. It is 0 for a nil Leaf.
+// OOMKills returns how many of the leaf's processes the kernel has killed for memory usage: their
+// own usage, or the usage of the host or of a cgroup above the leaf. It is 0 for a nil Leaf.
 func (l *Leaf) OOMKills() uint64 {
 	if l == nil {
 		return 0

@@ -162,8 +162,8 @@ func (t *Tree) can(controller string) error {
 	return nil
 }
 
-// Sweep removes a leaf if the function keep returns false for its name. Such a leaf belongs to a VM
-// that ended under an earlier daemon.
+// Sweep removes each leaf for which keep(name) is false. Such a leaf belongs to a VM that ended
+// under an earlier daemon.
 func (t *Tree) Sweep(keep func(name string) bool) error {
 	if t == nil || t.dir == "" {
 		return nil

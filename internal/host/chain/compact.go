@@ -24,7 +24,7 @@ type Source struct {
 }
 
 // Compact copies a snapshot to a new snapshot, which inherits no layers: it has one memory layer
-// and one disk layer. The parameters from and to are the tags of the old and the new snapshot. The
+// and one disk layer. The tags of the old and the new snapshot are given, in this order. The
 // Source, which describes the source sandbox, may be nil.
 func Compact(ctx context.Context, st *store.Store, from, to string, of *Source) (store.Info, error) {
 	if from == to {

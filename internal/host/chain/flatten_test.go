@@ -12,8 +12,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// A flattened layer has the same content as the map over all layers. It has no holes, even where
-// the other layers have holes.
+// A flattened layer has the same content as the map over all layers. The extents that flatten
+// copies from other layers have no holes, even where the other layers have holes.
 func TestFlatten(t *testing.T) {
 	const pages = 600
 	r := rand.New(rand.NewPCG(7, 8))

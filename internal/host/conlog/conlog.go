@@ -46,7 +46,7 @@ func (l *Log) Close() {
 	l.ring.Close() // only returns an error if l.ring is nil
 }
 
-// Begin returns the present content of the console. It may be called once, before Next, which then
+// Begin returns the present content of the console. It may be called once, before Next. Then Next
 // returns the output that follows.
 func (l *Log) Begin() (console.Text, error) {
 	text, _, err := l.look()

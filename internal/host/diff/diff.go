@@ -246,8 +246,8 @@ func (d *Differ) boot(undo *cleanup.Stack, req *Request) (boot vmmproto.Boot, fi
 // unpacked files. The file may come from another host, and the daemon copies it for each comparison.
 const maxInitramfs = helpervm.MemoryBytes / 4
 
-// top returns an empty layer for the data that the mount of a disk writes. The layer's file has no
-// name.
+// top returns an empty layer, which receives the writes to a disk while it is mounted. The layer's
+// file is already unlinked.
 func (d *Differ) top(size uint64) (*os.File, error) {
 	f, err := os.CreateTemp(d.cfg.Scratch, "top")
 	if err != nil {
@@ -260,8 +260,7 @@ func (d *Differ) top(size uint64) (*os.File, error) {
 	return f, nil
 }
 
-// talk sends a request to forkd-diff with the function ask, and reads the answer with the function
-// listen.
+// talk calls ask(ctx, conn) to send a request to forkd-diff, and listen(conn) to read the answer.
 func talk(ctx context.Context, conn net.Conn, ask func(context.Context, net.Conn) error,
 	listen func(io.Reader) error) error {
 	stop := context.AfterFunc(ctx, func() { conn.Close() })

@@ -83,7 +83,7 @@ func linkHunk(e *diffproto.Entry) string {
 }
 
 // quoted returns a path as git prints it. If the path has quotes, backslashes, control characters
-// or bytes outside ASCII, the result is a string literal of C.
+// or bytes outside ASCII, the result is a C string literal.
 func quoted(path string) string {
 	plain := true
 	var p strings.Builder

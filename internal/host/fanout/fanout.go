@@ -92,7 +92,8 @@ type Outcome struct {
 	discard func() error // kills the children in Kept; nil: there are none
 }
 
-// Discard kills the children that stay, for a caller whose client does not know that they stay.
+// Discard kills the children that were kept. It is for a caller that cannot tell its client which
+// children were kept.
 func (o *Outcome) Discard() error {
 	if o.discard == nil {
 		return nil

@@ -19,7 +19,8 @@ const tick = time.Second / 10
 
 func cellOf(at time.Duration) cell { return cell(at / tick) }
 
-// push adds a point. If the ring would have more than most points, push drops the oldest points.
+// push adds a point. If the ring would then have more than the given number of points, push drops
+// the oldest points.
 func (r *ring) push(at cell, values []float32, most int) {
 	for r.n >= max(most, 1) {
 		r.drop()

@@ -202,8 +202,9 @@ func TestHostileArchives(t *testing.T) {
 	b.check(t, "victim", map[int64]byte{2: 'v'})
 }
 
-// A forged snapshot names the ID of a snapshot of this host: as its own, as its parent's, or as the
-// owner of its layers. When it is unpacked, it neither replaces that snapshot nor depends on it.
+// A forged snapshot has the ID of a snapshot of this host: as its own ID, as the ID of its parent,
+// or as the owner of its layers. When the forged snapshot is unpacked, it neither replaces that
+// snapshot nor depends on it.
 func TestForgedIdentity(t *testing.T) {
 	a, b := newHost(t), newHost(t)
 	a.make(t, "parent", "", 2, 'p')

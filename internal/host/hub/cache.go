@@ -196,8 +196,8 @@ func (c *cache) source(who string, d digest.Digest, to name.Repository) (from na
 	return from, err == nil && from.RegistryStr() == to.RegistryStr() && from.Name() != to.Name()
 }
 
-// made returns the blob of a file that was packed before, and opens it. The result file is nil if
-// the cache does not have the blob.
+// made returns the blob of a file that was packed before, and opens it. If the cache does not have
+// the blob, the *os.File is nil.
 func (c *cache) made(p artifact.Part) (artifact.Blob, *os.File) {
 	b, ok := c.known(p)
 	if !ok {

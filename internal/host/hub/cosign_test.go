@@ -9,8 +9,9 @@ import (
 	"github.com/forkd/forkd/internal/sigstore"
 )
 
-// cosign verifies signatures of forkd, and forkd those of cosign. Both sign with the key of the other one, in
-// registries with and without the API of referrers.
+// cosign verifies signatures that forkd has made, and forkd verifies signatures that cosign has
+// made. Each program signs with a key that the other program has made, in registries with and
+// without the API of referrers.
 func TestCosign(t *testing.T) {
 	program, err := exec.LookPath("cosign")
 	if err != nil {

@@ -70,8 +70,8 @@ type Hub struct {
 	pace      time.Duration     // see leastRate
 }
 
-// New returns a Hub. It removes the files that a killed daemon has left unfinished, and from now on the blobs of
-// deleted snapshots.
+// New returns a Hub. It removes the files that a killed daemon has left unfinished. From then on,
+// the Hub removes the blobs of deleted snapshots.
 func New(cfg Config) (*Hub, error) {
 	c, err := openCache(cfg.Dir)
 	if err != nil {
@@ -96,8 +96,8 @@ func New(cfg Config) (*Hub, error) {
 	return h, nil
 }
 
-// wait waits for a place to compress or decompress a snapshot for a client. The function leave
-// frees the place.
+// wait waits for a place to compress or decompress a snapshot for a client. The caller frees the
+// place by calling leave.
 func (h *Hub) wait(ctx context.Context, who string) (leave func(), err error) {
 	return h.place.Wait(ctx, owner.FairShare(who, maxMoves))
 }
@@ -252,8 +252,9 @@ func (a *Arrival) Close() {
 	a.hub.trim()
 }
 
-// Receive reads an archive and compares its blobs with their digests. If the policy wants a signature, the parameter
-// signature must be a bundle for the digest of the manifest. Without one, no archive is read.
+// Receive reads an archive and compares its blobs with their digests. If the policy wants a
+// signature, the given signature must be a bundle for the digest of the manifest. Without such a
+// bundle, Receive reads no archive.
 func (h *Hub) Receive(ctx context.Context, archive io.Reader, policy Policy, signature []byte) (_ *Arrival, err error) {
 	var proofs []proof
 	if len(signature) > 0 {
@@ -294,8 +295,8 @@ func (h *Hub) Receive(ctx context.Context, archive io.Reader, policy Policy, sig
 	return a, err
 }
 
-// Unpack publishes a received snapshot with the given tag or, if tag is empty, with the tag of the
-// packed snapshot. The parameter who names the new owner.
+// Unpack publishes a received snapshot for the client with the given name, who becomes the owner.
+// The snapshot gets the given tag or, if this is empty, the tag of the packed snapshot.
 func (h *Hub) Unpack(ctx context.Context, who, tag string, a *Arrival, on func(Progress)) (store.Info, error) {
 	return h.publish(ctx, who, tag, a.Artifact, a, on)
 }
@@ -406,9 +407,9 @@ func (h *Hub) publish(ctx context.Context, who, tag string, a *artifact.Artifact
 	return g.Import(ctx, a.Snapshot, contents{a, from, on}, room)
 }
 
-// acceptable returns the tag of a new snapshot. If the parameter tag is empty, the result is the
-// tag of the packed snapshot. It returns an error if this host cannot run the snapshot, or if the
-// snapshot cannot have the tag.
+// acceptable returns the tag of a new snapshot. This is the given tag or, if that tag is empty, the
+// tag of the packed snapshot. acceptable returns an error if this host cannot run the snapshot, or
+// if the snapshot cannot have the tag.
 func (h *Hub) acceptable(tag string, m *snapshot.Manifest) (string, error) {
 	tag = cmp.Or(tag, m.Tag)
 	return tag, cmp.Or(h.compatible(m), h.CheckTag(tag))

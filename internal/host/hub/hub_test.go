@@ -81,8 +81,8 @@ func (h *host) make(t *testing.T, tag, parent string, n int64, mark byte) {
 	h.makeOf(t, tag, parent, n, mark, func(name string) []byte { return bytes.Repeat([]byte(name), disk/8) })
 }
 
-// makeOf is like make. The base image and the kernel have the content that the function content
-// returns for their names.
+// makeOf is like make. The base image and the kernel have the content that content(name) returns
+// for their names.
 func (h *host) makeOf(t *testing.T, tag, parent string, n int64, mark byte, content func(name string) []byte) {
 	t.Helper()
 	g, err := h.store.Stage(tag)

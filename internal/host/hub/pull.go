@@ -20,8 +20,9 @@ import (
 	"github.com/forkd/forkd/internal/host/store"
 )
 
-// acceptedManifests lists the media types of manifests that a registry may send. It includes those
-// of container images, so that the error for a container image can say what it is.
+// acceptedManifests lists the media types of manifests that a registry may send. The list includes
+// the media types of container images, so that the error for a container image can say that it is
+// one.
 const acceptedManifests = oci.MediaTypeImageManifest + ", " + oci.MediaTypeImageIndex +
 	", application/vnd.docker.distribution.manifest.v2+json, application/vnd.docker.distribution.manifest.list.v2+json"
 
@@ -52,7 +53,8 @@ func (h *Hub) Find(ctx context.Context, who string, r Remote) (*Offer, error) {
 	})
 }
 
-// find is Find. It calls end with the result of the check of signatures, and goes on if end returns nil.
+// find does the work of Find. It calls end(verdict, err) with the result of the check of
+// signatures, and continues if end returns nil.
 func (h *Hub) find(ctx context.Context, r Remote, end func(*Verdict, error) error) (*Offer, error) {
 	c, err := h.dial(ctx, r, r.ref.Context().Scope(transport.PullScope))
 	if err != nil {
@@ -139,9 +141,10 @@ type Pulled struct {
 	Moved   int64 // bytes that were fetched
 }
 
-// Pull makes a snapshot of one in a registry, with the given tag or, if tag is empty, with the tag of the
-// pushed snapshot. It checks the signatures first, and fetches only blobs that the store lacks. After an error,
-// complete blobs stay in the cache for the next try, and nothing else does. on may be called concurrently.
+// Pull makes a snapshot from a snapshot in a registry, with the given tag or, if tag is empty, with
+// the tag of the pushed snapshot. It checks the signatures first, and fetches only blobs that the
+// store lacks. After an error, complete blobs stay in the cache for the next try, and nothing else
+// stays. Pull reports its progress by calling on(progress), possibly concurrently.
 func (h *Hub) Pull(ctx context.Context, who, tag string, r Remote, on func(Progress)) (Pulled, error) {
 	leave, err := h.transfers.Wait(ctx, owner.FairShare(who, maxTransfers))
 	if err != nil {

@@ -32,7 +32,7 @@ type Sent struct {
 
 // Push writes a snapshot to a registry. It sends only blobs that the registry lacks, and the tag
 // last. So after an error the registry has no new tag, and the next Push sends only the remaining
-// blobs. Push reports its progress to the function on, which may be called concurrently.
+// blobs. Push reports its progress by calling on(progress), possibly concurrently.
 func (h *Hub) Push(ctx context.Context, who, tag string, to Remote, on func(Progress)) (_ Sent, err error) {
 	target, ok := to.ref.(name.Tag)
 	if !ok {
@@ -156,8 +156,9 @@ func (p *push) open(i int, b artifact.Blob) (*os.File, error) {
 // needs a scope for each of these repositories.
 const maxMounts = 4
 
-// dial gets a token for the repository, and for those that blobs are mounted from. If the registry refuses this,
-// for example because one of these was deleted, dial forgets them and asks for the repository alone.
+// dial gets a token for the repository, and for the other repositories from which blobs are
+// mounted. If the registry refuses this token, for example because one of the other repositories
+// was deleted, dial forgets these and asks for a token for the repository alone.
 func (p *push) dial(to Remote, a *artifact.Artifact) (*conn, error) {
 	repo := to.ref.Context()
 	scopes := append(p.findMounts(a, repo), repo.Scope(transport.PushScope))

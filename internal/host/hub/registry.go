@@ -242,7 +242,7 @@ func (c *conn) pusher() (*remote.Pusher, error) {
 		remote.WithRetryBackoff(remote.Backoff{Duration: c.wait, Factor: 2, Steps: c.tries}))
 }
 
-// again calls the function try until it succeeds, returns an error that is not temporary, or has
+// again calls the given function until it succeeds, returns an error that is not temporary, or has
 // failed c.tries times.
 func (c *conn) again(ctx context.Context, try func() error) error {
 	for n := 1; ; n++ {
@@ -332,7 +332,7 @@ func (c *conn) failed(err error) error {
 }
 
 // plain returns the part of an error's text that may be quoted: the beginning of the first line,
-// without URLs. The result cut says whether this part differs from the text.
+// without URLs. It also reports whether this part differs from the text.
 func plain(text string) (_ string, cut bool) {
 	line, _, _ := strings.Cut(text, "\n")
 	line = anyURL.ReplaceAllString(line, "…")

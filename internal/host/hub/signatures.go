@@ -88,8 +88,9 @@ func (c *conn) attach(ctx context.Context, repo name.Repository, subject oci.Des
 	return out.Put(ctx, repo.Digest(digest.FromBytes(text).String()), manifest(text))
 }
 
-// Verify returns the key that has signed a snapshot in a registry: one of the given keys or, if there are none, one
-// of the keys that the daemon trusts. If no key has, the error is a *TrustError, whatever the policy.
+// Verify returns the key that has signed a snapshot in a registry: one of the given keys or, if
+// there are none, one of the keys that the daemon trusts. If none of these keys has signed it, the
+// error is a *TrustError, whatever the policy is.
 func (h *Hub) Verify(ctx context.Context, who string, r Remote, keys []sigstore.TrustedKey) (
 	d digest.Digest, k sigstore.TrustedKey, err error,
 ) {
@@ -136,8 +137,8 @@ func (c *conn) manifest(ctx context.Context) ([]byte, error) {
 	return p, err
 }
 
-// proofs fetches the bundles for a digest. An unusable bundle does not hide the others. Only an error of the
-// registry does.
+// proofs fetches the bundles for a digest. An unusable bundle is not an error. proofs returns an
+// error only if the registry fails.
 func (c *conn) proofs(ctx context.Context, d digest.Digest) (list []proof, err error) {
 	refs, err := c.referrers(ctx, d)
 	if err != nil {

@@ -90,7 +90,7 @@ func sourceOf(text string) (string, error) {
 	return host + "/" + path, nil
 }
 
-// policy returns the policy for a source: that of the longest rule that contains it.
+// policy returns the policy for a source: the policy of the longest rule that contains the source.
 func (t *Trust) policy(source string) Policy {
 	for {
 		if p, ok := t.rules[source]; ok {
@@ -130,8 +130,10 @@ func (e *TrustError) Error() string { return e.Source + ": " + e.Reason }
 
 // Verdict is the result of a check of signatures.
 type Verdict struct {
-	Key     sigstore.TrustedKey // has signed; without a PublicKey if no trusted key is known to have
-	Problem error               // a *TrustError, if no trusted key has signed and the policy accepts this
+	// The trusted key that has signed the snapshot. Its PublicKey is nil if no such key was found, or
+	// if the signatures were not checked.
+	Key     sigstore.TrustedKey
+	Problem error // a *TrustError, if no such key was found and the policy accepts this
 }
 
 // judge returns the verdict on a snapshot with the given digest. The function fetch returns the bundles; it is

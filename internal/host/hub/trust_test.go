@@ -180,7 +180,8 @@ func attackSignatures(t *testing.T, start func(*testing.T) *served) {
 	}
 }
 
-// A registry that lies about signatures fails a pull. If the registry itself fails, the policy warn does not help.
+// A registry that lies about signatures fails a pull. If the registry itself fails, the pull fails
+// even with the policy warn.
 func TestRegistryLiesAboutSignatures(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	ann := newKey(t)

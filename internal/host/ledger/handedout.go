@@ -19,9 +19,8 @@ func Lost(format string, args ...any) error { return &LostError{fmt.Errorf(forma
 // The parameter runDir is the run directory of all sandboxes, dir is the directory of the sandbox's
 // VM, and data is the sandbox's data directory. If clients may not use the VM, the error is a
 // *LostError. If the reason is an interrupted rollback, HandedOut has stored the target of the
-// rollback as the sandbox's suspended state. Any other error means that the record is damaged, or
-// that its version is unknown to this daemon. Then it is unknown whether clients may use the
-// sandbox.
+// rollback as the sandbox's suspended state. After any other error it is unknown whether clients
+// may use the sandbox: the record is damaged, or has a version that this daemon does not know.
 func HandedOut(runDir, dir, data, id string) (Record, error) {
 	r, err := Read(dir)
 	switch {

@@ -262,9 +262,9 @@ func (c *Client) Close() {
 	}
 }
 
-// lastWords says why a forkd-net has exited. It says that the kernel killed the process for its
-// memory usage, or names a system call that the jail has refused. Otherwise it quotes the end of
-// the standard error, for example a panic.
+// lastWords says why a forkd-net has exited. If the kernel killed the process for its memory usage,
+// or the jail refused a system call, it says so. Otherwise it quotes the end of the standard error,
+// for example a panic.
 func (n *conn) lastWords() string {
 	select {
 	case <-n.ended:

@@ -158,8 +158,8 @@ func (n *conn) send() {
 	}
 }
 
-// receive reads answers until the connection is lost. Then it fails the requests that have no
-// answer.
+// receive reads answers until the connection is lost. Then it gives an error to the callers whose
+// requests have no answer.
 func (n *conn) receive() {
 	for {
 		kind, body, fds, err := n.ctl.Receive()

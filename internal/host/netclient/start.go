@@ -50,9 +50,9 @@ func memory() (uint64, error) {
 	return max(uint64(host.Totalram)*uint64(host.Unit)/memoryShare, minMemory) >> 20, nil
 }
 
-// newLeaf makes forkd-net's cgroup. If the host does not support limits, the result leaf is nil.
-// The result env sets a limit for Go's garbage collector, so that it collects more often before the
-// cgroup's limit is reached.
+// newLeaf makes forkd-net's cgroup. If the host does not support limits, the leaf is nil. The
+// returned environment sets a limit for Go's garbage collector, so that the collector runs more
+// often before the cgroup's limit is reached.
 func (c *Client) newLeaf() (leaf *cgroup.Leaf, env []string, err error) {
 	if leaf, err = c.cfg.Cgroups.New(Leaf, 0); leaf == nil {
 		return nil, netEnv, err

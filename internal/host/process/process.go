@@ -54,9 +54,10 @@ func adopt(pid, pidfd int, child *os.Process) (*Process, error) {
 }
 
 // Start runs a program with / as its working directory. The process leads its own process group, so
-// signals to the daemon's group, for example from a terminal, do not reach it. It stays in the
-// daemon's session, because Linux divides CPU time among sessions (autogroups, sched(7)). If each
-// VMM had its own session, the daemon would receive only as much CPU time as one guest.
+// signals to the daemon's group, for example from a terminal, do not reach the process. The process
+// stays in the daemon's session, because Linux divides CPU time among sessions (autogroups,
+// sched(7)). If each VMM had its own session, the daemon would receive only as much CPU time as one
+// guest.
 func Start(spec Spec) (*Process, error) {
 	log, err := newLog(spec.Name, cmp.Or(spec.LogBytes, logSize))
 	if err != nil {

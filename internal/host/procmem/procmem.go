@@ -52,9 +52,9 @@ func sum(parts [Parts]uint64) (total uint64) {
 	return total
 }
 
-// Of measures the memory of the VMM process with the given pid. The parameter guestBytes is the
-// size of its guest's RAM. The kernel has to walk the process's page tables, which takes
-// milliseconds for a large guest.
+// Of measures the memory of the VMM process with the given pid. The process's guest has guestBytes
+// of RAM. The kernel has to walk the process's page tables, which takes milliseconds for a large
+// guest.
 func Of(pid int, guestBytes uint64) (Memory, error) {
 	m, err := read(pid, guestBytes)
 	if err != nil {

@@ -10,8 +10,8 @@ import (
 	"github.com/forkd/forkd/internal/host/vmmclient"
 )
 
-// until polls a sandbox until the function ok returns true for the sandbox's Info. If ok never
-// returns true, the test times out.
+// until polls a sandbox until ok(i) is true for the sandbox's Info i. If this never happens, the
+// test times out.
 func until(t *testing.T, w *world, id string, ok func(Info) bool) {
 	t.Helper()
 	for {

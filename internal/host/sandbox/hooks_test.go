@@ -82,7 +82,8 @@ func TestFailedHooks(t *testing.T) {
 	w.KillAll()
 }
 
-// A guest that works is not suspended when it is idle, and is when it works no longer.
+// An idle sandbox is not suspended while its guest works. It is suspended when the guest has
+// stopped working.
 func TestAGuestThatWorksIsNotIdle(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

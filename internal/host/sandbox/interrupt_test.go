@@ -104,7 +104,8 @@ func TestExpiresWhileSuspended(t *testing.T) {
 	w.checkClean(t)
 }
 
-// If an operation on a sandbox ends a request to it, the error of the request names the operation.
+// If an operation on a sandbox ends a request to the sandbox, the error of the request names the
+// operation.
 func TestRequestsThatAreCutOff(t *testing.T) {
 	for by, op := range map[cutter]func(w *world, id string) error{
 		byDelete:  func(w *world, id string) error { return w.Kill(id) },
@@ -271,8 +272,8 @@ func TestRestartWithoutTheSnapshot(t *testing.T) {
 	w.checkClean(t)
 }
 
-// For a suspended sandbox, operations that need a VM return an error that names the sandbox's
-// state.
+// For a suspended sandbox, each operation that needs a VM returns an error, which names the
+// sandbox's state.
 func TestOperationsOnASuspendedSandbox(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

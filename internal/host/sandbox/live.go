@@ -82,8 +82,8 @@ func (s *Sandbox) answered(err error) error {
 	return err
 }
 
-// stopVM and startVM pause and resume a VM of s. Both continue if the client disconnects, but have
-// a time limit.
+// stopVM and startVM pause and resume a VM of s. Each function continues if the client disconnects,
+// but has a time limit.
 func (s *Sandbox) stopVM(ctx context.Context, v *liveVM) error {
 	return s.answered(v.vmm.Pause(context.WithoutCancel(ctx)))
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// mutes provides VMMs that do not answer a daemon that takes them over.
+// mutes provides VMMs that do not answer after another daemon has taken them over.
 type mutes struct{ *vmfake.VMMs }
 
 func (m mutes) Attach(id, dir string) (vmpool.VMM, error) {

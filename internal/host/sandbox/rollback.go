@@ -29,15 +29,15 @@ type RollbackResult struct {
 	Ready time.Duration // time until the agent had confirmed
 }
 
-// Rollback puts a sandbox back to a snapshot: memory, disk, vCPUs and devices, in the same VMM
-// process and under the same id. The parameter to is the tag of the snapshot. If this tag is empty,
-// Rollback uses the snapshot that the sandbox runs from. Otherwise the snapshot must be of the
-// sandbox's family: the snapshot and the sandbox descend from the same snapshot of a booted VM, so
-// they have the same CPU, memory size, devices and disk size. The client must be able to use the
-// snapshot, unless the sandbox runs from it. A failure before the restore leaves the sandbox
-// unchanged. The restore destroys the previous state, so if the restore fails, or the agent does
-// not confirm afterwards, the sandbox is killed, and the error is a *RollbackError. Only the
-// sandbox's latest suspended state remains, if it has one.
+// Rollback puts a sandbox back to the snapshot with the given tag: memory, disk, vCPUs and devices,
+// in the same VMM process and under the same id. If the tag is empty, Rollback uses the snapshot
+// that the sandbox runs from. Otherwise the snapshot must be of the sandbox's family: the snapshot
+// and the sandbox descend from the same snapshot of a booted VM, so they have the same CPU, memory
+// size, devices and disk size. The client must be able to use the snapshot, unless the sandbox runs
+// from it. A failure before the restore leaves the sandbox unchanged. The restore destroys the
+// previous state, so if the restore fails, or the agent does not confirm afterwards, the sandbox is
+// killed, and the error is a *RollbackError. Only the sandbox's latest suspended state remains, if
+// it has one.
 //
 // The setting strict applies from this rollback on. A rollback that leaves the sandbox unchanged
 // does not change the setting.

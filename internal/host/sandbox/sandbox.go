@@ -198,8 +198,8 @@ type liveVM struct {
 
 	// Rollbacks and rebases hold the sandbox's mu while they change these fields.
 	lease *store.Lease // lease of the snapshot from which the VM runs; nil if there is none, see leased
-	// below releases the branch that the VM was rebased onto. It is nil if there is none, or if it
-	// could not be leased.
+	// The function below releases the branch that the VM was rebased onto. The function is nil if
+	// there is no such branch, or if the branch could not be leased.
 	below func()
 	onto  func() // releases the branch that a rebase with an unknown outcome may have put below the VM
 	// context for requests to the guest; ends when the sandbox is rolled back, suspended or deleted

@@ -76,9 +76,9 @@ func (h *Held) Fork(ctx context.Context, req ForkRequest) (ForkResult, error) {
 var errBusy = errors.New("a request came in")
 
 // lockToSuspend locks a sandbox for a suspension, and takes a place for suspensions. The place
-// counts for the sandbox's owner. It never holds the lock while it waits for the place, or the
-// place while it waits for the lock. So requests to the sandbox do not wait for other suspensions,
-// and other suspensions do not wait for a long request.
+// counts for the sandbox's owner. lockToSuspend never holds the lock while it waits for the place,
+// or the place while it waits for the lock. So requests to the sandbox do not wait for other
+// suspensions, and other suspensions do not wait for a long request.
 //
 // Until unlock is called, branches that wait for the guest to freeze its file system are cancelled.
 // An automatic suspension does not cancel these branches, but waits for them, as it waits for all

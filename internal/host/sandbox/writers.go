@@ -32,9 +32,10 @@ func (b *branch) refuse(files []*os.File) (err error) {
 	return err
 }
 
-// refuseWriter returns an error if the VMM of s has a file open for writing that it should have
-// closed. It then also kills the VMM, which its guest controls: the file could grow until the VMM
-// ends, and no process could safely remove the file before (see package writers).
+// refuseWriter returns an error if the VMM of s has a file open for writing that the VMM should
+// have closed. In this case refuseWriter also kills the VMM, because a guest may have taken it
+// over. Otherwise the file could grow until the VMM ends, and no process could safely remove the
+// file before (see package writers).
 func (m *Manager) refuseWriter(s *Sandbox, v *liveVM, path string) error {
 	err := writers.None(path, m.writers)
 	if errors.As(err, new(*writers.Error)) {

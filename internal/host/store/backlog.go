@@ -31,9 +31,9 @@ const backlogPoll = time.Second
 // counting may have to ask the file system about thousands of layers.
 const usageAge = 250 * time.Millisecond
 
-// backlog limits the memory layers that are only in RAM. They cannot be dropped before they are on
-// disk, and memory is copied faster than a disk can write. Branches that find no room wait in a
-// queue. The branch whose owner has the fewest bytes in RAM comes first.
+// backlog limits the memory layers that are only in RAM. Such layers cannot be dropped before they
+// are on disk, and memory is copied faster than a disk can write. Branches that find no room wait
+// in a queue. The branch whose owner has the fewest bytes in RAM comes first.
 type backlog struct {
 	store *Store
 	wait  time.Duration // backlogWait, except in tests
@@ -84,12 +84,12 @@ func (e *BacklogError) Error() string {
 
 func (e *BacklogError) Unwrap() error { return e.Flush }
 
-// ReserveRAM reserves room for the memory layer of a branch. The parameter most is the maximum size
-// of the layer, in bytes. ReserveRAM is not called if Staging.Awaited is called for the branch. If
-// a layer of this size does not fit at once, and exact is not nil, ReserveRAM calls exact for a
-// better estimate. ReserveRAM waits until the disk has caught up with the branches of the owner,
-// but no longer than a client can wait. After that, or if the disk cannot be written, the error is
-// a *BacklogError. If no other layer is to be written to disk, and sandboxes of the owner have no
+// ReserveRAM reserves room for the memory layer of a branch, which may have up to the given number
+// of bytes. ReserveRAM is not called if Staging.Awaited is called for the branch. If a layer of
+// this size does not fit at once, and exact is not nil, ReserveRAM calls exact for a better
+// estimate. ReserveRAM waits until the disk has caught up with the branches of the owner, but no
+// longer than a client can wait. After that, or if the disk cannot be written, the error is a
+// *BacklogError. If no other layer is to be written to disk, and sandboxes of the owner have no
 // lines, the branch is never refused. The caller calls release when the snapshot is published or
 // abandoned.
 func (s *Store) ReserveRAM(ctx context.Context, owner string, most uint64, exact func() (uint64, error)) (
@@ -244,7 +244,7 @@ type backlogUsage struct {
 	own    map[string]uint64 // bytes by owner, including lines and layers that are being made
 	lines  map[string]uint64 // bytes of lines, by owner
 	all    uint64            // bytes of all owners
-	coming uint64            // bytes that are reserved for layers that are being made, of all owners
+	coming uint64            // bytes reserved for the layers that are being made, for all owners together
 	free   uint64            // free bytes in the RAM file system, minus coming
 }
 
@@ -254,8 +254,8 @@ func (u *backlogUsage) wants(w *layerRoom) uint64 {
 	return w.bytes + (u.own[w.owner]+w.bytes)/backlogTimes
 }
 
-// usageLocked returns the usage. The result fresh says whether this call has counted it. The result
-// of an earlier count may be higher than the present usage, but includes all room that was assigned
+// usageLocked returns the usage, and reports whether this call has counted it. The usage of an
+// earlier count may be higher than the present usage, but includes all room that was assigned
 // since.
 func (b *backlog) usageLocked() (u *backlogUsage, fresh bool) {
 	if fresh = time.Since(b.counted) >= b.age; fresh {

@@ -79,7 +79,7 @@ func fillRAM(t *testing.T, s *Store, d dirs, owner string) int {
 // Branches of one owner that are not on disk yet leave room in RAM for other owners. If there is
 // only one owner, its branches can take most of the RAM.
 func TestUnflushedBranchesLeaveRoom(t *testing.T) {
-	s, d, catchUp := slowDisk(t, 17) // one of the layers is the parent's
+	s, d, catchUp := slowDisk(t, 17) // one of the layers belongs to the parent
 	if n := fillRAM(t, s, d, "a"); n != 12 {
 		t.Errorf("a has %d of 16 places, want three quarters", n)
 	}

@@ -69,7 +69,7 @@ func (g *Staging) UseBoot(kernel, initrd *os.File) (err error) {
 }
 
 // addInBackground adds a file, which the snapshot names by its digest, to the store. If the file
-// cannot be linked and keep is set, the file is copied.
+// cannot be linked, and the argument keep is true, the file is copied.
 func (g *Staging) addInBackground(what string, file *os.File, keep bool) (*basing, error) {
 	// Open the file again, because computing the digest moves the offset, and duplicates of a
 	// descriptor have a common offset.
@@ -153,8 +153,8 @@ func atLowestPriority() {
 func procPath(f *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", f.Fd()) }
 
 // addBase computes the digest of a file and records where the file is. The store then keeps the
-// record as long as g or a snapshot needs it. If addBase cannot link the file and keep is set,
-// addBase copies the file.
+// record as long as g or a snapshot needs it. If addBase cannot link the file, and the argument
+// keep is true, addBase copies the file.
 func (s *Store) addBase(ctx context.Context, g *Staging, f *os.File, path string, keep bool) (snapshot.Base, error) {
 	id, err := identify(f)
 	if err != nil {
@@ -221,9 +221,8 @@ func (s *Store) linkBase(f *os.File, digest string) (linked bool, err error) {
 	return false, fmt.Errorf("link it to %s: %w", name, err)
 }
 
-// copyBase copies a file into the store and flushes the copy to disk. The parameter want is the
-// digest that the file had before. If the copy has another digest, because the file was changed in
-// the meantime, copyBase returns an error.
+// copyBase copies a file with the given digest into the store and flushes the copy to disk. If the
+// copy has another digest, because the file was changed in the meantime, copyBase returns an error.
 func copyBase(ctx context.Context, name string, f *os.File, want string) (id fileID, err error) {
 	err = atomicfile.Fill(name, func(tmp string) error {
 		if err := copyFile(tmp, f); err != nil {

@@ -9,10 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// copyFile copies src to a new file. The parameter to is the path of the new file. Holes in src
-// stay holes in the new file, because a memory layer is as long as the guest's RAM and consists
-// mostly of holes. On a RAM file system, each page that is written takes memory. After an error
-// copyFile removes the new file.
+// copyFile copies src to a new file with the given path. Holes in src stay holes in the new file,
+// because a memory layer is as long as the guest's RAM and consists mostly of holes. On a RAM file
+// system, each page that is written takes memory. After an error copyFile removes the new file.
 func copyFile(to string, src *os.File) error { return copyParts(to, src, nil) }
 
 // copyParts is like copyFile, but copies only the given parts of src. The rest of the new file is a

@@ -8,7 +8,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Pages that only one child has written are not in the result.
+// FirstWrites returns only pages that all learners have written.
 func TestFirstWritesAreThoseOfAllLearners(t *testing.T) {
 	l := &Lease{hotFiles: &hotFiles{}}
 	for i, writes := range [][]vm.Range{
@@ -50,7 +50,8 @@ func TestFirstWritesOfThoseWhoAnswer(t *testing.T) {
 	}
 }
 
-// The store asks no more children than it needs.
+// LearnFirstWrites asks no further child if the number of children that have answered, or may still
+// answer, is already learners.
 func TestFirstWritesAreAskedOfFewAtOnce(t *testing.T) {
 	l := &Lease{hotFiles: &hotFiles{}}
 	asked := 0

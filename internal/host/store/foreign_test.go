@@ -90,8 +90,7 @@ func victims(t *testing.T, d dirs) *snapshot.Manifest {
 }
 
 // If a snapshot claims the layer of another snapshot, neither snapshot receives the memory of the
-// other. The order in which the snapshots are used does not matter, nor whether the layer is in
-// RAM.
+// other. This holds in any order of use, and whether or not the layer is in RAM.
 func TestForeignSnapshotSharesNoMemory(t *testing.T) {
 	for _, order := range []string{"victim branch foreign", "foreign victim branch", "branch foreign victim"} {
 		for _, rebooted := range []bool{false, true} {

@@ -318,7 +318,7 @@ func (s *Store) flushLayer(dir string, m *snapshot.Manifest, l snapshot.File) er
 
 // ownParts returns the parts of the snapshot's own layer that hold data, according to the extents
 // in the memory map. For any other layer it returns nil. The extents are needed because a VMM may
-// have filled the layer's holes in RAM (see trim), which must become holes on disk.
+// have filled holes of the layer in RAM (see trim). On disk, the layer must have these holes again.
 func (s *Store) ownParts(dir string, m *snapshot.Manifest, l snapshot.File) ([]part, error) {
 	if l.Owner != m.ID {
 		return nil, nil

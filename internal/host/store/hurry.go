@@ -48,7 +48,7 @@ func liftAll(hurries []hurry) (done func()) {
 // HurryTakenOver is like Hurry, for the unflushed snapshots of a sandbox that an earlier daemon has
 // started. It finds these snapshots by their disk layers. If the snapshot that owns a layer has
 // been deleted, the store cannot tell which sandbox has written the layer. So the list frozen has
-// the IDs of the snapshots that own the sandbox's frozen disk tops. The function lift lifts the
+// the IDs of the snapshots that own the sandbox's frozen disk tops. The given function lifts the
 // disk limits of the sandbox's present VM.
 func (s *Store) HurryTakenOver(sandbox string, frozen []string, lift func() (done func())) {
 	s.mu.Lock()

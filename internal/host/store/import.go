@@ -24,9 +24,9 @@ import (
 
 // Contents has the files of a snapshot from another host.
 type Contents interface {
-	// Decode reads one file. The parameter part is the file's index in artifact.Parts. Decode calls
-	// the function write with all nonzero pieces of the file, in ascending order. It returns an
-	// error if the content differs from the digest in the manifest.
+	// Decode reads the file with the index part in artifact.Parts. It calls write(offset, p) for
+	// each nonzero piece of the file, in ascending order. It returns an error if the content
+	// differs from the digest in the manifest.
 	Decode(ctx context.Context, part int, write func(offset uint64, p []byte) error) error
 }
 
@@ -325,9 +325,9 @@ func (i *importing) addBase(n int, p artifact.Part) (snapshot.Base, error) {
 	return want, err
 }
 
-// parent returns the Parent of a snapshot with inherited layers. The Parent is the owner of the
-// layer below the snapshot's own layer. Its tag is unknown if the store does not have that
-// snapshot.
+// parent returns the Parent of a snapshot with inherited layers. The Parent is the snapshot that
+// owns the layer below the given snapshot's own layer. The Parent's tag is unknown if the store
+// does not have the Parent.
 func (i *importing) parent() *snapshot.Ref {
 	below := i.fresh.Memory
 	if len(below) == 0 && i.fresh.Disk != nil {
@@ -349,7 +349,7 @@ func (i *importing) parent() *snapshot.Ref {
 const roomEvery = 64 << 20
 
 // fill writes the content of a part to a new file. Inside extents it also writes zeros, because a
-// memory layer must have no holes there.
+// memory layer must have no holes inside its extents.
 func (i *importing) fill(f *os.File, n int, p artifact.Part, extents []vm.Extent) error {
 	if err := f.Truncate(int64(p.Bytes)); err != nil {
 		return err

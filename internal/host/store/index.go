@@ -16,7 +16,7 @@ type index struct {
 	memory   map[string][]*entry // snapshots that have a memory layer, by the owner of the layer
 	disk     map[string][]*entry // snapshots that have a disk layer, by the owner of the layer
 	children map[string][]*entry // snapshots that were branched from sandboxes of a snapshot, by its ID
-	based    map[string][]*entry // snapshots that name the file of a base, by hexOf its digest
+	based    map[string][]*entry // snapshots that name the file of a base, by the file's hexOf(digest)
 }
 
 func newIndex() index {

@@ -211,7 +211,7 @@ func (s *Store) ancestorsLocked(m *snapshot.Manifest) (tags []string, line []sna
 }
 
 // Above returns the manifest of the snapshot with the given ID and the manifests of its ancestors,
-// nearest first. The result whole is false if an ancestor no longer exists.
+// nearest first. It also reports whether all ancestors still exist.
 func (s *Store) Above(id string) (list []*snapshot.Manifest, whole bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

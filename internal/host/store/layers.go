@@ -75,7 +75,7 @@ func (s *Store) openCopy(l snapshot.File, disk *os.File) (*os.File, error) {
 	}
 	f, err := s.openHot(l)
 	if err != nil {
-		return nil, nil // the copy cannot be used, but the file on disk can
+		return nil, nil // the copy cannot be used, but the file on disk can be used
 	}
 	return f, nil
 }
@@ -140,9 +140,10 @@ func (s *Store) hasRoom(n uint64) bool {
 	return err == nil && free > n+ramReserve
 }
 
-// findLayer returns the path, on disk, of a memory layer that m inherits, or "". It looks first in
-// the snapshot with the ID below or, if below is empty, in the snapshot that m was branched from.
-// Then it looks for the file from which the layer in RAM was copied.
+// findLayer returns the path, on disk, of the memory layer with the given owner, which m inherits.
+// If it finds none, it returns "". The parameter below is the ID of the snapshot in which findLayer
+// looks first. If below is empty, this is the snapshot that m was branched from. Then findLayer
+// looks for the file from which the layer in RAM was copied.
 func (s *Store) findLayer(m *snapshot.Manifest, below, owner string) string {
 	if below == "" && m.Parent != nil {
 		below = m.Parent.ID

@@ -13,8 +13,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// hotFiles are the open files of a snapshot, which all of its forks share. They are read only with
-// pread or mmap, because a read that uses the file offset would disturb other readers.
+// hotFiles are the open files of a snapshot, which all of its forks share. These files are read
+// only with pread or mmap, because a read that uses the file offset would disturb other readers.
 type hotFiles struct {
 	manifest *snapshot.Manifest
 	extents  []vm.Extent

@@ -85,8 +85,8 @@ func followed(t *testing.T, s *Store, d dirs) (id string) {
 }
 
 // A branch that is deleted before it is on disk is never written to disk while a sandbox follows
-// it. The branch counts as part of the sandbox's line, even after a restart. It does not delay the
-// branches of another owner.
+// it. Such a branch counts as part of the sandbox's line, even after a restart, and does not delay
+// the branches of another owner.
 func TestDeletedUnflushedBranchIsALine(t *testing.T) {
 	s, d, catchUp := slowDisk(t, 17)
 	id := followed(t, s, d)

@@ -12,8 +12,8 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 )
 
-// BenchmarkMany measures a store of many branches: its start, and the operations that once looked
-// at all of them. 'go test -bench Many -benchtime 1x ./internal/host/store' prints the table.
+// BenchmarkMany measures a store of many branches: its start, and operations that must not look at
+// all branches. 'go test -bench Many -benchtime 1x ./internal/host/store' prints the table.
 func BenchmarkMany(b *testing.B) {
 	for _, n := range []int{1000, 10_000, 50_000} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
@@ -56,8 +56,8 @@ func each(b *testing.B, tags []string, f func(tag string) error) {
 	}
 }
 
-// manyBranches returns the directories of a store with n branches of one snapshot. They have only
-// manifests.
+// manyBranches returns the directories of a store with n branches of one snapshot. The branches
+// have only manifests.
 func manyBranches(b *testing.B, n int) dirs {
 	d := newDirs(b)
 	s := d.open(b)

@@ -209,8 +209,8 @@ func (s *Store) inheritDigests(m *snapshot.Manifest) {
 // digest is computed.
 const maxInherit = 16
 
-// inherit does the work of inheritDigests for layers of one kind. The parameter having lists the
-// snapshots that have a layer, by the owner of the layer, and of returns the layers of a snapshot.
+// inherit does the work of inheritDigests for layers of one kind. The map lists the snapshots that
+// have a layer, by the owner of the layer. The given function returns the layers of a snapshot.
 func (s *Store) inherit(m *snapshot.Manifest, kind string, layers []snapshot.File,
 	having map[string][]*entry, of func(*snapshot.Manifest) []snapshot.File) {
 	type known struct{ path, digest string }

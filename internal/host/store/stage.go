@@ -98,9 +98,9 @@ func (g *Staging) SetStep(step string) {
 	g.store.mu.Unlock()
 }
 
-// For sets the owner of the snapshot. The flusher lets owners take turns. For a branch, the
-// parameter from is a lease of the parent, whose base image the branch will have. For any other
-// snapshot, from is nil.
+// For sets the owner of the snapshot. The flusher lets owners take turns. For a branch, the lease
+// is for the parent, whose base image the branch will have. For any other snapshot, the lease is
+// nil.
 func (g *Staging) For(owner string, from *Lease) {
 	g.owner = owner
 	if from != nil && from.Manifest().Disk != nil {

@@ -245,7 +245,7 @@ func (v *View) ancestor(req *ApplyRequest, from, onto *store.Lease) (string, err
 }
 
 // writers returns the ids of the sandboxes that have written the files of a side above the shared
-// layers. The result ok is false if a snapshot of the side's line no longer exists.
+// layers. It returns false if a snapshot of the side's line no longer exists.
 func (v *View) writers(name string, shared map[string]bool) (ids map[string]bool, ok bool) {
 	ids = make(map[string]bool)
 	snapshots, id := v.host.manager.Snapshots(), ""

@@ -55,8 +55,8 @@ func (v *View) Diff(ctx context.Context, d *diff.Differ, req DiffRequest) (r Dif
 }
 
 // Export makes a tar archive of the files that differ, as Differ.Export does. It checks and
-// prepares both sides as Diff does. It calls the function begin with the name of the older side, as
-// in DiffResult.From, and writes the archive to the writer that begin returns.
+// prepares both sides as Diff does. It writes the archive to the writer that begin(from) returns,
+// where from is the name of the older side, as in DiffResult.From.
 func (v *View) Export(ctx context.Context, d *diff.Differ, req DiffRequest,
 	begin func(from string) io.Writer) error {
 	return v.prepare(ctx, d, &req, func(ctx context.Context, _, _ *side) error {

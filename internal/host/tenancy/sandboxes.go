@@ -30,8 +30,8 @@ func (v *View) Reach(id string) error {
 	return v.host.manager.Reach(v.as(context.Background()), id)
 }
 
-// reached calls the function do with the manager, and with a context in which the manager acts for
-// the principal. If the principal may not see the sandbox, reached returns an error instead.
+// reached calls the given function with the manager, and with a context in which the manager acts
+// for the principal. If the principal may not see the sandbox, reached returns an error instead.
 func reached[T any](ctx context.Context, v *View, id string,
 	do func(context.Context, *sandbox.Manager) (T, error)) (t T, err error) {
 	if err := v.Reach(id); err != nil {
@@ -40,7 +40,7 @@ func reached[T any](ctx context.Context, v *View, id string,
 	return do(v.as(ctx), v.host.manager)
 }
 
-// reach is like reached, for a function do that returns only an error.
+// reach is like reached, for a function that returns only an error.
 func (v *View) reach(ctx context.Context, id string, do func(context.Context, *sandbox.Manager) error) error {
 	_, err := reached(ctx, v, id, func(ctx context.Context, m *sandbox.Manager) (struct{}, error) {
 		return struct{}{}, do(ctx, m)

@@ -46,8 +46,9 @@ func (v *View) narrow(i *store.Info) {
 	}
 }
 
-// hides reports whether a sandbox exists and the principal may not see it. A branch of such a
-// sandbox may be the principal's, if a client without a prefix has made it.
+// hides reports whether a sandbox exists and the principal may not see it. The principal may
+// nevertheless see a branch of such a sandbox: a client without a prefix can give the branch a tag
+// with the principal's prefix.
 func (v *View) hides(id string) bool {
 	_, err := v.host.manager.Get(id)
 	return err == nil && v.Reach(id) != nil

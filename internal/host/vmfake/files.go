@@ -21,7 +21,7 @@ func newConsole(path string) (*console.Ring, error) {
 	return console.Open(f)
 }
 
-// openConsole opens the console ring of a VM that the VMMs value of an earlier daemon has started.
+// openConsole opens the console ring of a VM that an earlier daemon has started.
 func openConsole(path string) (*console.Ring, error) {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {

@@ -70,13 +70,13 @@ type VMMs struct {
 	// Files keeps the files of guests in snapshots; nil: snapshots contain no files.
 	Files Files
 
-	// Outlived makes Attach find a running VM in each directory that an earlier VMMs value has
-	// used, as after a restart of the daemon.
+	// If Outlived is set, Attach also finds a running VM in each directory in which another value
+	// of type VMMs has started one. So the VMs outlive a restart of the daemon.
 	Outlived bool
 }
 
 // Files holds files of guests that are processes of this host. A VM is named by its directory. Save
-// returns a name, which must not be empty, and with which Load gives the same files to another VM.
+// returns a name, which must not be empty. With this name, Load gives the same files to another VM.
 type Files interface {
 	Save(vm string) (name string, err error)
 	Load(vm, name string) error

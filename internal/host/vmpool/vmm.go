@@ -132,8 +132,8 @@ func WhileAlive(ctx context.Context, v VMM) (context.Context, func()) {
 	}
 }
 
-// Cause returns err or, if ctx has ended, the cause of ctx. In that case err is often only a
-// consequence of that cause, such as a broken connection. If err is nil, Cause returns nil.
+// Cause returns err or, if ctx has ended, the cause of ctx. In that case err, such as a broken
+// connection, is often only a consequence of that cause. If err is nil, Cause returns nil.
 func Cause(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); err != nil && cause != nil {
 		return cause

@@ -56,8 +56,8 @@ func None(path string, patience time.Duration) error {
 
 // hasWriter reports whether a process has the file open for writing. It asks Linux for a read
 // lease, and gives the lease back. Linux grants a read lease only if no process has the file open
-// for writing (fcntl(2), F_SETLEASE). It answers at once, even if a write to the file is blocked. On
-// a file system without leases, hasWriter returns false.
+// for writing (fcntl(2), F_SETLEASE). The system call returns at once, even if a write to the file
+// is blocked. On a file system without leases, hasWriter returns false.
 func hasWriter(f *os.File) bool {
 	_, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_RDLCK)
 	if err == nil {

@@ -62,9 +62,9 @@ type Guest struct {
 	other    *rate.Limiter // limits the bytes of answers other than addresses
 }
 
-// New returns a Guest that has not received any addresses. The Guest calls the function allowed to
-// learn whether the policy permits a name, which is in the normalized form of package policy. It
-// calls the function refused for every refused query.
+// New returns a Guest that has not received any addresses. The Guest calls allowed(name) to learn
+// whether the policy permits a name, which is in the normalized form of package policy. It calls
+// refused(name, reason) for every refused query.
 func New(r *Resolver, allowed func(string) (bool, Reason), refused func(string, Reason)) *Guest {
 	return &Guest{resolver: r, allowed: allowed, refused: refused,
 		queries: rate.NewLimiter(queriesPerSecond, queryBurst),

@@ -89,8 +89,8 @@ func (r *Resolver) try(ctx context.Context, server netip.AddrPort, q dnsmessage.
 	return answer, nil
 }
 
-// overUDP sends a query and returns the first message that the function right accepts. It skips
-// other messages, which may be forged.
+// overUDP sends a query and returns the first message m for which right(m) is true. It skips other
+// messages, which may be forged.
 func overUDP(conn net.Conn, query []byte, right func([]byte) bool) ([]byte, error) {
 	if _, err := conn.Write(query); err != nil {
 		return nil, err

@@ -1,5 +1,4 @@
-// Package flowlog writes the flow log, which has one JSON line for each flow that has ended or was
-// refused.
+// Package flowlog writes the flow log, which has one JSON line for each ended or refused flow.
 //
 // Put never waits for the disk. If records arrive faster than they can be written, some are
 // dropped, and the next line gives their number. The package opens no file; the daemon sends it the

@@ -9,8 +9,7 @@ import (
 )
 
 // ECHConfigs returns the configuration, with one key, that a client needs to encrypt its
-// ClientHello (RFC 9849 §4). The parameter outer is the server name that such a ClientHello shows
-// unencrypted.
+// ClientHello (RFC 9849 §4). Such a ClientHello shows the given server name unencrypted.
 func ECHConfigs(t testing.TB, outer string) []byte {
 	t.Helper()
 	key, err := ecdh.X25519().GenerateKey(rand.Reader)

@@ -169,7 +169,7 @@ func (w *World) ListenUDP(t testing.TB, addr string) *net.UDPConn {
 	return c
 }
 
-// Serve accepts connections, and calls the function serve for each of them in a new goroutine.
+// Serve accepts connections, and calls serve(conn) for each of them in a new goroutine.
 func Serve(l net.Listener, serve func(net.Conn)) {
 	go func() {
 		for {

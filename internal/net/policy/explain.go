@@ -20,8 +20,8 @@ var whys = map[Reason]string{
 	Broadcast: "broadcast", Reserved: "reserved range",
 }
 
-// Explain describes why a flow was refused. The result fix contains the flags of "forkd net set"
-// that would permit the flow. If no flags would permit it, fix is empty.
+// Explain describes why a flow was refused. It also returns the flags of "forkd net set" that would
+// permit the flow, or "" if no flags would permit it.
 func Explain(p *netproto.Policy, f *Flow, reason Reason) (why, fix string) {
 	why = whys[reason]
 	rule := ""

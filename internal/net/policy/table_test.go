@@ -83,8 +83,8 @@ type cell struct {
 	said
 }
 
-// covers reports whether a rule applies to the protocol and the port. The parameter allows is true
-// for a rule of Allow.
+// covers reports whether a rule applies to the protocol and the port. The last argument is true for
+// a rule of Allow.
 func (c *cell) covers(r *spec, allows bool) bool {
 	web := c.proto == TCP && (c.port == 80 || c.port == 443)
 	switch {

@@ -211,8 +211,8 @@ func TestAttackIPv6(t *testing.T) {
 	waitFor(t, "it is dropped", func() bool { return r.counters.Dropped.Load() == 1 })
 }
 
-// TestAttackSpoofedSource sends packets with another source address than the guest's, and ARP
-// messages that claim or request other addresses.
+// TestAttackSpoofedSource sends packets with a source address that is not the address of the guest,
+// and ARP messages that claim or request other addresses.
 func TestAttackSpoofedSource(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, web+":80"), echo)
@@ -340,8 +340,8 @@ func TestAttackPrivateNames(t *testing.T) {
 
 // TestAttackOwnAddresses tries addresses of the host that the host does not use for its own
 // connections: a second address in a network, ranges that are routed to the host, and an address
-// that is added while a connection is open. If the kernel does not answer, every address counts as
-// the host's.
+// that is added while a connection is open. If the query to the kernel fails, every address counts
+// as an address of the host.
 func TestAttackOwnAddresses(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, web2+":80"), echo)

@@ -80,9 +80,9 @@ func TestAttackHalfOpen(t *testing.T) {
 	waitFor(t, "they are gone", func() bool { return r.counters.Open.Load() == 0 })
 }
 
-// TestAttackSlowReader has a guest that reads nothing from a server that sends endlessly, and a
-// server that reads nothing from the guest. The bytes that wait are bounded, and other connections
-// of the sandbox still work.
+// TestAttackSlowReader makes connections of two kinds. Over one kind, the server sends endlessly
+// and the guest reads nothing. Over the other, the guest sends endlessly and the server reads
+// nothing. The bytes that wait are bounded, and other connections of the sandbox still work.
 func TestAttackSlowReader(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, web+":80"), func(c net.Conn) { // sends endlessly
@@ -315,8 +315,8 @@ func TestAttackManyLines(t *testing.T) {
 		for range 5 {
 			c.flow()
 		}
-		// A line that is written late also counts records that were dropped after its flow had
-		// ended.
+		// A line that is written late also counts the records that were dropped after the end of
+		// the line's flow.
 		waitFor(t, "three lines are missing", func() bool { return lines.lost(t)+r.host.Log.Missing() >= 3 })
 		waitFor(t, "two are there", func() bool { return count() == 2 })
 		c.limiter.SetLimit(rate.Inf)

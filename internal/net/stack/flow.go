@@ -84,8 +84,8 @@ func (s *Stack) begin(protocol policy.Protocol, to netip.AddrPort) (*flow, strin
 	return f, ""
 }
 
-// decide asks the policy about a flow. The parameter seen has what package peek found in the first
-// bytes; nil if they were not read yet.
+// decide asks the policy about a flow. The peek.Seen describes the flow's first bytes; it is nil if
+// they were not read yet.
 func (s *Stack) decide(f *flow, seen *peek.Seen) policy.Verdict {
 	own := s.host.isOwn(f.To.Addr()) // asked each time, because the host's addresses change
 	s.mu.Lock()

@@ -107,8 +107,8 @@ func (f *fragments) add(packet []byte, now time.Time) (whole []byte, kept bool) 
 
 func (p *partial) isOld(now time.Time) bool { return now.Sub(p.begun) > fragmentTime }
 
-// place returns the index at which a fragment belongs in p.pieces, or -1 if the fragment is already
-// there. If the fragment contradicts p.pieces, or is invalid by itself, place returns false.
+// place returns the index at which a fragment belongs in p.pieces, or -1 if p.pieces already has
+// the fragment. If the fragment contradicts p.pieces, or is invalid by itself, place returns false.
 func (p *partial) place(next *piece, more bool) (at int, fits bool) {
 	size := len(next.payload())
 	switch {

@@ -129,8 +129,8 @@ func (h *Host) giveSocket(protocol policy.Protocol) {
 	}
 }
 
-// takeQuery counts a new query. It returns false if too many queries are waiting already. The
-// parameter own is the number of the sandbox's queries, including the new one.
+// takeQuery counts a new query of a sandbox that then has the given number of queries. It returns
+// false if too many queries are waiting already.
 func (h *Host) takeQuery(own int) bool {
 	n := h.queries.Add(1)
 	if n > h.asks || n > h.asks/2 && own > fewQueries {

@@ -152,7 +152,7 @@ func (s *Stack) setLimitsLocked(l netproto.Limits) {
 }
 
 // buffers returns the sizes of a TCP flow's buffers. The first call chooses the sizes by the number
-// of the sandbox's flows and the memory left. It counts the sizes against the limits until the flow
+// of the sandbox's flows and the memory left. The sizes count against the limits until the flow
 // ends.
 func (f *flow) buffers() buffers {
 	s := f.stack

@@ -45,9 +45,9 @@ type chunk struct {
 // has a small chunk.
 type chunks struct{ large, small sync.Pool }
 
-// take returns a chunk of chunkBytes, or a chunk of smallChunk if the given room is full. A caller
-// that gives the chunk back without waiting passes nil instead of a room, because such chunks need
-// no limit.
+// take returns a chunk with chunkBytes bytes or, if the given room is full, with smallChunk bytes.
+// A caller that does not wait while it has the chunk passes nil as the room, because such a chunk
+// needs no limit.
 func (c *chunks) take(in *room) *chunk {
 	pool, size := &c.large, chunkBytes
 	if in != nil && !in.take(chunkBytes) {

@@ -99,8 +99,8 @@ func (u *upstream) connect(conn io.ReadWriter, to string) error {
 // maxHead is the maximum length, in bytes, of the proxy's answer before the tunnel begins.
 const maxHead = 16 << 10
 
-// readHead reads up to the end of the headers and not a byte further, because the next bytes are
-// the server's.
+// readHead reads up to the end of the headers and not a byte further, because the next bytes come
+// from the server.
 func readHead(r io.Reader) ([]byte, error) {
 	head := make([]byte, 0, 512)
 	for !bytes.HasSuffix(head, []byte("\r\n\r\n")) {

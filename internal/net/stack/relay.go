@@ -15,9 +15,9 @@ import (
 	"gvisor.dev/gvisor/pkg/waiter"
 )
 
-// relay forwards data between a guest's connection and the server's until both have ended. It also
-// forwards resets, and the end of each direction. A direction holds no chunk while it waits for
-// bytes, but keeps its chunk while the receiver accepts nothing.
+// relay forwards data between the connection to a guest and the connection to a server until both
+// have ended. It also forwards resets, and the end of each direction. A direction holds no chunk
+// while it waits for bytes, but keeps its chunk while the receiver accepts nothing.
 type relay struct {
 	*flow
 	*conn
@@ -205,7 +205,8 @@ func (r *relay) downward() error {
 }
 
 // receive waits until a socket has bytes. Then it takes a chunk, and reads into the chunk. The
-// chunk counts in the given room, or in no room if it is nil. The caller must give the chunk back.
+// chunk counts in the given room. If the room is nil, the chunk is not counted. The caller must
+// give the chunk back.
 func receive(raw interface {
 	Read(func(uintptr) bool) error
 }, pool *chunks, in *room) (k *chunk, n int, err error) {

@@ -194,8 +194,9 @@ func TestAttackSecretPolicy(t *testing.T) {
 	}
 }
 
-// TestAttackSecretInErrors has a server that puts the secret into texts that may appear in errors.
-// The guest receives the same answer as any client of that server, but no log contains the secret.
+// TestAttackSecretInErrors connects to a server whose answers have the secret in texts that may
+// appear in errors. The guest receives the same answer as any client of that server, but no log
+// contains the secret.
 func TestAttackSecretInErrors(t *testing.T) {
 	v := newVault(t, "public")
 	l := tls.NewListener(v.world.Listen(t, web+":443"), v.roots.config(t, "api.example"))

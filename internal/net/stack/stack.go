@@ -222,9 +222,9 @@ func (s *Stack) Redecide() {
 // three names and the policy has the maximum number of rules.
 const maxComparisons = 16 << 20
 
-// decideAgainLocked resets a flow that the policy no longer permits. The parameter left points to
-// the number of comparisons of names that are still permitted. If the decision would need more
-// comparisons, the flow is also reset.
+// decideAgainLocked resets a flow that the policy no longer permits. The decision may take at most
+// *left comparisons of names, which are subtracted from *left. If it would need more comparisons,
+// the flow is also reset.
 func (s *Stack) decideAgainLocked(f *flow, why string, left *int) {
 	if !f.decided || f.ctx.Err() != nil {
 		return

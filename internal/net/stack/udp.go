@@ -19,7 +19,7 @@ import (
 	"github.com/forkd/forkd/internal/net/policy"
 )
 
-// ports identifies a UDP flow. The remote address and port are the guest's.
+// ports identifies a UDP flow. The remote address and port are those of the guest.
 type ports = gvisor.TransportEndpointID
 
 // udpFlow forwards the UDP packets between one pair of ports. It queues no packets. If the socket

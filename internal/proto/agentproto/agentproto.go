@@ -32,18 +32,18 @@ const (
 // Version is the version of the agent's protocol. A daemon refuses an agent with another version.
 const Version = 6
 
-// EvalGrace is the time that evaluated code has to stop after it was interrupted because of its
-// timeout. After this time, its interpreter is killed.
+// EvalGrace bounds how long evaluated code may take to stop when it is interrupted because of its
+// timeout. After this time, the code's interpreter is killed.
 const EvalGrace = 5 * time.Second
 
-// GroupHeader is a header of envd's SendSignal. If it is present, with any value, the signal is
-// sent to the process group. It is an extension by forkd.
+// GroupHeader is a header of envd's SendSignal, added by forkd. If it is present, with any value,
+// the signal is sent to the process group.
 const GroupHeader = "Forkd-Group"
 
-// TerminalHeader is a header of envd's SendInput and CloseStdin. With this header, envd accepts
-// input for the stdin of a process that has a terminal. envd writes the input to the terminal, and
-// turns the end of the input into Ctrl-D. Clients that attach to a process use the header, because
-// they cannot know whether the process has a terminal. It is an extension by forkd.
+// TerminalHeader is a header of envd's SendInput and CloseStdin, added by forkd. With this header,
+// envd accepts input for the stdin of a process that has a terminal. envd writes the input to the
+// terminal, and turns the end of the input into Ctrl-D. Clients that attach to a process use the
+// header, because they cannot know whether the process has a terminal.
 const TerminalHeader = "Forkd-Terminal"
 
 // DefaultUserHeader is a header of requests to envd. It names the account to use if the request

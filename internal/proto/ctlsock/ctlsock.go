@@ -1,8 +1,8 @@
 // Package ctlsock sends and receives the messages of vmmproto, netproto and sshproto with file
 // descriptors on SOCK_SEQPACKET unix sockets.
 //
-// It defines the framing: a message is one packet, which consists of one byte for the kind and the
-// body. It does not know the messages.
+// It defines the framing: a message is one packet, which consists of one byte for the message's
+// kind, followed by the body. The package does not know the individual messages.
 package ctlsock
 
 import (
@@ -49,8 +49,8 @@ func newConn(fd int) (*Conn, error) {
 	return wrap(fd, MaxMessage)
 }
 
-// Open takes ownership of fd, an end of a Pair that another process has made. The parameter most
-// must be the same as in the call of Pair.
+// Open takes ownership of fd, an end of a Pair that another process has made. The maximum length of
+// a message must be the same as in the call of Pair.
 func Open(fd, most int) (*Conn, error) {
 	if err := unix.SetNonblock(fd, true); err != nil {
 		return nil, errors.Join(fmt.Errorf("open a control socket: %w", err), unix.Close(fd))
@@ -68,9 +68,9 @@ func wrap(fd, most int) (*Conn, error) {
 	return &Conn{file: file, raw: raw, most: most}, nil
 }
 
-// Pair returns the two ends of a connection. The parameter most is the maximum length of a message,
-// in bytes. The other process calls Open. Each direction has room for two of the longest messages
-// in the kernel.
+// Pair returns the two ends of a connection. A message may have at most the given number of bytes.
+// The other process calls Open. Each direction has room for two of the longest messages in the
+// kernel.
 func Pair(most int) (ours *Conn, theirs *os.File, err error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
@@ -89,9 +89,9 @@ func Pair(most int) (ours *Conn, theirs *os.File, err error) {
 	return ours, theirs, nil
 }
 
-// Backlog is the number of connections that may wait for a listener that does not accept them. If a
-// VMM hangs, each daemon that tries to take it over adds a connection. With a small backlog, a few
-// restarts of the daemon would make the VMM unreachable.
+// Backlog is the number of connections that may wait until a listener accepts them. If a VMM hangs,
+// each daemon that tries to take it over adds a connection. With a small backlog, a few restarts of
+// the daemon would make the VMM unreachable.
 const Backlog = 512
 
 // Listen makes a listening socket at path.

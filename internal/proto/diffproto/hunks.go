@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// noNewline follows a line that ends its file without a line end.
+// noNewline follows the last line of a file in a hunk if the file does not end with a newline.
 const noNewline = "\\ No newline at end of file\n"
 
 // checkHunks returns an error unless patch consists of hunks of a unified diff, and each hunk has

@@ -44,9 +44,9 @@ type Layer struct {
 	// DiffID is the digest that the uncompressed archive must have ("sha256:…"); empty: any.
 	DiffID string `json:"diff_id,omitempty"`
 
-	// Files marks the layer with the files of a recipe. A file of this layer may replace a file. It
-	// is an error if a directory would replace a file, or if a file would replace a directory.
-	// Existing directories keep their owner and mode.
+	// Files marks the layer with the files of a recipe. A file of this layer may replace a file. A
+	// directory in place of a file, or a file in place of a directory, is an error. Existing
+	// directories keep their owner and mode.
 	Files bool `json:"files,omitempty"`
 }
 
@@ -55,8 +55,7 @@ type Answer struct {
 	Error string `json:"error,omitempty"` // empty: the disk is complete and unmounted
 }
 
-// WriteAnswer writes the answer of forkd-unpack. The parameter refused is the error in the answer;
-// nil means success.
+// WriteAnswer writes the answer of forkd-unpack with the given error; nil means success.
 func WriteAnswer(w io.Writer, refused error) error {
 	var a Answer
 	if refused != nil {

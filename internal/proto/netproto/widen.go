@@ -7,9 +7,9 @@ import (
 	"strings"
 )
 
-// Widens compares p with the policy present. It returns a *FieldError if p opens a closed range, or
-// names of the host's network, that the policy present does not open. It calls the function own to
-// learn whether an address is one of the host's.
+// Widens compares p with the present policy. It returns a *FieldError if p opens a closed range, or
+// names of the host's network, that the present policy does not open. It calls own(address) to
+// learn whether the host has an address.
 func (p *Policy) Widens(present *Policy, own func(netip.Addr) bool) *FieldError {
 	var kept []netip.Prefix // closed ranges that both p and present open
 	if p.Mode == ModeOpen {
@@ -51,10 +51,10 @@ func (p *Policy) Widens(present *Policy, own func(netip.Addr) bool) *FieldError 
 	return p.deniesLess(present, kept)
 }
 
-// deniesLess returns a *FieldError if the policy present denies a destination that p does not deny.
+// deniesLess returns a *FieldError if the present policy denies a destination that p does not deny.
 // It considers names, and addresses in the closed ranges of kept. A rule by name cannot deny
 // connections whose server name is encrypted. So p also denies less if p permits such connections
-// and the policy present does not.
+// and the present policy does not permit them.
 func (p *Policy) deniesLess(present *Policy, kept []netip.Prefix) *FieldError {
 	for i := range present.Deny {
 		d := &present.Deny[i]

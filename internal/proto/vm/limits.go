@@ -21,8 +21,8 @@ type Limits struct {
 // runs.
 const MinMemoryMiB = 32
 
-// Bounds of the other fields. Some bounds are the kernel's (cgroup-v2.rst), and the other bounds
-// prevent overflows in sums.
+// Bounds of the other fields. Some bounds are those of the kernel (cgroup-v2.rst), and the other
+// bounds prevent overflows in sums.
 const (
 	minCPUs      = 0.01 // the kernel requires at least 1 ms per period
 	maxCPUs      = 4096

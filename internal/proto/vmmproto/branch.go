@@ -62,9 +62,9 @@ type Branched struct {
 // branch. While the machine runs, private mappings of the layer replace all pages that the machine
 // has not written since the branch. Stats.Rebases is incremented when the rebase begins. After the
 // rebase, only pages that differ from the branch's snapshot are private, so the next branch saves
-// only these pages. The snapshot must exist as long as the machine. The machine forgets which pages
-// are unwritten 30 seconds after the branch, and also at another branch and at a Restore. It then
-// answers a Rebase with vm.ErrNotKept and changes nothing.
+// only these pages. The snapshot must exist as long as the machine. Thirty seconds after the
+// branch, and also at another branch or at a Restore, the machine forgets which pages are
+// unwritten. Afterwards it answers a Rebase with vm.ErrNotKept and changes nothing.
 type Rebase struct {
 	Serial uint64 // Branch.Serial
 }

@@ -63,7 +63,7 @@ type Create struct {
 
 // Created is the answer to Create.
 type Created struct {
-	CPUID []byte // CPUID values that KVM supports here, in the VMMs' own encoding; empty if Create had them
+	CPUID []byte // CPUID values that KVM supports, in the VMMs' own encoding; empty if Create.CPUID was not empty
 }
 
 // Disk is a virtio-blk disk. Layers is the number of its files, which are sent along: first the raw

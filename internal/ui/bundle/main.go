@@ -61,7 +61,7 @@ func bundle(dir string) (map[string][]byte, error) {
 			{InputPath: "charts.ts", OutputPath: "charts"},
 			{InputPath: "lib/uplot.css", OutputPath: "charts"},
 		},
-		Outdir: filepath.Join(page, "out"), // nothing is written there
+		Outdir: filepath.Join(page, "out"), // nothing is written to this directory
 		Bundle: true, Format: api.FormatESModule, Target: api.ES2022,
 		MinifyWhitespace: true, MinifySyntax: true, MinifyIdentifiers: true,
 		JSX: api.JSXTransform, JSXFactory: "h", JSXFragment: "Fragment",

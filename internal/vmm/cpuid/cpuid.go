@@ -116,7 +116,7 @@ func addEmulated(entries []Entry) {
 }
 
 // vendorIntelEBX is "Genu", the start of Intel's vendor string. If Intel and AMD use different
-// layouts, this package uses AMD's for all vendors except Intel.
+// layouts, this package uses the layout of AMD for all vendors except Intel.
 const vendorIntelEBX = 0x756e6547
 
 // Bits of leaf 1 that this file sets or clears.

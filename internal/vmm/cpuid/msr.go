@@ -130,7 +130,7 @@ type feature struct {
 	bit             uint8
 }
 
-// in is true if the entries show the feature f.
+// in reports whether the entries show the feature f.
 func (f feature) in(entries []Entry) bool {
 	return word(entries, featureWord{function: f.function, index: f.index, reg: f.reg})>>f.bit&1 == 1
 }

@@ -54,7 +54,8 @@ func (g *Gate) WaitPassed(n int) {
 // Shut shuts the gate: threads that arrive from now on wait.
 func (g *Gate) Shut() { atomic.StoreUint32(&g.open, 0) }
 
-// waitFor waits until *count is at least n. The function wait blocks while *word equals value.
+// waitFor waits until *count is at least n. It calls wait(word, value), which blocks while *word
+// equals value.
 func (g *Gate) waitFor(count *uint32, n uint32, wait func(word *uint32, value uint32)) {
 	atomic.StoreUint32(&g.asked, 1)
 	for {

@@ -35,7 +35,7 @@ var ErrKicked = errors.New("vCPU kicked")
 func (c *VCPU) Close() error { return errors.Join(unix.Munmap(c.run), unix.Close(c.fd)) }
 
 // giveAwayEvery is the minimum time between two moments at which a vCPU gives up its processor of
-// the Go scheduler. If there is only one processor, giving it up takes 20 us, which would slow down
+// the Go scheduler. If there is only one processor, giving it up takes 20 us. This would slow down
 // a guest that writes to its console byte by byte.
 const giveAwayEvery = time.Millisecond
 

@@ -237,7 +237,7 @@ func (m *Machine) BranchDisks(cfg BranchConfig) (result vmmproto.BranchResult, e
 	return result, nil
 }
 
-// atRest calls the function do while the vCPUs are stopped, and returns how long the vCPUs were
+// atRest calls the given function while the vCPUs are stopped, and returns how long the vCPUs were
 // stopped. If the machine was already paused, it stays paused.
 func (m *Machine) atRest(do func(wasPaused bool) error) (pause time.Duration, err error) {
 	start := time.Now()

@@ -35,8 +35,9 @@ func (l *lower) covered() []vm.Extent {
 	return memlayer.Overlay(nil, covered)
 }
 
-// mappings returns the number of mappings in a machine's memory. A mapping is an extent, or a gap
-// between extents. The result lasting counts only mappings that detach will not remove.
+// mappings returns the number of lasting mappings in a machine's memory, and the number of all
+// mappings. A mapping is an extent, or a gap between extents. A mapping is lasting if detach will
+// not remove it.
 func (l *lower) mappings() (lasting, all int) {
 	count := func(counts func(e vm.Extent) bool) int {
 		n, end := 1, uint64(0)
@@ -89,8 +90,8 @@ func (l *lower) own(mem *guestmem.Memory) error {
 }
 
 // detach makes private pages independent of the stale layers below them. Otherwise the pages'
-// mappings would keep the files of these layers alive. The parameter most is the maximum number of
-// bytes that are detached. detach reports whether it has detached any page.
+// mappings would keep the files of these layers alive. detach detaches at most the given number of
+// bytes, and reports whether it has detached any page.
 //
 // Preconditions: the machine is stopped and nothing is frozen.
 func (l *lower) detach(mem *guestmem.Memory, most uint64) (any bool, err error) {

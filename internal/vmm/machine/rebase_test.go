@@ -35,8 +35,8 @@ func TestLineOfBranches(t *testing.T) {
 		model *model
 	}
 	var line []link
-	// The source's memory is based on the snapshot in the variable named below. The source was
-	// restored from the snapshot in the variable named first.
+	// The variable first has the snapshot from which the source was restored, and the variable
+	// below has the snapshot on which the source's memory is based.
 	below, first := base, base
 	branch := func(mode vm.BranchMode, since bool) (vmmproto.BranchResult, *snapshot) {
 		m.change(t, source, uint64(60+len(line)))

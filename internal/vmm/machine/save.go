@@ -82,7 +82,7 @@ func (m *Machine) saveAllMemory(layer *os.File, maxExtents int, result *vmmproto
 }
 
 // anyLayer returns a range of guest memory as an extent. The extent's layer and offset have no
-// meaning. They are chosen so that adjacent ranges join.
+// meaning, and are chosen so that adjacent ranges join.
 func anyLayer(gpa, length uint64) vm.Extent {
 	return vm.Extent{GPA: gpa, Length: length, Offset: gpa}
 }

@@ -110,7 +110,8 @@ func forVCPUs(t *testing.T, counts []int, f func(t *testing.T, h *host)) {
 	}
 }
 
-// Children of a snapshot begin with its memory and disk. They do not see each other's changes.
+// The children of a snapshot begin with the memory and the disk of the snapshot, and do not see
+// each other's changes.
 func TestSaveAndRestore(t *testing.T) {
 	forVCPUs(t, []int{1, 2}, func(t *testing.T, h *host) {
 		parent := h.boot(t)

@@ -1,6 +1,6 @@
 // Package regtest keeps known values in a processor's vector registers, and in PKRU, while a test
-// saves, branches or restores the machine. Then it reports which registers have changed. It is only
-// for tests.
+// saves, branches or restores the machine. Then it reports which registers have changed. The
+// package is only for tests.
 //
 // It checks registers that a user program of the guest can use: XMM and, where processor and kernel
 // support them, PKRU, YMM, and ZMM with the mask registers. It does not check x87, MXCSR or kernel

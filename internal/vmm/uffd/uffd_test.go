@@ -262,8 +262,8 @@ func TestDevicesDoNotSeeAFailedCapture(t *testing.T) {
 }
 
 // When a device is about to write a range, all pages of the range become writable. This holds for
-// pages that were not frozen, that are already in the layer, or that were already written. The
-// layer contains the bytes as they were at the moment of the freeze.
+// pages that were not frozen, pages that are already in the layer, and pages that were already
+// written. The layer contains the bytes as they were at the moment of the freeze.
 func TestDeviceOpensARange(t *testing.T) {
 	const size, page = 2 * mib, guestmem.PageSize
 	m, f, dir := newFrozenMemory(t, size)

@@ -71,8 +71,8 @@ type Device interface {
 	Activate(t Transport, queues []*virtq.Queue, features uint64) error
 
 	// Notify serves every queue. It is called after a kick, and when a kick may have been lost. If
-	// Notify stops early to release the run lock, it returns true for more, and is then called
-	// again. An error means that the driver broke the rules.
+	// Notify stops early to release the run lock, it returns true, and is then called again. An
+	// error means that the driver broke the rules.
 	Notify() (more bool, err error)
 
 	// Reset drops all state that the driver has set. For an inactive device it does nothing.

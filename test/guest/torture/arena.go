@@ -159,8 +159,8 @@ func fill(page []uint64, u int, seq uint64) {
 
 // overwrite replaces the content of unit u, word by word in ascending order. The parameters old and
 // seq are the numbers of two writes: the write that made the present content, and the new write.
-// Before it replaces a word, it compares the word with the old content, because writing would hide
-// damage. It returns the index and the content of the first wrong word.
+// overwrite compares each word with the old content before it replaces the word, because writing
+// would hide damage. It returns the index and the content of the first wrong word.
 func overwrite(page []uint64, u int, old, seq uint64) (bad int, found uint64) {
 	bad = -1
 	was, is := first(u, old), first(u, seq)

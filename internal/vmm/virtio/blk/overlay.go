@@ -188,8 +188,8 @@ func (o *Overlay) ReadV(views [][]byte, off uint64) error {
 }
 
 // locate returns the file that has the byte at off, or nil if no file has the byte, which is then
-// zero. It also returns how many bytes from off on have the same result. The parameter left is the
-// maximum of this number.
+// zero. It also returns how many bytes from off on have the same result, but no more than the given
+// number.
 func (o *Overlay) locate(off, left uint64) (*os.File, uint64) {
 	first := off / cluster
 	count := (off+left+cluster-1)/cluster - first

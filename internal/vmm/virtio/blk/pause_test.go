@@ -45,8 +45,8 @@ type ending struct {
 	parent, child string
 }
 
-// runPaused serves the request hostile[i]. The parameter at is the number of pieces of the request
-// after which it pauses and branches; -1: never.
+// runPaused serves the request hostile[i]. After the given number of pieces of the request, it
+// pauses and branches; -1: never.
 func runPaused(t *testing.T, i, at int) (e ending) {
 	mem := newHoldMemory(t)
 	o := fragmentedDisk(t, t.TempDir())

@@ -78,7 +78,8 @@ func (d *Device) deliver(n int) error {
 
 // collect takes receive buffers for a message of n bytes from the queue, and stores them in d.parts
 // and d.used. If the available buffers are too small for the message, collect returns false and
-// leaves them in the queue. It also sets d.stalled if further buffers could make the message fit.
+// leaves the buffers in the queue. It also sets d.stalled if the message could fit after the driver
+// has added buffers.
 func (d *Device) collect(n int) (bool, error) {
 	d.parts.Reset()
 	d.used = d.used[:0]
