@@ -20,8 +20,11 @@ import (
 // once. In that case bringBack removes the expiry.
 func (m *Manager) bringBack(ctx context.Context, s *Sandbox, expiry func() Expiry) error {
 	err := m.tryBringBack(ctx, s, expiry)
-	if err != nil && s.Info().State == Suspended {
+	switch state := s.Info().State; {
+	case err != nil && state == Suspended:
 		return fmt.Errorf("resume sandbox %q: it stays suspended: %w", s.id, err)
+	case err != nil && state == Stopping: // the deletion has ended the VM
+		return s.stateError("resume")
 	}
 	return err
 }
