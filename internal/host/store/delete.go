@@ -98,15 +98,17 @@ func (e *entry) usedLocked() error {
 }
 
 // builtUponLocked returns an *InUseError if other snapshots build on e. It counts states of
-// suspended sandboxes as sandboxes, because such states cannot be deleted by their tags.
+// suspended sandboxes as sandboxes, because such states cannot be deleted by their tags. It does not
+// count a state that is being deleted: the state has links of its own to its layers.
 func (s *Store) builtUponLocked(e *entry) error {
 	var named []string
 	suspended := 0
 	for _, tag := range s.dependentsLocked(e) {
-		if d := s.byTag[tag]; d.manifest.Transient {
-			suspended += max(1, d.refs.keeping()) // a state that is being deleted has no references, but counts as one
-		} else {
+		switch d := s.byTag[tag]; {
+		case !d.manifest.Transient:
 			named = append(named, tag)
+		case d.phase != phaseDeleting:
+			suspended += max(1, d.refs.keeping())
 		}
 	}
 	switch {
