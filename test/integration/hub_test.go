@@ -45,7 +45,8 @@ func TestSnapshotsTravel(t *testing.T) {
 	}
 	defer archive.Close()
 	var refused *client.Error
-	if _, err := b.UnpackSnapshot(b.ctx(t, quietLimit), archive, client.UnpackOptions{}, nil); !errors.As(err, &refused) ||
+	unsigned := io.NopCloser(archive) // package http closes the body of a request
+	if _, err := b.UnpackSnapshot(b.ctx(t, quietLimit), unsigned, client.UnpackOptions{}, nil); !errors.As(err, &refused) ||
 		refused.Code != "not_signed" {
 		t.Errorf("without a signature: %v", err)
 	}
