@@ -46,8 +46,8 @@ func TestSnapshotsTravel(t *testing.T) {
 	defer archive.Close()
 	var refused *client.Error
 	unsigned := io.NopCloser(archive) // package http closes the body of a request
-	if _, err := b.UnpackSnapshot(b.ctx(t, quietLimit), unsigned, client.UnpackOptions{}, nil); !errors.As(err, &refused) ||
-		refused.Code != "not_signed" {
+	_, err = b.UnpackSnapshot(b.ctx(t, quietLimit), unsigned, client.UnpackOptions{}, nil)
+	if !errors.As(err, &refused) || refused.Code != "not_signed" {
 		t.Errorf("without a signature: %v", err)
 	}
 	if _, err := archive.Seek(0, io.SeekStart); err != nil {
