@@ -129,12 +129,20 @@ function FieldInput({ field, value, set }: { field: Field; value: string; set: (
 // Text shows a short explanation instead of content.
 export const Note = ({ children }: { children?: ComponentChildren }) => <p class="note">{children}</p>;
 
-export function useLoad<T>(load: () => Promise<T>, keys: unknown[]): { value?: T; problem: string; again: () => void } {
+// useLoad shows the result of load. again loads again at once; poll does so unless an answer is awaited.
+export function useLoad<T>(load: () => Promise<T>, keys: unknown[]): {
+  value?: T;
+  problem: string;
+  again: () => void;
+  poll: () => void;
+} {
   const [state, set] = useState<{ value?: T; problem: string }>({ problem: "" });
   const [turn, setTurn] = useState(0);
+  const awaited = useRef(0); // answers
   useEffect(() => {
     let gone = false;
-    load().then(
+    awaited.current++;
+    load().finally(() => awaited.current--).then(
       (value) => !gone && set({ value, problem: "" }),
       (e) => !gone && set((old) => ({ value: old.value, problem: String((e as Error).message ?? e) })),
     );
@@ -142,7 +150,8 @@ export function useLoad<T>(load: () => Promise<T>, keys: unknown[]): { value?: T
       gone = true;
     };
   }, [...keys, turn]);
-  return { ...state, again: () => setTurn((n) => n + 1) };
+  const again = () => setTurn((n) => n + 1);
+  return { ...state, again, poll: () => awaited.current === 0 && again() };
 }
 
 export const Problem = ({ text }: { text: string }) =>

@@ -26,9 +26,9 @@ const interval = 3000;
 
 export function NetworkTab({ n, ask }: { n: Node; ask: (a: Action) => void }) {
   const id = n.sandbox!.id;
-  const { value, problem, again } = useLoad(() => api.get<Network>(api.box(id, "/network")), [id]);
+  const { value, problem, poll } = useLoad(() => api.get<Network>(api.box(id, "/network")), [id]);
   useEffect(() => {
-    const timer = setInterval(() => !document.hidden && again(), interval);
+    const timer = setInterval(() => !document.hidden && poll(), interval);
     return () => clearInterval(timer);
   }, [id]);
   if (value === undefined) return <Problem text={problem} />;

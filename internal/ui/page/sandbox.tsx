@@ -163,10 +163,10 @@ function TerminalBox({ id, pid, ended }: { id: string; pid: number; ended: () =>
 }
 
 function ProcessesTab({ id }: { id: string }) {
-  const { value, problem, again } = useLoad(() => api.get<api.Process[]>(api.box(id, "/processes")), [id]);
+  const { value, problem, again, poll } = useLoad(() => api.get<api.Process[]>(api.box(id, "/processes")), [id]);
   const [failed, setFailed] = useState("");
   useEffect(() => {
-    const timer = setInterval(() => !document.hidden && again(), 3000);
+    const timer = setInterval(() => !document.hidden && poll(), 3000);
     return () => clearInterval(timer);
   }, [id]);
   const signal = async (pid: number, name: string) => {
