@@ -219,7 +219,7 @@ func intoFile(path string, fill func(io.Writer) error) error {
 		return fmt.Errorf("%s is not a regular file: name another one, or - for standard output", path)
 	}
 	return atomicfile.Fill(path, func(tmp string) error {
-		f, err := createOwn(tmp)
+		f, err := createNew(tmp, 0o600)
 		if err != nil {
 			return err
 		}
@@ -227,8 +227,8 @@ func intoFile(path string, fill func(io.Writer) error) error {
 	})
 }
 
-// createOwn creates a file that only its user may read. It fails if path exists: in a directory such
-// as /tmp, another user can make a link or an own file there.
-func createOwn(path string) (*os.File, error) {
-	return os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+// createNew creates a file with the given mode. It fails if path exists: in a directory such as
+// /tmp, another user can make a link or an own file there.
+func createNew(path string, mode os.FileMode) (*os.File, error) {
+	return os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
 }

@@ -568,7 +568,7 @@ func TestOwnFilesAreNew(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 { // the target is missing, then it exists
-		if f, err := createOwn(link); err == nil {
+		if f, err := createNew(link, 0o600); err == nil {
 			f.Close()
 			t.Error("a link is followed")
 		}

@@ -100,15 +100,15 @@ func generateKey(cmd *cobra.Command, name string) (*sigstore.PublicKey, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := create(private, text, 0o600); err != nil {
+	if err := writeNew(private, text, 0o600); err != nil {
 		return nil, err
 	}
-	return key.Public(), create(public, key.Public().PEM(), 0o644)
+	return key.Public(), writeNew(public, key.Public().PEM(), 0o644)
 }
 
-// create writes a file that does not exist.
-func create(path string, text []byte, mode os.FileMode) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
+// writeNew writes a file that does not exist.
+func writeNew(path string, text []byte, mode os.FileMode) error {
+	f, err := createNew(path, mode)
 	if errors.Is(err, fs.ErrExist) {
 		return fmt.Errorf("%s exists: remove it first", path)
 	}
@@ -220,7 +220,7 @@ func newKeyTrustCmd() *cobra.Command {
 				return err
 			}
 			path := filepath.Join(dir, name+sigstore.KeySuffix)
-			if err := create(path, key.PEM(), 0o644); err != nil {
+			if err := writeNew(path, key.PEM(), 0o644); err != nil {
 				return err
 			}
 			printf(cmd.ErrOrStderr(), "forkd: the daemon trusts %s, which is in %s\n", key.ID(), path)

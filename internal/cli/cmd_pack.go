@@ -38,7 +38,7 @@ func newPackCmd() *cobra.Command {
 				}
 				var n int64
 				err := atomicfile.Fill(file, func(tmp string) (err error) {
-					f, err := createOwn(tmp) // others must not read a guest's memory
+					f, err := createNew(tmp, 0o600) // others must not read a guest's memory
 					if err != nil {
 						return err
 					}

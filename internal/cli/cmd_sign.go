@@ -93,7 +93,7 @@ func signArchive(cmd *cobra.Command, c *common, archive, keyFile string) error {
 	if err != nil {
 		return err
 	}
-	if err := create(archive+bundleSuffix, bundle, 0o644); err != nil {
+	if err := writeNew(archive+bundleSuffix, bundle, 0o644); err != nil {
 		return err
 	}
 	if c.json() {
