@@ -71,7 +71,8 @@ func ParseTrust(keys string, rules []string) (Trust, error) {
 	return t, nil
 }
 
-// sourceOf returns the canonical name of a source.
+// sourceOf returns the canonical name of a source. Names of hosts are in lower case, because DNS
+// takes GHCR.io and ghcr.io for the same host.
 func sourceOf(text string) (string, error) {
 	if text == ArchiveSource {
 		return text, nil
@@ -81,6 +82,7 @@ func sourceOf(text string) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	host = strings.ToLower(host)
 	if !deeper {
 		return host, nil
 	}
@@ -103,10 +105,10 @@ func (t *Trust) policy(source string) Policy {
 	}
 }
 
-// source returns the source of the snapshots in a repository.
+// source returns the source of the snapshots in a repository, as sourceOf does.
 func (r Remote) source() string {
 	repo := r.ref.Context()
-	return repo.RegistryStr() + "/" + repo.RepositoryStr()
+	return strings.ToLower(repo.RegistryStr()) + "/" + repo.RepositoryStr()
 }
 
 // TrustKind says why a snapshot is not trusted.

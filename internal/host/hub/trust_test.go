@@ -449,7 +449,7 @@ func TestSignedArchives(t *testing.T) {
 }
 
 func TestParseTrust(t *testing.T) {
-	trust, err := ParseTrust("", []string{"warn", "ghcr.io=require", "ghcr.io/owner=off", "archive=off",
+	trust, err := ParseTrust("", []string{"warn", "ghcr.io=require", "GHCR.io/owner=off", "archive=off",
 		"docker.io/a/b=off"})
 	if err != nil {
 		t.Fatal(err)
@@ -465,7 +465,7 @@ func TestParseTrust(t *testing.T) {
 		t.Errorf("the default is %s", got)
 	}
 	for _, rules := range [][]string{{"never"}, {""}, {"ghcr.io="}, {"=off"}, {"ghcr.io/../x=off"}, {"a b=off"},
-		{"ghcr.io=off", "ghcr.io=warn"}} {
+		{"ghcr.io=off", "ghcr.io=warn"}, {"ghcr.io=off", "Ghcr.IO=warn"}} {
 		if trust, err := ParseTrust("", rules); err == nil {
 			t.Errorf("%q: %v", rules, trust)
 		}
