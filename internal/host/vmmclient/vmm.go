@@ -47,7 +47,7 @@ type Config struct {
 // transparent huge pages, or 4 MiB. The VMM's own code cannot disable huge pages, because the
 // runtime touches the heap before any other code runs. containermaxprocs and updatemaxprocs stop
 // the runtime from watching the cgroup's CPU limit, which would keep files open. profstackdepth and
-// memprofilerate save the memory of profiles that nobody uses.
+// memprofilerate save the memory of unused profiles.
 var vmmEnv = []string{"GOMAXPROCS=1", "GOGC=400",
 	"GODEBUG=madvdontneed=1,disablethp=1,containermaxprocs=0,updatemaxprocs=0,profstackdepth=1,memprofilerate=0"}
 

@@ -28,7 +28,7 @@ func TestWritersAreFound(t *testing.T) {
 	}
 	defer reader.Close()
 	if err := None(path, Patience); err != nil {
-		t.Errorf("nobody writes it: %v", err)
+		t.Errorf("no process writes to it: %v", err)
 	}
 	writer, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
@@ -51,7 +51,7 @@ func TestWritersAreFound(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := None(path, Patience); err != nil {
-		t.Errorf("nobody writes it any more: %v", err)
+		t.Errorf("no process writes to it any more: %v", err)
 	}
 }
 

@@ -133,8 +133,8 @@ func (d *Device) piece(size uint32, sector uint64) (off, n, left uint64, err err
 // as a request that is not divided.
 func pieceOf(off, left uint64) uint64 { return min(left, maxPiece-off%maxPiece) }
 
-// progress adds n to the number of processed bytes of a request of which the given number of bytes
-// remained. If bytes still remain, progress returns errMore.
+// progress adds n to the number of processed bytes of a request. The parameter left is the number of
+// bytes that remained before. If bytes still remain, progress returns errMore.
 func (d *Device) progress(n, left uint64) error {
 	d.done += n
 	if n < left {
