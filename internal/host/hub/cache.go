@@ -18,6 +18,7 @@ import (
 
 	"github.com/forkd/forkd/internal/atomicfile"
 	"github.com/forkd/forkd/internal/format/artifact"
+	"github.com/forkd/forkd/internal/format/snapshot"
 )
 
 // cache keeps blobs in files that have their digests as names. Only complete and verified blobs have such a
@@ -133,9 +134,7 @@ func (c *cache) remember(b artifact.Blob) error {
 // known returns the description of a file's blob, if the file was packed before. The cache may no
 // longer have the blob.
 func (c *cache) known(p artifact.Part) (b artifact.Blob, ok bool) {
-	text, err := os.ReadFile(c.record(p))
-	if err != nil || json.Unmarshal(text, &b) != nil || b.Part.Digest != p.Digest || b.Part.Bytes != p.Bytes ||
-		b.Digest.Validate() != nil {
+	if b, ok = readRecord(c.record(p)); !ok || b.Part.Digest != p.Digest || b.Part.Bytes != p.Bytes {
 		return artifact.Blob{}, false
 	}
 	b.Part = p
@@ -151,31 +150,51 @@ func (c *cache) pushedBy(who string, d digest.Digest) string {
 	return c.path("pushed", digest.FromString(string(d)+" "+who).Encoded())
 }
 
-// forgetOthers removes the records of packed files whose digests are not in the result of present, and their blobs.
-func (c *cache) forgetOthers(present func() map[string]bool) error {
-	records, err := os.ReadDir(c.path("made", ""))
-	if err != nil || len(records) == 0 {
-		return err
-	}
-	kept := make(map[string]bool)
-	for d := range present() {
-		kept[filepath.Base(c.record(artifact.Part{Digest: d}))] = true
-	}
-	for _, r := range records {
-		if kept[r.Name()] || strings.HasPrefix(r.Name(), ".") { // present, or a file that is being written
-			continue
-		}
-		var b artifact.Blob
-		text, readErr := os.ReadFile(c.path("made", r.Name()))
-		if readErr != nil || json.Unmarshal(text, &b) != nil || b.Digest.Validate() != nil {
-			continue // just removed, or not a record
-		}
-		c.forget(b.Part)
-		if rmErr := os.Remove(c.blob(b.Digest)); rmErr != nil && !errors.Is(rmErr, fs.ErrNotExist) {
-			err = errors.Join(err, rmErr)
+// forgetParts removes the records and the blobs of the packed files of a deleted snapshot, unless
+// another snapshot has the same file. The function has reports whether a snapshot has a file with a
+// digest.
+func (c *cache) forgetParts(gone *snapshot.Manifest, has func(digest string) bool) (err error) {
+	for _, p := range artifact.Parts(gone) {
+		if !has(p.Digest) {
+			err = errors.Join(err, c.forgetFile(c.record(p)))
 		}
 	}
 	return err
+}
+
+// forgetOthers removes the records and the blobs of all packed files that no snapshot has.
+func (c *cache) forgetOthers(has func(digest string) bool) error {
+	records, err := os.ReadDir(c.path("made", ""))
+	if err != nil {
+		return err
+	}
+	for _, r := range records {
+		path := c.path("made", r.Name())
+		if b, ok := readRecord(path); ok && !has(b.Part.Digest) {
+			err = errors.Join(err, c.forgetFile(path))
+		}
+	}
+	return err
+}
+
+// forgetFile removes the record of a packed file, and its blob. A file that was never packed has no
+// record.
+func (c *cache) forgetFile(record string) error {
+	b, ok := readRecord(record)
+	if !ok {
+		return nil
+	}
+	err := os.Remove(c.blob(b.Digest)) // the cache may have dropped the blob
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	return errors.Join(err, os.Remove(record))
+}
+
+// readRecord reads the record of a packed file.
+func readRecord(path string) (b artifact.Blob, ok bool) {
+	text, err := os.ReadFile(path)
+	return b, err == nil && json.Unmarshal(text, &b) == nil && b.Digest.Validate() == nil
 }
 
 // setSource records that a client has pushed a blob to a repository.

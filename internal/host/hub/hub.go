@@ -91,8 +91,8 @@ func New(cfg Config) (*Hub, error) {
 		roomEvery: 4 << 20, // all blobs that arrive at a time take some 64 MiB of the reserve at most
 		pace:      10 * time.Minute,
 	}
-	h.forget()
-	cfg.Store.OnGone(func(string) { h.forget() })
+	h.forgotten(h.cache.forgetOthers(cfg.Store.HasPart))
+	cfg.Store.OnGone(func(gone *snapshot.Manifest) { h.forgotten(h.cache.forgetParts(gone, cfg.Store.HasPart)) })
 	return h, nil
 }
 
@@ -102,10 +102,10 @@ func (h *Hub) wait(ctx context.Context, who string) (leave func(), err error) {
 	return h.place.Wait(ctx, owner.FairShare(who, maxMoves))
 }
 
-// forget removes the blobs of packed files that belong to no snapshot any more: they have the memory and the disk of
-// deleted guests.
-func (h *Hub) forget() {
-	if err := h.cache.forgetOthers(h.cfg.Store.Digests); err != nil {
+// forgotten logs that blobs of deleted snapshots could not be removed. They have the memory and the
+// disk of deleted guests. The next start tries again.
+func (h *Hub) forgotten(err error) {
+	if err != nil {
 		h.cfg.Log.Warn("blobs of deleted snapshots are left in the hub's cache", "error", err)
 	}
 }

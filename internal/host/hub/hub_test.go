@@ -412,7 +412,7 @@ func TestBlobsOfDeletedSnapshotsAreRemoved(t *testing.T) {
 	a.pack(t, "other")
 	has(all+8, "packed") // state, map, and a layer of each kind
 	left := 0
-	a.store.OnGone(func(string) { left++ })
+	a.store.OnGone(func(*snapshot.Manifest) { left++ })
 	if _, err := a.store.Delete("child", store.DeleteSingle); err != nil || left != 1 {
 		t.Fatal(left, err)
 	}

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/host/admit"
 	"github.com/forkd/forkd/internal/host/event"
@@ -132,9 +133,8 @@ func New(cfg Config) (*Manager, error) {
 		room:      admit.FreeBytes,
 	}
 	m.pool = vmpool.New(vmpool.Config{VMMs: cfg.VMMs, RunDir: cfg.RunDir, Size: cfg.PoolSize, Most: cfg.PoolMost,
-		Log:      cfg.Log,
-		Refilled: cfg.Observer.PoolRefilled})
-	cfg.Store.OnGone(m.pool.Drop) // also called for snapshots that are replaced or delete themselves
+		Log: cfg.Log, Refilled: cfg.Observer.PoolRefilled})
+	cfg.Store.OnGone(func(gone *snapshot.Manifest) { m.pool.Drop(gone.ID) })
 	return m, nil
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -164,6 +165,7 @@ func TestForeignSnapshotInheritsNoDigest(t *testing.T) {
 	}
 	// The branch has a link to the same file, so the branch inherits the digest.
 	branch := *s.manifestOf("branch")
+	branch.Memory = slices.Clone(branch.Memory)
 	for i := range branch.Memory {
 		branch.Memory[i].Digest = ""
 	}

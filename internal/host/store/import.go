@@ -249,20 +249,11 @@ func (s *Store) findContent(kind string, p artifact.Part) (list []content) {
 	return list
 }
 
-// Digests returns the digests of the files of all listed snapshots.
-func (s *Store) Digests() map[string]bool {
-	all := make(map[string]bool)
+// HasPart reports whether a snapshot has an artifact.Part with the given digest.
+func (s *Store) HasPart(digest string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, e := range s.byTag {
-		if !e.listed() || e.manifest == nil {
-			continue
-		}
-		for _, p := range artifact.Parts(e.manifest) {
-			all[p.Digest] = true
-		}
-	}
-	return all
+	return len(s.parts[digest]) > 0
 }
 
 // Shared reports for each of artifact.Parts(m) whether Import can probably share it with this store. If a

@@ -3,6 +3,7 @@ package store
 import (
 	"slices"
 
+	"github.com/forkd/forkd/internal/format/artifact"
 	"github.com/forkd/forkd/internal/format/snapshot"
 )
 
@@ -17,12 +18,13 @@ type index struct {
 	disk     map[string][]*entry // snapshots that have a disk layer, by the owner of the layer
 	children map[string][]*entry // snapshots that were branched from sandboxes of a snapshot, by its ID
 	based    map[string][]*entry // snapshots that name the file of a base, by the file's hexOf(digest)
+	parts    map[string][]*entry // snapshots that have an artifact.Part, by its digest
 }
 
 func newIndex() index {
 	lists := func() map[string][]*entry { return make(map[string][]*entry) }
 	return index{byTag: make(map[string]*entry), byID: make(map[string]*entry), damaged: make(map[*entry]bool),
-		memory: lists(), disk: lists(), children: lists(), based: lists()}
+		memory: lists(), disk: lists(), children: lists(), based: lists(), parts: lists()}
 }
 
 // addLocked adds an entry. If several entries have the same ID, byID has the entry that was added
@@ -79,6 +81,11 @@ func (x *index) eachList(e *entry, f func(lists map[string][]*entry, key string)
 	}
 	for _, base := range basesOf(m) {
 		f(x.based, hexOf(base.Digest))
+	}
+	for _, p := range artifact.Parts(m) {
+		if p.Digest != "" {
+			f(x.parts, p.Digest)
+		}
 	}
 }
 

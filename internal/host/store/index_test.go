@@ -41,6 +41,7 @@ func checkIndex(t testing.TB, x *index) {
 		{"disk", sets(x.disk), sets(want.disk)},
 		{"children", sets(x.children), sets(want.children)},
 		{"based", sets(x.based), sets(want.based)},
+		{"parts", sets(x.parts), sets(want.parts)},
 		{"damaged", x.damaged, want.damaged},
 	} {
 		if !reflect.DeepEqual(part.got, part.want) {

@@ -80,7 +80,7 @@ type Store struct {
 	events          *event.Ring
 	drops           sync.WaitGroup // removals of transient snapshots that are in progress
 
-	gone    atomic.Pointer[func(id string)] // set by OnGone
+	gone    atomic.Pointer[func(*snapshot.Manifest)] // set by OnGone
 	backlog backlog
 	left    writers.Leftovers                    // files that could not be removed yet
 	cooling atomic.Bool                          // coolUnused is running

@@ -69,21 +69,21 @@ func (s *Store) removeOrUnname(e *entry) error {
 	if err := s.takeAway(e); err != nil {
 		return err
 	}
-	if gone := s.gone.Load(); gone != nil {
-		(*gone)(e.id())
+	if gone := s.gone.Load(); gone != nil && e.manifest != nil {
+		(*gone)(e.manifest)
 	}
 	return nil
 }
 
-// OnGone makes the store call f with the ID of each snapshot that can no longer be forked, for any
+// OnGone makes the store call f with the manifest of each snapshot that can no longer be forked, for any
 // reason, after the functions of earlier calls. For a snapshot that first loses its name and is
 // deleted later, f is called twice. OnGone must not be called concurrently.
-func (s *Store) OnGone(f func(id string)) {
+func (s *Store) OnGone(f func(*snapshot.Manifest)) {
 	all := f
 	if earlier := s.gone.Load(); earlier != nil {
-		all = func(id string) {
-			(*earlier)(id)
-			f(id)
+		all = func(m *snapshot.Manifest) {
+			(*earlier)(m)
+			f(m)
 		}
 	}
 	s.gone.Store(&all)
