@@ -184,11 +184,14 @@ func (c *cache) forgetFile(record string) error {
 	if !ok {
 		return nil
 	}
-	err := os.Remove(c.blob(b.Digest)) // the cache may have dropped the blob
-	if errors.Is(err, fs.ErrNotExist) {
-		err = nil
+	var err error
+	for _, path := range []string{c.blob(b.Digest), record} {
+		// The cache may have dropped the blob, and a push may forget the record at the same time.
+		if rmErr := os.Remove(path); rmErr != nil && !errors.Is(rmErr, fs.ErrNotExist) {
+			err = errors.Join(err, rmErr)
+		}
 	}
-	return errors.Join(err, os.Remove(record))
+	return err
 }
 
 // readRecord reads the record of a packed file.
