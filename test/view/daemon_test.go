@@ -42,7 +42,7 @@ func TestDaemonsOwnView(t *testing.T) {
 	p.wait(`document.querySelector("dialog[open]")`)
 	p.eval(`document.activeElement.select()`)
 	p.do("confirm", chromedp.KeyEvent("1"), chromedp.KeyEvent(kb.Enter))
-	p.wait(`document.querySelectorAll(".icon.sandbox.running").length >= 2`)
+	p.wait(`document.querySelectorAll(".row .icon.sandbox.running").length >= 2`)
 	p.do("reload", chromedp.Reload())
 	p.wait(`document.querySelectorAll(".row .icon.sandbox.running").length >= 2`)
 	p.eval(`location.hash = "#/sandbox/` + id + `"`)

@@ -167,7 +167,11 @@ export const store = new Store();
 
 // useStore makes a component follow the store.
 export function useStore(): Store {
-  const [, set] = useState(0);
-  useEffect(() => store.subscribe(() => set(store.revision)), []);
+  const [, set] = useState(store.revision);
+  useEffect(() => {
+    const follow = () => set(store.revision);
+    follow(); // the store may have changed since the component was drawn
+    return store.subscribe(follow);
+  }, []);
   return store;
 }
