@@ -4,53 +4,52 @@ import (
 	"errors"
 	"sync"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/forkd/forkd/internal/proto/codec"
 	"github.com/forkd/forkd/internal/proto/vmmproto"
+	"github.com/forkd/forkd/internal/rawcall"
 )
 
-// maxDials is how many streams a guest may open to the host after a boot. The agent needs one
-// stream, to tell the host that the guest is ready.
-const maxDials = 4
-
-// dials passes to the daemon the streams that the guest opens. A guest may open a few streams after
-// a boot, and no stream after a restore. Only a bake boots a guest. Each stream costs the daemon a
-// descriptor, and no program in a running sandbox has a reason to open a stream.
+// dials has the streams that the guest may open to the host: those that the daemon has sent with the
+// last boot, and none after a restore. Only a bake boots a guest. No program in a running sandbox
+// has a reason to open a stream.
 type dials struct {
-	forward func(kind vmmproto.Kind, body []byte, fds ...int) error
+	forward func(kind vmmproto.Kind, body []byte) error
 
-	mu   sync.Mutex
-	left int
+	mu      sync.Mutex
+	streams []int // one end of each unused stream
+	used    int
 }
 
 var errNoDials = errors.New("the guest may not open a stream to the host now")
 
-// allow sets how many further streams the guest may open.
-func (d *dials) allow(n int) {
+// allow sets the streams that the guest may still open, and takes ownership of them.
+func (d *dials) allow(streams []int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.left = n
+	for _, fd := range d.streams {
+		_ = rawcall.Close(fd)
+	}
+	d.streams, d.used = streams, 0
 }
 
-// take passes the stream fd to the daemon and takes ownership of fd. If the guest may open no more
-// streams, take returns an error, and fd stays with the caller. take must not block, because the
-// vsock device calls it while holding a lock that a pause needs. So a goroutine passes the stream.
-// If the daemon does not read, only that goroutine waits.
-func (d *dials) take(port uint32, fd int) error {
+// take returns the next stream and tells the daemon that the guest has opened it. The caller owns
+// the stream. take must not block, because the vsock device calls it while holding a lock that a
+// pause needs. So a goroutine tells the daemon. If the daemon does not read, only that goroutine
+// waits.
+func (d *dials) take(port uint32) (fd int, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.left == 0 {
-		return errNoDials
+	if len(d.streams) == 0 {
+		return -1, errNoDials
 	}
-	d.left--
-	var w codec.Writer
-	w.U32(port)
+	fd, d.streams = d.streams[0], d.streams[1:]
+	opened := vmmproto.GuestConn{Port: port, Stream: uint32(d.used)}
+	d.used++
 	go func() {
-		// An error means that no daemon is connected; closing fd then ends the stream for the
-		// guest.
-		_ = d.forward(vmmproto.KindConn, w.Bytes(), fd)
-		_ = unix.Close(fd)
+		var w codec.Writer
+		opened.Append(&w)
+		// An error means that no daemon is connected. The other end of the stream is then closed.
+		_ = d.forward(vmmproto.KindConn, w.Bytes())
 	}()
-	return nil
+	return fd, nil
 }

@@ -11,54 +11,65 @@ import (
 	"github.com/forkd/forkd/internal/vmm/machine"
 )
 
-// A guest may open a few streams after a boot, and none after a restore. If the daemon does not
-// accept them, the device does not block.
+// A guest may open the streams of the last boot, each once, and none after a restore. If the daemon
+// reads nothing, the device does not wait.
 func TestGuestDialsAreBounded(t *testing.T) {
-	taken, proceed := make(chan int, 100), make(chan struct{})
-	d := &dials{forward: func(kind vmmproto.Kind, _ []byte, fds ...int) error {
+	told, proceed := make(chan vmmproto.GuestConn, 100), make(chan struct{})
+	d := &dials{forward: func(kind vmmproto.Kind, body []byte) error {
 		<-proceed // simulates a send to a daemon that reads nothing
-		if kind != vmmproto.KindConn || len(fds) != 1 {
-			t.Errorf("kind %d with %d descriptors", kind, len(fds))
+		var opened vmmproto.GuestConn
+		if err := opened.Parse(codec.NewReader(body)); err != nil || kind != vmmproto.KindConn {
+			t.Errorf("kind %d, %v", kind, err)
 		}
-		taken <- fds[0]
+		told <- opened
 		return errors.New("no daemon is connected")
 	}}
-	dial := func() error {
-		fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
-		if err != nil {
-			t.Fatal(err)
-		}
-		err = d.take(9, fd)
-		if err != nil {
-			if err := unix.Close(fd); err != nil {
-				t.Errorf("the descriptor of a refused dial: %v", err)
+	streams := func() (fds []int) {
+		for range vmmproto.GuestStreams {
+			fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
+			if err != nil {
+				t.Fatal(err)
 			}
+			fds = append(fds, fd)
 		}
-		return err
+		return fds
 	}
-	if dial() == nil {
-		t.Error("a guest that was not booted here may dial")
-	}
-	d.allow(maxDials)
-	for i := range maxDials {
-		if err := dial(); err != nil {
-			t.Errorf("dial %d after a boot: %v", i, err)
+	refused := func(when string) {
+		t.Helper()
+		if fd, err := d.take(9); !errors.Is(err, errNoDials) {
+			t.Errorf("%s, a guest may dial: %d, %v", when, fd, err)
 		}
 	}
-	if dial() == nil {
-		t.Errorf("a guest may dial more than %d times", maxDials)
+	refused("before a boot")
+	given := streams()
+	d.allow(given)
+	for i, want := range given {
+		fd, err := d.take(uint32(100 + i))
+		if err != nil || fd != want {
+			t.Errorf("dial %d after a boot: %d, %v, want %d", i, fd, err, want)
+		}
+		if err := unix.Close(fd); err != nil {
+			t.Errorf("the stream of dial %d: %v", i, err)
+		}
 	}
-	d.allow(maxDials)
-	d.allow(0)
-	if dial() == nil {
-		t.Error("a restored guest may dial")
+	refused("after all streams")
+	unused := streams()
+	d.allow(unused)
+	d.allow(nil)
+	refused("after a restore")
+	for _, fd := range unused {
+		if err := unix.Close(fd); err != unix.EBADF {
+			t.Errorf("an unused stream after a restore: %v", err)
+		}
 	}
 	close(proceed)
-	for range maxDials {
-		<-taken
+	for range given {
+		if opened := <-told; opened.Port != 100+opened.Stream {
+			t.Errorf("%+v", opened)
+		}
 	}
-	if len(taken) > 0 {
-		t.Error("a refused dial was forwarded")
+	if len(told) > 0 {
+		t.Error("the daemon was told of a refused dial")
 	}
 }
 
@@ -67,7 +78,11 @@ func TestGuestDialsAreBounded(t *testing.T) {
 func TestRestoreEndsDials(t *testing.T) {
 	s := &server{machine: &machine.Machine{}, limitFiles: func(uint64) error { return nil }}
 	s.dials.forward = s.event
-	s.dials.allow(maxDials)
+	stream, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.dials.allow([]int{stream})
 	var req, out codec.Writer
 	(&vmmproto.Restore{}).Append(&req)
 	empty, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
@@ -77,7 +92,7 @@ func TestRestoreEndsDials(t *testing.T) {
 	if err := s.restore(codec.NewReader(req.Bytes()), donate([]int{empty}), &out); err == nil {
 		t.Fatal("a restore of an empty state")
 	}
-	if err := s.dials.take(9, -1); !errors.Is(err, errNoDials) {
+	if _, err := s.dials.take(9); !errors.Is(err, errNoDials) {
 		t.Errorf("a dial after a restore: %v", err)
 	}
 }

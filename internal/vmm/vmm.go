@@ -130,13 +130,13 @@ func (s *server) attach(c *ctlsock.Conn) {
 }
 
 // event sends an event if a daemon is connected.
-func (s *server) event(kind vmmproto.Kind, body []byte, fds ...int) error {
+func (s *server) event(kind vmmproto.Kind, body []byte) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.conn == nil {
 		return errors.New("no daemon is connected")
 	}
-	return s.conn.Send(kind, body, fds...)
+	return s.conn.Send(kind, body)
 }
 
 // exited tells the daemon that the machine has ended, and exits the process. It cleans up nothing,
@@ -298,7 +298,11 @@ func (s *server) boot(r *codec.Reader, files *donated) error {
 	if err != nil {
 		return err
 	}
-	s.dials.allow(maxDials)
+	streams, err := files.takeFDs(vmmproto.GuestStreams)
+	if err != nil {
+		return err
+	}
+	s.dials.allow(streams)
 	err = s.machine.Boot(machine.BootConfig{
 		Kernel: kernel, Initrd: initrd, Cmdline: req.Cmdline, Disks: disks, VMGenID: req.VMGenID, Net: peer,
 	})
@@ -328,7 +332,7 @@ func (s *server) restore(r *codec.Reader, files *donated, w *codec.Writer) error
 	if err != nil {
 		return err
 	}
-	s.dials.allow(0)
+	s.dials.allow(nil)
 	times, err := s.machine.Restore(machine.RestoreConfig{
 		State: memory[0], Layers: memory[1:], Extents: req.Extents, Disks: disks, VMGenID: req.VMGenID, Resume: req.Resume,
 		FirstWrites: req.FirstWrites, Net: peer, Entering: s.entering,

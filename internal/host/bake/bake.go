@@ -327,9 +327,6 @@ func (b *bake) boot(ctx context.Context) error {
 	}
 	err = b.vmm.Boot(ctx, req, vmmclient.BootFiles{Kernel: kernel, Initrd: initrd,
 		Disks: [][]*os.File{append(own, top)}, Net: frames})
-	if frames != nil {
-		frames.Close()
-	}
 	if err != nil {
 		return err
 	}

@@ -14,7 +14,8 @@ import (
 )
 
 // Restore restores a leased snapshot into a VM and starts the VM. The file top, made by NewTop,
-// becomes the top of the VM's disk. The file frames is the VM's frame socket.
+// becomes the top of the VM's disk. The file frames is the VM's frame socket, or nil; Restore closes
+// it in any case.
 func Restore(ctx context.Context, vmm vmpool.VMM, lease *store.Lease, top, frames *os.File) (vmmproto.RestoreResult,
 	error) {
 	files := vmmclient.RestoreFiles{State: lease.State(), Layers: lease.Layers(), Net: frames}
@@ -25,6 +26,7 @@ func Restore(ctx context.Context, vmm vmpool.VMM, lease *store.Lease, top, frame
 		defer undo.Run()
 		own, err := Reopened(&undo, lease.Disk())
 		if err != nil {
+			_ = frames.Close()
 			return vmmproto.RestoreResult{}, err
 		}
 		files.Disks = [][]*os.File{append(own, top)}

@@ -45,12 +45,8 @@ type guest struct {
 
 // give implements Give.
 func (g *guest) give(vmm *os.File) error {
-	f, err := duplicate(vmm)
-	if err != nil {
-		return err
-	}
-	fd, err := unix.Dup(int(f.Fd()))
-	_ = f.Close()
+	fd, err := unix.Dup(int(vmm.Fd()))
+	_ = vmm.Close()
 	if err != nil {
 		return err
 	}
@@ -115,7 +111,6 @@ func join(t *testing.T, c *Client, id string, p netproto.Policy) (*Link, *guest)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer vmm.Close()
 	if err := g.give(vmm); err != nil {
 		t.Fatal(err)
 	}

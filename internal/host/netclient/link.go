@@ -10,8 +10,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// Give replaces the frame socket of a VM with the file vmm. It may take some time. It does not
-// close the file.
+// Give replaces the frame socket of a VM with the file vmm, and closes the file in any case. It may
+// take some time.
 type Give func(vmm *os.File) error
 
 // Link is the connection of one VM to forkd-net. It is made by Join or Adopt and lasts until Close.
@@ -123,13 +123,13 @@ func (l *Link) renewLocked() {
 // handOver gives one end of a frame socket, the file vmm, to the VM. The forkd-net process of n has
 // the other end. If l no longer uses n, or the client no longer uses l, handOver does nothing.
 func (l *Link) handOver(vmm *os.File, n *conn) {
-	defer vmm.Close()
 	l.giving.Lock()
 	defer l.giving.Unlock()
 	l.c.mu.Lock()
 	current := l.conn == n && l.c.links[l.id] == l
 	l.c.mu.Unlock()
 	if !current {
+		_ = vmm.Close()
 		return
 	}
 	if err := l.give(vmm); err != nil {
@@ -137,17 +137,9 @@ func (l *Link) handOver(vmm *os.File, n *conn) {
 	}
 }
 
-// Joined must be called with the results of Join after the VM has been restored, even if the restore
-// has failed. After a failed restore, closing the VM also closes the link.
-func (l *Link) Joined(frames *os.File) {
-	if frames != nil {
-		frames.Close()
-	}
-	l.Ready()
-}
-
-// Ready must be called when the VM has its end of the frame socket. It sends the other end to
-// forkd-net, which then handles the frames that the guest has sent.
+// Ready must be called when the VM has its end of the frame socket, and also after a failed restore;
+// closing the VM then closes the link. Ready sends the other end to forkd-net, which then handles the
+// frames that the guest has sent.
 func (l *Link) Ready() {
 	if l == nil {
 		return

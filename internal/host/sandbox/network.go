@@ -50,7 +50,7 @@ func (m *Manager) reset(id string, v *liveVM) error {
 }
 
 // join connects the VM v to the network according to r. It returns the frame socket for the VM, or
-// nil without a network. When the VM has the socket, the caller must call Joined of the link.
+// nil without a network. When the VM has the socket, the caller must call Ready of the link.
 func (m *Manager) join(v *liveVM, r *ledger.Record) (*netclient.Link, *os.File, error) {
 	return m.cfg.Net.Join(r.ID, r.Network, m.giveTo(r.ID, v))
 }

@@ -44,7 +44,7 @@ func (m *Manager) restore(ctx context.Context, start time.Time, v *liveVM, data 
 	v.link = link
 	result, err := chain.Restore(ctx, v.vmm, v.lease, top, frames)
 	timing := Timing{VMM: time.Since(start), Restore: result}
-	link.Joined(frames)
+	link.Ready()
 	return timing, err
 }
 

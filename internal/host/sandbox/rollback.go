@@ -184,7 +184,7 @@ func (m *Manager) restoreRolledBack(ctx context.Context, s *Sandbox, v *liveVM, 
 	v.link = link
 	s.mu.Unlock()
 	_, err = chain.Restore(ctx, v.vmm, lease, top, frames)
-	link.Joined(frames)
+	link.Ready()
 	return err
 }
 

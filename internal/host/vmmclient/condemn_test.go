@@ -7,11 +7,15 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/forkd/forkd/internal/host/process"
+	"github.com/forkd/forkd/internal/host/writers/writertest"
 	"github.com/forkd/forkd/internal/proto/codec"
 	"github.com/forkd/forkd/internal/proto/ctlsock"
+	"github.com/forkd/forkd/internal/proto/frame"
 	"github.com/forkd/forkd/internal/proto/vm"
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
@@ -177,8 +181,6 @@ func TestUnaskedMessagesEndTheVMM(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer ctlsock.CloseAll(pair[:])
-	file := int(tempFile(t).Fd())
-	port := []byte{1, 0, 0, 0}
 	encoded := func(m vmmproto.Message) []byte {
 		var w codec.Writer
 		m.Append(&w)
@@ -191,23 +193,21 @@ func TestUnaskedMessagesEndTheVMM(t *testing.T) {
 		fds  []int
 		n    int
 	}{
-		"stalled without end":           {vmmproto.KindStalled, nil, nil, maxUnasked + 1},
-		"ends of branches without end":  {vmmproto.KindBranched, branched, nil, maxUnasked + 1},
-		"exits without end":             {vmmproto.KindExit, exit, nil, maxUnasked + 1},
-		"streams without end":           {vmmproto.KindConn, port, pair[:1], maxUnasked + 1},
-		"an answer":                     {vmmproto.KindOK, nil, nil, 1},
-		"an error":                      {vmmproto.KindError, encoded(&vmmproto.Error{Code: vm.ErrOther, Text: "x"}), nil, 1},
-		"an unknown message":            {200, nil, nil, 1},
-		"a request":                     {vmmproto.KindPause, nil, nil, 1},
-		"descriptors with an end":       {vmmproto.KindBranched, branched, pair[:], 1},
-		"descriptors with an exit":      {vmmproto.KindExit, exit, pair[:1], 1},
-		"a stream without a descriptor": {vmmproto.KindConn, port, nil, 1},
-		"a stream with two":             {vmmproto.KindConn, port, pair[:], 1},
-		"a stream that is a file":       {vmmproto.KindConn, port, []int{file}, 1},
-		"a stream without a port":       {vmmproto.KindConn, nil, pair[:1], 1},
-		"half an exit":                  {vmmproto.KindExit, exit[:2], nil, 1},
-		"more than an end":              {vmmproto.KindBranched, append(branched, 0), nil, 1},
-		"stalled with a body":           {vmmproto.KindStalled, []byte{1}, nil, 1},
+		"stalled without end":          {vmmproto.KindStalled, nil, nil, maxUnasked + 1},
+		"ends of branches without end": {vmmproto.KindBranched, branched, nil, maxUnasked + 1},
+		"exits without end":            {vmmproto.KindExit, exit, nil, maxUnasked + 1},
+		"an answer":                    {vmmproto.KindOK, nil, nil, 1},
+		"an error":                     {vmmproto.KindError, encoded(&vmmproto.Error{Code: vm.ErrOther, Text: "x"}), nil, 1},
+		"an unknown message":           {200, nil, nil, 1},
+		"a request":                    {vmmproto.KindPause, nil, nil, 1},
+		"descriptors with an end":      {vmmproto.KindBranched, branched, pair[:], 1},
+		"descriptors with an exit":     {vmmproto.KindExit, exit, pair[:1], 1},
+		"a stream before a boot":       {vmmproto.KindConn, encoded(&vmmproto.GuestConn{Port: 1}), nil, 1},
+		"a stream with a descriptor":   {vmmproto.KindConn, encoded(&vmmproto.GuestConn{Port: 1}), pair[:1], 1},
+		"a stream without a port":      {vmmproto.KindConn, nil, nil, 1},
+		"half an exit":                 {vmmproto.KindExit, exit[:2], nil, 1},
+		"more than an end":             {vmmproto.KindBranched, append(branched, 0), nil, 1},
+		"stalled with a body":          {vmmproto.KindStalled, []byte{1}, nil, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			v, vmm := scripted(t)
@@ -274,17 +274,38 @@ func TestWordsAreCut(t *testing.T) {
 	checkText("its exit", v.Exit().Detail)
 }
 
-// A VMM that holds up the close of a descriptor that it has sent is killed, which ends the close.
+func TestMain(m *testing.M) { os.Exit(writertest.Main(m)) }
+
+// A VMM that holds up the close of a socket that it was given is killed, which ends the close.
 func TestACloseThatIsHeldUp(t *testing.T) {
-	v, _ := scripted(t)
-	v.closing(func() {})
-	select {
-	case <-v.Done():
-		t.Fatal("a VMM was killed without a reason")
-	default:
+	writertest.Need(t)
+	theirs, ours, err := frame.Pair()
+	if err != nil {
+		t.Fatal(err)
 	}
-	v.closing(func() { <-v.Done() }) // ends only with the VMM
+	defer ours.Close()
+	bin, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := process.Start(process.Spec{Name: "hostile", Bin: bin, Files: []*os.File{theirs},
+		Env: append(os.Environ(), writertest.HoldClose)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	writertest.WaitBlocked(t, p.PID())
+	v, _ := scriptedIn(t, p, nil)
+	within(t, "the close", func() { v.closeGiven(nil, theirs) })
+	<-v.Done()
 	if exit := v.Exit(); !strings.Contains(exit.Detail, "holds up the close") {
 		t.Errorf("the VMM's end is %+v", exit)
+	}
+
+	other, _ := scripted(t)
+	other.closeGiven(ours)
+	select {
+	case <-other.Done():
+		t.Error("a VMM was killed without a reason")
+	case <-time.After(2 * closeLimit):
 	}
 }

@@ -3,6 +3,7 @@ package vmmclient
 import (
 	"context"
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"testing"
@@ -33,10 +34,10 @@ func sleeper(t *testing.T) *process.Process {
 }
 
 // scripted returns a client whose VMM is simulated by the test. The VMM's process is a sleeper.
-func scripted(t *testing.T) (*VMM, *ctlsock.Conn) { return scriptedIn(t, nil) }
+func scripted(t *testing.T) (*VMM, *ctlsock.Conn) { return scriptedIn(t, sleeper(t), nil) }
 
-// scriptedIn is like scripted, for a VMM in a cgroup.
-func scriptedIn(t *testing.T, leaf *cgroup.Leaf) (*VMM, *ctlsock.Conn) {
+// scriptedIn is like scripted, for a VMM with a given process in a cgroup.
+func scriptedIn(t *testing.T, p *process.Process, leaf *cgroup.Leaf) (*VMM, *ctlsock.Conn) {
 	t.Helper()
 	dir := t.TempDir()
 	listener, err := ctlsock.Listen(dir + "/" + ControlSocket)
@@ -48,7 +49,7 @@ func scriptedIn(t *testing.T, leaf *cgroup.Leaf) (*VMM, *ctlsock.Conn) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	v := newVMM("test", dir, sleeper(t), leaf, ctl)
+	v := newVMM("test", dir, p, leaf, ctl)
 	vmm, err := ctlsock.Accept(listener)
 	if err != nil {
 		t.Fatal(err)
@@ -142,39 +143,48 @@ func TestRequestsAfterTheEndGoNowhere(t *testing.T) {
 	}
 }
 
-// If the daemon has too few descriptors, it loses the stream that a guest has opened, but not the
-// VMM.
-func TestStreamsAreLostForWantOfDescriptors(t *testing.T) {
-	v, vmm := scripted(t)
-	var limit unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 3, Max: limit.Max}); err != nil {
-		t.Fatal(err)
-	}
-	var w codec.Writer
-	w.U32(7)
-	sent := vmm.Send(vmmproto.KindConn, w.Bytes(), 0)
-	result := make(chan error, 1)
-	go func() { result <- v.Pause(t.Context()) }()
-	within(t, "the answer behind a lost stream", func() {
-		_, _, _, err := vmm.Receive()
-		sent = errors.Join(sent, err, vmm.Send(vmmproto.KindOK, nil))
-		err = <-result
-		sent = errors.Join(sent, err)
-	})
-	if back := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); back != nil {
-		t.Fatal(back)
-	}
-	if sent != nil {
-		t.Error(sent)
-	}
-	select {
-	case c := <-v.Conns():
-		t.Errorf("a stream without a descriptor: %+v", c)
-	case <-v.Done():
-		t.Errorf("the VMM was killed: %+v", v.Exit())
-	default:
+// A guest can open each stream of a boot once. If the VMM says that the guest has opened a stream a
+// second time, or a stream that does not exist, it is killed.
+func TestStreamsOfABoot(t *testing.T) {
+	for name, second := range map[string]uint32{"twice": 1, "one too many": vmmproto.GuestStreams} {
+		t.Run(name, func(t *testing.T) {
+			v, vmm := scripted(t)
+			kernel, err := os.Open(os.DevNull)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer kernel.Close()
+			opened := make(chan int, 1)
+			said := func(stream uint32) {
+				var w codec.Writer
+				(&vmmproto.GuestConn{Port: 7, Stream: stream}).Append(&w)
+				if err := vmm.Send(vmmproto.KindConn, w.Bytes()); err != nil {
+					t.Error(err)
+				}
+			}
+			go func() {
+				_, _, fds, err := vmm.Receive()
+				if err != nil || len(fds) != 1+vmmproto.GuestStreams { // the first is the kernel
+					t.Errorf("%d descriptors, %v", len(fds), err)
+				} else if _, err := unix.Write(fds[2], []byte("ready")); err != nil {
+					t.Error(err)
+				}
+				said(1)
+				_ = vmm.Send(vmmproto.KindOK, nil)
+				opened <- len(fds)
+			}()
+			if err := v.Boot(t.Context(), vmmproto.Boot{}, BootFiles{Kernel: kernel}); err != nil {
+				t.Fatal(err)
+			}
+			<-opened
+			c := <-v.Conns()
+			defer c.Conn.Close()
+			got := make([]byte, 5)
+			if _, err := io.ReadFull(c.Conn, got); err != nil || c.Port != 7 || string(got) != "ready" {
+				t.Errorf("port %d: %q, %v", c.Port, got, err)
+			}
+			said(second)
+			ended(t, v)
+		})
 	}
 }

@@ -78,7 +78,7 @@ func TestABranchWithoutAnswerRaisesNoLimit(t *testing.T) {
 		t.Fatal(err)
 	}
 	usual, layer := limitIn(t, dir), layerInRAM(t)
-	v, _ := scriptedIn(t, leaf)
+	v, _ := scriptedIn(t, sleeper(t), leaf)
 	v.limits.long = time.Millisecond
 	_, err := v.Branch(t.Context(), vmmproto.Branch{Mode: vm.BranchLive},
 		BranchFiles{MemoryBytes: ram, State: tempFile(t), Layer: layer})
@@ -102,7 +102,7 @@ func TestACopyForAnEarlierDaemonRaisesNoLimit(t *testing.T) {
 	if err := leaf.Set(vm.Limits{}, ram); err != nil {
 		t.Fatal(err)
 	}
-	v, vmm := scriptedIn(t, leaf)
+	v, vmm := scriptedIn(t, sleeper(t), leaf)
 	go answer(t, vmm, vmmproto.KindError, vmmproto.ErrorOf(vm.ErrCopying))
 	_, err := v.Branch(t.Context(), vmmproto.Branch{Mode: vm.BranchLive},
 		BranchFiles{MemoryBytes: ram, State: tempFile(t), Layer: layerInRAM(t)})
@@ -128,7 +128,7 @@ func TestACopyWithoutEndRaisesNoLimit(t *testing.T) {
 		t.Fatal(err)
 	}
 	usual, layer := limitIn(t, dir), layerInRAM(t)
-	v, vmm := scriptedIn(t, leaf)
+	v, vmm := scriptedIn(t, sleeper(t), leaf)
 	go answer(t, vmm, vmmproto.KindOK, &vmmproto.BranchResult{Mode: vm.BranchLive,
 		Save: vmmproto.SaveResult{LayerBytes: ram}})
 	result, err := v.Branch(t.Context(), vmmproto.Branch{Mode: vm.BranchLive},

@@ -27,13 +27,9 @@ const maxUnasked = 16
 func (v *VMM) receive() {
 	defer close(v.lost)
 	defer close(v.conns)
+	defer v.closeStreams()
 	for unasked := 0; ; {
 		kind, body, fds, err := v.ctl.Receive()
-		if errors.Is(err, ctlsock.ErrFDsLost) && kind == vmmproto.KindConn {
-			if unasked++; unasked <= maxUnasked {
-				continue // the daemon has too few descriptors, so the stream is refused
-			}
-		}
 		if err != nil {
 			if !errors.Is(err, io.EOF) && !errors.Is(err, unix.ECONNRESET) && !errors.Is(err, os.ErrClosed) {
 				_ = v.condemn(err)
@@ -44,7 +40,7 @@ func (v *VMM) receive() {
 			unasked = 0
 		}
 		if unasked > maxUnasked {
-			v.closing(func() { ctlsock.CloseAll(fds) })
+			ctlsock.CloseAll(fds)
 			_ = v.condemn(fmt.Errorf("it sent more than %d messages that it was not asked for", maxUnasked))
 			return
 		}
@@ -70,11 +66,8 @@ func (v *VMM) condemn(why error) error {
 
 // take handles one message. It returns an error if no working VMM would send the message.
 func (v *VMM) take(kind vmmproto.Kind, body []byte, fds []int) error {
-	if kind == vmmproto.KindConn {
-		return v.guestConn(body, fds)
-	}
 	if len(fds) > 0 {
-		v.closing(func() { ctlsock.CloseAll(fds) })
+		ctlsock.CloseAll(fds)
 		return fmt.Errorf("it sent %d descriptors with message %d, which has none", len(fds), kind)
 	}
 	r := codec.NewReader(body)
@@ -99,6 +92,11 @@ func (v *VMM) take(kind vmmproto.Kind, body []byte, fds []int) error {
 		if err = parse(&b, r); err == nil {
 			v.announce(b)
 		}
+	case vmmproto.KindConn:
+		var opened vmmproto.GuestConn
+		if err = parse(&opened, r); err == nil {
+			err = v.guestConn(opened)
+		}
 	case vmmproto.KindStalled:
 		if err = r.Done(); err == nil {
 			select {
@@ -115,31 +113,23 @@ func (v *VMM) take(kind vmmproto.Kind, body []byte, fds []int) error {
 	return nil
 }
 
-// closeLimit is how long the close of a descriptor of a VMM may take.
+// closeLimit is how long the close of a VMM's socket may take.
 const closeLimit = time.Second
 
-// closing calls f, which closes descriptors that the VMM has sent. If f does not return in time, the
-// VMM is killed. A VMM that is in epoll_wait(2) for such a file, and does not answer the page faults
-// of its buffer, holds a lock that the last close of the file needs. No signal to this process ends
-// that wait.
-func (v *VMM) closing(f func()) {
+// closeGiven closes sockets that the VMM was given, and skips nils. If a close does not return in
+// time, the VMM is killed. A VMM that is in epoll_wait(2) for such a socket, has closed its own
+// descriptor, and does not answer the page faults of its buffer, holds a lock that the last close of
+// the socket needs. No signal to this process ends that wait.
+func (v *VMM) closeGiven(sockets ...*os.File) {
 	late := time.AfterFunc(closeLimit, func() {
-		_ = v.condemn(errors.New("it holds up the close of a descriptor that it has sent"))
+		_ = v.condemn(errors.New("it holds up the close of a socket that it was given"))
 	})
 	defer late.Stop()
-	f()
-}
-
-// guestStream is a stream of the guest, whose descriptor the VMM has sent.
-type guestStream struct {
-	net.Conn
-	v *VMM
-}
-
-// Close implements net.Conn.
-func (s guestStream) Close() (err error) {
-	s.v.closing(func() { err = s.Conn.Close() })
-	return err
+	for _, s := range sockets {
+		if s != nil {
+			_ = s.Close()
+		}
+	}
 }
 
 // parse decodes a message of a VMM. A message that is too short or too long is an error.
@@ -150,30 +140,57 @@ func parse(m parser, r *codec.Reader) error {
 	return r.Done()
 }
 
+// guestStreams makes the streams that the guest may open after a boot, and returns the VMM's ends.
+// The VMM has never had the daemon's ends, so it cannot hold up their last close.
+func (v *VMM) guestStreams() (theirs []*os.File, err error) {
+	v.closeStreams()
+	for range vmmproto.GuestStreams {
+		fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return theirs, fmt.Errorf("make a stream of the guest: %w", err)
+		}
+		// The mode is set after os.NewFile, because File.Fd makes a file blocking that was not
+		// blocking before.
+		theirs = append(theirs, os.NewFile(uintptr(fds[1]), "guest stream"))
+		f := os.NewFile(uintptr(fds[0]), "guest stream")
+		ours, err := net.FileConn(f)
+		if err = errors.Join(err, f.Close(), unix.SetNonblock(fds[1], true)); err != nil {
+			return theirs, fmt.Errorf("make a stream of the guest: %w", err)
+		}
+		v.mu.Lock()
+		v.streams = append(v.streams, ours)
+		v.mu.Unlock()
+	}
+	return theirs, nil
+}
+
+// closeStreams closes the streams that the guest has not opened.
+func (v *VMM) closeStreams() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, s := range v.streams {
+		if s != nil {
+			_ = s.Close()
+		}
+	}
+	v.streams = nil
+}
+
 // guestConn passes a stream that the guest has opened to the channel of Conns. If no caller
 // receives the stream soon, guestConn closes it, so that the guest cannot use up the daemon's
 // descriptors.
-func (v *VMM) guestConn(body []byte, fds []int) error {
-	r := codec.NewReader(body)
-	port := r.U32()
-	if err := r.Done(); err != nil || len(fds) != 1 {
-		v.closing(func() { ctlsock.CloseAll(fds) })
-		return fmt.Errorf("a stream of the guest in %d bytes with %d descriptors: want 4 and 1", len(body), len(fds))
+func (v *VMM) guestConn(opened vmmproto.GuestConn) error {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if uint64(opened.Stream) >= uint64(len(v.streams)) || v.streams[opened.Stream] == nil {
+		return fmt.Errorf("stream %d of the guest is not a free one of %d", opened.Stream, len(v.streams))
 	}
-	if kind, err := unix.GetsockoptInt(fds[0], unix.SOL_SOCKET, unix.SO_TYPE); err != nil || kind != unix.SOCK_STREAM {
-		v.closing(func() { ctlsock.CloseAll(fds) })
-		return errors.New("a stream of the guest that is not a stream socket")
-	}
-	f := os.NewFile(uintptr(fds[0]), "guest stream")
-	conn, err := net.FileConn(f)
-	v.closing(func() { _ = f.Close() })
-	if err != nil {
-		return nil // the daemon has too few descriptors, so the stream is refused
-	}
+	stream := v.streams[opened.Stream]
+	v.streams[opened.Stream] = nil
 	select {
-	case v.conns <- Conn{Port: port, Conn: guestStream{conn, v}}:
+	case v.conns <- Conn{Port: opened.Port, Conn: stream}:
 	default:
-		_ = guestStream{conn, v}.Close()
+		_ = stream.Close()
 	}
 	return nil
 }

@@ -14,7 +14,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// BootFiles are the files for a boot. The caller keeps its own descriptors and must close them.
+// BootFiles are the files for a boot. Boot closes Net in any case. The caller keeps the others and
+// must close them.
 type BootFiles struct {
 	Kernel *os.File
 	Initrd *os.File // nil if there is none
@@ -22,8 +23,8 @@ type BootFiles struct {
 	Net    *os.File // frame socket; nil if there is none
 }
 
-// RestoreFiles are the files for a restore. The caller keeps its own descriptors and must close
-// them.
+// RestoreFiles are the files for a restore. Restore closes Net in any case. The caller keeps the
+// others and must close them.
 type RestoreFiles struct {
 	State  *os.File
 	Layers []*os.File
@@ -34,6 +35,7 @@ type RestoreFiles struct {
 // Boot loads a kernel into the machine, which stays paused. It sets req.Initrd, req.Net and the
 // layer counts of req.Disks according to the given files.
 func (v *VMM) Boot(ctx context.Context, req vmmproto.Boot, files BootFiles) error {
+	defer v.closeGiven(files.Net)
 	if err := readOnly(files.Disks, files.Kernel, files.Initrd); err != nil {
 		return err
 	}
@@ -46,13 +48,22 @@ func (v *VMM) Boot(ctx context.Context, req vmmproto.Boot, files BootFiles) erro
 	if req.Net = files.Net != nil; req.Net {
 		fds = append(fds, descriptors(files.Net)...)
 	}
-	return v.call(ctx, vmmproto.KindBoot, &req, fds, nil)
+	streams, err := v.guestStreams()
+	if err == nil {
+		err = v.call(ctx, vmmproto.KindBoot, &req, append(fds, descriptors(streams...)...), nil)
+	}
+	v.closeGiven(streams...)
+	if err != nil {
+		v.closeStreams()
+	}
+	return err
 }
 
 // Restore makes the machine a copy of a snapshot. It sets req.Layers, req.Net and the layer counts
 // of req.Disks according to the given files.
 func (v *VMM) Restore(ctx context.Context, req vmmproto.Restore, files RestoreFiles) (result vmmproto.RestoreResult,
 	err error) {
+	defer v.closeGiven(files.Net)
 	if err := readOnly(files.Disks, append([]*os.File{files.State}, files.Layers...)...); err != nil {
 		return result, err
 	}
@@ -112,9 +123,10 @@ func (v *VMM) Merge(ctx context.Context, req vmmproto.Merge, merged *os.File) er
 }
 
 // SetNet gives the machine another frame socket, or none if socket is nil. The VMM does not tell
-// the guest; the process at the other end resets the guest's connections. The caller must close its
-// own descriptor.
+// the guest; the process at the other end resets the guest's connections. SetNet closes the file
+// in any case.
 func (v *VMM) SetNet(ctx context.Context, socket *os.File) error {
+	defer v.closeGiven(socket)
 	var fds []int
 	if socket != nil {
 		fds = descriptors(socket)

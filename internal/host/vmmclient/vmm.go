@@ -95,6 +95,8 @@ type VMM struct {
 	// receive the reports that live branches have ended, by serial; each channel has a buffer of
 	// one value
 	copies map[uint64]chan vmmproto.Branched
+	// +checklocks:mu
+	streams []net.Conn // streams that the guest may open (nil: it has opened this one)
 }
 
 // Errors of requests. After ErrNoAnswer the outcome of the request is unknown; Stats reveals it

@@ -22,7 +22,7 @@ import (
 // Version must be changed together with any message, and together with the form of the state that a
 // VMM saves. Otherwise a VMM of an earlier daemon could save a state that the VMMs of the next
 // daemon cannot restore. A VMM refuses a daemon with another version.
-const Version = 16
+const Version = 17
 
 // Kind is the first byte of every message.
 type Kind = codec.Kind
@@ -45,7 +45,7 @@ const (
 	KindOK       // answer; the body depends on the request
 	KindError    // answer; Error
 	KindExit     // event; Exit
-	KindConn     // event; port uint32; one end of a stream that the guest opened
+	KindConn     // event; GuestConn
 	KindBranched // event; Branched; sent once after every live Branch that was answered with KindOK
 	KindStalled  // event; no body; the VM has paused itself, because the host has no room for a write to its disks
 	KindNet      // no body; the new frame socket, which replaces the present one; without it, the present one is removed
@@ -82,6 +82,14 @@ type Boot struct {
 	VMGenID [16]byte
 	Net     bool // whether a frame socket is sent along
 }
+
+// GuestStreams is the number of streams that a guest may open to the host after a boot. The agent
+// needs one of them, to tell the host that the guest is ready.
+const GuestStreams = 4
+
+// GuestConn says that the guest has opened the stream with the given index, of those that were sent
+// with Boot, to a port of the host.
+type GuestConn struct{ Port, Stream uint32 }
 
 // Restore restores a saved machine into a VM that was just created, or into the VM that was saved.
 // The VM is then paused. Restore closes the VM's present frame socket, so that no frame of the old
@@ -213,6 +221,18 @@ func (m *Boot) Parse(r *codec.Reader) error {
 	m.Disks = parseDisks(r)
 	m.VMGenID = parseVMGenID(r)
 	m.Net = r.Bool()
+	return r.Err()
+}
+
+// Append encodes m.
+func (m *GuestConn) Append(w *codec.Writer) {
+	w.U32(m.Port)
+	w.U32(m.Stream)
+}
+
+// Parse decodes m.
+func (m *GuestConn) Parse(r *codec.Reader) error {
+	m.Port, m.Stream = r.U32(), r.U32()
 	return r.Err()
 }
 

@@ -8,5 +8,5 @@ import (
 
 // Calls returns the system calls of this package, without the calls of the Go runtime.
 func Calls() []jail.Call {
-	return append(jail.Ioctls(ioPagemapScan), jail.Calls(unix.SYS_SENDMSG, unix.SYS_RECVMSG)...)
+	return append(jail.Ioctls(ioPagemapScan), jail.Calls(unix.SYS_WRITEV, unix.SYS_RECVMSG)...)
 }

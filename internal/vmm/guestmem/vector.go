@@ -24,9 +24,10 @@ func (v *Vector) Add(p []byte) {
 	}
 }
 
-// Send sends the parts as one message on a socket, with flags such as MSG_DONTWAIT.
-func (v *Vector) Send(fd, flags int) error {
-	_, err := v.call(unix.SYS_SENDMSG, fd, flags)
+// Send sends the parts as one message on a socket that keeps the bounds of messages. If the socket
+// is in non-blocking mode, Send does not wait.
+func (v *Vector) Send(fd int) error {
+	_, err := v.call(unix.SYS_WRITEV, fd, unsafe.Pointer(unsafe.SliceData(v.parts)), len(v.parts))
 	return err
 }
 
@@ -34,15 +35,15 @@ func (v *Vector) Send(fd, flags int) error {
 // bytes. With the flag MSG_TRUNC, it returns the length of the whole message, even if the message
 // did not fit.
 func (v *Vector) Receive(fd, flags int) (n int, err error) {
-	return v.call(unix.SYS_RECVMSG, fd, flags)
-}
-
-func (v *Vector) call(number uintptr, fd, flags int) (int, error) {
 	var msg unix.Msghdr
 	msg.Iov = unsafe.SliceData(v.parts)
 	msg.SetIovlen(len(v.parts))
+	return v.call(unix.SYS_RECVMSG, fd, unsafe.Pointer(&msg), flags)
+}
+
+func (v *Vector) call(number uintptr, fd int, p unsafe.Pointer, arg int) (int, error) {
 	for {
-		n, _, errno := unix.Syscall(number, uintptr(fd), uintptr(unsafe.Pointer(&msg)), uintptr(flags))
+		n, _, errno := unix.Syscall(number, uintptr(fd), uintptr(p), uintptr(arg))
 		switch errno {
 		case 0:
 			return int(n), nil

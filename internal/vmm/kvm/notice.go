@@ -12,19 +12,16 @@ import (
 // the packet could be late: the woken threads often take the CPU of this thread, and it then runs
 // again only after the guest's first exit.
 type Notice struct {
-	fd   int
-	msg  unix.Msghdr
-	iov  unix.Iovec
-	left uint32 // number of threads that have not passed yet
-	sent bool
+	fd     int
+	packet []byte
+	left   uint32 // number of threads that have not passed yet
+	sent   bool
 }
 
 // NewNotice returns a notice that is sent on fd, a non-blocking socket. The socket must stay open
 // until all threads have passed the gate.
 func NewNotice(fd int, packet []byte) *Notice {
-	n := &Notice{fd: fd, iov: unix.Iovec{Base: unsafe.SliceData(packet), Len: uint64(len(packet))}}
-	n.msg = unix.Msghdr{Iov: &n.iov, Iovlen: 1}
-	return n
+	return &Notice{fd: fd, packet: packet}
 }
 
 // Sent reports whether the packet was sent. It returns false for a nil notice. Call Sent only after
@@ -40,6 +37,7 @@ func (n *Notice) passed() {
 	if n == nil || atomic.AddUint32(&n.left, ^uint32(0)) != 0 {
 		return
 	}
-	_, _, errno := unix.RawSyscall(unix.SYS_SENDMSG, uintptr(n.fd), uintptr(unsafe.Pointer(&n.msg)), unix.MSG_NOSIGNAL)
+	_, _, errno := unix.RawSyscall6(unix.SYS_SENDTO, uintptr(n.fd), uintptr(unsafe.Pointer(unsafe.SliceData(n.packet))),
+		uintptr(len(n.packet)), unix.MSG_NOSIGNAL, 0, 0)
 	n.sent = errno == 0
 }

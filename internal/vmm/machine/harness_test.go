@@ -186,13 +186,17 @@ func (h *host) newVM(t *testing.T) *testVM {
 	t.Cleanup(func() { _ = tracker.Close() })
 	v.Machine, err = machine.New(machine.Config{KVM: sys, Tracker: tracker, Shape: h.shape, Console: v.console,
 		VsockListener: file,
-		GuestConn: func(port uint32, fd int) error {
+		GuestConn: func(port uint32) (int, error) {
 			select {
 			case v.dialed <- port:
-				return unix.Close(fd)
 			default: // do not block the device, because a hostile guest opens streams endlessly
-				return errors.New("no more streams are taken")
+				return -1, errors.New("no more streams are taken")
 			}
+			fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+			if err != nil {
+				return -1, err
+			}
+			return fds[1], unix.Close(fds[0])
 		},
 		Exited:  func(e vm.Exit) { v.exited <- e },
 		Stalled: func() { v.stalled <- struct{}{} },

@@ -34,10 +34,9 @@ type Config struct {
 	Shape         vm.Shape
 	Console       io.ByteWriter // receives the serial output
 	VsockListener *os.File      // a listening unix socket; ownership passes to New
-	// GuestConn receives fd, the host's end of a stream that the guest has opened to a port of the
-	// host. If GuestConn returns nil, GuestConn owns fd. If it returns an error, the stream is
-	// refused.
-	GuestConn func(port uint32, fd int) error
+	// GuestConn returns a stream for a connection that the guest opens to a port of the host (see
+	// vsock.Config.Dial).
+	GuestConn func(port uint32) (fd int, err error)
 	Exited    func(vm.Exit) // called once, if the guest has stopped
 	// Stalled is called when the machine has been paused because the host has no room for the
 	// machine's disks.

@@ -143,11 +143,17 @@ func (w *fuzzed) must(err error) {
 	}
 }
 
-func (w *fuzzed) guestConn(_ uint32, fd int) error {
+func (w *fuzzed) guestConn(uint32) (int, error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	w.must(err)
+	w.keep(fds[0])
+	return fds[1], nil
+}
+
+func (w *fuzzed) keep(stream int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.streams = append(w.streams, fd)
-	return nil
+	w.streams = append(w.streams, stream)
 }
 
 // do executes op, which is an access of the guest or an action of the host. An error means that the
@@ -194,7 +200,7 @@ func (w *fuzzed) host(op bareguest.Op) {
 			_, err = fmt.Fprintf(fdWriter(fd), "CONNECT %d\n", op.Addr)
 			w.must(err)
 		}
-		w.must(w.guestConn(0, fd))
+		w.keep(fd)
 	case hostSend:
 		if fd := w.youngest(); fd >= 0 {
 			_, _ = fdWriter(fd).Write(make([]byte, n)) // an error means that the socket is full or closed
@@ -242,7 +248,7 @@ func (w *fuzzed) setPeer(on bool) {
 	}
 	var peer *vnet.Peer
 	if on {
-		ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+		ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 		w.must(err)
 		w.peer, peer = ends[0], vnet.NewPeer(ends[1])
 	}

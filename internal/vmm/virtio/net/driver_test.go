@@ -105,11 +105,14 @@ func (g *guest) hangUp() {
 	}
 }
 
-// newPeer gives the device another peer, whose socket is in blocking mode.
+// newPeer gives the device another peer. Its own end of the socket is in blocking mode.
 func (g *guest) newPeer() {
 	g.t.Helper()
 	g.hangUp()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err == nil {
+		err = unix.SetNonblock(fds[0], true)
+	}
 	if err != nil {
 		g.t.Fatal(err)
 	}

@@ -6,8 +6,8 @@ import (
 	"github.com/forkd/forkd/internal/vmm/guestmem"
 )
 
-// Peer is the device's end of a frame socket. Its methods never block, even if the descriptor is in
-// blocking mode. They read or write a message completely or not at all.
+// Peer is the device's end of a frame socket, which is in non-blocking mode (see package frame).
+// Its methods read or write a message completely or not at all.
 type Peer struct{ fd int }
 
 // NewPeer returns a Peer for fd, one end of a frame socket, and takes ownership of fd.
@@ -35,5 +35,5 @@ func (p *Peer) read(parts *guestmem.Vector) error {
 
 // write sends the given parts as one message.
 func (p *Peer) write(parts *guestmem.Vector) error {
-	return parts.Send(p.fd, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+	return parts.Send(p.fd)
 }

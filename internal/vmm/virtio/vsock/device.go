@@ -4,8 +4,8 @@
 // From host to guest, the device accepts connections on a donated listening socket. A client sends
 // "CONNECT <guest port>\n". When the guest has accepted the connection, the client receives "OK
 // <host port>\n", and then the stream is raw. If the guest refuses, the client sees the end of the
-// stream. From guest to host, the device passes one end of a socket pair to the function
-// Config.Dial for each connection to CID 2.
+// stream. From guest to host, the device gets a socket from the function Config.Dial for each
+// connection to CID 2.
 //
 // A fork loses all connections. If the saved guest had connections, the restored device sends
 // VIRTIO_VSOCK_EVENT_TRANSPORT_RESET. The driver drops its old connections, and then returns the
@@ -66,10 +66,10 @@ type Config struct {
 	// Listener is a listening unix stream socket. The device owns it.
 	Listener *os.File
 
-	// Dial receives one end of a stream that the guest opens to a port of the host. If Dial returns
-	// nil, it owns fd. If it returns an error, the device refuses the connection. Dial must not
-	// block.
-	Dial func(port uint32, fd int) error
+	// Dial returns a unix stream socket in non-blocking mode for a stream that the guest opens to a
+	// port of the host. The device owns it. If Dial returns an error, the device refuses the
+	// connection. Dial must not block.
+	Dial func(port uint32) (fd int, err error)
 }
 
 // Device is a vsock device. It implements virtio.Device. Its fields are guarded by the run lock.

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/forkd/forkd/internal/vmm/guestmem"
 	"github.com/forkd/forkd/internal/vmm/virtio"
 	"github.com/forkd/forkd/internal/vmm/virtio/mmio"
@@ -31,6 +33,19 @@ type host struct {
 	dev   *Device
 }
 
+// streamPair returns the two ends of a stream. The second end is in non-blocking mode.
+func streamPair(t testing.TB) (ours, theirs int) {
+	t.Helper()
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err == nil {
+		err = unix.SetNonblock(fds[1], true)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fds[0], fds[1]
+}
+
 func newHost(t testing.TB) *host {
 	t.Helper()
 	h := &host{path: filepath.Join(t.TempDir(), "v"), dials: make(chan int, 4)}
@@ -44,12 +59,13 @@ func newHost(t testing.TB) *host {
 	}
 	l.SetUnlinkOnClose(false)
 	l.Close()
-	h.dev, err = New(Config{GuestCID: guestCID, Listener: f, Dial: func(port uint32, fd int) error {
+	h.dev, err = New(Config{GuestCID: guestCID, Listener: f, Dial: func(port uint32) (int, error) {
 		if port != 1025 {
-			return fmt.Errorf("no service on port %d", port)
+			return -1, fmt.Errorf("no service on port %d", port)
 		}
-		h.dials <- fd
-		return nil
+		ours, theirs := streamPair(t)
+		h.dials <- ours
+		return theirs, nil
 	}})
 	if err != nil {
 		t.Fatal(err)

@@ -31,10 +31,11 @@ func FuzzDevice(f *testing.F) {
 		defer unix.Close(ends[1])
 		var peers []int
 		dev, err := New(Config{GuestCID: guestCID, Listener: os.NewFile(uintptr(ends[0]), "listener"),
-			Dial: func(_ uint32, fd int) error {
-				peers = append(peers, fd)
-				_, err := unix.Write(fd, []byte("welcome"))
-				return err
+			Dial: func(uint32) (int, error) {
+				ours, theirs := streamPair(t)
+				peers = append(peers, ours)
+				_, err := unix.Write(ours, []byte("welcome"))
+				return theirs, err
 			}})
 		if err != nil {
 			t.Fatal(err)

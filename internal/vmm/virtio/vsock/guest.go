@@ -131,20 +131,11 @@ func (d *Device) dial(h *header) error {
 	if !d.roomForConn() {
 		return d.refuse(h)
 	}
-	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	fd, err := d.cfg.Dial(h.dstPort)
 	if err != nil {
-		return d.refuse(h) // no descriptors are left; the guest may try again later
-	}
-	err = unix.SetNonblock(ends[0], true)
-	if err == nil {
-		err = d.cfg.Dial(h.dstPort, ends[1])
-	}
-	if err != nil {
-		_ = rawcall.Close(ends[0])
-		_ = rawcall.Close(ends[1])
 		return d.refuse(h)
 	}
-	c := &conn{key: connKey{host: h.dstPort, guest: h.srcPort}, fd: ends[0], state: stateOpen,
+	c := &conn{key: connKey{host: h.dstPort, guest: h.srcPort}, fd: fd, state: stateOpen,
 		peerAlloc: h.bufAlloc, peerFwd: h.fwdCount}
 	d.conns[c.key], d.byFD[int32(c.fd)] = c, c
 	if err := d.owe(c, oweResponse); err != nil {

@@ -30,7 +30,11 @@ func TestHoldIsBounded(t *testing.T) {
 	defer mem.Close()
 	h := newHost(t)
 	ends := make(chan int, conns)
-	h.dev.cfg.Dial = func(_ uint32, fd int) error { ends <- fd; return nil }
+	h.dev.cfg.Dial = func(uint32) (int, error) {
+		ours, theirs := streamPair(t)
+		ends <- ours
+		return theirs, nil
+	}
 	var rings [3]*virtiotest.Ring
 	var queues []*virtq.Queue
 	for i := range rings {
