@@ -9,8 +9,6 @@ import (
 	"strings"
 	"syscall"
 	"time"
-
-	"github.com/forkd/forkd/internal/proto/ctlsock"
 )
 
 // maxHandshake is the maximum length of the VMM's answer to CONNECT, in bytes. The answer is "OK "
@@ -21,7 +19,7 @@ const maxHandshake = 128
 // and expects "OK <number>\n", as Firecracker's vsock device does.
 func DialUnix(path string) DialFunc {
 	return func(ctx context.Context, port uint32) (net.Conn, error) {
-		d := net.Dialer{Control: refuseDescriptors}
+		var d net.Dialer
 		conn, err := d.DialContext(ctx, "unix", path)
 		if err != nil {
 			return nil, fmt.Errorf("dial guest port %d: %w", port, err)
@@ -32,11 +30,6 @@ func DialUnix(path string) DialFunc {
 		}
 		return conn, nil
 	}
-}
-
-// refuseDescriptors implements net.Dialer.Control. It is called before the socket is connected.
-func refuseDescriptors(_, _ string, c syscall.RawConn) (err error) {
-	return errors.Join(c.Control(func(fd uintptr) { err = ctlsock.RefuseDescriptors(int(fd)) }), err)
 }
 
 func handshake(ctx context.Context, conn net.Conn, port uint32) error {

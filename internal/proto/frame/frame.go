@@ -17,8 +17,6 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/forkd/forkd/internal/proto/ctlsock"
 )
 
 // Addresses inside a VM. 192.0.2.0/24 is TEST-NET-1 (RFC 5737), which no user's network uses. The
@@ -63,8 +61,7 @@ func Pair() (vmm, net *os.File, err error) {
 	// wake-up in every fork.
 	vmm, net = os.NewFile(uintptr(fds[0]), "frame socket"), os.NewFile(uintptr(fds[1]), "frame socket")
 	for _, fd := range fds {
-		err := errors.Join(unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, BufferBytes), unix.SetNonblock(fd, true),
-			ctlsock.RefuseDescriptors(fd))
+		err := errors.Join(unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, BufferBytes), unix.SetNonblock(fd, true))
 		if err != nil {
 			return nil, nil, errors.Join(fmt.Errorf("make a frame socket: %w", err), vmm.Close(), net.Close())
 		}
