@@ -67,7 +67,7 @@ func TestOffloads(t *testing.T) {
 // its time with other programs.
 const (
 	downloads                        = 50
-	downloadMiB, emulatedDownloadMiB = 100, 4
+	downloadMiB, emulatedDownloadMiB = 100, 2
 )
 
 // TestDownloadsAtOnce lets every child of a fork download at the same time. Every byte must arrive.
