@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/forkd/forkd/client"
 	"github.com/forkd/forkd/internal/apirig"
 	"github.com/forkd/forkd/internal/daemon/auth"
 )
@@ -46,5 +47,33 @@ func TestPublicTrafficIsForLife(t *testing.T) {
 			t.Errorf("from %s to %s: %s %s", made, other, answer.Status, text)
 		}
 		r.call("PUT", path, `{"allowPublicTraffic":`+made+`}`, 204, nil)
+	}
+}
+
+// If the creation of a sandbox does not name where the sandbox may connect to, the sandbox has the
+// policy of its template. It always has the limits of its template.
+func TestPolicyOfTheTemplate(t *testing.T) {
+	r := start(t)
+	made, err := r.Fork(t.Context(), client.ForkRequest{SnapshotTag: "a.b", N: 1,
+		Network: &client.Network{Mode: "none", Limits: client.NetworkLimits{Connections: 5}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Branch(t.Context(), made.Sandboxes[0].ID, client.BranchRequest{Tag: "closed"}); err != nil {
+		t.Fatal(err)
+	}
+	for options, mode := range map[string]string{
+		``:              "none",
+		`,"network":{}`: "none",
+		`,"network":{"allowPublicTraffic":false}`:     "none",
+		`,"network":{"dnsServers":["9.9.9.9"]}`:       "none",
+		`,"network":{"denyOut":["9.9.9.9"]}`:          "public",
+		`,"network":{},"allow_internet_access":true`:  "public",
+		`,"network":{},"allow_internet_access":false`: "none",
+	} {
+		n, err := r.Network(t.Context(), r.create(`{"templateID":"closed"`+options+`}`).ID)
+		if err != nil || n.Mode != mode || n.Limits.Connections != 5 {
+			t.Errorf("%s: %+v, %v; want mode %s and the limits of the template", options, n, err, mode)
+		}
 	}
 }

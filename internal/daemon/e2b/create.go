@@ -137,7 +137,7 @@ func (a *Server) createAs(w http.ResponseWriter, r *http.Request, def time.Durat
 		if req.Network == nil {
 			req.Network = &networkConfig{}
 		}
-		if fork.Network, err = req.Network.setting(n.Offline); err != nil {
+		if fork.Network, err = a.settingFor(r, tag, req.Network, n.Offline); err != nil {
 			return err
 		}
 		n.Private = req.Network.Public != nil && !*req.Network.Public

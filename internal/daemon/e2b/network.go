@@ -34,6 +34,8 @@ var everything = []string{"0.0.0.0/0", "::/0"}
 // forkd would deny it. So both lists together are accepted only if the denied list has all
 // addresses, or if the sandbox has no access to the internet. Such a configuration becomes mode
 // allow without denied addresses, so only the allowed addresses can be reached.
+//
+// A configuration without addresses is mode public.
 func (c *networkConfig) setting(offline *bool) (*netclient.Setting, error) {
 	switch {
 	case present(c.Rules) && string(c.Rules) != "{}":
@@ -85,6 +87,27 @@ func configOf(p netproto.Policy) networkConfig {
 		c.DenyOut = append(c.DenyOut, everything[0])
 	}
 	return c
+}
+
+// settingFor returns the network of a new sandbox from the snapshot with the given tag, or nil if the
+// sandbox has the snapshot's network. That is so if the client says nothing about the addresses that
+// the sandbox may connect to: the snapshot's policy may deny more than E2B's default does. The
+// sandbox always has the snapshot's limits, because E2B's form has none.
+func (a *Server) settingFor(r *http.Request, tag string, c *networkConfig, offline *bool) (*netclient.Setting, error) {
+	asked, err := c.setting(offline)
+	if err != nil || offline == nil && len(c.AllowOut) == 0 && len(c.DenyOut) == 0 {
+		return nil, err
+	}
+	d, err := a.view(r).Snapshot(tag)
+	if err != nil {
+		return nil, err
+	}
+	before, err := netclient.FromSnapshot(d.Guest.Network)
+	if err != nil {
+		return nil, err
+	}
+	asked.Limits = before.Limits
+	return asked, nil
 }
 
 // setNetwork replaces the policy of a sandbox. It keeps the sandbox's present limits and secrets.
