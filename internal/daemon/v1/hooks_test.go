@@ -159,7 +159,7 @@ func TestAFailedHookAborts(t *testing.T) {
 func TestAFailedHookContinues(t *testing.T) {
 	r := start(t, apirig.Options{})
 	ctx := t.Context()
-	id, err := hooked(t, r, "continue", everywhere("exit 3"))
+	id, err := hooked(t, r, "continue", everywhere("echo secret; exit 3"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -177,7 +177,7 @@ func TestAFailedHookContinues(t *testing.T) {
 	}
 	all := client.EventsRequest{After: "none", Sandboxes: []string{id}}
 	for _, e := range follow(t, r.Client, all, "sandbox.deleted") {
-		if e.Type == "sandbox.hook_failed" && strings.Contains(e.Detail, "exit status 3") {
+		if e.Type == "sandbox.hook_failed" && e.Detail == "exit status 3" {
 			failed = append(failed, e.Reason)
 		}
 	}

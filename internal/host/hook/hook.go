@@ -90,12 +90,27 @@ func (r *Runner) Run(ctx context.Context, dial agentclient.DialFunc, of *ledger.
 	if h.OnFailure != snapshot.HookContinues {
 		return &Error{ID: of.ID, Point: at, Err: err}
 	}
+	// Clients that may not see the contents of sandboxes receive events, so an event has neither
+	// arguments nor output.
 	r.Events.Emit(event.Event{Kind: event.SandboxHook, Owner: of.Owner, Sandbox: of.ID, Snapshot: of.Tag(),
-		Labels: of.Labels, Reason: string(at), Detail: err.Error()})
+		Labels: of.Labels, Reason: string(at), Detail: errors.Unwrap(err).Error()})
 	return nil
 }
 
-// run runs a command in a goroutine. The goroutine may outlive run by the seconds that it takes to
+// failedError is the failure of a command.
+type failedError struct {
+	args   []string
+	err    error
+	output string // the end of the command's output
+}
+
+func (e *failedError) Error() string {
+	return fmt.Sprintf("%.200q: %v%s", strings.Join(e.args, " "), e.err, e.output)
+}
+
+func (e *failedError) Unwrap() error { return e.err }
+
+// run runs a command in a goroutine. Its errors are of type *failedError. The goroutine may outlive run by the seconds that it takes to
 // kill the command, because a guest need not answer.
 func run(ctx context.Context, dial agentclient.DialFunc, h *snapshot.Hook, at Point) error {
 	limit := time.Duration(h.TimeoutSecs) * time.Second
@@ -134,7 +149,7 @@ func run(ctx context.Context, dial agentclient.DialFunc, h *snapshot.Hook, at Po
 	case wait.Err() != nil, errors.Is(err, errLate):
 		err = fmt.Errorf("not done after %v", limit)
 	}
-	return fmt.Errorf("%.200q: %w%s", strings.Join(h.Args, " "), err, out.quote())
+	return &failedError{h.Args, err, out.quote()}
 }
 
 // exitDelay is how long a VMM may take to exit after its connections are closed.
