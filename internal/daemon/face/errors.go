@@ -87,7 +87,7 @@ func codeOf(err error) code {
 	case is[*store.DamagedError](err), is[*store.DiskOnlyError](err), errors.Is(err, vm.ErrBadState),
 		errors.Is(err, vm.ErrShape), errors.Is(err, vm.ErrCPU):
 		return codeSnapshotUnusable
-	case is[*sandbox.BusyError](err):
+	case is[*admit.BusyError](err):
 		return codeBusy
 	case errors.As(err, &refused):
 		return code(refused.Code)

@@ -62,7 +62,7 @@ func TestProblems(t *testing.T) {
 		{&hub.RegistryError{Registry: "r", Status: 404, Err: errors.New("x")}, codeNoRemote, "", ""},
 		{&hub.RegistryError{Registry: "r", Err: errors.New("x")}, codeRegistryFailed, "", "5"},
 		{ErrTooMany, codeBusy, "", "1"},
-		{&sandbox.BusyError{}, codeBusy, "", "1"},
+		{&admit.BusyError{}, codeBusy, "", "1"},
 		{&store.BacklogError{}, codeBusy, "", "1"},
 		{&store.BacklogError{Flush: syscall.EIO}, codeBusy, "", "1"},
 		{&store.BacklogError{Flush: fmt.Errorf("flush: %w", syscall.ENOSPC)}, codeNoSpace, "", ""},

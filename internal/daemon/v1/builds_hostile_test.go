@@ -18,7 +18,7 @@ import (
 	"github.com/forkd/forkd/internal/apirig"
 	"github.com/forkd/forkd/internal/daemon/auth"
 	"github.com/forkd/forkd/internal/daemon/build"
-	"github.com/forkd/forkd/internal/host/sandbox"
+	"github.com/forkd/forkd/internal/host/admit"
 )
 
 // emptyLineShell is a shell. When a build asks the shell for the files that match a pattern, the
@@ -249,7 +249,7 @@ func TestCancelledWhileBranchesAreBusy(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.VMs.Mu.Lock()
-	r.VMs.BranchErr = &sandbox.BusyError{What: "branches", Limit: 1}
+	r.VMs.BranchErr = &admit.BusyError{What: "branches", Limit: 1}
 	r.VMs.Mu.Unlock()
 	ctx, leave := context.WithCancel(t.Context())
 	ended := make(chan error)

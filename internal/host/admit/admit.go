@@ -48,6 +48,20 @@ type Error struct {
 
 func (e *Error) Error() string { return "not admitted: " + e.Reason }
 
+// BusyError reports that the host, or one owner, has too many operations of one kind at a time.
+type BusyError struct {
+	What  string
+	Limit int
+	Owner string // the owner whose limit is reached; empty: the host's limit is reached
+}
+
+func (e *BusyError) Error() string {
+	if e.Owner != "" {
+		return fmt.Sprintf("%d %s of %s are running, the most for one client at once; try again", e.Limit, e.What, e.Owner)
+	}
+	return fmt.Sprintf("%d %s are running, the most at once; try again", e.Limit, e.What)
+}
+
 // Host counts the VMs of a daemon's sandboxes, including VMs that are being started. So two
 // requests cannot both take the last place. The methods of Host may be called concurrently.
 type Host struct {

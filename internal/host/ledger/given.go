@@ -23,7 +23,8 @@ var hostnamePrefix = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$`)
 
 // CheckGiven checks the parts of a request for a fork that become parts of the children's records.
 // The prefix of host names may be empty, and the hooks may be nil.
-func CheckGiven(env map[string]string, prefix string, annotation json.RawMessage, hooks *snapshot.Hooks) error {
+func CheckGiven(env map[string]string, prefix string, annotation json.RawMessage, hooks *snapshot.Hooks,
+	labels map[string]string) error {
 	if err := snapshot.CheckEnv(env); err != nil {
 		return &invalid.Error{Field: "env", Reason: err.Error()}
 	}
@@ -37,9 +38,11 @@ func CheckGiven(env map[string]string, prefix string, annotation json.RawMessage
 		return invalid.Errorf("annotation", "%d bytes: want at most %d", len(annotation), MaxAnnotation)
 	}
 	if hooks != nil {
-		return CheckHooks("hooks.", *hooks)
+		if err := CheckHooks("hooks.", *hooks); err != nil {
+			return err
+		}
 	}
-	return nil
+	return CheckLabels(labels)
 }
 
 // CheckHooks checks the hooks in a request. The first parameter precedes the names of fields.

@@ -75,7 +75,7 @@ func (m *Manager) givePlaces(children []*Sandbox, vcpus uint32) {
 }
 
 // enterBranches takes one of the host's places for branches, for the owner in ctx. If no place is
-// free, it returns a *BusyError or, if queue is true, waits until it is the owner's turn. The
+// free, it returns an *admit.BusyError or, if queue is true, waits until it is the owner's turn. The
 // caller must hold the sandbox's lock, so that requests which only wait for that lock take no
 // place.
 func (m *Manager) enterBranches(ctx context.Context, queue bool) (leave func(), err error) {
@@ -84,7 +84,7 @@ func (m *Manager) enterBranches(ctx context.Context, queue bool) (leave func(), 
 	}
 	leave, err = m.branches.Enter(m.branchShare(ctx))
 	if full := (*gate.FullError)(nil); errors.As(err, &full) {
-		return nil, &BusyError{What: "branches", Limit: full.Limit, Owner: full.Key}
+		return nil, &admit.BusyError{What: "branches", Limit: full.Limit, Owner: full.Key}
 	}
 	return leave, err
 }

@@ -24,7 +24,7 @@ const (
 
 // Branch makes a snapshot of a sandbox. Afterwards the sandbox continues (or stays paused), even
 // after an error, and can be branched again. Branches of one sandbox wait for each other. If the
-// host or the owner has too many branches at a time, the error is a *BusyError, unless the field
+// host or the owner has too many branches at a time, the error is an *admit.BusyError, unless the field
 // Queue of the request is set. When Branch returns, the snapshot can be forked, unless the field
 // NoWait of the request is set. The snapshot is flushed to disk in the background.
 func (m *Manager) Branch(ctx context.Context, id string, req BranchRequest) (BranchResult, error) {

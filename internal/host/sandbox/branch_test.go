@@ -14,6 +14,7 @@ import (
 
 	durable "github.com/forkd/forkd/internal/format/record"
 	"github.com/forkd/forkd/internal/gate"
+	"github.com/forkd/forkd/internal/host/admit"
 	"github.com/forkd/forkd/internal/host/chain"
 	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/store"
@@ -193,7 +194,7 @@ func TestBranchWithoutWaiting(t *testing.T) {
 	if err != nil || !r.Info.Writing {
 		t.Fatalf("%+v, %v", r, err)
 	}
-	var busy *BusyError
+	var busy *admit.BusyError
 	if _, err := w.Branch(t.Context(), another, BranchRequest{Mode: vm.BranchLive}); !errors.As(err, &busy) {
 		t.Errorf("beyond the limit: %v", err)
 	}

@@ -3,6 +3,7 @@ package sandbox
 import (
 	"context"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/forkd/forkd/internal/cleanup"
@@ -44,7 +45,7 @@ func (m *Manager) tryBringBack(ctx context.Context, s *Sandbox, expiry func() Ex
 	if err := m.cfg.VMMs.CheckLimits("limits.", rec.Limits); err != nil {
 		return err
 	}
-	lease, err := m.acquire(rec)
+	lease, err := m.cfg.Store.AcquireVersion(rec.SnapshotTag, rec.SnapshotID)
 	if err != nil {
 		return err
 	}
@@ -53,7 +54,8 @@ func (m *Manager) tryBringBack(ctx context.Context, s *Sandbox, expiry func() Ex
 	if err := m.admit(1, vcpus); err != nil {
 		return err
 	}
-	defer m.admitted.Started(1)
+	started := sync.OnceFunc(func() { m.admitted.Started(1) })
+	defer started()
 	leave := m.admitted.Leaver(vcpus)
 	undo.Add(leave)
 	dir := m.vmDir(s.id)
@@ -84,6 +86,7 @@ func (m *Manager) tryBringBack(ctx context.Context, s *Sandbox, expiry func() Ex
 	if err := m.confirm(ctx, v, &rec); err != nil {
 		return err
 	}
+	started() // the hook below may take minutes
 	if err := m.hookIn(ctx, v, &rec, hook.AfterResume); err != nil {
 		return err
 	}

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/internal/cleanup"
-	"github.com/forkd/forkd/internal/host/hook"
 	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/host/owner"
@@ -17,10 +16,11 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// startChild starts one child and waits until its agent has confirmed. After an error nothing of
-// the child remains. The WaitGroup, restoring, counts the children of the same wave whose vCPUs do
-// not run yet. The agent receives its identity only when the vCPUs of all these children run,
-// because an agent that works earlier takes CPU time from the restores of the other children.
+// startChild starts one child and waits until its agent has confirmed. The child is then ready,
+// unless it has a hook that must run first. After an error nothing of the child remains. The
+// WaitGroup, restoring, counts the children of the same wave whose vCPUs do not run yet. The agent
+// receives its identity only when the vCPUs of all these children run, because an agent that works
+// earlier takes CPU time from the restores of the other children.
 func (m *Manager) startChild(ctx context.Context, start time.Time, req ForkRequest, fork string,
 	restoring *sync.WaitGroup) (*Sandbox, error) {
 	var undo cleanup.Stack
@@ -36,25 +36,28 @@ func (m *Manager) startChild(ctx context.Context, start time.Time, req ForkReque
 		return nil, err
 	}
 	err = m.confirm(ctx, s.live, &s.record)
-	release() // the hook below must not hold the place
+	release()
 	if err != nil {
 		return nil, err
 	}
 	if s.record.WritesAsOthers() {
 		s.live.lease.LearnFirstWrites(func() ([]vm.Range, error) { return s.live.vmm.Written(ctx) })
 	}
-	if !req.NoHooks {
-		if err := m.hookIn(ctx, s.live, &s.record, hook.AfterFork); err != nil {
+	if !req.hooked {
+		if err := s.ready(start, fork); err != nil {
 			return nil, err
 		}
 	}
-	s.record.Fork = fork
-	if err := ledger.Write(s.live.dir, &s.record); err != nil {
-		return nil, err
-	}
-	s.timing.Ready = time.Since(start)
 	undo.Release()
 	return s, nil
+}
+
+// ready writes the record of a child. A daemon that finds the record may hand the child out.
+func (s *Sandbox) ready(start time.Time, fork string) error {
+	s.record.Fork = fork
+	err := ledger.Write(s.live.dir, &s.record)
+	s.timing.Ready = time.Since(start)
+	return err
 }
 
 // restoreChild restores the VM of a child. When it returns, the vCPUs run.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/forkd/forkd/internal/host/admit"
 	"github.com/forkd/forkd/internal/host/excerpt"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/vmpool"
@@ -77,13 +78,6 @@ func (e *LeaseError) Error() string {
 
 func (e *LeaseError) Unwrap() error { return e.Err }
 
-// replacedError reports that a tag now names a different snapshot than before.
-type replacedError struct{ tag string }
-
-func (e *replacedError) Error() string {
-	return fmt.Sprintf("snapshot %q was replaced by another", e.tag)
-}
-
 // HeldError reports that a sandbox cannot be killed, or get an expiry, because it belongs to a
 // workspace.
 type HeldError struct{ Op, ID, Workspace string }
@@ -128,24 +122,10 @@ func isUnconfirmed(err error) bool {
 	return errors.As(err, &u)
 }
 
-// BusyError reports that the host, or one owner, has too many operations of one kind at a time.
-type BusyError struct {
-	What  string
-	Limit int
-	Owner string // the owner whose limit is reached; empty: the host's limit is reached
-}
-
-func (e *BusyError) Error() string {
-	if e.Owner != "" {
-		return fmt.Sprintf("%d %s of %s are running, the most for one client at once; try again", e.Limit, e.What, e.Owner)
-	}
-	return fmt.Sprintf("%d %s are running, the most at once; try again", e.Limit, e.What)
-}
-
 // IsBusy reports whether err refuses a branch that may succeed soon, because too many branches are
 // being made, or earlier branches are still being flushed to disk.
 func IsBusy(err error) bool {
-	var busy *BusyError
+	var busy *admit.BusyError
 	var backlog *store.BacklogError
 	return errors.As(err, &busy) || errors.As(err, &backlog) && backlog.Flush == nil
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/internal/gate"
+	"github.com/forkd/forkd/internal/host/admit"
 	"github.com/forkd/forkd/internal/host/owner"
 	"github.com/forkd/forkd/internal/host/unique"
 	"github.com/forkd/forkd/internal/host/vmfake"
@@ -47,7 +48,7 @@ func TestOneClientDoesNotHoldAllBranches(t *testing.T) {
 	if err := begin(a, ids[2], "a2"); err != nil {
 		t.Errorf("a third branch of the client: %v", err)
 	}
-	var busy *BusyError
+	var busy *admit.BusyError
 	if err := begin(a, ids[3], "a3"); !errors.As(err, &busy) || busy.Owner != "token:a" || busy.Limit != 3 {
 		t.Errorf("a fourth branch of the client: %v", err)
 	}
@@ -88,7 +89,7 @@ func TestAPromotionWaitsForItsTurn(t *testing.T) {
 		_, err := w.Promote(ctx, ids[5], ids[4], BranchRequest{Mode: vm.BranchDiff, Queue: queue}, unique.AsBefore)
 		return err
 	}
-	var busy *BusyError
+	var busy *admit.BusyError
 	if err := promote(as(t, "token:c"), false); !errors.As(err, &busy) {
 		t.Errorf("without Queue: %v", err)
 	}

@@ -8,8 +8,11 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/event"
+	"github.com/forkd/forkd/internal/host/hook"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/netclient"
@@ -31,16 +34,13 @@ func (r *ForkRequest) checkChildren() error {
 	if r.N < 1 || r.N > MaxFork {
 		return invalid.Errorf("n", "%d: want 1 to %d", r.N, MaxFork)
 	}
-	if err := ledger.CheckGiven(r.Env, r.HostnamePrefix, r.Annotation, r.Hooks); err != nil {
+	if err := ledger.CheckGiven(r.Env, r.HostnamePrefix, r.Annotation, r.Hooks, r.Labels); err != nil {
 		return err
 	}
 	if r.Network != nil {
 		if _, err := netclient.FillSecrets("network.", r.Network.Secrets, nil); err != nil {
 			return err
 		}
-	}
-	if err := ledger.CheckLabels(r.Labels); err != nil {
-		return err
 	}
 	if err := r.Strict.Check(); err != nil {
 		return err
@@ -116,10 +116,11 @@ func (m *Manager) Fork(ctx context.Context, req ForkRequest) (ForkResult, error)
 	if err := m.admit(req.N, vcpus); err != nil {
 		return ForkResult{}, err
 	}
-	defer m.admitted.Started(req.N)
 	m.pool.Begin()
-	defer m.pool.End()
-	result, err := m.fork(ctx, start, req, vcpus)
+	started := sync.OnceFunc(func() { m.admitted.Started(req.N); m.pool.End() })
+	defer started()
+	req.hooked = !req.NoHooks && hook.Of(*cmp.Or(req.Hooks, &lease.Manifest().Guest.Hooks), hook.AfterFork) != nil
+	result, err := m.fork(ctx, start, req, vcpus, started)
 	if err == nil {
 		m.pool.Keep(lease.Manifest().ID, lease.Manifest().Machine.Shape())
 	}
@@ -128,8 +129,10 @@ func (m *Manager) Fork(ctx context.Context, req ForkRequest) (ForkResult, error)
 }
 
 // fork starts children for which places are reserved, and hands them out as one unit. If the daemon
-// is killed before it has handed the children out, the next daemon kills all of them.
-func (m *Manager) fork(ctx context.Context, start time.Time, req ForkRequest, vcpus uint32) (ForkResult, error) {
+// is killed before it has handed the children out, the next daemon kills all of them. Before hooks
+// run, fork calls started, because a hook may take minutes.
+func (m *Manager) fork(ctx context.Context, start time.Time, req ForkRequest, vcpus uint32, started func()) (ForkResult,
+	error) {
 	unfinished, err := ledger.BeginFork(m.cfg.RunDir, m.cfg.DataDir, req.N, req.Provisional)
 	if err != nil {
 		m.givePlaces(make([]*Sandbox, req.N), vcpus)
@@ -138,6 +141,11 @@ func (m *Manager) fork(ctx context.Context, start time.Time, req ForkRequest, vc
 	children, errs := m.startChildren(ctx, start, req, unfinished.ID)
 	m.givePlaces(children, vcpus)
 	result, err := countFailed(ctx, req, errs)
+	if err == nil && req.hooked {
+		started()
+		m.afterFork(ctx, start, req, unfinished.ID, children, errs)
+		result, err = countFailed(ctx, req, errs)
+	}
 	children = slices.DeleteFunc(children, func(s *Sandbox) bool { return s == nil })
 	if err == nil && !req.Provisional {
 		err = unfinished.Finish()
@@ -186,6 +194,37 @@ func (m *Manager) startChildren(ctx context.Context, start time.Time, req ForkRe
 		group.Wait()
 	}
 	return children, errs
+}
+
+// afterFork runs the after_fork hooks of children that have confirmed. As many hooks run at a time as
+// children start at a time. afterFork ends a child whose hook fails, and sets the child to nil. If
+// all children are required, the first failure cancels the other hooks.
+func (m *Manager) afterFork(ctx context.Context, start time.Time, req ForkRequest, fork string, children []*Sandbox,
+	errs []error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var group errgroup.Group
+	group.SetLimit(m.wave)
+	for i, s := range children {
+		if s == nil {
+			continue
+		}
+		group.Go(func() error {
+			if errs[i] = m.hookIn(ctx, s.live, &s.record, hook.AfterFork); errs[i] == nil {
+				errs[i] = s.ready(start, fork)
+			}
+			if errs[i] == nil {
+				return nil
+			}
+			if !req.AllowPartial {
+				cancel()
+			}
+			m.end(s)
+			children[i] = nil
+			return nil
+		})
+	}
+	_ = group.Wait()
 }
 
 // countFailed counts the children that did not start. It returns an error if the request requires

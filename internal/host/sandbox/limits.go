@@ -4,8 +4,8 @@ import (
 	"context"
 
 	"github.com/forkd/forkd/internal/host/cgroup"
-	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/ledger"
+	"github.com/forkd/forkd/internal/host/vmpool"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
@@ -26,7 +26,7 @@ func (m *Manager) SetLimits(ctx context.Context, id string, limits vm.Limits) (I
 func (s *Sandbox) setLimits(limits vm.Limits) error {
 	before := s.record
 	if s.live != nil && s.Info().State.hasVM() {
-		if err := s.live.change(limits, &before); err != nil {
+		if err := vmpool.ChangeLimits(s.live.vmm, limits, before.MemoryBytes); err != nil {
 			return s.explain("limit", s.live, err)
 		}
 	}
@@ -39,20 +39,6 @@ func (s *Sandbox) setLimits(limits vm.Limits) error {
 		return err
 	}
 	return nil
-}
-
-// change applies limits to a VM with the record r. It returns an error if the VM already uses more
-// memory than the limits permit.
-func (v *liveVM) change(limits vm.Limits, r *ledger.Record) error {
-	use, err := v.vmm.Usage()
-	if err != nil {
-		return err
-	}
-	if most := limits.MemoryMiB + limits.SwapMiB; limits.MemoryMiB != 0 && use.OwnBytes>>20 >= most {
-		return invalid.Errorf("memory_mib", "%d: the sandbox uses %d MiB now, and would be killed", limits.MemoryMiB,
-			use.OwnBytes>>20)
-	}
-	return v.vmm.Limit(limits, r.MemoryBytes)
 }
 
 // Usage returns the limits and the usage of a sandbox. The usage is zero if the sandbox has no VM.

@@ -128,7 +128,7 @@ func (m *Manager) leased(s *Sandbox, op string, v *liveVM) (*store.Lease, error)
 	if v.lease != nil {
 		return v.lease, nil
 	}
-	lease, err := m.acquire(s.record)
+	lease, err := m.cfg.Store.AcquireVersion(s.record.SnapshotTag, s.record.SnapshotID)
 	if err != nil {
 		return nil, &LeaseError{ID: s.id, Op: op, Tag: s.record.SnapshotTag, Err: err}
 	}
@@ -139,20 +139,6 @@ func (m *Manager) leased(s *Sandbox, op string, v *liveVM) (*store.Lease, error)
 		return nil, s.stateErrorLocked(op)
 	}
 	v.lease = lease
-	return lease, nil
-}
-
-// acquire leases the snapshot that a record names. If the tag now names another snapshot, it
-// returns an error.
-func (m *Manager) acquire(r ledger.Record) (*store.Lease, error) {
-	lease, err := m.cfg.Store.Acquire(r.SnapshotTag)
-	if err != nil {
-		return nil, err
-	}
-	if lease.Manifest().ID != r.SnapshotID {
-		lease.Release()
-		return nil, &replacedError{r.SnapshotTag}
-	}
 	return lease, nil
 }
 

@@ -112,12 +112,7 @@ func New(cfg Config) (*Manager, error) {
 			return nil, err
 		}
 	}
-	if cfg.Branches == 0 {
-		cfg.Branches = defaultBranches
-	}
-	if cfg.Confirm == 0 {
-		cfg.Confirm = defaultConfirm
-	}
+	cfg.Branches, cfg.Confirm = cmp.Or(cfg.Branches, defaultBranches), cmp.Or(cfg.Confirm, defaultConfirm)
 	m := &Manager{
 		cfg:      cfg,
 		admitted: admit.New(cfg.Admit, cfg.DataDir),

@@ -13,6 +13,7 @@ import (
 
 	"github.com/forkd/forkd/internal/host/event"
 	"github.com/forkd/forkd/internal/host/ledger"
+	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/vmmclient"
 	"github.com/forkd/forkd/internal/host/vmpool"
 )
@@ -174,7 +175,7 @@ func (m *Manager) readopt(id string) (*Sandbox, error) {
 	s.live = v
 	v.link = m.cfg.Net.Adopt(id, r.Network, m.giveTo(id, v))
 	vcpus := uint32(1) // the minimum, if the number is unknown
-	if v.lease, err = m.acquire(r); err != nil {
+	if v.lease, err = m.cfg.Store.AcquireVersion(r.SnapshotTag, r.SnapshotID); err != nil {
 		m.cfg.Log.Error("sandbox runs, but its snapshot cannot be used", "sandbox", id, "error", err)
 	}
 	if v.lease != nil {
@@ -250,7 +251,7 @@ func (m *Manager) recoverSuspended(id string) error {
 		return err
 	}
 	if detail.ID != r.SnapshotID {
-		return &replacedError{r.SnapshotTag}
+		return &store.ReplacedError{Tag: r.SnapshotTag}
 	}
 	unpin, err := m.cfg.Store.Pin(r.SnapshotTag)
 	if err != nil {

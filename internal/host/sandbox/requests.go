@@ -16,7 +16,7 @@ type BranchRequest struct {
 	Tag       string // empty: Branch chooses one
 	Mode      vm.BranchMode
 	ParentTag string // the request is refused unless the sandbox runs from this snapshot; empty: not checked
-	Queue     bool   // whether Branch waits if no place for branches is free; if not, the error is a *BusyError
+	Queue     bool   // whether Branch waits if no place for branches is free; if not, the error is an *admit.BusyError
 	NoWait    bool   // for a live branch: return when the sandbox runs again, before the snapshot is complete
 	Transient bool   // delete the snapshot with the last sandbox that runs from it
 	// the sandbox exists only to build a template, and the branch is that template; stored in the
@@ -55,6 +55,7 @@ type ForkRequest struct {
 	Network        *netclient.Setting // nil: as the snapshot
 	Hooks          *snapshot.Hooks    // hooks of each child; nil: the snapshot's hooks
 	NoHooks        bool               // do not run the hook after_fork: the daemon makes the children for itself
+	hooked         bool               // a hook after_fork runs; set by Fork
 	Labels         map[string]string  // labels of each child
 	Strict         unique.Strict      // what happens if the programs in a child repeat random numbers
 	Annotation     json.RawMessage    // data of the API that makes the request, stored with each child; may be nil

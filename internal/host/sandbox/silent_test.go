@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/forkd/forkd/internal/host/admit"
 	"github.com/forkd/forkd/internal/proto/agentproto"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
@@ -112,7 +113,7 @@ func TestBranchOfTheDiskTakesAPlaceAfterTheRest(t *testing.T) {
 		t.Errorf("it waits when the guest was asked for %v", ops)
 	}
 	other := w.fork(t, "p")
-	var busy *BusyError
+	var busy *admit.BusyError
 	if _, err := w.Branch(t.Context(), other, BranchRequest{Tag: "o", Mode: vm.BranchDisk}); !errors.As(err, &busy) {
 		t.Errorf("another: %v", err)
 	}

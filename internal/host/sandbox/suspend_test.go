@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/internal/gate"
+	"github.com/forkd/forkd/internal/host/admit"
 	"github.com/forkd/forkd/internal/host/chain"
 	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/vmpool"
@@ -248,7 +249,7 @@ func TestSnapshotsOfSuspendedSandboxesAreLimited(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var busy *BusyError
+	var busy *admit.BusyError
 	if _, err := w.copyOf(t, id, "s"); !errors.As(err, &busy) {
 		t.Errorf("beyond the limit: %v", err)
 	}

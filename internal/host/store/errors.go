@@ -24,6 +24,13 @@ func (e *ExistsError) Error() string {
 	return fmt.Sprintf("snapshot %q: exists; remove it first ('forkd rmi %s') or choose another tag", e.Tag, e.Tag)
 }
 
+// ReplacedError reports that a tag now names another snapshot than before.
+type ReplacedError struct{ Tag string }
+
+func (e *ReplacedError) Error() string {
+	return fmt.Sprintf("snapshot %q was replaced by another", e.Tag)
+}
+
 // InUseError reports a snapshot that cannot be deleted.
 type InUseError struct {
 	Tag        string

@@ -65,6 +65,17 @@ func (s *Store) Acquire(tag string) (*Lease, error) {
 	return l, err
 }
 
+// AcquireVersion is like Acquire. If the tag now names a snapshot with another ID, the error is a
+// *ReplacedError.
+func (s *Store) AcquireVersion(tag, id string) (*Lease, error) {
+	l, err := s.Acquire(tag)
+	if err == nil && l.manifest.ID != id {
+		l.Release()
+		return nil, &ReplacedError{Tag: tag}
+	}
+	return l, err
+}
+
 // AcquireDisk is like Acquire, but also leases disk-only snapshots.
 func (s *Store) AcquireDisk(tag string) (*Lease, error) {
 	if err := snapshot.CheckTag(tag); err != nil {
