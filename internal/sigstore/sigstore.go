@@ -43,11 +43,25 @@ func (e *InvalidError) Unwrap() error { return e.Err }
 
 func invalid(format string, args ...any) error { return &InvalidError{fmt.Errorf(format, args...)} }
 
-// UnknownKeyError reports that none of the given keys has signed.
+// UnknownKeyError reports that none of the given keys has signed. The hint is what the bundle says
+// about its key: any text, or empty.
 type UnknownKeyError struct{ Hint string }
 
+// named returns the hint if it has the form of a hint. Other text is not shown, because the bundle
+// may be the answer of a server that only this host can reach.
+func (e *UnknownKeyError) named() string {
+	if e.Hint == "" {
+		return "a certificate, or no key"
+	}
+	p, err := base64.StdEncoding.DecodeString(e.Hint)
+	if err != nil || len(p) != sha256.Size || base64.StdEncoding.EncodeToString(p) != e.Hint {
+		return "its name is not the digest of a key"
+	}
+	return e.Hint
+}
+
 func (e *UnknownKeyError) Error() string {
-	return fmt.Sprintf("it is signed with another key: %.100q", e.Hint)
+	return "it is signed with another key: " + e.named()
 }
 
 // bundle is the message dev.sigstore.bundle.v1.Bundle in JSON. Fields that this package does not need are
@@ -133,7 +147,7 @@ func Verify(text []byte, digest string, keys []*PublicKey) (*PublicKey, error) {
 			return k, nil
 		}
 	}
-	named := "a certificate, or no key"
+	named := ""
 	if k := b.Material.PublicKey; k != nil {
 		named = k.Hint
 	}
@@ -161,22 +175,23 @@ func parse(text []byte) (*bundle, error) {
 	}
 	var b bundle
 	if err := json.Unmarshal(text, &b); err != nil {
-		return nil, invalid("it is no sigstore bundle: %w", short(err))
+		return nil, invalid("it is no sigstore bundle")
 	}
 	switch e := b.Envelope; {
 	case b.MediaType != BundleType && b.MediaType != oldBundleType:
-		return nil, invalid("its type is %.100q, not %s", b.MediaType, BundleType)
+		return nil, invalid("its type is not %s", BundleType)
 	case e == nil:
 		return nil, invalid("it has no DSSE envelope")
 	case e.PayloadType != payloadType:
-		return nil, invalid("it signs a %.100q, not a statement of in-toto", e.PayloadType)
+		return nil, invalid("it signs no statement of in-toto")
 	case len(e.Signatures) != 1:
 		return nil, invalid("it has %d signatures, not one", len(e.Signatures))
 	}
 	return &b, nil
 }
 
-// check returns an error unless the statement in an envelope vouches for a digest.
+// check returns an error unless the statement in an envelope vouches for a digest. The error may
+// quote the statement: a trusted key has signed it, or the caller has made it.
 func (e *envelope) check(digest string) error {
 	digits, err := hexOf(digest)
 	if err != nil {

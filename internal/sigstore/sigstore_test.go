@@ -105,7 +105,7 @@ func TestBundlesThatVouchForNothing(t *testing.T) {
 				[]byte("0123"), []byte("ffff"), 1)
 		}), "its signature is wrong", false},
 		"a changed payload type": {change(func(b *bundle) { b.Envelope.PayloadType = "text/plain" }),
-			"not a statement", false},
+			"no statement", false},
 		"a changed signature": {change(func(b *bundle) { b.Envelope.Signatures[0].Sig[20] ^= 1 }),
 			"its signature is wrong", false},
 		"an empty signature": {change(func(b *bundle) { b.Envelope.Signatures[0].Sig = nil }),
@@ -115,7 +115,7 @@ func TestBundlesThatVouchForNothing(t *testing.T) {
 			b.Envelope.Signatures = append(b.Envelope.Signatures, b.Envelope.Signatures[0])
 		}), "has 2 signatures", false},
 		"no envelope":  {change(func(b *bundle) { b.Envelope = nil }), "no DSSE envelope", false},
-		"another type": {change(func(b *bundle) { b.MediaType = "application/json" }), "its type is", false},
+		"another type": {change(func(b *bundle) { b.MediaType = "application/json" }), "its type is not", false},
 		"a report": {text(t, signed(t, mine, strings.Replace(good, "cosign/sign", "cosign/vuln", 1))),
 			"vouches for nothing", false},
 		"an old statement": {text(t, signed(t, mine, strings.Replace(good, "Statement/v1", "Statement/v0.1", 1))),
@@ -141,6 +141,34 @@ func TestBundlesThatVouchForNothing(t *testing.T) {
 	var unknown *UnknownKeyError
 	if _, err := Verify(text(t, signed(t, mine, good)), digest, nil); !errors.As(err, &unknown) {
 		t.Error("without a key:", err)
+	}
+}
+
+// A bundle may be the answer of another server than a registry. No error quotes it, unless a trusted
+// key has signed it.
+func TestErrorsQuoteNoBundle(t *testing.T) {
+	mine := newKey(t)
+	const secretText, secretNumber = "correct-horse", "4242424242424242"
+	change := func(f func(b *bundle)) string {
+		b := signed(t, newKey(t), good)
+		f(b)
+		return string(text(t, b))
+	}
+	for name, bundle := range map[string]string{
+		"type":          change(func(b *bundle) { b.MediaType = secretText }),
+		"payload type":  change(func(b *bundle) { b.Envelope.PayloadType = secretText }),
+		"payload":       change(func(b *bundle) { b.Envelope.Payload = []byte(secretText) }),
+		"name of a key": change(func(b *bundle) { b.Material.PublicKey.Hint = secretText }),
+		"a number":      `{"mediaType":` + secretNumber + `}`,
+	} {
+		_, err := Verify([]byte(bundle), digest, []*PublicKey{mine.Public()})
+		if err == nil || strings.Contains(err.Error(), secretText) || strings.Contains(err.Error(), secretNumber) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	named := (&UnknownKeyError{mine.Public().hint()}).Error()
+	if !strings.Contains(named, mine.Public().hint()) {
+		t.Errorf("the name of a key is not shown: %s", named)
 	}
 }
 

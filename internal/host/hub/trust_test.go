@@ -140,7 +140,7 @@ func attackSignatures(t *testing.T, start func(*testing.T) *served) {
 			"no sigstore bundle"},
 		"huge": {func(d, _ digest.Digest) [][]byte {
 			return [][]byte{append(bundleFor(t, ann, d), bytes.Repeat([]byte(" "), sigstore.MaxBundle)...)}
-		}, Bad, "at most"},
+		}, Bad, "size is"},
 		"two, none good": {func(d, o digest.Digest) [][]byte { return [][]byte{bundleFor(t, eve, d), bundleFor(t, ann, o)} },
 			Unknown, "another digest"},
 		"two, one good": {func(d, o digest.Digest) [][]byte {
@@ -219,6 +219,9 @@ func TestRegistryLiesAboutSignatures(t *testing.T) {
 	}
 	blob := digest.FromBytes(bundle).Encoded()
 	const list = "/referrers/"
+	// what a server of the local network could answer to a redirected request
+	const secretText, secretNumber = "correct-horse", "4242424242424242"
+	instead := func(text string) func([]byte) []byte { return func([]byte) []byte { return []byte(text) } }
 	for name, c := range map[string]struct {
 		around func(http.ResponseWriter, *http.Request, http.Handler)
 		want   string
@@ -229,9 +232,14 @@ func TestRegistryLiesAboutSignatures(t *testing.T) {
 		"another bundle": {answer(blob, func(p []byte) []byte { return bytes.Replace(p, []byte("a"), []byte("b"), 1) }),
 			"differs from its digest", false},
 		"a lying size": {answer(list, index(func(x *oci.Index) { x.Manifests[0].Size-- })), "longer than", false},
-		"a huge size":  {answer(list, index(func(x *oci.Index) { x.Manifests[0].Size = 1 << 40 })), "at most", false},
+		"a huge size":  {answer(list, index(func(x *oci.Index) { x.Manifests[0].Size = 1 << 40 })), "size is", false},
 		"a strange digest": {answer(list, index(func(x *oci.Index) { x.Manifests[0].Digest = "sha256:../../x" })),
 			"its digest is", false},
+		"a foreign digest": {answer(list, instead(`{"manifests":[{"digest":"`+secretText+`","size":1}]}`)),
+			"its digest is", false},
+		"a foreign size": {answer(list, instead(`{"manifests":[{"digest":"`+sent.Digest().String()+`","size":`+
+			secretNumber+`}]}`)), "size is", false},
+		"a foreign list": {answer(list, instead(`{"manifests":`+secretNumber+`}`)), "cannot be read", true},
 		"a lost signature": {func(w http.ResponseWriter, r *http.Request, inner http.Handler) {
 			if strings.Contains(r.URL.Path, blob) {
 				http.NotFound(w, r)
@@ -267,6 +275,9 @@ func TestRegistryLiesAboutSignatures(t *testing.T) {
 		_, err := b.Pull(t.Context(), "ann", "", strictly(t, s.host+"/team/py:1"), ignore)
 		if err == nil || !strings.Contains(err.Error(), c.want) || (kindOf(err) == -1) != c.fails || len(err.Error()) > 1000 {
 			t.Errorf("%s: %v, want %q", name, err, c.want)
+		}
+		if text := fmt.Sprint(err); strings.Contains(text, secretText) || strings.Contains(text, secretNumber) {
+			t.Errorf("%s: the error quotes the answer: %s", name, text)
 		}
 		if log, _, _ := s.set(c.around); fetchedLayers(log, sent) {
 			t.Errorf("%s: files were fetched", name)
