@@ -76,7 +76,7 @@ var rooms = []room{
 	},
 	{
 		folder: "internal/host",
-		packages: []string{"invalid", "debt", "excerpt", "event", "writers/writertest", "writers", "filedigest",
+		packages: []string{"invalid", "debt", "excerpt", "loglimit", "event", "writers/writertest", "writers", "filedigest",
 			"owner", "unique", "procmem", "agentclient", "cgroup", "process", "netclient", "vmmclient", "store",
 			"vmpool", "vmpool/suite", "vmfake",
 			"identity", "chain", "helpervm", "imagevm", "diff", "hub", "bake", "admit", "ledger", "hook", "conlog",

@@ -7,12 +7,8 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
-	"strings"
-	"sync/atomic"
 	"syscall"
 	"time"
-
-	"golang.org/x/time/rate"
 
 	"github.com/forkd/forkd/internal/daemon/audit"
 	"github.com/forkd/forkd/internal/daemon/auth"
@@ -25,6 +21,7 @@ import (
 	"github.com/forkd/forkd/internal/host/hook"
 	"github.com/forkd/forkd/internal/host/hub"
 	"github.com/forkd/forkd/internal/host/invalid"
+	"github.com/forkd/forkd/internal/host/loglimit"
 	"github.com/forkd/forkd/internal/host/owner"
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/store"
@@ -251,34 +248,14 @@ func isOurs(status int, err error) bool {
 	return status == http.StatusInternalServerError && !is[*tenancy.IncompleteError](err)
 }
 
-// Bounds on the log's lines about failed requests. failuresPerSecond is their maximum rate,
-// failuresAtOnce their maximum burst, and maxLogged the maximum size, in bytes, of each text that a
-// client or a guest may have chosen. Without these bounds, a client whose requests fail could fill
-// the log.
-const (
-	failuresPerSecond = 10
-	failuresAtOnce    = 200
-	maxLogged         = 1024
-)
-
 // failures logs failed requests.
-type failures struct {
-	lines   *rate.Limiter
-	leftOut atomic.Int64 // requests without a line since the last line
-}
+type failures struct{ lines *loglimit.Lines }
 
-func newFailures() *failures {
-	return &failures{lines: rate.NewLimiter(failuresPerSecond, failuresAtOnce)}
-}
+func newFailures() *failures { return &failures{loglimit.New(loglimit.PerSecond, loglimit.AtOnce)} }
 
 func (f *failures) log(to *slog.Logger, r *http.Request, err error) {
-	if !f.lines.Allow() {
-		f.leftOut.Add(1)
-		return
-	}
-	cut := func(text string) string { return strings.ToValidUTF8(text[:min(len(text), maxLogged)], "?") }
-	to.Error("request failed", "method", cut(r.Method), "path", cut(r.URL.Path),
-		"request_id", audit.From(r.Context()).RequestID, "error", cut(err.Error()), "left_out", f.leftOut.Swap(0))
+	f.lines.Log(to, slog.LevelError, "request failed", "method", loglimit.Cut(r.Method), "path", loglimit.Cut(r.URL.Path),
+		"request_id", audit.From(r.Context()).RequestID, "error", loglimit.Cut(err.Error()))
 }
 
 // Abort ends an answer that has begun and cannot be completed. It breaks the connection off, so

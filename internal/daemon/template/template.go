@@ -24,11 +24,11 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"golang.org/x/time/rate"
 
 	"github.com/forkd/forkd/internal/daemon/build"
 	"github.com/forkd/forkd/internal/host/bake"
 	"github.com/forkd/forkd/internal/host/invalid"
+	"github.com/forkd/forkd/internal/host/loglimit"
 	"github.com/forkd/forkd/internal/host/sandbox"
 )
 
@@ -119,21 +119,11 @@ type Builder struct {
 	uploads *uploads
 	running sync.WaitGroup
 
-	mu      sync.Mutex
-	builds  []*Build // oldest first
-	closed  bool
-	lines   *rate.Limiter // lines of the log about failed builds
-	leftOut int           // failed builds without a line since the last line
+	mu     sync.Mutex
+	builds []*Build // oldest first
+	closed bool
+	lines  *loglimit.Lines // lines of the log about failed builds; a client can start any number of them
 }
-
-// Bounds on the lines about failed builds. A client can start any number of builds that fail at
-// once.
-const (
-	linesPerSecond = 10
-	linesAtOnce    = 200
-)
-
-func newLines() *rate.Limiter { return rate.NewLimiter(linesPerSecond, linesAtOnce) }
 
 // New returns a Builder. It removes archives that an earlier daemon has left.
 func New(cfg Config) (*Builder, error) {
@@ -141,7 +131,7 @@ func New(cfg Config) (*Builder, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Builder{cfg: cfg, endAll: cfg.Builds.EndSandboxes, uploads: u, lines: newLines()}, nil
+	return &Builder{cfg: cfg, endAll: cfg.Builds.EndSandboxes, uploads: u, lines: loglimit.New(loglimit.PerSecond, loglimit.AtOnce)}, nil
 }
 
 // closeWait is how long Close waits for builds: first for the cancelled builds, and then again
@@ -339,10 +329,6 @@ func (b *Builder) endLocked(bd *Build, err error) {
 
 // logFailureLocked writes the failure of a build to the daemon's log, within the rate of such lines.
 func (b *Builder) logFailureLocked(bd *Build, at *stepError) {
-	if !b.lines.Allow() {
-		b.leftOut++
-		return
-	}
 	logged := at.err
 	if of := (*ownError)(nil); errors.As(logged, &of) {
 		logged = errOwn
@@ -350,9 +336,8 @@ func (b *Builder) logFailureLocked(bd *Build, at *stepError) {
 			logged = bake.ErrFull
 		}
 	}
-	b.cfg.Log.Info("build of a template has failed", "template", bd.Template, "who", bd.Who, "step", at.step, "error",
-		logged, "left_out", b.leftOut)
-	b.leftOut = 0
+	b.lines.Log(b.cfg.Log, slog.LevelInfo, "build of a template has failed", "template", bd.Template, "who", bd.Who,
+		"step", at.step, "error", logged)
 }
 
 // stepError is an error with the step that caused it.

@@ -117,17 +117,11 @@ func (e *unconfirmedError) Error() string {
 
 func (e *unconfirmedError) Unwrap() error { return e.err }
 
-func isUnconfirmed(err error) bool {
-	var u *unconfirmedError
-	return errors.As(err, &u)
-}
-
 // IsBusy reports whether err refuses a branch that may succeed soon, because too many branches are
 // being made, or earlier branches are still being flushed to disk.
 func IsBusy(err error) bool {
-	var busy *admit.BusyError
 	var backlog *store.BacklogError
-	return errors.As(err, &busy) || errors.As(err, &backlog) && backlog.Flush == nil
+	return errors.As(err, new(*admit.BusyError)) || errors.As(err, &backlog) && backlog.Flush == nil
 }
 
 // FamilyError reports that a sandbox cannot continue from the state of a snapshot or of another

@@ -1,9 +1,12 @@
 package sandbox
 
 import (
+	"log/slog"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/forkd/forkd/internal/host/loglimit"
 	"github.com/forkd/forkd/internal/host/owner"
 	"github.com/forkd/forkd/internal/host/unique"
 	"github.com/forkd/forkd/internal/host/vmfake"
@@ -107,4 +110,28 @@ func TestStrictnessOfARollbackStays(t *testing.T) {
 		t.Error("a sandbox whose generators repeat was resumed, although its rollback had set strict")
 	}
 	w.KillAll()
+}
+
+// Guests that end themselves cannot fill the daemon's log, and what a VMM says about its end is cut.
+func TestLinesAboutExits(t *testing.T) {
+	w := newWorld(t, 0)
+	mustBake(t, w)
+	var log strings.Builder
+	const most = 3
+	w.Manager.cfg.Log, w.exits = slog.New(slog.NewTextHandler(&log, nil)), loglimit.New(0, most)
+	for range 2 * most {
+		s, err := w.Get(forkOne(t, w, ForkRequest{}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.live.vmm.(*vmfake.VMM).End(vm.Exit{Reason: vm.ExitInternal, Detail: strings.Repeat("x", 32<<10)})
+		w.awaitExit(t, s.id)
+	}
+	w.stop() // waits until the lines are written
+	if n := strings.Count(log.String(), "sandbox exited"); n != most {
+		t.Errorf("%d lines, want %d", n, most)
+	}
+	if log.Len() > most*2<<10 {
+		t.Errorf("%d lines have %d bytes", most, log.Len())
+	}
 }

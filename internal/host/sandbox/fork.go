@@ -237,7 +237,7 @@ func countFailed(ctx context.Context, req ForkRequest, errs []error) (ForkResult
 			continue
 		}
 		result.Failed++
-		if isUnconfirmed(err) {
+		if errors.As(err, new(*unconfirmedError)) {
 			result.Unconfirmed++
 		}
 		if first == nil || errors.Is(first, context.Canceled) {

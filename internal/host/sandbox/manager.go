@@ -16,6 +16,7 @@ import (
 	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/host/admit"
 	"github.com/forkd/forkd/internal/host/event"
+	"github.com/forkd/forkd/internal/host/loglimit"
 	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/unwatched"
@@ -97,6 +98,7 @@ type Manager struct {
 	watchers   sync.WaitGroup
 	background sync.WaitGroup                   // branches started with NoWait, and other background work
 	unwatched  *unwatched.Branches              // branches started with NoWait
+	exits      *loglimit.Lines                  // of lines about exited sandboxes; a guest can end itself at any time
 	writers    time.Duration                    // writers.Patience, except in tests
 	room       func(dir string) (uint64, error) // returns the free bytes of the file system that contains dir
 	// tasks that timers start; Close ends their context, after which watchers leave sandboxes alone
@@ -124,6 +126,7 @@ func New(cfg Config) (*Manager, error) {
 		suspends:  gate.New(maxSuspends),
 		sandboxes: make(map[string]*Sandbox),
 		unwatched: unwatched.New(),
+		exits:     loglimit.New(loglimit.PerSecond, loglimit.AtOnce),
 		writers:   writers.Patience,
 		room:      admit.FreeBytes,
 	}

@@ -3,6 +3,7 @@ package sandbox
 import (
 	"cmp"
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"sync"
@@ -137,7 +138,7 @@ func (m *Manager) endRolledBack(s *Sandbox, v *liveVM, to string, err error) err
 		return &CutOffError{ID: s.id, Op: rollBackOp, By: byDelete}
 	}
 	failed := &RollbackError{ID: s.id, Tag: to, Err: err}
-	if !isUnconfirmed(err) { // an unconfirmedError already quotes the console
+	if !errors.As(err, new(*unconfirmedError)) { // an unconfirmedError already quotes the console
 		console, _ := vmpool.Console(m.cfg.VMMs, v.dir)
 		failed.Console = excerpt.Console(console.Bytes, 5)
 	}

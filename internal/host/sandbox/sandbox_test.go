@@ -315,7 +315,7 @@ func TestConfirmTimeout(t *testing.T) {
 		}
 		v := &liveVM{dir: shell.Dir, vmm: shell.VMM, guest: hangingGuest{}}
 		err = m.confirm(context.Background(), v, &ledger.Record{})
-		if !errors.Is(err, context.DeadlineExceeded) || !isUnconfirmed(err) {
+		if !errors.Is(err, context.DeadlineExceeded) || !errors.As(err, new(*unconfirmedError)) {
 			t.Errorf("confirm: %v", err)
 		}
 	})

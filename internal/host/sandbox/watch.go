@@ -3,6 +3,7 @@ package sandbox
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"github.com/forkd/forkd/internal/host/event"
 	"github.com/forkd/forkd/internal/host/idle"
 	"github.com/forkd/forkd/internal/host/ledger"
+	"github.com/forkd/forkd/internal/host/loglimit"
 	"github.com/forkd/forkd/internal/host/vmpool"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
@@ -83,7 +85,8 @@ func (m *Manager) watch(s *Sandbox, v *liveVM) {
 	if !s.exited(v, exit, last) {
 		return // the sandbox is being deleted or was suspended
 	}
-	m.cfg.Log.Info("sandbox exited", "sandbox", s.id, "reason", exit.Reason.String(), "detail", exit.Detail)
+	m.exits.Log(m.cfg.Log, slog.LevelInfo, "sandbox exited", "sandbox", s.id, "reason", exit.Reason.String(), "detail",
+		loglimit.Cut(exit.Detail))
 	m.cfg.Observer.SandboxExited(exit.Reason.String())
 	unlock, err := s.lock(context.Background())
 	if err != nil {

@@ -1,0 +1,46 @@
+// Package loglimit limits the lines of the daemon's log that clients or guests can cause, so that they
+// cannot fill a disk.
+//
+// It counts the lines that it leaves out. It does not decide which lines need a limit.
+package loglimit
+
+import (
+	"context"
+	"log/slog"
+	"strings"
+	"sync/atomic"
+
+	"golang.org/x/time/rate"
+)
+
+// The usual limits: PerSecond is a rate, AtOnce a burst after a time without lines, and maxText the
+// size of a text in bytes.
+const (
+	PerSecond = 10
+	AtOnce    = 200
+	maxText   = 1024
+)
+
+// Lines limits lines of one kind. Its methods may be called concurrently.
+type Lines struct {
+	limiter *rate.Limiter
+	leftOut atomic.Int64 // lines that were left out since the last line
+}
+
+// New returns a limit with the given rate and burst.
+func New(perSecond float64, atOnce int) *Lines {
+	return &Lines{limiter: rate.NewLimiter(rate.Limit(perSecond), atOnce)}
+}
+
+// Log writes a line, unless there were too many. The field left_out has the number of lines that were
+// left out before this line.
+func (l *Lines) Log(to *slog.Logger, level slog.Level, msg string, args ...any) {
+	if !l.limiter.Allow() {
+		l.leftOut.Add(1)
+		return
+	}
+	to.Log(context.Background(), level, msg, append(args, "left_out", l.leftOut.Swap(0))...)
+}
+
+// Cut returns the beginning of a text that a client or a guest may have chosen.
+func Cut(text string) string { return strings.ToValidUTF8(text[:min(len(text), maxText)], "?") }
