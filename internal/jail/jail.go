@@ -88,6 +88,7 @@ type Starter struct {
 	options Options
 	null    *os.File    // used in place of missing descriptors
 	offline chan func() // functions for the threads in the empty network namespace; nil if the daemon is not root
+	starts  starts
 }
 
 // New returns a Starter, which cannot be closed.
@@ -160,6 +161,7 @@ func (s *Starter) serve(network int, ready chan<- started) {
 // able to execute the program and to search the program's directory. They need no access to the
 // directories above.
 func (s *Starter) Start(name string, argv []string, attr os.ProcAttr, online bool) (p *os.Process, err error) {
+	defer s.starts.begin()()
 	sys := syscall.SysProcAttr{}
 	if attr.Sys != nil {
 		sys = *attr.Sys

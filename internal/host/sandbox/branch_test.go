@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	durable "github.com/forkd/forkd/internal/format/record"
 	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/host/admit"
@@ -306,6 +308,38 @@ func TestFilesOfARefusedBranch(t *testing.T) {
 	}
 	w.vmms.KeepTops = true
 	isKilledKeeper(t, w, id, "a refused branch", branch())
+	w.KillAll()
+	w.checkClean(t)
+}
+
+// A child of the daemon that has not executed its program yet has copies of the daemon's descriptors.
+// The VM is not killed for it.
+func TestFilesOfAStart(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	w.writers = 0
+	id := w.source(t)
+	var copies []int
+	w.vmms.Keep = func(f *os.File) io.Closer {
+		n, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+		if err != nil {
+			t.Error(err)
+		}
+		copies = append(copies, n)
+		return io.NopCloser(nil)
+	}
+	w.vmms.Starts = func() { // the program is executed
+		for _, n := range copies {
+			unix.Close(n)
+		}
+		copies = nil
+	}
+	if _, err := w.Branch(t.Context(), id, BranchRequest{Tag: "b", Mode: vm.BranchFull}); err != nil {
+		t.Error(err)
+	}
+	if s, err := w.Get(id); err != nil || s.Info().State != Running {
+		t.Errorf("the sandbox has ended: %v", err)
+	}
 	w.KillAll()
 	w.checkClean(t)
 }

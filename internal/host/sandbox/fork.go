@@ -74,16 +74,14 @@ func (m *Manager) checkAgainst(ctx context.Context, r *ForkRequest, parent *snap
 // Fork starts children of a snapshot. A child has started when its agent has confirmed its new
 // identity. If one child fails, the other children are killed, unless the request permits failures
 // of some children. If the fork fails, the error is a *ForkError.
-func (m *Manager) Fork(ctx context.Context, req ForkRequest) (ForkResult, error) {
+func (m *Manager) Fork(ctx context.Context, req ForkRequest) (result ForkResult, err error) {
 	start := time.Now()
 	if err := req.check(); err != nil {
 		return ForkResult{}, err
 	}
-	labels, err := owner.Of(ctx).Label(req.Labels)
-	if err != nil {
+	if req.Labels, err = owner.Of(ctx).Label(req.Labels); err != nil {
 		return ForkResult{}, err
 	}
-	req.Labels = labels
 	if err := m.MayUse(ctx, req.Tag); err != nil {
 		return ForkResult{}, err
 	}
@@ -120,7 +118,7 @@ func (m *Manager) Fork(ctx context.Context, req ForkRequest) (ForkResult, error)
 	started := sync.OnceFunc(func() { m.admitted.Started(req.N); m.pool.End() })
 	defer started()
 	req.hooked = !req.NoHooks && hook.Of(*cmp.Or(req.Hooks, &lease.Manifest().Guest.Hooks), hook.AfterFork) != nil
-	result, err := m.fork(ctx, start, req, vcpus, started)
+	result, err = m.fork(ctx, start, req, vcpus, started)
 	if err == nil {
 		m.pool.Keep(lease.Manifest().ID, lease.Manifest().Machine.Shape())
 	}
@@ -213,14 +211,13 @@ func (m *Manager) afterFork(ctx context.Context, start time.Time, req ForkReques
 			if errs[i] = m.hookIn(ctx, s.live, &s.record, hook.AfterFork); errs[i] == nil {
 				errs[i] = s.ready(start, fork)
 			}
-			if errs[i] == nil {
-				return nil
+			if errs[i] != nil {
+				if !req.AllowPartial {
+					cancel()
+				}
+				m.end(s)
+				children[i] = nil
 			}
-			if !req.AllowPartial {
-				cancel()
-			}
-			m.end(s)
-			children[i] = nil
 			return nil
 		})
 	}
@@ -229,8 +226,7 @@ func (m *Manager) afterFork(ctx context.Context, start time.Time, req ForkReques
 
 // countFailed counts the children that did not start. It returns an error if the request requires
 // more children than have started, or if the client has disconnected.
-func countFailed(ctx context.Context, req ForkRequest, errs []error) (ForkResult, error) {
-	result := ForkResult{}
+func countFailed(ctx context.Context, req ForkRequest, errs []error) (result ForkResult, _ error) {
 	var first error
 	for _, err := range errs {
 		if err == nil {

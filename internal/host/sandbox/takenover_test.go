@@ -88,6 +88,7 @@ func (h *takenOver) Spawn(_ context.Context, c vmpool.ShellConfig) (_ vmpool.VMM
 func (h *takenOver) Attach(string, string) (vmpool.VMM, error) { return nil, errors.New("not found") }
 func (h *takenOver) CheckLimits(string, vm.Limits) error       { return nil }
 func (h *takenOver) OpenConsole(dir string) (*os.File, error)  { return vmmclient.OpenConsole(dir) }
+func (h *takenOver) AwaitStarts()                              {}
 
 // takenOverVMM is the VMM's side of one connection.
 type takenOverVMM struct {

@@ -33,11 +33,16 @@ func (b *branch) refuse(files []*os.File) (err error) {
 }
 
 // refuseWriter returns an error if the VMM of s has a file open for writing that the VMM should
-// have closed. In this case refuseWriter also kills the VMM, because a guest may have taken it
-// over. Otherwise the file could grow until the VMM ends, and no process could safely remove the
-// file before (see package writers).
+// have closed. Another possible holder is a child of the daemon that has not executed its program
+// yet, so refuseWriter waits for such children. If the VMM has the file open, refuseWriter also kills
+// the VMM, because a guest may have taken it over. Otherwise the file could grow until the VMM ends,
+// and no process could safely remove the file before (see package writers).
 func (m *Manager) refuseWriter(s *Sandbox, v *liveVM, path string) error {
 	err := writers.None(path, m.writers)
+	if errors.As(err, new(*writers.Error)) {
+		m.cfg.VMMs.AwaitStarts()
+		err = writers.None(path, 0)
+	}
 	if errors.As(err, new(*writers.Error)) {
 		m.cfg.Log.Error("a VMM is killed", "sandbox", s.id, "reason", err)
 		m.kill(s.id, v)

@@ -64,8 +64,9 @@ type VMMs struct {
 	// Keep is called with the state file of each branch. The VM keeps the result until it ends. May
 	// be nil.
 	Keep       func(*os.File) io.Closer
-	RebaseErr  error // error of Rebase, before pages are replaced
-	LateRebase error // error of Rebase, after pages were replaced
+	Starts     func() // called by AwaitStarts; may be nil
+	RebaseErr  error  // error of Rebase, before pages are replaced
+	LateRebase error  // error of Rebase, after pages were replaced
 
 	// Files keeps the files of guests in snapshots; nil: snapshots contain no files.
 	Files Files
@@ -117,6 +118,13 @@ func (f *VMMs) addLocked(c vmpool.ShellConfig, ring *console.Ring) *VMM {
 	}
 	f.Live[c.Dir] = v
 	return v
+}
+
+// AwaitStarts implements vmpool.VMMs.
+func (f *VMMs) AwaitStarts() {
+	if f.Starts != nil {
+		f.Starts()
+	}
 }
 
 // Attach implements vmpool.VMMs.

@@ -42,3 +42,6 @@ func (p Processes) CheckLimits(prefix string, l vm.Limits) error { return p.Cgro
 
 // OpenConsole implements VMMs.
 func (Processes) OpenConsole(dir string) (*os.File, error) { return vmmclient.OpenConsole(dir) }
+
+// AwaitStarts implements VMMs.
+func (p Processes) AwaitStarts() { p.Jail.AwaitStarts() }

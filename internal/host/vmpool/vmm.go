@@ -58,6 +58,9 @@ type VMMs interface {
 	// OpenConsole opens the console ring in a VM's directory. It also works after the process has
 	// ended.
 	OpenConsole(dir string) (*os.File, error)
+	// AwaitStarts waits until the processes that are being started have executed their programs, but
+	// at most half a minute. Before that, they have copies of all of the daemon's descriptors.
+	AwaitStarts()
 }
 
 // Console returns the content of the console ring in a VM's directory.

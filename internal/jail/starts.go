@@ -1,0 +1,59 @@
+package jail
+
+import (
+	"maps"
+	"slices"
+	"sync"
+	"time"
+)
+
+// startTime is how long AwaitStarts waits at most. A start takes milliseconds, but longer on a host
+// that swaps.
+const startTime = 30 * time.Second
+
+// starts are the starts of processes that are in progress.
+type starts struct {
+	mu sync.Mutex
+	// +checklocks:mu
+	running map[chan struct{}]struct{} // a channel is closed when its start has ended
+}
+
+// begin records a start until ended is called.
+func (s *starts) begin() (ended func()) {
+	c := make(chan struct{})
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.running == nil {
+		s.running = make(map[chan struct{}]struct{})
+	}
+	s.running[c] = struct{}{}
+	return func() {
+		s.mu.Lock()
+		delete(s.running, c)
+		s.mu.Unlock()
+		close(c)
+	}
+}
+
+// await waits until the starts that are in progress now have ended, but at most for the given time.
+func (s *starts) await(most time.Duration) {
+	s.mu.Lock()
+	running := slices.Collect(maps.Keys(s.running))
+	s.mu.Unlock()
+	timeout := time.After(most)
+	for _, c := range running {
+		select {
+		case <-c:
+		case <-timeout:
+			return
+		}
+	}
+}
+
+// AwaitStarts waits until the starts that are in progress now have ended, but at most 30 seconds.
+// Until a new process executes its program, it has copies of all of the caller's descriptors.
+func (s *Starter) AwaitStarts() {
+	if s != nil {
+		s.starts.await(startTime)
+	}
+}
