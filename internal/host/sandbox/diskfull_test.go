@@ -2,11 +2,17 @@ package sandbox
 
 import (
 	"context"
+	"errors"
+	"os"
+	"path/filepath"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/host/vmmclient"
 )
 
@@ -79,6 +85,48 @@ func TestFullDiskIsToldWithoutEnd(t *testing.T) {
 			t.Errorf("the daemon has taken %d messages in %d s", n, seconds)
 		}
 		if err := w.Kill(id); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// While the disk is full, the network policy of a sandbox that was suspended before can be changed.
+func TestNetworkPolicyOnAFullDisk(t *testing.T) {
+	disk := t.TempDir()
+	if err := unix.Mount("tmpfs", disk, "tmpfs", 0, "size=64m,mode=700"); err != nil {
+		t.Skipf("needs the right to mount: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(disk, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Setenv("TMPDIR", disk) // all files of the world are on the disk
+	t.Run("world", func(t *testing.T) {
+		w := newWorld(t, 0)
+		defer w.stop()
+		id := w.source(t)
+		if _, err := w.Suspend(t.Context(), id); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.Resume(t.Context(), id); err != nil {
+			t.Fatal(err)
+		}
+		w.Snapshots().Quiesce()
+		f, err := os.Create(filepath.Join(disk, "file of a guest"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for page := make([]byte, 4096); err == nil; {
+			_, err = f.Write(page)
+		}
+		if f.Close(); !errors.Is(err, unix.ENOSPC) {
+			t.Fatal(err)
+		}
+		if _, err := w.SetNetwork(t.Context(), id, netclient.Isolated()); err != nil {
+			t.Error(err)
+		}
+		if err := os.Remove(f.Name()); err != nil {
 			t.Error(err)
 		}
 	})

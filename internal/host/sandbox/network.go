@@ -76,10 +76,14 @@ func (m *Manager) setNetwork(ctx context.Context, s *Sandbox, setting netclient.
 	if setting.Secrets, err = netclient.FillSecrets("", setting.Secrets, s.Info().Network.Secrets); err != nil {
 		return err
 	}
-	if err := ledger.WriteSecrets(s.data, setting.Secrets); err != nil {
-		return err
-	}
-	if err := s.updateAll(func(r *ledger.Record) { r.Network = setting }); err != nil {
+	// While a guest has filled the disk, an operator must be able to close the network of another one.
+	err = m.cfg.Store.Essential(func() error {
+		if err := ledger.WriteSecrets(s.data, setting.Secrets); err != nil {
+			return err
+		}
+		return s.updateAll(func(r *ledger.Record) { r.Network = setting })
+	})
+	if err != nil {
 		return err
 	}
 	s.mu.Lock()

@@ -23,8 +23,5 @@ func (m *Manager) trust(ctx context.Context, v *liveVM, setting netclient.Settin
 // must not be saved to a disk, so suspensions and branches with memory are refused. The record does
 // not contain this restriction, because a restarted daemon deletes the sandboxes of builds.
 func (m *Manager) KeepSecret(ctx context.Context, id string) error {
-	return m.With(ctx, id, func(h *Held) error {
-		h.s.secret = true
-		return nil
-	})
+	return m.With(ctx, id, func(h *Held) error { h.s.secret = true; return nil })
 }

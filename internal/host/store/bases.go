@@ -200,7 +200,7 @@ func (s *Store) addBase(ctx context.Context, g *Staging, f *os.File, path string
 	if err != nil {
 		return base, err
 	}
-	return base, s.essential(func() error { return atomicfile.WriteDurable(s.baseRecord(base.Digest), p, 0o600) })
+	return base, s.Essential(func() error { return atomicfile.WriteDurable(s.baseRecord(base.Digest), p, 0o600) })
 }
 
 // linkBase makes a link in the store to an image, and reports whether this was possible. A link is

@@ -105,7 +105,7 @@ func (g *Staging) complete(m *snapshot.Manifest, extents []vm.Extent, disk []*os
 	}
 	// Until the snapshot is flushed, it needs the layer in RAM. A crash of the host destroys that
 	// layer anyway, so the file is not synced.
-	return g.store.essential(func() error { return os.WriteFile(g.Path(snapshot.ManifestFile), p, 0o600) })
+	return g.store.Essential(func() error { return os.WriteFile(g.Path(snapshot.ManifestFile), p, 0o600) })
 }
 
 // completeMemory is the part of complete for the memory files.
@@ -122,7 +122,7 @@ func (g *Staging) completeMemory(m *snapshot.Manifest, extents []vm.Extent) erro
 	if err != nil {
 		return err
 	}
-	err = g.store.essential(func() error { return os.WriteFile(g.Path(snapshot.MemoryMapFile), p, 0o600) })
+	err = g.store.Essential(func() error { return os.WriteFile(g.Path(snapshot.MemoryMapFile), p, 0o600) })
 	if err != nil {
 		return err
 	}
@@ -252,7 +252,7 @@ func (s *Store) persist(dir string, m *snapshot.Manifest) error {
 	if err := errors.Join(atomicfile.SyncDir(dir), atomicfile.SyncDir(s.staging())); err != nil || !m.DiskOnly() {
 		return err
 	}
-	return s.essential(func() error { return atomicfile.WriteDurable(filepath.Join(dir, wholeFile), nil, 0o600) })
+	return s.Essential(func() error { return atomicfile.WriteDurable(filepath.Join(dir, wholeFile), nil, 0o600) })
 }
 
 // moveIn moves a flushed snapshot to its directory.

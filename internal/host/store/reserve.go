@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// reserveBytes is how many bytes of disk space the store reserves for its own small files, such as
-// manifests, maps and records. The disks of sandboxes are on the same file system and grow until
+// reserveBytes is how many bytes of disk space the store reserves for small files, such as manifests,
+// maps, records, and the network policies of sandboxes. The disks of sandboxes are on the same file system and grow until
 // the file system is full. Even then the store must be able to write digests and to delete
 // snapshots.
 const reserveBytes = 8 << 20
@@ -35,9 +35,9 @@ func (s *Store) keepReserve() {
 	}
 }
 
-// essential calls write, which writes one of the store's own small files. If the disk is full,
-// essential frees the reserve and calls the function again.
-func (s *Store) essential(write func() error) error {
+// Essential calls write, which writes small files that the daemon must be able to write. If the disk
+// is full, Essential frees the reserve and calls the function again.
+func (s *Store) Essential(write func() error) error {
 	err := write()
 	if !errors.Is(err, unix.ENOSPC) && !errors.Is(err, unix.EDQUOT) {
 		return err

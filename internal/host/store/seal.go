@@ -189,7 +189,7 @@ func (s *Store) seal(ctx context.Context, tag string) error {
 		return nil
 	}
 	path := s.file(tag, snapshot.ManifestFile)
-	if err := s.essential(func() error { return atomicfile.WriteDurable(path, p, 0o600) }); err != nil {
+	if err := s.Essential(func() error { return atomicfile.WriteDurable(path, p, 0o600) }); err != nil {
 		return err
 	}
 	s.mu.Lock()
