@@ -83,6 +83,8 @@ func newDaemonCmd() *cobra.Command {
 		"append one JSON line per request to this file; SIGHUP opens it again after a rotation")
 	f.StringVar(&cfg.FlowLog, "flow-log", "",
 		"append one JSON line per connection of a sandbox to this file; SIGHUP opens it again after a rotation")
+	f.StringVar(&cfg.Webhooks, "webhooks", "",
+		"JSON file of the servers that receive signed events; read at the start (docs/api.md, Webhooks)")
 	f.StringArrayVar(&resolvers, "resolver", nil,
 		"DNS server for the names that sandboxes look up, an address with or without a port (repeatable; default those of /etc/resolv.conf)")
 	f.StringVar(&cfg.Cgroup, "cgroup", "",

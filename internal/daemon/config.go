@@ -30,6 +30,7 @@ type Config struct {
 	TokenFile string          // clients on TCP must have a token from this file; empty: no token is needed
 	SSH       string          // address of the SSH server, host:port; empty: none
 	SSHKeys   string          // file of the keys of SSH clients; see auth.ParseSSHKeys
+	Webhooks  string          // file of the servers that receive events; empty: none. See webhook.Open.
 	// Host names that requests without a token may address on TCP, in addition to the names of
 	// loopback.
 	Hosts []string

@@ -20,6 +20,7 @@ import (
 
 	"github.com/forkd/forkd/internal/daemon/auth"
 	"github.com/forkd/forkd/internal/daemon/inbound"
+	"github.com/forkd/forkd/internal/daemon/webhook"
 )
 
 // Time limits of the HTTP server. Handlers have their own limits, because a bake or an exec may
@@ -51,6 +52,10 @@ func Run(ctx context.Context, cfg Config) error {
 	if err != nil {
 		return err
 	}
+	hooks, err := webhook.Open(cfg.Webhooks, cfg.Version, cfg.Log)
+	if err != nil {
+		return err
+	}
 	if err := cfg.checkDirs(); err != nil {
 		return err
 	}
@@ -77,9 +82,11 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	defer w.close(cfg.KillOnExit)
 	serving, cancel := context.WithCancel(ctx)
-	var reopener, sampler sync.WaitGroup
+	var reopener, sampler, webhooks sync.WaitGroup
 	reopener.Go(func() { w.reopen(serving, cfg.Reopen, cfg.Log) })
 	sampler.Go(func() { w.history.Run(serving) })
+	webhooks.Go(func() { hooks.Run(serving, w.follow, w.counts) })
+	defer webhooks.Wait()
 	defer sampler.Wait()
 	var ssh sync.WaitGroup
 	ssh.Go(func() { w.ssh.serve(serving, cfg.Log) })

@@ -27,6 +27,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/template"
 	"github.com/forkd/forkd/internal/daemon/tracing"
 	v1 "github.com/forkd/forkd/internal/daemon/v1"
+	"github.com/forkd/forkd/internal/daemon/webhook"
 	"github.com/forkd/forkd/internal/embedded"
 	"github.com/forkd/forkd/internal/format/disklayer"
 	"github.com/forkd/forkd/internal/host/admit"
@@ -40,6 +41,7 @@ import (
 	"github.com/forkd/forkd/internal/host/hub"
 	"github.com/forkd/forkd/internal/host/imagevm"
 	"github.com/forkd/forkd/internal/host/netclient"
+	"github.com/forkd/forkd/internal/host/owner"
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/tenancy"
@@ -67,6 +69,8 @@ type wired struct {
 	ssh     *sshFace
 	tags    *e2b.Tags
 	history *history.Recorder
+	counts  *metrics.Metrics
+	host    *tenancy.Host
 }
 
 // wire constructs the daemon and takes over the sandboxes and processes that an earlier daemon left
@@ -123,8 +127,7 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard, kvm *kvmState) (*w
 		Guest:    func(vsock string) sandbox.Guest { return agentclient.New(agentclient.DialUnix(vsock)) },
 		NewTop:   disklayer.Format,
 		Branches: cfg.Branches,
-		RunDir:   runDir,
-		DataDir:  dataDir,
+		RunDir:   runDir, DataDir: dataDir,
 		PoolSize: cfg.PoolSize, PoolMost: cfg.PoolMost, Admit: cfg.Admit,
 		Observer: counts, OpenPrivate: cfg.OpenPrivate,
 		IsParent: func(tag string) bool { return w.builds != nil && w.builds.IsParent(tag) },
@@ -152,7 +155,8 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard, kvm *kvmState) (*w
 	}
 	cfg.Log.Info("ready", "snapshots", w.store.Count(), "recovered_sandboxes", n)
 	w.observe(counts)
-	shared := face.New(face.Config{Host: tenancy.New(w.manager, workspaces), Guard: guard, Hosts: cfg.Hosts,
+	w.host = tenancy.New(w.manager, workspaces)
+	shared := face.New(face.Config{Host: w.host, Guard: guard, Hosts: cfg.Hosts,
 		Audit: w.audit, Answers: answers, Counts: counts, Requests: counts.RequestDone, Stopping: ctx, Log: cfg.Log})
 	if w.ssh, err = openSSH(&cfg, shared, counts, bin, jails, w.cgroups); err != nil {
 		return nil, err
@@ -271,8 +275,15 @@ func (w *wired) openBooks(cfg *Config, dataDir string) (*workspace.Set, *once.Bo
 // observe connects the metrics and the history with the parts of the daemon that provide their
 // figures.
 func (w *wired) observe(counts *metrics.Metrics) {
+	w.counts = counts
 	counts.SetSource(w.gauges())
 	w.history = history.New(history.Source{Manager: w.manager, Usage: w.cgroups.Usage, Children: counts.Children}.Config())
+}
+
+// follow returns all events of this host for a webhook. It begins at a place that does not exist, so
+// the webhook learns that it may have missed events of an earlier daemon.
+func (w *wired) follow() webhook.Events {
+	return w.host.For(owner.Owner{Name: owner.Anyone}).Events("none")
 }
 
 // gauges returns the metrics that are computed when they are requested.

@@ -111,6 +111,7 @@ var rooms = []room{
 			"inbound",
 			"once",
 			"face",
+			"webhook",
 			"sshd",
 			"mcphttp",
 			"viewhttp",

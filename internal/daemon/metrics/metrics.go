@@ -46,6 +46,7 @@ type Metrics struct {
 	inbound   inboundMetrics
 	requests  requestMetrics
 	ssh       sshMetrics
+	webhook   webhookMetrics
 	refill    prometheus.Histogram
 	sandboxes *prometheus.Desc
 	net       netDescs
@@ -91,7 +92,7 @@ func New(version string) *Metrics {
 		sandboxes: prometheus.NewDesc("forkd_sandboxes", "Sandboxes by state.", []string{"state"}, nil),
 	}
 	m.branch, m.inbound, m.net, m.usage = newBranchMetrics(), newInboundMetrics(), newNetDescs(), newUsageDescs()
-	m.requests, m.ssh = newRequestMetrics(), newSSHMetrics()
+	m.requests, m.ssh, m.webhook = newRequestMetrics(), newSSHMetrics(), newWebhookMetrics()
 	build := prometheus.NewGauge(prometheus.GaugeOpts{Name: "forkd_build_info", Help: "Always 1.",
 		ConstLabels: prometheus.Labels{"version": version}})
 	build.Set(1)
@@ -102,6 +103,7 @@ func New(version string) *Metrics {
 	m.registry.MustRegister(m.inbound.all()...)
 	m.registry.MustRegister(m.requests.all()...)
 	m.registry.MustRegister(m.ssh.all()...)
+	m.registry.MustRegister(m.webhook.all()...)
 	m.registry.MustRegister(m.forks, m.children, m.confirms, m.exits, m.refusals, m.tries, m.vmm, m.ready, m.forkWall,
 		m.refill,
 		build, m,

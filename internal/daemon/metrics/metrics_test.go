@@ -29,6 +29,9 @@ func TestMetricsAreServed(t *testing.T) {
 	m.BranchDone(sandbox.BranchResult{Figure: snapshot.Branch{Mode: "diff", Fallback: "no device"}}, nil)
 	m.BranchDone(sandbox.BranchResult{Figure: snapshot.Branch{Mode: "full"}}, errors.New("no"))
 	m.RollbackDone(nil)
+	m.WebhookSent(true)
+	m.WebhookSent(false)
+	m.WebhookLost("overflow")
 	m.StreamBegun()
 	m.StreamBegun()
 	m.StreamEnded("tcp", "cut", time.Second)
@@ -48,6 +51,8 @@ func TestMetricsAreServed(t *testing.T) {
 		"forkd_branch_fallbacks_total 1",
 		"forkd_branch_storms_total 1", `forkd_branch_pause_seconds_count{mode="live"} 1`,
 		`forkd_branch_ready_seconds_count{mode="diff"} 1`, `forkd_rollbacks_total{result="ok"} 1`,
+		`forkd_webhook_requests_total{result="delivered"} 1`, `forkd_webhook_requests_total{result="failed"} 1`,
+		`forkd_webhook_losses_total{reason="overflow"} 1`,
 		"forkd_inbound_streams 1", `forkd_inbound_streams_total{kind="tcp",outcome="cut"} 1`,
 		`forkd_inbound_stream_seconds_count{kind="tcp"} 1`, "forkd_pool_refill_seconds_count 1", "forkd_pool_wanted_shells 8",
 		"forkd_branches_in_flight 1", "forkd_branch_concurrency_cap 4",

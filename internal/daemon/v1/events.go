@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
-	"time"
 
 	apiv1 "github.com/forkd/forkd/api/v1"
 	"github.com/forkd/forkd/internal/daemon/face"
@@ -26,12 +25,12 @@ const sseRetry = 1000
 // eventFilter selects the events that a client receives.
 type eventFilter struct {
 	sandboxes []string // ids; empty: all
-	labels    selector
+	labels    face.Selector
 }
 
 func (f *eventFilter) wants(e *event.Event) bool {
 	return (len(f.sandboxes) == 0 || slices.Contains(f.sandboxes, e.Sandbox)) &&
-		f.labels.match(e.Labels)
+		f.labels.Match(e.Labels)
 }
 
 // events streams the events of sandboxes and snapshots. The stream ends when the client leaves,
@@ -70,20 +69,13 @@ func (a *api) events(w http.ResponseWriter, r *http.Request) error {
 			// The new position is after the events that the filter has excluded.
 			err = out.Text("id: " + follower.Place() + "\n\n")
 		case missed:
-			err = out.Send(follower.Place(), apiv1.EventMissed, apiv1.Event{ID: follower.Place(), Time: time.Now().UTC(),
-				Type: apiv1.EventMissed})
+			err = out.Send(follower.Place(), apiv1.EventMissed, face.MissedEvent(follower.Place()))
 		case filter.wants(&e):
-			about := eventOf(follower.ID(&e), &e)
+			about := face.EventOf(follower.ID(&e), &e)
 			err = out.Send(about.ID, about.Type, about)
 		}
 		if err != nil {
 			return nil // the client has left
 		}
 	}
-}
-
-func eventOf(id string, e *event.Event) apiv1.Event {
-	return apiv1.Event{ID: id, Time: e.Time, Type: string(e.Kind), SandboxID: e.Sandbox,
-		SnapshotTag: e.Snapshot,
-		Labels:      e.Labels, Reason: e.Reason, Detail: e.Detail}
 }

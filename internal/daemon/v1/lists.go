@@ -13,37 +13,13 @@ import (
 
 // Bounds on the query of a list.
 const (
-	maxPage      = 10000
-	maxCursor    = 512 // bytes
-	maxSelectors = 64  // labels in one query
+	maxPage   = 10000
+	maxCursor = 512 // bytes
 )
 
-// selector is a set of required labels. An element is NAME=VALUE, or NAME for a label with any
-// value.
-type selector []string
-
-func selectorOf(r *http.Request) (selector, error) {
-	s := selector(r.URL.Query()["label"])
-	if len(s) > maxSelectors {
-		return nil, invalid.Errorf("label", "%d of them: want at most %d", len(s), maxSelectors)
-	}
-	for _, want := range s {
-		if name, _, _ := strings.Cut(want, "="); name == "" {
-			return nil, invalid.Errorf("label", "%.100q: want NAME=VALUE or NAME", want)
-		}
-	}
-	return s, nil
-}
-
-// match reports whether labels contain every label of s.
-func (s selector) match(labels map[string]string) bool {
-	for _, want := range s {
-		name, value, exact := strings.Cut(want, "=")
-		if has, ok := labels[name]; !ok || exact && has != value {
-			return false
-		}
-	}
-	return true
+func selectorOf(r *http.Request) (face.Selector, error) {
+	s := face.Selector(r.URL.Query()["label"])
+	return s, s.Check("label")
 }
 
 // list is a list that is sorted by the keys of its members. It describes each member only when it

@@ -141,7 +141,7 @@ func (a *api) listSandboxes(r *http.Request) (l list[sandbox.Info, apiv1.Sandbox
 		return l, err
 	}
 	infos := slices.DeleteFunc(a.view(r).Sandboxes(), func(i sandbox.Info) bool {
-		return !wanted.match(i.Labels)
+		return !wanted.Match(i.Labels)
 	})
 	key := func(i sandbox.Info) string { return fmt.Sprintf("%020d %s", i.Created.UnixNano(), i.ID) }
 	return list[sandbox.Info, apiv1.Sandbox]{infos, key, a.sandboxesFor(r)}, nil

@@ -42,6 +42,17 @@ const (
 	SnapshotDeleted   Kind = "snapshot.deleted"
 )
 
+// IsKnown reports whether a kind is one of the constants.
+func (k Kind) IsKnown() bool {
+	switch k {
+	case SandboxCreated, SandboxAdopted, SandboxRunning, SandboxPaused, SandboxSuspended, SandboxRestoring,
+		SandboxExited, SandboxLabels, SandboxHook, SandboxDeleted,
+		SnapshotCreated, SnapshotPersisted, SnapshotFailed, SnapshotDeleted:
+		return true
+	}
+	return false
+}
+
 // Event is one event of a sandbox or a snapshot. Receivers must not change it.
 type Event struct {
 	Seq  uint64 // number of the event in its ring; the first event has number 1

@@ -3,6 +3,8 @@ package event
 import (
 	"context"
 	"fmt"
+	"os"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -192,5 +194,25 @@ func TestNilRing(t *testing.T) {
 	cancel()
 	if _, _, err := r.Follow("x").Next(ctx); err == nil {
 		t.Error("no ring has an event")
+	}
+}
+
+// IsKnown knows all kinds that this package defines.
+func TestKinds(t *testing.T) {
+	source, err := os.ReadFile("event.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	kinds := regexp.MustCompile(`Kind += "([^"]+)"`).FindAllSubmatch(source, -1)
+	if len(kinds) < 10 {
+		t.Fatalf("%d kinds", len(kinds))
+	}
+	for _, k := range kinds {
+		if !Kind(k[1]).IsKnown() {
+			t.Errorf("%s is unknown", k[1])
+		}
+	}
+	if Kind("missed").IsKnown() || Kind("").IsKnown() {
+		t.Error("a kind is known that no event has")
 	}
 }
