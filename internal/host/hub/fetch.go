@@ -84,7 +84,7 @@ func (x *fetching) bad(format string, args ...any) error {
 // index fetches the end of the blob, and writes it to its place in the file.
 func (x *fetching) index(ctx context.Context) error {
 	start := x.b.Size - x.b.IndexBytes
-	resp, err := x.get(ctx, "blobs", x.b.Digest.String(), "", start, x.b.Size)
+	resp, err := x.get(ctx, x.endpoint("blobs", x.b.Digest.String()), "", start, x.b.Size)
 	if err != nil {
 		return err
 	}
@@ -132,7 +132,7 @@ func (x *fetching) content(ctx context.Context) error {
 	}
 	end := x.b.Size - x.b.IndexBytes
 	if x.done < len(x.frames) {
-		resp, err := x.get(ctx, "blobs", x.b.Digest.String(), "", x.at, end)
+		resp, err := x.get(ctx, x.endpoint("blobs", x.b.Digest.String()), "", x.at, end)
 		if err != nil {
 			return err
 		}
@@ -185,7 +185,7 @@ func (x *fetching) receiveFrames(body io.Reader) error {
 
 // whole fetches all of the blob with one request.
 func (x *fetching) whole(ctx context.Context) error {
-	resp, err := x.get(ctx, "blobs", x.b.Digest.String(), "", 0, 0)
+	resp, err := x.get(ctx, x.endpoint("blobs", x.b.Digest.String()), "", 0, 0)
 	if err != nil {
 		return err
 	}

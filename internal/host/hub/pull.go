@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
+	"net/url"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -120,17 +122,23 @@ func (c *conn) describe(ctx context.Context, check func(digest.Digest) error) (*
 
 // document returns the content of a manifest or of a small blob, of at most limit bytes.
 func (c *conn) document(ctx context.Context, kind, id, accept string, limit int64) ([]byte, error) {
+	p, _, err := c.documentAt(ctx, c.endpoint(kind, id), accept, limit)
+	return p, err
+}
+
+// documentAt is document for a URL. It also returns the header of the answer.
+func (c *conn) documentAt(ctx context.Context, u url.URL, accept string, limit int64) ([]byte, http.Header, error) {
 	ctx = context.WithValue(ctx, blobKey{}, true) // this method limits the size itself
-	resp, err := c.get(ctx, kind, id, accept, 0, 0)
+	resp, err := c.get(ctx, u, accept, 0, 0)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	defer resp.Body.Close()
 	p, err := io.ReadAll(io.LimitReader(resp.Body, limit+1))
 	if err == nil && int64(len(p)) > limit {
-		err = &artifact.Error{Err: fmt.Errorf("registry %s: %s/%.80s has more than %d bytes", c.Registry(), kind, id, limit)}
+		err = &artifact.Error{Err: fmt.Errorf("registry %s: %.200s has more than %d bytes", c.Registry(), u.Path, limit)}
 	}
-	return p, err
+	return p, resp.Header, err
 }
 
 // Pulled is the result of Pull.

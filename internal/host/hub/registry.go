@@ -342,12 +342,16 @@ func plain(text string) (_ string, cut bool) {
 
 var anyURL = regexp.MustCompile(`"?[^\s"]*://[^\s]*`)
 
-// get requests a manifest or a blob, or the bytes from start to end of a blob. If end is 0, it
-// requests the whole blob. The caller must close the body of the answer.
-func (c *conn) get(ctx context.Context, kind, id, accept string, start, end int64) (*http.Response, error) {
+// endpoint returns the URL of a document in the repository.
+func (c *conn) endpoint(kind, id string) url.URL {
 	repo := c.ref.Context()
-	u := url.URL{Scheme: repo.Scheme(), Host: repo.RegistryStr(),
+	return url.URL{Scheme: repo.Scheme(), Host: repo.RegistryStr(),
 		Path: "/v2/" + repo.RepositoryStr() + "/" + kind + "/" + id}
+}
+
+// get requests a document, or the bytes from start to end of a blob. If end is 0, it requests the
+// whole blob. The caller must close the body of the answer.
+func (c *conn) get(ctx context.Context, u url.URL, accept string, start, end int64) (*http.Response, error) {
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
 	if err != nil {
 		return nil, err

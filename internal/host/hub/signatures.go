@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/url"
+	"regexp"
 	"strings"
 	"time"
 
@@ -25,7 +27,8 @@ import (
 
 // Bounds on the signatures of one snapshot in a registry.
 const (
-	maxReferrers = 1 << 20  // bytes of the list of all artifacts that refer to the snapshot
+	maxReferrers = 1 << 20  // bytes of all pages of the list of artifacts that refer to the snapshot
+	maxPages     = 64       // pages of this list
 	maxReferrer  = 64 << 10 // bytes of the manifest of a signature
 	maxBundles   = 32       // signatures
 )
@@ -163,21 +166,67 @@ func (c *conn) proofs(ctx context.Context, d digest.Digest) (list []proof, err e
 	return list, nil
 }
 
-// referrers returns the artifacts that refer to a digest and may be signatures (OCI distribution spec, "Listing
-// Referrers").
-func (c *conn) referrers(ctx context.Context, d digest.Digest) (list []oci.Descriptor, err error) {
-	p, err := c.document(ctx, "referrers", d.String(), oci.MediaTypeImageIndex, maxReferrers)
-	if isNone(err) { // a registry without this API: its clients keep the list under a tag
-		p, err = c.document(ctx, "manifests", strings.Replace(d.String(), ":", "-", 1), oci.MediaTypeImageIndex, maxReferrers)
-		if isNone(err) {
-			return nil, nil
+// referrers returns the artifacts that refer to a digest and may be signatures. It asks the registry for signatures
+// only. Some registries do not know the type of an artifact. If such a registry filters, it hides the signatures, so
+// an empty list is requested again without the filter.
+func (c *conn) referrers(ctx context.Context, d digest.Digest) ([]oci.Descriptor, error) {
+	list, filtered, err := c.referrersOf(ctx, d, url.Values{"artifactType": {sigstore.BundleType}})
+	if err == nil && filtered && len(list) == 0 {
+		list, _, err = c.referrersOf(ctx, d, nil)
+	}
+	return list, err
+}
+
+// referrersOf returns the artifacts of all pages that may be signatures (OCI distribution spec 1.1, "Listing
+// Referrers"). It also reports whether the registry has applied the filter in the query.
+func (c *conn) referrersOf(ctx context.Context, d digest.Digest, query url.Values) (
+	list []oci.Descriptor, filtered bool, err error,
+) {
+	u := c.endpoint("referrers", d.String())
+	u.RawQuery = query.Encode()
+	left := int64(maxReferrers)
+	for page := 1; ; page++ {
+		p, header, err := c.documentAt(ctx, u, oci.MediaTypeImageIndex, left)
+		if page == 1 && isNone(err) {
+			list, err = c.taggedReferrers(ctx, d)
+			return list, false, err
 		}
+		if err != nil {
+			return nil, false, err
+		}
+		if list, err = addReferrers(list, d, p); err != nil {
+			return nil, false, err
+		}
+		filtered = filtered || strings.Contains(header.Get("OCI-Filters-Applied"), "artifactType")
+		next, err := nextPage(header)
+		if err != nil || next == "" {
+			return list, filtered, err
+		}
+		if page == maxPages {
+			return nil, false, fmt.Errorf("the list of signatures of %s has more than %d pages", d, maxPages)
+		}
+		u.RawQuery = next
+		left -= int64(len(p))
+	}
+}
+
+// taggedReferrers is referrersOf for a registry without the API of referrers. The clients of such a registry keep the
+// list under a tag.
+func (c *conn) taggedReferrers(ctx context.Context, d digest.Digest) ([]oci.Descriptor, error) {
+	p, err := c.document(ctx, "manifests", strings.Replace(d.String(), ":", "-", 1), oci.MediaTypeImageIndex, maxReferrers)
+	if isNone(err) {
+		return nil, nil
 	}
 	if err != nil {
 		return nil, err
 	}
+	return addReferrers(nil, d, p)
+}
+
+// addReferrers appends the artifacts of one page that may be signatures of a digest.
+func addReferrers(list []oci.Descriptor, d digest.Digest, page []byte) ([]oci.Descriptor, error) {
 	var x oci.Index
-	if err := json.Unmarshal(p, &x); err != nil {
+	if err := json.Unmarshal(page, &x); err != nil {
 		return nil, errors.New("the list of signatures cannot be read")
 	}
 	for _, ref := range x.Manifests {
@@ -192,6 +241,22 @@ func (c *conn) referrers(ctx context.Context, d digest.Digest) (list []oci.Descr
 		list = append(list, ref)
 	}
 	return list, nil
+}
+
+var nextLink = regexp.MustCompile(`<([^<>]*)>\s*;[^<>]*\brel\s*=\s*"?next\b`) // RFC 8288
+
+// nextPage returns the query of the link to the next page, or "" after the last page. Only the query is used, because
+// the registry must not lead the daemon to another server or repository.
+func nextPage(header http.Header) (query string, err error) {
+	m := nextLink.FindStringSubmatch(strings.Join(header.Values("Link"), ", "))
+	if m == nil {
+		return "", nil
+	}
+	u, err := url.Parse(m[1])
+	if err != nil || u.RawQuery == "" {
+		return "", errors.New("the link to the next page of the list of signatures is not usable")
+	}
+	return u.RawQuery, nil
 }
 
 // isNone reports whether a registry has answered that it has no such document, or no such API.
