@@ -53,6 +53,7 @@ import (
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/tenancy"
 	"github.com/forkd/forkd/internal/host/vmfake"
+	"github.com/forkd/forkd/internal/host/vmpool"
 	"github.com/forkd/forkd/internal/host/workspace"
 	"github.com/forkd/forkd/internal/proto/diffproto"
 )
@@ -247,7 +248,7 @@ func New(t T, o Options) *Rig {
 		Answers: answers, Limits: o.Limits, Counts: counts, Requests: counts.RequestDone, Stopping: o.Stopping, Log: discard})
 	r.serveSSH(t, o.SSH, dir, shared, counts)
 	api := v1.New(v1.Config{Face: shared, Baker: baker, Builds: r.Steps, Images: r.images, ScratchDir: r.Scratch,
-		Differ: r.differ(o.Diff, run, st), Hub: newHub(t, dir, o.TrustedKeys, st), Metrics: counts.Handler(),
+		Differ: r.differ(o.Diff, run, st), Hub: newHub(t, dir, run, o.TrustedKeys, st, vmms), Metrics: counts.Handler(),
 		History: r.History,
 		Version: "test", Accel: "kvm", Domain: domain, GuestPort: o.GuestPort, NoKVM: o.noKVM, Links: links,
 		Tried: counts.Tried, SSH: r.SSH.info(), MCP: mcphttp.New("test", o.Limits.Keepalive, discard)})
@@ -294,10 +295,11 @@ func (r *Rig) observe(m *sandbox.Manager, counts *metrics.Metrics) {
 }
 
 // newHub returns a Hub that never finds the disk full.
-func newHub(t T, dir, keys string, st *store.Store) *hub.Hub {
+func newHub(t T, dir, run, keys string, st *store.Store, vmms vmpool.VMMs) *hub.Hub {
 	t.Helper()
 	h, err := hub.New(hub.Config{Store: st, Dir: hub.Dir(filepath.Join(dir, "state")),
 		Memory: bake.HostMemoryMiB() << 20, Trust: hub.Trust{Keys: keys},
+		Try:  vmpool.Trials{VMMs: vmms, RunDir: run}.Try,
 		Room: (&admit.Rules{}).Room, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)

@@ -105,7 +105,9 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard, kvm *kvmState) (*w
 	}
 	undo.Add(w.net.Close)
 	events := event.NewRing(event.DefaultSize)
-	if err := w.openStore(&cfg, events); err != nil {
+	runDir, dataDir := filepath.Join(cfg.RunDir, "vm"), filepath.Join(cfg.StateDir, "sandboxes")
+	vmms := vmpool.Processes{Bin: vmm, Cgroups: w.cgroups, Jail: jails, KVM: &w.kvm}
+	if err := w.openStore(&cfg, events, vmms, runDir); err != nil {
 		return nil, err
 	}
 	undo.Add(func() { w.store.Close() })
@@ -118,8 +120,6 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard, kvm *kvmState) (*w
 		return nil, err
 	}
 	counts := metrics.New(cfg.Version)
-	runDir, dataDir := filepath.Join(cfg.RunDir, "vm"), filepath.Join(cfg.StateDir, "sandboxes")
-	vmms := vmpool.Processes{Bin: vmm, Cgroups: w.cgroups, Jail: jails, KVM: &w.kvm}
 	w.manager, err = sandbox.New(sandbox.Config{
 		Store:    w.store,
 		VMMs:     vmms,
@@ -359,7 +359,7 @@ func (w *wired) openCgroups(cfg *Config) (missing string) {
 }
 
 // openStore opens the store and the hub, and logs the defects of the store's snapshots.
-func (w *wired) openStore(cfg *Config, events *event.Ring) (err error) {
+func (w *wired) openStore(cfg *Config, events *event.Ring, vmms vmpool.VMMs, runDir string) (err error) {
 	trust, err := cfg.trust()
 	if err != nil {
 		return err
@@ -368,7 +368,8 @@ func (w *wired) openStore(cfg *Config, events *event.Ring) (err error) {
 		return err
 	}
 	w.hub, err = hub.New(hub.Config{Store: w.store, Dir: hub.Dir(cfg.StateDir), Memory: bake.HostMemoryMiB() << 20,
-		Trust: trust, Room: cfg.Admit.Room, Reserve: cfg.Admit.DiskReserve, Log: cfg.Log})
+		Try: vmpool.Trials{VMMs: vmms, RunDir: runDir}.Try, Trust: trust, Room: cfg.Admit.Room,
+		Reserve: cfg.Admit.DiskReserve, Log: cfg.Log})
 	if err != nil {
 		return errors.Join(err, w.store.Close())
 	}

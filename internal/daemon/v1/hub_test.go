@@ -20,6 +20,8 @@ import (
 	"github.com/forkd/forkd/internal/apirig"
 	"github.com/forkd/forkd/internal/daemon/auth"
 	"github.com/forkd/forkd/internal/daemon/face"
+	"github.com/forkd/forkd/internal/host/vmfake"
+	"github.com/forkd/forkd/internal/proto/vm"
 	"github.com/forkd/forkd/internal/sigstore"
 )
 
@@ -55,6 +57,22 @@ func isCode(t *testing.T, err error, code, text string) {
 	var api *client.Error
 	if !errors.As(err, &api) || api.Code != code || !strings.Contains(api.Message, text) {
 		t.Errorf("%v, want the code %s and %q", err, code, text)
+	}
+}
+
+// A snapshot is refused if a VMM of this host cannot restore its saved state.
+func TestUnpackTriesTheState(t *testing.T) {
+	a := start(t, apirig.Options{})
+	b := start(t, apirig.Options{Prepare: func(v *vmfake.VMMs) {
+		v.RestoreErr = func(int) error { return vm.WithCode(vm.ErrCPU, errors.New("it lacks avx512f")) }
+	}})
+	_, err := b.UnpackSnapshot(t.Context(), bytes.NewReader(packed(t, a)), client.UnpackOptions{Trust: "off"}, nil)
+	isCode(t, err, "artifact_refused", "this host cannot run it: it lacks avx512f")
+	if list, err := b.Snapshots(t.Context()); err != nil || len(list) != 0 {
+		t.Errorf("%+v, %v", list, err)
+	}
+	if n := len(b.VMs.Live); n != 0 {
+		t.Errorf("%d VMs are left", n)
 	}
 }
 

@@ -47,6 +47,9 @@ type Config struct {
 	Memory uint64 // bytes of the host's memory: snapshots of larger guests are refused
 	Trust  Trust
 
+	// Try returns an error if this host cannot restore a saved state, see vmpool.Trials.
+	Try func(ctx context.Context, shape vm.Shape, disk uint64, state *os.File) error
+
 	// Room returns an error if the host has no room for more data on the file system that contains
 	// the file disk.
 	Room    func(memory uint64, disk *os.File) error
@@ -298,6 +301,12 @@ func (h *Hub) Receive(ctx context.Context, archive io.Reader, policy Policy, sig
 // Unpack publishes a received snapshot for the client with the given name, who becomes the owner.
 // The snapshot gets the given tag or, if this is empty, the tag of the packed snapshot.
 func (h *Hub) Unpack(ctx context.Context, who, tag string, a *Arrival, on func(Progress)) (store.Info, error) {
+	if _, err := h.acceptable(tag, a.Snapshot); err != nil {
+		return store.Info{}, err
+	}
+	if err := h.try(ctx, who, a.Artifact, a); err != nil {
+		return store.Info{}, err
+	}
 	return h.publish(ctx, who, tag, a.Artifact, a, on)
 }
 
@@ -415,12 +424,9 @@ func (h *Hub) acceptable(tag string, m *snapshot.Manifest) (string, error) {
 	return tag, cmp.Or(h.compatible(m), h.CheckTag(tag))
 }
 
-// compatible returns an error if this host cannot run a snapshot. At the first fork, the VMM
-// compares the CPU features that the saved state needs.
+// compatible returns an error if this host cannot run a snapshot, as far as the manifest says. The
+// method try compares the features of the CPU.
 func (h *Hub) compatible(m *snapshot.Manifest) error {
-	refuse := func(format string, args ...any) error {
-		return &artifact.Error{Err: fmt.Errorf("this host cannot run it: "+format, args...)}
-	}
 	if err := vm.CheckTemplate(m.Machine.Template); err != nil {
 		return refuse("%w", err)
 	}
@@ -432,6 +438,11 @@ func (h *Hub) compatible(m *snapshot.Manifest) error {
 		)
 	}
 	return nil
+}
+
+// refuse returns the error for a snapshot that this host cannot run.
+func refuse(format string, args ...any) error {
+	return &artifact.Error{Err: fmt.Errorf("this host cannot run it: "+format, args...)}
 }
 
 // contents are the files of an artifact.

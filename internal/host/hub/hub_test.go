@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -31,6 +32,9 @@ type host struct {
 	store     *store.Store
 	root, ram string
 	room      error // returned by the hub's Config.Room
+
+	tryErr error // returned by the hub's Config.Try
+	tried  []trial
 }
 
 func newHost(t *testing.T) *host {
@@ -48,10 +52,27 @@ func (h *host) open(t *testing.T) {
 	}
 	t.Cleanup(func() { h.store.Close() })
 	h.Hub, err = New(Config{Store: h.store, Dir: Dir(h.root), Memory: 1 << 30,
-		Room: func(uint64, *os.File) error { return h.room }, Log: slog.New(slog.DiscardHandler)})
+		Room: func(uint64, *os.File) error { return h.room }, Try: h.trial, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
+}
+
+// trial is the hub's Config.Try.
+func (h *host) trial(_ context.Context, shape vm.Shape, size uint64, state *os.File) error {
+	content, err := io.ReadAll(state)
+	if err != nil {
+		return err
+	}
+	h.tried = append(h.tried, trial{shape, size, string(content)})
+	return h.tryErr
+}
+
+// trial is a call of the hub's Config.Try.
+type trial struct {
+	shape vm.Shape
+	disk  uint64
+	state string
 }
 
 // page returns a page of memory or disk.

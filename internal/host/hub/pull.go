@@ -32,27 +32,42 @@ const acceptedManifests = oci.MediaTypeImageManifest + ", " + oci.MediaTypeImage
 type Offer struct {
 	*artifact.Artifact
 	Verdict Verdict
-	hub     *Hub
 	conn    *conn
 	lacks   []artifact.Blob // blobs of files that neither the store nor the cache has, each once
 	cached  []artifact.Blob // other blobs that the cache has
 	has     []Progress      // files that need not be fetched
+
+	sharesState bool  // whether another snapshot of the store has the same saved state
+	problem     error // see Problem
 }
 
-// Find fetches the description of a snapshot in a registry. A snapshot that Pull would refuse has a problem in its
-// Verdict.
+// Find fetches the description of a snapshot in a registry. If Pull would refuse the snapshot because of its
+// signatures, it has a problem in its Verdict. Otherwise Find also tries the saved state on this host, see Problem.
 func (h *Hub) Find(ctx context.Context, who string, r Remote) (*Offer, error) {
 	leave, err := h.transfers.Wait(ctx, owner.FairShare(who, maxTransfers))
 	if err != nil {
 		return nil, err
 	}
 	defer leave()
-	return h.find(ctx, r, func(v *Verdict, err error) error {
+	o, err := h.find(ctx, r, func(v *Verdict, err error) error {
 		if untrusted := (*TrustError)(nil); errors.As(err, &untrusted) {
 			v.Problem, err = err, nil
 		}
 		return err
 	})
+	if err != nil {
+		return nil, err
+	}
+	if o.problem = h.compatible(o.Snapshot); o.problem != nil || o.Verdict.Problem != nil {
+		return o, nil
+	}
+	p := &pull{hub: h, conn: o.conn, on: func(Progress) {}, files: make(blobs)}
+	defer p.forget()
+	err = p.try(ctx, who, o)
+	if bad := (*artifact.Error)(nil); errors.As(err, &bad) {
+		o.problem, err = err, nil
+	}
+	return o, err
 }
 
 // find does the work of Find. It calls end(verdict, err) with the result of the check of
@@ -62,7 +77,7 @@ func (h *Hub) find(ctx context.Context, r Remote, end func(*Verdict, error) erro
 	if err != nil {
 		return nil, err
 	}
-	o := &Offer{hub: h, conn: c}
+	o := &Offer{conn: c}
 	check := func(d digest.Digest) (err error) {
 		proofs := func() ([]proof, error) { return c.proofs(ctx, d) }
 		o.Verdict, err = h.judge(r.trust, r.source(), d, proofs)
@@ -77,6 +92,7 @@ func (h *Hub) find(ctx context.Context, r Remote, end func(*Verdict, error) erro
 		switch {
 		case shared:
 			o.has = append(o.has, Progress{File: b.Part.Name, State: Shared, Bytes: b.Size})
+			o.sharesState = o.sharesState || b.Part.Name == artifact.StatePart
 		case h.cache.has(b.Digest):
 			o.has = append(o.has, Progress{File: b.Part.Name, State: Cached, Bytes: b.Size})
 			o.cached = append(o.cached, b)
@@ -96,8 +112,9 @@ func (o *Offer) Lacking() (n int64) {
 	return n
 }
 
-// Problem returns an error if this host cannot run the snapshot.
-func (o *Offer) Problem() error { return o.hub.compatible(o.Snapshot) }
+// Problem returns an error if this host cannot run the snapshot. The features of the CPU were compared only if Verdict
+// has no problem.
+func (o *Offer) Problem() error { return o.problem }
 
 // describe fetches the manifest and the configuration of an artifact. It calls check with the digest of the
 // manifest before it fetches or decodes anything else.
@@ -176,7 +193,14 @@ func (h *Hub) Pull(ctx context.Context, who, tag string, r Remote, on func(Progr
 	p := &pull{hub: h, conn: o.conn, on: on, files: make(blobs)}
 	defer h.trim()
 	defer p.files.close()
-	// The cached blobs come first, because the cache may drop them while others arrive.
+	for _, b := range o.cached { // before any blob arrives, because the cache may then drop them
+		if f := h.cache.open(b.Digest); f != nil {
+			p.files.add(b.Digest, f)
+		}
+	}
+	if err := p.try(ctx, who, o); err != nil {
+		return Pulled{}, err
+	}
 	for _, list := range [][]artifact.Blob{o.cached, o.lacks} {
 		if err := p.fetchAll(ctx, list); err != nil {
 			return Pulled{}, o.conn.failed(err)
@@ -195,6 +219,22 @@ func (h *Hub) Pull(ctx context.Context, who, tag string, r Remote, on func(Progr
 		}
 	}
 	return Pulled{o.Artifact, info, o.Verdict, p.moved}, err
+}
+
+// try fetches the saved state, and restores it on trial. A saved state that the store already has is not tried again.
+func (p *pull) try(ctx context.Context, who string, o *Offer) error {
+	if o.Snapshot.DiskOnly() || o.sharesState {
+		return nil
+	}
+	state := stateOf(o.Artifact)
+	if err := p.fetchAll(ctx, []artifact.Blob{state}); err != nil {
+		return p.conn.failed(err)
+	}
+	err := p.hub.try(ctx, who, o.Artifact, p)
+	if bad := (*artifact.Error)(nil); errors.As(err, &bad) {
+		p.hub.cache.remove(state.Digest) // a damaged one would make the next pull fail too
+	}
+	return err
 }
 
 // pull is the source of the blobs of a snapshot in a registry.
@@ -277,6 +317,14 @@ func (p *pull) open(ctx context.Context, b artifact.Blob) (*os.File, error) {
 	defer p.mu.Unlock()
 	p.files.add(b.Digest, f)
 	return p.files.of(b.Digest)
+}
+
+// forget closes the blobs, and removes those that have been fetched.
+func (p *pull) forget() {
+	p.files.close()
+	for _, d := range p.came {
+		p.hub.cache.remove(d)
+	}
 }
 
 // fetch adds a blob of the registry to the cache.

@@ -53,6 +53,7 @@ func Run(t *testing.T, newHost func(t *testing.T) *Host) {
 		{"Rebase", rebase},
 		{"Merge", merge},
 		{"Restore", restore},
+		{"Try", try},
 	} {
 		t.Run(c.name, func(t *testing.T) { c.test(t, newHost(t)) })
 	}

@@ -370,3 +370,35 @@ func restore(t *testing.T, h *Host) {
 		t.Errorf("an empty state: %v", err)
 	}
 }
+
+// A state can be tried without its memory and its disk. The VM of the trial leaves nothing, and the saved VM can be
+// restored afterwards.
+func try(t *testing.T, h *Host) {
+	g := h.boot(t)
+	s := g.mustBranch(t, vmmproto.Branch{Mode: vm.BranchFull})
+	trials, size := vmpool.Trials{VMMs: h.VMMs, RunDir: h.Dir}, sizeOf(t, h.Base)
+	trial := func(state string) error {
+		return trials.Try(t.Context(), h.Shape, size, open(t, state))
+	}
+	before, err := os.ReadDir(h.Dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := trial(s.state.Name()); err != nil {
+		t.Error(err)
+	}
+	if err := trial(create(t, t.TempDir()).Name()); !errors.Is(err, vm.ErrBadState) {
+		t.Errorf("an empty state: %v", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := trials.Try(ctx, h.Shape, size, open(t, s.state.Name())); err == nil {
+		t.Error("a canceled trial succeeded")
+	}
+	if after, err := os.ReadDir(h.Dir); err != nil || len(after) != len(before) {
+		t.Errorf("%d VMs were there before the trials, and %d are there afterwards, %v", len(before), len(after), err)
+	}
+	if err := h.spawn(t).restore(t, t.Context(), s, true); err != nil {
+		t.Error(err)
+	}
+}
