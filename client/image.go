@@ -30,15 +30,15 @@ func (c *Client) FillImage(ctx context.Context, req FillRequest, stream io.Reade
 	return resp.Body, nil
 }
 
-// CachedImages lists the daemon's image cache, which holds the images that builds of Dockerfiles and
-// templates start from.
+// CachedImages lists the daemon's caches. They hold the images that builds of Dockerfiles and templates
+// start from, and the compressed files of snapshots that were packed, pushed or partly pulled.
 func (c *Client) CachedImages(ctx context.Context) (list []CachedImage, err error) {
 	err = c.call(ctx, http.MethodGet, "/v1/images", nil, &list)
 	return list, err
 }
 
-// PruneImages removes the items of the daemon's image cache that no snapshot is based on, and that
-// no build has used for the given time. With dryRun it only reports them.
+// PruneImages removes the items of the daemon's caches that no snapshot is based on, and that were
+// not used for the given time. With dryRun it only reports them.
 func (c *Client) PruneImages(ctx context.Context, unused time.Duration, dryRun bool) (p PrunedImages, err error) {
 	q := url.Values{"unused_secs": {strconv.FormatFloat(unused.Seconds(), 'f', -1, 64)}}
 	if dryRun {

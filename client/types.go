@@ -82,6 +82,9 @@ type (
 	PrunedImages     = v1.PrunedImages
 )
 
+// CachedBlob is the Kind of a CachedImage that is a compressed file of a snapshot.
+const CachedBlob = v1.CachedBlob
+
 // BranchRequest asks for a snapshot of a running sandbox.
 type BranchRequest struct {
 	Tag       string // empty: the daemon chooses one

@@ -18,10 +18,11 @@ import (
 func newCacheCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cache",
-		Short: "Show and clean the build caches of this host and of the daemon",
+		Short: "Show and clean the caches of this host and of the daemon",
 		Long: "forkd build keeps images, guest kernels and initramfses, because building them takes minutes. They are\n" +
 			"in $FORKD_CACHE, by default ~/.cache/forkd. The daemon keeps the images that builds of Dockerfiles and\n" +
-			"templates start from. Removed items are built again when a build needs them.",
+			"templates start from, and blobs: compressed files of snapshots that were packed, pushed or partly pulled.\n" +
+			"Removed items are made again when a command needs them.",
 		Args: usageArgs(knownCommand),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
@@ -73,7 +74,7 @@ func newCachePruneCmd() *cobra.Command {
 	var dryRun bool
 	cmd := &cobra.Command{
 		Use:   "prune",
-		Short: "Remove items of the caches that no build has used for a while",
+		Short: "Remove items of the caches that were not used for a while",
 		Long: "Keeps images that snapshots of the daemon are based on, and the newest guest kernel. The command asks\n" +
 			"only one daemon: if other daemons use the same cache, do not remove items that their snapshots need.",
 		Args: usageArgs(arguments(0, 0)),
@@ -109,7 +110,7 @@ func newCachePruneCmd() *cobra.Command {
 		},
 	}
 	cmd.Flags().Var(&unused, "unused-for",
-		"minimum time since the last use by a build: a number of seconds, or a time such as 24h")
+		"minimum time since the last use: a number of seconds, or a time such as 24h")
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "only print what would be removed")
 	c.register(cmd)
 	return cmd

@@ -76,7 +76,7 @@ func (u *usage) add(bytes uint64, inUse bool) {
 func usageOf(all []client.SnapshotDetail, sandboxes []client.Sandbox, builds cacheList) []usage {
 	parents, branches := usage{Kind: "parents"}, usage{Kind: "branches"}
 	states, deleted := usage{Kind: "states of sandboxes"}, usage{Kind: "removed branches"}
-	cache := usage{Kind: "cache of builds"}
+	cache, blobs := usage{Kind: "cache of builds"}, usage{Kind: "cache of pushes and pulls"}
 	kind := func(d *client.SnapshotDetail) *usage {
 		switch {
 		case d.Transient:
@@ -105,20 +105,24 @@ func usageOf(all []client.SnapshotDetail, sandboxes []client.Sandbox, builds cac
 		cache.Removable += uint64(item.Bytes)
 	}
 	for _, item := range builds.daemon {
-		cache.add(uint64(item.Bytes), item.InUse)
+		of := &cache
+		if item.Kind == client.CachedBlob {
+			of = &blobs
+		}
+		of.add(uint64(item.Bytes), item.InUse)
 		if !item.InUse {
-			cache.Removable += uint64(item.Bytes)
+			of.Removable += uint64(item.Bytes)
 		}
 	}
-	return []usage{parents, branches, states, deleted, cache}
+	return []usage{parents, branches, states, deleted, cache, blobs}
 }
 
 func newDfCmd() *cobra.Command {
 	var c common
 	cmd := &cobra.Command{
 		Use:   "df",
-		Short: "Show the disk usage of snapshots and builds, and how much of it is unused",
-		Long: "'forkd prune' removes unused snapshots, 'forkd cache prune' unused items of the build caches. The\n" +
+		Short: "Show the disk usage of snapshots and caches, and how much of it is unused",
+		Long: "'forkd prune' removes unused snapshots, 'forkd cache prune' unused items of the caches. The\n" +
 			"states of suspended sandboxes, and of sandboxes copied by 'forkd fork --from-sandbox', are deleted with\n" +
 			"their sandboxes. Deleted branches that a sandbox still uses for its memory are deleted with the sandbox,\n" +
 			"or with its next branch, rollback or suspension.",

@@ -3,6 +3,7 @@ package v1
 import (
 	"context"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -16,6 +17,7 @@ import (
 	"github.com/forkd/forkd/internal/build/image"
 	"github.com/forkd/forkd/internal/daemon/auth"
 	"github.com/forkd/forkd/internal/daemon/face"
+	"github.com/forkd/forkd/internal/host/hub"
 	"github.com/forkd/forkd/internal/host/imagevm"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/proto/imageproto"
@@ -113,17 +115,21 @@ func scratch(dir string) (*os.File, error) {
 	return f, nil
 }
 
-// listImages lists the daemon's image cache.
+// listImages lists the daemon's image cache and the hub's cache.
 func (a *api) listImages(r *http.Request) ([]apiv1.CachedImage, error) {
 	list, err := a.Images.List()
 	if err != nil {
 		return nil, err
 	}
+	blobs, err := a.Hub.Cached()
+	if err != nil {
+		return nil, err
+	}
 	inUse, _ := a.baseImages(r)
-	return cachedImages(list, append(inUse, a.Builds.Held()...)), nil
+	return append(cachedImages(list, append(inUse, a.Builds.Held()...)), cachedBlobs(blobs)...), nil
 }
 
-// pruneImages removes cached images. It returns an error if it cannot know which images snapshots
+// pruneImages removes cached images and blobs. It returns an error if it cannot know which images snapshots
 // need.
 func (a *api) pruneImages(r *http.Request) (out apiv1.PrunedImages, err error) {
 	unused := defaultUnused
@@ -143,9 +149,24 @@ func (a *api) pruneImages(r *http.Request) (out apiv1.PrunedImages, err error) {
 		return out, face.NewError(http.StatusConflict, fmt.Sprintf("it is not known which images these snapshots need: %.1000s; "+
 			"wait until they are ready, or remove those that are damaged", strings.Join(unclear, ", ")))
 	}
-	removed, err := a.Images.Prune(inUse, time.Now().Add(-unused), out.DryRun)
-	out.Removed = cachedImages(removed, nil)
-	return out, err
+	before := time.Now().Add(-unused)
+	removed, err := a.Images.Prune(inUse, before, out.DryRun)
+	blobs, blobErr := a.Hub.Prune(before, out.DryRun)
+	out.Removed = append(cachedImages(removed, nil), cachedBlobs(blobs)...)
+	return out, errors.Join(err, blobErr)
+}
+
+// cachedBlobs describes blobs of the hub's cache.
+func cachedBlobs(list []hub.CachedBlob) (out []apiv1.CachedImage) {
+	for _, b := range list {
+		detail := b.File
+		if detail == "" {
+			detail = "an interrupted pull"
+		}
+		out = append(out, apiv1.CachedImage{Kind: apiv1.CachedBlob, Dir: b.Path, Detail: detail, Bytes: b.Bytes,
+			UsedAt: b.Used.Unix()})
+	}
+	return out
 }
 
 // Default and maximum of the time that an image must be unused before it may be removed.

@@ -10,6 +10,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -297,6 +298,27 @@ func TestImageCache(t *testing.T) {
 		left, failed := os.ReadDir(images)
 		if err != nil || failed != nil || len(p.Removed) != c.want || p.DryRun != c.dry || len(left) != c.left {
 			t.Errorf("%+v: %+v, %v, %v, left %v", c, p, err, failed, left)
+		}
+	}
+	archive, err := r.PackSnapshot(t.Context(), r.Parent.Tag)
+	if err != nil {
+		t.Fatal(err)
+	}
+	archive.Close()
+	list, err = r.CachedImages(t.Context())
+	blobs := slices.DeleteFunc(list, func(c client.CachedImage) bool { return c.Kind != "blob" })
+	if err != nil || !slices.ContainsFunc(blobs, func(c client.CachedImage) bool {
+		return c.Detail == "base" && c.Bytes > 0 && !c.InUse && time.Since(time.Unix(c.UsedAt, 0)) < time.Hour
+	}) {
+		t.Errorf("%+v, %v", blobs, err)
+	}
+	for _, c := range []struct {
+		unused time.Duration
+		dry    bool
+		want   int
+	}{{24 * time.Hour, false, 0}, {0, true, len(blobs)}, {0, false, len(blobs)}, {0, false, 0}} {
+		if p, err := r.PruneImages(t.Context(), c.unused, c.dry); err != nil || len(p.Removed) != c.want {
+			t.Errorf("%+v: %+v, %v", c, p, err)
 		}
 	}
 	runner, err := client.New(r.URL, r.Tokens["runner"])

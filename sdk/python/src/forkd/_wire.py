@@ -543,15 +543,15 @@ class CachedImage(Record):
     """The message CachedImage of the API."""
 
     kind: str = ""
-    """a leftover is of a killed build"""
+    """a leftover is of a killed build, a blob is a compressed file of a snapshot"""
     dir: str = ""
     """on the daemon's host"""
     detail: str | None = None
-    """the image that it was first made from"""
+    """the image that it was first made from; of a blob: the file of a snapshot"""
     bytes: int = 0
     """on the disk"""
     used_at_unix: int = 0
-    """time of the last build that used it"""
+    """time of its last use"""
     in_use: bool = False
     """the disk of a snapshot is based on it"""
 

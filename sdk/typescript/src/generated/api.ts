@@ -244,17 +244,17 @@ export interface components {
         };
         CachedImage: {
             /**
-             * @description a leftover is of a killed build
+             * @description a leftover is of a killed build, a blob is a compressed file of a snapshot
              * @enum {string}
              */
-            kind: "image" | "leftover";
+            kind: "image" | "leftover" | "blob";
             /** @description on the daemon's host */
             dir: string;
-            /** @description the image that it was first made from */
+            /** @description the image that it was first made from; of a blob: the file of a snapshot */
             detail?: string;
             /** @description on the disk */
             bytes: number;
-            /** @description time of the last build that used it */
+            /** @description time of its last use */
             used_at_unix: number;
             /** @description the disk of a snapshot is based on it */
             in_use: boolean;
