@@ -27,6 +27,9 @@ type Sandbox struct {
 	Pooled       bool     `json:"pooled,omitempty"` // the VMM process was waiting in the pool
 	// Size of the latest branch, if that was deleted and the sandbox still needs its files.
 	DeletedBytes uint64 `json:"deleted_snapshot_bytes,omitempty"`
+	// Client that made the sandbox, such as "token:NAME"; "local" if the daemon required no
+	// credentials. Empty if unknown, or if it is hidden from the client of the request.
+	Owner string `json:"owner,omitempty"`
 	// The workspace to which the sandbox belongs, and with which it is deleted.
 	Workspace string `json:"workspace,omitempty"`
 	Network   string `json:"network"` // mode of the network policy

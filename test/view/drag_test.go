@@ -67,10 +67,37 @@ func TestFilters(t *testing.T) {
 	p.wait(names + `.includes("tests-pass") && !` + names + `.includes("review")`)
 	state("")
 	p.wait(names + `.includes("review")`)
-	if !eval[bool](p, `[...document.querySelectorAll("#labels option")].some((e) => e.value === "job=7")`) {
+	if !eval[bool](p, `[...document.querySelectorAll("#words option")].some((e) => e.value === "job=7")`) {
 		t.Error("the search suggests no labels")
 	}
 	p.do("search a label", focus("[type=search]"), chromedp.KeyEvent("job=7"))
 	p.wait(`!` + names + `.includes("review") && ` + names + `.includes("try-duckdb")`)
+	p.clean(statsOfEnded)
+}
+
+// TestOwners shows the owners of sandboxes as soon as there are two, and searches for one.
+func TestOwners(t *testing.T) {
+	r := startRig(t)
+	r.fork("base", 1, map[string]string{"name": "first"})
+	v := startView(t, r.URL, r.Token)
+	p := newBrowser(t)
+	p.open(v)
+	p.waitText("first")
+	if eval[bool](p, `document.querySelector(".chip.owner") !== null`) {
+		t.Error("the tree shows the only owner")
+	}
+	team := *r
+	team.Token = r.newToken("team")
+	team.fork("base", 1, map[string]string{"name": "second"})
+	p.wait(`document.querySelectorAll(".chip.owner").length === 2`)
+	if !eval[bool](p, `[...document.querySelectorAll("#words option")].some((e) => e.value === "owner=token:team")`) {
+		t.Error("the search suggests no owner")
+	}
+	p.do("search an owner", focus("[type=search]"), chromedp.KeyEvent("owner=token:team"))
+	names := `[...document.querySelectorAll(".row[role=treeitem] .name")].map((e) => e.textContent).join()`
+	p.wait(names + ` === "base,second"`)
+	p.eval(`[...document.querySelectorAll(".row .name")].find((e) => e.textContent === "second").click()`)
+	p.wait(`document.querySelector(".detail .facts").innerText.includes("token:team")`)
+	p.accessible("owners")
 	p.clean(statsOfEnded)
 }

@@ -148,6 +148,18 @@ func (r *rig) fork(of string, n int, labels map[string]string) (ids []string) {
 	return ids
 }
 
+// newToken adds a token to the daemon's token file, and returns it.
+func (r *rig) newToken(name string) string {
+	r.t.Helper()
+	cmd := exec.Command(filepath.Join(programs, "forkd"), "token", "new", name, "--scope", "run", "--file", r.Tokens)
+	cmd.Stderr = r.t.Output()
+	out, err := cmd.Output()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return strings.TrimSpace(string(out))
+}
+
 func (r *rig) branch(id, tag string) {
 	r.call("POST", "/v1/sandboxes/"+id+"/branch", map[string]string{"tag": tag}, nil)
 }

@@ -55,6 +55,21 @@ func (w *tenants) as(t *testing.T, token string) *client.Client {
 	return cl
 }
 
+// Only clients without a prefix see the names of owners.
+func TestOwnersOfSandboxes(t *testing.T) {
+	w := startTenants(t)
+	if s, err := w.Sandbox(t.Context(), w.sandbox); err != nil || s.Owner != "token:b" {
+		t.Errorf("for the admin: %q, %v", s.Owner, err)
+	}
+	if s, err := w.b.Sandbox(t.Context(), w.sandbox); err != nil || s.Owner != "" {
+		t.Errorf("for b: %q, %v", s.Owner, err)
+	}
+	list, err := w.b.Sandboxes(t.Context())
+	if err != nil || len(list) != 2 || list[0].Owner != "" || list[1].Owner != "" {
+		t.Errorf("the list for b: %+v, %v", list, err)
+	}
+}
+
 // A description does not name branches of another tenant's sandbox.
 func TestBranchesOfOthersAreNotNamed(t *testing.T) {
 	w := startTenants(t)

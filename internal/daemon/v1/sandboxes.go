@@ -33,8 +33,8 @@ func (a *api) sandboxOf(view *tenancy.View, i sandbox.Info) apiv1.Sandbox {
 		ExitReason: i.ExitReason, ExitDetail: i.ExitDetail, PID: i.PID,
 		MemoryLimitMiB: i.Limits.MemoryMiB, LimitEnforced: i.Limits.MemoryMiB != 0, Pooled: i.Timing.Pooled,
 		HasBranched: i.BranchCount > 0, BranchCount: i.BranchCount, IdleTimeout: i.IdleTimeout.Seconds(),
-		Workspace: i.Workspace,
-		Network:   i.Network.Policy.Mode.String(), Limits: apiv1.Limits(i.Limits), Labels: i.Labels, Calls: i.Calls,
+		Owner: view.OwnerOf(i), Workspace: i.Workspace,
+		Network: i.Network.Policy.Mode.String(), Limits: apiv1.Limits(i.Limits), Labels: i.Labels, Calls: i.Calls,
 		Unique: uniqueOf(i.Unique), UniqueStrict: i.Strict,
 	}
 	s.LatestTag = view.TagOf(&i.At)

@@ -91,6 +91,15 @@ func (v *View) LeftAlone() []sandbox.LeftAlone {
 	return v.host.manager.LeftAlone()
 }
 
+// OwnerOf returns the name of a sandbox's owner. Names of owners are names of clients. So the result
+// is empty for a principal with a prefix, and for one that may see only one sandbox.
+func (v *View) OwnerOf(i sandbox.Info) string {
+	if v.isEmpty() || v.p.Prefix != "" {
+		return ""
+	}
+	return i.Owner
+}
+
 // hasTag returns a *store.NotFoundError if the principal may not see a snapshot.
 func (v *View) hasTag(tag string) error {
 	if v.isEmpty() {

@@ -111,7 +111,7 @@ func isMissing(err error) bool {
 // below call each of them.
 var unnamed = []string{"Limited", "MayName", "Events", "Fork", "Sandboxes", "Snapshots", "Workspaces", "LeftAlone",
 	"Machine", "TagOf", "BaseImage", "UnnamedBytes", "CreateWorkspace", "Diff", "Export", "Apply", "MayUnpack", "Unpack",
-	"Pull", "Find", "Sign", "Verify"}
+	"Pull", "Find", "Sign", "Verify", "OwnerOf"}
 
 // call calls a method of a View with a name as the first argument, and zero values as all other
 // arguments. It returns the method's error.
@@ -244,6 +244,16 @@ func TestLimits(t *testing.T) {
 	}
 	if vcpus, disk := a.view.Machine(i); vcpus == 0 || disk == 0 {
 		t.Errorf("a machine with %d vCPUs and %d bytes", vcpus, disk)
+	}
+	for name, v := range map[string]*View{"": nobody, "owned": h.For(owner.Owner{Name: "token:operator"})} {
+		if got := v.OwnerOf(sandbox.Info{Owner: "owned"}); got != name {
+			t.Errorf("an owner: %q, want %q", got, name)
+		}
+	}
+	for _, v := range []*View{a.view, h.Permitted(a.sandbox)} {
+		if got := v.OwnerOf(i); got != "" {
+			t.Errorf("an owner for a client with a part of the host: %q", got)
+		}
 	}
 	if n := a.view.UnnamedBytes(sandbox.Info{}); n != 0 || a.view.BaseImage(snapshot.Base{}) != "" ||
 		b.view.LeftAlone() != nil {

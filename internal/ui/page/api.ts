@@ -12,6 +12,7 @@ export interface Sandbox {
   network: string;
   labels?: Record<string, string>;
   latest_tag?: string;
+  owner?: string;
   workspace?: string;
   exit_reason?: string;
   exit_detail?: string;

@@ -81,6 +81,7 @@ export function sandboxFacts(n: Node): Fact[] {
   return [
     ["State", stateOf(n)],
     ["Id", s.id],
+    ["Owner", n.owner],
     ["Workspace", s.workspace],
     ["Age", age(s.created_at_unix)],
     ["Ready after", s.ready_ms === undefined ? undefined : `${s.ready_ms.toFixed(1)} ms`],

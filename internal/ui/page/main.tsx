@@ -14,7 +14,7 @@ import { RunPage } from "./run";
 import { SandboxPage, tabs } from "./sandbox";
 import { type Link, store, useStore } from "./store";
 import { bytes, plural } from "./text";
-import { flatten, grow, labelsOf, nameOf, type Node, refOf, sandboxKey, snapshotKey } from "./tree";
+import { flatten, grow, labelsOf, nameOf, type Node, ownerWord, refOf, sandboxKey, snapshotKey } from "./tree";
 
 function useHash(): string[] {
   const read = () => location.hash.replace(/^#\//, "").split("/").map(decodeURIComponent);
@@ -48,14 +48,15 @@ function useTheme(): [string, () => void] {
 
 const states = ["running", "paused", "suspended", "exited", "snapshot"];
 
-const maxLabels = 100;
+const maxWords = 100;
 
-// labelPairs returns labels of the nodes for suggestions, without names.
-function labelPairs(nodes: Map<string, Node>): string[] {
+// searchWords returns labels and owners of the nodes for suggestions, without names.
+function searchWords(nodes: Map<string, Node>): string[] {
   const pairs = new Set<string>();
   for (const n of nodes.values()) {
+    if (n.owner) pairs.add(ownerWord(n.owner));
     for (const [name, value] of Object.entries(labelsOf(n))) if (name !== "name") pairs.add(`${name}=${value}`);
-    if (pairs.size >= maxLabels) break;
+    if (pairs.size >= maxWords) break;
   }
   return [...pairs].sort();
 }
@@ -63,7 +64,7 @@ function labelPairs(nodes: Map<string, Node>): string[] {
 function App() {
   const s = useStore();
   const nodes = useMemo(() => grow(s.snapshots, s.sandboxes), [s.revision]);
-  const labels = useMemo(() => labelPairs(nodes), [nodes]);
+  const words = useMemo(() => searchWords(nodes), [nodes]);
   const parts = useHash();
   const [selected, select] = useState("");
   const [marked, setMarked] = useState<string[]>([]);
@@ -185,10 +186,10 @@ function App() {
       <a class="skip" href="#main">To the content</a>
       <header>
         <a class="logo" href="#/"><span class="mark-logo" aria-hidden="true" /> forkd</a>
-        <input ref={find} type="search" placeholder="Search names, labels, states" aria-label="Search" value={search}
-          list="labels"
+        <input ref={find} type="search" placeholder="Search names, labels, owners" aria-label="Search" value={search}
+          list="words"
           onInput={(e) => { setSearch((e.target as HTMLInputElement).value); if (page) location.hash = "#/"; }} />
-        <datalist id="labels">{labels.map((l) => <option value={l} />)}</datalist>
+        <datalist id="words">{words.map((l) => <option value={l} />)}</datalist>
         <select aria-label="State" value={state}
           onChange={(e) => { setState((e.target as HTMLSelectElement).value); if (page) location.hash = "#/"; }}>
           <option value="">all states</option>

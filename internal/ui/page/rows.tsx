@@ -161,6 +161,7 @@ function chips(n: Node) {
   const all = Object.entries(labelsOf(n)).filter(([name]) => name !== "name");
   const shown = all.slice(0, 2).map(([name, value]) => <span class="chip">{`${name}=${value}`}</span>);
   if (n.sandbox?.workspace) shown.unshift(<span class="chip">{n.sandbox.workspace}</span>);
+  if (n.owner) shown.unshift(<span class="chip owner" title={`Owner: ${n.owner}`}>{n.owner}</span>);
   return shown;
 }
 

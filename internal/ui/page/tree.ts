@@ -5,6 +5,7 @@ export interface Node {
   key: string; // "s:" and the tag of a snapshot, or "b:" and the id of a sandbox
   snapshot?: Snapshot;
   sandbox?: Sandbox;
+  owner?: string; // of the sandbox; missing if all sandboxes have the same owner
   parent?: Node;
   children: Node[];
 }
@@ -27,8 +28,10 @@ export const sandboxKey = (id: string) => `b:${id}`;
 export function grow(snapshots: Map<string, Snapshot>, sandboxes: Map<string, Sandbox>): Map<string, Node> {
   const all = new Map<string, Node>();
   for (const s of snapshots.values()) all.set(snapshotKey(s.tag), { key: snapshotKey(s.tag), snapshot: s, children: [] });
+  const owners = new Set<string>();
+  for (const s of sandboxes.values()) if (s.owner) owners.add(s.owner);
   for (const s of sandboxes.values()) {
-    const node: Node = { key: sandboxKey(s.id), sandbox: s, children: [] };
+    const node: Node = { key: sandboxKey(s.id), sandbox: s, owner: owners.size > 1 ? s.owner : undefined, children: [] };
     all.set(node.key, node);
     attach(node, all.get(snapshotKey(s.snapshot_tag)));
   }
@@ -61,15 +64,17 @@ function attach(node: Node, to?: Node): boolean {
 const born = (n: Node) => (n.sandbox ?? n.snapshot)!.created_at_unix;
 const byAge = (a: Node, b: Node) => born(a) - born(b); // the lists are in the order of creation
 
+export const ownerWord = (owner: string) => `owner=${owner}`; // in a search
 export const labelsOf = (n: Node) => (n.sandbox ?? n.snapshot)!.labels ?? {};
 export const shortID = (id: string) => (id.length > 14 ? id.slice(0, 11) : id);
 export const nameOf = (n: Node) => n.snapshot?.tag ?? (labelsOf(n)["name"] || shortID(n.sandbox!.id));
 export const refOf = (n: Node) => n.snapshot?.tag ?? n.sandbox!.id;
 
-// matches reports whether a node has all words of a search in its name, labels or state.
+// matches reports whether a node has all words of a search in its name, labels, owner or state.
 export function matches(n: Node, words: string[]): boolean {
   const labels = Object.entries(labelsOf(n)).map(([name, value]) => `${name}=${value}`);
-  const text = [refOf(n), n.sandbox?.state ?? n.snapshot!.status, n.sandbox?.workspace ?? "", ...labels].join("\n");
+  const text = [refOf(n), n.sandbox?.state ?? n.snapshot!.status, n.sandbox?.workspace ?? "", n.owner ? ownerWord(n.owner) : "",
+    ...labels].join("\n");
   return words.every((word) => text.toLowerCase().includes(word));
 }
 

@@ -262,6 +262,9 @@ class SandboxInfo(Record):
     deleted_snapshot_bytes: int | None = None
     """disk space of its latest branch, if that was deleted while the sandbox still uses it for its memory; freed
     with the sandbox, or by its next branch, suspension or rollback"""
+    owner: str | None = None
+    """client that made it, such as token:NAME, uid:1000 or cert:NAME; local: the daemon required no credentials.
+    Absent if unknown, and for tokens with a label prefix"""
     workspace: str | None = None
     """workspace that it belongs to; it can only be deleted with the workspace"""
     network: str = ""
@@ -1024,6 +1027,9 @@ class RolledBack(Record):
     deleted_snapshot_bytes: int | None = None
     """disk space of its latest branch, if that was deleted while the sandbox still uses it for its memory; freed
     with the sandbox, or by its next branch, suspension or rollback"""
+    owner: str | None = None
+    """client that made it, such as token:NAME, uid:1000 or cert:NAME; local: the daemon required no credentials.
+    Absent if unknown, and for tokens with a label prefix"""
     workspace: str | None = None
     """workspace that it belongs to; it can only be deleted with the workspace"""
     network: str = ""

@@ -369,6 +369,8 @@ export interface components {
             pooled?: boolean;
             /** @description disk space of its latest branch, if that was deleted while the sandbox still uses it for its memory; freed with the sandbox, or by its next branch, suspension or rollback */
             deleted_snapshot_bytes?: number;
+            /** @description client that made it, such as token:NAME, uid:1000 or cert:NAME; local: the daemon required no credentials. Absent if unknown, and for tokens with a label prefix */
+            owner?: string;
             /** @description workspace that it belongs to; it can only be deleted with the workspace */
             workspace?: string;
             /**
