@@ -1,7 +1,7 @@
 # The commands of this project. `make help` lists them.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test test-host test-vm test-intel test-race vulncheck fuzz lint bench torture torture-intel soak compat recipes package clean
+.PHONY: help setup build demo test test-host test-vm test-intel test-race vulncheck fuzz lint bench frames torture torture-intel soak compat recipes package clean
 
 # Debian packages in the form of scripts/setup: clients of SSH and a browser for tests, and those that
 # only scripts/compat needs.
@@ -48,6 +48,10 @@ lint: ## Check formatting, vet, analysers and go.mod
 
 bench: setup build ## Run the benchmarks; tables here, figures in out/
 	@scripts/bench
+
+frames: ## Trace the view in Chromium while 100 events a second change 1,000 sandboxes, for DURATION (20s)
+	@scripts/setup chromium:chromium
+	@go test -C test/view -count=1 -timeout 30m -run TestFrames -v . -frames=$(or $(DURATION),20s) -frames-nodes=1000
 
 torture: setup build ## Branch sandboxes under fire N times (default 300)
 	@scripts/torture vmm $(or $(N),300)

@@ -58,6 +58,7 @@ func run(m *testing.M) int {
 type rig struct {
 	t                                       *testing.T
 	URL, Token, Snapshot, Tmp, File, Tokens string
+	PID                                     int
 }
 
 // startRig starts rigd, which ends with the test.
@@ -100,29 +101,38 @@ func start(t *testing.T, v any, cmd *exec.Cmd) (stop func()) {
 // call sends a request to the daemon itself.
 func (r *rig) call(method, path string, body, answer any) {
 	r.t.Helper()
+	if err := r.request(method, path, body, answer); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// request is like call, but returns the error.
+func (r *rig) request(method, path string, body, answer any) error {
 	p, err := json.Marshal(body)
 	if err != nil {
-		r.t.Fatal(err)
+		return err
 	}
 	req, err := http.NewRequest(method, r.URL+path, bytes.NewReader(p))
 	if err != nil {
-		r.t.Fatal(err)
+		return err
 	}
 	req.Header.Set("Authorization", "Bearer "+r.Token)
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
-		r.t.Fatal(err)
+		return err
 	}
 	defer resp.Body.Close()
 	text, err := io.ReadAll(resp.Body)
-	if err != nil || resp.StatusCode >= 300 {
-		r.t.Fatalf("%s %s: %s %s %v", method, path, resp.Status, text, err)
+	if err != nil {
+		return fmt.Errorf("%s %s: %w", method, path, err)
 	}
-	if answer != nil {
-		if err := json.Unmarshal(text, answer); err != nil {
-			r.t.Fatal(err)
-		}
+	if resp.StatusCode >= 300 {
+		return fmt.Errorf("%s %s: %s %s", method, path, resp.Status, text)
 	}
+	if answer == nil {
+		return nil
+	}
+	return json.Unmarshal(text, answer)
 }
 
 // bake makes a snapshot.
@@ -167,6 +177,7 @@ func (r *rig) branch(id, tag string) {
 // view is a running 'forkd ui'.
 type view struct {
 	URL  string // with a one-time code
+	pid  int
 	stop func()
 }
 
@@ -177,6 +188,7 @@ func startView(t *testing.T, url, token string) *view {
 	cmd := exec.Command(filepath.Join(programs, "forkd"), "ui", "--no-open", "-o", "json", "--daemon-url", url)
 	cmd.Env = append(os.Environ(), "FORKD_TOKEN="+token, "FORKD_CACHE="+t.TempDir())
 	v.stop = start(t, v, cmd)
+	v.pid = cmd.Process.Pid
 	return v
 }
 

@@ -1,0 +1,232 @@
+package view
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"text/tabwriter"
+	"time"
+
+	"github.com/chromedp/cdproto/tracing"
+	"github.com/chromedp/chromedp"
+)
+
+var (
+	framesTime  = flag.Duration("frames", time.Second, "how long TestFrames measures each number of pages")
+	framesNodes = flag.Int("frames-nodes", 50, "number of sandboxes of TestFrames")
+)
+
+const (
+	eventsPerSecond = 100
+	frameTime       = 1000. / 60 // milliseconds of a frame
+)
+
+// TestFrames traces pages in Chromium while events change many sandboxes. It prints the longest
+// tasks of the pages' main threads, and the use of processors by the daemon and 'forkd ui'. A page
+// cannot draw a frame during a task of its main thread. The test asserts no times.
+func TestFrames(t *testing.T) {
+	r := startRig(t)
+	var ids []string
+	for len(ids) < *framesNodes {
+		ids = append(ids, r.fork("base", min(50, *framesNodes-len(ids)), nil)...)
+	}
+	v := startView(t, r.URL, r.Token)
+	p := newBrowser(t)
+	var text bytes.Buffer
+	table := tabwriter.NewWriter(&text, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(table, "pages\tevents/s\tlongest task\tits CPU time\ttasks over a frame\tmain threads\tdaemon\tforkd ui\t")
+	address := v.URL
+	var tabs []*page
+	for _, want := range []int{0, 1, 3} {
+		for len(tabs) < want {
+			tab := p
+			if len(tabs) > 0 {
+				tab = newTab(t, p.ctx)
+			}
+			tabs = append(tabs, tab)
+			tab.do("open the view", chromedp.Navigate(address), chromedp.WaitVisible(chromedp.CSS(`[role=treeitem]`)))
+			// The code in the address is valid once. Other tabs have the session's cookie.
+			address = eval[string](tab, `location.href`)
+		}
+		if want == 0 {
+			m := measure(r, v, ids)
+			fmt.Fprintf(table, "0\t%.0f\t\t\t\t\t%.1f %%\t%.1f %%\t\n", m.events, m.daemon, m.view)
+			continue
+		}
+		var m measured
+		k := p.trace(func() { m = measure(r, v, ids) })
+		if k.all == 0 {
+			t.Error("the trace has no tasks of the pages")
+		}
+		fmt.Fprintf(table, "%d\t%.0f\t%.1f ms\t%.1f ms\t%d of %d\t%.1f %%\t%.1f %%\t%.1f %%\t\n", want, m.events,
+			k.longest, k.longestCPU, k.late, k.all, 100*k.busy/m.took.Seconds()/1000, m.daemon, m.view)
+	}
+	r.fork("base", 1, nil)
+	for _, tab := range tabs { // every page has followed the events
+		tab.wait(fmt.Sprintf(`document.querySelector(".summary b").textContent.replace(",", "") === "%d sandboxes"`, len(ids)+1))
+		tab.clean(statsOfEnded)
+	}
+	table.Flush()
+	t.Logf("%d sandboxes, %v for each line; a frame has %.1f ms; 100 %% is one processor\n%s", len(ids), *framesTime,
+		frameTime, text.String())
+}
+
+// measured is the result of one measurement.
+type measured struct {
+	took         time.Duration
+	events       float64 // per second
+	daemon, view float64 // percent of one processor
+}
+
+// measure changes labels of sandboxes for the time of the flag -frames.
+func measure(r *rig, v *view, ids []string) measured {
+	r.t.Helper()
+	daemon, ui, began := cpuTime(r.t, r.PID), cpuTime(r.t, v.pid), time.Now()
+	var sent atomic.Int64
+	var workers sync.WaitGroup
+	turns := make(chan int)
+	for range 4 {
+		workers.Go(func() {
+			for n := range turns {
+				path := "/v1/sandboxes/" + ids[n%len(ids)] + "/labels"
+				if err := r.request("PATCH", path, map[string]string{"turn": fmt.Sprint(n)}, nil); err != nil {
+					r.t.Error(err)
+					continue
+				}
+				sent.Add(1)
+			}
+		})
+	}
+	tick := time.NewTicker(time.Second / eventsPerSecond)
+	defer tick.Stop()
+	for n := 0; time.Since(began) < *framesTime; n++ {
+		turns <- n
+		<-tick.C
+	}
+	close(turns)
+	workers.Wait()
+	took := time.Since(began)
+	percent := func(since, now time.Duration) float64 { return 100 * float64(now-since) / float64(took) }
+	return measured{took, float64(sent.Load()) / took.Seconds(), percent(daemon, cpuTime(r.t, r.PID)),
+		percent(ui, cpuTime(r.t, v.pid))}
+}
+
+// cpuTime returns the processor time that a process has used, without its children.
+func cpuTime(t *testing.T, pid int) time.Duration {
+	t.Helper()
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The name of the program, in parentheses, may contain spaces.
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+	var ticks int
+	for _, field := range fields[11:13] { // user and system time
+		n, err := strconv.Atoi(field)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ticks += n
+	}
+	return time.Duration(ticks) * 10 * time.Millisecond // Linux reports 100 ticks per second
+}
+
+// tasks describes the tasks of the pages' main threads. Times are in milliseconds.
+type tasks struct {
+	longest, longestCPU float64 // the longest task, and its processor time
+	late, all           int     // tasks that take longer than a frame; all tasks
+	busy                float64 // time of all tasks
+}
+
+// traced is an event of a trace. Times are in microseconds.
+type traced struct {
+	Name     string  `json:"name"`
+	Phase    string  `json:"ph"` // X: the event has a duration
+	PID      int     `json:"pid"`
+	TID      int     `json:"tid"`
+	Duration float64 `json:"dur"`
+	CPU      float64 `json:"tdur"`
+	Args     struct {
+		Name string `json:"name"`
+	} `json:"args"`
+}
+
+// trace traces the browser while f runs.
+func (p *page) trace(f func()) tasks {
+	p.t.Helper()
+	var mu sync.Mutex
+	var events []traced
+	done := make(chan struct{})
+	ctx, cancel := context.WithCancel(p.ctx)
+	defer cancel()
+	err := chromedp.ListenBrowser(ctx, func(event any) {
+		switch e := event.(type) {
+		case *tracing.EventDataCollected:
+			mu.Lock()
+			defer mu.Unlock()
+			for _, v := range e.Value {
+				var one traced
+				if json.Unmarshal(v, &one) == nil {
+					events = append(events, one)
+				}
+			}
+		case *tracing.EventTracingComplete:
+			close(done)
+		}
+	})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	_, err = chromedp.CallBrowser(ctx, tracing.Start, tracing.StartParams{TraceConfig: &tracing.TraceConfig{
+		IncludedCategories: []string{"disabled-by-default-devtools.timeline"}, ExcludedCategories: []string{"*"}}})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	f()
+	p.eval(`0`) // so that the trace has a task of a page, even if the host is slow
+	if _, err := chromedp.CallBrowser(ctx, tracing.End, struct{}{}); err != nil {
+		p.t.Fatal(err)
+	}
+	select {
+	case <-done:
+	case <-time.After(patience):
+		p.t.Fatal("Chromium does not end the trace")
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	return tasksOf(events)
+}
+
+// tasksOf describes the tasks of all main threads of pages.
+func tasksOf(events []traced) (k tasks) {
+	type thread struct{ pid, tid int }
+	pages := map[thread]bool{}
+	for _, e := range events {
+		if e.Name == "thread_name" && e.Args.Name == "CrRendererMain" {
+			pages[thread{e.PID, e.TID}] = true
+		}
+	}
+	for _, e := range events {
+		if e.Name != "RunTask" || e.Phase != "X" || !pages[thread{e.PID, e.TID}] {
+			continue
+		}
+		took := e.Duration / 1000
+		k.all++
+		k.busy += took
+		if took > frameTime {
+			k.late++
+		}
+		if took > k.longest {
+			k.longest, k.longestCPU = took, e.CPU/1000
+		}
+	}
+	return k
+}
