@@ -189,8 +189,9 @@ export class Files {
   /**
    * Copies a directory into the directory `to` of this host, and makes `to` if it is missing.
    * Nothing is written outside of `to`. A `to` that is a symbolic link is refused, because an earlier
-   * copy may have brought it; with a / at its end, the directory behind it is used. Without `to`, it
-   * returns a tar archive. The sandbox makes the archive, so do not trust it.
+   * copy may have brought it; with a / at its end, the directory behind it is used. The umask of
+   * this process restricts the modes of files, and only their owner may write to them. Without `to`,
+   * it returns a tar archive. The sandbox makes the archive, so do not trust it.
    */
   readTree(path: string, to: string, options?: FileOptions): Promise<void>;
   readTree(path: string, to?: undefined, options?: FileOptions): Promise<ReadableStream<Uint8Array>>;

@@ -145,13 +145,12 @@ export async function unpackTree(
   const { fs, path } = modules();
   let bytes = maxBytes;
   const links: { type: string; name: string; target: string }[] = [];
-  const directories: { name: string; mode: number }[] = []; // modes are set after the content is complete
-  let kept = 0; // bytes of the names and targets in links and directories
+  let kept = 0; // bytes of the names and targets in links
   const keep = (text: string): string => {
     const copy = encoder.encode(text);
     kept += copy.length;
     if (kept > names) {
-      throw unsafe(`the names of the archive's links and directories have more than ${names} bytes`);
+      throw unsafe(`the names of the archive's links have more than ${names} bytes`);
     }
     return decoder.decode(copy); // otherwise the whole header may stay in memory, because text can be a part of it
   };
@@ -183,8 +182,7 @@ export async function unpackTree(
       }
       const at = await placeFor(fs, path, root, name);
       if (entry.type === "5") {
-        await makeDirectory(fs, at);
-        directories.push({ name: keep(name), mode: entry.mode & 0o777 });
+        await makeDirectory(fs, at, (entry.mode & 0o755) | 0o700);
       } else if (entry.type === "0") {
         await makeRoom(fs, at);
         await writeFile(fs, at, entry, reader);
@@ -203,9 +201,6 @@ export async function unpackTree(
       } else {
         await fs.link(await linked(fs, path, root, target), at);
       }
-    }
-    for (const { name, mode } of directories.reverse()) {
-      await fs.chmod(path.join(root, name), mode | 0o700);
     }
   } finally {
     await reader.end();
@@ -273,13 +268,14 @@ async function placeFor(fs: FS, path: Path, root: string, name: string): Promise
   return path.join(at, parts.at(-1)!);
 }
 
-async function makeDirectory(fs: FS, at: string): Promise<void> {
+/** Makes a directory. The host's umask restricts its mode. An existing directory keeps its mode. */
+async function makeDirectory(fs: FS, at: string, mode = 0o777): Promise<void> {
   const info = await fs.lstat(at).catch(() => undefined);
   if (info?.isSymbolicLink()) {
     throw unsafe(`${at} is a link: the archive would be unpacked where it leads`);
   }
   if (info?.isDirectory() !== true) {
-    await fs.mkdir(at);
+    await fs.mkdir(at, mode);
   }
 }
 
@@ -296,13 +292,17 @@ async function linked(fs: FS, path: Path, root: string, name: string): Promise<s
   throw unsafe(`the archive has a link to something else than a file: ${JSON.stringify(name)}`);
 }
 
+/**
+ * Writes a file. The sandbox chooses the mode, so only the owner may write to the file, it is
+ * executable only if its owner may execute it, and the host's umask restricts its mode further.
+ */
 async function writeFile(fs: FS, at: string, entry: Entry, reader: Reader): Promise<void> {
-  const file = await fs.open(at, "wx", entry.mode & 0o777);
+  const mode = entry.mode & (entry.mode & 0o100 ? 0o755 : 0o644);
+  const file = await fs.open(at, "wx", mode | 0o600);
   try {
     for await (const part of reader.content()) {
       await file.writeFile(part);
     }
-    await file.chmod(entry.mode & 0o777);
     await file.utimes(entry.seconds, entry.seconds);
   } finally {
     await file.close();
