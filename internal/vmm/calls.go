@@ -27,13 +27,15 @@ func calls() []jail.Call {
 		[]jail.Call{
 			// There is no sendmsg, because a VMM must not send descriptors: the last close of a
 			// file can wait for a lock that the VMM holds (see docs/threat-model.md).
-			jail.With(unix.SYS_SENDTO, jail.Is(4, 0)), // without an address
+			jail.With(unix.SYS_SENDTO, jail.Is(3, unix.MSG_NOSIGNAL), jail.Is(4, 0)), // without an address
 			jail.LimitFilesCall(),
 			jail.With(unix.SYS_SETSOCKOPT, jail.Is(1, unix.SOL_SOCKET), jail.Is(2, unix.SO_SNDBUF)),
 			jail.With(unix.SYS_SETSOCKOPT, jail.Is(1, unix.SOL_SOCKET), jail.Is(2, unix.SO_SNDBUFFORCE)),
 		})
 }
 
+// The pollers are made with the machine. A process that wakes a poll of a socket, by a write to the
+// other end, does the work for all polls of the socket, so a VMM must not have very many.
 func setUpCalls() []jail.Call {
-	return append(machine.SetUpCalls(), jail.OnTimeCall(), jail.NarrowCall())
+	return append(machine.SetUpCalls(), jail.OnTimeCall(), jail.NarrowCall(), jail.Calls(unix.SYS_EPOLL_CREATE1)[0])
 }

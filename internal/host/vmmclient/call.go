@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -43,6 +44,16 @@ func (l *limits) of(kind vmmproto.Kind) time.Duration {
 // call sends a request and waits for the reply. If result is not nil, call parses the reply into
 // it.
 func (v *VMM) call(ctx context.Context, kind vmmproto.Kind, body vmmproto.Message, fds []int, result parser) error {
+	return v.give(ctx, kind, body, fds, nil, result)
+}
+
+// give is call for a request with sockets. The parameter fds has their descriptors too. In any case,
+// give closes the sockets (nil: none). It does so before it waits for the reply. If the daemon ended
+// while it had the last descriptor of such a socket, the VMM could hold up the daemon's end; see
+// closeGiven.
+func (v *VMM) give(ctx context.Context, kind vmmproto.Kind, body vmmproto.Message, fds []int, sockets []*os.File,
+	result parser) error {
+	defer v.closeGiven(sockets...) // it may be the second time, which does nothing
 	var w codec.Writer
 	if body != nil {
 		body.Append(&w)
@@ -73,6 +84,7 @@ func (v *VMM) call(ctx context.Context, kind vmmproto.Kind, body vmmproto.Messag
 		}
 		return errors.Join(ErrGone, err)
 	}
+	v.closeGiven(sockets...)
 	select {
 	case r := <-answer:
 		if r.err != nil || result == nil {

@@ -35,7 +35,8 @@ type RestoreFiles struct {
 // Boot loads a kernel into the machine, which stays paused. It sets req.Initrd, req.Net and the
 // layer counts of req.Disks according to the given files.
 func (v *VMM) Boot(ctx context.Context, req vmmproto.Boot, files BootFiles) error {
-	defer v.closeGiven(files.Net)
+	sockets := []*os.File{files.Net}
+	defer func() { v.closeGiven(sockets...) }()
 	if err := readOnly(files.Disks, files.Kernel, files.Initrd); err != nil {
 		return err
 	}
@@ -49,10 +50,10 @@ func (v *VMM) Boot(ctx context.Context, req vmmproto.Boot, files BootFiles) erro
 		fds = append(fds, descriptors(files.Net)...)
 	}
 	streams, err := v.guestStreams()
+	sockets = append(sockets, streams...)
 	if err == nil {
-		err = v.call(ctx, vmmproto.KindBoot, &req, append(fds, descriptors(streams...)...), nil)
+		err = v.give(ctx, vmmproto.KindBoot, &req, append(fds, descriptors(streams...)...), sockets, nil)
 	}
-	v.closeGiven(streams...)
 	if err != nil {
 		v.closeStreams()
 	}
@@ -73,7 +74,7 @@ func (v *VMM) Restore(ctx context.Context, req vmmproto.Restore, files RestoreFi
 	if req.Net = files.Net != nil; req.Net {
 		fds = append(fds, descriptors(files.Net)...)
 	}
-	err = v.call(ctx, vmmproto.KindRestore, &req, fds, &result)
+	err = v.give(ctx, vmmproto.KindRestore, &req, fds, []*os.File{files.Net}, &result)
 	return result, err
 }
 
@@ -126,12 +127,11 @@ func (v *VMM) Merge(ctx context.Context, req vmmproto.Merge, merged *os.File) er
 // the guest; the process at the other end resets the guest's connections. SetNet closes the file
 // in any case.
 func (v *VMM) SetNet(ctx context.Context, socket *os.File) error {
-	defer v.closeGiven(socket)
 	var fds []int
 	if socket != nil {
 		fds = descriptors(socket)
 	}
-	return v.call(ctx, vmmproto.KindNet, nil, fds, nil)
+	return v.give(ctx, vmmproto.KindNet, nil, fds, []*os.File{socket}, nil)
 }
 
 // Stats returns the statistics that the VMM has of its machine.

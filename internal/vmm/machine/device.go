@@ -113,7 +113,9 @@ func (m *Machine) addFixedDevices() error {
 	if err := m.addDevice(slotVsock, kindVsock, socket); err != nil {
 		return err
 	}
-	m.net = net.New()
+	if m.net, err = net.New(); err != nil {
+		return err
+	}
 	return errors.Join(m.addDevice(slotRNG, kindRNG, rng.New()), m.addDevice(slotNet, kindNet, m.net))
 }
 

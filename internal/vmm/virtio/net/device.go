@@ -16,9 +16,8 @@
 //
 // One goroutine waits for the socket, through an epoll descriptor. The transport's goroutine serves
 // the queues. Both goroutines hold the run lock while they work, and never block. The device
-// creates the socket's goroutine and the epoll descriptor when the driver sends its first frame to
-// a peer. The device receives nothing before that, so a guest that never uses the network costs
-// nothing.
+// starts the socket's goroutine when the driver sends its first frame to a peer. The device receives
+// nothing before that, so a guest that never uses the network costs only the epoll descriptor.
 package net
 
 import (
@@ -63,8 +62,8 @@ const (
 
 // Device is a network device. It implements virtio.Device. Its fields are guarded by the run lock.
 type Device struct {
-	poll *virtio.Poller // nil before the first frame
-	done chan struct{}  // closed when the poll goroutine has ended; nil before the first frame
+	poll *virtio.Poller
+	done chan struct{} // closed when the poll goroutine has ended; nil before the first frame
 
 	peer   *Peer  // nil if there is no peer
 	polled uint32 // events of the peer's socket for which the poller waits; 0: it does not wait
@@ -82,8 +81,15 @@ type Device struct {
 	first [][]byte                // reused list of views of the first receive buffer
 }
 
-// New returns a device without a peer.
-func New() *Device { return &Device{} }
+// New returns a device without a peer. It makes the poller, because a VMM with a machine must not
+// make others.
+func New() (*Device, error) {
+	p, err := virtio.NewPoller()
+	if err != nil {
+		return nil, err
+	}
+	return &Device{poll: p}, nil
+}
 
 // SetPeer replaces the peer and closes the previous one. A nil peer disconnects the device.
 // Preconditions: the run lock is held, or the transport is quiesced. Call Notify afterwards if the
@@ -142,11 +148,10 @@ func (d *Device) Reset() {
 // Close closes the socket and ends the goroutine. Preconditions: the transport is closed.
 func (d *Device) Close() error {
 	d.SetPeer(nil)
-	if d.poll == nil {
-		return nil
-	}
 	err := d.poll.Close()
-	<-d.done
+	if d.done != nil {
+		<-d.done
+	}
 	return err
 }
 
@@ -210,17 +215,12 @@ func (d *Device) serveOnce(t virtio.Transport) bool {
 }
 
 // wake makes the device receive. It is called when the driver sends its first frame.
-func (d *Device) wake() error {
-	if d.poll == nil {
-		p, err := virtio.NewPoller()
-		if err != nil {
-			return err
-		}
-		d.poll, d.done = p, make(chan struct{})
+func (d *Device) wake() {
+	if d.done == nil {
+		d.done = make(chan struct{})
 		go d.servePeer(d.transport)
 	}
 	d.awake = true
-	return nil
 }
 
 // watch makes the poller wait for the events that the device can use now. If the device can use no

@@ -226,7 +226,7 @@ func TestNoPeer(t *testing.T) {
 	for range 2 * ringSize {
 		g.send(message(header{}, 60))
 	}
-	if g.dev.poll != nil {
+	if g.dev.done != nil {
 		t.Error("the device waits for a peer that it has not")
 	}
 	g.newPeer()
@@ -275,11 +275,11 @@ func TestReplacedPeer(t *testing.T) {
 func TestConfigShowsAddressAndMTU(t *testing.T) {
 	want := append(append([]byte(nil), frame.GuestMAC[:]...), 0, 0, 0, 0, frame.MTU&0xff, frame.MTU>>8, 0, 0)
 	got := make([]byte, len(want))
-	New().ReadConfig(0, got)
+	newDevice(t).ReadConfig(0, got)
 	if !bytes.Equal(got, want) {
 		t.Errorf("%x, want %x", got, want)
 	}
-	New().ReadConfig(1<<40, got)
+	newDevice(t).ReadConfig(1<<40, got)
 	if !bytes.Equal(got, make([]byte, len(got))) {
 		t.Errorf("beyond the end: %x", got)
 	}

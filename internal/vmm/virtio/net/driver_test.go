@@ -51,7 +51,7 @@ func newMem(t testing.TB) *guestmem.Memory {
 // attach returns a guest with a new device, which no driver has started.
 func attach(t testing.TB, mem *guestmem.Memory) *guest {
 	t.Helper()
-	g := &guest{t: t, mem: mem, dev: New(), rxGPA: map[uint16]guestmem.GPA{}, txAt: txBase, peer: -1}
+	g := &guest{t: t, mem: mem, dev: newDevice(t), rxGPA: map[uint16]guestmem.GPA{}, txAt: txBase, peer: -1}
 	var err error
 	if g.tr, err = mmio.New(mem, g.dev, &virtiotest.IRQ{}); err != nil {
 		t.Fatal(err)
@@ -227,3 +227,14 @@ func message(h header, n int) []byte {
 // segmented is the header of a frame that must be segmented because it is longer than the MTU.
 var segmented = header{flags: flagNeedsCsum, gsoType: gsoTCPv4, hdrLen: 54, gsoSize: 1460, csumStart: 34,
 	csumOffset: 16}
+
+// newDevice returns a device that is closed at the end of the test.
+func newDevice(t testing.TB) *Device {
+	t.Helper()
+	d, err := New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = d.Close() }) // fails if the test has closed it
+	return d
+}

@@ -37,7 +37,7 @@ func FuzzDevice(f *testing.F) {
 				t.Fatal(err)
 			}
 		}
-		dev := New()
+		dev := newDevice(t)
 		dev.SetPeer(NewPeer(ends[0]))
 		virtiotest.Fuzz(t, mem, dev, content, features)
 		if err := dev.Close(); err != nil {

@@ -53,9 +53,8 @@ func (d *Device) send(c *virtq.Chain) error {
 	if c.ReadLen > frame.MaxFrame || !h.fits(int(c.ReadLen), d.features&FCsum != 0, d.features&FHostTSO4 != 0) {
 		return nil
 	}
-	if !d.awake && d.wake() != nil {
-		// The host is out of descriptors. The next frame tries wake again.
-		return nil
+	if !d.awake {
+		d.wake()
 	}
 	d.raw = h.encode(0)
 	d.parts.Reset()

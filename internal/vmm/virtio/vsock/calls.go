@@ -9,6 +9,6 @@ import (
 // Calls returns the system calls of this package, without the calls of the Go runtime. They permit
 // accepting connections, but not creating sockets, nor connecting a socket to an address.
 func Calls() []jail.Call {
-	return jail.Calls(unix.SYS_ACCEPT4, unix.SYS_RECVFROM, unix.SYS_SHUTDOWN, unix.SYS_PPOLL, unix.SYS_READV,
-		unix.SYS_WRITEV)
+	return append(jail.Calls(unix.SYS_ACCEPT4, unix.SYS_RECVFROM, unix.SYS_SHUTDOWN, unix.SYS_READV,
+		unix.SYS_WRITEV), jail.With(unix.SYS_PPOLL, jail.Is(1, 1))) // for one descriptor
 }
