@@ -125,13 +125,15 @@ type Builder struct {
 	lines  *loglimit.Lines // lines of the log about failed builds; a client can start any number of them
 }
 
+func newLines() *loglimit.Lines { return loglimit.New(loglimit.PerSecond, loglimit.AtOnce) }
+
 // New returns a Builder. It removes archives that an earlier daemon has left.
 func New(cfg Config) (*Builder, error) {
 	u, err := newUploads(cfg.Dir)
 	if err != nil {
 		return nil, err
 	}
-	return &Builder{cfg: cfg, endAll: cfg.Builds.EndSandboxes, uploads: u, lines: loglimit.New(loglimit.PerSecond, loglimit.AtOnce)}, nil
+	return &Builder{cfg: cfg, endAll: cfg.Builds.EndSandboxes, uploads: u, lines: newLines()}, nil
 }
 
 // closeWait is how long Close waits for builds: first for the cancelled builds, and then again

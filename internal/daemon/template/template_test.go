@@ -174,7 +174,7 @@ func TestUploadAtTheEndOfItsBuild(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := &Builder{cfg: Config{Log: slog.New(slog.DiscardHandler)}, lines: loglimit.New(loglimit.PerSecond, loglimit.AtOnce), uploads: u}
+	b := &Builder{cfg: Config{Log: slog.New(slog.DiscardHandler)}, lines: newLines(), uploads: u}
 	bd := &Build{ID: "b", Who: "x", status: Building}
 	if err := u.put(bd, "h", 1, strings.NewReader("1")); err != nil {
 		t.Fatal(err)
@@ -228,7 +228,7 @@ func TestTextOfSteps(t *testing.T) {
 
 // The number of builds of all clients together is limited.
 func TestBuildsOfAllAreBounded(t *testing.T) {
-	b := &Builder{cfg: Config{Log: slog.New(slog.DiscardHandler)}, lines: loglimit.New(loglimit.PerSecond, loglimit.AtOnce), uploads: &uploads{dir: t.TempDir(),
+	b := &Builder{cfg: Config{Log: slog.New(slog.DiscardHandler)}, lines: newLines(), uploads: &uploads{dir: t.TempDir(),
 		by: map[string]int64{}}}
 	defer b.Close()
 	for n := range maxAll + 1 {
@@ -245,7 +245,7 @@ func TestBuildsOfAllAreBounded(t *testing.T) {
 // A client's command may contain a secret, so it is not in the daemon's log.
 func TestStepsAreNotInTheDaemonsLog(t *testing.T) {
 	var log bytes.Buffer
-	b := &Builder{cfg: Config{Log: slog.New(slog.NewTextHandler(&log, nil))}, lines: loglimit.New(loglimit.PerSecond, loglimit.AtOnce)}
+	b := &Builder{cfg: Config{Log: slog.New(slog.NewTextHandler(&log, nil))}, lines: newLines()}
 	bd := &Build{ID: "x", status: Building}
 	b.endLocked(bd, &stepError{"1", &ownError{errors.New(`"curl -u me:secret": exit status 7`)}})
 	if strings.Contains(log.String(), "secret") || !strings.Contains(bd.reason.Message, "secret") {

@@ -10,9 +10,9 @@ import (
 )
 
 // reserveBytes is how many bytes of disk space the store reserves for small files, such as manifests,
-// maps, records, and the network policies of sandboxes. The disks of sandboxes are on the same file system and grow until
-// the file system is full. Even then the store must be able to write digests and to delete
-// snapshots.
+// maps, records, and the network policies of sandboxes. The disks of sandboxes are on the same file
+// system and grow until the file system is full. Even then the store must be able to write digests
+// and to delete snapshots.
 const reserveBytes = 8 << 20
 
 func (s *Store) reserveFile() string { return filepath.Join(s.root, "reserve") }
