@@ -1,8 +1,9 @@
 // Package dns answers the DNS queries of a sandbox. It asks the host's resolvers, remembers the
 // names of the returned addresses, and limits the data that questions and answers can carry.
 //
-// A name that the policy denies is refused and not looked up. The package copies only the question
-// of a guest's query, into a new message to the resolver. It answers questions for IPv6 with empty
+// A name that the policy denies is refused and not looked up. An answer that has a name of the
+// host's network is refused if the policy denies that name. The package copies only the question of
+// a guest's query, into a new message to the resolver. It answers questions for IPv6 with empty
 // answers, because sandboxes cannot connect by IPv6. It also answers questions for service bindings
 // (RFC 9460) with empty answers, because a service binding may contain a key with which a client
 // encrypts the name of the server, so that the policy could not see the name. The package listens
@@ -15,12 +16,15 @@ import (
 	"encoding/binary"
 	"errors"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 	"unicode"
 
 	"golang.org/x/net/dns/dnsmessage"
 	"golang.org/x/time/rate"
+
+	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
 // Limits of the queries of one sandbox. Names have about 30 bytes, and most programs look up a few
@@ -39,6 +43,10 @@ const (
 // count like those of other answers. It is the maximum length of an answer by plain DNS over UDP
 // (RFC 1035 §4.2.1).
 const plainAnswer = 512
+
+// maxPrivate bounds the names of one answer that are compared with the policy. Resolvers follow fewer
+// aliases.
+const maxPrivate = 32
 
 // Reason is the reason why this package refused a query.
 type Reason string
@@ -113,6 +121,18 @@ func (g *Guest) Answer(ctx context.Context, message []byte, tcp bool) []byte {
 		g.refused(q.name, Volume)
 		return q.reply(dnsmessage.RCodeRefused)
 	}
+	// The resolver may know names of the host's network, and the owner of any domain can make an
+	// alias for them.
+	private, err := privateNames(answer)
+	if err != nil {
+		return q.reply(dnsmessage.RCodeServerFailure)
+	}
+	for _, name := range private {
+		if ok, reason := g.allowed(name); !ok {
+			g.refused(name, reason)
+			return q.reply(dnsmessage.RCodeRefused)
+		}
+	}
 	g.remember(q, answer)
 	binary.BigEndian.PutUint16(answer, q.header.ID)
 	if len(answer) > q.room {
@@ -121,8 +141,9 @@ func (g *Guest) Answer(ctx context.Context, message []byte, tcp bool) []byte {
 	return answer
 }
 
-// Types of questions that dnsmessage does not name: RFC 9460 §14.1, RFC 1995, RFC 1035 §3.2.3.
+// Types that dnsmessage does not name: RFC 6672, RFC 9460 §14.1, RFC 1995, RFC 1035 §3.2.3.
 const (
+	typeDNAME dnsmessage.Type = 39
 	typeSVCB  dnsmessage.Type = 64
 	typeHTTPS dnsmessage.Type = 65
 	typeIXFR  dnsmessage.Type = 251
@@ -161,11 +182,9 @@ func parse(message []byte, tcp bool) (*query, bool) {
 		return nil, false
 	}
 	q := &query{header: h, question: question, room: 512} // RFC 1035 §4.2.1
-	q.name = strings.TrimSuffix(q.question.Name.String(), ".")
-	if strings.ContainsFunc(q.name, func(r rune) bool { return r > unicode.MaxASCII }) {
-		return nil, false // converting such a name to lower case could turn it into another name
+	if q.name, err = normalized(question.Name.String()); err != nil {
+		return nil, false
 	}
-	q.name = strings.ToLower(q.name)
 	if p.SkipAllAnswers() == nil && p.SkipAllAuthorities() == nil {
 		for {
 			r, err := p.AdditionalHeader()
@@ -185,6 +204,112 @@ func parse(message []byte, tcp bool) (*query, bool) {
 		q.room = maxBytes
 	}
 	return q, true
+}
+
+// normalized returns a name in the normalized form of package policy.
+func normalized(name string) (string, error) {
+	if strings.ContainsFunc(name, func(r rune) bool { return r > unicode.MaxASCII }) {
+		return "", errors.New("not ASCII") // converting such a name to lower case could turn it into another name
+	}
+	return strings.ToLower(strings.TrimSuffix(name, ".")), nil
+}
+
+// privateNames returns the names of the host's network in an answer: the owners of its records, and
+// the targets of its aliases. It does not read the authorities, whose owners are only zones. The
+// targets of other records are not included, because the owner of the record has chosen them.
+func privateNames(answer []byte) ([]string, error) {
+	var p dnsmessage.Parser
+	if _, err := p.Start(answer); err != nil {
+		return nil, err
+	}
+	if err := p.SkipAllQuestions(); err != nil {
+		return nil, err
+	}
+	var names []string
+	add := func(text string) error {
+		name, err := normalized(text)
+		switch {
+		case err != nil:
+			return err
+		case !netproto.PrivateName(name) || slices.Contains(names, name):
+			return nil
+		case len(names) == maxPrivate:
+			return errors.New("too many names of the host's network")
+		}
+		names = append(names, name)
+		return nil
+	}
+	for {
+		r, err := p.AnswerHeader()
+		if errors.Is(err, dnsmessage.ErrSectionDone) {
+			break
+		}
+		target := ""
+		if err == nil {
+			target, err = aliasTarget(&p, r.Type)
+		}
+		if err == nil {
+			err = add(r.Name.String())
+		}
+		if err == nil && target != "" {
+			err = add(target)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	if err := p.SkipAllAuthorities(); err != nil {
+		return nil, err
+	}
+	for {
+		r, err := p.AdditionalHeader()
+		if errors.Is(err, dnsmessage.ErrSectionDone) {
+			return names, nil
+		}
+		if err == nil {
+			err = p.SkipAdditional()
+		}
+		if err == nil && r.Type != dnsmessage.TypeOPT {
+			err = add(r.Name.String())
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+}
+
+// aliasTarget reads the record whose header p has read. It returns the target of an alias, or "".
+func aliasTarget(p *dnsmessage.Parser, kind dnsmessage.Type) (string, error) {
+	switch kind {
+	case dnsmessage.TypeCNAME:
+		r, err := p.CNAMEResource()
+		return r.CNAME.String(), err
+	case typeDNAME:
+		r, err := p.UnknownResource()
+		if err != nil {
+			return "", err
+		}
+		return plainName(r.Data)
+	}
+	return "", p.SkipAnswer()
+}
+
+// plainName returns the name that data consists of. The name is not compressed (RFC 6672 §2.5).
+func plainName(data []byte) (string, error) {
+	var name strings.Builder
+	for len(data) > 0 {
+		label, rest := int(data[0]), data[1:]
+		if label == 0 && len(rest) == 0 {
+			return name.String(), nil
+		}
+		if label == 0 || label > 63 || label > len(rest) {
+			break
+		}
+		name.Write(rest[:label])
+		name.WriteByte('.')
+		data = rest[label:]
+	}
+	return "", errors.New("not an uncompressed name")
 }
 
 // remember stores the addresses in an answer as addresses of the name in the question, even if the

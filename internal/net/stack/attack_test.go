@@ -318,20 +318,22 @@ func TestAttackDeniedNameAsProxy(t *testing.T) {
 }
 
 // TestAttackPrivateNames looks up names of the host's network, and the names of addresses, under a
-// policy that permits the internet. No resolver is asked.
+// policy that permits the internet. It also looks up a public name that is an alias for such a name.
 func TestAttackPrivateNames(t *testing.T) {
 	w := newWorld(t)
 	h := NewHost(10000)
-	serveDNS(t, w, h, "nas="+private, "db.corp.internal="+private, "good.example="+web)
+	serveDNS(t, w, h, "nas="+private, "db.corp.internal="+private, "good.example="+web,
+		"www.evil.example=>git.corp.internal "+private, "www.good.example=>db.corp.internal "+private)
 	r := addRig(t, w, h, "public db.corp.internal", netproto.Limits{})
-	names := []string{"nas", "printer.local", "git.corp.internal", "router.home.arpa", "3.2.1.10.in-addr.arpa"}
+	names := []string{"nas", "printer.local", "git.corp.internal", "router.home.arpa", "3.2.1.10.in-addr.arpa",
+		"www.evil.example"}
 	for _, name := range names {
 		if code := r.lookup(t, name, false); code != dnsmessage.RCodeRefused {
 			t.Errorf("%s: %v", name, code)
 		}
 	}
 	r.mustCount(t, "private-name", uint64(len(names)))
-	for _, name := range []string{"good.example", "db.corp.internal"} {
+	for _, name := range []string{"good.example", "db.corp.internal", "www.good.example"} {
 		if code := r.lookup(t, name, false); code != dnsmessage.RCodeSuccess {
 			t.Errorf("%s: %v", name, code)
 		}

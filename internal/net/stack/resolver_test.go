@@ -19,7 +19,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/frame"
 )
 
-// zone holds the answers of the world's resolver.
+// zone holds the answers of the world's resolver. An answer is an address, or an alias of the form
+// ">NAME ADDRESS".
 type zone struct {
 	mu    sync.Mutex
 	addrs map[string]string
@@ -41,9 +42,15 @@ func (z *zone) answer(query []byte) []byte {
 	addr, ok := z.addrs[m.Questions[0].Name.String()]
 	z.mu.Unlock()
 	if ok && m.Questions[0].Type == dnsmessage.TypeA {
-		m.Answers = []dnsmessage.Resource{{Header: dnsmessage.ResourceHeader{Name: m.Questions[0].Name,
-			Class: dnsmessage.ClassINET},
-			Body: &dnsmessage.AResource{A: netip.MustParseAddr(addr).As4()}}}
+		h := dnsmessage.ResourceHeader{Name: m.Questions[0].Name, Class: dnsmessage.ClassINET}
+		if alias, ok := strings.CutPrefix(addr, ">"); ok {
+			alias, addr, _ = strings.Cut(alias, " ")
+			to := dnsmessage.MustNewName(alias + ".")
+			m.Answers = []dnsmessage.Resource{{Header: h, Body: &dnsmessage.CNAMEResource{CNAME: to}}}
+			h.Name = to
+		}
+		m.Answers = append(m.Answers, dnsmessage.Resource{Header: h,
+			Body: &dnsmessage.AResource{A: netip.MustParseAddr(addr).As4()}})
 	}
 	p, _ := m.Pack()
 	return p

@@ -251,8 +251,13 @@ func (s *Stack) Sweep(now time.Time) {
 	}
 }
 
-func (s *Stack) nameAllowed(name string) (bool, dns.Reason) {
+// answer returns the answer to a DNS query of the guest, or nil.
+func (s *Stack) answer(ctx context.Context, query []byte, tcp bool) []byte {
 	s.counters.DNSQueries.Add(1)
+	return s.dns.Answer(ctx, query, tcp)
+}
+
+func (s *Stack) nameAllowed(name string) (bool, dns.Reason) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	ok, reason := policy.Names(&s.policy, name)

@@ -184,7 +184,7 @@ func (s *Stack) takeDNS(f *flow, r *tcp.ForwarderRequest) {
 		if _, err := io.ReadFull(in, query); err != nil {
 			return
 		}
-		answer := s.dns.Answer(f.ctx, query, true)
+		answer := s.answer(f.ctx, query, true)
 		if answer == nil {
 			return
 		}

@@ -231,7 +231,7 @@ func (s *Stack) answerDNS(id ports, query []byte) {
 	s.tasks.Go(func() {
 		defer func() { <-s.queries }()
 		defer s.host.giveQuery()
-		if answer := s.dns.Answer(s.ctx, query, false); answer != nil {
+		if answer := s.answer(s.ctx, query, false); answer != nil {
 			s.sendUDP(id, answer)
 		}
 	})
