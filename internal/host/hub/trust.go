@@ -4,9 +4,15 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"net"
+	"net/netip"
+	"net/url"
+	"strconv"
 	"strings"
 
+	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/opencontainers/go-digest"
+	"golang.org/x/net/idna"
 
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/registry"
@@ -71,18 +77,20 @@ func ParseTrust(keys string, rules []string) (Trust, error) {
 	return t, nil
 }
 
-// sourceOf returns the canonical name of a source. Names of hosts are in lower case, because DNS
-// takes GHCR.io and ghcr.io for the same host.
+// sourceOf returns the canonical name of a source.
 func sourceOf(text string) (string, error) {
 	if text == ArchiveSource {
 		return text, nil
 	}
 	host, path, deeper := strings.Cut(text, "/")
-	host, err := registry.Name(host)
+	if _, err := registry.Name(host); err != nil {
+		return "", err
+	}
+	r, err := name.NewRegistry(host)
 	if err != nil {
 		return "", err
 	}
-	host = strings.ToLower(host)
+	host = canonical(r)
 	if !deeper {
 		return host, nil
 	}
@@ -90,6 +98,38 @@ func sourceOf(text string) (string, error) {
 		return "", fmt.Errorf("%.200q is not the beginning of a repository's name, such as ghcr.io/owner", text)
 	}
 	return host + "/" + path, nil
+}
+
+// canonical returns the spelling of a registry's name that rules are compared with. Different
+// spellings lead to the same server: in DNS, case and a final dot have no meaning, HTTP clients map
+// letters beyond ASCII, 443 is the default port, and Docker Hub has several names. A name without a
+// dot is only in lower case, so that a registry cannot become ArchiveSource.
+func canonical(r name.Registry) string {
+	text := strings.ToLower(r.RegistryStr())
+	u := url.URL{Host: text}
+	host, port := u.Hostname(), u.Port()
+	if ascii, err := idna.Lookup.ToASCII(host); err == nil {
+		host = ascii
+	}
+	host = strings.TrimSuffix(host, ".")
+	if addr, err := netip.ParseAddr(host); err == nil {
+		host = addr.String()
+	}
+	if !strings.ContainsAny(host, ".:") {
+		return text
+	}
+	switch host {
+	case "docker.io", "registry-1.docker.io", "registry.hub.docker.com":
+		host = name.DefaultRegistry
+	}
+	n, err := strconv.ParseUint(port, 10, 16)
+	switch {
+	case err == nil && (n != 443 || r.Scheme() != "https"):
+		return net.JoinHostPort(host, strconv.FormatUint(n, 10))
+	case strings.Contains(host, ":"):
+		return "[" + host + "]"
+	}
+	return host
 }
 
 // policy returns the policy for a source: the policy of the longest rule that contains the source.
@@ -108,7 +148,7 @@ func (t *Trust) policy(source string) Policy {
 // source returns the source of the snapshots in a repository, as sourceOf does.
 func (r Remote) source() string {
 	repo := r.ref.Context()
-	return strings.ToLower(repo.RegistryStr()) + "/" + repo.RepositoryStr()
+	return canonical(repo.Registry) + "/" + repo.RepositoryStr()
 }
 
 // TrustKind says why a snapshot is not trusted.
