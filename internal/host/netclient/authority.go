@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync"
 	"time"
 
 	"github.com/forkd/forkd/internal/atomicfile"
@@ -20,6 +21,28 @@ import (
 type authority struct {
 	netproto.Trust
 	pem []byte // the certificate as PEM
+}
+
+// keptAuthority keeps the authority from its first use on. It does not keep an error, such as that of
+// a full disk: the next call tries again.
+type keptAuthority struct {
+	mu sync.Mutex
+	// +checklocks:mu
+	kept *authority
+}
+
+// open returns the authority of the file at path, as openAuthority does.
+func (k *keptAuthority) open(path string) (*authority, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.kept != nil {
+		return k.kept, nil
+	}
+	a, err := openAuthority(path)
+	if err == nil {
+		k.kept = a
+	}
+	return a, err
 }
 
 // openAuthority reads the authority from the file at path. If there is none, it makes one.
@@ -43,7 +66,7 @@ func openAuthority(path string) (*authority, error) {
 		}
 	}
 	if a.Certificate == nil || a.Key == "" {
-		return nil, fmt.Errorf("authority for secrets: %s is damaged: remove it, start the daemon again, and give sandboxes their secrets again", path)
+		return nil, fmt.Errorf("authority for secrets: %s is damaged: remove it, and give sandboxes their secrets again", path)
 	}
 	return a, nil
 }
@@ -83,7 +106,7 @@ func (c *Client) Authority() ([]byte, error) {
 	if c == nil {
 		return nil, ErrDown
 	}
-	a, err := c.authority()
+	a, err := c.authority.open(c.cfg.Authority)
 	if err != nil {
 		return nil, err
 	}
@@ -91,17 +114,18 @@ func (c *Client) Authority() ([]byte, error) {
 }
 
 // trustLocked sends the authority and the root certificates to forkd-net, once, before the first
-// secret. Without them forkd-net refuses connections to hosts of secrets.
+// secret. Without them forkd-net refuses connections to hosts of secrets. If they cannot be opened,
+// the next setting with secrets tries again.
 func (c *Client) trustLocked(n *conn) {
 	if n.trusted {
 		return
 	}
-	n.trusted = true
-	a, err := c.authority()
+	a, err := c.authority.open(c.cfg.Authority)
 	if err == nil {
 		var roots *os.File
 		if roots, err = openRoots(); err == nil {
 			n.post(netproto.KindTrust, &a.Trust, roots, c.complainTrust)
+			n.trusted = true
 		}
 	}
 	if err != nil {

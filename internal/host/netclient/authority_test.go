@@ -68,3 +68,50 @@ func TestTrustComesBeforeSecrets(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A failure to make the authority or to open the roots, such as with a full disk, lasts only as long as
+// its cause: the next setting sends the authority to the same forkd-net.
+func TestTrustIsTriedAgain(t *testing.T) {
+	cfg := newConfig(t)
+	state := filepath.Join(t.TempDir(), "state")
+	cfg.Authority = filepath.Join(state, "ca.pem")
+	roots := filepath.Join(t.TempDir(), "roots.pem")
+	t.Setenv(rootsEnv, roots)
+	c := open(t, cfg)
+	l, g := join(t, c, "sb-1", netproto.Public())
+	g.say(t, "x", "public x") // forkd-net is running
+	with := Setting{Policy: netproto.Public(), Secrets: []netproto.Secret{{Host: "a.b", Header: "X", Value: "s3cr3t"}}}
+	isTrusted := func() bool {
+		if err := l.Set(t.Context(), with); err != nil {
+			t.Fatal(err)
+		}
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return c.conn.trusted
+	}
+	if _, err := c.Authority(); err == nil || isTrusted() {
+		t.Error("there is an authority without a directory for it:", err)
+	}
+	if err := os.Mkdir(state, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if isTrusted() {
+		t.Error("forkd-net is trusted without roots")
+	}
+	first, err := c.Authority()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(roots, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if !isTrusted() {
+		t.Error("the authority is not sent when it is there")
+	}
+	if err := os.Remove(cfg.Authority); err != nil {
+		t.Fatal(err)
+	}
+	if again, err := c.Authority(); err != nil || !bytes.Equal(first, again) {
+		t.Error("the authority changes while the daemon runs:", err)
+	}
+}

@@ -64,11 +64,11 @@ var ErrDown = errors.New("forkd-net is being started again")
 // connects no sandboxes: its Join returns a nil Link, which does nothing.
 type Client struct {
 	cfg       Config
-	authority func() (*authority, error)
 	restarts  atomic.Uint64
 	quit      context.Context
 	stop      context.CancelFunc
 	done      sync.WaitGroup
+	authority keptAuthority
 
 	mu    sync.Mutex
 	conn  *conn // nil while forkd-net is not running
@@ -90,7 +90,6 @@ func New(cfg Config) (*Client, error) {
 	}
 	c := &Client{cfg: cfg, links: make(map[string]*Link),
 		host: hostConfig(cfg.Resolvers, cfg.Proxy, netproto.Config{})}
-	c.authority = sync.OnceValues(func() (*authority, error) { return openAuthority(cfg.Authority) })
 	if err := c.openFlowLog(); err != nil {
 		return nil, err
 	}
