@@ -302,7 +302,6 @@ func (s *server) boot(r *codec.Reader, files *donated) error {
 	if err != nil {
 		return err
 	}
-	s.dials.allow(streams)
 	err = s.machine.Boot(machine.BootConfig{
 		Kernel: kernel, Initrd: initrd, Cmdline: req.Cmdline, Disks: disks, VMGenID: req.VMGenID, Net: peer,
 	})
@@ -310,8 +309,13 @@ func (s *server) boot(r *codec.Reader, files *donated) error {
 	if initrd != nil {
 		_ = initrd.Close()
 	}
-	s.started = err == nil
-	return err
+	if err != nil {
+		closeAll(streams)
+		return err
+	}
+	s.dials.allow(streams)
+	s.started = true
+	return nil
 }
 
 func (s *server) restore(r *codec.Reader, files *donated, w *codec.Writer) error {

@@ -170,7 +170,6 @@ func TestStreamsOfABoot(t *testing.T) {
 				} else if _, err := unix.Write(fds[2], []byte("ready")); err != nil {
 					t.Error(err)
 				}
-				said(1)
 				_ = vmm.Send(vmmproto.KindOK, nil)
 				opened <- len(fds)
 			}()
@@ -178,6 +177,7 @@ func TestStreamsOfABoot(t *testing.T) {
 				t.Fatal(err)
 			}
 			<-opened
+			said(1)
 			c := <-v.Conns()
 			defer c.Conn.Close()
 			got := make([]byte, 5)

@@ -25,9 +25,9 @@ const maxUnasked = 16
 // because it must notice the end of a compromised VMM, whatever the VMM sends. A VMM that sends an
 // invalid message is killed.
 func (v *VMM) receive() {
+	defer v.setStreams(nil)
 	defer close(v.lost)
 	defer close(v.conns)
-	defer v.closeStreams()
 	for unasked := 0; ; {
 		kind, body, fds, err := v.ctl.Receive()
 		if err != nil {
@@ -140,40 +140,49 @@ func parse(m parser, r *codec.Reader) error {
 	return r.Done()
 }
 
-// guestStreams makes the streams that the guest may open after a boot, and returns the VMM's ends.
-// The VMM has never had the daemon's ends, so it cannot hold up their last close.
-func (v *VMM) guestStreams() (theirs []*os.File, err error) {
-	v.closeStreams()
+// guestStreams makes the streams that the guest may open after a boot, and returns both ends of each.
+// The VMM never has the daemon's ends, so it cannot hold up their last close. After an error, the
+// caller must close the ends that were made.
+func guestStreams() (ours []net.Conn, theirs []*os.File, err error) {
 	for range vmmproto.GuestStreams {
 		fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 		if err != nil {
-			return theirs, fmt.Errorf("make a stream of the guest: %w", err)
+			return ours, theirs, fmt.Errorf("make a stream of the guest: %w", err)
 		}
 		// The mode is set after os.NewFile, because File.Fd makes a file blocking that was not
 		// blocking before.
 		theirs = append(theirs, os.NewFile(uintptr(fds[1]), "guest stream"))
 		f := os.NewFile(uintptr(fds[0]), "guest stream")
-		ours, err := net.FileConn(f)
+		conn, err := net.FileConn(f)
 		if err = errors.Join(err, f.Close(), unix.SetNonblock(fds[1], true)); err != nil {
-			return theirs, fmt.Errorf("make a stream of the guest: %w", err)
+			return ours, theirs, fmt.Errorf("make a stream of the guest: %w", err)
 		}
-		v.mu.Lock()
-		v.streams = append(v.streams, ours)
-		v.mu.Unlock()
+		ours = append(ours, conn)
 	}
-	return theirs, nil
+	return ours, theirs, nil
 }
 
-// closeStreams closes the streams that the guest has not opened.
-func (v *VMM) closeStreams() {
+// setStreams replaces the streams that the guest may open, and closes the previous ones that it has
+// not opened. If the VMM has ended, no guest will open them, so setStreams closes both.
+func (v *VMM) setStreams(streams []net.Conn) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	for _, s := range v.streams {
+	closeStreams(v.streams)
+	v.streams = streams
+	select {
+	case <-v.lost:
+		closeStreams(streams)
+	default:
+	}
+}
+
+// closeStreams closes streams of a guest, and skips nils.
+func closeStreams(streams []net.Conn) {
+	for _, s := range streams {
 		if s != nil {
 			_ = s.Close()
 		}
 	}
-	v.streams = nil
 }
 
 // guestConn passes a stream that the guest has opened to the channel of Conns. If no caller

@@ -49,15 +49,17 @@ func (v *VMM) Boot(ctx context.Context, req vmmproto.Boot, files BootFiles) erro
 	if req.Net = files.Net != nil; req.Net {
 		fds = append(fds, descriptors(files.Net)...)
 	}
-	streams, err := v.guestStreams()
-	sockets = append(sockets, streams...)
+	ours, theirs, err := guestStreams()
+	sockets = append(sockets, theirs...)
 	if err == nil {
-		err = v.give(ctx, vmmproto.KindBoot, &req, append(fds, descriptors(streams...)...), sockets, nil)
+		err = v.give(ctx, vmmproto.KindBoot, &req, append(fds, descriptors(theirs...)...), sockets, nil)
 	}
 	if err != nil {
-		v.closeStreams()
+		closeStreams(ours)
+		return err
 	}
-	return err
+	v.setStreams(ours)
+	return nil
 }
 
 // Restore makes the machine a copy of a snapshot. It sets req.Layers, req.Net and the layer counts
