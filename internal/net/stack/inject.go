@@ -57,7 +57,7 @@ func (s *Stack) secretsFor(f *flow) (secrets []netproto.Secret, ok bool) {
 		reason = noTrust
 	case s.injected == maxInjected:
 		reason = tooManySecret
-	case !s.host.injects.take(injectBytes):
+	case !s.host.injects.takeFor(injectBytes, s.injected+1, fewInjected):
 		reason = tooManyHost
 	}
 	if reason != "" {

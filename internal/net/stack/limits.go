@@ -103,6 +103,8 @@ const (
 	maxChunks   = 8 << 20 // bytes of chunks; above the limit the sandbox gets small chunks
 	maxPeeks    = 256     // connections that have not named their server yet
 	maxInjected = 128     // connections to which secrets are added
+	fewPeeks    = 16      // such connections that a sandbox may have if half of the room for them is used
+	fewInjected = 8       // the same for connections to which secrets are added
 	growPart    = 4       // a sandbox may use 1/growPart of the room for buffers, and half of this for roomyBuffers
 )
 

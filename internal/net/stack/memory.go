@@ -26,6 +26,16 @@ func (r *room) take(n int64) bool {
 	return true
 }
 
+// takeFor is take for a sandbox that then has the given number of places in the room. The second
+// half of the room is only for sandboxes with at most few places, so that some sandboxes cannot use
+// up the room of all.
+func (r *room) takeFor(n int64, own, few int) bool {
+	if own > few && r.used.Load()+n > r.most/2 {
+		return false
+	}
+	return r.take(n)
+}
+
 func (r *room) give(n int64) {
 	r.used.Add(-n)
 	if r.of != nil {

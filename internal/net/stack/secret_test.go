@@ -220,6 +220,7 @@ func TestAttackSecretInErrors(t *testing.T) {
 // connections that use the old value are reset. The number of such connections is bounded.
 func TestSecretsAreBounded(t *testing.T) {
 	v := newVault(t, "public")
+	v.host.injects.most = 2 * maxInjected * injectBytes // one sandbox may use half of the room
 	serveSite(t, v.world, web+":443", v.roots.config(t, "api.example"))
 	v.lookup(t, "api.example", false)
 	first := v.mustDialTLS(t, web+":443", "api.example")

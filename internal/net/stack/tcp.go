@@ -141,14 +141,14 @@ func (s *Stack) peekFirst(f *flow, r *tcp.ForwarderRequest) {
 // mayPeek waits until the sandbox may have another connection that has not named its server, and
 // counts the connection and its first bytes. The caller must call done when the connection and its
 // bytes no longer count. The caller may call done more than once. If all sandboxes together have
-// too many such connections, mayPeek refuses the flow.
+// too many such connections, mayPeek refuses the flow, see room.takeFor.
 func (s *Stack) mayPeek(f *flow) (done func(), ok bool) {
 	select {
 	case s.peeks <- struct{}{}:
 	case <-f.ctx.Done():
 		return nil, false
 	}
-	if !s.host.peeks.take(peekBytes) {
+	if !s.host.peeks.takeFor(peekBytes, len(s.peeks), fewPeeks) {
 		<-s.peeks
 		s.refuse(f, tooManyHost)
 		return nil, false
