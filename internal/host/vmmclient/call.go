@@ -47,13 +47,12 @@ func (v *VMM) call(ctx context.Context, kind vmmproto.Kind, body vmmproto.Messag
 	return v.give(ctx, kind, body, fds, nil, result)
 }
 
-// give is call for a request with sockets. The parameter fds has their descriptors too. In any case,
-// give closes the sockets (nil: none). It does so before it waits for the reply. If the daemon ended
+// give is call for a request with sockets. The parameter fds has their descriptors too. When give has
+// sent the request, it closes the sockets, and does not wait for the reply first. If the daemon ended
 // while it had the last descriptor of such a socket, the VMM could hold up the daemon's end; see
-// closeGiven.
+// closeGiven. If give could not send the request, the caller must close the sockets.
 func (v *VMM) give(ctx context.Context, kind vmmproto.Kind, body vmmproto.Message, fds []int, sockets []*os.File,
 	result parser) error {
-	defer v.closeGiven(sockets...) // it may be the second time, which does nothing
 	var w codec.Writer
 	if body != nil {
 		body.Append(&w)

@@ -129,6 +129,7 @@ func (v *VMM) Merge(ctx context.Context, req vmmproto.Merge, merged *os.File) er
 // the guest; the process at the other end resets the guest's connections. SetNet closes the file
 // in any case.
 func (v *VMM) SetNet(ctx context.Context, socket *os.File) error {
+	defer v.closeGiven(socket)
 	var fds []int
 	if socket != nil {
 		fds = descriptors(socket)
