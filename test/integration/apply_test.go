@@ -33,7 +33,8 @@ func TestApply(t *testing.T) {
 	// It omits /root/ticks, to which the program of remember writes all the time, and /usr, to which
 	// no program here writes.
 	exact := func() string {
-		return d.sh(t, onto, "find / -xdev -path /usr -prune -o ! -path /root ! -path / ! -path '/tmp*' ! -path '/var/*' ! -path /root/ticks"+
+		return d.sh(t, onto, "find / -xdev -path /usr -prune -o ! -path /root ! -path / ! -path '/tmp*' ! -path '/var/*'"+
+			" ! -path /root/ticks"+
 			" -printf '%p %i %m %U:%G %s %T@ %l\\n' | sort; find /root -type f ! -name ticks -exec sha256sum {} + | sort")
 	}
 	unchanged := func(what, before string) {

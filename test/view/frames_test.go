@@ -42,7 +42,8 @@ func TestFrames(t *testing.T) {
 	p := newBrowser(t)
 	var text bytes.Buffer
 	table := tabwriter.NewWriter(&text, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(table, "pages\tevents/s\tlongest task\tits CPU time\ttasks over a frame\tmain threads\tdaemon\tforkd ui\t")
+	fmt.Fprintln(table, "pages\tevents/s\tlongest task\tits CPU time\ttasks over a frame\tmain threads\tdaemon\t"+
+		"forkd ui\t")
 	address := v.URL
 	var tabs []*page
 	for _, want := range []int{0, 1, 3} {
@@ -71,7 +72,8 @@ func TestFrames(t *testing.T) {
 	}
 	r.fork("base", 1, nil)
 	for _, tab := range tabs { // every page has followed the events
-		tab.wait(fmt.Sprintf(`document.querySelector(".summary b").textContent.replace(",", "") === "%d sandboxes"`, len(ids)+1))
+		tab.wait(fmt.Sprintf(`document.querySelector(".summary b").textContent.replace(",", "") === "%d sandboxes"`,
+			len(ids)+1))
 		tab.clean(statsOfEnded)
 	}
 	table.Flush()

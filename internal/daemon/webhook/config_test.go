@@ -70,8 +70,8 @@ func TestOpenErrors(t *testing.T) {
 		t.Fatal(err)
 	}
 	config := func(secret, authority string) string {
-		return write(t, `{"webhooks": [{"name": "n", "url": "https://h/", "secret_file": "`+secret+`", "ca_file": "`+authority+
-			`"}]}`)
+		return write(t, `{"webhooks": [{"name": "n", "url": "https://h/", "secret_file": "`+secret+
+			`", "ca_file": "`+authority+`"}]}`)
 	}
 	if err := open(config(secret, "")); err != nil {
 		t.Fatal(err)

@@ -66,7 +66,8 @@ func openAuthority(path string) (*authority, error) {
 		}
 	}
 	if a.Certificate == nil || a.Key == "" {
-		return nil, fmt.Errorf("authority for secrets: %s is damaged: remove it, and give sandboxes their secrets again", path)
+		return nil, fmt.Errorf("authority for secrets: %s is damaged: remove it, and give sandboxes their secrets again",
+			path)
 	}
 	return a, nil
 }

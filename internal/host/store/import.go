@@ -249,8 +249,8 @@ func (s *Store) findContent(kind string, p artifact.Part) (list []content) {
 	return list
 }
 
-// HasPart reports whether a snapshot, even one that has lost its name, has an artifact.Part with the
-// given digest.
+// HasPart reports whether a snapshot has an artifact.Part with the given digest. Snapshots that have
+// lost their names count too.
 func (s *Store) HasPart(digest string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

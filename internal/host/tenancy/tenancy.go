@@ -92,7 +92,7 @@ func (v *View) LeftAlone() []sandbox.LeftAlone {
 }
 
 // OwnerOf returns the name of a sandbox's owner. Names of owners are names of clients. So the result
-// is empty for a principal with a prefix, and for one that may see only one sandbox.
+// is empty for principals with a prefix, and for principals of a single sandbox.
 func (v *View) OwnerOf(i sandbox.Info) string {
 	if v.isEmpty() || v.p.Prefix != "" {
 		return ""

@@ -29,7 +29,8 @@ func TestIdleDeviceCostsLittle(t *testing.T) {
 		t.Fatal(more, err)
 	}
 	if d := g.dev; d.done != nil || d.parts.Len() != 0 || d.used != nil || d.first != nil || writes != 0 {
-		t.Errorf("poll goroutine %v, scratch %v, %v, %v, %d writes to guest memory", d.done != nil, d.parts, d.used, d.first, writes)
+		t.Errorf("poll goroutine %v, scratch %v, %v, %v, %d writes to guest memory", d.done != nil, d.parts, d.used, d.first,
+			writes)
 	}
 	if err := g.tr.Unquiesce(); err != nil {
 		t.Fatal(err)
