@@ -1,6 +1,6 @@
-// Package private opens files and directories that must belong to the calling user alone. It is
-// used for the directories that a daemon has at well-known paths, and for files in them whose names
-// or creators are not trusted.
+// Package private opens files and directories that other users must not change. It is used for the
+// directories that a daemon has at well-known paths, for files in them whose names or creators are
+// not trusted, and for files with settings of an administrator.
 //
 // It checks owner, permissions and kind of a file. The callers check the content.
 package private
@@ -8,10 +8,12 @@ package private
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -192,4 +194,34 @@ func setBlocking(f *os.File) error {
 		return ctl
 	}
 	return err
+}
+
+// ReadFile reads a regular file with settings of an administrator, and returns its description too.
+// It refuses a file that belongs neither to root nor to the calling user, that has one of the
+// permissions in forbidden, or that has more than most bytes. Errors begin with the path, or are
+// those of package os.
+func ReadFile(path string, forbidden fs.FileMode, most int64) ([]byte, fs.FileInfo, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // a FIFO must not block
+	if err != nil {
+		return nil, nil, err
+	}
+	defer f.Close()
+	fi, err := f.Stat()
+	if err != nil {
+		return nil, nil, err
+	}
+	st, ok := fi.Sys().(*syscall.Stat_t)
+	switch {
+	case !fi.Mode().IsRegular():
+		return nil, nil, fmt.Errorf("%s is not a regular file", path)
+	case !ok || st.Uid != 0 && int(st.Uid) != os.Geteuid():
+		return nil, nil, fmt.Errorf("%s belongs to another user, who can change it: chown %d %s", path, os.Geteuid(), path)
+	case fi.Mode().Perm()&forbidden != 0:
+		return nil, nil, fmt.Errorf("%s has mode %#o, which lets other users in: chmod 600 %s", path, fi.Mode().Perm(), path)
+	}
+	text, err := io.ReadAll(io.LimitReader(f, most+1))
+	if err == nil && int64(len(text)) > most {
+		err = fmt.Errorf("%s has more than %d bytes", path, most)
+	}
+	return text, fi, err
 }

@@ -3,15 +3,13 @@ package auth
 import (
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"log/slog"
-	"os"
 	"sync"
-	"syscall"
 
 	"github.com/forkd/forkd/internal/daemon/stamp"
 	"github.com/forkd/forkd/internal/host/owner"
+	"github.com/forkd/forkd/internal/private"
 )
 
 // SSHKeys holds the keys of a file; see ParseSSHKeys. A change of the file applies from the next
@@ -54,32 +52,12 @@ func (s *SSHKeys) Find(key []byte) []SSHKey {
 
 func (s *SSHKeys) loadLocked() error {
 	s.by, s.seen = nil, stamp.Stamp{}
-	f, err := os.Open(s.path)
+	p, fi, err := private.ReadFile(s.path, 0o022, maxKeyFile)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("read SSH keys: %w", err)
-	}
-	defer f.Close()
-	fi, err := f.Stat()
-	if err != nil {
-		return fmt.Errorf("read SSH keys: %w", err)
-	}
-	st, ok := fi.Sys().(*syscall.Stat_t)
-	switch {
-	case !fi.Mode().IsRegular():
-		return fmt.Errorf("file of SSH keys %s is not a regular file", s.path)
-	case !ok || st.Uid != 0 && int(st.Uid) != os.Geteuid():
-		return fmt.Errorf("file of SSH keys %s belongs to another user, who can change it: chown %d %s", s.path,
-			os.Geteuid(), s.path)
-	case fi.Mode().Perm()&0o022 != 0:
-		return fmt.Errorf("file of SSH keys %s has mode %#o, which lets other users change it: chmod 600 %s", s.path,
-			fi.Mode().Perm(), s.path)
-	}
-	p, err := io.ReadAll(io.LimitReader(f, maxKeyFile+1))
-	if err != nil {
-		return fmt.Errorf("read SSH keys: %w", err)
+		return fmt.Errorf("file of SSH keys: %w", err)
 	}
 	list, err := ParseSSHKeys(p)
 	if err != nil {

@@ -8,14 +8,13 @@ import (
 	"io"
 	"net"
 	"net/url"
-	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
-	"syscall"
 
 	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/host/event"
+	"github.com/forkd/forkd/internal/private"
 )
 
 // Bounds on a configuration.
@@ -43,7 +42,7 @@ func (s *settings) wrap(field string, err error) error {
 
 // load reads a configuration file. It refuses a file that other users can change.
 func load(path string) ([]settings, error) {
-	text, err := readFile(path, 0o022, maxConfig)
+	text, _, err := private.ReadFile(path, 0o022, maxConfig)
 	if err == nil {
 		var list []settings
 		if list, err = parse(text); err == nil {
@@ -128,32 +127,4 @@ func (s *settings) checkURL() error {
 func isLoopback(host string) bool {
 	ip := net.ParseIP(host)
 	return strings.EqualFold(host, "localhost") || ip != nil && ip.IsLoopback()
-}
-
-// readFile reads a regular file that belongs to root or to this process's user. It refuses a file
-// with more than most bytes, and a file that has one of the permissions in forbidden.
-func readFile(path string, forbidden os.FileMode, most int64) ([]byte, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a FIFO must not block
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	fi, err := f.Stat()
-	if err != nil {
-		return nil, err
-	}
-	st, ok := fi.Sys().(*syscall.Stat_t)
-	switch {
-	case !fi.Mode().IsRegular():
-		return nil, fmt.Errorf("%s is not a regular file", path)
-	case !ok || st.Uid != 0 && int(st.Uid) != os.Geteuid():
-		return nil, fmt.Errorf("%s belongs to another user, who can change it: chown %d %s", path, os.Geteuid(), path)
-	case fi.Mode().Perm()&forbidden != 0:
-		return nil, fmt.Errorf("%s has mode %#o, which lets other users in: chmod 600 %s", path, fi.Mode().Perm(), path)
-	}
-	text, err := io.ReadAll(io.LimitReader(f, most+1))
-	if err == nil && int64(len(text)) > most {
-		err = fmt.Errorf("%s has more than %d bytes", path, most)
-	}
-	return text, err
 }

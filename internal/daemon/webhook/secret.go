@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/internal/daemon/stamp"
+	"github.com/forkd/forkd/internal/private"
 )
 
 // Bounds on a file of secrets.
@@ -61,7 +62,7 @@ func (s *secrets) load() error {
 		return err
 	}
 	s.seen = stamp.Of(fi)
-	text, err := readFile(s.path, 0o077, maxSecretFile)
+	text, _, err := private.ReadFile(s.path, 0o077, maxSecretFile)
 	if err != nil {
 		return err
 	}

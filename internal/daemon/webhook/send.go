@@ -17,6 +17,8 @@ import (
 	"strconv"
 	"syscall"
 	"time"
+
+	"github.com/forkd/forkd/internal/private"
 )
 
 // Bounds on a server's answer, in bytes.
@@ -49,7 +51,7 @@ func newClient(s *settings) (*http.Client, error) {
 		dialer.Control = onlyLoopback
 	}
 	if s.CAFile != "" {
-		text, err := readFile(s.CAFile, 0o022, maxAuthority)
+		text, _, err := private.ReadFile(s.CAFile, 0o022, maxAuthority)
 		if err != nil {
 			return nil, err
 		}
