@@ -1,6 +1,7 @@
 package hub
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -130,4 +131,36 @@ func TestDebianRegistry(t *testing.T) {
 	if carried.Digest() != first.Digest() {
 		t.Errorf("skopeo has changed the digest to %s", carried.Digest())
 	}
+}
+
+// A registry that is killed while it stores a blob may leave an empty link to the blob. From then on it answers
+// requests for this blob with status 500. The next push sends the blob again, which mends the registry.
+func TestPushMendsARegistry(t *testing.T) {
+	t.Setenv("DOCKER_CONFIG", t.TempDir())
+	dir := t.TempDir()
+	address, kill := startDebian(t, dir, "")
+	a, b := newHost(t).hasty(), newHost(t).hasty()
+	a.make(t, "parent", "", 2, 'p')
+	a.push(t, "parent", address+"/team/py:1")
+	kill()
+	links, err := filepath.Glob(dir + "/data/docker/registry/v2/repositories/team/py/_layers/sha256/*/link")
+	if err != nil || len(links) < 2 {
+		t.Fatal(links, err)
+	}
+	for _, link := range links {
+		if err := os.Truncate(link, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	startDebian(t, dir, address)
+	var failed *RegistryError
+	if _, err := b.Pull(t.Context(), "ann", "", remoteOf(t, address+"/team/py:1"), ignore); !errors.As(err, &failed) ||
+		failed.Status != http.StatusInternalServerError {
+		t.Errorf("a pull from the damaged registry: %v", err)
+	}
+	if sent := a.push(t, "parent", address+"/team/py:1"); sent.Moved != once(sent.Artifact) {
+		t.Errorf("%d bytes of %d", sent.Moved, sent.Bytes())
+	}
+	b.pull(t, "", address+"/team/py:1")
+	b.check(t, "parent", map[int64]byte{2: 'p'})
 }

@@ -120,7 +120,8 @@ func (w wire) check(r *http.Request) error {
 
 type blobKey struct{}
 
-// RoundTrip implements http.RoundTripper.
+// RoundTrip implements http.RoundTripper. If the registry cannot say whether it has a blob (HEAD
+// fails with status 500), RoundTrip answers that the registry lacks the blob, and a push sends it.
 func (w wire) RoundTrip(r *http.Request) (*http.Response, error) {
 	if err := w.check(r); err != nil {
 		return nil, err
@@ -137,6 +138,10 @@ func (w wire) RoundTrip(r *http.Request) (*http.Response, error) {
 		err = p.cause(err)
 		p.stop()
 		return nil, err
+	}
+	if r.Method == http.MethodHead && resp.StatusCode == http.StatusInternalServerError {
+		// A registry that was killed while it stored a blob may answer so for ever, until it gets the blob again.
+		resp.StatusCode = http.StatusNotFound
 	}
 	resp.Request = r
 	if r.Context().Value(blobKey{}) == nil || resp.StatusCode >= http.StatusMultipleChoices {
