@@ -21,6 +21,7 @@ import (
 	"github.com/forkd/forkd/internal/jail"
 	"github.com/forkd/forkd/internal/net/guesttest"
 	"github.com/forkd/forkd/internal/proto/frame"
+	"github.com/forkd/forkd/internal/proto/frame/frametest"
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
@@ -91,15 +92,25 @@ func startForkdNetPeer(ctx context.Context, p *peer, undo *cleanup.Stack) error 
 
 // join attaches a sandbox to forkd-net. It returns the sandbox's end of the frame socket.
 func join(c *netclient.Client, id string, setting netclient.Setting, undo *cleanup.Stack) (*os.File, error) {
-	again := func(*os.File) error { return errors.New("forkd-net died") }
-	link, socket, err := c.Join(id, setting, again)
+	var vm end
+	link, err := c.Join(id, setting, &vm, nil)
 	if err != nil {
 		return nil, err
 	}
 	undo.Add(link.Close)
 	link.Ready()
-	return socket, nil
+	return vm.socket, nil
 }
+
+// end is a VM that consists of the sandbox's end of the frame socket. It implements netclient.VM.
+type end struct{ socket *os.File }
+
+func (e *end) DialFrames() (other *os.File, err error) {
+	e.socket, other, err = frametest.Pair()
+	return other, err
+}
+
+func (*end) SetNet(context.Context, bool) error { return errors.New("forkd-net died") }
 
 // memory is the memory of a forkd-net, in KiB of Pss.
 type memory struct {

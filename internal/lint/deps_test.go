@@ -27,8 +27,8 @@ var leaves = []string{"internal/atomicfile", "internal/cachedir", "internal/clea
 var rooms = []room{
 	{
 		folder: "internal/proto",
-		packages: []string{"codec", "vm", "ctlsock", "frame", "agentproto", "envdproto", "envdproto/filesystem",
-			"envdproto/process",
+		packages: []string{"codec", "vm", "ctlsock", "frame", "frame/frametest", "agentproto", "envdproto",
+			"envdproto/filesystem", "envdproto/process",
 			"envdproto/filesystem/filesystemconnect", "envdproto/process/processconnect", "vmmproto", "netproto",
 			"imageproto", "diffproto", "sshproto"},
 		reason: "a contract holds values and their encoding: both of its sides import it, so it can import neither",

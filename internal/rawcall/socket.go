@@ -33,8 +33,18 @@ func Peek(fd int, p []byte) (int, error) {
 // SetReadTimeout limits how long a read from a socket in blocking mode may wait. After that time,
 // the read fails with EAGAIN. If the read is interrupted and repeated, the time begins again.
 func SetReadTimeout(fd int, t unix.Timeval) error {
-	_, _, errno := unix.RawSyscall6(unix.SYS_SETSOCKOPT, uintptr(fd), unix.SOL_SOCKET, unix.SO_RCVTIMEO,
-		uintptr(unsafe.Pointer(&t)), unsafe.Sizeof(t), 0)
+	return setOption(fd, unix.SO_RCVTIMEO, unsafe.Pointer(&t), unsafe.Sizeof(t))
+}
+
+// SetSendBuffer requests a size for the send buffer of a socket, in bytes. The kernel doubles the
+// size, and limits it to net.core.wmem_max.
+func SetSendBuffer(fd int, size int32) error {
+	return setOption(fd, unix.SO_SNDBUF, unsafe.Pointer(&size), unsafe.Sizeof(size))
+}
+
+func setOption(fd, option int, value unsafe.Pointer, size uintptr) error {
+	_, _, errno := unix.RawSyscall6(unix.SYS_SETSOCKOPT, uintptr(fd), unix.SOL_SOCKET, uintptr(option),
+		uintptr(value), size, 0)
 	return orNil(errno)
 }
 

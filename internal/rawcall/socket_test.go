@@ -98,6 +98,18 @@ func TestAccept(t *testing.T) {
 	}
 }
 
+// The kernel doubles the size of the buffer.
+func TestSendBuffer(t *testing.T) {
+	const size = 32 << 10
+	a, _ := pair(t)
+	if err := SetSendBuffer(a, size); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := unix.GetsockoptInt(a, unix.SOL_SOCKET, unix.SO_SNDBUF); err != nil || got != 2*size {
+		t.Errorf("%d bytes, %v", got, err)
+	}
+}
+
 // TestReadTimeout reads from a socket that never has data.
 func TestReadTimeout(t *testing.T) {
 	a, _ := pair(t)

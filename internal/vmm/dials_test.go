@@ -77,7 +77,7 @@ func TestGuestDialsAreBounded(t *testing.T) {
 // In this test, the restore fails because the state is empty.
 func TestRestoreEndsDials(t *testing.T) {
 	s := &server{machine: &machine.Machine{}, limitFiles: func(uint64) error { return nil }}
-	s.dials.forward = s.event
+	s.dials.forward, s.frames = s.event, listenForFrames(t).frames
 	stream, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
 	if err != nil {
 		t.Fatal(err)

@@ -1,7 +1,6 @@
 package vmm
 
 import (
-	"errors"
 	"fmt"
 	"os"
 
@@ -9,7 +8,6 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 	"github.com/forkd/forkd/internal/rawcall"
 	"github.com/forkd/forkd/internal/vmm/machine"
-	"github.com/forkd/forkd/internal/vmm/virtio/net"
 )
 
 // donated holds the descriptors that came with a request. The handler of the request takes them in
@@ -71,17 +69,6 @@ func (d *donated) disks(specs []vmmproto.Disk) ([]machine.Disk, error) {
 		disks[i] = machine.Disk{SizeBytes: spec.SizeBytes, Layers: layers}
 	}
 	return disks, nil
-}
-
-// peer takes the descriptor of the frame socket, or returns nil if the request has no frame socket.
-func (d *donated) peer(there bool) (*net.Peer, error) {
-	if !there {
-		return nil, nil
-	}
-	if len(d.fds) == 0 {
-		return nil, errors.New("request names a frame socket, no descriptor came with it")
-	}
-	return net.NewPeer(d.takeFD()), nil
 }
 
 func (d *donated) closeRest() { ctlsock.CloseAll(d.fds) }

@@ -35,6 +35,11 @@ func TestCreateSetsProcs(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer listener.Close()
+	frames, err := os.Open(os.DevNull) // create does not use it
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer frames.Close()
 	ring, err := os.Create(filepath.Join(t.TempDir(), "ring"))
 	if err == nil {
 		err = console.Format(ring)
@@ -48,8 +53,8 @@ func TestCreateSetsProcs(t *testing.T) {
 	(&vmmproto.Create{Version: vmmproto.Version,
 		Shape: vm.Shape{MemoryBytes: 64 << 20, VCPUs: vcpus, Template: vmtest.Template()}}).Append(&req)
 	s := &server{maxProcs: MaxProcs, narrow: func() error { return nil }}
-	if err := s.create(codec.NewReader(req.Bytes()), donate([]int{kvmFD, dup(t, listener), dup(t, ring)}),
-		&codec.Writer{}); err != nil {
+	files := donate([]int{kvmFD, dup(t, listener), dup(t, ring), dup(t, frames)})
+	if err := s.create(codec.NewReader(req.Bytes()), files, &codec.Writer{}); err != nil {
 		t.Fatal(err)
 	}
 	if n := runtime.GOMAXPROCS(0); n != MaxProcs {

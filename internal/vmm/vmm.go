@@ -107,6 +107,7 @@ func hungUp(err error) bool {
 type server struct {
 	listener int
 	tracker  *guestmem.Tracker // for the machine, when it is created
+	frames   frames            // set when the machine is created
 	machine  *machine.Machine
 	ring     *console.Ring
 	memory   uint64 // size of the machine's memory, in bytes
@@ -212,7 +213,7 @@ func (s *server) handle(kind vmmproto.Kind, r *codec.Reader, files *donated, w *
 	case vmmproto.KindRebase:
 		return s.rebase(r, files, w)
 	case vmmproto.KindNet:
-		return s.net(r, files)
+		return s.setNet(r)
 	}
 	return fmt.Errorf("unknown request %d", kind)
 }
@@ -229,10 +230,11 @@ func (s *server) create(r *codec.Reader, files *donated, w *codec.Writer) error 
 	if s.machine != nil {
 		return errors.New("the machine exists already")
 	}
-	if len(files.fds) != 3 {
-		return errors.New("create wants three descriptors: kvm, vsock listener, console ring")
+	if len(files.fds) != 4 {
+		return errors.New("create wants four descriptors: kvm, vsock listener, console ring, listener for frame sockets")
 	}
 	kvmFD, vsock, ringFile := files.takeFD(), files.take(), files.take()
+	s.frames = frames(files.takeFD())
 	ring, err := console.Open(ringFile)
 	_ = ringFile.Close()
 	if err != nil {
@@ -294,12 +296,13 @@ func (s *server) boot(r *codec.Reader, files *donated) error {
 	if err != nil {
 		return err
 	}
-	peer, err := files.peer(req.Net)
+	streams, err := files.takeFDs(vmmproto.GuestStreams)
 	if err != nil {
 		return err
 	}
-	streams, err := files.takeFDs(vmmproto.GuestStreams)
+	peer, _, err := s.peer(req.Net)
 	if err != nil {
+		closeAll(streams)
 		return err
 	}
 	err = s.machine.Boot(machine.BootConfig{
@@ -332,14 +335,14 @@ func (s *server) restore(r *codec.Reader, files *donated, w *codec.Writer) error
 	if err != nil {
 		return err
 	}
-	peer, err := files.peer(req.Net)
+	peer, keep, err := s.peer(req.Net)
 	if err != nil {
 		return err
 	}
 	s.dials.allow(nil)
 	times, err := s.machine.Restore(machine.RestoreConfig{
 		State: memory[0], Layers: memory[1:], Extents: req.Extents, Disks: disks, VMGenID: req.VMGenID, Resume: req.Resume,
-		FirstWrites: req.FirstWrites, Net: peer, Entering: s.entering,
+		FirstWrites: req.FirstWrites, Net: peer, KeepNet: keep, Entering: s.entering,
 	})
 	s.started = s.started || err == nil
 	times.Append(w)
@@ -372,12 +375,13 @@ func (s *server) disks(files *donated, specs []vmmproto.Disk) ([]machine.Disk, e
 	return files.disks(specs)
 }
 
-func (s *server) net(r *codec.Reader, files *donated) error {
-	if err := r.Done(); err != nil {
+func (s *server) setNet(r *codec.Reader) error {
+	var req vmmproto.SetNet
+	if err := errors.Join(req.Parse(r), r.Done()); err != nil {
 		return fmt.Errorf("parse net: %w", err)
 	}
-	peer, err := files.peer(len(files.fds) > 0)
-	if err != nil {
+	peer, keep, err := s.peer(req.Net)
+	if err != nil || keep {
 		return err
 	}
 	return s.machine.SetNet(peer)

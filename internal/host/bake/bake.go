@@ -317,16 +317,15 @@ func (b *bake) boot(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	frames, err := b.join()
-	if err != nil {
+	if err := b.join(); err != nil {
 		return err
 	}
 	req := vmmproto.Boot{
-		Cmdline: b.cfg.Cmdline, VMGenID: identity.NewGenerationID(),
+		Cmdline: b.cfg.Cmdline, VMGenID: identity.NewGenerationID(), Net: b.link != nil,
 		Disks: []vmmproto.Disk{{SizeBytes: size}},
 	}
 	err = b.vmm.Boot(ctx, req, vmmclient.BootFiles{Kernel: kernel, Initrd: initrd,
-		Disks: [][]*os.File{append(own, top)}, Net: frames})
+		Disks: [][]*os.File{append(own, top)}})
 	if err != nil {
 		return err
 	}
@@ -334,22 +333,17 @@ func (b *bake) boot(ctx context.Context) error {
 	return b.vmm.Resume(ctx)
 }
 
-// join connects the parent to the network. It returns the frame socket for the parent's VM, or nil.
-// If the request names no policy, the parent has no network. With a network, the guest could fetch
-// data that no client has requested, and the data would be in every child.
-func (b *bake) join() (*os.File, error) {
+// join connects the parent to the network. If the request names no policy, the parent can reach
+// nothing. Otherwise the guest could fetch data that no client has requested, and the data would be
+// in every child.
+func (b *bake) join() (err error) {
 	setting := netclient.Isolated()
 	if b.req.Network != nil {
 		setting = *b.req.Network
 	}
-	link, frames, err := b.cfg.Net.Join(b.id, setting, func(frames *os.File) error {
-		ctx, cancel := context.WithTimeout(context.Background(), b.req.Ready)
-		defer cancel()
-		return b.vmm.SetNet(ctx, frames)
-	})
-	b.link = link
-	b.undo.Add(link.Close)
-	return frames, err
+	b.link, err = b.cfg.Net.Join(b.id, setting, b.vmm, nil)
+	b.undo.Add(b.link.Close)
+	return err
 }
 
 // network returns the network setting that the snapshot passes on to its children.

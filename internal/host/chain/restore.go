@@ -14,19 +14,18 @@ import (
 )
 
 // Restore restores a leased snapshot into a VM and starts the VM. The file top, made by NewTop,
-// becomes the top of the VM's disk. The file frames is the VM's frame socket, or nil; Restore closes
-// it in any case.
-func Restore(ctx context.Context, vmm vmpool.VMM, lease *store.Lease, top, frames *os.File) (vmmproto.RestoreResult,
-	error) {
-	files := vmmclient.RestoreFiles{State: lease.State(), Layers: lease.Layers(), Net: frames}
+// becomes the top of the VM's disk. If network is set, the VM must have a frame socket, see
+// vmpool.VMM.DialFrames.
+func Restore(ctx context.Context, vmm vmpool.VMM, lease *store.Lease, top *os.File, network bool) (
+	vmmproto.RestoreResult, error) {
+	files := vmmclient.RestoreFiles{State: lease.State(), Layers: lease.Layers()}
 	req := vmmproto.Restore{Extents: lease.Extents(), VMGenID: identity.NewGenerationID(), Resume: true,
-		FirstWrites: lease.FirstWrites()}
+		Net: network, FirstWrites: lease.FirstWrites()}
 	if d := lease.Manifest().Disk; d != nil {
 		var undo cleanup.Stack
 		defer undo.Run()
 		own, err := Reopened(&undo, lease.Disk())
 		if err != nil {
-			_ = frames.Close()
 			return vmmproto.RestoreResult{}, err
 		}
 		files.Disks = [][]*os.File{append(own, top)}

@@ -20,11 +20,12 @@ func BenchmarkJoin(b *testing.B) {
 	}
 	defer c.Close()
 	for i := 0; b.Loop(); i++ {
-		l, vmm, err := c.Join(fmt.Sprint(i), Default(), nil)
+		var g guest
+		l, err := c.Join(fmt.Sprint(i), Default(), &g, nil)
 		if err != nil {
 			b.Fatal(err)
 		}
-		vmm.Close()
+		g.waiting.Close()
 		l.Ready()
 		b.StopTimer()
 		l.Close()

@@ -3,9 +3,9 @@
 //
 // Its callers decide the policies, and forkd-net parses the frames.
 //
-// A fork does not wait for forkd-net. The sandbox receives its end of the frame socket at once, and
-// its guest may send frames. The frames wait in the socket until forkd-net has the sandbox's
-// policy, so no frame bypasses the policy.
+// A fork does not wait for forkd-net. The VM accepts its end of the frame socket at once, and its
+// guest may send frames. The frames wait in the socket until forkd-net has the sandbox's policy, so
+// no frame bypasses the policy.
 //
 // When forkd-net is replaced, every sandbox receives a new frame socket and a new network stack.
 // The replacement resets the sandbox's connections, and has no other effect on the sandbox. The

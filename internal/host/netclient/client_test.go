@@ -1,6 +1,7 @@
 package netclient
 
 import (
+	"context"
 	"errors"
 	"log/slog"
 	"os"
@@ -11,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/forkd/forkd/internal/proto/frame/frametest"
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
@@ -36,27 +38,86 @@ func open(t *testing.T, cfg Config) *Client {
 	return c
 }
 
-// guest is the VM of a link. It uses the frame socket that it received last.
+// guest is the VM of a link. It uses the frame socket that was connected last.
 type guest struct {
-	mu    sync.Mutex
-	fd    int
-	given int
+	mu      sync.Mutex
+	waiting *os.File // connected, but not used yet; nil: none
+	fd      int
+	given   int
+	moves   int
+	answers answers
+	asked   int // number of calls of SetNet
 }
 
-// give implements Give.
-func (g *guest) give(vmm *os.File) error {
-	fd, err := unix.Dup(int(vmm.Fd()))
-	_ = vmm.Close()
+// DialFrames implements VM.
+func (g *guest) DialFrames() (*os.File, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.waiting != nil {
+		_ = g.waiting.Close()
+	}
+	var other *os.File
+	var err error
+	g.waiting, other, err = frametest.Pair()
+	return other, err
+}
+
+// SetNet implements VM. Like a VM, it changes nothing if no frame socket waits.
+func (g *guest) SetNet(ctx context.Context, _ bool) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.asked++
+	switch {
+	case g.answers == withNothing:
+		g.mu.Unlock()
+		<-ctx.Done()
+		g.mu.Lock()
+		return ctx.Err()
+	case g.answers == withAnError:
+		return errors.New("it refuses")
+	case g.waiting == nil:
+		return nil
+	}
+	fd, err := unix.Dup(int(g.waiting.Fd()))
+	_ = g.waiting.Close()
+	g.waiting = nil
 	if err != nil {
 		return err
 	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
 	if g.fd != 0 {
 		_ = unix.Close(g.fd)
 	}
 	g.fd, g.given = fd, g.given+1
 	return nil
+}
+
+// moved is called when the VM has another network stack.
+func (g *guest) moved() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.moves++
+}
+
+// answers says how a guest answers to SetNet.
+type answers int
+
+const (
+	withSuccess answers = iota
+	withAnError
+	withNothing
+)
+
+func (g *guest) answer(a answers) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.answers = a
+}
+
+// counts returns how often SetNet was called, and how often the VM has got another network stack.
+func (g *guest) counts() (asked, moves int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.asked, g.moves
 }
 
 // say sends a frame and waits for the answer. If the VM gets another frame socket, it sends the
@@ -107,11 +168,11 @@ func (g *guest) ended(t *testing.T, what string) {
 func join(t *testing.T, c *Client, id string, p netproto.Policy) (*Link, *guest) {
 	t.Helper()
 	g := &guest{}
-	l, vmm, err := c.Join(id, Setting{Policy: p}, g.give)
+	l, err := c.Join(id, Setting{Policy: p}, g, g.moved)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := g.give(vmm); err != nil {
+	if err := g.SetNet(t.Context(), true); err != nil { // as a restore with a network
 		t.Fatal(err)
 	}
 	l.Ready()
@@ -169,9 +230,9 @@ func TestJoinAgain(t *testing.T) {
 
 func TestNobodyIsJoinedWithoutAClient(t *testing.T) {
 	var c *Client
-	l, vmm, err := c.Join("a", Default(), nil)
-	if l != nil || vmm != nil || err != nil {
-		t.Error(l, vmm, err)
+	l, err := c.Join("a", Default(), nil, nil)
+	if l != nil || err != nil {
+		t.Error(l, err)
 	}
 	l.Ready()
 	if err := l.Set(t.Context(), Default()); err != nil {

@@ -48,6 +48,9 @@ func TestForkdNetDies(t *testing.T) {
 			}
 			j.g.say(t, "x", want+"x")
 		}
+		for moves := 0; moves <= round; _, moves = all[0].g.counts() { // it was told that its connections are gone
+			time.Sleep(time.Millisecond)
+		}
 		if pid(t, c) == was || c.Restarts() != uint64(round+1) {
 			t.Errorf("round %d: process %d after %d, %d restarts", round, c.PID(), was, c.Restarts())
 		}
@@ -60,7 +63,7 @@ func TestForkdNetDiesDuringAFork(t *testing.T) {
 	c := open(t, newConfig(t))
 	was := pid(t, c)
 	g := &guest{}
-	l, vmm, err := c.Join("a", Default(), g.give)
+	l, err := c.Join("a", Default(), g, g.moved)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -73,12 +76,62 @@ func TestForkdNetDiesDuringAFork(t *testing.T) {
 	if g.given != 0 {
 		t.Fatal("a VM that was not ready was given a frame socket")
 	}
-	_ = g.give(vmm)
+	if err := g.SetNet(t.Context(), true); err != nil {
+		t.Fatal(err)
+	}
 	l.Ready()
 	g.say(t, "x", "public x")
 	if g.given != 1 {
 		t.Errorf("it was given %d frame sockets", g.given)
 	}
+}
+
+// A VM does not answer while it is to use another frame socket, and the daemon ends. The next daemon
+// does not take the VM for connected, although forkd-net still runs, and connects it.
+func TestDaemonEndsWhileAVMIsSilent(t *testing.T) {
+	cfg := newConfig(t)
+	first, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, g := join(t, first, "a", netproto.Public())
+	g.say(t, "x", "public x")
+	if _, moves := g.counts(); moves != 0 {
+		t.Errorf("it was told %d times that its connections are gone", moves)
+	}
+	g.answer(withNothing)
+	if err := syscall.Kill(pid(t, first), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	for asked := 0; asked < 2; asked, _ = g.counts() { // the first call was that of join
+		time.Sleep(time.Millisecond)
+	}
+	first.Close()
+	g.answer(withSuccess)
+
+	second := open(t, cfg)
+	l := second.Adopt("a", Default(), g, g.moved)
+	g.say(t, "y", "public y")
+	l.Close()
+}
+
+// A VM that refuses another frame socket gets one from the next forkd-net.
+func TestVMThatRefusesANetwork(t *testing.T) {
+	c := open(t, newConfig(t))
+	_, g := join(t, c, "a", netproto.Public())
+	g.answer(withAnError)
+	was := pid(t, c)
+	if err := syscall.Kill(was, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	for asked := 0; asked < 2; asked, _ = g.counts() { // the first call was that of join
+		time.Sleep(time.Millisecond)
+	}
+	g.answer(withSuccess)
+	if err := syscall.Kill(pid(t, c), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	g.say(t, "x", "public x")
 }
 
 // If forkd-net exits because of a request, or does not answer the request, it is replaced. The
@@ -92,11 +145,10 @@ func TestForkdNetThatMisbehaves(t *testing.T) {
 			_, g := join(t, c, "good", netproto.Public())
 			g.say(t, "x", "public x")
 			was := pid(t, c)
-			l, vmm, err := c.Join(id, Default(), g.give)
+			l, err := c.Join(id, Default(), &guest{}, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
-			vmm.Close()
 			l.Ready()
 			l.Close()
 			for c.Restarts() == 0 {
@@ -127,7 +179,7 @@ func TestRestartOfTheDaemon(t *testing.T) {
 	kept.say(t, "y", "public y")
 
 	second := open(t, cfg)
-	l := second.Adopt("kept", Setting{Policy: netproto.Policy{Mode: netproto.ModeOpen}}, kept.give)
+	l := second.Adopt("kept", Setting{Policy: netproto.Policy{Mode: netproto.ModeOpen}}, kept, kept.moved)
 	second.Forget()
 	if _, err := second.Totals(t.Context()); err != nil {
 		t.Fatal(err)
@@ -170,7 +222,7 @@ func TestAnotherBuildIsReplaced(t *testing.T) {
 	}
 	cfg.Bin = other
 	second := open(t, cfg)
-	l := second.Adopt("a", Default(), g.give)
+	l := second.Adopt("a", Default(), g, g.moved)
 	g.say(t, "y", "public y")
 	if second.PID() == was || g.given != 2 {
 		t.Errorf("process %d after %d; %d frame sockets", second.PID(), was, g.given)

@@ -4,59 +4,65 @@ import (
 	"context"
 	"errors"
 	"os"
-	"sync"
 
-	"github.com/forkd/forkd/internal/proto/frame"
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// Give replaces the frame socket of a VM with the file vmm, and closes the file in any case. It may
-// take some time.
-type Give func(vmm *os.File) error
+// VM is the part of a VM that a Link uses.
+type VM interface {
+	// DialFrames connects a new frame socket to the VM, and returns the other end. It does not wait.
+	DialFrames() (*os.File, error)
+	// SetNet makes the VM use the newest frame socket of DialFrames. It may take some time.
+	SetNet(ctx context.Context, network bool) error
+}
 
 // Link is the connection of one VM to forkd-net. It is made by Join or Adopt and lasts until Close.
 // The methods of a nil Link do nothing.
 type Link struct {
-	c    *Client
-	id   string
-	give Give
-
-	giving sync.Mutex // held during a call of give
+	c     *Client
+	id    string
+	vm    VM
+	moved func() // called when the VM has another network stack; may be nil
 
 	// Guarded by the client's lock.
 	setting Setting
 	conn    *conn    // the forkd-net that has the other end of the VM's frame socket; nil: no forkd-net has it
 	pending *os.File // forkd-net's end of a new frame socket, until it is sent; nil: there is no new socket
-	ready   bool     // Ready has been called
+	held    bool     // the VM uses the other end of pending
 }
 
-// Join makes a Link for the VM of a sandbox. It returns the VM's end of the frame socket. Join does
-// not wait. It also makes no work for forkd-net, because that work would compete with the VM for
-// the host's CPUs. Ready sends forkd-net its end of the socket. The caller must call Ready when the
-// VM has its end, and before the sandbox is announced. An earlier Link with the same id ends, and
-// needs no Close.
-func (c *Client) Join(id string, setting Setting, give Give) (*Link, *os.File, error) {
+// Join makes a Link for the VM of a sandbox, and connects a frame socket to the VM. Join does not
+// wait. It also makes no work for forkd-net, because that work would compete with the VM for the
+// host's CPUs. Ready sends forkd-net its end of the socket. The caller must make the VM boot or
+// restore with a network, and then call Ready, before the sandbox is announced. An earlier Link with
+// the same id ends, and needs no Close.
+//
+// If forkd-net is replaced, the VM gets another frame socket, and then Link calls the function
+// moved, unless it is nil. The new network stack does not know the guest's connections.
+func (c *Client) Join(id string, setting Setting, vm VM, moved func()) (*Link, error) {
 	if c == nil {
-		return nil, nil, nil
+		return nil, nil
 	}
-	vmm, net, err := frame.Pair()
-	if err != nil {
-		return nil, nil, err
-	}
-	l := &Link{c: c, id: id, give: give, setting: setting, pending: net}
+	l := &Link{c: c, id: id, vm: vm, moved: moved, setting: setting}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	// An earlier Link must not connect a newer frame socket, because the VM uses the newest. So this
+	// Link replaces the earlier one under the same lock.
+	var err error
+	if l.pending, err = vm.DialFrames(); err != nil {
+		return nil, err
+	}
 	c.putLocked(l)
-	return l, vmm, nil
+	return l, nil
 }
 
 // Adopt joins the VM of a sandbox that an earlier daemon had joined. If forkd-net has run all the
-// time, the VM keeps its connections.
-func (c *Client) Adopt(id string, setting Setting, give Give) *Link {
+// time, the VM keeps its connections. The parameters are those of Join.
+func (c *Client) Adopt(id string, setting Setting, vm VM, moved func()) *Link {
 	if c == nil {
 		return nil
 	}
-	l := &Link{c: c, id: id, give: give, setting: setting, ready: true}
+	l := &Link{c: c, id: id, vm: vm, moved: moved, setting: setting}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.putLocked(l)
@@ -81,72 +87,78 @@ func (c *Client) putLocked(l *Link) {
 	c.links[l.id] = l
 }
 
-// attachLocked sends the pending end of the frame socket to forkd-net, if there is one.
+// attachLocked sends the pending end of the frame socket to forkd-net. There must be both.
 func (l *Link) attachLocked() {
 	n := l.c.conn
-	if n == nil || l.pending == nil {
-		return
-	}
 	m := netproto.Attach(*l.setPolicyLocked())
 	if len(m.Secrets) > 0 {
 		l.c.trustLocked(n)
 	}
 	n.post(netproto.KindAttach, &m, l.pending, l.c.complain(l.id))
-	l.conn, l.pending = n, nil
+	l.conn, l.pending, l.held = n, nil, false
 }
 
 // renewLocked connects the VM to the present forkd-net, if the VM was connected to an earlier one.
-// It does nothing for a VM that is still being restored with one end of an earlier socket, because
-// Ready handles that case.
+// If the VM does not use its new frame socket yet, Ready or handOver calls renewLocked again. Until
+// then, forkd-net does not get its end. So if the daemon ends, the next daemon finds no VM at
+// forkd-net that does not use its socket.
 func (l *Link) renewLocked() {
 	n := l.c.conn
 	if n == nil || l.conn == n {
 		return
 	}
 	if l.pending != nil {
-		l.attachLocked() // the VM has the other end of the socket, or will get it
+		if l.held {
+			l.attachLocked()
+		}
 		return
 	}
-	if !l.ready {
-		return
-	}
-	vmm, net, err := frame.Pair()
-	if err != nil {
+	var err error
+	if l.pending, err = l.vm.DialFrames(); err != nil {
 		l.c.cfg.Log.Error("sandbox has no network", "sandbox", l.id, "error", err)
 		return
 	}
-	l.pending = net
-	l.attachLocked()
-	go l.handOver(vmm, n)
+	l.held = false
+	go l.handOver(n)
 }
 
-// handOver gives one end of a frame socket, the file vmm, to the VM. The forkd-net process of n has
-// the other end. If l no longer uses n, or the client no longer uses l, handOver does nothing.
-func (l *Link) handOver(vmm *os.File, n *conn) {
-	l.giving.Lock()
-	defer l.giving.Unlock()
-	l.c.mu.Lock()
-	current := l.conn == n && l.c.links[l.id] == l
-	l.c.mu.Unlock()
-	if !current {
-		_ = vmm.Close()
-		return
-	}
-	if err := l.give(vmm); err != nil {
+// handOver makes the VM use a new frame socket, whose other end is pending. The forkd-net process
+// of n is the reason for the new socket. If the VM does not use the socket, it is not asked again
+// before there is another process.
+func (l *Link) handOver(n *conn) {
+	err := l.vm.SetNet(l.c.quit, true)
+	if err != nil {
 		l.c.cfg.Log.Warn("a sandbox could not be given another network", "sandbox", l.id, "error", err)
 	}
+	l.c.mu.Lock()
+	current := l.c.links[l.id] == l
+	switch {
+	case !current: // pending is closed
+	case err != nil:
+		l.dropPendingLocked()
+		if l.c.conn != n {
+			l.renewLocked()
+		}
+	default:
+		l.held = true
+		l.renewLocked()
+	}
+	l.c.mu.Unlock()
+	if current && err == nil && l.moved != nil {
+		l.moved()
+	}
 }
 
-// Ready must be called when the VM has its end of the frame socket, and also after a failed restore;
-// closing the VM then closes the link. Ready sends the other end to forkd-net, which then handles the
-// frames that the guest has sent.
+// Ready must be called when the VM has booted or was restored, and also after a failed restore;
+// closing the VM then closes the link. Ready sends the other end of the frame socket to forkd-net,
+// which then handles the frames that the guest has sent.
 func (l *Link) Ready() {
 	if l == nil {
 		return
 	}
 	l.c.mu.Lock()
 	defer l.c.mu.Unlock()
-	l.ready = true
+	l.held = true
 	if l.c.links[l.id] == l {
 		l.renewLocked()
 	}

@@ -3,7 +3,6 @@ package sandbox
 import (
 	"context"
 	"errors"
-	"os"
 	"time"
 
 	"github.com/forkd/forkd/internal/host/agentclient"
@@ -13,28 +12,18 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// giveTimeout is how long a VM may take to change its frame socket. The VM may first have to finish
-// a branch or a suspension.
-const giveTimeout = branchTimeout
-
 // tellTimeout is how long a guest may take to act on a message. If the VM is paused, the message is
 // sent again when the VM runs.
 const tellTimeout = 10 * time.Second
 
-// giveTo returns a function that gives another frame socket to the VM v. The network stack behind
-// the new socket does not know the guest's connections. Without a message, the guest would notice
-// only when it sends data, so the function also tells the guest.
-func (m *Manager) giveTo(id string, v *liveVM) netclient.Give {
-	return func(frames *os.File) error {
-		ctx, cancel := context.WithTimeout(context.Background(), giveTimeout)
-		defer cancel()
-		if err := v.vmm.SetNet(ctx, frames); err != nil {
-			return err
-		}
+// moved returns a function that is called when the VM v has another network stack, which does not
+// know the guest's connections. Without a message, the guest would notice only when it sends data,
+// so the function tells the guest.
+func (m *Manager) moved(id string, v *liveVM) func() {
+	return func() {
 		if m.reset(id, v) != nil {
 			v.debts.Owe(debt.Reset, func() { _ = m.reset(id, v) })
 		}
-		return nil
 	}
 }
 
@@ -49,10 +38,10 @@ func (m *Manager) reset(id string, v *liveVM) error {
 	return err
 }
 
-// join connects the VM v to the network according to r. It returns the frame socket for the VM, or
-// nil without a network. When the VM has the socket, the caller must call Ready of the link.
-func (m *Manager) join(v *liveVM, r *ledger.Record) (*netclient.Link, *os.File, error) {
-	return m.cfg.Net.Join(r.ID, r.Network, m.giveTo(r.ID, v))
+// join connects the VM v to the network according to r. The link is nil without a network. The
+// caller must then restore the VM with a network, and call Ready of the link.
+func (m *Manager) join(v *liveVM, r *ledger.Record) (*netclient.Link, error) {
+	return m.cfg.Net.Join(r.ID, r.Network, v.vmm, m.moved(r.ID, v))
 }
 
 // SetNetwork replaces policy, limits and secrets of a sandbox in any state. When it returns, the

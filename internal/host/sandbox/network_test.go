@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -12,6 +13,7 @@ import (
 	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/host/unique"
 	"github.com/forkd/forkd/internal/host/vmfake"
+	"github.com/forkd/forkd/internal/proto/frame/frametest"
 	"github.com/forkd/forkd/internal/proto/netproto"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
@@ -251,14 +253,20 @@ func TestDeletionDuringARollbackLeavesNoLink(t *testing.T) {
 	if err := w.Kill(s.id); err != nil {
 		t.Fatal(err)
 	}
-	link, frames, err := w.join(v, &rec)
+	var end openEnd
+	link, err := w.net.Join(rec.ID, rec.Network, &end, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer frames.Close()
+	defer end.Close()
 	v.link = link
 	link.Ready()
-	if _, err := link.Stats(t.Context()); err != nil {
+	_, err = link.Stats(t.Context())
+	for errors.Is(err, netclient.ErrDown) { // forkd-net is being started
+		time.Sleep(time.Millisecond)
+		_, err = link.Stats(t.Context())
+	}
+	if err != nil {
 		t.Fatalf("the sandbox is not connected: %v", err)
 	}
 	var cut *CutOffError
@@ -270,3 +278,13 @@ func TestDeletionDuringARollbackLeavesNoLink(t *testing.T) {
 	}
 	w.KillAll()
 }
+
+// openEnd is a VM's end of a frame socket that stays open. It implements netclient.VM.
+type openEnd struct{ *os.File }
+
+func (e *openEnd) DialFrames() (other *os.File, err error) {
+	e.File, other, err = frametest.Pair()
+	return other, err
+}
+
+func (*openEnd) SetNet(context.Context, bool) error { return nil }

@@ -37,12 +37,12 @@ func (m *Manager) restore(ctx context.Context, start time.Time, v *liveVM, data 
 	if top != nil {
 		defer top.Close()
 	}
-	link, frames, err := m.join(v, r)
+	link, err := m.join(v, r)
 	if err != nil {
 		return Timing{}, err
 	}
 	v.link = link
-	result, err := chain.Restore(ctx, v.vmm, v.lease, top, frames)
+	result, err := chain.Restore(ctx, v.vmm, v.lease, top, link != nil)
 	timing := Timing{VMM: time.Since(start), Restore: result}
 	link.Ready()
 	return timing, err

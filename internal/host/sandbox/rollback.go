@@ -177,14 +177,14 @@ func (m *Manager) rollBack(ctx context.Context, s *Sandbox, v *liveVM, rec *ledg
 // earlier connections.
 func (m *Manager) restoreRolledBack(ctx context.Context, s *Sandbox, v *liveVM, rec *ledger.Record, lease *store.Lease,
 	top *os.File) error {
-	link, frames, err := m.join(v, rec)
+	link, err := m.join(v, rec)
 	if err != nil {
 		return err
 	}
 	s.mu.Lock()
 	v.link = link
 	s.mu.Unlock()
-	_, err = chain.Restore(ctx, v.vmm, lease, top, frames)
+	_, err = chain.Restore(ctx, v.vmm, lease, top, link != nil)
 	link.Ready()
 	return err
 }

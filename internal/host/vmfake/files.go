@@ -45,17 +45,6 @@ func (v *VMM) Print(text string) {
 	}
 }
 
-// keepLocked keeps a copy of a frame socket, and closes the previous one.
-func (v *VMM) keepLocked(frames *os.File) {
-	if v.frames != nil {
-		v.frames.Close()
-	}
-	v.frames = nil
-	if frames != nil {
-		v.frames, _ = duplicate(frames) // on failure no frames pass, and the test that needs them fails
-	}
-}
-
 // holdLocked keeps a copy of a file open for writing, if a test has set KeepTops.
 func (v *VMM) holdLocked(f *os.File) error {
 	if !v.all.KeepTops {

@@ -18,6 +18,7 @@ import (
 	"github.com/forkd/forkd/internal/host/vmmclient"
 	"github.com/forkd/forkd/internal/proto/agentproto"
 	"github.com/forkd/forkd/internal/proto/frame"
+	"github.com/forkd/forkd/internal/proto/frame/frametest"
 	"github.com/forkd/forkd/internal/proto/vm"
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
@@ -38,6 +39,7 @@ type VMM struct {
 
 	exit    vm.Exit
 	frames  *os.File // frame socket; may be nil
+	waiting *os.File // newest frame socket of DialFrames, which the VM does not use yet; may be nil
 	top     *os.File // top of the disk, open for writing; nil if there is no disk
 	kept    []io.Closer
 	console *console.Ring
@@ -94,11 +96,11 @@ func (v *VMM) End(x vm.Exit) {
 		defer v.all.Mu.Unlock()
 		v.exit = x
 		delete(v.all.Live, v.dir)
-		for _, f := range append(v.kept, v.frames, v.top) {
+		for _, f := range append(v.kept, v.frames, v.waiting, v.top) {
 			f.Close() // Close of a nil file only returns an error
 		}
 		_ = v.console.Close() // only once, because it unmaps memory
-		v.frames, v.top, v.console = nil, nil, nil
+		v.frames, v.waiting, v.top, v.console = nil, nil, nil, nil
 		close(v.done)
 		close(v.conns)
 	})
@@ -126,7 +128,7 @@ func (v *VMM) gone() error { return fmt.Errorf("%w: %s", vmmclient.ErrGone, v.ex
 func (v *VMM) PID() int { return os.Getpid() }
 
 // Boot implements vmpool.VMM. Without an initramfs the guest panics.
-func (v *VMM) Boot(ctx context.Context, _ vmmproto.Boot, files vmmclient.BootFiles) error {
+func (v *VMM) Boot(ctx context.Context, req vmmproto.Boot, files vmmclient.BootFiles) error {
 	unlock, err := v.request(ctx)
 	if err != nil {
 		return err
@@ -135,11 +137,13 @@ func (v *VMM) Boot(ctx context.Context, _ vmmproto.Boot, files vmmclient.BootFil
 	if v.used {
 		return errors.New("boot: the machine has a guest already")
 	}
+	if err := v.setNetLocked(req.Net); err != nil {
+		return err
+	}
 	v.used, v.atEntry, v.ends = true, true, v.all.BootExit
 	if files.Initrd == nil {
 		v.ends = &vm.Exit{Reason: vm.ExitPanic, Detail: "Kernel panic - not syncing: no initramfs"}
 	}
-	v.keepLocked(files.Net)
 	return v.takeDisksLocked(files.Disks)
 }
 
@@ -151,8 +155,10 @@ func (v *VMM) Restore(ctx context.Context, req vmmproto.Restore, files vmmclient
 		return vmmproto.RestoreResult{}, err
 	}
 	defer unlock()
+	if err := v.setNetLocked(req.Net); err != nil {
+		return vmmproto.RestoreResult{}, err
+	}
 	v.used, v.atEntry, v.running, v.full, v.last = true, false, false, false, 0
-	v.keepLocked(files.Net)
 	v.all.Restores++
 	v.all.Expected = append(v.all.Expected, req.FirstWrites)
 	for _, disk := range files.Disks {
@@ -221,14 +227,43 @@ func (v *VMM) Pause(ctx context.Context) error {
 	return nil
 }
 
-// SetNet replaces the frame socket.
-func (v *VMM) SetNet(ctx context.Context, frames *os.File) error {
+// DialFrames implements vmpool.VMM.
+func (v *VMM) DialFrames() (*os.File, error) {
+	unlock, err := v.request(context.Background())
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	v.waiting.Close() // Close of a nil file only returns an error
+	var other *os.File
+	v.waiting, other, err = frametest.Pair()
+	return other, err
+}
+
+// SetNet implements vmpool.VMM.
+func (v *VMM) SetNet(ctx context.Context, network bool) error {
 	unlock, err := v.request(ctx)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	v.keepLocked(frames)
+	return v.setNetLocked(network)
+}
+
+func (v *VMM) setNetLocked(network bool) error {
+	next := v.waiting
+	v.waiting = nil
+	switch {
+	case !network:
+		next.Close() // Close of a nil file only returns an error
+		next = nil
+	case next == nil && !v.used:
+		return errors.New("no frame socket waits")
+	case next == nil:
+		return nil
+	}
+	v.frames.Close()
+	v.frames = next
 	return nil
 }
 

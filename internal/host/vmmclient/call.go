@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -44,15 +43,6 @@ func (l *limits) of(kind vmmproto.Kind) time.Duration {
 // call sends a request and waits for the reply. If result is not nil, call parses the reply into
 // it.
 func (v *VMM) call(ctx context.Context, kind vmmproto.Kind, body vmmproto.Message, fds []int, result parser) error {
-	return v.give(ctx, kind, body, fds, nil, result)
-}
-
-// give is call for a request with sockets. The parameter fds has their descriptors too. When give has
-// sent the request, it closes the sockets, and does not wait for the reply first. If the daemon ended
-// while it had the last descriptor of such a socket, the VMM could hold up the daemon's end; see
-// closeGiven. If give could not send the request, the caller must close the sockets.
-func (v *VMM) give(ctx context.Context, kind vmmproto.Kind, body vmmproto.Message, fds []int, sockets []*os.File,
-	result parser) error {
 	var w codec.Writer
 	if body != nil {
 		body.Append(&w)
@@ -83,7 +73,6 @@ func (v *VMM) give(ctx context.Context, kind vmmproto.Kind, body vmmproto.Messag
 		}
 		return errors.Join(ErrGone, err)
 	}
-	v.closeGiven(sockets...)
 	select {
 	case r := <-answer:
 		if r.err != nil || result == nil {

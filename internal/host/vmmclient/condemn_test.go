@@ -7,15 +7,11 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/forkd/forkd/internal/host/process"
-	"github.com/forkd/forkd/internal/host/writers/writertest"
 	"github.com/forkd/forkd/internal/proto/codec"
 	"github.com/forkd/forkd/internal/proto/ctlsock"
-	"github.com/forkd/forkd/internal/proto/frame"
 	"github.com/forkd/forkd/internal/proto/vm"
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
@@ -272,40 +268,4 @@ func TestWordsAreCut(t *testing.T) {
 	}
 	<-v.Done()
 	checkText("its exit", v.Exit().Detail)
-}
-
-func TestMain(m *testing.M) { os.Exit(writertest.Main(m)) }
-
-// A VMM that holds up the close of a socket that it was given is killed, which ends the close.
-func TestACloseThatIsHeldUp(t *testing.T) {
-	writertest.Need(t)
-	theirs, ours, err := frame.Pair()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer ours.Close()
-	bin, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	p, err := process.Start(process.Spec{Name: "hostile", Bin: bin, Files: []*os.File{theirs},
-		Env: append(os.Environ(), writertest.HoldClose)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	writertest.WaitBlocked(t, p.PID())
-	v, _ := scriptedIn(t, p, nil)
-	within(t, "the close", func() { v.closeGiven(nil, theirs) })
-	<-v.Done()
-	if exit := v.Exit(); !strings.Contains(exit.Detail, "holds up the close") {
-		t.Errorf("the VMM's end is %+v", exit)
-	}
-
-	other, _ := scripted(t)
-	other.closeGiven(ours)
-	select {
-	case <-other.Done():
-		t.Error("a VMM was killed without a reason")
-	case <-time.After(2 * closeLimit):
-	}
 }

@@ -9,6 +9,7 @@
 //	control.sock   the VMM's listening control socket
 //	vsock.sock     the VM's vsock. A client sends CONNECT <port>\n, and the VMM answers OK <port>\n.
 //	               Then the connection is a stream to the guest.
+//	frames.sock    the VMM accepts its ends of frame sockets here
 //	console.ring   the guest's last console output, see package console
 //	vmm.pid        process id and start time, for finding the process again
 package vmmclient
@@ -17,6 +18,7 @@ package vmmclient
 const (
 	ControlSocket = "control.sock"
 	VsockSocket   = "vsock.sock"
+	framesSocket  = "frames.sock"
 	consoleFile   = "console.ring"
 	pidFile       = "vmm.pid"
 )

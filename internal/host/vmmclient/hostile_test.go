@@ -15,7 +15,6 @@ import (
 	"github.com/forkd/forkd/internal/host/process"
 	"github.com/forkd/forkd/internal/proto/codec"
 	"github.com/forkd/forkd/internal/proto/ctlsock"
-	"github.com/forkd/forkd/internal/proto/frame"
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
@@ -187,34 +186,5 @@ func TestStreamsOfABoot(t *testing.T) {
 			said(second)
 			ended(t, v)
 		})
-	}
-}
-
-// A VMM can delay its answer as long as it likes. The daemon does not keep a socket that it has given
-// to the VMM until then.
-func TestSocketsAreClosedBeforeTheAnswer(t *testing.T) {
-	v, vmm := scripted(t)
-	theirs, ours, err := frame.Pair()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer ours.Close()
-	result := make(chan error, 1)
-	go func() { result <- v.SetNet(t.Context(), theirs) }()
-	_, _, fds, err := vmm.Receive()
-	if err != nil || len(fds) != 1 {
-		t.Fatalf("%d descriptors, %v", len(fds), err)
-	}
-	ctlsock.CloseAll(fds)
-	poll := []unix.PollFd{{Fd: int32(ours.Fd())}} // it always reports a hang-up
-	within(t, "the close", func() {
-		for n := 0; n == 0; n, _ = unix.Poll(poll, 100) {
-		}
-	})
-	if err := vmm.Send(vmmproto.KindOK, nil); err != nil {
-		t.Error(err)
-	}
-	if err := <-result; err != nil {
-		t.Error(err)
 	}
 }

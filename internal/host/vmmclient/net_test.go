@@ -29,22 +29,21 @@ func TestConnectionsEndInAChild(t *testing.T) {
 	if got := parent.sh(t, "cat /sys/class/net/eth0/statistics/tx_packets"); got != "0" {
 		t.Errorf("an idle guest has sent %s packets", got)
 	}
-	guests, ours, err := frame.Pair()
+	ours, err := parent.DialFrames()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer guests.Close()
 	defer ours.Close()
 	fd, err := unix.FcntlInt(ours.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	// os.NewFile adds this descriptor to the runtime's poller. The files that Pair returned are not
-	// in the poller.
+	// os.NewFile adds this descriptor to the runtime's poller. The file that DialFrames has returned
+	// is not in the poller.
 	polled := os.NewFile(uintptr(fd), "frame socket")
 	t.Cleanup(func() { polled.Close() })
 	go (&gateway{polled}).serve()
-	if err := parent.SetNet(t.Context(), guests); err != nil {
+	if err := parent.SetNet(t.Context(), true); err != nil {
 		t.Fatal(err)
 	}
 	parent.sh(t, `setsid bash -c 'exec 3<>/dev/tcp/192.0.2.1/80 && echo open >/run/state; read -u 3; echo end >/run/state' \

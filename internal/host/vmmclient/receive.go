@@ -6,7 +6,6 @@ import (
 	"io"
 	"net"
 	"os"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -113,25 +112,6 @@ func (v *VMM) take(kind vmmproto.Kind, body []byte, fds []int) error {
 	return nil
 }
 
-// closeLimit is how long the close of a VMM's socket may take.
-const closeLimit = time.Second
-
-// closeGiven closes sockets that the VMM was given, and skips nils. If a close does not return in
-// time, the VMM is killed. A VMM that is in epoll_wait(2) for such a socket, has closed its own
-// descriptor, and does not answer the page faults of its buffer, holds a lock that the last close of
-// the socket needs. No signal to this process ends that wait.
-func (v *VMM) closeGiven(sockets ...*os.File) {
-	late := time.AfterFunc(closeLimit, func() {
-		_ = v.condemn(errors.New("it holds up the close of a socket that it was given"))
-	})
-	defer late.Stop()
-	for _, s := range sockets {
-		if s != nil {
-			_ = s.Close()
-		}
-	}
-}
-
 // parse decodes a message of a VMM. A message that is too short or too long is an error.
 func parse(m parser, r *codec.Reader) error {
 	if err := m.Parse(r); err != nil {
@@ -141,8 +121,9 @@ func parse(m parser, r *codec.Reader) error {
 }
 
 // guestStreams makes the streams that the guest may open after a boot, and returns both ends of each.
-// The VMM never has the daemon's ends, so it cannot hold up their last close. After an error, the
-// caller must close the ends that were made.
+// After an error, the caller must close the ends that were made. The VMM never has the daemon's ends.
+// A VMM that its guest controls could hold up the last close of its own end. But a VMM boots only
+// once, and has no guest until then.
 func guestStreams() (ours []net.Conn, theirs []*os.File, err error) {
 	for range vmmproto.GuestStreams {
 		fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)

@@ -14,29 +14,23 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// BootFiles are the files for a boot. Boot closes Net in any case. The caller keeps the others and
-// must close them.
+// BootFiles are the files for a boot. The caller keeps them and must close them.
 type BootFiles struct {
 	Kernel *os.File
 	Initrd *os.File // nil if there is none
 	Disks  [][]*os.File
-	Net    *os.File // frame socket; nil if there is none
 }
 
-// RestoreFiles are the files for a restore. Restore closes Net in any case. The caller keeps the
-// others and must close them.
+// RestoreFiles are the files for a restore. The caller keeps them and must close them.
 type RestoreFiles struct {
 	State  *os.File
 	Layers []*os.File
 	Disks  [][]*os.File
-	Net    *os.File // frame socket that replaces the VM's present frame socket; nil: the VM then has none
 }
 
-// Boot loads a kernel into the machine, which stays paused. It sets req.Initrd, req.Net and the
-// layer counts of req.Disks according to the given files.
+// Boot loads a kernel into the machine, which stays paused. It sets req.Initrd and the layer counts
+// of req.Disks according to the given files. If req.Net is set, DialFrames must have been called.
 func (v *VMM) Boot(ctx context.Context, req vmmproto.Boot, files BootFiles) error {
-	sockets := []*os.File{files.Net}
-	defer func() { v.closeGiven(sockets...) }()
 	if err := readOnly(files.Disks, files.Kernel, files.Initrd); err != nil {
 		return err
 	}
@@ -46,13 +40,12 @@ func (v *VMM) Boot(ctx context.Context, req vmmproto.Boot, files BootFiles) erro
 		fds = append(fds, descriptors(files.Initrd)...)
 	}
 	fds = append(fds, diskDescriptors(req.Disks, files.Disks)...)
-	if req.Net = files.Net != nil; req.Net {
-		fds = append(fds, descriptors(files.Net)...)
-	}
 	ours, theirs, err := guestStreams()
-	sockets = append(sockets, theirs...)
+	for _, s := range theirs {
+		defer s.Close()
+	}
 	if err == nil {
-		err = v.give(ctx, vmmproto.KindBoot, &req, append(fds, descriptors(theirs...)...), sockets, nil)
+		err = v.call(ctx, vmmproto.KindBoot, &req, append(fds, descriptors(theirs...)...), nil)
 	}
 	if err != nil {
 		closeStreams(ours)
@@ -62,21 +55,17 @@ func (v *VMM) Boot(ctx context.Context, req vmmproto.Boot, files BootFiles) erro
 	return nil
 }
 
-// Restore makes the machine a copy of a snapshot. It sets req.Layers, req.Net and the layer counts
-// of req.Disks according to the given files.
+// Restore makes the machine a copy of a snapshot. It sets req.Layers and the layer counts of
+// req.Disks according to the given files. If req.Net is set, DialFrames must have been called.
 func (v *VMM) Restore(ctx context.Context, req vmmproto.Restore, files RestoreFiles) (result vmmproto.RestoreResult,
 	err error) {
-	defer v.closeGiven(files.Net)
 	if err := readOnly(files.Disks, append([]*os.File{files.State}, files.Layers...)...); err != nil {
 		return result, err
 	}
 	req.Layers = uint32(len(files.Layers))
 	fds := append(descriptors(files.State), descriptors(files.Layers...)...)
 	fds = append(fds, diskDescriptors(req.Disks, files.Disks)...)
-	if req.Net = files.Net != nil; req.Net {
-		fds = append(fds, descriptors(files.Net)...)
-	}
-	err = v.give(ctx, vmmproto.KindRestore, &req, fds, []*os.File{files.Net}, &result)
+	err = v.call(ctx, vmmproto.KindRestore, &req, fds, &result)
 	return result, err
 }
 
@@ -125,16 +114,10 @@ func (v *VMM) Merge(ctx context.Context, req vmmproto.Merge, merged *os.File) er
 	return v.call(ctx, vmmproto.KindMerge, &req, descriptors(merged), nil)
 }
 
-// SetNet gives the machine another frame socket, or none if socket is nil. The VMM does not tell
-// the guest; the process at the other end resets the guest's connections. SetNet closes the file
-// in any case.
-func (v *VMM) SetNet(ctx context.Context, socket *os.File) error {
-	defer v.closeGiven(socket)
-	var fds []int
-	if socket != nil {
-		fds = descriptors(socket)
-	}
-	return v.give(ctx, vmmproto.KindNet, nil, fds, []*os.File{socket}, nil)
+// SetNet makes the machine use the newest frame socket of DialFrames or, without a network, none.
+// The VMM does not tell the guest; the process at the other end resets the guest's connections.
+func (v *VMM) SetNet(ctx context.Context, network bool) error {
+	return v.call(ctx, vmmproto.KindNet, &vmmproto.SetNet{Net: network}, nil, nil)
 }
 
 // Stats returns the statistics that the VMM has of its machine.

@@ -22,6 +22,7 @@ import (
 	"github.com/forkd/forkd/internal/jail"
 	"github.com/forkd/forkd/internal/jail/violation"
 	"github.com/forkd/forkd/internal/proto/ctlsock"
+	"github.com/forkd/forkd/internal/proto/frame"
 	"github.com/forkd/forkd/internal/proto/vm"
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
@@ -282,11 +283,16 @@ func (v *VMM) create(ctx context.Context, cfg *Config) error {
 	if err != nil {
 		return err
 	}
-	vsock, err := listenVsock(filepath.Join(cfg.Dir, VsockSocket))
+	vsock, err := listen(filepath.Join(cfg.Dir, VsockSocket), unix.SOCK_STREAM, vsockBacklog)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(vsock)
+	frames, err := listen(filepath.Join(cfg.Dir, framesSocket), unix.SOCK_SEQPACKET, framesBacklog)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(frames)
 	ring, err := os.OpenFile(filepath.Join(cfg.Dir, consoleFile), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
@@ -297,23 +303,54 @@ func (v *VMM) create(ctx context.Context, cfg *Config) error {
 	}
 	req := &vmmproto.Create{Version: vmmproto.Version, Shape: cfg.Shape, CPUID: cpuid}
 	var created vmmproto.Created
-	if err := v.call(ctx, vmmproto.KindCreate, req, []int{device, vsock, int(ring.Fd())}, &created); err != nil {
+	if err := v.call(ctx, vmmproto.KindCreate, req, []int{device, vsock, int(ring.Fd()), frames}, &created); err != nil {
 		return err
 	}
 	kvm.learn(created.CPUID) // the answer can be trusted, because the VMM has no guest yet
 	return nil
 }
 
-// vsockBacklog is the number of host connections that may wait for the VMM to accept them.
-const vsockBacklog = 64
+// Numbers of connections that may wait for the VMM to accept them.
+const (
+	vsockBacklog = 64
+	// One or two frame sockets wait for a working VMM, because it accepts all of them at the next
+	// request. If a hostile VMM accepts none, this number bounds the memory of those that wait.
+	framesBacklog = 16
+)
 
-func listenVsock(path string) (int, error) {
-	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+// listen makes a listener in non-blocking mode for the VMM. The parameter kind is SOCK_STREAM or
+// SOCK_SEQPACKET.
+func listen(path string, kind, backlog int) (int, error) {
+	fd, err := unix.Socket(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
-		return -1, fmt.Errorf("create vsock socket: %w", err)
+		return -1, fmt.Errorf("create a socket: %w", err)
 	}
-	if err := errors.Join(unix.Bind(fd, &unix.SockaddrUnix{Name: path}), unix.Listen(fd, vsockBacklog)); err != nil {
-		return -1, errors.Join(fmt.Errorf("listen on vsock socket %s: %w", path, err), unix.Close(fd))
+	if err := errors.Join(unix.Bind(fd, &unix.SockaddrUnix{Name: path}), unix.Listen(fd, backlog)); err != nil {
+		return -1, errors.Join(fmt.Errorf("listen on socket %s: %w", path, err), unix.Close(fd))
 	}
 	return fd, nil
+}
+
+// DialFrames connects a new frame socket to the VMM, and returns the other end, which is for
+// forkd-net. The VMM uses the newest frame socket from the next Boot, Restore or SetNet with a
+// network on. DialFrames does not wait. If too many connections wait for the VMM, it returns an
+// error.
+func (v *VMM) DialFrames() (*os.File, error) {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("make a frame socket: %w", err)
+	}
+	// The descriptor is still blocking here, so package os does not add the file to its poller. This
+	// process does not read or write the file, and polling it would cost system calls and a wake-up
+	// in every fork.
+	f := os.NewFile(uintptr(fd), "frame socket")
+	err = errors.Join(unix.SetNonblock(fd, true),
+		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, frame.BufferBytes))
+	if err == nil {
+		err = unix.Connect(fd, &unix.SockaddrUnix{Name: filepath.Join(v.dir, framesSocket)})
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("connect a frame socket to forkd-vmm %s: %w", v.id, err), f.Close())
+	}
+	return f, nil
 }

@@ -25,7 +25,8 @@ type VMM interface {
 	WaitCopied(ctx context.Context, serial uint64) (vmmproto.Branched, error)
 	Rebase(ctx context.Context, serial uint64, layer *os.File) (vmmproto.RebaseResult, error)
 	Merge(context.Context, vmmproto.Merge, *os.File) error
-	SetNet(context.Context, *os.File) error
+	DialFrames() (*os.File, error)
+	SetNet(ctx context.Context, network bool) error
 	Stats(context.Context) (vm.Stats, error)
 	Written(context.Context) ([]vm.Range, error)
 	Limit(limits vm.Limits, ram uint64) error

@@ -29,6 +29,7 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
 
 	"github.com/forkd/forkd/internal/proto/frame"
+	"github.com/forkd/forkd/internal/proto/frame/frametest"
 )
 
 const nic = 1
@@ -58,7 +59,7 @@ func New(t testing.TB) (*Guest, *os.File) {
 // Pair returns both ends of a frame socket, for use in this process.
 func Pair(t testing.TB) (mine, theirs *os.File) {
 	t.Helper()
-	mine, theirs, err := frame.Pair()
+	mine, theirs, err := frametest.Pair()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,17 +7,12 @@
 // segmentation. Neither end blocks. If the socket is full, the sender keeps the message. If the
 // other end is closed, the sender drops the message.
 //
-// The package defines constants and makes the socket. It parses no frames. It does not import net
+// The VMM accepts its end of the socket itself, see vmmproto.SetNet. So no other process has this
+// end.
+//
+// The package defines constants. It makes no socket and parses no frames. It does not import net
 // and net/netip, because a VMM must not contain these packages.
 package frame
-
-import (
-	"errors"
-	"fmt"
-	"os"
-
-	"golang.org/x/sys/unix"
-)
 
 // Addresses inside a VM. 192.0.2.0/24 is TEST-NET-1 (RFC 5737), which no user's network uses. The
 // addresses are the same in all VMs, so that a fork need not change them.
@@ -48,23 +43,3 @@ const (
 // of the longest messages and the kernel's bookkeeping, so that one message can be written while
 // another is read. The kernel limits the size to net.core.wmem_max, commonly 208 KiB.
 const BufferBytes = 256 << 10
-
-// Pair makes a socket for frames. The caller sends one end to a VMM and the other to forkd-net, and
-// then closes both.
-func Pair() (vmm, net *os.File, err error) {
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return nil, nil, fmt.Errorf("make a frame socket: %w", err)
-	}
-	// The descriptors are still blocking here, so package os does not add the files to its poller.
-	// This process does not read or write the files, and polling them would cost system calls and a
-	// wake-up in every fork.
-	vmm, net = os.NewFile(uintptr(fds[0]), "frame socket"), os.NewFile(uintptr(fds[1]), "frame socket")
-	for _, fd := range fds {
-		err := errors.Join(unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, BufferBytes), unix.SetNonblock(fd, true))
-		if err != nil {
-			return nil, nil, errors.Join(fmt.Errorf("make a frame socket: %w", err), vmm.Close(), net.Close())
-		}
-	}
-	return vmm, net, nil
-}

@@ -22,7 +22,7 @@ import (
 // Version must be changed together with any message, and together with the form of the state that a
 // VMM saves. Otherwise a VMM of an earlier daemon could save a state that the VMMs of the next
 // daemon cannot restore. A VMM refuses a daemon with another version.
-const Version = 17
+const Version = 18
 
 // Kind is the first byte of every message.
 type Kind = codec.Kind
@@ -30,10 +30,10 @@ type Kind = codec.Kind
 // Requests, replies and events. Each comment names the body and the descriptors that are sent
 // along, in order.
 const (
-	KindCreate Kind = iota + 1 // Create; /dev/kvm, vsock listener, console ring
-	// Boot; kernel, initrd (if there is one), layers of every disk, frame socket (if there is one).
+	KindCreate Kind = iota + 1 // Create; /dev/kvm, vsock listener, console ring, listener for frame sockets
+	// Boot; kernel, initrd (if there is one), layers of every disk, the guest's streams.
 	KindBoot
-	KindRestore // Restore; vmstate, memory layers, layers of every disk, frame socket (if there is one)
+	KindRestore // Restore; vmstate, memory layers, layers of every disk
 	KindResume  // no body
 	KindPause   // no body
 	_           // not used any more
@@ -48,7 +48,7 @@ const (
 	KindConn     // event; GuestConn
 	KindBranched // event; Branched; sent once after every live Branch that was answered with KindOK
 	KindStalled  // event; no body; the VM has paused itself, because the host has no room for a write to its disks
-	KindNet      // no body; the new frame socket, which replaces the present one; without it, the present one is removed
+	KindNet      // SetNet
 	KindRebase   // Rebase; the memory layer of the branch, for reading
 	KindWritten  // no body
 )
@@ -80,7 +80,15 @@ type Boot struct {
 	Initrd  bool // whether an initrd is sent along
 	Disks   []Disk
 	VMGenID [16]byte
-	Net     bool // whether a frame socket is sent along
+	Net     bool // whether there is a network, see SetNet
+}
+
+// SetNet replaces the frame socket of the VM, or removes it. If there is a network, the daemon has
+// connected to the listener of Create. The VM uses the newest connection that waits there, and
+// closes the others. If no connection waits, the VM keeps its present frame socket, because an
+// earlier request may have accepted the newest connection already.
+type SetNet struct {
+	Net bool // whether there is a network
 }
 
 // GuestStreams is the number of streams that a guest may open to the host after a boot. The agent
@@ -92,7 +100,7 @@ const GuestStreams = 4
 type GuestConn struct{ Port, Stream uint32 }
 
 // Restore restores a saved machine into a VM that was just created, or into the VM that was saved.
-// The VM is then paused. Restore closes the VM's present frame socket, so that no frame of the old
+// The VM is then paused. The VM gets another frame socket, see SetNet, so that no frame of the old
 // state reaches the new state.
 type Restore struct {
 	Layers  uint32 // number of memory layers that are sent along, base first
@@ -100,7 +108,7 @@ type Restore struct {
 	Disks   []Disk
 	VMGenID [16]byte // a value that was never used before
 	Resume  bool     // whether all vCPUs start before the answer is sent
-	Net     bool     // whether a frame socket is sent along
+	Net     bool     // whether there is a network, see SetNet
 
 	// FirstWrites are pages that the guest will probably write soon. They are copied before the
 	// guest runs. Otherwise a page that the guest first reads and then writes would cause two page
@@ -220,6 +228,15 @@ func (m *Boot) Parse(r *codec.Reader) error {
 	m.Cmdline, m.Initrd = r.String(), r.Bool()
 	m.Disks = parseDisks(r)
 	m.VMGenID = parseVMGenID(r)
+	m.Net = r.Bool()
+	return r.Err()
+}
+
+// Append encodes m.
+func (m *SetNet) Append(w *codec.Writer) { w.Bool(m.Net) }
+
+// Parse decodes m.
+func (m *SetNet) Parse(r *codec.Reader) error {
 	m.Net = r.Bool()
 	return r.Err()
 }

@@ -29,6 +29,7 @@ func TestMessagesRoundTrip(t *testing.T) {
 		&Boot{Cmdline: "quiet", Initrd: true, Disks: disks, VMGenID: id, Net: true},
 		&Restore{Layers: 2, Extents: extents, Disks: disks, VMGenID: id, Resume: true, Net: true,
 			FirstWrites: ranges},
+		&SetNet{Net: true},
 		&Written{Ranges: ranges},
 		&RestoreResult{Map: 1, State: 2, Run: 3},
 		&save,

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/forkd/forkd/internal/proto/frame"
+	"github.com/forkd/forkd/internal/proto/frame/frametest"
 	"github.com/forkd/forkd/internal/proto/vm"
 	vnet "github.com/forkd/forkd/internal/vmm/virtio/net"
 )
@@ -94,7 +95,7 @@ type wire struct {
 // newWire makes a frame socket, and returns the test's end and the machine's end.
 func newWire(t *testing.T) (*wire, *vnet.Peer) {
 	t.Helper()
-	theirs, ours, err := frame.Pair()
+	theirs, ours, err := frametest.Pair()
 	if err != nil {
 		t.Fatal(err)
 	}

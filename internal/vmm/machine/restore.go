@@ -27,7 +27,8 @@ type RestoreConfig struct {
 	Disks   []Disk
 	VMGenID [16]byte
 	Resume  bool      // whether to start the vCPUs
-	Net     *net.Peer // owned by Restore; nil: no network
+	Net     *net.Peer // owned by Restore; nil: no network, or see KeepNet
+	KeepNet bool      // whether the machine keeps its present network peer; Net is then nil
 
 	FirstWrites []vm.Range // pages to copy before the vCPUs run; see vmmproto.Restore
 
@@ -39,7 +40,7 @@ type RestoreConfig struct {
 
 // Restore makes the machine a copy of a snapshot, and announces a new generation id to the guest.
 // If the machine already has a guest, it is rolled back: its private pages are dropped, and its
-// disks and network peer are replaced. After an error the machine is unusable.
+// disks and its network peer are replaced. After an error the machine is unusable.
 func (m *Machine) Restore(cfg RestoreConfig) (t vmmproto.RestoreResult, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -70,8 +71,10 @@ func (m *Machine) Restore(cfg RestoreConfig) (t vmmproto.RestoreResult, err erro
 		return t, err
 	}
 	defer func() { _ = rawcall.Unmap(state) }()
-	m.net.SetPeer(peer)
-	peer = nil
+	if !cfg.KeepNet {
+		m.net.SetPeer(peer)
+		peer = nil
+	}
 	if err := m.restoreState(state); err != nil {
 		return t, err
 	}

@@ -46,6 +46,7 @@ func Run(t *testing.T, newHost func(t *testing.T) *Host) {
 		{"Attach", attach},
 		{"Limits", limits},
 		{"BootPauseResume", bootPauseResume},
+		{"Network", network},
 		{"GuestThatEnds", guestThatEnds},
 		{"CanceledRequests", canceledRequests},
 		{"Branch", branch},
@@ -214,15 +215,22 @@ func (g *guest) mustBranch(t *testing.T, req vmmproto.Branch) *saved {
 	return s
 }
 
-// restore restores s into g.
+// restore restores s into g, without a network.
 func (g *guest) restore(t *testing.T, ctx context.Context, s *saved, resume bool) error {
+	t.Helper()
+	return g.restoreWith(t, ctx, s, resume, false)
+}
+
+// restoreWith restores s into g.
+func (g *guest) restoreWith(t *testing.T, ctx context.Context, s *saved, resume, network bool) error {
 	t.Helper()
 	var disk []*os.File
 	for _, layer := range s.disk {
 		disk = append(disk, open(t, layer.Name())) // the VMM may only read it
 	}
 	disk = append(disk, g.host.newTop(t))
-	req := vmmproto.Restore{Extents: s.Save.Extents, Disks: g.host.disks(t), VMGenID: [16]byte{2}, Resume: resume}
+	req := vmmproto.Restore{Extents: s.Save.Extents, Disks: g.host.disks(t), VMGenID: [16]byte{2}, Resume: resume,
+		Net: network}
 	_, err := g.Restore(ctx, req, vmmclient.RestoreFiles{State: open(t, s.state.Name()),
 		Layers: []*os.File{open(t, s.layer.Name())}, Disks: [][]*os.File{disk}})
 	if err == nil {

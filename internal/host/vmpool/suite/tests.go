@@ -8,10 +8,12 @@ import (
 	"sync"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/forkd/forkd/internal/format/disklayer"
 	"github.com/forkd/forkd/internal/host/invalid"
+	"github.com/forkd/forkd/internal/host/vmmclient"
 	"github.com/forkd/forkd/internal/host/vmpool"
-	"github.com/forkd/forkd/internal/proto/frame"
 	"github.com/forkd/forkd/internal/proto/vm"
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
@@ -150,17 +152,6 @@ func bootPauseResume(t *testing.T, h *Host) {
 		})
 	}
 	group.Wait()
-	ours, theirs, err := frame.Pair()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer ours.Close()
-	defer theirs.Close()
-	for _, peer := range []*os.File{ours, nil} {
-		if err := g.SetNet(t.Context(), peer); err != nil {
-			t.Errorf("a network: %v", err)
-		}
-	}
 	select {
 	case <-g.Done():
 		t.Errorf("it has ended: %+v", g.Exit())
@@ -168,6 +159,69 @@ func bootPauseResume(t *testing.T, h *Host) {
 		t.Error("it has found no room on the disk")
 	default:
 	}
+}
+
+// A VM uses its newest frame socket, and closes earlier ones. Without a network it closes all. It
+// keeps a frame socket that an earlier request of another caller has brought.
+func network(t *testing.T, h *Host) {
+	g := h.spawn(t)
+	if err := g.Boot(t.Context(), vmmproto.Boot{Net: true}, vmmclient.BootFiles{Kernel: open(t, h.Kernel)}); err == nil {
+		t.Error("a VM without a frame socket was booted with a network")
+	}
+	g = h.boot(t)
+	s := g.mustBranch(t, vmmproto.Branch{Mode: vm.BranchFull})
+	if err := h.spawn(t).restoreWith(t, t.Context(), s, true, true); err == nil {
+		t.Error("a VM without a frame socket was restored with a network")
+	}
+	var sockets []*os.File
+	dial := func() {
+		t.Helper()
+		f, err := g.DialFrames()
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { f.Close() })
+		sockets = append(sockets, f)
+	}
+	check := func(used int) { // used is the index of the only socket that the VM has; -1: none
+		t.Helper()
+		for i, f := range sockets {
+			poll := []unix.PollFd{{Fd: int32(f.Fd())}}
+			if _, err := unix.Poll(poll, 0); err != nil || (poll[0].Revents&unix.POLLHUP == 0) != (i == used) {
+				t.Errorf("frame socket %d of %d: events %#x, %v", i, len(sockets), poll[0].Revents, err)
+			}
+		}
+	}
+	set := func(network bool, used int) {
+		t.Helper()
+		if err := g.SetNet(t.Context(), network); err != nil {
+			t.Error(err)
+		}
+		check(used)
+	}
+	for range 3 {
+		dial()
+	}
+	set(true, 2)
+	set(true, 2)
+	dial()
+	set(false, -1)
+	dial()
+	dial()
+	if err := g.restoreWith(t, t.Context(), s, true, true); err != nil {
+		t.Fatal(err)
+	}
+	check(5)
+	dial()
+	set(true, 6)
+	if err := g.restoreWith(t, t.Context(), s, true, true); err != nil { // SetNet has brought the socket
+		t.Fatal(err)
+	}
+	check(6)
+	if err := g.restore(t, t.Context(), s, true); err != nil {
+		t.Fatal(err)
+	}
+	check(-1)
 }
 
 // everyRequest makes all requests of a VM and returns their errors.
@@ -183,7 +237,7 @@ func (g *guest) everyRequest(t *testing.T, ctx context.Context) map[string]error
 	return map[string]error{
 		"boot": g.load(t, ctx, g.host.Initrd), "restore": g.restore(t, ctx, s, true), "resume": g.Resume(ctx),
 		"pause": g.Pause(ctx), "branch": branched, "branch of the disk": disk, "rebase": rebased,
-		"merge": g.Merge(ctx, vmmproto.Merge{}, file), "net": g.SetNet(ctx, nil), "stats": stats, "written": written,
+		"merge": g.Merge(ctx, vmmproto.Merge{}, file), "net": g.SetNet(ctx, false), "stats": stats, "written": written,
 	}
 }
 
