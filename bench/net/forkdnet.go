@@ -112,6 +112,8 @@ func (e *end) DialFrames() (other *os.File, err error) {
 
 func (*end) SetNet(context.Context, bool) error { return errors.New("forkd-net died") }
 
+func (*end) Condemn(error) {}
+
 // memory is the memory of a forkd-net, in KiB of Pss.
 type memory struct {
 	sandboxes           int

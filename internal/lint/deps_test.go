@@ -20,7 +20,7 @@ type room struct {
 // leaves are small packages that do not depend on forkd. Every room except the room of the guest
 // may import them.
 var leaves = []string{"internal/atomicfile", "internal/cachedir", "internal/cleanup", "internal/embedded",
-	"internal/gate", "internal/hostroute", "internal/ignore",
+	"internal/gate", "internal/hostroute", "internal/ignore", "internal/linger",
 	"internal/private", "internal/rawcall", "internal/registry", "internal/rootcert", "internal/sigstore",
 	"internal/treetar"}
 

@@ -14,9 +14,10 @@ import (
 // calls returns all system calls of the process. The filter in zfilter_linux_amd64.go is generated
 // from this list.
 func calls() []jail.Call {
-	return slices.Concat(jail.RuntimeCalls(), stack.Calls(), jail.Calls(unix.SYS_ACCEPT4, unix.SYS_RECVFROM,
-		unix.SYS_RECVMSG, unix.SYS_SENDMSG,
-		unix.SYS_SHUTDOWN, unix.SYS_GETRLIMIT), // shutdown for package ctlsock, getrlimit for this package
+	return slices.Concat(jail.RuntimeCalls(), stack.Calls(), jail.Ioctls(unix.SIOCOUTQ),
+		jail.Calls(unix.SYS_ACCEPT4, unix.SYS_RECVFROM,
+			unix.SYS_RECVMSG, unix.SYS_SENDMSG,
+			unix.SYS_SHUTDOWN, unix.SYS_GETRLIMIT), // shutdown for package ctlsock, getrlimit for this package
 		[]jail.Call{
 			jail.With(unix.SYS_PRLIMIT64, jail.Is(0, 0)), // limits of this process
 			// Go's package net tries to read files such as /etc/localtime and somaxconn, but works

@@ -11,6 +11,9 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/forkd/forkd/internal/jail"
 	"github.com/forkd/forkd/internal/jail/posture"
@@ -85,6 +88,67 @@ func TestMemoryOfEndedStacksIsFreed(t *testing.T) {
 		_ = f.Close()
 	}
 	waitFor(t, fmt.Sprintf("less than half of %d KiB", full), func() bool { return anonymous(t, p) < full/2 })
+}
+
+// A VM that neither reads nor closes its former frame sockets is refused another one, because forkd-net pays
+// for their data. A VM that closes its former frame socket, or reads all data, is not.
+func TestVMThatHoldsItsSockets(t *testing.T) {
+	path, _ := startProcess(t)
+	d := connect(t, path)
+	// attach attaches a sandbox, for which forkd-net then has an answer that the guest does not read.
+	attach := func(id string) (*os.File, error) {
+		mine, theirs := guesttest.Pair(t)
+		defer theirs.Close()
+		_, err := d.request(netproto.KindAttach, &netproto.Attach{ID: id, Policy: netproto.Policy{Mode: netproto.ModeNone}},
+			int(theirs.Fd()))
+		if err != nil {
+			mine.Close()
+			return nil, err
+		}
+		if _, err := mine.Write(guesttest.Frame(guesttest.SYN(frame.Guest, web, 1024, 80))); err != nil {
+			t.Fatal(err)
+		}
+		waitFor(t, "the connection is refused", func() bool {
+			n, _, err := unix.Recvfrom(int(mine.Fd()), make([]byte, 1), unix.MSG_PEEK|unix.MSG_DONTWAIT)
+			return n > 0 && err == nil
+		})
+		return mine, nil
+	}
+	for range 3 * maxHeld {
+		f, err := attach("honest")
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.Close()
+	}
+	var held []*os.File
+	var err error
+	for err == nil && len(held) < 100 {
+		var f *os.File
+		if f, err = attach("hostile"); err == nil {
+			held = append(held, f)
+			waitFor(t, "its stack", func() bool { return d.stats("hostile").Active })
+		}
+		d.must(netproto.KindDetach, &netproto.ID{ID: "hostile"}) // the stack closes its socket some time later
+		time.Sleep(time.Millisecond)
+	}
+	if !netproto.IsCode(err, netproto.CodeHeld) || len(held) <= maxHeld {
+		t.Fatalf("after %d held sockets: %v", len(held), err)
+	}
+	if _, err := attach("other"); err != nil {
+		t.Errorf("another sandbox: %v", err)
+	}
+	for _, f := range held {
+		defer f.Close()
+		for p := make([]byte, frame.MaxMessage); ; {
+			if n, _ := unix.Read(int(f.Fd()), p); n <= 0 {
+				break
+			}
+		}
+	}
+	if _, err := attach("hostile"); err != nil {
+		t.Errorf("after the VM has read all: %v", err)
+	}
 }
 
 // When the daemon exits, forkd-net keeps the connections of its sandboxes. The next daemon can

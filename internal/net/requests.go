@@ -131,6 +131,11 @@ func (s *server) trust(r *codec.Reader, files *donated) error {
 	return nil
 }
 
+// maxHeld is the maximum number of closed frame sockets whose data a VM may hold. A working VM holds
+// none, because it closes its previous end before it uses another one. Each has up to
+// 2 * frame.BufferBytes of data, which the kernel counts as memory of this process.
+const maxHeld = 3
+
 func (s *server) attach(r *codec.Reader, files *donated) error {
 	var m netproto.Attach
 	if err := parse(r, &m); err != nil {
@@ -147,6 +152,11 @@ func (s *server) attach(r *codec.Reader, files *donated) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.detachLocked(s.sandboxes[m.ID])
+	if held := s.host.Held(m.ID); held > maxHeld {
+		_ = unix.Close(fd)
+		return &netproto.Error{Code: netproto.CodeHeld, Text: fmt.Sprintf("the VM holds %d earlier frame sockets, which it "+
+			"neither reads nor closes", held)}
+	}
 	b := &sandbox{Attach: m, fd: fd, counters: &stack.Counters{}}
 	if err := s.idle.add(fd); err != nil {
 		_ = unix.Close(fd)

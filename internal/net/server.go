@@ -198,6 +198,7 @@ func (s *server) sweep() {
 		for _, t := range s.stacks() {
 			t.Sweep(now)
 		}
+		s.host.SweepEnds()
 	}
 }
 

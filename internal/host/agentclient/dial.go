@@ -7,29 +7,59 @@ import (
 	"io"
 	"net"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
+
+	"github.com/forkd/forkd/internal/linger"
 )
 
 // maxHandshake is the maximum length of the VMM's answer to CONNECT, in bytes. The answer is "OK "
 // and a 32-bit number, or a short error.
 const maxHandshake = 128
 
+// maxHeld is the maximum number of closed connections whose data a VMM has not read. The kernel
+// counts this data as memory of the daemon: up to 208 KiB for each connection, unless the host's
+// administrator has changed net.core.wmem_default.
+const maxHeld = 64
+
 // DialUnix returns a dial function for the vsock unix socket of a VMM. It sends "CONNECT <port>\n"
-// and expects "OK <number>\n", as Firecracker's vsock device does.
+// and expects "OK <number>\n", as Firecracker's vsock device does. If the VMM has not read the data
+// of maxHeld closed connections, because its guest does not read or because the VMM is hostile, the
+// function returns an Error with CodeUnavailable.
 func DialUnix(path string) DialFunc {
+	var closed linger.Set
 	return func(ctx context.Context, port uint32) (net.Conn, error) {
+		if held := closed.Held(); held >= maxHeld {
+			return nil, &Error{Op: fmt.Sprintf("dial guest port %d", port), Code: CodeUnavailable,
+				Message: fmt.Sprintf("the guest has not read the data of %d ended connections", held)}
+		}
 		var d net.Dialer
 		conn, err := d.DialContext(ctx, "unix", path)
 		if err != nil {
 			return nil, fmt.Errorf("dial guest port %d: %w", port, err)
 		}
-		if err := handshake(ctx, conn, port); err != nil {
-			conn.Close()
+		s := &stream{UnixConn: conn.(*net.UnixConn), closed: &closed}
+		if err := handshake(ctx, s, port); err != nil {
+			s.Close()
 			return nil, fmt.Errorf("dial guest port %d: %w", port, err)
 		}
-		return conn, nil
+		return s, nil
 	}
+}
+
+// stream is a connection to a guest.
+type stream struct {
+	*net.UnixConn
+	closed *linger.Set
+	once   sync.Once
+}
+
+// Close closes the connection. The guest can still read the data that it was sent.
+func (c *stream) Close() error {
+	err := net.ErrClosed
+	c.once.Do(func() { err = c.closed.Close(c.UnixConn) })
+	return err
 }
 
 func handshake(ctx context.Context, conn net.Conn, port uint32) error {

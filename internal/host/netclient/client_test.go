@@ -47,6 +47,8 @@ type guest struct {
 	moves   int
 	answers answers
 	asked   int // number of calls of SetNet
+
+	condemned error
 }
 
 // DialFrames implements VM.
@@ -89,6 +91,13 @@ func (g *guest) SetNet(ctx context.Context, _ bool) error {
 	}
 	g.fd, g.given = fd, g.given+1
 	return nil
+}
+
+// Condemn implements VM.
+func (g *guest) Condemn(why error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.condemned = why
 }
 
 // moved is called when the VM has another network stack.

@@ -162,6 +162,21 @@ func TestForkdNetThatMisbehaves(t *testing.T) {
 	}
 }
 
+// A VM that holds memory of forkd-net is killed.
+func TestVMThatHoldsMemoryIsCondemned(t *testing.T) {
+	c := open(t, newConfig(t))
+	_, g := join(t, c, vmfake.NetHeld, netproto.Public())
+	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		g.mu.Lock()
+		why := g.condemned
+		g.mu.Unlock()
+		if netproto.IsCode(why, netproto.CodeHeld) {
+			return
+		}
+	}
+	t.Fatal("the VM was not condemned")
+}
+
 // The next daemon finds forkd-net. Sandboxes that it takes over keep their connections, and other
 // sandboxes are removed.
 func TestRestartOfTheDaemon(t *testing.T) {

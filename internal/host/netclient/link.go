@@ -14,6 +14,8 @@ type VM interface {
 	DialFrames() (*os.File, error)
 	// SetNet makes the VM use the newest frame socket of DialFrames. It may take some time.
 	SetNet(ctx context.Context, network bool) error
+	// Condemn kills the VM, which holds memory of forkd-net.
+	Condemn(why error)
 }
 
 // Link is the connection of one VM to forkd-net. It is made by Join or Adopt and lasts until Close.
@@ -94,7 +96,13 @@ func (l *Link) attachLocked() {
 	if len(m.Secrets) > 0 {
 		l.c.trustLocked(n)
 	}
-	n.post(netproto.KindAttach, &m, l.pending, l.c.complain(l.id))
+	complain := l.c.complain(l.id)
+	n.post(netproto.KindAttach, &m, l.pending, func(answer []byte, err error) {
+		complain(answer, err)
+		if refused, ok := errors.AsType[*netproto.Error](err); ok && refused.Code == netproto.CodeHeld {
+			go l.vm.Condemn(refused)
+		}
+	})
 	l.conn, l.pending, l.held = n, nil, false
 }
 

@@ -288,3 +288,5 @@ func (e *openEnd) DialFrames() (other *os.File, err error) {
 }
 
 func (*openEnd) SetNet(context.Context, bool) error { return nil }
+
+func (*openEnd) Condemn(error) {}

@@ -1,6 +1,7 @@
 package vmfake
 
 import (
+	"errors"
 	"os"
 	"sync"
 	"time"
@@ -67,10 +68,11 @@ func (f *fakeNet) valuesOf(secrets []netproto.Secret) (values string) {
 	return values
 }
 
-// Ids of sandboxes for which ServeNet misbehaves.
+// Ids of sandboxes for which ServeNet misbehaves, and of one whose VM misbehaves.
 const (
 	NetDies  = "dies"
 	NetHangs = "hangs"
+	NetHeld  = "held" // the request fails with netproto.CodeHeld
 )
 
 func (f *fakeNet) serve(conn *ctlsock.Conn) error {
@@ -104,11 +106,15 @@ func (f *fakeNet) serve(conn *ctlsock.Conn) error {
 			os.Exit(3)
 		case NetHangs:
 			select {}
+		case NetHeld:
+			ctlsock.CloseAll(fds)
+			err = &netproto.Error{Code: netproto.CodeHeld, Text: "it holds sockets"}
+		default:
+			f.detach(m.ID)
+			s := &fakeSandbox{fds[0], m.Policy, f.valuesOf(m.Secrets)}
+			f.sandboxes[m.ID] = s
+			go f.echo(m.ID, s)
 		}
-		f.detach(m.ID)
-		s := &fakeSandbox{fds[0], m.Policy, f.valuesOf(m.Secrets)}
-		f.sandboxes[m.ID] = s
-		go f.echo(m.ID, s)
 	case netproto.KindDetach:
 		var m netproto.ID
 		err = m.Parse(r)
@@ -138,7 +144,11 @@ func (f *fakeNet) serve(conn *ctlsock.Conn) error {
 		return conn.Send(netproto.KindOK, w.Bytes())
 	}
 	var failed codec.Writer
-	(&netproto.Error{Code: netproto.CodeInvalid, Text: err.Error()}).Append(&failed)
+	known, ok := errors.AsType[*netproto.Error](err)
+	if !ok {
+		known = &netproto.Error{Code: netproto.CodeInvalid, Text: err.Error()}
+	}
+	known.Append(&failed)
 	return conn.Send(netproto.KindError, failed.Bytes())
 }
 

@@ -351,6 +351,9 @@ func (v *VMM) Exit() vm.Exit {
 	return v.exit
 }
 
+// Condemn implements vmpool.VMM.
+func (v *VMM) Condemn(why error) { v.End(vm.Exit{Reason: vm.ExitInternal, Detail: why.Error()}) }
+
 // Kill implements vmpool.VMM.
 func (v *VMM) Kill() error {
 	if v.all.Killing != nil {

@@ -63,6 +63,9 @@ func (v *VMM) condemn(why error) error {
 	return fmt.Errorf("forkd-vmm %s: %w: %w", v.id, ErrHostile, why)
 }
 
+// Condemn kills a VMM that does harm to other processes. Exit then returns the reason.
+func (v *VMM) Condemn(why error) { _ = v.condemn(why) }
+
 // take handles one message. It returns an error if no working VMM would send the message.
 func (v *VMM) take(kind vmmproto.Kind, body []byte, fds []int) error {
 	if len(fds) > 0 {

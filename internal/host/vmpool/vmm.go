@@ -34,6 +34,7 @@ type VMM interface {
 	Usage() (cgroup.Usage, error)
 	Conns() <-chan vmmclient.Conn
 	Stalled() <-chan struct{}
+	Condemn(why error)
 	Done() <-chan struct{}
 	Exit() vm.Exit
 	Kill() error

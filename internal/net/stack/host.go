@@ -7,9 +7,11 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"sync"
 	"sync/atomic"
 
 	"github.com/forkd/forkd/internal/hostroute"
+	"github.com/forkd/forkd/internal/linger"
 	"github.com/forkd/forkd/internal/net/dns"
 	"github.com/forkd/forkd/internal/net/flowlog"
 	"github.com/forkd/forkd/internal/net/inject"
@@ -37,6 +39,49 @@ type Host struct {
 	queries atomic.Int64 // number of open sockets of DNS queries over UDP
 	asks    int64        // maximum of queries
 	receive int64        // largest receive buffer that Linux gives a TCP socket, in bytes; 0: unknown
+
+	endsMu sync.Mutex
+	ends   map[string]*linger.Set // closed frame sockets of each sandbox that its VM has not read
+}
+
+// closeEnd closes a frame socket of a sandbox.
+func (h *Host) closeEnd(id string, end *os.File) {
+	h.endsMu.Lock()
+	defer h.endsMu.Unlock()
+	if h.ends[id] == nil {
+		h.ends[id] = &linger.Set{}
+	}
+	_ = h.ends[id].Close(end)
+	h.heldLocked(id)
+}
+
+// Held returns the number of closed frame sockets of a sandbox whose data its VM still holds. The
+// kernel counts this data as memory of this process.
+func (h *Host) Held(id string) int {
+	h.endsMu.Lock()
+	defer h.endsMu.Unlock()
+	return h.heldLocked(id)
+}
+
+func (h *Host) heldLocked(id string) int {
+	ends := h.ends[id]
+	if ends == nil {
+		return 0
+	}
+	held := ends.Held()
+	if held == 0 {
+		delete(h.ends, id)
+	}
+	return held
+}
+
+// SweepEnds closes the frame sockets that are no longer held.
+func (h *Host) SweepEnds() {
+	h.endsMu.Lock()
+	defer h.endsMu.Unlock()
+	for id := range h.ends {
+		h.heldLocked(id)
+	}
 }
 
 // maxHostUDP bounds the UDP flows of all sandboxes. Each flow takes a port, which the rest of the
@@ -58,7 +103,7 @@ const (
 // NewHost returns a Host. The parameter sockets is the maximum number of sockets for flows of all
 // sandboxes.
 func NewHost(sockets int) *Host {
-	h := &Host{Resolver: &dns.Resolver{}, Log: flowlog.New(), most: int64(sockets)}
+	h := &Host{Resolver: &dns.Resolver{}, Log: flowlog.New(), most: int64(sockets), ends: map[string]*linger.Set{}}
 	h.asks = min(maxHostQueries, max(maxQueries, h.most/queryPart))
 	h.SetMemory(LeastMemory)
 	return h

@@ -36,6 +36,7 @@ const (
 type link struct {
 	file *os.File
 	raw  syscall.RawConn
+	end  func(*os.File) // closes the file
 
 	// validated is the value that Capabilities reports about the checksums of received packets. The
 	// goroutine that delivers a packet first sets this value. The stack calls Capabilities for each
@@ -52,21 +53,24 @@ type link struct {
 	writers sync.WaitGroup
 }
 
-// newLink returns a link on a frame socket, and takes ownership of the file.
-func newLink(file *os.File, dropped *atomic.Uint64) (*link, error) {
+// newLink returns a link on a frame socket, and takes ownership of the file, which close closes with the function end.
+func newLink(file *os.File, end func(*os.File), dropped *atomic.Uint64) (*link, error) {
 	raw, err := file.SyscallConn()
 	if err != nil {
 		return nil, err
 	}
-	return &link{file: file, raw: raw, dropped: dropped}, nil
+	return &link{file: file, raw: raw, end: end, dropped: dropped}, nil
 }
 
 // close closes the socket, so that reads and writes fail. It may be called more than once.
 func (l *link) close() {
 	l.mu.Lock()
+	again := l.closed
 	l.closed = true
 	l.mu.Unlock()
-	_ = l.file.Close() // nothing is buffered, so no data can be lost here
+	if !again {
+		l.end(l.file)
+	}
 	l.writers.Wait()
 }
 

@@ -151,6 +151,7 @@ const (
 	CodeVersion       // the daemon has another version of the protocol
 	CodeUnknown       // no sandbox with this id is attached
 	CodeInvalid       // the request is malformed
+	CodeHeld          // the VM neither reads nor closes earlier frame sockets of forkd-net
 )
 
 // Error is the body of KindError. It implements the interface error.
