@@ -77,7 +77,7 @@ type createRequest struct {
 		Enabled bool `json:"enabled"`
 	} `json:"autoResume"`
 	AllowInternet *bool           `json:"allow_internet_access"`
-	Network       *networkConfig  `json:"network"`
+	Network       *strictConfig   `json:"network"`
 	MCP           json.RawMessage `json:"mcp"`
 	IAM           json.RawMessage `json:"iam"`
 	VolumeMounts  json.RawMessage `json:"volumeMounts"`
@@ -135,9 +135,9 @@ func (a *Server) createAs(w http.ResponseWriter, r *http.Request, def time.Durat
 	}
 	if req.Network != nil || n.Offline != nil {
 		if req.Network == nil {
-			req.Network = &networkConfig{}
+			req.Network = &strictConfig{}
 		}
-		if fork.Network, err = a.settingFor(r, tag, req.Network, n.Offline); err != nil {
+		if fork.Network, err = a.settingFor(r, tag, &req.Network.networkConfig, n.Offline); err != nil {
 			return err
 		}
 		n.Private = req.Network.Public != nil && !*req.Network.Public

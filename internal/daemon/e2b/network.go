@@ -1,7 +1,9 @@
 package e2b
 
 import (
+	"bytes"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -25,6 +27,23 @@ type networkConfig struct {
 	// Addresses of DNS servers. They are checked and then ignored, because they permit no
 	// connection.
 	DNS []string `json:"dnsServers,omitempty"`
+}
+
+// strictConfig is a networkConfig in a request. Unlike other parts of requests, it may have no
+// unknown fields, because a newer field could restrict the network more than forkd would.
+type strictConfig struct{ networkConfig }
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (c *strictConfig) UnmarshalJSON(p []byte) error { return strictly(p, &c.networkConfig) }
+
+// strictly decodes one JSON value without unknown fields.
+func strictly(p []byte, v any) error {
+	d := json.NewDecoder(bytes.NewReader(p))
+	d.DisallowUnknownFields()
+	if err := d.Decode(v); err != nil {
+		return fmt.Errorf("network: %w", err)
+	}
+	return nil
 }
 
 // everything is E2B's list that matches all addresses.
@@ -110,13 +129,21 @@ func (a *Server) settingFor(r *http.Request, tag string, c *networkConfig, offli
 	return asked, nil
 }
 
+// networkRequest is the body of setNetwork. Like a strictConfig, it may have no unknown fields.
+type networkRequest struct{ networkFields }
+
+type networkFields struct {
+	networkConfig
+	AllowInternet *bool `json:"allow_internet_access"`
+}
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (r *networkRequest) UnmarshalJSON(p []byte) error { return strictly(p, &r.networkFields) }
+
 // setNetwork replaces the policy of a sandbox. It keeps the sandbox's present limits and secrets.
 // Access to the sandbox's ports is fixed at its creation.
 func (a *Server) setNetwork(w http.ResponseWriter, r *http.Request) error {
-	var req struct {
-		networkConfig
-		AllowInternet *bool `json:"allow_internet_access"`
-	}
+	var req networkRequest
 	if err := readJSON(w, r, &req); err != nil {
 		return err
 	}

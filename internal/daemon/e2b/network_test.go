@@ -57,3 +57,25 @@ func TestNetworkOptions(t *testing.T) {
 		}
 	}
 }
+
+// A field that forkd does not know could restrict a network further, so it is refused. Unknown fields elsewhere are
+// ignored, because newer SDKs send them.
+func TestUnknownFieldsOfNetworks(t *testing.T) {
+	for body, v := range map[string]any{
+		`{"templateID":"t","network":{"allowOut":["a.test"],"allowPorts":[443]}}`: &createRequest{},
+		`{"allowOut":["a.test"],"allowPorts":[443]}`:                              &networkRequest{},
+	} {
+		if err := json.Unmarshal([]byte(body), v); err == nil || !strings.Contains(err.Error(), "allowPorts") {
+			t.Errorf("%s: %v", body, err)
+		}
+	}
+	for body, v := range map[string]any{
+		`{"templateID":"t","newer":1,"network":{"allowOut":["a.test"]}}`: &createRequest{},
+		`{"templateID":"t","network":null}`:                              &createRequest{},
+		`{"allow_internet_access":false,"denyOut":["8.8.8.8"]}`:          &networkRequest{},
+	} {
+		if err := json.Unmarshal([]byte(body), v); err != nil {
+			t.Errorf("%s: %v", body, err)
+		}
+	}
+}

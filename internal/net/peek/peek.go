@@ -17,6 +17,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -100,11 +101,18 @@ func parse(head []byte) (*http.Request, error) {
 }
 
 // isHTTP reports whether the first line of p is a request line, or so similar that a server might
-// accept it. Servers skip empty lines before the request line (RFC 9112 §2.2).
+// accept it, or the beginning of such a line. Servers skip empty lines before the request line (RFC
+// 9112 §2.2).
 func isHTTP(p []byte) bool {
-	line, _, _ := bytes.Cut(bytes.TrimLeft(p, "\r\n"), []byte("\n"))
-	return bytes.Contains(bytes.ToUpper(line), []byte("HTTP/"))
+	line, _, ended := bytes.Cut(bytes.TrimLeft(p, "\r\n"), []byte("\n"))
+	if bytes.Contains(bytes.ToUpper(line), []byte("HTTP/")) {
+		return true
+	}
+	return !ended && beginning.Match(line)
 }
+
+// beginning matches the method of an incomplete request line (RFC 9112 §3), and one byte more.
+var beginning = regexp.MustCompile("^[!#$%&'*+.^_`|~0-9A-Za-z-]+ +[^ ]")
 
 // tee is a reader that stores what it reads, up to MaxBytes.
 type tee struct {

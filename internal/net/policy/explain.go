@@ -91,18 +91,12 @@ func address(f *Flow, withPort bool) string {
 	return netip.AddrPortFrom(addr, f.To.Port()).String()
 }
 
-// narrowest returns a rule that would permit a flow, but as few other flows as possible. It prefers
-// a rule for the latest name of the flow's address, if a rule by name can permit the flow.
+// narrowest returns a rule that would permit a flow, but as few other flows as possible. A rule by
+// name is suggested only if the connection names this server. The guest chooses the other names of
+// an address, and the owner of such a name can later move it to another address.
 func narrowest(f *Flow) string {
-	if len(f.Names) == 0 || f.Protocol == ICMP || isQUIC(f) {
-		return address(f, true)
+	if peekable(f) && slices.Contains(f.Names, f.Server) {
+		return f.Server
 	}
-	name := f.Names[len(f.Names)-1]
-	switch {
-	case peekable(f):
-		return name
-	case f.Protocol == UDP:
-		return fmt.Sprintf("udp/%s:%d", name, f.To.Port())
-	}
-	return fmt.Sprintf("%s:%d", name, f.To.Port())
+	return address(f, true)
 }

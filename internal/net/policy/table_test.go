@@ -302,3 +302,15 @@ func checkFix(t *testing.T, p netproto.Policy, f Flow, verdict Verdict, reason R
 		t.Fatalf("%+v, refused for %s: %q does not let it through: %s", f, reason, fix, r)
 	}
 }
+
+// The guest can make DNS give any name for an address. So a fix has a name only if the connection named this server.
+func TestFixDoesNotTrustNamesOfTheGuest(t *testing.T) {
+	f := Flow{To: netip.MustParseAddrPort("203.0.113.80:443"), Names: []string{"git.test", "evil.test"}, Peeked: true}
+	for server, want := range map[string]string{"": "203.0.113.80:443", "other.test": "203.0.113.80:443",
+		"git.test": "git.test"} {
+		f.Server = server
+		if _, fix := Explain(&netproto.Policy{Mode: netproto.ModeAllow}, &f, NoRule); fix != "allow it with --allow "+want {
+			t.Errorf("server %q: %q, want %s", server, fix, want)
+		}
+	}
+}
