@@ -11,6 +11,7 @@ import (
 
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/ledger"
+	"github.com/forkd/forkd/internal/proto/vm"
 )
 
 // soon is a lifetime that ends during the test, and far is a lifetime that does not.
@@ -124,6 +125,22 @@ func TestCloseWaitsForTimers(t *testing.T) {
 	close(end)
 	<-closed
 	w.Snapshots().Close()
+}
+
+// A VMM that does not answer does not keep the daemon from flushing its snapshots before it ends.
+func TestCloseDoesNotWaitForASilentVMM(t *testing.T) {
+	w := newWorld(t, 0)
+	id := w.source(t)
+	w.vmms.Copying = make(chan struct{})
+	if _, err := w.Branch(t.Context(), id, BranchRequest{Tag: "b", Mode: vm.BranchLive, NoWait: true}); err != nil {
+		t.Fatal(err)
+	}
+	w.closeWithin(time.Millisecond)
+	if err := w.Snapshots().Close(); err != nil {
+		t.Error(err)
+	}
+	close(w.vmms.Copying) // the branch cannot be published any more
+	w.background.Wait()
 }
 
 // The client that resumes a suspended sandbox sets its new expiry. A client that finds the sandbox

@@ -4,9 +4,11 @@ import (
 	"cmp"
 	"os"
 	"slices"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/host/event"
 	"github.com/forkd/forkd/internal/host/vmpool"
 )
@@ -142,14 +144,23 @@ func (m *Manager) end(s *Sandbox) {
 	m.free(s)
 }
 
-// Close stops the manager. It waits for suspensions and deletions that timers have started. If kill
-// is set, it kills all sandboxes; otherwise they continue, and the next daemon takes them over.
+// closeTimeout is how long Close waits for work in progress. systemd kills a daemon that has not
+// ended a minute after the signal (TimeoutStopSec of its unit), and the store needs the rest of this
+// time to flush its snapshots.
+const closeTimeout = 20 * time.Second
+
+// Close stops the manager. It waits for suspensions and deletions that timers have started, and for
+// other work in progress, but not for longer than closeTimeout, because a VMM may never answer. If
+// kill is set, it kills all sandboxes; otherwise they continue, and the next daemon takes them over.
 func (m *Manager) Close(kill bool) {
 	if kill {
 		m.KillAll()
 	}
-	m.timed.Close()
-	m.background.Wait()
-	m.watchers.Wait()
-	m.pool.Close()
+	m.closeWithin(closeTimeout)
+}
+
+func (m *Manager) closeWithin(limit time.Duration) {
+	if !gate.Within(limit, m.timed.Close, m.background.Wait, m.watchers.Wait, m.pool.Close) {
+		m.cfg.Log.Warn("work in progress is given up, because it has not ended in time", "time", limit)
+	}
 }
