@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"strings"
 	"time"
 
 	"github.com/forkd/forkd/internal/daemon/auth"
@@ -89,7 +88,7 @@ func (t *timedWriter) end() {
 		return
 	}
 	_ = t.SetWriteDeadline(time.Now().Add(t.limit))
-	if t.place == nil || !t.wrote && isGRPC(t.Header()) {
+	if t.place == nil {
 		return
 	}
 	if t.place.enter(); t.place.full {
@@ -97,11 +96,6 @@ func (t *timedWriter) end() {
 	}
 	_ = t.FlushError() // fails only if the client has left
 }
-
-// isGRPC reports whether an answer is one of gRPC. Such an answer without a body must not be flushed
-// before its end, because its header and its trailer are then one frame (gRPC over HTTP/2,
-// Trailers-Only).
-func isGRPC(h http.Header) bool { return strings.HasPrefix(h.Get("Content-Type"), "application/grpc") }
 
 // errorLog returns the log for messages of net/http. It logs only panics of handlers. All other
 // messages are about data from clients, such as a broken TLS handshake. Any client could fill the

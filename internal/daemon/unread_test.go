@@ -97,6 +97,23 @@ func TestUnreadAnswersAreBounded(t *testing.T) {
 	}
 }
 
+// An answer without a body takes a place too. A guest chooses the type of its answers.
+func TestUnreadAnswersOfGRPCAreCounted(t *testing.T) {
+	addr := startServer(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/grpc" {
+			w.Header().Set("Content-Type", "application/grpc")
+		} else {
+			io.WriteString(w, "data")
+		}
+	}), time.Hour)
+	if answered, _ := dialWindowless(t, addr, "/").ask(maxUnreadPeer); answered != maxUnreadPeer {
+		t.Fatalf("%d answers", answered)
+	}
+	if answered, reset := dialWindowless(t, addr, "/grpc").ask(5); answered != 0 || reset != 5 {
+		t.Errorf("without a place: %d answers, %d resets", answered, reset)
+	}
+}
+
 // The answers that net/http sends by itself have a time limit too.
 func TestOwnAnswersOfTheServerHaveATime(t *testing.T) {
 	addr := startServer(t, http.NotFoundHandler(), 100*time.Millisecond)

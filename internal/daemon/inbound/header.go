@@ -96,6 +96,22 @@ func contain(resp *http.Response, in *http.Request, route *Route) {
 	containLocation(h, in, route)
 }
 
+// splitTrailers makes trailers of the headers of a gRPC answer without a body (gRPC over HTTP/2,
+// Trailers-Only). In such an answer, header and trailer are one frame. The daemon flushes the header
+// of every answer, and clients would then look for the status in a second frame.
+func splitTrailers(h http.Header) {
+	for name, values := range h {
+		if !slices.Contains(staysHeader, name) {
+			delete(h, name)
+			h[http.TrailerPrefix+name] = values
+		}
+	}
+	h.Del("Content-Length")
+}
+
+// staysHeader are the headers that splitTrailers keeps.
+var staysHeader = []string{"Content-Type", "Date", "Content-Security-Policy", "Referrer-Policy"}
+
 // containLocation removes a redirect that leads away from the guest's port. A program that follows
 // the redirect would send the header Forkd-Token to the new address, because the program does not
 // know that the header is secret. If the daemon requires no token, the program could also send the

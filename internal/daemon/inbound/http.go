@@ -95,6 +95,9 @@ func (p *Proxy) HTTP(w http.ResponseWriter, r *http.Request, route Route, dial D
 				return errFields
 			}
 			contain(resp, r, &route)
+			if isGRPC(r) && resp.Header.Get("Grpc-Status") != "" {
+				splitTrailers(resp.Header)
+			}
 			return nil
 		},
 		ErrorHandler:  func(_ http.ResponseWriter, _ *http.Request, e error) { err = explain(route.Port, e) },

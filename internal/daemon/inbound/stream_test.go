@@ -77,6 +77,41 @@ func TestHTTPStreamsBothWays(t *testing.T) {
 	}
 }
 
+// A gRPC server that fails sends status and metadata in the header of an answer without a body. They arrive as
+// trailers, where a client of gRPC finds them.
+func TestGRPCAnswerWithoutABody(t *testing.T) {
+	guest := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		h := w.Header()
+		h.Set("Content-Type", "application/grpc")
+		h.Set("Grpc-Status", "5")
+		h.Set("Grpc-Message", "no such thing")
+		h.Set("Hint", "try another")
+	})
+	r := start(t, guest, Config{}, Route{})
+	client := &http.Transport{Protocols: new(http.Protocols)}
+	client.Protocols.SetUnencryptedHTTP2(true)
+	defer client.CloseIdleConnections()
+	req, err := http.NewRequestWithContext(t.Context(), "POST", r.URL, strings.NewReader("x"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Content-Type", "application/grpc")
+	req.Header.Set("Te", "trailers")
+	resp, err := client.RoundTrip(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if p, err := io.ReadAll(resp.Body); err != nil || len(p) > 0 || resp.Header.Get("Content-Type") != "application/grpc" {
+		t.Errorf("%q, %v, header %v", p, err, resp.Header)
+	}
+	for name, want := range map[string]string{"Grpc-Status": "5", "Grpc-Message": "no such thing", "Hint": "try another"} {
+		if got := resp.Trailer.Get(name); got != want || resp.Header.Get(name) != "" {
+			t.Errorf("%s is %q, want %q as a trailer; header %v, trailer %v", name, got, want, resp.Header, resp.Trailer)
+		}
+	}
+}
+
 // summing reads to the end of the data and answers with the digest.
 func summing(conn io.ReadWriter) {
 	sum := sha256.New()
