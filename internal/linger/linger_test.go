@@ -6,7 +6,9 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -97,5 +99,52 @@ func TestUnaccepted(t *testing.T) {
 	}
 	if l.Close(); s.Held() != 0 {
 		t.Error("the socket is held after its listener was closed")
+	}
+}
+
+// The set closes a socket when the peer ends, without being called. It counts the sockets of all sets.
+func TestEndedPeersLeaveNoDescriptors(t *testing.T) {
+	var total atomic.Int64
+	s, other := &Set{Total: &total}, &Set{Total: &total}
+	var peers []int
+	for _, set := range []*Set{s, other} {
+		c, peer := pair(t, unix.SOCK_STREAM)
+		if _, err := c.(io.Writer).Write([]byte("data")); err != nil {
+			t.Fatal(err)
+		}
+		if err := set.Close(c); err != nil {
+			t.Fatal(err)
+		}
+		peers = append(peers, peer)
+	}
+	if n := total.Load(); n != 2 {
+		t.Errorf("%d sockets are counted, not 2", n)
+	}
+	for _, peer := range peers {
+		unix.Close(peer)
+	}
+	for end := time.Now().Add(time.Minute); total.Load() > 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("the sockets are still kept")
+		}
+	}
+}
+
+// Data that the peer has sent to a kept socket is dropped, because the kernel charges it to the peer.
+func TestKeptSocketsHoldNothingOfThePeer(t *testing.T) {
+	var s Set
+	c, peer := pair(t, unix.SOCK_STREAM)
+	defer unix.Close(peer)
+	if _, err := c.(io.Writer).Write([]byte("data")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := unix.Write(peer, make([]byte, 50_000)); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(c); err != nil || s.Held() != 1 {
+		t.Fatalf("%v, %d held", err, s.Held())
+	}
+	if n, err := unix.IoctlGetInt(peer, unix.SIOCOUTQ); n != 0 || err != nil {
+		t.Errorf("%d bytes of the peer are kept, %v", n, err)
 	}
 }

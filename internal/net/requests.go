@@ -134,7 +134,7 @@ func (s *server) trust(r *codec.Reader, files *donated) error {
 // maxHeld is the maximum number of closed frame sockets whose data a VM may hold. A working VM holds
 // none, because it closes its previous end before it uses another one. Each has up to
 // 2 * frame.BufferBytes of data, which the kernel counts as memory of this process.
-const maxHeld = 3
+const maxHeld = 1
 
 func (s *server) attach(r *codec.Reader, files *donated) error {
 	var m netproto.Attach

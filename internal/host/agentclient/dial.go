@@ -8,29 +8,54 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
 	"github.com/forkd/forkd/internal/linger"
+	"github.com/forkd/forkd/internal/proto/agentproto"
 )
 
 // maxHandshake is the maximum length of the VMM's answer to CONNECT, in bytes. The answer is "OK "
 // and a 32-bit number, or a short error.
 const maxHandshake = 128
 
-// maxHeld is the maximum number of closed connections whose data a VMM has not read. The kernel
-// counts this data as memory of the daemon: up to 208 KiB for each connection, unless the host's
-// administrator has changed net.core.wmem_default.
-const maxHeld = 64
+// Limits on closed connections whose data a VMM has not read. The kernel counts this data as memory
+// of the daemon: up to 208 KiB for each connection, unless the host's administrator has changed
+// net.core.wmem_default.
+const (
+	// maxHeld is the limit for connections to ports of one guest, and the separate limit for
+	// connections to its agent. So a server that does not read, to which strangers may connect,
+	// does not keep the owner from commands and files.
+	maxHeld = 64
+	// If VMMs hold manyHeld connections of all guests together, the limit is fewHeld.
+	manyHeld = 1024
+	fewHeld  = 4
+)
+
+// held is the number of closed connections that VMMs hold, of all guests together.
+var held atomic.Int64
+
+// limit returns the present limit for one guest.
+func limit() int {
+	if held.Load() >= manyHeld {
+		return fewHeld
+	}
+	return maxHeld
+}
 
 // DialUnix returns a dial function for the vsock unix socket of a VMM. It sends "CONNECT <port>\n"
 // and expects "OK <number>\n", as Firecracker's vsock device does. If the VMM has not read the data
 // of maxHeld closed connections, because its guest does not read or because the VMM is hostile, the
 // function returns an Error with CodeUnavailable.
 func DialUnix(path string) DialFunc {
-	var closed linger.Set
+	ports, agent := &linger.Set{Total: &held}, &linger.Set{Total: &held}
 	return func(ctx context.Context, port uint32) (net.Conn, error) {
-		if held := closed.Held(); held >= maxHeld {
+		closed := agent
+		if port == agentproto.DialPort {
+			closed = ports
+		}
+		if held := closed.Held(); held >= limit() {
 			return nil, &Error{Op: fmt.Sprintf("dial guest port %d", port), Code: CodeUnavailable,
 				Message: fmt.Sprintf("the guest has not read the data of %d ended connections", held)}
 		}
@@ -39,7 +64,7 @@ func DialUnix(path string) DialFunc {
 		if err != nil {
 			return nil, fmt.Errorf("dial guest port %d: %w", port, err)
 		}
-		s := &stream{UnixConn: conn.(*net.UnixConn), closed: &closed}
+		s := &stream{UnixConn: conn.(*net.UnixConn), closed: closed}
 		if err := handshake(ctx, s, port); err != nil {
 			s.Close()
 			return nil, fmt.Errorf("dial guest port %d: %w", port, err)

@@ -41,13 +41,20 @@ func serveConnects(t *testing.T) (path string, conns <-chan net.Conn) {
 }
 
 // A VMM that does not read the data of connections that the daemon has closed can hold only some of the daemon's
-// memory.
+// memory. Ports of the guest, where strangers may connect, are counted apart from its agent.
 func TestVMMThatDoesNotRead(t *testing.T) {
+	for _, ports := range [][2]uint32{{agentproto.EnvdPort, agentproto.DialPort},
+		{agentproto.DialPort, agentproto.EnvdPort}} {
+		t.Run(fmt.Sprint(ports[0]), func(t *testing.T) { testUnread(t, ports[0], ports[1]) })
+	}
+}
+
+func testUnread(t *testing.T, port, other uint32) {
 	path, conns := serveConnects(t)
 	dial := DialUnix(path)
 	var held []net.Conn
 	for range maxHeld {
-		c, err := dial(t.Context(), agentproto.EnvdPort)
+		c, err := dial(t.Context(), port)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -60,18 +67,35 @@ func TestVMMThatDoesNotRead(t *testing.T) {
 		}
 		held = append(held, <-conns)
 	}
-	_, err := dial(t.Context(), agentproto.EnvdPort)
+	if c, err := dial(t.Context(), other); err != nil {
+		t.Errorf("a connection to port %d: %v", other, err)
+	} else {
+		c.Close()
+	}
+	_, err := dial(t.Context(), port)
 	if e, ok := errors.AsType[*Error](err); !ok || e.Code != CodeUnavailable {
 		t.Fatalf("a connection beyond the limit: %v", err)
 	}
 	if line, err := bufio.NewReader(held[0]).ReadString('\n'); line != "data\n" || err != nil {
 		t.Errorf("the guest reads %q, %v", line, err)
 	}
-	c, err := dial(t.Context(), agentproto.EnvdPort)
+	c, err := dial(t.Context(), port)
 	if err != nil {
 		t.Fatalf("after the guest has read the data of one connection: %v", err)
 	}
 	c.Close()
+}
+
+// When many connections of all guests are held, each guest may hold fewer.
+func TestManyHeldConnections(t *testing.T) {
+	if limit() != maxHeld {
+		t.Errorf("the limit is %d", limit())
+	}
+	held.Add(manyHeld)
+	defer held.Add(-manyHeld)
+	if limit() != fewHeld {
+		t.Errorf("the limit is %d when %d connections are held", limit(), held.Load())
+	}
 }
 
 // Connections that the guest has read, or that carried no data, are not counted.

@@ -34,7 +34,7 @@ type limits struct {
 var defaultLimits = limits{short: time.Minute, long: 10 * time.Minute, hangUp: 5 * time.Second, end: time.Minute}
 
 func (l *limits) of(kind vmmproto.Kind) time.Duration {
-	if kind == vmmproto.KindBranch {
+	if kind == vmmproto.KindBranch || kind == vmmproto.KindNet { // SetNet may wait for a branch
 		return l.long
 	}
 	return l.short

@@ -22,6 +22,9 @@ const (
 	// gVisor's record of each packet, which is larger than a small packet. Packets above the limit
 	// are dropped, as a switch would do, and TCP then sends more slowly.
 	queueBytes = 1 << 20
+	// fewBytes is the part of queueBytes that a sandbox has even if the room for the queues of all
+	// sandboxes is full.
+	fewBytes = 64 << 10
 
 	linkHeaderBytes = frame.HeaderBytes + header.EthernetMinimumSize
 
@@ -34,9 +37,10 @@ const (
 // the socket has no room are queued. A goroutine, which exists only while packets are queued,
 // writes them.
 type link struct {
+	host *Host  // its room counts the bytes in queue above fewBytes
+	id   string // of the sandbox
 	file *os.File
 	raw  syscall.RawConn
-	end  func(*os.File) // closes the file
 
 	// validated is the value that Capabilities reports about the checksums of received packets. The
 	// goroutine that delivers a packet first sets this value. The stack calls Capabilities for each
@@ -53,13 +57,13 @@ type link struct {
 	writers sync.WaitGroup
 }
 
-// newLink returns a link on a frame socket, and takes ownership of the file, which close closes with the function end.
-func newLink(file *os.File, end func(*os.File), dropped *atomic.Uint64) (*link, error) {
+// newLink returns a link on a frame socket, and takes ownership of the file.
+func newLink(host *Host, id string, file *os.File, dropped *atomic.Uint64) (*link, error) {
 	raw, err := file.SyscallConn()
 	if err != nil {
 		return nil, err
 	}
-	return &link{file: file, raw: raw, end: end, dropped: dropped}, nil
+	return &link{host: host, id: id, file: file, raw: raw, dropped: dropped}, nil
 }
 
 // close closes the socket, so that reads and writes fail. It may be called more than once.
@@ -69,7 +73,7 @@ func (l *link) close() {
 	l.closed = true
 	l.mu.Unlock()
 	if !again {
-		l.end(l.file)
+		l.host.closeEnd(l.id, l.file)
 	}
 	l.writers.Wait()
 }
@@ -99,12 +103,11 @@ func (l *link) writeLocked(pkt *gvisor.PacketBuffer) {
 			return
 		}
 	}
-	if l.queued+pkt.MemSize() > queueBytes {
+	if !l.takeLocked(pkt.MemSize()) {
 		l.dropped.Add(1)
 		return
 	}
 	l.queue = append(l.queue, pkt.IncRef())
-	l.queued += pkt.MemSize()
 	if !l.writing {
 		l.writing = true
 		l.writers.Go(l.write)
@@ -133,17 +136,36 @@ func (l *link) next() *gvisor.PacketBuffer {
 			pkt.DecRef()
 		}
 		l.queue = nil
+		l.giveLocked(l.queued)
 	}
 	if len(l.queue) == 0 {
-		l.queue, l.queued, l.writing = nil, 0, false
+		l.queue, l.writing = nil, false
 		return nil
 	}
 	pkt := l.queue[0]
 	l.queue[0] = nil
 	l.queue = l.queue[1:]
-	l.queued -= pkt.MemSize()
+	l.giveLocked(pkt.MemSize())
 	return pkt
 }
+
+// takeLocked counts n more bytes in the queue. It reports whether there is room for them.
+func (l *link) takeLocked(n int) bool {
+	more := above(l.queued+n) - above(l.queued)
+	if l.queued+n > queueBytes || more > 0 && !l.host.queues.take(more) {
+		return false
+	}
+	l.queued += n
+	return true
+}
+
+func (l *link) giveLocked(n int) {
+	l.host.queues.give(above(l.queued) - above(l.queued-n))
+	l.queued -= n
+}
+
+// above returns how many of the bytes in a queue are above fewBytes.
+func above(queued int) int64 { return int64(max(0, queued-fewBytes)) }
 
 // send writes one message.
 func send(fd int, pkt *gvisor.PacketBuffer) error {

@@ -80,7 +80,7 @@ type Stack struct {
 // ownership of the file, which Close closes.
 func New(host *Host, file *os.File, as *netproto.Attach, c *Counters) (*Stack, error) {
 	id := as.ID
-	link, err := newLink(file, func(f *os.File) { host.closeEnd(id, f) }, &c.Dropped)
+	link, err := newLink(host, id, file, &c.Dropped)
 	if err != nil {
 		_ = file.Close()
 		return nil, fmt.Errorf("frame socket of %s: %w", id, err)
