@@ -35,6 +35,31 @@ const (
 // errGivenUp is the error of deliver if the server did not accept a message in time.
 var errGivenUp = errors.New("given up")
 
+// errRefused is the error of deliver if the server has refused a message, and is not merely unable
+// to accept it at present.
+var errRefused = errors.New("refused")
+
+// statusError is an answer with a status other than 2xx.
+type statusError int
+
+func (e statusError) Error() string { return fmt.Sprintf("the server answered %d", int(e)) }
+
+// refuses reports whether a status is about the message. The other statuses are about the
+// credentials, the URL or the state of the server.
+func (e statusError) refuses() bool {
+	switch int(e) {
+	case http.StatusUnauthorized, http.StatusNotFound, http.StatusRequestTimeout, http.StatusTooEarly,
+		http.StatusTooManyRequests, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
+		return false
+	}
+	return e >= http.StatusBadRequest
+}
+
+// refusals is how often the server must refuse an event before deliver returns errRefused. Within
+// pace.giveUp after such an event, one refusal is enough, because a client that can cause one such
+// event can cause many.
+const refusals = 5
+
 // errGone is the error of deliver if the server has answered that it wants no more messages.
 var errGone = errors.New("the server answered 410 Gone")
 
@@ -75,13 +100,17 @@ func onlyLoopback(_, address string, _ syscall.RawConn) error {
 }
 
 // deliver sends a message until the server accepts it. If giveUp is not 0, deliver returns errGivenUp
-// after this time.
+// after this time, or errRefused before.
 func (h *hook) deliver(ctx context.Context, m message, giveUp time.Duration) error {
 	body, err := json.Marshal(m.body)
 	if err != nil {
 		return err
 	}
 	begun, delay := time.Now(), h.pace.first
+	left := refusals
+	if !h.refused.IsZero() && time.Since(h.refused) < giveUp {
+		left = 1
+	}
 	for {
 		wanted, err := h.send(ctx, m.id, body)
 		if err != nil && ctx.Err() != nil {
@@ -92,6 +121,12 @@ func (h *hook) deliver(ctx context.Context, m message, giveUp time.Duration) err
 		switch {
 		case err == nil, errors.Is(err, errGone):
 			return err
+		case isRefusal(err):
+			left--
+		}
+		switch {
+		case giveUp > 0 && left == 0:
+			return errRefused
 		case giveUp > 0 && time.Since(begun) >= giveUp:
 			return errGivenUp
 		}
@@ -104,6 +139,11 @@ func (h *hook) deliver(ctx context.Context, m message, giveUp time.Duration) err
 			return ctx.Err()
 		}
 	}
+}
+
+func isRefusal(err error) bool {
+	status, ok := errors.AsType[statusError](err)
+	return ok && status.refuses()
 }
 
 // report logs when requests begin to fail, and when they succeed again.
@@ -153,6 +193,6 @@ func (h *hook) send(ctx context.Context, id string, body []byte) (wait time.Dura
 		if err == nil {
 			wait = time.Duration(seconds) * time.Second
 		}
-		return wait, fmt.Errorf("the server answered %d", code)
+		return wait, statusError(code)
 	}
 }

@@ -54,8 +54,9 @@ type hook struct {
 	counts  Counter
 	log     *slog.Logger
 
-	failing bool // the last request failed
-	losses  int  // number of messages of the type missed
+	failing bool      // the last request failed
+	losses  int       // number of messages of the type missed
+	refused time.Time // when the server last refused an event; zero: never
 }
 
 // Open reads a configuration file; see parse. If path is empty, there are no webhooks.
@@ -121,17 +122,41 @@ func (h *hook) run(ctx context.Context, events Events) error {
 			err = h.deliver(ctx, h.missed(events.Place(), reason), 0)
 			reason = lostOverflow
 		case h.wants(&e):
-			id := events.ID(&e)
-			if err = h.deliver(ctx, messageOf(id, &e), h.pace.giveUp); errors.Is(err, errGivenUp) {
-				h.log.Error("an event was not delivered, and is given up", "event", id)
-				h.counts.WebhookLost(lostGivenUp)
-				err = h.deliver(ctx, h.missed(events.Place(), lostGivenUp), 0)
-			}
+			err = h.deliverEvent(ctx, messageOf(events.ID(&e), &e), events.Place())
 		}
 		if err != nil {
 			return err
 		}
 	}
+}
+
+// deliverEvent sends an event, or in its place the message that it is missing. The parameter place is
+// the place of the event.
+func (h *hook) deliverEvent(ctx context.Context, m message, place string) error {
+	err := h.deliver(ctx, m, h.pace.giveUp)
+	if errors.Is(err, errRefused) {
+		// A server that has a defect at present refuses every message. So the event is sent again after
+		// the server has accepted another message.
+		h.refused = time.Now()
+		if err := h.deliver(ctx, h.missed(place, lostGivenUp), 0); err != nil {
+			return err
+		}
+		if err = h.deliver(ctx, m, h.pace.giveUp); !errors.Is(err, errRefused) && !errors.Is(err, errGivenUp) {
+			return err
+		}
+		h.giveUp(m)
+		return nil
+	}
+	if errors.Is(err, errGivenUp) {
+		h.giveUp(m)
+		err = h.deliver(ctx, h.missed(place, lostGivenUp), 0)
+	}
+	return err
+}
+
+func (h *hook) giveUp(m message) {
+	h.log.Error("an event was not delivered, and is given up", "event", m.id)
+	h.counts.WebhookLost(lostGivenUp)
 }
 
 // wants reports whether the webhook sends an event.

@@ -1,0 +1,71 @@
+package webhook
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"testing"
+
+	"github.com/forkd/forkd/internal/host/event"
+)
+
+// Events whose texts the server refuses hold up the next events only for a few requests. The texts come from clients.
+func TestRefusedEvents(t *testing.T) {
+	s := receive(t, httptest.NewServer)
+	asked := map[string]int{}
+	s.answer = func(w http.ResponseWriter, _ *http.Request, got request) bool {
+		asked[got.body.SandboxID]++
+		poison := got.body.SandboxID == "poison" || got.body.SandboxID == "another"
+		if poison {
+			w.WriteHeader(http.StatusForbidden)
+		}
+		return poison
+	}
+	set := open(t, settings{URL: s.URL})
+	ring := event.NewRing(event.DefaultSize)
+	emit(ring, "a", "poison", "b", "another", "c")
+	c, stop := run(t, set, ring)
+	s.want(t, "missed start", "sandbox.created a", "missed given_up", "sandbox.created b", "missed given_up",
+		"sandbox.created c")
+	stop()
+	if asked["poison"] != refusals+1 || asked["another"] != 2 {
+		t.Errorf("%d requests for the first refused event, %d for the second; want %d and 2", asked["poison"],
+			asked["another"], refusals+1)
+	}
+	if !slices.Equal(c.lost, []string{lostGivenUp, lostGivenUp}) {
+		t.Errorf("lost: %v", c.lost)
+	}
+}
+
+// A server that refuses everything for a time loses no event.
+func TestServerThatRefusesEverything(t *testing.T) {
+	s := receive(t, httptest.NewServer)
+	left := 3 * refusals
+	s.answer = func(w http.ResponseWriter, _ *http.Request, got request) bool {
+		if got.body.Reason == lostStart || left == 0 {
+			return false
+		}
+		left--
+		w.WriteHeader(http.StatusInternalServerError)
+		return true
+	}
+	set := open(t, settings{URL: s.URL})
+	ring := event.NewRing(event.DefaultSize)
+	emit(ring, "a", "b")
+	c, stop := run(t, set, ring)
+	s.want(t, "missed start", "missed given_up", "sandbox.created a", "sandbox.created b")
+	stop()
+	if len(c.lost) != 0 {
+		t.Errorf("lost: %v", c.lost)
+	}
+}
+
+// Statuses that say something about the credentials, the URL or the state of the server do not refuse an event.
+func TestRefusals(t *testing.T) {
+	for code, want := range map[int]bool{302: false, 400: true, 401: false, 403: true, 404: false, 413: true, 422: true,
+		429: false, 500: true, 502: false, 503: false} {
+		if isRefusal(statusError(code)) != want {
+			t.Errorf("%d refuses an event: %v", code, !want)
+		}
+	}
+}
