@@ -68,12 +68,13 @@ func newSuspendCmd() *cobra.Command {
 				if err != nil {
 					return err
 				}
+				owners := make(map[string]string)
 				for _, s := range list {
 					if s.State != "suspended" && s.State != "exited" && s.State != "stopping" {
-						ids = append(ids, s.ID)
+						ids, owners[s.ID] = append(ids, s.ID), s.Owner
 					}
 				}
-				return eachOf(cmd, &c, -1, ids, func(id string) (client.Sandbox, error) { return a.suspend(ctx, id) },
+				return eachOf(cmd, &c, -1, ids, func(id string) (client.Sandbox, error) { return a.suspend(ctx, owners[id], id) },
 					text, func(all []client.Sandbox) any { return all })
 			})
 		},

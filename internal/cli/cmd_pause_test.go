@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -17,6 +18,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/forkd/forkd/client"
+	"github.com/forkd/forkd/internal/gate"
 )
 
 // If the suspension of one sandbox fails or never ends, the other sandboxes are still suspended.
@@ -110,7 +112,7 @@ func TestSuspensionsThatWaitAreRepeated(t *testing.T) {
 	var all errgroup.Group
 	for i := range 8 {
 		all.Go(func() error {
-			_, err := a.suspend(t.Context(), fmt.Sprint("sb-", i))
+			_, err := a.suspend(t.Context(), "", fmt.Sprint("sb-", i))
 			return err
 		})
 	}
@@ -130,9 +132,9 @@ func TestStuckSandboxesAreGivenUp(t *testing.T) {
 	}, "running")
 	a.turn = 50 * time.Millisecond
 	var stuck, good errgroup.Group
-	for i := range cap(a.turns) {
+	for i := range suspendTurns {
 		stuck.Go(func() error {
-			_, err := a.suspend(t.Context(), fmt.Sprint("sb-stuck", i))
+			_, err := a.suspend(t.Context(), "", fmt.Sprint("sb-stuck", i))
 			if err == nil || !strings.Contains(err.Error(), "sb-stuck") ||
 				!strings.Contains(err.Error(), "not done within 50ms") {
 				return fmt.Errorf("a stuck sandbox: got %w", err)
@@ -142,13 +144,38 @@ func TestStuckSandboxesAreGivenUp(t *testing.T) {
 	}
 	for i := range 8 {
 		good.Go(func() error {
-			_, err := a.suspend(t.Context(), fmt.Sprint("sb-good", i))
+			_, err := a.suspend(t.Context(), "", fmt.Sprint("sb-good", i))
 			return err
 		})
 	}
 	if err := errors.Join(good.Wait(), stuck.Wait()); err != nil {
 		t.Error(err)
 	}
+}
+
+// An owner whose sandboxes all take long, for example because of their hooks, leaves turns for the sandboxes of others.
+func TestOwnersShareTheTurns(t *testing.T) {
+	a := suspender(t, func(id string, _ int, r *http.Request) int {
+		if strings.Contains(id, "slow") {
+			return hang(r)
+		}
+		return http.StatusOK
+	}, "running")
+	ctx, cancel := context.WithCancel(t.Context())
+	var slow sync.WaitGroup
+	for i := range 3 * suspendTurns {
+		slow.Go(func() { _, _ = a.suspend(ctx, "greedy", fmt.Sprint("sb-slow", i)) })
+	}
+	for taken := 0; taken < gate.Fair(suspendTurns); time.Sleep(time.Millisecond) {
+		taken, _ = a.turns.Count()
+	}
+	for i := range 2 * suspendTurns {
+		if _, err := a.suspend(t.Context(), "other", fmt.Sprint("sb-", i)); err != nil {
+			t.Error(err)
+		}
+	}
+	cancel()
+	slow.Wait()
 }
 
 // With --within, a sandbox may take all of the given time, even if no other sandbox is saved during
@@ -163,13 +190,13 @@ func TestSuspensionsHaveOneDeadline(t *testing.T) {
 	a.turn, a.within = 20*time.Millisecond, 30*time.Second
 	ctx, cancel := a.bound(t.Context())
 	defer cancel()
-	if s, err := a.suspend(ctx, "sb-slow"); err != nil || s.State != "suspended" {
+	if s, err := a.suspend(ctx, "", "sb-slow"); err != nil || s.State != "suspended" {
 		t.Errorf("%+v, %v", s, err)
 	}
 	a.within = 100 * time.Millisecond
 	ctx, cancel = a.bound(t.Context())
 	defer cancel()
-	_, err := a.suspend(ctx, "sb-stuck")
+	_, err := a.suspend(ctx, "", "sb-stuck")
 	if err == nil || !strings.Contains(err.Error(), `"sb-stuck": not done within 100ms`) {
 		t.Errorf("got %v", err)
 	}
@@ -188,12 +215,12 @@ func TestSuspensionsAreRepeatedWhenTold(t *testing.T) {
 			}
 			return second
 		}, "suspended")
-		if s, err := a.suspend(t.Context(), "sb-x"); err != nil || s.State != "suspended" {
+		if s, err := a.suspend(t.Context(), "", "sb-x"); err != nil || s.State != "suspended" {
 			t.Errorf("%s: %+v, %v", name, s, err)
 		}
 	}
 	a := suspender(t, func(string, int, *http.Request) int { return http.StatusConflict }, "running")
-	if _, err := a.suspend(t.Context(), "sb-secret"); err == nil {
+	if _, err := a.suspend(t.Context(), "", "sb-secret"); err == nil {
 		t.Error("a refusal is a success")
 	}
 }

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/client"
+	"github.com/forkd/forkd/internal/gate"
 )
 
 // suspendAll suspends many sandboxes concurrently. The number of concurrent requests is limited. If
@@ -19,14 +21,17 @@ type suspendAll struct {
 	cl     *client.Client
 	within time.Duration // time limit for all sandboxes together; 0: no limit as long as sandboxes are being saved
 	turn   time.Duration // time limit of a request; if within is 0, also of a period in which no sandbox is saved
-	turns  chan struct{} // has an element for each request that runs; waiting goroutines take turns in order of arrival
+	turns  *gate.Gate    // for running requests; one owner of sandboxes cannot take all of them
 
 	mu    sync.Mutex
 	saved time.Time // time when the latest sandbox was saved
 }
 
+// suspendTurns is the maximum number of requests that run at the same time.
+const suspendTurns = 32
+
 func newSuspendAll(cl *client.Client, within time.Duration) *suspendAll {
-	return &suspendAll{cl: cl, within: within, turn: 2 * time.Minute, turns: make(chan struct{}, 32)}
+	return &suspendAll{cl: cl, within: within, turn: 2 * time.Minute, turns: gate.New(suspendTurns)}
 }
 
 // bound returns a context that ends when the time for all sandboxes is over.
@@ -37,20 +42,19 @@ func (a *suspendAll) bound(ctx context.Context) (context.Context, context.Cancel
 	return context.WithTimeoutCause(ctx, a.within, fmt.Errorf("not done within %v", a.within))
 }
 
-// suspend suspends a sandbox. It repeats a request that took too long, or for which the daemon says
+// suspend suspends a sandbox of the given owner. It repeats a request that took too long, or for which the daemon says
 // how long to wait.
-func (a *suspendAll) suspend(ctx context.Context, id string) (s client.Sandbox, err error) {
+func (a *suspendAll) suspend(ctx context.Context, owner, id string) (s client.Sandbox, err error) {
 	for began := (time.Time{}); ; {
-		select {
-		case a.turns <- struct{}{}:
-		case <-ctx.Done():
-			return s, fmt.Errorf("suspend sandbox %q: %w", id, context.Cause(ctx))
+		leave, err := a.turns.Wait(ctx, gate.Share{Key: owner, Most: gate.Fair(suspendTurns)})
+		if err != nil {
+			return s, fmt.Errorf("suspend sandbox %q: %w", id, cmp.Or(context.Cause(ctx), err))
 		}
 		if began.IsZero() {
 			began = time.Now()
 		}
 		s, err = a.ask(ctx, id)
-		<-a.turns
+		leave()
 		if err == nil {
 			a.mu.Lock()
 			a.saved = time.Now()
