@@ -69,6 +69,15 @@ func (c *Client) PullSnapshot(ctx context.Context, req PullRequest, on func(HubE
 	return c.moveBy(ctx, "pull", "/v1/pulls", req, on)
 }
 
+// CopySnapshot copies a snapshot from one repository to another, with its signatures. The daemon's store gets nothing.
+// CopySnapshot calls on(progress) as PushSnapshot does.
+func (c *Client) CopySnapshot(ctx context.Context, req CopyRequest, on func(HubEvent) error) (HubResult, error) {
+	if err := checkRegistries(req.RegistryAuth); err != nil {
+		return HubResult{}, err
+	}
+	return c.moveBy(ctx, "copy", "/v1/copies", req, on)
+}
+
 // FindSnapshot describes a snapshot in a registry. The snapshot's author determines the
 // description.
 func (c *Client) FindSnapshot(ctx context.Context, req FindRequest) (s RemoteSnapshot, err error) {

@@ -50,6 +50,7 @@ type (
 	HubEvent         = v1.HubEvent
 	PushRequest      = v1.PushRequest
 	PullRequest      = v1.PullRequest
+	CopyRequest      = v1.CopyRequest
 	SignRequest      = v1.SignRequest
 	Signature        = v1.Signature
 	SignatureRequest = v1.SignatureRequest

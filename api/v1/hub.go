@@ -25,6 +25,15 @@ type PullRequest struct {
 	RegistryAuth map[string]RegistryAuth `json:"registry_auth,omitempty"`
 }
 
+// CopyRequest asks to copy a snapshot from one repository to another. RegistryAuth has credentials only for the
+// registries of From and To.
+type CopyRequest struct {
+	From         string                  `json:"from"`            // REGISTRY/NAME:TAG or REGISTRY/NAME@DIGEST
+	To           string                  `json:"to"`              // REGISTRY/NAME:TAG
+	Trust        string                  `json:"trust,omitempty"` // require, warn or off; empty: the daemon's policy
+	RegistryAuth map[string]RegistryAuth `json:"registry_auth,omitempty"`
+}
+
 // FindRequest asks for the description of a snapshot in a registry.
 type FindRequest struct {
 	Reference    string                  `json:"reference"` // REGISTRY/NAME:TAG or REGISTRY/NAME@DIGEST
@@ -97,7 +106,9 @@ type HubResult struct {
 	Moved     int64     `json:"moved_bytes,omitempty"` // bytes that were sent to the registry or fetched from it
 	Reference string    `json:"reference,omitempty"`   // reference in the registry, with the digest
 	Snapshot  *Snapshot `json:"snapshot,omitempty"`
-	SignedBy  string    `json:"signed_by,omitempty"` // name of the trusted key that has signed the snapshot
+	// Signatures is, of a copy, the number of signatures in the source that the copy has too.
+	Signatures int    `json:"signatures,omitempty"`
+	SignedBy   string `json:"signed_by,omitempty"` // name of the trusted key that has signed the snapshot
 	// Why no trusted key vouches for the snapshot, if the policy is warn.
 	TrustProblem string  `json:"trust_problem,omitempty"`
 	MS           float64 `json:"ms"`

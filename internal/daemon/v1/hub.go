@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/http"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -121,6 +122,39 @@ func (a *api) pullSnapshot(w http.ResponseWriter, r *http.Request) error {
 	})
 }
 
+// copySnapshot copies a snapshot from one repository to another. It answers like pushSnapshot.
+func (a *api) copySnapshot(w http.ResponseWriter, r *http.Request) error {
+	begin := time.Now()
+	var ask apiv1.CopyRequest
+	if err := face.ReadJSON(w, r, &ask); err != nil {
+		return err
+	}
+	policy, err := hub.ParsePolicy(ask.Trust)
+	if err != nil {
+		return err
+	}
+	from, err := hub.ParseRemote("from", ask.From)
+	if err != nil {
+		return err
+	}
+	to, err := hub.ParseRemote("to", ask.To)
+	if err != nil {
+		return err
+	}
+	if err := logIn(ask.RegistryAuth, &from, &to); err != nil {
+		return err
+	}
+	return a.moved(w, r, func(ctx context.Context, on func(hub.Progress)) (out apiv1.HubResult, err error) {
+		got, err := a.view(r).Copy(ctx, a.Hub, from.Under(policy), to, on)
+		if err != nil {
+			return out, err
+		}
+		digest := got.Digest().String()
+		return judged(apiv1.HubResult{Digest: digest, Bytes: got.Bytes(), Moved: got.Moved, Reference: to.At(digest),
+			Signatures: got.Signatures, MS: millis(time.Since(begin))}, got.Verdict), nil
+	})
+}
+
 // judged returns a result with the verdict on the snapshot's signatures.
 func judged(r apiv1.HubResult, v hub.Verdict) apiv1.HubResult {
 	r.SignedBy = v.Key.Name
@@ -153,24 +187,34 @@ func (a *api) findSnapshot(r *http.Request, ask *apiv1.FindRequest) (out apiv1.R
 	return out, nil
 }
 
-// remoteOf returns the place of a snapshot in a registry. Credentials for a registry other than the
-// reference's registry are refused, because they are probably a mistake.
+// remoteOf returns the place of a snapshot in a registry, with credentials.
 func remoteOf(reference string, auths map[string]apiv1.RegistryAuth) (hub.Remote, error) {
-	r, err := hub.ParseRemote(reference)
+	r, err := hub.ParseRemote("reference", reference)
 	if err != nil {
 		return r, err
 	}
+	return r, logIn(auths, &r)
+}
+
+// logIn adds credentials to the places whose registries they are for. Credentials for other registries are refused,
+// because they are probably a mistake.
+func logIn(auths map[string]apiv1.RegistryAuth, places ...*hub.Remote) error {
 	logins, err := loginsOf(auths)
 	if err != nil {
-		return r, err
+		return err
 	}
 	for name, l := range logins {
-		if name != r.Registry() {
-			return r, invalid.Errorf("registry_auth", "%s: the reference is of the registry %s", name, r.Registry())
+		used, known := false, make([]string, len(places))
+		for i, r := range places {
+			if known[i] = r.Registry(); name == known[i] {
+				*r, used = r.With(&l), true
+			}
 		}
-		r = r.With(&l)
+		if !used {
+			return invalid.Errorf("registry_auth", "%s: the reference is of the registry %s", name, strings.Join(known, " or "))
+		}
 	}
-	return r, nil
+	return nil
 }
 
 // signSnapshot adds a signature to a snapshot in a registry.
@@ -207,7 +251,7 @@ func (a *api) verifySignature(r *http.Request, ask *apiv1.SignatureRequest) (out
 	return apiv1.Signature{Reference: at.At(d.String()), Digest: d.String(), SignedBy: k.Name, KeyDigest: k.ID()}, nil
 }
 
-// moved calls run, which unpacks, pushes or pulls a snapshot, and sends the progress and the result
+// moved calls run, which unpacks, pushes, pulls or copies a snapshot, and sends the progress and the result
 // to the client.
 func (a *api) moved(w http.ResponseWriter, r *http.Request,
 	run func(context.Context, func(hub.Progress)) (apiv1.HubResult, error),

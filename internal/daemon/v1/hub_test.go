@@ -201,6 +201,81 @@ func TestSnapshotsTravelThroughRegistries(t *testing.T) {
 	}
 }
 
+// A snapshot is copied between registries by a daemon that does not have it, with its signature. Nothing of it stays in
+// the daemon's store.
+func TestSnapshotsAreCopiedBetweenRegistries(t *testing.T) {
+	t.Setenv("DOCKER_CONFIG", t.TempDir())
+	keys := t.TempDir()
+	a, b := start(t, apirig.Options{}), start(t, apirig.Options{TrustedKeys: keys})
+	from, to := registryOf(t), registryOf(t)
+	packed(t, a)
+	sent, err := a.PushSnapshot(t.Context(), "b1", client.PushRequest{Reference: from + ":1"}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	states := make(map[string]int)
+	move := func(req client.CopyRequest) (client.HubResult, error) {
+		return b.CopySnapshot(t.Context(), req, func(e client.HubEvent) error { states[e.File.State]++; return nil })
+	}
+	fails := func(req client.CopyRequest, code, text string) {
+		t.Helper()
+		_, err := move(req)
+		isCode(t, err, code, text)
+	}
+	fails(client.CopyRequest{From: from + ":1", To: to + ":1"}, "not_signed", sent.Digest)
+	ann, err := sigstore.NewPrivateKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	bundle, err := sigstore.Sign(ann, sent.Digest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a.SignSnapshot(t.Context(), client.SignRequest{Reference: sent.Reference,
+		Bundle: string(bundle)}); err != nil {
+		t.Fatal(err)
+	}
+	fails(client.CopyRequest{From: from + ":1", To: to + ":1"}, "key_not_trusted", "no key is trusted here")
+	if err := os.WriteFile(filepath.Join(keys, "ann.pub"), ann.Public().PEM(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	got, err := move(client.CopyRequest{From: from + ":1", To: to + ":1"})
+	if err != nil || got.Reference != to+"@"+sent.Digest || got.Digest != sent.Digest || got.Moved == 0 ||
+		got.Signatures != 1 || got.SignedBy != "ann" || got.Snapshot != nil || states["pushed"] < 4 {
+		t.Errorf("%+v after %v, %v", got, states, err)
+	}
+	clear(states)
+	if got, err := move(client.CopyRequest{From: sent.Reference, To: to + ":2"}); err != nil || got.Moved != 0 ||
+		states["exists"] < 4 {
+		t.Errorf("%+v after %v, %v", got, states, err)
+	}
+	if list, err := b.Snapshots(t.Context()); err != nil || len(list) != 0 {
+		t.Errorf("%+v, %v", list, err)
+	}
+	if _, err := b.PullSnapshot(t.Context(), client.PullRequest{Reference: to + ":1"}, nil); err != nil {
+		t.Error(err)
+	}
+	auth := func(host string) map[string]client.RegistryAuth {
+		return map[string]client.RegistryAuth{host: {Username: "a", Password: "b"}}
+	}
+	host, _, _ := strings.Cut(to, "/")
+	if _, err := move(client.CopyRequest{From: from + ":1", To: to + ":3", RegistryAuth: auth(host)}); err != nil {
+		t.Error(err)
+	}
+	fails(client.CopyRequest{From: from + ":1", To: to + ":3", RegistryAuth: auth("ghcr.io")}, "invalid_field",
+		"registry_auth: ghcr.io: the reference is of the registry 127.0.0.1:")
+	fails(client.CopyRequest{From: "team/py:1", To: to + ":3"}, "invalid_field", "from: ")
+	fails(client.CopyRequest{From: from + ":1", To: "py:3"}, "invalid_field", "to: ")
+	fails(client.CopyRequest{From: from + ":1", To: to + "@" + sent.Digest}, "invalid_field", "to: ")
+	fails(client.CopyRequest{From: from + ":1", To: to + ":3", Trust: "true"}, "invalid_field", "trust: ")
+	fails(client.CopyRequest{From: from + ":9", To: to + ":3"}, "not_found_in_registry", "")
+	fails(client.CopyRequest{From: from + ":1", To: "127.0.0.1:1/py:3"}, "registry_failed", "registry 127.0.0.1:1: ")
+	log, err := os.ReadFile(b.AuditLog)
+	if err != nil || !strings.Contains(string(log), `"POST /v1/copies"`) {
+		t.Errorf("not in the audit log: %v", err)
+	}
+}
+
 // A signature travels through the registry, and says which key vouches for the snapshot. The daemon gets no private
 // key.
 func TestSignaturesTravelThroughRegistries(t *testing.T) {
@@ -294,19 +369,21 @@ func TestArchivesNeedRights(t *testing.T) {
 		).UnpackSnapshot(t.Context(), bytes.NewReader(archive), client.UnpackOptions{Trust: "off", Tag: "team.x"}, nil)
 		return err
 	}
-	through := func(name string) (push, pull, find, sign, verify error) {
+	through := func(name string) (push, pull, move, find, sign, verify error) {
 		cl := as(name)
 		_, push = cl.PushSnapshot(t.Context(), "b1", client.PushRequest{Reference: "127.0.0.1:1/py:1"}, nil)
 		_, pull = cl.PullSnapshot(t.Context(), client.PullRequest{Reference: "127.0.0.1:1/py:1", Trust: "off"}, nil)
+		_, move = cl.CopySnapshot(t.Context(), client.CopyRequest{From: "127.0.0.1:1/py:1", To: "127.0.0.1:1/py:2"}, nil)
 		_, find = cl.FindSnapshot(t.Context(), client.FindRequest{Reference: "127.0.0.1:1/py:1"})
 		_, sign = cl.SignSnapshot(t.Context(), client.SignRequest{Reference: "127.0.0.1:1/py:1", Bundle: "{}"})
 		_, verify = cl.VerifySignature(t.Context(), client.SignatureRequest{Reference: "127.0.0.1:1/py:1"})
-		return push, pull, find, sign, verify
+		return push, pull, move, find, sign, verify
 	}
 	for _, name := range []string{"look", "run", "team"} {
-		push, pull, find, sign, verify := through(name)
+		push, pull, move, find, sign, verify := through(name)
 		isCode(t, push, "scope", "")
 		isCode(t, pull, "scope", "")
+		isCode(t, move, "scope", "")
 		isCode(t, find, "scope", "")
 		isCode(t, sign, "scope", "")
 		isCode(t, verify, "scope", "")

@@ -76,6 +76,7 @@ func TestOpenAPIHasTheFieldsOfTheCode(t *testing.T) {
 		"BuildNote": apiv1.BuildNote{}, "BuildStep": apiv1.BuildStep{}, "BuildOutput": apiv1.BuildOutput{},
 		"BuildResult": apiv1.BuildResult{},
 		"PushRequest": apiv1.PushRequest{}, "PullRequest": apiv1.PullRequest{}, "FindRequest": apiv1.FindRequest{},
+		"CopyRequest":    apiv1.CopyRequest{},
 		"RemoteSnapshot": apiv1.RemoteSnapshot{}, "SignRequest": apiv1.SignRequest{}, "Signature": apiv1.Signature{},
 		"SignatureRequest": apiv1.SignatureRequest{},
 		"HubEvent":         apiv1.HubEvent{}, "HubFile": apiv1.HubFile{}, "HubResult": apiv1.HubResult{},

@@ -150,6 +150,7 @@ func (a *api) snapshotRoutes() []route {
 		{"POST /v1/snapshots/{tag}/push", auth.Admin, nil, f.Work, a.pushSnapshot},
 		// Pulls and archives make snapshots that other clients fork, with content from other hosts.
 		{"POST /v1/pulls", auth.Admin, nil, f.Work, a.pullSnapshot},
+		{"POST /v1/copies", auth.Admin, nil, f.Work, a.copySnapshot},
 		{"POST /v1/pulls/inspect", auth.Admin, nil, f.Work, call(ok, a.findSnapshot)},
 		{"POST /v1/signatures", auth.Admin, nil, f.Work, call(ok, a.signSnapshot)},
 		{"POST /v1/signatures/verify", auth.Admin, nil, f.Work, call(ok, a.verifySignature)},

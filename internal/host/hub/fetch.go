@@ -8,7 +8,6 @@ import (
 	"hash"
 	"io"
 	"net/http"
-	"os"
 
 	"github.com/opencontainers/go-digest"
 
@@ -26,22 +25,24 @@ const (
 	maxFetchedIndex = 8 << 20
 )
 
-// fetching is a blob on its way from a registry into a file. The manifest limits how many bytes are
-// read and written.
+// fetching is a blob on its way from a registry to a writer, which may be a file or another registry. The manifest
+// limits how many bytes are read and written. The writer receives the end of the blob only if all of the blob has the
+// right digest.
 //
-// If the connection breaks, the next request begins behind the last verified frame. If the registry
-// does not support ranges, it sends the whole blob again.
+// If the connection breaks, the next request begins behind the last verified frame. If the registry does not support
+// ranges, it sends the whole blob again, and the bytes that the writer has are skipped.
 type fetching struct {
 	*conn
 	b    artifact.Blob
-	f    *os.File
+	out  io.Writer
 	sent func(n int64) // called with the bytes that arrive
 	room func() error  // checks the room on the disk; called again after every roomEvery bytes
 
 	frames []artifact.Frame // nil: the index is unknown
-	done   int              // verified frames in the file
-	at     int64            // end of these frames
-	sum    hash.Hash        // of the bytes before at
+	done   int              // verified frames that were written
+	at     int64            // number of bytes that were written
+	sum    hash.Hash        // of these bytes
+	tail   []byte           // end of the blob, which is written after the check of the digest
 	since  int64            // bytes since the last call of room
 }
 
@@ -70,10 +71,20 @@ func (x *fetching) run(ctx context.Context) error {
 			return err
 		}
 	}
+	x.sum.Write(x.tail)
 	if got := digest.NewDigestFromBytes(digest.SHA256, x.sum.Sum(nil)); got != x.b.Digest {
 		return x.bad("its digest is %s", got)
 	}
-	return nil
+	_, err := x.out.Write(x.tail)
+	return err
+}
+
+// write writes the next bytes of the blob.
+func (x *fetching) write(p []byte) error {
+	n, err := x.out.Write(p)
+	x.sum.Write(p[:n])
+	x.at += int64(n)
+	return err
 }
 
 func (x *fetching) bad(format string, args ...any) error {
@@ -81,7 +92,7 @@ func (x *fetching) bad(format string, args ...any) error {
 		append([]any{x.Registry(), x.b.Digest, x.b.Part.Name}, args...)...)}
 }
 
-// index fetches the end of the blob, and writes it to its place in the file.
+// index fetches the end of the blob.
 func (x *fetching) index(ctx context.Context) error {
 	start := x.b.Size - x.b.IndexBytes
 	resp, err := x.get(ctx, x.endpoint("blobs", x.b.Digest.String()), "", start, x.b.Size)
@@ -96,10 +107,8 @@ func (x *fetching) index(ctx context.Context) error {
 	if err := x.read(resp.Body, p); err != nil {
 		return err
 	}
-	if x.frames, err = artifact.Frames(p, x.b); err != nil {
-		return err
-	}
-	_, err = x.f.WriteAt(p, start)
+	x.frames, err = artifact.Frames(p, x.b)
+	x.tail = p
 	return err
 }
 
@@ -131,24 +140,21 @@ func (x *fetching) content(ctx context.Context) error {
 		return x.whole(ctx)
 	}
 	end := x.b.Size - x.b.IndexBytes
-	if x.done < len(x.frames) {
-		resp, err := x.get(ctx, x.endpoint("blobs", x.b.Digest.String()), "", x.at, end)
-		if err != nil {
-			return err
-		}
-		defer resp.Body.Close()
-		if resp.StatusCode != http.StatusPartialContent {
-			return x.bad("the registry has sent a range of it, and then no longer does")
-		}
-		if err := x.checkLength(resp, end-x.at); err != nil {
-			return err
-		}
-		if err := x.receiveFrames(resp.Body); err != nil {
-			return err
-		}
+	if x.done == len(x.frames) {
+		return nil
 	}
-	_, err := io.Copy(x.sum, io.NewSectionReader(x.f, end, x.b.IndexBytes))
-	return err
+	resp, err := x.get(ctx, x.endpoint("blobs", x.b.Digest.String()), "", x.at, end)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusPartialContent {
+		return x.bad("the registry has sent a range of it, and then no longer does")
+	}
+	if err := x.checkLength(resp, end-x.at); err != nil {
+		return err
+	}
+	return x.receiveFrames(resp.Body)
 }
 
 // checkLength returns an error if the registry announces a number of bytes other than want.
@@ -159,7 +165,7 @@ func (x *fetching) checkLength(resp *http.Response, want int64) error {
 	return nil
 }
 
-// receiveFrames writes the frames in body to the file, each after its verification.
+// receiveFrames writes the frames in body, each after its verification.
 func (x *fetching) receiveFrames(body io.Reader) error {
 	var p []byte
 	for ; x.done < len(x.frames); x.done++ {
@@ -174,11 +180,9 @@ func (x *fetching) receiveFrames(body io.Reader) error {
 		if sha256.Sum256(p) != f.Sum {
 			return x.bad("frame %d differs from its digest", x.done)
 		}
-		if _, err := x.f.WriteAt(p, x.at); err != nil {
+		if err := x.write(p); err != nil {
 			return err
 		}
-		x.sum.Write(p)
-		x.at += int64(f.Size)
 	}
 	return nil
 }
@@ -193,23 +197,31 @@ func (x *fetching) whole(ctx context.Context) error {
 	if err := x.checkLength(resp, x.b.Size); err != nil {
 		return err
 	}
-	x.sum.Reset()
-	if _, err := x.f.Seek(0, io.SeekStart); err != nil {
+	if err := x.copy(io.Discard, resp.Body, x.at); err != nil { // earlier tries have written these bytes
 		return err
 	}
-	w := io.MultiWriter(x.f, x.sum, counter(x.count))
-	n, err := io.CopyN(w, resp.Body, x.b.Size)
+	if err := x.copy(writerFunc(x.write), resp.Body, x.b.Size-1-x.at); err != nil {
+		return err
+	}
+	x.tail = make([]byte, 1)
+	return x.read(resp.Body, x.tail)
+}
+
+// copy copies n bytes of the body of an answer.
+func (x *fetching) copy(w io.Writer, body io.Reader, n int64) error {
+	count := writerFunc(func(p []byte) error { return x.count(int64(len(p))) })
+	_, err := io.CopyN(io.MultiWriter(count, w), body, n)
 	if errors.Is(err, io.EOF) {
-		return fmt.Errorf("%d bytes of %d: %w", n, x.b.Size, io.ErrUnexpectedEOF)
+		err = io.ErrUnexpectedEOF
 	}
 	return err
 }
 
-// counter is a writer that counts.
-type counter func(n int64) error
+// writerFunc is a function as a writer.
+type writerFunc func(p []byte) error
 
-func (c counter) Write(p []byte) (int, error) {
-	if err := c(int64(len(p))); err != nil {
+func (f writerFunc) Write(p []byte) (int, error) {
+	if err := f(p); err != nil {
 		return 0, err
 	}
 	return len(p), nil

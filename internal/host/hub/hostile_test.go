@@ -217,7 +217,7 @@ func TestDiskFillsDuringPull(t *testing.T) {
 		}
 		defer f.Close()
 		asked, arrived := 0, int64(0)
-		x := &fetching{conn: o.conn, b: base, f: f, sent: func(n int64) { arrived += n }, room: func() error {
+		x := &fetching{conn: o.conn, b: base, out: f, sent: func(n int64) { arrived += n }, room: func() error {
 			if asked++; asked == 2 {
 				return roomError{unix.ENOSPC}
 			}

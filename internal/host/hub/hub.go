@@ -1,4 +1,5 @@
-// Package hub moves snapshots between the store and other hosts, in archives and through OCI registries.
+// Package hub moves snapshots between the store and other hosts, in archives and through OCI registries. It also copies
+// snapshots from one registry to another.
 //
 // A snapshot from outside is hostile until its digests are verified, and Trust says whether a trusted key must have
 // signed it. Its network policy comes from this daemon, never from the artifact. The snapshot is published when every
@@ -34,8 +35,8 @@ import (
 // Limits of a Hub.
 const (
 	maxMoves     = 2       // maximum number of packings and unpackings at a time; each uses a CPU
-	maxTransfers = 4       // maximum number of pushes and pulls at a time
-	maxBlobs     = 4       // maximum number of blobs that one push or pull transfers at a time
+	maxTransfers = 4       // maximum number of pushes, pulls and copies at a time
+	maxBlobs     = 4       // maximum number of blobs that one push, pull or copy transfers at a time
 	maxWaiting   = 4       // maximum number of waiting requests of one client
 	cacheBytes   = 8 << 30 // maximum size, in bytes, of the blobs that the cache keeps between requests
 )
@@ -256,12 +257,12 @@ func (a *Arrival) Close() {
 }
 
 // Receive reads an archive and compares its blobs with their digests. If the policy wants a
-// signature, the given signature must be a bundle for the digest of the manifest. Without such a
-// bundle, Receive reads no archive.
-func (h *Hub) Receive(ctx context.Context, archive io.Reader, policy Policy, signature []byte) (_ *Arrival, err error) {
+// signature, the given bundle must be for the digest of the manifest. Without such a bundle, Receive
+// reads no archive.
+func (h *Hub) Receive(ctx context.Context, archive io.Reader, policy Policy, bundle []byte) (_ *Arrival, err error) {
 	var proofs []proof
-	if len(signature) > 0 {
-		proofs = []proof{{bundle: signature}}
+	if len(bundle) > 0 {
+		proofs = []proof{{signature: signature{bundle: bundle}}}
 	} else if cmp.Or(policy, h.cfg.Trust.policy(ArchiveSource)) == Require {
 		return nil, &TrustError{Unsigned, ArchiveSource, "the archive came without a signature"}
 	}

@@ -2,8 +2,8 @@ package hub
 
 import "time"
 
-// Progress says what has happened to one file of a snapshot that is being pushed, pulled or
-// unpacked.
+// Progress says what has happened to one file of a snapshot that is being pushed, pulled, copied
+// or unpacked.
 type Progress struct {
 	File  string
 	State string

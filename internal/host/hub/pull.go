@@ -251,22 +251,34 @@ type pull struct {
 	moved int64
 }
 
-// leastRate is the mean rate of a pull, in bytes per second, over each period of Hub.pace. A slower registry would
-// hold places and disk space for days.
+// leastRate is the mean rate of a pull or a copy, in bytes per second, over each period of Hub.pace. A slower registry
+// would hold places and disk space for days.
 const leastRate = 64 << 10
 
-// watch cancels a pull that is too slow. It returns when ctx ends.
-func (p *pull) watch(ctx context.Context, cancel context.CancelCauseFunc) {
-	tick := time.NewTicker(p.hub.pace)
+// paced calls run, and cancels its context if too few bytes arrive. Then the error is errSlow.
+func (h *Hub) paced(ctx context.Context, arrived *atomic.Int64, run func(context.Context) error) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	go h.watch(ctx, arrived, cancel)
+	err := run(ctx)
+	if err != nil && errors.Is(context.Cause(ctx), errSlow) {
+		return errSlow
+	}
+	return err
+}
+
+// watch cancels a transfer that is too slow. It returns when ctx ends.
+func (h *Hub) watch(ctx context.Context, arrived *atomic.Int64, cancel context.CancelCauseFunc) {
+	tick := time.NewTicker(h.pace)
 	defer tick.Stop()
-	least := int64(leastRate * p.hub.pace.Seconds())
+	least := int64(leastRate * h.pace.Seconds())
 	for before := int64(0); ; {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
 		}
-		now := p.arrived.Load()
+		now := arrived.Load()
 		if now-before < least {
 			cancel(errSlow)
 			return
@@ -277,26 +289,17 @@ func (p *pull) watch(ctx context.Context, cancel context.CancelCauseFunc) {
 
 // fetchAll fetches blobs, several at a time.
 func (p *pull) fetchAll(ctx context.Context, list []artifact.Blob) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	go p.watch(ctx, cancel)
-	err := p.fetchEach(ctx, list)
-	if err != nil && errors.Is(context.Cause(ctx), errSlow) {
-		return errSlow
-	}
-	return err
-}
-
-func (p *pull) fetchEach(ctx context.Context, list []artifact.Blob) error {
-	g, ctx := errgroup.WithContext(ctx)
-	g.SetLimit(maxBlobs)
-	for _, b := range list {
-		g.Go(func() error {
-			_, err := p.open(ctx, b)
-			return err
-		})
-	}
-	return g.Wait()
+	return p.hub.paced(ctx, &p.arrived, func(ctx context.Context) error {
+		g, ctx := errgroup.WithContext(ctx)
+		g.SetLimit(maxBlobs)
+		for _, b := range list {
+			g.Go(func() error {
+				_, err := p.open(ctx, b)
+				return err
+			})
+		}
+		return g.Wait()
+	})
 }
 
 // open implements source. It fetches the blob if the cache does not have it.
@@ -334,7 +337,7 @@ func (p *pull) fetch(ctx context.Context, b artifact.Blob) (*os.File, error) {
 	}
 	s := &step{on: p.on, now: Progress{File: b.Part.Name, State: Pulling, Bytes: b.Size}}
 	f, err := p.hub.cache.add(func(tmp *os.File) (digest.Digest, error) {
-		x := &fetching{conn: p.conn, b: b, f: tmp, sent: func(n int64) {
+		x := &fetching{conn: p.conn, b: b, out: tmp, sent: func(n int64) {
 			p.arrived.Add(n)
 			s.add(n)
 		}, room: func() error { return p.hub.checkRoom(0) }}

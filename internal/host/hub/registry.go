@@ -12,6 +12,7 @@ import (
 	"net/url"
 	"regexp"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -29,25 +30,33 @@ import (
 // Remote names a snapshot in a registry.
 type Remote struct {
 	ref   name.Reference
+	field string          // field of the request that has the reference
 	login *registry.Login // nil: the login stored by `docker login` for the daemon's user
 	trust Policy          // empty: that of the daemon
 }
-
-// RemoteField is the field of a request that ParseRemote checks.
-const RemoteField = "reference"
 
 // repoPattern is the form of names of repositories (OCI distribution spec, "Pulling manifests").
 var repoPattern = regexp.MustCompile(`^[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*$`)
 
 // ParseRemote parses REGISTRY/NAME:TAG and REGISTRY/NAME@DIGEST. The registry and the tag have no
-// defaults, so that no snapshot is published by mistake.
-func ParseRemote(reference string) (Remote, error) {
+// defaults, so that no snapshot is published by mistake. Errors call the reference by the given field of a request.
+func ParseRemote(field, reference string) (Remote, error) {
 	ref, err := name.ParseReference(reference, name.StrictValidation)
 	if err != nil || !repoPattern.MatchString(ref.Context().RepositoryStr()) {
-		return Remote{}, invalid.Errorf(RemoteField, "%.200q: want REGISTRY/NAME:TAG or REGISTRY/NAME@DIGEST, "+
+		return Remote{}, invalid.Errorf(field, "%.200q: want REGISTRY/NAME:TAG or REGISTRY/NAME@DIGEST, "+
 			"such as ghcr.io/owner/name:1", reference)
 	}
-	return Remote{ref: ref}, nil
+	return Remote{ref: ref, field: field}, nil
+}
+
+// tag returns the tag that a snapshot is written to.
+func (r Remote) tag() (name.Tag, error) {
+	t, ok := r.ref.(name.Tag)
+	if !ok {
+		return t, invalid.Errorf(r.field, "%.200q: want a tag, REGISTRY/NAME:TAG: the snapshot decides its digest",
+			r.ref.String())
+	}
+	return t, nil
 }
 
 // Registry returns the name of the registry, as registry.Name does.
@@ -75,7 +84,7 @@ func (e *RegistryError) Unwrap() error { return e.Err }
 
 var (
 	errStalled = errors.New("it sends or takes too little data")
-	errSlow    = errors.New("it sends too slowly: less than 64 KiB per second in ten minutes")
+	errSlow    = errors.New("the transfer is too slow: less than 64 KiB per second in ten minutes")
 )
 
 // wire is the transport to one registry, and to the servers that this registry names for tokens,
@@ -126,10 +135,8 @@ func (w wire) RoundTrip(r *http.Request) (*http.Response, error) {
 	if err := w.check(r); err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithCancelCause(r.Context())
-	p := &pulse{every: w.stall, ctx: ctx, cancel: cancel}
-	p.timer = time.AfterFunc(w.stall, func() { cancel(errStalled) })
-	out := r.Clone(ctx)
+	p := newPulse(r.Context(), w.stall)
+	out := r.Clone(p.ctx)
 	if r.Body != nil && r.Body != http.NoBody {
 		out.Body = &sending{r.Body, p}
 	}
@@ -157,14 +164,44 @@ type pulse struct {
 	every  time.Duration
 	ctx    context.Context
 	cancel context.CancelCauseFunc
-	timer  *time.Timer
 	bytes  atomic.Int64 // number of bytes since the timer was set
+
+	mu sync.Mutex
+	// +checklocks:mu
+	timer *time.Timer
+	// +checklocks:mu
+	until time.Time // when the timer fires
+}
+
+func newPulse(ctx context.Context, every time.Duration) *pulse {
+	p := &pulse{every: every}
+	p.ctx, p.cancel = context.WithCancelCause(ctx)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.timer, p.until = time.AfterFunc(every, func() { p.cancel(errStalled) }), time.Now().Add(every)
+	return p
+}
+
+// reset sets the timer.
+func (p *pulse) reset(d time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.timer.Reset(d)
+	p.until = time.Now().Add(d)
+}
+
+// pause stops the timer, and returns the time that was left.
+func (p *pulse) pause() time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.timer.Stop()
+	return time.Until(p.until)
 }
 
 func (p *pulse) add(n int, err error) {
 	if p.bytes.Add(int64(n)) >= minProgress || errors.Is(err, io.EOF) { // at the end, the wait for an answer begins
 		p.bytes.Store(0)
-		p.timer.Reset(p.every)
+		p.reset(p.every)
 	}
 }
 
@@ -177,18 +214,21 @@ func (p *pulse) cause(err error) error {
 }
 
 func (p *pulse) stop() {
-	p.timer.Stop()
+	p.pause()
 	p.cancel(nil)
 }
 
-// sending is the body of a request.
+// sending is the body of a request. The registry is not slow while the content is being read, which may come from
+// another registry.
 type sending struct {
 	io.ReadCloser
 	*pulse
 }
 
 func (s *sending) Read(b []byte) (int, error) {
+	left := s.pause()
 	n, err := s.ReadCloser.Read(b)
+	s.reset(left)
 	s.add(n, err)
 	return n, err
 }
@@ -276,7 +316,10 @@ func isTemporary(err error) bool {
 	var status *transport.Error
 	var dns *net.DNSError
 	var opened *net.OpError
+	var other *RegistryError
 	switch {
+	case errors.As(err, &other): // the source of a copy has failed, after all tries
+		return false
 	case err == nil, errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return false
 	case errors.As(err, &status):

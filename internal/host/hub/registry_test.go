@@ -105,7 +105,7 @@ func (s *served) set(around func(http.ResponseWriter, *http.Request, http.Handle
 // remoteOf returns a reference for snapshots without signatures.
 func remoteOf(t *testing.T, reference string) Remote {
 	t.Helper()
-	r, err := ParseRemote(reference)
+	r, err := ParseRemote("reference", reference)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -469,14 +469,14 @@ func TestReferences(t *testing.T) {
 		"https://ghcr.io/owner/py:1", "ghcr.io/../py:1", "ghcr.io/Owner/py:1",
 		"ghcr.io/owner/py@sha256:1", "ghcr.io/owner/py:1 2"} {
 		var field *invalid.Error
-		if _, err := ParseRemote(reference); !errors.As(err, &field) || field.Field != RemoteField {
+		if _, err := ParseRemote("to", reference); !errors.As(err, &field) || field.Field != "to" {
 			t.Errorf("%q: %v", reference, err)
 		}
 	}
 	digest := "@sha256:" + strings.Repeat("0", 64)
 	for _, reference := range []string{"ghcr.io/owner/py:1", "localhost:5000/py:1", "[::1]:5000/py:1",
 		"10.0.0.1/a/b/c:x_1", "ghcr.io/owner/py" + digest} {
-		if _, err := ParseRemote(reference); err != nil {
+		if _, err := ParseRemote("to", reference); err != nil {
 			t.Error(err)
 		}
 	}

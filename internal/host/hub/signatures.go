@@ -12,9 +12,9 @@ import (
 	"time"
 
 	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 	"github.com/google/go-containerregistry/pkg/v1/static"
-	"github.com/google/go-containerregistry/pkg/v1/types"
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/specs-go"
 	oci "github.com/opencontainers/image-spec/specs-go/v1"
@@ -67,13 +67,14 @@ func (h *Hub) Sign(ctx context.Context, who string, r Remote, bundle []byte) (d 
 // attach writes a bundle as a referrer of the subject. In a registry without the API of referrers,
 // go-containerregistry also adds it to the index whose tag is the digest of the subject.
 func (c *conn) attach(ctx context.Context, repo name.Repository, subject oci.Descriptor, bundle []byte) error {
-	text, err := json.Marshal(oci.Manifest{Versioned: specs.Versioned{SchemaVersion: 2},
+	m := oci.Manifest{Versioned: specs.Versioned{SchemaVersion: 2},
 		MediaType: oci.MediaTypeImageManifest, ArtifactType: sigstore.BundleType, Config: oci.DescriptorEmptyJSON,
 		Layers: []oci.Descriptor{{MediaType: sigstore.BundleType, Digest: digest.FromBytes(bundle),
 			Size: int64(len(bundle))}},
 		Subject: &subject,
 		Annotations: map[string]string{oci.AnnotationCreated: time.Now().UTC().Format(time.RFC3339),
-			annotationContent: "dsse-envelope", annotationPredicate: sigstore.PredicateType}})
+			annotationContent: "dsse-envelope", annotationPredicate: sigstore.PredicateType}}
+	text, err := json.Marshal(m)
 	if err != nil {
 		return err
 	}
@@ -81,14 +82,24 @@ func (c *conn) attach(ctx context.Context, repo name.Repository, subject oci.Des
 	if err != nil {
 		return err
 	}
-	empty := static.NewLayer(oci.DescriptorEmptyJSON.Data, types.MediaType(oci.MediaTypeEmptyJSON))
-	if err := out.Upload(ctx, repo, empty); err != nil {
-		return err
+	return signature{text, m, bundle}.put(ctx, out, repo, m.Config.Data)
+}
+
+// signature is a signature in a registry.
+type signature struct {
+	text   []byte       // its manifest
+	parsed oci.Manifest // of text
+	bundle []byte
+}
+
+// put writes the signature to a repository. The configuration is that of the signature's manifest.
+func (s signature) put(ctx context.Context, out *remote.Pusher, repo name.Repository, config []byte) error {
+	for _, p := range [][]byte{config, s.bundle} { // registries do not know the type of a blob
+		if err := out.Upload(ctx, repo, static.NewLayer(p, sigstore.BundleType)); err != nil {
+			return err
+		}
 	}
-	if err := out.Upload(ctx, repo, static.NewLayer(bundle, sigstore.BundleType)); err != nil {
-		return err
-	}
-	return out.Put(ctx, repo.Digest(digest.FromBytes(text).String()), manifest(text))
+	return out.Put(ctx, repo.Digest(digest.FromBytes(s.text).String()), manifest(s.text))
 }
 
 // Verify returns the key that has signed a snapshot in a registry: one of the given keys or, if
@@ -148,20 +159,17 @@ func (c *conn) proofs(ctx context.Context, d digest.Digest) (list []proof, err e
 		return nil, err
 	}
 	for _, ref := range refs {
-		p, err := c.bundle(ctx, ref)
+		s, err := c.bundle(ctx, ref)
 		if errors.Is(err, errOther) {
 			continue
 		}
-		var bad *sigstore.InvalidError
-		var status *transport.Error
-		missing := errors.As(err, &status) && status.StatusCode == http.StatusNotFound
-		if err != nil && !missing && !errors.As(err, &bad) {
+		if err != nil && !isUnusable(err) {
 			return nil, err
 		}
-		if missing {
+		if isLost(err) {
 			err = errors.New("the registry has lost it")
 		}
-		list = append(list, proof{p, err})
+		list = append(list, proof{s, err})
 	}
 	return list, nil
 }
@@ -272,27 +280,38 @@ func isNone(err error) bool {
 	return false
 }
 
+// isLost reports whether a registry has answered that it has no such document.
+func isLost(err error) bool {
+	var status *transport.Error
+	return errors.As(err, &status) && status.StatusCode == http.StatusNotFound
+}
+
+// isUnusable reports whether an error concerns one signature only.
+func isUnusable(err error) bool {
+	var bad *sigstore.InvalidError
+	return isLost(err) || errors.As(err, &bad)
+}
+
 // errOther reports that an artifact is no signature.
 var errOther = errors.New("another artifact")
 
-// bundle fetches the bundle of a signature. If the signature cannot be used, the error is a
+// bundle fetches the manifest and the bundle of a signature. If the signature cannot be used, the error is a
 // *sigstore.InvalidError. If the artifact is no signature, it is errOther.
-func (c *conn) bundle(ctx context.Context, ref oci.Descriptor) ([]byte, error) {
-	text, err := c.verified(ctx, "manifests", oci.MediaTypeImageManifest, ref, maxReferrer)
-	if err != nil {
-		return nil, err
+func (c *conn) bundle(ctx context.Context, ref oci.Descriptor) (s signature, err error) {
+	if s.text, err = c.verified(ctx, "manifests", oci.MediaTypeImageManifest, ref, maxReferrer); err != nil {
+		return s, err
 	}
-	var m oci.Manifest
-	if err := json.Unmarshal(text, &m); err != nil {
-		return nil, unusable("its manifest cannot be read")
+	if err := json.Unmarshal(s.text, &s.parsed); err != nil {
+		return s, unusable("its manifest cannot be read")
 	}
-	if m.ArtifactType != sigstore.BundleType {
-		return nil, errOther
+	if s.parsed.ArtifactType != sigstore.BundleType {
+		return s, errOther
 	}
-	if len(m.Layers) != 1 || m.Layers[0].MediaType != sigstore.BundleType {
-		return nil, unusable("its manifest has %d files, not one bundle", len(m.Layers))
+	if layers := s.parsed.Layers; len(layers) != 1 || layers[0].MediaType != sigstore.BundleType {
+		return s, unusable("its manifest has %d files, not one bundle", len(layers))
 	}
-	return c.verified(ctx, "blobs", "", m.Layers[0], sigstore.MaxBundle)
+	s.bundle, err = c.verified(ctx, "blobs", "", s.parsed.Layers[0], sigstore.MaxBundle)
+	return s, err
 }
 
 // verified fetches a document and compares it with its descriptor. The errors quote nothing of the

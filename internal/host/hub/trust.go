@@ -218,8 +218,8 @@ func (h *Hub) vouched(source string, d digest.Digest, fetch func() ([]proof, err
 
 // proof is a bundle, or the reason why a bundle cannot be used.
 type proof struct {
-	bundle []byte
-	err    error
+	signature // of an archive, it has only the bundle
+	err       error
 }
 
 // maxReasons bounds the reasons that an error quotes.

@@ -81,6 +81,14 @@ func (v *View) Pull(ctx context.Context, h *hub.Hub, tag string, r hub.Remote, o
 	return h.Pull(v.as(ctx), v.p.Name, tag, r, on)
 }
 
+// Copy calls Hub.Copy if MayUnpack allows a snapshot from outside.
+func (v *View) Copy(ctx context.Context, h *hub.Hub, from, to hub.Remote, on func(hub.Progress)) (hub.Copied, error) {
+	if err := v.MayUnpack(h, ""); err != nil {
+		return hub.Copied{}, err
+	}
+	return h.Copy(v.as(ctx), v.p.Name, from, to, on)
+}
+
 // Sign calls Hub.Sign if MayUnpack allows a snapshot from outside.
 func (v *View) Sign(ctx context.Context, h *hub.Hub, r hub.Remote, bundle []byte) (digest.Digest, error) {
 	if err := v.MayUnpack(h, ""); err != nil {

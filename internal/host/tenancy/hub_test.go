@@ -18,9 +18,13 @@ func TestMayUnpack(t *testing.T) {
 		"MayUnpack": a.view.MayUnpack(nil, ""),
 		"Unpack":    func() error { _, err := a.view.Unpack(t.Context(), nil, "a.x", nil, nil); return err }(),
 		"Pull":      func() error { _, err := a.view.Pull(t.Context(), nil, "a.x", hub.Remote{}, nil); return err }(),
-		"Sign":      func() error { _, err := a.view.Sign(t.Context(), nil, hub.Remote{}, nil); return err }(),
-		"Verify":    func() error { _, _, err := a.view.Verify(t.Context(), nil, hub.Remote{}, nil); return err }(),
-		"Find":      func() error { _, err := a.view.Find(t.Context(), nil, hub.Remote{}); return err }(),
+		"Copy": func() error {
+			_, err := a.view.Copy(t.Context(), nil, hub.Remote{}, hub.Remote{}, nil)
+			return err
+		}(),
+		"Sign":   func() error { _, err := a.view.Sign(t.Context(), nil, hub.Remote{}, nil); return err }(),
+		"Verify": func() error { _, _, err := a.view.Verify(t.Context(), nil, hub.Remote{}, nil); return err }(),
+		"Find":   func() error { _, err := a.view.Find(t.Context(), nil, hub.Remote{}); return err }(),
 	} {
 		if !errors.As(err, &prefix) {
 			t.Errorf("%s of a team: %v", what, err)

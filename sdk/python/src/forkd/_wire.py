@@ -1495,6 +1495,22 @@ class PullRequest(Record):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class CopyRequest(Record):
+    """The message CopyRequest of the API."""
+
+    from_: str = ""
+    """REGISTRY/NAME:TAG or REGISTRY/NAME@DIGEST"""
+    to: str = ""
+    """REGISTRY/NAME:TAG"""
+    trust: str | None = None
+    """policy for a snapshot without a trusted signature: refuse it, say so, or do not look; absent: that of the
+    daemon"""
+    registry_auth: dict[str, RegistryAuth] | None = None
+    """credentials for the registries of both references, by their hosts"""
+    _renamed: ClassVar[dict[str, str]] = {"from_": "from"}
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class FindRequest(Record):
     """The message FindRequest of the API."""
 
@@ -1578,7 +1594,7 @@ class HubFile(Record):
     """vmstate, memory.map, memory.layer.N, disk.layer.N, base, kernel or initramfs"""
     state: str = ""
     """what has happened to it: unpacked (verified and written); of a pull also shared (the daemon has the
-    content), cached, pulling, pulled; of a push exists (the registry has it), pushing, pushed"""
+    content), cached, pulling, pulled; of a push or a copy exists (the registry has it), pushing, pushed"""
     bytes: int = 0
     """size of the compressed file"""
     done: int | None = None
@@ -1598,6 +1614,8 @@ class HubResult(Record):
     reference: str | None = None
     """in the registry, with the digest"""
     snapshot: SnapshotInfo | None = None
+    signatures: int | None = None
+    """of a copy: number of signatures in the source that the copy has too"""
     signed_by: str | None = None
     """name of the trusted key that has signed the snapshot"""
     trust_problem: str | None = None
@@ -2096,6 +2114,7 @@ __all__ = [
     "CodeResult",
     "CodeStarted",
     "Compact",
+    "CopyRequest",
     "CreatePortURL",
     "CreateSandboxes",
     "CreateSnapshot",

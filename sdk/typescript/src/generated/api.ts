@@ -1096,6 +1096,21 @@ export interface components {
                 [key: string]: components["schemas"]["RegistryAuth"];
             };
         };
+        CopyRequest: {
+            /** @description REGISTRY/NAME:TAG or REGISTRY/NAME@DIGEST */
+            from: string;
+            /** @description REGISTRY/NAME:TAG */
+            to: string;
+            /**
+             * @description policy for a snapshot without a trusted signature: refuse it, say so, or do not look; absent: that of the daemon
+             * @enum {string}
+             */
+            trust?: "require" | "warn" | "off";
+            /** @description credentials for the registries of both references, by their hosts */
+            registry_auth?: {
+                [key: string]: components["schemas"]["RegistryAuth"];
+            };
+        };
         FindRequest: {
             /** @description REGISTRY/NAME:TAG or REGISTRY/NAME@DIGEST */
             reference: string;
@@ -1183,7 +1198,7 @@ export interface components {
         HubFile: {
             /** @description vmstate, memory.map, memory.layer.N, disk.layer.N, base, kernel or initramfs */
             name: string;
-            /** @description what has happened to it: unpacked (verified and written); of a pull also shared (the daemon has the content), cached, pulling, pulled; of a push exists (the registry has it), pushing, pushed */
+            /** @description what has happened to it: unpacked (verified and written); of a pull also shared (the daemon has the content), cached, pulling, pulled; of a push or a copy exists (the registry has it), pushing, pushed */
             state: string;
             /** @description size of the compressed file */
             bytes: number;
@@ -1206,6 +1221,8 @@ export interface components {
             /** @description in the registry, with the digest */
             reference?: string;
             snapshot?: components["schemas"]["SnapshotInfo"];
+            /** @description of a copy: number of signatures in the source that the copy has too */
+            signatures?: number;
             /** @description name of the trusted key that has signed the snapshot */
             signed_by?: string;
             /** @description why no trusted key vouches for the snapshot, if the policy is warn */

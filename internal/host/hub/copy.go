@@ -1,0 +1,171 @@
+package hub
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync/atomic"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
+	"github.com/opencontainers/go-digest"
+	oci "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/forkd/forkd/internal/format/artifact"
+	"github.com/forkd/forkd/internal/host/owner"
+	"github.com/forkd/forkd/internal/sigstore"
+)
+
+// Copied is the result of Copy.
+type Copied struct {
+	*artifact.Artifact
+	Verdict    Verdict
+	Signatures int   // number of signatures in the source that the copy has too
+	Moved      int64 // number of bytes that were sent, including failed tries
+}
+
+// Copy writes a snapshot in a registry to another repository, with its signatures. It checks the signatures as Pull
+// does. It does not check whether this host can run the snapshot. Blobs pass through memory only, and Copy fetches only
+// blobs that the other repository lacks and cannot mount. The tag is written last, so after an error the other
+// repository has no new tag, and the next Copy sends only the remaining blobs. Copy reports its progress as Push does.
+func (h *Hub) Copy(ctx context.Context, who string, from, to Remote, on func(Progress)) (_ Copied, err error) {
+	target, err := to.tag()
+	if err != nil {
+		return Copied{}, err
+	}
+	leave, err := h.transfers.Wait(ctx, owner.FairShare(who, maxTransfers))
+	if err != nil {
+		return Copied{}, err
+	}
+	defer leave()
+	c, err := h.openCopy(ctx, from)
+	if err != nil {
+		return Copied{}, err
+	}
+	h.warn(c.verdict)
+	source := from.ref.Context()
+	s := &sender{hub: h, who: who, on: on, source: &source, content: c.content}
+	dest, err := s.dial(ctx, to, c.Artifact)
+	if err != nil {
+		return Copied{}, err
+	}
+	out, err := dest.pusher()
+	if err != nil {
+		return Copied{}, err
+	}
+	err = h.paced(ctx, &c.arrived, func(ctx context.Context) error {
+		return s.upload(ctx, out, target.Context(), c.Artifact)
+	})
+	if errors.Is(err, errSlow) {
+		err = &RegistryError{Registry: from.Registry(), Err: fmt.Errorf("copy to %s: %w", to.Registry(), err)}
+	}
+	if err == nil {
+		err = c.finish(ctx, out, target)
+	}
+	return Copied{c.Artifact, c.verdict, len(c.signatures), s.moved}, dest.failed(err)
+}
+
+// copying is a Copy in progress.
+type copying struct {
+	*artifact.Artifact
+	from       *conn
+	verdict    Verdict
+	signatures []carried
+	arrived    atomic.Int64 // bytes
+}
+
+// carried is a signature with the configuration of its manifest.
+type carried struct {
+	signature
+	config []byte
+}
+
+// openCopy fetches the description and the signatures of the source. If the signatures cannot be fetched, openCopy
+// fails whatever the policy is, because the copy would lack them.
+func (h *Hub) openCopy(ctx context.Context, from Remote) (c *copying, err error) {
+	c = &copying{}
+	if c.from, err = h.dial(ctx, from, from.ref.Context().Scope(transport.PullScope)); err != nil {
+		return nil, err
+	}
+	check := func(d digest.Digest) error {
+		proofs, err := c.from.proofs(ctx, d)
+		if err != nil {
+			return err
+		}
+		c.verdict, err = h.judge(from.trust, from.source(), d, func() ([]proof, error) { return proofs, nil })
+		if err != nil {
+			return err
+		}
+		c.signatures, err = c.from.carry(ctx, d, proofs)
+		return err
+	}
+	err = c.from.again(ctx, func() error { c.Artifact, err = c.from.describe(ctx, check); return err })
+	return c, c.from.failed(err)
+}
+
+// carry returns the signatures that a copy of the snapshot with a digest gets. These are all bundles for the digest,
+// whether their keys are trusted or not.
+func (c *conn) carry(ctx context.Context, d digest.Digest, proofs []proof) (list []carried, err error) {
+	for _, p := range proofs {
+		subject := p.parsed.Subject
+		if p.err != nil || subject == nil || subject.Digest != d || sigstore.CheckSubject(p.bundle, d.String()) != nil {
+			continue
+		}
+		config := oci.DescriptorEmptyJSON.Data
+		if p.parsed.Config.Digest != oci.DescriptorEmptyJSON.Digest {
+			config, err = c.verified(ctx, "blobs", "", p.parsed.Config, maxReferrer)
+			if isUnusable(err) {
+				continue
+			}
+			if err != nil {
+				return nil, err
+			}
+		}
+		list = append(list, carried{p.signature, config})
+	}
+	return list, nil
+}
+
+// content returns a blob of the source. It compares the blob with its digest while it arrives.
+func (c *copying) content(ctx context.Context, _ int, b artifact.Blob) (io.ReadCloser, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	r, w := io.Pipe()
+	stop := context.AfterFunc(ctx, func() { r.Close() }) // ends a write that waits
+	go func() {
+		x := &fetching{conn: c.from, b: b, out: w, sent: func(n int64) { c.arrived.Add(n) },
+			room: func() error { return nil }}
+		err := x.run(ctx)
+		stop() // the reader gets the error, or the end of the blob
+		w.CloseWithError(c.from.failed(err))
+	}()
+	return &arriving{r, cancel}, nil
+}
+
+// arriving is a blob of the source of a copy. Close ends the requests for it.
+type arriving struct {
+	*io.PipeReader
+	cancel context.CancelFunc
+}
+
+func (a *arriving) Close() error {
+	err := a.PipeReader.Close() // first, so that no reader takes the end of the requests for a failure of the source
+	a.cancel()
+	return err
+}
+
+// finish writes the manifest, the signatures and the tag. The manifest comes first, because a registry may refuse
+// signatures of a manifest that it lacks. The tag comes last, so that a snapshot with this tag has its signatures.
+func (c *copying) finish(ctx context.Context, out *remote.Pusher, target name.Tag) error {
+	repo := target.Context()
+	if err := out.Put(ctx, repo.Digest(c.Digest().String()), manifest(c.Manifest)); err != nil {
+		return err
+	}
+	for _, s := range c.signatures {
+		if err := s.put(ctx, out, repo, s.config); err != nil {
+			return err
+		}
+	}
+	return out.Put(ctx, target, manifest(c.Manifest))
+}

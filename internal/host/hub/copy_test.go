@@ -1,0 +1,517 @@
+package hub
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+
+	"github.com/forkd/forkd/internal/format/artifact"
+	"github.com/forkd/forkd/internal/host/invalid"
+	"github.com/forkd/forkd/internal/registry"
+)
+
+// copyTo copies a snapshot without looking at its signatures.
+func (h *host) copyTo(t *testing.T, from, to string) Copied {
+	t.Helper()
+	c, err := h.Copy(t.Context(), "ann", remoteOf(t, from), remoteOf(t, to), ignore)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// hasTag reports whether a repository has a tag. The request passes by the registry's handler of the test.
+func hasTag(t *testing.T, s *served, repo, tag string) bool {
+	t.Helper()
+	s.set(nil)
+	resp, err := http.Get(s.URL + "/v2/" + repo + "/manifests/" + tag)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	return resp.StatusCode == http.StatusOK
+}
+
+// hasNoFiles fails the test if a host's cache has blobs, or its store a snapshot.
+func (h *host) hasNoFiles(t *testing.T) {
+	t.Helper()
+	left, err := os.ReadDir(filepath.Join(h.root, "hub", "blobs"))
+	if err != nil || len(left) != 0 || len(h.store.List()) != 0 {
+		t.Errorf("%d blobs and %d snapshots are left, %v", len(left), len(h.store.List()), err)
+	}
+}
+
+// A family of snapshots is copied to another registry, by a host that has none of its files. The registries send and
+// receive only what the other one lacks. Registries without ranges, and blobs that are fetched with one request, work
+// too.
+func TestCopy(t *testing.T) {
+	t.Setenv("DOCKER_CONFIG", t.TempDir())
+	a := newHost(t).hasty()
+	a.noise(t, "parent")
+	a.make(t, "child", "parent", 10, 'c')
+	for name, c := range map[string]struct {
+		small  int64
+		around func(http.ResponseWriter, *http.Request, http.Handler)
+	}{
+		"ranges":      {0, nil},
+		"one request": {1 << 30, nil},
+		"no ranges": {0, func(w http.ResponseWriter, r *http.Request, inner http.Handler) {
+			r.Header.Del("Range")
+			inner.ServeHTTP(w, r)
+		}},
+	} {
+		s, d, b, p := serve(t), serve(t), newHost(t).hasty(), newHost(t).hasty()
+		b.small = c.small
+		first := a.push(t, "parent", s.host+"/team/py:1")
+		second := a.push(t, "child", s.host+"/team/py:2")
+		s.set(c.around)
+		got := b.copyTo(t, s.host+"/team/py:1", d.host+"/other/py:one")
+		if got.Digest() != first.Digest() || got.Moved != once(first.Artifact) {
+			t.Errorf("%s: %s, %d bytes of %d", name, got.Digest(), got.Moved, once(first.Artifact))
+		}
+		s.set(c.around)
+		got = b.copyTo(t, s.host+"/team/py@"+second.Digest().String(), d.host+"/other/py:2")
+		if base := baseOf(first.Artifact).Size; got.Moved == 0 || got.Moved > got.Bytes()-base {
+			t.Errorf("%s: the second copy of the family sent %d bytes of %d", name, got.Moved, got.Bytes())
+		}
+		s.set(c.around)
+		d.set(nil)
+		again := b.copyTo(t, s.host+"/team/py:2", d.host+"/other/py:3")
+		log, in, _ := d.set(nil)
+		if _, _, out := s.set(nil); again.Moved != 0 || in != 2*int64(len(again.Manifest)) ||
+			out != int64(len(again.Config)) ||
+			slices.ContainsFunc(log, func(r string) bool { return strings.HasPrefix(r, "POST") }) {
+			t.Errorf("%s: a copy of known blobs fetched %d bytes and sent %d: %q", name, out, in, log)
+		}
+		b.hasNoFiles(t)
+		p.pull(t, "", d.host+"/other/py:one")
+		p.check(t, "parent", map[int64]byte{2: 'p'})
+		p.pull(t, "", d.host+"/other/py:3")
+		p.check(t, "child", map[int64]byte{2: 'p', 10: 'c'})
+	}
+}
+
+// Copy tells the progress of each blob as a push does.
+func TestCopyReports(t *testing.T) {
+	t.Setenv("DOCKER_CONFIG", t.TempDir())
+	s, d, a := serve(t), serve(t), newHost(t).hasty()
+	a.make(t, "parent", "", 2, 'p')
+	sent := a.push(t, "parent", s.host+"/team/py:1")
+	var mu sync.Mutex
+	states := make(map[string]int)
+	count := func(p Progress) {
+		mu.Lock()
+		defer mu.Unlock()
+		states[p.State]++
+		if p.Done > p.Bytes {
+			t.Errorf("%+v", p)
+		}
+	}
+	seen := seenBlobs(sent.Artifact)
+	for n, state := range []string{Pushed, Exists} {
+		mu.Lock()
+		clear(states)
+		mu.Unlock()
+		if _, err := a.Copy(t.Context(), "ann", remoteOf(t, s.host+"/team/py:1"),
+			remoteOf(t, fmt.Sprintf("%s/team/py:%d", d.host, n)), count); err != nil {
+			t.Fatal(err)
+		}
+		if states[state] != len(seen) {
+			t.Errorf("%v, want %s %d times", states, state, len(seen))
+		}
+	}
+}
+
+// A copy goes on if connections break on either side. A blob that was sent in part is sent again, and the source sends
+// only the rest of a blob whose connection has broken.
+func TestCopyGoesOn(t *testing.T) {
+	t.Setenv("DOCKER_CONFIG", t.TempDir())
+	s, d, a, b := serve(t), serve(t), newHost(t).hasty(), newHost(t).hasty()
+	a.noise(t, "parent")
+	sent := a.push(t, "parent", s.host+"/team/py:1")
+	s.set(cutting(artifact.FrameBytes + 50_000))
+	patches := 0
+	d.set(func(w http.ResponseWriter, r *http.Request, inner http.Handler) {
+		d.mu.Lock()
+		if r.Method == http.MethodPatch {
+			patches++
+		}
+		first := r.Method == http.MethodPatch && patches <= 2
+		d.mu.Unlock()
+		if first {
+			io.CopyN(io.Discard, r.Body, 1000)
+			panic(http.ErrAbortHandler)
+		}
+		inner.ServeHTTP(w, r)
+	})
+	b.copyTo(t, s.host+"/team/py:1", d.host+"/team/py:1")
+	s.set(nil)
+	d.set(nil)
+	if patches < len(seenBlobs(sent.Artifact))+3 { // with the configuration and two failed tries
+		t.Errorf("%d uploads of %d blobs", patches, len(seenBlobs(sent.Artifact)))
+	}
+	b.pull(t, "", d.host+"/team/py:1")
+	b.check(t, "parent", map[int64]byte{2: 'p'})
+}
+
+// seenBlobs returns the digests of an artifact's blobs.
+func seenBlobs(a *artifact.Artifact) map[digest.Digest]bool {
+	seen := make(map[digest.Digest]bool)
+	for _, b := range a.Blobs {
+		seen[b.Digest] = true
+	}
+	return seen
+}
+
+// A copy that fails or whose client leaves writes no tag. The next copy sends only the remaining blobs.
+func TestInterruptedCopy(t *testing.T) {
+	t.Setenv("DOCKER_CONFIG", t.TempDir())
+	s, a := serve(t), newHost(t).hasty()
+	a.noise(t, "parent")
+	sent := a.push(t, "parent", s.host+"/team/py:1")
+	base := baseOf(sent.Artifact)
+	for name, after := range map[string]func(*served, context.CancelFunc){
+		"the source fails": func(*served, context.CancelFunc) {
+			s.set(func(w http.ResponseWriter, r *http.Request, inner http.Handler) {
+				if strings.HasSuffix(r.URL.Path, base.Digest.Encoded()) {
+					inner.ServeHTTP(&cut{w, 1000}, r)
+					return
+				}
+				inner.ServeHTTP(w, r)
+			})
+		},
+		"the target fails": func(d *served, _ context.CancelFunc) {
+			d.set(func(w http.ResponseWriter, r *http.Request, inner http.Handler) {
+				if r.Method == http.MethodPatch && r.ContentLength == base.Size {
+					panic(http.ErrAbortHandler)
+				}
+				inner.ServeHTTP(w, r)
+			})
+		},
+		"the tag is refused": func(d *served, _ context.CancelFunc) {
+			d.set(func(w http.ResponseWriter, r *http.Request, inner http.Handler) {
+				if r.Method == http.MethodPut && strings.HasSuffix(r.URL.Path, "/manifests/1") {
+					w.WriteHeader(http.StatusForbidden)
+					return
+				}
+				inner.ServeHTTP(w, r)
+			})
+		},
+		"the client leaves": func(_ *served, leave context.CancelFunc) {
+			s.set(func(w http.ResponseWriter, r *http.Request, inner http.Handler) {
+				if strings.HasSuffix(r.URL.Path, base.Digest.Encoded()) {
+					leave()
+				}
+				inner.ServeHTTP(w, r)
+			})
+		},
+	} {
+		d, b := serve(t), newHost(t).hasty()
+		ctx, cancel := context.WithCancel(t.Context())
+		after(d, cancel)
+		_, err := b.Copy(ctx, "ann", remoteOf(t, s.host+"/team/py:1"), remoteOf(t, d.host+"/team/py:1"), ignore)
+		cancel()
+		var failed *RegistryError
+		switch {
+		case name == "the client leaves":
+			if !errors.Is(err, context.Canceled) {
+				t.Errorf("%s: %v", name, err)
+			}
+		case !errors.As(err, &failed) || (failed.Registry == s.host) != (name == "the source fails"):
+			t.Errorf("%s: %v", name, err)
+		}
+		s.set(nil)
+		if hasTag(t, d, "team/py", "1") {
+			t.Errorf("%s: there is a tag", name)
+		}
+		b.hasNoFiles(t)
+		again := b.copyTo(t, s.host+"/team/py:1", d.host+"/team/py:1")
+		if name == "the tag is refused" && again.Moved != 0 {
+			t.Errorf("%s: the next copy sent %d bytes", name, again.Moved)
+		}
+		if again.Moved > base.Size+1<<20 {
+			t.Errorf("%s: the next copy sent %d bytes", name, again.Moved)
+		}
+		b.pull(t, "", d.host+"/team/py:1")
+		b.check(t, "parent", map[int64]byte{2: 'p'})
+	}
+}
+
+// A hostile source cannot give another registry a damaged blob, nor a tag. The error says so, and names the source.
+func TestCopyFromHostileRegistries(t *testing.T) {
+	t.Setenv("DOCKER_CONFIG", t.TempDir())
+	s, a := serve(t), newHost(t).hasty()
+	a.noise(t, "parent")
+	sent := a.push(t, "parent", s.host+"/team/py:1")
+	base, state := baseOf(sent.Artifact), sent.Blobs[0]
+	stop := make(chan struct{})
+	defer close(stop)
+	type around = func(http.ResponseWriter, *http.Request, http.Handler)
+	// of returns a registry in which f answers requests for the content of a blob.
+	of := func(b artifact.Blob, f func(w http.ResponseWriter, r *http.Request, content []byte)) around {
+		return func(w http.ResponseWriter, r *http.Request, inner http.Handler) {
+			if r.Method != http.MethodGet || !strings.HasSuffix(r.URL.Path, b.Digest.Encoded()) {
+				inner.ServeHTTP(w, r)
+				return
+			}
+			rec := &recorder{header: make(http.Header)}
+			inner.ServeHTTP(rec, r)
+			f(w, r, rec.body.Bytes())
+		}
+	}
+	send := func(b artifact.Blob, status int, change func(p []byte) []byte) around {
+		return of(b, func(w http.ResponseWriter, _ *http.Request, p []byte) {
+			p = change(p)
+			w.Header().Set("Content-Length", strconv.Itoa(len(p)))
+			w.WriteHeader(status)
+			w.Write(p)
+		})
+	}
+	whole := func(a around) around { // without ranges
+		return func(w http.ResponseWriter, r *http.Request, inner http.Handler) {
+			r.Header.Del("Range")
+			a(w, r, inner)
+		}
+	}
+	flip := func(p []byte) []byte { p[len(p)/2] ^= 1; return p }
+	cutOff := func(p []byte) []byte { return p[:len(p)/2] }
+	longer := func(p []byte) []byte { return append(p, 0) }
+	const part, all = http.StatusPartialContent, http.StatusOK
+	for name, c := range map[string]struct {
+		around around
+		want   string
+	}{
+		"a flipped bit in a frame":     {send(base, part, flip), "differs from its digest"},
+		"a flipped bit without ranges": {whole(send(base, all, flip)), "its digest is"},
+		"a flipped bit at the end": {whole(send(base, all, func(p []byte) []byte { p[len(p)-1] ^= 1; return p })),
+			"its digest is"},
+		"a flipped bit in a state": {send(state, part, flip), "digest"},
+		"a shorter blob":           {send(base, part, cutOff), "unexpected EOF"},
+		"a shorter blob, unranged": {whole(send(base, all, cutOff)), "in the place of"},
+		"a longer blob":            {send(base, part, longer), "in the place of"},
+		"a longer blob, unranged":  {whole(send(base, all, longer)), "in the place of"},
+		"a missing blob":           {send(base, http.StatusNotFound, cutOff), "404"},
+		"a redirect to another host": {of(base, func(w http.ResponseWriter, r *http.Request, _ []byte) {
+			http.Redirect(w, r, "http://192.0.2.1/x", http.StatusTemporaryRedirect)
+		}), "has no TLS"},
+		"a blob that never begins": {of(base, func(http.ResponseWriter, *http.Request, []byte) { <-stop }),
+			"too little data"},
+		"another manifest": {func(w http.ResponseWriter, r *http.Request, inner http.Handler) {
+			if strings.Contains(r.URL.Path, "/manifests/1") {
+				w.Write([]byte(`{"schemaVersion":2}`))
+				return
+			}
+			inner.ServeHTTP(w, r)
+		}, "such as a container image"},
+	} {
+		d, b := serve(t), newHost(t).hasty()
+		d.set(patient)
+		b.tries = 2
+		s.set(c.around)
+		_, err := b.Copy(t.Context(), "ann", remoteOf(t, s.host+"/team/py:1"), remoteOf(t, d.host+"/team/py:1"), ignore)
+		var bad *artifact.Error
+		var failed *RegistryError
+		if !errors.As(err, &bad) && !errors.As(err, &failed) || !strings.Contains(fmt.Sprint(err), c.want) ||
+			failed != nil && failed.Registry != s.host {
+			t.Errorf("%s: %.2000v, want %q of %s", name, err, c.want, s.host)
+		}
+		log, _, _ := d.set(nil)
+		for _, r := range log {
+			if strings.HasPrefix(r, http.MethodPut+" ") && strings.Contains(r, "/manifests/") {
+				t.Errorf("%s: the other registry got %s", name, r)
+			}
+		}
+		resp, err := http.Head(d.URL + "/v2/team/py/blobs/" + base.Digest.String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		if !strings.Contains(name, "state") && resp.StatusCode != http.StatusNotFound {
+			t.Errorf("%s: the other registry has the blob", name)
+		}
+		b.hasNoFiles(t)
+	}
+}
+
+// patient receives all of a request before it passes the request on. The registry of go-containerregistry serves nobody
+// else while it waits for the rest of a blob.
+func patient(w http.ResponseWriter, r *http.Request, inner http.Handler) {
+	p, err := io.ReadAll(r.Body)
+	if err != nil {
+		panic(http.ErrAbortHandler)
+	}
+	r.Body = io.NopCloser(bytes.NewReader(p))
+	inner.ServeHTTP(w, r)
+}
+
+// A slow source is not taken for a slow target, and a copy that makes no headway for long ends.
+func TestSlowCopy(t *testing.T) {
+	t.Setenv("DOCKER_CONFIG", t.TempDir())
+	s, d, a, b := serve(t), serve(t), newHost(t).hasty(), newHost(t).hasty()
+	a.noise(t, "parent")
+	base := baseOf(a.push(t, "parent", s.host+"/team/py:1").Artifact)
+	s.set(func(w http.ResponseWriter, r *http.Request, inner http.Handler) {
+		if !strings.HasSuffix(r.URL.Path, base.Digest.Encoded()) {
+			inner.ServeHTTP(w, r)
+			return
+		}
+		for range base.Size {
+			if _, err := w.Write([]byte{0}); err != nil {
+				return
+			}
+			w.(*countedAnswer).ResponseWriter.(http.Flusher).Flush()
+			time.Sleep(5 * time.Millisecond)
+		}
+	})
+	d.set(patient)
+	b.stall, b.pace = time.Hour, 200*time.Millisecond
+	var failed *RegistryError
+	from, to := remoteOf(t, s.host+"/team/py:1"), remoteOf(t, d.host+"/team/py:1")
+	if _, err := b.Copy(t.Context(), "ann", from, to, ignore); !errors.As(err, &failed) || !errors.Is(err, errSlow) ||
+		failed.Registry != s.host {
+		t.Error(err)
+	}
+	b.stall, b.pace, b.tries = time.Second, time.Hour, 2
+	if _, err := b.Copy(t.Context(), "ann", from, to, ignore); !errors.As(err, &failed) || !errors.Is(err, errStalled) ||
+		failed.Registry != s.host {
+		t.Error(err)
+	}
+	if hasTag(t, d, "team/py", "1") {
+		t.Error("there is a tag")
+	}
+}
+
+// locked requires a login for a registry. Blobs come from another server, which must not see the login.
+func locked(t *testing.T, s *served, password string, leaked *atomic.Value) {
+	t.Helper()
+	open := s.Config.Handler
+	other := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if login := r.Header.Get("Authorization"); login != "" {
+			leaked.Store(login)
+		}
+		r.SetBasicAuth("me", password)
+		r.Header.Set("X-Direct", "yes")
+		open.ServeHTTP(w, r)
+	}))
+	t.Cleanup(other.Close)
+	s.set(func(w http.ResponseWriter, r *http.Request, inner http.Handler) {
+		_, given, _ := r.BasicAuth()
+		switch {
+		case given != password:
+			w.Header().Set("WWW-Authenticate", `Basic realm="test"`)
+			w.WriteHeader(http.StatusUnauthorized)
+		case r.Method == http.MethodGet && strings.Contains(r.URL.Path, "/blobs/") && r.Header.Get("X-Direct") == "":
+			http.Redirect(w, r, other.URL+r.URL.Path, http.StatusTemporaryRedirect)
+		default:
+			inner.ServeHTTP(w, r)
+		}
+	})
+}
+
+// Each registry gets its own credentials only. With wrong ones a copy fails, and the error names the registry.
+func TestCopyLogins(t *testing.T) {
+	t.Setenv("DOCKER_CONFIG", t.TempDir())
+	s, d, a, b := serve(t), serve(t), newHost(t).hasty(), newHost(t).hasty()
+	a.make(t, "parent", "", 2, 'p')
+	a.push(t, "parent", s.host+"/team/py:1")
+	var leaked atomic.Value
+	locked(t, s, "of-source", &leaked)
+	locked(t, d, "of-target", &leaked)
+	login := func(password string) *registry.Login { return &registry.Login{User: "me", Password: password} }
+	from, to := remoteOf(t, s.host+"/team/py:1"), remoteOf(t, d.host+"/team/py:1")
+	for _, c := range []struct{ source, target, refuses string }{
+		{"wrong", "of-target", s.host}, {"of-source", "wrong", d.host},
+		{"of-target", "of-source", s.host}, {"of-source", "of-source", d.host},
+	} {
+		_, err := b.Copy(t.Context(), "ann", from.With(login(c.source)), to.With(login(c.target)), ignore)
+		var failed *RegistryError
+		if !errors.As(err, &failed) || failed.Registry != c.refuses || failed.Status != http.StatusUnauthorized ||
+			strings.Contains(err.Error(), c.source) || strings.Contains(err.Error(), c.target) {
+			t.Errorf("%+v: %v", c, err)
+		}
+	}
+	to = to.With(login("of-target"))
+	if _, err := b.Copy(t.Context(), "ann", from.With(login("of-source")), to, ignore); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Pull(t.Context(), "ann", "", to, ignore); err != nil {
+		t.Error(err)
+	}
+	if login := leaked.Load(); login != nil {
+		t.Errorf("another server received %q", login)
+	}
+}
+
+// A copy needs a tag.
+func TestCopyNeedsATag(t *testing.T) {
+	h := newHost(t)
+	to, err := ParseRemote("to", "127.0.0.1:1/py@sha256:"+strings.Repeat("0", 64))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var field *invalid.Error
+	if _, err := h.Copy(t.Context(), "ann", remoteOf(t, "127.0.0.1:1/py:1"), to, ignore); !errors.As(err, &field) ||
+		field.Field != "to" {
+		t.Error(err)
+	}
+}
+
+// In Debian's registry, blobs are mounted between repositories. If the registry is killed during a copy from another
+// one, the next copy to the restarted registry sends only the remaining blobs.
+func TestCopyToDebianRegistry(t *testing.T) {
+	t.Setenv("DOCKER_CONFIG", t.TempDir())
+	dir := t.TempDir()
+	address, kill := startDebian(t, dir, "")
+	s, a, b := serveReferrers(t), newHost(t).hasty(), newHost(t).hasty()
+	ann := newKey(t)
+	b.trusting(t, ann)
+	a.noise(t, "parent")
+	sent := a.push(t, "parent", s.host+"/team/py:1")
+	a.plant(t, s.host+"/team/py:1", sent.Digest(), bundleFor(t, ann, sent.Digest()))
+	from, to := strictly(t, s.host+"/team/py:1"), strictly(t, address+"/team/py:1")
+	var once1 sync.Once
+	if _, err := b.Copy(t.Context(), "ann", from, to, func(p Progress) {
+		if p.State == Pushed {
+			once1.Do(kill)
+		}
+	}); err == nil {
+		t.Fatal("a copy to a killed registry has succeeded")
+	}
+	startDebian(t, dir, address)
+	if _, err := b.Find(t.Context(), "ann", to); err == nil {
+		t.Error("the interrupted copy has left a tag")
+	}
+	got, err := b.Copy(t.Context(), "ann", from, to, ignore)
+	if err != nil || got.Moved >= once(sent.Artifact) || got.Signatures != 1 {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	s.set(nil)
+	elsewhere := strictly(t, address+"/elsewhere/py:1")
+	mounted, err := newHost(t).hasty().trusting(t, ann).Copy(t.Context(), "ann", to, elsewhere, ignore)
+	if err != nil || mounted.Moved != 0 || mounted.Signatures != 1 {
+		t.Errorf("%+v, %v", mounted, err)
+	}
+	if got := mustPull(t, b, elsewhere); got.Digest() != sent.Digest() || got.Verdict.Key.Name != "ann" {
+		t.Errorf("%s, %+v", got.Digest(), got.Verdict)
+	}
+	b.check(t, "parent", map[int64]byte{2: 'p'})
+	back := b.copyTo(t, address+"/elsewhere/py:1", s.host+"/back/py:1")
+	if back.Digest() != sent.Digest() {
+		t.Errorf("%s, pushed %s", back.Digest(), sent.Digest())
+	}
+}

@@ -1,0 +1,130 @@
+package hub
+
+import (
+	"errors"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/opencontainers/go-digest"
+	oci "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+// The policy for the source decides, before any of its files is fetched. All signatures for the snapshot are carried
+// along, between registries with and without the API of referrers, and no other ones.
+func TestCopyCarriesSignatures(t *testing.T) {
+	t.Setenv("DOCKER_CONFIG", t.TempDir())
+	ann, eve := newKey(t), newKey(t)
+	a := newHost(t).hasty()
+	a.make(t, "parent", "", 2, 'p')
+	a.make(t, "other", "", 3, 'o')
+	apis := map[string]func(*testing.T) *served{"referrers": serveReferrers, "tags": serve}
+	for source, start := range apis {
+		for target, startOther := range apis {
+			name := source + " to " + target
+			s, d, b := start(t), startOther(t), newHost(t).hasty().trusting(t, ann)
+			sent, other := a.push(t, "parent", s.host+"/team/py:1"), a.push(t, "other", s.host+"/team/py:2")
+			from, to := strictly(t, s.host+"/team/py:1"), strictly(t, d.host+"/team/py:1")
+			refuse := func(kind TrustKind) {
+				t.Helper()
+				s.set(nil)
+				_, err := b.Copy(t.Context(), "ann", from, to, ignore)
+				if log, _, _ := s.set(nil); kindOf(err) != kind || fetchedLayers(log, sent) {
+					t.Errorf("%s: %v after %q", name, err, log)
+				}
+				if log, _, _ := d.set(nil); len(log) != 0 {
+					t.Errorf("%s: the target got %q", name, log)
+				}
+			}
+			refuse(Unsigned)
+			a.plant(t, s.host+"/team/py:1", sent.Digest(), bundleFor(t, eve, sent.Digest()))
+			refuse(Unknown)
+			a.plant(t, s.host+"/team/py:1", sent.Digest(), bundleFor(t, ann, sent.Digest()))
+			a.plant(t, s.host+"/team/py:1", sent.Digest(), bundleFor(t, ann, other.Digest()))
+			a.plant(t, s.host+"/team/py:1", sent.Digest(), []byte("hello"))
+			for range 2 {
+				got, err := b.Copy(t.Context(), "ann", from, to, ignore)
+				if err != nil || got.Verdict.Key.Name != "ann" || got.Signatures != 2 {
+					t.Fatalf("%s: %+v, %v", name, got, err)
+				}
+			}
+			if got := mustPull(t, b, to); got.Verdict.Key.Name != "ann" {
+				t.Errorf("%s: %+v", name, got.Verdict)
+			}
+			c, err := b.dial(t.Context(), to, to.ref.Context().Scope("pull"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if list, err := c.proofs(t.Context(), sent.Digest()); err != nil || len(list) != 2 {
+				t.Errorf("%s: the target has %d signatures, %v", name, len(list), err)
+			}
+			warned, err := b.Copy(t.Context(), "ann", strictly(t, s.host+"/team/py:2").Under(Warn), to, ignore)
+			if err != nil || kindOf(warned.Verdict.Problem) != Unsigned || warned.Signatures != 0 {
+				t.Errorf("%s: %+v, %v", name, warned.Verdict, err)
+			}
+		}
+	}
+}
+
+// A tag that others can pull has its signatures. If the signatures cannot be read or written, there is no tag, even if
+// the policy does not look at them.
+func TestCopyWithoutSignaturesFails(t *testing.T) {
+	t.Setenv("DOCKER_CONFIG", t.TempDir())
+	ann := newKey(t)
+	s, a, b := serveReferrers(t), newHost(t).hasty(), newHost(t).hasty()
+	a.make(t, "parent", "", 2, 'p')
+	sent := a.push(t, "parent", s.host+"/team/py:1")
+	a.plant(t, s.host+"/team/py:1", sent.Digest(), bundleFor(t, ann, sent.Digest()))
+	from := remoteOf(t, s.host+"/team/py:1")
+	var failed *RegistryError
+	d := serveReferrers(t)
+	s.set(func(w http.ResponseWriter, r *http.Request, inner http.Handler) {
+		if strings.Contains(r.URL.Path, "/referrers/") {
+			w.WriteHeader(http.StatusForbidden)
+			return
+		}
+		inner.ServeHTTP(w, r)
+	})
+	if _, err := b.Copy(t.Context(), "ann", from, remoteOf(t, d.host+"/team/py:1"), ignore); !errors.As(err, &failed) ||
+		failed.Registry != s.host {
+		t.Error(err)
+	}
+	s.set(nil)
+	d.set(func(w http.ResponseWriter, r *http.Request, inner http.Handler) {
+		if r.Method == http.MethodPut && strings.Contains(r.URL.Path, "/manifests/sha256:") &&
+			!strings.HasSuffix(r.URL.Path, sent.Digest().Encoded()) {
+			w.WriteHeader(http.StatusForbidden)
+			return
+		}
+		inner.ServeHTTP(w, r)
+	})
+	if _, err := b.Copy(t.Context(), "ann", from, remoteOf(t, d.host+"/team/py:1"), ignore); !errors.As(err, &failed) ||
+		failed.Registry != d.host {
+		t.Error(err)
+	}
+	if hasTag(t, d, "team/py", "1") {
+		t.Error("there is a tag")
+	}
+}
+
+// A signature whose manifest is about another snapshot is left behind, because it would become a signature of that
+// snapshot in the other repository.
+func TestCopyLeavesForeignSubjects(t *testing.T) {
+	d, other := digest.FromString("a"), digest.FromString("b")
+	ann := newKey(t)
+	of := func(subject *oci.Descriptor, bundle []byte, err error) proof {
+		m := oci.Manifest{Subject: subject, Config: oci.DescriptorEmptyJSON}
+		return proof{signature{[]byte("{}"), m, bundle}, err}
+	}
+	good := bundleFor(t, ann, d)
+	list, err := (&conn{}).carry(t.Context(), d, []proof{
+		of(&oci.Descriptor{Digest: d}, good, nil),
+		of(&oci.Descriptor{Digest: other}, good, nil),
+		of(nil, good, nil),
+		of(&oci.Descriptor{Digest: d}, bundleFor(t, ann, other), nil),
+		of(&oci.Descriptor{Digest: d}, good, unusable("it is damaged")),
+	})
+	if err != nil || len(list) != 1 {
+		t.Errorf("%d signatures, %v", len(list), err)
+	}
+}
