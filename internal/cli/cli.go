@@ -93,7 +93,7 @@ func newRoot(stdio Stdio) *cobra.Command {
 			newHistoryCmd(), newSnapshotInfoCmd(),
 			newBranchCmd(),
 			newSnapshotCmd(), newSnapshotDiffCmd(), newSnapshotCompactCmd(), newPackCmd(), newUnpackCmd(), newPushCmd(),
-			newPullCmd(), newSignCmd(), newVerifyCmd(),
+			newPullCmd(), newCopyCmd(), newSignCmd(), newVerifyCmd(),
 			newRmiCmd(), newPruneCmd(),
 			newDfCmd()}},
 		{"Sandboxes:", []*cobra.Command{newForkCmd(), newSpawnCmd(), newRunCmd(), newLsCmd(), newInspectCmd(), newStatsCmd(),

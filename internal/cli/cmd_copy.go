@@ -1,0 +1,63 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/forkd/forkd/client"
+)
+
+func newCopyCmd() *cobra.Command {
+	var c common
+	var o registryOptions
+	var trust string
+	cmd := &cobra.Command{
+		Use:   "copy FROM TO",
+		Short: "Copy a snapshot from one OCI registry to another",
+		Long: "FROM is REGISTRY/NAME:TAG or REGISTRY/NAME@DIGEST, and TO is REGISTRY/NAME:TAG. The daemon fetches the files that\n" +
+			"the other registry lacks, several at a time, compares every byte with its digest, and sends it on. The\n" +
+			"daemon's store and disk get nothing. The signatures of the snapshot are copied too, and the tag is written\n" +
+			"last. An interrupted copy leaves no tag, and the next one sends only the missing files. Within one registry,\n" +
+			"files are mounted, if the registry supports it. A key that the daemon trusts must have signed the snapshot,\n" +
+			"unless the daemon's --trust says otherwise. Without --registry-auth the daemon uses the 'docker login' of its\n" +
+			"own user. 'forkd cp' copies files.",
+		Example: "  forkd copy ghcr.io/owner/python-numpy:1 registry.example/team/python-numpy:1\n" +
+			"  forkd copy ghcr.io/owner/numpy:1 ghcr.io/owner/numpy:stable --registry-auth ghcr.io",
+		Args: usageArgs(arguments(2, 2)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := checkProgress(o.progress); err != nil {
+				return err
+			}
+			for _, reference := range args {
+				if !strings.Contains(reference, "/") {
+					return usageError{fmt.Errorf("%.100q names no registry: want REGISTRY/NAME:TAG; 'forkd push' sends a "+
+						"snapshot of the daemon, and 'forkd cp' copies files", reference)}
+				}
+			}
+			auths, err := registryAuth(cmd.Context(), o.auth)
+			if err != nil {
+				return err
+			}
+			req := client.CopyRequest{From: args[0], To: args[1], Trust: trust, RegistryAuth: auths}
+			c.streams = true
+			return show(cmd, &c, func(ctx context.Context, cl *client.Client) (client.HubResult, error) {
+				on, end := o.follow(cmd.ErrOrStderr())
+				defer end()
+				return cl.CopySnapshot(ctx, req, on)
+			}, func(r client.HubResult) error {
+				printLine(cmd.OutOrStdout(), r.Reference)
+				showTrust(cmd, r)
+				printf(cmd.ErrOrStderr(), "forkd: copied %s in %.1f s, sent %s; signatures: %d\n", mib(uint64(r.Bytes)),
+					r.MS/1000, mib(uint64(r.Moved)), r.Signatures)
+				return nil
+			})
+		},
+	}
+	registerTrust(cmd, &trust)
+	o.register(cmd)
+	c.register(cmd)
+	return cmd
+}
