@@ -1,0 +1,114 @@
+// Command hub measures how long it takes to move snapshots between a store and OCI registries, and how many bytes cross
+// the network. It compares forkd with skopeo, which moves the same blobs.
+//
+// The registries are processes of Debian's docker-registry on this host, each with an empty directory. A connection to a
+// registry passes through this process, which counts its bytes. So the figures show the cost of the programs, not of a
+// network. The snapshots are a parent and a child, which shares all files of the parent. Their content is made up.
+//
+// The command runs no VM. It needs docker-registry. If skopeo is not installed, its rows are empty. Tables go to
+// standard output, progress to standard error, and all figures as JSON to the file -o. scripts/bench runs it.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"time"
+
+	"github.com/forkd/forkd/bench/internal/lab"
+	"github.com/forkd/forkd/bench/internal/report"
+	"github.com/forkd/forkd/internal/cachedir"
+)
+
+// options are the flags.
+type options struct {
+	rounds int
+	parent int // MiB of the parent's memory that have content
+	child  int // MiB that the child has written
+}
+
+// bench is one run of this program.
+type bench struct {
+	*lab.Program
+	opt options
+	dir string // directory for everything that the benchmark writes
+
+	home     *host
+	archives map[string]string // paths of the archives of the snapshots, by tag
+	ops      []*operation
+}
+
+func main() {
+	b := &bench{Program: lab.NewProgram("hub", 10*time.Minute, "no new round begins"), archives: make(map[string]string)}
+	flag.IntVar(&b.opt.rounds, "rounds", 3, "how often everything is moved")
+	flag.IntVar(&b.opt.parent, "parent", 256, "MiB of content in the memory of the parent")
+	flag.IntVar(&b.opt.child, "child", 16, "MiB that the child has written")
+	b.Main(b.opt.check, b.measure)
+}
+
+func (o *options) check() error {
+	if o.rounds < 1 || o.child < 1 || o.parent < o.child || o.parent > 16<<10 {
+		return errors.New("-rounds and -child want 1 or more, -parent at least -child and at most 16384")
+	}
+	return nil
+}
+
+func (b *bench) measure(ctx context.Context) (_ *report.Report, err error) {
+	info, err := lab.Host()
+	if err != nil && !errors.Is(err, lab.ErrUnfit) { // this program runs no VM, so ErrUnfit does not matter
+		return nil, err
+	}
+	cache, err := cachedir.Dir()
+	if err != nil {
+		return nil, err
+	}
+	if b.dir, err = os.MkdirTemp(cache, "bench-hub-"); err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(b.dir)) }()
+	// No login is needed, and that of this user must not be used.
+	if err := os.Setenv("DOCKER_CONFIG", b.dir); err != nil {
+		return nil, err
+	}
+	if b.home, err = newHost(filepath.Join(b.dir, "home")); err != nil {
+		return nil, err
+	}
+	defer b.home.close()
+	b.Progress("snapshots of %d and %d MiB", b.opt.parent, b.opt.child)
+	if err := b.home.makeFamily(ctx, b.opt.parent, b.opt.child); err != nil {
+		return nil, err
+	}
+	for i := range b.opt.rounds {
+		if i > 0 && b.TimeIsUp() {
+			b.Progress("the time of -budget is up after %d rounds", i)
+			break
+		}
+		b.Progress("round %d of %d", i+1, b.opt.rounds)
+		if err := b.round(ctx); err != nil {
+			return nil, err
+		}
+	}
+	r := b.Report(info)
+	r.Tables = append(r.Tables, b.table())
+	return r, nil
+}
+
+// round moves the snapshots with each program.
+func (b *bench) round(ctx context.Context) error {
+	if err := b.pack(ctx); err != nil {
+		return err
+	}
+	movers := []func(string) mover{func(dir string) mover { return &forkd{bench: b, dir: dir} }}
+	if _, err := exec.LookPath("skopeo"); err == nil {
+		movers = append(movers, func(dir string) mover { return &skopeo{bench: b, dir: dir} })
+	}
+	for _, make := range movers {
+		if err := b.moveAll(ctx, make); err != nil {
+			return err
+		}
+	}
+	return nil
+}
