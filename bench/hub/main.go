@@ -1,9 +1,10 @@
 // Command hub measures how long it takes to move snapshots between a store and OCI registries, and how many bytes cross
 // the network. It compares forkd with skopeo, which moves the same blobs.
 //
-// The registries are processes of Debian's docker-registry on this host, each with an empty directory. A connection to a
-// registry passes through this process, which counts its bytes. So the figures show the cost of the programs, not of a
-// network. The snapshots are a parent and a child, which shares all files of the parent. Their content is made up.
+// The registries are processes of Debian's docker-registry on this host, each with an empty directory. A connection to
+// a registry passes through this process, which counts its bytes. So the figures show the cost of the programs, not of
+// a network. The snapshots are a parent and a child, which shares all files of the parent. Their content is random
+// bytes and zeros.
 //
 // The command runs no VM. It needs docker-registry. If skopeo is not installed, its rows are empty. Tables go to
 // standard output, progress to standard error, and all figures as JSON to the file -o. scripts/bench runs it.
@@ -105,8 +106,8 @@ func (b *bench) round(ctx context.Context) error {
 	if _, err := exec.LookPath("skopeo"); err == nil {
 		movers = append(movers, func(dir string) mover { return &skopeo{bench: b, dir: dir} })
 	}
-	for _, make := range movers {
-		if err := b.moveAll(ctx, make); err != nil {
+	for _, newMover := range movers {
+		if err := b.moveAll(ctx, newMover); err != nil {
 			return err
 		}
 	}

@@ -105,13 +105,13 @@ func plainCopy(from, to string) error {
 }
 
 // moveAll pushes, pulls and copies the snapshots with one program and two new registries.
-func (b *bench) moveAll(ctx context.Context, make func(dir string) mover) (err error) {
+func (b *bench) moveAll(ctx context.Context, newMover func(dir string) mover) (err error) {
 	dir, err := os.MkdirTemp(b.dir, "round-")
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	m := make(dir)
+	m := newMover(dir)
 	defer m.close()
 	var both []*registry
 	for _, name := range []string{"a", "b"} {

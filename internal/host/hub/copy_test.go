@@ -106,7 +106,7 @@ func TestCopy(t *testing.T) {
 	}
 }
 
-// Copy tells the progress of each blob as a push does.
+// Copy reports the progress of each blob as a push does.
 func TestCopyReports(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	s, d, a := serve(t), serve(t), newHost(t).hasty()
@@ -348,8 +348,8 @@ func TestCopyFromHostileRegistries(t *testing.T) {
 	}
 }
 
-// patient receives all of a request before it passes the request on. The registry of go-containerregistry serves nobody
-// else while it waits for the rest of a blob.
+// patient receives all of a request before it passes the request on. The registry of go-containerregistry serves no
+// other request while it waits for the rest of a blob.
 func patient(w http.ResponseWriter, r *http.Request, inner http.Handler) {
 	p, err := io.ReadAll(r.Body)
 	if err != nil {
@@ -484,10 +484,10 @@ func TestCopyToDebianRegistry(t *testing.T) {
 	sent := a.push(t, "parent", s.host+"/team/py:1")
 	a.plant(t, s.host+"/team/py:1", sent.Digest(), bundleFor(t, ann, sent.Digest()))
 	from, to := strictly(t, s.host+"/team/py:1"), strictly(t, address+"/team/py:1")
-	var once1 sync.Once
+	var killOnce sync.Once
 	if _, err := b.Copy(t.Context(), "ann", from, to, func(p Progress) {
 		if p.State == Pushed {
-			once1.Do(kill)
+			killOnce.Do(kill)
 		}
 	}); err == nil {
 		t.Fatal("a copy to a killed registry has succeeded")
