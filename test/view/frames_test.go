@@ -56,6 +56,9 @@ func TestFrames(t *testing.T) {
 			tab.do("open the view", chromedp.Navigate(address), chromedp.WaitVisible(chromedp.CSS(`[role=treeitem]`)))
 			// The code in the address is valid once. Other tabs have the session's cookie.
 			address = eval[string](tab, `location.href`)
+			// Opening a page takes more than following events: the figures of all rows are read.
+			tab.wait(`[...document.querySelectorAll("[role=treeitem] .icon.sandbox")].every((e) =>
+				e.closest(".row").querySelector(".meter"))`)
 		}
 		if want == 0 {
 			m := measure(r, v, ids)

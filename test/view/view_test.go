@@ -3,7 +3,6 @@ package view
 import (
 	"encoding/json"
 	"fmt"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -257,10 +256,15 @@ func TestSessionEnds(t *testing.T) {
 // manySandboxes is the number of nodes of TestManyNodes.
 const manySandboxes = 10_000
 
-// TestManyNodes shows 10,000 sandboxes of a daemon that answers only lists and events.
+// TestManyNodes shows 10,000 sandboxes.
 func TestManyNodes(t *testing.T) {
-	url := manyNodes(t)
-	v := startView(t, url, "")
+	d := startFakeDaemon(t)
+	d.snapshot("base", nil)
+	for i := range manySandboxes {
+		d.sandbox(fmt.Sprintf("sb-%026d", i), record{"state": "suspended", "created_at_unix": 2 + i,
+			"labels": record{"name": fmt.Sprintf("box-%04d", i)}})
+	}
+	v := startView(t, d.URL, "")
 	p := newBrowser(t)
 	began := time.Now()
 	p.open(v)
@@ -284,49 +288,19 @@ func TestManyNodes(t *testing.T) {
 	}
 	p.do("go to it", chromedp.KeyEvent(kb.Enter))
 	p.wait(`document.querySelector(".row.selected")?.textContent.includes("box-0815")`)
-	p.clean(statsOfEnded)
-}
 
-// manyNodes serves the lists of a daemon with many sandboxes, in pages, and returns its address.
-func manyNodes(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	// Events change single nodes, without another list.
+	lists := d.count("GET /v1/sandboxes")
+	d.change("sandbox.labels", fmt.Sprintf("sb-%026d", 815), record{"labels": record{"name": "renamed"}})
+	d.sandbox("sb-new", record{"state": "running", "created_at_unix": 1, "labels": record{"name": "the first"}})
+	d.emit("sandbox.created", "sb-new", "base", nil)
+	d.remove("sandbox.deleted", fmt.Sprintf("sb-%026d", 816))
+	p.wait(`document.querySelector(".row.selected .name")?.textContent === "renamed"`)
+	p.waitText("10,000 sandboxes")
+	p.do("to the first sandbox", focus("[role=tree]"), chromedp.KeyEvent(kb.Home), chromedp.KeyEvent(kb.ArrowDown))
+	p.wait(`document.querySelector(".row.selected .name")?.textContent === "the first"`)
+	if now := d.count("GET /v1/sandboxes"); now != lists {
+		t.Errorf("the page has listed sandboxes %d times after three events", now-lists)
 	}
-	mux := http.NewServeMux()
-	answer := func(w http.ResponseWriter, v any) {
-		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(v) // fails only if the client has left
-	}
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { answer(w, map[string]bool{"ok": true}) })
-	mux.HandleFunc("GET /version", func(w http.ResponseWriter, _ *http.Request) {
-		answer(w, map[string]any{"version": "test", "api": "v1", "host_memory_mib": 1, "admission": map[string]int{}})
-	})
-	mux.HandleFunc("GET /v1/snapshots", func(w http.ResponseWriter, _ *http.Request) {
-		answer(w, []any{map[string]any{"tag": "base", "status": "ready", "created_at_unix": 1, "sandboxes": manySandboxes}})
-	})
-	mux.HandleFunc("GET /v1/sandboxes", func(w http.ResponseWriter, req *http.Request) {
-		var first int
-		_, _ = fmt.Sscan(req.URL.Query().Get("cursor"), &first) // the first page has no cursor
-		var list []any
-		for i := first; i < min(first+1000, manySandboxes); i++ {
-			list = append(list, map[string]any{"id": fmt.Sprintf("sb-%026d", i), "snapshot_tag": "base", "state": "suspended",
-				"created_at_unix": 2 + i, "labels": map[string]string{"name": fmt.Sprintf("box-%04d", i)}})
-		}
-		if next := first + len(list); next < manySandboxes {
-			w.Header().Set("Link", fmt.Sprintf(`</v1/sandboxes?limit=1000&cursor=%d>; rel="next"`, next))
-		}
-		answer(w, list)
-	})
-	mux.HandleFunc("GET /v1/events", func(w http.ResponseWriter, req *http.Request) {
-		w.Header().Set("Content-Type", "text/event-stream")
-		w.WriteHeader(http.StatusOK)
-		_ = http.NewResponseController(w).Flush()
-		<-req.Context().Done()
-	})
-	s := &http.Server{Handler: mux}
-	go func() { _ = s.Serve(l) }()
-	t.Cleanup(func() { _ = s.Close() })
-	return "http://" + l.Addr().String()
+	p.clean()
 }

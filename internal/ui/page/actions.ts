@@ -2,7 +2,7 @@
 import * as api from "./api";
 import type { Action } from "./dialog";
 import { store } from "./store";
-import { family, nameOf, type Node, refOf, shortID } from "./tree";
+import { family, hasRelative, nameOf, type Node, refOf, shortID } from "./tree";
 import { plural } from "./text";
 
 export type ActionName =
@@ -23,8 +23,7 @@ export function possible(n: Node): ActionName[] {
   const scope = store.version?.scope;
   if (scope === "read") return [];
   if (n.snapshot) return n.snapshot.status === "ready" ? ["fork", "remove"] : ["remove"];
-  const other = family(n).some((o) => o.sandbox && o !== n);
-  const merge: ActionName[] = other ? ["promote"] : [];
+  const merge: ActionName[] = hasRelative(n) ? ["promote"] : [];
   switch (n.sandbox!.state) {
     case "running":
       return ["fork", "try", "branch", "rollback", ...merge, "pause", "suspend", "label", "kill"];

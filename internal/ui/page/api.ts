@@ -56,6 +56,7 @@ export interface Event {
   type: string;
   sandbox_id?: string;
   snapshot_tag?: string;
+  labels?: Record<string, string>;
   reason?: string;
   detail?: string;
 }
@@ -153,18 +154,18 @@ export async function send(method: string, path: string, body?: unknown, signal?
   throw new Failure(answer.status, problem.code ?? "", problem.detail ?? `status ${answer.status}`);
 }
 
-export async function call<T>(method: string, path: string, body?: unknown): Promise<T> {
-  const text = await (await send(method, path, body)).text();
+export async function call<T>(method: string, path: string, body?: unknown, signal?: AbortSignal): Promise<T> {
+  const text = await (await send(method, path, body, signal)).text();
   return (text === "" ? {} : JSON.parse(text)) as T;
 }
 
-export const get = <T>(path: string) => call<T>("GET", path);
+export const get = <T>(path: string, signal?: AbortSignal) => call<T>("GET", path, undefined, signal);
 
 // list returns all pages of a list.
-export async function list<T>(path: string): Promise<T[]> {
+export async function list<T>(path: string, signal?: AbortSignal): Promise<T[]> {
   const all: T[] = [];
   for (let next: string | undefined = `${path}?limit=1000`; next !== undefined; ) {
-    const answer: Response = await send("GET", next);
+    const answer: Response = await send("GET", next, undefined, signal);
     all.push(...((await answer.json()) as T[]));
     const link = /<\/([^>]*)>;\s*rel="?next/.exec(answer.headers.get("Link") ?? "");
     next = link?.[1];

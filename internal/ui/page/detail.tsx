@@ -3,7 +3,7 @@ import { h, Fragment } from "preact";
 import { type ActionName, possible, titles } from "./actions";
 import { Calls } from "./dialog";
 import { Icon, memoryOf, stateOf } from "./rows";
-import { store } from "./store";
+import { store, useChosen, useStore } from "./store";
 import { age, bytes, plural } from "./text";
 import { count, labelsOf, nameOf, type Node, refOf } from "./tree";
 
@@ -12,6 +12,8 @@ export const hints: Partial<Record<ActionName, string>> = {
 };
 
 export function Detail({ n, act, open }: { n: Node; act: (name: ActionName, n: Node) => void; open: (n: Node) => void }) {
+  useStore(n.key, "stats");
+  useChosen(n.key);
   const names = possible(n);
   const main = n.snapshot ? "fork" : "branch";
   return (

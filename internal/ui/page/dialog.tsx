@@ -15,6 +15,7 @@ export interface Field {
 }
 
 export interface Action {
+  about?: string; // key of the node that it changes
   title: string;
   explain: ComponentChildren;
   button: string;

@@ -77,7 +77,7 @@ function HostCharts() {
 }
 
 export function HostPage() {
-  const s = useStore();
+  const s = useStore("any");
   const { value: ready, problem } = useLoad(() => api.get<Ready>("readyz"), [s.link]);
   const v = s.version;
   const states: Record<string, number> = {};

@@ -14,7 +14,7 @@ import { RunPage } from "./run";
 import { SandboxPage, tabs } from "./sandbox";
 import { type Link, store, useStore } from "./store";
 import { bytes, plural } from "./text";
-import { flatten, grow, labelsOf, nameOf, type Node, ownerWord, refOf, sandboxKey, snapshotKey } from "./tree";
+import { flatten, labelsOf, nameOf, type Node, ownerWord, refOf, sandboxKey, snapshotKey } from "./tree";
 
 function useHash(): string[] {
   const read = () => location.hash.replace(/^#\//, "").split("/").map(decodeURIComponent);
@@ -62,9 +62,10 @@ function searchWords(nodes: Map<string, Node>): string[] {
 }
 
 function App() {
-  const s = useStore();
-  const nodes = useMemo(() => grow(s.snapshots, s.sandboxes), [s.revision]);
-  const words = useMemo(() => searchWords(nodes), [nodes]);
+  const s = useStore("page");
+  const nodes = s.model.nodes;
+  const [searches, setSearches] = useState(0);
+  const words = useMemo(() => searchWords(nodes), [nodes, searches]);
   const parts = useHash();
   const [selected, select] = useState("");
   const [marked, setMarked] = useState<string[]>([]);
@@ -96,7 +97,7 @@ function App() {
 
   const act = (name: ActionName, n: Node, to?: string) => {
     if (name === "try") location.hash = `#/try/${encodeURIComponent(refOf(n))}`;
-    else setAction(begin(name, n, to));
+    else setAction({ ...begin(name, n, to), about: n.key });
   };
   const open = (n: Node) => {
     if (n.sandbox) location.hash = `#/sandbox/${encodeURIComponent(n.sandbox.id)}`;
@@ -187,7 +188,7 @@ function App() {
       <header>
         <a class="logo" href="#/"><span class="mark-logo" aria-hidden="true" /> forkd</a>
         <input ref={find} type="search" placeholder="Search names, labels, owners" aria-label="Search" value={search}
-          list="words"
+          list="words" onFocus={() => setSearches((n) => n + 1)}
           onInput={(e) => { setSearch((e.target as HTMLInputElement).value); if (page) location.hash = "#/"; }} />
         <datalist id="words">{words.map((l) => <option value={l} />)}</datalist>
         <select aria-label="State" value={state}
@@ -209,7 +210,7 @@ function App() {
       {s.link === "away" && s.loaded && <p class="banner" role="alert">The daemon does not answer: {s.problem}. The page shows its last known state.</p>}
       {content}
       {commands && <Palette commands={commands} close={(c) => { setCommands(undefined); if (c) setTimeout(c.run); }} />}
-      {action && <Dialog action={action} close={(done) => { setAction(undefined); if (done) { tell(done); void s.refresh().catch(() => {}); } }} />}
+      {action && <Dialog action={action} close={(done) => { setAction(undefined); if (done) { tell(done); if (action.about) s.want(action.about); } }} />}
       <div class={`toast${told ? " on" : ""}`} role="status">{told}</div>
     </Fragment>
   );
@@ -239,14 +240,15 @@ interface TreePageProps {
 }
 
 function TreePage(p: TreePageProps) {
+  const filters = p.search.trim() !== "" || p.state !== "";
+  const s = useStore(...(filters ? ["slow"] : []));
   const rows = useMemo(() => flatten(p.nodes, p.closed, p.search, p.state),
-    [p.nodes, p.closed, p.search, p.state]);
+    [p.nodes, p.closed, p.search, p.state, filters && s.revision]);
   const node = p.nodes.get(p.selected);
   useEffect(() => {
     if (node === undefined && rows.length > 0) p.select((rows.find((r) => r.node.sandbox) ?? rows[0]!).node.key);
   }, [node, rows]);
   if (p.nodes.size === 0) return <Empty />;
-  const marked = p.marked.map((key) => p.nodes.get(key)).filter((n) => n !== undefined);
   return (
     <main class="split" id="main">
       <div class="left">
@@ -266,19 +268,26 @@ function TreePage(p: TreePageProps) {
           <kbd>↑</kbd><kbd>↓</kbd> choose <kbd>←</kbd><kbd>→</kbd> fold <kbd>f</kbd> fork <kbd>b</kbd> branch <kbd>r</kbd> roll back{" "}
           <kbd>space</kbd> mark two to compare <kbd>/</kbd> search
         </p>
-        {marked.length > 0 && (
-          <div class="compare" role="region" aria-label="Comparison">
-            {marked.length === 1
-              ? <span>Mark a second one to compare it with <b>{nameOf(marked[0]!)}</b>.</span>
-              : <a class="button primary" href={`#/diff/${marked.map((n) => encodeURIComponent(refOf(n))).join("/")}`}>
-                  Compare {nameOf(marked[0]!)} with {nameOf(marked[1]!)}
-                </a>}
-            <button onClick={() => p.setMarked([])}>Clear</button>
-          </div>
-        )}
+        <Compare marked={p.marked.map((key) => p.nodes.get(key)).filter((n) => n !== undefined)} clear={() => p.setMarked([])} />
       </div>
       {node && <Detail n={node} act={p.act} open={p.open} />}
     </main>
+  );
+}
+
+// Compare shows the marked nodes, and leads to their comparison.
+function Compare({ marked, clear }: { marked: Node[]; clear: () => void }) {
+  useStore(...marked.map((n) => n.key));
+  if (marked.length === 0) return <Fragment />;
+  return (
+    <div class="compare" role="region" aria-label="Comparison">
+      {marked.length === 1
+        ? <span>Mark a second one to compare it with <b>{nameOf(marked[0]!)}</b>.</span>
+        : <a class="button primary" href={`#/diff/${marked.map((n) => encodeURIComponent(refOf(n))).join("/")}`}>
+            Compare {nameOf(marked[0]!)} with {nameOf(marked[1]!)}
+          </a>}
+      <button onClick={clear}>Clear</button>
+    </div>
   );
 }
 
@@ -313,6 +322,7 @@ function Intro() {
 
 // Summary shows how much memory forks share.
 function Summary({ nodes }: { nodes: Map<string, Node> }) {
+  useStore("stats");
   let own = 0, all = 0, measured = 0, sandboxes = 0;
   for (const n of nodes.values()) {
     if (!n.sandbox) continue;

@@ -2,7 +2,7 @@
 import { h } from "preact";
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { type ActionName, keys, pointsOf, possible } from "./actions";
-import { store } from "./store";
+import { store, useStore } from "./store";
 import { age, bytes, plural } from "./text";
 import { count, labelsOf, nameOf, type Node, type Row } from "./tree";
 
@@ -30,6 +30,7 @@ interface Dragged {
 }
 
 export function Tree(p: TreeProps) {
+  useStore("stats");
   const box = useRef<HTMLDivElement>(null);
   const [view, setView] = useState({ top: 0, height: 800 });
   const look = () => {
@@ -106,6 +107,7 @@ function Line({ row, index, selected, marked, tree: { select, mark, toggle, ente
   drag: (d?: Dragged) => void;
 }) {
   const n = row.node;
+  useStore(n.key);
   const target = dragged !== undefined && n.snapshot !== undefined && dragged.to.has(n.snapshot.tag);
   const [over, setOver] = useState(false);
   const drop = (e: DragEvent) => {

@@ -10,7 +10,7 @@ import { bytes, plural } from "./text";
 import { nameOf, type Node, shortID } from "./tree";
 
 export function RunPage({ n, ask }: { n: Node; ask: (a: Action) => void }) {
-  useStore();
+  useStore("any");
   const id = n.sandbox!.id;
   const run = runs.get(id);
   const [command, setCommand] = useState(run?.command ?? "");
@@ -18,7 +18,7 @@ export function RunPage({ n, ask }: { n: Node; ask: (a: Action) => void }) {
   const submit = (e: Event) => {
     e.preventDefault();
     start(id, command, Number(count));
-    store.changed();
+    store.changed("any");
   };
   const left = run?.state === "ended" ? run.forks.filter((fork) => store.sandboxes.has(fork)) : [];
   return (

@@ -2,6 +2,7 @@
 import * as api from "./api";
 import { store } from "./store";
 import { plain } from "./text";
+import { sandboxKey } from "./tree";
 
 export interface Result {
   index: number;
@@ -45,7 +46,7 @@ export function start(id: string, command: string, n: number): void {
   runs.delete(id);
   runs.set(id, run);
   for (const [old, r] of runs) if (runs.size > maxRuns && r.state !== "running") runs.delete(old);
-  void follow(id, run, stream.signal).finally(() => store.changed());
+  void follow(id, run, stream.signal).finally(() => store.changed("any"));
 }
 
 async function follow(id: string, run: Run, signal: AbortSignal): Promise<void> {
@@ -53,7 +54,7 @@ async function follow(id: string, run: Run, signal: AbortSignal): Promise<void> 
     const body = { n: run.n, args: ["/bin/sh", "-c", run.command], keep: "all" };
     await api.lines(await api.send("POST", api.box(id, "/try"), body, signal), (line) => {
       take(run, JSON.parse(line) as Event);
-      store.changed();
+      store.changed("any");
     });
     if (run.state === "running") fail(run, "the daemon has ended the answer");
   } catch (e) {
@@ -78,6 +79,8 @@ function take(run: Run, e: Event) {
     run.results.set(rest.index, { ...rest, output, exec: end });
   } else if (e.end) {
     run.state = "ended";
+    for (const s of e.end.kept) store.model.putSandbox(s);
+    store.want(...e.end.kept.map((s) => sandboxKey(s.id))); // it can have been deleted since
     run.forks = run.forks.map((fork) => (e.end!.kept.some((s) => s.id === fork) ? fork : ""));
   } else if (e.error !== undefined) {
     fail(run, e.error);

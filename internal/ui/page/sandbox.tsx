@@ -9,7 +9,7 @@ import { FilesTab } from "./files";
 import { MetricsTab } from "./metrics";
 import { NetworkTab } from "./network";
 import { Icon, State } from "./rows";
-import { store, useStore } from "./store";
+import { store, useChosen, useStore } from "./store";
 import { plain } from "./text";
 import { nameOf, type Node } from "./tree";
 import type { Shell } from "./terminal";
@@ -20,7 +20,8 @@ type Tab = (typeof tabs)[number];
 export function SandboxPage({ n, tab, act, ask }: {
   n: Node; tab: string; act: (name: ActionName, n: Node) => void; ask: (a: Action) => void;
 }) {
-  useStore();
+  useStore(n.key, "stats");
+  useChosen(n.key);
   const id = n.sandbox!.id;
   const now = (tabs as readonly string[]).includes(tab) ? (tab as Tab) : "terminal";
   const on = n.sandbox!.state === "running";

@@ -1,17 +1,35 @@
-// The state of the daemon as the page knows it: lists, kept current by the event stream.
+// The state of the daemon as the page knows it. The page lists everything when it is opened, and
+// then follows the event stream. It reads only records that an event does not have.
 import { useEffect, useState } from "preact/hooks";
 import * as api from "./api";
+import { allSnapshots, everything, Model } from "./model";
+import { sandboxKey, snapshotKey } from "./tree";
 
 export type Link = "connecting" | "live" | "away" | "ended" | "login";
 
+// A topic is what a component is drawn again for. It is the key of a node, or one of these:
+// page:  the connection, or the shape of the tree
+// stats: figures of sandboxes; at least at every statsInterval
+// slow:  any record, at most at every slowInterval
+// any:   everything
+export type Topic = string;
+
 const maxEvents = 200;
+const maxArrived = 4096; // events that are kept while the page reads
 const statsInterval = 3000;
-const maxMeasured = 48; // sandboxes that are measured in one interval
+const slowInterval = 250;
+const maxMeasured = 48; // sandboxes that are measured in one interval …
+const maxMeasuredAgain = 3; // … and those of them that had been measured before: each costs the daemon milliseconds
+const maxReads = 32; // records that are read one by one; instead of more, the page lists all
+const readers = 4;
+const readPause = 250; // after records were read …
+const listPause = 1000; // … and after a list
+
+const sleep = (ms: number) => new Promise((done) => setTimeout(done, ms));
 
 class Store {
-  sandboxes = new Map<string, api.Sandbox>();
-  snapshots = new Map<string, api.Snapshot>();
-  stats = new Map<string, api.Stats>();
+  model = new Model();
+  stats = new Map<string, api.Stats>(); // the latest measured last
   events: api.Event[] = []; // the newest first
   link: Link = "connecting";
   problem = "";
@@ -19,29 +37,79 @@ class Store {
   version?: api.Version;
   daemon = "";
   measured: string[] = []; // ids of sandboxes that are on the screen
+  chosen = ""; // key of the node whose details are on the screen
   revision = 0;
 
-  #listeners = new Set<() => void>();
-  #stream?: AbortController;
-  #listing = false;
-  #again = false;
+  #listeners = new Map<Topic, Set<() => void>>();
+  #topics = new Set<Topic>(); // to be drawn
   #queued = false;
+  #arrangeAfter = 0; // time before which the tree is not arranged again
+  #slowTimer?: number;
 
-  subscribe(f: () => void): () => void {
-    this.#listeners.add(f);
-    return () => this.#listeners.delete(f);
+  #stream?: AbortController;
+  #place = ""; // in the event stream, for its continuation
+  #last = ""; // id of the last event
+  #stale = true; // list everything before the next stream is followed
+  #connection = 0; // number of the connection
+  #following = false; // events of the connection arrive
+  #reading = 0; // connection of the running #readWanted, or 0
+  #wanted = new Set<string>(); // records to read, as in Model.apply
+  #arrived?: api.Event[]; // events since the reads under way began
+
+  get sandboxes() {
+    return this.model.sandboxes;
   }
 
-  // changed tells the components, once per frame.
-  changed() {
+  get snapshots() {
+    return this.model.snapshots;
+  }
+
+  subscribe(topic: Topic, f: () => void): () => void {
+    const all = this.#listeners.get(topic) ?? new Set();
+    this.#listeners.set(topic, all.add(f));
+    return () => {
+      all.delete(f);
+      if (all.size === 0 && this.#listeners.get(topic) === all) this.#listeners.delete(topic);
+    };
+  }
+
+  // changed has the components of a topic drawn, at most once per frame.
+  changed(topic: Topic) {
     this.revision++;
+    this.#topics.add(topic);
     if (this.#queued) return;
     this.#queued = true;
-    const tell = () => {
-      this.#queued = false;
-      this.#listeners.forEach((f) => f());
-    };
-    document.hidden ? setTimeout(tell, 100) : requestAnimationFrame(tell);
+    const draw = () => this.#draw();
+    document.hidden ? setTimeout(draw, 100) : requestAnimationFrame(draw);
+  }
+
+  #draw() {
+    this.#queued = false;
+    const topics = this.#topics;
+    this.#topics = new Set();
+    const began = performance.now();
+    if (this.model.reshaped && began >= this.#arrangeAfter) {
+      this.model.arrange();
+      topics.add("page");
+      // A large tree is arranged less often.
+      const now = performance.now();
+      this.#arrangeAfter = now + 4 * (now - began);
+    }
+    if (this.model.changed.size > 0) {
+      for (const key of this.model.changed) topics.add(key as Topic);
+      this.model.changed.clear();
+      this.#slowTimer ??= setTimeout(() => {
+        this.#slowTimer = undefined;
+        this.#tell("slow");
+      }, slowInterval);
+    }
+    topics.add("any");
+    for (const topic of topics) this.#tell(topic);
+    if (this.model.reshaped) this.changed("any");
+  }
+
+  #tell(topic: Topic) {
+    this.#listeners.get(topic)?.forEach((f) => f());
   }
 
   start() {
@@ -50,6 +118,7 @@ class Store {
     // A hidden page needs no events. Each stream occupies one of the few connections that a browser
     // opens to a server.
     document.addEventListener("visibilitychange", () => {
+      this.#stale = true;
       if (document.hidden) this.#stream?.abort();
       else if (this.link !== "ended" && this.link !== "login") void this.#follow();
     });
@@ -59,14 +128,25 @@ class Store {
     this.#stream?.abort();
     const stream = (this.#stream = new AbortController());
     for (let wait = 500; !stream.signal.aborted; wait = Math.min(wait * 2, 5000)) {
+      this.#connection++;
+      this.#following = false;
       try {
-        const answer = await api.send("GET", "v1/events", undefined, stream.signal);
+        const after = this.#stale ? "" : `?after=${encodeURIComponent(this.#place)}`;
+        const answer = await api.send("GET", `v1/events${after}`, undefined, stream.signal);
         wait = 500;
-        await this.refresh();
+        if (this.#stale) {
+          this.#wanted.clear();
+          await this.#list(true, true, stream.signal);
+          this.#stale = false;
+          this.loaded = true;
+        }
+        this.#following = true;
         this.#set("live", "");
         if (this.version === undefined) await this.#describe();
+        this.want();
         await api.lines(answer, (line) => {
-          if (line.startsWith("data: ")) this.#event(JSON.parse(line.slice(6)) as api.Event);
+          if (line.startsWith("id: ")) this.#place = line.slice(4);
+          else if (line.startsWith("data: ")) this.#event(JSON.parse(line.slice(6)) as api.Event);
         });
         this.#set("away", "the stream of events has ended");
       } catch (e) {
@@ -82,14 +162,14 @@ class Store {
         }
         this.#set("away", String((e as Error).message ?? e));
       }
-      await new Promise((done) => setTimeout(done, wait));
+      await sleep(wait);
     }
   }
 
   #set(link: Link, problem: string) {
     this.link = link;
     this.problem = problem;
-    this.changed();
+    this.changed("page");
   }
 
   async #describe() {
@@ -97,81 +177,208 @@ class Store {
       api.get<api.Version>("version"),
       api.get<{ name: string }>("daemon"),
     ]);
-    this.changed();
+    this.changed("page");
   }
 
   #event(e: api.Event) {
-    this.events = [e, ...this.events].slice(0, maxEvents);
-    if (e.type === "sandbox.deleted" && e.sandbox_id !== undefined) {
-      this.sandboxes.delete(e.sandbox_id);
-      this.stats.delete(e.sandbox_id);
-    } else if (e.type === "snapshot.deleted" && e.snapshot_tag !== undefined) {
-      this.snapshots.delete(e.snapshot_tag);
-    }
-    this.changed();
-    void this.refresh();
-  }
-
-  // refresh lists everything again. Calls while a list is under way cause one more.
-  async refresh(): Promise<void> {
-    if (this.#listing) {
-      this.#again = true;
+    const isNew = e.type === "missed" || isAfter(e.id, this.#last);
+    this.#last = e.id;
+    if (!isNew) {
+      this.want(everything); // an old event could undo a newer one
       return;
     }
-    this.#listing = true;
-    try {
-      const began = performance.now();
-      const [sandboxes, snapshots] = await Promise.all([
-        api.list<api.Sandbox>("v1/sandboxes"),
-        api.list<api.Snapshot>("v1/snapshots"),
-      ]);
-      this.sandboxes = new Map(sandboxes.map((s) => [s.id, s]));
-      this.snapshots = new Map(snapshots.map((s) => [s.tag, s]));
-      this.loaded = true;
-      this.changed();
-      // Long lists are fetched less often.
-      await new Promise((done) => setTimeout(done, 100 + 4 * (performance.now() - began)));
-    } finally {
-      this.#listing = false;
+    this.events.unshift(e);
+    this.events.length = Math.min(this.events.length, maxEvents);
+    if (this.#arrived !== undefined) {
+      if (this.#arrived.length < maxArrived) this.#arrived.push(e);
+      else this.#wanted.add(everything);
     }
-    if (this.#again) {
-      this.#again = false;
-      void this.refresh().catch(() => {}); // the event stream reports a lost connection
-    }
+    this.#apply(e);
   }
 
+  #apply(e: api.Event) {
+    this.want(...this.model.apply(e));
+    if (e.type.endsWith(".deleted")) this.#wanted.delete(keyOf(e));
+    if (e.type === "sandbox.deleted") this.stats.delete(e.sandbox_id ?? "");
+    this.changed("any");
+  }
+
+  // want has records read, as soon as the connection and the pauses permit. The names are those of
+  // Model.apply.
+  want(...names: string[]) {
+    for (const name of names) this.#wanted.add(name);
+    if (this.#wanted.size > 0 && this.#following && this.#reading !== this.#connection) void this.#readWanted();
+  }
+
+  async #readWanted() {
+    const connection = (this.#reading = this.#connection);
+    const signal = this.#stream!.signal;
+    while (this.#wanted.size > 0 && connection === this.#connection) {
+      const names = this.#wanted;
+      this.#wanted = new Set();
+      const all = names.has(everything);
+      const sandboxes = all || count(names, "b:") > maxReads;
+      const snapshots = all || names.has(allSnapshots) || count(names, "s:") > maxReads;
+      const began = performance.now();
+      const arrived: api.Event[] = (this.#arrived = []);
+      let failed = false;
+      try {
+        if (sandboxes || snapshots) {
+          await this.#list(sandboxes, snapshots, signal);
+          arrived.forEach((e) => this.#apply(e)); // the lists may be older than these events
+        }
+      } catch {
+        names.forEach((name) => this.#wanted.add(name));
+        failed = true;
+      }
+      const single = [...names].filter((n) => (n.startsWith("b:") && !sandboxes) || (n.startsWith("s:") && !snapshots));
+      const read = async () => {
+        for (let key = single.pop(); key !== undefined && !failed; key = single.pop()) {
+          try {
+            await this.#readOne(key, arrived, signal);
+          } catch {
+            this.#wanted.add(key.startsWith("s:") ? allSnapshots : everything);
+            single.forEach((rest) => this.#wanted.add(rest));
+            failed = true;
+          }
+        }
+      };
+      await Promise.all(Array.from({ length: readers }, read));
+      if (connection === this.#connection) this.#arrived = undefined;
+      const took = performance.now() - began;
+      await sleep((sandboxes || snapshots || failed ? listPause : readPause) + 4 * took);
+      if (failed) break; // the stream reports a lost connection, and #measure tries again
+    }
+    if (this.#reading === connection) this.#reading = 0;
+  }
+
+  // #list lists sandboxes, snapshots, or both. It drops lists that come after the end of its
+  // connection.
+  async #list(sandboxes: boolean, snapshots: boolean, signal: AbortSignal) {
+    const connection = this.#connection;
+    const [boxes, saved] = await Promise.all([
+      sandboxes ? api.list<api.Sandbox>("v1/sandboxes", signal) : undefined,
+      snapshots ? api.list<api.Snapshot>("v1/snapshots", signal) : undefined,
+    ]);
+    if (connection !== this.#connection) throw new Error("the connection has ended");
+    if (boxes !== undefined) this.model.replaceSandboxes(boxes);
+    for (const id of this.stats.keys()) if (!this.sandboxes.has(id)) this.stats.delete(id);
+    if (saved !== undefined) this.model.replaceSnapshots(saved);
+    this.changed("page");
+  }
+
+  async #readOne(key: string, arrived: api.Event[], signal: AbortSignal) {
+    const connection = this.#connection;
+    const name = key.slice(2);
+    const isSandbox = key === sandboxKey(name);
+    let put = () => this.model.remove(key);
+    try {
+      if (isSandbox) {
+        const s = await api.get<api.Sandbox>(api.box(name), signal);
+        put = () => this.model.putSandbox(s);
+      } else {
+        const s = await api.get<api.Snapshot>(`v1/snapshots/${encodeURIComponent(name)}/info`, signal);
+        put = () => this.model.putSnapshot(s);
+      }
+    } catch (e) {
+      if (!(e instanceof api.Failure && e.status === 404)) throw e;
+    }
+    if (connection !== this.#connection) throw new Error("the connection has ended");
+    put();
+    // The record may be older than these events.
+    arrived.filter((e) => keyOf(e) === key).forEach((e) => this.#apply(e));
+    this.changed("any");
+  }
+
+  // #measure reads the figures of sandboxes on the screen. It also reads records that change
+  // without events.
   async #measure() {
     for (;;) {
       if (!document.hidden && this.link === "live") {
-        const live = this.measured.filter((id) => ["running", "paused"].includes(this.sandboxes.get(id)?.state ?? ""));
-        const queue = live.slice(0, maxMeasured);
-        await Promise.all(
-          [0, 1, 2].map(async () => {
-            for (let id = queue.pop(); id !== undefined; id = queue.pop()) {
-              try {
-                this.stats.set(id, await api.get<api.Stats>(api.box(id, "/stats")));
-              } catch {
-                this.stats.delete(id); // it has just ended
-              }
-            }
-          }),
-        );
-        if (live.length > 0) this.changed();
+        const queue = this.#toMeasure();
+        await Promise.all(Array.from({ length: 3 }, async () => {
+          for (let id = queue.pop(); id !== undefined; id = queue.pop()) await this.#measureOne(id);
+        }));
+        this.want(...this.#unsettled());
+        this.changed("stats");
       }
-      await new Promise((done) => setTimeout(done, this.stats.size === 0 ? 500 : statsInterval));
+      await sleep(this.stats.size === 0 ? 500 : statsInterval);
     }
   }
+
+  #toMeasure(): string[] {
+    const live = new Set(this.measured.filter((id) => ["running", "paused"].includes(this.sandboxes.get(id)?.state ?? "")));
+    const chosen = this.chosen === sandboxKey(this.chosen.slice(2)) ? this.chosen.slice(2) : "";
+    const again = [...this.stats.keys()].filter((id) => live.has(id) && id !== chosen).slice(0, maxMeasuredAgain);
+    const first = [...live].filter((id) => id === chosen || !this.stats.has(id));
+    return [...again, ...first.slice(0, maxMeasured)].reverse();
+  }
+
+  async #measureOne(id: string) {
+    const before = this.stats.get(id);
+    try {
+      const now = await api.get<api.Stats>(api.box(id, "/stats"));
+      this.stats.delete(id); // the order of the map is the order of measurements
+      if (this.sandboxes.has(id)) this.stats.set(id, now);
+    } catch {
+      this.stats.delete(id); // it has just ended, or hangs
+      if (before !== undefined) this.want(sandboxKey(id));
+    }
+  }
+
+  // #unsettled returns names of records that change without events, as in Model.apply.
+  #unsettled(): string[] {
+    const names: string[] = [];
+    const key = this.chosen;
+    if (this.sandboxes.has(key.slice(2)) && key.startsWith("b:")) names.push(key);
+    if (this.snapshots.get(key.slice(2))?.status === "ready" && key.startsWith("s:")) names.push(key);
+    for (const s of this.sandboxes.values()) {
+      if (s.not_answering && names.length < maxReads / 2) names.push(sandboxKey(s.id));
+    }
+    for (const s of this.snapshots.values()) {
+      if (s.status !== "writing") continue;
+      names.push(allSnapshots);
+      break;
+    }
+    return names;
+  }
+}
+
+// keyOf returns the key of the node that an event is about.
+const keyOf = (e: api.Event) =>
+  e.type.startsWith("snapshot.") ? snapshotKey(e.snapshot_tag ?? "") : sandboxKey(e.sandbox_id ?? "");
+
+const count = (names: Set<string>, prefix: string) => [...names].filter((n) => n.startsWith(prefix)).length;
+
+// isAfter reports whether an event has a higher number than an earlier one. Events of another daemon
+// count from 1 again.
+function isAfter(id: string, before: string): boolean {
+  const [epoch, number] = id.split("-");
+  const [epochBefore, numberBefore] = before.split("-");
+  return epoch !== epochBefore || Number(number) > Number(numberBefore);
 }
 
 export const store = new Store();
 
-// useStore makes a component follow the store.
-export function useStore(): Store {
-  const [, set] = useState(store.revision);
+// useStore draws a component again when one of the topics changes.
+export function useStore(...topics: Topic[]): Store {
+  const [, set] = useState(0);
+  const drawn = store.revision;
   useEffect(() => {
-    const follow = () => set(store.revision);
-    follow(); // the store may have changed since the component was drawn
-    return store.subscribe(follow);
-  }, []);
+    const draw = () => set((n) => n + 1);
+    if (store.revision !== drawn) draw();
+    const ends = topics.map((topic) => store.subscribe(topic, draw));
+    return () => ends.forEach((end) => end());
+  }, [topics.join("\n")]);
   return store;
+}
+
+// useChosen marks a node as the one whose details are on the screen.
+export function useChosen(key: string) {
+  useEffect(() => {
+    store.chosen = key;
+    return () => {
+      if (store.chosen === key) store.chosen = "";
+    };
+  }, [key]);
 }

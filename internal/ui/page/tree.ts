@@ -121,6 +121,18 @@ export function family(n: Node): Node[] {
   return all;
 }
 
+// hasRelative reports whether the tree of n has another sandbox. It usually looks at few nodes only.
+export function hasRelative(n: Node): boolean {
+  let root = n;
+  while (root.parent !== undefined) root = root.parent;
+  const next = [root];
+  for (let node = next.pop(); node !== undefined; node = next.pop()) {
+    if (node.sandbox && node !== n) return true;
+    next.push(...node.children);
+  }
+  return false;
+}
+
 export function count(n: Node): { sandboxes: number; snapshots: number } {
   const below = [...n.children];
   const total = { sandboxes: 0, snapshots: 0 };
