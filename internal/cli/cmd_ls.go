@@ -22,7 +22,8 @@ func newLsCmd() *cobra.Command {
 		Aliases: []string{"ps"},
 		Short:   "List sandboxes, or the processes that exec started in one",
 		Long: "PID is the process of the sandbox's VM on the daemon's host, AGE the time since the sandbox was created,\n" +
-			"and READY the duration of its fork until its agent answered.",
+			"and READY the duration of its fork until its agent answered. OWNER, the client that created the sandbox, is\n" +
+			"shown if the sandboxes have different owners, or with -o wide.",
 		Args: usageArgs(arguments(0, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 1 {
@@ -45,6 +46,10 @@ func newLsCmd() *cobra.Command {
 					return nil
 				}
 				heading := "ID\tSNAPSHOT\tSTATE\tPID\tAGE\tREADY"
+				owners := c.wide() || ownersDiffer(list)
+				if owners {
+					heading += "\tOWNER"
+				}
 				if c.wide() {
 					heading += "\tNETWORK\tHOSTNAME\tBRANCHES\tWORKSPACE\tLABELS"
 				}
@@ -64,6 +69,9 @@ func newLsCmd() *cobra.Command {
 							ready = fmt.Sprintf("%.1f ms", *s.ReadyMS)
 						}
 						cells := []any{s.ID, s.SnapshotTag, state, pid, age(s.CreatedAt), ready}
+						if owners {
+							cells = append(cells, cmp.Or(s.Owner, "-"))
+						}
 						if c.wide() {
 							cells = append(cells, s.Network, s.Hostname, s.BranchCount, cmp.Or(s.Workspace, "-"), labelText(s.Labels))
 						}
@@ -80,6 +88,18 @@ func newLsCmd() *cobra.Command {
 	c.hasWide = true
 	c.register(cmd)
 	return cmd
+}
+
+// ownersDiffer reports whether sandboxes have different owners. Unknown owners do not count.
+func ownersDiffer(list []client.Sandbox) bool {
+	first := ""
+	for _, s := range list {
+		if s.Owner != "" && first != "" && s.Owner != first {
+			return true
+		}
+		first = cmp.Or(first, s.Owner)
+	}
+	return false
 }
 
 func printProcesses(cmd *cobra.Command, list []client.ProcessInfo, quiet bool) error {

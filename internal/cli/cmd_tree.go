@@ -20,7 +20,7 @@ func newTreeCmd() *cobra.Command {
 		Use:   "tree",
 		Short: "Show snapshots and sandboxes below their origins",
 		Long: "Shows a sandbox below the snapshot that it runs from, and a branch below its source sandbox or, if that\n" +
-			"is gone, below the source's snapshot.",
+			"is gone, below the source's snapshot. The owners of sandboxes are shown if they differ, or with -o wide.",
 		Example: "  forkd tree --watch   # until Ctrl-C; 'forkd ui' shows the same tree in the browser",
 		Args:    usageArgs(arguments(0, 0)),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -30,36 +30,44 @@ func newTreeCmd() *cobra.Command {
 			c.streams = watch
 			if watch {
 				return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
-					return watchTree(ctx, cl, cmd.OutOrStdout())
+					return watchTree(ctx, cl, cmd.OutOrStdout(), c.wide())
 				})
 			}
-			return show(cmd, &c, fetchFamily, func(roots []*relative) error {
-				return printFamily(cmd.OutOrStdout(), roots, "")
+			var owners bool
+			return show(cmd, &c, func(ctx context.Context, cl *client.Client) (roots []*relative, err error) {
+				roots, owners, err = fetchFamily(ctx, cl)
+				return roots, err
+			}, func(roots []*relative) error {
+				return printFamily(cmd.OutOrStdout(), roots, "", owners || c.wide())
 			})
 		},
 	}
+	c.hasWide = true
 	cmd.Flags().BoolVar(&watch, "watch", false, "draw the tree again when it changes, until Ctrl-C")
 	c.register(cmd)
 	return cmd
 }
 
-func fetchFamily(ctx context.Context, cl *client.Client) ([]*relative, error) {
+// fetchFamily returns the trees of all snapshots and sandboxes. The result owners is true if
+// sandboxes have different owners.
+func fetchFamily(ctx context.Context, cl *client.Client) (roots []*relative, owners bool, err error) {
 	snapshots, err := cl.Snapshots(ctx)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	sandboxes, err := cl.Sandboxes(ctx)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
-	return family(snapshots, sandboxes), nil
+	return family(snapshots, sandboxes), ownersDiffer(sandboxes), nil
 }
 
 // redrawPause is the minimum time between two drawings of a tree.
 const redrawPause = 200 * time.Millisecond
 
-// watchTree draws the tree on a terminal whenever the daemon reports an event.
-func watchTree(ctx context.Context, cl *client.Client, out io.Writer) error {
+// watchTree draws the tree on a terminal whenever the daemon reports an event. If wide is true, it
+// always shows owners.
+func watchTree(ctx context.Context, cl *client.Client, out io.Writer, wide bool) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	changed, failed := make(chan struct{}, 1), make(chan error, 1)
@@ -78,12 +86,12 @@ func watchTree(ctx context.Context, cl *client.Client, out io.Writer) error {
 			return err
 		case <-changed:
 		}
-		roots, err := fetchFamily(ctx, cl)
+		roots, owners, err := fetchFamily(ctx, cl)
 		if err != nil {
 			return err
 		}
 		var text strings.Builder
-		if err := printFamily(&text, roots, ""); err != nil {
+		if err := printFamily(&text, roots, "", owners || wide); err != nil {
 			return err
 		}
 		height := 0
@@ -117,6 +125,7 @@ type relative struct {
 	Tag      string      `json:"tag,omitempty"`
 	ID       string      `json:"id,omitempty"`
 	State    string      `json:"state"` // state of a sandbox, or status of a snapshot
+	Owner    string      `json:"owner,omitempty"`
 	Children []*relative `json:"children,omitempty"`
 }
 
@@ -128,7 +137,7 @@ func family(snapshots []client.Snapshot, sandboxes []client.Sandbox) (roots []*r
 		byTag[s.Tag] = &relative{Tag: s.Tag, State: s.Status}
 	}
 	for _, s := range sandboxes {
-		box := &relative{ID: s.ID, State: s.State}
+		box := &relative{ID: s.ID, State: s.State, Owner: s.Owner}
 		byID[s.ID] = box
 		if parent := byTag[s.SnapshotTag]; parent != nil {
 			parent.Children = append(parent.Children, box)
@@ -165,7 +174,8 @@ func contains(tree, r *relative) bool {
 	return false
 }
 
-func printFamily(w io.Writer, list []*relative, indent string) error {
+// printFamily draws trees. If owners is true, it shows the owners of sandboxes.
+func printFamily(w io.Writer, list []*relative, indent string, owners bool) error {
 	for i, r := range list {
 		branch, below := "├─ ", "│  "
 		if i == len(list)-1 {
@@ -178,10 +188,15 @@ func printFamily(w io.Writer, list []*relative, indent string) error {
 		if r.State != "ready" && r.State != "running" {
 			state = "  " + r.State
 		}
-		if _, err := printf(w, "%s%s%s%s%s\n", strings.TrimPrefix(indent, " "), branch, r.Tag, r.ID, state); err != nil {
+		owner := ""
+		if owners && r.Owner != "" {
+			owner = "  owner=" + r.Owner
+		}
+		_, err := printf(w, "%s%s%s%s%s%s\n", strings.TrimPrefix(indent, " "), branch, r.Tag, r.ID, state, owner)
+		if err != nil {
 			return err
 		}
-		if err := printFamily(w, r.Children, indent+below); err != nil {
+		if err := printFamily(w, r.Children, indent+below, owners); err != nil {
 			return err
 		}
 	}
