@@ -93,7 +93,9 @@ func TestOwners(t *testing.T) {
 	if !eval[bool](p, `[...document.querySelectorAll("#words option")].some((e) => e.value === "owner=token:team")`) {
 		t.Error("the search suggests no owner")
 	}
-	p.do("search an owner", focus("[type=search]"), chromedp.KeyEvent("owner=token:team"))
+	p.do("search the beginning of an owner", focus("[type=search]"), chromedp.KeyEvent("owner=token:tea"))
+	p.wait(`document.querySelectorAll(".row[role=treeitem]").length === 0`)
+	p.do("search an owner", chromedp.KeyEvent("m"))
 	names := `[...document.querySelectorAll(".row[role=treeitem] .name")].map((e) => e.textContent).join()`
 	p.wait(names + ` === "base,second"`)
 	p.eval(`[...document.querySelectorAll(".row .name")].find((e) => e.textContent === "second").click()`)

@@ -164,7 +164,7 @@ func judged(r apiv1.HubResult, v hub.Verdict) apiv1.HubResult {
 	return r
 }
 
-// findSnapshot describes a snapshot in a registry, without fetching its files.
+// findSnapshot describes a snapshot in a registry. Of its files, it fetches only the saved state.
 func (a *api) findSnapshot(r *http.Request, ask *apiv1.FindRequest) (out apiv1.RemoteSnapshot, err error) {
 	from, err := remoteOf(ask.Reference, ask.RegistryAuth)
 	if err != nil {

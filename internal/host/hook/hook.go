@@ -159,8 +159,13 @@ var errLate = errors.New("the time limit has passed")
 
 // failure returns the error of a command that has ended, or nil if the command exited with 0.
 func failure(r agentclient.ExecResult) error {
-	if r.Outcome == agentclient.Exited && r.ExitCode == 0 {
+	switch {
+	case r.Outcome == agentclient.Exited && r.ExitCode == 0:
 		return nil
+	case r.Outcome == agentclient.NotFound: // the status has the name of the program, which is an argument
+		return agentclient.ErrCommandNotFound
+	case r.Outcome == agentclient.NotExecutable:
+		return agentclient.ErrNotExecutable
 	}
 	return fmt.Errorf("%.200s", strings.ToValidUTF8(r.Status, "\uFFFD"))
 }

@@ -65,13 +65,14 @@ type Hub struct {
 	place     *gate.Gate
 	transfers *gate.Gate
 
-	base      http.RoundTripper // transport that all connections to registries use
-	tries     int               // maximum number of tries of a request to a registry
-	retryWait time.Duration     // wait before the second try; doubles before each further try
-	stall     time.Duration     // see wire.stall
-	small     int64             // see smallBlob
-	roomEvery int64             // see fetching
-	pace      time.Duration     // see leastRate
+	base       http.RoundTripper // transport that all connections to registries use
+	tries      int               // maximum number of tries of a request to a registry
+	retryWait  time.Duration     // wait before the second try; doubles before each further try
+	proofsTime time.Duration     // see proofsTime
+	stall      time.Duration     // see wire.stall
+	small      int64             // see smallBlob
+	roomEvery  int64             // see fetching
+	pace       time.Duration     // see leastRate
 }
 
 // New returns a Hub. It removes the files that a killed daemon has left unfinished. From then on,
@@ -83,17 +84,18 @@ func New(cfg Config) (*Hub, error) {
 	}
 	queue := gate.Queue{Key: maxWaiting, All: 16 * maxWaiting}
 	h := &Hub{
-		cfg:       cfg,
-		cache:     c,
-		place:     gate.NewQueued(maxMoves, queue),
-		transfers: gate.NewQueued(maxTransfers, queue),
-		base:      newBase(),
-		tries:     4,
-		retryWait: time.Second,
-		stall:     time.Minute,
-		small:     smallBlob,
-		roomEvery: 4 << 20, // all blobs that arrive at a time take some 64 MiB of the reserve at most
-		pace:      10 * time.Minute,
+		cfg:        cfg,
+		cache:      c,
+		place:      gate.NewQueued(maxMoves, queue),
+		transfers:  gate.NewQueued(maxTransfers, queue),
+		base:       newBase(),
+		tries:      4,
+		retryWait:  time.Second,
+		proofsTime: proofsTime,
+		stall:      time.Minute,
+		small:      smallBlob,
+		roomEvery:  4 << 20, // all blobs that arrive at a time take some 64 MiB of the reserve at most
+		pace:       10 * time.Minute,
 	}
 	h.forgotten(h.cache.forgetOthers(cfg.Store.HasPart))
 	cfg.Store.OnGone(func(gone *snapshot.Manifest) { h.forgotten(h.cache.forgetParts(gone, cfg.Store.HasPart)) })

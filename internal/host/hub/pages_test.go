@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	oci "github.com/opencontainers/image-spec/specs-go/v1"
 
@@ -153,5 +154,25 @@ func TestReferrersInPages(t *testing.T) {
 	}
 	if got := mustPull(t, b, ref); got.Verdict.Key.Name != "ann" {
 		t.Errorf("%+v", got.Verdict)
+	}
+}
+
+// A registry whose list of signatures arrives at the slowest permitted pace does not hold a place of pulls for hours.
+func TestSlowSignatures(t *testing.T) {
+	t.Setenv("DOCKER_CONFIG", t.TempDir())
+	s, a, b := serveReferrers(t), newHost(t).hasty(), newHost(t).hasty().trusting(t, newKey(t))
+	a.make(t, "parent", "", 2, 'p')
+	a.push(t, "parent", s.host+"/team/py:1")
+	b.proofsTime, b.stall = 50*time.Millisecond, time.Hour
+	s.set(func(w http.ResponseWriter, r *http.Request, inner http.Handler) {
+		if strings.Contains(r.URL.Path, "/referrers/") {
+			<-r.Context().Done()
+			return
+		}
+		inner.ServeHTTP(w, r)
+	})
+	_, err := b.Pull(t.Context(), "ann", "", strictly(t, s.host+"/team/py:1"), ignore)
+	if err == nil || !strings.Contains(err.Error(), errSlowProofs.Error()) {
+		t.Errorf("a pull from a slow registry: %v", err)
 	}
 }

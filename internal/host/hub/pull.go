@@ -37,8 +37,7 @@ type Offer struct {
 	cached  []artifact.Blob // other blobs that the cache has
 	has     []Progress      // files that need not be fetched
 
-	sharesState bool  // whether another snapshot of the store has the same saved state
-	problem     error // see Problem
+	problem error // see Problem
 }
 
 // Find fetches the description of a snapshot in a registry. If Pull would refuse the snapshot because of its
@@ -92,7 +91,6 @@ func (h *Hub) find(ctx context.Context, r Remote, end func(*Verdict, error) erro
 		switch {
 		case shared:
 			o.has = append(o.has, Progress{File: b.Part.Name, State: Shared, Bytes: b.Size})
-			o.sharesState = o.sharesState || b.Part.Name == artifact.StatePart
 		case h.cache.has(b.Digest):
 			o.has = append(o.has, Progress{File: b.Part.Name, State: Cached, Bytes: b.Size})
 			o.cached = append(o.cached, b)
@@ -223,7 +221,7 @@ func (h *Hub) Pull(ctx context.Context, who, tag string, r Remote, on func(Progr
 
 // try fetches the saved state, and restores it on trial. A saved state that the store already has is not tried again.
 func (p *pull) try(ctx context.Context, who string, o *Offer) error {
-	if o.Snapshot.DiskOnly() || o.sharesState {
+	if o.Snapshot.DiskOnly() {
 		return nil
 	}
 	state := stateOf(o.Artifact)

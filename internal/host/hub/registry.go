@@ -258,6 +258,8 @@ type conn struct {
 	wait  time.Duration // wait before the second try; doubles before each further try
 	small int64         // see smallBlob
 
+	proofsTime time.Duration // proofsTime, except in tests
+
 	roomEvery int64 // see fetching
 }
 
@@ -265,7 +267,8 @@ type conn struct {
 // requires one.
 func (h *Hub) dial(ctx context.Context, r Remote, scopes ...string) (*conn, error) {
 	repo := r.ref.Context()
-	c := &conn{Remote: r, tries: h.tries, wait: h.retryWait, small: h.small, roomEvery: h.roomEvery}
+	c := &conn{Remote: r, tries: h.tries, wait: h.retryWait, small: h.small,
+		proofsTime: h.proofsTime, roomEvery: h.roomEvery}
 	var auth authn.Authenticator
 	var err error
 	if r.login != nil {

@@ -151,9 +151,20 @@ func (c *conn) manifest(ctx context.Context) ([]byte, error) {
 	return p, err
 }
 
+// proofsTime is the maximum time for all signatures of a snapshot. Each document has a minimum pace
+// of its own, but a hostile registry could otherwise take hours for many slow documents.
+const proofsTime = 5 * time.Minute
+
 // proofs fetches the bundles for a digest. An unusable bundle is not an error. proofs returns an
-// error only if the registry fails.
+// error only if the registry fails, or takes longer than proofsTime.
 func (c *conn) proofs(ctx context.Context, d digest.Digest) (list []proof, err error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, c.proofsTime, errSlowProofs)
+	defer cancel()
+	defer func() {
+		if errors.Is(context.Cause(ctx), errSlowProofs) && err != nil {
+			err = errSlowProofs
+		}
+	}()
 	refs, err := c.referrers(ctx, d)
 	if err != nil {
 		return nil, err
@@ -173,6 +184,8 @@ func (c *conn) proofs(ctx context.Context, d digest.Digest) (list []proof, err e
 	}
 	return list, nil
 }
+
+var errSlowProofs = fmt.Errorf("its signatures have not arrived within %v", proofsTime)
 
 // referrers returns the artifacts that refer to a digest and may be signatures. It asks the registry for signatures
 // only. Some registries do not know the type of an artifact. If such a registry filters, it hides the signatures, so

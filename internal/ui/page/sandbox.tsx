@@ -113,10 +113,14 @@ function TerminalTab({ id }: { id: string }) {
     }
   };
   const known = pids?.includes(pid) ? pid : undefined;
+  const created = useRef(false); // a guest whose shells end at once must not make the page start shells without end
   useEffect(() => {
     if (pids === undefined || known !== undefined) return;
     if (pids.length > 0) choose(pids[0]!);
-    else void create();
+    else if (!created.current) {
+      created.current = true;
+      void create();
+    }
   }, [pids]);
   return (
     <Fragment>

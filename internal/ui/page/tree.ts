@@ -73,9 +73,10 @@ export const refOf = (n: Node) => n.snapshot?.tag ?? n.sandbox!.id;
 // matches reports whether a node has all words of a search in its name, labels, owner or state.
 export function matches(n: Node, words: string[]): boolean {
   const labels = Object.entries(labelsOf(n)).map(([name, value]) => `${name}=${value}`);
-  const text = [refOf(n), n.sandbox?.state ?? n.snapshot!.status, n.sandbox?.workspace ?? "", n.owner ? ownerWord(n.owner) : "",
-    ...labels].join("\n");
-  return words.every((word) => text.toLowerCase().includes(word));
+  const text = [refOf(n), n.sandbox?.state ?? n.snapshot!.status, n.sandbox?.workspace ?? "", ...labels].join("\n").toLowerCase();
+  const owner = ownerWord(n.owner ?? "").toLowerCase();
+  // An owner must be equal as a whole: the name of one may be a part of another, and anybody chooses labels.
+  return words.every((word) => (word.startsWith(ownerWord("")) ? word === owner : text.includes(word)));
 }
 
 // flatten returns the visible rows: the nodes that match a search and have a state, with their
