@@ -317,9 +317,9 @@ func TestRedirect(t *testing.T) {
 // A server that does not answer, and a server that is gone, delay neither events nor other servers.
 // The webhook stores no events, so the server learns later that it missed some.
 func TestSlowServer(t *testing.T) {
-	gone := httptest.NewServer(nil)
-	gone.Close()
 	slow, fast := receive(t, httptest.NewServer), receive(t, httptest.NewServer)
+	gone := httptest.NewServer(nil) // the last one, so that no other server gets its port
+	gone.Close()
 	stuck, release := make(chan struct{}), make(chan struct{})
 	slow.answer = func(_ http.ResponseWriter, _ *http.Request, got request) bool {
 		if got.body.SandboxID == "0" {

@@ -111,7 +111,7 @@ func isMissing(err error) bool {
 // below call each of them.
 var unnamed = []string{"Limited", "MayName", "Events", "Fork", "Sandboxes", "Snapshots", "Workspaces", "LeftAlone",
 	"Machine", "TagOf", "BaseImage", "UnnamedBytes", "CreateWorkspace", "Diff", "Export", "Apply", "MayUnpack", "Unpack",
-	"Pull", "Find", "Sign", "Verify", "OwnerOf"}
+	"Pull", "Copy", "Find", "Sign", "Verify", "OwnerOf"}
 
 // call calls a method of a View with a name as the first argument, and zero values as all other
 // arguments. It returns the method's error.
