@@ -2,8 +2,8 @@ package gate
 
 import "time"
 
-// Within calls functions one after the other, and reports whether all have returned within the given
-// time. If not, they go on in the background.
+// Within calls functions one after the other, and reports whether all have returned within the time
+// limit. If not, the calls go on in the background.
 func Within(limit time.Duration, calls ...func()) bool {
 	ended := make(chan struct{})
 	go func() {

@@ -1,9 +1,9 @@
 // Package linger bounds the memory that a peer holds by not reading. The kernel charges data in a
 // unix socket to the sender until the peer reads the data or closes its end, even if the sender has
-// closed its own end. So this package keeps such a socket, shut down, until nothing is queued in it
-// any more, and its user counts the sockets that are kept.
+// closed its own end. So this package shuts such a socket down, but keeps it open until nothing is
+// queued in it any more. Callers can then count the kept sockets and limit their number.
 //
-// The package does not wait for a peer. It is for sockets that are not shared with other processes.
+// The package does not wait for a peer. It is only for sockets that no other process shares.
 package linger
 
 import (
@@ -22,9 +22,9 @@ type Socket interface {
 	io.Closer
 }
 
-// Set is the set of the sockets to one peer that are kept. The zero value is empty. Its methods may
-// be called concurrently. Once a second, the set closes the sockets that the peer does not hold any
-// more, for example because it has ended.
+// Set is the set of kept sockets to one peer. The zero value is empty. Its methods may be called
+// concurrently. Once a second, the set closes each socket whose data the peer has read, or whose
+// peer has closed its end.
 type Set struct {
 	Total *atomic.Int64 // number of kept sockets of all sets with this counter; may be nil
 
@@ -37,14 +37,14 @@ type Set struct {
 const sweepTime = time.Second
 
 // Close closes a socket. If the peer has not read all data, Close shuts the socket down and keeps
-// it: reads and writes of both ends then fail as if it were closed, and the peer can still read the
+// it. Neither end can then send, as if the socket were closed, but the peer can still read the
 // data. Close drops the data that the peer has sent.
 func (s *Set) Close(c Socket) error {
 	raw, err := c.SyscallConn()
 	if err != nil {
 		return err
 	}
-	// The shutdown comes first. Data that is written after a look at the queue would not be counted.
+	// Shut down before the look at the queue. Otherwise data could be written after that look.
 	if err := raw.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_RDWR) }); err != nil {
 		return err
 	}
@@ -63,8 +63,9 @@ func (s *Set) Close(c Socket) error {
 	return nil
 }
 
-// drain reads what a peer has sent, because the kernel charges this data to the peer. After a
-// shutdown the peer can send no more. The bound is far above the largest buffer of a socket.
+// drain reads and drops the data that a peer has sent, because the kernel charges this data to the
+// peer. After a shutdown the peer can send no more. The loop can read far more than the largest
+// buffer of a socket holds.
 func drain(fd int) {
 	p := make([]byte, 64<<10)
 	for range 1 << 10 {
@@ -88,7 +89,8 @@ func (s *Set) sweep() {
 	}
 }
 
-// Held returns the number of kept sockets whose data the peer still holds. It closes the others.
+// Held returns the number of kept sockets with data that the peer has not read. It closes the other
+// kept sockets.
 func (s *Set) Held() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -109,7 +111,8 @@ func (s *Set) heldLocked() int {
 	return len(kept)
 }
 
-// queued reports whether the peer holds data of a socket. If the socket is closed, it reports false.
+// queued reports whether the peer has yet to read data of a socket. It returns false if the socket
+// is closed.
 func queued(c Socket) bool {
 	bytes := 0
 	raw, err := c.SyscallConn()

@@ -13,7 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pair returns two connected sockets. The daemon's are connections, those of forkd-net are files.
+// pair returns two connected sockets. The socket ours is a connection, as in the daemon, or a file,
+// as in forkd-net.
 func pair(t *testing.T, kind int) (ours Socket, theirs int) {
 	t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
@@ -79,7 +80,8 @@ func TestSet(t *testing.T) {
 	}
 }
 
-// A socket that waits in the backlog of a listener is held, too, because its peer has not read.
+// A socket whose connection waits in the backlog of a listener is kept too, because its data has
+// not been read.
 func TestUnaccepted(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	l, err := net.Listen("unix", path)
@@ -102,7 +104,8 @@ func TestUnaccepted(t *testing.T) {
 	}
 }
 
-// The set closes a socket when the peer ends, without being called. It counts the sockets of all sets.
+// A set closes a socket after the peer has closed its end, even if no method is called. Total
+// counts the sockets of all sets.
 func TestEndedPeersLeaveNoDescriptors(t *testing.T) {
 	var total atomic.Int64
 	s, other := &Set{Total: &total}, &Set{Total: &total}

@@ -24,17 +24,18 @@ const maxLast = maxText
 // maxListed is the maximum number of entries that the agent lists.
 const maxListed = 20000
 
-// Bounds on the answers of RPCs. Client.Keep is not called for answers within the bound small,
-// because they take no more memory than their requests.
+// Bounds on the answers of RPCs. Client.Keep is not called for RPCs with the bound named small,
+// because their answers take no more memory than their requests.
 var (
 	small     = bound{64 << 10, 16, 256} // for answers with one entry, one event, or nothing
 	processes = bound{1 << 20, maxListed, 128 << 10}
 	listing   = bound{8 << 20, maxListed + 1, 20 * maxListed}
 )
 
-// objectSize and valueSize are how many bytes decoding adds to an answer for each object and for
-// each value. These bytes count against Client.Keep. An object of three bytes becomes a protobuf
-// message, a value of this package, a value of the API, and JSON.
+// objectSize and valueSize say how many bytes the decoded form of an answer takes for each object
+// and for each value, in addition to the answer itself. These bytes count against Client.Keep. An
+// object of three bytes becomes a protobuf message, a value of this package, a value of the API,
+// and JSON.
 const (
 	objectSize = 256
 	valueSize  = 16
@@ -114,7 +115,7 @@ type streamBody struct {
 	io.ReadCloser
 	head [5]byte
 	have int    // number of bytes in head
-	left uint32 // bytes that are still to be read of the message whose length is in head
+	left uint32 // number of bytes of the present message that are still to be read
 }
 
 const flagLast = 2

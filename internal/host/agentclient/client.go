@@ -27,7 +27,7 @@ const (
 	maxControlReply  = 64 << 10
 	maxLine          = 32 << 20
 	maxErrorBody     = 64 << 10
-	maxHeaders       = 16 << 10 // room for a file name of 4 KiB whose bytes are each encoded as three
+	maxHeaders       = 16 << 10 // room for a file name of 4 KiB, with each byte encoded as three
 	maxText          = 16 << 10 // text of an error, or of a command's outcome
 	defaultMaxOutput = 8 << 20
 )
@@ -109,8 +109,8 @@ func (c *Client) Trust(ctx context.Context, certificate []byte) error {
 	return err
 }
 
-// Freeze stops all writing to the guest's root file system, until Thaw or for 30 seconds. During
-// that time, the disk looks as if the file system were unmounted.
+// Freeze stops all writing to the guest's root file system until Thaw is called, but for at most 30
+// seconds. While the file system is frozen, the disk looks as if it were unmounted.
 func (c *Client) Freeze(ctx context.Context) error {
 	_, err := c.control(ctx, agentproto.Request{Op: agentproto.OpFreeze})
 	return err

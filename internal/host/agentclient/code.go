@@ -21,9 +21,9 @@ type CodeRequest struct {
 	ContextID string            // empty: the language's default context
 	Language  string            // empty: python; not together with ContextID
 	Env       map[string]string // for this call only
-	Repr      bool              // a result that is a string includes its quotes
-	// 0: none; after the timeout, the guest interrupts the code, and kills the interpreter if the
-	// code does not end
+	Repr      bool              // a string that is a result is shown with quotes
+	// 0 means no timeout. After the timeout, the guest interrupts the code, and kills the interpreter
+	// if the code does not end.
 	Timeout time.Duration
 }
 

@@ -24,19 +24,19 @@ const maxHandshake = 128
 // of the daemon: up to 208 KiB for each connection, unless the host's administrator has changed
 // net.core.wmem_default.
 const (
-	// maxHeld is the limit for connections to ports of one guest, and the separate limit for
-	// connections to its agent. So a server that does not read, to which strangers may connect,
-	// does not keep the owner from commands and files.
+	// maxHeld is the limit for connections to the ports of one guest. Connections to its agent have a
+	// separate limit of the same size. So strangers who connect to a server that does not read cannot
+	// keep the owner from commands and files.
 	maxHeld = 64
-	// If VMMs hold manyHeld connections of all guests together, the limit is fewHeld.
+	// If there are manyHeld such connections of all guests together, the limit is fewHeld instead.
 	manyHeld = 1024
 	fewHeld  = 4
 )
 
-// held is the number of closed connections that VMMs hold, of all guests together.
+// held is the number of closed connections, of all guests together, whose data VMMs have not read.
 var held atomic.Int64
 
-// limit returns the present limit for one guest.
+// limit returns the limit that now applies to each guest: maxHeld or fewHeld.
 func limit() int {
 	if held.Load() >= manyHeld {
 		return fewHeld
@@ -80,7 +80,7 @@ type stream struct {
 	once   sync.Once
 }
 
-// Close closes the connection. The guest can still read the data that it was sent.
+// Close closes the connection. The guest can still read the data that was sent to it.
 func (c *stream) Close() error {
 	err := net.ErrClosed
 	c.once.Do(func() { err = c.closed.Close(c.UnixConn) })

@@ -40,8 +40,9 @@ func serveConnects(t *testing.T) (path string, conns <-chan net.Conn) {
 	return path, accepted
 }
 
-// A VMM that does not read the data of connections that the daemon has closed can hold only some of the daemon's
-// memory. Ports of the guest, where strangers may connect, are counted apart from its agent.
+// If a VMM does not read the data of connections that the daemon has closed, it can hold only a
+// limited part of the daemon's memory. Connections to ports of the guest, where strangers may
+// connect, are counted apart from connections to its agent.
 func TestVMMThatDoesNotRead(t *testing.T) {
 	for _, ports := range [][2]uint32{{agentproto.EnvdPort, agentproto.DialPort},
 		{agentproto.DialPort, agentproto.EnvdPort}} {
@@ -86,7 +87,7 @@ func testUnread(t *testing.T, port, other uint32) {
 	c.Close()
 }
 
-// When many connections of all guests are held, each guest may hold fewer.
+// If all guests together hold many connections, each guest may hold fewer.
 func TestManyHeldConnections(t *testing.T) {
 	if limit() != maxHeld {
 		t.Errorf("the limit is %d", limit())

@@ -37,7 +37,7 @@ const (
 	CodeTooMany     Code = "out_of_range"        // the guest has the maximum number of contexts
 	CodeUnavailable Code = "unavailable"         // too many connections to ports of the guest
 	CodeRefused     Code = "failed_precondition" // no server listens on the port
-	CodeTimeout     Code = "deadline_exceeded"   // from DialPort; for commands see Outcome TimedOut instead
+	CodeTimeout     Code = "deadline_exceeded"   // DialPort took too long; a command has the Outcome TimedOut instead
 	CodeInternal    Code = "internal"            // the agent failed
 )
 

@@ -21,8 +21,8 @@ type EvalOptions struct {
 	ContextID string            // empty: the language's default context
 	Language  string            // empty: python; not together with ContextID
 	Env       map[string]string // for this call only
-	// 0: none; after the timeout, the guest interrupts the code, and kills the interpreter if the
-	// code does not end
+	// 0 means no timeout. After the timeout, the guest interrupts the code, and kills the interpreter
+	// if the code does not end.
 	Timeout   time.Duration
 	MaxOutput int // maximum bytes of each of stdout, stderr, the result, and the texts of an error; 0: 8 MiB
 }

@@ -24,11 +24,11 @@ type ExecRequest struct {
 	Env       map[string]string
 	Cwd       string        // empty: the user's home
 	User      string        // empty: the guest's default user
-	UserElse  string        // replaces root, if the account exists and the guest has no default user
+	UserElse  string        // account to use instead of root, if it exists and the guest has no default user
 	Stdin     io.Reader     // nil: /dev/null, unless OpenStdin or Terminal is set
 	OpenStdin bool          // stdin stays open for Process.Input; Stdin must be nil
 	Terminal  *Size         // if set, the command gets a terminal; all its output is then Stdout
-	Timeout   time.Duration // 0: none; after the timeout, the guest kills the command's process group
+	Timeout   time.Duration // after this time, the guest kills the command's process group; 0: no timeout
 	MaxOutput int           // for Exec: maximum bytes of each of stdout and stderr; 0: 8 MiB
 
 	// Started, if set, is called as soon as the command runs. If it returns an error, the command
@@ -88,8 +88,8 @@ const (
 var errExcess = errors.New("too much output")
 
 // Exec runs a command and collects its output. If the guest has reported how the command ended, the
-// error is nil; see ExecResult.Outcome. If the guest has refused the request, the error is an
-// *Error, for example because of an unknown user or directory.
+// error is nil; see ExecResult.Outcome. If the guest has refused the request, for example because
+// of an unknown user or directory, the error is an *Error.
 func (c *Client) Exec(ctx context.Context, req ExecRequest) (ExecResult, error) {
 	limit := req.MaxOutput
 	if limit <= 0 {
@@ -187,8 +187,8 @@ type execCall struct {
 }
 
 // untilStarted is like stream, but the context may end before the guest has reported the process
-// id. In that case untilStarted waits for the id for a moment, because it could not kill the
-// process without the id.
+// id. In that case untilStarted waits for the id for a moment, because a process without a known id
+// cannot be killed.
 func (e *execCall) untilStarted(ctx context.Context) (ExecResult, error) {
 	call, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
@@ -289,7 +289,7 @@ func ended(end *process.ProcessEvent_EndEvent) ExecResult {
 }
 
 // signalOf returns the signal in a status such as "signal: killed (core dumped)", which names
-// signals as package syscall does. It returns 0 if there is none.
+// signals as package syscall does. It returns 0 if the status names no signal.
 func signalOf(status string) syscall.Signal {
 	words, _, _ := strings.Cut(strings.TrimPrefix(status, "signal: "), " (")
 	for s := syscall.Signal(1); s <= maxSignal; s++ {
@@ -366,8 +366,8 @@ type capped struct {
 	truncated bool
 }
 
-// keep asks whether n more bytes may be kept in memory. The given function is Client.Keep and may
-// be nil.
+// keep asks whether n more bytes may be kept in memory. The function ask is Client.Keep, and may be
+// nil.
 func keep(ask func(int) error, n int) error {
 	if ask == nil || n <= 0 {
 		return nil

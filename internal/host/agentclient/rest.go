@@ -10,16 +10,16 @@ import (
 // Limits on how long the guest may take to freeze and thaw its file system.
 const (
 	restTimeout = time.Minute // limit for a freeze, which writes the whole page cache to the disk
-	// limit for a thaw; longer than a freeze can last, so the agent has thawed the file system by
-	// then in any case
+	// limit for a thaw; a freeze does not last longer, so after this time the agent has thawed the
+	// file system in any case
 	wakeTimeout  = 30 * time.Second
 	abortTimeout = 5 * time.Second // limit for a thaw after a freeze that failed or took too long
 )
 
 // AtRest calls f while the guest's root file system is frozen, see Freeze. The guest must freeze
 // the file system before ctx ends, and within a minute. The end of ctx does not cancel f. After f,
-// AtRest thaws the file system, whatever f returns, unless the second context ends first. AtRest
-// also thaws the file system if the freeze failed, because the guest may still complete the freeze.
+// AtRest thaws the file system, even if f has failed, unless the context lasting ends first. If it
+// is unknown whether the freeze has failed, AtRest also thaws the file system.
 func (c *Client) AtRest(ctx, lasting context.Context, f func() error) error {
 	err := within(ctx, restTimeout, "come to rest (run sync in it before)", c.Freeze)
 	if refused := (*Error)(nil); errors.As(err, &refused) {

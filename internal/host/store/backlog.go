@@ -14,10 +14,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// backlogTimes limits the memory layers of one owner that are only in RAM. Together they may have
-// at most this many times the bytes of RAM that are still free. The layers in the lines of the
-// owner's sandboxes are included. So a single owner can take three quarters of the RAM, and two
-// owners three sevenths each. Another owner, or a suspension, always finds some room.
+// backlogTimes limits the memory layers of one owner that are only in RAM. Together these layers
+// may take at most backlogTimes times the bytes of RAM that are still free. The layers in the lines
+// of the owner's sandboxes are included. So a single owner can take three quarters of the RAM, and
+// two owners three sevenths each. Another owner, or a suspension, always finds some room.
 const backlogTimes = 3
 
 // backlogWait is how long a branch waits for room in RAM.
@@ -118,7 +118,7 @@ func (s *Store) ReserveRAM(ctx context.Context, owner string, most uint64, exact
 	return release, nil
 }
 
-// await waits until w has room or an error. w must be in the queue.
+// await waits until w has room. It returns an error if w gets no room. w must be in the queue.
 func (b *backlog) await(ctx context.Context, w *layerRoom) error {
 	timeout := time.After(b.wait)
 	for {

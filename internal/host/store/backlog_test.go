@@ -156,9 +156,9 @@ func TestLargeBranchIsPossible(t *testing.T) {
 	}
 }
 
-// If the disk is full, a branch is refused at once instead of waiting. If a flush fails for another
-// reason, or because a layer is larger than the free space, only branches of the same owner, and
-// branches that do not fit either, are refused.
+// If the disk is full, a branch is refused at once instead of waiting. If a flush fails because a
+// layer is larger than the free space, branches of other owners are refused only if they do not fit
+// either. If a flush fails for another reason, only branches of the same owner are refused.
 func TestBacklogOfAFullDisk(t *testing.T) {
 	s, d, _ := slowDisk(t, 17)
 	n := fillRAM(t, s, d, "a")
@@ -197,7 +197,7 @@ func TestBacklogOfAFullDisk(t *testing.T) {
 }
 
 // While many branches wait, the layers are seldom counted. Between two counts, no room is assigned
-// twice. A waiting branch has its room soon after there is room.
+// twice. A waiting branch gets its room soon after enough RAM is free.
 func TestUsageIsRemembered(t *testing.T) {
 	s, d, catchUp := slowDisk(t, 17)
 	s.backlog.age = time.Hour

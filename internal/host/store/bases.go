@@ -34,7 +34,7 @@ const maxBaseRecord = 32 << 10
 // basing adds one file, such as a base image or a kernel, to the store in the background.
 type basing struct {
 	cancel context.CancelFunc
-	done   chan struct{} // closed when the addition has ended; the other fields may be read only then
+	done   chan struct{} // closed when the addition has ended; base and err may be read only then
 	base   snapshot.Base
 	err    error
 }

@@ -32,7 +32,7 @@ func copyParts(to string, src *os.File, parts []part) (err error) {
 	return nil
 }
 
-// part is a piece of a file, in bytes.
+// part is a range of offsets in a file, in bytes.
 type part struct{ start, end int64 }
 
 // copyData copies the data in the given parts of src, without holes. If parts is nil, copyData

@@ -8,16 +8,16 @@ import (
 	"github.com/forkd/forkd/internal/host/event"
 )
 
-// maxFailed is the maximum number of failed branches in the list. It is needed because each of them
-// takes some memory, and a client can make any number of branches that fail.
+// maxFailed is the maximum number of failed branches in the list. The number is limited because
+// each entry takes some memory, and a client can make any number of branches that fail.
 const maxFailed = 256
 
 // ListFailed adds a failed branch to the list of snapshots, with the reason. It is for branches
 // that failed while no client waited for them, or that are lost. An entry stays until the branch is
 // deleted or made again, or the daemon exits. If there are too many entries, the oldest entry of
 // the owner with the most entries is dropped, so no owner displaces the entries of others. The
-// parameter owner is the owner of the sandbox, or empty if unknown. An entry without an owner is
-// dropped only when no owner has two entries.
+// parameter owner is the owner of the sandbox that was branched, or empty if unknown. An entry
+// without an owner is dropped only when no owner has two entries.
 func (s *Store) ListFailed(tag, owner string, reason error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -41,7 +41,7 @@ func TestFailedBranchesOfOthersStay(t *testing.T) {
 	s := d.open(t)
 	defer s.Close()
 	s.ListFailed("other", "b", errors.New("no room"))
-	for n := range 200 { // as branches that a restart has lost
+	for n := range 200 { // like branches that a restart has lost, these have no owner
 		s.ListFailed(fmt.Sprintf("lost-%d", n), "", errors.New("lost"))
 	}
 	for n := range maxFailed + 50 {

@@ -15,10 +15,10 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Publish completes the snapshot and makes it visible. In m, it sets the identity, and the
-// snapshot's own files with their lengths. The snapshot can be forked as soon as Publish returns.
-// The flusher writes it to disk later, unless DurableFirst was called. Digests of layers are
-// computed in the background.
+// Publish completes the snapshot and makes it visible. It sets the snapshot's identity in m, and
+// adds the snapshot's own files with their lengths to m. The snapshot can be forked as soon as
+// Publish returns. The flusher writes it to disk later, unless DurableFirst was called. Digests of
+// layers are computed in the background.
 //
 // The caller sets the other fields of m: the machine, the guest, and the disk. For a branch the
 // caller also sets the parent and the inherited memory layers. The caller lists in m.Disk all

@@ -179,8 +179,8 @@ func TestWritingTagIsListedAndRefused(t *testing.T) {
 	}
 }
 
-// A transient snapshot is deleted with its last lease or pin. Cool drops the layers of a pinned
-// snapshot from RAM.
+// A transient snapshot is deleted when its last lease or pin ends. Cool drops the layers of a
+// pinned snapshot from RAM.
 func TestTransient(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)

@@ -15,8 +15,8 @@ import (
 // hurry lifts the disk limits of one VM until done is called.
 type hurry func() (done func())
 
-// Hurry stores the given function, which lifts the disk limits of the VM that has written the
-// snapshot's disk. Publish calls this function.
+// Hurry stores the function lift, for Publish. The function lifts the disk limits of the VM that
+// has written the snapshot's disk.
 func (g *Staging) Hurry(lift func() (done func())) { g.lift = lift }
 
 // hurriesLocked returns functions for all VMs whose data in the disk layers of the snapshot m may
@@ -48,7 +48,7 @@ func liftAll(hurries []hurry) (done func()) {
 // HurryTakenOver is like Hurry, for the unflushed snapshots of a sandbox that an earlier daemon has
 // started. It finds these snapshots by their disk layers. If the snapshot that owns a layer has
 // been deleted, the store cannot tell which sandbox has written the layer. So the list frozen has
-// the IDs of the snapshots that own the sandbox's frozen disk tops. The given function lifts the
+// the IDs of the snapshots that own the sandbox's frozen disk tops. The function lift lifts the
 // disk limits of the sandbox's present VM.
 func (s *Store) HurryTakenOver(sandbox string, frozen []string, lift func() (done func())) {
 	s.mu.Lock()

@@ -317,9 +317,9 @@ func (i *importing) addBase(n int, p artifact.Part) (snapshot.Base, error) {
 	return want, err
 }
 
-// parent returns the Parent of a snapshot with inherited layers. The Parent is the snapshot that
-// owns the layer below the given snapshot's own layer. The Parent's tag is unknown if the store
-// does not have the Parent.
+// parent returns the Parent for the new snapshot, or nil if the snapshot inherits no layers. The
+// Parent is the snapshot that owns the layer directly below the new snapshot's own layer. The
+// Parent's tag is unknown if the store does not have the Parent.
 func (i *importing) parent() *snapshot.Ref {
 	below := i.fresh.Memory
 	if len(below) == 0 && i.fresh.Disk != nil {
@@ -389,7 +389,7 @@ type filler struct {
 	f       *os.File
 	room    func() error
 	zeros   []part // parts of the file that must have no holes
-	next    uint64 // end of the part that is written
+	next    uint64 // the file is complete up to this offset
 	written uint64 // bytes written since the last check of the room
 }
 

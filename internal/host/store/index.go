@@ -16,9 +16,9 @@ type index struct {
 
 	memory   map[string][]*entry // snapshots that have a memory layer, by the owner of the layer
 	disk     map[string][]*entry // snapshots that have a disk layer, by the owner of the layer
-	children map[string][]*entry // snapshots that were branched from sandboxes of a snapshot, by its ID
+	children map[string][]*entry // snapshots that were branched from sandboxes of a snapshot, by that snapshot's ID
 	based    map[string][]*entry // snapshots that name the file of a base, by the file's hexOf(digest)
-	parts    map[string][]*entry // snapshots that have an artifact.Part, by its digest
+	parts    map[string][]*entry // snapshots that have an artifact.Part, by the part's digest
 }
 
 func newIndex() index {

@@ -49,7 +49,7 @@ type Detail struct {
 	StateBytes     uint64
 	ParentDigest   string         // digest of the parent's memory layer; empty until it is computed
 	Ancestors      []string       // tags of the ancestors, root first
-	Line           []snapshot.Ref // ancestors from the snapshot of the booted VM on, root first
+	Line           []snapshot.Ref // ancestors back to the snapshot of the booted VM, root first
 	MemoryLayers   int
 	DiskLayers     int
 	Dependents     []string // snapshots that build directly on the snapshot

@@ -141,9 +141,10 @@ func (s *Store) hasRoom(n uint64) bool {
 }
 
 // findLayer returns the path, on disk, of the memory layer with the given owner, which m inherits.
-// If it finds none, it returns "". The parameter below is the ID of the snapshot in which findLayer
-// looks first. If below is empty, this is the snapshot that m was branched from. Then findLayer
-// looks for the file from which the layer in RAM was copied.
+// If it finds none, it returns "". findLayer looks first in the snapshot whose ID is in the
+// parameter below. If below is empty, it looks first in the snapshot that m was branched from. If
+// the layer is not there, it looks in all other snapshots for the file from which the layer in RAM
+// was copied.
 func (s *Store) findLayer(m *snapshot.Manifest, below, owner string) string {
 	if below == "" && m.Parent != nil {
 		below = m.Parent.ID

@@ -121,7 +121,7 @@ func (l *life) inRAM() bool {
 // awaitsFlush reports whether the flusher still has to write the snapshot to disk.
 func (l *life) awaitsFlush() bool { return l.inRAM() && !l.isUnnamed() }
 
-// undeleteLocked restores the phase before a deletion that has failed.
+// undeleteLocked restores the phase that the entry had before a failed deletion.
 func (l *life) undeleteLocked() {
 	if l.phase == phaseDeleting {
 		l.enterLocked(l.before)

@@ -6,8 +6,8 @@ import (
 )
 
 // TestPhases checks every pair of phases. For the phase deleting, it checks every phase that can
-// come before. If a change is in the drawing in phase.go, it must be permitted. Every other change
-// must be refused, and must leave the phase as it was.
+// come before deleting. If a change is in the drawing in phase.go, it must be permitted. Every
+// other change must be refused, and must leave the phase as it was.
 func TestPhases(t *testing.T) {
 	drawn := map[phase][]phase{
 		0:               {phaseHot, phaseStored, phaseDamaged, phaseFailed, phaseUnnamedHot, phaseUnnamed},

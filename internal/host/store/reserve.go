@@ -35,8 +35,8 @@ func (s *Store) keepReserve() {
 	}
 }
 
-// Essential calls write, which writes small files that the daemon must be able to write. If the disk
-// is full, Essential frees the reserve and calls the function again.
+// Essential calls the function write, which writes small files that are needed even on a full disk.
+// If the disk is full, Essential frees the reserve and calls the function again.
 func (s *Store) Essential(write func() error) error {
 	err := write()
 	if !errors.Is(err, unix.ENOSPC) && !errors.Is(err, unix.EDQUOT) {

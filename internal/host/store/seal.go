@@ -205,12 +205,13 @@ func (s *Store) inheritDigests(m *snapshot.Manifest) {
 	s.inherit(m, snapshot.DiskLayerFile, diskLayers(m), s.disk, diskLayers)
 }
 
-// maxInherit bounds the snapshots in which inherit looks for the digest of one layer. A missing
-// digest is computed.
+// maxInherit bounds the number of snapshots in which inherit looks for the digest of one layer. If
+// inherit does not find the digest, seal computes it.
 const maxInherit = 16
 
 // inherit does the work of inheritDigests for layers of one kind. The map lists the snapshots that
-// have a layer, by the owner of the layer. The given function returns the layers of a snapshot.
+// have a layer, by the owner of the layer. The function returns the layers of that kind in a
+// manifest.
 func (s *Store) inherit(m *snapshot.Manifest, kind string, layers []snapshot.File,
 	having map[string][]*entry, of func(*snapshot.Manifest) []snapshot.File) {
 	type known struct{ path, digest string }

@@ -98,9 +98,9 @@ func (g *Staging) SetStep(step string) {
 	g.store.mu.Unlock()
 }
 
-// For sets the owner of the snapshot. The flusher lets owners take turns. For a branch, the lease
-// is for the parent, whose base image the branch will have. For any other snapshot, the lease is
-// nil.
+// For sets the owner of the snapshot, because the flusher lets owners take turns. If the snapshot
+// is a branch, the lease is that of its parent, whose base image the branch will have. Otherwise
+// the lease is nil.
 func (g *Staging) For(owner string, from *Lease) {
 	g.owner = owner
 	if from != nil && from.Manifest().Disk != nil {
@@ -114,8 +114,8 @@ func (g *Staging) setBase(base snapshot.Base) {
 	g.store.mu.Unlock()
 }
 
-// Awaited is called if a stopped sandbox waits until the snapshot is on disk. Such a snapshot is
-// not flushed behind snapshots that no client waits for.
+// Awaited is called if a stopped sandbox waits until the snapshot is on disk. The flush of such a
+// snapshot does not wait for snapshots that no sandbox waits for.
 func (g *Staging) Awaited() { g.awaited = true }
 
 // DurableFirst makes Publish flush the snapshot to disk before it becomes visible.

@@ -345,8 +345,8 @@ func (s *Store) readManifest(path string) (*snapshot.Manifest, error) {
 	return snapshot.ParseManifest(p)
 }
 
-// emptyDir removes the entries of dir, except the entries for whose names keep returns true. Files
-// stay, and are removed later, if the VMM of an earlier daemon has them open for writing.
+// emptyDir removes the entries of dir. An entry stays if the function keep returns true for its
+// name. If the VMM of an earlier daemon has a file open for writing, the file is removed later.
 func (s *Store) emptyDir(dir string, keep func(name string) bool) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {

@@ -18,9 +18,9 @@ import (
 // trimSlack is how many bytes a layer may grow before it is trimmed.
 const trimSlack = 1 << 20
 
-// measureOwn sets the usual size of the snapshot's own layer, which is its last layer. The result
-// is at most the size of the layer's extents, because the layer may be larger now if VMMs of an
-// earlier daemon have filled holes.
+// measureOwn sets the usual size of the snapshot's own layer, which is its last layer. This size is
+// at most the size of the layer's extents. The layer may be larger now, because VMMs of an earlier
+// daemon may have filled holes.
 func (h *hotFiles) measureOwn() {
 	last := len(h.layers) - 1
 	if last < 0 {

@@ -75,10 +75,10 @@ func (s *Store) removeOrUnname(e *entry) error {
 	return nil
 }
 
-// OnGone makes the store call f with the manifest of each snapshot that can no longer be forked, for
-// any reason, after the functions of earlier calls. A damaged snapshot without a readable manifest is
-// left out. For a snapshot that first loses its name and is deleted later, f is called twice. OnGone
-// must not be called concurrently.
+// OnGone makes the store call f with the manifest of each snapshot that can no longer be forked,
+// for any reason. If OnGone was called before, the store first calls the functions of the earlier
+// calls. A damaged snapshot without a readable manifest is left out. For a snapshot that first
+// loses its name and is deleted later, f is called twice. OnGone must not be called concurrently.
 func (s *Store) OnGone(f func(*snapshot.Manifest)) {
 	all := f
 	if earlier := s.gone.Load(); earlier != nil {

@@ -22,10 +22,10 @@ type BranchFiles struct {
 	Frozen []*os.File // the present top of each disk, open for reading; no other process uses these descriptors
 }
 
-// Branch saves the machine while it runs. It sets req.Disks and req.Serial. If BranchResult.Mode is
-// live, the layer is not complete yet. The caller must then call WaitCopied, and the layer is
-// complete when WaitCopied returns. While the VMM copies, it refuses further branches, without
-// effect on the present branch. A Rebase may follow the branch.
+// Branch saves the machine while the machine runs. Branch sets req.Disks and req.Serial. If
+// BranchResult.Mode is live, the layer is not complete yet. The caller must then call WaitCopied,
+// and the layer is complete when WaitCopied returns. While the VMM copies, it refuses further
+// branches, without effect on the present branch. After the branch, Rebase may be called.
 func (v *VMM) Branch(ctx context.Context, req vmmproto.Branch, files BranchFiles) (result vmmproto.BranchResult,
 	err error) {
 	if req.Mode == vm.BranchDisk {
@@ -45,7 +45,7 @@ func (v *VMM) Branch(ctx context.Context, req vmmproto.Branch, files BranchFiles
 	}
 	fds = append(append(fds, descriptors(files.Tops...)...), descriptors(files.Frozen...)...)
 	req.Disks, req.Serial = uint32(len(files.Tops)), v.first+v.asked.Add(1)
-	v.expect(req.Serial) // before the answer, because the VMM may report the end before the answer is read
+	v.expect(req.Serial) // before the answer, because the report that the branch has ended may arrive first
 	err = v.call(ctx, vmmproto.KindBranch, &req, fds, &result)
 	result.Serial = req.Serial // do not trust the VMM's answer
 	if err == nil {

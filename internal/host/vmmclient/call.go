@@ -24,7 +24,7 @@ type parser interface{ Parse(r *codec.Reader) error }
 type limits struct {
 	short time.Duration // limit for requests that do little work
 	long  time.Duration // limit for requests that write memory to files
-	// limit for the VMM to exit after it has hung up; its exit status then says why
+	// limit for the VMM to exit after it has hung up; the exit status says why it hung up
 	hangUp time.Duration
 	end    time.Duration // limit for the VMM to exit after SIGKILL
 }

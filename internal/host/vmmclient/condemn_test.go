@@ -53,8 +53,8 @@ func ended(t *testing.T, v *VMM) {
 	}
 }
 
-// The daemon reads and writes according to the VMM's description of the layer that it has saved. A
-// VMM that sends an impossible description is killed, and the description is not used.
+// The daemon relies on the VMM's description of the layer that the VMM has saved. A VMM that sends
+// an impossible description is killed, and the description is not used.
 func TestLayersThatCannotBe(t *testing.T) {
 	const page = vm.PageSize
 	good := vmmproto.SaveResult{LayerBytes: guestBytes, DirtyBytes: page, StateBytes: 5,
@@ -139,7 +139,7 @@ func TestDisksThatCannotBe(t *testing.T) {
 	}
 }
 
-// check fails the test unless a good answer was accepted, or a bad answer has ended the VMM.
+// check fails the test if a good answer was refused, or if a bad answer has not ended the VMM.
 func check(t *testing.T, v *VMM, good bool, err error) {
 	t.Helper()
 	if good {

@@ -34,8 +34,8 @@ func dialFrames(t *testing.T, v *VMM) *os.File {
 	return f
 }
 
-// No process but the VMM has the VMM's end of a frame socket, also while the daemon waits for the
-// VMM. So the daemon's end reports a hang-up as soon as the VMM has closed its end.
+// Only the VMM has its end of a frame socket, even while the daemon waits for the VMM. So the
+// daemon's end reports a hang-up as soon as the VMM has closed its end.
 func TestOnlyTheVMMHasItsFrameSockets(t *testing.T) {
 	v, vmm := scripted(t)
 	listener := framesListener(t, v)
@@ -51,7 +51,7 @@ func TestOnlyTheVMMHasItsFrameSockets(t *testing.T) {
 		t.Fatal(err)
 	}
 	hungUp := func() bool {
-		poll := []unix.PollFd{{Fd: int32(ours.Fd())}} // it always reports a hang-up
+		poll := []unix.PollFd{{Fd: int32(ours.Fd())}} // poll(2) always reports a hang-up
 		if _, err := unix.Poll(poll, 0); err != nil {
 			t.Fatal(err)
 		}
@@ -71,8 +71,8 @@ func TestOnlyTheVMMHasItsFrameSockets(t *testing.T) {
 	}
 }
 
-// A VMM that accepts no frame sockets cannot make the daemon wait, and a bounded number of them
-// waits. They cost the daemon no descriptors once it has closed its ends.
+// A VMM that accepts no frame sockets cannot make the daemon wait, and only a bounded number of
+// sockets waits for it. When the daemon has closed its ends, these sockets cost it no descriptors.
 func TestFrameSocketsThatWait(t *testing.T) {
 	v, _ := scripted(t)
 	listener := framesListener(t, v)
@@ -128,8 +128,8 @@ func openSockets(t *testing.T) (n int) {
 	return n
 }
 
-// The end for forkd-net does not block, and its buffer has room for the longest message and for
-// another one.
+// The end for forkd-net does not block, and its buffer has room for two messages of the maximum
+// length.
 func TestEndForForkdNet(t *testing.T) {
 	v, _ := scripted(t)
 	framesListener(t, v)

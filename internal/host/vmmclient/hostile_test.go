@@ -164,7 +164,7 @@ func TestStreamsOfABoot(t *testing.T) {
 			}
 			go func() {
 				_, _, fds, err := vmm.Receive()
-				if err != nil || len(fds) != 1+vmmproto.GuestStreams { // the first is the kernel
+				if err != nil || len(fds) != 1+vmmproto.GuestStreams { // the first descriptor is the kernel
 					t.Errorf("%d descriptors, %v", len(fds), err)
 				} else if _, err := unix.Write(fds[2], []byte("ready")); err != nil {
 					t.Error(err)

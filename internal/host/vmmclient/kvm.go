@@ -9,11 +9,11 @@ import (
 
 // KVM holds the parts of the host's KVM that VMMs share: the device, which is opened for the first
 // VMM, and the CPUID values that KVM supports. The daemon takes the values from the answer of the
-// first VMM, because a request for them to KVM takes longer than creating a VM. The values stay
-// valid, because the kernel module cannot be replaced while its device is open. The zero value is
-// ready to use. The methods may be called concurrently.
+// first VMM, because asking KVM for them takes longer than creating a VM. The values stay valid,
+// because the kernel module cannot be replaced while its device is open. The zero value is ready to
+// use. The methods may be called concurrently.
 type KVM struct {
-	Check func() error // returns why no VM can run here; may be nil
+	Check func() error // returns an error if no VM can run here; may be nil
 
 	mu sync.Mutex
 	// +checklocks:mu

@@ -70,7 +70,8 @@ func limitIn(t *testing.T, leaf string) uint64 {
 	return n
 }
 
-// A VMM that does not answer a branch in time loses the extra memory that the branch granted.
+// If a VMM does not answer a branch request in time, it loses the extra memory that it was granted
+// for the branch.
 func TestABranchWithoutAnswerRaisesNoLimit(t *testing.T) {
 	const ram = 1 << 30
 	leaf, dir := filesOfALeaf(t)
@@ -120,7 +121,8 @@ func TestACopyForAnEarlierDaemonRaisesNoLimit(t *testing.T) {
 	}
 }
 
-// A VMM that never reports the end of a live branch loses the extra memory that the branch granted.
+// If a VMM never reports the end of a live branch, it loses the extra memory that it was granted
+// for the branch.
 func TestACopyWithoutEndRaisesNoLimit(t *testing.T) {
 	const ram = 1 << 30
 	leaf, dir := filesOfALeaf(t)

@@ -51,7 +51,7 @@ func (v *VMM) receive() {
 }
 
 // condemn kills a VMM that has violated the protocol, because it has a defect or is compromised. It
-// returns an ErrHostile with the reason, which Exit then also returns.
+// returns an error that wraps ErrHostile and the reason. From then on Exit returns the reason too.
 func (v *VMM) condemn(why error) error {
 	v.mu.Lock()
 	if v.broke == nil {
@@ -123,10 +123,10 @@ func parse(m parser, r *codec.Reader) error {
 	return r.Done()
 }
 
-// guestStreams makes the streams that the guest may open after a boot, and returns both ends of each.
-// After an error, the caller must close the ends that were made. The VMM never has the daemon's ends.
-// A VMM that its guest controls could hold up the last close of its own end. But a VMM boots only
-// once, and has no guest until then.
+// guestStreams makes the streams that the guest may open after a boot, and returns both ends of
+// each. After an error, the caller must close the returned ends. The VMM never has the daemon's
+// ends. A VMM that is controlled by its guest could delay the last close of its own ends. This
+// cannot happen here, because a VMM boots only once and has no guest before that.
 func guestStreams() (ours []net.Conn, theirs []*os.File, err error) {
 	for range vmmproto.GuestStreams {
 		fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -146,8 +146,9 @@ func guestStreams() (ours []net.Conn, theirs []*os.File, err error) {
 	return ours, theirs, nil
 }
 
-// setStreams replaces the streams that the guest may open, and closes the previous ones that it has
-// not opened. If the VMM has ended, no guest will open them, so setStreams closes both.
+// setStreams replaces the streams that the guest may open. It closes the previous streams that the
+// guest has not opened. If the VMM has ended, setStreams also closes the new streams, because no
+// guest will open them.
 func (v *VMM) setStreams(streams []net.Conn) {
 	v.mu.Lock()
 	defer v.mu.Unlock()

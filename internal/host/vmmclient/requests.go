@@ -114,8 +114,9 @@ func (v *VMM) Merge(ctx context.Context, req vmmproto.Merge, merged *os.File) er
 	return v.call(ctx, vmmproto.KindMerge, &req, descriptors(merged), nil)
 }
 
-// SetNet makes the machine use the newest frame socket of DialFrames or, without a network, none.
-// The VMM does not tell the guest; the process at the other end resets the guest's connections.
+// SetNet makes the machine use the newest frame socket of DialFrames or, if network is false, no
+// frame socket. The VMM does not tell the guest about the change. The process at the other end of
+// the socket resets the guest's connections.
 func (v *VMM) SetNet(ctx context.Context, network bool) error {
 	return v.call(ctx, vmmproto.KindNet, &vmmproto.SetNet{Net: network}, nil, nil)
 }
@@ -127,7 +128,7 @@ func (v *VMM) Stats(ctx context.Context) (result vm.Stats, err error) {
 }
 
 // Written returns the pages that the machine has written since its restore. If there are more than
-// vmmproto.MaxWritten ranges, Written returns none. The machine continues to run.
+// vmmproto.MaxWritten ranges, Written returns no ranges. The machine continues to run.
 func (v *VMM) Written(ctx context.Context) ([]vm.Range, error) {
 	var result vmmproto.Written
 	err := v.call(ctx, vmmproto.KindWritten, nil, nil, &result)
@@ -141,7 +142,7 @@ func (v *VMM) PID() int { return v.proc.PID() }
 func (v *VMM) Dir() string { return v.dir }
 
 // Conns returns a channel with the streams that the guest opens. The channel is closed when the VMM
-// ends. A stream that is not received soon is refused.
+// ends. A stream that the caller does not receive soon is closed.
 func (v *VMM) Conns() <-chan Conn { return v.conns }
 
 // Stalled returns a channel that receives a value when the VM has paused itself because its disk is
@@ -151,7 +152,7 @@ func (v *VMM) Stalled() <-chan struct{} { return v.stalled }
 // Done returns a channel that is closed when the process has ended.
 func (v *VMM) Done() <-chan struct{} { return v.done }
 
-// Exit returns why the VMM ended. It may be called after Done is closed.
+// Exit returns why the VMM ended. It may be called when the channel of Done is closed.
 func (v *VMM) Exit() vm.Exit {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -172,7 +173,7 @@ func (v *VMM) Kill() error {
 	}
 }
 
-// OpenConsole opens the console ring in a VMM's directory, which package console reads.
+// OpenConsole opens the console ring in a VMM's directory. Package console reads the ring.
 func OpenConsole(dir string) (*os.File, error) {
 	f, err := os.Open(filepath.Join(dir, consoleFile))
 	if err != nil {

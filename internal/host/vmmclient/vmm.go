@@ -37,7 +37,7 @@ type Config struct {
 	Shape   vm.Shape
 	Cgroups *cgroup.Tree // makes the VMM's cgroup, which has the base name of Dir; nil: no limits
 	Jail    *jail.Starter
-	KVM     *KVM // state that VMMs share; nil: nothing is shared
+	KVM     *KVM // parts of KVM that VMMs share; nil: nothing is shared
 }
 
 // vmmEnv is the environment of a VMM. It bounds the memory of the VMM's Go runtime.
@@ -78,8 +78,8 @@ type VMM struct {
 	done chan struct{} // closed after lost, when the process has also ended
 
 	limits limits
-	// a lock with room for one value; held from a request to its reply, even if no caller waits for
-	// the reply
+	// used as a lock: holds a value from a request until its reply, even if no caller waits for the
+	// reply
 	turn chan struct{}
 
 	first uint64        // random number at which this client's serials begin
@@ -93,11 +93,10 @@ type VMM struct {
 	// +checklocks:mu
 	answer chan reply // receives the reply to the current request; nil if there is none; has a buffer of one value
 	// +checklocks:mu
-	// receive the reports that live branches have ended, by serial; each channel has a buffer of
-	// one value
+	// channels for the reports that live branches have ended, by serial; each has a buffer of one value
 	copies map[uint64]chan vmmproto.Branched
 	// +checklocks:mu
-	streams []net.Conn // streams that the guest may open (nil: it has opened this one)
+	streams []net.Conn // streams that the guest may open; nil for each stream that it has opened
 }
 
 // Errors of requests. After ErrNoAnswer the outcome of the request is unknown; Stats reveals it
@@ -159,10 +158,10 @@ func Spawn(ctx context.Context, cfg Config) (_ *VMM, err error) {
 	return v, nil
 }
 
-// Attach finds the VMM that an earlier daemon has started in dir and left running, and its cgroup.
-// A working VMM listens until it ends. A VMM that does not listen has closed its socket. No daemon
-// can connect to such a VMM any more, so Attach kills it. If IsShortage is true for the error,
-// Attach has changed nothing.
+// Attach connects to the VMM that an earlier daemon has started in dir and left running, and finds
+// the VMM's cgroup. A working VMM listens until it ends. A VMM that does not listen has closed its
+// socket. No daemon can connect to such a VMM any more, so Attach kills it. If IsShortage is true
+// for the error, Attach has changed nothing.
 func Attach(cgroups *cgroup.Tree, id, dir string) (*VMM, error) {
 	proc, err := process.Find("forkd-vmm", filepath.Join(dir, pidFile))
 	if err != nil {
@@ -229,9 +228,9 @@ func newVMM(id, dir string, proc *process.Process, leaf *cgroup.Leaf, ctl *ctlso
 // reap waits for the end of the process and of its connection, and then closes v.done.
 func (v *VMM) reap() {
 	_ = v.proc.Wait()
-	// receive still handles messages that the VMM sent before its end, such as the reason of its
-	// exit. Shut the connection down, because it outlives the VMM if the VMM has passed its
-	// descriptor to another process.
+	// receive still handles messages that the VMM sent before its end, such as the reason of its exit.
+	// Shut the connection down, because it outlives the VMM if the VMM has passed the descriptor to
+	// another process.
 	v.ctl.Shutdown()
 	<-v.lost
 	v.mu.Lock()
@@ -313,8 +312,9 @@ func (v *VMM) create(ctx context.Context, cfg *Config) error {
 // Numbers of connections that may wait for the VMM to accept them.
 const (
 	vsockBacklog = 64
-	// One or two frame sockets wait for a working VMM, because it accepts all of them at the next
-	// request. If a hostile VMM accepts none, this number bounds the memory of those that wait.
+	// At most two frame sockets wait for a working VMM, because it accepts all waiting sockets at its
+	// next request. If a hostile VMM accepts none, framesBacklog bounds the memory of the waiting
+	// sockets.
 	framesBacklog = 16
 )
 
@@ -332,9 +332,9 @@ func listen(path string, kind, backlog int) (int, error) {
 }
 
 // DialFrames connects a new frame socket to the VMM, and returns the other end, which is for
-// forkd-net. The VMM uses the newest frame socket from the next Boot, Restore or SetNet with a
-// network on. DialFrames does not wait. If too many connections wait for the VMM, it returns an
-// error.
+// forkd-net. The VMM begins to use the newest frame socket at the next Boot, Restore or SetNet that
+// asks for a network. DialFrames does not wait. If too many connections wait for the VMM, it
+// returns an error.
 func (v *VMM) DialFrames() (*os.File, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
