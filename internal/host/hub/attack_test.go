@@ -63,7 +63,7 @@ func archiveOf(t *testing.T, names []string, files map[string][]byte) []byte {
 	return out.Bytes()
 }
 
-// forge changes the manifests of an archive, and corrects all digests above them.
+// forge changes the manifests of an archive, and corrects all digests that depend on them.
 func forge(t *testing.T, archive []byte, inner func(*snapshot.Manifest), outer func(*oci.Manifest)) []byte {
 	t.Helper()
 	names, files := entries(t, archive)

@@ -26,7 +26,7 @@ import (
 //
 //	<dir>/blobs/<hex>     a blob
 //	<dir>/made/<hex>      an artifact.Blob, for the file with this digest (see snapshot.Digester)
-//	<dir>/pushed/<hex>    the repository that a client has pushed a blob to last (see pushedBy)
+//	<dir>/pushed/<hex>    the last repository to which a client has pushed a blob (see pushedBy)
 //	<dir>/blobs/.new-*    a blob that is being written
 type cache struct{ dir *os.File }
 
@@ -144,14 +144,15 @@ func (c *cache) known(p artifact.Part) (b artifact.Blob, ok bool) {
 // forget removes the record of a file.
 func (c *cache) forget(p artifact.Part) { _ = os.Remove(c.record(p)) }
 
-// pushedBy returns the path of the record of a client's push of a blob. Each client has records of its own, so that
-// the names of its repositories are not sent with the credentials of others.
+// pushedBy returns the path of the record that says to which repository a client has pushed a blob.
+// Each client has records of its own, so that the names of its repositories are not sent with the
+// credentials of other clients.
 func (c *cache) pushedBy(who string, d digest.Digest) string {
 	return c.path("pushed", digest.FromString(string(d)+" "+who).Encoded())
 }
 
 // forgetParts removes the records and the blobs of the packed files of a deleted snapshot, unless
-// another snapshot has the same file. The function has reports whether a snapshot has a file with a
+// another snapshot has the same file. has(digest) reports whether a snapshot has a file with this
 // digest.
 func (c *cache) forgetParts(gone *snapshot.Manifest, has func(digest string) bool) (err error) {
 	for _, p := range artifact.Parts(gone) {

@@ -105,8 +105,8 @@ func (h *Hub) openCopy(ctx context.Context, from Remote) (c *copying, err error)
 	return c, c.from.failed(err)
 }
 
-// carry returns the signatures that a copy of the snapshot with a digest gets. These are all bundles for the digest,
-// whether their keys are trusted or not.
+// carry returns the signatures that Copy writes for the snapshot with the digest d. These are all
+// bundles for d, whether their keys are trusted or not.
 func (c *conn) carry(ctx context.Context, d digest.Digest, proofs []proof) (list []carried, err error) {
 	for _, p := range proofs {
 		subject := p.parsed.Subject
@@ -128,11 +128,12 @@ func (c *conn) carry(ctx context.Context, d digest.Digest, proofs []proof) (list
 	return list, nil
 }
 
-// content returns a blob of the source. It compares the blob with its digest while it arrives.
+// content returns a blob of the source. It compares the blob with its digest while the blob
+// arrives.
 func (c *copying) content(ctx context.Context, _ int, b artifact.Blob) (io.ReadCloser, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	r, w := io.Pipe()
-	stop := context.AfterFunc(ctx, func() { r.Close() }) // ends a write that waits
+	stop := context.AfterFunc(ctx, func() { r.Close() }) // makes a waiting write return
 	go func() {
 		x := &fetching{conn: c.from, b: b, out: w, sent: func(n int64) { c.arrived.Add(n) },
 			room: func() error { return nil }}
@@ -143,14 +144,14 @@ func (c *copying) content(ctx context.Context, _ int, b artifact.Blob) (io.ReadC
 	return &arriving{r, cancel}, nil
 }
 
-// arriving is a blob of the source of a copy. Close ends the requests for it.
+// arriving is a blob of the source of a copy. Close cancels the requests for the blob.
 type arriving struct {
 	*io.PipeReader
 	cancel context.CancelFunc
 }
 
 func (a *arriving) Close() error {
-	err := a.PipeReader.Close() // first, so that no reader takes the end of the requests for a failure of the source
+	err := a.PipeReader.Close() // close first, so that no reader takes the cancellation for a failure of the source
 	a.cancel()
 	return err
 }

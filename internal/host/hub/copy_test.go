@@ -35,7 +35,8 @@ func (h *host) copyTo(t *testing.T, from, to string) Copied {
 	return c
 }
 
-// hasTag reports whether a repository has a tag. The request passes by the registry's handler of the test.
+// hasTag reports whether a repository has a tag. It first removes the test's handler from the
+// registry.
 func hasTag(t *testing.T, s *served, repo, tag string) bool {
 	t.Helper()
 	s.set(nil)
@@ -56,9 +57,9 @@ func (h *host) hasNoFiles(t *testing.T) {
 	}
 }
 
-// A family of snapshots is copied to another registry, by a host that has none of its files. The registries send and
-// receive only what the other one lacks. Registries without ranges, and blobs that are fetched with one request, work
-// too.
+// A family of snapshots is copied to another registry, by a host that has none of its files. The
+// source sends, and the target receives, only blobs that the target lacks. Registries without
+// ranges, and blobs that are fetched with one request, work too.
 func TestCopy(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	a := newHost(t).hasty()
@@ -137,8 +138,8 @@ func TestCopyReports(t *testing.T) {
 	}
 }
 
-// A copy goes on if connections break on either side. A blob that was sent in part is sent again, and the source sends
-// only the rest of a blob whose connection has broken.
+// A copy goes on if connections to either registry break. A blob that the target has received in
+// part is sent again. The source sends only the rest of a blob whose connection has broken.
 func TestCopyGoesOn(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	s, d, a, b := serve(t), serve(t), newHost(t).hasty(), newHost(t).hasty()
@@ -162,7 +163,7 @@ func TestCopyGoesOn(t *testing.T) {
 	b.copyTo(t, s.host+"/team/py:1", d.host+"/team/py:1")
 	s.set(nil)
 	d.set(nil)
-	if patches < len(seenBlobs(sent.Artifact))+3 { // with the configuration and two failed tries
+	if patches < len(seenBlobs(sent.Artifact))+3 { // the 3 are the configuration and two failed tries
 		t.Errorf("%d uploads of %d blobs", patches, len(seenBlobs(sent.Artifact)))
 	}
 	b.pull(t, "", d.host+"/team/py:1")
@@ -252,7 +253,8 @@ func TestInterruptedCopy(t *testing.T) {
 	}
 }
 
-// A hostile source cannot give another registry a damaged blob, nor a tag. The error says so, and names the source.
+// A hostile source cannot make Copy write a damaged blob or a tag to another registry. The error
+// names the source and the reason.
 func TestCopyFromHostileRegistries(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	s, a := serve(t), newHost(t).hasty()
@@ -359,7 +361,7 @@ func patient(w http.ResponseWriter, r *http.Request, inner http.Handler) {
 	inner.ServeHTTP(w, r)
 }
 
-// A slow source is not taken for a slow target, and a copy that makes no headway for long ends.
+// A slow source is not taken for a slow target. A copy that is too slow for a long time ends.
 func TestSlowCopy(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	s, d, a, b := serve(t), serve(t), newHost(t).hasty(), newHost(t).hasty()
@@ -423,7 +425,8 @@ func locked(t *testing.T, s *served, password string, leaked *atomic.Value) {
 	})
 }
 
-// Each registry gets its own credentials only. With wrong ones a copy fails, and the error names the registry.
+// Each registry gets its own credentials only. With wrong credentials a copy fails, and the error
+// names the registry.
 func TestCopyLogins(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	s, d, a, b := serve(t), serve(t), newHost(t).hasty(), newHost(t).hasty()
@@ -471,8 +474,9 @@ func TestCopyNeedsATag(t *testing.T) {
 	}
 }
 
-// In Debian's registry, blobs are mounted between repositories. If the registry is killed during a copy from another
-// one, the next copy to the restarted registry sends only the remaining blobs.
+// In Debian's registry, blobs are mounted between repositories. If Debian's registry is killed
+// during a copy from another registry, the next copy to the restarted registry sends only the
+// remaining blobs.
 func TestCopyToDebianRegistry(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	dir := t.TempDir()

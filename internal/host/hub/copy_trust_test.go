@@ -10,8 +10,9 @@ import (
 	oci "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// The policy for the source decides, before any of its files is fetched. All signatures for the snapshot are carried
-// along, between registries with and without the API of referrers, and no other ones.
+// The policy for the source decides before any file of the snapshot is fetched. The copy gets all
+// signatures for the snapshot, and no other signatures, from and to registries with and without the
+// API of referrers.
 func TestCopyCarriesSignatures(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	ann, eve := newKey(t), newKey(t)
@@ -66,8 +67,8 @@ func TestCopyCarriesSignatures(t *testing.T) {
 	}
 }
 
-// A tag that others can pull has its signatures. If the signatures cannot be read or written, there is no tag, even if
-// the policy does not look at them.
+// A copy gets its tag only after its signatures. If the signatures cannot be read or written, no
+// tag is written, even if the policy ignores signatures.
 func TestCopyWithoutSignaturesFails(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	ann := newKey(t)

@@ -25,25 +25,26 @@ const (
 	maxFetchedIndex = 8 << 20
 )
 
-// fetching is a blob on its way from a registry to a writer, which may be a file or another registry. The manifest
-// limits how many bytes are read and written. The writer receives the end of the blob only if all of the blob has the
-// right digest.
+// fetching is a blob on its way from a registry to a writer, which may be a file or another
+// registry. The manifest limits how many bytes are read and written. The writer receives the end of
+// the blob only if the whole blob has the right digest.
 //
-// If the connection breaks, the next request begins behind the last verified frame. If the registry does not support
-// ranges, it sends the whole blob again, and the bytes that the writer has are skipped.
+// If the connection breaks, the next request begins after the last verified frame. If the registry
+// does not support ranges, it sends the whole blob again, and the bytes that the writer already has
+// are skipped.
 type fetching struct {
 	*conn
 	b    artifact.Blob
 	out  io.Writer
-	sent func(n int64) // called with the bytes that arrive
+	sent func(n int64) // called with the number of bytes that have arrived
 	room func() error  // checks the room on the disk; called again after every roomEvery bytes
 
 	frames []artifact.Frame // nil: the index is unknown
-	done   int              // verified frames that were written
+	done   int              // number of verified frames that were written
 	at     int64            // number of bytes that were written
-	sum    hash.Hash        // of these bytes
+	sum    hash.Hash        // SHA-256 of the bytes that were written
 	tail   []byte           // end of the blob, which is written after the check of the digest
-	since  int64            // bytes since the last call of room
+	since  int64            // number of bytes since the last call of room
 }
 
 // run fetches the blob and compares it with its digest.
@@ -92,7 +93,7 @@ func (x *fetching) bad(format string, args ...any) error {
 		append([]any{x.Registry(), x.b.Digest, x.b.Part.Name}, args...)...)}
 }
 
-// index fetches the end of the blob.
+// index fetches the blob's index, which is at the end of the blob.
 func (x *fetching) index(ctx context.Context) error {
 	start := x.b.Size - x.b.IndexBytes
 	resp, err := x.get(ctx, x.endpoint("blobs", x.b.Digest.String()), "", start, x.b.Size)
@@ -217,7 +218,7 @@ func (x *fetching) copy(w io.Writer, body io.Reader, n int64) error {
 	return err
 }
 
-// writerFunc is a function as a writer.
+// writerFunc is an io.Writer that calls a function.
 type writerFunc func(p []byte) error
 
 func (f writerFunc) Write(p []byte) (int, error) {

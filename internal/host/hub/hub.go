@@ -1,10 +1,12 @@
 // Package hub moves snapshots between the store and other hosts, in archives and through OCI registries. It also copies
 // snapshots from one registry to another.
 //
-// A snapshot from outside is hostile until its digests are verified, and Trust says whether a trusted key must have
-// signed it. Its network policy comes from this daemon, never from the artifact. The snapshot is published when every
-// byte is verified and on disk. If the daemon or the client is killed earlier, only cached blobs are left. Package
-// artifact has the format, and package sigstore the form of signatures. The callers decide who may move a snapshot.
+// A snapshot from outside is hostile until its digests are verified, and Trust says whether a
+// trusted key must have signed it. Its network policy comes from this daemon, never from the
+// artifact. The snapshot is published when every byte is verified and on disk. If the daemon or the
+// client is killed earlier, only cached blobs are left. Package artifact defines the format of
+// artifacts, and package sigstore the format of signatures. The callers decide who may move a
+// snapshot.
 package hub
 
 import (
@@ -45,7 +47,7 @@ const (
 type Config struct {
 	Store  *store.Store
 	Dir    string // directory for cached blobs, on the store's file system
-	Memory uint64 // bytes of the host's memory: snapshots of larger guests are refused
+	Memory uint64 // bytes of the host's memory; snapshots of guests with more memory are refused
 	Trust  Trust
 
 	// Try returns an error if this host cannot restore a saved state, see vmpool.Trials.
@@ -54,7 +56,7 @@ type Config struct {
 	// Room returns an error if the host has no room for more data on the file system that contains
 	// the file disk.
 	Room    func(memory uint64, disk *os.File) error
-	Reserve uint64 // bytes of this file system that stay free; Room compares with it too
+	Reserve uint64 // bytes that stay free on the file system of Dir; Room keeps this reserve too
 	Log     *slog.Logger
 }
 
@@ -94,7 +96,7 @@ func New(cfg Config) (*Hub, error) {
 		proofsTime: proofsTime,
 		stall:      time.Minute,
 		small:      smallBlob,
-		roomEvery:  4 << 20, // all blobs that arrive at a time take some 64 MiB of the reserve at most
+		roomEvery:  4 << 20, // the blobs that arrive at the same time take at most about 64 MiB of the reserve
 		pace:       10 * time.Minute,
 	}
 	h.forgotten(h.cache.forgetOthers(cfg.Store.HasPart))
@@ -108,8 +110,8 @@ func (h *Hub) wait(ctx context.Context, who string) (leave func(), err error) {
 	return h.place.Wait(ctx, owner.FairShare(who, maxMoves))
 }
 
-// forgotten logs that blobs of deleted snapshots could not be removed. They have the memory and the
-// disk of deleted guests. The next start tries again.
+// forgotten logs that blobs of deleted snapshots could not be removed. Such blobs contain memory
+// and disks of deleted guests. The next start of the daemon tries again.
 func (h *Hub) forgotten(err error) {
 	if err != nil {
 		h.cfg.Log.Warn("blobs of deleted snapshots are left in the hub's cache", "error", err)
@@ -258,9 +260,9 @@ func (a *Arrival) Close() {
 	a.hub.trim()
 }
 
-// Receive reads an archive and compares its blobs with their digests. If the policy wants a
-// signature, the given bundle must be for the digest of the manifest. Without such a bundle, Receive
-// reads no archive.
+// Receive reads an archive and compares its blobs with their digests. If the policy requires a
+// signature, the bundle must be a trusted key's signature for the digest of the manifest. Without a
+// bundle, Receive then does not read the archive.
 func (h *Hub) Receive(ctx context.Context, archive io.Reader, policy Policy, bundle []byte) (_ *Arrival, err error) {
 	var proofs []proof
 	if len(bundle) > 0 {

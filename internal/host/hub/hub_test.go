@@ -408,8 +408,8 @@ func TestPackedBlobsAreReused(t *testing.T) {
 	}
 }
 
-// The blobs of a deleted snapshot are removed, except for those of files that other snapshots have: at the deletion, or
-// at the next start.
+// The blobs of a deleted snapshot are removed at the deletion, or at the next start. Blobs of files
+// that other snapshots have stay.
 func TestBlobsOfDeletedSnapshotsAreRemoved(t *testing.T) {
 	a := newHost(t)
 	has := func(want int, when string) {

@@ -131,7 +131,7 @@ func TestReferrersInPages(t *testing.T) {
 	for name, c := range map[string]struct {
 		around func(http.ResponseWriter, *http.Request, http.Handler)
 		want   string
-		lists  int // 0: not compared, because failed requests are repeated
+		lists  int // number of fetched pages; 0: not compared, because failed requests are repeated
 	}{
 		"a circle":         {link(`<?last=1>; rel="next"`), "more than 64 pages", maxPages},
 		"no query":         {link(`<https://attacker.example/>; rel="next"`), "is not usable", 1},

@@ -10,10 +10,11 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// CachedBlob describes a blob in the cache. No snapshot needs it: a later push or pull makes or fetches it again.
+// CachedBlob describes a blob in the cache. No snapshot needs the blob: a later push can make it
+// again, and a later pull can fetch it again.
 type CachedBlob struct {
 	Path  string
-	File  string    // the artifact.Part of a snapshot of this host that the blob was made from; empty: it was fetched
+	File  string    // name of the artifact.Part from which this host has made the blob; empty if the blob was fetched
 	Bytes int64     // size
 	Used  time.Time // last use
 }

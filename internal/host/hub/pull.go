@@ -34,14 +34,15 @@ type Offer struct {
 	Verdict Verdict
 	conn    *conn
 	lacks   []artifact.Blob // blobs of files that neither the store nor the cache has, each once
-	cached  []artifact.Blob // other blobs that the cache has
+	cached  []artifact.Blob // blobs in the cache, of files that the store lacks
 	has     []Progress      // files that need not be fetched
 
 	problem error // see Problem
 }
 
-// Find fetches the description of a snapshot in a registry. If Pull would refuse the snapshot because of its
-// signatures, it has a problem in its Verdict. Otherwise Find also tries the saved state on this host, see Problem.
+// Find fetches the description of a snapshot in a registry. If Pull would refuse the snapshot
+// because of its signatures, the Offer has a problem in its Verdict. Otherwise Find also tries the
+// saved state on this host, see Problem.
 func (h *Hub) Find(ctx context.Context, who string, r Remote) (*Offer, error) {
 	leave, err := h.transfers.Wait(ctx, owner.FairShare(who, maxTransfers))
 	if err != nil {
@@ -191,7 +192,7 @@ func (h *Hub) Pull(ctx context.Context, who, tag string, r Remote, on func(Progr
 	p := &pull{hub: h, conn: o.conn, on: on, files: make(blobs)}
 	defer h.trim()
 	defer p.files.close()
-	for _, b := range o.cached { // before any blob arrives, because the cache may then drop them
+	for _, b := range o.cached { // before any blob arrives, because the cache may drop others then
 		if f := h.cache.open(b.Digest); f != nil {
 			p.files.add(b.Digest, f)
 		}
@@ -230,7 +231,7 @@ func (p *pull) try(ctx context.Context, who string, o *Offer) error {
 	}
 	err := p.hub.try(ctx, who, o.Artifact, p)
 	if bad := (*artifact.Error)(nil); errors.As(err, &bad) {
-		p.hub.cache.remove(state.Digest) // a damaged one would make the next pull fail too
+		p.hub.cache.remove(state.Digest) // a damaged state would make the next pull fail too
 	}
 	return err
 }
@@ -249,11 +250,12 @@ type pull struct {
 	moved int64
 }
 
-// leastRate is the mean rate of a pull or a copy, in bytes per second, over each period of Hub.pace. A slower registry
-// would hold places and disk space for days.
+// leastRate is the minimum mean rate of a pull or a copy, in bytes per second, over each period of
+// Hub.pace. A slower registry would hold places and disk space for days.
 const leastRate = 64 << 10
 
-// paced calls run, and cancels its context if too few bytes arrive. Then the error is errSlow.
+// paced calls the function run, and cancels that function's context if too few bytes arrive. In
+// this case paced returns errSlow.
 func (h *Hub) paced(ctx context.Context, arrived *atomic.Int64, run func(context.Context) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -320,7 +322,7 @@ func (p *pull) open(ctx context.Context, b artifact.Blob) (*os.File, error) {
 	return p.files.of(b.Digest)
 }
 
-// forget closes the blobs, and removes those that have been fetched.
+// forget closes the blobs, and removes the fetched blobs from the cache.
 func (p *pull) forget() {
 	p.files.close()
 	for _, d := range p.came {

@@ -28,8 +28,8 @@ func TestPushWithoutCachedBlobs(t *testing.T) {
 	}
 }
 
-// A push that is interrupted leaves no tag. The next one sends only the blobs that are left. A failed upload is
-// tried again.
+// A push that is interrupted leaves no tag. The next push sends only the remaining blobs. A failed
+// upload is tried again.
 func TestInterruptedPush(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	s, a := serve(t), newHost(t).hasty()
@@ -78,8 +78,8 @@ func TestInterruptedPush(t *testing.T) {
 }
 
 // A push asks for repositories that the same client has pushed to, and never for repositories that
-// other clients have pushed to. If the token server refuses them, the push succeeds without them,
-// and later pushes do not ask for them.
+// other clients have pushed to. If the token server refuses these repositories, the push succeeds
+// without them, and later pushes do not ask for them.
 func TestPushMountsOwnRepositories(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	var mu sync.Mutex

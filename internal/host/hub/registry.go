@@ -30,16 +30,17 @@ import (
 // Remote names a snapshot in a registry.
 type Remote struct {
 	ref   name.Reference
-	field string          // field of the request that has the reference
+	field string          // field of the request that contains the reference, for errors
 	login *registry.Login // nil: the login stored by `docker login` for the daemon's user
-	trust Policy          // empty: that of the daemon
+	trust Policy          // empty: the daemon's policy
 }
 
 // repoPattern is the form of names of repositories (OCI distribution spec, "Pulling manifests").
 var repoPattern = regexp.MustCompile(`^[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*$`)
 
 // ParseRemote parses REGISTRY/NAME:TAG and REGISTRY/NAME@DIGEST. The registry and the tag have no
-// defaults, so that no snapshot is published by mistake. Errors call the reference by the given field of a request.
+// defaults, so that no snapshot is published by mistake. Errors name the field of the request that
+// contains the reference.
 func ParseRemote(field, reference string) (Remote, error) {
 	ref, err := name.ParseReference(reference, name.StrictValidation)
 	if err != nil || !repoPattern.MatchString(ref.Context().RepositoryStr()) {
@@ -65,7 +66,7 @@ func (r Remote) Registry() string { return r.ref.Context().RegistryStr() }
 // With returns r with credentials for its registry.
 func (r Remote) With(l *registry.Login) Remote { r.login = l; return r }
 
-// Under returns r with a policy for its snapshots. It takes the place of the daemon's policy.
+// Under returns r with a policy for its snapshots. This policy replaces the daemon's policy.
 func (r Remote) Under(p Policy) Remote { r.trust = p; return r }
 
 // At returns the reference of the artifact with a digest.
@@ -93,7 +94,7 @@ var (
 type wire struct {
 	base  http.RoundTripper
 	home  string        // the registry, as HOST or HOST:PORT
-	stall time.Duration // longest time for minProgress bytes, and for an answer
+	stall time.Duration // maximum time to transfer minProgress bytes, and to wait for an answer
 }
 
 const (
@@ -199,7 +200,7 @@ func (p *pulse) pause() time.Duration {
 }
 
 func (p *pulse) add(n int, err error) {
-	if p.bytes.Add(int64(n)) >= minProgress || errors.Is(err, io.EOF) { // at the end, the wait for an answer begins
+	if p.bytes.Add(int64(n)) >= minProgress || errors.Is(err, io.EOF) { // at io.EOF, the wait for an answer begins
 		p.bytes.Store(0)
 		p.reset(p.every)
 	}
@@ -218,8 +219,8 @@ func (p *pulse) stop() {
 	p.cancel(nil)
 }
 
-// sending is the body of a request. The registry is not slow while the content is being read, which may come from
-// another registry.
+// sending is the body of a request. The time in which the content is read does not count against
+// the registry, because the content may come from another registry.
 type sending struct {
 	io.ReadCloser
 	*pulse
@@ -290,7 +291,7 @@ func (c *conn) pusher() (*remote.Pusher, error) {
 		remote.WithRetryBackoff(remote.Backoff{Duration: c.wait, Factor: 2, Steps: c.tries}))
 }
 
-// again calls the given function until it succeeds, returns an error that is not temporary, or has
+// again calls the function try until it succeeds, returns an error that is not temporary, or has
 // failed c.tries times.
 func (c *conn) again(ctx context.Context, try func() error) error {
 	for n := 1; ; n++ {
@@ -340,7 +341,7 @@ func isTemporary(err error) bool {
 
 // Limits on how much of a registry's answer an error quotes.
 const (
-	maxDiagnostics = 3
+	maxDiagnostics = 3   // number of diagnostics
 	maxDiagnostic  = 200 // bytes of each diagnostic
 	maxQuoted      = 300 // bytes of any other error
 )

@@ -169,8 +169,8 @@ func (h *host) leavesNothing(t *testing.T, name string, want int) {
 	}
 }
 
-// A family of snapshots is copied to another host through a registry. Each side sends only what the
-// other lacks.
+// A family of snapshots is copied to another host through a registry. Each side sends only blobs
+// that the other side lacks.
 func TestPushAndPull(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	s, a, b := serve(t), newHost(t).hasty(), newHost(t).hasty()

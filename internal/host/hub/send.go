@@ -42,7 +42,7 @@ const maxMounts = 4
 
 // dial gets a token for the repository, and for the other repositories from which blobs are
 // mounted. If the registry refuses this token, for example because one of the other repositories
-// was deleted, dial forgets these and asks for a token for the repository alone.
+// was deleted, dial forgets the other repositories and asks for a token for the repository alone.
 func (s *sender) dial(ctx context.Context, to Remote, a *artifact.Artifact) (*conn, error) {
 	repo := to.ref.Context()
 	scopes := append(s.findMounts(a, repo), repo.Scope(transport.PushScope))
@@ -157,7 +157,7 @@ type layer struct {
 
 	trying  sync.Mutex
 	present *reading // nil: no try is under way
-	unread  error    // of the present or the last try: why the content could not be read
+	unread  error    // why the content could not be read in the present or the last try
 	sent    int64
 }
 

@@ -65,7 +65,7 @@ func (h *Hub) Sign(ctx context.Context, who string, r Remote, bundle []byte) (d 
 }
 
 // attach writes a bundle as a referrer of the subject. In a registry without the API of referrers,
-// go-containerregistry also adds it to the index whose tag is the digest of the subject.
+// go-containerregistry also adds the bundle to the index whose tag is the digest of the subject.
 func (c *conn) attach(ctx context.Context, repo name.Repository, subject oci.Descriptor, bundle []byte) error {
 	m := oci.Manifest{Versioned: specs.Versioned{SchemaVersion: 2},
 		MediaType: oci.MediaTypeImageManifest, ArtifactType: sigstore.BundleType, Config: oci.DescriptorEmptyJSON,
@@ -87,12 +87,13 @@ func (c *conn) attach(ctx context.Context, repo name.Repository, subject oci.Des
 
 // signature is a signature in a registry.
 type signature struct {
-	text   []byte       // its manifest
-	parsed oci.Manifest // of text
+	text   []byte       // manifest of the signature
+	parsed oci.Manifest // decoded from text
 	bundle []byte
 }
 
-// put writes the signature to a repository. The configuration is that of the signature's manifest.
+// put writes the signature to a repository. The parameter config is the content of the
+// configuration that the signature's manifest names.
 func (s signature) put(ctx context.Context, out *remote.Pusher, repo name.Repository, config []byte) error {
 	for _, p := range [][]byte{config, s.bundle} { // registries do not know the type of a blob
 		if err := out.Upload(ctx, repo, static.NewLayer(p, sigstore.BundleType)); err != nil {
@@ -102,9 +103,9 @@ func (s signature) put(ctx context.Context, out *remote.Pusher, repo name.Reposi
 	return out.Put(ctx, repo.Digest(digest.FromBytes(s.text).String()), manifest(s.text))
 }
 
-// Verify returns the key that has signed a snapshot in a registry: one of the given keys or, if
-// there are none, one of the keys that the daemon trusts. If none of these keys has signed it, the
-// error is a *TrustError, whatever the policy is.
+// Verify returns the key that has signed a snapshot in a registry: one of the given keys or, if no
+// keys are given, one of the keys that the daemon trusts. If none of these keys has signed the
+// snapshot, the error is a *TrustError, whatever the policy is.
 func (h *Hub) Verify(ctx context.Context, who string, r Remote, keys []sigstore.TrustedKey) (
 	d digest.Digest, k sigstore.TrustedKey, err error,
 ) {
@@ -187,9 +188,10 @@ func (c *conn) proofs(ctx context.Context, d digest.Digest) (list []proof, err e
 
 var errSlowProofs = fmt.Errorf("its signatures have not arrived within %v", proofsTime)
 
-// referrers returns the artifacts that refer to a digest and may be signatures. It asks the registry for signatures
-// only. Some registries do not know the type of an artifact. If such a registry filters, it hides the signatures, so
-// an empty list is requested again without the filter.
+// referrers returns the artifacts that refer to a digest and may be signatures. It asks the
+// registry for signatures only. Some registries do not know the type of an artifact. If such a
+// registry filters, it hides the signatures. So if the list is empty, referrers requests it again
+// without the filter.
 func (c *conn) referrers(ctx context.Context, d digest.Digest) ([]oci.Descriptor, error) {
 	list, filtered, err := c.referrersOf(ctx, d, url.Values{"artifactType": {sigstore.BundleType}})
 	if err == nil && filtered && len(list) == 0 {
@@ -308,8 +310,8 @@ func isUnusable(err error) bool {
 // errOther reports that an artifact is no signature.
 var errOther = errors.New("another artifact")
 
-// bundle fetches the manifest and the bundle of a signature. If the signature cannot be used, the error is a
-// *sigstore.InvalidError. If the artifact is no signature, it is errOther.
+// bundle fetches the manifest and the bundle of a signature. If the signature cannot be used, the
+// error is a *sigstore.InvalidError. If the artifact is no signature, the error is errOther.
 func (c *conn) bundle(ctx context.Context, ref oci.Descriptor) (s signature, err error) {
 	if s.text, err = c.verified(ctx, "manifests", oci.MediaTypeImageManifest, ref, maxReferrer); err != nil {
 		return s, err

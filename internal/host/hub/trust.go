@@ -22,11 +22,11 @@ import (
 // Policy says what happens to a snapshot from outside that no trusted key has signed.
 type Policy string
 
-// The policies. An empty Policy of a request stands for that of the daemon.
+// The policies. An empty Policy in a request stands for the daemon's policy.
 const (
-	Require Policy = "require" // it is refused
-	Warn    Policy = "warn"    // it is accepted, and the answer and the log say why it is not trusted
-	Off     Policy = "off"     // it is accepted, and signatures are not looked at
+	Require Policy = "require" // the snapshot is refused
+	Warn    Policy = "warn"    // the snapshot is accepted, and the answer and the log say why it is not trusted
+	Off     Policy = "off"     // the snapshot is accepted, and signatures are not looked at
 )
 
 // TrustField is the field of a request that ParsePolicy checks.
@@ -132,7 +132,8 @@ func canonical(r name.Registry) string {
 	return host
 }
 
-// policy returns the policy for a source: the policy of the longest rule that contains the source.
+// policy returns the policy for a source. Of all rules that apply to the source, the rule with the
+// longest source decides.
 func (t *Trust) policy(source string) Policy {
 	for {
 		if p, ok := t.rules[source]; ok {
@@ -145,7 +146,7 @@ func (t *Trust) policy(source string) Policy {
 	}
 }
 
-// source returns the source of the snapshots in a repository, as sourceOf does.
+// source returns the source of the snapshots in r's repository, in the form of sourceOf.
 func (r Remote) source() string {
 	repo := r.ref.Context()
 	return canonical(repo.Registry) + "/" + repo.RepositoryStr()
@@ -156,9 +157,9 @@ type TrustKind int
 
 // The kinds of a TrustError.
 const (
-	Unsigned TrustKind = iota // it has no signature
-	Unknown                   // no trusted key has signed it
-	Bad                       // its signatures are damaged, or for another digest
+	Unsigned TrustKind = iota // the snapshot has no signature
+	Unknown                   // no trusted key has signed the snapshot
+	Bad                       // the signatures are damaged, or for another digest
 )
 
 // TrustError reports that no trusted key vouches for a snapshot.
@@ -201,7 +202,8 @@ func (h *Hub) warn(v Verdict) {
 	}
 }
 
-// vouched returns the trusted key that has signed a digest. If there is none, the error is a *TrustError.
+// vouched returns the trusted key that has signed a digest. If no trusted key has signed it, the
+// error is a *TrustError.
 func (h *Hub) vouched(source string, d digest.Digest, fetch func() ([]proof, error)) (
 	k sigstore.TrustedKey, err error,
 ) {
@@ -218,15 +220,15 @@ func (h *Hub) vouched(source string, d digest.Digest, fetch func() ([]proof, err
 
 // proof is a bundle, or the reason why a bundle cannot be used.
 type proof struct {
-	signature // of an archive, it has only the bundle
+	signature // for an archive, only the bundle is set
 	err       error
 }
 
-// maxReasons bounds the reasons that an error quotes.
+// maxReasons is the maximum number of reasons that an error quotes.
 const maxReasons = 3
 
-// verify returns the key that has signed a digest. One good bundle is enough: bundles of other keys and damaged
-// bundles are ignored then.
+// verify returns the key that has signed a digest. One good bundle is enough: if there is one,
+// bundles of other keys and damaged bundles are ignored.
 func verify(source string, d digest.Digest, proofs []proof, keys []sigstore.TrustedKey) (sigstore.TrustedKey, error) {
 	if len(proofs) == 0 {
 		return sigstore.TrustedKey{}, &TrustError{Unsigned, source, d.String() + " has no signature"}

@@ -24,7 +24,7 @@ import (
 	"github.com/forkd/forkd/internal/sigstore"
 )
 
-// serveReferrers is serve with the API of referrers.
+// serveReferrers is like serve, for a registry with the API of referrers.
 func serveReferrers(t *testing.T) *served {
 	t.Helper()
 	s := &served{}
@@ -67,7 +67,7 @@ func bundleFor(t *testing.T, k *sigstore.PrivateKey, d digest.Digest) []byte {
 	return b
 }
 
-// strictly is remoteOf with the policy of the daemon.
+// strictly is like remoteOf, but uses the daemon's policy.
 func strictly(t *testing.T, reference string) Remote { return remoteOf(t, reference).Under("") }
 
 // plant attaches any bytes as a signature of a digest, like an attacker with write access to the repository.
@@ -225,7 +225,7 @@ func TestRegistryLiesAboutSignatures(t *testing.T) {
 	for name, c := range map[string]struct {
 		around func(http.ResponseWriter, *http.Request, http.Handler)
 		want   string
-		fails  bool // also with the policy warn
+		fails  bool // whether the pull fails even with the policy warn
 	}{
 		"a longer bundle":  {answer(blob, func(p []byte) []byte { return append(p, ' ') }), "longer than", false},
 		"a shorter bundle": {answer(blob, func(p []byte) []byte { return p[1:] }), "differs from its digest", false},
@@ -409,7 +409,7 @@ func TestTrustedKeys(t *testing.T) {
 	}
 }
 
-// The signature of an archive comes beside it.
+// An archive does not contain its signature, which is a separate argument of Receive.
 func TestSignedArchives(t *testing.T) {
 	ann, eve := newKey(t), newKey(t)
 	a, b := newHost(t), newHost(t).trusting(t, ann)

@@ -11,9 +11,10 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// try restores the saved state of a snapshot on trial. It returns an error if this host's CPU lacks a feature that the
-// guest has found, or if this forkd does not read the state. It opens no memory and no disk of the snapshot, so a
-// client learns this before they are fetched. A disk-only snapshot has no state.
+// try restores the saved state of a snapshot on trial. It returns an error if this host's CPU lacks
+// a feature that the guest has found, or if this forkd cannot read the state. It needs neither the
+// memory nor the disk of the snapshot, so a client gets the error before they are fetched. A
+// disk-only snapshot has no state.
 func (h *Hub) try(ctx context.Context, who string, a *artifact.Artifact, from source) error {
 	if a.Snapshot.DiskOnly() {
 		return nil

@@ -36,7 +36,7 @@ func TestRefusedByTheCPU(t *testing.T) {
 	ref := remoteOf(t, s.host+"/team/py:1")
 	for name, c := range map[string]struct {
 		err     error
-		refused bool // because of the snapshot
+		refused bool // whether the error is about the snapshot
 		want    string
 	}{
 		"a missing feature": {vm.WithCode(vm.ErrCPU, errors.New("it lacks avx512f")), true,
@@ -87,7 +87,7 @@ func TestRefusedByTheCPU(t *testing.T) {
 	tried("a pull", 1)
 	b.check(t, "parent", map[int64]byte{2: 'p'})
 
-	// A snapshot that only a warning lets in is not tried for a description.
+	// Find does not try the state of a snapshot that is accepted only with a warning.
 	ann := newKey(t)
 	c := newHost(t).hasty().trusting(t, ann)
 	if o, err := c.Find(t.Context(), "ann", ref.Under(Warn)); err != nil || kindOf(o.Verdict.Problem) != Unsigned ||

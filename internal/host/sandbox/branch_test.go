@@ -292,7 +292,7 @@ func isKilledKeeper(t *testing.T, w *world, id, what string, err error) {
 	w.awaitExit(t, id)
 }
 
-// A VMM that refuses a branch, but keeps one of its files open, is killed.
+// A VMM that refuses a branch, but keeps one of the branch's files open, is killed.
 func TestFilesOfARefusedBranch(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -312,8 +312,8 @@ func TestFilesOfARefusedBranch(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A child of the daemon that has not executed its program yet has copies of the daemon's descriptors.
-// The VM is not killed for it.
+// A child of the daemon that has not executed its program yet has copies of the daemon's
+// descriptors. The VM is not killed because of these copies.
 func TestFilesOfAStart(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -344,7 +344,7 @@ func TestFilesOfAStart(t *testing.T) {
 	w.checkClean(t)
 }
 
-// If a VM keeps a disk top open for writing that it no longer uses, it is killed. The top never
+// If a VM no longer uses a disk top, but keeps it open for writing, the VM is killed. The top never
 // becomes a layer of a snapshot or of a suspended state.
 func TestTopsThatStayWritable(t *testing.T) {
 	branch := func(mode vm.BranchMode) func(*world, string) error {
@@ -434,7 +434,7 @@ func TestAChildThatDiesIsSaidToHave(t *testing.T) {
 	}
 }
 
-// ForkSandbox makes a snapshot, which is deleted with the last child.
+// ForkSandbox makes a snapshot, which is deleted when the last child is deleted.
 func TestForkFromASandbox(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

@@ -92,7 +92,7 @@ type ForkError struct {
 	Tag         string
 	Asked       int
 	Failed      int
-	Unconfirmed int   // number of Failed children whose agent did not confirm its new identity
+	Unconfirmed int   // number of children, also counted in Failed, whose agent did not confirm its new identity
 	First       error // error of the first child that failed
 }
 
@@ -117,7 +117,7 @@ func (e *unconfirmedError) Error() string {
 
 func (e *unconfirmedError) Unwrap() error { return e.err }
 
-// IsBusy reports whether err refuses a branch that may succeed soon, because too many branches are
+// IsBusy reports whether err refuses a branch only for the moment: either too many branches are
 // being made, or earlier branches are still being flushed to disk.
 func IsBusy(err error) bool {
 	var backlog *store.BacklogError
@@ -133,8 +133,8 @@ func (e *FamilyError) Error() string {
 		"same parent ('forkd tree' shows families)", e.ID, e.From)
 }
 
-// RollbackError reports a rollback that failed when the sandbox's previous state was already lost.
-// The sandbox has been killed.
+// RollbackError reports a rollback that failed after the sandbox's previous state was lost. The
+// sandbox has been killed.
 type RollbackError struct {
 	ID, Tag string
 	Err     error

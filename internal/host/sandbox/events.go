@@ -14,7 +14,7 @@ var kinds = map[State]event.Kind{
 }
 
 // enteredLocked emits the event that s has entered its present state. It does not emit the events
-// of a sandbox's creation and deletion; add and remove emit these.
+// of a sandbox's creation and deletion, which the methods add and remove emit.
 func (s *Sandbox) enteredLocked(from State, op string) {
 	kind, ok := kinds[s.state]
 	if from == Starting || !ok {

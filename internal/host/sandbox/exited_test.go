@@ -24,7 +24,7 @@ func (w *world) end(t *testing.T, id string) {
 	w.awaitExit(t, id)
 }
 
-// hasEnv reports whether one of the sandboxes, as far as they exist, has an environment.
+// hasEnv reports whether one of the sandboxes that still exist has an environment.
 func (w *world) hasEnv(ids []string) bool {
 	for _, id := range ids {
 		if s, err := w.Get(id); err == nil {
@@ -39,8 +39,8 @@ func (w *world) hasEnv(ids []string) bool {
 	return false
 }
 
-// Exited sandboxes stay in the list without their environment. There is a limit for each owner, and
-// the oldest are deleted first.
+// Exited sandboxes stay in the list without their environment. Their number is limited for each
+// owner. Those that exited first are deleted first.
 func TestExitedSandboxesAreBounded(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -51,7 +51,8 @@ func TestExitedSandboxesAreBounded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// A sandbox that is being deleted counts, and one runs all the time, so the limit is 3.
+	// The limit is 3, because one sandbox runs all the time, and a sandbox that is being deleted still
+	// counts.
 	ctx := owner.In(t.Context(), owner.Owner{Name: "token:x", Most: 3})
 	var ids []string
 	for range maxExited + more {
@@ -112,7 +113,8 @@ func TestStrictnessOfARollbackStays(t *testing.T) {
 	w.KillAll()
 }
 
-// Guests that end themselves cannot fill the daemon's log, and what a VMM says about its end is cut.
+// Guests that end themselves cannot fill the daemon's log, and the text with which a VMM explains
+// its end is cut.
 func TestLinesAboutExits(t *testing.T) {
 	w := newWorld(t, 0)
 	mustBake(t, w)

@@ -73,7 +73,7 @@ func (m *Manager) expire(s *Sandbox) {
 	s.mu.Unlock()
 	switch {
 	case !due:
-	case suspends: // a call that runs finds an expiry that was set meanwhile
+	case suspends: // one call at a time is enough, because suspendExpired reads the expiry after it has the lock
 		s.expiring.Do(func() { m.suspendExpired(s) })
 	default:
 		_ = m.remove(s) // fails if another call is deleting s
@@ -94,7 +94,8 @@ func (s *Sandbox) dueLocked() bool {
 // suspendExpired suspends a sandbox, after other operations on it have ended. It deletes an exited
 // sandbox that has no suspended state.
 func (m *Manager) suspendExpired(s *Sandbox) {
-	// A failed hook does not prolong the guest's time. A hook can delay the suspension by its time limit.
+	// A hook that fails does not prevent the suspension. A hook can delay the suspension by at most
+	// the hook's time limit.
 	_ = m.hook(m.timed.Context(), s.id, hook.BeforeSuspend)
 	unlock, err := m.lockToSuspend(m.timed.Context(), s, false)
 	if err != nil {

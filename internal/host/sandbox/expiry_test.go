@@ -14,7 +14,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// soon is a lifetime that ends during the test, and far is a lifetime that does not.
+// soon is a lifetime that ends during the test, and far is a lifetime that does not end during the
+// test.
 const (
 	soon = 50 * time.Millisecond
 	far  = time.Hour
@@ -127,7 +128,7 @@ func TestCloseWaitsForTimers(t *testing.T) {
 	w.Snapshots().Close()
 }
 
-// A VMM that does not answer does not keep the daemon from flushing its snapshots before it ends.
+// Even if a VMM does not answer, the daemon flushes its snapshots before the daemon ends.
 func TestCloseDoesNotWaitForASilentVMM(t *testing.T) {
 	w := newWorld(t, 0)
 	id := w.source(t)
@@ -311,8 +312,8 @@ func TestTimeAmidASuspension(t *testing.T) {
 	w.checkClean(t)
 }
 
-// The expiry of a resumed sandbox is counted from the moment when it runs, even on a full disk,
-// where its suspended state cannot be updated.
+// The expiry of a resumed sandbox is counted from the moment when the sandbox runs, even on a full
+// disk, where its suspended state cannot be updated.
 func TestTimeOfASandboxThatIsBroughtBack(t *testing.T) {
 	for name, resume := range map[string]func(*world, string) (Info, error){
 		"by a client": func(w *world, id string) (Info, error) {

@@ -65,7 +65,7 @@ func (b *branch) finish(ctx context.Context) (result BranchResult, err error) {
 	}
 	// The branch is recorded before it is published, because the daemon could be killed between the
 	// two steps. A recorded branch without a snapshot is harmless.
-	var at *snapshot.Ref // r.At before the update, restored if Publish fails
+	var at *snapshot.Ref // value of r.At before the update, which is restored if Publish fails
 	err = b.s.update(func(r *ledger.Record) {
 		r.Count++
 		if at = r.At; b.stays() {
@@ -107,8 +107,8 @@ func (b *branch) completeMemory(ctx context.Context) ([]vm.Extent, []snapshot.Fi
 	return chain.Memory(ctx, layer, b.done.Save.Extents, b.below)
 }
 
-// countChanges restarts the counting of changes after a complete branch. The sandbox now shares the
-// given number of bytes of memory with the branch.
+// countChanges restarts the counting of changes after a complete branch. The parameter shared is
+// the number of bytes of memory that the sandbox now shares with the branch.
 func (b *branch) countChanges(shared uint64) {
 	dirty := b.done.Save.DirtyBytes
 	base := &tally.Written{Memory: dirty - min(dirty, shared), Disk: b.fresh}

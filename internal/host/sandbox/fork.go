@@ -128,7 +128,7 @@ func (m *Manager) Fork(ctx context.Context, req ForkRequest) (result ForkResult,
 
 // fork starts children for which places are reserved, and hands them out as one unit. If the daemon
 // is killed before it has handed the children out, the next daemon kills all of them. Before hooks
-// run, fork calls started, because a hook may take minutes.
+// run, fork calls the function started, because a hook may take minutes.
 func (m *Manager) fork(ctx context.Context, start time.Time, req ForkRequest, vcpus uint32, started func()) (ForkResult,
 	error) {
 	unfinished, err := ledger.BeginFork(m.cfg.RunDir, m.cfg.DataDir, req.N, req.Provisional)

@@ -7,7 +7,7 @@ import (
 )
 
 // ForkSandbox branches a sandbox and forks the branch, in one call. The snapshot of the branch is
-// deleted with the last of the children.
+// deleted when none of the children needs it any more.
 func (m *Manager) ForkSandbox(ctx context.Context, source string, mode BranchRequest,
 	req ForkRequest) (ForkResult, BranchResult, error) {
 	// check first, so that a wrong request makes no branch; the snapshot's tag is chosen below

@@ -26,7 +26,8 @@ type guestCall struct {
 // request has begun.
 const wakeTries = 3
 
-// guestOf begins a request to the agent of a sandbox. The caller must stop it.
+// guestOf begins a request to the agent of a sandbox. The caller must call stop at the end of the
+// request.
 func (m *Manager) guestOf(ctx context.Context, id, op string) (*guestCall, error) {
 	for try := 0; ; try++ {
 		s, err := m.awake(ctx, id)

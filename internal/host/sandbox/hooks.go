@@ -21,9 +21,10 @@ func (m *Manager) SetHooks(ctx context.Context, id string, hooks snapshot.Hooks)
 	})
 }
 
-// hook runs a hook of a sandbox that is not locked, so that a hostile guest cannot hold the lock. It
-// runs nothing if the sandbox does not run. Only before a branch, it first resumes a sandbox that was
-// suspended because it was idle, and counts as use of the sandbox.
+// hook runs a hook of a sandbox. The caller must not hold the sandbox's lock, because a hostile
+// guest could delay the end of the hook. If the sandbox does not run, hook runs nothing. Before a
+// branch there is an exception: hook first resumes a sandbox that was suspended because it was
+// idle, and the hook counts as use of the sandbox.
 func (m *Manager) hook(ctx context.Context, id string, at hook.Point) error {
 	s, err := m.Get(id)
 	if err != nil || hook.Of(s.Info().Hooks, at) == nil {
@@ -55,7 +56,7 @@ func (m *Manager) hookIn(ctx context.Context, v *liveVM, r *ledger.Record, at ho
 	}
 	ctx, stop := vmpool.WhileAlive(ctx, v.vmm)
 	defer stop()
-	// After the end of the VM, the operation fails with any policy of the hook.
+	// If the VM has ended, the operation fails, whatever the hook's policy is.
 	return cmp.Or(m.hooks().Run(ctx, v.guest.Dial, r, at), context.Cause(ctx))
 }
 

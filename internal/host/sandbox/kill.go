@@ -32,23 +32,25 @@ func (m *Manager) free(s *Sandbox) {
 	})
 }
 
-// maxExited bounds the exited sandboxes of one owner that cannot be resumed. Each takes some memory,
-// and an owner can make any number of sandboxes that end by themselves.
+// maxExited is the maximum number of exited sandboxes of one owner that cannot be resumed. The
+// number is limited because each of these sandboxes takes some memory, and an owner can make any
+// number of sandboxes that end by themselves.
 const maxExited = 256
 
-// forgetExited deletes exited sandboxes of an owner, those that exited first, if there are too many.
+// forgetExited deletes the sandboxes of an owner that exited first, if more than maxExited have
+// exited.
 func (m *Manager) forgetExited(owner string) {
 	old := slices.DeleteFunc(m.List(), func(i Info) bool {
 		return i.Owner != owner || i.State != Exited || i.Resumable || i.Workspace != ""
 	})
 	slices.SortFunc(old, func(a, b Info) int { return a.Ended.Compare(b.Ended) })
 	for n := len(old) - maxExited; n > 0; n-- {
-		_ = m.Kill(old[n-1].ID) // fails if it is already deleted
+		_ = m.Kill(old[n-1].ID) // fails if the sandbox is already deleted
 	}
 }
 
-// Hold prevents a sandbox from being killed until Release. It is for the sandbox of a workspace,
-// because the user of the workspace will use the sandbox again.
+// Hold prevents a sandbox from being killed until Release is called. It is for the sandbox of a
+// workspace, because the user of the workspace will use the sandbox again.
 func (m *Manager) Hold(id, workspace string) error { return m.setHolder(id, workspace) }
 
 // Release reverses Hold.
@@ -145,8 +147,8 @@ func (m *Manager) end(s *Sandbox) {
 }
 
 // closeTimeout is how long Close waits for work in progress. systemd kills a daemon that has not
-// ended a minute after the signal (TimeoutStopSec of its unit), and the store needs the rest of this
-// time to flush its snapshots.
+// ended a minute after the signal (TimeoutStopSec of its unit), and the store needs the rest of
+// this minute to flush its snapshots.
 const closeTimeout = 20 * time.Second
 
 // Close stops the manager. It waits for suspensions and deletions that timers have started, and for

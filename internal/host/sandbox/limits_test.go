@@ -89,9 +89,9 @@ func TestLimitsStayWithASandbox(t *testing.T) {
 }
 
 // The limits of a VM's disk are lifted while a branch of the VM is flushed, because the flusher
-// writes one snapshot at a time and other flushes wait. The lifting is also requested for a VM
-// without limits, because limits may be set before the flush ends. The test checks branches of
-// every mode, and a daemon that takes the VM over.
+// writes one snapshot at a time and other flushes wait. The daemon also does this for a VM without
+// limits, because limits may be set before the flush ends. The test checks branches of every mode,
+// and a daemon that takes the VM over.
 func TestFlushIsNotHeldBack(t *testing.T) {
 	w := newWorld(t, 0)
 	id := w.source(t)

@@ -57,8 +57,8 @@ type Config struct {
 	Events   *event.Ring // nil: events are dropped
 	Log      *slog.Logger
 
-	// IsParent reports whether a branch with this tag is for all clients, as parents are; nil: no
-	// branch is for all clients.
+	// IsParent reports whether all clients may use a branch with this tag, as they may use parents. If
+	// it is nil, no branch is for all clients.
 	IsParent func(tag string) bool
 
 	// OpenPrivate permits every client to give sandboxes access to private networks and the host;
@@ -98,7 +98,7 @@ type Manager struct {
 	watchers   sync.WaitGroup
 	background sync.WaitGroup                   // branches started with NoWait, and other background work
 	unwatched  *unwatched.Branches              // branches started with NoWait
-	exits      *loglimit.Lines                  // of lines about exited sandboxes; a guest can end itself at any time
+	exits      *loglimit.Lines                  // limits the log lines about exited sandboxes
 	writers    time.Duration                    // writers.Patience, except in tests
 	room       func(dir string) (uint64, error) // returns the free bytes of the file system that contains dir
 	// tasks that timers start; Close ends their context, after which watchers leave sandboxes alone
@@ -184,7 +184,8 @@ func (m *Manager) PoolSize() int { return m.pool.Count() }
 // PoolWanted returns how many VMMs a full pool has.
 func (m *Manager) PoolWanted() int { return m.pool.Wanted() }
 
-// BranchesInFlight returns the number of branches that are being made, and its maximum.
+// BranchesInFlight returns the number of branches that are being made, and the maximum of this
+// number.
 func (m *Manager) BranchesInFlight() (n, most int) { return m.branches.Count() }
 
 type left struct {

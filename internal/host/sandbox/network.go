@@ -17,8 +17,8 @@ import (
 const tellTimeout = 10 * time.Second
 
 // moved returns a function that is called when the VM v has another network stack, which does not
-// know the guest's connections. Without a message, the guest would notice only when it sends data,
-// so the function tells the guest.
+// know the guest's connections. Without a message, the guest would notice this only when it sends
+// data, so the function tells the guest.
 func (m *Manager) moved(id string, v *liveVM) func() {
 	return func() {
 		if m.reset(id, v) != nil {
@@ -38,8 +38,9 @@ func (m *Manager) reset(id string, v *liveVM) error {
 	return err
 }
 
-// join connects the VM v to the network according to r. The link is nil without a network. The
-// caller must then restore the VM with a network, and call Ready of the link.
+// join connects the VM v to the network according to r. If the daemon has no network, the link is
+// nil. Otherwise the caller must restore the VM with a network, and then call the link's method
+// Ready.
 func (m *Manager) join(v *liveVM, r *ledger.Record) (*netclient.Link, error) {
 	return m.cfg.Net.Join(r.ID, r.Network, v.vmm, m.moved(r.ID, v))
 }
@@ -53,7 +54,7 @@ func (m *Manager) SetNetwork(ctx context.Context, id string, setting netclient.S
 	return m.change(ctx, id, func(h *Held) error { return h.SetNetwork(ctx, setting) })
 }
 
-// SetNetwork is Manager.SetNetwork.
+// SetNetwork is like Manager.SetNetwork.
 func (h *Held) SetNetwork(ctx context.Context, setting netclient.Setting) error {
 	return h.m.setNetwork(ctx, h.s, setting)
 }
@@ -65,7 +66,8 @@ func (m *Manager) setNetwork(ctx context.Context, s *Sandbox, setting netclient.
 	if setting.Secrets, err = netclient.FillSecrets("", setting.Secrets, s.Info().Network.Secrets); err != nil {
 		return err
 	}
-	// While a guest has filled the disk, an operator must be able to close the network of another one.
+	// Even if a guest has filled the disk, an operator must be able to close the network of another
+	// guest.
 	err = m.cfg.Store.Essential(func() error {
 		if err := ledger.WriteSecrets(s.data, setting.Secrets); err != nil {
 			return err

@@ -7,8 +7,9 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// The pool forgets snapshots that are replaced or delete themselves. Otherwise the pool would grow
-// with each fork of a sandbox, and keep VMs of shapes that no snapshot has any more.
+// The pool forgets snapshots that are replaced, and transient snapshots that the store deletes.
+// Otherwise the pool would grow with each fork of a sandbox, and keep VMs of shapes that no
+// snapshot has any more.
 func TestPoolForgetsSnapshotsThatAreGone(t *testing.T) {
 	w := newWorld(t, 1)
 	defer w.stop()

@@ -53,10 +53,10 @@ func (m *Manager) MayUse(ctx context.Context, tag string) error {
 	return err
 }
 
-// mayOpen returns an error if the client may not open closed networks, and the requested setting
-// opens some that the present policy does not open. Closed networks need protection because
-// forkd-net connects from the host's own network, where servers on loopback and private addresses
-// trust the host. In errors, the names of fields have the given prefix.
+// mayOpen returns an error if the requested setting opens closed networks that the present policy
+// does not open, and the client may not do that. Closed networks need protection because forkd-net
+// connects from the host's own network, where servers on loopback and private addresses trust the
+// host. In errors, the names of fields have the given prefix.
 func (m *Manager) mayOpen(ctx context.Context, prefix string, asked *netclient.Setting,
 	present netproto.Policy) error {
 	o := owner.Of(ctx)

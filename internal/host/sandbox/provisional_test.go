@@ -71,8 +71,8 @@ func (w *world) wantNoForks(t *testing.T) {
 	}
 }
 
-// A child that was suspended before Keep does not survive a reboot either, although the run
-// directory is lost then.
+// If a child is suspended before Keep is called, it survives a reboot only if Keep is called later.
+// This holds although the reboot deletes the run directory.
 func TestProvisionalForkBeforeAReboot(t *testing.T) {
 	for _, kept := range []bool{false, true} {
 		w := newWorld(t, 0)

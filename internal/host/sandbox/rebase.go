@@ -23,7 +23,8 @@ func (b *branch) keeps() bool { return b.op == "branch" && b.req.Mode != vm.Bran
 // that the sandbox was last rebased onto. If the line of such branches has become long, or cannot
 // be used, chooseBelow takes the snapshot from which the sandbox runs. The layer then holds all
 // pages written since that snapshot. If such a layer would exceed the sandbox's memory limit, the
-// line continues beyond its usual length. If it cannot continue, chooseBelow returns an error.
+// line continues beyond its usual length. If the line cannot continue, chooseBelow returns an
+// error.
 func (b *branch) chooseBelow(rec *ledger.Record) error {
 	b.below, b.line = b.lease, 1
 	if rec.Rebased == nil || b.req.Mode == vm.BranchFull || b.req.Mode == vm.BranchDisk {

@@ -100,8 +100,9 @@ func (m *Manager) readoptAll(entries []os.DirEntry) {
 	slices.SortFunc(m.left, func(a, b left) int { return strings.Compare(a.ID, b.ID) })
 }
 
-// recoverData takes over the sandbox of a data directory that has no VM. A suspended sandbox is
-// kept, unless its fork was not finished. In all other cases the directory is removed.
+// recoverData handles the data directory of a sandbox that has no VM. It takes over a suspended
+// sandbox whose fork was finished, or leaves the sandbox alone if that fails. In all other cases it
+// removes the directory.
 func (m *Manager) recoverData(id string) error {
 	dir := filepath.Join(m.cfg.DataDir, id)
 	err := ledger.FindSuspended(m.cfg.RunDir, dir)

@@ -18,7 +18,7 @@ type BranchRequest struct {
 	ParentTag string // the request is refused unless the sandbox runs from this snapshot; empty: not checked
 	Queue     bool   // whether Branch waits if no place for branches is free; if not, the error is an *admit.BusyError
 	NoWait    bool   // for a live branch: return when the sandbox runs again, before the snapshot is complete
-	Transient bool   // delete the snapshot with the last sandbox that runs from it
+	Transient bool   // delete the snapshot when no sandbox runs from it any more
 	// the sandbox exists only to build a template, and the branch is that template; stored in the
 	// manifest
 	Template bool
@@ -26,7 +26,7 @@ type BranchRequest struct {
 	NoHooks  bool // do not run the hook before_branch: the daemon makes the branch for itself
 	Replace  bool // replace a snapshot with the same tag, unless sandboxes run from it
 
-	Labels map[string]string // labels of the snapshot; bounded like a sandbox's labels
+	Labels map[string]string // labels of the snapshot; the limits are those of a sandbox's labels
 
 	// Defaults are the values that the caller has set in the guest's agent since the sandbox was
 	// made.
@@ -52,10 +52,10 @@ type ForkRequest struct {
 	TTL            time.Duration      // time after which children are deleted; 0: never
 	IdleTimeout    time.Duration      // time without a request after which children are suspended; 0: never
 	ExpirySuspends bool               // after the TTL, suspend children instead of deleting them
-	Network        *netclient.Setting // nil: as the snapshot
+	Network        *netclient.Setting // nil: the snapshot's setting
 	Hooks          *snapshot.Hooks    // hooks of each child; nil: the snapshot's hooks
 	NoHooks        bool               // do not run the hook after_fork: the daemon makes the children for itself
-	hooked         bool               // a hook after_fork runs; set by Fork
+	hooked         bool               // whether a hook after_fork must run; set by Fork
 	Labels         map[string]string  // labels of each child
 	Strict         unique.Strict      // what happens if the programs in a child repeat random numbers
 	Annotation     json.RawMessage    // data of the API that makes the request, stored with each child; may be nil

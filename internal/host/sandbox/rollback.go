@@ -99,8 +99,8 @@ func (h *Held) rollback(ctx context.Context, to string, strict unique.Strict, st
 	}
 	was := rec.Strict
 	if rec.Strict = strict.Or(was); rec.Strict && !was {
-		// An earlier suspended state must not bring back the earlier strictness. It is written before
-		// the sandbox's state is lost, because the disk may be full.
+		// An earlier suspended state must not bring back the earlier strictness. Write the new strictness
+		// before the sandbox's state is lost, because the disk may be full.
 		if err := ledger.UpdateSuspended(s.data, func(r *ledger.Record) { r.Strict = true }); err != nil {
 			return r, err
 		}
@@ -253,8 +253,8 @@ func (m *Manager) inFamily(ctx context.Context, rec *ledger.Record, to *store.Le
 // Promote makes a sandbox continue from the present state of another sandbox of its family, with
 // the memory, disk and processes of that other sandbox. The sandbox keeps its own id, name, labels,
 // owner, limits and network policy. Promote branches the other sandbox, which is unchanged, and
-// rolls the sandbox back to that branch. The branch is deleted with the last sandbox that runs from
-// it, unless the request gives it a tag.
+// rolls the sandbox back to that branch. If the request gives the branch no tag, the branch is
+// deleted when no sandbox runs from it any more.
 //
 // If the sandboxes are of different families, Promote returns a *FamilyError and makes no branch.
 // After the branch, the errors are the same as for Rollback. The sandbox's own state is lost, as in
@@ -278,7 +278,7 @@ func (m *Manager) Promote(ctx context.Context, id, from string, req BranchReques
 	if err != nil {
 		return r, err
 	}
-	unpin, err := m.cfg.Store.Pin(b.Info.Tag) // from now on, the other sandbox could be deleted
+	unpin, err := m.cfg.Store.Pin(b.Info.Tag) // keeps the branch even if the other sandbox is deleted
 	if err != nil {
 		return r, err
 	}

@@ -56,7 +56,7 @@ type Sandbox struct {
 	rests  gate.Way // context of branches that wait for the guest to freeze its file system
 	secret bool     // the sandbox's memory must not be on a disk, see KeepSecret; guarded by ops
 
-	expiring gate.Single // calls of suspendExpired
+	expiring gate.Single // permits one call of suspendExpired at a time
 
 	mu       sync.Mutex
 	state    State         // only transition writes it
@@ -82,7 +82,7 @@ type Sandbox struct {
 // Timing holds durations of a sandbox's start, each measured from the request.
 type Timing struct {
 	VMM     time.Duration // time until all vCPUs ran
-	Ready   time.Duration // time until the agent had confirmed the new identity, and a hook had ended
+	Ready   time.Duration // time until the agent had confirmed the new identity, and the hook, if any, had ended
 	Restore vmmproto.RestoreResult
 	Pooled  bool // the VMM process came from the pool
 }
@@ -125,7 +125,7 @@ type Info struct {
 	// snapshot of the latest branch or rollback; if there was none, the snapshot that the sandbox
 	// was forked from
 	At    snapshot.Ref
-	Calls *uint64 // calls that may have changed the sandbox since its latest branch, see package tally; nil: unknown
+	Calls *uint64 // number of calls since the latest branch that may have changed the sandbox; nil: unknown
 }
 
 // Info returns the sandbox's description.
@@ -198,8 +198,8 @@ type liveVM struct {
 
 	// Rollbacks and rebases hold the sandbox's mu while they change these fields.
 	lease *store.Lease // lease of the snapshot from which the VM runs; nil if there is none, see leased
-	// The function below releases the branch that the VM was rebased onto. The function is nil if
-	// there is no such branch, or if the branch could not be leased.
+	// releases the branch that the VM was rebased onto; nil if there is no such branch, or if the
+	// branch could not be leased
 	below func()
 	onto  func() // releases the branch that a rebase with an unknown outcome may have put below the VM
 	// context for requests to the guest; ends when the sandbox is rolled back, suspended or deleted

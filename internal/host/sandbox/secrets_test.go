@@ -209,8 +209,8 @@ func TestForkOfAGuestThatDoesNotTrust(t *testing.T) {
 	w.checkClean(t)
 }
 
-// If forkd-net is replaced while a guest is paused, the guest is told to close its connections when
-// it runs again.
+// If forkd-net is replaced while a guest is paused, the guest is told to close its connections as
+// soon as it runs again.
 func TestAPausedGuestIsToldOfANewForkdNet(t *testing.T) {
 	w := newOnline(t)
 	defer w.stop()

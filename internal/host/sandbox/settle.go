@@ -97,8 +97,9 @@ func (s *Sandbox) settlePause(ctx context.Context, v *liveVM, paused bool) error
 	return nil
 }
 
-// swapLeases calls change, which changes the leases of s's VM or the VM that is being resumed. If s is
-// being deleted, swapLeases returns an error instead, because these are then being released.
+// swapLeases calls the function change, which changes the leases of s's VM, or the field resuming.
+// If s is being deleted, swapLeases returns an error instead, because the deletion releases these
+// leases and this VM.
 func (s *Sandbox) swapLeases(change func()) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

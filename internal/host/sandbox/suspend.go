@@ -159,8 +159,8 @@ func (m *Manager) suspend(ctx context.Context, s *Sandbox, auto, timeless bool) 
 }
 
 // standStill pauses the VM of a sandbox that is being suspended, and adds the resumption of the VM
-// to the given cleanup stack. A VM that is already paused stays paused. If the disk has no room for
-// the memory that the VM has written, standStill returns an error before it pauses the VM.
+// to the stack undo. A VM that is already paused stays paused. If the disk has no room for the
+// memory that the VM has written, standStill returns an error before it pauses the VM.
 func (m *Manager) standStill(ctx context.Context, s *Sandbox, auto bool, undo *cleanup.Stack) error {
 	paused := s.Info().State == Paused
 	if !paused {

@@ -226,7 +226,7 @@ func (v *takenOverVMM) send(kind vmmproto.Kind, body []byte) bool {
 				body[w.below(len(body))] = w.byte()
 			}
 		}
-	case 20, 21, 22, 23: // some numbers in the message that are often limits
+	case 20, 21, 22, 23: // some numbers in the message become numbers that are often limits
 		numbers := []uint64{0, 1, vm.PageSize, v.memory, v.memory - vm.PageSize, v.memory + vm.PageSize, 1 << 32, 1 << 60,
 			1<<63 - 1, 1<<64 - 1,
 			1<<64 - vm.PageSize, vm.HoleStart, vm.HoleEnd, 3 * vm.PageSize}

@@ -206,7 +206,7 @@ func TestBranchOfAVMThatEnds(t *testing.T) {
 			w.vmms.CopyErr = vmmclient.ErrGone
 			err = w.whileCopying(t, s, "a", end)
 		} else {
-			v.branch = func() error { // the VM's process exits a little later than its connection
+			v.branch = func() error { // the VM's process exits a little after its connection has ended
 				time.AfterFunc(20*time.Millisecond, end)
 				return vmmclient.ErrGone
 			}

@@ -51,9 +51,9 @@ func (m *Manager) refuseWriter(s *Sandbox, v *liveVM, path string) error {
 	return err
 }
 
-// refuseKeeper returns an error if a VMM that has refused a branch has kept a file of the branch.
-// The parameter top is the new disk top, or nil. If the VMM may use the new top even after its
-// refusal, refuseKeeper does not check the top.
+// refuseKeeper returns an error if a VMM that has refused a branch still has a file of the branch
+// open. The parameter top is the new disk top, or nil. If the VMM may use the new top even after
+// its refusal, refuseKeeper does not check the top.
 func (b *branch) refuseKeeper(top *os.File) error {
 	unused := b.closeSaved()
 	if top != nil {
