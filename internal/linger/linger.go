@@ -111,8 +111,8 @@ func (s *Set) heldLocked() int {
 	return len(kept)
 }
 
-// queued reports whether the peer has yet to read data of a socket. It returns false if the socket
-// is closed.
+// queued reports whether data in a socket still waits for the peer to read it. It returns false if
+// the socket is closed.
 func queued(c Socket) bool {
 	bytes := 0
 	raw, err := c.SyscallConn()

@@ -261,8 +261,8 @@ func (a *Arrival) Close() {
 }
 
 // Receive reads an archive and compares its blobs with their digests. If the policy requires a
-// signature, the bundle must be a trusted key's signature for the digest of the manifest. Without a
-// bundle, Receive then does not read the archive.
+// signature, the bundle must be a trusted key's signature for the digest of the manifest. In that
+// case, Receive does not read the archive if there is no bundle.
 func (h *Hub) Receive(ctx context.Context, archive io.Reader, policy Policy, bundle []byte) (_ *Arrival, err error) {
 	var proofs []proof
 	if len(bundle) > 0 {

@@ -162,7 +162,7 @@ type Pulled struct {
 	*artifact.Artifact
 	store.Info
 	Verdict Verdict
-	Moved   int64 // bytes that were fetched
+	Moved   int64 // number of bytes that were fetched
 }
 
 // Pull makes a snapshot from a snapshot in a registry, with the given tag or, if tag is empty, with
@@ -192,7 +192,7 @@ func (h *Hub) Pull(ctx context.Context, who, tag string, r Remote, on func(Progr
 	p := &pull{hub: h, conn: o.conn, on: on, files: make(blobs)}
 	defer h.trim()
 	defer p.files.close()
-	for _, b := range o.cached { // before any blob arrives, because the cache may drop others then
+	for _, b := range o.cached { // open these before any blob arrives, because the cache may drop them after that
 		if f := h.cache.open(b.Digest); f != nil {
 			p.files.add(b.Digest, f)
 		}

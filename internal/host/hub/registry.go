@@ -148,7 +148,7 @@ func (w wire) RoundTrip(r *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	if r.Method == http.MethodHead && resp.StatusCode == http.StatusInternalServerError {
-		// A registry that was killed while it stored a blob may answer so for ever, until it gets the blob again.
+		// A registry that was killed while it stored a blob may answer so until it gets the blob again.
 		resp.StatusCode = http.StatusNotFound
 	}
 	resp.Request = r

@@ -27,10 +27,10 @@ import (
 
 // Bounds on the signatures of one snapshot in a registry.
 const (
-	maxReferrers = 1 << 20  // bytes of all pages of the list of artifacts that refer to the snapshot
-	maxPages     = 64       // pages of this list
-	maxReferrer  = 64 << 10 // bytes of the manifest of a signature
-	maxBundles   = 32       // signatures
+	maxReferrers = 1 << 20  // maximum size of the list of artifacts that refer to the snapshot, in bytes
+	maxPages     = 64       // maximum number of pages of this list
+	maxReferrer  = 64 << 10 // maximum size of the manifest of a signature, in bytes
+	maxBundles   = 32       // maximum number of signatures
 )
 
 // Annotations of the manifest of a signature, as cosign writes them.
@@ -301,7 +301,7 @@ func isLost(err error) bool {
 	return errors.As(err, &status) && status.StatusCode == http.StatusNotFound
 }
 
-// isUnusable reports whether an error concerns one signature only.
+// isUnusable reports whether an error concerns only one signature.
 func isUnusable(err error) bool {
 	var bad *sigstore.InvalidError
 	return isLost(err) || errors.As(err, &bad)

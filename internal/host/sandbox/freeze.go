@@ -83,7 +83,7 @@ func (b *branch) freeze(ctx context.Context) error {
 		}
 	}
 	client := ctx
-	// not cancelled with the client, because the outcome of the branch must be known
+	// does not end when the client disconnects, because the outcome of the branch must be known
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), branchTimeout)
 	defer cancel()
 	b.calls = b.s.since.Calls()

@@ -46,8 +46,8 @@ func (m *Manager) guestOf(ctx context.Context, id, op string) (*guestCall, error
 	}
 }
 
-// guestCall begins a request to the agent of a running sandbox. When the request is stopped, end is
-// called.
+// guestCall begins a request to the agent of a running sandbox. The field stop of the result also
+// calls end.
 func (s *Sandbox) guestCall(ctx context.Context, op string, end func()) (*guestCall, error) {
 	v, calls, err := s.running(op)
 	if err != nil {

@@ -21,7 +21,7 @@ func (m *Manager) free(s *Sandbox) {
 		}
 		s.mu.Lock()
 		v, unpin := s.live, s.unpin
-		s.unpin, s.record.Env = nil, nil // an exited sandbox stays in the list
+		s.unpin, s.record.Env = nil, nil // frees the environment, because an exited sandbox stays in the list
 		s.mu.Unlock()
 		if v != nil {
 			v.release()

@@ -48,8 +48,8 @@ type Config struct {
 	DataDir  string // directory for private disk tops; only this manager uses it
 	Branches int    // maximum number of concurrent branches; 0: 4
 	PoolSize int    // number of waiting VMMs for each machine shape; 0: none
-	// maximum number of waiting VMMs for each shape, for some time after forks that found too few;
-	// at least PoolSize
+	// maximum number of waiting VMMs for each shape, at least PoolSize; applies for some time after
+	// forks that found too few waiting VMMs
 	PoolMost int
 	Admit    admit.Rules   // limits for the sandboxes of the host
 	Confirm  time.Duration // how long a child may take to confirm its identity; 0: 30 s

@@ -202,9 +202,9 @@ func (m *Manager) readopt(id string) (*Sandbox, error) {
 // some VMMs answer later and are asked again.
 const answersAtStart = 10 * time.Second
 
-// settleTakenOver asks the VMM of a sandbox that was taken over for its state, and marks the
-// sandbox as running or paused. If the VMM does not answer in time, settleTakenOver marks the
-// sandbox as silent, so that the next operation asks the VMM again.
+// settleTakenOver finds out the state of a VM that was taken over, and marks the sandbox as running
+// or paused. If the VMM does not answer in time, settleTakenOver marks the sandbox as silent, so
+// that the next operation asks the VMM again.
 func (m *Manager) settleTakenOver(s *Sandbox) error {
 	v := s.live
 	ctx, cancel := context.WithTimeout(context.Background(), answersAtStart)

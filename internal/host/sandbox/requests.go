@@ -64,7 +64,7 @@ type ForkRequest struct {
 	present *netclient.Setting // network setting of the suspended sandbox that is forked; nil if a snapshot is forked
 }
 
-// ForkResult holds the children of a fork and its durations.
+// ForkResult holds the children of a fork, and how long the fork took.
 type ForkResult struct {
 	Sandboxes   []Info
 	Failed      int

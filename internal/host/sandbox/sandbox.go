@@ -91,8 +91,8 @@ type Timing struct {
 type Info struct {
 	ID          string
 	SnapshotTag string
-	StateID     string // ID of the snapshot that the sandbox runs from or, once it was suspended, of its latest state
-	StateTag    string // for a suspended sandbox: the snapshot with its state
+	StateID     string // ID of the snapshot that the sandbox runs from; after a suspension, ID of the suspended state
+	StateTag    string // tag of the suspended state, if the sandbox is suspended
 	Hostname    string
 	Owner       string // see owner.Owner
 	State       State

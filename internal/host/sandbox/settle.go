@@ -78,7 +78,7 @@ func (s *Sandbox) settle(ctx context.Context, v *liveVM) (paused bool, err error
 		}
 	})
 	if err == nil && !swapped {
-		// The top is empty. If a VMM still has it open, the deletion of the sandbox removes it.
+		// The top is empty. If a VMM still has the top open, the deletion of the sandbox removes the top.
 		_ = writers.Remove(filepath.Join(s.data, pending.Name), writers.Patience)
 	}
 	return stats.Paused, err

@@ -8,8 +8,8 @@ import (
 
 // learners is how many children must report the pages that they have written. A single child may
 // not be typical. While the host reads pages of the first child from disk, that child stays awake
-// so long that its kernel may start another worker thread. Then it writes forty pages more than its
-// siblings.
+// so long that its kernel may start another worker thread. In that case the child writes forty
+// pages more than its siblings.
 const learners = 3
 
 // maxAsked is the maximum number of children that are asked for their pages. It is more than

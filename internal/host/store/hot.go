@@ -104,7 +104,7 @@ func (g *Staging) complete(m *snapshot.Manifest, extents []vm.Extent, disk []*os
 		return err
 	}
 	// Until the snapshot is flushed, it needs the layer in RAM. A crash of the host destroys that
-	// layer anyway, so the file is not synced.
+	// layer anyway, so the manifest is not synced yet.
 	return g.store.Essential(func() error { return os.WriteFile(g.Path(snapshot.ManifestFile), p, 0o600) })
 }
 
@@ -134,11 +134,11 @@ func (g *Staging) completeMemory(m *snapshot.Manifest, extents []vm.Extent) erro
 }
 
 // linkMemory gives the snapshot its own links to inherited memory layers that are on disk. If RAM
-// is short, these layers may be only on disk. Without the links, they could be deleted, together
-// with the snapshots that have them, before this snapshot is flushed.
+// is short, these layers may be only on disk. Without the links, these layers could be deleted
+// together with the snapshots that have them, before this snapshot is flushed.
 func (g *Staging) linkMemory(m *snapshot.Manifest) error {
 	for _, l := range m.Memory {
-		if _, err := os.Lstat(layerPath(g.dir, m, l.Owner)); err == nil { // see Import
+		if _, err := os.Lstat(layerPath(g.dir, m, l.Owner)); err == nil { // Import has already put the layer there
 			continue
 		}
 		if _, err := g.store.linkLayer(m, g.below, l.Owner, g.dir); err != nil {

@@ -10,8 +10,8 @@ import (
 // hundred open files, and a daemon can make any number of branches.
 const maxIdle = 32
 
-// releasedLocked records that the last lease of e has ended. It returns another snapshot whose
-// files must be closed, or nil.
+// releasedLocked records that the last lease of e has ended. If too many snapshots without a lease
+// now keep their files open, it returns a snapshot whose files must be closed, and otherwise nil.
 func (s *Store) releasedLocked(e *entry) (victim *entry) {
 	if e.refs.using() > 0 {
 		return nil

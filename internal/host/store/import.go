@@ -128,7 +128,8 @@ func (i *importing) add(n int, p artifact.Part) (err error) {
 	return err
 }
 
-// readMap reads the extents. The layers keep their numbers.
+// readMap reads the extents. The layer numbers in the extents stay valid, because the layers keep
+// their order.
 func (i *importing) readMap(n int, p artifact.Part) error {
 	text := make([]byte, p.Bytes) // bounded by artifact.Parse
 	err := i.files.Decode(i.ctx, n, func(at uint64, p []byte) error {
@@ -383,7 +384,7 @@ func coveredBytes(extents []vm.Extent) (sum uint64) {
 	return sum
 }
 
-// filler writes a file in ascending order.
+// filler writes a file in ascending order of offsets.
 type filler struct {
 	ctx     context.Context
 	f       *os.File

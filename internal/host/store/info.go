@@ -28,7 +28,7 @@ type Info struct {
 	Branch    *snapshot.Branch
 	Transient bool
 	DiskOnly  bool // the snapshot has no memory
-	// for a branch made by this daemon: time from when it was usable until it was on disk
+	// for a branch that this daemon has made: how long it was usable before it was on disk
 	FlushedIn time.Duration
 	InRAM     bool   // the snapshot is not on disk yet
 	FlushErr  string // why the latest flush failed; until a flush succeeds, the snapshot is only in RAM

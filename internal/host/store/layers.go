@@ -26,10 +26,11 @@ import (
 // If an imported snapshot names a layer of another snapshot, it uses its own file on disk.
 const originFile = "origin"
 
-// openLayer opens a memory layer in RAM. If the layer is not in RAM, openLayer copies the layer to
-// RAM if there is room. Otherwise it opens the file on disk, where the first access to each page is
-// slower. If unflushed is true, the layer may be only in RAM. openLayer also returns the number of
-// bytes that the layer takes without the pages that VMMs have added to holes, as far as known.
+// openLayer opens a memory layer in RAM. If the layer is not in RAM, openLayer copies it to RAM. If
+// RAM has too little room for the copy, openLayer opens the file on disk, where the first access to
+// each page is slower. If unflushed is true, the layer may be only in RAM. openLayer also returns
+// the number of bytes that the layer takes without the pages that VMMs have added to holes, as far
+// as known.
 func (s *Store) openLayer(dir string, m *snapshot.Manifest, l snapshot.File, unflushed bool) (
 	f *os.File, usual uint64, err error) {
 	disk, err := s.openSized(layerPath(dir, m, l.Owner), l.Bytes)

@@ -30,8 +30,8 @@ type phase int
 const (
 	phaseHot        phase = iota + 1 // usable; at least the memory layer is only in RAM
 	phaseStored                      // usable; on disk
-	phaseDamaged                     // in the list with the reason; has a directory
-	phaseFailed                      // in the list with the reason; has no files, see ListFailed
+	phaseDamaged                     // listed with the reason why it is damaged; has a directory
+	phaseFailed                      // listed with the reason why it failed; has no files, see ListFailed
 	phaseDeleting                    // gets no new references
 	phaseUnnamedHot                  // the snapshot lost its name while hot; only its followers may use it (Store.Follow)
 	phaseUnnamed                     // the snapshot lost its name while stored; only its followers may use it
@@ -130,9 +130,9 @@ func (l *life) undeleteLocked() {
 
 // refs counts the references that keep an entry.
 type refs struct {
-	lease  int // leases: the files are open, and the snapshot cannot be deleted
-	pin    int // suspended sandboxes: the files are closed, and the snapshot cannot be deleted
-	follow int // followers: the files are kept, but the snapshot can lose its name, see Follow
+	lease  int // number of leases, which keep the files open and prevent a deletion
+	pin    int // number of suspended sandboxes, which prevent a deletion but do not keep the files open
+	follow int // number of followers, which keep the files but let the snapshot lose its name, see Follow
 }
 
 // keeping returns the number of references that prevent the deletion of the snapshot.

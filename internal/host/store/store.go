@@ -22,7 +22,7 @@
 //	                                   The next start keeps a hot snapshot if its memory layer is still in RAM, and
 //	                                   removes all others
 //	<ram>/<id>/memory.layer            the hot copy of a snapshot's memory layer
-//	<ram>/<id>/origin                  names the file on disk of that memory layer; missing until flushed
+//	<ram>/<id>/origin                  identifies that layer's file on disk; missing until the layer is flushed
 //
 // phase.go draws the phases of an entry, and only the functions in that file change the phases.
 //
@@ -112,9 +112,9 @@ type entry struct {
 	owner    string    // see Staging.For; empty for a snapshot of an earlier daemon
 	awaited  bool      // see Staging.Awaited
 	follower string    // owner of the sandboxes that follow the snapshot; guarded by Store.mu
-	used     time.Time // end of the latest lease, or creation; guarded by Store.mu
+	used     time.Time // end of the latest lease; zero if this daemon has not leased the snapshot; guarded by Store.mu
 
-	flushed   chan struct{} // closed when the first flush has ended, even with an error; nil if there was none
+	flushed   chan struct{} // closed when the first flush has ended, even with an error; nil if no flush is needed
 	flushErr  error         // error of the latest flush
 	published time.Time     // when this daemon published the snapshot; zero for a snapshot of an earlier daemon
 	flushTime time.Duration

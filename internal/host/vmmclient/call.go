@@ -19,8 +19,8 @@ type reply struct {
 
 type parser interface{ Parse(r *codec.Reader) error }
 
-// limits are the times that a VMM may take to answer a request. These times include the waiting for
-// answers to earlier requests.
+// limits are the times that a VMM may take to answer a request, or to exit. The time for an answer
+// includes the wait for answers to earlier requests.
 type limits struct {
 	short time.Duration // limit for requests that do little work
 	long  time.Duration // limit for requests that write memory to files

@@ -144,7 +144,7 @@ func Spawn(ctx context.Context, cfg Config) (_ *VMM, err error) {
 		Name: "forkd-vmm", Bin: cfg.Bin, Env: vmmEnv, Files: []*os.File{listenerFile}, Cgroup: place, Jail: cfg.Jail,
 		Record: filepath.Join(cfg.Dir, pidFile),
 	})
-	_ = listenerFile.Close() // otherwise the daemon would not notice an exit before the accept
+	_ = listenerFile.Close() // otherwise the daemon would not notice an exit before the connection is accepted
 	if err != nil {
 		return nil, errors.Join(err, ctl.Close())
 	}
@@ -333,8 +333,8 @@ func listen(path string, kind, backlog int) (int, error) {
 
 // DialFrames connects a new frame socket to the VMM, and returns the other end, which is for
 // forkd-net. The VMM begins to use the newest frame socket at the next Boot, Restore or SetNet that
-// asks for a network. DialFrames does not wait. If too many connections wait for the VMM, it
-// returns an error.
+// asks for a network. DialFrames does not wait. If too many connections wait for the VMM,
+// DialFrames returns an error.
 func (v *VMM) DialFrames() (*os.File, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
