@@ -20,7 +20,8 @@ import (
 	"github.com/forkd/forkd/internal/format/artifact"
 )
 
-// A hostile or broken registry fails a pull in bounded time and space, with the reason, and leaves no snapshot.
+// If a registry is hostile or broken, a pull fails with the reason, in bounded time and space, and
+// leaves no snapshot.
 func TestHostileRegistries(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	s, a, b := serve(t), newHost(t).hasty(), newHost(t).hasty()
@@ -164,7 +165,7 @@ func TestHostileRegistries(t *testing.T) {
 	b.check(t, "parent", map[int64]byte{2: 'p'})
 }
 
-// A registry that sends enough data for each minute, but too little in total, does not hold a pull.
+// If a registry sends enough data in each minute, but too little in total, the pull ends.
 func TestSlowRegistry(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	s, a, b := serve(t), newHost(t).hasty(), newHost(t).hasty()

@@ -56,8 +56,8 @@ func paged(t *testing.T, n int, filter func(want string, d oci.Descriptor) bool)
 	}
 }
 
-// A signature is found on every page of the list of referrers. A list whose pages do not end, or whose links cannot
-// be followed, fails the pull: it is not the same as a snapshot without signatures.
+// A signature is found on every page of the list of referrers. If the pages of a list do not end,
+// or its links cannot be followed, the pull fails, because the snapshot may have signatures.
 func TestReferrersInPages(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	ann, eve := newKey(t), newKey(t)

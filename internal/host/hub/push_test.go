@@ -77,9 +77,9 @@ func TestInterruptedPush(t *testing.T) {
 	b.check(t, "parent", map[int64]byte{2: 'p'})
 }
 
-// A push asks for repositories that the same client has pushed to, and never for repositories that
-// other clients have pushed to. If the token server refuses these repositories, the push succeeds
-// without them, and later pushes do not ask for them.
+// A push asks the token server for access to repositories that the same client has pushed to, and
+// never for access to repositories that only other clients have pushed to. If the token server
+// refuses these repositories, the push succeeds without them, and later pushes do not ask for them.
 func TestPushMountsOwnRepositories(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	var mu sync.Mutex

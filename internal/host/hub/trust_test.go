@@ -102,7 +102,7 @@ func fetchedLayers(log []string, sent Sent) bool {
 	return false
 }
 
-// The attacks on signatures. A snapshot that no trusted key vouches for is refused before any of its files is
+// In every attack, a snapshot that no trusted key vouches for is refused before any of its files is
 // fetched.
 func TestSignatureAttacks(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
@@ -180,7 +180,7 @@ func attackSignatures(t *testing.T, start func(*testing.T) *served) {
 	}
 }
 
-// A registry that lies about signatures fails a pull. If the registry itself fails, the pull fails
+// If a registry lies about signatures, a pull fails. If the registry itself fails, the pull fails
 // even with the policy warn.
 func TestRegistryLiesAboutSignatures(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
@@ -219,7 +219,7 @@ func TestRegistryLiesAboutSignatures(t *testing.T) {
 	}
 	blob := digest.FromBytes(bundle).Encoded()
 	const list = "/referrers/"
-	// what a server of the local network could answer to a redirected request
+	// These texts stand for the answer of a server in the local network to a redirected request.
 	const secretText, secretNumber = "correct-horse", "4242424242424242"
 	instead := func(text string) func([]byte) []byte { return func([]byte) []byte { return []byte(text) } }
 	for name, c := range map[string]struct {
@@ -337,7 +337,7 @@ func TestMovedTags(t *testing.T) {
 	if _, err := b.Pull(t.Context(), "ann", "", strictly(t, s.host+"/team/py:1"), ignore); kindOf(err) != Unsigned {
 		t.Error("an unsigned snapshot under a signed tag:", err)
 	}
-	a.push(t, "old", s.host+"/team/py:1") // the rollback
+	a.push(t, "old", s.host+"/team/py:1") // moves the tag back to the older snapshot
 	if got := mustPull(t, b, strictly(t, s.host+"/team/py:1")); got.Digest() != old.Digest() {
 		t.Errorf("%s, want the older %s: docs/threat-model.md says so", got.Digest(), old.Digest())
 	}
@@ -355,7 +355,7 @@ func TestMovedTags(t *testing.T) {
 	if got := mustPull(t, b, pinned); got.Digest() != latest.Digest() {
 		t.Errorf("%s, want %s", got.Digest(), latest.Digest())
 	}
-	// The registry gets no bundle for another digest.
+	// Sign refuses a bundle for another digest.
 	var field *invalid.Error
 	if _, err := a.Sign(t.Context(), "ann", remoteOf(t, s.host+"/team/py@"+evil.Digest().String()),
 		bundleFor(t, ann, latest.Digest())); !errors.As(err, &field) || field.Field != "bundle" {
@@ -363,7 +363,7 @@ func TestMovedTags(t *testing.T) {
 	}
 }
 
-// Without a usable key, no snapshot is trusted. A policy of a request replaces that of the daemon.
+// Without a usable key, no snapshot is trusted. A policy in a request replaces the daemon's policy.
 func TestTrustedKeys(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	ann := newKey(t)

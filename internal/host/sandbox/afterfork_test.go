@@ -44,7 +44,7 @@ func TestHooksHoldNeitherPoolNorMemory(t *testing.T) {
 		done <- err
 	}()
 	<-guest.runs
-	for w.pool.Count() == 0 { // fails at the time limit of the test
+	for w.pool.Count() == 0 { // if this does not end, the test times out
 		time.Sleep(time.Millisecond)
 	}
 	if n := reflect.ValueOf(w.admitted).Elem().FieldByName("starting").Int(); n != 0 {
@@ -86,7 +86,7 @@ func TestAFailedHookEndsItsChild(t *testing.T) {
 		if partial {
 			<-runs
 			<-runs
-			for w.vmms.Count() != 2 { // fails at the time limit of the test
+			for w.vmms.Count() != 2 { // if this does not end, the test times out
 				time.Sleep(time.Millisecond)
 			}
 			leave()

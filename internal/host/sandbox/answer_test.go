@@ -161,7 +161,7 @@ func TestRequestsDoNotWaitForABranch(t *testing.T) {
 	defer w.stop()
 	s, v := w.torn(t)
 	served := make(chan error, 1)
-	v.branch = func() error { // during the branch: the record names the new top, and the sandbox's lock is held
+	v.branch = func() error { // during the branch, the record names the new top, and the sandbox's lock is held
 		go func() {
 			err := w.Use(t.Context(), s.id, "use", nothing)
 			served <- err

@@ -82,7 +82,7 @@ func TestExpiry(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A sandbox that is suspended on expiry keeps its data, also under the next daemon.
+// A sandbox that is suspended on expiry keeps its data, even under the next daemon.
 func TestExpirySuspends(t *testing.T) {
 	w := newWorld(t, 0)
 	if _, err := w.Bake(t.Context(), w.bake); err != nil {
@@ -205,7 +205,7 @@ func TestSuspendingAndItsTimeAreOneStep(t *testing.T) {
 				t.Error(err)
 			}
 		}()
-		time.Sleep(20 * time.Millisecond) // time for this call to queue as the second
+		time.Sleep(20 * time.Millisecond) // time for this call to enter the queue after the first call
 		return nil
 	})
 	if err := errors.Join(err, <-saved); err != nil {
@@ -226,8 +226,8 @@ func TestSuspendingAndItsTimeAreOneStep(t *testing.T) {
 	w.checkClean(t)
 }
 
-// If a sandbox is resumed after its expiry has passed, it no longer has an expiry, also under the
-// next daemon.
+// If a sandbox is resumed after its expiry has passed, its expiry is removed, and the next daemon
+// does not bring the expiry back.
 func TestResumeAfterItsTimeHasPassed(t *testing.T) {
 	w := newWorld(t, 0)
 	mustBake(t, w)

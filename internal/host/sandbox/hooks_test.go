@@ -45,7 +45,7 @@ func TestFailedHooks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.usage = idle.New(time.Nanosecond, func() {}) // it has been idle for longer than its timeout
+	s.usage = idle.New(time.Nanosecond, func() {}) // the sandbox has been idle for longer than its timeout
 	w.suspendIdle(s)
 	if i := s.Info(); i.State != Running {
 		t.Errorf("the idle sandbox is %v", i.State)
@@ -98,7 +98,7 @@ func TestAGuestThatWorksIsNotIdle(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.usage = idle.New(time.Nanosecond, func() {}) // it has been idle for longer than its timeout
+	s.usage = idle.New(time.Nanosecond, func() {}) // the sandbox has been idle for longer than its timeout
 	wants := func(what string, want bool) {
 		t.Helper()
 		if got := w.works(s); got != want {

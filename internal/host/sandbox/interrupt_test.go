@@ -35,7 +35,7 @@ func TestDeletedWhileSuspending(t *testing.T) {
 				}
 			}
 		}()
-		time.Sleep(time.Duration(i) * 300 * time.Microsecond) // delete it at a different moment each time
+		time.Sleep(time.Duration(i) * 300 * time.Microsecond) // the sandbox is deleted at a different moment each time
 		if err := w.Kill(id); err != nil {
 			t.Errorf("delete: %v", err)
 		}

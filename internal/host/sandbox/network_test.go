@@ -53,7 +53,7 @@ func (w *world) wantAnswer(t *testing.T, id, mode string) {
 		if v == nil {
 			t.Fatalf("sandbox %s has no VM", id)
 		}
-		_ = v.Say([]byte("x")) // send it again, because the socket may just be replaced
+		_ = v.Say([]byte("x")) // send the data again, because the socket may have been replaced
 		for {
 			answer, err := v.Hear()
 			if err != nil || len(answer) == 0 {
@@ -221,8 +221,8 @@ func TestForkdNetDiesUnderSandboxes(t *testing.T) {
 	w.KillAll()
 }
 
-// If this version of forkd does not know the network setting of a snapshot, forking the snapshot is
-// an error. The children do not start with a different policy instead.
+// If this version of forkd does not know the network setting of a snapshot, a fork of the snapshot
+// fails. The children do not start with a different policy instead.
 func TestSnapshotWithAnUnknownPolicy(t *testing.T) {
 	if _, err := netclient.FromSnapshot((&netclient.Setting{}).ForSnapshot()); err == nil {
 		t.Error("a policy without a mode was accepted")

@@ -181,7 +181,7 @@ func TestLineEndsWithinTheMemoryLimit(t *testing.T) {
 	w.checkClean(t)
 }
 
-// fillLayers makes all layers in RAM take the given disk space.
+// fillLayers makes each layer in RAM take at least the given number of bytes.
 func (w *world) fillLayers(t *testing.T, bytes int64) {
 	t.Helper()
 	layers, err := filepath.Glob(filepath.Join(w.dir, "ram", "*", "memory.layer"))
@@ -203,8 +203,9 @@ func (w *world) fillLayers(t *testing.T, bytes int64) {
 	}
 }
 
-// After a failed rebase the next branch lacks no pages. It contains the pages of the failed branch
-// again or, if the VMM may have replaced some of them, is based on the new snapshot.
+// After a failed rebase the next branch lacks no pages. It contains the pages of the previous
+// branch again. But if the VMM may have replaced some of these pages, the next branch is based on
+// the previous branch.
 func TestFailedRebase(t *testing.T) {
 	for _, c := range []struct {
 		name   string

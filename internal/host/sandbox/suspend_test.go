@@ -236,7 +236,7 @@ func TestSnapshotOfASuspendedSandbox(t *testing.T) {
 }
 
 // A snapshot of a suspended sandbox copies its whole state. So the number of such snapshots that
-// are made at a time is limited, as for branches.
+// are made at a time is limited, like the number of branches.
 func TestSnapshotsOfSuspendedSandboxesAreLimited(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

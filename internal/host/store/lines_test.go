@@ -7,9 +7,9 @@ import (
 )
 
 // If sandboxes of one owner follow branches that are flushed or deleted, these branches leave room
-// in RAM for other owners, also when the sandboxes branch one after another.
+// in RAM for other owners, even when the sandboxes branch one after another.
 func TestLinesLeaveRoom(t *testing.T) {
-	s, d, catchUp := slowDisk(t, 17) // room for 17 layers, the parent's among them
+	s, d, catchUp := slowDisk(t, 17) // room for 17 layers, including the parent's layer
 	catchUp()
 	s.Quiesce()
 	var unfollow func()

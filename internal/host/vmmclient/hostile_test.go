@@ -118,8 +118,8 @@ func TestRequestFailsWhenTheConnectionIsLost(t *testing.T) {
 	})
 }
 
-// When a VMM has ended, another file may soon have the number of its control descriptor. No request
-// may be sent to that file.
+// When a VMM has ended, another file may soon have the number that the descriptor of the control
+// socket had. No request may be sent to that file.
 func TestRequestsAfterTheEndGoNowhere(t *testing.T) {
 	v, vmm := scripted(t)
 	_ = vmm.Close()

@@ -92,7 +92,7 @@ func TestABranchWithoutAnswerRaisesNoLimit(t *testing.T) {
 }
 
 // If a VMM was copying a layer when its daemon exited, the VMM keeps the extra memory until the
-// time limit of a copy has passed, and then loses it. This is also so if the VMM has refused
+// time limit of a copy has passed, and then loses it. This is also true if the VMM has refused
 // branches in the meantime.
 func TestACopyForAnEarlierDaemonRaisesNoLimit(t *testing.T) {
 	const ram = 1 << 30

@@ -76,7 +76,7 @@ func (g *gateway) serve() {
 		var answer []byte
 		f, be := p[frame.HeaderBytes:n], binary.BigEndian
 		switch {
-		case be.Uint16(f[12:]) == 0x0806: // ARP: who has 192.0.2.1?
+		case be.Uint16(f[12:]) == 0x0806: // an ARP request for 192.0.2.1
 			answer = append(append([]byte(nil), f[14:20]...), 0, 2)
 			answer = append(append(append(answer, frame.GatewayMAC[:]...), f[38:42]...), f[22:32]...)
 		case be.Uint16(f[12:]) == 0x0800 && f[14] == 0x45 && f[23] == 6 && f[47]&0x3f == 2: // a SYN
