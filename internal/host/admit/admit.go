@@ -165,9 +165,9 @@ func (r *Rules) checkDisk(free uint64, name string) error {
 		"--disk-reserve-mib", name, free>>20, r.DiskReserve>>20)
 }
 
-// Room returns an error if a VM that is not a sandbox would use a part of the reserves of memory or
-// disk. The parameter memory is the memory that the VM needs, in bytes. The VM writes to the file
-// system that contains the file disk.
+// Room returns an error if a VM that is not a sandbox would use a part of the memory reserve or of
+// the disk reserve. The parameter memory is the memory that the VM needs, in bytes. The VM writes
+// to the file system that contains the file disk.
 func (r *Rules) Room(memory uint64, disk *os.File) error {
 	if err := r.RoomInMemory(memory); err != nil || r.DiskReserve == 0 {
 		return err
@@ -180,7 +180,7 @@ func (r *Rules) Room(memory uint64, disk *os.File) error {
 }
 
 // RoomInMemory returns an error if a VM with this many bytes of memory might use a part of the
-// reserve of memory.
+// memory reserve.
 func (r *Rules) RoomInMemory(memory uint64) error {
 	if r.MemoryReserve == 0 {
 		return nil

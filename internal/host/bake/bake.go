@@ -84,8 +84,8 @@ type Config struct {
 // because its guest may never become ready.
 type Baker struct {
 	cfg   Config
-	place *gate.Gate    // the place of the current bake
-	boots *gate.Gate    // places for parents with the disk of a client without the right to bake
+	place *gate.Gate    // place of the current bake
+	boots *gate.Gate    // places for parents whose disk comes from a client without the right to bake
 	limit time.Duration // bootTimeout, except in tests
 }
 
@@ -102,9 +102,9 @@ func New(cfg Config) *Baker {
 // CheckLimits returns an error if this host cannot apply the limits to sandboxes.
 func (k *Baker) CheckLimits(l vm.Limits) error { return k.cfg.VMMs.CheckLimits("limits.", l) }
 
-// enter waits for a place, and reserves a place of the host if the disk comes from a client without
-// the right to bake. It returns the context for making the parent, and a function that frees the
-// places.
+// enter waits for a place of the Baker. If the disk comes from a client without the right to bake,
+// enter also reserves a place of the host (see Config.Admit). It returns the context for making the
+// parent, and a function that frees the places.
 func (k *Baker) enter(ctx context.Context, req *Request) (context.Context, func(), error) {
 	if !req.ofClient() {
 		leave, err := k.place.Wait(ctx, gate.Share{Key: req.Client})
@@ -176,7 +176,7 @@ func (k *Baker) Bake(ctx context.Context, req Request) (Result, error) {
 	if err := b.run(ctx); err != nil {
 		failed := &Error{Tag: req.Tag, Step: b.step, Err: err}
 		if b.vmm != nil {
-			console, _ := vmpool.Console(k.cfg.VMMs, b.dir) // without the console, the error only says less
+			console, _ := vmpool.Console(k.cfg.VMMs, b.dir) // if this fails, the error has no console
 			failed.Console = excerpt.Console(console.Bytes, 10)
 		}
 		return Result{}, failed
@@ -242,10 +242,10 @@ func (b *bake) run(ctx context.Context) error {
 	return nil
 }
 
-// bootLimits returns the limits of children without the memory limits. In a child, only the changed
-// pages are private memory. In a parent that boots, all of the guest's memory is private, so many
-// parents could not boot within the memory limit of their children. The size of the guest's memory
-// bounds the parent instead.
+// bootLimits returns the limits of the children, but with no limit on memory. In a child, only the
+// changed pages are private memory. In a parent that boots, all of the guest's memory is private,
+// so many parents could not boot within the memory limit of their children. The size of the guest's
+// memory bounds the parent instead.
 func (b *bake) bootLimits() vm.Limits {
 	l := b.req.Limits
 	l.MemoryMiB, l.SwapMiB = 0, 0
@@ -369,7 +369,7 @@ func (b *bake) waitReady(ctx context.Context) (agentproto.Ready, error) {
 		case c, ok := <-b.vmm.Conns():
 			switch {
 			case !ok:
-				<-ctx.Done() // wait for the VM's exit, which says why
+				<-ctx.Done() // the VM is about to exit, and its exit is the cause
 			case c.Port != agentproto.ReadyPort:
 				c.Conn.Close() // the host has no server for other ports
 			default:

@@ -17,8 +17,8 @@ import (
 type Request struct {
 	Client string // name of the client; the bakes of different clients are interleaved
 	Tag    string
-	// a client without the right to bake made the snapshot From, so the bake has the place and the
-	// time limit of such clients
+	// whether a client without the right to bake made the snapshot From; if so, the bake takes a
+	// place for such clients and has their time limit
 	Foreign bool
 	From    string // tag of a disk-only snapshot whose disk is booted instead of Rootfs; may be empty
 	// path of a bzImage or ELF kernel; empty: the kernel of the snapshot From, which must then be
@@ -28,19 +28,19 @@ type Request struct {
 	// without Kernel, because the bake then uses the snapshot's initramfs
 	Initrd    string
 	Rootfs    string             // path of the raw root file system, which is never written
-	MemoryMiB uint64             // 0: as in From, or 512 without From
-	VCPUs     uint32             // 0: as in From, or 1 without From
+	MemoryMiB uint64             // 0 means as in From, or 512 without From
+	VCPUs     uint32             // 0 means as in From, or 1 without From
 	Template  string             // CPU template; empty: as in From, or the Baker's default without From
 	Env       map[string]string  // added to the environment of From
 	Commands  []string           // warm-up commands, run one after another by /bin/sh -c
 	Python    string             // warm-up code, run in the warm interpreter after Commands
-	Ready     time.Duration      // how long the guest may take to boot; 0: 300 s
+	Ready     time.Duration      // time limit of the guest's boot; 0 means 300 s
 	Network   *netclient.Setting // nil: the parent has no network, and children have the setting of From or the default
 	Limits    vm.Limits          // default for children; zero: the limits of From
 	Hooks     snapshot.Hooks     // hooks of children; zero: the hooks of From
 	Strict    bool               // children are strict (see unique.Strict), as they always are if From is strict
-	Warmup    time.Duration      // how long each warm-up step may take; 0: 600 s
-	Transient bool               // the parent is booted for a fork: delete the snapshot with its last sandbox
+	Warmup    time.Duration      // time limit of each warm-up step; 0 means 600 s
+	Transient bool               // the parent is booted for a fork; the snapshot is deleted when its last sandbox is
 }
 
 // Defaults and limits of the fields of a Request.

@@ -30,7 +30,7 @@ type Leaf struct {
 	// +checklocks:mu
 	spare uint64 // bytes permitted above the memory limit, for copies in RAM that belong to snapshots
 	// +checklocks:mu
-	copies copies // files of such copies that were written for this daemon
+	copies copies // files on tmpfs that the VM process has written for snapshots of this daemon
 	// +checklocks:mu
 	before uint64 // bytes that an earlier daemon permitted above the memory limit
 	// +checklocks:mu
@@ -60,7 +60,7 @@ func (t *Tree) New(name string, ram uint64) (*Leaf, error) {
 	l.mu.Lock()
 	for _, f := range filesOf(vm.Limits{}, t.disk, 0, 0) {
 		if f.controller != "memory" {
-			l.have[f.name] = f.value // the kernel has set these values, so they need not be written
+			l.have[f.name] = f.value // a new cgroup has these values already
 		}
 	}
 	l.mu.Unlock()
@@ -210,7 +210,7 @@ func (l *Leaf) Tighten() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if charged, err := stat(l.dir, "memory.stat", "shmem"); err == nil {
-		l.before = min(l.before, charged) // complete copies for an earlier daemon take no more than is charged
+		l.before = min(l.before, charged) // the copies for the earlier daemon take at most the charged memory
 	}
 	_ = l.spareLocked(0) // fails only if the process has ended
 }
@@ -290,7 +290,7 @@ func (l *Leaf) OOMKills() uint64 {
 	if l == nil {
 		return 0
 	}
-	n, _ := stat(l.dir, "memory.events.local", "oom_kill") // 0 after an error, such as a controller that is missing
+	n, _ := stat(l.dir, "memory.events.local", "oom_kill") // 0 after an error, for example if the controller is missing
 	return n
 }
 

@@ -42,7 +42,8 @@ func findParent() (string, error) {
 		"'systemd-run --user --scope -p Delegate=yes forkd daemon'", own, os.Geteuid())
 }
 
-// mounted returns the mount point of cgroup v2, given the content of /proc/mounts.
+// mounted returns the mount point of cgroup v2. The parameter mounts is the path of a file like
+// /proc/mounts.
 func mounted(mounts string) (string, error) {
 	p, err := os.ReadFile(mounts)
 	if err != nil {
@@ -128,7 +129,8 @@ func diskOf(dir string) (string, error) {
 	if _, err := os.Stat(sys + "/partition"); err != nil {
 		return fmt.Sprintf("%d:%d", major, minor), nil
 	}
-	// sys links to the directory of the partition. Its parent is the directory of the disk.
+	// The link sys leads to the directory of the partition. Its parent is the directory of the
+	// disk.
 	p, err := os.ReadFile(sys + "/../dev")
 	if err != nil {
 		return "", fmt.Errorf("find the disk of %s: %w", dir, err)

@@ -17,7 +17,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Limits on how much a snapshot costs its forks.
+// Limits on layers, tops and extents, because each of them costs forks of a snapshot time or
+// memory.
 const (
 	MaxDepth   = 32  // maximum number of layers of a snapshot; a snapshot on top of so many layers becomes self-contained
 	MaxLine    = 16  // maximum number of memory layers in a sandbox's line of branches; see EndLine
@@ -66,9 +67,9 @@ func EndLine(st *store.Store, rebased *record.Rebased, memory uint64) (end bool,
 }
 
 // LineBytes returns the maximum number of bytes that a sandbox shares with the branches in its
-// line. The first lease is for the latest branch, and the second lease is for the snapshot that the
-// sandbox runs from. LineBytes counts the memory that is in layers of the branch, but not in layers
-// of that snapshot.
+// line. The parameter line is a lease of the latest branch, and the parameter from is a lease of
+// the snapshot that the sandbox runs from. LineBytes counts the memory that is in layers of the
+// branch, but not in layers of that snapshot.
 func LineBytes(line, from *store.Lease) (bytes uint64) {
 	inherited := from.Manifest().Memory
 	for _, e := range line.Extents() {
@@ -81,8 +82,8 @@ func LineBytes(line, from *store.Lease) (bytes uint64) {
 }
 
 // fillGaps fills gaps between the extents of a layer with data from the layers below, so that
-// neighboring extents join. The layer's file is own. Where no layer has data, fillGaps writes
-// zeros, for the reason given at copyExtent.
+// neighboring extents join. The parameter own is the layer's file. Where no layer has data,
+// fillGaps writes zeros, for the reason given at copyExtent.
 func fillGaps(ctx context.Context, own *os.File, extents []vm.Extent, gaps []memlayer.Span, lower []vm.Extent,
 	layers []*os.File) error {
 	zeros, buf := make([]byte, copyBuffer), make([]byte, copyBuffer)

@@ -24,8 +24,8 @@ type Source struct {
 }
 
 // Compact copies a snapshot to a new snapshot, which inherits no layers: it has one memory layer
-// and one disk layer. The tags of the old and the new snapshot are given, in this order. The
-// Source, which describes the source sandbox, may be nil.
+// and one disk layer. The parameter from is the tag of the old snapshot, and the parameter to is
+// the tag of the new snapshot. The parameter of describes the source sandbox; it may be nil.
 func Compact(ctx context.Context, st *store.Store, from, to string, of *Source) (store.Info, error) {
 	if from == to {
 		return store.Info{}, &invalid.Error{Field: "to", Reason: "the snapshot itself; choose another tag"}

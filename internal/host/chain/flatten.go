@@ -8,8 +8,9 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// flatten copies the extents that are in other layers into dst, the layer with number own. It
-// returns a map that uses only dst. All layers have guest memory at the same offsets.
+// flatten copies to dst, which is the layer with the number own, all extents that are in other
+// layers. It returns a memory map that refers only to dst. A page of guest memory has the same
+// offset in every layer.
 func flatten(ctx context.Context, dst *os.File, own uint32, extents []vm.Extent, layers []*os.File) ([]vm.Extent,
 	error) {
 	flat := make([]vm.Extent, len(extents))

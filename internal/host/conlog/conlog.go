@@ -34,8 +34,8 @@ type Screen struct {
 	Last  console.Text             // the last output, if Ended
 }
 
-// New returns a log that begins with the oldest output. The caller must close it. The fields of
-// each Screen that the given function returns must describe the same moment.
+// New returns a log that begins with the oldest output. The caller must close it. All fields of a
+// Screen that the function screen returns must describe the same moment.
 func New(screen func() Screen) *Log { return &Log{screen: screen} }
 
 // logInterval is how often a ring is read. The VMM does not notify readers, because readers must
@@ -83,7 +83,7 @@ func (l *Log) Next(ctx context.Context) (p []byte, lost uint64, err error) {
 // look returns the content of the console if it has changed since the last call. It also reports
 // whether no more output will follow.
 func (l *Log) look() (text console.Text, ended bool, err error) {
-	s := l.screen() // before the ring is read: if the VM has ended, the ring then has all its output
+	s := l.screen() // before the ring is read, so that the ring of an ended VM has all its output
 	ended = s.Ended
 	text, err = l.read()
 	if err != nil || text.Written > l.seen || s.VM == nil || s.VM == l.vm {

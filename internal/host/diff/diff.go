@@ -1,12 +1,12 @@
-// Package diff compares the files of two disks of snapshots, in a VM of its own. It returns the differences,
-// or passes on a tar archive that the VM makes of them.
+// Package diff compares the files on the disks of two snapshots, in a VM of its own. It returns the
+// differences, or passes on a tar archive that the VM makes of them.
 //
 // The VM boots the kernel and the initramfs of one of the snapshots, with forkd-diff as its init.
 // It has one connection to the host, no network, and both disks. Each disk has an empty layer on
 // top for the writes of a mount. The two disks may have layers in common. The disks can differ only
-// in the ranges for which another layer has data. Package diff sends these ranges to forkd-diff,
-// and does not read the file systems on the disks itself. The VM is killed at the end, and on every
-// error.
+// in the ranges for which a layer that they do not share has data. Package diff sends these ranges
+// to forkd-diff, and does not read the file systems on the disks itself. The VM is killed at the
+// end, and on every error.
 package diff
 
 import (
@@ -40,7 +40,8 @@ type Config struct {
 	Store   *store.Store
 	Scratch string // directory on the host's disk, for the data that mounts write
 
-	// Initrd returns an initramfs with the files of base, and with forkd-diff as the file Program.
+	// Initrd returns an initramfs with the files of the initramfs base, and with forkd-diff as the
+	// file Program.
 	Initrd func(base *os.File) (*os.File, error)
 
 	// Room returns an error if the host has no room for a VM with this much memory, in bytes, or if
@@ -115,8 +116,8 @@ func (r *Result) Omitted() uint64 {
 	return all - min(all, uint64(len(r.Entries)))
 }
 
-// add adds an entry, unless the entry would take more than *more bytes of memory. It subtracts the
-// memory of the entry from *more.
+// add adds an entry if its memory, in bytes, is at most *more, and subtracts this memory from
+// *more.
 func (r *Result) add(e *diffproto.Entry, more *int) {
 	const fixed = 512 // bytes of an Entry without its strings
 	n := fixed + len(e.Path) + len(e.Old.Target) + len(e.New.Target)
@@ -160,10 +161,10 @@ func (d *Differ) Export(ctx context.Context, req Request, begin func() io.Writer
 	return d.run(ctx, &req, func(conn io.Reader) error { return receive(conn, &req, begin) })
 }
 
-// Merge finds the changes of req.New since req.Base that req.Old lacks. If apply is not nil, there
-// are changes, and no conflict is left, Merge calls apply, and then writes the archive of these
-// changes to the writer that apply returns. The archive comes from the VM, so its readers must not
-// trust it. If Merge returns an error after apply, the archive is incomplete.
+// Merge finds the changes of req.New since req.Base that req.Old lacks. Merge calls apply if apply
+// is not nil, there are changes, and no conflict is left. It then writes the archive of these
+// changes to the writer that apply has returned. The archive comes from the VM, so its readers must
+// not trust it. If Merge returns an error after apply, the archive is incomplete.
 func (d *Differ) Merge(ctx context.Context, req Request, apply func() io.Writer) (r Result, err error) {
 	req.Path, req.Patch, req.MaxPatch, req.tar = "/", false, 0, apply != nil
 	err = d.run(ctx, &req, func(conn io.Reader) error { return merge(conn, &req, &r, apply) })
@@ -268,7 +269,7 @@ func talk(ctx context.Context, conn net.Conn, ask func(context.Context, net.Conn
 	asking, cancel := context.WithCancel(ctx)
 	asked := make(chan error, 1)
 	go func() {
-		err := ask(asking, conn) // forkd-diff may refuse before it has read all of this
+		err := ask(asking, conn) // forkd-diff may refuse before it has read the whole request
 		if lost := (*net.OpError)(nil); err != nil && !errors.As(err, &lost) {
 			conn.Close() // forkd-diff would wait for the rest of the request
 		}
@@ -351,7 +352,7 @@ func merge(conn io.Reader, req *Request, r *Result, apply func() io.Writer) erro
 	return passOn(in, apply())
 }
 
-// list reads entries and the end of a comparison.
+// list reads the entries of a comparison and the Done after the last entry, and stores them in r.
 func list(in *diffproto.Reader, req *Request, r *Result) error {
 	room, patches, entries := maxListed, req.MaxPatch, req.Entries
 	for {
@@ -371,7 +372,8 @@ func list(in *diffproto.Reader, req *Request, r *Result) error {
 	}
 }
 
-// unsentError is the error of the writer of an archive. The VM is not its cause.
+// unsentError is an error for which the VM is not to blame: the archive is too large, or it cannot
+// be written.
 type unsentError struct{ error }
 
 // receive reads forkd-diff's answer to a request for an archive.
@@ -387,7 +389,7 @@ func receive(conn io.Reader, req *Request, begin func() io.Writer) error {
 	return passOn(in, begin())
 }
 
-// passOn passes on an archive.
+// passOn writes the archive that forkd-diff sends to out.
 func passOn(in *diffproto.Reader, out io.Writer) error {
 	for left := int64(maxArchive); ; {
 		piece, err := in.NextPiece()

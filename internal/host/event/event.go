@@ -22,8 +22,8 @@ import (
 // Kind is the kind of an event. Its values are names of the API.
 type Kind string
 
-// Kinds. The kinds of sandboxes, except the first and the last three, are states that a sandbox
-// enters.
+// Kinds of events. SandboxRunning, SandboxPaused, SandboxSuspended, SandboxRestoring and
+// SandboxExited mean that the sandbox has entered this state.
 const (
 	SandboxCreated   Kind = "sandbox.created" // the sandbox is running
 	SandboxAdopted   Kind = "sandbox.adopted" // the sandbox was taken over from an earlier daemon
@@ -202,7 +202,7 @@ func (r *Ring) ID(seq uint64) string {
 type Follower struct {
 	ring   *Ring
 	seen   uint64 // number of the last event that was read or skipped
-	told   uint64 // Ring.dropped when Next last reported missed events
+	told   uint64 // value of Ring.dropped when Next last reported missed events
 	missed bool   // the ring does not know the place at which the follower began
 }
 

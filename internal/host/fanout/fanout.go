@@ -87,7 +87,7 @@ func (r *Result) Stopped() bool { return errors.Is(r.Err, errBeaten) }
 type Outcome struct {
 	Winner   int                     // index of the first or best child; -1: no winner
 	Kept     []string                // ids of the children that stay
-	Promoted *sandbox.RollbackResult // the source after the promotion; nil: none
+	Promoted *sandbox.RollbackResult // the source after the promotion; nil: no promotion
 
 	discard func() error // kills the children in Kept; nil: there are none
 }
@@ -376,8 +376,8 @@ const (
 )
 
 // promote makes the source continue from the state of a child. If the host is busy with other
-// branches, it waits for its turn. If earlier branches still take the RAM, it tries again for some
-// time.
+// branches, promote waits for its turn. If earlier branches still take the RAM, promote tries again
+// for some time.
 func (t *try) promote(ctx context.Context, source, child string) (sandbox.RollbackResult, error) {
 	for deadline := time.Now().Add(promoteLimit); ; {
 		r, err := t.host.Promote(ctx, source, child, sandbox.BranchRequest{Mode: t.req.Mode, Queue: true},

@@ -23,7 +23,7 @@ type fake struct {
 	final    bool            // the fork is not provisional any more
 	asked    sandbox.ForkRequest
 	promoted []string
-	queued   bool // the latest promotion waits for a place
+	queued   bool // the latest promotion was to wait for its turn
 	promote  error
 	keep     error
 }

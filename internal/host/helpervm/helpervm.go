@@ -62,7 +62,7 @@ type Task struct {
 	// *invalid.Error if the VM refuses the task, and an error that wraps ErrLost if the connection has ended.
 	Talk func(ctx context.Context, conn net.Conn) error
 
-	// MaxWritten is the maximum size of each disk's top on the host; 0: the size of the disk.
+	// MaxWritten is the maximum size of each disk's top on the host; 0 means the size of the disk.
 	MaxWritten int64 // bytes
 }
 
@@ -83,12 +83,12 @@ func (c *Config) Run(ctx context.Context, t Task) (err error) {
 	}
 	defer func() {
 		if err != nil && ctx.Err() == nil && !isRefused(err) && !errors.Is(err, ErrFull) {
-			console, _ := vmpool.Console(c.VMMs, shell.Dir) // without the console, the error only says less
+			console, _ := vmpool.Console(c.VMMs, shell.Dir) // if this fails, the error has no console
 			err = fmt.Errorf("%w; the console of %s ends with:\n%s", err, t.Name, excerpt.Console(console.Bytes, 10))
 		}
 		err = errors.Join(err, shell.VMM.Kill()) // from here on, nothing writes to the disks
 	}()
-	// Without cgroups there are no weights, and no limits for sandboxes either.
+	// An error is ignored, because without cgroups the daemon cannot limit sandboxes either.
 	_ = shell.VMM.Limit(vm.Limits{CPUWeight: cpuWeight}, MemoryBytes)
 	running, stop := vmpool.WhileAlive(ctx, shell.VMM)
 	defer stop()
@@ -115,7 +115,7 @@ func (c *Config) Run(ctx context.Context, t Task) (err error) {
 	}
 	defer conn.Close()
 	if err = t.Talk(running, conn); errors.Is(err, ErrLost) {
-		select { // a VM that has ended has closed its connection first
+		select { // when a VM ends, its connection ends a little earlier
 		case <-shell.VMM.Done():
 			return &vmpool.ExitError{Exit: shell.VMM.Exit()}
 		case <-time.After(exitTime):

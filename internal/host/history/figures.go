@@ -1,7 +1,7 @@
 package history
 
-// Sandbox has the figures of a sandbox, with its VMM. CPU, Read and Written are totals in a
-// reading, and means per second in a point.
+// Sandbox has the figures of a sandbox and its VMM. CPU, Read and Written are totals in a reading,
+// and means per second in a point.
 type Sandbox struct {
 	CPU     float64 // seconds of processor time; in a point: CPUs in use
 	Memory  float64 // bytes charged to the sandbox, with page cache

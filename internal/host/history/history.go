@@ -4,8 +4,8 @@
 // Its callers read the figures and decide who may see them. One goroutine samples everything. The
 // cost is bounded: at most maxPerTick sandboxes are read each second, in turn, and a sandbox that
 // does not run is not read. The history of a sandbox has at most 2040 points; maxPoints limits the
-// points of minutes of all sandboxes together. The history of a sandbox is deleted with the
-// sandbox, and when the daemon exits.
+// number of points for minutes of all sandboxes together. The history of a sandbox is deleted with
+// the sandbox, and when the daemon exits.
 //
 // A point has the time since the recorder was made, and not the time of the clock. So if the clock
 // is set, all points move with it: a point of a minute ago remains a point of a minute ago.
@@ -19,8 +19,8 @@ import (
 
 // How long points are kept.
 const (
-	KeptFine   = 10 * time.Minute // points of seconds
-	KeptCoarse = 24 * time.Hour   // points of minutes
+	KeptFine   = 10 * time.Minute // points for seconds
+	KeptCoarse = 24 * time.Hour   // points for minutes
 )
 
 // Limits of the recorder.
@@ -30,8 +30,8 @@ const (
 	// maximum number of sandboxes that are read in one second; if more sandboxes run, each has
 	// fewer points
 	maxPerTick = 256
-	// maximum number of points of minutes of all sandboxes, which take 24 bytes each; if there are
-	// too many sandboxes, each has fewer such points, but at least minMinutes
+	// maximum number of points for minutes of all sandboxes together; a point takes 24 bytes; if
+	// there are too many sandboxes, each has fewer points for minutes, but at least minMinutes
 	maxPoints  = 2 << 20
 	minMinutes = 60
 )
@@ -66,7 +66,7 @@ type Recorder struct {
 	// +checklocks:mu
 	host *series
 	// +checklocks:mu
-	running int // number of sandboxes that ran when they were last read, or were never read
+	running int // number of sandboxes that were running when they were last read, or that were never read
 	// +checklocks:mu
 	origin time.Time // the clock's time when Elapsed was zero
 }
@@ -181,7 +181,7 @@ func (r *Recorder) store(id string, now time.Duration, figures Sandbox, ok bool)
 	return true
 }
 
-// mostMinutesLocked returns how many points of minutes a sandbox may have.
+// mostMinutesLocked returns how many points for minutes a sandbox may have.
 //
 // +checklocks:r.mu
 func (r *Recorder) mostMinutesLocked() int {
@@ -197,7 +197,7 @@ type Point[F any] struct {
 // Range selects points.
 type Range struct {
 	From, To time.Time // zero From: begin with the oldest point; zero To: end with the newest point
-	Minutes  bool      // select points of minutes; false: points of seconds
+	Minutes  bool      // true selects points for minutes, and false selects points for seconds
 }
 
 // OfSandbox returns points of a sandbox, oldest first. An unknown sandbox has no points.

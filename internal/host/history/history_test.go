@@ -134,8 +134,8 @@ func TestSandboxesComeAndGo(t *testing.T) {
 	}
 }
 
-// With more sandboxes than can be read in a second, all are read equally often, and the memory for
-// points of minutes is shared.
+// With more sandboxes than can be read in a second, all are read equally often, and share the
+// memory of the points for minutes.
 func TestManySandboxesTakeTurns(t *testing.T) {
 	r := newRig()
 	const n = 4 * maxPerTick
@@ -215,7 +215,7 @@ func TestANewProcessCountsFromZero(t *testing.T) {
 	r.run(10)
 	r.used["a"] = -100
 	r.run(10)
-	if got := len(r.OfSandbox("a", Range{})); got != 18 { // the first reading and the reading after the change add none
+	if got := len(r.OfSandbox("a", Range{})); got != 18 { // the readings at the start and after the change add none
 		t.Errorf("%d points, want 18", got)
 	}
 }

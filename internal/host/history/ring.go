@@ -7,7 +7,7 @@ import "time"
 type ring struct {
 	width int // number of figures in a point
 	buf   []cell
-	v     []float32 // width values for each cell of buf
+	v     []float32 // figures of the points: for each cell of buf, as many as width says
 	start int       // index of the oldest point
 	n     int
 }

@@ -6,8 +6,8 @@ import "time"
 type kind int
 
 const (
-	level kind = iota // the figure is a present value; the point of a minute has the highest value
-	count             // the figure is a total; points have its growth per second, the point of a minute the mean growth
+	level kind = iota // the figure is a present value; the point for a minute has the highest value
+	count             // the figure is a total; a point has the growth per second; for a minute, the mean
 )
 
 // series is the history of one sandbox, or of the host.
@@ -18,7 +18,7 @@ type series struct {
 	last   []float64     // the previous reading; nil: there is no reading from which growth can be measured
 	lastAt time.Duration // time of the reading in last
 
-	sums []float32 // for the current minute: the highest value of each level, and the sum of the values of each count
+	sums []float32 // for the current minute: of a level, the highest value; of a count, the sum of the values
 	n    int       // number of points in the current minute
 	at   cell      // time of the latest point in the current minute
 

@@ -30,7 +30,7 @@ func (s Source) sandbox(id string) (f Sandbox, ok bool) {
 		return f, false
 	}
 	_, u, err := s.Manager.Usage(id)
-	// A sandbox always uses memory. If the host cannot measure it, zeros are not shown as figures.
+	// A sandbox always uses memory, so 0 bytes mean that the host cannot measure the sandbox.
 	if err != nil || u.MemoryBytes == 0 {
 		return f, false
 	}
@@ -59,7 +59,8 @@ func (s Source) host() (f Host, ok bool) {
 	return f, true
 }
 
-// kib returns a number of /proc/meminfo (proc_meminfo(5)), or 0 if the kernel does not report it.
+// kib returns the number of KiB that /proc/meminfo (proc_meminfo(5)) has for key, or 0 if it does
+// not have the key.
 func kib(meminfo []byte, key string) float64 {
 	for lines := bufio.NewScanner(bytes.NewReader(meminfo)); lines.Scan(); {
 		if words := bytes.Fields(lines.Bytes()); len(words) > 1 && string(words[0]) == key {
@@ -76,8 +77,8 @@ func kib(meminfo []byte, key string) float64 {
 const userHz = 100
 
 // busy returns the processor time of all CPUs in the first line of /proc/stat (proc_stat(5)), in
-// seconds. It omits idle time and the time that waits for disks. The time of guests is a part of
-// user time.
+// seconds. It omits the time in which CPUs are idle or wait for disks. The time of guests is a part
+// of user time, so it is included.
 func busy(stat []byte) (seconds float64, err error) {
 	line, _, _ := bytes.Cut(stat, []byte("\n"))
 	words := bytes.Fields(line)

@@ -45,7 +45,7 @@ const (
 
 // Error is the failure of a hook whose policy is to abort the operation.
 type Error struct {
-	ID    string // of the sandbox
+	ID    string // id of the sandbox
 	Point Point
 	Err   error
 }
@@ -56,8 +56,9 @@ func (e *Error) Error() string {
 
 func (e *Error) Unwrap() error { return e.Err }
 
-// Runner runs hooks. It emits events for failures that do not abort an operation. Otherwise the client gets the
-// error. The log has failures only at the level debug, because any client can cause them.
+// Runner runs hooks. If a failure does not abort the operation, the Runner emits an event;
+// otherwise the client gets the error. The log has failures only at the level debug, because any
+// client can cause them.
 type Runner struct {
 	Log    *slog.Logger
 	Events *event.Ring
@@ -122,7 +123,7 @@ func run(ctx context.Context, dial agentclient.DialFunc, h *snapshot.Hook, at Po
 		res, err := agentclient.New(dial).ExecStream(wait, agentclient.ExecRequest{Args: h.Args, Timeout: limit,
 			Env: map[string]string{nameEnv: string(at)}}, out.add)
 		switch {
-		case err == nil && res.Outcome == agentclient.TimedOut: // the guest's clock was first
+		case err == nil && res.Outcome == agentclient.TimedOut: // the guest noticed the time limit first
 			err = errLate
 		case err == nil:
 			err = failure(res)
@@ -135,7 +136,7 @@ func run(ctx context.Context, dial agentclient.DialFunc, h *snapshot.Hook, at Po
 		if err == nil {
 			return nil
 		}
-		if agentclient.IsBrokenOff(err) { // perhaps because the VM ends, which ctx says a little later
+		if agentclient.IsBrokenOff(err) { // perhaps because the VM ends; if so, ctx ends a little later
 			select {
 			case <-wait.Done():
 			case <-time.After(exitDelay):

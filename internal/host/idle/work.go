@@ -9,9 +9,10 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// Bounds of Guest.Works. A guest that does not answer in time holds no lock.
+// Bounds of Guest.Works. A guest that does not answer within askLimit counts as a guest in which no
+// program holds the lock (see agentproto.BusyFile).
 const (
-	window    = time.Second // during which the processor time is measured
+	window    = time.Second // time for which the processor time is measured
 	busyShare = 4           // a guest works if it uses more than 1/busyShare of one CPU
 	askLimit  = 2 * time.Second
 )

@@ -39,7 +39,7 @@ func TestWorks(t *testing.T) {
 		netErr error
 		reply  agentproto.Reply
 		mute   bool
-		share  float64 // of one CPU
+		share  float64 // part of one CPU that the guest uses
 		cpuErr error
 		want   bool
 	}{

@@ -189,8 +189,8 @@ func (f *Filler) boot(undo *cleanup.Stack, req *Request) (boot vmmproto.Boot, fi
 	return boot, files, nil
 }
 
-// emptyBase returns a file of zeros without a name, on the file system of dir. This file system
-// must not be in RAM, where each hole that a VM reads would take memory.
+// emptyBase returns an unlinked file of zeros on the file system of dir. This file system must not
+// be in RAM, where each hole that a VM reads would take memory.
 func emptyBase(dir string, size int64) (*os.File, error) {
 	w, err := os.CreateTemp(dir, "base")
 	if err != nil {

@@ -5,7 +5,7 @@ import "time"
 // Expiry says when a sandbox expires and what happens then.
 type Expiry struct {
 	At       time.Time // zero: never
-	Suspends bool      // suspend the sandbox; if false, delete it in any state
+	Suspends bool      // whether the sandbox is then suspended; if false, it is deleted, whatever its state is
 }
 
 // After returns a copy of e in which the time At is later by d.

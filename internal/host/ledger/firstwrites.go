@@ -6,8 +6,8 @@ const usualEnv = 1 << 10
 
 // WritesAsOthers reports whether a new child writes the same pages as other children of its
 // snapshot. A child does so if its fork gave it little data of its own. The pages that such a child
-// writes first are copied in advance for later children. If other children also determined these
-// pages, one user could make the children of all other users larger.
+// writes first are copied in advance for later children. If children with much data of their own
+// also determined these pages, one user could make the children of all other users larger.
 func (r *Record) WritesAsOthers() bool {
 	size := 0
 	for name, value := range r.Env {

@@ -66,7 +66,8 @@ func (f Fork) Finish() error {
 	return nil
 }
 
-// ClearForks removes the files of all forks. No child that was not handed out may exist any more.
+// ClearForks removes the files of all forks. The caller must first have killed all children that
+// were not handed out.
 func ClearForks(runDir, dataDir string) {
 	for _, dir := range []string{runDir, dataDir} {
 		entries, _ := os.ReadDir(dir) // a file that is left names a fork without children

@@ -45,7 +45,8 @@ func CheckGiven(env map[string]string, prefix string, annotation json.RawMessage
 	return CheckLabels(labels)
 }
 
-// CheckHooks checks the hooks in a request. The first parameter precedes the names of fields.
+// CheckHooks checks the hooks in a request. The parameter prefix precedes the names of fields in
+// errors.
 func CheckHooks(prefix string, hooks snapshot.Hooks) error {
 	var wrong *snapshot.HookError
 	if errors.As(hooks.Check(), &wrong) {

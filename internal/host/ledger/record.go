@@ -137,10 +137,10 @@ func Read(dir string) (Record, error) {
 	return fromDurable(path, d)
 }
 
-// SuspendedFile is the name of the file, in a sandbox's data directory, with its latest suspended
-// state. The file is written when the snapshot of that state is on disk. The file stays when the
-// sandbox is resumed: if the VM is then lost because the host crashes, the sandbox returns to that
-// state.
+// SuspendedFile is the name of the file with the latest suspended state of a sandbox, in the
+// sandbox's data directory. The file is written when the snapshot of that state is on disk. The
+// file stays when the sandbox is resumed: if the VM is then lost because the host crashes, the
+// sandbox returns to that state.
 const SuspendedFile = "suspended.json"
 
 // WriteSuspended durably stores a suspended state: the record of the sandbox to resume. The record

@@ -11,9 +11,9 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// SecretsFile is the name of the file, in a sandbox's data directory, with the secrets of its
-// network. The secrets are in no other file: records, suspended states and snapshots do not contain
-// them. The file stays while the sandbox is suspended, and is deleted with the sandbox.
+// SecretsFile is the name of the file with the secrets of a sandbox's network, in the sandbox's
+// data directory. The secrets are in no other file: records, suspended states and snapshots do not
+// contain them. The file stays while the sandbox is suspended, and is deleted with the sandbox.
 const SecretsFile = "secrets.json"
 
 // WriteSecrets replaces the secrets in a data directory.

@@ -13,8 +13,8 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// The usual limits: PerSecond is a rate, AtOnce a burst after a time without lines, and maxText the
-// size of a text in bytes.
+// The usual limits. PerSecond is the number of lines per second. AtOnce is the number of lines that
+// may come at once after a time without lines. maxText is the maximum length of a text, in bytes.
 const (
 	PerSecond = 10
 	AtOnce    = 200
@@ -24,10 +24,10 @@ const (
 // Lines limits lines of one kind. Its methods may be called concurrently.
 type Lines struct {
 	limiter *rate.Limiter
-	leftOut atomic.Int64 // lines that were left out since the last line
+	leftOut atomic.Int64 // number of lines that were left out since the latest written line
 }
 
-// New returns a limit with the given rate and burst.
+// New returns Lines with other values for PerSecond and AtOnce.
 func New(perSecond float64, atOnce int) *Lines {
 	return &Lines{limiter: rate.NewLimiter(rate.Limit(perSecond), atOnce)}
 }

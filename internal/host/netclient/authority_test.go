@@ -69,8 +69,8 @@ func TestTrustComesBeforeSecrets(t *testing.T) {
 	}
 }
 
-// A failure to make the authority or to open the roots, such as with a full disk, lasts only as long as
-// its cause: the next setting sends the authority to the same forkd-net.
+// If the authority cannot be made or the roots cannot be opened, for example because the disk is
+// full, the next setting tries again, and sends the authority to the same forkd-net.
 func TestTrustIsTriedAgain(t *testing.T) {
 	cfg := newConfig(t)
 	state := filepath.Join(t.TempDir(), "state")

@@ -181,7 +181,7 @@ func join(t *testing.T, c *Client, id string, p netproto.Policy) (*Link, *guest)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := g.SetNet(t.Context(), true); err != nil { // as a restore with a network
+	if err := g.SetNet(t.Context(), true); err != nil { // as a restore with a network does
 		t.Fatal(err)
 	}
 	l.Ready()

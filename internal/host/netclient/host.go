@@ -95,8 +95,8 @@ func addressChanges(ctx context.Context) (<-chan struct{}, error) {
 	return changed, nil
 }
 
-// followHost tells forkd-net when the host's configuration changes: at once if addresses change,
-// and within followEvery if resolvers change.
+// followHost sends the host's configuration to forkd-net after each change: at once if addresses
+// change, and within followEvery if resolvers change.
 func (c *Client) followHost() {
 	changed, err := addressChanges(c.quit)
 	if err != nil {

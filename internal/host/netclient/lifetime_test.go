@@ -48,7 +48,7 @@ func TestForkdNetDies(t *testing.T) {
 			}
 			j.g.say(t, "x", want+"x")
 		}
-		for moves := 0; moves <= round; _, moves = all[0].g.counts() { // it was told that its connections are gone
+		for moves := 0; moves <= round; _, moves = all[0].g.counts() { // until moved was called
 			time.Sleep(time.Millisecond)
 		}
 		if pid(t, c) == was || c.Restarts() != uint64(round+1) {
@@ -86,8 +86,8 @@ func TestForkdNetDiesDuringAFork(t *testing.T) {
 	}
 }
 
-// A VM does not answer while it is to use another frame socket, and the daemon ends. The next daemon
-// does not take the VM for connected, although forkd-net still runs, and connects it.
+// The daemon ends before a VM has answered the request to use another frame socket. The next daemon
+// must not assume that the VM is connected, although forkd-net still runs: it connects the VM.
 func TestDaemonEndsWhileAVMIsSilent(t *testing.T) {
 	cfg := newConfig(t)
 	first, err := New(cfg)

@@ -89,7 +89,8 @@ func (c *Client) putLocked(l *Link) {
 	c.links[l.id] = l
 }
 
-// attachLocked sends the pending end of the frame socket to forkd-net. There must be both.
+// attachLocked sends the pending end of the frame socket to forkd-net. The caller makes sure that
+// there is a pending end, and that forkd-net is running.
 func (l *Link) attachLocked() {
 	n := l.c.conn
 	m := netproto.Attach(*l.setPolicyLocked())
@@ -108,8 +109,8 @@ func (l *Link) attachLocked() {
 
 // renewLocked connects the VM to the present forkd-net, if the VM was connected to an earlier one.
 // If the VM does not use its new frame socket yet, Ready or handOver calls renewLocked again. Until
-// then, forkd-net does not get its end. So if the daemon ends, the next daemon finds no VM at
-// forkd-net that does not use its socket.
+// then, forkd-net does not get its end. So if the daemon ends, all VMs that the next daemon finds
+// at forkd-net use their sockets.
 func (l *Link) renewLocked() {
 	n := l.c.conn
 	if n == nil || l.conn == n {
@@ -130,9 +131,9 @@ func (l *Link) renewLocked() {
 	go l.handOver(n)
 }
 
-// handOver makes the VM use a new frame socket, whose other end is pending. The forkd-net process
-// of n is the reason for the new socket. If the VM does not use the socket, it is not asked again
-// before there is another process.
+// handOver makes the VM use a new frame socket, whose other end is l.pending. The parameter n is
+// the forkd-net for which the socket was made. If the VM refuses the socket, handOver does not ask
+// it again until another forkd-net runs.
 func (l *Link) handOver(n *conn) {
 	err := l.vm.SetNet(l.c.quit, true)
 	if err != nil {
@@ -141,7 +142,7 @@ func (l *Link) handOver(n *conn) {
 	l.c.mu.Lock()
 	current := l.c.links[l.id] == l
 	switch {
-	case !current: // pending is closed
+	case !current: // l.pending is already closed
 	case err != nil:
 		l.dropPendingLocked()
 		if l.c.conn != n {
@@ -157,9 +158,9 @@ func (l *Link) handOver(n *conn) {
 	}
 }
 
-// Ready must be called when the VM has booted or was restored, and also after a failed restore;
-// closing the VM then closes the link. Ready sends the other end of the frame socket to forkd-net,
-// which then handles the frames that the guest has sent.
+// Ready must be called when the VM has booted or was restored. It must also be called after a
+// failed restore, although the VM and its link are then soon closed. Ready sends the other end of
+// the frame socket to forkd-net, which then handles the frames that the guest has sent.
 func (l *Link) Ready() {
 	if l == nil {
 		return

@@ -8,8 +8,8 @@ import (
 )
 
 // FillSecrets returns the wanted secrets. A wanted secret without a value takes the value of the
-// present secret. So a client can change a policy without knowing the secrets. Errors name the
-// field, with the given prefix.
+// same secret in the list present. So a client can change a policy without knowing the secrets.
+// Errors name the field, with the given prefix.
 func FillSecrets(prefix string, wanted, present []netproto.Secret) ([]netproto.Secret, error) {
 	filled := make([]netproto.Secret, len(wanted))
 	for i, s := range wanted {

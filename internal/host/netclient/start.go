@@ -94,7 +94,7 @@ func (c *Client) start() (*conn, error) {
 	}
 	proc, err := startIn(leaf, process.Spec{Name: Name, Bin: c.cfg.Bin,
 		Env: env, Record: c.path(recordFile), Files: []*os.File{listenerFile}, Jail: c.cfg.Jail, Online: true})
-	_ = listenerFile.Close() // otherwise the daemon would not notice an exit before the accept
+	_ = listenerFile.Close() // otherwise the daemon would not notice if forkd-net exits before it accepts
 	if err != nil {
 		return nil, errors.Join(err, ctl.Close(), leaf.Remove())
 	}
@@ -169,7 +169,7 @@ func (c *Client) takeOver(n *conn) error {
 	return nil
 }
 
-// greet checks that forkd-net uses the same version of the protocol.
+// greet checks that forkd-net uses the daemon's version of the protocol.
 func (n *conn) greet(ctx context.Context, timeout time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()

@@ -89,7 +89,7 @@ func TestLabel(t *testing.T) {
 	ann := Owner{Name: "token:ann", Prefix: "ann/"}
 	for _, c := range []struct {
 		owner        Owner
-		labels, want map[string]string // want nil: the labels are refused
+		labels, want map[string]string // if want is nil, the labels are refused
 	}{
 		{ann, nil, map[string]string{"ann/owner": "token:ann"}},
 		{ann, map[string]string{"ann/job": "1"}, map[string]string{"ann/job": "1"}},

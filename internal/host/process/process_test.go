@@ -103,8 +103,8 @@ func TestKillAfterTheEndKillsNobody(t *testing.T) {
 	}
 }
 
-// The output of a process can be read when the process has ended. The process may have been found
-// by its record. The output is bounded.
+// The output of a process can be read when the process has ended, even if Find has found the
+// process. The output is bounded.
 func TestSaid(t *testing.T) {
 	dir := t.TempDir()
 	bin, record, fifo := filepath.Join(dir, "speaker"), filepath.Join(dir, "pid"), filepath.Join(dir, "fifo")

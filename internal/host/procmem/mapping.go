@@ -11,8 +11,8 @@ import (
 )
 
 // mmapFloor is lower than all addresses that Linux itself chooses for mappings on x86-64
-// (mm/util.c, mmap_base: at most 1 TiB of randomization, and the stack's limit, below 128 TiB).
-// Only the Go runtime requests lower addresses, for its heap.
+// (mm/util.c, mmap_base: 128 TiB, less the stack's limit and at most 1 TiB of randomization). Only
+// the Go runtime requests lower addresses, for its heap.
 const mmapFloor = 0x7e0000000000
 
 // mapping is one mapping in smaps.
@@ -26,7 +26,7 @@ type mapping struct {
 func (v *mapping) binary() bool { return strings.Contains(v.name, "forkd-vmm") }
 
 // mayBeGuest reports whether the mapping may be guest RAM, that is, whether it is writable private
-// memory and not the Go heap. Longer ranges that the Go runtime has only reserved are not writable.
+// memory and not the Go heap. The Go runtime also reserves long ranges, but these are not writable.
 func (v *mapping) mayBeGuest() bool {
 	return v.mode == "rw-p" && (v.name == "" && v.start >= mmapFloor || strings.Contains(v.name, "layer"))
 }

@@ -63,7 +63,7 @@ func (v *View) Apply(ctx context.Context, d *diff.Differ, req ApplyRequest) (r A
 	}
 	ctx = v.as(ctx)
 	isUp := func(context.Context, agentclient.DialFunc) error { return nil }
-	if err := v.LookAt(ctx, req.ID, applyOp, isUp); err != nil { // resumes the sandbox; an error if it is paused
+	if err := v.LookAt(ctx, req.ID, applyOp, isUp); err != nil { // resumes a suspended sandbox, but not a paused one
 		return r, err
 	}
 	ctx, end, err := d.Begin(ctx)
@@ -170,8 +170,9 @@ func (t *transfer) end(err error) error {
 	return err
 }
 
-// base prepares the base, and sets req.Base to its tag if the request names none. A client may use the ancestor of
-// its own sandboxes even if it cannot see that snapshot.
+// base prepares the base of an apply. If the request names no base, it sets req.Base to the base's
+// tag, provided that the client may see that tag. A client may use the ancestor of its own
+// sandboxes even if it cannot see the ancestor.
 func (v *View) base(ctx context.Context, undo *cleanup.Stack, req *ApplyRequest, from, onto *store.Lease) (s side,
 	err error) {
 	if req.Base != "" {
@@ -244,8 +245,8 @@ func (v *View) ancestor(req *ApplyRequest, from, onto *store.Lease) (string, err
 	return layers[n-1].Owner, nil
 }
 
-// writers returns the ids of the sandboxes that have written the files of a side above the shared
-// layers. It returns false if a snapshot of the side's line no longer exists.
+// writers returns the ids of the sandboxes that have written a side's layers above the shared
+// layers. The result ok is false if a snapshot of the side's line no longer exists.
 func (v *View) writers(name string, shared map[string]bool) (ids map[string]bool, ok bool) {
 	ids = make(map[string]bool)
 	snapshots, id := v.host.manager.Snapshots(), ""

@@ -74,7 +74,7 @@ func (v *View) prepare(ctx context.Context, d *diff.Differ, req *DiffRequest,
 	ctx = v.as(ctx)
 	var undo cleanup.Stack
 	defer undo.Run()
-	hidden := false // a client may use the snapshot that its sandbox was forked from, even a hidden one
+	hidden := false // the client cannot see From, but may use it, because its sandbox runs from it
 	if req.From == "" {
 		i, err := v.runs(req.To)
 		if err != nil {

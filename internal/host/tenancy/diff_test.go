@@ -167,7 +167,7 @@ func TestDiffOfOthers(t *testing.T) {
 }
 
 // given returns a suspended sandbox that an administrator has forked. The sandbox has a label that
-// begins with "a/", so the second view contains it. This view does not contain the snapshot that
+// begins with "a/", so the View in the parameter to contains the sandbox, but not the snapshot that
 // the sandbox was forked from.
 func given(t *testing.T, admin, to *View, tag string) string {
 	t.Helper()

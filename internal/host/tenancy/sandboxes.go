@@ -30,8 +30,8 @@ func (v *View) Reach(id string) error {
 	return v.host.manager.Reach(v.as(context.Background()), id)
 }
 
-// reached calls the given function with the manager, and with a context in which the manager acts
-// for the principal. If the principal may not see the sandbox, reached returns an error instead.
+// reached calls the function do with the manager, and with a context in which the manager acts for
+// the principal. If the principal may not see the sandbox, reached returns an error instead.
 func reached[T any](ctx context.Context, v *View, id string,
 	do func(context.Context, *sandbox.Manager) (T, error)) (t T, err error) {
 	if err := v.Reach(id); err != nil {

@@ -77,7 +77,7 @@ func (v *View) Limited(what string) error {
 }
 
 // MayName returns an *owner.PrefixError if the principal may not use a name for a snapshot or
-// workspace. The error names the given kind of object.
+// workspace. The parameter what is the kind of object, for the error.
 func (v *View) MayName(what, name string) error {
 	return owner.Within(v.as(context.Background()), v.p.Prefix.HasTag(name), "%s: %.70q", what, name)
 }
@@ -91,8 +91,9 @@ func (v *View) LeftAlone() []sandbox.LeftAlone {
 	return v.host.manager.LeftAlone()
 }
 
-// OwnerOf returns the name of a sandbox's owner. Names of owners are names of clients. So the result
-// is empty for principals with a prefix, and for principals of a single sandbox.
+// OwnerOf returns the name of a sandbox's owner, which is the name of a client. Principals with a
+// prefix, and principals of a single sandbox, may not learn names of clients, so their result is
+// empty.
 func (v *View) OwnerOf(i sandbox.Info) string {
 	if v.isEmpty() || v.p.Prefix != "" {
 		return ""

@@ -14,7 +14,7 @@ const Patience = 45 * time.Second
 
 // Branches is the set of unfinished branches.
 type Branches struct {
-	Patience time.Duration // Patience, except in tests
+	Patience time.Duration // the constant Patience, except in tests
 
 	mu sync.Mutex
 	// +checklocks:mu

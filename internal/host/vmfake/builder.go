@@ -29,8 +29,8 @@ func newHelpers(port uint32, guest func(v *VMM, host net.Conn)) *VMMs {
 	}}
 }
 
-// Unpacks returns a guest that answers each image with the error of the given function. If this
-// function is nil, Unpacks returns nil.
+// Unpacks returns a guest that calls unpack with the stream of an image, and answers with the error
+// of unpack. If unpack is nil, Unpacks returns nil.
 func Unpacks(unpack func(stream io.Reader) error) func(*VMM, net.Conn) {
 	if unpack == nil {
 		return nil

@@ -45,7 +45,7 @@ func (v *VMM) Print(text string) {
 	}
 }
 
-// holdLocked keeps a copy of a file open for writing, if a test has set KeepTops.
+// holdLocked keeps a duplicate of f open for writing, if a test has set KeepTops.
 func (v *VMM) holdLocked(f *os.File) error {
 	if !v.all.KeepTops {
 		return nil

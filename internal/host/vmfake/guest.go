@@ -70,8 +70,7 @@ func (g Guest) SetDefaults(_ context.Context, d agentclient.Defaults) error {
 }
 
 // Dial connects only to the control port, because tests that use other ports need no guest. If Told
-// is nil, the guest supports only requests to freeze and thaw its file systems, and the question whether it
-// is busy.
+// is nil, the guest supports only OpFreeze, OpThaw and OpBusy.
 func (g Guest) Dial(_ context.Context, port uint32) (net.Conn, error) {
 	if port != agentproto.ControlPort {
 		return nil, errNoGuest

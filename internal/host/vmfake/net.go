@@ -68,7 +68,8 @@ func (f *fakeNet) valuesOf(secrets []netproto.Secret) (values string) {
 	return values
 }
 
-// Ids of sandboxes for which ServeNet misbehaves, and of one whose VM misbehaves.
+// Ids of sandboxes for which ServeNet does not attach the sandbox: it exits, hangs, or returns an
+// error as for a VM that misbehaves.
 const (
 	NetDies  = "dies"
 	NetHangs = "hangs"

@@ -39,7 +39,7 @@ type VMMs struct {
 	BootExit   *vm.Exit     // if set, the guest ends in this way and never becomes ready
 	ForkedErr  func(n int) error
 	Forked     []agentproto.Forked
-	Defaults   []agentclient.Defaults // set in guests
+	Defaults   []agentclient.Defaults // settings that guests have received
 	NoUser     string                 // account that guests lack
 	Unique     *agentproto.Unique     // what guests find; nil: they do not search
 	EvalErr    *agentclient.EvalError

@@ -71,9 +71,9 @@ func (v *VMM) Stall() {
 	v.stalled <- struct{}{}
 }
 
-// TellOfFullDisk makes the VM report a full disk, although the disk has room, at most the given
-// number of times. Each report waits until the previous report was received. The result is a
-// function that returns the number of received reports.
+// TellOfFullDisk makes the VM report a full disk at most the given number of times, although the
+// disk has room. Each report waits until the previous report was received. The result is a function
+// that returns the number of received reports.
 func (v *VMM) TellOfFullDisk(most int) (heard func() int) {
 	var n atomic.Int64
 	go func() {

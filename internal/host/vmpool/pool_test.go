@@ -37,7 +37,7 @@ func take(t *testing.T, p *vmpool.Pool, shape vm.Shape, n int) {
 	}
 }
 
-// eventually waits until a pool has the wanted number of shells.
+// The function eventually waits until a pool has the wanted number of shells.
 func eventually(t *testing.T, p *vmpool.Pool, want int) {
 	t.Helper()
 	for end := time.Now().Add(time.Minute); p.Count() != want; time.Sleep(time.Millisecond) {

@@ -14,7 +14,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// Trials tries saved states on this host.
+// Trials checks whether this host can restore saved states.
 type Trials struct {
 	VMMs   VMMs
 	RunDir string // has the directories of the VMs

@@ -40,7 +40,7 @@ type VMM interface {
 	Kill() error
 }
 
-// ShellConfig names a VM process to start.
+// ShellConfig describes a VM process to start.
 type ShellConfig struct {
 	ID    string
 	Dir   string // directory for sockets and console of this VM, which Spawn makes

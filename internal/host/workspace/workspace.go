@@ -146,8 +146,8 @@ func read(path, name string) (*Workspace, error) {
 	return &w, nil
 }
 
-// save changes a workspace and its record. The change is durable. If the workspace has been deleted
-// since, save does nothing.
+// save changes a workspace and its record. The change is durable. If the workspace is no longer in
+// the Set, save does nothing.
 func (s *Set) save(w *entry, change func(*Workspace)) error {
 	w.file.Lock()
 	defer w.file.Unlock()

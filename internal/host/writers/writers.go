@@ -3,10 +3,10 @@
 //
 // A VMM is given some files for writing, such as a disk top and the state of a branch. A VMM that
 // its guest controls can block a write to such a file for ever: it writes from memory whose page
-// faults it does not answer (userfaultfd(2)). During the write, Linux holds the lock of the file.
-// A daemon that writes, links, unlinks or truncates the file then waits for the lock, and no signal
+// faults it does not answer (userfaultfd(2)). During the write, Linux holds the lock of the file. A
+// daemon that writes, links, unlinks or truncates the file then waits for the lock, and no signal
 // ends the wait, not even SIGKILL. So the daemon does this only if the VMM has ended, or if this
-// package finds no writer. A VMM can open no files, so a file without a writer gets none.
+// package finds no writer. A VMM can open no files, so a file without a writer gets no new writer.
 package writers
 
 import (
@@ -21,7 +21,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Times to wait for a file that is still open for writing. While this daemon starts a process, that
+// Patience is how long callers usually wait until a file is no longer open for writing; pause is
+// the time between two checks. The wait is needed because while this daemon starts a process, that
 // process has copies of all of the daemon's descriptors until it executes its program. That takes
 // some milliseconds on an idle host.
 const (
@@ -39,8 +40,8 @@ func (e *Error) Error() string {
 // None waits until no process has the file open for writing, or mapped for writing. If a process
 // still has the file open or mapped after the given time, the error is an *Error.
 func None(path string, patience time.Duration) error {
-	// Neither option changes how a regular file is opened. A FIFO would block, and a link has no
-	// writers.
+	// Without O_NONBLOCK, opening a FIFO could block. Because of O_NOFOLLOW, opening a symbolic
+	// link, which has no writers, is an error. Neither flag changes how a regular file is opened.
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW, 0)
 	if err != nil {
 		return err

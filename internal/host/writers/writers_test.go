@@ -56,8 +56,8 @@ func TestWritersAreFound(t *testing.T) {
 }
 
 // A process that is being started has copies of the daemon's descriptors until it executes its
-// program. If the daemon closes a file at that time, None does not return an error because of
-// these copies.
+// program. If the daemon closes a file at that time, None waits until these copies are gone, and
+// returns no error.
 func TestWritersThatGoAreWaitedFor(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "f")
 	writer, err := os.Create(path)

@@ -9,8 +9,8 @@ type ExecuteRequest struct {
 	// language.
 	Language string            `json:"language,omitempty"`
 	Env      map[string]string `json:"env_vars,omitempty"`
-	// Repr is forkd's own. If it is set, the text of a result is its repr, for example with quotes
-	// around a string.
+	// Repr is an addition by forkd. If it is set, the text of a result is its repr, for example
+	// with quotes around a string.
 	Repr      bool  `json:"repr"`
-	TimeoutMS int64 `json:"timeout_ms,omitempty"` // forkd only: time limit of the code; 0: none
+	TimeoutMS int64 `json:"timeout_ms,omitempty"` // addition by forkd: time limit of the code in ms; 0 means no limit
 }

@@ -11,7 +11,7 @@ import (
 
 // Sizes of fork messages in bytes.
 const (
-	// Bytes of the length at the beginning of every message. The length does not include these
+	// Size of the length at the beginning of every message. The length does not include these
 	// bytes, and is little-endian.
 	LengthSize = 4
 	MaxForked  = 1 << 20 // maximum length of a message to the guest, without LengthSize

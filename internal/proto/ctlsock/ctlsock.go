@@ -69,8 +69,8 @@ func wrap(fd, most int) (*Conn, error) {
 }
 
 // Pair returns the two ends of a connection. A message may have at most the given number of bytes.
-// The other process calls Open. Each direction has room for two of the longest messages in the
-// kernel.
+// The other process passes its end to Open. Each direction has room for two of the longest messages
+// in the kernel.
 func Pair(most int) (ours *Conn, theirs *os.File, err error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
@@ -78,7 +78,7 @@ func Pair(most int) (ours *Conn, theirs *os.File, err error) {
 	}
 	theirs = os.NewFile(uintptr(fds[1]), "control socket")
 	for _, fd := range fds {
-		err = cmp.Or(err, unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, most)) // the kernel doubles it
+		err = cmp.Or(err, unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, most)) // the kernel doubles the size
 	}
 	if err != nil {
 		return nil, nil, errors.Join(err, unix.Close(fds[0]), theirs.Close())
@@ -253,7 +253,8 @@ func (c *Conn) receive(fd int) (packet []byte, fds []int, err error) {
 	if err == nil && n == 0 {
 		err = io.EOF
 	}
-	// oob has room for all descriptors of a message, so some could not be opened
+	// oob has room for all descriptors of a message, so MSG_CTRUNC means that some could not be
+	// opened
 	if err == nil && flags&unix.MSG_CTRUNC != 0 {
 		CloseAll(fds)
 		return c.buf[:n], nil, ErrFDsLost

@@ -38,18 +38,18 @@ import (
 // Port is the vsock port of the host that forkd-diff dials.
 const Port = 1029
 
-// Bounds of lengths, in bytes, and of counts.
+// Bounds of messages and their fields. Lengths are in bytes.
 const (
-	MaxPath    = 4095     // a path, and the target of a symbolic link (PATH_MAX of Linux)
-	MaxPatch   = 4 << 20  // the patch of one file
+	MaxPath    = 4095     // length of a path, or of the target of a symbolic link (PATH_MAX of Linux)
+	MaxPatch   = 4 << 20  // length of the patch of one file
 	MaxXattrs  = 128      // number of names in an Entry
 	MaxPaths   = 64       // number of paths in a Merge
-	maxPaths   = 32 << 10 // bytes of these paths together
-	maxName    = 255      // the name of an extended attribute
-	maxReason  = 1000     // the reason of a refusal
-	maxRequest = 64 << 10 // the frame of a Request
+	maxPaths   = 32 << 10 // length of all paths in a Merge together
+	maxName    = 255      // length of the name of an extended attribute
+	maxReason  = 1000     // length of the reason of a refusal
+	maxRequest = 64 << 10 // length of the frame of a Request
 	maxRanges  = 4096     // number of ranges in a frame
-	maxPiece   = 1 << 20  // a piece of a tar archive
+	maxPiece   = 1 << 20  // length of a piece of a tar archive
 	maxFrame   = MaxPatch + MaxXattrs*(maxName+4) + 3*MaxPath + 1024
 )
 

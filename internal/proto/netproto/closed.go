@@ -13,7 +13,7 @@ import (
 // unless Always is set.
 type Closed struct {
 	Prefix netip.Prefix
-	Name   string // one of the names below; empty if the address is not in a closed range
+	Name   string // one of the names below; empty: ClosedRange was called for an address in no closed range
 	Always bool   // whether the range is closed even in ModeOpen
 }
 

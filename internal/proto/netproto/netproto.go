@@ -76,7 +76,7 @@ type Limits struct {
 
 // MaxConnections is the maximum number of connections of one sandbox, even if its limits permit
 // more. In addition, forkd-net's memory limits the connections of all sandboxes together, and one
-// sandbox may have three quarters of these connections.
+// sandbox may have at most three quarters of these connections.
 const MaxConnections = 4096
 
 // Check returns a *FieldError if a limit is invalid.

@@ -141,7 +141,7 @@ func (m *Signature) parse(r *codec.Reader) error {
 // in.
 type Login struct {
 	User    string
-	Version string // of the client's program
+	Version string // version of the client's program
 	Key     []byte // in the wire format of SSH
 }
 
@@ -215,7 +215,7 @@ func (m *Accept) parse(r *codec.Reader) error { m.ID = r.U32(); return nil }
 // Refuse answers Open.
 type Refuse struct {
 	ID     uint32
-	Reason uint32 // of RFC 4254, section 5.1
+	Reason uint32 // reason code of RFC 4254, section 5.1
 	Text   string
 }
 

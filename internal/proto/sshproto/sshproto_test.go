@@ -163,7 +163,8 @@ func TestStream(t *testing.T) {
 	}
 }
 
-// An end that does not read stops the other end: the kernel holds only a few messages.
+// If one end does not read, the other end soon cannot send, because the kernel holds only a few
+// messages.
 func TestStreamIsBounded(t *testing.T) {
 	daemon, process := pair(t)
 	sent := make(chan int, 1)

@@ -14,7 +14,7 @@ const (
 	Data   codec.Kind = iota + 1 // input of the client, or output for the client
 	Errors                       // output for the client's standard error
 	EOF                          // no more data in this direction
-	Reply                        // reply to the oldest Request that still waits for one: 1 for success, 0 for a refusal
+	Reply                        // reply to the oldest Request without a reply: 1 for success, 0 for a refusal
 	Exit                         // how the process of a session has ended; the body is a Request without an id
 )
 

@@ -20,7 +20,7 @@ const (
 	ErrBadState                       // the saved state is damaged, or has a form that this build does not know
 	ErrShape                          // the saved machine has different memory, vCPUs, template or devices
 	ErrCPU                            // the state cannot be restored on this host's CPU
-	ErrNotKept                        // the machine does not know any more which of its pages equal the branch
+	ErrNotKept                        // the machine no longer knows which of its pages equal the pages of the branch
 )
 
 // Error describes the code.

@@ -31,9 +31,9 @@ type Branch struct {
 	SinceRestore bool
 
 	// StormFaults is the number of write faults after which a live branch stops the guest until all
-	// pages are copied. 0: the guest is stopped if most pages are copied because of write faults.
-	// The daemon always sends 0. The torture tests send other values, so that they can cause the
-	// stop with any guest.
+	// pages are copied. If StormFaults is 0, the guest is stopped if most pages are copied because
+	// of write faults. The daemon always sends 0. The torture tests send other values, so that they
+	// can cause the stop with any guest.
 	StormFaults uint64
 }
 
@@ -55,7 +55,7 @@ type Branched struct {
 	Failed *Error        // nil: the layer is complete
 	Copy   time.Duration // time from the resumption of the guest to the end of copying
 	Faults uint64        // pages that were copied because a vCPU wrote to them
-	Stop   time.Duration // duration of a second stop of the guest, needed if it wrote too many pages; 0: none
+	Stop   time.Duration // duration of a second stop, needed if the guest wrote too many pages; 0: no second stop
 }
 
 // Rebase makes the machine share memory with a branch. The daemon sends the memory layer of the

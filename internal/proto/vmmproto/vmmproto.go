@@ -95,8 +95,8 @@ type SetNet struct {
 // needs one of them, to tell the host that the guest is ready.
 const GuestStreams = 4
 
-// GuestConn says that the guest has opened the stream with the given index, of those that were sent
-// with Boot, to a port of the host.
+// GuestConn says that the guest has connected to Port of the host. Stream is the index of this
+// connection among the streams that were sent with Boot.
 type GuestConn struct{ Port, Stream uint32 }
 
 // Restore restores a saved machine into a VM that was just created, or into the VM that was saved.

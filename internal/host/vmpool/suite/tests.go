@@ -161,8 +161,8 @@ func bootPauseResume(t *testing.T, h *Host) {
 	}
 }
 
-// A VM uses its newest frame socket, and closes earlier ones. Without a network it closes all. It
-// keeps a frame socket that an earlier request of another caller has brought.
+// A VM uses its newest frame socket, and closes earlier ones. Without a network it closes all. If
+// no newer frame socket waits, it keeps the socket that it uses.
 func network(t *testing.T, h *Host) {
 	g := h.spawn(t)
 	if err := g.Boot(t.Context(), vmmproto.Boot{Net: true}, vmmclient.BootFiles{Kernel: open(t, h.Kernel)}); err == nil {
@@ -214,7 +214,7 @@ func network(t *testing.T, h *Host) {
 	check(5)
 	dial()
 	set(true, 6)
-	if err := g.restoreWith(t, t.Context(), s, true, true); err != nil { // SetNet has brought the socket
+	if err := g.restoreWith(t, t.Context(), s, true, true); err != nil { // no newer socket waits
 		t.Fatal(err)
 	}
 	check(6)

@@ -1,4 +1,4 @@
-// Package writertest blocks a write to a file for ever, as a VMM can that its guest controls. It
+// Package writertest blocks a write to a file for ever, like a VMM that its guest controls. It
 // works only in tests that run as root, because it needs /dev/userfaultfd.
 package writertest
 
@@ -14,11 +14,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// variable makes a copy of the test program block a write to its descriptor 3.
+// variable is the environment variable that makes a copy of the test program block a write to its
+// descriptor 3.
 const variable = "FORKD_TEST_BLOCKED_WRITE"
 
 // lifetime is how long the process with the blocked write lives at most. A test that waits for the
-// lock of the file cannot be killed before.
+// lock of the file cannot be killed before that time.
 const lifetime = 20 * time.Second
 
 // Main is to be called by TestMain of a package that uses Block. It runs the tests, and returns the
@@ -32,8 +33,8 @@ func Main(m *testing.M) int {
 	return 1
 }
 
-// Block makes another process, a copy of the test program, write to a file from a page of memory that
-// never arrives. Close of the result ends the process.
+// Block makes another process, a copy of the test program, write to a file from a page of memory
+// whose content never arrives. Close of the result ends the process.
 func Block(t testing.TB, f *os.File) io.Closer {
 	t.Helper()
 	if _, err := os.Stat("/dev/userfaultfd"); err != nil || os.Getuid() != 0 {
@@ -96,7 +97,8 @@ const (
 	missing       = 1          // UFFDIO_REGISTER_MODE_MISSING
 )
 
-// block writes to a file from a page that no one fills in. It returns only after an error.
+// block makes a write to the file f that never ends: the data is in a page whose page fault is
+// never answered. It returns only after an error.
 func block(f *os.File) error {
 	dev, err := os.OpenFile("/dev/userfaultfd", os.O_RDWR, 0)
 	if err != nil {
