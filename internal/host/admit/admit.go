@@ -82,7 +82,7 @@ type Host struct {
 	// +checklocks:mu
 	asked time.Time // time when free was last read
 	// +checklocks:mu
-	since int // number of VMs that entered after free was read
+	since int // number of VMs for which Enter reserved places after free was read
 }
 
 // askEvery is the maximum age of the figure of the host's available memory. The kernel takes tens
@@ -104,8 +104,8 @@ func FreeBytes(dir string) (uint64, error) {
 }
 
 // Enter reserves places for n VMs. If it returns an error, it has reserved no place. The caller
-// must call Leave once for each VM. When all n VMs have started or failed, the caller must call
-// Started once, with the same n.
+// must call Leave for each VM that has ended or failed. When all n VMs have started or failed, the
+// caller must call Started once, with the same n.
 func (h *Host) Enter(n int, vcpus uint32) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -52,7 +52,7 @@ func TestRulesLookAtTheHost(t *testing.T) {
 		defer a.mu.Unlock()
 		a.asked = at
 	}
-	askedAt(time.Now().Add(time.Hour))            // so the host's memory is not read again
+	askedAt(time.Now().Add(time.Hour))            // in the future, so that the host's memory is not read again
 	wantRefused(t, CodeHostMemory, a.Enter(1, 1)) // the first VM is still starting
 	a.Started(1)
 	wantRefused(t, CodeHostMemory, a.Enter(1, 1)) // the host's figure does not include the first VM yet

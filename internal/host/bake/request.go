@@ -35,7 +35,7 @@ type Request struct {
 	Commands  []string           // warm-up commands, run one after another by /bin/sh -c
 	Python    string             // warm-up code, run in the warm interpreter after Commands
 	Ready     time.Duration      // time limit of the guest's boot; 0 means 300 s
-	Network   *netclient.Setting // nil: the parent has no network, and children have the setting of From or the default
+	Network   *netclient.Setting // nil: no network; children have the setting of From, or the default without From
 	Limits    vm.Limits          // default for children; zero: the limits of From
 	Hooks     snapshot.Hooks     // hooks of children; zero: the hooks of From
 	Strict    bool               // children are strict (see unique.Strict), as they always are if From is strict

@@ -46,9 +46,9 @@ func within(ctx context.Context, limit time.Duration, f func(context.Context) er
 	return vmpool.Cause(ctx, f(ctx))
 }
 
-// ErrFull is returned by a bake, and by other work, if the disk is full. A guest that finds no
-// space for its writes is paused until there is space. A bake does not wait for space, because it
-// would keep the only place for bakes until its timeout.
+// ErrFull is the error of a bake, or of a step of a build, that has ended because the host's disk
+// is full. A guest that finds no space for its writes is paused until there is space. A bake does
+// not wait for space, because it would keep the only place for bakes until its timeout.
 var ErrFull = fmt.Errorf("the host's disk is full: the guest writes more than there is room for under the daemon's state: %w", syscall.ENOSPC)
 
 // warm runs the warm-up steps.
@@ -113,7 +113,8 @@ func (b *bake) runPython(ctx context.Context) error {
 	return nil
 }
 
-// keep adds output to the result, up to maxWarmupOutput.
+// keep appends output to the output in the result, of which it keeps the last maxWarmupOutput
+// bytes.
 func (b *bake) keep(output string) {
 	all := strings.ToValidUTF8(b.result.Output+output, "?")
 	b.result.Output = all[max(0, len(all)-maxWarmupOutput):]

@@ -32,7 +32,7 @@ func boundAt(dir, mount string) uint64 {
 			if err != nil {
 				continue // the root of the hierarchy has no limit
 			}
-			// the kernel writes "max" if there is no limit, and parsing it fails
+			// the kernel writes "max" if there is no limit, and ParseUint then fails
 			if n, err := strconv.ParseUint(strings.TrimSpace(string(p)), 10, 64); err == nil {
 				least = min(least, n)
 			}

@@ -76,9 +76,8 @@ func (t *Tree) New(name string, ram uint64) (*Leaf, error) {
 	return l, nil
 }
 
-// NewShared makes a leaf for several processes of one kind, with limits on their memory and threads
-// together. When the processes reach the limit of memory, the kernel kills one of them, and not
-// all.
+// NewShared makes a leaf for several processes of one kind, which share limits on memory and
+// threads. When the processes reach the memory limit, the kernel kills one of them, and not all.
 func (t *Tree) NewShared(name string, memoryMiB uint64, pids int) (*Leaf, error) {
 	l, err := t.New(name, 0)
 	if l == nil {

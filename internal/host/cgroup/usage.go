@@ -14,7 +14,7 @@ import (
 // Usage is the present and total usage of a cgroup's processes. If the host lacks the controller
 // for a figure, the figure is zero.
 type Usage struct {
-	MemoryBytes   uint64 // charged to the cgroup now, including page cache
+	MemoryBytes   uint64 // bytes charged to the cgroup now, including page cache
 	OwnBytes      uint64 // the part of MemoryBytes that the kernel cannot reclaim: all except page cache and tmpfs
 	SwapBytes     uint64
 	CPU           time.Duration // time in user and kernel mode, and in guests
@@ -27,7 +27,7 @@ type Usage struct {
 
 func usageOf(dir string) (u Usage, err error) {
 	var cpu, throttled, anon, kernel uint64
-	seen := make(map[string][]string) // words of each file, because some have several figures
+	seen := make(map[string][]string) // words of each file, because some files have several figures
 	for _, v := range []struct {
 		file, key string
 		to        *uint64

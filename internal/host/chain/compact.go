@@ -13,8 +13,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Source describes the sandbox that a snapshot was branched from: how it was branched, and what
-// children inherit.
+// Source describes the sandbox that a snapshot was branched from: how the sandbox was branched, and
+// the settings that children inherit.
 type Source struct {
 	Branch  snapshot.Branch
 	Network *snapshot.Network

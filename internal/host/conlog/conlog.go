@@ -21,8 +21,8 @@ import (
 // does not prevent its suspension. A Log must not be used concurrently.
 type Log struct {
 	screen func() Screen
-	vm     any      // Screen.VM of the console that is being read; nil: none yet
-	ring   *os.File // ring of vm; nil: vm has ended
+	vm     any      // Screen.VM of the console that is being read; nil: no console yet
+	ring   *os.File // console ring of vm; nil: no VM yet, or vm has no ring any more
 	seen   uint64   // number of bytes of ring that were read so far
 }
 

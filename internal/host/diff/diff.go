@@ -84,10 +84,10 @@ func New(cfg Config) *Differ {
 type Request struct {
 	Old, New *store.Lease
 	Path     string // absolute path of the only file or directory to compare
-	Patch    bool   // return patches of text files
+	Patch    bool   // whether to return patches of text files
 	Entries  uint32 // number of entries to return, at most MaxEntries; further differences are only counted
 	MaxPatch uint64 // bytes of all patches together, at most the constant MaxPatch
-	Partial  bool   // for Export: omit files that an archive cannot represent exactly
+	Partial  bool   // for Export: whether to omit files that an archive cannot represent exactly
 
 	// For Merge: the base of both sides. Old is the side that receives the changes of New.
 	Base *store.Lease
@@ -243,8 +243,9 @@ func (d *Differ) boot(undo *cleanup.Stack, req *Request) (boot vmmproto.Boot, fi
 	return boot, files, nil
 }
 
-// maxInitramfs is the largest initramfs that the VM can boot, in bytes: its memory holds the archive and the
-// unpacked files. The file may come from another host, and the daemon copies it for each comparison.
+// maxInitramfs is the largest initramfs that the VM can boot, in bytes: the VM's memory holds the
+// archive and the unpacked files. The file may come from another host, and the daemon copies it for
+// each comparison.
 const maxInitramfs = helpervm.MemoryBytes / 4
 
 // top returns an empty layer, which receives the writes to a disk while it is mounted. The layer's
@@ -389,7 +390,7 @@ func receive(conn io.Reader, req *Request, begin func() io.Writer) error {
 	return passOn(in, begin())
 }
 
-// passOn writes the archive that forkd-diff sends to out.
+// passOn copies the archive from forkd-diff to the writer out.
 func passOn(in *diffproto.Reader, out io.Writer) error {
 	for left := int64(maxArchive); ; {
 		piece, err := in.NextPiece()

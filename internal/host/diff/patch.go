@@ -7,9 +7,9 @@ import (
 	"github.com/forkd/forkd/internal/proto/diffproto"
 )
 
-// Patch returns an entry as a part of a patch for git apply, which refuses to change .git. The
-// result is empty for differences that such a patch cannot express: directories, devices, owners
-// and extended attributes.
+// Patch returns an entry as a part of a patch for git apply. The patch may name files in .git,
+// because git apply refuses to change these. The result is empty for differences that such a patch
+// cannot express: directories, devices, owners and extended attributes.
 func Patch(e *diffproto.Entry) string {
 	if !inPatch(e.Old.Type) || !inPatch(e.New.Type) {
 		return ""

@@ -23,7 +23,7 @@ import (
 type Kind string
 
 // Kinds of events. SandboxRunning, SandboxPaused, SandboxSuspended, SandboxRestoring and
-// SandboxExited mean that the sandbox has entered this state.
+// SandboxExited mean that the sandbox has entered the state of the same name.
 const (
 	SandboxCreated   Kind = "sandbox.created" // the sandbox is running
 	SandboxAdopted   Kind = "sandbox.adopted" // the sandbox was taken over from an earlier daemon

@@ -1,12 +1,12 @@
 package history
 
-// Sandbox has the figures of a sandbox and its VMM. CPU, Read and Written are totals in a reading,
-// and means per second in a point.
+// Sandbox has the figures of a sandbox and its VMM. In a reading, CPU, Read and Written are totals.
+// In a point of the history, they are means per second.
 type Sandbox struct {
 	CPU     float64 // seconds of processor time; in a point: CPUs in use
 	Memory  float64 // bytes charged to the sandbox, with page cache
 	Own     float64 // the part of Memory that the kernel cannot reclaim
-	Read    float64 // bytes from disks
+	Read    float64 // bytes read from disks
 	Written float64
 }
 
@@ -18,8 +18,8 @@ func sandboxOf(v []float32) Sandbox {
 	return Sandbox{float64(v[0]), float64(v[1]), float64(v[2]), float64(v[3]), float64(v[4])}
 }
 
-// Host has the figures of the host. CPU, SandboxCPU, Children and ReadySeconds are totals in a
-// reading, and means per second in a point.
+// Host has the figures of the host. In a reading, CPU, SandboxCPU, Children and ReadySeconds are
+// totals. In a point of the history, they are means per second.
 type Host struct {
 	CPU        float64 // seconds of processor time of all processes; in a point: CPUs in use
 	SandboxCPU float64 // like CPU, but only for sandboxes, pooled VMMs and forkd-net

@@ -160,8 +160,8 @@ func (r *Recorder) due(id string, now time.Duration) bool {
 	return now-s.looked >= every-time.Second/2 // half a second less, because ticks are not exact
 }
 
-// store adds the figures of a sandbox. The parameter ok, which store returns, is the result of
-// Config.Read.
+// store adds the figures of a sandbox. The parameter ok is the second result of Config.Read; store
+// returns it unchanged.
 func (r *Recorder) store(id string, now time.Duration, figures Sandbox, ok bool) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -64,7 +64,7 @@ type Runner struct {
 	Events *event.Ring
 }
 
-// Of returns a hook of a sandbox, or nil if the sandbox has none of this name.
+// Of returns the hook with the name at, or nil if there is no such hook.
 func Of(hooks snapshot.Hooks, at Point) (found *snapshot.Hook) {
 	hooks.Each(func(name string, hook **snapshot.Hook) {
 		if name == string(at) {

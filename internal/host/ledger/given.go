@@ -18,7 +18,7 @@ const MaxAnnotation = 64 << 10
 // a variable of 128 KiB or more (execve(2)).
 const MaxEnv = 128 << 10
 
-// hostnamePrefix matches labels of RFC 1123 that are short enough for a suffix.
+// hostnamePrefix matches labels of DNS names (RFC 1123) that leave room for a suffix.
 var hostnamePrefix = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$`)
 
 // CheckGiven checks the parts of a request for a fork that become parts of the children's records.

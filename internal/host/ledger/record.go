@@ -62,7 +62,7 @@ type Record struct {
 	Top      string // file name in the data directory
 	Tops     int
 	Count    int
-	Suspends int // number of suspensions; distinguishes a VM from a suspended state that was made of the VM later
+	Suspends int // number of suspensions; a suspended state that is newer than a VM's record has another number
 
 	At *snapshot.Ref // snapshot of the latest branch or rollback; nil: the snapshot that the sandbox was forked from
 

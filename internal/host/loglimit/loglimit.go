@@ -13,8 +13,9 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// The usual limits. PerSecond is the number of lines per second. AtOnce is the number of lines that
-// may come at once after a time without lines. maxText is the maximum length of a text, in bytes.
+// The usual limits. PerSecond is the number of lines per second in the long run. AtOnce is the
+// number of lines that may come at once after a time without lines. maxText is the maximum length
+// of a text, in bytes.
 const (
 	PerSecond = 10
 	AtOnce    = 200
@@ -27,7 +28,8 @@ type Lines struct {
 	leftOut atomic.Int64 // number of lines that were left out since the latest written line
 }
 
-// New returns Lines with other values for PerSecond and AtOnce.
+// New returns Lines that permits perSecond lines per second in the long run, and atOnce lines at
+// once after a time without lines.
 func New(perSecond float64, atOnce int) *Lines {
 	return &Lines{limiter: rate.NewLimiter(rate.Limit(perSecond), atOnce)}
 }

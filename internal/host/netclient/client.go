@@ -48,7 +48,7 @@ type Config struct {
 	Authority string           // path of the file with the CA for secrets; the file is made when first needed
 	Dir       string           // directory of the process, made by New; short enough for a unix socket's address
 	Resolvers []netip.AddrPort // DNS servers; empty: those of /etc/resolv.conf, which is watched for changes
-	Proxy     Proxy            // for outgoing TCP connections
+	Proxy     Proxy            // proxy for outgoing TCP connections
 	FlowLog   string           // file that gets a line for each connection; empty: no flow log
 	Jail      *jail.Starter
 	Cgroups   *cgroup.Tree // makes forkd-net's own cgroup; nil: no limits

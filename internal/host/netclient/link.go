@@ -48,8 +48,8 @@ func (c *Client) Join(id string, setting Setting, vm VM, moved func()) (*Link, e
 	l := &Link{c: c, id: id, vm: vm, moved: moved, setting: setting}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	// An earlier Link must not connect a newer frame socket, because the VM uses the newest. So this
-	// Link replaces the earlier one under the same lock.
+	// The VM uses its newest frame socket, so an earlier Link must not connect another one now.
+	// Therefore this Link replaces the earlier Link before the lock is released.
 	var err error
 	if l.pending, err = vm.DialFrames(); err != nil {
 		return nil, err
@@ -58,8 +58,8 @@ func (c *Client) Join(id string, setting Setting, vm VM, moved func()) (*Link, e
 	return l, nil
 }
 
-// Adopt joins the VM of a sandbox that an earlier daemon had joined. If forkd-net has run all the
-// time, the VM keeps its connections. The parameters are those of Join.
+// Adopt joins the VM of a sandbox that an earlier daemon had joined. If forkd-net has not exited
+// since then, the VM keeps its connections. The parameters are those of Join.
 func (c *Client) Adopt(id string, setting Setting, vm VM, moved func()) *Link {
 	if c == nil {
 		return nil

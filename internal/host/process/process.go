@@ -29,7 +29,7 @@ type Spec struct {
 	Env      []string      // whole environment
 	Record   string        // path of the file for the process's id and start time; empty: Find is not needed
 	Files    []*os.File    // become descriptors 3, 4 and so on of the process
-	LogBytes int64         // maximum size of the standard error; 0: 16 MiB
+	LogBytes int64         // maximum size of the standard error; 0 means 16 MiB
 	Cgroup   *os.File      // cgroup v2 directory in which the process starts; nil: the daemon's cgroup
 	Jail     *jail.Starter // nil: no jail
 	Online   bool          // the jail has access to the host's network

@@ -24,7 +24,7 @@ type ApplyRequest struct {
 	Base   string // tag of the snapshot from which both sides come; empty: their nearest common ancestor
 	DryRun bool   // only list the changes
 
-	diff.Request // the fields for leases are not set
+	diff.Request // callers do not set the fields for leases
 }
 
 // ApplyResult is the answer to an ApplyRequest.

@@ -23,7 +23,7 @@ type DiffRequest struct {
 	// sandbox, which is then compared with the snapshot that it runs from.
 	From, To string
 
-	diff.Request // the fields for leases are not set
+	diff.Request // callers do not set the fields for leases
 }
 
 // DiffResult is the answer to a DiffRequest.

@@ -64,8 +64,8 @@ func (v *View) Snapshot(tag string) (d store.Detail, err error) {
 		return d, err
 	}
 	others := func(tag string) bool { return v.hasTag(tag) != nil }
-	// The layer with this digest may belong to a sandbox that the principal may not see, and not to
-	// the snapshot that the list shows as the parent.
+	// The layer with the digest d.ParentDigest may belong to a sandbox that the principal may not
+	// see, and not to the snapshot that lists show as the parent.
 	if v.p.Prefix != "" && (d.Branch == nil || v.Reach(d.Branch.SandboxID) != nil) {
 		d.ParentDigest = ""
 	}

@@ -107,8 +107,8 @@ func isMissing(err error) bool {
 	return errors.As(err, &box) || errors.As(err, &tag) || errors.As(err, &name)
 }
 
-// unnamed lists the methods of View that do not take the name of an existing object. The tests
-// below call each of them.
+// The variable unnamed lists the methods of View that do not take the name of an existing object.
+// The tests below call each of them.
 var unnamed = []string{"Limited", "MayName", "Events", "Fork", "Sandboxes", "Snapshots", "Workspaces", "LeftAlone",
 	"Machine", "TagOf", "BaseImage", "UnnamedBytes", "CreateWorkspace", "Diff", "Export", "Apply", "MayUnpack", "Unpack",
 	"Pull", "Copy", "Find", "Sign", "Verify", "OwnerOf"}

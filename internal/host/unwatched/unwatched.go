@@ -1,5 +1,6 @@
-// Package unwatched lets requests wait for branches that no client watches while they complete in
-// the background. It neither makes branches nor keeps their outcome.
+// Package unwatched is for branches that complete in the background, without a client that waits
+// for them. Other requests, such as forks, can wait for such a branch here. The package neither
+// makes branches nor keeps their outcome.
 package unwatched
 
 import (

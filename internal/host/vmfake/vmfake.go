@@ -76,8 +76,9 @@ type VMMs struct {
 	Outlived bool
 }
 
-// Files holds files of guests that are processes of this host. A VM is named by its directory. Save
-// returns a name, which must not be empty. With this name, Load gives the same files to another VM.
+// Files stores the files of guests, if the guests are processes of this host. The parameter vm is
+// the directory of a VM. Save returns a name, which must not be empty. With this name, Load gives
+// the same files to another VM.
 type Files interface {
 	Save(vm string) (name string, err error)
 	Load(vm, name string) error

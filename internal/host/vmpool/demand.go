@@ -14,7 +14,7 @@ const defaultLasts = 5 * time.Minute
 // demand counts how many shells of a shape are taken before the pool is full again. One fork of
 // many children may take them, or many forks in a short time.
 type demand struct {
-	burst int       // shells taken since the pool was last full
+	burst int       // number of shells taken since the pool was last full
 	most  int       // largest recent burst
 	until time.Time // time at which the field most expires
 }

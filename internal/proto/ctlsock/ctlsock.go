@@ -40,9 +40,9 @@ type Conn struct {
 
 // newConn takes ownership of fd, a connected SOCK_SEQPACKET socket.
 func newConn(fd int) (*Conn, error) {
-	// Make room for the largest message. The kernel doubles the number for its own bookkeeping.
-	// Without CAP_NET_ADMIN, it limits the number to net.core.wmem_max, commonly 208 KiB. Messages
-	// above about 400 KiB then cannot be sent.
+	// Make the send buffer large enough for the largest message. The kernel doubles the size for
+	// its own bookkeeping. Without CAP_NET_ADMIN, it limits the size to net.core.wmem_max, commonly
+	// 208 KiB. Messages above about 400 KiB then cannot be sent.
 	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, MaxMessage) != nil {
 		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, MaxMessage)
 	}

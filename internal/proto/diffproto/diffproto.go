@@ -355,7 +355,7 @@ func WriteEntry(w io.Writer, e *Entry) error {
 	return writeFrame(w, body.Bytes())
 }
 
-// WriteDone sends the end of a comparison.
+// WriteDone sends Done, the last message of a comparison.
 func WriteDone(w io.Writer, d Done) error {
 	var body codec.Writer
 	body.U8(uint8(kindDone))

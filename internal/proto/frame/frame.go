@@ -20,7 +20,7 @@ const (
 	Prefix     = "192.0.2.0/24"
 	Guest      = "192.0.2.2"
 	Gateway    = "192.0.2.1" // answers ARP, DNS and echo requests
-	PrefixBits = 24          // bits of the prefix
+	PrefixBits = 24          // number of bits in Prefix
 
 	// MTU is the MTU that the device announces to its driver, in bytes.
 	MTU = 1500
@@ -39,7 +39,7 @@ const (
 	MaxMessage  = HeaderBytes + MaxFrame
 )
 
-// BufferBytes is the size of the buffer that each end requests, in bytes. There is room for three
-// of the longest messages and the kernel's bookkeeping, so that one message can be written while
+// BufferBytes is the size of the buffer that each end requests, in bytes. It has room for three of
+// the longest messages and the kernel's bookkeeping, so that one message can be written while
 // another is read. The kernel limits the size to net.core.wmem_max, commonly 208 KiB.
 const BufferBytes = 256 << 10

@@ -44,9 +44,9 @@ type Layer struct {
 	// DiffID is the digest that the uncompressed archive must have ("sha256:…"); empty: any.
 	DiffID string `json:"diff_id,omitempty"`
 
-	// Files marks the layer with the files of a recipe. A file of this layer may replace a file. A
-	// directory in place of a file, or a file in place of a directory, is an error. Existing
-	// directories keep their owner and mode.
+	// Files is true for the layer with the files of a recipe. A file of this layer may replace a
+	// file. A directory in place of a file, or a file in place of a directory, is an error.
+	// Existing directories keep their owner and mode.
 	Files bool `json:"files,omitempty"`
 }
 

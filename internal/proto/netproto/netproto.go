@@ -116,13 +116,13 @@ type Refusals struct {
 // Refusal is a destination that was refused.
 type Refusal struct {
 	Protocol string // tcp, udp, icmp or dns
-	Address  string // includes the port, if there is one; empty for dns
-	Name     string // name of the server or in the DNS query, chosen by the guest; empty if unknown
+	Address  string // address, with the port if there is one; empty for dns
+	Name     string // name of the server, or the name in the DNS query; chosen by the guest; empty if unknown
 	Reason   string // one of the reasons in Refusals
 	Why      string // the reason in words, for people
 	Fix      string // flags that would permit the connection; empty if no flag would
 	Count    uint64
-	Unix     int64 // time of the latest refusal
+	Unix     int64 // Unix time of the latest refusal, in seconds
 }
 
 // MaxRecent bounds the length of Stats.Recent.

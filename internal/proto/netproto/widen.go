@@ -99,8 +99,8 @@ func (p *Policy) opens(r *Rule, closed []Closed) bool {
 	})
 }
 
-// answers reports whether p permits answers to DNS queries for all names of r, which is a rule of
-// another policy's Allow.
+// The method answers reports whether p permits answers to DNS queries for all names of r, which is
+// a rule of another policy's Allow.
 func (p *Policy) answers(r *Rule) bool {
 	return p.Mode == ModeOpen ||
 		slices.ContainsFunc(p.Allow, func(have Rule) bool { return have.IsName() && have.coversName(r) })

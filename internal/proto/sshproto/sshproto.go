@@ -5,7 +5,7 @@
 // channel of SSH:
 //
 //	forkd-ssh                        daemon
-//	Ready                       ──▶             it is in its jail
+//	Ready                       ──▶             forkd-ssh is in its jail
 //	                            ◀──  Setup
 //	Sign                        ──▶             in each key exchange
 //	                            ◀──  Signature
@@ -13,7 +13,7 @@
 //	                            ◀──  Admit      accepted, or refused
 //	Open                        ──▶             the client opens a channel
 //	                            ◀──  Accept     with the other end of the channel's stream; or Refuse
-//	Request                     ──▶             of a channel; its reply is in the stream
+//	Request                     ──▶             a request of a channel; the reply is in the stream
 //	Sent                        ──▶             all output of a closed stream has been sent
 //	Closed                      ──▶             the client has closed a channel
 //	                            ◀──  Ping       asks whether the client still answers

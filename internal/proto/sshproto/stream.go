@@ -136,5 +136,5 @@ func (s *Stream) Close() error {
 	return nil
 }
 
-// Release closes the descriptor. Call it when both ends have ended.
+// Release closes the descriptor. Call it after the last use of the Stream.
 func (s *Stream) Release() { _ = s.conn.Close() }

@@ -10,7 +10,7 @@ type Limits struct {
 	// MiB of swap in addition to MemoryMiB, which must be set too. 0 means no swap.
 	SwapMiB   uint64  `json:"swap_mib,omitempty" yaml:"swap_mib"`
 	CPUs      float64 `json:"cpus,omitempty" yaml:"cpus"`             // CPU time, in CPUs, averaged over 100 ms
-	CPUWeight uint32  `json:"cpu_weight,omitempty" yaml:"cpu_weight"` // weight among VMs that compete for CPUs; 0 means 100
+	CPUWeight uint32  `json:"cpu_weight,omitempty" yaml:"cpu_weight"` // weight if VMs compete for CPU time; 0 means 100
 	// Bytes per second in each direction, on the disk of the daemon's state directory.
 	IOBytesPerSecond uint64 `json:"io_bytes_per_second,omitempty" yaml:"io_bytes_per_second"`
 	// Operations per second in each direction, on the same disk.

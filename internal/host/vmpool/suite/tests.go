@@ -425,8 +425,8 @@ func restore(t *testing.T, h *Host) {
 	}
 }
 
-// A state can be tried without its memory and its disk. The VM of the trial leaves nothing, and the saved VM can be
-// restored afterwards.
+// A state can be tried without its memory and its disk. The VM of the trial leaves nothing behind,
+// and the saved VM can be restored afterwards.
 func try(t *testing.T, h *Host) {
 	g := h.boot(t)
 	s := g.mustBranch(t, vmmproto.Branch{Mode: vm.BranchFull})
