@@ -136,7 +136,7 @@ type bake struct {
 	link    *netclient.Link
 	from    *store.Lease   // lease of the snapshot that the parent boots from; nil: the parent boots from an image
 	disk    *snapshot.Disk // the parent's disk without its own layer
-	lower   []*os.File     // open files of disk, base image first
+	lower   []*os.File     // open files of the field disk, base image first
 	undo    cleanup.Stack
 	step    string // name of the current step, for errors
 	result  Result

@@ -113,8 +113,8 @@ func (b *bake) runPython(ctx context.Context) error {
 	return nil
 }
 
-// keep appends output to the output in the result, of which it keeps the last maxWarmupOutput
-// bytes.
+// keep appends a part of the warm-up's output to the result, which holds only the last
+// maxWarmupOutput bytes of the output.
 func (b *bake) keep(output string) {
 	all := strings.ToValidUTF8(b.result.Output+output, "?")
 	b.result.Output = all[max(0, len(all)-maxWarmupOutput):]

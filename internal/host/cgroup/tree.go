@@ -32,7 +32,7 @@ import (
 
 // Config configures a Tree.
 type Config struct {
-	Parent   string // cgroup directory that the daemon may use; the constant None: no limits; empty: Open searches
+	Parent   string // cgroup directory that the daemon may use; the constant None: no limits; if empty, Open finds one
 	RunDir   string // the daemon's run directory, which distinguishes its leaves from those of other daemons
 	StateDir string // a directory on the disk to which I/O limits apply
 }

@@ -67,9 +67,9 @@ func EndLine(st *store.Store, rebased *record.Rebased, memory uint64) (end bool,
 }
 
 // LineBytes returns the maximum number of bytes that a sandbox shares with the branches in its
-// line. The parameter line is a lease of the latest branch, and the parameter from is a lease of
-// the snapshot that the sandbox runs from. LineBytes counts the memory that is in layers of the
-// branch, but not in layers of that snapshot.
+// line. The first lease is for the latest branch, and the second lease is for the snapshot from
+// which the sandbox runs. LineBytes counts the memory that is in layers of the branch, but not in
+// layers of that snapshot.
 func LineBytes(line, from *store.Lease) (bytes uint64) {
 	inherited := from.Manifest().Memory
 	for _, e := range line.Extents() {

@@ -23,9 +23,9 @@ type Source struct {
 	Strict  bool
 }
 
-// Compact copies a snapshot to a new snapshot, which inherits no layers: it has one memory layer
-// and one disk layer. The parameter from is the tag of the old snapshot, and the parameter to is
-// the tag of the new snapshot. The parameter of describes the source sandbox; it may be nil.
+// Compact copies the snapshot that has the first tag to a new snapshot, which gets the second tag.
+// The new snapshot inherits no layers: it has one memory layer and one disk layer. The Source
+// describes the source sandbox; it may be nil.
 func Compact(ctx context.Context, st *store.Store, from, to string, of *Source) (store.Info, error) {
 	if from == to {
 		return store.Info{}, &invalid.Error{Field: "to", Reason: "the snapshot itself; choose another tag"}

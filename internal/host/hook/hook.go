@@ -64,7 +64,7 @@ type Runner struct {
 	Events *event.Ring
 }
 
-// Of returns the hook with the name at, or nil if there is no such hook.
+// Of returns the hook for the given point, or nil if there is no such hook.
 func Of(hooks snapshot.Hooks, at Point) (found *snapshot.Hook) {
 	hooks.Each(func(name string, hook **snapshot.Hook) {
 		if name == string(at) {

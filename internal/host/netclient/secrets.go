@@ -7,9 +7,9 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// FillSecrets returns the wanted secrets. A wanted secret without a value takes the value of the
-// same secret in the list present. So a client can change a policy without knowing the secrets.
-// Errors name the field, with the given prefix.
+// FillSecrets returns the wanted secrets. A wanted secret without a value takes the value that the
+// same secret has now. So a client can change a policy without knowing the secrets. Errors name the
+// field, with the given prefix.
 func FillSecrets(prefix string, wanted, present []netproto.Secret) ([]netproto.Secret, error) {
 	filled := make([]netproto.Secret, len(wanted))
 	for i, s := range wanted {

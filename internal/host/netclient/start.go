@@ -18,8 +18,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// netEnv is the environment of forkd-net, without the variable with its memory limit. It makes the
-// Go runtime return memory to the host when a sandbox has ended.
+// netEnv is the environment of forkd-net, without the variable that sets its memory limit. It makes
+// the Go runtime return memory to the host when a sandbox has ended.
 var netEnv = []string{"GODEBUG=madvdontneed=1"}
 
 // Leaf is the name of forkd-net's cgroup. VMMs have other names.

@@ -80,8 +80,8 @@ func Within(ctx context.Context, allowed bool, format string, args ...any) error
 	return &PrefixError{Who: o.Name, Prefix: o.Prefix, What: fmt.Sprintf(format, args...)}
 }
 
-// Relabel returns the labels of a sandbox after a change. In the map change, nil removes a label.
-// The client of ctx may change only labels within its Prefix, and must still see the sandbox
+// Relabel returns the labels of a sandbox after a change. In a change, the value nil removes the
+// label. The client of ctx may change only labels within its Prefix, and must still see the sandbox
 // afterwards.
 func Relabel(ctx context.Context, labels map[string]string, change map[string]*string) (map[string]string, error) {
 	labels = maps.Clone(labels)

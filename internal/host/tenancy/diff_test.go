@@ -166,9 +166,9 @@ func TestDiffOfOthers(t *testing.T) {
 	}
 }
 
-// given returns a suspended sandbox that an administrator has forked. The sandbox has a label that
-// begins with "a/", so the View in the parameter to contains the sandbox, but not the snapshot that
-// the sandbox was forked from.
+// given returns a suspended sandbox that an administrator has forked. A label of the sandbox begins
+// with "a/", so a View with this prefix contains the sandbox. The View does not contain the
+// snapshot that the sandbox was forked from.
 func given(t *testing.T, admin, to *View, tag string) string {
 	t.Helper()
 	f, err := admin.Fork(t.Context(), sandbox.ForkRequest{Tag: tag, N: 1, Labels: map[string]string{"a/given": "yes"}})

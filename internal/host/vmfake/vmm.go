@@ -59,8 +59,8 @@ type VMM struct {
 	last    uint64          // serial of the branch that Rebase may use; 0: none
 }
 
-// layers counts the layers of a disk above its base image, including the top: first is the number
-// after the restore, and now is the present number.
+// layers counts the layers of a disk above its base image, including the top: the field first is
+// the number after the restore, and the field now is the present number.
 type layers struct{ first, now int }
 
 // Stall makes the VM pause itself until it is resumed, as if its disk were full.

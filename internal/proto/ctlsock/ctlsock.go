@@ -69,8 +69,8 @@ func wrap(fd, most int) (*Conn, error) {
 }
 
 // Pair returns the two ends of a connection. A message may have at most the given number of bytes.
-// The other process passes its end to Open. Each direction has room for two of the longest messages
-// in the kernel.
+// The other process passes its end to Open. In the kernel, each direction has room for two messages
+// of the maximum length.
 func Pair(most int) (ours *Conn, theirs *os.File, err error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {

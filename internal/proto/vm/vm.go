@@ -54,7 +54,7 @@ const (
 	HoleEnd   = 4 << 30
 )
 
-// RAMEnd returns the guest physical address at the end of size bytes of RAM.
+// RAMEnd returns the guest physical address at which RAM of the given size ends.
 func RAMEnd(size uint64) uint64 {
 	if size > HoleStart {
 		return size + HoleEnd - HoleStart
