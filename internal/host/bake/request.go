@@ -40,7 +40,7 @@ type Request struct {
 	Hooks     snapshot.Hooks     // hooks of children; zero: the hooks of From
 	Strict    bool               // children are strict (see unique.Strict), as they always are if From is strict
 	Warmup    time.Duration      // time limit of each warm-up step; 0 means 600 s
-	Transient bool               // the parent is booted for a fork; the snapshot is deleted when its last sandbox is
+	Transient bool               // the parent is booted for a fork; the snapshot is deleted after its last sandbox
 }
 
 // Defaults and limits of the fields of a Request.

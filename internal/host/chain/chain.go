@@ -17,8 +17,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Limits on layers, tops and extents, because each of them costs forks of a snapshot time or
-// memory.
+// Limits on layers, tops and extents. Too many of them would make forks of a snapshot slow or
+// large.
 const (
 	MaxDepth   = 32  // maximum number of layers of a snapshot; a snapshot on top of so many layers becomes self-contained
 	MaxLine    = 16  // maximum number of memory layers in a sandbox's line of branches; see EndLine

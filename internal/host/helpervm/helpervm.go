@@ -69,9 +69,9 @@ type Task struct {
 // ErrLost means that the connection to a VM can no longer be used.
 var ErrLost = errors.New("the connection to the VM is lost")
 
-// ErrFull means that the host's file system, on which the disk of a VM is, has no more room. The VM
-// is then paused. Run does not wait for space, because during the wait the VM's data would fill the
-// disk, and sandboxes would be paused too.
+// ErrFull means that the host's file system that contains a VM's disk is full. The VM is then
+// paused. Run does not wait for space, because during the wait the VM's data would fill the disk,
+// and sandboxes would be paused too.
 var ErrFull = fmt.Errorf("the host's disk is full: %w", syscall.ENOSPC)
 
 // Run boots a VM for a task and waits for the end of the task. No VM is left when it returns. If the VM

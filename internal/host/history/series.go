@@ -7,7 +7,7 @@ type kind int
 
 const (
 	level kind = iota // the figure is a present value; the point for a minute has the highest value
-	count             // the figure is a total; a point has the growth per second; for a minute, the mean
+	count             // the figure is a total; a point has its growth per second (for a minute, the mean)
 )
 
 // series is the history of one sandbox, or of the host.

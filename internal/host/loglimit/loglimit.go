@@ -28,7 +28,7 @@ type Lines struct {
 	leftOut atomic.Int64 // number of lines that were left out since the latest written line
 }
 
-// New returns Lines that permits perSecond lines per second in the long run, and atOnce lines at
+// New returns a Lines that permits perSecond lines per second in the long run, and atOnce lines at
 // once after a time without lines.
 func New(perSecond float64, atOnce int) *Lines {
 	return &Lines{limiter: rate.NewLimiter(rate.Limit(perSecond), atOnce)}

@@ -48,7 +48,7 @@ func TestForkdNetDies(t *testing.T) {
 			}
 			j.g.say(t, "x", want+"x")
 		}
-		for moves := 0; moves <= round; _, moves = all[0].g.counts() { // until moved was called
+		for moves := 0; moves <= round; _, moves = all[0].g.counts() { // until the method moved was called
 			time.Sleep(time.Millisecond)
 		}
 		if pid(t, c) == was || c.Restarts() != uint64(round+1) {

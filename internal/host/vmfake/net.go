@@ -68,7 +68,7 @@ func (f *fakeNet) valuesOf(secrets []netproto.Secret) (values string) {
 	return values
 }
 
-// Ids of sandboxes for which ServeNet does not attach the sandbox: it exits, hangs, or returns an
+// Ids of sandboxes that ServeNet does not attach. Instead, ServeNet exits, hangs, or returns an
 // error as for a VM that misbehaves.
 const (
 	NetDies  = "dies"

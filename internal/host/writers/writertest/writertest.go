@@ -97,7 +97,7 @@ const (
 	missing       = 1          // UFFDIO_REGISTER_MODE_MISSING
 )
 
-// block makes a write to the file f that never ends: the data is in a page whose page fault is
+// block makes a write that never ends to the file f: the data is in a page whose page fault is
 // never answered. It returns only after an error.
 func block(f *os.File) error {
 	dev, err := os.OpenFile("/dev/userfaultfd", os.O_RDWR, 0)
