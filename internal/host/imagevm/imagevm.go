@@ -67,7 +67,7 @@ func New(cfg Config) *Filler { return &Filler{cfg: cfg, place: gate.New(maxVMs)}
 
 // Request asks for a disk.
 type Request struct {
-	Kernel string   // path of a bzImage or ELF kernel, with its modules beside it, as in the cache
+	Kernel string   // path of a bzImage or ELF kernel; its modules are in the directory "modules" beside it
 	Disk   *os.File // file to fill; its previous content is lost
 	Size   int64    // size of the disk, in bytes
 	UUID   [16]byte // UUID of the file system

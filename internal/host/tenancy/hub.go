@@ -37,9 +37,9 @@ func (v *View) mayPack(tag string) error {
 	return v.Limited("an archive of a snapshot")
 }
 
-// MayUnpack returns an error if the principal may not unpack or pull a snapshot, with the given tag
-// as the tag of the new snapshot. All clients may fork such a snapshot, and it can share files with
-// any snapshot. So the principal must not have a prefix. An empty tag is allowed.
+// MayUnpack returns an error if the principal may not unpack or pull a snapshot that gets the given
+// tag. All clients may fork such a snapshot, and it can share files with any snapshot. So the
+// principal must not have a prefix. An empty tag is allowed.
 func (v *View) MayUnpack(h *hub.Hub, tag string) error {
 	if v.isEmpty() {
 		return &store.NotFoundError{Tag: tag}

@@ -36,7 +36,7 @@ func New(m *sandbox.Manager, w *workspace.Set) *Host {
 // For returns the View of a principal. If the principal has no name, the View is empty.
 func (h *Host) For(p owner.Owner) *View { return &View{host: h, p: p} }
 
-// Permitted returns a View that contains only one sandbox. It is for a client without a name that
+// Permitted returns a View that contains only one sandbox. It is for a client that has no name, but
 // has a permission for this sandbox, such as a signed URL. The caller must check the permission.
 func (h *Host) Permitted(id string) *View { return &View{host: h, only: id} }
 

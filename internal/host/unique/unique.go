@@ -16,7 +16,7 @@ type Strict string
 
 // Values of Strict.
 const (
-	AsBefore Strict = ""       // do not change the setting of the sandbox, or of the snapshot that it is forked from
+	AsBefore Strict = ""       // keep the setting of the sandbox; in a fork, take the setting of the snapshot
 	Report   Strict = "report" // let clients use the sandbox, and list the programs in Info.Unique
 	Refuse   Strict = "strict" // let the fork, rollback or resumption fail with an *Error
 )

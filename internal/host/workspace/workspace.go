@@ -36,7 +36,7 @@ type Workspace struct {
 // Info is a workspace with the state of its sandbox.
 type Info struct {
 	Workspace
-	State    sandbox.State // Running (or paused), Suspended, or Exited if the sandbox is lost
+	State    sandbox.State // state of the sandbox; Exited if the sandbox no longer exists
 	StateTag string        // snapshot of the sandbox's suspended state
 }
 

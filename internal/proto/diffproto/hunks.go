@@ -14,7 +14,7 @@ const noNewline = "\\ No newline at end of file\n"
 // as many lines as its header says. If a hunk had fewer lines, a program that applies patches would
 // read a line such as "+++ b/x" as the beginning of another file.
 func checkHunks(patch string) error {
-	var old, now uint64 // numbers of lines that the hunk still lacks, of the old and the new side
+	var old, now uint64 // numbers of lines of the old and the new side that the hunk still lacks
 	text := false       // whether the previous line is a line of a file
 	for line := range strings.Lines(patch) {
 		mark := line[0]
