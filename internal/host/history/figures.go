@@ -30,7 +30,7 @@ type Host struct {
 	Pool       float64 // number of VMM processes that wait for a fork
 
 	Children     float64 // number of children that became ready
-	ReadySeconds float64 // total time that these children took to become ready, in seconds
+	ReadySeconds float64 // total time that the children in Children took to become ready, in seconds
 
 	Sandboxes float64 // number of sandboxes in any state
 	Running   float64

@@ -76,7 +76,7 @@ type Record struct {
 	Pending   *durable.PendingTop // not nil while a branch is in progress
 	Restoring bool                // a rollback is in progress, so the guest may not have confirmed its identity
 
-	RestoringTo *snapshot.Ref // the snapshot of that rollback; nil in a record of an earlier version of forkd
+	RestoringTo *snapshot.Ref // snapshot of the rollback in progress; nil in a record of an earlier version of forkd
 }
 
 // Tag returns the tag of the snapshot from which the sandbox runs in the view of users.

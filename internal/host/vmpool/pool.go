@@ -52,7 +52,7 @@ type Config struct {
 	Most   int    // maximum number of ready shells after forks have found too few; at least Size
 	Log    *slog.Logger
 
-	Lasts time.Duration // how long the pool keeps more than Size shells after such forks; 0 means 5 min
+	Lasts time.Duration // how long the pool keeps more than Size shells; 0 means 5 min
 
 	// Refilled, if set, is called for each shell that the pool has started, with the time that the
 	// start took.

@@ -27,7 +27,7 @@ type Generator struct {
 // Bounds of a Unique. Generators beyond them are dropped.
 const (
 	MaxGenerators    = 64  // maximum number of generators in both lists together
-	MaxGeneratorName = 256 // bytes, printable ASCII
+	MaxGeneratorName = 256 // maximum length of a name, in bytes of printable ASCII
 )
 
 // cut returns u within the bounds. It drops generators of Reseeded first, and then generators of

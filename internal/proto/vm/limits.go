@@ -13,7 +13,7 @@ type Limits struct {
 	CPUWeight uint32  `json:"cpu_weight,omitempty" yaml:"cpu_weight"` // weight if VMs compete for CPU time; 0 means 100
 	// Bytes per second in each direction, on the disk of the daemon's state directory.
 	IOBytesPerSecond uint64 `json:"io_bytes_per_second,omitempty" yaml:"io_bytes_per_second"`
-	// Operations per second in each direction, on the same disk.
+	// Operations per second in each direction, on the disk of the daemon's state directory.
 	IOOpsPerSecond uint64 `json:"io_ops_per_second,omitempty" yaml:"io_ops_per_second"`
 }
 
