@@ -41,12 +41,12 @@ func (c *Client) Promote(ctx context.Context, id string, req PromoteRequest) (r 
 	return r, err
 }
 
-// Apply makes in a running sandbox the file changes of req.From, which is a snapshot or another
-// sandbox of the same family. Apply makes either all of these changes or none: the changes since
-// the nearest common ancestor of both sides. If both sides have changed the same files in different
-// ways, the error is an *Error with the code ErrApplyConflict and the field Conflicts, unless
-// req.Prefer or req.DryRun is set. Programs in the sandbox that have opened a replaced file keep
-// the old file.
+// Apply changes the files of a running sandbox as req.From has changed them since the nearest
+// common ancestor of both sides. req.From is a snapshot or another sandbox of the same family.
+// Apply makes either all of these changes or none. If both sides have changed the same files in
+// different ways, the error is an *Error with the code ErrApplyConflict and the field Conflicts,
+// unless req.Prefer or req.DryRun is set. Programs in the sandbox that have opened a replaced file
+// keep the old file.
 func (c *Client) Apply(ctx context.Context, id string, req ApplyRequest) (a Applied, err error) {
 	err = c.call(ctx, http.MethodPost, sandboxPath(id, "/apply"), req, &a)
 	return a, err

@@ -77,7 +77,7 @@ type CodeHandlers struct {
 	// Keep is the maximum number of bytes of each output in the Execution, and the maximum for all
 	// results together. The Execution has the beginning of each output, and the results for which
 	// there is room. A part of an output counts for at least 64 bytes, and a result for 1 KiB. The
-	// handlers receive everything. 0: 64 MiB.
+	// handlers receive everything. 0 means 64 MiB.
 	Keep int
 }
 

@@ -23,7 +23,7 @@ type Error struct {
 
 	Conflicts []ApplyFile // for the code apply_conflict: files that both sandboxes have changed
 
-	RetryAfter time.Duration // when the same request may succeed; 0: repeating it is useless
+	RetryAfter time.Duration // time after which the same request may succeed; 0: repeating it is useless
 
 	RequestID string // id of the request in the log and the audit log of the daemon; empty if unknown
 }

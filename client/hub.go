@@ -107,7 +107,7 @@ func (c *Client) VerifySignature(ctx context.Context, req SignatureRequest) (s S
 	return s, err
 }
 
-// moveBy is move for a request with a JSON body.
+// moveBy is like move, but sends req as the JSON body of the request.
 func (c *Client) moveBy(ctx context.Context, what, path string, req any, on func(HubEvent) error) (HubResult, error) {
 	p, err := json.Marshal(req)
 	if err != nil {

@@ -283,7 +283,7 @@ func (c *Client) SignalProcess(ctx context.Context, id string, pid uint32, signa
 	return c.call(ctx, http.MethodPost, processPath(id, pid, "/signal"), v1.SignalRequest{Signal: signal}, nil)
 }
 
-// SendStdin sends all data of a reader to a process. If this input is the last, it then closes the
+// SendStdin sends all data of a reader to a process. If last is true, SendStdin then closes the
 // process's stdin.
 func (c *Client) SendStdin(ctx context.Context, id string, pid uint32, input io.Reader, last bool) error {
 	path := processPath(id, pid, "/stdin?close="+strconv.FormatBool(last))

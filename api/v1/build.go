@@ -19,7 +19,7 @@ const (
 const (
 	MaxDockerfile   = 1 << 20 // bytes
 	MaxBuildSecrets = 64
-	MaxBuildSecret  = 500 << 10 // bytes of each
+	MaxBuildSecret  = 500 << 10 // bytes of each secret
 
 	MaxBuildRegistries = 64       // registries for which credentials are given
 	MaxRegistryAuth    = 64 << 10 // bytes of each text in the credentials
@@ -34,12 +34,12 @@ type BuildRequest struct {
 	Target     string            `json:"target,omitempty"`     // stage to build; empty: the last stage
 	Args       map[string]string `json:"args,omitempty"`       // values of ARG instructions
 	NoCache    bool              `json:"no_cache,omitempty"`
-	VCPUs      uint32            `json:"vcpus,omitempty"`      // vCPUs of a VM that boots from an image; 0: 1
-	MemoryMiB  uint64            `json:"memory_mib,omitempty"` // memory of such a VM; 0: 1024
-	DiskMiB    int               `json:"disk_mib,omitempty"`   // disk of such a VM; 0: 8192
+	VCPUs      uint32            `json:"vcpus,omitempty"`      // vCPUs of a VM that boots from an image; 0 means 1
+	MemoryMiB  uint64            `json:"memory_mib,omitempty"` // memory of such a VM; 0 means 1024
+	DiskMiB    int               `json:"disk_mib,omitempty"`   // disk of such a VM; 0 means 8192
 	Secrets    map[string][]byte `json:"secrets,omitempty"`    // secrets for RUN --mount=type=secret, by id
 
-	RegistryAuth map[string]RegistryAuth `json:"registry_auth,omitempty"` // to pull images, by host of the registry
+	RegistryAuth map[string]RegistryAuth `json:"registry_auth,omitempty"` // credentials for pulls, by registry host
 
 	// Recipe is the text of a recipe, which is built instead of a Dockerfile. The build context is
 	// its directory.
@@ -47,7 +47,7 @@ type BuildRequest struct {
 	Boot             *BuildBoot `json:"boot,omitempty"`               // with Recipe; required
 	Network          *Network   `json:"network,omitempty"`            // with Recipe; nil: as in the recipe
 	Limits           *Limits    `json:"limits,omitempty"`             // with Recipe; nil: as in the recipe
-	ReadyTimeoutSecs float64    `json:"ready_timeout_secs,omitempty"` // with Recipe: how long the boot may take; 0: 300
+	ReadyTimeoutSecs float64    `json:"ready_timeout_secs,omitempty"` // with Recipe: time limit of the boot; 0 means 300
 }
 
 // BuildBoot names the files from which a recipe's VM boots: a root file system made from the

@@ -7,7 +7,7 @@ type CodeRequest struct {
 	Code        string            `json:"code"`
 	Language    string            `json:"language,omitempty"`     // empty: python
 	ContextID   string            `json:"context_id,omitempty"`   // empty: the language's default context
-	TimeoutSecs float64           `json:"timeout_secs,omitempty"` // 0: 30
+	TimeoutSecs float64           `json:"timeout_secs,omitempty"` // 0 means 30
 	Env         map[string]string `json:"env,omitempty"`          // environment variables for this call only
 	Repr        bool              `json:"repr,omitempty"`         // keep the quotes of a string result
 }
@@ -37,7 +37,7 @@ type CodeStarted struct {
 // media types; or JSON for application/json, e2b/data (the columns of a data frame) and e2b/chart
 // (the content of a figure).
 type CodeResult struct {
-	Main bool                       `json:"main"` // the value of the last expression, as opposed to display()
+	Main bool                       `json:"main"` // true for the value of the last expression, false for display()
 	Data map[string]json.RawMessage `json:"data"` // forms of the value, by media type
 }
 

@@ -42,8 +42,8 @@ type Applied struct {
 	Applied bool        `json:"applied"`        // the sandbox has been changed
 	Files   []ApplyFile `json:"files"`          // in the order of their paths
 
-	// Numbers of all files, including files that are not in Files. Conflicts that the sandbox keeps
-	// are counted only as conflicts.
+	// Numbers of all files, including files that are not in Files. A conflict in which the sandbox
+	// keeps its file is counted only as a conflict.
 	Added     uint64 `json:"added"`
 	Changed   uint64 `json:"changed"`
 	Deleted   uint64 `json:"deleted"`
@@ -59,8 +59,8 @@ type ApplyFile struct {
 	PathBase64 string `json:"path_base64,omitempty"` // the path, if it is not UTF-8
 	Change     string `json:"change"`                // what applying does: "added", "changed" or "deleted"
 
-	// For a conflict: the changes of both sides since the base, "added", "changed", "deleted" or
-	// "none".
+	// For a conflict, From and Onto say what each side has done to the file since the base:
+	// "added", "changed", "deleted" or "none".
 	Conflict bool   `json:"conflict,omitempty"`
 	From     string `json:"from,omitempty"`
 	Onto     string `json:"onto,omitempty"`

@@ -12,7 +12,7 @@ type Pong struct {
 // ExecRequest is a command to run in a sandbox, without a shell.
 type ExecRequest struct {
 	Args        []string          `json:"args"`
-	TimeoutSecs float64           `json:"timeout_secs,omitempty"` // 0: 30
+	TimeoutSecs float64           `json:"timeout_secs,omitempty"` // 0 means 30
 	Env         map[string]string `json:"env,omitempty"`
 	Cwd         string            `json:"cwd,omitempty"`
 	User        string            `json:"user,omitempty"`
@@ -93,8 +93,9 @@ type ExecEvent struct {
 	StdoutBytes []byte `json:"stdout_base64,omitempty"`
 	StderrBytes []byte `json:"stderr_base64,omitempty"`
 
-	// Over a WebSocket only: the number of input bytes that the process has read so far; whether it
-	// has closed its input; and a sign of life of the connection.
+	// These fields are used only over a WebSocket. StdinTaken is the number of input bytes that the
+	// process has read so far. StdinClosed is true if the process has closed its input. Keepalive
+	// is sent when there is no other message.
 	StdinTaken  int64 `json:"stdin_taken,omitempty"`
 	StdinClosed bool  `json:"stdin_closed,omitempty"`
 	Keepalive   bool  `json:"keepalive,omitempty"`
@@ -128,7 +129,7 @@ type ExecInput struct {
 // EvalRequest is code for a warm interpreter of a sandbox.
 type EvalRequest struct {
 	Code        string            `json:"code"`
-	TimeoutSecs float64           `json:"timeout_secs,omitempty"` // 0: 30
+	TimeoutSecs float64           `json:"timeout_secs,omitempty"` // 0 means 30
 	Language    string            `json:"language,omitempty"`     // empty: python
 	ContextID   string            `json:"context_id,omitempty"`   // empty: the language's default context
 	Env         map[string]string `json:"env,omitempty"`

@@ -20,7 +20,7 @@ type PushRequest struct {
 // registry of Reference.
 type PullRequest struct {
 	Reference    string                  `json:"reference"`       // REGISTRY/NAME:TAG or REGISTRY/NAME@DIGEST
-	Tag          string                  `json:"tag,omitempty"`   // of the new snapshot; empty: that of the pushed one
+	Tag          string                  `json:"tag,omitempty"`   // new snapshot's tag; empty: the pushed snapshot's tag
 	Trust        string                  `json:"trust,omitempty"` // require, warn or off; empty: the daemon's policy
 	RegistryAuth map[string]RegistryAuth `json:"registry_auth,omitempty"`
 }
@@ -73,8 +73,8 @@ type SignatureRequest struct {
 
 // Signature is a signature of a snapshot in a registry.
 type Signature struct {
-	Reference string `json:"reference"`            // with the digest
-	Digest    string `json:"digest"`               // of the artifact's manifest
+	Reference string `json:"reference"`            // reference in the registry, with the digest
+	Digest    string `json:"digest"`               // digest of the artifact's manifest
 	SignedBy  string `json:"signed_by,omitempty"`  // name of the daemon's trusted key
 	KeyDigest string `json:"key_digest,omitempty"` // SHA-256 of the public key
 }
@@ -99,14 +99,14 @@ type HubFile struct {
 	Done  int64  `json:"done,omitempty"` // with pulling and pushing: bytes that have crossed the network
 }
 
-// HubResult is the result of a movement.
+// HubResult is the result of a movement: an unpack, a push, a pull or a copy.
 type HubResult struct {
 	Digest    string    `json:"digest"`                // digest of the artifact's manifest
 	Bytes     int64     `json:"bytes"`                 // sum of the compressed files
 	Moved     int64     `json:"moved_bytes,omitempty"` // bytes that were sent to the registry or fetched from it
 	Reference string    `json:"reference,omitempty"`   // reference in the registry, with the digest
 	Snapshot  *Snapshot `json:"snapshot,omitempty"`
-	// Signatures is, of a copy, the number of signatures in the source that the copy has too.
+	// For a copy: how many signatures of the source the copy also has.
 	Signatures int    `json:"signatures,omitempty"`
 	SignedBy   string `json:"signed_by,omitempty"` // name of the trusted key that has signed the snapshot
 	// Why no trusted key vouches for the snapshot, if the policy is warn.

@@ -8,7 +8,7 @@ const CachedBlob = "blob"
 type CachedImage struct {
 	Kind   string `json:"kind"`             // "image", "leftover" of a killed build, or CachedBlob
 	Dir    string `json:"dir"`              // path on the daemon's host
-	Detail string `json:"detail,omitempty"` // the image that it was first made from; of a blob: the file
+	Detail string `json:"detail,omitempty"` // image that it was first made from; for a blob: name of the file
 	Bytes  int64  `json:"bytes"`            // disk usage, including files with hard links elsewhere
 	UsedAt int64  `json:"used_at_unix"`     // time of its last use
 	InUse  bool   `json:"in_use"`           // the disk of a snapshot is based on this item

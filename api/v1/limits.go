@@ -9,7 +9,7 @@ type Limits struct {
 	// MiB of swap in addition to MemoryMiB, which must also be set. 0: no swap.
 	SwapMiB uint64  `json:"swap_mib,omitempty"`
 	CPUs    float64 `json:"cpus,omitempty"` // CPU time, in CPUs, averaged over 100 ms
-	// Relative share of CPU time when sandboxes compete for CPUs, 1 to 10000. 0: 100.
+	// Relative share of CPU time when sandboxes compete for CPUs, 1 to 10000. 0 means 100.
 	CPUWeight uint32 `json:"cpu_weight,omitempty"`
 	// Bytes per second in each direction, on the disk of the state directory.
 	IOBytesPerSecond uint64 `json:"io_bytes_per_second,omitempty"`

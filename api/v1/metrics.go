@@ -1,9 +1,9 @@
 package v1
 
-// Steps of a history.
+// Steps between the points of a history.
 const (
-	StepSecond = "second" // points of seconds, of the last ten minutes
-	StepMinute = "minute" // points of minutes, of the last day
+	StepSecond = "second" // a point for each second of the last ten minutes
+	StepMinute = "minute" // a point for each minute of the last day
 )
 
 // Metrics is the history of a sandbox's use of its host, with its VMM. There are no points for
@@ -19,7 +19,7 @@ type Metrics struct {
 // the memory in this minute, and the means of the other figures.
 type MetricPoint struct {
 	At          float64 `json:"at_unix"`
-	CPUs        float64 `json:"cpus"`             // CPUs in use; 0.5 is half of the time of one
+	CPUs        float64 `json:"cpus"`             // CPUs in use; 0.5 is half of one CPU's time
 	MemoryBytes uint64  `json:"memory_bytes"`     // as in Usage
 	OwnBytes    uint64  `json:"own_memory_bytes"` // as in Usage
 	ReadRate    float64 `json:"read_bytes_per_second"`
@@ -35,12 +35,13 @@ type HostMetrics struct {
 	Points      []HostPoint `json:"points"`        // oldest first
 }
 
-// HostPoint describes the host at one time. A point of a minute has the maximums of memory and
-// numbers in this minute, and the means of the other figures.
+// HostPoint describes the host at one time. A point of a minute has the maximum, in this minute, of
+// each amount of memory and of each number of sandboxes or processes. It has the means of the other
+// figures.
 type HostPoint struct {
 	At             float64 `json:"at_unix"`
 	CPUs           float64 `json:"cpus"`             // CPUs in use by all processes
-	SandboxCPUs    float64 `json:"sandbox_cpus"`     // part of CPUs: sandboxes, pooled VMMs and forkd-net
+	SandboxCPUs    float64 `json:"sandbox_cpus"`     // part of CPUs that sandboxes, pooled VMMs and forkd-net use
 	AvailableBytes uint64  `json:"available_bytes"`  // memory that new processes can use
 	TmpfsBytes     uint64  `json:"tmpfs_bytes"`      // memory of files on tmpfs, such as hot snapshots
 	MemoryBytes    uint64  `json:"memory_bytes"`     // memory of sandboxes, pooled VMMs and forkd-net, with page cache
@@ -49,6 +50,6 @@ type HostPoint struct {
 	Running        int     `json:"running"`
 	PoolShells     int     `json:"pool_shells"`         // VMM processes that wait for a fork
 	ChildrenRate   float64 `json:"children_per_second"` // children that became ready
-	// Mean time from the request to their readiness; absent: there were none.
+	// Mean time from the request until a child was ready; absent if no child became ready.
 	ReadyMS float64 `json:"ready_ms,omitempty"`
 }

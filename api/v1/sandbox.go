@@ -80,7 +80,7 @@ type ForkRequest struct {
 	HostnamePrefix string            `json:"hostname_prefix,omitempty"`
 	AllowPartial   bool              `json:"allow_partial,omitempty"`
 	MemoryLimitMiB uint64            `json:"memory_limit_mib,omitempty"` // Limits.MemoryMiB, under its name in forkd 0.5
-	TTLSecs        float64           `json:"ttl_secs,omitempty"`         // 0: until deleted
+	TTLSecs        float64           `json:"ttl_secs,omitempty"`         // 0: the children stay until they are deleted
 
 	// IdleTimeoutSecs is the time without a request after which a child is suspended; 0: children are
 	// not suspended for being idle. The next request resumes the child.
@@ -107,7 +107,7 @@ type ForkRequest struct {
 type Forked struct {
 	Sandboxes   []Sandbox `json:"sandboxes"`
 	Failed      int       `json:"failed"`             // only with AllowPartial
-	Unconfirmed int       `json:"unconfirmed"`        // part of Failed: the agent did not confirm
+	Unconfirmed int       `json:"unconfirmed"`        // part of Failed: children whose agent did not confirm
 	VMMWallMS   float64   `json:"vmm_wall_ms"`        // until the vCPUs of the last child ran
 	ForkWallMS  float64   `json:"fork_wall_ms"`       // until the last child had confirmed
 	PauseMS     float64   `json:"pause_ms,omitempty"` // how long the source sandbox was paused

@@ -82,8 +82,8 @@ type BakeRequest struct {
 	// an omitted kernel, mem_size_mib, vcpus, cpu_template, network, limits or unique. env is added
 	// to the snapshot's env.
 	From              string            `json:"from,omitempty"`
-	MemSizeMiB        uint64            `json:"mem_size_mib,omitempty"` // 0: 512
-	VCPUs             uint32            `json:"vcpus,omitempty"`        // 0: 1
+	MemSizeMiB        uint64            `json:"mem_size_mib,omitempty"` // 0 means 512
+	VCPUs             uint32            `json:"vcpus,omitempty"`        // 0 means 1
 	CPUTemplate       string            `json:"cpu_template,omitempty"`
 	Env               map[string]string `json:"env,omitempty"`
 	Warmup            Warmup            `json:"warmup,omitzero"`

@@ -9,7 +9,7 @@ type TryRequest struct {
 	Env         map[string]string `json:"env,omitempty"`
 	Cwd         string            `json:"cwd,omitempty"`
 	User        string            `json:"user,omitempty"`
-	TimeoutSecs float64           `json:"timeout_secs,omitempty"` // limit for each command and each judge; 0: 600
+	TimeoutSecs float64           `json:"timeout_secs,omitempty"` // limit for each command and each judge; 0 means 600
 
 	// Judge is a command that runs in each child after the child's own command. The last line of its
 	// stdout must be a number, the score of the child.
@@ -59,8 +59,9 @@ type TryResult struct {
 	Stopped bool        `json:"stopped,omitempty"`
 	Error   string      `json:"error,omitempty"`
 	MS      float64     `json:"ms"` // run time of the command
-	// Figures at the end of the command; nil if unknown: the memory that only this child uses, and
-	// the guest memory and disk that the child has written since the branch.
+	// Figures at the end of the command; nil if unknown. PrivateKiB is the memory that only this
+	// child uses. MemoryKiB and DiskKiB are the guest memory and the disk that the child has
+	// written since the branch.
 	PrivateKiB *uint64 `json:"private_kib,omitempty"`
 	MemoryKiB  *uint64 `json:"memory_written_kib,omitempty"`
 	DiskKiB    *uint64 `json:"disk_written_kib,omitempty"`

@@ -77,7 +77,7 @@ type Error struct {
 	Field   string `json:"field,omitempty"` // the invalid field of the request
 	Fix     string `json:"fix"`             // how to fix most errors with this code
 
-	// Conflicts are files that two sandboxes have changed in different ways, at most 1,000. For the
-	// code apply_conflict.
+	// For the code apply_conflict: up to 1,000 files that two sandboxes have changed in different
+	// ways.
 	Conflicts []ApplyFile `json:"conflicts,omitempty"`
 }

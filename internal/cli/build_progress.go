@@ -26,16 +26,16 @@ type progress struct {
 	done  chan struct{}
 }
 
-// Size of the block: lines of output per step, and columns.
+// The block shows at most shownLines lines of output for each step, and shownColumns columns.
 const (
 	shownLines   = 4
 	shownColumns = 100
 )
 
-// Bounds on the steps and the text that are kept from a daemon, which is not trusted.
+// Bounds on the memory for the steps and texts that the daemon sends. The daemon is not trusted.
 const (
 	maxShownSteps = 1000
-	maxShownText  = 4096 // runes of a name or a line
+	maxShownText  = 4096 // runes kept of a name or a line
 )
 
 func newProgress(w io.Writer, live bool) *progress {
@@ -103,7 +103,7 @@ func (p *progress) event(e client.BuildEvent) error {
 			printf(p.w, "#%d %.3f %s\n", n+1, time.Since(p.begun[n]).Seconds(), e.Output.Line)
 			break
 		}
-		if _, ok := p.begun[n]; !ok { // a step that is not shown has no output on the screen either
+		if _, ok := p.begun[n]; !ok { // the step is not shown, so its output is not shown either
 			break
 		}
 		last := append(slices.Clone(p.last[n]), strings.Clone(firstRunes(e.Output.Line, maxShownText)))

@@ -40,7 +40,8 @@ func TestWordsOfBuildsAreForReading(t *testing.T) {
 	}
 }
 
-// The text kept from a daemon is bounded, because the daemon may be hostile.
+// Of the steps and texts that a daemon sends, only a bounded part is kept, because the daemon may
+// be hostile.
 func TestProgressKeepsLittle(t *testing.T) {
 	p := newProgress(&log{}, true)
 	defer p.end()

@@ -27,7 +27,8 @@ func TestScripts(t *testing.T) {
 		env.Setenv("FORKD_CACHE", env.WorkDir+"/cache")
 		return nil
 	}
-	// The command usage runs a command line that must be a usage error.
+	// usage implements a command of the scripts: `usage ARGS` runs forkd, which must exit with
+	// exitUsage.
 	usage := func(ts *testscript.TestScript, _ bool, args []string) {
 		var exit *exec.ExitError
 		if err := ts.Exec("forkd", args...); !errors.As(err, &exit) || exit.ExitCode() != exitUsage {
@@ -39,7 +40,8 @@ func TestScripts(t *testing.T) {
 		Condition: condition})
 }
 
-// condition implements "complete": true if forkd contains the programs that a daemon starts.
+// condition implements a condition of the scripts: [complete] is true if forkd contains the
+// programs that a daemon starts.
 func condition(name string) (bool, error) {
 	if name != "complete" {
 		return false, fmt.Errorf("unknown condition %q", name)
@@ -52,7 +54,8 @@ func condition(name string) (bool, error) {
 	return true, nil
 }
 
-// wantCode runs forkd and requires an exit code: code 3 exec ...
+// wantCode implements a command of the scripts: `code N ARGS` runs forkd, which must exit with code
+// N.
 func wantCode(ts *testscript.TestScript, _ bool, args []string) {
 	want, err := strconv.Atoi(args[0])
 	ts.Check(err)

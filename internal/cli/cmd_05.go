@@ -56,7 +56,8 @@ func (i *imageOf05) flags(f *pflag.FlagSet, without ...string) {
 	}
 }
 
-// newFromImageCmd makes forkd 0.5's command for `build docker://IMAGE`.
+// newFromImageCmd makes forkd 0.5's command `from-image IMAGE`, which is the same as `build
+// docker://IMAGE`.
 func newFromImageCmd() *cobra.Command {
 	c := common{streams: true}
 	var o buildOptions

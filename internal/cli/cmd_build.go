@@ -184,7 +184,7 @@ func build(ctx context.Context, cl *client.Client, recipe *image.Recipe, o build
 	if err != nil {
 		return built{}, err
 	}
-	// Check this before the build, because the daemon would report it only minutes later.
+	// Check for KVM before the build, because the daemon would report the error only minutes later.
 	if v.NoKVM != "" {
 		return built{}, fmt.Errorf(
 			"the daemon's host cannot run VMs: %s (run 'forkd doctor' there; 'forkd machine start' emulates a host "+
@@ -315,8 +315,8 @@ func buildFiles(ctx context.Context, cl *client.Client, recipe *image.Recipe, us
 	return img, kernel, err
 }
 
-// fillDisk has the daemon unpack a container image in a VM, and writes the disk in the daemon's
-// answer to d.Path.
+// fillDisk has the daemon unpack a container image in a VM. The daemon's answer is the disk, which
+// fillDisk writes to d.Path.
 func fillDisk(ctx context.Context, cl *client.Client, kernel string, d image.Disk) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

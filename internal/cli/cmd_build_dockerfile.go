@@ -63,7 +63,7 @@ func (o *dockerfileOptions) register(f *pflag.FlagSet) {
 }
 
 // isDockerfile reports whether an argument of `forkd build` is the context of a Dockerfile. It
-// returns an error for flags of the other kind of build.
+// returns an error if a flag is set that only the other kind of build accepts.
 func (o *dockerfileOptions) isDockerfile(cmd *cobra.Command, arg string) (bool, error) {
 	is := o.file != ""
 	if !is {
@@ -189,7 +189,8 @@ func checkProgress(progress string) error {
 	return nil
 }
 
-// isLive reports whether the progress on w is redrawn, for a value of --progress.
+// isLive reports whether the progress on w is redrawn. The parameter progress is the value of
+// --progress.
 func isLive(progress string, w io.Writer) bool {
 	return progress == "tty" || progress == "auto" && canRedraw(w)
 }

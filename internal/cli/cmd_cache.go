@@ -116,7 +116,7 @@ func newCachePruneCmd() *cobra.Command {
 	return cmd
 }
 
-// cacheList is the content of the cache, with the images that snapshots are based on.
+// cacheList lists the items of the cache, and says which items snapshots need.
 type cacheList struct {
 	all    []cached
 	daemon []cached // entries of the daemon's cache, if that is a different cache
@@ -179,8 +179,8 @@ func (l cacheList) others(images []client.CachedImage) (list []cached) {
 	return list
 }
 
-// removable returns the items that no snapshot needs, unless a build has used the item since the
-// given time.
+// removable returns the items that no snapshot needs, and that no build has used since the given
+// time.
 func (l cacheList) removable(since time.Time) []image.Cached {
 	var all []image.Cached
 	for _, c := range l.all {

@@ -47,9 +47,9 @@ func newCleanupCmd() *cobra.Command {
 	return cmd
 }
 
-// unusedCache returns remains of builds in the cache. The result has all incomplete items, and
-// complete items only if a daemon says which images its snapshots need, and if no build has used
-// the items since the given time.
+// unusedCache returns remains of builds in the cache. The result has all incomplete items. It has a
+// complete item if no snapshot needs the item, and if no build has used it since the given time. If
+// no daemon says which images its snapshots need, the result has no complete items.
 func (c *common) unusedCache(cmd *cobra.Command, since time.Time) (list []leftover, err error) {
 	half, err := halfMade()
 	if err != nil {

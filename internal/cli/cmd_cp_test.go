@@ -51,7 +51,7 @@ func TestCopiesOutFollowNoLinkAtTheirTarget(t *testing.T) {
 	for name, c := range map[string]struct {
 		remote, local string
 		tree          bool
-		written       string // content written; empty: the copy is refused
+		written       string // content that the copy has written; empty if the copy is refused
 		linked        bool   // the path of the working directory has a link
 	}{
 		"a link with the name of the file": {remote: "/srv/result.txt", local: "srv/"},

@@ -180,8 +180,8 @@ func probeKVM() (sure bool, reason error) {
 	return true, err
 }
 
-// daemonEnv names the variable of each option that forkd 0.5's controller could take from the
-// environment. Users rely on such variables, for example for the token file.
+// daemonEnv maps options to environment variables. forkd 0.5's controller could take these options
+// from these variables, and users rely on them, for example for the token file.
 var daemonEnv = map[string]string{
 	"bind": "FORKD_BIND", "token-file": "FORKD_TOKEN_FILE", "audit-log": "FORKD_AUDIT_LOG",
 	"tls-cert": "FORKD_TLS_CERT", "tls-key": "FORKD_TLS_KEY", "branch-concurrency": "FORKD_BRANCH_CONCURRENCY",

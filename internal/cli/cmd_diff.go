@@ -13,7 +13,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// diffForm says in which form differences are printed, and how many at most.
+// diffForm says in which form differences are printed, and how many are printed at most.
 type diffForm struct {
 	stat, nameOnly, nameStatus, patch bool
 	maxFiles, maxPatch                int

@@ -227,8 +227,8 @@ func intoFile(path string, fill func(io.Writer) error) error {
 	})
 }
 
-// createNew creates a file with the given mode. It fails if path exists: in a directory such as
-// /tmp, another user can make a link or an own file there.
+// createNew creates a file with the given mode. It fails if path exists, because in a directory
+// such as /tmp another user may have made a link or a file at path.
 func createNew(path string, mode os.FileMode) (*os.File, error) {
 	return os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
 }

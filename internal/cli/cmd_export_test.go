@@ -560,7 +560,8 @@ func TestTemporaryFileFails(t *testing.T) {
 	}
 }
 
-// A file of another user, or a link, at the path of the new file is neither followed nor written to.
+// If a link or another user's file exists at the path of a new file, the link is not followed and
+// the file is not written to.
 func TestOwnFilesAreNew(t *testing.T) {
 	dir := t.TempDir()
 	link, target := filepath.Join(dir, "link"), filepath.Join(dir, "target")

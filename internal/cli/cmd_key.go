@@ -23,8 +23,8 @@ const keyPasswordEnv = "FORKD_KEY_PASSWORD"
 // trustedKeys is the name of the directory of trusted keys among the files of the configuration.
 const trustedKeys = "trusted-keys"
 
-// trustFlags are the flags of commands that use the directory of trusted keys. These commands need no daemon: a
-// daemon reads the directory for each snapshot from outside.
+// trustFlags are the flags of commands that use the directory of trusted keys. These commands need
+// no daemon, because a daemon reads the directory again for each snapshot that it receives.
 type trustFlags struct{ dir string }
 
 func (f *trustFlags) register(cmd *cobra.Command) {
@@ -119,7 +119,8 @@ func writeNew(path string, text []byte, mode os.FileMode) error {
 	return errors.Join(err, f.Sync(), f.Close())
 }
 
-// keyPassword returns the password of a private key. The parameter isNew makes the user type it twice.
+// keyPassword returns the password of a private key. If isNew is true, the user must type the
+// password twice.
 func keyPassword(cmd *cobra.Command, path string, isNew bool) ([]byte, error) {
 	if p, ok := os.LookupEnv(keyPasswordEnv); ok {
 		if isNew && p == "" {

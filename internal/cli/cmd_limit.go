@@ -28,7 +28,7 @@ func (m *mibValue) Set(text string) error {
 			break
 		}
 	}
-	n, err := strconv.ParseUint(number, 10, 32) // 32 bits, because no host has more memory in any unit
+	n, err := strconv.ParseUint(number, 10, 32) // 32 bits suffice: no host has 2^32 MiB of memory
 	if err != nil {
 		return errors.New("want a number of MiB, or an amount such as 512m or 2g")
 	}

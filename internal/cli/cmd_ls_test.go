@@ -12,8 +12,8 @@ import (
 	"github.com/forkd/forkd/internal/host/owner"
 )
 
-// TestOwnersAreShown lists sandboxes of one and of two owners. A client with a label prefix sees no
-// owners.
+// TestOwnersAreShown lists sandboxes that have the same owner, and then sandboxes that have two
+// owners. A client with a label prefix sees no owners.
 func TestOwnersAreShown(t *testing.T) {
 	prefix, err := owner.ParsePrefix("red/")
 	if err != nil {
@@ -61,7 +61,7 @@ func TestOwnersAreShown(t *testing.T) {
 	second := fork("team", map[string]string{"red/job": "7"})
 	shows(apirig.Token, []string{"ls"}, true, "READY +OWNER$", first+".* token:ci$", second+".* token:team$")
 	shows(apirig.Token, []string{"tree"}, true, first+"  owner=token:ci$", second+"  owner=token:team$")
-	// Of the sandboxes with a label, there is one owner.
+	// All sandboxes with this label have the same owner.
 	shows(apirig.Token, []string{"ls", "--label", "red/job=7"}, false, "OWNER", "token:")
 
 	third := fork("red", map[string]string{"red/job": "8"})

@@ -153,7 +153,8 @@ func TestStuckSandboxesAreGivenUp(t *testing.T) {
 	}
 }
 
-// An owner whose sandboxes all take long, for example because of their hooks, leaves turns for the sandboxes of others.
+// If all sandboxes of one owner take long, for example because of their hooks, the sandboxes of
+// other owners are still suspended.
 func TestOwnersShareTheTurns(t *testing.T) {
 	a := suspender(t, func(id string, _ int, r *http.Request) int {
 		if strings.Contains(id, "slow") {

@@ -37,7 +37,7 @@ func details(ctx context.Context, cl *client.Client) ([]client.SnapshotDetail, e
 }
 
 // removable returns the snapshots for which want returns true, dependents first. It omits a
-// snapshot if a sandbox still uses it, or a snapshot outside of the result. It also omits transient
+// snapshot that is still used by a sandbox, or by a snapshot that stays. It also omits transient
 // snapshots, and snapshots that are being written.
 func removable(all []client.SnapshotDetail, want func(*client.SnapshotDetail) bool) (chosen []client.SnapshotDetail) {
 	isChosen := map[string]bool{}

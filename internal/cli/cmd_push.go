@@ -30,8 +30,8 @@ func (o *registryOptions) register(cmd *cobra.Command) {
 	completeWords(cmd, "progress", "auto", "plain", "tty")
 }
 
-// follow returns two functions. The first function shows the progress of a push or a pull on w, and
-// the second function ends this display.
+// follow returns two functions. The function on shows an event of a push or a pull on w, and the
+// function end ends this display.
 func (o *registryOptions) follow(w io.Writer) (on func(client.HubEvent) error, end func()) {
 	p := &hubProgress{progress: newProgress(w, isLive(o.progress, w)), numbers: make(map[string]int)}
 	return p.event, func() { p.finish(); p.end() }
@@ -161,9 +161,9 @@ func describeRemote(w io.Writer, s client.RemoteSnapshot) error {
 // hubProgress shows a push or a pull like a build: each file of the snapshot is a step.
 type hubProgress struct {
 	*progress
-	numbers map[string]int // numbers of the steps that have begun, by file
+	numbers map[string]int // index of the step of each file whose step has begun
 	steps   []string
-	unpack  int // number of the step that unpacks the files, from 1; 0: the step has not begun
+	unpack  int // index, plus 1, of the step that unpacks the files; 0 if this step has not begun
 }
 
 func (p *hubProgress) event(e client.HubEvent) error {
@@ -225,9 +225,9 @@ func (p *hubProgress) step(n int, state string) error {
 	return p.progress.event(client.BuildEvent{Step: &client.BuildStep{Number: n, State: state}})
 }
 
-// finish ends the last step.
+// finish ends the step that unpacks the files.
 func (p *hubProgress) finish() {
 	if p.unpack > 0 {
-		_ = p.step(p.unpack-1, "done") // only plans cause errors
+		_ = p.step(p.unpack-1, "done") // step returns no error: only the event of a plan can fail
 	}
 }

@@ -100,7 +100,7 @@ func (c *common) ensureDaemon(cmd *cobra.Command, tokens *tokenFlags) (started b
 	}
 	_, address, err := connect(ctx, c.url, w)
 	if err != nil || !strings.HasPrefix(address, "unix://") {
-		return false, err // connect has started the daemon of an emulated host
+		return false, err // if there is no error, connect has started the daemon of an emulated host
 	}
 	self, err := os.Executable()
 	if err != nil {

@@ -107,7 +107,7 @@ func TestParentBuild(t *testing.T) {
 		"by a Dockerfile":    {"--extra", "git"},
 		"more than 0":        {"--size-mib", "-1"},
 		"it exists":          {"-o", there},
-		"get guest kernel":   {"-o", there + ".new", "--size-mib", "1536"}, // the error of the first part of a build
+		"get guest kernel":   {"-o", there + ".new", "--size-mib", "1536"}, // the build fails in its first part
 		"too many arguments": {"one-too-many"},
 	} {
 		code, _, errs := run05(t, rig, append([]string{"parent", "build", "python:3.12-slim"}, args...)...)

@@ -106,8 +106,8 @@ func signArchive(cmd *cobra.Command, c *common, archive, keyFile string) error {
 // maxLayoutIndex bounds the index of an archive, in bytes.
 const maxLayoutIndex = 1 << 20
 
-// digestOfArchive returns the digest of the only manifest in an OCI image layout. The daemon that unpacks the archive
-// compares the content with it.
+// digestOfArchive returns the digest of the only manifest in an OCI image layout. The daemon that
+// unpacks the archive compares the content with this digest.
 func digestOfArchive(file string) (string, error) {
 	f, err := os.Open(file)
 	if err != nil {

@@ -151,7 +151,7 @@ func (t *sshTarget) run(cmd *cobra.Command, args []string) error {
 		argv = append(argv, "-o", o[0]+"="+o[1])
 	}
 	argv = append(append(argv, t.login+"@"+t.host), args...)
-	ssh := exec.Command(path, argv...) // without a context, because it gets Ctrl-C itself
+	ssh := exec.Command(path, argv...) // without a context, because ssh itself receives Ctrl-C
 	ssh.Stdin, ssh.Stdout, ssh.Stderr = cmd.InOrStdin(), cmd.OutOrStdout(), cmd.ErrOrStderr()
 	err = ssh.Run()
 	var ended *exec.ExitError

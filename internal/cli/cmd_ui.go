@@ -132,10 +132,10 @@ func openBrowser(address string) error {
 	if err = errors.Join(err, f.Close()); err != nil {
 		return err
 	}
-	browser := exec.Command(program, file) // it outlives this program
+	browser := exec.Command(program, file) // without a context, because the browser outlives this program
 	if err := browser.Start(); err != nil {
 		return err
 	}
-	go func() { _ = browser.Wait() }() // it may live as long as the browser
+	go func() { _ = browser.Wait() }() // the program may run as long as the browser
 	return nil
 }

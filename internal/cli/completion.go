@@ -125,7 +125,7 @@ func processesOf(ref string) namesOf {
 	}
 }
 
-// either returns a function that returns the names of both functions, a and b.
+// either returns a function whose result has the names that a returns and the names that b returns.
 func either(a, b namesOf) namesOf {
 	return func(ctx context.Context, cl *client.Client) ([]string, error) {
 		names, err := a(ctx, cl)

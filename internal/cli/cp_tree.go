@@ -35,7 +35,8 @@ func (t transfer) treeIn(ctx context.Context, stdin io.Reader) error {
 	return nil
 }
 
-// treeOut copies a directory of the sandbox to a local one, or to standard output as an archive.
+// treeOut copies a directory of the sandbox to a local directory, or to standard output as an
+// archive.
 func (t transfer) treeOut(ctx context.Context, stdout, notes io.Writer) error {
 	if f, err := t.cl.StatFile(ctx, t.id, t.remote); err != nil {
 		return err

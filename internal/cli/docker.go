@@ -82,8 +82,8 @@ const (
 	whichHost = "give --daemon-url behind the command, or set FORKD_URL"
 )
 
-// unknownFlags maps flags of docker or forkd 0.5 to hints for doing the same here. A hint for a
-// single command has the command before the flag.
+// unknownFlags maps flags of docker or forkd 0.5 to hints for doing the same here. If a hint is
+// only for a single command, the key is the command and the flag.
 var unknownFlags = map[string]string{
 	"add-host":      inGuest,
 	"build q":       useJQ,

@@ -122,7 +122,7 @@ func TestFormOfGoodExports(t *testing.T) {
 	}
 }
 
-// The form of an entry of more than 8 GiB is in its extended header.
+// The size of an entry of more than 8 GiB is in the entry's extended header.
 func TestFormOfLargeExports(t *testing.T) {
 	var form tarForm
 	for _, part := range []string{extended(t, pax("size", "8589934593")), string(plainBlock(t, '0', 0))} {

@@ -177,7 +177,7 @@ type commitStream struct {
 	notes io.Writer
 	root  string          // path of the guest that becomes the root of the repository
 	hooks []string        // directories of the repository's hooks in the work tree
-	marks map[string]blob // by path in the archive, for hard links
+	marks map[string]blob // marks of files, by path in the archive; needed for hard links
 	last  int             // last mark
 	bytes int64
 

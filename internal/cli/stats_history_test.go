@@ -35,7 +35,7 @@ func TestStatsOverTime(t *testing.T) {
 		t.Errorf("before the first sample: %q", errs)
 	}
 	rig.History.Sample()
-	time.Sleep(600 * time.Millisecond) // a sample that comes earlier reads no sandbox again
+	time.Sleep(600 * time.Millisecond) // if the next sample is taken earlier, it does not read the sandbox again
 	rig.History.Sample()
 	out, errs := run(0, id)
 	lines := strings.Split(strings.TrimSpace(out), "\n")

@@ -94,8 +94,8 @@ func (a *suspendAll) ask(ctx context.Context, id string) (client.Sandbox, error)
 	return s, err
 }
 
-// stalled reports whether no sandbox has been saved for the duration a.turn, measured from the time
-// in began or from the latest save.
+// stalled reports whether no sandbox has been saved for the duration a.turn. This duration begins
+// at the time began, or at the latest save if that is later.
 func (a *suspendAll) stalled(began time.Time) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -235,7 +235,7 @@ func TestWritingWithoutARequest(t *testing.T) {
 	d.want("undone", "1 stop * one", "2 stop - two", "3 undo -")
 }
 
-// The oldest turns are removed, except the one that the sandbox is at.
+// The oldest turns are removed, but the turn that the sandbox is at is kept.
 func TestOldTurnsAreRemoved(t *testing.T) {
 	d := newDesk(t)
 	for i := range 5 {

@@ -13,9 +13,9 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// maxExposure is the maximum score of `systemd-analyze security` for the system's unit. The score
-// is 0 if an attacker can reach nothing, and at most 10. The daemon cannot have a score near 0,
-// because it creates namespaces and mounts for its jails.
+// maxExposure is the maximum score of `systemd-analyze security` for the system's unit. Scores are
+// between 0 (an attacker can reach nothing) and 10. The daemon cannot have a score near 0, because
+// it creates namespaces and mounts for its jails.
 const maxExposure = 6.0
 
 // unit returns the text of a unit, and the path of a copy in a test directory. In this directory,

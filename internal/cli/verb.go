@@ -44,8 +44,8 @@ func (c *common) print(cmd *cobra.Command, v any, text func() error) error {
 }
 
 // each(…) calls op for every name. If op fails for a name, each(…) continues with the next name. It
-// prints every result at once, as the line that text returns. With -o json, it prints all results
-// at the end, as the value that list returns.
+// prints each result as soon as op has returned it, as the line that text returns. With -o json, it
+// prints all results at the end, as the value that list returns.
 func each[T any](cmd *cobra.Command, c *common, names []string, op func(name string) (T, error), text func(T) string,
 	list func([]T) any) error {
 	return eachOf(cmd, c, 1, names, op, text, list)
