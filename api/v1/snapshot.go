@@ -18,7 +18,7 @@ type Snapshot struct {
 	Warm         []string `json:"warm,omitempty"`
 	BaseImage    string   `json:"base_image,omitempty"` // path of the disk's base image; in lists only
 	Sandboxes    int      `json:"sandboxes"`            // number of sandboxes that run from this snapshot
-	Transient    bool     `json:"transient,omitempty"`  // deleted with the last of its sandboxes
+	Transient    bool     `json:"transient,omitempty"`  // deleted when the last of its sandboxes is deleted
 	DiskOnly     bool     `json:"disk_only,omitempty"`  // the snapshot has no memory, so its forks boot
 	Built        bool     `json:"built,omitempty"`      // it is the result of a build, not a branch that a client made
 

@@ -17,7 +17,7 @@ type depth struct {
 	n               int
 	tag             string
 	layers, extents int
-	cold, warm      forks // cold: without a waiting VMM; warm: with one
+	cold, warm      forks // cold: no VMM was waiting; warm: a VMM was waiting
 }
 
 // forks are the times of the forks from one snapshot.

@@ -81,8 +81,9 @@ func fill(f *os.File, size int64, r *rand.ChaCha8) error {
 	return nil
 }
 
-// make publishes a snapshot of a machine whose memory and disk have the given size in MiB. The memory begins with
-// content. Without a parent, the snapshot has a base image and a kernel of 16 MiB.
+// make publishes a snapshot of a machine whose memory and disk each have size MiB. Of each, the
+// snapshot contains data for content MiB. Without a parent, the snapshot also has a base image and
+// a kernel of 16 MiB.
 func (h *host) make(ctx context.Context, tag, parent string, content, size int) error {
 	seed := [32]byte{}
 	copy(seed[:], tag)
@@ -130,7 +131,7 @@ func (h *host) make(ctx context.Context, tag, parent string, content, size int) 
 		m.Memory, m.Disk.Base, m.Disk.Layers = slices.Clone(pm.Memory), pm.Disk.Base, slices.Clone(pm.Disk.Layers)
 		lower = lease.Disk()[1:]
 		extents[0].Layer = uint32(len(m.Memory))
-		// The child's content replaces the beginning of the parent's.
+		// The child's data replaces the beginning of the parent's data.
 		for _, e := range lease.Extents() {
 			cut := min(uint64(bytes), e.Length)
 			if e.Length -= cut; e.Length > 0 {

@@ -70,7 +70,7 @@ func (b *bench) measure(ctx context.Context) (_ *report.Report, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(b.dir)) }()
-	// No login is needed, and that of this user must not be used.
+	// No login is needed, and this user's logins must not be used.
 	if err := os.Setenv("DOCKER_CONFIG", b.dir); err != nil {
 		return nil, err
 	}

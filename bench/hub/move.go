@@ -62,13 +62,13 @@ func (b *bench) run(what, program, snapshot string, registries []*registry, f fu
 	return nil
 }
 
-// The snapshots, in the order in which they are moved. The last one is the child again.
+// The snapshots, in the order in which they are moved. The child is moved a second time at the end.
 var snapshots = []struct{ tag, as, what string }{
 	{"parent", "parent", "parent"}, {"child", "child", "child, after the parent"}, {"child", "again", "child, again"},
 }
 
-// pack writes the archives of the snapshots, and measures that in the first round only: later the compressed files are
-// in the hub's cache.
+// pack writes the archives of the snapshots. It measures the packing only in the first round,
+// because later the compressed files are in the hub's cache.
 func (b *bench) pack(ctx context.Context) error {
 	for _, s := range snapshots[:2] {
 		if b.archives[s.tag] != "" {

@@ -124,7 +124,7 @@ func pass(to, from net.Conn, n *atomic.Int64) {
 	}
 }
 
-// counting is a reader that counts.
+// counting is a reader that adds the number of bytes that it reads to n.
 type counting struct {
 	io.Reader
 	n *atomic.Int64

@@ -48,9 +48,9 @@ const (
 	requestBytes = 64
 )
 
-// For an opConnect order, a client opens as many connections as connects says, and waits for
-// connectPause before each of them. This rate is lower than forkd-net's limit of 500 new
-// connections per second for a sandbox.
+// The constant connects is the number of connections that a client opens for an opConnect order.
+// The client waits for connectPause before each connection. This rate is lower than forkd-net's
+// limit of 500 new connections per second for a sandbox.
 const (
 	connects     = 100
 	connectPause = 4 * time.Millisecond

@@ -364,7 +364,7 @@ func (r *Rig) differ(guest func(*vmfake.VMM, net.Conn), run string, st *store.St
 }
 
 // guard returns a guard that accepts Token and the tokens in more. It writes all tokens to
-// r.TokenFile, and adds those in more to r.Tokens.
+// r.TokenFile, and adds the tokens in more to r.Tokens.
 func (r *Rig) guard(more []auth.Token) (g *auth.Guard, err error) {
 	file := fmt.Appendf(nil, "default admin sha256:%x\n", sha256.Sum256([]byte(Token)))
 	r.Tokens = make(map[string]string)

@@ -48,8 +48,8 @@ type guest struct {
 	cmd *exec.Cmd
 }
 
-// guests returns a function that returns the guest of a VM. If a guest is given, it is the guest of
-// every VM. Otherwise the guest is a new agent.
+// guests returns a function that returns the guest of a VM. If the parameter one is not nil, it is
+// the guest of every VM. Otherwise each VM has a new agent as its guest.
 func (a *agents) guests(one sandbox.Guest, vmms *vmfake.VMMs) func(string) sandbox.Guest {
 	return func(vsock string) sandbox.Guest {
 		if one != nil {

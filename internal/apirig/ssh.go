@@ -24,7 +24,8 @@ import (
 type SSH struct {
 	Limits sshd.Limits
 	Bin    string // path of forkd-ssh; see BuildSSH
-	// The SFTP server of guests, and its directory. The guests are processes of this host.
+	// Program returns the SFTP server, which is put into ProgramDir. This is a directory of this
+	// host, because the guests are processes of this host.
 	Program    func() ([]byte, error)
 	ProgramDir string
 }

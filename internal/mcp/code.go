@@ -36,8 +36,8 @@ const (
 	maxShown   = 8       // images in one answer
 	maxFormats = 16      // media types listed for one value
 
-	// Bytes of JSON for the text of displayed values, and for the text of the last expression's
-	// value.
+	// maxShownText bounds the text of displayed values, and maxMainText bounds the text of the last
+	// expression's value. Both are bytes of JSON.
 	maxShownText = 128 << 10
 	maxMainText  = 320 << 10
 )

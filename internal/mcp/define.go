@@ -115,8 +115,8 @@ func (c *call) progress(ctx context.Context, done, total float64, message string
 // tick is the interval of progress reports in a long call.
 const tick = 5 * time.Second
 
-// during calls f(). Every few seconds, it reports progress to the client: the number of seconds,
-// and the text message().
+// during calls f(). Every few seconds, it reports progress to the client: the seconds since the
+// call of f, and the result of message().
 func (c *call) during(ctx context.Context, message func() string, f func() error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	begun, ended := time.Now(), make(chan struct{})

@@ -85,7 +85,7 @@ func (f *family) join(child, parent string) bool {
 	return true
 }
 
-// keepLine keeps only the node of key, its ancestors and its descendants.
+// keepLine keeps only the node with the given key, the node's ancestors and its descendants.
 func (f *family) keepLine(key string) {
 	keep := map[string]bool{}
 	for k := key; f.nodes[k] != nil; k = f.nodes[k].parent {

@@ -14,8 +14,8 @@ import (
 	"github.com/forkd/forkd/internal/mcp"
 )
 
-// leaving is a transport. It calls answered when the daemon has answered a POST that creates an
-// object.
+// leaving is a transport. It calls the function answered when the daemon has answered a POST that
+// creates an object.
 type leaving struct {
 	answered func()
 }

@@ -124,7 +124,8 @@ func (c *Catalog) server(scope Scope, subscribe func(context.Context, *sdk.Subsc
 	return s
 }
 
-// message holds the data about a message that calls of tools and reads of resources need.
+// message holds data about one message of a client, for the tool or the resource that the message
+// names.
 type message struct {
 	ctx context.Context // ends when the client has left
 	cl  *client.Client
@@ -132,8 +133,8 @@ type message struct {
 
 type messageKey struct{}
 
-// With returns the context for a message to a Shared server. The tools that the message calls use
-// cl, and are cancelled when ctx ends.
+// With returns the context for a message to a Shared server. A tool that is called by the message
+// uses cl, and is cancelled when ctx ends.
 func With(ctx context.Context, cl *client.Client) context.Context {
 	return context.WithValue(ctx, messageKey{}, &message{ctx, cl})
 }

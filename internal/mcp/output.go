@@ -10,8 +10,9 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// Bytes of each output of a command that a model receives. Compilers report errors at the
-// beginning, and results are at the end, so both parts are kept.
+// A model receives the first headOutput bytes and the last tailOutput bytes of each output of a
+// command. Compilers report errors at the beginning, and results are at the end, so both parts are
+// kept.
 const (
 	headOutput = 16 << 10
 	tailOutput = 32 << 10
@@ -22,7 +23,7 @@ const maxStreamed = 256 << 20
 
 // excerptWriter keeps the beginning and the end of its input.
 type excerptWriter struct {
-	// The maximum number of bytes in head, and the maximum number of bytes in tail.
+	// The fields most and least bound the number of bytes in head and in tail.
 	most, least int
 	head, tail  []byte
 	total       int64

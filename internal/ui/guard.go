@@ -44,9 +44,10 @@ var (
 	errFrame  = errors.New("the view cannot be a part of another page")
 )
 
-// checkSource refuses requests that a browser sends for pages of other origins. The session's cookie
-// alone does not prove the origin: ports do not separate cookies, so a page of a guest's server at
-// another port of 127.0.0.1 is of the same site. The second parameter is the view's own origin.
+// checkSource refuses requests that a browser sends for pages of other origins. The session's
+// cookie alone does not prove the origin: ports do not separate cookies, so a page of a guest's
+// server at another port of 127.0.0.1 is of the same site. The parameter own is the view's own
+// origin.
 func checkSource(r *http.Request, own string) error {
 	safe := r.Method == http.MethodGet || r.Method == http.MethodHead
 	upgrade := r.Header.Get("Upgrade") != ""

@@ -102,8 +102,8 @@ func (s *Server) start(cfg TokenConfig) {
 	}
 }
 
-// URL returns an address that lets one browser into the Server of one user, once, within the next
-// codeLife.
+// URL returns an address that lets one browser into the Server of one user. The address works only
+// once, and expires after the time codeLife.
 func (s *Server) URL() string { return s.address + "/?code=" + s.entry.newCode() }
 
 // ServeHTTP implements http.Handler.
@@ -222,7 +222,7 @@ func (s *Server) lasts(r *http.Request, of session) bool {
 // checkInterval is how often the token of a session is checked while an answer lasts.
 const checkInterval = 2 * time.Second
 
-// during returns the context of an answer. It ends with the session.
+// during returns the context of an answer. The context ends at the latest when the session ends.
 func (s *Server) during(r *http.Request, of session) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithDeadline(r.Context(), of.until)
 	if s.Login != nil {
@@ -357,7 +357,7 @@ func (c *confined) FlushError() error {
 // Flush implements http.Flusher.
 func (c *confined) Flush() { _ = c.FlushError() } // Flush cannot return the error
 
-// Hijack implements http.Hijacker. The connection has no answer to confine then.
+// Hijack implements http.Hijacker. A hijacked connection has no answer to confine.
 func (c *confined) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	c.begun = true
 	return http.NewResponseController(c.ResponseWriter).Hijack()

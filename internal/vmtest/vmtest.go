@@ -47,7 +47,7 @@ type Assets struct {
 	Roots   string            `json:"roots"`   // root certificates that the host trusts, in PEM
 	Disk    string            `json:"disk"`    // an empty ext4 file system
 	Busybox string            `json:"busybox"` // a static shell
-	// The first build whose VMMs have the present protocol, and the last build before that.
+	// The first build whose VMMs have the present protocol, and the build before it.
 	Earlier []Build `json:"earlier"`
 	NoBuild string  `json:"no_build"` // why Earlier is empty
 }

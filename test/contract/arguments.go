@@ -50,8 +50,8 @@ func (a arguments) into(request any) error {
 	return nil
 }
 
-// metricsOf returns the request for a history. The Go client has times, where scenarios have
-// durations before now.
+// metricsOf returns the request for a history. Scenarios give durations before now, and the Go
+// client needs times.
 func metricsOf(a arguments) (req client.MetricsRequest, err error) {
 	req.Step = a.text("step")
 	for name, at := range map[string]*time.Time{"since": &req.Since, "until": &req.Until} {
@@ -168,8 +168,8 @@ func sandboxObjects(list []client.Sandbox) []any {
 	return out
 }
 
-// found reports whether an object exists, from the error of a call for it. The error missing means
-// that the object does not exist; found returns any other error.
+// found reports whether an object exists, given the error of a call for the object. The error
+// missing means that the object does not exist; found returns any other error.
 func found(err error, missing client.ErrorCode) (any, error) {
 	if errors.Is(err, missing) {
 		return false, nil

@@ -16,11 +16,11 @@ type row struct {
 	name   string
 	input  func(n int) []byte           // returns about n bytes, for any n; the decoder may refuse them
 	decode func(t *testing.T, p []byte) // decodes p; errors are ignored
-	// Length of the input, in bytes; 0: 64 KiB. The test also uses a quarter of the length and four
-	// times the length.
+	// Length of the input, in bytes; 0 means 64 KiB. The test also uses a quarter of the length and
+	// four times the length.
 	most   int
-	factor int // bytes that may be allocated for one byte of input; 0: 16
-	fixed  int // bytes that may be allocated in addition; 0: 1 MiB
+	factor int // bytes that may be allocated for one byte of input; 0 means 16
+	fixed  int // bytes that may be allocated in addition; 0 means 1 MiB
 }
 
 // growth is the maximum ratio of the processor times for two inputs, if the second input is four

@@ -39,7 +39,7 @@ func (d *daemon) audit(t *testing.T) {
 			places = append(places, s.Dir)
 		}
 		for _, name := range names(filepath.Join(d.state, "snapshots")) {
-			if strings.HasPrefix(name, ".unnamed-") { // deleted, but a running sandbox depends on it
+			if strings.HasPrefix(name, ".unnamed-") { // files of a deleted snapshot on which a running sandbox depends
 				followed = append(followed, filepath.Join(d.state, "snapshots", name))
 			}
 		}

@@ -263,8 +263,8 @@ func TestPromote(t *testing.T) {
 	d.removeBranches(t)
 }
 
-// TestForkFromSandbox branches a sandbox and forks children of the branch in one call. The branch is deleted
-// with the last child.
+// TestForkFromSandbox branches a sandbox and forks children of the branch in one call. The branch
+// is deleted when the last child is deleted.
 func TestForkFromSandbox(t *testing.T) {
 	d := load(t).start(t)
 	box := d.fork(t, 1)[0]

@@ -120,8 +120,8 @@ func wantDiff(t *testing.T, what string, got client.Diff, old, now map[string]se
 	}
 }
 
-// TestDiff changes random trees in a sandbox. The daemon must report the same differences as a
-// script in the guest finds, although no change was synced to the disk.
+// TestDiff changes random trees in a sandbox. The daemon must report the differences that a script
+// in the guest finds, although no change was synced to the disk.
 func TestDiff(t *testing.T) {
 	d := load(t).start(t)
 	box := d.fork(t, 1)[0]

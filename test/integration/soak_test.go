@@ -41,10 +41,10 @@ const (
 )
 
 // TestSoak lets clients use a daemon at random. Meanwhile it kills the daemon, forkd-net and VMMs,
-// and fills or stalls the disk and the layers' RAM. In the end, all acknowledged sandboxes and
-// snapshots must exist with the right content. Every answer must be a success, or an error that a
-// fault explains. Nothing may remain. Package test/soak has the clients. `make soak` runs this test
-// for longer.
+// fills or stalls the disk, and fills the RAM of the layers. In the end, all acknowledged sandboxes
+// and snapshots must exist with the right content. Every answer must be a success, or an error that
+// a fault explains. Nothing may remain. Package test/soak has the clients. `make soak` runs this
+// test for longer.
 func TestSoak(t *testing.T) {
 	f := open(t)
 	x := newSoaking(t, f)

@@ -158,8 +158,8 @@ func (x *fire) rollback() {
 	x.plain()
 }
 
-// promote promotes a child into the source while the child writes, and verifies both. In half of all cases
-// the source is paused before; the promotion also ends the pause.
+// promote promotes a child into the source while the child writes, and verifies both. In half of
+// all cases the source is paused before the promotion, which must also end the pause.
 func (x *fire) promote() {
 	child := x.fork(x.last)
 	p, tag, mode := x.mark(child.ID, x.hot()...), x.newTag(), x.mode()
@@ -187,7 +187,7 @@ func (x *fire) promote() {
 }
 
 // forkSource forks children directly from the source. The fork makes a snapshot, which is deleted
-// with the last child.
+// when the last child is deleted.
 func (x *fire) forkSource() {
 	p, mode := x.mark(x.source.ID, x.hot()...), x.mode()
 	list, err := x.forkN(client.ForkRequest{SourceID: x.source.ID, N: 2, Mode: mode})

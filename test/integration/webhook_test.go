@@ -46,7 +46,7 @@ func TestWebhook(t *testing.T) {
 		}
 	}
 	want("missed", "")
-	d.kill(t, d.fork(t, 1)...) // without the label
+	d.kill(t, d.fork(t, 1)...) // the webhook reports no sandbox without the label
 	forked, err := d.Fork(d.ctx(t, bakeLimit), client.ForkRequest{SnapshotTag: tag, N: 1,
 		Labels: map[string]string{"hooked": "yes"}})
 	if err != nil {

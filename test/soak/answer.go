@@ -41,8 +41,8 @@ const cutOff = "cut_off"
 // asked describes a request, and the possible errors in its answer.
 type asked struct {
 	op  string
-	box *box   // the sandbox that the request names; nil if it names no sandbox, or the sandbox of another client
-	id  string // id of the sandbox of another client that the request names
+	box *box   // sandbox that the request names; nil if it names none, or a sandbox of another client
+	id  string // id of the sandbox that the request names, if the sandbox belongs to another client
 	to  string // further details, for messages
 
 	starts bool     // the request starts a VM, which may also be killed

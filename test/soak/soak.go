@@ -6,7 +6,7 @@
 // its sandboxes and snapshots. Every answer must be a success, or a documented error that a fault
 // explains (answer.go). Any other answer is a finding. A seed determines the actions of the
 // clients, but neither the timing of the clients nor the timing of the faults. test/integration
-// uses this package. That test starts the daemon, makes the snapshot from which clients fork,
+// uses this package. The test there starts the daemon, makes the snapshot from which clients fork,
 // causes the faults, and compares the host's resources before and after the run.
 package soak
 

@@ -133,8 +133,8 @@ func TestLostSandboxesAreFound(t *testing.T) {
 	}
 }
 
-// A sandbox counts as corrupt if it is a copy of another instant than the model expects, is
-// damaged, or lacks a file.
+// A sandbox counts as corrupt if it is damaged, if it lacks a file, or if it is a copy of an
+// instant that the model does not expect.
 func TestDamageIsFound(t *testing.T) {
 	whole := guest.Report{OK: true, Pages: 256, Blocks: 256, CPUs: 1, Mark: 7, Seq: 10}
 	for _, c := range []struct {

@@ -42,7 +42,7 @@ func (v *running) rebase(p *pending) error {
 const (
 	lineLength   = 24 // number of branches
 	lineRollback = 7  // number of branches after which the source is rolled back to one of them
-	lineLayers   = 9  // a branch with more memory layers than this above the origin holds all writes since the origin
+	lineLayers   = 9  // if a branch has more memory layers above the origin, it holds all writes since the origin
 )
 
 // long() branches one running source many times, and rebases the source after each branch. So every

@@ -16,7 +16,7 @@ func (p *page) logIn(r *rig, token string) {
 	p.do("enter the token", focus("#token"), chromedp.KeyEvent(token), chromedp.KeyEvent(kb.Enter))
 }
 
-// TestDaemonsOwnView opens the view at the daemon's address: it asks for a token.
+// TestDaemonsOwnView opens the view at the daemon's address. This view asks for a token.
 func TestDaemonsOwnView(t *testing.T) {
 	r := startRig(t)
 	id := r.fork("base", 1, map[string]string{"name": "first"})[0]
@@ -51,7 +51,7 @@ func TestDaemonsOwnView(t *testing.T) {
 	p.command("echo ok$((2+4))")
 	p.wait(terminal + `.includes("ok6")`)
 
-	// A bookmark of the form finds the session.
+	// With a session, the address of the login form leads to the tree.
 	p.do("open /ui again", chromedp.Navigate(r.URL+"/ui/"))
 	p.wait(`document.querySelector("[role=treeitem]")`)
 	p.onlyOwnRequests()

@@ -17,7 +17,7 @@ func (p *page) centre(name string) (x, y float64) {
 	return at[0], at[1]
 }
 
-// drag drags a row of the tree onto another one, with the mouse.
+// drag drags a row of the tree onto another row, with the mouse.
 func (p *page) drag(from, to string) {
 	p.t.Helper()
 	x, y := p.centre(from)
@@ -39,7 +39,7 @@ func TestDragRollsBack(t *testing.T) {
 	p := newBrowser(t)
 	p.open(v)
 	p.waitText("try-duckdb")
-	p.drag("try-duckdb", "other") // no snapshot of its family
+	p.drag("try-duckdb", "other") // has no effect, because the snapshot "other" is of another family
 	p.drag("try-duckdb", "try-sqlite")
 	p.drag("try-duckdb", "python-numpy")
 	p.wait(`document.querySelector("dialog h2")?.textContent === "Roll back try-duckdb"`)
@@ -49,7 +49,8 @@ func TestDragRollsBack(t *testing.T) {
 	p.clean(statsOfEnded)
 }
 
-// TestFilters shows only the nodes of a state, or with a label.
+// TestFilters makes the page show only the nodes in one state, and then only the nodes with one
+// label.
 func TestFilters(t *testing.T) {
 	r := startRig(t)
 	story(r)
@@ -75,7 +76,8 @@ func TestFilters(t *testing.T) {
 	p.clean(statsOfEnded)
 }
 
-// TestOwners shows the owners of sandboxes as soon as there are two, and searches for one.
+// TestOwners checks that the page shows owners as soon as two sandboxes have different owners. It
+// searches for the sandboxes of one owner.
 func TestOwners(t *testing.T) {
 	r := startRig(t)
 	r.fork("base", 1, map[string]string{"name": "first"})

@@ -107,20 +107,20 @@ func TestStreamOfEventsBreaks(t *testing.T) {
 		t.Error("the page has not continued the stream")
 	}
 
-	// After a gap, the state is in the lists only.
+	// After a gap in the stream, the page must read the lists again.
 	d.sandbox("sb-a", record{"created_at_unix": 2, "labels": record{"name": "listed"}})
 	d.sandbox("sb-b", record{"created_at_unix": 3})
 	d.emit("missed", "", "", nil)
 	p.shows("base snapshot", "  listed running", "  sb-b running")
 
-	// So it is after a restart of the daemon.
+	// After a restart of the daemon, the page must also read the lists again.
 	d.mu.Lock()
 	d.sandboxes.remove("sb-b")
 	d.mu.Unlock()
 	d.breakStreams(true)
 	p.shows("base snapshot", "  listed running")
 
-	// An event that comes twice, or late, does not undo a newer one.
+	// An event that comes twice, or late, does not undo the changes of a newer event.
 	d.change("sandbox.paused", "sb-a", record{"state": "paused"})
 	p.shows("base snapshot", "  listed paused")
 	lists := d.count("GET /v1/sandboxes")
@@ -139,7 +139,8 @@ func TestStreamOfEventsBreaks(t *testing.T) {
 	p.clean("ERR_")
 }
 
-// TestEventDuringRead checks that an answer of the daemon does not undo an event that is newer.
+// TestEventDuringRead checks that an answer of the daemon does not undo the changes of a newer
+// event.
 func TestEventDuringRead(t *testing.T) {
 	d := startFakeDaemon(t)
 	d.snapshot("base", nil)
@@ -183,7 +184,7 @@ func TestReadFails(t *testing.T) {
 	d.sandbox("sb-a", record{"created_at_unix": 2})
 	d.emit("sandbox.created", "sb-a", "base", nil)
 	p.shows("base snapshot", "  sb-a running")
-	// Of a sandbox that is gone, nothing stays.
+	// The page must not show a sandbox that the daemon no longer has.
 	d.emit("sandbox.created", "sb-gone", "base", nil)
 	d.change("sandbox.paused", "sb-a", record{"state": "paused"})
 	p.shows("base snapshot", "  sb-a paused")
@@ -204,7 +205,7 @@ func TestEventStorm(t *testing.T) {
 	p.open(v)
 	p.waitText("1,000 sandboxes")
 	began := time.Now()
-	// The selected sandbox is read again at every interval of 3 seconds, without events too.
+	// The page reads the selected sandbox again every 3 seconds, even without events.
 	reads := func() int { return d.count("GET /v1/sandboxes/{id}") }
 	bound := func() int { return 2 + int(time.Since(began)/(3*time.Second)) }
 	for i := range many {
@@ -219,7 +220,8 @@ func TestEventStorm(t *testing.T) {
 		t.Errorf("after 1000 events, the page has listed the sandboxes %d times, want once", n)
 	}
 
-	// Of many new sandboxes, the page reads a few, and then lists all: at most once in a second.
+	// If there are many new sandboxes, the page reads a few of them one by one, and then lists all
+	// sandboxes, at most once a second.
 	before := reads()
 	for i := range many {
 		d.sandbox(id(many+i), record{"created_at_unix": 2 + many + i})
@@ -231,17 +233,17 @@ func TestEventStorm(t *testing.T) {
 	if lists > 2+seconds {
 		t.Errorf("after 1000 new sandboxes, the page has listed the sandboxes %d times in %d s", lists, seconds)
 	}
-	if more > 32*(5+4*seconds)+bound() { // four times in a second
+	if more > 32*(5+4*seconds)+bound() { // up to 32 sandboxes, four times a second
 		t.Errorf("1000 new sandboxes have led to %d reads of one sandbox in %d s", more, seconds)
 	}
 
-	// Of deleted ones it reads nothing.
+	// The page sends no requests for deleted sandboxes.
 	lists, before = d.count("GET /v1/sandboxes"), reads()
 	for i := range 2 * many {
 		d.remove("sandbox.deleted", id(i))
 	}
 	p.shows("base snapshot")
-	if n := d.count("GET /v1/sandboxes"); n > lists+1 { // the list of the new ones may have been under way
+	if n := d.count("GET /v1/sandboxes"); n > lists+1 { // the page may still have been listing the new sandboxes
 		t.Errorf("2000 deletions have led to %d lists", n-lists)
 	}
 	if n := reads() - before; n > bound() {

@@ -30,9 +30,9 @@ type fakeDaemon struct {
 	news                 chan struct{} // closed at the next event
 	broken               chan struct{} // closed to end all streams
 	requests             map[string]int
-	hold                 map[string]chan struct{} // answers of these paths are sent when the channel is closed
+	hold                 map[string]chan struct{} // by path: the answer is sent when the channel is closed
 	held                 chan string              // receives a path when its answer is complete and held
-	fail                 map[string]int           // the next requests of these paths fail, so many times
+	fail                 map[string]int           // by path: number of the next requests that fail
 }
 
 // table is a list of records, in the order of their creation.
@@ -99,7 +99,8 @@ func startFakeDaemon(t *testing.T) *fakeDaemon {
 	return d
 }
 
-// serve sends the answer of a handler, which it calls with d locked. A nil record is a 404.
+// serve sends the answer of a handler, which it calls with d locked. If the handler returns a nil
+// record, the answer has the status 404.
 func (d *fakeDaemon) serve(w http.ResponseWriter, r *http.Request,
 	answer func(http.ResponseWriter, *http.Request) any) {
 	d.mu.Lock()

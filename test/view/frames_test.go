@@ -56,7 +56,8 @@ func TestFrames(t *testing.T) {
 			tab.do("open the view", chromedp.Navigate(address), chromedp.WaitVisible(chromedp.CSS(`[role=treeitem]`)))
 			// The code in the address is valid once. Other tabs have the session's cookie.
 			address = eval[string](tab, `location.href`)
-			// Opening a page takes more than following events: the figures of all rows are read.
+			// Wait until the page has read the figures of all rows, so that this work is not
+			// measured.
 			tab.wait(`[...document.querySelectorAll("[role=treeitem] .icon.sandbox")].every((e) =>
 				e.closest(".row").querySelector(".meter"))`)
 		}
@@ -87,8 +88,8 @@ func TestFrames(t *testing.T) {
 // measured is the result of one measurement.
 type measured struct {
 	took         time.Duration
-	events       float64 // per second
-	daemon, view float64 // percent of one processor
+	events       float64 // events per second
+	daemon, view float64 // processor time of the daemon and of 'forkd ui', in percent of one processor
 }
 
 // measure changes labels of sandboxes for the time of the flag -frames.
@@ -146,8 +147,8 @@ func cpuTime(t *testing.T, pid int) time.Duration {
 
 // tasks describes the tasks of the pages' main threads. Times are in milliseconds.
 type tasks struct {
-	longest, longestCPU float64 // the longest task, and its processor time
-	late, all           int     // tasks that take longer than a frame; all tasks
+	longest, longestCPU float64 // duration and processor time of the longest task
+	late, all           int     // number of tasks that take longer than a frame, and number of all tasks
 	busy                float64 // time of all tasks
 }
 

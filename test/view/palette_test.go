@@ -41,7 +41,7 @@ func TestPalette(t *testing.T) {
 	p.wait(`document.querySelector(".row.selected .name")?.textContent === "try-duckdb"`)
 	p.wait(`document.activeElement.getAttribute("role") === "tree"`)
 
-	// An action on the chosen node.
+	// Choose an action on the selected node.
 	p.palette("pause")
 	p.wait(option + `?.startsWith("Pause")`)
 	p.do("choose it", chromedp.KeyEvent(kb.Enter))
@@ -50,7 +50,7 @@ func TestPalette(t *testing.T) {
 	p.do("confirm", chromedp.KeyEvent(kb.Enter))
 	p.waitText("try-duckdb is paused")
 
-	// A page, by the arrow keys.
+	// Choose a page with the arrow keys.
 	p.palette("page")
 	p.do("the second", chromedp.KeyEvent(kb.ArrowDown))
 	p.wait(option + `?.startsWith("Host")`)

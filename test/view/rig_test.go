@@ -335,8 +335,8 @@ func (p *page) waitText(text string) {
 	p.wait(`document.body.innerText.includes(` + string(quoted) + `)`)
 }
 
-// readOfDeleted is the browser's message about the read of a sandbox that was deleted meanwhile. Every
-// test can have it.
+// readOfDeleted matches the browser's message for a request of the page for a sandbox that has just
+// been deleted. The message may occur in every test.
 var readOfDeleted = regexp.MustCompile(`status of 404 .*/v1/sandboxes/sb-[a-z0-9]+$`)
 
 // statsOfEnded is the path of requests that fail if a sandbox has just been paused or deleted.

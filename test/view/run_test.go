@@ -54,7 +54,7 @@ func TestRunInForks(t *testing.T) {
 		p.theme(theme)
 		p.accessible(theme + " forks")
 	}
-	// The results are there after a look at what one fork changed.
+	// The results are still there after the user has looked at the changes of one fork.
 	p.do("compare", chromedp.Click(chromedp.CSS(".forks article:nth-of-type(2) a")))
 	p.waitText("/srv/a")
 	p.eval(`location.hash = "#/try/` + id + `"`)

@@ -104,7 +104,7 @@ const hostile = `<img src=x onerror="window.hacked=1"><script>window.hacked=1</s
 func TestHostileTexts(t *testing.T) {
 	r := startRig(t)
 	id := r.fork("base", 1, map[string]string{"name": hostile, "other": hostile})[0]
-	dir := filepath.Join(r.Tmp, "hostile\\'; \x03\rtouch x #") // an unquoted name that no shell takes as one word
+	dir := filepath.Join(r.Tmp, "hostile\\'; \x03\rtouch x #") // without quotes, no shell takes this name as one word
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}

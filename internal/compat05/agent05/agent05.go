@@ -108,7 +108,7 @@ type Server struct {
 // New returns the server for a guest.
 func New(g Guest) *Server { return &Server{guest: g} }
 
-// request is one of the three requests.
+// request is a request for one of the three actions.
 type request struct {
 	Action  string   `json:"action"`
 	Args    []string `json:"args"`

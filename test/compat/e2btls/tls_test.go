@@ -25,7 +25,7 @@ import (
 	"github.com/forkd/forkd/internal/guest/agent"
 )
 
-// Variables that run.py sets: the command that uses an SDK, and the directory for the certificates.
+// Environment variables. run.py sets programEnv to a command that uses an SDK.
 const (
 	programEnv = "E2B_TLS_PROGRAM"
 	agentEnv   = "E2B_TLS_AGENT" // makes the test binary an agent

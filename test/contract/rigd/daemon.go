@@ -43,21 +43,21 @@ type fault struct {
 	Status     int  `json:"status"`
 	RetryAfter int  `json:"retry_after"` // seconds, with Status; 0: no Retry-After header
 	AfterBytes int  `json:"after_bytes"` // if Status is 0: number of bytes of the answer's body that are sent
-	Stall      bool `json:"stall"`       // after AfterBytes, send nothing more; false: close the connection
+	Stall      bool `json:"stall"`       // after AfterBytes, leave the connection open without more data; false: close it
 
 	path *regexp.Regexp
 }
 
 // faults is the body of POST /_rig/faults.
 type faults struct {
-	Requests     *fault   `json:"requests"`      // faults of later requests; several faults apply in order
+	Requests     *fault   `json:"requests"`      // fault of later requests; the faults of several posts apply in order
 	FailChildren int      `json:"fail_children"` // number of children that will fail to start
 	Restart      *restart `json:"restart"`       // close all connections, and accept new ones later; sandboxes survive
 	Clear        bool     `json:"clear"`         // first drop all faults of requests and children
 }
 
 type restart struct {
-	DownMS int `json:"down_ms"` // milliseconds until connections are accepted again; 0: 200
+	DownMS int `json:"down_ms"` // milliseconds until connections are accepted again; 0 means 200
 }
 
 // state is the answer of GET /_rig/state.

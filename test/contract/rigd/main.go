@@ -144,8 +144,8 @@ func bake(ctx context.Context, rig *apirig.Rig, r ready) error {
 	return err
 }
 
-// privateDir is a directory that differs between sandboxes with the option -private. Other
-// directories are those of this host.
+// privateDir is the only directory whose content differs between sandboxes if the option -private
+// is set. All other directories are directories of this host.
 const privateDir = "/srv"
 
 // agentHere returns the command of an agent. The agent exits when this program exits. If private is

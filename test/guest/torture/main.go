@@ -7,8 +7,8 @@
 //
 // One thread per vCPU writes pages, and another thread writes disk blocks. Every word of a page
 // shows which write has written the word. Tables, records, hash chains and a common counter, which
-// are on other pages, determine which write must have written it. So a page contradicts these other
-// pages if it is lost, stale, early, late or half-written. A contradiction also appears if
+// are on other pages, determine which write must have written the word. So a page contradicts these
+// other pages if it is lost, stale, early, late or half-written. A contradiction also appears if
 // registers, memory and disk belong to different instants. Writers also check every page that they
 // overwrite.
 //

@@ -42,7 +42,7 @@ type Report struct {
 	Seq        uint64   `json:"seq"`    // number of writes since the start
 	Mark       uint64   `json:"mark"`
 	CPUs       int      `json:"cpus"`       // number of vCPUs with a writer of their own
-	Mismatches []string `json:"mismatches"` // texts of the first mismatches, and the number of further ones
+	Mismatches []string `json:"mismatches"` // texts of the first mismatches, and the number of further mismatches
 }
 
 // Mismatch is damage in a guest. An error of another type means that a step failed for another
