@@ -224,7 +224,7 @@ func (c *BuildContext) Pack(out *tar.Writer) error {
 		case left:
 			return nil
 		}
-		for _, dir := range p.above(rel) { // the path is an exception in these omitted directories
+		for _, dir := range p.above(rel) { // these directories were omitted, but an entry below them is not
 			if err := p.add(dir); err != nil {
 				return err
 			}

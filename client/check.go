@@ -32,8 +32,8 @@ func wrong(field, format string, args ...any) error {
 const (
 	maxChildren = 1000
 	maxTry      = 24 * time.Hour      // maximum run time of a command or judge of a try
-	maxCode     = time.Hour           // run time of code
-	maxCommand  = 30 * 24 * time.Hour // run time of a command whose output is streamed
+	maxCode     = time.Hour           // maximum run time of code
+	maxCommand  = 30 * 24 * time.Hour // maximum run time of a command whose output is streamed
 	maxDepth    = 64
 )
 

@@ -23,7 +23,7 @@ type (
 
 // CodeResult is a value that code displayed, in one or more media types.
 type CodeResult struct {
-	Main bool                       // the value is that of the last expression, not of display()
+	Main bool                       // true for the value of the last expression, false for display()
 	Data map[string]json.RawMessage // forms of the value by media type; use Text, Bytes and JSON to read them
 }
 
@@ -50,7 +50,7 @@ func (r CodeResult) Bytes(mediaType string) []byte {
 type Execution struct {
 	Results        []CodeResult
 	Stdout, Stderr string
-	Exception      *CodeException // not caught by the code; nil if there was none
+	Exception      *CodeException // exception that the code did not catch; nil if there was none
 	ExecutionCount int
 	Outcome        string // "finished", "exception", "timeout" or "died"
 	StateLost      bool   // the variables of the context are lost
@@ -137,7 +137,7 @@ type codeRun struct {
 // keptOutput is the beginning of an output.
 type keptOutput struct {
 	text strings.Builder
-	size int  // bytes that text counts for; bounded by CodeHandlers.Keep
+	size int  // bytes for which the field text counts; bounded by CodeHandlers.Keep
 	full bool // a part did not fit; later parts are dropped too, because they would follow a gap
 }
 

@@ -53,7 +53,7 @@ func (c *Client) ChangeLabels(ctx context.Context, id string, change map[string]
 
 // SetTTL sets the time until a sandbox is deleted, in seconds from now, at most a year; 0: never.
 func (c *Client) SetTTL(ctx context.Context, id string, ttlSecs float64) (s Sandbox, err error) {
-	if !(ttlSecs >= 0) { // NaN too
+	if !(ttlSecs >= 0) { // also true for NaN
 		return s, wrong("ttl_secs", "%g: want 0 or more", ttlSecs)
 	}
 	err = c.call(ctx, http.MethodPut, sandboxPath(id, "/ttl"), TTLRequest{TTLSecs: &ttlSecs}, &s)

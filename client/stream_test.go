@@ -13,7 +13,7 @@ import (
 func TestStreamsOfAHostileDaemon(t *testing.T) {
 	count := func(n *int) io.Writer { return writerFunc(func(p []byte) (int, error) { *n++; return len(p), nil }) }
 	for name, c := range map[string]struct {
-		event  string // with a text in place of %s
+		event  string // format of an event; a text replaces %s
 		most   int
 		events func(c *Client) (int, error)
 	}{

@@ -33,7 +33,7 @@ func (c *Client) Try(ctx context.Context, id string, req TryRequest, started fun
 	if err != nil {
 		return end, err
 	}
-	defer resp.Body.Close() // before the last line, this makes the daemon kill the children
+	defer resp.Body.Close() // if the last line has not arrived, this makes the daemon kill the children
 	for events := eventsOf(resp.Body, maxTryEvent); ; {
 		var e v1.TryEvent
 		if err := events.next(&e); err != nil {

@@ -44,9 +44,9 @@ type BuildRequest struct {
 	// Recipe is the text of a recipe, which is built instead of a Dockerfile. The build context is
 	// its directory.
 	Recipe           string     `json:"recipe,omitempty"`
-	Boot             *BuildBoot `json:"boot,omitempty"`               // with Recipe; required
-	Network          *Network   `json:"network,omitempty"`            // with Recipe; nil: as in the recipe
-	Limits           *Limits    `json:"limits,omitempty"`             // with Recipe; nil: as in the recipe
+	Boot             *BuildBoot `json:"boot,omitempty"`               // required with Recipe
+	Network          *Network   `json:"network,omitempty"`            // only with Recipe; nil: as the recipe says
+	Limits           *Limits    `json:"limits,omitempty"`             // only with Recipe; nil: as the recipe says
 	ReadyTimeoutSecs float64    `json:"ready_timeout_secs,omitempty"` // with Recipe: time limit of the boot; 0 means 300
 }
 

@@ -7,7 +7,7 @@ type CodeRequest struct {
 	Code        string            `json:"code"`
 	Language    string            `json:"language,omitempty"`     // empty: python
 	ContextID   string            `json:"context_id,omitempty"`   // empty: the language's default context
-	TimeoutSecs float64           `json:"timeout_secs,omitempty"` // 0 means 30
+	TimeoutSecs float64           `json:"timeout_secs,omitempty"` // seconds; 0 means 30
 	Env         map[string]string `json:"env,omitempty"`          // environment variables for this call only
 	Repr        bool              `json:"repr,omitempty"`         // keep the quotes of a string result
 }

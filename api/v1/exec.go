@@ -12,7 +12,7 @@ type Pong struct {
 // ExecRequest is a command to run in a sandbox, without a shell.
 type ExecRequest struct {
 	Args        []string          `json:"args"`
-	TimeoutSecs float64           `json:"timeout_secs,omitempty"` // 0 means 30
+	TimeoutSecs float64           `json:"timeout_secs,omitempty"` // seconds; 0 means 30
 	Env         map[string]string `json:"env,omitempty"`
 	Cwd         string            `json:"cwd,omitempty"`
 	User        string            `json:"user,omitempty"`
@@ -129,7 +129,7 @@ type ExecInput struct {
 // EvalRequest is code for a warm interpreter of a sandbox.
 type EvalRequest struct {
 	Code        string            `json:"code"`
-	TimeoutSecs float64           `json:"timeout_secs,omitempty"` // 0 means 30
+	TimeoutSecs float64           `json:"timeout_secs,omitempty"` // seconds; 0 means 30
 	Language    string            `json:"language,omitempty"`     // empty: python
 	ContextID   string            `json:"context_id,omitempty"`   // empty: the language's default context
 	Env         map[string]string `json:"env,omitempty"`

@@ -12,6 +12,6 @@ type Hooks struct {
 // Hook is a command.
 type Hook struct {
 	Args        []string `json:"args"`                   // command and arguments, which no shell interprets
-	TimeoutSecs int      `json:"timeout_secs,omitempty"` // 1 to 300; omitted: 30
+	TimeoutSecs int      `json:"timeout_secs,omitempty"` // 1 to 300; 30 if omitted
 	OnFailure   string   `json:"on_failure,omitempty"`   // "abort" the operation, or "continue"; omitted: abort
 }

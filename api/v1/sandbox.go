@@ -106,10 +106,10 @@ type ForkRequest struct {
 // Forked is the result of a fork. Times are in milliseconds.
 type Forked struct {
 	Sandboxes   []Sandbox `json:"sandboxes"`
-	Failed      int       `json:"failed"`             // only with AllowPartial
+	Failed      int       `json:"failed"`             // children that did not start; only with AllowPartial
 	Unconfirmed int       `json:"unconfirmed"`        // part of Failed: children whose agent did not confirm
-	VMMWallMS   float64   `json:"vmm_wall_ms"`        // until the vCPUs of the last child ran
-	ForkWallMS  float64   `json:"fork_wall_ms"`       // until the last child had confirmed
+	VMMWallMS   float64   `json:"vmm_wall_ms"`        // from the request until the vCPUs of the last child ran
+	ForkWallMS  float64   `json:"fork_wall_ms"`       // from the request until the last child had confirmed
 	PauseMS     float64   `json:"pause_ms,omitempty"` // how long the source sandbox was paused
 }
 

@@ -69,13 +69,13 @@ type SnapshotDetail struct {
 	DiskLayers     int      `json:"disk_layers"`
 	Dependents     []string `json:"dependents"`
 	Ancestors      []string `json:"ancestors"` // root first
-	Sealed         bool     `json:"sealed"`    // digests are recorded
+	Sealed         bool     `json:"sealed"`    // the digests of the files are recorded
 }
 
 // BakeRequest requests a snapshot. Paths are paths on the daemon's host.
 type BakeRequest struct {
 	Tag    string `json:"tag"`
-	Kernel string `json:"kernel,omitempty"` // empty with From: the snapshot's kernel
+	Kernel string `json:"kernel,omitempty"` // empty: the kernel of the snapshot From
 	Initrd string `json:"initrd,omitempty"` // empty: the daemon creates one
 	Rootfs string `json:"rootfs,omitempty"`
 	// Tag of a snapshot whose disk the parent boots from, instead of rootfs. The snapshot supplies

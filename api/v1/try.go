@@ -75,5 +75,5 @@ type TryEnd struct {
 	Keep     string      `json:"keep"`
 	Winner   *int        `json:"winner,omitempty"`   // index of the first or best child; nil if there is none
 	Kept     []Sandbox   `json:"kept"`               // the children that stay
-	Promoted *RolledBack `json:"promoted,omitempty"` // the sandbox after the promotion; nil without one
+	Promoted *RolledBack `json:"promoted,omitempty"` // the sandbox after the promotion; nil if there was none
 }

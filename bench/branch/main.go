@@ -28,7 +28,7 @@ const recipe = "python-numpy"
 // bench is one run of this program.
 type bench struct {
 	*lab.Program
-	memory, dirty, depths lab.Numbers // in MiB, in MiB, and in snapshots
+	memory, dirty, depths lab.Numbers // memory and dirty are in MiB; depths are numbers of snapshots
 	samples, forks, line  int
 	host                  *lab.Daemon
 }

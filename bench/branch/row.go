@@ -46,7 +46,7 @@ func (b *bench) newRow(ctx context.Context, memoryMiB, dirtyMiB int) (*row, erro
 			}
 			w.rolled = append(w.rolled, r)
 		}
-		if err := s.m.Kill(s.id); err != nil { // first, because the sandbox runs from the branch
+		if err := s.m.Kill(s.id); err != nil { // kill the sandbox first, because it runs from the branch
 			return err
 		}
 		return b.drop(last)

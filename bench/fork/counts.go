@@ -23,7 +23,7 @@ type counts struct {
 
 type child struct {
 	request, start lab.Counts // operations since the request, and since the process was started
-	dirtied        float64    // pages of guest memory
+	dirtied        float64    // pages of guest memory that the child has written
 	private        float64    // KiB, without guest memory
 }
 
@@ -170,7 +170,7 @@ const (
 
 // budget is the maximum cost of a child, with a warm pool or a cold pool.
 type budget struct {
-	switches, calls float64 // since the request
+	switches, calls float64 // context switches and system calls since the request
 	cpu             float64 // CPU time of the VMM, in milliseconds
 }
 

@@ -96,7 +96,7 @@ func floorBurst(ctx context.Context, bin string, memory *os.File, n int) (float6
 
 // floorRun is one process after its first exit. Times are CLOCK_MONOTONIC in nanoseconds.
 type floorRun struct {
-	begin int64 // time of its start
+	begin int64 // time at which the process was started
 	start int64 // time of the beginning of main
 	exit  int64 // time of the first exit
 	cmd   *exec.Cmd

@@ -36,8 +36,8 @@ type (
 		Each time.Duration
 	}
 	result struct {
-		MiBps    float64 // opDown and opUp only
-		P50, P99 float64 // opRequest and opConnect only; in microseconds
+		MiBps    float64 // set only for opDown and opUp
+		P50, P99 float64 // in microseconds; set only for opRequest and opConnect
 		Error    string
 	}
 )

@@ -115,7 +115,7 @@ type Options struct {
 	Admit   admit.Rules
 
 	GuestPort int          // port of guests' addresses; 0: guests have no addresses
-	Domain    string       // domain of the host names of ports; empty: Domain
+	Domain    string       // domain of the host names of ports; empty: the constant Domain
 	Tokens    []auth.Token // accepted in addition to Token
 
 	// Id of a suspended sandbox whose record cannot be read. The rig makes the record, like an

@@ -18,7 +18,7 @@ type progress struct {
 	live  bool
 	names []string
 	begun map[int]time.Time
-	last  map[int][]string // last lines of output of the current steps, by number
+	last  map[int][]string // last lines of output of the current steps, by the step's number
 
 	mu    sync.Mutex
 	lines int // lines of the block on the screen

@@ -52,7 +52,7 @@ func TestCopiesOutFollowNoLinkAtTheirTarget(t *testing.T) {
 		remote, local string
 		tree          bool
 		written       string // content that the copy has written; empty if the copy is refused
-		linked        bool   // the path of the working directory has a link
+		linked        bool   // the path of the working directory contains a link
 	}{
 		"a link with the name of the file": {remote: "/srv/result.txt", local: "srv/"},
 		"the same, without a /":            {remote: "/srv/result.txt", local: "srv"},

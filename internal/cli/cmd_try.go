@@ -25,7 +25,7 @@ type tryFlags struct {
 	labels  []string
 	quiet   bool
 	verbose bool
-	run     command // environment of the commands
+	run     command // holds the environment variables of the commands
 }
 
 func newTryCmd() *cobra.Command {

@@ -13,7 +13,7 @@ import (
 // ends is the output of `forkd ttl`.
 type ends struct {
 	ID        string `json:"id"`
-	ExpiresAt int64  `json:"expires_at_unix,omitempty"` // 0: never
+	ExpiresAt int64  `json:"expires_at_unix,omitempty"` // 0: the sandbox never expires
 }
 
 func newTTLCmd() *cobra.Command {

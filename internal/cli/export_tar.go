@@ -14,7 +14,7 @@ import (
 // Bounds of an archive. They bound the memory for the names in the archive.
 const (
 	maxExportNames   = 256 << 20 // bytes
-	maxExportEntries = 1 << 20   // forkd-diff packs no more
+	maxExportEntries = 1 << 20   // forkd-diff packs no more entries
 )
 
 // exportEntry is an entry of an exported archive.

@@ -21,7 +21,7 @@ type suspendAll struct {
 	cl     *client.Client
 	within time.Duration // time limit for all sandboxes together; 0: no limit as long as sandboxes are being saved
 	turn   time.Duration // time limit of a request; if within is 0, also of a period in which no sandbox is saved
-	turns  *gate.Gate    // for running requests; one owner of sandboxes cannot take all of them
+	turns  *gate.Gate    // bounds the requests that run at the same time, in total and for each owner of sandboxes
 
 	mu    sync.Mutex
 	saved time.Time // time when the latest sandbox was saved

@@ -12,7 +12,7 @@ import (
 
 // Layout of tables. Widths are in columns of a terminal.
 const (
-	tableGap   = 2  // between two columns
+	tableGap   = 2  // space between two columns
 	leastWidth = 12 // minimum width of a truncated column on a narrow terminal; all numbers fit
 )
 

@@ -38,15 +38,15 @@ type Build struct {
 
 // Assets lists the files that prepare created.
 type Assets struct {
-	VMM     string            `json:"vmm"` // forkd-vmm
+	VMM     string            `json:"vmm"` // path of forkd-vmm
 	Forkd   string            `json:"forkd"`
-	Torture string            `json:"torture"` // test/guest/torture
+	Torture string            `json:"torture"` // path of the program test/guest/torture
 	Cloud   Kernel            `json:"cloud"`   // the distribution's kernel
 	Minimal Kernel            `json:"minimal"` // the kernel of guest/kernel
 	Images  map[string]string `json:"images"`  // by recipe: directory of the image
 	Roots   string            `json:"roots"`   // root certificates that the host trusts, in PEM
-	Disk    string            `json:"disk"`    // an empty ext4 file system
-	Busybox string            `json:"busybox"` // a static shell
+	Disk    string            `json:"disk"`    // path of an empty ext4 file system
+	Busybox string            `json:"busybox"` // path of busybox, a static shell
 	// The first build whose VMMs have the present protocol, and the build before it.
 	Earlier []Build `json:"earlier"`
 	NoBuild string  `json:"no_build"` // why Earlier is empty

@@ -203,7 +203,7 @@ func TestRollback(t *testing.T) {
 	}
 	d.alive(t, box.ID)
 	d.branchOf(t, box.ID, "fresh", "live")
-	if _, err := d.Rollback(d.ctx(t, bakeLimit), box.ID, "point"); err != nil { // forward to the later one
+	if _, err := d.Rollback(d.ctx(t, bakeLimit), box.ID, "point"); err != nil { // forward to the later snapshot
 		t.Fatal(err)
 	}
 	if got := d.value(t, box.ID, "state"); got != "'before'" {
@@ -212,7 +212,7 @@ func TestRollback(t *testing.T) {
 	other := d.fork(t, 1)[0]
 	d.value(t, other.ID, "[state := 'other']")
 	d.branchOf(t, other.ID, "elsewhere", "live")
-	if _, err := d.Rollback(d.ctx(t, bakeLimit), box.ID, "elsewhere"); err != nil { // the branch of a sibling
+	if _, err := d.Rollback(d.ctx(t, bakeLimit), box.ID, "elsewhere"); err != nil { // to the branch of a sibling
 		t.Fatal(err)
 	}
 	if got := d.value(t, box.ID, "state"); got != "'other'" {

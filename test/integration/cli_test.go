@@ -177,7 +177,7 @@ func (d *daemon) removeVerbs(t *testing.T) {
 	if strings.Join(removed.Removed, " ") != "d1" {
 		t.Errorf("rmi --force: %+v", removed)
 	}
-	for _, name := range []string{"d2", "flat"} { // neither depends on d1
+	for _, name := range []string{"d2", "flat"} { // these snapshots do not depend on d1
 		d.cliJSON(t, &forked, "fork", name)
 		id := forked.Sandboxes[0].ID
 		if out, _ := d.cli(t, 0, "exec", id, "--", "cat", "/root/one", "/root/two"); out != "one\ntwo\n" {

@@ -90,7 +90,7 @@ func TestCommandsAsTheyRun(t *testing.T) {
 	input := bytes.Repeat([]byte("0123456789abcde\xff"), 1<<16)
 	p = start("cat", nil)
 	echoed := make(chan bool, 1)
-	go func() { // both directions concurrently
+	go func() { // write the input while the output is read
 		_, err := p.Write(input)
 		echoed <- err == nil && p.CloseStdin() == nil
 	}()

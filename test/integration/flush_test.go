@@ -211,7 +211,7 @@ func TestBranchFallsBack(t *testing.T) {
 // onDisk returns a new directory that is not on tmpfs.
 func onDisk(t *testing.T) string {
 	t.Helper()
-	for _, parent := range []string{"/var/lib/forkd", "/var/tmp"} { // the first is the emulated host's disk
+	for _, parent := range []string{"/var/lib/forkd", "/var/tmp"} { // the first directory is on the emulated host's disk
 		var st syscall.Statfs_t
 		if err := syscall.Statfs(parent, &st); err != nil || st.Type == unix.TMPFS_MAGIC {
 			continue

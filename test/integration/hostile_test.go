@@ -20,7 +20,7 @@ const hostileSeed = 2
 // When the attackers have been deleted, no resources of them remain.
 func TestHostileRoot(t *testing.T) {
 	d := load(t).start(t)
-	d.cycle(t) // until buffers and caches have their final sizes
+	d.cycle(t) // after this cycle, buffers and caches have their final sizes
 	before := d.settled(t, nil)
 	sibling := d.fork(t, 1)[0]
 	sum := d.value(t, sibling.ID,

@@ -31,7 +31,7 @@ import (
 // entry is an entry of a layer. A name with a slash at its end is a directory.
 type entry struct {
 	name, text, link string
-	hard             bool // link is a hard link
+	hard             bool // the entry is a hard link to the path link
 	head             tar.Header
 }
 

@@ -51,7 +51,7 @@ type holdings struct {
 // the resources in use before and after.
 func TestLeaks(t *testing.T) {
 	d := load(t).start(t)
-	for range 5 { // until buffers, caches and the pool have their final sizes
+	for range 5 { // after these cycles, buffers, caches and the pool have their final sizes
 		d.cycle(t)
 	}
 	before := d.settled(t, nil)

@@ -88,7 +88,7 @@ func TestDownloadsAtOnce(t *testing.T) {
 		}
 	})
 	if t.Failed() {
-		return // in fetched(), other sandboxes would wait for the download that did not begin
+		return // otherwise other sandboxes would wait in fetched() for the download that did not begin
 	}
 	d.each(t, boxes, func(s client.Sandbox) {
 		if got := d.call(t, s.ID, "fetched()"); got != file.sum {

@@ -21,7 +21,7 @@ func (d *daemon) search(t *testing.T, since time.Time, words ...string) map[stri
 	for _, dir := range []string{d.state, d.ram, d.run} {
 		err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
 			if errors.Is(err, fs.ErrNotExist) {
-				return nil // removed after it was listed
+				return nil // the file was removed after it was listed
 			}
 			if err != nil || !e.Type().IsRegular() {
 				return err

@@ -162,7 +162,7 @@ func (x *fire) noRoom() {
 	x.fillDisk(filler, leave)
 	p, tag := x.mark(x.source.ID, x.hot()...), x.newTag()
 	branch := func() client.SnapshotDetail {
-		s, err := x.branch(x.source.ID, tag, client.BranchRequest{Mode: "full"}) // needs tens of MiB
+		s, err := x.branch(x.source.ID, tag, client.BranchRequest{Mode: "full"}) // a full branch needs tens of MiB
 		x.fail(err)
 		x.took(s, p)
 		return x.flushed(tag)

@@ -264,7 +264,7 @@ func (x *fire) checkAll() {
 	var tags []string
 	for _, s := range list {
 		if s.Transient {
-			continue // deleted together with its sandbox
+			continue // the snapshot was deleted together with its sandbox
 		}
 		if _, known := x.points[s.Tag]; !known || s.Status != "ready" {
 			x.t.Fatalf("snapshot that is listed: %+v", s)

@@ -107,7 +107,7 @@ func (d *daemon) noBranch(t *testing.T) {
 	eventually(t, quietLimit, func() error {
 		list, err := d.Snapshots(d.ctx(t, quietLimit))
 		list = slices.DeleteFunc(list, func(s client.Snapshot) bool {
-			return strings.HasPrefix(s.Tag, "step-") // builds of earlier tests leave them
+			return strings.HasPrefix(s.Tag, "step-") // builds of earlier tests leave such snapshots
 		})
 		if err == nil && len(list) != 1 {
 			err = fmt.Errorf("%d snapshots are left: %+v", len(list), list)

@@ -113,7 +113,7 @@ type box struct {
 	line  map[string]points // branches of the sandbox: their possible states, by tag
 
 	mayBeGone bool   // the daemon may have killed the sandbox, because a rollback failed or was cut off
-	target    points // possible states of that rollback's snapshot, in which a new daemon suspends the sandbox
+	target    points // possible states of the snapshot of that rollback; a new daemon suspends the sandbox in such a state
 }
 
 // start records that a request, sent at the given time, has started the VM of b. The parameter p

@@ -27,7 +27,7 @@ type Report struct {
 	Faults      int          `json:"faults"`
 	ByFault     map[Kind]int `json:"by_fault"`
 	DaemonKills int          `json:"daemon_kills"`
-	Audits      int          `json:"audits"`   // comparisons of existing with acknowledged objects
+	Audits      int          `json:"audits"`   // comparisons of the existing objects with the acknowledged objects
 	Verified    int          `json:"verified"` // verifications of sandboxes that found no damage
 	// Sandboxes that resumed from their suspended state after their VM was killed.
 	Resurrected int `json:"resurrected"`

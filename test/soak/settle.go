@@ -57,7 +57,7 @@ func (w *worker) settle(b *box, states ...string) bool {
 			there = true
 			w.entered(b, s.State)
 			return true, nil
-		case s.State == suspended && b.fallBack() != nil && w.mayBeDead(b): // a daemon has found no VM for it
+		case s.State == suspended && b.fallBack() != nil && w.mayBeDead(b): // a daemon has found no VM for the sandbox
 			there = true
 			b.now = b.fallBack()
 			b.suspend()

@@ -112,7 +112,7 @@ func New(g Guest) *Server { return &Server{guest: g} }
 type request struct {
 	Action  string   `json:"action"`
 	Args    []string `json:"args"`
-	Timeout float64  `json:"timeout"` // seconds; 0: 30
+	Timeout float64  `json:"timeout"` // seconds; 0 means 30
 	Code    string   `json:"code"`
 }
 
