@@ -76,8 +76,8 @@ type ExecResult struct {
 	StderrBytes []byte `json:"stderr_base64,omitempty"`
 }
 
-// NDJSON is the media type of a stream of messages, one per line. The response to an exec that
-// accepts it is a stream of ExecEvents.
+// NDJSON is the media type of a stream of messages, one per line. If a request for an exec accepts
+// NDJSON, the response is a stream of ExecEvents.
 const NDJSON = "application/x-ndjson"
 
 // ExecEvent is one message of the stream of a command: its start, a part of its output, or its end.

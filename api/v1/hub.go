@@ -6,7 +6,8 @@ const (
 	UnpackTrust     = "trust"     // require, warn or off; absent: the daemon's policy for archives
 	UnpackSignature = "signature" // bundle for the digest of the artifact's manifest
 
-	// MaxUnpackSignature is the largest bundle of such a request, in bytes: it is a part of the URL.
+	// MaxUnpackSignature bounds the bundle in such a request, in bytes. The bundle is a part of the
+	// URL.
 	MaxUnpackSignature = 8 << 10
 )
 

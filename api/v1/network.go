@@ -76,8 +76,8 @@ type NetworkRefusal struct {
 	Name     string `json:"name,omitempty"`    // name of the server, or name in the DNS query; chosen by the sandbox
 	Reason   string `json:"reason"`            // a key of Refused
 	Why      string `json:"why"`               // the reason in words, such as "private range"
-	// Option of forkd net set that permits the destination, such as "allow it with --allow
-	// 1.2.3.4". Empty if no option permits it.
+	// Option of the command 'forkd net set' that permits the destination, such as "allow it with
+	// --allow 1.2.3.4". Empty if no option permits it.
 	Fix      string `json:"fix,omitempty"`
 	Count    uint64 `json:"count"`
 	LastUnix int64  `json:"last_unix"` // last occurrence, in seconds since 1970

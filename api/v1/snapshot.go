@@ -47,7 +47,7 @@ type Snapshot struct {
 	Faults      *uint64 `json:"faults,omitempty"` // pages copied because the sandbox wrote them during the copy
 
 	// Persist is "pending", "done" or "failed". A failed snapshot exists as long as its layer in
-	// RAM, and the write is retried.
+	// RAM exists, and the write is retried.
 	Persist     string   `json:"persist_status"`
 	PersistedMS *float64 `json:"persisted_ms,omitempty"`
 

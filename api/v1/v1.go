@@ -1,6 +1,6 @@
-// Package v1 defines the messages of the daemon's REST API as Go types, for both sides. The
-// daemon's v1 face decodes requests and sends responses. Package client sends requests and decodes
-// responses. api/openapi.yaml describes the same fields for other languages.
+// Package v1 defines the messages of the daemon's REST API as Go types, for the daemon and for
+// clients. The daemon's v1 face decodes requests and sends responses. Package client sends requests
+// and decodes responses. api/openapi.yaml describes the same fields for other languages.
 //
 // It contains no behaviour. The daemon checks requests and chooses defaults. A zero field of a
 // request means the default. Names of Go fields may change, but JSON names may not change. Clients

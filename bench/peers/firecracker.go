@@ -19,7 +19,8 @@ import (
 )
 
 // firecracker is a peer that forks from snapshots that Firecracker has made of a running guest. A
-// child is a Firecracker process that receives the request to load the snapshot on its API socket.
+// child is a Firecracker process that receives, on its API socket, the request to load the
+// snapshot.
 func (b *bench) firecracker(ctx context.Context, name, bin string) (*peer, error) {
 	p, version, err := newPeer(ctx, name, bin, true)
 	if err != nil || p.absent != "" {

@@ -23,7 +23,7 @@ type peer struct {
 }
 
 // newPeer returns a peer, and the version of the peer's program bin. The version is the first line
-// that the program prints about it. If bin is empty, the peer is absent.
+// that the program prints about its version. If bin is empty, the peer is absent.
 func newPeer(ctx context.Context, name, bin string, pool bool) (p *peer, version string, err error) {
 	p = &peer{name: name, pool: pool, driven: true}
 	if bin == "" {

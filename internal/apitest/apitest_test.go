@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// reports collects the reports of Checked.
+// The type reports collects the reports of Checked.
 type reports struct {
 	testing.TB
 	list []string

@@ -11,7 +11,7 @@ import (
 
 // withoutGit returns the files whose patches cannot change a repository's .git. It writes to errs
 // how many other files with patches each .git has. A file such as .git/hooks/pre-commit or
-// .git/config lets git run programs on this host. git apply refuses such paths, and other programs
+// .git/config lets git run programs on this host. git apply refuses such paths, but other programs
 // do not.
 func withoutGit(errs io.Writer, files []client.DiffFile) (kept []client.DiffFile, all bool) {
 	var dirs []string

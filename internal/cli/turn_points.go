@@ -121,9 +121,9 @@ func (t *turns) find(ref string) (turn, bool) {
 	return t.saved[i], true
 }
 
-// nearest returns tag if the snapshot with this tag is a turn. Otherwise it goes back through the
-// sandbox's earlier branches and returns the tag of the first turn that it finds. The result is ""
-// if it finds no turn, or if a branch on the way has been deleted.
+// nearest returns the parameter tag if the snapshot with this tag is a turn. Otherwise it goes back
+// through the sandbox's earlier branches and returns the tag of the first turn that it finds. The
+// result is "" if it finds no turn, or if a branch on the way has been deleted.
 func (t *turns) nearest(tag string) string {
 	for range t.all { // bounded, because damaged snapshots may form a cycle
 		s, ok := t.all[tag]

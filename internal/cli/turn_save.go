@@ -124,7 +124,7 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// reported reports whether a turn exists for an event that an agent may report twice.
+// The method reported returns true if a turn exists for an event that an agent may report twice.
 func (t *turns) reported(e turnEvent) bool {
 	for _, p := range t.saved {
 		l := p.Snapshot.Labels

@@ -20,8 +20,9 @@ func uniqueFlag(cmd *cobra.Command, unique *string) {
 // maxRepeats bounds the number of programs that printRepeats names.
 const maxRepeats = 5
 
-// printRepeats names, in one line, the programs that repeat random numbers in the sandboxes of one
-// fork. It names the programs of the first sandbox, because all sandboxes have the same programs.
+// printRepeats prints a line with the programs that repeat random numbers in the sandboxes of one
+// fork. The line has the programs of the first sandbox, because all sandboxes have the same
+// programs.
 func printRepeats(cmd *cobra.Command, siblings ...client.Sandbox) {
 	if len(siblings) == 0 {
 		return

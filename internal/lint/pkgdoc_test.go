@@ -44,7 +44,8 @@ func TestEveryPackageSaysWhatItIs(t *testing.T) {
 	}
 }
 
-// junk lists names of packages that describe no purpose. Unrelated code collects in such packages.
+// The list junk has names of packages that describe no purpose. Unrelated code collects in such
+// packages.
 var junk = []string{"util", "utils", "common", "types", "helpers", "helper", "base", "factory", "shared", "misc", "lib"}
 
 func TestPackageNames(t *testing.T) {

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// wholes lists, by package, the types that give access to all sandboxes and snapshots, and their
-// constructors.
+// The map wholes has, by package, the types that give access to all sandboxes and snapshots, and
+// the constructors of these types.
 var wholes = map[string][]string{
 	"internal/host/sandbox":   {"Manager", "New"},
 	"internal/host/store":     {"Store", "Open"},
@@ -17,9 +17,9 @@ var wholes = map[string][]string{
 	"internal/host/event":     {"Ring", "NewRing", "Follower"},
 }
 
-// permitting lists the methods of tenancy.Host that give access to a sandbox in a request without a
-// principal. For each method, it lists the files that may call the method, because the code in
-// these files checks such requests.
+// The map permitting has the methods of tenancy.Host that give access to a sandbox in a request
+// without a principal. For each method, it lists the files that may call the method, because the
+// code in these files checks such requests.
 var permitting = map[string][]string{
 	"Permitted": {"internal/daemon/face/streams.go", "internal/daemon/e2b/data.go"},
 	"IDs":       {"internal/daemon/e2b/token.go"},

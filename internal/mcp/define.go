@@ -244,8 +244,8 @@ func (p Problem) text() string {
 	return b.String()
 }
 
-// helpful maps codes of errors to tools that help. The API's own advice names routes and commands,
-// which a model may not be able to use.
+// The variable helpful maps codes of errors to tools that help. The API's own advice names routes
+// and commands, which a model may not be able to use.
 var helpful = map[string]string{
 	"sandbox_not_found":    "list_sandboxes shows what there is; spawn_sandboxes makes one",
 	"snapshot_not_found":   "list_snapshots shows what there is; branch makes one",
@@ -297,7 +297,8 @@ var errNoMethod = &jsonrpc.Error{Code: jsonrpc.CodeMethodNotFound, Message: "met
 // capability for them.
 var undeclared = []string{"prompts/", "completion/", "logging/"}
 
-// refused answers undeclared methods with "method not found", as the protocol requires.
+// The function refused answers undeclared methods with "method not found", as the protocol
+// requires.
 func refused(next sdk.MethodHandler) sdk.MethodHandler {
 	return func(ctx context.Context, method string, req sdk.Request) (sdk.Result, error) {
 		if slices.ContainsFunc(undeclared, func(prefix string) bool { return strings.HasPrefix(method, prefix) }) {

@@ -14,9 +14,9 @@ const (
 	cleanupTime = time.Minute
 )
 
-// made holds the objects that a call has created with ids chosen by the daemon. If the call is
-// cancelled, its caller receives no answer and never learns these ids. So the call removes the
-// objects.
+// The type made holds the objects that a call has created and whose ids the daemon has chosen. If
+// the call is cancelled, its caller receives no answer and never learns these ids. So the call
+// removes the objects.
 type made struct {
 	sandboxes []string
 	snapshot  string // tag chosen by the daemon
@@ -56,8 +56,8 @@ func (c *call) Branch(ctx context.Context, id string, req client.BranchRequest) 
 	return s, err
 }
 
-// left returns an error if the caller has left, even if the call's context has not been cancelled
-// yet.
+// The function left returns an error if the caller has left, even if the call's context has not
+// been cancelled yet.
 func left(ctx context.Context) error {
 	return cmp.Or(ctx.Err(), ctx.Value(messageKey{}).(*message).ctx.Err())
 }

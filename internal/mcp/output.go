@@ -23,7 +23,7 @@ const maxStreamed = 256 << 20
 
 // excerptWriter keeps the beginning and the end of its input.
 type excerptWriter struct {
-	// The fields most and least bound the number of bytes in head and in tail.
+	// The field most is the maximum number of bytes in head, and least is the maximum in tail.
 	most, least int
 	head, tail  []byte
 	total       int64

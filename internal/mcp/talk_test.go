@@ -105,7 +105,8 @@ func (c *talk) answer(name string, in args) *sdk.CallToolResult {
 	return r
 }
 
-// fails calls a tool, which must fail. The text of the error must contain the given words.
+// The method fails calls a tool, and the call must fail. The text of the error must contain the
+// given words.
 func (c *talk) fails(name string, in args, want ...string) *sdk.CallToolResult {
 	c.t.Helper()
 	r := c.answer(name, in)

@@ -20,7 +20,7 @@ const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src
 // guest. If a browser shows such an answer as a page, this policy gives the page no rights.
 const apiPolicy = "default-src 'none'; frame-ancestors 'none'; sandbox"
 
-// security lists the headers of every answer.
+// The map security has the headers of every answer.
 var security = map[string]string{
 	"Content-Security-Policy":      policy,
 	"X-Content-Type-Options":       "nosniff",
@@ -46,7 +46,7 @@ var (
 
 // checkSource refuses requests that a browser sends for pages of other origins. The session's
 // cookie alone does not prove the origin: ports do not separate cookies, so a page of a guest's
-// server at another port of 127.0.0.1 is of the same site. The parameter own is the view's own
+// server at another port of 127.0.0.1 belongs to the same site. The parameter own is the view's own
 // origin.
 func checkSource(r *http.Request, own string) error {
 	safe := r.Method == http.MethodGet || r.Method == http.MethodHead

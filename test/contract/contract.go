@@ -54,7 +54,7 @@ type Step struct {
 	Error  *map[string]any `yaml:"error"`
 }
 
-// own lists the operations that each runner implements itself, and their arguments.
+// The map own has the operations that each runner implements itself, and their arguments.
 var own = map[string][]string{
 	"rig.faults": {"clear", "requests", "fail_children", "restart"}, "rig.state": nil, "sleep": {"seconds"},
 	"number": {"text"}, "directory": {"files"},
@@ -207,7 +207,8 @@ func at(v any, path string) any {
 	return nil
 }
 
-// holds returns an error if the value in got does not match the expected value in want.
+// The function holds returns an error if the value in got does not match the expected value in
+// want.
 func holds(want, got any) error {
 	if o, ok := got.(*Object); ok {
 		got = o.Fields

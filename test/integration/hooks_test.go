@@ -8,8 +8,8 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// TestHooks runs hooks in real VMs. It also runs the hooks that the child of a branch has
-// inherited, after a crash of the daemon. One hook crashes its guest.
+// TestHooks runs hooks in real VMs. After a crash of the daemon, it also runs the hooks that the
+// child of a branch has inherited. One hook crashes its guest.
 func TestHooks(t *testing.T) {
 	d := load(t).start(t)
 	box := d.fork(t, 1)[0]

@@ -16,8 +16,8 @@ import (
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
-// limited forks a sandbox with limits. It skips the test if the host does not support limits; the
-// emulated host does.
+// limited forks a sandbox with limits. It skips the test if the host does not support limits. The
+// emulated host supports limits.
 func (d *daemon) limited(t *testing.T, l client.Limits) client.Sandbox {
 	t.Helper()
 	f, err := d.Fork(d.ctx(t, startLimit), client.ForkRequest{SnapshotTag: tag, N: 1, Limits: &l})

@@ -271,8 +271,8 @@ func (x *fire) remove() {
 	x.verifySource(now)
 }
 
-// grow branches the paused source, a child of that branch, and a child of the second branch. At its
-// end, only the last child runs.
+// grow branches the paused source, a child of that branch, and a child of the second branch. When
+// grow returns, only the last child runs.
 func (x *fire) grow(now point) (tags []string, boxes []client.Sandbox) {
 	x.t.Helper()
 	from := x.source.ID

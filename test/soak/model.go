@@ -40,8 +40,8 @@ func (p points) marked(mark, seq uint64, certain bool) points {
 	return next
 }
 
-// with(name, sum) returns the states of p, each with one more file. The method without returns the
-// states of p, each without the file, even if a state lacks it already.
+// with(name, sum) returns the states of p, each with one more file. The method named without
+// returns the states of p, each without the file. A state of p may lack the file already.
 func (p points) with(name, sum string) points {
 	next := slices.Clone(p)
 	for i := range next {

@@ -57,8 +57,8 @@ func entries(dir string) (int, error) {
 	return len(list), err
 }
 
-// Growth that is permitted since the measurement before the first line of descent, for connections
-// that are being closed and for the Go runtime.
+// How much the use of resources may have grown since the measurement before the first line of
+// descent, because connections are being closed and because the Go runtime needs resources.
 const (
 	slackRoutines = 8
 	slackFiles    = 8

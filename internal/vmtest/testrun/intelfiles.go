@@ -161,8 +161,8 @@ func report(ctx context.Context, host string, packages []vmPkg, dir string, out 
 	return total, err
 }
 
-// reportPackage counts the tests in a package's log. Unless all tests were run and passed, it
-// returns an error.
+// reportPackage counts the tests in a package's log. It returns an error if a test was not run or
+// did not pass.
 func reportPackage(ctx context.Context, host string, p vmPkg, result string, out io.Writer) (counts, error) {
 	log := result + ".log"
 	if _, err := os.Stat(log); err != nil {

@@ -7,8 +7,8 @@ import (
 	"github.com/forkd/forkd/test/torture/guest"
 )
 
-// maxMismatches limits the mismatches in a report. If there are more, the last line has their
-// number.
+// maxMismatches limits the mismatches in a report. If there are more, the last line says how many
+// were left out.
 const maxMismatches = 32
 
 type checker struct {
