@@ -164,7 +164,7 @@ func (b *bench) peers(ctx context.Context, daemon *lab.Daemon) ([]*peer, error) 
 		}
 		bin := *b.programs[other.name]
 		if bin != "" {
-			// An absolute path, because the program is run in other directories.
+			// Use an absolute path, because the program is run in other directories.
 			if bin, err = filepath.Abs(bin); err != nil {
 				return nil, err
 			}

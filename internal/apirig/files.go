@@ -24,7 +24,7 @@ type files struct {
 	made int               // number of directories so far
 }
 
-// of returns the directory of a guest. The first call makes it.
+// of(vm) returns the directory of a guest. The first call makes the directory.
 func (f *files) of(vm string) (string, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -67,7 +67,7 @@ func (a *agents) run(g *guest) error {
 		return errors.New("the rig has ended")
 	}
 	var err error
-	// A short path, because it is part of the paths of unix sockets.
+	// Use a short path, because it is part of the paths of unix sockets.
 	if g.dir, err = os.MkdirTemp("/tmp", "fka"); err != nil {
 		return err
 	}

@@ -80,7 +80,7 @@ func newKeyGenerateCmd() *cobra.Command {
 	}
 }
 
-// generateKey writes a new key to two files that do not exist.
+// generateKey writes a new key to two new files.
 func generateKey(cmd *cobra.Command, name string) (*sigstore.PublicKey, error) {
 	private, public := name+".key", name+sigstore.KeySuffix
 	for _, path := range []string{private, public} {
@@ -106,7 +106,7 @@ func generateKey(cmd *cobra.Command, name string) (*sigstore.PublicKey, error) {
 	return key.Public(), writeNew(public, key.Public().PEM(), 0o644)
 }
 
-// writeNew writes a file that does not exist.
+// writeNew writes a new file. It returns an error if the file exists already.
 func writeNew(path string, text []byte, mode os.FileMode) error {
 	f, err := createNew(path, mode)
 	if errors.Is(err, fs.ErrExist) {

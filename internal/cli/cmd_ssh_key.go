@@ -28,7 +28,7 @@ func (f *sshKeyFlags) register(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.file, "file", "", "file of SSH keys, which 'forkd daemon --ssh-keys' reads\n"+sshKeysDefault)
 }
 
-// path returns the file of SSH keys.
+// path returns the path of the file of SSH keys.
 func (f *sshKeyFlags) path() (string, error) {
 	if f.file != "" {
 		return f.file, nil

@@ -24,7 +24,7 @@ func (f *tokenFlags) register(cmd *cobra.Command) {
 		"(default /etc/forkd/tokens for root, else forkd/tokens in $XDG_CONFIG_HOME or ~/.config)")
 }
 
-// path returns the token file.
+// path returns the path of the token file.
 func (f *tokenFlags) path() (string, error) {
 	if f.file != "" {
 		return f.file, nil

@@ -70,7 +70,7 @@ func (a *authority) sign(domain string, now time.Time) (cert, key []byte, ends t
 	return rootcert.PEM(der), key, ends, err
 }
 
-// Files in the directory of setup.
+// Files that the command setup writes to its directory.
 const (
 	caFile     = "ca.pem"
 	caKeyFile  = "ca.key"

@@ -135,7 +135,7 @@ func TestFormOfLargeExports(t *testing.T) {
 	}
 }
 
-// The bytes of a guest cannot do more than cause an error.
+// Whatever bytes a guest sends, the worst result is an error.
 func FuzzReadExport(f *testing.F) {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)

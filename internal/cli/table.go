@@ -114,7 +114,7 @@ func cut(text string, width int) string {
 	return string([]rune(text)[:width-1]) + ellipsis
 }
 
-// colours of the terminal, as parameters of the control sequence SGR (ECMA-48, 8.3.117).
+// Colours of the terminal, as parameters of the control sequence SGR (ECMA-48, 8.3.117).
 const (
 	red    = "31"
 	green  = "32"

@@ -101,7 +101,7 @@ func drawSession(lines []string) []byte {
 			drawText(margin, y, "sign", "$"), drawText(x, y, "in", command))
 		fmt.Fprintf(&out, `<rect class="hide" x="%.1f" y="%.1f" width="%.1f" height="%.0f" fill="#0d1117" `+
 			`style="--width:%.1fpx;animation-duration:%.2fs;animation-timing-function:steps(%d);`+
-			// One step more, because a browser may omit the last step.
+			// Add one step, because a browser may omit the last step.
 			`animation-delay:%.2fs"/></g>`+"\n", x, y-lineHeight+6, covered, lineHeight, covered+cellWidth, took, keys+1, clock)
 		clock += took
 		if note != "" {

@@ -131,7 +131,7 @@ func forkAndRun(ctx context.Context, c *call, in attemptArgs) (r attempts, err e
 	return r, nil
 }
 
-// copies forks copies of a sandbox.
+// The method copies forks n copies of a sandbox.
 func (c *call) copies(ctx context.Context, id string, n int) (client.Forked, error) {
 	f, err := c.Fork(ctx, client.ForkRequest{SourceID: id, N: n, Labels: map[string]string{"fork_and_run": id}})
 	if isScope(err) { // a token with a label prefix may not set this label

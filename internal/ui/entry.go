@@ -141,7 +141,7 @@ func (e *entry) session(r *http.Request) (s session, ok bool) {
 	return s, false
 }
 
-// has reports whether a session has not been ended.
+// has(s) reports whether the session s has not been ended.
 func (e *entry) has(s session) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -21,7 +21,7 @@ var initScript []byte
 //go:embed try
 var tryScript []byte
 
-// tryUnit runs the steps at each boot.
+// tryUnit is the systemd unit that runs the steps at each boot.
 const tryUnit = `[Unit]
 Description=forkd: try the package
 

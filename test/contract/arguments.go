@@ -31,7 +31,7 @@ func canonical(wire string) string {
 	return wire
 }
 
-// into decodes the arguments into request, a message of the client.
+// The method into decodes the arguments into request, a message of the client.
 func (a arguments) into(request any) error {
 	names, fields := wireNames(), map[string]any{}
 	for name, value := range a {

@@ -177,7 +177,7 @@ func filled(v any, saved map[string]any) (any, error) {
 	return v, nil
 }
 
-// at returns the value at a path, or nil. A key may contain dots.
+// at(v, path) returns the value at a path in v, or nil. A key may contain dots.
 func at(v any, path string) any {
 	if path == "." || path == "" {
 		return v

@@ -58,7 +58,7 @@ func archiveRows() []row {
 	}
 	numbers := []string{"a", "b", "c", "d", "e", "f", "g", "h", "i", "j"}
 	return []row{
-		// A name with as many directories as its length permits.
+		// This name has as many directories as its length permits.
 		{name: "treetar/one deep name", most: 4 << 10, decode: unpack, fixed: 8 << 20, input: func(n int) []byte {
 			return archive(1, func(int) string { return strings.Repeat("a/", n/4) + "f" }, tar.TypeReg)
 		}},

@@ -44,7 +44,7 @@ func (d *daemon) cliJSON(t *testing.T, v any, args ...string) {
 	}
 }
 
-// refused runs the program, which must fail with a message that contains all words.
+// The method refused runs the program, which must fail with a message that contains all words.
 func (d *daemon) refused(t *testing.T, words []string, args ...string) {
 	t.Helper()
 	_, stderr := d.cli(t, 1, args...)

@@ -74,7 +74,7 @@ func open(t *testing.T) *fixture {
 	shared.once.Do(func() {
 		f.assets = a
 		f.openErr = errors.New("see the first test")
-		// A short name, because it is part of the paths of unix sockets.
+		// Use a short name, because it is part of the paths of unix sockets.
 		if f.root, f.openErr = os.MkdirTemp("/tmp", "fki"); f.openErr != nil {
 			return
 		}

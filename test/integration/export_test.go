@@ -76,14 +76,14 @@ func TestExport(t *testing.T) {
 	archive, _ = d.export(t, client.ExportRequest{From: box.ID, To: "before", Path: "/root/t"})
 	unpack("backwards", archive, before)
 
-	// A file of a terabyte with a byte in it.
+	// Export a file of a terabyte that contains one byte.
 	d.sh(t, box.ID, "truncate -s 1T /root/t/large; printf x | dd of=/root/t/large bs=1 seek=1G conv=notrunc status=none")
 	_, size := d.export(t, client.ExportRequest{From: id, To: box.ID, Path: "/root/t/large"})
 	if size > 1<<20 {
 		t.Errorf("the archive of a hole has %d bytes", size)
 	}
 
-	// A name that would delete another file.
+	// Export a file whose name in the archive would delete another file.
 	d.sh(t, box.ID, "touch /root/t/.wh.large")
 	_, err = d.Export(d.ctx(t, bakeLimit), client.ExportRequest{From: "before", To: box.ID, Path: "/root/t"})
 	wantError(t, "a whiteout of the guest", err, 400)

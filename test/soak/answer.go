@@ -49,7 +49,7 @@ type asked struct {
 	may    []string // codes that are expected without a fault
 }
 
-// do makes a request and checks its answer.
+// The method do makes a request and checks its answer.
 func (w *worker) do(a asked, f func(ctx context.Context) error) outcome {
 	ctx, cancel := context.WithTimeout(context.Background(), stepLimit)
 	defer cancel()

@@ -49,7 +49,7 @@ func (l *line) request() vmmproto.Branch {
 	return req
 }
 
-// live is like request, but always for a live branch.
+// live is like request, but the branch is always live.
 func (l *line) live() vmmproto.Branch {
 	req := l.request()
 	req.Mode, req.Keep = vm.BranchLive, true

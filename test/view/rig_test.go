@@ -254,7 +254,7 @@ func (p *page) note(event any) {
 // patience bounds the time of one step.
 const patience = 30 * time.Second
 
-// do runs actions.
+// The method do runs actions.
 func (p *page) do(what string, actions ...chromedp.Action[chromedp.Void]) {
 	p.t.Helper()
 	ctx, cancel := context.WithTimeout(p.ctx, patience)

@@ -96,7 +96,7 @@ func gotestsum(ctx context.Context) (string, error) {
 	return strings.TrimSpace(string(path)), nil
 }
 
-// do runs the tests. An error means that they could not be run.
+// The method do runs the tests. An error means that they could not be run.
 func (r *run) do(ctx context.Context) (outcome, error) {
 	program, err := gotestsum(ctx)
 	if err != nil {
