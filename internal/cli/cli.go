@@ -1,5 +1,5 @@
-// Package cli is the command line of forkd. The commands are in the files cmd_*.go. With -o json, a
-// command prints JSON. Exit codes are documented.
+// Package cli is the command line of forkd. The commands are in the files cmd_*.go. Most commands
+// print JSON with -o json. Exit codes are documented.
 //
 // It uses the daemon only through package client, and does not reach sandboxes in any other way.
 package cli
