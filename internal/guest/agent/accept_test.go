@@ -82,7 +82,7 @@ func TestOnlyTheHostConnects(t *testing.T) {
 	}
 }
 
-// The fork port closes connections of other peers, and accepts the next one.
+// The fork port closes connections that isPeer refuses, and accepts the next connection.
 func TestForkPortAcceptsItsPeerOnly(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "port")
 	p, err := listenForks(unix.AF_UNIX, &unix.SockaddrUnix{Name: path})

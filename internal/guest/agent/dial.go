@@ -129,11 +129,11 @@ type halfConn interface {
 	CloseWrite() error
 }
 
-// goneInterval is how often a stream checks whether the host has closed its end. The stream must
-// check, because the event is the same whether the host has closed its end or has only finished
-// sending. After the end of the data, a server may wait for ever, or leave the data unread. Servers
-// that have sent all their data are probed by keep-alive packets at the same interval, because no
-// event reports that such a server closes its socket. The guest's kernel answers these packets
+// goneInterval is how often a stream checks whether the host has closed its connection. The check
+// is needed, because the stream receives the same event if the host has only finished sending. A
+// server may then wait for ever or leave data unread, so that nothing else ends the stream. A
+// server that has sent all its data is probed by keep-alive packets at the same interval, because
+// no event reports that such a server closes its socket. The guest's kernel answers these packets
 // until the server closes its socket, and for a minute afterwards.
 const goneInterval = 10 * time.Second
 
@@ -196,8 +196,8 @@ func abort(guest halfConn) {
 	_ = guest.Close()
 }
 
-// pass copies data from one connection to another until the data ends. Then it tells the other end
-// of the second connection that no more data follows.
+// pass copies data from one connection to another until the data ends. Then it closes the second
+// connection for writing.
 func (p *ports) pass(to, from halfConn) error {
 	raw, err := from.SyscallConn()
 	if err != nil {

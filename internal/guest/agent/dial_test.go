@@ -159,8 +159,8 @@ func socketPair(t *testing.T) [2]net.Conn {
 	return [2]net.Conn{a, b}
 }
 
-// gone reports whether a host has closed its connection. This is not so if the host has only
-// finished sending.
+// gone returns true if a host has closed its connection, and false if the host has only finished
+// sending.
 func TestGone(t *testing.T) {
 	c := socketPair(t)
 	ours, theirs := c[0].(*net.UnixConn), c[1].(*net.UnixConn)

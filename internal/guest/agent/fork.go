@@ -187,9 +187,9 @@ func (f *forks) prepare() error {
 	return nil
 }
 
-// rehearse runs the code that answers a fork. In every child, the first run would need separate
-// memory, because it grows the stack, loads pages of code, and makes the kernel remember that a
-// file is missing. After a rehearsal the snapshot contains that memory.
+// rehearse runs the code that answers a fork. Without a rehearsal, the first run in every child
+// would need memory of its own, because it grows the stack, loads pages of code, and makes the
+// kernel remember that a file is missing. After a rehearsal the snapshot contains that memory.
 func (f *forks) rehearse() error {
 	if f.hooks != nil {
 		f.hooks.Any()

@@ -95,7 +95,8 @@ func (f *forks) serve(p *forkPort) error {
 	}
 }
 
-// How keepQuiet divides agentproto.QuietTime. The host works in the rest of that time.
+// keepQuiet sleeps for quietIdle, and then keeps the CPU busy for quietBusy. The rest of
+// agentproto.QuietTime is for the host's work.
 const (
 	quietIdle = agentproto.QuietTime * 4 / 5
 	quietBusy = agentproto.QuietTime / 60

@@ -15,9 +15,9 @@
 //     place.
 //  5. Remove the directory.
 //
-// Nothing waits for the client from step 2 on, so a client that leaves cannot interrupt these steps. No symbolic
-// link is followed, and no path leaves the file system, so a mount below it is never changed. Programs that have
-// opened a replaced file keep the old file.
+// Nothing waits for the client from step 2 on, so a client that leaves cannot interrupt these
+// steps. No symbolic link is followed, and no path leaves the file system, so other mounted file
+// systems are never changed. Programs that have opened a replaced file keep the old file.
 //
 // The package does not decide what to change, and does not merge the content of files.
 package apply
@@ -61,7 +61,7 @@ const maxChanged = 20
 type IncompleteError struct {
 	Cause error
 	Paths []string // absolute; the files that have changed
-	Dir   string   // has the old files
+	Dir   string   // path of the directory that has the old files
 }
 
 func (e *IncompleteError) Error() string {

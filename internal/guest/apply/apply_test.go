@@ -27,11 +27,11 @@ func must(t *testing.T, errs ...error) {
 	}
 }
 
-// entry is a change in an archive. According to the archive, it replaces the file that is there
-// now, or no file if absent is set.
+// entry is a change in an archive. According to the archive, the change replaces the present file,
+// or no file if absent is set.
 type entry struct {
 	name    string
-	kind    byte // as in tar; 0: a deletion
+	kind    byte // as in tar; 0 means a deletion
 	content string
 	absent  bool
 	mode    int64
@@ -253,7 +253,8 @@ func save(t *testing.T, name, content string) {
 	must(t, os.Rename(name+".new", name))
 }
 
-// A write below a directory that is removed or replaced is found, also after the first comparison.
+// Apply finds a write below a directory that it removes or replaces, even after the first
+// comparison.
 func TestWrittenBelowRemoved(t *testing.T) {
 	for name, change := range map[string]func(t *testing.T, d string){
 		"in place":     func(t *testing.T, d string) { write(t, d+"/x", "precious") },
@@ -299,7 +300,8 @@ func TestLinkBelowRemoved(t *testing.T) {
 	}
 }
 
-// An undo keeps what programs have written since the changes, and the old files of such paths.
+// An undo leaves a path alone if a program has written there since the changes, and keeps the old
+// file of this path in the stage.
 func TestUndoKeepsWrites(t *testing.T) {
 	at := func(tree *Tree, name string) string { return filepath.Join(tree.Dir, name) }
 	for name, c := range map[string]struct {

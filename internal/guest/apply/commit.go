@@ -40,8 +40,9 @@ func (s *stage) now(c *step) (diffproto.State, error) {
 	return stateIn(dir, name, err)
 }
 
-// stateIn returns the state of a file in a directory, and closes the directory. The given error is the error of opening
-// the directory. If that error says that there is no such directory, there is no file.
+// stateIn returns the state of a file in the directory dir, and closes dir. The parameter err is
+// the error of opening dir. If err says that there is no such directory, the state is zero, as for
+// a missing file.
 func stateIn(dir int, name string, err error) (diffproto.State, error) {
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) {
 		return diffproto.State{}, nil // not an error, because an earlier step may make the missing directory
@@ -217,7 +218,7 @@ func (s *stage) revert(c *step) error {
 	if err == nil && !c.isMade(now) {
 		err = errSaved
 	}
-	if err == nil && now.Mode&unix.S_IFMT == unix.S_IFDIR { // the files that commit has put there have left it
+	if err == nil && now.Mode&unix.S_IFMT == unix.S_IFDIR { // it is empty, because changes below it are undone first
 		err = unix.Unlinkat(s.dir, c.name, unix.AT_REMOVEDIR)
 	}
 	if err != nil {
@@ -299,8 +300,8 @@ func (m *meta) set(above int, name string) error {
 	return nil
 }
 
-// maxXattr bounds the value of an extended attribute, and the list of a file's names (XATTR_SIZE_MAX and
-// XATTR_LIST_MAX of Linux).
+// maxXattr bounds the value of an extended attribute, and the list of the names of a file's
+// extended attributes (XATTR_SIZE_MAX and XATTR_LIST_MAX of Linux).
 const maxXattr = 64 << 10
 
 // xattrsOf returns the extended attributes of the directory at a path.

@@ -25,7 +25,7 @@ const xattrRecord = "SCHILY.xattr."
 const (
 	maxSteps = diffproto.MaxMerged
 	maxPaths = diffproto.MaxMergedPaths // bytes of the paths
-	maxAttrs = 4 << 20                  // bytes of the attributes of directories that stay
+	maxAttrs = 4 << 20                  // bytes of the new attributes of existing directories
 )
 
 // stage is the directory that has the new files, and later the old ones.
@@ -36,9 +36,9 @@ type stage struct {
 	steps []*step
 	paths map[string]int // steps by path
 	bytes int            // total length of the paths
-	attrs int            // bytes of the attributes of directories that stay
-	ended bool           // the archive has its end
-	until time.Time      // latest time for the content of a file; see unpackTime
+	attrs int            // bytes of the new attributes of existing directories
+	ended bool           // the end of the archive was read
+	until time.Time      // when unpacking fails; see unpackTime
 }
 
 // unpackTime bounds the time for unpacking an archive. A sparse file takes few bytes of an archive, but its zeros are
@@ -51,11 +51,11 @@ var errTooLong = fmt.Errorf("unpacking the changes takes more than %v: apply few
 // step is one change.
 type step struct {
 	path string          // relative; "." is the root
-	onto diffproto.State // state of the file to be replaced, in the comparison
+	onto diffproto.State // state of the file to be replaced, at the time of the comparison
 	kind kind
-	meta *meta           // for stays
-	name string          // of the new file in the stage, and then of the old one
-	made diffproto.State // of the new file, or of the directory with its new attributes
+	meta *meta           // the directory's new attributes; only for the kind stays
+	name string          // name in the stage of the new file, and after the change of the old file
+	made diffproto.State // state of the new file, or of the directory with its new attributes
 	done bool            // the change was made
 }
 

@@ -24,14 +24,14 @@ const (
 	sideOnto // the side that receives them
 )
 
-// pairsOfMerge are the comparisons of a merge. A comparison of two disks is the first pair.
+// pairsOfMerge are the comparisons of a merge. A comparison of two disks uses only the first pair.
 var pairsOfMerge = [3][2]int{{sideBase, sideFrom}, {sideBase, sideOnto}, {sideOnto, sideFrom}}
 
-// change is a path at which the sides from and onto differ.
+// change is a path at which the sides "from" and "onto" differ.
 type change struct {
-	entry *diffproto.Entry // Old is the file of onto, New that of from
-	ours  bool             // whether from has changed the file since the base
-	apply bool             // whether onto gets the file of from
+	entry *diffproto.Entry // Old is the file of the side "onto", New is the file of the side "from"
+	ours  bool             // whether the side "from" has changed the file since the base
+	apply bool             // whether the side "onto" gets the file of the side "from"
 }
 
 // goneDir reports whether only the side "onto" has a directory at the path. Applying the change
@@ -51,12 +51,12 @@ type merger struct {
 	roots   [3]int
 	changed []*changes                // for each of pairsOfMerge
 	paths   []string                  // in the order of a walk; none is below another
-	ours    map[string]diffproto.Type // paths that from has changed, with the types of their files in the base
-	both    map[string]bool           // paths in ours that onto has changed too
+	ours    map[string]diffproto.Type // paths that the side "from" has changed, and the type of each file in the base
+	both    map[string]bool           // paths in the field ours that the side "onto" has changed too
 	list    []*change                 // in the order of a walk
 	// changes above the present path for which goneDir or newDir is true, even if list lacks them
 	above   []*change
-	held    int // bytes of the paths in ours
+	held    int // bytes of the paths in the field ours
 	skipped uint64
 }
 
@@ -143,7 +143,7 @@ func (m *merger) compare() error {
 	return nil
 }
 
-// hasPath reports whether onto has a file at a path.
+// hasPath reports whether the side "onto" has a file at a path.
 func (m *merger) hasPath(p string) bool {
 	_, err := m.state(p)
 	return err == nil
@@ -157,7 +157,7 @@ func withoutSocket(e *diffproto.Entry) {
 	}
 }
 
-// addFrom adds a change of from since the base.
+// addFrom adds a change that the side "from" has made since the base.
 func (m *merger) addFrom(e *diffproto.Entry) error {
 	if withoutSocket(e); e.Old.Type == diffproto.Absent && e.New.Type == diffproto.Absent {
 		return nil
@@ -174,7 +174,7 @@ func tooMany(what string, files, bytes int) error {
 		"%s more than %d files or %d MiB of paths: name files or directories", what, files, bytes>>20)}
 }
 
-// addOnto adds a change of onto since the base.
+// addOnto adds a change that the side "onto" has made since the base.
 func (m *merger) addOnto(e *diffproto.Entry) error {
 	if _, ours := m.ours[e.Path]; ours {
 		m.both[e.Path] = true
@@ -311,7 +311,7 @@ func (m *merger) check() error {
 	return nil
 }
 
-// hasParent returns an error if onto has no directory for a path of the request.
+// hasParent returns an error if the side "onto" has no directory for a path of the request.
 func (m *merger) hasParent(p string) error {
 	dir, err := openAbove(m.roots[sideOnto], p)
 	if err != nil {
@@ -393,7 +393,7 @@ func (p *packer) addChange(x *exporter, c *change, onto diffproto.State) error {
 	return p.add(f)
 }
 
-// state returns the state of a file of onto.
+// state returns the state of a file of the side "onto".
 func (m *merger) state(p string) (diffproto.State, error) {
 	dir, err := openAbove(m.roots[sideOnto], p)
 	if err != nil {

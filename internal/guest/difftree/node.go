@@ -90,8 +90,8 @@ func nodeAt(dir int, file string) (n diffproto.Node, err error) {
 	return n, nil
 }
 
-// maxXattr bounds the value of an extended attribute, and the list of a file's names (XATTR_SIZE_MAX
-// and XATTR_LIST_MAX of Linux).
+// maxXattr bounds the value of an extended attribute, and the list of the names of a file's
+// extended attributes (XATTR_SIZE_MAX and XATTR_LIST_MAX of Linux).
 const maxXattr = 64 << 10
 
 // xattrsDiffer returns the names of the extended attributes that differ.

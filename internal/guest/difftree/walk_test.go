@@ -210,7 +210,7 @@ func TestSameDataIsNotRead(t *testing.T) {
 		t.Errorf("%v, asked %v, %v", list, asked, err)
 	}
 	must(t, os.Remove(filepath.Join(tr[1], "file")), os.WriteFile(filepath.Join(tr[1], "file"), nil, 0o600))
-	if _, _, err := tr.compare(t, all, changed); err != nil || len(asked) != 1 { // another inode
+	if _, _, err := tr.compare(t, all, changed); err != nil || len(asked) != 1 { // not asked: the inodes differ
 		t.Errorf("asked %v, %v", asked, err)
 	}
 }

@@ -106,8 +106,8 @@ func fileType(m fs.FileMode) filesystem.FileType {
 // metadataPrefix begins the names of the extended attributes that hold E2B's metadata of a file.
 const metadataPrefix = "user.e2b."
 
-// Bounds on metadata in bytes: for the length of a key without metadataPrefix (the kernel allows
-// 255 bytes including the prefix), and for all keys and values together.
+// Bounds on metadata, in bytes. maxMetadataKey bounds a key without metadataPrefix; the kernel
+// allows 255 bytes including the prefix. maxMetadataTotal bounds all keys and values together.
 const (
 	maxMetadataKey   = 246
 	maxMetadataTotal = 4096

@@ -343,8 +343,8 @@ func (p *proc) closeStdin(terminal bool) error {
 	return nil
 }
 
-// closeInput closes stdin. A write that is blocked because the process does not read fails, so that
-// it cannot keep stdin open.
+// closeInput closes stdin. If a write to stdin is blocked because the process does not read,
+// closeInput makes the write fail, so that the write cannot keep stdin open.
 func (p *proc) closeInput() {
 	if p.stdin == nil {
 		return

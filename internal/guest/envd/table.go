@@ -8,8 +8,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/envdproto/process"
 )
 
-// connectableFor is how long after its end a process is still in the table, so that a client that
-// connects late learns how it ended.
+// connectableFor is how long a process stays in the table after its end, so that a client that
+// connects late learns how the process ended.
 const connectableFor = 30 * time.Second
 
 // table holds processes that clients have started: those that are running, and those that have

@@ -21,7 +21,7 @@ import (
 type watch struct {
 	root      string
 	recursive bool
-	entries   bool // create, write and chmod events describe the affected entry
+	entries   bool // whether create, write and chmod events describe the affected entry
 	notices   *fsnotify.Watcher
 	events    chan *filesystem.FilesystemEvent
 	err       error // why the watch ended, if the client did not end it; valid after the channel events is closed

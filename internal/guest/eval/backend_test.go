@@ -19,14 +19,14 @@ type dialect struct {
 
 	set, get   string // set stores 41; get prints 42
 	outAndErr  string // prints "out" and, to the other stream, "err"
-	fail, name string // fail ends with an error called name
+	fail, name string // fail ends with an error, whose name is in the field name
 	broken     string // is not valid code
 	variable   string // prints the variable FORKD_T, or "gone"
 	directory  string // prints the working directory
 	endless    string
 	stubborn   string // does not end when it is interrupted; empty if the language does not permit such code
 	exit       string // ends the process with status 9
-	seed, draw string // after the same seed, draw prints the same
+	seed, draw string // after the same seed, draw prints the same numbers
 }
 
 func noEnv(*testing.T) map[string]string { return nil }

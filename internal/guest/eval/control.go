@@ -35,7 +35,7 @@ type controlReply struct {
 // false if the caller must send the request now.
 func (i *interpreter) putOff(req controlRequest) bool {
 	if !i.backend.listens && req.Op == opPrepare {
-		return true // such drivers have nothing to prepare
+		return true // a driver that does not listen has nothing to prepare
 	}
 	if !i.idle || req.Op == opPrepare {
 		return false

@@ -63,7 +63,7 @@ type session struct {
 	interp  *interpreter // nil before the first start
 	running *running     // nil while no code runs
 	note    string       // message to show to the client of the next call
-	closed  bool         // deleted; its process must not be restarted
+	closed  bool         // the context is deleted; its process must not be restarted
 }
 
 // New returns a server with a default context. The first call or Warm starts the context's process.

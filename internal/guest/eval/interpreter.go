@@ -87,7 +87,7 @@ func (b *backend) start(r *reap.Reaper, env *userenv.Env, u *userenv.User, dir s
 		i.close()
 		return nil, fmt.Errorf("start %s: %w", b.program, err)
 	}
-	codeEnd.Close() // only the child may hold this end, so that the stream ends when the child ends
+	codeEnd.Close() // only the child may hold this file, so that the stream ends when the child exits
 	go i.output.run()
 	i.code.SetReadDeadline(time.Now().Add(startTimeout))
 	first, err := i.receive()

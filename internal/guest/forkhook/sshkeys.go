@@ -15,9 +15,9 @@ import (
 
 const sshKeygen = "ssh-keygen"
 
-// keyless remembers that a directory had no host keys when it was last searched. So the forked
-// sandboxes of an image that has an SSH client, and thus the directory, need not search it. A
-// search would copy 350 KiB of memory in each sandbox.
+// keyless remembers that a directory had no host keys when it was last searched. An image with an
+// SSH client has this directory, and its forked sandboxes need not search the directory again. Each
+// search would copy 350 KiB of a sandbox's memory.
 type keyless struct {
 	inode  uint64
 	change unix.Timespec // ctime of the directory: it changes when a file is added or removed

@@ -94,15 +94,15 @@ type search struct {
 }
 
 // Rehearse is called just before a snapshot. If the guest runs no process to search, Rehearse
-// records that, so that Renew in the children of the snapshot need not walk through /proc, which
-// would copy 900 KiB of memory in each child. If there are processes to search, Rehearse reads the
-// marks of all programs, so that the children need not read them.
+// records this fact, so that Renew in the children of the snapshot need not walk through /proc,
+// which would copy 900 KiB of memory in each child. If there are processes to search, Rehearse
+// reads the marks of all programs, so that the children need not read them.
 func (f *Finder) Rehearse() error {
 	before := f.lastPID()
 	renewed, _ := f.managed()
 	pids, err := f.processes(renewed)
 	f.quiet = 0
-	f.news(before-1, before) // once before the snapshot, so that its code is in memory
+	f.news(before-1, before) // called once before the snapshot, so that the code of news is in memory
 	// The search may make the Go runtime start a thread. Renew must not take that thread for a new
 	// process, so the field quiet is the last process id after the search.
 	if last := f.lastPID(); before > 0 && !f.news(before, last) && err == nil && len(pids) == 0 {
@@ -119,7 +119,7 @@ func (f *Finder) Rehearse() error {
 	for _, pid := range pids {
 		p := &process{search: s, pid: pid}
 		if p.open() == nil {
-			_, _, _ = p.classify() // an error here is ignored, because a forked sandbox meets it again and reports it
+			_, _, _ = p.classify() // ignore the error, because a forked sandbox gets it again and reports it
 			p.mem.Close()
 		}
 	}

@@ -10,7 +10,7 @@ import (
 
 // marks are the properties of a program or library that show which generators it may have.
 type marks struct {
-	repeats string // name of the generator that cannot be reseeded and that the file's name reveals; or ""
+	repeats string // name of a generator that cannot be reseeded, if the file's name reveals one; otherwise ""
 
 	openssl bool // it contains the generators of OpenSSL 1.1.1 or later
 	golang  bool // it was built by the Go compiler

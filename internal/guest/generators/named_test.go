@@ -67,7 +67,8 @@ func TestWhatCannotBeReseededIsNamed(t *testing.T) {
 }
 
 // A Rust program with the crate rand, a Go program, and a library with OpenSSL cannot all be built
-// here. So the test writes files with their marks, placed across the boundary of two reads.
+// here. So the test writes files that have the marks of such files. Each mark lies across the
+// boundary of two reads.
 func TestMarksOfFiles(t *testing.T) {
 	elf := func(at int, mark string) string {
 		return "\x7fELF" + strings.Repeat("\x00", at) + mark + strings.Repeat("\x00", 3*chunkSize)

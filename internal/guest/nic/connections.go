@@ -46,7 +46,9 @@ type Connections struct {
 	guest [4]byte
 	sent  int // descriptor of the file sentPath
 
-	count, clean       [24]byte // content of the file sentPath: now, and at the last search that found no connections
+	// count is the content of the file sentPath at the latest read. clean is the content at the last
+	// search that found no connections.
+	count, clean       [24]byte
 	countLen, cleanLen int
 	request            [requestBytes]byte
 	found              []connection

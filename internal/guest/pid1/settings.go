@@ -12,8 +12,8 @@ import (
 // time and memory in every idle guest of a host, and a host may have hundreds of guests. Users may
 // change the settings. A kernel may lack some of them.
 var quiet = map[string]string{
-	"/proc/sys/vm/compaction_proactiveness":   "0", // kcompactd then sleeps until it is needed, not for half a second
-	"/proc/sys/kernel/hung_task_timeout_secs": "0", // the time that passes during a fork looks like a hang
+	"/proc/sys/vm/compaction_proactiveness":   "0", // kcompactd sleeps until it is needed
+	"/proc/sys/kernel/hung_task_timeout_secs": "0", // disabled, because a fork looks like a hang
 	// interval in seconds at which the CPUs' counters are added to /proc/vmstat
 	"/proc/sys/vm/stat_interval": "60",
 }

@@ -23,13 +23,13 @@ const (
 )
 
 // tree is the file system to which layers are applied. Paths of entries are relative to its root.
-// No operation follows a symbolic link, because the kernel refuses such paths (openat2 with
-// RESOLVE_NO_SYMLINKS). So neither links of the image nor ".." lead out of the tree.
+// No operation follows a symbolic link, because the kernel refuses paths that contain one (openat2
+// with RESOLVE_NO_SYMLINKS). So neither links of the image nor ".." lead out of the tree.
 type tree struct {
 	root  int   // descriptor of the root directory
 	size  int64 // size of the disk in bytes
-	plain int64 // bytes that the layers have decompressed to
-	bytes int64 // content of files in the layers
+	plain int64 // size of the decompressed layers so far, in bytes
+	bytes int64 // size of all files in the layers so far, in bytes
 	names int   // bytes of kept names
 
 	host bool // the directory is on a host: device nodes are omitted
