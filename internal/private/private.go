@@ -197,9 +197,9 @@ func setBlocking(f *os.File) error {
 }
 
 // ReadFile reads a regular file with settings of an administrator, and returns its description too.
-// It refuses a file that belongs neither to root nor to the calling user, that has one of the
-// permissions in forbidden, or that has more than most bytes. Errors begin with the path, or are
-// those of package os.
+// It refuses a file that belongs neither to root nor to the calling user, a file that has one of
+// the permissions in forbidden, and a file with more bytes than the parameter most. Errors begin
+// with the path, or are errors of package os.
 func ReadFile(path string, forbidden fs.FileMode, most int64) ([]byte, fs.FileInfo, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // a FIFO must not block
 	if err != nil {

@@ -8,9 +8,9 @@ import (
 	"github.com/google/go-containerregistry/pkg/authn"
 )
 
-// Keychain finds the credentials that `docker login` has stored for the daemon's user, as authn.DefaultKeychain does.
-// In addition, it does not wait longer than helperTime for a credential helper, such as one that asks for a
-// passphrase, nor after the context has ended.
+// Keychain finds the credentials that `docker login` has stored for the daemon's user, as
+// authn.DefaultKeychain does. A credential helper may hang, for example because it asks for a
+// passphrase. So Keychain stops waiting after helperTime, and when the context ends.
 type Keychain struct{}
 
 // helperTime is the longest time to wait for credentials.

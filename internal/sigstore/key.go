@@ -144,8 +144,8 @@ type params struct {
 	P int `json:"p"`
 }
 
-// Names and parameters that cosign uses. The parameters decide how much memory and time a file takes that
-// somebody else has written, so no others are accepted.
+// Names and parameters that cosign uses. The parameters in a key's file determine how much memory
+// and time it takes to open the file. The file may be hostile, so no other parameters are accepted.
 const (
 	kdfName    = "scrypt"
 	cipherName = "nacl/secretbox"

@@ -43,8 +43,8 @@ func (e *InvalidError) Unwrap() error { return e.Err }
 
 func invalid(format string, args ...any) error { return &InvalidError{fmt.Errorf(format, args...)} }
 
-// UnknownKeyError reports that none of the given keys has signed. The hint is what the bundle says
-// about its key: any text, or empty.
+// UnknownKeyError reports that none of the given keys has signed the bundle. Hint is the name that
+// the bundle has for its key. It may be any text, or empty.
 type UnknownKeyError struct{ Hint string }
 
 // named returns the hint if it has the form of a hint. Other text is not shown, because the bundle
@@ -230,7 +230,7 @@ func short(err error) error {
 	return err
 }
 
-// hint returns the name of the key in bundles, which is the same as in those of cosign.
+// hint returns the name that bundles of forkd and of cosign have for the key.
 func (k *PublicKey) hint() string {
 	sum := sha256.Sum256(k.der)
 	return base64.StdEncoding.EncodeToString(sum[:])

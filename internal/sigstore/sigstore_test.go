@@ -78,7 +78,7 @@ func TestSignAndVerify(t *testing.T) {
 	}
 }
 
-// Each bundle vouches for nothing, and says why.
+// Verify refuses bundles that do not vouch for the digest, and the error says why.
 func TestBundlesThatVouchForNothing(t *testing.T) {
 	mine, theirs := newKey(t), newKey(t)
 	change := func(f func(b *bundle)) []byte {
@@ -238,7 +238,8 @@ func TestPublicKeys(t *testing.T) {
 	}
 }
 
-// Keys are read from a directory that only its owner can change. One file that is no key closes the door.
+// ReadKeys accepts only a directory that no other user can change. It refuses a directory in which
+// a file NAME.pub is not a key.
 func TestReadKeys(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.Chmod(dir, 0o700); err != nil { // whatever the umask is

@@ -197,7 +197,7 @@ ENV OUT="$A $B $C ${V%.*}"
 	}
 }
 
-// The settings of a base image are bounded, because its author may not be trusted.
+// The settings of a base image are bounded, because the author of the image may be hostile.
 func TestBasesThatSayTooMuch(t *testing.T) {
 	env := make(map[string]string)
 	for i := range 5000 {
@@ -353,8 +353,8 @@ func TestManyArguments(t *testing.T) {
 	}
 }
 
-// If the plan has no room for the step of a base, reading fails, and no stage has another step as
-// its base.
+// If the plan has no room for the step of a base, reading fails, and no stage begins with the step
+// of another base.
 func TestBaseWithoutRoom(t *testing.T) {
 	for _, last := range []string{"COPY --from=a /b /c\n", "COPY --from=z /b /c\n", "RUN --mount=from=z,target=/z x\n"} {
 		text := "FROM y AS a\nFROM x\n" + strings.Repeat("RUN x\n", plan.MaxSteps-1) + last

@@ -30,7 +30,7 @@ type stage struct {
 
 	triggers []trigger              // ONBUILD instructions, for stages that are built on this one
 	onbuild  []instructions.Command // triggers of the base that have not been executed yet
-	foreign  int                    // number of the next instructions that are triggers of an image
+	foreign  int                    // how many of the next instructions are triggers of an image
 
 	args     map[string]string // values of the ARG instructions of this stage
 	argBytes int               // size of args; see Put
@@ -48,7 +48,7 @@ func (r *reader) stage(ctx context.Context, i int) (*stage, error) {
 	}
 	src := &r.source.stages[i]
 	line := lineOf(src.Location)
-	if slices.Contains(r.doing, i) { // stages refer only to earlier ones or to themselves
+	if slices.Contains(r.doing, i) { // a stage refers only to earlier stages or to itself
 		return nil, r.fail(line, "stage %s needs itself", r.title(i))
 	}
 	r.doing = append(r.doing, i)

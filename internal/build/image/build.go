@@ -70,8 +70,8 @@ type Unpacker struct {
 	Program []byte
 }
 
-// Build returns the image of r. It builds the image if the cache does not have it. The given
-// function may be nil. The building goroutines call it, possibly concurrently.
+// Build returns the image of r. It builds the image if the cache does not have it. The function
+// progress may be nil. Several goroutines may call it at the same time.
 //
 // The error is a *MissingError (wrapped) if the host lacks tools or rights. In this case nothing
 // was changed.

@@ -110,9 +110,9 @@ func removeTree(dir string) error {
 const errorTail = 12
 
 // run runs argv with a fixed locale. The environment of argv has only PATH, HOME and a few settings
-// of the caller, such as proxies (see toolEnv). run passes each line of stderr to the given
-// function, which may be nil. The error quotes the last lines. Cancelling ctx terminates the
-// program and all its child processes.
+// of the caller, such as proxies (see toolEnv). run passes each line of stderr to the function
+// line, which may be nil. The error quotes the last lines. Cancelling ctx terminates the program
+// and all its child processes.
 func run(ctx context.Context, stdin io.Reader, stdout io.Writer, line func(string), argv ...string) error {
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	if p, err := lookPath(tool{name: argv[0]}); err == nil {

@@ -76,8 +76,9 @@ func publish(ctx context.Context, parent, name string, waiting func(), fill func
 	return syncPath(parent)
 }
 
-// lock locks the lock file with the given path, and waits for its holder. The file is removed on
-// unlock, so that the cache does not collect a lock file for each image ever built.
+// lock locks the lock file with the given path. It waits while another process or goroutine holds
+// the lock. The file is removed on unlock, so that the cache does not collect a lock file for each
+// image ever built.
 func lock(ctx context.Context, name string, waiting func()) (unlock func(), err error) {
 	for first := true; ; first = false {
 		f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE|unix.O_CLOEXEC, 0o644)

@@ -20,15 +20,16 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Request is a recipe, with the values that the plan needs and the recipe's text does not contain.
+// Request is a recipe, together with values that the plan needs but the recipe's text does not
+// contain.
 type Request struct {
 	Text   []byte
 	Boot   plan.Boot   // made from the recipe's base and packages; the recipe's variables override its Env
 	Digest string      // digest of the files of Boot
 	Files  []plan.File // build context, sorted: the recipe's directory
 
-	Network *snapshot.Network // nil: the recipe's
-	Limits  *vm.Limits        // nil: the recipe's
+	Network *snapshot.Network // nil: the network of the recipe
+	Limits  *vm.Limits        // nil: the limits of the recipe
 }
 
 // Read makes a plan from a recipe. Its errors name the field at fault.

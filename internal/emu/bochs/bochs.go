@@ -5,7 +5,7 @@
 // run, and powers off. Then the caller reads the results from the disk. During the run, the host
 // has no network and no connection to the caller. The host's time is virtual and advances with the
 // number of executed instructions. So time limits inside the host do not depend on the load of the
-// real host, and durations measured there say nothing about real hardware.
+// real host, and durations that are measured inside the host say nothing about real hardware.
 //
 // The package installs nothing on the real host. It needs root, or a real host that permits user
 // namespaces. Users' sandboxes do not run here, but in the host of package tcghost, which is ten

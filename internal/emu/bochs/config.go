@@ -26,8 +26,8 @@ type Host struct {
 // rate of the TSC. It is close to the highest real speed of Bochs.
 const instructionsPerSecond = 250_000_000
 
-// Memory in MiB. Bochs keeps a part of the emulated host's memory in RAM and swaps the rest to a
-// file.
+// Memory in MiB. The emulated host has guestMemory. Bochs keeps heldMemory of it in RAM and swaps
+// the rest to a file.
 const (
 	guestMemory = 4096
 	heldMemory  = 2048

@@ -54,7 +54,7 @@ func (e Emulator) makeCD(ctx context.Context, h Host, k debkernel.Kernel, busybo
 		os.WriteFile(in("initrd"), initrd, 0o644),
 		os.WriteFile(in("isolinux.cfg"), fmt.Appendf(nil, bootMenu, cmdline), 0o644),
 		os.Symlink(k.BzImage, in("vmlinuz")),
-		// Genisoimage changes the copy.
+		// This file is copied, because genisoimage changes it.
 		copyFile(in("isolinux.bin"), filepath.Join(e.root, "usr/lib/ISOLINUX/isolinux.bin")),
 		os.Symlink(filepath.Join(e.root, "usr/lib/syslinux/modules/bios/ldlinux.c32"), in("ldlinux.c32")),
 	)

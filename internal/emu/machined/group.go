@@ -66,10 +66,10 @@ func (g groups) start(cmd *exec.Cmd) (group, error) {
 	return started, nil
 }
 
-// delegate prepares the cgroup dir for delegation to a process. The process is started in the
-// cgroup that place refers to, a child of dir. systemd does the same (systemd.resource-control(5),
-// Delegate= and DelegateSubgroup=). The cgroup dir itself must have no processes, because the
-// kernel would not enable controllers for the cgroups below it.
+// delegate prepares the cgroup dir for delegation to a process. The result place refers to a child
+// cgroup of dir, in which the caller starts the process. systemd does the same
+// (systemd.resource-control(5), Delegate= and DelegateSubgroup=). The cgroup dir itself must have
+// no processes, because the kernel would not enable controllers for the cgroups below it.
 func delegate(dir string) (place *os.File, err error) {
 	if err := unix.Setxattr(dir, "trusted.delegate", []byte("1"), 0); err != nil {
 		return nil, fmt.Errorf("delegate cgroup: %w", err)

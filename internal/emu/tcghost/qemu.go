@@ -57,9 +57,9 @@ func (m Machine) qemuArgs(o Options, vmlinux, initAddr, daemonAddr string) []str
 	return args
 }
 
-// shares returns the directories of the host that the emulated host sees. None of them contains
-// programs that the host will run, or options and tokens of emulated hosts. One of them, for
-// results, is writable.
+// shares returns the directories of this host that the emulated host sees. No directory contains
+// programs that this host will run, or options or tokens of emulated hosts. Only the last
+// directory, for results, is writable.
 func (m Machine) shares() []machineapi.Share {
 	var shares []machineapi.Share
 	for _, dir := range []string{filepath.Join(m.cache, "images"), filepath.Join(m.cache, "kernel"),

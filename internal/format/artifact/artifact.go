@@ -66,7 +66,8 @@ type Part struct {
 	Digest string // see snapshot.Digester
 }
 
-// Names of parts. To the name of a layer, the layer's number in the chain is appended, base first.
+// Names of parts. The name of a layer is MemoryPart or DiskPart, followed by the layer's number in
+// the chain. The base has the number 0.
 const (
 	StatePart     = "vmstate"
 	MapPart       = "memory.map"
@@ -99,8 +100,9 @@ func Parts(m *snapshot.Manifest) []Part {
 	return list
 }
 
-// Portable returns the manifest with which a snapshot travels. This manifest has no policy, no
-// hooks, no labels, and no names of sandboxes and other snapshots. m must have all digests.
+// Portable returns the manifest with which a snapshot travels. This manifest has no network policy,
+// no limits, no hooks, no labels, and no names of sandboxes and other snapshots. m must have all
+// digests.
 func Portable(m *snapshot.Manifest) *snapshot.Manifest {
 	out := *m
 	out.Root, out.Branch, out.Transient = "", nil, false

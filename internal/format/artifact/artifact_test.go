@@ -30,7 +30,7 @@ func digestOf(t testing.TB, p []byte) string {
 	return d.Sum()
 }
 
-// whole returns a function for Encode, which says that all bytes of a file may be nonzero.
+// whole returns the function data for Encode. It says that all bytes of a file may be nonzero.
 func whole(size int) func(uint64) (uint64, uint64, error) {
 	return func(at uint64) (uint64, uint64, error) {
 		if at >= uint64(size) {

@@ -102,7 +102,7 @@ func encodeIndex(frames []frame, length uint64) ([]byte, error) {
 type index struct {
 	frameBytes uint32
 	frames     []frame
-	data       uint64 // decoded bytes of all frames
+	data       uint64 // size of the decoded data of all frames, in bytes
 }
 
 // parseIndex decodes and checks the index p of the blob b.

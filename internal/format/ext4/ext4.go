@@ -82,9 +82,9 @@ func crc32of(seed, v uint32) uint32 { return crc(seed, le.AppendUint32(nil, v)) 
 // group is one block group.
 type group struct {
 	blocks      uint64 // length in blocks
-	base        uint64 // blocks at the start for copies of the superblock and the descriptors; 0: no copies
-	used        uint64 // number of blocks in use: the first ones of the group
-	blockBitmap uint64 // number of a block of the file system, like the next two fields
+	base        uint64 // number of blocks at the start that copy the superblock and the descriptors; may be 0
+	used        uint64 // number of blocks in use, which are the first blocks of the group
+	blockBitmap uint64 // block number in the file system; the next two fields are block numbers too
 	inodeBitmap uint64
 	inodeTable  uint64
 	dirs        uint16
@@ -135,7 +135,7 @@ func newLayout(size uint64, uuid [16]byte) *layout {
 		leader := first
 		if need := uint64(len(members))*(2+table) + 16; l.groups[first].blocks < l.groups[first].base+need &&
 			first > 0 {
-			leader -= groupsPerFlex // the last flex group is too short for its tables, so the previous one has them
+			leader -= groupsPerFlex // the last flex group is too short for its tables: the previous group has them
 		}
 		take := func(n uint64) uint64 {
 			at := uint64(leader)*blocksPerGroup + l.groups[leader].used

@@ -139,7 +139,8 @@ func TestRoundTrip(t *testing.T) {
 	}
 }
 
-// All earlier versions of records can be read, and this version still writes the same bytes.
+// Golden records of all versions can be read. They are then written as the golden records of the
+// present version.
 func TestGolden(t *testing.T) {
 	all := golden(t)
 	for name, p := range all {

@@ -46,7 +46,7 @@ func (h *Hooks) Each(f func(name string, hook **Hook)) {
 }
 
 // Filled returns a copy of h in which each hook without a time limit has DefaultHookSecs, and each
-// hook without a policy aborts.
+// hook without a value of OnFailure has HookAborts.
 func (h Hooks) Filled() Hooks {
 	h.Each(func(_ string, hook **Hook) {
 		if *hook == nil {

@@ -2,7 +2,7 @@ package snapshot
 
 import "testing"
 
-// A hook in a stored manifest must be whole: a missing field closes the door.
+// A hook in a stored manifest must have all fields. A hook that lacks a field is refused.
 func TestHooksOfAManifest(t *testing.T) {
 	whole := Hook{Args: []string{"sync"}, TimeoutSecs: 1, OnFailure: HookContinues}
 	for name, change := range map[string]func(*Hook){

@@ -67,8 +67,8 @@ type Manifest struct {
 	Tag     string    `json:"tag"`
 	Created time.Time `json:"created"`
 	Parent  *Ref      `json:"parent,omitempty"` // the snapshot below the topmost layers
-	// ID of the snapshot of a booted VM from which this snapshot descends by branches; empty: this
-	// snapshot is itself of a booted VM, or has version 5
+	// ID of the snapshot of a booted VM from which this snapshot descends by branches; empty if
+	// this snapshot was itself taken of a booted VM, or if its version is 5
 	Root string `json:"root,omitempty"`
 
 	Machine Machine `json:"machine"`
